@@ -38,6 +38,7 @@ var layout = []struct {
 	// Every package of internal. None imports a driver, but telemetrytest, which is for tests alone.
 	{"internal/lifecycle", []string{"./driver"}},
 	{"internal/cleaner", []string{"./internal/lifecycle"}},
+	{"internal/session", []string{"./driver", "./internal/lifecycle"}},
 	{"internal/linked", nil},
 	{"internal/redisdial", []string{"./driver", "./internal/tlsurl", "github.com/redis/rueidis"}},
 	{"internal/redistopic", []string{"./internal/lifecycle", "github.com/redis/rueidis/..."}},

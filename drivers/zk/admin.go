@@ -361,7 +361,7 @@ func (d *Driver) watchChildren(dir string, changed func()) (stop func(), err err
 	n := d.watched[dir]
 	if n == nil {
 		n = &nameWatch{driver: d, dir: dir, calls: make(map[*watcher]struct{})}
-		if d.life.Open().Err() != nil || !d.life.Go(n.run) {
+		if d.life.Open().Err() != nil || !d.life.Go(n.watch) {
 			return nil, driver.ErrClosed
 		}
 		d.watched[dir] = n
@@ -377,8 +377,8 @@ func (d *Driver) watchChildren(dir string, changed func()) (stop func(), err err
 	}, nil
 }
 
-// run ends with the first change of which nobody wants to know, or with the driver.
-func (n *nameWatch) run() {
+// watch ends with the first change of which nobody wants to know, or with the driver.
+func (n *nameWatch) watch() {
 	d := n.driver
 	ctx := d.life.Open()
 	for ctx.Err() == nil {
@@ -411,7 +411,7 @@ func (n *nameWatch) follow(ctx context.Context, s *session) (wanted bool) {
 				return true
 			}
 		}
-		n.tell(true)
+		n.notify(true)
 		select {
 		case <-own.events:
 			own.events = nil
@@ -421,7 +421,7 @@ func (n *nameWatch) follow(ctx context.Context, s *session) (wanted bool) {
 		case <-ctx.Done():
 			return true
 		}
-		if !n.tell(false) {
+		if !n.notify(false) {
 			return false
 		}
 	}
@@ -456,8 +456,8 @@ func (n *nameWatch) armLeases(c *gozk.Conn) (armed, error) {
 	return armed{events: events}, err
 }
 
-// tell calls all who want to know, and reports whether there are any. If there are none when the watch is not armed any more, it is over.
-func (n *nameWatch) tell(armed bool) (wanted bool) {
+// notify calls all who want to know, and reports whether there are any. If there are none when the watch is not armed any more, it is over.
+func (n *nameWatch) notify(armed bool) (wanted bool) {
 	d := n.driver
 	d.watchMu.Lock()
 	defer d.watchMu.Unlock()

@@ -232,7 +232,7 @@ const (
 // that are usualKeptFor old. A later request finds no set, and is refused.
 type changes struct {
 	keptFor time.Duration // see usualKeptFor
-	turn    chan struct{} // has an element while somebody uses the fields below
+	locked  chan struct{} // has an element while somebody uses the fields below
 
 	set   string // its path, once there is one
 	last  string // the one before, while its ids have to be known
@@ -249,7 +249,7 @@ type note struct {
 // lock waits for the turn of the caller, who then has to call unlock.
 func (ch *changes) lock(c caller) error {
 	select {
-	case ch.turn <- struct{}{}:
+	case ch.locked <- struct{}{}:
 		return nil
 	case <-c.ctx.Done():
 		return errNoAnswer
@@ -258,7 +258,7 @@ func (ch *changes) lock(c caller) error {
 	}
 }
 
-func (ch *changes) unlock() { <-ch.turn }
+func (ch *changes) unlock() { <-ch.locked }
 
 // note makes the note of a change. Its operations are refused if the id is known.
 func (ch *changes) note(c caller, id string, did bool) (n note, err error) {

@@ -73,11 +73,11 @@ type link struct {
 
 // stamp is a request on its way.
 type stamp struct {
-	xid  int32
-	op   int32
-	at   int64
-	size int
-	take taker // nil for a request of the library
+	xid    int32
+	op     int32
+	at     int64
+	size   int
+	handle handler // nil for a request of the library
 }
 
 // Write implements net.Conn. The library writes one request at a time. A session whose time has passed gets no further request but
@@ -195,12 +195,12 @@ func (l *link) received(frame []byte) error {
 	xid, zxid, code := int32(binary.BigEndian.Uint32(body)), body[4:12], int32(binary.BigEndian.Uint32(body[12:]))
 	request, skipped := l.answered(xid)
 	l.mu.Unlock()
-	for _, take := range skipped {
-		take(nil, errUnanswered)
+	for _, handle := range skipped {
+		handle(nil, errUnanswered)
 	}
 	answer := request.size > 0
 	switch {
-	case request.take != nil: // the taker looks whether the answer makes sense
+	case request.handle != nil: // the handler looks whether the answer makes sense
 	case request.op == opWatch && code != 0: // the library takes the watches for set
 		return errAnswer
 	case !answer && xid >= 0, code == 0 && !makesSense(request.op, body[headerSize:]):
@@ -225,8 +225,8 @@ func (l *link) received(frame []byte) error {
 	if request.op == opCreateContainer && code == 0 {
 		binary.BigEndian.PutUint32(body[12:], codeNodeExists)
 	}
-	if request.take != nil {
-		request.take(body[headerSize:], errOf(code))
+	if request.handle != nil {
+		request.handle(body[headerSize:], errOf(code))
 	}
 	return nil
 }
@@ -258,8 +258,8 @@ func (l *link) welcomed(body []byte, now int64) error {
 }
 
 // answered takes out the request with the number of an answer, or returns none. Answers come in the order of their requests, so earlier
-// requests were skipped; answered returns their takers. l.mu is held.
-func (l *link) answered(xid int32) (request stamp, skipped []taker) {
+// requests were skipped; answered returns their handlers. l.mu is held.
+func (l *link) answered(xid int32) (request stamp, skipped []handler) {
 	for xid >= 0 && len(l.sent) > 0 {
 		first := l.sent[0]
 		l.sent[0] = stamp{}
@@ -268,8 +268,8 @@ func (l *link) answered(xid int32) (request stamp, skipped []taker) {
 		if first.xid == xid {
 			return first, skipped
 		}
-		if first.take != nil {
-			skipped = append(skipped, first.take)
+		if first.handle != nil {
+			skipped = append(skipped, first.handle)
 		}
 	}
 	return stamp{}, skipped
@@ -286,21 +286,21 @@ func (l *link) Close() error {
 		s.tooSlow(s.driver.now() - began)
 	}
 	err := l.Conn.Close()
-	for _, take := range l.takers() {
-		take(nil, gozk.ErrConnectionClosed)
+	for _, handle := range l.handlers() {
+		handle(nil, gozk.ErrConnectionClosed)
 	}
 	return err
 }
 
-// takers lets no more direct requests in, and takes out the takers of their answers.
-func (l *link) takers() (left []taker) {
+// handlers lets no more direct requests in, and takes out the handlers of their answers.
+func (l *link) handlers() (left []handler) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.ending = true
 	for i := range l.sent {
-		if take := l.sent[i].take; take != nil {
-			left = append(left, take)
-			l.sent[i].take = nil
+		if handle := l.sent[i].handle; handle != nil {
+			left = append(left, handle)
+			l.sent[i].handle = nil
 		}
 	}
 	return left
@@ -388,18 +388,18 @@ const (
 	maxUnanswered = 4 << 10
 )
 
-// taker takes what came of a request, in the goroutine that reads, or in the one that ends the connection: a taker never blocks.
-type taker func(body []byte, err error)
+// handler takes what came of a request, in the goroutine that reads, or in the one that ends the connection: a handler never blocks.
+type handler func(body []byte, err error)
 
 // direct sends a request past the library, and reports whether the request was sent: the connection has to be up, and idle enough. The
-// taker is then called once. A hand-over between clients waits for two requests, and direct is for these: through the library, seven
+// handler is then called once. A hand-over between clients waits for two requests, and direct is for these: through the library, seven
 // goroutines have to be woken for these, one after the other, and this way one.
-func (s *session) direct(op int32, arguments []byte, take taker) bool {
+func (s *session) direct(op int32, arguments []byte, handle handler) bool {
 	l := s.link.Load()
-	return l != nil && l.direct(op, arguments, take)
+	return l != nil && l.direct(op, arguments, handle)
 }
 
-func (l *link) direct(op int32, arguments []byte, take taker) bool {
+func (l *link) direct(op int32, arguments []byte, handle handler) bool {
 	if !l.writing.TryLock() {
 		return false
 	}
@@ -409,7 +409,7 @@ func (l *link) direct(op int32, arguments []byte, take taker) bool {
 	if s.End.Passed(now) {
 		return false
 	}
-	request := l.noteDirect(op, arguments, take, now)
+	request := l.noteDirect(op, arguments, handle, now)
 	if request == nil {
 		return false
 	}
@@ -421,7 +421,7 @@ func (l *link) direct(op int32, arguments []byte, take taker) bool {
 }
 
 // noteDirect makes a request and takes note of the request, or returns nil if the request has to go through the library.
-func (l *link) noteDirect(op int32, arguments []byte, take taker, now int64) []byte {
+func (l *link) noteDirect(op int32, arguments []byte, handle handler, now int64) []byte {
 	size := 4 + 4 + 4 + len(arguments)
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -430,7 +430,7 @@ func (l *link) noteDirect(op int32, arguments []byte, take taker, now int64) []b
 	}
 	l.directs = (l.directs + 1) % firstDirect // so that there is no number twice among those under way
 	xid := firstDirect + l.directs
-	l.sent = append(l.sent, stamp{xid: xid, op: op, at: now, size: size, take: take})
+	l.sent = append(l.sent, stamp{xid: xid, op: op, at: now, size: size, handle: handle})
 	l.unanswered += size
 	b := make([]byte, 0, size)
 	b = binary.BigEndian.AppendUint32(b, uint32(size-4))
@@ -458,13 +458,13 @@ func (s *session) removeNow(node string) <-chan reply[struct{}] {
 }
 
 // listNow asks past the library for the children of a node, and reports whether the request was sent.
-func (s *session) listNow(path string, take func(listing, error)) bool {
+func (s *session) listNow(path string, handle func(listing, error)) bool {
 	return s.direct(opChildren, append(appendText(nil, path), 0), func(body []byte, err error) { // 0: no watch
 		var l listing
 		if err == nil {
 			l, err = readListing(body)
 		}
-		take(l, err)
+		handle(l, err)
 	})
 }
 

@@ -78,7 +78,7 @@ func New(ctx context.Context, hosts []string, o *Options) (*Driver, error) {
 		epoch:   time.Now(),
 		life:    lifecycle.New(),
 		watched: make(map[string]*nameWatch),
-		changes: changes{keptFor: usualKeptFor, turn: make(chan struct{}, 1)},
+		changes: changes{keptFor: usualKeptFor, locked: make(chan struct{}, 1)},
 	}
 	if err := d.options.check(); err != nil {
 		return nil, err
@@ -164,8 +164,8 @@ func (d *Driver) limits(ctx context.Context) (shortest, longest time.Duration, e
 	var failed error
 	for failures := 0; ; failures++ {
 		host := d.hosts[failures%len(d.hosts)]
-		if shortest, err = d.askLimit(ctx, host, 1); err == nil {
-			longest, err = d.askLimit(ctx, host, math.MaxInt32)
+		if shortest, err = d.timeoutFor(ctx, host, 1); err == nil {
+			longest, err = d.timeoutFor(ctx, host, math.MaxInt32)
 		}
 		if err == nil {
 			return shortest, longest, nil
@@ -183,8 +183,8 @@ func (d *Driver) limits(ctx context.Context) (shortest, longest time.Duration, e
 	}
 }
 
-// askLimit returns the timeout in milliseconds that a server gives where another is asked for.
-func (d *Driver) askLimit(ctx context.Context, host string, ask int32) (time.Duration, error) {
+// timeoutFor returns the timeout in milliseconds that a server gives where another is asked for.
+func (d *Driver) timeoutFor(ctx context.Context, host string, ask int32) (time.Duration, error) {
 	ctx, cancel := context.WithTimeout(ctx, sessionFor)
 	defer cancel()
 	c, err := d.options.Dial(ctx, "tcp", host)

@@ -40,9 +40,9 @@ func (s *session) confirm() time.Duration {
 		if r == toServer {
 			return max(time.Duration(due-now), time.Millisecond)
 		}
-		err := s.ask(r, now)
+		err := s.confirmBy(r, now)
 		if !isThrottled(err) {
-			s.tell(err)
+			s.reportKeepAlive(err)
 		}
 		if isThrottled(err) {
 			return s.patience() / 20
@@ -53,8 +53,8 @@ func (s *session) confirm() time.Duration {
 	}
 }
 
-// tell says whether the session is kept alive, unless the session is over.
-func (s *session) tell(err error) {
+// reportKeepAlive reports whether the session is kept alive, unless the session is over.
+func (s *session) reportKeepAlive(err error) {
 	if errors.Is(err, errOver) {
 		return
 	}
@@ -64,12 +64,12 @@ func (s *session) tell(err error) {
 		}
 		err = fmt.Errorf("%w: %w", driver.ErrUnavailable, err)
 	}
-	s.driver.tell(err)
+	s.driver.reportKeepAlive(err)
 }
 
-// ask sends a request whose answer alone matters, and returns nil if there was one. If there was none in half the time that is
+// confirmBy sends a request whose answer alone matters, and returns nil if there was one. If there was none in half the time that is
 // left, the server is given up: perhaps another one is not cut off from the leader.
-func (s *session) ask(r reach, now int64) error {
+func (s *session) confirmBy(r reach, now int64) error {
 	l := s.current.Load()
 	if l == nil {
 		return errNoServer
@@ -231,7 +231,7 @@ func (s *session) check(holds []*hold) {
 	for range min(len(holds), maxChecking) {
 		workers.Go(func() { // ends with next
 			for h := range next {
-				h.check()
+				h.watchNodes()
 			}
 		})
 	}
@@ -242,7 +242,7 @@ func (s *session) check(holds []*hold) {
 	workers.Wait()
 }
 
-func (h *hold) check() {
+func (h *hold) watchNodes() {
 	s := h.session
 	c := caller{session: s, ctx: context.Background()} // the session ends at the latest when its time has passed
 	_, err := query(c, func(c *gozk.Conn) (struct{}, error) {
@@ -264,6 +264,6 @@ func (h *hold) check() {
 // WatchRemoval implements driver.RemovalWatcher. The hold is watched anyway,
 // except at first.
 func (h *hold) WatchRemoval(func()) (stop func()) {
-	h.session.driver.life.Go(h.check)
+	h.session.driver.life.Go(h.watchNodes)
 	return func() {}
 }

@@ -249,11 +249,11 @@ type Driver struct {
 	nameNodes nameNodes
 	changes   changes
 
-	told       atomic.Pointer[func(error)] // see OnKeepAlive; nil if nobody asked
-	checkAfter atomic.Int64                // see usualCheckAfter
-	nudgeAfter atomic.Int64                // see usualNudgeAfter
-	hangAfter  atomic.Int64                // see usualHangAfter
-	cutOff     atomic.Int32                // requests for sessions that were cut off, since one was answered soon; see welcomeFor
+	onKeepAlive atomic.Pointer[func(error)] // see OnKeepAlive; nil if nobody asked
+	checkAfter  atomic.Int64                // see usualCheckAfter
+	nudgeAfter  atomic.Int64                // see usualNudgeAfter
+	hangAfter   atomic.Int64                // see usualHangAfter
+	cutOff      atomic.Int32                // requests for sessions that were cut off, since one was answered soon; see welcomeFor
 
 	watchMu sync.Mutex
 	watched map[string]*nameWatch // by node
@@ -269,11 +269,11 @@ var (
 )
 
 // OnKeepAlive implements driver.KeepAliveReporter. The requests are the ones of keep; the library's pings tell nothing.
-func (d *Driver) OnKeepAlive(f func(err error)) { d.told.Store(&f) }
+func (d *Driver) OnKeepAlive(f func(err error)) { d.onKeepAlive.Store(&f) }
 
-// tell says whether a session is kept alive, unless the driver ends.
-func (d *Driver) tell(err error) {
-	if told := d.told.Load(); told != nil && d.life.Open().Err() == nil {
+// reportKeepAlive reports whether a session is kept alive, unless the driver ends.
+func (d *Driver) reportKeepAlive(err error) {
+	if told := d.onKeepAlive.Load(); told != nil && d.life.Open().Err() == nil {
 		(*told)(err)
 	}
 }
