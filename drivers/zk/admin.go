@@ -62,7 +62,7 @@ func (c caller) inspect(dir string) (driver.Status, error) {
 	if len(queue) == 0 && exists {
 		return c.inspectPermits(dir)
 	}
-	if err := forEach(queue, func(one *standing) error { return c.readNode(dir, one) }); err != nil {
+	if err := forEach(queue, maxAsking, func(one *standing) error { return c.readNode(dir, one) }); err != nil {
 		return driver.Status{}, err
 	}
 	queue = slices.DeleteFunc(queue, func(s standing) bool { return s.gone })
@@ -137,13 +137,13 @@ func inOrder(children []string) (queue []standing) {
 	return queue
 }
 
-// forEach calls f for all of a queue, for some at a time, and returns an error if there was one.
-func forEach(queue []standing, f func(one *standing) error) error {
-	next := make(chan *standing)
+// forEach calls f for all items, for some at a time, and returns an error if there was one.
+func forEach[T any](items []T, atATime int, f func(one *T) error) error {
+	next := make(chan *T)
 	var workers sync.WaitGroup
 	var mu sync.Mutex
 	var failed error
-	for range min(len(queue), maxAsking) {
+	for range min(len(items), atATime) {
 		workers.Go(func() { // ends with next
 			for one := range next {
 				if err := f(one); err != nil {
@@ -154,8 +154,8 @@ func forEach(queue []standing, f func(one *standing) error) error {
 			}
 		})
 	}
-	for i := range queue {
-		next <- &queue[i]
+	for i := range items {
+		next <- &items[i]
 	}
 	close(next)
 	workers.Wait()
@@ -229,7 +229,7 @@ func (c caller) forceUnlock(dir string) error {
 		return driver.ErrSealed
 	}
 	var removed, unknown atomic.Bool
-	err = forEach(queue[:n], func(one *standing) error {
+	err = forEach(queue[:n], maxAsking, func(one *standing) error {
 		node := dir + "/" + one.child
 		_, err := insist(c, func(c *gozk.Conn) (struct{}, error) { return remove(c, node) })
 		if errors.Is(err, gozk.ErrNoNode) {

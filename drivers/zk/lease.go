@@ -74,9 +74,6 @@ func (h *hold) Session() (expires time.Time, ttl time.Duration) {
 // expires is even also when the end of the session was seen to have passed, so that nobody sees the end move.
 func (h *hold) expires() int64 { return min(h.end.Load(), h.session.End.At()) &^ 1 }
 
-// hasExpired reports whether the lease is over by time, and fixes its end.
-func (h *hold) hasExpired(now int64) bool { return h.session.End.Passed(now) || now >= h.end.Load() }
-
 // Renew implements driver.Lease. The session of the lease is kept alive anyway, so the request asks whether the node still is
 // there, and the end of a fixed lease is moved here.
 func (h *hold) Renew(ctx context.Context, ttl time.Duration) error {
@@ -99,7 +96,7 @@ func (h *hold) Renew(ctx context.Context, ttl time.Duration) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if h.phase != held || s.dead || h.hasExpired(d.now()) {
+	if now := d.now(); h.phase != held || s.dead || s.End.Passed(now) || now >= h.end.Load() {
 		return driver.ErrNotHeld
 	}
 	if h.request.Fixed {

@@ -374,7 +374,7 @@ func (c caller) inspectPermits(name string) (driver.Status, error) {
 		leases, used, holders := v.granted()
 		line := inOrder(v.line)
 		if err == nil {
-			err = forEach(line, func(one *standing) error { return c.readNode(name+"/"+linePart, one) })
+			err = forEach(line, maxAsking, func(one *standing) error { return c.readNode(name+"/"+linePart, one) })
 		}
 		if err == nil && used > 0 {
 			err = c.readNode(name+"/"+leasesPart, &leases[0])

@@ -220,26 +220,14 @@ func (s *session) checkFresh(now int64) (due int64, ok bool) {
 
 // check sets a watch on the node of each hold, so that the driver learns when somebody removes the node. check ends with the session.
 func (s *session) check(holds []*hold) {
-	defer func() {
-		s.mu.Lock()
-		s.checking = false
-		s.mu.Unlock()
-		s.Look()
-	}()
-	next := make(chan *hold)
-	var workers sync.WaitGroup
-	for range min(len(holds), maxChecking) {
-		workers.Go(func() { // ends with next
-			for h := range next {
-				h.watchNodes()
-			}
-		})
-	}
-	for _, h := range holds {
-		next <- h
-	}
-	close(next)
-	workers.Wait()
+	_ = forEach(holds, maxChecking, func(h **hold) error {
+		(*h).watchNodes()
+		return nil
+	})
+	s.mu.Lock()
+	s.checking = false
+	s.mu.Unlock()
+	s.Look()
 }
 
 func (h *hold) watchNodes() {

@@ -406,10 +406,7 @@ func (s *session) within(bound time.Duration, f func()) (done <-chan struct{}) {
 
 func (s *session) breakLinks() {
 	s.mu.Lock()
-	links := make([]*link, 0, len(s.links))
-	for l := range s.links {
-		links = append(links, l)
-	}
+	links := slices.Collect(maps.Keys(s.links))
 	s.mu.Unlock()
 	for _, l := range links {
 		l.Close()
