@@ -201,16 +201,6 @@ func newPrefix(infix string) string {
 	return string(append(b, infix...))
 }
 
-// paths returns how many bytes the paths of the nodes of a request take: of a
-// contender, or of all permits and of the place in line.
-func (d *Driver) paths(r *driver.Request) int {
-	dir, infix := d.dir(r.Name), d.options.infix(r.Mode)
-	if r.Mode != driver.Permit {
-		return pathSize(dir, prefixSize(infix))
-	}
-	return r.Permits*pathSize(dir+"/"+leasesPart, prefixSize(infix)) + pathSize(dir+"/"+linePart, prefixSize(lineInfix))
-}
-
 // pathSize returns how many bytes the path of a node below dir takes in the
 // transaction that ends its session.
 func pathSize(dir string, prefix int) int { return len(dir) + 1 + prefix + seqDigits + pathExtra }
