@@ -39,6 +39,7 @@ var layout = []struct {
 	// Every package of internal. None imports a driver, but telemetrytest, which is for tests alone.
 	{"internal/lifecycle", []string{"./driver"}},
 	{"internal/cleaner", []string{"./internal/lifecycle"}},
+	{"internal/session", []string{"./driver", "./internal/lifecycle"}},
 	{"internal/linked", nil},
 	{"internal/clock", nil},
 	{"internal/alarm", []string{"./internal/clock", "./internal/linked"}},

@@ -4,9 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
-	"math"
-	"strings"
 	"time"
 
 	gozk "github.com/go-zookeeper/zk"
@@ -41,338 +38,335 @@ func (d *Driver) data(r *driver.Request) ([]byte, error) {
 	return text, err
 }
 
+// request is a call of Acquire as a state machine. Each state sends its request
+// or waits for its event, and returns the next state. The fields belong to the
+// goroutine of the call.
+//
+//	state     the request                      ended by                           next
+//	boarding  waits for a session              a session                          asking, or looking without a claim: the rule's begin
+//	asking    has sent a claim                 made, with the node of the name    entering
+//	                                           made                               looking; a place in line: arming
+//	                                           a node above is missing, now made  asking, as begin says
+//	                                           the node of the name is there      asking, as begin says
+//	                                           no answer, a new connection        settling
+//	settling  looks for the unanswered claim   the claim is there                 looking; a place in line: arming
+//	                                           it is not, and becomes a ghost     asking, as begin says
+//	looking   has listed the other contenders  nobody is before the claim         entering
+//	                                           room for a claim not made yet      asking
+//	                                           too many permits before its own    yielding
+//	                                           somebody is before the claim       arming; NoWait: leaving
+//	yielding  removes its permits              the answer                         looking
+//	arming    gets in line, sets watches       no place in line yet               asking
+//	                                           a watch that a look has to follow  looking
+//	                                           all watches are set                waiting
+//	waiting   sleeps                           an event, or 16 s                  looking
+//	entering  is granted                       the session lives                  done, with a hold
+//	leaving   gives its claims back            the end of the session or a claim  boarding
+//	                                           any other error                    done, with the error
+//
+// An error ends every state in leaving, which alone decides what becomes of the
+// claims and of the error.
+type request struct {
+	caller // without a session before boarding
+	asked  *driver.Request
+	rule   *rule // the mode, decided once
+	data   []byte
+	paths  int // bytes of the paths of all claims
+	state  state
+	waited bool // the caller knows that it waits
+	synced bool // a write was ordered behind all that had happened before the call
+
+	// Of one session.
+	claim   *claim // what is to be held
+	line    *claim // the place in line, where that is another node; nil without one
+	asksFor *claim // claim or line
+	sent    int64  // when the request was sent whose answer is the grant
+	failed  error  // the answer that settling follows
+	doubt   *ghost // the claim that may or may not be there
+	record  record // of the last look
+	before  string // the node that the claim waits for, or ""
+	ahead   *watch // of that node
+	limit   *watch // permits: of their limit, while in line
+	leases  *watch // permits: of all leases, while the first in line
+	hold    *hold
+	err     error
+}
+
+type state uint8
+
+const (
+	boarding state = iota
+	asking
+	settling
+	looking
+	yielding
+	arming
+	waiting
+	entering
+	leaving
+	done
+)
+
+// rule is what a mode means for a request.
+type rule struct {
+	part     string                 // of the path of the claim, below the node of the name
+	inLine   bool                   // the place in line is a claim of its own
+	supports func(r *request) error // what cannot be served; nil: all is
+	begin    func(r *request) state // asking, or looking first
+	look     func(r *request) (next state, err error)
+	arm      func(r *request) (next state, err error) // what waiting needs: a place in line, watches
+}
+
+// rules are the rules by mode: the requests of locks, of readers and of writers
+// differ by the names of their nodes alone.
+var rules = [...]*rule{driver.Exclusive: &forLocks, driver.Read: &forLocks, driver.Write: &forLocks, driver.Permit: &forPermits}
+
 // Acquire implements driver.Driver.
-func (d *Driver) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, error) {
+func (d *Driver) Acquire(ctx context.Context, asked *driver.Request) (driver.Lease, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	if err := d.Info().CheckTTL(r.TTL); err != nil {
+	if err := d.Info().CheckTTL(asked.TTL); err != nil {
 		return nil, err
 	}
-	data, err := d.data(r)
-	if err == nil && r.Mode == driver.Permit {
-		err = d.checkPermits(r, data)
-	}
+	data, err := d.data(asked)
 	if err != nil {
 		return nil, err
+	}
+	r := &request{asked: asked, rule: rules[asked.Mode], data: data}
+	r.ctx, r.stop = ctx, d.life.Open().Done()
+	r.newClaim(d)
+	if supports := r.rule.supports; supports != nil {
+		if err := supports(r); err != nil {
+			return nil, err
+		}
 	}
 	if err := d.life.Enter(); err != nil {
 		return nil, err
 	}
 	defer d.life.Leave()
-	c := caller{ctx, d.life.Open().Done()}
-	for waited := false; ; {
-		paths := d.paths(r)
-		s, err := d.boardWith(c, d.class(r), paths)
+	for r.state != done {
+		next, err := r.step(d)
 		if err != nil {
-			return nil, err
+			r.err, next = err, leaving
 		}
-		h := &hold{driver: d, request: r, session: s, dir: d.dir(r.Name), infix: d.options.infix(r.Mode), paths: paths}
-		if r.Mode == driver.Permit {
-			h.dir, h.more = h.dir+"/"+leasesPart, r.Permits-1
-			err = h.attemptPermits(c, data, &waited)
-		} else {
-			err = h.attempt(c, data, &waited)
-		}
-		if err == nil {
-			return h, nil
-		}
-		h.leave()
-		if !errors.Is(err, errAgain) {
-			return nil, err
-		}
-		if ctx.Err() != nil {
-			return nil, withCause(ctx, driver.ErrUnavailable, errOver)
-		}
+		r.state = next
+	}
+	if r.hold == nil {
+		return nil, r.err
+	}
+	return r.hold, nil
+}
+
+// newClaim makes the claim of the request, and forgets those of a session
+// before.
+func (r *request) newClaim(d *Driver) {
+	r.claim = &claim{
+		dir: d.dir(r.asked.Name) + r.rule.part, infix: d.options.infix(r.asked.Mode), mode: r.asked.Mode,
+		count: max(1, r.asked.Permits), contained: r.rule.inLine,
+	}
+	r.asksFor, r.line, r.ahead, r.limit, r.leases, r.doubt = r.claim, nil, nil, nil, nil, nil
+	r.paths = r.claim.size()
+	if r.rule.inLine {
+		r.paths += r.newLine(d).size()
 	}
 }
 
-// attempt asks with one node, until the lock is granted or another attempt is needed.
-func (h *hold) attempt(c caller, data []byte, waited *bool) error {
-	first, err := h.queue(c, data)
+// newLine makes a claim for a place in line.
+func (r *request) newLine(d *Driver) *claim {
+	return &claim{session: r.session, dir: d.dir(r.asked.Name) + "/" + linePart, infix: lineInfix, mode: r.asked.Mode, count: 1, contained: true}
+}
+
+// step carries out the present state.
+func (r *request) step(d *Driver) (state, error) {
+	switch r.state {
+	case boarding:
+		return r.board(d), nil
+	case asking:
+		return r.ask()
+	case settling:
+		return r.settle()
+	case looking:
+		return r.rule.look(r)
+	case yielding:
+		return r.yield()
+	case arming:
+		return r.rule.arm(r)
+	case waiting:
+		return r.wait()
+	case entering:
+		return r.enter()
+	}
+	return r.leave(), nil
+}
+
+// board gets a session, where the claims are made anew.
+func (r *request) board(d *Driver) state {
+	s, err := d.board(r.ctx, d.class(r.asked), r.paths)
 	if err != nil {
-		return err
+		r.err = err
+		return done
 	}
-	if !first {
-		if err := h.wait(c, waited); err != nil {
-			return err
-		}
-	}
-	return h.enter()
+	r.session = s
+	r.newClaim(d)
+	r.claim.session = s
+	return r.rule.begin(r)
 }
 
-// queue makes the nodes, and reports whether the node is known to be the first. Those for permits are in containers.
-func (h *hold) queue(c caller, data []byte) (first bool, err error) {
-	d, s := h.driver, h.session
-	permit := h.request.Mode == driver.Permit
-	for current := false; ; {
-		if err := s.await(c); err != nil {
-			return false, h.fail(c, err)
-		}
-		h.prefix = newPrefix(h.infix)
-		h.sent = d.now()
-		known := permit || d.nameNodes.exists(h.dir)
-		if known && h.request.NoWait && !permit {
-			if err := h.peek(c, current); errors.Is(err, gozk.ErrNoNode) {
-				d.nameNodes.remove(h.dir)
-				continue
-			} else if err != nil {
-				return false, err
-			}
-			h.sent = d.now()
-		}
-		var answer <-chan reply[string]
-		if known {
-			answer = send(s, func(c *gozk.Conn) (string, error) { return h.create(c, data) })
-		} else {
-			answer = send(s, func(c *gozk.Conn) (string, error) { return h.createBoth(c, data) })
-		}
-		node, err := receive(c, s, answer)
-		switch {
-		case err == nil:
-			h.ours = !known
-			return !known, h.created(c, node)
-		case errors.Is(err, gozk.ErrNodeExists):
-			current = true // a write was ordered behind all that had happened
-			d.nameNodes.add(h.dir)
-		case errors.Is(err, gozk.ErrNoNode) && permit:
-			if err := d.makeAbove(c, s, h.dir+"/"); err != nil {
-				return false, h.fail(c, err)
-			}
-		case errors.Is(err, gozk.ErrNoNode) && known:
-			d.nameNodes.remove(h.dir)
-		case errors.Is(err, gozk.ErrNoNode):
-			if err := d.makeAbove(c, s, h.dir); err != nil {
-				return false, h.fail(c, err)
-			}
-		case isThrottled(err):
-			if err := s.pause(c); err != nil {
-				return false, h.fail(c, err)
-			}
-		case isAnswer(err):
-			return false, h.fail(c, err)
-		case isOurs(err):
-			return false, h.doubt(c, err, answer, !known)
-		default:
-			if found, failed := h.recover(c); found || failed != nil {
-				return false, failed
-			}
-			if isServerError(err) {
-				return false, h.fail(c, err)
-			}
-		}
+// ask sends the request for a claim.
+func (r *request) ask() (state, error) {
+	q, names := r.asksFor, &r.session.driver.nameNodes
+	if err := r.await(); err != nil {
+		return 0, err
 	}
+	r.sent = r.session.driver.now()
+	q.prefix, q.ours = newPrefix(q.infix), !q.contained && !names.exists(q.dir)
+	answer := q.ask(r.data)
+	node, err := receive(r.caller, answer)
+	switch {
+	case err == nil && q.ours:
+		return entering, q.made(node)
+	case err == nil:
+		return r.made(node)
+	case errors.Is(err, gozk.ErrNodeExists):
+		r.synced = true
+		names.add(q.dir)
+	case errors.Is(err, gozk.ErrNoNode) && q.contained:
+		if err := r.makeAbove(q.dir + "/"); err != nil {
+			return 0, err
+		}
+	case errors.Is(err, gozk.ErrNoNode) && !q.ours:
+		names.remove(q.dir)
+	case errors.Is(err, gozk.ErrNoNode):
+		if err := r.makeAbove(q.dir); err != nil {
+			return 0, err
+		}
+	case isThrottled(err):
+		if err := r.pause(); err != nil {
+			return 0, err
+		}
+	case isAnswer(err):
+		return 0, err
+	case isOurs(err):
+		r.doubt = &ghost{claim: q, late: answer}
+		return 0, err
+	default:
+		r.failed = err
+		return settling, nil
+	}
+	return r.askAgain(), nil
 }
 
-// create makes the node where the node of the name is there, and others for further permits.
-func (h *hold) create(c *gozk.Conn, data []byte) (string, error) {
-	if h.more > 0 {
-		return h.createAll(c, data)
+// askAgain is the state in which a claim is asked for again, after nothing was
+// made.
+func (r *request) askAgain() state {
+	if r.asksFor.contained {
+		return asking
 	}
-	node, err := c.Create(h.dir+"/"+h.prefix, data, gozk.FlagEphemeralSequential, h.driver.options.ACL)
-	return h.checkedNode(node, err)
+	return r.rule.begin(r)
 }
 
-// createAll makes all nodes in one transaction. The first one has the data, and their numbers follow each other.
-func (h *hold) createAll(c *gozk.Conn, data []byte) (string, error) {
-	var ops []any
-	for range h.count() {
-		ops = append(ops, &gozk.CreateRequest{Path: h.dir + "/" + h.prefix, Data: data, Acl: h.driver.options.ACL, Flags: gozk.FlagEphemeralSequential})
-		data = nil
+// made takes note of the node of the claim that was asked for.
+func (r *request) made(node string) (state, error) {
+	q := r.asksFor
+	if err := q.made(node); err != nil || q == r.claim {
+		return looking, err
 	}
-	results, err := c.Multi(ops...)
-	if err != nil {
-		return "", err
-	}
-	for i, r := range results {
-		if len(results) != h.count() || r.String != sibling(results[0].String, i) {
-			return "", errAnswer
-		}
-	}
-	return h.checkedNode(results[0].String, nil)
+	return arming, nil
 }
 
-// createBoth makes the node of the name, and below it the node of the attempt, with the lock. The transaction also changes the node of the
-// name, so a node of this driver has version 1 and was made and changed by one transaction. No other library's node is like this.
-func (h *hold) createBoth(c *gozk.Conn, data []byte) (string, error) {
-	acl := h.driver.options.ACL
-	results, err := c.Multi(
-		&gozk.CreateRequest{Path: h.dir, Acl: acl},
-		&gozk.CreateRequest{Path: h.dir + "/" + h.prefix, Data: data, Acl: acl, Flags: gozk.FlagEphemeralSequential},
-		&gozk.SetDataRequest{Path: h.dir, Version: -1},
-	)
-	if err == nil && len(results) < 2 {
-		err = errAnswer
+// settle looks for the claim whose request got no answer.
+func (r *request) settle() (state, error) {
+	q := r.asksFor
+	node, err := q.find(r.caller)
+	if isOurs(err) {
+		r.doubt = &ghost{claim: q}
+		return 0, err
 	}
-	if err != nil {
-		return "", err
+	if node != "" {
+		return r.made(node)
 	}
-	return h.checkedNode(results[1].String, nil)
+	missing := *q
+	haunt(&ghost{claim: &missing}) // a server that stood still may yet carry the request out
+	if err == nil && isServerError(r.failed) {
+		err = r.failed
+	}
+	return r.askAgain(), err
 }
 
-// checkedNode returns the node in an answer, and an error if the answer cannot be right: the caller then looks for the node.
-func (h *hold) checkedNode(node string, err error) (string, error) {
-	if err == nil && !strings.HasPrefix(node, h.dir+"/"+h.prefix) {
-		return "", errAnswer
+// enter makes a granted claim a hold.
+func (r *request) enter() (state, error) {
+	s := r.session
+	d := s.driver
+	now := d.now()
+	if d.life.Open().Err() != nil {
+		return 0, errStopping
 	}
-	return node, err
-}
-
-// isOurMake reports whether a node was made by createBoth, and not changed since.
-func isOurMake(stat *gozk.Stat) bool { return stat.Version == ourVersion && stat.Czxid == stat.Mzxid }
-
-// ourVersion is the version of a node by createBoth. Others have 0.
-const ourVersion = 1
-
-// peek returns driver.ErrLocked if somebody contends for the lock whom the request excludes, and driver.ErrSealed if the name is sealed.
-// Current: the server knows of all transactions before the call; otherwise the server may lag behind, and show a holder whose release is done.
-func (h *hold) peek(c caller, current bool) error {
-	read := listSynced
-	if current {
-		read = list
+	if s.End.Passed(now) {
+		s.Die(driver.ErrSessionEnded)
+		return 0, errOver
 	}
-	l, err := query(c, h.session, func(c *gozk.Conn) (listing, error) { return read(c, h.dir) })
-	if errors.Is(err, gozk.ErrNoNode) {
-		return err
-	}
-	if err != nil {
-		return h.fail(c, err)
-	}
-	if l.record().seal != "" {
-		return driver.ErrSealed
-	}
-	for _, child := range l.children {
-		if other, ok := contenderOf(child); ok && h.request.Mode.Excludes(other.mode) {
-			return driver.ErrLocked
-		}
-	}
-	return nil
-}
-
-// makeAbove makes what is missing above a node, and begins anew where the server removes an empty container meanwhile.
-func (d *Driver) makeAbove(c caller, s *session, node string) error {
-	for i := 1; i < len(node); i++ {
-		next := strings.IndexByte(node[i:], '/')
-		if next < 0 {
-			return nil
-		}
-		i += next
-		path, inChroot := node[:i], i <= len(d.options.Chroot)
-		_, err := query(c, s, func(c *gozk.Conn) (struct{}, error) { return struct{}{}, d.ensure(c, path, inChroot) })
-		if errors.Is(err, gozk.ErrNoNode) {
-			i = 0
-		} else if err != nil && !errors.Is(err, gozk.ErrNodeExists) {
-			return fmt.Errorf("%s: %w", path, err)
-		}
-	}
-	return nil
-}
-
-// ensure makes a node unless there is one: a container, which the server removes when empty, or a persistent node if stays is set.
-func (d *Driver) ensure(c *gozk.Conn, path string, stays bool) error {
-	if exists, _, err := c.Exists(path); exists || err != nil {
-		return err
-	}
-	if !stays {
-		_, err := c.CreateContainer(path, nil, gozk.FlagContainer, d.options.ACL)
-		if isAnswer(err) || !isServerError(err) {
-			return err
-		}
-		// The server knows no containers.
-	}
-	_, err := c.Create(path, nil, gozk.FlagPersistent, d.options.ACL)
-	return err
-}
-
-// created enters a new node in the books of the session.
-func (h *hold) created(c caller, node string) error {
-	child := node[len(h.dir)+1:]
-	own, ok := contenderOf(child)
-	if !ok { // a server of another make
-		h.node = node
-		return h.abandon(c, fmt.Errorf("the server called the node %q", child))
-	}
-	h.node, h.seq = node, own.seq
-	if own.seq < 0 || int(own.seq)+h.more >= math.MaxInt32 {
-		return h.abandon(c, fmt.Errorf("%w: %s", errLastNumber, h.dir))
-	}
-	s := h.session
+	h := &hold{claim: r.claim, request: r.asked, paths: r.paths, sent: r.sent, granted: now, record: r.record, phase: held}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.dead {
-		return errAgain
-	}
-	for i := range h.count() {
-		s.nodes[sibling(node, i)] = h
-	}
-	return nil
-}
-
-// recover looks for a node after a request without an answer.
-func (h *hold) recover(c caller) (found bool, err error) {
-	l, err := query(c, h.session, func(c *gozk.Conn) (listing, error) { return listSynced(c, h.dir) })
-	if isOurs(err) {
-		return false, h.doubt(c, err, nil, false)
-	}
-	if child := l.first(h.prefix); child != "" {
-		return true, h.created(c, h.dir+"/"+child)
-	}
-	// A server that stood still may yet carry the request out.
-	h.driver.haunt(&ghost{session: h.session, dir: h.dir, prefix: h.prefix, more: h.more})
-	if err != nil && !errors.Is(err, gozk.ErrNoNode) {
-		return false, h.fail(c, err)
-	}
-	return false, nil
-}
-
-// fail ends an attempt without a node, and returns the error for the caller.
-func (h *hold) fail(c caller, err error) error {
-	if errors.Is(err, errOver) {
-		return errAgain
-	}
-	return fault(c.ctx, h.session, err)
-}
-
-// doubt ends an attempt that may have left a node.
-func (h *hold) doubt(c caller, err error, answer <-chan reply[string], both bool) error {
-	if errors.Is(err, errOver) {
-		return errAgain // the node went with the session
-	}
-	h.driver.haunt(&ghost{session: h.session, dir: h.dir, prefix: h.prefix, more: h.more, answer: answer, both: both})
-	if errors.Is(err, errStopping) {
-		return driver.ErrClosed
-	}
-	return withCause(c.ctx, driver.ErrUnknown, err)
-}
-
-// enter makes a granted hold one of the driver's.
-func (h *hold) enter() error {
-	d, s := h.driver, h.session
-	now := d.now()
-	if d.life.Open().Err() != nil {
-		return driver.ErrClosed // Close ends the node with the session
-	}
-	if s.hasExpired(now) {
-		s.die(driver.ErrSessionEnded)
-		return errAgain
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	switch {
-	case s.dead, h.phase == over:
-		return errAgain
+		return 0, errOver
 	}
 	h.number()
-	h.phase, h.granted = held, now
 	h.end.Store(never)
-	if h.request.Fixed {
-		h.end.Store(h.sent + int64(h.request.TTL))
+	if r.asked.Fixed {
+		h.end.Store(h.sent + int64(r.asked.TTL))
 		h.timer = time.AfterFunc(time.Duration(h.end.Load()-now), h.expire)
+	}
+	for i := range h.count {
+		s.nodes[sibling(h.node, i)] = h
 	}
 	wasEmpty := s.fresh.Empty()
 	s.fresh.Add(h)
 	if wasEmpty {
-		s.look()
+		s.Look()
 	}
-	return nil
+	r.hold = h
+	return done, nil
+}
+
+// leave gives the claims back, and decides what the error means to the caller.
+// Claims on a session that is over are gone with it. A session that Close ends
+// takes its claims along. Without an answer, claims are left to the cleaner.
+func (r *request) leave() state {
+	s, err := r.session, r.err
+	again := errors.Is(err, errOver) || errors.Is(err, errGone)
+	unanswered := errors.Is(err, errNoAnswer)
+	if r.claim.contained {
+		s.driver.nameNodes.remove(r.claim.dir)
+	}
+	if unanswered && (r.doubt != nil || r.claim.node != "" || r.line != nil && r.line.node != "") {
+		err = undecided{err}
+	}
+	if !again {
+		err = r.explain(err)
+	}
+	if r.doubt != nil && !errors.Is(r.err, errOver) {
+		haunt(r.doubt)
+	}
+	for _, q := range [...]*claim{r.claim, r.line} {
+		switch {
+		case q == nil || q.node == "" || errors.Is(r.err, errOver):
+		case errors.Is(r.err, errStopping):
+			s.leaveToClose(q)
+		case unanswered:
+			haunt(&ghost{claim: q})
+		default:
+			err = q.giveBack(r.caller, err)
+		}
+	}
+	s.Leave(r.paths)
+	switch r.err = err; {
+	case !again, !errors.Is(err, errOver) && !errors.Is(err, errGone):
+		return done
+	case r.ctx.Err() != nil:
+		r.err = withCause(r.ctx, driver.ErrUnavailable, errOver)
+		return done
+	}
+	return boarding
 }

@@ -139,6 +139,9 @@ func (a apart) contend(tb testing.TB, ttl time.Duration, name string, holder, wa
 				c.next <- l
 			}
 			if !errors.Is(err, driver.ErrUnavailable) { // as during an election
+				if err != nil {
+					tb.Logf("%s: the wait ended: %v", name, err)
+				}
 				return
 			}
 			waits = begin(d, withTTL(request(name), ttl))

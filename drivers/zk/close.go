@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -26,25 +25,23 @@ func (d *Driver) Close(ctx context.Context) error {
 		return err
 	}
 	waiting := d.life.AwaitCalls(ctx)
-	d.mu.Lock()
-	sessions := slices.Collect(maps.Keys(d.all))
-	d.mu.Unlock()
+	sessions := d.sessions.All()
 	var tidying sync.WaitGroup
 	for _, s := range sessions {
 		tidying.Go(func() {
 			s.tidy(ctx)
-			s.kill(false)
+			s.Die(nil)
 		})
 	}
 	tidying.Wait()
 	left := 0
 	for _, s := range sessions {
 		select {
-		case <-s.buried:
+		case <-s.Buried():
 		case <-ctx.Done():
 			s.cut()
 			s.breakLinks()
-			<-s.buried
+			<-s.Buried()
 		}
 		if !s.awaitEnd(ctx) {
 			left++
@@ -67,9 +64,9 @@ func (s *session) tidy(ctx context.Context) {
 		ctx, cancel = context.WithDeadline(ctx, deadline.Add(-min(leaveFor, time.Until(deadline)/2)))
 		defer cancel()
 	}
-	c := caller{ctx: ctx}
+	c := caller{session: s, ctx: ctx}
 	select {
-	case <-s.ready:
+	case <-s.Ready():
 	case <-ctx.Done():
 		return
 	}
@@ -79,8 +76,8 @@ func (s *session) tidy(ctx context.Context) {
 			return
 		}
 	}
-	if len(nodes) == 0 && s.err == nil { // the request to end the session is sent once, so its connection has to work
-		_, _ = query(c, s, func(c *gozk.Conn) (bool, error) {
+	if len(nodes) == 0 && s.Err() == nil { // the request to end the session is sent once, so its connection has to work
+		_, _ = query(c, func(c *gozk.Conn) (bool, error) {
 			exists, _, err := c.Exists("/")
 			return exists, err
 		})
@@ -102,15 +99,19 @@ type unwanted struct {
 func (s *session) takeNodes() (nodes []unwanted) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	for _, q := range s.left {
+		for i := range q.count {
+			nodes = append(nodes, unwanted{node: sibling(q.node, i), dir: q.dir})
+		}
+	}
 	for node, h := range s.nodes {
-		if h.phase == ending || h.phase == doubted {
-			continue
+		switch h.phase {
+		case ending, doubted:
+		case held:
+			nodes = append(nodes, unwanted{node: node, dir: h.dir, ours: h.ours, rank: 1})
+		default:
+			nodes = append(nodes, unwanted{node: node, dir: h.dir})
 		}
-		u := unwanted{node: node, dir: h.dir}
-		if h.phase == held {
-			u.rank, u.ours = 1, h.ours
-		}
-		nodes = append(nodes, u)
 	}
 	for _, h := range s.nodes {
 		if h.phase == held {
@@ -124,6 +125,13 @@ func (s *session) takeNodes() (nodes []unwanted) {
 		return cmp.Or(strings.Compare(a.dir, b.dir), cmp.Compare(a.rank, b.rank))
 	})
 	return nodes
+}
+
+// leaveToClose has Close remove the nodes of a claim that nobody wants.
+func (s *session) leaveToClose(q *claim) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.left = append(s.left, q)
 }
 
 // batches splits nodes into those that go in one request each.
@@ -154,17 +162,17 @@ func (s *session) removeTogether(c caller, some []unwanted) bool {
 		}
 	}
 	for ops := append(nodes, dirs...); len(ops) > 0; {
-		if s.await(c) != nil {
+		if c.await() != nil {
 			return false
 		}
-		results, err := receive(c, s, send(s, func(c *gozk.Conn) ([]gozk.MultiResponse, error) { return c.Multi(ops...) }))
+		results, err := receive(c, send(s, func(c *gozk.Conn) ([]gozk.MultiResponse, error) { return c.Multi(ops...) }))
 		refused := slices.IndexFunc(results, func(r gozk.MultiResponse) bool { return r.Error != nil })
 		if err == nil || isOurs(err) {
 			return err == nil
 		}
 		if isAnswer(err) && refused >= 0 && refused < len(ops) {
 			ops = slices.Delete(ops, refused, refused+1)
-		} else if isServerError(err) && !isThrottled(err) || s.pause(c) != nil {
+		} else if isServerError(err) && !isThrottled(err) || c.pause() != nil {
 			return isAnswer(err)
 		}
 	}
@@ -175,7 +183,7 @@ func (s *session) removeTogether(c caller, some []unwanted) bool {
 // another leader may last longer.
 func (s *session) awaitEnd(ctx context.Context) bool {
 	d := s.driver
-	if s.gone.Load() || s.expires.Load() == 0 {
+	if s.gone.Load() || s.End.At() == 0 {
 		return true
 	}
 	late := int64(d.minTTL + time.Second)

@@ -80,7 +80,7 @@ type listed struct {
 	calls   int
 }
 
-func (l *listed) take(list listing, err error) { l.listing, l.err, l.calls = list, err, l.calls+1 }
+func (l *listed) handle(list listing, err error) { l.listing, l.err, l.calls = list, err, l.calls+1 }
 
 // TestDirectRequests has requests go past the library beside one of its own, and the answers come in pieces of all sizes.
 func TestDirectRequests(t *testing.T) {
@@ -103,7 +103,7 @@ func TestDirectRequests(t *testing.T) {
 		var list listed
 		removed := s.removeNow("/a/b")
 		write(t, l, frame(int32(2), int32(3)))
-		if !s.listNow("/a", list.take) {
+		if !s.listNow("/a", list.handle) {
 			t.Fatal("the list was not asked for")
 		}
 		gone := s.removeNow("/c")
@@ -136,7 +136,7 @@ func TestRequestsThatHaveToGoThroughTheLibrary(t *testing.T) {
 		"a request is being written":     func(_ *session, l *link) { l.writing.Lock() },
 		"the library has come far":       func(_ *session, l *link) { write(t, l, frame(int32(maxLibrary), int32(3))) },
 		"the session is being ended":     func(_ *session, l *link) { write(t, l, frame(int32(2), int32(opClose))) },
-		"the time of the session is up":  func(s *session, _ *link) { s.hasExpired(s.expires.Load()) },
+		"the time of the session is up":  func(s *session, _ *link) { s.End.Passed(s.End.At()) },
 		"the connection is closed":       func(_ *session, l *link) { l.Close() },
 		"another connection takes over":  func(s *session, l *link) { s.forget(l) },
 		"a request of ours is too large": nil,
@@ -170,7 +170,7 @@ func TestDirectRequestsWithoutAnAnswer(t *testing.T) {
 	s, l, _ := openLink(t)
 	var skipped, answered, partial, open listed
 	for _, list := range []*listed{&skipped, &answered, &partial, &open} {
-		if !s.listNow("/a", list.take) {
+		if !s.listNow("/a", list.handle) {
 			t.Fatal("the list was not asked for")
 		}
 	}

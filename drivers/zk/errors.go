@@ -18,7 +18,7 @@ var (
 	errOver        = errors.New("the session is over")
 	errNoServer    = errors.New("no server answers")
 	errStopping    = errors.New("the driver is being closed")
-	errAgain       = errors.New("ask again")
+	errGone        = errors.New("somebody has removed the node")
 	errSealShared  = fmt.Errorf("a hold of the mode Read or Permit does not become a seal: %w", errors.ErrUnsupported)
 	errMarkPermits = fmt.Errorf("permits have no tokens to mark: %w", errors.ErrUnsupported)
 	// errLastNumber: the server has counted 2^31 children of a node. It gives
@@ -144,32 +144,34 @@ func isServerError(err error) bool {
 	return serverErrorIn(err) != nil
 }
 
-// fault makes the error of a call out of the error of a request that can have left nothing.
-func fault(ctx context.Context, s *session, err error) error {
+// undecided is the error of a request that may have been carried out.
+type undecided struct{ error }
+
+func (e undecided) Unwrap() error { return e.error }
+
+// explain makes the error of a call out of the error that ended its work; no
+// other place does. An error that comes neither from a server nor from the wait
+// for one stays as it is.
+func (c caller) explain(err error) error {
+	var open undecided
 	switch {
+	case errors.As(err, &open):
+		err = withCause(c.ctx, driver.ErrUnknown, open.error)
+		if c.session.driver.life.Open().Err() != nil {
+			return fmt.Errorf("%w: %w", driver.ErrClosed, err)
+		}
+		return err
 	case errors.Is(err, errStopping):
 		return driver.ErrClosed
 	case errors.Is(err, gozk.ErrNoAuth), errors.Is(err, gozk.ErrAuthFailed), errors.Is(err, gozk.ErrInvalidACL):
 		return fmt.Errorf("%w: %w", fs.ErrPermission, err)
-	case isServerError(err):
+	case !isOurs(err):
 		return err
 	}
-	if s != nil {
-		if cause := s.trouble(); cause != nil {
-			err = fmt.Errorf("%w: %w", err, cause)
-		}
+	if cause := c.session.trouble(); cause != nil {
+		err = fmt.Errorf("%w: %w", err, cause)
 	}
-	return withCause(ctx, driver.ErrUnavailable, err)
-}
-
-// undecided makes the error of a call out of the error of a request that may
-// have been carried out.
-func (d *Driver) undecided(ctx context.Context, err error) error {
-	err = withCause(ctx, driver.ErrUnknown, err)
-	if d.life.Open().Err() != nil {
-		return fmt.Errorf("%w: %w", driver.ErrClosed, err)
-	}
-	return err
+	return withCause(c.ctx, driver.ErrUnavailable, err)
 }
 
 // withCause adds the reason of the end of ctx to an error that does not name the reason.

@@ -13,10 +13,8 @@ func (d *Driver) HangAfter(silent time.Duration) { d.hangAfter.Store(int64(silen
 
 // Direct returns how many requests went past the library, on the connections that there are.
 func (d *Driver) Direct() int {
-	d.mu.Lock()
-	defer d.mu.Unlock()
 	n := 0
-	for s := range d.all {
+	for _, s := range d.sessions.All() {
 		if l := s.link.Load(); l != nil {
 			l.mu.Lock()
 			n += int(l.directs)
@@ -31,10 +29,8 @@ const MaxUnderway = maxUnderway
 
 // Underway returns how many requests are without an answer, each of which keeps a goroutine.
 func (d *Driver) Underway() int {
-	d.mu.Lock()
-	defer d.mu.Unlock()
 	n := 0
-	for s := range d.all {
+	for _, s := range d.sessions.All() {
 		s.mu.Lock()
 		n += s.underway
 		s.mu.Unlock()
@@ -50,4 +46,4 @@ func (d *Driver) KeepSetsFor(age time.Duration) { d.changes.keptFor = age }
 
 // MaxPaths sets how many bytes the paths of the nodes of a session may have. It
 // is called before the first request.
-func (d *Driver) MaxPaths(n int) { d.maxPaths = n }
+func (d *Driver) MaxPaths(n int) { d.sessions.MaxLoad = n }

@@ -90,19 +90,19 @@ func callAll(ctx context.Context, t *testing.T, addr string) {
 		cancel()
 		d.Close(ctx)
 	}()
-	c := caller{ctx: ctx}
-	s, err := d.board(c, d.options.TTL)
+	s, err := d.board(ctx, d.options.TTL, 0)
 	if err != nil {
 		t.Logf("session: %v", err)
 		return
 	}
-	defer s.leave()
+	defer s.Leave(0)
+	c := caller{session: s, ctx: ctx}
 	for _, request := range []func(*gozk.Conn) error{
 		func(c *gozk.Conn) error { _, _, err := c.Get("/a"); return err },
 		func(c *gozk.Conn) error { _, _, err := c.Children("/a"); return err },
 		func(c *gozk.Conn) error { _, err := c.Multi(&gozk.DeleteRequest{Path: "/a"}); return err },
 	} {
-		_, err := receive(c, s, send(s, func(c *gozk.Conn) (struct{}, error) { return struct{}{}, request(c) }))
+		_, err := receive(c, send(s, func(c *gozk.Conn) (struct{}, error) { return struct{}{}, request(c) }))
 		t.Log(err)
 	}
 }

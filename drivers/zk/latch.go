@@ -5,8 +5,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	gozk "github.com/go-zookeeper/zk"
 
@@ -82,16 +84,12 @@ func (d *Driver) DeleteLatch(ctx context.Context, name, id string) error {
 
 // Latch implements driver.Latcher.
 func (d *Driver) Latch(ctx context.Context, name string) (left int, err error) {
-	s, err := d.board(caller{ctx: ctx}, d.options.TTL)
-	if err != nil {
-		return 0, err
-	}
-	defer s.leave()
-	l, err := d.lookAtLatch(caller{ctx, d.life.Open().Done()}, s, d.latchNode(name), true)
-	if err != nil {
-		return 0, fault(ctx, s, err)
-	}
-	return l.left(), nil
+	err = d.call(ctx, func(c caller) error {
+		l, err := c.latch(d.latchNode(name), true)
+		left = l.left()
+		return err
+	})
+	return left, err
 }
 
 // WatchLatch implements driver.Latcher.
@@ -105,74 +103,74 @@ func (d *Driver) changeLatch(ctx context.Context, name, id string, change func(l
 	if err := ctx.Err(); err != nil {
 		return false, err
 	}
-	s, err := d.board(caller{ctx: ctx}, d.options.TTL)
-	if err != nil {
-		return false, err
-	}
-	defer s.leave()
-	c, node := caller{ctx, d.life.Open().Done()}, d.latchNode(name)
+	err = d.call(ctx, func(c caller) (err error) {
+		did, err = c.changeLatch(d.latchNode(name), id, change)
+		return err
+	})
+	return did, err
+}
+
+func (c caller) changeLatch(node, id string, change func(latch) []any) (did bool, err error) {
+	ch := &c.session.driver.changes
 	for synced := false; ; synced = true {
-		l, err := d.lookAtLatch(c, s, node, synced)
+		l, err := c.latch(node, synced)
 		if err != nil {
-			return false, fault(ctx, s, err)
+			return false, err
 		}
 		ops := change(l)
 		did = len(ops) > 0
 		if !did && !synced {
 			continue
 		}
-		note, err := d.changes.note(d, c, s, id, did)
+		note, err := ch.note(c, id, did)
 		if err != nil {
-			return false, fault(ctx, s, err)
+			return false, err
 		}
-		results, err := outcome(c, s, sendChange(s, func(c *gozk.Conn) ([]gozk.MultiResponse, error) { return c.Multi(append(note.ops, ops...)...) }))
-		switch {
-		case err == nil:
-			d.endLatch(c, s, l, results)
-			return did, nil
-		case !isAnswer(err):
-			return false, d.undecided(ctx, err)
-		case !isOutdated(err):
-			return false, fault(ctx, s, err)
+		results, err := c.change(append(note.ops, ops...)...)
+		if err == nil {
+			c.endLatch(l, results)
 		}
-		did, known, err := d.changes.find(c, s, note)
+		if !isOutdated(err) {
+			return did && err == nil, err
+		}
+		did, known, err := ch.find(c, note)
 		if known {
 			return did, nil
 		}
 		if isOurs(err) { // the request was refused, perhaps because an earlier one was carried out
-			return false, d.undecided(ctx, err)
+			return false, undecided{err}
 		}
 		if err == nil {
-			err = d.makeAbove(c, s, node)
+			err = c.makeAbove(node)
 		}
 		if err != nil {
-			return false, fault(ctx, s, err)
+			return false, err
 		}
 	}
 }
 
 // endLatch removes the nodes of a latch after the last count-down, whose answer ends with what is known of the child.
-func (d *Driver) endLatch(c caller, s *session, l latch, results []gozk.MultiResponse) {
+func (c caller) endLatch(l latch, results []gozk.MultiResponse) {
 	if len(results) == 0 || l.child == "" {
 		return
 	}
 	if child := results[len(results)-1].Stat; child != nil && int(child.Version) >= l.n {
-		_ = d.removeLatch(c, s, l) // if this fails, the next look removes the nodes
+		_ = c.removeLatch(l) // if this fails, the next look removes the nodes
 	}
 }
 
 // removeLatch removes the nodes of a latch that is over.
-func (d *Driver) removeLatch(c caller, s *session, l latch) error {
-	_, err := query(c, s, func(c *gozk.Conn) ([]gozk.MultiResponse, error) { return c.Multi(l.removal()...) })
+func (c caller) removeLatch(l latch) error {
+	_, err := query(c, func(c *gozk.Conn) ([]gozk.MultiResponse, error) { return c.Multi(l.removal()...) })
 	if isOutdated(err) { // somebody else has
 		return nil
 	}
 	return err
 }
 
-// lookAtLatch reads a latch: behind all transactions of before, if synced. A latch that is over is removed.
-func (d *Driver) lookAtLatch(c caller, s *session, node string, synced bool) (latch, error) {
-	l, err := query(c, s, func(c *gozk.Conn) (latch, error) {
+// latch reads a latch: behind all transactions of before, if synced. A latch that is over is removed.
+func (c caller) latch(node string, synced bool) (latch, error) {
+	l, err := query(c, func(c *gozk.Conn) (latch, error) {
 		if synced {
 			if _, err := c.Sync(node); err != nil {
 				return latch{}, err
@@ -183,7 +181,7 @@ func (d *Driver) lookAtLatch(c caller, s *session, node string, synced bool) (la
 	if err = cmp.Or(err, l.foreign); err != nil || l.child == "" || l.left() > 0 {
 		return l, err
 	}
-	return latch{node: node}, d.removeLatch(c, s, l)
+	return latch{node: node}, c.removeLatch(l)
 }
 
 func readLatch(c *gozk.Conn, node string) (latch, error) {
@@ -217,3 +215,157 @@ func (d *Driver) latchNode(name string) string {
 
 // partOf returns a text as one part of a path.
 func partOf(text string) string { return string(appendPart(nil, text, false)) }
+
+const (
+	// knownFor is how long an id has to be known.
+	knownFor = 2 * driver.RepeatFor
+
+	// usualKeptFor is how old a set is when the set goes: a driver puts ids there for up to three times knownFor, and the rest is for
+	// the clocks of servers.
+	usualKeptFor = 4 * knownFor
+)
+
+// changes knows which changes of latches were carried out: the transaction of a change makes nodes that are called by the id, and is refused
+// where there is one. These nodes are children of a set. A driver begins a set when the one before is knownFor old, and has the nodes of
+// a change in both, so that a change and its repeats have a set in common, whichever of their requests comes first. The nodes are not ephemeral,
+// since they must outlast the session and the process. So each driver that begins a set removes all sets, also of other drivers,
+// that are usualKeptFor old. A later request finds no set, and is refused.
+type changes struct {
+	keptFor time.Duration // see usualKeptFor
+	locked  chan struct{} // has an element while somebody uses the fields below
+
+	set   string // its path, once there is one
+	last  string // the one before, while its ids have to be known
+	begun int64
+}
+
+// note is what a transaction says of the change that it carries out.
+type note struct {
+	set   string
+	nodes []string // where the id may be
+	ops   []any
+}
+
+// lock waits for the turn of the caller, who then has to call unlock.
+func (ch *changes) lock(c caller) error {
+	select {
+	case ch.locked <- struct{}{}:
+		return nil
+	case <-c.ctx.Done():
+		return errNoAnswer
+	case <-c.stop:
+		return errStopping
+	}
+}
+
+func (ch *changes) unlock() { <-ch.locked }
+
+// note makes the note of a change. Its operations are refused if the id is known.
+func (ch *changes) note(c caller, id string, did bool) (n note, err error) {
+	if err := ch.lock(c); err != nil {
+		return n, err
+	}
+	defer ch.unlock()
+	d := c.session.driver
+	if now := d.now(); ch.set == "" || now-ch.begun >= int64(knownFor) {
+		set, err := c.beginSet()
+		if err != nil {
+			return n, err
+		}
+		if ch.last = ch.set; now-ch.begun >= 2*int64(knownFor) {
+			ch.last = ""
+		}
+		ch.set, ch.begun = set, now
+		d.life.Go(func() { d.removeSets(set) })
+	}
+	n.set = ch.set
+	var says []byte
+	if did {
+		says = []byte{'+'}
+	}
+	for _, set := range [...]string{ch.set, ch.last} {
+		if set == "" {
+			break
+		}
+		node := set + "/" + partOf(id)
+		n.nodes = append(n.nodes, node)
+		n.ops = append(n.ops, &gozk.CreateRequest{Path: node, Data: says, Acl: d.options.ACL})
+	}
+	return n, nil
+}
+
+// find looks for the id of a note after a refusal. If somebody has removed the set, the next change begins one.
+func (ch *changes) find(c caller, n note) (did, known bool, err error) {
+	for _, node := range n.nodes {
+		says, err := c.get(node)
+		if !errors.Is(err, gozk.ErrNoNode) {
+			return len(says) > 0, err == nil, err
+		}
+	}
+	exists, err := query(c, func(c *gozk.Conn) (bool, error) {
+		exists, _, err := c.Exists(n.set)
+		return exists, err
+	})
+	if err != nil || exists {
+		return false, false, err
+	}
+	if err := ch.lock(c); err != nil {
+		return false, false, err
+	}
+	defer ch.unlock()
+	if ch.set == n.set {
+		ch.set, ch.last = "", ""
+	}
+	return false, false, nil
+}
+
+// beginSet makes a set.
+func (c caller) beginSet() (string, error) {
+	d := c.session.driver
+	node := d.options.Chroot + changesPart + "/set-"
+	if err := c.makeAbove(node); err != nil {
+		return "", err
+	}
+	return query(c, func(c *gozk.Conn) (string, error) { return c.Create(node, nil, gozk.FlagSequence, d.options.ACL) })
+}
+
+// removeSets removes the sets that are old beside the newest, in their order. What is in the way, such as another driver that does the same,
+// is left to whoever begins the next set.
+func (d *Driver) removeSets(newest string) {
+	_ = d.call(d.life.Open(), func(c caller) error {
+		above := d.options.Chroot + changesPart
+		last, err := c.list(newest)
+		if err != nil {
+			return err
+		}
+		sets, err := c.list(above)
+		slices.Sort(sets.children)
+		for _, set := range sets.children {
+			node := above + "/" + set
+			var l listing
+			// The leaders that made the sets counted milliseconds by their clocks.
+			if l, err = c.list(node); err != nil || last.stat.Ctime-l.stat.Ctime < d.changes.keptFor.Milliseconds() {
+				break
+			}
+			if err = c.removeSet(node, l.children); err != nil {
+				break
+			}
+		}
+		return err
+	})
+}
+
+// removeSet removes a set with its ids.
+func (c caller) removeSet(set string, ids []string) error {
+	var nodes []any
+	for _, id := range ids {
+		nodes = append(nodes, &gozk.DeleteRequest{Path: set + "/" + id, Version: -1})
+	}
+	nodes = append(nodes, &gozk.DeleteRequest{Path: set, Version: -1})
+	for some := range slices.Chunk(nodes, maxTogether) {
+		if _, err := query(c, func(c *gozk.Conn) ([]gozk.MultiResponse, error) { return c.Multi(some...) }); err != nil {
+			return err
+		}
+	}
+	return nil
+}

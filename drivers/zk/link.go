@@ -5,6 +5,8 @@ import (
 	"crypto/tls"
 	"encoding/binary"
 	"errors"
+	"fmt"
+	"io"
 	"net"
 	"slices"
 	"sync"
@@ -71,11 +73,11 @@ type link struct {
 
 // stamp is a request on its way.
 type stamp struct {
-	xid  int32
-	op   int32
-	at   int64
-	size int
-	take taker // nil for a request of the library
+	xid    int32
+	op     int32
+	at     int64
+	size   int
+	handle handler // nil for a request of the library
 }
 
 // Write implements net.Conn. The library writes one request at a time. A session whose time has passed gets no further request but
@@ -90,7 +92,7 @@ func (l *link) Write(b []byte) (int, error) {
 	s := l.session
 	now := s.driver.now()
 	request, last := l.note(b, now)
-	if !last && s.hasExpired(now) {
+	if !last && s.End.Passed(now) {
 		l.Close()
 		return len(b), nil
 	}
@@ -193,12 +195,12 @@ func (l *link) received(frame []byte) error {
 	xid, zxid, code := int32(binary.BigEndian.Uint32(body)), body[4:12], int32(binary.BigEndian.Uint32(body[12:]))
 	request, skipped := l.answered(xid)
 	l.mu.Unlock()
-	for _, take := range skipped {
-		take(nil, errUnanswered)
+	for _, handle := range skipped {
+		handle(nil, errUnanswered)
 	}
 	answer := request.size > 0
 	switch {
-	case request.take != nil: // the taker looks whether the answer makes sense
+	case request.handle != nil: // the handler looks whether the answer makes sense
 	case request.op == opWatch && code != 0: // the library takes the watches for set
 		return errAnswer
 	case !answer && xid >= 0, code == 0 && !makesSense(request.op, body[headerSize:]):
@@ -223,8 +225,8 @@ func (l *link) received(frame []byte) error {
 	if request.op == opCreateContainer && code == 0 {
 		binary.BigEndian.PutUint32(body[12:], codeNodeExists)
 	}
-	if request.take != nil {
-		request.take(body[headerSize:], errOf(code))
+	if request.handle != nil {
+		request.handle(body[headerSize:], errOf(code))
 	}
 	return nil
 }
@@ -256,8 +258,8 @@ func (l *link) welcomed(body []byte, now int64) error {
 }
 
 // answered takes out the request with the number of an answer, or returns none. Answers come in the order of their requests, so earlier
-// requests were skipped; answered returns their takers. l.mu is held.
-func (l *link) answered(xid int32) (request stamp, skipped []taker) {
+// requests were skipped; answered returns their handlers. l.mu is held.
+func (l *link) answered(xid int32) (request stamp, skipped []handler) {
 	for xid >= 0 && len(l.sent) > 0 {
 		first := l.sent[0]
 		l.sent[0] = stamp{}
@@ -266,8 +268,8 @@ func (l *link) answered(xid int32) (request stamp, skipped []taker) {
 		if first.xid == xid {
 			return first, skipped
 		}
-		if first.take != nil {
-			skipped = append(skipped, first.take)
+		if first.handle != nil {
+			skipped = append(skipped, first.handle)
 		}
 	}
 	return stamp{}, skipped
@@ -284,21 +286,21 @@ func (l *link) Close() error {
 		s.tooSlow(s.driver.now() - began)
 	}
 	err := l.Conn.Close()
-	for _, take := range l.takers() {
-		take(nil, gozk.ErrConnectionClosed)
+	for _, handle := range l.handlers() {
+		handle(nil, gozk.ErrConnectionClosed)
 	}
 	return err
 }
 
-// takers lets no more direct requests in, and takes out the takers of their answers.
-func (l *link) takers() (left []taker) {
+// handlers lets no more direct requests in, and takes out the handlers of their answers.
+func (l *link) handlers() (left []handler) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.ending = true
 	for i := range l.sent {
-		if take := l.sent[i].take; take != nil {
-			left = append(left, take)
-			l.sent[i].take = nil
+		if handle := l.sent[i].handle; handle != nil {
+			left = append(left, handle)
+			l.sent[i].handle = nil
 		}
 	}
 	return left
@@ -306,7 +308,7 @@ func (l *link) takers() (left []taker) {
 
 // dial is the Dialer of the library.
 func (s *session) dial(network, addr string, _ time.Duration) (net.Conn, error) {
-	if s.isDead() {
+	if s.IsDead() {
 		return nil, errOver
 	}
 	if s.confused.Swap(false) {
@@ -366,8 +368,252 @@ func (p *servers) Len() int { return len(p.hosts) }
 func (p *servers) Next() (server string, all bool) {
 	server = p.hosts[p.next%len(p.hosts)]
 	p.next++
-	return server, p.session.isDead()
+	return server, p.session.IsDead()
 }
 
 // Connected implements the library's HostProvider.
 func (p *servers) Connected() {}
+
+// What the protocol has in requests and answers past the library.
+const (
+	statSize = 4*8 + 3*4 + 8 + 2*4 + 8
+
+	// firstDirect is the first number of such a request. The library counts from 1; when the library comes halfway there, all requests go
+	// through the library.
+	firstDirect = 1 << 30
+	maxLibrary  = firstDirect / 2
+
+	// maxUnanswered bounds how many bytes of requests a server may owe answers to when one goes past the library. A connection
+	// takes so few bytes at once, whatever the server does, so a caller whose context is over is not kept.
+	maxUnanswered = 4 << 10
+)
+
+// handler takes what came of a request, in the goroutine that reads, or in the one that ends the connection: a handler never blocks.
+type handler func(body []byte, err error)
+
+// direct sends a request past the library, and reports whether the request was sent: the connection has to be up, and idle enough. The
+// handler is then called once. A hand-over between clients waits for two requests, and direct is for these: through the library, seven
+// goroutines have to be woken for these, one after the other, and this way one.
+func (s *session) direct(op int32, arguments []byte, handle handler) bool {
+	l := s.link.Load()
+	return l != nil && l.direct(op, arguments, handle)
+}
+
+func (l *link) direct(op int32, arguments []byte, handle handler) bool {
+	if !l.writing.TryLock() {
+		return false
+	}
+	defer l.writing.Unlock()
+	s := l.session
+	now := s.driver.now()
+	if s.End.Passed(now) {
+		return false
+	}
+	request := l.noteDirect(op, arguments, handle, now)
+	if request == nil {
+		return false
+	}
+	s.lastSent.Store(now)
+	if _, err := l.Conn.Write(request); err != nil {
+		l.Close()
+	}
+	return true
+}
+
+// noteDirect makes a request and takes note of the request, or returns nil if the request has to go through the library.
+func (l *link) noteDirect(op int32, arguments []byte, handle handler, now int64) []byte {
+	size := 4 + 4 + 4 + len(arguments)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.ending || l.library >= maxLibrary || l.unanswered+size > maxUnanswered {
+		return nil
+	}
+	l.directs = (l.directs + 1) % firstDirect // so that there is no number twice among those under way
+	xid := firstDirect + l.directs
+	l.sent = append(l.sent, stamp{xid: xid, op: op, at: now, size: size, handle: handle})
+	l.unanswered += size
+	b := make([]byte, 0, size)
+	b = binary.BigEndian.AppendUint32(b, uint32(size-4))
+	b = binary.BigEndian.AppendUint32(b, uint32(xid))
+	b = binary.BigEndian.AppendUint32(b, uint32(op))
+	return append(b, arguments...)
+}
+
+// buffers reports whether a connection takes a few bytes at once, whatever the server does.
+func buffers(c net.Conn) bool {
+	_, ok := c.(*net.TCPConn)
+	return ok
+}
+
+// removeNow asks to remove a node past the library, or returns nil.
+func (s *session) removeNow(node string) <-chan reply[struct{}] {
+	c := make(chan reply[struct{}], 1)
+	version := int32(-1)
+	if !s.direct(opDelete, binary.BigEndian.AppendUint32(appendText(nil, node), uint32(version)), func(_ []byte, err error) {
+		c <- reply[struct{}]{err: ofOwn(err)}
+	}) {
+		return nil
+	}
+	return c
+}
+
+// listNow asks past the library for the children of a node, and reports whether the request was sent.
+func (s *session) listNow(path string, handle func(listing, error)) bool {
+	return s.direct(opChildren, append(appendText(nil, path), 0), func(body []byte, err error) { // 0: no watch
+		var l listing
+		if err == nil {
+			l, err = readListing(body)
+		}
+		handle(l, err)
+	})
+}
+
+func appendText(b []byte, text string) []byte {
+	b = binary.BigEndian.AppendUint32(b, uint32(len(text)))
+	return append(b, text...)
+}
+
+// readListing reads the answer to opChildren.
+func readListing(b []byte) (l listing, err error) {
+	count, b, ok := readNumber(b)
+	if !ok || count < 0 || int(count) > len(b)/4 {
+		return listing{}, errAnswer
+	}
+	l.children = make([]string, count)
+	for i := range l.children {
+		var size int32
+		size, b, ok = readNumber(b)
+		if !ok || size < 0 || int(size) > len(b) {
+			return listing{}, errAnswer
+		}
+		l.children[i], b = string(b[:size]), b[size:]
+	}
+	if len(b) != statSize {
+		return listing{}, errAnswer
+	}
+	if _, err := binary.Decode(b, binary.BigEndian, &l.stat); err != nil {
+		return listing{}, fmt.Errorf("%w: %w", errAnswer, err)
+	}
+	return l, nil
+}
+
+func readNumber(b []byte) (n int32, rest []byte, ok bool) {
+	if len(b) < 4 {
+		return 0, nil, false
+	}
+	return int32(binary.BigEndian.Uint32(b)), b[4:], true
+}
+
+// errOf returns the error of an answer, by the names of the library.
+func errOf(code int32) error {
+	switch code {
+	case 0:
+		return nil
+	case -101:
+		return gozk.ErrNoNode
+	case -102:
+		return gozk.ErrNoAuth
+	case -111:
+		return gozk.ErrNotEmpty
+	case -112, -12: // SESSIONEXPIRED and UNKNOWNSESSION
+		return gozk.ErrSessionExpired
+	case -118:
+		return gozk.ErrSessionMoved
+	}
+	return errorOf(code)
+}
+
+// errUnanswered is the error of a request that the server skipped: a later one was answered.
+var errUnanswered = errors.New("the server skipped a request")
+
+// The parts of a frame.
+const (
+	lengthSize  = 4
+	headerSize  = 4 + 8 + 4 // of an answer: its number, the id of the transaction, the error
+	welcomeSize = 4 + 4 + 8 // of the answer to the request for a session: version, timeout, session; the password follows
+	maxWelcome  = 256       // with the password
+)
+
+// keptFrame is the greatest buffer that a connection keeps for its next frame.
+const keptFrame = 64 << 10
+
+// readFrame reads a frame of at most so many bytes, with its length, into a buffer, or into a new one. The buffer grows with what arrives,
+// so that a wrong length costs no memory.
+func readFrame(r io.Reader, buffer []byte, most int64) ([]byte, error) {
+	if cap(buffer) > keptFrame {
+		buffer = nil
+	}
+	frame := slices.Grow(buffer[:0], lengthSize)[:lengthSize]
+	if _, err := io.ReadFull(r, frame); err != nil {
+		return nil, err
+	}
+	size := int64(binary.BigEndian.Uint32(frame))
+	if size > most {
+		return nil, fmt.Errorf("%w: it claims to have %d bytes", errAnswer, size)
+	}
+	for left := int(size); left > 0; {
+		have := len(frame)
+		next := min(left, max(have, keptFrame))
+		frame = slices.Grow(frame, next)[:have+next]
+		if _, err := io.ReadFull(r, frame[have:]); err != nil {
+			return nil, err
+		}
+		left -= next
+	}
+	return frame, nil
+}
+
+// makesSense reports whether the library may decode the body of an answer. The library makes room for as many bytes and names as the
+// server claims to send, before it looks whether they are there, and panics at a transaction's answer without an end: both end the
+// program. Wrong lengths of strings are errors there.
+func makesSense(op int32, body []byte) bool {
+	switch op {
+	case opGetData:
+		return fits(body, 1)
+	case opChildren:
+		return fits(body, 4) // the length of each name
+	case opMulti:
+		return hasEnd(body)
+	}
+	return true
+}
+
+// fits reports whether bytes begin with a number of things of at least a size, and are enough for as many. A negative number stands for
+// none, except for names, of which the library would take it for a great number.
+func fits(b []byte, size int) bool {
+	count, b, ok := readNumber(b)
+	return ok && int(count) <= len(b)/size && (count >= 0 || size == 1)
+}
+
+// hasEnd reports whether the answer to a transaction has a header and a body for each operation, and the header that ends the answer.
+func hasEnd(b []byte) bool {
+	const header = 4 + 1 + 4 // operation, whether this is the end, error
+	for len(b) >= header {
+		op, end := int32(binary.BigEndian.Uint32(b)), b[4] != 0
+		if end {
+			return true
+		}
+		b = b[header:]
+		size := 0
+		switch op {
+		case opCreate: // the path
+			length, _, ok := readNumber(b)
+			if !ok || length < 0 {
+				return false
+			}
+			size = 4 + int(length)
+		case opSetData:
+			size = statSize
+		case opError:
+			size = 4
+		case opDelete, opCheck:
+		default:
+			return true // the library refuses such an answer
+		}
+		if size > len(b) {
+			return false
+		}
+		b = b[size:]
+	}
+	return false
+}

@@ -84,11 +84,11 @@ func TestLinkBelievesNothingOfAnAnswerThatMakesNoSense(t *testing.T) {
 		if _, err := feed(l, hello, len(hello)); err != nil {
 			t.Fatal(err)
 		}
-		heard, zxid, expires := s.heard.Load(), s.zxid.Load(), s.expires.Load()
+		heard, zxid, expires := s.heard.Load(), s.zxid.Load(), s.End.At()
 		if _, err := feed(l, test.answer, len(test.answer)); err == nil {
 			t.Errorf("%s: got no error", test.what)
 		}
-		if s.heard.Load() != heard || s.zxid.Load() != zxid || s.expires.Load() != expires {
+		if s.heard.Load() != heard || s.zxid.Load() != zxid || s.End.At() != expires {
 			t.Errorf("%s: it was believed", test.what)
 		}
 		s.cut()

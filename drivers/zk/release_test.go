@@ -31,11 +31,11 @@ func TestReleaseThatWasNeverSent(t *testing.T) {
 		t.Fatalf("release without a connection: got %v, want %v", err, driver.ErrUnknown)
 	}
 	s.setUp(true)
-	if _, err := receive(caller{ctx: t.Context()}, s, send(s, func(c *gozk.Conn) (struct{}, error) { return remove(c, h.node) })); err != nil {
+	if _, err := receive(caller{session: s, ctx: t.Context()}, send(s, func(c *gozk.Conn) (struct{}, error) { return remove(c, h.node) })); err != nil {
 		t.Fatal(err)
 	}
 	if err := h.release(t.Context()); err != driver.ErrNotHeld {
 		t.Errorf("release of a hold that somebody else removed: got %v, want %v", err, driver.ErrNotHeld)
 	}
-	s.leave()
+	s.Leave(0)
 }

@@ -2,6 +2,7 @@ package zk
 
 import (
 	"context"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -133,22 +134,25 @@ func (d *Driver) Seal(ctx context.Context, l driver.Lease) error {
 		last = first + uint64(n) - 1
 	}
 	seal := sealName(last, h.node)
-	c := caller{ctx, d.life.Open().Done()}
-	if err := s.await(c); errors.Is(err, errOver) {
-		return driver.ErrNotHeld
-	} else if err != nil {
-		return fault(ctx, s, err)
+	c := s.caller(ctx)
+	again, err := false, c.await()
+	if err == nil {
+		s.mu.Lock()
+		again, h.sealing = h.sealing, true
+		s.mu.Unlock()
+		_, err = c.change(
+			&gozk.CheckVersionRequest{Path: h.node, Version: -1},
+			d.createSeal(h.dir, seal),
+			&gozk.DeleteRequest{Path: h.node, Version: -1},
+		)
 	}
-	s.mu.Lock()
-	again := h.sealing
-	h.sealing = true
-	s.mu.Unlock()
-	_, err := outcome(c, s, sendChange(s, func(c *gozk.Conn) ([]gozk.MultiResponse, error) { return h.replace(c, seal) }))
 	if again && errors.Is(err, gozk.ErrNoNode) { // an earlier request without an answer may have sealed the name
 		var found listing
-		found, err = query(c, s, func(c *gozk.Conn) (listing, error) { return listSynced(c, h.dir) })
+		found, err = c.listSynced(h.dir)
 		if r := found.record(); err == nil && (r.seal == "" || sealName(r.last, r.seal) != seal) {
 			err = gozk.ErrNoNode
+		} else if !isAnswer(err) {
+			err = undecided{err}
 		}
 	}
 	switch {
@@ -160,19 +164,10 @@ func (d *Driver) Seal(ctx context.Context, l driver.Lease) error {
 	case errors.Is(err, gozk.ErrNoNode):
 		h.removed()
 		return driver.ErrNotHeld
-	case isAnswer(err):
-		return fault(ctx, s, err)
+	case err == errOver: // nothing was sent
+		return driver.ErrNotHeld
 	}
-	return d.undecided(ctx, err)
-}
-
-// replace puts a seal in the place of the node.
-func (h *hold) replace(c *gozk.Conn, seal string) ([]gozk.MultiResponse, error) {
-	return c.Multi(
-		&gozk.CheckVersionRequest{Path: h.node, Version: -1},
-		h.driver.createSeal(h.dir, seal),
-		&gozk.DeleteRequest{Path: h.node, Version: -1},
-	)
+	return c.explain(err)
 }
 
 // createSeal makes the operation for the node of a seal.
@@ -186,18 +181,21 @@ func (d *Driver) createSeal(dir, seal string) *gozk.CreateRequest {
 
 // Sealed implements move.Sealer.
 func (d *Driver) Sealed(ctx context.Context, name string) (last uint64, sealed bool, err error) {
-	s, err := d.board(caller{ctx: ctx}, d.options.TTL)
-	if err != nil {
-		return 0, false, err
+	var r record
+	err = d.call(ctx, func(c caller) (err error) {
+		r, err = c.record(d.dir(name))
+		return err
+	})
+	return r.last, r.seal != "", err
+}
+
+// record reads the record of the name whose node is dir.
+func (c caller) record(dir string) (record, error) {
+	l, err := c.listSynced(dir)
+	if errors.Is(err, gozk.ErrNoNode) {
+		err = nil
 	}
-	defer s.leave()
-	c, dir := caller{ctx, d.life.Open().Done()}, d.dir(name)
-	l, err := query(c, s, func(c *gozk.Conn) (listing, error) { return listSynced(c, dir) })
-	if err != nil && !errors.Is(err, gozk.ErrNoNode) {
-		return 0, false, fault(ctx, s, err)
-	}
-	r := l.record()
-	return r.last, r.seal != "", nil
+	return l.record(), err
 }
 
 // Mark implements move.Marker. Transaction numbers cannot be raised, so the mark has the number to add to them, which only grows.
@@ -241,34 +239,28 @@ func (h *hold) change(ctx context.Context, change func(record) record) (next rec
 	s.mu.Lock()
 	r := h.record
 	s.mu.Unlock()
-	c := caller{ctx, h.driver.life.Open().Done()}
+	c := s.caller(ctx)
 	for i := 0; ; i++ {
 		if err := h.isHeld(); err != nil {
 			return r, err
 		}
 		next = change(r)
-		if err := s.await(c); errors.Is(err, errOver) {
-			return r, driver.ErrNotHeld
-		} else if err != nil {
-			return r, fault(ctx, s, err)
-		}
-		ops := append([]any{&gozk.CheckVersionRequest{Path: h.node, Version: -1}}, h.driver.changeBase(h.dir, r, next)...)
-		results, err := outcome(c, s, sendChange(s, func(c *gozk.Conn) ([]gozk.MultiResponse, error) { return c.Multi(ops...) }))
+		results, err := c.change(append([]any{&gozk.CheckVersionRequest{Path: h.node, Version: -1}}, s.driver.changeBase(h.dir, r, next)...)...)
 		switch {
 		case err == nil:
 			return next, nil
 		case len(results) > 0 && errors.Is(results[0].Error, gozk.ErrNoNode):
 			h.removed()
 			return r, driver.ErrNotHeld
-		case !isAnswer(err):
-			return r, h.driver.undecided(ctx, err)
+		case err == errOver: // nothing was sent
+			return r, driver.ErrNotHeld
 		case i == maxMarking || !isOutdated(err):
-			return r, fault(ctx, s, err)
+			return r, c.explain(err)
 		}
 		// Somebody has changed the child by hand, or an earlier request without an answer has.
-		now, err := query(c, s, func(c *gozk.Conn) (listing, error) { return listSynced(c, h.dir) })
+		now, err := c.listSynced(h.dir)
 		if err != nil {
-			return r, fault(ctx, s, err)
+			return r, c.explain(err)
 		}
 		r = now.record()
 	}
@@ -303,7 +295,7 @@ func (h *hold) marked(r record) {
 	defer s.mu.Unlock()
 	h.record, h.ours = r, false
 	h.number()
-	h.driver.nameNodes.add(h.dir)
+	s.driver.nameNodes.add(h.dir)
 }
 
 // number gives the hold the tokens of the last transaction known to its session. session.mu is held.
@@ -317,4 +309,94 @@ func (d *Driver) Marked(_ context.Context, l driver.Lease) (bool, error) {
 	h.session.mu.Lock()
 	defer h.session.mu.Unlock()
 	return h.record.marked, nil
+}
+
+var (
+	_ move.Unsealer = (*Driver)(nil)
+	_ move.Unmarker = (*Driver)(nil)
+)
+
+// looseName returns the name of the seal of a record with another id, or the first.
+func (r record) looseName(id string) string {
+	return sealPrefix + strconv.FormatUint(r.last, 10) + "-" + hex.EncodeToString([]byte(id)) + "-" + withoutGUID(r.seal)
+}
+
+// Loosen implements move.Unsealer. The seal gets another name with the id, so that a request to remove the seal finds it under this
+// name alone; waiters behind the seal look, and go on to wait. Other libraries have no tokens, so dsync's are raised as by a mark.
+func (d *Driver) Loosen(ctx context.Context, name, id string, floor uint64) error {
+	if floor > 0 && d.options.NoTokens {
+		return fmt.Errorf("there are no tokens to raise: %w", errors.ErrUnsupported)
+	}
+	if err := checkFloor(floor); err != nil {
+		return err
+	}
+	dir := d.dir(name)
+	return d.changeSeal(ctx, dir, func(c caller, r record) (ops []any) {
+		if loose := r.looseName(id); loose != r.seal {
+			ops = append(ops, d.createSeal(dir, loose), &gozk.DeleteRequest{Path: dir + "/" + r.seal, Version: -1})
+		}
+		next := r
+		if passed := uint64(c.session.zxid.Load()) * tokensPerGrant; floor > passed { // whoever is granted the name comes later
+			next = r.withBase(max(r.base, floor-passed), r.marked)
+		}
+		if next.child != r.child {
+			ops = append(ops, d.changeBase(dir, r, next)...)
+		}
+		return ops
+	})
+}
+
+// Unseal implements move.Unsealer.
+func (d *Driver) Unseal(ctx context.Context, name, id string) error {
+	dir, absent := d.dir(name), false
+	err := d.changeSeal(ctx, dir, func(_ caller, r record) []any {
+		if absent = r.seal != r.looseName(id); absent {
+			return nil
+		}
+		return []any{&gozk.DeleteRequest{Path: dir + "/" + r.seal, Version: -1}}
+	})
+	if err == nil && absent {
+		return driver.ErrNotHeld
+	}
+	return err
+}
+
+// changeSeal carries out the operations that change makes of the record of a sealed name.
+func (d *Driver) changeSeal(ctx context.Context, dir string, change func(caller, record) []any) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	return d.call(ctx, func(c caller) error {
+		for {
+			r, err := c.record(dir)
+			if err != nil {
+				return err
+			}
+			if r.seal == "" {
+				return driver.ErrNotHeld
+			}
+			ops := change(c, r)
+			if len(ops) == 0 {
+				return nil
+			}
+			if _, err = c.change(ops...); !isOutdated(err) { // others loosen or remove the seal, each of them once
+				return err
+			}
+		}
+	})
+}
+
+// Unmark implements move.Unmarker. What is added to the tokens stays.
+func (d *Driver) Unmark(ctx context.Context, l driver.Lease) error {
+	h := l.(*hold)
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	r, err := h.change(ctx, func(r record) record { return r.withBase(r.base, false) })
+	if err == nil {
+		h.session.mu.Lock()
+		defer h.session.mu.Unlock()
+		h.record = r
+	}
+	return err
 }

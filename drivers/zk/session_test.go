@@ -12,7 +12,6 @@ import (
 
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/internal/drivertest"
-	"github.com/go-dsync/dsync/internal/lifecycle"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
@@ -25,7 +24,7 @@ func TestSessionsEndBesideRequests(t *testing.T) {
 	}
 	d := opened.(*Driver)
 	for range testenv.Briefly(10, 30) {
-		s, err := d.board(caller{ctx: t.Context(), stop: d.life.Open().Done()}, d.options.TTL)
+		s, err := d.board(t.Context(), d.options.TTL, 0)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -38,11 +37,11 @@ func TestSessionsEndBesideRequests(t *testing.T) {
 				}
 			})
 		}
-		s.hasExpired(s.expires.Load()) // from now on
-		s.die(driver.ErrSessionEnded)
-		s.leave()
+		s.End.Passed(s.End.At()) // from now on
+		s.Die(driver.ErrSessionEnded)
+		s.Leave(0)
 		select {
-		case <-s.buried:
+		case <-s.Buried():
 		case <-time.After(30 * time.Second):
 			t.Fatal("the session is still there")
 		}
@@ -60,7 +59,7 @@ func TestContainersBesideTheEndOfTheSession(t *testing.T) {
 	d := drivertest.Open(t, "zk://"+server.Addr).(*Driver)
 	var made atomic.Int64
 	for range 10 {
-		s, err := d.board(caller{ctx: t.Context()}, d.options.TTL)
+		s, err := d.board(t.Context(), d.options.TTL, 0)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -81,31 +80,34 @@ func TestContainersBesideTheEndOfTheSession(t *testing.T) {
 			}))
 		}
 		<-begun
-		s.kill(false)
-		s.leave()
+		s.Die(nil)
+		s.Leave(0)
 		for _, e := range ended {
 			if r := <-e; r.value != "" {
 				t.Fatalf("the library got the path %q", r.value)
 			}
 		}
-		<-s.buried
+		<-s.Buried()
 	}
 }
 
 // TestReleaseBesideTheEndOfTheSession has a release whose request got no answer see the end of its session before the hold is told of it. The
 // node may have gone with a session that ended, before the request was sent: then nobody says that the hold lasted until its release.
 func TestReleaseBesideTheEndOfTheSession(t *testing.T) {
-	for lost, want := range map[bool]error{true: driver.ErrNotHeld, false: nil} {
-		d := &Driver{life: lifecycle.New(), epoch: time.Now()}
-		s := newSession(d, time.Minute)
-		close(s.ready)
-		h := &hold{driver: d, session: s, request: new(driver.Request), phase: doubted, doubtedAt: d.now()}
-		s.expires.Store(int64(time.Hour))
-		h.end.Store(int64(time.Hour))
-		s.kill(lost)
+	server := testenv.ZooKeeper(t)
+	for cause, want := range map[error]error{driver.ErrSessionEnded: driver.ErrNotHeld, nil: nil} {
+		d := drivertest.Open(t, "zk://"+server.Addr).(*Driver)
+		h := drivertest.Acquire(t, d, drivertest.Request("a")).(*hold)
+		s := h.session
+		s.mu.Lock()
+		h.phase, h.doubtedAt = doubted, d.now()
+		s.fresh.Remove(h)
+		s.mu.Unlock()
+		s.Die(cause)
 		if got := h.release(t.Context()); got != want {
-			t.Errorf("lost %t: got %v, want %v", lost, got, want)
+			t.Errorf("cause %v: got %v, want %v", cause, got, want)
 		}
-		<-s.buried
+		s.Leave(0)
+		<-s.Buried()
 	}
 }

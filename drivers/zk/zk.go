@@ -167,12 +167,7 @@ package zk
 import (
 	"context"
 	"crypto/tls"
-	"errors"
-	"fmt"
 	"net"
-	"os"
-	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -182,6 +177,7 @@ import (
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/internal/cleaner"
 	"github.com/go-dsync/dsync/internal/lifecycle"
+	sessions "github.com/go-dsync/dsync/internal/session"
 )
 
 const (
@@ -248,20 +244,16 @@ type Driver struct {
 	epoch   time.Time // times inside the driver are nanoseconds since then, on the monotonic clock
 
 	life      *lifecycle.Lifecycle // counts Acquires as calls
+	sessions  *sessions.Pool[*session]
 	ghosts    *cleaner.Cleaner[*ghost]
 	nameNodes nameNodes
 	changes   changes
 
-	told       atomic.Pointer[func(error)] // see OnKeepAlive; nil if nobody asked
-	checkAfter atomic.Int64                // see usualCheckAfter
-	nudgeAfter atomic.Int64                // see usualNudgeAfter
-	hangAfter  atomic.Int64                // see usualHangAfter
-	cutOff     atomic.Int32                // requests for sessions that were cut off, since one was answered soon; see welcomeFor
-	maxPaths   int                         // see usualMaxPaths
-
-	mu       sync.Mutex
-	sessions map[time.Duration][]*session // the open ones of a TTL, the oldest first
-	all      map[*session]struct{}        // until they are buried
+	onKeepAlive atomic.Pointer[func(error)] // see OnKeepAlive; nil if nobody asked
+	checkAfter  atomic.Int64                // see usualCheckAfter
+	nudgeAfter  atomic.Int64                // see usualNudgeAfter
+	hangAfter   atomic.Int64                // see usualHangAfter
+	cutOff      atomic.Int32                // requests for sessions that were cut off, since one was answered soon; see welcomeFor
 
 	watchMu sync.Mutex
 	watched map[string]*nameWatch // by node
@@ -276,111 +268,12 @@ var (
 	_ driver.Lister            = (*Driver)(nil)
 )
 
-// New connects to one of the hosts ("host:port") and asks for the bounds of its session timeouts. New fails within ctx.
-func New(ctx context.Context, hosts []string, o *Options) (*Driver, error) {
-	if o == nil {
-		o = &Options{}
-	}
-	d := &Driver{
-		hosts:    slices.Clone(hosts),
-		options:  *o,
-		epoch:    time.Now(),
-		life:     lifecycle.New(),
-		sessions: make(map[time.Duration][]*session),
-		maxPaths: usualMaxPaths,
-		all:      make(map[*session]struct{}),
-		watched:  make(map[string]*nameWatch),
-		changes:  changes{keptFor: usualKeptFor, turn: make(chan struct{}, 1)},
-	}
-	if err := d.options.check(); err != nil {
-		return nil, err
-	}
-	if len(hosts) == 0 {
-		return nil, errors.New("zk: no hosts")
-	}
-	d.host, _ = os.Hostname() // for people; a lock without a host is as good
-	d.ghosts = newCleaner(d)
-	d.checkAfter.Store(int64(usualCheckAfter))
-	d.nudgeAfter.Store(int64(usualNudgeAfter))
-	d.hangAfter.Store(int64(usualHangAfter))
-	if err := d.connect(ctx); err != nil {
-		_ = d.Close(ctx) // nothing is held yet
-		return nil, err
-	}
-	return d, nil
-}
-
-// check refuses nonsense and fills in the defaults.
-func (o *Options) check() error {
-	o.Chroot = strings.TrimSuffix(o.Chroot, "/")
-	if err := checkChroot(o.Chroot); err != nil {
-		return err
-	}
-	if o.User == "" && o.Password != "" {
-		return errors.New("zk: a password without a user")
-	}
-	if strings.Contains(o.User, ":") {
-		return errors.New("zk: the user has a colon")
-	}
-	if o.TTL < 0 {
-		return fmt.Errorf("zk: Options.TTL is %v", o.TTL)
-	}
-	switch {
-	case o.ACL != nil:
-		o.ACL = slices.Clone(o.ACL)
-	case o.User != "":
-		o.ACL = gozk.AuthACL(gozk.PermAll)
-	default:
-		o.ACL = gozk.WorldACL(gozk.PermAll)
-	}
-	if o.Dial == nil {
-		o.Dial = new(net.Dialer).DialContext
-	}
-	return nil
-}
-
-// connect finds out what the server keeps, and makes the session for the usual TTL.
-func (d *Driver) connect(ctx context.Context) error {
-	var err error
-	if d.minTTL, d.maxTTL, err = d.limits(ctx); err != nil {
-		return err
-	}
-	if d.options.TTL == 0 {
-		d.options.TTL = min(max(defaultTTL, d.minTTL), d.maxTTL)
-	}
-	if err := d.Info().CheckTTL(d.options.TTL); err != nil {
-		return fmt.Errorf("%w (minSessionTimeout and maxSessionTimeout of the server)", err)
-	}
-	s, err := d.board(caller{ctx: ctx}, d.options.TTL)
-	if err != nil {
-		return err
-	}
-	defer s.leave()
-	return d.mayUse(ctx, s)
-}
-
-// mayUse finds out whether the user may read the chroot. A missing chroot may be made later.
-func (d *Driver) mayUse(ctx context.Context, s *session) error {
-	path := d.options.Chroot
-	if path == "" {
-		path = "/"
-	}
-	_, err := query(caller{ctx: ctx}, s, func(c *gozk.Conn) ([]byte, error) {
-		text, _, err := c.Get(path)
-		return text, err
-	})
-	if err == nil || errors.Is(err, gozk.ErrNoNode) {
-		return nil
-	}
-	return fault(ctx, s, fmt.Errorf("%s: %w", path, err))
-}
-
 // OnKeepAlive implements driver.KeepAliveReporter. The requests are the ones of keep; the library's pings tell nothing.
-func (d *Driver) OnKeepAlive(f func(err error)) { d.told.Store(&f) }
+func (d *Driver) OnKeepAlive(f func(err error)) { d.onKeepAlive.Store(&f) }
 
-// tell says whether a session is kept alive, unless the driver ends.
-func (d *Driver) tell(err error) {
-	if told := d.told.Load(); told != nil && d.life.Open().Err() == nil {
+// reportKeepAlive reports whether a session is kept alive, unless the driver ends.
+func (d *Driver) reportKeepAlive(err error) {
+	if told := d.onKeepAlive.Load(); told != nil && d.life.Open().Err() == nil {
 		(*told)(err)
 	}
 }

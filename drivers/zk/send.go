@@ -24,10 +24,29 @@ const (
 // if its caller has left, and a silent server gives none.
 const maxUnderway = 256
 
-// caller waits for an answer until ctx ends or the channel, if there is one, is closed.
+// caller sends requests on a session, and waits for an answer until ctx ends or
+// stop, if not nil, is closed.
 type caller struct {
-	ctx  context.Context
-	stop <-chan struct{}
+	session *session
+	ctx     context.Context
+	stop    <-chan struct{}
+}
+
+// caller returns the caller for a call of the driver, which ends with Close.
+func (s *session) caller(ctx context.Context) caller {
+	return caller{s, ctx, s.driver.life.Open().Done()}
+}
+
+// call carries out a call of the driver on a session of the usual TTL, and
+// explains the error of f.
+func (d *Driver) call(ctx context.Context, f func(c caller) error) error {
+	s, err := d.board(ctx, d.options.TTL, 0)
+	if err != nil {
+		return err
+	}
+	defer s.Leave(0)
+	c := s.caller(ctx)
+	return c.explain(f(c))
 }
 
 // reply is what came of a request.
@@ -87,15 +106,16 @@ func (s *session) answered() {
 }
 
 // receive waits for what came of a request.
-func receive[T any](c caller, s *session, answer <-chan reply[T]) (T, error) {
+func receive[T any](c caller, answer <-chan reply[T]) (T, error) {
 	var none T
+	s := c.session
 	patience := time.Duration(s.driver.nudgeAfter.Load())
 	quiet := time.NewTimer(patience)
 	defer quiet.Stop()
 	for {
 		select {
 		case r := <-answer:
-			if errors.Is(r.err, gozk.ErrConnectionClosed) && s.hasExpired(s.driver.now()) {
+			if errors.Is(r.err, gozk.ErrConnectionClosed) && s.End.Passed(s.driver.now()) {
 				return none, errOver
 			}
 			return r.value, r.err
@@ -103,7 +123,7 @@ func receive[T any](c caller, s *session, answer <-chan reply[T]) (T, error) {
 			return none, errNoAnswer
 		case <-c.stop:
 			return none, errStopping
-		case <-s.over:
+		case <-s.Over():
 			return none, errOver
 		case <-quiet.C:
 			s.nudge(patience)
@@ -115,8 +135,9 @@ func receive[T any](c caller, s *session, answer <-chan reply[T]) (T, error) {
 // outcome is receive for a request that changes something. When Close has
 // begun, the caller still gets the answer if there is one before the end of the
 // session.
-func outcome[T any](c caller, s *session, answer <-chan reply[T]) (T, error) {
-	v, err := receive(c, s, answer)
+func outcome[T any](c caller, answer <-chan reply[T]) (T, error) {
+	s := c.session
+	v, err := receive(c, answer)
 	closing := s.driver.life.Open().Err() != nil && (errors.Is(err, errStopping) || errors.Is(err, errOver))
 	if !closing {
 		return v, err
@@ -126,7 +147,7 @@ func outcome[T any](c caller, s *session, answer <-chan reply[T]) (T, error) {
 		return r.value, r.err
 	case <-c.ctx.Done():
 		return v, errNoAnswer
-	case <-s.buried: // all requests have their replies
+	case <-s.Buried(): // all requests have their replies
 	}
 	select {
 	case r := <-answer:
@@ -180,7 +201,8 @@ func (s *session) answeredAfter(took int64) {
 }
 
 // await waits until there is a connection.
-func (s *session) await(c caller) error {
+func (c caller) await() error {
+	s := c.session
 	s.mu.Lock()
 	up := s.up
 	s.mu.Unlock()
@@ -196,47 +218,62 @@ func (s *session) await(c caller) error {
 		return errNoAnswer
 	case <-c.stop:
 		return errStopping
-	case <-s.over:
+	case <-s.Over():
 		return errOver
 	}
 }
 
 // query sends a request again and again until there is an answer. The request must bear repetition.
-func query[T any](c caller, s *session, f func(*gozk.Conn) (T, error)) (T, error) {
+func query[T any](c caller, f func(*gozk.Conn) (T, error)) (T, error) {
 	for {
-		if err := s.await(c); err != nil {
+		if err := c.await(); err != nil {
 			var none T
 			return none, err
 		}
-		v, err := receive(c, s, send(s, f))
+		v, err := receive(c, send(c.session, f))
 		if err == nil || isServerError(err) && !isThrottled(err) || isOurs(err) {
 			return v, err
 		}
-		if err := s.pause(c); err != nil {
+		if err := c.pause(); err != nil {
 			return v, err
 		}
 	}
 }
 
-// insist is query for a request that changes something. Sent is set if an error
-// leaves open whether the change was made.
-func insist[T any](c caller, s *session, f func(*gozk.Conn) (T, error)) (v T, sent bool, err error) {
-	for {
-		if err := s.await(c); err != nil {
-			return v, sent, err
+// insist is query for a request that changes something, and returns an
+// undecided error if the change may have been made.
+func insist[T any](c caller, f func(*gozk.Conn) (T, error)) (v T, err error) {
+	for sent := false; ; {
+		if err = c.await(); err == nil {
+			v, err = outcome(c, sendChange(c.session, f))
+			if err == nil || isServerError(err) && !isThrottled(err) {
+				return v, err
+			}
+			sent = sent || !isThrottled(err)
 		}
-		v, err = outcome(c, s, sendChange(s, f))
-		if err == nil || isServerError(err) && !isThrottled(err) {
-			return v, false, err
+		if !isOurs(err) {
+			err = c.pause()
 		}
-		sent = sent || !isThrottled(err)
-		if isOurs(err) {
-			return v, sent, err
-		}
-		if err := s.pause(c); err != nil {
-			return v, sent, err
+		switch {
+		case err == nil:
+		case sent:
+			return v, undecided{err}
+		default:
+			return v, err
 		}
 	}
+}
+
+// change sends a transaction once. An error is undecided, or nothing was done.
+func (c caller) change(ops ...any) ([]gozk.MultiResponse, error) {
+	if err := c.await(); err != nil {
+		return nil, err
+	}
+	results, err := outcome(c, sendChange(c.session, func(c *gozk.Conn) ([]gozk.MultiResponse, error) { return c.Multi(ops...) }))
+	if !isAnswer(err) {
+		err = undecided{err}
+	}
+	return results, err
 }
 
 // isOurs reports whether an error means: nobody waits for an answer any more.
@@ -245,8 +282,8 @@ func isOurs(err error) bool {
 }
 
 // pause gives the library a moment to notice a connection of no use.
-func (s *session) pause(c caller) error {
-	if !s.driver.life.Sleep(c.ctx, s.patience()/20) {
+func (c caller) pause() error {
+	if !c.session.driver.life.Sleep(c.ctx, c.session.patience()/20) {
 		return errNoAnswer
 	}
 	return nil
@@ -269,6 +306,24 @@ func (l listing) first(prefix string) (first string) {
 	return first
 }
 
+// list asks for what is below a node.
+func (c caller) list(path string) (listing, error) {
+	return query(c, func(c *gozk.Conn) (listing, error) { return list(c, path) })
+}
+
+// listSynced is list behind all transactions of before.
+func (c caller) listSynced(path string) (listing, error) {
+	return query(c, func(c *gozk.Conn) (listing, error) { return listSynced(c, path) })
+}
+
+// get asks for the data of a node.
+func (c caller) get(path string) ([]byte, error) {
+	return query(c, func(c *gozk.Conn) ([]byte, error) {
+		text, _, err := c.Get(path)
+		return text, err
+	})
+}
+
 func list(c *gozk.Conn, path string) (listing, error) {
 	children, stat, err := c.Children(path)
 	if err != nil {
@@ -277,7 +332,6 @@ func list(c *gozk.Conn, path string) (listing, error) {
 	return listing{children, *stat}, nil
 }
 
-// listSynced is list behind all transactions of before.
 func listSynced(c *gozk.Conn, path string) (listing, error) {
 	if _, err := c.Sync(path); err != nil {
 		return listing{}, err

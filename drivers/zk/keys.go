@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"sync"
 	"unicode/utf8"
 
 	"github.com/go-dsync/dsync/driver"
@@ -200,16 +201,6 @@ func newPrefix(infix string) string {
 	return string(append(b, infix...))
 }
 
-// paths returns how many bytes the paths of the nodes of a request take: of a
-// contender, or of all permits and of the place in line.
-func (d *Driver) paths(r *driver.Request) int {
-	dir, infix := d.dir(r.Name), d.options.infix(r.Mode)
-	if r.Mode != driver.Permit {
-		return pathSize(dir, prefixSize(infix))
-	}
-	return r.Permits*pathSize(dir+"/"+leasesPart, prefixSize(infix)) + pathSize(dir+"/"+linePart, prefixSize(lineInfix))
-}
-
 // pathSize returns how many bytes the path of a node below dir takes in the
 // transaction that ends its session.
 func pathSize(dir string, prefix int) int { return len(dir) + 1 + prefix + seqDigits + pathExtra }
@@ -229,3 +220,58 @@ func sibling(node string, i int) string {
 
 // sequence writes a sequence number as the server does.
 func sequence(n int32) string { return fmt.Sprintf("%0*d", seqDigits, n) }
+
+// nameNodes remembers the nodes of names: the parents of the nodes of contenders.
+type nameNodes struct {
+	mu    sync.Mutex
+	known map[string]nameNode
+}
+
+// nameNode is what is known of the node of a name.
+type nameNode struct {
+	there   bool  // the node was there when last seen, so nobody tries to make the node
+	crowded int64 // until then others are likely to wait for the name
+}
+
+const maxNameNodes = 4096
+
+// change changes what is known of the node of a name.
+func (ns *nameNodes) change(dir string, to func(n nameNode) nameNode) {
+	ns.mu.Lock()
+	defer ns.mu.Unlock()
+	n := to(ns.known[dir])
+	if n == (nameNode{}) {
+		delete(ns.known, dir)
+		return
+	}
+	if ns.known == nil || len(ns.known) >= maxNameNodes {
+		ns.known = make(map[string]nameNode)
+	}
+	ns.known[dir] = n
+}
+
+func (ns *nameNodes) exists(dir string) bool {
+	ns.mu.Lock()
+	defer ns.mu.Unlock()
+	return ns.known[dir].there
+}
+
+func (ns *nameNodes) add(dir string) {
+	ns.change(dir, func(n nameNode) nameNode { n.there = true; return n })
+}
+
+func (ns *nameNodes) remove(dir string) {
+	ns.change(dir, func(n nameNode) nameNode { n.there = false; return n })
+}
+
+// crowd takes note that others waited for a name, or somebody of this driver for others.
+func (ns *nameNodes) crowd(dir string, until int64) {
+	ns.change(dir, func(n nameNode) nameNode { n.crowded = until; return n })
+}
+
+// isCrowded reports whether others are likely to wait for a name.
+func (ns *nameNodes) isCrowded(dir string, now int64) bool {
+	ns.mu.Lock()
+	defer ns.mu.Unlock()
+	return now < ns.known[dir].crowded
+}

@@ -22,30 +22,21 @@ const (
 	crowdedFor = int64(10 * time.Second)
 )
 
-// hold is one attempt to get a lock, and then the driver.Lease: a node.
+// hold is a granted claim, the driver.Lease.
 type hold struct {
 	linked.Links[hold] // in session.fresh; guarded by session.mu
+	*claim
 
-	driver  *Driver
 	request *driver.Request
-	session *session
-	dir     string
-	infix   string        // in the name of the node
-	prefix  string        // of the name of the node
-	node    string        // its path, once known
 	paths   int           // bytes of the paths of the request's nodes
-	more    int           // nodes for further permits, made together with the node, with the next numbers
-	seq     int32         // of the node
 	first   atomic.Uint64 // token
 	sent    int64         // when the request of the grant was sent
 	granted int64         // when the answer came
 	end     atomic.Int64  // of a fixed lease, apart from the session
-	ours    bool          // the node of the name goes with this one, as far as the last look told
 
 	// Guarded by session.mu.
 	record    record
 	sealing   bool // the node may have become a seal
-	crowded   bool // the hold waited before the grant, or reads beside others
 	phase     phase
 	timer     *time.Timer // ends a fixed lease
 	doubtedAt int64       // when the first release without an answer was sent
@@ -55,49 +46,45 @@ type hold struct {
 type phase int8
 
 const (
-	waiting phase = iota
-	held
-	ending  // Release was called
-	doubted // a request to release the hold got no answer
-	expired // a fixed lease whose time is over
+	held    phase = iota
+	ending        // Release was called
+	doubted       // a request to release the hold got no answer
+	expired       // a fixed lease whose time is over
 	over
 )
 
 // Tokens implements driver.Lease. The token is a transaction that had been committed when the lock was granted: not before the end
 // of the hold before, and before the end of this hold.
 func (h *hold) Tokens() (first uint64, n int) {
-	if h.driver.options.NoTokens || h.request.Mode == driver.Permit {
+	if h.session.driver.options.NoTokens || h.request.Mode == driver.Permit {
 		return 0, 0
 	}
 	return h.first.Load(), tokensPerGrant
 }
 
 // Expires implements driver.Lease.
-func (h *hold) Expires() time.Time { return h.driver.epoch.Add(time.Duration(h.expires())) }
+func (h *hold) Expires() time.Time { return h.session.driver.epoch.Add(time.Duration(h.expires())) }
 
 // Session implements driver.SessionLease. A fixed lease may be extended beyond the TTL of the session that carries it.
 func (h *hold) Session() (expires time.Time, ttl time.Duration) {
 	s := h.session
-	return h.driver.epoch.Add(time.Duration(s.expires.Load())), s.ttl()
+	return s.driver.epoch.Add(time.Duration(s.End.At())), s.ttl()
 }
 
 // expires is even also when the end of the session was seen to have passed, so that nobody sees the end move.
-func (h *hold) expires() int64 { return min(h.end.Load(), h.session.expires.Load()) &^ 1 }
-
-// hasExpired reports whether the lease is over by time, and fixes its end.
-func (h *hold) hasExpired(now int64) bool { return h.session.hasExpired(now) || now >= h.end.Load() }
+func (h *hold) expires() int64 { return min(h.end.Load(), h.session.End.At()) &^ 1 }
 
 // Renew implements driver.Lease. The session of the lease is kept alive anyway, so the request asks whether the node still is
 // there, and the end of a fixed lease is moved here.
 func (h *hold) Renew(ctx context.Context, ttl time.Duration) error {
-	d, s := h.driver, h.session
+	s := h.session
+	d := s.driver
 	if err := h.isHeld(); err != nil {
 		return err
 	}
 	sent := d.now()
-	_, err := query(caller{ctx: ctx}, s, func(c *gozk.Conn) (struct{}, error) {
-		return struct{}{}, h.checkNodes(c)
-	})
+	c := caller{session: s, ctx: ctx}
+	_, err := query(c, func(c *gozk.Conn) (struct{}, error) { return struct{}{}, h.checkNodes(c) })
 	switch {
 	case errors.Is(err, gozk.ErrNoNode):
 		h.removed()
@@ -105,11 +92,11 @@ func (h *hold) Renew(ctx context.Context, ttl time.Duration) error {
 	case errors.Is(err, errOver):
 		return driver.ErrNotHeld
 	case err != nil:
-		return withCause(ctx, driver.ErrUnknown, err)
+		return c.explain(undecided{err})
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if h.phase != held || s.dead || h.hasExpired(d.now()) {
+	if now := d.now(); h.phase != held || s.dead || s.End.Passed(now) || now >= h.end.Load() {
 		return driver.ErrNotHeld
 	}
 	if h.request.Fixed {
@@ -120,32 +107,14 @@ func (h *hold) Renew(ctx context.Context, ttl time.Duration) error {
 }
 
 // leave ends the use of the session.
-func (h *hold) leave() { h.session.leaveWith(h.paths) }
-
-// count is how many nodes the hold has.
-func (h *hold) count() int { return h.more + 1 }
-
-// checkNodes returns ErrNoNode if one of the nodes is not there, or is not the
-// session's.
-func (h *hold) checkNodes(c *gozk.Conn) error {
-	for i := range h.count() {
-		exists, stat, err := c.Exists(sibling(h.node, i))
-		if err != nil {
-			return err
-		}
-		if !exists || stat.EphemeralOwner != c.SessionID() { // somebody has put another node in its place
-			return gozk.ErrNoNode
-		}
-	}
-	return nil
-}
+func (h *hold) leave() { h.session.Leave(h.paths) }
 
 // isHeld returns ErrNotHeld if the hold is known to be over.
 func (h *hold) isHeld() error {
 	s := h.session
-	now := h.driver.now()
-	if s.hasExpired(now) {
-		s.die(driver.ErrSessionEnded)
+	now := s.driver.now()
+	if s.End.Passed(now) {
+		s.Die(driver.ErrSessionEnded)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -163,7 +132,7 @@ func (h *hold) expire() {
 		s.mu.Unlock()
 		return
 	}
-	if left := h.end.Load() - h.driver.now(); left > 0 {
+	if left := h.end.Load() - s.driver.now(); left > 0 {
 		h.timer.Reset(time.Duration(left))
 		s.mu.Unlock()
 		return
@@ -171,7 +140,7 @@ func (h *hold) expire() {
 	h.phase = expired
 	s.fresh.Remove(h)
 	s.mu.Unlock()
-	h.driver.haunt(&ghost{session: s, hold: h, leaves: true})
+	haunt(&ghost{claim: h.claim, hold: h, leaves: true})
 }
 
 // lose ends a hold other than by Release, and reports whether the holder is to be told.
@@ -179,9 +148,7 @@ func (h *hold) lose(cause error) bool {
 	s := h.session
 	s.mu.Lock()
 	tell := h.phase == held
-	if h.phase != waiting {
-		h.phase = over
-	}
+	h.phase = over
 	if h.timer != nil {
 		h.timer.Stop()
 	}
@@ -197,8 +164,8 @@ func (h *hold) lose(cause error) bool {
 func (h *hold) removed() {
 	told := h.lose(driver.ErrRemoved)
 	h.forget()
-	if told && h.more > 0 {
-		h.driver.haunt(&ghost{session: h.session, hold: h}) // the other nodes
+	if told && h.count > 1 {
+		haunt(&ghost{claim: h.claim, hold: h}) // the other nodes
 	}
 	if told {
 		h.request.Events.Lost(driver.ErrRemoved)
@@ -210,7 +177,7 @@ func (h *hold) forget() {
 	s := h.session
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for i := range h.count() {
+	for i := range h.count {
 		if node := sibling(h.node, i); s.nodes[node] == h {
 			delete(s.nodes, node)
 		}
@@ -220,8 +187,8 @@ func (h *hold) forget() {
 // Release implements driver.Lease, and repeats a failed request for as long as ctx and the hold last.
 func (h *hold) Release(ctx context.Context) error {
 	s := h.session
-	if s.hasExpired(h.driver.now()) {
-		s.die(driver.ErrSessionEnded)
+	if s.End.Passed(s.driver.now()) {
+		s.Die(driver.ErrSessionEnded)
 	}
 	s.mu.Lock()
 	if h.phase == over || h.phase == expired || s.dead {
@@ -245,7 +212,7 @@ func (h *hold) Release(ctx context.Context) error {
 	}
 	err := h.release(ctx)
 	if errors.Is(err, driver.ErrUnknown) {
-		h.driver.haunt(&ghost{session: s, hold: h, leaves: true})
+		haunt(&ghost{claim: h.claim, hold: h, leaves: true})
 	} else {
 		h.leave()
 	}
@@ -258,17 +225,17 @@ func (h *hold) Release(ctx context.Context) error {
 // the lease could have ended, and if the node cannot have become a seal. The end of the session never counts as that: the node may have gone
 // with the session, before the request was sent.
 func (h *hold) release(ctx context.Context) error {
-	d, s := h.driver, h.session
-	c := caller{ctx: ctx}
+	s := h.session
+	c := caller{session: s, ctx: ctx}
 	for {
 		var sent int64 // 0: no request was sent
-		err := s.await(c)
+		err := c.await()
 		if err == nil {
-			sent = d.now()
-			_, err = outcome(c, s, h.askToRemove())
+			sent = s.driver.now()
+			_, err = outcome(c, h.askToRemove())
 		}
 		if errors.Is(err, errOver) && !s.hasEnded(c) {
-			return d.undecided(ctx, err)
+			return c.explain(undecided{err})
 		}
 		settled, ended := err == nil || errors.Is(err, gozk.ErrNoNode) || errors.Is(err, errOver), err == nil
 		s.mu.Lock()
@@ -294,10 +261,10 @@ func (h *hold) release(ctx context.Context) error {
 		}
 		s.mu.Unlock()
 		if isOurs(err) || isAnswer(err) && !isThrottled(err) {
-			return d.undecided(ctx, err)
+			return c.explain(undecided{err})
 		}
-		if err := s.pause(c); err != nil {
-			return d.undecided(ctx, err)
+		if err := c.pause(); err != nil {
+			return c.explain(undecided{err})
 		}
 	}
 }
@@ -315,115 +282,10 @@ func (s *session) hasEnded(c caller) bool {
 		return true
 	}
 	select {
-	case <-s.buried:
+	case <-s.Buried():
 	case <-c.ctx.Done():
 	}
 	return s.gone.Load()
-}
-
-// askToRemove asks to remove the node, and with the last node of a name the node of the name, if a driver made it. Where others are likely
-// to wait, or to read, the node goes first, which wakes those who wait, and the rest is left to removeNameNode.
-func (h *hold) askToRemove() <-chan reply[struct{}] {
-	d, s := h.driver, h.session
-	crowded := d.nameNodes.isCrowded(h.dir, d.now())
-	s.mu.Lock()
-	h.crowded = h.crowded || crowded
-	alone := h.ours && !h.crowded
-	s.mu.Unlock()
-	if alone {
-		return sendChange(s, h.removeBoth)
-	}
-	if h.more > 0 {
-		return sendChange(s, h.removeNodes)
-	}
-	if answer := s.removeNow(h.node); answer != nil {
-		return answer
-	}
-	return sendChange(s, h.removeNodes)
-}
-
-// removeNodes removes the nodes of the hold, all in one step. If somebody has removed one, the others go one after the other.
-func (h *hold) removeNodes(c *gozk.Conn) (struct{}, error) {
-	if h.more == 0 {
-		return removeOwn(c, h.node)
-	}
-	var ops []any
-	for i := range h.count() {
-		ops = append(ops, &gozk.DeleteRequest{Path: sibling(h.node, i), Version: -1})
-	}
-	_, err := c.Multi(ops...)
-	if err = ofOwn(err); !errors.Is(err, gozk.ErrNoNode) {
-		return struct{}{}, err
-	}
-	for i := range h.count() {
-		if _, err := removeOwn(c, sibling(h.node, i)); err != nil && !errors.Is(err, gozk.ErrNoNode) {
-			return struct{}{}, err
-		}
-	}
-	return struct{}{}, err
-}
-
-// removeBoth removes the node and the node of the name, or the node alone if there are others by now. The server writes a refusal to its
-// log, as it does a transaction, so those who wait are woken after two writes: the next release of the name expects others.
-func (h *hold) removeBoth(c *gozk.Conn) (struct{}, error) {
-	d, s := h.driver, h.session
-	// Callers who come meanwhile must not rely on the node of the name.
-	d.nameNodes.remove(h.dir)
-	_, err := c.Multi(&gozk.DeleteRequest{Path: h.node, Version: -1}, &gozk.DeleteRequest{Path: h.dir, Version: ourVersion})
-	if err == nil || errors.Is(err, gozk.ErrNoNode) || !isAnswer(err) {
-		return struct{}{}, err
-	}
-	d.nameNodes.add(h.dir)
-	d.nameNodes.crowd(h.dir, d.now()+crowdedFor)
-	s.mu.Lock()
-	h.ours = false
-	s.mu.Unlock()
-	return removeOwn(c, h.node)
-}
-
-// removeNameNode removes the node of the name in the background, after the node of the hold, if a driver made the node of the name and no child
-// is left. Nobody waits for the answer: the next holder of the name tries again. Releases that follow each other share a look.
-func (h *hold) removeNameNode() {
-	d, s, dir := h.driver, h.session, h.dir
-	s.mu.Lock()
-	_, begun := s.removing[dir]
-	needed := h.ours && !begun
-	if needed {
-		s.removing[dir] = struct{}{}
-	}
-	s.mu.Unlock()
-	if !needed {
-		return
-	}
-	d.life.Go(func() { // ends with the session
-		// Waiters that were woken come first: they look, and the server handles one request after the other.
-		awake := d.life.Sleep(s.online, removeAfter)
-		s.mu.Lock()
-		delete(s.removing, dir)
-		s.mu.Unlock()
-		if awake {
-			send(s, func(c *gozk.Conn) (struct{}, error) { return struct{}{}, d.removeEmpty(c, dir) })
-		}
-	})
-}
-
-// removeEmpty removes the node of a name that a driver made and nobody contends for. A look comes first, since the server writes a refused
-// deletion to its log, and no look.
-func (d *Driver) removeEmpty(c *gozk.Conn, dir string) error {
-	exists, stat, err := c.Exists(dir)
-	if err != nil || exists && (stat.NumChildren > 0 || !isOurMake(stat)) {
-		return err
-	}
-	// Callers who come meanwhile must not rely on the node of the name.
-	d.nameNodes.remove(dir)
-	if !exists {
-		return nil
-	}
-	err = c.Delete(dir, ourVersion)
-	if errors.Is(err, gozk.ErrNotEmpty) {
-		d.nameNodes.add(dir)
-	}
-	return err
 }
 
 // nodeChanged takes an event of a node.
@@ -440,7 +302,7 @@ func (s *session) nodeChanged(node string, deleted bool) {
 			s.fresh.Add(h) // its watch was used up
 		}
 		s.mu.Unlock()
-		s.look()
+		s.Look()
 	}
 }
 

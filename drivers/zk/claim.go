@@ -1,0 +1,425 @@
+package zk
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"time"
+
+	gozk "github.com/go-zookeeper/zk"
+
+	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/cleaner"
+)
+
+// claim is what a request has at the server: one node, or one for each permit,
+// made by one transaction with numbers that follow each other. Before the grant
+// the fields belong to the request, and to the cleaner once the claim is a
+// ghost.
+type claim struct {
+	session   *session
+	dir       string
+	infix     string // in the names of the nodes
+	mode      driver.Mode
+	count     int
+	contained bool // dir is in the container that is the node of the name
+
+	prefix string // of the names of the nodes
+	node   string // the path of the first; "" where none is known
+	seq    int32  // of the first
+
+	// Guarded by session.mu once there is a hold.
+	ours    bool // the node of the name goes with the claim, as far as the last look told
+	crowded bool // the request waited, or reads beside others
+}
+
+// size returns how many bytes the paths of the nodes take in the transaction
+// that ends their session.
+func (q *claim) size() int { return q.count * pathSize(q.dir, prefixSize(q.infix)) }
+
+// ask asks for the nodes, and for the node of the name as well if q.ours is set.
+func (q *claim) ask(data []byte) <-chan reply[string] {
+	make := q.create
+	if q.ours {
+		make = q.createBoth
+	}
+	return send(q.session, func(c *gozk.Conn) (string, error) {
+		node, err := make(c, data)
+		if err == nil && !strings.HasPrefix(node, q.dir+"/"+q.prefix) {
+			return "", errAnswer // such an answer cannot be right: the request looks for the node
+		}
+		return node, err
+	})
+}
+
+// create makes the nodes where the node of the name is there. The first one has
+// the data, and their numbers follow each other.
+func (q *claim) create(c *gozk.Conn, data []byte) (string, error) {
+	acl := q.session.driver.options.ACL
+	if q.count == 1 {
+		return c.Create(q.dir+"/"+q.prefix, data, gozk.FlagEphemeralSequential, acl)
+	}
+	var ops []any
+	for range q.count {
+		ops = append(ops, &gozk.CreateRequest{Path: q.dir + "/" + q.prefix, Data: data, Acl: acl, Flags: gozk.FlagEphemeralSequential})
+		data = nil
+	}
+	results, err := c.Multi(ops...)
+	if err != nil {
+		return "", err
+	}
+	for i, r := range results {
+		if len(results) != q.count || r.String != sibling(results[0].String, i) {
+			return "", errAnswer
+		}
+	}
+	return results[0].String, nil
+}
+
+// createBoth makes the node of the name, and below it the node of the claim, with the lock. The transaction also changes the node of the
+// name, so a node of this driver has version 1 and was made and changed by one transaction. No other library's node is like this.
+func (q *claim) createBoth(c *gozk.Conn, data []byte) (string, error) {
+	acl := q.session.driver.options.ACL
+	results, err := c.Multi(
+		&gozk.CreateRequest{Path: q.dir, Acl: acl},
+		&gozk.CreateRequest{Path: q.dir + "/" + q.prefix, Data: data, Acl: acl, Flags: gozk.FlagEphemeralSequential},
+		&gozk.SetDataRequest{Path: q.dir, Version: -1},
+	)
+	if err == nil && len(results) < 2 {
+		err = errAnswer
+	}
+	if err != nil {
+		return "", err
+	}
+	return results[1].String, nil
+}
+
+// isOurMake reports whether a node was made by createBoth, and not changed since.
+func isOurMake(stat *gozk.Stat) bool { return stat.Version == ourVersion && stat.Czxid == stat.Mzxid }
+
+// ourVersion is the version of a node by createBoth. Others have 0.
+const ourVersion = 1
+
+// made takes note of the first node of the claim.
+func (q *claim) made(node string) error {
+	q.node = node
+	child := node[len(q.dir)+1:]
+	own, ok := contenderOf(child)
+	if !ok { // a server of another make
+		return fmt.Errorf("the server called the node %q", child)
+	}
+	if q.seq = own.seq; own.seq < 0 || int(own.seq)+q.count-1 >= math.MaxInt32 {
+		return fmt.Errorf("%w: %s", errLastNumber, q.dir)
+	}
+	return nil
+}
+
+// find settles what became of an unanswered request for the claim: it returns
+// the first node, or "" if the server has none, and notes whether the node of
+// the name goes with it.
+func (q *claim) find(c caller) (node string, err error) {
+	l, err := c.listSynced(q.dir)
+	if errors.Is(err, gozk.ErrNoNode) {
+		return "", nil
+	}
+	child := l.first(q.prefix)
+	if err != nil || child == "" {
+		return "", err
+	}
+	q.ours = isOurMake(&l.stat)
+	return q.dir + "/" + child, nil
+}
+
+// checkNodes returns ErrNoNode if one of the nodes is not there, or is not the
+// session's.
+func (q *claim) checkNodes(c *gozk.Conn) error {
+	for i := range q.count {
+		exists, stat, err := c.Exists(sibling(q.node, i))
+		if err != nil {
+			return err
+		}
+		if !exists || stat.EphemeralOwner != c.SessionID() { // somebody has put another node in its place
+			return gozk.ErrNoNode
+		}
+	}
+	return nil
+}
+
+// giveBack removes the claim, and returns err, or ErrUnknown without an answer
+// at once. The removal goes on in the background then.
+func (q *claim) giveBack(c caller, err error) error {
+	d := q.session.driver
+	ctx, cancel := d.background(leaveFor)
+	defer cancel()
+	defer context.AfterFunc(c.ctx, func() { // ends with ctx
+		if d.life.Sleep(ctx, leaveSoon) {
+			cancel()
+		}
+	})()
+	_, failed := query(caller{q.session, ctx, c.stop}, q.removeNodes)
+	switch {
+	case failed == nil, errors.Is(failed, gozk.ErrNoNode):
+		q.removeNameNode()
+		return err
+	case errors.Is(failed, errOver):
+		return err // the nodes went with the session
+	case errors.Is(failed, errStopping):
+		q.session.leaveToClose(q)
+		return driver.ErrClosed
+	}
+	haunt(&ghost{claim: q})
+	if c.ctx.Err() != nil {
+		return withCause(c.ctx, driver.ErrUnknown, failed)
+	}
+	return errors.Join(driver.ErrUnknown, err)
+}
+
+// askToRemove asks to remove the nodes, and with the last node of a name the node of the name, if a driver made it. Where others are likely
+// to wait, or to read, the nodes go first, which wakes those who wait, and the rest is left to removeNameNode.
+func (q *claim) askToRemove() <-chan reply[struct{}] {
+	s := q.session
+	crowded := s.driver.nameNodes.isCrowded(q.dir, s.driver.now())
+	s.mu.Lock()
+	q.crowded = q.crowded || crowded
+	alone := q.ours && !q.crowded
+	s.mu.Unlock()
+	if alone {
+		return sendChange(s, q.removeBoth)
+	}
+	if q.count == 1 {
+		if answer := s.removeNow(q.node); answer != nil {
+			return answer
+		}
+	}
+	return sendChange(s, q.removeNodes)
+}
+
+// removeNodes removes the nodes, all in one step. If somebody has removed one, the others go one after the other.
+func (q *claim) removeNodes(c *gozk.Conn) (struct{}, error) {
+	if q.count == 1 {
+		return removeOwn(c, q.node)
+	}
+	var ops []any
+	for i := range q.count {
+		ops = append(ops, &gozk.DeleteRequest{Path: sibling(q.node, i), Version: -1})
+	}
+	_, err := c.Multi(ops...)
+	if err = ofOwn(err); !errors.Is(err, gozk.ErrNoNode) {
+		return struct{}{}, err
+	}
+	for i := range q.count {
+		if _, err := removeOwn(c, sibling(q.node, i)); err != nil && !errors.Is(err, gozk.ErrNoNode) {
+			return struct{}{}, err
+		}
+	}
+	return struct{}{}, err
+}
+
+// removeBoth removes the node and the node of the name, or the node alone if there are others by now. The server writes a refusal to its
+// log, as it does a transaction, so those who wait are woken after two writes: the next release of the name expects others.
+func (q *claim) removeBoth(c *gozk.Conn) (struct{}, error) {
+	s := q.session
+	d := s.driver
+	// Callers who come meanwhile must not rely on the node of the name.
+	d.nameNodes.remove(q.dir)
+	_, err := c.Multi(&gozk.DeleteRequest{Path: q.node, Version: -1}, &gozk.DeleteRequest{Path: q.dir, Version: ourVersion})
+	if err == nil || errors.Is(err, gozk.ErrNoNode) || !isAnswer(err) {
+		return struct{}{}, err
+	}
+	d.nameNodes.add(q.dir)
+	d.nameNodes.crowd(q.dir, d.now()+crowdedFor)
+	s.mu.Lock()
+	q.ours = false
+	s.mu.Unlock()
+	return removeOwn(c, q.node)
+}
+
+// removeNameNode removes the node of the name in the background, after the nodes of the claim, if a driver made the node of the name and no child
+// is left. Nobody waits for the answer: the next holder of the name tries again. Releases that follow each other share a look.
+func (q *claim) removeNameNode() {
+	s, dir := q.session, q.dir
+	d := s.driver
+	s.mu.Lock()
+	_, begun := s.removing[dir]
+	needed := q.ours && !begun
+	if needed {
+		s.removing[dir] = struct{}{}
+	}
+	s.mu.Unlock()
+	if !needed {
+		return
+	}
+	d.life.Go(func() { // ends with the session
+		// Waiters that were woken come first: they look, and the server handles one request after the other.
+		awake := d.life.Sleep(s.online, removeAfter)
+		s.mu.Lock()
+		delete(s.removing, dir)
+		s.mu.Unlock()
+		if awake {
+			send(s, func(c *gozk.Conn) (struct{}, error) { return struct{}{}, d.removeEmpty(c, dir) })
+		}
+	})
+}
+
+// removeEmpty removes the node of a name that a driver made and nobody contends for. A look comes first, since the server writes a refused
+// deletion to its log, and no look.
+func (d *Driver) removeEmpty(c *gozk.Conn, dir string) error {
+	exists, stat, err := c.Exists(dir)
+	if err != nil || exists && (stat.NumChildren > 0 || !isOurMake(stat)) {
+		return err
+	}
+	// Callers who come meanwhile must not rely on the node of the name.
+	d.nameNodes.remove(dir)
+	if !exists {
+		return nil
+	}
+	err = c.Delete(dir, ourVersion)
+	if errors.Is(err, gozk.ErrNotEmpty) {
+		d.nameNodes.add(dir)
+	}
+	return err
+}
+
+// makeAbove makes what is missing above a node, and begins anew where the server removes an empty container meanwhile.
+func (c caller) makeAbove(node string) error {
+	d := c.session.driver
+	for i := 1; i < len(node); i++ {
+		next := strings.IndexByte(node[i:], '/')
+		if next < 0 {
+			return nil
+		}
+		i += next
+		path, inChroot := node[:i], i <= len(d.options.Chroot)
+		_, err := query(c, func(c *gozk.Conn) (struct{}, error) { return struct{}{}, d.ensure(c, path, inChroot) })
+		if errors.Is(err, gozk.ErrNoNode) {
+			i = 0
+		} else if err != nil && !errors.Is(err, gozk.ErrNodeExists) {
+			return fmt.Errorf("%s: %w", path, err)
+		}
+	}
+	return nil
+}
+
+// ensure makes a node unless there is one: a container, which the server removes when empty, or a persistent node if stays is set.
+func (d *Driver) ensure(c *gozk.Conn, path string, stays bool) error {
+	if exists, _, err := c.Exists(path); exists || err != nil {
+		return err
+	}
+	if !stays {
+		_, err := c.CreateContainer(path, nil, gozk.FlagContainer, d.options.ACL)
+		if isAnswer(err) || !isServerError(err) {
+			return err
+		}
+		// The server knows no containers.
+	}
+	_, err := c.Create(path, nil, gozk.FlagPersistent, d.options.ACL)
+	return err
+}
+
+const (
+	maxCleaning = 16 // requests at a time
+	retireAfter = 2 * time.Second
+)
+
+// ghost is a claim that nobody wants, and that may be left at the server, or appear there later.
+//
+// A known node is gone when the server has removed it, or answers that there is none. A node whose creation got no answer may yet appear,
+// from a server that stood still: the cleaner looks again, ever more seldom, and the session takes no more locks, so that the session
+// ends, and the node with it, as soon as the last of its locks does. Ghosts are bounded by the requests that fail while a session lasts.
+type ghost struct {
+	cleaner.Ghost
+	claim   *claim
+	hold    *hold                // of the claim, if it was granted
+	leaves  bool                 // the hold is still a user of the session
+	late    <-chan reply[string] // to the request for the claim, if the answer may come yet
+	refused bool                 // the server refuses to remove the nodes
+}
+
+// newCleaner returns what ends ghosts.
+func newCleaner(d *Driver) *cleaner.Cleaner[*ghost] {
+	settle := func(ghosts []*ghost) []*ghost { return slices.DeleteFunc(ghosts, d.endGhost) }
+	return cleaner.New(d.life, cleaner.Policy[*ghost]{Settle: settle, Batch: 1, Calls: maxCleaning})
+}
+
+// haunt has a ghost settled. Its nodes count among those of the session.
+func haunt(g *ghost) {
+	s := g.claim.session
+	if !g.leaves {
+		s.AddLoad(g.claim.size())
+	}
+	s.driver.ghosts.Add(g)
+}
+
+// endGhost asks once, and reports whether the ghost is gone for good.
+func (d *Driver) endGhost(g *ghost) bool {
+	ctx, cancel := d.background(attemptFor)
+	defer cancel()
+	s := g.claim.session
+	settled := s.IsDead() || g.remove(caller{session: s, ctx: ctx}) // the nodes go with the session
+	if !settled && g.refused && time.Since(g.Added) > retireAfter {
+		s.Retire()
+		if g.leaves {
+			g.leaves = false
+			s.AddLoad(g.claim.size())
+			g.hold.leave()
+		}
+	}
+	switch {
+	case settled && g.leaves:
+		g.hold.leave()
+	case settled:
+		s.AddLoad(-g.claim.size())
+	}
+	return settled
+}
+
+// remove asks once to remove the claim of a ghost, and reports whether it is
+// gone for good. If a claim without an answer does not appear for some time, the
+// session ends with its last lock.
+func (g *ghost) remove(c caller) bool {
+	q := g.claim
+	if g.late != nil {
+		node, err := receive(c, g.late)
+		if isOurs(err) {
+			return false
+		}
+		g.late = nil
+		if isAnswer(err) && err != nil {
+			return true // nothing was made
+		}
+		q.node = node // "" after an error
+	}
+	if q.node == "" {
+		node, err := q.find(c)
+		if q.node = node; node == "" {
+			if err == nil && time.Since(g.Added) > retireAfter {
+				q.session.Retire()
+			}
+			return false
+		}
+	}
+	if c.await() != nil {
+		return false
+	}
+	_, err := receive(c, q.askToRemove())
+	if err != nil && !errors.Is(err, gozk.ErrNoNode) {
+		g.refused = isAnswer(err) && !isThrottled(err)
+		return false
+	}
+	q.session.mu.Lock()
+	crowded := q.crowded
+	if g.hold != nil {
+		g.hold.phase = over
+	}
+	q.session.mu.Unlock()
+	if crowded {
+		q.removeNameNode()
+	}
+	if g.hold != nil {
+		g.hold.forget()
+	}
+	return true
+}

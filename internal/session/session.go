@@ -1,0 +1,401 @@
+// Package session is the frame of drivers whose locks are carried by sessions
+// with a server, as ephemeral nodes or keys with a lease are. It knows which
+// sessions are open, who uses them, and how they end. How a session is made,
+// kept alive and ended at the server is the driver's business.
+//
+// A driver embeds Frame in its session, implements Member, and makes a Pool:
+//
+//	type session struct {
+//		session.Frame
+//		...
+//	}
+//
+//	d.sessions = session.NewPool(d.life, d.now, d.newSession)
+//	d.sessions.Idle = 5 * time.Minute
+//
+// A call of the driver boards a session, and leaves it when it has failed, or
+// when its hold has ended:
+//
+//	s, err := d.sessions.Board(ctx, ttl, 0)
+//	if err != nil {
+//		return err
+//	}
+//	defer s.Leave(0)
+//
+// # The life of a session
+//
+//	being made  Board has begun it, and Start is running; callers wait for it
+//	open        Board gives it to callers; Tend is called whenever it is due
+//	retired     it takes no new users, and dies when the last has left
+//	dead        Lose has taken its holds, and Over is closed
+//	buried      Bury has returned, and Buried is closed
+//
+// A session dies when its End has passed, when nobody has used it for some time,
+// or by Die. All times are those of the driver's clock.
+package session
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/lifecycle"
+)
+
+// Member is a driver's session: a pointer to a struct that embeds Frame.
+type Member interface {
+	// Start makes the session at the server, and calls Begin of its End. Start
+	// is called once, on the goroutine of the frame. Its error is that of Board.
+	Start() error
+
+	// Tend does what is due, and returns when to be called again, at the latest.
+	// It is called on the goroutine of the frame, and does not block until after
+	// the End of the session.
+	Tend() time.Duration
+
+	// Lose takes the holds out of a session that has died, lets no further ones
+	// in, and tells their holders of the loss. With a cause of nil, which is
+	// Close's, nobody is told. Lose is called once, by Die, before Over is closed.
+	Lose(cause error)
+
+	// Bury ends the session at the server, if in reach. It is called once, after
+	// Start has returned, on a goroutine of its own. A session whose Start has
+	// failed is buried too.
+	Bury()
+
+	frame() *Frame
+}
+
+// Policy says which sessions stay. It is not changed after the first Board.
+type Policy struct {
+	// Idle is how long a session without users stays.
+	Idle time.Duration
+
+	// Usual, if not 0, is the TTL whose oldest session stays without users.
+	Usual time.Duration
+
+	// MaxLoad, if not 0, bounds the sum of the loads of a session's users.
+	// Further users board another session of the same TTL. A session without a
+	// load has room for any user.
+	MaxLoad int
+}
+
+// Pool has the sessions of one driver. It owns one goroutine for each, from
+// Board until Over, and one until Buried.
+type Pool[S Member] struct {
+	pool
+	newMember func(ttl time.Duration) S
+}
+
+// pool is the part of a Pool that its frames know. Its mutex guards the frames
+// too, and is never held while a Member is called.
+type pool struct {
+	Policy
+	life *lifecycle.Lifecycle
+	now  func() int64
+
+	mu   sync.Mutex
+	open map[time.Duration][]*Frame // by TTL, the oldest first
+	all  map[*Frame]struct{}        // until they are buried
+}
+
+// NewPool returns the Pool of a driver with this lifecycle and clock. The
+// function makes sessions that have not been started.
+func NewPool[S Member](life *lifecycle.Lifecycle, now func() int64, newMember func(ttl time.Duration) S) *Pool[S] {
+	return &Pool[S]{
+		pool:      pool{life: life, now: now, open: make(map[time.Duration][]*Frame), all: make(map[*Frame]struct{})},
+		newMember: newMember,
+	}
+}
+
+// Board returns an open session of a TTL, with the caller and its load as a
+// user. It fails with the error of Start, with driver.ErrClosed, and, when ctx
+// ends before the session has started, with the error of ctx and the session,
+// which may know why.
+func (p *Pool[S]) Board(ctx context.Context, ttl time.Duration, load int) (s S, err error) {
+	for {
+		f := p.enter(ttl, load)
+		if f == nil {
+			return s, driver.ErrClosed
+		}
+		select {
+		case <-f.ready:
+		case <-ctx.Done():
+			f.Leave(load)
+			return f.member.(S), ctx.Err()
+		case <-p.life.Open().Done():
+			f.Leave(load)
+			return s, driver.ErrClosed
+		}
+		switch {
+		case f.err == nil:
+		case p.life.Open().Err() != nil:
+			return s, driver.ErrClosed
+		default:
+			return s, f.err
+		}
+		if f.End.Passed(p.now()) {
+			f.Die(driver.ErrSessionEnded)
+		}
+		if !f.IsDead() {
+			return f.member.(S), nil
+		}
+		f.Leave(load)
+	}
+}
+
+// enter returns the first open session with room for a load, or a new one, with
+// the caller as a user, or nil if the driver is being closed.
+func (p *Pool[S]) enter(ttl time.Duration, load int) *Frame {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var f *Frame
+	for _, open := range p.open[ttl] {
+		if p.MaxLoad == 0 || load == 0 || open.load == 0 || open.load+load <= p.MaxLoad {
+			f = open
+			break
+		}
+	}
+	if f == nil {
+		member := p.newMember(ttl)
+		f = member.frame()
+		f.begin(&p.pool, member, ttl)
+		if p.life.Open().Err() != nil || !p.life.Go(f.run) {
+			return nil
+		}
+		p.open[ttl] = append(p.open[ttl], f)
+		p.all[f] = struct{}{}
+	}
+	f.users++
+	f.load += load
+	return f
+}
+
+// All returns the sessions that are not buried yet, in no order.
+func (p *Pool[S]) All() (all []S) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for f := range p.all {
+		all = append(all, f.member.(S))
+	}
+	return all
+}
+
+// strike takes a session off the list of those that are open. p.mu is held.
+func (p *pool) strike(f *Frame) {
+	left := slices.DeleteFunc(p.open[f.ttl], func(other *Frame) bool { return other == f })
+	if len(left) == 0 {
+		delete(p.open, f.ttl)
+	} else {
+		p.open[f.ttl] = left
+	}
+}
+
+// Frame is the part of a session that is the same in all drivers.
+type Frame struct {
+	End End
+
+	pool   *pool
+	member Member
+	ttl    time.Duration
+	ready  chan struct{} // closed when Start has returned
+	err    error         // of Start
+	over   chan struct{}
+	buried chan struct{}
+	kick   chan struct{} // buffered; signaled when Tend has to be called
+
+	// Guarded by pool.mu.
+	users   int
+	load    int
+	idle    int64 // since when there are no users
+	retired bool
+	dead    bool
+}
+
+func (f *Frame) frame() *Frame { return f }
+
+func (f *Frame) begin(p *pool, m Member, ttl time.Duration) {
+	f.pool, f.member, f.ttl = p, m, ttl
+	f.ready, f.over, f.buried = make(chan struct{}), make(chan struct{}), make(chan struct{})
+	f.kick = make(chan struct{}, 1)
+	f.idle = p.now()
+}
+
+// Ready returns a channel that is closed when Start has returned, and Err the
+// error of Start from then on.
+func (f *Frame) Ready() <-chan struct{} { return f.ready }
+
+// Err is described at Ready.
+func (f *Frame) Err() error { return f.err }
+
+// Over returns a channel that is closed when the session is dead, behind Lose.
+func (f *Frame) Over() <-chan struct{} { return f.over }
+
+// Buried returns a channel that is closed when Bury has returned.
+func (f *Frame) Buried() <-chan struct{} { return f.buried }
+
+// IsDead reports whether the session has died, perhaps just before Lose.
+func (f *Frame) IsDead() bool {
+	f.pool.mu.Lock()
+	defer f.pool.mu.Unlock()
+	return f.dead
+}
+
+// Leave ends what Board began.
+func (f *Frame) Leave(load int) {
+	f.pool.mu.Lock()
+	defer f.pool.mu.Unlock()
+	f.load -= load
+	if f.users--; f.users == 0 {
+		f.idle = f.pool.now()
+		if f.retired {
+			f.Look()
+		}
+	}
+}
+
+// AddLoad adds to the load of the session, for what its users have left behind,
+// or takes from it.
+func (f *Frame) AddLoad(load int) {
+	f.pool.mu.Lock()
+	defer f.pool.mu.Unlock()
+	f.load += load
+}
+
+// Look has Tend called soon.
+func (f *Frame) Look() {
+	select {
+	case f.kick <- struct{}{}:
+	default:
+	}
+}
+
+// Retire lets no more users in. When the last of them has left, the session
+// dies: nothing else surely ends what a request without an answer may still do.
+func (f *Frame) Retire() {
+	f.pool.mu.Lock()
+	defer f.pool.mu.Unlock()
+	f.pool.strike(f)
+	f.retired = true
+	f.Look()
+}
+
+// Die ends a session, once: its holds are lost by the cause, and its waiters see
+// the end of Over.
+func (f *Frame) Die(cause error) {
+	p := f.pool
+	p.mu.Lock()
+	p.strike(f)
+	again := f.dead
+	f.dead = true
+	p.mu.Unlock()
+	if again {
+		return
+	}
+	f.member.Lose(cause)
+	close(f.over)
+	if !p.life.Go(f.bury) {
+		f.bury() // soon, because the driver has ended
+	}
+}
+
+func (f *Frame) bury() {
+	<-f.ready
+	f.member.Bury()
+	close(f.buried)
+	f.pool.mu.Lock()
+	defer f.pool.mu.Unlock()
+	delete(f.pool.all, f)
+}
+
+// run ends with the session, or with the driver.
+func (f *Frame) run() {
+	f.err = f.member.Start()
+	if f.err != nil {
+		f.Retire() // so that nobody boards a session that has failed
+	}
+	close(f.ready)
+	if f.err != nil {
+		f.Die(driver.ErrSessionEnded)
+		return
+	}
+	timer := time.NewTimer(f.member.Tend())
+	defer timer.Stop()
+	for {
+		select {
+		case <-timer.C:
+		case <-f.kick:
+		case <-f.over:
+			return
+		case <-f.pool.life.Context().Done():
+			return
+		}
+		if f.End.Passed(f.pool.now()) || f.isUseless() {
+			f.Die(driver.ErrSessionEnded)
+			return
+		}
+		timer.Reset(f.member.Tend())
+	}
+}
+
+// isUseless reports whether nobody needs the session any more, and then lets
+// nobody in.
+func (f *Frame) isUseless() bool {
+	p := f.pool
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	open := p.open[f.ttl]
+	usual := f.ttl == p.Usual && len(open) > 0 && open[0] == f
+	if f.users > 0 || !f.retired && (usual || p.now()-f.idle < int64(p.Idle)) {
+		return false
+	}
+	f.retired = true
+	p.strike(f)
+	return true
+}
+
+// End is until when a session surely lasts, on the driver's clock. An end that
+// was seen to have passed never moves again: whoever has acted on it was right.
+// The zero End, of a session that is not made yet, does not pass.
+type End struct {
+	at atomic.Int64 // odd once seen to have passed
+}
+
+// Begin sets the end of a session that was made.
+func (e *End) Begin(at int64) { e.at.Store(at &^ 1) }
+
+// At returns the end. It is an even number, so that nobody sees the end move
+// when it has passed.
+func (e *End) At() int64 { return e.at.Load() &^ 1 }
+
+// Extend moves the end to a later time, and reports whether it had not passed.
+func (e *End) Extend(now, to int64) bool {
+	to &^= 1
+	for {
+		old := e.at.Load()
+		switch {
+		case old&1 != 0 || now >= old:
+			return false
+		case to <= old || e.at.CompareAndSwap(old, to):
+			return true
+		}
+	}
+}
+
+// Passed reports whether the end has passed, and fixes an end that has.
+func (e *End) Passed(now int64) bool {
+	for {
+		end := e.at.Load()
+		switch {
+		case end&1 != 0:
+			return true
+		case end == 0, now < end:
+			return false
+		case e.at.CompareAndSwap(end, end|1):
+			return true
+		}
+	}
+}
