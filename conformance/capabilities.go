@@ -161,10 +161,22 @@ func pingTells(e *env) error {
 
 // waiterIsReported tries several times: a driver may say that a request waits before the backend can tell.
 func waiterIsReported(e *env) error {
+	if err := e.reportsWaiter(false); err != nil || e.mode != driver.Read {
+		return err
+	}
+	return e.reportsWaiter(true)
+}
+
+// reportsWaiter is waiterIsReported for a hold of a name that has other holds or not.
+func (e *env) reportsWaiter(others bool) error {
 	a, b, name := e.driver(), e.rival(), e.name()
 	const tries = 10
 	for i := range tries {
 		h := a.hold(name)
+		var other *request
+		if others {
+			other = e.outsider().acquire(name, reading).granted()
+		}
 		c, ok := h.lease.(driver.ContentionReporter)
 		if !ok {
 			e.end(&refusedError{"to report contention"})
@@ -173,12 +185,15 @@ func waiterIsReported(e *env) error {
 		e.sleep(time.Duration(i) * 10 * time.Millisecond)
 		h.release()
 		contended := c.Contended()
+		if others {
+			other.release()
+		}
 		waiter.granted().release()
 		if contended {
 			return nil
 		}
 	}
-	return fmt.Errorf("%d times %s released %q while %s waited, and Contended said that nobody did", tries, a.label, name, b.label)
+	return fmt.Errorf("%d times %s released %q while %s waited, and Contended said that nobody did; there were other holds: %t", tries, a.label, name, b.label, others)
 }
 
 func tokensAsClaimed(e *env) error {

@@ -16,7 +16,7 @@ var faultChecks = []check{
 	{"faults/hung-wait", "A wait returns soon after the end of its context when the backend does not answer, and leaves nothing behind.", hungWait},
 	{"faults/hung-lease", "Renew, RenewAll and Release return soon after the end of their context when the backend does not answer.", hungLease},
 	{"faults/late-answer", "Expires counts from before the request was sent, never from the arrival of the answer.", lateAnswer},
-	{"faults/lost-acquire", "What an Acquire may have got whose answer was lost is given back.", lostAcquire},
+	{"faults/lost-acquire", "If the answer to an Acquire is lost, the hold that it may have made is removed. Unless none is left at once, the error matches ErrUnknown.", lostAcquire},
 	{"faults/lost-release", "A release whose answer was lost frees the name, and repeating it does nothing to the next holder.", lostRelease},
 	{"faults/one-release", "One release that gets no answer ends no other hold of its client.", oneReleaseEndsOneHold},
 	{"faults/lost-grant", "A lease that comes after a lost answer counts from the request that was carried out: nobody else gets the name before its Expires.", lostGrant},
@@ -192,8 +192,14 @@ func lostAcquire(e *env) error {
 		d, name := e.driver(), e.name()
 		d.hold(name).release() // the connection is there
 		f := d.losing(faultTimes[i/2], 1)
-		if err := f.failed(d.briefly(name, append(opts, f.of)...)); err != nil {
+		r := d.briefly(name, append(opts, f.of)...)
+		if err := f.failed(r); err != nil {
 			return err
+		}
+		if r.err != nil && !errors.Is(r.err, driver.ErrUnknown) {
+			if err := e.isFree(name); err != nil {
+				return fmt.Errorf("an Acquire whose answer was lost returned %q, which does not match ErrUnknown, and left a hold: %w", outcome(r.err), err)
+			}
 		}
 		d.heal()
 		e.awaitFree(name)

@@ -11,11 +11,11 @@ import (
 
 // The checks of drivers whose holds can go on without their client: driver.Leaver.
 var leavingChecks = []check{
-	{"leaving/time", "A hold that was left keeps others out until its time, and ends then.", leftHoldEndsInTime},
+	{"leaving/time", "A hold that was left keeps others out until its time, and ends then. Its tokens stay below those of later leases.", leftHoldEndsInTime},
 	{"leaving/close", "Close does not end a hold that was left.", leftHoldOutlivesClose},
 	{"leaving/lease", "The lease of a hold that was left is over: it renews nothing and releases nothing.", leftLeaseIsOver},
 	{"leaving/bounds", "A hold that was left ends its time after the call of Leave, and at the latest Info.LateFor after that, in every mode, however crooked the time is, and whether it is shorter or longer than the rest of the lease. A waiter finds out.", leftHoldEndsInBounds},
-	{"leaving/readers", "Leave of one reader's hold does not change the end of another reader's hold.", leftReaderEndsAlone},
+	{"leaving/readers", "Leave of one reader's hold does not change the end of another reader's hold, and keeps no other reader out.", leftReaderEndsAlone},
 	{"leaving/over", "Leave of a hold that has ended returns ErrNotHeld. It does not bring the hold back, and does not touch a later hold.", leaveComesTooLate},
 	{"leaving/force", "ForceUnlock ends a hold that was left, and wakes a waiter.", leftHoldEndsByForce},
 	{"leaving/seen", "Inspect and List report a hold that was left, and a watch reports its end.", leftHoldIsSeen},
@@ -65,6 +65,10 @@ func (r *request) endsAt(end time.Time, left time.Duration) error {
 	if early := end.Sub(next.at); early > 0 {
 		return fmt.Errorf("%s, and %q was granted %v before that", what, r.Name, early)
 	}
+	first, n := r.lease.Tokens()
+	if token, _ := next.lease.Tokens(); n > 0 && token < first+uint64(n) {
+		return fmt.Errorf("%s, with %d tokens from %d, and the next lease has the token %d", what, n, first, token)
+	}
 	return nil
 }
 
@@ -76,7 +80,7 @@ func leftHoldEndsInTime(e *env) error {
 		}
 		for _, ttls := range []struct{ lease, left time.Duration }{{e.long(), e.ttl()}, {e.ttl(), e.ttl()}} {
 			ways = append(ways, func() error {
-				return e.driver().hold(e.name(), in(m), fixed, ttl(ttls.lease)).endsIn(ttls.left)
+				return e.driver().hold(e.name(), in(m), fixed, ttl(ttls.lease), block(5)).endsIn(ttls.left)
 			})
 		}
 	}

@@ -120,6 +120,11 @@ func leftReaderEndsAlone(e *env) error {
 		}, func() error {
 			left, other := readers(e.long())
 			end := left.leftFor(e.ttl())
+			next := e.driver().acquire(left.Name, reading, noWait)
+			if next.lease == nil {
+				return fmt.Errorf("%s, which asked to read beside a reader's hold that was left, got: %w", next.driver.label, next.err)
+			}
+			next.release()
 			other.release()
 			return end.isMet(e, "a reader's hold that was left, after the release of another reader")
 		}, func() error {
@@ -245,6 +250,9 @@ func (e *env) leftHoldIsSeen() error {
 			return fmt.Errorf("Inspect by %s reports that a hold which was left for %v ends in %v", o.label, e.ttl(), s.TTL)
 		}
 	}
+	if err := e.leftLongerIsSeen(); err != nil {
+		return err
+	}
 	if lister, ok := o.tap.Driver.(driver.Lister); ok {
 		listed, refused := false, false
 		for name, err := range lister.List(e.ctx, h.Name) {
@@ -280,6 +288,27 @@ func (e *env) leftHoldIsSeen() error {
 		return nil
 	}
 	return end.isMet(e, "a hold that was left, and reported")
+}
+
+// leftLongerIsSeen inspects a hold that was left for longer than its lease.
+func (e *env) leftLongerIsSeen() error {
+	if _, ok := e.outsider().driver.(driver.Inspector); !ok {
+		return nil
+	}
+	h := e.driver().hold(e.name(), fixed, ttl(e.renewed()))
+	before := e.outsider().status(h.Name)
+	if e.fakeTime {
+		e.sleep(h.TTL / 2)
+	}
+	end := h.leave(e.long())
+	after := e.outsider().status(h.Name)
+	switch {
+	case after.TTL != 0 && after.TTL < time.Until(end)-statusUnit:
+		return fmt.Errorf("Inspect reports that a hold which was left for %v ends in %v", e.long(), after.TTL)
+	case after.Hold == before.Hold && !after.Since.Equal(before.Since):
+		return fmt.Errorf("Inspect reports a grant at %s, and after Leave at %s", e.events.at(before.Since), e.events.at(after.Since))
+	}
+	return nil
 }
 
 func leaveWithoutAnswer(e *env) error {

@@ -37,6 +37,12 @@ func listIsTrue(e *env) error {
 		b.hold(base+"/permits", permits(1, 2), fixed)
 	}
 	e.driver().start(base + "/below").waits()
+	if l, ok := a.tap.Driver.(driver.Limiter); ok && e.driverInfo().Permits.Offered {
+		e.within("SetLimit", func() { e.must(l.SetLimit(e.ctx, base+"/limit", 3)) })
+	}
+	if _, ok := a.tap.Driver.(driver.Latcher); ok {
+		a.latch(base + "/latch").set(3)
+	}
 	for _, prefix := range []string{base, base + "/b", long + "/a", base + "/ % %2", base + "/nothing"} {
 		var want []string
 		for _, name := range held {

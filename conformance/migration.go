@@ -15,7 +15,7 @@ var migrationChecks = []check{
 	{"migration/seal", "From Seal on every Acquire of the name returns ErrSealed, whichever client asks, those that wait included.", sealRefuses},
 	{"migration/seal-over", "The lease that became a seal is over without a loss: Renew and Release return ErrNotHeld, and the seal stays.", sealEndsLease},
 	{"migration/seal-stays", "A seal outlasts forced unlocking, which returns ErrSealed, and the client that made it.", sealStays},
-	{"migration/sealed", "Sealed tells every client whether a name is sealed, and the last token that was granted.", sealedTells},
+	{"migration/sealed", "Sealed tells every client whether a name is sealed, and the last token that was granted. Inspect and List report a sealed name as held.", sealedTells},
 	{"migration/seal-held", "Seal of a hold that is over returns ErrNotHeld, and does nothing to the next holder.", sealNeedsHold},
 	{"migration/seal-lost", "After a Seal whose answer was lost, Release never ends a seal, and all clients see the same.", sealLost},
 	{"migration/mark", "From Mark on every lease of the name is marked, whichever client gets it, also after a wait, and none is before.", markTells},
@@ -267,9 +267,29 @@ func sealedTells(e *env) error {
 			}
 			_ = d.acquire(name, noWait)
 		}
+		if err := d.reportsSealed(name); err != nil {
+			return err
+		}
 		if _, sealed := d.sealed(e.name()); sealed {
 			return fmt.Errorf("%s says of a name that nobody has used that it is sealed", d.label)
 		}
+	}
+	return nil
+}
+
+// reportsSealed returns an error if Inspect or List takes a sealed name for free.
+func (d *rawDriver) reportsSealed(name string) error {
+	if _, ok := d.driver.(driver.Inspector); ok && !d.status(name).Held {
+		return fmt.Errorf("Inspect by %s reports that %q, which is sealed, is free", d.label, name)
+	}
+	if !d.lists() {
+		return nil
+	}
+	if got := d.list(name); !slices.Equal(got, []string{name}) {
+		return fmt.Errorf("%s: List of %q, which is sealed, yields %q", d.label, name, got)
+	}
+	if got := d.list(name + "/"); len(got) > 0 {
+		return fmt.Errorf("%s: List of %q yields %q, which does not begin with that", d.label, name+"/", got)
 	}
 	return nil
 }

@@ -41,17 +41,6 @@ func (c *ticker) next() int {
 	return c.n
 }
 
-// waitingEvents calls f before the request waits.
-type waitingEvents struct {
-	driver.Events
-	f func()
-}
-
-func (w *waitingEvents) Waiting() {
-	w.f()
-	w.Events.Waiting()
-}
-
 // neverGrant returns a mutation that forgets the n-th request that waits for a name.
 func neverGrant(n int) func(*memory.Driver) driver.Driver {
 	var waiting tally

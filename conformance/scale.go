@@ -2,6 +2,7 @@ package conformance
 
 import (
 	"fmt"
+	"time"
 
 	"github.com/go-dsync/dsync/driver"
 )
@@ -17,9 +18,16 @@ const many = 1000
 
 func manyHeld(e *env) error {
 	a, b := e.client(), e.client()
+	old := e.driver().hold(e.name(), fixed, ttl(e.allowed(100*24*time.Hour)))
+	if e.fakeTime {
+		e.sleep(old.TTL * 9 / 10)
+	}
 	held := make([]*holding, many)
 	for i := range held {
 		held[i] = a.tryLock(e.name())
+	}
+	if err := e.outsider().refused(old.Name); err != nil {
+		return fmt.Errorf("a hold of %v is older than %d others: %w", old.TTL, many, err)
 	}
 	for i := 0; i < many; i += 97 {
 		if err := b.refused(held[i].name); err != nil {

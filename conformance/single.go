@@ -13,7 +13,7 @@ import (
 // check, such as a keep-alive. So the promises hold in both cases.
 var singleChecks = []check{
 	{"single/lost-acquire", "After one lost answer to an Acquire of a free name, the name is held by the lease that Acquire returned, or it becomes free. Acquire does not find its own hold in the way.", oneLostAcquire},
-	{"single/lost-renewal", "After one lost answer to a renewal, the lease goes on and can be renewed.", oneLostRenewal},
+	{"single/lost-renewal", "After one lost answer to a renewal, the lease and the others of the client go on and can be renewed.", oneLostRenewal},
 	{"single/lost-release", "After one lost answer to a Release, the name becomes free, and the other leases of the client go on.", oneLostRelease},
 	{"single/overtaken-renewal", "A renewal that arrives after a newer one does not end the hold before the Expires that the newer one has set.", overtakenRenewal},
 	{"single/vanished-release", "A release that vanishes on its way, without an error, is repeated: the name becomes free long before the end of the TTL.", vanishedRelease},
@@ -52,15 +52,37 @@ func (d *rawDriver) endsWithConnection(r *request) bool {
 }
 
 func oneLostRenewal(e *env) error {
-	d := e.driver()
-	h := d.hold(e.name(), fixed)
+	if err := e.renewsAfterOneLost(false); err != nil {
+		return err
+	}
+	if _, ok := e.outsider().driver.(driver.BatchRenewer); !ok || e.driverInfo().KeepsAlive {
+		return nil
+	}
+	return e.renewsAfterOneLost(true)
+}
+
+// renewsAfterOneLost loses one answer to a renewal of a lease, or of all leases
+// of the client.
+func (e *env) renewsAfterOneLost(all bool) error {
+	d, opt := e.driver(), fixed
+	if all {
+		opt = ttl(e.long())
+	}
+	h, other := d.hold(e.name(), opt), d.hold(e.name(), opt)
+	renew := func(h *request) error {
+		if all {
+			return errors.Join(d.renewAll(e.ctx, h, other)...)
+		}
+		return h.renew(e.long())
+	}
 	d.loseOne()
 	called := time.Now()
-	err := h.renew(e.long())
+	err := renew(h)
 	returned := time.Now()
 	d.heal()
 	if d.endsWithConnection(h) {
 		e.awaitFree(h.Name)
+		e.awaitFree(other.Name)
 		return nil
 	}
 	switch {
@@ -71,14 +93,16 @@ func oneLostRenewal(e *env) error {
 			return err
 		}
 	}
-	e.poll("a lease is renewed after one lost answer", func() error {
-		err := h.renew(e.long())
-		if errors.Is(err, driver.ErrNotHeld) {
-			e.endf("the renewal of a live lease after one lost answer returned %q", err)
-		}
-		return err
-	})
-	return h.keeps("a renewal of which one answer was lost")
+	for _, h := range []*request{h, other} {
+		e.poll("a lease is renewed after one lost answer", func() error {
+			err := renew(h)
+			if errors.Is(err, driver.ErrNotHeld) {
+				e.endf("the renewal of a live lease after one lost answer returned %q", err)
+			}
+			return err
+		})
+	}
+	return errors.Join(h.keeps("a renewal of which one answer was lost"), other.keeps("a renewal of which one answer was lost"))
 }
 
 func oneLostRelease(e *env) error {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -256,6 +257,12 @@ func cancelAtGrant(e *env) error {
 	granted := 0
 	for range rounds {
 		h := a.hold(name)
+		if rand.N(4) == 0 {
+			if err := b.canceledAtEvent(h); err != nil {
+				return err
+			}
+			continue
+		}
 		r := b.start(name).waits()
 		switch early := rand.N(time.Millisecond); rand.N(8) {
 		case 0:
@@ -292,6 +299,35 @@ func cancelAtGrant(e *env) error {
 	}
 	e.events.add("", "%d of %d were granted", granted, rounds)
 	return nil
+}
+
+// canceledAtEvent asks for a name that h has. Before the driver begins to wait,
+// h is released and the context of the request ends.
+func (d *rawDriver) canceledAtEvent(h *request) error {
+	ctx, cancel := context.WithCancel(d.env.ctx)
+	r := d.startWith(ctx, cancel, h.Name, func(r *driver.Request) {
+		r.Events = &waitingEvents{r.Events, sync.OnceFunc(func() {
+			h.release()
+			cancel()
+		})}
+	}).result()
+	if r.lease != nil {
+		r.release()
+	}
+	d.env.awaitFree(h.Name)
+	return nil
+}
+
+// waitingEvents calls f before the request waits.
+type waitingEvents struct {
+	driver.Events
+	f func()
+}
+
+// Waiting implements driver.Events.
+func (w *waitingEvents) Waiting() {
+	w.f()
+	w.Events.Waiting()
 }
 
 func doneContext(e *env) error {

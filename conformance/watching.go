@@ -14,7 +14,7 @@ var watchingChecks = []check{
 	{"watching/changes", "Who watches a name is called when the watch begins and after each end of a hold, in every mode, by whomever, and also while other holds of the name go on.", watchTellsEnds},
 	{"watching/outage", "A change while the watcher was out of reach of the backend is followed by a call when it is in reach again.", watchSurvivesOutages},
 	{"watching/many", "Each of several watches of a name is called after a release, also while others wait for the name, and after an outage.", allWatchesAreCalled},
-	{"watching/stop", "After stop nobody is called any more, and other watches of the name go on.", watchStops},
+	{"watching/stop", "After stop nobody is called any more, and other watches of the name go on, also when another client that watches it is closed.", watchStops},
 }
 
 // watch is a name that is watched.
@@ -182,6 +182,9 @@ func watchStops(e *env) error {
 	defer goesOn.end()
 	stopped.end()
 	before := stopped.calls.Load()
+	c := e.driver()
+	c.watch(name)
+	c.shut()
 	for range 3 {
 		h := a.hold(name)
 		n := goesOn.calls.Load()
