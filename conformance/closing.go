@@ -318,10 +318,8 @@ func closeLeavesNothing(e *env) error {
 	e.need(e.backend.Left != nil, "Backend.Left")
 	before := e.remains()
 	a, b, c := e.driver(), e.driver(), e.driver()
-	for m := driver.Exclusive; m <= driver.Permit; m++ {
-		if a.tap.Info().Offers(m) {
-			e.useInMode(a, b, m)
-		}
+	for _, m := range e.offered(allModes) {
+		e.useInMode(a, b, m)
 	}
 	e.loseGrants(c)
 	e.useLatchAndWatch(a, b)
@@ -381,12 +379,10 @@ func (e *env) loseGrants(d *rawDriver) {
 	}
 	d.hold(e.name()).release() // the connection is there
 	d.loseAnswers()
-	for m := driver.Exclusive; m <= driver.Permit; m++ {
-		if d.tap.Info().Offers(m) {
-			ctx, cancel := context.WithTimeout(e.ctx, patience)
-			d.startWith(ctx, cancel, e.name(), in(m)).result()
-			cancel()
-		}
+	for _, m := range e.offered(allModes) {
+		ctx, cancel := context.WithTimeout(e.ctx, patience)
+		d.startWith(ctx, cancel, e.name(), in(m)).result()
+		cancel()
 	}
 	d.heal()
 }

@@ -164,6 +164,16 @@ func (c *connection) outages() []func() {
 	return all
 }
 
+// silences returns the ways in which answers do not arrive: those of outages and,
+// where a session does not end with its connection at once, lost answers.
+func (c *connection) silences() []func() {
+	all := c.outages()
+	if c.link.LoseAnswers != nil && (!c.env.driverInfo().KeepsAlive || c.env.fakeTime) {
+		all = append(all, c.loseAnswers)
+	}
+	return all
+}
+
 // inOutages runs f for each way of putting the backend out of reach of a client, at the same time.
 func (e *env) inOutages(f func(outage func(*connection)) error) error {
 	e.together("a check of an outage", len(e.outsider().outages()), func(i int) error {

@@ -205,6 +205,36 @@ func lostAcquire(e *env) error {
 		d.heal()
 		e.awaitFree(name)
 	}
+	for _, followed := range []bool{false, true} {
+		if err := e.grantDoesNotArrive(followed); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// grantDoesNotArrive loses the answer by which a waiter is granted a name, for
+// which another one waits behind it or not.
+func (e *env) grantDoesNotArrive(followed bool) error {
+	a, b, name := e.rival(), e.driver(), e.name()
+	h := a.hold(name)
+	r := b.start(name).waits()
+	var next *request
+	if followed {
+		next = e.rival().start(name).waits()
+	}
+	b.loseAnswers()
+	h.release()
+	e.sleep(patience) // the name is granted
+	r.cancel()
+	if err := r.failed(); err != nil {
+		return err
+	}
+	b.heal()
+	if followed {
+		next.grantedAfter("a grant that did not arrive").release()
+	}
+	e.awaitFree(name)
 	return nil
 }
 
@@ -418,6 +448,8 @@ func (e *env) renewsAfterOneLost(all bool) error {
 		}
 		return h.renew(e.long())
 	}
+	before := h.lease.Expires()
+	e.sleep(patience / 10) // the renewal would move Expires
 	d.loseOne()
 	called := time.Now()
 	err := renew(h)
@@ -428,9 +460,11 @@ func (e *env) renewsAfterOneLost(all bool) error {
 		e.awaitFree(other.Name)
 		return nil
 	}
-	switch {
+	switch moved := h.lease.Expires().Sub(before); {
 	case errors.Is(err, driver.ErrNotHeld):
 		return fmt.Errorf("the renewal of a live lease, of which one answer was lost, returned %q", err)
+	case err != nil && moved > 0 && !e.driverInfo().KeepsAlive:
+		return fmt.Errorf("a renewal of which one answer was lost returned %q, and moved Expires by %v", err, moved)
 	case err == nil:
 		if err := h.expiresWithin("a lease after a renewal of which one answer was lost", called, returned, e.long()); err != nil {
 			return err
@@ -595,10 +629,7 @@ func refusalIsNoHold(e *env) error {
 	waiter := e.driver().start(h.Name).waits()
 	var asked []*request
 	err := e.whileRefused(func() error {
-		for m := driver.Exclusive; m <= driver.Permit; m++ {
-			if !e.driverInfo().Offers(m) {
-				continue
-			}
+		for _, m := range e.offered(allModes) {
 			for _, opts := range [][]option{{noWait}, nil} {
 				ctx, cancel := context.WithTimeout(e.ctx, patience)
 				defer cancel()

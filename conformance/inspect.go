@@ -375,13 +375,7 @@ func outageIsNoAnswer(e *env) error {
 
 func fieldsOfOneHold(e *env) error {
 	e.claims(inspection)
-	var offered []driver.Mode
-	for _, m := range append(slices.Clone(modes), driver.Permit) {
-		if e.driverInfo().Offers(m) {
-			offered = append(offered, m)
-		}
-	}
-	e.outsider()
+	offered := e.offered(allModes)
 	e.together("looks at the fields of several holds", len(offered), func(i int) error { return e.fieldsInMode(offered[i]) })
 	return nil
 }

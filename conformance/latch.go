@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"slices"
 	"sync/atomic"
 	"time"
 
@@ -362,16 +361,9 @@ func (l *latch) through(fault func(*rawDriver), f func(ctx context.Context, id s
 	e.await("the end of a fault", healed)
 }
 
-// latchWatch is a watched latch.
-type latchWatch struct {
-	*latch
-	calls atomic.Int64
-	stop  func()
-}
-
 // watch watches the latch, and returns when the watch has begun.
-func (l *latch) watch() *latchWatch {
-	w := &latchWatch{latch: l}
+func (l *latch) watch() *watch {
+	w := &watch{d: l.d, what: fmt.Sprintf("the latch %q", l.name)}
 	l.has(0, "before the watch begins") // drivers may look at the server first
 	l.did("WatchLatch", func() (err error) {
 		w.stop, err = l.backend.WatchLatch(l.name, w.changed)
@@ -380,18 +372,6 @@ func (l *latch) watch() *latchWatch {
 	w.told("the watch has begun", 0)
 	return w
 }
-
-func (w *latchWatch) changed() {
-	w.calls.Add(1)
-	w.d.env.events.add(w.d.label, "told that the latch %q may be gone", w.name)
-}
-
-// told waits for a call after the first n.
-func (w *latchWatch) told(what string, n int64) {
-	w.d.env.until(fmt.Sprintf("%s, which watches the latch %q, is called after this: %s", w.d.label, w.name, what), func() bool { return w.calls.Load() > n })
-}
-
-func (w *latchWatch) end() { w.d.env.within("stop of a watch", w.stop) }
 
 func latchTellsEnds(e *env) error {
 	a, b := e.latches()
@@ -432,18 +412,10 @@ func latchWatchStops(e *env) error {
 	a, b := e.latches()
 	stopped, goesOn := b.watch(), b.watch()
 	defer goesOn.end()
-	stopped.end()
-	before := stopped.calls.Load()
-	for range 3 {
+	return goesOn.goesOn(stopped, "the last count-down", func() func() {
 		a.set(1)
-		n := goesOn.calls.Load()
-		a.down(e.changeID())
-		goesOn.told("the last count-down", n)
-	}
-	if n := stopped.calls.Load() - before; n > 0 {
-		return fmt.Errorf("%s was called %d times after the watch of %q was stopped", b.d.label, n, a.name)
-	}
-	return nil
+		return func() { a.down(e.changeID()) }
+	})
 }
 
 // The checks of drivers that tell of changes: driver.Watcher.
@@ -454,17 +426,17 @@ var watchingChecks = []check{
 	{"watching/stop", "After stop nobody is called any more, and other watches of the name go on, also when another client that watches it is closed.", watchStops},
 }
 
-// watch is a name that is watched.
+// watch is a name, or a latch, that is watched.
 type watch struct {
 	d     *rawDriver
-	name  string
+	what  string // is watched
 	calls atomic.Int64
 	stop  func()
 }
 
 // watch watches name, and returns when the watch has begun. If the driver tells of no changes, the check ends.
 func (d *rawDriver) watch(name string) *watch {
-	w := &watch{d: d, name: name}
+	w := &watch{d: d, what: fmt.Sprintf("%q", name)}
 	watcher, ok := d.tap.Driver.(driver.Watcher)
 	if !ok {
 		d.env.end(&refusedError{"to tell of changes"})
@@ -481,12 +453,12 @@ func (d *rawDriver) watch(name string) *watch {
 
 func (w *watch) changed() {
 	w.calls.Add(1)
-	w.d.env.events.add(w.d.label, "told that %q may have changed", w.name)
+	w.d.env.events.add(w.d.label, "told that %s may have changed", w.what)
 }
 
 // told waits for a call after the first n.
 func (w *watch) told(what string, n int64) {
-	w.d.env.until(fmt.Sprintf("%s, which watches %q, is called after this: %s", w.d.label, w.name, what), func() bool { return w.calls.Load() > n })
+	w.d.env.until(fmt.Sprintf("%s, which watches %s, is called after this: %s", w.d.label, w.what, what), func() bool { return w.calls.Load() > n })
 }
 
 // end stops the watch.
@@ -494,7 +466,7 @@ func (w *watch) end() { w.d.env.within("stop of a watch", w.stop) }
 
 func watchTellsEnds(e *env) error {
 	for _, together := range [][]driver.Mode{modes, {driver.Permit}} { // permits have names of their own
-		offered := slices.DeleteFunc(slices.Clone(together), func(m driver.Mode) bool { return !e.driverInfo().Offers(m) })
+		offered := e.offered(together)
 		if len(offered) == 0 {
 			continue
 		}
@@ -617,19 +589,25 @@ func watchStops(e *env) error {
 	b.hold(name).release()
 	stopped, goesOn := b.watch(name), b.watch(name)
 	defer goesOn.end()
-	stopped.end()
-	before := stopped.calls.Load()
 	c := e.driver()
 	c.watch(name)
 	c.shut()
+	return goesOn.goesOn(stopped, "a release", func() func() { return a.hold(name).release })
+}
+
+// goesOn ends another watch of the same, and returns an error unless w alone is
+// called after changes. begin prepares a change, and returns how to make it.
+func (w *watch) goesOn(stopped *watch, what string, begin func() (change func())) error {
+	stopped.end()
+	before := stopped.calls.Load()
 	for range 3 {
-		h := a.hold(name)
-		n := goesOn.calls.Load()
-		h.release()
-		goesOn.told("a release", n)
+		change := begin()
+		n := w.calls.Load()
+		change()
+		w.told(what, n)
 	}
 	if n := stopped.calls.Load() - before; n > 0 {
-		return fmt.Errorf("%s was called %d times after the watch of %q was stopped", b.label, n, name)
+		return fmt.Errorf("%s was called %d times after its watch of %s was stopped", w.d.label, n, w.what)
 	}
 	return nil
 }

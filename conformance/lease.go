@@ -517,14 +517,7 @@ func batchOfMany(e *env) error {
 
 func batchWithoutAnswer(e *env) error {
 	e.batches()
-	faults := func(c *connection) []func() {
-		all := c.outages()
-		if c.link.LoseAnswers != nil {
-			all = append(all, c.loseAnswers)
-		}
-		return all
-	}
-	e.together("batches without an answer", len(faults(e.outsider().connection)), func(i int) error {
+	e.together("batches without an answer", len(e.outsider().silences()), func(i int) error {
 		d := e.driver()
 		all := make([]*request, 5)
 		for j := range all {
@@ -534,7 +527,7 @@ func batchWithoutAnswer(e *env) error {
 		for j, r := range all {
 			before[j] = r.lease.Expires()
 		}
-		faults(d.connection)[i]()
+		d.silences()[i]()
 		ctx, cancel := context.WithTimeout(e.ctx, patience)
 		defer cancel()
 		for j, err := range d.renewAll(ctx, all...) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/go-dsync/dsync/driver"
@@ -74,10 +75,7 @@ func (r *request) endsAt(end time.Time, left time.Duration) error {
 
 func leftHoldEndsInTime(e *env) error {
 	var ways []func() error
-	for m := driver.Exclusive; m <= driver.Permit; m++ {
-		if !e.driverInfo().Offers(m) || m == driver.Read {
-			continue
-		}
+	for _, m := range e.offered(append(slices.Clone(aloneModes), driver.Permit)) {
 		for _, ttls := range []struct{ lease, left time.Duration }{{e.long(), e.ttl()}, {e.ttl(), e.ttl()}} {
 			ways = append(ways, func() error {
 				return e.driver().hold(e.name(), in(m), fixed, ttl(ttls.lease), block(5)).endsIn(ttls.left)
@@ -163,10 +161,7 @@ func leftHoldEndsInBounds(e *env) error {
 	e.outsider().leaver()
 	d := e.crooked()
 	var ways []func() error
-	for m := driver.Exclusive; m <= driver.Permit; m++ {
-		if !e.driverInfo().Offers(m) {
-			continue
-		}
+	for _, m := range e.offered(allModes) {
 		for _, lease := range []time.Duration{e.long(), d} { // the second ends earlier than the hold
 			for _, waits := range []bool{false, true} {
 				ways = append(ways, func() error {
@@ -315,10 +310,7 @@ func leftHoldEndsByForce(e *env) error {
 	e.outsider().leaver()
 	e.claims(forceUnlock)
 	c := e.client()
-	for m := driver.Exclusive; m <= driver.Permit; m++ {
-		if !e.driverInfo().Offers(m) {
-			continue
-		}
+	for _, m := range e.offered(allModes) {
 		h := e.driver().hold(e.name(), in(m), fixed)
 		h.leave(e.long())
 		next := e.outsider().start(h.Name, rivalOf(m)).waits()
@@ -338,6 +330,9 @@ func leftHoldIsSeen(e *env) error { return e.punctual(e.leftHoldIsSeen) }
 func (e *env) leftHoldIsSeen() error {
 	e.outsider().leaver()
 	o := e.outsider()
+	if err := e.leftLongerIsSeen(); err != nil {
+		return err
+	}
 	h := e.driver().hold(e.name(), fixed)
 	end := h.leftFor(e.ttl())
 	if _, ok := o.driver.(driver.Inspector); ok {
@@ -352,41 +347,16 @@ func (e *env) leftHoldIsSeen() error {
 			return fmt.Errorf("Inspect by %s reports that a hold which was left for %v ends in %v", o.label, e.ttl(), s.TTL)
 		}
 	}
-	if err := e.leftLongerIsSeen(); err != nil {
-		return err
+	if o.lists() && !slices.Contains(o.list(h.Name), h.Name) && time.Now().Before(end.from) {
+		return fmt.Errorf("the list by %s leaves out %q, whose hold was left until %s", o.label, h.Name, e.events.at(end.from))
 	}
-	if lister, ok := o.tap.Driver.(driver.Lister); ok {
-		listed, refused := false, false
-		for name, err := range lister.List(e.ctx, h.Name) {
-			refused = refused || errors.Is(err, errors.ErrUnsupported)
-			listed = listed || name == h.Name
-		}
-		if !listed && !refused && time.Now().Before(end.from) {
-			return fmt.Errorf("the list by %s leaves out %q, whose hold was left until %s", o.label, h.Name, e.events.at(end.from))
-		}
-	}
-	if w, ok := o.tap.Driver.(driver.Watcher); ok && e.fakeTime { // some servers do not report the end of a TTL
-		changed := make(chan struct{}, 1)
-		stop, err := w.Watch(h.Name, func() {
-			select {
-			case changed <- struct{}{}:
-			default:
-			}
-		})
-		e.must(err)
-		defer stop()
-		select { // the call with which the watch begins
-		case <-changed:
-		case <-time.After(e.brief() / 2):
-		}
+	if _, ok := o.tap.Driver.(driver.Watcher); ok && e.fakeTime { // some servers do not report the end of a TTL
+		w := o.watch(h.Name)
+		defer w.end()
+		n := w.calls.Load()
 		e.sleepUntil(end.to)
 		_ = o.status(h.Name) // a backend may end a hold when a client asks; a grant would be reported, too
-		e.within("a watch reports the end of a hold that was left", func() {
-			select {
-			case <-changed:
-			case <-e.ctx.Done():
-			}
-		})
+		w.told("the end of a hold that was left", n)
 		return nil
 	}
 	return end.isMet(e, "a hold that was left, and reported")
@@ -394,7 +364,7 @@ func (e *env) leftHoldIsSeen() error {
 
 // leftLongerIsSeen inspects a hold that was left for longer than its lease.
 func (e *env) leftLongerIsSeen() error {
-	if _, ok := e.outsider().driver.(driver.Inspector); !ok {
+	if !inspection.claimed(e.client()) {
 		return nil
 	}
 	h := e.driver().hold(e.name(), fixed, ttl(e.renewed()))
@@ -415,14 +385,7 @@ func (e *env) leftLongerIsSeen() error {
 
 func leaveWithoutAnswer(e *env) error {
 	e.outsider().leaver()
-	faults := func(c *connection) []func() {
-		all := c.outages()
-		if c.link.LoseAnswers != nil && !e.driverInfo().KeepsAlive { // with its connection, a session may end at once
-			all = append(all, c.loseAnswers)
-		}
-		return all
-	}
-	n := len(faults(e.outsider().connection))
+	n := len(e.outsider().silences())
 	e.together("Leave without an answer", 2*n, func(i int) error {
 		closes := i >= n
 		return e.punctual(func() error {
@@ -430,7 +393,7 @@ func leaveWithoutAnswer(e *env) error {
 			h := d.hold(e.name(), fixed, ttl(left))
 			next := e.outsider().start(h.Name).waits()
 			end := leftEnd{name: h.Name, from: h.lease.Expires()} // the hold may end with its lease, or with the Leave
-			faults(d.connection)[i%n]()
+			d.silences()[i%n]()
 			ctx, cancel := context.WithTimeout(e.ctx, patience)
 			defer cancel()
 			_, err := h.tryLeave(ctx, left)

@@ -74,11 +74,16 @@ func removalIsTold(e *env) error {
 
 // tellsAfterOutage removes several holds of a client in an outage.
 func (e *env) tellsAfterOutage() error {
-	d := e.driver()
+	d, admin := e.driver(), e.client()
 	held := []*request{d.hold(e.name()), d.hold(e.name()), d.hold(e.name())}
+	forced := forceUnlock.claimed(admin)
 	d.hang()
 	for _, h := range held {
-		e.remove(h.Name)
+		if !forced {
+			e.remove(h.Name)
+		} else if err := admin.ForceUnlock(e.ctx, h.Name); !errors.Is(err, driver.ErrNotHeld) { // one session may carry all
+			e.must(err)
+		}
 	}
 	d.heal()
 	for i, h := range held {
@@ -205,7 +210,9 @@ func (e *env) lostAndRemoved() *request {
 	e.expired(h)
 	e.expire(h.Name)
 	d.heal()
-	d.hold(e.name()).release()
+	if r := d.acquire(e.name()); r.lease != nil { // by then a second loss was reported
+		_ = r.tryRelease(e.ctx)
+	}
 	return h
 }
 

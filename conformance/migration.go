@@ -279,7 +279,7 @@ func sealedTells(e *env) error {
 
 // reportsSealed returns an error if Inspect or List takes a sealed name for free.
 func (d *rawDriver) reportsSealed(name string) error {
-	if _, ok := d.driver.(driver.Inspector); ok && !d.status(name).Held {
+	if inspection.claimed(d.env.client()) && !d.status(name).Held {
 		return fmt.Errorf("Inspect by %s reports that %q, which is sealed, is free", d.label, name)
 	}
 	if !d.lists() {

@@ -427,10 +427,11 @@ var singleMutants = []mutant{
 				mu.Unlock()
 				l.release = func(ctx context.Context) error {
 					err := l.Lease.Release(ctx)
+					_, lost := d.Inspect(ctx, l.r.Name)
 					mu.Lock()
 					defer mu.Unlock()
 					delete(names, l.r.Name)
-					if _, lost := d.Inspect(ctx, l.r.Name); errors.Is(err, driver.ErrUnknown) && lost == nil {
+					if errors.Is(err, driver.ErrUnknown) && lost == nil {
 						for name := range names {
 							d.Server().Expire(name)
 						}

@@ -12,7 +12,7 @@ import (
 
 var orderChecks = []check{
 	{"order/served", "All who wait for a name are granted it in turn.", allAreServed},
-	{"order/clients", "Clients that wait for a name are granted it in the order in which they came.", clientsInOrder},
+	{"order/clients", "Clients that wait for a name are granted it in the order in which they came, also after they have waited for longer than their TTLs.", clientsInOrder},
 	{"order/arrival", "All who wait for a name are granted it in the order in which they came.", arrivalsInOrder},
 	{"order/canceled", "Who gives up waiting changes nothing in the order of the others.", cancelKeepsOrder},
 	{"order/newcomers", "A newcomer does not overtake those who wait.", newcomersDoNotOvertake},
@@ -108,6 +108,14 @@ func clientsInOrder(e *env) error {
 		if err := e.inOrder(waiters); err != nil {
 			return fmt.Errorf("of %d that waited: %w", n, err)
 		}
+	}
+	t := e.allowed(2 * e.ttl())
+	h := a.hold(name)
+	waiters := []*request{e.driver().start(name, ttl(t)).waits().queued(1), e.driver().start(name).waits().queued(2)}
+	e.sleep(t * 3 / 2)
+	h.release()
+	if err := e.inOrder(waiters); err != nil {
+		return fmt.Errorf("of two that waited, the first for longer than its TTL of %v: %w", t, err)
 	}
 	return nil
 }

@@ -64,11 +64,17 @@ var (
 	}
 )
 
-// modes are all modes, and alone are the modes in which a hold is the only one of its name.
+// modes are those of which one name has several, and alone are the modes in which a hold is the only one of its name.
 var (
+	allModes   = []driver.Mode{driver.Exclusive, driver.Read, driver.Write, driver.Permit}
 	modes      = []driver.Mode{driver.Exclusive, driver.Read, driver.Write}
 	aloneModes = []driver.Mode{driver.Exclusive, driver.Write}
 )
+
+// offered returns those of the modes that the driver offers.
+func (e *env) offered(all []driver.Mode) []driver.Mode {
+	return slices.DeleteFunc(slices.Clone(all), func(m driver.Mode) bool { return !e.driverInfo().Offers(m) })
+}
 
 // in is an option of a request. Those for permits ask for all there are, so they exclude each other, and one that is left behind shows.
 func in(m driver.Mode) option {

@@ -115,17 +115,10 @@ func (e *env) expire(name string) {
 }
 
 func survivesShortFaults(e *env) error {
-	faults := e.outsider().outages()
-	if e.outsider().link.LoseAnswers != nil && (!e.driverInfo().KeepsAlive || e.fakeTime) { // with its connection, a session may end at once
-		faults = append(faults, e.outsider().loseAnswers)
-	}
-	e.together("a holder with faults", len(faults), func(i int) error {
+	e.together("a holder with faults", len(e.outsider().silences()), func(i int) error {
 		ttl := e.allowed(3 * e.ttl()) // half of this TTL is enough for a renewal on a busy machine
 		a, b, name := e.clientWith(&dsync.Options{TTL: ttl}), e.driver(), e.name()
-		fault := a.loseAnswers
-		if all := a.outages(); i < len(all) {
-			fault = all[i]
-		}
+		fault := a.silences()[i]
 		h := a.lock(name)
 		token := h.Token()
 		for range 2 {
@@ -419,6 +412,15 @@ func sessionIsShared(e *env) error {
 
 func allOfSessionAreTold(e *env) error {
 	e.sessions()
+	times := 1
+	if e.fakeTime {
+		times = 10 // the driver and the backend come first by lot
+	}
+	e.together("ends of sessions", times, func(int) error { return e.endOfSessionIsTold() })
+	return nil
+}
+
+func (e *env) endOfSessionIsTold() error {
 	return e.inOutages(func(outage func(*connection)) error {
 		d, t := e.driver(), ttl(e.ttl())
 		d.tap.OnKeepAlive(func(error) {})
