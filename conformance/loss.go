@@ -207,7 +207,10 @@ func (e *env) lostAndRemoved() *request {
 	d := e.driver()
 	h := d.hold(e.name(), ttl(e.ttl()))
 	d.loseAnswers()
-	e.expired(h)
+	e.sleep(h.TTL * 5 / 4)
+	if left := time.Until(h.lease.Expires()); left > 0 {
+		e.endf("the Expires of a lease moves on while no answer arrives: %v are left after 5/4 of its TTL of %v", left, h.TTL)
+	}
 	e.expire(h.Name)
 	d.heal()
 	if r := d.acquire(e.name()); r.lease != nil { // by then a second loss was reported
