@@ -205,11 +205,6 @@ func lostAcquire(e *env) error {
 		d.heal()
 		e.awaitFree(name)
 	}
-	for _, followed := range []bool{false, true} {
-		if err := e.grantDoesNotArrive(followed); err != nil {
-			return err
-		}
-	}
 	return nil
 }
 
@@ -346,6 +341,11 @@ func cleanUpGoesOn(e *env) error {
 	d.heal()
 	for _, r := range append(asked, released) {
 		e.awaitFree(r.Name)
+	}
+	for _, followed := range []bool{false, true} {
+		if err := e.grantDoesNotArrive(followed); err != nil {
+			return err
+		}
 	}
 	return nil
 }
