@@ -16,6 +16,9 @@ export REDISSON
 INTEROP_TESTS ?= 8
 # How often `make flaky-long` runs each test.
 COUNT ?= 20
+
+# runs in which the check of a mistake has to fail
+REPEAT ?= 1
 # How many trials `make run-long` makes on each backend.
 TRIALS ?= 200
 # Tests that compute, in fake time or on no backend, and take five to ten times as long with the race detector. `make test-long` runs them without it, when the
@@ -147,8 +150,8 @@ lint: ## check format and code, the library also with the oldest and the newest 
 flaky: ## run the suite 200 times on drivers/memory, which must never fail
 	$(GO) test -timeout=2h -run GoodDriver ./conformance -repeat 200
 
-mistakes: ## run the suite on each mistake of conformance/testdata/mistakes.txt, and compare what it catches with the file: half an hour
-	$(GO) test -timeout 2h -count=1 -run '^TestMistakes$$' -v $(TESTFLAGS) ./conformance -mistakes
+mistakes: ## run the suite on each mistake of conformance/testdata/mistakes.txt, and compare what it catches with the file: half an hour; with REPEAT=5 a mistake is caught if its check fails in 5 of 5 runs
+	$(GO) test -timeout 3h -count=1 -run '^TestMistakes$$' -v $(TESTFLAGS) ./conformance -mistakes -mistakes.repeat=$(REPEAT)
 
 flaky-long: servers ## run all tests COUNT times, in random order: this takes hours
 	$(GO) test -race -shuffle=on -count=$(COUNT) -timeout=20h $(TESTFLAGS) $(PKG)

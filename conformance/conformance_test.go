@@ -154,3 +154,8 @@ func TestGoodDriverPasses(t *testing.T) {
 func needsURL(c check) bool {
 	return strings.HasPrefix(c.Name, "processes/") || strings.HasPrefix(c.Name, "url/")
 }
+
+func TestMain(m *testing.M) {
+	RunWorker()
+	m.Run()
+}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/go-dsync/dsync/driver"
@@ -11,11 +12,11 @@ import (
 
 // The checks of drivers whose holds can go on without their client: driver.Leaver.
 var leavingChecks = []check{
-	{"leaving/time", "A hold that was left keeps others out until its time, and ends then.", leftHoldEndsInTime},
+	{"leaving/time", "A hold that was left keeps others out until its time, and ends then. Its tokens stay below those of later leases.", leftHoldEndsInTime},
 	{"leaving/close", "Close does not end a hold that was left.", leftHoldOutlivesClose},
 	{"leaving/lease", "The lease of a hold that was left is over: it renews nothing and releases nothing.", leftLeaseIsOver},
 	{"leaving/bounds", "A hold that was left ends its time after the call of Leave, and at the latest Info.LateFor after that, in every mode, however crooked the time is, and whether it is shorter or longer than the rest of the lease. A waiter finds out.", leftHoldEndsInBounds},
-	{"leaving/readers", "Leave of one reader's hold does not change the end of another reader's hold.", leftReaderEndsAlone},
+	{"leaving/readers", "Leave of one reader's hold does not change the end of another reader's hold, and keeps no other reader out.", leftReaderEndsAlone},
 	{"leaving/over", "Leave of a hold that has ended returns ErrNotHeld. It does not bring the hold back, and does not touch a later hold.", leaveComesTooLate},
 	{"leaving/force", "ForceUnlock ends a hold that was left, and wakes a waiter.", leftHoldEndsByForce},
 	{"leaving/seen", "Inspect and List report a hold that was left, and a watch reports its end.", leftHoldIsSeen},
@@ -65,18 +66,19 @@ func (r *request) endsAt(end time.Time, left time.Duration) error {
 	if early := end.Sub(next.at); early > 0 {
 		return fmt.Errorf("%s, and %q was granted %v before that", what, r.Name, early)
 	}
+	first, n := r.lease.Tokens()
+	if token, _ := next.lease.Tokens(); n > 0 && token < first+uint64(n) {
+		return fmt.Errorf("%s, with %d tokens from %d, and the next lease has the token %d", what, n, first, token)
+	}
 	return nil
 }
 
 func leftHoldEndsInTime(e *env) error {
 	var ways []func() error
-	for m := driver.Exclusive; m <= driver.Permit; m++ {
-		if !e.driverInfo().Offers(m) || m == driver.Read {
-			continue
-		}
+	for _, m := range e.offered(append(slices.Clone(aloneModes), driver.Permit)) {
 		for _, ttls := range []struct{ lease, left time.Duration }{{e.long(), e.ttl()}, {e.ttl(), e.ttl()}} {
 			ways = append(ways, func() error {
-				return e.driver().hold(e.name(), in(m), fixed, ttl(ttls.lease)).endsIn(ttls.left)
+				return e.driver().hold(e.name(), in(m), fixed, ttl(ttls.lease), block(5)).endsIn(ttls.left)
 			})
 		}
 	}
@@ -105,4 +107,335 @@ func leftLeaseIsOver(e *env) error {
 		return fmt.Errorf("Release after Leave: %q, want ErrNotHeld", outcome(err))
 	}
 	return h.endsAt(end, e.ttl())
+}
+
+// The checks of when a hold ends that was left.
+
+// leftEnd is the interval in which a hold that was left must end at the backend.
+type leftEnd struct {
+	name     string
+	mode     driver.Mode // of the hold
+	from, to time.Time
+}
+
+// leftFor leaves the hold for d, and returns when it must end.
+func (r *request) leftFor(d time.Duration) leftEnd {
+	from := r.leave(d)
+	return leftEnd{r.Name, r.Mode, from, time.Now().Add(d + r.driver.env.driverInfo().LateFor(max(d, r.TTL)))}
+}
+
+// rivalOf is an option of a request that a hold in mode m excludes.
+func rivalOf(m driver.Mode) option {
+	if m == driver.Read {
+		return writing
+	}
+	return in(m)
+}
+
+// meets returns an error unless next, which is waiting for the name or about to wait, is granted it within the interval.
+func (l leftEnd) meets(next *request, what string) error {
+	e := next.driver.env
+	if at := next.grantedAfter(what).at; at.Before(l.from) {
+		return fmt.Errorf("%s: %s was granted %q %v before its end", what, next.driver.label, l.name, l.from.Sub(at))
+	}
+	next.release()
+	return e.late(next.at.Sub(l.to)-e.wakes(), "%s: its end was between %s and %s, and %s was granted %q at %s",
+		what, e.events.at(l.from), e.events.at(l.to), next.driver.label, l.name, e.events.at(next.at))
+}
+
+// isMet is meets for a request that asks now.
+func (l leftEnd) isMet(e *env, what string) error {
+	return l.meets(e.outsider().start(l.name, rivalOf(l.mode)), what)
+}
+
+// unheard is how long a waiter may take to find out that a hold has become shorter. No field of Info tells. A backend may have no message
+// for it, and then the waiter looks now and then. In fake time there are messages.
+func (e *env) unheard() time.Duration {
+	if e.fakeTime {
+		return 0
+	}
+	return 6 * time.Second
+}
+
+func leftHoldEndsInBounds(e *env) error {
+	e.outsider().leaver()
+	d := e.crooked()
+	var ways []func() error
+	for _, m := range e.offered(allModes) {
+		for _, lease := range []time.Duration{e.long(), d} { // the second ends earlier than the hold
+			for _, waits := range []bool{false, true} {
+				ways = append(ways, func() error {
+					h := e.driver().hold(e.name(), in(m), fixed, ttl(lease))
+					var next *request
+					if waits {
+						next = e.outsider().start(h.Name, rivalOf(m)).waits()
+					}
+					e.sleep(d / 3)
+					what := fmt.Sprintf("a hold (%v) whose lease of %v was left for %v after %v, with a waiter: %t", m, h.TTL, d, d/3, waits)
+					end := h.leftFor(d)
+					if waits {
+						end.to = end.to.Add(e.unheard())
+						return end.meets(next, what)
+					}
+					return end.isMet(e, what)
+				})
+			}
+		}
+	}
+	ways = append(ways, func() error {
+		h := e.driver().hold(e.name(), fixed)
+		return h.leftFor(e.brief()).isMet(e, fmt.Sprintf("a hold that was left for %v", e.brief()))
+	})
+	e.together("holds that are left", len(ways), func(i int) error { return e.punctual(ways[i]) })
+	return nil
+}
+
+func leftReaderEndsAlone(e *env) error {
+	e.outsider().leaver()
+	e.claims(sharing)
+	var ways []func() error
+	for _, sameClient := range []bool{false, true} {
+		readers := func(others time.Duration) (left, other *request) {
+			a, name := e.driver(), e.name()
+			b := a
+			if !sameClient {
+				b = e.driver()
+			}
+			return a.hold(name, reading, fixed), b.hold(name, reading, fixed, ttl(others))
+		}
+		ways = append(ways, func() error {
+			left, other := readers(e.long())
+			end := left.leftFor(e.ttl())
+			e.sleepUntil(end.to)
+			if err := e.outsider().refused(left.Name); err != nil {
+				return fmt.Errorf("after the end of a reader's hold that was left, while %s reads: %w", other.driver.label, err)
+			}
+			if err := other.tryRelease(e.ctx); err != nil {
+				return fmt.Errorf("the release by %s after the end of another reader's hold that was left: %w", other.driver.label, err)
+			}
+			return e.isFree(left.Name)
+		}, func() error {
+			left, other := readers(e.long())
+			end := left.leftFor(e.ttl())
+			next := e.driver().acquire(left.Name, reading, noWait)
+			if next.lease == nil {
+				return fmt.Errorf("%s, which asked to read beside a reader's hold that was left, got: %w", next.driver.label, next.err)
+			}
+			next.release()
+			other.release()
+			return end.isMet(e, "a reader's hold that was left, after the release of another reader")
+		}, func() error {
+			left, other := readers(e.brief())
+			end := left.leftFor(e.allowed(2 * e.ttl()))
+			e.expired(other)
+			return end.isMet(e, "a reader's hold that was left, after the end of another reader's lease")
+		})
+	}
+	e.together("readers one of whom leaves its hold", len(ways), func(i int) error { return e.punctual(ways[i]) })
+	return nil
+}
+
+func leaveComesTooLate(e *env) error {
+	e.outsider().leaver()
+	tooLate := func(h *request, what string) error {
+		_, err := h.tryLeave(e.ctx, e.long())
+		return isNotHeld("Leave of a hold that "+what, err)
+	}
+	taken := func(h *request, what string) error {
+		next := e.outsider().start(h.Name).granted()
+		if err := tooLate(h, what); err != nil {
+			return err
+		}
+		return next.keeps("Leave of a hold that " + what)
+	}
+	untaken := func(h *request, what string) error {
+		if err := tooLate(h, what); err != nil {
+			return err
+		}
+		if err := e.isFree(h.Name); err != nil {
+			return fmt.Errorf("after Leave of a hold that %s: %w", what, err)
+		}
+		return nil
+	}
+	ways := []func() error{func() error {
+		h := e.driver().hold(e.name(), fixed, ttl(e.brief()))
+		e.sleepUntil(h.over())
+		return untaken(h, "had run out")
+	}, func() error {
+		return taken(e.driver().hold(e.name(), fixed, ttl(e.brief())), "had run out, and whose name has another holder")
+	}, func() error {
+		h := e.driver().hold(e.name(), fixed)
+		h.release()
+		return untaken(h, "was released")
+	}, func() error {
+		h := e.driver().hold(e.name(), fixed)
+		end := h.leftFor(e.ttl())
+		if err := tooLate(h, "was left before"); err != nil {
+			return err
+		}
+		return end.isMet(e, "a hold that was left twice")
+	}}
+	if e.outsider().link.Hang != nil {
+		ways = append(ways, func() error {
+			d := e.driver()
+			h := d.hold(e.name(), fixed, ttl(e.brief()))
+			d.hang()
+			var err error
+			leave := e.run(func() { _, err = h.tryLeave(e.ctx, e.long()) })
+			e.expired(h)
+			e.sleepUntil(h.over())
+			d.heal()
+			e.await("a Leave that arrives late", leave)
+			if err == nil {
+				return errors.New("a Leave that arrived after the end of the hold returned nil")
+			}
+			e.awaitFree(h.Name)
+			return nil
+		})
+	}
+	if e.canRemove() {
+		for _, f := range []func(*request, string) error{taken, untaken} {
+			ways = append(ways, func() error {
+				h := e.driver().hold(e.name(), fixed)
+				e.remove(h.Name)
+				return f(h, "was removed")
+			})
+		}
+	}
+	e.together("Leave of holds that have ended", len(ways), func(i int) error { return e.punctual(ways[i]) })
+	return nil
+}
+
+func leftHoldEndsByForce(e *env) error {
+	e.outsider().leaver()
+	e.claims(forceUnlock)
+	c := e.client()
+	for _, m := range e.offered(allModes) {
+		h := e.driver().hold(e.name(), in(m), fixed)
+		h.leave(e.long())
+		next := e.outsider().start(h.Name, rivalOf(m)).waits()
+		if err := c.ForceUnlock(e.ctx, h.Name); err != nil {
+			return fmt.Errorf("ForceUnlock of a hold (%v) that was left: %w", m, err)
+		}
+		next.granted().release()
+		if r := e.outsider().acquire(h.Name, rivalOf(m), noWait); r.lease == nil {
+			return fmt.Errorf("after ForceUnlock of a hold (%v) that was left, and the release of its successor: %w", m, r.err)
+		}
+	}
+	return nil
+}
+
+func leftHoldIsSeen(e *env) error { return e.punctual(e.leftHoldIsSeen) }
+
+func (e *env) leftHoldIsSeen() error {
+	e.outsider().leaver()
+	o := e.outsider()
+	if err := e.leftLongerIsSeen(); err != nil {
+		return err
+	}
+	h := e.driver().hold(e.name(), fixed)
+	end := h.leftFor(e.ttl())
+	if _, ok := o.driver.(driver.Inspector); ok {
+		s, err := o.driver.(driver.Inspector).Inspect(e.ctx, h.Name)
+		switch {
+		case errors.Is(err, errors.ErrUnsupported):
+		case err != nil:
+			return err
+		case !s.Held && time.Now().Before(end.from):
+			return fmt.Errorf("Inspect by %s reports that no client holds %q, whose hold was left until %s", o.label, h.Name, e.events.at(end.from))
+		case s.TTL > e.ttl()+e.driverInfo().LateFor(h.TTL)+statusUnit:
+			return fmt.Errorf("Inspect by %s reports that a hold which was left for %v ends in %v", o.label, e.ttl(), s.TTL)
+		}
+	}
+	if o.lists() && !slices.Contains(o.list(h.Name), h.Name) && time.Now().Before(end.from) {
+		return fmt.Errorf("the list by %s leaves out %q, whose hold was left until %s", o.label, h.Name, e.events.at(end.from))
+	}
+	if _, ok := o.tap.Driver.(driver.Watcher); ok && e.fakeTime { // some servers do not report the end of a TTL
+		w := o.watch(h.Name)
+		defer w.end()
+		n := w.calls.Load()
+		e.sleepUntil(end.to)
+		_ = o.status(h.Name) // a backend may end a hold when a client asks; a grant would be reported, too
+		w.told("the end of a hold that was left", n)
+		return nil
+	}
+	return end.isMet(e, "a hold that was left, and reported")
+}
+
+// leftLongerIsSeen inspects a hold that was left for longer than its lease.
+func (e *env) leftLongerIsSeen() error {
+	if !inspection.claimed(e.client()) {
+		return nil
+	}
+	h := e.driver().hold(e.name(), fixed, ttl(e.renewed()))
+	before := e.outsider().status(h.Name)
+	if e.fakeTime {
+		e.sleep(h.TTL / 2)
+	}
+	end := h.leave(e.long())
+	after := e.outsider().status(h.Name)
+	switch {
+	case after.TTL != 0 && after.TTL < time.Until(end)-statusUnit:
+		return fmt.Errorf("Inspect reports that a hold which was left for %v ends in %v", e.long(), after.TTL)
+	case after.Hold == before.Hold && !after.Since.Equal(before.Since):
+		return fmt.Errorf("Inspect reports a grant at %s, and after Leave at %s", e.events.at(before.Since), e.events.at(after.Since))
+	}
+	return nil
+}
+
+func leaveWithoutAnswer(e *env) error {
+	e.outsider().leaver()
+	n := len(e.outsider().silences())
+	e.together("Leave without an answer", 2*n, func(i int) error {
+		closes := i >= n
+		return e.punctual(func() error {
+			d, left := e.driver(), e.allowed(2*e.ttl())
+			h := d.hold(e.name(), fixed, ttl(left))
+			next := e.outsider().start(h.Name).waits()
+			end := leftEnd{name: h.Name, from: h.lease.Expires()} // the hold may end with its lease, or with the Leave
+			d.silences()[i%n]()
+			ctx, cancel := context.WithTimeout(e.ctx, patience)
+			defer cancel()
+			_, err := h.tryLeave(ctx, left)
+			if err == nil || errors.Is(err, driver.ErrNotHeld) {
+				return fmt.Errorf("a Leave without an answer of the backend returned %q", outcome(err))
+			}
+			d.heal()
+			if closes {
+				d.shut()
+			}
+			end.to = time.Now().Add(left + e.driverInfo().LateFor(left)) // a request that was under way may arrive now
+			return end.meets(next, fmt.Sprintf("a hold after a Leave without an answer, with a Close after it: %t", closes))
+		})
+	})
+	return nil
+}
+
+func leftHoldOutlivesOutage(e *env) error {
+	e.outsider().leaver()
+	return e.inOutages(func(outage func(*connection)) error {
+		e.together("holds that were left before an outage", 3, func(i int) error {
+			return e.punctual(func() error {
+				d, lease := e.driver(), e.allowed(2*e.ttl())
+				h := d.hold(e.name(), fixed, ttl(lease))
+				if i > 0 {
+					d.hold(e.name(), ttl(lease)) // where sessions carry leases, in the same session
+				}
+				end := h.leftFor(e.allowed(3 * lease))
+				outage(d.connection)
+				if i == 2 { // the driver finds out that its session has ended
+					e.sleep(2 * lease)
+					d.heal()
+				}
+				if err := end.isMet(e, "a hold that was left before an outage of its client"); err != nil {
+					return err
+				}
+				if causes := h.lost(); len(causes) > 0 {
+					return fmt.Errorf("%s was told that it lost a hold that it had left: %w", d.label, causes[0])
+				}
+				return nil
+			})
+		})
+		return nil
+	})
 }

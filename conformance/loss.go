@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
+	"strings"
 	"time"
 
 	"github.com/go-dsync/dsync"
@@ -61,6 +63,34 @@ func releaseIsNoLoss(e *env) error {
 func removalIsTold(e *env) error {
 	for _, waits := range []bool{false, true} {
 		if err := e.punctual(func() error { return e.tellsOfRemoval(waits) }); err != nil {
+			return err
+		}
+	}
+	if e.outsider().link.Hang == nil {
+		return nil
+	}
+	return e.tellsAfterOutage()
+}
+
+// tellsAfterOutage removes several holds of a client in an outage.
+func (e *env) tellsAfterOutage() error {
+	d, admin := e.driver(), e.client()
+	held := []*request{d.hold(e.name()), d.hold(e.name()), d.hold(e.name())}
+	forced := forceUnlock.claimed(admin)
+	d.hang()
+	for _, h := range held {
+		if !forced {
+			e.remove(h.Name)
+		} else if err := admin.ForceUnlock(e.ctx, h.Name); !errors.Is(err, driver.ErrNotHeld) { // one session may carry all
+			e.must(err)
+		}
+	}
+	d.heal()
+	for i, h := range held {
+		what := fmt.Sprintf("%s finds out that hold %d of %d was removed in an outage", d.label, i+1, len(held))
+		if e.driverInfo().Detect > 0 {
+			e.until(what, func() bool { return len(h.lost()) > 0 })
+		} else if err := isNotHeld("a renewal by which "+what, h.renew(e.long())); err != nil {
 			return err
 		}
 	}
@@ -160,6 +190,9 @@ func toldOnce(e *env) error {
 		all = append(all, h)
 	}
 	a.hold(e.name()).release()
+	if l := e.outsider().link; e.driverInfo().KeepsAlive && l.LoseAnswers != nil {
+		all = append(all, e.lostAndRemoved())
+	}
 	for _, h := range all {
 		if causes := h.lost(); len(causes) > 1 {
 			return fmt.Errorf("the loss of one hold was told %d times, with %q", len(causes), causes)
@@ -168,12 +201,31 @@ func toldOnce(e *env) error {
 	return nil
 }
 
+// lostAndRemoved has a client lose its session, which the backend may still
+// have, and removes the hold after that.
+func (e *env) lostAndRemoved() *request {
+	d := e.driver()
+	h := d.hold(e.name(), ttl(e.ttl()))
+	d.loseAnswers()
+	e.sleep(h.TTL * 5 / 4)
+	if left := time.Until(h.lease.Expires()); left > 0 {
+		e.endf("the Expires of a lease moves on while no answer arrives: %v are left after 5/4 of its TTL of %v", left, h.TTL)
+	}
+	e.expire(h.Name)
+	d.heal()
+	if r := d.acquire(e.name()); r.lease != nil { // by then a second loss was reported
+		_ = r.tryRelease(e.ctx)
+	}
+	return h
+}
+
 // askingEvents calls, in each event, the methods of the lease that package dsync calls while it holds mutexes that its events lock too.
 type askingEvents struct {
 	driver.Events
 	lease driver.Lease
-	lost  chan struct{} // gets one value when a loss was told
-	call  func()        // a call of the driver, in Tokens
+	lost  chan bool // gets one value when a loss was told: whether a call that began in the event waits for a lock
+	call  func()    // a call of the driver, in Tokens
+	start func() *request
 }
 
 func (a *askingEvents) of(r *driver.Request) { a.Events, r.Events = r.Events, a }
@@ -201,13 +253,41 @@ func (a *askingEvents) Tokens() int {
 func (a *askingEvents) Lost(cause error) {
 	a.ask()
 	a.Events.Lost(cause)
+	r := a.start()
 	select {
-	case a.lost <- struct{}{}:
+	case a.lost <- r.driver.env.waitsForLock(r.goroutine):
 	default:
 	}
 }
 
-func eventsHoldNoLock(e *env) error {
+// waitsForLock reports whether a goroutine has begun to wait for a mutex. It does
+// not wait for the goroutine's end: the caller may be one on which that depends.
+func (e *env) waitsForLock(g *goroutine) bool {
+	pause := runtime.Gosched // fake time stands still for a goroutine that waits for a mutex
+	if !e.fakeTime {
+		pause = func() { e.sleep(time.Millisecond) }
+	}
+	waits := false
+	for range 20 {
+		for range 10 {
+			pause()
+		}
+		id := g.id.Load()
+		if g.isDone() || id == nil {
+			continue
+		}
+		state, _, _ := strings.Cut(stackOf(*id), "\n")
+		waits = strings.Contains(state, "[sync.Mutex") || strings.Contains(state, "[sync.RWMutex")
+		if !waits && !strings.Contains(state, "[run") { // running, runnable
+			return false
+		}
+	}
+	return waits && !g.isDone()
+}
+
+func eventsHoldNoLock(e *env) error { return e.punctual(e.eventsHoldNoLock) }
+
+func (e *env) eventsHoldNoLock() error {
 	a, name := e.driver(), e.name()
 	other := a.hold(e.name())
 	call := func() {
@@ -219,7 +299,7 @@ func eventsHoldNoLock(e *env) error {
 		}
 	}
 	asks := func() *askingEvents {
-		return &askingEvents{lease: other.lease, lost: make(chan struct{}, 1), call: call}
+		return &askingEvents{lease: other.lease, lost: make(chan bool, 1), call: call, start: func() *request { return a.start(e.name(), noWait, fixed) }}
 	}
 	first := asks()
 	h := a.hold(name, first.of)
@@ -231,16 +311,20 @@ func eventsHoldNoLock(e *env) error {
 	held.release()
 	waiter.granted().release()
 	e.remove(name)
+	locked := false
 	e.within("Events.Lost, in which Expires, Session and Tokens of a lease are called", func() {
 		if e.driverInfo().Detect == 0 {
 			_ = h.lease.Renew(e.ctx, h.TTL) // which may call Lost
 			return
 		}
 		select {
-		case <-first.lost:
+		case locked = <-first.lost:
 		case <-e.ctx.Done():
 		}
 	})
+	if locked { // by another call, perhaps, so try again
+		return &lateError{errors.New("an Acquire that began during Events.Lost waits for a mutex: the driver holds a lock in the event")}
+	}
 	return nil
 }
 

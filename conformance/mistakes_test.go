@@ -10,7 +10,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -19,6 +18,7 @@ import (
 var (
 	mistakesFlag = flag.Bool("mistakes", false, "run the suite on all mistakes of testdata/mistakes.txt, and not only on two")
 	recordFlag   = flag.Bool("mistakes.record", false, "write the outcomes into testdata/mistakes.txt")
+	repeatFlag   = flag.Int("mistakes.repeat", 1, "count a mistake as caught only if its check fails in each of `N` runs")
 )
 
 const mistakesFile = "testdata/mistakes.txt"
@@ -134,24 +134,40 @@ func (m mistake) build(t *testing.T, path, source string) (binary string) {
 }
 
 // run returns the check that catches the mistake: the one that the file names,
-// or else the first. The configurations run in this order, so that the outcome
-// does not depend on that of a map.
-func (m mistake) run(t *testing.T, binary string) string {
-	for _, check := range slices.Compact([]string{m.outcome, unknown}) {
-		pattern := "" // all
-		if check == missed {
-			continue
-		}
-		if check != unknown {
-			pattern = "/^" + strings.ReplaceAll(check, "/", "$/^") + "$"
-		}
-		for _, config := range []string{"fifo", "clients", "unordered", "sessions"} {
-			if failed := suite(t, binary, config, pattern); failed != "" {
-				return failed
-			}
+// or else the first. The check has to fail in each of the repeated runs.
+func (m mistake) run(t *testing.T, binary string) (check string) {
+	if m.outcome != missed && m.outcome != unknown {
+		check = firstFailure(t, binary, m.outcome)
+	}
+	if check == "" {
+		check = firstFailure(t, binary, "")
+	}
+	if check == "" {
+		return missed
+	}
+	for i := 1; i < *repeatFlag; i++ {
+		if firstFailure(t, binary, check) == "" {
+			t.Logf("%s fails by luck: not in run %d", check, i+1)
+			return missed
 		}
 	}
-	return missed
+	return check
+}
+
+// firstFailure runs one check, or all if check is empty, and returns the first
+// that fails. The configurations run in this order, so that the outcome does not
+// depend on that of a map.
+func firstFailure(t *testing.T, binary, check string) (failed string) {
+	pattern := ""
+	if check != "" {
+		pattern = "/^" + strings.ReplaceAll(check, "/", "$/^") + "$"
+	}
+	for _, config := range []string{"fifo", "clients", "unordered", "sessions"} {
+		if failed = suite(t, binary, config, pattern); failed != "" {
+			break
+		}
+	}
+	return failed
 }
 
 // suite runs checks in one configuration, and returns the first that fails, or

@@ -188,3 +188,182 @@ func overwriteExpired() func(*memory.Driver) driver.Driver {
 		}
 	}
 }
+
+var boundsMutants = []mutant{
+	{
+		check:  "expiry/bounds",
+		breaks: "the backend counts TTLs of more than a second in tenths of a second",
+		mutate: keptFor(func(ttl time.Duration) time.Duration {
+			if ttl < time.Second {
+				return ttl
+			}
+			return ttl.Truncate(time.Second / 10)
+		}),
+	},
+	{
+		check:  "expiry/bounds",
+		breaks: "the backend keeps a hold for 30 s, whatever its TTL is",
+		mutate: keptFor(func(ttl time.Duration) time.Duration { return max(ttl, 30*time.Second) }),
+	},
+	{
+		check:  "expiry/bounds",
+		breaks: "the backend keeps a hold a tenth of a second longer than Info.Late allows",
+		mutate: keptFor(func(ttl time.Duration) time.Duration { return ttl + time.Second/10 }),
+	},
+	{
+		check:  "expiry/bounds",
+		breaks: "the backend is not told that a fixed lease was made shorter",
+		mutate: breakLeases(func(_ *memory.Driver, l *brokenLease) {
+			var believed belief
+			l.expires = func() time.Time { return believed.or(l.Lease.Expires()) }
+			l.renew = func(ctx context.Context, ttl time.Duration) error {
+				end := time.Now().Add(ttl)
+				if end.Before(l.expires()) {
+					believed.set(end)
+					return nil
+				}
+				believed.set(time.Time{})
+				return l.Lease.Renew(ctx, ttl)
+			}
+		}),
+	},
+	{
+		check:  "expiry/bounds",
+		breaks: "who waits does not hear that a fixed lease was made shorter",
+		mutate: deafToShorter(),
+	},
+	{
+		check:  "expiry/bounds",
+		breaks: "a lease that nobody else asked for goes on for half a second when it has expired",
+		mutate: lateForNewcomers(),
+	},
+}
+
+// keptFor returns a mutation in which the backend keeps holds for another time than their TTL. What ends too late, package dsync
+// gives back in time.
+func keptFor(f func(time.Duration) time.Duration) func(*memory.Driver) driver.Driver {
+	return func(d *memory.Driver) driver.Driver {
+		return &broken{Driver: d,
+			acquire: func(ctx context.Context, r *driver.Request) (driver.Lease, error) {
+				q := *r
+				q.TTL = f(r.TTL)
+				l, err := d.Acquire(ctx, &q)
+				if l == nil {
+					return l, err
+				}
+				more := &shifted{by: r.TTL - q.TTL}
+				return &brokenLease{Lease: l, r: r,
+					expires: func() time.Time { return more.end(l.Expires()) },
+					renew: func(ctx context.Context, ttl time.Duration) error {
+						end := more.end(l.Expires())
+						if !time.Now().Before(end) {
+							return driver.ErrNotHeld
+						}
+						err := l.Renew(ctx, f(ttl))
+						if !time.Now().Before(end) {
+							more.set(time.Until(end) - time.Until(l.Expires())) // the lease is over
+							return driver.ErrNotHeld
+						}
+						if err == nil {
+							more.set(ttl - f(ttl))
+						}
+						return err
+					},
+					release: func(ctx context.Context) error {
+						late := !time.Now().Before(more.end(l.Expires()))
+						err := l.Release(ctx)
+						if late && err == nil {
+							return driver.ErrNotHeld
+						}
+						return err
+					},
+				}, nil
+			},
+		}
+	}
+}
+
+// shifted is how much later a lease seems to end than it does.
+type shifted struct {
+	mu sync.Mutex
+	by time.Duration
+}
+
+func (s *shifted) set(by time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.by = by
+}
+
+func (s *shifted) end(t time.Time) time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return t.Add(s.by)
+}
+
+// deafToShorter is a mutation in which those who wait when a lease is made shorter are not granted its name before it would have ended.
+func deafToShorter() func(*memory.Driver) driver.Driver {
+	var ends sync.Map // those that were moved to earlier, by name
+	return func(d *memory.Driver) driver.Driver {
+		return &broken{Driver: d,
+			lease: func(l *brokenLease) {
+				l.renew = func(ctx context.Context, ttl time.Duration) error {
+					before := l.Lease.Expires()
+					err := l.Lease.Renew(ctx, ttl)
+					if err == nil && l.Lease.Expires().Before(before) {
+						ends.Store(l.r.Name, before)
+					}
+					return err
+				}
+				l.release = func(ctx context.Context) error {
+					if time.Now().Before(l.Lease.Expires()) {
+						ends.Delete(l.r.Name)
+					}
+					return l.Lease.Release(ctx)
+				}
+			},
+			acquire: func(ctx context.Context, r *driver.Request) (driver.Lease, error) {
+				q, early := *r, false
+				q.Events = &waitingEvents{r.Events, func() {
+					_, shorter := ends.Load(r.Name)
+					early = !shorter
+				}}
+				l, err := d.Acquire(ctx, &q)
+				end, shorter := ends.Load(r.Name)
+				if l == nil || !early || !shorter {
+					return l, err
+				}
+				_ = l.Release(ctx)
+				time.Sleep(time.Until(end.(time.Time)))
+				return d.Acquire(ctx, r)
+			},
+		}
+	}
+}
+
+// lateForNewcomers is a mutation in which fixed leases end half a second late, unless somebody asks for the name before.
+func lateForNewcomers() func(*memory.Driver) driver.Driver {
+	var last ends
+	return func(d *memory.Driver) driver.Driver {
+		return &broken{Driver: d,
+			lease: func(l *brokenLease) {
+				if l.r.Fixed {
+					last.keep(l)
+				}
+			},
+			acquire: func(ctx context.Context, r *driver.Request) (driver.Lease, error) {
+				if !last.expired(r.Name) {
+					last.m.Delete(r.Name)
+					return d.Acquire(ctx, r)
+				}
+				end, _ := last.m.Load(r.Name)
+				late := time.Until(end.(time.Time).Add(time.Second / 2))
+				if r.NoWait && late > 0 {
+					return nil, driver.ErrLocked
+				}
+				time.Sleep(late)
+				return d.Acquire(ctx, r)
+			},
+		}
+	}
+}

@@ -3,6 +3,9 @@ package conformance
 import (
 	"context"
 	"errors"
+	"fmt"
+	"iter"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -197,4 +200,445 @@ func readsFirst(mutate func(*memory.Driver) driver.Driver) func(*memory.Driver) 
 			close: inner.Close,
 		}
 	}
+}
+
+var lostMutants = []mutant{
+	{
+		check:  "faults/one-release",
+		breaks: "a release that gets no answer for the second time ends another hold of the client",
+		mutate: func(d *memory.Driver) driver.Driver {
+			var all fellowsOfClient
+			return &broken{Driver: d, lease: func(l *brokenLease) {
+				all.add(l)
+				var unanswered atomic.Int64
+				l.release = func(ctx context.Context) error {
+					err := l.Lease.Release(ctx)
+					if errors.Is(err, driver.ErrUnknown) || ctx.Err() != nil {
+						if unanswered.Add(1) > 1 {
+							all.endOther(d, l)
+						}
+					}
+					return err
+				}
+			}}
+		},
+	},
+	{
+		check:  "faults/lost-grant",
+		breaks: "who asks again after a lost answer takes its own hold for a new one, and counts from there",
+		mutate: takesOwnForNew(),
+	},
+	{
+		check:  "faults/lost-grant",
+		breaks: "who asks again after a lost answer takes its own hold for a new one, as a driver that reads before it writes",
+		mutate: readsFirst(takesOwnForNew()),
+	},
+	{
+		check:  "faults/lost-renewal",
+		breaks: "a renewal for less whose answer is lost does not move Expires",
+		mutate: breakLeases(func(_ *memory.Driver, l *brokenLease) {
+			var believed belief
+			l.expires = func() time.Time { return believed.or(l.Lease.Expires()) }
+			l.renew = func(ctx context.Context, ttl time.Duration) error {
+				before := l.expires()
+				err := l.Lease.Renew(ctx, ttl)
+				if errors.Is(err, driver.ErrUnknown) {
+					believed.set(before)
+				} else if err == nil {
+					believed.set(time.Time{})
+				}
+				return err
+			}
+		}),
+	},
+	{
+		check:  "faults/lost-renewal",
+		breaks: "a renewal for less moves Expires when its answer arrives",
+		mutate: breakLeases(func(d *memory.Driver, l *brokenLease) {
+			var believed belief
+			l.expires = func() time.Time { return believed.or(l.Lease.Expires()) }
+			l.renew = func(ctx context.Context, ttl time.Duration) error {
+				if !l.r.Fixed {
+					return l.Lease.Renew(ctx, ttl)
+				}
+				believed.set(l.expires())
+				timer := time.AfterFunc(ttl, func() { expireHold(d, l.r) }) // the backend has got the request
+				err := l.Lease.Renew(ctx, ttl)
+				if err == nil {
+					timer.Stop()
+				}
+				if !errors.Is(err, driver.ErrUnknown) {
+					believed.set(time.Time{})
+				}
+				return err
+			}
+		}),
+	},
+	{
+		check:  "faults/clean-up",
+		breaks: "a clean-up that fails is given up",
+		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
+			l, err := d.Acquire(ctx, r)
+			if errors.Is(err, driver.ErrUnknown) && !isHung(ctx, err) {
+				leave(d, r)
+				time.AfterFunc(patience, func() {
+					if reaches(d) {
+						d.Server().Expire(r.Name)
+					}
+				})
+			}
+			return l, err
+		}),
+	},
+	{
+		check:  "faults/many",
+		breaks: "each clean-up is a goroutine",
+		mutate: cleansUpInGoroutines(),
+	},
+	{
+		check:  "faults/many",
+		breaks: "each clean-up is a goroutine, of a driver that reads before it writes",
+		mutate: readsFirst(cleansUpInGoroutines()),
+	},
+}
+
+// reaches reports whether d gets answers of the backend, or is closed.
+func reaches(d *memory.Driver) bool {
+	_, err := d.Inspect(context.Background(), "x")
+	return err == nil || errors.Is(err, driver.ErrClosed)
+}
+
+// belief is when a lease seems to end, if it is not the zero time.
+type belief struct {
+	mu  sync.Mutex
+	end time.Time
+}
+
+func (b *belief) set(end time.Time) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.end = end
+}
+
+func (b *belief) or(end time.Time) time.Time {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.end.IsZero() {
+		return end
+	}
+	return b.end
+}
+
+// takesOwnForNew is a mutation in which a request whose answer was lost is made again, and its own hold counts as one that has just been granted.
+func takesOwnForNew() func(*memory.Driver) driver.Driver {
+	return breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
+		l, err := d.Acquire(ctx, r)
+		if _, bounded := ctx.Deadline(); bounded || !r.Fixed || !errors.Is(err, driver.ErrUnknown) {
+			return l, err
+		}
+		own, err := overwrite(d.Server().NewDriver(), r)
+		if err != nil {
+			return nil, err
+		}
+		for !reaches(d) {
+			time.Sleep(time.Millisecond)
+		}
+		end := time.Now().Add(r.TTL)
+		return &brokenLease{Lease: own, r: r, expires: func() time.Time { return end }}, nil
+	})
+}
+
+// cleansUpInGoroutines is a mutation with a goroutine for each request whose answer was lost.
+func cleansUpInGoroutines() func(*memory.Driver) driver.Driver {
+	return breakClosed(func(d *closable, ctx context.Context, r *driver.Request) (driver.Lease, error) {
+		l, err := d.Acquire(ctx, r)
+		if errors.Is(err, driver.ErrUnknown) {
+			go func() { // ends when the backend is in reach, or with Close
+				for !d.isClosed() && !reaches(d.Driver) {
+					select {
+					case <-time.After(time.Second):
+					case <-d.closed:
+					}
+				}
+			}()
+		}
+		return l, err
+	}, nil)
+}
+
+// fellowsOfClient are the leases of one client.
+type fellowsOfClient struct{ fellows }
+
+// endOther ends a hold of the client beside that of l.
+func (a *fellowsOfClient) endOther(d *memory.Driver, l *brokenLease) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, other := range a.all {
+		if other != l {
+			expireHold(d, other.r)
+		}
+	}
+}
+
+// sentAgain reports whether a request that lost its answer would be sent once
+// more, since the backend answers.
+func sentAgain(ctx context.Context, d *memory.Driver, l *brokenLease, err error) bool {
+	if !errors.Is(err, driver.ErrUnknown) || ctx.Err() != nil {
+		return false
+	}
+	_, lost := d.Inspect(ctx, l.r.Name)
+	return lost == nil
+}
+
+var singleMutants = []mutant{
+	{
+		check:  "single/lost-acquire",
+		breaks: "a request without an answer is sent once more, and finds its own hold",
+		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
+			l, err := d.Acquire(ctx, r)
+			if !errors.Is(err, driver.ErrUnknown) || ctx.Err() != nil {
+				return l, err
+			}
+			if _, lost := d.Inspect(ctx, r.Name); lost != nil { // the next answer is lost, too
+				return nil, err
+			}
+			return nil, fmt.Errorf("%w: by a request of the same client", driver.ErrLocked)
+		}),
+	},
+	{
+		check:  "single/lost-renewal",
+		breaks: "a renewal that is sent once more says that the lease is over",
+		mutate: renewalNotHeld(sentAgain),
+	},
+	{
+		check:  "single/lost-release",
+		breaks: "a release that is sent once more says that the lease was over",
+		mutate: releaseNotHeld(sentAgain),
+	},
+	{
+		check:  "single/lost-release",
+		breaks: "a release without an answer ends the other holds of the client",
+		mutate: func(d *memory.Driver) driver.Driver {
+			var mu sync.Mutex
+			names := map[string]bool{}
+			return breakLeases(func(d *memory.Driver, l *brokenLease) {
+				mu.Lock()
+				names[l.r.Name] = true
+				mu.Unlock()
+				l.release = func(ctx context.Context) error {
+					err := l.Lease.Release(ctx)
+					_, lost := d.Inspect(ctx, l.r.Name)
+					mu.Lock()
+					defer mu.Unlock()
+					delete(names, l.r.Name)
+					if errors.Is(err, driver.ErrUnknown) && lost == nil {
+						for name := range names {
+							d.Server().Expire(name)
+						}
+					}
+					return err
+				}
+			})(d)
+		},
+	},
+	{
+		check:  "single/overtaken-renewal",
+		breaks: "a renewal that arrives after a newer one ends the hold early",
+		mutate: breakLeases(func(_ *memory.Driver, l *brokenLease) {
+			var held atomic.Int64 // the TTL of a renewal that is under way
+			l.renew = func(ctx context.Context, ttl time.Duration) error {
+				err := l.Lease.Renew(ctx, ttl)
+				if isHung(ctx, err) && held.Load() == 0 {
+					held.Store(int64(ttl))
+				}
+				if late := time.Duration(held.Load()); err == nil && late > 0 && late < ttl && held.Swap(0) > 0 {
+					end := l.Lease.Expires()
+					l.expires = func() time.Time { return end }
+					time.AfterFunc(time.Millisecond, func() { _ = l.Lease.Renew(context.Background(), late) })
+				}
+				return err
+			}
+		}),
+	},
+	{
+		check:  "single/vanished-release",
+		breaks: "a release without an answer is not repeated, since it may still arrive",
+		mutate: breakLeases(func(d *memory.Driver, l *brokenLease) {
+			l.release = func(ctx context.Context) error {
+				_, err := d.Inspect(ctx, l.r.Name) // stands for the request of the release
+				if !isHung(ctx, err) {
+					return l.Lease.Release(ctx)
+				}
+				go func() { // ends within a minute
+					ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+					defer cancel()
+					if _, err := d.Inspect(ctx, l.r.Name); err == nil {
+						_ = l.Lease.Release(ctx)
+					}
+				}()
+				return err
+			}
+		}),
+	},
+}
+
+// refusing are the servers that refuse requests at the moment.
+var refusing sync.Map
+
+// refused reports whether err came of the refusal of a server.
+func refused(d *memory.Driver, err error) bool {
+	_, refuses := refusing.Load(d.Server())
+	return refuses && errors.Is(err, driver.ErrUnavailable)
+}
+
+func refusedLease(_ context.Context, d *memory.Driver, _ *brokenLease, err error) bool {
+	return refused(d, err)
+}
+
+var refusalMutants = []mutant{
+	{
+		check:  "refusal/requests",
+		breaks: "a request that the backend refuses returns ErrLocked",
+		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
+			l, err := d.Acquire(ctx, r)
+			if refused(d, err) {
+				err = driver.ErrLocked
+			}
+			return l, err
+		}),
+	},
+	{
+		check:  "refusal/requests",
+		breaks: "a request that is said to be refused has the name",
+		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
+			l, err := d.Acquire(ctx, r)
+			if refused(d, err) && r.NoWait {
+				_, _ = d.Server().NewDriver().Acquire(ctx, r)
+			}
+			return l, err
+		}),
+	},
+	{
+		check:  "refusal/requests",
+		breaks: "a waiter that the backend refuses waits for ever",
+		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
+			l, err := d.Acquire(ctx, r)
+			if refused(d, err) && !r.NoWait {
+				<-ctx.Done()
+			}
+			return l, err
+		}),
+	},
+	{
+		check:  "refusal/holds",
+		breaks: "a renewal that the backend refuses returns ErrNotHeld",
+		mutate: renewalNotHeld(refusedLease),
+	},
+	{
+		check:  "refusal/holds",
+		breaks: "a release that the backend refuses returns ErrNotHeld",
+		mutate: releaseNotHeld(refusedLease),
+	},
+	{
+		check:  "refusal/holds",
+		breaks: "a release that the backend refuses is not repeated",
+		mutate: breakLeases(func(d *memory.Driver, l *brokenLease) {
+			l.release = func(ctx context.Context) error {
+				if _, refuses := refusing.Load(d.Server()); refuses {
+					return driver.ErrUnavailable
+				}
+				return l.Lease.Release(ctx)
+			}
+		}),
+	},
+	{
+		check:  "refusal/holds",
+		breaks: "Inspect reports a free name when the backend refuses it",
+		mutate: func(d *memory.Driver) driver.Driver {
+			return &broken{Driver: d, inspect: func(ctx context.Context, name string) (driver.Status, error) {
+				s, err := d.Inspect(ctx, name)
+				if refused(d, err) {
+					return driver.Status{}, nil
+				}
+				return s, err
+			}}
+		},
+	},
+	{
+		check:  "refusal/holds",
+		breaks: "List yields nothing, and no error, when the backend refuses it",
+		mutate: func(d *memory.Driver) driver.Driver {
+			return &broken{Driver: d, list: func(ctx context.Context, prefix string) iter.Seq2[string, error] {
+				return func(yield func(string, error) bool) {
+					for name, err := range d.List(ctx, prefix) {
+						if !refused(d, err) && !yield(name, err) {
+							return
+						}
+					}
+				}
+			}}
+		},
+	},
+	{
+		check:  "refusal/changes",
+		breaks: "a count-down that the backend refuses returns nil",
+		mutate: breakLatches(func(d *memory.Driver, b *brokenLatches) {
+			b.countDown = func(ctx context.Context, name, id string) error {
+				err := d.CountDown(ctx, name, id)
+				if refused(d, err) {
+					return nil
+				}
+				return err
+			}
+		}),
+	},
+	{
+		check:  "refusal/changes",
+		breaks: "a latch is set in spite of ErrUnavailable",
+		mutate: breakLatches(func(d *memory.Driver, b *brokenLatches) {
+			b.set = func(ctx context.Context, name, id string, n int) (bool, error) {
+				set, err := d.SetLatch(ctx, name, id, n)
+				if refused(d, err) {
+					_, _ = d.Server().NewDriver().SetLatch(ctx, name, id, n)
+				}
+				return set, err
+			}
+		}),
+	},
+	{
+		check:  "refusal/changes",
+		breaks: "a limit that the backend refuses to change is ErrLimit",
+		mutate: func(d *memory.Driver) driver.Driver {
+			return &broken{Driver: d, setLimit: func(ctx context.Context, name string, limit int) error {
+				err := d.SetLimit(ctx, name, limit)
+				if refused(d, err) {
+					return driver.ErrLimit
+				}
+				return err
+			}}
+		},
+	},
+	{
+		check:  "closing/remains",
+		breaks: "the session of a client that was closed stays on the backend",
+		mutate: func(d *memory.Driver) driver.Driver {
+			var once sync.Once
+			return breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
+				once.Do(func() { leaveOn(d.Server(), "the session of "+r.Hold) })
+				return d.Acquire(ctx, r)
+			})(d)
+		},
+	},
+	{
+		check:  "closing/remains",
+		breaks: "the place of a waiter that gave up stays on the backend",
+		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
+			leaveOn(d.Server(), "the place of "+r.Hold)
+			l, err := d.Acquire(ctx, r)
+			if l != nil || ctx.Err() == nil {
+				takeFrom(d.Server(), "the place of "+r.Hold)
+			}
+			return l, err
+		}),
+	},
 }

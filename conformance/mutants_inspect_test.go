@@ -2,6 +2,7 @@ package conformance
 
 import (
 	"context"
+	"errors"
 	"iter"
 	"slices"
 	"strings"
@@ -183,6 +184,233 @@ func breakLeasesAndStatus(f func(*brokenLease, *driver.Status)) func(*memory.Dri
 			}
 		})(d).(*broken)
 		b.lease = func(l *brokenLease) { leases.Store(l.r.Hold, l) }
+		return b
+	}
+}
+
+var observeMutants = []mutant{
+	{
+		check:  "inspect/outage",
+		breaks: "a name of which the backend says nothing looks free",
+		mutate: func(d *memory.Driver) driver.Driver {
+			return &broken{Driver: d, inspect: func(ctx context.Context, name string) (driver.Status, error) {
+				s, err := d.Inspect(ctx, name)
+				if err != nil && !errors.Is(err, driver.ErrClosed) {
+					return driver.Status{}, nil
+				}
+				return s, err
+			}}
+		},
+	},
+	{
+		check:  "inspect/outage",
+		breaks: "an outage ends a list",
+		mutate: listing(func(d *memory.Driver, ctx context.Context, prefix string, yield func(string, error) bool) {
+			for name, err := range d.List(ctx, prefix) {
+				if err != nil && !errors.Is(err, driver.ErrClosed) || !yield(name, err) {
+					return
+				}
+			}
+		}),
+	},
+	{
+		check:  "inspect/outage",
+		breaks: "a latch of which the backend says nothing looks gone",
+		mutate: breakLatches(func(d *memory.Driver, b *brokenLatches) {
+			b.count = func(ctx context.Context, name string) (int, error) {
+				left, err := d.Latch(ctx, name)
+				if err != nil && !errors.Is(err, driver.ErrClosed) {
+					return 0, nil
+				}
+				return left, err
+			}
+		}),
+	},
+	{
+		check:  "inspect/fields",
+		breaks: "of several holds the note of the last is reported, and all else of the first",
+		mutate: lastLease(func(l *brokenLease, s *driver.Status) { s.Note = l.r.Note }),
+	},
+	{
+		check:  "inspect/fields",
+		breaks: "of several holds the owner of the last is reported, and all else of the first",
+		mutate: lastLease(func(l *brokenLease, s *driver.Status) { s.Owner = l.r.Owner }),
+	},
+	{
+		check:  "inspect/fields",
+		breaks: "one that writes is said to read",
+		mutate: breakStatus(func(s *driver.Status) {
+			if s.Mode == driver.Write {
+				s.Mode = driver.Read
+			}
+		}),
+	},
+	{
+		check:  "inspect/fields",
+		breaks: "a renewal counts as a grant",
+		mutate: func() func(*memory.Driver) driver.Driver {
+			var renewed sync.Map // times, by hold
+			return func(d *memory.Driver) driver.Driver {
+				b := breakStatus(func(s *driver.Status) {
+					if at, ok := renewed.Load(s.Hold); ok {
+						s.Since = at.(time.Time)
+					}
+				})(d).(*broken)
+				b.lease = func(l *brokenLease) {
+					l.renew = func(ctx context.Context, ttl time.Duration) error {
+						renewed.Store(l.r.Hold, time.Now())
+						return l.Lease.Renew(ctx, ttl)
+					}
+				}
+				return b
+			}
+		}(),
+	},
+	{
+		check:  "inspect/waiters",
+		breaks: "the last that waited is counted when the name is free",
+		mutate: func() func(*memory.Driver) driver.Driver {
+			var waited sync.Map // names
+			return func(d *memory.Driver) driver.Driver {
+				b := &broken{Driver: d}
+				b.acquire = func(ctx context.Context, r *driver.Request) (driver.Lease, error) {
+					if s, _ := d.Inspect(ctx, r.Name); s.Held && !r.NoWait {
+						waited.Store(r.Name, true)
+					}
+					return d.Acquire(ctx, r)
+				}
+				b.inspect = func(ctx context.Context, name string) (driver.Status, error) {
+					s, err := d.Inspect(ctx, name)
+					if _, ok := waited.Load(name); ok && err == nil && !s.Held {
+						s.Waiters++
+					}
+					return s, err
+				}
+				return b
+			}
+		}(),
+	},
+	{
+		check:  "inspect/names",
+		breaks: "a prefix may be in upper or lower case",
+		mutate: listing(func(d *memory.Driver, ctx context.Context, prefix string, yield func(string, error) bool) {
+			for name, err := range d.List(ctx, "") {
+				if matches := len(name) >= len(prefix) && strings.EqualFold(name[:len(prefix)], prefix); err != nil || matches {
+					if !yield(name, err) {
+						return
+					}
+				}
+			}
+		}),
+	},
+	{
+		check:  "inspect/names",
+		breaks: "an underscore in a prefix is any character",
+		mutate: listing(func(d *memory.Driver, ctx context.Context, prefix string, yield func(string, error) bool) {
+			for name, err := range d.List(ctx, "") {
+				matches := len(name) >= len(prefix)
+				for i := 0; matches && i < len(prefix); i++ {
+					matches = prefix[i] == '_' || prefix[i] == name[i]
+				}
+				if err != nil || matches {
+					if !yield(name, err) {
+						return
+					}
+				}
+			}
+		}),
+	},
+	{
+		check:  "inspect/names",
+		breaks: "nothing is listed for a prefix with a bracket",
+		mutate: breakList(func(_, prefix string) bool { return strings.HasSuffix(prefix, "[") }),
+	},
+	{
+		check:  "inspect/names",
+		breaks: "nothing is listed for the empty prefix",
+		mutate: breakList(func(_, prefix string) bool { return prefix == "" }),
+	},
+	{
+		check:  "inspect/names",
+		breaks: "a name ends with its line",
+		mutate: listing(func(d *memory.Driver, ctx context.Context, prefix string, yield func(string, error) bool) {
+			for name, err := range d.List(ctx, prefix) {
+				name, _, _ = strings.Cut(name, "\n")
+				if !yield(name, err) {
+					return
+				}
+			}
+		}),
+	},
+	{
+		check:  "inspect/many",
+		breaks: "a list ends after 1,000 names",
+		mutate: listing(func(d *memory.Driver, ctx context.Context, prefix string, yield func(string, error) bool) {
+			n := 0
+			for name, err := range d.List(ctx, prefix) {
+				if n++; n > 1000 || !yield(name, err) {
+					return
+				}
+			}
+		}),
+	},
+	{
+		check:  "inspect/dead",
+		breaks: "a hold that nobody has released is listed for ever",
+		mutate: func() func(*memory.Driver) driver.Driver {
+			var held sync.Map // names
+			return func(d *memory.Driver) driver.Driver {
+				b := listing(func(d *memory.Driver, ctx context.Context, prefix string, yield func(string, error) bool) {
+					var names []string
+					for name, err := range d.List(ctx, prefix) {
+						if names = append(names, name); !yield(name, err) {
+							return
+						}
+					}
+					held.Range(func(key, _ any) bool {
+						name := key.(string)
+						return !strings.HasPrefix(name, prefix) || slices.Contains(names, name) || yield(name, nil)
+					})
+				})(d).(*broken)
+				b.lease = func(l *brokenLease) {
+					if !l.r.Fixed {
+						return
+					}
+					held.Store(l.r.Name, true)
+					l.release = func(ctx context.Context) error {
+						held.Delete(l.r.Name)
+						return l.Lease.Release(ctx)
+					}
+				}
+				return b
+			}
+		}(),
+	},
+}
+
+// listing returns a mutation that replaces List.
+func listing(f func(d *memory.Driver, ctx context.Context, prefix string, yield func(string, error) bool)) func(*memory.Driver) driver.Driver {
+	return func(d *memory.Driver) driver.Driver {
+		return &broken{Driver: d, list: func(ctx context.Context, prefix string) iter.Seq2[string, error] {
+			return func(yield func(string, error) bool) { f(d, ctx, prefix, yield) }
+		}}
+	}
+}
+
+// lastLease returns a mutation of what Inspect says of holds, which takes the
+// last lease of the name as well.
+func lastLease(f func(*brokenLease, *driver.Status)) func(*memory.Driver) driver.Driver {
+	var leases sync.Map // by name
+	return func(d *memory.Driver) driver.Driver {
+		b := &broken{Driver: d}
+		b.inspect = func(ctx context.Context, name string) (driver.Status, error) {
+			s, err := d.Inspect(ctx, name)
+			if l, ok := leases.Load(name); ok && s.Held {
+				f(l.(*brokenLease), &s)
+			}
+			return s, err
+		}
+		b.lease = func(l *brokenLease) { leases.Store(l.r.Name, l) }
 		return b
 	}
 }

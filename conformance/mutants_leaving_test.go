@@ -12,6 +12,60 @@ import (
 	"github.com/go-dsync/dsync/drivers/memory"
 )
 
+var leavingMutants = []mutant{
+	{
+		check:  "leaving/time",
+		breaks: "a hold that is left is released",
+		mutate: breakLeave(func(ctx context.Context, _ *memory.Driver, l driver.Lease, _ time.Duration) error {
+			return l.Release(ctx)
+		}),
+	},
+	{
+		check:  "leaving/time",
+		breaks: "a hold that is left ends when its lease would have",
+		mutate: breakLeave(func(ctx context.Context, d *memory.Driver, l driver.Lease, ttl time.Duration) error {
+			return d.Leave(ctx, l, time.Until(l.Expires()))
+		}),
+	},
+	{
+		check:  "leaving/close",
+		breaks: "a hold that is left is one of those that Close ends",
+		mutate: breakLeave(func(ctx context.Context, _ *memory.Driver, l driver.Lease, ttl time.Duration) error {
+			return l.Renew(ctx, ttl)
+		}),
+	},
+	{
+		check:  "leaving/lease",
+		breaks: "the lease of a hold that was left can be renewed",
+		mutate: func(d *memory.Driver) driver.Driver {
+			var left sync.Map // leases
+			b := &broken{Driver: d}
+			b.lease = func(l *brokenLease) {
+				l.renew = func(ctx context.Context, ttl time.Duration) error {
+					if _, ok := left.Load(l.Lease); ok {
+						return nil
+					}
+					return l.Lease.Renew(ctx, ttl)
+				}
+			}
+			b.leave = func(ctx context.Context, l driver.Lease, ttl time.Duration) error {
+				left.Store(unbroken(l), true)
+				return d.Leave(ctx, unbroken(l), ttl)
+			}
+			return b
+		},
+	},
+}
+
+// breakLeave returns a mutation of how a driver leaves holds.
+func breakLeave(f func(ctx context.Context, d *memory.Driver, l driver.Lease, ttl time.Duration) error) func(*memory.Driver) driver.Driver {
+	return func(d *memory.Driver) driver.Driver {
+		b := &broken{Driver: d}
+		b.leave = func(ctx context.Context, l driver.Lease, ttl time.Duration) error { return f(ctx, d, unbroken(l), ttl) }
+		return b
+	}
+}
+
 var leftMutants = []mutant{
 	{
 		check:  "leaving/bounds",

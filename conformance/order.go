@@ -5,13 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/go-dsync/dsync/driver"
 )
 
 var orderChecks = []check{
 	{"order/served", "All who wait for a name are granted it in turn.", allAreServed},
-	{"order/clients", "Clients that wait for a name are granted it in the order in which they came.", clientsInOrder},
+	{"order/clients", "Clients that wait for a name are granted it in the order in which they came, also after they have waited for longer than their TTLs.", clientsInOrder},
 	{"order/arrival", "All who wait for a name are granted it in the order in which they came.", arrivalsInOrder},
 	{"order/canceled", "Who gives up waiting changes nothing in the order of the others.", cancelKeepsOrder},
 	{"order/newcomers", "A newcomer does not overtake those who wait.", newcomersDoNotOvertake},
@@ -108,6 +109,14 @@ func clientsInOrder(e *env) error {
 			return fmt.Errorf("of %d that waited: %w", n, err)
 		}
 	}
+	t := e.allowed(2 * e.ttl())
+	h := a.hold(name)
+	waiters := []*request{e.driver().start(name, ttl(t)).waits().queued(1), e.driver().start(name).waits().queued(2)}
+	e.sleep(t * 3 / 2)
+	h.release()
+	if err := e.inOrder(waiters); err != nil {
+		return fmt.Errorf("of two that waited, the first for longer than its TTL of %v: %w", t, err)
+	}
 	return nil
 }
 
@@ -199,5 +208,291 @@ func noWakeUpIsLost(e *env) error {
 	if n != handOvers {
 		return fmt.Errorf("counted %d holds of %d: two clients held the name at once, or a call failed", n, handOvers)
 	}
+	return nil
+}
+
+var fencingChecks = []check{
+	{"fencing/rise", "The token of each grant is larger than that of every grant of the name before, whichever client it went to.", tokensRise},
+	{"fencing/blocks", "Of the tokens that come with a grant, the last is smaller than the first of the next grant.", blocksRise},
+	{"fencing/loss", "Tokens also rise over holds that expired, were removed, or whose wait was canceled.", tokensRiseOverLoss},
+	{"fencing/kept", "The tokens of a hold can be kept, as often as asked and by many at a time; they stay the same, and so does the hold.", tokensAreKept},
+	{"fencing/idle", "Tokens also rise when nobody has asked for the name, or for any, for hours and days.", tokensRiseOverTime},
+}
+
+func tokensRise(e *env) error {
+	e.claims(fencing)
+	clients, name := e.clients(8), e.name()
+	var last uint64 // guarded by the lock, which the checks before this one have shown to exclude
+	e.together("Lock and Unlock", len(clients), func(i int) error {
+		for range 25 {
+			h, err := clients[i].ask(e.ctx, false, name)
+			if err != nil {
+				return err
+			}
+			if h.Token() <= last {
+				return fmt.Errorf("%s got the token %d after %d had been given out", clients[i].label, h.Token(), last)
+			}
+			last = h.Token()
+			h.unlock()
+		}
+		return nil
+	})
+	return nil
+}
+
+func blocksRise(e *env) error {
+	e.claims(fencing)
+	a, b, name := e.driver(), e.driver(), e.name()
+	var last uint64
+	for i := range 20 {
+		d := []*rawDriver{a, b}[i%2]
+		h := d.hold(name, block(1+i*7%64))
+		first, n := h.lease.Tokens()
+		if n < 1 || first <= last || first+uint64(n) <= first {
+			return fmt.Errorf("%s got %d tokens from %d after %d had been given out", d.label, n, first, last)
+		}
+		last = first + uint64(n) - 1
+		h.release()
+	}
+	return nil
+}
+
+func tokensRiseOverLoss(e *env) error {
+	e.claims(fencing)
+	a, b, name := e.driver(), e.driver(), e.name()
+	var last uint64
+	rises := func(h *request, after string) error {
+		first, _ := h.lease.Tokens()
+		if first <= last {
+			return fmt.Errorf("after %s, %s got the token %d, after %d", after, h.driver.label, first, last)
+		}
+		last = first
+		return nil
+	}
+	for range 2 {
+		h := a.hold(name)
+		if err := rises(h, "a release"); err != nil {
+			return err
+		}
+		w := b.start(name).waits()
+		w.cancel()
+		w.result()
+		h.release()
+		e.awaitFree(name)
+
+		h = b.hold(name, fixed, ttl(e.ttl()))
+		if err := rises(h, "a canceled wait"); err != nil {
+			return err
+		}
+		next := a.start(name).granted() // when the hold has expired
+		if err := rises(next, "an expiry"); err != nil {
+			return err
+		}
+		if !e.canRemove() {
+			next.release()
+			continue
+		}
+		e.remove(name)
+		h = b.start(name).granted()
+		if err := rises(h, "a removal"); err != nil {
+			return err
+		}
+		h.release()
+	}
+	return nil
+}
+
+func tokensRiseOverTime(e *env) error {
+	e.claims(fencing)
+	e.need(e.fakeTime, "FakeTime")
+	a, b, name := e.driver(), e.driver(), e.name()
+	var last uint64
+	for i, idle := range []time.Duration{0, 16 * time.Minute, time.Hour, 25 * time.Hour, 8 * 24 * time.Hour} {
+		e.sleep(idle)
+		h := []*rawDriver{a, b}[i%2].hold(name)
+		first, n := h.lease.Tokens()
+		if first <= last {
+			return fmt.Errorf("after %v in which nobody held %q, %s got the token %d, after %d", idle, name, h.driver.label, first, last)
+		}
+		last = first + uint64(n) - 1
+		e.sleep(min(idle, e.long()/2))
+		h.release()
+	}
+	long := a.hold(name, fixed, ttl(e.allowed(24*time.Hour)))
+	first, n := long.lease.Tokens()
+	e.sleep(long.TTL - long.TTL/8)
+	long.release()
+	next := b.hold(name)
+	if token, _ := next.lease.Tokens(); token < first+uint64(n) {
+		return fmt.Errorf("after a hold of %v with %d tokens from %d, %s got the token %d", long.TTL, n, first, b.label, token)
+	}
+	return nil
+}
+
+func tokensAreKept(e *env) error {
+	e.claims(fencing)
+	h := e.driver().hold(e.name())
+	first, n := h.lease.Tokens()
+	keep := func() error {
+		if err := untap(h.lease).KeepTokens(e.ctx); err != nil {
+			return fmt.Errorf("KeepTokens of a lease that is held returned %q, want nil", outcome(err))
+		}
+		return nil
+	}
+	e.together("KeepTokens", 16, func(int) error { return keep() })
+	if again, m := h.lease.Tokens(); again != first || m != n {
+		return fmt.Errorf("a lease had %d tokens from %d, and %d from %d when they were kept", n, first, m, again)
+	}
+	h.release()
+	if err := untap(h.lease).KeepTokens(e.ctx); err != nil {
+		return fmt.Errorf("tokens were kept, and KeepTokens returned %q after the release, want nil", outcome(err))
+	}
+	return nil
+}
+
+// block makes a request that could use n tokens.
+func block(n int) option {
+	return func(r *driver.Request) { r.Events = &blockEvents{r.Events, n} }
+}
+
+type blockEvents struct {
+	driver.Events
+	n int
+}
+
+// Tokens implements driver.Events.
+func (b *blockEvents) Tokens() int { return b.n }
+
+var scaleChecks = []check{
+	{"scale/held", "A client holds 1000 names at once, each of them excludes others.", manyHeld},
+	{"scale/goroutines", "What is held costs no goroutine of its own.", heldWithoutGoroutines},
+	{"scale/waiters", "Of 1000 calls that wait for one name each is granted it once.", manyWaiters},
+	{"scale/gone", "Waits that are over leave no goroutines behind: neither 1000 that were granted the name, nor 1000 that were given up.", waitsAreGone},
+}
+
+const many = 1000
+
+func manyHeld(e *env) error {
+	a, b := e.client(), e.client()
+	old := e.driver().hold(e.name(), fixed, ttl(e.allowed(100*24*time.Hour)))
+	if e.fakeTime {
+		e.sleep(old.TTL * 9 / 10)
+	}
+	held := make([]*holding, many)
+	for i := range held {
+		held[i] = a.tryLock(e.name())
+	}
+	if err := e.outsider().refused(old.Name); err != nil {
+		return fmt.Errorf("a hold of %v is older than %d others: %w", old.TTL, many, err)
+	}
+	for i := 0; i < many; i += 97 {
+		if err := b.refused(held[i].name); err != nil {
+			return err
+		}
+	}
+	for i, h := range held {
+		if err := h.Err(); err != nil {
+			return fmt.Errorf("lease %d of %d: %w", i, many, err)
+		}
+	}
+	for _, h := range held {
+		h.unlock()
+	}
+	return b.tryLock(held[many-1].name).tryUnlock(e.ctx)
+}
+
+func heldWithoutGoroutines(e *env) error {
+	c := e.client()
+	c.tryLock(e.name()).unlock() // the goroutines of the client itself
+	h := c.tryLock(e.name())
+	before := e.goroutines()
+	for range many {
+		c.tryLock(e.name())
+	}
+	// Goroutines of requests end some time; goroutines of names that are held would not.
+	e.poll("the goroutines of what is held", func() error {
+		if more := e.goroutines() - before; more > many/10 {
+			return fmt.Errorf("%d more for %d more names", more, many)
+		}
+		return nil
+	})
+	return h.Err()
+}
+
+func manyWaiters(e *env) error {
+	a, b, name := e.client(), e.client(), e.name()
+	h := a.lock(name)
+	calls := make([]*goroutine, many)
+	var granted int // guarded by the lock
+	var done progress
+	for i := range calls {
+		c := []*client{a, b}[i%2]
+		calls[i] = e.run(func() {
+			l, err := c.locker.lock(e.ctx, false, name)
+			if err != nil {
+				e.failed(err)
+				return
+			}
+			granted++
+			done.Add(1)
+			if err := l.Unlock(e.ctx); err != nil {
+				e.failed(err)
+			}
+		})
+	}
+	waiting := 1 // the others wait in line in their process
+	if e.driverInfo().Order == driver.FIFO {
+		waiting = many
+	}
+	e.until("those who wait at the backend do", func() bool { return a.tap.waits(name)+b.tap.waits(name) >= waiting })
+	h.unlock()
+	e.awaitAll("1000 calls of Lock", calls, &done)
+	if granted != many {
+		return fmt.Errorf("%d of %d calls were granted the name, or two held it at once", granted, many)
+	}
+	return nil
+}
+
+func waitsAreGone(e *env) error {
+	const names = 20
+	a, b := e.driver(), e.driver()
+	holds := make([]*request, names)
+	for i := range holds {
+		holds[i] = a.hold(e.name())
+		w := b.start(holds[i].Name).waits() // the goroutines of the client itself
+		w.cancel()
+		w.result()
+	}
+	before := e.goroutines()
+	gone := func(what string) {
+		e.poll("the goroutines of "+what, func() error {
+			if more := e.goroutines() - before; more > many/2 {
+				return fmt.Errorf("%d more after %d waits", more, many)
+			}
+			return nil
+		})
+	}
+	e.together("waits that are given up", names, func(i int) error {
+		waiters := make([]*request, many/names)
+		for n := range waiters {
+			waiters[n] = b.start(holds[i].Name).waits()
+		}
+		for _, w := range waiters {
+			w.cancel()
+			w.result()
+		}
+		return nil
+	})
+	gone("waits that were given up")
+	e.together("waits that are granted", names, func(i int) error {
+		for range many / names {
+			w := b.start(holds[i].Name).waits()
+			holds[i].release()
+			w.granted().release()
+			holds[i] = a.start(w.Name).granted()
+		}
+		return nil
+	})
+	gone("waits that were granted")
 	return nil
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -63,11 +64,17 @@ var (
 	}
 )
 
-// modes are all modes, and alone are the modes in which a hold is the only one of its name.
+// modes are those of which one name has several, and alone are the modes in which a hold is the only one of its name.
 var (
+	allModes   = []driver.Mode{driver.Exclusive, driver.Read, driver.Write, driver.Permit}
 	modes      = []driver.Mode{driver.Exclusive, driver.Read, driver.Write}
 	aloneModes = []driver.Mode{driver.Exclusive, driver.Write}
 )
+
+// offered returns those of the modes that the driver offers.
+func (e *env) offered(all []driver.Mode) []driver.Mode {
+	return slices.DeleteFunc(slices.Clone(all), func(m driver.Mode) bool { return !e.driverInfo().Offers(m) })
+}
 
 // in is an option of a request. Those for permits ask for all there are, so they exclude each other, and one that is left behind shows.
 func in(m driver.Mode) option {
@@ -343,4 +350,461 @@ func sealedForAll(e *env) error {
 		}
 	}
 	return nil
+}
+
+func equalOwnersExcludeInAllModes(e *env) error {
+	e.claims(sharing)
+	a, b := e.driver(), e.driver()
+	same := owner("the same " + e.id)
+	for _, held := range modes {
+		for _, asked := range modes {
+			if !held.Excludes(asked) {
+				continue
+			}
+			name := e.name()
+			h := a.hold(name, in(held), same)
+			for _, d := range []*rawDriver{a, b} {
+				if err := d.refused(name, in(asked), same); err != nil {
+					return fmt.Errorf("the hold is %v, the request %v, and their owner is the same: %w", held, asked, err)
+				}
+			}
+			w := b.start(name, in(asked), same).waits()
+			h.release()
+			w.granted().release()
+		}
+	}
+	return nil
+}
+
+func writersDoNotOvertake(e *env) error {
+	e.claims(sharing)
+	e.claims(sharingOrder)
+	for _, m := range aloneModes {
+		a, b, c, name := e.driver(), e.driver(), e.driver(), e.name()
+		h := a.hold(name, in(m))
+		r := b.start(name, reading).waits().queued(1)
+		w := c.start(name, in(m)).waits().queued(2)
+		h.release()
+		e.until("one of two that wait is granted the name", func() bool { return r.isDone() || w.isDone() })
+		if !r.isDone() || w.isDone() {
+			return fmt.Errorf("%s, which came to have %q as %v when %s waited to read it, was granted it first, or beside %s: %s",
+				c.label, name, m, b.label, b.label, outcome(w.result().err))
+		}
+		r.granted()
+		if err := e.outsider().refused(name); err != nil {
+			return err
+		}
+		r.release()
+		w.granted().release()
+	}
+	drivers, name := make([]*rawDriver, 8), e.name()
+	for i := range drivers {
+		drivers[i] = e.driver()
+		drivers[i].mode = driver.Write
+	}
+	h := e.driver().hold(name, writing)
+	waiters := e.lineOf(name, drivers)
+	h.release()
+	if err := e.inOrder(waiters); err != nil {
+		return fmt.Errorf("of %d that waited to write: %w", len(waiters), err)
+	}
+	return nil
+}
+
+// readersCleanUp lets a reader's request lose its answer, beside another reader.
+func readersCleanUp(e *env) error {
+	e.claims(sharing)
+	a, b := e.driver(), e.driver()
+	e.need(b.link.LoseAnswers != nil, "Link.LoseAnswers")
+	b.hold(e.name()).release() // the connection is there
+	h := a.hold(e.name(), reading, fixed)
+	b.loseAnswers()
+	r := b.briefly(h.Name, reading, noWait).result()
+	b.heal()
+	if r.lease != nil {
+		r.release()
+	}
+	next := e.outsider().start(h.Name, writing).waits()
+	e.poll("nothing is left of a request to read whose answer was lost", func() error { return e.oneHolds(h, next) })
+	if causes := h.lost(); len(causes) > 0 {
+		return fmt.Errorf("%s, which reads, lost its hold after the answer to a request of %s was lost: %w", a.label, b.label, causes[0])
+	}
+	if next.isDone() {
+		return fmt.Errorf("%s was granted %q beside %s, after the answer to a request of %s was lost", next.driver.label, h.Name, a.label, b.label)
+	}
+	if err := h.tryRelease(e.ctx); err != nil {
+		return fmt.Errorf("the release by %s after the answer to a request of %s was lost: %w", a.label, b.label, err)
+	}
+	next.granted().release()
+	return nil
+}
+
+// oneHolds returns an error while Inspect counts other holds than one, until
+// next is granted.
+func (e *env) oneHolds(h, next *request) error {
+	o := e.outsider()
+	i, ok := o.driver.(driver.Inspector)
+	if !ok || next.isDone() {
+		return nil
+	}
+	s, err := i.Inspect(e.ctx, h.Name)
+	if err == nil && s.Holders != 1 && s.Held {
+		err = fmt.Errorf("Inspect counts %d holds", s.Holders)
+	}
+	if errors.Is(err, errors.ErrUnsupported) {
+		return nil
+	}
+	return err
+}
+
+// allAreTold has many holds of a name: 300 in fake time, where they cost little.
+func allAreTold(e *env) error {
+	e.claims(sharing)
+	e.claims(forceUnlock)
+	n := 9
+	if e.fakeTime {
+		n = 300
+	}
+	shared := []driver.Mode{driver.Read}
+	if e.driverInfo().Offers(driver.Permit) {
+		shared = append(shared, driver.Permit)
+	}
+	admin := e.client()
+	e.together("ForceUnlock of many holds", len(shared), func(i int) error {
+		m, name := shared[i], e.name()
+		by := []*rawDriver{e.driver(), e.driver(), e.driver()}
+		held := make([]*request, n)
+		e.together("holds of one name", n, func(i int) error {
+			opts := []option{in(m)}
+			if m == driver.Permit {
+				opts = append(opts, permits(1, n))
+			}
+			held[i] = by[i%len(by)].hold(name, opts...)
+			return nil
+		})
+		e.must(admin.ForceUnlock(e.ctx, name))
+		if e.driverInfo().Detect > 0 {
+			told := func() (n int) {
+				for _, r := range held {
+					if len(r.lost()) > 0 {
+						n++
+					}
+				}
+				return n
+			}
+			deadline := time.Now().Add(e.hangs() / 2)
+			e.poll(fmt.Sprintf("all of %d holders in the mode %v are notified of ForceUnlock", n, m), func() error {
+				if got := told(); got < n && time.Now().After(deadline) {
+					e.endf("of %d holders of %q in the mode %v, %d were notified of ForceUnlock within %v", n, name, m, got, e.hangs()/2)
+				} else if got < n {
+					return fmt.Errorf("%d were", got)
+				}
+				return nil
+			})
+		}
+		if err := e.areRemoved(held...); err != nil {
+			return fmt.Errorf("after ForceUnlock of a name with %d holds in the mode %v: %w", n, m, err)
+		}
+		if s := by[0]; m == driver.Read {
+			return e.isFree(name)
+		} else if r := s.acquire(name, permits(n, n), noWait); r.lease == nil {
+			return fmt.Errorf("%d of %d permits cannot be acquired after ForceUnlock: %w", n, n, r.err)
+		}
+		return nil
+	})
+	return nil
+}
+
+func closedWriter(e *env) error {
+	e.claims(sharing)
+	ordered := e.driverInfo().ReadWrite.Order != driver.Unordered
+	for _, m := range aloneModes {
+		a, b, c, name := e.driver(), e.driver(), e.driver(), e.name()
+		h := a.hold(name, reading)
+		first := b.start(name, in(m)).waits().queued(1)
+		r := c.start(name, reading)
+		if ordered {
+			r.waits().queued(2)
+		}
+		last := b.start(name, in(m)).waits()
+		b.shut()
+		for _, w := range []*request{first, last} {
+			if err := isClosed("a wait of a client that was closed", w.result().err); err != nil {
+				return err
+			}
+		}
+		r.granted().release()
+		h.release()
+		e.awaitFree(name)
+	}
+	return nil
+}
+
+// The checks of how the hold of one reader ends while others read.
+
+// over returns when the hold of r, which nobody renews, is over at the backend.
+func (r *request) over() time.Time {
+	return r.lease.Expires().Add(r.driver.env.driverInfo().LateFor(r.TTL))
+}
+
+// renewUntil renews a lease again and again until a moment has passed.
+func (r *request) renewUntil(over time.Time) error {
+	e := r.driver.env
+	for {
+		last := time.Now().After(over)
+		if err := r.renew(e.long()); err != nil {
+			return fmt.Errorf("the renewal of a reader's live lease: %w", err)
+		}
+		if b, ok := r.driver.driver.(driver.BatchRenewer); ok && !e.driverInfo().KeepsAlive {
+			e.within("RenewAll", func() { b.RenewAll(e.ctx, []driver.Lease{r.lease}, func(_ int, err error) { e.failed(err) }) })
+		}
+		if last {
+			return nil
+		}
+		e.sleep(e.brief() / 5)
+	}
+}
+
+func deadReader(e *env) error {
+	e.claims(sharing)
+	return e.inOutages(func(outage func(*connection)) error {
+		a, b, c, name := e.driver(), e.driver(), e.driver(), e.name()
+		live := b.hold(name, reading, fixed)
+		dead := a.hold(name, reading, ttl(e.brief()))
+		outage(a.connection)
+		w := c.start(name, writing).waits()
+		if err := live.renewUntil(dead.over()); err != nil {
+			return err
+		}
+		live.release()
+		if err := w.granted().after(dead); err != nil {
+			return err
+		}
+		w.release()
+		return nil
+	})
+}
+
+func ownRenewal(e *env) error {
+	e.claims(sharing)
+	d, name := e.driver(), e.name()
+	renewed := d.hold(name, reading, fixed)
+	other := d.hold(name, reading, fixed, ttl(e.brief()))
+	if err := renewed.renewUntil(other.over()); err != nil {
+		return err
+	}
+	renewed.release()
+	e.awaitFree(name)
+	return isNotHeld("the release of a reader's lease that ran out while another one was renewed", other.tryRelease(e.ctx))
+}
+
+func shorterReader(e *env) error {
+	e.claims(sharing)
+	how := []struct {
+		what  string
+		other func(d *rawDriver, name string) *request // nil if the hold is released
+	}{
+		{"the grant of a shorter lease", func(d *rawDriver, name string) *request { return d.hold(name, reading, fixed, ttl(e.brief())) }},
+		{"the renewal of another lease for less", func(d *rawDriver, name string) *request {
+			r := d.hold(name, reading, fixed)
+			e.must(r.renew(e.brief()))
+			return r
+		}},
+		{"the release of another lease", func(d *rawDriver, name string) *request {
+			d.hold(name, reading, fixed).release()
+			return nil
+		}},
+	}
+	e.together("readers of whom one goes on", len(how), func(i int) error {
+		a, b, name := e.driver(), e.driver(), e.name()
+		h := a.hold(name, reading, fixed)
+		if other := how[i].other(b, name); other != nil {
+			e.sleepUntil(other.lease.Expires().Add(e.driverInfo().LateFor(e.brief())))
+		}
+		if err := e.outsider().refused(name); err != nil {
+			return fmt.Errorf("after %s: %w", how[i].what, err)
+		}
+		if err := h.renew(e.long()); err != nil {
+			return fmt.Errorf("the renewal of a lease after %s: %w", how[i].what, err)
+		}
+		if err := h.tryRelease(e.ctx); err != nil {
+			return fmt.Errorf("the release of a lease after %s: %w", how[i].what, err)
+		}
+		e.awaitFree(name)
+		return nil
+	})
+	return nil
+}
+
+func readerRemoved(e *env) error {
+	e.claims(sharing)
+	e.need(e.backend.ExpireHold != nil, "Backend.ExpireHold")
+	a, b, name, detect := e.driver(), e.driver(), e.name(), e.driverInfo().Detect
+	removed, others := a.hold(name, reading, fixed), []*request{a.hold(name, reading, fixed), b.hold(name, reading, fixed)}
+	e.events.add("", "one hold of %q is ended behind its holder's back", name)
+	e.harness("Backend.ExpireHold", func() { e.backend.ExpireHold(e.tb, name, removed.Hold) })
+	if err := isNotHeld("the renewal of a reader's hold that was removed", removed.renew(e.long())); err != nil {
+		return err
+	}
+	e.sleep(detect)
+	for _, r := range others {
+		if causes := r.lost(); len(causes) > 0 {
+			return fmt.Errorf("%s was told that it lost %q when the hold of another reader was removed: %w", r.driver.label, name, causes[0])
+		}
+		if err := e.outsider().refused(name); err != nil {
+			return fmt.Errorf("after the removal of another reader's hold: %w", err)
+		}
+		if err := r.renew(e.long()); err != nil {
+			return fmt.Errorf("the renewal of a reader's lease after the removal of another reader's hold: %w", err)
+		}
+		if err := r.tryRelease(e.ctx); err != nil {
+			return fmt.Errorf("the release of a reader's lease after the removal of another reader's hold: %w", err)
+		}
+	}
+	return e.isFree(name)
+}
+
+func forceUnlockReaders(e *env) error {
+	e.claims(sharing)
+	e.claims(forceUnlock)
+	a, b, c, d, name := e.driver(), e.driver(), e.driver(), e.client(), e.name()
+	readers := []*request{a.hold(name, reading), b.hold(name, reading), a.hold(name, reading)}
+	w := c.start(name, writing).waits()
+	e.must(d.ForceUnlock(e.ctx, name))
+	w.granted()
+	e.must(d.ForceUnlock(e.ctx, name))
+	if err := e.areRemoved(append(readers, w)...); err != nil {
+		return err
+	}
+	if err := d.ForceUnlock(e.ctx, name); !errors.Is(err, driver.ErrNotHeld) {
+		return fmt.Errorf("ForceUnlock of a free name returned %q, want ErrNotHeld", outcome(err))
+	}
+	return e.isFree(name)
+}
+
+func inspectReaders(e *env) error {
+	e.claims(sharing)
+	e.claims(inspection)
+	readers, name := []*rawDriver{e.driver(), e.driver(), e.driver()}, e.name()
+	var last uint64
+	for i, d := range readers { // a backend may know of one of several holds of a client
+		h := d.hold(name, reading)
+		if first, n := h.lease.Tokens(); n > 0 {
+			last = first + uint64(n) - 1
+		}
+		for _, asks := range append(readers, e.outsider()) {
+			s := asks.status(name)
+			if !s.Held || s.Mode != driver.Read || s.Holders != i+1 || s.Waiters > 0 {
+				return fmt.Errorf("Inspect by %s: held %t, %v, %d holds and %d waiters, want %d that read and none that waits",
+					asks.label, s.Held, s.Mode, s.Holders, s.Waiters, i+1)
+			}
+			if s.Token != 0 && s.Token != last {
+				return fmt.Errorf("Inspect by %s: the token is %d, want %d, which is that of the last grant, or 0", asks.label, s.Token, last)
+			}
+		}
+	}
+	return nil
+}
+
+func listReaders(e *env) error {
+	e.claims(sharing)
+	a, b, name := e.driver(), e.driver(), e.name()
+	listed := func(want bool, when string) error {
+		for _, d := range []*rawDriver{a, e.outsider()} {
+			if got := slices.Contains(d.list(name), name); got != want {
+				return fmt.Errorf("%s: List by %s yields %q: %t, want %t", when, d.label, name, got, want)
+			}
+		}
+		return nil
+	}
+	first := a.hold(name, reading, fixed, ttl(e.brief()))
+	last, released := b.hold(name, reading, fixed), a.hold(name, reading, fixed)
+	released.release()
+	if err := listed(true, "after the release of one of three readers"); err != nil {
+		return err
+	}
+	e.expired(first)
+	if err := listed(true, "after the end of one of two readers"); err != nil {
+		return err
+	}
+	last.release()
+	e.poll("a name that nobody reads any more is not listed", func() error { return listed(false, "after the last release") })
+	return nil
+}
+
+// The checks of what package dsync makes of the calls of one client.
+
+// youth is how long after its grant a hold of a reader is joined by others, at most.
+const youth = 100 * time.Millisecond
+
+func readersJoin(e *env) error {
+	e.claims(sharing)
+	c, name := e.client(), e.name()
+	readers := []*user{c.owner(), c.owner(), c.owner()}
+	var held []*holding
+	for young := false; !young; { // a machine that stands still may let the hold grow old
+		for _, h := range held {
+			h.unlock()
+		}
+		held = nil
+		before, _ := c.tap.requests(name)
+		begun := time.Now()
+		for _, u := range readers {
+			held = append(held, u.lock(name, dsync.Read()))
+		}
+		young = time.Since(begun) < youth
+		if n, _ := c.tap.requests(name); young && n-before != 1 {
+			return fmt.Errorf("%d requests for %q when %d callers of one client read it within %v, want 1", n-before, name, len(readers), time.Since(begun))
+		}
+		if time.Since(begun) > 2*youth {
+			break
+		}
+	}
+	e.sleep(youth + time.Millisecond)
+	before, _ := c.tap.requests(name)
+	held = append(held, c.owner().lock(name, dsync.Read()))
+	if n, _ := c.tap.requests(name); n == before {
+		return fmt.Errorf("a reader of %q joined a hold that others of its client have had for more than %v", name, youth)
+	}
+	for _, h := range held {
+		if err := e.outsider().refused(name); err != nil {
+			return fmt.Errorf("while others of the client read: %w", err)
+		}
+		h.unlock()
+	}
+	return e.isFree(name)
+}
+
+func modesNest(e *env) error {
+	e.claims(sharing)
+	c, name := e.client(), e.name()
+	o := c.owner()
+	outer := o.lock(name, dsync.Write())
+	inner := o.lock(name, dsync.Read())
+	outer.unlock()
+	if err := e.outsider().refused(name, reading); err != nil {
+		return fmt.Errorf("while an owner reads what it took to write: %w", err)
+	}
+	inner.unlock()
+	if err := e.isFree(name); err != nil {
+		return err
+	}
+	outer = o.lock(name, dsync.Read())
+	for _, more := range [][]dsync.LockOption{{dsync.Write()}, nil} {
+		if _, err := o.ask(e.ctx, false, name, more...); !errors.Is(err, dsync.ErrDeadlock) {
+			return fmt.Errorf("%s, which reads %q, asked for more and got %q, want ErrDeadlock", o.label, name, outcome(err))
+		}
+		if _, err := o.try(name, more...); !errors.Is(err, dsync.ErrLocked) {
+			return fmt.Errorf("%s, which reads %q, tried to get more and got %q, want ErrLocked", o.label, name, outcome(err))
+		}
+	}
+	e.sleep(youth + time.Millisecond)
+	w := e.client().start(name, dsync.Write()).waits()
+	o.lock(name, dsync.Read()).unlock()
+	if w.isDone() {
+		return fmt.Errorf("%s was granted %q, which %s reads: %s", w.user.label, name, o.label, outcome(w.err))
+	}
+	outer.unlock()
+	w.granted().unlock()
+	return e.isFree(name)
 }

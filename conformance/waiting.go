@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -256,6 +257,12 @@ func cancelAtGrant(e *env) error {
 	granted := 0
 	for range rounds {
 		h := a.hold(name)
+		if rand.N(4) == 0 {
+			if err := b.canceledAtEvent(h); err != nil {
+				return err
+			}
+			continue
+		}
 		r := b.start(name).waits()
 		switch early := rand.N(time.Millisecond); rand.N(8) {
 		case 0:
@@ -292,6 +299,35 @@ func cancelAtGrant(e *env) error {
 	}
 	e.events.add("", "%d of %d were granted", granted, rounds)
 	return nil
+}
+
+// canceledAtEvent asks for a name that h has. Before the driver begins to wait,
+// h is released and the context of the request ends.
+func (d *rawDriver) canceledAtEvent(h *request) error {
+	ctx, cancel := context.WithCancel(d.env.ctx)
+	r := d.startWith(ctx, cancel, h.Name, func(r *driver.Request) {
+		r.Events = &waitingEvents{r.Events, sync.OnceFunc(func() {
+			h.release()
+			cancel()
+		})}
+	}).result()
+	if r.lease != nil {
+		r.release()
+	}
+	d.env.awaitFree(h.Name)
+	return nil
+}
+
+// waitingEvents calls f before the request waits.
+type waitingEvents struct {
+	driver.Events
+	f func()
+}
+
+// Waiting implements driver.Events.
+func (w *waitingEvents) Waiting() {
+	w.f()
+	w.Events.Waiting()
 }
 
 func doneContext(e *env) error {
@@ -349,4 +385,225 @@ func queueIsCounted(e *env) error {
 	}
 	h.release()
 	return e.isFree(name)
+}
+
+// The checks of waits that no message ends.
+var wakeupChecks = []check{
+	{"wakeup/missed", "Who was cut off when the name was released is granted it all the same, once it is connected again. It says once that it waits, and gets no lease that is over.", missedRelease},
+	{"wakeup/dead-waiter", "A waiter that is gone keeps the name from those behind it for its TTL and Info.LateFor at most, or for 15 s where that is longer.", deadWaiter},
+}
+
+func missedRelease(e *env) error {
+	return e.inOutages(func(outage func(*connection)) error {
+		a := e.client()
+		e.together("a waiter that is cut off", 2, func(i int) error {
+			b, name := e.renewing(), e.name()
+			h := a.lock(name)
+			waiting := b.start(name).waits()
+			outage(b.connection)
+			if i == 1 {
+				e.sleep(e.ttl() * 3 / 2) // what the backend kept of the waiter is gone
+			}
+			h.unlock()
+			b.heal()
+			next := waiting.granted()
+			if err := next.isHeld("after the release was missed"); err != nil {
+				return err
+			}
+			_ = next.tryUnlock(e.ctx) // its session may be about to end
+			return nil
+		})
+		e.together("a request that is cut off for longer than its TTL", 2, func(i int) error {
+			return e.outwaits(i == 0, outage)
+		})
+		return nil
+	})
+}
+
+// outwaits lets a request wait in an outage that is longer than its TTL, so that
+// its place in the queue, or the hold that it was granted, is gone.
+func (e *env) outwaits(granted bool, outage func(*connection)) error {
+	a, b, name := e.driver(), e.driver(), e.name()
+	h := a.hold(name)
+	w := b.start(name, ttl(e.ttl())).waits()
+	outage(b.connection)
+	if granted {
+		h.release()
+	}
+	e.sleep(e.ttl() * 3 / 2)
+	b.heal()
+	if !granted {
+		e.sleep(e.ttl() / 2) // the request asks again
+		h.release()
+	}
+	w.result()
+	switch {
+	case w.waited() > 1:
+		return fmt.Errorf("%s said %d times that it waits, want once, in an outage that was longer than its TTL", b.label, w.waited())
+	case w.lease == nil && !errors.Is(w.err, driver.ErrUnavailable) && !errors.Is(w.err, driver.ErrUnknown):
+		return fmt.Errorf("%s, which waited in an outage that was longer than its TTL, got: %w", b.label, w.err)
+	case w.lease == nil:
+	case !w.lease.Expires().After(w.at):
+		return fmt.Errorf("%s was granted %q at %s by a lease that had expired at %s", b.label, name, e.events.at(w.at), e.events.at(w.lease.Expires()))
+	default:
+		_ = w.tryRelease(e.ctx) // its session may be about to end
+	}
+	e.awaitFree(name)
+	return nil
+}
+
+func deadWaiter(e *env) error {
+	return e.inOutages(func(outage func(*connection)) error {
+		return e.punctual(func() error { return e.deadWaiterLeaves(outage) })
+	})
+}
+
+// vanishedWaiter is how long the request of a vanished client may keep its place
+// with any TTL. Queues that their waiters keep alive need some seconds.
+const vanishedWaiter = 15 * time.Second
+
+// deadWaiterLeaves lets a waiter vanish. From then on its TTL counts.
+func (e *env) deadWaiterLeaves(outage func(*connection)) error {
+	a, b, c, name := e.client(), e.renewing(), e.driver(), e.name()
+	h := a.lock(name)
+	b.start(name).waits()
+	behind := c.start(name).waits()
+	outage(b.connection)
+	h.unlock()
+	last := time.Now()
+	behind.granted().release()
+	t := e.ttl()
+	late := e.driverInfo().LateFor(t)
+	return e.late(behind.at.Sub(last)-max(t+late, vanishedWaiter)-e.wakes(), "%s, whose TTL is %v, was out of reach and the name free at %s, and %s, which waited behind it, was granted it at %s; Info.LateFor is %v",
+		b.label, t, e.events.at(last), c.label, e.events.at(behind.at), late)
+}
+
+// The checks of calls of Lock whose contexts end, at any moment, while somebody else has the name.
+var deadlineChecks = []check{
+	{"deadlines/held", "A Lock whose context ends after its client was refused the name says ErrLocked too, whatever request its end cuts off.", deadlineTellsLocked},
+	{"deadlines/silent", "WaitAtMost, a deadline and a cancellation end a Lock at their time, also if the backend falls silent during the wait.", silenceIsBounded},
+}
+
+// deadlines is how many waits end in a check, at moments drawn at random.
+const deadlines = 40
+
+// endsWithin calls Lock of a name that is held, with a deadline drawn at random, and returns the error.
+func (u *user) endsWithin(name string) (after time.Duration, err error) {
+	after = time.Millisecond + rand.N(60*time.Millisecond)
+	ctx, cancel := context.WithTimeout(u.env.ctx, after)
+	defer cancel()
+	h, err := u.ask(ctx, false, name)
+	switch {
+	case err == nil:
+		return after, fmt.Errorf("%s was granted %q, which is held", h.user.label, name)
+	case !errors.Is(err, context.DeadlineExceeded):
+		return after, fmt.Errorf("a Lock with a deadline of %v returned %q, want one that matches the deadline", after, outcome(err))
+	}
+	return after, err
+}
+
+func deadlineTellsLocked(e *env) error {
+	c, name := e.client(), e.name()
+	held := e.client().lock(name)
+	o := c.owner()
+	var refused atomic.Bool
+	c.tap.mu.Lock()
+	c.tap.onWait = func() { refused.Store(true) }
+	c.tap.mu.Unlock()
+	for range deadlines {
+		refused.Store(false)
+		after, err := o.endsWithin(name)
+		if refused.Load() && !errors.Is(err, dsync.ErrLocked) || !errors.Is(err, context.DeadlineExceeded) {
+			return fmt.Errorf("a Lock that was refused, with a deadline of %v, returned %q, want one that matches ErrLocked", after, outcome(err))
+		}
+	}
+	first := c.start(name).waits()
+	for range deadlines {
+		if after, err := o.endsWithin(name); !errors.Is(err, dsync.ErrLocked) {
+			return fmt.Errorf("a Lock behind one that waits, with a deadline of %v, returned %q, want one that matches ErrLocked", after, outcome(err))
+		}
+	}
+	held.unlock()
+	first.granted().unlock()
+	return nil
+}
+
+// overrun is by how much a Lock may outlast its bound when the backend is
+// silent, beyond what it takes when the backend answers. Drivers that wait for
+// the answer to a farewell take half a second or more.
+const overrun = 250 * time.Millisecond
+
+// waitBound is how long the waits last that a check bounds.
+const waitBound = 200 * time.Millisecond
+
+// bounds are the ways to bound a call of Lock by waitBound.
+var bounds = map[string]func(u *user, name string, opts ...dsync.LockOption) *call{
+	"WaitAtMost": func(u *user, name string, opts ...dsync.LockOption) *call {
+		return u.start(name, append(opts, dsync.WaitAtMost(waitBound))...)
+	},
+	"a deadline": func(u *user, name string, opts ...dsync.LockOption) *call {
+		ctx, cancel := context.WithTimeout(u.env.ctx, waitBound)
+		return u.startWith(ctx, cancel, name, opts...)
+	},
+	"a cancellation": func(u *user, name string, opts ...dsync.LockOption) *call {
+		ctx, cancel := context.WithCancel(u.env.ctx)
+		time.AfterFunc(waitBound, cancel)
+		return u.startWith(ctx, cancel, name, opts...)
+	},
+}
+
+func silenceIsBounded(e *env) error {
+	e.need(e.outsider().link.Hang != nil, "Link.Hang")
+	var runs []func() error
+	for what, bound := range bounds {
+		for m, opts := range map[driver.Mode][]dsync.LockOption{
+			driver.Exclusive: nil, driver.Write: {dsync.Write()}, driver.Read: {dsync.Read()}, driver.Permit: {dsync.Permits(2, 2)},
+		} {
+			if e.driverInfo().Offers(m) {
+				runs = append(runs, func() error { return e.boundedInSilence(what, bound, m, opts) })
+			}
+		}
+	}
+	e.together("waits that are bounded, in silence", len(runs), func(i int) error { return runs[i]() })
+	return nil
+}
+
+// boundedInSilence tries several times, since a busy machine is late at times.
+func (e *env) boundedInSilence(what string, bound func(*user, string, ...dsync.LockOption) *call, m driver.Mode, opts []dsync.LockOption) error {
+	holder, name := e.driver(), e.name()
+	other := m
+	if m == driver.Read {
+		other = driver.Write
+	}
+	h := holder.hold(name, in(other))
+	c := e.client()
+	took := func(silent bool) (time.Duration, error) {
+		began := time.Now()
+		w := bound(&c.user, name, opts...)
+		e.until("a call waits, or is over", func() bool { return w.isDone() || c.tap.waits(name) > 0 })
+		if silent {
+			c.hang()
+			defer c.heal()
+		}
+		if _, err := w.result(); err == nil {
+			return 0, fmt.Errorf("%s was granted %q, which is held", c.label, name)
+		}
+		return time.Since(began), nil
+	}
+	var usual, silent time.Duration
+	for range tries {
+		var err error
+		if usual, err = took(false); err == nil {
+			silent, err = took(true)
+		}
+		if err != nil {
+			return err
+		}
+		if silent <= max(usual, waitBound)+overrun {
+			h.release()
+			e.outsider().start(name, in(other)).granted().release() // no wait is left
+			return nil
+		}
+	}
+	return fmt.Errorf("a Lock as %v that %s ended after %v took %v when the backend fell silent, and %v when not", m, what, waitBound, silent, usual)
 }

@@ -8,10 +8,17 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
+	"strconv"
+	"strings"
 	"sync/atomic"
 	"syscall"
 	"time"
+
+	"github.com/go-dsync/dsync"
+	"github.com/go-dsync/dsync/conformance/history"
+	"github.com/go-dsync/dsync/driver"
 )
 
 // worker is another process with a client of its own.
@@ -124,4 +131,218 @@ func (r report) String() string {
 		return "ok"
 	}
 	return r.Err
+}
+
+// workerEnv marks a process of the suite. Its value is the TTL and the URL of the backend.
+const workerEnv = "DSYNC_CONFORMANCE_WORKER"
+
+// RunWorker does nothing in a process that runs tests. In a process that the suite has started (see Backend.URL), it carries out the suite's
+// orders, and does not return. Call it in TestMain, before anything else:
+//
+//	func TestMain(m *testing.M) {
+//		conformance.RunWorker()
+//		m.Run()
+//	}
+func RunWorker() {
+	ttl, url, ok := strings.Cut(os.Getenv(workerEnv), " ")
+	if !ok {
+		return
+	}
+	if err := work(ttl, url); err != nil {
+		fmt.Fprintln(os.Stderr, "conformance: worker:", err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+// order is an order to a worker.
+type order struct {
+	Op    string // lock, check or contend
+	Name  string
+	Times int    `json:",omitempty"` // contend: how often
+	File  string `json:",omitempty"` // contend: the counter
+	Log   string `json:",omitempty"` // contend: the History
+	Label string `json:",omitempty"` // contend: the label of the process in the History
+}
+
+// report is its answer.
+type report struct {
+	Err  string `json:",omitempty"`
+	Lost bool   `json:",omitempty"` // the error matches ErrLost
+}
+
+// work carries out orders from the standard input until its end, which comes with the end of the suite's process at the latest.
+func work(ttl, url string) error {
+	d, err := time.ParseDuration(ttl)
+	if err != nil {
+		return err
+	}
+	ctx := context.Background()
+	c, err := dsync.Open(ctx, url, &dsync.Options{TTL: d})
+	if err != nil {
+		return err
+	}
+	w := &role{client: c, held: map[string]*dsync.Lease{}}
+	in, out := json.NewDecoder(os.Stdin), json.NewEncoder(os.Stdout)
+	if err := out.Encode(report{}); err != nil { // it is ready
+		return err
+	}
+	for {
+		var o order
+		if err := in.Decode(&o); err == io.EOF {
+			break
+		} else if err != nil {
+			return err
+		}
+		var r report
+		if err := w.carryOut(ctx, o); err != nil {
+			r = report{Err: err.Error(), Lost: errors.Is(err, dsync.ErrLost)}
+		}
+		if err := out.Encode(r); err != nil {
+			return err
+		}
+	}
+	ctx, cancel := context.WithTimeout(ctx, closeFor)
+	defer cancel()
+	return c.Close(ctx)
+}
+
+// role is the state of a worker.
+type role struct {
+	client *dsync.Client
+	held   map[string]*dsync.Lease
+}
+
+func (w *role) carryOut(ctx context.Context, o order) error {
+	switch o.Op {
+	case "lock":
+		l, err := w.client.Lock(ctx, o.Name)
+		if err == nil {
+			w.held[o.Name] = l
+		}
+		return err
+	case "check":
+		return w.held[o.Name].Err()
+	case "contend":
+		return w.contend(ctx, o)
+	}
+	return fmt.Errorf("unknown order %q", o.Op)
+}
+
+// contend locks a name, adds one to a counter that would lose concurrent updates, and unlocks the name, so many times.
+func (w *role) contend(ctx context.Context, o order) error {
+	h, err := history.Create(o.Log, o.Label)
+	if err != nil {
+		return err
+	}
+	for range o.Times {
+		op := h.Begin(history.Attempt{Client: o.Label, Name: o.Name})
+		l, err := w.client.Lock(ctx, o.Name)
+		op.Returned(l, err)
+		if err != nil {
+			return err
+		}
+		err = addOne(o.File)
+		unlockErr := l.Unlock(op.Releasing(ctx))
+		op.Released(unlockErr)
+		if err := errors.Join(err, unlockErr); err != nil {
+			return err
+		}
+	}
+	return h.Close()
+}
+
+// addOne adds one to the number in a file.
+func addOne(path string) error {
+	n, err := readNumber(path)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(path, []byte(strconv.Itoa(n+1)), 0o600)
+}
+
+func readNumber(path string) (int, error) {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return 0, err
+	}
+	n, err := strconv.Atoi(string(b))
+	if err != nil {
+		return 0, fmt.Errorf("the counter was read in the middle of an update: %w", err)
+	}
+	return n, nil
+}
+
+var processChecks = []check{
+	{"processes/contend", "Processes that contend for a name hold it one at a time.", contendingProcesses},
+	{"processes/killed", "Inspect reports the process of the holder; the name of a process that was killed becomes free; where no session carries the lock, not before its TTL is over.", killedHolder},
+	{"processes/stopped", "A process that was stopped for longer than its lease never believes afterwards that it holds the name.", stoppedHolder},
+}
+
+func contendingProcesses(e *env) error {
+	const processes, times = 4, 50
+	workers := make([]*worker, processes)
+	for i := range workers {
+		workers[i] = e.worker(e.long())
+	}
+	name, dir := e.name(), e.tb.TempDir()
+	counter := filepath.Join(dir, "counter")
+	e.must(os.WriteFile(counter, []byte("0"), 0o600))
+	logs := make([]string, processes)
+	e.together("processes that contend", processes, func(i int) error {
+		logs[i] = filepath.Join(dir, workers[i].label)
+		workers[i].does(order{Op: "contend", Name: name, Times: times, File: counter, Log: logs[i], Label: workers[i].label})
+		return nil
+	})
+	events, err := history.Read(logs...)
+	e.must(err)
+	v := history.Judge(events, history.Bounds{Fenced: e.driverInfo().Fencing != driver.None, MinClients: processes})
+	if err := v.Err(); err != nil {
+		return inWords(err)
+	}
+	got, err := readNumber(counter)
+	e.must(err)
+	if want := processes * times; got != want {
+		return fmt.Errorf("%d updates under the lock left the counter in a file at %d", want, got)
+	}
+	return nil
+}
+
+func killedHolder(e *env) error {
+	p, d, name := e.worker(e.ttl()), e.driver(), e.name()
+	called := time.Now()
+	p.does(order{Op: "lock", Name: name})
+	if err := d.refused(name); err != nil {
+		return err
+	}
+	if inspector, ok := d.driver.(driver.Inspector); ok {
+		s, err := inspector.Inspect(e.ctx, name)
+		if want := fmt.Sprintf(":%d", p.process.Pid); err == nil && s.Process != "" && !strings.HasSuffix(s.Process, want) {
+			return fmt.Errorf("Inspect by %s reports the process %q, want one that ends in %q, which is %s", d.label, s.Process, want, p.label)
+		}
+	}
+	p.kill()
+	r := d.start(name).granted()
+	if early := called.Add(e.ttl()).Sub(r.at); early > 0 && !e.driverInfo().KeepsAlive {
+		return fmt.Errorf("%s was granted %q %v before the lease of the process that was killed was over", d.label, name, early)
+	}
+	r.release()
+	return nil
+}
+
+func stoppedHolder(e *env) error {
+	p, d, name := e.worker(e.ttl()), e.driver(), e.name()
+	for range 2 {
+		p.does(order{Op: "lock", Name: name})
+		p.stop()
+		next := d.start(name).granted()
+		p.cont()
+		if r := p.tell(order{Op: "check", Name: name}); !r.Lost {
+			return fmt.Errorf("%s, which was stopped until %s was granted %q, says of its lease: %s, want ErrLost", p.label, d.label, name, r)
+		}
+		if err := next.keeps("the other process went on"); err != nil {
+			return err
+		}
+	}
+	return nil
 }

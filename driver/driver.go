@@ -433,7 +433,7 @@ type Lister interface {
 // among them, and Holders and Used count all of them, also those that were
 // granted under a higher limit.
 type Status struct {
-	Held    bool
+	Held    bool          // also by a seal
 	Mode    Mode          // in which the name is held; Exclusive for Write where the backend does not tell them apart
 	Holders int           // how many holds have the name: more than 1 in the modes Read and Permit alone
 	Used    int           // how many permits are held: more than Limit if that was lowered since

@@ -2,8 +2,10 @@ package history
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -206,4 +208,166 @@ func spread(d []time.Duration) Spread {
 	slices.Sort(d)
 	n := len(d)
 	return Spread{N: n, Min: d[0], P50: d[n/2], P99: d[n*99/100], Max: d[n-1]}
+}
+
+// assumptions checks that the run proves something: that enough happened, before the faults and after each of them.
+func (j *judge) assumptions() {
+	type client struct{ proc, name string }
+	clients, grants := map[client]bool{}, map[window]int{}
+	for _, l := range j.locks {
+		for _, a := range slices.Concat(l.holds, l.permits) {
+			clients[client{a.owner.proc, a.owner.client}] = true
+			if w, ok := j.quietAround(a.from.t, a.from.t); ok {
+				grants[w]++
+			}
+		}
+	}
+	if len(clients) < j.b.MinClients {
+		j.invalid("only %d clients were granted anything, want %d", len(clients), j.b.MinClients)
+	}
+	if float64(j.v.Unknown) > j.b.MaxUnknown*float64(j.v.Attempts) {
+		j.invalid("the outcome of %d of %d attempts is unknown", j.v.Unknown, j.v.Attempts)
+	}
+	for label, p := range j.procs {
+		if !p.ended && p.killed == never {
+			j.invalid("process %q was not killed by a recorded fault, and yet its history was not closed", label)
+		}
+	}
+	if n := grants[j.quiet[0]]; n < j.b.MinGrants {
+		j.invalid("%d grants before the first fault, want %d", n, j.b.MinGrants)
+	}
+	for _, w := range j.quiet[1:] {
+		if (w.to == never || w.to-w.from >= j.b.Recover) && grants[w] == 0 {
+			j.invalid("no grant after the fault that ended at %.6f", w.from.Seconds())
+		}
+	}
+	slices.Sort(j.v.Invalid)
+}
+
+// writes compares each access to a protected resource with the highest token of the writes before (RuleStale).
+func (j *judge) writes() {
+	highest := map[string]*Event{}
+	readers := j.readers()
+	for i := range j.events {
+		e := &j.events[i]
+		if e.Kind != KindWrite && e.Kind != KindRead {
+			continue
+		}
+		h := highest[e.Name]
+		if r := readers[access{e.Name, e.Token}]; r != nil && e.Kind == KindWrite && e.OK && j.b.StoreFences {
+			j.violation(RuleStale, "what a Read protects was written", r, e)
+		}
+		switch {
+		case h != nil && h.Token > e.Token:
+			j.v.StaleWrites++
+			if e.OK {
+				j.v.StaleAccepted++
+			}
+			if e.OK && j.b.StoreFences {
+				j.violation(RuleStale, "an access was accepted although its token is stale", h, e)
+			}
+		case e.OK && e.Kind == KindWrite:
+			highest[e.Name] = e
+		}
+	}
+}
+
+// access is a token used on what the lock of a name protects.
+type access struct {
+	name  string
+	token uint64
+}
+
+// readers returns the grants of tokens that were given out for Reads alone. A Read inside of a hold in another mode has the
+// token of that hold.
+func (j *judge) readers() map[access]*Event {
+	reads := map[access]*Event{}
+	for _, l := range j.locks {
+		for _, a := range l.holds {
+			if a.reads() {
+				reads[access{a.called.Name, a.returned.Token}] = a.returned
+			}
+		}
+		for _, a := range l.holds {
+			if len(reads) > 0 && !a.reads() {
+				delete(reads, access{a.called.Name, a.returned.Token})
+			}
+		}
+	}
+	return reads
+}
+
+const (
+	explained = 10 // violations with an excerpt
+	around    = 4  // events of the lock before and after each event of a violation
+)
+
+// Err returns nil if the run is worth judging and nothing illegal happened. Otherwise its text lists what did.
+func (v *Verdict) Err() error {
+	var b strings.Builder
+	if len(v.Invalid) > 0 {
+		fmt.Fprintf(&b, "the run proves nothing: %s\n", strings.Join(v.Invalid[:min(len(v.Invalid), explained)], "; "))
+	}
+	for i, violation := range v.Violations {
+		if i == explained {
+			fmt.Fprintf(&b, "and %d more violations\n", len(v.Violations)-i)
+			break
+		}
+		b.WriteString(violation.String())
+	}
+	if b.Len() == 0 {
+		return nil
+	}
+	return errors.New(strings.TrimSuffix(b.String(), "\n"))
+}
+
+// String formats the violation for people, on several lines.
+func (v Violation) String() string {
+	s := fmt.Sprintf("%s of %q: %s\n", v.Rule, v.Name, v.Text)
+	if v.Excerpt != "" {
+		return s + v.Excerpt
+	}
+	for _, e := range v.Events {
+		s += fmt.Sprintf("  > %v\n", e)
+	}
+	return s
+}
+
+// String is the summary of a run, on one line.
+func (v *Verdict) String() string {
+	return fmt.Sprintf("%d attempts: %d granted, %d refused, %d unknown; %d claims compared, %d released, %d lost (margin min %v, p50 %v); "+
+		"wake-up p50 %v, p99 %v, max %v; %d faults; %d stale accesses, %d accepted; %d violations, %d reasons to discard the run",
+		v.Attempts, v.Granted, v.Refused, v.Unknown, v.Claims, v.Released, v.Lost, v.LossMargin.Min, v.LossMargin.P50,
+		v.Wake.P50, v.Wake.P99, v.Wake.Max, v.Faults, v.StaleWrites, v.StaleAccepted, len(v.Violations), len(v.Invalid))
+}
+
+// excerpt prints the events of a violation, each among some earlier and later events of the lock, and the faults of that time.
+func (j *judge) excerpt(v *Violation) string {
+	var story []*Event
+	var marked []bool
+	for i := range j.events {
+		e := &j.events[i]
+		if e.Name == v.Name && e.Kind != KindMeta && e.Kind != KindEnd || e.Kind == KindFaultOn || e.Kind == KindFaultOff {
+			story = append(story, e)
+			marked = append(marked, slices.ContainsFunc(v.Events, func(m Event) bool { return m.Proc == e.Proc && m.Seq == e.Seq }))
+		}
+	}
+	var b strings.Builder
+	skipped := 0
+	for i, e := range story {
+		if !slices.Contains(marked[max(i-around, 0):min(i+around+1, len(story))], true) {
+			skipped++
+			continue
+		}
+		if skipped > 0 {
+			fmt.Fprintf(&b, "    ... %d more\n", skipped)
+			skipped = 0
+		}
+		sign := ' '
+		if marked[i] {
+			sign = '>'
+		}
+		fmt.Fprintf(&b, "  %c %v\n", sign, e)
+	}
+	return b.String()
 }

@@ -1,8 +1,0 @@
-package conformance
-
-import "testing"
-
-func TestMain(m *testing.M) {
-	RunWorker()
-	m.Run()
-}
