@@ -114,7 +114,7 @@ type call struct {
 
 // answer returns the answer to the request, or nil if there is none.
 func (c *call) answer(l dsync.Locker, r *http.Request, opts []dsync.LockOption) (a *Answer, err error) {
-	if a, err = c.answers.Load(r.Context(), c.key); a != nil {
+	if a, _ = c.answers.Load(r.Context(), c.key); a != nil { // an error comes again under the lock
 		return a, nil // most repeated requests end here, without a lock
 	}
 	err = dsync.Do(r.Context(), l, c.key, func(ctx context.Context) (err error) {

@@ -32,6 +32,14 @@ func (m *memory) Read(_ context.Context, name string) (cas.Entry, error) {
 	return m.entry(name), nil
 }
 
+// counted returns the number of requests since the last call of counted.
+func (m *memory) counted() (n int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	n, m.requests = m.requests, 0
+	return n
+}
+
 // entry is called with mu held.
 func (m *memory) entry(name string) cas.Entry {
 	e := m.records[name]
