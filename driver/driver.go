@@ -29,7 +29,8 @@ import (
 //     was ordered behind the request in question (a later request on the same connection), so that "absent" is definite; the request
 //     in question was conditional on a state of the backend that can never be again, such as an older version of a record; or the
 //     lease, session or connection of the hold is over and send time + TTL + [Info.LateFor] has passed. "Absent" read over another
-//     connection is not definite: the request may still be on its way. If the matter is not settled when the call returns, the error
+//     connection is not definite: the request may still be on its way. (A
+//     backend without an order can remember a removed Hold for a TTL, and refuse the request that arrives late.) If the matter is not settled when the call returns, the error
 //     matches [ErrUnknown]. Close ends unfinished Acquires first (they return [ErrClosed] and leave the backend's queues), then ends
 //     holds in few requests, then waits for clean-ups until its ctx ends.
 //  3. Release returns nil if this release ended the hold, also when an earlier, unanswered request of the same release did;
@@ -40,10 +41,10 @@ import (
 //     taken off. Expires never counts from the receipt of an answer, nor, after a grant that blocked for more than a third of the TTL, from
 //     the send of the request that blocked: after such a grant the driver
 //     renews the hold before Acquire returns. Once passed, Expires never moves again. Where a session carries the lock, Expires of a fixed lease is the earlier of the
-//     session's end and grant + TTL; if the TTL of the session may be another one, the lease is a [SessionLease].
+//     session's end and grant + TTL. A driver lowers Expires before it sends a renewal that makes a fixed lease shorter. If the TTL of the session may be another one, the lease is a [SessionLease].
 //  5. Renewals and keep-alives are conditional on Hold: they never create a hold, never touch another one and never keep another one
 //     alive, also where one key of the backend carries several Read holds: each ends by its own time. An error other than ErrNotHeld
-//     changes nothing. A slow node delays only the leases on that node.
+//     changes nothing. A renewal that arrives after a later one shortens nothing. A slow node delays only the leases on that node.
 //  6. Hold identifies, Owner does not: two Acquires of one client for one name exclude each other, also with equal Owner, unless both
 //     are for Read, or the limit admits both Permit requests. Holds of different modes exclude each other although they may have
 //     different forms at the backend. But a name is used for permits or for the other modes: of one that is used for both nothing is
@@ -109,7 +110,8 @@ type Lease interface {
 	Renew(ctx context.Context, ttl time.Duration) error
 
 	// Release ends the hold, as rule 3 says. Package dsync calls Release once for a lease, also after an end on the local clock, when
-	// the lease is past at the backend too. There is no Release after Events.Lost, after ErrNotHeld from Renew, when Driver.Close
+	// the lease is past at the backend too. There is no Release after Events.Lost, after ErrNotHeld from Renew (a driver
+	// that concludes this from its own clock cleans up by itself), when Driver.Close
 	// has begun, or, without Info.KeepsAlive, when so much time has passed that nothing can be left: a driver with a table of its leases
 	// removes these leases.
 	Release(ctx context.Context) error
@@ -387,7 +389,7 @@ type RemovalWatcher interface {
 // Pinger is an optional interface of a Driver whose Inspect costs other clients of the backend something. Without one, Inspect is what asks
 // a backend whether it answers.
 type Pinger interface {
-	// Ping returns nil when the backend has answered anything, whatever name the next request is about. Its errors are those of Inspect.
+	// Ping returns nil when the backend has answered anything, whatever name the next request is about. Its errors match ErrUnavailable, ErrUnknown or ErrClosed, or are refusals of the server.
 	Ping(ctx context.Context) error
 }
 
