@@ -30,7 +30,7 @@ func run(dir string) error {
 		edit   func(text string) (string, bool)
 	}{
 		{[]string{"env", "GOROOT"}, "src/time/time.go", wallClock},
-		{[]string{"list", "-m", "-f", "{{.Dir}}", "github.com/go-dsync/dsync"}, "clock_linux.go", sleepClock},
+		{[]string{"list", "-m", "-f", "{{.Dir}}", "github.com/go-dsync/dsync"}, "internal/clock/clock_linux.go", sleepClock},
 	} {
 		root, err := exec.Command("go", change.goTool...).Output()
 		if err != nil {
@@ -71,7 +71,7 @@ func wallClock(text string) (string, bool) {
 		"var WallOffset, SleepOffset int64\n\n" + now + body + clock + "\tsec += WallOffset\n" + rest, ok && ok2 && !strings.Contains(body, "\n}\n")
 }
 
-// sleepClock changes package dsync.
+// sleepClock changes package internal/clock.
 func sleepClock(text string) (string, bool) {
 	const asleep = "func asleep() (time.Duration, bool) {\n"
 	before, after, ok := strings.Cut(text, asleep)
