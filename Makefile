@@ -5,7 +5,7 @@ GO ?= go
 NESTED = cmd/dsync contrib/natslock examples/observability internal/guardtest internal/sqltest internal/telemetrytest
 # What the tests run on, and extra flags for them: make test PKG=./drivers/redisson TESTFLAGS='-run Cancel -v'
 # Packages begin in this order: the two that take longest, which mostly wait, come first.
-PKG ?= ./drivers/zk ./drivers/etcd ./... $(filter-out ./contrib/%,$(NESTED:%=./%/...))
+PKG ?= ./drivers/zk ./drivers/etcd ./... $(filter-out ./contrib/% ./internal/sqltest/%,$(NESTED:%=./%/...))
 TESTFLAGS ?=
 # Packages of the library are tested with what its go.mod says, without go.work, in which some versions are newer.
 OF_NESTED = $(filter $(NESTED:%=./%%),$(PKG))
@@ -61,7 +61,8 @@ test-long: servers ## run all tests in their long form: with all that `make test
 	GOWORK=off $(RUN_TESTS) -race=false -timeout 30m -run '^($(COMPUTE))$$' $(TESTFLAGS) ./conformance/... ./drivers/etcd ./drivers/migrate ./internal/capacity
 	GOWORK=off $(RUN_TESTS) -timeout 30m -run '^TestPairs$$' -parallel $(PAIRS) -v $(TESTFLAGS) ./drivers/migrate -pairs 15s
 
-test-contrib: ## run the suite on the drivers of contrib, on real servers: two minutes
+test-contrib: servers ## run the suite on the drivers of contrib and on databases, on real servers: four minutes
+	cd internal/sqltest && GOWORK=off $(GO) test -timeout 15m $(TESTFLAGS) ./...
 	cd contrib/natslock && GOWORK=off $(GO) test -short -timeout 15m $(TESTFLAGS) ./...
 
 migration-long: servers ## six processes from one backend to another by the runbooks, five pairs, while either backend is killed in each step: six minutes

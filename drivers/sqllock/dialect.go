@@ -12,7 +12,6 @@ import (
 type Dialect struct {
 	name   string
 	micros string // the server's clock
-	coarse int    // microseconds of its unit, if that is larger
 	insert string // a row, where there is none
 	ddl    string
 	again  []any // codes of errors after which a statement is to be repeated
@@ -42,36 +41,21 @@ var (
 		table:  "42P01",
 		denied: []any{"42501"},
 	}
-	SQLite = &Dialect{
-		name:   "sqlite",
-		micros: "CAST(ROUND((julianday('now') - 2440587.5) * 86400000) AS INTEGER) * 1000",
-		coarse: 1000,
-		insert: "INSERT INTO %s (name, version, value, written) VALUES (?, ?, ?, %s) ON CONFLICT (name) DO NOTHING",
-		ddl:    "CREATE TABLE %s (name TEXT PRIMARY KEY, version TEXT NOT NULL, written INTEGER NOT NULL, value TEXT NOT NULL)",
-		again:  []any{5, 6}, // busy, locked
-		denied: []any{3, 23},
-	}
 )
 
 // code returns the code of an error of the server, or nil: the number of an error
-// of MySQL, an SQLSTATE, or the primary code of SQLite. Drivers of database/sql
-// have no common way to tell it.
+// of MySQL, or an SQLSTATE. Drivers of database/sql have no common way to tell it.
 func (d *Dialect) code(err error) any {
 	var state interface{ SQLState() string }
-	var primary interface{ Code() int }
-	switch {
-	case d == PostgreSQL && errors.As(err, &state):
+	if d == PostgreSQL && errors.As(err, &state) {
 		return state.SQLState()
-	case d == SQLite && errors.As(err, &primary): // modernc.org/sqlite
-		return primary.Code() & 0xff
 	}
-	field := map[*Dialect]string{MySQL: "Number", SQLite: "Code"}[d] // go-sql-driver/mysql, mattn/go-sqlite3
 	for ; err != nil; err = errors.Unwrap(err) {
 		v := reflect.Indirect(reflect.ValueOf(err))
 		if v.Kind() != reflect.Struct {
 			continue
 		}
-		switch f := v.FieldByName(field); {
+		switch f := v.FieldByName("Number"); { // go-sql-driver/mysql
 		case f.IsValid() && f.CanUint():
 			return int(f.Uint())
 		case f.IsValid() && f.CanInt():
@@ -84,7 +68,7 @@ func (d *Dialect) code(err error) any {
 // missing reports whether an error says that there is no table.
 func (d *Dialect) missing(err error) bool {
 	c := d.code(err)
-	return c != nil && c == d.table || d == SQLite && c == 1 && strings.Contains(err.Error(), "no such table")
+	return c != nil && c == d.table
 }
 
 // refused reports whether the server has answered that it did not carry out a
@@ -130,11 +114,8 @@ func (d *Dialect) statement(s string) string {
 func (d *Dialect) update(table string, n int) string {
 	if d == MySQL {
 		rows := "SELECT ? AS name, ? AS version, ? AS value" + strings.Repeat(" UNION ALL SELECT ?, ?, ?", n-1)
-		return fmt.Sprintf("UPDATE %s l JOIN (%s) u ON l.name = u.name AND l.version = u.version SET l.value = u.value, l.written = %s, l.version = ?", table, rows, d.written())
+		return fmt.Sprintf("UPDATE %s l JOIN (%s) u ON l.name = u.name AND l.version = u.version SET l.value = u.value, l.written = %s, l.version = ?", table, rows, d.micros)
 	}
 	rows := "(CAST(? AS text), CAST(? AS text), CAST(? AS text))" + strings.Repeat(", (?, ?, ?)", n-1)
-	return d.statement(fmt.Sprintf("WITH u (name, version, value) AS (VALUES %s) UPDATE %s AS l SET version = ?, value = u.value, written = %s FROM u WHERE l.name = u.name AND l.version = u.version", rows, table, d.written()))
+	return d.statement(fmt.Sprintf("WITH u (name, version, value) AS (VALUES %s) UPDATE %s AS l SET version = ?, value = u.value, written = %s FROM u WHERE l.name = u.name AND l.version = u.version", rows, table, d.micros))
 }
-
-// written is the time of a write, rounded up.
-func (d *Dialect) written() string { return fmt.Sprintf("%s + %d", d.micros, d.coarse) }

@@ -1,5 +1,5 @@
-// Package sqllock locks names in a table of MySQL, MariaDB, PostgreSQL or
-// SQLite, over database/sql. A lock is a lease by the server's clock. Package
+// Package sqllock locks names in a table of MySQL, MariaDB or PostgreSQL, over
+// database/sql. A lock is a lease by the server's clock. Package
 // [github.com/go-dsync/dsync/driver/cas] makes the driver: exclusive locks,
 // read-write locks and permits, granted in the order of the clients' arrival,
 // with fencing tokens that are durable.
@@ -24,18 +24,9 @@
 //		value text NOT NULL
 //	)
 //
-// For SQLite 3.33 or later:
-//
-//	CREATE TABLE dsync_locks (
-//		name TEXT PRIMARY KEY,
-//		version TEXT NOT NULL,
-//		written INTEGER NOT NULL,
-//		value TEXT NOT NULL
-//	)
-//
-// The tests run on MariaDB 10.11, PostgreSQL 15 and SQLite, with
-// github.com/go-sql-driver/mysql, pgx and modernc.org/sqlite. MySQL itself and
-// other database/sql drivers were not available.
+// The tests run on MariaDB 10.11 and PostgreSQL 15, with
+// github.com/go-sql-driver/mysql and pgx. MySQL itself and other database/sql
+// drivers were not available.
 //
 // # What it costs
 //
@@ -64,10 +55,9 @@
 //
 // # URLs
 //
-// A program that imports a database/sql driver opens mysql://user@host:3306/db,
-// pgtable://user@host:5432/db or sqlite:///path/to/file. The drivers are
-// github.com/go-sql-driver/mysql, pgx/v5/stdlib or lib/pq, and
-// modernc.org/sqlite or mattn/go-sqlite3. The parameters are table=, poll=100ms
+// A program that imports a database/sql driver opens mysql://user@host:3306/db
+// or pgtable://user@host:5432/db. The drivers are
+// github.com/go-sql-driver/mysql, and pgx/v5/stdlib or lib/pq. The parameters are table=, poll=100ms
 // and connections=16, and those of the database/sql driver.
 package sqllock
 

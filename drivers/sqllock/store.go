@@ -89,9 +89,9 @@ func (s *store) Write(ctx context.Context, name string, value []byte, version st
 	}
 	next = rand.Text()[:16]
 	if version == "" {
-		return next, s.change(ctx, fmt.Sprintf(d.insert, s.table, d.written()), d.text(name), d.text(next), d.text(string(value)))
+		return next, s.change(ctx, fmt.Sprintf(d.insert, s.table, d.micros), d.text(name), d.text(next), d.text(string(value)))
 	}
-	query := fmt.Sprintf("UPDATE %s SET version = ?, value = ?, written = %s WHERE name = ? AND version = ?", s.table, d.written())
+	query := fmt.Sprintf("UPDATE %s SET version = ?, value = ?, written = %s WHERE name = ? AND version = ?", s.table, d.micros)
 	return next, s.change(ctx, query, d.text(next), d.text(string(value)), d.text(name), d.text(version))
 }
 

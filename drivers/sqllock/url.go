@@ -17,7 +17,6 @@ import (
 func init() {
 	driver.Register("mysql", open)
 	driver.Register("pgtable", open)
-	driver.Register("sqlite", open)
 }
 
 // kinds have the database/sql drivers of a scheme, with parameters that they
@@ -30,7 +29,6 @@ var kinds = map[string]struct {
 }{
 	"mysql":   {MySQL, []string{"mysql"}, []map[string]string{{"interpolateParams": "true", "timeout": "5s"}}, mysqlSource},
 	"pgtable": {PostgreSQL, []string{"pgx", "postgres"}, []map[string]string{{"default_query_exec_mode": "exec"}, {"binary_parameters": "yes"}}, postgresSource},
-	"sqlite":  {SQLite, []string{"sqlite", "sqlite3"}, []map[string]string{{"_pragma": "busy_timeout(1000)"}, {"_busy_timeout": "1000"}}, sqliteSource},
 }
 
 // open opens a pool by the first of the drivers that the program has.
@@ -38,16 +36,7 @@ func open(ctx context.Context, c *driver.Config) (driver.Driver, error) {
 	u, kind := c.URL, kinds[c.URL.Scheme]
 	o := &Options{Table: u.Param("table", "dsync_locks"), Poll: u.Duration("poll", 100*time.Millisecond), NoTokens: !c.Fenced}
 	connections := u.Int("connections", 16, 1, 10000)
-	rest := map[string]string{}
-	if u.Scheme == "sqlite" { // whose drivers ignore what they do not know
-		for _, name := range []string{"mode", "cache", "vfs", "_pragma", "_time_format", "_txlock", "_busy_timeout", "_journal_mode", "_synchronous"} {
-			if u.Has(name) {
-				rest[name] = u.Param(name, "")
-			}
-		}
-	} else {
-		rest = u.Rest()
-	}
+	rest := u.Rest()
 	if err := u.Err(); err != nil {
 		return nil, err
 	}
@@ -57,9 +46,6 @@ func open(ctx context.Context, c *driver.Config) (driver.Driver, error) {
 	}
 	if kind.dialect == MySQL && len(u.Hosts) > 1 {
 		return nil, errors.New("mysql URL: one host, the server that accepts writes")
-	}
-	if u.Scheme == "sqlite" && (u.User != nil || len(u.Hosts) > 0 || u.Path == "") {
-		return nil, errors.New("sqlite URL: a file has no host, user or password, as in sqlite:///var/lib/app.db")
 	}
 	params := url.Values{}
 	for _, all := range []map[string]string{kind.params[i], rest} {
@@ -91,10 +77,6 @@ func mysqlSource(u *driver.URL, params url.Values) string {
 
 func postgresSource(u *driver.URL, params url.Values) string {
 	return (&url.URL{Scheme: "postgres", User: u.User, Host: strings.Join(u.Hosts, ","), Path: u.Path, RawQuery: params.Encode()}).String()
-}
-
-func sqliteSource(u *driver.URL, params url.Values) string {
-	return (&url.URL{Scheme: "file", Opaque: (&url.URL{Path: u.Path}).EscapedPath(), RawQuery: params.Encode()}).String()
 }
 
 // owner is a driver with a pool of its own.

@@ -5,7 +5,6 @@ import (
 	"database/sql"
 	"fmt"
 	"net"
-	"path/filepath"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -14,7 +13,6 @@ import (
 	"github.com/go-sql-driver/mysql"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/stdlib"
-	_ "modernc.org/sqlite"
 
 	"github.com/go-dsync/dsync/conformance"
 	"github.com/go-dsync/dsync/conformance/wire"
@@ -92,15 +90,6 @@ func overPostgres(addr string) *server {
 	}}
 }
 
-func sqlite(tb testing.TB) *server {
-	file := filepath.Join(tb.TempDir(), "locks.db")
-	s := &server{url: "sqlite://" + file, dialect: sqllock.SQLite, dial: func(tb testing.TB, _ *wire.Wire) *sql.DB {
-		return pool(tb, "sqlite", "file:"+file+"?_pragma=busy_timeout(1000)&_pragma=journal_mode(wal)&_pragma=synchronous(off)")
-	}}
-	run(tb, s.dial(tb, nil), "CREATE TABLE dsync_locks (name TEXT PRIMARY KEY, version TEXT NOT NULL, written INTEGER NOT NULL, value TEXT NOT NULL)")
-	return s
-}
-
 func pool(tb testing.TB, name, source string) *sql.DB {
 	tb.Helper()
 	db, err := sql.Open(name, source)
@@ -125,7 +114,7 @@ func run(tb testing.TB, db *sql.DB, statement string) {
 }
 
 // servers are the databases by name.
-var servers = map[string]func(testing.TB) *server{"mariadb": mariadb, "postgres": postgres, "pgbouncer": pgbouncer, "sqlite": sqlite}
+var servers = map[string]func(testing.TB) *server{"mariadb": mariadb, "postgres": postgres, "pgbouncer": pgbouncer}
 
 // TestConformance runs the suite. On PostgreSQL it takes the long form of the
 // tests, since the store differs in the text of statements only.
@@ -140,9 +129,6 @@ func TestConformance(t *testing.T) {
 			conformance.Run(t, conformance.Harness{Backend: func(testing.TB) *conformance.Backend {
 				b := &conformance.Backend{
 					New: func(tb testing.TB) (driver.Driver, *conformance.Link) {
-						if s.dialect == sqllock.SQLite { // there is no network
-							return open(tb, s, s.dial(tb, nil)), nil
-						}
 						w := new(wire.Wire)
 						tb.Cleanup(w.Close)
 						return open(tb, s, s.dial(tb, w)), conformance.LinkOver(w)
