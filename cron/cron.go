@@ -77,8 +77,7 @@ type Result struct {
 // errLate is the error of a period for which this process was too late.
 var errLate = errors.New("the process was late by a quarter of the period")
 
-// check returns an error if the job makes no sense, or if the backend cannot
-// keep a lock without its client.
+// check returns an error if the job makes no sense.
 func (j *Job) check() error {
 	switch {
 	case j.Name == "" || j.Run == nil:
@@ -86,6 +85,12 @@ func (j *Job) check() error {
 	case j.Every < time.Second:
 		return fmt.Errorf("cron: job %q: Every is %v, less than 1s", j.Name, j.Every)
 	}
+	return nil
+}
+
+// checkBackend returns an error if the backend cannot keep a lock of a period
+// without its client.
+func (j *Job) checkBackend() error {
 	ended, cancel := context.WithCancel(context.Background())
 	cancel()
 	lease, err := j.period(ended, time.Time{})
@@ -110,7 +115,11 @@ func (j *Job) period(ctx context.Context, at time.Time) (*dsync.Lease, error) {
 // the error of ctx, or at once an error that says why the job cannot work. A
 // period that begins while Run runs is not looked at.
 func (j *Job) Loop(ctx context.Context) error {
-	if err := j.check(); err != nil {
+	err := j.check()
+	if err == nil {
+		err = j.checkBackend()
+	}
+	if err != nil {
 		return err
 	}
 	for {

@@ -6,7 +6,7 @@ import "fmt"
 var (
 	packages = map[string]string{
 		"memory": "memory", "redisson": "redisson", "redlock": "redlock", "redis-string": "redlock", "etcd": "etcd", "zk": "zk",
-		"pglock": "pglock", "migrate": "migrate",
+		"pglock": "pglock", "migrate": "migrate", "mysql": "sqllock", "pgtable": "sqllock",
 	}
 	others = map[string]string{
 		"redis": "redisson", "rediss": "redisson", "valkey": "redisson", "zookeeper": "zk", "postgres": "pglock", "postgresql": "pglock",

@@ -18,6 +18,7 @@ func TestOpenOfAnUnknownSchemeSaysWhatToWrite(t *testing.T) {
 		"postgres://h":   `write pglock://, and ` + imports + `pglock"`,
 		"postgresql://h": `write pglock://, and ` + imports + `pglock"`,
 		"zookeeper://h":  `write zk://, and ` + imports + `zk"`,
+		"mysql://h":      `unknown backend "mysql": ` + imports + `sqllock"`,
 		"redison://h":    `unknown backend "redison": did you mean redisson://?`,
 		"consul://h":     `unknown backend "consul" (forgotten import of its driver? registered: `,
 	} {
