@@ -67,8 +67,7 @@ func (d *Dialect) code(err error) any {
 
 // missing reports whether an error says that there is no table.
 func (d *Dialect) missing(err error) bool {
-	c := d.code(err)
-	return c != nil && c == d.table
+	return d.is([]any{d.table}, err)
 }
 
 // refused reports whether the server has answered that it did not carry out a

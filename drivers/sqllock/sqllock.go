@@ -56,9 +56,9 @@
 // # URLs
 //
 // A program that imports a database/sql driver opens mysql://user@host:3306/db
-// or pgtable://user@host:5432/db. The drivers are
-// github.com/go-sql-driver/mysql, and pgx/v5/stdlib or lib/pq. The parameters are table=, poll=100ms
-// and connections=16, and those of the database/sql driver.
+// or pgtable://user@host:5432/db. The drivers are github.com/go-sql-driver/mysql,
+// and pgx/v5/stdlib or lib/pq. The parameters are table=, poll=100ms and
+// connections=16, and those of the database/sql driver.
 package sqllock
 
 import (
