@@ -35,7 +35,8 @@ func TestOpenOfABadURLNamesWhatIsWrong(t *testing.T) {
 	for url, want := range map[string]string{
 		"":               "scheme",
 		"127.0.0.1:6379": "scheme",
-		"mysql://root:" + testenv.PasswordMark + "@h": `unknown backend "mysql" (forgotten import of its driver? registered: memory`,
+		"mysql://root:" + testenv.PasswordMark + "@h": `unknown backend "mysql": import _ "github.com/go-dsync/dsync/drivers/sqllock"`,
+		"mongo://root:" + testenv.PasswordMark + "@h": `unknown backend "mongo" (forgotten import of its driver? registered: memory`,
 		"memory://?ttl=soon":                          "parameter ttl: not a positive duration such as 30s or 500ms",
 		"memory://?ttl=-1s":                           "parameter ttl: not a positive duration such as 30s or 500ms",
 		"memory://?ttl=1ns":                           "TTL 1ns is shorter than 10ms",
