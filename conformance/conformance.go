@@ -20,6 +20,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -42,6 +43,12 @@ type Harness struct {
 	// TTL is the shortest TTL with which a lease does not run out by accident on this backend and machine. The default is 1 s. The suite
 	// raises TTL to what Info allows. Checks that wait for the end of a lease use it; the others use a long one.
 	TTL time.Duration
+
+	// Groups are the groups of checks to run, by the first words of their
+	// names, such as "order" and "waiting". Nil runs all. A driver that runs
+	// the suite on a second server or with other parameters can name those
+	// groups that may come out differently there.
+	Groups []string
 
 	// In tests of the suite.
 	breakOwner func(*client, locker) locker
@@ -135,7 +142,18 @@ func LinkOver(w *wire.Wire) *Link {
 // appends a line when a check begins and a line when it has ended: the result,
 // the name of the check, and the promise. If the binary dies, the file shows
 // which checks were running.
-func Run(t *testing.T, h Harness) { runChecks(t, h, allChecks()) }
+func Run(t *testing.T, h Harness) {
+	checks := allChecks()
+	for _, name := range h.Groups {
+		if !slices.ContainsFunc(checks, func(c check) bool { return c.group() == name }) {
+			t.Fatalf("conformance: Harness.Groups: there is no group %q", name)
+		}
+	}
+	if h.Groups != nil {
+		checks = slices.DeleteFunc(checks, func(c check) bool { return !slices.Contains(h.Groups, c.group()) })
+	}
+	runChecks(t, h, checks)
+}
 
 func runChecks(t *testing.T, h Harness, checks []check) {
 	if h.Backend == nil {
@@ -184,6 +202,12 @@ const sideBySide = 8
 
 // alone reports whether the check runs beside no others of the same harness. In fake time nothing waits.
 func (c check) alone(h Harness) bool { return h.FakeTime || alone[c.Name] != "" }
+
+// group returns the first word of the check's name.
+func (c check) group() string {
+	word, _, _ := strings.Cut(c.Name, "/")
+	return word
+}
 
 // report says how the check ended.
 func (c check) report(t *testing.T, r result) {

@@ -66,9 +66,8 @@ type group struct {
 
 // group returns the group of a check.
 func (s *summary) group(c check) *group {
-	words := strings.Split(c.Name, "/")
-	name := words[0] + "/*"
-	if len(words) == 3 {
+	name := c.group() + "/*"
+	if words := strings.Split(c.Name, "/"); len(words) == 3 {
 		name = "*/*/" + words[2]
 	}
 	i := slices.IndexFunc(s.groups, func(g *group) bool { return g.name == name })

@@ -14,30 +14,31 @@ import (
 	"github.com/go-dsync/dsync/conformance/wire"
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/drivers/etcd"
+	"github.com/go-dsync/dsync/internal/drivertest"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
 func init() { conformance.RunWorker() }
 
-func TestConformance(t *testing.T) { conform(t, etcd.Options{}, testenv.Etcd(t)) }
+func TestConformance(t *testing.T) { conform(t, etcd.Options{}, nil, testenv.Etcd(t)) }
 
 func TestConformanceFIFO(t *testing.T) {
 	t.Parallel()
-	conform(t, etcd.Options{FIFO: true}, testenv.Etcd(t))
+	conform(t, etcd.Options{FIFO: true}, drivertest.OrderGroups(), testenv.Etcd(t))
 }
 
 func TestConformancePackaged(t *testing.T) {
 	testenv.Long(t)
 	t.Parallel()
-	conform(t, etcd.Options{}, testenv.PackagedEtcd(t))
+	conform(t, etcd.Options{}, nil, testenv.PackagedEtcd(t))
 }
 
 func TestConformanceCluster(t *testing.T) {
 	t.Parallel()
-	conform(t, etcd.Options{}, testenv.EtcdCluster(t, 3)...)
+	conform(t, etcd.Options{}, drivertest.ClusterGroups(), testenv.EtcdCluster(t, 3)...)
 }
 
-func conform(t *testing.T, o etcd.Options, servers ...*testenv.EtcdServer) {
+func conform(t *testing.T, o etcd.Options, groups []string, servers ...*testenv.EtcdServer) {
 	addrs := strings.Split(endpoints(servers), ",")
 	c := userClient(t, addrs...)
 	var frozen *testenv.EtcdServer
@@ -45,7 +46,7 @@ func conform(t *testing.T, o etcd.Options, servers ...*testenv.EtcdServer) {
 	if o.FIFO {
 		url = "?order=fifo"
 	}
-	conformance.Run(t, conformance.Harness{TTL: 2 * time.Second, Backend: func(testing.TB) *conformance.Backend {
+	conformance.Run(t, conformance.Harness{TTL: 2 * time.Second, Groups: groups, Backend: func(testing.TB) *conformance.Backend {
 		return &conformance.Backend{
 			New: func(tb testing.TB) (driver.Driver, *conformance.Link) {
 				w := new(wire.Wire)

@@ -18,10 +18,10 @@ import (
 // TestMain of this package looks for goroutines that are left, of which a worker has none to show.
 func init() { conformance.RunWorker() }
 
-func TestConformance(t *testing.T) { testConformance(t, testenv.Redis(t), "", "") }
+func TestConformance(t *testing.T) { testConformance(t, testenv.Redis(t), "", "", nil) }
 
 func TestConformanceFairFIFO(t *testing.T) {
-	testConformance(t, testenv.Redis(t), "", "?fair=true&order=fifo")
+	testConformance(t, testenv.Redis(t), "", "?fair=true&order=fifo", drivertest.OrderGroups())
 }
 
 // TestConformanceFair is with the rights of docs/security.md and no others, but for all names.
@@ -35,10 +35,10 @@ func TestConformanceFair(t *testing.T) {
 	for _, right := range words[slices.Index(words, "resetkeys"):] {
 		user = append(user, strings.ReplaceAll(right, "lk:*", "?*")) // for any name, beside the other patterns
 	}
-	testConformance(t, testenv.Redis(t, user...), "locker:"+password+"@", "?fair=true")
+	testConformance(t, testenv.Redis(t, user...), "locker:"+password+"@", "?fair=true", nil)
 }
 
-func testConformance(t *testing.T, server *testenv.RedisServer, user, parameters string) {
+func testConformance(t *testing.T, server *testenv.RedisServer, user, parameters string, groups []string) {
 	backend := &conformance.Backend{
 		URL: "redisson://" + user + server.Addr + parameters,
 		New: func(tb testing.TB) (driver.Driver, *conformance.Link) {
@@ -70,6 +70,7 @@ func testConformance(t *testing.T, server *testenv.RedisServer, user, parameters
 	conformance.Run(t, conformance.Harness{
 		Backend: func(testing.TB) *conformance.Backend { return backend },
 		TTL:     time.Second,
+		Groups:  groups,
 	})
 }
 

@@ -15,6 +15,7 @@ import (
 	"github.com/go-dsync/dsync/conformance"
 	"github.com/go-dsync/dsync/conformance/wire"
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/drivertest"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
@@ -23,13 +24,13 @@ const quotas = "enforceQuota=true"
 
 func TestConformance(t *testing.T) {
 	s := testenv.ZooKeeper(t, quotas)
-	conform(t, userClient(t, s.Addr), "", "", "", s)
+	conform(t, userClient(t, s.Addr), "", "", "", nil, s)
 }
 
 // TestConformanceFIFO is with the order of arrival over all callers.
 func TestConformanceFIFO(t *testing.T) {
 	s := testenv.ZooKeeper(t, quotas)
-	conform(t, userClient(t, s.Addr), "", "", "?order=fifo", s)
+	conform(t, userClient(t, s.Addr), "", "", "?order=fifo", drivertest.OrderGroups(), s)
 }
 
 // TestConformanceEnsemble is with a user whom one node belongs to, and what is below, and none of the others.
@@ -40,13 +41,13 @@ func TestConformanceEnsemble(t *testing.T) {
 	if err := errors.Join(err, c.AddAuth("digest", []byte(user))); err != nil {
 		t.Fatal(err)
 	}
-	conform(t, c, user+"@", "/app", "", servers...)
+	conform(t, c, user+"@", "/app", "", drivertest.ClusterGroups(), servers...)
 }
 
 // conform runs the suite. What happens to the server happens to the first one.
-func conform(t *testing.T, c *gozk.Conn, user, chroot, query string, servers ...*testenv.ZooKeeperServer) {
+func conform(t *testing.T, c *gozk.Conn, user, chroot, query string, groups []string, servers ...*testenv.ZooKeeperServer) {
 	s := servers[0]
-	conformance.Run(t, conformance.Harness{TTL: time.Second, Backend: func(testing.TB) *conformance.Backend {
+	conformance.Run(t, conformance.Harness{TTL: time.Second, Groups: groups, Backend: func(testing.TB) *conformance.Backend {
 		return &conformance.Backend{
 			URL: "zk://" + user + s.Addr + chroot + query,
 			New: func(tb testing.TB) (driver.Driver, *conformance.Link) {
