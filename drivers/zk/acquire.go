@@ -346,9 +346,6 @@ func (r *request) leave() state {
 	if !again {
 		err = r.explain(err)
 	}
-	if r.doubt != nil && !errors.Is(r.err, errOver) {
-		haunt(r.doubt)
-	}
 	for _, q := range [...]*claim{r.claim, r.line} {
 		switch {
 		case q == nil || q.node == "" || errors.Is(r.err, errOver):
@@ -359,6 +356,9 @@ func (r *request) leave() state {
 		default:
 			err = q.giveBack(r.caller, err)
 		}
+	}
+	if r.doubt != nil && !errors.Is(r.err, errOver) {
+		haunt(r.doubt) // from here on the claim in doubt is the cleaner's
 	}
 	s.Leave(r.paths)
 	switch r.err = err; {

@@ -9,6 +9,7 @@ import (
 	"github.com/go-dsync/dsync/conformance/wire"
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/driver/move"
+	"github.com/go-dsync/dsync/internal/testenv"
 )
 
 // garbledCall is how long a call may ask a server whose answers make no sense.
@@ -16,8 +17,9 @@ const garbledCall = 500 * time.Millisecond
 
 // SurviveGarbled uses drivers while bytes that come over the link are wrong, from the beginning or later, many or few. What the calls
 // return then means nothing. But none of them panics, all return, and a new driver is as good as ever when the servers are.
+// The short form has two rounds.
 func SurviveGarbled(t *testing.T, url string, rounds int, link *wire.Wire) {
-	for seed := range uint64(rounds) {
+	for seed := range uint64(testenv.Briefly(2, rounds)) {
 		t.Run(fmt.Sprintf("seed %d", seed), func(t *testing.T) {
 			defer link.Heal()
 			garble := func() { link.Garble(seed, 16<<(seed/2%7)) }

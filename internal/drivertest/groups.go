@@ -12,5 +12,5 @@ func OrderGroups() []string {
 // several servers in place of one. In the long form it returns nil, for all
 // groups.
 func ClusterGroups() []string {
-	return testenv.Briefly([]string{"exclusion", "faults", "closing", "expiry", "keepalive", "loss", "refusal", "scale", "storm"}, nil)
+	return testenv.Briefly([]string{"exclusion", "faults", "closing", "expiry", "loss", "refusal", "scale", "storm"}, nil)
 }
