@@ -21,9 +21,10 @@ COUNT ?= 20
 REPEAT ?= 1
 # How many trials `make run-long` makes on each backend.
 TRIALS ?= 200
-# Tests that compute, in fake time or on no backend, and take five to ten times as long with the race detector. `make test-long` runs them without it, when the
-# tests that wait for servers are done with the processors.
-COMPUTE = TestMutants|TestModelKeepsItsPromises|TestGoodDriverPasses|TestSlowDriversPass|TestJudgeOfRandomHistories|TestJudgeOfRandomPermits|TestCapacityPage
+# Tests that compute, in fake time or on no backend, and take five to ten times as long with the race detector. They run without it, when the
+# tests that wait for servers are done with the processors. COMPUTE_FORM= runs them in their long form.
+COMPUTE = TestMutants|TestMistakes|TestModel.*|TestGoodDriverPasses|TestSlowDriversPass|TestJudgeOfRandom.*|TestCapacityPage|TestConformanceInFakeTime.*
+COMPUTE_FORM ?= -short
 # Where `make man` writes to.
 MAN ?= cmd/dsync/dist/man
 # How many storms of migration run side by side: two for each processor, as they mostly wait.
@@ -44,8 +45,8 @@ FUZZTIME ?= 30s
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
 
-# Tests on real servers wait most of the time, so several packages run side by side.
-RUN_TESTS = GO=$(GO) $(CURDIR)/.ci/test $(GO) test -json -race -p 4
+# Tests on real servers wait most of the time, so several packages run side by side. `make lint` vets.
+RUN_TESTS = GO=$(GO) $(CURDIR)/.ci/test $(GO) test -json -race -vet=off -p 4
 
 # run_tests runs them on the packages of the library, and then on those of other modules, with some flags.
 define run_tests
@@ -53,12 +54,19 @@ $(if $(OF_ROOT),GOWORK=off $(RUN_TESTS) $(1) $(TESTFLAGS) $(OF_ROOT))
 $(if $(OF_NESTED),$(RUN_TESTS) $(1) $(TESTFLAGS) $(OF_NESTED))
 endef
 
-test: servers ## run all tests in their short form, on real servers, with the race detector; none may show a password
-	$(call run_tests,-short -timeout 30m)
+# run_compute runs those that compute, in one of their forms. There are none in other packages.
+OF_COMPUTE = $(if $(filter ./...,$(PKG)),./conformance/... ./driver/cas ./drivers/etcd ./drivers/migrate ./internal/capacity)
+define run_compute
+$(if $(OF_COMPUTE),GOWORK=off $(RUN_TESTS) -race=false -timeout 30m -run '^($(COMPUTE))$$' $(1) $(TESTFLAGS) $(OF_COMPUTE))
+endef
 
-test-long: servers ## run all tests in their long form: with all that `make test` leaves out, and 15 s of migration between every two backends
+test: servers ## run all tests in their short form, on real servers, with the race detector; none may show a password
+	$(call run_tests,-short -timeout 30m -skip '^($(COMPUTE))$$')
+	$(call run_compute,$(COMPUTE_FORM))
+
+test-long: servers ## run all tests in their long form, with all that `make test` leaves out, and 15 s of migration between every two backends
 	$(call run_tests,-timeout 60m -skip '^(TestPairs|$(COMPUTE))$$')
-	GOWORK=off $(RUN_TESTS) -race=false -timeout 30m -run '^($(COMPUTE))$$' $(TESTFLAGS) ./conformance/... ./drivers/etcd ./drivers/migrate ./internal/capacity
+	$(call run_compute)
 	GOWORK=off $(RUN_TESTS) -timeout 30m -run '^TestPairs$$' -parallel $(PAIRS) -v $(TESTFLAGS) ./drivers/migrate -pairs 15s
 
 test-contrib: servers ## run the suite on the drivers of contrib and on databases, on real servers: four minutes
@@ -180,7 +188,7 @@ stress-long: servers ## the same with at least 2,000 faults, and write docs/stre
 demo-java: servers ## the coupon shop with buyers, and a writer of prices, in Java and in Go (needs a JDK 17 and Maven)
 	@cd test/interop && $(GO) run ./shop
 
-release: ## check whether VERSION=v0.1.0 can be released, .ci/run included, and print the commands that do it
+release: ## check whether VERSION=v0.1.0 can be released, with .ci/run and test-long, and print the commands that do it
 	@.ci/release $(VERSION)
 
 vulncheck: ## look for known weaknesses that this code can reach (needs vuln.go.dev)

@@ -14,9 +14,9 @@ import (
 	"github.com/go-dsync/dsync/driver/cas"
 )
 
-// TestConformance runs the suite in fake time on stores that can do more and
+// TestConformanceInFakeTime runs the suite on stores that can do more and
 // less.
-func TestConformance(t *testing.T) {
+func TestConformanceInFakeTime(t *testing.T) {
 	for _, test := range []struct {
 		name     string
 		notifies bool

@@ -21,7 +21,7 @@ var manners = []struct {
 	{"sessions", sessions, sessions},
 }
 
-func TestConformance(t *testing.T) {
+func TestConformanceInFakeTime(t *testing.T) {
 	t.Parallel()
 	for i, m := range manners {
 		for j, p := range phases {
@@ -33,7 +33,7 @@ func TestConformance(t *testing.T) {
 	}
 }
 
-func TestConformanceWithAGate(t *testing.T) {
+func TestConformanceInFakeTimeWithAGate(t *testing.T) {
 	t.Parallel()
 	for i, m := range manners[:2] {
 		for j, p := range gatedPhases {
