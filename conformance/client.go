@@ -262,7 +262,7 @@ func (c *call) waits() *call {
 	e := c.user.env
 	e.until(fmt.Sprintf("%s waits for %q", c.user.label, c.name), func() bool {
 		if c.isDone() {
-			e.endf("%s does not wait for %q, which another owner holds: %s", c.user.label, c.name, outcome(c.err))
+			e.endf("%s does not wait for %q, which another owner holds: %w", c.user.label, c.name, outcome(c.err))
 		}
 		return c.user.tap.waits(c.name) > c.before
 	})

@@ -89,11 +89,17 @@ func (e *env) check(f func(*env) error) result {
 		r.missing = missing.ability
 	case e.err != nil:
 		r.err = e.err
-		if e.hung > 0 || e.timed.Load() || errors.As(e.err, new(*lateError)) {
+		if e.hung > 0 || e.timed.Load() || errors.As(e.err, new(*lateError)) || isNoAnswer(e.err) {
 			r.stalled = e.stalls.explain(e.events, e.hung)
 		}
 	}
 	return r
+}
+
+// isNoAnswer reports whether the error of a check is that of a request without
+// an answer in time.
+func isNoAnswer(err error) bool {
+	return errors.Is(err, driver.ErrUnknown) || errors.Is(err, driver.ErrUnavailable)
 }
 
 // harnessError ends a check in which a function of the harness failed the test.

@@ -59,6 +59,13 @@ func TestFailureBesideAStallOfTheServerIsInvalid(t *testing.T) {
 	if got := s.String(); !strings.Contains(got, " 0 broken, ") || !strings.Contains(got, ", 1 invalid\ninvalid: group/name (the server stood still") {
 		t.Errorf("got the summary %q", got)
 	}
+	unanswered := check{"group/unanswered", "A promise.", func(e *env) error {
+		e.sleep(stall + stall/4)
+		return fmt.Errorf("it was not granted: %w", driver.ErrUnknown)
+	}}
+	if r := unanswered.result(t, h); r.outcome() != "invalid" {
+		t.Errorf("a check of a request without an answer is %s with error %v, want invalid", r.outcome(), r.err)
+	}
 	if r := timeless.result(t, h); r.err == nil || r.outcome() != "broken" {
 		t.Errorf("a check without short leases is %s with error %v, want broken", r.outcome(), r.err)
 	}

@@ -216,7 +216,7 @@ func (a *tapped) answered(l driver.Lease, err error) {
 		return
 	}
 	first, n := l.Tokens()
-	a.add("acquire: granted until %s, %d tokens from %d%s", a.tap.env.events.at(l.Expires()), n, first, word(err != nil, ", and "+outcome(err)))
+	a.add("acquire: granted until %s, %d tokens from %d%s", a.tap.env.events.at(l.Expires()), n, first, word(err != nil, ", and "+outcome(err).Error()))
 }
 
 // Waiting implements driver.Events.
@@ -380,12 +380,14 @@ func untap(l driver.Lease) *tapLease { return l.(interface{ untap() *tapLease })
 func (l *tapLease) untap() *tapLease { return l }
 
 // outcome is an error in the words of the events.
-func outcome(err error) string {
+func outcome(err error) error {
 	if err == nil {
-		return "ok"
+		return errOK
 	}
-	return err.Error()
+	return err
 }
+
+var errOK = errors.New("ok")
 
 // events is what the clients of a check did, to be shown if it fails.
 type events struct {
