@@ -113,15 +113,24 @@ func (d *Driver) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, 
 }
 
 // board finds a lease of etcd for the key, and makes the key, whose name
-// contains the lease.
+// contains the lease. A grant that takes too long for board goes on, and is
+// there for the next attempt.
 func (h *hold) board(ctx context.Context, seconds int64) (err error) {
 	d, dir := h.driver, h.driver.dir(h.request.Name)
+	bounded, cancel := d.asks.under(ctx)
+	defer cancel()
 	if !h.request.Fixed {
-		h.session, err = d.board(ctx, seconds)
+		h.session, err = d.sessions.Board(bounded, time.Duration(seconds)*time.Second, 0)
 	} else {
-		h.own, err = d.spare.take(ctx, seconds)
+		h.own, err = d.spare.take(bounded, seconds)
 	}
-	if err != nil {
+	switch {
+	case err == nil:
+	case d.life.Open().Err() != nil:
+		return driver.ErrClosed
+	case err == bounded.Err():
+		return withCause(ctx, driver.ErrUnavailable, errNoAnswer)
+	default:
 		return err
 	}
 	h.takeNumber(dir)
@@ -290,7 +299,7 @@ func (h *hold) sendPut(ctx context.Context, compare []clientv3.Cmp, then, otherw
 	defer cancel()
 	var refreshed <-chan error
 	if h.own != nil && !h.own.fresh {
-		refreshed = h.driver.refresh(bounded, h.own.carrier())
+		refreshed = h.driver.refresh(bounded, h.own.carrier(), requestFor)
 	}
 	h.standing = asked
 	o := &op{dir: h.dir(), compare: compare, then: then, otherwise: otherwise}
@@ -333,7 +342,7 @@ func (h *hold) leave(ctx context.Context, err error) error {
 		return errAgain
 	case isLeaseGone(err):
 		if h.session != nil {
-			h.session.die(driver.ErrSessionEnded)
+			h.session.Die(driver.ErrSessionEnded)
 		}
 		h.leaveToLease()
 		return errAgain
@@ -412,7 +421,7 @@ func (h *hold) enter() error {
 	}
 	if h.own != nil {
 		h.own.modified = h.revision
-		h.own.expires.Store(h.own.carrier().expires.Load())
+		h.own.expires.Store(h.own.carrier().end.At())
 	}
 	if !h.list() {
 		return errOver

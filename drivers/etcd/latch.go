@@ -168,10 +168,10 @@ func (c *changes) carrier(ctx context.Context) (*carrier, error) {
 	case <-ctx.Done():
 		return nil, withCause(ctx, driver.ErrUnavailable, errNoAnswer)
 	}
-	if l := c.lease; l != nil && l.expires.Load()-c.driver.now() >= int64(idsFor) {
+	if l := c.lease; l != nil && l.end.At()-c.driver.now() >= int64(idsFor) {
 		return l, nil
 	}
-	l := new(carrier)
+	l := newCarrier()
 	if err := c.driver.grantNow(ctx, l, int64(2*idsFor/time.Second)); err != nil {
 		return nil, err
 	}

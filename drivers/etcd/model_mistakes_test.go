@@ -260,10 +260,10 @@ var modelMistakes = []modelMistake{
 	{
 		name: "a hold does not know when its session ends",
 		file: "lease.go", model: "arrivals", wrong: []string{modelOver},
-		old: `		return h.session.expires.Load()
+		old: `		return h.session.End.At()
 	}
 	return h.own`,
-		new: `		return h.session.expires.Load() * map[bool]int64{true: 0, false: 1}[PLANTED]
+		new: `		return h.session.End.At() * map[bool]int64{true: 0, false: 1}[PLANTED]
 	}
 	return h.own`,
 	},
@@ -311,9 +311,9 @@ var modelMistakes = []modelMistake{
 	{
 		name: "a lease counts for longer than the server keeps it",
 		file: "renew.go", model: "cuts", wrong: []string{modelTwo},
-		old: `	c.expires.Store(sent + int64(c.ttl))
+		old: `	c.end.Begin(sent + int64(c.ttl))
 	c.lasts`,
-		new: `	c.expires.Store(sent + map[bool]int64{true: 2, false: 1}[PLANTED]*int64(c.ttl))
+		new: `	c.end.Begin(sent + map[bool]int64{true: 2, false: 1}[PLANTED]*int64(c.ttl))
 	c.lasts`,
 	},
 }

@@ -144,7 +144,7 @@ func (d *Driver) Seal(ctx context.Context, l driver.Lease) error {
 func (h *hold) beginSeal() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.phase != held || h.driver.now() >= h.expires() {
+	if h.phase != held || h.isPast() {
 		return false
 	}
 	h.sealing = true
@@ -185,7 +185,7 @@ func (h *hold) stands() []clientv3.Cmp {
 func (h *hold) isOver() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.phase != held || h.driver.now() >= h.expires()
+	return h.phase != held || h.isPast()
 }
 
 // hasLease is the condition that a key is there, and not a seal.
