@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
@@ -45,36 +46,6 @@ const (
 // settles the key, returns the lease and makes the error for the caller. It
 // knows from hold.standing whether the key may be at the server. The table
 // rules has what a mode means.
-
-// standing is what the driver knows about the key of an attempt.
-type standing int8
-
-const (
-	absent standing = iota // the key is not at the server
-	asked                  // a request to put the key was sent and may be carried out
-	there                  // the key was put
-)
-
-// final is an error that the caller gets as it is, because an answer of the
-// server proves it. Other errors are those of requests.
-type final struct{ error }
-
-// Outcomes of an attempt that leave settles in ways of their own.
-var (
-	errAgain = errors.New("ask again")                          // with another key
-	errGone  = errors.New("the place in the queue was removed") // by another client
-	errOver  = errors.New("the session is over")
-)
-
-// value is what a key tells people about its holder.
-type value struct {
-	Owner string    `json:"owner,omitempty"`
-	Host  string    `json:"host,omitempty"`
-	Time  time.Time `json:"time"`
-	Note  string    `json:"note,omitempty"`
-	Hold  string    `json:"hold,omitempty"`
-	Pass  int       `json:"pass,omitempty"` // how many times the hold was passed to another caller of the client
-}
 
 // Acquire implements driver.Driver.
 func (d *Driver) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, error) {
@@ -284,6 +255,32 @@ func (h *hold) leaseID() clientv3.LeaseID {
 		return h.session.id
 	}
 	return h.own.carrier().id
+}
+
+// dir returns what the keys of all contenders for a name begin with.
+func (d *Driver) dir(name string) string {
+	if d.options.Flat {
+		name = flatten.Replace(name)
+	}
+	return d.options.Prefix + name + "/"
+}
+
+var flatten = strings.NewReplacer("%", "%25", "/", "%2F")
+
+// dir is Driver.dir for the name of h.
+func (h *hold) dir() string { return h.key[:strings.LastIndexByte(h.key, '/')+1] }
+
+// keys returns the range of the keys that matter to h.
+func (h *hold) keys() keyRange { return keyRange{dir: h.dir(), forRead: h.rule().forRead} }
+
+func (h *hold) rule() *rule { return &rules[h.request.Mode] }
+
+// mark returns what the last part of the key begins with.
+func (h *hold) mark() string {
+	if h.rule().adds {
+		return markOfPermits(h.request.Permits, h.limit)
+	}
+	return h.rule().mark
 }
 
 // created takes the answer to the transaction that put the key.

@@ -2,7 +2,6 @@ package etcd
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"sync"
@@ -52,6 +51,15 @@ type hold struct {
 
 // phase is how far the end of a hold has come.
 type phase int8
+
+// standing is what the driver knows about the key of an attempt.
+type standing int8
+
+const (
+	absent standing = iota // the key is not at the server
+	asked                  // a request to put the key was sent and may be carried out
+	there                  // the key was put
+)
 
 const (
 	held    phase = iota
@@ -351,19 +359,6 @@ func (d *Driver) textOf(v value) []byte {
 		return []byte(v.Note)
 	}
 	return v.text()
-}
-
-// text is v as the key has it.
-func (v value) text() []byte {
-	text, _ := json.Marshal(v) // which does not fail with strings, a number and a time
-	return text
-}
-
-// opPut makes the operation that puts a key with a value.
-func opPut(key string, text []byte, options ...clientv3.OpOption) clientv3.Op {
-	op := clientv3.OpPut(key, "", options...)
-	op.WithValueBytes(text)
-	return op
 }
 
 // Leave implements driver.Leaver: the last renewal of a hold with an expiry of its own, repeated like a release. Each lease that carries the

@@ -190,7 +190,7 @@ var modelMistakes = []modelMistake{
 	},
 	{
 		name: "all leave out who reads",
-		file: "keys.go", model: "a writer between readers", wrong: []string{modelNotFirst},
+		file: "acquire.go", model: "a writer between readers", wrong: []string{modelNotFirst},
 		old: `forRead: h.rule().forRead}`,
 		new: `forRead: PLANTED || h.rule().forRead}`,
 	},

@@ -1,6 +1,7 @@
 package etcd
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"sync"
@@ -37,6 +38,63 @@ func newSession(d *Driver, ttl time.Duration) *session {
 	s := &session{driver: d, seconds: int64(ttl / time.Second), firsts: make(map[string]struct{})}
 	s.carrier.end = &s.End
 	return s
+}
+
+// takeNumber takes a number for the key. Numbers tell the keys of attempts apart that are under way at the same time. A number is used again
+// as soon as it is free, and 0 is the first for each name, so that a name has few keys over time: whenever the server reads the keys of a
+// name, it passes all keys that the name has had since the last compaction.
+func (h *hold) takeNumber(dir string) {
+	if h.session == nil || !h.session.takeFirst(dir) {
+		h.number = h.driver.numbers.take()
+	}
+}
+
+// putNumber gives the number back. No request that concerns the key may be on its way: it would hit the key of the next attempt.
+func (h *hold) putNumber() {
+	if h.number > 0 {
+		h.driver.numbers.put(h.number)
+		return
+	}
+	s := h.session
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.firsts, h.dir())
+}
+
+// takeFirst takes number 0 of a name, and reports whether it was free: no other attempt on the session has it.
+func (s *session) takeFirst(dir string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if _, taken := s.firsts[dir]; taken {
+		return false
+	}
+	s.firsts[dir] = struct{}{}
+	return true
+}
+
+// numbers are the numbers of keys above 0, for all names.
+type numbers struct {
+	mu   sync.Mutex
+	last uint64
+	free []uint64 // the last one comes first
+}
+
+func (n *numbers) take() uint64 {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if i := len(n.free) - 1; i >= 0 {
+		number := n.free[i]
+		n.free = n.free[:i]
+		return number
+	}
+	n.last++
+	return n.last
+}
+
+func (n *numbers) put(number uint64) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.free = append(n.free, number)
 }
 
 // add makes a user of the session a hold of it, unless the session is dead.
@@ -235,5 +293,44 @@ func (d *Driver) checkFixed(holds []*hold) {
 		if kvs := answer.Responses[i].GetResponseRange().Kvs; len(kvs) == 0 || !h.isOf(kvs[0]) {
 			d.verify(ctx, h)
 		}
+	}
+}
+
+// changes has the lease that the ids of changes hang on. Nobody keeps the lease alive or ends it, Close neither: the server is to know each
+// id for a time.
+type changes struct {
+	driver *Driver
+	inUse  chan struct{} // has an element while somebody uses the field below
+	lease  *carrier
+}
+
+// The server knows an id for idsFor or longer, and one lease serves for as long again.
+const idsFor = 2 * driver.RepeatFor
+
+// carrier returns a lease that lasts for idsFor.
+func (c *changes) carrier(ctx context.Context) (*carrier, error) {
+	select {
+	case c.inUse <- struct{}{}:
+		defer func() { <-c.inUse }()
+	case <-ctx.Done():
+		return nil, withCause(ctx, driver.ErrUnavailable, errNoAnswer)
+	}
+	if l := c.lease; l != nil && l.end.At()-c.driver.now() >= int64(idsFor) {
+		return l, nil
+	}
+	l := newCarrier()
+	if err := c.driver.grantNow(ctx, l, int64(2*idsFor/time.Second)); err != nil {
+		return nil, err
+	}
+	c.lease = l
+	return l, nil
+}
+
+// forget has the next change hang its id on a new lease, for the server does not know this one any more.
+func (c *changes) forget(gone *carrier) {
+	c.inUse <- struct{}{}
+	defer func() { <-c.inUse }()
+	if c.lease == gone {
+		c.lease = nil
 	}
 }
