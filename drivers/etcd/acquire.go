@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
@@ -46,36 +47,6 @@ const (
 // knows from hold.standing whether the key may be at the server. The table
 // rules has what a mode means.
 
-// standing is what the driver knows about the key of an attempt.
-type standing int8
-
-const (
-	absent standing = iota // the key is not at the server
-	asked                  // a request to put the key was sent and may be carried out
-	there                  // the key was put
-)
-
-// final is an error that the caller gets as it is, because an answer of the
-// server proves it. Other errors are those of requests.
-type final struct{ error }
-
-// Outcomes of an attempt that leave settles in ways of their own.
-var (
-	errAgain = errors.New("ask again")                          // with another key
-	errGone  = errors.New("the place in the queue was removed") // by another client
-	errOver  = errors.New("the session is over")
-)
-
-// value is what a key tells people about its holder.
-type value struct {
-	Owner string    `json:"owner,omitempty"`
-	Host  string    `json:"host,omitempty"`
-	Time  time.Time `json:"time"`
-	Note  string    `json:"note,omitempty"`
-	Hold  string    `json:"hold,omitempty"`
-	Pass  int       `json:"pass,omitempty"` // how many times the hold was passed to another caller of the client
-}
-
 // Acquire implements driver.Driver.
 func (d *Driver) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, error) {
 	if err := ctx.Err(); err != nil {
@@ -113,15 +84,24 @@ func (d *Driver) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, 
 }
 
 // board finds a lease of etcd for the key, and makes the key, whose name
-// contains the lease.
+// contains the lease. A grant that takes too long for board goes on, and is
+// there for the next attempt.
 func (h *hold) board(ctx context.Context, seconds int64) (err error) {
 	d, dir := h.driver, h.driver.dir(h.request.Name)
+	bounded, cancel := d.asks.under(ctx)
+	defer cancel()
 	if !h.request.Fixed {
-		h.session, err = d.board(ctx, seconds)
+		h.session, err = d.sessions.Board(bounded, time.Duration(seconds)*time.Second, 0)
 	} else {
-		h.own, err = d.spare.take(ctx, seconds)
+		h.own, err = d.spare.take(bounded, seconds)
 	}
-	if err != nil {
+	switch {
+	case err == nil:
+	case d.life.Open().Err() != nil:
+		return driver.ErrClosed
+	case err == bounded.Err():
+		return withCause(ctx, driver.ErrUnavailable, errNoAnswer)
+	default:
 		return err
 	}
 	h.takeNumber(dir)
@@ -277,6 +257,32 @@ func (h *hold) leaseID() clientv3.LeaseID {
 	return h.own.carrier().id
 }
 
+// dir returns what the keys of all contenders for a name begin with.
+func (d *Driver) dir(name string) string {
+	if d.options.Flat {
+		name = flatten.Replace(name)
+	}
+	return d.options.Prefix + name + "/"
+}
+
+var flatten = strings.NewReplacer("%", "%25", "/", "%2F")
+
+// dir is Driver.dir for the name of h.
+func (h *hold) dir() string { return h.key[:strings.LastIndexByte(h.key, '/')+1] }
+
+// keys returns the range of the keys that matter to h.
+func (h *hold) keys() keyRange { return keyRange{dir: h.dir(), forRead: h.rule().forRead} }
+
+func (h *hold) rule() *rule { return &rules[h.request.Mode] }
+
+// mark returns what the last part of the key begins with.
+func (h *hold) mark() string {
+	if h.rule().adds {
+		return markOfPermits(h.request.Permits, h.limit)
+	}
+	return h.rule().mark
+}
+
 // created takes the answer to the transaction that put the key.
 func (h *hold) created(answer *clientv3.TxnResponse, r record) {
 	h.revision = answer.Header.Revision
@@ -290,7 +296,7 @@ func (h *hold) sendPut(ctx context.Context, compare []clientv3.Cmp, then, otherw
 	defer cancel()
 	var refreshed <-chan error
 	if h.own != nil && !h.own.fresh {
-		refreshed = h.driver.refresh(bounded, h.own.carrier())
+		refreshed = h.driver.refresh(bounded, h.own.carrier(), requestFor)
 	}
 	h.standing = asked
 	o := &op{dir: h.dir(), compare: compare, then: then, otherwise: otherwise}
@@ -333,7 +339,7 @@ func (h *hold) leave(ctx context.Context, err error) error {
 		return errAgain
 	case isLeaseGone(err):
 		if h.session != nil {
-			h.session.die(driver.ErrSessionEnded)
+			h.session.Die(driver.ErrSessionEnded)
 		}
 		h.leaveToLease()
 		return errAgain
@@ -412,7 +418,7 @@ func (h *hold) enter() error {
 	}
 	if h.own != nil {
 		h.own.modified = h.revision
-		h.own.expires.Store(h.own.carrier().expires.Load())
+		h.own.expires.Store(h.own.carrier().end.At())
 	}
 	if !h.list() {
 		return errOver

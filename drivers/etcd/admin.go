@@ -163,8 +163,8 @@ func (d *Driver) tokenOf(holders []*mvccpb.KeyValue) (last uint64) {
 
 // own returns the hold of this driver that a key is of, or nil.
 func (d *Driver) own(kv *mvccpb.KeyValue) *hold {
-	sessions, fixed, _ := d.held(d.now() + 1)
-	for _, holds := range sessions {
+	ofSessions, fixed, _ := d.held(d.now() + 1)
+	for _, holds := range ofSessions {
 		fixed = append(fixed, holds...)
 	}
 	for _, h := range fixed {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"time"
 
@@ -18,7 +17,11 @@ func (d *Driver) Close(ctx context.Context) error {
 		return err
 	}
 	waiting := d.life.AwaitCalls(ctx)
+	all := d.sessions.All()
 	d.endAll(nil)
+	for _, s := range all {
+		<-s.Buried() // so that its lease is among the ghosts
+	}
 	d.spare.close()
 	ghosts := d.ghosts.Finish(ctx)
 	d.life.End()
@@ -31,20 +34,6 @@ func (d *Driver) Close(ctx context.Context) error {
 		d.closeClient()
 	}
 	return err
-}
-
-// granted returns the sessions whose lease was granted. Nobody uses the others.
-// It is called with d.mu held.
-func (d *Driver) granted() (sessions []*session) {
-	all := slices.AppendSeq(slices.Collect(maps.Keys(d.retired)), maps.Values(d.sessions))
-	return slices.DeleteFunc(all, func(s *session) bool {
-		select {
-		case <-s.ready:
-			return s.err != nil
-		default:
-			return true
-		}
-	})
 }
 
 const (
@@ -92,7 +81,7 @@ func (d *Driver) endGhost(g *ghost) bool {
 	if g.key == "" {
 		return d.revoke(ctx, g.carrier) == nil || d.now() > g.carrier.lasts.Load()+int64(late)
 	}
-	if g.session != nil && g.session.isDead() {
+	if g.session != nil && g.session.IsDead() {
 		return true // the lease is a ghost of its own
 	}
 	removed, err := d.removeKey(ctx, g.key, g.sealing)
@@ -100,7 +89,7 @@ func (d *Driver) endGhost(g *ghost) bool {
 		return true
 	}
 	if g.session != nil && time.Since(g.Added) > retireAfter && (!g.definite || refused(ctx, err)) {
-		g.session.retire()
+		g.session.Retire()
 	}
 	return false
 }

@@ -315,10 +315,10 @@ func differ(a, b uint64) error {
 // told.
 func (d *Driver) endAll(cause error) {
 	d.mu.Lock()
-	sessions, fixed := d.granted(), d.fixed.Take()
+	fixed := d.fixed.Take()
 	d.mu.Unlock()
-	for _, s := range sessions {
-		s.die(cause)
+	for _, s := range d.sessions.All() {
+		s.Die(cause)
 	}
 	for _, h := range fixed {
 		h.leaveToCleaner(true)

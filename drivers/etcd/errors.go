@@ -72,6 +72,17 @@ var (
 	errAnswer   = errors.New("the server's answer is not one to the request")
 )
 
+// final is an error that the caller gets as it is, because an answer of the
+// server proves it. Other errors are those of requests.
+type final struct{ error }
+
+// Outcomes of an attempt that leave settles in ways of their own.
+var (
+	errAgain = errors.New("ask again")                          // with another key
+	errGone  = errors.New("the place in the queue was removed") // by another client
+	errOver  = errors.New("the session is over")
+)
+
 func isContextError(err error) bool {
 	code := status.Code(err)
 	return errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) || code == codes.DeadlineExceeded || code == codes.Canceled

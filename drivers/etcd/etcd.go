@@ -134,6 +134,7 @@ import (
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/internal/cleaner"
 	"github.com/go-dsync/dsync/internal/lifecycle"
+	sessions "github.com/go-dsync/dsync/internal/session"
 )
 
 const (
@@ -206,10 +207,10 @@ type Driver struct {
 	turns   [64]chan struct{} // by the hash of what the keys of a name begin with
 	seed    maphash.Seed
 
-	mu       sync.Mutex
-	sessions map[int64]*session
-	retired  map[*session]bool // no longer in sessions, and not over
-	fixed    holdList          // the holds with a lease of their own
+	sessions *sessions.Pool[*session]
+
+	mu    sync.Mutex
+	fixed holdList // the holds with a lease of their own
 }
 
 var (
@@ -236,15 +237,13 @@ func New(client *clientv3.Client, o *Options) (*Driver, error) {
 		return nil, fmt.Errorf("etcd: Options.Prefix %q has a NUL", o.Prefix)
 	}
 	d := &Driver{
-		client:   client,
-		leases:   pb.NewLeaseClient(client.ActiveConnection()),
-		options:  *o,
-		minTTL:   usualMinTTL,
-		epoch:    time.Now(),
-		seed:     maphash.MakeSeed(),
-		life:     lifecycle.New(),
-		sessions: make(map[int64]*session),
-		retired:  make(map[*session]bool),
+		client:  client,
+		leases:  pb.NewLeaseClient(client.ActiveConnection()),
+		options: *o,
+		minTTL:  usualMinTTL,
+		epoch:   time.Now(),
+		seed:    maphash.MakeSeed(),
+		life:    lifecycle.New(),
 	}
 	d.asks.life, d.asks.time = d.life.Open(), requestFor
 	d.looks.life, d.looks.time = d.life.Open(), attemptFor
@@ -254,6 +253,8 @@ func New(client *clientv3.Client, o *Options) (*Driver, error) {
 	d.feeds = newFeeds(d)
 	d.ghosts = newCleaner(d)
 	d.spare = newPool(d)
+	d.sessions = sessions.NewPool(d.life, d.now, func(ttl time.Duration) *session { return newSession(d, ttl) })
+	d.sessions.Idle = idleFor
 	d.cluster.driver = d
 	d.changes = changes{driver: d, inUse: make(chan struct{}, 1)}
 	d.checks = &checker{driver: d}

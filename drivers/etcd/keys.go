@@ -2,34 +2,19 @@ package etcd
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
+	"time"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/go-dsync/dsync/driver"
 )
-
-var flatten = strings.NewReplacer("%", "%25", "/", "%2F")
-
-// dir returns what the keys of all contenders for a name begin with.
-func (d *Driver) dir(name string) string {
-	if d.options.Flat {
-		name = flatten.Replace(name)
-	}
-	return d.options.Prefix + name + "/"
-}
-
-// dir is Driver.dir for the name of h.
-func (h *hold) dir() string { return h.key[:strings.LastIndexByte(h.key, '/')+1] }
-
-// keys returns the range of the keys that matter to h.
-func (h *hold) keys() keyRange { return keyRange{dir: h.dir(), forRead: h.rule().forRead} }
 
 // newKey returns a key that no other attempt has. The key of an exclusive lock begins like the keys of package concurrency, which are the
 // lease alone.
@@ -46,63 +31,6 @@ func newKey(dir, mark string, id clientv3.LeaseID, number uint64) string {
 func isOfClient(key, own string) bool {
 	n := strings.LastIndexByte(own, '-') + 1
 	return len(key) > n && key[:n] == own[:n]
-}
-
-// takeNumber takes a number for the key. Numbers tell the keys of attempts apart that are under way at the same time. A number is used again
-// as soon as it is free, and 0 is the first for each name, so that a name has few keys over time: whenever the server reads the keys of a
-// name, it passes all keys that the name has had since the last compaction.
-func (h *hold) takeNumber(dir string) {
-	if h.session == nil || !h.session.takeFirst(dir) {
-		h.number = h.driver.numbers.take()
-	}
-}
-
-// putNumber gives the number back. No request that concerns the key may be on its way: it would hit the key of the next attempt.
-func (h *hold) putNumber() {
-	if h.number > 0 {
-		h.driver.numbers.put(h.number)
-		return
-	}
-	s := h.session
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.firsts, h.dir())
-}
-
-// takeFirst takes number 0 of a name, and reports whether it was free: no other attempt on the session has it.
-func (s *session) takeFirst(dir string) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if _, taken := s.firsts[dir]; taken {
-		return false
-	}
-	s.firsts[dir] = struct{}{}
-	return true
-}
-
-// numbers are the numbers of keys above 0, for all names.
-type numbers struct {
-	mu   sync.Mutex
-	last uint64
-	free []uint64 // the last one comes first
-}
-
-func (n *numbers) take() uint64 {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if i := len(n.free) - 1; i >= 0 {
-		number := n.free[i]
-		n.free = n.free[:i]
-		return number
-	}
-	n.last++
-	return n.last
-}
-
-func (n *numbers) put(number uint64) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.free = append(n.free, number)
 }
 
 // anyExcludes reports whether one of kvs excludes a mode.
@@ -158,16 +86,6 @@ var rules = [...]rule{
 	driver.Permit:    {adds: true, confirms: true, shared: true},
 }
 
-func (h *hold) rule() *rule { return &rules[h.request.Mode] }
-
-// mark returns what the last part of the key begins with.
-func (h *hold) mark() string {
-	if h.rule().adds {
-		return markOfPermits(h.request.Permits, h.limit)
-	}
-	return h.rule().mark
-}
-
 // modeOf returns the mode of a contender for dir.
 func modeOf(dir string, kv *mvccpb.KeyValue) driver.Mode {
 	switch last := kv.Key[len(dir):]; {
@@ -189,6 +107,35 @@ func isRecipe(last []byte) bool {
 		time, ok = bytes.CutPrefix(last, []byte(recipeWrite))
 	}
 	return ok && len(time) == recipeTime && len(bytes.Trim(time, "0123456789")) == 0
+}
+
+// Permits are a mode of the queue. The key of a request says how many permits of what limit: permits-2of10-<lease>-<number>. A key has its
+// permits if no key before it excludes the mode, and if the permits of all keys up to it are no more than the limit. So all keys that have
+// permits are within the limit at each revision, and nobody is overtaken.
+//
+// SetLimit makes the limit a part of the record of the name, for good. Without a record the limit is the one that the oldest key names, and is
+// forgotten with the last key. A key may say 0 where there is a record alone.
+const permitMark = "permits-"
+
+// markOfPermits returns what the last part of the key of a request begins with.
+func markOfPermits(n, limit int) string {
+	return permitMark + strconv.Itoa(n) + "of" + strconv.Itoa(limit) + "-"
+}
+
+// permitsOf returns how many permits the key of a contender is for, 0 in other modes, and the limit that the key names.
+func permitsOf(key []byte) (n, limit int) {
+	rest, ok := bytes.CutPrefix(key[bytes.LastIndexByte(key, '/')+1:], []byte(permitMark))
+	if !ok {
+		return 0, 0
+	}
+	text, rest, _ := bytes.Cut(rest, []byte("of"))
+	of, _, _ := bytes.Cut(rest, []byte("-"))
+	n, err1 := strconv.Atoi(string(text))
+	limit, err2 := strconv.Atoi(string(of))
+	if err1 != nil || err2 != nil || n < 1 || limit < 0 {
+		return 0, 0
+	}
+	return n, limit
 }
 
 // keyRange holds the keys of all contenders for a name that can exclude a mode. For a Read these are all but the Reads of this driver,
@@ -241,14 +188,99 @@ func (r keyRange) isEmpty() clientv3.Cmp {
 // errOverlooked says that a key was not put again, because a client of RWMutex would overlook it.
 var errOverlooked = fmt.Errorf("a client of RWMutex has come since, and would overlook a key that is put again: %w", errors.ErrUnsupported)
 
-// overlookedByNobody are the conditions for putting the key of a Read or Write again: RWMutex waits for keys with a smaller modification
-// revision than its own, so no key of RWMutex may be younger. A key that RWMutex puts later waits as ever.
-func (h *hold) overlookedByNobody() []clientv3.Cmp {
-	if !h.rule().besideRecipe {
-		return nil
+// value is what a key tells people about its holder.
+type value struct {
+	Owner string    `json:"owner,omitempty"`
+	Host  string    `json:"host,omitempty"`
+	Time  time.Time `json:"time"`
+	Note  string    `json:"note,omitempty"`
+	Hold  string    `json:"hold,omitempty"`
+	Pass  int       `json:"pass,omitempty"` // how many times the hold was passed to another caller of the client
+}
+
+// text is v as the key has it.
+func (v value) text() []byte {
+	text, _ := json.Marshal(v) // which does not fail with strings, a number and a time
+	return text
+}
+
+// opPut makes the operation that puts a key with a value.
+func opPut(key string, text []byte, options ...clientv3.OpOption) clientv3.Op {
+	op := clientv3.OpPut(key, "", options...)
+	op.WithValueBytes(text)
+	return op
+}
+
+// What is known of a name for good is in keys beside its contenders: these keys have a NUL where contenders have a slash.
+const (
+	sealSuffix  = "\x00seal"  // the value is the last token
+	looseSuffix = "\x00loose" // the value is the id that Unseal asks for
+	markSuffix  = "\x00mark"  // no value
+	baseSuffix  = "\x00base"  // the value is what is added to revisions
+	limitSuffix = "\x00limit" // the value is how many permits there are
+)
+
+// record is what is known of a name for good.
+type record struct {
+	sealed, marked bool
+
+	last     uint64 // token, if it is sealed
+	sealedAt int64  // revision
+
+	base   uint64 // tokens less revisions, also after the mark was taken off
+	raised int64  // modification revision of the key of base
+
+	limit   int   // of permits, as SetLimit has set it; 0 if it never was set
+	limited int64 // modification revision of the key of limit
+}
+
+func sealKey(dir string) string  { return dir[:len(dir)-1] + sealSuffix }
+func looseKey(dir string) string { return dir[:len(dir)-1] + looseSuffix }
+func markKey(dir string) string  { return dir[:len(dir)-1] + markSuffix }
+func baseKey(dir string) string  { return dir[:len(dir)-1] + baseSuffix }
+func limitKey(dir string) string { return dir[:len(dir)-1] + limitSuffix }
+
+// notSealed is the condition under which a key may contend for a name.
+func notSealed(dir string) clientv3.Cmp {
+	return clientv3.Compare(clientv3.CreateRevision(sealKey(dir)), "=", 0)
+}
+
+// isAbsent is the condition that there is no key, of no key yet.
+var isAbsent = clientv3.Compare(clientv3.CreateRevision(""), "=", 0)
+
+// noRecord is the condition that a name has no record.
+func noRecord(dir string) clientv3.Cmp {
+	from, end := []byte(dir), []byte(dir)
+	from[len(dir)-1], end[len(dir)-1] = 0, 1 // in place of the slash
+	c := isAbsent.WithRange(string(end))
+	c.WithKeyBytes(from)
+	return c
+}
+
+// getRecord asks for the record of a name.
+func getRecord(dir string) clientv3.Op {
+	return clientv3.OpGet(dir[:len(dir)-1]+"\x00", clientv3.WithPrefix())
+}
+
+// readRecord reads the answer to getRecord.
+func readRecord(dir string, kvs []*mvccpb.KeyValue) (r record, err error) {
+	for _, kv := range kvs {
+		n, wrong := strconv.ParseUint(string(kv.Value), 10, 64)
+		switch string(kv.Key) {
+		case sealKey(dir):
+			r.sealed, r.last, r.sealedAt = true, n, kv.ModRevision
+		case baseKey(dir):
+			r.base, r.raised = n, kv.ModRevision
+		case limitKey(dir):
+			r.limit, r.limited = int(n), kv.ModRevision
+		case markKey(dir):
+			r.marked, wrong = true, nil
+		default:
+			wrong = nil // another key, perhaps not a number
+		}
+		if wrong != nil {
+			err = fmt.Errorf("key %q is not a number: %w", kv.Key, wrong)
+		}
 	}
-	older := func(recipe string) clientv3.Cmp {
-		return clientv3.Compare(clientv3.CreateRevision(h.dir()+recipe), "<", h.revision).WithPrefix()
-	}
-	return []clientv3.Cmp{older(recipeRead), older(recipeWrite)}
+	return r, err
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"strconv"
-	"time"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -147,43 +146,4 @@ func readLatch(key string, kvs []*mvccpb.KeyValue) (latch, error) {
 		return latch{}, fmt.Errorf("key %q is no latch: its value is %q, its version %d", key, kvs[0].Value, l.version)
 	}
 	return l, nil
-}
-
-// changes has the lease that the ids of changes hang on. Nobody keeps the lease alive or ends it, Close neither: the server is to know each
-// id for a time.
-type changes struct {
-	driver *Driver
-	inUse  chan struct{} // has an element while somebody uses the field below
-	lease  *carrier
-}
-
-// The server knows an id for idsFor or longer, and one lease serves for as long again.
-const idsFor = 2 * driver.RepeatFor
-
-// carrier returns a lease that lasts for idsFor.
-func (c *changes) carrier(ctx context.Context) (*carrier, error) {
-	select {
-	case c.inUse <- struct{}{}:
-		defer func() { <-c.inUse }()
-	case <-ctx.Done():
-		return nil, withCause(ctx, driver.ErrUnavailable, errNoAnswer)
-	}
-	if l := c.lease; l != nil && l.expires.Load()-c.driver.now() >= int64(idsFor) {
-		return l, nil
-	}
-	l := new(carrier)
-	if err := c.driver.grantNow(ctx, l, int64(2*idsFor/time.Second)); err != nil {
-		return nil, err
-	}
-	c.lease = l
-	return l, nil
-}
-
-// forget has the next change hang its id on a new lease, for the server does not know this one any more.
-func (c *changes) forget(gone *carrier) {
-	c.inUse <- struct{}{}
-	defer func() { <-c.inUse }()
-	if c.lease == gone {
-		c.lease = nil
-	}
 }

@@ -2,7 +2,6 @@ package etcd
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"sync"
@@ -53,6 +52,15 @@ type hold struct {
 // phase is how far the end of a hold has come.
 type phase int8
 
+// standing is what the driver knows about the key of an attempt.
+type standing int8
+
+const (
+	absent standing = iota // the key is not at the server
+	asked                  // a request to put the key was sent and may be carried out
+	there                  // the key was put
+)
+
 const (
 	held    phase = iota
 	ending        // Release was called
@@ -75,16 +83,25 @@ func (h *hold) Expires() time.Time {
 
 func (h *hold) expires() int64 {
 	if h.session != nil {
-		return h.session.expires.Load()
+		return h.session.End.At()
 	}
 	return h.own.expires.Load()
+}
+
+// isPast reports whether Expires has passed. A session whose end was seen to
+// have passed is over for good.
+func (h *hold) isPast() bool {
+	if h.session != nil {
+		return h.session.End.Passed(h.driver.now())
+	}
+	return h.driver.now() >= h.expires()
 }
 
 // Session implements driver.SessionLease. The server counts in whole seconds, so with Options.RoundUp ttl may be longer than the TTL of the
 // request.
 func (h *hold) Session() (expires time.Time, ttl time.Duration) {
 	if s := h.session; s != nil {
-		return h.driver.epoch.Add(time.Duration(s.expires.Load())), s.ttl
+		return h.driver.epoch.Add(time.Duration(s.End.At())), s.ttl
 	}
 	return time.Time{}, 0
 }
@@ -138,7 +155,7 @@ func (h *hold) giveLeaseBack() {
 	switch {
 	case inCleaner:
 	case h.session != nil:
-		h.session.leave()
+		h.session.Leave(0)
 	default:
 		h.own.giveBack(h.driver)
 	}
@@ -154,7 +171,7 @@ func (h *hold) leaveToCleaner(definite bool) {
 	case again:
 	case h.session != nil:
 		h.driver.ghosts.Add(&ghost{key: h.key, carrier: &h.session.carrier, session: h.session, definite: definite, sealing: sealing})
-		h.session.leave()
+		h.session.Leave(0)
 	default:
 		h.own.discard(h.driver)
 	}
@@ -181,7 +198,7 @@ func (h *hold) Release(ctx context.Context) error {
 		if settled {
 			return err
 		}
-		if transient(err) && ctx.Err() == nil && d.now() < h.expires() && d.life.Sleep(ctx, wait) {
+		if transient(err) && ctx.Err() == nil && !h.isPast() && d.life.Sleep(ctx, wait) {
 			continue
 		}
 		h.leaveToCleaner(true)
@@ -260,7 +277,7 @@ func (h *hold) remove(ctx context.Context, sealing bool) (removed bool, err erro
 // leaveToLease leaves the key to the end of its lease.
 func (h *hold) leaveToLease() {
 	if h.session != nil {
-		h.session.leave()
+		h.session.Leave(0)
 	} else {
 		h.own.discard(h.driver)
 	}
@@ -344,19 +361,6 @@ func (d *Driver) textOf(v value) []byte {
 	return v.text()
 }
 
-// text is v as the key has it.
-func (v value) text() []byte {
-	text, _ := json.Marshal(v) // which does not fail with strings, a number and a time
-	return text
-}
-
-// opPut makes the operation that puts a key with a value.
-func opPut(key string, text []byte, options ...clientv3.OpOption) clientv3.Op {
-	op := clientv3.OpPut(key, "", options...)
-	op.WithValueBytes(text)
-	return op
-}
-
 // Leave implements driver.Leaver: the last renewal of a hold with an expiry of its own, repeated like a release. Each lease that carries the
 // key from then on, or may carry it, is left to run out.
 //
@@ -368,7 +372,7 @@ func (d *Driver) Leave(ctx context.Context, granted driver.Lease, ttl time.Durat
 	defer d.life.Leave()
 	h.unlist()
 	err := h.Renew(ctx, ttl)
-	for wait := firstRelease; transient(err) && d.now() < h.expires() && d.life.Sleep(ctx, wait); wait = min(2*wait, lastRelease) {
+	for wait := firstRelease; transient(err) && !h.isPast() && d.life.Sleep(ctx, wait); wait = min(2*wait, lastRelease) {
 		err = h.Renew(ctx, ttl)
 	}
 	h.mu.Lock()

@@ -190,7 +190,7 @@ var modelMistakes = []modelMistake{
 	},
 	{
 		name: "all leave out who reads",
-		file: "keys.go", model: "a writer between readers", wrong: []string{modelNotFirst},
+		file: "acquire.go", model: "a writer between readers", wrong: []string{modelNotFirst},
 		old: `forRead: h.rule().forRead}`,
 		new: `forRead: PLANTED || h.rule().forRead}`,
 	},
@@ -260,10 +260,10 @@ var modelMistakes = []modelMistake{
 	{
 		name: "a hold does not know when its session ends",
 		file: "lease.go", model: "arrivals", wrong: []string{modelOver},
-		old: `		return h.session.expires.Load()
+		old: `		return h.session.End.At()
 	}
 	return h.own`,
-		new: `		return h.session.expires.Load() * map[bool]int64{true: 0, false: 1}[PLANTED]
+		new: `		return h.session.End.At() * map[bool]int64{true: 0, false: 1}[PLANTED]
 	}
 	return h.own`,
 	},
@@ -311,9 +311,9 @@ var modelMistakes = []modelMistake{
 	{
 		name: "a lease counts for longer than the server keeps it",
 		file: "renew.go", model: "cuts", wrong: []string{modelTwo},
-		old: `	c.expires.Store(sent + int64(c.ttl))
+		old: `	c.end.Begin(sent + int64(c.ttl))
 	c.lasts`,
-		new: `	c.expires.Store(sent + map[bool]int64{true: 2, false: 1}[PLANTED]*int64(c.ttl))
+		new: `	c.end.Begin(sent + map[bool]int64{true: 2, false: 1}[PLANTED]*int64(c.ttl))
 	c.lasts`,
 	},
 }

@@ -1,7 +1,6 @@
 package etcd
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"math"
@@ -14,35 +13,6 @@ import (
 )
 
 var _ driver.Limiter = (*Driver)(nil)
-
-// Permits are a mode of the queue. The key of a request says how many permits of what limit: permits-2of10-<lease>-<number>. A key has its
-// permits if no key before it excludes the mode, and if the permits of all keys up to it are no more than the limit. So all keys that have
-// permits are within the limit at each revision, and nobody is overtaken.
-//
-// SetLimit makes the limit a part of the record of the name, for good. Without a record the limit is the one that the oldest key names, and is
-// forgotten with the last key. A key may say 0 where there is a record alone.
-const permitMark = "permits-"
-
-// markOfPermits returns what the last part of the key of a request begins with.
-func markOfPermits(n, limit int) string {
-	return permitMark + strconv.Itoa(n) + "of" + strconv.Itoa(limit) + "-"
-}
-
-// permitsOf returns how many permits the key of a contender is for, 0 in other modes, and the limit that the key names.
-func permitsOf(key []byte) (n, limit int) {
-	rest, ok := bytes.CutPrefix(key[bytes.LastIndexByte(key, '/')+1:], []byte(permitMark))
-	if !ok {
-		return 0, 0
-	}
-	text, rest, _ := bytes.Cut(rest, []byte("of"))
-	of, _, _ := bytes.Cut(rest, []byte("-"))
-	n, err1 := strconv.Atoi(string(text))
-	limit, err2 := strconv.Atoi(string(of))
-	if err1 != nil || err2 != nil || n < 1 || limit < 0 {
-		return 0, 0
-	}
-	return n, limit
-}
 
 // permitsIn adds up the permits of kvs, and returns the limit that counts for them, or 0 if there is none.
 func permitsIn(dir string, kvs []*mvccpb.KeyValue, r record) (used, limit int) {

@@ -14,16 +14,19 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/go-dsync/dsync/driver"
+	sessions "github.com/go-dsync/dsync/internal/session"
 )
 
 // carrier is a lease of etcd with keys on it: a session's, or one hold's own.
 type carrier struct {
-	id      clientv3.LeaseID
-	ttl     time.Duration // as granted
-	expires atomic.Int64  // the lease surely lasts until then: the send time of the last answered request for it + ttl
-	lasts   atomic.Int64  // the lease is over after that, even if unanswered requests were carried out
-	gone    atomic.Bool   // the server said that the lease is over
+	id    clientv3.LeaseID
+	ttl   time.Duration // as granted
+	end   *sessions.End // until when the lease surely lasts: the send time of the last answered request for it + ttl
+	lasts atomic.Int64  // the lease is over after that, even if unanswered requests were carried out
+	gone  atomic.Bool   // the server said that the lease is over
 }
+
+func newCarrier() *carrier { return &carrier{end: new(sessions.End)} }
 
 // How long a grant may take, and the pause before the next one, while grants
 // fail because servers take too long.
@@ -74,9 +77,9 @@ func pauseAfter(n int32) time.Duration {
 func (d *Driver) refreshGrant(ctx context.Context, c *carrier) error {
 	sent, err := d.prolong(ctx, c)
 	if err == nil {
-		c.expires.Store(max(c.expires.Load(), sent+int64(c.ttl)))
+		c.end.Begin(max(c.end.At(), sent+int64(c.ttl)))
 	}
-	if d.now() < c.expires.Load() {
+	if d.now() < c.end.At() {
 		return nil
 	}
 	d.ghosts.Add(&ghost{carrier: c})
@@ -104,7 +107,7 @@ func (d *Driver) grantNow(ctx context.Context, c *carrier, seconds int64) error 
 		return err
 	}
 	c.ttl = time.Duration(answer.TTL) * time.Second
-	c.expires.Store(sent + int64(c.ttl))
+	c.end.Begin(sent + int64(c.ttl))
 	c.lasts.Store(sent + int64(c.ttl))
 	if answer.TTL > seconds && !d.options.RoundUp {
 		d.ghosts.Add(&ghost{carrier: c})
@@ -121,25 +124,17 @@ func unwrapUnknown(err error) error {
 	return err
 }
 
-// keepAlive prolongs a lease. It returns rpctypes.ErrLeaseNotFound if the lease is over, and errTooLate if the answer came after
-// c.expires, which then stays as it is.
+// keepAlive prolongs a lease. It returns rpctypes.ErrLeaseNotFound if the lease
+// is over, and errTooLate if the answer came after c.end.
 //
 // KeepAlive of the library does not tell when its requests were sent, and counts the lease from the receipt of the answer, which is too
 // late; KeepAliveOnce repeats its request without a pause while no server can be reached.
 func (d *Driver) keepAlive(ctx context.Context, c *carrier) error {
 	sent, err := d.prolong(ctx, c)
-	if err != nil {
-		return err
+	if err == nil && !c.end.Extend(d.now(), sent+int64(c.ttl)) {
+		return errTooLate
 	}
-	for {
-		old := c.expires.Load()
-		if d.now() >= old {
-			return errTooLate
-		}
-		if c.expires.CompareAndSwap(old, max(old, sent+int64(c.ttl))) {
-			return nil
-		}
-	}
+	return err
 }
 
 // prolong sends a request to prolong a lease, and returns when.
@@ -255,7 +250,7 @@ func (h *hold) Renew(ctx context.Context, ttl time.Duration) error {
 	}
 	bounded, cancel := withBound(ctx, requestFor)
 	defer cancel()
-	c := new(carrier)
+	c := newCarrier()
 	if h.isOver() {
 		return driver.ErrNotHeld
 	}
@@ -267,7 +262,7 @@ func (h *hold) Renew(ctx context.Context, ttl time.Duration) error {
 		return driver.ErrNotHeld
 	}
 	before := o.expires.Load()
-	o.expires.Store(min(before, c.expires.Load())) // from here on the key may hang on either lease
+	o.expires.Store(min(before, c.end.At())) // from here on the key may hang on either lease
 	moved, err := h.move(bounded, c)
 	switch {
 	case err != nil:
@@ -336,7 +331,7 @@ func (o *ownLease) renewed(d *Driver, c *carrier, seconds int64) error {
 	if d.now() >= o.expires.Load() {
 		return fmt.Errorf("%w: %w", driver.ErrUnknown, errTooLate)
 	}
-	o.expires.Store(c.expires.Load())
+	o.expires.Store(c.end.At())
 	return nil
 }
 
@@ -358,13 +353,14 @@ type pool struct {
 
 func newPool(d *Driver) *pool { return &pool{driver: d, spare: make(map[int64][]*carrier)} }
 
-// take returns a lease for one hold.
+// take returns a lease for one hold. When ctx ends before a lease is granted,
+// take fails with the error of ctx.
 func (p *pool) take(ctx context.Context, seconds int64) (*ownLease, error) {
 	own := &ownLease{renewing: make(chan struct{}, 1), seconds: seconds, current: p.pop(seconds)}
 	if own.current != nil {
 		return own, nil
 	}
-	d, lease := p.driver, new(carrier)
+	d, lease := p.driver, newCarrier()
 	var failed error // belongs to the goroutine until granted
 	granted, left := make(chan struct{}), make(chan struct{})
 	grant := func() { // ends with the grant, or when Close begins
@@ -380,18 +376,14 @@ func (p *pool) take(ctx context.Context, seconds int64) (*ownLease, error) {
 	if !d.life.Go(grant) {
 		return nil, driver.ErrClosed
 	}
-	if err := d.await(ctx, granted); err != nil {
+	select {
+	case <-granted:
+	case <-ctx.Done():
 		close(left)
-		return nil, err
+		return nil, ctx.Err()
 	}
-	switch {
-	case failed == nil:
-		own.current, own.fresh = lease, true
-		return own, nil
-	case d.life.Open().Err() != nil:
-		return nil, driver.ErrClosed
-	}
-	return nil, failed
+	own.current, own.fresh = lease, true
+	return own, failed
 }
 
 func (p *pool) pop(seconds int64) *carrier {
@@ -402,7 +394,7 @@ func (p *pool) pop(seconds int64) *carrier {
 		list[len(list)-1] = nil
 		list = list[:len(list)-1]
 		p.spare[seconds] = list
-		if left := c.expires.Load() - p.driver.now(); left > int64(c.ttl/4) {
+		if left := c.end.At() - p.driver.now(); left > int64(c.ttl/4) {
 			return c
 		}
 		p.driver.ghosts.Add(&ghost{carrier: c})
@@ -415,7 +407,7 @@ func (p *pool) pop(seconds int64) *carrier {
 func (p *pool) put(seconds int64, c *carrier) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	left := c.expires.Load() - p.driver.now()
+	left := c.end.At() - p.driver.now()
 	if list := p.spare[seconds]; !p.closed && len(list) < maxSpare && left > int64(c.ttl/4) {
 		p.spare[seconds] = append(list, c)
 		return
@@ -436,11 +428,12 @@ func (p *pool) close() {
 	clear(p.spare)
 }
 
-// refresh prolongs a lease in a goroutine of its own; the channel gives the outcome.
-func (d *Driver) refresh(ctx context.Context, c *carrier) <-chan error {
+// refresh prolongs a lease in a goroutine of its own, with so much time; the
+// channel gives the outcome.
+func (d *Driver) refresh(ctx context.Context, c *carrier, bound time.Duration) <-chan error {
 	outcome := make(chan error, 1)
-	run := func() { // ends with ctx at the latest
-		ctx, cancel := withBound(ctx, min(requestFor, max(time.Duration(c.expires.Load()-d.now()), 0)))
+	run := func() { // ends with ctx, or with the lease, at the latest
+		ctx, cancel := withBound(ctx, min(bound, time.Duration(c.end.At()-d.now())))
 		defer cancel()
 		outcome <- d.keepAlive(ctx, c)
 	}

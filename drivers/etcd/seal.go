@@ -14,15 +14,6 @@ import (
 	"github.com/go-dsync/dsync/driver/move"
 )
 
-// What is known of a name for good is in keys beside its contenders: these keys have a NUL where contenders have a slash.
-const (
-	sealSuffix  = "\x00seal"  // the value is the last token
-	looseSuffix = "\x00loose" // the value is the id that Unseal asks for
-	markSuffix  = "\x00mark"  // no value
-	baseSuffix  = "\x00base"  // the value is what is added to revisions
-	limitSuffix = "\x00limit" // the value is how many permits there are
-)
-
 // maxFloor is the highest floor that leaves room for all revisions above.
 const maxFloor = 1 << 62
 
@@ -33,71 +24,6 @@ var (
 	_ move.Sealer = (*Driver)(nil)
 	_ move.Marker = (*Driver)(nil)
 )
-
-// record is what is known of a name for good.
-type record struct {
-	sealed, marked bool
-
-	last     uint64 // token, if it is sealed
-	sealedAt int64  // revision
-
-	base   uint64 // tokens less revisions, also after the mark was taken off
-	raised int64  // modification revision of the key of base
-
-	limit   int   // of permits, as SetLimit has set it; 0 if it never was set
-	limited int64 // modification revision of the key of limit
-}
-
-func sealKey(dir string) string  { return dir[:len(dir)-1] + sealSuffix }
-func looseKey(dir string) string { return dir[:len(dir)-1] + looseSuffix }
-func markKey(dir string) string  { return dir[:len(dir)-1] + markSuffix }
-func baseKey(dir string) string  { return dir[:len(dir)-1] + baseSuffix }
-func limitKey(dir string) string { return dir[:len(dir)-1] + limitSuffix }
-
-// notSealed is the condition under which a key may contend for a name.
-func notSealed(dir string) clientv3.Cmp {
-	return clientv3.Compare(clientv3.CreateRevision(sealKey(dir)), "=", 0)
-}
-
-// isAbsent is the condition that there is no key, of no key yet.
-var isAbsent = clientv3.Compare(clientv3.CreateRevision(""), "=", 0)
-
-// noRecord is the condition that a name has no record.
-func noRecord(dir string) clientv3.Cmp {
-	from, end := []byte(dir), []byte(dir)
-	from[len(dir)-1], end[len(dir)-1] = 0, 1 // in place of the slash
-	c := isAbsent.WithRange(string(end))
-	c.WithKeyBytes(from)
-	return c
-}
-
-// getRecord asks for the record of a name.
-func getRecord(dir string) clientv3.Op {
-	return clientv3.OpGet(dir[:len(dir)-1]+"\x00", clientv3.WithPrefix())
-}
-
-// readRecord reads the answer to getRecord.
-func readRecord(dir string, kvs []*mvccpb.KeyValue) (r record, err error) {
-	for _, kv := range kvs {
-		n, wrong := strconv.ParseUint(string(kv.Value), 10, 64)
-		switch string(kv.Key) {
-		case sealKey(dir):
-			r.sealed, r.last, r.sealedAt = true, n, kv.ModRevision
-		case baseKey(dir):
-			r.base, r.raised = n, kv.ModRevision
-		case limitKey(dir):
-			r.limit, r.limited = int(n), kv.ModRevision
-		case markKey(dir):
-			r.marked, wrong = true, nil
-		default:
-			wrong = nil // another key, perhaps not a number
-		}
-		if wrong != nil {
-			err = fmt.Errorf("key %q is not a number: %w", kv.Key, wrong)
-		}
-	}
-	return r, err
-}
 
 // Seal implements move.Sealer. The key of the holder is put again without a lease, so it stays the oldest key for ever.
 func (d *Driver) Seal(ctx context.Context, l driver.Lease) error {
@@ -144,7 +70,7 @@ func (d *Driver) Seal(ctx context.Context, l driver.Lease) error {
 func (h *hold) beginSeal() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.phase != held || h.driver.now() >= h.expires() {
+	if h.phase != held || h.isPast() {
 		return false
 	}
 	h.sealing = true
@@ -181,11 +107,23 @@ func (h *hold) stands() []clientv3.Cmp {
 	return []clientv3.Cmp{clientv3.Compare(clientv3.CreateRevision(h.key), "=", h.revision), hasLease(h.key)}
 }
 
+// overlookedByNobody are the conditions for putting the key of a Read or Write again: RWMutex waits for keys with a smaller modification
+// revision than its own, so no key of RWMutex may be younger. A key that RWMutex puts later waits as ever.
+func (h *hold) overlookedByNobody() []clientv3.Cmp {
+	if !h.rule().besideRecipe {
+		return nil
+	}
+	older := func(recipe string) clientv3.Cmp {
+		return clientv3.Compare(clientv3.CreateRevision(h.dir()+recipe), "<", h.revision).WithPrefix()
+	}
+	return []clientv3.Cmp{older(recipeRead), older(recipeWrite)}
+}
+
 // isOver reports whether the hold is known to be over.
 func (h *hold) isOver() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.phase != held || h.driver.now() >= h.expires()
+	return h.phase != held || h.isPast()
 }
 
 // hasLease is the condition that a key is there, and not a seal.

@@ -12,6 +12,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/go-dsync/dsync/driver"
+	sessions "github.com/go-dsync/dsync/internal/session"
 )
 
 const (
@@ -19,119 +20,88 @@ const (
 	minKeepAlive = 250 * time.Millisecond // the least time for one attempt to keep a session alive
 )
 
-// session is the lease that carries all locks of a driver with renewal and the same TTL. A goroutine of the session keeps the lease alive
-// every third of the TTL. Once Expires has passed, the lease is never kept alive again, but revoked.
+// session is the lease that carries all locks of a driver with renewal and the
+// same TTL. The session keeps the lease alive every third of the TTL. Once the
+// End has passed, the lease is never kept alive again, but revoked.
 type session struct {
+	sessions.Frame
 	carrier
 	driver  *Driver
-	seconds int64         // the TTL that callers asked for
-	ready   chan struct{} // closed when the lease was granted, or err is set
-	err     error
-	over    chan struct{} // closed when the session is dead
-	kick    chan struct{} // buffered; signaled when run has to look at the session
+	seconds int64 // the TTL that callers asked for
 
-	mu      sync.Mutex
-	users   int                 // attempts and holds
-	holds   holdList            // granted, and not released
-	firsts  map[string]struct{} // the dirs whose key with number 0 may be at the server
-	retired bool                // takes no new users, and ends with the last one
-	dead    bool
-	idle    int64 // since when there are no users
+	mu     sync.Mutex
+	holds  holdList            // granted, and not released
+	firsts map[string]struct{} // the dirs whose key with number 0 may be at the server
 }
 
-// board returns the session for a TTL, with the caller as one of its users.
-func (d *Driver) board(ctx context.Context, seconds int64) (*session, error) {
-	for {
-		s, err := d.boardOnce(ctx, seconds)
-		if s != nil || err != nil {
-			return s, err
-		}
+func newSession(d *Driver, ttl time.Duration) *session {
+	s := &session{driver: d, seconds: int64(ttl / time.Second), firsts: make(map[string]struct{})}
+	s.carrier.end = &s.End
+	return s
+}
+
+// takeNumber takes a number for the key. Numbers tell the keys of attempts apart that are under way at the same time. A number is used again
+// as soon as it is free, and 0 is the first for each name, so that a name has few keys over time: whenever the server reads the keys of a
+// name, it passes all keys that the name has had since the last compaction.
+func (h *hold) takeNumber(dir string) {
+	if h.session == nil || !h.session.takeFirst(dir) {
+		h.number = h.driver.numbers.take()
 	}
 }
 
-// boardOnce returns nil, nil if the session that it found was over.
-func (d *Driver) boardOnce(ctx context.Context, seconds int64) (*session, error) {
-	d.mu.Lock()
-	s := d.sessions[seconds]
-	if s == nil {
-		s = &session{driver: d, seconds: seconds, ready: make(chan struct{}), over: make(chan struct{}), kick: make(chan struct{}, 1),
-			firsts: make(map[string]struct{})}
-		if !d.life.Go(s.run) {
-			d.mu.Unlock()
-			return nil, driver.ErrClosed
-		}
-		d.sessions[seconds] = s
+// putNumber gives the number back. No request that concerns the key may be on its way: it would hit the key of the next attempt.
+func (h *hold) putNumber() {
+	if h.number > 0 {
+		h.driver.numbers.put(h.number)
+		return
 	}
-	s.mu.Lock()
-	s.users++
-	s.mu.Unlock()
-	d.mu.Unlock()
-	if err := d.await(ctx, s.ready); err != nil { // the next call may find the session ready
-		s.leave()
-		return nil, err
-	}
-	if s.err != nil && d.life.Open().Err() != nil {
-		return nil, driver.ErrClosed
-	}
-	if s.err != nil {
-		return nil, s.err
-	}
-	if d.now() >= s.expires.Load() {
-		s.die(driver.ErrSessionEnded)
-	}
-	if s.isDead() {
-		s.leave()
-		return nil, nil
-	}
-	return s, nil
-}
-
-// await waits for a grant. It gives up after requestFor, and the grant goes on.
-func (d *Driver) await(ctx context.Context, granted <-chan struct{}) error {
-	select {
-	case <-granted:
-		return nil
-	default:
-	}
-	timer := time.NewTimer(requestFor)
-	defer timer.Stop()
-	select {
-	case <-granted:
-		return nil
-	case <-d.life.Open().Done():
-		return driver.ErrClosed
-	case <-ctx.Done():
-	case <-timer.C:
-	}
-	return withCause(ctx, driver.ErrUnavailable, errNoAnswer)
-}
-
-// leave ends what board began.
-func (s *session) leave() {
+	s := h.session
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.users--; s.users == 0 {
-		s.idle = s.driver.now()
-		if s.retired {
-			s.wakeUp()
-		}
-	}
+	delete(s.firsts, h.dir())
 }
 
-func (s *session) isDead() bool {
+// takeFirst takes number 0 of a name, and reports whether it was free: no other attempt on the session has it.
+func (s *session) takeFirst(dir string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.dead
+	if _, taken := s.firsts[dir]; taken {
+		return false
+	}
+	s.firsts[dir] = struct{}{}
+	return true
 }
 
-// wakeUp makes run look at the session.
-func (s *session) wakeUp() { signal(s.kick) }
+// numbers are the numbers of keys above 0, for all names.
+type numbers struct {
+	mu   sync.Mutex
+	last uint64
+	free []uint64 // the last one comes first
+}
+
+func (n *numbers) take() uint64 {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if i := len(n.free) - 1; i >= 0 {
+		number := n.free[i]
+		n.free = n.free[:i]
+		return number
+	}
+	n.last++
+	return n.last
+}
+
+func (n *numbers) put(number uint64) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.free = append(n.free, number)
+}
 
 // add makes a user of the session a hold of it, unless the session is dead.
 func (s *session) add(h *hold) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.dead {
+	if s.IsDead() { // Lose, which takes the holds, may not have begun
 		return false
 	}
 	s.holds.Add(h)
@@ -145,124 +115,38 @@ func (s *session) remove(h *hold) {
 	s.holds.Remove(h)
 }
 
-// retire lets no more users in. When the last user has left, the lease is revoked: nothing else surely ends what an unanswered request of
-// the session may still do.
-func (s *session) retire() {
-	d := s.driver
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.closeDoor()
-	s.wakeUp()
+// Start implements session.Member.
+func (s *session) Start() error {
+	return s.driver.grant(s.driver.life.Open(), &s.carrier, s.seconds)
 }
 
-// closeDoor is called with both mutexes held.
-func (s *session) closeDoor() {
+// Tend implements session.Member. It keeps the lease alive if that is due. An
+// answer that comes too late for Tend still prolongs the lease, so a slow server
+// keeps it alive too.
+func (s *session) Tend() time.Duration {
 	d := s.driver
-	s.retired = true
-	if d.sessions[s.seconds] == s {
-		delete(d.sessions, s.seconds)
-		d.retired[s] = true
-	}
-}
-
-// run ends with the session, or with the driver, which then revokes the lease.
-func (s *session) run() {
-	d := s.driver
-	s.err = d.grant(d.life.Open(), &s.carrier, s.seconds)
-	if s.err == nil && d.life.Open().Err() != nil {
-		s.err = driver.ErrClosed
-		d.ghosts.Add(&ghost{carrier: &s.carrier})
-	}
-	if s.err != nil {
-		s.unlist()
-		close(s.ready)
-		return
-	}
-	s.mu.Lock()
-	s.idle = d.now()
-	s.mu.Unlock()
-	close(s.ready)
-
-	timer := time.NewTimer(time.Duration(s.expires.Load() - int64(s.ttl)*2/3 - d.now())) // the grant may have taken long
-	defer timer.Stop()
-	for {
-		select {
-		case <-timer.C:
-		case <-s.kick:
-		case <-s.over:
-			return
-		case <-d.life.Context().Done():
-			return
-		}
-		if s.useless() {
-			s.die(driver.ErrSessionEnded)
-			return
-		}
-		timer.Reset(s.keepUp())
-	}
-}
-
-// useless reports whether nobody needs the session any more, and then retires it for good.
-func (s *session) useless() bool {
-	d := s.driver
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.users > 0 || !s.retired && d.now()-s.idle < int64(idleFor) {
-		return false
-	}
-	s.closeDoor() // lest somebody joins the session meanwhile
-	return true
-}
-
-// keepUp keeps the session alive if a keep-alive is due, and returns when to look again.
-func (s *session) keepUp() time.Duration {
-	d := s.driver
-	now, expires := d.now(), s.expires.Load()
-	if now >= expires {
-		s.die(driver.ErrSessionEnded)
-		return 0
-	}
-	if due := expires - int64(s.ttl)*2/3; now < due {
+	now, end := d.now(), s.End.At()
+	if due := end - int64(s.ttl)*2/3; now < due {
 		return time.Duration(due - now)
 	}
-	err := s.keepAliveFor(min(max(s.ttl/6, minKeepAlive), time.Duration(expires-now)))
-	d.keptAlive(err)
-	now, expires = d.now(), s.expires.Load()
-	switch {
-	case isLeaseGone(err), now >= expires:
-		s.die(driver.ErrSessionEnded)
-		return 0
-	case err != nil:
-		return min(s.ttl/20, time.Duration(expires-now))
-	}
-	return time.Duration(expires - int64(s.ttl)*2/3 - now)
-}
-
-// keepAliveFor waits for the outcome of one attempt for so long. An answer that
-// comes later still prolongs the lease, so a slow server keeps it alive too.
-func (s *session) keepAliveFor(bound time.Duration) error {
-	d := s.driver
-	outcome := make(chan error, 1)
-	attempt := func() { // ends with the lease at the latest
-		ctx, cancel := d.background(time.Duration(s.expires.Load() - d.now()))
-		defer cancel()
-		outcome <- d.keepAlive(ctx, &s.carrier)
-	}
-	if !d.life.Go(attempt) {
-		return errNoAnswer
-	}
-	timer := time.NewTimer(bound)
+	left := time.Duration(end - now)
+	err := errNoAnswer
+	timer := time.NewTimer(min(max(s.ttl/6, minKeepAlive), left))
 	defer timer.Stop()
 	select {
-	case err := <-outcome:
-		return err
+	case err = <-d.refresh(d.life.Context(), &s.carrier, left):
 	case <-timer.C:
-		return errNoAnswer
 	}
+	d.keptAlive(err)
+	now, end = d.now(), s.End.At()
+	switch {
+	case isLeaseGone(err):
+		s.Die(driver.ErrSessionEnded)
+		return 0
+	case err != nil:
+		return min(s.ttl/20, time.Duration(end-now))
+	}
+	return time.Duration(end - int64(s.ttl)*2/3 - now)
 }
 
 // keptAlive reports the outcome of a keep-alive to package dsync, unless the driver ends.
@@ -282,33 +166,20 @@ func (d *Driver) keptAlive(err error) {
 	d.onKeepAlive(err)
 }
 
-// die ends a session: its holds are lost by cause, its waiters begin anew, and
-// the lease is revoked. Without a cause no holder is told.
-func (s *session) die(cause error) {
-	d := s.driver
+// Lose implements session.Member. The waiters of the session begin anew.
+func (s *session) Lose(cause error) {
 	s.mu.Lock()
-	if s.dead {
-		s.mu.Unlock()
-		return
-	}
-	s.dead = true
 	holds := s.holds.Take()
-	close(s.over)
 	s.mu.Unlock()
-	d.ghosts.Add(&ghost{carrier: &s.carrier})
-	s.unlist()
 	for _, h := range holds {
 		h.lose(cause)
 	}
 }
 
-func (s *session) unlist() {
-	d := s.driver
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	delete(d.retired, s)
-	if d.sessions[s.seconds] == s {
-		delete(d.sessions, s.seconds)
+// Bury implements session.Member. A grant that has failed sees to its own lease.
+func (s *session) Bury() {
+	if s.Err() == nil {
+		s.driver.ghosts.Add(&ghost{carrier: &s.carrier})
 	}
 }
 
@@ -343,14 +214,14 @@ func (c *checker) run() {
 		case <-d.life.Context().Done():
 			return
 		}
-		sessions, fixed, any := d.held(d.now() - int64(checkEvery))
+		ofSessions, fixed, any := d.held(d.now() - int64(checkEvery))
 		if !any {
 			c.running.Store(false)
 			if _, _, any = d.held(0); !any || !c.running.CompareAndSwap(false, true) {
 				return
 			}
 		}
-		for s, holds := range sessions {
+		for s, holds := range ofSessions {
 			d.checkSession(s, holds)
 		}
 		for len(fixed) > 0 {
@@ -362,25 +233,19 @@ func (c *checker) run() {
 }
 
 // held returns the holds that were granted before a time, and whether there are any at all.
-func (d *Driver) held(before int64) (sessions map[*session][]*hold, fixed []*hold, any bool) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	sessions = make(map[*session][]*hold)
-	look := func(s *session) {
+func (d *Driver) held(before int64) (ofSessions map[*session][]*hold, fixed []*hold, any bool) {
+	ofSessions = make(map[*session][]*hold)
+	for _, s := range d.sessions.All() {
 		s.mu.Lock()
-		defer s.mu.Unlock()
 		any = any || !s.holds.Empty()
 		if holds := s.holds.before(before); len(holds) > 0 {
-			sessions[s] = holds
+			ofSessions[s] = holds
 		}
+		s.mu.Unlock()
 	}
-	for _, s := range d.sessions {
-		look(s)
-	}
-	for s := range d.retired {
-		look(s)
-	}
-	return sessions, d.fixed.before(before), any || !d.fixed.Empty()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return ofSessions, d.fixed.before(before), any || !d.fixed.Empty()
 }
 
 // checkSession looks whether the keys of holds still hang on the lease of their session.
@@ -389,7 +254,7 @@ func (d *Driver) checkSession(s *session, holds []*hold) {
 	defer cancel()
 	answer, err := d.timeToLive(ctx, s.id, clientv3.WithAttachedKeys())
 	if isLeaseGone(err) || err == nil && answer.TTL < 0 {
-		s.die(driver.ErrSessionEnded)
+		s.Die(driver.ErrSessionEnded)
 		return
 	}
 	if err != nil {
@@ -428,5 +293,44 @@ func (d *Driver) checkFixed(holds []*hold) {
 		if kvs := answer.Responses[i].GetResponseRange().Kvs; len(kvs) == 0 || !h.isOf(kvs[0]) {
 			d.verify(ctx, h)
 		}
+	}
+}
+
+// changes has the lease that the ids of changes hang on. Nobody keeps the lease alive or ends it, Close neither: the server is to know each
+// id for a time.
+type changes struct {
+	driver *Driver
+	inUse  chan struct{} // has an element while somebody uses the field below
+	lease  *carrier
+}
+
+// The server knows an id for idsFor or longer, and one lease serves for as long again.
+const idsFor = 2 * driver.RepeatFor
+
+// carrier returns a lease that lasts for idsFor.
+func (c *changes) carrier(ctx context.Context) (*carrier, error) {
+	select {
+	case c.inUse <- struct{}{}:
+		defer func() { <-c.inUse }()
+	case <-ctx.Done():
+		return nil, withCause(ctx, driver.ErrUnavailable, errNoAnswer)
+	}
+	if l := c.lease; l != nil && l.end.At()-c.driver.now() >= int64(idsFor) {
+		return l, nil
+	}
+	l := newCarrier()
+	if err := c.driver.grantNow(ctx, l, int64(2*idsFor/time.Second)); err != nil {
+		return nil, err
+	}
+	c.lease = l
+	return l, nil
+}
+
+// forget has the next change hang its id on a new lease, for the server does not know this one any more.
+func (c *changes) forget(gone *carrier) {
+	c.inUse <- struct{}{}
+	defer func() { <-c.inUse }()
+	if c.lease == gone {
+		c.lease = nil
 	}
 }

@@ -12,6 +12,8 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/status"
+
+	"github.com/go-dsync/dsync/driver"
 )
 
 // slowServer carries out one grant or revocation after the other. What it has
@@ -122,7 +124,8 @@ func TestCrowdOnASlowServer(t *testing.T) {
 			all.Go(func() {
 				defer d.Close(context.Background())
 				for {
-					got, err := d.board(ctx, ttl)
+					got := &hold{driver: d, request: &driver.Request{Name: "a"}}
+					err := got.board(ctx, ttl)
 					if ctx.Err() != nil {
 						t.Errorf("no lease: %v", err)
 						return
@@ -132,10 +135,10 @@ func TestCrowdOnASlowServer(t *testing.T) {
 						continue
 					}
 					<-time.After(5 * time.Second)
-					if got.isDead() {
+					if got.session.IsDead() {
 						t.Error("the lease is over")
 					}
-					got.leave()
+					got.leaveToLease()
 					return
 				}
 			})

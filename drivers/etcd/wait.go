@@ -106,7 +106,7 @@ func (h *hold) judge(w *waiter) verdict {
 		return drops
 	case w.first == 0:
 		return holds
-	case h.own != nil, h.rule().confirms, h.driver.now() >= h.expires():
+	case h.own != nil, h.rule().confirms, h.isPast():
 		return drops
 	}
 	h.tokenFrom(w.view.record, w.first)
@@ -130,7 +130,7 @@ func (h *hold) sessionOver() <-chan struct{} {
 	if h.session == nil {
 		return nil
 	}
-	return h.session.over
+	return h.session.Over()
 }
 
 // pause is how long to wait for an event. A hold with a lease of its own has to prolong the lease meanwhile.
@@ -152,7 +152,7 @@ func (h *hold) lookFresh(ctx context.Context, nearest string) (v view, err error
 	}
 	bounded, cancel := h.driver.looks.under(ctx)
 	defer cancel()
-	refreshed := h.driver.refresh(bounded, h.own.carrier())
+	refreshed := h.driver.refresh(bounded, h.own.carrier(), requestFor)
 	v, err = h.look(bounded, nearest)
 	if failed := <-refreshed; err == nil && (v.first() || isLeaseGone(failed)) {
 		err = failed

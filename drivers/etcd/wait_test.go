@@ -35,8 +35,8 @@ func newViewed() *viewed {
 		f.setActive(true)
 		return f
 	}
-	h := &hold{driver: d, request: &driver.Request{}, key: viewOwn, revision: 10, session: new(session)}
-	h.session.expires.Store(int64(time.Hour))
+	h := &hold{driver: d, request: &driver.Request{}, key: viewOwn, revision: 10, session: newSession(d, time.Hour)}
+	h.session.End.Begin(int64(time.Hour))
 	v := &viewed{feed: feed(viewKeys), last: feed(keyRange{dir: "a/8", ends: true}), seal: feed(keyRange{dir: sealKey(viewDir), ofRecord: true}), hold: h}
 	v.waiter = d.feeds.join(viewOwn, d.feeds.now())
 	return v
@@ -173,7 +173,7 @@ func TestWaiterGrantsOnlyWhatEventsProve(t *testing.T) {
 			got(view{revision: 12, before: []string{"a/1"}, all: true}), tell(deleted("a/1", 13)),
 		}, frees, 13},
 		{"a lease that is over", []step{
-			got(both), func(v *viewed) { v.hold.session.expires.Store(0) }, tell(deleted("a/1", 11), deleted("a/2", 12)),
+			got(both), func(v *viewed) { v.hold.session.End.Begin(2) }, tell(deleted("a/1", 11), deleted("a/2", 12)),
 		}, drops, 0},
 		{"a lease of its own", []step{
 			got(both), func(v *viewed) { v.hold.session, v.hold.own = nil, new(ownLease) }, tell(deleted("a/1", 11), deleted("a/2", 12)),

@@ -98,10 +98,6 @@ func (d *Driver) carrier(r *driver.Request) time.Duration {
 	return time.Duration(1<<(bits.Len64(uint64(r.TTL/time.Millisecond))-1)) * time.Millisecond
 }
 
-func roundUp(d time.Duration) time.Duration {
-	return (d + time.Millisecond - 1) / time.Millisecond * time.Millisecond
-}
-
 // tryHub asks once, on a session of many locks. The local queue is busy until
 // the attempt is settled.
 func (d *Driver) tryHub(ctx context.Context, l *lease) (granted bool, err error) {
@@ -204,9 +200,6 @@ func (d *Driver) settle(op *operation, err error) error {
 	}
 	return fmt.Errorf("%w: %w", err, driver.ErrUnknown)
 }
-
-// errBreaks: each session ended just when it was chosen.
-var errBreaks = fmt.Errorf("%w: connections break again and again", driver.ErrUnavailable)
 
 // start lets a session ask for the lock. If the session is over, start gives the session back and returns nil.
 func (d *Driver) start(s *session, first step, l *lease) *operation {

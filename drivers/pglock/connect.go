@@ -164,10 +164,12 @@ const setQuery = `SELECT pg_catalog.set_config($1::pg_catalog.text, $2::pg_catal
 
 // allowedQuery is setQuery if the role may, so that there is no error in the server's log otherwise.
 const allowedQuery = `SELECT CASE WHEN pg_catalog.has_parameter_privilege($1::pg_catalog.text, 'SET') ` +
+
 	`THEN pg_catalog.set_config($1::pg_catalog.text, $2::pg_catalog.text, false) END`
 
 // factsQuery also turns off the limit of transactions where there is one.
 const factsQuery = `SELECT pg_catalog.pg_backend_pid(), pg_catalog.pg_is_in_recovery(), ` +
+
 	`pg_catalog.current_setting('server_version_num')::pg_catalog.int4, ` +
 	`(EXTRACT(epoch FROM pg_catalog.current_setting('idle_session_timeout')::pg_catalog.interval) * 1000)::pg_catalog.int8, ` +
 	`pg_catalog.current_setting('synchronous_commit'), ` +
@@ -324,4 +326,10 @@ func newID() string {
 	var b [idBytes]byte
 	_, _ = rand.Read(b[:]) // never fails
 	return hex.EncodeToString(b[:])
+}
+
+// serverFacts is what is found out when the driver is opened.
+type serverFacts struct {
+	pooled bool // behind a pooler in session mode; settings at the connect do not get through
+	known  bool // the driver is open: the address has led to a primary
 }

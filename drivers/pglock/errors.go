@@ -59,13 +59,6 @@ func isBroken(fault error) bool {
 	return errors.As(fault, &answer) && hasClass(broken, answer.Code)
 }
 
-// endedByServer reports whether the server said that it ends the session, as
-// after pg_terminate_backend. The session is over.
-func (s *session) endedByServer() bool {
-	var answer *pgconn.PgError
-	return errors.As(s.cause, &answer) && strings.HasPrefix(answer.Code, "57P") && !s.d.server.pooled
-}
-
 func hasClass(classes []string, code string) bool {
 	return slices.ContainsFunc(classes, func(class string) bool { return strings.HasPrefix(code, class) })
 }
@@ -146,3 +139,6 @@ func (e *endedError) Unwrap() []error {
 	}
 	return []error{driver.ErrUnavailable, e.cause}
 }
+
+// errBreaks: each session ended just when it was chosen.
+var errBreaks = fmt.Errorf("%w: connections break again and again", driver.ErrUnavailable)

@@ -119,12 +119,6 @@ func parse(query url.Values) error {
 	return err
 }
 
-// serverFacts is what is found out when the driver is opened.
-type serverFacts struct {
-	pooled bool // behind a pooler in session mode; settings at the connect do not get through
-	known  bool // the driver is open: the address has led to a primary
-}
-
 // connectFirst opens the session of the home class and looks at what is there.
 func (d *Driver) connectFirst(ctx context.Context) error {
 	s, err := d.dialChecked(ctx)
@@ -187,6 +181,7 @@ func (d *Driver) compareKeys(ctx context.Context) error {
 }
 
 const probeQuery = `SELECT pg_catalog.hashtextextended(u.v, 0) ` +
+
 	`FROM pg_catalog.unnest(pg_catalog.string_to_array($1::pg_catalog.text, $2::pg_catalog.text)) WITH ORDINALITY u(v, n) ORDER BY u.n`
 
 // probePooler refuses a pooler which moves a client from one session of the server to another.

@@ -333,3 +333,7 @@ func (d *Driver) leave(granted *lease) {
 		d.locks--
 	}
 }
+
+func roundUp(d time.Duration) time.Duration {
+	return (d + time.Millisecond - 1) / time.Millisecond * time.Millisecond
+}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -395,4 +396,11 @@ func (s *session) hangs() bool {
 	default:
 		return false
 	}
+}
+
+// endedByServer reports whether the server said that it ends the session, as
+// after pg_terminate_backend. The session is over.
+func (s *session) endedByServer() bool {
+	var answer *pgconn.PgError
+	return errors.As(s.cause, &answer) && strings.HasPrefix(answer.Code, "57P") && !s.d.server.pooled
 }

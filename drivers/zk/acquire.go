@@ -11,18 +11,6 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// maxData bounds the data of a node: servers hang up on clients with much longer requests.
-const maxData = 64 << 10
-
-// value is what a node says about its maker, for people.
-type value struct {
-	Owner string    `json:"owner,omitempty"`
-	Host  string    `json:"host,omitempty"`
-	Time  time.Time `json:"time"`
-	Note  string    `json:"note,omitempty"`
-	Hold  string    `json:"hold,omitempty"`
-}
-
 // data makes what the node of a request says.
 func (d *Driver) data(r *driver.Request) ([]byte, error) {
 	if d.options.NoteAlone {

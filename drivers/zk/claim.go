@@ -423,3 +423,9 @@ func (g *ghost) remove(c caller) bool {
 	}
 	return true
 }
+
+// pathSize returns how many bytes the path of a node below dir takes in the
+// transaction that ends its session.
+func pathSize(dir string, prefix int) int { return len(dir) + 1 + prefix + seqDigits + pathExtra }
+
+func prefixSize(infix string) int { return len(guidPrefix) + 2*guidSize + 1 + len(infix) }

@@ -14,9 +14,6 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// maxTogether is how many nodes go in one request.
-const maxTogether = 100
-
 // Close implements driver.Driver. The nodes go before their session does, many
 // in one request. The nodes of names that the driver made go with them where no
 // other client is left.

@@ -36,6 +36,9 @@ var answers = []error{
 // errAnswer is the error of an answer to another question. What became of the request is not known then.
 var errAnswer = errors.New("the server's answer makes no sense")
 
+// maxData bounds the data of a node: servers hang up on clients with much longer requests.
+const maxData = 64 << 10
+
 // serverError is an error of the server that the library has no name for.
 type serverError struct {
 	code int32
@@ -142,6 +145,11 @@ func isServerError(err error) bool {
 		return true
 	}
 	return serverErrorIn(err) != nil
+}
+
+// isOutdated reports whether a request was refused because the children have changed since they were read.
+func isOutdated(err error) bool {
+	return errors.Is(err, gozk.ErrNoNode) || errors.Is(err, gozk.ErrNodeExists)
 }
 
 // undecided is the error of a request that may have been carried out.

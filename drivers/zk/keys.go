@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 	"unicode/utf8"
 
 	"github.com/go-dsync/dsync/driver"
@@ -34,16 +35,18 @@ var infixes = [...]struct {
 	{leaderLatchInfix, driver.Exclusive},
 }
 
+// Children of the node of a name with permits. Curator's InterProcessSemaphoreV2 has the first two: an InterProcessMutex, and one node for each
+// permit. The third keeps the node of the name, whose data is the limit, from going with the last permit.
+const (
+	linePart   = "locks"
+	leasesPart = "leases"
+	keptPart   = "%limit" // no name has a path with this part
+)
+
 const (
 	lineInfix        = "lock-"  // also of those who stand in line for permits
 	leaderLatchInfix = "latch-" // of Curator's LeaderLatch
 )
-
-// dir returns the path of a name. The path is the name itself, as far as ZooKeeper can keep the name: percent signs, what may not be in a
-// path, and slashes without something on both sides are written as %XX. So is the last letter of what looks like a contender, and of a last part
-// that is called as the line or the leases of a name with permits: a name below another must not be one of its contenders, nor have contenders
-// among those.
-func (d *Driver) dir(name string) string { return encode(d.options.Chroot, name) }
 
 func encode(chroot, name string) string {
 	b := make([]byte, 0, len(chroot)+1+len(name))
@@ -182,14 +185,6 @@ func withoutGUID(child string) string {
 	return child[at:]
 }
 
-// infix returns what stands in the names of new nodes of a mode.
-func (o *Options) infix(mode driver.Mode) string {
-	if o.LeaderLatch && mode == driver.Exclusive {
-		return leaderLatchInfix
-	}
-	return infixes[mode].text
-}
-
 // newPrefix returns what the name of a new node begins with: the form of Curator and go-zookeeper, with a guid of 128 random bits.
 func newPrefix(infix string) string {
 	var guid [guidSize]byte
@@ -200,12 +195,6 @@ func newPrefix(infix string) string {
 	b = append(b, '-')
 	return string(append(b, infix...))
 }
-
-// pathSize returns how many bytes the path of a node below dir takes in the
-// transaction that ends its session.
-func pathSize(dir string, prefix int) int { return len(dir) + 1 + prefix + seqDigits + pathExtra }
-
-func prefixSize(infix string) int { return len(guidPrefix) + 2*guidSize + 1 + len(infix) }
 
 // sibling returns the path of a node that was made together with another one, i nodes later.
 func sibling(node string, i int) string {
@@ -274,4 +263,94 @@ func (ns *nameNodes) isCrowded(dir string, now int64) bool {
 	ns.mu.Lock()
 	defer ns.mu.Unlock()
 	return now < ns.known[dir].crowded
+}
+
+// What is known of a name for good is in the names of children, and so comes with every look at the contenders.
+const (
+	sealPrefix = "dsync-seal-" // then the last token, the id of Loosen if there is one, and what the node of the holder had behind its guid
+	markPrefix = "dsync-mark-" // then the base of the tokens, and baseSuffix
+	basePrefix = "dsync-base-" // the same without a mark
+
+	// To libraries that take every child for a contender the child looks like the last one.
+	baseSuffix = "-lock-2147483647"
+)
+
+// sealOwner is the holder of a sealed name, as Inspect tells.
+const sealOwner = "seal"
+
+// record is what is known of a name for good.
+type record struct {
+	seal string // the child, if the name is sealed
+	last uint64 // token, if the name is sealed
+
+	marked bool
+	base   uint64 // what is added to the tokens
+	child  string // with the base, if there is one
+}
+
+func sealName(last uint64, node string) string {
+	return sealPrefix + strconv.FormatUint(last, 10) + "-" + withoutGUID(node)
+}
+
+// withBase returns the record with a base, and whether the name is marked.
+func (r record) withBase(base uint64, marked bool) record {
+	prefix := basePrefix
+	if marked {
+		prefix = markPrefix
+	}
+	r.marked, r.base, r.child = marked, base, ""
+	if marked || base > 0 {
+		r.child = prefix + strconv.FormatUint(base, 10) + baseSuffix
+	}
+	return r
+}
+
+// sealOf returns the last token of a name if a child is the seal of the name.
+func sealOf(child string) (last uint64, ok bool) {
+	if _, contends := contenderOf(child); !contends {
+		return 0, false
+	}
+	return numberIn(child, sealPrefix)
+}
+
+// numberIn returns the number in the name of a child after a prefix.
+func numberIn(child, prefix string) (uint64, bool) {
+	rest, ok := strings.CutPrefix(child, prefix)
+	if !ok {
+		return 0, false
+	}
+	digits, _, _ := strings.Cut(rest, "-")
+	n, err := strconv.ParseUint(digits, 10, 64)
+	return n, err == nil
+}
+
+// baseOf returns the base of the tokens of a name if the child has one, and whether the child is a mark.
+func baseOf(child string) (base uint64, marked, ok bool) {
+	if !isBase(child) {
+		return 0, false, false
+	}
+	if base, marked = numberIn(child, markPrefix); marked {
+		return base, true, true
+	}
+	base, ok = numberIn(child, basePrefix)
+	return base, false, ok
+}
+
+// isBase reports whether a child looks like a mark, or like what a mark leaves.
+func isBase(child string) bool {
+	return strings.HasSuffix(child, baseSuffix) && (strings.HasPrefix(child, markPrefix) || strings.HasPrefix(child, basePrefix))
+}
+
+// looseName returns the name of the seal of a record with another id, or the first.
+func (r record) looseName(id string) string {
+	return sealPrefix + strconv.FormatUint(r.last, 10) + "-" + hex.EncodeToString([]byte(id)) + "-" + withoutGUID(r.seal)
+}
+
+// value is what a node says about its maker, for people.
+type value struct {
+	Owner string    `json:"owner,omitempty"`
+	Host  string    `json:"host,omitempty"`
+	Time  time.Time `json:"time"`
+	Note  string    `json:"note,omitempty"`
+	Hold  string    `json:"hold,omitempty"`
 }

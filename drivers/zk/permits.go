@@ -17,14 +17,6 @@ import (
 
 var _ driver.Limiter = (*Driver)(nil)
 
-// Children of the node of a name with permits. Curator's InterProcessSemaphoreV2 has the first two: an InterProcessMutex, and one node for each
-// permit. The third keeps the node of the name, whose data is the limit, from going with the last permit.
-const (
-	linePart   = "locks"
-	leasesPart = "leases"
-	keptPart   = "%limit" // no name has a path with this part
-)
-
 // givesWayFor is how long a request may take to give leases back that were not
 // granted. See readGranted.
 const givesWayFor = 50 * time.Millisecond

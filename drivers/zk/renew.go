@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"time"
 
@@ -254,4 +255,106 @@ func (h *hold) watchNodes() {
 func (h *hold) WatchRemoval(func()) (stop func()) {
 	h.session.driver.life.Go(h.watchNodes)
 	return func() {}
+}
+
+// watch waits for the end of a node, on behalf of waiters of one session.
+type watch struct {
+	over chan struct{} // closed when there is something to look at
+	bare bool          // for permits: the contenders are not asked for
+	set  bool          // the server tells of the end; guarded by session.mu
+
+	// The contenders, if the goroutine of the event asked for them: waiters are woken by their arrival. These fields are set
+	// before over is closed.
+	known   bool
+	listing listing
+	sent    int64 // when the contenders were asked for
+}
+
+// list returns what is known of the contenders, if the watch is over and anything is.
+func (w *watch) list() (l listing, sent int64, known bool) {
+	if w == nil {
+		return listing{}, 0, false
+	}
+	select {
+	case <-w.over:
+		return w.listing, w.sent, w.known
+	default:
+		return listing{}, 0, false
+	}
+}
+
+// isOver reports whether there is something to look at, or no watch.
+func (w *watch) isOver() bool {
+	if w == nil {
+		return true
+	}
+	select {
+	case <-w.over:
+		return true
+	default:
+		return false
+	}
+}
+
+// unwatch takes the watch of a node out, if there is one.
+func (s *session) unwatch(node string) *watch {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	w := s.watches[node]
+	delete(s.watches, node)
+	return w
+}
+
+// wakeWaiters takes an event of a node. The event alone does not tell whose the lock is now, so the contenders are asked for from right
+// here, and waiters wake when they are known.
+func (s *session) wakeWaiters(node string) {
+	w := s.unwatch(node)
+	if w == nil {
+		return
+	}
+	if w.bare {
+		close(w.over)
+		return
+	}
+	w.sent = s.driver.now()
+	asked := s.listNow(node[:strings.LastIndexByte(node, '/')], func(l listing, err error) {
+		w.listing, w.known = l, err == nil
+		close(w.over)
+	})
+	if !asked {
+		close(w.over)
+	}
+}
+
+// childrenW sets a watch on the children of a node.
+func childrenW(c *gozk.Conn, node string) error {
+	_, _, _, err := c.ChildrenW(node)
+	return err
+}
+
+// getW sets a watch on a node, and none where there is no node.
+func getW(c *gozk.Conn, node string) error {
+	_, err := statW(c, node)
+	return err
+}
+
+// ownedW is getW for a node of the session. A node that somebody put in its
+// place counts as none.
+func ownedW(c *gozk.Conn, node string) error {
+	stat, err := statW(c, node)
+	if err == nil && stat.EphemeralOwner != c.SessionID() {
+		return gozk.ErrNoNode
+	}
+	return err
+}
+
+func statW(c *gozk.Conn, node string) (*gozk.Stat, error) {
+	_, stat, _, err := c.GetW(node)
+	if errors.Is(err, gozk.ErrNoAuth) {
+		var exists bool
+		if exists, stat, _, err = c.ExistsW(node); err == nil && !exists {
+			return nil, gozk.ErrNoNode
+		}
+	}
+	return stat, err
 }

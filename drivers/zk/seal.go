@@ -2,12 +2,9 @@ package zk
 
 import (
 	"context"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"strconv"
-	"strings"
 	"time"
 
 	gozk "github.com/go-zookeeper/zk"
@@ -16,21 +13,8 @@ import (
 	"github.com/go-dsync/dsync/driver/move"
 )
 
-// What is known of a name for good is in the names of children, and so comes with every look at the contenders.
-const (
-	sealPrefix = "dsync-seal-" // then the last token, the id of Loosen if there is one, and what the node of the holder had behind its guid
-	markPrefix = "dsync-mark-" // then the base of the tokens, and baseSuffix
-	basePrefix = "dsync-base-" // the same without a mark
-
-	// To libraries that take every child for a contender the child looks like the last one.
-	baseSuffix = "-lock-2147483647"
-)
-
 // maxFloor leaves room for all transactions above.
 const maxFloor = 1 << 62
-
-// sealOwner is the holder of a sealed name, as Inspect tells.
-const sealOwner = "seal"
 
 // maxMarking bounds how often a request is made anew because others got in the way.
 const maxMarking = 3
@@ -39,33 +23,6 @@ var (
 	_ move.Sealer = (*Driver)(nil)
 	_ move.Marker = (*Driver)(nil)
 )
-
-// record is what is known of a name for good.
-type record struct {
-	seal string // the child, if the name is sealed
-	last uint64 // token, if the name is sealed
-
-	marked bool
-	base   uint64 // what is added to the tokens
-	child  string // with the base, if there is one
-}
-
-func sealName(last uint64, node string) string {
-	return sealPrefix + strconv.FormatUint(last, 10) + "-" + withoutGUID(node)
-}
-
-// withBase returns the record with a base, and whether the name is marked.
-func (r record) withBase(base uint64, marked bool) record {
-	prefix := basePrefix
-	if marked {
-		prefix = markPrefix
-	}
-	r.marked, r.base, r.child = marked, base, ""
-	if marked || base > 0 {
-		r.child = prefix + strconv.FormatUint(base, 10) + baseSuffix
-	}
-	return r
-}
 
 // record returns what the children say.
 func (l listing) record() (r record) {
@@ -77,42 +34,6 @@ func (l listing) record() (r record) {
 		}
 	}
 	return r
-}
-
-// sealOf returns the last token of a name if a child is the seal of the name.
-func sealOf(child string) (last uint64, ok bool) {
-	if _, contends := contenderOf(child); !contends {
-		return 0, false
-	}
-	return numberIn(child, sealPrefix)
-}
-
-// numberIn returns the number in the name of a child after a prefix.
-func numberIn(child, prefix string) (uint64, bool) {
-	rest, ok := strings.CutPrefix(child, prefix)
-	if !ok {
-		return 0, false
-	}
-	digits, _, _ := strings.Cut(rest, "-")
-	n, err := strconv.ParseUint(digits, 10, 64)
-	return n, err == nil
-}
-
-// baseOf returns the base of the tokens of a name if the child has one, and whether the child is a mark.
-func baseOf(child string) (base uint64, marked, ok bool) {
-	if !isBase(child) {
-		return 0, false, false
-	}
-	if base, marked = numberIn(child, markPrefix); marked {
-		return base, true, true
-	}
-	base, ok = numberIn(child, basePrefix)
-	return base, false, ok
-}
-
-// isBase reports whether a child looks like a mark, or like what a mark leaves.
-func isBase(child string) bool {
-	return strings.HasSuffix(child, baseSuffix) && (strings.HasPrefix(child, markPrefix) || strings.HasPrefix(child, basePrefix))
 }
 
 // Seal implements move.Sealer. A node that does not go with the session takes the place of the holder's, with the same sequence
@@ -266,11 +187,6 @@ func (h *hold) change(ctx context.Context, change func(record) record) (next rec
 	}
 }
 
-// isOutdated reports whether a request was refused because the children have changed since they were read.
-func isOutdated(err error) bool {
-	return errors.Is(err, gozk.ErrNoNode) || errors.Is(err, gozk.ErrNodeExists)
-}
-
 // changeBase makes the operations to replace the child with the base of the tokens, if there is one, by the child of next.
 func (d *Driver) changeBase(dir string, r, next record) (ops []any) {
 	if next.child == r.child {
@@ -315,11 +231,6 @@ var (
 	_ move.Unsealer = (*Driver)(nil)
 	_ move.Unmarker = (*Driver)(nil)
 )
-
-// looseName returns the name of the seal of a record with another id, or the first.
-func (r record) looseName(id string) string {
-	return sealPrefix + strconv.FormatUint(r.last, 10) + "-" + hex.EncodeToString([]byte(id)) + "-" + withoutGUID(r.seal)
-}
 
 // Loosen implements move.Unsealer. The seal gets another name with the id, so that a request to remove the seal finds it under this
 // name alone; waiters behind the seal look, and go on to wait. Other libraries have no tokens, so dsync's are raised as by a mark.

@@ -355,3 +355,6 @@ func ofOwn(err error) error {
 	}
 	return err
 }
+
+// maxTogether is how many nodes go in one request.
+const maxTogether = 100

@@ -308,3 +308,17 @@ func (d *Driver) late() time.Duration { return d.minTTL + d.maxTTL/fixedExtra + 
 
 // now is the time since d.epoch.
 func (d *Driver) now() int64 { return int64(time.Since(d.epoch)) }
+
+// dir returns the path of a name. The path is the name itself, as far as ZooKeeper can keep the name: percent signs, what may not be in a
+// path, and slashes without something on both sides are written as %XX. So is the last letter of what looks like a contender, and of a last part
+// that is called as the line or the leases of a name with permits: a name below another must not be one of its contenders, nor have contenders
+// among those.
+func (d *Driver) dir(name string) string { return encode(d.options.Chroot, name) }
+
+// infix returns what stands in the names of new nodes of a mode.
+func (o *Options) infix(mode driver.Mode) string {
+	if o.LeaderLatch && mode == driver.Exclusive {
+		return leaderLatchInfix
+	}
+	return infixes[mode].text
+}

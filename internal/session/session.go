@@ -349,6 +349,9 @@ func (f *Frame) isUseless() bool {
 	defer p.mu.Unlock()
 	open := p.open[f.ttl]
 	usual := f.ttl == p.Usual && len(open) > 0 && open[0] == f
+	if f.dead { // since Tend
+		return true
+	}
 	if f.users > 0 || !f.retired && (usual || p.now()-f.idle < int64(p.Idle)) {
 		return false
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -21,6 +22,7 @@ type member struct {
 	starting <-chan struct{} // if not nil, Start waits for it
 	failed   error           // of Start
 	lasts    time.Duration
+	dies     atomic.Bool // in Tend
 	now      func() int64
 
 	mu    sync.Mutex
@@ -47,7 +49,15 @@ func (m *member) Start() error {
 	return m.failed
 }
 
-func (m *member) Tend() time.Duration { return time.Duration(m.End.At() - m.now()) }
+func (m *member) Tend() time.Duration {
+	if m.dies.Load() {
+		m.note("tended")
+		m.Die(driver.ErrSessionEnded)
+		m.Look() // as when its users leave at once
+		return 0
+	}
+	return time.Duration(m.End.At() - m.now())
+}
 
 func (m *member) Lose(cause error) {
 	select {
@@ -163,6 +173,20 @@ func TestSessionWhoseEndHasPassed(t *testing.T) {
 		<-m.Buried()
 		if got := m.noted(); !slices.Equal(got, []string{"lost", "buried"}) {
 			t.Errorf("calls: got %q", got)
+		}
+	})
+}
+
+func TestSessionThatDiesInTend(t *testing.T) {
+	inPool(t, Policy{Idle: time.Hour}, nil, func(t *testing.T, p *Pool[*member]) {
+		for range 20 {
+			m := board(t, p, 0)
+			m.dies.Store(true)
+			m.Look()
+			<-m.Buried()
+			if got := m.noted(); !slices.Equal(got, []string{"tended", "lost", "buried"}) {
+				t.Errorf("calls: got %q, want Tend once", got)
+			}
 		}
 	})
 }
