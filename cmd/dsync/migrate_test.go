@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/url"
@@ -550,6 +551,22 @@ func TestTheWayBackTakesBackAllNames(t *testing.T) {
 				drivertest.Release(t, drivertest.Acquire(t, old, drivertest.NoWait(name)))
 			}
 		})
+	}
+}
+
+// TestTheNextMigrationHasAHigherFloor than the tokens of names that came back.
+func TestTheNextMigrationHasAHigherFloor(t *testing.T) {
+	p := inMemory(t).bareURLs()
+	p.from = "redisson://" + testenv.Redis(t).Addr
+	p.to += fmt.Sprintf("?floor=%d", uint64(1)<<51)
+	drivertest.Release(t, drivertest.Acquire(t, p.program(migrate.PhaseNew, ""), drivertest.Request("x")))
+	p.run("rollback", "--all").want(cli.ExitDone)
+	p.run("untie").want(cli.ExitDone)
+	p.run("untie").want(cli.ExitDone)
+	last := drivertest.Token(drivertest.Acquire(t, drivertest.Open(t, p.from), drivertest.Request("x")))
+	var plan planJSON
+	if err := json.Unmarshal([]byte(p.bareURLs().run("plan", "--json").want(cli.ExitDone).out), &plan); err != nil || plan.Floor <= last {
+		t.Errorf("got floor %d, %v, want more than the token %d", plan.Floor, err, last)
 	}
 }
 
