@@ -117,10 +117,10 @@ func (r *statusReport) finalizeSeals(ctx context.Context, f *pairFlags, w io.Wri
 	fmt.Fprintf(w, `all names that were given have moved (%d), and %s
 
 In this order:
-7. When all programs are in phase new, cut all programs off the old backend that use it alone: %s
+8. When all programs are in phase new, cut all programs off the old backend that use it alone: %s
    Then wait for the longest TTL of theirs. Who is cut off with them in phase new, cannot lock names that have not moved.
-8. Give the programs, one by one, the URL of the new backend alone: %s
-9. When no program has a migrate URL any more, cut all clients off the old backend, and delete it.
+9. Give the programs, one by one, the URL of the new backend alone: %s
+10. When no program has a migrate URL any more, cut all clients off the old backend, and delete it.
    Until then keep its seals, which keep programs out that know it alone: delete no single key.
 `, len(r.Names), tokens, r.From, r.alone(floor))
 	return nil
@@ -161,10 +161,10 @@ func (r *statusReport) finalizeGate(ctx context.Context, f *pairFlags, w io.Writ
 Processes in phase dual are not registered, and need the old backend: be sure that all are in phase new.
 
 In this order:
-7. Cut all programs off the old backend that are not in phase new: %s
+8. Cut all programs off the old backend that are not in phase new: %s
    Then wait for the longest TTL of theirs.
-8. Give the programs, one by one, the URL of the new backend alone: %s
-9. When no program has a migrate URL any more, cut all clients off the old backend, and delete it.
+9. Give the programs, one by one, the URL of the new backend alone: %s
+10. When no program has a migrate URL any more, cut all clients off the old backend, and delete it.
 `, closed, r.From, r.alone(floor))
 	return nil
 }
@@ -185,7 +185,7 @@ func (f *pairFlags) closeGate(ctx context.Context) (done string, err error) {
 	switch {
 	case errors.Is(err, errors.ErrUnsupported):
 		done, err = "no process is in phase old, and none gets there while one is in phase new: the old backend keeps no seal that closes it for good, "+
-			"so step 7 comes before step 8", nil
+			"so step 8 comes before step 9", nil
 	case errors.Is(err, driver.ErrLocked):
 		err = cli.Unfinished("another one finalizes right now: %w", err)
 	case err == nil:

@@ -71,7 +71,7 @@ func (p *pair) nothingSealed(ctx context.Context, m *migrate.Driver, gate bool) 
 	}
 	names, err := p.listOld(ctx)
 	if errors.Is(err, errors.ErrUnsupported) {
-		return nil // it keeps no tie, either
+		err = fmt.Errorf("names that were not taken back stay sealed (see status): %w", err)
 	}
 	var sealed int
 	if err == nil {
