@@ -77,6 +77,21 @@ func TestStatusNamesForeignHolders(t *testing.T) {
 	}
 }
 
+// TestStatusTellsSessionsOfPostgresApart by their names.
+func TestStatusTellsSessionsOfPostgresApart(t *testing.T) {
+	server := testenv.Postgres(t)
+	for _, name := range []string{"", "?application_name=orders"} {
+		p := inMemory(t)
+		p.from = server.URL("pglock") + name
+		l := drivertest.Acquire(t, p.program(migrate.PhaseDual, "&gate=true&fenced=false"), drivertest.Request("x"))
+		p.run("status", "--gate", "--fenced=false", "x").want(cli.ExitDone, "1 held")
+		drivertest.Release(t, l)
+		l = drivertest.Acquire(t, drivertest.Open(t, p.from), drivertest.Request("x"))
+		p.run("status", "--gate", "--fenced=false", "x").want(cli.ExitUnfinished, "a program that knows the old backend alone holds it")
+		drivertest.Release(t, l)
+	}
+}
+
 // TestStatusNamesReadersAndWriters of the old backend, which no program of a migration is.
 func TestStatusNamesReadersAndWriters(t *testing.T) {
 	p := inMemory(t)

@@ -46,7 +46,7 @@ type looker struct {
 	from, to driver.Inspector
 	sealer   move.Sealer   // nil with a gate
 	floor    uint64        // of the tokens of from
-	unnamed  bool          // from does not keep the identity of holds
+	sessions bool          // from shows the application_name of the holder's session, and no hold
 	lasting  time.Duration // how long to look at names that have not moved; 0 is once
 }
 
@@ -56,7 +56,7 @@ func newLooker(p *pair, gate bool) (*looker, error) {
 	if !okFrom || !okTo {
 		return nil, fmt.Errorf("not both backends tell who holds a lock: %w", errors.ErrUnsupported)
 	}
-	l := &looker{from: from, to: to, floor: p.fromFloor, unnamed: p.from.Info().Name == "pglock"}
+	l := &looker{from: from, to: to, floor: p.fromFloor, sessions: p.from.Info().Name == "pglock"}
 	if gate {
 		return l, nil
 	}
@@ -211,7 +211,7 @@ func (l *looker) notMoved(r *nameReport, old, now driver.Status) {
 		if r.holder(old, "old"); now.Held && (old.Hold == now.Hold || l.sealer == nil) {
 			r.HeldOn = "both"
 		}
-		if !l.unnamed && !takesPart(old) {
+		if !takesPart(old) && !(l.sessions && strings.HasPrefix(old.Owner, migrate.HoldPrefix)) {
 			r.Behind = "a program that knows the old backend alone holds it: " + r.who()
 		}
 	case now.Held:

@@ -54,7 +54,7 @@ if a backend does not permit to look at reserved names. As long as programs are 
 
 One look at a hold is enough, but each name is looked at once only. --for looks for longer, fifty times a second while names are in use:
 who holds a name for a hundredth of the time is seen within seconds. Those who wait on Redis are those who listen for the end of
-the lock. PostgreSQL as the old backend does not tell whose holds they are.`,
+the lock. PostgreSQL shows the application_name of sessions, which begins with migrate- for programs with a migrate URL.`,
 		Example: `  dsync migrate status orders/42 invoices
   dsync migrate status --names names.txt --for 1m --json`,
 		Args: cobra.ArbitraryArgs,
