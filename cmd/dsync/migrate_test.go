@@ -430,7 +430,7 @@ func TestGate(t *testing.T) {
 	if err := d.SetPhase(t.Context(), migrate.PhaseDual); err != nil {
 		t.Fatal(err)
 	}
-	run("finalize", "--dry-run").want(cli.ExitDone, "did not join", "not in phase new: "+p.from)
+	run("finalize", "--dry-run").want(cli.ExitDone, "did not join", "use it alone: "+p.from)
 	l := drivertest.Acquire(t, drivertest.Open(t, p.from), drivertest.Request("x"))
 	run("status", "x").want(cli.ExitUnfinished, "knows the old backend alone")
 	run("finalize", "x").want(cli.ExitUnfinished, "take no part in the migration")

@@ -176,12 +176,12 @@ func (a *attempt) both(ctx context.Context, tokensOfTo bool) (l *lease, from, to
 	wait, cancel := context.WithCancel(ctx)
 	defer cancel()
 	l.abandonWith(from, cancel)
-	stop := func() {}
+	var kept *carried
 	if !a.r.NoWait {
-		stop = from.keep(wait, cancel)
+		kept = from.keep(cancel)
 	}
 	to, err = l.take(wait, a.d.to, tokensOfTo, a.r.NoWait)
-	stop()
+	kept.leave()
 	if err != nil {
 		if wait.Err() != nil && ctx.Err() == nil && !errors.Is(err, driver.ErrUnknown) {
 			err = errAgain // from was lost

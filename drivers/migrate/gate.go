@@ -140,11 +140,11 @@ type BehindError struct {
 
 // Member is a process in PhaseOld or PhaseNew of the gated procedure, or one that would be in PhaseOld.
 type Member struct {
-	Phase Phase
-	Wants bool   // the process is not in Phase, and asks for Phase again and again
-	Slot  int    // its number
-	Hold  string // the identity of the hold of the slot, if the backend tells: begins with the Driver.ID of the process
-	Owner string // host and process id, if the backend keeps them
+	Phase Phase  `json:"phase"`
+	Wants bool   `json:"wants,omitempty"` // the process is not in Phase, and asks for Phase again and again
+	Slot  int    `json:"slot"`
+	Hold  string `json:"hold,omitempty"`  // the identity of the hold of the slot, if the backend tells: begins with the Driver.ID of the process
+	Owner string `json:"owner,omitempty"` // host and process id, if the backend keeps them
 
 	passing bool // the slot was taken for a look, or just given back
 }

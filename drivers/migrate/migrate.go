@@ -91,6 +91,9 @@ func (p Phase) String() string {
 	return phaseNames[p-PhaseOld]
 }
 
+// MarshalText implements encoding.TextMarshaler.
+func (p Phase) MarshalText() ([]byte, error) { return []byte(p.String()), nil }
+
 // The refusals of a Driver. Errors that match these say why.
 var (
 	// ErrPhase: not possible in this phase, or there is no such phase, as PhaseOld without a gate.

@@ -114,27 +114,26 @@ func (r *statusReport) finalizeSeals(ctx context.Context, f *pairFlags, w io.Wri
 			tokens = "the old backend has no tokens"
 		}
 	}
-	fmt.Fprintf(w, `all names that were given have moved (%d), and %s
-
-In this order:
-8. When all programs are in phase new, cut all programs off the old backend that use it alone: %s
-   Then wait for the longest TTL of theirs. Who is cut off with them in phase new, cannot lock names that have not moved.
-9. Give the programs, one by one, the URL of the new backend alone: %s
-10. When no program has a migrate URL any more, cut all clients off the old backend, and delete it.
-   Until then keep its seals, which keep programs out that know it alone: delete no single key.
-`, len(r.Names), tokens, r.From, r.alone(floor))
+	r.writeSteps(w, floor, fmt.Sprintf("all names that were given have moved (%d), and %s", len(r.Names), tokens))
 	return nil
 }
 
+// writeSteps writes what is left to do.
+func (r *statusReport) writeSteps(w io.Writer, floor uint64, found string) {
+	fmt.Fprintf(w, `%s
+
+In this order, when all programs are in phase new:
+8. Cut all programs off the old backend that use it alone: %s
+   Then wait for their longest TTL. A program in phase new that is cut off with them cannot lock names that have not moved.
+9. Give the programs, one by one, the URL of the new backend alone: %s
+10. When no program has a migrate URL any more, cut all clients off the old backend, and delete it.
+   Until then delete no single key of it: its seals keep programs out that know it alone.
+`, found, r.From, r.alone(floor))
+}
+
 func (r *statusReport) finalizeGate(ctx context.Context, f *pairFlags, w io.Writer, dryRun bool) error {
-	behind := &migrate.BehindError{Phase: migrate.PhaseOld}
-	for _, m := range r.Members {
-		if m.Phase == migrate.PhaseOld.String() {
-			behind.Members = append(behind.Members, migrate.Member{Phase: migrate.PhaseOld, Wants: m.Wants, Slot: m.Slot, Hold: m.Hold, Owner: m.Owner})
-		}
-	}
-	if len(behind.Members) > 0 {
-		return behind
+	if behind := r.inOld(); len(behind) > 0 {
+		return &migrate.BehindError{Phase: migrate.PhaseOld, Members: behind}
 	}
 	strangers := 0
 	for _, n := range r.Names {
@@ -156,16 +155,7 @@ func (r *statusReport) finalizeGate(ctx context.Context, f *pairFlags, w io.Writ
 			return err
 		}
 	}
-	fmt.Fprintf(w, `%s
-
-Processes in phase dual are not registered, and need the old backend: be sure that all are in phase new.
-
-In this order:
-8. Cut all programs off the old backend that are not in phase new: %s
-   Then wait for the longest TTL of theirs.
-9. Give the programs, one by one, the URL of the new backend alone: %s
-10. When no program has a migrate URL any more, cut all clients off the old backend, and delete it.
-`, closed, r.From, r.alone(floor))
+	r.writeSteps(w, floor, closed+"\nProcesses in phase dual are not registered, and need the old backend")
 	return nil
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"text/tabwriter"
 	"time"
 
@@ -17,24 +18,16 @@ import (
 
 // statusReport is what `status` finds. Its JSON is part of the command's interface.
 type statusReport struct {
-	From    string         `json:"from"`
-	To      string         `json:"to"`
-	Moved   int            `json:"moved"`
-	Held    int            `json:"held"`
-	Idle    int            `json:"idle"`
-	Behind  int            `json:"behind"` // names where somebody is behind, and processes in phase old, or that want to be there
-	Names   []nameReport   `json:"names"`
-	Members []memberReport `json:"members,omitempty"` // with a gate
-	fenced  bool           // the old backend has tokens
+	From    string           `json:"from"`
+	To      string           `json:"to"`
+	Moved   int              `json:"moved"`
+	Held    int              `json:"held"`
+	Idle    int              `json:"idle"`
+	Behind  int              `json:"behind"` // names where somebody is behind, and processes in phase old, or that want to be there
+	Names   []nameReport     `json:"names"`
+	Members []migrate.Member `json:"members,omitempty"` // with a gate
+	fenced  bool             // the old backend has tokens
 	gate    bool
-}
-
-type memberReport struct {
-	Phase string `json:"phase"`
-	Wants bool   `json:"wants,omitempty"` // it is not in that phase, but asks for it again and again
-	Slot  int    `json:"slot"`
-	Hold  string `json:"hold,omitempty"`
-	Owner string `json:"owner,omitempty"`
 }
 
 func statusCommand(f *pairFlags) *cobra.Command {
@@ -103,9 +96,10 @@ func status(ctx context.Context, f *pairFlags, names []string, lasting time.Dura
 		}
 		l.lasting = lasting
 		if f.gate {
-			if err := r.members(ctx, m); err != nil {
+			if r.Members, err = m.Members(ctx); err != nil {
 				return err
 			}
+			r.Behind = len(r.inOld())
 		}
 		if r.Names, err = l.all(ctx, names); err != nil {
 			return err
@@ -131,18 +125,6 @@ func (r *statusReport) count(n nameReport) {
 	if n.Behind != "" {
 		r.Behind++
 	}
-}
-
-// members adds the processes in each phase to the report.
-func (r *statusReport) members(ctx context.Context, m *migrate.Driver) error {
-	members, err := m.Members(ctx)
-	for _, m := range members {
-		if m.Phase == migrate.PhaseOld {
-			r.Behind++
-		}
-		r.Members = append(r.Members, memberReport{m.Phase.String(), m.Wants, m.Slot, m.Hold, m.Owner})
-	}
-	return err
 }
 
 func (r *statusReport) write(w io.Writer) error {
@@ -176,8 +158,13 @@ func (r *nameReport) writeBehind(w io.Writer) {
 	}
 }
 
+// inOld returns the members that are in phase old, or want to be.
+func (r *statusReport) inOld() []migrate.Member {
+	return slices.DeleteFunc(slices.Clone(r.Members), func(m migrate.Member) bool { return m.Phase != migrate.PhaseOld })
+}
+
 func (r *statusReport) writeMembers(w io.Writer) {
-	n, wants := map[string]int{}, 0
+	n, wants := map[migrate.Phase]int{}, 0
 	for _, m := range r.Members {
 		if m.Wants {
 			wants++
@@ -185,13 +172,13 @@ func (r *statusReport) writeMembers(w io.Writer) {
 			n[m.Phase]++
 		}
 	}
-	fmt.Fprintf(w, "\nprocesses in phase old: %d, in phase new: %d (those in dual are not registered)", n["old"], n["new"])
+	fmt.Fprintf(w, "\nprocesses in phase old: %d, in phase new: %d (those in dual are not registered)", n[migrate.PhaseOld], n[migrate.PhaseNew])
 	if wants > 0 {
 		fmt.Fprintf(w, "; that want to be in phase old, and may not or are about to: %d", wants)
 	}
 	fmt.Fprintln(w)
 	for _, m := range r.Members {
-		is := m.Phase
+		is := m.Phase.String()
 		if m.Wants {
 			is = "wants " + is
 		}
