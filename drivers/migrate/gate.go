@@ -170,19 +170,10 @@ func (e *BehindError) Error() string {
 func newGate(d *Driver) *gate {
 	return &gate{
 		d:       d,
-		name:    processName(),
+		name:    fmt.Sprintf("%s, process %d", hostname(), os.Getpid()),
 		setting: make(chan struct{}, 1),
 		retired: map[*member]struct{}{},
 	}
-}
-
-// processName tells people which process this is.
-func processName() string {
-	host, err := os.Hostname()
-	if err != nil {
-		host = "unknown host"
-	}
-	return fmt.Sprintf("%s, process %d", host, os.Getpid())
 }
 
 // opposite returns the phase that must be over before p, and the backends on which members of the two are.

@@ -28,18 +28,14 @@ func finalizeCommand(f *pairFlags) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "finalize [NAME...] [--names FILE]",
 		Short: "Check that the old backend is not needed any more, and say what may be cut off",
-		Long: `Finalize checks that all names that are given have moved, that nobody waits for one of them on the old backend, and that tokens rise
-also for names that were not given. Then it says what is left to do, in the order that is safe. It cuts nothing off itself, and
-changes nothing, but for a reserved name that it locks for a moment on each backend, to compare tokens. Call it when all programs
-are in phase new: those in phase dual may be taken for ones that wait. Who waits on Redis without listening, as programs that poll,
-is not seen.
+		Long: `Finalize checks that all given names have moved, that no program waits for one of them on the old backend, and that tokens also rise for
+names that were not given. Then it prints the remaining steps in their safe order. It changes nothing, and locks a reserved name for a
+moment on each backend. Call it when all programs are in phase new. Programs that poll on the old backend are not seen.
 
-With --gate it needs no names: it joins phase new, which is possible only if no process is in phase old, and closes the gate for good,
-where the old backend keeps seals: no process gets into phase old any more. A name that is given must not be held on the old backend
-alone. With --dry-run it does not join, and asks the backends who is a member, which is as exact as what they tell.
+With --gate, finalize joins phase new, which fails while a process is in phase old, and closes phase old permanently if the old backend
+keeps seals. No given name may be held on the old backend alone. With --dry-run it does not join, and relies on status.
 
-The exit status is 3 if it is too early: names are left, somebody is behind, or a floor is missing or cannot be seen, and it says who
-and which.`,
+The exit status is 3 if it is too early: names are left, a program is behind, or a floor is missing or cannot be seen.`,
 		Example: `  dsync migrate finalize --names names.txt
   dsync migrate finalize --gate --dry-run`,
 		Args: cobra.ArbitraryArgs,

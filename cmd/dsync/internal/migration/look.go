@@ -136,55 +136,45 @@ func (l *looker) each(ctx context.Context, names []string, which []int, reports 
 	})
 }
 
-func (l *looker) look(ctx context.Context, name string) (nameReport, error) {
-	for {
-		r, err := l.lookOnce(ctx, name)
-		if !errors.Is(err, errMovedMeanwhile) {
+// look looks at one name, and again if the name was sealed in the meantime.
+func (l *looker) look(ctx context.Context, name string) (r nameReport, err error) {
+	r.Name = name
+	for ctx.Err() == nil {
+		floor, before, err := l.sealed(ctx, name)
+		if err != nil {
+			return r, err
+		}
+		old, err := l.from.Inspect(ctx, name)
+		if err != nil {
+			return r, fmt.Errorf("old backend: %w", err)
+		}
+		now, err := l.to.Inspect(ctx, name)
+		if err != nil {
+			return r, fmt.Errorf("new backend: %w", err)
+		}
+		if before {
+			l.moved(&r, floor, old, now)
+			return r, nil
+		}
+		if _, after, err := l.sealed(ctx, name); err != nil || !after {
+			l.notMoved(&r, old, now)
 			return r, err
 		}
 	}
-}
-
-var errMovedMeanwhile = errors.New("the name was sealed while it was looked at")
-
-func (l *looker) lookOnce(ctx context.Context, name string) (nameReport, error) {
-	r := nameReport{Name: name}
-	if err := ctx.Err(); err != nil {
-		return r, err
-	}
-	floor, sealed, err := l.sealed(ctx, name)
-	if err != nil {
-		return r, fmt.Errorf("old backend: %w", err)
-	}
-	old, err := l.from.Inspect(ctx, name)
-	if err != nil {
-		return r, fmt.Errorf("old backend: %w", err)
-	}
-	now, err := l.to.Inspect(ctx, name)
-	if err != nil {
-		return r, fmt.Errorf("new backend: %w", err)
-	}
-	if sealed {
-		l.moved(&r, floor, old, now)
-		return r, nil
-	}
-	if _, sealed, err = l.sealed(ctx, name); err != nil {
-		return r, fmt.Errorf("old backend: %w", err)
-	} else if sealed {
-		return r, errMovedMeanwhile
-	}
-	l.notMoved(&r, old, now)
-	return r, nil
+	return r, ctx.Err()
 }
 
 func (l *looker) sealed(ctx context.Context, name string) (floor uint64, sealed bool, err error) {
 	if l.sealer == nil {
 		return 0, false, nil
 	}
-	if floor, sealed, err = l.sealer.Sealed(ctx, name); floor > 0 {
+	if floor, sealed, err = l.sealer.Sealed(ctx, name); err != nil {
+		return 0, false, fmt.Errorf("old backend: %w", err)
+	}
+	if floor > 0 {
 		floor += l.floor
 	}
-	return floor, sealed, err
+	return floor, sealed, nil
 }
 
 // moved describes a name that is sealed: the new backend has its holder, and whoever waits on the old one waits in vain.

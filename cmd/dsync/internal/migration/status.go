@@ -37,17 +37,17 @@ func statusCommand(f *pairFlags) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "status [NAME...]",
 		Short: "Show where names are, who holds them, and who is behind",
-		Long: `Status shows each name that is given: whether it has moved, who holds it and on which backend, how many wait, and the floor of
-its tokens, which is the last token that the old backend gave. With --gate it also shows the processes that are members in the
-phases old and new, and those that want to be in phase old and may not, also without names. It changes nothing.
+		Long: `Status shows each name: whether it has moved, its holder and where that is, its waiters, and the floor of its tokens, which is the last
+token of the old backend. With --gate it also shows the processes in phases old and new, and those that want to be in phase old. It
+changes nothing.
 
-Somebody is behind who uses the old backend alone: who holds a name there without the mark that all holds of programs in the migration
-have, or waits there for a name that has moved; and with a gate who is in phase old, or wants to be. The exit status is 3 then, and also
-if a backend does not permit to look at reserved names. As long as programs are in phase old on purpose, that is as it should be.
+A program is behind if it uses the old backend alone: if it holds a name there without the mark of programs in the migration, or waits
+there for a name that has moved; with a gate also if it is in phase old or wants to be. The exit status is 3 then, and also if the user
+has no rights to reserved names.
 
-One look at a hold is enough, but each name is looked at once only. --for looks for longer, fifty times a second while names are in use:
-who holds a name for a hundredth of the time is seen within seconds. Those who wait on Redis are those who listen for the end of
-the lock. PostgreSQL shows the application_name of sessions, which begins with migrate- for programs with a migrate URL.`,
+One look finds programs that hold a name at that moment. With --for, status looks fifty times a second at names in use, and finds a
+program that holds one for a hundredth of the time within seconds. Waiters on Redis are found if they listen for the end of the lock.
+PostgreSQL shows the application_name of sessions, which begins with migrate- for programs with a migrate URL.`,
 		Example: `  dsync migrate status orders/42 invoices
   dsync migrate status --names names.txt --for 1m --json`,
 		Args: cobra.ArbitraryArgs,
