@@ -349,9 +349,14 @@ func TestSealCanBeInterruptedAndRepeated(t *testing.T) {
 		for i := range 10 {
 			names = append(names, fmt.Sprint("n", i))
 		}
+		early, stop := context.WithTimeout(t.Context(), time.Second)
+		defer stop()
+		p.ctx = early
+		p.run("seal", "--for", "10m", "y").want(cli.ExitInterrupted, "interrupted before the first name")
 		ctx, cancel := context.WithTimeout(t.Context(), 4500*time.Millisecond)
 		defer cancel()
 		p.ctx = ctx
+		p.wantState("idle", "y")
 		args := append([]string{"seal", "--rate", "1"}, names...)
 		p.run(args...).want(cli.ExitInterrupted, "sealed: 4; sealed already: 0; held by somebody: 0; not tried: 6", "interrupted, to be repeated")
 		p.ctx = nil

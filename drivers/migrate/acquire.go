@@ -153,7 +153,9 @@ func (a *attempt) handover(ctx context.Context) (*lease, error) {
 	if err != nil {
 		return nil, err
 	}
-	if _, err := a.marked(ctx, to); err != nil { // a name that cannot be marked is not sealed
+	bound, cancel := context.WithDeadline(ctx, to.lease.Expires())
+	defer cancel()
+	if _, err := a.marked(bound, to); err != nil { // a name that cannot be marked is not sealed
 		return nil, from.undo(ctx, to.undo(ctx, err))
 	}
 	if err := a.seal(ctx, from, to); err != nil {
@@ -279,11 +281,13 @@ func (a *attempt) seal(ctx context.Context, from, to *part) error {
 	return from.undo(ctx, to.undo(ctx, err))
 }
 
+// marked reports whether the name is marked on to. The request of a caller that
+// holds nothing else needs no bound: the hold on to runs out by itself.
 func (a *attempt) marked(ctx context.Context, to *part) (bool, error) {
-	bound := &to.l.look
-	bound.Context, bound.at = ctx, to.lease.Expires()
-	defer bound.stopTimer()
-	marked, err := a.d.marker.Marked(bound, to.lease)
+	marked, err := a.d.marker.Marked(ctx, to.lease)
+	if err == nil && !to.live() {
+		err = errAgain
+	}
 	return marked, a.translate(err)
 }
 

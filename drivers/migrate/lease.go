@@ -25,7 +25,6 @@ type lease struct {
 	// Most leases have one part. Its memory is part of the lease.
 	one  part
 	list [2]*part
-	look until // bounds the look at the mark
 
 	mu    sync.Mutex
 	state state

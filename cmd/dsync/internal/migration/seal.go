@@ -42,7 +42,9 @@ Held names are left out, or waited for with --wait. Seal can be interrupted and 
 				return cli.Usage(fmt.Errorf("--for %v is negative", lasting))
 			}
 			if !anyway {
-				if err := s.nobodyBehind(c, f, args, lasting); err != nil {
+				if err := s.nobodyBehind(c, f, args, lasting); c.Context().Err() != nil {
+					return fmt.Errorf("interrupted before the first name: %w", c.Context().Err())
+				} else if err != nil {
 					return err
 				}
 			}
