@@ -73,8 +73,8 @@ test-contrib: servers ## run the suite on the drivers of contrib and on database
 	cd internal/sqltest && GOWORK=off $(GO) test -timeout 15m $(TESTFLAGS) ./...
 	cd contrib/natslock && GOWORK=off $(GO) test -short -timeout 15m $(TESTFLAGS) ./...
 
-migration-long: servers ## six processes from one backend to another by the runbooks, five pairs, while either backend is killed in each step: six minutes
-	cd cmd/dsync && $(GO) test -race -timeout 30m -count=1 -run '^TestFleetOfSix$$' -v $(TESTFLAGS) . -fleet
+migration-long: servers ## six processes follow the runbook from one backend to another, back, and there again, on six pairs, while each backend is killed in each step: ten minutes
+	cd cmd/dsync && $(GO) test -race -timeout 30m -count=1 -run '^TestFleetOfSix$$' -parallel 3 -v $(TESTFLAGS) . -fleet
 
 run-long: servers ## dsync run: 200 trials on each backend of a holder that is frozen, cut off, forced or killed, and a job of 20 periods: ten minutes
 	cd cmd/dsync && $(GO) test -timeout 60m -count=1 -run '^(TestNoTwoCommands|TestRunOncePerPeriod)$$' -v $(TESTFLAGS) . -trials $(TRIALS)

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -14,19 +15,19 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// fleetPair is what a fleet of six goes from and to, and by which runbook.
-type fleetPair struct {
-	name, runbook string
-	from          func(t *testing.T) *oldPlace
-	to            func(t *testing.T) *newPlace
-}
-
-var fleetPairs = []fleetPair{
-	{"redis to etcd", sealsTitle, fromRedis("redisson", ""), toEtcd},
-	{"single to cluster", sealsTitle, fromRedis("redisson", ""), toCluster},
-	{"etcd to redis", sealsTitle, fromEtcd, toRedis},
-	{"string locks to redisson", sealsTitle, fromRedis("redis-string", "SET NX PX"), toRedis},
-	{"redis to postgres", gateTitle, fromRedis("redisson", ""), toPostgres},
+// fleetPairs are what a fleet of six goes from and to.
+var fleetPairs = []struct {
+	name         string
+	gated, short bool
+	from         func(t *testing.T) *oldPlace
+	to           func(t *testing.T) *newPlace
+}{
+	{"redis to etcd", false, true, fromRedis("redisson", ""), toEtcd},
+	{"etcd to redis", false, false, fromEtcd, toRedis},
+	{"redis to postgres", true, true, fromRedis("redisson", ""), toPostgres},
+	{"string locks to redisson", false, false, fromRedis("redis-string", "SET NX PX"), toRedis},
+	{"single to cluster", false, false, fromRedis("redisson", ""), toCluster},
+	{"zookeeper to etcd", false, false, fromZooKeeper, toEtcd},
 }
 
 // server is a backend that can be killed and started again, with what it has acknowledged.
@@ -41,14 +42,18 @@ const (
 // oldPlace is an old backend.
 type oldPlace struct {
 	server
-	url    string            // with the place of "user:password@" as %s
-	secret string            // the password of both users
-	cutOff func(user string) // for good
-	speaks string            // how its incumbent does, see clerk
-	tokens bool
+	url      string            // with USER@ in place of "user:password@"
+	secret   string            // the password of both users
+	cutOff   func(user string) // permanently
+	speaks   string            // how its incumbent does, see clerk
+	tokens   bool
+	stays    bool // names cannot come back
+	unlisted bool // it cannot list names
 }
 
-func (o *oldPlace) as(user string) string { return fmt.Sprintf(o.url, user+":"+o.secret+"@") }
+func (o *oldPlace) as(user string) string {
+	return strings.Replace(o.url, "USER@", user+":"+o.secret+"@", 1)
+}
 
 // newPlace is a new backend.
 type newPlace struct {
@@ -70,7 +75,7 @@ func fromRedis(scheme, speaks string) func(*testing.T) *oldPlace {
 			t.Fatal(err)
 		}
 		s := testenv.Redis(t, append([]string{"--aclfile", file}, durable...)...)
-		o := &oldPlace{server: s, url: scheme + "://%s" + s.Addr, secret: password, speaks: speaks, tokens: scheme == "redisson"}
+		o := &oldPlace{server: s, url: scheme + "://USER@" + s.Addr, secret: password, speaks: speaks, tokens: scheme == "redisson", unlisted: scheme != "redisson"}
 		if scheme == "redis-string" {
 			o.url += "?durable=true"
 		}
@@ -110,8 +115,29 @@ func fromEtcd(t *testing.T) *oldPlace {
 		must(c.UserGrantRole(ctx, user, role))
 	}
 	must(c.AuthEnable(ctx))
-	return &oldPlace{server: s, url: "etcd://%s" + s.Addr + "/" + prefix, secret: password, speaks: "Mutex", tokens: true,
+	return &oldPlace{server: s, url: "etcd://USER@" + s.Addr + "/" + prefix, secret: password, speaks: "Mutex", tokens: true, stays: true,
 		cutOff: func(user string) { must(dial("root").UserDelete(ctx, user)) }}
+}
+
+// mortal is a server that is not started again after it was shut down.
+type mortal struct {
+	*testenv.ZooKeeperServer
+	dead atomic.Bool
+}
+
+func (m *mortal) Restart() {
+	if !m.dead.Load() {
+		m.ZooKeeperServer.Restart()
+	}
+}
+
+// fromZooKeeper is a ZooKeeper without users, which is shut down to cut programs off.
+func fromZooKeeper(t *testing.T) *oldPlace {
+	s := &mortal{ZooKeeperServer: testenv.ZooKeeper(t)}
+	return &oldPlace{server: s, url: "zk://" + s.Addr + "/locks", tokens: true, cutOff: func(string) {
+		s.dead.Store(true)
+		s.Kill()
+	}}
 }
 
 func toEtcd(t *testing.T) *newPlace {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/url"
@@ -73,6 +74,21 @@ func TestStatusNamesForeignHolders(t *testing.T) {
 	drivertest.Acquire(t, drivertest.Open(t, p.to), drivertest.Request("x")) // which is no half of that hold
 	if n := p.status(cli.ExitUnfinished, "x").Names[0]; n.HeldOn != "old" {
 		t.Errorf("got %+v, want that it is held on the old backend", n)
+	}
+}
+
+// TestStatusTellsSessionsOfPostgresApart by their names.
+func TestStatusTellsSessionsOfPostgresApart(t *testing.T) {
+	server := testenv.Postgres(t)
+	for _, name := range []string{"", "?application_name=orders"} {
+		p := inMemory(t)
+		p.from = server.URL("pglock") + name
+		l := drivertest.Acquire(t, p.program(migrate.PhaseDual, "&gate=true&fenced=false"), drivertest.Request("x"))
+		p.run("status", "--gate", "--fenced=false", "x").want(cli.ExitDone, "1 held")
+		drivertest.Release(t, l)
+		l = drivertest.Acquire(t, drivertest.Open(t, p.from), drivertest.Request("x"))
+		p.run("status", "--gate", "--fenced=false", "x").want(cli.ExitUnfinished, "a program that knows the old backend alone holds it")
+		drivertest.Release(t, l)
 	}
 }
 
@@ -333,9 +349,14 @@ func TestSealCanBeInterruptedAndRepeated(t *testing.T) {
 		for i := range 10 {
 			names = append(names, fmt.Sprint("n", i))
 		}
+		early, stop := context.WithTimeout(t.Context(), time.Second)
+		defer stop()
+		p.ctx = early
+		p.run("seal", "--for", "10m", "y").want(cli.ExitInterrupted, "interrupted before the first name")
 		ctx, cancel := context.WithTimeout(t.Context(), 4500*time.Millisecond)
 		defer cancel()
 		p.ctx = ctx
+		p.wantState("idle", "y")
 		args := append([]string{"seal", "--rate", "1"}, names...)
 		p.run(args...).want(cli.ExitInterrupted, "sealed: 4; sealed already: 0; held by somebody: 0; not tried: 6", "interrupted, to be repeated")
 		p.ctx = nil
@@ -414,7 +435,7 @@ func TestGate(t *testing.T) {
 	if err := d.SetPhase(t.Context(), migrate.PhaseDual); err != nil {
 		t.Fatal(err)
 	}
-	run("finalize", "--dry-run").want(cli.ExitDone, "did not join", "not in phase new: "+p.from)
+	run("finalize", "--dry-run").want(cli.ExitDone, "did not join", "use it alone: "+p.from)
 	l := drivertest.Acquire(t, drivertest.Open(t, p.from), drivertest.Request("x"))
 	run("status", "x").want(cli.ExitUnfinished, "knows the old backend alone")
 	run("finalize", "x").want(cli.ExitUnfinished, "take no part in the migration")
@@ -550,6 +571,22 @@ func TestTheWayBackTakesBackAllNames(t *testing.T) {
 				drivertest.Release(t, drivertest.Acquire(t, old, drivertest.NoWait(name)))
 			}
 		})
+	}
+}
+
+// TestTheNextMigrationHasAHigherFloor than the tokens of names that came back.
+func TestTheNextMigrationHasAHigherFloor(t *testing.T) {
+	p := inMemory(t).bareURLs()
+	p.from = "redisson://" + testenv.Redis(t).Addr
+	p.to += fmt.Sprintf("?floor=%d", uint64(1)<<51)
+	drivertest.Release(t, drivertest.Acquire(t, p.program(migrate.PhaseNew, ""), drivertest.Request("x")))
+	p.run("rollback", "--all").want(cli.ExitDone)
+	p.run("untie").want(cli.ExitDone)
+	p.run("untie").want(cli.ExitDone)
+	last := drivertest.Token(drivertest.Acquire(t, drivertest.Open(t, p.from), drivertest.Request("x")))
+	var plan planJSON
+	if err := json.Unmarshal([]byte(p.bareURLs().run("plan", "--json").want(cli.ExitDone).out), &plan); err != nil || plan.Floor <= last {
+		t.Errorf("got floor %d, %v, want more than the token %d", plan.Floor, err, last)
 	}
 }
 

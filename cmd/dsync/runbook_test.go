@@ -1,11 +1,11 @@
 package main
 
 import (
-	"bufio"
 	"context"
+	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
-	"net/url"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -17,321 +17,523 @@ import (
 
 	"github.com/go-dsync/dsync"
 	"github.com/go-dsync/dsync/cmd/dsync/internal/cli"
-	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/conformance/history"
+	"github.com/go-dsync/dsync/driver/move"
 	"github.com/go-dsync/dsync/drivers/migrate"
 	"github.com/go-dsync/dsync/internal/drivertest"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// runbookTTL is that of the programs.
-const runbookTTL = 5 * time.Second
+var longFleet = flag.Bool("fleet", false, "run TestFleetOfSix on all pairs and with faults, which takes minutes")
 
-// fleet is programs that lock names all the while, and resources that check who may use them.
+const (
+	runbookTTL  = 5 * time.Second // of the programs
+	fleetSize   = 6               // one of them only knows the old backend
+	fleetTries  = 60              // of a command while backends are killed and the slot of a frozen process lasts
+	frozenClerk = 2
+	looksAtOne  = 5 // of a tool that has to see a program each time
+
+	closedName = cli.Reserved + "closed"
+	targetName = cli.Reserved + "target"
+)
+
+// fleet is six programs, which follow the runbook of docs/migration.md.
 type fleet struct {
 	*two
-	gated    bool
-	tokens   bool // the old backend has them
-	listed   []string
-	all      []string // with names that nobody has listed
-	programs []*program
-	stranger *program                  // it knows the old backend alone
-	frozen   *program                  // it misses a restart
-	launch   func(raw string) *program // in another process; nil: programs are clients in this one
-	tries    int                       // of a command that does not end with 0
+	old     *oldPlace
+	now     *newPlace
+	gated   bool
+	faults  bool // each backend is killed in each step
+	freezes bool // one program misses a restart, and runs again two phases later
+	listed  string
+	every   string            // a file with all names
+	urls    map[string]string // of the programs, as plan prints them
 
-	mu     sync.Mutex
-	inside map[string]bool
-	last   map[string]uint64 // token
-	fenced bool              // whether resources ask for tokens
-	grants int
+	own      *history.History
+	files    []string
+	programs []*testenv.Process
+	stranger *testenv.Process // it only knows the old backend
+	frozen   *testenv.Process
+	thawed   func()
 }
 
-// program locks one name after the other.
-type program struct {
-	client *dsync.Client // nil in another process
-	stop   context.CancelFunc
-	done   chan struct{}
-}
+var fleetNames = []string{"a", "b", "c", "d", "e"} // of which a, b and c are listed
 
-func (f *fleet) start(raw string, names []string) *program {
-	f.t.Helper()
-	if f.launch != nil {
-		return f.launch(raw)
-	}
-	c, err := dsync.Open(f.t.Context(), raw, &dsync.Options{TTL: runbookTTL})
-	if err != nil {
-		f.t.Fatalf("a program with another URL: %v", err)
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	p := &program{c, cancel, make(chan struct{})}
-	go func() { // ends with ctx
-		defer close(p.done)
-		for i := 0; ctx.Err() == nil; i++ {
-			f.use(ctx, c, names[i%len(names)])
-			pause(ctx, 2*time.Millisecond)
-		}
-	}()
-	return p
-}
-
-func (f *fleet) end(p *program) {
-	f.t.Helper()
-	p.stop()
-	<-p.done
-	if p.client == nil {
-		return
-	}
-	if err := p.client.Close(drivertest.Guard(f.t)); err != nil {
-		f.t.Error(err)
-	}
-}
-
-// use locks a name and uses its resource.
-func (f *fleet) use(ctx context.Context, c *dsync.Client, name string) {
-	bound, cancel := context.WithTimeout(ctx, runbookTTL)
-	defer cancel()
-	l, err := c.Lock(bound, name)
-	if err != nil {
-		return
-	}
-	if l.Err() == nil {
-		f.enter(name, l.Token())
-		pause(ctx, time.Millisecond)
-		f.leave(name)
-	}
-	_ = l.Unlock(ctx)
-}
-
-func (f *fleet) enter(name string, token uint64) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.inside[name] {
-		f.t.Errorf("two holders of %s", name)
-	}
-	if f.fenced && token <= f.last[name] {
-		f.t.Errorf("%s: got token %d after %d", name, token, f.last[name])
-	}
-	if token > 0 {
-		f.last[name] = token
-	}
-	f.inside[name] = true
-	f.grants++
-}
-
-func (f *fleet) leave(name string) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.inside[name] = false
-}
-
-// token returns the last token of a name.
-func (f *fleet) token(name string) uint64 {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.last[name]
-}
-
-// setFenced says whether tokens are to rise from here on.
-func (f *fleet) setFenced(fenced bool) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.fenced = fenced
-}
-
-// restart gives all programs another URL, one after the other.
-func (f *fleet) restart(raw string) {
-	f.t.Helper()
-	for i, p := range f.programs {
-		if p != nil && p == f.frozen {
+// TestFleetOfSix follows the runbook from the plain URL of the old backend to
+// phase new, goes back to the plain URL of the old backend, and follows the
+// runbook again to the plain URL of the new one. After each command it compares
+// the exit status with what the backends say.
+func TestFleetOfSix(t *testing.T) {
+	for _, pair := range fleetPairs {
+		if !*longFleet && !pair.short {
 			continue
 		}
-		f.programs[i] = f.start(raw, f.all)
-		if p != nil {
-			f.end(p)
-		}
-		pause(f.t.Context(), 50*time.Millisecond)
-	}
-}
-
-// phase returns the programs' URL.
-func (f *fleet) phase(p string) string {
-	more := ""
-	if f.gated {
-		more = "&gate=true&fenced=false"
-	}
-	return "migrate:?phase=" + p + more + "&from=" + url.QueryEscape(f.from) + "&to=" + url.QueryEscape(f.to)
-}
-
-var (
-	phaseOf = regexp.MustCompile(`phase=(old|dual|new)`)
-	floorOf = regexp.MustCompile(`floor=(\d+)`)
-)
-
-// line does what a line of the runbook says. It returns what a command said.
-func (f *fleet) line(text, said, file string) string {
-	f.t.Helper()
-	command, ok := strings.CutPrefix(text, "dsync ")
-	switch {
-	case ok:
-		args := strings.Fields(command)
-		for i, arg := range args {
-			switch arg {
-			case "names.txt":
-				args[i] = file
-			case "10m":
-				args[i] = "1s"
-			}
-		}
-		f.t.Setenv("DSYNC_FROM", f.from)
-		f.t.Setenv("DSYNC_TO", f.to)
-		for try := 1; ; try++ {
-			if r := f.bare(args...); r.status == cli.ExitDone || try >= f.tries {
-				return r.want(cli.ExitDone).out
-			}
-			pause(f.t.Context(), time.Second)
-		}
-	case strings.Contains(text, "floor=FLOOR") && !f.tokens:
-		if strings.Contains(said, "floor=") {
-			f.t.Errorf("plan told a floor for tokens that there are not:\n%s", said)
-		}
-	case strings.Contains(text, "floor=FLOOR"):
-		found := floorOf.FindString(said)
-		if found == "" {
-			f.t.Fatalf("plan told no floor:\n%s", said)
-		}
-		sign := "?"
-		if strings.Contains(f.to, "?") {
-			sign = "&"
-		}
-		f.to += sign + found
-	case strings.Contains(text, "stop them"), strings.Contains(text, "none is left with the URL of the old backend"), strings.Contains(text, "cut off whoever"):
-		if f.stranger != nil {
-			f.end(f.stranger)
-			f.stranger = nil
-		}
-	case strings.Contains(text, "the old URL"):
-		f.restart(f.from)
-	case strings.Contains(text, "have to do without"):
-		f.setFenced(false)
-	}
-	switch m := phaseOf.FindStringSubmatch(text); {
-	case !strings.Contains(text, "restart all programs"):
-	case strings.Contains(text, "URL of the new backend alone"):
-		f.restart(f.to)
-		f.setFenced(true)
-	case m != nil && f.gated != strings.Contains(text, "gate=true&fenced=false"):
-		f.t.Errorf("the line gives programs a URL of the other procedure: %q", text)
-	case m != nil:
-		f.restart(f.phase(m[1]))
-	}
-	return said
-}
-
-// The runbooks of docs/migration.md.
-const (
-	sealsTitle = "Runbook with seals"
-	gateTitle  = "Runbook with a gate"
-	backTitle  = "The way back"
-)
-
-// runbookLines returns the lines of one in docs/migration.md.
-func runbookLines(t *testing.T, title string) (lines []string) {
-	text, err := os.ReadFile(filepath.Join("..", "..", "docs", "migration.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, rest, ok := strings.Cut(string(text), "\n## "+title+"\n")
-	_, rest, ok2 := strings.Cut(rest, "```sh\n")
-	block, _, ok3 := strings.Cut(rest, "```")
-	if !ok || !ok2 || !ok3 {
-		t.Fatalf("docs/migration.md has no %s", title)
-	}
-	for s := bufio.NewScanner(strings.NewReader(block)); s.Scan(); {
-		lines = append(lines, s.Text())
-	}
-	return lines
-}
-
-// TestRunbooks runs those of docs/migration.md line by line, beside a program that knows the old backend alone until it is stopped, and with a
-// name that nobody locks meanwhile.
-func TestRunbooks(t *testing.T) {
-	redis := func(t *testing.T) string { return "redisson://" + testenv.Redis(t).Addr }
-	etcd := func(t *testing.T) string { return "etcd://" + testenv.Etcd(t).Addr + "/locks/" }
-	texts := func(t *testing.T) string { return "redis-string://" + testenv.Redis(t).Addr + "?durable=true" }
-	zk := func(t *testing.T) string { return "zk://" + testenv.ZooKeeper(t).Addr + "/locks" }
-	postgres := func(t *testing.T) string { return testenv.Postgres(t).URL("pglock") }
-	for _, test := range []struct {
-		name, title string
-		from, to    func(*testing.T) string
-	}{
-		{"redis to etcd", sealsTitle, redis, etcd},
-		{"etcd to redis", sealsTitle, etcd, redis},
-		{"zookeeper to etcd", sealsTitle, zk, etcd},
-		{"string locks to redis", sealsTitle, texts, redis},
-		{"redis to postgres", gateTitle, redis, postgres},
-		{"redis to zookeeper, and back", backTitle, redis, zk},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			f := &fleet{two: &two{t: t, from: test.from(t), to: test.to(t)}, gated: test.title == gateTitle,
-				listed: []string{"a", "b", "c"}, all: []string{"a", "b", "c", "d", "e"}, programs: make([]*program, 3),
-				inside: map[string]bool{}, last: map[string]uint64{}}
-			f.tokens = !strings.HasPrefix(f.from, "redis-string:")
-			f.fenced = f.tokens
-			file := filepath.Join(t.TempDir(), "names.txt")
-			if err := os.WriteFile(file, []byte(strings.Join(f.listed, "\n")), 0o600); err != nil {
-				t.Fatal(err)
-			}
-			lines := runbookLines(t, test.title)
-			if test.title == backTitle {
-				there := runbookLines(t, sealsTitle)
-				end := slices.IndexFunc(there, func(s string) bool { return strings.HasPrefix(s, "# 7.") })
-				lines = append(there[:end], lines...)
-			}
-			f.follow(lines, file)
+		t.Run(pair.name, func(t *testing.T) {
+			t.Parallel()
+			s := &fleet{old: pair.from(t), now: pair.to(t), gated: pair.gated, programs: make([]*testenv.Process, fleetSize-1)}
+			s.two = &two{t: t, ctx: t.Context(), from: s.old.as(moverUser), to: s.now.url}
+			s.prepare()
+			s.roundTrip()
+			s.judge()
 		})
 	}
 }
 
-// follow runs a runbook from the URL of the old backend to that of the new one.
-func (f *fleet) follow(lines []string, file string) {
-	f.restart(f.from)
-	f.stranger = f.start(f.from, f.all)
-	f.use(f.t.Context(), f.programs[0].client, "idle")
-	before := f.token("idle")
-	said := ""
-	for _, text := range lines {
-		said = f.line(text, said, file)
-		if f.gated && strings.Contains(text, "finalize") {
-			_, err := dsync.Open(f.t.Context(), f.phase("old"), &dsync.Options{TTL: runbookTTL})
-			if !errors.Is(err, migrate.ErrFinalized) && !errors.As(err, new(*migrate.BehindError)) {
-				f.t.Errorf("a program with the old configuration: got %v, want that it is refused", err)
+func (s *fleet) prepare() {
+	s.listed, s.every = filepath.Join(s.t.TempDir(), "names.txt"), filepath.Join(s.t.TempDir(), "every.txt")
+	err := errors.Join(os.WriteFile(s.listed, []byte(strings.Join(fleetNames[:3], "\n")), 0o600),
+		os.WriteFile(s.every, []byte(strings.Join(fleetNames, "\n")), 0o600))
+	if err == nil {
+		s.own, err = history.Create(s.file("own"), "own")
+	}
+	if err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+func (s *fleet) roundTrip() {
+	runbook := s.steps("Runbook")
+	step := func(number int) int {
+		return slices.IndexFunc(runbook, func(x step) bool { return strings.HasPrefix(x.text, fmt.Sprint(number, ". ")) })
+	}
+	plain := s.old.as(oldUser)
+	before := s.idle(plain)
+	s.restart(plain)
+	s.leaveBehind()
+	s.follow(runbook[:step(8)])
+	s.faults = *longFleet
+	if back := s.steps("The way back"); s.old.stays {
+		s.follow(back[:2])
+		s.freezes = false
+		s.follow(runbook[step(6):])
+	} else {
+		s.follow(back)
+		for _, name := range fleetNames {
+			s.release(s.take(plain, name))
+		}
+		after := s.idle(plain)
+		if s.old.tokens && after <= before {
+			s.t.Errorf("the name that nobody locked meanwhile: got token %d after %d on the way back", after, before)
+		}
+		before = after
+		s.leaveBehind()
+		s.to, s.freezes = s.now.url, *longFleet
+		s.follow(runbook)
+	}
+	if after := s.idle(s.to); after <= before {
+		s.t.Errorf("the name that nobody locked meanwhile: got token %d after %d", after, before)
+	}
+	for _, p := range s.programs {
+		s.end(p)
+	}
+}
+
+// step is a paragraph of a runbook.
+type step struct {
+	text     string
+	commands []string
+}
+
+// steps returns those of a section of docs/migration.md that concern this pair.
+func (s *fleet) steps(section string) (steps []step) {
+	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "migration.md"))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	_, rest, ok := strings.Cut(string(page), "\n## "+section+"\n")
+	_, rest, ok2 := strings.Cut(rest, "```sh\n")
+	block, _, ok3 := strings.Cut(rest, "```")
+	if !ok || !ok2 || !ok3 {
+		s.t.Fatalf("docs/migration.md has no %s", section)
+	}
+	other := ". gate:"
+	if s.gated {
+		other = ". seals:"
+	}
+	for _, paragraph := range strings.Split(strings.TrimSpace(block), "\n\n") {
+		var x step
+		for _, line := range strings.Split(paragraph, "\n") {
+			if text, ok := strings.CutPrefix(line, "#"); ok {
+				x.text += strings.TrimSpace(text) + " "
+			} else {
+				x.commands = append(x.commands, line)
 			}
 		}
-		if f.t.Failed() {
-			f.t.Fatalf("after the line %q", text)
+		if !strings.Contains(x.text, other) {
+			steps = append(steps, x)
 		}
 	}
-	now := f.to
-	if strings.HasPrefix(lines[len(lines)-1], "dsync migrate untie") {
-		now = f.from
-	}
-	f.use(f.t.Context(), f.programs[0].client, "idle")
-	if got := f.token("idle"); got <= before {
-		f.t.Errorf("the name that nobody locked meanwhile: got token %d after %d", got, before)
-	}
-	for _, p := range f.programs {
-		f.end(p)
-	}
-	d := drivertest.Open(f.t, now)
-	for _, name := range f.all {
-		l := drivertest.Acquire(f.t, d, drivertest.Request(name))
-		if token, _ := driver.Tokens(l, 0); token == 0 {
-			f.t.Errorf("%s: no token", name)
+	return steps
+}
+
+var phaseOf = regexp.MustCompile(`phase=(old|dual|new)`)
+
+// follow does what steps say.
+func (s *fleet) follow(steps []step) {
+	for _, x := range steps {
+		s.t.Log(x.text)
+		s.before(x)
+		if s.faults && !strings.Contains(x.text, "cut") {
+			s.trouble(func() { s.do(x) })
+		} else {
+			s.do(x)
 		}
-		drivertest.Release(f.t, l)
+		s.after(x)
+		if s.t.Failed() {
+			s.t.Fatalf("after the step %q", x.text)
+		}
 	}
-	if f.grants < 100 {
-		f.t.Errorf("%d grants, want 100 or more", f.grants)
+}
+
+func (s *fleet) do(x step) {
+	s.t.Helper()
+	switch m := phaseOf.FindStringSubmatch(x.text); {
+	case strings.Contains(x.text, "stop them all"), strings.Contains(x.text, "cut off whoever"):
+		if s.stranger != nil {
+			s.end(s.stranger)
+			s.stranger = nil
+		}
+	case !strings.Contains(x.text, "restart all programs"):
+	case strings.Contains(x.text, "URL of the new backend alone"):
+		s.restart(s.urls["alone"])
+	case strings.Contains(x.text, "the old URL"):
+		s.restart(s.old.as(oldUser))
+	case m != nil:
+		s.restart(s.urls[m[1]])
+	default:
+		s.t.Errorf("which URL do the programs get in the step %q?", x.text)
 	}
-	f.t.Logf("%s", fmt.Sprint(f.grants, " grants"))
+	for _, command := range x.commands {
+		s.command(command)
+	}
+}
+
+// gate returns the flags of commands.
+func (s *fleet) gate() []string {
+	if !s.gated {
+		return nil
+	}
+	return []string{"--gate", "--fenced=false"}
+}
+
+// command runs a line of the runbook, and compares its exit status with what
+// the backends say.
+func (s *fleet) command(text string) {
+	s.t.Helper()
+	if strings.HasPrefix(text, "export ") { // s.from and s.to are the values
+		return
+	}
+	args := strings.Fields(strings.NewReplacer("$GATE", strings.Join(s.gate(), " "), "names.txt", s.listed, "10m", "1s").Replace(text))
+	if args = args[2:]; args[0] == "rollback" && s.old.unlisted {
+		args = strings.Fields(strings.Replace(strings.Join(args, " "), "--all", "--names "+s.every, 1))
+	}
+	status := cli.ExitDone
+	if args[0] == "rollback" && s.old.stays || args[0] == "untie" && s.old.unlisted {
+		status = cli.ExitRefused
+	}
+	for try := 1; ; try++ {
+		if r := s.run(args...); r.status == status || try == fleetTries {
+			r.want(status)
+			break
+		}
+		pause(s.t.Context(), time.Second)
+	}
+	if args[0] == "plan" {
+		var plan planJSON
+		args = append(args, "--json", "--passwords")
+		testenv.Eventually(s.t, func() bool { return json.Unmarshal([]byte(s.run(args...).out), &plan) == nil && plan.Possible }, "plan prints the URLs")
+		s.urls, s.to = plan.URLs, plan.URLs["alone"]
+	}
+	names, want := []string(nil), 0
+	switch sealed := args[0] == "seal" || args[0] == "finalize"; {
+	case sealed && s.gated:
+		names, want = []string{closedName}, 1
+	case sealed:
+		names, want = fleetNames[:3], 3
+	case args[0] == "rollback" && s.old.stays:
+		names, want = fleetNames, len(fleetNames)
+	case args[0] == "rollback", args[0] == "untie":
+		names = append([]string{closedName}, fleetNames...)
+	}
+	if args[0] == "untie" {
+		names = append(names, targetName)
+	}
+	if got := s.sealed(names); got != want {
+		s.t.Errorf("%v exits with %d, and %d of %q are sealed, want %d", args, status, got, names, want)
+	}
+}
+
+// sealed asks the old backend how many names are sealed.
+func (s *fleet) sealed(names []string) (n int) {
+	s.t.Helper()
+	if len(names) == 0 {
+		return 0
+	}
+	sealer := drivertest.Open(s.t, s.from).(move.Sealer)
+	for _, name := range names {
+		var sealed bool
+		testenv.Eventually(s.t, func() (ok bool) {
+			_, is, err := sealer.Sealed(s.t.Context(), name)
+			sealed = is
+			return err == nil
+		}, "the old backend says whether a name is sealed")
+		if sealed {
+			n++
+		}
+	}
+	return n
+}
+
+func (s *fleet) before(x step) {
+	s.t.Helper()
+	command := strings.Join(x.commands, " ")
+	switch {
+	case strings.Contains(command, "migrate seal"):
+		s.sees("names have not moved", "finalize", "--names", s.listed)
+	case strings.Contains(command, "rollback") && !s.old.unlisted:
+		s.sees("sealed on the old backend", "untie")
+	case strings.Contains(x.text, "stop them all"):
+		s.sees("knows the old backend alone", "status", "--names", s.listed, "--for", "30s")
+	}
+	if s.freezes && (strings.Contains(command, "migrate seal") || s.gated && strings.Contains(x.text, "phase=dual")) {
+		s.frozen = s.programs[frozenClerk]
+		s.thawed = s.own.Fault("stop", "a clerk")
+		s.frozen.Stop()
+	}
+}
+
+func (s *fleet) after(x step) {
+	s.t.Helper()
+	switch {
+	case strings.Contains(x.text, "phase=new") && s.frozen != nil:
+		s.thaw()
+	case strings.Contains(x.text, "phase=new") && !s.freezes: // all names move
+		testenv.Eventually(s.t, func() bool { return s.gated || s.sealed(fleetNames) == len(fleetNames) }, "all names that are locked move")
+	case strings.Contains(x.text, "closes phase old") && s.gated:
+		_ = s.tooLate(s.urls["old"])
+	case strings.Contains(x.text, "cut off whoever"):
+		c, l := s.take(s.old.as(oldUser), "forgotten") // and kept
+		s.old.cutOff(oldUser)
+		pause(s.t.Context(), runbookTTL+time.Second)
+		if l.Err() == nil {
+			s.t.Error("a program that was cut off still has a lock after its TTL")
+		}
+		s.release(c, l)
+		_ = s.tooLate(s.old.as(oldUser))
+	case strings.Contains(x.text, "cut all clients off"):
+		_ = s.tooLate(s.old.as(oldUser))
+		if s.gated { // and no program is in phase new any more
+			if err := s.tooLate(s.urls["old"]); !errors.Is(err, migrate.ErrFinalized) {
+				s.t.Errorf("a program in phase old at the very end: got %v, want ErrFinalized", err)
+			}
+		}
+		s.old.cutOff(moverUser)
+		_ = s.tooLate(s.urls["dual"])
+	}
+}
+
+// thaw lets the frozen program go on, two phases or a seal behind others, and
+// then gives it the URL that it has missed.
+func (s *fleet) thaw() {
+	s.t.Helper()
+	p := s.frozen
+	s.frozen = nil
+	p.Cont()
+	s.thawed()
+	if s.gated { // it lost its slot, and wants to be in phase old again
+		testenv.Eventually(s.t, func() bool { return s.run(append([]string{"status"}, s.gate()...)...).status == cli.ExitUnfinished }, "status sees who wants to be in phase old")
+		for range looksAtOne {
+			s.sees("wants old", "status")
+			s.sees("phase old", "finalize")
+		}
+	}
+	pause(s.t.Context(), 2*time.Second)
+	s.programs[frozenClerk] = s.start(s.urls["new"])
+	s.end(p)
+}
+
+// sees wants a command to end with 3 and a text. A backend that was killed may
+// not be back yet.
+func (s *fleet) sees(text string, args ...string) {
+	s.t.Helper()
+	for try := 1; ; try++ {
+		r := s.run(append(args, s.gate()...)...)
+		if r.status != cli.ExitFailed || try == fleetTries {
+			r.want(cli.ExitUnfinished, text)
+			return
+		}
+		pause(s.t.Context(), time.Second)
+	}
+}
+
+// trouble kills each backend once, while f goes on.
+func (s *fleet) trouble(f func()) {
+	var faults sync.WaitGroup
+	faults.Go(func() {
+		pause(s.t.Context(), 300*time.Millisecond)
+		off := s.own.Fault("restart", "the old backend")
+		s.old.Restart()
+		off()
+		pause(s.t.Context(), time.Second)
+		off = s.own.Fault("restart", "the new backend")
+		s.now.Restart()
+		off()
+	})
+	f()
+	faults.Wait()
+	pause(s.t.Context(), time.Second)
+}
+
+func (s *fleet) file(label string) string {
+	path := filepath.Join(s.t.TempDir(), label)
+	s.files = append(s.files, path)
+	return path
+}
+
+func (s *fleet) start(raw string) *testenv.Process {
+	s.t.Helper()
+	return s.employ(clerk{URL: raw, Work: 5 * time.Millisecond})
+}
+
+// leaveBehind starts a program that only knows the old backend. Its holds last
+// for so long that status has something to see.
+func (s *fleet) leaveBehind() {
+	s.t.Helper()
+	s.stranger = s.employ(clerk{URL: s.old.as(oldUser), Work: 50 * time.Millisecond, Speaks: s.old.speaks})
+}
+
+// foreignLabel begins the labels of clerks whose locks have no tokens.
+const foreignLabel = "foreign-"
+
+// employ starts a clerk.
+func (s *fleet) employ(c clerk) *testenv.Process {
+	s.t.Helper()
+	c.Label, c.Names, c.Seed = fmt.Sprintf("clerk-%d", len(s.files)), fleetNames, uint64(len(s.files))
+	if c.Speaks != "" {
+		c.Label = foreignLabel + c.Label
+	}
+	c.History = s.file(c.Label)
+	text, err := json.Marshal(c)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	p := testenv.Spawn(s.t, "clerk", clerkVariable+"="+string(text))
+	if line := p.Line(); line != "ready" {
+		s.t.Fatalf("%s said %q", c.Label, line)
+	}
+	return p
+}
+
+func (s *fleet) end(p *testenv.Process) {
+	s.t.Helper()
+	if err := p.Wait(); err != nil {
+		s.t.Error(err)
+	}
+}
+
+// restart gives all programs another URL, one after the other.
+func (s *fleet) restart(raw string) {
+	s.t.Helper()
+	for i, p := range s.programs {
+		if p != nil && p == s.frozen {
+			continue
+		}
+		s.programs[i] = s.start(raw)
+		if p != nil {
+			s.end(p)
+		}
+		pause(s.t.Context(), 50*time.Millisecond)
+	}
+}
+
+// tooLate starts a program with an old configuration. It returns why that gets
+// no lock.
+func (s *fleet) tooLate(raw string) error {
+	s.t.Helper()
+	ctx, cancel := context.WithTimeout(s.t.Context(), 3*time.Second)
+	defer cancel()
+	c, err := dsync.Open(ctx, raw, &dsync.Options{TTL: runbookTTL})
+	if err == nil {
+		_, err = c.Lock(ctx, fleetNames[0])
+		_ = c.Close(s.t.Context())
+	}
+	if err == nil {
+		s.t.Error("a program with an old configuration got a lock at the very end")
+	}
+	return err
+}
+
+// idle locks the name that no program locks, and returns its token.
+func (s *fleet) idle(raw string) uint64 {
+	s.t.Helper()
+	c, l := s.take(raw, "idle")
+	defer s.release(c, l)
+	return l.Token()
+}
+
+// take locks a name by a program of its own.
+func (s *fleet) take(raw, name string) (*dsync.Client, *dsync.Lease) {
+	s.t.Helper()
+	c, err := dsync.Open(s.t.Context(), raw, &dsync.Options{TTL: runbookTTL})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	l, err := c.Lock(s.t.Context(), name, dsync.WaitAtMost(fleetPatience))
+	if err != nil {
+		s.t.Fatalf("%s: %v", name, err)
+	}
+	return c, l
+}
+
+func (s *fleet) release(c *dsync.Client, l *dsync.Lease) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(s.t.Context()), runbookTTL)
+	defer cancel()
+	_ = l.Unlock(ctx)
+	_ = c.Close(ctx)
+}
+
+// judge reads the histories of all processes.
+func (s *fleet) judge() {
+	if err := s.own.Close(); err != nil {
+		s.t.Fatal(err)
+	}
+	events, err := history.Read(s.files...)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	v := history.Judge(events, history.Bounds{MinClients: fleetSize, MinGrants: fleetSize, MaxUnknown: 0.5,
+		Linger: runbookTTL + 2*time.Second, Wake: 4 * runbookTTL, Stuck: 4 * runbookTTL, Recover: 2 * runbookTTL})
+	s.t.Logf("%d attempts, %d granted, %d lost, %d unknown, %d faults", v.Attempts, v.Granted, v.Lost, v.Unknown, v.Faults)
+	if err := v.Err(); err != nil {
+		s.t.Error(err)
+	}
+	if least := 200; v.Granted < least {
+		s.t.Errorf("fewer than %d grants", least)
+	}
+	v = history.Judge(s.fenced(events), history.Bounds{Fenced: true, MinClients: fleetSize - 1, MinGrants: 1, MaxUnknown: 0.5})
+	s.t.Logf("%d granted with tokens", v.Granted)
+	if err := v.Err(); err != nil {
+		s.t.Error(err)
+	}
+}
+
+// fenced leaves out the grants that may be without a token, as all are that a
+// gate gives, and the faults, after which there may be no others.
+func (s *fleet) fenced(events []history.Event) []history.Event {
+	type op struct {
+		process string
+		call    uint64
+	}
+	without := map[op]bool{}
+	for _, e := range events {
+		switch e.Kind {
+		case history.KindFaultOn, history.KindFaultOff:
+			without[op{e.Proc, e.Call}] = true
+		case history.KindGrant:
+			if e.Token == 0 && (s.gated || !s.old.tokens || strings.HasPrefix(e.Proc, foreignLabel)) {
+				without[op{e.Proc, e.Call}] = true
+			}
+		}
+	}
+	return slices.DeleteFunc(slices.Clone(events), func(e history.Event) bool { return without[op{e.Proc, e.Call}] })
 }

@@ -153,7 +153,9 @@ func (a *attempt) handover(ctx context.Context) (*lease, error) {
 	if err != nil {
 		return nil, err
 	}
-	if _, err := a.marked(ctx, to); err != nil { // a name that cannot be marked is not sealed
+	bound, cancel := context.WithDeadline(ctx, to.lease.Expires())
+	defer cancel()
+	if _, err := a.marked(bound, to); err != nil { // a name that cannot be marked is not sealed
 		return nil, from.undo(ctx, to.undo(ctx, err))
 	}
 	if err := a.seal(ctx, from, to); err != nil {
@@ -176,12 +178,12 @@ func (a *attempt) both(ctx context.Context, tokensOfTo bool) (l *lease, from, to
 	wait, cancel := context.WithCancel(ctx)
 	defer cancel()
 	l.abandonWith(from, cancel)
-	stop := func() {}
+	var kept *carried
 	if !a.r.NoWait {
-		stop = from.keep(wait, cancel)
+		kept = from.keep(cancel)
 	}
 	to, err = l.take(wait, a.d.to, tokensOfTo, a.r.NoWait)
-	stop()
+	kept.leave()
 	if err != nil {
 		if wait.Err() != nil && ctx.Err() == nil && !errors.Is(err, driver.ErrUnknown) {
 			err = errAgain // from was lost
@@ -279,11 +281,13 @@ func (a *attempt) seal(ctx context.Context, from, to *part) error {
 	return from.undo(ctx, to.undo(ctx, err))
 }
 
+// marked reports whether the name is marked on to. The request of a caller that
+// holds nothing else needs no bound: the hold on to runs out by itself.
 func (a *attempt) marked(ctx context.Context, to *part) (bool, error) {
-	bound := &to.l.look
-	bound.Context, bound.at = ctx, to.lease.Expires()
-	defer bound.stopTimer()
-	marked, err := a.d.marker.Marked(bound, to.lease)
+	marked, err := a.d.marker.Marked(ctx, to.lease)
+	if err == nil && !to.live() {
+		err = errAgain
+	}
 	return marked, a.translate(err)
 }
 

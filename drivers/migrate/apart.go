@@ -44,7 +44,8 @@ func (d *Driver) apart(ctx context.Context) error {
 	first := rand.IntN(apartNames)
 	for i := range apartNames {
 		name := fmt.Sprintf("%sapart:%d", reserved, (first+i)%apartNames)
-		r := &driver.Request{Name: name, Hold: d.nextHold(), TTL: d.ttl, NoWait: true, Events: quiet{}}
+		r := d.ownRequest(name)
+		r.NoWait = true
 		l, err := d.from.Acquire(ctx, r)
 		if errors.Is(err, driver.ErrLocked) && !errors.Is(err, driver.ErrUnknown) {
 			continue

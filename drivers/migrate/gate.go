@@ -140,11 +140,11 @@ type BehindError struct {
 
 // Member is a process in PhaseOld or PhaseNew of the gated procedure, or one that would be in PhaseOld.
 type Member struct {
-	Phase Phase
-	Wants bool   // the process is not in Phase, and asks for Phase again and again
-	Slot  int    // its number
-	Hold  string // the identity of the hold of the slot, if the backend tells: begins with the Driver.ID of the process
-	Owner string // host and process id, if the backend keeps them
+	Phase Phase  `json:"phase"`
+	Wants bool   `json:"wants,omitempty"` // the process is not in Phase, and asks for Phase again and again
+	Slot  int    `json:"slot"`
+	Hold  string `json:"hold,omitempty"`  // the identity of the hold of the slot, if the backend tells: begins with the Driver.ID of the process
+	Owner string `json:"owner,omitempty"` // host and process id, if the backend keeps them
 
 	passing bool // the slot was taken for a look, or just given back
 }
@@ -170,19 +170,10 @@ func (e *BehindError) Error() string {
 func newGate(d *Driver) *gate {
 	return &gate{
 		d:       d,
-		name:    processName(),
+		name:    fmt.Sprintf("%s, process %d", hostname(), os.Getpid()),
 		setting: make(chan struct{}, 1),
 		retired: map[*member]struct{}{},
 	}
-}
-
-// processName tells people which process this is.
-func processName() string {
-	host, err := os.Hostname()
-	if err != nil {
-		host = "unknown host"
-	}
-	return fmt.Sprintf("%s, process %d", host, os.Getpid())
 }
 
 // opposite returns the phase that must be over before p, and the backends on which members of the two are.

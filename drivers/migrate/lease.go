@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -24,7 +25,6 @@ type lease struct {
 	// Most leases have one part. Its memory is part of the lease.
 	one  part
 	list [2]*part
-	look until // bounds the look at the mark
 
 	mu    sync.Mutex
 	state state
@@ -118,7 +118,7 @@ func (l *lease) partLost(p *part, cause error) {
 	l.mu.Lock()
 	p.lost = cause
 	was := l.state
-	if was == held && l.has(p) {
+	if was == held && slices.Contains(l.parts, p) {
 		l.state = lost
 	}
 	now, gone := l.state, p.gone
@@ -132,27 +132,27 @@ func (l *lease) partLost(p *part, cause error) {
 	}
 }
 
-// memberLost is told that the membership with which the lease ends is over.
-func (l *lease) memberLost(cause error) {
+// lose makes a held lease a lost one, and reports whether it was held. Unless p
+// is nil, p is over.
+func (l *lease) lose(p *part, cause error) bool {
 	l.mu.Lock()
-	was := l.state
-	if was == held {
-		l.state = lost
+	defer l.mu.Unlock()
+	if l.state != held {
+		return false
 	}
-	l.mu.Unlock()
-	if was == held {
+	l.state = lost
+	if p != nil {
+		p.lost = cause
+	}
+	return true
+}
+
+// memberLost is called when the membership with which the lease ends is over.
+func (l *lease) memberLost(cause error) {
+	if l.lose(nil, cause) {
 		l.r.Events.Lost(cause)
 		l.leave(nil)
 	}
-}
-
-func (l *lease) has(p *part) bool {
-	for _, other := range l.parts {
-		if other == p {
-			return true
-		}
-	}
-	return false
 }
 
 // leave releases the other parts of a lost lease in the background.
@@ -295,17 +295,7 @@ func (l *lease) renewable() bool {
 
 // answered takes the answer to a renewal of p. When p is over, the lease is over too, and its other parts are released.
 func (l *lease) answered(p *part, err error) error {
-	if !errors.Is(err, driver.ErrNotHeld) {
-		return err
-	}
-	l.mu.Lock()
-	was := l.state
-	if was == held {
-		l.state = lost
-		p.lost = err
-	}
-	l.mu.Unlock()
-	if was == held {
+	if errors.Is(err, driver.ErrNotHeld) && l.lose(p, err) {
 		l.leave(p)
 	}
 	return err

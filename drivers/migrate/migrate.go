@@ -1,36 +1,17 @@
-// Package migrate is the path from one backend to another while everything runs: a driver made of two, from and to. It registers the
-// URL scheme "migrate":
+// Package migrate moves locks from one backend to another while all programs run. Its driver is made of two, from and to, and registers
+// the URL scheme "migrate":
 //
 //	migrate:?from=redisson%3A%2F%2Fold%3A6379&to=redisson%3A%2F%2Fnew%3A6379&phase=dual
 //
-// A process is in one [Phase] at a time: first in PhaseDual, then in PhaseNew. Processes exclude each other at every moment whatever their
-// phases, together with programs that know nothing of the migration and use from alone. No process has to know of another: the seal, a
-// grant on from that never ends, keeps a process in PhaseNew apart from programs that know only from. See docs/migration.md.
+// A process is in one [Phase] at a time: first in PhaseDual, then in PhaseNew. Processes in any phases exclude each other, and programs
+// that only know from. A seal, a grant on from that never ends, keeps the latter out of a name that has moved. See docs/migration.md.
 //
-// From has to be a [move.Sealer], to a [move.Marker]. Names go back only if from is also a [move.Unsealer] and to a
-// [move.Unmarker].
-//
-// The modes Read and Write are not offered, and require=rw is refused: in phase dual a reader would have to hold the name on both
-// backends, with a token between those of the writers on both, and that is not built. Clients of dsync that use from alone exclude the
-// migration in every mode, and the migration excludes them, since its holds are exclusive and a seal refuses every mode.
-//
-// The mode Permit is not offered, and require=permits is refused: the permits that are held on both backends would have to be counted together.
-//
-// # An example
-//
-// "orders/42" moves from one Redis to another, both with drivers/redisson. A Java program knows the old one alone.
-//
-//	dual   A locks "orders/42" on the old Redis, then on the new one. The lease has the token of the old one, 1795406400123456. Java
-//	       waits on the old Redis. A unlocks on the new one first.
-//	new    B locks on the new Redis. No key dsync_moved:{orders/42} is there: the name has not moved. B asks the old Redis without waiting,
-//	       is granted, with token 1795406417654321, and seals: the hash orders/42 gets the field dsync:seal with this token, and the field of
-//	       B's hold goes. Then B marks: SET dsync_moved:{orders/42} 1795406417654321 on the new Redis, and takes a token above that.
-//	after  C, in either phase, locks on the new Redis alone: in PhaseDual the old one refuses with driver.ErrSealed. Java waits on the old Redis
-//	       until the name is taken back.
+// From has to be a [move.Sealer], to a [move.Marker]. Names can return if from is also a [move.Unsealer] and to a [move.Unmarker].
+// Other pairs need [Options.Gated]: processes register on the backends, and no process enters PhaseNew while one is in PhaseOld.
 //
 // # Parameters
 //
-// Beside ttl=, require= and fenced=, which every backend has, and which belong to this URL alone:
+// Besides ttl=, require= and fenced=, which every backend has, and which belong to this URL only:
 //
 //	from=URL, to=URL                 the two backends, with special characters as %XX
 //	phase=dual|new                   see [Phase]; with a gate also old
@@ -38,13 +19,9 @@
 //
 // # What does not move
 //
-// Latches are refused (errors.ErrUnsupported), since names of latches do not move: open the backend itself for them.
-//
-// # With a gate
-//
-// Backends that keep no seal, such as those of drivers/pglock and drivers/redlock, are migrated with gate=true ([Options.Gated]): processes
-// register on the backends, and none is let into PhaseNew while one is in PhaseOld, a phase that only a gate needs. Then all programs have
-// to take part.
+// Reads, writes, permits and latches are refused (errors.ErrUnsupported): readers would need tokens between those of the writers on both
+// backends, the permits of both would have to be counted together, and names of latches do not move. Programs that only know from, in any
+// mode, and programs in the migration exclude each other.
 package migrate
 
 import (
@@ -90,6 +67,9 @@ func (p Phase) String() string {
 	}
 	return phaseNames[p-PhaseOld]
 }
+
+// MarshalText implements encoding.TextMarshaler.
+func (p Phase) MarshalText() ([]byte, error) { return []byte(p.String()), nil }
 
 // The refusals of a Driver. Errors that match these say why.
 var (
@@ -197,7 +177,8 @@ func New(from, to driver.Driver, o *Options) (*Driver, error) {
 	if !o.Phase.valid() {
 		return nil, fmt.Errorf("migrate: Options.Phase is %d", o.Phase)
 	}
-	if isMigration(from) || isMigration(to) {
+	_, isFrom := from.(*Driver)
+	if _, isTo := to.(*Driver); isFrom || isTo {
 		return nil, fmt.Errorf("migrate: no migration from or to a migration: %w", errors.ErrUnsupported)
 	}
 	d := &Driver{from: &backend{from, from.Info(), "old", o.FromFloor}, to: &backend{to, to.Info(), "new", o.ToFloor}, id: processID(),
@@ -236,17 +217,21 @@ var errOldNeedsGate = fmt.Errorf("migrate: %w: phase %v is there with a gate alo
 
 // processID identifies this driver, and tells people where it is: host, process and a random text, without a colon.
 func processID() string {
-	host, err := os.Hostname()
-	if err != nil {
-		host = "unknown"
-	}
 	plain := strings.Map(func(r rune) rune {
 		if 'a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9' {
 			return r
 		}
 		return '-'
-	}, host)
+	}, hostname())
 	return fmt.Sprintf("%s%.40s-%d-%s", HoldPrefix, plain, os.Getpid(), rand.Text())
+}
+
+func hostname() string {
+	host, err := os.Hostname()
+	if err != nil {
+		return "unknown host"
+	}
+	return host
 }
 
 // HoldPrefix begins all holds of a migration on its backends. No program that
@@ -259,11 +244,6 @@ const ofProgram = HoldPrefix + "for-"
 // maxLeases is how many times as long as the TTL of a membership that of a lease may be. Package dsync ends a lease by 1 % of its TTL early,
 // and takes no lease that ends at once.
 const maxLeases = 20
-
-func isMigration(d driver.Driver) bool {
-	_, ok := d.(*Driver)
-	return ok
-}
 
 // choose prepares d for one of the two procedures.
 func (d *Driver) choose(o *Options) error {

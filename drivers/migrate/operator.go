@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"time"
 
 	"github.com/go-dsync/dsync/driver"
@@ -29,7 +30,7 @@ func (d *Driver) Operate(ctx context.Context, what string) (end func(), err erro
 	}
 	defer leave()
 	r := d.ownRequest(operatorName)
-	r.Owner, r.TTL = fmt.Sprintf("%s, %s", processName(), what), d.nearestTTL(min(operatorTTL, d.ttl))
+	r.Owner, r.TTL = fmt.Sprintf("%s, process %d, %s", hostname(), os.Getpid(), what), d.nearestTTL(min(operatorTTL, d.ttl))
 	wait, cancel := context.WithTimeout(bound, r.TTL+operatorTTL/5)
 	defer cancel()
 	l, err := d.from.Acquire(wait, r)

@@ -77,40 +77,20 @@ func (p *part) live() bool {
 	return p.lost == nil && time.Now().Before(p.lease.Expires())
 }
 
-// keep keeps the hold alive until stop is called, which waits. When the hold is over, keep calls gone and ends.
-func (p *part) keep(ctx context.Context, gone func()) (stop func()) {
+// keep has a session keep the hold alive until the caller leaves it, if package
+// dsync has to do so after the grant. When the hold is over, keep calls gone.
+func (p *part) keep(gone func()) *carried {
 	if !p.renewed() {
-		return func() {}
+		return nil
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	done := make(chan struct{})
-	go func() { // ends with ctx
-		defer close(done)
-		ttl := p.request.TTL
-		timer := time.NewTimer(ttl / 3)
-		defer timer.Stop()
-		for {
-			select {
-			case <-ctx.Done():
-				return
-			case <-timer.C:
-			}
-			pause := ttl / 3
-			if err := p.renew(ctx); errors.Is(err, driver.ErrNotHeld) || !p.live() {
-				if ctx.Err() == nil {
-					gone()
-				}
-				return
-			} else if err != nil {
-				pause = ttl / 6
-			}
-			timer.Reset(min(pause, time.Until(p.lease.Expires())))
+	alive := func() bool {
+		live := p.live()
+		if !live {
+			gone()
 		}
-	}()
-	return func() {
-		cancel()
-		<-done
+		return live
 	}
+	return p.l.d.carry(p.b, p.lease, p.request.TTL, alive, func(error) { gone() })
 }
 
 // renew renews the hold of an unfinished Acquire once.

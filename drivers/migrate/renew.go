@@ -61,7 +61,7 @@ func (d *Driver) RenewAll(ctx context.Context, leases []driver.Lease, done func(
 			continue
 		}
 		wg.Go(func() {
-			s.renew(ctx, func(j int, err error) {
+			s.b.renewAll(ctx, s.leases, func(j int) time.Duration { return s.parts[j].request.TTL }, func(j int, err error) {
 				x := &all[s.index[j]]
 				if x.answered(s.parts[j], err) {
 					done(s.index[j], x.err)
@@ -81,10 +81,6 @@ func (x *renewal) answered(p *part, err error) bool {
 		x.err = err
 	}
 	return x.left == 0
-}
-
-func (s *share) renew(ctx context.Context, done func(j int, err error)) {
-	s.b.renewAll(ctx, s.leases, func(j int) time.Duration { return s.parts[j].request.TTL }, done)
 }
 
 // renewAll renews leases of the backend, in few requests if it renews in batches.

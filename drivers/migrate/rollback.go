@@ -23,8 +23,8 @@ func (quiet) Lost(error)  {}
 
 // own begins an attempt of the driver's own at a name. The attempt is over with its end.
 func (d *Driver) own(ctx context.Context, name, owner string) (a *attempt, bound context.Context, err error) {
-	r := &driver.Request{Name: name, Hold: d.nextHold(), Owner: owner, TTL: d.ttl, Events: quiet{}}
-	a = &attempt{d: d, r: r, outer: ctx, phase: d.Phase()}
+	a = &attempt{d: d, r: d.ownRequest(name), outer: ctx, phase: d.Phase()}
+	a.r.Owner = owner
 	bound, err = a.closable(ctx)
 	return a, bound, err
 }

@@ -298,17 +298,51 @@ func (d *Driver) Untie(ctx context.Context) error {
 	if d.unsealer == nil {
 		return fmt.Errorf("%w: backend %s takes no seal back", ErrNoWayBack, d.from.info.Name)
 	}
-	id := d.nextHold()
-	for _, name := range []string{closedName, targetName} {
-		err := d.unsealer.Loosen(ctx, name, id, 0)
-		if err == nil {
-			err = d.unsealer.Unseal(ctx, name, id)
+	for _, name := range []string{tokensName, closedName, targetName} {
+		if name == targetName {
+			if err := unlessRefused(d.raiseTokens(ctx)); err != nil {
+				return err
+			}
 		}
-		if err != nil && !errors.Is(err, driver.ErrNotHeld) { // it is not sealed, or no longer
+		if err := d.unseal(ctx, name, 0); err != nil && !errors.Is(err, driver.ErrNotHeld) { // it is not sealed, or no longer
 			return err
 		}
 	}
 	return nil
+}
+
+func (d *Driver) unseal(ctx context.Context, name string, floor uint64) error {
+	id := d.nextHold()
+	err := d.unsealer.Loosen(ctx, name, id, floor)
+	if err == nil {
+		err = d.unsealer.Unseal(ctx, name, id)
+	}
+	return err
+}
+
+// raiseTokens raises the tokens of tokensName on from above those of to, as the
+// tokens of names that came back were raised. The floor of the next migration
+// is computed from them.
+func (d *Driver) raiseTokens(ctx context.Context) error {
+	t, err := d.Tokens(ctx)
+	if err != nil || t.To == 0 || d.gate != nil || d.info.Fencing == driver.None {
+		return err
+	}
+	l, err := d.from.Acquire(ctx, d.ownRequest(tokensName))
+	if err != nil {
+		return d.permitted(ctx, err)
+	}
+	if err = d.sealer.Seal(ctx, l); err != nil {
+		letGo(l)
+		return err
+	}
+	if _, err := d.tied(ctx); errors.Is(err, ErrOtherFloor) {
+		t.To += t.Floor - d.to.floor
+	}
+	if err = d.unseal(ctx, tokensName, d.from.below(t.To)); errors.Is(err, errors.ErrUnsupported) { // then no name came back with such tokens
+		err = d.unseal(ctx, tokensName, 0)
+	}
+	return err
 }
 
 // ownRequest returns a request of the driver's own.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/go-dsync/dsync/driver"
@@ -58,9 +59,25 @@ func open(ctx context.Context, c *driver.Config) (driver.Driver, error) {
 	return d, nil
 }
 
+// marked has sessions of PostgreSQL, which keep no hold, show by their names
+// that they are of a migration.
+func marked(raw string) string {
+	const name = "application_name="
+	before, after, ok := strings.Cut(raw, name)
+	switch {
+	case !strings.HasPrefix(raw, "pglock:"):
+		return raw
+	case ok:
+		return before + name + HoldPrefix + after
+	case strings.Contains(raw, "?"):
+		return raw + "&" + name + HoldPrefix + "dsync"
+	}
+	return raw + "?" + name + HoldPrefix + "dsync"
+}
+
 // openPart opens one of the two backends. The parameters that all drivers share belong to the migrate URL, for both.
 func openPart(ctx context.Context, which, url string, ttl time.Duration) (driver.Driver, *driver.Config, error) {
-	d, c, err := driver.OpenTTL(ctx, url, ttl)
+	d, c, err := driver.OpenTTL(ctx, marked(url), ttl)
 	if err != nil {
 		return nil, nil, fmt.Errorf("migrate URL: parameter %s: %w", which, err)
 	}

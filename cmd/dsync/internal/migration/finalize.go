@@ -28,18 +28,14 @@ func finalizeCommand(f *pairFlags) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "finalize [NAME...] [--names FILE]",
 		Short: "Check that the old backend is not needed any more, and say what may be cut off",
-		Long: `Finalize checks that all names that are given have moved, that nobody waits for one of them on the old backend, and that tokens rise
-also for names that were not given. Then it says what is left to do, in the order that is safe. It cuts nothing off itself, and
-changes nothing, but for a reserved name that it locks for a moment on each backend, to compare tokens. Call it when all programs
-are in phase new: those in phase dual may be taken for ones that wait. Who waits on Redis without listening, as programs that poll,
-is not seen.
+		Long: `Finalize checks that all given names have moved, that no program waits for one of them on the old backend, and that tokens also rise for
+names that were not given. Then it prints the remaining steps in their safe order. It changes nothing, and locks a reserved name for a
+moment on each backend. Call it when all programs are in phase new. Programs that poll on the old backend are not seen.
 
-With --gate it needs no names: it joins phase new, which is possible only if no process is in phase old, and closes the gate for good,
-where the old backend keeps seals: no process gets into phase old any more. A name that is given must not be held on the old backend
-alone. With --dry-run it does not join, and asks the backends who is a member, which is as exact as what they tell.
+With --gate, finalize joins phase new, which fails while a process is in phase old, and closes phase old permanently if the old backend
+keeps seals. No given name may be held on the old backend alone. With --dry-run it does not join, and relies on status.
 
-The exit status is 3 if it is too early: names are left, somebody is behind, or a floor is missing or cannot be seen, and it says who
-and which.`,
+The exit status is 3 if it is too early: names are left, a program is behind, or a floor is missing or cannot be seen.`,
 		Example: `  dsync migrate finalize --names names.txt
   dsync migrate finalize --gate --dry-run`,
 		Args: cobra.ArbitraryArgs,
@@ -114,27 +110,26 @@ func (r *statusReport) finalizeSeals(ctx context.Context, f *pairFlags, w io.Wri
 			tokens = "the old backend has no tokens"
 		}
 	}
-	fmt.Fprintf(w, `all names that were given have moved (%d), and %s
-
-In this order:
-7. When all programs are in phase new, cut all programs off the old backend that use it alone: %s
-   Then wait for the longest TTL of theirs. Who is cut off with them in phase new, cannot lock names that have not moved.
-8. Give the programs, one by one, the URL of the new backend alone: %s
-9. When no program has a migrate URL any more, cut all clients off the old backend, and delete it.
-   Until then keep its seals, which keep programs out that know it alone: delete no single key.
-`, len(r.Names), tokens, r.From, r.alone(floor))
+	r.writeSteps(w, floor, fmt.Sprintf("all names that were given have moved (%d), and %s", len(r.Names), tokens))
 	return nil
 }
 
+// writeSteps writes what is left to do.
+func (r *statusReport) writeSteps(w io.Writer, floor uint64, found string) {
+	fmt.Fprintf(w, `%s
+
+In this order, when all programs are in phase new:
+8. Cut all programs off the old backend that use it alone: %s
+   Then wait for their longest TTL. A program in phase new that is cut off with them cannot lock names that have not moved.
+9. Give the programs, one by one, the URL of the new backend alone: %s
+10. When no program has a migrate URL any more, cut all clients off the old backend, and delete it.
+   Until then delete no single key of it: its seals keep programs out that know it alone.
+`, found, r.From, r.alone(floor))
+}
+
 func (r *statusReport) finalizeGate(ctx context.Context, f *pairFlags, w io.Writer, dryRun bool) error {
-	behind := &migrate.BehindError{Phase: migrate.PhaseOld}
-	for _, m := range r.Members {
-		if m.Phase == migrate.PhaseOld.String() {
-			behind.Members = append(behind.Members, migrate.Member{Phase: migrate.PhaseOld, Wants: m.Wants, Slot: m.Slot, Hold: m.Hold, Owner: m.Owner})
-		}
-	}
-	if len(behind.Members) > 0 {
-		return behind
+	if behind := r.inOld(); len(behind) > 0 {
+		return &migrate.BehindError{Phase: migrate.PhaseOld, Members: behind}
 	}
 	strangers := 0
 	for _, n := range r.Names {
@@ -156,16 +151,7 @@ func (r *statusReport) finalizeGate(ctx context.Context, f *pairFlags, w io.Writ
 			return err
 		}
 	}
-	fmt.Fprintf(w, `%s
-
-Processes in phase dual are not registered, and need the old backend: be sure that all are in phase new.
-
-In this order:
-7. Cut all programs off the old backend that are not in phase new: %s
-   Then wait for the longest TTL of theirs.
-8. Give the programs, one by one, the URL of the new backend alone: %s
-9. When no program has a migrate URL any more, cut all clients off the old backend, and delete it.
-`, closed, r.From, r.alone(floor))
+	r.writeSteps(w, floor, closed+"\nProcesses in phase dual are not registered, and need the old backend")
 	return nil
 }
 
@@ -185,7 +171,7 @@ func (f *pairFlags) closeGate(ctx context.Context) (done string, err error) {
 	switch {
 	case errors.Is(err, errors.ErrUnsupported):
 		done, err = "no process is in phase old, and none gets there while one is in phase new: the old backend keeps no seal that closes it for good, "+
-			"so step 7 comes before step 8", nil
+			"so step 8 comes before step 9", nil
 	case errors.Is(err, driver.ErrLocked):
 		err = cli.Unfinished("another one finalizes right now: %w", err)
 	case err == nil:

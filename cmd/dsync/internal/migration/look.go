@@ -46,7 +46,7 @@ type looker struct {
 	from, to driver.Inspector
 	sealer   move.Sealer   // nil with a gate
 	floor    uint64        // of the tokens of from
-	unnamed  bool          // from does not keep the identity of holds
+	sessions bool          // from shows the application_name of the holder's session, and no hold
 	lasting  time.Duration // how long to look at names that have not moved; 0 is once
 }
 
@@ -56,7 +56,7 @@ func newLooker(p *pair, gate bool) (*looker, error) {
 	if !okFrom || !okTo {
 		return nil, fmt.Errorf("not both backends tell who holds a lock: %w", errors.ErrUnsupported)
 	}
-	l := &looker{from: from, to: to, floor: p.fromFloor, unnamed: p.from.Info().Name == "pglock"}
+	l := &looker{from: from, to: to, floor: p.fromFloor, sessions: p.from.Info().Name == "pglock"}
 	if gate {
 		return l, nil
 	}
@@ -136,55 +136,45 @@ func (l *looker) each(ctx context.Context, names []string, which []int, reports 
 	})
 }
 
-func (l *looker) look(ctx context.Context, name string) (nameReport, error) {
-	for {
-		r, err := l.lookOnce(ctx, name)
-		if !errors.Is(err, errMovedMeanwhile) {
+// look looks at one name, and again if the name was sealed in the meantime.
+func (l *looker) look(ctx context.Context, name string) (r nameReport, err error) {
+	r.Name = name
+	for ctx.Err() == nil {
+		floor, before, err := l.sealed(ctx, name)
+		if err != nil {
+			return r, err
+		}
+		old, err := l.from.Inspect(ctx, name)
+		if err != nil {
+			return r, fmt.Errorf("old backend: %w", err)
+		}
+		now, err := l.to.Inspect(ctx, name)
+		if err != nil {
+			return r, fmt.Errorf("new backend: %w", err)
+		}
+		if before {
+			l.moved(&r, floor, old, now)
+			return r, nil
+		}
+		if _, after, err := l.sealed(ctx, name); err != nil || !after {
+			l.notMoved(&r, old, now)
 			return r, err
 		}
 	}
-}
-
-var errMovedMeanwhile = errors.New("the name was sealed while it was looked at")
-
-func (l *looker) lookOnce(ctx context.Context, name string) (nameReport, error) {
-	r := nameReport{Name: name}
-	if err := ctx.Err(); err != nil {
-		return r, err
-	}
-	floor, sealed, err := l.sealed(ctx, name)
-	if err != nil {
-		return r, fmt.Errorf("old backend: %w", err)
-	}
-	old, err := l.from.Inspect(ctx, name)
-	if err != nil {
-		return r, fmt.Errorf("old backend: %w", err)
-	}
-	now, err := l.to.Inspect(ctx, name)
-	if err != nil {
-		return r, fmt.Errorf("new backend: %w", err)
-	}
-	if sealed {
-		l.moved(&r, floor, old, now)
-		return r, nil
-	}
-	if _, sealed, err = l.sealed(ctx, name); err != nil {
-		return r, fmt.Errorf("old backend: %w", err)
-	} else if sealed {
-		return r, errMovedMeanwhile
-	}
-	l.notMoved(&r, old, now)
-	return r, nil
+	return r, ctx.Err()
 }
 
 func (l *looker) sealed(ctx context.Context, name string) (floor uint64, sealed bool, err error) {
 	if l.sealer == nil {
 		return 0, false, nil
 	}
-	if floor, sealed, err = l.sealer.Sealed(ctx, name); floor > 0 {
+	if floor, sealed, err = l.sealer.Sealed(ctx, name); err != nil {
+		return 0, false, fmt.Errorf("old backend: %w", err)
+	}
+	if floor > 0 {
 		floor += l.floor
 	}
-	return floor, sealed, err
+	return floor, sealed, nil
 }
 
 // moved describes a name that is sealed: the new backend has its holder, and whoever waits on the old one waits in vain.
@@ -211,7 +201,7 @@ func (l *looker) notMoved(r *nameReport, old, now driver.Status) {
 		if r.holder(old, "old"); now.Held && (old.Hold == now.Hold || l.sealer == nil) {
 			r.HeldOn = "both"
 		}
-		if !l.unnamed && !takesPart(old) {
+		if !takesPart(old) && !(l.sessions && strings.HasPrefix(old.Owner, migrate.HoldPrefix)) {
 			r.Behind = "a program that knows the old backend alone holds it: " + r.who()
 		}
 	case now.Held:

@@ -43,17 +43,14 @@ func planCommand(f *pairFlags) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "plan",
 		Short: "Show what is possible between two backends, and what is not and why",
-		Long: `Plan opens both backends and shows what a migration between them can do: whether names move by seals or a gate is needed, what becomes
-of fencing tokens and of TTLs, what programs cannot use meanwhile, and whether names can be taken back. It moves nothing; it locks
-reserved names for a moment on each backend, to see what these keep and to compare their tokens. It says which floor the URL of the
-new backend needs, and which URLs the programs get. Each program has to have the same floor.
+		Long: `Plan opens both backends and shows whether names move by seals or need a gate, what happens to fencing tokens and TTLs, what programs
+cannot use during the migration, and whether names can be taken back. It prints the floor that every URL of the new backend needs, and
+the programs' URLs. It moves nothing, and locks reserved names for a moment on each backend.
 
-The exit status is 4 if the migration that the flags describe is not possible: also if one of the backends belongs to another
-migration, as the old one of it (from and to swapped?) or with another new one (a wrong prefix? another floor?). It is 3 if a
-backend does not permit to look at reserved names.
+The exit status is 4 if this migration is not possible, or if one of the backends belongs to another migration: from and to swapped, a
+wrong prefix or another floor. It is 3 if the user has no rights to reserved names.
 
-Not looked at: whether the two URLs lead to one and the same server by two addresses. The programs find out when they open the
-migration, and so do seal and rollback.`,
+Plan does not find out whether the two URLs lead to the same server. The programs, seal and rollback do.`,
 		Example: `  export DSYNC_FROM=redisson://:secret@redis:6379 DSYNC_TO=etcd://etcd:2379/locks/
   dsync migrate plan`,
 		Args: cli.NoArguments,

@@ -21,14 +21,12 @@ func rollbackCommand(f *pairFlags) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "rollback NAME... | rollback --names FILE | rollback --all",
 		Short: "Take names that have moved back to the old backend",
-		Long: `Rollback takes names back to the old backend, where programs that know it alone get them again: each is held on the new backend
-for a moment, the tokens of the old one are raised above all that the new one gave, and mark and seal are taken away. First put
-all programs into phase dual, or a name moves again when it is locked. With --all it takes back all names that are sealed on the
-old backend, also those that moved as they were locked.
+		Long: `Rollback takes names back to the old backend, where programs that know it alone get them again. It holds each on the new backend for a
+moment, raises the tokens of the old one above all of the new one, and removes mark and seal. First put all programs into phase dual,
+or names move again as they are locked. --all takes back all names that are sealed on the old backend.
 
-It is refused, with exit status 4, where a backend cannot take a seal or a mark back or cannot raise its tokens; then the way
-back ends in phase dual, with the names on the new backend. Names that somebody holds are left out, or waited for with --wait.
-It can be interrupted and repeated at any time. The exit status is 3 if names are left.`,
+The exit status is 4 if a backend cannot take back a seal or a mark, or cannot raise its tokens. The way back then ends in phase dual.
+Held names are left out, or waited for with --wait. Rollback can be interrupted and repeated. The exit status is 3 if names are left.`,
 		Example: `  dsync migrate rollback --names names.txt --dry-run
   dsync migrate rollback orders/42
   dsync migrate rollback --all`,

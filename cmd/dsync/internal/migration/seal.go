@@ -25,15 +25,12 @@ func sealCommand(f *pairFlags) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "seal NAME... | seal --all --names FILE",
 		Short: "Move idle names to the new backend",
-		Long: `Seal moves names to the new backend, as a lock in phase new does, for names that nobody locks: each is taken on both backends
-for a moment, sealed on the old one for ever, and marked on the new one with the floor of its tokens. Whoever uses the migration
-takes it on the new backend from then on, in whatever phase. A program that knows the old backend alone waits for it in vain: so
-seal names when no such program is left that has to go on. Seal looks for such programs first, as status does, and seals nothing
-if it finds one (exit status 3), unless --anyway is given. It looks once, and does not find a program that holds
-locks for short or now and then: --for looks longer.
+		Long: `Seal moves names that no program locks, as a lock in phase new does: it holds each on both backends for a moment, seals it on the old
+one, and marks it on the new one with the floor of its tokens. Programs in the migration then lock it on the new backend in every phase.
+Programs that know the old backend alone wait for it without success, so seal first looks for them, as status does. It seals nothing and
+exits with 3 if it finds one, unless --anyway is given. It looks once; --for looks longer.
 
-Names that somebody holds are left out, or waited for with --wait, in the queue like everybody else. It can be interrupted and
-repeated at any time: a name has moved or has not. The exit status is 3 if names are left.`,
+Held names are left out, or waited for with --wait. Seal can be interrupted and repeated. The exit status is 3 if names are left.`,
 		Example: `  dsync migrate seal --all --names names.txt --dry-run
   dsync migrate seal --all --names names.txt --for 10m --rate 200 --wait 1m`,
 		Args: cobra.ArbitraryArgs,
@@ -45,7 +42,9 @@ repeated at any time: a name has moved or has not. The exit status is 3 if names
 				return cli.Usage(fmt.Errorf("--for %v is negative", lasting))
 			}
 			if !anyway {
-				if err := s.nobodyBehind(c, f, args, lasting); err != nil {
+				if err := s.nobodyBehind(c, f, args, lasting); c.Context().Err() != nil {
+					return fmt.Errorf("interrupted before the first name: %w", c.Context().Err())
+				} else if err != nil {
 					return err
 				}
 			}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"text/tabwriter"
 	"time"
 
@@ -17,24 +18,16 @@ import (
 
 // statusReport is what `status` finds. Its JSON is part of the command's interface.
 type statusReport struct {
-	From    string         `json:"from"`
-	To      string         `json:"to"`
-	Moved   int            `json:"moved"`
-	Held    int            `json:"held"`
-	Idle    int            `json:"idle"`
-	Behind  int            `json:"behind"` // names where somebody is behind, and processes in phase old, or that want to be there
-	Names   []nameReport   `json:"names"`
-	Members []memberReport `json:"members,omitempty"` // with a gate
-	fenced  bool           // the old backend has tokens
+	From    string           `json:"from"`
+	To      string           `json:"to"`
+	Moved   int              `json:"moved"`
+	Held    int              `json:"held"`
+	Idle    int              `json:"idle"`
+	Behind  int              `json:"behind"` // names where somebody is behind, and processes in phase old, or that want to be there
+	Names   []nameReport     `json:"names"`
+	Members []migrate.Member `json:"members,omitempty"` // with a gate
+	fenced  bool             // the old backend has tokens
 	gate    bool
-}
-
-type memberReport struct {
-	Phase string `json:"phase"`
-	Wants bool   `json:"wants,omitempty"` // it is not in that phase, but asks for it again and again
-	Slot  int    `json:"slot"`
-	Hold  string `json:"hold,omitempty"`
-	Owner string `json:"owner,omitempty"`
 }
 
 func statusCommand(f *pairFlags) *cobra.Command {
@@ -44,17 +37,17 @@ func statusCommand(f *pairFlags) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "status [NAME...]",
 		Short: "Show where names are, who holds them, and who is behind",
-		Long: `Status shows each name that is given: whether it has moved, who holds it and on which backend, how many wait, and the floor of
-its tokens, which is the last token that the old backend gave. With --gate it also shows the processes that are members in the
-phases old and new, and those that want to be in phase old and may not, also without names. It changes nothing.
+		Long: `Status shows each name: whether it has moved, its holder and where that is, its waiters, and the floor of its tokens, which is the last
+token of the old backend. With --gate it also shows the processes in phases old and new, and those that want to be in phase old. It
+changes nothing.
 
-Somebody is behind who uses the old backend alone: who holds a name there without the mark that all holds of programs in the migration
-have, or waits there for a name that has moved; and with a gate who is in phase old, or wants to be. The exit status is 3 then, and also
-if a backend does not permit to look at reserved names. As long as programs are in phase old on purpose, that is as it should be.
+A program is behind if it uses the old backend alone: if it holds a name there without the mark of programs in the migration, or waits
+there for a name that has moved; with a gate also if it is in phase old or wants to be. The exit status is 3 then, and also if the user
+has no rights to reserved names.
 
-One look at a hold is enough, but each name is looked at once only. --for looks for longer, fifty times a second while names are in use:
-who holds a name for a hundredth of the time is seen within seconds. Those who wait on Redis are those who listen for the end of
-the lock. PostgreSQL as the old backend does not tell whose holds they are.`,
+One look finds programs that hold a name at that moment. With --for, status looks fifty times a second at names in use, and finds a
+program that holds one for a hundredth of the time within seconds. Waiters on Redis are found if they listen for the end of the lock.
+PostgreSQL shows the application_name of sessions, which begins with migrate- for programs with a migrate URL.`,
 		Example: `  dsync migrate status orders/42 invoices
   dsync migrate status --names names.txt --for 1m --json`,
 		Args: cobra.ArbitraryArgs,
@@ -103,9 +96,10 @@ func status(ctx context.Context, f *pairFlags, names []string, lasting time.Dura
 		}
 		l.lasting = lasting
 		if f.gate {
-			if err := r.members(ctx, m); err != nil {
+			if r.Members, err = m.Members(ctx); err != nil {
 				return err
 			}
+			r.Behind = len(r.inOld())
 		}
 		if r.Names, err = l.all(ctx, names); err != nil {
 			return err
@@ -131,18 +125,6 @@ func (r *statusReport) count(n nameReport) {
 	if n.Behind != "" {
 		r.Behind++
 	}
-}
-
-// members adds the processes in each phase to the report.
-func (r *statusReport) members(ctx context.Context, m *migrate.Driver) error {
-	members, err := m.Members(ctx)
-	for _, m := range members {
-		if m.Phase == migrate.PhaseOld {
-			r.Behind++
-		}
-		r.Members = append(r.Members, memberReport{m.Phase.String(), m.Wants, m.Slot, m.Hold, m.Owner})
-	}
-	return err
 }
 
 func (r *statusReport) write(w io.Writer) error {
@@ -176,8 +158,13 @@ func (r *nameReport) writeBehind(w io.Writer) {
 	}
 }
 
+// inOld returns the members that are in phase old, or want to be.
+func (r *statusReport) inOld() []migrate.Member {
+	return slices.DeleteFunc(slices.Clone(r.Members), func(m migrate.Member) bool { return m.Phase != migrate.PhaseOld })
+}
+
 func (r *statusReport) writeMembers(w io.Writer) {
-	n, wants := map[string]int{}, 0
+	n, wants := map[migrate.Phase]int{}, 0
 	for _, m := range r.Members {
 		if m.Wants {
 			wants++
@@ -185,13 +172,13 @@ func (r *statusReport) writeMembers(w io.Writer) {
 			n[m.Phase]++
 		}
 	}
-	fmt.Fprintf(w, "\nprocesses in phase old: %d, in phase new: %d (those in dual are not registered)", n["old"], n["new"])
+	fmt.Fprintf(w, "\nprocesses in phase old: %d, in phase new: %d (those in dual are not registered)", n[migrate.PhaseOld], n[migrate.PhaseNew])
 	if wants > 0 {
 		fmt.Fprintf(w, "; that want to be in phase old, and may not or are about to: %d", wants)
 	}
 	fmt.Fprintln(w)
 	for _, m := range r.Members {
-		is := m.Phase
+		is := m.Phase.String()
 		if m.Wants {
 			is = "wants " + is
 		}

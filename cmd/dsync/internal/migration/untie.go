@@ -17,42 +17,34 @@ func untieCommand(f *pairFlags) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "untie",
 		Short: "Let the old backend be part of another migration",
-		Long: `Untie ends what the first program of a migration has begun: it ties the old backend to the new one, so that a program with another
-new backend, by a wrong prefix perhaps, is refused, and so is one with the two swapped. Untie the old backend when the migration was
-given up and all names were taken back, or when the first program was the one that was wrong. First stop all programs that use
-the migration: those go on, and are not told.
+		Long: `The first program of a migration ties the old backend to the new one, so that programs with another new backend, or with the two
+swapped, are refused. Untie frees the old backend again: after all names were taken back, or if the first program had the wrong URL.
+First stop all programs that use the migration, because they are not notified.
 
-As long as names are sealed on the old backend, nobody could lock them there: the exit status is 3 then, and rollback --all takes
-them back. With --gate all processes have to be in phase dual, and phase old is open again afterwards. After the loss of the new
-backend --anyway unties all the same.`,
+The exit status is 3 while names are sealed on the old backend (see rollback --all). With --gate all processes have to be in phase dual,
+and phase old is open again afterwards. After the loss of the new backend, --anyway unties in spite of sealed names.`,
 		Example: `  export DSYNC_FROM=redisson://:secret@redis:6379 DSYNC_TO=etcd://etcd:2379/locks/
   dsync migrate untie`,
 		Args: cli.NoArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
-			p, err := f.openBoth(c.Context())
-			if err != nil {
-				return err
-			}
-			m, err := migrate.New(p.from, p.to, f.options(p))
-			if err != nil {
-				return errors.Join(err, p.close())
-			}
-			if !anyway {
-				if err := p.nothingSealed(c.Context(), m, f.gate); err != nil {
-					return errors.Join(err, cli.CloseDriver(m))
+			return f.with(c.Context(), func(p *pair) error {
+				m, err := migrate.New(p.from, p.to, f.options(p)) // is not closed: p is
+				if err == nil && !anyway {
+					err = p.nothingSealed(c.Context(), m, f.gate)
 				}
-			}
-			end, err := operate(c.Context(), m, "untie")
-			if err == nil {
+				if err != nil {
+					return err
+				}
+				end, err := operate(c.Context(), m, "untie")
+				if err != nil {
+					return err
+				}
+				defer end()
 				if err = m.Untie(c.Context()); err == nil {
 					fmt.Fprintf(c.OutOrStdout(), "%s: not tied to a new backend any more\n", p.fromURL)
 				}
-				end()
-			}
-			if e := cli.CloseDriver(m); err == nil {
-				err = e
-			}
-			return err
+				return err
+			})
 		},
 	}
 	c.Flags().BoolVar(&anyway, "anyway", false, "untie also while names are sealed on the old backend")
@@ -71,7 +63,7 @@ func (p *pair) nothingSealed(ctx context.Context, m *migrate.Driver, gate bool) 
 	}
 	names, err := p.listOld(ctx)
 	if errors.Is(err, errors.ErrUnsupported) {
-		return nil // it keeps no tie, either
+		err = fmt.Errorf("names that were not taken back stay sealed (see status): %w", err)
 	}
 	var sealed int
 	if err == nil {
