@@ -21,6 +21,17 @@ func (t *Telemetry) OutOfReach(why Failure) {
 	})
 }
 
+// Refused tells an operator that the server does not accept the client.
+func (t *Telemetry) Refused(why Failure) {
+	if t.config.Logger == nil {
+		return
+	}
+	t.reports.add(func() {
+		more := append(t.said(why.Err), slog.String(string(keyErrorType), why.Type))
+		t.log(context.Background(), slog.LevelWarn, "backend refuses the client", Lock{}, more...)
+	})
+}
+
 // LogOpen tells an operator of an outage before there is a client.
 func LogOpen(ctx context.Context, to *slog.Logger, err error, omit bool) {
 	var more []slog.Attr
