@@ -66,6 +66,23 @@ func (t *Telemetry) HeldForLong(l Lock, of *Call, d time.Duration) {
 	})
 }
 
+// WaitsForOwn tells an operator of a call that has waited for d because its own
+// client holds the lock. by says who acquired it; may be nil. Without a Logger
+// the record of an endless wait goes to slog.Default.
+func (t *Telemetry) WaitsForOwn(l Lock, d time.Duration, by error, endless bool) {
+	to := t.config.Logger
+	if to == nil && endless {
+		to = slog.Default()
+	}
+	if to == nil {
+		return
+	}
+	t.reports.add(func() {
+		more := append(t.said(by), slog.Float64(string(keyHeld), d.Seconds()))
+		t.logTo(to, context.Background(), slog.LevelWarn, "call waits for a lease of its own client", l, more...)
+	})
+}
+
 // Turned counts the client in its new state: the backend is out of reach, or in reach again.
 func (t *Telemetry) Turned(out bool) {
 	t.mu.Lock()
