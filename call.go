@@ -14,6 +14,8 @@ const (
 	firstRetry = 10 * time.Millisecond // after the backend was out of reach; doubled up to lastRetry
 	lastRetry  = time.Second
 	yieldFor   = time.Millisecond // after our own release, where other clients may be waiting
+
+	ownFor = 10 * time.Second // a call that waits so long for one lease of its own client is reported
 )
 
 // lockCall is one call of Lock, as a state machine: step decides in one go, under lock.mu, on the next state; dwell does what the state
@@ -100,7 +102,11 @@ func (k *lock) lockWait(ctx context.Context, r request) (*Lease, error) {
 	}
 	c := lockCall{lock: k, ctx: ctx, request: r, retry: firstRetry}
 	c.state = c.begin()
+	own := k.soleLease()
 	k.mu.Unlock()
+	if own != nil {
+		defer time.AfterFunc(ownFor, func() { k.tellOwn(ctx, own) }).Stop()
+	}
 	for c.state != over {
 		c.dwell()
 		c.step()

@@ -36,6 +36,34 @@ func (l *Lease) tellSlow(now moment) {
 	c.telemetry.HeldForLong(l.reported(), l.hold.call, c.slowHold)
 }
 
+// soleLease returns the lease of a live hold that has no other, or nil. Called
+// with mu held.
+func (k *lock) soleLease() *Lease {
+	if !k.alone() || k.hold == nil || k.hold.views == nil || k.hold.views.next != nil {
+		return nil
+	}
+	return k.hold.views
+}
+
+// tellOwn tells an operator that a call waits for a lease of its own client, if
+// the lease has lasted for the whole wait. A caller may have locked a name
+// twice.
+func (k *lock) tellOwn(ctx context.Context, l *Lease) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	now := k.client.now()
+	if l.err != nil || ctx.Err() != nil || now < k.hush {
+		return
+	}
+	k.hush = now + warnEvery
+	var by error
+	if l.by != nil {
+		by = l.by
+	}
+	_, bounded := ctx.Deadline()
+	k.client.telemetry.WaitsForOwn(l.reported(), ownFor, by, !bounded)
+}
+
 // errNoLease is the error of a nil Lease, and of the zero Lease.
 var errNoLease = &notHeldError{text: "lock not held: no lease"}
 
@@ -85,7 +113,11 @@ func (c *Client) handOut(l *Lease) *Lease {
 	}
 	handle := &Lease{next: l}
 	pcs := make([]uintptr, 32)
-	runtime.AddCleanup(handle, c.forget, forgottenLease{l, pcs[:runtime.Callers(3, pcs)]})
+	pcs = pcs[:runtime.Callers(3, pcs)]
+	runtime.AddCleanup(handle, c.forget, forgottenLease{l, pcs})
+	l.hold.lock.mu.Lock()
+	l.by = pcs
+	l.hold.lock.mu.Unlock()
 	return handle
 }
 

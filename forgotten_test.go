@@ -133,6 +133,49 @@ func TestSlowHoldTellsOnce(t *testing.T) {
 	})
 }
 
+// TestWaitForAnOwnLease has calls wait for a lease of their own client.
+func TestWaitForAnOwnLease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log records
+		c := newClient(t, memory.New(nil), &dsync.Options{Debug: true, Logger: log.logger()})
+		lease := mustLock(t, c, "twice")
+		tryFor := func(d time.Duration) {
+			t.Helper()
+			if l, err := c.Lock(t.Context(), "twice", dsync.WaitAtMost(d)); !errors.Is(err, dsync.ErrLocked) {
+				t.Errorf("Lock of a name that is held: %v, %v", l, err)
+			}
+			synctest.Wait()
+		}
+		tryFor(9 * time.Second)
+		if got := log.String(); got != "" {
+			t.Errorf("a record of a short wait: %s", got)
+		}
+		tryFor(30 * time.Second)
+		tryFor(15 * time.Second)
+		got := log.String()
+		if strings.Count(got, "\n") != 1 || !strings.Contains(got, "level=WARN") || !strings.Contains(got, "dsync.lock.name=twice") || !strings.Contains(got, "TestWaitForAnOwnLease") {
+			t.Errorf("got the records\n%swant one WARN that names the caller", got)
+		}
+		for range 3 { // the next waits begin with a lease that does not last
+			time.Sleep(time.Minute)
+			granted := make(chan *dsync.Lease)
+			go func() { granted <- mustLock(t, c, "twice") }()
+			time.Sleep(9 * time.Second)
+			if err := lease.Unlock(t.Context()); err != nil {
+				t.Error(err)
+			}
+			lease = <-granted
+		}
+		if err := lease.Unlock(t.Context()); err != nil {
+			t.Error(err)
+		}
+		synctest.Wait()
+		if again := log.String(); again != got {
+			t.Errorf("records of leases that did not last: %s", strings.TrimPrefix(again, got))
+		}
+	})
+}
+
 // forget takes a lock, and keeps nothing of it.
 //
 //go:noinline

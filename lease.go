@@ -29,6 +29,7 @@ type Lease struct {
 	contexts *leaseContext // those that this lease is to end
 	next     *Lease        // in hold.views; of a handle: its lease
 	at       **Lease       // the pointer to this lease there
+	by       callers       // who called Lock, with Options.Debug
 }
 
 // Name returns the name of the lock.

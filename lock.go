@@ -47,6 +47,7 @@ type lock struct {
 	contenders []*waiter // the ones with an Owner, whose other calls can serve them
 	answers    answers   // of the backend
 	yieldUntil moment    // before this time it is the turn of other clients
+	hush       moment    // until then no call that waits for the client's own lease is reported
 }
 
 // maxAsking bounds how many calls for permits of a name ask the backend at a time.

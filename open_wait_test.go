@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"strings"
 	"sync/atomic"
@@ -153,10 +154,14 @@ func TestPing(t *testing.T) {
 type pinger struct {
 	*memory.Driver
 	pings, inspects atomic.Int64
+	refuses         error
 }
 
 func (p *pinger) Ping(ctx context.Context) error {
 	p.pings.Add(1)
+	if p.refuses != nil {
+		return p.refuses
+	}
 	_, err := p.Driver.Inspect(ctx, "x")
 	return err
 }
@@ -192,6 +197,33 @@ func TestPinger(t *testing.T) {
 		}
 		if err := c.Close(t.Context()); err != nil {
 			t.Error(err)
+		}
+	})
+}
+
+// TestPingOfARefusedClient has the server refuse the user, or the name.
+func TestPingOfARefusedClient(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := &pinger{Driver: memory.New(nil), refuses: fmt.Errorf("%w: wrong user", driver.ErrCredentials)}
+		var log bytes.Buffer
+		c, err := dsync.New(d, &dsync.Options{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 3 {
+			if err := c.Ping(t.Context()); !errors.Is(err, fs.ErrPermission) {
+				t.Errorf("Ping of a client that the server refuses: %v, want fs.ErrPermission", err)
+			}
+		}
+		d.refuses = fmt.Errorf("%w: no right to read", fs.ErrPermission)
+		if err := c.Ping(t.Context()); err != nil {
+			t.Errorf("Ping without the right to ask for one name: %v", err)
+		}
+		if err := c.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if got := strings.Count(log.String(), "backend refuses the client"); got != 1 {
+			t.Errorf("%d records of the refusal, want 1:\n%s", got, log.String())
 		}
 	})
 }

@@ -59,8 +59,11 @@ type Options struct {
 
 	// Logger gets a record of what an operator has to see: the begin and the end
 	// of an outage of the backend, at most once a minute, and locks that were
-	// lost or removed by force, many of them in one record. Nil means no logs,
-	// except for that of an Open without a deadline that has to wait.
+	// lost or removed by force, many of them in one record. It also gets a WARN
+	// when a call has waited for 10 s for one lease of the same client, at most
+	// once per name and minute; with Debug the WARN says who acquired the lease.
+	// Nil means no logs, except that an Open and such a call without a deadline
+	// log to slog.Default.
 	Logger *slog.Logger
 }
 

@@ -40,6 +40,7 @@ type reach struct {
 	since   moment // of the outage
 	warned  bool   // an operator was told of the outage
 	quiet   moment // until then none is told of another
+	hush    moment // until then none is told that the server refuses the client
 }
 
 // asker returns what asks the backend of d whether it answers, given the name of a lock; nil if there is no way.
@@ -193,7 +194,22 @@ func (r *reach) pinged(ctx context.Context, began moment, err error) error {
 		return err
 	}
 	r.answered()
+	if errors.Is(err, driver.ErrCredentials) {
+		r.refused(err)
+		return err
+	}
 	return nil
+}
+
+// refused takes note of a server that accepts neither this client nor any of
+// its requests.
+func (r *reach) refused(err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if now := r.client.clock.Plain(); now >= r.hush {
+		r.hush = now + warnEvery
+		r.client.telemetry.Refused(failureOf(err))
+	}
 }
 
 // probed takes the outcome of a probe. What is wrong with the question is an answer.
@@ -232,6 +248,9 @@ func (r *reach) acquired(ctx context.Context, h *hold, began moment, err error) 
 		// The caller left too early to tell, or left a wait, and a wait begins with an answer.
 	case transient(err):
 		r.unanswered(h.lock.name, err)
+	case errors.Is(err, driver.ErrCredentials):
+		r.answered()
+		r.refused(err)
 	case errors.Is(err, ErrLocked):
 		r.answered()
 	}

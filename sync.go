@@ -179,7 +179,9 @@ func openDriver(ctx context.Context, url string, o *Options) (driver.Driver, *dr
 // Ping asks the backend, and returns nil if the backend answers: for the readiness probe of a program that cannot work without its
 // locks. Ping waits until ctx is done, and 5 s at most. If the backend has no way to be asked, Ping returns errors.ErrUnsupported.
 //
-// An answer says that a lock can be asked for, and not that the rights of the user are enough for one.
+// Ping also fails if the server does not accept the user or its password. The
+// error then matches fs.ErrPermission, and the Logger reports it, once a minute.
+// Success does not mean that the rights of the user are sufficient for a lock.
 func (c *Client) Ping(ctx context.Context) error {
 	switch {
 	case c.isClosed():

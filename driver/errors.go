@@ -1,6 +1,10 @@
 package driver
 
-import "errors"
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+)
 
 // The errors on which package dsync acts. Drivers return them as they are or wrapped; errors.Is matches them.
 var (
@@ -19,6 +23,10 @@ var (
 	// a missing right, may have an error of its own, but never matches ErrLocked
 	// or ErrNotHeld.
 	ErrUnavailable = errors.New("backend unavailable")
+
+	// ErrCredentials: the server does not accept the user or its password, so
+	// that requests about any name fail. ErrCredentials matches fs.ErrPermission.
+	ErrCredentials = fmt.Errorf("credentials refused: %w", fs.ErrPermission)
 
 	// ErrClosed: the driver is closed.
 	ErrClosed = errors.New("closed")

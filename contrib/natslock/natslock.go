@@ -90,7 +90,9 @@ func sorted(err error) error {
 	switch {
 	case errors.Is(err, jetstream.ErrKeyExists): // the code of every revision that is another one
 		return cas.ErrChanged
-	case errors.Is(err, nats.ErrPermissionViolation), errors.Is(err, nats.ErrAuthorization):
+	case errors.Is(err, nats.ErrAuthorization):
+		return fmt.Errorf("%w: %w", driver.ErrCredentials, err)
+	case errors.Is(err, nats.ErrPermissionViolation):
 		return fmt.Errorf("%w: %w", fs.ErrPermission, err)
 	case errors.Is(err, nats.ErrConnectionClosed), errors.Is(err, nats.ErrNoResponders):
 		return fmt.Errorf("%w: %w", driver.ErrUnavailable, err)

@@ -26,6 +26,9 @@ var denials = []error{
 	rpctypes.ErrRoleNotFound, rpctypes.ErrUserNotFound,
 }
 
+// ofUser are the denials that concern the user, whatever the request is.
+var ofUser = []error{rpctypes.ErrUserEmpty, rpctypes.ErrAuthFailed, rpctypes.ErrUserNotFound}
+
 // fault makes the error of a call out of the error of a request. Doubt says that the request was perhaps carried out, or may yet be.
 func fault(ctx context.Context, err error) (_ error, doubt bool) {
 	err = rpctypes.Error(err)
@@ -37,6 +40,8 @@ func fault(ctx context.Context, err error) (_ error, doubt bool) {
 		return err, false
 	case errors.Is(err, errClusters): // the request may have been carried out on one of them
 		return err, true
+	case isOneOf(err, ofUser):
+		return fmt.Errorf("%w: %w", driver.ErrCredentials, err), false
 	case isOneOf(err, denials):
 		return fmt.Errorf("%w: %w", fs.ErrPermission, err), false
 	case isOneOf(err, refusals), isLearner(err), errors.Is(err, errNotSent), neverSent(err):

@@ -23,6 +23,7 @@
 //	order=client|fifo                all callers of all clients in their order, see Options.FIFO
 //	names=plain|flat                 slashes of names as they are, or as %2F, see Options.Flat
 //	value=record|note                what the key says of its holder, see Options.NoteAlone
+//	password_file=file               the password of the URL's user, read again for each token: see Options.Password
 //	roundup=true                     TTLs that etcd cannot count become longer, see Options.RoundUp
 //	tls=true                         encrypt, by TLS 1.2 or newer, and check the server's certificate
 //	tls_ca=file                      the authorities for that, as PEM; those of the system by default
@@ -119,6 +120,7 @@
 package etcd
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"hash/maphash"
@@ -175,6 +177,13 @@ type Options struct {
 	// package dsync asks for one caller of each client at a time: clients are served in that order, and the callers of a client in
 	// theirs, at a fraction of the cost.
 	FIFO bool
+
+	// Password returns the password of the client's user, instead of the
+	// password that the client was made with. It is called for each token that
+	// the client requests. While the server refuses the password, the backend
+	// counts as out of reach. New sets client.Auth for it, so call New before
+	// the client is in use.
+	Password func(ctx context.Context) (string, error)
 }
 
 // Driver is a driver.Driver on etcd. It implements driver.KeepAliveReporter, driver.Inspector, driver.ForceUnlocker, driver.Watcher,
@@ -244,6 +253,9 @@ func New(client *clientv3.Client, o *Options) (*Driver, error) {
 		epoch:   time.Now(),
 		seed:    maphash.MakeSeed(),
 		life:    lifecycle.New(),
+	}
+	if o.Password != nil {
+		client.Auth = &login{Auth: client.Auth, password: o.Password}
 	}
 	d.asks.life, d.asks.time = d.life.Open(), requestFor
 	d.looks.life, d.looks.time = d.life.Open(), attemptFor

@@ -25,8 +25,9 @@ import (
 // How the clients that Open makes connect.
 const (
 	loginFor  = 3 * time.Second
-	pingEvery = 10 * time.Second // a server may hang up on those who ping much more often
-	answerIn  = 3 * time.Second  // else the connection counts as dead
+	loginPace = 250 * time.Millisecond // between two passwords
+	pingEvery = 10 * time.Second       // a server may hang up on those who ping much more often
+	answerIn  = 3 * time.Second        // else the connection counts as dead
 )
 
 // retries is when a connection is tried again that was refused, or not made in time. The library would pause for up to two minutes, and so a
@@ -63,15 +64,21 @@ func open(ctx context.Context, c *driver.Config) (driver.Driver, error) {
 	var err error
 	config.TLS, err = tlsurl.Read(u)
 	verifyName(config.TLS)
-	if u.User != nil {
-		config.Username = u.User.Username()
-		config.Password, _ = u.User.Password()
-		if config.Username == "" || config.Password == "" {
-			err = errors.Join(err, errors.New("etcd URL: user and password go together"))
-		}
-	}
+	config.Username = u.User.Username()
+	password := u.Password()
 	if err := errors.Join(u.Err(), err); err != nil {
 		return nil, err
+	}
+	if password != nil {
+		if config.Password, err = password(); err != nil {
+			return nil, fmt.Errorf("etcd URL: parameter password_file: %w", err)
+		}
+	}
+	if (u.User != nil || password != nil) && (config.Username == "" || config.Password == "") {
+		return nil, errors.New("etcd URL: user and password go together")
+	}
+	if u.Has("password_file") {
+		o.Password = func(context.Context) (string, error) { return password() }
 	}
 	d, err := connect(ctx, config, o)
 	if err != nil {
@@ -146,6 +153,44 @@ func reach(ctx context.Context, config clientv3.Config) error {
 		return nil
 	}
 	return err
+}
+
+// login is the Auth of a client whose password may change.
+type login struct {
+	clientv3.Auth
+	password func(context.Context) (string, error)
+}
+
+// Authenticate tries the password of the moment again for a while. The server
+// and the source of the password do not change at the same instant. A refusal
+// counts as an outage, because the password may be right soon.
+func (l *login) Authenticate(ctx context.Context, user, _ string) (*clientv3.AuthenticateResponse, error) {
+	var refused error
+	for began := time.Now(); ; {
+		password, err := l.password(ctx)
+		if err == nil && password == "" {
+			err = errors.New("no password")
+		}
+		if err == nil {
+			var answer *clientv3.AuthenticateResponse
+			answer, err = l.Auth.Authenticate(ctx, user, password)
+			if err == nil || rpctypes.Error(err) != rpctypes.ErrAuthFailed && !isContextError(err) {
+				return answer, err
+			}
+		}
+		if refused == nil || !isContextError(err) {
+			refused = err
+		}
+		pause := time.NewTimer(loginPace)
+		select {
+		case <-pause.C:
+		case <-ctx.Done():
+		}
+		pause.Stop()
+		if ctx.Err() != nil || time.Since(began) > loginFor {
+			return nil, fmt.Errorf("%w: user %q: %v", errNotSent, user, refused) // another request may be accepted
+		}
+	}
 }
 
 // probe finds out whether locks can be kept on the server, and what its floor of TTLs is.

@@ -7,10 +7,17 @@ import (
 	"io/fs"
 	"net"
 	"net/url"
+	"os"
 	"os/exec"
+	"path/filepath"
+	"strconv"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/go-dsync/dsync"
 	"github.com/go-dsync/dsync/driver"
@@ -91,7 +98,8 @@ func TestServerOutOfReach(t *testing.T) {
 }
 
 // secure gives the user app what docs/security.md lists, and makes the server ask who anybody is.
-func secure(tb testing.TB, s *testenv.EtcdServer, password string) {
+// secure returns the password of root.
+func secure(tb testing.TB, s *testenv.EtcdServer, password string) (root string) {
 	tb.Helper()
 	for line := range strings.Lines(drivertest.Recipe(tb, "**etcd**")) {
 		words := strings.Fields(strings.ReplaceAll(line, "app:password", "app:"+password))
@@ -101,11 +109,97 @@ func secure(tb testing.TB, s *testenv.EtcdServer, password string) {
 	}
 	c := userClient(tb, s.Addr)
 	ctx := guard(tb)
-	_, err1 := c.UserAdd(ctx, "root", testenv.Password())
+	root = testenv.Password()
+	_, err1 := c.UserAdd(ctx, "root", root)
 	_, err2 := c.UserGrantRole(ctx, "root", "root")
 	_, err3 := c.AuthEnable(ctx)
 	if err := errors.Join(err1, err2, err3); err != nil {
 		tb.Fatal(err)
+	}
+	return root
+}
+
+// TestPasswordChanges replaces a password while locks are taken.
+func TestPasswordChanges(t *testing.T) {
+	s := testenv.Etcd(t)
+	file, password := filepath.Join(t.TempDir(), "password"), testenv.Password()
+	write := func() {
+		t.Helper()
+		if err := os.WriteFile(file, []byte(password+"\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write()
+	root := newClient(t, clientv3.Config{Endpoints: []string{s.Addr}, DialTimeout: hangGuard, Username: "root", Password: secure(t, s, password)})
+	change := func() {
+		t.Helper()
+		password = testenv.Password()
+		if _, err := root.UserChangePassword(t.Context(), "app", password); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c, err := dsync.Open(t.Context(), "etcd://app@"+s.Addr+"/locks/?password_file="+file, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close(context.Background())
+	var grants atomic.Int64
+	var ended atomic.Bool
+	var workers sync.WaitGroup
+	for i := range 4 {
+		workers.Go(func() {
+			for !ended.Load() && !t.Failed() {
+				lease, err := c.Lock(guard(t), "a"+strconv.Itoa(i%2))
+				if err == nil {
+					err = lease.Unlock(guard(t))
+				}
+				if err != nil {
+					t.Errorf("with a changing password: %v", err)
+				}
+				grants.Add(1)
+			}
+		})
+	}
+	for range 2 {
+		start := grants.Load()
+		testenv.Eventually(t, func() bool { return grants.Load() > start+20 }, "locks are granted")
+		change()
+		write()
+	}
+	start := grants.Load()
+	testenv.Eventually(t, func() bool { return grants.Load() > start+20 }, "locks are granted after the changes")
+	ended.Store(true)
+	workers.Wait()
+	change()
+	if err := c.Ping(t.Context()); !errors.Is(err, dsync.ErrUnavailable) || strings.Contains(err.Error(), testenv.PasswordMark) {
+		t.Errorf("Ping with a refused password: got %v, want ErrUnavailable, without the password", err)
+	}
+	write()
+	testenv.Eventually(t, func() bool { return c.Ping(t.Context()) == nil }, "Ping succeeds")
+}
+
+// TestPingOfARefusedClient changes the password of a client that cannot know.
+func TestPingOfARefusedClient(t *testing.T) {
+	s := testenv.Etcd(t)
+	password := testenv.Password()
+	root := newClient(t, clientv3.Config{Endpoints: []string{s.Addr}, DialTimeout: hangGuard, Username: "root", Password: secure(t, s, password)})
+	c, err := dsync.Open(t.Context(), "etcd://app:"+password+"@"+s.Addr+"/locks/", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close(context.Background())
+	if err := c.Ping(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if _, err := root.UserChangePassword(t.Context(), "app", testenv.Password()); err != nil {
+		t.Fatal(err)
+	}
+	wantErr(t, "Ping", c.Ping(t.Context()), fs.ErrPermission)
+	if _, err := root.UserChangePassword(t.Context(), "app", password); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Ping(t.Context()); err != nil {
+		t.Error(err)
 	}
 }
 

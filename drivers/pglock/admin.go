@@ -56,10 +56,20 @@ func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error
 	return status, nil
 }
 
-// Ping implements driver.Pinger. Inspect reads pg_locks, and nobody gets or gives back a lock of any kind meanwhile.
+// Ping implements driver.Pinger. Inspect reads pg_locks, and nobody gets or
+// gives back a lock of any kind meanwhile. If the last new connection was
+// refused, Ping tries to connect: a request on a connection from before would
+// be answered, and yet nobody could wait for a name.
 func (d *Driver) Ping(ctx context.Context) error {
 	if err := d.usable(ctx); err != nil {
 		return err
+	}
+	if d.refused.Load() {
+		s, err := d.dial(ctx, d.home, true)
+		if err != nil {
+			return err
+		}
+		s.hangUp()
 	}
 	op := newOperation(ping, AdvisoryKey{})
 	if err := d.submit(ctx, op, nil); err != nil {

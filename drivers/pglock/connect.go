@@ -37,6 +37,7 @@ func (d *Driver) dial(ctx context.Context, ttl time.Duration, waiter bool) (s *s
 			break
 		}
 	}
+	d.refused.Store(errors.Is(err, driver.ErrCredentials))
 	return s, err
 }
 

@@ -114,8 +114,8 @@ func connectError(err error) error {
 		return fmt.Errorf("%w: %w", driver.ErrUnavailable, err)
 	case answer.Code == codeUnknownSetting && strings.Contains(answer.Message, "idle_session_timeout"):
 		return fmt.Errorf("the server is older than PostgreSQL 14: %w (%w)", errors.ErrUnsupported, err)
-	case strings.HasPrefix(answer.Code, "28"): // invalid authorization
-		return fmt.Errorf("%w: %w", fs.ErrPermission, err)
+	case strings.HasPrefix(answer.Code, "28"), answer.Code == codePermission: // invalid authorization, no right to connect
+		return fmt.Errorf("%w: %w", driver.ErrCredentials, err)
 	}
 	return refusal(err)
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -149,6 +150,50 @@ func testPasswordChanges(t *testing.T, pg *testenv.PostgresServer) {
 	}
 	if err := <-granted; err != nil {
 		t.Error(err)
+	}
+}
+
+// testPingOfARefusedClient changes the password of a client that cannot know.
+func testPingOfARefusedClient(t *testing.T, pg *testenv.PostgresServer) {
+	conn, password := connect(t, pg), testenv.Password()
+	change := func(statement, password string) {
+		t.Helper()
+		if _, err := conn.Exec(t.Context(), statement+" PASSWORD '"+password+"'"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	change("CREATE ROLE carol LOGIN IN ROLE secret", password)
+	c, err := dsync.Open(t.Context(), "pglock://carol:"+password+"@"+pg.Addr+"/postgres", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close(context.Background())
+	change("ALTER ROLE carol", testenv.Password())
+	if err := c.Ping(t.Context()); err != nil {
+		t.Errorf("Ping by the connection from before: %v", err)
+	}
+	terminate := "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE usename = 'carol'"
+	if _, err := conn.Exec(t.Context(), terminate); err != nil {
+		t.Fatal(err)
+	}
+	testenv.Eventually(t, func() bool { return errors.Is(c.Ping(t.Context()), fs.ErrPermission) }, "Ping fails")
+	change("ALTER ROLE carol", password)
+	testenv.Eventually(t, func() bool { return c.Ping(t.Context()) == nil }, "Ping succeeds")
+
+	held, err := dsync.Open(t.Context(), pg.URL("pglock"), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer held.Close(context.Background())
+	if _, err := held.Lock(t.Context(), "taken"); err != nil {
+		t.Fatal(err)
+	}
+	change("ALTER ROLE carol", testenv.Password())
+	if _, err := c.Lock(t.Context(), "taken"); !errors.Is(err, fs.ErrPermission) { // needs another connection
+		t.Errorf("Lock of a name that is taken: got %v, want fs.ErrPermission", err)
+	}
+	if err := c.Ping(t.Context()); !errors.Is(err, fs.ErrPermission) {
+		t.Errorf("Ping beside a connection from before: got %v, want fs.ErrPermission", err)
 	}
 }
 

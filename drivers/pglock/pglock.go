@@ -194,6 +194,7 @@ type Driver struct {
 
 	onKeepAlive atomic.Pointer[func(error)] // see OnKeepAlive; nil if nobody asked
 	looks       looks
+	refused     atomic.Bool // the server refused the last new connection
 
 	mu       sync.Mutex
 	queues   map[AdvisoryKey]*localQueue

@@ -154,6 +154,7 @@ func TestDriver(t *testing.T) {
 		{"ManyWaitersFewConnections", testManyWaitersFewConnections},
 		{"RefusalsNameNoPassword", testRefusalsNameNoPassword},
 		{"PasswordChanges", testPasswordChanges},
+		{"PingOfARefusedClient", testPingOfARefusedClient},
 		{"URL", testURL},
 		{"TTLOfTheProgramIsThatOfTheSession", testTTLOfTheProgramIsThatOfTheSession},
 		{"ErrorOfOneInAGroupIsItsOwn", testErrorOfOneInAGroupIsItsOwn},

@@ -14,6 +14,7 @@ import (
 
 	"github.com/redis/rueidis"
 
+	"github.com/go-dsync/dsync"
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/internal/redisdial"
 	"github.com/go-dsync/dsync/internal/testenv"
@@ -123,6 +124,28 @@ func TestOpenUser(t *testing.T) {
 			t.Errorf("%s: the error %q tells the password", user, err)
 		}
 	}
+}
+
+// TestPingOfARefusedClient changes the password of a client that cannot know.
+func TestPingOfARefusedClient(t *testing.T) {
+	s, password := testenv.Redis(t), testenv.Password()
+	s.Do("ACL", "SETUSER", "locker", "on", ">"+password, "~*", "&*", "+@all")
+	c, err := dsync.Open(t.Context(), "redisson://locker:"+password+"@"+s.Addr, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close(context.Background())
+	if err := c.Ping(t.Context()); err != nil {
+		t.Error(err)
+	}
+	s.Do("ACL", "SETUSER", "locker", "resetpass", ">"+testenv.Password())
+	s.Do("CLIENT", "KILL", "USER", "locker")
+	testenv.Eventually(t, func() bool {
+		err := c.Ping(t.Context())
+		return errors.Is(err, fs.ErrPermission) && !strings.Contains(err.Error(), testenv.PasswordMark)
+	}, "Ping fails")
+	s.Do("ACL", "SETUSER", "locker", "resetpass", ">"+password)
+	testenv.Eventually(t, func() bool { return c.Ping(t.Context()) == nil }, "Ping succeeds")
 }
 
 func TestOpenDatabase(t *testing.T) {

@@ -47,3 +47,7 @@ func (d *Driver) KeepSetsFor(age time.Duration) { d.changes.keptFor = age }
 // MaxPaths sets how many bytes the paths of the nodes of a session may have. It
 // is called before the first request.
 func (d *Driver) MaxPaths(n int) { d.sessions.MaxLoad = n }
+
+// PasswordsEvery sets how often a session that begins later looks for further
+// passwords.
+func (d *Driver) PasswordsEvery(pause time.Duration) { d.passwordsEvery.Store(int64(pause)) }

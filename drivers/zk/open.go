@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"math"
 	"net"
 	"os"
@@ -36,13 +37,21 @@ func open(ctx context.Context, c *driver.Config) (driver.Driver, error) {
 		NoteAlone:   u.Choice("value", "record", "note") == "note",
 	}
 	usual := "open"
+	password := u.Password()
 	if u.User != nil {
 		o.User = u.User.Username()
 		o.Password, _ = u.User.Password()
 		usual = "creator"
 	}
 	var failed error
-	if o.User == "" && u.User != nil {
+	if u.Has("password_file") && password != nil {
+		o.Passwords = func(context.Context) ([]string, error) {
+			text, err := password()
+			return strings.FieldsFunc(text, func(r rune) bool { return r == '\n' || r == '\r' }), err
+		}
+		_, failed = o.Passwords(ctx)
+	}
+	if o.User == "" && (u.User != nil || password != nil) {
 		failed = errors.New("zk URL: a password without a user")
 	}
 	acl := usual
@@ -93,6 +102,7 @@ func New(ctx context.Context, hosts []string, o *Options) (*Driver, error) {
 	d.checkAfter.Store(int64(usualCheckAfter))
 	d.nudgeAfter.Store(int64(usualNudgeAfter))
 	d.hangAfter.Store(int64(usualHangAfter))
+	d.passwordsEvery.Store(int64(usualPasswordsEvery))
 	if err := d.connect(ctx); err != nil {
 		_ = d.Close(ctx) // nothing is held yet
 		return nil, err
@@ -106,8 +116,11 @@ func (o *Options) check() error {
 	if err := checkChroot(o.Chroot); err != nil {
 		return err
 	}
-	if o.User == "" && o.Password != "" {
+	if o.User == "" && (o.Password != "" || o.Passwords != nil) {
 		return errors.New("zk: a password without a user")
+	}
+	if o.Password != "" && o.Passwords != nil {
+		return errors.New("zk: Options have both Password and Passwords")
 	}
 	if strings.Contains(o.User, ":") {
 		return errors.New("zk: the user has a colon")
@@ -153,6 +166,16 @@ func (d *Driver) mayUse(c caller) error {
 		return nil
 	}
 	return fmt.Errorf("%s: %w", path, err)
+}
+
+// Ping implements driver.Pinger. The chroot is what tells whether the servers
+// know the user: they accept any password, and refuse the nodes of others.
+func (d *Driver) Ping(ctx context.Context) error {
+	err := d.call(ctx, d.mayUse)
+	if errors.Is(err, fs.ErrPermission) {
+		return fmt.Errorf("%w: %w", driver.ErrCredentials, err)
+	}
+	return err
 }
 
 // errNoSession: a session ended before its server got to grant the session, as the shortest sessions may on a busy server.

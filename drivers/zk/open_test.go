@@ -7,7 +7,11 @@ import (
 	"io"
 	"io/fs"
 	"net"
+	"os"
+	"path/filepath"
+	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -150,6 +154,126 @@ func TestUserAlone(t *testing.T) {
 	w = wait(t, openURL(t, "zk://%s/open", s.Addr), request("a"))
 	release(t, l)
 	release(t, w.Granted(t))
+}
+
+// TestPasswordChanges replaces a password while locks are taken, as
+// docs/security.md says.
+func TestPasswordChanges(t *testing.T) {
+	s := testenv.ZooKeeper(t)
+	file, old, next := filepath.Join(t.TempDir(), "password"), testenv.Password(), testenv.Password()
+	write := func(passwords ...string) {
+		t.Helper()
+		if err := os.WriteFile(file+".new", []byte(strings.Join(passwords, "\n")+"\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Rename(file+".new", file); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(old)
+	open := func(from string) *zk.Driver {
+		return openURL(t, "zk://user@%s/app?ttl=5s&password_file=%s", s.Addr, from)
+	}
+	first := open(file)
+	first.PasswordsEvery(20 * time.Millisecond)
+	var grants atomic.Int64
+	var ended atomic.Bool
+	var workers sync.WaitGroup
+	work := func(d *zk.Driver, ttl time.Duration) {
+		for i := range 2 {
+			workers.Go(func() {
+				for !ended.Load() {
+					l, err := d.Acquire(guard(t), withTTL(request("a"+strconv.Itoa(i)), ttl))
+					if err == nil {
+						err = l.Release(guard(t))
+					}
+					if err != nil {
+						t.Errorf("with a changing password: %v", err)
+						return
+					}
+					grants.Add(1)
+				}
+			})
+		}
+	}
+	more := func() {
+		t.Helper()
+		start := grants.Load()
+		testenv.Eventually(t, func() bool { return grants.Load() > start+50 || t.Failed() }, "locks are granted")
+	}
+	work(first, 4*time.Second) // by a session that looks often
+	more()
+	write(old, next)
+	testenv.Eventually(t, func() bool { return knowsUser(t, s.Addr, next, first) }, "nodes belong to both passwords")
+	c := userClient(t, s.Addr)
+	for _, p := range []string{old, next} {
+		if err := c.AddAuth("digest", []byte("user:"+p)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	giveToUser(t, c, "/app")
+	write(next)
+	second := open(file)
+	work(second, 5*time.Second)
+	more()
+	ended.Store(true)
+	workers.Wait()
+	withoutPassword(t, tryOpen(guard(t), "zk://user:%s@%s/app", testenv.Password(), s.Addr))
+}
+
+// TestPingOfARefusedClient gives the nodes to another user.
+func TestPingOfARefusedClient(t *testing.T) {
+	s := testenv.ZooKeeper(t)
+	url := "zk://user:" + escaped + "@" + s.Addr + "/app"
+	release(t, acquire(t, openURL(t, "%s", url), request("a")))
+	client, err := dsync.Open(t.Context(), url, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close(context.Background())
+	if err := client.Ping(t.Context()); err != nil {
+		t.Error(err)
+	}
+	c := userClient(t, s.Addr)
+	if err := c.AddAuth("digest", []byte("user:"+password)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.SetACL("/app", gozk.DigestACL(gozk.PermAll, "user", testenv.Password()), -1); err != nil {
+		t.Fatal(err)
+	}
+	err = client.Ping(t.Context())
+	wantErr(t, "Ping", err, fs.ErrPermission)
+	withoutPassword(t, err)
+}
+
+// knowsUser reports whether the nodes that d makes belong to the user with a
+// password.
+func knowsUser(t *testing.T, addr, password string, d *zk.Driver) bool {
+	t.Helper()
+	l := acquire(t, d, withTTL(request("probe"), 4*time.Second))
+	defer release(t, l)
+	c := userClient(t, addr)
+	defer c.Close()
+	if err := c.AddAuth("digest", []byte("user:"+password)); err != nil {
+		t.Fatal(err)
+	}
+	_, _, err := c.Children("/app/probe")
+	return err == nil
+}
+
+// giveToUser does what setAcl -R does.
+func giveToUser(t *testing.T, c *gozk.Conn, path string) {
+	t.Helper()
+	if _, err := c.SetACL(path, gozk.AuthACL(gozk.PermAll), -1); err != nil && err != gozk.ErrNoNode {
+		t.Fatal(err)
+	}
+	children, _, err := c.Children(path)
+	if err != nil && err != gozk.ErrNoNode {
+		t.Fatal(err)
+	}
+	for _, child := range children {
+		giveToUser(t, c, path+"/"+child)
+	}
 }
 
 func TestTLS(t *testing.T) {

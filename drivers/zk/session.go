@@ -1,6 +1,7 @@
 package zk
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -54,6 +55,8 @@ type session struct {
 	cut    context.CancelFunc
 	joined chan struct{} // buffered; signaled when there is a new connection
 	calls  sync.WaitGroup
+
+	passwords []string // authenticated with; start's, and then authenticateAgain's
 
 	changing sync.WaitGroup // requests that change something; nobody adds to it once dead is set
 
@@ -188,7 +191,7 @@ func (s *session) Start() error {
 	if err := s.start(); err != nil {
 		return err
 	}
-	if !s.driver.life.Go(s.keep) {
+	if !s.driver.life.Go(s.keep) || s.driver.options.Passwords != nil && !s.driver.life.Go(s.authenticateAgain) {
 		return driver.ErrClosed
 	}
 	return nil
@@ -213,18 +216,56 @@ func (s *session) start() error {
 	if granted := time.Duration(s.timeout.Load()); granted > s.class {
 		return fmt.Errorf("TTL %v is below the %v from which this server keeps sessions: %w", s.class, granted, errors.ErrUnsupported)
 	}
-	if d.options.User == "" {
-		return nil
-	}
-	credentials := []byte(d.options.User + ":" + d.options.Password)
-	_, err = query(c, func(c *gozk.Conn) (struct{}, error) { return struct{}{}, c.AddAuth("digest", credentials) })
-	if errors.Is(err, gozk.ErrAuthFailed) {
+	err = s.authenticate(c)
+	switch {
+	case errors.Is(err, gozk.ErrAuthFailed):
 		return fmt.Errorf("%w: user %q: %w", fs.ErrPermission, d.options.User, err)
-	}
-	if err != nil {
+	case err != nil && !errors.Is(err, driver.ErrUnavailable):
 		return d.startFault(s, err)
 	}
+	return err
+}
+
+// authenticate authenticates with the passwords that the session has not used
+// yet. The library repeats them on each new connection.
+func (s *session) authenticate(c caller) error {
+	o := &s.driver.options
+	passwords := []string{o.Password}
+	if o.Passwords != nil {
+		var err error
+		if passwords, err = o.Passwords(c.ctx); err != nil || len(passwords) == 0 {
+			return fmt.Errorf("%w: passwords of user %q: %w", driver.ErrUnavailable, o.User, cmp.Or(err, errors.New("there are none")))
+		}
+	} else if o.User == "" {
+		return nil
+	}
+	for _, password := range passwords {
+		if slices.Contains(s.passwords, password) {
+			continue
+		}
+		credentials := []byte(o.User + ":" + password)
+		if _, err := query(c, func(c *gozk.Conn) (struct{}, error) { return struct{}{}, c.AddAuth("digest", credentials) }); err != nil {
+			return err
+		}
+		s.passwords = append(s.passwords, password)
+	}
 	return nil
+}
+
+// authenticateAgain looks for further passwords until the session is over.
+func (s *session) authenticateAgain() {
+	tick := time.NewTicker(time.Duration(s.driver.passwordsEvery.Load()))
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+		case <-s.Over():
+			return
+		}
+		ctx, cancel := context.WithTimeout(s.online, attemptFor)
+		_ = s.authenticate(caller{session: s, ctx: ctx}) // otherwise the next time
+		cancel()
+	}
 }
 
 func (d *Driver) startFault(s *session, err error) error {

@@ -13,6 +13,7 @@
 //	node=lock-|latch-                what locks are to Curator: an InterProcessMutex, or a LeaderLatch; see Options.LeaderLatch
 //	value=record|note                what a node says of its holder, see Options.NoteAlone
 //	acl=open|creator                 nodes for everybody, or for the user alone, the default where there is a user; see Options.ACL
+//	password_file=file               the passwords of the URL's user, one a line, read again every 10 s: see Options.Passwords
 //	tls=true                         encrypt, by TLS 1.2 or newer, and check the server's certificate
 //	tls_ca=file                      the authorities for that, as PEM; those of the system by default
 //	tls_cert=file, tls_key=file      the client's own certificate, as PEM, read anew for each connection
@@ -188,6 +189,9 @@ const (
 
 	tokensPerGrant = 256
 
+	// usualPasswordsEvery is how often a session looks for further passwords.
+	usualPasswordsEvery = 10 * time.Second
+
 	// These bound the making of a session, a request to give a place in the queue back, and one in the background.
 	sessionFor = 3 * time.Second
 	leaveFor   = 500 * time.Millisecond
@@ -206,6 +210,12 @@ type Options struct {
 
 	// User and Password are what the sessions authenticate with (scheme digest), if User is not empty.
 	User, Password string
+
+	// Passwords returns passwords of User, instead of Password. It is called
+	// when a session begins and every 10 s from then on. The session
+	// authenticates with all of them, so its nodes belong to the user with any
+	// of these passwords.
+	Passwords func(ctx context.Context) ([]string, error)
 
 	// ACL is the ACL of all nodes of the driver. The default is everything for everybody, or, with a User, everything for the user
 	// alone.
@@ -249,11 +259,12 @@ type Driver struct {
 	nameNodes nameNodes
 	changes   changes
 
-	onKeepAlive atomic.Pointer[func(error)] // see OnKeepAlive; nil if nobody asked
-	checkAfter  atomic.Int64                // see usualCheckAfter
-	nudgeAfter  atomic.Int64                // see usualNudgeAfter
-	hangAfter   atomic.Int64                // see usualHangAfter
-	cutOff      atomic.Int32                // requests for sessions that were cut off, since one was answered soon; see welcomeFor
+	onKeepAlive    atomic.Pointer[func(error)] // see OnKeepAlive; nil if nobody asked
+	checkAfter     atomic.Int64                // see usualCheckAfter
+	nudgeAfter     atomic.Int64                // see usualNudgeAfter
+	hangAfter      atomic.Int64                // see usualHangAfter
+	passwordsEvery atomic.Int64                // see usualPasswordsEvery
+	cutOff         atomic.Int32                // requests for sessions that were cut off, since one was answered soon; see welcomeFor
 
 	watchMu sync.Mutex
 	watched map[string]*nameWatch // by node

@@ -24,7 +24,7 @@ var unavailableCodes = []string{
 	"max number of clients", // reached, by itself or with those of the cluster; the library leaves out the ERR before it
 }
 
-var permissionCodes = []string{"NOPERM", "NOAUTH", "WRONGPASS"}
+var credentialCodes = []string{"NOAUTH", "WRONGPASS"}
 
 // deniedInScript begins the errors, without a code, by which servers up to 7.0 refuse a command of a script. They do not name the
 // command.
@@ -74,7 +74,9 @@ func Refusal(name string, answer *rueidis.RedisError) (_ error, doubt bool) {
 		return fmt.Errorf("%w: %w", driver.ErrUnavailable, answer), false
 	case redisdial.HasCode(text, deniedInScript, unknownInScript):
 		return fmt.Errorf("%w: %s: %w", fs.ErrPermission, commandAt(text), answer), true
-	case redisdial.HasCode(text, permissionCodes...):
+	case redisdial.HasCode(text, credentialCodes...):
+		return fmt.Errorf("%w: %w", driver.ErrCredentials, answer), true // a command may have been sent before
+	case redisdial.HasCode(text, "NOPERM"):
 		return fmt.Errorf("%w: %w", fs.ErrPermission, answer), true // a script may have been stopped half-way
 	case redisdial.HasCode(text, "WRONGTYPE"):
 		return fmt.Errorf("key %q, or one that belongs to it, is in use for something else: %w", name, answer), false

@@ -21,6 +21,17 @@ func (t *Telemetry) OutOfReach(why Failure) {
 	})
 }
 
+// Refused tells an operator that the server does not accept the client.
+func (t *Telemetry) Refused(why Failure) {
+	if t.config.Logger == nil {
+		return
+	}
+	t.reports.add(func() {
+		more := append(t.said(why.Err), slog.String(string(keyErrorType), why.Type))
+		t.log(context.Background(), slog.LevelWarn, "backend refuses the client", Lock{}, more...)
+	})
+}
+
 // LogOpen tells an operator of an outage before there is a client.
 func LogOpen(ctx context.Context, to *slog.Logger, err error, omit bool) {
 	var more []slog.Attr
@@ -52,6 +63,23 @@ func (t *Telemetry) HeldForLong(l Lock, of *Call, d time.Duration) {
 			ctx = trace.ContextWithSpanContext(ctx, of.context)
 		}
 		t.log(ctx, slog.LevelWarn, "lock held for long", l, slog.Float64(string(keyHeld), d.Seconds()))
+	})
+}
+
+// WaitsForOwn tells an operator of a call that has waited for d because its own
+// client holds the lock. by says who acquired it; may be nil. Without a Logger
+// the record of an endless wait goes to slog.Default.
+func (t *Telemetry) WaitsForOwn(l Lock, d time.Duration, by error, endless bool) {
+	to := t.config.Logger
+	if to == nil && endless {
+		to = slog.Default()
+	}
+	if to == nil {
+		return
+	}
+	t.reports.add(func() {
+		more := append(t.said(by), slog.Float64(string(keyHeld), d.Seconds()))
+		t.logTo(to, context.Background(), slog.LevelWarn, "call waits for a lease of its own client", l, more...)
 	})
 }
 

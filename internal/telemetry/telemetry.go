@@ -254,14 +254,18 @@ func (t *Telemetry) text(err error) string {
 
 // log tells an operator of a lock. more are keys and values.
 func (t *Telemetry) log(ctx context.Context, level slog.Level, text string, l Lock, more ...slog.Attr) {
-	if t.config.Logger == nil || !t.config.Logger.Enabled(ctx, level) {
+	t.logTo(t.config.Logger, ctx, level, text, l, more...)
+}
+
+func (t *Telemetry) logTo(to *slog.Logger, ctx context.Context, level slog.Level, text string, l Lock, more ...slog.Attr) {
+	if to == nil || !to.Enabled(ctx, level) {
 		return
 	}
 	var attrs []slog.Attr
 	for _, a := range t.attributes(l) {
 		attrs = append(attrs, slog.Any(string(a.Key), a.Value.AsInterface()))
 	}
-	t.config.Logger.LogAttrs(ctx, level, "dsync: "+text, append(attrs, more...)...)
+	to.LogAttrs(ctx, level, "dsync: "+text, append(attrs, more...)...)
 }
 
 // said is the text of an error for a log record.
