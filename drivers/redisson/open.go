@@ -104,7 +104,7 @@ func readTarget(u *driver.URL) (*target, error) {
 		}
 	case "sentinel":
 		port = "26379"
-		o.Sentinel = rueidis.SentinelOption{MasterSet: master, Username: user, Password: password, TLSConfig: o.TLSConfig}
+		redisdial.ToSentinels(o, rueidis.SentinelOption{MasterSet: master, Username: user, Password: password})
 		if master == "" {
 			return nil, errors.New("redisson URL: mode=sentinel needs master=, the name of the primary")
 		}
@@ -129,15 +129,16 @@ func (t *target) settle() {
 	case "single":
 		o.ForceSingleClient = true
 	case "sentinel":
-		o.Sentinel.ClientName, o.Sentinel.Dialer, o.Sentinel.TopologyRefreshInterval = clientName, o.Dialer, refreshing
+		o.Sentinel.ClientName, o.Sentinel.TopologyRefreshInterval = clientName, refreshing
 	case "cluster":
 		o.ClusterOption = rueidis.ClusterOption{ShardsRefreshInterval: refreshing, MaxMovedRedirections: 8}
 	}
 }
 
-// Connect connects to servers for which a URL has no words: with credentials that change, a TLS configuration or a dialer of the program,
-// or the options of another client library (docs/choosing.md has those of go-redis). The driver has the connections for itself, and
-// closes them. Connect fails within ctx.
+// Connect connects to servers that a URL cannot describe: with credentials, a TLS
+// configuration or a dialer of the program, or the options of another client
+// library (docs/choosing.md has those of go-redis). The driver has the
+// connections for itself, and closes them. Connect fails within ctx.
 //
 // Of server these fields count: InitAddress, Username, Password, AuthCredentialsFn, SelectDB, TLSConfig, DialCtxFn; and Sentinel with a
 // MasterSet, for the primary that sentinels name, or ForceSingleClient, for one server. Without both, the servers are a cluster. All
@@ -161,6 +162,7 @@ func Connect(ctx context.Context, server rueidis.ClientOption, o *Options) (*Dri
 	c := &t.option
 	c.InitAddress, c.Username, c.Password, c.AuthCredentialsFn = server.InitAddress, server.Username, server.Password, server.AuthCredentialsFn
 	c.SelectDB, c.TLSConfig, c.DialCtxFn, c.Sentinel = server.SelectDB, server.TLSConfig, server.DialCtxFn, server.Sentinel
+	c.Sentinel.Dialer = c.Dialer
 	t.settle()
 	d, err := connect(ctx, t, o)
 	if err != nil {

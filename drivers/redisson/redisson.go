@@ -26,6 +26,7 @@
 //	waitreplicas=0                   how many replicas confirm a lock, in sentinel and cluster mode too, see Options.WaitReplicas
 //	waitlimit=duration               for how long they are waited for, see Options.WaitLimit
 //	evict=refuse|allow               a server that evicts keys, see Options.AllowEviction
+//	password_file=file               the password, read again for each connection
 //	tls=true                         encrypt, by TLS 1.2 or newer, and check the server's certificate
 //	tls_ca=file                      the authorities for that, as PEM; those of the system by default
 //	tls_cert=file, tls_key=file      the client's own certificate, as PEM, read anew for each connection

@@ -2,6 +2,7 @@ package redisson
 
 import (
 	"errors"
+	"flag"
 	"fmt"
 	"io/fs"
 	"slices"
@@ -13,16 +14,20 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
+var names = flag.Int("names", 1000, "how many names TestNothingRemainsOfNames uses with each URL")
+
 // TestNothingRemainsOfNames uses names once, in each way, and looks at all keys.
+// An hour after the clients were closed there is none.
 func TestNothingRemainsOfNames(t *testing.T) {
-	s := testenv.Redis(t)
+	s, clock := testenv.RedisClock(t)
 	for _, parameters := range []string{"", "?fair=true", "?fenced=false"} {
 		s.Do("FLUSHALL")
+		clock.Set(0)
+		begun := time.Now()
 		d, other := openURL(t, "redisson://%s/%s", s.Addr, parameters), openURL(t, "redisson://%s/%s", s.Addr, parameters)
-		const names = 1000
 		modes := []driver.Mode{driver.Exclusive, driver.Read, driver.Write, driver.Permit}
 		parallel(10, func(i int) {
-			for n := i; n < names; n += 10 {
+			for n := i; n < *names; n += 10 {
 				r := request(fmt.Sprint("x", n))
 				if r.Mode = modes[n%len(modes)]; r.Mode == driver.Permit {
 					permits(1, 3, r)
@@ -58,9 +63,16 @@ func TestNothingRemainsOfNames(t *testing.T) {
 				t.Errorf("%s: %q is left, for %v", parameters, key, left)
 			}
 		}
-		if limit := names + 1; sequences > limit || parameters != "?fenced=false" && sequences == 0 {
+		if limit := min(*names+1, clusterSlots); sequences > limit || parameters != "?fenced=false" && sequences == 0 {
 			t.Errorf("%s: got %d sequences, want up to %d", parameters, sequences, limit)
 		}
+		keys, _, bytes := s.Kept()
+		t.Logf("%d names%s in %v: %d keys in %d bytes", *names, parameters, time.Since(begun), keys, bytes)
+		if err := errors.Join(d.Close(t.Context()), other.Close(t.Context())); err != nil {
+			t.Error(err)
+		}
+		clock.Set(time.Hour + time.Second)
+		testenv.Eventually(t, func() bool { return s.Do("DBSIZE") == int64(0) }, "no key is left after an hour")
 	}
 }
 

@@ -16,6 +16,7 @@
 //	durable=true                     nodes do not forget when they are restarted, see Options.Durable
 //	nodetimeout=50ms                 how long a vote waits for slow nodes, see Options.NodeTimeout
 //	evict=refuse|allow               a server that evicts keys, see Options.AllowEviction
+//	password_file=file               the password, read again for each connection
 //	tls=true                         encrypt, by TLS 1.2 or newer, and check the server's certificate
 //	tls_ca=file                      the authorities for this, as PEM; by default the system's
 //	tls_cert=file, tls_key=file      the client's own certificate, as PEM, read anew for each connection

@@ -31,8 +31,18 @@ type Dialer struct {
 // conn is a connection within reach of its dialer.
 type conn struct {
 	net.Conn
-	dialer *Dialer
-	asked  atomic.Bool // something was written
+	dialer   *Dialer
+	asked    atomic.Bool // something was written
+	sentinel bool
+}
+
+// RemoteAddr implements net.Conn. The credentials of a connection depend on it:
+// see ToSentinels.
+func (c *conn) RemoteAddr() net.Addr {
+	if c.sentinel {
+		return sentinelAddr{c.Conn.RemoteAddr()}
+	}
+	return c.Conn.RemoteAddr()
 }
 
 // Write implements net.Conn.
@@ -79,6 +89,11 @@ func (d *Dialer) Dial(ctx context.Context, addr string, nd *net.Dialer, config *
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(d.life, cancel)()
+	sentinel := nd.Resolver == toSentinel
+	if sentinel {
+		plain := *nd
+		plain.Resolver, nd = nil, &plain
+	}
 	raw, err := d.dial(ctx, addr, nd, config)
 	if err != nil {
 		return nil, err
@@ -89,7 +104,7 @@ func (d *Dialer) Dial(ctx context.Context, addr string, nd *net.Dialer, config *
 		sever(raw)
 		return nil, net.ErrClosed
 	}
-	c := &conn{Conn: raw, dialer: d}
+	c := &conn{Conn: raw, dialer: d, sentinel: sentinel}
 	d.conns[c] = struct{}{}
 	return c, nil
 }

@@ -2,6 +2,7 @@ package redisdial
 
 import (
 	"fmt"
+	"net"
 	"strconv"
 	"strings"
 	"time"
@@ -53,12 +54,28 @@ func Defaults(clientName string) (o rueidis.ClientOption) {
 	return o
 }
 
-// ReadURL returns the options of a client for what a URL says about user, password, TLS and database. It sets no address.
+// ReadURL returns the options of a client for the user, the password, the TLS
+// parameters and the database of a URL. It sets no address. The file of
+// password_file is read for each connection.
 func ReadURL(u *driver.URL, clientName string) (o rueidis.ClientOption, err error) {
 	o = Defaults(clientName)
 	if u.User != nil {
 		o.Username = u.User.Username()
-		o.Password, _ = u.User.Password()
+	}
+	if password := u.Password(); password != nil && u.Has("password_file") {
+		if _, err := password(); err != nil {
+			return o, fmt.Errorf("%s URL: password_file: %w", u.Scheme, err)
+		}
+		user := o.Username
+		o.AuthCredentialsFn = func(at rueidis.AuthCredentialsContext) (rueidis.AuthCredentials, error) {
+			text, err := password()
+			if err != nil { // like a server out of reach: nothing was sent
+				err = &net.OpError{Op: "dial", Net: "tcp", Addr: at.Address, Err: fmt.Errorf("password_file: %w", err)}
+			}
+			return rueidis.AuthCredentials{Username: user, Password: text}, err
+		}
+	} else if password != nil {
+		o.Password, _ = password()
 	}
 	if o.TLSConfig, err = tlsurl.Read(u); err != nil {
 		return o, err
@@ -74,4 +91,29 @@ func ReadURL(u *driver.URL, clientName string) (o rueidis.ClientOption, err erro
 	}
 	o.SelectDB = n
 	return o, nil
+}
+
+// toSentinel marks the net.Dialer of connections to sentinels.
+var toSentinel = new(net.Resolver)
+
+// sentinelAddr is the address of a sentinel.
+type sentinelAddr struct{ net.Addr }
+
+// ToSentinels has a client ask sentinels for its server. The library calls
+// AuthCredentialsFn for connections to sentinels too, which have the user and
+// the password of s. A Dialer has to make the connections.
+func ToSentinels(o *rueidis.ClientOption, s rueidis.SentinelOption) {
+	s.TLSConfig, s.Dialer = o.TLSConfig, o.Dialer
+	s.Dialer.Resolver = toSentinel
+	o.Sentinel = s
+	ofServer := o.AuthCredentialsFn
+	if ofServer == nil {
+		return
+	}
+	o.AuthCredentialsFn = func(at rueidis.AuthCredentialsContext) (rueidis.AuthCredentials, error) {
+		if _, is := at.Address.(sentinelAddr); is {
+			return rueidis.AuthCredentials{Username: s.Username, Password: s.Password}, nil
+		}
+		return ofServer(at)
+	}
 }

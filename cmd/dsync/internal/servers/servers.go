@@ -52,8 +52,9 @@ func RedisOption(u *driver.URL, clientName string) (option rueidis.ClientOption,
 		option.ForceSingleClient = true
 	case "sentinel":
 		port = "26379"
-		option.Sentinel = rueidis.SentinelOption{MasterSet: u.Param("master", ""), Username: u.Param("sentinel_user", ""),
-			Password: u.Param("sentinel_password", ""), TLSConfig: option.TLSConfig, Dialer: option.Dialer}
+		redisdial.ToSentinels(&option, rueidis.SentinelOption{MasterSet: u.Param("master", ""), Username: u.Param("sentinel_user", ""),
+			Password: u.Param("sentinel_password", "")})
+		option.DialCtxFn = redisdial.New(nil).Dial
 	}
 	option.InitAddress = u.HostsWithPort("localhost", port)
 	option.AlwaysPipelining = true
