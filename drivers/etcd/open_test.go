@@ -90,7 +90,7 @@ func TestServerOutOfReach(t *testing.T) {
 	}
 }
 
-// secure gives the user app what docs/security.md lists, and makes the server ask who anybody is.
+// secure gives the user app what docs/backends lists, and makes the server ask who anybody is.
 func secure(tb testing.TB, s *testenv.EtcdServer, password string) {
 	tb.Helper()
 	for line := range strings.Lines(drivertest.Recipe(tb, "**etcd**")) {
