@@ -79,8 +79,8 @@ type Client struct {
 //
 // ctx bounds only the wait. If ctx ends after the grant, the lease goes on. If
 // ctx ends before the grant, Lock returns an error that matches ctx.Err,
-// nothing is held, and the caller leaves the queue. The error also says what
-// Lock was waiting for: it matches [ErrLocked] if another owner holds name, and
+// nothing is held, and the caller leaves the queue. The error also gives the
+// reason of the wait: it matches [ErrLocked] if another owner holds name, and
 // [ErrUnavailable] or [ErrUnknown] if the backend does not answer. If ctx ends
 // while a grant is on its way, Lock returns either the lease or an error, never
 // both.
@@ -146,7 +146,7 @@ func (c *Client) Info() Info {
 // TTL returns the TTL of renewed leases.
 func (c *Client) TTL() time.Duration { return c.ttl }
 
-// Info is what a backend promises, as [Client.Info] returns it:
+// Info lists the promises of a backend, as [Client.Info] returns it:
 //
 //	Name       string        // of the driver, such as "redisson"
 //	Order      Order         // of the waiters: Unordered, FIFOByClient or FIFO
@@ -172,7 +172,7 @@ type Order = driver.Order
 // Fencing is the kind of fencing tokens: Info.Fencing.
 type Fencing = driver.Fencing
 
-// Require is what a program needs from a backend: Options.Require. Opening a
+// Require lists the promises that a program needs: Options.Require. Opening a
 // backend that promises less fails.
 //
 //	Fair    bool // an order that starves no waiter: FIFOByClient or FIFO
@@ -245,7 +245,7 @@ func (c *Client) Inspect(ctx context.Context, name string) (Status, error) {
 	return s, err
 }
 
-// ForceUnlock ends the hold of name, whoever holds it. If several clients read
+// ForceUnlock ends the hold of name of any client. If several clients read
 // the name or have permits, it ends all their holds. The holders are notified
 // within Info.Detect. ForceUnlock is meant for administrators. It returns
 // ErrNotHeld if the name is free, and errors.ErrUnsupported if the backend does

@@ -35,8 +35,8 @@ type Latch struct {
 	name   string
 }
 
-// Latch returns the latch of a name, which need not be set. The rules for names
-// are those of locks.
+// Latch returns the latch of a name, which need not be set. Its name
+// follows the rules for names of locks.
 func (c *Client) Latch(name string) *Latch { return &Latch{c, name} }
 
 // Name returns the name of the latch.

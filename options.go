@@ -107,8 +107,8 @@ func WaitAtMost(d time.Duration) LockOption { return LockOption{waitAtMost: &d} 
 // HoldAtLeast needs ExpireAfter of the same time or longer, which the backend
 // enforces when the process is gone. Unlock still ends the lease at once. Close
 // does not free the name, and ForceUnlock does. An Owner, a Read, and backends
-// whose holds end with the client's session (ZooKeeper, PostgreSQL) refuse the
-// option with errors.ErrUnsupported.
+// without it (ZooKeeper, PostgreSQL, SQL tables) refuse the option with
+// errors.ErrUnsupported.
 func HoldAtLeast(d time.Duration) LockOption { return LockOption{holdAtLeast: &d} }
 
 // A lease can outlive the work that it was taken for: the work hangs, or its code forgot to unlock. The lease would be renewed for as
