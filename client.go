@@ -17,7 +17,8 @@ import (
 	"github.com/go-dsync/dsync/internal/telemetry"
 )
 
-// Client takes locks on one backend. Each call of its Lock and TryLock is an owner of its own. All methods may be called concurrently.
+// Client locks names on one backend. Each call of its Lock and TryLock is a
+// separate owner. All methods may be called concurrently.
 type Client struct {
 	driver     driver.Driver
 	info       driver.Info
@@ -49,29 +50,67 @@ type Client struct {
 	locks [modes]map[string]*lock // by mode and name
 }
 
-// Lock waits until the client holds name, and returns a lease that is renewed in the background until Unlock. Each call is an owner of its own:
-// a goroutine that holds name and calls Lock again waits for itself, unless ctx is that of the lease (see [Lease.Context]).
+// Lock waits until the client holds name. It returns a lease that is renewed in
+// the background until Unlock.
 //
-// Options: [WaitAtMost] bounds the wait, [ExpireAfter] is a lease without renewal, [MaxHold] bounds the renewal, [HoldAtLeast] keeps the
-// name for a while after Unlock, [Read], [Write] and [Permits] are kinds of locks.
+//	lease, err := client.Lock(ctx, "orders/42", dsync.WaitAtMost(10*time.Second))
+//	if err != nil {
+//		return err // nothing is held
+//	}
+//	defer lease.Unlock(ctx)
 //
-// ctx bounds only the wait. If it ends first, the error matches its error, and also [ErrLocked] if another owner holds name, or
-// [ErrUnavailable] or [ErrUnknown] if the backend does not answer. A backend that is out of reach is asked again until ctx ends. Other errors
-// return at once: [ErrDeadlock], [ErrLimit], [ErrClosed], errors.ErrUnsupported for what the backend does not offer, and refusals of the
-// server. All errors are of type [*LockError]. After an error nothing is held.
+// Names are valid UTF-8 without NUL, 1 to 1024 bytes.
+//
+// Each call is a separate owner, so a goroutine that holds name and calls Lock
+// again would wait for itself. If ctx belongs to the lease (see
+// [Lease.Context]), Lock returns [ErrDeadlock] instead. Use an [Owner] for
+// reentrant locks.
+//
+// # Options
+//
+//	WaitAtMost(d)       wait no longer than d
+//	ExpireAfter(d)      end the lease d after the grant, without renewal
+//	MaxHold(d)          renew no longer than d
+//	HoldAtLeast(d)      keep the name taken for d, even after Unlock
+//	Read(), Write()     share the name with readers, or exclude them
+//	Permits(n, limit)   acquire n of limit permits
+//
+// # A context that ends
+//
+// ctx bounds only the wait. If ctx ends after the grant, the lease goes on. If
+// ctx ends before the grant, Lock returns an error that matches ctx.Err,
+// nothing is held, and the caller leaves the queue. The error also gives the
+// reason of the wait: it matches [ErrLocked] if another owner holds name, and
+// [ErrUnavailable] or [ErrUnknown] if the backend does not answer. If ctx ends
+// while a grant is on its way, Lock returns either the lease or an error, never
+// both.
+//
+// # Errors
+//
+// All errors are of type [*LockError]. While the backend is out of reach or
+// refuses work, Lock tries again until ctx ends. These errors return at once:
+//
+//	ErrDeadlock             the caller's own lease holds name
+//	ErrLimit                the name has another limit of permits
+//	ErrClosed               the client is closed
+//	errors.ErrUnsupported   the backend does not support an option
+//	fs.ErrPermission        the user lacks a right
+//
+// and so do other refusals of the server, and invalid names and options.
 func (c *Client) Lock(ctx context.Context, name string, opts ...LockOption) (*Lease, error) {
 	return c.lock(ctx, nil, name, opts, false)
 }
 
-// TryLock is Lock without the wait: it returns an error that matches [ErrLocked] if another owner holds name, or [ErrUnavailable] if the backend
-// is out of reach.
+// TryLock is Lock without the wait. Its error matches [ErrLocked] if another
+// owner holds name, and [ErrUnavailable] if the backend is out of reach.
 func (c *Client) TryLock(ctx context.Context, name string, opts ...LockOption) (*Lease, error) {
 	return c.lock(ctx, nil, name, opts, true)
 }
 
-// NewOwner returns a new identity whose locks are reentrant: while one lease of a name is held, its Lock and TryLock return further
-// leases of it without asking the backend, and the name is free when the last of them has ended. An Owner is what a thread is to Java's
-// Redisson, and need not be closed.
+// NewOwner returns a new identity whose locks are reentrant. While the owner
+// holds a name, its Lock and TryLock return further leases of the name without
+// a request, and the name is free when the last of them has ended. An Owner
+// corresponds to a thread in Java's Redisson, and need not be closed.
 func (c *Client) NewOwner() *Owner { return &Owner{client: c, id: c.newHoldID()} }
 
 // Owner is an identity whose locks are reentrant. All methods may be called concurrently.
@@ -80,20 +119,22 @@ type Owner struct {
 	id     string
 }
 
-// ID returns the identity, unique among all owners of all clients.
+// ID returns the identity, which is unique among all owners of all clients.
 func (o *Owner) ID() string { return o.id }
 
-// Lock is Client.Lock for this owner. If the owner holds name, it returns a further lease at once.
+// Lock is [Client.Lock] for this owner. If the owner holds name, Lock returns a
+// further lease at once.
 func (o *Owner) Lock(ctx context.Context, name string, opts ...LockOption) (*Lease, error) {
 	return o.client.lock(ctx, o, name, opts, false)
 }
 
-// TryLock is Client.TryLock for this owner.
+// TryLock is [Client.TryLock] for this owner.
 func (o *Owner) TryLock(ctx context.Context, name string, opts ...LockOption) (*Lease, error) {
 	return o.client.lock(ctx, o, name, opts, true)
 }
 
-// Info returns what the backend promises. Detect is filled in for backends where only a renewal tells of a removed lock.
+// Info returns what the backend promises. If a removed lock is noticed only by
+// a renewal, Detect is filled in from the TTL.
 func (c *Client) Info() Info {
 	info := c.info
 	if info.Detect == 0 {
@@ -105,52 +146,80 @@ func (c *Client) Info() Info {
 // TTL returns the TTL of renewed leases.
 func (c *Client) TTL() time.Duration { return c.ttl }
 
-// What a backend promises, and what a program asks for. The types are those of package driver, which users need not import.
-type (
-	Info    = driver.Info    // what a backend promises: Client.Info
-	Order   = driver.Order   // Info.Order
-	Fencing = driver.Fencing // Info.Fencing
-	Require = driver.Require // Options.Require
-)
+// Info lists the promises of a backend, as [Client.Info] returns it:
+//
+//	Name       string        // of the driver, such as "redisson"
+//	Order      Order         // of the waiters: Unordered, FIFOByClient or FIFO
+//	Fencing    Fencing       // NoTokens, VolatileTokens or DurableTokens
+//	ReadWrite  Support       // Read and Write: Offered, Order, Fencing
+//	Permits    Support       // Permits: Offered, Order
+//	KeepsAlive bool          // whether a session carries the locks
+//	MinTTL     time.Duration // the shortest TTL; 0 means no bound
+//	MaxTTL     time.Duration // the longest TTL; 0 means no bound
+//	TTLUnit    time.Duration // TTLs are multiples of it, if not 0
+//	Detect     time.Duration // until the holder notices that its lock was removed
+//	Late       time.Duration // how long after its TTL a vanished client keeps a name,
+//	LatePerTTL float64       // and in addition per TTL
+//	Expiry     Expiry        // what ends the hold of a vanished client
+//	Poll       time.Duration // how often a waiter looks; 0 if it is notified
+//
+// Info.Check(require) returns an error if the backend promises less than require.
+type Info = driver.Info
 
-// In which order waiters are granted a name.
+// Order is the order in which waiters are granted a name: Info.Order.
+type Order = driver.Order
+
+// Fencing is the kind of fencing tokens: Info.Fencing.
+type Fencing = driver.Fencing
+
+// Require lists the promises that a program needs: Options.Require. Opening a
+// backend that promises less fails.
+//
+//	Fair    bool // an order that starves no waiter: FIFOByClient or FIFO
+//	FIFO    bool // all waiters in the order of arrival
+//	Fenced  bool // fencing tokens
+//	RW      bool // Read and Write; Fair, FIFO and Fenced then include them
+//	Permits bool // Permits; Fair and FIFO then include them
+type Require = driver.Require
+
+// The values of Info.Order.
 const (
 	Unordered    = driver.Unordered    // any waiter may be next
 	FIFOByClient = driver.FIFOByClient // clients in the order of arrival, and callers inside a client in theirs
 	FIFO         = driver.FIFO         // all waiters of all clients in the order of arrival
 )
 
-// Whether leases carry fencing tokens, and what makes tokens fall.
+// The values of Info.Fencing.
 const (
 	NoTokens       = driver.None     // Lease.Token is 0
 	VolatileTokens = driver.Volatile // tokens rise, but may restart when the backend loses data
 	DurableTokens  = driver.Durable  // tokens rise for as long as the backend keeps what was acknowledged
 )
 
-// Status is what a backend knows of a lock. Fields that it does not store are
-// zero:
+// Status is the state of a lock on the backend, as [Client.Inspect] returns it.
+// Fields that the backend does not store are zero:
 //
 //	Held    bool          // whether a client holds the name
-//	Mode    Mode          // how: ModeExclusive, ModeRead, ModeWrite or ModePermit
-//	Holders int           // how many holds there are: several with ModeRead and ModePermit
-//	Used    int           // permits that are held
-//	Limit   int           // of the permits
-//	Hold    string        // identity of the hold
+//	Mode    Mode          // ModeExclusive, ModeRead, ModeWrite or ModePermit
+//	Holders int           // the number of holds: several with ModeRead and ModePermit
+//	Used    int           // the number of held permits
+//	Limit   int           // the limit of permits
+//	Hold    string        // the identity of the hold
 //	Owner   string        // Owner.ID of the holder, or of its call
 //	Note    string        // Options.Note of the holder
 //	Process string        // the holder's host and process id, as in "host:4711"
-//	Since   time.Time     // when it was granted
-//	TTL     time.Duration // until the backend ends the hold, without a renewal
-//	Token   uint64        // fencing token of the hold; 0 if unknown
-//	Waiters int           // at the backend; -1 if unknown
+//	Since   time.Time     // the time of the grant
+//	TTL     time.Duration // the time until the hold ends without a renewal
+//	Token   uint64        // the fencing token of the hold; 0 if unknown
+//	Waiters int           // the number of waiters at the backend; -1 if unknown
 //	Queue   []string      // the waiters in order, where the backend has a queue
 type Status = driver.Status
 
-// Mode is how a name is held: Status.Mode.
+// Mode is the kind of a hold: Status.Mode.
 type Mode = driver.Mode
 
-// The modes. A backend that does not tell them apart reports ModeExclusive for
-// ModeWrite.
+// The values of Status.Mode. A backend that does not distinguish them reports
+// ModeExclusive for ModeWrite.
 const (
 	ModeExclusive = driver.Exclusive // Lock without a mode
 	ModeRead      = driver.Read      // Read()
@@ -158,7 +227,8 @@ const (
 	ModePermit    = driver.Permit    // Permits(n, limit)
 )
 
-// Inspect asks the backend for the holder of name. The answer may be out of date on arrival. If the backend cannot tell, Inspect returns
+// Inspect requests the holder of name from the backend. The answer may be out
+// of date on arrival. If the backend does not support it, Inspect returns
 // errors.ErrUnsupported.
 func (c *Client) Inspect(ctx context.Context, name string) (Status, error) {
 	var s Status
@@ -175,9 +245,11 @@ func (c *Client) Inspect(ctx context.Context, name string) (Status, error) {
 	return s, err
 }
 
-// ForceUnlock ends the hold of name, whoever has it, and where several read or have permits all of theirs; the holders are told within Info.Detect.
-// ForceUnlock is meant for administrators. It returns ErrNotHeld if nobody held the name, and errors.ErrUnsupported if the backend has no
-// way to do so.
+// ForceUnlock ends the hold of name of any client. If several clients read
+// the name or have permits, it ends all their holds. The holders are notified
+// within Info.Detect. ForceUnlock is meant for administrators. It returns
+// ErrNotHeld if the name is free, and errors.ErrUnsupported if the backend does
+// not support it.
 func (c *Client) ForceUnlock(ctx context.Context, name string) error {
 	var span telemetry.Span
 	if checkName(name) == nil {
@@ -198,9 +270,12 @@ func (c *Client) ForceUnlock(ctx context.Context, name string) error {
 	return err
 }
 
-// SetLimit sets how many permits of name there are, 1 or more, until the next SetLimit. A limit below what is held takes nothing from
-// anybody: nothing is granted until enough was given back. Calls that wait and name another limit, or ask for more, fail with [ErrLimit]. After
-// ErrUnknown call SetLimit again. If the backend does not offer permits, SetLimit returns errors.ErrUnsupported.
+// SetLimit sets the number of permits of name, 1 or more, until the next
+// SetLimit. A limit below the number of held permits takes none away: nothing
+// is granted until enough permits are released. Waiting calls that pass a
+// different limit, or request more permits than the limit, fail with
+// [ErrLimit]. After ErrUnknown call SetLimit again. If the backend does not
+// support permits, SetLimit returns errors.ErrUnsupported.
 func (c *Client) SetLimit(ctx context.Context, name string, limit int) error {
 	return c.admin("set limit", name, func() error {
 		l, ok := c.driver.(driver.Limiter)

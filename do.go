@@ -7,16 +7,20 @@ import (
 	"slices"
 )
 
-// Do runs fn while it holds name, and unlocks name whatever becomes of fn. The context of fn ends when the lock is lost, with the loss as
-// its cause; [LeaseFrom] returns the lease, whose token fn sends with what it writes.
+// Do runs fn while it holds name, and unlocks name when fn returns or panics.
+// The context of fn ends when the lock is lost, with the loss as its cause.
+// [LeaseFrom] returns the lease, whose token fn sends with its writes.
 //
-// If the lock was not granted, fn does not run, and Do returns the [*LockError] of Lock. Otherwise Do returns the error of fn unchanged, or a
-// [*DoError] if the lock was lost while fn ran, or if the outcome of the Unlock is unknown. [Ran] tells the two cases apart.
+// If the lock was not granted, fn does not run, and Do returns the [*LockError]
+// of Lock. Otherwise Do returns the error of fn unchanged, or a [*DoError] if
+// the lock was lost while fn ran, or if the outcome of the Unlock is unknown.
+// [Ran] tells the two cases apart.
 func Do(ctx context.Context, l Locker, name string, fn func(context.Context) error, opts ...LockOption) error {
 	return do(ctx, l.Lock, name, fn, opts)
 }
 
-// TryDo is Do with TryLock in place of Lock: if another owner holds name the error matches ErrLocked, and fn does not run.
+// TryDo is Do with TryLock in place of Lock. If another owner holds name, the
+// error matches ErrLocked, and fn does not run.
 func TryDo(ctx context.Context, l Locker, name string, fn func(context.Context) error, opts ...LockOption) error {
 	return do(ctx, l.TryLock, name, fn, opts)
 }
@@ -45,7 +49,8 @@ func do(ctx context.Context, lock func(context.Context, string, ...LockOption) (
 	return fn(under)
 }
 
-// Ran reports whether the function of [Do], [TryDo] or [Elect] ran, and returns its error. err is what they returned.
+// Ran reports whether the function of [Do], [TryDo] or [Elect] ran, and returns
+// the function's error. err is the error that Do, TryDo or Elect returned.
 func Ran(err error) (ran bool, failed error) {
 	if e, ok := err.(*DoError); ok {
 		return true, e.Err
@@ -64,8 +69,10 @@ type DoError struct {
 	// Err is the error of fn; nil if fn succeeded.
 	Err error
 
-	// Unlock is the error of Lease.Unlock; nil if it succeeded. ErrLost: the lock was lost before fn returned, and another owner may have held the lock
-	// meanwhile. ErrUnknown: the lock was held to the end, and may be kept from others for up to its TTL.
+	// Unlock is the error of Lease.Unlock; nil if it succeeded. ErrLost:
+	// the lock was lost before fn returned, and another owner may have held
+	// the lock in the meantime. ErrUnknown: the lock was held to the end,
+	// and may stay taken for up to its TTL.
 	Unlock error
 }
 
@@ -84,8 +91,9 @@ func (e *DoError) Unwrap() []error {
 	return slices.DeleteFunc([]error{e.Err, e.Unlock}, func(err error) bool { return err == nil })
 }
 
-// LeaseFrom returns the lease of ctx: the lease of Do, in its function, or else the lease whose Context ctx was made from; the innermost of
-// several, or nil if there is none.
+// LeaseFrom returns the lease of ctx: the lease of Do in its function, or the
+// lease whose Context ctx was made from. It returns the innermost of several
+// leases, and nil if there is none.
 func LeaseFrom(ctx context.Context) *Lease {
 	if lc, ok := ctx.Value(leaseContextKey{}).(*leaseContext); ok {
 		if lc.handle != nil {

@@ -26,15 +26,18 @@ func squeezed(code []byte) []byte {
 	return out.Bytes()
 }
 
-// TestDocs looks for the code of the pages in docs and of the README in files of Go, where `make lint` compiles it. A whole program is run here; that
-// of the README, and what conformance/README.md has, tests of their own look at. Tests of the drivers run what docs/security.md has, and one of
-// cmd/dsync the runbooks of docs/migration.md.
+// TestDocs looks for the code of the pages in docs and of the README in files of
+// Go, where `make lint` compiles it. It runs whole programs. Other tests run the
+// program of the README, the code of conformance/README.md, the least rights in
+// docs/backends, and the runbooks of docs/migration.md.
 func TestDocs(t *testing.T) {
 	var sources [][]byte
 	pages, err := filepath.Glob("docs/*.md")
-	if err != nil || len(pages) == 0 {
-		t.Fatalf("pages %q: %v", pages, err)
+	backends, _ := filepath.Glob("docs/backends/*.md")
+	if err != nil || len(pages) == 0 || len(backends) == 0 {
+		t.Fatalf("pages %q, %q: %v", pages, backends, err)
 	}
+	pages = append(pages, backends...)
 	err = filepath.WalkDir(".", func(path string, entry fs.DirEntry, err error) error {
 		switch {
 		case err != nil:

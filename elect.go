@@ -10,17 +10,24 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// Elect makes the caller a candidate for the leadership name, and runs lead each time that the candidate is elected: while it holds name
-// through l. Of all candidates one leads at a time. The ctx of lead ends when the leadership is lost, and before anybody else can be
-// elected, as far as the backend's promises go; context.Cause then returns the loss. The term's number is term.Token(): it rises from term
-// to term, and lead sends the number with what it writes, so that the resource can refuse a leader who is late (see package guard).
+// Elect makes the caller a candidate for the leadership name, and runs lead
+// each time that the candidate is elected, while it holds name through l. One
+// candidate leads at a time. The ctx of lead ends when the leadership is lost,
+// and before another candidate can be elected, as far as the backend's promises
+// go. context.Cause then returns the loss. term.Token() rises from term to
+// term. Send it with every write, so that the resource can refuse a late leader
+// (see package guard).
 //
-// When lead returns while it still leads, Elect resigns and returns what Do would return: the error of lead as it is, or a [*DoError].
-// After a loss Elect waits for lead to return, ignores its error, pauses for up to a second at random, and is a candidate again. So lead
-// never runs twice at a time, and a lead that does not heed its ctx delays its own next term alone.
+// When lead returns while it still leads, Elect resigns and returns what Do
+// would return: the error of lead unchanged, or a [*DoError]. After a loss
+// Elect waits for lead to return, ignores its error, pauses at random for up to
+// a second, and becomes a candidate again. So lead never runs twice at a time,
+// and a lead that ignores its ctx delays only its own next term.
 //
-// Elect ends when ctx is over: a candidate gives up, and a leader resigns as soon as lead has returned. Elect also ends with an error of
-// Lock that another try does not mend, such as ErrClosed. Calls through one [Owner] are one candidate, since its locks are reentrant.
+// Elect returns when ctx ends: a candidate gives up, and a leader resigns as
+// soon as lead has returned. Elect also returns an error of Lock that another
+// try cannot mend, such as ErrClosed. Calls through one [Owner] are one
+// candidate, because its locks are reentrant.
 func Elect(ctx context.Context, l Locker, name string, lead func(ctx context.Context, term *Lease) error, opts ...LockOption) error {
 	election := observeElection(l, name)
 	defer election.Over()
@@ -50,13 +57,16 @@ func Elect(ctx context.Context, l Locker, name string, lead func(ctx context.Con
 	}
 }
 
-// Observe yields who holds name, and of permits how many are held: at once, and after each change that Observe learns of, until ctx is over. Of changes in quick succession
-// some may be left out, but never the last. A state may be out of date when it is yielded, and makes nobody a leader; but no state from
-// before another one is yielded after it.
+// Observe yields the state of name, at once and after each change that it
+// learns of, until ctx ends. It may omit some changes in quick succession, but
+// never the last. A state may be out of date when it is yielded, so it makes no
+// client a leader. Observe never yields an earlier state after a later one.
 //
-// Observe asks the backend every third of the TTL, when a hold should have run out, and on backends that tell of changes (memory) also
-// at once. While the backend is out of reach Observe goes on asking, and yields nothing. Any other error is yielded, and is the end:
-// errors.ErrUnsupported if the backend cannot tell who holds a name, and ErrClosed.
+// Observe queries the backend every third of the TTL, and when a hold should
+// have expired. If the backend reports changes, Observe also queries it at once
+// after a change. While the backend is out of reach, Observe tries again and
+// yields nothing. It yields any other error and ends: errors.ErrUnsupported if
+// the backend cannot report holders, and ErrClosed.
 func (c *Client) Observe(ctx context.Context, name string) iter.Seq2[Status, error] {
 	return func(yield func(Status, error) bool) {
 		o := &observer{client: c, name: name, changed: make(chan struct{}, 1), stop: func() {}}

@@ -9,33 +9,43 @@ import (
 	"github.com/go-dsync/dsync/internal/telemetry"
 )
 
-// The errors to match with errors.Is. What a backend does not offer is errors.ErrUnsupported.
+// The errors to match with errors.Is. An operation that the backend does not
+// support returns errors.ErrUnsupported.
 var (
-	// ErrLocked: another owner holds the name. The error of a wait that ended with its context matches both ErrLocked and the context's
-	// error if another held the lock by the last answer of the backend, whatever became of later requests; if these got no answer it
-	// also matches ErrUnavailable or ErrUnknown, and no longer ErrLocked once the answer is older than the TTL. A fault of the backend
-	// alone never matches ErrLocked.
+	// ErrLocked: another owner holds the name. If a wait ends with its
+	// context, the error matches the context's error, and ErrLocked if
+	// another owner held the name by the last answer of the backend. If
+	// later requests got no answer, the error also matches ErrUnavailable
+	// or ErrUnknown, and no longer ErrLocked once that answer is older than
+	// the TTL. A fault of the backend alone never matches ErrLocked.
 	ErrLocked = driver.ErrLocked
 
-	// ErrNotHeld: the lease is over, so there was nothing to do.
+	// ErrNotHeld: the lease has ended, so there was nothing to do.
 	ErrNotHeld = driver.ErrNotHeld
 
-	// ErrLost: the lease ended before its Unlock. It also matches ErrNotHeld, and its text and the wrapped error say why: the
-	// lease expired, somebody removed the lock, the session ended, the backend was out of reach for too long, or the lease was held for
+	// ErrLost: the lease ended before its Unlock. The error also matches
+	// ErrNotHeld. Its text and the wrapped error give the reason: the lease
+	// expired, another client removed the lock, the session ended, the
+	// backend was out of reach for too long, or the lease was held for
 	// longer than MaxHold.
 	ErrLost error = &lostError{}
 
-	// ErrUnknown: the backend may or may not have carried out the request. The clean-up goes on in the background.
+	// ErrUnknown: the backend may or may not have carried out the request.
+	// The clean-up goes on in the background.
 	ErrUnknown = driver.ErrUnknown
 
-	// ErrUnavailable: the backend is out of reach, or refuses work for now. Lock tries on until its context ends.
+	// ErrUnavailable: the backend is out of reach, or refuses work for now.
+	// Lock tries again until its context ends.
 	ErrUnavailable = driver.ErrUnavailable
 
-	// ErrDeadlock: the context belongs to a lease of the same name (see Lease.Context), or the Owner has the name for Read and asks for more,
-	// so the wait could not end.
+	// ErrDeadlock: the wait could not end, because the context belongs to a
+	// lease of the same name (see Lease.Context), or because the Owner
+	// holds the name for Read and requests more.
 	ErrDeadlock = errors.New("deadlock: the caller's own lease holds the name")
 
-	// ErrLimit: the name has another limit of permits than [Permits] says or, where that leaves it open, none, or one below what was asked for.
+	// ErrLimit: the call passes another limit of permits than the name has.
+	// If the call leaves the limit open, the name has no limit, or one
+	// below the requested permits.
 	ErrLimit = driver.ErrLimit
 
 	// ErrClosed: the Client is closed.
@@ -48,7 +58,8 @@ func transient(err error) bool { return errors.Is(err, ErrUnavailable) || errors
 // errNested is the answer to TryLock where Lock returns ErrDeadlock.
 var errNested = fmt.Errorf("%w: the caller's own lease holds the name", ErrLocked)
 
-// LockError is the error of a method of Client, Owner, Lease or Latch, and names the lock. Match its cause with errors.Is.
+// LockError is the error of a method of Client, Owner, Lease or Latch, with the
+// name of the lock. Match its cause with errors.Is.
 type LockError struct {
 	Op   string // what failed, such as "lock", "unlock" or "inspect"; "lease" is the loss of a lease
 	Name string // of the lock or latch

@@ -11,20 +11,23 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// Latch is a number that is set once, counted down to 0 by any clients, and waited for by any. Java's RCountDownLatch is one. A latch belongs
-// to nobody and does not end by itself: whoever counts down may be gone when others wait. At 0 the latch is gone, and can be set again;
-// but Wait may then wait for the next latch too, so let a name stand for one round.
+// Latch is a number that is set once, and then counted down to 0 by any
+// clients, while others wait for the 0. It is compatible with Java's
+// RCountDownLatch. A latch has no owner and does not expire: a client that
+// counted down may be gone. At 0 the latch is removed and can be set again.
+// Wait may then wait for the next latch too, so use a name for one round.
 //
-// Set, CountDown and Delete ask a backend out of reach again until ctx is done,
-// for half an hour at most. However often the backend gets such a request,
-// because answers were lost, the backend carries it out once. An error that
-// matches ErrUnknown says that the backend may have done so. With waitreplicas=
-// on Redis, a change that too few replicas confirm returns at once, with an
-// error that matches ErrUnknown and redisson.ErrNotReplicated. One name is used
-// for a latch or for a lock, not for both.
+// Set, CountDown and Delete try again while the backend is out of reach, until
+// ctx is done or half an hour has passed. A request whose answer is lost is
+// repeated, and the backend carries it out once. If an error matches
+// ErrUnknown, the backend may have carried it out. With waitreplicas= on Redis,
+// a change that too few replicas confirm returns at once, with an error that
+// matches ErrUnknown and redisson.ErrNotReplicated. Use a name for a latch or
+// for a lock, not for both.
 //
-// Redis, etcd, ZooKeeper and the memory of a process have latches. Redlock, PostgreSQL and migrations have none: there all methods but Name
-// return an error that matches errors.ErrUnsupported.
+// Redis, etcd, ZooKeeper and memory support latches. On Redlock, PostgreSQL,
+// SQL tables and migrations all methods but Name return an error that matches
+// errors.ErrUnsupported.
 //
 // All methods may be called concurrently.
 type Latch struct {
@@ -32,13 +35,15 @@ type Latch struct {
 	name   string
 }
 
-// Latch returns the latch of a name, which need not be set. Names are those of locks.
+// Latch returns the latch of a name, which need not be set. Its name
+// follows the rules for names of locks.
 func (c *Client) Latch(name string) *Latch { return &Latch{c, name} }
 
 // Name returns the name of the latch.
 func (l *Latch) Name() string { return l.name }
 
-// Set makes the count n, 1 or more, unless there is a count already: then Set changes nothing and returns false.
+// Set sets the count to n, 1 or more. If there is a count already, Set changes
+// nothing and returns false.
 func (l *Latch) Set(ctx context.Context, n int) (set bool, err error) {
 	if n < 1 {
 		return false, &LockError{"set latch", l.name, fmt.Errorf("the count %d is less than 1", n)}
@@ -50,21 +55,23 @@ func (l *Latch) Set(ctx context.Context, n int) (set bool, err error) {
 	return set && err == nil, err
 }
 
-// CountDown lowers the count by 1. Where there is no count nothing happens.
+// CountDown lowers the count by 1. Without a count, nothing happens.
 func (l *Latch) CountDown(ctx context.Context) error {
 	return l.change(ctx, "count down latch", func(ctx context.Context, backend driver.Latcher, id string) error {
 		return backend.CountDown(ctx, l.name, id)
 	})
 }
 
-// Delete removes the count, and ends all waits. Without a count nothing happens.
+// Delete removes the count, and ends all waits. Without a count, nothing
+// happens.
 func (l *Latch) Delete(ctx context.Context) error {
 	return l.change(ctx, "delete latch", func(ctx context.Context, backend driver.Latcher, id string) error {
 		return backend.DeleteLatch(ctx, l.name, id)
 	})
 }
 
-// Count asks the backend for the count: 0 if there is none. The answer may be out of date on arrival.
+// Count returns the count, or 0 if there is none. The answer may be out of date
+// on arrival.
 func (l *Latch) Count(ctx context.Context) (left int, err error) {
 	err = l.call("count of latch", func(backend driver.Latcher) (err error) {
 		left, err = backend.Latch(ctx, l.name)
@@ -73,8 +80,10 @@ func (l *Latch) Count(ctx context.Context) (left int, err error) {
 	return left, err
 }
 
-// Wait returns nil when there is no count: because it is 0, was deleted, or was never set. So set a latch before anybody waits for it. Wait
-// goes on while the backend is out of reach, until ctx is done; its error then matches the context's.
+// Wait returns nil when there is no count: because it reached 0, was deleted,
+// or was never set. So set a latch before any client waits for it. While the
+// backend is out of reach, Wait tries again until ctx is done. Its error then
+// matches the context's error.
 func (l *Latch) Wait(ctx context.Context) error {
 	return l.call("wait for latch", func(backend driver.Latcher) error { return l.client.latches.wait(ctx, backend, l.name) })
 }

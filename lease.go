@@ -12,8 +12,10 @@ import (
 	"github.com/go-dsync/dsync/internal/telemetry"
 )
 
-// Lease is one hold of a lock: what Lock and TryLock return. A lease never comes back to life; a stale Unlock never touches the hold
-// of anybody else. A nil Lease and the zero Lease are over: their methods return ErrNotHeld. All methods may be called concurrently.
+// Lease is one hold of a lock, returned by Lock and TryLock. A lease that has
+// ended never comes back to life, and a late Unlock never ends the hold of
+// another owner. A nil Lease and the zero Lease have ended: their methods
+// return ErrNotHeld. All methods may be called concurrently.
 type Lease struct {
 	hold  *hold // nil for a handle, see handOut, and for the zero Lease
 	owner string
@@ -40,8 +42,9 @@ func (l *Lease) Name() string {
 	return l.hold.lock.name
 }
 
-// Owner returns the identity of the lease's owner. Where the backend stores owners, Inspect shows this one; after the lock was passed on
-// inside the process without a request, Inspect still shows the owner of the backend's grant.
+// Owner returns the identity of the lease's owner. Inspect shows the same owner
+// if the backend stores owners. After a hand-over inside the process, Inspect
+// still shows the owner of the backend's grant.
 func (l *Lease) Owner() string {
 	if l = l.view(); l == nil {
 		return ""
@@ -49,16 +52,21 @@ func (l *Lease) Owner() string {
 	return l.owner
 }
 
-// Token returns the fencing token of the lease, or 0 if the backend has none, and for permits, of which several holders are right at the same
-// time. The token is larger than the tokens of all earlier grants of
-// the name; a re-entry has the token of the hold that it joined, and a hold that the client passes on without a request has one that came with
-// the backend's grant. The token of a [Read] is larger than those of all earlier holders who had
-// the name alone, and smaller than those of all later ones; a resource compares it, and does not store it. Send the token with every
-// write to the protected resource, and let the resource refuse a token smaller than one seen before: nothing else protects against a late
-// write.
+// Token returns the fencing token of the lease. It is larger than the tokens of
+// all earlier grants of the name. It is 0 if the backend has no tokens, and for
+// permits, which several clients hold at the same time.
 //
-// On PostgreSQL the first call for a hold waits until the server has the token on its disk. If the lease ends before that, or had ended
-// before the first call, Token is 0: package guard refuses 0, and so should every resource.
+// Send the token with every write to the protected resource, and let the
+// resource refuse a token smaller than the largest one it has seen. Nothing
+// else protects against a late write.
+//
+// The token of a [Read] is larger than the tokens of all earlier exclusive
+// holders, and smaller than those of all later ones. A resource compares it,
+// and does not store it. A re-entry has the token of the hold that it joined.
+//
+// On PostgreSQL the first call for a hold waits until the server has the token
+// on its disk. If the lease ends before that, Token is 0. Package guard refuses
+// 0, and so should every resource.
 func (l *Lease) Token() uint64 {
 	if l = l.view(); l == nil || l.token == 0 {
 		return 0
@@ -69,8 +77,10 @@ func (l *Lease) Token() uint64 {
 	return l.token
 }
 
-// Deadline returns the local time until which the lock is surely held without another renewal. The backend may grant the lock to somebody
-// else 5 ms and 1 % of a TTL later: the TTL of the lease, or of the lease's session on the backend, if the session may end first.
+// Deadline returns the local time until which the lock is surely held without
+// another renewal. The backend may grant the lock to another client 5 ms and 1
+// % of a TTL later. This is the TTL of the lease, or of the lease's session on
+// the backend if the session may end first.
 func (l *Lease) Deadline() time.Time {
 	if l = l.view(); l == nil {
 		return time.Time{}
@@ -94,8 +104,10 @@ func (l *Lease) deadline() moment {
 	return d
 }
 
-// Err returns nil while the lease is held, and then why it ended: an error that matches ErrLost after a loss, and ErrNotHeld in any case.
-// Err looks at the clock itself, so a process that was stopped for longer than its lease never gets nil afterwards.
+// Err returns nil while the lease is held. After that it returns an error that
+// matches ErrNotHeld, and also ErrLost if the lease was lost. Err compares the
+// clock, so a process that was stopped for longer than its lease never gets nil
+// afterwards.
 func (l *Lease) Err() error {
 	if l = l.view(); l == nil {
 		return errNoLease
@@ -118,7 +130,8 @@ func (l *Lease) check(now moment) error {
 	return l.err
 }
 
-// Done returns a channel which is closed at the end of the lease, by Unlock or by loss.
+// Done returns a channel that is closed when the lease ends, by Unlock or by
+// loss.
 func (l *Lease) Done() <-chan struct{} {
 	if l = l.view(); l == nil {
 		return closed
@@ -136,12 +149,12 @@ func (l *Lease) Done() <-chan struct{} {
 	return l.done
 }
 
-// WatchRemoval has the client notice at once that another client removed the
-// lock by [Client.ForceUnlock], where it would otherwise learn of that from its
-// next renewal, or within Info.Detect. WatchRemoval returns when the lease is
-// over, or ctx is done. On most backends it costs a subscription, so it is meant
-// for a few leases under which work has to stop soon. What removes the lock
-// without a word, such as DEL, is noticed as late as without WatchRemoval.
+// WatchRemoval makes the client notice at once that another client removed the
+// lock by [Client.ForceUnlock]. Otherwise the client notices it at its next
+// renewal, or within Info.Detect. WatchRemoval returns when the lease ends, or
+// ctx is done. On most backends it costs a subscription, so use it for a few
+// leases whose work has to stop soon. A removal without a message, such as DEL,
+// is noticed as late as without WatchRemoval.
 func (l *Lease) WatchRemoval(ctx context.Context) {
 	view := l.view()
 	if view == nil {
@@ -173,12 +186,15 @@ func (l *Lease) WatchRemoval(ctx context.Context) {
 	}
 }
 
-// Context returns a context that ends with parent or with the lease, whichever is first; in the second case context.Cause returns
-// the lease's Err. Call cancel when the work is done, as with any context. Lock notices a wait for the lease's own name under such a
-// context, and returns ErrDeadlock; a Read does not wait (see [Read]).
+// Context returns a context that ends with parent or with the lease, whichever
+// ends first. If the lease ends first, context.Cause returns the lease's Err.
+// Call cancel when the work is done, as with any context. A Lock of the lease's
+// own name under such a context returns ErrDeadlock instead of waiting. A Read
+// does not wait (see [Read]).
 //
-// A goroutine ends the context, and may be a moment late when the process was stopped. Just before an act that must not come too late,
-// ask Err of the lease, which looks at the clock.
+// A goroutine ends the context, so it may end a moment late after a pause of
+// the process. Just before an act that must not be late, call Err of the lease,
+// which compares the clock.
 func (l *Lease) Context(parent context.Context) (context.Context, context.CancelFunc) {
 	if l.view() != l || l == nil {
 		return l.contextOfView(parent)
@@ -207,8 +223,10 @@ func (l *Lease) Context(parent context.Context) (context.Context, context.Cancel
 	}
 }
 
-// Extend makes a lease with ExpireAfter end d from now, also if that is earlier than before. Other leases are renewed by themselves, and
-// Extend returns errors.ErrUnsupported. After an error other than ErrLost or ErrNotHeld the lease goes on as before.
+// Extend makes a lease with ExpireAfter end d from now, even if that is earlier
+// than before. For other leases, which are renewed in the background, Extend
+// returns errors.ErrUnsupported. After an error other than ErrLost or
+// ErrNotHeld the lease goes on as before.
 func (l *Lease) Extend(ctx context.Context, d time.Duration) error {
 	view := l.view()
 	if view == nil {
@@ -279,14 +297,18 @@ func (l *Lease) setEnd(end moment) {
 	l.hold.lock.client.watchdog.endAt(l.end, end)
 }
 
-// Unlock ends the lease, and frees the lock unless another lease has the same hold: one of the same owner, or of a fellow reader. Unlock
-// ignores the cancellation of ctx, so `defer lease.Unlock(ctx)` is right also when ctx is the reason to leave. It waits no longer than the
-// rest of the lease, and at most 5 s; then Unlock returns ErrUnknown while the release goes on in the background.
+// Unlock ends the lease, and frees the lock unless another lease has the same
+// hold, of the same owner or of another reader. Unlock ignores the cancellation
+// of ctx, so `defer lease.Unlock(ctx)` is right even if ctx is the reason to
+// leave. It waits no longer than the rest of the lease, and 5 s at most. Then
+// Unlock returns ErrUnknown, and the release goes on in the background.
 //
-// After a loss Unlock returns an error that matches ErrLost and ErrNotHeld, after an earlier Unlock an error that matches ErrNotHeld; both
-// change nothing. Unlock asks the backend unless the hold goes on, for another of these leases or, by a hand-over inside the process, for
-// another owner of the client that waits. In that case, if somebody has removed the hold, Unlock may return nil for as
-// long as Info.Detect, as Err does.
+// After a loss the error of Unlock matches ErrLost and ErrNotHeld. After an
+// earlier Unlock it matches ErrNotHeld. In both cases Unlock changes nothing.
+//
+// Unlock sends no request if the hold goes on: for another of its leases, or
+// for a waiter of the same client. Then Unlock may return nil although the hold
+// was removed, for as long as Info.Detect, as Err does.
 func (l *Lease) Unlock(ctx context.Context) error {
 	view := l.view()
 	if view == nil {

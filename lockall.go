@@ -9,8 +9,9 @@ import (
 	"time"
 )
 
-// Leases are locks that were taken together by [LockAll] or [LockOn]. They are held as long as each of them is: the loss of one is the
-// loss of all. All methods may be called concurrently.
+// Leases are locks that were acquired together by [LockAll] or [LockOn]. They
+// are held while all of them are held: the loss of one is the loss of all. All
+// methods may be called concurrently.
 type Leases struct {
 	all []*Lease
 
@@ -19,24 +20,28 @@ type Leases struct {
 	cancel context.CancelFunc // of what Done made
 }
 
-// Target is names on one [Locker], for [LockOn].
+// Target is a set of names on one [Locker], for [LockOn].
 type Target struct {
 	Locker Locker
 	Names  []string
 }
 
-// LockAll waits until it holds all names, or ctx is done. It takes the names one after the other in the order of their bytes, whatever the
-// order of the arguments, so callers of LockAll do not wait for each other in a circle. While it waits for one name LockAll keeps the
-// others, and returns their error as soon as one of them is lost.
+// LockAll waits until it holds all names, or ctx is done. It acquires the names
+// in the order of their bytes, whatever the order of the arguments, so calls of
+// LockAll do not wait for each other in a circle. While it waits for one name,
+// LockAll keeps the others. If one of them is lost, LockAll returns its error.
 //
-// After an error nothing is held, as with Lock. No names, or a name given twice, also in two modes, is an error.
+// After an error nothing is held, as with Lock. LockAll without names, or with
+// a name given twice, even in two modes, is an error.
 func LockAll(ctx context.Context, l Locker, names ...string) (*Leases, error) {
 	return LockOn(ctx, Target{l, names})
 }
 
-// LockOn is [LockAll] over several Lockers, such as clients of independent backends: the lock is as available as the least of them,
-// and as safe as the safest. The Lockers are taken in the order of the arguments, so this order has to be the same for all users
-// of the same Lockers.
+// LockOn is [LockAll] over several Lockers, such as clients of independent
+// backends. The lock is as available as the least available of them, and as
+// safe as the safest. LockOn acquires the names in the order of the Lockers in
+// its arguments, so all users of the same Lockers must pass them in the same
+// order.
 func LockOn(ctx context.Context, targets ...Target) (*Leases, error) {
 	return lockOn(ctx, targets, func(ctx context.Context, l Locker, name string) (*Lease, error) { return l.Lock(ctx, name) })
 }
@@ -120,11 +125,11 @@ func (g *Leases) rollBack(ctx context.Context) error {
 	return nil
 }
 
-// All returns the leases, in the order of their grants: for their names and tokens, and to look at one of them. To unlock one
-// of them alone ends the others for these Leases.
+// All returns the leases in the order of their grants, with their names and
+// tokens. Unlocking one of them ends the others for these Leases.
 func (g *Leases) All() []*Lease { return slices.Clone(g.all) }
 
-// Deadline is the earliest of the leases.
+// Deadline returns the earliest deadline of the leases.
 func (g *Leases) Deadline() time.Time {
 	earliest := g.all[0].Deadline()
 	for _, l := range g.all[1:] {
@@ -135,7 +140,8 @@ func (g *Leases) Deadline() time.Time {
 	return earliest
 }
 
-// Err returns nil while all leases are held, and otherwise the Err of the first that is not. Err looks at the clock, as Lease.Err does.
+// Err returns nil while all leases are held, and otherwise the Err of the first
+// lease that is not. Err compares the clock, as Lease.Err does.
 func (g *Leases) Err() error {
 	for _, l := range g.all {
 		if err := l.Err(); err != nil {
@@ -145,7 +151,7 @@ func (g *Leases) Err() error {
 	return nil
 }
 
-// Done returns a channel which is closed when one of the leases is over.
+// Done returns a channel that is closed when one of the leases ends.
 func (g *Leases) Done() <-chan struct{} {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -157,7 +163,8 @@ func (g *Leases) Done() <-chan struct{} {
 	return g.done
 }
 
-// Context returns a context that ends with parent or with the first of the leases, and is like Lease.Context otherwise.
+// Context returns a context that ends with parent or with the first of the
+// leases. Otherwise it is like Lease.Context.
 func (g *Leases) Context(parent context.Context) (context.Context, context.CancelFunc) {
 	ctx := parent
 	cancels := make([]context.CancelFunc, len(g.all))
@@ -171,7 +178,8 @@ func (g *Leases) Context(parent context.Context) (context.Context, context.Cance
 	}
 }
 
-// Unlock gives all leases back, also after an error, and returns all errors. See Lease.Unlock.
+// Unlock releases all leases, also after an error, and returns all errors. See
+// Lease.Unlock.
 func (g *Leases) Unlock(ctx context.Context) error {
 	errs := make([]error, len(g.all))
 	var wg sync.WaitGroup

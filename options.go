@@ -16,45 +16,58 @@ import (
 
 // Options are the options of a Client. Nil means the defaults, and so does a zero field.
 type Options struct {
-	// TTL is how long the backend keeps a lock whose holder is gone, and hence how long others wait after a crash. A live holder
-	// renews every third of the TTL. The default is 30 s, or the nearest TTL that the backend keeps; another value outside of the
-	// backend's bounds is an error. A ttl parameter in the URL takes precedence.
+	// TTL is how long the backend keeps a lock whose holder is gone, and so
+	// how long others wait after a crash. A live holder renews every third
+	// of the TTL. The default is 30 s, or the nearest TTL that the backend
+	// supports. A TTL outside the backend's bounds is an error. The
+	// parameter ttl of the URL takes precedence.
 	TTL time.Duration // at least 10 ms
 
-	// Require makes New and Open fail if the backend promises less. A require parameter in the URL adds to Require.
+	// Require makes New and Open fail if the backend promises less. The
+	// parameter require of the URL adds to it.
 	Require Require
 
-	// Floor is added to each fencing token. A program that has moved here from another backend has a Floor above all tokens of that one,
-	// so that resources which remember those do not refuse the program; `dsync migrate` tells it. All programs that lock the same names need
-	// the same. A floor parameter in the URL takes precedence.
+	// Floor is added to each fencing token. A program that has moved from
+	// another backend needs a Floor above all tokens of that backend,
+	// because resources remember those; `dsync migrate` reports it. All
+	// programs that lock the same names need the same Floor. The parameter
+	// floor of the URL takes precedence.
 	Floor uint64
 
-	// Note is a text for people, stored with each lock, where the backend can. The trace context of a traced holder is put behind the
-	// text.
+	// Note is a text for people that is stored with each lock, if the
+	// backend can store it. The trace context of a traced holder follows
+	// the text.
 	Note string
 
 	// MaxHold is the default of the option MaxHold. 0 means no bound: a lease is renewed until Unlock or a loss.
 	MaxHold time.Duration
 
-	// SlowHold has the Logger told of each lease without ExpireAfter that is held for longer. 0 means none.
+	// SlowHold makes the Logger report each lease without ExpireAfter that
+	// is held for longer. 0 means no report.
 	SlowHold time.Duration
 
-	// Debug looks for leases that were forgotten: when the garbage collector finds that nothing in the program refers to a Lease any more,
-	// and so nobody can unlock it, the lease ends with an error that matches ErrLost, and the Logger is told who called Lock. A context of
-	// Lease.Context refers to its lease, also by contexts made of that one. Debug costs some µs and 5 allocations for each lease.
+	// Debug finds forgotten leases. When the garbage collector finds that
+	// the program has no reference to a Lease any more, the lease ends with
+	// an error that matches ErrLost, and the Logger reports the caller of
+	// Lock. A context of Lease.Context, and contexts made from it, refer to
+	// its lease. Debug costs some µs and 5 allocations for each lease.
 	Debug bool
 
-	// TracerProvider and MeterProvider make the spans and metrics of the Client. Nil means the global ones of OpenTelemetry, also
-	// if they are set later.
+	// TracerProvider and MeterProvider make the spans and metrics of the
+	// Client. Nil means the global provider of OpenTelemetry, even if it is
+	// set later.
 	TracerProvider trace.TracerProvider
 	MeterProvider  metric.MeterProvider
 
-	// OmitNames and OmitOwners keep names and owners of locks out of spans and logs, and also the texts of errors, which may
-	// contain either. Metrics never have them.
+	// OmitNames and OmitOwners keep names and owners of locks out of spans
+	// and logs. They also omit the texts of errors, which may contain
+	// either. Metrics never contain names or owners.
 	OmitNames, OmitOwners bool
 
-	// Class maps the name of a lock to one of few values, such as orders/42 to orders, which becomes the attribute dsync.lock.class
-	// of the metrics. An empty value leaves the attribute out. Calls are concurrent, and must not block. Nil means no class.
+	// Class maps the name of a lock to one of a few values, such as
+	// orders/42 to orders. The value becomes the attribute dsync.lock.class
+	// of the metrics, unless it is empty. Class is called concurrently, and
+	// must not block. Nil means no class.
 	Class func(name string) string
 
 	// Logger gets a record of what an operator has to see: the begin and the end
@@ -67,80 +80,102 @@ type Options struct {
 	Logger *slog.Logger
 }
 
-// LockOption is an option of one Lock, TryLock, Do or TryDo, or of all that is locked through a Locker of [With]. Of several that contradict
-// each other the last one counts.
+// LockOption is an option of one Lock, TryLock, Do or TryDo, or of all calls
+// through a Locker of [With]. If options contradict each other, the last one
+// counts.
 type LockOption struct {
 	expireAfter, waitAtMost, maxHold, holdAtLeast *time.Duration
 	mode                                          driver.Mode // Exclusive: no option
 	permits, limit                                int         // of the mode Permit
 }
 
-// ExpireAfter makes a lease that ends by itself d after the grant, and is not renewed; see Lease.Extend. A re-entry with ExpireAfter ends
-// then, or with the hold that it joined, whichever is earlier.
+// ExpireAfter makes a lease that ends d after the grant, and is not renewed
+// (see [Lease.Extend]). A re-entry with ExpireAfter ends then, or with the hold
+// that it joined, whichever is earlier.
 func ExpireAfter(d time.Duration) LockOption { return LockOption{expireAfter: &d} }
 
-// WaitAtMost bounds the wait of Lock, and nothing else: unlike a deadline of the context, WaitAtMost does not reach into the work under
-// the lock. Lock then returns an error that matches context.DeadlineExceeded, and ErrLocked if another owner held the name. WaitAtMost
-// bounds TryLock, too, which waits for the answer of the backend alone. d is more than 0; of several the shortest counts.
+// WaitAtMost bounds the wait of Lock. Unlike a deadline of the context, it does
+// not bound the work under the lock. After d, Lock returns an error that
+// matches context.DeadlineExceeded, and ErrLocked if another owner held the
+// name. WaitAtMost also bounds TryLock, which waits only for the answer of the
+// backend. d is more than 0. The shortest of several counts.
 func WaitAtMost(d time.Duration) LockOption { return LockOption{waitAtMost: &d} }
 
-// HoldAtLeast keeps the name taken until d after the grant, however early the lease is unlocked and whatever becomes of the process: a
-// job that takes a second is not done again by the next machine, whose clock is two seconds late.
+// HoldAtLeast keeps the name taken until d after the grant, even if the lease
+// is unlocked earlier or the process ends. With it, a job that takes a second
+// is not repeated by a machine whose clock is two seconds late:
 //
 //	lease, err := client.TryLock(ctx, "report", dsync.ExpireAfter(time.Hour), dsync.HoldAtLeast(59*time.Minute))
 //
-// HoldAtLeast goes with ExpireAfter of the same time or a longer one, which is what the backend keeps to when the process is gone. Unlock
-// ends the lease at once all the same, and Close does not free the name. Backends whose holds end with the client's session (ZooKeeper,
-// PostgreSQL) refuse with errors.ErrUnsupported, and so does an Owner, and Read. ForceUnlock frees the name at any time.
+// HoldAtLeast needs ExpireAfter of the same time or longer, which the backend
+// enforces when the process is gone. Unlock still ends the lease at once. Close
+// does not free the name, and ForceUnlock does. An Owner, a Read, and backends
+// without it (ZooKeeper, PostgreSQL, SQL tables) refuse the option with
+// errors.ErrUnsupported.
 func HoldAtLeast(d time.Duration) LockOption { return LockOption{holdAtLeast: &d} }
 
 // A lease can outlive the work that it was taken for: the work hangs, or its code forgot to unlock. The lease would be renewed for as
 // long as the process lives. MaxHold bounds that, SlowHold tells of it, and Debug finds leases that nobody can unlock any more.
 
-// MaxHold bounds how long a lease is renewed: d after the grant the lease is lost, with an error that matches ErrLost, and the lock is
-// free for others at once. MaxHold(0) is no bound. Options.MaxHold is the default of a Client. A lease with ExpireAfter has an end of
-// its own, and MaxHold changes nothing there.
+// MaxHold bounds how long a lease is renewed. At d after the grant the lease is
+// lost, with an error that matches ErrLost, and the lock is free at once.
+// MaxHold(0) is no bound. Options.MaxHold is the default of a Client. MaxHold
+// does not affect a lease with ExpireAfter.
 func MaxHold(d time.Duration) LockOption { return LockOption{maxHold: &d} }
 
-// Read takes the name together with all others who read it, and with nobody else. If the backend does not offer modes (Info.ReadWrite),
-// Lock returns errors.ErrUnsupported.
+// Read shares the name with other readers, and excludes all other holders. If
+// the backend does not support it (Info.ReadWrite), Lock returns
+// errors.ErrUnsupported.
 //
-// Reads of one Client share one hold of the backend: a Read joins another one's hold for 100 ms after its grant, without a request, and
-// all Reads that wait are granted together. A Read with ExpireAfter has a hold of its own. The loss of a hold is the loss of all its leases.
+// Reads of one Client share one hold of the backend. A Read joins another
+// Read's hold for 100 ms after its grant, without a request, and all waiting
+// Reads are granted together. A Read with ExpireAfter has its own hold. If a
+// hold is lost, all its leases are lost.
 //
-// Under a lease of the same name, of the same [Owner] or with the context of the lease (see Lease.Context), a Read is granted at once
-// and without a request, whoever waits, and the name is held until both have ended. Under a Read nobody can Write or lock: Lock returns
-// ErrDeadlock, and TryLock ErrLocked. Pass the context of the lease to code that reads the same name again: without it the second Read may
-// wait behind a writer, who waits for the first.
+// Under a lease of the same name, of the same [Owner] or with the context of
+// the lease (see [Lease.Context]), a Read is granted at once and without a
+// request. The name is then held until both have ended. Under a Read, Write and
+// Lock are refused: Lock returns ErrDeadlock, and TryLock ErrLocked. Pass the
+// context of the lease to code that reads the same name again. Without it the
+// second Read may wait behind a writer that is waiting for the first.
 func Read() LockOption { return LockOption{mode: driver.Read} }
 
-// Write takes the name alone, as Lock does without a mode, and also keeps out users of the read-write lock of the backend's own libraries,
-// such as RReadWriteLock of Redisson. Use Write where others use Read: between clients of dsync, Write, Read and Lock without either exclude
-// each other. If the backend does not offer modes (Info.ReadWrite), Lock returns errors.ErrUnsupported.
+// Write excludes all other holders, as Lock does without a mode. It also
+// excludes users of the read-write lock of the backend's own libraries, such as
+// Redisson's RReadWriteLock. Use Write where others use Read. Between clients
+// of dsync, Write, Read and Lock without a mode exclude each other. If the
+// backend does not support it (Info.ReadWrite), Lock returns
+// errors.ErrUnsupported.
 func Write() LockOption { return LockOption{mode: driver.Write} }
 
-// Permits takes n of limit permits of the name: at no time are more than limit of them held. Lock waits until n are free, and gets all of
-// them or none; Unlock gives all of them back. The permits of a holder that is gone are free again after the TTL, and permits with
-// ExpireAfter at the time that this says.
+// Permits acquires n of limit permits of the name. At no time are more than
+// limit permits held. Lock waits until n permits are free, and acquires all of
+// them or none. Unlock releases all of them. The permits of a vanished holder
+// are free after the TTL, or at the end of ExpireAfter.
 //
 //	err = dsync.Do(ctx, dsync.With(client, dsync.Permits(1, 10)), "api/"+tenant, call) // at most ten calls at a time, over all machines
 //
-// The backend keeps the limit. The first Lock of a name says what it is; a later one that says another limit fails with [ErrLimit]. A limit
-// of 0 is the one that is kept, for programs whose limit changes while they run: see [Client.SetLimit]. A limit of a Lock is forgotten some
-// time after the last permit was given back.
+// The limit is stored on the backend. The first Lock of a name sets it, and a
+// Lock that passes a different limit fails with [ErrLimit]. A limit of 0 means
+// the stored limit, for programs whose limit changes while they run (see
+// [Client.SetLimit]). The limit of a Lock is forgotten some time after the last
+// permit is released.
 //
-// A call that waits for many permits is not overtaken by callers of its own Client with fewer, but for 100 ms, while holds are handed over as
-// those of locks are. Later callers of other clients wait behind it where the backend has an order (Info.Permits.Order).
+// A call that waits for many permits may be overtaken by calls of its own
+// Client for fewer permits, but only for 100 ms. Later callers of other clients
+// wait behind it if the backend has an order (Info.Permits.Order).
 //
-// A lease of permits has no token. Permits do not re-enter, not through an [Owner] either: each Lock takes further ones, and returns ErrDeadlock
-// under contexts of leases of the same name (see Lease.Context) that leave too few. A name is used for permits or for locks: what becomes of the
-// two beside each other is not promised. If the backend does not offer permits, Lock returns errors.ErrUnsupported.
+// A lease of permits has no token. Permits are not reentrant, even through an
+// [Owner]: each Lock acquires further permits. Under contexts of leases of the
+// same name (see [Lease.Context]) that leave too few permits, Lock returns
+// ErrDeadlock. Use a name for permits or for locks, not for both. If the
+// backend does not support permits, Lock returns errors.ErrUnsupported.
 func Permits(n, limit int) LockOption {
 	return LockOption{mode: driver.Permit, permits: n, limit: limit}
 }
 
-// With returns a Locker that locks through l with these options, followed by those of the call. Do, LockAll and LockOn work with it as
-// with any other.
+// With returns a Locker that locks through l with these options, followed by
+// the options of the call. Do, Elect, LockAll and LockOn accept it.
 func With(l Locker, opts ...LockOption) Locker { return &optioned{l, slices.Clone(opts)} }
 
 // optioned is a Locker with options.

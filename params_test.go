@@ -1,10 +1,12 @@
 package dsync_test
 
 import (
+	"cmp"
 	"go/ast"
 	"go/parser"
 	"go/token"
 	"maps"
+	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -20,7 +22,11 @@ var asksBeside = map[string][]string{
 	"redisson": {"internal/redisdial", "internal/tlsurl"}, "redlock": {"internal/redisdial", "internal/tlsurl"},
 }
 
-// TestParameters holds the section Parameters of each driver's package comment against what the code of its opener asks for.
+// pageOf has the pages in docs/backends whose name differs from the driver's.
+var pageOf = map[string]string{"redisson": "redis", "zk": "zookeeper", "pglock": "postgres"}
+
+// TestParameters compares the parameters that each driver's opener reads with the
+// section Parameters of the package comment and of the page in docs/backends.
 func TestParameters(t *testing.T) {
 	for name, beside := range asksBeside {
 		t.Run(name, func(t *testing.T) {
@@ -36,6 +42,25 @@ func TestParameters(t *testing.T) {
 			delete(asked, "ttl") // of a part of migrate, which may have none
 			if got, want := slices.Sorted(maps.Keys(documented)), slices.Sorted(maps.Keys(asked)); !slices.Equal(got, want) {
 				t.Errorf("the package comment has the parameters %q, and the opener asks for %q", got, want)
+			}
+			if name == "migrate" {
+				return // docs/migration.md
+			}
+			page := "docs/backends/" + cmp.Or(pageOf[name], name) + ".md"
+			text, err := os.ReadFile(page)
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, section, _ := strings.Cut(string(text), "\n## Parameters\n")
+			section, _, _ = strings.Cut(section, "\n## ")
+			listed := map[string]bool{}
+			for _, row := range regexp.MustCompile("(?m)^\\| (`.*?) \\| ").FindAllStringSubmatch(section, -1) {
+				for _, m := range regexp.MustCompile("`([a-z_]+)=").FindAllStringSubmatch(row[1], -1) {
+					listed[m[1]] = true
+				}
+			}
+			if got, want := slices.Sorted(maps.Keys(listed)), slices.Sorted(maps.Keys(asked)); !slices.Equal(got, want) {
+				t.Errorf("%s has the parameters %q, and the opener reads %q", page, got, want)
 			}
 		})
 	}
@@ -64,11 +89,17 @@ func parse(t *testing.T, dir string) (files []*ast.File) {
 func askedIn(file *ast.File, names map[string]bool) {
 	ast.Inspect(file, func(n ast.Node) bool {
 		call, ok := n.(*ast.CallExpr)
-		if !ok || len(call.Args) == 0 {
+		if !ok {
 			return true
 		}
 		method, ok := call.Fun.(*ast.SelectorExpr)
-		if !ok || !slices.Contains([]string{"Has", "Param", "Choice", "Bool", "Int", "Duration"}, method.Sel.Name) {
+		if !ok {
+			return true
+		}
+		if x, ok := method.X.(*ast.Ident); ok && x.Name == "u" && method.Sel.Name == "Password" {
+			names["password_file"] = true
+		}
+		if len(call.Args) == 0 || !slices.Contains([]string{"Has", "Param", "Choice", "Bool", "Int", "Duration"}, method.Sel.Name) {
 			return true
 		}
 		if literal, ok := call.Args[0].(*ast.BasicLit); ok && literal.Kind == token.STRING {

@@ -1,6 +1,7 @@
-// Package dsync locks names across goroutines, processes and machines, on a backend chosen by configuration.
+// Package dsync locks names across goroutines, processes and machines, on a
+// backend chosen by configuration.
 //
-//	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second) // for a server that is down
+//	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 //	defer cancel()
 //	client, err := dsync.Open(ctx, "redisson://127.0.0.1:6379", nil) // import _ ".../drivers/redisson"
 //	...
@@ -10,16 +11,22 @@
 //	}
 //	defer lease.Unlock(ctx)
 //
-// A [Client] is one connection to a backend. Lock returns a [Lease], which is renewed in the background until Unlock, or until it is lost:
-// because the backend could not be reached for so long that somebody else may get the lock, or because somebody removed the lock. Loss is
-// never silent: [Lease.Done], [Lease.Context] and [Lease.Err] tell of it before anybody else can hold the lock, as far as the backend's
-// promises go. Unlock and Close ignore the cancellation of their ctx, so both are right in a defer.
+// A [Client] is one connection to a backend. Lock returns a [Lease], which is
+// renewed in the background until Unlock or until the lease is lost. A lease is
+// lost if the backend is out of reach for too long, or if another client
+// removes the lock. [Lease.Done], [Lease.Context] and [Lease.Err] report the
+// loss before another client can acquire the lock, as far as the backend's
+// promises go. Unlock and Close ignore the cancellation of their ctx, so both
+// are right in a defer.
 //
-// No lock of this kind can stop a write that is already on its way when its lease ends, as after a long pause of the process. Where late
-// writes matter, send [Lease.Token] with the write, and let the resource refuse smaller tokens than it has seen.
+// A lock with a lease cannot stop a write that is already on its way when the
+// lease ends, as after a long pause of the process. Where late writes matter,
+// send [Lease.Token] with the write, and let the resource refuse a token that
+// is smaller than the largest one it has seen. Package guard does so.
 //
-// Goroutines that call Lock of one Client exclude each other. Calls through one [Owner] share the lock. Many can [Read] a name together, and
-// one [Write] it, and up to a limit can have [Permits], where the backend has locks of this kind.
+// Goroutines that call Lock of one Client exclude each other. Calls through one
+// [Owner] share the lock. [Read] and [Write] make a name a read-write lock, and
+// [Permits] allows a limited number of holders, if the backend supports them.
 package dsync
 
 import (
@@ -37,27 +44,34 @@ import (
 	"github.com/go-dsync/dsync/internal/telemetry"
 )
 
-// A Locker locks names. *Client and *Owner are Lockers, and [With] makes one with options. Accept a Locker where you only need to lock. In
-// tests let it be a client of package dsynctest.
+// A Locker locks names. *Client and *Owner are Lockers, and [With] makes a
+// Locker with options. Accept a Locker in functions that only lock. Tests can
+// pass a client of package dsynctest.
 type Locker interface {
-	// Lock waits until it holds name or ctx is done; a backend out of reach is
-	// asked again until then, other errors return at once. ctx bounds the wait
-	// only: a later cancellation does not end the lease. If ctx ends while a
-	// grant is on its way, Lock returns either the lease or an error. After an
-	// error nothing is held, and the caller is in no queue; what an unanswered
-	// request may have left is cleaned up in the background.
+	// Lock waits until it holds name or ctx is done. ctx bounds only the
+	// wait: its cancellation after the grant does not end the lease. While
+	// the backend is out of reach, Lock tries again. Other errors return at
+	// once.
 	//
-	// Names are valid UTF-8 without NUL, 1 to 1024 bytes. Different names are different locks.
+	// If ctx ends while a grant is on its way, Lock returns either the
+	// lease or an error. After an error nothing is held, and the caller is
+	// in no queue. What a request without an answer may have left is
+	// cleaned up in the background.
+	//
+	// Names are valid UTF-8 without NUL, 1 to 1024 bytes. Different names
+	// are different locks.
 	Lock(ctx context.Context, name string, opts ...LockOption) (*Lease, error)
 
-	// TryLock is Lock without the wait: if another owner holds name TryLock returns an error that matches ErrLocked, and when the
-	// backend is out of reach TryLock does not try again.
+	// TryLock is Lock without the wait. If another owner holds name, the
+	// error matches ErrLocked. If the backend is out of reach, TryLock does
+	// not try again.
 	TryLock(ctx context.Context, name string, opts ...LockOption) (*Lease, error)
 }
 
 const defaultTTL = 30 * time.Second
 
-// New returns a Client of a driver built in code. Close closes the driver.
+// New returns a Client of a driver that the program has made. Close closes the
+// driver.
 func New(d driver.Driver, o *Options) (*Client, error) {
 	if o == nil {
 		o = &Options{}
@@ -113,17 +127,22 @@ func (c *Client) checkTTL(d time.Duration) error {
 	return c.info.CheckTTL(d)
 }
 
-// Open connects to the backend of a URL, as in "memory://" or "redisson://user:password@host:6379/0?ttl=10s". The package
-// of the driver has to be imported, and registers its scheme. Its errors do not contain the password.
+// Open connects to the backend of a URL, such as "memory://" or
+// "redisson://user:password@host:6379/0?ttl=10s". The program imports the
+// package of the driver, which registers its scheme. Errors of Open do not
+// contain the password.
 //
-// While the backend is out of reach, as when a program starts before its
-// database, or when the connection breaks before the backend has answered, Open
-// tries again until ctx is done, and logs this once. So give ctx a deadline;
-// without one, and without a Logger, the record goes to slog.Default. All other
-// errors, such as a wrong password, return at once.
+// While the backend is out of reach, Open tries again until ctx is done, and
+// logs this once. So give ctx a deadline: without a deadline and without a
+// Logger, the record goes to slog.Default. Other errors, such as a wrong
+// password, return at once.
 //
-// These parameters are common to all drivers: ttl=30s (Options.TTL), require=fair,fifo,fenced,rw,permits (what the backend has to promise),
-// fenced=false (no fencing tokens, and nothing kept for them on the backend), and floor=1000 (Options.Floor).
+// All drivers have these parameters:
+//
+//	ttl=30s          Options.TTL
+//	require=fair     Options.Require: a list of fair, fifo, fenced, rw, permits
+//	fenced=false     no fencing tokens, and nothing stored for them
+//	floor=1000       Options.Floor
 func Open(ctx context.Context, url string, o *Options) (*Client, error) {
 	var opts Options
 	if o != nil {
@@ -176,8 +195,10 @@ func openDriver(ctx context.Context, url string, o *Options) (driver.Driver, *dr
 	}
 }
 
-// Ping asks the backend, and returns nil if the backend answers: for the readiness probe of a program that cannot work without its
-// locks. Ping waits until ctx is done, and 5 s at most. If the backend has no way to be asked, Ping returns errors.ErrUnsupported.
+// Ping sends a request to the backend, and returns nil if the backend answers.
+// Use it for the readiness probe of a program that cannot work without its
+// locks. Ping waits until ctx is done, and 5 s at most. If the backend does not
+// support it, Ping returns errors.ErrUnsupported.
 //
 // Ping also fails if the server does not accept the user or its password. The
 // error then matches fs.ErrPermission, and the Logger reports it, once a minute.
@@ -200,13 +221,14 @@ func (c *Client) Ping(ctx context.Context) error {
 }
 
 // Close ends the client: waiting calls return ErrClosed, leases end, held locks
-// are unlocked, and goroutines end. As Unlock does, Close ignores the
-// cancellation of ctx, which is often the reason why a program ends. Close
-// returns after 5 s at most, or, if ctx has a deadline still to come, by this
-// deadline. If something may be left on the backend, the error matches
-// [ErrUnknown] and says how much; it matches context.DeadlineExceeded if the
-// time was too short. Locks on a backend out of reach are free when their TTL
-// is over. Further calls of Close wait for the first.
+// are unlocked, and goroutines end. Like Unlock, Close ignores the cancellation
+// of ctx, which is often the reason why a program ends. Close returns after 5 s
+// at most, or by the deadline of ctx if that is still to come.
+//
+// If a lock may be left on the backend, the error matches [ErrUnknown] and says
+// how many. It also matches context.DeadlineExceeded if the time was too short.
+// A lock that is left is free after its TTL. Further calls of Close wait for
+// the first.
 func (c *Client) Close(ctx context.Context) error {
 	ctx, cancel := leaving(ctx)
 	defer cancel()

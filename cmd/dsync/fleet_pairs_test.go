@@ -88,7 +88,7 @@ func fromRedis(scheme, speaks string) func(*testing.T) *oldPlace {
 	}
 }
 
-// fromEtcd is an etcd whose users may do what docs/security.md says.
+// fromEtcd is an etcd whose users may do what docs/backends says.
 func fromEtcd(t *testing.T) *oldPlace {
 	s, password := testenv.Etcd(t, "--bcrypt-cost", "4"), testenv.Password()
 	dial := func(user string) *clientv3.Client {

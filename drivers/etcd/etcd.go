@@ -1,122 +1,57 @@
-// Package etcd is the etcd backend of dsync. It locks as `etcdctl lock` and the Go package concurrency of the etcd client do, key for
-// key, so all three exclude each other and queue behind each other, and reads and writes as RWMutex of the client's recipes does. The
-// package registers the URL scheme "etcd".
+// Package etcd is the etcd backend of dsync. Its locks are those of etcdctl lock
+// and of the Go package concurrency of the etcd client, key for key, so all of
+// these exclude each other and share one queue. Reads and writes are those of
+// RWMutex in the client's recipes. The package registers the URL scheme "etcd":
 //
 //	etcd://user:password@host1:2379,host2:2379/prefix
 //
-// Each contender for a lock puts a key below its name, NAME/<lease>-<number>, on a lease. The key with the smallest create revision has the
-// lock, and the others wait in the order of their create revisions. The key of a Read is NAME/+read-<lease>-<number>, and has the lock when
-// all older keys are Reads; the key of a Write is NAME/write-<lease>-<number>; for permits see below. Locks with renewal share one lease of each client and TTL,
-// and the driver keeps this lease alive; a lock with an expiry of its own has a lease of its own. etcd counts TTLs in whole seconds, from
-// a floor that follows from its election timeout, 2 s by default.
-//
-// One caller of a client asks for a name at a time, and the others wait in the process (Info.Order is driver.FIFOByClient). With
-// Options.FIFO, order=fifo in the URL, each caller has a key, and all callers of all clients are served in the order of these.
-//
-// Use etcd 3.5.13 or newer. 3.4 works, but there a leader that was cut off from the others may confirm leases that have ended (before
-// 3.4.31), and watches may stay silent, which costs a waiter up to 5 seconds. Older versions are refused.
+// Use etcd 3.5.13 or later. 3.4 works, but before 3.4.31 a leader that was cut off
+// may confirm leases that have ended.
 //
 // # Parameters
 //
-// Beside ttl=, require= and fenced=, which every backend has. The path of the URL, after its first slash, is Options.Prefix.
+// Every backend also has ttl=, require=, fenced= and floor=. The path of the URL,
+// after its first slash, is Options.Prefix.
 //
-//	order=client|fifo                all callers of all clients in their order, see Options.FIFO
-//	names=plain|flat                 slashes of names as they are, or as %2F, see Options.Flat
-//	value=record|note                what the key says of its holder, see Options.NoteAlone
-//	password_file=file               the password of the URL's user, read again for each token: see Options.Password
-//	roundup=true                     TTLs that etcd cannot count become longer, see Options.RoundUp
-//	tls=true                         encrypt, by TLS 1.2 or newer, and check the server's certificate
-//	tls_ca=file                      the authorities for that, as PEM; those of the system by default
-//	tls_cert=file, tls_key=file      the client's own certificate, as PEM, read anew for each connection
-//	tls_server_name=name             the name that the server's certificate has to have, if it is not that of the host
-//	tls_insecure_skip_verify=true    accept any certificate: for trials alone
+//	order=client|fifo               the order of callers, see Options.FIFO
+//	names=plain|flat                slashes of names, see Options.Flat
+//	value=record|note               the value of a key, see Options.NoteAlone
+//	roundup=true                    lengthen a TTL, see Options.RoundUp
+//	password_file=file              read again for each token, see Options.Password
+//	tls=true                        encrypt, by TLS 1.2 or later
+//	tls_ca=, tls_cert=, tls_key=    PEM files: authorities, own certificate
+//	tls_server_name=name            the name in the server's certificate
+//	tls_insecure_skip_verify=true   accept any certificate: only for trials
 //
 // # An example
 //
-// Clients A and B, whose leases are 694d9a2c1f3e5a07 and 694d9a2c1f3e5a0b, lock "orders/42". Two callers of A come first, and one of B
-// after them. The server is at revision 100.
+// Each contender for a name puts a key, NAME/<lease>-<number>, on the lease of its
+// client. The key with the smallest create revision holds the lock, and the
+// revision is its token. Clients A and B lock "orders/42":
 //
-//	101  A's first caller puts orders/42/694d9a2c1f3e5a07-0. No key below orders/42/ is older: it holds the lock, with token 101.
-//	102  B puts orders/42/694d9a2c1f3e5a0b-0, and is told in the same answer that A's key is before it. It waits for its deletion.
-//	103  A's first caller unlocks while the second waits in the process. The key is put again, with the second as its owner and
-//	     "pass": 1. A's second caller holds the lock now, with token 103. B is told, and goes on waiting.
-//	104  A's second caller unlocks, and nobody of A waits: the key is deleted. B is told that nothing is before its key any more, as of
-//	     revision 104, and holds the lock with token 104, without having asked again.
-//	105  B unlocks: its key is deleted.
+//	101  A puts orders/42/694d9a2c1f3e5a07-0, and holds the lock, token 101.
+//	102  B puts orders/42/694d9a2c1f3e5a0b-0, and watches A's key.
+//	103  A unlocks: its key is deleted. B holds the lock, token 103.
 //
-// # Servers and connections
+// # Beside other clients
 //
-// All servers of a URL belong to one cluster. Open compares the ids of those that
-// answer, and the driver compares the ids in all later answers. If they differ,
-// calls fail with an error that names both ids, and all holds of the client end.
-// A learner refuses locks, so requests go to another server at once.
+// Other clients treat every key below a name as a contender: for them a lock on
+// "orders" waits for the locks on "orders/42". Where they are used, do not lock a
+// name and a name below it, or set Options.Flat everywhere.
 //
-// A client that Open has made closes a connection on which an answer is missing
-// for 2 seconds, even to a probe, and connects again. So a connection that hangs
-// delays a Lock, a waiter or a Close by less than 5 seconds where new connections
-// work, whatever the TTL is. If the URL has one address and its server has lost
-// the leader or is a learner, the client connects again too, because the address
-// may lead to another server by then. A client that was handed to New keeps the
-// connections that its user has configured.
+// An Election on "orders" is a lock on "orders" with the proposal as its note. With
+// value=note the proposal of a leader of dsync is its note.
 //
-// # Beside etcdctl lock and package concurrency
+//	             RWMutex.RLock  RWMutex.Lock  Mutex, etcdctl lock
+//	Read         may share      excluded      excluded
+//	Write        excluded       excluded      excluded
+//	Exclusive    see below      excluded      excluded
 //
-// Among clients of dsync all names are distinct locks, "orders" and "orders/42" too. The others take every key below a name for a
-// contender, so for them a lock on "orders" has to wait for those on "orders/42". Where they are used too, either do not lock a name and
-// one below it, or set Options.Flat (names=flat) everywhere, which writes the slashes of names as %2F. The same holds for a name whose limit of
-// permits SetLimit has set: a Mutex on the name above would wait for ever.
+// RLock looks only for keys of writers, so it is granted beside an exclusive lock.
+// Use the mode Write where others use RWMutex.
 //
-// # Beside package concurrency's Election and etcdctl elect
-//
-// An Election on "orders" is a lock on "orders" whose key has the proposal of the leader as its value, so all of them elect one leader. Inspect
-// and Observe of package dsync show the proposal as the note. With value=note a key of this driver has the note of its holder as its value, and
-// nothing else: Election.Observe, Election.Leader and `etcdctl elect --listen` then show the note of a leader of dsync, where they otherwise
-// show the record that Inspect reads.
-//
-// # Beside RWMutex
-//
-// The recipes' RWMutex has the keys NAME/read/<time> and NAME/write/<time>. Who waits for whom, whoever comes first:
-//
-//	             RWMutex.RLock      RWMutex.Lock   Mutex, etcdctl lock
-//	Read         nobody             both           both
-//	Write        both               both           both
-//	Exclusive    this driver alone  both           both
-//
-// RLock looks for the keys of writers alone, and goes on beside an exclusive lock, of this driver or a Mutex: use the mode Write where
-// others use RWMutex.
-//
-// A client of RWMutex overlooks a key before its own that is put again while it waits. So the key of a Read or Write is not put again while
-// a younger key of RWMutex, or of a lock with a name below NAME/read or NAME/write, is there: to extend a lease with an expiry of its own
-// then fails with errors.ErrUnsupported and changes nothing, and a Write is released where it would be passed on inside the process.
-// Exclusive locks, seals and marks do not heed such keys: no client of RWMutex should wait for a name in a migration to another backend.
-//
-// # Permits
-//
-// The key of a hold of 2 of 10 permits is NAME/permits-2of10-<lease>-<number>. Keys of permits are in the queue of all others: one has its
-// permits when all older keys are of permits, and these and its own together are no more than the limit. So nobody is overtaken, a name that
-// is used for permits and for locks is used for one of them at a time, and other clients take the key of a permit for that of a lock.
-//
-// What SetLimit sets is the value of NAME\x00limit, for good. Otherwise the limit is the one in the oldest key, and is forgotten with the last.
-// A call that leaves the limit open where no SetLimit made one puts its key twice, the second time with the limit that it has found.
-//
-// A request for permits costs what one for a lock does. One that has to wait looks when its watches have begun, and once when enough permits were
-// given back, however many others wait; of those whose turn it is not, none asks. All who wait look after a SetLimit. Requests and
-// looks read the keys of the name, so each takes the longer the more holds there are: with 1,000 of them, milliseconds.
-//
-// # Latches
-//
-// A latch is the key PREFIX\x00latch\x00NAME, without a lease. Its value is the count as it was set. Each count-down puts the key again as it is, so
-// the count is the value less the puts since the first, which the server counts as the version of the key; the last one deletes the key. The
-// keys PREFIX\x00change\x00NAME\x00ID have the ids of changes, on a lease of two hours, which each client takes once an hour. No key of a latch
-// is below a name, so none is in the way of a lock of any client.
-//
-// # Seals and marks
-//
-// A seal is the key of its holder without a lease, so all contenders wait behind the key, and a record beside the contenders, NAME\x00seal.
-// A mark is NAME\x00mark. NAME\x00base is the number that is added to revisions to make tokens, and stays when the mark is taken off.
-// Requests for the lock read all these keys, so a user needs the right to read all keys that begin with NAME, and not only NAME/.
-// Other clients fence with bare revisions, which are below the tokens of a marked name. So a name that has moved away comes back only if
-// revisions have passed its tokens meanwhile, or if nobody wants tokens.
+// docs/backends/etcd.md has costs, limits, the least rights and the promises under
+// each fault.
 package etcd
 
 import (

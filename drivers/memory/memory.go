@@ -1,31 +1,34 @@
-// Package memory is the backend inside the process: the default for one process, the backend for unit tests, and a model by which to read the
-// contract in package driver.
+// Package memory is the backend inside the process: the default for a program that
+// runs alone, the backend for unit tests, and a model of the contract in package
+// driver.
 //
-// A [Server] is one such backend, a [Driver] is one client of it. Several drivers of one server exclude each other as several
-// processes with one Redis do:
+// A [Server] is one backend, and a [Driver] is one client of it. Several drivers of
+// one server exclude each other as several processes with one Redis do:
 //
 //	server := memory.NewServer(nil)
 //	a, b := server.NewDriver(), server.NewDriver()
 //
-// Servers run on the clock of package time, so in a bubble of testing/synctest leases end at exact times.
-//
-// # Faults
-//
-// A test of a program that loses its locks calls [Driver.Cut], which puts the backend out of reach, or [Driver.ForceUnlock], which takes a
-// lock away at once. [Driver.Inject] makes requests fail, hang, come late or lose their answers; [Server.Expire] and [Server.Flush] lose
-// holds without a word.
+// Servers use the clock of package time, so in a bubble of testing/synctest leases
+// end at exact times.
 //
 // # URLs
 //
-// memory:// is a backend of its own for each Open. memory://name is shared by all drivers that are opened under this name in the process,
-// and lives until the last of them is closed. They all have to ask for the same parameters.
+// Each Open of memory:// makes a backend of its own. memory://name is shared by all
+// drivers in the process that open this name with the same parameters. It lives
+// until the last of them is closed.
 //
 // # Parameters
 //
-// Beside ttl=, require= and fenced=, which every backend has:
+// Every backend also has ttl=, require= and fenced=.
 //
 //	order=fifo|clients|unordered     see Options.Order
-//	keepalive=true                   sessions carry the locks, see Options.KeepsAlive
+//	keepalive=true                   see Options.KeepsAlive
+//
+// # Faults
+//
+// [Driver.Cut] puts the backend out of reach, and [Driver.ForceUnlock] takes a lock
+// away at once. [Driver.Inject] makes requests fail, hang, come late or lose their
+// answers. [Server.Expire] and [Server.Flush] lose holds without a notice.
 package memory
 
 import (

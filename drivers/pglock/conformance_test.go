@@ -14,7 +14,7 @@ import (
 
 func init() { conformance.RunWorker() }
 
-// TestConformance is with a role that has the rights of docs/security.md and no others. There is no Expire and no ExpireHold: what ends one
+// TestConformance is with a role that has the rights of docs/backends and no others. There is no Expire and no ExpireHold: what ends one
 // hold ends all of its session, and Reads of a driver have one lock there. Checks that end one of one do it by ForceUnlock.
 func TestConformance(t *testing.T) {
 	pg := testenv.Postgres(t)

@@ -1,105 +1,58 @@
-// Package pglock is the PostgreSQL backend of dsync: session-level advisory locks, on keys which every SQL client can compute. The URL
-// scheme is "pglock".
+// Package pglock is the PostgreSQL backend of dsync: session-level advisory locks,
+// on keys that every SQL client can compute. The package registers the URL scheme
+// "pglock":
 //
 //	pglock://user:password@host:5432/database?sslmode=verify-full
 //
-// There is no table, no DDL and no extension, and a role with the right to connect will do. Locks belong to a database: another database
-// on the same server has others.
+// There is no table, no DDL and no extension. A role with the right to connect to
+// the database is enough. Locks belong to a database, and exist on PostgreSQL 14 or
+// later.
 //
 // # Parameters
 //
-// Beside ttl=, require= and fenced=, which every backend has. All others are those of a connection, as in libpq: sslmode=verify-full,
-// application_name=orders. What the server does not know it refuses.
+// Every backend also has ttl=, require=, fenced= and floor=. All other parameters
+// are those of a libpq connection, such as sslmode= and application_name=.
 //
-//	key=hash|number|pair             what a name stands for, see Options.Key
-//	tokens=durable|fast              whether Lease.Token waits until the token is on disk, see Options.Tokens
-//	max_locks=1000                   how many locks at a time, see Options.MaxLocks
-//	max_waiters=32                   how many connections may wait, see Options.MaxWaiters
-//	pooler=refuse|session            a connection pooler in session mode, see Options.SessionPooler
-//	force_unlock=true                ForceUnlock may end connections of others, see Options.ForceUnlock
+//	key=hash|number|pair     what a name stands for, see Options.Key
+//	tokens=durable|fast      see Options.Tokens
+//	max_locks=1000           see Options.MaxLocks
+//	max_waiters=32           see Options.MaxWaiters
+//	password_file=file       the password, read for each connection
+//	pooler=refuse|session    see Options.SessionPooler
+//	force_unlock=true        see Options.ForceUnlock
 //
 // # An example
 //
-// A program calls Lock for "orders/42", which is the lock of one 64-bit number:
+// Locking "orders/42" sends one statement, and its transaction id becomes the token:
 //
 //	Key("orders/42") = hashtextextended('orders/42', 0) = -5097415481565640018
 //
-// The driver sends one statement to a session of its own, and the answer is the lock with its token, or NULL if the lock is taken:
+//	SELECT CASE WHEN pg_try_advisory_lock(-5097415481565640018)
+//	       THEN pg_current_xact_id() END
 //
-//	SELECT CASE WHEN pg_try_advisory_lock(-5097415481565640018) THEN pg_current_xact_id() END   -> 771
-//
-// A transaction id has room for 256 tokens: the lease gets 771 * 256 = 197376 and the following ones. The id is not on disk yet. When the
-// program asks for the token, a second statement writes a message to the server's log, and its answer comes when the log is on disk:
-//
-//	SELECT CASE WHEN pg_logical_emit_message(true, 'dsync', '') IS NOT NULL THEN pg_backend_pid() END
-//
-// While the lock is held, the server shows
-//
-//	select pid, classid, objid, objsubid, granted from pg_locks where locktype = 'advisory'
-//	4711 | 3108132768 | 1957956270 | 1 | t     -- -5097415481565640018 is 3108132768 * 2^32 + 1957956270, less 2^64
-//
-// and this statement in psql waits:
+// The first waiter of a process calls pg_advisory_lock on a connection of its own,
+// and so does psql:
 //
 //	select pg_advisory_lock(hashtextextended('orders/42', 0))
+//	select pg_advisory_lock_shared(hashtextextended('orders/42', 0)) -- a reader
 //
-// A second program asks in the same way, is answered NULL, and sends pg_advisory_lock on a session for this wait alone. Unlock sends
-// SELECT pg_advisory_unlock(-5097415481565640018), and the server grants the lock to the first waiting session.
+// # Caveats
 //
-// # Reading and writing
+// The driver opens its own connections: one for all locks of one TTL, and one for
+// each name that it waits for. All locks on a connection are lost with it.
 //
-// The mode Read is pg_advisory_lock_shared on the same key, and Write is the lock above: Write and Exclusive are one here. So programs with
+// A restart or a fail-over of the server loses every lock. A client that is still
+// connected to the old primary does not learn of the new one.
 //
-//	select pg_advisory_lock_shared(hashtextextended('prices', 0))
+// A pooler in transaction mode is refused, because it hands locks from client to
+// client. Use [InTx] there for a lock inside a transaction, or drivers/sqllock.
 //
-// read the name together with clients of dsync, and with nobody who writes it. The server's queue has readers and writers in one order: a
-// Read that comes when somebody waits to write waits behind the writer, and TryLock is refused.
+// About 700 clients can wait for one name, unless their role may set
+// deadlock_timeout. A wait holds a snapshot, so CREATE INDEX CONCURRENTLY waits for
+// it. Permits and latches are not offered.
 //
-// All Reads of a client with the same TTL are one lock of one session. Where a client reads a name already, a further Read takes two
-// requests, since the server grants a session its own lock past all who wait: another session asks first whether the server would grant a
-// Read, by a lock for the length of a statement. That is one connection more, until it has not been used for 30 s.
-//
-// # Connections
-//
-// The driver opens connections of its own and never uses those of an application. One connection carries the locks of all callers with
-// the same TTL, and simultaneous requests go in one round trip. Only the first in line for a name with a foreign holder blocks on a
-// connection of its own; the lock then stays on this connection. Options.MaxLocks and Options.MaxWaiters bound both.
-//
-// The server frees the locks of a frozen client, or of one behind a broken network, after a silence of the TTL (idle_session_timeout),
-// and the locks of a client with a closed connection at once. All locks on one connection share its fate: when an administrator ends the
-// connection, all of them are lost.
-//
-// # Connections that hang
-//
-// A connection may hang while new ones work, for example where a router has
-// forgotten it. After a second without an answer the driver makes another
-// connection, and leaves the silent one if the new one works. A connection with
-// locks stays until the TTL has passed, because the connection is the lock. Other
-// calls go on over the new connection. Every 1.5 s or more the driver asks
-// whether the server still knows a wait, so a waiter whose grant is lost asks
-// again within 5 s. The pause grows with the time that the server takes for the
-// answer, which is about a millisecond with 500 connections.
-//
-// # Many clients that wait for one name
-//
-// A session that has waited for deadlock_timeout, a second by default, looks whether it is in a deadlock. That takes 0.4 ms with 200 who wait
-// for the name and 19 ms with 1,000, and nobody gets or gives back a lock meanwhile: from some 700 clients on little else happens.
-// Sessions of the driver that wait hold nothing, and do not look where the role may say so: superusers, and in PostgreSQL 15 and later after
-//
-//	GRANT SET ON PARAMETER deadlock_timeout TO locker
-//
-// Such waits are not among those of which log_lock_waits tells.
-//
-// # What is not promised
-//
-// A fail-over or a restart of the server is the loss of every lock. A client still connected to the old primary, which nobody told to
-// stop, does not learn of its successor on the new primary. The default tokens never fall on a server with all of its acknowledged data;
-// a fail-over to an asynchronous standby can lose some of the data. A wait holds a snapshot on the server, as any statement does: CREATE
-// INDEX CONCURRENTLY waits for all who wait for a lock.
-//
-// Latches are not offered: advisory locks do not count, and end with their connections, and the driver makes no table.
-//
-// Connection poolers hand sessions from client to client, and locks with them. The driver refuses a pooler in transaction mode, and uses
-// one in session mode if Options.SessionPooler says so. For a lock inside of a transaction of your own there is [InTx].
+// docs/backends/postgres.md has costs, limits, the least rights and the promises
+// under each fault.
 package pglock
 
 import (

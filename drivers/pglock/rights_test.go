@@ -14,7 +14,7 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// makeLocker makes the database locks and the role locker as docs/security.md does, and returns user and password of the role.
+// makeLocker makes the database locks and the role locker as docs/backends does, and returns user and password of the role.
 func makeLocker(tb testing.TB, pg *testenv.PostgresServer) string {
 	tb.Helper()
 	admin, password := connect(tb, pg), testenv.Password()
@@ -31,7 +31,7 @@ func run(tb testing.TB, conn *pgx.Conn, sql string) {
 	}
 }
 
-// TestRights gives a role what docs/security.md lists, and then less.
+// TestRights gives a role what docs/backends lists, and then less.
 func TestRights(t *testing.T) {
 	pg := testenv.Postgres(t)
 	locker := makeLocker(t, pg)

@@ -24,7 +24,7 @@ func TestConformanceFairFIFO(t *testing.T) {
 	testConformance(t, testenv.Redis(t), "", "?fair=true&order=fifo", drivertest.OrderGroups())
 }
 
-// TestConformanceFair is with the rights of docs/security.md and no others, but for all names.
+// TestConformanceFair is with the rights of docs/backends and no others, but for all names.
 func TestConformanceFair(t *testing.T) {
 	password := testenv.Password()
 	words := strings.Fields(drivertest.Recipe(t, "**Redis, `redisson://`**"))

@@ -311,7 +311,7 @@ func TestFairGhosts(t *testing.T) {
 	release(t, l)
 }
 
-// TestFairRights: what docs/security.md says is enough.
+// TestFairRights: what docs/backends says is enough.
 func TestFairRights(t *testing.T) {
 	s := testenv.Redis(t)
 	password := testenv.Password()

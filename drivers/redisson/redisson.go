@@ -1,124 +1,61 @@
-// Package redisson is the Redis backend of dsync: the locks of Java's Redisson (RLock, RFairLock, RReadWriteLock and
-// RPermitExpirableSemaphore, versions 3.19 to 4.7), key for key and message for message, so Go and Java programs exclude each other on one Redis. It registers the URL scheme
-// "redisson":
+// Package redisson is the Redis backend of dsync. Its locks are those of Java's
+// Redisson, versions 3.19 to 4.7, key for key and message for message: RLock,
+// RFairLock, RReadWriteLock, RPermitExpirableSemaphore and RCountDownLatch. Go and
+// Java programs exclude each other on one Redis 6.2 or later, or Valkey. The
+// package registers the URL scheme "redisson":
 //
 //	redisson://user:password@host:6379/0
 //	redisson://host1:26379,host2:26379/0?mode=sentinel&master=mymaster
 //	redisson://host1:7000,host2:7000?mode=cluster
 //
-// Redis 6.2 or newer is needed, or Valkey. The first Acquire of a [Driver], or opening it by a URL, checks the version, whether the
-// server is what the mode says, and that the server does not evict keys.
-//
 // # Parameters
 //
-// Beside ttl=, require= and fenced=, which every backend has. fenced=false is [FenceNone].
+// Every backend also has ttl=, require=, fenced= and floor=.
 //
-//	mode=single|sentinel|cluster     one server (the default), the primary that sentinels name, or a cluster
-//	master=name                      with mode=sentinel: the name of the primary; the hosts are sentinels (port 26379 by default)
-//	sentinel_user=name               with mode=sentinel: the user of the sentinels
-//	sentinel_password=password       and the password
+//	mode=single|sentinel|cluster     one server by default
+//	master=name                      with mode=sentinel: the primary's name
+//	sentinel_user=name               with mode=sentinel
+//	sentinel_password=password       with mode=sentinel
 //	fair=true                        the fair lock, see Options.Fair
-//	order=client|fifo                with fair=true: a place in the queue for each client, or for each caller, see Options.FIFO
+//	order=client|fifo                with fair=true, see Options.FIFO
 //	write=true                       every Lock is a Write, see Options.Write
 //	fence=own|redisson               where tokens come from, see [Fence]
-//	tenant=name                      sequences of tokens apart from those of others, see Options.Tenant
-//	pubsub=auto|plain|sharded|both   how releases are told in a cluster, see [PubSub]
-//	waitreplicas=0                   how many replicas confirm a lock, in sentinel and cluster mode too, see Options.WaitReplicas
-//	waitlimit=duration               for how long they are waited for, see Options.WaitLimit
-//	evict=refuse|allow               a server that evicts keys, see Options.AllowEviction
-//	password_file=file               the password, read again for each connection
-//	tls=true                         encrypt, by TLS 1.2 or newer, and check the server's certificate
-//	tls_ca=file                      the authorities for that, as PEM; those of the system by default
-//	tls_cert=file, tls_key=file      the client's own certificate, as PEM, read anew for each connection
-//	tls_server_name=name             the name that the server's certificate has to have, if it is not that of the host
-//	tls_insecure_skip_verify=true    accept any certificate: for trials alone
-//
-// # On the server
-//
-// A lock is a hash under its plain name, with one field, the identity of the
-// hold. With tokens, its value is the last token and a text about the holder
-// (owner, host, process id and note). The end of a hold is published on a
-// channel of the name. A release leaves nothing of the name behind: the last
-// tokens are in at most 16,384 keys that all names share. A name with a { keeps
-// its place in a cluster by its hash tag, as in Redisson; names whose braces
-// are no hash tag ("a{b", "a}b", "{}x") are refused in a cluster, and
-// everywhere names of keys that belong to other locks ("dsync_fence:{x}") and
-// names in braces ("{x}"), which share keys and channels with the name inside.
-//
-// In the modes Read and Write the hash has a field mode, in the form of
-// RReadWriteLock: a field for each hold and, for each Read, a key too, which
-// ends with the Read. The field of a Read ends in ":read": any other reader is
-// one of Java, and lasts as long as the hash. The read-write lock has a channel
-// of its own. The key dsync_intent says for 6 s that somebody waits to write,
-// so that further readers wait too.
-//
-// In the mode Permit the name is the number of permits that are free, in the form of RPermitExpirableSemaphore, and a sorted set has the end of
-// each that is held, by the server's clock. They have a channel of their own. A request is for 1,000 permits at most.
-//
-// A latch is a number under its plain name, in the form of RCountDownLatch, with a channel of its own. The keys dsync_latch and
-// dsync_latch2 take turns, and have the ids of its changes, each for one to two hours.
-//
-// A process subscribes once to the channel of a name with waiters, over one
-// connection (in a cluster with sharded channels one to each node). Since
-// messages can be lost, a waiter also asks when the hold in its way expires, and
-// every 5 s at the latest.
-//
-// A process never unsubscribes, because the client library does not survive a
-// server that refuses it. It leaves channels by replacing the connection, at most
-// once a second, or once in n * 200 µs with n channels in use if that is longer.
-// So a channel outlives its last waiter by 250 ms to 1.25 s while fewer than 5,000
-// are in use. Each waiter for the fair lock has a channel of its own, which
-// outlives the wait by 1 s at most. Channels stay for longer while the server
-// accepts no further connection, or refuses SUBSCRIBE. Until its channel is left,
-// another process takes this one for a waiter (Status.Waiters, Contended).
-//
-// The clients that wait for a lock have tickets, and about one of them asks after a release: see package redistopic. The key dsync_turn has the
-// last ticket, until the line is empty or 15 s after the last request of one that waits. Messages that begin with a minus on the channel of
-// the lock are for this line; to Redisson they mean nothing.
-//
-// Channels belong to all databases of a server. So messages for a line say which
-// database the line is in, and the message of a release in database n has n+1
-// zeros, for n up to 15. To Redisson this is the number 0 as well. A release in
-// database 0, or by Java, also wakes the first waiter for the name in each other
-// database, which is then refused. Status.Waiters and Contended count the waiters
-// of all databases.
-//
-// docs/security.md lists the rights that a user of the server needs. Beside
-// these, select serves databases other than 0, cluster|slots, cluster|shards,
-// spublish and ssubscribe serve clusters, wait serves WaitReplicas, info shows
-// eviction, and pubsub tells the kind of messages in a cluster and the number
-// of waiters.
+//	tenant=name                      separate tokens, see Options.Tenant
+//	pubsub=auto|plain|sharded|both   messages in a cluster, see [PubSub]
+//	waitreplicas=0                   see Options.WaitReplicas
+//	waitlimit=1s                     see Options.WaitLimit
+//	evict=refuse|allow               see Options.AllowEviction
+//	password_file=file               read again for each connection
+//	tls=true                         encrypt, by TLS 1.2 or later
+//	tls_ca=, tls_cert=, tls_key=     PEM files: authorities, own certificate
+//	tls_server_name=name             the name in the server's certificate
+//	tls_insecure_skip_verify=true    accept any certificate: only for trials
 //
 // # An example
 //
-// A locks "orders/42" for 30 s. A script finds no key of that name, and writes what redis-cli then shows:
+// Client A locks "orders/42" for 30 s. redis-cli then shows:
 //
-//	HKEYS orders/42          a3f1c0de-52b7-4c11-9d0e-6b1f2a3c4d5e:1
-//	HVALS orders/42          four lines: "#1795406400123456", the owner if that is not the hold, "web-3:4711", and the note of the client
-//	PTTL orders/42           29987
-//	GET dsync_fence:{42p}     1795406400123456, the token: the server's time in microseconds
+//	HKEYS orders/42         a3f1c0de-52b7-4c11-9d0e-6b1f2a3c4d5e:1
+//	PTTL orders/42          29987
+//	GET dsync_fence:{42p}   1795406400123456, the token
 //
-// "42p" is the first number, in base 36, that has the slot of "orders/42" in a cluster.
+// Client B is refused, subscribes to redisson_lock__channel:{orders/42}, and waits.
+// A's release deletes the field of the hash and publishes a message, which wakes B.
 //
-// B asks and is refused, with the 29,987 ms. It subscribes to redisson_lock__channel:{orders/42}, asks again, and waits. A renews the hold
-// every 10 s: PEXPIRE orders/42 30000, if the hash has A's field. A unlocks: HDEL of the field, by which the hash is gone, and PUBLISH
-// redisson_lock__channel:{orders/42} 0. The message wakes B, which asks again and has the lock. A lock of Java differs in its field alone:
-// the id of the Redisson client, and of the thread, and a count of entries as the value.
+// # Caveats
 //
-// # What it cannot promise
+// Redis acknowledges before it replicates, so a fail-over can forget a lock that
+// was granted a moment before. The holder learns of the loss at its next renewal.
+// Options.WaitReplicas narrows this window and does not close it. If the server's
+// clock jumps, holds end early or late. Tokens rise in both cases.
 //
-// Redis acknowledges before it replicates, so a fail-over can forget a lock that was granted a moment ago; the holder learns the loss at
-// its next renewal. Options.WaitReplicas narrows this window and does not close it: a replica that did not confirm may be promoted.
-// A primary that is cut off grants locks until it notices; min-replicas-to-write 1 and a short min-replicas-max-lag bound this time. The
-// server's clock ends holds: if it jumps, holds end early or late. Where this matters, use the tokens.
+// Where Java uses RReadWriteLock, use Write or write=true: Java's read-write lock
+// is granted beside a plain lock of the same name.
 //
-// Do not use one name for several kinds of Redisson's objects: Java's
-// read-write lock is granted beside a lock of the same name, and its unlock can
-// remove that lock's hold. With this driver the kinds exclude each other. Where
-// Java uses RReadWriteLock, use Write or write=true.
+// A server that evicts keys is refused. Names in braces ("{x}") are refused too.
 //
-// docs/redisson.md lists the differences between versions of Redisson: a cluster with Redisson before 3.28 needs PubSubBoth, and
-// with Redisson before 3.32 waiters for the fair lock may sleep for ever.
+// docs/backends/redis.md has costs, limits, the least rights and the promises under
+// each fault. docs/redisson.md has what concerns Java.
 package redisson
 
 import (

@@ -16,7 +16,7 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// leastRights returns what docs/security.md lists for names that begin with "lk:", with the rows of the table there.
+// leastRights returns what docs/backends lists for names that begin with "lk:", with the rows of the table there.
 func leastRights(tb testing.TB, rows ...string) []string {
 	tb.Helper()
 	words := strings.Fields(drivertest.Recipe(tb, "**Redis, `redisson://`**"))

@@ -21,7 +21,7 @@ func init() { conformance.RunWorker() }
 // majority has neither granted nor refused in time is refused.
 const parameters = "?durable=true&maxttl=10m&nodetimeout=1s"
 
-// TestConformance is with the rights of docs/security.md and no others, but for all names.
+// TestConformance is with the rights of docs/backends and no others, but for all names.
 func TestConformance(t *testing.T) {
 	password := testenv.Password()
 	words := strings.Fields(drivertest.Recipe(t, "**Redis, `redlock://`**"))

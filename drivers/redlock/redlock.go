@@ -1,113 +1,57 @@
-// Package redlock is the dsync backend on N independent Redis servers: the published Redlock algorithm, with the keys and values of redsync
-// and redlock-py, so that programs of all three exclude each other on the same nodes. It registers the URL schemes "redlock" and
-// "redis-string":
+// Package redlock is the dsync backend on a majority of independent Redis servers:
+// the published Redlock algorithm, with the keys and values of redsync and
+// redlock-py. Programs of all three exclude each other on the same nodes. The
+// package registers the URL schemes "redlock" and "redis-string":
 //
 //	redlock://user:password@host1:6379,host2:6379,host3:6379/0
 //	redis-string://user:password@host:6379/0
 //
-// Give redlock an odd number of nodes, 3 or more, with nothing in common: 5 survive the loss of 2. User, password and database hold for
-// every node. For redis-string see below.
+// Use an odd number of nodes, 3 or more, that have nothing in common, with Redis
+// 6.2 or later, or Valkey. User, password and database are the same on every node.
+//
+// The scheme redis-string and [NewSingle] lock on one server, in the form of
+// bsm/redislock, redsync with one node and SET NX PX. They exclude such programs
+// and move them to another backend, by drivers/migrate. New programs should use
+// drivers/redisson.
 //
 // # Parameters
 //
-// Beside ttl= and require=, as on every backend:
+// Every backend also has ttl= and require=.
 //
-//	maxttl=30s                       the longest TTL of any client, see Options.MaxTTL
-//	durable=true                     nodes do not forget when they are restarted, see Options.Durable
-//	nodetimeout=50ms                 how long a vote waits for slow nodes, see Options.NodeTimeout
-//	evict=refuse|allow               a server that evicts keys, see Options.AllowEviction
-//	password_file=file               the password, read again for each connection
-//	tls=true                         encrypt, by TLS 1.2 or newer, and check the server's certificate
-//	tls_ca=file                      the authorities for this, as PEM; by default the system's
-//	tls_cert=file, tls_key=file      the client's own certificate, as PEM, read anew for each connection
-//	tls_server_name=name             the name expected in the server's certificate, if not the host's
-//	tls_insecure_skip_verify=true    accept any certificate: for trials alone
-//
-// # What it does not promise
-//
-// Redlock saves work from being done twice. Redlock is not fit to keep data from being corrupted, for the algorithm trusts clocks and has
-// no fencing:
-//
-//   - A stopped holder (a garbage collection, a frozen virtual machine) can write after its lease has ended. The resource cannot tell,
-//     since there are no tokens; Lease.Token is 0, and require=fenced is refused.
-//   - The nodes end holds by their own clocks. If the clocks of a majority jump, a second client may be granted a held lock. Up to a
-//     minority may jump: 2 of 5. Clocks may differ in speed by 1 %.
-//   - A running node may lose data (by FLUSHALL, eviction, or the promotion of a replica behind the same address) and so forget holds, and
-//     nothing shows the loss. If a majority loses data within one TTL, there are two holders.
-//   - Waiters have no order: require=fair and require=fifo are refused.
-//
-// The modes Read and Write are not offered, and require=rw is refused. Readers would exclude writers, since any two majorities meet. But
-// the value of a lock is a string with one owner, so programs on redsync and redlock-py could neither read with others nor be kept out,
-// and a resource would have no token by which to refuse a late reader.
-//
-// The mode Permit is not offered, and require=permits is refused: a majority does not keep a limit. Of three nodes with two places each, three
-// holds get a majority: on the nodes 1 and 2, 2 and 3, 1 and 3.
-//
-// Latches are not offered: each count-down reaches a majority of the nodes, and another one each time, so no node knows the count.
-//
-// If this matters, take drivers/etcd, drivers/zk or drivers/pglock, where one log keeps the order and the tokens; where one Redis is
-// enough, drivers/redisson has tokens, costs a fifth and loses a lock only when the server does.
-//
-// # One server: redis-string
-//
-// On one server the same keys and values are the plain string lock of many programs: bsm/redislock, redsync on one node, and programs with
-// SET NX PX and a script of their own for the deletion, with a comparison before. The scheme redis-string, and [NewSingle], are there to
-// move such programs elsewhere, by drivers/migrate, one by one and without a stop: the driver excludes them, and is a [move.Sealer] and
-// [move.Unsealer], so names can leave it. A new program needs drivers/redisson, with its tokens.
-//
-// A seal is a string, dsync:seal, with a TTL of 100 years. The seal holds against every program that takes a lock by SET with NX alone, and
-// deletes and extends the key only if the value is its own. The seal does not hold against a program that deletes the key of any holder, or
-// reads a time out of the value and takes the lock over (SETNX with GETSET). A program that sets a TTL on keys without one does no harm.
-//
-// All that is said of nodes below is true of the one: after a restart it grants nothing for MaxTTL, unless durable=true says that no
-// restart loses data. The server must not be part of a cluster, nor a replica; behind an address with a fail-over, locks and seals are as
-// safe as the replica's copy, so a program left behind could get a name that has moved.
-//
-// # Nodes that were started
-//
-// A restarted node may have forgotten held locks. So every new connection begins with a look at the server, and a server does not count
-// until it has been up for MaxTTL, as the algorithm demands. New nodes therefore grant nothing for their first MaxTTL: Lock waits, TryLock
-// returns ErrUnavailable and names the node. A renewal puts the lease back on nodes without the value, so a lease survives a restart of all
-// nodes, one after the other.
-//
-// A replica, a node of a cluster, or a second address of the same server is refused when a driver is opened, and never counts when found
-// later.
-//
-// # On the nodes
-//
-// A lock is a string under its plain name; its value is the identity of the hold, and of the attempt after the first. The value is set by
-// SET NX PX, and deleted and renewed by scripts with a comparison. An attempt asks all nodes at once and is decided by the first majority
-// of answers, so a slow, frozen or dead node costs nothing. A deletion goes to a node only after the node's answer to the request for the
-// value; where a broken connection leaves the answer unclear, the next connection settles the question.
-//
-// The deletion also publishes an empty message on the channel dsync_redlock:
-// followed by the name. All waiters for a name listen on one node, determined
-// by the name. With a message each waiting client asks this node, and the other
-// nodes only after its grant. So waiters do not share out the votes, and a
-// release costs a request of each waiting client. A client that had the lock
-// lets the others ask first, as long as it has not heard as many releases as
-// there were waiters. Every waiter also asks one node now and then, up to 7
-// times a second, because other libraries send no message and the locks of a
-// dead client expire.
+//	maxttl=30s                      the longest TTL of any client
+//	durable=true                    nodes keep their data at a restart
+//	nodetimeout=50ms                how long a vote waits for slow nodes
+//	evict=refuse|allow              see Options.AllowEviction
+//	password_file=file              read again for each connection
+//	tls=true                        encrypt, by TLS 1.2 or later
+//	tls_ca=, tls_cert=, tls_key=    PEM files: authorities, own certificate
+//	tls_server_name=name            the name in the server's certificate
+//	tls_insecure_skip_verify=true   accept any certificate: only for trials
 //
 // # An example
 //
-// A and B lock "orders/42" with a TTL of 10 s, on the nodes N0, N1 and N2. The name determines N0 for waiters.
+// Clients A and B lock "orders/42" with a TTL of 10 s on three nodes:
 //
-//	A locks:    SET orders/42 a3f1... NX PX 10000       to all. N0 and N1 answer OK: A holds the lock for 10 s from the time of sending.
-//	B locks:    SET orders/42 77c0... NX PX 10000       to all. N0 and N1 answer nil: B is refused. N2 may have answered OK, so N2 is asked
-//	                                                    to delete B's value. B listens to dsync_redlock:orders/42 on N0.
-//	A renews:   PEXPIREAT, where the value is a3f1...   on all, by renew.lua. A majority is enough.
-//	A unlocks:  DEL and PUBLISH dsync_redlock:orders/42 on all, by release.lua, where the value is a3f1...
-//	B is told:  SET orders/42 77c0...#2 NX PX 10000     to N0, and after its OK to N1 and N2: B holds the lock. The value is that of the third
-//	                                                    attempt, so that remains of an earlier one cannot pass for it.
+//	A locks    SET orders/42 a3f1... NX PX 10000 on all nodes. Two answer OK:
+//	           A holds the lock for 10 s from the time of sending.
+//	B locks    SET orders/42 77c0... NX PX 10000. Two answer nil, so B is
+//	           refused. It deletes its value from the third, and listens.
+//	A unlocks  DEL and PUBLISH dsync_redlock:orders/42 on all nodes.
+//	B locks    SET orders/42 77c0...#2 NX PX 10000
 //
-// A user of the nodes needs these rights, here for names with the prefix "lk:":
+// # Caveats
 //
-//	~lk:* &dsync_redlock:lk:* +hello +auth +ping +info +set +get +del +pexpireat +pttl +time +evalsha +eval +script|load +publish
-//	+subscribe +client|id +client|kill +client|setname
+// Redlock saves work from being done twice. It does not protect data, because it
+// trusts the clocks of its nodes and has no fencing tokens: Lease.Token is 0.
+// There are two holders if a majority of nodes loses its data, or if a majority of
+// clocks jumps, within one TTL. Waiters have no order. Read, Write, Permits and
+// latches are not offered.
 //
-// beside which select serves databases other than 0. Redis 6.2 or newer is needed, or Valkey.
+// A restarted node may have forgotten locks, so it does not count until it has been
+// up for Options.MaxTTL. New nodes grant nothing for that time.
+//
+// docs/backends/redlock.md has costs, the least rights and the promises under each
+// fault.
 package redlock
 
 import (

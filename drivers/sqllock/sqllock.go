@@ -2,11 +2,10 @@
 // database/sql. A lock is a lease by the server's clock. Package
 // [github.com/go-dsync/dsync/driver/cas] makes the driver: exclusive locks,
 // read-write locks and permits, granted in the order of the clients' arrival,
-// with fencing tokens that are durable.
+// with durable fencing tokens.
 //
-// The package makes nothing in the database, and needs the rights to select,
-// insert, update and delete in one table. For MySQL 5.7 and MariaDB 10.2, or
-// later:
+// The package creates nothing, and needs the rights to select, insert, update and
+// delete in one table. For MySQL 5.7 and MariaDB 10.2, or later:
 //
 //	CREATE TABLE dsync_locks (
 //		name VARBINARY(1024) PRIMARY KEY,
@@ -24,41 +23,35 @@
 //		value text NOT NULL
 //	)
 //
-// The tests run on MariaDB 10.11 and PostgreSQL 15, with
-// github.com/go-sql-driver/mysql and pgx. MySQL itself and other database/sql
-// drivers were not available.
-//
-// # What it costs
-//
-// An acquire of a free name takes two statements, a renewal and a release one
-// each. One statement renews up to 1,000 locks. Each statement is a transaction
-// of its own, so the package works through PgBouncer in transaction mode. A
-// waiting client selects one row once in Options.Poll. The server's settings
-// decide whether a commit waits for the disk.
-//
-// A statement is one round trip if the database/sql driver sends it at once:
-// with interpolateParams=true in the DSN of github.com/go-sql-driver/mysql. Behind
-// PgBouncer, pgx needs default_query_exec_mode=exec, and lib/pq
-// binary_parameters=yes. URLs set these.
-//
-// # Rows
-//
-// A name that was locked keeps its row, which holds its last token. A row that
-// was not written for longer than the longest TTL belongs to a free name. To
-// delete it makes the tokens of the name begin again. With Options.NoTokens, or
-// fenced=false in a URL, a release deletes the row.
-//
-// All statements have to reach the server that accepts writes. When a replica
-// that lags behind takes over, it may forget the last locks. A server whose
-// clock is set forward ends holds early; a clock that is set back makes the holds
-// of crashed clients last longer.
-//
 // # URLs
 //
-// A program that imports a database/sql driver opens mysql://user@host:3306/db
-// or pgtable://user@host:5432/db. The drivers are github.com/go-sql-driver/mysql,
-// and pgx/v5/stdlib or lib/pq. The parameters are table=, poll=100ms and
-// connections=16, and those of the database/sql driver.
+// A program that imports a database/sql driver opens one of these:
+//
+//	mysql://user:password@host:3306/db
+//	pgtable://user:password@host:5432/db
+//
+// The database/sql driver is github.com/go-sql-driver/mysql, or pgx/v5/stdlib or
+// lib/pq. The parameters are table=, poll=100ms and connections=16, and those of
+// the database/sql driver.
+//
+// # Caveats
+//
+// All statements have to reach the server that accepts writes. A replica that lags
+// behind and takes over may have forgotten the last locks. If the server's clock
+// jumps forward, holds end early.
+//
+// A name that was locked keeps its row, which holds its last token. If the row is
+// deleted, the tokens of the name start again. With Options.NoTokens a release
+// deletes the row.
+//
+// A waiting client looks once in Options.Poll. Each statement is a transaction of
+// its own, so the package works through PgBouncer in transaction mode. Let a pool
+// of your own send a statement in one round trip: interpolateParams=true with
+// github.com/go-sql-driver/mysql and, behind PgBouncer,
+// default_query_exec_mode=exec with pgx or binary_parameters=yes with lib/pq. URLs
+// set these.
+//
+// docs/backends/sql.md has costs, limits and the promises under each fault.
 package sqllock
 
 import (

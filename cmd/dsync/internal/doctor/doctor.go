@@ -198,11 +198,12 @@ func (x *examination) refused(err error) {
 
 // limitedTTL is a finding about a TTL that the server does not keep.
 func (x *examination) limitedTTL(err error) {
-	cure := "a ttl= in the URL within these limits"
+	cure, see := "a ttl= in the URL within these limits", "docs/backends/etcd.md#limits"
 	if x.url.Scheme == "zk" {
+		see = "docs/backends/zookeeper.md#limits"
 		cure += ", or other limits of the server: minSessionTimeout, maxSessionTimeout and tickTime in zoo.cfg"
 	}
-	x.bad(fault, "session limit", err.Error(), cure, "docs/choosing.md#limits")
+	x.bad(fault, "session limit", err.Error(), cure, see)
 }
 
 // measure takes and gives back a lock again and again.

@@ -15,7 +15,7 @@ import (
 	"github.com/go-dsync/dsync/internal/tlsurl"
 )
 
-const seeEtcd = "docs/guarantees.md#etcd-etcd"
+const seeEtcd = "docs/backends/etcd.md#faults"
 
 func examineEtcd(ctx context.Context, x *examination) bool {
 	config := clientv3.Config{DialTimeout: x.connect, Logger: zap.NewNop()}

@@ -8,7 +8,7 @@ import (
 	"github.com/go-dsync/dsync/cmd/dsync/internal/clitest"
 )
 
-// TestMain runs the tests where package drivertest finds docs/security.md.
+// TestMain runs the tests where package drivertest finds docs/backends.
 func TestMain(m *testing.M) {
 	if err := os.Chdir("../.."); err != nil {
 		log.Fatal(err)

@@ -17,7 +17,7 @@ import (
 	"github.com/go-dsync/dsync/drivers/pglock"
 )
 
-const seePostgres = "docs/guarantees.md#postgresql-pglock"
+const seePostgres = "docs/backends/postgres.md#faults"
 
 func examinePostgres(ctx context.Context, x *examination) bool {
 	config, err := x.postgresConfig()
@@ -114,7 +114,7 @@ func (x *examination) postgresLogin(config *pgconn.Config, err error) {
 		x.bad(fault, "reach", text, "CREATE DATABASE, or another path in the URL", seeRights)
 	case "53300":
 		x.bad(fault, "session limit", text, fmt.Sprintf("ALTER ROLE %s CONNECTION LIMIT -1, ALTER DATABASE %s CONNECTION LIMIT -1, or max_connections in postgresql.conf",
-			config.User, config.Database), "docs/choosing.md#what-each-costs")
+			config.User, config.Database), "docs/backends/postgres.md#limits")
 	default:
 		x.bad(fault, "reach", text, "what the message says", seePostgres)
 	}
@@ -137,17 +137,17 @@ func (x *examination) pooler(ctx context.Context, host string) bool {
 	switch {
 	case errors.Is(err, pglock.ErrPooler):
 		x.bad(fault, check, host+" is a pooler in transaction mode: it gives a session of the server, and the locks with it, to several clients in turn",
-			"connect to the server itself; or pool_mode=session for this database, and pooler=session in the URL", "docs/choosing.md#limits")
+			"connect to the server itself; or pool_mode=session for this database, and pooler=session in the URL", "docs/backends/postgres.md#caveats")
 		return false
 	case err != nil:
-		x.bad(fault, check, fmt.Sprintf("%s is a pooler, and not fit for locks: %v", host, err), "connect to the server itself", "docs/choosing.md#limits")
+		x.bad(fault, check, fmt.Sprintf("%s is a pooler, and not fit for locks: %v", host, err), "connect to the server itself", "docs/backends/postgres.md#caveats")
 		return false
 	case !allowed:
 		x.bad(fault, check, host+" is a pooler, which the driver refuses unless it is told", "connect to the server itself; or, as it is in session mode, pooler=session in the URL",
-			"docs/choosing.md#limits")
+			"docs/backends/postgres.md#caveats")
 		return false
 	}
-	x.bad(note, check, host+" is a pooler in session mode", "", "docs/choosing.md#limits")
+	x.bad(note, check, host+" is a pooler in session mode", "", "docs/backends/postgres.md#caveats")
 	return true
 }
 

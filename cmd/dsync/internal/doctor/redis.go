@@ -31,9 +31,9 @@ var redisChecks = []func(*redisServer, context.Context){
 // seeRedis is the section about what the backend promises.
 func (x *examination) seeRedis() string {
 	if isRedlock(x) {
-		return "docs/guarantees.md#redlock-redlock-5-nodes"
+		return "docs/backends/redlock.md#faults"
 	}
-	return "docs/guarantees.md#redis-redisson"
+	return "docs/backends/redis.md#faults"
 }
 
 func examineRedis(ctx context.Context, x *examination) bool {
@@ -299,7 +299,7 @@ func (s *redisServer) connections(context.Context) {
 // connections is how many connections are left; a process needs one or two.
 func (x *examination) connections(where string, left int, used, setting string) {
 	const few, none = 20, 3
-	const see = "docs/choosing.md#what-each-costs"
+	const see = "docs/capacity.md#one-process"
 	text := fmt.Sprintf("%s: %s are in use", where, used)
 	cure := "a higher limit: " + setting
 	switch {

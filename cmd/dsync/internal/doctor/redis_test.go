@@ -158,7 +158,7 @@ func TestDoctorOnRedlockNodes(t *testing.T) {
 	n.doctor(true, durable, "--connect", "3s").want("reach", fault, last, "is the server running")
 }
 
-// TestDoctorKnowsEachRight takes away one right after the other of those in docs/security.md.
+// TestDoctorKnowsEachRight takes away one right after the other of those in docs/backends.
 func TestDoctorKnowsEachRight(t *testing.T) {
 	t.Parallel()
 	for scheme, rows := range map[string][]string{

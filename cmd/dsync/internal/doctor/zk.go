@@ -16,7 +16,7 @@ import (
 	"github.com/go-dsync/dsync/internal/tlsurl"
 )
 
-const seeZooKeeper = "docs/guarantees.md#zookeeper-zk"
+const seeZooKeeper = "docs/backends/zookeeper.md#faults"
 
 func examineZooKeeper(ctx context.Context, x *examination) bool {
 	config, err := tlsurl.Read(x.url)
