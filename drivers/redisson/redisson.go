@@ -25,6 +25,7 @@
 //	waitreplicas=0                   see Options.WaitReplicas
 //	waitlimit=1s                     see Options.WaitLimit
 //	evict=refuse|allow               see Options.AllowEviction
+//	password_file=file               the password, read for each connection
 //	tls=true                         encrypt, by TLS 1.2 or later
 //	tls_ca=, tls_cert=, tls_key=     PEM files: authorities, own certificate
 //	tls_server_name=name             the name in the server's certificate
