@@ -19,9 +19,9 @@
 //	fair=true                        the fair lock, see Options.Fair
 //	order=client|fifo                with fair=true, see Options.FIFO
 //	write=true                       every Lock is a Write, see Options.Write
-//	fence=own|redisson               where tokens come from, see [Fence]
+//	fence=own|redisson               where tokens come from, see Fence
 //	tenant=name                      separate tokens, see Options.Tenant
-//	pubsub=auto|plain|sharded|both   messages in a cluster, see [PubSub]
+//	pubsub=auto|plain|sharded|both   messages in a cluster, see PubSub
 //	waitreplicas=0                   see Options.WaitReplicas
 //	waitlimit=1s                     see Options.WaitLimit
 //	evict=refuse|allow               see Options.AllowEviction
