@@ -14,11 +14,11 @@ var capabilityChecks = []check{
 	{"capabilities/info", "Info is sound, constant, and the same for all clients of a backend.", infoIsConstant},
 	{"capabilities/ttl", "Leases of the shortest and the longest TTL that Info allows are granted, and last; others are refused with errors.ErrUnsupported.", ttlBounds},
 	{"capabilities/tokens", "Leases have tokens if the driver claims fencing, always the same ones, and none otherwise.", tokensAsClaimed},
-	{"capabilities/inspect", "Inspect says who holds a name, whichever client asks, and that nobody holds a free one.", inspectTells},
+	{"capabilities/inspect", "Inspect returns the holder of a name to every client, and no holder for a free name.", inspectTells},
 	{"capabilities/ping", "A driver with a Ping says that the backend answers: not in an outage, but before and after.", pingTells},
-	{"capabilities/pass", "A hold that is passed to another caller of its client has a token between those before and those after, Inspect shows its new holder with the note of that, and its loss is told.", passIsLikeAGrant},
+	{"capabilities/pass", "A hold that is passed to another caller of its client has a token between the earlier and the later ones. Inspect shows its new holder and note, and its loss is reported.", passIsLikeAGrant},
 	{"capabilities/pass-over", "A hold that has run out is not passed on: Pass returns ErrNotHeld, and does not touch a later hold.", expiredHoldIsNotPassed},
-	{"capabilities/pass-unanswered", "A Pass without an answer does not return ErrNotHeld. The token that the hold has after it is lower than that of the next grant.", passWithoutAnswer},
+	{"capabilities/pass-unanswered", "A Pass without an answer does not return ErrNotHeld. The new token of the hold is lower than the token of the next grant.", passWithoutAnswer},
 	{"capabilities/contended", "Contended is true of a release when another client waited.", waiterIsReported},
 }
 

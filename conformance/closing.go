@@ -19,7 +19,7 @@ var closingChecks = []check{
 	{"closing/waiters", "Close ends those who wait, with ErrClosed; they leave the queue.", closeEndsWaiters},
 	{"closing/holds", "Close frees all names that are held.", closeEndsHolds},
 	{"closing/own-waiters", "Close ends those who wait before it frees names: it does not grant names to its own waiters.", closeEndsWaitersFirst},
-	{"closing/leases", "A lease of a closed driver is over: Renew fails and brings nothing back to life, Release does nothing to others.", leasesAfterClose},
+	{"closing/leases", "A lease of a closed driver has ended: Renew fails and brings nothing back to life, Release does nothing to others.", leasesAfterClose},
 	{"closing/busy", "Close in the middle of requests leaves nothing held.", closeWhileBusy},
 	{"closing/hung", "Close returns soon after the end of its context when the backend does not answer.", closeWhileHung},
 }

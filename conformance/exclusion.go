@@ -12,7 +12,7 @@ import (
 )
 
 var exclusionChecks = []check{
-	{"exclusion/free", "A free name is granted at once, whoever held it before.", free},
+	{"exclusion/free", "A free name is granted at once, to any client.", free},
 	{"exclusion/clients", "While one client holds a name, no other client is granted it, however often it asks.", clientsExclude},
 	{"exclusion/requests", "Two requests of one client for one name exclude each other.", requestsExclude},
 	{"exclusion/equal-owners", "Two requests with the same Owner exclude each other: only Hold identifies.", equalOwnersExclude},
@@ -176,13 +176,13 @@ func (e *env) contend(users []*user, times int) error {
 var ownershipChecks = []check{
 	{"ownership/release-twice", "A second Release returns ErrNotHeld, and does nothing to the next holder.", releaseTwice},
 	{"ownership/stale-release", "Release of a lease that ran out returns ErrNotHeld, and does nothing to the next holder, be it another client or the same.", staleRelease},
-	{"ownership/late-release", "Release of a lease that ran out returns ErrNotHeld also if nobody has taken the name since.", releaseAfterEnd},
+	{"ownership/late-release", "Release of an expired lease returns ErrNotHeld, even if no client has acquired the name since.", releaseAfterEnd},
 	{"ownership/stale-renew", "Renew of a lease that ran out returns ErrNotHeld, and does nothing to the next holder, be it another client or the same.", staleRenew},
 	{"ownership/dead-after-release", "Renew of a released lease returns ErrNotHeld, and brings nothing back to life.", deadAfterRelease},
-	{"ownership/done-context", "A release whose context is over frees the name all the same.", releaseWithDoneContext},
+	{"ownership/done-context", "A release whose context has ended still frees the name.", releaseWithDoneContext},
 	{"ownership/force-unlock", "ForceUnlock ends whoever's hold, and returns ErrNotHeld if there is none.", forceUnlockEndsHold},
 	{"ownership/force-unlock-tells", "The holder learns that its hold was removed.", forceUnlockTells},
-	{"ownership/force-unlock-wakes", "Who waits for a name is granted it when the hold is removed.", forceUnlockWakes},
+	{"ownership/force-unlock-wakes", "A waiter is granted the name when the hold is removed.", forceUnlockWakes},
 }
 
 // keeps returns an error unless r still holds its name; it then releases it.

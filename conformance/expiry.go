@@ -14,10 +14,10 @@ import (
 // The checks of leases that nobody releases, as others see their end.
 var expiryChecks = []check{
 	{"expiry/not-early", "Nobody is granted a name before the lease of its holder expires, however often it asks.", notBeforeExpires},
-	{"expiry/waiters", "Those who wait are granted the name, one after the other, when leases end that nobody releases, and not before.", expiryServesWaiters},
-	{"expiry/extend", "Extend moves the end of a lease at the backend too, to later or earlier, and revives none that is over.", extendMovesEnd},
+	{"expiry/waiters", "When leases end without a release, the waiters are granted the name one after the other, and not before.", expiryServesWaiters},
+	{"expiry/extend", "Extend moves the end of a lease at the backend too, to later or earlier, and revives no lease that has ended.", extendMovesEnd},
 	{"expiry/abandoned", "The lease of a client that is gone ends without its help, and not before Expires.", abandonedLeaseEnds},
-	{"expiry/holder-first", "A holder knows that its lease is over before anybody else is granted the name, also over a slow connection.", holderKnowsFirst},
+	{"expiry/holder-first", "A holder is notified that its lease has ended before another client is granted the name, even over a slow connection.", holderKnowsFirst},
 	{"expiry/bounds", "However a lease got its TTL, and however crooked that is, others get the name not before its Expires, and at the latest Info.LateFor after it.", endsInBounds},
 	{"expiry/race", "Of many clients that try when a lease expires, at most one is granted the name, and none before its deadline.", raceAtExpiry},
 }

@@ -20,10 +20,10 @@ var faultChecks = []check{
 	{"faults/lost-acquire", "If the answer to an Acquire is lost, the hold that it may have made is removed. Unless none is left at once, the error matches ErrUnknown.", lostAcquire},
 	{"faults/lost-release", "A release whose answer was lost frees the name, and repeating it does nothing to the next holder.", lostRelease},
 	{"faults/one-release", "One release that gets no answer ends no other hold of its client.", oneReleaseEndsOneHold},
-	{"faults/lost-grant", "A lease that comes after a lost answer counts from the request that was carried out: nobody else gets the name before its Expires.", lostGrant},
+	{"faults/lost-grant", "A lease that comes after a lost answer counts from the request that was carried out: no other client gets the name before its Expires.", lostGrant},
 	{"faults/lost-renewal", "A renewal for less moves Expires before anybody can profit by it, also while its answer is on the way, and if that is lost.", lostRenewal},
-	{"faults/clean-up", "What failed requests left behind is cleaned up long before its TTL is over, also if the backend is out of reach for a while.", cleanUpGoesOn},
-	{"faults/many", "What many failed requests left behind is cleaned up by a bounded number of goroutines.", fewCleanUps},
+	{"faults/clean-up", "Remains of failed requests are cleaned up long before their TTL ends, even if the backend is out of reach for a while.", cleanUpGoesOn},
+	{"faults/many", "A bounded number of goroutines cleans up the remains of many failed requests.", fewCleanUps},
 }
 
 // oneReleaseEndsOneHold releases one of several holds without an answer, twice,

@@ -13,8 +13,8 @@ import (
 
 // The checks of what Inspect says, beside whether a name is held.
 var inspectChecks = []check{
-	{"inspect/status", "What Inspect says of a hold is true, field by field: owner, note, token, grant, what is left of the TTL, and who waits.", statusIsTrue},
-	{"inspect/list", "List yields the names with a prefix that are held, by whomever and in whatever mode, and none that is free, also if it has a limit or is that of a latch.", listIsTrue},
+	{"inspect/status", "Every field that Inspect returns is true: owner, note, token, time of the grant, rest of the TTL, and waiters.", statusIsTrue},
+	{"inspect/list", "List yields the held names with a prefix, of every client and mode. It yields no free name, even with a limit or a latch.", listIsTrue},
 }
 
 // oddNotes are texts that some encoding has stumbled over.

@@ -22,9 +22,9 @@ var latchChecks = []check{
 	{"latch/wide", "A count may be 2^40, and is kept exactly.", latchIsWide},
 	{"latch/known", "The backend knows the id of a change after many other changes, and for twice driver.RepeatFor.", latchKnowsChanges},
 	{"latch/lost-answers", "A change that is repeated until there is an answer is carried out once, whatever the network does.", latchSurvivesFaults},
-	{"latch/told", "Who watches a latch is called when the watch begins and after each end of a latch, by whomever.", latchTellsEnds},
+	{"latch/told", "A watch of a latch calls changed when it begins and after each end of the latch, by any client.", latchTellsEnds},
 	{"latch/outage", "The end of a latch while the watcher was out of reach of the backend is followed by a call when it is in reach again.", latchWatchSurvivesOutages},
-	{"latch/stop", "After stop nobody is called any more, and other watches of the latch go on.", latchWatchStops},
+	{"latch/stop", "After stop changed is not called any more, and other watches of the latch go on.", latchWatchStops},
 }
 
 // latch is a name of a latch, as one driver sees the latch.
@@ -420,10 +420,10 @@ func latchWatchStops(e *env) error {
 
 // The checks of drivers that tell of changes: driver.Watcher.
 var watchingChecks = []check{
-	{"watching/changes", "Who watches a name is called when the watch begins and after each end of a hold, in every mode, by whomever, and also while other holds of the name go on.", watchTellsEnds},
+	{"watching/changes", "A watch of a name calls changed when it begins and after each end of a hold, of every client and mode, also while other holds of the name go on.", watchTellsEnds},
 	{"watching/outage", "A change while the watcher was out of reach of the backend is followed by a call when it is in reach again.", watchSurvivesOutages},
 	{"watching/many", "Each of several watches of a name is called after a release, also while others wait for the name, and after an outage.", allWatchesAreCalled},
-	{"watching/stop", "After stop nobody is called any more, and other watches of the name go on, also when another client that watches it is closed.", watchStops},
+	{"watching/stop", "After stop changed is not called any more. Other watches of the name go on, also when another client that watches it is closed.", watchStops},
 }
 
 // watch is a name, or a latch, that is watched.

@@ -302,7 +302,7 @@ func manyLengths(e *env) error {
 var batchChecks = []check{
 	{"batches/ttls", "RenewAll renews each lease for the TTL of its own Request, whatever the other leases of the batch have, and Expires counts from before the request was sent.", batchOfTTLs},
 	{"batches/same-name", "RenewAll renews each of several Read or Permit holds of one name.", batchOfOneName},
-	{"batches/many", "Of many leases RenewAll renews all, but for those whose holds were removed: it returns ErrNotHeld for these, and nil for the others.", batchOfMany},
+	{"batches/many", "RenewAll renews many leases. It returns ErrNotHeld for leases whose holds were removed, and nil for the others.", batchOfMany},
 	{"batches/no-answer", "If RenewAll gets no answer, the outcome of no lease is nil or ErrNotHeld, and no Expires moves to later. The next batch renews all of them.", batchWithoutAnswer},
 	{"batches/busy", "RenewAll does not return nil for a lease whose Renew is under way unless the backend has answered.", batchDuringRenew},
 	{"batches/empty", "RenewAll of no lease returns, and calls done for none.", emptyBatch},

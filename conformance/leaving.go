@@ -14,7 +14,7 @@ import (
 var leavingChecks = []check{
 	{"leaving/time", "A hold that was left keeps others out until its time, and ends then. Its tokens stay below those of later leases.", leftHoldEndsInTime},
 	{"leaving/close", "Close does not end a hold that was left.", leftHoldOutlivesClose},
-	{"leaving/lease", "The lease of a hold that was left is over: it renews nothing and releases nothing.", leftLeaseIsOver},
+	{"leaving/lease", "The lease of a hold that was left has ended: it renews nothing and releases nothing.", leftLeaseIsOver},
 	{"leaving/bounds", "A hold that was left ends its time after the call of Leave, and at the latest Info.LateFor after that, in every mode, however crooked the time is, and whether it is shorter or longer than the rest of the lease. A waiter finds out.", leftHoldEndsInBounds},
 	{"leaving/readers", "Leave of one reader's hold does not change the end of another reader's hold, and keeps no other reader out.", leftReaderEndsAlone},
 	{"leaving/over", "Leave of a hold that has ended returns ErrNotHeld. It does not bring the hold back, and does not touch a later hold.", leaveComesTooLate},

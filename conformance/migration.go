@@ -12,22 +12,22 @@ import (
 
 // The checks of what drivers/migrate builds on. Package dsync knows nothing of migrations, so these checks ask the driver.
 var migrationChecks = []check{
-	{"migration/seal", "From Seal on every Acquire of the name returns ErrSealed, whichever client asks, those that wait included.", sealRefuses},
-	{"migration/seal-over", "The lease that became a seal is over without a loss: Renew and Release return ErrNotHeld, and the seal stays.", sealEndsLease},
+	{"migration/seal", "After Seal every Acquire of the name returns ErrSealed, to every client, including waiters.", sealRefuses},
+	{"migration/seal-over", "The lease that became a seal has ended without a loss: Renew and Release return ErrNotHeld, and the seal stays.", sealEndsLease},
 	{"migration/seal-stays", "A seal outlasts forced unlocking, which returns ErrSealed, and the client that made it.", sealStays},
 	{"migration/sealed", "Sealed tells every client whether a name is sealed, and the last token that was granted. Inspect and List report a sealed name as held.", sealedTells},
-	{"migration/seal-held", "Seal of a hold that is over returns ErrNotHeld, and does nothing to the next holder.", sealNeedsHold},
+	{"migration/seal-held", "Seal of a hold that has ended returns ErrNotHeld, and does not affect the next holder.", sealNeedsHold},
 	{"migration/seal-lost", "After a Seal whose answer was lost, Release never ends a seal, and all clients see the same.", sealLost},
 	{"migration/mark", "From Mark on every lease of the name is marked, whichever client gets it, also after a wait, and none is before.", markTells},
 	{"migration/floor", "The tokens of a lease that was marked and of every later one are above the floor, and no second Mark lowers them.", markRaises},
-	{"migration/mark-held", "Mark of a hold that is over returns ErrNotHeld, and marks nothing and raises nothing.", markNeedsHold},
+	{"migration/mark-held", "Mark of a hold that has ended returns ErrNotHeld, and neither marks nor raises anything.", markNeedsHold},
 	{"migration/mark-lost", "After a Mark whose answer was lost, either the next lease is marked and its tokens are above the floor, or it is not marked.", markLost},
-	{"migration/loosen", "A seal stays one after Loosen, and what Sealed says does not change; Loosen of a name that is not sealed returns ErrNotHeld.", loosenStays},
+	{"migration/loosen", "A seal stays a seal after Loosen, and the answer of Sealed does not change. Loosen of a name that is not sealed returns ErrNotHeld.", loosenStays},
 	{"migration/unseal", "Unseal with the id of the last Loosen sets the name free for all; with another, or again, it returns ErrNotHeld and leaves every seal.", unsealFrees},
 	{"migration/unseal-floor", "Tokens after Unseal are above those before the seal and the floors of Loosen; one that is refused has changed nothing.", loosenRaises},
 	{"migration/unseal-lost", "After a Loosen or an Unseal whose answer was lost, the same request again settles it, and the name is not free before Unseal.", unsealLost},
 	{"migration/unmark", "From Unmark on no lease of the name is marked, also after a wait, until it is marked again, and the tokens go on to rise.", unmarkTells},
-	{"migration/unmark-held", "Unmark of a hold that is over returns ErrNotHeld, and the mark stays.", unmarkNeedsHold},
+	{"migration/unmark-held", "Unmark of a hold that has ended returns ErrNotHeld, and the mark stays.", unmarkNeedsHold},
 	{"migration/unmark-lost", "After an Unmark whose answer was lost, all later leases say the same, and the tokens go on to rise.", unmarkLost},
 }
 

@@ -231,7 +231,7 @@ func (e *env) latchesAlike() error {
 var urlChecks = []check{
 	{"url/fenced", "With fenced=false there are no tokens, and Info.Fencing is None.", urlWithoutTokens},
 	{"url/parameters", "A parameter of a URL that is unknown, malformed or given twice is an error that names it.", urlParameters},
-	{"url/common", "The parameters ttl and floor are accepted beside those of the driver.", urlCommon},
+	{"url/common", "The parameters ttl and floor are accepted beside the driver's own.", urlCommon},
 	{"url/unreachable", "Open of a backend that is not there, or does not answer, fails within its context, and does not tell the password.", urlOfNobody},
 	{"url/password", "Open with a password that the server refuses is an error, which does not tell it.", urlWithWrongPassword},
 }

@@ -14,7 +14,7 @@ var orderChecks = []check{
 	{"order/served", "All who wait for a name are granted it in turn.", allAreServed},
 	{"order/clients", "Clients that wait for a name are granted it in the order in which they came, also after they have waited for longer than their TTLs.", clientsInOrder},
 	{"order/arrival", "All who wait for a name are granted it in the order in which they came.", arrivalsInOrder},
-	{"order/canceled", "Who gives up waiting changes nothing in the order of the others.", cancelKeepsOrder},
+	{"order/canceled", "A waiter that gives up does not change the order of the others.", cancelKeepsOrder},
 	{"order/newcomers", "A newcomer does not overtake those who wait.", newcomersDoNotOvertake},
 	{"order/hand-overs", "In thousands of hand-overs between clients, no wake-up is lost.", noWakeUpIsLost},
 }
@@ -212,11 +212,11 @@ func noWakeUpIsLost(e *env) error {
 }
 
 var fencingChecks = []check{
-	{"fencing/rise", "The token of each grant is larger than that of every grant of the name before, whichever client it went to.", tokensRise},
+	{"fencing/rise", "The token of each grant is larger than the tokens of all earlier grants of the name, of every client.", tokensRise},
 	{"fencing/blocks", "Of the tokens that come with a grant, the last is smaller than the first of the next grant.", blocksRise},
 	{"fencing/loss", "Tokens also rise over holds that expired, were removed, or whose wait was canceled.", tokensRiseOverLoss},
 	{"fencing/kept", "The tokens of a hold can be kept, as often as asked and by many at a time; they stay the same, and so does the hold.", tokensAreKept},
-	{"fencing/idle", "Tokens also rise when nobody has asked for the name, or for any, for hours and days.", tokensRiseOverTime},
+	{"fencing/idle", "Tokens also rise after hours and days without a request for the name, or for any name.", tokensRiseOverTime},
 }
 
 func tokensRise(e *env) error {
@@ -365,9 +365,9 @@ func (b *blockEvents) Tokens() int { return b.n }
 
 var scaleChecks = []check{
 	{"scale/held", "A client holds 1000 names at once, each of them excludes others.", manyHeld},
-	{"scale/goroutines", "What is held costs no goroutine of its own.", heldWithoutGoroutines},
+	{"scale/goroutines", "A held lock costs no goroutine.", heldWithoutGoroutines},
 	{"scale/waiters", "Of 1000 calls that wait for one name each is granted it once.", manyWaiters},
-	{"scale/gone", "Waits that are over leave no goroutines behind: neither 1000 that were granted the name, nor 1000 that were given up.", waitsAreGone},
+	{"scale/gone", "Finished waits leave no goroutines behind: neither 1000 that were granted the name, nor 1000 that were given up.", waitsAreGone},
 }
 
 const many = 1000

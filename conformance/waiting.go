@@ -16,14 +16,14 @@ import (
 
 var waitingChecks = []check{
 	{"waiting/try", "A request that cannot wait asks once, and is refused with ErrLocked, without a lease and without saying that it waits.", tryIsRefused},
-	{"waiting/woken", "Who waits for a name is granted it when it is released.", woken},
-	{"waiting/prompt", "Who waits hears of a release, or looks as often as Info.Poll says.", hearsOfRelease},
+	{"waiting/woken", "A waiter is granted the name when it is released.", woken},
+	{"waiting/prompt", "A waiter is notified of a release, or looks at the interval of Info.Poll.", hearsOfRelease},
 	{"waiting/context", "A lease goes on when the context ends that Acquire was called with, also after a wait.", leaseOutlivesContext},
 	{"waiting/event", "Events.Waiting is called exactly once before a request waits, and never if the name was free.", waitingEvent},
 	{"waiting/deadline", "A wait ends with the deadline of its context, not before, with an error that matches the context's and ErrLocked.", deadlineEndsWait},
-	{"waiting/cancel", "A wait that is canceled leaves nothing behind, and leaves the holder alone.", cancelEndsWait},
+	{"waiting/cancel", "A canceled wait leaves nothing behind, and does not affect the holder.", cancelEndsWait},
 	{"waiting/cancel-at-grant", "A wait that is canceled when the name is released ends with a lease, or with an error and no hold, never with both or neither.", cancelAtGrant},
-	{"waiting/done-context", "A request whose context is over before has no effect.", doneContext},
+	{"waiting/done-context", "A request whose context has already ended has no effect.", doneContext},
 	{"waiting/queue", "Inspect counts those who wait, and no longer those who have given up.", queueIsCounted},
 }
 
@@ -389,8 +389,8 @@ func queueIsCounted(e *env) error {
 
 // The checks of waits that no message ends.
 var wakeupChecks = []check{
-	{"wakeup/missed", "Who was cut off when the name was released is granted it all the same, once it is connected again. It says once that it waits, and gets no lease that is over.", missedRelease},
-	{"wakeup/dead-waiter", "A waiter that is gone keeps the name from those behind it for its TTL and Info.LateFor at most, or for 15 s where that is longer.", deadWaiter},
+	{"wakeup/missed", "A waiter that was disconnected when the name was released is granted it after it reconnects. It says once that it waits, and gets no lease that has ended.", missedRelease},
+	{"wakeup/dead-waiter", "A vanished waiter keeps the name from the waiters behind it for at most its TTL and Info.LateFor, or 15 s if that is longer.", deadWaiter},
 }
 
 func missedRelease(e *env) error {

@@ -12,8 +12,8 @@ import (
 
 // The checks of leases that are renewed, by package dsync or by the driver itself.
 var watchdogChecks = []check{
-	{"watchdog/keeps", "A lease is held for many TTLs, whoever tries or waits meanwhile.", heldForLong},
-	{"watchdog/removed", "A renewal never revives a hold that was removed, although the name is free again, and the holder is told.", removedStaysRemoved},
+	{"watchdog/keeps", "A lease is held for many TTLs, while other clients try and wait.", heldForLong},
+	{"watchdog/removed", "A renewal never revives a removed hold, although the name is free again, and the holder is notified.", removedStaysRemoved},
 	{"watchdog/many", "All leases of a client are renewed, however many, and one that is gone does not stop the others.", allAreRenewed},
 	{"watchdog/transient", "A lease survives faults that are shorter than it.", survivesShortFaults},
 	{"watchdog/unreachable", "A holder that cannot renew loses its lease before anybody else is granted the name.", lostWhenUnreachable},

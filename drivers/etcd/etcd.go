@@ -17,7 +17,7 @@
 //	names=plain|flat                slashes of names, see Options.Flat
 //	value=record|note               the value of a key, see Options.NoteAlone
 //	roundup=true                    lengthen a TTL, see Options.RoundUp
-//	password_file=file              read again for each token, see Options.Password
+//	password_file=file              the password, read for each token
 //	tls=true                        encrypt, by TLS 1.2 or later
 //	tls_ca=, tls_cert=, tls_key=    PEM files: authorities, own certificate
 //	tls_server_name=name            the name in the server's certificate

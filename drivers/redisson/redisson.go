@@ -19,13 +19,13 @@
 //	fair=true                        the fair lock, see Options.Fair
 //	order=client|fifo                with fair=true, see Options.FIFO
 //	write=true                       every Lock is a Write, see Options.Write
-//	fence=own|redisson               where tokens come from, see [Fence]
+//	fence=own|redisson               where tokens come from, see Fence
 //	tenant=name                      separate tokens, see Options.Tenant
-//	pubsub=auto|plain|sharded|both   messages in a cluster, see [PubSub]
+//	pubsub=auto|plain|sharded|both   messages in a cluster, see PubSub
 //	waitreplicas=0                   see Options.WaitReplicas
 //	waitlimit=1s                     see Options.WaitLimit
 //	evict=refuse|allow               see Options.AllowEviction
-//	password_file=file               read again for each connection
+//	password_file=file               the password, read for each connection
 //	tls=true                         encrypt, by TLS 1.2 or later
 //	tls_ca=, tls_cert=, tls_key=     PEM files: authorities, own certificate
 //	tls_server_name=name             the name in the server's certificate

@@ -22,7 +22,7 @@
 //	durable=true                    nodes keep their data at a restart
 //	nodetimeout=50ms                how long a vote waits for slow nodes
 //	evict=refuse|allow              see Options.AllowEviction
-//	password_file=file              read again for each connection
+//	password_file=file              the password, read for each connection
 //	tls=true                        encrypt, by TLS 1.2 or later
 //	tls_ca=, tls_cert=, tls_key=    PEM files: authorities, own certificate
 //	tls_server_name=name            the name in the server's certificate

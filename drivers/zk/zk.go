@@ -18,7 +18,7 @@
 //	node=lock-|latch-               see Options.LeaderLatch
 //	value=record|note               the value of a node, see Options.NoteAlone
 //	acl=open|creator                see Options.ACL
-//	password_file=file              passwords, one a line, see Options.Passwords
+//	password_file=file              the passwords, one per line, read every 10 s
 //	tls=true                        encrypt, by TLS 1.2 or later
 //	tls_ca=, tls_cert=, tls_key=    PEM files: authorities, own certificate
 //	tls_server_name=name            the name in the server's certificate

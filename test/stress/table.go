@@ -86,25 +86,25 @@ func (a *Table) write(t *testing.T, path string, p Plan, start time.Time, about 
 func (a *Table) markdown(p Plan, lasted time.Duration, about string) string {
 	s := a.sums()
 	var b strings.Builder
-	fmt.Fprintf(&b, "# Faults, measured\n\nWhat %d cells found, each one backend under one fault: **%d operations** (calls of `Lock`, "+
+	fmt.Fprintf(&b, "# Faults, measured\n\nThe results of %d cells, each with one backend under one fault: **%d operations** (calls of `Lock`, "+
 		"`TryLock` and `Unlock`), **%d faults**, seed %d, in %v. %s\n\n", s.Cells, s.Operations, s.Injected, p.Seed, lasted.Round(time.Second), about)
-	fmt.Fprintf(&b, "- %d violations of what is promised; %d where the backend does not promise exclusion (bold below).\n", s.Violations, s.Allowed)
+	fmt.Fprintf(&b, "- %d violations of promises; %d where the backend does not promise exclusion (bold below).\n", s.Violations, s.Allowed)
 	fmt.Fprintf(&b, "- %d accesses with a stale token were sent to the fenced resource, which accepted %d.\n", s.StaleTried, s.StaleAccepted)
 	fmt.Fprintf(&b, "- In each cell whose backend has readers and writers, all processes also read one name, nine times out of ten, and write it: "+
 		"%d reads and %d writes.\n", s.Reads, s.Writes)
 	fmt.Fprintf(&b, "- In each cell whose backend has permits, all processes also take one to three of the %d permits of a name: %d grants. The resource adds up "+
-		"what holders tell it that they hold, which were never more but where the backend does not promise exclusion.\n", permitLimit, s.Permits)
-	fmt.Fprintf(&b, "- In each cell all processes also campaign for one name by `Elect`, and watch it by `Observe`: %d terms. The leaders are judged as "+
-		"all holders are, and at the end each observer had to know the leader.\n", s.Terms)
+		"the permits that holders claim. The sum exceeded the limit only where the backend does not promise exclusion.\n", permitLimit, s.Permits)
+	fmt.Fprintf(&b, "- In each cell all processes also campaign for one name by `Elect`, and watch it by `Observe`: %d terms. The judge treats leaders as "+
+		"holders, and at the end each observer had to know the leader.\n", s.Terms)
 	fmt.Fprintf(&b, "- porcupine found an order that explains %d slices of the histories, and gave up on %d.\n\n", s.Slices, s.Inconclusive)
-	b.WriteString("TTL " + TTL.String() + ". What the columns of the table at the end mean:\n\n")
-	b.WriteString("- *overlap*: V1, two owners had a lock at the same time, and V4, the loser was told too late; *tokens*: V3, a token was not\n" +
-		"  above an earlier one (in bold: two holders at once may be told of their grants in the other order);\n" +
-		"- *lost*: holds whose end was told before `Unlock`; *margin*: the least time between that and the next grant;\n" +
-		"- *reads*, *writes*: how often the name was granted that is read and written, – where the backend does not offer that; *terms*: of leaders;\n" +
-		"- *permits*: how often some of them were granted, and how many of the four were held at a time, if all who were told of a loss too late are counted;\n" +
+	b.WriteString("TTL " + TTL.String() + ". The columns of the table at the end:\n\n")
+	b.WriteString("- *overlap*: V1, two owners had a lock at the same time, and V4, the loser was notified too late; *tokens*: V3, a token was not\n" +
+		"  above an earlier one (in bold: two holders at once may learn of their grants in the other order);\n" +
+		"- *lost*: holds whose end was reported before `Unlock`; *margin*: the least time between that and the next grant;\n" +
+		"- *reads*, *writes*: the number of grants of the name with readers and writers, – where the backend does not support them; *terms*: of leaders;\n" +
+		"- *permits*: the number of grants, and how many of the four were held at a time, including holders that were notified of a loss too late;\n" +
 		"- *stale*: writes and reads with old tokens that were tried, all refused;\n" +
-		"- *regained*: the longest time from the end of a fault until a lock was granted again; the bound is that of the backend.\n\n" +
+		"- *regained*: the longest time from the end of a fault until a lock was granted again; with the bound of the backend.\n\n" +
 		"V5 (lost wake-up), V6 (stuck), V7 (left behind) and V8 (illegal result) are 0 in every cell, except those with ✗, which failed or prove nothing.\n\n")
 	a.matrix(&b)
 	b.WriteString("## Faults\n\n")
