@@ -590,6 +590,15 @@ func TestTheNextMigrationHasAHigherFloor(t *testing.T) {
 	}
 }
 
+// TestUntieWhereTokensCannotBeRaised leaves nothing sealed.
+func TestUntieWhereTokensCannotBeRaised(t *testing.T) {
+	p := inMemory(t)
+	p.from = "etcd://" + testenv.Etcd(t).Addr + "/locks/"
+	p.program(migrate.PhaseDual, "")
+	p.run("untie").want(cli.ExitDone)
+	p.run("plan").want(cli.ExitDone)
+}
+
 // TestToolFindsTheWrongNewBackendOfAGate: one operator has another one.
 func TestToolFindsTheWrongNewBackendOfAGate(t *testing.T) {
 	p, other := inMemory(t), inMemory(t)

@@ -18,6 +18,7 @@ import (
 	"github.com/go-dsync/dsync"
 	"github.com/go-dsync/dsync/cmd/dsync/internal/cli"
 	"github.com/go-dsync/dsync/conformance/history"
+	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/driver/move"
 	"github.com/go-dsync/dsync/drivers/migrate"
 	"github.com/go-dsync/dsync/internal/drivertest"
@@ -269,7 +270,15 @@ func (s *fleet) sealed(names []string) (n int) {
 	if len(names) == 0 {
 		return 0
 	}
-	sealer := drivertest.Open(s.t, s.from).(move.Sealer)
+	var sealer move.Sealer
+	testenv.Eventually(s.t, func() bool { // it may be down at this moment
+		d, _, err := driver.Open(s.t.Context(), s.from)
+		if err == nil {
+			drivertest.CloseLater(s.t, d)
+			sealer = d.(move.Sealer)
+		}
+		return err == nil
+	}, "the old backend can be opened")
 	for _, name := range names {
 		var sealed bool
 		testenv.Eventually(s.t, func() (ok bool) {

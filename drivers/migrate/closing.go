@@ -25,9 +25,9 @@ func (g *gate) closed(ctx context.Context) (bool, error) {
 	return closed, err
 }
 
-// admitToNew looks whether a process with a slot of PhaseNew may be in that phase. When a process has seen first that the gate was closed, and
-// then that all slots of PhaseOld were free, PhaseOld is over: no process with a slot there was left to become a member. From then on this
-// process needs the old backend no longer. The seal alone would not do: the process that sealed may have lost its own slot before.
+// admitToNew checks that a process with a slot of PhaseNew may be in that phase. If the gate was closed before the check of the slots of
+// PhaseOld, that phase is over, and this process no longer needs the old backend. The seal alone would not prove it: the process that sealed
+// may have lost its own slot before.
 func (g *gate) admitToNew(ctx context.Context) error {
 	g.mu.Lock()
 	over := g.over
@@ -60,9 +60,9 @@ func (g *gate) learn(ctx context.Context) time.Duration {
 	return askWhetherClosed
 }
 
-// Finalize closes the gate for good: no process gets into PhaseOld any more, also when none is left in PhaseNew. D has to be in PhaseNew.
-// A minute later at the latest, processes in PhaseNew need the old backend no longer. Where the old backend keeps no seal, Finalize returns
-// an error that matches errors.ErrUnsupported: then nobody gets into PhaseOld for as long as a process is in PhaseNew.
+// Finalize closes the gate permanently: no process enters PhaseOld any more. D has to be in PhaseNew. Within a minute, processes in PhaseNew
+// no longer need the old backend. If that keeps no seals, Finalize returns an error that matches errors.ErrUnsupported, and a process in
+// PhaseNew keeps others out of PhaseOld.
 func (d *Driver) Finalize(ctx context.Context) error {
 	if d.gate == nil {
 		return fmt.Errorf("migrate: there is no gate to close: %w", errors.ErrUnsupported)

@@ -12,22 +12,19 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// gate keeps processes in PhaseOld and processes in PhaseNew apart, where no seal does. The gate needs nothing but locks, and so works with
-// any two backends. Processes in PhaseDual exclude both kinds, and need no gate.
+// gate keeps processes in PhaseOld and processes in PhaseNew apart by locks, so
+// it works with any two backends. PhaseDual excludes both, and needs no gate.
 //
-// A process in PhaseOld is a member on the old backend: it holds one of a number of slots there, each the lock of a reserved name. A process
-// in PhaseNew is a member on the new backend. To become a member, a process takes a slot first, and then looks whether all slots of the other
-// kind are free, by taking and releasing each. Of two processes of different kinds the later sees the earlier, whichever came first, for
-// both hold their slots before they look. All locks of a process in these phases end with its membership at the latest.
+// A process in PhaseOld is a member: it holds one of a number of slots on the
+// old backend, each the lock of a reserved name. A process in PhaseNew holds one
+// on the new backend. A process takes a slot first, and then checks that all
+// slots of the other kind are free, by acquiring and releasing each. Of two
+// processes of different kinds the later one sees the earlier one. All locks of
+// a member end with its membership. A check holds a slot for a moment, so a
+// taken slot is checked again before it counts as a member's.
 //
-// A look takes a slot for a moment. So a taken slot is looked at again for a while before the slot counts as a member's.
-//
-// A process in PhaseOld that is no member, because it lost its slot or may not have one, takes a slot of a third kind on the old
-// backend, for people to see, and asks for its phase by itself. See outside.go.
-//
-// The end: Finalize seals closedName on the old backend, if that backend can seal, while its process holds a slot of PhaseNew. A process that
-// becomes a member in PhaseOld asks for the seal after its looks. So nobody gets into PhaseOld any more, and a process that knows of the end
-// needs no looks: see closing.go.
+// outside.go: a process that is refused in PhaseOld shows that on the backend.
+// closing.go: the end of PhaseOld.
 type gate struct {
 	d    *Driver
 	name string // of the process, for people
@@ -45,7 +42,7 @@ type gate struct {
 	over    bool                 // PhaseOld has ended for good
 }
 
-// refusal is the error of all locks of a process that may not be in its phase, until the process asks again: to ask takes hundreds of requests.
+// refusal is the error of all locks of a refused process until it asks again, which takes hundreds of requests.
 type refusal struct {
 	err   error
 	phase Phase

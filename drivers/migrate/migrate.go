@@ -93,23 +93,22 @@ type Options struct {
 	// Unfenced gives up the tokens. Otherwise a pair is refused if from alone has tokens.
 	Unfenced bool
 
-	// Gated is the procedure without seals, for backends that cannot keep a seal: a process is registered on the backends, and is let into
-	// PhaseNew only while none is in PhaseOld, and the other way round. All programs have to take part in it, also programs that use the
-	// locks but do not move. There are no tokens, so a pair in which both have tokens is refused unless Unfenced is set.
+	// Gated is the procedure for backends that keep no seals. All programs have
+	// to take part. There are no tokens, so Unfenced is needed if both backends
+	// have them. See docs/migration.md.
 	Gated bool
 
 	// FromFloor and ToFloor are added to the tokens of the two, as floor parameters in their URLs are. With a ToFloor above all tokens of
 	// from, tokens rise also for names that nobody locks before the programs use to alone, with that floor: see [Driver.Tokens].
 	FromFloor, ToFloor uint64
 
-	// TTL is the TTL of holds of the driver itself, such as a membership: a process that is gone is in the way of the others
-	// for so long. The default is 30 s, or the nearest TTL that both backends keep. With a gate leases may have a TTL of up
-	// to 20 times as long.
+	// TTL is that of the driver's own holds, such as a membership. The default is
+	// 30 s, or the nearest TTL that both backends keep. With a gate, leases may
+	// have a TTL of up to 20 times as long.
 	TTL time.Duration
 }
 
-// Driver is a driver.Driver made of two. It implements driver.BatchRenewer, driver.KeepAliveReporter, driver.PhaseReporter,
-// driver.Inspector, driver.ForceUnlocker and driver.Leaver too.
+// Driver is a driver.Driver made of two.
 type Driver struct {
 	from, to *backend
 	sealer   move.Sealer   // from; nil if from is none, which needs a gate
@@ -165,8 +164,8 @@ func (b *backend) above(token *uint64) {
 // below returns the value above which the driver has to raise its tokens, so that with the floor they are above last.
 func (b *backend) below(last uint64) uint64 { return last - min(last, b.floor) }
 
-// New returns a driver that moves locks from one backend to another. It owns both drivers from then on: Close closes them. After an error
-// they are still the caller's. New refuses a pair whose tokens could fall, and a pair that cannot be migrated.
+// New returns a driver that moves locks between two backends, and refuses a pair that cannot be migrated or whose tokens could fall. It
+// owns both drivers, and closes them, unless it returns an error.
 func New(from, to driver.Driver, o *Options) (*Driver, error) {
 	if o == nil {
 		o = &Options{}
@@ -314,13 +313,14 @@ func (d *Driver) Info() driver.Info { return d.info }
 // Phase returns the phase of d.
 func (d *Driver) Phase() Phase { return Phase(d.phase.Load()) }
 
-// SetPhase moves d to another phase. Acquires that begin from now on are in it; leases, and Acquires that have begun, stay
-// as they are until they end. Going back does not unseal a name: see [Driver.Rollback].
+// SetPhase moves d to another phase. Calls of Acquire that begin later are in
+// it; other calls and leases stay as they are. Names stay where they are: see
+// [Driver.Rollback].
 //
-// With a gate SetPhase moves d one phase on or back, and returns [ErrSkipped] for more. It asks the backends, and returns a [*BehindError] if
-// other processes are still in a phase that is too far away; for holds of this process in such a phase it waits.
-// Acquires that have begun begin anew in the new phase. For the phase that d is in, SetPhase makes sure that d may be there, as the first
-// Acquire does otherwise. After an error nothing has changed.
+// With a gate SetPhase moves d one phase on or back ([ErrSkipped]), and waits
+// for holds of this process that are two phases away. It returns a
+// [*BehindError] if other processes are. Waiting calls of Acquire start again in
+// the new phase. After an error nothing has changed.
 func (d *Driver) SetPhase(ctx context.Context, p Phase) error {
 	switch {
 	case !p.valid():

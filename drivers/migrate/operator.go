@@ -1,6 +1,7 @@
 package migrate
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -54,10 +55,7 @@ func (d *Driver) otherOperator(ctx context.Context) error {
 	who := "the backend does not tell which"
 	if inspector, ok := d.from.Driver.(driver.Inspector); ok {
 		if s, err := inspector.Inspect(ctx, operatorName); err == nil && s.Held {
-			who = s.Owner
-			if who == "" {
-				who = s.Hold
-			}
+			who = cmp.Or(s.Owner, s.Hold)
 		}
 	}
 	return fmt.Errorf("%w: %s", ErrOperator, who)

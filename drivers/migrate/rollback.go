@@ -9,9 +9,8 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// ErrNoWayBack: a name that has moved cannot return to the old backend. It stays on the new one, where it is locked in every phase;
-// so a process may go back to any phase all the same, but programs that know the old backend alone never get the name again.
-// Errors that match ErrNoWayBack say why, and match errors.ErrUnsupported too.
+// ErrNoWayBack: a name that has moved cannot return to the old backend. Processes in any phase lock it on the new one, and programs that
+// only know the old backend never get it again. Errors that match it say why, and match errors.ErrUnsupported too.
 var ErrNoWayBack = fmt.Errorf("the name cannot go back to the old backend: %w", errors.ErrUnsupported)
 
 // quiet has the Events of the driver's own requests.
@@ -72,13 +71,11 @@ func (d *Driver) Moved(ctx context.Context, name string) (bool, error) {
 	return moved, err
 }
 
-// Rollback takes a name that has moved back to the old backend, where everybody gets it again from then on, with tokens above all
-// tokens so far. Rollback waits until the name is free. A name that has not moved is left as it is. When Rollback fails, also in between,
-// nothing is broken: the name has moved or has not, and Rollback may be called again.
+// Rollback takes a name back to the old backend, with tokens above all tokens so far. It waits until the name is free. A name that has not
+// moved is left as it is. After an error, Rollback may be called again.
 //
-// All processes have to be in PhaseDual by then, or the name moves again when it is locked; so Rollback fails with [ErrPhase] if d is in
-// another phase. If the backends cannot take a name back, or the old one cannot raise its tokens, Rollback fails with
-// [ErrNoWayBack].
+// All processes have to be in PhaseDual, or the name moves again when it is locked. Rollback fails with [ErrPhase] if d is in another
+// phase, and with [ErrNoWayBack] if the backends cannot take a name back or raise the tokens.
 func (d *Driver) Rollback(ctx context.Context, name string) error {
 	if err := d.WayBack(ctx); err != nil {
 		return err
@@ -115,9 +112,8 @@ func (d *Driver) WayBack(context.Context) error {
 	return nil
 }
 
-// rollback holds the name on to meanwhile, where everybody who believes that the name has moved takes it. The mark goes first, since a name
-// with the mark and without the seal would be free on both. A crash in the middle leaves a seal without a mark, as a crash in a move does;
-// the next holder marks the name again, or the next Rollback goes on here.
+// rollback holds the name on to, where every process that knows of the move acquires it. The mark goes first, since a name with a mark and
+// without a seal would be free on both. A crash in between leaves a seal without a mark, as a crash of a move does.
 func (a *attempt) rollback(ctx context.Context) error {
 	l := a.newLease()
 	to, err := l.take(ctx, a.d.to, true, false)

@@ -10,20 +10,16 @@ import (
 	"github.com/go-dsync/dsync/driver/move"
 )
 
-// A migration ties its old backend to one new backend with one floor of the
-// tokens. So a process with another new backend, by a wrong prefix perhaps, or
-// with another floor is found before it locks anything. The tie is made of
-// seals alone, of reserved names:
+// A migration ties its old backend to one new backend and one floor of the
+// tokens, so that a process with another new backend, by a wrong prefix perhaps,
+// or with another floor is refused before it locks anything. The tie is made of
+// seals of reserved names, which do not change before [Driver.Untie]:
 //
-//   - identityName is sealed on the new backend after a random mark. The last
-//     token in the seal is the identity. A new backend that keeps no seals may
-//     tell an identity of its own: see [move.Identifier].
-//   - targetName is sealed on the old backend. The names of two more seals there
-//     contain the last token of this seal: one also has the identity of the new
-//     backend, the other one the floor. They were sealed while the holder of
-//     targetName had that token.
-//
-// None of these change any more before [Driver.Untie].
+//   - identityName on the new backend, after a random mark: its last token is
+//     the identity. A new backend without seals may be a [move.Identifier].
+//   - targetName on the old backend, and two names that contain its last token:
+//     one also the identity of the new backend, the other one the floor. They
+//     are sealed while the holder of targetName has that token.
 const (
 	identityName = reserved + "identity"
 	targetName   = reserved + "target"

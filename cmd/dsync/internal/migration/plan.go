@@ -55,7 +55,12 @@ Plan does not find out whether the two URLs lead to the same server. The program
   dsync migrate plan`,
 		Args: cli.NoArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
-			r, refusal, err := plan(c.Context(), f, passwords)
+			var r *planReport
+			var refusal error
+			err := f.with(c.Context(), func(p *pair) (err error) {
+				r, refusal, err = p.plan(c.Context(), f, passwords)
+				return err
+			})
 			if err != nil {
 				return failed(c.OutOrStdout(), asJSON, err)
 			}
@@ -68,14 +73,6 @@ Plan does not find out whether the two URLs lead to the same server. The program
 }
 
 // plan returns, beside the report, why the migration is refused that the flags describe, if it is.
-func plan(ctx context.Context, f *pairFlags, passwords bool) (r *planReport, refusal, err error) {
-	err = f.with(ctx, func(p *pair) error {
-		r, refusal, err = p.plan(ctx, f, passwords)
-		return err
-	})
-	return r, refusal, err
-}
-
 func (p *pair) plan(ctx context.Context, f *pairFlags, passwords bool) (r *planReport, refusal, err error) {
 	r = &planReport{From: p.fromURL.String(), To: p.toURL.String(), Gate: f.gate, Fenced: f.fenced, Phases: []string{"dual", "new"}}
 	one := *f

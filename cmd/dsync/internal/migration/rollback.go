@@ -32,17 +32,20 @@ Held names are left out, or waited for with --wait. Rollback can be interrupted 
   dsync migrate rollback --all`,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(c *cobra.Command, args []string) error {
+			names, err := args, error(nil)
 			if all {
-				var err error
-				if args, err = f.listOld(c.Context()); err != nil {
-					return err
-				}
-				if len(args) == 0 {
-					_, err = fmt.Fprintln(c.OutOrStdout(), "no name is held or sealed on the old backend")
-					return err
-				}
+				names, err = f.listOld(c.Context())
 			}
-			err := s.execute(c, f, args)
+			if err == nil && all && len(names) == 0 {
+				_, err = fmt.Fprintln(c.OutOrStdout(), "no name is held or sealed on the old backend")
+				return err
+			}
+			if err == nil {
+				names, err = s.list(c, f, names)
+			}
+			if err == nil {
+				err = s.execute(c, f, names)
+			}
 			if errors.Is(err, migrate.ErrNoWayBack) {
 				return fmt.Errorf("%w; programs may return to phase dual all the same, and lock names that have moved on the new backend", err)
 			}

@@ -3,7 +3,6 @@ package migration
 import (
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -41,14 +40,18 @@ Held names are left out, or waited for with --wait. Seal can be interrupted and 
 			if lasting < 0 {
 				return cli.Usage(fmt.Errorf("--for %v is negative", lasting))
 			}
+			names, err := s.list(c, f, args)
+			if err != nil {
+				return err
+			}
 			if !anyway {
-				if err := s.nobodyBehind(c, f, args, lasting); c.Context().Err() != nil {
+				if err := nobodyBehind(c, f, names, lasting); c.Context().Err() != nil {
 					return fmt.Errorf("interrupted before the first name: %w", c.Context().Err())
 				} else if err != nil {
 					return err
 				}
 			}
-			return s.execute(c, f, args)
+			return s.execute(c, f, names)
 		},
 	}
 	s.add(c)
@@ -59,22 +62,8 @@ Held names are left out, or waited for with --wait. Seal can be interrupted and 
 }
 
 // nobodyBehind fails if a program is seen that knows the old backend alone.
-func (s *sweep) nobodyBehind(c *cobra.Command, f *pairFlags, args []string, lasting time.Duration) error {
-	if err := s.valid(); err != nil {
-		return err
-	}
-	if f.gate {
-		return migrate.ErrNoSeals
-	}
-	if s.names.File == "-" { // it is read once
-		names, err := s.names.Read(c, args)
-		if err != nil {
-			return err
-		}
-		c.SetIn(strings.NewReader(strings.Join(names, "\n")))
-		defer c.SetIn(strings.NewReader(strings.Join(names, "\n")))
-	}
-	r, err := statusOfNames(c, f, &s.names, args, lasting)
+func nobodyBehind(c *cobra.Command, f *pairFlags, names []string, lasting time.Duration) error {
+	r, err := status(c.Context(), f, names, lasting)
 	if err != nil {
 		return err
 	}

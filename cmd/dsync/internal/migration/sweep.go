@@ -84,21 +84,22 @@ func (s *sweep) fate(ctx context.Context, name string) (fate, error) {
 	return isFree, nil
 }
 
-// execute does it to the names that the flags give.
-func (s *sweep) execute(c *cobra.Command, f *pairFlags, args []string) (err error) {
+// list returns the names that a command was given.
+func (s *sweep) list(c *cobra.Command, f *pairFlags, args []string) ([]string, error) {
 	if err := s.valid(); err != nil {
-		return err
+		return nil, err
 	}
-	names, err := s.names.Some(c, args, true)
-	if err != nil {
-		return err
+	if f.gate {
+		return nil, migrate.ErrNoSeals
 	}
+	return s.names.Some(c, args, true)
+}
+
+// execute does it to names.
+func (s *sweep) execute(c *cobra.Command, f *pairFlags, names []string) (err error) {
 	from, to, err := f.read()
 	if err != nil {
 		return err
-	}
-	if f.gate {
-		return migrate.ErrNoSeals
 	}
 	s.out = c.OutOrStdout()
 	mode := ""
