@@ -80,6 +80,7 @@ var layout = []struct {
 
 	// Stores of driver/cas.
 	{"drivers/sqllock", []string{"./driver/..."}},
+	{"contrib/cronlock", []string{"./", "github.com/go-co-op/gocron/v2", "github.com/robfig/cron/v3"}},
 	{"contrib/natslock", []string{"./driver/...", "github.com/nats-io/nats.go/..."}},
 
 	{"cmd", []string{
@@ -107,7 +108,7 @@ var rootModules = []string{
 }
 
 // nested are the modules below the root that are not in it, with the same import paths, by what they bring along.
-var nested = []string{"cmd/dsync", "contrib/natslock", "examples/observability", "internal/guardtest", "internal/sqltest", "internal/telemetrytest"}
+var nested = []string{"cmd/dsync", "contrib/cronlock", "contrib/natslock", "examples/observability", "internal/guardtest", "internal/sqltest", "internal/telemetrytest"}
 
 // goPackage is what `go list` says about a package.
 type goPackage struct {

@@ -157,6 +157,20 @@ func TestRelease(t *testing.T) {
 	clitest.Lock(t, c, "x")
 }
 
+func TestPermits(t *testing.T) {
+	t.Parallel()
+	const url = "memory://permits"
+	p, c := &two{t: t}, clitest.Client(t, url)
+	p.bare("permits", "--url", url, "x").want(cli.ExitDone, "x  no limit is kept")
+	p.bare("permits", "--url", url, "x", "none").want(cli.ExitUsage, "limit none")
+	p.bare("permits", "--url", url, "x", "3").want(cli.ExitDone, "x  0 of 3 permits held")
+	if _, err := c.Lock(t.Context(), "x", dsync.Permits(2, 0)); err != nil {
+		t.Fatal(err)
+	}
+	p.bare("permits", "--url", url, "x").want(cli.ExitDone, "x  2 of 3 permits held, 0 waiting")
+	p.bare("permits", "--url", url, "--json", "x", "1").want(cli.ExitDone, `"used": 2`, `"limit": 1`)
+}
+
 func TestURLs(t *testing.T) {
 	const secret = testenv.PasswordMark
 	file := filepath.Join(t.TempDir(), "url")

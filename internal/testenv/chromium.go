@@ -130,6 +130,12 @@ type devMessage struct {
 	Error  *struct{ Message string }
 }
 
+// Phone gives the page the screen of a phone.
+func (b *Browser) Phone() {
+	b.tb.Helper()
+	b.call("Emulation.setDeviceMetricsOverride", map[string]any{"width": 360, "height": 740, "deviceScaleFactor": 1, "mobile": true}, nil)
+}
+
 // call sends a request, and waits for its answer.
 func (b *Browser) call(method string, params map[string]any, result any) {
 	b.tb.Helper()

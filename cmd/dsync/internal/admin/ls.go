@@ -19,7 +19,7 @@ type listedName struct {
 
 // adminCommands returns the commands that show and release locks.
 func Commands() []*cobra.Command {
-	return []*cobra.Command{lsCommand(), showCommand(), releaseCommand()}
+	return []*cobra.Command{lsCommand(), showCommand(), releaseCommand(), permitsCommand()}
 }
 
 func lsCommand() *cobra.Command {

@@ -151,13 +151,13 @@ func lockPrinter(w io.Writer, asJSON bool) func(Report) error {
 		return func(r Report) error { return e.Encode(r) }
 	}
 	return func(r Report) error {
-		_, err := fmt.Fprintf(w, "%s  %s  %s\n", r.Seen.Format("15:04:05.000"), cli.Show(r.Name), r.summary())
+		_, err := fmt.Fprintf(w, "%s  %s  %s\n", r.Seen.Format("15:04:05.000"), cli.Show(r.Name), r.Summary())
 		return err
 	}
 }
 
-// summary is the report in one line.
-func (r *Report) summary() string {
+// Summary is the report in one line.
+func (r *Report) Summary() string {
 	if !r.Held {
 		return "free"
 	}

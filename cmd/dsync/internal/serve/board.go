@@ -17,6 +17,7 @@ import (
 const (
 	mostListed    = 100_000                // names of one look
 	rowsOfPage    = 100                    // names of one page
+	mostChanges   = 100                    // of holders, of all pages
 	askedAtOnce   = 50                     // names, with a pause afterwards
 	askPause      = 100 * time.Millisecond // so 500 names in a second are asked for
 	askPatience   = 10 * time.Second       // for the answers about askedAtOnce names
@@ -33,9 +34,11 @@ type board struct {
 	wake    chan struct{} // has an element when a page was opened
 
 	// Of run alone.
-	names []string
-	more  bool // names than these
-	pace  *time.Ticker
+	names   []string
+	more    bool // names than these
+	pace    *time.Ticker
+	known   map[string]admin.Report // the last report of each listed name that was seen free, or on a page; nil before the first list
+	history []change                // the last ones first
 
 	mu      sync.Mutex // guards what follows
 	views   map[view]int
@@ -54,7 +57,11 @@ type sheet struct {
 	first, last, total int // positions among the names that are found, from 1 on
 	more               bool
 	prev, next         *string // the first names of the pages before and behind
+	history            []change
 }
+
+// change is a grant or an end of a hold that the board has seen.
+type change struct{ At, Name, Text string }
 
 // posted is all that a page shows. Two of them differ if a page has to be sent anew.
 type posted struct {
@@ -169,10 +176,26 @@ func (b *board) list(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	old := b.names
 	b.names, b.more = slices.DeleteFunc(names, func(name string) bool {
 		err := cli.CheckName(name)
 		return err != nil && !errors.Is(err, migrate.ErrReserved)
 	}), more
+	if b.known == nil {
+		b.known = map[string]admin.Report{}
+		return nil
+	}
+	for _, name := range b.names { // a free name is not listed
+		if _, listed := slices.BinarySearch(old, name); !listed {
+			b.known[name] = admin.Report{}
+		}
+	}
+	for name := range b.known {
+		if _, listed := slices.BinarySearch(b.names, name); !listed {
+			b.note([]admin.Report{{Name: name, Seen: time.Now()}})
+			delete(b.known, name)
+		}
+	}
 	return nil
 }
 
@@ -192,11 +215,31 @@ func (b *board) fill(ctx context.Context, views []view) error {
 			if err != nil {
 				return err
 			}
+			b.note(reports)
 			s.reports = append(s.reports, slices.DeleteFunc(reports, func(r admin.Report) bool { return !r.Held })...)
 		}
+		s.history = slices.Clone(b.history)
 		b.tell(v, s, nil)
 	}
 	return nil
+}
+
+// note compares reports with the ones before. A hold that began and ended
+// between two looks is missing, as is all that happens while no page is open.
+func (b *board) note(reports []admin.Report) {
+	for _, r := range reports {
+		before, seen := b.known[r.Name]
+		b.known[r.Name] = r
+		if !seen || before.Grant() == r.Grant() {
+			continue
+		}
+		text := r.Summary()
+		if !r.Held {
+			text = "ended: " + before.Summary()
+		}
+		b.history = slices.Insert(b.history, 0, change{r.Seen.Format("15:04:05"), cli.Printable(r.Name), text})
+		b.history = b.history[:min(len(b.history), mostChanges)]
+	}
 }
 
 // cut returns an empty sheet for a view, and the names on it.

@@ -169,6 +169,48 @@ func TestServeHasTenThousandNames(t *testing.T) {
 }
 
 // TestServeListsNotMore has a backend with more names than are listed, and with one that nobody can lock.
+// TestServeHasAHistory has a lock change hands while a page is open.
+func TestServeHasAHistory(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		server := memory.NewServer(nil)
+		b, stop := boardOf(t, server.NewDriver(), time.Second)
+		client, err := dsync.New(server.NewDriver(), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer client.Close(t.Context())
+		defer b.join(view{})()
+		const grants = mostChanges
+		for range grants {
+			lease, err := client.Lock(t.Context(), "orders")
+			if err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(3 * time.Second)
+			if err := lease.Unlock(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(3 * time.Second)
+		}
+		synctest.Wait()
+		now, _ := b.look(view{})
+		if n := len(now.sheet.history); n != mostChanges {
+			t.Fatalf("%d changes, want the last %d", n, mostChanges)
+		}
+		for i, c := range now.sheet.history[:4] {
+			if ended := strings.HasPrefix(c.Text, "ended: held by"); c.Name != "orders" || ended != (i%2 == 0) {
+				t.Errorf("change %d: got %+v", i, c)
+			}
+		}
+		if html := shownBy(t, &page{board: b}, view{}, now); strings.Count(html, "<li>") != mostChanges {
+			t.Errorf("the page shows %d changes, want %d", strings.Count(html, "<li>"), mostChanges)
+		}
+		if err := stop(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 func TestServeListsNotMore(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -143,6 +143,7 @@ func (p *page) event(v view, now posted) []byte {
 	if s := now.sheet; s != nil {
 		shown["Sheet"] = map[string]any{"First": s.first, "Last": s.last, "Total": s.total, "More": s.more, "Prev": s.prev, "Next": s.next}
 		shown["Head"], shown["Rows"] = pageRows(s.reports)
+		shown["History"] = s.history
 	}
 	var html, event bytes.Buffer
 	if err := templates.ExecuteTemplate(&html, "locks.html", shown); err != nil {

@@ -413,7 +413,7 @@ func TestServeInABrowser(t *testing.T) {
 	waiter := drivertest.Wait(t, d.Server().NewDriver(), waiting)
 	browser := testenv.Chromium(t, s.URL)
 	has := func(text string) string {
-		return fmt.Sprintf(`document.querySelector("#locks").innerText.includes(%q)`, text)
+		return fmt.Sprintf(`(document.querySelector("#locks table")?.innerText ?? "").includes(%q)`, text)
 	}
 	browser.Await(has("nightly run") + " && " + has("prices") + " && " + has("1: worker-9"))
 	browser.Await(`document.querySelector("#age").innerText === "live"`)
@@ -425,6 +425,8 @@ func TestServeInABrowser(t *testing.T) {
 			t.Error(err)
 		}
 	}
+	browser.Phone()
+	browser.Await(has("nightly run") + ` && innerWidth < 500 && document.documentElement.scrollWidth <= innerWidth`)
 	clitest.Lock(t, shop, "odd \"name\"\n"+evil)
 	browser.Await(has(strings.Trim(cli.Show(evil), `"`)[:8]) + ` && document.title.startsWith("Locks of") && document.images.length === 0`)
 	late := clitest.Lock(t, shop, "late")
@@ -432,7 +434,7 @@ func TestServeInABrowser(t *testing.T) {
 	if err := late.Unlock(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	browser.Await("!" + has("late"))
+	browser.Await("!" + has("late") + ` && document.querySelector(".history").innerText.includes("late")`)
 	browser.Await(fmt.Sprintf(`(() => {
 		[...document.querySelectorAll("#locks tr")].find(r => r.innerText.includes(%q)).querySelector("button").click();
 		const form = document.querySelector("#release form");
