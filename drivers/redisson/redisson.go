@@ -1,13 +1,15 @@
-// Package redisson is the Redis backend of dsync: the locks of Java's Redisson (RLock, RFairLock, RReadWriteLock and
-// RPermitExpirableSemaphore, versions 3.19 to 4.7), key for key and message for message, so Go and Java programs exclude each other on one Redis. It registers the URL scheme
-// "redisson":
+// Package redisson is the Redis backend of dsync. It uses the locks of Java's
+// Redisson 3.19 to 4.7 (RLock, RFairLock, RReadWriteLock,
+// RPermitExpirableSemaphore), key for key and message for message, so Go and
+// Java programs exclude each other. It registers the URL scheme "redisson":
 //
 //	redisson://user:password@host:6379/0
 //	redisson://host1:26379,host2:26379/0?mode=sentinel&master=mymaster
 //	redisson://host1:7000,host2:7000?mode=cluster
 //
-// Redis 6.2 or newer is needed, or Valkey. The first Acquire of a [Driver], or opening it by a URL, checks the version, whether the
-// server is what the mode says, and that the server does not evict keys.
+// Redis 6.2 or newer is needed, or Valkey. The first Acquire of a [Driver], or
+// opening it by a URL, checks the version, the mode of the server, and that the
+// server does not evict keys.
 //
 // # Parameters
 //
@@ -39,55 +41,22 @@
 // hold. With tokens, its value is the last token and a text about the holder
 // (owner, host, process id and note). The end of a hold is published on a
 // channel of the name. A release leaves nothing of the name behind: the last
-// tokens are in at most 16,384 keys that all names share. A name with a { keeps
-// its place in a cluster by its hash tag, as in Redisson; names whose braces
-// are no hash tag ("a{b", "a}b", "{}x") are refused in a cluster, and
-// everywhere names of keys that belong to other locks ("dsync_fence:{x}") and
-// names in braces ("{x}"), which share keys and channels with the name inside.
-//
-// In the modes Read and Write the hash has a field mode, in the form of
-// RReadWriteLock: a field for each hold and, for each Read, a key too, which
-// ends with the Read. The field of a Read ends in ":read": any other reader is
-// one of Java, and lasts as long as the hash. The read-write lock has a channel
-// of its own. The key dsync_intent says for 6 s that somebody waits to write,
-// so that further readers wait too.
-//
-// In the mode Permit the name is the number of permits that are free, in the form of RPermitExpirableSemaphore, and a sorted set has the end of
-// each that is held, by the server's clock. They have a channel of their own. A request is for 1,000 permits at most.
-//
-// A latch is a number under its plain name, in the form of RCountDownLatch, with a channel of its own. The keys dsync_latch and
-// dsync_latch2 take turns, and have the ids of its changes, each for one to two hours.
+// tokens are in at most 16,384 keys that all names share. docs/redisson.md has
+// the forms of the other modes and of latches, all keys and messages, and the
+// names that are refused.
 //
 // A process subscribes once to the channel of a name with waiters, over one
 // connection (in a cluster with sharded channels one to each node). Since
 // messages can be lost, a waiter also asks when the hold in its way expires, and
-// every 5 s at the latest.
+// every 5 s at the latest. Of the clients that wait, about one asks after a
+// release: see package redistopic.
 //
-// A process never unsubscribes, because the client library does not survive a
-// server that refuses it. It leaves channels by replacing the connection, at most
-// once a second, or once in n * 200 µs with n channels in use if that is longer.
-// So a channel outlives its last waiter by 250 ms to 1.25 s while fewer than 5,000
-// are in use. Each waiter for the fair lock has a channel of its own, which
-// outlives the wait by 1 s at most. Channels stay for longer while the server
-// accepts no further connection, or refuses SUBSCRIBE. Until its channel is left,
-// another process takes this one for a waiter (Status.Waiters, Contended).
+// A channel outlives its last waiter by 250 ms to 1.25 s while fewer than 5,000
+// are in use, and longer while the server accepts no further connection or
+// refuses SUBSCRIBE. Until its channel is left, another process takes this one
+// for a waiter (Status.Waiters, Contended).
 //
-// The clients that wait for a lock have tickets, and about one of them asks after a release: see package redistopic. The key dsync_turn has the
-// last ticket, until the line is empty or 15 s after the last request of one that waits. Messages that begin with a minus on the channel of
-// the lock are for this line; to Redisson they mean nothing.
-//
-// Channels belong to all databases of a server. So messages for a line say which
-// database the line is in, and the message of a release in database n has n+1
-// zeros, for n up to 15. To Redisson this is the number 0 as well. A release in
-// database 0, or by Java, also wakes the first waiter for the name in each other
-// database, which is then refused. Status.Waiters and Contended count the waiters
-// of all databases.
-//
-// docs/security.md lists the rights that a user of the server needs. Beside
-// these, select serves databases other than 0, cluster|slots, cluster|shards,
-// spublish and ssubscribe serve clusters, wait serves WaitReplicas, info shows
-// eviction, and pubsub tells the kind of messages in a cluster and the number
-// of waiters.
+// docs/security.md lists the rights that a user of the server needs.
 //
 // # An example
 //
@@ -107,18 +76,16 @@
 //
 // # What it cannot promise
 //
-// Redis acknowledges before it replicates, so a fail-over can forget a lock that was granted a moment ago; the holder learns the loss at
-// its next renewal. Options.WaitReplicas narrows this window and does not close it: a replica that did not confirm may be promoted.
-// A primary that is cut off grants locks until it notices; min-replicas-to-write 1 and a short min-replicas-max-lag bound this time. The
-// server's clock ends holds: if it jumps, holds end early or late. Where this matters, use the tokens.
+// Redis acknowledges before it replicates, so a fail-over can forget a lock that
+// was granted a moment ago. The holder learns of the loss at its next renewal.
+// Options.WaitReplicas narrows this window and does not close it, because a
+// replica that did not confirm may be promoted. A primary that is cut off grants
+// locks until it notices. The server's clock ends holds: if it jumps, holds end
+// early or late. Where this matters, use the tokens.
 //
-// Do not use one name for several kinds of Redisson's objects: Java's
-// read-write lock is granted beside a lock of the same name, and its unlock can
-// remove that lock's hold. With this driver the kinds exclude each other. Where
-// Java uses RReadWriteLock, use Write or write=true.
-//
-// docs/redisson.md lists the differences between versions of Redisson: a cluster with Redisson before 3.28 needs PubSubBoth, and
-// with Redisson before 3.32 waiters for the fair lock may sleep for ever.
+// Do not use one name for several kinds of Redisson's objects: Java's read-write
+// lock is granted beside a lock of the same name, and its unlock can remove that
+// lock's hold. Where Java uses RReadWriteLock, use Write or write=true.
 package redisson
 
 import (
@@ -167,13 +134,8 @@ type Fence string
 
 const (
 	// FenceOwn takes the server's clock in microseconds, or the last token plus
-	// one if that is greater. Names share at most 16,384 keys with the last
-	// tokens. A key expires an hour after its last use, and not before the clock
-	// is an hour past the last token. So tokens continue to rise when the server
-	// loses its data, or when a replica takes over that has not seen all of it,
-	// unless the clock steps back as well. They also continue to rise when the
-	// clock steps back, unless the key was lost, or it has expired and the clock
-	// steps back by almost an hour or more.
+	// one if that is greater. docs/redisson.md says when tokens continue to rise
+	// after the server has lost data or its clock has stepped back.
 	FenceOwn Fence = ""
 
 	// FenceRedisson counts in the key of Redisson's fenced lock (RFencedLock), together with Java programs. The key never expires.
@@ -190,48 +152,37 @@ type Options struct {
 
 	// Fair makes the lock Redisson's fair one (RFairLock). Clients of dsync and
 	// threads of Java get it in the order in which their requests reached the
-	// server. A client has one place in the queue for all its callers. It passes
-	// the lock on from caller to caller, in the order of their calls, up to 64
-	// times within 100 ms or a third of the TTL, and then queues behind the
-	// others again.
-	//
-	// All programs that use a name have to use the fair lock. Reads and Writes
-	// have no place in its queue. A waiter that dies can hold up those behind it
-	// for a while: see docs/redisson.md.
+	// server. A client has one place in the queue for all its callers, and passes
+	// the lock on from caller to caller for up to 100 ms. All programs that use a
+	// name have to use the fair lock. See docs/redisson.md for dead waiters.
 	Fair bool
 
-	// FIFO, with Fair, gives each caller a place of its own in the queue, so
-	// that all callers of all clients are served in the order of arrival. Each
+	// FIFO, with Fair, gives each caller a place of its own in the queue. Each
 	// grant then costs two requests and a message.
 	FIFO bool
 
-	// Write makes every Lock a Write, so that a Lock excludes readers and
-	// writers of Java's RReadWriteLock too. Java's read-write lock is granted
-	// beside a plain lock of the same name. Write and Fair exclude each other:
-	// the queue of the fair lock is for Lock alone.
+	// Write makes every Lock a Write, so that it excludes readers and writers of
+	// Java's RReadWriteLock too. Write and Fair exclude each other.
 	Write bool
 
 	// WaitReplicas is how many replicas have to confirm a grant or a renewal
 	// before it counts. A grant with fewer confirmations within WaitLimit (1 s
-	// if 0) is undone, and fails with ErrNotReplicated. So nothing is granted
-	// while fewer replicas are connected. With 0, the default, a replica that
-	// takes over may not know the last locks. Redisson's default waits for the
-	// replicas that are connected. docs/redisson.md compares the three.
+	// if 0) is undone, and fails with ErrNotReplicated. With 0, the default, a
+	// replica that takes over may not know the last locks. docs/redisson.md
+	// compares both with Redisson's default.
 	WaitReplicas int
 	WaitLimit    time.Duration
 
-	// Tenant is part of the keys of the sequences of FenceOwn. Users with rights
-	// to the keys of one tenant only cannot change the tokens of another tenant.
-	// All clients that use a name must have the same Tenant: tokens of different
-	// tenants are not compared.
+	// Tenant is part of the keys of the sequences of FenceOwn, so that users with
+	// rights to one tenant's keys cannot change the tokens of another. All clients
+	// that use a name must have the same Tenant.
 	Tenant string
 
 	// AllowEviction accepts a server that may evict keys when its memory is full, and so locks that are held.
 	AllowEviction bool
 }
 
-// Driver is a driver.Driver on Redis. It implements driver.BatchRenewer, driver.Inspector, driver.ForceUnlocker, driver.Watcher,
-// driver.Lister, driver.Limiter, driver.Latcher, driver.Leaver, move.Sealer, move.Unsealer, move.Marker and move.Unmarker too.
+// Driver is a driver.Driver on Redis, with all optional interfaces.
 type Driver struct {
 	client  rueidis.Client
 	dialer  *redisdial.Dialer // of a client of the driver's own, which Close closes
@@ -242,7 +193,6 @@ type Driver struct {
 	label   atomic.Int32 // of the database: see redistopic.Label
 
 	sequences string // begins the keys of sequences of tokens
-	scripts   scripts
 	ttlText   atomic.Pointer[ttlText]
 	noted     atomic.Pointer[noteText]
 	ops       sync.Pool // of *op
@@ -262,15 +212,17 @@ var (
 	_ driver.Inspector     = (*Driver)(nil)
 	_ driver.ForceUnlocker = (*Driver)(nil)
 	_ driver.Lister        = (*Driver)(nil)
-	_ move.Sealer          = (*Driver)(nil)
-	_ move.Marker          = (*Driver)(nil)
+	_ driver.Limiter       = (*Driver)(nil)
+	_ driver.Latcher       = (*Driver)(nil)
+	_ move.Unsealer        = (*Driver)(nil)
+	_ move.Unmarker        = (*Driver)(nil)
 )
 
-// New returns a Driver that uses the client, whatever its topology (single server, sentinel or cluster), and never closes it. New asks
-// the server nothing: the checks of Open (version, eviction) are made by the first Acquire.
-//
-// Let the client have a short ConnWriteTimeout and a Dialer.KeepAlive (3 s and 1 s serve well): they bound how long it takes to give up
-// a connection that is dead without a sign. Client-side caching is not used.
+// New returns a Driver that uses the client, whatever its topology (single
+// server, sentinel or cluster), and never closes it. The first Acquire makes the
+// checks of Open. Set a short ConnWriteTimeout and Dialer.KeepAlive (3 s and 1 s
+// serve well), which bound how long a dead connection is used. Client-side
+// caching is not used.
 func New(client rueidis.Client, o *Options) (*Driver, error) {
 	if client == nil {
 		return nil, fmt.Errorf("redisson: no client")
@@ -287,14 +239,10 @@ func newDriver(client rueidis.Client, dialer *redisdial.Dialer, o *Options) (*Dr
 		dialer:  dialer,
 		cluster: client.Mode() == rueidis.ClientModeCluster,
 		options: *o,
-		scripts: plainScripts,
 		life:    redisdriver.NewLife[lease](),
 	}
 	if err := d.options.check(); err != nil {
 		return nil, err
-	}
-	if d.options.Fair {
-		d.scripts = fairScripts
 	}
 	if d.sequences = fencePrefix + ":"; d.options.Tenant != "" {
 		d.sequences += d.options.Tenant + ":"
@@ -305,7 +253,7 @@ func newDriver(client rueidis.Client, dialer *redisdial.Dialer, o *Options) (*Dr
 	d.sender = &sender{driver: d}
 	d.ghosts = newCleaner(d)
 	if d.cluster {
-		d.nodes = newTopology(d)
+		d.nodes = &topology{nodes: client.Nodes, spawn: d.life.Go, busy: make(chan struct{}, 1)}
 	}
 	d.topics = newTopics(d)
 	return d, nil
@@ -359,9 +307,6 @@ func (d *Driver) Info() driver.Info {
 		Permits:   driver.Support{Offered: true, Order: driver.Unordered}}
 }
 
-// now is the time on the driver's clock.
-func (d *Driver) now() int64 { return d.life.Now() }
-
 // tokenKey returns the key of the sequence of tokens of a name, or "".
 func (d *Driver) tokenKey(name string) string {
 	switch d.options.Fence {
@@ -379,8 +324,8 @@ type ttlText struct {
 	text string
 }
 
-// milliseconds writes a TTL for Redis, rounded up so that the server never ends a lease before Expires. It keeps the last text: most TTLs
-// are the same.
+// milliseconds writes a TTL for Redis, rounded up so that the server never ends a
+// lease before Expires. It keeps the last text, because most TTLs are the same.
 func (d *Driver) milliseconds(ttl time.Duration) string {
 	last := d.ttlText.Load()
 	if last == nil || last.ttl != ttl {

@@ -1,12 +1,13 @@
-// Package redlock is the dsync backend on N independent Redis servers: the published Redlock algorithm, with the keys and values of redsync
-// and redlock-py, so that programs of all three exclude each other on the same nodes. It registers the URL schemes "redlock" and
-// "redis-string":
+// Package redlock is the dsync backend on N independent Redis servers: the
+// published Redlock algorithm, with the keys and values of redsync and
+// redlock-py, so that programs of all three exclude each other. It registers the
+// URL schemes "redlock" and "redis-string":
 //
 //	redlock://user:password@host1:6379,host2:6379,host3:6379/0
 //	redis-string://user:password@host:6379/0
 //
-// Give redlock an odd number of nodes, 3 or more, with nothing in common: 5 survive the loss of 2. User, password and database hold for
-// every node. For redis-string see below.
+// Give redlock an odd number of nodes, 3 or more, with nothing in common: 5
+// survive the loss of 2. User, password and database hold for every node.
 //
 // # Parameters
 //
@@ -25,93 +26,93 @@
 //
 // # What it does not promise
 //
-// Redlock saves work from being done twice. Redlock is not fit to keep data from being corrupted, for the algorithm trusts clocks and has
-// no fencing:
+// Redlock saves work from being done twice. It cannot keep data from being
+// corrupted, because it trusts clocks and has no fencing:
 //
-//   - A stopped holder (a garbage collection, a frozen virtual machine) can write after its lease has ended. The resource cannot tell,
-//     since there are no tokens; Lease.Token is 0, and require=fenced is refused.
-//   - The nodes end holds by their own clocks. If the clocks of a majority jump, a second client may be granted a held lock. Up to a
-//     minority may jump: 2 of 5. Clocks may differ in speed by 1 %.
-//   - A running node may lose data (by FLUSHALL, eviction, or the promotion of a replica behind the same address) and so forget holds, and
-//     nothing shows the loss. If a majority loses data within one TTL, there are two holders.
+//   - A stopped holder (a garbage collection, a frozen virtual machine) can write
+//     after its lease has ended. Lease.Token is 0, and require=fenced is refused.
+//   - The nodes end holds by their own clocks. If those of a majority jump, a
+//     second client may be granted a held lock. Clocks may differ in speed by 1 %.
+//   - A running node may lose data (by FLUSHALL, eviction, or the promotion of a
+//     replica behind its address), and nothing shows the loss. If a majority
+//     loses data within one TTL, there are two holders.
 //   - Waiters have no order: require=fair and require=fifo are refused.
 //
-// The modes Read and Write are not offered, and require=rw is refused. Readers would exclude writers, since any two majorities meet. But
-// the value of a lock is a string with one owner, so programs on redsync and redlock-py could neither read with others nor be kept out,
-// and a resource would have no token by which to refuse a late reader.
+// The modes Read, Write and Permit and latches are not offered, and require=rw
+// and require=permits are refused. The value of a lock is a string with one
+// owner, so redsync and redlock-py could not take part in reads, and a resource
+// could not refuse a late reader without a token. A majority does not keep a
+// limit: of three nodes with two places each, three holds get a majority (1 and
+// 2, 2 and 3, 1 and 3). No node knows the count of a latch.
 //
-// The mode Permit is not offered, and require=permits is refused: a majority does not keep a limit. Of three nodes with two places each, three
-// holds get a majority: on the nodes 1 and 2, 2 and 3, 1 and 3.
-//
-// Latches are not offered: each count-down reaches a majority of the nodes, and another one each time, so no node knows the count.
-//
-// If this matters, take drivers/etcd, drivers/zk or drivers/pglock, where one log keeps the order and the tokens; where one Redis is
-// enough, drivers/redisson has tokens, costs a fifth and loses a lock only when the server does.
+// If this matters, use drivers/etcd, drivers/zk or drivers/pglock, where one log
+// keeps the order and the tokens. Where one Redis is enough, drivers/redisson has
+// tokens, costs a fifth and loses a lock only when the server does.
 //
 // # One server: redis-string
 //
-// On one server the same keys and values are the plain string lock of many programs: bsm/redislock, redsync on one node, and programs with
-// SET NX PX and a script of their own for the deletion, with a comparison before. The scheme redis-string, and [NewSingle], are there to
-// move such programs elsewhere, by drivers/migrate, one by one and without a stop: the driver excludes them, and is a [move.Sealer] and
-// [move.Unsealer], so names can leave it. A new program needs drivers/redisson, with its tokens.
+// On one server the same keys and values are the plain string lock of many
+// programs: bsm/redislock, redsync on one node, and SET NX PX by hand. The scheme
+// redis-string, and [NewSingle], serve to move such programs elsewhere by
+// drivers/migrate, one by one and without a stop. A new program needs
+// drivers/redisson, with its tokens.
 //
-// A seal is a string, dsync:seal, with a TTL of 100 years. The seal holds against every program that takes a lock by SET with NX alone, and
-// deletes and extends the key only if the value is its own. The seal does not hold against a program that deletes the key of any holder, or
-// reads a time out of the value and takes the lock over (SETNX with GETSET). A program that sets a TTL on keys without one does no harm.
+// A seal is a string, dsync:seal, with a TTL of 100 years. It holds against every
+// program that acquires by SET with NX alone, and deletes and extends the key
+// only if the value is its own. It does not hold against a program that deletes
+// the key of any holder, or takes the lock over by a time in the value (SETNX
+// with GETSET).
 //
-// All that is said of nodes below is true of the one: after a restart it grants nothing for MaxTTL, unless durable=true says that no
-// restart loses data. The server must not be part of a cluster, nor a replica; behind an address with a fail-over, locks and seals are as
-// safe as the replica's copy, so a program left behind could get a name that has moved.
+// What is said of nodes below is true of the one. The server must be neither in a
+// cluster nor a replica. Behind an address with a fail-over, locks and seals are
+// as safe as the replica's copy.
 //
 // # Nodes that were started
 //
-// A restarted node may have forgotten held locks. So every new connection begins with a look at the server, and a server does not count
-// until it has been up for MaxTTL, as the algorithm demands. New nodes therefore grant nothing for their first MaxTTL: Lock waits, TryLock
-// returns ErrUnavailable and names the node. A renewal puts the lease back on nodes without the value, so a lease survives a restart of all
-// nodes, one after the other.
+// A restarted node may have forgotten held locks. So every new connection begins
+// with a look at the server, and a server does not count until it has been up for
+// MaxTTL. New nodes therefore grant nothing for their first MaxTTL: Lock waits,
+// and TryLock returns ErrUnavailable and names the node. A renewal puts the lease
+// back on nodes without the value, so a lease survives a restart of all nodes,
+// one after the other.
 //
-// A replica, a node of a cluster, or a second address of the same server is refused when a driver is opened, and never counts when found
-// later.
+// A replica, a node of a cluster, or a second address of the same server is
+// refused when a driver is opened, and never counts when found later.
 //
 // # On the nodes
 //
-// A lock is a string under its plain name; its value is the identity of the hold, and of the attempt after the first. The value is set by
-// SET NX PX, and deleted and renewed by scripts with a comparison. An attempt asks all nodes at once and is decided by the first majority
-// of answers, so a slow, frozen or dead node costs nothing. A deletion goes to a node only after the node's answer to the request for the
-// value; where a broken connection leaves the answer unclear, the next connection settles the question.
+// A lock is a string under its plain name. Its value is the identity of the hold,
+// and of the attempt after the first. An attempt asks all nodes at once and is
+// decided by the first majority of answers, so a slow, frozen or dead node costs
+// nothing. A deletion goes to a node only after its answer to the request for the
+// value. Where a broken connection leaves the answer unclear, the next connection
+// settles the question.
 //
 // The deletion also publishes an empty message on the channel dsync_redlock:
-// followed by the name. All waiters for a name listen on one node, determined
-// by the name. With a message each waiting client asks this node, and the other
-// nodes only after its grant. So waiters do not share out the votes, and a
-// release costs a request of each waiting client. A client that had the lock
-// lets the others ask first, as long as it has not heard as many releases as
-// there were waiters. Every waiter also asks one node now and then, up to 7
-// times a second, because other libraries send no message and the locks of a
-// dead client expire.
+// followed by the name. All waiters for a name listen on one node, determined by
+// the name. With a message each waiting client asks this node, and the other
+// nodes only after its grant, so waiters do not share out the votes. A client
+// that had the lock lets the others ask first: see standBack. Every waiter also
+// asks one node up to 7 times a second, because other libraries send no message
+// and the locks of a dead client expire.
 //
 // # An example
 //
 // A and B lock "orders/42" with a TTL of 10 s, on the nodes N0, N1 and N2. The name determines N0 for waiters.
 //
 //	A locks:    SET orders/42 a3f1... NX PX 10000       to all. N0 and N1 answer OK: A holds the lock for 10 s from the time of sending.
-//	B locks:    SET orders/42 77c0... NX PX 10000       to all. N0 and N1 answer nil: B is refused. N2 may have answered OK, so N2 is asked
-//	                                                    to delete B's value. B listens to dsync_redlock:orders/42 on N0.
+//	B locks:    SET orders/42 77c0... NX PX 10000       to all. N0 and N1 answer nil: B is refused, and deletes its value where it
+//	                                                    was set. B listens to dsync_redlock:orders/42 on N0.
 //	A renews:   PEXPIREAT, where the value is a3f1...   on all, by renew.lua. A majority is enough.
 //	A unlocks:  DEL and PUBLISH dsync_redlock:orders/42 on all, by release.lua, where the value is a3f1...
-//	B is told:  SET orders/42 77c0...#2 NX PX 10000     to N0, and after its OK to N1 and N2: B holds the lock. The value is that of the third
-//	                                                    attempt, so that remains of an earlier one cannot pass for it.
+//	B is told:  SET orders/42 77c0...#2 NX PX 10000     to N0, and after its OK to N1 and N2: B holds the lock. The value is that of
+//	                                                    an attempt, so remains of an earlier one cannot pass for it.
 //
-// A user of the nodes needs these rights, here for names with the prefix "lk:":
-//
-//	~lk:* &dsync_redlock:lk:* +hello +auth +ping +info +set +get +del +pexpireat +pttl +time +evalsha +eval +script|load +publish
-//	+subscribe +client|id +client|kill +client|setname
-//
-// beside which select serves databases other than 0. Redis 6.2 or newer is needed, or Valkey.
+// docs/security.md lists the rights that a user of the nodes needs. Redis 6.2 or
+// newer is needed, or Valkey.
 package redlock
 
 import (
-	"context"
 	"fmt"
 	"slices"
 	"sync"
@@ -141,16 +142,16 @@ const (
 
 // Options of a Driver. The zero value is fine. MaxTTL and Durable have to be the same for all clients of the nodes.
 type Options struct {
-	// MaxTTL is the longest TTL of any client, other libraries' included; 30 s if 0. A node started less than MaxTTL ago does not count,
-	// since a restart may have lost held locks.
+	// MaxTTL is the longest TTL of any client, other libraries' included; 30 s if
+	// 0. A node started less than MaxTTL ago does not count.
 	MaxTTL time.Duration
 
-	// Durable says that no node ever forgets its answers (appendonly yes, appendfsync always, and an honest disk), so a node counts at once
-	// after its start.
+	// Durable says that no node ever forgets its answers (appendonly yes,
+	// appendfsync always, and an honest disk), so a node counts at once.
 	Durable bool
 
-	// NodeTimeout is how long an undecided vote waits for the other nodes when a majority has answered; 50 ms if 0. While a majority takes long
-	// for its answers, a vote waits for longer.
+	// NodeTimeout is how long an undecided vote waits for the other nodes when a
+	// majority has answered; 50 ms if 0. It is longer while nodes are slow.
 	NodeTimeout time.Duration
 
 	// AllowEviction accepts nodes configured to evict keys, and so held locks, when their memory is full.
@@ -164,23 +165,28 @@ type Driver struct {
 	quorum  int
 	options Options
 
-	life   *redisdriver.Life[lease, *lease]
-	timers sync.Pool
+	life *redisdriver.Life[lease, *lease]
 
 	mu     sync.Mutex
 	runs   []string       // of the nodes' servers
 	crowds map[string]int // by name: how many others waited at the driver's last release
 }
 
-var _ driver.Driver = (*Driver)(nil)
+var (
+	_ driver.BatchRenewer       = (*Driver)(nil)
+	_ driver.Inspector          = (*Driver)(nil)
+	_ driver.ForceUnlocker      = (*Driver)(nil)
+	_ driver.ContentionReporter = (*lease)(nil)
+)
 
-// New returns a Driver that uses the nodes, an odd number of 3 or more. Each node is given by the options of a client, with one address in
-// InitAddress. The Driver makes the clients itself, since a client cannot be made while its node is down, and because the Driver has to
-// know of every connection. New asks the nodes nothing: the checks of Open are made at the first use of the nodes, and an unfit node never
-// counts.
+// New returns a Driver that uses the nodes, an odd number of 3 or more. Each node
+// is given by the options of a client, with one address in InitAddress. The
+// Driver makes the clients itself, at the first use of each node. An unfit node
+// never counts.
 func New(nodes []rueidis.ClientOption, o *Options) (*Driver, error) {
-	if err := checkNumber(len(nodes)); err != nil {
-		return nil, err
+	if n := len(nodes); n < fewestNodes || n > mostNodes || n%2 == 0 {
+		return nil, fmt.Errorf("redlock: %d nodes, want an odd number from %d to %d: a majority has to survive the loss of a node, "+
+			"and an even number survives no more than the odd one below it", n, fewestNodes, mostNodes)
 	}
 	return newDriver(nodes, o)
 }
@@ -220,14 +226,6 @@ func newDriver(nodes []rueidis.ClientOption, o *Options) (*Driver, error) {
 	return d, nil
 }
 
-func checkNumber(nodes int) error {
-	if nodes < fewestNodes || nodes > mostNodes || nodes%2 == 0 {
-		return fmt.Errorf("redlock: %d nodes, want an odd number from %d to %d: a majority has to survive the loss of a node, "+
-			"and an even number survives no more than the odd one below it", nodes, fewestNodes, mostNodes)
-	}
-	return nil
-}
-
 // withDefaults sets what the driver demands of a client.
 func withDefaults(o rueidis.ClientOption) rueidis.ClientOption {
 	redisdial.Prepare(&o)
@@ -263,34 +261,4 @@ func (d *Driver) Info() driver.Info {
 	}
 	return driver.Info{Name: name, Order: driver.Unordered, Fencing: driver.None, MinTTL: minTTL, MaxTTL: d.options.MaxTTL, Late: redisdriver.Late,
 		Permits: driver.Support{Why: "a majority of the nodes does not keep a limit"}}
-}
-
-// now is the time on the driver's clock.
-func (d *Driver) now() int64 { return d.life.Now() }
-
-// sleep waits, and reports whether neither ctx nor the driver ended meanwhile.
-func (d *Driver) sleep(ctx context.Context, wait time.Duration) bool {
-	timer := d.timer(wait)
-	defer d.putTimer(timer)
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-	case <-d.life.Open().Done():
-	}
-	return false
-}
-
-// timer returns a timer that fires after wait. Most timers are stopped before, so timers are used again.
-func (d *Driver) timer(wait time.Duration) *time.Timer {
-	if t, ok := d.timers.Get().(*time.Timer); ok {
-		t.Reset(wait)
-		return t
-	}
-	return time.NewTimer(wait)
-}
-
-func (d *Driver) putTimer(t *time.Timer) {
-	t.Stop()
-	d.timers.Put(t)
 }
