@@ -7,16 +7,19 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"github.com/redis/rueidis"
+
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/redisdial"
 	"github.com/go-dsync/dsync/internal/redisdriver"
 	"github.com/go-dsync/dsync/internal/redistopic"
 )
 
-// backstop is the longest wait before asking again, in case a message is lost; it is spread over a quarter of itself.
+// backstop is the longest wait before asking again, in case a message is lost.
 const backstop = 5 * time.Second
 
-// unheard is the pause of a request to read or write while the name has a hold of the fair lock: the end of this hold is told to the first
-// in the queue alone.
+// unheard is the pause of a request to read or write while the name has a hold of
+// the fair lock, whose end is told to the first in the queue only.
 const unheard = 50 * time.Millisecond
 
 // moving is the pause of a waiter whose slot moves to another node of the cluster.
@@ -38,23 +41,18 @@ func (d *Driver) acquire(ctx context.Context, r *driver.Request) (*lease, error)
 	if err := d.checkName(r.Name); err != nil {
 		return nil, err
 	}
-	if r.Mode == driver.Permit {
-		if err := d.checkPermits(r); err != nil {
-			return nil, err
-		}
+	if r.Mode == driver.Permit && r.Permits > maxPermits {
+		return nil, fmt.Errorf("%d permits in one request are more than %d: %w", r.Permits, maxPermits, errors.ErrUnsupported)
 	}
 	exclusive := r.Mode == driver.Exclusive
 	w := &waiting{driver: d, request: r, inQueue: d.queues(r), inLine: exclusive && !d.options.Fair && !r.NoWait}
 	if w.inQueue && d.ghosts.Full() {
 		return nil, fmt.Errorf("%w: %d places in queues are still to be given back", driver.ErrUnavailable, maxGhosts)
 	}
-	// Where callers of this process already wait for the name, its messages arrive: listen before the first try, which then need not be
-	// repeated.
-	switch {
-	case !exclusive:
-		w.topic = d.topics.JoinActiveChannel(channelOf(r.Mode, r.Name, false), groupOf(r.Mode))
-	case !d.options.Fair:
-		w.topic = d.topics.JoinActive(r.Name)
+	// Where callers of this process already wait for the name, listen before the
+	// first try, which then need not be repeated.
+	if !(exclusive && d.options.Fair || d.topics.Quiet()) {
+		w.topic = d.topics.JoinActive(channelOf(r.Mode, r.Name, false), groupOf(r.Mode), false)
 	}
 	turn := ""
 	if w.topic != nil && w.inLine {
@@ -73,14 +71,6 @@ func (d *Driver) acquire(ctx context.Context, r *driver.Request) (*lease, error)
 		return l, err
 	}
 	return nil, d.depart(r, err)
-}
-
-// obstacle is why a request was refused.
-type obstacle struct {
-	left      time.Duration // of the hold, unless it is renewed; negative if it does not expire
-	elsewhere bool          // the end of the hold is told on the channel of the other kind of lock: see channelOf
-	place     redistopic.Place
-	limit     int // of permits
 }
 
 // groupOf returns the group of those who wait in a mode. Of those who wait for permits one can want more than another.
@@ -102,25 +92,24 @@ type waiting struct {
 }
 
 // listen joins the topic that tells the end of the hold in the way.
-func (w *waiting) listen(refused obstacle) {
+func (w *waiting) listen(elsewhere bool) {
 	r := w.request
-	if w.topic != nil && refused.elsewhere != w.elsewhere {
+	if w.topic != nil && elsewhere != w.elsewhere {
 		w.topic.Leave(true) // others of this process have to change the channel, too
 		w.topic = nil
 	}
-	if w.elsewhere = refused.elsewhere; w.topic == nil {
+	if w.elsewhere = elsewhere; w.topic == nil {
 		channel := channelOf(r.Mode, r.Name, w.elsewhere)
 		if w.inQueue {
 			channel += ":" + r.Hold
 		}
-		w.topic = w.driver.topics.JoinChannel(channel, groupOf(r.Mode))
+		w.topic = w.driver.topics.Join(channel, groupOf(r.Mode))
 	}
 }
 
 // leave ends the listening, and returns l and err. A caller that was woken and
-// then cannot ask passes that on to another caller of this process. Whoever
-// watches the old backend of a migration must not count callers as waiters that
-// only ask.
+// cannot ask passes that on. After ErrSealed it does not linger, so that a
+// migration does not count it as a waiter.
 func (w *waiting) leave(l *lease, err error, pass bool) (*lease, error) {
 	switch {
 	case w.topic == nil:
@@ -133,7 +122,7 @@ func (w *waiting) leave(l *lease, err error, pass bool) (*lease, error) {
 }
 
 // try is Driver.try. Turn is what redistopic.Text returns, or "".
-func (w *waiting) try(ctx context.Context, again bool, turn string) (*lease, obstacle, error) {
+func (w *waiting) try(ctx context.Context, again bool, turn string) (*lease, answer, error) {
 	l, refused, err := w.driver.try(ctx, w.request, again, turn)
 	if l != nil && turn != "" {
 		w.topic.Granted(w.request.TTL)
@@ -142,17 +131,19 @@ func (w *waiting) try(ctx context.Context, again bool, turn string) (*lease, obs
 }
 
 // wait asks again whenever the lock may have become free.
-func (w *waiting) wait(ctx context.Context, refused obstacle) (*lease, error) {
+func (w *waiting) wait(ctx context.Context, refused answer) (*lease, error) {
 	d, r := w.driver, w.request
 	timer := time.NewTimer(pause(refused.left))
 	defer timer.Stop()
 	moves := false // the slot: if this caller leaves, its wake-up may be for another one
 	for {
-		w.listen(refused)
-		if refused.place.Ticket != 0 { // from now on the topic knows when to ask
+		if !moves {
+			w.listen(refused.code == elsewhereCode)
+		}
+		if refused.line.Ticket != 0 { // from now on the topic knows when to ask
 			timer.Stop()
-			w.topic.Placed(refused.place, pause(refused.left))
-			refused.place = redistopic.Place{}
+			w.topic.Placed(refused.line, pause(refused.left))
+			refused.line = redistopic.Place{}
 		}
 		if r.Mode == driver.Permit && r.Limit <= 0 && refused.limit > 0 {
 			own := *r
@@ -183,8 +174,8 @@ func (w *waiting) wait(ctx context.Context, refused obstacle) (*lease, error) {
 		var l *lease
 		var err error
 		l, refused, err = w.try(ctx, true, turn)
-		if moves = slotMoves(err); moves { // nothing was done, and the place in a queue is kept
-			refused.elsewhere = w.elsewhere
+		var demand *rueidis.RedisError
+		if moves = errors.As(err, &demand) && redisdial.HasCode(demand.Error(), "TRYAGAIN"); moves { // nothing was done, and the place in a queue is kept
 			timer.Reset(moving/2 + rand.N(moving/2))
 			continue
 		}
@@ -211,7 +202,7 @@ func pause(left time.Duration) time.Duration {
 // that the attempt was refused before, and turn is what redistopic.Text
 // returns, or "" for one that is in no line. If the answer is unclear, the
 // cleaner removes what may be left.
-func (d *Driver) try(ctx context.Context, r *driver.Request, again bool, turn string) (*lease, obstacle, error) {
+func (d *Driver) try(ctx context.Context, r *driver.Request, again bool, turn string) (*lease, answer, error) {
 	o := d.newOp(r, nil)
 	o.again, o.turn = again, turn
 	if d.options.Fence != FenceNone && r.Mode != driver.Permit {
@@ -219,9 +210,9 @@ func (d *Driver) try(ctx context.Context, r *driver.Request, again bool, turn st
 		o.marks = !d.options.Fair && r.Mode == driver.Exclusive && d.marks.Load()
 	}
 	if err, doubt := d.carryOut(ctx, o, d.life.Open().Done()); doubt {
-		return nil, obstacle{}, fmt.Errorf("%w: %w", driver.ErrUnknown, err)
+		return nil, answer{}, fmt.Errorf("%w: %w", driver.ErrUnknown, err)
 	} else if err != nil {
-		return nil, obstacle{}, err
+		return nil, answer{}, err
 	}
 	sent, order, a, acks, err := o.sent, o.order, o.answer, o.acks, o.err
 	fenced, marks := o.tokens > 0, o.marks
@@ -232,26 +223,26 @@ func (d *Driver) try(ctx context.Context, r *driver.Request, again bool, turn st
 		if doubt {
 			d.ghosts.Add(&ghost{request: r, until: sent + int64(r.TTL+late), order: order, place: d.queues(r)})
 		}
-		return nil, obstacle{}, err
+		return nil, answer{}, err
 	case a.code == sealedCode:
-		return nil, obstacle{}, driver.ErrSealed
+		return nil, answer{}, driver.ErrSealed
 	case a.code == limitCode:
-		return nil, obstacle{}, driver.ErrLimit
+		return nil, answer{}, driver.ErrLimit
 	case a.code == elsewhereCode && d.options.Fair:
-		if a.left < 0 || a.left > unheard {
+		if a.code = heldCode; a.left < 0 || a.left > unheard {
 			a.left = unheard
 		}
-		return nil, obstacle{left: a.left}, nil
+		return nil, a, nil
 	case a.code != grantedCode:
-		return nil, obstacle{left: a.left, elsewhere: a.code == elsewhereCode, place: a.line, limit: a.limit}, nil
+		return nil, a, nil
 	}
 	if !fenced {
 		a.first, a.n = 0, 0
 	}
-	l := d.newLease(r, sent, uint64(a.first), a.n)
-	l.markKnown, l.marked = marks, a.moved
+	l := &lease{driver: d, request: r, first: uint64(a.first), tokens: int32(a.n), markKnown: marks, marked: a.moved}
+	l.term.Grant(sent + int64(r.TTL))
 	if acks < d.options.WaitReplicas {
-		return nil, obstacle{}, d.undo(ctx, l, acks)
+		return nil, answer{}, d.undo(ctx, l, acks)
 	}
-	return l, obstacle{}, nil
+	return l, answer{}, nil
 }

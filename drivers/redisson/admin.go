@@ -24,10 +24,9 @@ const modeField = "mode"
 
 // Inspect implements driver.Inspector. Status.Owner, Note and Process are known
 // for holders of this driver with tokens, and Token for those that do not Read.
-// Status.Waiters counts the clients
-// that listen for the end of the hold, and, for a fair lock, the places in its
-// queue. If the name is sealed, it does not count programs that have just been
-// told so, and Inspect takes up to 1.5 s longer.
+// Status.Waiters counts the clients that listen for the end of the hold, or the
+// places in the queue of a fair lock. If the name is sealed, it does not count
+// programs that have just been notified, and Inspect takes up to 1.5 s longer.
 func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error) {
 	if err := d.admin(ctx, name); err != nil {
 		return driver.Status{}, err
@@ -37,15 +36,16 @@ func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error
 		return d.inspectPermits(ctx, name)
 	}
 	if err != nil {
-		err, _ := redisdriver.Fault(ctx, name, err)
-		return driver.Status{}, err
+		return driver.Status{}, redisdriver.Explain(ctx, name, err)
 	}
 	status, err := readStatus(answer)
 	if err != nil {
 		return status, err
 	}
 	if d.options.Fair {
-		status.Queue, err = d.queue(ctx, name)
+		queue := d.client.B().Lrange().Key(prefixName(queuePrefix, name)).Start(0).Stop(-1).Build()
+		status.Queue, err = d.do(ctx, queue).AsStrSlice()
+		err = redisdriver.Explain(ctx, name, err)
 		if status.Waiters = len(status.Queue); err != nil || status.Mode == driver.Exclusive {
 			return status, err
 		}
@@ -110,8 +110,8 @@ func readStatus(answer []rueidis.RedisMessage) (driver.Status, error) {
 	return status, nil
 }
 
-// waiters returns how many clients listen on the channels on which the end of a hold is told, or -1: plain messages of a cluster reach listeners on nodes that
-// cannot be counted here.
+// waiters returns how many clients listen on channels, or -1 if that is not known,
+// as with plain messages in a cluster.
 func (d *Driver) waiters(ctx context.Context, channels []string) (int, error) {
 	mode := d.checked.pubSub
 	if d.cluster && mode != PubSubSharded {
@@ -153,21 +153,20 @@ func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
 	if d.options.Fair {
 		args = append(d.tellArgs(name, nil), prefixName(readWritePrefix, name))
 	}
-	ended, err := d.query(ctx, d.scripts.force.Call(d.fairKeys(name, []string{name}), args...)).ToInt64()
+	ended, err := d.query(ctx, d.scriptsOf(driver.Exclusive).force.Call(d.fairKeys(name, []string{name}), args...)).ToInt64()
 	if isWrongType(err) {
-		ended, err = d.forcePermits(ctx, name)
+		args = d.tellPermitsArgs(name, []string{d.countText()})
+		ended, err = d.query(ctx, permitForceScript.Call(permitKeys(name, nil), args...)).ToInt64()
 	}
-	if err != nil {
-		err, _ := redisdriver.Fault(ctx, name, err)
-		return err
-	}
-	switch ended {
-	case 0:
+	switch {
+	case err != nil:
+		return redisdriver.Explain(ctx, name, err)
+	case ended == 0:
 		return driver.ErrNotHeld
-	case -1:
+	case ended == -1:
 		return driver.ErrSealed
 	}
-	d.tellRemoved(ctx, name)
+	d.tell(ctx, removalChannel(name)) // a holder that misses it learns of the removal from its next renewal
 	return nil
 }
 
@@ -176,10 +175,8 @@ func (d *Driver) admin(ctx context.Context, name string) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	select {
-	case <-d.life.Open().Done():
+	if d.life.Open().Err() != nil {
 		return driver.ErrClosed
-	default:
 	}
 	if err := d.checkName(name); err != nil {
 		return err
@@ -195,10 +192,6 @@ func (l *lease) WatchRemoval(renew func()) (stop func()) {
 
 // removalChannel is a channel of no other name: a name has no NUL.
 func removalChannel(name string) string { return prefixName(channelPrefix, name) + "\x00removed" }
-
-// tellRemoved tells holders of a name that ForceUnlock removed their holds. A
-// holder that misses the message learns of the removal from its next renewal.
-func (d *Driver) tellRemoved(ctx context.Context, name string) { d.tell(ctx, removalChannel(name)) }
 
 // tell sends the message of a release on a channel. Nothing depends on it.
 func (d *Driver) tell(ctx context.Context, channel string) {
@@ -223,8 +216,8 @@ func (d *Driver) tellShortened(ctx context.Context, r *driver.Request) {
 	d.tell(ctx, channel)
 }
 
-// Watch implements driver.Watcher. The server tells of the ends of holds, in all modes, and not of grants. The end of a fair lock is told
-// to the next in line alone, so fair locks cannot be watched. Status.Waiters and the count at a release take a watcher for a waiter.
+// Watch implements driver.Watcher. The server reports the ends of holds, and no
+// grants. Fair locks cannot be watched: only the next in line is notified.
 func (d *Driver) Watch(name string, changed func()) (stop func(), err error) {
 	if d.options.Fair {
 		return nil, fmt.Errorf("watching fair locks: %w", errors.ErrUnsupported)
@@ -239,7 +232,7 @@ func (d *Driver) Watch(name string, changed func()) (stop func(), err error) {
 	}, nil
 }
 
-// List looks at so few keys with one request that others never wait for long, and begins the next one scanPause later at the soonest.
+// List looks at few keys with one request, so that others never wait for long.
 const (
 	scanKeys  = "250"
 	scanPause = 2500 * time.Microsecond
@@ -252,10 +245,9 @@ var holdField = regexp.MustCompile(`^[^:]+:[0-9]+(:write|:read)?$`)
 var escapeGlob = strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`)
 
 // List implements driver.Lister. It goes through all keys of the server, or of
-// each primary of a cluster, a hundred thousand in a second at most: once for
-// locks, which are hashes whose fields look like holds or seals, and once for
-// permits. Keys that the user has no right to are left out. Names in slots of a
-// cluster that move in the meantime may be missed.
+// each primary of a cluster, at most a hundred thousand a second: once for locks,
+// and once for permits. Keys that the user has no right to are left out. Names in
+// slots of a cluster that move in the meantime may be missed.
 func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[string, error] {
 	return func(yield func(string, error) bool) {
 		if err := d.admin(ctx, "list"); err != nil { // any name will do
@@ -280,8 +272,8 @@ func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[string, erro
 	}
 }
 
-// listAt yields the names on one node. GoOn is false when nobody wants more. All pages come over one connection: a server would leave out keys
-// by the cursor of another server, or of before a restart.
+// listAt yields the names on one node, over one connection, since a cursor is
+// good for one server only. GoOn is false when no more names are wanted.
 func (d *Driver) listAt(ctx context.Context, node rueidis.Client, prefix string, yield func(string, error) bool) (goOn bool, err error) {
 	conn, err := d.dedicate(ctx, node)
 	if err != nil {
@@ -306,8 +298,7 @@ func (d *Driver) scan(ctx context.Context, conn rueidis.DedicatedClient, pattern
 		scan := conn.B().Arbitrary("SCAN", cursor, "MATCH", pattern, "COUNT", scanKeys, "TYPE", kind).Build()
 		answer, err := d.doMulti(ctx, conn, []rueidis.Completed{scan})[0].AsScanEntry()
 		if err != nil {
-			err, _ = redisdriver.Fault(ctx, "", err)
-			return false, err
+			return false, redisdriver.Explain(ctx, "", err)
 		}
 		names, err := among(ctx, answer.Elements)
 		if err != nil {
@@ -330,10 +321,9 @@ func (d *Driver) scan(ctx context.Context, conn rueidis.DedicatedClient, pattern
 	}
 }
 
-// dedicate returns a connection to a server that nobody else uses. The caller
-// closes it. A connection that is given back to the library unsubscribes from all
-// channels, and the library does not survive a server that refuses this: see
-// package redistopic. The library connects under no context.
+// dedicate returns a connection for one use, which the caller closes: it must not
+// be given back to the library, see redistopic.Conn. The library connects under
+// no context.
 func (d *Driver) dedicate(ctx context.Context, node rueidis.Client) (rueidis.DedicatedClient, error) {
 	made := make(chan rueidis.DedicatedClient)
 	if !d.life.Go(func() { // ends when the connection is made, or cannot be
@@ -375,7 +365,7 @@ func (d *Driver) locksAmong(ctx context.Context, keys []string) (names []string,
 			if err == nil || rueidis.IsRedisNil(err) {
 				continue
 			}
-			if err, _ = redisdriver.Fault(ctx, name, err); !errors.Is(err, fs.ErrPermission) || strings.Contains(err.Error(), "to run") {
+			if err = redisdriver.Explain(ctx, name, err); !errors.Is(err, fs.ErrPermission) || strings.Contains(err.Error(), "to run") {
 				return nil, err
 			}
 		}
@@ -407,7 +397,7 @@ func (d *Driver) permitsAmong(ctx context.Context, prefix string, keys []string)
 	for i, name := range names {
 		status, err := readPermits(results[i])
 		if err != nil && !rueidis.IsRedisNil(err) && !isWrongType(err) {
-			if err, _ = redisdriver.Fault(ctx, name, err); !errors.Is(err, fs.ErrPermission) {
+			if err = redisdriver.Explain(ctx, name, err); !errors.Is(err, fs.ErrPermission) {
 				return nil, err
 			}
 		}

@@ -49,14 +49,7 @@ func (d *Driver) checkServer(ctx context.Context) error {
 	if c.pubSub, err = d.choosePubSub(ctx); err != nil {
 		return err
 	}
-	switch c.pubSub {
-	case PubSubPlain:
-		c.words = []string{"PUBLISH"}
-	case PubSubSharded:
-		c.words = []string{"SPUBLISH"}
-	case PubSubBoth:
-		c.words = []string{"SPUBLISH", "PUBLISH"}
-	}
+	c.words = map[PubSub][]string{PubSubPlain: {"PUBLISH"}, PubSubSharded: {"SPUBLISH"}, PubSubBoth: {"SPUBLISH", "PUBLISH"}}[c.pubSub]
 	if d.dialer == nil && !d.cluster {
 		d.lookForDatabase(ctx)
 	}
@@ -105,10 +98,8 @@ func (d *Driver) lookAt(ctx context.Context, node rueidis.Client) error {
 	b := node.B()
 	results := d.doMulti(ctx, node, []rueidis.Completed{b.Arbitrary("HELLO").Build(), b.Info().Section("memory").Build()})
 	for _, result := range results {
-		if err := result.Error(); err != nil {
-			if err, _ := redisdriver.Fault(ctx, "", err); redisdriver.Transient(err) || isLogin(err) {
-				return err
-			}
+		if err := redisdriver.Explain(ctx, "", result.Error()); redisdriver.Transient(err) || isLogin(err) {
+			return err
 		}
 	}
 	if hello, err := results[0].AsMap(); err == nil {
@@ -163,12 +154,8 @@ func (d *Driver) choosePubSub(ctx context.Context) (PubSub, error) {
 		}
 		return "", fmt.Errorf("pubsub=%s: the server has no sharded channels, which came with Redis 7: %w", mode, err)
 	}
-	if err != nil {
-		err, _ = redisdriver.Fault(ctx, "", err)
-		return "", err
-	}
 	if mode == PubSubAuto {
-		return PubSubSharded, nil
+		mode = PubSubSharded
 	}
-	return mode, nil
+	return mode, redisdriver.Explain(ctx, "", err)
 }

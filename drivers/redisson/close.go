@@ -17,11 +17,10 @@ import (
 )
 
 // Close implements driver.Driver. It returns nil when nothing is left on the
-// server, or when holds that are left are over by their TTLs. A place in the
-// queue of a fair lock has no TTL: while the server does not answer, Close
-// waits for ctx. If ctx ends first, Close returns ErrUnknown, and never before.
-// A proxy that holds requests back for more than two seconds after the end of
-// their connection may still leave a hold behind, until its TTL.
+// server, or when holds that are left are over by their TTLs, and ErrUnknown if
+// ctx ends before. A place in the queue of a fair lock has no TTL. A proxy that
+// holds requests back for more than two seconds after the end of their connection
+// may still leave a hold behind, until its TTL.
 func (d *Driver) Close(ctx context.Context) error {
 	if err := d.life.Close(); err != nil {
 		return err
@@ -33,7 +32,7 @@ func (d *Driver) Close(ctx context.Context) error {
 	d.releaseAll(ctx)
 	if d.ghosts.Left() > 0 && d.dialer != nil {
 		d.dialer.Break() // nothing more is sent over the connections of unanswered requests
-		d.severed.Store(d.now())
+		d.severed.Store(d.life.Now())
 	}
 	ghosts := d.ghosts.Finish(ctx)
 	d.topics.Close()
@@ -62,8 +61,8 @@ func (d *Driver) Close(ctx context.Context) error {
 	return err
 }
 
-// closeClient closes a client of the driver's own. A client of sentinels or of a cluster may be about to connect, in goroutines
-// that its Close does not wait for, and would leave the new connection open; and while a server does not answer, Close waits for the answer.
+// closeClient closes a client of the driver's own. Its Close waits for answers,
+// and does not wait for connections that it is about to make.
 func (d *Driver) closeClient(ctx context.Context) {
 	defer context.AfterFunc(ctx, d.dialer.End)()
 	d.client.Close()
@@ -124,15 +123,13 @@ const (
 	onItsWay   = 2 * time.Second // how long a request may be on its way to a server that answers others, once its connection is closed
 )
 
-// ghost is a hold that may be left on the server, or may come to be there, and that nobody wants.
-//
-// If a hold is absent, the request that makes it may still be on its way. So
-// the cleaner asks again until the hold is found, or would be over. For a place
-// in a queue it asks until the server has answered, however long that takes.
-// Close does not wait for so long: it closes all connections, and then two
-// answers that the hold is absent, to requests some time apart, are the end.
-// Only the answers of the server make time pass, since a server that stands
-// still may carry the request out later.
+// ghost is a hold that may be left on the server, or may come to be there, and
+// that nobody wants. If it is absent, the request that makes it may still be on
+// its way, so the cleaner asks again until the hold is found or would be over,
+// and for a place in a queue until the server has answered. After Close has
+// closed all connections, two answers that the hold is absent, to requests some
+// time apart, are the end. Only answers make time pass, since a server that
+// stands still may carry the request out later.
 type ghost struct {
 	cleaner.Ghost
 	request *driver.Request
@@ -146,7 +143,7 @@ type ghost struct {
 	looked  int64         // when the first request after Driver.severed was sent that did not find the hold
 }
 
-// newCleaner returns the cleaner that releases ghosts. Its Finish also waits for ops whose callers have left, since these may leave ghosts.
+// newCleaner returns the cleaner that releases ghosts.
 func newCleaner(d *Driver) *cleaner.Cleaner[*ghost] {
 	return cleaner.New(d.life.Lifecycle, cleaner.Policy[*ghost]{
 		Settle: func(ghosts []*ghost) []*ghost {
@@ -184,12 +181,12 @@ func (d *Driver) releaseGhosts(ctx context.Context, ghosts []*ghost) (left []*gh
 			calls[i].Keys = append(calls[i].Keys, prefixName(intentPrefix, r.Name))
 		}
 	}
-	order, sent := d.order(), d.now()
+	order, sent := d.order(), d.life.Now()
 	results, _ := d.evalAll(ctx, d.client, calls, 0)
 	if order != d.order() {
 		order = unordered
 	}
-	now := d.now()
+	now := d.life.Now()
 	for i, group := range groups {
 		told, err := answersOf(results[i], len(group))
 		for j, g := range group {
@@ -210,8 +207,8 @@ func (d *Driver) releaseGhosts(ctx context.Context, ghosts []*ghost) (left []*gh
 	return left
 }
 
-// groups puts together the ghosts that one run of the release script may release: several of a fair lock, the youngest first, who are
-// further back in the queue.
+// groups puts together the ghosts that one run of the release script may release:
+// several of a fair lock, the youngest first, who are further back in the queue.
 func (d *Driver) groups(ghosts []*ghost) [][]*ghost {
 	var groups [][]*ghost
 	if d.options.Fair {
@@ -264,9 +261,8 @@ func (g *ghost) forgotten(err error, now int64) bool {
 	return now > g.until+int64(outOfReach)
 }
 
-// vanished takes the answer that the hold is absent, to a request that was sent
-// at some time after all connections were closed, and reports whether no
-// request for the hold can arrive any more.
+// vanished reports whether no request for the hold can arrive any more, after an
+// answer that it is absent to a request sent after all connections were closed.
 func (g *ghost) vanished(severed, sent int64) bool {
 	switch {
 	case severed == 0, sent <= severed:

@@ -64,7 +64,7 @@ func testClusterWakeUp(t *testing.T, c *testenv.Cluster, parameters string) {
 		name := fmt.Sprint(t.Name(), i)
 		l := acquire(t, a, request(name))
 		w := wait(t, b, request(name))
-		testenv.Eventually(t, func() bool { return b.topics.Own(name) > 0 }, "the waiter is subscribed")
+		testenv.Eventually(t, func() bool { return b.topics.Own(prefixName(channelPrefix, name)) > 0 }, "the waiter is subscribed")
 		start := time.Now()
 		release(t, l)
 		if !l.Contended() {
@@ -199,7 +199,7 @@ func testClusterMove(t *testing.T, c *testenv.Cluster) {
 	name := "{move}x"
 	l := acquire(t, a, forLong(name))
 	w := wait(t, b, request(name))
-	testenv.Eventually(t, func() bool { return b.topics.Own(name) == 1 }, "the waiter is subscribed")
+	testenv.Eventually(t, func() bool { return b.topics.Own(prefixName(channelPrefix, name)) == 1 }, "the waiter is subscribed")
 	from := c.Owner(name)
 	to := c.Nodes[0]
 	if to == from {
@@ -223,7 +223,7 @@ func testClusterFailOver(t *testing.T, c *testenv.Cluster) {
 	name := "fail-over"
 	l := acquire(t, a, forLong(name))
 	w := wait(t, b, request(name))
-	testenv.Eventually(t, func() bool { return b.topics.Own(name) == 1 }, "the waiter is subscribed")
+	testenv.Eventually(t, func() bool { return b.topics.Own(prefixName(channelPrefix, name)) == 1 }, "the waiter is subscribed")
 	old := c.Owner(name)
 	testenv.Eventually(t, func() bool {
 		return slices.ContainsFunc(c.Nodes, func(node *testenv.RedisServer) bool {
@@ -248,7 +248,7 @@ func testClusterFailOver(t *testing.T, c *testenv.Cluster) {
 		t.Fatal("the waiter was granted a lock that is held")
 	}
 	w = waitOut(t, b, name)
-	testenv.Eventually(t, func() bool { return b.topics.Own(name) == 1 }, "the waiter is subscribed at the new primary")
+	testenv.Eventually(t, func() bool { return b.topics.Own(prefixName(channelPrefix, name)) == 1 }, "the waiter is subscribed at the new primary")
 	start := time.Now()
 	release(t, l)
 	release(t, w.granted(t))

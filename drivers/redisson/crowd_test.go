@@ -53,14 +53,14 @@ func waitInLine(tb testing.TB, s *testenv.RedisServer, drivers []*Driver) []*wai
 	var waiters []*waiter
 	for _, d := range drivers {
 		waiters = append(waiters, wait(tb, d, forLong("x")))
-		testenv.Eventually(tb, func() bool { return d.topics.Own("x") == 1 && placeOf(d) != 0 }, "the waiter has a place")
+		testenv.Eventually(tb, func() bool { return d.topics.Own(prefixName(channelPrefix, "x")) == 1 && placeOf(d) != 0 }, "the waiter has a place")
 	}
 	return waiters
 }
 
 // placeOf returns the ticket of a driver for the lock x.
 func placeOf(d *Driver) int64 {
-	t := d.topics.JoinActive("x")
+	t := d.topics.JoinActive(prefixName(channelPrefix, "x"), 0, false)
 	if t == nil {
 		return 0
 	}

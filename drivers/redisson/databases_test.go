@@ -31,7 +31,7 @@ func TestDatabases(t *testing.T) {
 	bystanders := []*Driver{open(0), ofUser(0), open(0)}
 	for _, d := range bystanders {
 		wait(t, d, forLong("x"))
-		testenv.Eventually(t, func() bool { return d.topics.Own("x") > 0 && placeOf(d) != 0 }, "the waiter has a place")
+		testenv.Eventually(t, func() bool { return d.topics.Own(prefixName(channelPrefix, "x")) > 0 && placeOf(d) != 0 }, "the waiter has a place")
 	}
 	crowd := []*Driver{open(1), ofUser(1), open(1)}
 	const n = 30

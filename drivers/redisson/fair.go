@@ -1,7 +1,6 @@
 package redisson
 
 import (
-	"context"
 	"fmt"
 	"time"
 
@@ -15,16 +14,34 @@ const (
 	timesPrefix = "redisson_lock_timeout"
 )
 
-// departIn is how long a caller that gives up waits for the server to confirm that its place in the queue, or its intent to write, is gone.
+// departIn is how long a caller that gives up waits until its place is gone.
 const departIn = 50 * time.Millisecond
 
 // scripts are the scripts that differ between kinds of locks.
 type scripts struct{ acquire, release, force *redisdriver.Script }
 
+// plainScripts and fairScripts are the scripts of each mode.
 var (
-	plainScripts = scripts{acquireScript, releaseScript, forceScript}
-	fairScripts  = scripts{fairAcquireScript, fairReleaseScript, fairForceScript}
+	plainScripts = [...]scripts{
+		driver.Exclusive: {acquireScript, releaseScript, forceScript},
+		driver.Read:      {acquire: readScript, release: readReleaseScript},
+		driver.Write:     {acquire: writeScript, release: writeReleaseScript},
+		driver.Permit:    {acquire: permitAcquireScript, release: permitReleaseScript},
+	}
+	fairScripts = [...]scripts{
+		driver.Exclusive: {fairAcquireScript, fairReleaseScript, fairForceScript},
+		driver.Read:      {acquire: readScript, release: fairReadReleaseScript},
+		driver.Write:     {acquire: writeScript, release: fairWriteReleaseScript},
+		driver.Permit:    plainScripts[driver.Permit],
+	}
 )
+
+func (d *Driver) scriptsOf(m driver.Mode) *scripts {
+	if d.options.Fair {
+		return &fairScripts[m]
+	}
+	return &plainScripts[m]
+}
 
 // fairKeys adds the keys of the waiters for a fair lock.
 func (d *Driver) fairKeys(name string, keys []string) []string {
@@ -64,11 +81,11 @@ func (d *Driver) queues(r *driver.Request) bool {
 	return d.options.Fair && r.Mode == driver.Exclusive && !r.NoWait
 }
 
-// depart gives back what a waiter without a grant has at the server, its place in the queue of the fair lock or its intent to write, and
-// returns err. Callers that leave together do so by few requests of the cleaner.
+// depart gives back the place in the queue of the fair lock, or the intent to
+// write, of a waiter without a grant, and returns err.
 func (d *Driver) depart(r *driver.Request, err error) error {
 	gone := make(chan struct{})
-	d.ghosts.Add(&ghost{request: r, until: d.now() + int64(r.TTL+late), granted: true, place: d.queues(r), gone: gone})
+	d.ghosts.Add(&ghost{request: r, until: d.life.Now() + int64(r.TTL+late), granted: true, place: d.queues(r), gone: gone})
 	timer := time.NewTimer(departIn)
 	defer timer.Stop()
 	select {
@@ -78,15 +95,4 @@ func (d *Driver) depart(r *driver.Request, err error) error {
 	case <-d.life.Context().Done():
 	}
 	return fmt.Errorf("%w: %w", driver.ErrUnknown, err)
-}
-
-// queue returns the holds of the waiters for a fair lock.
-func (d *Driver) queue(ctx context.Context, name string) ([]string, error) {
-	key := prefixName(queuePrefix, name)
-	list, err := d.do(ctx, d.client.B().Lrange().Key(key).Start(0).Stop(-1).Build()).AsStrSlice()
-	if err != nil {
-		err, _ = redisdriver.Fault(ctx, name, err)
-		return nil, err
-	}
-	return list, nil
 }

@@ -210,8 +210,8 @@ func TestFairOutage(t *testing.T) {
 
 // awaitAge waits until what was given to the cleaner so far is over by itself, were it a hold.
 func (d *Driver) awaitAge(tb testing.TB, age time.Duration) {
-	end := d.now() + int64(age)
-	testenv.Eventually(tb, func() bool { return d.now() > end }, "time passes")
+	end := d.life.Now() + int64(age)
+	testenv.Eventually(tb, func() bool { return d.life.Now() > end }, "time passes")
 }
 
 // TestFairCloseTellsOfPlaces: Close in an outage asks for the places of its waiters to be removed until its context ends, and says then

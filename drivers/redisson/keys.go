@@ -23,8 +23,7 @@ const (
 	errNameInClusters = "name %q cannot be used in a cluster, where the keys of a lock must share a slot: %w"
 )
 
-// errBraces names the fault of a name. Redisson derives other keys from a name by putting braces around the name, unless the name has an opening
-// brace. So with braces that enclose nothing, or a closing brace alone, the keys are on different nodes.
+// errBraces: Redisson puts braces around a name without an opening brace only.
 var errBraces = fmt.Errorf("its braces do not enclose a hash tag: %w", errors.ErrUnsupported)
 
 // errLatchBraces names the fault of a name of a latch: Redisson puts braces around names with braces, too.
@@ -46,10 +45,8 @@ var keyPrefixes = []string{fencePrefix, turnPrefix, markPrefix, tokenPrefix, que
 // readHold is part of the keys of the holds of Redisson's read locks.
 const readHold = ":rwlock_timeout:"
 
-// checkName returns an error for names that cannot be locked: names that share
-// keys and channels with another name and keys of other names, since different
-// names are different locks, and, in a cluster, names whose keys would live in
-// different slots.
+// checkName returns an error for names that share keys and channels with another
+// name, names of keys of locks, and names whose keys are in several slots.
 func (d *Driver) checkName(name string) error {
 	if strings.IndexByte(name, '{') >= 0 {
 		if inner, is := strings.CutPrefix(name, "{"); is && strings.HasSuffix(inner, "}") && strings.IndexByte(inner, '{') < 0 {
@@ -130,38 +127,14 @@ var crcTable = func() (table [256]uint16) {
 	return table
 }()
 
-// Read-write locks are Redisson's RReadWriteLock: see rw.lua and the other scripts that begin with rw. They share the hash at their name with
-// the plain and the fair lock, and have a channel of their own.
+// Read-write locks are Redisson's RReadWriteLock: see rw.lua. They share the hash
+// at their name with the plain lock, and have a channel of their own.
 const (
 	readWritePrefix = "redisson_rwlock" // of the channel
 	intentPrefix    = "dsync_intent"
 	writeSuffix     = ":write" // of the field of a Write hold
 	readSuffix      = ":read"  // of the field of a Read hold, by which rwreaders.lua knows it from one of Redisson
 )
-
-var (
-	readScripts      = scripts{acquire: readScript, release: readReleaseScript}
-	writeScripts     = scripts{acquire: writeScript, release: writeReleaseScript}
-	fairReadScripts  = scripts{acquire: readScript, release: fairReadReleaseScript}
-	fairWriteScripts = scripts{acquire: writeScript, release: fairWriteReleaseScript}
-)
-
-// scriptsOf returns the scripts of a mode.
-func (d *Driver) scriptsOf(m driver.Mode) scripts {
-	switch fair := d.options.Fair; {
-	case m == driver.Read && fair:
-		return fairReadScripts
-	case m == driver.Read:
-		return readScripts
-	case m == driver.Write && fair:
-		return fairWriteScripts
-	case m == driver.Write:
-		return writeScripts
-	case m == driver.Permit:
-		return permitScripts
-	}
-	return d.scripts
-}
 
 // fieldOf returns the field of a hold in the hash of its lock.
 func fieldOf(m driver.Mode, hold string) string {
@@ -229,8 +202,8 @@ func (o *op) readWriteArgs(d *Driver, args []string) []string {
 	return append(args, how, readPrefix(r.Name))
 }
 
-// readWriteReleaseArgs adds the arguments of the script that ends a Read or Write hold. The script also tells the first waiter for the fair
-// lock of the name.
+// readWriteReleaseArgs adds the arguments of the script that ends a Read or Write
+// hold, and tells the first waiter for the fair lock of the name.
 func (d *Driver) readWriteReleaseArgs(r *driver.Request, args []string) []string {
 	args = d.wordArgs(append(args, fieldOf(r.Mode, r.Hold), readPrefix(r.Name), prefixName(readWritePrefix, r.Name)))
 	if !d.options.Fair {
@@ -241,10 +214,10 @@ func (d *Driver) readWriteReleaseArgs(r *driver.Request, args []string) []string
 
 // own returns how many subscriptions of this driver receive the message about the end of a hold.
 func (d *Driver) own(r *driver.Request) int {
-	if r.Mode == driver.Exclusive {
-		return d.topics.Own(r.Name)
+	if d.topics.Quiet() {
+		return 0
 	}
-	return d.topics.OwnOfChannel(channelOf(r.Mode, r.Name, false))
+	return d.topics.Own(channelOf(r.Mode, r.Name, false))
 }
 
 // process is the host and the process id.
@@ -254,10 +227,9 @@ var process = func() string {
 }()
 
 // The value of a hold with tokens in the hash of its lock, or of the key of a
-// Read, is "#" and the last token, a line with the owner, which is empty if the
-// hold is the owner, a line with the process, and the note. Other holds have the
-// count 1 there, as in Redisson. Redisson's scripts read the values of other
-// holds only to count readers, and skip a value that is no number.
+// Read, is "#" and the last token, and on lines of their own the owner (empty if
+// it is the hold), the process, and the note. Other holds have the count 1, as in
+// Redisson, whose scripts skip a value that is no number.
 const valueMark = "#"
 
 // noteText is the text about a holder, by owner and note. Most holders of a client have the same.

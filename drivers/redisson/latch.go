@@ -11,8 +11,6 @@ import (
 	"github.com/go-dsync/dsync/internal/redisdriver"
 )
 
-var _ driver.Latcher = (*Driver)(nil)
-
 // Latches are Redisson's RCountDownLatch: a decimal number at the name, without a TTL, that is removed at 0. See latch.lua.
 const (
 	latchPrefix  = "dsync_latch"  // of a key with the changes of late, a hash
@@ -67,8 +65,7 @@ func (d *Driver) Latch(ctx context.Context, name string) (left int, err error) {
 		return 0, nil
 	}
 	if err != nil {
-		err, _ := redisdriver.Fault(ctx, name, err)
-		return 0, err
+		return 0, redisdriver.Explain(ctx, name, err)
 	}
 	if left, err = strconv.Atoi(text); err != nil {
 		return 0, fmt.Errorf("key %q is in use for something else, for it is not a number", name)

@@ -44,19 +44,10 @@ const (
 	over
 )
 
-func (d *Driver) newLease(r *driver.Request, at int64, first uint64, tokens int) *lease {
-	l := &lease{driver: d, request: r, first: first, tokens: int32(tokens)}
-	l.term.Grant(at + int64(r.TTL))
-	return l
-}
-
-// Tokens implements driver.Lease.
 func (l *lease) Tokens() (first uint64, n int) { return l.first, int(l.tokens) }
 
-// Expires implements driver.Lease.
 func (l *lease) Expires() time.Time { return l.driver.life.At(l.term.Expires()) }
 
-// Contended implements driver.ContentionReporter.
 func (l *lease) Contended() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -84,7 +75,7 @@ func (l *lease) Release(ctx context.Context) error {
 
 	again, left, err := l.release(ctx)
 	for wait := redisdriver.FirstRetry; again; wait = min(2*wait, redisdriver.LastRetry) {
-		if !l.driver.life.Sleep(ctx, wait) || l.driver.now() > limit {
+		if !l.driver.life.Sleep(ctx, wait) || l.driver.life.Now() > limit {
 			break
 		}
 		again, left, err = l.release(ctx)
@@ -101,11 +92,11 @@ func (l *lease) Release(ctx context.Context) error {
 	return err
 }
 
-// release asks once to end the hold. After a failure, again says that it makes sense to ask again, and left that the request was left
-// on its way.
+// release asks once to end the hold. After a failure, again says that it makes
+// sense to ask again, and left that the request is still on its way.
 func (l *lease) release(ctx context.Context) (again, left bool, _ error) {
 	d := l.driver
-	own, begun := d.own(l.request), d.now()
+	own, begun := d.own(l.request), d.life.Now()
 	o := d.newOp(l.request, l)
 	if err, doubt := d.carryOut(ctx, o, nil); doubt {
 		l.doubt(begun)
@@ -151,11 +142,10 @@ func (l *lease) ghost() *ghost {
 	return &ghost{request: l.request, until: l.term.Over(), granted: true}
 }
 
-// released takes an answer to a request to release the hold. Own is how many of the message's receivers were subscriptions of this driver.
-//
-// In Redisson every release leaves a key behind for a while, by which a repeat is recognized. Here a repeat that
-// finds nothing counts as the success of the unanswered request before, if that request was begun before the hold could have
-// expired: so the path that everybody takes has nothing to write, or to clean up.
+// released takes an answer to a request to release the hold. Own is how many of
+// the message's receivers were subscriptions of this driver. A repeat that finds
+// nothing counts as the success of the unanswered request before, if that was
+// begun before the hold could have expired.
 func (l *lease) released(told int64, own int) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -181,7 +171,6 @@ func (l *lease) cleaned(told int64) {
 	}
 }
 
-// Renew implements driver.Lease.
 func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
 	if ttl == 0 {
 		return l.ask(ctx)
@@ -226,8 +215,7 @@ func (d *Driver) has(ctx context.Context, r *driver.Request) (bool, error) {
 		if err := result.Error(); isWrongType(err) {
 			return false, nil
 		} else if err != nil {
-			err, _ = redisdriver.Fault(ctx, r.Name, err)
-			return false, err
+			return false, redisdriver.Explain(ctx, r.Name, err)
 		}
 	}
 	if r.Mode == driver.Permit {
@@ -258,7 +246,7 @@ func (d *Driver) overwritten(ctx context.Context, r *driver.Request, err error) 
 	return err == nil && !has
 }
 
-// gone notes that the server does not have the hold, which is held as far as the driver knows.
+// gone notes that the server does not have the hold.
 func (l *lease) gone() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -177,8 +177,11 @@ func connect(ctx context.Context, t *target, o *Options) (*Driver, error) {
 	opened := context.AfterFunc(ctx, dialer.End)
 	defer opened()
 	t.option.DialCtxFn = unsent(dialer.Dial)
-	client, err := newClient(&t.option)
+	client, err := rueidis.NewClient(t.option)
 	if err != nil {
+		if client != nil {
+			client.Close()
+		}
 		dialer.End()
 		return nil, openError(ctx, t, err)
 	}
@@ -215,14 +218,6 @@ func unsent(dial redisdial.Func) redisdial.Func {
 	}
 }
 
-func newClient(o *rueidis.ClientOption) (rueidis.Client, error) {
-	client, err := rueidis.NewClient(*o)
-	if err != nil && client != nil {
-		client.Close()
-	}
-	return client, err
-}
-
 // openError puts an error of the library in the words of the URL.
 func openError(ctx context.Context, t *target, err error) error {
 	if ended := ctx.Err(); ended != nil {
@@ -238,10 +233,7 @@ func openError(ctx context.Context, t *target, err error) error {
 		case t.mode == "cluster" && strings.Contains(text, "cluster support disabled"):
 			return fmt.Errorf("the server is not in a cluster (mode=cluster): %w", err)
 		}
-	}
-	if answer, ok := rueidis.IsRedisErr(err); ok {
-		err, _ = redisdriver.Refusal("", answer)
-		return err
+		return redisdriver.Explain(ctx, "", err)
 	}
 	if hint := tlsHint(t.option.TLSConfig != nil, err); hint != "" {
 		return fmt.Errorf("%w: %w (%s)", driver.ErrUnavailable, err, hint)

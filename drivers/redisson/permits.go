@@ -5,8 +5,6 @@ import (
 	"crypto/sha1"
 	"encoding/binary"
 	"encoding/hex"
-	"errors"
-	"fmt"
 	"strconv"
 	"time"
 
@@ -17,16 +15,12 @@ import (
 	"github.com/go-dsync/dsync/internal/redisdriver"
 )
 
-var _ driver.Limiter = (*Driver)(nil)
-
 // Permits are Redisson's RPermitExpirableSemaphore: see permits.lua. They have a channel of their own.
 const (
 	permitPrefix = "redisson_sc" // of the channel
 	endsSuffix   = "timeout"     // of the key of the ends
 	maxPermits   = 1000          // of one hold, so that no script keeps the server from others for long
 )
-
-var permitScripts = scripts{acquire: permitAcquireScript, release: permitReleaseScript}
 
 // endsKey returns the key with the ends of the permits of a name.
 func endsKey(name string) string { return readPrefix(name) + endsSuffix }
@@ -55,14 +49,6 @@ func (d *Driver) tellPermitsArgs(name string, args []string) []string {
 	return append(append(args, prefixName(permitPrefix, name)), d.checked.words...)
 }
 
-// checkPermits returns an error for requests for permits that cannot be served.
-func (d *Driver) checkPermits(r *driver.Request) error {
-	if r.Permits > maxPermits {
-		return fmt.Errorf("%d permits in one request are more than %d: %w", r.Permits, maxPermits, errors.ErrUnsupported)
-	}
-	return nil
-}
-
 // SetLimit implements driver.Limiter.
 func (d *Driver) SetLimit(ctx context.Context, name string, limit int) error {
 	if err := d.admin(ctx, name); err != nil {
@@ -80,15 +66,15 @@ func (d *Driver) SetLimit(ctx context.Context, name string, limit int) error {
 func (d *Driver) inspectPermits(ctx context.Context, name string) (driver.Status, error) {
 	status, err := readPermits(d.query(ctx, permitInspectScript.Call(permitKeys(name, nil))))
 	if err != nil {
-		err, _ := redisdriver.Fault(ctx, name, err)
-		return driver.Status{}, err
+		return driver.Status{}, redisdriver.Explain(ctx, name, err)
 	}
 	status.Waiters, err = d.waiters(ctx, []string{prefixName(permitPrefix, name)})
 	return status, err
 }
 
-// readPermits reads the answer of permitInspectScript. Owner, Note and Process are not kept; Hold begins the ids of the permits of a
-// hold, as Java writes ids. A permit of Java without an end has no TTL.
+// readPermits reads the answer of permitInspectScript. Hold begins the ids of the
+// permits of a hold, as Java writes ids. A permit of Java without an end has no
+// TTL.
 func readPermits(result rueidis.RedisResult) (status driver.Status, err error) {
 	answer, err := result.ToArray()
 	if err != nil {
@@ -113,11 +99,6 @@ func readPermits(result rueidis.RedisResult) (status driver.Status, err error) {
 		}
 	}
 	return status, err
-}
-
-// forcePermits is ForceUnlock for a name of permits, with the same results as the script of ForceUnlock.
-func (d *Driver) forcePermits(ctx context.Context, name string) (int64, error) {
-	return d.query(ctx, permitForceScript.Call(permitKeys(name, nil), d.tellPermitsArgs(name, []string{d.countText()})...)).ToInt64()
 }
 
 // isWrongType reports whether a server refused a command because the key is of another kind.

@@ -104,13 +104,8 @@ type Fence string
 
 const (
 	// FenceOwn takes the server's clock in microseconds, or the last token plus
-	// one if that is greater. Names share at most 16,384 keys with the last
-	// tokens. A key expires an hour after its last use, and not before the clock
-	// is an hour past the last token. So tokens continue to rise when the server
-	// loses its data, or when a replica takes over that has not seen all of it,
-	// unless the clock steps back as well. They also continue to rise when the
-	// clock steps back, unless the key was lost, or it has expired and the clock
-	// steps back by almost an hour or more.
+	// one if that is greater. docs/redisson.md says when tokens continue to rise
+	// after the server has lost data or its clock has stepped back.
 	FenceOwn Fence = ""
 
 	// FenceRedisson counts in the key of Redisson's fenced lock (RFencedLock), together with Java programs. The key never expires.
@@ -127,48 +122,37 @@ type Options struct {
 
 	// Fair makes the lock Redisson's fair one (RFairLock). Clients of dsync and
 	// threads of Java get it in the order in which their requests reached the
-	// server. A client has one place in the queue for all its callers. It passes
-	// the lock on from caller to caller, in the order of their calls, up to 64
-	// times within 100 ms or a third of the TTL, and then queues behind the
-	// others again.
-	//
-	// All programs that use a name have to use the fair lock. Reads and Writes
-	// have no place in its queue. A waiter that dies can hold up those behind it
-	// for a while: see docs/redisson.md.
+	// server. A client has one place in the queue for all its callers, and passes
+	// the lock on from caller to caller for up to 100 ms. All programs that use a
+	// name have to use the fair lock. See docs/redisson.md for dead waiters.
 	Fair bool
 
-	// FIFO, with Fair, gives each caller a place of its own in the queue, so
-	// that all callers of all clients are served in the order of arrival. Each
+	// FIFO, with Fair, gives each caller a place of its own in the queue. Each
 	// grant then costs two requests and a message.
 	FIFO bool
 
-	// Write makes every Lock a Write, so that a Lock excludes readers and
-	// writers of Java's RReadWriteLock too. Java's read-write lock is granted
-	// beside a plain lock of the same name. Write and Fair exclude each other:
-	// the queue of the fair lock is for Lock alone.
+	// Write makes every Lock a Write, so that it excludes readers and writers of
+	// Java's RReadWriteLock too. Write and Fair exclude each other.
 	Write bool
 
 	// WaitReplicas is how many replicas have to confirm a grant or a renewal
 	// before it counts. A grant with fewer confirmations within WaitLimit (1 s
-	// if 0) is undone, and fails with ErrNotReplicated. So nothing is granted
-	// while fewer replicas are connected. With 0, the default, a replica that
-	// takes over may not know the last locks. Redisson's default waits for the
-	// replicas that are connected. docs/redisson.md compares the three.
+	// if 0) is undone, and fails with ErrNotReplicated. With 0, the default, a
+	// replica that takes over may not know the last locks. docs/redisson.md
+	// compares both with Redisson's default.
 	WaitReplicas int
 	WaitLimit    time.Duration
 
-	// Tenant is part of the keys of the sequences of FenceOwn. Users with rights
-	// to the keys of one tenant only cannot change the tokens of another tenant.
-	// All clients that use a name must have the same Tenant: tokens of different
-	// tenants are not compared.
+	// Tenant is part of the keys of the sequences of FenceOwn, so that users with
+	// rights to one tenant's keys cannot change the tokens of another. All clients
+	// that use a name must have the same Tenant.
 	Tenant string
 
 	// AllowEviction accepts a server that may evict keys when its memory is full, and so locks that are held.
 	AllowEviction bool
 }
 
-// Driver is a driver.Driver on Redis. It implements driver.BatchRenewer, driver.Inspector, driver.ForceUnlocker, driver.Watcher,
-// driver.Lister, driver.Limiter, driver.Latcher, driver.Leaver, move.Sealer, move.Unsealer, move.Marker and move.Unmarker too.
+// Driver is a driver.Driver on Redis, with all optional interfaces.
 type Driver struct {
 	client  rueidis.Client
 	dialer  *redisdial.Dialer // of a client of the driver's own, which Close closes
@@ -179,7 +163,6 @@ type Driver struct {
 	label   atomic.Int32 // of the database: see redistopic.Label
 
 	sequences string // begins the keys of sequences of tokens
-	scripts   scripts
 	ttlText   atomic.Pointer[ttlText]
 	noted     atomic.Pointer[noteText]
 	ops       sync.Pool // of *op
@@ -199,15 +182,17 @@ var (
 	_ driver.Inspector     = (*Driver)(nil)
 	_ driver.ForceUnlocker = (*Driver)(nil)
 	_ driver.Lister        = (*Driver)(nil)
-	_ move.Sealer          = (*Driver)(nil)
-	_ move.Marker          = (*Driver)(nil)
+	_ driver.Limiter       = (*Driver)(nil)
+	_ driver.Latcher       = (*Driver)(nil)
+	_ move.Unsealer        = (*Driver)(nil)
+	_ move.Unmarker        = (*Driver)(nil)
 )
 
-// New returns a Driver that uses the client, whatever its topology (single server, sentinel or cluster), and never closes it. New asks
-// the server nothing: the checks of Open (version, eviction) are made by the first Acquire.
-//
-// Let the client have a short ConnWriteTimeout and a Dialer.KeepAlive (3 s and 1 s serve well): they bound how long it takes to give up
-// a connection that is dead without a sign. Client-side caching is not used.
+// New returns a Driver that uses the client, whatever its topology (single
+// server, sentinel or cluster), and never closes it. The first Acquire makes the
+// checks of Open. Set a short ConnWriteTimeout and Dialer.KeepAlive (3 s and 1 s
+// serve well), which bound how long a dead connection is used. Client-side
+// caching is not used.
 func New(client rueidis.Client, o *Options) (*Driver, error) {
 	if client == nil {
 		return nil, fmt.Errorf("redisson: no client")
@@ -224,14 +209,10 @@ func newDriver(client rueidis.Client, dialer *redisdial.Dialer, o *Options) (*Dr
 		dialer:  dialer,
 		cluster: client.Mode() == rueidis.ClientModeCluster,
 		options: *o,
-		scripts: plainScripts,
 		life:    redisdriver.NewLife[lease](),
 	}
 	if err := d.options.check(); err != nil {
 		return nil, err
-	}
-	if d.options.Fair {
-		d.scripts = fairScripts
 	}
 	if d.sequences = fencePrefix + ":"; d.options.Tenant != "" {
 		d.sequences += d.options.Tenant + ":"
@@ -242,7 +223,7 @@ func newDriver(client rueidis.Client, dialer *redisdial.Dialer, o *Options) (*Dr
 	d.sender = &sender{driver: d}
 	d.ghosts = newCleaner(d)
 	if d.cluster {
-		d.nodes = newTopology(d)
+		d.nodes = &topology{nodes: client.Nodes, spawn: d.life.Go, busy: make(chan struct{}, 1)}
 	}
 	d.topics = newTopics(d)
 	return d, nil
@@ -296,9 +277,6 @@ func (d *Driver) Info() driver.Info {
 		Permits:   driver.Support{Offered: true, Order: driver.Unordered}}
 }
 
-// now is the time on the driver's clock.
-func (d *Driver) now() int64 { return d.life.Now() }
-
 // tokenKey returns the key of the sequence of tokens of a name, or "".
 func (d *Driver) tokenKey(name string) string {
 	switch d.options.Fence {
@@ -316,8 +294,8 @@ type ttlText struct {
 	text string
 }
 
-// milliseconds writes a TTL for Redis, rounded up so that the server never ends a lease before Expires. It keeps the last text: most TTLs
-// are the same.
+// milliseconds writes a TTL for Redis, rounded up so that the server never ends a
+// lease before Expires. It keeps the last text, because most TTLs are the same.
 func (d *Driver) milliseconds(ttl time.Duration) string {
 	last := d.ttlText.Load()
 	if last == nil || last.ttl != ttl {

@@ -33,7 +33,8 @@ type due struct {
 
 func (x due) permits() bool { return x.lease.request.Mode == driver.Permit }
 
-// compare returns 0 if one run of a script can renew x and y: locks of one slot, or permits of one name. Otherwise it returns their order.
+// compare returns 0 if one run of a script can renew x and y: locks of one slot,
+// or permits of one name.
 func (x due) compare(y due) int {
 	switch {
 	case x.slot != y.slot:
@@ -48,9 +49,8 @@ func (x due) compare(y due) int {
 	return 0
 }
 
-// RenewAll implements driver.BatchRenewer with few requests; in a cluster, with a request to each node side by side. The groups follow
-// what is known of the nodes, even if that is out of date: then some leases wait for nodes of others. While nothing is known, all leases
-// go together.
+// RenewAll implements driver.BatchRenewer with few requests; in a cluster, with a
+// request to each node side by side, as far as the nodes are known.
 func (d *Driver) RenewAll(ctx context.Context, leases []driver.Lease, done func(i int, err error)) {
 	all := make([]due, len(leases))
 	for i, held := range leases {
@@ -89,7 +89,7 @@ func (d *Driver) renewNode(ctx context.Context, node string, group []due, done f
 	}
 	if d.cluster && d.options.WaitReplicas > 0 {
 		if client = d.client.Nodes()[node]; client == nil {
-			d.nodes.expire()
+			d.nodes.Expire()
 			for _, x := range group {
 				done(x.index, fmt.Errorf("%w: node %q of the cluster is not known", driver.ErrUnavailable, node))
 			}
@@ -109,7 +109,7 @@ func (d *Driver) renewSome(ctx context.Context, client rueidis.Client, some []du
 		}
 		return
 	}
-	at := d.now()
+	at := d.life.Now()
 	sent := some[:0]
 	for _, x := range some {
 		if x.begin(at) {
@@ -161,7 +161,7 @@ func (d *Driver) renewed(ctx context.Context, sent []due, result rueidis.RedisRe
 		err = redisdriver.ErrAnswer
 	}
 	if err != nil && d.cluster {
-		d.nodes.expire()
+		d.nodes.Expire()
 	}
 	for i, x := range sent {
 		if err != nil {
@@ -206,7 +206,7 @@ func (x *due) end(answer byte, acks int) error {
 	case acks < d.options.WaitReplicas:
 		return d.notReplicated(acks)
 	}
-	return l.term.Renewed(x.Renewal, d.now())
+	return l.term.Renewed(x.Renewal, d.life.Now())
 }
 
 // fail takes the error of the request.
@@ -219,7 +219,7 @@ func (x *due) fail(ctx context.Context, err error) error {
 	if !doubt {
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		l.term.Refused(x.Renewal, l.driver.now())
+		l.term.Refused(x.Renewal, l.driver.life.Now())
 	}
 	return err
 }

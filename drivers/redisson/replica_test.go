@@ -109,7 +109,7 @@ func TestSentinel(t *testing.T) {
 	first, _ := acquire(t, d, forLong("token")).Tokens()
 	l := acquire(t, d, forLong("x"))
 	w := wait(t, d, request("x"))
-	testenv.Eventually(t, func() bool { return d.topics.Own("x") == 1 }, "the waiter is subscribed")
+	testenv.Eventually(t, func() bool { return d.topics.Own(prefixName(channelPrefix, "x")) == 1 }, "the waiter is subscribed")
 	old := s.Primary()
 	testenv.Eventually(t, func() bool { return s.Nodes[1].Do("HEXISTS", "x", l.request.Hold) == int64(1) }, "the replica has the hold")
 	old.Kill()
@@ -128,7 +128,7 @@ func TestSentinel(t *testing.T) {
 		t.Fatal("the waiter was granted a lock that is held")
 	}
 	w = waitOut(t, d, "x")
-	testenv.Eventually(t, func() bool { return d.topics.Own("x") == 1 }, "the waiter is subscribed at the new primary")
+	testenv.Eventually(t, func() bool { return d.topics.Own(prefixName(channelPrefix, "x")) == 1 }, "the waiter is subscribed at the new primary")
 	start := time.Now()
 	release(t, l)
 	next := w.granted(t)
@@ -174,7 +174,7 @@ func TestSentinelDemotedPrimary(t *testing.T) {
 func TestSubscriptionFollowsSentinels(t *testing.T) {
 	s := testenv.RedisSentinel(t, 1)
 	d := openURL(t, "%s", sentinelURL(s))
-	topic := d.topics.Join("x")
+	topic := d.topics.Join(prefixName(channelPrefix, "x"), 0)
 	defer topic.Leave(false)
 	<-topic.Wake
 	before := addresses(d.client)

@@ -141,7 +141,8 @@ func (d *Driver) evalAll(ctx context.Context, client rueidis.Client, calls []red
 	var again []rueidis.Completed
 	demoted := false
 	for i, result := range results {
-		demoted = demoted || redisdial.IsDemoted(result.Error()) || calls[i].Script == renewScript && notRenewed(result)
+		text, err := result.ToString()
+		demoted = demoted || redisdial.IsDemoted(err) || err == nil && calls[i].Script == renewScript && strings.IndexByte(text, replicaAnswer) >= 0
 		if redisdial.IsNoScript(result.Error()) {
 			unknown, again = append(unknown, i), append(again, calls[i].CommandByText(client.B()))
 		}
@@ -159,12 +160,6 @@ func (d *Driver) evalAll(ctx context.Context, client rueidis.Client, calls []red
 		results[unknown[i]] = result
 	}
 	return results, acks
-}
-
-// notRenewed reports whether the renew script says that the server is a replica.
-func notRenewed(result rueidis.RedisResult) bool {
-	answers, err := result.ToString()
-	return err == nil && strings.IndexByte(answers, replicaAnswer) >= 0
 }
 
 // sendAll sends the requests, and behind them WAIT with a limit, which counts
@@ -191,15 +186,13 @@ func (d *Driver) evalReplicated(ctx context.Context, c redisdriver.Call) (rueidi
 	}
 	results, acks := d.evalAll(ctx, node, []redisdriver.Call{c}, d.options.WaitReplicas)
 	if err := results[0].Error(); err != nil && d.cluster {
-		d.nodes.expire()
+		d.nodes.Expire()
 	}
 	return results[0], acks
 }
 
-// nodeOf returns the client for scripts on a key. In a cluster, where replicas
-// have to confirm, the client as a whole will not do: it follows a redirection
-// of the script, but sends WAIT to a node that has written nothing, where WAIT
-// succeeds.
+// nodeOf returns the client for scripts on a key. Where replicas of a cluster have
+// to confirm, it is the node's: the client as a whole sends WAIT to any node.
 func (d *Driver) nodeOf(ctx context.Context, key string) (rueidis.Client, error) {
 	if !d.cluster || d.options.WaitReplicas == 0 {
 		return d.client, nil
@@ -215,6 +208,11 @@ func (d *Driver) undo(ctx context.Context, l *lease, acks int) error {
 	}
 	return err
 }
+
+// ErrNotReplicated reports that too few replicas confirmed a grant or a renewal in
+// time (Options.WaitReplicas). A grant was undone. The error matches
+// driver.ErrUnavailable too.
+var ErrNotReplicated = fmt.Errorf("not enough replicas: %w", driver.ErrUnavailable)
 
 func (d *Driver) notReplicated(acks int) error {
 	return fmt.Errorf("%w: %d of %d confirmed within %v", ErrNotReplicated, acks, d.options.WaitReplicas, d.options.WaitLimit)

@@ -9,7 +9,6 @@ import (
 	"github.com/redis/rueidis"
 
 	"github.com/go-dsync/dsync/driver"
-	"github.com/go-dsync/dsync/driver/move"
 	"github.com/go-dsync/dsync/internal/redisdriver"
 )
 
@@ -22,17 +21,13 @@ const (
 // maxFloor is far below the first number that Lua does not count exactly, and above any count that begins at the time.
 const maxFloor = 1 << 52
 
-// errFair: waiters in the queue of the fair lock are not told of a seal.
-var errFair = fmt.Errorf("a fair lock cannot be sealed: %w", errors.ErrUnsupported)
-
-// Seal implements move.Sealer. The seal is a field of the lock, which no other hold can be added to. A lease beside which Java's read-write
-// lock was granted is over.
+// Seal implements move.Sealer. The seal is a field of the lock, see seal.lua.
 func (d *Driver) Seal(ctx context.Context, held driver.Lease) error {
 	switch {
 	case d.options.AllowEviction:
 		return redisdriver.ErrEvicts
-	case d.options.Fair:
-		return errFair
+	case d.options.Fair: // the waiters in the queue are not told of a seal
+		return fmt.Errorf("a fair lock cannot be sealed: %w", errors.ErrUnsupported)
 	}
 	l := held.(*lease)
 	name := l.request.Name
@@ -106,8 +101,7 @@ func (d *Driver) runReplicated(ctx context.Context, name string, c redisdriver.C
 	result, acks := d.evalReplicated(ctx, c)
 	answer, err = result.ToInt64()
 	if err != nil {
-		err, _ = redisdriver.Fault(ctx, name, err)
-		return 0, nil, err
+		return 0, nil, redisdriver.Explain(ctx, name, err)
 	}
 	if answer != 0 && acks < d.options.WaitReplicas {
 		lacking = d.notReplicated(acks)
@@ -125,8 +119,7 @@ func (d *Driver) Sealed(ctx context.Context, name string) (last uint64, sealed b
 		return 0, false, nil
 	}
 	if err != nil {
-		err, _ := redisdriver.Fault(ctx, name, err)
-		return 0, false, err
+		return 0, false, redisdriver.Explain(ctx, name, err)
 	}
 	if last, err = strconv.ParseUint(text, 10, 64); err != nil {
 		return 0, false, redisdriver.ErrAnswer
@@ -146,17 +139,8 @@ func (d *Driver) Marked(ctx context.Context, held driver.Lease) (bool, error) {
 	d.marks.Store(true) // from now on grants say whether the name is marked
 	name := l.request.Name
 	n, err := d.do(ctx, d.client.B().Exists().Key(prefixName(markPrefix, name)).Build()).ToInt64()
-	if err != nil {
-		err, _ := redisdriver.Fault(ctx, name, err)
-		return false, err
-	}
-	return n == 1, nil
+	return n == 1, redisdriver.Explain(ctx, name, err)
 }
-
-var (
-	_ move.Unsealer = (*Driver)(nil)
-	_ move.Unmarker = (*Driver)(nil)
-)
 
 // Loosen implements move.Unsealer. The id is a field beside that of the seal.
 func (d *Driver) Loosen(ctx context.Context, name, id string, floor uint64) error {

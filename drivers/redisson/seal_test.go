@@ -67,10 +67,10 @@ func TestSealedNameHasNoWaiters(t *testing.T) {
 	l := acquire(t, d, request("x"))
 	w := wait(t, other, request("x"))
 	subscribers(t, s, "x", 1)
-	topic := other.topics.Join("y")
+	topic := other.topics.Join(prefixName(channelPrefix, "y"), 0)
 	<-topic.Wake
 	topic.LeaveForGood()
-	testenv.Eventually(t, func() bool { return other.topics.Own("y") == 0 }, "the channel is left, and the next is not left at once")
+	testenv.Eventually(t, func() bool { return other.topics.Own(prefixName(channelPrefix, "y")) == 0 }, "the channel is left, and the next is not left at once")
 	if err := d.Seal(t.Context(), l); err != nil {
 		t.Fatal(err)
 	}
@@ -80,7 +80,7 @@ func TestSealedNameHasNoWaiters(t *testing.T) {
 	if status, err := d.Inspect(t.Context(), "x"); err != nil || status.Owner != "seal" || status.Waiters != 0 {
 		t.Errorf("Inspect: got %+v, %v, want no waiters", status, err)
 	}
-	late := other.topics.Join("x") // as a program that does not know of the seal
+	late := other.topics.Join(prefixName(channelPrefix, "x"), 0) // as a program that does not know of the seal
 	defer late.Leave(false)
 	<-late.Wake
 	if status, err := d.Inspect(t.Context(), "x"); err != nil || status.Waiters != 1 {

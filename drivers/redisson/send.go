@@ -15,8 +15,9 @@ import (
 	"github.com/go-dsync/dsync/internal/redistopic"
 )
 
-// op is one request of a caller: to take a lock or to end a hold. A sender carries it out, apart from the caller. So a caller
-// that leaves is gone at once, and the answer is not lost: it says what there is to clean up.
+// op is one request of a caller: to acquire a lock or to end a hold. A sender
+// carries it out, so a caller that leaves is gone at once, and the answer is not
+// lost: it says what there is to clean up.
 type op struct {
 	request *driver.Request
 	lease   *lease // to release; nil to acquire
@@ -96,7 +97,7 @@ func (o *op) args(d *Driver, args []string) []string {
 		args = append(args, r.Hold, d.milliseconds(r.TTL))
 	}
 	if o.tokens > 0 {
-		args = d.tokenArgs(args, r, o.tokens)
+		args = append(args, strconv.Itoa(o.tokens), d.tokenKind(), d.holderText(r))
 	}
 	return args
 }
@@ -108,11 +109,6 @@ func (d *Driver) wordArgs(args []string) []string {
 		word2 = d.checked.words[1]
 	}
 	return append(args, d.checked.words[0], word2)
-}
-
-// tokenArgs adds the number of tokens, their kind, and the text about the holder.
-func (d *Driver) tokenArgs(args []string, r *driver.Request, tokens int) []string {
-	return append(args, strconv.Itoa(tokens), d.tokenKind(), d.holderText(r))
 }
 
 // tokenKind is the kind of the tokens for scripts: see take.lua.
@@ -198,8 +194,9 @@ func (o *op) read(message rueidis.RedisMessage, err error) {
 	o.err = err
 }
 
-// carryOut has an op carried out and waits for its answer. If ctx ends before, or closing is closed, it returns the reason, and whether the
-// op may yet be carried out; carryOut then sees to it that the cleaner undoes the op.
+// carryOut has an op carried out. If ctx ends before, or closing is closed, it
+// returns the reason, and whether the op may yet be carried out. The cleaner then
+// undoes it.
 func (d *Driver) carryOut(ctx context.Context, o *op, closing <-chan struct{}) (err error, doubt bool) {
 	if d.carryDirect(ctx, o) {
 		return nil, false
@@ -254,12 +251,13 @@ func (d *Driver) finish(o *op) {
 	}
 }
 
-// direct is the short way for a single caller, and for up to fewAtOnce of a fair lock: the caller sends its request itself, where the request cannot hold it up. The way is open over
-// a connection that answered a moment ago, of a client that the driver opened: such a client heeds the end of a context wherever it
-// waits for an answer, though not while it connects, and sends everything over one connection.
-//
-// If the caller leaves, its answer is lost. But the clean-up behind it is sent over the same connection, so its result is final,
-// unless another connection was made meanwhile.
+// direct is the short way for a single caller, and for up to fewAtOnce callers of
+// a fair lock: the caller sends its request itself. The way is open over a
+// connection that answered a moment ago, of a client that the driver opened: such
+// a client heeds the end of a context wherever it waits for an answer, and sends
+// everything over one connection. If the caller leaves, the clean-up behind it is
+// sent over the same connection, so its result is final, unless another
+// connection was made in the meantime.
 type direct struct {
 	busy     atomic.Int32 // ops under way, by this way and any other
 	answered atomic.Int64 // when the last answered op was sent, on the driver's clock
@@ -269,8 +267,8 @@ const (
 	// trusted is how long after an answer a connection counts as answering.
 	trusted = int64(time.Second)
 
-	// fewAtOnce is how many callers of a fair lock go the short way at a time. They mostly want one name, and requests about one name do not go
-	// together anyhow.
+	// fewAtOnce is how many callers of a fair lock go the short way at a time.
+	// They usually want one name, whose requests do not go together anyway.
 	fewAtOnce = 3
 
 	// never stands for the time of the last answered op while the latest op has no answer.
@@ -290,7 +288,7 @@ func (d *Driver) order() uint64 {
 
 // carryDirect carries out an op by the short way, if it is open.
 func (d *Driver) carryDirect(ctx context.Context, o *op) bool {
-	if d.dialer == nil || d.cluster || d.options.WaitReplicas > 0 || d.now()-d.direct.answered.Load() > trusted {
+	if d.dialer == nil || d.cluster || d.options.WaitReplicas > 0 || d.life.Now()-d.direct.answered.Load() > trusted {
 		return false
 	}
 	limit := int32(1)

@@ -20,10 +20,10 @@ const (
 	fewOps     = 32 // in one request, unless more ops wait than the requests on their way could carry
 )
 
-// sender carries out ops. On one server it combines the ops that gather while requests are on their way, each for a name of its own,
-// into one request: a crowd is served at a fraction of the cost, and a single caller waits for nobody. In a cluster, for
-// fair and read-write locks, and where replicas have to confirm, each op goes by itself, so that no op waits for a node that it does
-// not need.
+// sender carries out ops. On one server it combines the ops that gather while
+// requests are on their way, each for a name of its own, into one request. In a
+// cluster, for fair and read-write locks, and where replicas have to confirm,
+// each op goes by itself, so that none waits for a node that it does not need.
 type sender struct {
 	driver *Driver
 
@@ -93,7 +93,7 @@ func (s *sender) take(ops []*op) []*op {
 			break
 		}
 		switch {
-		case hasName(ops, o.request.Name):
+		case slices.ContainsFunc(ops, func(other *op) bool { return other.request.Name == o.request.Name }):
 			rest = append(rest, o)
 		case o.state.CompareAndSwap(queued, taken):
 			ops = append(ops, o)
@@ -102,15 +102,6 @@ func (s *sender) take(ops []*op) []*op {
 	clear(s.queue[len(rest):])
 	s.queue = rest
 	return ops
-}
-
-func hasName(ops []*op, name string) bool {
-	for _, o := range ops {
-		if o.request.Name == name {
-			return true
-		}
-	}
-	return false
 }
 
 // end fails the ops in the queue.
@@ -147,18 +138,19 @@ func (s *sender) sendAlone(b *batch, o *op) {
 func (d *Driver) sendOp(ctx context.Context, o *op, keys, args []string) {
 	keys, args = o.keys(d, keys), o.args(d, args)
 	scripts := d.scriptsOf(o.request.Mode)
+	acquire := scripts.acquire
 	if o.turn != "" {
-		scripts.acquire = turnScript
+		acquire = turnScript
 	}
-	o.sent = d.now()
+	o.sent = d.life.Now()
 	var result rueidis.RedisResult
 	switch {
 	case o.lease != nil:
 		result = d.eval(ctx, scripts.release, keys, args)
 	case d.options.WaitReplicas == 0:
-		result = d.eval(ctx, scripts.acquire, keys, args)
+		result = d.eval(ctx, acquire, keys, args)
 	default:
-		result, o.acks = d.evalReplicated(ctx, scripts.acquire.Call(slices.Clone(keys), slices.Clone(args)...))
+		result, o.acks = d.evalReplicated(ctx, acquire.Call(slices.Clone(keys), slices.Clone(args)...))
 	}
 	o.read(result.ToMessage())
 	d.heard(o.sent, result.NonRedisError())
@@ -169,7 +161,7 @@ func (d *Driver) sendOp(ctx context.Context, o *op, keys, args []string) {
 func (s *sender) sendTogether(b *batch) {
 	d := s.driver
 	b.keys, b.args = b.keys[:0], b.args[:0]
-	sent := d.now()
+	sent := d.life.Now()
 	for _, o := range b.ops {
 		o.sent = sent
 	}
@@ -217,8 +209,8 @@ func (d *Driver) termsOf(o *op) terms {
 	return t
 }
 
-// fill makes the request of the batch script: the names, and of all else no more than the script cannot make itself, since each argument costs
-// both sides a part of the work. It puts releases before acquires, in ops too.
+// fill makes the request of the batch script, with no more arguments than the
+// script cannot make itself. It puts releases before acquires, in ops too.
 func (b *batch) fill(d *Driver) {
 	releases := 0
 	for i, o := range b.ops {

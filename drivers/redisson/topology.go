@@ -25,8 +25,8 @@ const (
 	topologyAge = 30 * time.Second
 )
 
-// topology knows which node of a cluster has which slots. The client knows, too; the driver needs the slots to keep apart requests
-// to different nodes, and to reach one node alone. So a topology that is out of date does no harm.
+// topology knows which node of a cluster has which slots. It may be out of date:
+// it only keeps requests to different nodes apart, and reaches one node.
 type topology struct {
 	nodes func() map[string]rueidis.Client
 	spawn func(func()) bool
@@ -40,10 +40,6 @@ type topology struct {
 type slotRange struct {
 	first, last uint16
 	node        string
-}
-
-func newTopology(d *Driver) *topology {
-	return &topology{nodes: d.client.Nodes, spawn: d.life.Go, busy: make(chan struct{}, 1)}
 }
 
 // known reports whether any node of a slot is known.
@@ -72,7 +68,7 @@ func (t *topology) client(ctx context.Context, slot uint16) (rueidis.Client, err
 	if node := t.nodes()[t.owner(slot)]; node != nil {
 		return node, nil
 	}
-	t.expire()
+	t.Expire()
 	return nil, fmt.Errorf("%w: slot %d of the cluster has no known node", driver.ErrUnavailable, slot)
 }
 
@@ -98,8 +94,8 @@ func (t *topology) primaries(ctx context.Context) (clients []rueidis.Client, err
 	return clients, nil
 }
 
-// expire has the next refresh ask.
-func (t *topology) expire() {
+// Expire has the next refresh ask.
+func (t *topology) Expire() {
 	t.mu.Lock()
 	t.read = time.Time{}
 	t.mu.Unlock()
@@ -205,8 +201,7 @@ func readRange(address string, entry rueidis.RedisMessage) (r slotRange, err err
 // newTopics returns the listener to the channels of names with waiters.
 func newTopics(d *Driver) *redistopic.Listener {
 	o := redistopic.Options{
-		Life:    d.life.Lifecycle,
-		Channel: func(name string) string { return prefixName(channelPrefix, name) },
+		Life: d.life.Lifecycle,
 		Kinds: func() (plain, sharded bool) {
 			return d.checked.pubSub != PubSubSharded, d.checked.pubSub != PubSubPlain
 		},
@@ -214,7 +209,7 @@ func newTopics(d *Driver) *redistopic.Listener {
 		Label:   func() int { return int(d.label.Load()) },
 	}
 	if d.cluster {
-		o.Shards = shards{d.nodes}
+		o.Shards = d.nodes
 	}
 	return redistopic.New(o)
 }
@@ -242,15 +237,13 @@ func addresses(client rueidis.Client) string {
 	return strings.Join(slices.Sorted(maps.Keys(client.Nodes())), " ")
 }
 
-// shards is a topology in the form of package redistopic.
-type shards struct{ *topology }
+// Refresh and Node implement redistopic.Shards.
+func (t *topology) Refresh(ctx context.Context) error { return t.refresh(ctx, topologyAge) }
+func (t *topology) Node(channel string) string        { return t.owner(slotOf(channel)) }
 
-func (s shards) Refresh(ctx context.Context) error { return s.refresh(ctx, topologyAge) }
-func (s shards) Expire()                           { s.expire() }
-func (s shards) Node(channel string) string        { return s.owner(slotOf(channel)) }
-
-// contended says whether other clients wait, by the number of receivers of a message, of which own are this driver's. In a cluster the
-// count of a plain message covers only the node where it was sent.
+// contended reports whether other clients wait, by the number of receivers of a
+// message, of which own are this driver's. In a cluster the count of a plain
+// message covers only one node.
 func (d *Driver) contended(told int64, own int) bool {
 	return told > int64(own) || d.cluster && d.checked.pubSub != PubSubSharded
 }
@@ -265,15 +258,10 @@ func (d *Driver) releaseMessage() string { return redistopic.ReleaseMessage(int(
 // lookForDatabase asks which database a client of the program's uses. Where the
 // question is not permitted, messages do not say it.
 func (d *Driver) lookForDatabase(ctx context.Context) {
-	text, err := d.do(ctx, d.client.B().ClientInfo().Build()).ToString()
-	if err != nil {
-		return
-	}
-	for _, field := range strings.Fields(text) {
-		if value, ok := strings.CutPrefix(field, "db="); ok {
-			if n, err := strconv.Atoi(value); err == nil {
-				d.setDatabase(n)
-			}
-		}
+	text, _ := d.do(ctx, d.client.B().ClientInfo().Build()).ToString()
+	_, value, _ := strings.Cut(text, " db=")
+	var n int
+	if _, err := fmt.Sscan(value, &n); err == nil {
+		d.setDatabase(n)
 	}
 }

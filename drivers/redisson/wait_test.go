@@ -143,7 +143,7 @@ func TestContendedCountsOthersOnly(t *testing.T) {
 	l := acquire(t, d, request("x"))
 	w := wait(t, d, request("x"))
 	subscribers(t, s, "x", 1)
-	testenv.Eventually(t, func() bool { return d.topics.Own("x") == 1 }, "the driver knows its subscription")
+	testenv.Eventually(t, func() bool { return d.topics.Own(prefixName(channelPrefix, "x")) == 1 }, "the driver knows its subscription")
 	release(t, l)
 	if l.Contended() {
 		t.Error("Contended: got true, with a waiter in the same driver alone")
@@ -233,17 +233,17 @@ func TestDeadSubscriptionIsNoticed(t *testing.T) {
 	link, addr := testenv.Wire(t, s.Addr)
 	d := openURL(t, "redisson://%s", addr)
 	release(t, acquire(t, d, request("warm")))
-	topic := d.topics.Join("x")
+	topic := d.topics.Join(prefixName(channelPrefix, "x"), 0)
 	<-topic.Wake
 	link.Hold(wire.Both)
-	testenv.Eventually(t, func() bool { return d.topics.Own("x") == 0 }, "the driver takes the silent connection as dead")
+	testenv.Eventually(t, func() bool { return d.topics.Own(prefixName(channelPrefix, "x")) == 0 }, "the driver takes the silent connection as dead")
 	link.Heal()
 	select {
 	case <-topic.Wake:
 	case <-time.After(hangGuard):
 		t.Fatal("nobody asks after the connection was lost")
 	}
-	if got := d.topics.Own("x"); got != 1 {
+	if got := d.topics.Own(prefixName(channelPrefix, "x")); got != 1 {
 		t.Errorf("subscriptions: got %d, want 1", got)
 	}
 	s.Do("PUBLISH", "redisson_lock__channel:{x}", "0")

@@ -23,13 +23,13 @@ func (d *Driver) acquire(ctx context.Context, r *driver.Request) (*lease, error)
 	// If the driver listens to messages of the name, others want it: ask one node first, as those who wait.
 	var t *redistopic.Topic
 	first := d.firstNode(r.Name)
-	if !r.NoWait {
-		t = d.ears[first].JoinKnown(r.Name)
+	if !r.NoWait && !d.ears[first].Quiet() {
+		t = d.ears[first].JoinActive(channel(r.Name), 0, true)
 	}
 	crowd := 0
 	if t != nil {
 		crowd = d.crowd(r.Name)
-		d.sleep(ctx, standBack(crowd))
+		d.life.Sleep(ctx, standBack(crowd))
 	}
 	l := d.newLease(r, r.Hold)
 	var err error
@@ -83,14 +83,14 @@ func (l *lease) askAll() {
 // vote waits until the attempt is decided. Without an error the lease is held.
 func (l *lease) vote(ctx context.Context) error {
 	d := l.driver
-	begin := d.now()
+	begin := d.life.Now()
 	limit := l.sent + min(int64(longestVote), int64(l.ttl/2))
 	for {
 		reached := l.await(ctx, d.options.NodeTimeout, d.life.Open().Done())
 		if err, decided := l.decide(); decided {
 			return err
 		}
-		switch now := d.now(); {
+		switch now := d.life.Now(); {
 		case ctx.Err() != nil:
 			return l.unfinished(ctx.Err())
 		case d.life.Open().Err() != nil:
@@ -114,7 +114,7 @@ func (l *lease) decide() (err error, decided bool) {
 	switch {
 	case yes >= d.quorum:
 		expires := l.sent + int64(l.ttl)
-		if d.now() >= expires-int64(drift(l.ttl)) {
+		if d.life.Now() >= expires-int64(drift(l.ttl)) {
 			return fmt.Errorf("%w: the answers came too late", driver.ErrUnknown), true
 		}
 		l.goal, l.phase = nothing, held

@@ -15,13 +15,6 @@ import (
 	"github.com/go-dsync/dsync/internal/redisdriver"
 )
 
-var (
-	_ driver.BatchRenewer       = (*Driver)(nil)
-	_ driver.Inspector          = (*Driver)(nil)
-	_ driver.ForceUnlocker      = (*Driver)(nil)
-	_ driver.ContentionReporter = (*lease)(nil)
-)
-
 // ask runs a script on all nodes, outside of any vote, and returns when they have answered or, beyond a majority of answers, are late.
 func (d *Driver) ask(ctx context.Context, script, name string, args ...string) (answers []rueidis.RedisResult, err error) {
 	replies, err := d.askEach(func(b rueidis.Builder) rueidis.Completed {
@@ -30,8 +23,8 @@ func (d *Driver) ask(ctx context.Context, script, name string, args ...string) (
 	if err != nil {
 		return nil, err
 	}
-	timer := d.timer(d.options.NodeTimeout)
-	defer d.putTimer(timer)
+	timer := time.NewTimer(d.options.NodeTimeout)
+	defer timer.Stop()
 	late, doubt := false, false
 	for pending := len(d.nodes); pending > 0; {
 		select {
@@ -62,28 +55,23 @@ func (d *Driver) ask(ctx context.Context, script, name string, args ...string) (
 	return nil, err
 }
 
-// holding is the value that a majority of the nodes has.
-type holding struct {
-	value string // "" if there is none
-	ttl   time.Duration
-}
-
-// holder returns the value of a name.
-func (d *Driver) holder(ctx context.Context, name string) (holding, error) {
+// holder returns the value of a name that a majority of the nodes has, or "" if
+// there is none.
+func (d *Driver) holder(ctx context.Context, name string) (value string, ttl time.Duration, err error) {
 	answers, err := d.ask(ctx, inspectText, name)
 	if err != nil {
-		return holding{}, err
+		return "", 0, err
 	}
 	ttls := make(map[string][]int64) // by value
 	for _, answer := range answers {
 		pair, err := answer.ToArray()
 		if err != nil || len(pair) != 2 {
-			return holding{}, redisdriver.ErrAnswer
+			return "", 0, redisdriver.ErrAnswer
 		}
 		value, err := pair[0].ToString()
 		ttl, notNumber := pair[1].AsInt64()
 		if notNumber != nil {
-			return holding{}, redisdriver.ErrAnswer
+			return "", 0, redisdriver.ErrAnswer
 		}
 		if err == nil { // a nil says that the node has no value
 			ttls[value] = append(ttls[value], ttl)
@@ -93,13 +81,13 @@ func (d *Driver) holder(ctx context.Context, name string) (holding, error) {
 	for value, t := range ttls {
 		if len(t) >= d.quorum {
 			slices.SortFunc(t, func(a, b int64) int { return cmp.Compare(b, a) })
-			return holding{value, time.Duration(max(t[d.quorum-1], 0)) * time.Millisecond}, nil
+			return value, time.Duration(max(t[d.quorum-1], 0)) * time.Millisecond, nil
 		}
 		if len(t)+missing >= d.quorum {
-			return holding{}, fmt.Errorf("%w: %d nodes did not answer, and %d have a value of %q", driver.ErrUnavailable, missing, len(t), name)
+			return "", 0, fmt.Errorf("%w: %d nodes did not answer, and %d have a value of %q", driver.ErrUnavailable, missing, len(t), name)
 		}
 	}
-	return holding{}, nil
+	return "", 0, nil
 }
 
 // Inspect implements driver.Inspector. A name is held if a majority of the nodes has the same value for it. TTL is until there is no such
@@ -109,13 +97,13 @@ func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error
 		return driver.Status{}, err
 	}
 	defer d.life.Leave()
-	h, err := d.holder(ctx, name)
+	value, ttl, err := d.holder(ctx, name)
 	if err != nil {
 		return driver.Status{}, err
 	}
-	s := driver.Status{Held: h.value != "", TTL: h.ttl, Waiters: -1}
-	s.Hold, _, _ = strings.Cut(h.value, attemptMark)
-	if d.single() && isSeal(h.value) {
+	s := driver.Status{Held: value != "", TTL: ttl, Waiters: -1}
+	s.Hold, _, _ = strings.Cut(value, attemptMark)
+	if d.single() && isSeal(value) {
 		s.Hold, s.Owner = "", "seal"
 	}
 	return s, nil
@@ -127,16 +115,16 @@ func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
 		return err
 	}
 	defer d.life.Leave()
-	h, err := d.holder(ctx, name)
+	value, _, err := d.holder(ctx, name)
 	switch {
 	case err != nil:
 		return err
-	case h.value == "":
+	case value == "":
 		return driver.ErrNotHeld
-	case d.single() && isSeal(h.value):
+	case d.single() && isSeal(value):
 		return driver.ErrSealed
 	}
-	if _, err = d.ask(ctx, releaseText, name, h.value, channel(name)); errors.Is(err, driver.ErrClosed) {
+	if _, err = d.ask(ctx, releaseText, name, value, channel(name)); errors.Is(err, driver.ErrClosed) {
 		return fmt.Errorf("%w: %w", err, driver.ErrUnknown)
 	}
 	if err == nil {

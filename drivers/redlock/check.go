@@ -29,9 +29,9 @@ type identity struct {
 	err  error  // why the server is not fit for locks
 }
 
-// look asks the server behind the current connection for its identity, and gives it the scripts. The node's goroutine calls look before any
-// other request over a new connection: a restarted server may have forgotten held locks, so its answers count only when all such locks
-// would be over.
+// look asks the server behind the current connection for its identity, and gives
+// it the scripts. The node's goroutine calls it before any other request over a
+// new connection.
 func (n *node) look() error {
 	err := n.connect()
 	if err != nil {
@@ -61,7 +61,7 @@ func (n *node) look() error {
 	before, now := n.server, identity{run: infos[0]["run_id"], conn: n.dialer.Made(), id: id}
 	n.bury(before, now)
 	n.server = now
-	n.lookedAt = n.driver.now()
+	n.lookedAt = n.driver.life.Now()
 	n.judge(infos[0], infos[1], infos[2])
 	n.known = now.conn
 	n.trouble.Store(false)
@@ -97,7 +97,7 @@ func (n *node) lookFailed(err error) error {
 // judge decides from when on the answers of a server count.
 func (n *node) judge(server, replication, memory map[string]string) {
 	d := n.driver
-	now := d.now()
+	now := d.life.Now()
 	n.server.err = d.unfit(server, replication, memory)
 	if n.server.err == nil {
 		n.server.err = d.claimRun(n, n.server.run)
@@ -119,7 +119,7 @@ func (n *node) judge(server, replication, memory map[string]string) {
 // countsNow returns an error if the answers of the node do not count.
 func (n *node) countsNow() error {
 	from := n.counts.Load()
-	switch now := n.driver.now(); {
+	switch now := n.driver.life.Now(); {
 	case now >= from:
 		return nil
 	case from == never:
@@ -177,8 +177,8 @@ func fields(info string) map[string]string {
 	return m
 }
 
-// checkNodes waits until the nodes were looked at, except for late ones beyond a majority. It returns an error if too few can be reached or a
-// node is not fit.
+// checkNodes waits until the nodes were looked at, except for late ones beyond a
+// majority. It fails if too few can be reached or a node is not fit.
 func (d *Driver) checkNodes(ctx context.Context) error {
 	replies, err := d.askEach(func(b rueidis.Builder) rueidis.Completed { return b.Ping().Build() })
 	if err != nil {

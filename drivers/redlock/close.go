@@ -87,5 +87,5 @@ func (d *Driver) awaitNodes(ctx context.Context) int {
 // stalls reports whether the node has let an answer wait.
 func (n *node) stalls() bool {
 	at := n.flight.Load()
-	return at != 0 && n.driver.now()-at > int64(n.driver.options.NodeTimeout)
+	return at != 0 && n.driver.life.Now()-at > int64(n.driver.options.NodeTimeout)
 }

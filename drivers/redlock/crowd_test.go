@@ -48,7 +48,7 @@ func waitFor(tb testing.TB, drivers []*Driver) []*drivertest.Waiter {
 // on whichever node: to a busy machine the first one may seem impaired.
 func listens(d *Driver) bool {
 	for _, e := range d.ears {
-		if t := e.JoinActive("x"); t != nil {
+		if t := e.JoinActive(channel("x"), 0, false); t != nil {
 			t.Leave(false)
 			return true
 		}
@@ -121,7 +121,7 @@ func TestWhoReleasesExpectsOthers(t *testing.T) {
 	first := d.firstNode("x")
 	ear := d.ears[first]
 	release(t, acquire(t, d, request("x")))
-	if topic := ear.JoinKnown("x"); topic != nil {
+	if topic := ear.JoinActive(channel("x"), 0, true); topic != nil {
 		t.Error("a client that is alone listens")
 		topic.Leave(false)
 	}
@@ -129,7 +129,7 @@ func TestWhoReleasesExpectsOthers(t *testing.T) {
 	waiters := waitFor(t, []*Driver{other})
 	testenv.Eventually(t, func() bool { return nodes[first].SubscriberCount(channel("x")) > 0 }, "the waiter has subscribed")
 	release(t, l)
-	if topic := ear.JoinKnown("x"); topic == nil {
+	if topic := ear.JoinActive(channel("x"), 0, true); topic == nil {
 		t.Error("a client that has others wait does not listen")
 	} else {
 		topic.Leave(false)
@@ -241,7 +241,7 @@ func TestReleaseIsToldWhereTheValueIsNot(t *testing.T) {
 	first := d.firstNode("x")
 	nodes[first].Do("SET", "x", "somebody else")
 	l := acquire(t, d, request("x"))
-	topic := other.ears[first].Join("x")
+	topic := other.ears[first].Join(channel("x"), 0)
 	defer topic.Leave(false)
 	<-topic.Wake // subscribed
 	topic.TakeTurn()

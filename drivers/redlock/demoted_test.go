@@ -66,7 +66,7 @@ func TestBehindOneAddress(t *testing.T) {
 			}
 			granted <- err
 		}()
-		testenv.Eventually(t, func() bool { return d.ears[d.firstNode("x")].Own("x") == 1 }, "the waiter listens")
+		testenv.Eventually(t, func() bool { return d.ears[d.firstNode("x")].Own(channel("x")) == 1 }, "the waiter listens")
 		for _, move := range moves {
 			move()
 		}

@@ -34,7 +34,7 @@ func TestIdleConnectionsAreRead(t *testing.T) {
 	}
 	closeLater(t, d)
 	release(t, acquire(t, d, request("x")))
-	topic := d.ears[0].Join("x")
+	topic := d.ears[0].Join(channel("x"), 0)
 	defer topic.Leave(false)
 	<-topic.Wake // the server has confirmed the subscription
 	if got := open.Load(); got != 3 {

@@ -59,7 +59,7 @@ const (
 
 func (d *Driver) newLease(r *driver.Request, value string) *lease {
 	l := &lease{
-		driver: d, request: r, value: value, ttl: r.TTL, sent: d.now(),
+		driver: d, request: r, value: value, ttl: r.TTL, sent: d.life.Now(),
 		changed: make(chan struct{}, 1), votes: make([]vote, len(d.nodes)),
 	}
 	for i := range l.votes {
@@ -69,13 +69,10 @@ func (d *Driver) newLease(r *driver.Request, value string) *lease {
 	return l
 }
 
-// Tokens implements driver.Lease: there are none.
 func (l *lease) Tokens() (first uint64, n int) { return 0, 0 }
 
-// Expires implements driver.Lease.
 func (l *lease) Expires() time.Time { return l.driver.life.At(l.term.Expires()) }
 
-// Contended implements driver.ContentionReporter: somebody listened for the end of the hold.
 func (l *lease) Contended() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -126,7 +123,7 @@ func (l *lease) check() {
 	switch l.goal {
 	case decision:
 		yes, no, pending := l.tally()
-		lost := yes+no >= l.driver.quorum && yes+pending+l.unasked() < l.driver.quorum
+		lost := yes+no >= l.driver.quorum && yes+pending+l.count(unasked) < l.driver.quorum
 		reached = yes >= l.driver.quorum || pending == 0 || lost
 	case freedom:
 		reached = l.removed >= l.driver.quorum && l.told() || l.removed+l.deletions() < l.driver.quorum
@@ -152,11 +149,10 @@ func (l *lease) told() bool {
 	return v.state == gone || v.node().impaired()
 }
 
-// unasked counts the nodes without a request so far. The caller holds mu.
-func (l *lease) unasked() int {
-	n := 0
+// count counts the votes in a state. The caller holds mu.
+func (l *lease) count(s state) (n int) {
 	for i := range l.votes {
-		if l.votes[i].state == unasked {
+		if l.votes[i].state == s {
 			n++
 		}
 	}
@@ -164,15 +160,7 @@ func (l *lease) unasked() int {
 }
 
 // deletions counts the nodes where the value may be. The caller holds mu.
-func (l *lease) deletions() int {
-	n := 0
-	for i := range l.votes {
-		if l.votes[i].state != gone {
-			n++
-		}
-	}
-	return n
-}
+func (l *lease) deletions() int { return len(l.votes) - l.count(gone) }
 
 // undo has the value deleted wherever a node has the value, or may get one. The caller holds mu.
 func (l *lease) undo() {
@@ -193,8 +181,8 @@ func (l *lease) await(ctx context.Context, limit time.Duration, stop <-chan stru
 	}
 	var expired <-chan time.Time
 	if limit > 0 {
-		timer := l.driver.timer(limit)
-		defer l.driver.putTimer(timer)
+		timer := time.NewTimer(limit)
+		defer timer.Stop()
 		expired = timer.C
 	}
 	select {
@@ -207,8 +195,8 @@ func (l *lease) await(ctx context.Context, limit time.Duration, stop <-chan stru
 	return false
 }
 
-// Release implements driver.Lease. Release returns when a majority of the nodes is free again, and the waiters' node, unless late, among
-// these; the other nodes follow.
+// Release implements driver.Lease. It returns when a majority of the nodes is free
+// again, among them the waiters' node unless that is late.
 func (l *lease) Release(ctx context.Context) error {
 	d := l.driver
 	l.mu.Lock()
@@ -239,9 +227,8 @@ func (l *lease) Release(ctx context.Context) error {
 	}
 }
 
-// expectOthers has the driver listen for a while to messages of a name that
-// others wait for, and note how many these are. If the driver wants the name
-// again it asks as a waiter that came last: see standBack.
+// expectOthers has the driver listen for a while to a name that others wait for,
+// and note how many they are: see standBack.
 func (d *Driver) expectOthers(l *lease) {
 	l.mu.Lock()
 	contended, crowd := l.contended, l.crowd
@@ -249,7 +236,7 @@ func (d *Driver) expectOthers(l *lease) {
 	if !contended {
 		return
 	}
-	d.ears[d.firstNode(l.request.Name)].Join(l.request.Name).Leave(false)
+	d.ears[d.firstNode(l.request.Name)].Join(channel(l.request.Name), 0).Leave(false)
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if len(d.crowds) >= maxCrowds {

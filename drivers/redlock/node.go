@@ -30,21 +30,13 @@ const (
 	maxGhosts  = 10_000 // on one node; of more, the one with the earliest end is left to its TTL
 )
 
-// task is one request to a node. Only the node's goroutine calls its methods, without any of the node's locks.
+// task is one request to a node. Only the node's goroutine calls its methods.
 type task interface {
 	// command returns the request, or false if there is nothing to ask any more, or if the node does not count.
 	command(n *node, at int64) (rueidis.Completed, bool)
 
 	// answer takes the result. An error of kind NotSent says that the node has not seen the request and never will.
 	answer(n *node, result rueidis.RedisResult, err error)
-}
-
-// weight is how many leases a task is about.
-func weight(t task) int {
-	if r, ok := t.(*renewal); ok {
-		return len(r.leases)
-	}
-	return 1
 }
 
 // question is a task that is the same for each node. Take gets the results.
@@ -79,8 +71,9 @@ func (d *Driver) askEach(build func(b rueidis.Builder) rueidis.Completed) (<-cha
 	return replies, nil
 }
 
-// node is one of the servers. A goroutine carries out the tasks, one batch after the other over one connection. So requests reach
-// the server in the order of add, and callers never wait for a node that they do not need.
+// node is one of the servers. A goroutine carries out the tasks, one batch after
+// the other over one connection, so requests arrive in the order of add, and
+// callers never wait for a node that they do not need.
 type node struct {
 	driver *Driver
 	index  int
@@ -139,8 +132,8 @@ func (n *node) address() string { return n.option.InitAddress[0] }
 // impaired reports whether the node will hardly answer.
 func (n *node) impaired() bool { return n.hung.Load() || n.trouble.Load() }
 
-// patience is least, or longer while a majority of the nodes take long for their answers: what says much about a node that is silent says nothing while
-// all are. Where a crowd and its nodes have too little CPU, clients that give up each other's nodes ask the next ones, and share out the votes there.
+// patience is least, or longer while a majority of the nodes take long for their
+// answers, so that clients on a busy machine do not give up each other's nodes.
 func (d *Driver) patience(least time.Duration) time.Duration {
 	took := make([]int64, len(d.nodes))
 	for i, n := range d.nodes {
@@ -162,7 +155,10 @@ func (n *node) add(t task) bool {
 	}
 	n.queue = append(n.queue, t)
 	if len(n.queue) == 1 {
-		n.signal()
+		select {
+		case n.wake <- struct{}{}:
+		default:
+		}
 	}
 	return true
 }
@@ -202,13 +198,6 @@ func (n *node) idle() bool {
 	busy := len(n.queue) + n.working
 	n.mu.Unlock()
 	return busy == 0 && n.ghosts.Left() == 0 // ghosts come of tasks
-}
-
-func (n *node) signal() {
-	select {
-	case n.wake <- struct{}{}:
-	default:
-	}
 }
 
 // end has the goroutine end, and all tasks that are left fail.
@@ -259,7 +248,11 @@ func (n *node) take(batch []task) []task {
 	defer n.mu.Unlock()
 	count := 0
 	for sum := 0; count < min(len(n.queue), maxTasks); count++ {
-		if sum += weight(n.queue[count]); sum > maxWeight && count > 0 {
+		weight := 1 // how many leases the task is about
+		if r, ok := n.queue[count].(*renewal); ok {
+			weight = len(r.leases)
+		}
+		if sum += weight; sum > maxWeight && count > 0 {
 			break
 		}
 	}
@@ -277,7 +270,7 @@ func (n *node) carryOut(batch []task) {
 		}
 		return
 	}
-	at := n.driver.now()
+	at := n.driver.life.Now()
 	n.flight.Store(at)
 	commands := n.commands[:0]
 	sent := batch[:0]
@@ -296,12 +289,12 @@ func (n *node) carryOut(batch []task) {
 	n.flight.Store(0)
 	if err == nil {
 		n.hung.Store(false)
-		n.took.Store(n.driver.now() - at)
+		n.took.Store(n.driver.life.Now() - at)
 	} else {
 		n.fail(err)
 	}
-	// Answers over a connection without a look so far may come from a server with forgotten locks. If look fails, these answers are as good
-	// as none.
+	// Answers over a connection without a look so far may come from a server that
+	// has forgotten locks. They count only if look succeeds.
 	var unseen error
 	if err == nil && n.known != n.dialer.Made() {
 		unseen = n.look()
@@ -373,23 +366,23 @@ func (n *node) transportError(results []rueidis.RedisResult) error {
 func (n *node) fail(err error) {
 	n.trouble.Store(true)
 	n.down = min(max(2*n.down, firstDown), lastDown)
-	n.downUntil = n.driver.now() + int64(n.down)
+	n.downUntil = n.driver.life.Now() + int64(n.down)
 	n.downErr = err
 }
 
 // ready makes sure of a connection to a server seen by look, or returns an error with the reason why there is none.
 func (n *node) ready() error {
-	unfit := n.counts.Load() == never && n.driver.now()-n.lookedAt > int64(lookAgain)
+	unfit := n.counts.Load() == never && n.driver.life.Now()-n.lookedAt > int64(lookAgain)
 	if n.known == n.dialer.Made() && n.dialer.Connected() && n.client != nil && !n.trouble.Load() && !unfit {
 		return nil
 	}
-	if n.driver.now() < n.downUntil {
+	if n.driver.life.Now() < n.downUntil {
 		return redisdriver.NotSent{Why: n.downErr}
 	}
 	if unfit {
 		n.leaveServer()
 	}
-	n.flight.Store(n.driver.now())
+	n.flight.Store(n.driver.life.Now())
 	defer n.flight.Store(0)
 	if err := n.look(); err != nil {
 		return redisdriver.NotSent{Why: err}
@@ -397,8 +390,8 @@ func (n *node) ready() error {
 	return nil
 }
 
-// leaveServer closes the connections to a server that is a replica, or not fit for
-// another reason. Another server may be behind the address by now.
+// leaveServer closes the connections to a server that is not fit. Another server
+// may be behind the address by now.
 func (n *node) leaveServer() {
 	n.dialer.Break()
 	n.driver.ears[n.index].dialer.Break()

@@ -55,7 +55,6 @@
 package redlock
 
 import (
-	"context"
 	"fmt"
 	"slices"
 	"sync"
@@ -85,16 +84,16 @@ const (
 
 // Options of a Driver. The zero value is fine. MaxTTL and Durable have to be the same for all clients of the nodes.
 type Options struct {
-	// MaxTTL is the longest TTL of any client, other libraries' included; 30 s if 0. A node started less than MaxTTL ago does not count,
-	// since a restart may have lost held locks.
+	// MaxTTL is the longest TTL of any client, other libraries' included; 30 s if
+	// 0. A node started less than MaxTTL ago does not count.
 	MaxTTL time.Duration
 
-	// Durable says that no node ever forgets its answers (appendonly yes, appendfsync always, and an honest disk), so a node counts at once
-	// after its start.
+	// Durable says that no node ever forgets its answers (appendonly yes,
+	// appendfsync always, and an honest disk), so a node counts at once.
 	Durable bool
 
-	// NodeTimeout is how long an undecided vote waits for the other nodes when a majority has answered; 50 ms if 0. While a majority takes long
-	// for its answers, a vote waits for longer.
+	// NodeTimeout is how long an undecided vote waits for the other nodes when a
+	// majority has answered; 50 ms if 0. It is longer while nodes are slow.
 	NodeTimeout time.Duration
 
 	// AllowEviction accepts nodes configured to evict keys, and so held locks, when their memory is full.
@@ -108,23 +107,28 @@ type Driver struct {
 	quorum  int
 	options Options
 
-	life   *redisdriver.Life[lease, *lease]
-	timers sync.Pool
+	life *redisdriver.Life[lease, *lease]
 
 	mu     sync.Mutex
 	runs   []string       // of the nodes' servers
 	crowds map[string]int // by name: how many others waited at the driver's last release
 }
 
-var _ driver.Driver = (*Driver)(nil)
+var (
+	_ driver.BatchRenewer       = (*Driver)(nil)
+	_ driver.Inspector          = (*Driver)(nil)
+	_ driver.ForceUnlocker      = (*Driver)(nil)
+	_ driver.ContentionReporter = (*lease)(nil)
+)
 
-// New returns a Driver that uses the nodes, an odd number of 3 or more. Each node is given by the options of a client, with one address in
-// InitAddress. The Driver makes the clients itself, since a client cannot be made while its node is down, and because the Driver has to
-// know of every connection. New asks the nodes nothing: the checks of Open are made at the first use of the nodes, and an unfit node never
-// counts.
+// New returns a Driver that uses the nodes, an odd number of 3 or more. Each node
+// is given by the options of a client, with one address in InitAddress. The
+// Driver makes the clients itself, at the first use of each node. An unfit node
+// never counts.
 func New(nodes []rueidis.ClientOption, o *Options) (*Driver, error) {
-	if err := checkNumber(len(nodes)); err != nil {
-		return nil, err
+	if n := len(nodes); n < fewestNodes || n > mostNodes || n%2 == 0 {
+		return nil, fmt.Errorf("redlock: %d nodes, want an odd number from %d to %d: a majority has to survive the loss of a node, "+
+			"and an even number survives no more than the odd one below it", n, fewestNodes, mostNodes)
 	}
 	return newDriver(nodes, o)
 }
@@ -164,14 +168,6 @@ func newDriver(nodes []rueidis.ClientOption, o *Options) (*Driver, error) {
 	return d, nil
 }
 
-func checkNumber(nodes int) error {
-	if nodes < fewestNodes || nodes > mostNodes || nodes%2 == 0 {
-		return fmt.Errorf("redlock: %d nodes, want an odd number from %d to %d: a majority has to survive the loss of a node, "+
-			"and an even number survives no more than the odd one below it", nodes, fewestNodes, mostNodes)
-	}
-	return nil
-}
-
 // withDefaults sets what the driver demands of a client.
 func withDefaults(o rueidis.ClientOption) rueidis.ClientOption {
 	redisdial.Prepare(&o)
@@ -207,34 +203,4 @@ func (d *Driver) Info() driver.Info {
 	}
 	return driver.Info{Name: name, Order: driver.Unordered, Fencing: driver.None, MinTTL: minTTL, MaxTTL: d.options.MaxTTL, Late: redisdriver.Late,
 		Permits: driver.Support{Why: "a majority of the nodes does not keep a limit"}}
-}
-
-// now is the time on the driver's clock.
-func (d *Driver) now() int64 { return d.life.Now() }
-
-// sleep waits, and reports whether neither ctx nor the driver ended meanwhile.
-func (d *Driver) sleep(ctx context.Context, wait time.Duration) bool {
-	timer := d.timer(wait)
-	defer d.putTimer(timer)
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-	case <-d.life.Open().Done():
-	}
-	return false
-}
-
-// timer returns a timer that fires after wait. Most timers are stopped before, so timers are used again.
-func (d *Driver) timer(wait time.Duration) *time.Timer {
-	if t, ok := d.timers.Get().(*time.Timer); ok {
-		t.Reset(wait)
-		return t
-	}
-	return time.NewTimer(wait)
-}
-
-func (d *Driver) putTimer(t *time.Timer) {
-	t.Stop()
-	d.timers.Put(t)
 }

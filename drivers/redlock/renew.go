@@ -19,8 +19,6 @@ import (
 // maxRenewals is how many leases go into one request.
 const maxRenewals = 512
 
-var errLate = errors.New("nobody waits for the renewal any more")
-
 // renewal renews leases for one TTL, on all nodes.
 type renewal struct {
 	driver *Driver
@@ -77,7 +75,7 @@ func (d *Driver) renew(ctx context.Context, leases []*lease, ttl time.Duration, 
 	}
 	r.args[0] = strconv.FormatInt(redisdriver.Milliseconds(ttl), 10)
 	which := make([]int, 0, len(leases))
-	at := d.now()
+	at := d.life.Now()
 	for i, l := range leases {
 		term, ok := l.beginRenewal(at, ttl)
 		if !ok {
@@ -108,11 +106,11 @@ func (d *Driver) renew(ctx context.Context, leases []*lease, ttl time.Duration, 
 
 // command implements task. A late renewal is not sent: if nodes are slower than renewals fall due, a late one would delay useful ones.
 func (r *renewal) command(n *node, _ int64) (rueidis.Completed, bool) {
+	err := n.countsNow()
 	if r.late.Load() {
-		r.answer(n, rueidis.RedisResult{}, redisdriver.NotSent{Why: errLate})
-		return rueidis.Completed{}, false
+		err = errors.New("nobody waits for the renewal any more")
 	}
-	if err := n.countsNow(); err != nil {
+	if err != nil {
 		r.answer(n, rueidis.RedisResult{}, redisdriver.NotSent{Why: err})
 		return rueidis.Completed{}, false
 	}
@@ -198,7 +196,7 @@ func (r *renewal) outcome(ctx context.Context, i int, l *lease) error {
 	case yes >= d.quorum && r.ttl == 0:
 		return nil
 	case yes >= d.quorum:
-		if err := l.term.Renewed(r.terms[i], d.now()); err != nil {
+		if err := l.term.Renewed(r.terms[i], d.life.Now()); err != nil {
 			return err
 		}
 		l.ttl = r.ttl

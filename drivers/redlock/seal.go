@@ -12,19 +12,14 @@ import (
 	"github.com/go-dsync/dsync/internal/redisdriver"
 )
 
-// Single is a driver.Driver on one Redis server, for the plain string lock of many programs: SET with NX and PX, and a script for the
-// deletion of the key with the own value, as in bsm/redislock, redsync on one node, and programs written by hand. A Single is Redlock on
-// one node, for programs that move away: its locks can be sealed, so names can move to another backend (drivers/migrate).
+// Single is a driver.Driver on one Redis server, for the plain string lock of many
+// programs: Redlock on one node, whose names can move to another backend
+// (drivers/migrate).
 type Single struct{ *Driver }
 
 var (
-	_ driver.Driver        = (*Single)(nil)
-	_ driver.BatchRenewer  = (*Single)(nil)
-	_ driver.Inspector     = (*Single)(nil)
-	_ driver.ForceUnlocker = (*Single)(nil)
-	_ driver.Leaver        = (*Single)(nil)
-	_ move.Sealer          = (*Single)(nil)
-	_ move.Unsealer        = (*Single)(nil)
+	_ move.Sealer   = (*Single)(nil)
+	_ move.Unsealer = (*Single)(nil)
 )
 
 // NewSingle returns a Single, as New does for several nodes.
@@ -94,8 +89,8 @@ func (d *Single) Sealed(ctx context.Context, name string) (last uint64, sealed b
 		return 0, false, err
 	}
 	defer d.life.Leave()
-	h, err := d.holder(ctx, name)
-	return 0, err == nil && isSeal(h.value), err
+	value, _, err := d.holder(ctx, name)
+	return 0, err == nil && isSeal(value), err
 }
 
 // Loosen implements move.Unsealer. There are no tokens to be raised.

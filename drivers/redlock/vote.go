@@ -11,10 +11,10 @@ import (
 	"github.com/go-dsync/dsync/internal/redisdriver"
 )
 
-// vote is one node's part in a lease. All fields but lease and index are guarded by lease.mu.
-//
-// The value may only be deleted after the answer to the request for the value: an earlier deletion would find nothing, and the node would
-// then be taken for a whole TTL. So a vote has one request under way at a time, and the next one waits for the answer.
+// vote is one node's part in a lease. All fields but lease and index are guarded
+// by lease.mu. It has one request under way at a time: a deletion that overtakes
+// the request for the value would find nothing, and the node would be taken for a
+// whole TTL.
 type vote struct {
 	lease  *lease
 	index  uint8
@@ -57,13 +57,11 @@ func (v *vote) hand() {
 	n := v.node()
 	switch {
 	case v.late && n.backlog() >= maxBacklog:
-		v.fail(errBacklog)
+		v.fail(errors.New("too many requests wait for it to answer"))
 	case !n.add(v):
 		v.fail(driver.ErrClosed)
 	}
 }
-
-var errBacklog = errors.New("too many requests wait for it to answer")
 
 // command implements task: the request to set the value, or to delete it.
 func (v *vote) command(n *node, at int64) (rueidis.Completed, bool) {
@@ -191,13 +189,15 @@ func (v *vote) deleted(n *node, result rueidis.RedisResult, err error) bool {
 		return true
 	}
 	_, answered := rueidis.IsRedisErr(err)
-	expired := n.driver.now() > l.term.Over()
+	expired := n.driver.life.Now() > l.term.Over()
 	var told int64
 	if err == nil {
 		told, err = result.ToInt64()
 	}
-	if others := told - int64(l.driver.ears[n.index].Own(l.request.Name)); others > 0 {
-		l.contended, l.crowd = true, max(l.crowd, int(others))
+	if told > 0 {
+		if others := int(told) - l.driver.ears[n.index].Own(channel(l.request.Name)); others > 0 {
+			l.contended, l.crowd = true, max(l.crowd, others)
+		}
 	}
 	switch {
 	case err == nil && told >= 0:
@@ -229,6 +229,4 @@ func (v *vote) abandon() {
 }
 
 // channel is the channel on which the ends of holds are told.
-func channel(name string) string { return channelPrefix + name }
-
-const channelPrefix = "dsync_redlock:"
+func channel(name string) string { return "dsync_redlock:" + name }

@@ -14,8 +14,8 @@ import (
 	"github.com/go-dsync/dsync/internal/redistopic"
 )
 
-// A waiter that was granted the first node asks the refusing nodes again: the last holder is about to delete its value there too, or another waiter
-// is about to give up. Of two who share out the votes, the one with the waiters' node goes on.
+// A waiter that was granted the first node asks the refusing nodes again. Of two
+// that share out the votes, the one with the waiters' node goes on.
 const (
 	fewRepeats  = 3
 	manyRepeats = 8
@@ -29,14 +29,12 @@ func (d *Driver) attempt(r *driver.Request, number int) *lease {
 
 const attemptMark = "#"
 
-// wait asks one node again whenever the lock may have become free, and the
-// other nodes only if the one grants. So waiters do not share out the votes,
-// and cost little. A waiter that was woken and then cannot ask wakes another
-// waiter of this process. Crowd is how many others waited when this client last
-// had the lock.
+// wait asks one node again whenever the lock may have become free, and the other
+// nodes only if that one grants. Crowd is how many others waited when this client
+// last had the lock.
 func (d *Driver) wait(ctx context.Context, r *driver.Request, first int, t *redistopic.Topic, crowd int) (*lease, error) {
 	if t == nil {
-		t = d.ears[first].Join(r.Name)
+		t = d.ears[first].Join(channel(r.Name), 0)
 	}
 	pause := firstPoll
 	timer := time.NewTimer(jitter(pause))
@@ -89,9 +87,8 @@ func (d *Driver) wait(ctx context.Context, r *driver.Request, first int, t *redi
 	}
 }
 
-// standBack is how long a client lets others ask first, who have waited for
-// longer: so many of those who waited when it last had the lock may not have
-// had it since. Without this the same few clients are granted the lock again
+// standBack is how long a client lets others ask first that have waited since it
+// last had the lock. Without this the same few clients would get the lock again
 // and again, since messages reach them first.
 func standBack(others int) time.Duration {
 	return min(time.Duration(max(others, 0))*standBackEach, longestStandBack)
@@ -159,7 +156,7 @@ func (l *lease) askOneThenAll(ctx context.Context, first int) error {
 		if err == nil || !isRefusal(err) || i >= fewRepeats && !l.persists(i) {
 			return err
 		}
-		if !d.sleep(ctx, rand.N(firstRepeat<<i)) {
+		if !d.life.Sleep(ctx, rand.N(firstRepeat<<i)) {
 			return err
 		}
 	}
@@ -169,7 +166,7 @@ func (l *lease) askOneThenAll(ctx context.Context, first int) error {
 func (l *lease) persists(repeats int) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return repeats < manyRepeats && l.votes[l.driver.firstNode(l.request.Name)].counts() && l.driver.now() < l.sent+int64(l.ttl/4)
+	return repeats < manyRepeats && l.votes[l.driver.firstNode(l.request.Name)].counts() && l.driver.life.Now() < l.sent+int64(l.ttl/4)
 }
 
 // first waits for the answer of the asked node. The error is ErrLocked if the node refuses, and answered false if the next node has to be
@@ -201,8 +198,8 @@ func (l *lease) first(ctx context.Context, v *vote) (err error, answered bool) {
 	return nil, false
 }
 
-// firstNode is the waiters' node of a name, for listening and for the first request: one node for all waiters, and another one for other
-// names.
+// firstNode is the waiters' node of a name, for listening and for the first
+// request.
 func (d *Driver) firstNode(name string) int {
 	sum := uint32(2166136261)
 	for i := range len(name) {
@@ -217,8 +214,8 @@ func (d *Driver) firstNode(name string) int {
 	return first
 }
 
-// ear receives the messages of one node about the ends of holds, over a connection of its own. With a message a waiter asks at once, and
-// otherwise at its next poll; nothing else depends on messages.
+// ear receives the messages of one node about the ends of holds, over a connection
+// of its own. Nothing but the time of the next poll depends on messages.
 type ear struct {
 	*redistopic.Listener
 	option rueidis.ClientOption
@@ -233,7 +230,7 @@ func newEar(d *Driver, o rueidis.ClientOption) *ear {
 	e.option.DialCtxFn = e.dialer.Dial
 	e.option.ReadBufferEachConn, e.option.WriteBufferEachConn = earBuffer, earBuffer
 	plain := func() (plain, sharded bool) { return true, false }
-	e.Listener = redistopic.New(redistopic.Options{Life: d.life.Lifecycle, Channel: channel, Kinds: plain, Connect: e.connect})
+	e.Listener = redistopic.New(redistopic.Options{Life: d.life.Lifecycle, Kinds: plain, Connect: e.connect})
 	return e
 }
 

@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"io/fs"
 	"net"
-	"strconv"
-	"strings"
 
 	"github.com/redis/rueidis"
 
@@ -48,6 +46,14 @@ func Fault(ctx context.Context, name string, err error) (_ error, doubt bool) {
 		return fmt.Errorf("%w: %w (%w)", kind, err, ended), doubt
 	}
 	return fmt.Errorf("%w: %w", kind, err), doubt
+}
+
+// Explain is Fault without the doubt. It returns nil for nil.
+func Explain(ctx context.Context, name string, err error) error {
+	if err != nil {
+		err, _ = Fault(ctx, name, err)
+	}
+	return err
 }
 
 // NotSent is why a request was not sent, and never will be.
@@ -94,11 +100,8 @@ const minMajor, minMinor = 6, 2
 
 // CheckVersion returns an error for a server that is too old.
 func CheckVersion(version string) error {
-	major, rest, _ := strings.Cut(version, ".")
-	minor, _, _ := strings.Cut(rest, ".")
-	x, err1 := strconv.Atoi(major)
-	y, err2 := strconv.Atoi(minor)
-	if err1 == nil && err2 == nil && (x < minMajor || x == minMajor && y < minMinor) {
+	var major, minor int
+	if n, _ := fmt.Sscanf(version, "%d.%d", &major, &minor); n == 2 && (major < minMajor || major == minMajor && minor < minMinor) {
 		return fmt.Errorf("the server is Redis %s, and %d.%d is the oldest that will do: %w", version, minMajor, minMinor, errors.ErrUnsupported)
 	}
 	return nil

@@ -101,9 +101,8 @@ func (f *Life[L, P]) TakeAll() []P {
 	return f.leases.Take()
 }
 
-// Abandon is driver.Leaver.Leave: the last renewal of a lease, which is repeated
-// like a release. The driver forgets the lease before, so Close waits for
-// Abandon and does not end the hold.
+// Abandon is driver.Leaver.Leave: the last renewal of a lease, repeated like a
+// release. Close waits for it and does not end the hold.
 func (f *Life[L, P]) Abandon(ctx context.Context, l P, ttl time.Duration) error {
 	f.BeginRelease(l)
 	defer f.Leave()

@@ -40,16 +40,13 @@ type feedKey struct {
 	sharded bool
 }
 
-// feed is the subscriptions of one kind, over one connection. While the
-// connection is down, the feed connects again and again, and subscribes to all
-// of its channels. Then one waiter of each channel asks, because messages may
-// have been missed.
+// feed is the subscriptions of one kind, over one connection. While it is down, the
+// feed connects again and again, and subscribes to all of its channels. Then one
+// waiter of each channel asks, because messages may have been missed.
 //
-// A feed never unsubscribes: a server can refuse UNSUBSCRIBE, or the PING that
-// the library sends behind it (BUSY, MISCONF, MASTERDOWN), and the library then
-// panics in a goroutine of its own. Instead the feed replaces its connection.
-// It subscribes to the channels in use on a new connection, and closes the old
-// one when the server has confirmed them, so it misses no message.
+// A feed never unsubscribes, because the library panics if a server refuses that
+// (BUSY, MISCONF, MASTERDOWN). Instead it subscribes to the channels in use on a
+// new connection, and closes the old one when the server has confirmed them.
 type feed struct {
 	listener *Listener
 	key      feedKey
@@ -91,7 +88,7 @@ type channelState struct {
 	confirmed bool
 }
 
-// feed returns the feed for key, and starts one if there is none. It is called with mu held.
+// feed returns the feed for key, and starts one if there is none (mu).
 func (ln *Listener) feed(key feedKey) *feed {
 	f := ln.feeds[key]
 	if f == nil {
@@ -103,7 +100,7 @@ func (ln *Listener) feed(key feedKey) *feed {
 	return f
 }
 
-// add begins a subscription. It is called with Listener.mu held.
+// add begins a subscription (mu).
 func (f *feed) add(s *subscription) {
 	channel := s.hub.channel
 	f.subs[channel] = s
@@ -118,14 +115,14 @@ func (f *feed) add(s *subscription) {
 }
 
 // begin notes that the server has confirmed a subscription. Waiters ask, because
-// messages may have been missed. It is called with Listener.mu held.
+// messages may have been missed (mu).
 func (f *feed) begin(s *subscription) {
 	s.active, s.lost = true, false
 	s.hub.poke()
 }
 
 // unsubscribe ends a subscription, wherever it is. The server is not told until
-// the feed replaces its connection. It is called with mu held.
+// the feed replaces its connection (mu).
 func (ln *Listener) unsubscribe(s *subscription) {
 	s.active = false
 	channel := s.hub.channel
@@ -144,8 +141,7 @@ func (f *feed) wake() {
 	}
 }
 
-// newest returns the link that takes new channels, or nil. It is called with
-// Listener.mu held.
+// newest returns the link that takes new channels, or nil (mu).
 func (f *feed) newest() *link {
 	if f.next != nil {
 		return f.next
@@ -154,8 +150,7 @@ func (f *feed) newest() *link {
 }
 
 // carriers returns how many links deliver the messages of a channel. Closing
-// says that links count that are being closed. It is called with Listener.mu
-// held.
+// says that links count that are being closed (mu).
 func (f *feed) carriers(channel string, closing bool) (n int) {
 	for _, l := range f.links {
 		if l.channels[channel].confirmed && (closing || l == f.cur || l == f.next) {
@@ -264,11 +259,10 @@ func (f *feed) plan() (wait time.Duration, connect, ended bool) {
 	return wait, connect, false
 }
 
-// unused returns how many channels of a link nobody uses. It is called with
-// Listener.mu held.
+// unused returns how many channels of a link nobody uses (mu).
 func (f *feed) unused(l *link) int { return len(l.channels) - len(f.subs) }
 
-// leftAt notes that unused channels were left. It is called with Listener.mu held.
+// leftAt notes that unused channels were left (mu).
 func (f *feed) leftAt(now time.Time) {
 	f.leavePause = max(leaveEvery, time.Duration(len(f.subs))*leaveEach)
 	f.leaveAt = now.Add(f.leavePause)
@@ -308,7 +302,7 @@ func (f *feed) connected(l *link) {
 }
 
 // failed sets the time of the next attempt to connect, after a connection since
-// a time that was lost. It is called with Listener.mu held.
+// a time that was lost (mu).
 func (f *feed) failed(since time.Time) {
 	now := time.Now()
 	if !since.IsZero() && now.Sub(since) > lastConnect {
@@ -319,7 +313,7 @@ func (f *feed) failed(since time.Time) {
 }
 
 // putOff sets the time of the next attempt to leave channels, after one that
-// failed. It is called with Listener.mu held.
+// failed (mu).
 func (f *feed) putOff() {
 	f.leaveAt = time.Now().Add(f.leavePause)
 	f.leavePause = min(2*f.leavePause, lastLeave)
@@ -351,8 +345,7 @@ func (f *feed) lose(l *link) {
 	f.close(l)
 }
 
-// forget takes a link off, whose messages do not arrive any more. It is called
-// with Listener.mu held.
+// forget takes a link off, whose messages do not arrive any more (mu).
 func (f *feed) forget(l *link) {
 	for i, other := range f.links {
 		if other == l {
@@ -372,8 +365,7 @@ func (f *feed) forget(l *link) {
 	clear(l.channels)
 }
 
-// close closes a link. Until it is closed, its messages are taken. It is called
-// with Listener.mu held.
+// close closes a link. Until it is closed, its messages are taken (mu).
 func (f *feed) close(l *link) {
 	end := func() {
 		l.conn.End()
@@ -411,8 +403,7 @@ func (f *feed) flush(ctx context.Context) {
 	}
 }
 
-// request has a channel requested, unless it was. It is called with Listener.mu
-// held.
+// request has a channel requested, unless it was (mu).
 func (l *link) request(channel string, needed bool) {
 	if _, known := l.channels[channel]; known {
 		return
@@ -505,8 +496,7 @@ func (l *link) confirmed(c rueidis.PubSubSubscription) {
 	f.wake()
 }
 
-// remove takes off a channel that the link does not have. It is called with
-// Listener.mu held.
+// remove takes off a channel that the link does not have (mu).
 func (l *link) remove(channel string) {
 	state := l.channels[channel]
 	if state.confirmed {
@@ -536,7 +526,7 @@ func (l *link) refused(channel string) bool {
 	return true
 }
 
-// replace finds another place for a subscription that the server does not want here. It is called with Listener.mu held.
+// replace finds another place for a subscription that the server does not want here (mu).
 func (f *feed) replace(s *subscription) {
 	ln := f.listener
 	s.lost = true

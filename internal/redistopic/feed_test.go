@@ -50,7 +50,6 @@ func listen(t *testing.T, sharded bool, connect func(string) (Conn, bool)) *List
 	life := lifecycle.New()
 	ln := New(Options{
 		Life:    life,
-		Channel: func(name string) string { return name },
 		Kinds:   func() (bool, bool) { return !sharded, sharded },
 		Connect: connect,
 	})
@@ -104,14 +103,14 @@ func TestRefusals(t *testing.T) {
 func testRefusal(t *testing.T, refusal, words string, resp2, sharded bool) {
 	s := newServer(t, resp2)
 	ln := listen(t, sharded, connectBy("server", s.dial))
-	used := ln.Join("used")
+	used := ln.Join("used", 0)
 	awaitWake(t, used, "the server has confirmed the subscription")
-	unused := ln.Join("unused")
+	unused := ln.Join("unused", 0)
 	awaitWake(t, unused, "the server has confirmed the subscription")
 	s.refuse(refusal, words)
 	before := s.refused.Load()
 	unused.LeaveForGood()
-	late := ln.Join("late")
+	late := ln.Join("late", 0)
 	testenv.Eventually(t, func() bool { return s.refused.Load() > before+1 }, "the server has refused requests")
 	s.refuse("", "")
 	awaitWake(t, late, "the server accepts subscriptions again")
@@ -150,7 +149,7 @@ func TestEveryMessageArrives(t *testing.T) {
 	messages, begun := 0, time.Now()
 	for conns.Load() < 4 {
 		if messages%10 == 0 {
-			ln.Join(fmt.Sprint("unused", messages)).LeaveForGood()
+			ln.Join(fmt.Sprint("unused", messages), 0).LeaveForGood()
 		}
 		select {
 		case <-heard: // the second copy of an earlier message
@@ -181,7 +180,7 @@ func TestUnusedIsNoWaiter(t *testing.T) {
 			t.Errorf("%s: got %d subscriptions, %d of them unused, want %d and %d", channel, gotOwn, gotUnused, own, unused)
 		}
 	}
-	used, a := ln.Join("used"), ln.Join("a")
+	used, a := ln.Join("used", 0), ln.Join("a", 0)
 	awaitWake(t, used, "the server has confirmed the subscription")
 	awaitWake(t, a, "the server has confirmed the subscription")
 	want("a", 1, 0)
@@ -189,11 +188,11 @@ func TestUnusedIsNoWaiter(t *testing.T) {
 	testenv.Eventually(t, func() bool { return ln.Own("a") == 0 && s.SubscriberCount("a") == 0 }, "the unused channel is left")
 	want("used", 1, 0)
 
-	b := ln.Join("b")
+	b := ln.Join("b", 0)
 	awaitWake(t, b, "the server has confirmed the subscription")
 	b.LeaveForGood() // the last connection is too young to be replaced
 	want("b", 1, 1)
-	again := ln.Join("b")
+	again := ln.Join("b", 0)
 	if len(again.Wake) != 1 {
 		t.Error("a waiter for a channel that was not left yet does not ask at once")
 	}
@@ -203,7 +202,7 @@ func TestUnusedIsNoWaiter(t *testing.T) {
 
 	used.LeaveForGood()
 	testenv.Eventually(t, func() bool { return s.SubscriberCount("used") == 0 && ln.Idle() }, "the last channel is left")
-	last := ln.Join("last")
+	last := ln.Join("last", 0)
 	awaitWake(t, last, "the server has confirmed the subscription")
 	last.LeaveForGood()
 }
@@ -220,11 +219,11 @@ func TestUnusedChannelsAreBounded(t *testing.T) {
 		}
 		return connect(node)
 	})
-	used := ln.Join("used")
+	used := ln.Join("used", 0)
 	awaitWake(t, used, "the server has confirmed the subscription")
 	full.Store(true)
 	for i := range maxUnused + 1 {
-		ln.Join(fmt.Sprint("unused", i)).LeaveForGood()
+		ln.Join(fmt.Sprint("unused", i), 0).LeaveForGood()
 	}
 	testenv.Eventually(t, func() bool { return ln.Own("used") == 0 }, "the connection is given up")
 	full.Store(false)
@@ -243,7 +242,7 @@ func TestStaleConnection(t *testing.T) {
 		conn.Stale = func() bool { return current.Load() != of }
 		return conn, ok
 	})
-	topic := ln.Join("x")
+	topic := ln.Join("x", 0)
 	awaitWake(t, topic, "the server has confirmed the subscription")
 	current.Store(1)
 	awaitWake(t, topic, "messages of the other server may have been missed")

@@ -21,7 +21,6 @@ const lingerFor = 250 * time.Millisecond
 // Options are the driver's decisions.
 type Options struct {
 	Life    *lifecycle.Lifecycle           // the connections end with its context
-	Channel func(name string) string       // the channel that tells the ends of holds of a name
 	Kinds   func() (plain, sharded bool)   // the kinds of channels to subscribe to
 	Connect func(node string) (Conn, bool) // to a node of the cluster, or to the only one: "". It fails if the node is no longer known
 	Shards  Shards                         // nil outside of a cluster
@@ -52,6 +51,8 @@ const Groups = 3
 
 // Each is in place of a group for waiters who wait for different things, so that each of them asks after a message.
 const Each = -1
+
+// Functions that are marked (mu) are called with Listener.mu held.
 
 // Listener keeps the subscriptions of a driver: one for each name with waiters, however many, over one connection (in a
 // cluster with sharded channels over one to each node).
@@ -87,8 +88,8 @@ type hub struct {
 type Topic struct {
 	hub *hub
 
-	// Wake holds a value when one of the group should ask for the lock: the channel had a message, or was subscribed to, since the
-	// last time. The waiter that takes the value asks, or passes it on.
+	// Wake holds a value when one of the group should ask for the lock. The waiter
+	// that takes the value asks, or passes it on.
 	Wake chan struct{}
 
 	waiters int  // guarded by Listener.mu
@@ -120,37 +121,16 @@ func New(o Options) *Listener {
 	return ln
 }
 
-// JoinActive adds a waiter to the topic of a name if the topic is subscribed already, and returns nil otherwise.
-func (ln *Listener) JoinActive(name string) *Topic {
-	if ln.active.Load() == 0 {
-		return nil
-	}
-	return ln.JoinActiveChannel(ln.options.Channel(name), 0)
-}
-
-// JoinActiveChannel is JoinActive for a group of waiters of a channel.
-func (ln *Listener) JoinActiveChannel(channel string, group int) *Topic {
+// JoinActive adds a waiter to a group of a channel if the channel is subscribed
+// already, or, with pending, about to be. Otherwise it returns nil.
+func (ln *Listener) JoinActive(channel string, group int, pending bool) *Topic {
 	ln.mu.Lock()
 	defer ln.mu.Unlock()
 	h := ln.hubs[channel]
-	if h == nil || !h.subscribed() {
+	if h == nil || !pending && !h.subscribed() {
 		return nil
 	}
 	return h.enter(group)
-}
-
-// JoinKnown adds a waiter to the topic of a name if the topic is subscribed, or about to be, and returns nil otherwise.
-func (ln *Listener) JoinKnown(name string) *Topic {
-	if ln.active.Load() == 0 {
-		return nil
-	}
-	ln.mu.Lock()
-	defer ln.mu.Unlock()
-	h := ln.hubs[ln.options.Channel(name)]
-	if h == nil {
-		return nil
-	}
-	return h.enter(0)
 }
 
 // enter adds a waiter. The first waiter after a group was empty gets no value of Wake that was for the earlier ones.
@@ -176,12 +156,10 @@ func (h *hub) enter(group int) *Topic {
 	return t
 }
 
-// Join adds a waiter to the topic of a name. There will be a value in Wake when the server has confirmed the subscription, or at
-// once if the server has confirmed it before: events until then could have been missed.
-func (ln *Listener) Join(name string) *Topic { return ln.JoinChannel(ln.options.Channel(name), 0) }
-
-// JoinChannel is Join for a group of waiters of a channel.
-func (ln *Listener) JoinChannel(channel string, group int) *Topic {
+// Join adds a waiter to a group of a channel. There will be a value in Wake when
+// the server has confirmed the subscription, or at once if it has done so before:
+// events until then could have been missed.
+func (ln *Listener) Join(channel string, group int) *Topic {
 	ln.mu.Lock()
 	defer ln.mu.Unlock()
 	h := ln.hub(channel)
@@ -192,7 +170,7 @@ func (ln *Listener) JoinChannel(channel string, group int) *Topic {
 	return t
 }
 
-// hub returns the hub of a channel. It is called with mu held.
+// hub returns the hub of a channel (mu).
 func (ln *Listener) hub(channel string) *hub {
 	h := ln.hubs[channel]
 	if h == nil {
@@ -226,7 +204,7 @@ func (ln *Listener) Watch(channel string, changed func()) (stop func()) {
 	}
 }
 
-// subscribe begins the subscriptions of a new hub. It is called with mu held.
+// subscribe begins the subscriptions of a new hub (mu).
 func (ln *Listener) subscribe(h *hub) {
 	plain, sharded := ln.options.Kinds()
 	if plain {
@@ -255,7 +233,7 @@ func (t *Topic) Leave(pass bool) {
 	ln.linger(h)
 }
 
-// linger has sweep drop a hub without waiters. It is called with mu held.
+// linger has sweep drop a hub without waiters (mu).
 func (ln *Listener) linger(h *hub) {
 	if h.waiters > 0 {
 		return
@@ -285,10 +263,10 @@ func (t *Topic) LeaveForGood() {
 	}
 }
 
-// leave takes a waiter off. It is called with Listener.mu held.
+// leave takes a waiter off (mu).
 func (t *Topic) leave(pass bool) {
-	if t.waiters--; t.waiters == 0 {
-		t.turn.leave()
+	if t.waiters--; t.waiters == 0 && t.turn.timer != nil {
+		t.turn.timer.Stop()
 	}
 	t.hub.waiters--
 	if i := slices.Index(t.hub.each, t); i >= 0 {
@@ -299,7 +277,7 @@ func (t *Topic) leave(pass bool) {
 	}
 }
 
-// drop ends the subscriptions of a hub. It is called with mu held.
+// drop ends the subscriptions of a hub (mu).
 func (ln *Listener) drop(h *hub) {
 	delete(ln.hubs, h.channel)
 	ln.note()
@@ -328,7 +306,7 @@ func (ln *Listener) sweep() {
 	ln.left = nil
 }
 
-// subscribed reports whether every message from now on will arrive, as far as one can know. It is called with Listener.mu held.
+// subscribed reports whether every message from now on will arrive, as far as one can know (mu).
 func (h *hub) subscribed() bool {
 	for _, s := range h.subs {
 		if !s.active {
@@ -338,11 +316,16 @@ func (h *hub) subscribed() bool {
 	return len(h.subs) > 0
 }
 
-// poke lets one waiter of each group ask, and tells all watches, since messages may have been missed. It is called with Listener.mu held.
+// poke lets one waiter of each group ask, and tells all watches, since messages may have been missed (mu).
 func (h *hub) poke() {
 	for i := range h.topics {
 		h.topics[i].poke()
 	}
+	h.others()
+}
+
+// others tells those that are in no group (mu).
+func (h *hub) others() {
 	for _, t := range h.each {
 		t.poke()
 	}
@@ -382,21 +365,16 @@ func (h *hub) heard(message string, counts bool) {
 	for i := range h.topics {
 		h.topics[i].released(counts)
 	}
-	for _, t := range h.each {
-		t.poke()
-	}
-	for _, w := range h.watches {
-		w.changed()
-	}
+	h.others()
 }
 
-// poke lets one waiter of the group ask, whether it is its turn or not. It is called with Listener.mu held.
+// poke lets one waiter of the group ask, whether it is its turn or not (mu).
 func (t *Topic) poke() {
 	t.turn.owed = true
 	t.wake()
 }
 
-// wake gives a value to one waiter of the group, if there is any. It is called with Listener.mu held.
+// wake gives a value to one waiter of the group, if there is any (mu).
 func (t *Topic) wake() {
 	if t.waiters == 0 {
 		return
@@ -407,24 +385,18 @@ func (t *Topic) wake() {
 	}
 }
 
-// Own returns how many subscriptions of this driver receive a message to the waiters of a name.
-func (ln *Listener) Own(name string) int {
-	if ln.active.Load() == 0 {
-		return 0
-	}
-	return ln.OwnOfChannel(ln.options.Channel(name))
-}
+// Quiet reports whether there is no channel with waiters or subscriptions.
+func (ln *Listener) Quiet() bool { return ln.active.Load() == 0 }
 
-// OwnOfChannel is Own for a channel.
-func (ln *Listener) OwnOfChannel(channel string) int {
+// Own returns how many subscriptions of this driver receive a message on a channel.
+func (ln *Listener) Own(channel string) int {
 	ln.mu.Lock()
 	defer ln.mu.Unlock()
 	return ln.heard[channel]
 }
 
 // Unused returns how many subscriptions of this driver to a channel stand for no
-// waiter: of a channel that is not left yet, and of one that is subscribed to
-// twice while a connection is replaced.
+// waiter.
 func (ln *Listener) Unused(channel string) int {
 	ln.mu.Lock()
 	defer ln.mu.Unlock()
@@ -439,8 +411,7 @@ func (ln *Listener) Unused(channel string) int {
 	return n
 }
 
-// count changes how many subscriptions to a channel there are. It is called with
-// mu held.
+// count changes how many subscriptions to a channel there are (mu).
 func (ln *Listener) count(channel string, change int) {
 	if ln.heard[channel] += change; ln.heard[channel] == 0 {
 		delete(ln.heard, channel)
@@ -448,7 +419,7 @@ func (ln *Listener) count(channel string, change int) {
 	ln.note()
 }
 
-// note updates active. It is called with mu held.
+// note updates active (mu).
 func (ln *Listener) note() { ln.active.Store(int64(len(ln.hubs) + len(ln.heard))) }
 
 // Idle reports whether nobody waits, and no subscription is left.

@@ -5,24 +5,37 @@ import "time"
 // router hands the sharded subscriptions of a cluster to the feeds of their nodes. It runs from the first subscription on.
 type router struct {
 	listener *Listener
-	kick     chan struct{} // holds a value when there is something in todo or retry
+	kick     chan struct{} // holds a value when there is something in todo
 
 	// Guarded by Listener.mu.
 	running     bool
 	todo, retry []*subscription
 }
 
-// place finds the node for a new subscription. It is called with Listener.mu held.
+// place finds the node for a new subscription (mu).
 func (r *router) place(s *subscription) {
 	r.todo = append(r.todo, s)
 	r.wake()
 }
 
-// again finds the node for a subscription that a node refused or dropped, after a pause. It is called with Listener.mu held.
+// again finds the node for a subscription that a node refused or dropped, after
+// a pause (mu).
 func (r *router) again(s *subscription) {
 	r.listener.options.Shards.Expire()
-	r.retry = append(r.retry, s)
-	r.wake()
+	r.later(s)
+}
+
+// later places a subscription after a pause (mu).
+func (r *router) later(s *subscription) {
+	if r.retry = append(r.retry, s); len(r.retry) > 1 {
+		return
+	}
+	time.AfterFunc(placeAgain, func() {
+		r.listener.mu.Lock()
+		defer r.listener.mu.Unlock()
+		r.todo, r.retry = append(r.todo, r.retry...), nil
+		r.wake()
+	})
 }
 
 func (r *router) wake() {
@@ -38,29 +51,18 @@ func (r *router) wake() {
 
 // run ends with the driver.
 func (r *router) run() {
-	timer := time.NewTimer(placeAgain)
-	defer timer.Stop()
-	timer.Stop()
-	waiting := false
 	for {
 		select {
 		case <-r.kick:
-			r.assign(false)
-		case <-timer.C:
-			waiting = false
-			r.assign(true)
+			r.assign()
 		case <-r.listener.options.Life.Context().Done():
 			return
-		}
-		if r.pending() && !waiting {
-			waiting = true
-			timer.Reset(placeAgain)
 		}
 	}
 }
 
-// assign hands over the new subscriptions, or all.
-func (r *router) assign(all bool) {
+// assign hands over the subscriptions in todo.
+func (r *router) assign() {
 	ln := r.listener
 	shards := ln.options.Shards
 	err := shards.Refresh(ln.options.Life.Context())
@@ -68,10 +70,6 @@ func (r *router) assign(all bool) {
 	defer ln.mu.Unlock()
 	todo := r.todo
 	r.todo = nil
-	if all {
-		todo = append(todo, r.retry...)
-		r.retry = nil
-	}
 	for _, s := range todo {
 		channel := s.hub.channel
 		if ln.hubs[channel] != s.hub || ln.closed {
@@ -80,13 +78,7 @@ func (r *router) assign(all bool) {
 		if node := shards.Node(channel); err == nil && node != "" {
 			ln.feed(feedKey{node, true}).add(s)
 		} else {
-			r.retry = append(r.retry, s)
+			r.later(s)
 		}
 	}
-}
-
-func (r *router) pending() bool {
-	r.listener.mu.Lock()
-	defer r.listener.mu.Unlock()
-	return len(r.retry) > 0
 }

@@ -8,18 +8,19 @@ import (
 	"time"
 )
 
-// A line is all clients that wait for one name, each with a ticket of the server. It is a hint: it says who asks first when the name may be
-// free, so that the others need not ask, and it promises nothing.
+// A line is all clients that wait for one name, each with a ticket of the server.
+// It says who asks first when the name may be free, and promises nothing.
 //
-// Each client counts the releases that it hears of, since the next in line is granted the name after each. A client whose turn it is asks at
-// once, and one with n clients in front of it when n pauses have passed without a message, or fewer where n is large: so a client that is
-// dead, frozen or gone holds up the others for a pause.
+// Each client counts the releases that it hears of, since the next in line is
+// granted the name after each. A client whose turn it is asks at once, and one
+// with n clients in front of it when n pauses have passed without a message, or
+// fewer where n is large. So a dead client holds up the others for a pause.
 //
-// Besides the release there is one more message to the line: for how long the name is held, and which ticket was granted last. The server sends
-// this message for a grant out of turn, for a refusal in turn, and for each grant in a line so slow that a pause is over before the next release.
-//
-// A client that is granted the name out of turn passes by all in front of it, and most of these have to ask for a new place. So clients far back
-// leave the first question to those in front even while messages are late because the server or the clients are busy.
+// A second message tells for how long the name is held, and which ticket was
+// granted last: after a grant out of turn, a refusal in turn, and each grant in a
+// slow line. A client that is granted the name out of turn makes most of those in
+// front ask for a new place, so clients far back leave the first question to those
+// in front even while messages are late.
 
 // Place is a place in a line, as the server says it.
 type Place struct {
@@ -53,8 +54,8 @@ const (
 	stepOfEach = 10 * time.Microsecond
 	longStep   = 30 * time.Millisecond
 
-	// manySteps is for how many clients in front there is a pause each. For twice as many in front there are as many pauses more, and so on: 1,000
-	// dead hold up the others for 1.3 to 3.3 seconds.
+	// manySteps is for how many clients in front there is a pause each. For twice
+	// as many there are as many pauses more, and so on.
 	manySteps = 16
 
 	// longest is the longest wait of the first in line without a message. Those behind wait for lastPauses more at most, and so for five seconds.
@@ -75,9 +76,9 @@ const (
 	lastZeros = 16
 )
 
-// Channels belong to all databases of a server, and each database has a line of
-// its own for a name. So messages say which database they are from: by its label,
-// which is the number of the database plus one, or 0 if the database is not known.
+// Channels belong to all databases of a server, and each database has a line of its
+// own. So messages have the label of the database: its number plus one, or 0 if it
+// is not known.
 
 // Label is the label of a database as the scripts of a line take it.
 func Label(label int) string {
@@ -87,9 +88,8 @@ func Label(label int) string {
 	return strconv.Itoa(label)
 }
 
-// ReleaseMessage is the message that a hold has ended. Redisson reads a number, so
-// any number of zeros is the same to it: there is one for each database up to 15.
-// One zero is the message of Redisson too, whatever the database.
+// ReleaseMessage is the message that a hold has ended: a number of zeros for each
+// database up to 15, which Redisson reads as 0. One zero is from any database.
 func ReleaseMessage(label int) string {
 	if label < 1 || label > lastZeros {
 		return "0"
@@ -118,8 +118,9 @@ func Text(ticket int64, due bool) string {
 	return "?" + strconv.FormatInt(ticket, 10)
 }
 
-// TakeTurn is called by a waiter that has taken a value from Wake, or waited long enough, and is about to ask. It returns the ticket, and whether it
-// is the turn of the topic. Void says that a message took the turn back after the waiter had taken the value: the waiter need not ask.
+// TakeTurn is called by a waiter that is about to ask. It returns the ticket, and
+// whether it is the turn of the topic. void reports that a message took the turn
+// back after the waiter had taken the value from Wake: it need not ask.
 func (t *Topic) TakeTurn() (ticket int64, due, void bool) {
 	ln := t.hub.listener
 	ln.mu.Lock()
@@ -130,8 +131,8 @@ func (t *Topic) TakeTurn() (ticket int64, due, void bool) {
 	return u.place.Ticket, due, void
 }
 
-// Placed takes the place with which a waiter was refused. The topic has a waiter ask again in its turn after a release, when the time is
-// over for which the name is held (left, negative if it is not known), and when there was no message for long.
+// Placed takes the place with which a waiter was refused, and for how long the name
+// is held (negative if that is not known).
 func (t *Topic) Placed(p Place, left time.Duration) {
 	ln := t.hub.listener
 	ln.mu.Lock()
@@ -253,7 +254,6 @@ func (t *Topic) setTimer(d time.Duration) {
 	}
 }
 
-// timerFired is called by the timer.
 func (t *Topic) timerFired() {
 	ln := t.hub.listener
 	ln.mu.Lock()
@@ -284,13 +284,6 @@ func (u *turn) delay() time.Duration {
 		return time.Duration(before) * step
 	}
 	return time.Duration(float64(manySteps*step) * (1 + math.Log2(float64(before)/manySteps)))
-}
-
-// leave stops the timer when nobody is left.
-func (u *turn) leave() {
-	if u.timer != nil {
-		u.timer.Stop()
-	}
 }
 
 // readHeld reads the message that somebody has the name: the label of the database,

@@ -99,7 +99,7 @@ func TestTurn(t *testing.T) {
 				if took := time.Since(start); took < test.from || took > test.to {
 					t.Errorf("the waiter is woken after %v, want %v to %v", took, test.from, test.to)
 				}
-				topic.hear(topic.turn.leave)
+				topic.hear(func() { topic.turn.timer.Stop() })
 			})
 		})
 	}
@@ -126,7 +126,7 @@ func TestMessageOfALaterLine(t *testing.T) {
 			if releases > 4 { // what is told may also be of the ticket's line
 				t.Errorf("%d us later: the waiter does not ask after %d releases", later, releases)
 			}
-			topic.hear(topic.turn.leave)
+			topic.hear(func() { topic.turn.timer.Stop() })
 		})
 	}
 }
@@ -155,7 +155,7 @@ func TestLateMessages(t *testing.T) {
 				if _, due, _ := topic.TakeTurn(); due {
 					asking, last = asking+1, i+1
 				}
-				topic.hear(topic.turn.leave)
+				topic.hear(func() { topic.turn.timer.Stop() })
 			}
 			if asking != want || last != want {
 				t.Errorf("%d pauses after a release %d ask, the last of them is number %d in line; want the first %d", late, asking, last, want)
@@ -174,7 +174,7 @@ func TestNothingIsHeard(t *testing.T) {
 			if took := time.Since(start); took < longest || took > 5*time.Second {
 				t.Errorf("the waiter with %d clients in front is woken after %v", before, took)
 			}
-			topic.hear(topic.turn.leave)
+			topic.hear(func() { topic.turn.timer.Stop() })
 		}
 	})
 }
@@ -200,7 +200,7 @@ func TestBehind(t *testing.T) {
 	sub.lost = false
 	topic.Granted(time.Minute)
 	want("the ticket is used up", 0, false)
-	topic.hear(topic.turn.leave)
+	topic.hear(func() { topic.turn.timer.Stop() })
 }
 
 // TestMessagesOfDatabases: channels belong to all databases of a server, and a
@@ -246,7 +246,7 @@ func TestMessagesOfDatabases(t *testing.T) {
 				!test.wakes && test.left == 0 && took < longest:
 				t.Errorf("label %d, message %q: the waiter is woken after %v", test.own, test.message, took)
 			}
-			topic.hear(topic.turn.leave)
+			topic.hear(func() { topic.turn.timer.Stop() })
 		})
 	}
 }

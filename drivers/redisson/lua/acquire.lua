@@ -3,14 +3,11 @@
 local function sealed(name, left) return left > 1576800000000 and call('HEXISTS', name, 'dsync:seal') == 1 end
 
 -- acquire takes the lock name for a hold for ttl milliseconds, and n tokens out
--- of the sequence token (none if that is nil): see take.
---
--- It returns granted(), with the mark if there is the key mark. If another hold
--- has the lock, it returns {'held', the milliseconds that are left, or -1 if the
--- hold has no TTL}, {'sealed'}, or {'elsewhere', left} if a read-write lock
--- has it, so that its end is told on the other one of the two channels of the
--- name. The same hold may ask again: it takes new tokens and starts its TTL
--- anew.
+-- of the sequence token (none if that is nil). It returns granted(), with the
+-- mark if there is the key mark. If another hold has the lock, it returns
+-- {'held', the milliseconds that are left, or -1 if there is no TTL},
+-- {'sealed'}, or {'elsewhere', left} if a read-write lock has it, whose end is
+-- told on its own channel. The same hold may ask again.
 local function acquire(name, hold, ttl, token, n, kind, text, mark)
   local left, marked = -2, false
   if mark then

@@ -1,11 +1,10 @@
 -- Runs release and acquire for callers that have nothing to do with each other,
--- each for a lock of its own. The names are the KEYS; most other keys, and the
--- channels, are made of them here. ARGV begins with word, word2 and label of
--- acquireInTurn, the kind of tokens, the message of a release, how many are to
--- be released, and their holds. Groups of acquires follow: how many, their
--- place in line or '', TTL, n or '' without tokens, 'm' to ask for the mark or
--- '', text, and the holds, each followed by its sequence if there are tokens.
--- Returns what each returned, or its error.
+-- each for a lock of its own, whose names are the KEYS. ARGV begins with word,
+-- word2 and label of acquireInTurn, the kind of tokens, the message of a release,
+-- how many are to be released, and their holds. Groups of acquires follow: how
+-- many, their place in line or '', TTL, n or '' without tokens, 'm' to ask for
+-- the mark or '', text, and the holds, each followed by its sequence if there are
+-- tokens. Returns what each returned, or its error.
 local word, word2, label, kind, message, releases = unpack(ARGV, 1, 6)
 local results, arg = {}, 6
 

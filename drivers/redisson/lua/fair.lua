@@ -1,22 +1,22 @@
--- The waiters of a fair lock are in a list, queue, in the order in which they came, and in a sorted set, times, with the time in
--- milliseconds from which on others may throw them out, once they are first. Each listens on channel .. ':' .. hold.
---
--- No script touches a key again that it has removed: while the slot of the lock moves to another node, the server refuses that, and
--- the script ends half-way.
+-- The waiters of a fair lock are in a list, queue, in order, and in a sorted set,
+-- times, with the time from which on others may throw them out, once they are
+-- first. Each listens on channel .. ':' .. hold. No script touches a key again
+-- that it has removed: while a slot moves, the script would end half-way.
 
--- patience is how long after the end of the hold that it waits for a waiter of this driver may be thrown out, unless it asks
--- again. A waiter of Redisson has default, or the limit of its wait.
+-- patience is how long after the end of the hold that it waits for a waiter of
+-- this driver may be thrown out. One of Redisson has default, or its own limit.
 local patience, default = 15000, 300000
 
--- along is by how much the time of a waiter that is not first has to change until it is set anew, with those of all behind.
+-- along is by how much the time of a waiter that is not first has to change until
+-- it is set anew.
 local along = 60000
 
--- few is how many waiters behind one that gives up are moved at any rate. More are moved when that makes a difference of default for
--- one of spare of them, so that a queue of n that dissolves moves about spare for each that leaves, and not n.
+-- few is how many waiters behind one that gives up are moved at any rate. More are
+-- moved when that makes a difference of default for one of spare of them, so that
+-- a queue that dissolves moves about spare for each that leaves.
 local few, spare = 16, 4
 
--- deaf is how long a waiter may leave a free lock alone that does not even listen. One that is told, and does not come, has patience:
--- its process is frozen, or cut off while the server still has its subscription.
+-- deaf is how long a waiter may leave a free lock alone that does not even listen.
 local deaf = 5000
 
 -- clock is the server's time in milliseconds. It stands still while a script runs.
@@ -38,15 +38,15 @@ end
 
 local function setTime(line, hold, time) call('ZADD', line.times, string.format('%.0f', time), hold) end
 
--- takeOut removes a hold from the line, counted from that end which at, its place, is nearer to.
+-- takeOut removes a hold from the line, from the end that is nearer.
 local function takeOut(line, hold, at)
   call('LREM', line.queue, at == 0 and '1' or '-1', hold)
   call('ZREM', line.times, hold)
   line.length = line.length - 1
 end
 
--- move gives the waiters at the end of the line more milliseconds: the last shifts[i].behind of them shifts[i].by, for each i, in
--- the order of these numbers.
+-- move gives the last shifts[i].behind waiters shifts[i].by more milliseconds, for
+-- each i, in the order of these numbers.
 local function move(line, shifts)
   local i, by = #shifts, 0
   local behind = i > 0 and shifts[i].behind or 0
@@ -67,8 +67,9 @@ local function move(line, shifts)
   end
 end
 
--- head throws out those in front whose time is over, and returns who is first then, or false. Who asks is alive: if its own time is
--- over, it gets more, and so do those behind it.
+-- head throws out those in front whose time is over, and returns who is first
+-- then, or false. If the time of the one that asks is over, it gets more, and so
+-- do those behind it.
 local function head(line, asks)
   while line.length > 0 do
     local first = call('LINDEX', line.queue, 0)
@@ -86,15 +87,16 @@ local function head(line, asks)
   return false
 end
 
--- leave takes a hold out of the line, where it is at. What those behind then wait for ends at base, or, if there is one before, at the
--- time of that, but not before all those in front have had a wait of default each, which they take off the times of those behind. They
--- keep their distance to that, though none that is next gets less than patience.
+-- leave takes a hold out of the line, where it is at. What those behind then wait
+-- for ends at base, or at the time of the one before, but not before all in front
+-- have had a wait of default each. They keep their distance to that, and the next
+-- one gets patience at least.
 --
--- To keep the distance all those behind would have to be moved. Where they are more than few, the one before gets so much more time
--- instead: the distance to it stays as well, a waiter of this driver sets its own time anew when it asks next, and one that leaves takes
--- with it what it got. That goes on until a time is too late by default for each spare behind, or that of one before by an hour more. Those
--- behind one that leaves with the lock (granted) are not moved before that either, however few: there is a next one soon. What has to be
--- moved is added to shifts; holds that leave together do so from the back.
+-- Where more than few are behind, the one before gets so much more time instead,
+-- until a time is too late by default for each spare behind, or that of the one
+-- before by an hour more. Those behind one that leaves with the lock (granted) are
+-- not moved before that either. What has to be moved is added to shifts; holds
+-- that leave together do so from the back.
 local function leave(line, hold, at, base, shifts, granted)
   local behind, last = line.length - at - 1, shifts[#shifts]
   if last and behind < last.behind then -- not from the back
@@ -129,16 +131,14 @@ local function leave(line, hold, at, base, shifts, granted)
   end
 end
 
--- tell publishes on the channel of a waiter, and returns how long the waiter
--- may leave the lock alone. Count is '' where nobody knows how many subscribers
--- a message reaches.
+-- tell publishes on the channel of a waiter, and returns how long it may leave the
+-- lock alone. Count is '' where nobody knows how many subscribers there are.
 local function tell(hold, channel, word, word2, count)
   local told = publish('0', channel .. ':' .. hold, word, word2)
   return (told > 0 or count == '') and patience or deaf
 end
 
--- limit has a waiter thrown out at a time, if not before. Those behind keep theirs: it may be about to come, and if it is one of
--- Redisson, it takes its wait off them.
+-- limit has a waiter thrown out at a time, if not before. Those behind keep theirs.
 local function limit(line, hold, to)
   local time = timeOf(line, hold)
   if time and time > to then setTime(line, hold, to) end

@@ -1,6 +1,7 @@
--- stay puts a hold into the line, unless it is there: last, or if it was there before, and so was first when it was thrown out,
--- first again. It sets its time anew, and takes those behind along, the waiters of Redisson among them, who do not ask again. Their
--- distance to it has to stay: it is what they have left when it and those in front of it have taken their waits off their times.
+-- stay puts a hold into the line, unless it is there: last, or if it was there
+-- before, and so was first when it was thrown out, first again. It sets its time
+-- anew, and takes those behind along, whose distance to it has to stay: waiters of
+-- Redisson do not ask again.
 local function stay(line, hold, again, free)
   local before = line.length > 0 and timeOf(line, hold)
   local at = line.length > 0 and (before or again) and call('LPOS', line.queue, hold)

@@ -1,7 +1,6 @@
--- releaseFair ends holds, be they in the queue, in which they come from the
--- back, or of the lock, and tells the next if the lock is free. It returns for
--- each how many wait, if it had the lock, 0 if it was in the queue, and -1 if
--- there was no such hold.
+-- releaseFair ends holds, of the lock or in the queue, in which they come from the
+-- back, and tells the next if the lock is free. It returns for each how many wait,
+-- if it had the lock, 0 if it was in the queue, and -1 if there was no such hold.
 local function releaseFair(name, queue, times, channel, word, word2, count, ...)
   local line, holds, results, shifts = lineOf(queue, times), {...}, {}, {}
   local fields = redis.pcall('HLEN', name)

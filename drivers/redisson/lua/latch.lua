@@ -1,7 +1,8 @@
--- Carries out a change of the latch KEYS[1], ARGV[1]: 'set' to ARGV[2], 'down' or 'delete'. KEYS[2] and KEYS[3] have the ids of the changes of
--- late and what they returned: if the id ARGV[3] is among them, the change is not carried out again. Returns 1, or 0: there is a latch ('set'),
--- or none. The end of a latch is told on channel ARGV[5] with 0, and its begin with 1, by the commands ARGV[6..].
--- The latch is Redisson's, but a deletion is told as an end, so that Java's waiters do not wait for ever.
+-- Carries out a change of the latch KEYS[1], ARGV[1]: 'set' to ARGV[2], 'down' or
+-- 'delete', unless KEYS[2] or KEYS[3] have its id ARGV[3]. Returns 1, or 0: there
+-- is a latch ('set'), or none. The end of a latch is told on channel ARGV[5] with
+-- 0, and its begin with 1, by the commands ARGV[6..]. Unlike in Redisson, a
+-- deletion is told as an end.
 local call = redis.call
 for i = 2, 3 do
   local known = call('HGET', KEYS[i], ARGV[3])
@@ -12,8 +13,8 @@ if not left then return redis.error_reply('WRONGTYPE the value is not a number')
 local set = ARGV[1] == 'set'
 local did = set == (left <= 0)
 
--- An id is known for ARGV[4] ms at least. A key takes ids for that long, and then lasts for as long again, while the other key takes ids: else
--- the ids of a latch that is in use all the time would never go.
+-- An id is known for ARGV[4] ms at least. A key takes ids for that long, and then
+-- lasts for as long again, while the other key takes ids.
 local known_for, notes = tonumber(ARGV[4]), KEYS[2]
 local first = call('PTTL', KEYS[2])
 if first < known_for and (first >= 0 or call('PTTL', KEYS[3]) >= known_for) then notes = KEYS[3] end

@@ -1,8 +1,7 @@
--- Permits are Redisson's RPermitExpirableSemaphore: the number of those that are free at the name, and the sorted set ends of those that are held,
--- by the milliseconds of their end. The limit is the sum of the two. A member has 16 bytes: Java's are random; here the first 12 are the hold's, and
--- the last 4 the number of the permit.
---
--- A script touches no key that it has removed, and changes nothing before it has looked at all: in a slot that moves it would end half-way.
+-- Permits are Redisson's RPermitExpirableSemaphore: see docs/redisson.md. A member
+-- of ends has 16 bytes: Java's are random; here the first 12 are the hold's, and
+-- the last 4 the number of the permit. A script touches no key that it has
+-- removed, and changes nothing before it has looked at all: see fair.lua.
 local call = redis.call
 
 -- A limit that came with a grant is kept for as long as holds last, and for
@@ -23,7 +22,8 @@ local function membersOf(hold, n)
   return members
 end
 
--- freeOf returns how many permits are free, nil if no limit is kept, and whether the name is sealed. A key that is something else is an error.
+-- freeOf returns how many permits are free, nil if no limit is kept, and whether
+-- the name is sealed.
 local function freeOf(name)
   local free = redis.pcall('GET', name) -- false if there is none
   if type(free) == 'table' then
@@ -35,8 +35,8 @@ local function freeOf(name)
   return number
 end
 
--- count returns how many permits are free, nil if no limit is kept; how many are held; how many members are over, which count as free; and whether
--- the name is sealed.
+-- count returns how many permits are free, nil if no limit is kept; how many are
+-- held; how many members are over, which count as free; and whether it is sealed.
 local function count(name, ends, now)
   local free, sealed = freeOf(name)
   if sealed then return nil, 0, 0, true end

@@ -1,11 +1,8 @@
--- The read-write lock of Redisson is a hash with a field mode, 'read' or 'write', and one for each hold. A hold that reads has a key besides,
--- which ends with it: prefix .. hold .. ':rwlock_timeout:' and the number of its count. The hash lasts as long as the longest of them. A
--- hold that writes has ':write' behind it, and lasts as long as the hash. A hold of dsync that reads has ':read' behind it: see readersOf.
---
--- Of dsync alone is the hash intent: those who wait to write while others read. While it is there, no further hold of dsync reads.
---
--- Keys of other holds are looked at before anything is changed: while the slot of the lock moves to another node, the server refuses keys
--- that are gone, and the script ends. See also fair.lua.
+-- The read-write lock of Redisson is a hash with a field mode, 'read' or 'write',
+-- and one for each hold: see docs/redisson.md. Of dsync alone is the hash intent:
+-- those who wait to write while others read. While it is there, no further hold of
+-- dsync reads. Keys of other holds are looked at before anything is changed: while
+-- a slot moves, the server refuses keys that are gone. See also fair.lua.
 
 -- taken is the answer for a lock that is written, or else is no read-write lock, in whose place mode is false.
 local function taken(name, mode, left)

@@ -1,11 +1,12 @@
--- some and all are how many holds are looked at, any ones of them first: mostly these say what there is to know.
+-- some and all are how many holds are looked at.
 local some, all = 8, 1000000000
 
--- readersOf looks at some holds but one that read a lock. It returns the living ones, each followed by the milliseconds that it has left; the
--- longest of these, or -2; the dead ones; whether one is foreign; whether these were all; or else an error.
---
--- A hold of dsync has ':read' behind it and ends with its key. Any other hold is foreign and lives as long as the lock: Redisson renews the
--- lock of a reader, but not always the reader's keys, and its own writers look only at the lock.
+-- readersOf looks at some holds but one that read a lock. It returns the living
+-- ones, each followed by the milliseconds that it has left; the longest of these,
+-- or -2; the dead ones; whether one is foreign; whether these were all; or else an
+-- error. A hold of dsync has ':read' behind it and ends with its key. Any other
+-- hold is foreign and lives as long as the lock, since Redisson does not always
+-- renew a reader's keys.
 local function readersOf(name, prefix, but, count)
   local r = {living = {}, longest = -2, dead = {}, foreign = false}
   local fields = call('HRANDFIELD', name, count, 'WITHVALUES')

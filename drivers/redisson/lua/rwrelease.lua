@@ -1,5 +1,5 @@
--- tellFair tells the first who waits for a fair lock of the name, if there is one. Nobody is worse off than by a message that is lost if
--- the queue is on another node by now. Scripts that are given a queue have the functions of fair.lua.
+-- tellFair tells the first who waits for a fair lock of the name, if there is one
+-- and the queue is on this node. It needs fair.lua.
 local function tellFair(queue, times, ...)
   if queue then
     pcall(function(...)

@@ -1,6 +1,7 @@
--- releaseRead ends a hold that reads, and tells who waits if it was the last that lived. If it was the one that lasts longest, the lock lasts as
--- long as the others from then on. A foreign reader may need all the time that the lock has, so beside one the lock's time stays as it is.
--- It returns how many waiters were told, or -1 if there is no such hold.
+-- releaseRead ends a hold that reads, and tells who waits if it was the last that
+-- lived. If it was the one that lasts longest, the lock lasts as long as the others
+-- from then on, unless one is foreign. It returns how many waiters were told, or -1
+-- if there is no such hold.
 local function releaseRead(name, timeout, hold, prefix, channel, word, word2, ...)
   local mode = redis.pcall('HGET', name, 'mode')
   if type(mode) == 'table' and not overwritten(mode) then call('HGET', name, 'mode') end -- the error again

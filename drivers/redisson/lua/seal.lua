@@ -1,12 +1,9 @@
 -- Makes the hold ARGV[1] of the lock KEYS[1], whose last token is ARGV[2], a
 -- seal, and tells the waiters on channel ARGV[3] by the commands ARGV[4..].
--- Returns 1, or 0 if there is no such hold, or no more: Java's read-write lock
--- is granted beside other locks, and where one is, the hold of the lock ends,
--- and nothing is sealed. Nothing is granted beside a hold that writes. The seal
--- is a write-locked read-write lock, because that kind is granted beside all
--- others, and what unlocks it removes them. The seal has a TTL, of 100 years,
--- because Java's fenced and fair locks take a lock without one for free, or
--- spin on it.
+-- Returns 1, or 0 if there is no such hold, or Java's read-write lock was granted
+-- beside it; then the hold ends. The seal is a write-locked read-write lock, which
+-- no other kind is granted beside. It has a TTL, of 100 years, because Java's
+-- fenced and fair locks take a lock without one for free, or spin on it.
 local call = redis.call
 if call('HEXISTS', KEYS[1], ARGV[1]) == 0 then return 0 end
 local alone = call('HEXISTS', KEYS[1], 'mode') == 0 or string.sub(ARGV[1], -6) == ':write'

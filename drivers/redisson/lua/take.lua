@@ -16,24 +16,21 @@ end
 local kept = 3600000
 
 -- granted is the answer of a script that grants a hold: the first token (1 if
--- there is none), or, if there are several tokens or the name is marked, a code
--- and numbers, as in all answers that are not a number.
+-- there is none), or, if there are several or the name is marked, a code and
+-- numbers.
 local function granted(first, block, marked)
   if block == 1 and not marked then return first end
   return {'granted', first, block, marked and 1 or 0}
 end
 
--- take takes n tokens out of the sequence token. It returns the first, how
--- many, and what the lock keeps about the hold: see keys.go. Kind is
--- 'time', or '' for a counter of Redisson. Without a sequence there are no
--- tokens, and the lock keeps what it keeps about a hold of Redisson.
+-- take takes n tokens out of the sequence token. It returns the first, how many,
+-- and what the lock keeps about the hold: see keys.go. Kind is 'time', or '' for
+-- a counter of Redisson.
 --
--- Tokens are the time. So they continue to rise when the sequence is lost or
--- expires, and when a replica takes over that has not seen the last of them. A
--- block shrinks where it would end a millisecond or more after the present, so
--- that the sequence does not run away from the clock. A sequence that is a
--- second ahead was raised, or the clock stepped back: only its value makes tokens
--- rise, and blocks need not shrink.
+-- Tokens are the time, so they continue to rise when the sequence is lost. A block
+-- shrinks where it would end a millisecond or more after the present, so that the
+-- sequence does not run away from the clock. A sequence that is a second ahead was
+-- raised, or the clock stepped back, and blocks need not shrink.
 local function take(token, n, kind, text)
   if not token then return 1, 1, '1' end
   local block = tonumber(n)

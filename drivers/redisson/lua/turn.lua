@@ -1,16 +1,15 @@
 -- suffix is what follows the prefix in the keys and channels of a name.
 local function suffix(name) return string.find(name, '{', 1, true) and ':' .. name or ':{' .. name .. '}' end
 
--- acquireInTurn is acquire for one who waits in the line of all clients that wait for the lock: see internal/redistopic. Place is its ticket,
--- or 0. With a question mark before it, it is not its turn: while the lock is free and others are before it, it is refused as if the lock
--- were held for 0 milliseconds.
+-- acquireInTurn is acquire for one who waits in the line of all clients that wait
+-- for the lock: see internal/redistopic. Place is its ticket, or 0. With a question
+-- mark before it, it is not its turn: while the lock is free and others are before
+-- it, it is refused as if the lock were held for 0 milliseconds. Label says which
+-- database the line is in. To {'held', left} it adds the ticket, and the last
+-- tickets that were granted and given out.
 --
--- Label says which database the line is in, since channels belong to all of them; it may be ''.
---
--- To what acquire returns of a lock that is held, {'held', left}, it adds the ticket, the last ticket that was granted, and the last that was
--- given out.
---
--- The line is a hash beside the lock: these two, when a refusal was told last, and when the last ticket was granted. It is no KEYS of the script: where a user has no right to it, or a slot moves, there is no line.
+-- The line is a hash beside the lock. It is no KEYS of the script: where a user has
+-- no right to it, or a slot moves, there is no line.
 local function acquireInTurn(place, word, word2, label, name, hold, ttl, token, n, kind, text, mark)
   local line = 'dsync_turn' .. suffix(name)
   local known = redis.pcall('HMGET', line, 'last', 'granted', 'told', 'at')
