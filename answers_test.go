@@ -15,7 +15,8 @@ import (
 	"github.com/go-dsync/dsync/drivers/memory"
 )
 
-// wantBoth fails the test unless err is the end of a context while somebody else held the lock.
+// wantBoth fails the test unless err is the end of a context while somebody
+// else held the lock.
 func wantBoth(t *testing.T, what string, err error) {
 	t.Helper()
 	if !errors.Is(err, dsync.ErrLocked) || !errors.Is(err, context.DeadlineExceeded) {
@@ -143,7 +144,8 @@ func TestWaitForOurOwnReleaseThatHangs(t *testing.T) {
 	})
 }
 
-// TestContextThatIsOverAlready: a call that may not even ask tells what the client knows.
+// TestContextThatIsOverAlready: a call that may not even ask tells what the
+// client knows.
 func TestContextThatIsOverAlready(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newClient(t, memory.New(nil), nil)

@@ -77,7 +77,8 @@ func BenchmarkErr(b *testing.B) {
 	_ = lease.Unlock(b.Context())
 }
 
-// BenchmarkHot is one lock that 32 goroutines want; in line at the backend, and in line in the process.
+// BenchmarkHot is one lock that 32 goroutines want; in line at the backend, and
+// in line in the process.
 func BenchmarkHot(b *testing.B) {
 	for name, o := range map[string]*memory.Options{"fifo": nil, "hand-over": {Order: memory.Unordered}} {
 		b.Run(name, func(b *testing.B) {
@@ -92,7 +93,8 @@ func BenchmarkHot(b *testing.B) {
 	}
 }
 
-// BenchmarkRead is one lock that is read: by one goroutine, whose every Read asks the backend, and by 64, which share holds.
+// BenchmarkRead is one lock that is read: by one goroutine, whose every Read
+// asks the backend, and by 64, which share holds.
 func BenchmarkRead(b *testing.B) {
 	for _, goroutines := range []int{1, 64} {
 		b.Run(fmt.Sprint(goroutines), func(b *testing.B) {
@@ -110,7 +112,8 @@ func BenchmarkRead(b *testing.B) {
 	}
 }
 
-// BenchmarkPermits is a name of which 32 permits may be held: by one goroutine, and by 64, to which holds are handed over.
+// BenchmarkPermits is a name of which 32 permits may be held: by one goroutine,
+// and by 64, to which holds are handed over.
 func BenchmarkPermits(b *testing.B) {
 	for _, goroutines := range []int{1, 64} {
 		b.Run(fmt.Sprint(goroutines), func(b *testing.B) {

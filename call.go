@@ -18,8 +18,9 @@ const (
 	ownFor = 10 * time.Second // a call that waits so long for one lease of its own client is reported
 )
 
-// lockCall is one call of Lock, as a state machine: step decides in one go, under lock.mu, on the next state; dwell does what the state
-// says without the mutex, until something has ended the state.
+// lockCall is one call of Lock, as a state machine: step decides in one go,
+// under lock.mu, on the next state; dwell does what the state says without the
+// mutex, until something has ended the state.
 //
 //	state     the call                              ended by                              next
 //	(begin)   is no re-entry                        callers before it                     inLine
@@ -42,18 +43,22 @@ const (
 // served before its context ended returns the lease. A grant to a call that was
 // served meanwhile is given back.
 //
-// From settling to pausing the call contends: lock.contending counts contenders, and where one asks for all, no other call begins to ask.
-// A call in line contends too once callNext has chosen the call, even before the call knows. At the end of a contender callNext chooses
-// anew.
+// From settling to pausing the call contends: lock.contending counts
+// contenders, and where one asks for all, no other call begins to ask. A call
+// in line contends too once callNext has chosen the call, even before the call
+// knows. At the end of a contender callNext chooses anew.
 //
-// The fields belong to the goroutine of the call. Whatever others change is in the waiter.
+// The fields belong to the goroutine of the call. Whatever others change is in
+// the waiter.
 type lockCall struct {
 	lock    *lock
 	ctx     context.Context
 	request request
-	waiter  *waiter // for others to serve the call; nil if the call is of no group and was never in line
-	state   callState
-	retry   time.Duration // about the next pause
+	// for others to serve the call; nil if the call is of no group and was
+	// never in line
+	waiter *waiter
+	state  callState
+	retry  time.Duration // about the next pause
 
 	// For dwell, by the state.
 	holder   *telemetry.Call // inLine: of the present hold
@@ -157,10 +162,12 @@ func (c *lockCall) next() callState {
 	return asking
 }
 
-// served reports whether another call has served the call. Called with lock.mu held.
+// served reports whether another call has served the call. Called with lock.mu
+// held.
 func (c *lockCall) served() bool { return c.waiter != nil && c.waiter.lease != nil }
 
-// begin is the state of a new call, which is no re-entry. Called with lock.mu held.
+// begin is the state of a new call, which is no re-entry. Called with lock.mu
+// held.
 func (c *lockCall) begin() callState {
 	k := c.lock
 	waits := k.mustWait(c.request)
@@ -176,8 +183,10 @@ func (c *lockCall) begin() callState {
 	return c.settle()
 }
 
-// settle is the state of a call that begins to contend. Before our own last release of the name has its answer, the backend would say
-// that the lock is taken. The wait for a release that hangs is bounded by min(TTL/6, 1 s). Called with lock.mu held.
+// settle is the state of a call that begins to contend. Before our own last
+// release of the name has its answer, the backend would say that the lock is
+// taken. The wait for a release that hangs is bounded by min(TTL/6, 1 s).
+// Called with lock.mu held.
 func (c *lockCall) settle() callState {
 	k := c.lock
 	if !k.hasLine() {
@@ -194,8 +203,9 @@ func (c *lockCall) settle() callState {
 	return settling
 }
 
-// yield is the state of a contender with no release to wait for. Where other clients may be waiting the contender gives them a moment:
-// they have a message to receive first, and would never win otherwise. Called with lock.mu held.
+// yield is the state of a contender with no release to wait for. Where other
+// clients may be waiting the contender gives them a moment: they have a message
+// to receive first, and would never win otherwise. Called with lock.mu held.
 func (c *lockCall) yield() callState {
 	if c.wait = c.lock.yieldUntil - c.lock.client.clock.Plain(); c.wait > 0 {
 		return yielding
@@ -203,7 +213,8 @@ func (c *lockCall) yield() callState {
 	return asking
 }
 
-// answered is the state of a call whose request has returned. Called with lock.mu held.
+// answered is the state of a call whose request has returned. Called with
+// lock.mu held.
 func (c *lockCall) answered() callState {
 	k := c.lock
 	if c.answer != nil {
@@ -232,7 +243,8 @@ func (c *lockCall) answered() callState {
 	return c.pause() // again: the session is about to end, or the backend is slow
 }
 
-// refused is the state of a call whose request has failed. Called with lock.mu held.
+// refused is the state of a call whose request has failed. Called with lock.mu
+// held.
 func (c *lockCall) refused() callState {
 	k := c.lock
 	canceled := c.ctx.Err() != nil
@@ -255,7 +267,8 @@ func (c *lockCall) pause() callState {
 	return pausing
 }
 
-// dwell does what the state says, and returns when something has ended the state.
+// dwell does what the state says, and returns when something has ended the
+// state.
 func (c *lockCall) dwell() {
 	call := c.request.call
 	switch c.state {
@@ -302,7 +315,8 @@ func (c *lockCall) await() {
 	}
 }
 
-// ask asks the backend once. The grant of another call of the same group ends the request.
+// ask asks the backend once. The grant of another call of the same group ends
+// the request.
 func (c *lockCall) ask() {
 	k, ctx := c.lock, c.ctx
 	if c.request.group != nil {
@@ -319,7 +333,8 @@ func (c *lockCall) ask() {
 	c.lease, c.answer = k.askBackend(ctx, c.hold)
 }
 
-// waiter is what others know of a call of Lock: of a call in line, and of a contender for a group.
+// waiter is what others know of a call of Lock: of a call in line, and of a
+// contender for a group.
 type waiter struct {
 	ctx     context.Context
 	request request

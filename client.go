@@ -20,15 +20,17 @@ import (
 // Client locks names on one backend. Each call of its Lock and TryLock is a
 // separate owner. All methods may be called concurrently.
 type Client struct {
-	driver     driver.Driver
-	info       driver.Info
-	ttl        time.Duration
-	note       string
-	floor      uint64 // of the tokens
-	id         string // of this client, on the wire
-	clock      *clock.Clock
-	queues     [modes]bool // by mode: few callers per name ask the backend, and the others wait in line here
-	readers    Owner       // the group of all calls that read
+	driver driver.Driver
+	info   driver.Info
+	ttl    time.Duration
+	note   string
+	floor  uint64 // of the tokens
+	id     string // of this client, on the wire
+	clock  *clock.Clock
+	// by mode: few callers per name ask the backend, and the others wait in
+	// line here
+	queues     [modes]bool
+	readers    Owner // the group of all calls that read
 	serial     atomic.Uint64
 	limit      atomic.Pointer[limit] // of the last releases
 	watchdog   *watchdog
@@ -113,7 +115,8 @@ func (c *Client) TryLock(ctx context.Context, name string, opts ...LockOption) (
 // corresponds to a thread in Java's Redisson, and need not be closed.
 func (c *Client) NewOwner() *Owner { return &Owner{client: c, id: c.newHoldID()} }
 
-// Owner is an identity whose locks are reentrant. All methods may be called concurrently.
+// Owner is an identity whose locks are reentrant. All methods may be called
+// concurrently.
 type Owner struct {
 	client *Client
 	id     string
@@ -163,7 +166,8 @@ func (c *Client) TTL() time.Duration { return c.ttl }
 //	Expiry     Expiry        // what ends the hold of a vanished client
 //	Poll       time.Duration // how often a waiter looks; 0 if it is notified
 //
-// Info.Check(require) returns an error if the backend promises less than require.
+// Info.Check(require) returns an error if the backend promises less than
+// require.
 type Info = driver.Info
 
 // Order is the order in which waiters are granted a name: Info.Order.
@@ -184,16 +188,18 @@ type Require = driver.Require
 
 // The values of Info.Order.
 const (
-	Unordered    = driver.Unordered    // any waiter may be next
-	FIFOByClient = driver.FIFOByClient // clients in the order of arrival, and callers inside a client in theirs
-	FIFO         = driver.FIFO         // all waiters of all clients in the order of arrival
+	Unordered = driver.Unordered // any waiter may be next
+	// clients in the order of arrival, and callers inside a client in theirs
+	FIFOByClient = driver.FIFOByClient
+	FIFO         = driver.FIFO // all waiters of all clients in the order of arrival
 )
 
 // The values of Info.Fencing.
 const (
 	NoTokens       = driver.None     // Lease.Token is 0
 	VolatileTokens = driver.Volatile // tokens rise, but may restart when the backend loses data
-	DurableTokens  = driver.Durable  // tokens rise for as long as the backend keeps what was acknowledged
+	// tokens rise for as long as the backend keeps what was acknowledged
+	DurableTokens = driver.Durable
 )
 
 // Status is the state of a lock on the backend, as [Client.Inspect] returns it.
@@ -306,7 +312,8 @@ func (c *Client) admin(op, name string, f func() error) error {
 	return nil
 }
 
-// recheck renews our own holds of name now, if there are any, to see whether the backend still has them.
+// recheck renews our own holds of name now, if there are any, to see whether
+// the backend still has them.
 func (c *Client) recheck(name string) {
 	for _, k := range c.known(name) {
 		if k == nil {
@@ -388,7 +395,8 @@ func (c *Client) lockName(ctx context.Context, r request, name string, try bool)
 	return k.lockWait(ctx, r)
 }
 
-// overBefore is the error of a call whose context was over before the call began: what is known of the name is told all the same.
+// overBefore is the error of a call whose context was over before the call
+// began: what is known of the name is told all the same.
 func (c *Client) overBefore(ctx context.Context, r request, name string) error {
 	k := c.known(name)[r.mode]
 	if k == nil {
@@ -435,7 +443,8 @@ func (c *Client) leave(k *lock) {
 	}
 }
 
-// newHold returns an attempt to be given to the driver, with an identity of its own.
+// newHold returns an attempt to be given to the driver, with an identity of its
+// own.
 func (c *Client) newHold(k *lock, r request, noWait bool) *hold {
 	h := &hold{lock: k, ttl: r.ttl, call: r.call}
 	id := c.newHoldID()

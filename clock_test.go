@@ -13,7 +13,8 @@ import (
 	"github.com/go-dsync/dsync/drivers/memory"
 )
 
-// whoKnows runs a test with a system that knows how long it slept, and with one where only the wall clock tells.
+// whoKnows runs a test with a system that knows how long it slept, and with one
+// where only the wall clock tells.
 func whoKnows(t *testing.T, f func(t *testing.T, known bool)) {
 	for _, known := range []bool{true, false} {
 		t.Run(fmt.Sprintf("known %t", known), func(t *testing.T) {
@@ -22,7 +23,8 @@ func whoKnows(t *testing.T, f func(t *testing.T, known bool)) {
 	}
 }
 
-// near reports whether two times are the same but for what the real clocks of the machine differ in the time between two readings.
+// near reports whether two times are the same but for what the real clocks of
+// the machine differ in the time between two readings.
 func near(a, b time.Duration) bool { return (a - b).Abs() < time.Millisecond }
 
 func TestLeaseIsOverAfterASleepOfItsTTL(t *testing.T) {
@@ -141,7 +143,8 @@ func TestStepsOfTheWallClock(t *testing.T) {
 	}
 }
 
-// The server slept as well, so its session goes on, and the driver keeps that alive.
+// The server slept as well, so its session goes on, and the driver keeps that
+// alive.
 func TestLockIsFreeAfterASleepOfClientAndServer(t *testing.T) {
 	whoKnows(t, func(t *testing.T, known bool) {
 		s := memory.NewServer(&memory.Options{KeepsAlive: true})

@@ -184,7 +184,8 @@ func TestCloseOfABackendThatHangsIsBounded(t *testing.T) {
 	}
 }
 
-// closing is a driver whose Close does not come to an end before its context does.
+// closing is a driver whose Close does not come to an end before its context
+// does.
 type closing struct{ stub }
 
 func (d *closing) Close(ctx context.Context) error {

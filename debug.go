@@ -9,7 +9,8 @@ import (
 	"sync"
 )
 
-// overdue makes the watchdog look at a new lease when it has been held for long. Called with lock.mu held.
+// overdue makes the watchdog look at a new lease when it has been held for
+// long. Called with lock.mu held.
 func (l *Lease) overdue(r request) {
 	c := l.hold.lock.client
 	if r.fixed || r.maxHold == 0 && c.slowHold == 0 {
@@ -25,7 +26,8 @@ func (l *Lease) overdue(r request) {
 	}
 }
 
-// tellSlow tells an operator of a lease that is held for longer than Options.SlowHold. Called with lock.mu held.
+// tellSlow tells an operator of a lease that is held for longer than
+// Options.SlowHold. Called with lock.mu held.
 func (l *Lease) tellSlow(now moment) {
 	c := l.hold.lock.client
 	if at := l.slow.At(); now < at {
@@ -67,7 +69,8 @@ func (k *lock) tellOwn(ctx context.Context, l *Lease) {
 // errNoLease is the error of a nil Lease, and of the zero Lease.
 var errNoLease = &notHeldError{text: "lock not held: no lease"}
 
-// view returns the lease that l stands for: l itself, or what l is the handle of; nil if l stands for none.
+// view returns the lease that l stands for: l itself, or what l is the handle
+// of; nil if l stands for none.
 func (l *Lease) view() *Lease {
 	if l == nil || l.hold != nil {
 		return l
@@ -81,7 +84,8 @@ var closed = func() chan struct{} {
 	return c
 }()
 
-// contextOfView is Context of a handle: the context refers to the handle and not to the lease.
+// contextOfView is Context of a handle: the context refers to the handle and
+// not to the lease.
 func (l *Lease) contextOfView(parent context.Context) (context.Context, context.CancelFunc) {
 	view := l.view()
 	if view == nil {
@@ -93,8 +97,9 @@ func (l *Lease) contextOfView(parent context.Context) (context.Context, context.
 	return &leaseContext{Context: ctx, lease: view, handle: l, outer: ctx.(*leaseContext).outer}, cancel
 }
 
-// forgotten has the leases whose handles are gone, until the watchdog ends them: the cleanup of a handle runs in no goroutine of the
-// client, and outside of a bubble of testing/synctest.
+// forgotten has the leases whose handles are gone, until the watchdog ends
+// them: the cleanup of a handle runs in no goroutine of the client, and outside
+// of a bubble of testing/synctest.
 type forgotten struct {
 	mu     sync.Mutex
 	leases []forgottenLease
@@ -105,8 +110,9 @@ type forgottenLease struct {
 	by []uintptr // who called Lock
 }
 
-// handOut returns what the caller of Lock gets. With Options.Debug that is a handle. Nothing of the client refers to the handle, so the
-// garbage collector finds the handle when nobody can unlock the lease any more.
+// handOut returns what the caller of Lock gets. With Options.Debug that is a
+// handle. Nothing of the client refers to the handle, so the garbage collector
+// finds the handle when nobody can unlock the lease any more.
 func (c *Client) handOut(l *Lease) *Lease {
 	if !c.debug || l == nil {
 		return l

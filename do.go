@@ -42,7 +42,8 @@ func do(ctx context.Context, lock func(context.Context, string, ...LockOption) (
 			unlocked = nil // the error of fn reports the loss
 		}
 		_, nested := err.(*DoError)
-		if unlocked != nil || nested || didNotLock(err) { // for Ran: fn may return the error of another Lock or Do
+		if unlocked != nil || nested || didNotLock(err) {
+			// for Ran: fn may return the error of another Lock or Do
 			err = &DoError{err, unlocked}
 		}
 	}()
@@ -64,7 +65,8 @@ func didNotLock(err error) bool {
 	return ok && e.Op == "lock"
 }
 
-// DoError is the error of Do and TryDo if fn has run, and there is more to report than the error of fn.
+// DoError is the error of Do and TryDo if fn has run, and there is more to
+// report than the error of fn.
 type DoError struct {
 	// Err is the error of fn; nil if fn succeeded.
 	Err error

@@ -140,7 +140,8 @@ func TestDoTakesOptions(t *testing.T) {
 	})
 }
 
-// TestWaitAtMost: the bound is that of the wait, and not of what is done under the lock.
+// TestWaitAtMost: the bound is that of the wait, and not of what is done under
+// the lock.
 func TestWaitAtMost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newClient(t, memory.New(nil), nil)

@@ -26,10 +26,10 @@ func squeezed(code []byte) []byte {
 	return out.Bytes()
 }
 
-// TestDocs looks for the code of the pages in docs and of the README in files of
-// Go, where `make lint` compiles it. It runs whole programs. Other tests run the
-// program of the README, the code of conformance/README.md, the least rights in
-// docs/backends, and the runbooks of docs/migration.md.
+// TestDocs looks for the code of the pages in docs and of the README in files
+// of Go, where `make lint` compiles it. It runs whole programs. Other tests run
+// the program of the README, the code of conformance/README.md, the least
+// rights in docs/backends, and the runbooks of docs/migration.md.
 func TestDocs(t *testing.T) {
 	var sources [][]byte
 	pages, err := filepath.Glob("docs/*.md")
@@ -98,7 +98,8 @@ func runMain(t *testing.T, code []byte, url string) {
 	}
 }
 
-// TestCommandsOfChoosing runs the commands for the program of docs/choosing.md in an empty directory.
+// TestCommandsOfChoosing runs the commands for the program of docs/choosing.md
+// in an empty directory.
 func TestCommandsOfChoosing(t *testing.T) {
 	page, err := os.ReadFile("docs/choosing.md")
 	if err != nil {
@@ -113,8 +114,9 @@ func TestCommandsOfChoosing(t *testing.T) {
 	}
 }
 
-// TestQuickStarts runs the program of docs/choosing.md on a server of each kind, as the table there says: the import, and the URL with the
-// address of the server that the test has.
+// TestQuickStarts runs the program of docs/choosing.md on a server of each
+// kind, as the table there says: the import, and the URL with the address of
+// the server that the test has.
 func TestQuickStarts(t *testing.T) {
 	testenv.Long(t)
 	page, err := os.ReadFile("docs/choosing.md")
@@ -180,7 +182,8 @@ func checkLinks(t *testing.T, page string, text []byte) {
 	}
 }
 
-// hasHeading reports whether a page has a heading with this anchor, as GitHub makes them.
+// hasHeading reports whether a page has a heading with this anchor, as GitHub
+// makes them.
 func hasHeading(t *testing.T, page, anchor string) bool {
 	t.Helper()
 	text, err := os.ReadFile(page)

@@ -102,7 +102,9 @@ type observer struct {
 	stop    func()        // ends the watch, where there is one
 	changed chan struct{} // has an element when the driver told of a change
 	seen    *Status       // yielded last
-	pause   time.Duration // before the last question, while nobody held the name or the backend was out of reach
+	// before the last question, while nobody held the name or the backend was
+	// out of reach
+	pause time.Duration
 }
 
 // watch has the driver tell of changes, once, if the driver can.
@@ -117,7 +119,8 @@ func (o *observer) watch() {
 	}
 }
 
-// change notes that somebody got or gave back the name. The driver calls change.
+// change notes that somebody got or gave back the name. The driver calls
+// change.
 func (o *observer) change() {
 	select {
 	case o.changed <- struct{}{}:
@@ -125,15 +128,17 @@ func (o *observer) change() {
 	}
 }
 
-// ask asks the backend, and waits no longer for the answer than a third of the TTL.
+// ask asks the backend, and waits no longer for the answer than a third of the
+// TTL.
 func (o *observer) ask(ctx context.Context) (Status, error) {
 	ctx, cancel := context.WithTimeout(ctx, o.client.ttl/3)
 	defer cancel()
 	return o.client.Inspect(ctx, o.name)
 }
 
-// news reports whether s tells another holder than the state that was yielded last, and a later one: an answer may come from a server that is
-// behind. Tokens that are not durable may restart, and prove nothing.
+// news reports whether s tells another holder than the state that was yielded
+// last, and a later one: an answer may come from a server that is behind.
+// Tokens that are not durable may restart, and prove nothing.
 func (o *observer) news(s Status) bool {
 	if last := o.seen; last != nil {
 		same := s.Held == last.Held && s.Hold == last.Hold && s.Owner == last.Owner && s.Note == last.Note && s.Token == last.Token &&
@@ -152,8 +157,10 @@ const (
 	maxReachPause = 500 * time.Millisecond
 )
 
-// wait returns when it is time for another question: after a change of which the driver tells, or after a pause. The pause doubles from
-// question to question while nobody holds the name, since not every backend tells of a grant, and while the backend is out of reach.
+// wait returns when it is time for another question: after a change of which
+// the driver tells, or after a pause. The pause doubles from question to
+// question while nobody holds the name, since not every backend tells of a
+// grant, and while the backend is out of reach.
 func (o *observer) wait(ctx context.Context, s Status, outOfReach bool) {
 	pause := o.client.ttl / 3
 	if s.Held {

@@ -52,7 +52,8 @@ var (
 	ErrClosed = driver.ErrClosed
 )
 
-// transient reports whether a request that failed with err may succeed when it is repeated.
+// transient reports whether a request that failed with err may succeed when it
+// is repeated.
 func transient(err error) bool { return errors.Is(err, ErrUnavailable) || errors.Is(err, ErrUnknown) }
 
 // errNested is the answer to TryLock where Lock returns ErrDeadlock.
@@ -81,12 +82,15 @@ func (e *LockError) Unwrap() error { return e.Err }
 type lossCause int
 
 const (
-	lossExpired     lossCause = iota + 1 // its time ran out
-	lossRemoved                          // somebody removed the lock from the backend, or the backend lost it
-	lossSession                          // its session ended
-	lossUnreachable                      // its time ran out, or its session ended, while the backend was out of reach
-	lossMaxHold                          // it was held for longer than MaxHold
-	lossForgotten                        // nobody could unlock it any more
+	lossExpired lossCause = iota + 1 // its time ran out
+	// somebody removed the lock from the backend, or the backend lost it
+	lossRemoved
+	lossSession // its session ended
+	// its time ran out, or its session ended, while the backend was out of
+	// reach
+	lossUnreachable
+	lossMaxHold   // it was held for longer than MaxHold
+	lossForgotten // nobody could unlock it any more
 )
 
 var lossCauses = [...]telemetry.Cause{
@@ -194,7 +198,8 @@ func (e *waitError) Error() string {
 	return text
 }
 
-// reason returns what the backend said last, or else the error of the context, without its cause.
+// reason returns what the backend said last, or else the error of the context,
+// without its cause.
 func (e *waitError) reason() error {
 	switch {
 	case e.trouble != nil:

@@ -206,7 +206,8 @@ func ExampleRead_gate() {
 	// all have passed
 }
 
-// One of the replicas plans the jobs. Each term has a number, which the leader sends with what it writes.
+// One of the replicas plans the jobs. Each term has a number, which the leader
+// sends with what it writes.
 func ExampleElect() {
 	ctx := context.Background()
 	client, err := dsync.Open(ctx, "memory://", nil)
@@ -291,7 +292,8 @@ func ExampleClient_Latch() {
 	// Output: done: true
 }
 
-// An order is charged under a lock, and whoever called must not charge it again.
+// An order is charged under a lock, and whoever called must not charge it
+// again.
 func ExampleRan() {
 	client, err := dsync.Open(context.Background(), "memory://", nil)
 	if err != nil {

@@ -13,7 +13,8 @@ func KnownNames(c *Client) int {
 	return n
 }
 
-// Sleep is a sleep of the machine that is over: the monotonic clock has stood still. If it is not known, only the wall clock tells.
+// Sleep is a sleep of the machine that is over: the monotonic clock has stood
+// still. If it is not known, only the wall clock tells.
 func Sleep(c *Client, d time.Duration, known bool) {
 	c.clock.Sleep(d, known)
 }

@@ -214,7 +214,8 @@ func TestDebugEndsForgottenLeases(t *testing.T) {
 	}
 }
 
-// TestDebugLeavesLeasesInUse holds what a program may hold on to: the lease, its context, and a context made of that.
+// TestDebugLeavesLeasesInUse holds what a program may hold on to: the lease,
+// its context, and a context made of that.
 func TestDebugLeavesLeasesInUse(t *testing.T) {
 	var log records
 	c := newClient(t, memory.New(nil), &dsync.Options{Debug: true, Logger: log.logger()})
@@ -253,7 +254,8 @@ func TestDebugLeavesLeasesInUse(t *testing.T) {
 	}
 }
 
-// The cleanup of a handle runs outside of the bubble, where channels of the bubble may not be closed.
+// The cleanup of a handle runs outside of the bubble, where channels of the
+// bubble may not be closed.
 func TestDebugInABubble(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newClient(t, memory.New(nil), &dsync.Options{Debug: true})

@@ -13,7 +13,8 @@ import (
 	"github.com/go-dsync/dsync/drivers/memory"
 )
 
-// line makes n callers of c wait for name in order, each of which runs hold with its lease, and unlocks.
+// line makes n callers of c wait for name in order, each of which runs hold
+// with its lease, and unlocks.
 func line(t *testing.T, c dsync.Locker, n int, hold func(i int, l *dsync.Lease), opts ...dsync.LockOption) *sync.WaitGroup {
 	var wg sync.WaitGroup
 	for i := range n {
@@ -158,7 +159,8 @@ func TestHandOverServesAllCallsOfAnOwner(t *testing.T) {
 }
 
 func TestOtherClientsGetTheirTurn(t *testing.T) {
-	// Two clients with many callers each on one lock: hand-over favors the client that has it, but only for a while.
+	// Two clients with many callers each on one lock: hand-over favors the
+	// client that has it, but only for a while.
 	for _, o := range []memory.Order{memory.Unordered, memory.FIFOByClient} {
 		synctest.Test(t, func(t *testing.T) {
 			s := memory.NewServer(&memory.Options{Order: o})

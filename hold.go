@@ -7,8 +7,9 @@ import (
 	"github.com/go-dsync/dsync/internal/telemetry"
 )
 
-// The bounds of handing a hold over inside the process: after this many times, or this long after the backend's grant, the lock is
-// really released, so that other processes get their turn.
+// The bounds of handing a hold over inside the process: after this many times,
+// or this long after the backend's grant, the lock is really released, so that
+// other processes get their turn.
 const (
 	maxHandOvers   = 64
 	maxHandOverFor = 100 * time.Millisecond
@@ -17,16 +18,18 @@ const (
 type holdState uint8
 
 const (
-	holdPending  holdState = iota // Acquire has not returned
-	holdLive                      // granted, and not past its deadline as far as anybody looked
-	holdLapsed                    // lost on the local clock; to be released when past at the backend too
-	holdReleased                  // given to the driver to release
-	holdOver                      // nothing is left to do
+	holdPending holdState = iota // Acquire has not returned
+	holdLive                     // granted, and not past its deadline as far as anybody looked
+	// lost on the local clock; to be released when past at the backend too
+	holdLapsed
+	holdReleased // given to the driver to release
+	holdOver     // nothing is left to do
 )
 
-// hold is one attempt to get a lock from the driver, and then the hold which the driver gave. Leases are views of a hold: first the view
-// of its owner and of re-entries, and after a hand-over inside the process the views of the next owner. The last view to end releases
-// the hold.
+// hold is one attempt to get a lock from the driver, and then the hold which
+// the driver gave. Leases are views of a hold: first the view of its owner and
+// of re-entries, and after a hand-over inside the process the views of the next
+// owner. The last view to end releases the hold.
 type hold struct {
 	lock  *lock
 	req   driver.Request
@@ -37,19 +40,29 @@ type hold struct {
 	releasing releaseContext // of its release
 
 	// Guarded by lock.mu.
-	older     *hold           // another live hold of the lock, as Read and Permit alone can have it; nil if there is none
-	at        **hold          // the pointer to this live hold, in the list of those; nil if it is not live
-	views     *Lease          // all views that are not over
-	ownedBy   *Owner          // the group that has the views, and may re-enter; nil: nobody may
-	call      *telemetry.Call // of the call that asks, and then of the owner's first lease; nil if there is none
-	ttl       time.Duration   // as granted or last extended
-	since     moment          // the time of the grant by the backend, or of the last Extend
-	keepUntil moment          // until when the name stays taken, whatever ends the hold here; 0: no longer than the hold
-	token     uint64          // of the current owner
-	outage    *lostError      // if the last renewal failed: what the end of the hold is then; otherwise nil
-	settled   chan struct{}   // closed when the release has returned; nil if nobody waits for it
-	heir      *waiter         // to whom a request is to give the hold, in place of its release; nil if there is none
-	tokens    int8            // how many more came with the grant, as far as they are of use
+	older *hold // another live hold of the lock, as Read and Permit alone can have it; nil if there is none
+	// the pointer to this live hold, in the list of those; nil if it is not
+	// live
+	at      **hold
+	views   *Lease // all views that are not over
+	ownedBy *Owner // the group that has the views, and may re-enter; nil: nobody may
+	// of the call that asks, and then of the owner's first lease; nil if there
+	// is none
+	call  *telemetry.Call
+	ttl   time.Duration // as granted or last extended
+	since moment        // the time of the grant by the backend, or of the last Extend
+	// until when the name stays taken, whatever ends the hold here; 0: no
+	// longer than the hold
+	keepUntil moment
+	token     uint64 // of the current owner
+	// if the last renewal failed: what the end of the hold is then; otherwise
+	// nil
+	outage  *lostError
+	settled chan struct{} // closed when the release has returned; nil if nobody waits for it
+	// to whom a request is to give the hold, in place of its release; nil if
+	// there is none
+	heir      *waiter
+	tokens    int8 // how many more came with the grant, as far as they are of use
 	handOvers int8
 	state     holdState
 	waits     bool // refused, and in a wait at the backend
@@ -102,22 +115,25 @@ func (h *hold) Lost(cause error) {
 	}
 }
 
-// deadline returns the local end of the hold: the margin covers a clock that runs at a slightly different rate than the backend's
-// from the request with which the end was counted, and the time between a look at the clock and the act. Called with
-// lock.mu held.
+// deadline returns the local end of the hold: the margin covers a clock that
+// runs at a slightly different rate than the backend's from the request with
+// which the end was counted, and the time between a look at the clock and the
+// act. Called with lock.mu held.
 func (h *hold) deadline() moment {
 	end, ttl := h.ends()
 	return end - ttl/100 - 5*time.Millisecond
 }
 
-// expires returns when the hold ends at the backend, as far as known here. Called with lock.mu held.
+// expires returns when the hold ends at the backend, as far as known here.
+// Called with lock.mu held.
 func (h *hold) expires() moment {
 	end, _ := h.ends()
 	return end
 }
 
-// ends returns expires, and the TTL with which expires was counted: the session's, if the session ends first, or the hold's own. What the
-// clock has missed since then is taken off. Called with lock.mu held.
+// ends returns expires, and the TTL with which expires was counted: the
+// session's, if the session ends first, or the hold's own. What the clock has
+// missed since then is taken off. Called with lock.mu held.
 func (h *hold) ends() (end moment, ttl time.Duration) {
 	clock := h.lock.client.clock
 	ttl = h.ttl
@@ -134,18 +150,21 @@ func (h *hold) ends() (end moment, ttl time.Duration) {
 	return end - clock.Missed(end-ttl), ttl
 }
 
-// young reports whether the hold may still go to other callers of the client without a request, by the bounds that keep other clients from
-// starving. Called with lock.mu held.
+// young reports whether the hold may still go to other callers of the client
+// without a request, by the bounds that keep other clients from starving.
+// Called with lock.mu held.
 func (h *hold) young(now moment) bool {
 	return !h.req.Fixed && now-h.since < min(h.ttl/3, maxHandOverFor) && h.expires()-now >= h.ttl/2
 }
 
-// fits reports whether the hold is what a call asks for. Called with lock.mu held.
+// fits reports whether the hold is what a call asks for. Called with lock.mu
+// held.
 func (h *hold) fits(r request) bool {
 	return !r.fixed && r.permits == h.req.Permits && (r.limit == 0 || r.limit == h.req.Limit)
 }
 
-// join makes a lease of the hold for another call than the first. Called with lock.mu held.
+// join makes a lease of the hold for another call than the first. Called with
+// lock.mu held.
 func (h *hold) join(r request) *Lease {
 	l := h.addView(r)
 	if r.fixed {
@@ -184,8 +203,10 @@ func (h *hold) removeView(l *Lease) {
 	l.next, l.at = nil, nil
 }
 
-// leave is called with lock.mu held when a view has ended in good order. After the last view the hold goes to the next local waiter,
-// or leave reports true and the caller has to release the hold. The release gives the hold to the heir, if there is one.
+// leave is called with lock.mu held when a view has ended in good order. After
+// the last view the hold goes to the next local waiter, or leave reports true
+// and the caller has to release the hold. The release gives the hold to the
+// heir, if there is one.
 func (h *hold) leave(now moment) (release bool) {
 	k := h.lock
 	if h.views != nil || h.state != holdLive || k.handOver(h, now) {
@@ -215,8 +236,8 @@ func (h *hold) link() {
 	h.at, k.hold = &k.hold, h
 }
 
-// end takes the hold out of the tables of the client; the lock stays in use until a release has returned. Called with
-// lock.mu held.
+// end takes the hold out of the tables of the client; the lock stays in use
+// until a release has returned. Called with lock.mu held.
 func (h *hold) end(s holdState) {
 	k := h.lock
 	h.state = s
@@ -262,14 +283,16 @@ func (h *hold) expire() {
 	h.lose(loss, false)
 }
 
-// inFull reports whether a hold past its time is fixed and has lasted as asked: no session ended the hold early, which shows in an end at the
-// backend at least three quarters of the TTL after the grant. Called with lock.mu held.
+// inFull reports whether a hold past its time is fixed and has lasted as asked:
+// no session ended the hold early, which shows in an end at the backend at
+// least three quarters of the TTL after the grant. Called with lock.mu held.
 func (h *hold) inFull() bool {
 	return h.req.Fixed && (!h.lock.client.info.KeepsAlive || h.expires() >= h.since+h.ttl*3/4)
 }
 
-// classify returns the loss for the driver's cause. The end of a session out of reach is a loss by the outage; that of another session is noted
-// as the end of the session.
+// classify returns the loss for the driver's cause. The end of a session out of
+// reach is a loss by the outage; that of another session is noted as the end of
+// the session.
 func (h *hold) classify(cause error) *lostError {
 	loss := lossFrom(cause)
 	if loss.cause == lossSession {
@@ -281,16 +304,18 @@ func (h *hold) classify(cause error) *lostError {
 	return loss
 }
 
-// outOfReach returns the error of a request that failed after the session of the hold was last kept alive, or nil if none did.
-// It is called with lock.mu held.
+// outOfReach returns the error of a request that failed after the session of
+// the hold was last kept alive, or nil if none did. It is called with lock.mu
+// held.
 func (h *hold) outOfReach() error {
 	end, ttl := h.ends()
 	return h.lock.client.reach.failedSince(end - ttl)
 }
 
-// lose ends the hold and all its views at once, and lets the next waiter ask. Unless the hold is gone from the backend, or the driver
-// cleans up behind the hold, the releaser releases it when its time at the backend is over too: an earlier release would give the margin
-// away. Called with lock.mu held.
+// lose ends the hold and all its views at once, and lets the next waiter ask.
+// Unless the hold is gone from the backend, or the driver cleans up behind the
+// hold, the releaser releases it when its time at the backend is over too: an
+// earlier release would give the margin away. Called with lock.mu held.
 func (h *hold) lose(loss *lostError, gone bool) {
 	k := h.lock
 	if h.state == holdLapsed && gone {

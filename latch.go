@@ -99,8 +99,10 @@ func (l *Latch) call(op string, f func(backend driver.Latcher) error) error {
 	})
 }
 
-// change has f ask for a change, again and again under one id, until the backend has answered or ctx is done. When a request may have been
-// carried out, change goes on for driver.RepeatFor: later the backend need not know the id any more.
+// change has f ask for a change, again and again under one id, until the
+// backend has answered or ctx is done. When a request may have been carried
+// out, change goes on for driver.RepeatFor: later the backend need not know the
+// id any more.
 func (l *Latch) change(ctx context.Context, op string, f func(ctx context.Context, backend driver.Latcher, id string) error) error {
 	return l.call(op, func(backend driver.Latcher) error {
 		c := l.client
@@ -119,7 +121,8 @@ func (l *Latch) change(ctx context.Context, op string, f func(ctx context.Contex
 			if !doubt && inDoubt(err) {
 				doubt, until = true, sent+moment(driver.RepeatFor)
 			}
-			unsafe := errors.Is(err, ErrUnknown) && errors.Is(err, ErrUnavailable) // carried out, but the backend may lose it
+			// carried out, but the backend may lose it
+			unsafe := errors.Is(err, ErrUnknown) && errors.Is(err, ErrUnavailable)
 			if transient(err) && !unsafe && c.pause(ctx, pause) && (!doubt || c.now() < until) {
 				continue
 			}
@@ -137,14 +140,16 @@ func (l *Latch) change(ctx context.Context, op string, f func(ctx context.Contex
 	})
 }
 
-// inDoubt reports whether a request that failed with err may have been carried out.
+// inDoubt reports whether a request that failed with err may have been carried
+// out.
 func inDoubt(err error) bool {
 	ended := errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)
 	return errors.Is(err, ErrUnknown) || ended && !errors.Is(err, ErrUnavailable)
 }
 
-// patiently calls f, which sends a request, with a bound. If the bound cuts the request off, the error says whether the request may have been
-// carried out, and matches that of no context.
+// patiently calls f, which sends a request, with a bound. If the bound cuts the
+// request off, the error says whether the request may have been carried out,
+// and matches that of no context.
 func (c *Client) patiently(ctx context.Context, f func(ctx context.Context) error) error {
 	bounded, cancel := context.WithTimeout(ctx, c.reach.patience())
 	defer cancel()
@@ -159,7 +164,8 @@ func (c *Client) patiently(ctx context.Context, f func(ctx context.Context) erro
 	return fmt.Errorf("%w: no answer within %v", kind, c.reach.patience())
 }
 
-// pause lets about d pass. It returns false if ctx is done before, or the client is closed.
+// pause lets about d pass. It returns false if ctx is done before, or the
+// client is closed.
 func (c *Client) pause(ctx context.Context, d time.Duration) bool {
 	timer := time.NewTimer(d/2 + rand.N(d/2))
 	defer timer.Stop()
@@ -172,7 +178,8 @@ func (c *Client) pause(ctx context.Context, d time.Duration) bool {
 	return false
 }
 
-// latches has the waits of a client for latches, by name. All waits for a latch share the questions to the backend.
+// latches has the waits of a client for latches, by name. All waits for a latch
+// share the questions to the backend.
 type latches struct {
 	client *Client
 	asking sync.WaitGroup // goroutines of groups
@@ -199,7 +206,9 @@ type latchGroup struct {
 
 // latchWait is one call of Wait.
 type latchWait struct {
-	after uint64     // only an answer to a later question counts: an earlier one may have been asked before the latch was set
+	// only an answer to a later question counts: an earlier one may have been
+	// asked before the latch was set
+	after uint64
 	done  chan error // gets the outcome when the wait is taken off the group
 }
 
@@ -230,7 +239,8 @@ func (ls *latches) wait(ctx context.Context, backend driver.Latcher, name string
 	return ErrClosed
 }
 
-// join adds a wait to the group of a latch, which join makes if there is none. After close it returns nil.
+// join adds a wait to the group of a latch, which join makes if there is none.
+// After close it returns nil.
 func (ls *latches) join(backend driver.Latcher, name string) (*latchGroup, *latchWait) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
@@ -264,8 +274,9 @@ func (ls *latches) close() {
 	ls.asking.Wait()
 }
 
-// run asks whether the latch is there: when the driver says that it may be gone, when another wait begins, and every third of the TTL; while the
-// backend is out of reach, more often.
+// run asks whether the latch is there: when the driver says that it may be
+// gone, when another wait begins, and every third of the TTL; while the backend
+// is out of reach, more often.
 func (g *latchGroup) run() {
 	stop := func() {}
 	defer func() { stop() }()
@@ -296,7 +307,8 @@ func (g *latchGroup) run() {
 	}
 }
 
-// ask asks the backend, ends the waits for which the answer counts, and reports whether there was an answer.
+// ask asks the backend, ends the waits for which the answer counts, and reports
+// whether there was an answer.
 func (g *latchGroup) ask() bool {
 	ls := g.latches
 	ls.mu.Lock()
@@ -311,7 +323,8 @@ func (g *latchGroup) ask() bool {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	if transient(err) {
-		g.trouble = fmt.Errorf("%w: %v", ErrUnavailable, err) // also if the outcome is unknown: a question has none
+		// also if the outcome is unknown: a question has none
+		g.trouble = fmt.Errorf("%w: %v", ErrUnavailable, err)
 		return false
 	}
 	g.trouble = nil
@@ -329,7 +342,8 @@ func (g *latchGroup) changed() {
 	}
 }
 
-// leave takes a wait off the group, unless its outcome is there, and returns why the last question has no answer.
+// leave takes a wait off the group, unless its outcome is there, and returns
+// why the last question has no answer.
 func (g *latchGroup) leave(w *latchWait) (trouble error) {
 	g.latches.mu.Lock()
 	defer g.latches.mu.Unlock()

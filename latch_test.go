@@ -36,7 +36,8 @@ func wantCount(t *testing.T, l *dsync.Latch, want int) {
 	}
 }
 
-// passing begins n Waits, and returns how many have returned nil. Others fail the test.
+// passing begins n Waits, and returns how many have returned nil. Others fail
+// the test.
 func passing(t *testing.T, l *dsync.Latch, n int) *atomic.Int64 {
 	var passed atomic.Int64
 	for range n {
@@ -91,7 +92,8 @@ func TestLatch(t *testing.T) {
 	})
 }
 
-// TestLatchAnswersLost loses the answers to changes: they are repeated, and carried out once.
+// TestLatchAnswersLost loses the answers to changes: they are repeated, and
+// carried out once.
 func TestLatchAnswersLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memory.NewServer(nil)
@@ -116,7 +118,8 @@ func TestLatchAnswersLost(t *testing.T) {
 	})
 }
 
-// TestLatchChangeUnanswered has requests without answers until the caller, or package dsync, gives up.
+// TestLatchChangeUnanswered has requests without answers until the caller, or
+// package dsync, gives up.
 func TestLatchChangeUnanswered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := memory.New(nil)
@@ -233,7 +236,8 @@ func TestLatchWaitsAskTogether(t *testing.T) {
 	})
 }
 
-// TestLatchWaitHeedsNoEarlierAnswer begins a Wait while a question is under way that was asked before the latch was set.
+// TestLatchWaitHeedsNoEarlierAnswer begins a Wait while a question is under way
+// that was asked before the latch was set.
 func TestLatchWaitHeedsNoEarlierAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := &untold{Driver: memory.New(nil)}
@@ -294,8 +298,8 @@ func TestLatchWaitEnds(t *testing.T) {
 	})
 }
 
-// TestLatchEndsWithContext has the count reach 0 at the very instant at which the context of a Wait ends: either outcome is right, and the
-// next Wait works.
+// TestLatchEndsWithContext has the count reach 0 at the very instant at which
+// the context of a Wait ends: either outcome is right, and the next Wait works.
 func TestLatchEndsWithContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memory.NewServer(nil)

@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// TestLayoutIsInDesign compares the table layout with the table of places in docs/design.md: the places, and what they may import of this
-// module.
+// TestLayoutIsInDesign compares the table layout with the table of places in
+// docs/design.md: the places, and what they may import of this module.
 func TestLayoutIsInDesign(t *testing.T) {
 	var places []string
 	for _, row := range tableBehind(t, "| place | what it is | may import |\n|---|---|---|\n") {
@@ -40,8 +40,9 @@ func TestLayoutIsInDesign(t *testing.T) {
 	}
 }
 
-// TestLayersAreTheImports compares the drawing of packages in docs/design.md with what they import: each stands there once, itself or a
-// directory above it, and what it imports of this module stands below it.
+// TestLayersAreTheImports compares the drawing of packages in docs/design.md
+// with what they import: each stands there once, itself or a directory above
+// it, and what it imports of this module stands below it.
 func TestLayersAreTheImports(t *testing.T) {
 	page, err := os.ReadFile("docs/design.md")
 	if err != nil {
@@ -101,7 +102,8 @@ func TestLayersAreTheImports(t *testing.T) {
 	}
 }
 
-// TestFilesAreInDesign looks for the files of the root package and of internal/telemetry in docs/design.md, and the other way round.
+// TestFilesAreInDesign looks for the files of the root package and of
+// internal/telemetry in docs/design.md, and the other way round.
 func TestFilesAreInDesign(t *testing.T) {
 	for dir, heading := range map[string]string{".": "In the root package:", "internal/telemetry": "In `internal/telemetry`:"} {
 		var got []string
@@ -117,7 +119,8 @@ func TestFilesAreInDesign(t *testing.T) {
 	}
 }
 
-// sourcesOf returns the names of the Go files in a directory that are no tests, sorted.
+// sourcesOf returns the names of the Go files in a directory that are no tests,
+// sorted.
 func sourcesOf(t *testing.T, dir string) []string {
 	t.Helper()
 	paths, err := filepath.Glob(filepath.Join(dir, "*.go"))
@@ -134,7 +137,8 @@ func sourcesOf(t *testing.T, dir string) []string {
 	return names
 }
 
-// tableBehind returns the cells of the table in docs/design.md whose rows begin behind a text.
+// tableBehind returns the cells of the table in docs/design.md whose rows begin
+// behind a text.
 func tableBehind(t *testing.T, head string) (rows [][]string) {
 	t.Helper()
 	page, err := os.ReadFile("docs/design.md")
@@ -154,7 +158,8 @@ func tableBehind(t *testing.T, head string) (rows [][]string) {
 
 var inBackticks = regexp.MustCompile("`([^`]+)`")
 
-// placesOf returns the directories in a cell. Those after the first may leave out its parent.
+// placesOf returns the directories in a cell. Those after the first may leave
+// out its parent.
 func placesOf(cell string) (dirs []string) {
 	if strings.HasPrefix(strings.TrimSpace(cell), "root ") {
 		return []string{"."}
@@ -186,7 +191,8 @@ func localNames(cell string) (names []string) {
 	return names
 }
 
-// ownImports returns the packages of this module among patterns of the table layout, in the words of docs/design.md, sorted.
+// ownImports returns the packages of this module among patterns of the table
+// layout, in the words of docs/design.md, sorted.
 func ownImports(patterns []string) (names []string) {
 	for _, p := range patterns {
 		dir, own := strings.CutPrefix(p, "./")
@@ -204,7 +210,8 @@ func ownImports(patterns []string) (names []string) {
 	return names
 }
 
-// entryOf returns the index of the entry of layout for a directory: the one with the longest directory that contains it.
+// entryOf returns the index of the entry of layout for a directory: the one
+// with the longest directory that contains it.
 func entryOf(dir string) int {
 	place := -1
 	for i, entry := range layout {

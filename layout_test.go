@@ -17,9 +17,11 @@ import (
 
 const module = "github.com/go-dsync/dsync"
 
-// layout is who may import what, beside the standard library and the packages below its own directory. A package falls under the
-// entry with the longest directory that contains it. "./" stands for this module, "/..." for a package and all below it. Package
-// testing and those below it belong to the standard library only where they are named. Test files are free.
+// layout is who may import what, beside the standard library and the packages
+// below its own directory. A package falls under the entry with the longest
+// directory that contains it. "./" stands for this module, "/..." for a package
+// and all below it. Package testing and those below it belong to the standard
+// library only where they are named. Test files are free.
 var layout = []struct {
 	dir string
 	may []string
@@ -36,7 +38,8 @@ var layout = []struct {
 	{"driver/cas", []string{"./driver", "./internal/cleaner", "./internal/lifecycle"}},
 	{"driver/move", []string{"./driver"}},
 
-	// Every package of internal. None imports a driver, but telemetrytest, which is for tests alone.
+	// Every package of internal. None imports a driver, but telemetrytest,
+	// which is for tests alone.
 	{"internal/lifecycle", []string{"./driver"}},
 	{"internal/cleaner", []string{"./internal/lifecycle"}},
 	{"internal/session", []string{"./driver", "./internal/lifecycle"}},
@@ -95,7 +98,8 @@ var layout = []struct {
 	{"examples/observability", []string{"./", "./drivers/...", "go.opentelemetry.io/otel/..."}},
 }
 
-// rootModules are the modules with packages that a user of package dsync compiles.
+// rootModules are the modules with packages that a user of package dsync
+// compiles.
 var rootModules = []string{
 	module,
 	"go.opentelemetry.io/otel",
@@ -107,7 +111,8 @@ var rootModules = []string{
 	"github.com/go-logr/stdr",
 }
 
-// nested are the modules below the root that are not in it, with the same import paths, by what they bring along.
+// nested are the modules below the root that are not in it, with the same
+// import paths, by what they bring along.
 var nested = []string{"cmd/dsync", "contrib/cronlock", "contrib/natslock", "examples/observability", "internal/guardtest", "internal/sqltest", "internal/telemetrytest"}
 
 // goPackage is what `go list` says about a package.
@@ -263,7 +268,8 @@ func allowed(path string) (may func(string) bool, ok bool) {
 	}, true
 }
 
-// relative returns the directory of a package, "." for the root, and whether it belongs to this module.
+// relative returns the directory of a package, "." for the root, and whether it
+// belongs to this module.
 func relative(path string) (dir string, ok bool) {
 	if path == module {
 		return ".", true
@@ -281,13 +287,15 @@ func matches(pattern, path string) bool {
 	return path == pattern
 }
 
-// goList lists packages of the root module, as users get it: its own go.mod alone says which versions there are.
+// goList lists packages of the root module, as users get it: its own go.mod
+// alone says which versions there are.
 func goList(t *testing.T, args ...string) []*goPackage {
 	t.Helper()
 	return goListIn(t, ".", args...)
 }
 
-// goListIn lists packages of the module in a directory. Modules below the root know it by the workspace.
+// goListIn lists packages of the module in a directory. Modules below the root
+// know it by the workspace.
 func goListIn(t *testing.T, dir string, args ...string) []*goPackage {
 	t.Helper()
 	watchSources(t)
@@ -314,8 +322,8 @@ func goListIn(t *testing.T, dir string, args ...string) []*goPackage {
 	}
 }
 
-// watchSources reads all directories of the module, so that `go test` does not answer from its cache when a file has changed
-// that only `go list` looks at.
+// watchSources reads all directories of the module, so that `go test` does not
+// answer from its cache when a file has changed that only `go list` looks at.
 func watchSources(t *testing.T) {
 	t.Helper()
 	err := filepath.WalkDir(".", func(path string, entry fs.DirEntry, err error) error {

@@ -118,7 +118,8 @@ func (l *Lease) Err() error {
 	return l.check(k.client.now())
 }
 
-// check ends the lease if its time is over, and returns its error. Called with lock.mu held.
+// check ends the lease if its time is over, and returns its error. Called with
+// lock.mu held.
 func (l *Lease) check(now moment) error {
 	if l.err == nil && now >= l.deadline() {
 		if now >= l.hold.deadline() {
@@ -352,7 +353,8 @@ func (l *Lease) unlock(ctx context.Context) error {
 	return err
 }
 
-// overEnd is the loss of a lease whose own time is over, though that of its hold is not.
+// overEnd is the loss of a lease whose own time is over, though that of its
+// hold is not.
 func (l *Lease) overEnd() *lostError {
 	if l.fixed {
 		return &lostError{cause: lossExpired, asked: true}
@@ -360,7 +362,8 @@ func (l *Lease) overEnd() *lostError {
 	return &lostError{cause: lossMaxHold}
 }
 
-// endItself ends a lease for the reason why, and with the last view the hold. Called with lock.mu held.
+// endItself ends a lease for the reason why, and with the last view the hold.
+// Called with lock.mu held.
 func (l *Lease) endItself(now moment, why *lostError) {
 	l.finish(&LockError{"lease", l.Name(), why})
 	l.lost(why)
@@ -369,7 +372,8 @@ func (l *Lease) endItself(now moment, why *lostError) {
 	}
 }
 
-// finish marks the lease as over, for the reason err, and takes the lease out of its hold. It is called once, with lock.mu held.
+// finish marks the lease as over, for the reason err, and takes the lease out
+// of its hold. It is called once, with lock.mu held.
 func (l *Lease) finish(err error) {
 	l.last = l.deadline() // that of the backend may move on with its session
 	l.err = err
@@ -388,7 +392,8 @@ func (l *Lease) finish(err error) {
 	}
 }
 
-// leaseContext is the context of Lease.Context. It knows its lease, and the leases under whose contexts it was made.
+// leaseContext is the context of Lease.Context. It knows its lease, and the
+// leases under whose contexts it was made.
 type leaseContext struct {
 	context.Context
 	lease  *Lease
@@ -405,7 +410,8 @@ func (c *leaseContext) Value(key any) any {
 	return c.Context.Value(key)
 }
 
-// permits returns how many permits of a name the leases have to which the context belongs.
+// permits returns how many permits of a name the leases have to which the
+// context belongs.
 func (c *leaseContext) permits(of *Client, name string) (n int) {
 	var counted []*Lease // of one lease there may be several contexts
 	for ; c != nil; c = c.outer {

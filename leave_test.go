@@ -13,7 +13,8 @@ import (
 	"github.com/go-dsync/dsync/drivers/memory"
 )
 
-// forSessions runs f on a backend whose leases have a TTL each, and on one with sessions.
+// forSessions runs f on a backend whose leases have a TTL each, and on one with
+// sessions.
 func forSessions(t *testing.T, f func(t *testing.T, s *memory.Server)) {
 	for name, sessions := range map[string]bool{"TTL": false, "sessions": true} {
 		t.Run(name, func(t *testing.T) {
@@ -22,7 +23,8 @@ func forSessions(t *testing.T, f func(t *testing.T, s *memory.Server)) {
 	}
 }
 
-// takenUntil checks that the name is taken until some time from now, and free then.
+// takenUntil checks that the name is taken until some time from now, and free
+// then.
 func takenUntil(t *testing.T, l dsync.Locker, name string, d time.Duration) {
 	t.Helper()
 	time.Sleep(d - time.Millisecond)
@@ -60,7 +62,8 @@ func TestHoldAtLeast(t *testing.T) {
 	})
 }
 
-// TestHoldAtLeastOutlivesTheClient closes the client with the lease held, after Unlock, and not at all.
+// TestHoldAtLeastOutlivesTheClient closes the client with the lease held, after
+// Unlock, and not at all.
 func TestHoldAtLeastOutlivesTheClient(t *testing.T) {
 	forSessions(t, func(t *testing.T, s *memory.Server) {
 		other := newClient(t, s.NewDriver(), nil)
@@ -88,7 +91,8 @@ func TestHoldAtLeastOutlivesTheClient(t *testing.T) {
 	})
 }
 
-// TestHoldAtLeastWithoutAnAnswer has Unlock fail in every way: the name is free when the lease would have ended.
+// TestHoldAtLeastWithoutAnAnswer has Unlock fail in every way: the name is free
+// when the lease would have ended.
 func TestHoldAtLeastWithoutAnAnswer(t *testing.T) {
 	for name, fault := range map[string]memory.Fault{
 		"cut off":     {Kind: memory.CutOff},
@@ -233,7 +237,8 @@ func TestHoldAtLeastIsRefused(t *testing.T) {
 	})
 }
 
-// TestCronJob has three machines, whose clocks are apart, do the job of each period: once, also if one is stopped in the middle.
+// TestCronJob has three machines, whose clocks are apart, do the job of each
+// period: once, also if one is stopped in the middle.
 func TestCronJob(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const period, periods = time.Minute, 20

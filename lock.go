@@ -13,8 +13,10 @@ import (
 
 // request is one call of Lock or TryLock.
 type request struct {
-	owner   *Owner // nil for a call of the Client's own methods
-	group   *Owner // whose calls share a grant: owner, or in the mode Read one group for all; nil if the call shares with nobody
+	owner *Owner // nil for a call of the Client's own methods
+	// whose calls share a grant: owner, or in the mode Read one group for all;
+	// nil if the call shares with nobody
+	group   *Owner
 	ttl     time.Duration
 	mode    driver.Mode
 	fixed   bool
@@ -25,21 +27,27 @@ type request struct {
 	call    *telemetry.Call // nil if nobody observes the call
 }
 
-// lock is what a client knows of one name in one mode while the name is in use here: the hold, the calls that wait in the process, the
-// calls that ask the backend. The locks of one name in several modes know nothing of each other: the backend keeps them apart.
+// lock is what a client knows of one name in one mode while the name is in use
+// here: the hold, the calls that wait in the process, the calls that ask the
+// backend. The locks of one name in several modes know nothing of each other:
+// the backend keeps them apart.
 //
-// Where the backend is FIFO over all waiters, every call asks the backend itself. Otherwise one call at a time does, the contender, and
-// the rest wait here in line. For permits several calls contend, until one of them is refused. Calls of one Owner share the first grant to
-// any of them, so one asks for all; and so do the client's calls for Read.
+// Where the backend is FIFO over all waiters, every call asks the backend
+// itself. Otherwise one call at a time does, the contender, and the rest wait
+// here in line. For permits several calls contend, until one of them is
+// refused. Calls of one Owner share the first grant to any of them, so one asks
+// for all; and so do the client's calls for Read.
 type lock struct {
 	client *Client
 	name   string
 	mode   driver.Mode
 	uses   int // number of calls and holds; guarded by client.mu
 
-	mu         sync.Mutex
-	closed     bool
-	hold       *hold // the live one, the newest if there are several, as there may be for Read and Permit; nil if there is none
+	mu     sync.Mutex
+	closed bool
+	// the live one, the newest if there are several, as there may be for Read
+	// and Permit; nil if there is none
+	hold       *hold
 	releasing  *hold // the one whose release has not returned, in modes that have one hold
 	queue      waiters
 	contending int       // calls of Lock in the states from settling to pausing
@@ -50,17 +58,21 @@ type lock struct {
 	hush       moment    // until then no call that waits for the client's own lease is reported
 }
 
-// maxAsking bounds how many calls for permits of a name ask the backend at a time.
+// maxAsking bounds how many calls for permits of a name ask the backend at a
+// time.
 const maxAsking = 16
 
-// hasLine reports whether callers wait in line here rather than at the backend. Readers do so too, but as calls of one group.
+// hasLine reports whether callers wait in line here rather than at the backend.
+// Readers do so too, but as calls of one group.
 func (k *lock) hasLine() bool { return k.client.queues[k.mode] }
 
 // alone reports whether a live hold is the only one.
 func (k *lock) alone() bool { return k.mode.Excludes(k.mode) }
 
-// engaged reports whether nobody in line may ask the backend for now: another call does, or the client has the name. For permits it is
-// a call that was refused: one that asks for many is then not overtaken by those who ask for few. Called with mu held.
+// engaged reports whether nobody in line may ask the backend for now: another
+// call does, or the client has the name. For permits it is a call that was
+// refused: one that asks for many is then not overtaken by those who ask for
+// few. Called with mu held.
 func (k *lock) engaged() bool {
 	if k.alone() {
 		return k.contending > 0 || k.hold != nil
@@ -68,7 +80,8 @@ func (k *lock) engaged() bool {
 	return k.answers.waiting > 0 || k.contending >= maxAsking
 }
 
-// live returns the hold, or ends a hold past its time and returns nil. Called with mu held.
+// live returns the hold, or ends a hold past its time and returns nil. Called
+// with mu held.
 func (k *lock) live() *hold {
 	for k.hold != nil && k.client.now() >= k.hold.deadline() {
 		k.hold.expire()
@@ -76,7 +89,8 @@ func (k *lock) live() *hold {
 	return k.hold
 }
 
-// reenter returns a lease of a live hold that the call joins, if there is one. Called with mu held.
+// reenter returns a lease of a live hold that the call joins, if there is one.
+// Called with mu held.
 func (k *lock) reenter(r request) *Lease {
 	if r.owner == nil && r.group == nil || k.mode == driver.Permit {
 		return nil
@@ -93,8 +107,9 @@ func (k *lock) reenter(r request) *Lease {
 	return h.join(r)
 }
 
-// readable returns a live hold that a Read joins, or nil: a young one of any reader, or one of its Owner whatever its age. Other Reads
-// ask the backend, so that writers get a turn. Called with mu held.
+// readable returns a live hold that a Read joins, or nil: a young one of any
+// reader, or one of its Owner whatever its age. Other Reads ask the backend, so
+// that writers get a turn. Called with mu held.
 func (k *lock) readable(r request) *hold {
 	now := k.client.now()
 	if r.group != nil {
@@ -107,7 +122,8 @@ func (k *lock) readable(r request) *hold {
 	return k.leasedTo(r.owner, now)
 }
 
-// leasedTo returns a live hold of which the owner has a lease, or nil. Called with mu held.
+// leasedTo returns a live hold of which the owner has a lease, or nil. Called
+// with mu held.
 func (k *lock) leasedTo(o *Owner, now moment) *hold {
 	if o == nil {
 		return nil
@@ -170,12 +186,14 @@ func (k *lock) mustWait(r request) bool {
 	return k.engaged()
 }
 
-// asks reports whether a call of the group already asks the backend. Called with mu held.
+// asks reports whether a call of the group already asks the backend. Called
+// with mu held.
 func (k *lock) asks(group *Owner) bool {
 	return group != nil && slices.ContainsFunc(k.contenders, func(w *waiter) bool { return w.request.group == group })
 }
 
-// contend makes a call a contender; w is nil if nobody else can serve the call. Called with mu held.
+// contend makes a call a contender; w is nil if nobody else can serve the call.
+// Called with mu held.
 func (k *lock) contend(w *waiter) {
 	k.contending++
 	if w == nil {
@@ -195,7 +213,8 @@ func (k *lock) retire(w *waiter) {
 	}
 }
 
-// callNext lets the next in line ask the backend, if it is time. Called with mu held.
+// callNext lets the next in line ask the backend, if it is time. Called with mu
+// held.
 func (k *lock) callNext() {
 	if k.hasLine() {
 		for w := k.queue.head(); w != nil && !k.engaged(); w = k.queue.head() {
@@ -224,8 +243,9 @@ func (k *lock) askBackend(ctx context.Context, h *hold) (driver.Lease, error) {
 	return l, err
 }
 
-// install makes the live hold of what the driver granted, and returns its first lease. If the hold is of no use any
-// more, install gives the hold back and returns nil, nil. Called with mu held.
+// install makes the live hold of what the driver granted, and returns its first
+// lease. If the hold is of no use any more, install gives the hold back and
+// returns nil, nil. Called with mu held.
 func (k *lock) install(h *hold, granted driver.Lease, r request, now moment) (*Lease, error) {
 	h.lease = granted
 	if k.closed {
@@ -259,7 +279,8 @@ func (k *lock) install(h *hold, granted driver.Lease, r request, now moment) (*L
 	return h.addView(r), nil
 }
 
-// serveGroup gives a lease of h to all waiting calls of its group. Called with mu held.
+// serveGroup gives a lease of h to all waiting calls of its group. Called with
+// mu held.
 func (k *lock) serveGroup(h *hold) {
 	if h.ownedBy == nil {
 		return
@@ -279,9 +300,11 @@ func (k *lock) serveGroup(h *hold) {
 	}
 }
 
-// handOver passes a hold whose last view has ended to the first in line, without a request to the backend, within the bounds that
-// keep the other clients from starving. Where no token is left for the first in line, handOver makes it the heir of the hold, if the
-// driver can pass the hold, and reports false. Called with mu held.
+// handOver passes a hold whose last view has ended to the first in line,
+// without a request to the backend, within the bounds that keep the other
+// clients from starving. Where no token is left for the first in line, handOver
+// makes it the heir of the hold, if the driver can pass the hold, and reports
+// false. Called with mu held.
 func (k *lock) handOver(h *hold, now moment) bool {
 	w := k.queue.head()
 	switch {
@@ -306,7 +329,8 @@ func (k *lock) handOver(h *hold, now moment) bool {
 	return true
 }
 
-// serveFirst makes the first in line the owner of a live hold that has none, and returns its lease. It is called with mu held.
+// serveFirst makes the first in line the owner of a live hold that has none,
+// and returns its lease. It is called with mu held.
 func (k *lock) serveFirst(h *hold) *Lease {
 	w := k.queue.first
 	h.handOvers++
@@ -318,8 +342,9 @@ func (k *lock) serveFirst(h *hold) *Lease {
 	return l
 }
 
-// close ends the holds and their leases on the client's way out, and returns those that are to be left at the backend; the driver's Close
-// gives the others back.
+// close ends the holds and their leases on the client's way out, and returns
+// those that are to be left at the backend; the driver's Close gives the others
+// back.
 func (k *lock) close() (left []*hold) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -338,8 +363,10 @@ func (k *lock) close() (left []*hold) {
 	return left
 }
 
-// answers is what the backend said of a name last. When the context of a call ends, the error of the call is made from this record, even if the
-// last answer came to another call of the client, and whatever became of a request that the context cut off. Guarded by lock.mu.
+// answers is what the backend said of a name last. When the context of a call
+// ends, the error of the call is made from this record, even if the last answer
+// came to another call of the client, and whatever became of a request that the
+// context cut off. Guarded by lock.mu.
 type answers struct {
 	refused bool   // by the last answer another owner holds the name
 	at      moment // the last time at which the answer was so
@@ -353,7 +380,8 @@ func (a *answers) refuse(now moment) { a.refused, a.at, a.trouble = true, now, n
 // ours takes note of a grant to this client.
 func (a *answers) ours() { a.refused, a.trouble = false, nil }
 
-// queued takes note of a refusal of the request of h, which waits at the backend from now on.
+// queued takes note of a refusal of the request of h, which waits at the
+// backend from now on.
 func (a *answers) queued(h *hold, now moment) {
 	a.refuse(now)
 	if h.state == holdPending && !h.waits {
@@ -362,7 +390,8 @@ func (a *answers) queued(h *hold, now moment) {
 	}
 }
 
-// returned takes note of the end of the request of h. An error by the caller's own context is no trouble.
+// returned takes note of the end of the request of h. An error by the caller's
+// own context is no trouble.
 func (a *answers) returned(h *hold, now moment, err error, canceled bool) {
 	if h.waits {
 		h.waits = false
@@ -377,22 +406,23 @@ func (a *answers) returned(h *hold, now moment, err error, canceled bool) {
 	}
 }
 
-// locked reports whether another owner has the name as far as known. A refusal without confirmation for a TTL says nothing: the holder may
-// be gone.
+// locked reports whether another owner has the name as far as known. A refusal
+// without confirmation for a TTL says nothing: the holder may be gone.
 func (a *answers) locked(now moment, ttl time.Duration) bool {
 	return a.waiting > 0 || a.refused && now-a.at < ttl
 }
 
-// waitError returns the error of a wait that ended with ctx; answer is that of the caller's last request, if it made one. It is called
-// with mu held.
+// waitError returns the error of a wait that ended with ctx; answer is that of
+// the caller's last request, if it made one. It is called with mu held.
 func (k *lock) waitError(ctx context.Context, answer error) error {
 	ours := k.alone() && (k.live() != nil || k.releasing != nil) // and so in the way of the call
 	locked := ours || k.answers.locked(k.client.clock.Plain(), k.client.ttl)
 	return newWaitError(ctx, answer, k.answers.trouble, locked)
 }
 
-// nest serves a call under a lease of its name: a lease whose context the call has, or a lease that its Owner has in another mode. Without
-// such a lease nest returns nil, nil.
+// nest serves a call under a lease of its name: a lease whose context the call
+// has, or a lease that its Owner has in another mode. Without such a lease nest
+// returns nil, nil.
 //
 //	the lease is      the call is for     by its Owner    by its context
 //	Read              Read                joins           joins
@@ -403,8 +433,10 @@ func (k *lock) waitError(ctx context.Context, answer error) error {
 //	Permit            another mode        ErrDeadlock     ErrDeadlock
 //	another mode      Permit              ErrDeadlock     ErrDeadlock
 //
-// A call that joins is served whoever waits: otherwise the waiter would wait for the lease, and the call for the waiter. For the same reason
-// there is no upgrade. A call that waits already when its Owner gets the name in another mode is not served by that grant.
+// A call that joins is served whoever waits: otherwise the waiter would wait
+// for the lease, and the call for the waiter. For the same reason there is no
+// upgrade. A call that waits already when its Owner gets the name in another
+// mode is not served by that grant.
 func (c *Client) nest(ctx context.Context, r request, name string) (*Lease, error) {
 	innermost, _ := ctx.Value(leaseContextKey{}).(*leaseContext)
 	if r.mode == driver.Permit && r.limit > 0 && innermost.permits(c, name) > r.limit-r.permits {
@@ -456,7 +488,8 @@ func (l *Lease) nest(r request) (*Lease, error) {
 	return nested, nil
 }
 
-// nest serves a call in another mode, of an Owner that may have the name in the mode of k.
+// nest serves a call in another mode, of an Owner that may have the name in the
+// mode of k.
 func (k *lock) nest(r request) (*Lease, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()

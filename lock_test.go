@@ -14,7 +14,8 @@ import (
 	"github.com/go-dsync/dsync/drivers/memory"
 )
 
-// orders are the orders in which a backend may grant; with all but FIFO callers wait in line in the process.
+// orders are the orders in which a backend may grant; with all but FIFO callers
+// wait in line in the process.
 var orders = []memory.Order{memory.FIFO, memory.FIFOByClient, memory.Unordered}
 
 // forOrders runs f in a bubble for each order, with two clients of one backend.
@@ -140,7 +141,8 @@ func TestCanceledWaitLeavesNothing(t *testing.T) {
 }
 
 func TestCancelAtTheInstantOfTheGrant(t *testing.T) {
-	// Real time, many rounds: the outcome is a lease or an error, and after it the lock is free.
+	// Real time, many rounds: the outcome is a lease or an error, and after it
+	// the lock is free.
 	for _, o := range orders {
 		s := memory.NewServer(&memory.Options{Order: o})
 		a, b := newClient(t, s.NewDriver(), nil), newClient(t, s.NewDriver(), nil)

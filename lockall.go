@@ -46,7 +46,8 @@ func LockOn(ctx context.Context, targets ...Target) (*Leases, error) {
 	return lockOn(ctx, targets, func(ctx context.Context, l Locker, name string) (*Lease, error) { return l.Lock(ctx, name) })
 }
 
-// TryLockAll is [LockAll] without the wait: if another owner holds one of the names, the error matches [ErrLocked].
+// TryLockAll is [LockAll] without the wait: if another owner holds one of the
+// names, the error matches [ErrLocked].
 func TryLockAll(ctx context.Context, l Locker, names ...string) (*Leases, error) {
 	return lockOn(ctx, []Target{{l, names}}, func(ctx context.Context, l Locker, name string) (*Lease, error) { return l.TryLock(ctx, name) })
 }
@@ -104,7 +105,8 @@ func inOrder(targets []Target) ([]Target, error) {
 	return steps, nil
 }
 
-// clientOf returns the client through which a Locker locks, or nil if that is not known.
+// clientOf returns the client through which a Locker locks, or nil if that is
+// not known.
 func clientOf(l Locker) *Client {
 	switch l := l.(type) {
 	case *Client:
@@ -117,7 +119,8 @@ func clientOf(l Locker) *Client {
 	return nil
 }
 
-// rollBack gives back what is held after an error. What was lost before is no further error.
+// rollBack gives back what is held after an error. What was lost before is no
+// further error.
 func (g *Leases) rollBack(ctx context.Context) error {
 	if err := g.Unlock(ctx); err != nil && !errors.Is(err, ErrNotHeld) {
 		return err

@@ -12,8 +12,9 @@ import (
 	"github.com/go-dsync/dsync"
 )
 
-// TestRandomCalls has callers of two clients, some of which share an owner, lock one name in every way at random times: each call ends
-// with a lease, or when its context does, and nothing is left of any.
+// TestRandomCalls has callers of two clients, some of which share an owner,
+// lock one name in every way at random times: each call ends with a lease, or
+// when its context does, and nothing is left of any.
 func TestRandomCalls(t *testing.T) {
 	for seed := range uint64(20) {
 		forOrders(t, func(t *testing.T, a, b *dsync.Client) {

@@ -10,7 +10,8 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// sessionLease is a lease whose session ends after the given time, and has that TTL.
+// sessionLease is a lease whose session ends after the given time, and has that
+// TTL.
 type sessionLease struct {
 	*stubLease
 	session time.Duration

@@ -12,8 +12,10 @@ import (
 	"testing"
 )
 
-// What a program requires that adds package dsync with memory, which is the API of OpenTelemetry and what that is made of; and what
-// each other driver adds to it. All versions are the oldest with which dsync works; docs/design.md says why each is what it is.
+// What a program requires that adds package dsync with memory, which is the API
+// of OpenTelemetry and what that is made of; and what each other driver adds to
+// it. All versions are the oldest with which dsync works; docs/design.md says
+// why each is what it is.
 var (
 	requiredByAll = []string{
 		"github.com/go-logr/logr v1.4.1",
@@ -89,7 +91,8 @@ func (p *program) write(name, text string) {
 	}
 }
 
-// imports makes packages all that the program imports, and returns the versions of all modules that are in go.mod then.
+// imports makes packages all that the program imports, and returns the versions
+// of all modules that are in go.mod then.
 func (p *program) imports(packages ...string) map[string]string {
 	p.t.Helper()
 	var text strings.Builder
@@ -143,7 +146,8 @@ func (p *program) required() (lines []string) {
 	return lines
 }
 
-// TestWhatADriverRequires adds each driver alone to a program that has nothing else.
+// TestWhatADriverRequires adds each driver alone to a program that has nothing
+// else.
 func TestWhatADriverRequires(t *testing.T) {
 	watchSources(t)
 	for name, own := range requiredBy {
@@ -159,8 +163,9 @@ func TestWhatADriverRequires(t *testing.T) {
 	}
 }
 
-// TestWhatADriverMoves adds a driver to a program that has the clients of other backends and more, in older versions. Minimal version
-// selection moves what go.mod of dsync mentions, for whichever driver, and nothing else.
+// TestWhatADriverMoves adds a driver to a program that has the clients of other
+// backends and more, in older versions. Minimal version selection moves what
+// go.mod of dsync mentions, for whichever driver, and nothing else.
 func TestWhatADriverMoves(t *testing.T) {
 	watchSources(t)
 	has := map[string]string{

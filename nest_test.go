@@ -11,7 +11,8 @@ import (
 	"github.com/go-dsync/dsync"
 )
 
-// TestNesting is the table of what may be taken under a lease of the same name, by the Owner of the lease or with its context.
+// TestNesting is the table of what may be taken under a lease of the same name,
+// by the Owner of the lease or with its context.
 func TestNesting(t *testing.T) {
 	exclusive, read, write := []dsync.LockOption(nil), []dsync.LockOption{dsync.Read()}, []dsync.LockOption{dsync.Write()}
 	for _, tt := range []struct {
@@ -119,7 +120,8 @@ func TestOwnerNestsInAJoinedHold(t *testing.T) {
 	})
 }
 
-// Goroutines of an Owner that ask for a name in two modes at once both get it in the end.
+// Goroutines of an Owner that ask for a name in two modes at once both get it
+// in the end.
 func TestOwnerAsksInTwoModesAtOnce(t *testing.T) {
 	forOrders(t, func(t *testing.T, a, b *dsync.Client) {
 		for range 20 {

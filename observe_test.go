@@ -43,7 +43,8 @@ func observe(t *testing.T, seq iter.Seq2[dsync.Status, error]) *observed {
 	return o
 }
 
-// sees checks the states that were seen since the last call, by their notes; "" is a name that is free.
+// sees checks the states that were seen since the last call, by their notes; ""
+// is a name that is free.
 func (o *observed) sees(what string, want ...string) {
 	o.t.Helper()
 	synctest.Wait()
@@ -178,7 +179,8 @@ func TestObserveEndsWithAnError(t *testing.T) {
 	})
 }
 
-// behind is a driver whose answers come from servers that are not at the same point.
+// behind is a driver whose answers come from servers that are not at the same
+// point.
 type behind struct {
 	stub
 	tokens []uint64

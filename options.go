@@ -14,7 +14,8 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// Options are the options of a Client. Nil means the defaults, and so does a zero field.
+// Options are the options of a Client. Nil means the defaults, and so does a
+// zero field.
 type Options struct {
 	// TTL is how long the backend keeps a lock whose holder is gone, and so
 	// how long others wait after a crash. A live holder renews every third
@@ -39,7 +40,8 @@ type Options struct {
 	// the text.
 	Note string
 
-	// MaxHold is the default of the option MaxHold. 0 means no bound: a lease is renewed until Unlock or a loss.
+	// MaxHold is the default of the option MaxHold. 0 means no bound: a lease
+	// is renewed until Unlock or a loss.
 	MaxHold time.Duration
 
 	// SlowHold makes the Logger report each lease without ExpireAfter that
@@ -70,13 +72,13 @@ type Options struct {
 	// must not block. Nil means no class.
 	Class func(name string) string
 
-	// Logger gets a record of what an operator has to see: the begin and the end
-	// of an outage of the backend, at most once a minute, and locks that were
-	// lost or removed by force, many of them in one record. It also gets a WARN
-	// when a call has waited for 10 s for one lease of the same client, at most
-	// once per name and minute; with Debug the WARN says who acquired the lease.
-	// Nil means no logs, except that an Open and such a call without a deadline
-	// log to slog.Default.
+	// Logger gets a record of what an operator has to see: the begin and the
+	// end of an outage of the backend, at most once a minute, and locks that
+	// were lost or removed by force, many of them in one record. It also gets a
+	// WARN when a call has waited for 10 s for one lease of the same client, at
+	// most once per name and minute; with Debug the WARN says who acquired the
+	// lease. Nil means no logs, except that an Open and such a call without a
+	// deadline log to slog.Default.
 	Logger *slog.Logger
 }
 
@@ -114,8 +116,10 @@ func WaitAtMost(d time.Duration) LockOption { return LockOption{waitAtMost: &d} 
 // errors.ErrUnsupported.
 func HoldAtLeast(d time.Duration) LockOption { return LockOption{holdAtLeast: &d} }
 
-// A lease can outlive the work that it was taken for: the work hangs, or its code forgot to unlock. The lease would be renewed for as
-// long as the process lives. MaxHold bounds that, SlowHold tells of it, and Debug finds leases that nobody can unlock any more.
+// A lease can outlive the work that it was taken for: the work hangs, or its
+// code forgot to unlock. The lease would be renewed for as long as the process
+// lives. MaxHold bounds that, SlowHold tells of it, and Debug finds leases that
+// nobody can unlock any more.
 
 // MaxHold bounds how long a lease is renewed. At d after the grant the lease is
 // lost, with an error that matches ErrLost, and the lock is free at once.

@@ -15,7 +15,8 @@ import (
 	"testing"
 )
 
-// Where the opener of each driver asks a URL for parameters, beside the driver itself.
+// Where the opener of each driver asks a URL for parameters, beside the driver
+// itself.
 var asksBeside = map[string][]string{
 	"memory": nil, "migrate": nil, "pglock": nil,
 	"etcd": {"internal/tlsurl"}, "zk": {"internal/tlsurl"},
@@ -25,8 +26,9 @@ var asksBeside = map[string][]string{
 // pageOf has the pages in docs/backends whose name differs from the driver's.
 var pageOf = map[string]string{"redisson": "redis", "zk": "zookeeper", "pglock": "postgres"}
 
-// TestParameters compares the parameters that each driver's opener reads with the
-// section Parameters of the package comment and of the page in docs/backends.
+// TestParameters compares the parameters that each driver's opener reads with
+// the section Parameters of the package comment and of the page in
+// docs/backends.
 func TestParameters(t *testing.T) {
 	for name, beside := range asksBeside {
 		t.Run(name, func(t *testing.T) {
@@ -111,7 +113,8 @@ func askedIn(file *ast.File, names map[string]bool) {
 	})
 }
 
-// documentedIn reads the indented lines of the section Parameters. Before two spaces stand names, each with a =.
+// documentedIn reads the indented lines of the section Parameters. Before two
+// spaces stand names, each with a =.
 func documentedIn(text string, names map[string]bool) {
 	_, section, _ := strings.Cut(text, "# Parameters\n")
 	section, _, _ = strings.Cut(section, "\n# ")

@@ -117,7 +117,8 @@ func TestPassIsBounded(t *testing.T) {
 	}
 }
 
-// TestPassThatFails has the hold released where it is not known who has it, and the next in line ask the backend.
+// TestPassThatFails has the hold released where it is not known who has it, and
+// the next in line ask the backend.
 func TestPassThatFails(t *testing.T) {
 	for _, tt := range []struct {
 		err, unlock        error
@@ -202,7 +203,8 @@ func TestPassUnderWay(t *testing.T) {
 	}
 }
 
-// TestPassServesAllCallsOfAnOwner has the backend named the owner whose calls are served together.
+// TestPassServesAllCallsOfAnOwner has the backend named the owner whose calls
+// are served together.
 func TestPassServesAllCallsOfAnOwner(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPasser()

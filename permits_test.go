@@ -134,7 +134,8 @@ func TestPermitsAreAskedForSideBySide(t *testing.T) {
 	})
 }
 
-// While one waits at the backend nobody of its client asks, and TryLock is refused.
+// While one waits at the backend nobody of its client asks, and TryLock is
+// refused.
 func TestPermitsWaitInLine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		free := make(chan struct{})
@@ -175,7 +176,8 @@ func TestPermitsWaitInLine(t *testing.T) {
 	})
 }
 
-// A hold goes to the next in line who asks for as many, for a while; then it is given back.
+// A hold goes to the next in line who asks for as many, for a while; then it is
+// given back.
 func TestPermitsAreHandedOver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := &stub{info: withPermits}
@@ -219,7 +221,8 @@ func TestPermitsAreHandedOver(t *testing.T) {
 	})
 }
 
-// Who wants all permits is not passed by for ever by others of its client, though the backend has no order.
+// Who wants all permits is not passed by for ever by others of its client,
+// though the backend has no order.
 func TestManyPermitsAreGranted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newClient(t, memory.New(&memory.Options{Order: memory.Unordered}), nil)
@@ -384,7 +387,8 @@ func TestPermitsOfLockAll(t *testing.T) {
 	})
 }
 
-// The driver takes permits of a client that closes back, and those who wait get them.
+// The driver takes permits of a client that closes back, and those who wait get
+// them.
 func TestCloseGivesPermitsBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := memory.New(nil)
@@ -440,7 +444,8 @@ func TestObservePermits(t *testing.T) {
 	})
 }
 
-// Calls that are canceled, and calls whose answers are lost, leave all permits free.
+// Calls that are canceled, and calls whose answers are lost, leave all permits
+// free.
 func TestManyCallsLeaveNoPermits(t *testing.T) {
 	for _, o := range orders {
 		for _, kind := range []memory.FaultKind{memory.Slow, memory.LoseAnswer, memory.Hang} {

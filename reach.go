@@ -13,22 +13,28 @@ import (
 
 const (
 	warnEvery = time.Minute // at most one record of an outage, and one of its end, in this time
-	silentFor = time.Second // a request cut off by its caller tells of an outage after so long without an answer, or after TTL/6
+	// a request cut off by its caller tells of an outage after so long without
+	// an answer, or after TTL/6
+	silentFor = time.Second
 
-	// A probe waits for its answer for TTL/6 within these bounds, and the next follows after twice that time.
+	// A probe waits for its answer for TTL/6 within these bounds, and the next
+	// follows after twice that time.
 	minProbe = 50 * time.Millisecond
 	maxProbe = 5 * time.Second
 )
 
-// reach knows whether the backend is in reach, by the last request: answered, or not. It hears of the requests of Lock and TryLock, of
-// renewals and releases, and of requests by which a driver keeps sessions alive. In an outage without any of these a probe asks the
-// backend. All consequences are decided here: the two log records of an outage, the state of the client in
+// reach knows whether the backend is in reach, by the last request: answered,
+// or not. It hears of the requests of Lock and TryLock, of renewals and
+// releases, and of requests by which a driver keeps sessions alive. In an
+// outage without any of these a probe asks the backend. All consequences are
+// decided here: the two log records of an outage, the state of the client in
 // its metrics, and the cause of a loss for want of the backend.
 type reach struct {
 	client *Client
-	ask    func(ctx context.Context, name string) error // whether the backend answers; nil if there is no way
-	out    atomic.Bool                                  // changes with mu held
-	wg     sync.WaitGroup
+	// whether the backend answers; nil if there is no way
+	ask func(ctx context.Context, name string) error
+	out atomic.Bool // changes with mu held
+	wg  sync.WaitGroup
 
 	mu      sync.Mutex
 	closed  bool
@@ -43,7 +49,8 @@ type reach struct {
 	hush    moment // until then none is told that the server refuses the client
 }
 
-// asker returns what asks the backend of d whether it answers, given the name of a lock; nil if there is no way.
+// asker returns what asks the backend of d whether it answers, given the name
+// of a lock; nil if there is no way.
 func asker(d driver.Driver) func(ctx context.Context, name string) error {
 	switch d := d.(type) {
 	case driver.Pinger:
@@ -57,7 +64,8 @@ func asker(d driver.Driver) func(ctx context.Context, name string) error {
 	return nil
 }
 
-// answered takes note of an answer of any kind, at no cost while the backend is in reach.
+// answered takes note of an answer of any kind, at no cost while the backend is
+// in reach.
 func (r *reach) answered() {
 	if !r.out.Load() {
 		return
@@ -73,7 +81,8 @@ func (r *reach) answered() {
 	}
 }
 
-// unanswered takes note of a request that failed for want of the backend, for the reason err. name is the name of its lock, or empty.
+// unanswered takes note of a request that failed for want of the backend, for
+// the reason err. name is the name of its lock, or empty.
 func (r *reach) unanswered(name string, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -102,7 +111,8 @@ func (r *reach) turn(out bool) {
 // patience is how long a probe waits for its answer.
 func (r *reach) patience() time.Duration { return min(max(r.client.ttl/6, minProbe), maxProbe) }
 
-// sessionEnded has the backend asked at once, since the session of the lock of name may have ended in an outage.
+// sessionEnded has the backend asked at once, since the session of the lock of
+// name may have ended in an outage.
 func (r *reach) sessionEnded(name string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -123,7 +133,8 @@ func (r *reach) startProbe(name string, wait time.Duration) {
 	}
 }
 
-// probe asks the backend during an outage, if nobody else does. It ends soon after the outage, or with the watchdog.
+// probe asks the backend during an outage, if nobody else does. It ends soon
+// after the outage, or with the watchdog.
 func (r *reach) probe(wait time.Duration) {
 	life := r.client.watchdog.life
 	timer := time.NewTimer(wait)
@@ -148,7 +159,8 @@ func (r *reach) probe(wait time.Duration) {
 	}
 }
 
-// next returns the next question of a probe and its time; over: there is nothing to ask.
+// next returns the next question of a probe and its time; over: there is
+// nothing to ask.
 func (r *reach) next() (name string, wait time.Duration, over bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -162,8 +174,8 @@ func (r *reach) next() (name string, wait time.Duration, over bool) {
 	return r.known(), wait, false
 }
 
-// known is the name that a question is about: one that was in use, since the user may have no right to ask for another. Called with mu
-// held.
+// known is the name that a question is about: one that was in use, since the
+// user may have no right to ask for another. Called with mu held.
 func (r *reach) known() string {
 	if r.name == "" {
 		return "dsync"
@@ -178,7 +190,8 @@ func (r *reach) question() string {
 	return r.known()
 }
 
-// pinged takes the outcome of a Ping, and returns what Ping is to say. What is wrong with the question is an answer.
+// pinged takes the outcome of a Ping, and returns what Ping is to say. What is
+// wrong with the question is an answer.
 func (r *reach) pinged(ctx context.Context, began moment, err error) error {
 	if ended := ctx.Err(); err != nil && ended != nil {
 		if r.client.clock.Plain()-began >= min(r.client.ttl/6, silentFor) {
@@ -212,7 +225,8 @@ func (r *reach) refused(err error) {
 	}
 }
 
-// probed takes the outcome of a probe. What is wrong with the question is an answer.
+// probed takes the outcome of a probe. What is wrong with the question is an
+// answer.
 func (r *reach) probed(ctx context.Context, err error) {
 	if err != nil && (ctx.Err() != nil || transient(err)) {
 		r.unanswered("", err)
@@ -221,7 +235,8 @@ func (r *reach) probed(ctx context.Context, err error) {
 	}
 }
 
-// close waits for the probe. The life of the watchdog is over, and the driver is closed.
+// close waits for the probe. The life of the watchdog is over, and the driver
+// is closed.
 func (r *reach) close() {
 	r.mu.Lock()
 	r.closed = true
@@ -229,7 +244,8 @@ func (r *reach) close() {
 	r.wg.Wait()
 }
 
-// failedSince returns the error of the last failed request, if the failure came after a time.
+// failedSince returns the error of the last failed request, if the failure came
+// after a time.
 func (r *reach) failedSince(at moment) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -245,7 +261,8 @@ func (r *reach) acquired(ctx context.Context, h *hold, began moment, err error) 
 	case err == nil, errors.Is(err, driver.ErrSealed), errors.Is(err, ErrLimit):
 		r.answered()
 	case ctx.Err() != nil && (h.waited() || r.client.clock.Plain()-began < min(r.client.ttl/6, silentFor)):
-		// The caller left too early to tell, or left a wait, and a wait begins with an answer.
+		// The caller left too early to tell, or left a wait, and a wait begins
+		// with an answer.
 	case transient(err):
 		r.unanswered(h.lock.name, err)
 	case errors.Is(err, driver.ErrCredentials):
@@ -283,7 +300,8 @@ func (r *reach) released(h *hold, wait time.Duration, err error) {
 	}
 }
 
-// keptAlive takes the outcome of a request by which the driver keeps a session alive.
+// keptAlive takes the outcome of a request by which the driver keeps a session
+// alive.
 func (r *reach) keptAlive(err error) {
 	if err == nil {
 		r.answered()

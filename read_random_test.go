@@ -13,7 +13,8 @@ import (
 	"github.com/go-dsync/dsync"
 )
 
-// TestRandomReadsAndWrites is TestRandomCalls in all modes, with nested calls: nobody ever has the name beside one who writes.
+// TestRandomReadsAndWrites is TestRandomCalls in all modes, with nested calls:
+// nobody ever has the name beside one who writes.
 func TestRandomReadsAndWrites(t *testing.T) {
 	for seed := range uint64(10) {
 		forOrders(t, func(t *testing.T, a, b *dsync.Client) {
@@ -46,7 +47,8 @@ func TestRandomReadsAndWrites(t *testing.T) {
 	}
 }
 
-// model is who has the name x, by leases. Leases of one owner may be there together.
+// model is who has the name x, by leases. Leases of one owner may be there
+// together.
 type model struct {
 	t        *testing.T
 	together atomic.Int64 // readers of two clients

@@ -76,7 +76,8 @@ func TestInspectReaders(t *testing.T) {
 	})
 }
 
-// A thousand goroutines that read are one hold: one request, one renewal, one release.
+// A thousand goroutines that read are one hold: one request, one renewal, one
+// release.
 func TestReadersOfAClientAreOneHold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := &stub{info: bothModes}
@@ -134,7 +135,8 @@ func TestJoiningIsBounded(t *testing.T) {
 	}
 }
 
-// An endless stream of readers costs a request in 100 ms, and a writer of any client gets its turn.
+// An endless stream of readers costs a request in 100 ms, and a writer of any
+// client gets its turn.
 func TestStreamOfReaders(t *testing.T) {
 	const length = 20 * time.Millisecond // of a read
 	forOrders(t, func(t *testing.T, a, b *dsync.Client) {
@@ -201,7 +203,8 @@ func TestReadWithExpireAfterIsNotShared(t *testing.T) {
 	})
 }
 
-// All that wait to read are served with the grant to one of them, without a request of theirs.
+// All that wait to read are served with the grant to one of them, without a
+// request of theirs.
 func TestWaitingReadersAreGrantedTogether(t *testing.T) {
 	forOrders(t, func(t *testing.T, a, b *dsync.Client) {
 		writer := mustLock(t, b, "x", dsync.Write())
@@ -243,7 +246,8 @@ func TestWaitingReadersAreGrantedTogether(t *testing.T) {
 	})
 }
 
-// A request that hangs keeps nobody from reading: the grant to another call serves its caller, too.
+// A request that hangs keeps nobody from reading: the grant to another call
+// serves its caller, too.
 func TestGrantToTryLockServesAReaderThatWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := &stub{info: bothModes}

@@ -13,7 +13,8 @@ import (
 	"testing"
 )
 
-// TestREADME runs the program in the README as a user would, in a module of its own, and looks for the commands it names.
+// TestREADME runs the program in the README as a user would, in a module of its
+// own, and looks for the commands it names.
 func TestREADME(t *testing.T) {
 	readme, err := os.ReadFile("README.md")
 	if err != nil {
@@ -43,7 +44,8 @@ func TestREADME(t *testing.T) {
 	checkLinks(t, "README.md", readme)
 }
 
-// shell runs the commands of a page in an empty directory, with a program in main.go and a proxy that has this tree as a released version.
+// shell runs the commands of a page in an empty directory, with a program in
+// main.go and a proxy that has this tree as a released version.
 func shell(t *testing.T, commands string, program []byte) (out string) {
 	t.Helper()
 	watchSources(t)
@@ -66,7 +68,8 @@ func shell(t *testing.T, commands string, program []byte) (out string) {
 	return string(text)
 }
 
-// release returns a module proxy with a version of the library, which is this tree.
+// release returns a module proxy with a version of the library, which is this
+// tree.
 func release(t *testing.T) (dir string) {
 	t.Helper()
 	const version = "v0.1.0"

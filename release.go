@@ -9,16 +9,19 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// maxReleaseWait bounds the wait for the answer to a release, and a Close whose context has no bound.
+// maxReleaseWait bounds the wait for the answer to a release, and a Close whose
+// context has no bound.
 const maxReleaseWait = 5 * time.Second
 
-// canPass reports whether the hold can go to another caller by a request, where it has no token left for it.
+// canPass reports whether the hold can go to another caller by a request, where
+// it has no token left for it.
 func (h *hold) canPass() bool {
 	_, ok := h.lease.(driver.Passer)
 	return ok
 }
 
-// passesTo returns to whom the release of the hold is to give it, or nil. It costs holds of other drivers nothing.
+// passesTo returns to whom the release of the hold is to give it, or nil. It
+// costs holds of other drivers nothing.
 func (h *hold) passesTo() *waiter {
 	if !h.canPass() {
 		return nil
@@ -31,8 +34,10 @@ func (h *hold) passesTo() *waiter {
 	return h.heir
 }
 
-// pass asks the backend to give the hold to its heir, and waits at most that long. It reports whether that settled the matter: otherwise
-// the hold is to be released. Meanwhile it is live and has no owner, so all calls for the name wait in line, or are refused.
+// pass asks the backend to give the hold to its heir, and waits at most that
+// long. It reports whether that settled the matter: otherwise the hold is to be
+// released. Meanwhile it is live and has no owner, so all calls for the name
+// wait in line, or are refused.
 func (h *hold) pass(ctx context.Context, wait time.Duration, heir *waiter) (settled bool, err error) {
 	k := h.lock
 	owner := k.client.newHoldID()
@@ -65,7 +70,8 @@ func (h *hold) pass(ctx context.Context, wait time.Duration, heir *waiter) (sett
 	return false, nil
 }
 
-// giveBack has the releaser give back a grant of no use. Called with lock.mu held.
+// giveBack has the releaser give back a grant of no use. Called with lock.mu
+// held.
 func (h *hold) giveBack(granted driver.Lease) {
 	h.lease = granted
 	if h.state == holdPending { // and not lost on the way
@@ -74,7 +80,8 @@ func (h *hold) giveBack(granted driver.Lease) {
 	}
 }
 
-// release gives the hold to its heir, or back to the backend, and waits for the answer no longer than wait, whatever becomes of ctx.
+// release gives the hold to its heir, or back to the backend, and waits for the
+// answer no longer than wait, whatever becomes of ctx.
 func (h *hold) release(ctx context.Context, wait time.Duration) error {
 	if heir := h.passesTo(); heir != nil {
 		wait /= 2 // for what may have to be sent after it
@@ -90,7 +97,8 @@ func (h *hold) release(ctx context.Context, wait time.Duration) error {
 	return h.releaseError(err)
 }
 
-// releaseError is what the error of a release, or of what was sent in its place, is for the user.
+// releaseError is what the error of a release, or of what was sent in its
+// place, is for the user.
 func (h *hold) releaseError(err error) error {
 	switch {
 	case err == nil:
@@ -201,7 +209,8 @@ func leaveAll(ctx context.Context, holds []*hold) {
 // maxReleases bounds how many holds are given back in the background at a time.
 const maxReleases = 16
 
-// releaser gives back holds without a caller that waits: lost on the local clock, granted too late, or ended by themselves.
+// releaser gives back holds without a caller that waits: lost on the local
+// clock, granted too late, or ended by themselves.
 type releaser struct {
 	life context.Context // of the watchdog
 	info driver.Info
@@ -213,7 +222,8 @@ type releaser struct {
 	workers int
 }
 
-// add is called with the lock.mu of h held. The hold has its lease, and is in the state holdReleased, or live with an heir.
+// add is called with the lock.mu of h held. The hold has its lease, and is in
+// the state holdReleased, or live with an heir.
 func (r *releaser) add(h *hold) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -255,9 +265,11 @@ func (r *releaser) close() {
 	r.wg.Wait()
 }
 
-// gone reports whether no request for the hold can have left anything on the backend: the last renewal was sent before the hold expired,
-// and cannot have lasted longer than another TTL. Where a session carries the hold only the driver knows, since the driver keeps the
-// session alive: the server may have slept together with this machine.
+// gone reports whether no request for the hold can have left anything on the
+// backend: the last renewal was sent before the hold expired, and cannot have
+// lasted longer than another TTL. Where a session carries the hold only the
+// driver knows, since the driver keeps the session alive: the server may have
+// slept together with this machine.
 func (h *hold) gone(info driver.Info) bool {
 	if info.KeepsAlive {
 		return false
@@ -268,7 +280,8 @@ func (h *hold) gone(info driver.Info) bool {
 	return now > h.expires()+h.ttl+info.LateFor(h.ttl)
 }
 
-// releaseContext bounds a release: with the values of its parent, but without the cancellation.
+// releaseContext bounds a release: with the values of its parent, but without
+// the cancellation.
 type releaseContext struct {
 	parent context.Context
 	limit  *limit
@@ -293,9 +306,10 @@ func (c *releaseContext) AfterFunc(f func()) (stop func() bool) {
 	return time.AfterFunc(time.Until(c.limit.at), f).Stop
 }
 
-// limit is when releases are over. Its timer is made at the first call of done: a driver that pipelines its requests may never call done.
-// Releases which begin at about the same time share a limit: a timer of its own would be the larger part of what a release costs in the
-// process.
+// limit is when releases are over. Its timer is made at the first call of done:
+// a driver that pipelines its requests may never call done. Releases which
+// begin at about the same time share a limit: a timer of its own would be the
+// larger part of what a release costs in the process.
 type limit struct {
 	at     time.Time
 	shared bool
@@ -306,7 +320,8 @@ type limit struct {
 	over  bool
 }
 
-// limitIn returns the limit of a release that may take as long as wait, or up to an eighth less.
+// limitIn returns the limit of a release that may take as long as wait, or up
+// to an eighth less.
 func (c *Client) limitIn(wait time.Duration) *limit {
 	at := time.Now().Add(wait)
 	if wait != maxReleaseWait {

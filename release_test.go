@@ -8,7 +8,8 @@ import (
 	"testing"
 )
 
-// TestRelease runs .ci/release on a repository that can be released, and on what keeps one from that.
+// TestRelease runs .ci/release on a repository that can be released, and on
+// what keeps one from that.
 func TestRelease(t *testing.T) {
 	script, err := filepath.Abs(".ci/release")
 	if err != nil {

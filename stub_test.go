@@ -13,7 +13,8 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// stub is a driver that a test scripts, for what no good backend does on demand. Without a script it grants every request at once.
+// stub is a driver that a test scripts, for what no good backend does on
+// demand. Without a script it grants every request at once.
 type stub struct {
 	info    driver.Info
 	acquire func(ctx context.Context, n int, r *driver.Request) (driver.Lease, error) // n counts from 1
@@ -136,13 +137,15 @@ func (l *stubLease) Release(ctx context.Context) error {
 	return nil
 }
 
-// until blocks like a backend that does not answer, and returns what a driver does then.
+// until blocks like a backend that does not answer, and returns what a driver
+// does then.
 func unanswered(ctx context.Context) error {
 	<-ctx.Done()
 	return fmt.Errorf("%w: %w", driver.ErrUnknown, ctx.Err())
 }
 
-// newStub returns a client of d with a TTL of 10 s, which is closed at the end of the test.
+// newStub returns a client of d with a TTL of 10 s, which is closed at the end
+// of the test.
 func newStub(t *testing.T, d *stub) *dsync.Client {
 	t.Helper()
 	return newClient(t, d, &dsync.Options{TTL: 10 * time.Second})

@@ -201,8 +201,9 @@ func openDriver(ctx context.Context, url string, o *Options) (driver.Driver, *dr
 // support it, Ping returns errors.ErrUnsupported.
 //
 // Ping also fails if the server does not accept the user or its password. The
-// error then matches fs.ErrPermission, and the Logger reports it, once a minute.
-// Success does not mean that the rights of the user are sufficient for a lock.
+// error then matches fs.ErrPermission, and the Logger reports it, once a
+// minute. Success does not mean that the rights of the user are sufficient for
+// a lock.
 func (c *Client) Ping(ctx context.Context) error {
 	switch {
 	case c.isClosed():
@@ -297,7 +298,8 @@ func (c *Client) isClosed() bool {
 	}
 }
 
-// leaving returns the context of Close: the caller's without its cancellation, and with a bound where it has none to come.
+// leaving returns the context of Close: the caller's without its cancellation,
+// and with a bound where it has none to come.
 func leaving(ctx context.Context) (context.Context, context.CancelFunc) {
 	end, ok := ctx.Deadline()
 	if now := time.Now(); !ok || !end.After(now) {

@@ -58,7 +58,8 @@ func (l *Lease) reported() telemetry.Lock {
 	return telemetry.Lock{Name: l.Name(), Owner: l.owner, Token: l.token, Mode: modeValue(h.lock.mode), Permits: h.req.Permits}
 }
 
-// electionObserver is a Locker that tells telemetry of elections: a Client, and what is made of one, or embeds one.
+// electionObserver is a Locker that tells telemetry of elections: a Client, and
+// what is made of one, or embeds one.
 type electionObserver interface {
 	observeElection(name string) *telemetry.Election
 }
@@ -86,7 +87,8 @@ func (o *optioned) observeElection(name string) *telemetry.Election {
 	return observeElection(o.locker, name)
 }
 
-// termOf is what telemetry says of the lease of a leader, which may be a handle.
+// termOf is what telemetry says of the lease of a leader, which may be a
+// handle.
 func termOf(l *Lease) telemetry.Lock {
 	term := telemetry.Lock{Name: l.Name(), Owner: l.Owner()}
 	if l = l.view(); l != nil {
@@ -106,7 +108,8 @@ func endOf(l *Lease) telemetry.TermEnd {
 	return telemetry.TermResigned
 }
 
-// modeValue is a mode as telemetry reports it. Of locks in the mode Exclusive nothing is said, as before there were others.
+// modeValue is a mode as telemetry reports it. Of locks in the mode Exclusive
+// nothing is said, as before there were others.
 func modeValue(m driver.Mode) string {
 	if m == driver.Exclusive {
 		return ""
@@ -127,7 +130,8 @@ func (l *Lease) startUnlock(ctx context.Context) (context.Context, telemetry.Spa
 	return t.Unlock(ctx, call, l.reported(), shared)
 }
 
-// reportRelease reports the end of a hold whose release returned err. call is what endTenure returned.
+// reportRelease reports the end of a hold whose release returned err. call is
+// what endTenure returned.
 func (l *Lease) reportRelease(ctx context.Context, call *telemetry.Call, err error) {
 	if lost, ok := err.(*lostError); ok {
 		l.reportLoss(lost, call, call)
@@ -138,7 +142,8 @@ func (l *Lease) reportRelease(ctx context.Context, call *telemetry.Call, err err
 	}
 }
 
-// lost reports the loss of the lease, and with the last lease the loss of its hold. Called with lock.mu held.
+// lost reports the loss of the lease, and with the last lease the loss of its
+// hold. Called with lock.mu held.
 func (l *Lease) lost(why *lostError) {
 	call := l.hold.call
 	l.reportLoss(why, call, l.hold.endTenure())
@@ -149,8 +154,9 @@ func (l *Lease) reportLoss(why *lostError, of, ended *telemetry.Call) {
 		telemetry.Loss{Cause: why.cause.reported(), Err: why.err, Fixed: l.fixed, Asked: why.asked}, of, ended)
 }
 
-// endTenure returns the observed call of a hold if its owner's last lease has ended, otherwise nil. It is called with lock.mu held,
-// before the hold goes to its next owner.
+// endTenure returns the observed call of a hold if its owner's last lease has
+// ended, otherwise nil. It is called with lock.mu held, before the hold goes to
+// its next owner.
 func (h *hold) endTenure() *telemetry.Call {
 	if h.call == nil || h.views != nil {
 		return nil
@@ -182,7 +188,8 @@ func (k *lock) Holder() (of *telemetry.Call, ours bool) {
 	return k.holder(), k.hold != nil && k.alone()
 }
 
-// holder returns the observed call of the live hold for which other calls wait, or nil. Called with mu held.
+// holder returns the observed call of the live hold for which other calls wait,
+// or nil. Called with mu held.
 func (k *lock) holder() *telemetry.Call {
 	if k.hold == nil || !k.alone() {
 		return nil
@@ -190,7 +197,8 @@ func (k *lock) holder() *telemetry.Call {
 	return k.hold.call
 }
 
-// outcomeOf returns what became of an acquire. A wait that ended with its context is an error only if the backend was out of reach.
+// outcomeOf returns what became of an acquire. A wait that ended with its
+// context is an error only if the backend was out of reach.
 func outcomeOf(ctx context.Context, err error) telemetry.Outcome {
 	switch {
 	case err == nil:
@@ -209,7 +217,8 @@ func outcomeOf(ctx context.Context, err error) telemetry.Outcome {
 	return telemetry.Failed
 }
 
-// failureOf is an error as telemetry reports it, without the cause of the user's own context, which the text of a waitError has.
+// failureOf is an error as telemetry reports it, without the cause of the
+// user's own context, which the text of a waitError has.
 func failureOf(err error) telemetry.Failure {
 	if err == nil {
 		return telemetry.Failure{}
@@ -221,7 +230,8 @@ func failureOf(err error) telemetry.Failure {
 	return why
 }
 
-// errorTypeOf returns one of few values for an error, "_OTHER", as in OpenTelemetry, for unknown ones.
+// errorTypeOf returns one of few values for an error, "_OTHER", as in
+// OpenTelemetry, for unknown ones.
 func errorTypeOf(err error) string {
 	for _, kind := range []struct {
 		err  error

@@ -11,9 +11,11 @@ import (
 	"github.com/go-dsync/dsync/internal/alarm"
 )
 
-// watchdog renews the holds of a client, and ends holds past their time, with one goroutine for all: a held lock costs an entry in a
-// list, and neither a goroutine nor a timer. The goroutine never calls the driver but for Expires; renewals run in goroutines
-// of their own, one a batch, and a slow one delays no other.
+// watchdog renews the holds of a client, and ends holds past their time, with
+// one goroutine for all: a held lock costs an entry in a list, and neither a
+// goroutine nor a timer. The goroutine never calls the driver but for Expires;
+// renewals run in goroutines of their own, one a batch, and a slow one delays
+// no other.
 type watchdog struct {
 	client *Client
 	life   context.Context // ends with Close; the parent of all renewals
@@ -38,7 +40,8 @@ type (
 	}
 )
 
-// grains is how many times as long as the grain of the alarms the TTL is. What is renewed comes early by a grain at most.
+// grains is how many times as long as the grain of the alarms the TTL is. What
+// is renewed comes early by a grain at most.
 const grains = 64
 
 func newWatchdog(c *Client) *watchdog {
@@ -57,7 +60,8 @@ func (w *watchdog) close() {
 	w.wg.Wait()
 }
 
-// watch starts to renew a hold, or to wait for its end if nothing is renewed from here. Called with lock.mu held.
+// watch starts to renew a hold, or to wait for its end if nothing is renewed
+// from here. Called with lock.mu held.
 func (w *watchdog) watch(h *hold) {
 	h.alarm.Of.hold = h
 	if w.renews(h) && !h.req.Fixed {
@@ -90,10 +94,11 @@ func (w *watchdog) watchEnd(h *hold, pause time.Duration) {
 // endAt looks at the hold or view again at the given time.
 func (w *watchdog) endAt(a *holdAlarm, at moment) { w.set(&w.ends, a, at) }
 
-// renewNow makes the next renewal of a hold due at once. Where only renewals tell
-// of a removal, the backend is asked, since a renewal might bring back a hold that
-// is being removed from several nodes. The answer to a renewal that was sent
-// before proves nothing, so another one follows. Called with lock.mu held.
+// renewNow makes the next renewal of a hold due at once. Where only renewals
+// tell of a removal, the backend is asked, since a renewal might bring back a
+// hold that is being removed from several nodes. The answer to a renewal that
+// was sent before proves nothing, so another one follows. Called with lock.mu
+// held.
 func (w *watchdog) renewNow(h *hold) {
 	switch {
 	case h.state != holdLive || !w.renews(h):
@@ -152,11 +157,13 @@ func (w *watchdog) run() {
 	}
 }
 
-// maxWait is how long the watchdog waits at a time while there is something to watch, since timers stand still while the machine sleeps.
+// maxWait is how long the watchdog waits at a time while there is something to
+// watch, since timers stand still while the machine sleeps.
 const maxWait = time.Second
 
-// due takes the alarms that are due until then, and says how long to wait for the next. With one due renewal
-// go all that would be due soon, to gather them in few batches.
+// due takes the alarms that are due until then, and says how long to wait for
+// the next. With one due renewal go all that would be due soon, to gather them
+// in few batches.
 func (w *watchdog) due(now, until moment) (renewals []*hold, ends []*holdAlarm, next time.Duration) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -193,7 +200,8 @@ func (w *watchdog) end(a *holdAlarm) {
 		default:
 			w.endAt(a, a.At())
 		}
-	case h.state == holdLapsed && now < min(a.At(), h.expires()): // a sleep makes the time earlier; a session that goes on, not later
+	case h.state == holdLapsed && now < min(a.At(), h.expires()):
+		// a sleep makes the time earlier; a session that goes on, not later
 		w.endAt(a, min(a.At(), h.expires()))
 	case h.state == holdLapsed:
 		h.state = holdReleased
@@ -206,7 +214,8 @@ func (w *watchdog) end(a *holdAlarm) {
 	}
 }
 
-// renew renews all live holds of due. Each is in no second batch meanwhile, and ends at its deadline whatever the batch does.
+// renew renews all live holds of due. Each is in no second batch meanwhile, and
+// ends at its deadline whatever the batch does.
 func (w *watchdog) renew(due []*hold) {
 	batch, leases := due[:0], make([]driver.Lease, 0, len(due))
 	var asked []*hold // which are not made to last longer
@@ -286,7 +295,8 @@ func (w *watchdog) renewed(h *hold, err error) {
 	}
 }
 
-// maxRenewals bounds how many renewals run at a time for a driver without batches.
+// maxRenewals bounds how many renewals run at a time for a driver without
+// batches.
 const maxRenewals = 128
 
 // renewAll is the driver's RenewAll, or one Renew a lease.

@@ -54,8 +54,8 @@ func TestFixedLeaseIsNotRenewedAndEndsByItself(t *testing.T) {
 	})
 }
 
-// TestWatchRemoval has a driver learn of a removal while a renewal that was sent
-// before is on its way.
+// TestWatchRemoval has a driver learn of a removal while a renewal that was
+// sent before is on its way.
 func TestWatchRemoval(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var renewals, stopped int
@@ -122,8 +122,8 @@ func TestWatchRemovalAsksUntilItIsAnswered(t *testing.T) {
 	})
 }
 
-// TestDeadlineOfAnEndedLeaseStays: an answer that arrives late, and moves the end
-// at the backend on, does not change when the lease was over.
+// TestDeadlineOfAnEndedLeaseStays: an answer that arrives late, and moves the
+// end at the backend on, does not change when the lease was over.
 func TestDeadlineOfAnEndedLeaseStays(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var granted *stubLease
@@ -412,7 +412,8 @@ func TestReleasesOfLostHoldsAreBounded(t *testing.T) {
 }
 
 func TestErrComparesTheClockItself(t *testing.T) {
-	// Nothing but Err runs here after the deadline: the driver moves Expires into the past without telling anybody.
+	// Nothing but Err runs here after the deadline: the driver moves Expires
+	// into the past without telling anybody.
 	synctest.Test(t, func(t *testing.T) {
 		d := &stub{info: driver.Info{KeepsAlive: true}}
 		var lease *stubLease
@@ -432,7 +433,8 @@ func TestErrComparesTheClockItself(t *testing.T) {
 	})
 }
 
-// A session that is kept alive again moves the Expires of a hold that is lost already.
+// A session that is kept alive again moves the Expires of a hold that is lost
+// already.
 func TestLapsedHoldIsReleasedAlthoughItsSessionGoesOn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var lease *stubLease

@@ -95,10 +95,12 @@ func ttlBounds(e *env) error {
 	return nil
 }
 
-// overflown is how long a lease lasts if its TTL was one of overflows and was cut to its lower bits.
+// overflown is how long a lease lasts if its TTL was one of overflows and was
+// cut to its lower bits.
 const overflown = 20 * time.Millisecond
 
-// overflows returns TTLs up to longest that slightly exceed 31 or 32 bits, in the units in which backends count.
+// overflows returns TTLs up to longest that slightly exceed 31 or 32 bits, in
+// the units in which backends count.
 func overflows(longest time.Duration) (all []time.Duration) {
 	for _, unit := range []time.Duration{time.Microsecond, time.Millisecond, time.Second} {
 		for _, d := range []time.Duration{unit << 31, unit << 32} {
@@ -110,8 +112,8 @@ func overflows(longest time.Duration) (all []time.Duration) {
 	return all
 }
 
-// lasts returns an error if a fixed lease that has just been granted is over already, or will be before its time. Leases of the shortest
-// TTLs may be.
+// lasts returns an error if a fixed lease that has just been granted is over
+// already, or will be before its time. Leases of the shortest TTLs may be.
 func (r *request) lasts() error {
 	e := r.driver.env
 	if r.TTL < longTTL {
@@ -159,7 +161,8 @@ func pingTells(e *env) error {
 	})
 }
 
-// waiterIsReported tries several times: a driver may say that a request waits before the backend can tell.
+// waiterIsReported tries several times: a driver may say that a request waits
+// before the backend can tell.
 func waiterIsReported(e *env) error {
 	if err := e.reportsWaiter(false); err != nil || e.mode != driver.Read {
 		return err
@@ -167,7 +170,8 @@ func waiterIsReported(e *env) error {
 	return e.reportsWaiter(true)
 }
 
-// reportsWaiter is waiterIsReported for a hold of a name that has other holds or not.
+// reportsWaiter is waiterIsReported for a hold of a name that has other holds
+// or not.
 func (e *env) reportsWaiter(others bool) error {
 	a, b, name := e.driver(), e.rival(), e.name()
 	const tries = 10
@@ -250,7 +254,8 @@ func inspectTells(e *env) error {
 	return nil
 }
 
-// inspect returns an error unless Inspect says that h holds name; nil means that nobody does.
+// inspect returns an error unless Inspect says that h holds name; nil means
+// that nobody does.
 func (d *rawDriver) inspect(ctx context.Context, name string, h *request) (driver.Status, error) {
 	s, err := d.driver.(driver.Inspector).Inspect(ctx, name)
 	switch {
@@ -266,7 +271,8 @@ func (d *rawDriver) inspect(ctx context.Context, name string, h *request) (drive
 	return s, err
 }
 
-// The checks of holds that are given to another caller of their client: driver.Passer.
+// The checks of holds that are given to another caller of their client:
+// driver.Passer.
 
 func isPasser(r *request) bool {
 	_, ok := r.lease.(driver.Passer)
@@ -281,7 +287,8 @@ func (r *request) passer() *request {
 	return r
 }
 
-// passIsLikeAGrant passes a hold on while another request waits, and then removes a hold that was passed.
+// passIsLikeAGrant passes a hold on while another request waits, and then
+// removes a hold that was passed.
 func passIsLikeAGrant(e *env) error {
 	a, b, name := e.driver(), e.driver(), e.name()
 	before := b.hold(name)
@@ -349,7 +356,8 @@ func (r *request) pass(owner, note string) (token uint64, err error) {
 	return token, err
 }
 
-// passedIsLost removes a hold that was passed on. The new holder is told, if the driver tells by itself, and the hold cannot be passed again.
+// passedIsLost removes a hold that was passed on. The new holder is told, if
+// the driver tells by itself, and the hold cannot be passed again.
 func (e *env) passedIsLost(h *request) error {
 	if _, err := h.pass("the next", ""); err != nil || !e.canRemove() {
 		return err
@@ -394,8 +402,8 @@ func expiredHoldIsNotPassed(e *env) error {
 	return nil
 }
 
-// passedEndsInTime passes a hold on in the middle of its lease, and then does not
-// keep it alive.
+// passedEndsInTime passes a hold on in the middle of its lease, and then does
+// not keep it alive.
 func (e *env) passedEndsInTime() error {
 	a := e.driver()
 	h := a.hold(e.name(), ttl(e.allowed(2*e.ttl())))
@@ -428,7 +436,8 @@ func passWithoutAnswer(e *env) error {
 		e.need(len(all) > 0, "Link.Cut")
 		return all
 	}
-	for i := range faults(e.outsider().connection) { // one after the other: the names may share a count of tokens
+	for i := range faults(e.outsider().connection) {
+		// one after the other: the names may share a count of tokens
 		a := e.driver()
 		h := a.hold(e.name())
 		before, _ := h.lease.Tokens()

@@ -72,7 +72,8 @@ func (e *env) connect() *connection {
 	return c
 }
 
-// disturb calls one of the functions of the Link, or ends the check if the harness does not have the function.
+// disturb calls one of the functions of the Link, or ends the check if the
+// harness does not have the function.
 func (c *connection) disturb(ability string, f func()) {
 	c.env.need(f != nil, "Link."+ability)
 	c.env.events.add(c.label, "link: %s", ability)
@@ -110,7 +111,8 @@ func (e *env) clientWith(o *dsync.Options) *client {
 		e.end(err)
 	}
 	c := &client{user{conn, conn.label, dsyncLocker{d}}, d}
-	e.onClose(func(ctx context.Context) { _ = c.dsync.Close(ctx) }) // the checks of Close look at the error
+	// the checks of Close look at the error
+	e.onClose(func(ctx context.Context) { _ = c.dsync.Close(ctx) })
 	return c
 }
 
@@ -152,7 +154,8 @@ func (c *client) ForceUnlock(ctx context.Context, name string) (err error) {
 	return err
 }
 
-// user is a caller of locks: a client, each call of which is an owner of its own, or an owner.
+// user is a caller of locks: a client, each call of which is an owner of its
+// own, or an owner.
 type user struct {
 	*connection
 	label  string

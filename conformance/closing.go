@@ -416,7 +416,8 @@ var crossingChecks = []check{
 	{"crossing/leave", "Close does not end a hold whose Leave is under way, and Leave does not return ErrNotHeld then.", closeCrossesLeave},
 }
 
-// answersLate is how late answers arrive at a client that is closed during a call.
+// answersLate is how late answers arrive at a client that is closed during a
+// call.
 const answersLate = 100 * time.Millisecond
 
 // crossed is a call of a driver during which the driver is closed.
@@ -425,7 +426,8 @@ type crossed struct {
 	name string // that the call is about
 	call func(ctx context.Context) error
 
-	// done reports whether the backend has carried out the call, as another client sees it. It is nil if no client can see that.
+	// done reports whether the backend has carried out the call, as another
+	// client sees it. It is nil if no client can see that.
 	done func() bool
 
 	ends bool // Close does the same as the call
@@ -464,9 +466,10 @@ func (c *enteredContext) Value(key any) any {
 	return c.Context.Value(key)
 }
 
-// cross closes d while a call is under way, and returns the call's error. It begins Close when the driver has begun the call, or, with
-// late, when the backend has carried out the call; carriedOut says whether it has. If no client can see that, late is a moment at which
-// the answer is under way.
+// cross closes d while a call is under way, and returns the call's error. It
+// begins Close when the driver has begun the call, or, with late, when the
+// backend has carried out the call; carriedOut says whether it has. If no
+// client can see that, late is a moment at which the answer is under way.
 func (d *rawDriver) cross(c *crossed, late bool) (carriedOut bool, err error) {
 	e := d.env
 	ctx := &enteredContext{Context: e.ctx, env: e}
@@ -489,8 +492,9 @@ func (d *rawDriver) cross(c *crossed, late bool) (carriedOut bool, err error) {
 	return carriedOut, err
 }
 
-// crossAll closes a driver during each of some calls, each with a driver of its own, and passes the outcomes to verdict. A maker returns nil
-// if the driver does not offer the call.
+// crossAll closes a driver during each of some calls, each with a driver of its
+// own, and passes the outcomes to verdict. A maker returns nil if the driver
+// does not offer the call.
 func (e *env) crossAll(makers []func(d *rawDriver) *crossed, verdict func(d *rawDriver, c *crossed, carriedOut bool, err error) error) error {
 	e.need(e.outsider().link.Delay != nil, "Link.Delay")
 	var runs []func() error

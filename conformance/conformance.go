@@ -1,4 +1,5 @@
-// Package conformance is the suite that shows whether a driver keeps the promises of package driver. It is for authors of drivers:
+// Package conformance is the suite that shows whether a driver keeps the
+// promises of package driver. It is for authors of drivers:
 //
 //	func TestConformance(t *testing.T) {
 //		conformance.Run(t, conformance.Harness{
@@ -10,9 +11,12 @@
 //		})
 //	}
 //
-// The promises are listed in SPEC.md, one for each check. The suite learns what a driver can do from its [driver.Info] and from its optional
-// interfaces, never from the harness. If a driver does not claim something, the suite checks that the driver answers
-// errors.ErrUnsupported. If the harness cannot do something, such as cutting a connection, Run leaves the check out and says so.
+// The promises are listed in SPEC.md, one for each check. The suite learns what
+// a driver can do from its [driver.Info] and from its optional interfaces,
+// never from the harness. If a driver does not claim something, the suite
+// checks that the driver answers errors.ErrUnsupported. If the harness cannot
+// do something, such as cutting a connection, Run leaves the check out and says
+// so.
 package conformance
 
 import (
@@ -31,17 +35,23 @@ import (
 
 // Harness is how the suite gets at a driver.
 type Harness struct {
-	// Backend returns the backend for one check. The names of the locks are fresh in each check, so it may be the same
-	// backend every time. Checks run side by side, since most of them wait most of the time: Backend, and the functions of a *Backend,
-	// are called concurrently, except for the functions that stop the server. With FakeTime one check runs after the other; Backend
-	// is called in the bubble of the check, and the *Backend belongs to this bubble.
+	// Backend returns the backend for one check. The names of the locks are
+	// fresh in each check, so it may be the same backend every time. Checks run
+	// side by side, since most of them wait most of the time: Backend, and the
+	// functions of a *Backend, are called concurrently, except for the
+	// functions that stop the server. With FakeTime one check runs after the
+	// other; Backend is called in the bubble of the check, and the *Backend
+	// belongs to this bubble.
 	Backend func(tb testing.TB) *Backend
 
-	// FakeTime runs each check in a bubble of testing/synctest, for drivers without a network: in no time, and with exact times.
+	// FakeTime runs each check in a bubble of testing/synctest, for drivers
+	// without a network: in no time, and with exact times.
 	FakeTime bool
 
-	// TTL is the shortest TTL with which a lease does not run out by accident on this backend and machine. The default is 1 s. The suite
-	// raises TTL to what Info allows. Checks that wait for the end of a lease use it; the others use a long one.
+	// TTL is the shortest TTL with which a lease does not run out by accident
+	// on this backend and machine. The default is 1 s. The suite raises TTL to
+	// what Info allows. Checks that wait for the end of a lease use it; the
+	// others use a long one.
 	TTL time.Duration
 
 	// Groups are the groups of checks to run, by the first words of their
@@ -55,19 +65,24 @@ type Harness struct {
 	hangs      time.Duration // the time that counts as a hang
 }
 
-// Backend is one backend, and the ways to disturb it. Everything but New is optional. Each function fails tb when it cannot do what its
-// comment says, and returns when that is done.
+// Backend is one backend, and the ways to disturb it. Everything but New is
+// optional. Each function fails tb when it cannot do what its comment says, and
+// returns when that is done.
 type Backend struct {
-	// New returns an independent client of the backend: with connections and an identity of its own, as another process would have.
-	// The suite closes the driver; anything else that New makes, such as a client of a library, ends by tb.Cleanup, which begins when Close
-	// has returned. The Link is nil if the connections of the driver cannot be disturbed.
+	// New returns an independent client of the backend: with connections and an
+	// identity of its own, as another process would have. The suite closes the
+	// driver; anything else that New makes, such as a client of a library, ends
+	// by tb.Cleanup, which begins when Close has returned. The Link is nil if
+	// the connections of the driver cannot be disturbed.
 	New func(tb testing.TB) (driver.Driver, *Link)
 
-	// Expire ends all holds of name, one or those of several readers, behind the backs of the holders, as if their TTLs had passed. Without
-	// a hold it does nothing.
+	// Expire ends all holds of name, one or those of several readers, behind
+	// the backs of the holders, as if their TTLs had passed. Without a hold it
+	// does nothing.
 	Expire func(tb testing.TB, name string)
 
-	// ExpireHold does so with one of the holds of several readers of a name, by its driver.Request.Hold.
+	// ExpireHold does so with one of the holds of several readers of a name, by
+	// its driver.Request.Hold.
 	ExpireHold func(tb testing.TB, name, hold string)
 
 	// Freeze stops the server, with its connections open; Thaw lets it go on.
@@ -87,27 +102,40 @@ type Backend struct {
 	// Restart ends the server by force and starts it again.
 	Restart func(tb testing.TB)
 
-	// Ping asks the server, or each of several, for something small that takes what keeping a lease takes, over a connection of its own that
-	// no Link disturbs, and returns when all have answered or ctx is over. The suite calls Ping again and again, to know whether a server
-	// stood still when a check failed.
+	// Ping asks the server, or each of several, for something small that takes
+	// what keeping a lease takes, over a connection of its own that no Link
+	// disturbs, and returns when all have answered or ctx is over. The suite
+	// calls Ping again and again, to know whether a server stood still when a
+	// check failed.
 	Ping func(ctx context.Context) error
 
-	// URL opens the driver in another process, by driver.Open. A driver that has no URLs can register a scheme in its tests. The
-	// TestMain of the package has to call RunWorker.
+	// URL opens the driver in another process, by driver.Open. A driver that
+	// has no URLs can register a scheme in its tests. The TestMain of the
+	// package has to call RunWorker.
 	URL string
 }
 
-// Link is the connection of one client to the backend, and the ways to disturb it. A function is nil if the harness does not have it. Each
-// call replaces the effect of the call before, and holds for requests and answers that come after it returned.
+// Link is the connection of one client to the backend, and the ways to disturb
+// it. A function is nil if the harness does not have it. Each call replaces the
+// effect of the call before, and holds for requests and answers that come after
+// it returned.
 type Link struct {
-	Cut         func()                // connections break and cannot be made
-	Hang        func()                // connections stay open, but nothing is answered
-	LoseAnswers func()                // requests are carried out, but their answers do not arrive and the connection breaks
+	Cut  func() // connections break and cannot be made
+	Hang func() // connections stay open, but nothing is answered
+	// requests are carried out, but their answers do not arrive and the
+	// connection breaks
+	LoseAnswers func()
 	Delay       func(d time.Duration) // answers come at least d late
-	Drop        func()                // requests and answers vanish, and connections cannot be made; Heal breaks the open ones
-	LoseOne     func()                // the next request is carried out, but its answer does not arrive and its connection breaks
-	HoldOne     func()                // the next request is held back until Heal, with its connection; requests on others overtake it
-	Heal        func()                // back to normal; requests that hang may be carried out now
+	// requests and answers vanish, and connections cannot be made; Heal breaks
+	// the open ones
+	Drop func()
+	// the next request is carried out, but its answer does not arrive and its
+	// connection breaks
+	LoseOne func()
+	// the next request is held back until Heal, with its connection; requests
+	// on others overtake it
+	HoldOne func()
+	Heal    func() // back to normal; requests that hang may be carried out now
 }
 
 // LinkOver returns the Link of a client whose connections go through w.
@@ -197,10 +225,12 @@ func runChecks(t *testing.T, h Harness, checks []check) {
 	fmt.Printf("%s: %s\n", t.Name(), s.counts())
 }
 
-// sideBySide is how many checks run at once in real time: most of them wait most of the time.
+// sideBySide is how many checks run at once in real time: most of them wait
+// most of the time.
 const sideBySide = 8
 
-// alone reports whether the check runs beside no others of the same harness. In fake time nothing waits.
+// alone reports whether the check runs beside no others of the same harness. In
+// fake time nothing waits.
 func (c check) alone(h Harness) bool { return h.FakeTime || alone[c.Name] != "" }
 
 // group returns the first word of the check's name.
@@ -263,14 +293,21 @@ func (c check) result(t *testing.T, h Harness) result {
 // A check is a function of an env, in the file of its group, and an entry in
 // the table of that group; allChecks lists the tables. The rules for checks:
 //
-//   - A check returns an error with what the check saw. Run adds the promise and the events.
-//   - A check never waits for a guessed time: a check awaits progress through states (waits, until), proves by the order of other events
-//     the absence of an event, and compares times in the direction that a slow machine cannot falsify. The env ends a check that
-//     hangs. A loop that ends by time sleeps in each round: in fake time nothing else lets time pass.
-//   - A check shares the process and the backend with other checks, unless it is listed in alone.
-//   - A check of an ability of some drivers begins with env.claims; env.need ends a check that the harness cannot run.
-//   - Each check has a mutant in mutants_<group>_test.go: a broken driver caught by this check, and by no earlier check in the table.
-//     A check without a mutant fails TestMutants. A new promise needs `go test ./conformance -run Spec -update`.
+//   - A check returns an error with what the check saw. Run adds the promise
+//     and the events.
+//   - A check never waits for a guessed time: a check awaits progress through
+//     states (waits, until), proves by the order of other events the absence of
+//     an event, and compares times in the direction that a slow machine cannot
+//     falsify. The env ends a check that hangs. A loop that ends by time sleeps
+//     in each round: in fake time nothing else lets time pass.
+//   - A check shares the process and the backend with other checks, unless it
+//     is listed in alone.
+//   - A check of an ability of some drivers begins with env.claims; env.need
+//     ends a check that the harness cannot run.
+//   - Each check has a mutant in mutants_<group>_test.go: a broken driver
+//     caught by this check, and by no earlier check in the table. A check
+//     without a mutant fails TestMutants. A new promise needs `go test
+//     ./conformance -run Spec -update`.
 type check struct {
 	Name    string // group/name, or group/name/mode
 	Promise string // one sentence
@@ -342,8 +379,9 @@ func allChecks() []check {
 	)
 }
 
-// modeChecks are checks of the groups before, run again in the other modes than Exclusive: checks of what a driver does in its own way, or at
-// another place of the backend, in each mode. Package dsync does the same in all modes.
+// modeChecks are checks of the groups before, run again in the other modes than
+// Exclusive: checks of what a driver does in its own way, or at another place
+// of the backend, in each mode. Package dsync does the same in all modes.
 var modeChecks = inModes(
 	"waiting/cancel-at-grant",
 	"lease/after-wait", "lease/renew", "lease/over", "lease/renew-all",
@@ -384,7 +422,8 @@ func (e *env) rivals() driver.Mode {
 	return e.mode
 }
 
-// rival returns a new driver whose requests exclude those of the other drivers of the check.
+// rival returns a new driver whose requests exclude those of the other drivers
+// of the check.
 func (e *env) rival() *rawDriver {
 	d := e.driver()
 	d.mode = e.rivals()

@@ -15,7 +15,8 @@ import (
 
 var repeat = flag.Int("repeat", 0, "how often the suite is run on the good driver; 0: 3 times, or once with -short")
 
-// onMemory returns a harness of the memory driver in fake time. mutate breaks each of its drivers.
+// onMemory returns a harness of the memory driver in fake time. mutate breaks
+// each of its drivers.
 func onMemory(o *memory.Options, mutate func(*memory.Driver) driver.Driver) Harness {
 	return Harness{FakeTime: true, Backend: func(testing.TB) *Backend {
 		s := memory.NewServer(o)
@@ -86,7 +87,8 @@ func leftOn(s *memory.Server) (left []string) {
 	return left
 }
 
-// restarted are the servers that were started again, for mutants that do not survive that.
+// restarted are the servers that were started again, for mutants that do not
+// survive that.
 var restarted sync.Map
 
 func memoryLink(d *memory.Driver) *Link {
@@ -150,7 +152,8 @@ func TestGoodDriverPasses(t *testing.T) {
 	}
 }
 
-// needsURL reports whether a check cannot run in fake time, since it needs a URL.
+// needsURL reports whether a check cannot run in fake time, since it needs a
+// URL.
 func needsURL(c check) bool {
 	return strings.HasPrefix(c.Name, "processes/") || strings.HasPrefix(c.Name, "url/")
 }

@@ -18,10 +18,13 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// env is what a check works with: clients of one backend, names, and bounded ways to wait.
+// env is what a check works with: clients of one backend, names, and bounded
+// ways to wait.
 //
-// Methods of an env, and of what it has made, that return no error end the check when they fail, as if the check had returned their
-// error. They may be called by the goroutine of the check and by goroutines that the check started with run.
+// Methods of an env, and of what it has made, that return no error end the
+// check when they fail, as if the check had returned their error. They may be
+// called by the goroutine of the check and by goroutines that the check started
+// with run.
 type env struct {
 	tb       testing.TB
 	backend  *Backend
@@ -109,7 +112,8 @@ func (e *harnessError) Error() string {
 	return e.function + " failed the test, which says nothing about the driver"
 }
 
-// harness calls a function of the harness, which may end the goroutine by tb.Fatal.
+// harness calls a function of the harness, which may end the goroutine by
+// tb.Fatal.
 func (e *env) harness(function string, f func()) {
 	returned := false
 	defer func() {
@@ -186,8 +190,8 @@ func (e *env) tap(label string, d driver.Driver) (*tap, driver.Driver) {
 	return t, tapped
 }
 
-// underWay says which requests have no answer yet, and how many others for their
-// names have been granted.
+// underWay says which requests have no answer yet, and how many others for
+// their names have been granted.
 func (e *env) underWay() string {
 	e.mu.Lock()
 	taps := slices.Clone(e.taps)
@@ -255,7 +259,8 @@ func (e *env) close() {
 	}
 }
 
-// closeFor bounds the closing of the clients of a check. With a good driver it takes a round trip or two.
+// closeFor bounds the closing of the clients of a check. With a good driver it
+// takes a round trip or two.
 const closeFor = 2 * time.Second
 
 // onClose lets f be called when the check is over.
@@ -265,7 +270,8 @@ func (e *env) onClose(f func(context.Context)) {
 	e.closers = append(e.closers, f)
 }
 
-// hangs is how long a step may take before it counts as hanging. Nobody promises this time: a good driver is much faster.
+// hangs is how long a step may take before it counts as hanging. Nobody
+// promises this time: a good driver is much faster.
 func (e *env) hangs() time.Duration {
 	if e.patience > 0 {
 		return e.patience
@@ -304,7 +310,8 @@ func (g *goroutine) isDone() bool {
 	}
 }
 
-// await waits until g has ended. After so long that g must hang, await ends the check.
+// await waits until g has ended. After so long that g must hang, await ends the
+// check.
 func (e *env) await(what string, g *goroutine) { e.awaitFor(e.hangs(), what, g) }
 
 func (e *env) awaitFor(bound time.Duration, what string, g *goroutine) {
@@ -341,7 +348,8 @@ func (e *env) until(what string, cond func() bool) {
 	}
 }
 
-// poll waits until f returns nil, for states of the backend that no event tells.
+// poll waits until f returns nil, for states of the backend that no event
+// tells.
 func (e *env) poll(what string, f func() error) {
 	deadline := time.Now().Add(e.hangs())
 	for pause := time.Millisecond; ; pause = min(2*pause, 200*time.Millisecond) {
@@ -366,7 +374,8 @@ func (e *env) sleepUntil(t time.Time) {
 	}
 }
 
-// expired waits until the Expires of a lease has passed, and returns Expires. Until then a session may move it.
+// expired waits until the Expires of a lease has passed, and returns Expires.
+// Until then a session may move it.
 func (e *env) expired(r *request) time.Time {
 	for {
 		end := r.lease.Expires()
@@ -377,7 +386,8 @@ func (e *env) expired(r *request) time.Time {
 	}
 }
 
-// together runs f n times at once, with the numbers from 0, and waits until all calls have returned. If one fails, the check ends.
+// together runs f n times at once, with the numbers from 0, and waits until all
+// calls have returned. If one fails, the check ends.
 func (e *env) together(what string, n int, f func(i int) error) {
 	all := make([]*goroutine, n)
 	start := make(chan struct{})
@@ -433,7 +443,8 @@ const longTTL = 10 * time.Minute
 // long returns the TTL of leases that do not run out.
 func (e *env) long() time.Duration { return e.allowed(longTTL) }
 
-// renewed returns the TTL of leases that are renewed during a check and must not run out, also when the machine is busy for seconds.
+// renewed returns the TTL of leases that are renewed during a check and must
+// not run out, also when the machine is busy for seconds.
 func (e *env) renewed() time.Duration { return e.allowed(4 * e.ttl()) }
 
 // ttl returns the TTL of leases whose end a check waits for.
@@ -445,10 +456,12 @@ func (e *env) ttl() time.Duration {
 // defaultTTL is the default of Harness.TTL.
 const defaultTTL = time.Second
 
-// brief returns the TTL of leases that a check lets run out, where the time of the end does not matter.
+// brief returns the TTL of leases that a check lets run out, where the time of
+// the end does not matter.
 func (e *env) brief() time.Duration { return e.allowed(e.ttl() / 4) }
 
-// crooked returns a TTL that is a round number in no unit, if the driver keeps such TTLs.
+// crooked returns a TTL that is a round number in no unit, if the driver keeps
+// such TTLs.
 func (e *env) crooked() time.Duration {
 	e.timed.Store(true)
 	return e.allowed(time.Second + 317*time.Millisecond + 400*time.Microsecond)
@@ -470,13 +483,16 @@ func (e *env) allowed(d time.Duration) time.Duration {
 	return d
 }
 
-// slack is how much later than the driver claims something may happen in real time. In fake time there is no slack.
+// slack is how much later than the driver claims something may happen in real
+// time. In fake time there is no slack.
 const slack = 500 * time.Millisecond
 
-// lateError is the error of a check that saw something happen later than the driver claims.
+// lateError is the error of a check that saw something happen later than the
+// driver claims.
 type lateError struct{ error }
 
-// late returns an error if something came more than slack later than the driver claims; what says what.
+// late returns an error if something came more than slack later than the driver
+// claims; what says what.
 func (e *env) late(by time.Duration, what string, args ...any) error {
 	if by <= 0 || by <= slack && !e.fakeTime {
 		return nil
@@ -484,8 +500,8 @@ func (e *env) late(by time.Duration, what string, args ...any) error {
 	return &lateError{fmt.Errorf("%s: %v too late", fmt.Sprintf(what, args...), by)}
 }
 
-// punctual runs f, in real time up to three times while f returns a lateError: a machine that stands still delays one try, and not all of
-// them.
+// punctual runs f, in real time up to three times while f returns a lateError:
+// a machine that stands still delays one try, and not all of them.
 func (e *env) punctual(f func() error) (err error) {
 	for range 3 {
 		if err = f(); e.fakeTime || !errors.As(err, new(*lateError)) {
@@ -495,8 +511,9 @@ func (e *env) punctual(f func() error) (err error) {
 	return err
 }
 
-// progress counts what goroutines of a check have done. Many steps together may take long on a slow backend; but if not a single step is
-// done for a time in which only a hang takes so long, the check hangs.
+// progress counts what goroutines of a check have done. Many steps together may
+// take long on a slow backend; but if not a single step is done for a time in
+// which only a hang takes so long, the check hangs.
 type progress struct{ atomic.Int64 }
 
 // awaitAll waits until all goroutines have ended, for as long as p moves on.

@@ -75,7 +75,8 @@ func TestGoroutinesBesideTheCheckAreNotThoseOfTheDriver(t *testing.T) {
 	}
 }
 
-// Other tests of the process may keep goroutines for longer than the check waits.
+// Other tests of the process may keep goroutines for longer than the check
+// waits.
 func TestGoroutinesOfTheCheckAloneCount(t *testing.T) {
 	t.Parallel()
 	i := slices.IndexFunc(allChecks(), func(c check) bool { return c.Name == "scale/goroutines" })
@@ -246,8 +247,9 @@ func TestEventsKeepTheBeginningAndTheEnd(t *testing.T) {
 	}
 }
 
-// interfaces are all of package driver, and which of them a driver or a lease may have or not for package dsync, which does not know
-// Sealer and Marker and those that go with them: drivers/migrate uses those.
+// interfaces are all of package driver, and which of them a driver or a lease
+// may have or not for package dsync, which does not know Sealer and Marker and
+// those that go with them: drivers/migrate uses those.
 var interfaces = map[string]struct {
 	optional bool
 	of       reflect.Type

@@ -88,7 +88,8 @@ func raceOfClients(e *env) error {
 	return nil
 }
 
-// atMostOne unlocks the lease that was granted, or returns an error if there are several.
+// atMostOne unlocks the lease that was granted, or returns an error if there
+// are several.
 func atMostOne(granted []*holding, name string) error {
 	var winner *holding
 	for _, h := range granted {
@@ -147,7 +148,8 @@ func contendingOwners(e *env) error {
 	return e.contend(users, 20)
 }
 
-// contend lets each user lock one name so many times, and add to a counter that would lose concurrent updates.
+// contend lets each user lock one name so many times, and add to a counter that
+// would lose concurrent updates.
 func (e *env) contend(users []*user, times int) error {
 	name := e.name()
 	var counter atomic.Int64
@@ -205,7 +207,8 @@ func isNotHeld(what string, err error) error {
 	return nil
 }
 
-// areRemoved returns an error unless the releases of holds say that these were removed. They may be unknown: a session may end meanwhile.
+// areRemoved returns an error unless the releases of holds say that these were
+// removed. They may be unknown: a session may end meanwhile.
 func (e *env) areRemoved(holds ...*request) error {
 	for _, r := range holds {
 		err := r.tryRelease(e.ctx)
@@ -230,7 +233,8 @@ func releaseTwice(e *env) error {
 	return next.keeps("a release by the one before")
 }
 
-// afterExpiry lets leases run out, and calls f with each and with the next hold of the name: another client's, and the same client's.
+// afterExpiry lets leases run out, and calls f with each and with the next hold
+// of the name: another client's, and the same client's.
 func (e *env) afterExpiry(f func(old, next *request, heir string) error) error {
 	a, b := e.driver(), e.driver()
 	e.together("leases that run out", 2, func(i int) error {
@@ -258,7 +262,8 @@ func staleRelease(e *env) error {
 	})
 }
 
-// staleRenew renews for less than the TTL of the next lease, which would end early if the renewal were taken for one of the next lease.
+// staleRenew renews for less than the TTL of the next lease, which would end
+// early if the renewal were taken for one of the next lease.
 func staleRenew(e *env) error {
 	return e.afterExpiry(func(old, next *request, heir string) error {
 		if err := isNotHeld("the renewal of a lease that ran out, when "+heir+" had the name,", old.renew(e.brief())); err != nil {
@@ -269,7 +274,8 @@ func staleRenew(e *env) error {
 	})
 }
 
-// releaseAfterEnd waits until the backend says that the hold has ended, or otherwise for as long as the driver claims that this takes.
+// releaseAfterEnd waits until the backend says that the hold has ended, or
+// otherwise for as long as the driver claims that this takes.
 func releaseAfterEnd(e *env) error {
 	a, b := e.driver(), e.outsider()
 	h := a.hold(e.name(), fixed, ttl(e.brief()))
@@ -339,7 +345,9 @@ func forceUnlockEndsHold(e *env) error {
 		return fmt.Errorf("after ForceUnlock: %w", err)
 	}
 	if e.driverInfo().KeepsAlive {
-		_ = h.renew(e.long()) // notices, at the latest; a release may not know whether its session ended before
+		// notices, at the latest; a release may not know whether its session
+		// ended before
+		_ = h.renew(e.long())
 	}
 	return isNotHeld("the release of a hold that was removed", h.tryRelease(e.ctx))
 }
@@ -414,7 +422,8 @@ func nested(e *env) error {
 	return e.isFree(name)
 }
 
-// isHeld returns an error unless h is held, by its own word and by that of others.
+// isHeld returns an error unless h is held, by its own word and by that of
+// others.
 func (h *holding) isHeld(when string) error {
 	e := h.user.env
 	if err := h.Err(); err != nil {

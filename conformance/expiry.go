@@ -42,7 +42,8 @@ func (h *holding) overBefore(next *request) error {
 	return nil
 }
 
-// first waits until one of the requests is done, and returns the index of the one that was done first.
+// first waits until one of the requests is done, and returns the index of the
+// one that was done first.
 func (e *env) first(of []*request) int {
 	done := -1
 	e.until("one of those who wait is granted the name", func() bool {
@@ -90,10 +91,12 @@ func expiryServesWaiters(e *env) error {
 	return nil
 }
 
-// lineBehindLease returns a hold that nobody renews and two requests for such leases that have waited for its end.
+// lineBehindLease returns a hold that nobody renews and two requests for such
+// leases that have waited for its end.
 func (e *env) lineBehindLease() (*request, []*request) {
 	a, b, c := e.driver(), e.driver(), e.driver()
-	for d := e.ttl(); d < e.hangs(); d *= 2 { // until that is long enough for this machine, as busy as it is
+	for d := e.ttl(); d < e.hangs(); d *= 2 {
+		// until that is long enough for this machine, as busy as it is
 		h := a.hold(e.name(), fixed, ttl(e.allowed(d)))
 		brief := ttl(e.allowed(d / 4))
 		line := []*request{b.start(h.Name, fixed, brief), c.start(h.Name, fixed, brief)}
@@ -108,7 +111,8 @@ func (e *env) lineBehindLease() (*request, []*request) {
 	return nil, nil
 }
 
-// waitsBehind returns whether r has waited for h. If not, the lease of h was over before r could.
+// waitsBehind returns whether r has waited for h. If not, the lease of h was
+// over before r could.
 func (r *request) waitsBehind(h *request) bool {
 	if r.waitsOrEnds(); r.waited() > 0 {
 		return true
@@ -122,7 +126,9 @@ func (r *request) waitsBehind(h *request) bool {
 func extendMovesEnd(e *env) error {
 	short := e.ttl()
 	a, b, names := e.client(), e.driver(), []string{e.name(), e.name()}
-	long := a.lock(names[1], dsync.ExpireAfter(e.long())) // first: on a busy machine, the other lease may be over before two are granted
+	// first: on a busy machine, the other lease may be over before two are
+	// granted
+	long := a.lock(names[1], dsync.ExpireAfter(e.long()))
 	held := []*holding{a.lock(names[0], dsync.ExpireAfter(short)), long}
 	called := time.Now()
 	for i, d := range []time.Duration{e.allowed(short * 3 / 2), short} {
@@ -151,21 +157,23 @@ func extendMovesEnd(e *env) error {
 	return nil
 }
 
-// outages returns the ways of putting the backend out of reach of a client behind the backend's back.
+// outages returns the ways of putting the backend out of reach of a client
+// behind the backend's back.
 func (c *connection) outages() []func() {
 	var all []func()
 	if c.link.Hang != nil {
 		all = append(all, c.hang)
 	}
-	if c.link.Cut != nil && !c.env.driverInfo().KeepsAlive { // with its connection, a session may end at once
+	if c.link.Cut != nil && !c.env.driverInfo().KeepsAlive {
+		// with its connection, a session may end at once
 		all = append(all, c.cut)
 	}
 	c.env.need(len(all) > 0, "Link.Hang")
 	return all
 }
 
-// silences returns the ways in which answers do not arrive: those of outages and,
-// where a session does not end with its connection at once, lost answers.
+// silences returns the ways in which answers do not arrive: those of outages
+// and, where a session does not end with its connection at once, lost answers.
 func (c *connection) silences() []func() {
 	all := c.outages()
 	if c.link.LoseAnswers != nil && (!c.env.driverInfo().KeepsAlive || c.env.fakeTime) {
@@ -174,7 +182,8 @@ func (c *connection) silences() []func() {
 	return all
 }
 
-// inOutages runs f for each way of putting the backend out of reach of a client, at the same time.
+// inOutages runs f for each way of putting the backend out of reach of a
+// client, at the same time.
 func (e *env) inOutages(f func(outage func(*connection)) error) error {
 	e.together("a check of an outage", len(e.outsider().outages()), func(i int) error {
 		return f(func(c *connection) { c.outages()[i]() })
@@ -199,7 +208,8 @@ func abandonedLeaseEnds(e *env) error {
 }
 
 func holderKnowsFirst(e *env) error {
-	late := []time.Duration{0, e.brief() / 8} // a driver that has to connect anew needs some answers within a TTL
+	// a driver that has to connect anew needs some answers within a TTL
+	late := []time.Duration{0, e.brief() / 8}
 	e.together("a holder and a waiter", len(late), func(i int) error {
 		a, b, c, name := e.client(), e.driver(), e.client(), e.name()
 		before := c.lock(name)
@@ -253,15 +263,16 @@ func raceAtExpiry(e *env) error {
 	return atMostOne(granted, name)
 }
 
-// tenure is a way in which a lease of a gets its last TTL. If somebody has to wait for the name in the meantime, begin returns the waiter.
+// tenure is a way in which a lease of a gets its last TTL. If somebody has to
+// wait for the name in the meantime, begin returns the waiter.
 type tenure struct {
 	what    string
 	begin   func(a *rawDriver, name string) (h, waiter *request)
 	unasked bool // nobody asks for the name before the lease has expired
 }
 
-// tenures returns the ways that the driver has. The leases are those of raw drivers: package dsync would release a lease that the backend
-// fails to end.
+// tenures returns the ways that the driver has. The leases are those of raw
+// drivers: package dsync would release a lease that the backend fails to end.
 func (e *env) tenures() []tenure {
 	d := e.crooked()
 	renew := func(h *request, d time.Duration) *request {
@@ -335,7 +346,8 @@ func endsInBounds(e *env) error {
 	return nil
 }
 
-// soonAfter returns an error if r was granted its name later after h expired than Info.LateFor and the time for a waiter to find out allow.
+// soonAfter returns an error if r was granted its name later after h expired
+// than Info.LateFor and the time for a waiter to find out allow.
 func (r *request) soonAfter(h *request, what string) error {
 	e, end := r.driver.env, h.lease.Expires()
 	late := e.driverInfo().LateFor(h.TTL)

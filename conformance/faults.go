@@ -251,7 +251,8 @@ func lostRelease(e *env) error {
 	return next.keeps("the repetition of a release")
 }
 
-// The checks of requests whose answers are lost, apart from the requests that follow at once.
+// The checks of requests whose answers are lost, apart from the requests that
+// follow at once.
 
 func lostGrant(e *env) error {
 	how := [][]option{{noWait}, nil}
@@ -259,9 +260,12 @@ func lostGrant(e *env) error {
 		d, name := e.driver(), e.name()
 		d.hold(e.name()).release() // the connection is there
 		f := d.losing(faultTimes[i/len(how)], 1)
-		r := d.start(name, append(how[i%len(how)], fixed, ttl(e.ttl()), f.of)...) // the driver may ask again
-		e.sleep(e.ttl() / 10)                                                     // by then the request has been carried out, as a rule
-		next := e.outsider().start(name)                                          // where contenders observe a hold, from here on
+		// the driver may ask again
+		r := d.start(name, append(how[i%len(how)], fixed, ttl(e.ttl()), f.of)...)
+		// by then the request has been carried out, as a rule
+		e.sleep(e.ttl() / 10)
+		// where contenders observe a hold, from here on
+		next := e.outsider().start(name)
 		e.sleep(e.ttl() / 2)
 		d.heal()
 		e.until("one of two requests is granted", func() bool { return r.isDone() || next.isDone() })
@@ -285,7 +289,8 @@ func lostGrant(e *env) error {
 func lostRenewal(e *env) error {
 	link, d := e.outsider().link, e.brief()
 	var faults []func(*rawDriver)
-	if link.LoseAnswers != nil && !e.driverInfo().KeepsAlive { // with its connection, a session may end at once
+	if link.LoseAnswers != nil && !e.driverInfo().KeepsAlive {
+		// with its connection, a session may end at once
 		faults = append(faults, func(a *rawDriver) { a.loseAnswers() })
 	}
 	if link.Delay != nil {
@@ -382,8 +387,9 @@ func (e *env) cleansUpMany(when faultTime) error {
 	return nil
 }
 
-// The checks of faults that hit one request, or of which no client is told. The request that is hit may be another one than that of the
-// check, such as a keep-alive. So the promises hold in both cases.
+// The checks of faults that hit one request, or of which no client is told. The
+// request that is hit may be another one than that of the check, such as a
+// keep-alive. So the promises hold in both cases.
 var singleChecks = []check{
 	{"single/lost-acquire", "After one lost answer to an Acquire of a free name, the name is held by the lease that Acquire returned, or it becomes free. Acquire does not find its own hold in the way.", oneLostAcquire},
 	{"single/lost-renewal", "After one lost answer to a renewal, the lease and the others of the client go on and can be renewed.", oneLostRenewal},
@@ -419,7 +425,8 @@ func oneLostAcquire(e *env) error {
 	return nil
 }
 
-// endsWithConnection reports whether the hold of r is lost, where a session may end with its connection.
+// endsWithConnection reports whether the hold of r is lost, where a session may
+// end with its connection.
 func (d *rawDriver) endsWithConnection(r *request) bool {
 	return d.env.driverInfo().KeepsAlive && (len(r.lost()) > 0 || d.env.outsider().refused(r.Name) != nil)
 }
@@ -549,7 +556,8 @@ func overtakenRenewal(e *env) error {
 	return nil
 }
 
-// awaitFreeAfter releases a hold that may be over, and waits until its name is free.
+// awaitFreeAfter releases a hold that may be over, and waits until its name is
+// free.
 func (e *env) awaitFreeAfter(h *request) {
 	_ = h.tryRelease(e.ctx)
 	e.awaitFree(h.Name)

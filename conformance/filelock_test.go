@@ -29,7 +29,8 @@ func init() {
 	})
 }
 
-// fileDriver is a driver on a directory: the least that a driver can be. A name is a file in it, and those who wait look again.
+// fileDriver is a driver on a directory: the least that a driver can be. A name
+// is a file in it, and those who wait look again.
 type fileDriver struct {
 	dir    string
 	suffix string // of the files
@@ -244,7 +245,8 @@ func onFiles(t *testing.T, query string) Harness {
 	}}
 }
 
-// The groups that are left out take long in real time, or need what no harness can do to files.
+// The groups that are left out take long in real time, or need what no harness
+// can do to files.
 func TestFileDriverPasses(t *testing.T) {
 	t.Parallel()
 	runChecks(t, onFiles(t, ""), slices.Concat(exclusionChecks, waitingChecks, ownershipChecks, contentionChecks, capabilityChecks,

@@ -14,7 +14,8 @@ import (
 	"time"
 )
 
-// goroutineID returns the number of the calling goroutine, as it stands in stack dumps.
+// goroutineID returns the number of the calling goroutine, as it stands in
+// stack dumps.
 func goroutineID() string {
 	var buf [64]byte
 	n := runtime.Stack(buf[:], false)
@@ -41,7 +42,8 @@ func stackOf(id string) string {
 	return stacks(func(header string) bool { return strings.HasPrefix(header, "goroutine "+id+" ") })
 }
 
-// leftBehind makes an error of the panic by which a bubble reports goroutines that were left behind. Other panics go on.
+// leftBehind makes an error of the panic by which a bubble reports goroutines
+// that were left behind. Other panics go on.
 func leftBehind(p any) error {
 	if !strings.HasPrefix(fmt.Sprint(p), "deadlock:") {
 		panic(p)
@@ -51,10 +53,12 @@ func leftBehind(p any) error {
 	}))
 }
 
-// checkLabel is the profiler label of a check's goroutines. A goroutine inherits the labels of its starter.
+// checkLabel is the profiler label of a check's goroutines. A goroutine
+// inherits the labels of its starter.
 const checkLabel = "dsync.check"
 
-// goroutines returns how many goroutines the check has, beside which others may run: in fake time all in its bubble, otherwise all with its label, which
+// goroutines returns how many goroutines the check has, beside which others may
+// run: in fake time all in its bubble, otherwise all with its label, which
 // goroutines of timers lack.
 func (e *env) goroutines() int {
 	if !e.fakeTime {
@@ -85,11 +89,14 @@ func labelled(name, value string) (n int) {
 	return n
 }
 
-// bubbleFor is how long a check in fake time may take in real time. A check there never waits in real time, and takes a second or two.
+// bubbleFor is how long a check in fake time may take in real time. A check
+// there never waits in real time, and takes a second or two.
 const bubbleFor = 3 * time.Minute
 
-// runInBubble runs a check in a bubble of testing/synctest. If the check leaves goroutines behind, the result is an error, and not the end
-// of the process. A bubble that hangs in real time, since a goroutine waits for a mutex or never stops to run, is abandoned.
+// runInBubble runs a check in a bubble of testing/synctest. If the check leaves
+// goroutines behind, the result is an error, and not the end of the process. A
+// bubble that hangs in real time, since a goroutine waits for a mutex or never
+// stops to run, is abandoned.
 func runInBubble(t *testing.T, run func(tb testing.TB) result) result {
 	return runInBubbleFor(t, bubbleFor, run)
 }
@@ -99,7 +106,9 @@ func runInBubbleFor(t *testing.T, limit time.Duration, run func(tb testing.TB) r
 	ended := make(chan error, 1)
 	go func() { // ends with the bubble
 		var err error
-		defer func() { ended <- err }() // also when the goroutine exits, since the test in the bubble has failed
+		// also when the goroutine exits, since the test in the bubble has
+		// failed
+		defer func() { ended <- err }()
 		err = inBubble(t, func(t *testing.T) { r = run(t) })
 	}()
 	hangs := time.NewTimer(limit)
@@ -130,8 +139,10 @@ func inBubble(t *testing.T, f func(t *testing.T)) (err error) {
 	return nil
 }
 
-// stalls notices when this process, or the server, stands still. A lease that runs out meanwhile, or a waiter whose session ends, is
-// no fault of the driver. A nil *stalls notices nothing, as in fake time, where nothing stands still.
+// stalls notices when this process, or the server, stands still. A lease that
+// runs out meanwhile, or a waiter whose session ends, is no fault of the
+// driver. A nil *stalls notices nothing, as in fake time, where nothing stands
+// still.
 type stalls struct {
 	ttl    time.Duration // of leases whose end a check waits for
 	cancel context.CancelFunc
@@ -156,7 +167,8 @@ type stall struct {
 	took  time.Duration
 }
 
-// watchStalls looks every now and then whether this process still runs, and whether ping, unless nil, returns soon.
+// watchStalls looks every now and then whether this process still runs, and
+// whether ping, unless nil, returns soon.
 func watchStalls(ttl time.Duration, ping func(context.Context) error) *stalls {
 	ctx, cancel := context.WithCancel(context.Background())
 	s := &stalls{ttl: ttl, cancel: cancel}
@@ -222,8 +234,9 @@ func (s *stalls) onPurpose() {
 	}
 }
 
-// explain says how a failure may have come of a standstill of a quarter of the TTL, or of the bound by which something counted as a hang.
-// It returns "" if there was none.
+// explain says how a failure may have come of a standstill of a quarter of the
+// TTL, or of the bound by which something counted as a hang. It returns "" if
+// there was none.
 func (s *stalls) explain(v *events, hung time.Duration) string {
 	if s == nil {
 		return ""

@@ -173,7 +173,8 @@ func waitsForAMutex(mu *sync.Mutex) {
 	defer mu.Unlock()
 }
 
-// connectsIn returns a good driver that connects when it is first asked, and takes d for that, as on a busy machine.
+// connectsIn returns a good driver that connects when it is first asked, and
+// takes d for that, as on a busy machine.
 func connectsIn(d time.Duration) func(*memory.Driver) driver.Driver {
 	return func(m *memory.Driver) driver.Driver {
 		connected := sync.OnceValue(func() time.Time { return time.Now().Add(d) })
@@ -184,8 +185,9 @@ func connectsIn(d time.Duration) func(*memory.Driver) driver.Driver {
 	}
 }
 
-// grantsIn returns a good driver whose first five grants take d to arrive, as on a machine that is busy for a while. The outcome of a grant
-// that is over when it arrives is unknown.
+// grantsIn returns a good driver whose first five grants take d to arrive, as
+// on a machine that is busy for a while. The outcome of a grant that is over
+// when it arrives is unknown.
 func grantsIn(d time.Duration) func(*memory.Driver) driver.Driver {
 	return func(m *memory.Driver) driver.Driver {
 		var late atomic.Int32
@@ -203,7 +205,8 @@ func grantsIn(d time.Duration) func(*memory.Driver) driver.Driver {
 	}
 }
 
-// givesUpOn returns a good driver whose first five requests take d to arrive. It does not wait for longer than half the TTL for an answer.
+// givesUpOn returns a good driver whose first five requests take d to arrive.
+// It does not wait for longer than half the TTL for an answer.
 func givesUpOn(d time.Duration) func(*memory.Driver) driver.Driver {
 	return func(m *memory.Driver) driver.Driver {
 		var late atomic.Int32

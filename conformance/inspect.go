@@ -22,7 +22,8 @@ var oddNotes = []string{"plain", "a \"quoted\" one\nof two lines | {and} more\\"
 
 func note(text string) option { return func(r *driver.Request) { r.Note = text } }
 
-// statusUnit is the coarsest unit in which a backend counts the rest of a TTL, and how much its clock may differ from this one.
+// statusUnit is the coarsest unit in which a backend counts the rest of a TTL,
+// and how much its clock may differ from this one.
 const statusUnit = time.Second
 
 func statusIsTrue(e *env) error {
@@ -42,7 +43,8 @@ func (d *rawDriver) status(name string) (s driver.Status) {
 	return s
 }
 
-// describedTo returns what d knows of a fixed lease, and an error if a field is wrong. Fields that are zero are not known.
+// describedTo returns what d knows of a fixed lease, and an error if a field is
+// wrong. Fields that are zero are not known.
 func (r *request) describedTo(d *rawDriver) (driver.Status, error) {
 	e := r.driver.env
 	s := d.status(r.Name)
@@ -54,7 +56,8 @@ func (r *request) describedTo(d *rawDriver) (driver.Status, error) {
 	switch {
 	case !s.Held || s.Hold == "":
 		return wrong("Hold", fmt.Sprintf("%q", s.Hold), "what tells its client from others")
-	case s.Hold == r.Hold && s.Owner != "" && s.Owner != r.Owner: // otherwise the owner is a stand-in, as the hold is
+	case s.Hold == r.Hold && s.Owner != "" && s.Owner != r.Owner:
+		// otherwise the owner is a stand-in, as the hold is
 		return wrong("Owner", fmt.Sprintf("%q", s.Owner), fmt.Sprintf("%q", r.Owner))
 	case s.Note != "" && s.Note != r.Note:
 		return wrong("Note", fmt.Sprintf("%.80q of %d bytes", s.Note, len(s.Note)), fmt.Sprintf("%.80q of %d bytes", r.Note, len(r.Note)))
@@ -173,7 +176,8 @@ func statusNamesQueue(e *env) error {
 	return nil
 }
 
-// listIsTrue holds names that look alike, and compares them with what is listed.
+// listIsTrue holds names that look alike, and compares them with what is
+// listed.
 func listIsTrue(e *env) error {
 	a, b := e.driver(), e.driver()
 	base := e.name()
@@ -242,7 +246,8 @@ func (d *rawDriver) listsPolitely(prefix string) error {
 	return nil
 }
 
-// list returns the names that d lists, each once. If the driver cannot list names, the check ends.
+// list returns the names that d lists, each once. If the driver cannot list
+// names, the check ends.
 func (d *rawDriver) list(prefix string) (names []string) {
 	lister, ok := d.tap.Driver.(driver.Lister)
 	if !ok {

@@ -34,7 +34,8 @@ type latch struct {
 	name    string
 }
 
-// latch returns the latch of a name. If the driver has no latches, the check ends.
+// latch returns the latch of a name. If the driver has no latches, the check
+// ends.
 func (d *rawDriver) latch(name string) *latch {
 	backend, ok := d.tap.Driver.(driver.Latcher)
 	if !ok {
@@ -285,7 +286,8 @@ func latchChangesOnce(e *env) error {
 	return nil
 }
 
-// latchSurvivesFaults counts down through faults, and repeats each change as package dsync does.
+// latchSurvivesFaults counts down through faults, and repeats each change as
+// package dsync does.
 func latchSurvivesFaults(e *env) error {
 	var faults []func(*rawDriver)
 	link := e.outsider().link
@@ -321,8 +323,8 @@ func latchSurvivesFaults(e *env) error {
 	return nil
 }
 
-// notCarriedOut counts down once, during a fault. A driver that reports that this
-// was not carried out must be right.
+// notCarriedOut counts down once, during a fault. A driver that reports that
+// this was not carried out must be right.
 func (l *latch) notCarriedOut(fault func(*rawDriver), other *latch) error {
 	e, before := l.d.env, other.count()
 	fault(l.d)
@@ -338,7 +340,8 @@ func (l *latch) notCarriedOut(fault func(*rawDriver), other *latch) error {
 	return nil
 }
 
-// through calls f during a fault, and after its end, again and again until there is an answer.
+// through calls f during a fault, and after its end, again and again until
+// there is an answer.
 func (l *latch) through(fault func(*rawDriver), f func(ctx context.Context, id string) error) {
 	e := l.d.env
 	id := e.changeID()
@@ -434,7 +437,8 @@ type watch struct {
 	stop  func()
 }
 
-// watch watches name, and returns when the watch has begun. If the driver tells of no changes, the check ends.
+// watch watches name, and returns when the watch has begun. If the driver tells
+// of no changes, the check ends.
 func (d *rawDriver) watch(name string) *watch {
 	w := &watch{d: d, what: fmt.Sprintf("%q", name)}
 	watcher, ok := d.tap.Driver.(driver.Watcher)
@@ -465,7 +469,8 @@ func (w *watch) told(what string, n int64) {
 func (w *watch) end() { w.d.env.within("stop of a watch", w.stop) }
 
 func watchTellsEnds(e *env) error {
-	for _, together := range [][]driver.Mode{modes, {driver.Permit}} { // permits have names of their own
+	for _, together := range [][]driver.Mode{modes, {driver.Permit}} {
+		// permits have names of their own
 		offered := e.offered(together)
 		if len(offered) == 0 {
 			continue

@@ -22,7 +22,8 @@ var leaseChecks = []check{
 	{"lease/renew-all", "RenewAll renews each lease, and calls done once for each, with the outcome of that lease, before it returns.", renewAll},
 }
 
-// expiresWithin returns an error unless r expires between from+ttl and to+ttl, or with its session.
+// expiresWithin returns an error unless r expires between from+ttl and to+ttl,
+// or with its session.
 func (r *request) expiresWithin(what string, from, to time.Time, ttl time.Duration) error {
 	e, got := r.driver.env, r.lease.Expires()
 	if early := from.Add(ttl).Sub(got); early > 0 && !e.driverInfo().KeepsAlive {
@@ -70,7 +71,9 @@ func freshAfterWait(e *env) error {
 			if got := r.granted().lease.Expires(); !got.After(released) {
 				return fmt.Errorf("a lease after a wait expired at %s, before the release at %s", e.events.at(got), e.events.at(released))
 			}
-			asked := released.Add(-r.TTL / 2) // by somebody who asks now and then, and asked when the lock was released
+			// by somebody who asks now and then, and asked when the lock was
+			// released
+			asked := released.Add(-r.TTL / 2)
 			return r.expiresWithin("a lease after a wait", asked, r.at, r.TTL)
 		}
 	})
@@ -103,7 +106,8 @@ func overStaysOver(e *env) error {
 	}
 	e.awaitFree(r.Name)
 	d := e.driver()
-	if d.link.Delay == nil || !e.fakeTime { // a server counts from the arrival of the request, which is not late
+	if d.link.Delay == nil || !e.fakeTime {
+		// a server counts from the arrival of the request, which is not late
 		return nil
 	}
 	late := e.allowed(8 * e.ttl())
@@ -197,7 +201,8 @@ func (o *outcomes) of(i int) []error {
 	return o.errs[i]
 }
 
-// wasRenewed returns an error unless the outcome of a renewal in a batch fits the lease.
+// wasRenewed returns an error unless the outcome of a renewal in a batch fits
+// the lease.
 func (r *request) wasRenewed(errs []error, over bool, called, returned time.Time) error {
 	switch {
 	case len(errs) != 1:
@@ -212,7 +217,8 @@ func (r *request) wasRenewed(errs []error, over bool, called, returned time.Time
 	return r.expiresWithin("after RenewAll", called, returned, r.TTL)
 }
 
-// The checks of leases whose lengths have nothing to do with each other, as in programs that compute them.
+// The checks of leases whose lengths have nothing to do with each other, as in
+// programs that compute them.
 var lengthChecks = []check{
 	{"lengths/extended", "A lease that is extended to 200 times its first length goes on, also where a session with the first length carries it.", extendedFar},
 	{"lengths/many", "A free name is granted for any length, also while leases of 20 other lengths are held.", manyLengths},
@@ -223,7 +229,8 @@ var laterLengthChecks = []check{
 	{"lengths/renewed", "A fixed lease can be renewed for any TTL that Info allows, and lasts for that time.", renewedFar},
 }
 
-// renewedFar leaves out sessions, whose ends come first, and of which Inspect tells that.
+// renewedFar leaves out sessions, whose ends come first, and of which Inspect
+// tells that.
 func renewedFar(e *env) error {
 	i := e.driverInfo()
 	if i.KeepsAlive {
@@ -253,7 +260,8 @@ func renewedFar(e *env) error {
 	return nil
 }
 
-// lives returns an error unless the lease is held, and was given a deadline in the future.
+// lives returns an error unless the lease is held, and was given a deadline in
+// the future.
 func (h *holding) lives(what string) error {
 	if err := h.Err(); err != nil {
 		return fmt.Errorf("%s: %w", what, err)
@@ -315,7 +323,8 @@ func (e *env) batches() {
 	}
 }
 
-// renewAll renews leases of d in one batch, and returns the outcome of each. If an outcome is not reported once, the check ends.
+// renewAll renews leases of d in one batch, and returns the outcome of each. If
+// an outcome is not reported once, the check ends.
 func (d *rawDriver) renewAll(ctx context.Context, all ...*request) []error {
 	e := d.env
 	leases := make([]driver.Lease, len(all))
@@ -377,11 +386,13 @@ func batchOfTTLs(e *env) error {
 	return nil
 }
 
-// renewsTTLs renews leases with some TTLs in one batch, and awaits the ends of those that are not long.
+// renewsTTLs renews leases with some TTLs in one batch, and awaits the ends of
+// those that are not long.
 func (e *env) renewsTTLs(ttls []time.Duration) error {
 	d, long := e.driver(), e.long()
 	all := make([]*request, len(ttls))
-	for _, t := range []time.Duration{long, e.renewed(), e.allowed(2 * e.ttl())} { // the shortest at last, since grants may be slow
+	for _, t := range []time.Duration{long, e.renewed(), e.allowed(2 * e.ttl())} {
+		// the shortest at last, since grants may be slow
 		for i := range ttls {
 			if ttls[i] == t {
 				all[i] = d.hold(e.name(), ttl(t))

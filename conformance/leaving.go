@@ -10,7 +10,8 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// The checks of drivers whose holds can go on without their client: driver.Leaver.
+// The checks of drivers whose holds can go on without their client:
+// driver.Leaver.
 var leavingChecks = []check{
 	{"leaving/time", "A hold that was left keeps others out until its time, and ends then. Its tokens stay below those of later leases.", leftHoldEndsInTime},
 	{"leaving/close", "Close does not end a hold that was left.", leftHoldOutlivesClose},
@@ -24,7 +25,8 @@ var leavingChecks = []check{
 	{"leaving/outage", "A hold that was left outlasts an outage of its client and the end of the client's session.", leftHoldOutlivesOutage},
 }
 
-// leaver returns the driver as a driver.Leaver. If the driver cannot leave holds, the check ends.
+// leaver returns the driver as a driver.Leaver. If the driver cannot leave
+// holds, the check ends.
 func (d *rawDriver) leaver() driver.Leaver {
 	leaver, ok := d.tap.Driver.(driver.Leaver)
 	if m, may := d.tap.Driver.(driver.MayLeave); !ok || may && m.MayLeave() != nil {
@@ -33,7 +35,8 @@ func (d *rawDriver) leaver() driver.Leaver {
 	return leaver
 }
 
-// tryLeave leaves the hold for ttl. It returns the time before which the hold must not end if Leave returns nil.
+// tryLeave leaves the hold for ttl. It returns the time before which the hold
+// must not end if Leave returns nil.
 func (r *request) tryLeave(ctx context.Context, ttl time.Duration) (end time.Time, err error) {
 	d := r.driver
 	leaver, what := d.leaver(), fmt.Sprintf("Leave of %q by %s", r.Name, d.label)
@@ -44,7 +47,8 @@ func (r *request) tryLeave(ctx context.Context, ttl time.Duration) (end time.Tim
 	return end, err
 }
 
-// leave leaves the hold for ttl, and returns the time before which the hold must not end. If the driver cannot leave holds, the check ends.
+// leave leaves the hold for ttl, and returns the time before which the hold
+// must not end. If the driver cannot leave holds, the check ends.
 func (r *request) leave(ttl time.Duration) (end time.Time) {
 	end, err := r.tryLeave(r.driver.env.ctx, ttl)
 	if err != nil {
@@ -111,7 +115,8 @@ func leftLeaseIsOver(e *env) error {
 
 // The checks of when a hold ends that was left.
 
-// leftEnd is the interval in which a hold that was left must end at the backend.
+// leftEnd is the interval in which a hold that was left must end at the
+// backend.
 type leftEnd struct {
 	name     string
 	mode     driver.Mode // of the hold
@@ -132,7 +137,8 @@ func rivalOf(m driver.Mode) option {
 	return in(m)
 }
 
-// meets returns an error unless next, which is waiting for the name or about to wait, is granted it within the interval.
+// meets returns an error unless next, which is waiting for the name or about to
+// wait, is granted it within the interval.
 func (l leftEnd) meets(next *request, what string) error {
 	e := next.driver.env
 	if at := next.grantedAfter(what).at; at.Before(l.from) {
@@ -148,8 +154,9 @@ func (l leftEnd) isMet(e *env, what string) error {
 	return l.meets(e.outsider().start(l.name, rivalOf(l.mode)), what)
 }
 
-// unheard is how long a waiter may take to find out that a hold has become shorter. No field of Info tells. A backend may have no message
-// for it, and then the waiter looks now and then. In fake time there are messages.
+// unheard is how long a waiter may take to find out that a hold has become
+// shorter. No field of Info tells. A backend may have no message for it, and
+// then the waiter looks now and then. In fake time there are messages.
 func (e *env) unheard() time.Duration {
 	if e.fakeTime {
 		return 0
@@ -350,12 +357,15 @@ func (e *env) leftHoldIsSeen() error {
 	if o.lists() && !slices.Contains(o.list(h.Name), h.Name) && time.Now().Before(end.from) {
 		return fmt.Errorf("the list by %s leaves out %q, whose hold was left until %s", o.label, h.Name, e.events.at(end.from))
 	}
-	if _, ok := o.tap.Driver.(driver.Watcher); ok && e.fakeTime { // some servers do not report the end of a TTL
+	if _, ok := o.tap.Driver.(driver.Watcher); ok && e.fakeTime {
+		// some servers do not report the end of a TTL
 		w := o.watch(h.Name)
 		defer w.end()
 		n := w.calls.Load()
 		e.sleepUntil(end.to)
-		_ = o.status(h.Name) // a backend may end a hold when a client asks; a grant would be reported, too
+		// a backend may end a hold when a client asks; a grant would be
+		// reported, too
+		_ = o.status(h.Name)
 		w.told("the end of a hold that was left", n)
 		return nil
 	}
@@ -392,7 +402,8 @@ func leaveWithoutAnswer(e *env) error {
 			d, left := e.driver(), e.allowed(2*e.ttl())
 			h := d.hold(e.name(), fixed, ttl(left))
 			next := e.outsider().start(h.Name).waits()
-			end := leftEnd{name: h.Name, from: h.lease.Expires()} // the hold may end with its lease, or with the Leave
+			// the hold may end with its lease, or with the Leave
+			end := leftEnd{name: h.Name, from: h.lease.Expires()}
 			d.silences()[i%n]()
 			ctx, cancel := context.WithTimeout(e.ctx, patience)
 			defer cancel()
@@ -404,7 +415,8 @@ func leaveWithoutAnswer(e *env) error {
 			if closes {
 				d.shut()
 			}
-			end.to = time.Now().Add(left + e.driverInfo().LateFor(left)) // a request that was under way may arrive now
+			// a request that was under way may arrive now
+			end.to = time.Now().Add(left + e.driverInfo().LateFor(left))
 			return end.meets(next, fmt.Sprintf("a hold after a Leave without an answer, with a Close after it: %t", closes))
 		})
 	})

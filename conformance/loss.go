@@ -81,7 +81,8 @@ func (e *env) tellsAfterOutage() error {
 	for _, h := range held {
 		if !forced {
 			e.remove(h.Name)
-		} else if err := admin.ForceUnlock(e.ctx, h.Name); !errors.Is(err, driver.ErrNotHeld) { // one session may carry all
+		} else if err := admin.ForceUnlock(e.ctx, h.Name); !errors.Is(err, driver.ErrNotHeld) {
+			// one session may carry all
 			e.must(err)
 		}
 	}
@@ -97,7 +98,8 @@ func (e *env) tellsAfterOutage() error {
 	return nil
 }
 
-// tellsOfRemoval removes a hold, for which another client waits or not, and looks at what the holder is told.
+// tellsOfRemoval removes a hold, for which another client waits or not, and
+// looks at what the holder is told.
 func (e *env) tellsOfRemoval(waits bool) error {
 	a, name, detect := e.driver(), e.name(), e.driverInfo().Detect
 	h, other := a.hold(name), a.hold(e.name())
@@ -219,12 +221,15 @@ func (e *env) lostAndRemoved() *request {
 	return h
 }
 
-// askingEvents calls, in each event, the methods of the lease that package dsync calls while it holds mutexes that its events lock too.
+// askingEvents calls, in each event, the methods of the lease that package
+// dsync calls while it holds mutexes that its events lock too.
 type askingEvents struct {
 	driver.Events
 	lease driver.Lease
-	lost  chan bool // gets one value when a loss was told: whether a call that began in the event waits for a lock
-	call  func()    // a call of the driver, in Tokens
+	// gets one value when a loss was told: whether a call that began in the
+	// event waits for a lock
+	lost  chan bool
+	call  func() // a call of the driver, in Tokens
 	start func() *request
 }
 
@@ -260,8 +265,9 @@ func (a *askingEvents) Lost(cause error) {
 	}
 }
 
-// waitsForLock reports whether a goroutine has begun to wait for a mutex. It does
-// not wait for the goroutine's end: the caller may be one on which that depends.
+// waitsForLock reports whether a goroutine has begun to wait for a mutex. It
+// does not wait for the goroutine's end: the caller may be one on which that
+// depends.
 func (e *env) waitsForLock(g *goroutine) bool {
 	pause := runtime.Gosched // fake time stands still for a goroutine that waits for a mutex
 	if !e.fakeTime {

@@ -10,7 +10,8 @@ import (
 	"github.com/go-dsync/dsync/driver/move"
 )
 
-// The checks of what drivers/migrate builds on. Package dsync knows nothing of migrations, so these checks ask the driver.
+// The checks of what drivers/migrate builds on. Package dsync knows nothing of
+// migrations, so these checks ask the driver.
 var migrationChecks = []check{
 	{"migration/seal", "After Seal every Acquire of the name returns ErrSealed, to every client, including waiters.", sealRefuses},
 	{"migration/seal-over", "The lease that became a seal has ended without a loss: Renew and Release return ErrNotHeld, and the seal stays.", sealEndsLease},
@@ -31,7 +32,8 @@ var migrationChecks = []check{
 	{"migration/unmark-lost", "After an Unmark whose answer was lost, all later leases say the same, and the tokens go on to rise.", unmarkLost},
 }
 
-// ask has the driver do something to a lease of its own, by one of the optional interfaces. If the driver does not have it, the check ends.
+// ask has the driver do something to a lease of its own, by one of the optional
+// interfaces. If the driver does not have it, the check ends.
 func ask[T any](r *request, what string, f func(T, driver.Lease) error) (err error) {
 	d := r.driver
 	t, ok := d.tap.Driver.(T)
@@ -82,7 +84,8 @@ func (r *request) marked() (marked bool, err error) {
 	return marked, err
 }
 
-// isMarked returns an error unless the driver says that the name of the lease is marked, or that it is not, as wanted.
+// isMarked returns an error unless the driver says that the name of the lease
+// is marked, or that it is not, as wanted.
 func (r *request) isMarked(want bool) error {
 	marked, err := r.marked()
 	if err == nil && marked != want {
@@ -91,7 +94,8 @@ func (r *request) isMarked(want bool) error {
 	return err
 }
 
-// A driver that never seals or marks need not have the methods. A driver that has them says that it does not, and changes nothing then.
+// A driver that never seals or marks need not have the methods. A driver that
+// has them says that it does not, and changes nothing then.
 var (
 	sealing = byAnswer("seals", func(c *client) error { return c.refusesHold((*request).seal) })
 	marking = capability{
@@ -115,7 +119,8 @@ func byAnswer(name string, ask func(*client) error) capability {
 	return capability{name: name, claimed: func(c *client) bool { return !errors.Is(ask(c), errors.ErrUnsupported) }, refused: ask}
 }
 
-// refusesHold returns the driver's refusal of a request that does something to a hold. A hold must still be there after a refusal.
+// refusesHold returns the driver's refusal of a request that does something to
+// a hold. A hold must still be there after a refusal.
 func (c *client) refusesHold(f func(*request) error) error {
 	e := c.env
 	d, name := e.driver(), e.name()
@@ -164,7 +169,8 @@ func (r *request) sealed() error {
 	return nil
 }
 
-// waiters returns requests that wait for a name: of several clients, and several of one client where the order allows more than one.
+// waiters returns requests that wait for a name: of several clients, and
+// several of one client where the order allows more than one.
 func (e *env) waiters(name string, d *rawDriver) []*request {
 	all := []*request{d.start(name).waits(), e.driver().start(name, fixed).waits()}
 	if e.driverInfo().Order == driver.FIFO {
@@ -277,7 +283,8 @@ func sealedTells(e *env) error {
 	return nil
 }
 
-// reportsSealed returns an error if Inspect or List takes a sealed name for free.
+// reportsSealed returns an error if Inspect or List takes a sealed name for
+// free.
 func (d *rawDriver) reportsSealed(name string) error {
 	if inspection.claimed(d.env.client()) && !d.status(name).Held {
 		return fmt.Errorf("Inspect by %s reports that %q, which is sealed, is free", d.label, name)
@@ -294,7 +301,8 @@ func (d *rawDriver) reportsSealed(name string) error {
 	return nil
 }
 
-// ended makes holds of a driver that are over in several ways, and calls then with each and with the next request for the name.
+// ended makes holds of a driver that are over in several ways, and calls then
+// with each and with the next request for the name.
 func (e *env) ended(a, b *rawDriver, then func(what string, h, next *request) error) error {
 	released := a.hold(e.name())
 	released.release()
@@ -332,7 +340,8 @@ func sealNeedsHold(e *env) error {
 	})
 }
 
-// unanswered makes a request whose answer is lost. Answers to later requests are lost too, until d is healed.
+// unanswered makes a request whose answer is lost. Answers to later requests
+// are lost too, until d is healed.
 func (d *rawDriver) unanswered(what string, f func(context.Context) error) error {
 	e := d.env
 	d.loseAnswers()
@@ -370,13 +379,15 @@ func sealLost(e *env) error {
 	return nil
 }
 
-// seesSeal reports whether a new client, without ties to the others, sees that a name is sealed.
+// seesSeal reports whether a new client, without ties to the others, sees that
+// a name is sealed.
 func (e *env) seesSeal(name string) bool {
 	_, sealed := e.outsider().sealed(name)
 	return sealed
 }
 
-// markHeld marks a name that a request holds, with a floor so much above the tokens of the request.
+// markHeld marks a name that a request holds, with a floor so much above the
+// tokens of the request.
 func (r *request) markHeld(above uint64) (floor uint64) {
 	first, n := r.lease.Tokens()
 	if n > 0 {

@@ -23,7 +23,8 @@ var (
 
 const mistakesFile = "testdata/mistakes.txt"
 
-// mistake is a change of one file of drivers/memory, as a block of mistakesFile.
+// mistake is a change of one file of drivers/memory, as a block of
+// mistakesFile.
 type mistake struct {
 	name, class, outcome string
 	what                 string
@@ -155,8 +156,8 @@ func (m mistake) run(t *testing.T, binary string) (check string) {
 }
 
 // firstFailure runs one check, or all if check is empty, and returns the first
-// that fails. The configurations run in this order, so that the outcome does not
-// depend on that of a map.
+// that fails. The configurations run in this order, so that the outcome does
+// not depend on that of a map.
 func firstFailure(t *testing.T, binary, check string) (failed string) {
 	pattern := ""
 	if check != "" {

@@ -158,7 +158,8 @@ var closingMutants = []mutant{
 	},
 }
 
-// closeForgets returns a mutation whose Close leaves some of the holds to their TTLs.
+// closeForgets returns a mutation whose Close leaves some of the holds to their
+// TTLs.
 func closeForgets(forgets func(of []*brokenLease, l *brokenLease) bool) func(*memory.Driver) driver.Driver {
 	return breakClosed(nil, func(d *closable, ctx context.Context) error {
 		of := d.live()
@@ -171,7 +172,8 @@ func closeForgets(forgets func(of []*brokenLease, l *brokenLease) bool) func(*me
 	})
 }
 
-// waitElsewhere waits with another client, which goes on waiting when d is closed.
+// waitElsewhere waits with another client, which goes on waiting when d is
+// closed.
 func (c *closable) waitElsewhere(ctx context.Context, r *driver.Request) (l driver.Lease, err error) {
 	waiting, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 	done := make(chan struct{})
@@ -218,7 +220,8 @@ func newClosable(d *memory.Driver) *closable {
 	return c
 }
 
-// breakClosed returns a mutation that replaces Acquire, or Close. A nil one stays as it is.
+// breakClosed returns a mutation that replaces Acquire, or Close. A nil one
+// stays as it is.
 func breakClosed(
 	acquire func(*closable, context.Context, *driver.Request) (driver.Lease, error), closes func(*closable, context.Context) error,
 ) func(*memory.Driver) driver.Driver {
@@ -424,8 +427,9 @@ var crossingMutants = []mutant{
 	},
 }
 
-// breakCrossed returns a mutation of what a driver does when Close crosses a call. closing lets time pass, in which Close may begin, and
-// reports whether it has.
+// breakCrossed returns a mutation of what a driver does when Close crosses a
+// call. closing lets time pass, in which Close may begin, and reports whether
+// it has.
 func breakCrossed(f func(d *memory.Driver, b *brokenLatches, closing func() bool)) func(*memory.Driver) driver.Driver {
 	return func(d *memory.Driver) driver.Driver {
 		b, closed := &brokenLatches{broken: broken{Driver: d}}, make(chan struct{})
@@ -448,7 +452,8 @@ func breakCrossed(f func(d *memory.Driver, b *brokenLatches, closing func() bool
 	}
 }
 
-// lateClosed returns the outcome of a call, or ErrClosed if Close begins before the answer arrives.
+// lateClosed returns the outcome of a call, or ErrClosed if Close begins before
+// the answer arrives.
 func lateClosed(closing func() bool, err error) error {
 	if err == nil && closing() {
 		return driver.ErrClosed

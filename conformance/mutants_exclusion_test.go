@@ -102,7 +102,8 @@ func (l *forged) Expires() time.Time                         { return l.until }
 func (l *forged) Renew(context.Context, time.Duration) error { return nil }
 func (l *forged) Release(context.Context) error              { return nil }
 
-// overwrite takes name from whoever holds it, and leaves the other one in the belief that it does.
+// overwrite takes name from whoever holds it, and leaves the other one in the
+// belief that it does.
 func overwrite(d *memory.Driver, r *driver.Request) (driver.Lease, error) {
 	d.Server().Expire(r.Name)
 	try := *r
@@ -110,7 +111,8 @@ func overwrite(d *memory.Driver, r *driver.Request) (driver.Lease, error) {
 	return d.Acquire(context.Background(), &try)
 }
 
-// reentrantBy returns a mutation that grants a name which is held by a request with the same identity.
+// reentrantBy returns a mutation that grants a name which is held by a request
+// with the same identity.
 func reentrantBy(identity func(*driver.Request) string) func(*memory.Driver) driver.Driver {
 	var holders sync.Map // by name
 	return breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
@@ -125,7 +127,8 @@ func reentrantBy(identity func(*driver.Request) string) func(*memory.Driver) dri
 	})
 }
 
-// flights lets requests for a name that is being asked for join the request that asks.
+// flights lets requests for a name that is being asked for join the request
+// that asks.
 type flights struct {
 	mu   sync.Mutex
 	asks map[string]*flight
@@ -354,7 +357,8 @@ var ownershipMutants = []mutant{
 	},
 }
 
-// breakRelease returns a mutation that changes what happens after each release, and counts those of each lease.
+// breakRelease returns a mutation that changes what happens after each release,
+// and counts those of each lease.
 func breakRelease(f func(d *memory.Driver, l *brokenLease, times int, err error) error) func(*memory.Driver) driver.Driver {
 	return breakLeases(func(d *memory.Driver, l *brokenLease) {
 		var times atomic.Int32
@@ -365,7 +369,8 @@ func breakRelease(f func(d *memory.Driver, l *brokenLease, times int, err error)
 	})
 }
 
-// newestOfClient returns a mutation of leases that know the last lease of their name that their client was granted.
+// newestOfClient returns a mutation of leases that know the last lease of their
+// name that their client was granted.
 func newestOfClient(f func(l *brokenLease, newest func() *brokenLease)) func(*memory.Driver) driver.Driver {
 	return func(d *memory.Driver) driver.Driver {
 		var last sync.Map // by name
@@ -392,7 +397,8 @@ type quietEvents struct{ driver.Events }
 
 func (quietEvents) Lost(error) {}
 
-// pretendRenewals makes renewals seem to succeed until the lease has run out or is released.
+// pretendRenewals makes renewals seem to succeed until the lease has run out or
+// is released.
 func pretendRenewals(l *brokenLease) {
 	var until atomic.Int64
 	var released atomic.Bool
@@ -441,8 +447,9 @@ func (c *alarmClock) wake() {
 	}
 }
 
-// wakeByRelease returns a mutation in which those who wait ask again when a name is released, in no order, and only then. inVain, if
-// it is given, is called instead of waiting on when a waiter was woken and refused.
+// wakeByRelease returns a mutation in which those who wait ask again when a
+// name is released, in no order, and only then. inVain, if it is given, is
+// called instead of waiting on when a waiter was woken and refused.
 func wakeByRelease(clocks *sync.Map, inVain func(d *memory.Driver, r *driver.Request) (driver.Lease, error)) func(*memory.Driver) driver.Driver {
 	return func(d *memory.Driver) driver.Driver {
 		c, _ := clocks.LoadOrStore(d.Server(), &alarmClock{})
@@ -494,7 +501,8 @@ func wakeByRelease(clocks *sync.Map, inVain func(d *memory.Driver, r *driver.Req
 	}
 }
 
-// What is reentrant are the owners of package dsync, on any driver. So these mutants are owners.
+// What is reentrant are the owners of package dsync, on any driver. So these
+// mutants are owners.
 var reentrancyMutants = []mutant{
 	{
 		check:  "reentrancy/nested",
@@ -552,7 +560,8 @@ var reentrancyMutants = []mutant{
 	},
 }
 
-// breakNested returns a mutation of owners that replaces a nested lock. ends says that it is one with ExpireAfter.
+// breakNested returns a mutation of owners that replaces a nested lock. ends
+// says that it is one with ExpireAfter.
 func breakNested(f func(outer lease, nested func() (lease, error), ends bool) (lease, error)) func(*client, locker) locker {
 	return func(_ *client, l locker) locker { return &brokenOwner{locker: l, nested: f} }
 }
@@ -581,7 +590,8 @@ func (o *brokenOwner) lock(ctx context.Context, try bool, name string, opts ...d
 	return l, err
 }
 
-// fatalLease is a nested lease that is not done before it has ended the outer one.
+// fatalLease is a nested lease that is not done before it has ended the outer
+// one.
 type fatalLease struct {
 	lease
 	done chan struct{}

@@ -78,7 +78,8 @@ func expireHold(d *memory.Driver, r *driver.Request) {
 	}
 }
 
-// ends is when the last hold of each name ends by itself. Holds that are released before do not.
+// ends is when the last hold of each name ends by itself. Holds that are
+// released before do not.
 type ends struct{ m sync.Map }
 
 // keep takes note of l.
@@ -98,7 +99,8 @@ func (v *ends) expired(name string) bool {
 	return ok && !time.Now().Before(end.(time.Time))
 }
 
-// deafToExpiry is a mutation that drops what is granted to a waiter because the lease before ran out.
+// deafToExpiry is a mutation that drops what is granted to a waiter because the
+// lease before ran out.
 func deafToExpiry() func(*memory.Driver) driver.Driver {
 	var last ends
 	return func(d *memory.Driver) driver.Driver {
@@ -124,7 +126,8 @@ func deafToExpiry() func(*memory.Driver) driver.Driver {
 	}
 }
 
-// endedByClient is a mutation whose leases last very long at the backend, and are released by a timer of the client.
+// endedByClient is a mutation whose leases last very long at the backend, and
+// are released by a timer of the client.
 func endedByClient() func(*memory.Driver) driver.Driver {
 	const forever = 200 * 365 * 24 * time.Hour
 	return breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
@@ -163,7 +166,8 @@ func endedByClient() func(*memory.Driver) driver.Driver {
 	})
 }
 
-// overwriteExpired is a mutation in which a try that finds the lease before expired takes the name from whoever has it by then.
+// overwriteExpired is a mutation in which a try that finds the lease before
+// expired takes the name from whoever has it by then.
 func overwriteExpired() func(*memory.Driver) driver.Driver {
 	var last ends
 	return func(d *memory.Driver) driver.Driver {
@@ -239,8 +243,8 @@ var boundsMutants = []mutant{
 	},
 }
 
-// keptFor returns a mutation in which the backend keeps holds for another time than their TTL. What ends too late, package dsync
-// gives back in time.
+// keptFor returns a mutation in which the backend keeps holds for another time
+// than their TTL. What ends too late, package dsync gives back in time.
 func keptFor(f func(time.Duration) time.Duration) func(*memory.Driver) driver.Driver {
 	return func(d *memory.Driver) driver.Driver {
 		return &broken{Driver: d,
@@ -301,7 +305,8 @@ func (s *shifted) end(t time.Time) time.Time {
 	return t.Add(s.by)
 }
 
-// deafToShorter is a mutation in which those who wait when a lease is made shorter are not granted its name before it would have ended.
+// deafToShorter is a mutation in which those who wait when a lease is made
+// shorter are not granted its name before it would have ended.
 func deafToShorter() func(*memory.Driver) driver.Driver {
 	var ends sync.Map // those that were moved to earlier, by name
 	return func(d *memory.Driver) driver.Driver {
@@ -341,7 +346,8 @@ func deafToShorter() func(*memory.Driver) driver.Driver {
 	}
 }
 
-// lateForNewcomers is a mutation in which fixed leases end half a second late, unless somebody asks for the name before.
+// lateForNewcomers is a mutation in which fixed leases end half a second late,
+// unless somebody asks for the name before.
 func lateForNewcomers() func(*memory.Driver) driver.Driver {
 	var last ends
 	return func(d *memory.Driver) driver.Driver {

@@ -163,7 +163,8 @@ func isHung(ctx context.Context, err error) bool {
 // leave leaves a hold of the name that nobody knows of.
 func leave(d *memory.Driver, r *driver.Request) { _, _ = overwrite(d.Server().NewDriver(), r) }
 
-// leavesHung is a mutation in which a request that had no answer within its context stays granted.
+// leavesHung is a mutation in which a request that had no answer within its
+// context stays granted.
 func leavesHung() func(*memory.Driver) driver.Driver {
 	return breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 		l, err := d.Acquire(ctx, r)
@@ -174,7 +175,8 @@ func leavesHung() func(*memory.Driver) driver.Driver {
 	})
 }
 
-// leavesUnknown is a mutation in which a request whose answer was lost stays granted.
+// leavesUnknown is a mutation in which a request whose answer was lost stays
+// granted.
 func leavesUnknown() func(*memory.Driver) driver.Driver {
 	return breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 		l, err := d.Acquire(ctx, r)
@@ -185,7 +187,8 @@ func leavesUnknown() func(*memory.Driver) driver.Driver {
 	})
 }
 
-// readsFirst makes a driver with a mutation ask who holds a name before it asks for the name, so that the answer to that is lost first.
+// readsFirst makes a driver with a mutation ask who holds a name before it asks
+// for the name, so that the answer to that is lost first.
 func readsFirst(mutate func(*memory.Driver) driver.Driver) func(*memory.Driver) driver.Driver {
 	return func(d *memory.Driver) driver.Driver {
 		inner := mutate(d)
@@ -329,7 +332,8 @@ func (b *belief) or(end time.Time) time.Time {
 	return b.end
 }
 
-// takesOwnForNew is a mutation in which a request whose answer was lost is made again, and its own hold counts as one that has just been granted.
+// takesOwnForNew is a mutation in which a request whose answer was lost is made
+// again, and its own hold counts as one that has just been granted.
 func takesOwnForNew() func(*memory.Driver) driver.Driver {
 	return breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 		l, err := d.Acquire(ctx, r)
@@ -348,7 +352,8 @@ func takesOwnForNew() func(*memory.Driver) driver.Driver {
 	})
 }
 
-// cleansUpInGoroutines is a mutation with a goroutine for each request whose answer was lost.
+// cleansUpInGoroutines is a mutation with a goroutine for each request whose
+// answer was lost.
 func cleansUpInGoroutines() func(*memory.Driver) driver.Driver {
 	return breakClosed(func(d *closable, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 		l, err := d.Acquire(ctx, r)

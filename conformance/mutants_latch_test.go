@@ -222,7 +222,8 @@ var changesAnew atomic.Uint64
 // anew returns the id of a change that is no repeat.
 func anew() string { return fmt.Sprint("anew:", changesAnew.Add(1)) }
 
-// brokenLatches is a memory driver of which some methods about latches are replaced.
+// brokenLatches is a memory driver of which some methods about latches are
+// replaced.
 type brokenLatches struct {
 	broken
 	names     sync.Map // of latches that it was asked to set
@@ -285,7 +286,8 @@ func (b *brokenLatches) Latch(ctx context.Context, name string) (int, error) {
 }
 
 // knowsChanges returns a mutation by which a repeated count-down is a new one
-// unless known: so long after the first request, and with so many others between.
+// unless known: so long after the first request, and with so many others
+// between.
 func knowsChanges(known func(since time.Duration, others int) bool) func(*memory.Driver) driver.Driver {
 	type change struct {
 		at time.Time
@@ -431,7 +433,8 @@ var watchingMutants = []mutant{
 	},
 }
 
-// untilOutage calls changed until the first outage, which it looks for until stop.
+// untilOutage calls changed until the first outage, which it looks for until
+// stop.
 func untilOutage(d *memory.Driver, changed func()) (called, stop func()) {
 	var out atomic.Bool
 	ctx, cancel := context.WithCancel(context.Background())
@@ -457,7 +460,8 @@ func untilOutage(d *memory.Driver, changed func()) (called, stop func()) {
 	}
 }
 
-// breakWatch returns a mutation of what a driver calls, with what is to be done when the watch is stopped.
+// breakWatch returns a mutation of what a driver calls, with what is to be done
+// when the watch is stopped.
 func breakWatch(f func(d *memory.Driver, changed func()) (called, stop func())) func(*memory.Driver) driver.Driver {
 	return func(d *memory.Driver) driver.Driver {
 		b := &broken{Driver: d}

@@ -208,7 +208,8 @@ var lengthMutants = []mutant{
 	{check: "lengths/many", breaks: "from the ninth length on, leases are those of a short session, and do not tell", mutate: fewLengths()},
 }
 
-// fewLengths is a mutation with one session for all fixed leases but those of the first lengths.
+// fewLengths is a mutation with one session for all fixed leases but those of
+// the first lengths.
 func fewLengths() func(*memory.Driver) driver.Driver {
 	const session = 100 * time.Millisecond
 	return func(d *memory.Driver) driver.Driver {

@@ -282,10 +282,12 @@ var leftMutants = []mutant{
 	},
 }
 
-// leaseNames has the names of leases for mutants, and leftNames the names whose holds were left. No two checks share a name.
+// leaseNames has the names of leases for mutants, and leftNames the names whose
+// holds were left. No two checks share a name.
 var leaseNames, leftNames sync.Map
 
-// leavesUnseen returns a mutation of a driver that notes in leftNames which holds it has left.
+// leavesUnseen returns a mutation of a driver that notes in leftNames which
+// holds it has left.
 func leavesUnseen(change func(b *broken)) func(*memory.Driver) driver.Driver {
 	return func(d *memory.Driver) driver.Driver {
 		b := &broken{Driver: d, lease: func(l *brokenLease) { leaseNames.Store(l.Lease, l.r.Name) }}
@@ -303,7 +305,8 @@ func nameOf(l driver.Lease) string {
 	return name.(string)
 }
 
-// leaveWithOthers returns a mutation that does something with the client's other Read holds of a name, one of which is left.
+// leaveWithOthers returns a mutation that does something with the client's
+// other Read holds of a name, one of which is left.
 func leaveWithOthers(do func(ctx context.Context, other *brokenLease, ttl time.Duration)) func(*memory.Driver) driver.Driver {
 	return func(d *memory.Driver) driver.Driver {
 		var mu sync.Mutex
@@ -329,7 +332,8 @@ func leaveWithOthers(do func(ctx context.Context, other *brokenLease, ttl time.D
 	}
 }
 
-// leaveUntilOutage ends the holds that a driver has left when an outage has lasted for a while.
+// leaveUntilOutage ends the holds that a driver has left when an outage has
+// lasted for a while.
 func leaveUntilOutage(d *memory.Driver) driver.Driver {
 	ctx, cancel := context.WithCancel(context.Background())
 	b := &broken{Driver: d, lease: func(*brokenLease) {}}

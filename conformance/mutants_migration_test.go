@@ -250,8 +250,8 @@ var migrationMutants = []mutant{
 	},
 }
 
-// ownFloors is a mutation whose tokens are above the floor that raise makes of the one before and that of a mark, and of none once the
-// mark is taken off.
+// ownFloors is a mutation whose tokens are above the floor that raise makes of
+// the one before and that of a mark, and of none once the mark is taken off.
 func ownFloors(raise func(was, floor uint64) uint64) func(*memory.Driver) driver.Driver {
 	var mu sync.Mutex
 	floors := map[string]uint64{}
@@ -403,7 +403,8 @@ var migrationBackMutants = []mutant{
 	},
 }
 
-// anyID is a mutation that takes every id for that of the seal, or every one that a seal of the name ever had.
+// anyID is a mutation that takes every id for that of the seal, or every one
+// that a seal of the name ever had.
 func anyID(past bool) func(*memory.Driver) driver.Driver {
 	var mu sync.Mutex
 	had := map[string]map[string]bool{}

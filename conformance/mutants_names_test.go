@@ -14,8 +14,9 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// toll is a scheme for the driver on a directory behind a server that asks for a password: toll://USER:PASSWORD@host:port/folder. It
-// is opened with the fields of a tollMutant wrong.
+// toll is a scheme for the driver on a directory behind a server that asks for
+// a password: toll://USER:PASSWORD@host:port/folder. It is opened with the
+// fields of a tollMutant wrong.
 func init() {
 	driver.Register("toll", func(ctx context.Context, c *driver.Config) (driver.Driver, error) {
 		m := tollMutants[c.URL.Param("broken", "")]

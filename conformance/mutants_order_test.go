@@ -24,7 +24,8 @@ func claiming(f func(*driver.Info)) func(*memory.Driver) driver.Driver {
 	}
 }
 
-// tally is a number for each name, shared by all drivers. Names are never used twice.
+// tally is a number for each name, shared by all drivers. Names are never used
+// twice.
 type tally struct{ m sync.Map }
 
 func (c *tally) add(name string) int {
@@ -44,7 +45,8 @@ func (c *ticker) next() int {
 	return c.n
 }
 
-// neverGrant returns a mutation that forgets the n-th request that waits for a name.
+// neverGrant returns a mutation that forgets the n-th request that waits for a
+// name.
 func neverGrant(n int) func(*memory.Driver) driver.Driver {
 	var waiting tally
 	return breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
@@ -67,7 +69,8 @@ func neverGrant(n int) func(*memory.Driver) driver.Driver {
 	})
 }
 
-// forget returns a mutation that forgets a request that finds n-1 others of its name waiting.
+// forget returns a mutation that forgets a request that finds n-1 others of its
+// name waiting.
 func forget(n int) func(*memory.Driver) driver.Driver {
 	var mu sync.Mutex
 	waiting := map[string]int{}
@@ -100,7 +103,8 @@ func forget(n int) func(*memory.Driver) driver.Driver {
 	})
 }
 
-// requeue is a mutation in which all leave the queue when one gives up, and come back, the last first.
+// requeue is a mutation in which all leave the queue when one gives up, and
+// come back, the last first.
 func requeue() func(*memory.Driver) driver.Driver {
 	var mu sync.Mutex
 	var arrivals tally
@@ -141,7 +145,8 @@ type silent struct{ driver.Events }
 
 func (silent) Waiting() {}
 
-// barge is a mutation in which a release gives the name to a client that tries at that moment, past those who wait.
+// barge is a mutation in which a release gives the name to a client that tries
+// at that moment, past those who wait.
 func barge() func(*memory.Driver) driver.Driver {
 	var mu sync.Mutex
 	tries := map[string]chan driver.Lease{}
@@ -186,7 +191,8 @@ func barge() func(*memory.Driver) driver.Driver {
 	}
 }
 
-// crowds are those who wait for each name at the drivers of one mutation, in the order in which they came.
+// crowds are those who wait for each name at the drivers of one mutation, in
+// the order in which they came.
 type crowds struct {
 	mu sync.Mutex
 	m  map[string][]*place
@@ -210,8 +216,9 @@ func (c *crowds) leave(name string, p *place) bool {
 	return i >= 0
 }
 
-// pass gives a lease that p was granted to the last of the crowd, if there are so many, or else to p. If p has got another one
-// already, it is the first that gets it.
+// pass gives a lease that p was granted to the last of the crowd, if there are
+// so many, or else to p. If p has got another one already, it is the first that
+// gets it.
 func (c *crowds) pass(name string, p *place, l driver.Lease, many int) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -228,7 +235,8 @@ func (c *crowds) pass(name string, p *place, l driver.Lease, many int) bool {
 	return true
 }
 
-// lastOfCrowd is a mutation that keeps the order unless so many wait for a name.
+// lastOfCrowd is a mutation that keeps the order unless so many wait for a
+// name.
 func lastOfCrowd(many int) func(*memory.Driver) driver.Driver {
 	c := crowds{m: map[string][]*place{}}
 	return breakWait(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
@@ -281,7 +289,8 @@ var orderMutants = []mutant{
 	{check: "order/hand-overs", breaks: "the thousandth who waits for a name is forgotten", mutate: neverGrant(1000)},
 }
 
-// tokensByRelease is a mutation whose token is the number of releases that a name has seen.
+// tokensByRelease is a mutation whose token is the number of releases that a
+// name has seen.
 func tokensByRelease() func(*memory.Driver) driver.Driver {
 	var mu sync.Mutex
 	released := map[string]uint64{}
@@ -318,7 +327,8 @@ func spelled(f func(string) string) func(*memory.Driver) driver.Driver {
 	})
 }
 
-// keptOneAtATime is a mutation whose leases keep their tokens for one caller at a time.
+// keptOneAtATime is a mutation whose leases keep their tokens for one caller at
+// a time.
 func keptOneAtATime(_ *memory.Driver, l *brokenLease) {
 	var busy atomic.Bool
 	l.keep = func(context.Context) error {
@@ -331,7 +341,8 @@ func keptOneAtATime(_ *memory.Driver, l *brokenLease) {
 	}
 }
 
-// keptWhileHeld is a mutation whose leases have lost their tokens, though they were kept, after the release.
+// keptWhileHeld is a mutation whose leases have lost their tokens, though they
+// were kept, after the release.
 func keptWhileHeld(_ *memory.Driver, l *brokenLease) {
 	var over atomic.Bool
 	l.release = func(ctx context.Context) error {
@@ -463,7 +474,8 @@ var scaleMutants = []mutant{
 	},
 }
 
-// leavesGoroutines returns a mutation in which waits that ended so leave a goroutine until the driver is closed.
+// leavesGoroutines returns a mutation in which waits that ended so leave a
+// goroutine until the driver is closed.
 func leavesGoroutines(ended func(error) bool) func(*memory.Driver) driver.Driver {
 	return breakClosed(func(d *closable, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 		q, waited := *r, false
@@ -476,7 +488,8 @@ func leavesGoroutines(ended func(error) bool) func(*memory.Driver) driver.Driver
 	}, nil)
 }
 
-// forgetful returns a mutation in which tokens begin anew after so long without a grant.
+// forgetful returns a mutation in which tokens begin anew after so long without
+// a grant.
 func forgetful(after time.Duration) func(*memory.Driver) driver.Driver {
 	var mu sync.Mutex
 	var last time.Time

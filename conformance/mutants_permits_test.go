@@ -370,7 +370,8 @@ func breakSetLimit(f func(d *memory.Driver, ctx context.Context, name string, li
 	}
 }
 
-// oneByOne is an Acquire that holds a part of more than half of the permits while it waits for the others.
+// oneByOne is an Acquire that holds a part of more than half of the permits
+// while it waits for the others.
 func oneByOne(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 	if r.NoWait || 2*r.Permits <= r.Limit {
 		return d.Acquire(ctx, r)
@@ -424,7 +425,8 @@ func (c *counts) names(prefix string) []string {
 	return names
 }
 
-// countedApart is a mutation that looks at the permits, and grants them a moment later.
+// countedApart is a mutation that looks at the permits, and grants them a
+// moment later.
 func countedApart(d *memory.Driver) driver.Driver {
 	of, _ := countsOf.LoadOrStore(d.Server(), &counts{held: map[string]int{}})
 	all := of.(*counts)

@@ -283,7 +283,8 @@ var sharingMutants = []mutant{
 	},
 }
 
-// endsWithOthers lets the hold of a shorter lease in a mode last as long as the one that is there.
+// endsWithOthers lets the hold of a shorter lease in a mode last as long as the
+// one that is there.
 func endsWithOthers(m driver.Mode) func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 	return func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 		s, _ := d.Inspect(ctx, r.Name)
@@ -300,7 +301,8 @@ func endsWithOthers(m driver.Mode) func(d *memory.Driver, ctx context.Context, r
 	}
 }
 
-// renewsAll is a mutation by which a renewal is one of all holds of the client beside the one.
+// renewsAll is a mutation by which a renewal is one of all holds of the client
+// beside the one.
 func renewsAll(d *memory.Driver) driver.Driver {
 	var all fellows
 	return &broken{Driver: d, lease: func(l *brokenLease) {
@@ -314,7 +316,8 @@ func renewsAll(d *memory.Driver) driver.Driver {
 	}}
 }
 
-// losesAll is a mutation by which the loss of a hold is told to all holders of the client beside it.
+// losesAll is a mutation by which the loss of a hold is told to all holders of
+// the client beside it.
 func losesAll(d *memory.Driver) driver.Driver {
 	var all fellows
 	return &broken{Driver: d, lease: func(l *brokenLease) {
@@ -355,7 +358,8 @@ func (a *fellows) besides(l *brokenLease) (others []*brokenLease) {
 	return others
 }
 
-// shortening is a mutation by which the grant to a reader does something to the holds of others, on which their leases go on.
+// shortening is a mutation by which the grant to a reader does something to the
+// holds of others, on which their leases go on.
 func shortening(granted func(all *fellows, l *brokenLease)) func(*memory.Driver) driver.Driver {
 	var servers sync.Map // of fellows
 	return breakLeases(func(d *memory.Driver, l *brokenLease) {
@@ -379,7 +383,8 @@ func shortening(granted func(all *fellows, l *brokenLease)) func(*memory.Driver)
 	})
 }
 
-// deafTo is a mutation of those who wait to write: they hear of no release of a hold in a mode, and ask again after a minute.
+// deafTo is a mutation of those who wait to write: they hear of no release of a
+// hold in a mode, and ask again after a minute.
 func deafTo(m driver.Mode) func(*memory.Driver) driver.Driver {
 	return breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 		if s, _ := d.Inspect(ctx, r.Name); r.NoWait || r.Mode != driver.Write || !s.Held || s.Mode != m {
@@ -394,7 +399,8 @@ func deafTo(m driver.Mode) func(*memory.Driver) driver.Driver {
 func ofServer(d *memory.Driver) any { return d.Server() }
 func ofClient(d *memory.Driver) any { return d }
 
-// inTurn is a mutation that lets one after the other of those who wait for a name in a mode have it: of all, or of each client.
+// inTurn is a mutation that lets one after the other of those who wait for a
+// name in a mode have it: of all, or of each client.
 func inTurn(m driver.Mode, who func(*memory.Driver) any) func(*memory.Driver) driver.Driver {
 	var turns sync.Map
 	return func(d *memory.Driver) driver.Driver {
@@ -456,7 +462,8 @@ func askAgain(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.
 	}
 }
 
-// barredByCanceled is a mutation by which a name cannot be read any more after somebody has given up waiting to write it.
+// barredByCanceled is a mutation by which a name cannot be read any more after
+// somebody has given up waiting to write it.
 func barredByCanceled() func(*memory.Driver) driver.Driver {
 	var barred sync.Map // by name
 	return breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
@@ -481,7 +488,8 @@ func isOption(opts []dsync.LockOption, o dsync.LockOption) bool {
 	return len(opts) == 1 && opts[0] == o
 }
 
-// joiner lets owners of a client share a lease for as long as one of them reads.
+// joiner lets owners of a client share a lease for as long as one of them
+// reads.
 func joiner() func(*client, locker) locker {
 	var shared sync.Map // of *joined, by client and name
 	return func(c *client, l locker) locker {

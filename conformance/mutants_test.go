@@ -14,7 +14,8 @@ import (
 	"github.com/go-dsync/dsync/drivers/memory"
 )
 
-// A mutant is a broken driver, or a broken owner on top of a good driver, and the check that catches it.
+// A mutant is a broken driver, or a broken owner on top of a good driver, and
+// the check that catches it.
 type mutant struct {
 	check  string // the first in the table to fail
 	breaks string // what is wrong with it
@@ -88,7 +89,8 @@ func TestMutants(t *testing.T) {
 	}
 }
 
-// firstToFail returns the name of the first check that a mutant fails, and how. The short form runs none but the one that is to.
+// firstToFail returns the name of the first check that a mutant fails, and how.
+// The short form runs none but the one that is to.
 func firstToFail(t *testing.T, m mutant) (string, result) {
 	if m.mutate == nil {
 		m.mutate = good
@@ -382,8 +384,8 @@ func breakLeases(f func(d *memory.Driver, l *brokenLease)) func(*memory.Driver) 
 	}
 }
 
-// renewalNotHeld returns a mutation in which a renewal returns ErrNotHeld if when
-// says so of its answer.
+// renewalNotHeld returns a mutation in which a renewal returns ErrNotHeld if
+// when says so of its answer.
 func renewalNotHeld(when func(context.Context, *memory.Driver, *brokenLease, error) bool) func(*memory.Driver) driver.Driver {
 	return breakLeases(func(d *memory.Driver, l *brokenLease) {
 		l.renew = func(ctx context.Context, ttl time.Duration) error {
@@ -416,8 +418,9 @@ func breakAcquire(f func(d *memory.Driver, ctx context.Context, r *driver.Reques
 	}
 }
 
-// modeMutants are, for each check that is run once more in a mode, the first mutant of that check, broken in this mode alone. Checks of the
-// group sharing may catch it, too.
+// modeMutants are, for each check that is run once more in a mode, the first
+// mutant of that check, broken in this mode alone. Checks of the group sharing
+// may catch it, too.
 func modeMutants() (all []mutant) {
 	of := slices.Concat(waitingMutants, leaseMutants, ownershipMutants, capabilityMutants, faultMutants, lostMutants, expiryMutants, boundsMutants, lossMutants)
 	for _, c := range modeChecks {
@@ -469,7 +472,8 @@ func (d *brokenInMode) RenewAll(ctx context.Context, leases []driver.Lease, done
 	d.Driver.RenewAll(ctx, leases, done)
 }
 
-// TestModesAreRefusedTogether: of what a driver does not offer, each check says that, and nothing else.
+// TestModesAreRefusedTogether: of what a driver does not offer, each check says
+// that, and nothing else.
 func TestModesAreRefusedTogether(t *testing.T) {
 	h := onMemory(nil, func(d *memory.Driver) driver.Driver {
 		return &broken{Driver: d, info: func(i driver.Info) driver.Info {

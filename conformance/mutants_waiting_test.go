@@ -239,7 +239,8 @@ var waitingMutants = []mutant{
 	},
 }
 
-// uncanceled is a context that its parent's cancellation does not reach, but its deadline does.
+// uncanceled is a context that its parent's cancellation does not reach, but
+// its deadline does.
 type uncanceled struct{ context.Context }
 
 func (c uncanceled) Done() <-chan struct{} {
@@ -268,7 +269,8 @@ func (v *countedEvents) Waiting() {
 	}
 }
 
-// breakWait returns a mutation that replaces the wait of a request that was refused once.
+// breakWait returns a mutation that replaces the wait of a request that was
+// refused once.
 func breakWait(wait func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error)) func(*memory.Driver) driver.Driver {
 	return breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 		try := *r
@@ -281,7 +283,8 @@ func breakWait(wait func(d *memory.Driver, ctx context.Context, r *driver.Reques
 	})
 }
 
-// claimingUnordered returns a mutation that claims no order, and cannot count those who wait.
+// claimingUnordered returns a mutation that claims no order, and cannot count
+// those who wait.
 func claimingUnordered(mutate func(*memory.Driver) driver.Driver) func(*memory.Driver) driver.Driver {
 	return func(d *memory.Driver) driver.Driver {
 		b := mutate(d).(*broken)
@@ -315,7 +318,8 @@ var deadlineMutants = []mutant{
 	},
 }
 
-// hasty returns a mutation whose waits of less than a tenth of a second return the error of their context alone.
+// hasty returns a mutation whose waits of less than a tenth of a second return
+// the error of their context alone.
 func hasty() func(*client, locker) locker {
 	return func(_ *client, l locker) locker { return hastyLocker{l} }
 }

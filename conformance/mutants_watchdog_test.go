@@ -262,7 +262,8 @@ func (endless) Context(parent context.Context) (context.Context, context.CancelF
 	return context.WithCancel(parent)
 }
 
-// brokenByLosses is a mutation that has to be made anew after it has lost leases.
+// brokenByLosses is a mutation that has to be made anew after it has lost
+// leases.
 func brokenByLosses() func(*memory.Driver) driver.Driver {
 	return func(d *memory.Driver) driver.Driver {
 		var mu sync.Mutex
@@ -333,7 +334,8 @@ var wakeupMutants = []mutant{
 	},
 }
 
-// eventsLocked returns a mutation in which Expires takes a lock that some of the Events of requests are called with.
+// eventsLocked returns a mutation in which Expires takes a lock that some of
+// the Events of requests are called with.
 func eventsLocked(lock func(driver.Events, *sync.Mutex) driver.Events) func(*memory.Driver) driver.Driver {
 	return func(d *memory.Driver) driver.Driver {
 		mu := new(sync.Mutex)

@@ -267,7 +267,8 @@ func (e *env) url(parameters string) string {
 	return e.backend.URL + "?" + parameters
 }
 
-// urlAt returns Backend.URL with a user and another password, and at another host unless host is "".
+// urlAt returns Backend.URL with a user and another password, and at another
+// host unless host is "".
 func (e *env) urlAt(host string) string {
 	e.need(e.backend.URL != "", "Backend.URL")
 	u, err := driver.ParseURL(e.backend.URL)
@@ -290,7 +291,8 @@ func (e *env) urlAt(host string) string {
 	return u.Scheme + "://" + user + ":" + secret + "@" + host + rest[after:]
 }
 
-// fails returns an error unless Open of url fails soon after the end of ctx, with an error without the secret.
+// fails returns an error unless Open of url fails soon after the end of ctx,
+// with an error without the secret.
 func (e *env) fails(ctx context.Context, what, url string) error {
 	switch d, err := e.open(ctx, url); {
 	case err == nil:

@@ -34,7 +34,8 @@ func (e *env) next(left []*request) int {
 	return granted
 }
 
-// inOrder waits until the requests are granted one after the other, and returns an error if they are granted in another order.
+// inOrder waits until the requests are granted one after the other, and returns
+// an error if they are granted in another order.
 func (e *env) inOrder(waiters []*request) error {
 	for left := waiters; len(left) > 0; left = left[1:] {
 		if i := e.next(left); i != 0 {
@@ -44,8 +45,9 @@ func (e *env) inOrder(waiters []*request) error {
 	return nil
 }
 
-// line returns requests of n new clients that wait for a name, in this order. A driver reports the wait when its request is on the
-// way; where the backend can be asked, line sees each request in the queue before the next one comes.
+// line returns requests of n new clients that wait for a name, in this order. A
+// driver reports the wait when its request is on the way; where the backend can
+// be asked, line sees each request in the queue before the next one comes.
 func (e *env) line(name string, n int) []*request {
 	drivers := make([]*rawDriver, n)
 	for i := range drivers {
@@ -63,7 +65,8 @@ func (e *env) lineOf(name string, drivers []*rawDriver) []*request {
 	return waiters
 }
 
-// queued returns when so many are seen to wait for the name, where the backend can be asked.
+// queued returns when so many are seen to wait for the name, where the backend
+// can be asked.
 func (r *request) queued(n int) *request {
 	e := r.driver.env
 	inspector, ok := r.driver.driver.(driver.Inspector)
@@ -409,7 +412,8 @@ func heldWithoutGoroutines(e *env) error {
 	for range many {
 		c.tryLock(e.name())
 	}
-	// Goroutines of requests end some time; goroutines of names that are held would not.
+	// Goroutines of requests end some time; goroutines of names that are held
+	// would not.
 	e.poll("the goroutines of what is held", func() error {
 		if more := e.goroutines() - before; more > many/10 {
 			return fmt.Errorf("%d more for %d more names", more, many)

@@ -13,7 +13,8 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// The checks of names of which a limited number of permits is held. They ask drivers, since package dsync would mend what a driver fails to do.
+// The checks of names of which a limited number of permits is held. They ask
+// drivers, since package dsync would mend what a driver fails to do.
 var permitChecks = []check{
 	{"permits/fill", "Permits are granted up to the limit, and not beyond it, to holds of any sizes.", permitsFillUp},
 	{"permits/at-once", "All permits of a request are granted together: one that waits for many holds none of them, and two that want more than half each get them one after the other.", permitsAtOnce},
@@ -198,7 +199,8 @@ func allThatFitAreWoken(e *env) error {
 	return e.fewAreWoken()
 }
 
-// fewAreWoken has one permit given back while one waits for many and others, of the same client and of another one, for one.
+// fewAreWoken has one permit given back while one waits for many and others, of
+// the same client and of another one, for one.
 func (e *env) fewAreWoken() error {
 	const limit = 4
 	a, b, name := e.driver(), e.driver(), e.name()
@@ -217,8 +219,8 @@ func (e *env) fewAreWoken() error {
 	return e.newcomerFits()
 }
 
-// newcomerFits has one wait for more permits than are free, and another one come
-// for those that are.
+// newcomerFits has one wait for more permits than are free, and another one
+// come for those that are.
 func (e *env) newcomerFits() error {
 	const limit = 4
 	a, b, name := e.driver(), e.driver(), e.name()
@@ -468,7 +470,8 @@ func sealedForPermits(e *env) error {
 	return nil
 }
 
-// The checks of limits that change, and of the order in which permits are granted.
+// The checks of limits that change, and of the order in which permits are
+// granted.
 
 func limitGrows(e *env) error {
 	e.claims(permitting)

@@ -97,7 +97,8 @@ func (d *rawDriver) acquire(name string, opts ...option) *request {
 	return d.start(name, opts...).result()
 }
 
-// hold acquires name, which is free. A TTL that is too short for the machine, as busy as it is, becomes longer.
+// hold acquires name, which is free. A TTL that is too short for the machine,
+// as busy as it is, becomes longer.
 func (d *rawDriver) hold(name string, opts ...option) *request {
 	r := d.acquire(name, opts...)
 	for t := r.longer(); t > 0; t = r.longer() {
@@ -106,7 +107,8 @@ func (d *rawDriver) hold(name string, opts ...option) *request {
 	return r.granted()
 }
 
-// wait starts a request for name, which somebody has, and returns when the request waits. A TTL that is too short becomes longer, as in hold.
+// wait starts a request for name, which somebody has, and returns when the
+// request waits. A TTL that is too short becomes longer, as in hold.
 func (d *rawDriver) wait(name string, opts ...option) *request {
 	r := d.start(name, opts...)
 	for {
@@ -121,7 +123,8 @@ func (d *rawDriver) wait(name string, opts ...option) *request {
 	}
 }
 
-// longer returns twice the TTL of r, to ask again with, if r was slow. It returns 0 if r was not, or was with the longest TTL that is tried.
+// longer returns twice the TTL of r, to ask again with, if r was slow. It
+// returns 0 if r was not, or was with the longest TTL that is tried.
 func (r *request) longer() time.Duration {
 	e := r.driver.env
 	if t := e.allowed(2 * r.TTL); r.slow() && t > r.TTL && t < e.hangs() {
@@ -139,8 +142,9 @@ func (d *rawDriver) inTime(name string, opts ...option) *request {
 	return r
 }
 
-// slow reports whether the request failed after a time in which drivers give up when the TTL is that short, as on a busy machine: when the
-// lease would be over, or could not be made sure of. Acquire has returned.
+// slow reports whether the request failed after a time in which drivers give up
+// when the TTL is that short, as on a busy machine: when the lease would be
+// over, or could not be made sure of. Acquire has returned.
 func (r *request) slow() bool {
 	return r.at.Sub(r.called) >= r.TTL/4 && (errors.Is(r.err, driver.ErrUnknown) || errors.Is(r.err, driver.ErrUnavailable))
 }
@@ -259,7 +263,8 @@ func (e *env) awaitFree(name string) {
 	e.poll(fmt.Sprintf("%q becomes free", name), func() error { return e.isFree(name) })
 }
 
-// outsider returns a driver without ties to the others of the check, whose requests exclude theirs.
+// outsider returns a driver without ties to the others of the check, whose
+// requests exclude theirs.
 func (e *env) outsider() *rawDriver {
 	e.mu.Lock()
 	d := e.other
@@ -273,18 +278,22 @@ func (e *env) outsider() *rawDriver {
 	return d
 }
 
-// faultTime is when the network between a client and its backend begins to fail. A driver that reads before it writes never comes to write
-// if the network fails before the read.
+// faultTime is when the network between a client and its backend begins to
+// fail. A driver that reads before it writes never comes to write if the
+// network fails before the read.
 type faultTime int
 
 const (
 	fromStart faultTime = iota
-	fromGrant           // from just before the first request that can grant, if the driver calls Events.Tokens before
+	// from just before the first request that can grant, if the driver calls
+	// Events.Tokens before
+	fromGrant
 )
 
 var faultTimes = []faultTime{fromStart, fromGrant}
 
-// timedFault is a fault of a client's network that begins at a certain point of its requests.
+// timedFault is a fault of a client's network that begins at a certain point of
+// its requests.
 type timedFault struct {
 	when  faultTime
 	begin func() // once
@@ -295,7 +304,8 @@ type timedFault struct {
 	all   chan struct{} // closed when all have
 }
 
-// losing has d lose the answers to n requests, which are made at about the same time.
+// losing has d lose the answers to n requests, which are made at about the same
+// time.
 func (d *rawDriver) losing(when faultTime, n int) *timedFault {
 	d.env.need(d.link.LoseAnswers != nil, "Link.LoseAnswers")
 	return newTimedFault(when, n, d.loseAnswers)
@@ -321,7 +331,8 @@ func (f *timedFault) of(r *driver.Request) {
 	r.Events = &faultEvents{r.Events, sync.OnceFunc(func() { f.arrive(late) })}
 }
 
-// arrive is called for each request once, and returns when all are there, or if it is late.
+// arrive is called for each request once, and returns when all are there, or if
+// it is late.
 func (f *timedFault) arrive(late time.Time) {
 	f.mu.Lock()
 	f.asked = true

@@ -13,7 +13,8 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// The checks of names with many readers or one writer. Most ask drivers, since package dsync would mend what a driver fails to do.
+// The checks of names with many readers or one writer. Most ask drivers, since
+// package dsync would mend what a driver fails to do.
 var sharingChecks = []check{
 	{"sharing/readers", "Any number of clients read a name at once, also by many holds of one client.", manyRead},
 	{"sharing/read-write", "While a client reads a name, no other client writes or locks it. While a client writes or locks it, no other client holds it in any mode.", modesExclude},
@@ -64,7 +65,8 @@ var (
 	}
 )
 
-// modes are those of which one name has several, and alone are the modes in which a hold is the only one of its name.
+// modes are those of which one name has several, and alone are the modes in
+// which a hold is the only one of its name.
 var (
 	allModes   = []driver.Mode{driver.Exclusive, driver.Read, driver.Write, driver.Permit}
 	modes      = []driver.Mode{driver.Exclusive, driver.Read, driver.Write}
@@ -76,7 +78,8 @@ func (e *env) offered(all []driver.Mode) []driver.Mode {
 	return slices.DeleteFunc(slices.Clone(all), func(m driver.Mode) bool { return !e.driverInfo().Offers(m) })
 }
 
-// in is an option of a request. Those for permits ask for all there are, so they exclude each other, and one that is left behind shows.
+// in is an option of a request. Those for permits ask for all there are, so
+// they exclude each other, and one that is left behind shows.
 func in(m driver.Mode) option {
 	return func(r *driver.Request) {
 		if r.Mode = m; m == driver.Permit {
@@ -201,7 +204,8 @@ func readersDoNotOvertake(e *env) error {
 	return nil
 }
 
-// writerFirst has three clients read a name so that each lets go only when its next Read is granted, or refused.
+// writerFirst has three clients read a name so that each lets go only when its
+// next Read is granted, or refused.
 func writerFirst(e *env) error {
 	e.claims(sharing)
 	w, name := e.driver(), e.name()
@@ -411,7 +415,8 @@ func writersDoNotOvertake(e *env) error {
 	return nil
 }
 
-// readersCleanUp lets a reader's request lose its answer, beside another reader.
+// readersCleanUp lets a reader's request lose its answer, beside another
+// reader.
 func readersCleanUp(e *env) error {
 	e.claims(sharing)
 	a, b := e.driver(), e.driver()
@@ -457,7 +462,8 @@ func (e *env) oneHolds(h, next *request) error {
 	return err
 }
 
-// allAreTold has many holds of a name: 300 in fake time, where they cost little.
+// allAreTold has many holds of a name: 300 in fake time, where they cost
+// little.
 func allAreTold(e *env) error {
 	e.claims(sharing)
 	e.claims(forceUnlock)
@@ -734,7 +740,8 @@ func listReaders(e *env) error {
 
 // The checks of what package dsync makes of the calls of one client.
 
-// youth is how long after its grant a hold of a reader is joined by others, at most.
+// youth is how long after its grant a hold of a reader is joined by others, at
+// most.
 const youth = 100 * time.Millisecond
 
 func readersJoin(e *env) error {

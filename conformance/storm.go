@@ -16,7 +16,8 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// The checks of everything together: many clients lock as they like, and history.Judge decides whether the outcomes were legal.
+// The checks of everything together: many clients lock as they like, and
+// history.Judge decides whether the outcomes were legal.
 var stormChecks = []check{
 	{"storm/calm", "Under any load, claims never overlap, tokens rise, the order is kept, and no client waits forever.", calmStorm},
 	{"storm/faults", "The same holds while clients are cut off, hang, are slow and lose answers.", faultyStorm},
@@ -31,7 +32,8 @@ type storm struct {
 	seed    uint64
 	history *history.History
 	names   []string
-	modes   map[string][]driver.Mode // the modes in which a name is asked for, each as often as it is listed
+	// the modes in which a name is asked for, each as often as it is listed
+	modes   map[string][]driver.Mode
 	ttl     time.Duration
 	expire  bool          // holders have their holds removed behind their own backs
 	pause   time.Duration // how long a lock is held, at most
@@ -105,7 +107,8 @@ var ruleNumber = regexp.MustCompile(`(?m)^V\d+ `)
 // inWords returns an error of package history without the numbers of its rules.
 func inWords(err error) error { return errors.New(ruleNumber.ReplaceAllString(err.Error(), "")) }
 
-// judge ends the storm, and returns what is wrong with it, apart from the rules that are excepted.
+// judge ends the storm, and returns what is wrong with it, apart from the rules
+// that are excepted.
 func (s *storm) judge(except ...history.Rule) error {
 	e := s.env
 	e.must(s.history.Close())
@@ -127,7 +130,8 @@ type stormUser struct {
 	asks    *atomic.Pointer[history.Op] // that of the client, which has one user; otherwise nil
 }
 
-// run lets workers do so many operations each; 0: until the storm is ended. Then each of them locks every name once more.
+// run lets workers do so many operations each; 0: until the storm is ended.
+// Then each of them locks every name once more.
 func (s *storm) run(operations int, clients []*client) []*goroutine {
 	var users []*stormUser
 	add := func(u *user, a history.Attempt) *stormUser {
@@ -193,7 +197,8 @@ func (u *stormUser) step(name string, depth int) error {
 		}
 		return illegal(err)
 	}
-	if depth < 2 && a.Owner != "" && a.Mode != driver.Permit && r.IntN(2) == 0 { // two with permits who want more could wait for each other
+	if depth < 2 && a.Owner != "" && a.Mode != driver.Permit && r.IntN(2) == 0 {
+		// two with permits who want more could wait for each other
 		if err := u.step(name, depth+1); err != nil {
 			return err
 		}
@@ -205,7 +210,8 @@ func (u *stormUser) step(name string, depth int) error {
 				op.Renewed()
 			}
 		}
-	case n == 20 && depth == 0 && !fixed && a.Owner == "" && a.Mode.Excludes(a.Mode) && u.expire: // among several holds Expire would hit others
+	case n == 20 && depth == 0 && !fixed && a.Owner == "" && a.Mode.Excludes(a.Mode) && u.expire:
+		// among several holds Expire would hit others
 		u.env.expire(name)
 		u.outlive(op, l)
 		return nil
@@ -314,7 +320,8 @@ func (s *storm) clients() []*client {
 }
 
 func calmStorm(e *env) error {
-	for _, removals := range []bool{false, true} { // names whose holds may be removed are judged less strictly
+	for _, removals := range []bool{false, true} {
+		// names whose holds may be removed are judged less strictly
 		if removals && e.backend.Expire == nil {
 			break
 		}

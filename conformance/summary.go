@@ -56,7 +56,8 @@ type summary struct {
 	groups              []*group // in the order of their first checks
 }
 
-// group is the part of a summary about the checks with one first word in their names, or about those that run again in one mode.
+// group is the part of a summary about the checks with one first word in their
+// names, or about those that run again in one mode.
 type group struct {
 	name    string
 	checks  int
@@ -78,7 +79,8 @@ func (s *summary) group(c check) *group {
 	return s.groups[i]
 }
 
-// refusals returns the checks that were refused, as one where the whole group was.
+// refusals returns the checks that were refused, as one where the whole group
+// was.
 func (s *summary) refusals() (all []string) {
 	for _, g := range s.groups {
 		if n := len(g.refused); n > 1 && n == g.checks {
@@ -142,7 +144,8 @@ func (s *summary) String() string {
 
 var reportFlag = flag.String("conformance.report", "", "file to which package conformance appends the results of its checks")
 
-// resultFile is the file of -conformance.report. A nil *resultFile writes nothing.
+// resultFile is the file of -conformance.report. A nil *resultFile writes
+// nothing.
 type resultFile struct {
 	mu   sync.Mutex
 	tb   testing.TB
@@ -176,7 +179,8 @@ func (r *resultFile) write(outcome, test string, c check) {
 	}
 }
 
-// refusedError ends a check of something that the driver does not claim. The driver was seen to refuse it.
+// refusedError ends a check of something that the driver does not claim. The
+// driver was seen to refuse it.
 type refusedError struct{ capability string }
 
 func (e *refusedError) Error() string { return "the driver does not claim " + e.capability }
@@ -186,7 +190,8 @@ type missingError struct{ ability string }
 
 func (e *missingError) Error() string { return "the harness has no " + e.ability }
 
-// need ends the check as not verified unless the harness is able to do something.
+// need ends the check as not verified unless the harness is able to do
+// something.
 func (e *env) need(able bool, ability string) {
 	if !able {
 		e.end(&missingError{ability})
@@ -228,7 +233,8 @@ var (
 	}
 )
 
-// claims ends the check unless the driver claims a capability; before that it checks that the driver refuses it.
+// claims ends the check unless the driver claims a capability; before that it
+// checks that the driver refuses it.
 func (e *env) claims(k capability) {
 	c := e.client()
 	if k.claimed(c) {

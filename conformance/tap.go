@@ -36,7 +36,8 @@ type tap struct {
 	abrupt    bool    // see unannounced
 }
 
-// newTap returns a driver with the same optional interfaces as d, as package dsync finds them.
+// newTap returns a driver with the same optional interfaces as d, as package
+// dsync finds them.
 func newTap(e *env, label string, d driver.Driver) (*tap, driver.Driver) {
 	t := &tap{
 		Driver: d, env: e, label: label, names: map[string]int{}, waiting: map[string]int{}, granted: map[string]int{}, open: map[*tapped]bool{},
@@ -150,7 +151,8 @@ func (t *tap) Close(ctx context.Context) error {
 	return err
 }
 
-// tapped is a request through a tap. It stands between the driver and the Events of the request.
+// tapped is a request through a tap. It stands between the driver and the
+// Events of the request.
 type tapped struct {
 	driver.Events
 	tap  *tap
@@ -278,7 +280,8 @@ type tapLease struct {
 // Tokens implements driver.Lease.
 func (l *tapLease) Tokens() (uint64, int) { return l.Lease.Tokens() }
 
-// KeepTokens implements driver.TokenKeeper, also for a lease without the interface.
+// KeepTokens implements driver.TokenKeeper, also for a lease without the
+// interface.
 func (l *tapLease) KeepTokens(ctx context.Context) error {
 	if k, ok := l.Lease.(driver.TokenKeeper); ok {
 		err := k.KeepTokens(ctx)
@@ -288,7 +291,8 @@ func (l *tapLease) KeepTokens(ctx context.Context) error {
 	return nil
 }
 
-// Session implements driver.SessionLease, also for a lease without the interface.
+// Session implements driver.SessionLease, also for a lease without the
+// interface.
 func (l *tapLease) Session() (time.Time, time.Duration) {
 	if s, ok := l.Lease.(driver.SessionLease); ok {
 		return s.Session()
@@ -462,7 +466,8 @@ func (v *events) latest() string {
 // at formats a time as the events have it.
 func (v *events) at(t time.Time) string { return fmt.Sprintf("%.6f", t.Sub(v.start).Seconds()) }
 
-// String returns the events, one on a line, with the time in seconds since the beginning of the check.
+// String returns the events, one on a line, with the time in seconds since the
+// beginning of the check.
 func (v *events) String() string {
 	v.mu.Lock()
 	defer v.mu.Unlock()

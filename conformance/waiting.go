@@ -37,7 +37,8 @@ func tryIsRefused(e *env) error {
 	return e.isFree(name)
 }
 
-// asksOnce returns an error unless a try of d, while another holds name, does all that it has to.
+// asksOnce returns an error unless a try of d, while another holds name, does
+// all that it has to.
 func (d *rawDriver) asksOnce(name string) error {
 	asked := &countingEvents{}
 	r := d.acquire(name, noWait, asked.of)
@@ -56,7 +57,8 @@ func (d *rawDriver) asksOnce(name string) error {
 	return nil
 }
 
-// countingEvents counts the calls of Tokens: one before each request that can grant.
+// countingEvents counts the calls of Tokens: one before each request that can
+// grant.
 type countingEvents struct {
 	driver.Events
 	tokens atomic.Int32
@@ -70,7 +72,8 @@ func (c *countingEvents) Tokens() int {
 	return c.Events.Tokens()
 }
 
-// prompt is how soon a waiter has to hear of a release, beside twenty times the time in which a free name is just then locked and released.
+// prompt is how soon a waiter has to hear of a release, beside twenty times the
+// time in which a free name is just then locked and released.
 const prompt = 50 * time.Millisecond
 
 // wakes returns how long a waiter may take to find out that a name is free.
@@ -206,20 +209,23 @@ func deadlineEndsWait(e *env) error {
 	return e.isFreeAfter(r.err, name)
 }
 
-// endedBy returns an error unless a wait ended with the error of its context while another held the name.
+// endedBy returns an error unless a wait ended with the error of its context
+// while another held the name.
 func (r *request) endedBy(ctxErr error) error {
 	switch {
 	case r.lease != nil:
 		return fmt.Errorf("%s was granted %q while there was another hold", r.driver.label, r.Name)
 	case !errors.Is(r.err, ctxErr):
 		return fmt.Errorf("the wait of %s ended with %q, want an error that matches %q", r.driver.label, outcome(r.err), ctxErr)
-	case r.waited() > 0 && !errors.Is(r.err, driver.ErrLocked) && !errors.Is(r.err, driver.ErrUnknown): // unknown: the driver had asked again
+	case r.waited() > 0 && !errors.Is(r.err, driver.ErrLocked) && !errors.Is(r.err, driver.ErrUnknown):
+		// unknown: the driver had asked again
 		return fmt.Errorf("the wait of %s, which had been refused, ended with %q, want an error that matches ErrLocked too", r.driver.label, outcome(r.err))
 	}
 	return nil
 }
 
-// isFreeAfter returns an error if name is not free after a request for it failed with err: at once, unless the outcome was unknown.
+// isFreeAfter returns an error if name is not free after a request for it
+// failed with err: at once, unless the outcome was unknown.
 func (e *env) isFreeAfter(err error, name string) error {
 	if errors.Is(err, driver.ErrUnknown) {
 		e.awaitFree(name)
@@ -420,8 +426,8 @@ func missedRelease(e *env) error {
 	})
 }
 
-// outwaits lets a request wait in an outage that is longer than its TTL, so that
-// its place in the queue, or the hold that it was granted, is gone.
+// outwaits lets a request wait in an outage that is longer than its TTL, so
+// that its place in the queue, or the hold that it was granted, is gone.
 func (e *env) outwaits(granted bool, outage func(*connection)) error {
 	a, b, name := e.driver(), e.driver(), e.name()
 	h := a.hold(name)
@@ -458,8 +464,8 @@ func deadWaiter(e *env) error {
 	})
 }
 
-// vanishedWaiter is how long the request of a vanished client may keep its place
-// with any TTL. Queues that their waiters keep alive need some seconds.
+// vanishedWaiter is how long the request of a vanished client may keep its
+// place with any TTL. Queues that their waiters keep alive need some seconds.
 const vanishedWaiter = 15 * time.Second
 
 // deadWaiterLeaves lets a waiter vanish. From then on its TTL counts.
@@ -478,7 +484,8 @@ func (e *env) deadWaiterLeaves(outage func(*connection)) error {
 		b.label, t, e.events.at(last), c.label, e.events.at(behind.at), late)
 }
 
-// The checks of calls of Lock whose contexts end, at any moment, while somebody else has the name.
+// The checks of calls of Lock whose contexts end, at any moment, while somebody
+// else has the name.
 var deadlineChecks = []check{
 	{"deadlines/held", "A Lock whose context ends after its client was refused the name says ErrLocked too, whatever request its end cuts off.", deadlineTellsLocked},
 	{"deadlines/silent", "WaitAtMost, a deadline and a cancellation end a Lock at their time, also if the backend falls silent during the wait.", silenceIsBounded},
@@ -487,7 +494,8 @@ var deadlineChecks = []check{
 // deadlines is how many waits end in a check, at moments drawn at random.
 const deadlines = 40
 
-// endsWithin calls Lock of a name that is held, with a deadline drawn at random, and returns the error.
+// endsWithin calls Lock of a name that is held, with a deadline drawn at
+// random, and returns the error.
 func (u *user) endsWithin(name string) (after time.Duration, err error) {
 	after = time.Millisecond + rand.N(60*time.Millisecond)
 	ctx, cancel := context.WithTimeout(u.env.ctx, after)

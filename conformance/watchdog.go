@@ -10,7 +10,8 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// The checks of leases that are renewed, by package dsync or by the driver itself.
+// The checks of leases that are renewed, by package dsync or by the driver
+// itself.
 var watchdogChecks = []check{
 	{"watchdog/keeps", "A lease is held for many TTLs, while other clients try and wait.", heldForLong},
 	{"watchdog/removed", "A renewal never revives a removed hold, although the name is free again, and the holder is notified.", removedStaysRemoved},
@@ -23,7 +24,8 @@ var watchdogChecks = []check{
 // renewing returns a client whose leases have to be renewed during a check.
 func (e *env) renewing() *client { return e.clientWith(&dsync.Options{TTL: e.ttl()}) }
 
-// renewals waits until the lease was renewed so many times, by its deadline. It returns an error if the lease was lost.
+// renewals waits until the lease was renewed so many times, by its deadline. It
+// returns an error if the lease was lost.
 func (h *holding) renewals(n int) error {
 	for range n {
 		if err := h.lastsPast(h.Deadline()); err != nil {
@@ -70,7 +72,9 @@ func heldForLong(e *env) error {
 }
 
 func allAreRenewed(e *env) error {
-	ttl := e.renewed() // the first leases are renewed while the others are still taken, which takes a busy machine seconds
+	// the first leases are renewed while the others are still taken, which
+	// takes a busy machine seconds
+	ttl := e.renewed()
 	a, b := e.clientWith(&dsync.Options{TTL: ttl}), e.driver()
 	held := make([]*holding, 100)
 	for i := range held {
@@ -101,7 +105,8 @@ func allAreRenewed(e *env) error {
 	return nil
 }
 
-// expire ends the hold of name, if there is one, in a way that leaves the driver to find out, if the harness has such a way.
+// expire ends the hold of name, if there is one, in a way that leaves the
+// driver to find out, if the harness has such a way.
 func (e *env) expire(name string) {
 	e.need(e.canRemove(), "Backend.Expire")
 	if e.backend.Expire != nil {
@@ -206,7 +211,8 @@ func removedStaysRemoved(e *env) error {
 	return nil
 }
 
-// The checks of drivers that keep sessions alive and report how that goes: driver.KeepAliveReporter.
+// The checks of drivers that keep sessions alive and report how that goes:
+// driver.KeepAliveReporter.
 var keepAliveChecks = []check{
 	{"keepalive/outage", "A driver that says how it keeps sessions alive says that it cannot before a lease is lost for that.", outageIsTold},
 	{"keepalive/cut", "A driver whose connections break reports that it cannot keep a session alive before it reports a lease lost for that.", brokenConnectionIsTold},
@@ -216,7 +222,8 @@ var keepAliveChecks = []check{
 	{"keepalive/over", "It says that it can again when the backend is in reach again.", endOfOutageIsTold},
 }
 
-// OnKeepAlive implements driver.KeepAliveReporter. If the driver reports nothing, so does the tap.
+// OnKeepAlive implements driver.KeepAliveReporter. If the driver reports
+// nothing, so does the tap.
 func (t *tap) OnKeepAlive(f func(err error)) {
 	r, ok := t.Driver.(driver.KeepAliveReporter)
 	if !ok {

@@ -35,7 +35,8 @@ type worker struct {
 // workerAttr makes workers end when the suite is killed, where the system can.
 var workerAttr *syscall.SysProcAttr
 
-// worker starts a process with a client whose leases have the given TTL. The process ends with the check.
+// worker starts a process with a client whose leases have the given TTL. The
+// process ends with the check.
 func (e *env) worker(ttl time.Duration) *worker {
 	e.need(e.backend.URL != "", "Backend.URL")
 	path, err := os.Executable()
@@ -65,7 +66,9 @@ func (e *env) worker(ttl time.Duration) *worker {
 	e.must(err)
 	p := &worker{env: e, label: e.label(), process: cmd.Process, orders: json.NewEncoder(in), reports: json.NewDecoder(out)}
 	e.events.add(p.label, "process %d", cmd.Process.Pid)
-	p.ended = e.run(func() { // ends with the process: at the end of its standard input, or when it is killed
+	p.ended = e.run(func() {
+		// ends with the process: at the end of its standard input, or when it
+		// is killed
 		if err := <-exited; err != nil && !p.killed.Load() {
 			e.failed(fmt.Errorf("the process %s ended with: %w", p.label, err))
 		}
@@ -133,11 +136,13 @@ func (r report) String() string {
 	return r.Err
 }
 
-// workerEnv marks a process of the suite. Its value is the TTL and the URL of the backend.
+// workerEnv marks a process of the suite. Its value is the TTL and the URL of
+// the backend.
 const workerEnv = "DSYNC_CONFORMANCE_WORKER"
 
-// RunWorker does nothing in a process that runs tests. In a process that the suite has started (see Backend.URL), it carries out the suite's
-// orders, and does not return. Call it in TestMain, before anything else:
+// RunWorker does nothing in a process that runs tests. In a process that the
+// suite has started (see Backend.URL), it carries out the suite's orders, and
+// does not return. Call it in TestMain, before anything else:
 //
 //	func TestMain(m *testing.M) {
 //		conformance.RunWorker()
@@ -171,7 +176,8 @@ type report struct {
 	Lost bool   `json:",omitempty"` // the error matches ErrLost
 }
 
-// work carries out orders from the standard input until its end, which comes with the end of the suite's process at the latest.
+// work carries out orders from the standard input until its end, which comes
+// with the end of the suite's process at the latest.
 func work(ttl, url string) error {
 	d, err := time.ParseDuration(ttl)
 	if err != nil {
@@ -229,7 +235,8 @@ func (w *role) carryOut(ctx context.Context, o order) error {
 	return fmt.Errorf("unknown order %q", o.Op)
 }
 
-// contend locks a name, adds one to a counter that would lose concurrent updates, and unlocks the name, so many times.
+// contend locks a name, adds one to a counter that would lose concurrent
+// updates, and unlocks the name, so many times.
 func (w *role) contend(ctx context.Context, o order) error {
 	h, err := history.Create(o.Log, o.Label)
 	if err != nil {

@@ -1,12 +1,12 @@
 // Package cron runs a job once per period in one of the processes of a fleet.
 //
-// Each process has the same [Job] and calls [Job.Loop], or calls [Job.Once] from
-// a scheduler of its own. A job is not run by TryLock, the job and Unlock: clocks
-// differ, so a short job would have released the lock when the next process asks.
-// The backend therefore keeps the lock of a period until the period is over
-// (dsync.HoldAtLeast). In memory, on Redis and on etcd it can; on Redlock it can
-// up to maxttl. On ZooKeeper and PostgreSQL, Loop and Once fail with
-// errors.ErrUnsupported.
+// Each process has the same [Job] and calls [Job.Loop], or calls [Job.Once]
+// from a scheduler of its own. A job is not run by TryLock, the job and Unlock:
+// clocks differ, so a short job would have released the lock when the next
+// process asks. The backend therefore keeps the lock of a period until the
+// period is over (dsync.HoldAtLeast). In memory, on Redis and on etcd it can;
+// on Redlock it can up to maxttl. On ZooKeeper and PostgreSQL, Loop and Once
+// fail with errors.ErrUnsupported.
 //
 // A period has at most one run. It has none if the process that began the run
 // dies, or if the backend is out of reach for the first quarter of the period.
@@ -26,8 +26,8 @@ import (
 // Job is a job of a fleet. Its fields must not change while it is in use, and
 // its methods may be called concurrently.
 type Job struct {
-	// Locker is a client of a backend that the fleet shares. Its TTL is how long
-	// a process that dies in a run keeps others from the next run.
+	// Locker is a client of a backend that the fleet shares. Its TTL is how
+	// long a process that dies in a run keeps others from the next run.
 	Locker dsync.Locker
 
 	// Name is the same in each process. The job locks Name, Name/0 and Name/1.
@@ -179,9 +179,10 @@ func (j *Job) once(ctx context.Context, at time.Time) Result {
 	return Result{Outcome: Ran, Err: failed, Took: took}
 }
 
-// claim takes the lock of a period. While the backend is out of reach, and after
-// a request without an answer, it asks again until a quarter of the period is
-// over: the client releases a lock that was granted without an answer.
+// claim takes the lock of a period. While the backend is out of reach, and
+// after a request without an answer, it asks again until a quarter of the
+// period is over: the client releases a lock that was granted without an
+// answer.
 func (j *Job) claim(ctx context.Context, at time.Time) (*dsync.Lease, error) {
 	if time.Since(at) >= j.Every/4 {
 		return nil, errLate
@@ -192,7 +193,8 @@ func (j *Job) claim(ctx context.Context, at time.Time) (*dsync.Lease, error) {
 		lease, err := j.period(ctx, at)
 		if transient := errors.Is(err, dsync.ErrUnavailable) || errors.Is(err, dsync.ErrUnknown); transient {
 			trouble = true
-		} else if !trouble || !errors.Is(err, dsync.ErrLocked) { // else the request without an answer may be in the way
+		} else if !trouble || !errors.Is(err, dsync.ErrLocked) {
+			// else the request without an answer may be in the way
 			return lease, err
 		}
 		select {

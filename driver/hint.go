@@ -2,7 +2,8 @@ package driver
 
 import "fmt"
 
-// packages has the drivers of this module by their schemes, and others the schemes by those with which other programs name the same servers.
+// packages has the drivers of this module by their schemes, and others the
+// schemes by those with which other programs name the same servers.
 var (
 	packages = map[string]string{
 		"memory": "memory", "redisson": "redisson", "redlock": "redlock", "redis-string": "redlock", "etcd": "etcd", "zk": "zk",

@@ -5,11 +5,14 @@ import (
 	"time"
 )
 
-// RepeatFor is how long package dsync repeats a change of a latch after the first request that may have been carried out.
+// RepeatFor is how long package dsync repeats a change of a latch after the
+// first request that may have been carried out.
 const RepeatFor = 30 * time.Minute
 
-// Latcher is an optional interface of a Driver that keeps count-down latches. A latch is a count under a name, set once, lowered by any
-// client and gone at 0. A latch belongs to nobody: neither time nor Close ends it. One name is used for a lock or for a latch, not for both.
+// Latcher is an optional interface of a Driver that keeps count-down latches. A
+// latch is a count under a name, set once, lowered by any client and gone at 0.
+// A latch belongs to nobody: neither time nor Close ends it. One name is used
+// for a lock or for a latch, not for both.
 //
 // SetLatch, CountDown and DeleteLatch are changes. Each change is one step at
 // the backend and has an id, also in its repeats. Of all requests with one id
@@ -26,7 +29,8 @@ const RepeatFor = 30 * time.Minute
 // now, so package dsync does not repeat the change. As for Acquire, every call
 // returns within a bounded time of the end of its ctx.
 type Latcher interface {
-	// SetLatch makes a latch with the count n, 1 or more. If there is a latch, SetLatch changes nothing and returns false.
+	// SetLatch makes a latch with the count n, 1 or more. If there is a latch,
+	// SetLatch changes nothing and returns false.
 	SetLatch(ctx context.Context, name, id string, n int) (set bool, err error)
 
 	// CountDown lowers the count by 1. Without a latch nothing happens.
@@ -38,7 +42,9 @@ type Latcher interface {
 	// Latch asks the backend for the count: 0 if there is no latch.
 	Latch(ctx context.Context, name string) (left int, err error)
 
-	// WatchLatch has changed called soon after each end of a latch of the name, at 0 or by DeleteLatch, until stop is called; perhaps also
-	// when nothing has changed. In all else it is as Watch of [Watcher], with Latch in place of Inspect.
+	// WatchLatch has changed called soon after each end of a latch of the name,
+	// at 0 or by DeleteLatch, until stop is called; perhaps also when nothing
+	// has changed. In all else it is as Watch of [Watcher], with Latch in place
+	// of Inspect.
 	WatchLatch(name string, changed func()) (stop func(), err error)
 }

@@ -15,10 +15,12 @@ const (
 	// Read: by any number of Read holds, and by nothing else.
 	Read
 
-	// Write: by one hold, and by nothing else, in the protocol in which the read-write locks of the backend keep readers out.
+	// Write: by one hold, and by nothing else, in the protocol in which the
+	// read-write locks of the backend keep readers out.
 	Write
 
-	// Permit: by any number of Permit holds, as far as their permits add up to no more than the limit of the name.
+	// Permit: by any number of Permit holds, as far as their permits add up to
+	// no more than the limit of the name.
 	Permit
 )
 
@@ -36,14 +38,16 @@ func (m Mode) String() string {
 	return "invalid mode"
 }
 
-// Excludes says whether two holds of one name cannot be granted at the same time. Only Read holds are granted beside each other, and Permit
-// holds, as far as the limit goes.
+// Excludes says whether two holds of one name cannot be granted at the same
+// time. Only Read holds are granted beside each other, and Permit holds, as far
+// as the limit goes.
 func (m Mode) Excludes(other Mode) bool {
 	return m != other || m != Read && m != Permit
 }
 
-// Support says whether a backend serves requests of a mode, and what the backend promises of these requests. The other fields of [Info] hold
-// for all modes.
+// Support says whether a backend serves requests of a mode, and what the
+// backend promises of these requests. The other fields of [Info] hold for all
+// modes.
 type Support struct {
 	Offered bool
 	Order   Order
@@ -64,13 +68,15 @@ func (i Info) of(m Mode) (Support, string) {
 	return Support{}, m.String()
 }
 
-// Offers says whether the backend serves requests of a mode. Package dsync refuses requests of other modes before they reach the driver.
+// Offers says whether the backend serves requests of a mode. Package dsync
+// refuses requests of other modes before they reach the driver.
 func (i Info) Offers(m Mode) bool {
 	s, _ := i.of(m)
 	return s.Offered
 }
 
-// CheckMode returns an error, which matches errors.ErrUnsupported and has the reason, if the backend does not offer a mode.
+// CheckMode returns an error, which matches errors.ErrUnsupported and has the
+// reason, if the backend does not offer a mode.
 func (i Info) CheckMode(m Mode) error {
 	s, what := i.of(m)
 	switch {
@@ -88,7 +94,8 @@ func (i Info) OrderOf(m Mode) Order {
 	return s.Order
 }
 
-// FencingOf says whether leases of a mode carry tokens, and what makes the tokens fall.
+// FencingOf says whether leases of a mode carry tokens, and what makes the
+// tokens fall.
 func (i Info) FencingOf(m Mode) Fencing {
 	s, _ := i.of(m)
 	return s.Fencing

@@ -10,17 +10,21 @@ import (
 	"time"
 )
 
-// Config is what a URL says: the URL itself for the driver's own parameters, and the parameters common to all drivers.
+// Config is what a URL says: the URL itself for the driver's own parameters,
+// and the parameters common to all drivers.
 type Config struct {
-	URL     *URL
-	TTL     time.Duration // of most leases: ttl=30s, or what OpenTTL was given; 0 for the default
-	Floor   uint64        // floor=1000: what is added to each token of the driver, by whoever uses the driver; see Tokens
-	Fenced  bool          // fenced=false: no tokens, and nothing is kept for them
-	Require Require       // require=fair,fifo,fenced,rw,permits; checked by Open
+	URL *URL
+	TTL time.Duration // of most leases: ttl=30s, or what OpenTTL was given; 0 for the default
+	// floor=1000: what is added to each token of the driver, by whoever uses
+	// the driver; see Tokens
+	Floor   uint64
+	Fenced  bool    // fenced=false: no tokens, and nothing is kept for them
+	Require Require // require=fair,fifo,fenced,rw,permits; checked by Open
 }
 
-// Opener makes a Driver from a URL. An Opener reads all its parameters, calls [URL.Err], and then connects, or fails within ctx. No
-// Opener is called with a ctx that is over already.
+// Opener makes a Driver from a URL. An Opener reads all its parameters, calls
+// [URL.Err], and then connects, or fails within ctx. No Opener is called with a
+// ctx that is over already.
 type Opener func(ctx context.Context, c *Config) (Driver, error)
 
 var (
@@ -28,8 +32,9 @@ var (
 	openers   = map[string]Opener{}
 )
 
-// Register makes a driver available under a URL scheme. The init function of the driver's package calls Register, which panics if the
-// scheme is taken or malformed.
+// Register makes a driver available under a URL scheme. The init function of
+// the driver's package calls Register, which panics if the scheme is taken or
+// malformed.
 func Register(scheme string, open Opener) {
 	openersMu.Lock()
 	defer openersMu.Unlock()
@@ -54,12 +59,14 @@ func Schemes() []string {
 	return names
 }
 
-// Open opens the driver of the URL's scheme, and returns the driver with what the URL said. Errors never contain the password.
+// Open opens the driver of the URL's scheme, and returns the driver with what
+// the URL said. Errors never contain the password.
 func Open(ctx context.Context, rawURL string) (Driver, *Config, error) {
 	return OpenTTL(ctx, rawURL, 0)
 }
 
-// OpenTTL is Open for leases of the given TTL, unless the URL has a ttl of its own.
+// OpenTTL is Open for leases of the given TTL, unless the URL has a ttl of its
+// own.
 func OpenTTL(ctx context.Context, rawURL string, ttl time.Duration) (Driver, *Config, error) {
 	u, err := ParseURL(rawURL)
 	if err != nil {
@@ -104,8 +111,9 @@ func OpenTTL(ctx context.Context, rawURL string, ttl time.Duration) (Driver, *Co
 // maxFloor leaves room above it for all tokens.
 const maxFloor = 1 << 62
 
-// Tokens returns the tokens of a lease with a floor added. Drivers know nothing of floors: a program that locks on a backend in place of
-// another one has a floor in its URL, above all tokens of the other one.
+// Tokens returns the tokens of a lease with a floor added. Drivers know nothing
+// of floors: a program that locks on a backend in place of another one has a
+// floor in its URL, above all tokens of the other one.
 func Tokens(l Lease, floor uint64) (first uint64, n int) {
 	if first, n = l.Tokens(); n > 0 {
 		first += floor
@@ -113,7 +121,8 @@ func Tokens(l Lease, floor uint64) (first uint64, n int) {
 	return first, n
 }
 
-// Require is what a program needs of a backend. Opening a backend with less fails.
+// Require is what a program needs of a backend. Opening a backend with less
+// fails.
 type Require struct {
 	Fair   bool // an order that starves nobody: anything but Unordered
 	FIFO   bool // all waiters in the order of arrival
@@ -149,7 +158,8 @@ func ParseRequire(s string) (Require, error) {
 	return r, nil
 }
 
-// Check returns an error, which matches errors.ErrUnsupported, if r asks for more than i promises. The error names the difference.
+// Check returns an error, which matches errors.ErrUnsupported, if r asks for
+// more than i promises. The error names the difference.
 func (i Info) Check(r Require) error {
 	if err := i.check(r, Exclusive, ""); err != nil {
 		return err
@@ -181,7 +191,8 @@ func (i Info) check(r Require, m Mode, what string) error {
 	return nil
 }
 
-// CheckFloor returns an error, which matches errors.ErrUnsupported, if there are no tokens that floor could be added to, or too little room.
+// CheckFloor returns an error, which matches errors.ErrUnsupported, if there
+// are no tokens that floor could be added to, or too little room.
 func (i Info) CheckFloor(floor uint64) error {
 	switch {
 	case floor > maxFloor:
@@ -192,8 +203,9 @@ func (i Info) CheckFloor(floor uint64) error {
 	return nil
 }
 
-// CheckTTL returns an error with the bounds if the backend cannot keep a lease of length d. The error matches errors.ErrUnsupported if
-// another backend could.
+// CheckTTL returns an error with the bounds if the backend cannot keep a lease
+// of length d. The error matches errors.ErrUnsupported if another backend
+// could.
 func (i Info) CheckTTL(d time.Duration) error {
 	switch {
 	case d <= 0:

@@ -27,7 +27,8 @@ func (d *opened) Close(context.Context) error { d.closed++; return nil }
 
 var schemes atomic.Int64
 
-// newScheme returns one that is not taken, also not by an earlier run of the test.
+// newScheme returns one that is not taken, also not by an earlier run of the
+// test.
 func newScheme(name string) string { return fmt.Sprintf("%s-%d", name, schemes.Add(1)) }
 
 // register makes a scheme that opens d, and reads the parameter size.

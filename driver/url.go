@@ -13,11 +13,13 @@ import (
 	"unicode/utf8"
 )
 
-// URL is a parsed backend URL, scheme://user:password@host:port,host:port/path?parameter=value. Its errors name the wrong part and
-// never the password.
+// URL is a parsed backend URL,
+// scheme://user:password@host:port,host:port/path?parameter=value. Its errors
+// name the wrong part and never the password.
 //
-// The methods below read parameters, and remember what was malformed and what was asked for; [URL.Err] then reports the first bad
-// value, or a parameter for which nobody asked. So a typing error in a URL is never silently ignored.
+// The methods below read parameters, and remember what was malformed and what
+// was asked for; [URL.Err] then reports the first bad value, or a parameter for
+// which nobody asked. So a typing error in a URL is never silently ignored.
 type URL struct {
 	Scheme string
 	User   *url.Userinfo // nil if there is none
@@ -29,8 +31,9 @@ type URL struct {
 	err   error
 }
 
-// ParseURL parses s. Unlike url.Parse, ParseURL takes a list of hosts with ports, and keeps the password out of its errors. An @
-// in the path or in a parameter has to be written as %40.
+// ParseURL parses s. Unlike url.Parse, ParseURL takes a list of hosts with
+// ports, and keeps the password out of its errors. An @ in the path or in a
+// parameter has to be written as %40.
 func ParseURL(s string) (*URL, error) {
 	scheme, rest, ok := strings.Cut(s, ":")
 	if !ok || !validScheme(scheme) {
@@ -60,7 +63,8 @@ func ParseURL(s string) (*URL, error) {
 	return u, nil
 }
 
-// strayAt refuses what would be taken for hosts, a path and parameters, but may be a password with a / or ? inside.
+// strayAt refuses what would be taken for hosts, a path and parameters, but may
+// be a password with a / or ? inside.
 const strayAt = "an @ after the host (write it as %40; special characters of a password have to be escaped as %XX)"
 
 func notInParamName(r rune) bool {
@@ -126,7 +130,8 @@ func validScheme(s string) bool {
 	return s != ""
 }
 
-// checkHost returns an error that names the host at most: what looks like its port may be a password whose @host was forgotten.
+// checkHost returns an error that names the host at most: what looks like its
+// port may be a password whose @host was forgotten.
 func checkHost(h string) error {
 	rest, isV6 := strings.CutPrefix(h, "[")
 	host, port, hasPort := strings.Cut(h, ":")
@@ -150,7 +155,8 @@ func checkHost(h string) error {
 	return nil
 }
 
-// HostsWithPort returns Hosts, with port added where a host has none, or fallback if there are no hosts.
+// HostsWithPort returns Hosts, with port added where a host has none, or
+// fallback if there are no hosts.
 func (u *URL) HostsWithPort(fallback, port string) []string {
 	hosts := slices.Clone(u.Hosts)
 	if len(hosts) == 0 {
@@ -164,7 +170,8 @@ func (u *URL) HostsWithPort(fallback, port string) []string {
 	return hosts
 }
 
-// String returns the URL without its password and parameters: fit for errors and logs.
+// String returns the URL without its password and parameters: fit for errors
+// and logs.
 func (u *URL) String() string {
 	s := u.Scheme + "://"
 	if u.User != nil && u.User.Username() != "" {
@@ -173,7 +180,8 @@ func (u *URL) String() string {
 	return s + strings.Join(u.Hosts, ",") + (&url.URL{Path: u.Path}).EscapedPath()
 }
 
-// Has reports whether the parameter is given, and counts as asking for the parameter.
+// Has reports whether the parameter is given, and counts as asking for the
+// parameter.
 func (u *URL) Has(name string) bool {
 	if !slices.Contains(u.known, name) {
 		u.known = append(u.known, name)
@@ -193,7 +201,8 @@ func (u *URL) Param(name, fallback string) string {
 	return u.query[name][0]
 }
 
-// Choice returns the value of a parameter with a choice of options; the first is the default.
+// Choice returns the value of a parameter with a choice of options; the first
+// is the default.
 func (u *URL) Choice(name string, options ...string) string {
 	v := u.Param(name, options[0])
 	if !slices.Contains(options, v) {
@@ -222,7 +231,8 @@ func (u *URL) Int(name string, fallback, low, high int) int {
 	return n
 }
 
-// unsigned returns the value of a parameter: a decimal number up to high, or 0 if there is none.
+// unsigned returns the value of a parameter: a decimal number up to high, or 0
+// if there is none.
 func (u *URL) unsigned(name string, high uint64) uint64 {
 	if !u.Has(name) {
 		return 0
@@ -235,7 +245,8 @@ func (u *URL) unsigned(name string, high uint64) uint64 {
 	return n
 }
 
-// Duration returns the value of a parameter: a positive duration with its unit, as in 1.5s.
+// Duration returns the value of a parameter: a positive duration with its unit,
+// as in 1.5s.
 func (u *URL) Duration(name string, fallback time.Duration) time.Duration {
 	if !u.Has(name) {
 		return fallback
@@ -273,8 +284,9 @@ func (u *URL) Password() func() (string, error) {
 	return nil
 }
 
-// Rest returns the parameters for which nobody has asked so far, and counts as asking for all of them: for backends with parameters of
-// their own, which the driver passes on and does not know.
+// Rest returns the parameters for which nobody has asked so far, and counts as
+// asking for all of them: for backends with parameters of their own, which the
+// driver passes on and does not know.
 func (u *URL) Rest() map[string]string {
 	rest := make(map[string]string)
 	for name := range u.query {
@@ -285,15 +297,17 @@ func (u *URL) Rest() map[string]string {
 	return rest
 }
 
-// fail notes what is wrong with a parameter. The note leaves the value out, which may be a misplaced password.
+// fail notes what is wrong with a parameter. The note leaves the value out,
+// which may be a misplaced password.
 func (u *URL) fail(name, why string) {
 	if u.err == nil {
 		u.err = fmt.Errorf("%s URL: parameter %s: %s", u.Scheme, name, why)
 	}
 }
 
-// Err returns an error with the first malformed parameter, or else a parameter for which nobody asked. An opener calls Err after it has
-// read all its parameters, and before it connects.
+// Err returns an error with the first malformed parameter, or else a parameter
+// for which nobody asked. An opener calls Err after it has read all its
+// parameters, and before it connects.
 func (u *URL) Err() error {
 	if u.err != nil {
 		return u.err

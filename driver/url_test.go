@@ -117,7 +117,8 @@ func TestParseURLErrors(t *testing.T) {
 	}
 }
 
-// FuzzParseURL puts a marked password into a URL: nothing that ends up in an error or a log may show it, whatever else is wrong.
+// FuzzParseURL puts a marked password into a URL: nothing that ends up in an
+// error or a log may show it, whatever else is wrong.
 func FuzzParseURL(f *testing.F) {
 	f.Add("user", "", "", "h:1", "/0?mode=single")
 	f.Add("", "1/", "@", "[::1]", "?ttl=0s&ttl=1s")

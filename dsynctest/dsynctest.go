@@ -1,4 +1,5 @@
-// Package dsynctest makes clients for tests of programs that use locks. docs/testing.md shows how.
+// Package dsynctest makes clients for tests of programs that use locks.
+// docs/testing.md shows how.
 package dsynctest
 
 import (
@@ -8,14 +9,17 @@ import (
 	"github.com/go-dsync/dsync/drivers/memory"
 )
 
-// New returns a client of a backend in memory of its own, and the client's driver, to which a test says what goes wrong. The client is closed
-// at the end of the test, in a bubble of testing/synctest at the end of the bubble. A nil o means the default options.
+// New returns a client of a backend in memory of its own, and the client's
+// driver, to which a test says what goes wrong. The client is closed at the end
+// of the test, in a bubble of testing/synctest at the end of the bubble. A nil
+// o means the default options.
 func New(tb testing.TB, o *dsync.Options) (*dsync.Client, *memory.Driver) {
 	tb.Helper()
 	return newClient(tb, memory.New(nil), o)
 }
 
-// Beside returns a client of the same backend as other, as another process has it, and the client's driver.
+// Beside returns a client of the same backend as other, as another process has
+// it, and the client's driver.
 func Beside(tb testing.TB, other *memory.Driver, o *dsync.Options) (*dsync.Client, *memory.Driver) {
 	tb.Helper()
 	return newClient(tb, other.Server().NewDriver(), o)

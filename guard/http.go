@@ -7,7 +7,8 @@ import (
 	"strconv"
 )
 
-// Header is the header of a request with the fencing token of its sender, as a decimal number.
+// Header is the header of a request with the fencing token of its sender, as a
+// decimal number.
 const Header = "Dsync-Token"
 
 // SetToken puts the token into a request's header.
@@ -29,9 +30,11 @@ func Token(r *http.Request) (uint64, error) {
 	return token, nil
 }
 
-// Handler admits requests whose token passes check to next. A request without a token is answered with 428 (Precondition Required), one with
-// a malformed token with 400, one that check refuses with ErrStale or ErrNoToken with 412 (Precondition Failed). Another error of check
-// is a fault of the service, and answered with 500, without its text.
+// Handler admits requests whose token passes check to next. A request without a
+// token is answered with 428 (Precondition Required), one with a malformed
+// token with 400, one that check refuses with ErrStale or ErrNoToken with 412
+// (Precondition Failed). Another error of check is a fault of the service, and
+// answered with 500, without its text.
 //
 //	var tokens guard.Memory
 //	http.Handle("/accounts/{id}", guard.Handler(accounts, func(r *http.Request, token uint64) error {
@@ -41,13 +44,13 @@ func Token(r *http.Request) (uint64, error) {
 // The pattern has no method, because a client presents its token with the GET
 // that its PUT depends on, too.
 //
-// The check ends before next begins. A request that was admitted and then paused
-// in next may write after a later holder has read, and the later holder then
-// writes over it. Where that matters, next presents the token itself, which
-// [Token] returns: with [SQL.Write] in the transaction that reads and writes,
-// or with [Memory.Write] under the mutex that protects the data. A GET does the
-// same: it calls Write, and not Read, before it reads for a holder that is
-// going to write.
+// The check ends before next begins. A request that was admitted and then
+// paused in next may write after a later holder has read, and the later holder
+// then writes over it. Where that matters, next presents the token itself,
+// which [Token] returns: with [SQL.Write] in the transaction that reads and
+// writes, or with [Memory.Write] under the mutex that protects the data. A GET
+// does the same: it calls Write, and not Read, before it reads for a holder
+// that is going to write.
 func Handler(next http.Handler, check func(r *http.Request, token uint64) error) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		token, err := Token(r)

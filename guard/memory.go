@@ -2,8 +2,9 @@ package guard
 
 import "sync"
 
-// Memory keeps the largest token of each name in the process, for a resource in the same process. The zero value is ready, and forgets nothing.
-// All methods may be called concurrently.
+// Memory keeps the largest token of each name in the process, for a resource in
+// the same process. The zero value is ready, and forgets nothing. All methods
+// may be called concurrently.
 type Memory struct {
 	mu     sync.Mutex
 	tokens map[string]int64
@@ -27,7 +28,8 @@ func (m *Memory) Write(name string, token uint64) error {
 	return nil
 }
 
-// Read admits a read by a holder in the mode Read with the token, or returns ErrStale if a later writer was admitted. Nothing is kept.
+// Read admits a read by a holder in the mode Read with the token, or returns
+// ErrStale if a later writer was admitted. Nothing is kept.
 func (m *Memory) Read(name string, token uint64) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -6,12 +6,14 @@ import (
 	"fmt"
 )
 
-// SQL is how a database keeps the largest token of each name, in a table that the program creates:
+// SQL is how a database keeps the largest token of each name, in a table that
+// the program creates:
 //
 //	create table dsync_guard (name text primary key, token bigint not null)            -- PostgreSQL, SQLite
 //	create table dsync_guard (name varbinary(1024) primary key, token bigint not null) -- MySQL, MariaDB
 //
-// The names of MySQL are binary because its texts are equal when they differ in case, in accents or in spaces at their end.
+// The names of MySQL are binary because its texts are equal when they differ in
+// case, in accents or in spaces at their end.
 //
 // Write and Read work in the transaction of the caller, together with what the
 // token protects, so the check and the work are one, at every isolation level.
@@ -23,7 +25,8 @@ import (
 // not ErrStale, and is tried again as a whole, as ever.
 type SQL struct{ dialect *dialect }
 
-// The databases: PostgreSQL 9.5 or later, SQLite 3.35 or later, MySQL 5.7 or later, or MariaDB 10.2 or later, and what speaks as they do.
+// The databases: PostgreSQL 9.5 or later, SQLite 3.35 or later, MySQL 5.7 or
+// later, or MariaDB 10.2 or later, and what speaks as they do.
 var (
 	Postgres = SQL{&dialect{
 		write: writeReturning,
@@ -47,7 +50,8 @@ const writeReturning = `insert into dsync_guard (name, token) values ($1, $2)
 		else excluded.token
 	end returning token`
 
-// dialect has the statements of a database. None of them counts on how many rows were affected, of which drivers have different ideas.
+// dialect has the statements of a database. None of them counts on how many
+// rows were affected, of which drivers have different ideas.
 type dialect struct {
 	write  string // keeps the token, or the one that is there if that is larger, and returns which
 	kept   string // the token that is kept, or -1; nobody changes it before the end of the transaction
@@ -58,20 +62,28 @@ type dialect struct {
 type Tx interface {
 	ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
 	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
-	Commit() error // is not called: a *sql.DB, where each statement has a transaction of its own, does not have it
+	// is not called: a *sql.DB, where each statement has a transaction of its
+	// own, does not have it
+	Commit() error
 }
 
-// Write admits a write to what name stands for, by the holder with the token, and keeps the token. Nobody else gets through Write for the
-// name before the transaction ends. Write returns ErrStale if a later holder has written, and ErrNoToken if the token is 0.
+// Write admits a write to what name stands for, by the holder with the token,
+// and keeps the token. Nobody else gets through Write for the name before the
+// transaction ends. Write returns ErrStale if a later holder has written, and
+// ErrNoToken if the token is 0.
 func (s SQL) Write(ctx context.Context, tx Tx, name string, token uint64) error {
 	return s.dialect.admitWrite(ctx, sqlTx{tx}, name, token)
 }
 
-// Read admits a read of what name stands for, by a holder in the mode Read with the token. Read returns ErrStale if a later holder has
-// written, and ErrNoToken if the token is 0. The token is not kept, since of two readers the one with the smaller token must not be refused.
+// Read admits a read of what name stands for, by a holder in the mode Read with
+// the token. Read returns ErrStale if a later holder has written, and
+// ErrNoToken if the token is 0. The token is not kept, since of two readers the
+// one with the smaller token must not be refused.
 //
-// Before the transaction ends it sees nothing of later holders: they do not get through Write, or, on SQLite, the transaction goes on to see what
-// was there before. For that the first Read of a name makes its row, and on PostgreSQL any Read takes the privilege to update the table.
+// Before the transaction ends it sees nothing of later holders: they do not get
+// through Write, or, on SQLite, the transaction goes on to see what was there
+// before. For that the first Read of a name makes its row, and on PostgreSQL
+// any Read takes the privilege to update the table.
 func (s SQL) Read(ctx context.Context, tx Tx, name string, token uint64) error {
 	return s.dialect.admitRead(ctx, sqlTx{tx}, name, token)
 }
@@ -88,9 +100,9 @@ type DB interface {
 // will be refused, so the caller may read the data that its work depends on.
 //
 // Each write afterwards still presents the token with Write, because the lock
-// may be lost in the meantime. Enter returns the errors of Write. It returns the
-// database's error if a conflict with another transaction ended its own. The
-// caller may then call Enter again.
+// may be lost in the meantime. Enter returns the errors of Write. It returns
+// the database's error if a conflict with another transaction ended its own.
+// The caller may then call Enter again.
 func (s SQL) Enter(ctx context.Context, db DB, name string, token uint64) error {
 	if err := check(name, token); err != nil {
 		return err
@@ -112,7 +124,9 @@ func (s SQL) Enter(ctx context.Context, db DB, name string, token uint64) error 
 // PGX is a transaction of pgx: a pgx.Tx.
 type PGX[Row interface{ Scan(...any) error }] interface {
 	QueryRow(ctx context.Context, query string, args ...any) Row
-	Commit(ctx context.Context) error // is not called: a connection or a pool, where each statement has a transaction of its own, does not have it
+	// is not called: a connection or a pool, where each statement has a
+	// transaction of its own, does not have it
+	Commit(ctx context.Context) error
 }
 
 // WritePGX is Postgres.Write for a transaction of pgx.
@@ -185,7 +199,8 @@ func (d *dialect) admitRead(ctx context.Context, tx transaction, name string, to
 
 // transaction is what the two kinds of transactions have in common.
 type transaction interface {
-	// keep keeps the larger one of the token and of that which is kept, and returns it.
+	// keep keeps the larger one of the token and of that which is kept, and
+	// returns it.
 	keep(ctx context.Context, d *dialect, name string, token uint64) (kept int64, err error)
 
 	// kept returns the token that is kept, or -1.

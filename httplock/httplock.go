@@ -14,8 +14,8 @@ import (
 const statusClientClosedRequest = 499
 
 // Serialize lets one request of a key at a time through to next. The context of
-// the request ends when the lock is lost, and dsync.LeaseFrom returns its lease,
-// whose token next presents to what it writes.
+// the request ends when the lock is lost, and dsync.LeaseFrom returns its
+// lease, whose token next presents to what it writes.
 //
 // opts are those of Locker.Lock. Without dsync.WaitAtMost a request waits until
 // its client leaves. A request that does not get the lock is answered with 409

@@ -159,8 +159,8 @@ func TestIdempotent(t *testing.T) {
 	})
 }
 
-// TestIdempotentWithoutItsUnlock loses the answer to the Unlock: the client gets
-// its answer.
+// TestIdempotentWithoutItsUnlock loses the answer to the Unlock: the client
+// gets its answer.
 func TestIdempotentWithoutItsUnlock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client, backend := dsynctest.New(t, nil)

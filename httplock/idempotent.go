@@ -30,8 +30,8 @@ type Answer struct {
 	Body    []byte
 }
 
-// Answers stores answers by their keys, such as [Table] does. Its methods may be
-// called concurrently.
+// Answers stores answers by their keys, such as [Table] does. Its methods may
+// be called concurrently.
 type Answers interface {
 	// Load returns nil if there is no answer.
 	Load(ctx context.Context, key string) (*Answer, error)
@@ -40,7 +40,8 @@ type Answers interface {
 	// Store refuse smaller tokens from now on.
 	Enter(ctx context.Context, key string, token uint64) error
 
-	// Store fails with guard.ErrStale if Enter or Store has seen a larger token.
+	// Store fails with guard.ErrStale if Enter or Store has seen a larger
+	// token.
 	Store(ctx context.Context, key string, a *Answer, token uint64) error
 }
 
@@ -48,15 +49,16 @@ type Answers interface {
 // lets only one request of a key at a time through to next. A request without
 // the header is passed to next unchanged. The backend of l must issue tokens.
 //
-// scope returns whose key it is, such as the id of the account: clients must not
-// get each other's answers. opts are those of Locker.Lock, as in [Serialize].
+// scope returns whose key it is, such as the id of the account: clients must
+// not get each other's answers. opts are those of Locker.Lock, as in
+// [Serialize].
 //
 // The answer of next is sent when it has been stored. Answers with the status
-// 409, 425, 429, or 500 and above are not stored, so that the client can try again.
-// A key that was used for another request is answered with 422, and a key above
-// 255 bytes with 400. If next began and its answer could not be stored, the
-// answer is 503, and a repeated request runs next again: next fences what it
-// writes with the token of dsync.LeaseFrom(r.Context()).
+// 409, 425, 429, or 500 and above are not stored, so that the client can try
+// again. A key that was used for another request is answered with 422, and a
+// key above 255 bytes with 400. If next began and its answer could not be
+// stored, the answer is 503, and a repeated request runs next again: next
+// fences what it writes with the token of dsync.LeaseFrom(r.Context()).
 func Idempotent(l dsync.Locker, answers Answers, scope func(*http.Request) string, next http.Handler, opts ...dsync.LockOption) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		key := r.Header.Get(Header)

@@ -89,7 +89,8 @@ func (c *clerk) run(ctx context.Context) error {
 	return h.Close()
 }
 
-// open opens what gives the locks, as whoever supervises the clerk would: again and again.
+// open opens what gives the locks, as whoever supervises the clerk would: again
+// and again.
 func (c *clerk) open(ctx context.Context) (locks, error) {
 	bound, cancel := context.WithTimeout(ctx, fleetPatience)
 	defer cancel()

@@ -7,8 +7,10 @@ import (
 	"github.com/go-dsync/dsync/cmd/dsync/internal/cli"
 )
 
-// complete adds the command that writes completion scripts for shells, and says of all commands below root what their arguments and flags
-// can be. Completion knows the command line alone: no backend is asked, and no variable and no file is read, so nothing of a password can be shown.
+// complete adds the command that writes completion scripts for shells, and says
+// of all commands below root what their arguments and flags can be. Completion
+// knows the command line alone: no backend is asked, and no variable and no
+// file is read, so nothing of a password can be shown.
 func complete(root *cobra.Command) {
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd()
@@ -42,7 +44,8 @@ func completeValues(c *cobra.Command) {
 		case kind == "URL":
 			values = cli.CompleteURL
 		}
-		_ = c.RegisterFlagCompletionFunc(f.Name, values) // which fails for flags that the command does not have
+		// which fails for flags that the command does not have
+		_ = c.RegisterFlagCompletionFunc(f.Name, values)
 	}
 	c.Flags().VisitAll(add)
 	c.PersistentFlags().VisitAll(add)

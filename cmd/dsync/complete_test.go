@@ -18,7 +18,8 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// completed returns what is offered in place of the last argument, and whether files are.
+// completed returns what is offered in place of the last argument, and whether
+// files are.
 func completed(t *testing.T, args ...string) (offers []string, files bool) {
 	t.Helper()
 	var out, errs bytes.Buffer
@@ -34,7 +35,8 @@ func completed(t *testing.T, args ...string) (offers []string, files bool) {
 	return lines[:len(lines)-1], last == ":0"
 }
 
-// TestCompletion looks at what shells are offered. None of it depends on what the environment has.
+// TestCompletion looks at what shells are offered. None of it depends on what
+// the environment has.
 func TestCompletion(t *testing.T) {
 	t.Setenv("DSYNC_URL", "redisson://user:"+testenv.PasswordMark+"@127.0.0.1:1")
 	t.Setenv("DSYNC_FROM", "redisson://user:"+testenv.PasswordMark+"@127.0.0.1:1")
@@ -85,7 +87,8 @@ func TestCompletionScripts(t *testing.T) {
 	p.bare("completion", "tcsh").want(cli.ExitUsage, "no command tcsh")
 }
 
-// TestCompletionInBash has bash complete a line by the script, with what that needs of the package bash-completion.
+// TestCompletionInBash has bash complete a line by the script, with what that
+// needs of the package bash-completion.
 func TestCompletionInBash(t *testing.T) {
 	t.Parallel()
 	program, _, _ := testenv.Program(t)
@@ -106,7 +109,8 @@ printf '%s\n' "${COMPREPLY[@]}"`
 	}
 }
 
-// acts are the commands that do something, and say by their exit status what came of it, and serve, whose pages are for browsers.
+// acts are the commands that do something, and say by their exit status what
+// came of it, and serve, whose pages are for browsers.
 var acts = []string{"dsync", "run", "release", "serve", "migrate", "seal", "rollback", "finalize", "untie", "help", "completion", "bash", "zsh", "fish", "powershell"}
 
 // TestCommands holds each command to what all have.

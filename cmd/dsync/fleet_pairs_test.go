@@ -30,10 +30,12 @@ var fleetPairs = []struct {
 	{"zookeeper to etcd", false, false, fromZooKeeper, toEtcd},
 }
 
-// server is a backend that can be killed and started again, with what it has acknowledged.
+// server is a backend that can be killed and started again, with what it has
+// acknowledged.
 type server interface{ Restart() }
 
-// The users of an old backend: one of the programs that know it alone, and one of those in the migration.
+// The users of an old backend: one of the programs that know it alone, and one
+// of those in the migration.
 const (
 	oldUser   = "old"
 	moverUser = "mover"
@@ -131,7 +133,8 @@ func (m *mortal) Restart() {
 	}
 }
 
-// fromZooKeeper is a ZooKeeper without users, which is shut down to cut programs off.
+// fromZooKeeper is a ZooKeeper without users, which is shut down to cut
+// programs off.
 func fromZooKeeper(t *testing.T) *oldPlace {
 	s := &mortal{ZooKeeperServer: testenv.ZooKeeper(t)}
 	return &oldPlace{server: s, url: "zk://" + s.Addr + "/locks", tokens: true, cutOff: func(string) {

@@ -10,7 +10,8 @@ import (
 	"github.com/go-dsync/dsync/cmd/dsync/internal/cli"
 )
 
-// wrapHelp has a command and those below it fill the lines of their help anew where a terminal is less wide than the help was written for.
+// wrapHelp has a command and those below it fill the lines of their help anew
+// where a terminal is less wide than the help was written for.
 func wrapHelp(c *cobra.Command, width int) {
 	if width == 0 {
 		return
@@ -26,8 +27,9 @@ func wrapHelp(c *cobra.Command, width int) {
 	fill(c)
 }
 
-// refill breaks a text into lines of the given width. Lines without an indent are one paragraph, and so are an item of a list and the lines
-// indented as far as the explanation of the item.
+// refill breaks a text into lines of the given width. Lines without an indent
+// are one paragraph, and so are an item of a list and the lines indented as far
+// as the explanation of the item.
 func refill(text string, width int) string {
 	var out strings.Builder
 	var paragraph []string

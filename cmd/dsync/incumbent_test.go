@@ -16,7 +16,8 @@ import (
 	"github.com/go-dsync/dsync"
 )
 
-// incumbents are programs that know the old backend alone, and nothing of dsync. Each is opened by a URL of dsync.
+// incumbents are programs that know the old backend alone, and nothing of
+// dsync. Each is opened by a URL of dsync.
 var incumbents = map[string]func(ctx context.Context, raw string) (locks, error){
 	"SET NX PX": openTexts,
 	"Mutex":     openMutexes,
@@ -41,7 +42,8 @@ func (f *foreign) Err() error {
 	return nil
 }
 
-// unknown is err as an error that a history has a class for: whether the request was carried out is not known.
+// unknown is err as an error that a history has a class for: whether the
+// request was carried out is not known.
 func unknown(err error) error {
 	if err != nil {
 		err = fmt.Errorf("%w: %v", dsync.ErrUnknown, err)
@@ -88,14 +90,16 @@ func (t texts) Close(context.Context) error {
 	return nil
 }
 
-// mutexes are those of the concurrency package of etcd's client, all in one session.
+// mutexes are those of the concurrency package of etcd's client, all in one
+// session.
 type mutexes struct {
 	client  *clientv3.Client
 	prefix  string
 	session *concurrency.Session
 }
 
-// mutexTTL is how long a mutex is surely there: two thirds of the TTL of a session that is kept alive, less what a busy machine takes.
+// mutexTTL is how long a mutex is surely there: two thirds of the TTL of a
+// session that is kept alive, less what a busy machine takes.
 const mutexTTL = runbookTTL / 2
 
 func openMutexes(_ context.Context, raw string) (locks, error) {

@@ -1,5 +1,6 @@
-// Command dsync is the command line tool of package dsync. `dsync run` runs a command under a lock, `dsync migrate` moves locks from one
-// backend to another, and others show locks, and look at backends: see `dsync --help`.
+// Command dsync is the command line tool of package dsync. `dsync run` runs a
+// command under a lock, `dsync migrate` moves locks from one backend to
+// another, and others show locks, and look at backends: see `dsync --help`.
 package main
 
 import (
@@ -59,7 +60,8 @@ func newRoot(stdout io.Writer) *cobra.Command {
 	return root
 }
 
-// run is the program with its surroundings as parameters. It returns the exit status.
+// run is the program with its surroundings as parameters. It returns the exit
+// status.
 func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	root := newRoot(stdout)
 	root.SetArgs(append([]string{}, args...)) // nil would stand for those of the process

@@ -21,8 +21,9 @@ import (
 func TestMain(m *testing.M) {
 	testenv.RunRole(map[string]func(){"clerk": clerkMain})
 	testenv.RunProgram(main)
-	// The commands of tests get each signal, also if whoever started the tests ignores some, as nohup does, and a shell for what is in the
-	// background: what a program takes is not ignored in the programs that it starts.
+	// The commands of tests get each signal, also if whoever started the tests
+	// ignores some, as nohup does, and a shell for what is in the background:
+	// what a program takes is not ignored in the programs that it starts.
 	for _, s := range []os.Signal{syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM} {
 		if signal.Ignored(s) {
 			signal.Notify(make(chan os.Signal, 1), s)
@@ -81,7 +82,8 @@ func (p *two) bare(args ...string) result {
 	return result{p.t, strings.Join(args, " "), status, out.String(), errors.String()}
 }
 
-// want fails the test unless the command ended so, and all texts are in what it wrote. It returns what it was called on.
+// want fails the test unless the command ended so, and all texts are in what it
+// wrote. It returns what it was called on.
 func (r result) want(status int, texts ...string) result {
 	r.t.Helper()
 	if r.status != status || (r.errors == "") != (status == cli.ExitDone) {

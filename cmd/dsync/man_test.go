@@ -16,7 +16,8 @@ import (
 
 var manPages = flag.String("man", "", "write the man pages to this `directory`")
 
-// TestManPages makes a man page of each command; `make man` keeps them. It is a test, so that the program has nothing of what makes them.
+// TestManPages makes a man page of each command; `make man` keeps them. It is a
+// test, so that the program has nothing of what makes them.
 func TestManPages(t *testing.T) {
 	dir := *manPages
 	if dir == "" {
@@ -73,7 +74,8 @@ func everyCommand(c *cobra.Command, f func(*cobra.Command)) {
 
 var special = regexp.MustCompile("[\\\\`*_{}\\[\\]<>~|]")
 
-// asMarkdown returns the text of a help in the form that pages are made of: what is indented stays as it is.
+// asMarkdown returns the text of a help in the form that pages are made of:
+// what is indented stays as it is.
 func asMarkdown(text string) string {
 	var out strings.Builder
 	indented := false

@@ -92,7 +92,8 @@ func TestStatusTellsSessionsOfPostgresApart(t *testing.T) {
 	}
 }
 
-// TestStatusNamesReadersAndWriters of the old backend, which no program of a migration is.
+// TestStatusNamesReadersAndWriters of the old backend, which no program of a
+// migration is.
 func TestStatusNamesReadersAndWriters(t *testing.T) {
 	p := inMemory(t)
 	d := drivertest.Open(t, p.from)
@@ -158,7 +159,8 @@ func TestStatusNamesAnIncumbent(t *testing.T) {
 	}
 }
 
-// TestStatusFor: one who is behind now and then is found by looking for longer, also on names that nobody else uses.
+// TestStatusFor: one who is behind now and then is found by looking for longer,
+// also on names that nobody else uses.
 func TestStatusFor(t *testing.T) {
 	for _, test := range []struct {
 		what  string
@@ -218,10 +220,12 @@ func TestSealFor(t *testing.T) {
 	inMemory(t).run("seal", "--for", "-1s", "x").want(cli.ExitUsage, "--for -1s is negative")
 }
 
-// nameless is a client whose holds do not begin alike, as the random values of string locks.
+// nameless is a client whose holds do not begin alike, as the random values of
+// string locks.
 const nameless = "random"
 
-// holdAgain locks x again and again, after a pause and for a while, until ctx ends.
+// holdAgain locks x again and again, after a pause and for a while, until ctx
+// ends.
 func holdAgain(ctx context.Context, client string, d driver.Driver, before, holds time.Duration) {
 	for n := 0; ctx.Err() == nil; n++ {
 		pause(ctx, before)
@@ -391,7 +395,8 @@ func TestRollbackIsRefused(t *testing.T) {
 	p.wantState("moved", "x")
 }
 
-// TestAtLeastInAMigration keeps the name after the end of the command, on both backends.
+// TestAtLeastInAMigration keeps the name after the end of the command, on both
+// backends.
 func TestAtLeastInAMigration(t *testing.T) {
 	p := &two{t: t, from: "redisson://" + testenv.Redis(t).Addr, to: "etcd://" + testenv.Etcd(t).Addr + "/locks/"}
 	raw := "migrate:?phase=dual&from=" + url.QueryEscape(p.from) + "&to=" + url.QueryEscape(p.to)
@@ -457,7 +462,8 @@ func TestGate(t *testing.T) {
 	}
 }
 
-// TestGateShowsWhoWantsToBeInPhaseOld, at every look, also when phase old is closed.
+// TestGateShowsWhoWantsToBeInPhaseOld, at every look, also when phase old is
+// closed.
 func TestGateShowsWhoWantsToBeInPhaseOld(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := inMemory(t)
@@ -502,7 +508,8 @@ func TestOperatorsAreToldOfEachOther(t *testing.T) {
 	})
 }
 
-// TestFinalizeAsksForAFloor: without one tokens fall for a name that nobody locks before the end.
+// TestFinalizeAsksForAFloor: without one tokens fall for a name that nobody
+// locks before the end.
 func TestFinalizeAsksForAFloor(t *testing.T) {
 	p := inMemory(t).bareURLs()
 	old := drivertest.Open(t, p.from)
@@ -542,7 +549,8 @@ func TestToolFindsTheWrongPair(t *testing.T) {
 	swapped.run("plan").want(cli.ExitDone)
 }
 
-// TestTheWayBackTakesBackAllNames, also those that nobody listed, which moved as they were locked.
+// TestTheWayBackTakesBackAllNames, also those that nobody listed, which moved
+// as they were locked.
 func TestTheWayBackTakesBackAllNames(t *testing.T) {
 	t.Parallel()
 	for kind, from := range map[string]string{
@@ -614,7 +622,8 @@ func TestToolFindsTheWrongNewBackendOfAGate(t *testing.T) {
 	wrong.run("finalize", "--gate", "--fenced=false").want(cli.ExitDone)
 }
 
-// TestSealLooksForProgramsThatWouldWaitInVain, and leaves all names as they are.
+// TestSealLooksForProgramsThatWouldWaitInVain, and leaves all names as they
+// are.
 func TestSealLooksForProgramsThatWouldWaitInVain(t *testing.T) {
 	p := inMemory(t)
 	l := drivertest.Acquire(t, drivertest.Open(t, p.from), drivertest.Request("held"))
@@ -626,7 +635,8 @@ func TestSealLooksForProgramsThatWouldWaitInVain(t *testing.T) {
 	p.run("seal", "--all", "--names", "-").want(cli.ExitDone, "sealed: 1; sealed already: 1")
 }
 
-// TestStatusKnowsHoldsOfTheMigration: a command that was killed leaves a half of what it held.
+// TestStatusKnowsHoldsOfTheMigration: a command that was killed leaves a half
+// of what it held.
 func TestStatusKnowsHoldsOfTheMigration(t *testing.T) {
 	p := inMemory(t)
 	r := drivertest.Request("x")

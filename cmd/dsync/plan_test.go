@@ -16,7 +16,8 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// plain is a backend that keeps no seals and no marks, and tells who holds a lock.
+// plain is a backend that keeps no seals and no marks, and tells who holds a
+// lock.
 type plain struct {
 	driver.Driver
 	driver.Inspector
@@ -103,7 +104,8 @@ func TestPlan(t *testing.T) {
 	}
 }
 
-// TestPlanTellsOneFloor, at each call, and after the first program the floor of that program.
+// TestPlanTellsOneFloor, at each call, and after the first program the floor of
+// that program.
 func TestPlanTellsOneFloor(t *testing.T) {
 	p := inMemory(t).bareURLs()
 	plan := func(status int) (r planJSON) {
@@ -134,7 +136,8 @@ func TestPlanTellsOneFloor(t *testing.T) {
 	}
 }
 
-// TestPlanTellsTheURLsOfThePrograms, with passwords only where that is asked for.
+// TestPlanTellsTheURLsOfThePrograms, with passwords only where that is asked
+// for.
 func TestPlanTellsTheURLsOfThePrograms(t *testing.T) {
 	redis := testenv.Redis(t)
 	const secret = testenv.PasswordMark + "%2F%40%25"
@@ -153,7 +156,8 @@ func TestPlanTellsTheURLsOfThePrograms(t *testing.T) {
 	}
 }
 
-// TestWhatMayNotBeSeenIsNoYes has a user without rights for the names of the migration.
+// TestWhatMayNotBeSeenIsNoYes has a user without rights for the names of the
+// migration.
 func TestWhatMayNotBeSeenIsNoYes(t *testing.T) {
 	s := redisToEtcd(t, 1)
 	s.to, _, _ = strings.Cut(s.to, "?")

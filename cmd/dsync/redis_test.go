@@ -30,7 +30,8 @@ const (
 // etcdFloor is above all tokens of Redis for years.
 const etcdFloor = 2_100_000_000_000_000
 
-// service is a Redis that Java services use too, and the etcd that its locks move to.
+// service is a Redis that Java services use too, and the etcd that its locks
+// move to.
 type service struct {
 	*two
 	redis *testenv.RedisServer
@@ -67,7 +68,8 @@ func (s *service) sealing(args ...string) (cmd *exec.Cmd, stdout, stderr *bytes.
 	return cmd, stdout, stderr
 }
 
-// work locks one name after the other, as a program in a phase, until stop is called. It fails the test if a token falls.
+// work locks one name after the other, as a program in a phase, until stop is
+// called. It fails the test if a token falls.
 func (s *service) work(phase migrate.Phase) (stop func()) {
 	client, err := dsync.New(s.program(phase, "&ttl=10s"), nil)
 	if err != nil {
@@ -105,7 +107,8 @@ func (s *service) work(phase migrate.Phase) (stop func()) {
 	}
 }
 
-// TestSealIsInterruptedAndRepeated runs the command as a user does, beside a program that locks the names, and ends it in the middle.
+// TestSealIsInterruptedAndRepeated runs the command as a user does, beside a
+// program that locks the names, and ends it in the middle.
 func TestSealIsInterruptedAndRepeated(t *testing.T) {
 	for _, how := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGKILL} {
 		t.Run(how.String(), func(t *testing.T) {
@@ -161,7 +164,8 @@ func checkInterrupted(t *testing.T, status int, sealed int64, stdout, stderr str
 	}
 }
 
-// TestRedissonToEtcd is the runbook of docs/migration.md, with a Java service that is moved late.
+// TestRedissonToEtcd is the runbook of docs/migration.md, with a Java service
+// that is moved late.
 func TestRedissonToEtcd(t *testing.T) {
 	s := redisToEtcd(t, 5)
 	s.run("plan").want(cli.ExitDone, "yes  name by name", "yes  they rise over the switch").not(password)

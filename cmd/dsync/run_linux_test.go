@@ -22,7 +22,8 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// inProcess is a backend that `dsync run` takes, for tests of what it does with a lock that nobody else wants.
+// inProcess is a backend that `dsync run` takes, for tests of what it does with
+// a lock that nobody else wants.
 const inProcess = "process://"
 
 func init() {
@@ -161,7 +162,8 @@ func TestRunEnvironment(t *testing.T) {
 	}
 }
 
-// lines starts a `dsync run`, and returns how to read its output. Its command ends with the test.
+// lines starts a `dsync run`, and returns how to read its output. Its command
+// ends with the test.
 func lines(t *testing.T, args ...string) (c *command, next func() string) {
 	t.Helper()
 	cmd, _, errs := testenv.Program(t, append([]string{"run", "--url", inProcess}, args...)...)
@@ -228,7 +230,8 @@ func TestRunPassesSignals(t *testing.T) {
 	}
 }
 
-// TestRunHeedsWhatIsIgnored: in a background job of a script, INT is for others.
+// TestRunHeedsWhatIsIgnored: in a background job of a script, INT is for
+// others.
 func TestRunHeedsWhatIsIgnored(t *testing.T) {
 	t.Parallel()
 	self, err := os.Executable()
@@ -264,7 +267,8 @@ func TestRunEndsWhatItsCommandLeaves(t *testing.T) {
 	}
 }
 
-// TestRunWithoutItsGuard: if somebody kills the guard, nobody would end the command if dsync were frozen.
+// TestRunWithoutItsGuard: if somebody kills the guard, nobody would end the
+// command if dsync were frozen.
 func TestRunWithoutItsGuard(t *testing.T) {
 	t.Parallel()
 	c, next := lines(t, "x", "--", "sh", "-c", "ps -o pgid= -p $$; echo $$; exec sleep 300")
@@ -282,7 +286,8 @@ func TestRunWithoutItsGuard(t *testing.T) {
 	}
 }
 
-// TestRunWhileTheCommandIsStopped: the lock is kept and, in the long form, renewed.
+// TestRunWhileTheCommandIsStopped: the lock is kept and, in the long form,
+// renewed.
 func TestRunWhileTheCommandIsStopped(t *testing.T) {
 	t.Parallel()
 	ttl := testenv.Briefly("30s", "6s")

@@ -21,8 +21,9 @@ type attempt struct {
 	ran                bool
 }
 
-// TestRunOnceInAPeriod runs a job from the crontabs of three machines, whose clocks are 150 ms apart: once. The period is so long that no load
-// makes an attempt late.
+// TestRunOnceInAPeriod runs a job from the crontabs of three machines, whose
+// clocks are 150 ms apart: once. The period is so long that no load makes an
+// attempt late.
 func TestRunOnceInAPeriod(t *testing.T) {
 	t.Parallel()
 	ran, now := 0, time.Now()
@@ -38,8 +39,10 @@ func TestRunOnceInAPeriod(t *testing.T) {
 
 // TestRunOncePerPeriod runs such a job in twenty short periods: once in each.
 //
-// What is promised at any load is that two runs are not closer to each other than --at-least. One run per period is promised if all attempts
-// of the period and of the one before ended in time; if not, the machine is too busy, and the next period is twice as long.
+// What is promised at any load is that two runs are not closer to each other
+// than --at-least. One run per period is promised if all attempts of the period
+// and of the one before ended in time; if not, the machine is too busy, and the
+// next period is twice as long.
 func TestRunOncePerPeriod(t *testing.T) {
 	if *trials == 0 {
 		t.Skip("left to make run-long")
@@ -79,7 +82,8 @@ func TestRunOncePerPeriod(t *testing.T) {
 	}
 }
 
-// onAllMachines lets each machine try the job when its own clock says that it is due.
+// onAllMachines lets each machine try the job when its own clock says that it
+// is due.
 func onAllMachines(t *testing.T, url string, due, start time.Time, atLeast time.Duration) (attempts [machines]attempt) {
 	var all sync.WaitGroup
 	for i := range attempts {

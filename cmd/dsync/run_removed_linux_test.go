@@ -17,9 +17,9 @@ import (
 // nothing tells but a look or a renewal.
 const soon = 300 * time.Millisecond
 
-// TestRunLearnsOfARemoval: a command ends as soon as its lock is removed, and the
-// wait for the removal makes no waiter. A try that takes longer is repeated,
-// since the machine may be busy.
+// TestRunLearnsOfARemoval: a command ends as soon as its lock is removed, and
+// the wait for the removal makes no waiter. A try that takes longer is
+// repeated, since the machine may be busy.
 func TestRunLearnsOfARemoval(t *testing.T) {
 	t.Parallel()
 	beds := trialBeds(t, true)

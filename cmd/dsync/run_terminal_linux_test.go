@@ -48,14 +48,15 @@ func (s *shell) types(keys string) {
 	}
 }
 
-// shows waits for a text, and returns what was shown since the last call. What comes soon after the text may be a part of that.
+// shows waits for a text, and returns what was shown since the last call. What
+// comes soon after the text may be a part of that.
 func (s *shell) shows(text string) (before string) {
 	s.t.Helper()
 	return until(s.t, s.File, text)
 }
 
-// resumes types fg, and waits until the shell, which says so first, has given the
-// terminal to the job: until then keys such as Ctrl-C are for the shell.
+// resumes types fg, and waits until the shell, which says so first, has given
+// the terminal to the job: until then keys such as Ctrl-C are for the shell.
 func (s *shell) resumes() {
 	s.t.Helper()
 	s.types("fg\n")
@@ -76,7 +77,8 @@ func (s *shell) exits() {
 	_ = s.cmd.Wait()
 }
 
-// TestRunOnATerminal stops a command by Ctrl-Z, and lets it go on, in a shell with job control.
+// TestRunOnATerminal stops a command by Ctrl-Z, and lets it go on, in a shell
+// with job control.
 func TestRunOnATerminal(t *testing.T) {
 	t.Parallel()
 	s := startShell(t)
@@ -121,7 +123,8 @@ func TestRunOfTimeoutOnATerminal(t *testing.T) {
 	s.exits()
 }
 
-// TestRunInAPipeline gives the terminal to a command that reads from it, though others of the pipeline are in the foreground.
+// TestRunInAPipeline gives the terminal to a command that reads from it, though
+// others of the pipeline are in the foreground.
 func TestRunInAPipeline(t *testing.T) {
 	t.Parallel()
 	s := startShell(t)
@@ -134,7 +137,8 @@ func TestRunInAPipeline(t *testing.T) {
 	s.exits()
 }
 
-// TestRunIsStoppedForLong stops a command by Ctrl-Z, and dsync with it, until the lock is over.
+// TestRunIsStoppedForLong stops a command by Ctrl-Z, and dsync with it, until
+// the lock is over.
 func TestRunIsStoppedForLong(t *testing.T) {
 	t.Parallel()
 	s := startShell(t)

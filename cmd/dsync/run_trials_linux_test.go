@@ -55,7 +55,8 @@ var mishaps = []mishap{
 			tr.t.Errorf("force: %v", err)
 		}
 	}, always},
-	// The server of PostgreSQL frees the locks of a process that is gone at once.
+	// The server of PostgreSQL frees the locks of a process that is gone at
+	// once.
 	{"killed", -1, func(tr *trial) { tr.signal(syscall.SIGKILL) }, func(backend string) bool { return backend == "pglock" }},
 	{"guard killed", cli.ExitBroken, func(tr *trial) {
 		guard, err := syscall.Getpgid(tr.leader("first"))
@@ -108,11 +109,14 @@ func trialBeds(t *testing.T, all bool) []*bed {
 	return beds
 }
 
-// TestNoTwoCommands lets something happen to a `dsync run` whose command has started others that ignore TERM, while another `dsync run` waits
-// for the lock: when that starts its command, nobody of the first one runs.
+// TestNoTwoCommands lets something happen to a `dsync run` whose command has
+// started others that ignore TERM, while another `dsync run` waits for the
+// lock: when that starts its command, nobody of the first one runs.
 //
-// This is promised if the guard has a processor once in the last tenth of the TTL, its reserve. So a trial is void in which a process of the
-// commands had none for a third of that, or a lock was lost before the mishap: it is made again with twice the TTL. No other time is a promise.
+// This is promised if the guard has a processor once in the last tenth of the
+// TTL, its reserve. So a trial is void in which a process of the commands had
+// none for a third of that, or a lock was lost before the mishap: it is made
+// again with twice the TTL. No other time is a promise.
 func TestNoTwoCommands(t *testing.T) {
 	t.Parallel()
 	pack := filepath.Join(t.TempDir(), "pack")
@@ -142,7 +146,8 @@ type kind struct {
 	args []string
 }
 
-// kinds returns the lock, and where the backend has them permits of which a third party has one: in a short run only for some mishaps.
+// kinds returns the lock, and where the backend has them permits of which a
+// third party has one: in a short run only for some mishaps.
 func (b *bed) kinds(m mishap, all bool) []kind {
 	kinds := []kind{{}}
 	if b.client.Info().Permits.Offered && (all || m.name == "frozen" || m.name == "killed") {
@@ -258,7 +263,8 @@ func (tr *trial) not(format string, args ...any) {
 	tr.wrong = append(tr.wrong, fmt.Sprintf(format, args...))
 }
 
-// verdict fails the test for what is wrong, unless the machine was too busy for the promise.
+// verdict fails the test for what is wrong, unless the machine was too busy for
+// the promise.
 func (tr *trial) verdict() (void string) {
 	_, gap1 := tr.times("first")
 	_, gap2 := tr.times("second")
@@ -342,7 +348,8 @@ func (tr *trial) signal(s syscall.Signal) {
 	}
 }
 
-// await looks until it is so. False means that the command has lost the lock before.
+// await looks until it is so. False means that the command has lost the lock
+// before.
 func (tr *trial) await(c *command, so func() bool) bool {
 	tr.t.Helper()
 	for end := time.Now().Add(trialGuard); !so(); pause(tr.t.Context(), 5*time.Millisecond) {
@@ -395,7 +402,8 @@ func (tr *trial) files(label string) []string {
 	return files
 }
 
-// times returns when one of the processes of a command last ran, and the longest time for which one of them did not.
+// times returns when one of the processes of a command last ran, and the
+// longest time for which one of them did not.
 func (tr *trial) times(label string) (last, gap time.Duration) {
 	for _, file := range tr.files(label) {
 		b, err := os.ReadFile(file)

@@ -24,7 +24,8 @@ func pipe(t *testing.T) (r, w *os.File) {
 	return r, w
 }
 
-// fullPipe returns the end of a pipe into which nobody can write, and lets everybody write from the call of drain on.
+// fullPipe returns the end of a pipe into which nobody can write, and lets
+// everybody write from the call of drain on.
 func fullPipe(t *testing.T) (w *os.File, drain func()) {
 	t.Helper()
 	r, w := pipe(t)
@@ -47,7 +48,8 @@ func fullPipe(t *testing.T) (w *os.File, drain func()) {
 	}
 }
 
-// unread starts a `dsync run` whose messages nobody reads, and returns the first line of its command.
+// unread starts a `dsync run` whose messages nobody reads, and returns the
+// first line of its command.
 func unread(t *testing.T, args ...string) (c *command, line string, drain func()) {
 	t.Helper()
 	cmd, _, _ := testenv.Program(t, append([]string{"run"}, args...)...)
@@ -62,7 +64,8 @@ func unread(t *testing.T, args ...string) (c *command, line string, drain func()
 	return c, strings.TrimSpace(line), drain
 }
 
-// TestGuardKillsThoughNobodyReads: the message of a guard must not delay what it does.
+// TestGuardKillsThoughNobodyReads: the message of a guard must not delay what
+// it does.
 func TestGuardKillsThoughNobodyReads(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {

@@ -12,7 +12,8 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// TestServeEndsByTERM ends a process while a page is open. The token is in the environment of the process.
+// TestServeEndsByTERM ends a process while a page is open. The token is in the
+// environment of the process.
 func TestServeEndsByTERM(t *testing.T) {
 	t.Parallel()
 	token := testenv.Password()

@@ -14,7 +14,8 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// TestProgressOnTerminal runs a seal on a terminal, where a progress bar is shown, and ends it with Ctrl-C.
+// TestProgressOnTerminal runs a seal on a terminal, where a progress bar is
+// shown, and ends it with Ctrl-C.
 func TestProgressOnTerminal(t *testing.T) {
 	var names []string
 	for i := range 200 {
@@ -23,7 +24,8 @@ func TestProgressOnTerminal(t *testing.T) {
 	cmd, stdout, _ := testenv.Program(t, append([]string{"migrate", "seal", "--from", "memory://a", "--to", "memory://b?floor=281474976710656", "--rate", "20"}, names...)...)
 	terminal := testenv.Terminal(t, cmd)
 	until(t, terminal, "/200)")
-	// What the program writes last may be lost with the terminal if nobody else has that open.
+	// What the program writes last may be lost with the terminal if nobody else
+	// has that open.
 	tty, err := os.OpenFile(fmt.Sprintf("/proc/%d/fd/2", cmd.Process.Pid), os.O_RDWR|syscall.O_NOCTTY, 0)
 	if err != nil {
 		t.Fatal(err)

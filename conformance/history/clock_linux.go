@@ -6,8 +6,8 @@ import (
 	"unsafe"
 )
 
-// sharedClock reads CLOCK_MONOTONIC, which all processes of a machine share. The monotonic clock of time.Now counts from the start of its
-// own process.
+// sharedClock reads CLOCK_MONOTONIC, which all processes of a machine share.
+// The monotonic clock of time.Now counts from the start of its own process.
 func sharedClock() time.Duration {
 	const clockMonotonic = 1
 	var ts syscall.Timespec

@@ -45,26 +45,28 @@ type Event struct {
 type Kind string
 
 const (
-	KindCall        Kind = "acq.call"    // Lock or TryLock is about to be called
-	KindWait        Kind = "acq.wait"    // the attempt has been seen in the queue
-	KindGrant       Kind = "acq.ok"      // the call returned a lease
-	KindRefuse      Kind = "acq.refused" // the call returned ErrLocked
-	KindFail        Kind = "acq.err"     // the call returned another error
-	KindCheck       Kind = "valid"       // the lease was asked whether it is held
-	KindRenew       Kind = "renew.ok"    // Extend returned nil
-	KindLose        Kind = "lost"        // Done is closed
-	KindRelease     Kind = "rel.call"    // Unlock is about to be called
-	KindAnswer      Kind = "rel.answer"  // the driver's Release, which Unlock called, returned nil (no class) or an error; see Answered
-	KindReleased    Kind = "rel.ok"      // the call returned nil
-	KindNotReleased Kind = "rel.err"     // the call returned an error
-	KindSetLimit    Kind = "limit.call"  // SetLimit is about to be called
-	KindLimitSet    Kind = "limit.back"  // the call returned nil (no class) or an error
-	KindWrite       Kind = "cs.write"    // the protected resource was written
-	KindRead        Kind = "cs.read"     // the protected resource was read
-	KindFaultOn     Kind = "fault.on"    // a fault is about to begin
-	KindFaultOff    Kind = "fault.off"   // the fault is over
-	KindMeta        Kind = "meta"        // first event of a process, and notes
-	KindEnd         Kind = "end"         // last event of a process that was not killed
+	KindCall    Kind = "acq.call"    // Lock or TryLock is about to be called
+	KindWait    Kind = "acq.wait"    // the attempt has been seen in the queue
+	KindGrant   Kind = "acq.ok"      // the call returned a lease
+	KindRefuse  Kind = "acq.refused" // the call returned ErrLocked
+	KindFail    Kind = "acq.err"     // the call returned another error
+	KindCheck   Kind = "valid"       // the lease was asked whether it is held
+	KindRenew   Kind = "renew.ok"    // Extend returned nil
+	KindLose    Kind = "lost"        // Done is closed
+	KindRelease Kind = "rel.call"    // Unlock is about to be called
+	// the driver's Release, which Unlock called, returned nil (no class) or an
+	// error; see Answered
+	KindAnswer      Kind = "rel.answer"
+	KindReleased    Kind = "rel.ok"     // the call returned nil
+	KindNotReleased Kind = "rel.err"    // the call returned an error
+	KindSetLimit    Kind = "limit.call" // SetLimit is about to be called
+	KindLimitSet    Kind = "limit.back" // the call returned nil (no class) or an error
+	KindWrite       Kind = "cs.write"   // the protected resource was written
+	KindRead        Kind = "cs.read"    // the protected resource was read
+	KindFaultOn     Kind = "fault.on"   // a fault is about to begin
+	KindFaultOff    Kind = "fault.off"  // the fault is over
+	KindMeta        Kind = "meta"       // first event of a process, and notes
+	KindEnd         Kind = "end"        // last event of a process that was not killed
 )
 
 var kinds = []Kind{KindCall, KindWait, KindGrant, KindRefuse, KindFail, KindCheck, KindRenew, KindLose, KindRelease, KindAnswer,
@@ -115,7 +117,8 @@ func (e Event) because(err error) Event {
 	switch {
 	case err == nil:
 		return e
-	case e.Kind == KindFail && errors.Is(err, dsync.ErrUnknown): // the hold may be there, whatever else the error says
+	case e.Kind == KindFail && errors.Is(err, dsync.ErrUnknown):
+		// the hold may be there, whatever else the error says
 		e.Class = ClassUnknown
 		return e
 	}
@@ -138,7 +141,8 @@ func merge(events ...[]Event) []Event {
 	return all
 }
 
-// compareEvents orders by time; events of one moment by process and sequence number.
+// compareEvents orders by time; events of one moment by process and sequence
+// number.
 func compareEvents(a, b Event) int {
 	if a.Time != b.Time {
 		return cmp.Compare(a.Time, b.Time)
@@ -175,12 +179,14 @@ func (e Event) String() string {
 	return b.String()
 }
 
-// Create returns a History that writes to a new file at path: one JSON object per line, one write per line, nothing kept
-// back, so that the records survive the death of the process. process is the label of this process, unique in the run; a
-// process that is started again takes a new label and a new file.
+// Create returns a History that writes to a new file at path: one JSON object
+// per line, one write per line, nothing kept back, so that the records survive
+// the death of the process. process is the label of this process, unique in the
+// run; a process that is started again takes a new label and a new file.
 //
-// The time is that of a clock which all processes of the machine share: CLOCK_MONOTONIC on Linux. Elsewhere it is the wall clock,
-// and a run in which somebody sets the wall clock is worthless.
+// The time is that of a clock which all processes of the machine share:
+// CLOCK_MONOTONIC on Linux. Elsewhere it is the wall clock, and a run in which
+// somebody sets the wall clock is worthless.
 func Create(path, process string) (*History, error) {
 	if process == "" {
 		return nil, errors.New("history: the process needs a label")
@@ -210,9 +216,10 @@ func (f *file) write(e Event) error {
 	return nil
 }
 
-// Read reads the files of all processes of a run and returns their events in the order that Judge expects. Each file has to be the whole
-// and unbroken record of one process, otherwise Read returns an error; only a last line without its end, cut off by the death of the
-// process, is left out.
+// Read reads the files of all processes of a run and returns their events in
+// the order that Judge expects. Each file has to be the whole and unbroken
+// record of one process, otherwise Read returns an error; only a last line
+// without its end, cut off by the death of the process, is left out.
 func Read(paths ...string) ([]Event, error) {
 	var all [][]Event
 	from := map[string]string{}
@@ -236,7 +243,8 @@ func Read(paths ...string) ([]Event, error) {
 	return merge(all...), nil
 }
 
-// readEvents reads the file of one process. It returns at least one event, or an error.
+// readEvents reads the file of one process. It returns at least one event, or
+// an error.
 func readEvents(r io.Reader) ([]Event, error) {
 	var events []Event
 	in := bufio.NewReader(r)

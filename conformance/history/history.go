@@ -1,5 +1,7 @@
-// Package history records what users of locks did and were told, and judges whether it was legal. The judge knows nothing but the
-// records, so it can judge a run on any locks of package dsync, on any backend, in any number of processes.
+// Package history records what users of locks did and were told, and judges
+// whether it was legal. The judge knows nothing but the records, so it can
+// judge a run on any locks of package dsync, on any backend, in any number of
+// processes.
 //
 //	h := history.New() // in memory; for several processes, each has a file: history.Create, history.Read
 //	...                // workers record their attempts: see History
@@ -9,11 +11,15 @@
 //		t.Error(err)
 //	}
 //
-// [Bounds] says what the run promised. [Rule] lists the rules: holds of two owners must not overlap, tokens have to rise, a holder has to
-// be told of a loss in time, waiters have to be woken, results must not contradict each other. A [Verdict] also says when
-// a run proves nothing, since too little happened. Where the records leave something open, the judge decides for the locks.
+// [Bounds] says what the run promised. [Rule] lists the rules: holds of two
+// owners must not overlap, tokens have to rise, a holder has to be told of a
+// loss in time, waiters have to be woken, results must not contradict each
+// other. A [Verdict] also says when a run proves nothing, since too little
+// happened. Where the records leave something open, the judge decides for the
+// locks.
 //
-// Faults that a test injects are recorded too ([History.Fault]), for progress is not expected during one.
+// Faults that a test injects are recorded too ([History.Fault]), for progress
+// is not expected during one.
 package history
 
 import (
@@ -26,11 +32,13 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// A History records what users of locks did and were told, for [Judge] to decide whether it was legal. All methods may be
-// called from many goroutines.
+// A History records what users of locks did and were told, for [Judge] to
+// decide whether it was legal. All methods may be called from many goroutines.
 //
-// Every record is a conservative bracket: the beginning of a hold is stamped after the call returned, and its end before the release is
-// called. So a hold is never recorded longer than it was, and a violation that Judge finds did happen.
+// Every record is a conservative bracket: the beginning of a hold is stamped
+// after the call returned, and its end before the release is called. So a hold
+// is never recorded longer than it was, and a violation that Judge finds did
+// happen.
 //
 // A worker is instrumented as follows.
 //
@@ -46,8 +54,9 @@ import (
 //	}
 //	op.Released(lease.Unlock(op.Releasing(ctx)))
 //
-// A History in memory ([New]) takes its time from time.Now, so it works on the fake clock of testing/synctest. For several
-// processes, each writes a file of its own ([Create]); [Read] merges them.
+// A History in memory ([New]) takes its time from time.Now, so it works on the
+// fake clock of testing/synctest. For several processes, each writes a file of
+// its own ([Create]); [Read] merges them.
 type History struct {
 	now  func() time.Duration
 	proc string
@@ -69,16 +78,18 @@ func New() *History {
 	return h
 }
 
-// Events returns the records of a History in memory, in the order that Judge expects. Close the History first: an attempt that has
-// not returned is judged as one that was pending at Close.
+// Events returns the records of a History in memory, in the order that Judge
+// expects. Close the History first: an attempt that has not returned is judged
+// as one that was pending at Close.
 func (h *History) Events() []Event {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return merge(h.events)
 }
 
-// Close records the orderly end of this process, which otherwise counts as killed. Later records are dropped. Close returns
-// the first error of writing the file.
+// Close records the orderly end of this process, which otherwise counts as
+// killed. Later records are dropped. Close returns the first error of writing
+// the file.
 func (h *History) Close() error {
 	h.record(Event{Time: h.now(), Kind: KindEnd})
 	h.mu.Lock()
@@ -119,7 +130,9 @@ func (h *History) nextCall() uint64 {
 // Attempt says who asks for what.
 type Attempt struct {
 	Client string // a label of your choice; distinct clients have to exclude each other
-	Owner  string // attempts with the same Client and Owner re-enter; empty: this attempt is an owner of its own
+	// attempts with the same Client and Owner re-enter; empty: this attempt is
+	// an owner of its own
+	Owner  string
 	Name   string
 	NoWait bool        // TryLock
 	Mode   driver.Mode // the mode of the request
@@ -134,8 +147,8 @@ type Claim interface {
 	Err() error
 }
 
-// An Op is one attempt to get a lock, with its hold. Its methods are called by one goroutine at a time; only Lost
-// may be called beside the others.
+// An Op is one attempt to get a lock, with its hold. Its methods are called by
+// one goroutine at a time; only Lost may be called beside the others.
 type Op struct {
 	h     *History
 	event Event // the fields that all events of this Op share
@@ -161,13 +174,15 @@ func (o *Op) record(e Event) {
 	o.h.record(e)
 }
 
-// Waiting records that the attempt has been seen in the queue of the backend; otherwise Judge cannot tell who came first. Call
-// Waiting before Returned, from any one goroutine.
+// Waiting records that the attempt has been seen in the queue of the backend;
+// otherwise Judge cannot tell who came first. Call Waiting before Returned,
+// from any one goroutine.
 func (o *Op) Waiting() {
 	o.record(Event{Time: o.h.now(), Kind: KindWait})
 }
 
-// Returned records the outcome of the attempt, right after the call returned. l is not looked at if err is not nil.
+// Returned records the outcome of the attempt, right after the call returned. l
+// is not looked at if err is not nil.
 func (o *Op) Returned(l Claim, err error) {
 	now := o.h.now()
 	if err != nil {
@@ -182,8 +197,9 @@ func (o *Op) Returned(l Claim, err error) {
 	o.record(Event{Time: now, Kind: KindGrant, Token: l.Token(), Deadline: deadline(now, time.Now(), l)})
 }
 
-// Check asks the lease whether it is still held, records the answer and returns it. Call Check before an access to what the lock
-// protects, and now and then during a long hold: Judge learns of renewals from these records.
+// Check asks the lease whether it is still held, records the answer and returns
+// it. Call Check before an access to what the lock protects, and now and then
+// during a long hold: Judge learns of renewals from these records.
 func (o *Op) Check() error {
 	e, err := o.sample(KindCheck)
 	o.record(e)
@@ -196,13 +212,15 @@ func (o *Op) Renewed() {
 	o.record(Event{Time: now, Kind: KindRenew, Deadline: deadline(now, time.Now(), o.lease)})
 }
 
-// Lost records that the lease's Done is closed, but not by Unlock. Call it as soon as you notice.
+// Lost records that the lease's Done is closed, but not by Unlock. Call it as
+// soon as you notice.
 func (o *Op) Lost() {
 	o.record(Event{Time: o.h.now(), Kind: KindLose}.because(o.lease.Err()))
 }
 
-// Releasing records that the lease is about to be unlocked, and whether the lease said that it was still held. It returns the context for
-// Unlock, by which [Answered] knows the Op of a release.
+// Releasing records that the lease is about to be unlocked, and whether the
+// lease said that it was still held. It returns the context for Unlock, by
+// which [Answered] knows the Op of a release.
 func (o *Op) Releasing(ctx context.Context) context.Context {
 	e, _ := o.sample(KindRelease)
 	o.record(e)
@@ -211,12 +229,15 @@ func (o *Op) Releasing(ctx context.Context) context.Context {
 
 type opKey struct{}
 
-// Answered records that the driver's Release has returned err, if Release was called by an Unlock with the context of [Op.Releasing].
-// Code between package dsync and the driver calls Answered: see [Tap]. ctx is that of Release, mode that of the driver's request, and
-// granted is when the driver's Acquire had returned the lease.
+// Answered records that the driver's Release has returned err, if Release was
+// called by an Unlock with the context of [Op.Releasing]. Code between package
+// dsync and the driver calls Answered: see [Tap]. ctx is that of Release, mode
+// that of the driver's request, and granted is when the driver's Acquire had
+// returned the lease.
 //
-// An Unlock need not ask the backend, since it may leave the hold to another lease. So the nil of Release proves that the backend had the
-// hold until then, and the nil of Unlock does not.
+// An Unlock need not ask the backend, since it may leave the hold to another
+// lease. So the nil of Release proves that the backend had the hold until then,
+// and the nil of Unlock does not.
 func Answered(ctx context.Context, mode driver.Mode, granted time.Time, err error) {
 	o, ok := ctx.Value(opKey{}).(*Op)
 	if !ok {
@@ -243,7 +264,8 @@ func (o *Op) Released(err error) {
 	o.record(e)
 }
 
-// sample asks the lease for its state. The clock is read before: a lease that is held later was held then, as no lease is ever revived.
+// sample asks the lease for its state. The clock is read before: a lease that
+// is held later was held then, as no lease is ever revived.
 func (o *Op) sample(k Kind) (Event, error) {
 	now, before := o.h.now(), time.Now()
 	err := o.lease.Err()
@@ -254,7 +276,8 @@ func (o *Op) sample(k Kind) (Event, error) {
 	return e, err
 }
 
-// deadline puts the deadline of l on the clock of the History, by t, which was read just before local. It is never later than in truth.
+// deadline puts the deadline of l on the clock of the History, by t, which was
+// read just before local. It is never later than in truth.
 func deadline(t time.Duration, local time.Time, l Claim) time.Duration {
 	d := l.Deadline()
 	if d.IsZero() {
@@ -263,18 +286,21 @@ func deadline(t time.Duration, local time.Time, l Claim) time.Duration {
 	return t + min(max(d.Sub(local), 1-t), math.MaxInt64/4)
 }
 
-// Wrote records a request to write what the lock of this name protects. The resource itself calls Wrote, while it holds whatever makes
-// its accesses follow one another. All accesses to one name are recorded by one process.
+// Wrote records a request to write what the lock of this name protects. The
+// resource itself calls Wrote, while it holds whatever makes its accesses
+// follow one another. All accesses to one name are recorded by one process.
 func (h *History) Wrote(name string, token uint64, accepted bool) {
 	h.record(Event{Time: h.now(), Kind: KindWrite, Name: name, Token: token, OK: accepted})
 }
 
-// Saw records a request to read what the lock of this name protects, as Wrote does for writes.
+// Saw records a request to read what the lock of this name protects, as Wrote
+// does for writes.
 func (h *History) Saw(name string, token uint64, accepted bool) {
 	h.record(Event{Time: h.now(), Kind: KindRead, Name: name, Token: token, OK: accepted})
 }
 
-// SettingLimit records that SetLimit is about to be called. The function returned records the result of the call.
+// SettingLimit records that SetLimit is about to be called. The function
+// returned records the result of the call.
 func (h *History) SettingLimit(name string, limit int) (returned func(error)) {
 	e := Event{Call: h.nextCall(), Name: name, Limit: limit}
 	e.Time, e.Kind = h.now(), KindSetLimit
@@ -285,11 +311,13 @@ func (h *History) SettingLimit(name string, limit int) (returned func(error)) {
 	}
 }
 
-// FaultKill is the kind of fault that kills a process with a History of its own. The target is the label of that History.
+// FaultKill is the kind of fault that kills a process with a History of its
+// own. The target is the label of that History.
 const FaultKill = "kill"
 
-// Fault records that a fault is about to be injected. The function off records that the fault is over; call it once,
-// when everything works again. Between the two, and for a while after (Bounds.Recover), Judge expects no progress.
+// Fault records that a fault is about to be injected. The function off records
+// that the fault is over; call it once, when everything works again. Between
+// the two, and for a while after (Bounds.Recover), Judge expects no progress.
 func (h *History) Fault(kind, target string) (off func()) {
 	e := Event{Call: h.nextCall(), Class: kind, Text: target}
 	e.Time, e.Kind = h.now(), KindFaultOn
@@ -305,9 +333,10 @@ func (h *History) Note(text string) {
 	h.record(Event{Time: h.now(), Kind: KindMeta, Text: text})
 }
 
-// Tap returns a driver for dsync.New that records the answers of d to releases ([Answered]). Where Bounds.Detect is not 0, Judge needs
-// these records to see what happened shortly before the end of a hold. Of the optional interfaces
-// of d it has driver.BatchRenewer alone.
+// Tap returns a driver for dsync.New that records the answers of d to releases
+// ([Answered]). Where Bounds.Detect is not 0, Judge needs these records to see
+// what happened shortly before the end of a hold. Of the optional interfaces of
+// d it has driver.BatchRenewer alone.
 func Tap(d driver.Driver) driver.Driver {
 	if b, ok := d.(driver.BatchRenewer); ok {
 		return batchTap{tap{d}, b}
@@ -355,7 +384,8 @@ type tapLease struct {
 
 func (l *tapLease) untap() driver.Lease { return l.Lease }
 
-// KeepTokens implements driver.TokenKeeper, also for a lease without the interface.
+// KeepTokens implements driver.TokenKeeper, also for a lease without the
+// interface.
 func (l *tapLease) KeepTokens(ctx context.Context) error {
 	if k, ok := l.Lease.(driver.TokenKeeper); ok {
 		return k.KeepTokens(ctx)
@@ -363,7 +393,8 @@ func (l *tapLease) KeepTokens(ctx context.Context) error {
 	return nil
 }
 
-// Session implements driver.SessionLease, also for a lease without the interface.
+// Session implements driver.SessionLease, also for a lease without the
+// interface.
 func (l *tapLease) Session() (time.Time, time.Duration) {
 	if s, ok := l.Lease.(driver.SessionLease); ok {
 		return s.Session()

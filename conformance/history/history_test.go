@@ -166,7 +166,8 @@ func TestHistoryClassesOfErrors(t *testing.T) {
 	}
 }
 
-// TestHistoryKeepsTheModeOfTheHold unlocks a Read that was a part of a hold for Write.
+// TestHistoryKeepsTheModeOfTheHold unlocks a Read that was a part of a hold for
+// Write.
 func TestHistoryKeepsTheModeOfTheHold(t *testing.T) {
 	h := New()
 	op := h.Begin(Attempt{Name: "L", Mode: driver.Read})
@@ -209,7 +210,8 @@ func TestHistoryNeverRecordsADeadlineTooLate(t *testing.T) {
 	}
 }
 
-// testService is a lock service in this process, with leases and tokens. A broken one forgets a lock now and then.
+// testService is a lock service in this process, with leases and tokens. A
+// broken one forgets a lock now and then.
 type testService struct {
 	mu     sync.Mutex
 	freed  *sync.Cond
@@ -419,7 +421,8 @@ func FuzzReadEvents(f *testing.F) {
 
 const writerEnv = "DSYNC_TEST_HISTORY_WRITER" // path of the history and label of the process
 
-// TestHistoryWriterProcess is what the processes of the tests below run. Otherwise it has nothing to do.
+// TestHistoryWriterProcess is what the processes of the tests below run.
+// Otherwise it has nothing to do.
 func TestHistoryWriterProcess(t *testing.T) {
 	path, label, ok := strings.Cut(os.Getenv(writerEnv), ":")
 	if !ok {
@@ -476,7 +479,8 @@ func TestHistoryOfKilledProcesses(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// One clock for all: what the processes wrote lies between what this one wrote before and after.
+	// One clock for all: what the processes wrote lies between what this one
+	// wrote before and after.
 	written := map[string]int{}
 	now := ""
 	for _, e := range events {

@@ -9,33 +9,44 @@ import (
 	"time"
 )
 
-// Bounds are the promises of a run, for [Judge]. With the zero value, Judge looks only for what every backend has to keep.
+// Bounds are the promises of a run, for [Judge]. With the zero value, Judge
+// looks only for what every backend has to keep.
 type Bounds struct {
-	// Fenced: tokens of a name rise from grant to grant, those of Reads not among themselves (RuleTokens).
+	// Fenced: tokens of a name rise from grant to grant, those of Reads not
+	// among themselves (RuleTokens).
 	Fenced bool
-	// FIFO: waiters whose modes exclude each other are granted in the order in which they were seen to queue (RuleOrder), unless a
-	// fault came between.
+	// FIFO: waiters whose modes exclude each other are granted in the order in
+	// which they were seen to queue (RuleOrder), unless a fault came between.
 	FIFO bool
-	// StoreFences: the protected resource rejects tokens below the highest token of its writes so far (RuleStale).
+	// StoreFences: the protected resource rejects tokens below the highest
+	// token of its writes so far (RuleStale).
 	StoreFences bool
 
-	// Detect is how long a holder may go on after somebody else removed its hold or ended its session. 0: nobody does in this run.
+	// Detect is how long a holder may go on after somebody else removed its
+	// hold or ended its session. 0: nobody does in this run.
 	Detect time.Duration
-	// Linger is how long after the end of a claim, or of an attempt whose outcome is unknown, the backend may still keep the hold:
-	// at least the TTL and driver.Info.Late. 0 takes "released" for the only proof that a name is free.
+	// Linger is how long after the end of a claim, or of an attempt whose
+	// outcome is unknown, the backend may still keep the hold: at least the TTL
+	// and driver.Info.Late. 0 takes "released" for the only proof that a name
+	// is free.
 	Linger time.Duration
-	// Wake is how long a free lock may stay free while somebody waits for it (RuleWake). 0: not judged.
+	// Wake is how long a free lock may stay free while somebody waits for it
+	// (RuleWake). 0: not judged.
 	Wake time.Duration
-	// Stuck is how long an attempt may last without a fault (RuleStuck). 0: not judged.
+	// Stuck is how long an attempt may last without a fault (RuleStuck). 0: not
+	// judged.
 	Stuck time.Duration
-	// Recover is how long after the end of a fault Wake and Stuck are not yet expected.
+	// Recover is how long after the end of a fault Wake and Stuck are not yet
+	// expected.
 	Recover time.Duration
 
 	// MinGrants before the first fault make the run worth judging. 0 means 1.
 	MinGrants int
-	// MinClients is how many clients at least must have been granted something for a run worth judging. 0 means 2.
+	// MinClients is how many clients at least must have been granted something
+	// for a run worth judging. 0 means 2.
 	MinClients int
-	// MaxUnknown is the greatest share of attempts with unknown outcome in a run worth judging. 0 means 0.2.
+	// MaxUnknown is the greatest share of attempts with unknown outcome in a
+	// run worth judging. 0 means 0.2.
 	MaxUnknown float64
 }
 
@@ -43,36 +54,50 @@ type Bounds struct {
 type Rule string
 
 const (
-	// RuleOverlap: two owners claimed one name at the same time, not both to read, or more permits than the limit were claimed. A claim begins when the grant returned, and ends when
-	// Unlock is called, when the last known deadline passes, or when the lease says that it is lost, whichever comes first. The claim
-	// ends Bounds.Detect earlier, unless the backend's answer to the release says that it had the hold (Answered). Such an
-	// answer also covers the time since the backend's grant, in which leases may have followed one another without a request.
+	// RuleOverlap: two owners claimed one name at the same time, not both to
+	// read, or more permits than the limit were claimed. A claim begins when
+	// the grant returned, and ends when Unlock is called, when the last known
+	// deadline passes, or when the lease says that it is lost, whichever comes
+	// first. The claim ends Bounds.Detect earlier, unless the backend's answer
+	// to the release says that it had the hold (Answered). Such an answer also
+	// covers the time since the backend's grant, in which leases may have
+	// followed one another without a request.
 	RuleOverlap Rule = "V1 claimed overlap"
-	// RuleStale: the protected resource accepted a token below that of an earlier write, or a write with the token of a Read.
+	// RuleStale: the protected resource accepted a token below that of an
+	// earlier write, or a write with the token of a Read.
 	RuleStale Rule = "V2 stale access"
-	// RuleTokens: a grant had no greater token than an earlier one, not both being Reads; or permits had a token. Where somebody else may
-	// have removed a hold (Bounds.Detect), what its client may have passed on or re-entered counts as granted when the first of its holders asked.
+	// RuleTokens: a grant had no greater token than an earlier one, not both
+	// being Reads; or permits had a token. Where somebody else may have removed
+	// a hold (Bounds.Detect), what its client may have passed on or re-entered
+	// counts as granted when the first of its holders asked.
 	RuleTokens Rule = "V3 token regression"
-	// RuleLoss: an overlap after which the loser was told of the loss, but too late.
+	// RuleLoss: an overlap after which the loser was told of the loss, but too
+	// late.
 	RuleLoss Rule = "V4 late loss"
-	// RuleWake: a lock stayed free for too long while somebody waited for it. For a Read a lock is free while nobody has it in another
-	// mode, or waits for it in another mode. Permits are looked at for the one that has waited longest.
+	// RuleWake: a lock stayed free for too long while somebody waited for it.
+	// For a Read a lock is free while nobody has it in another mode, or waits
+	// for it in another mode. Permits are looked at for the one that has waited
+	// longest.
 	RuleWake Rule = "V5 lost wake-up"
-	// RuleStuck: an attempt lasted too long, or was refused while nobody could have held the lock.
+	// RuleStuck: an attempt lasted too long, or was refused while nobody could
+	// have held the lock.
 	RuleStuck Rule = "V6 stuck"
 	// RuleResult: a call returned what it must not return.
 	RuleResult Rule = "V8 illegal result"
-	// RuleOrder: a waiter was granted the name after another one, which asked after the first had been seen in the queue.
+	// RuleOrder: a waiter was granted the name after another one, which asked
+	// after the first had been seen in the queue.
 	RuleOrder Rule = "V9 overtaken in the queue"
 )
 
 // A Violation is one breach of a Rule.
 type Violation struct {
-	Rule    Rule
-	Name    string  // of the lock
-	Text    string  // what is wrong
-	Events  []Event // the events that show it
-	Excerpt string  // the events, marked, among others of the lock shortly before and after; only for the first violations
+	Rule   Rule
+	Name   string  // of the lock
+	Text   string  // what is wrong
+	Events []Event // the events that show it
+	// the events, marked, among others of the lock shortly before and after;
+	// only for the first violations
+	Excerpt string
 }
 
 // Verdict is what [Judge] found. A run is good if Err returns nil.
@@ -81,20 +106,24 @@ type Verdict struct {
 	Invalid    []string    // why the run proves nothing, whether or not there are violations
 
 	Attempts, Granted, Refused, Unknown int // Unknown: also attempts that did not return
-	Released, Lost                      int // holds that ended by Unlock; holds that were lost or ran out
-	Claims                              int // holds that were compared with each other
-	Faults                              int
-	StaleWrites, StaleAccepted          int // of reads, too
+	// holds that ended by Unlock; holds that were lost or ran out
+	Released, Lost             int
+	Claims                     int // holds that were compared with each other
+	Faults                     int
+	StaleWrites, StaleAccepted int // of reads, too
 
 	LossMargin Spread // from the moment when a holder knew of its loss to the next grant
 	Wake       Spread // from the moment when a lock was surely free to the grant of a waiter
 }
 
-// Judge decides whether a history is legal. The events are those of [History.Events] or [Read].
+// Judge decides whether a history is legal. The events are those of
+// [History.Events] or [Read].
 //
-// Everybody who uses the names has to be in the history. Judge compares intervals and does not search for an order that explains the
-// history: its time is in proportion to the number of events, however many outcomes are unknown. Judge never raises a false
-// alarm: where the history leaves open what happened, it assumes that all was legal.
+// Everybody who uses the names has to be in the history. Judge compares
+// intervals and does not search for an order that explains the history: its
+// time is in proportion to the number of events, however many outcomes are
+// unknown. Judge never raises a false alarm: where the history leaves open what
+// happened, it assumes that all was legal.
 func Judge(events []Event, b Bounds) *Verdict {
 	j := newJudge(events, b)
 	j.read()
@@ -183,7 +212,8 @@ func (j *judge) invalid(format string, args ...any) {
 	j.v.Invalid = append(j.v.Invalid, fmt.Sprintf(format, args...))
 }
 
-// violation adds a violation, with the events that show it; some of them may be nil.
+// violation adds a violation, with the events that show it; some of them may be
+// nil.
 func (j *judge) violation(r Rule, text string, events ...*Event) {
 	v := Violation{Rule: r, Text: text}
 	for _, e := range events {
@@ -210,7 +240,8 @@ func spread(d []time.Duration) Spread {
 	return Spread{N: n, Min: d[0], P50: d[n/2], P99: d[n*99/100], Max: d[n-1]}
 }
 
-// assumptions checks that the run proves something: that enough happened, before the faults and after each of them.
+// assumptions checks that the run proves something: that enough happened,
+// before the faults and after each of them.
 func (j *judge) assumptions() {
 	type client struct{ proc, name string }
 	clients, grants := map[client]bool{}, map[window]int{}
@@ -244,7 +275,8 @@ func (j *judge) assumptions() {
 	slices.Sort(j.v.Invalid)
 }
 
-// writes compares each access to a protected resource with the highest token of the writes before (RuleStale).
+// writes compares each access to a protected resource with the highest token of
+// the writes before (RuleStale).
 func (j *judge) writes() {
 	highest := map[string]*Event{}
 	readers := j.readers()
@@ -278,8 +310,8 @@ type access struct {
 	token uint64
 }
 
-// readers returns the grants of tokens that were given out for Reads alone. A Read inside of a hold in another mode has the
-// token of that hold.
+// readers returns the grants of tokens that were given out for Reads alone. A
+// Read inside of a hold in another mode has the token of that hold.
 func (j *judge) readers() map[access]*Event {
 	reads := map[access]*Event{}
 	for _, l := range j.locks {
@@ -302,7 +334,8 @@ const (
 	around    = 4  // events of the lock before and after each event of a violation
 )
 
-// Err returns nil if the run is worth judging and nothing illegal happened. Otherwise its text lists what did.
+// Err returns nil if the run is worth judging and nothing illegal happened.
+// Otherwise its text lists what did.
 func (v *Verdict) Err() error {
 	var b strings.Builder
 	if len(v.Invalid) > 0 {
@@ -341,7 +374,8 @@ func (v *Verdict) String() string {
 		v.Wake.P50, v.Wake.P99, v.Wake.Max, v.Faults, v.StaleWrites, v.StaleAccepted, len(v.Violations), len(v.Invalid))
 }
 
-// excerpt prints the events of a violation, each among some earlier and later events of the lock, and the faults of that time.
+// excerpt prints the events of a violation, each among some earlier and later
+// events of the lock, and the faults of that time.
 func (j *judge) excerpt(v *Violation) string {
 	var story []*Event
 	var marked []bool

@@ -10,8 +10,9 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// exclusion looks through the holds of a lock in the order of their beginnings: for overlaps (RuleOverlap, RuleLoss), tokens without a
-// rise (RuleTokens), and overtaking (RuleOrder).
+// exclusion looks through the holds of a lock in the order of their beginnings:
+// for overlaps (RuleOverlap, RuleLoss), tokens without a rise (RuleTokens), and
+// overtaking (RuleOrder).
 func (j *judge) exclusion(l *lock) {
 	reentries(l.holds)
 	j.overlaps(l.holds)
@@ -25,7 +26,8 @@ func (j *judge) exclusion(l *lock) {
 	}
 }
 
-// reentries marks the holds whose owner may have had the lock already. Claims do not tell, since a claim may be shorter than its hold.
+// reentries marks the holds whose owner may have had the lock already. Claims
+// do not tell, since a claim may be shorter than its hold.
 func reentries(holds []*attempt) {
 	until := map[owner]time.Duration{}
 	for _, a := range holds {
@@ -47,8 +49,10 @@ type span struct {
 	from, to point
 }
 
-// overlaps compares the claims of different owners, and also the holds that the backend confirmed at their release. A confirmed hold was there
-// without a break since its grant. Several leases may have had the hold in turn, and only the last asked the backend.
+// overlaps compares the claims of different owners, and also the holds that the
+// backend confirmed at their release. A confirmed hold was there without a
+// break since its grant. Several leases may have had the hold in turn, and only
+// the last asked the backend.
 func (j *judge) overlaps(holds []*attempt) {
 	var claims, confirmed []span
 	for _, a := range holds {
@@ -62,7 +66,8 @@ func (j *judge) overlaps(holds []*attempt) {
 		j.twoOwners(a.of, b.of)
 	})
 	for i, a := range holds {
-		if a.confirmed() && !reported[a] && a.answer.Since < a.end { // or else the process stood still between two looks at the clock
+		if a.confirmed() && !reported[a] && a.answer.Since < a.end {
+			// or else the process stood still between two looks at the clock
 			confirmed = append(confirmed, span{a, owner{number: i + 1}, a.answer.Mode, point{a.answer.Since, 0}, point{a.end, 0}})
 		}
 	}
@@ -73,8 +78,9 @@ func (j *judge) overlaps(holds []*attempt) {
 	})
 }
 
-// eachOverlap compares each span with the earlier span that ends last, among those of other owners in modes that exclude its own. The
-// spans are in the order of their beginnings.
+// eachOverlap compares each span with the earlier span that ends last, among
+// those of other owners in modes that exclude its own. The spans are in the
+// order of their beginnings.
 func eachOverlap(spans []span, found func(a, b span)) {
 	reads, others := newLatest(), newLatest()
 	for _, b := range spans {
@@ -129,7 +135,8 @@ func (j *judge) twoOwners(a, b *attempt) {
 	j.violation(RuleOverlap, fmt.Sprintf("two owners had the lock for %v", both), a.returned, b.returned, a.releasing)
 }
 
-// successors measures, for each lost hold, the time from when the holder knew to the next grant of another owner that surely came later.
+// successors measures, for each lost hold, the time from when the holder knew
+// to the next grant of another owner that surely came later.
 func (j *judge) successors(holds []*attempt) {
 	var ended []*attempt // lost, and nobody was granted the lock since
 	for _, b := range holds {
@@ -148,16 +155,19 @@ func (j *judge) successors(holds []*attempt) {
 	}
 }
 
-// tokens compares each token with the highest token of the surely earlier grants: for a Read, of grants in another mode.
+// tokens compares each token with the highest token of the surely earlier
+// grants: for a Read, of grants in another mode.
 func (j *judge) tokens(holds []*attempt) {
 	highest := make([]*attempt, len(holds)+1) // [i]: among the first i holds
 	written := make([]*attempt, len(holds)+1) // the same without Reads
 	for i, b := range holds {
 		token := b.returned.Token
-		if token == 0 && (b.ending == released || b.evidence > b.returned.Time) { // otherwise the lease may have been over before the token came
+		if token == 0 && (b.ending == released || b.evidence > b.returned.Time) {
+			// otherwise the lease may have been over before the token came
 			j.violation(RuleTokens, "a grant has no token", b.returned)
 		}
-		// above returns a hold that was surely granted before since, if its token is too high for that.
+		// above returns a hold that was surely granted before since, if its
+		// token is too high for that.
 		above := func(since point) *attempt {
 			n := sort.Search(i, func(k int) bool { return !holds[k].from.before(since) })
 			a := highest[n]
@@ -189,9 +199,12 @@ func (j *judge) tokens(holds []*attempt) {
 	}
 }
 
-// inherited returns when the backend may have been asked first for what b was granted. A client passes a hold on to its waiters, and lets
-// the owner re-enter it, without another question; if somebody else has ended that hold and the client not heard of it, its tokens are
-// below those of grants that came after it. A hold that the backend had until its release was not passed on. The holds are those before b.
+// inherited returns when the backend may have been asked first for what b was
+// granted. A client passes a hold on to its waiters, and lets the owner
+// re-enter it, without another question; if somebody else has ended that hold
+// and the client not heard of it, its tokens are below those of grants that
+// came after it. A hold that the backend had until its release was not passed
+// on. The holds are those before b.
 func (b *attempt) inherited(holds []*attempt) time.Duration {
 	asked := b.called.Time
 	for _, a := range slices.Backward(holds) {
@@ -218,8 +231,9 @@ func higher(a, b *attempt) *attempt {
 
 func (a *attempt) excludes(b *attempt) bool { return a.called.Mode.Excludes(b.called.Mode) }
 
-// lonely marks the Reads that asked for themselves: no other Read of the client waited, or had the name, at the time. The attempts are in the
-// order of their calls.
+// lonely marks the Reads that asked for themselves: no other Read of the client
+// waited, or had the name, at the time. The attempts are in the order of their
+// calls.
 func lonely(attempts []*attempt) {
 	type client struct{ proc, name string }
 	type reads struct {
@@ -249,8 +263,9 @@ func lonely(attempts []*attempt) {
 	}
 }
 
-// order compares each hold that was seen in the queue with holds that were asked for after that, and granted before. Two Reads are not
-// compared, and a Read that may have joined a hold of its client overtakes nobody.
+// order compares each hold that was seen in the queue with holds that were
+// asked for after that, and granted before. Two Reads are not compared, and a
+// Read that may have joined a hold of its client overtakes nobody.
 func (j *judge) order(holds []*attempt) {
 	var reads, others *attempt // the attempts that asked last, among all granted so far
 	for _, a := range holds {
@@ -275,8 +290,9 @@ func (j *judge) order(holds []*attempt) {
 	}
 }
 
-// point is a moment of a history. Among events that one process recorded at the same moment (on a fake clock, there are many) seq tells
-// the order; otherwise seq is 0, and neither of two such events is before the other.
+// point is a moment of a history. Among events that one process recorded at the
+// same moment (on a fake clock, there are many) seq tells the order; otherwise
+// seq is 0, and neither of two such events is before the other.
 type point struct {
 	t   time.Duration
 	seq uint64
@@ -292,7 +308,8 @@ func (j *judge) point(e *Event) point {
 	return point{e.Time, e.Seq}
 }
 
-// owner is the owner of a lock. Attempts of the same owner re-enter; number is that of an attempt that is an owner of its own.
+// owner is the owner of a lock. Attempts of the same owner re-enter; number is
+// that of an attempt that is an owner of its own.
 type owner struct {
 	proc, client, name string
 	number             int
@@ -306,17 +323,22 @@ type attempt struct {
 
 	called, waited, returned, releasing, answer, released *Event // nil: did not happen
 
-	over     *Event        // the first event by which the holder ended the hold or was told of its end; nil: none
+	// the first event by which the holder ended the hold or was told of its
+	// end; nil: none
+	over     *Event
 	evidence time.Duration // the last moment before over for which the lease said that it was held
 	deadline time.Duration // the last one known before over
 
-	// The claim: what the holder was told that it has. The claim is empty unless from is before to.
+	// The claim: what the holder was told that it has. The claim is empty
+	// unless from is before to.
 	from, to point
-	end      time.Duration // of the claim, if nobody removed the hold meanwhile; otherwise to is Bounds.Detect earlier
-	ending   ending
-	used     int  // the permits that were claimed when this claim began, with its own
-	reentry  bool // its owner may have had the lock already
-	alone    bool // a Read that no other Read of its client may have brought along; see lonely
+	// of the claim, if nobody removed the hold meanwhile; otherwise to is
+	// Bounds.Detect earlier
+	end     time.Duration
+	ending  ending
+	used    int  // the permits that were claimed when this claim began, with its own
+	reentry bool // its owner may have had the lock already
+	alone   bool // a Read that no other Read of its client may have brought along; see lonely
 
 	// free is when the backend surely has nothing left of this attempt.
 	free time.Duration
@@ -334,17 +356,21 @@ func (a *attempt) reads() bool { return a.called.Mode == driver.Read }
 
 func (a *attempt) granted() bool { return a.returned != nil && a.returned.Kind == KindGrant }
 
-// claimed says that there is a claim. Then the backend granted the hold after every grant that returned earlier: the hold was there without
-// a break from its grant until after the grant returned, so no other grant can lie between. That is not known of a hold that was over, or
-// may have been removed, when its grant returned.
+// claimed says that there is a claim. Then the backend granted the hold after
+// every grant that returned earlier: the hold was there without a break from
+// its grant until after the grant returned, so no other grant can lie between.
+// That is not known of a hold that was over, or may have been removed, when its
+// grant returned.
 func (a *attempt) claimed() bool { return a.granted() && a.from.before(a.to) }
 
-// confirmed says that the backend had the hold until Unlock was called, by the backend's own answer to the release.
+// confirmed says that the backend had the hold until Unlock was called, by the
+// backend's own answer to the release.
 func (a *attempt) confirmed() bool {
 	return a.ending == released && a.answer != nil && a.answer.Class == ""
 }
 
-// doubtful says that the attempt may have left a hold at the backend that nobody was told of.
+// doubtful says that the attempt may have left a hold at the backend that
+// nobody was told of.
 func (a *attempt) doubtful() bool {
 	return a.returned == nil || !a.granted() && a.free > a.returned.Time
 }
@@ -397,7 +423,8 @@ func (j *judge) claim(a *attempt) {
 		a.to.t, a.ending = min(a.deadline, a.evidence), lost // nobody knows when Done was closed
 	}
 	a.end = a.to.t
-	if j.b.Detect > 0 && !a.confirmed() { // somebody may have ended the hold, and the holder not know it yet
+	if j.b.Detect > 0 && !a.confirmed() {
+		// somebody may have ended the hold, and the holder not know it yet
 		a.to = point{a.end - j.b.Detect, 0}
 	}
 	switch {
@@ -411,12 +438,14 @@ func (j *judge) claim(a *attempt) {
 	}
 }
 
-// gone reports whether an error says that a hold had been over before it was released.
+// gone reports whether an error says that a hold had been over before it was
+// released.
 func (e *Event) gone() bool {
 	return e.Class == ClassNotHeld || e.Class == ClassRemoved || e.Class == ClassSessionEnded
 }
 
-// harmless are the errors after which an attempt has surely left nothing behind.
+// harmless are the errors after which an attempt has surely left nothing
+// behind.
 var harmless = []string{ClassLocked, ClassCanceled, ClassDeadline, ClassDeadlock, ClassUnavailable, ClassUnsupported, ClassLimit}
 
 // free returns when the backend surely has nothing left of a.

@@ -10,7 +10,8 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// passedOn is how long after its grant package dsync gives a hold from caller to caller.
+// passedOn is how long after its grant package dsync gives a hold from caller
+// to caller.
 const passedOn = 100 * time.Millisecond
 
 // setLimit is one call that set the limit of the permits of a name.
@@ -21,8 +22,10 @@ type setLimit struct {
 
 func (a *attempt) takesPermits() bool { return a.called.Mode == driver.Permit }
 
-// permits looks through the holds of permits of a lock in the order of their beginnings: for more permits than the limit (RuleOverlap,
-// RuleLoss), for tokens (RuleTokens), overtaking (RuleOrder), and for refusals because of a limit (RuleResult).
+// permits looks through the holds of permits of a lock in the order of their
+// beginnings: for more permits than the limit (RuleOverlap, RuleLoss), for
+// tokens (RuleTokens), overtaking (RuleOrder), and for refusals because of a
+// limit (RuleResult).
 func (j *judge) permits(l *lock) {
 	var held []*attempt // whose claims cover a moment
 	for i, b := range l.permits {
@@ -57,7 +60,8 @@ func sum(of []*attempt) (n int) {
 	return n
 }
 
-// overLimit reports holds of more permits than the limit. If the permits of lost holds are too many, the losses were told too late.
+// overLimit reports holds of more permits than the limit. If the permits of
+// lost holds are too many, the losses were told too late.
 func (j *judge) overLimit(held []*attempt, limit int) {
 	last := held[len(held)-1]
 	rest := slices.DeleteFunc(slices.Clone(held), func(a *attempt) bool { return a != last && a.ending == lost })
@@ -72,8 +76,10 @@ func (j *judge) overLimit(held []*attempt, limit int) {
 	j.violation(RuleOverlap, fmt.Sprintf("%d of %d permits were held", sum(held), limit), show...)
 }
 
-// limitOf returns the largest limit under which the backend can have granted the last of the holds beside the others. The records leave open
-// which hold was the last. No hold is older than its call but for passedOn, so the last grant is not before the last call less passedOn.
+// limitOf returns the largest limit under which the backend can have granted
+// the last of the holds beside the others. The records leave open which hold
+// was the last. No hold is older than its call but for passedOn, so the last
+// grant is not before the last call less passedOn.
 func (l *lock) limitOf(held []*attempt) int {
 	last := time.Duration(-never)
 	for _, a := range held {
@@ -92,7 +98,8 @@ func (l *lock) limitOf(held []*attempt) int {
 	return limit
 }
 
-// largest returns the largest limit that a request without one can have found between two moments.
+// largest returns the largest limit that a request without one can have found
+// between two moments.
 func (l *lock) largest(from, to time.Duration) int {
 	limit := 0
 	l.limits(from, to, func(n int) { limit = max(limit, n) })
@@ -112,8 +119,9 @@ func (l *lock) smallest(from, to time.Duration) int {
 	return limit
 }
 
-// limits yields the limits that may have been in force between two moments: each limit from its SetLimit until the next one has surely been
-// carried out, and the limits of granted requests.
+// limits yields the limits that may have been in force between two moments:
+// each limit from its SetLimit until the next one has surely been carried out,
+// and the limits of granted requests.
 func (l *lock) limits(from, to time.Duration, yield func(n int)) {
 	for _, s := range l.set {
 		until := never
@@ -131,7 +139,8 @@ func (l *lock) limits(from, to time.Duration, yield func(n int)) {
 	}
 }
 
-// onlyLimit returns the one limit of all requests and calls of SetLimit, or 0 if there are several.
+// onlyLimit returns the one limit of all requests and calls of SetLimit, or 0
+// if there are several.
 func (l *lock) onlyLimit() (only int) {
 	for _, s := range l.set {
 		if only = s.called.Limit; only != l.set[0].called.Limit {
@@ -150,8 +159,10 @@ func (l *lock) onlyLimit() (only int) {
 	return only
 }
 
-// permitOrder compares a hold a, seen in the queue, with holds that were granted before a, but asked for after a was seen. Such a hold has
-// overtaken a if the limit had no room for a's permits when the call returned; otherwise the two may have been granted together.
+// permitOrder compares a hold a, seen in the queue, with holds that were
+// granted before a, but asked for after a was seen. Such a hold has overtaken a
+// if the limit had no room for a's permits when the call returned; otherwise
+// the two may have been granted together.
 func (j *judge) permitOrder(l *lock, before []*attempt, a *attempt) {
 	if _, calm := j.quietAround(a.called.Time, a.from.t); a.called.NoWait || a.waited == nil || !a.claimed() || !calm {
 		return
@@ -169,7 +180,8 @@ func (j *judge) permitOrder(l *lock, before []*attempt, a *attempt) {
 	}
 }
 
-// permitWaits is the state of a name of permits while its attempts are gone through in the order of time.
+// permitWaits is the state of a name of permits while its attempts are gone
+// through in the order of time.
 type permitWaits struct {
 	lock    *lock
 	pending []*attempt // attempts with a return to come, in the order of their calls
@@ -184,8 +196,9 @@ type taking struct {
 	freed *Event // of the release; nil: unknown
 }
 
-// waitsForPermits looks for permits that stay free while somebody waits (RuleWake), and for attempts that last too long or are refused
-// without reason (RuleStuck).
+// waitsForPermits looks for permits that stay free while somebody waits
+// (RuleWake), and for attempts that last too long or are refused without reason
+// (RuleStuck).
 func (j *judge) waitsForPermits(l *lock) {
 	w := permitWaits{lock: l, turned: -never}
 	for _, a := range l.steps {
@@ -230,7 +243,8 @@ func (j *judge) permitWaitEnds(w *permitWaits, a *attempt, i int) {
 	}
 }
 
-// free returns since when a's permits are surely free at a moment, and by which event.
+// free returns since when a's permits are surely free at a moment, and by which
+// event.
 func (w *permitWaits) free(a *attempt, at time.Duration) (since time.Duration, freed *Event, known bool) {
 	limit := a.called.Limit
 	if limit == 0 {
@@ -246,7 +260,8 @@ func (w *permitWaits) free(a *attempt, at time.Duration) (since time.Duration, f
 	return -never, nil, limit > 0
 }
 
-// idlePermits looks at the time before e, for the sake of the call of Lock with the longest wait.
+// idlePermits looks at the time before e, for the sake of the call of Lock with
+// the longest wait.
 func (j *judge) idlePermits(w *permitWaits, e *Event) {
 	i := slices.IndexFunc(w.pending, func(a *attempt) bool { return !a.called.NoWait })
 	if i < 0 {

@@ -11,8 +11,9 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// permitSim simulates a correct service of permits, which grants them in the order of arrival, and records what its clients would. Only what
-// was recorded of the requests before decides on the next one.
+// permitSim simulates a correct service of permits, which grants them in the
+// order of arrival, and records what its clients would. Only what was recorded
+// of the requests before decides on the next one.
 type permitSim struct {
 	r       *rand.Rand
 	events  []Event
@@ -61,7 +62,8 @@ func (s *permitSim) add(of Event, k Kind, t time.Duration, with func(*Event)) {
 	s.events = append(s.events, of)
 }
 
-// fits returns when n permits are free from then on, if nobody else is granted any.
+// fits returns when n permits are free from then on, if nobody else is granted
+// any.
 func (s *permitSim) fits(t time.Duration, n int) time.Duration {
 	for {
 		used, next := 0, never
@@ -172,7 +174,8 @@ func (s *permitSim) stranger(k Kind, t time.Duration, n int) Event {
 	return e
 }
 
-// A permitPlant makes a history of permits illegal, or returns nil if there is no place.
+// A permitPlant makes a history of permits illegal, or returns nil if there is
+// no place.
 type permitPlant struct {
 	name  string
 	rules []Rule // one of which is violated then

@@ -12,7 +12,8 @@ import (
 type plant struct {
 	name string
 	rule Rule
-	// in changes the events and returns them, or returns nil if there is no place for this plant in what s has made.
+	// in changes the events and returns them, or returns nil if there is no
+	// place for this plant in what s has made.
 	in func(r *rand.Rand, s *sim, events []Event) []Event
 }
 
@@ -88,7 +89,8 @@ func plantReader(r *rand.Rand, s *sim, events []Event) []Event {
 	return events
 }
 
-// plantTwoHolds lets the server say of two holds that it had both: while the leases of one of them followed one another.
+// plantTwoHolds lets the server say of two holds that it had both: while the
+// leases of one of them followed one another.
 func plantTwoHolds(r *rand.Rand, s *sim, events []Event) []Event {
 	h := anyHold(r, s, func(h *simHold) bool { return h.kept && h.ok-h.since > 10*ms })
 	if h == nil {
@@ -176,8 +178,9 @@ const aLongTime = 5 * time.Second
 func everything(Event) bool { return true }
 func writes(e Event) bool   { return !reads(e) }
 
-// at tells what is going on at t: how many attempts of a kind are under way for the name of s, and whether one of them has an unknown
-// outcome, a hold has not ended, or a fault is on.
+// at tells what is going on at t: how many attempts of a kind are under way for
+// the name of s, and whether one of them has an unknown outcome, a hold has not
+// ended, or a fault is on.
 func (s *sim) at(events []Event, t time.Duration, kind func(Event) bool) (attempts int, unclear bool) {
 	faults := 0
 	held := map[uint64]bool{}
@@ -227,7 +230,8 @@ func plantLostWakeup(r *rand.Rand, s *sim, events []Event) []Event {
 	return nil
 }
 
-// plantLoneReader lets a Read wait for long that nothing keeps from the name, which somebody reads.
+// plantLoneReader lets a Read wait for long that nothing keeps from the name,
+// which somebody reads.
 func plantLoneReader(r *rand.Rand, s *sim, events []Event) []Event {
 	h := anyHold(r, s, func(h *simHold) bool {
 		n, unclear := s.at(events, h.ok+1, writes)

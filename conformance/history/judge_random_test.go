@@ -30,8 +30,9 @@ var simBounds = Bounds{
 	Detect: simDetect, Linger: simTTL + 60*ms, Wake: 30 * ms, Stuck: 2 * time.Second, Recover: 50 * ms,
 }
 
-// sim simulates a correct lock service, and records what its clients would. It goes from grant to grant of one name, as the server
-// does, and adds what the clients see, with delays of the network on the way.
+// sim simulates a correct lock service, and records what its clients would. It
+// goes from grant to grant of one name, as the server does, and adds what the
+// clients see, with delays of the network on the way.
 type sim struct {
 	r      *rand.Rand
 	name   string
@@ -46,7 +47,8 @@ type sim struct {
 	asked  time.Duration // when the one that was granted last had asked; in order, as this is a FIFO lock
 	story  []*simHold
 	tapped bool // the answers of the server to releases are recorded
-	// beside adds what becomes of a removed hold, whose client has not been told, after the next grant; or nil
+	// beside adds what becomes of a removed hold, whose client has not been
+	// told, after the next grant; or nil
 	beside func(next *simHold)
 }
 
@@ -146,7 +148,8 @@ func (s *sim) ask(of Event) (h *simHold, granted time.Duration) {
 	return h, granted
 }
 
-// grant adds the grant that returns at t, with the deadline that the client computes for one that the server made at granted.
+// grant adds the grant that returns at t, with the deadline that the client
+// computes for one that the server made at granted.
 func (s *sim) grant(h *simHold, granted, t time.Duration) {
 	h.since, h.ok, h.deadline = granted+s.upTo(t-granted), t, max(h.call, granted-s.upTo(3*ms))+simTTL-simMargin
 	s.add(h.of, KindGrant, t, func(e *Event) { e.Token, e.Deadline = h.token, h.deadline })
@@ -156,7 +159,8 @@ func (s *sim) grant(h *simHold, granted, t time.Duration) {
 	}
 }
 
-// use adds a hold that ends with Unlock, perhaps after renewals, and with re-entries and attempts of others meanwhile.
+// use adds a hold that ends with Unlock, perhaps after renewals, and with
+// re-entries and attempts of others meanwhile.
 func (s *sim) use() {
 	of := s.who()
 	if s.once(3) {
@@ -204,7 +208,8 @@ func (s *sim) use() {
 		s.story = append(s.story, h)
 		return
 	}
-	// The answer is lost, and perhaps the request was. The driver may get one to a second request, after Unlock has returned.
+	// The answer is lost, and perhaps the request was. The driver may get one
+	// to a second request, after Unlock has returned.
 	s.add(h.of, KindNotReleased, h.gone, class(ClassUnknown))
 	switch s.r.IntN(3) {
 	case 0:
@@ -224,7 +229,8 @@ func (s *sim) write(h *simHold) {
 	s.add(Event{Proc: "store", Name: s.name, Token: h.token, OK: true}, k, h.unlock, nil)
 }
 
-// join adds a Read of the same client that the server is not asked for, and returns when it is over.
+// join adds a Read of the same client that the server is not asked for, and
+// returns when it is over.
 func (s *sim) join(first *simHold, now time.Duration) time.Duration {
 	of := first.of
 	*s.calls++
@@ -264,7 +270,8 @@ func (s *sim) reenter(outer *simHold, now time.Duration) time.Duration {
 	return now
 }
 
-// others adds attempts that do not get the lock, which holder has at that moment.
+// others adds attempts that do not get the lock, which holder has at that
+// moment.
 func (s *sim) others(holder Event, now time.Duration) {
 	of := s.who()
 	if reads(holder) && reads(of) {
@@ -282,7 +289,8 @@ func (s *sim) others(holder Event, now time.Duration) {
 	}
 }
 
-// runOut adds a hold that its client does not end in time, since it is frozen: while it holds the lock, or before the call returns.
+// runOut adds a hold that its client does not end in time, since it is frozen:
+// while it holds the lock, or before the call returns.
 func (s *sim) runOut() {
 	of := s.who()
 	h, granted := s.ask(of)
@@ -302,8 +310,9 @@ func (s *sim) runOut() {
 	s.add(of, KindNotReleased, max(back, h.deadline), class(ClassNotHeld))
 }
 
-// remove adds a hold that an administrator ends. Its holder may go on for a while, and even release it or leave it to others who wait
-// in its client, before it is told.
+// remove adds a hold that an administrator ends. Its holder may go on for a
+// while, and even release it or leave it to others who wait in its client,
+// before it is told.
 func (s *sim) remove() {
 	of := s.who()
 	h, granted := s.ask(of)
@@ -336,7 +345,8 @@ func (s *sim) remove() {
 	}
 }
 
-// endRemoved adds how h ends, which somebody has removed, and whose holder is told then.
+// endRemoved adds how h ends, which somebody has removed, and whose holder is
+// told then.
 func (s *sim) endRemoved(h *simHold, now, told time.Duration) {
 	of := h.of
 	if now < told && s.once(2) {
@@ -354,7 +364,8 @@ func (s *sim) endRemoved(h *simHold, now, told time.Duration) {
 	s.add(of, KindNotReleased, now+ms, class(ClassRemoved))
 }
 
-// handOn ends h in favour of another one of the client, who called at that time. The server is not asked.
+// handOn ends h in favour of another one of the client, who called at that
+// time. The server is not asked.
 func (s *sim) handOn(h *simHold, called, now time.Duration, token uint64) *simHold {
 	s.add(h.of, KindRelease, now, held(h.deadline))
 	s.add(h.of, KindReleased, now, nil)
@@ -366,7 +377,8 @@ func (s *sim) handOn(h *simHold, called, now time.Duration, token uint64) *simHo
 	return &next
 }
 
-// doubt adds an attempt with unknown outcome, which may hold the lock for a while.
+// doubt adds an attempt with unknown outcome, which may hold the lock for a
+// while.
 func (s *sim) doubt() {
 	of := s.who()
 	h, granted := s.ask(of)
@@ -376,7 +388,8 @@ func (s *sim) doubt() {
 	}
 }
 
-// kill adds a process that is killed: before its attempt returns, or while it holds the lock.
+// kill adds a process that is killed: before its attempt returns, or while it
+// holds the lock.
 func (s *sim) kill() {
 	of := s.who()
 	of.Proc = fmt.Sprintf("killed%d", of.Call)
@@ -420,7 +433,8 @@ func randomHistory(r *rand.Rand) ([]Event, []*sim) {
 	return events, sims
 }
 
-// finish closes the processes that were not killed, puts the events in order and numbers them.
+// finish closes the processes that were not killed, puts the events in order
+// and numbers them.
 func finish(events []Event) []Event {
 	procs, killed, last := map[string]uint64{}, map[string]bool{}, time.Duration(0)
 	for _, e := range events {
@@ -496,7 +510,8 @@ func judgeRandom(t *testing.T, seed uint64, events []Event, compare bool) *Verdi
 	return v
 }
 
-// counts returns what Judge found of the rules that the twin knows. It tells overlaps from late losses; the twin does not.
+// counts returns what Judge found of the rules that the twin knows. It tells
+// overlaps from late losses; the twin does not.
 func counts(v *Verdict) map[Rule]int {
 	found := map[Rule]int{}
 	for _, violation := range v.Violations {
@@ -510,7 +525,8 @@ func counts(v *Verdict) map[Rule]int {
 	return found
 }
 
-// plantIn returns a legal history made illegal, and by what: nil if it has no room for that.
+// plantIn returns a legal history made illegal, and by what: nil if it has no
+// room for that.
 func plantIn(r *rand.Rand, sims []*sim, events []Event) (*plant, []Event) {
 	for range 50 {
 		p := &plants[r.IntN(len(plants))]

@@ -18,8 +18,10 @@ const ms = time.Millisecond
 //
 //	0 p2/a call; 10 p2/a ok tok=3 dl=50
 //
-// which is time in milliseconds, process (p if it is left out) and attempt, kind of event (acq. is left out), and fields. The client
-// of an attempt is its letter. Every process is closed after the last event but those that a fault kills.
+// which is time in milliseconds, process (p if it is left out) and attempt,
+// kind of event (acq. is left out), and fields. The client of an attempt is its
+// letter. Every process is closed after the last event but those that a fault
+// kills.
 func parseStory(t testing.TB, story string) []Event {
 	t.Helper()
 	var events []Event

@@ -7,8 +7,9 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// twin finds by brute force what the judge finds by sweeps. It shares nothing with the judge but the events and the bounds, and says
-// what each rule means in the plainest words, whatever that costs.
+// twin finds by brute force what the judge finds by sweeps. It shares nothing
+// with the judge but the events and the bounds, and says what each rule means
+// in the plainest words, whatever that costs.
 type twin struct {
 	Bounds
 	tales   map[string][]*tale     // by name, in the order of their calls
@@ -113,7 +114,8 @@ func (t *tale) find(k Kind) Event {
 	return Event{}
 }
 
-// claim finds out until when the holder had been told that it has the lock, even if somebody removes it without a word.
+// claim finds out until when the holder had been told that it has the lock,
+// even if somebody removes it without a word.
 func (w *twin) claim(t *tale) {
 	if !t.got {
 		return
@@ -150,7 +152,8 @@ func (w *twin) claim(t *tale) {
 	t.sure = w.had(t, t.back)
 }
 
-// had reports whether the holder of a had been told, as late as x, that it has the lock.
+// had reports whether the holder of a had been told, as late as x, that it has
+// the lock.
 func (w *twin) had(a *tale, x Event) bool {
 	return x.Time < a.until || a.unlock.Kind != "" && w.follows(x, a.unlock)
 }
@@ -192,7 +195,8 @@ func (w *twin) violations() map[Rule]int {
 		}
 		var kept []*tale
 		for _, b := range tales {
-			// before reports whether there is an earlier grant that is as f says.
+			// before reports whether there is an earlier grant that is as f
+			// says.
 			before := func(f func(a *tale) bool) bool {
 				return b.got && slices.ContainsFunc(tales, func(a *tale) bool { return a != b && a.got && w.follows(a.back, b.back) && f(a) })
 			}
@@ -225,8 +229,9 @@ func (w *twin) violations() map[Rule]int {
 	return found
 }
 
-// asked returns when the backend may have been asked for what b got: before its call, if its client had a hold then that may have become
-// that of b. It has not if the backend still had it when it was released.
+// asked returns when the backend may have been asked for what b got: before its
+// call, if its client had a hold then that may have become that of b. It has
+// not if the backend still had it when it was released.
 func (w *twin) asked(tales []*tale, b *tale) time.Duration {
 	var last *tale // such a hold of the client
 	for _, a := range tales {
@@ -240,7 +245,8 @@ func (w *twin) asked(tales []*tale, b *tale) time.Duration {
 	return max(w.line(tales, b, last.back), min(last.unlock.Time, b.call.Time))
 }
 
-// line returns the earliest call of those, granted after a moment, from whom b may have its hold.
+// line returns the earliest call of those, granted after a moment, from whom b
+// may have its hold.
 func (w *twin) line(tales []*tale, b *tale, after Event) time.Duration {
 	first := b.call.Time
 	for _, a := range tales {
@@ -268,7 +274,8 @@ func (t *tale) doubtful() bool { return t.back.Kind == "" || !t.got && t.free > 
 func (t *tale) reads() bool         { return t.call.Mode == driver.Read }
 func (t *tale) shares(b *tale) bool { return t.reads() && b.reads() }
 
-// brought reports whether another Read of the client may have brought a Read along.
+// brought reports whether another Read of the client may have brought a Read
+// along.
 func (w *twin) brought(tales []*tale, a *tale) bool {
 	return a.reads() && slices.ContainsFunc(tales, func(c *tale) bool {
 		return c != a && c.reads() && c.call.Proc == a.call.Proc && c.call.Client == a.call.Client &&
@@ -276,7 +283,8 @@ func (w *twin) brought(tales []*tale, a *tale) bool {
 	})
 }
 
-// whose is for whom a lock may have been free: the one that waits for longest to do more than to read, or to read; or a Read itself.
+// whose is for whom a lock may have been free: the one that waits for longest
+// to do more than to read, or to read; or a Read itself.
 type whose int
 
 const (
@@ -285,7 +293,8 @@ const (
 	thisRead
 )
 
-// idle looks back from e, an event of x, at which nobody may have been waiting for a free lock for long.
+// idle looks back from e, an event of x, at which nobody may have been waiting
+// for a free lock for long.
 func (w *twin) idle(tales []*tale, x *tale, e Event, who whose) bool {
 	free, oldest := -forever, forever
 	if who == thisRead {
@@ -328,7 +337,8 @@ func (w *twin) precedes(x, y Event) bool {
 	return x.Time < y.Time || x.Time == y.Time && (x.Proc < y.Proc || x.Proc == y.Proc && x.Seq < y.Seq)
 }
 
-// permits counts the violations of a name of permits, of which there was one limit.
+// permits counts the violations of a name of permits, of which there was one
+// limit.
 func (w *twin) permits(tales []*tale, count func(Rule, bool)) {
 	limit := 0
 	for _, a := range tales {
@@ -357,7 +367,8 @@ func (w *twin) permits(tales []*tale, count func(Rule, bool)) {
 	}
 }
 
-// permitsIdle looks back from e, at which nobody may have been waiting for free permits for long.
+// permitsIdle looks back from e, at which nobody may have been waiting for free
+// permits for long.
 func (w *twin) permitsIdle(tales []*tale, e Event, limit int) bool {
 	var oldest *tale
 	since := -forever

@@ -18,7 +18,8 @@ func (j *judge) quietFrom(t time.Duration) []window {
 	return j.quiet[i:]
 }
 
-// quietAround returns the window without a fault around a span of time, if there is one.
+// quietAround returns the window without a fault around a span of time, if
+// there is one.
 func (j *judge) quietAround(from, to time.Duration) (w window, ok bool) {
 	quiet := j.quietFrom(to)
 	if len(quiet) == 0 || quiet[0].from > from {
@@ -27,7 +28,8 @@ func (j *judge) quietAround(from, to time.Duration) (w window, ok bool) {
 	return quiet[0], true
 }
 
-// tooLong reports whether more than limit lies between two moments, not counting faults and the recovery from them.
+// tooLong reports whether more than limit lies between two moments, not
+// counting faults and the recovery from them.
 func (j *judge) tooLong(from, to, limit time.Duration) bool {
 	for _, w := range j.quietFrom(from) {
 		if w.from >= to {
@@ -41,11 +43,13 @@ func (j *judge) tooLong(from, to, limit time.Duration) bool {
 	return false
 }
 
-// waiting is the state of a lock while its attempts are gone through in the order of time.
+// waiting is the state of a lock while its attempts are gone through in the
+// order of time.
 type waiting struct {
-	pending       []*attempt    // attempts that return some day, in the order of their calls
-	reads, others side          // the holds for Read, and those in the other modes
-	barred        time.Duration // when an attempt in another mode than Read last gave up, or was granted
+	pending       []*attempt // attempts that return some day, in the order of their calls
+	reads, others side       // the holds for Read, and those in the other modes
+	// when an attempt in another mode than Read last gave up, or was granted
+	barred time.Duration
 }
 
 // side has what is known of the holds of one kind.
@@ -63,7 +67,8 @@ func (w *waiting) side(a *attempt) *side {
 	return &w.others
 }
 
-// last returns when the last hold that excludes a was surely gone, and by which event.
+// last returns when the last hold that excludes a was surely gone, and by which
+// event.
 func (w *waiting) last(a *attempt) (free time.Duration, freed *Event) {
 	if a.reads() || w.reads.free <= w.others.free {
 		return w.others.free, w.others.freed
@@ -71,7 +76,8 @@ func (w *waiting) last(a *attempt) (free time.Duration, freed *Event) {
 	return w.reads.free, w.reads.freed
 }
 
-// shadow returns until when there may be a hold that excludes a and that nobody knows of.
+// shadow returns until when there may be a hold that excludes a and that nobody
+// knows of.
 func (w *waiting) shadow(a *attempt) time.Duration {
 	if a.reads() {
 		return w.others.shadow
@@ -87,7 +93,8 @@ func (w *waiting) lastEnd(a *attempt) time.Duration {
 	return max(w.reads.lastEnd, w.others.lastEnd)
 }
 
-// oldest returns the attempt that has waited longest, among Reads or among the others; nil if there is none.
+// oldest returns the attempt that has waited longest, among Reads or among the
+// others; nil if there is none.
 func (w *waiting) oldest(reads bool) *attempt {
 	i := slices.IndexFunc(w.pending, func(a *attempt) bool { return a.reads() == reads && !a.called.NoWait })
 	if i < 0 {
@@ -96,8 +103,8 @@ func (w *waiting) oldest(reads bool) *attempt {
 	return w.pending[i]
 }
 
-// waits looks for a lock that stays free while somebody waits (RuleWake), and for attempts that last too long or are refused without
-// reason (RuleStuck).
+// waits looks for a lock that stays free while somebody waits (RuleWake), and
+// for attempts that last too long or are refused without reason (RuleStuck).
 func (j *judge) waits(l *lock) {
 	none := side{lastEnd: -never, free: -never, shadow: -never}
 	w := waiting{reads: none, others: none, barred: -never}
@@ -114,7 +121,8 @@ func (j *judge) waits(l *lock) {
 }
 
 func (j *judge) waitBegins(w *waiting, a *attempt) {
-	if !a.reads() && (a.doubtful() || a.returned != nil && !a.called.NoWait) { // from now on Reads may have to wait
+	if !a.reads() && (a.doubtful() || a.returned != nil && !a.called.NoWait) {
+		// from now on Reads may have to wait
 		j.idleToReaders(w, w.oldest(true), a.called)
 	}
 	if a.doubtful() {
@@ -172,8 +180,9 @@ func (w *waiting) ended(a *attempt) {
 	}
 }
 
-// idle looks at the time before e, in which nobody was granted the lock but to read, for the sake of the attempt in another mode than Read
-// that has waited longest.
+// idle looks at the time before e, in which nobody was granted the lock but to
+// read, for the sake of the attempt in another mode than Read that has waited
+// longest.
 func (j *judge) idle(w *waiting, e *Event) {
 	oldest := w.oldest(false)
 	if oldest == nil {
@@ -189,8 +198,9 @@ func (j *judge) idle(w *waiting, e *Event) {
 	}
 }
 
-// idleToReaders looks at the time before e, in which nobody held the lock in another mode, for the sake of a Read that waits. A waiter in
-// another mode goes first, whatever the order.
+// idleToReaders looks at the time before e, in which nobody held the lock in
+// another mode, for the sake of a Read that waits. A waiter in another mode
+// goes first, whatever the order.
 func (j *judge) idleToReaders(w *waiting, a *attempt, e *Event) {
 	if a == nil || w.oldest(false) != nil {
 		return
@@ -212,7 +222,8 @@ func (j *judge) lasted(a *attempt, until time.Duration) {
 	}
 }
 
-// refused looks at an attempt that was refused although nobody is known to have held the lock since a given moment.
+// refused looks at an attempt that was refused although nobody is known to have
+// held the lock since a given moment.
 func (j *judge) refused(a *attempt, since time.Duration, freed *Event) {
 	w, ok := j.quietAround(a.called.Time, a.returned.Time)
 	if !ok || j.b.Wake == 0 || a.called.Time <= after(since, j.b.Wake) {
@@ -281,7 +292,8 @@ func (j *judge) read() {
 	if len(faults) > 0 {
 		j.invalid("the last fault did not end")
 	}
-	j.quiet = slices.DeleteFunc(j.quiet, func(w window) bool { return w.from == w.to }) // faults that touch leave windows of no length
+	// faults that touch leave windows of no length
+	j.quiet = slices.DeleteFunc(j.quiet, func(w window) bool { return w.from == w.to })
 }
 
 // process returns the process with a label.
@@ -318,7 +330,8 @@ func (j *judge) begin(p *process, e *Event) {
 	l.steps = append(l.steps, a)
 }
 
-// add adds an event to its attempt. It returns false if such an event cannot follow the earlier ones.
+// add adds an event to its attempt. It returns false if such an event cannot
+// follow the earlier ones.
 func (j *judge) add(a *attempt, e *Event) bool {
 	j.checkResult(a, e)
 	switch e.Kind {
@@ -354,7 +367,8 @@ func (j *judge) add(a *attempt, e *Event) bool {
 	return true
 }
 
-// hear adds what the holder was told while it had the lock, until the holder ended the hold or knew its end.
+// hear adds what the holder was told while it had the lock, until the holder
+// ended the hold or knew its end.
 func (a *attempt) hear(e *Event) {
 	if e.Kind == KindRelease && a.releasing == nil {
 		a.releasing = e
@@ -370,7 +384,8 @@ func (a *attempt) hear(e *Event) {
 	}
 }
 
-// checkResult finds results that a call must not return, by what was known of its attempt before (RuleResult).
+// checkResult finds results that a call must not return, by what was known of
+// its attempt before (RuleResult).
 func (j *judge) checkResult(a *attempt, e *Event) {
 	wrong := func(text string, because *Event) {
 		j.violation(RuleResult, text, because, e)

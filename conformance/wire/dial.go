@@ -9,8 +9,9 @@ import (
 	"time"
 )
 
-// DialContext connects to a server through the Wire. It has the form in which client libraries take a dialer. While traffic is
-// held or dropped, DialContext waits until ctx ends, as an attempt to connect into a black hole does.
+// DialContext connects to a server through the Wire. It has the form in which
+// client libraries take a dialer. While traffic is held or dropped, DialContext
+// waits until ctx ends, as an attempt to connect into a black hole does.
 func (w *Wire) DialContext(ctx context.Context, network, addr string) (net.Conn, error) {
 	ctx, stop := w.lifetime(ctx)
 	defer stop()
@@ -54,7 +55,8 @@ func (w *Wire) isClosed() bool {
 	return w.closed
 }
 
-// conn is the client's end of a connection. Its remote address is the server's, for some libraries connect there again.
+// conn is the client's end of a connection. Its remote address is the server's,
+// for some libraries connect there again.
 type conn struct {
 	*net.TCPConn
 	server net.Addr
@@ -62,7 +64,8 @@ type conn struct {
 
 func (c *conn) RemoteAddr() net.Addr { return c.server }
 
-// cutsSoFar counts the calls of Cut, so that a connection which is being made can tell later whether Cut was called meanwhile.
+// cutsSoFar counts the calls of Cut, so that a connection which is being made
+// can tell later whether Cut was called meanwhile.
 func (w *Wire) cutsSoFar() int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -84,7 +87,8 @@ func (w *Wire) lifetime(ctx context.Context) (context.Context, func()) {
 	}
 }
 
-// connectable waits until connections can be made. It returns an error if they cannot, or if Cut was called since cuts was counted.
+// connectable waits until connections can be made. It returns an error if they
+// cannot, or if Cut was called since cuts was counted.
 func (w *Wire) connectable(ctx context.Context, cuts int) error {
 	for {
 		w.mu.Lock()
@@ -101,7 +105,8 @@ func (w *Wire) connectable(ctx context.Context, cuts int) error {
 	}
 }
 
-// refusal is the error of a connection that cannot be made, or was begun before the last Cut. w.mu is held.
+// refusal is the error of a connection that cannot be made, or was begun before
+// the last Cut. w.mu is held.
 func (w *Wire) refusal(cuts int) error {
 	switch {
 	case w.closed:
@@ -146,7 +151,8 @@ func connectTo(ctx context.Context, ln net.Listener) (client *net.TCPConn, inner
 	}
 }
 
-// join lets a new connection flow between its two ends. If the connection is refused by now, join closes both ends and returns an error.
+// join lets a new connection flow between its two ends. If the connection is
+// refused by now, join closes both ends and returns an error.
 func (w *Wire) join(client, server net.Conn, cuts int) error {
 	l := &link{wire: w, client: client, server: server}
 	l.requests = pipe{link: l, dir: Requests, src: client, dst: server}
@@ -192,8 +198,9 @@ type proxy struct {
 	keeper       net.Conn     // is connected at addr, so nobody else gets the port while ln is nil
 }
 
-// Listen opens a proxy on the loopback interface and returns its address. Every connection to the proxy leads through the Wire to the
-// server at target (host:port). The proxy ends with Close.
+// Listen opens a proxy on the loopback interface and returns its address. Every
+// connection to the proxy leads through the Wire to the server at target
+// (host:port). The proxy ends with Close.
 func (w *Wire) Listen(target string) (addr string, err error) {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -220,8 +227,9 @@ func (w *Wire) Listen(target string) (addr string, err error) {
 	return p.addr, nil
 }
 
-// open lets a proxy accept connections. A process that is just being started has copies of all sockets until it runs its program, so
-// the port may be in use for a moment after the listener was closed. w.mu is held.
+// open lets a proxy accept connections. A process that is just being started
+// has copies of all sockets until it runs its program, so the port may be in
+// use for a moment after the listener was closed. w.mu is held.
 func (w *Wire) open(p *proxy) {
 	ln, err := net.Listen("tcp", p.addr)
 	for end := time.Now().Add(10 * time.Second); errors.Is(err, syscall.EADDRINUSE) && time.Now().Before(end); {
@@ -233,7 +241,8 @@ func (w *Wire) open(p *proxy) {
 	}
 	p.ln = ln
 	cuts := w.cuts
-	w.accept(ln, p.target, func() int { return cuts }) // Cut closes ln, so all its connections are older than the next Cut
+	// Cut closes ln, so all its connections are older than the next Cut
+	w.accept(ln, p.target, func() int { return cuts })
 }
 
 // refuse keeps a proxy from accepting connections. w.mu is held.
@@ -244,8 +253,10 @@ func (p *proxy) refuse() {
 	}
 }
 
-// Serve makes a proxy of a listener, as Listen does of a listener on the loopback interface. Close closes the listener; Cut does not, so
-// connections are accepted and then broken. A connection of package crypto/tls breaks when Hold interrupts a write on it.
+// Serve makes a proxy of a listener, as Listen does of a listener on the
+// loopback interface. Close closes the listener; Cut does not, so connections
+// are accepted and then broken. A connection of package crypto/tls breaks when
+// Hold interrupts a write on it.
 func (w *Wire) Serve(ln net.Listener, target string) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -258,8 +269,8 @@ func (w *Wire) Serve(ln net.Listener, target string) error {
 	return nil
 }
 
-// accept connects clients to the target until the listener is closed; cuts is how often Cut was called before a client came. w.mu is
-// held.
+// accept connects clients to the target until the listener is closed; cuts is
+// how often Cut was called before a client came. w.mu is held.
 func (w *Wire) accept(ln net.Listener, target string, cuts func() int) {
 	w.wg.Go(func() { // ends with the listener, which Close closes
 		for {

@@ -27,8 +27,10 @@ type link struct {
 
 	stranded bool // all bytes vanish, by Strand
 
-	stuck     bool // requests wait, by HoldRequest
-	overtaken bool // requests have waited so: the server has to be heard out though its client hangs up
+	stuck bool // requests wait, by HoldRequest
+	// requests have waited so: the server has to be heard out though its client
+	// hangs up
+	overtaken bool
 }
 
 // pipe is one direction of a link.
@@ -80,8 +82,8 @@ func (l *link) end(closeConn func(net.Conn) error) {
 	l.wire.notify()
 }
 
-// lose breaks the connection for the client, and ends it in good order for the server, so that the server still gets all requests.
-// wire.mu is held.
+// lose breaks the connection for the client, and ends it in good order for the
+// server, so that the server still gets all requests. wire.mu is held.
 func (l *link) lose() {
 	if l.gone || l.silent {
 		return
@@ -106,7 +108,8 @@ const (
 	isOver // the link
 )
 
-// verdict decides about the bytes in p. If they have to wait, changed tells when to ask again. wire.mu is held.
+// verdict decides about the bytes in p. If they have to wait, changed tells
+// when to ask again. wire.mu is held.
 func (p *pipe) verdict() (v verdict, changed <-chan struct{}) {
 	l, w := p.link, p.link.wire
 	waiting := l.trap != nil && !l.trap.hold // for the reply that is to be lost
@@ -187,7 +190,8 @@ func (p *pipe) finish() {
 	p.link.wire.notify()
 }
 
-// forward lets bytes pass, wait or vanish. It returns false if p needs no more bytes.
+// forward lets bytes pass, wait or vanish. It returns false if p needs no more
+// bytes.
 func (p *pipe) forward(c chunk) bool {
 	b, w := c.b, p.link.wire
 	if p.dir == Requests {
@@ -267,8 +271,9 @@ func (p *pipe) write(b []byte) (n int, v verdict, changed <-chan struct{}, err e
 	return n, v, nil, err
 }
 
-// settle returns when everything that was decided before in direction d has taken place. It interrupts a write that is stuck because its
-// reader does not read.
+// settle returns when everything that was decided before in direction d has
+// taken place. It interrupts a write that is stuck because its reader does not
+// read.
 func settle(links []*link, d Direction) {
 	for _, l := range links {
 		for _, p := range []*pipe{&l.requests, &l.replies} {
@@ -325,7 +330,8 @@ func (p *pipe) end(err error) {
 		w.mu.Lock()
 		v, changed := p.verdict()
 		switch {
-		case v == isLost, v == passes && p.dir == Requests && (l.trap != nil || l.overtaken): // the server has to be heard out though its client hangs up
+		case v == isLost, v == passes && p.dir == Requests && (l.trap != nil || l.overtaken):
+			// the server has to be heard out though its client hangs up
 			l.lose()
 		case v == vanishes && !l.silent: // nobody gets to know before Heal
 			v, changed = waits, w.wait()
@@ -340,8 +346,9 @@ func (p *pipe) end(err error) {
 	}
 }
 
-// broken tells src that dst takes no more, since dst has closed the connection. It waits until the other direction, in which this news
-// travels, has delivered all bytes before.
+// broken tells src that dst takes no more, since dst has closed the connection.
+// It waits until the other direction, in which this news travels, has delivered
+// all bytes before.
 func (p *pipe) broken() {
 	l, w := p.link, p.link.wire
 	back := &l.requests

@@ -85,7 +85,8 @@ func (s *lineServer) log(what string) {
 	s.cond.Broadcast()
 }
 
-// await waits until the server has got what is wanted, no more and no less, in this order.
+// await waits until the server has got what is wanted, no more and no less, in
+// this order.
 func (s *lineServer) await(t *testing.T, want ...string) {
 	t.Helper()
 	timer := time.AfterFunc(hang, s.cond.Broadcast)
@@ -218,7 +219,8 @@ func hasClosed(c <-chan struct{}) bool {
 	}
 }
 
-// twoEnds returns the two ends of a connection through w to a server that does nothing.
+// twoEnds returns the two ends of a connection through w to a server that does
+// nothing.
 func twoEnds(t *testing.T, w *Wire, network, addr string) (client, server net.Conn) {
 	t.Helper()
 	ln, err := net.Listen(network, addr)

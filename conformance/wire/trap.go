@@ -4,35 +4,47 @@ import "bytes"
 
 // trap waits for a request.
 type trap struct {
-	match  []byte
-	hold   bool          // the replies; otherwise the reply is lost
-	back   bool          // the request is held back, and none of the above
-	sprung chan struct{} // closed when the request has passed (hold), or been carried out (lose), or is held (back), or its connection has ended
+	match []byte
+	hold  bool // the replies; otherwise the reply is lost
+	back  bool // the request is held back, and none of the above
+	// closed when the request has passed (hold), or been carried out (lose), or
+	// is held (back), or its connection has ended
+	sprung chan struct{}
 }
 
-// LoseReply waits for the next request that contains match, lets it pass, and breaks its connection when the reply arrives: the
-// request is carried out, even if the client hangs up, but the client does not get to know. Other connections, and later ones, are
-// not disturbed. The channel is closed when the server has ended the connection too, and so has carried out all its requests.
+// LoseReply waits for the next request that contains match, lets it pass, and
+// breaks its connection when the reply arrives: the request is carried out,
+// even if the client hangs up, but the client does not get to know. Other
+// connections, and later ones, are not disturbed. The channel is closed when
+// the server has ended the connection too, and so has carried out all its
+// requests.
 //
-// The reply is taken to be the next bytes on the connection. Where several requests share a connection, as in HTTP/2, these may be
-// something else, and a server that abandons its work when a client hangs up may abandon the request: take HoldReply.
+// The reply is taken to be the next bytes on the connection. Where several
+// requests share a connection, as in HTTP/2, these may be something else, and a
+// server that abandons its work when a client hangs up may abandon the request:
+// take HoldReply.
 //
-// A request may be sent in pieces. Under TLS only an empty match, for any request, is of use. The Wire waits for one request
-// at a time: LoseReply, HoldReply and HoldRequest forget an earlier one.
+// A request may be sent in pieces. Under TLS only an empty match, for any
+// request, is of use. The Wire waits for one request at a time: LoseReply,
+// HoldReply and HoldRequest forget an earlier one.
 func (w *Wire) LoseReply(match string) <-chan struct{} {
 	return w.set(&trap{match: []byte(match)})
 }
 
-// HoldReply waits for the next request that contains match, as LoseReply does, and lets it pass, but holds the replies on all
-// connections from the moment before, as Hold does. The channel is closed when the request has passed. The test can then look at
-// the server until the request shows there, and go on with Heal (the reply is late), or with Cut before it (the reply is lost).
+// HoldReply waits for the next request that contains match, as LoseReply does,
+// and lets it pass, but holds the replies on all connections from the moment
+// before, as Hold does. The channel is closed when the request has passed. The
+// test can then look at the server until the request shows there, and go on
+// with Heal (the reply is late), or with Cut before it (the reply is lost).
 func (w *Wire) HoldReply(match string) <-chan struct{} {
 	return w.set(&trap{match: []byte(match), hold: true})
 }
 
-// HoldRequest waits for the next request that contains match, and holds it back until Heal, together with all later requests on its
-// connection. Requests on other connections overtake it. The request arrives at Heal even if its client has closed the connection by
-// then. If the request must never arrive, call Cut before Heal. The channel is closed when the request is held.
+// HoldRequest waits for the next request that contains match, and holds it back
+// until Heal, together with all later requests on its connection. Requests on
+// other connections overtake it. The request arrives at Heal even if its client
+// has closed the connection by then. If the request must never arrive, call Cut
+// before Heal. The channel is closed when the request is held.
 func (w *Wire) HoldRequest(match string) <-chan struct{} {
 	return w.set(&trap{match: []byte(match), back: true})
 }

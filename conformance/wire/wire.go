@@ -1,4 +1,5 @@
-// Package wire puts a network that can be disturbed between a client and its servers, for tests:
+// Package wire puts a network that can be disturbed between a client and its
+// servers, for tests:
 //
 //	w := new(wire.Wire)
 //	defer w.Close()
@@ -11,14 +12,19 @@
 // The disturbances, on all connections at once and until [Wire.Heal]:
 //
 //   - [Wire.Cut] breaks connections and refuses new ones.
-//   - [Wire.Hold] stops a direction and [Wire.Drop] loses what flows in it, with the connections open: the client does not get to know.
-//   - [Wire.Strand] does the same to the connections that are open, while new ones work.
-//   - [Wire.LoseReplies] lets requests arrive and breaks the connection in place of the reply.
-//   - [Wire.Delay] makes a direction late, [Wire.Garble] changes bytes of replies.
+//   - [Wire.Hold] stops a direction and [Wire.Drop] loses what flows in it,
+//     with the connections open: the client does not get to know.
+//   - [Wire.Strand] does the same to the connections that are open, while new
+//     ones work.
+//   - [Wire.LoseReplies] lets requests arrive and breaks the connection in
+//     place of the reply.
+//   - [Wire.Delay] makes a direction late, [Wire.Garble] changes bytes of
+//     replies.
 //
-// A trap finds a single request by its text: [Wire.LoseReply] loses the reply to the request, [Wire.HoldReply] holds it.
-// [Wire.HoldRequest] holds back the request itself. [Wire.Traffic]
-// counts what was disturbed: a test that sees zeros there has disturbed nothing.
+// A trap finds a single request by its text: [Wire.LoseReply] loses the reply
+// to the request, [Wire.HoldReply] holds it. [Wire.HoldRequest] holds back the
+// request itself. [Wire.Traffic] counts what was disturbed: a test that sees
+// zeros there has disturbed nothing.
 //
 // conformance.LinkOver lets the conformance suite disturb a Wire.
 package wire
@@ -33,12 +39,16 @@ import (
 	"time"
 )
 
-// A Wire is the network between one client and its servers, and can be disturbed. A client library connects through it by
-// [Wire.DialContext], or, if it cannot take a dialer, by the address of a proxy ([Wire.Listen]). The zero Wire is a healthy network.
+// A Wire is the network between one client and its servers, and can be
+// disturbed. A client library connects through it by [Wire.DialContext], or, if
+// it cannot take a dialer, by the address of a proxy ([Wire.Listen]). The zero
+// Wire is a healthy network.
 //
-// Client and server talk over real sockets, with the Wire between them; so deadlines work whatever the Wire does, and a client's writes
-// are accepted while nothing gets through, as by a real network. A disturbance is in force when its method returns: from then on not a byte
-// passes that should not. It lasts until [Wire.Heal]. All methods may be called concurrently.
+// Client and server talk over real sockets, with the Wire between them; so
+// deadlines work whatever the Wire does, and a client's writes are accepted
+// while nothing gets through, as by a real network. A disturbance is in force
+// when its method returns: from then on not a byte passes that should not. It
+// lasts until [Wire.Heal]. All methods may be called concurrently.
 type Wire struct {
 	wg sync.WaitGroup // all goroutines; each ends with its connection or listener
 
@@ -48,7 +58,9 @@ type Wire struct {
 	links   map[*link]bool
 	proxies []*proxy
 	served  []net.Listener
-	changed chan struct{}   // closed when anything changes that somebody may wait for; nil if nobody waits
+	// closed when anything changes that somebody may wait for; nil if nobody
+	// waits
+	changed chan struct{}
 	ctx     context.Context // ends with Close; made when needed
 	cancel  context.CancelFunc
 	closed  bool
@@ -79,7 +91,8 @@ const (
 	Both     = Requests | Replies
 )
 
-// Traffic counts what has happened on a [Wire] so far. A test that disturbs a Wire should look whether it did.
+// Traffic counts what has happened on a [Wire] so far. A test that disturbs a
+// Wire should look whether it did.
 type Traffic struct {
 	Connections int   // connections that were made
 	Open        int   // connections that are there now
@@ -91,7 +104,8 @@ type Traffic struct {
 	Garbled     int64 // bytes that were changed
 }
 
-// Cut breaks all connections, those being made included, and refuses new ones until Heal. Bytes that were held are lost.
+// Cut breaks all connections, those being made included, and refuses new ones
+// until Heal. Bytes that were held are lost.
 func (w *Wire) Cut() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -106,15 +120,17 @@ func (w *Wire) Cut() {
 	w.notify()
 }
 
-// Hold stops the bytes in a direction, on all connections, and the making of new connections: a black hole, of which neither side can know
-// when it will end. Heal delivers the bytes late, also if their sender has closed the connection meanwhile. If they must never
-// arrive, call Cut before Heal.
+// Hold stops the bytes in a direction, on all connections, and the making of
+// new connections: a black hole, of which neither side can know when it will
+// end. Heal delivers the bytes late, also if their sender has closed the
+// connection meanwhile. If they must never arrive, call Cut before Heal.
 func (w *Wire) Hold(d Direction) {
 	w.disturb(d, func(f *faults) { f.hold |= d })
 }
 
-// Drop makes the bytes in a direction vanish, on all connections, and stops the making of new ones. A connection on which bytes
-// have vanished is of no use any more: Heal breaks it.
+// Drop makes the bytes in a direction vanish, on all connections, and stops the
+// making of new ones. A connection on which bytes have vanished is of no use
+// any more: Heal breaks it.
 func (w *Wire) Drop(d Direction) {
 	w.disturb(d, func(f *faults) { f.drop |= d })
 }
@@ -134,8 +150,8 @@ func (w *Wire) Strand() {
 }
 
 // Redirect makes new connections to the server at target lead to another
-// server, as a virtual address that moves does. Open connections stay where they
-// are.
+// server, as a virtual address that moves does. Open connections stay where
+// they are.
 func (w *Wire) Redirect(target, to string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -155,13 +171,16 @@ func (w *Wire) route(target string) string {
 	return target
 }
 
-// LoseReplies breaks each connection when the next reply arrives on it, instead of delivering the reply: requests are carried out,
-// but the client does not get to know. The server sees the end of the connection only after all requests before.
+// LoseReplies breaks each connection when the next reply arrives on it, instead
+// of delivering the reply: requests are carried out, but the client does not
+// get to know. The server sees the end of the connection only after all
+// requests before.
 func (w *Wire) LoseReplies() {
 	w.disturb(Replies, func(f *faults) { f.lose = true })
 }
 
-// Delay makes the bytes in a direction arrive late. Connections are not made more slowly.
+// Delay makes the bytes in a direction arrive late. Connections are not made
+// more slowly.
 func (w *Wire) Delay(d Direction, late time.Duration) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -172,13 +191,15 @@ func (w *Wire) Delay(d Direction, late time.Duration) {
 	}
 }
 
-// Garble changes bytes of replies, one of every so many on average. The seed decides which bytes, and to what. Heal breaks the connections
-// on which bytes were changed.
+// Garble changes bytes of replies, one of every so many on average. The seed
+// decides which bytes, and to what. Heal breaks the connections on which bytes
+// were changed.
 func (w *Wire) Garble(seed uint64, every int) {
 	w.disturb(Replies, func(f *faults) { f.garble = &garbler{rand.New(rand.NewPCG(seed, 0)), every} })
 }
 
-// Heal ends all disturbances, forgets the request of a trap, and delivers the bytes that were held.
+// Heal ends all disturbances, forgets the request of a trap, and delivers the
+// bytes that were held.
 func (w *Wire) Heal() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -199,7 +220,8 @@ func (w *Wire) Heal() {
 	w.notify()
 }
 
-// disturb adds to the faults, and returns when earlier bytes in direction d have passed or are stopped.
+// disturb adds to the faults, and returns when earlier bytes in direction d
+// have passed or are stopped.
 func (w *Wire) disturb(d Direction, add func(*faults)) {
 	w.mu.Lock()
 	add(&w.faults)
@@ -221,7 +243,8 @@ func (w *Wire) Traffic() Traffic {
 	return t
 }
 
-// Close breaks all connections, closes the proxies, and waits until nothing is left of the Wire. Later attempts to connect fail.
+// Close breaks all connections, closes the proxies, and waits until nothing is
+// left of the Wire. Later attempts to connect fail.
 func (w *Wire) Close() {
 	w.mu.Lock()
 	w.closed = true

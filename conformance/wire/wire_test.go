@@ -133,7 +133,8 @@ func receiveReset(t *testing.T, addr string) {
 	}
 }
 
-// A process that is just being started has copies of all sockets, those included that Cut closes and Heal opens again.
+// A process that is just being started has copies of all sockets, those
+// included that Cut closes and Heal opens again.
 func TestWireHealsWhileProcessesAreStarted(t *testing.T) {
 	s := newLineServer(t)
 	var w Wire
@@ -164,7 +165,8 @@ func TestWireHealsWhileProcessesAreStarted(t *testing.T) {
 	starting.Wait()
 }
 
-// A connection that is being made when Cut is called does not come about afterwards.
+// A connection that is being made when Cut is called does not come about
+// afterwards.
 func TestWireCutRefusesWhatIsBeingConnected(t *testing.T) {
 	for name, cut := range map[string]func(w *Wire){
 		"cut":    (*Wire).Cut,

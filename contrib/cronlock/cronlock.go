@@ -69,7 +69,8 @@ type Elector struct {
 	err  error
 }
 
-// Campaign makes the process a candidate for the leadership name until ctx ends.
+// Campaign makes the process a candidate for the leadership name until ctx
+// ends.
 func Campaign(ctx context.Context, l dsync.Locker, name string) *Elector {
 	e := &Elector{done: make(chan struct{})}
 	go func() { // ends with ctx, or with an error that lasts
@@ -106,8 +107,8 @@ func (e *Elector) Wait() error {
 	return e.err
 }
 
-// Wrapper returns a cron.JobWrapper of robfig/cron. A run whose lock is taken is
-// skipped. report gets its ErrLocked, and other errors of the lock.
+// Wrapper returns a cron.JobWrapper of robfig/cron. A run whose lock is taken
+// is skipped. report gets its ErrLocked, and other errors of the lock.
 func Wrapper(ctx context.Context, l dsync.Locker, name string, keepFor time.Duration, report func(error)) cron.JobWrapper {
 	return func(job cron.Job) cron.Job {
 		return cron.FuncJob(func() {

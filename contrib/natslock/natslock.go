@@ -1,9 +1,9 @@
 // Package natslock locks names in a key-value bucket of NATS JetStream, by
 // package driver/cas.
 //
-// Expiry is observed, since no answer of NATS has the time at the server. Tokens
-// are the sequence numbers of the stream. A deleted key leaves a marker in the
-// stream, as in every bucket.
+// Expiry is observed, since no answer of NATS has the time at the server.
+// Tokens are the sequence numbers of the stream. A deleted key leaves a marker
+// in the stream, as in every bucket.
 package natslock
 
 import (
@@ -25,7 +25,8 @@ import (
 )
 
 // New returns a driver of a bucket, which it makes if there is none. Unlike
-// other buckets this one is read at the leader, because a replica may lag behind.
+// other buckets this one is read at the leader, because a replica may lag
+// behind.
 func New(ctx context.Context, js jetstream.JetStream, bucket string, replicas int, fenced bool) (*cas.Driver, error) {
 	stream, err := js.CreateStream(ctx, jetstream.StreamConfig{
 		Name: "KV_" + bucket, Subjects: []string{"$KV." + bucket + ".>"}, Replicas: replicas,

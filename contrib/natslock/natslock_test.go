@@ -87,8 +87,8 @@ func open(tb testing.TB, js jetstream.JetStream) driver.Driver {
 	return d
 }
 
-// openURL opens natslock://host:4222/bucket, with a user where one is named, for the checks with
-// several processes.
+// openURL opens natslock://host:4222/bucket, with a user where one is named,
+// for the checks with several processes.
 func openURL(ctx context.Context, c *driver.Config) (driver.Driver, error) {
 	u, replicas := c.URL, c.URL.Int("replicas", 1, 1, 5)
 	bucket := strings.TrimPrefix(u.Path, "/")

@@ -20,7 +20,8 @@ type renewal struct {
 }
 
 // RenewAll implements [driver.BatchRenewer]. If the store is a [Batcher], it
-// renews in batches the leases whose record the driver knows and nobody changes.
+// renews in batches the leases whose record the driver knows and nobody
+// changes.
 func (d *Driver) RenewAll(ctx context.Context, leases []driver.Lease, done func(i int, err error)) {
 	if err := d.life.Enter(); err != nil {
 		for i := range leases {

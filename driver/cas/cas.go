@@ -32,15 +32,15 @@
 // once in Options.Poll or when it is notified. So a waiter does not need luck:
 // nobody overtakes it, and a waiter that is gone loses its place.
 //
-// Callers that want the same name of one driver share these requests, so a crowd
-// in a process costs the store little more than one waiter. If the store is a
-// [Batcher], one write renews many holds.
+// Callers that want the same name of one driver share these requests, so a
+// crowd in a process costs the store little more than one waiter. If the store
+// is a [Batcher], one write renews many holds.
 //
 // # Expiry
 //
-// Where the store has a clock (Options.Clock), each Read returns the time at the
-// store and the time at which the record was written. A hold ends when its TTL
-// has passed since then, by this one clock. Where the store has no clock, a
+// Where the store has a clock (Options.Clock), each Read returns the time at
+// the store and the time at which the record was written. A hold ends when its
+// TTL has passed since then, by this one clock. Where the store has no clock, a
 // contender takes the name over after it has seen the hold unchanged for the
 // hold's TTL, by its own clock ([driver.Observed]). Nobody compares the clocks
 // of two machines. The price is that a contender that comes after the death of
@@ -55,11 +55,11 @@
 //
 // # Requests without an answer
 //
-// A write that got no answer may be carried out later, as long as the record has
-// the version that the write demands. The driver ends this in the background by
-// a write of its own, after which no record has that version. A write that
-// demands that there is no record is ended by an empty record, which stays for
-// an hour of the store's clock, or for good where there is no clock.
+// A write that got no answer may be carried out later, as long as the record
+// has the version that the write demands. The driver ends this in the
+// background by a write of its own, after which no record has that version. A
+// write that demands that there is no record is ended by an empty record, which
+// stays for an hour of the store's clock, or for good where there is no clock.
 package cas
 
 import (
@@ -78,13 +78,14 @@ type Store interface {
 	// Read returns the record of a name, or an Entry without a Version if there
 	// is none. Read sees every write that was answered before Read was called,
 	// by whatever client. A name is any text of up to 1 KiB; the store encodes
-	// it so that different names never meet, by a cryptographic hash if need be.
+	// it so that different names never meet, by a cryptographic hash if need
+	// be.
 	Read(ctx context.Context, name string) (Entry, error)
 
 	// Write replaces the record if it still has the given version, in one step,
-	// and returns the version of the new record. With the version "" Write makes
-	// a record where there is none. If the record has another version, Write
-	// changes nothing and returns ErrChanged. An error that matches
+	// and returns the version of the new record. With the version "" Write
+	// makes a record where there is none. If the record has another version,
+	// Write changes nothing and returns ErrChanged. An error that matches
 	// driver.ErrUnavailable says that the write is not carried out, and never
 	// will be. After any other error it may be, at any time.
 	//
@@ -104,9 +105,9 @@ type Entry struct {
 	Version string // "" if there is no record
 
 	// Both are times of the store's clock, with Options.Clock. Written is when
-	// the present version was written, and is zero if there is no record. Now is
-	// when the record was read, and is given without a record, too. A clock with
-	// a coarse unit rounds Written up and Now down.
+	// the present version was written, and is zero if there is no record. Now
+	// is when the record was read, and is given without a record, too. A clock
+	// with a coarse unit rounds Written up and Now down.
 	Written, Now time.Time
 }
 
@@ -117,27 +118,28 @@ var ErrChanged = errors.New("the record has another version")
 type Notifier interface {
 	// Notify calls changed soon after each change of the record of name, until
 	// stop is called. It also calls changed whenever the store begins to report
-	// changes to this client, at first and after each outage, because an earlier
-	// change may have passed unseen. changed does not block. After stop has
-	// returned, changed is not called any more. Notify does not wait for the
-	// store.
+	// changes to this client, at first and after each outage, because an
+	// earlier change may have passed unseen. changed does not block. After stop
+	// has returned, changed is not called any more. Notify does not wait for
+	// the store.
 	Notify(name string, changed func()) (stop func(), err error)
 }
 
 // Lister is an optional interface of a Store that can list its records.
 type Lister interface {
-	// List yields the records of all names that begin with prefix, each at least
-	// once if it is there throughout the call. It may yield others, since the
-	// driver looks at the name in the record: a store that knows names by their
-	// hash only yields all records. An error is the last that List yields.
+	// List yields the records of all names that begin with prefix, each at
+	// least once if it is there throughout the call. It may yield others, since
+	// the driver looks at the name in the record: a store that knows names by
+	// their hash only yields all records. An error is the last that List
+	// yields.
 	List(ctx context.Context, prefix string) iter.Seq2[Entry, error]
 }
 
 // Batcher is an optional interface of a Store that can replace many records in
 // one request.
 type Batcher interface {
-	// WriteAll does for each of the writes what Write would do, and sets Next or
-	// Err. There are no more than Options.Batch, none is of a name without a
+	// WriteAll does for each of the writes what Write would do, and sets Next
+	// or Err. There are no more than Options.Batch, none is of a name without a
 	// record, and no two are of one name. An error of WriteAll is that of each
 	// write.
 	WriteAll(ctx context.Context, writes []*Write) error
@@ -168,8 +170,8 @@ type Options struct {
 	NoTokens bool // no fencing tokens: what driver.Config calls not Fenced
 
 	// Poll is how often a waiter looks at the record if the store is no
-	// Notifier. The default is 100 ms. Waiters that have others in front of them
-	// look less often, down to a fiftieth.
+	// Notifier. The default is 100 ms. Waiters that have others in front of
+	// them look less often, down to a fiftieth.
 	Poll time.Duration
 
 	// Timeout bounds each request to the store. The default is 5 s.

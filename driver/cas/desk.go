@@ -40,8 +40,8 @@ type job struct {
 	hold string
 
 	// to changes the record, or fails. A job that fails with errQueued stays at
-	// the desk. It may have changed the record, which is dirty then, and wants to
-	// be called again at due.
+	// the desk. It may have changed the record, which is dirty then, and wants
+	// to be called again at due.
 	to  func(v *view) error
 	due time.Time
 
@@ -289,10 +289,10 @@ func (k *desk) serve(look bool) {
 	k.plan()
 }
 
-// change is the only way in which records change. It replaces the record by what
-// the jobs make of it, until no other client changes it in between. Claims that
-// are over are removed, unless they belong to a job. A known record saves the
-// first read. It does not count for a job that fails, because it may be
+// change is the only way in which records change. It replaces the record by
+// what the jobs make of it, until no other client changes it in between. Claims
+// that are over are removed, unless they belong to a job. A known record saves
+// the first read. It does not count for a job that fails, because it may be
 // outdated. change returns the record if it is known.
 func (k *desk) change(ctx context.Context, jobs []*job, known *view, look bool) *view {
 	d, fresh := k.d, look || known == nil

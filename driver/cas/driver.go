@@ -178,8 +178,8 @@ func (d *Driver) list(ctx context.Context, prefix string, yield func(string) boo
 	return nil
 }
 
-// Close implements [driver.Driver]: it ends Acquires, then holds, then waits for
-// the clean-up.
+// Close implements [driver.Driver]: it ends Acquires, then holds, then waits
+// for the clean-up.
 func (d *Driver) Close(ctx context.Context) error {
 	if err := d.life.Close(); err != nil {
 		return err

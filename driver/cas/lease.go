@@ -126,9 +126,9 @@ func (l *lease) renewed(v *view, ttl time.Duration) error {
 	return nil
 }
 
-// move moves the end of a lease that is not over. Before the request is answered
-// it only makes the end earlier: contenders may go by the shorter TTL although
-// the answer never comes.
+// move moves the end of a lease that is not over. Before the request is
+// answered it only makes the end earlier: contenders may go by the shorter TTL
+// although the answer never comes.
 func (l *lease) move(to time.Time, answered bool) (live bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -47,8 +47,8 @@ type claim struct {
 	Token   uint64        `json:"token,omitempty"` // the last of the grant
 
 	// Beat is the nonce of the write that renewed the claim, and At the time of
-	// that write by the store's clock, in nanoseconds. The write itself does not
-	// know the time. It leaves At 0, and the next one takes it from
+	// that write by the store's clock, in nanoseconds. The write itself does
+	// not know the time. It leaves At 0, and the next one takes it from
 	// Entry.Written. So it is with a Token that is the version of the record.
 	Beat string `json:"beat"`
 	At   int64  `json:"at,omitempty"`
@@ -132,8 +132,8 @@ func (v *view) held(m driver.Mode) bool {
 }
 
 // admits returns nil if a request with this place in the queue can be granted
-// now, ErrLocked if it has to wait, or ErrLimit. A place of len(v.Queue) is that
-// of a newcomer.
+// now, ErrLocked if it has to wait, or ErrLimit. A place of len(v.Queue) is
+// that of a newcomer.
 func (v *view) admits(r *driver.Request, place int) error {
 	if r.Mode == driver.Permit {
 		limit := v.limit()
@@ -196,8 +196,8 @@ func (d *Driver) tokenOf(version string, m driver.Mode) uint64 {
 	return token
 }
 
-// decode reads an entry that has come just now. It need not be read again if the
-// record is known.
+// decode reads an entry that has come just now. It need not be read again if
+// the record is known.
 func (d *Driver) decode(name string, e Entry, known *view) (*view, error) {
 	v := &view{}
 	v.Name = name

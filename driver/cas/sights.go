@@ -31,8 +31,8 @@ func (s *sights) unchanged(c *claim, now time.Time) time.Duration {
 	return now.Sub(seen.first)
 }
 
-// sweep forgets claims that nobody has asked for any more in twice their TTL. If
-// somebody does after all, he observes the claim anew, and waits for longer.
+// sweep forgets claims that nobody has asked for any more in twice their TTL.
+// If somebody does after all, he observes the claim anew, and waits for longer.
 func (s *sights) sweep(now time.Time) {
 	if len(s.seen) < s.room {
 		return

@@ -14,12 +14,14 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// pageSize is how many keys a request looks at where one or two are expected: keys of locks with names below may be among them.
+// pageSize is how many keys a request looks at where one or two are expected:
+// keys of locks with names below may be among them.
 const pageSize = 8
 
 const (
 	againAfter = 20 * time.Millisecond // the pause before a third attempt within one Acquire
-	abandonFor = 50 * time.Millisecond // how long a wait that has ended waits for its key to be deleted
+	// how long a wait that has ended waits for its key to be deleted
+	abandonFor = 50 * time.Millisecond
 )
 
 // An attempt to acquire a lock has one key and goes through these states.
@@ -173,7 +175,8 @@ func (h *hold) try(ctx context.Context) (view, error) {
 	return h.enqueue(ctx) // the keys of this page do not count, and others behind the page may
 }
 
-// enqueue puts the key, and returns a view of the keys before it. If there are none, the lock is granted.
+// enqueue puts the key, and returns a view of the keys before it. If there are
+// none, the lock is granted.
 func (h *hold) enqueue(ctx context.Context) (view, error) {
 	dir := h.dir()
 	leave, err := h.driver.turn(ctx, dir)
@@ -208,13 +211,15 @@ func (h *hold) enqueue(ctx context.Context) (view, error) {
 	return h.look(ctx, "") // keys that do not count fill the page
 }
 
-// newest asks for keys alone, the one that was put last first: all of a range, or a page.
+// newest asks for keys alone, the one that was put last first: all of a range,
+// or a page.
 var (
 	newest     = clientv3.OpGet("", clientv3.WithKeysOnly(), clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortDescend))
 	newestPage = clientv3.OpGet("", clientv3.WithKeysOnly(), clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortDescend), clientv3.WithLimit(maxView))
 )
 
-// queue makes the operation that reads the keys before one that is about to be put.
+// queue makes the operation that reads the keys before one that is about to be
+// put.
 func (h *hold) queue() clientv3.Op {
 	if h.rule().adds { // all keys count
 		return h.keys().read(newest)
@@ -222,8 +227,10 @@ func (h *hold) queue() clientv3.Op {
 	return h.keys().read(newestPage)
 }
 
-// plain returns the condition under which a key may contend, and what else the request that puts the key has to read. Until the driver has
-// met a name with a record, the condition is that there is no record, which is less work for the server than to read one.
+// plain returns the condition under which a key may contend, and what else the
+// request that puts the key has to read. Until the driver has met a name with a
+// record, the condition is that there is no record, which is less work for the
+// server than to read one.
 func (h *hold) plain(dir string) (clientv3.Cmp, []clientv3.Op) {
 	if h.rule().adds || h.driver.recorded.Load() {
 		return notSealed(dir), []clientv3.Op{getRecord(dir)}
@@ -231,7 +238,8 @@ func (h *hold) plain(dir string) (clientv3.Cmp, []clientv3.Op) {
 	return noRecord(dir), nil
 }
 
-// recordAt takes the record out of the answer at i, if the request has asked for the record.
+// recordAt takes the record out of the answer at i, if the request has asked
+// for the record.
 func (h *hold) recordAt(dir string, answer *clientv3.TxnResponse, i int) (record, error) {
 	if i >= len(answer.Responses) {
 		return record{}, nil
@@ -364,8 +372,8 @@ func (h *hold) leave(ctx context.Context, err error) error {
 	return err
 }
 
-// abandon deletes a key that was put, and returns cause. After the end of ctx it
-// waits for abandonFor at most, and the deletion goes on in the background.
+// abandon deletes a key that was put, and returns cause. After the end of ctx
+// it waits for abandonFor at most, and the deletion goes on in the background.
 func (h *hold) abandon(ctx context.Context, cause error) error {
 	d := h.driver
 	left := make(chan bool, 1)

@@ -16,9 +16,11 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// Inspect implements driver.Inspector. Status.Since is when the holder asked for the lock, or when the hold was passed to the holder.
-// Status.Token is known for holders of this driver alone. Contenders that are no clients of dsync are named by the last part of their keys,
-// and the values of their keys are their notes.
+// Inspect implements driver.Inspector. Status.Since is when the holder asked
+// for the lock, or when the hold was passed to the holder. Status.Token is
+// known for holders of this driver alone. Contenders that are no clients of
+// dsync are named by the last part of their keys, and the values of their keys
+// are their notes.
 func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error) {
 	bounded, cancel := d.asks.under(ctx)
 	defer cancel()
@@ -81,8 +83,10 @@ func contenders(dir string, kvs []*mvccpb.KeyValue) []*mvccpb.KeyValue {
 	return slices.DeleteFunc(kvs, func(kv *mvccpb.KeyValue) bool { return !isContender(dir, kv) })
 }
 
-// holdersIn returns how many contenders of a queue have the lock: the first, and if it is a Read, all Reads right behind it; of those who want
-// permits, as many as the limit has room for. Keys that name another limit were granted under that one, or are about to go.
+// holdersIn returns how many contenders of a queue have the lock: the first,
+// and if it is a Read, all Reads right behind it; of those who want permits, as
+// many as the limit has room for. Keys that name another limit were granted
+// under that one, or are about to go.
 func holdersIn(dir string, queue []*mvccpb.KeyValue, r record) int {
 	_, limit := permitsIn(dir, queue, r)
 	used := 0
@@ -215,8 +219,9 @@ func deletions(kvs []*mvccpb.KeyValue) (ops []clientv3.Op) {
 	return ops
 }
 
-// holders returns the keys that have the lock of dir. Behind holders of permits come all that may have been granted theirs under an earlier
-// limit. Those of them that wait ask again when they are removed.
+// holders returns the keys that have the lock of dir. Behind holders of permits
+// come all that may have been granted theirs under an earlier limit. Those of
+// them that wait ask again when they are removed.
 func (d *Driver) holders(ctx context.Context, dir string) ([]*mvccpb.KeyValue, error) {
 	for limit := int64(pageSize); ; limit = 0 { // holders may be behind the page
 		answer, r, err := d.readQueue(ctx, dir, clientv3.OpGet(dir, clientv3.WithPrefix(), clientv3.WithKeysOnly(), clientv3.WithLimit(limit),
@@ -239,7 +244,8 @@ func (d *Driver) holders(ctx context.Context, dir string) ([]*mvccpb.KeyValue, e
 // listSize is how many keys one request of List reads.
 const listSize = 1000
 
-// leaseKey is what the last parts of contenders' keys look like: a mode, a lease, and in this driver a number.
+// leaseKey is what the last parts of contenders' keys look like: a mode, a
+// lease, and in this driver a number.
 var leaseKey = regexp.MustCompile(`^(\+read-|write-|permits-[0-9]+of[0-9]+-)?[0-9a-f]{8,16}(-[0-9a-f]+)?$`)
 
 var unflatten = strings.NewReplacer("%2F", "/", "%25", "%")
@@ -289,8 +295,10 @@ func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[string, erro
 	}
 }
 
-// namesAmong returns the names that some keys contend for. Newer servers tell the lease of a key together with its value alone, so the keys
-// that look like contenders are read once more; values of other keys, which may be large, are not.
+// namesAmong returns the names that some keys contend for. Newer servers tell
+// the lease of a key together with its value alone, so the keys that look like
+// contenders are read once more; values of other keys, which may be large, are
+// not.
 func (d *Driver) namesAmong(ctx context.Context, keys []*mvccpb.KeyValue, revision int64) (names []string, err error) {
 	var runs []clientv3.Op // of keys without others in between
 	for i, first := 0, -1; i <= len(keys); i++ {

@@ -108,8 +108,8 @@ func TestTokenOfReaders(t *testing.T) {
 	release(t, third)
 }
 
-// TestLockAfterForceUnlock: the client that has forced its own hold may have the
-// name at once.
+// TestLockAfterForceUnlock: the client that has forced its own hold may have
+// the name at once.
 func TestLockAfterForceUnlock(t *testing.T) {
 	s := testenv.Etcd(t)
 	c := openClient(t, "etcd://"+s.Addr)
@@ -272,8 +272,8 @@ func TestTTL(t *testing.T) {
 	wantText(t, "TTL below the server's floor", err, "2s", "3s")
 }
 
-// TestTokensAfterARestore puts a server back on an older copy of its data. Tokens
-// fall, unless Floor is above those before.
+// TestTokensAfterARestore puts a server back on an older copy of its data.
+// Tokens fall, unless Floor is above those before.
 func TestTokensAfterARestore(t *testing.T) {
 	t.Parallel()
 	dir, backup := filepath.Join(t.TempDir(), "data"), filepath.Join(t.TempDir(), "backup")
@@ -359,7 +359,8 @@ func TestListOfManyNames(t *testing.T) {
 	}
 }
 
-// TestListWhileAHoldMoves has a name change hands behind the end of a page: from a key on the next page to one on the page before.
+// TestListWhileAHoldMoves has a name change hands behind the end of a page:
+// from a key on the next page to one on the page before.
 func TestListWhileAHoldMoves(t *testing.T) {
 	s := testenv.Etcd(t)
 	c := userClient(t, s.Addr)
@@ -396,8 +397,8 @@ func TestListOfSilentServer(t *testing.T) {
 	drivertest.ListOfSilentServer(t, openURL(t, "etcd://%s", s.Addr), s.Freeze, s.Thaw)
 }
 
-// TestListByABeginningOfALease: the key of a name begins with the prefix, and the
-// name does not.
+// TestListByABeginningOfALease: the key of a name begins with the prefix, and
+// the name does not.
 func TestListByABeginningOfALease(t *testing.T) {
 	s := testenv.Etcd(t)
 	c := userClient(t, s.Addr)

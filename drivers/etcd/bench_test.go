@@ -14,7 +14,8 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// The benchmarks compare with package concurrency on the same server, in turns: x-mutex is how many times as fast as that we are.
+// The benchmarks compare with package concurrency on the same server, in turns:
+// x-mutex is how many times as fast as that we are.
 
 func ours(tb testing.TB, s *testenv.EtcdServer) drivertest.Locker {
 	return drivertest.LockerOf(tb, openURL(tb, "etcd://%s", s.Addr))
@@ -49,9 +50,10 @@ func BenchmarkFree(b *testing.B) {
 	}
 }
 
-// BenchmarkHot has 32 goroutines of one process lock one name: by the driver, in strict order at the server, and by a client of package
-// dsync, which passes the lock on inside the process. Those of package concurrency need a session each: on one, its mutexes of one name
-// do not exclude each other.
+// BenchmarkHot has 32 goroutines of one process lock one name: by the driver,
+// in strict order at the server, and by a client of package dsync, which passes
+// the lock on inside the process. Those of package concurrency need a session
+// each: on one, its mutexes of one name do not exclude each other.
 func BenchmarkHot(b *testing.B) {
 	const goroutines, ourRounds, theirRounds = 32, 16, 4
 	s := testenv.Etcd(b)
@@ -85,7 +87,8 @@ func BenchmarkHot(b *testing.B) {
 	}
 }
 
-// BenchmarkCrowd has callers of one client wait for a name that is held, all of them before the first is granted the name.
+// BenchmarkCrowd has callers of one client wait for a name that is held, all of
+// them before the first is granted the name.
 func BenchmarkCrowd(b *testing.B) {
 	s := testenv.Etcd(b)
 	for _, order := range []string{"client", "fifo"} {
@@ -95,7 +98,8 @@ func BenchmarkCrowd(b *testing.B) {
 	}
 }
 
-// crowdOf reports how many requests and how much time each of the waiters costs: from the first call to the last release.
+// crowdOf reports how many requests and how much time each of the waiters
+// costs: from the first call to the last release.
 func crowdOf(b *testing.B, s *testenv.EtcdServer, order string, waiters int) {
 	c, err := dsync.Open(b.Context(), fmt.Sprintf("etcd://%s?ttl=10m&order=%s", s.Addr, order), nil)
 	if err != nil {
@@ -111,8 +115,9 @@ func crowdOf(b *testing.B, s *testenv.EtcdServer, order string, waiters int) {
 	drivertest.CrowdCost(b, c, order, waiters, requests, waits)
 }
 
-// BenchmarkHandOver measures from the release of one client to the grant to another that waits, at the median. Bare is a delete, and
-// the event of it on a watch that was open before.
+// BenchmarkHandOver measures from the release of one client to the grant to
+// another that waits, at the median. Bare is a delete, and the event of it on a
+// watch that was open before.
 func BenchmarkHandOver(b *testing.B) {
 	s := testenv.Etcd(b)
 	observer, bare := userClient(b, s.Addr), bareHandOver(b, s.Addr)

@@ -163,7 +163,8 @@ func (c *contest) measure(during func()) measured {
 	return m
 }
 
-// TestManyClientsCostNoMoreThanFew counts what a hand-over costs where 50 clients wait for one name, and looks whether each gets its share.
+// TestManyClientsCostNoMoreThanFew counts what a hand-over costs where 50
+// clients wait for one name, and looks whether each gets its share.
 func TestManyClientsCostNoMoreThanFew(t *testing.T) {
 	const clients, rounds = 50, 8
 	for order, o := range map[string]etcd.Options{"client": {}, "fifo": {FIFO: true}} {
@@ -188,8 +189,9 @@ func TestManyClientsCostNoMoreThanFew(t *testing.T) {
 	}
 }
 
-// TestLooksOfThoseWhoStayReadNoQueue has callers with a key each wait behind many. Each looks when its watch has begun, and while the key before its
-// own is there, it is not shown the keys before that.
+// TestLooksOfThoseWhoStayReadNoQueue has callers with a key each wait behind
+// many. Each looks when its watch has begun, and while the key before its own
+// is there, it is not shown the keys before that.
 func TestLooksOfThoseWhoStayReadNoQueue(t *testing.T) {
 	const before, callers, page = 20, 5, 7
 	s := testenv.Etcd(t)
@@ -214,7 +216,8 @@ func TestLooksOfThoseWhoStayReadNoQueue(t *testing.T) {
 	drain(t, l, waiters, nil)
 }
 
-// BenchmarkClients has clients that hold one name for a millisecond each, on a server that writes its log to the disk.
+// BenchmarkClients has clients that hold one name for a millisecond each, on a
+// server that writes its log to the disk.
 func BenchmarkClients(b *testing.B) {
 	for label, locker := range map[string]func(testing.TB, *clientv3.Client) drivertest.Locker{"driver": driverIn(etcd.Options{}), "fifo": driverIn(etcd.Options{FIFO: true}), "mutex": func(tb testing.TB, c *clientv3.Client) drivertest.Locker { return mutexes(tb, c) }} {
 		for _, clients := range []int{2, 10, 50, 200} {

@@ -11,7 +11,8 @@ import (
 	"github.com/go-dsync/dsync/internal/cleaner"
 )
 
-// Close implements driver.Driver. The locks that a session carries end with its lease, in one request.
+// Close implements driver.Driver. The locks that a session carries end with its
+// lease, in one request.
 func (d *Driver) Close(ctx context.Context) error {
 	if err := d.life.Close(); err != nil {
 		return err
@@ -41,12 +42,16 @@ const (
 	retireAfter = 2 * time.Second
 )
 
-// ghost is a key or a lease that may be left at the server, or may come to be there, and that nobody wants.
+// ghost is a key or a lease that may be left at the server, or may come to be
+// there, and that nobody wants.
 //
-// A revoked lease is gone for good, with the keys on it and with keys whose request is still on its way. A key that is absent may yet
-// come if the request that puts it was not answered: then the cleaner asks again, ever more seldom; and if the key is one of a session, the
-// session takes no more locks, so that its lease is revoked as soon as the last lock ends. The number of ghosts is bounded by the
-// requests that fail within a TTL: no session outlives a TTL without an answer.
+// A revoked lease is gone for good, with the keys on it and with keys whose
+// request is still on its way. A key that is absent may yet come if the request
+// that puts it was not answered: then the cleaner asks again, ever more seldom;
+// and if the key is one of a session, the session takes no more locks, so that
+// its lease is revoked as soon as the last lock ends. The number of ghosts is
+// bounded by the requests that fail within a TTL: no session outlives a TTL
+// without an answer.
 type ghost struct {
 	cleaner.Ghost
 	key      string // "" if the lease is to be revoked

@@ -29,8 +29,9 @@ func beginClose(tb testing.TB, d *etcd.Driver) (closed <-chan error) {
 	return c
 }
 
-// closeBeside holds a lock with a lease of its own, has Close cross a call whose
-// answer is held back, and returns the errors of both and the keys that are left.
+// closeBeside holds a lock with a lease of its own, has Close cross a call
+// whose answer is held back, and returns the errors of both and the keys that
+// are left.
 func closeBeside(t *testing.T, call func(d *etcd.Driver, l driver.Lease) error) (left []string, called, closed error) {
 	t.Helper()
 	s := testenv.Etcd(t)
@@ -92,7 +93,8 @@ func withhold() (dial grpc.DialOption, changed <-chan struct{}) {
 
 func isChange(r *pb.ResponseOp) bool { return r.GetResponseRange() == nil }
 
-// TestCloseBesideChanges has Close cross changes that the server has carried out.
+// TestCloseBesideChanges has Close cross changes that the server has carried
+// out.
 func TestCloseBesideChanges(t *testing.T) {
 	t.Parallel()
 	s := testenv.Etcd(t)

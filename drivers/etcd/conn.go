@@ -39,8 +39,8 @@ const (
 //
 // An address may lead to several servers, one after the other. A connection
 // stays with its server, also when that server has no leader or is a learner.
-// If there is one address, lines then close the connection, and the next one may
-// lead to another server.
+// If there is one address, lines then close the connection, and the next one
+// may lead to another server.
 type lines struct {
 	driver  *Driver
 	asking  atomic.Int64 // requests on their way
@@ -182,7 +182,8 @@ func (ls *lines) tend() {
 	}
 }
 
-// probe sends a read that a server answers by itself. An error is an answer too.
+// probe sends a read that a server answers by itself. An error is an answer
+// too.
 func (ls *lines) probe() {
 	d := ls.driver
 	ctx, cancel := d.background(requestFor)
@@ -290,7 +291,8 @@ func (c *cluster) check(header *pb.ResponseHeader) error {
 	} else {
 		c.until.Store(now + int64(forgetAfter))
 	}
-	c.driver.life.Go(func() { c.driver.endAll(fmt.Errorf("%w: %w", driver.ErrSessionEnded, err)) }) // leases and revisions are those of the other cluster
+	// leases and revisions are those of the other cluster
+	c.driver.life.Go(func() { c.driver.endAll(fmt.Errorf("%w: %w", driver.ErrSessionEnded, err)) })
 	return err
 }
 

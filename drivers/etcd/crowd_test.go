@@ -19,7 +19,8 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// TestCrowdIsServedTogether counts what the server is asked by 64 callers with a name each.
+// TestCrowdIsServedTogether counts what the server is asked by 64 callers with
+// a name each.
 func TestCrowdIsServedTogether(t *testing.T) {
 	const callers, rounds = 64, 20
 	s := testenv.Etcd(t)
@@ -32,8 +33,8 @@ func TestCrowdIsServedTogether(t *testing.T) {
 	}, "a request serves at least four callers on average")
 }
 
-// TestHistoryOfACrowd has the requests of a crowd combined, some names free and some not, through breaks of the connection, and judges
-// what came of it.
+// TestHistoryOfACrowd has the requests of a crowd combined, some names free and
+// some not, through breaks of the connection, and judges what came of it.
 func TestHistoryOfACrowd(t *testing.T) {
 	t.Parallel()
 	for kind, start := range map[string]func(testing.TB, ...string) *testenv.EtcdServer{"current": testenv.Etcd, "packaged": testenv.PackagedEtcd} {
@@ -115,8 +116,9 @@ func lockOne(ctx context.Context, h *history.History, c *dsync.Client, label, na
 	return true
 }
 
-// TestCrowdOnALeaseThatEnds has the lease revoked that the requests of a crowd hang their keys on: what is refused as a whole is asked
-// for one by one, and nobody is left without an answer.
+// TestCrowdOnALeaseThatEnds has the lease revoked that the requests of a crowd
+// hang their keys on: what is refused as a whole is asked for one by one, and
+// nobody is left without an answer.
 func TestCrowdOnALeaseThatEnds(t *testing.T) {
 	s := testenv.Etcd(t)
 	c := userClient(t, s.Addr)
@@ -146,7 +148,8 @@ func TestCrowdOnALeaseThatEnds(t *testing.T) {
 	}
 }
 
-// TestCrowdWithNamesThatAreDenied has one user ask for names of which some are not permitted.
+// TestCrowdWithNamesThatAreDenied has one user ask for names of which some are
+// not permitted.
 func TestCrowdWithNamesThatAreDenied(t *testing.T) {
 	s := testenv.Etcd(t)
 	password := testenv.Password()
@@ -174,7 +177,8 @@ func TestCrowdOnAServerThatTakesFewOps(t *testing.T) {
 	drivertest.Crowd(64, 20, func(i int) { release(t, acquire(t, d, request(fmt.Sprint(i)))) })
 }
 
-// TestCrowdWhoLeaves has callers leave at all stages of requests that are combined.
+// TestCrowdWhoLeaves has callers leave at all stages of requests that are
+// combined.
 func TestCrowdWhoLeaves(t *testing.T) {
 	s := testenv.Etcd(t)
 	c := userClient(t, s.Addr)

@@ -16,7 +16,8 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// candidate is somebody of whatever library who wants to lead, and says who it is.
+// candidate is somebody of whatever library who wants to lead, and says who it
+// is.
 type candidate struct {
 	said string
 
@@ -49,7 +50,8 @@ func electedByConcurrency(t *testing.T, c *clientv3.Client, said string) candida
 	}}
 }
 
-// electedByEtcdctl runs `etcdctl elect`, which says its proposal when it leads, and resigns at SIGINT.
+// electedByEtcdctl runs `etcdctl elect`, which says its proposal when it leads,
+// and resigns at SIGINT.
 func electedByEtcdctl(s *testenv.EtcdServer, said string) candidate {
 	return candidate{said, func(context.Context) (func(context.Context) error, error) {
 		cmd, lines, err := etcdctlElect(s, "leader", said)
@@ -68,7 +70,8 @@ func electedByEtcdctl(s *testenv.EtcdServer, said string) candidate {
 	}}
 }
 
-// etcdctlElect starts `etcdctl elect` with some arguments. The channel gives what it says, and is closed at its end.
+// etcdctlElect starts `etcdctl elect` with some arguments. The channel gives
+// what it says, and is closed at its end.
 func etcdctlElect(s *testenv.EtcdServer, args ...string) (*exec.Cmd, <-chan string, error) {
 	cmd := exec.Command(s.Ctl, append([]string{"--endpoints", s.Addr, "elect"}, args...)...)
 	cmd.Env = append(cmd.Environ(), "ETCDCTL_API=3")
@@ -87,7 +90,8 @@ func etcdctlElect(s *testenv.EtcdServer, args ...string) (*exec.Cmd, <-chan stri
 	return cmd, lines, cmd.Start()
 }
 
-// TestElections has leaders of dsync, of package concurrency and of etcdctl follow each other, while all of them observe.
+// TestElections has leaders of dsync, of package concurrency and of etcdctl
+// follow each other, while all of them observe.
 func TestElections(t *testing.T) {
 	s := testenv.Etcd(t)
 	c := userClient(t, s.Addr)
@@ -164,7 +168,8 @@ func TestElections(t *testing.T) {
 	}
 }
 
-// awaitLeader waits until an observer sees a leader. Earlier leaders and keys may come first.
+// awaitLeader waits until an observer sees a leader. Earlier leaders and keys
+// may come first.
 func awaitLeader(t *testing.T, who string, seen <-chan string, want string) {
 	t.Helper()
 	var got []string
@@ -176,7 +181,8 @@ func awaitLeader(t *testing.T, who string, seen <-chan string, want string) {
 	t.Errorf("%s: got %q, want %s", who, got, want)
 }
 
-// TestRecordOfALeader has those who observe an Election see a record where a client of dsync does not say that the note is all.
+// TestRecordOfALeader has those who observe an Election see a record where a
+// client of dsync does not say that the note is all.
 func TestRecordOfALeader(t *testing.T) {
 	s := testenv.Etcd(t)
 	c := userClient(t, s.Addr)
@@ -193,7 +199,8 @@ func TestRecordOfALeader(t *testing.T) {
 	}
 }
 
-// TestPassOfANote passes a hold to another caller of its client while another client waits, which the key does not tell.
+// TestPassOfANote passes a hold to another caller of its client while another
+// client waits, which the key does not tell.
 func TestPassOfANote(t *testing.T) {
 	s := testenv.Etcd(t)
 	c := userClient(t, s.Addr)

@@ -29,7 +29,8 @@ var denials = []error{
 // ofUser are the denials that concern the user, whatever the request is.
 var ofUser = []error{rpctypes.ErrUserEmpty, rpctypes.ErrAuthFailed, rpctypes.ErrUserNotFound}
 
-// fault makes the error of a call out of the error of a request. Doubt says that the request was perhaps carried out, or may yet be.
+// fault makes the error of a call out of the error of a request. Doubt says
+// that the request was perhaps carried out, or may yet be.
 func fault(ctx context.Context, err error) (_ error, doubt bool) {
 	err = rpctypes.Error(err)
 	if ctx.Err() == nil && isContextError(err) {
@@ -63,7 +64,8 @@ func isInvalid(err error) bool {
 	return code == codes.InvalidArgument || code == codes.FailedPrecondition || code == codes.OutOfRange
 }
 
-// withCause adds the error of ctx to an error, if ctx has ended and the error does not say so.
+// withCause adds the error of ctx to an error, if ctx has ended and the error
+// does not say so.
 func withCause(ctx context.Context, kind, err error) error {
 	if ended := ctx.Err(); ended != nil && !errors.Is(err, ended) {
 		return fmt.Errorf("%w: %w (%w)", kind, err, ended)
@@ -104,8 +106,8 @@ func isOneOf(err error, list []error) bool {
 
 func isLeaseGone(err error) bool { return errors.Is(rpctypes.Error(err), rpctypes.ErrLeaseNotFound) }
 
-// isForOne reports whether the server refused a request for several callers, and did not carry it out, for a reason that may be one
-// caller's.
+// isForOne reports whether the server refused a request for several callers,
+// and did not carry it out, for a reason that may be one caller's.
 func isForOne(err error) bool {
 	if err == nil {
 		return false
@@ -115,7 +117,8 @@ func isForOne(err error) bool {
 	return isOneOf(err, denials) || isLeaseGone(err) || errors.As(err, &refusal) && refusal.Code() == codes.InvalidArgument
 }
 
-// neverSent reports whether a request failed before there was a connection to send it on.
+// neverSent reports whether a request failed before there was a connection to
+// send it on.
 func neverSent(err error) bool {
 	s, ok := status.FromError(err)
 	text := err.Error()

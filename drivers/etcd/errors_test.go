@@ -14,8 +14,8 @@ import (
 )
 
 // TestErrorTable has the meaning of the errors with which etcd answers requests
-// of the driver: whether package dsync repeats the call, and whether the request
-// may have been carried out.
+// of the driver: whether package dsync repeats the call, and whether the
+// request may have been carried out.
 func TestErrorTable(t *testing.T) {
 	for _, class := range []struct {
 		what   string

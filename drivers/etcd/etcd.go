@@ -1,17 +1,18 @@
-// Package etcd is the etcd backend of dsync. Its locks are those of etcdctl lock
-// and of the Go package concurrency of the etcd client, key for key, so all of
-// these exclude each other and share one queue. Reads and writes are those of
-// RWMutex in the client's recipes. The package registers the URL scheme "etcd":
+// Package etcd is the etcd backend of dsync. Its locks are those of etcdctl
+// lock and of the Go package concurrency of the etcd client, key for key, so
+// all of these exclude each other and share one queue. Reads and writes are
+// those of RWMutex in the client's recipes. The package registers the URL
+// scheme "etcd":
 //
 //	etcd://user:password@host1:2379,host2:2379/prefix
 //
-// Use etcd 3.5.13 or later. 3.4 works, but before 3.4.31 a leader that was cut off
-// may confirm leases that have ended.
+// Use etcd 3.5.13 or later. 3.4 works, but before 3.4.31 a leader that was cut
+// off may confirm leases that have ended.
 //
 // # Parameters
 //
-// Every backend also has ttl=, require=, fenced= and floor=. The path of the URL,
-// after its first slash, is Options.Prefix.
+// Every backend also has ttl=, require=, fenced= and floor=. The path of the
+// URL, after its first slash, is Options.Prefix.
 //
 //	order=client|fifo               the order of callers, see Options.FIFO
 //	names=plain|flat                slashes of names, see Options.Flat
@@ -25,8 +26,8 @@
 //
 // # An example
 //
-// Each contender for a name puts a key, NAME/<lease>-<number>, on the lease of its
-// client. The key with the smallest create revision holds the lock, and the
+// Each contender for a name puts a key, NAME/<lease>-<number>, on the lease of
+// its client. The key with the smallest create revision holds the lock, and the
 // revision is its token. Clients A and B lock "orders/42":
 //
 //	101  A puts orders/42/694d9a2c1f3e5a07-0, and holds the lock, token 101.
@@ -36,22 +37,22 @@
 // # Beside other clients
 //
 // Other clients treat every key below a name as a contender: for them a lock on
-// "orders" waits for the locks on "orders/42". Where they are used, do not lock a
-// name and a name below it, or set Options.Flat everywhere.
+// "orders" waits for the locks on "orders/42". Where they are used, do not lock
+// a name and a name below it, or set Options.Flat everywhere.
 //
-// An Election on "orders" is a lock on "orders" with the proposal as its note. With
-// value=note the proposal of a leader of dsync is its note.
+// An Election on "orders" is a lock on "orders" with the proposal as its note.
+// With value=note the proposal of a leader of dsync is its note.
 //
 //	             RWMutex.RLock  RWMutex.Lock  Mutex, etcdctl lock
 //	Read         may share      excluded      excluded
 //	Write        excluded       excluded      excluded
 //	Exclusive    see below      excluded      excluded
 //
-// RLock looks only for keys of writers, so it is granted beside an exclusive lock.
-// Use the mode Write where others use RWMutex.
+// RLock looks only for keys of writers, so it is granted beside an exclusive
+// lock. Use the mode Write where others use RWMutex.
 //
-// docs/backends/etcd.md has costs, limits, the least rights and the promises under
-// each fault.
+// docs/backends/etcd.md has costs, limits, the least rights and the promises
+// under each fault.
 package etcd
 
 import (
@@ -79,12 +80,13 @@ const (
 	usualMinTTL = 2 * time.Second // of a server with default settings
 	maxTTL      = 100 * 365 * 24 * time.Hour
 
-	// late covers the server's scan for leases that have ended, every half second, and their removal through the log. After the
-	// election of a leader all leases last anew, for a whole TTL.
+	// late covers the server's scan for leases that have ended, every half
+	// second, and their removal through the log. After the election of a leader
+	// all leases last anew, for a whole TTL.
 	late = 2 * time.Second
 
-	// These bound a request, and a request that can simply be repeated: a frozen node must not hold up for long what another node can
-	// serve.
+	// These bound a request, and a request that can simply be repeated: a
+	// frozen node must not hold up for long what another node can serve.
 	requestFor = 3 * time.Second
 	attemptFor = time.Second
 )
@@ -94,23 +96,27 @@ type Options struct {
 	// Prefix is put before each name as it stands, without a slash in between.
 	Prefix string
 
-	// Flat writes the slashes of names as %2F, and percent signs as %25, so that no lock is below another one for clients that take
-	// every key below a name for a contender. All clients have to agree.
+	// Flat writes the slashes of names as %2F, and percent signs as %25, so
+	// that no lock is below another one for clients that take every key below a
+	// name for a contender. All clients have to agree.
 	Flat bool
 
-	// NoteAlone has the key of a hold say the note of its holder and nothing else, as observers of an Election of package concurrency expect
-	// it. Inspect then names the owner by the key, and knows no time.
+	// NoteAlone has the key of a hold say the note of its holder and nothing
+	// else, as observers of an Election of package concurrency expect it.
+	// Inspect then names the owner by the key, and knows no time.
 	NoteAlone bool
 
-	// RoundUp accepts TTLs that etcd cannot keep, and takes the next longer TTL that etcd can. The lease says which.
+	// RoundUp accepts TTLs that etcd cannot keep, and takes the next longer TTL
+	// that etcd can. The lease says which.
 	RoundUp bool
 
 	// NoTokens says that leases carry no fencing tokens.
 	NoTokens bool
 
-	// FIFO has every caller ask for itself, so that all callers of all clients are served in the order in which they came. Otherwise
-	// package dsync asks for one caller of each client at a time: clients are served in that order, and the callers of a client in
-	// theirs, at a fraction of the cost.
+	// FIFO has every caller ask for itself, so that all callers of all clients
+	// are served in the order in which they came. Otherwise package dsync asks
+	// for one caller of each client at a time: clients are served in that
+	// order, and the callers of a client in theirs, at a fraction of the cost.
 	FIFO bool
 
 	// Password returns the password of the client's user, instead of the
@@ -121,8 +127,10 @@ type Options struct {
 	Password func(ctx context.Context) (string, error)
 }
 
-// Driver is a driver.Driver on etcd. It implements driver.KeepAliveReporter, driver.Inspector, driver.ForceUnlocker, driver.Watcher,
-// driver.Lister, driver.Limiter, driver.Latcher, driver.Leaver, move.Sealer, move.Unsealer, move.Marker and move.Unmarker too.
+// Driver is a driver.Driver on etcd. It implements driver.KeepAliveReporter,
+// driver.Inspector, driver.ForceUnlocker, driver.Watcher, driver.Lister,
+// driver.Limiter, driver.Latcher, driver.Leaver, move.Sealer, move.Unsealer,
+// move.Marker and move.Unmarker too.
 type Driver struct {
 	client      *clientv3.Client
 	leases      pb.LeaseClient
@@ -131,7 +139,9 @@ type Driver struct {
 	minTTL      time.Duration
 	host        string
 	recorded    atomic.Bool // some name has a record
-	epoch       time.Time   // times inside the driver are nanoseconds since then, on the monotonic clock
+	// times inside the driver are nanoseconds since then, on the monotonic
+	// clock
+	epoch       time.Time
 	numbers     numbers
 	lines       *lines // nil if the client was handed in
 	cluster     cluster
@@ -165,11 +175,13 @@ var (
 	_ driver.Lister            = (*Driver)(nil)
 )
 
-// New returns a Driver that uses the client and never closes it. New asks the server nothing. If KV, Lease and Watcher of the client are
-// wrapped, as by package namespace, the Driver uses the wrappers.
+// New returns a Driver that uses the client and never closes it. New asks the
+// server nothing. If KV, Lease and Watcher of the client are wrapped, as by
+// package namespace, the Driver uses the wrappers.
 //
-// Info().MinTTL is the floor of a server with default settings. If the server's floor is higher, Acquire refuses TTLs below the server's;
-// if it is lower, only a Driver opened by URL makes use of that.
+// Info().MinTTL is the floor of a server with default settings. If the server's
+// floor is higher, Acquire refuses TTLs below the server's; if it is lower,
+// only a Driver opened by URL makes use of that.
 func New(client *clientv3.Client, o *Options) (*Driver, error) {
 	if client == nil {
 		return nil, errors.New("etcd: no client")

@@ -100,7 +100,8 @@ func either(a, b <-chan struct{}) <-chan struct{} {
 	return c
 }
 
-// TestCutOffHolder cuts a holder off for good: it has to know before the next is granted the lock.
+// TestCutOffHolder cuts a holder off for good: it has to know before the next
+// is granted the lock.
 func TestCutOffHolder(t *testing.T) {
 	t.Parallel()
 	s := testenv.Etcd(t)
@@ -124,7 +125,8 @@ func TestCutOffHolder(t *testing.T) {
 	}
 }
 
-// TestKeptAlive holds a lock for longer than its TTL, through a break of the connection.
+// TestKeptAlive holds a lock for longer than its TTL, through a break of the
+// connection.
 func TestKeptAlive(t *testing.T) {
 	t.Parallel()
 	s := testenv.Etcd(t)
@@ -175,7 +177,8 @@ func TestRenewFixed(t *testing.T) {
 	release(t, other)
 }
 
-// TestLostAnswerOfRenewal has the answer to a renewal lost, after which the key may hang on either lease.
+// TestLostAnswerOfRenewal has the answer to a renewal lost, after which the key
+// may hang on either lease.
 func TestLostAnswerOfRenewal(t *testing.T) {
 	s := testenv.Etcd(t)
 	link, addr := testenv.Wire(t, s.Addr)
@@ -214,7 +217,8 @@ func TestLostAnswerOfRenewal(t *testing.T) {
 	testenv.Eventually(t, func() bool { return len(keys(t, c, "a/")) == 0 }, "the key is gone")
 }
 
-// TestLostAnswerOfAcquire has the answer to the request for a free lock lost: the key that it made must not stay.
+// TestLostAnswerOfAcquire has the answer to the request for a free lock lost:
+// the key that it made must not stay.
 func TestLostAnswerOfAcquire(t *testing.T) {
 	t.Parallel()
 	s := testenv.Etcd(t)
@@ -242,7 +246,8 @@ func TestLostAnswerOfAcquire(t *testing.T) {
 	}
 }
 
-// TestLateRequest has a request reach the server long after its caller has left: what it makes must not stay either.
+// TestLateRequest has a request reach the server long after its caller has
+// left: what it makes must not stay either.
 func TestLateRequest(t *testing.T) {
 	s := testenv.Etcd(t)
 	slow, addr := testenv.Wire(t, s.Addr)
@@ -259,7 +264,8 @@ func TestLateRequest(t *testing.T) {
 	testenv.Eventually(t, func() bool { return len(keys(t, c, "a/")) == 0 }, "the key is gone")
 }
 
-// TestLostAnswerOfRelease has the answer to a release lost: its repeat says that it was this release that ended the hold.
+// TestLostAnswerOfRelease has the answer to a release lost: its repeat says
+// that it was this release that ended the hold.
 func TestLostAnswerOfRelease(t *testing.T) {
 	s := testenv.Etcd(t)
 	link, addr := testenv.Wire(t, s.Addr)
@@ -296,7 +302,8 @@ func TestCanceledWaitsLeaveNothing(t *testing.T) {
 			if i%4 == 0 {
 				r = fixed(r, 30*time.Second)
 			}
-			// The server knows the deadline, and may be the one that says that it has passed.
+			// The server knows the deadline, and may be the one that says that
+			// it has passed.
 			if _, err := d.Acquire(ctx, r); !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, driver.ErrUnknown) {
 				t.Errorf("got %v, want %v", err, context.DeadlineExceeded)
 			}
@@ -330,8 +337,10 @@ func leader(tb testing.TB, c *clientv3.Client, servers []*testenv.EtcdServer) in
 	return 0
 }
 
-// work locks a name again and again in several goroutines of each driver until the test ends them, and fails it if two have the
-// lock at a time. It returns how to wait until each driver has had the lock n more times, and how to end it.
+// work locks a name again and again in several goroutines of each driver until
+// the test ends them, and fails it if two have the lock at a time. It returns
+// how to wait until each driver has had the lock n more times, and how to end
+// it.
 func work(t *testing.T, drivers ...*etcd.Driver) (progress func(n int), end func()) {
 	var inside atomic.Int32
 	var mu sync.Mutex

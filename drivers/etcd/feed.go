@@ -15,14 +15,17 @@ import (
 )
 
 const (
-	lingerFor    = 2 * time.Second        // how long a feed goes on without waiters and watches
-	keyLingerFor = 200 * time.Millisecond // the same of a feed of the end of one key: who comes back at once mostly stands behind the same client
+	lingerFor = 2 * time.Second // how long a feed goes on without waiters and watches
+	// the same of a feed of the end of one key: who comes back at once mostly
+	// stands behind the same client
+	keyLingerFor = 200 * time.Millisecond
 	firstRetry   = 50 * time.Millisecond
 	lastRetry    = 2 * time.Second
 	maxRecent    = 32 // events that a feed remembers
 )
 
-// feeds tell the waiters of a driver what happens to the keys before theirs. The watches of all names share one stream.
+// feeds tell the waiters of a driver what happens to the keys before theirs.
+// The watches of all names share one stream.
 type feeds struct {
 	driver *Driver
 	clock  atomic.Int64 // orders the requests for views and the beginnings of watches
@@ -34,9 +37,10 @@ type feeds struct {
 
 func newFeeds(d *Driver) *feeds { return &feeds{driver: d, byRange: make(map[keyRange]*feed)} }
 
-// feed is the watch on the contenders for one name, on some of them, or on one key of the name's record. The watch has no start revision: the
-// server delivers only ten times a second from a watch that starts in the past. So all waiters are woken when the feed becomes active, and
-// ask what happened before.
+// feed is the watch on the contenders for one name, on some of them, or on one
+// key of the name's record. The watch has no start revision: the server
+// delivers only ten times a second from a watch that starts in the past. So all
+// waiters are woken when the feed becomes active, and ask what happened before.
 type feed struct {
 	feeds *feeds
 	keys  keyRange
@@ -44,17 +48,20 @@ type feed struct {
 	again chan struct{} // buffered; signaled when the watch has to be made anew
 
 	// Guarded by feeds.mu.
-	stream  int               // the stream of the watch
-	due     time.Time         // when the watch should have begun; nobody has it made anew before
-	active  bool              // the feed tells all that happens
-	since   int64             // when the feed became active, on feeds.clock
-	recent  []*clientv3.Event // the last ones that it has told since then
-	lost    int64             // revision of the newest event since then that is no longer among the recent ones
+	stream int               // the stream of the watch
+	due    time.Time         // when the watch should have begun; nobody has it made anew before
+	active bool              // the feed tells all that happens
+	since  int64             // when the feed became active, on feeds.clock
+	recent []*clientv3.Event // the last ones that it has told since then
+	// revision of the newest event since then that is no longer among the
+	// recent ones
+	lost    int64
 	waiters map[*waiter]struct{}
 	watches map[*watch]struct{}
 }
 
-// waiter is a contender that waits for those before it to go. It is in one of these states:
+// waiter is a contender that waits for those before it to go. It is in one of
+// these states:
 //
 //	waiting  view                 the view has all keys before the waiter's, or the nearest one
 //	first    view and first       by the view and the events since, no key is before the waiter's
@@ -77,8 +84,9 @@ type waiter struct {
 // now is the time for the request that puts the key of a waiter: see join.
 func (fs *feeds) now() int64 { return fs.clock.Add(1) }
 
-// join returns a waiter for a key. It is in doubt, and hears no feed until it has got a view. The request that put the key, and brings the
-// first view, was sent at asked.
+// join returns a waiter for a key. It is in doubt, and hears no feed until it
+// has got a view. The request that put the key, and brings the first view, was
+// sent at asked.
 func (fs *feeds) join(own string, asked int64) *waiter {
 	return &waiter{all: fs, own: own, asked: asked, wake: make(chan struct{}, 1)}
 }
@@ -105,7 +113,8 @@ func (w *waiter) leave() {
 	w.listen(nil)
 }
 
-// listen has the waiter hear the feeds of ranges, and no others. It is called with feeds.mu held.
+// listen has the waiter hear the feeds of ranges, and no others. It is called
+// with feeds.mu held.
 func (w *waiter) listen(ranges []keyRange) {
 	before := w.feeds
 	w.feeds = nil
@@ -122,12 +131,14 @@ func (w *waiter) listen(ranges []keyRange) {
 	}
 }
 
-// active reports whether all feeds of the waiter are. It is called with feeds.mu held.
+// active reports whether all feeds of the waiter are. It is called with
+// feeds.mu held.
 func (w *waiter) active() bool {
 	return !slices.ContainsFunc(w.feeds, func(f *feed) bool { return !f.active })
 }
 
-// left has the feed end after a while, unless somebody joins it. It is called with feeds.mu held.
+// left has the feed end after a while, unless somebody joins it. It is called
+// with feeds.mu held.
 func (f *feed) left() {
 	if len(f.waiters)+len(f.watches) == 0 {
 		signal(f.idle)
@@ -201,8 +212,10 @@ func signal(c chan struct{}) {
 	}
 }
 
-// doubt has watches made anew, on another stream and so perhaps to another server: those that should have begun, or, if an event was missed, all that
-// the waiter hears. A server that is frozen, or cut off from the others, says nothing, and its connection may stay.
+// doubt has watches made anew, on another stream and so perhaps to another
+// server: those that should have begun, or, if an event was missed, all that
+// the waiter hears. A server that is frozen, or cut off from the others, says
+// nothing, and its connection may stay.
 func (w *waiter) doubt(missed bool) {
 	fs := w.all
 	fs.mu.Lock()
@@ -218,7 +231,8 @@ func (w *waiter) doubt(missed bool) {
 	}
 }
 
-// run ends when the feed has had no waiters and watches for a while, or with the driver.
+// run ends when the feed has had no waiters and watches for a while, or with
+// the driver.
 func (f *feed) run() {
 	d := f.feeds.driver
 	for pause := firstRetry; ; pause = min(2*pause, lastRetry) {
@@ -235,8 +249,9 @@ func (f *feed) run() {
 	}
 }
 
-// watch follows one watch until it ends, and has it begin within patience if somebody waits. The library resumes a watch by itself when the
-// connection breaks.
+// watch follows one watch until it ends, and has it begin within patience if
+// somebody waits. The library resumes a watch by itself when the connection
+// breaks.
 func (f *feed) watch(patience time.Duration) (seen, end bool) {
 	d := f.feeds.driver
 	f.feeds.mu.Lock()
@@ -284,7 +299,8 @@ func (f *feed) watch(patience time.Duration) (seen, end bool) {
 	}
 }
 
-// trust forgets doubts in what the feed was until now. It is called with feeds.mu held.
+// trust forgets doubts in what the feed was until now. It is called with
+// feeds.mu held.
 func (f *feed) trust() {
 	select {
 	case <-f.again:
@@ -292,7 +308,8 @@ func (f *feed) trust() {
 	}
 }
 
-// setActive says whether the feed tells all events from now on. The feed has missed some before in either case, so all waiters are in doubt.
+// setActive says whether the feed tells all events from now on. The feed has
+// missed some before in either case, so all waiters are in doubt.
 func (f *feed) setActive(active bool) {
 	f.feeds.mu.Lock()
 	defer f.feeds.mu.Unlock()
@@ -345,12 +362,14 @@ func (f *feed) close() bool {
 // watch is one call of Watch, which listens to a feed beside its waiters.
 type watch struct{ changed func() }
 
-// Watch implements driver.Watcher. The feed tells of all contenders, new ones too.
+// Watch implements driver.Watcher. The feed tells of all contenders, new ones
+// too.
 func (d *Driver) Watch(name string, changed func()) (stop func(), err error) {
 	return d.watch(keyRange{dir: d.dir(name)}, changed)
 }
 
-// watch has changed called when the feed of a range begins, and by each event of the feed.
+// watch has changed called when the feed of a range begins, and by each event
+// of the feed.
 func (d *Driver) watch(keys keyRange, changed func()) (stop func(), err error) {
 	if err := d.life.Context().Err(); err != nil {
 		return nil, driver.ErrClosed

@@ -23,8 +23,9 @@ func queueUp(t *testing.T, d *etcd.Driver, name string, n int) []*drivertest.Wai
 	return waiters
 }
 
-// TestPassIsOneRequest counts what the server is asked when a lock goes from caller to caller of one client. A row that takes longer than a
-// client may keep a lock among its callers costs more.
+// TestPassIsOneRequest counts what the server is asked when a lock goes from
+// caller to caller of one client. A row that takes longer than a client may
+// keep a lock among its callers costs more.
 func TestPassIsOneRequest(t *testing.T) {
 	const n = 5
 	s := testenv.Etcd(t)
@@ -80,7 +81,8 @@ func TestPassIsOneRequest(t *testing.T) {
 	}
 }
 
-// TestPassIsNoNewsForOthers has a hold passed on while another client waits, which knows by the event of the release that it is the next.
+// TestPassIsNoNewsForOthers has a hold passed on while another client waits,
+// which knows by the event of the release that it is the next.
 func TestPassIsNoNewsForOthers(t *testing.T) {
 	const n = 3
 	s := testenv.Etcd(t)
@@ -113,7 +115,8 @@ func TestPassIsNoNewsForOthers(t *testing.T) {
 	}, "who waits does not look")
 }
 
-// TestPassWithoutAnAnswer has the answer to a pass lost, and the hold released then.
+// TestPassWithoutAnAnswer has the answer to a pass lost, and the hold released
+// then.
 func TestPassWithoutAnAnswer(t *testing.T) {
 	s := testenv.Etcd(t)
 	link, addr := testenv.Wire(t, s.Addr)
@@ -144,8 +147,10 @@ func TestPassOfASeal(t *testing.T) {
 	isSealed(t, d, "a", last)
 }
 
-// TestHandOverBetweenClientsIsOneRequest counts what the server is asked when a lock goes from client to client and back: who waits knows
-// by the event that nobody is before it any more. One that is held up for long enough looks, so some rows may cost more.
+// TestHandOverBetweenClientsIsOneRequest counts what the server is asked when a
+// lock goes from client to client and back: who waits knows by the event that
+// nobody is before it any more. One that is held up for long enough looks, so
+// some rows may cost more.
 func TestHandOverBetweenClientsIsOneRequest(t *testing.T) {
 	const n = 6
 	s := testenv.Etcd(t)
@@ -181,7 +186,8 @@ func TestHandOverBetweenClientsIsOneRequest(t *testing.T) {
 	}, "a row of hand-overs takes one request each")
 }
 
-// TestHandOverPastThoseWhoLeft has those right before a waiter go first: that does not make it the next, however many there are.
+// TestHandOverPastThoseWhoLeft has those right before a waiter go first: that
+// does not make it the next, however many there are.
 func TestHandOverPastThoseWhoLeft(t *testing.T) {
 	s := testenv.Etcd(t)
 	a, b := openURL(t, "etcd://%s", s.Addr), openURL(t, "etcd://%s", s.Addr)
@@ -212,8 +218,9 @@ func TestHandOverPastThoseWhoLeft(t *testing.T) {
 	}
 }
 
-// TestHandOverOfARecordThatChanged has the holder mark a name, and take the mark off, while another waits: that one has the token, and
-// knows of the mark, as if it had come later.
+// TestHandOverOfARecordThatChanged has the holder mark a name, and take the
+// mark off, while another waits: that one has the token, and knows of the mark,
+// as if it had come later.
 func TestHandOverOfARecordThatChanged(t *testing.T) {
 	s := testenv.Etcd(t)
 	a, b := openURL(t, "etcd://%s", s.Addr), openURL(t, "etcd://%s", s.Addr)
@@ -252,7 +259,8 @@ func TestHandOverOfARecordThatChanged(t *testing.T) {
 	}
 }
 
-// TestHandOverByTheEndOfALease has one event tell that the holder's key is gone and that the waiter's own is.
+// TestHandOverByTheEndOfALease has one event tell that the holder's key is gone
+// and that the waiter's own is.
 func TestHandOverByTheEndOfALease(t *testing.T) {
 	s := testenv.Etcd(t)
 	c := userClient(t, s.Addr)
@@ -271,7 +279,8 @@ func TestHandOverByTheEndOfALease(t *testing.T) {
 	}
 }
 
-// TestHandOverThatNoWatchTells cuts a waiter off while the lock is released, and has the server forget the events.
+// TestHandOverThatNoWatchTells cuts a waiter off while the lock is released,
+// and has the server forget the events.
 func TestHandOverThatNoWatchTells(t *testing.T) {
 	s := testenv.Etcd(t)
 	link, addr := testenv.Wire(t, s.Addr)
@@ -293,7 +302,8 @@ func TestHandOverThatNoWatchTells(t *testing.T) {
 	}
 }
 
-// TestHandOverTokenIsTheRevision compares with what package concurrency exports: the revision of an answer that showed the grant.
+// TestHandOverTokenIsTheRevision compares with what package concurrency
+// exports: the revision of an answer that showed the grant.
 func TestHandOverTokenIsTheRevision(t *testing.T) {
 	s := testenv.Etcd(t)
 	c := userClient(t, s.Addr)
@@ -309,7 +319,8 @@ func TestHandOverTokenIsTheRevision(t *testing.T) {
 	release(t, next)
 }
 
-// TestHandOverWithoutAnAnswer has the answer lost that says who is next: the waiter finds out for itself.
+// TestHandOverWithoutAnAnswer has the answer lost that says who is next: the
+// waiter finds out for itself.
 func TestHandOverWithoutAnAnswer(t *testing.T) {
 	s := testenv.Etcd(t)
 	link, addr := testenv.Wire(t, s.Addr)
@@ -360,7 +371,8 @@ func TestHandOverToOneWhoLeaves(t *testing.T) {
 	testenv.Eventually(t, func() bool { return len(keys(t, c, "a/")) == 0 }, "all keys are gone")
 }
 
-// TestHandOverToAFixedLease has the next in line hang on a lease of its own, which has to last from the grant.
+// TestHandOverToAFixedLease has the next in line hang on a lease of its own,
+// which has to last from the grant.
 func TestHandOverToAFixedLease(t *testing.T) {
 	const ttl = 30 * time.Second
 	s := testenv.Etcd(t)

@@ -35,7 +35,8 @@ var rivals = map[string]func(tb testing.TB, c *clientv3.Client, name string) riv
 	},
 }
 
-// newRWMutex returns a read-write lock of package recipe. Its calls take no context, and end with the client at the latest.
+// newRWMutex returns a read-write lock of package recipe. Its calls take no
+// context, and end with the client at the latest.
 func newRWMutex(tb testing.TB, c *clientv3.Client, name string) *recipe.RWMutex {
 	tb.Helper()
 	return recipe.NewRWMutex(newSession(tb, c), name)
@@ -51,7 +52,8 @@ func (r rival) begin(tb testing.TB, c *clientv3.Client, name string) (locked <-c
 	return outcome
 }
 
-// waits fails the test if a rival has the lock. It looks for as long as several requests take, and a rival sends one before it waits.
+// waits fails the test if a rival has the lock. It looks for as long as several
+// requests take, and a rival sends one before it waits.
 func waits(tb testing.TB, c *clientv3.Client, locked <-chan error) {
 	tb.Helper()
 	for range 20 {
@@ -81,7 +83,8 @@ func in(mode driver.Mode, r *driver.Request) *driver.Request {
 	return r
 }
 
-// TestModesBesideRivals has each mode meet each kind of rival, whoever comes first.
+// TestModesBesideRivals has each mode meet each kind of rival, whoever comes
+// first.
 func TestModesBesideRivals(t *testing.T) {
 	t.Parallel()
 	s := testenv.Etcd(t)
@@ -132,7 +135,8 @@ func TestModesBesideRivals(t *testing.T) {
 	}
 }
 
-// TestOrderBesideRWMutex has readers and writers of both kinds in one queue, on one server and on three.
+// TestOrderBesideRWMutex has readers and writers of both kinds in one queue, on
+// one server and on three.
 func TestOrderBesideRWMutex(t *testing.T) {
 	t.Parallel()
 	for nodes, start := range map[int]func() []*testenv.EtcdServer{
@@ -193,7 +197,8 @@ func TestOrderBesideRWMutex(t *testing.T) {
 	}
 }
 
-// TestRWMutexOverlooksNothing has the two requests refused that would put a key again, while somebody waits who would not see it any more.
+// TestRWMutexOverlooksNothing has the two requests refused that would put a key
+// again, while somebody waits who would not see it any more.
 func TestRWMutexOverlooksNothing(t *testing.T) {
 	t.Parallel()
 	s := testenv.Etcd(t)
@@ -249,7 +254,8 @@ func TestRWMutexOverlooksNothing(t *testing.T) {
 	granted(t, written)
 }
 
-// TestReadsAreNeverTorn has readers and writers of both kinds see what the writers write.
+// TestReadsAreNeverTorn has readers and writers of both kinds see what the
+// writers write.
 func TestReadsAreNeverTorn(t *testing.T) {
 	t.Parallel()
 	const each = 2

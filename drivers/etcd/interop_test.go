@@ -74,7 +74,8 @@ func TestMutexOfPackageConcurrency(t *testing.T) {
 	release(t, next)
 }
 
-// etcdctlLock runs `etcdctl lock` until end is called. The channel gives the fencing token once it has the lock.
+// etcdctlLock runs `etcdctl lock` until end is called. The channel gives the
+// fencing token once it has the lock.
 func etcdctlLock(tb testing.TB, s *testenv.EtcdServer, name string) (token <-chan uint64, end func()) {
 	tb.Helper()
 	tokens := make(chan uint64, 1)
@@ -101,8 +102,9 @@ func etcdctlLock(tb testing.TB, s *testenv.EtcdServer, name string) (token <-cha
 	return tokens, end
 }
 
-// runEtcdctlLock returns when `etcdctl lock` has the lock. The command that it runs under the lock, which has no standard input, reads
-// from a named pipe, and so ends when unlock opens that.
+// runEtcdctlLock returns when `etcdctl lock` has the lock. The command that it
+// runs under the lock, which has no standard input, reads from a named pipe,
+// and so ends when unlock opens that.
 func runEtcdctlLock(ctl, addr, name string) (token uint64, unlock func() error, err error) {
 	dir, err := os.MkdirTemp("", "dsync-etcdctl-")
 	if err != nil {
@@ -203,7 +205,8 @@ func countIn(mode driver.Mode) {
 	})
 }
 
-// sessionOfRole returns a session of package concurrency for the process of a role.
+// sessionOfRole returns a session of package concurrency for the process of a
+// role.
 func sessionOfRole() *concurrency.Session {
 	c, err := clientv3.New(clientv3.Config{Endpoints: []string{os.Getenv("ADDR")}, Logger: zap.NewNop()})
 	if err != nil {
@@ -230,8 +233,9 @@ func etcdctlRole() {
 	})
 }
 
-// Four processes of either kind add 500 each. The others take the lock less often and add more at a time, since it takes them a tenth of
-// a second to be woken.
+// Four processes of either kind add 500 each. The others take the lock less
+// often and add more at a time, since it takes them a tenth of a second to be
+// woken.
 func TestCounterBesideOthers(t *testing.T) {
 	for other, ours := range map[string]string{"mutex": "dsync", "etcdctl": "dsync", "rwmutex": "write"} {
 		t.Run(other, func(t *testing.T) {

@@ -16,8 +16,8 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// newKey returns a key that no other attempt has. The key of an exclusive lock begins like the keys of package concurrency, which are the
-// lease alone.
+// newKey returns a key that no other attempt has. The key of an exclusive lock
+// begins like the keys of package concurrency, which are the lease alone.
 func newKey(dir, mark string, id clientv3.LeaseID, number uint64) string {
 	b := append(make([]byte, 0, 64), dir...) // most keys are no longer
 	b = append(b, mark...)
@@ -38,13 +38,15 @@ func anyExcludes(dir string, kvs []*mvccpb.KeyValue, mode driver.Mode) bool {
 	return slices.ContainsFunc(kvs, func(kv *mvccpb.KeyValue) bool { return excludes(dir, kv, mode) })
 }
 
-// excludes reports whether kv contends for the lock of dir in a mode that excludes the given one. This is the whole rule: a key has the lock
-// if no key before it excludes its mode.
+// excludes reports whether kv contends for the lock of dir in a mode that
+// excludes the given one. This is the whole rule: a key has the lock if no key
+// before it excludes its mode.
 func excludes(dir string, kv *mvccpb.KeyValue, mode driver.Mode) bool {
 	return isContender(dir, kv) && mode.Excludes(modeOf(dir, kv))
 }
 
-// isContender reports whether kv contends for the lock of dir itself, and not for a lock with a name below.
+// isContender reports whether kv contends for the lock of dir itself, and not
+// for a lock with a name below.
 func isContender(dir string, kv *mvccpb.KeyValue) bool {
 	last := kv.Key[min(len(dir), len(kv.Key)):]
 	for _, c := range last {
@@ -55,9 +57,10 @@ func isContender(dir string, kv *mvccpb.KeyValue) bool {
 	return true
 }
 
-// The last part of a key, behind dir, tells the mode. Keys of this driver begin there with a mark or, in the mode Exclusive, with the lease.
-// RWMutex of etcd's package recipe makes keys of two parts. RWMutex.RLock waits for all keys that begin with "write", and RWMutex.Lock for
-// all keys.
+// The last part of a key, behind dir, tells the mode. Keys of this driver begin
+// there with a mark or, in the mode Exclusive, with the lease. RWMutex of
+// etcd's package recipe makes keys of two parts. RWMutex.RLock waits for all
+// keys that begin with "write", and RWMutex.Lock for all keys.
 const (
 	readMark  = "+read-" // sorts before all digits and letters: see keyRange
 	writeMark = "write-"
@@ -70,12 +73,16 @@ const (
 // rule is what a mode means to a request for a lock. driver.Mode.Excludes says
 // which keys exclude it.
 type rule struct {
-	mark         string // what the last part of the key begins with; permits have a longer one
-	forRead      bool   // the range that it reads and watches has no Reads, and not its own key
-	adds         bool   // the permits of all keys before its own count, and so does the record of the name
-	confirms     bool   // a look confirms a grant by events, which report neither its own key nor a new limit
-	shared       bool   // several clients may hold the name
-	besideRecipe bool   // clients of RWMutex overlook its key if it is put again
+	mark    string // what the last part of the key begins with; permits have a longer one
+	forRead bool   // the range that it reads and watches has no Reads, and not its own key
+	// the permits of all keys before its own count, and so does the record of
+	// the name
+	adds bool
+	// a look confirms a grant by events, which report neither its own key nor a
+	// new limit
+	confirms     bool
+	shared       bool // several clients may hold the name
+	besideRecipe bool // clients of RWMutex overlook its key if it is put again
 }
 
 // rules has the rule of each mode.
@@ -100,7 +107,8 @@ func modeOf(dir string, kv *mvccpb.KeyValue) driver.Mode {
 	return driver.Exclusive
 }
 
-// isRecipe reports whether the last part of a key is RWMutex's, and not that of a lock with a name below.
+// isRecipe reports whether the last part of a key is RWMutex's, and not that of
+// a lock with a name below.
 func isRecipe(last []byte) bool {
 	time, ok := bytes.CutPrefix(last, []byte(recipeRead))
 	if !ok {
@@ -109,12 +117,15 @@ func isRecipe(last []byte) bool {
 	return ok && len(time) == recipeTime && len(bytes.Trim(time, "0123456789")) == 0
 }
 
-// Permits are a mode of the queue. The key of a request says how many permits of what limit: permits-2of10-<lease>-<number>. A key has its
-// permits if no key before it excludes the mode, and if the permits of all keys up to it are no more than the limit. So all keys that have
-// permits are within the limit at each revision, and nobody is overtaken.
+// Permits are a mode of the queue. The key of a request says how many permits
+// of what limit: permits-2of10-<lease>-<number>. A key has its permits if no
+// key before it excludes the mode, and if the permits of all keys up to it are
+// no more than the limit. So all keys that have permits are within the limit at
+// each revision, and nobody is overtaken.
 //
-// SetLimit makes the limit a part of the record of the name, for good. Without a record the limit is the one that the oldest key names, and is
-// forgotten with the last key. A key may say 0 where there is a record alone.
+// SetLimit makes the limit a part of the record of the name, for good. Without
+// a record the limit is the one that the oldest key names, and is forgotten
+// with the last key. A key may say 0 where there is a record alone.
 const permitMark = "permits-"
 
 // markOfPermits returns what the last part of the key of a request begins with.
@@ -122,7 +133,8 @@ func markOfPermits(n, limit int) string {
 	return permitMark + strconv.Itoa(n) + "of" + strconv.Itoa(limit) + "-"
 }
 
-// permitsOf returns how many permits the key of a contender is for, 0 in other modes, and the limit that the key names.
+// permitsOf returns how many permits the key of a contender is for, 0 in other
+// modes, and the limit that the key names.
 func permitsOf(key []byte) (n, limit int) {
 	rest, ok := bytes.CutPrefix(key[bytes.LastIndexByte(key, '/')+1:], []byte(permitMark))
 	if !ok {
@@ -138,8 +150,10 @@ func permitsOf(key []byte) (n, limit int) {
 	return n, limit
 }
 
-// keyRange holds the keys of all contenders for a name that can exclude a mode. For a Read these are all but the Reads of this driver,
-// so a thousand Reads cost each other nothing, neither in answers nor in the events of their watches. Or it holds one key.
+// keyRange holds the keys of all contenders for a name that can exclude a mode.
+// For a Read these are all but the Reads of this driver, so a thousand Reads
+// cost each other nothing, neither in answers nor in the events of their
+// watches. Or it holds one key.
 type keyRange struct {
 	dir      string
 	forRead  bool
@@ -167,7 +181,8 @@ func (r keyRange) rest() clientv3.OpOption {
 	return clientv3.WithPrefix()
 }
 
-// read makes op, a read of no key yet, a read of the range. It does what from and rest do with fewer allocations.
+// read makes op, a read of no key yet, a read of the range. It does what from
+// and rest do with fewer allocations.
 func (r keyRange) read(op clientv3.Op) clientv3.Op {
 	end := []byte(r.dir)
 	end[len(end)-1]++ // the slash
@@ -185,7 +200,8 @@ func (r keyRange) isEmpty() clientv3.Cmp {
 	return none.WithPrefix()
 }
 
-// errOverlooked says that a key was not put again, because a client of RWMutex would overlook it.
+// errOverlooked says that a key was not put again, because a client of RWMutex
+// would overlook it.
 var errOverlooked = fmt.Errorf("a client of RWMutex has come since, and would overlook a key that is put again: %w", errors.ErrUnsupported)
 
 // value is what a key tells people about its holder.
@@ -211,7 +227,8 @@ func opPut(key string, text []byte, options ...clientv3.OpOption) clientv3.Op {
 	return op
 }
 
-// What is known of a name for good is in keys beside its contenders: these keys have a NUL where contenders have a slash.
+// What is known of a name for good is in keys beside its contenders: these keys
+// have a NUL where contenders have a slash.
 const (
 	sealSuffix  = "\x00seal"  // the value is the last token
 	looseSuffix = "\x00loose" // the value is the id that Unseal asks for

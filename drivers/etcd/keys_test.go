@@ -10,8 +10,9 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// TestKeysAreUsedAgain has locks of a name one after the other: the server keeps each key that there ever was until its next compaction,
-// and passes all of a name at every lock.
+// TestKeysAreUsedAgain has locks of a name one after the other: the server
+// keeps each key that there ever was until its next compaction, and passes all
+// of a name at every lock.
 func TestKeysAreUsedAgain(t *testing.T) {
 	s := testenv.Etcd(t)
 	c := userClient(t, s.Addr)
@@ -46,8 +47,9 @@ func TestKeysAreUsedAgain(t *testing.T) {
 	}
 }
 
-// TestKeyOfALateReleaseIsNotUsedAgain has the request of a release reach the server long after its caller has left: it must not delete the
-// key of the next hold.
+// TestKeyOfALateReleaseIsNotUsedAgain has the request of a release reach the
+// server long after its caller has left: it must not delete the key of the next
+// hold.
 func TestKeyOfALateReleaseIsNotUsedAgain(t *testing.T) {
 	s := testenv.Etcd(t)
 	slow, addr := testenv.Wire(t, s.Addr)

@@ -13,14 +13,19 @@ import (
 
 var _ driver.Latcher = (*Driver)(nil)
 
-// The keys of latches begin with a NUL behind the prefix, so they are below no name, and contend for no lock of anybody.
+// The keys of latches begin with a NUL behind the prefix, so they are below no
+// name, and contend for no lock of anybody.
 const (
-	latchPrefix  = "\x00latch\x00"  // and the name; the value is the count as set
-	changePrefix = "\x00change\x00" // and the name, a NUL and the id of a change; the value is what the change returned
+	latchPrefix = "\x00latch\x00" // and the name; the value is the count as set
+	// and the name, a NUL and the id of a change; the value is what the change
+	// returned
+	changePrefix = "\x00change\x00"
 )
 
-// latch is the key of a latch. Each count-down puts the key again as it is, and the server counts these puts in the version of the key. So
-// count-downs that come at once are in nobody's way, where a count in the value would let one of them through at a time.
+// latch is the key of a latch. Each count-down puts the key again as it is, and
+// the server counts these puts in the version of the key. So count-downs that
+// come at once are in nobody's way, where a count in the value would let one of
+// them through at a time.
 type latch struct {
 	key     string
 	created int64 // create revision; 0 if there is no latch
@@ -36,7 +41,8 @@ func (l latch) left() int64 {
 	return l.n - (l.version - 1)
 }
 
-// latchStep is what a change does to a latch, and the conditions besides the one that the latch is the same. Without ops nothing happens.
+// latchStep is what a change does to a latch, and the conditions besides the
+// one that the latch is the same. Without ops nothing happens.
 type latchStep struct {
 	conditions []clientv3.Cmp
 	ops        []clientv3.Op
@@ -57,7 +63,8 @@ func (d *Driver) CountDown(ctx context.Context, name, id string) error {
 	_, err := d.changeLatch(ctx, name, id, func(l latch) (s latchStep) {
 		switch left := l.left(); {
 		case left > 1:
-			s.conditions = []clientv3.Cmp{clientv3.Compare(clientv3.Version(l.key), "<", l.n)} // the last one deletes the key
+			// the last one deletes the key
+			s.conditions = []clientv3.Cmp{clientv3.Compare(clientv3.Version(l.key), "<", l.n)}
 			s.ops = []clientv3.Op{clientv3.OpPut(l.key, "", clientv3.WithIgnoreValue())}
 		case left == 1:
 			s.ops = []clientv3.Op{clientv3.OpDelete(l.key)}
@@ -78,8 +85,9 @@ func (d *Driver) DeleteLatch(ctx context.Context, name, id string) error {
 	return err
 }
 
-// changeLatch carries out a change, unless the key of its id is there, and reports whether there was something to change. The first
-// request takes it that there is no latch, and finds out what there is.
+// changeLatch carries out a change, unless the key of its id is there, and
+// reports whether there was something to change. The first request takes it
+// that there is no latch, and finds out what there is.
 func (d *Driver) changeLatch(ctx context.Context, name, id string, change func(latch) latchStep) (did bool, err error) {
 	bounded, cancel := d.asks.under(ctx)
 	defer cancel()

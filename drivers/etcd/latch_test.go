@@ -38,7 +38,8 @@ func wantLeft(tb testing.TB, d *etcd.Driver, name string, want int) {
 	}
 }
 
-// watchLatch watches a latch, and returns how often it was told since the watch began.
+// watchLatch watches a latch, and returns how often it was told since the watch
+// began.
 func watchLatch(tb testing.TB, d *etcd.Driver, name string) *atomic.Int64 {
 	tb.Helper()
 	calls := new(atomic.Int64)
@@ -51,7 +52,8 @@ func watchLatch(tb testing.TB, d *etcd.Driver, name string) *atomic.Int64 {
 	return calls
 }
 
-// TestKeysOfALatch: they are in nobody's way, and the ids of changes end by themselves.
+// TestKeysOfALatch: they are in nobody's way, and the ids of changes end by
+// themselves.
 func TestKeysOfALatch(t *testing.T) {
 	s := testenv.Etcd(t)
 	c := userClient(t, s.Addr)
@@ -107,7 +109,8 @@ func TestKeysOfALatch(t *testing.T) {
 	}
 }
 
-// TestLatchRequests has many count down at once: none of them has to ask again because of another one.
+// TestLatchRequests has many count down at once: none of them has to ask again
+// because of another one.
 func TestLatchRequests(t *testing.T) {
 	const clients, each = 4, 25
 	s := testenv.Etcd(t)
@@ -129,13 +132,15 @@ func TestLatchRequests(t *testing.T) {
 			got[method] = n - before[method]
 		}
 	}
-	// A transaction counts the ranges in it: each count-down but the first, which finds no latch at first, reads twice.
+	// A transaction counts the ranges in it: each count-down but the first,
+	// which finds no latch at first, reads twice.
 	if got["Txn"] != 1+2*(clients*each+1) || got["LeaseGrant"] != 0 || got["Watch"] != 0 {
 		t.Errorf("requests: got %v, want %d transactions and no lease", got, 1+2*(clients*each+1))
 	}
 }
 
-// TestLatchLastTwoAtOnce has a count-down learn that two are left, and another one come in between.
+// TestLatchLastTwoAtOnce has a count-down learn that two are left, and another
+// one come in between.
 func TestLatchLastTwoAtOnce(t *testing.T) {
 	s := testenv.Etcd(t)
 	link, addr := testenv.Wire(t, s.Addr)
@@ -209,7 +214,8 @@ func TestLatchWatchHearsOfTheEnd(t *testing.T) {
 	}
 }
 
-// TestLatchEndThatNoWatchTells cuts the watcher off, and has the server forget what happened meanwhile.
+// TestLatchEndThatNoWatchTells cuts the watcher off, and has the server forget
+// what happened meanwhile.
 func TestLatchEndThatNoWatchTells(t *testing.T) {
 	s := testenv.Etcd(t)
 	link, addr := testenv.Wire(t, s.Addr)
@@ -232,7 +238,8 @@ func TestLatchEndThatNoWatchTells(t *testing.T) {
 	}
 }
 
-// TestLatchAnswersLost loses the answer to what changes a latch, and repeats the change when the next latch is there.
+// TestLatchAnswersLost loses the answer to what changes a latch, and repeats
+// the change when the next latch is there.
 func TestLatchAnswersLost(t *testing.T) {
 	s := testenv.Etcd(t)
 	link, addr := testenv.Wire(t, s.Addr)

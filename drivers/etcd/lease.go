@@ -42,11 +42,13 @@ type hold struct {
 
 	mu        sync.Mutex
 	phase     phase
-	inCleaner bool   // leaveToCleaner was called
-	sealing   bool   // the key may have become a seal
-	deletions int32  // requests to delete the key
-	doubtedAt int64  // when the first unanswered request to release the hold was sent
-	passed    *value // what the key says since the hold was passed, or is to say; nil if it never was passed
+	inCleaner bool  // leaveToCleaner was called
+	sealing   bool  // the key may have become a seal
+	deletions int32 // requests to delete the key
+	doubtedAt int64 // when the first unanswered request to release the hold was sent
+	// what the key says since the hold was passed, or is to say; nil if it
+	// never was passed
+	passed *value
 }
 
 // phase is how far the end of a hold has come.
@@ -97,8 +99,8 @@ func (h *hold) isPast() bool {
 	return h.driver.now() >= h.expires()
 }
 
-// Session implements driver.SessionLease. The server counts in whole seconds, so with Options.RoundUp ttl may be longer than the TTL of the
-// request.
+// Session implements driver.SessionLease. The server counts in whole seconds,
+// so with Options.RoundUp ttl may be longer than the TTL of the request.
 func (h *hold) Session() (expires time.Time, ttl time.Duration) {
 	if s := h.session; s != nil {
 		return h.driver.epoch.Add(time.Duration(s.End.At())), s.ttl
@@ -106,7 +108,8 @@ func (h *hold) Session() (expires time.Time, ttl time.Duration) {
 	return time.Time{}, 0
 }
 
-// list enters a granted hold in the books of the driver, unless its session is dead.
+// list enters a granted hold in the books of the driver, unless its session is
+// dead.
 func (h *hold) list() bool {
 	if h.session != nil {
 		return h.session.add(h)
@@ -161,7 +164,8 @@ func (h *hold) giveLeaseBack() {
 	}
 }
 
-// leaveToCleaner has the key deleted in the background. Definite says that the request that put the key was answered.
+// leaveToCleaner has the key deleted in the background. Definite says that the
+// request that put the key was answered.
 func (h *hold) leaveToCleaner(definite bool) {
 	h.mu.Lock()
 	again, sealing := h.inCleaner, h.sealing
@@ -177,7 +181,8 @@ func (h *hold) leaveToCleaner(definite bool) {
 	}
 }
 
-// Release implements driver.Lease. It repeats failed requests for as long as ctx and the hold last.
+// Release implements driver.Lease. It repeats failed requests for as long as
+// ctx and the hold last.
 func (h *hold) Release(ctx context.Context) error {
 	d := h.driver
 	h.mu.Lock()
@@ -209,10 +214,12 @@ func (h *hold) Release(ctx context.Context) error {
 	}
 }
 
-// releaseOnce asks once to delete the key, and reports whether the matter is settled.
+// releaseOnce asks once to delete the key, and reports whether the matter is
+// settled.
 //
-// A repeated request that finds no key counts as the success of the unanswered request before, if that request was sent before the lease
-// could have ended, and if the key cannot have become a seal.
+// A repeated request that finds no key counts as the success of the unanswered
+// request before, if that request was sent before the lease could have ended,
+// and if the key cannot have become a seal.
 func (h *hold) releaseOnce(ctx context.Context) (settled bool, _ error) {
 	d := h.driver
 	bounded, cancel := d.ends.ending(ctx)
@@ -234,7 +241,9 @@ func (h *hold) releaseOnce(ctx context.Context) (settled bool, _ error) {
 		return true, driver.ErrNotHeld
 	}
 	if err != nil {
-		if h.session != nil && h.session.gone.Load() { // the lease is known to be revoked, by Close or at the end of the session
+		if h.session != nil && h.session.gone.Load() {
+			// the lease is known to be revoked, by Close or at the end of the
+			// session
 			h.phase = over
 			h.mu.Unlock()
 			h.giveLeaseBack()
@@ -300,8 +309,10 @@ func (l *holdList) before(granted int64) []*hold {
 
 var _ driver.Passer = (*hold)(nil)
 
-// Pass implements driver.Passer. The key is put again, on the same lease: it stays the oldest one, the waiters behind it go on waiting, and
-// the revision of the answer is the token. If there is no answer, the key is there in either case, for Release to delete.
+// Pass implements driver.Passer. The key is put again, on the same lease: it
+// stays the oldest one, the waiters behind it go on waiting, and the revision
+// of the answer is the token. If there is no answer, the key is there in either
+// case, for Release to delete.
 func (h *hold) Pass(ctx context.Context, owner, note string) error {
 	if h.isOver() {
 		return driver.ErrNotHeld
@@ -328,7 +339,8 @@ func (h *hold) Pass(ctx context.Context, owner, note string) error {
 	return nil
 }
 
-// nextValue returns what the key is to say of its next holder, and remembers it for putAgain.
+// nextValue returns what the key is to say of its next holder, and remembers it
+// for putAgain.
 func (h *hold) nextValue(owner, note string) value {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -340,8 +352,9 @@ func (h *hold) nextValue(owner, note string) value {
 	return v
 }
 
-// putAgain puts the key of the hold without a change but for the count of passes, so that the event does not look like a pass. It tells the
-// waiters behind the key that the record of the name has changed.
+// putAgain puts the key of the hold without a change but for the count of
+// passes, so that the event does not look like a pass. It tells the waiters
+// behind the key that the record of the name has changed.
 func (h *hold) putAgain() clientv3.Op {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -353,7 +366,8 @@ func (h *hold) putAgain() clientv3.Op {
 	return opPut(h.key, h.driver.textOf(v), clientv3.WithIgnoreLease())
 }
 
-// textOf is what the key of a hold says. A note alone does not tell that the hold was passed, so those who wait behind it look again.
+// textOf is what the key of a hold says. A note alone does not tell that the
+// hold was passed, so those who wait behind it look again.
 func (d *Driver) textOf(v value) []byte {
 	if d.options.NoteAlone {
 		return []byte(v.Note)
@@ -361,8 +375,9 @@ func (d *Driver) textOf(v value) []byte {
 	return v.text()
 }
 
-// Leave implements driver.Leaver: the last renewal of a hold with an expiry of its own, repeated like a release. Each lease that carries the
-// key from then on, or may carry it, is left to run out.
+// Leave implements driver.Leaver: the last renewal of a hold with an expiry of
+// its own, repeated like a release. Each lease that carries the key from then
+// on, or may carry it, is left to run out.
 //
 // Close waits for a Leave under way and does not end its hold. The hold leaves
 // the driver's list first, so Close spares it even if Close gives up waiting.
@@ -391,8 +406,8 @@ func transient(err error) bool {
 // removalPause bounds how often WatchRemoval looks for a key.
 const removalPause = 100 * time.Millisecond
 
-// WatchRemoval implements driver.RemovalWatcher. Any change of the contenders may
-// be the removal, so the driver looks for the key after each change.
+// WatchRemoval implements driver.RemovalWatcher. Any change of the contenders
+// may be the removal, so the driver looks for the key after each change.
 func (h *hold) WatchRemoval(func()) (stop func()) {
 	d := h.driver
 	ctx, stop := context.WithCancel(d.life.Context())
@@ -426,7 +441,8 @@ func (h *hold) WatchRemoval(func()) (stop func()) {
 	return stop
 }
 
-// verify looks for the key of h in a way that no server which lags behind can answer, and ends the hold if the key is gone.
+// verify looks for the key of h in a way that no server which lags behind can
+// answer, and ends the hold if the key is gone.
 func (d *Driver) verify(ctx context.Context, h *hold) {
 	h.mu.Lock()
 	phase := h.phase

@@ -63,7 +63,8 @@ func userClient(tb testing.TB, addrs ...string) *clientv3.Client {
 	return newClient(tb, clientv3.Config{Endpoints: addrs, DialTimeout: hangGuard})
 }
 
-// clientOver returns a client whose connections can be disturbed, and that finds out when one is dead.
+// clientOver returns a client whose connections can be disturbed, and that
+// finds out when one is dead.
 func clientOver(tb testing.TB, w *wire.Wire, addrs ...string) *clientv3.Client {
 	tb.Helper()
 	dial := func(ctx context.Context, addr string) (net.Conn, error) { return w.DialContext(ctx, "tcp", addr) }
@@ -101,7 +102,8 @@ func keys(tb testing.TB, c *clientv3.Client, prefix string) []string {
 	return list
 }
 
-// remove deletes the key that has a lock, or all keys of those who read. With their leases other holds would end as well.
+// remove deletes the key that has a lock, or all keys of those who read. With
+// their leases other holds would end as well.
 func remove(tb testing.TB, c *clientv3.Client, name string) {
 	tb.Helper()
 	for i, key := range keys(tb, c, name+"/") {
@@ -136,7 +138,8 @@ func removeKey(tb testing.TB, c *clientv3.Client, key string) {
 	}
 }
 
-// revision is how many transactions have changed something so far, with an offset.
+// revision is how many transactions have changed something so far, with an
+// offset.
 func revision(tb testing.TB, c *clientv3.Client) int64 {
 	tb.Helper()
 	answer, err := c.Get(guard(tb), "nobody has this key")

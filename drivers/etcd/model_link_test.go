@@ -16,8 +16,9 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// modelLink is what a client of the library has in place of a connection: nothing gets through it but by a step of the model. Requests
-// about leases are no steps, as long as the link is not cut. All is guarded by modelWorld.mu.
+// modelLink is what a client of the library has in place of a connection:
+// nothing gets through it but by a step of the model. Requests about leases are
+// no steps, as long as the link is not cut. All is guarded by modelWorld.mu.
 type modelLink struct {
 	world   *modelWorld
 	client  string
@@ -226,8 +227,9 @@ func (k *modelKeepAlive) Recv() (*pb.LeaseKeepAliveResponse, error) {
 	}))
 }
 
-// modelWatch is a watch, both at the server and in the library, which goes on after the last that it heard when its connection breaks.
-// All but the channels is guarded by modelWorld.mu.
+// modelWatch is a watch, both at the server and in the library, which goes on
+// after the last that it heard when its connection breaks. All but the channels
+// is guarded by modelWorld.mu.
 type modelWatch struct {
 	ctx      context.Context
 	key, end string
@@ -243,7 +245,8 @@ type modelWatch struct {
 	ending bool  // nothing more comes
 }
 
-// modelWatcher is a clientv3.Watcher. The library's own uses a channel that no bubble of package synctest has made.
+// modelWatcher is a clientv3.Watcher. The library's own uses a channel that no
+// bubble of package synctest has made.
 type modelWatcher struct{ link *modelLink }
 
 func (c modelWatcher) Watch(ctx context.Context, key string, options ...clientv3.OpOption) clientv3.WatchChan {
@@ -291,7 +294,8 @@ func (watch *modelWatch) begin(s *modelServer) {
 	}
 }
 
-// pending returns what the server tells next, or nothing, and the revision that comes then. It tells all that has happened, or one revision.
+// pending returns what the server tells next, or nothing, and the revision that
+// comes then. It tells all that has happened, or one revision.
 func (watch *modelWatch) pending(s *modelServer, all bool) (answer *clientv3.WatchResponse, next int64) {
 	var events []*clientv3.Event
 	switch {
@@ -324,8 +328,9 @@ func (watch *modelWatch) concerns(all []*mvccpb.Event) (events []*clientv3.Event
 	return events
 }
 
-// hear gives an answer to the client. A watch that goes on after a break does not tell that it has begun. Until it has told something it goes
-// on with the revision at which it began, and not the one after.
+// hear gives an answer to the client. A watch that goes on after a break does
+// not tell that it has begun. Until it has told something it goes on with the
+// revision at which it began, and not the one after.
 func (watch *modelWatch) hear(answer *clientv3.WatchResponse, next int64) {
 	watch.next, watch.news = next, false
 	if !answer.Created {

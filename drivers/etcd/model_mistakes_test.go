@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// modelMistake is one that somebody could make in the code which decides who has the lock. PLANTED stands for the condition that it is the one
-// to be made.
+// modelMistake is one that somebody could make in the code which decides who
+// has the lock. PLANTED stands for the condition that it is the one to be made.
 type modelMistake struct {
 	name     string
 	file     string
@@ -23,8 +23,9 @@ type modelMistake struct {
 	wrong    []string
 }
 
-// modelMistakes are planted all at once in a copy of the driver, of which each run makes one. Where the driver is changed, its mistakes have
-// to be planted anew: a text that is not there, or not once, is a failure.
+// modelMistakes are planted all at once in a copy of the driver, of which each
+// run makes one. Where the driver is changed, its mistakes have to be planted
+// anew: a text that is not there, or not once, is a failure.
 var modelMistakes = []modelMistake{
 	{
 		name: "a view from before the watch broke counts",

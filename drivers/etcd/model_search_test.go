@@ -23,14 +23,17 @@ func (r modelResult) report(t *testing.T) {
 	}
 }
 
-// modelPath is a way to a state, and the steps that need not be taken there: states to which they lead are reached by way of others.
+// modelPath is a way to a state, and the steps that need not be taken there:
+// states to which they lead are reached by way of others.
 type modelPath struct {
 	steps  []string
 	asleep []modelStep
 }
 
-// modelSearch takes all steps in all orders: from each state that is new it goes on with one step, and later comes back for the others, by
-// doing all again from the start. Of orders that differ only in steps that are apart it takes one. It goes depth first.
+// modelSearch takes all steps in all orders: from each state that is new it
+// goes on with one step, and later comes back for the others, by doing all
+// again from the start. Of orders that differ only in steps that are apart it
+// takes one. It goes depth first.
 type modelSearch struct {
 	modelCase
 	seen   map[uint64][]modelStep
@@ -38,7 +41,8 @@ type modelSearch struct {
 	result modelResult
 }
 
-// search goes on to the end in a small case, and for a number of runs at most in another one.
+// search goes on to the end in a small case, and for a number of runs at most
+// in another one.
 func (c modelCase) search(t *testing.T, runs int) (r modelResult) {
 	synctest.Test(t, func(*testing.T) {
 		s := &modelSearch{modelCase: c, seen: make(map[uint64][]modelStep), work: []modelPath{{}}}
@@ -89,7 +93,8 @@ func (s *modelSearch) run(path modelPath) {
 	}
 }
 
-// todo returns the steps to be taken from a state, and those that are asleep there.
+// todo returns the steps to be taken from a state, and those that are asleep
+// there.
 func (s *modelSearch) todo(state uint64, steps, asleep []modelStep) (todo, _ []modelStep) {
 	before, seen := s.seen[state]
 	both := asleep
@@ -109,7 +114,8 @@ func isIn(steps []modelStep, step modelStep) bool {
 	return slices.ContainsFunc(steps, func(s modelStep) bool { return s.name == step.name })
 }
 
-// stillAsleep returns those that need not be taken after a step, of which others were taken, or will be, in its place.
+// stillAsleep returns those that need not be taken after a step, of which
+// others were taken, or will be, in its place.
 func stillAsleep(asleep, taken []modelStep, step modelStep) (still []modelStep) {
 	for _, other := range slices.Concat(asleep, taken) {
 		if other.apart(step) {

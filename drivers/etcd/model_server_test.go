@@ -16,8 +16,10 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// modelServer is etcd in memory, as far as a lock can see it: each transaction that changes something has a revision of its own, keys
-// hang on leases, and what happened can be read again back to the last compaction. It knows no time: modelWorld ends leases.
+// modelServer is etcd in memory, as far as a lock can see it: each transaction
+// that changes something has a revision of its own, keys hang on leases, and
+// what happened can be read again back to the last compaction. It knows no
+// time: modelWorld ends leases.
 type modelServer struct {
 	compacted int64
 	keys      map[string]*mvccpb.KeyValue
@@ -68,7 +70,8 @@ func (s *modelServer) commit(events []*mvccpb.Event) {
 	s.log, s.marks = append(s.log, events), append(s.marks, h.Sum64())
 }
 
-// modelAlias is a key without the id of its lease, which is a number made at random.
+// modelAlias is a key without the id of its lease, which is a number made at
+// random.
 func modelAlias(key string) string {
 	slash, dash := strings.LastIndexByte(key, '/'), strings.LastIndexByte(key, '-')
 	if slash < 0 || dash < slash {
@@ -90,7 +93,8 @@ func modelModeOf(key string) driver.Mode {
 	return driver.Exclusive
 }
 
-// modelLimit is the limit of the permits of dir: as the record has it, or else that of all callers.
+// modelLimit is the limit of the permits of dir: as the record has it, or else
+// that of all callers.
 func modelLimit(keys map[string]*mvccpb.KeyValue, dir string) int {
 	if kv := keys[limitKey(dir)]; kv != nil {
 		limit, _ := strconv.Atoi(string(kv.Value))
@@ -125,8 +129,9 @@ func modelQueue(keys map[string]*mvccpb.KeyValue, dir string) (queue []*mvccpb.K
 	return queue
 }
 
-// modelHolders returns the keys that have the lock of dir: the oldest, and if it reads all that read before the first that does not; if it is
-// for permits, all that are and find room before the first that is not or does not.
+// modelHolders returns the keys that have the lock of dir: the oldest, and if
+// it reads all that read before the first that does not; if it is for permits,
+// all that are and find room before the first that is not or does not.
 func modelHolders(keys map[string]*mvccpb.KeyValue, dir string) []*mvccpb.KeyValue {
 	queue, left := modelQueue(keys, dir), modelLimit(keys, dir)
 	for i, kv := range queue {
@@ -143,7 +148,8 @@ func modelHolders(keys map[string]*mvccpb.KeyValue, dir string) []*mvccpb.KeyVal
 	return queue
 }
 
-// drop deletes keys by itself, in one revision, as a lease does when it ends, or an operator.
+// drop deletes keys by itself, in one revision, as a lease does when it ends,
+// or an operator.
 func (s *modelServer) drop(drop func(kv *mvccpb.KeyValue) bool) {
 	t := &modelTxn{modelServer: s}
 	for _, key := range s.within("\x00", "\x00") {

@@ -37,7 +37,8 @@ func (w *modelWorld) take(s modelStep) {
 	synctest.Wait()
 }
 
-// steps are in a fair order: who always takes the first that is no fault gets everybody served.
+// steps are in a fair order: who always takes the first that is no fault gets
+// everybody served.
 func (w *modelWorld) steps() (steps []modelStep) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -159,7 +160,8 @@ func (c *modelCall) carryOut() {
 	}
 }
 
-// giveBack ends a call with its answer, or with err. If it was not carried out, it may still be.
+// giveBack ends a call with its answer, or with err. If it was not carried out,
+// it may still be.
 func (c *modelCall) giveBack(err error) {
 	if c.link.tell(c.what, c.mark); err != nil {
 		c.link.tell(err.Error(), 0)
@@ -218,14 +220,16 @@ func (w *modelWorld) remove(key *mvccpb.KeyValue) {
 	w.server.drop(func(kv *mvccpb.KeyValue) bool { return kv == key })
 }
 
-// owes reports whether somebody waits that is to be granted the lock beside those that hold it, in a case in which they are patient.
+// owes reports whether somebody waits that is to be granted the lock beside
+// those that hold it, in a case in which they are patient.
 func (w *modelWorld) owes() bool {
 	return w.patient && slices.ContainsFunc(modelHolders(w.server.keys, modelDir), func(kv *mvccpb.KeyValue) bool {
 		return slices.ContainsFunc(w.crowd, func(c *modelCaller) bool { return c.at == modelWaiting && c.made(kv) })
 	})
 }
 
-// cutOff lets nothing of a client through for longer than its lease lasts, while the others go on.
+// cutOff lets nothing of a client through for longer than its lease lasts,
+// while the others go on.
 func (w *modelWorld) cutOff(l *modelLink) {
 	w.mu.Lock()
 	l.cut = make(chan struct{})

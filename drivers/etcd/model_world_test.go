@@ -27,8 +27,10 @@ const (
 
 	modelPermits = 3 // that there are
 
-	// modelQuiet is how long nothing may happen while somebody waits for a lock that is free. It is longer than the first look of a
-	// waiter whose watch has not begun, and shorter than the look that is to make up for events that do not come.
+	// modelQuiet is how long nothing may happen while somebody waits for a lock
+	// that is free. It is longer than the first look of a waiter whose watch
+	// has not begun, and shorter than the look that is to make up for events
+	// that do not come.
 	modelQuiet = 3 * time.Second
 	modelIdles = 60 // pauses that make it up
 )
@@ -82,7 +84,8 @@ type modelCase struct {
 	faults  modelFaults
 }
 
-// modelWorld is a server, the links of the clients to it, and those who call the drivers.
+// modelWorld is a server, the links of the clients to it, and those who call
+// the drivers.
 type modelWorld struct {
 	modelCase
 	began time.Time
@@ -254,7 +257,8 @@ func (c *modelCaller) Waiting()    {}
 func (c *modelCaller) Tokens() int { return 1 }
 func (c *modelCaller) Lost(error)  {}
 
-// made reports whether a caller made a key, or was passed the lock by the one that did.
+// made reports whether a caller made a key, or was passed the lock by the one
+// that did.
 func (c *modelCaller) made(kv *mvccpb.KeyValue) bool {
 	var v struct{ Hold string }
 	_ = json.Unmarshal(kv.Value, &v) // which is empty in keys of others
@@ -272,7 +276,8 @@ func (c *modelCaller) holderIn(keys map[string]*mvccpb.KeyValue) *mvccpb.KeyValu
 	return nil
 }
 
-// granted looks whether the lock can be the caller's. Its token says since when: at that revision a key of the caller had the lock.
+// granted looks whether the lock can be the caller's. Its token says since
+// when: at that revision a key of the caller had the lock.
 func (c *modelCaller) granted() {
 	w := c.world
 	s := w.server
@@ -324,8 +329,10 @@ type modelGrant struct {
 	token   uint64
 }
 
-// rise looks whether tokens rise in the order of the grants, which is that of the keys: who learns late that it was granted the lock, after
-// it has lost it again, reports a token that is below that of its heir. The tokens of Reads are not compared with each other.
+// rise looks whether tokens rise in the order of the grants, which is that of
+// the keys: who learns late that it was granted the lock, after it has lost it
+// again, reports a token that is below that of its heir. The tokens of Reads
+// are not compared with each other.
 func (w *modelWorld) rise(g modelGrant) {
 	for _, before := range w.grants {
 		if before.mode == driver.Read && g.mode == driver.Read || before.mode == driver.Permit || g.mode == driver.Permit {
@@ -338,7 +345,8 @@ func (w *modelWorld) rise(g modelGrant) {
 	w.grants = append(w.grants, g)
 }
 
-// holds reports whether a caller believes with reason that it has the lock: nobody has removed its key, and its lease is not over.
+// holds reports whether a caller believes with reason that it has the lock:
+// nobody has removed its key, and its lease is not over.
 func (c *modelCaller) holds() bool {
 	return c.at == modelHolding && c.lease.Expires().After(time.Now()) && c.key != nil && !c.world.removedKeys[c.key.CreateRevision]
 }
@@ -419,8 +427,9 @@ func (w *modelWorld) finished() bool {
 	return !slices.ContainsFunc(w.crowd, func(c *modelCaller) bool { return c.at != modelDone })
 }
 
-// state is the same for worlds in which the same can happen. A client is what it was told: that it goes on in the same way then is what
-// the search relies upon, and looks at, since it repeats what it has done.
+// state is the same for worlds in which the same can happen. A client is what
+// it was told: that it goes on in the same way then is what the search relies
+// upon, and looks at, since it repeats what it has done.
 func (w *modelWorld) state() uint64 {
 	var h maphash.Hash
 	h.SetSeed(modelSeed)
@@ -485,7 +494,8 @@ func (w *modelWorld) choices() []modelStep {
 	return steps
 }
 
-// idle lets time pass until somebody goes on, but not for longer than everybody may wait.
+// idle lets time pass until somebody goes on, but not for longer than everybody
+// may wait.
 func (w *modelWorld) idle() {
 	for range modelIdles {
 		if steps := w.choices(); !steps[len(steps)-1].time || w.isOver() {

@@ -34,7 +34,8 @@ func TestKeysOfModes(t *testing.T) {
 	release(t, below)
 }
 
-// waitersOf opens clients, and returns how to begin n calls in a mode, by one client after the other, that wait.
+// waitersOf opens clients, and returns how to begin n calls in a mode, by one
+// client after the other, that wait.
 func waitersOf(t *testing.T, s *testenv.EtcdServer, clients int) func(n int, mode driver.Mode) []*drivertest.Waiter {
 	drivers := make([]*etcd.Driver, clients)
 	for i := range drivers {
@@ -52,8 +53,9 @@ func waitersOf(t *testing.T, s *testenv.EtcdServer, clients int) func(n int, mod
 	}
 }
 
-// TestCrowdOfReads has many Reads of 25 clients wait for one that writes, and a second one for them: all of them have the name at a time, and
-// none asks more often than it takes to wait and to be granted the name.
+// TestCrowdOfReads has many Reads of 25 clients wait for one that writes, and a
+// second one for them: all of them have the name at a time, and none asks more
+// often than it takes to wait and to be granted the name.
 func TestCrowdOfReads(t *testing.T) {
 	t.Parallel()
 	const clients = 25
@@ -107,14 +109,16 @@ func TestCrowdOfReads(t *testing.T) {
 	after := s.Requests()
 	backstops := int64(time.Since(start)/(3*time.Second)) * int64(n)
 	most := int64(5*n+6*clients) + backstops
-	// A put and a look when the watch has begun, at most; a look at the grant, a deletion. The writer looks when the nearest Read has gone.
+	// A put and a look when the watch has begun, at most; a look at the grant,
+	// a deletion. The writer looks when the nearest Read has gone.
 	if got := after["Txn"] - before["Txn"] + after["DeleteRange"] - before["DeleteRange"]; got > most {
 		t.Errorf("requests: got %d, want %d at most", got, most)
 	}
 	t.Logf("%d Reads: %d transactions, %d deletions, %v", n, after["Txn"]-before["Txn"], after["DeleteRange"]-before["DeleteRange"], time.Since(start))
 }
 
-// TestCanceledWriterHoldsNobodyUp has readers wait behind one that waits to write, beside one that reads.
+// TestCanceledWriterHoldsNobodyUp has readers wait behind one that waits to
+// write, beside one that reads.
 func TestCanceledWriterHoldsNobodyUp(t *testing.T) {
 	t.Parallel()
 	s := testenv.Etcd(t)
@@ -214,7 +218,8 @@ func TestSealIsForAllModes(t *testing.T) {
 	}
 }
 
-// TestReadsOnALeaseThatEnds has a lease revoked with Reads that have the name, and with one that waits for it.
+// TestReadsOnALeaseThatEnds has a lease revoked with Reads that have the name,
+// and with one that waits for it.
 func TestReadsOnALeaseThatEnds(t *testing.T) {
 	t.Parallel()
 	s := testenv.Etcd(t)

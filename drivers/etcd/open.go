@@ -30,8 +30,10 @@ const (
 	answerIn  = 3 * time.Second        // else the connection counts as dead
 )
 
-// retries is when a connection is tried again that was refused, or not made in time. The library would pause for up to two minutes, and so a
-// client that lost an outage of half a minute would not notice its end for another quarter of a minute.
+// retries is when a connection is tried again that was refused, or not made in
+// time. The library would pause for up to two minutes, and so a client that
+// lost an outage of half a minute would not notice its end for another quarter
+// of a minute.
 var retries = grpc.ConnectParams{
 	Backoff:           backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 500 * time.Millisecond},
 	MinConnectTimeout: loginFor,
@@ -42,7 +44,8 @@ const minMajor, minMinor = 3, 4
 
 func init() { driver.Register("etcd", open) }
 
-// open is the driver.Opener of the scheme etcd. The package comment has the parameters.
+// open is the driver.Opener of the scheme etcd. The package comment has the
+// parameters.
 func open(ctx context.Context, c *driver.Config) (driver.Driver, error) {
 	u := c.URL
 	o := &Options{
@@ -118,7 +121,8 @@ func connect(ctx context.Context, config clientv3.Config, o *Options) (*Driver, 
 	return d, nil
 }
 
-// newClient makes a client whose context ends with ctx until opened is called, and with end alone from then on.
+// newClient makes a client whose context ends with ctx until opened is called,
+// and with end alone from then on.
 func newClient(ctx context.Context, config clientv3.Config) (client *clientv3.Client, opened func() bool, end func(), err error) {
 	life, cancel := context.WithCancel(context.Background())
 	config.Context = life
@@ -139,8 +143,8 @@ func newClient(ctx context.Context, config clientv3.Config) (client *clientv3.Cl
 	}, nil
 }
 
-// reach finds out, without a password, whether there is a server: the library says that a password is wrong, but not why it could not ask
-// the server.
+// reach finds out, without a password, whether there is a server: the library
+// says that a password is wrong, but not why it could not ask the server.
 func reach(ctx context.Context, config clientv3.Config) error {
 	config.Username, config.Password = "", ""
 	client, _, end, err := newClient(ctx, config)
@@ -188,12 +192,14 @@ func (l *login) Authenticate(ctx context.Context, user, _ string) (*clientv3.Aut
 		}
 		pause.Stop()
 		if ctx.Err() != nil || time.Since(began) > loginFor {
-			return nil, fmt.Errorf("%w: user %q: %v", errNotSent, user, refused) // another request may be accepted
+			// another request may be accepted
+			return nil, fmt.Errorf("%w: user %q: %v", errNotSent, user, refused)
 		}
 	}
 }
 
-// probe finds out whether locks can be kept on the server, and what its floor of TTLs is.
+// probe finds out whether locks can be kept on the server, and what its floor
+// of TTLs is.
 func (d *Driver) probe(ctx context.Context) error {
 	var status *pb.StatusResponse
 	err := d.request(ctx, func() (header *pb.ResponseHeader, err error) {
@@ -206,7 +212,8 @@ func (d *Driver) probe(ctx context.Context) error {
 	if err := checkVersion(status.Version); err != nil {
 		return err
 	}
-	// The answer about a key that nobody has says whether the server knows the user. A user with rights to some keys only may be refused.
+	// The answer about a key that nobody has says whether the server knows the
+	// user. A user with rights to some keys only may be refused.
 	if _, err := d.get(ctx, d.options.Prefix+"\x00", clientv3.WithCountOnly()); err != nil && !errors.Is(err, rpctypes.ErrPermissionDenied) {
 		return probeFault(ctx, err)
 	}
@@ -228,7 +235,8 @@ func (d *Driver) probe(ctx context.Context) error {
 	return d.checkHosts(ctx)
 }
 
-// probeFault is fault for requests of Open. They belong to no hold, and it does not matter whether they were carried out.
+// probeFault is fault for requests of Open. They belong to no hold, and it does
+// not matter whether they were carried out.
 func probeFault(ctx context.Context, err error) error {
 	if err == nil {
 		return nil
@@ -239,7 +247,8 @@ func probeFault(ctx context.Context, err error) error {
 	return withCause(ctx, driver.ErrUnavailable, rpctypes.Error(err))
 }
 
-// verifyName checks the server's certificate against tls.Config.ServerName, because the client would take the name of the host instead.
+// verifyName checks the server's certificate against tls.Config.ServerName,
+// because the client would take the name of the host instead.
 func verifyName(config *tls.Config) {
 	if config == nil || config.ServerName == "" || config.InsecureSkipVerify {
 		return

@@ -97,8 +97,8 @@ func TestServerOutOfReach(t *testing.T) {
 	}
 }
 
-// secure gives the user app what docs/backends lists, and makes the server ask who anybody is.
-// secure returns the password of root.
+// secure gives the user app what docs/backends lists, and makes the server ask
+// who anybody is. secure returns the password of root.
 func secure(tb testing.TB, s *testenv.EtcdServer, password string) (root string) {
 	tb.Helper()
 	for line := range strings.Lines(drivertest.Recipe(tb, "**etcd**")) {

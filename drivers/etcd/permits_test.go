@@ -44,7 +44,8 @@ func wantStatus(tb testing.TB, d *etcd.Driver, name string, used, holders, limit
 	}
 }
 
-// wantAllFree waits until all permits of a name can be taken, and nothing is left of them then.
+// wantAllFree waits until all permits of a name can be taken, and nothing is
+// left of them then.
 func wantAllFree(tb testing.TB, c *clientv3.Client, d *etcd.Driver, name string, limit int) {
 	tb.Helper()
 	testenv.Eventually(tb, func() bool { return len(keys(tb, c, name+"/")) == 0 }, "nothing is left")
@@ -85,7 +86,8 @@ func TestKeysOfPermits(t *testing.T) {
 	}
 }
 
-// TestLimitIsForgottenWithTheLastHold: a limit that no SetLimit made is in the keys alone.
+// TestLimitIsForgottenWithTheLastHold: a limit that no SetLimit made is in the
+// keys alone.
 func TestLimitIsForgottenWithTheLastHold(t *testing.T) {
 	s := testenv.Etcd(t)
 	a, b := openURL(t, "etcd://%s", s.Addr), openURL(t, "etcd://%s", s.Addr)
@@ -116,8 +118,8 @@ func TestLimitIsForgottenWithTheLastHold(t *testing.T) {
 	release(t, l)
 }
 
-// TestRefusalOnASlowServer: a request that is refused leaves nothing behind, and
-// its outcome is known, though the deletion of its key takes a while.
+// TestRefusalOnASlowServer: a request that is refused leaves nothing behind,
+// and its outcome is known, though the deletion of its key takes a while.
 func TestRefusalOnASlowServer(t *testing.T) {
 	s := testenv.Etcd(t)
 	link, addr := testenv.Wire(t, s.Addr)
@@ -134,7 +136,8 @@ func TestRefusalOnASlowServer(t *testing.T) {
 	release(t, acquire(t, a, permits(3, 3, noWait("a"))))
 }
 
-// TestPermitsBesideOtherModes has one queue for all modes, and for a client of package concurrency.
+// TestPermitsBesideOtherModes has one queue for all modes, and for a client of
+// package concurrency.
 func TestPermitsBesideOtherModes(t *testing.T) {
 	t.Parallel()
 	s := testenv.Etcd(t)
@@ -176,8 +179,9 @@ func TestPermitsBesideOtherModes(t *testing.T) {
 	release(t, w.Granted(t))
 }
 
-// TestCrowdForPermits has many calls of ten clients wait for permits, in the order of their arrival: none asks more often than it takes to wait
-// and to be granted its permits, however many others wait.
+// TestCrowdForPermits has many calls of ten clients wait for permits, in the
+// order of their arrival: none asks more often than it takes to wait and to be
+// granted its permits, however many others wait.
 func TestCrowdForPermits(t *testing.T) {
 	t.Parallel()
 	const clients, limit = 10, 10
@@ -226,7 +230,8 @@ func TestCrowdForPermits(t *testing.T) {
 	t.Logf("%d calls for %d permits: %d transactions, %d deletions, %v", n, many, after["Txn"]-before["Txn"], after["DeleteRange"]-before["DeleteRange"], time.Since(start))
 }
 
-// TestSetLimitReachesWaiters has limits change while calls wait, also while these are cut off and the server forgets what has happened.
+// TestSetLimitReachesWaiters has limits change while calls wait, also while
+// these are cut off and the server forgets what has happened.
 func TestSetLimitReachesWaiters(t *testing.T) {
 	t.Parallel()
 	s := testenv.Etcd(t)
@@ -263,7 +268,8 @@ func TestSetLimitReachesWaiters(t *testing.T) {
 	}
 }
 
-// TestLoweredLimit looks at holders that have more permits than there are since, and removes them.
+// TestLoweredLimit looks at holders that have more permits than there are
+// since, and removes them.
 func TestLoweredLimit(t *testing.T) {
 	s := testenv.Etcd(t)
 	a, b := openURL(t, "etcd://%s", s.Addr), openURL(t, "etcd://%s", s.Addr)
@@ -307,7 +313,8 @@ func TestForceUnlockOfManyPermits(t *testing.T) {
 	release(t, w.Granted(t))
 }
 
-// TestPermitsOfTheDead: those of a client that is cut off are free when its lease of etcd has ended, and not before.
+// TestPermitsOfTheDead: those of a client that is cut off are free when its
+// lease of etcd has ended, and not before.
 func TestPermitsOfTheDead(t *testing.T) {
 	t.Parallel()
 	s := testenv.Etcd(t)
@@ -354,7 +361,8 @@ func TestCanceledPermits(t *testing.T) {
 	t.Logf("%d of %d were canceled", canceled.Load(), clients*rounds)
 }
 
-// TestUnansweredPermits has 1,000 requests carried out whose answers never come.
+// TestUnansweredPermits has 1,000 requests carried out whose answers never
+// come.
 func TestUnansweredPermits(t *testing.T) {
 	t.Parallel()
 	const callers, rounds, limit = 125, 8, 3

@@ -19,11 +19,13 @@ import (
 
 // carrier is a lease of etcd with keys on it: a session's, or one hold's own.
 type carrier struct {
-	id    clientv3.LeaseID
-	ttl   time.Duration // as granted
-	end   *sessions.End // until when the lease surely lasts: the send time of the last answered request for it + ttl
-	lasts atomic.Int64  // the lease is over after that, even if unanswered requests were carried out
-	gone  atomic.Bool   // the server said that the lease is over
+	id  clientv3.LeaseID
+	ttl time.Duration // as granted
+	// until when the lease surely lasts: the send time of the last answered
+	// request for it + ttl
+	end   *sessions.End
+	lasts atomic.Int64 // the lease is over after that, even if unanswered requests were carried out
+	gone  atomic.Bool  // the server said that the lease is over
 }
 
 func newCarrier() *carrier { return &carrier{end: new(sessions.End)} }
@@ -51,7 +53,8 @@ func (d *Driver) grant(ctx context.Context, c *carrier, seconds int64) error {
 	defer cancel()
 	sent := d.now()
 	err := d.grantNow(bounded, c, seconds)
-	if err == nil && d.now()-sent >= int64(c.ttl/2) { // the lease is younger at the server than the request
+	if err == nil && d.now()-sent >= int64(c.ttl/2) {
+		// the lease is younger at the server than the request
 		bounded, cancel := withBound(ctx, requestFor)
 		defer cancel()
 		err = d.refreshGrant(bounded, c)
@@ -98,7 +101,8 @@ func (d *Driver) grantNow(ctx context.Context, c *carrier, seconds int64) error 
 	if err != nil {
 		c.lasts.Store(sent + seconds*int64(time.Second))
 		err, doubt := fault(ctx, err)
-		if doubt && seconds > runsOut { // else it has run out by the time that a busy server has revoked it
+		if doubt && seconds > runsOut {
+			// else it has run out by the time that a busy server has revoked it
 			d.ghosts.Add(&ghost{carrier: c})
 		}
 		if doubt && !errors.Is(err, errClusters) {
@@ -116,7 +120,8 @@ func (d *Driver) grantNow(ctx context.Context, c *carrier, seconds int64) error 
 	return nil
 }
 
-// unwrapUnknown returns what is behind driver.ErrUnknown: the caller need not know that a lease may exist, as no key hangs on it.
+// unwrapUnknown returns what is behind driver.ErrUnknown: the caller need not
+// know that a lease may exist, as no key hangs on it.
 func unwrapUnknown(err error) error {
 	if list, ok := err.(interface{ Unwrap() []error }); ok {
 		return errors.Join(list.Unwrap()[1:]...)
@@ -127,8 +132,10 @@ func unwrapUnknown(err error) error {
 // keepAlive prolongs a lease. It returns rpctypes.ErrLeaseNotFound if the lease
 // is over, and errTooLate if the answer came after c.end.
 //
-// KeepAlive of the library does not tell when its requests were sent, and counts the lease from the receipt of the answer, which is too
-// late; KeepAliveOnce repeats its request without a pause while no server can be reached.
+// KeepAlive of the library does not tell when its requests were sent, and
+// counts the lease from the receipt of the answer, which is too late;
+// KeepAliveOnce repeats its request without a pause while no server can be
+// reached.
 func (d *Driver) keepAlive(ctx context.Context, c *carrier) error {
 	sent, err := d.prolong(ctx, c)
 	if err == nil && !c.end.Extend(d.now(), sent+int64(c.ttl)) {
@@ -162,7 +169,8 @@ func (d *Driver) prolong(ctx context.Context, c *carrier) (sent int64, err error
 
 var errTooLate = errors.New("the answer came after the end of the lease")
 
-// revoke ends a lease and all keys on it, for good: a later request to put a key on the lease fails.
+// revoke ends a lease and all keys on it, for good: a later request to put a
+// key on the lease fails.
 func (d *Driver) revoke(ctx context.Context, c *carrier) error {
 	err := d.request(ctx, func() (*pb.ResponseHeader, error) {
 		answer, err := d.leases.LeaseRevoke(ctx, &pb.LeaseRevokeRequest{ID: int64(c.id)})
@@ -175,10 +183,12 @@ func (d *Driver) revoke(ctx context.Context, c *carrier) error {
 	return err
 }
 
-// ownLease carries the key of a hold with an expiry of its own. etcd cannot change the TTL of a lease, so a renewal moves the key to
-// another lease.
+// ownLease carries the key of a hold with an expiry of its own. etcd cannot
+// change the TTL of a lease, so a renewal moves the key to another lease.
 type ownLease struct {
-	fresh    bool // just granted; a lease from the pool has to be prolonged together with the next request
+	// just granted; a lease from the pool has to be prolonged together with the
+	// next request
+	fresh    bool
 	expires  atomic.Int64
 	renewing chan struct{} // holds an element while a Renew is under way
 	modified int64         // the last known revision of the key; belongs to the renewal under way
@@ -229,8 +239,9 @@ func (o *ownLease) revokeDoubted(d *Driver) {
 	o.doubted = nil
 }
 
-// Renew implements driver.Lease for holds with an expiry of their own. Each renewal is conditional on the revision that the renewal before
-// left, so a renewal that was given up cannot be carried out after a later one.
+// Renew implements driver.Lease for holds with an expiry of their own. Each
+// renewal is conditional on the revision that the renewal before left, so a
+// renewal that was given up cannot be carried out after a later one.
 func (h *hold) Renew(ctx context.Context, ttl time.Duration) error {
 	d, o := h.driver, h.own
 	if o == nil {
@@ -275,7 +286,8 @@ func (h *hold) Renew(ctx context.Context, ttl time.Duration) error {
 	return o.renewed(d, c, seconds)
 }
 
-// move hangs the key on another lease. It returns false if the key is gone, or a seal.
+// move hangs the key on another lease. It returns false if the key is gone, or
+// a seal.
 func (h *hold) move(ctx context.Context, c *carrier) (bool, error) {
 	o := h.own
 	for {
@@ -301,7 +313,8 @@ func (h *hold) move(ctx context.Context, c *carrier) (bool, error) {
 	}
 }
 
-// failRenewal settles what is left of a renewal whose request to move the key to c failed with err.
+// failRenewal settles what is left of a renewal whose request to move the key
+// to c failed with err.
 func (o *ownLease) failRenewal(ctx context.Context, d *Driver, c *carrier, before int64, err error) error {
 	err, doubt := fault(ctx, err)
 	o.mu.Lock()

@@ -25,7 +25,8 @@ var (
 	_ move.Marker = (*Driver)(nil)
 )
 
-// Seal implements move.Sealer. The key of the holder is put again without a lease, so it stays the oldest key for ever.
+// Seal implements move.Sealer. The key of the holder is put again without a
+// lease, so it stays the oldest key for ever.
 func (d *Driver) Seal(ctx context.Context, l driver.Lease) error {
 	h := l.(*hold)
 	if err := ctx.Err(); err != nil {
@@ -84,8 +85,9 @@ func (h *hold) isSealing() bool {
 	return h.sealing
 }
 
-// isSeal reports whether an earlier, unanswered request made the key of h a seal. Servers leave the lease out of answers with keys alone, so
-// kvs have values.
+// isSeal reports whether an earlier, unanswered request made the key of h a
+// seal. Servers leave the lease out of answers with keys alone, so kvs have
+// values.
 func (h *hold) isSeal(kvs []*mvccpb.KeyValue) bool {
 	return len(kvs) == 1 && kvs[0].CreateRevision == h.revision && kvs[0].Lease == int64(clientv3.NoLease)
 }
@@ -107,8 +109,10 @@ func (h *hold) stands() []clientv3.Cmp {
 	return []clientv3.Cmp{clientv3.Compare(clientv3.CreateRevision(h.key), "=", h.revision), hasLease(h.key)}
 }
 
-// overlookedByNobody are the conditions for putting the key of a Read or Write again: RWMutex waits for keys with a smaller modification
-// revision than its own, so no key of RWMutex may be younger. A key that RWMutex puts later waits as ever.
+// overlookedByNobody are the conditions for putting the key of a Read or Write
+// again: RWMutex waits for keys with a smaller modification revision than its
+// own, so no key of RWMutex may be younger. A key that RWMutex puts later waits
+// as ever.
 func (h *hold) overlookedByNobody() []clientv3.Cmp {
 	if !h.rule().besideRecipe {
 		return nil
@@ -131,7 +135,8 @@ func hasLease(key string) clientv3.Cmp {
 	return clientv3.Compare(clientv3.LeaseValue(key), "!=", clientv3.NoLease)
 }
 
-// removeKey deletes the key of a contender. With sealing, it leaves a key that has become a seal.
+// removeKey deletes the key of a contender. With sealing, it leaves a key that
+// has become a seal.
 func (d *Driver) removeKey(ctx context.Context, key string, sealing bool) (removed bool, err error) {
 	if !sealing {
 		answer, err := d.delete(ctx, key)
@@ -154,7 +159,8 @@ func (d *Driver) Sealed(ctx context.Context, name string) (last uint64, sealed b
 	return r.last, r.sealed, err
 }
 
-// Mark implements move.Marker. Revisions cannot be raised, so the record has a number that is added to them, which only grows.
+// Mark implements move.Marker. Revisions cannot be raised, so the record has a
+// number that is added to them, which only grows.
 func (d *Driver) Mark(ctx context.Context, l driver.Lease, floor uint64) error {
 	h := l.(*hold)
 	if err := ctx.Err(); err != nil {
@@ -171,7 +177,8 @@ func (d *Driver) Mark(ctx context.Context, l driver.Lease, floor uint64) error {
 		if h.isOver() {
 			return driver.ErrNotHeld
 		}
-		if granted := uint64(h.token); floor > granted { // the revision of the mark is above that of the grant
+		if granted := uint64(h.token); floor > granted {
+			// the revision of the mark is above that of the grant
 			r.base = max(r.base, floor-granted)
 		}
 		answer, err := d.transact(bounded,
@@ -217,9 +224,11 @@ var (
 	_ move.Unmarker = (*Driver)(nil)
 )
 
-// Loosen implements move.Unsealer. The id is a key beside the record of the seal. There is nothing to raise: the number that is added to
-// revisions would raise the tokens of dsync alone, while the tokens of package concurrency and of etcdctl are revisions. So Loosen refuses
-// a floor that revisions have not passed.
+// Loosen implements move.Unsealer. The id is a key beside the record of the
+// seal. There is nothing to raise: the number that is added to revisions would
+// raise the tokens of dsync alone, while the tokens of package concurrency and
+// of etcdctl are revisions. So Loosen refuses a floor that revisions have not
+// passed.
 func (d *Driver) Loosen(ctx context.Context, name, id string, floor uint64) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -247,7 +256,8 @@ func (d *Driver) Loosen(ctx context.Context, name, id string, floor uint64) erro
 	return d.sealChanged(ctx, answer, err)
 }
 
-// sealChanged returns what the caller is told of the answer to a transaction that changes a seal.
+// sealChanged returns what the caller is told of the answer to a transaction
+// that changes a seal.
 func (d *Driver) sealChanged(ctx context.Context, answer *clientv3.TxnResponse, err error) error {
 	switch {
 	case err != nil:
@@ -258,8 +268,9 @@ func (d *Driver) sealChanged(ctx context.Context, answer *clientv3.TxnResponse, 
 	return nil
 }
 
-// Unseal implements move.Unsealer. It deletes the key that all waiters stand behind, which wakes them: the key that was written together
-// with the record of the seal.
+// Unseal implements move.Unsealer. It deletes the key that all waiters stand
+// behind, which wakes them: the key that was written together with the record
+// of the seal.
 func (d *Driver) Unseal(ctx context.Context, name, id string) error {
 	if err := ctx.Err(); err != nil {
 		return err

@@ -152,7 +152,8 @@ func TestSealAndMarkNeedTheHold(t *testing.T) {
 	}
 }
 
-// TestSealWhoseAnswerIsLost has a seal of which the holder does not know. Whatever the holder does then, the seal stays.
+// TestSealWhoseAnswerIsLost has a seal of which the holder does not know.
+// Whatever the holder does then, the seal stays.
 func TestSealWhoseAnswerIsLost(t *testing.T) {
 	s := testenv.Etcd(t)
 	link, addr := testenv.Wire(t, s.Addr)
@@ -187,7 +188,8 @@ func TestSealWhoseAnswerIsLost(t *testing.T) {
 	}
 }
 
-// TestSealThatArrivesLate has the seal reach the server together with what is done about it, or never.
+// TestSealThatArrivesLate has the seal reach the server together with what is
+// done about it, or never.
 func TestSealThatArrivesLate(t *testing.T) {
 	s := testenv.Etcd(t)
 	link, addr := testenv.Wire(t, s.Addr)
@@ -210,7 +212,8 @@ func TestSealsAndMarksSurviveARestart(t *testing.T) {
 	drivertest.SurviveRestart(t, openURL(t, "etcd://%s", s.Addr), 1<<40, s.Restart)
 }
 
-// TestTokensAboveTheFloor has waiters of all kinds queue before the mark, and be granted after it.
+// TestTokensAboveTheFloor has waiters of all kinds queue before the mark, and
+// be granted after it.
 func TestTokensAboveTheFloor(t *testing.T) {
 	s := testenv.Etcd(t)
 	c := userClient(t, s.Addr)
@@ -260,7 +263,8 @@ func TestTokensAboveTheFloor(t *testing.T) {
 	isSealed(t, a, "x", token(l))
 }
 
-// TestMarkWhoseAnswerIsLost sees that the next tokens are above the floor all the same.
+// TestMarkWhoseAnswerIsLost sees that the next tokens are above the floor all
+// the same.
 func TestMarkWhoseAnswerIsLost(t *testing.T) {
 	s := testenv.Etcd(t)
 	link, addr := testenv.Wire(t, s.Addr)

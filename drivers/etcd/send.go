@@ -14,15 +14,20 @@ import (
 )
 
 const (
-	maxRequests = 4                      // on their way at once; further ops are combined
-	maxCombined = 60                     // ops in one request: servers take 128 operations by default, and count those inside of ops too
-	maxBytes    = 512 << 10              // of keys and values in one request: servers take 1.5 MiB by default
+	maxRequests = 4 // on their way at once; further ops are combined
+	// ops in one request: servers take 128 operations by default, and count
+	// those inside of ops too
+	maxCombined = 60
+	// of keys and values in one request: servers take 1.5 MiB by default
+	maxBytes    = 512 << 10
 	patienceFor = 100 * time.Millisecond // how long an op waits to be combined
 )
 
-// sender carries out the ops that put and delete the keys of contenders. While few requests are on their way, each caller sends its own op
-// at once. While many are, further ops gather, each for a name of its own, and go together in one transaction of transactions, which serves
-// a crowd at a fraction of the cost.
+// sender carries out the ops that put and delete the keys of contenders. While
+// few requests are on their way, each caller sends its own op at once. While
+// many are, further ops gather, each for a name of its own, and go together in
+// one transaction of transactions, which serves a crowd at a fraction of the
+// cost.
 type sender struct {
 	driver *Driver
 
@@ -33,7 +38,8 @@ type sender struct {
 	queued map[string]struct{} // the dirs of the ops in queue
 }
 
-// op is a transaction on the contenders for one name, or the deletion of the key of one.
+// op is a transaction on the contenders for one name, or the deletion of the
+// key of one.
 type op struct {
 	dir             string
 	key             string // the key to delete; "" for a transaction
@@ -54,8 +60,9 @@ func newSender(d *Driver) *sender {
 	return &sender{driver: d, most: maxCombined, queued: make(map[string]struct{})}
 }
 
-// do carries out an op. If ctx ends before, the outcome is errNotSent or unknown. Unless do returns nil, the op may still be under way, so
-// nothing of it may be read.
+// do carries out an op. If ctx ends before, the outcome is errNotSent or
+// unknown. Unless do returns nil, the op may still be under way, so nothing of
+// it may be read.
 func (s *sender) do(ctx context.Context, o *op) error {
 	switch s.wayOf(o) {
 	case free:
@@ -130,7 +137,8 @@ func (s *sender) finish() {
 	}
 }
 
-// withdraw takes an op out of the queue, and reports whether the op was in the queue.
+// withdraw takes an op out of the queue, and reports whether the op was in the
+// queue.
 func (s *sender) withdraw(o *op) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -151,7 +159,9 @@ func (s *sender) drain() {
 		} else {
 			s.combine(ops)
 		}
-		runtime.Gosched() // let the callers that have their answers ask again: together they make a larger request
+		// let the callers that have their answers ask again: together they make
+		// a larger request
+		runtime.Gosched()
 	}
 }
 
@@ -186,8 +196,9 @@ func (o *op) size() int {
 	return size
 }
 
-// combine carries out several ops in one request. If the server refuses all for the sake of one, as it does when a name is not permitted or
-// a lease is over, each op is sent again by itself.
+// combine carries out several ops in one request. If the server refuses all for
+// the sake of one, as it does when a name is not permitted or a lease is over,
+// each op is sent again by itself.
 func (s *sender) combine(ops []*op) {
 	all := make([]clientv3.Op, len(ops))
 	for i, o := range ops {
@@ -228,7 +239,8 @@ func (o *op) read(answer *clientv3.TxnResponse, i int) error {
 	return nil
 }
 
-// narrow has fewer ops combined from now on, if err says that they were too many for the server.
+// narrow has fewer ops combined from now on, if err says that they were too
+// many for the server.
 func (s *sender) narrow(err error) {
 	if !isOneOf(rpctypes.Error(err), []error{rpctypes.ErrTooManyOps, rpctypes.ErrRequestTooLarge}) {
 		return
@@ -313,7 +325,8 @@ func isLearner(err error) bool {
 	return err != nil && strings.Contains(err.Error(), "rpc not supported for learner")
 }
 
-// transact carries out a transaction by a request of its own. An answer of another shape is errAnswer: what listens at the address need not be etcd.
+// transact carries out a transaction by a request of its own. An answer of
+// another shape is errAnswer: what listens at the address need not be etcd.
 func (d *Driver) transact(ctx context.Context, compare []clientv3.Cmp, then, otherwise []clientv3.Op) (answer *clientv3.TxnResponse, err error) {
 	err = d.request(ctx, func() (*pb.ResponseHeader, error) {
 		answer, err = d.client.Txn(ctx).If(compare...).Then(then...).Else(otherwise...).Commit()
@@ -387,11 +400,13 @@ func answers(answer *clientv3.TxnResponse, then, otherwise []clientv3.Op) bool {
 	return true
 }
 
-// bound is how long requests may take. Those that begin at about the same time share a context which ends then: with one of its own each request
-// would make a timer, and what it takes to end with Close.
+// bound is how long requests may take. Those that begin at about the same time
+// share a context which ends then: with one of its own each request would make
+// a timer, and what it takes to end with Close.
 //
-// None of the contexts has a Deadline: gRPC sends a deadline with the request, and the server sets a timer for each, which costs a free lock 6 % of
-// its time. A request whose context ends is canceled at the server.
+// None of the contexts has a Deadline: gRPC sends a deadline with the request,
+// and the server sets a timer for each, which costs a free lock 6 % of its
+// time. A request whose context ends is canceled at the server.
 type bound struct {
 	life context.Context // of the requests
 	time time.Duration   // that a request has, or up to an eighth less
@@ -413,7 +428,8 @@ func (b *bound) now() context.Context {
 	return b.shared
 }
 
-// with returns a context for one request, which ends at the bound, and has the values of ctx.
+// with returns a context for one request, which ends at the bound, and has the
+// values of ctx.
 func (b *bound) with(ctx context.Context) context.Context { return valued{b.now(), ctx} }
 
 // under is with, and the context ends with ctx, too.
@@ -429,8 +445,9 @@ func (b *bound) under(ctx context.Context) (context.Context, context.CancelFunc)
 	}
 }
 
-// ending is under for the end of a hold, which goes on for the rest of the bound where ctx is canceled. Package dsync ends holds under contexts
-// that are not canceled, but have a deadline.
+// ending is under for the end of a hold, which goes on for the rest of the
+// bound where ctx is canceled. Package dsync ends holds under contexts that are
+// not canceled, but have a deadline.
 func (b *bound) ending(ctx context.Context) (context.Context, context.CancelFunc) {
 	if end, ok := ctx.Deadline(); ok && time.Until(end) < b.time || ctx.Err() != nil {
 		return b.under(ctx)
@@ -444,7 +461,8 @@ type valued struct {
 	values context.Context
 }
 
-// Value implements context.Context. The values of the first context are those by which package context knows what ends with it.
+// Value implements context.Context. The values of the first context are those
+// by which package context knows what ends with it.
 func (v valued) Value(key any) any {
 	if own := v.Context.Value(key); own != nil {
 		return own
@@ -452,12 +470,14 @@ func (v valued) Value(key any) any {
 	return v.values.Value(key)
 }
 
-// background returns a context for one request that no caller waits for, or that goes on when its caller leaves.
+// background returns a context for one request that no caller waits for, or
+// that goes on when its caller leaves.
 func (d *Driver) background(bound time.Duration) (context.Context, context.CancelFunc) {
 	return withBound(d.life.Context(), bound)
 }
 
-// withBound returns a context that ends with ctx, by bound at the latest, and has no Deadline.
+// withBound returns a context that ends with ctx, by bound at the latest, and
+// has no Deadline.
 func withBound(ctx context.Context, bound time.Duration) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithTimeout(ctx, bound)
 	return undated{ctx}, cancel

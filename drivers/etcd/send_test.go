@@ -13,7 +13,8 @@ import (
 
 type contextKey struct{}
 
-// TestRequestsEnd looks when the contexts of requests end, each way in which one is made.
+// TestRequestsEnd looks when the contexts of requests end, each way in which
+// one is made.
 func TestRequestsEnd(t *testing.T) {
 	const limit = 8 * time.Second
 	type makes = func(b *bound, ctx context.Context) (context.Context, context.CancelFunc)
@@ -88,7 +89,8 @@ func TestRequestsEnd(t *testing.T) {
 	}
 }
 
-// TestRequestsShareAnEnd has requests begin one after the other: each has at least seven eighths of the bound, and at most the whole.
+// TestRequestsShareAnEnd has requests begin one after the other: each has at
+// least seven eighths of the bound, and at most the whole.
 func TestRequestsShareAnEnd(t *testing.T) {
 	const limit = 8 * time.Second
 	synctest.Test(t, func(t *testing.T) {
@@ -116,7 +118,8 @@ func TestRequestsShareAnEnd(t *testing.T) {
 	})
 }
 
-// TestAnswersOfAnotherShape: an answer that lacks what was asked for, or has something else in its place, is none.
+// TestAnswersOfAnotherShape: an answer that lacks what was asked for, or has
+// something else in its place, is none.
 func TestAnswersOfAnotherShape(t *testing.T) {
 	get := &pb.ResponseOp{Response: &pb.ResponseOp_ResponseRange{ResponseRange: &pb.RangeResponse{}}}
 	put := &pb.ResponseOp{Response: &pb.ResponseOp_ResponsePut{ResponsePut: &pb.PutResponse{}}}

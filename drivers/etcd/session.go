@@ -40,16 +40,19 @@ func newSession(d *Driver, ttl time.Duration) *session {
 	return s
 }
 
-// takeNumber takes a number for the key. Numbers tell the keys of attempts apart that are under way at the same time. A number is used again
-// as soon as it is free, and 0 is the first for each name, so that a name has few keys over time: whenever the server reads the keys of a
-// name, it passes all keys that the name has had since the last compaction.
+// takeNumber takes a number for the key. Numbers tell the keys of attempts
+// apart that are under way at the same time. A number is used again as soon as
+// it is free, and 0 is the first for each name, so that a name has few keys
+// over time: whenever the server reads the keys of a name, it passes all keys
+// that the name has had since the last compaction.
 func (h *hold) takeNumber(dir string) {
 	if h.session == nil || !h.session.takeFirst(dir) {
 		h.number = h.driver.numbers.take()
 	}
 }
 
-// putNumber gives the number back. No request that concerns the key may be on its way: it would hit the key of the next attempt.
+// putNumber gives the number back. No request that concerns the key may be on
+// its way: it would hit the key of the next attempt.
 func (h *hold) putNumber() {
 	if h.number > 0 {
 		h.driver.numbers.put(h.number)
@@ -61,7 +64,8 @@ func (h *hold) putNumber() {
 	delete(s.firsts, h.dir())
 }
 
-// takeFirst takes number 0 of a name, and reports whether it was free: no other attempt on the session has it.
+// takeFirst takes number 0 of a name, and reports whether it was free: no other
+// attempt on the session has it.
 func (s *session) takeFirst(dir string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -121,8 +125,8 @@ func (s *session) Start() error {
 }
 
 // Tend implements session.Member. It keeps the lease alive if that is due. An
-// answer that comes too late for Tend still prolongs the lease, so a slow server
-// keeps it alive too.
+// answer that comes too late for Tend still prolongs the lease, so a slow
+// server keeps it alive too.
 func (s *session) Tend() time.Duration {
 	d := s.driver
 	now, end := d.now(), s.End.At()
@@ -149,7 +153,8 @@ func (s *session) Tend() time.Duration {
 	return time.Duration(end - int64(s.ttl)*2/3 - now)
 }
 
-// keptAlive reports the outcome of a keep-alive to package dsync, unless the driver ends.
+// keptAlive reports the outcome of a keep-alive to package dsync, unless the
+// driver ends.
 func (d *Driver) keptAlive(err error) {
 	if d.onKeepAlive == nil || d.life.Context().Err() != nil {
 		return
@@ -176,7 +181,8 @@ func (s *session) Lose(cause error) {
 	}
 }
 
-// Bury implements session.Member. A grant that has failed sees to its own lease.
+// Bury implements session.Member. A grant that has failed sees to its own
+// lease.
 func (s *session) Bury() {
 	if s.Err() == nil {
 		s.driver.ghosts.Add(&ghost{carrier: &s.carrier})
@@ -185,12 +191,18 @@ func (s *session) Bury() {
 
 const (
 	checkEvery = time.Second
-	checkBatch = 100             // holds with a lease of their own in one request; servers take 128 operations by default
-	detect     = 3 * time.Second // a hold is first looked at within twice checkEvery of its grant, and then every time
+	// holds with a lease of their own in one request; servers take 128
+	// operations by default
+	checkBatch = 100
+	// a hold is first looked at within twice checkEvery of its grant, and then
+	// every time
+	detect = 3 * time.Second
 )
 
-// checker finds out whether holds were removed by somebody else, with one request for all holds of a session, whatever their number.
-// A watch on each hold would tell sooner, and cost ten times the memory of the lock. A lock that is held for a moment is never asked for.
+// checker finds out whether holds were removed by somebody else, with one
+// request for all holds of a session, whatever their number. A watch on each
+// hold would tell sooner, and cost ten times the memory of the lock. A lock
+// that is held for a moment is never asked for.
 type checker struct {
 	driver  *Driver
 	running atomic.Bool
@@ -232,7 +244,8 @@ func (c *checker) run() {
 	}
 }
 
-// held returns the holds that were granted before a time, and whether there are any at all.
+// held returns the holds that were granted before a time, and whether there are
+// any at all.
 func (d *Driver) held(before int64) (ofSessions map[*session][]*hold, fixed []*hold, any bool) {
 	ofSessions = make(map[*session][]*hold)
 	for _, s := range d.sessions.All() {
@@ -248,7 +261,8 @@ func (d *Driver) held(before int64) (ofSessions map[*session][]*hold, fixed []*h
 	return ofSessions, d.fixed.before(before), any || !d.fixed.Empty()
 }
 
-// checkSession looks whether the keys of holds still hang on the lease of their session.
+// checkSession looks whether the keys of holds still hang on the lease of their
+// session.
 func (d *Driver) checkSession(s *session, holds []*hold) {
 	ctx, cancel := d.background(requestFor)
 	defer cancel()
@@ -260,7 +274,9 @@ func (d *Driver) checkSession(s *session, holds []*hold) {
 	if err != nil {
 		return // the session ends if this goes on
 	}
-	of := make(map[string]int, len(holds)) // a key's place in holds: to look for the keys of the answer takes no copies of them
+	// a key's place in holds: to look for the keys of the answer takes no
+	// copies of them
+	of := make(map[string]int, len(holds))
 	for i, h := range holds {
 		of[h.key] = i
 	}
@@ -296,15 +312,16 @@ func (d *Driver) checkFixed(holds []*hold) {
 	}
 }
 
-// changes has the lease that the ids of changes hang on. Nobody keeps the lease alive or ends it, Close neither: the server is to know each
-// id for a time.
+// changes has the lease that the ids of changes hang on. Nobody keeps the lease
+// alive or ends it, Close neither: the server is to know each id for a time.
 type changes struct {
 	driver *Driver
 	inUse  chan struct{} // has an element while somebody uses the field below
 	lease  *carrier
 }
 
-// The server knows an id for idsFor or longer, and one lease serves for as long again.
+// The server knows an id for idsFor or longer, and one lease serves for as long
+// again.
 const idsFor = 2 * driver.RepeatFor
 
 // carrier returns a lease that lasts for idsFor.
@@ -326,7 +343,8 @@ func (c *changes) carrier(ctx context.Context) (*carrier, error) {
 	return l, nil
 }
 
-// forget has the next change hang its id on a new lease, for the server does not know this one any more.
+// forget has the next change hang its id on a new lease, for the server does
+// not know this one any more.
 func (c *changes) forget(gone *carrier) {
 	c.inUse <- struct{}{}
 	defer func() { <-c.inUse }()

@@ -89,7 +89,8 @@ func (k *slowKeepAlive) Send(r *pb.LeaseKeepAliveRequest) error {
 	return nil
 }
 
-// Recv is not a proposal, and yet takes longer than an attempt with a short TTL.
+// Recv is not a proposal, and yet takes longer than an attempt with a short
+// TTL.
 func (k *slowKeepAlive) Recv() (*pb.LeaseKeepAliveResponse, error) {
 	s := k.server
 	select {

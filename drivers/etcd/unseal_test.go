@@ -15,7 +15,8 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// waitsFor has a mutex of package concurrency wait for a name, with so many contenders in all. The channel gives what comes of it.
+// waitsFor has a mutex of package concurrency wait for a name, with so many
+// contenders in all. The channel gives what comes of it.
 func waitsFor(tb testing.TB, c *clientv3.Client, name string, contenders int) (*concurrency.Mutex, <-chan error) {
 	tb.Helper()
 	mutex, theirs := newMutex(tb, c, name), make(chan error, 1)
@@ -111,7 +112,8 @@ func TestUnsealWakesEtcdctl(t *testing.T) {
 	release(t, next)
 }
 
-// TestLoosenRefusesWhatOthersWouldNotCountTo has floors that a number of dsync's own could be above, and revisions are not.
+// TestLoosenRefusesWhatOthersWouldNotCountTo has floors that a number of
+// dsync's own could be above, and revisions are not.
 func TestLoosenRefusesWhatOthersWouldNotCountTo(t *testing.T) {
 	s := testenv.Etcd(t)
 	c := userClient(t, s.Addr)
@@ -143,7 +145,8 @@ func TestLoosenRefusesWhatOthersWouldNotCountTo(t *testing.T) {
 	}
 }
 
-// TestUnsealThatArrivesLate has another id written next to the seal while a request to unseal is on its way, or half done.
+// TestUnsealThatArrivesLate has another id written next to the seal while a
+// request to unseal is on its way, or half done.
 func TestUnsealThatArrivesLate(t *testing.T) {
 	s := testenv.Etcd(t)
 	link, addr := testenv.Wire(t, s.Addr)
@@ -247,7 +250,8 @@ func withName(r *driver.Request, name string) *driver.Request {
 	return request(name)
 }
 
-// TestTokensRiseThereAndBack has a name come to etcd, go away, and come back, with others among those who lock it.
+// TestTokensRiseThereAndBack has a name come to etcd, go away, and come back,
+// with others among those who lock it.
 func TestTokensRiseThereAndBack(t *testing.T) {
 	s := testenv.Etcd(t)
 	c := userClient(t, s.Addr)

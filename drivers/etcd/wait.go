@@ -18,8 +18,10 @@ import (
 )
 
 const (
-	backstop  = 5 * time.Second // the longest wait without a look, in case events do not come; spread over a quarter of itself
-	firstLook = time.Second     // the same while the feed is not active
+	// the longest wait without a look, in case events do not come; spread over
+	// a quarter of itself
+	backstop  = 5 * time.Second
+	firstLook = time.Second // the same while the feed is not active
 	lookAgain = 100 * time.Millisecond
 )
 
@@ -77,13 +79,18 @@ func (h *hold) wait(ctx context.Context, w *waiter, v view) error {
 	}
 }
 
-// hears returns the ranges of the events that a waiter with a view is told of. Where few keys are before its own, a waiter hears of all
-// contenders, and needs no look to be granted the lock. Where many are, all of them wait behind the nearest one, and hear of its end alone: each
-// release would otherwise be told to all clients that wait. A seal is not the end of its key, but is to be known to all.
+// hears returns the ranges of the events that a waiter with a view is told of.
+// Where few keys are before its own, a waiter hears of all contenders, and
+// needs no look to be granted the lock. Where many are, all of them wait behind
+// the nearest one, and hear of its end alone: each release would otherwise be
+// told to all clients that wait. A seal is not the end of its key, but is to be
+// known to all.
 //
-// A waiter that hears of the nearest key goes on with that while the key is there, also when few are left: its looks show no other one. Behind a key
-// of its own client it hears of all contenders, too: where callers have a key each (Options.FIFO), most of a client's share one watch so. A request
-// for permits has to count all that are given back, and looks after a change of the limit.
+// A waiter that hears of the nearest key goes on with that while the key is
+// there, also when few are left: its looks show no other one. Behind a key of
+// its own client it hears of all contenders, too: where callers have a key each
+// (Options.FIFO), most of a client's share one watch so. A request for permits
+// has to count all that are given back, and looks after a change of the limit.
 func (h *hold) hears(v view) []keyRange {
 	dir := h.dir()
 	switch {
@@ -133,7 +140,8 @@ func (h *hold) sessionOver() <-chan struct{} {
 	return h.session.Over()
 }
 
-// pause is how long to wait for an event. A hold with a lease of its own has to prolong the lease meanwhile.
+// pause is how long to wait for an event. A hold with a lease of its own has to
+// prolong the lease meanwhile.
 func (h *hold) pause(active bool) time.Duration {
 	limit := backstop - rand.N(backstop/4)
 	if !active {
@@ -167,7 +175,8 @@ func (h *hold) lookFresh(ctx context.Context, nearest string) (v view, err error
 // requests got no answer in time.
 const maxLooks = 4
 
-// turn waits until less than maxLooks requests of the client read the queue of dir, or of a name that shares its turns. Leave ends the turn.
+// turn waits until less than maxLooks requests of the client read the queue of
+// dir, or of a name that shares its turns. Leave ends the turn.
 func (d *Driver) turn(ctx context.Context, dir string) (leave func(), err error) {
 	if !d.options.FIFO {
 		return func() {}, nil // package dsync asks for one caller at a time
@@ -182,9 +191,11 @@ func (d *Driver) turn(ctx context.Context, dir string) (leave func(), err error)
 	return nil, errNotSent
 }
 
-// look asks for the contenders before the key that exclude it. If there are none, the lock is granted, and the revision of the answer is the
-// token: h had the lock at that revision, and the holder before had let go of it. If nearest, the key that was right before, is still there, the
-// answer is that alone, and the server has not read the queue.
+// look asks for the contenders before the key that exclude it. If there are
+// none, the lock is granted, and the revision of the answer is the token: h had
+// the lock at that revision, and the holder before had let go of it. If
+// nearest, the key that was right before, is still there, the answer is that
+// alone, and the server has not read the queue.
 func (h *hold) look(ctx context.Context, nearest string) (view, error) {
 	dir := h.dir()
 	leave, err := h.driver.turn(ctx, dir)
@@ -202,7 +213,8 @@ func (h *hold) look(ctx context.Context, nearest string) (view, error) {
 	all := []clientv3.Op{getRecord(dir), clientv3.OpGet(h.key), before(h.atMost(maxView))}
 	var isThere []clientv3.Cmp
 	then, otherwise := all, []clientv3.Op(nil)
-	if nearest != "" && !h.rule().adds { // it may have gone, and come again behind; for permits all keys count
+	if nearest != "" && !h.rule().adds {
+		// it may have gone, and come again behind; for permits all keys count
 		created := clientv3.CreateRevision(nearest)
 		isThere = []clientv3.Cmp{clientv3.Compare(created, ">", 0), clientv3.Compare(created, "<", h.revision)}
 		then, otherwise = all[:2], all
@@ -230,7 +242,8 @@ func (h *hold) look(ctx context.Context, nearest string) (view, error) {
 		return view{revision: token, record: r, before: []string{nearest}}, nil
 	}
 	page := answer.Responses[2].GetResponseRange()
-	if page.More && !anyExcludes(dir, page.Kvs, h.request.Mode) { // none of the keys on the page counts
+	if page.More && !anyExcludes(dir, page.Kvs, h.request.Mode) {
+		// none of the keys on the page counts
 		if answer, _, err = h.driver.readQueue(bounded, dir, before(clientv3.WithRev(token))); err != nil {
 			return view{}, err
 		}
@@ -246,20 +259,28 @@ func (h *hold) look(ctx context.Context, nearest string) (view, error) {
 	return v, nil
 }
 
-// view has the keys that stand before a key and exclude it, by one answer of the server. If there are none, the key has the lock.
+// view has the keys that stand before a key and exclude it, by one answer of
+// the server. If there are none, the key has the lock.
 //
-// No new key can come to stand before another one, since its create revision is above those of all others. So a view of all the keys
-// before, with every event since then, is as good as another look: the event by which the last of these keys is deleted grants the lock, at
-// its revision, if all of these hold:
+// No new key can come to stand before another one, since its create revision is
+// above those of all others. So a view of all the keys before, with every event
+// since then, is as good as another look: the event by which the last of these
+// keys is deleted grants the lock, at its revision, if all of these hold:
 //
-//   - The watch was active before the request for the view was sent, and has been since then, and its feed remembers all that it has told since
-//     the revision of the view. When a connection breaks, the client library goes on with the revision after the last one that the watch told; if
-//     it cannot, as after a compaction, the watch ends, and all waiters look.
-//   - No event has told of a change of any of these keys, or of the key itself. A seal changes the key of its holder. A mark may change the
-//     record of a name, so setting or removing a mark puts the key of the holder again, for the views. A pass to another caller of the
-//     client is the one change that leaves the view as it is, and the value of the key says so.
-//   - The lease of the key is not over by the local clock. An event may be late by any time, but until the lease is over nobody else can
-//     have the lock, unless somebody removed the key meanwhile; of a removal the holder learns as all holders do.
+//   - The watch was active before the request for the view was sent, and has
+//     been since then, and its feed remembers all that it has told since the
+//     revision of the view. When a connection breaks, the client library goes
+//     on with the revision after the last one that the watch told; if it
+//     cannot, as after a compaction, the watch ends, and all waiters look.
+//   - No event has told of a change of any of these keys, or of the key itself.
+//     A seal changes the key of its holder. A mark may change the record of a
+//     name, so setting or removing a mark puts the key of the holder again, for
+//     the views. A pass to another caller of the client is the one change that
+//     leaves the view as it is, and the value of the key says so.
+//   - The lease of the key is not over by the local clock. An event may be late
+//     by any time, but until the lease is over nobody else can have the lock,
+//     unless somebody removed the key meanwhile; of a removal the holder learns
+//     as all holders do.
 //
 // Otherwise the waiter looks again.
 type view struct {
@@ -268,14 +289,16 @@ type view struct {
 	before   []string // keys, the nearest first
 	all      bool     // before has all keys; otherwise the nearest one alone
 
-	// missing is how many permits have to be given back, or fewer, until the key can have its own.
+	// missing is how many permits have to be given back, or fewer, until the
+	// key can have its own.
 	missing int
 }
 
 // maxView is how many keys the longest view of all has.
 const maxView = 7
 
-// viewOf makes a view for a key of a mode out of kvs, the keys before it, the nearest first. More says that others are before these.
+// viewOf makes a view for a key of a mode out of kvs, the keys before it, the
+// nearest first. More says that others are before these.
 func viewOf(dir string, mode driver.Mode, kvs []*mvccpb.KeyValue, more bool, r record, revision int64) view {
 	v := view{revision: revision, record: r, all: !more}
 	for _, kv := range kvs {
@@ -291,10 +314,12 @@ func viewOf(dir string, mode driver.Mode, kvs []*mvccpb.KeyValue, more bool, r r
 	return v
 }
 
-// first says that nobody stands before the key, and that no permits are missing.
+// first says that nobody stands before the key, and that no permits are
+// missing.
 func (v *view) first() bool { return v.all && len(v.before) == 0 && v.missing <= 0 }
 
-// isOf reports whether a later view shows nothing that an event should have told before.
+// isOf reports whether a later view shows nothing that an event should have
+// told before.
 func (v *view) isOf(later view) bool {
 	return slices.Equal(v.before, later.before[:min(len(v.before), len(later.before))]) && v.missing <= later.missing
 }
@@ -317,7 +342,9 @@ func (v *view) apply(e *clientv3.Event, own string, ofRecord bool) verdict {
 	switch {
 	case e.Kv.ModRevision <= v.revision: // of an earlier key of the same name, or older than the view
 		return holds
-	case ofRecord, isSeal(e): // all keys behind have to look, also those whose view is of the nearest key alone
+	case ofRecord, isSeal(e):
+		// all keys behind have to look, also those whose view is of the nearest
+		// key alone
 		return drops
 	case i < 0 && key != own && v.missing > 0:
 		return v.givenBack(e)
@@ -335,8 +362,9 @@ func (v *view) apply(e *clientv3.Event, own string, ofRecord bool) verdict {
 	return frees
 }
 
-// givenBack counts the permits of a key that is gone. The key may have stood behind the own one, and the limit may be another one since: so the
-// waiter looks when it can have its permits, and at times before.
+// givenBack counts the permits of a key that is gone. The key may have stood
+// behind the own one, and the limit may be another one since: so the waiter
+// looks when it can have its permits, and at times before.
 func (v *view) givenBack(e *clientv3.Event) verdict {
 	if e.Type == mvccpb.DELETE {
 		n, _ := permitsOf(e.Kv.Key)
@@ -348,12 +376,14 @@ func (v *view) givenBack(e *clientv3.Event) verdict {
 	return drops
 }
 
-// isSeal reports whether an event makes a contender's key a seal, which stays for ever.
+// isSeal reports whether an event makes a contender's key a seal, which stays
+// for ever.
 func isSeal(e *clientv3.Event) bool {
 	return e.Type == mvccpb.PUT && e.Kv.Lease == int64(clientv3.NoLease)
 }
 
-// isPass reports whether an event gave a hold to another caller of its client, and changed nothing else.
+// isPass reports whether an event gave a hold to another caller of its client,
+// and changed nothing else.
 func isPass(e *clientv3.Event) bool {
 	var v value
 	return e.Type == mvccpb.PUT && json.Unmarshal(e.Kv.Value, &v) == nil && v.Pass > 0

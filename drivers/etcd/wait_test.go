@@ -18,7 +18,8 @@ const (
 
 var viewKeys = keyRange{dir: viewDir}
 
-// viewed is a waiter and its feeds, without a watch: a test tells the events. The feeds are of all contenders, of the key a/8, and of the seal.
+// viewed is a waiter and its feeds, without a watch: a test tells the events.
+// The feeds are of all contenders, of the key a/8, and of the seal.
 type viewed struct {
 	feed, last, seal *feed
 
@@ -63,7 +64,8 @@ type step = func(v *viewed)
 
 func tell(events ...*clientv3.Event) step { return func(v *viewed) { v.feed.deliver(events) } }
 
-// does has the steps happen, and checks what the waiter does then, and with what token.
+// does has the steps happen, and checks what the waiter does then, and with
+// what token.
 func (v *viewed) does(t *testing.T, name string, steps []step, want verdict, token int64) {
 	t.Helper()
 	for _, s := range steps {
@@ -186,7 +188,8 @@ func TestWaiterGrantsOnlyWhatEventsProve(t *testing.T) {
 	}
 }
 
-// TestWaiterWithALateView joins a feed that has become active since the key was put.
+// TestWaiterWithALateView joins a feed that has become active since the key was
+// put.
 func TestWaiterWithALateView(t *testing.T) {
 	v := newViewed()
 	v.feed.setActive(true)

@@ -16,21 +16,23 @@ type entry struct {
 	limit int       // of the permits, as the first grant said; see Server.limit
 }
 
-// admits is the rule of the modes: a request is granted unless a hold excludes it, or too few permits are left.
+// admits is the rule of the modes: a request is granted unless a hold excludes
+// it, or too few permits are left.
 func (e *entry) admits(r *driver.Request, limit int) bool {
 	return !slices.ContainsFunc(e.holds, func(h *lease) bool { return r.Mode.Excludes(h.r.Mode) }) &&
 		(r.Mode != driver.Permit || e.used+r.Permits <= limit)
 }
 
-// overtakes reports whether a grant to a newcomer would pass by an earlier waiter: one in a mode excluded by the newcomer's, and for permits
-// any waiter.
+// overtakes reports whether a grant to a newcomer would pass by an earlier
+// waiter: one in a mode excluded by the newcomer's, and for permits any waiter.
 func (e *entry) overtakes(r *driver.Request) bool {
 	return slices.ContainsFunc(e.waiters(), func(w *waiter) bool { return r.Mode == driver.Permit || r.Mode.Excludes(w.l.r.Mode) })
 }
 
 // The methods below are called with Server.mu held.
 
-// waiters returns the waiters in order. With FIFOByClient these are the first of each driver.
+// waiters returns the waiters in order. With FIFOByClient these are the first
+// of each driver.
 func (e *entry) waiters() []*waiter {
 	if e.queue == nil {
 		return nil
@@ -60,7 +62,8 @@ func (e *entry) heldAt(now int64) bool {
 	return slices.ContainsFunc(e.holds, func(h *lease) bool { return h.end() > now })
 }
 
-// drop takes w out of the queue, and reports whether w was in it. The caller then calls serve.
+// drop takes w out of the queue, and reports whether w was in it. The caller
+// then calls serve.
 func (e *entry) drop(w *waiter) bool {
 	q := e.queue
 	if q == nil {
@@ -84,7 +87,8 @@ func (e *entry) drop(w *waiter) bool {
 	return true
 }
 
-// held returns the entry of name, or nil if the name is free. Holds that are over are ended first.
+// held returns the entry of name, or nil if the name is free. Holds that are
+// over are ended first.
 func (s *Server) held(name string, now int64) *entry {
 	e := s.names[name]
 	for e != nil {
@@ -98,7 +102,8 @@ func (s *Server) held(name string, now int64) *entry {
 	return e
 }
 
-// holds yields each hold that is there when its name comes up. The loop may end holds.
+// holds yields each hold that is there when its name comes up. The loop may end
+// holds.
 func (s *Server) holds() iter.Seq[*lease] {
 	return func(yield func(*lease) bool) {
 		for _, e := range s.names {

@@ -11,7 +11,8 @@ import (
 	"github.com/go-dsync/dsync/drivers/memory"
 )
 
-// What does a job do when it loses its lock? In a bubble of testing/synctest this takes no time, also with a TTL of 30 s.
+// What does a job do when it loses its lock? In a bubble of testing/synctest
+// this takes no time, also with a TTL of 30 s.
 func ExampleDriver_Cut() {
 	ctx := context.Background()
 	backend := memory.New(nil)

@@ -9,7 +9,8 @@ func (s *Server) Names() int {
 	return len(s.names)
 }
 
-// Left returns the names, the watches and the latches that s keeps something of.
+// Left returns the names, the watches and the latches that s keeps something
+// of.
 func (s *Server) Left() (all []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -30,7 +31,8 @@ func (s *Server) Left() (all []string) {
 	return all
 }
 
-// Sessions returns how many sessions d keeps alive, and Behind how many holds it has yet to end.
+// Sessions returns how many sessions d keeps alive, and Behind how many holds
+// it has yet to end.
 func (d *Driver) Sessions() int {
 	d.server.mu.Lock()
 	defer d.server.mu.Unlock()

@@ -10,7 +10,8 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// Fault is how the requests of one driver misbehave, for tests of programs under faults. See [Driver.Inject].
+// Fault is how the requests of one driver misbehave, for tests of programs
+// under faults. See [Driver.Inject].
 type Fault struct {
 	Kind  FaultKind
 	On    Requests      // the requests that it hits; 0 means all
@@ -40,16 +41,19 @@ const (
 	Latches                       // SetLatch, CountDown and DeleteLatch
 )
 
-// Cut puts the backend out of reach of d: every request fails with driver.ErrUnavailable, waiting Acquires do so at once, and
-// d hears nothing of the backend. So the leases of d run out, while the other drivers of the server get their names. Cut is short for
-// Inject(Fault{Kind: CutOff}).
+// Cut puts the backend out of reach of d: every request fails with
+// driver.ErrUnavailable, waiting Acquires do so at once, and d hears nothing of
+// the backend. So the leases of d run out, while the other drivers of the
+// server get their names. Cut is short for Inject(Fault{Kind: CutOff}).
 func (d *Driver) Cut() { d.Inject(Fault{Kind: CutOff}) }
 
-// Heal ends the fault. Requests that hang go on, what failed requests left behind is ended, and d hears which of its
-// holds were removed meanwhile. When Heal returns, all of this is done, but the requests may still be under way.
+// Heal ends the fault. Requests that hang go on, what failed requests left
+// behind is ended, and d hears which of its holds were removed meanwhile. When
+// Heal returns, all of this is done, but the requests may still be under way.
 func (d *Driver) Heal() { d.setFault(nil) }
 
-// Inject makes the requests of d misbehave until Heal, in place of an earlier fault. The other drivers of the server are not hit.
+// Inject makes the requests of d misbehave until Heal, in place of an earlier
+// fault. The other drivers of the server are not hit.
 func (d *Driver) Inject(f Fault) { d.setFault(&f) }
 
 func (d *Driver) setFault(f *Fault) {
@@ -83,8 +87,8 @@ func unknown(err error) error {
 	return fmt.Errorf("%w: %w", driver.ErrUnknown, err)
 }
 
-// request is the way of a request to the server. lost says that its answer will not arrive. After an error the request was not
-// carried out.
+// request is the way of a request to the server. lost says that its answer will
+// not arrive. After an error the request was not carried out.
 func (d *Driver) request(ctx context.Context, r Requests) (lost bool, err error) {
 	for d.faulty.Load() {
 		if d.life.Err() != nil {
@@ -108,7 +112,8 @@ func (d *Driver) request(ctx context.Context, r Requests) (lost bool, err error)
 	return false, nil
 }
 
-// meet returns the fault that hits a request of kind r, or the zero Fault, and a channel that is closed by the next Inject or Heal.
+// meet returns the fault that hits a request of kind r, or the zero Fault, and
+// a channel that is closed by the next Inject or Heal.
 func (d *Driver) meet(r Requests) (Fault, <-chan struct{}) {
 	s := d.server
 	s.mu.Lock()
@@ -127,7 +132,8 @@ func (d *Driver) meet(r Requests) (Fault, <-chan struct{}) {
 	return f, d.changed
 }
 
-// pause makes a request wait, and reports whether the fault changed before the wait was over.
+// pause makes a request wait, and reports whether the fault changed before the
+// wait was over.
 func (d *Driver) pause(ctx context.Context, f Fault, changed <-chan struct{}) (again bool, err error) {
 	var late <-chan time.Time
 	if f.Kind != Hang {
@@ -154,7 +160,8 @@ func (d *Driver) hits(r Requests) bool {
 	return d.fault != nil && (d.fault.On == 0 || d.fault.On&r != 0)
 }
 
-// isCut reports whether an Acquire cannot wait, because the connection for the wait is down.
+// isCut reports whether an Acquire cannot wait, because the connection for the
+// wait is down.
 func (d *Driver) isCut() bool {
 	return d.hits(Acquires) && d.fault.Kind == CutOff && d.fault.Times == 0
 }
@@ -164,7 +171,8 @@ func (d *Driver) isDeaf() bool {
 	return d.fault != nil && d.fault.On == 0 && d.fault.Times == 0 && (d.fault.Kind == CutOff || d.fault.Kind == Hang)
 }
 
-// leaveBehind has settle end l, which is held, at the server. From now on nothing keeps l alive.
+// leaveBehind has settle end l, which is held, at the server. From now on
+// nothing keeps l alive.
 func (d *Driver) leaveBehind(l *lease) {
 	if !l.behind {
 		l.behind = true
@@ -173,7 +181,8 @@ func (d *Driver) leaveBehind(l *lease) {
 	}
 }
 
-// settle ends what was left behind, if a request gets through, and forgets leases that are over anyway.
+// settle ends what was left behind, if a request gets through, and forgets
+// leases that are over anyway.
 func (d *Driver) settle(now int64) {
 	if len(d.behind) == 0 {
 		return

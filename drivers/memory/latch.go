@@ -72,7 +72,8 @@ func (d *Driver) WatchLatch(name string, changed func()) (stop func(), err error
 	return d.watch(d.server.latches.watchers, name, changed), nil
 }
 
-// changeLatch carries out a change, unless a request with its id was carried out before.
+// changeLatch carries out a change, unless a request with its id was carried
+// out before.
 func (d *Driver) changeLatch(ctx context.Context, id string, change func(*latches) bool) (did bool, err error) {
 	lost, err := d.query(ctx, Latches)
 	if err != nil {
@@ -111,7 +112,8 @@ func (all *latches) lower(name string, n int) bool {
 	return true
 }
 
-// sweep drops the changes that need not be known any more, each time their number has doubled.
+// sweep drops the changes that need not be known any more, each time their
+// number has doubled.
 func (all *latches) sweep(now int64) {
 	if len(all.changes) < all.sweepAt {
 		return

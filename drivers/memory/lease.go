@@ -11,14 +11,16 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// lease is one attempt to hold a name: the request that waits, the hold at the server, and what the holder knows of the hold.
+// lease is one attempt to hold a name: the request that waits, the hold at the
+// server, and what the holder knows of the hold.
 type lease struct {
 	d       *Driver
 	r       *driver.Request
 	session *session     // nil if the lease has a TTL of its own
 	expires atomic.Int64 // for the holder, session apart, on the clock of the server; never after ends
 
-	// Guarded by Server.mu, but for first and tokens of a lease that Acquire has returned: they stay as they are.
+	// Guarded by Server.mu, but for first and tokens of a lease that Acquire
+	// has returned: they stay as they are.
 	entry       *entry // of its name, after the grant
 	own         entry  // the entry, if the name was free
 	since, ends int64  // at the server, session apart
@@ -44,13 +46,15 @@ const (
 	over
 )
 
-// errAgain says that a place in a queue, or a hold that Acquire has not returned yet, is gone, so Acquire has to ask again.
+// errAgain says that a place in a queue, or a hold that Acquire has not
+// returned yet, is gone, so Acquire has to ask again.
 var errAgain = errors.New("ask again")
 
 // never is a time that does not come.
 const never = math.MaxInt64
 
-// ask sends the request. It returns the place in the queue if the lease has to wait, and nil if the lease was granted.
+// ask sends the request. It returns the place in the queue if the lease has to
+// wait, and nil if the lease was granted.
 func (l *lease) ask(ctx context.Context) (*waiter, error) {
 	d, s := l.d, l.d.server
 	n := l.wanted()
@@ -108,7 +112,8 @@ func (l *lease) wanted() int {
 	return min(max(l.r.Events.Tokens(), 1), maxTokens)
 }
 
-// confirm is the arrival of a grant after a wait. The tokens are reserved only now, when it is known how many are of use.
+// confirm is the arrival of a grant after a wait. The tokens are reserved only
+// now, when it is known how many are of use.
 func (l *lease) confirm(ctx context.Context) error {
 	d, s := l.d, l.d.server
 	lost, err := d.request(ctx, Acquires)
@@ -183,7 +188,8 @@ func (l *lease) Tokens() (first uint64, n int) { return l.first, int(l.tokens) }
 // Expires implements [driver.Lease].
 func (l *lease) Expires() time.Time { return l.d.server.start.Add(time.Duration(l.expiry())) }
 
-// Session implements [driver.SessionLease]. A fixed lease keeps the session that it began with when it is extended.
+// Session implements [driver.SessionLease]. A fixed lease keeps the session
+// that it began with when it is extended.
 func (l *lease) Session() (expires time.Time, ttl time.Duration) {
 	if ss := l.session; ss != nil {
 		return l.d.server.start.Add(time.Duration(ss.expires.Load())), time.Duration(ss.ttl)

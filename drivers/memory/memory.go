@@ -1,21 +1,22 @@
-// Package memory is the backend inside the process: the default for a program that
-// runs alone, the backend for unit tests, and a model of the contract in package
-// driver.
+// Package memory is the backend inside the process: the default for a program
+// that runs alone, the backend for unit tests, and a model of the contract in
+// package driver.
 //
-// A [Server] is one backend, and a [Driver] is one client of it. Several drivers of
-// one server exclude each other as several processes with one Redis do:
+// A [Server] is one backend, and a [Driver] is one client of it. Several
+// drivers of one server exclude each other as several processes with one Redis
+// do:
 //
 //	server := memory.NewServer(nil)
 //	a, b := server.NewDriver(), server.NewDriver()
 //
-// Servers use the clock of package time, so in a bubble of testing/synctest leases
-// end at exact times.
+// Servers use the clock of package time, so in a bubble of testing/synctest
+// leases end at exact times.
 //
 // # URLs
 //
-// Each Open of memory:// makes a backend of its own. memory://name is shared by all
-// drivers in the process that open this name with the same parameters. It lives
-// until the last of them is closed.
+// Each Open of memory:// makes a backend of its own. memory://name is shared by
+// all drivers in the process that open this name with the same parameters. It
+// lives until the last of them is closed.
 //
 // # Parameters
 //
@@ -26,9 +27,10 @@
 //
 // # Faults
 //
-// [Driver.Cut] puts the backend out of reach, and [Driver.ForceUnlock] takes a lock
-// away at once. [Driver.Inject] makes requests fail, hang, come late or lose their
-// answers. [Server.Expire] and [Server.Flush] lose holds without a notice.
+// [Driver.Cut] puts the backend out of reach, and [Driver.ForceUnlock] takes a
+// lock away at once. [Driver.Inject] makes requests fail, hang, come late or
+// lose their answers. [Server.Expire] and [Server.Flush] lose holds without a
+// notice.
 package memory
 
 import (
@@ -41,14 +43,16 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// Options say how a backend behaves, to all of its drivers alike. The zero value is for applications; the rest is for tests of programs
-// under the behavior of other backends.
+// Options say how a backend behaves, to all of its drivers alike. The zero
+// value is for applications; the rest is for tests of programs under the
+// behavior of other backends.
 type Options struct {
 	Order    Order // in which waiters are granted a name
 	NoTokens bool  // no fencing tokens: Lease.Tokens returns 0, 0
 
-	// KeepsAlive makes sessions carry the leases, as those of etcd and ZooKeeper do: one session for each driver and TTL, and the driver
-	// keeps it alive. Otherwise each lease has a TTL of its own and is renewed.
+	// KeepsAlive makes sessions carry the leases, as those of etcd and
+	// ZooKeeper do: one session for each driver and TTL, and the driver keeps
+	// it alive. Otherwise each lease has a TTL of its own and is renewed.
 	KeepsAlive bool
 }
 
@@ -71,9 +75,11 @@ func (o Order) driverOrder() driver.Order {
 	return driver.FIFO
 }
 
-// Driver is one client of a [Server]. It implements [driver.Driver], [driver.BatchRenewer], [driver.KeepAliveReporter],
-// [driver.Inspector], [driver.Watcher], [driver.Lister], [driver.Latcher], [driver.Leaver], [driver.ForceUnlocker], [driver.Limiter],
-// [move.Sealer], [move.Marker], [move.Unsealer] and [move.Unmarker]. All methods may be called concurrently.
+// Driver is one client of a [Server]. It implements [driver.Driver],
+// [driver.BatchRenewer], [driver.KeepAliveReporter], [driver.Inspector],
+// [driver.Watcher], [driver.Lister], [driver.Latcher], [driver.Leaver],
+// [driver.ForceUnlocker], [driver.Limiter], [move.Sealer], [move.Marker],
+// [move.Unsealer] and [move.Unmarker]. All methods may be called concurrently.
 type Driver struct {
 	server  *Server
 	life    context.Context // until Close
@@ -164,7 +170,8 @@ func (d *Driver) RenewAll(ctx context.Context, leases []driver.Lease, done func(
 // OnKeepAlive implements [driver.KeepAliveReporter].
 func (d *Driver) OnKeepAlive(f func(err error)) { d.told = f }
 
-// ForceUnlock implements [driver.ForceUnlocker]. When it returns, the holder has been told, unless the holder's driver is cut off.
+// ForceUnlock implements [driver.ForceUnlocker]. When it returns, the holder
+// has been told, unless the holder's driver is cut off.
 func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
 	lost, err := d.query(ctx, Queries)
 	if err != nil {
@@ -199,8 +206,9 @@ func (d *Driver) query(ctx context.Context, r Requests) (lost bool, err error) {
 	return d.request(ctx, r)
 }
 
-// Close implements [driver.Driver]: the waiters of d leave the queues, then the holds of d end. If d is cut off, Close waits until the holds
-// end by themselves, or ctx is done.
+// Close implements [driver.Driver]: the waiters of d leave the queues, then the
+// holds of d end. If d is cut off, Close waits until the holds end by
+// themselves, or ctx is done.
 func (d *Driver) Close(ctx context.Context) error {
 	s := d.server
 	s.mu.Lock()

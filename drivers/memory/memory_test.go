@@ -92,7 +92,8 @@ type result struct {
 	at    time.Time
 }
 
-// wait starts an Acquire that is going to wait, and returns when it does. It has to run in a bubble.
+// wait starts an Acquire that is going to wait, and returns when it does. It
+// has to run in a bubble.
 func wait(ctx context.Context, d *memory.Driver, a *attempt) <-chan result {
 	c := make(chan result, 1)
 	go func() {
@@ -486,7 +487,8 @@ func TestNothingIsLeftOfFreeNames(t *testing.T) {
 	})
 }
 
-// callback calls the driver from within its events, as it may: no lock is held there.
+// callback calls the driver from within its events, as it may: no lock is held
+// there.
 type callback struct {
 	*attempt
 	d *memory.Driver

@@ -34,7 +34,8 @@ func (d *Driver) SetLimit(ctx context.Context, name string, limit int) error {
 	return nil
 }
 
-// fits reports whether a request is right about the limit; limit is 0 if none is kept.
+// fits reports whether a request is right about the limit; limit is 0 if none
+// is kept.
 func fits(r *driver.Request, limit int) bool {
 	switch {
 	case r.Mode != driver.Permit:
@@ -47,7 +48,8 @@ func fits(r *driver.Request, limit int) bool {
 
 // The methods below are called with Server.mu held.
 
-// kept returns the limit of the name of e, or 0 if none is kept. e is nil if nobody holds the name.
+// kept returns the limit of the name of e, or 0 if none is kept. e is nil if
+// nobody holds the name.
 func (s *Server) kept(name string, e *entry) int {
 	if limit := s.limits[name]; limit > 0 || e == nil {
 		return limit
@@ -55,7 +57,8 @@ func (s *Server) kept(name string, e *entry) int {
 	return e.limit
 }
 
-// limit returns the limit that counts for a request: the one that is kept, or else its own.
+// limit returns the limit that counts for a request: the one that is kept, or
+// else its own.
 func (s *Server) limit(e *entry, r *driver.Request) int {
 	if r.Mode != driver.Permit {
 		return 0
@@ -66,8 +69,9 @@ func (s *Server) limit(e *entry, r *driver.Request) int {
 	return r.Limit
 }
 
-// admits reports whether a new request is right about the limit, and whether it can be granted. Where there is no order, a request for permits
-// may pass by others.
+// admits reports whether a new request is right about the limit, and whether it
+// can be granted. Where there is no order, a request for permits may pass by
+// others.
 func (s *Server) admits(e *entry, r *driver.Request) (fit, granted bool) {
 	switch {
 	case r.Mode == driver.Permit && !fits(r, s.kept(r.Name, e)):

@@ -10,7 +10,8 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// queue has the waiters for a name that is held. The holds exclude the first of them. Guarded by Server.mu.
+// queue has the waiters for a name that is held. The holds exclude the first of
+// them. Guarded by Server.mu.
 type queue struct {
 	waiters []*waiter // in the order of their grants, unless those are drawn by lot
 	parked  []*waiter // with FIFOByClient: the waiters behind another one of their driver, in the order of arrival
@@ -50,8 +51,10 @@ func (w *waiter) ended() error {
 	return nil
 }
 
-// draw puts the next waiter to be granted the name in front, where there is no order: any that is admitted, by lot. After readers it is a
-// waiter in another mode, if there is one, so that nobody waits for ever for ever new readers to leave.
+// draw puts the next waiter to be granted the name in front, where there is no
+// order: any that is admitted, by lot. After readers it is a waiter in another
+// mode, if there is one, so that nobody waits for ever for ever new readers to
+// leave.
 func (q *queue) draw(after driver.Mode, admitted func(*waiter) bool) {
 	next := slices.IndexFunc(q.waiters, func(w *waiter) bool { return w.l.r.Mode != driver.Read })
 	if after != driver.Read || next < 0 {
@@ -122,7 +125,8 @@ func (s *Server) enqueue(ctx context.Context, e *entry, l *lease, sent, now int6
 	return w
 }
 
-// leave takes w out of its queue, and serves those that only w kept waiting. It reports whether w was still there.
+// leave takes w out of its queue, and serves those that only w kept waiting. It
+// reports whether w was still there.
 func (s *Server) leave(w *waiter) bool {
 	if !w.entry.drop(w) {
 		return false
@@ -131,7 +135,8 @@ func (s *Server) leave(w *waiter) bool {
 	return true
 }
 
-// dismiss takes the waiters with a lease as meant out of their queues, with err as the answer.
+// dismiss takes the waiters with a lease as meant out of their queues, with err
+// as the answer.
 func (s *Server) dismiss(meant func(*lease) bool, err error) {
 	for _, e := range s.names {
 		left := false
@@ -147,14 +152,16 @@ func (s *Server) dismiss(meant func(*lease) bool, err error) {
 	}
 }
 
-// watch sets the timer that gives the name to the next waiters when the holds end. Without waiters there is no timer.
+// watch sets the timer that gives the name to the next waiters when the holds
+// end. Without waiters there is no timer.
 func (s *Server) watch(e *entry, now int64) {
 	if e.queue != nil {
 		e.queue.timer.Reset(time.Duration(e.end() - now))
 	}
 }
 
-// expire is called by the timer of a queue, without mu held. A hold may have been renewed since the timer was set.
+// expire is called by the timer of a queue, without mu held. A hold may have
+// been renewed since the timer was set.
 func (s *Server) expire(name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

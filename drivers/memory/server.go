@@ -12,8 +12,9 @@ import (
 // maxTokens bounds the block of tokens that one grant reserves.
 const maxTokens = 1 << 16
 
-// Server is one backend: the names that are held, their waiters, and the count of tokens. Its drivers are its clients. All
-// methods may be called concurrently.
+// Server is one backend: the names that are held, their waiters, and the count
+// of tokens. Its drivers are its clients. All methods may be called
+// concurrently.
 type Server struct {
 	options Options
 	start   time.Time // zero of the server's clock, which counts nanoseconds
@@ -48,8 +49,9 @@ func (s *Server) NewDriver() *Driver {
 	return d
 }
 
-// Expire ends the holds of name, if there are any, without telling the holders, who learn the loss when they renew. With
-// Options.KeepsAlive, where nobody renews, the holders are told.
+// Expire ends the holds of name, if there are any, without telling the holders,
+// who learn the loss when they renew. With Options.KeepsAlive, where nobody
+// renews, the holders are told.
 func (s *Server) Expire(name string) {
 	s.mu.Lock()
 	now := s.now()
@@ -61,7 +63,8 @@ func (s *Server) Expire(name string) {
 	tell(losses)
 }
 
-// ExpireHold ends one hold, by its [driver.Request.Hold], as Expire does, and leaves others of the name alone.
+// ExpireHold ends one hold, by its [driver.Request.Hold], as Expire does, and
+// leaves others of the name alone.
 func (s *Server) ExpireHold(hold string) {
 	s.mu.Lock()
 	var losses []loss
@@ -74,7 +77,8 @@ func (s *Server) ExpireHold(hold string) {
 	tell(losses)
 }
 
-// Flush ends the holds of all names, as Expire does, and forgets latches, seals, marks and limits, as FLUSHALL on a Redis. Waiters are granted the
+// Flush ends the holds of all names, as Expire does, and forgets latches,
+// seals, marks and limits, as FLUSHALL on a Redis. Waiters are granted the
 // names. The count of tokens goes on.
 func (s *Server) Flush() {
 	s.mu.Lock()
@@ -149,7 +153,8 @@ func (s *Server) now() int64 { return int64(time.Since(s.start)) }
 
 // The methods below are called with mu held.
 
-// remove ends the hold h by the will of somebody else, and returns the losses to tell, if any. With silent, a holder who renews is not told.
+// remove ends the hold h by the will of somebody else, and returns the losses
+// to tell, if any. With silent, a holder who renews is not told.
 func (s *Server) remove(h *lease, now int64, silent bool) []loss {
 	s.next(h, over, now)
 	if silent && h.session == nil || !h.lose() {
@@ -169,7 +174,8 @@ func (s *Server) removeAll(e *entry, now int64, silent bool) (losses []loss) {
 
 const minSweep = 64
 
-// sweep drops, each time the number of names has doubled, the holds that are over because their clients never came back.
+// sweep drops, each time the number of names has doubled, the holds that are
+// over because their clients never came back.
 func (s *Server) sweep(now int64) {
 	if len(s.names) < s.sweepAt {
 		return

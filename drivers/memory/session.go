@@ -9,8 +9,9 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// session carries the leases of one driver with the same TTL, where Options.KeepsAlive is set. It begins with the first lease and is
-// kept alive until none is left.
+// session carries the leases of one driver with the same TTL, where
+// Options.KeepsAlive is set. It begins with the first lease and is kept alive
+// until none is left.
 type session struct {
 	d       *Driver
 	ttl     int64
@@ -24,8 +25,9 @@ type session struct {
 	timer  *time.Timer // for the next keep-alive, or the end of the session if that is earlier
 }
 
-// EndSession ends the sessions of d at the server, as an administrator can do. The leases are lost with driver.ErrSessionEnded.
-// Without Options.KeepsAlive there are no sessions, and nothing happens.
+// EndSession ends the sessions of d at the server, as an administrator can do.
+// The leases are lost with driver.ErrSessionEnded. Without Options.KeepsAlive
+// there are no sessions, and nothing happens.
 func (d *Driver) EndSession() {
 	s := d.server
 	s.mu.Lock()
@@ -63,7 +65,8 @@ func (ss *session) keepAlive() {
 	tell(ss.kept(sent, err == nil || lost, lost))
 }
 
-// kept takes note of how a keep-alive ended, and returns the losses if the session has expired.
+// kept takes note of how a keep-alive ended, and returns the losses if the
+// session has expired.
 func (ss *session) kept(sent int64, handled, lost bool) []loss {
 	s := ss.d.server
 	s.mu.Lock()
@@ -114,7 +117,8 @@ func (l *lease) leaveSession() {
 	}
 }
 
-// stop ends the keep-alives. Leases that the session still carries at the server end with the session.
+// stop ends the keep-alives. Leases that the session still carries at the
+// server end with the session.
 func (ss *session) stop() {
 	ss.dead = true
 	ss.timer.Stop()
@@ -123,7 +127,8 @@ func (ss *session) stop() {
 	}
 }
 
-// die ends a session that expired, or that the server ended, and returns the losses. Waiters of the session begin anew with another one.
+// die ends a session that expired, or that the server ended, and returns the
+// losses. Waiters of the session begin anew with another one.
 func (ss *session) die() []loss {
 	d, s := ss.d, ss.d.server
 	ss.stop()

@@ -14,7 +14,8 @@ import (
 	"github.com/go-dsync/dsync/drivers/memory"
 )
 
-// crowd is requests for one name, by what they are called: the first letter is the mode, as in r1, w2 and x3.
+// crowd is requests for one name, by what they are called: the first letter is
+// the mode, as in r1, w2 and x3.
 type crowd struct {
 	t       *testing.T
 	server  *memory.Server
@@ -38,7 +39,8 @@ func newCrowd(t *testing.T, o *memory.Options) *crowd {
 	}
 }
 
-// ask lets them ask one after the other, and waits until each was granted the name or waits.
+// ask lets them ask one after the other, and waits until each was granted the
+// name or waits.
 func (c *crowd) ask(names ...string) {
 	for _, who := range names {
 		a := newAttempt("x")
@@ -217,7 +219,8 @@ func TestReadersOfADriverTakeTurns(t *testing.T) {
 	})
 }
 
-// Each reader ends by its own time, and the last one's end lets in who waits to write.
+// Each reader ends by its own time, and the last one's end lets in who waits to
+// write.
 func TestReadersEndByThemselves(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCrowd(t, nil)
@@ -301,7 +304,8 @@ func TestRemovalOfReaders(t *testing.T) {
 	})
 }
 
-// The token of a reader is above those of the writers before and below those of the writers after.
+// The token of a reader is above those of the writers before and below those of
+// the writers after.
 func TestTokensOfReaders(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCrowd(t, nil)

@@ -16,8 +16,9 @@ import (
 	"github.com/go-dsync/dsync/drivers/memory"
 )
 
-// Workers of several drivers lock, renew, release, forget and cancel at random, in all modes, while faults and an administrator are about.
-// No two leases of a name that exclude each other may be valid at once, and tokens rise.
+// Workers of several drivers lock, renew, release, forget and cancel at random,
+// in all modes, while faults and an administrator are about. No two leases of a
+// name that exclude each other may be valid at once, and tokens rise.
 func TestExclusionUnderFaults(t *testing.T) {
 	for _, o := range []*memory.Options{
 		{Order: memory.FIFO}, {Order: memory.FIFOByClient}, {Order: memory.Unordered}, {KeepsAlive: true},
@@ -137,7 +138,8 @@ func (s *stressed) work(d *memory.Driver) {
 	}
 }
 
-// enter takes note of a grant and checks it against those before. It returns false if the lease is past already.
+// enter takes note of a grant and checks it against those before. It returns
+// false if the lease is past already.
 func (l *ledger) enter(s *stressed, g *grant) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()

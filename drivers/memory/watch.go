@@ -11,7 +11,8 @@ type watcher struct {
 	changed func()
 }
 
-// Watch implements [driver.Watcher]. A hold that ends by its TTL while nobody waits is noticed by whoever asks next.
+// Watch implements [driver.Watcher]. A hold that ends by its TTL while nobody
+// waits is noticed by whoever asks next.
 func (d *Driver) Watch(name string, changed func()) (stop func(), err error) {
 	return d.watch(d.server.watchers, name, changed), nil
 }

@@ -10,7 +10,8 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// The next step of an Acquire, when one of its ways did not lead to a grant. These errors never leave the package.
+// The next step of an Acquire, when one of its ways did not lead to a grant.
+// These errors never leave the package.
 var (
 	errAgain = errors.New("a hold of the request ended before the last was granted")
 	errTaken = errors.New("the lock is held on the old backend")
@@ -58,9 +59,10 @@ func (d *Driver) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, 
 	return l, nil
 }
 
-// closable returns the context for steps that ask one backend while the attempt may hold the other, or a membership: Close ends such steps,
-// and waits for them, before it closes the backends. A step that asks one backend while nothing else is held ends with the backend, and
-// needs no such context.
+// closable returns the context for steps that ask one backend while the attempt
+// may hold the other, or a membership: Close ends such steps, and waits for
+// them, before it closes the backends. A step that asks one backend while
+// nothing else is held ends with the backend, and needs no such context.
 func (a *attempt) closable(ctx context.Context) (context.Context, error) {
 	var err error
 	if a.bound == nil {
@@ -76,7 +78,8 @@ func (a *attempt) end() {
 	}
 }
 
-// closing returns the error for the caller if the driver was closed meanwhile, and err otherwise.
+// closing returns the error for the caller if the driver was closed meanwhile,
+// and err otherwise.
 func (d *Driver) closing(outer context.Context, err error) error {
 	if err == nil || d.life.Err() == nil || outer.Err() != nil {
 		return err
@@ -99,8 +102,9 @@ func (a *attempt) moving(ctx context.Context) (l *lease, err error) {
 	return a.acquire(ctx, a.dual)
 }
 
-// acquire takes one way after the other until the name is granted. A way is over when a hold on it was lost, when the
-// name turns out to be sealed, or no longer sealed, and when a name that is to be sealed turns out to be held.
+// acquire takes one way after the other until the name is granted. A way is
+// over when a hold on it was lost, when the name turns out to be sealed, or no
+// longer sealed, and when a name that is to be sealed turns out to be held.
 func (a *attempt) acquire(ctx context.Context, first func(context.Context) (*lease, error)) (l *lease, err error) {
 	way := first
 	for {
@@ -167,8 +171,9 @@ func (a *attempt) handover(ctx context.Context) (*lease, error) {
 	return l.grant(ctx, to, to)
 }
 
-// both takes the name on from, keeps it while it waits for to, and then looks whether from is still held. With tokensOfTo the lease has the
-// tokens of to, otherwise those of from.
+// both takes the name on from, keeps it while it waits for to, and then looks
+// whether from is still held. With tokensOfTo the lease has the tokens of to,
+// otherwise those of from.
 func (a *attempt) both(ctx context.Context, tokensOfTo bool) (l *lease, from, to *part, err error) {
 	l = a.newLease()
 	from, err = l.take(ctx, a.d.from, !tokensOfTo, a.r.NoWait)
@@ -196,8 +201,8 @@ func (a *attempt) both(ctx context.Context, tokensOfTo bool) (l *lease, from, to
 	return l, from, to, nil
 }
 
-// alone takes the name on to, and seals it on from if it is not sealed. While alone holds to, it never waits for from: all others
-// take from first.
+// alone takes the name on to, and seals it on from if it is not sealed. While
+// alone holds to, it never waits for from: all others take from first.
 func (a *attempt) alone(ctx context.Context) (*lease, error) {
 	l := a.newLease()
 	to, err := l.take(ctx, a.d.to, true, a.r.NoWait)
@@ -229,8 +234,9 @@ func (a *attempt) alone(ctx context.Context) (*lease, error) {
 	return l.grant(ctx, to, to)
 }
 
-// sealIdle seals the name on from, unless the name is held there, and returns the floor of the tokens. In PhaseDual, where names do not move,
-// it only finds out whether the name is sealed. After an error, to is released.
+// sealIdle seals the name on from, unless the name is held there, and returns
+// the floor of the tokens. In PhaseDual, where names do not move, it only finds
+// out whether the name is sealed. After an error, to is released.
 func (a *attempt) sealIdle(ctx context.Context, to *part) (floor uint64, err error) {
 	err = driver.ErrSealed
 	if a.seals {
@@ -250,8 +256,9 @@ func (a *attempt) sealIdle(ctx context.Context, to *part) (floor uint64, err err
 	return 0, to.undo(ctx, a.translate(err))
 }
 
-// sealOf returns the floor of the tokens of a name that is sealed and not marked. From then on a request to unseal the name that may
-// still be on its way does nothing.
+// sealOf returns the floor of the tokens of a name that is sealed and not
+// marked. From then on a request to unseal the name that may still be on its
+// way does nothing.
 func (a *attempt) sealOf(ctx context.Context) (floor uint64, err error) {
 	floor, sealed, err := a.d.sealer.Sealed(ctx, a.r.Name)
 	a.d.from.above(&floor)
@@ -264,7 +271,8 @@ func (a *attempt) sealOf(ctx context.Context) (floor uint64, err error) {
 	return floor, err
 }
 
-// seal seals the name on from, for a caller that holds both. After an error, both are released.
+// seal seals the name on from, for a caller that holds both. After an error,
+// both are released.
 func (a *attempt) seal(ctx context.Context, from, to *part) error {
 	bound, cancel := context.WithDeadline(ctx, earlier(from.lease.Expires(), to.lease.Expires()))
 	defer cancel()
@@ -291,7 +299,8 @@ func (a *attempt) marked(ctx context.Context, to *part) (bool, error) {
 	return marked, a.translate(err)
 }
 
-// mark marks the name on to, with the floor of its tokens. After an error the seal stays, and the next holder marks the name.
+// mark marks the name on to, with the floor of its tokens. After an error the
+// seal stays, and the next holder marks the name.
 func (a *attempt) mark(ctx context.Context, to *part, floor uint64) error {
 	bound, cancel := context.WithDeadline(ctx, to.lease.Expires())
 	defer cancel()
@@ -302,7 +311,8 @@ func (a *attempt) mark(ctx context.Context, to *part, floor uint64) error {
 	return a.translate(err)
 }
 
-// translate returns the error for the caller, in place of the error of a context that only bounds a request.
+// translate returns the error for the caller, in place of the error of a
+// context that only bounds a request.
 func (a *attempt) translate(err error) error {
 	if err == nil || a.outer.Err() != nil || !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, context.Canceled) {
 		return err

@@ -9,8 +9,9 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// Inspect implements driver.Inspector. It asks the backend that every holder of the name has a hold on: to for a sealed name,
-// otherwise from. With a gate it asks to in PhaseNew.
+// Inspect implements driver.Inspector. It asks the backend that every holder of
+// the name has a hold on: to for a sealed name, otherwise from. With a gate it
+// asks to in PhaseNew.
 func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error) {
 	s, err := d.inspect(ctx, name)
 	s.Hold, s.Owner = strings.TrimPrefix(s.Hold, ofProgram), strings.TrimPrefix(s.Owner, ofProgram)
@@ -30,7 +31,8 @@ func (d *Driver) inspect(ctx context.Context, name string) (driver.Status, error
 	if err != nil || d.gate != nil {
 		return status, err
 	}
-	// Asked second: a name that is not sealed now was not sealed when it was inspected.
+	// Asked second: a name that is not sealed now was not sealed when it was
+	// inspected.
 	if _, sealed, err := d.sealer.Sealed(ctx, name); err != nil {
 		return driver.Status{}, err
 	} else if !sealed {
@@ -50,8 +52,10 @@ func inspectors(d *Driver) (from, to driver.Inspector, err error) {
 	return from, to, nil
 }
 
-// ForceUnlock implements driver.ForceUnlocker. It ends the hold on the backend that Inspect asks. If that was from, and the same hold is
-// on to as well, a second request ends it there: a client that gets the name between the two may lose it again, and is told.
+// ForceUnlock implements driver.ForceUnlocker. It ends the hold on the backend
+// that Inspect asks. If that was from, and the same hold is on to as well, a
+// second request ends it there: a client that gets the name between the two may
+// lose it again, and is told.
 func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
 	from, okFrom := d.from.Driver.(driver.ForceUnlocker)
 	to, okTo := d.to.Driver.(driver.ForceUnlocker)

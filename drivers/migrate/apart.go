@@ -9,15 +9,19 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// ErrSame: the two backends are one and the same, so each lock would wait for itself.
+// ErrSame: the two backends are one and the same, so each lock would wait for
+// itself.
 var ErrSame = fmt.Errorf("from and to are the same backend by two addresses: %w", errors.ErrUnsupported)
 
-// apartNames is how many names there are for the question whether the backends are different; several processes may ask at a time.
+// apartNames is how many names there are for the question whether the backends
+// are different; several processes may ask at a time.
 const apartNames = 16
 
-// Check looks whether the two backends are different ones, can seal if there is no gate, and belong together: see [ErrSame], [ErrNeedsGate],
-// [ErrOtherBackend] and [ErrWrongWay]. The first Check of a migration ties from to to, where [Driver.Ties] returns nil. Opening by URL calls
-// Check; a program that uses New calls Check before its first lock.
+// Check looks whether the two backends are different ones, can seal if there is
+// no gate, and belong together: see [ErrSame], [ErrNeedsGate],
+// [ErrOtherBackend] and [ErrWrongWay]. The first Check of a migration ties from
+// to to, where [Driver.Ties] returns nil. Opening by URL calls Check; a program
+// that uses New calls Check before its first lock.
 func (d *Driver) Check(ctx context.Context) error {
 	bound, end, err := d.closable(ctx)
 	if err != nil {
@@ -34,8 +38,9 @@ func (d *Driver) Check(ctx context.Context) error {
 	return d.closing(ctx, err)
 }
 
-// apart looks whether the two backends are different: a hold on one of them must not be on the other. If somebody else
-// uses one of the names in the same way, apart takes the next name.
+// apart looks whether the two backends are different: a hold on one of them
+// must not be on the other. If somebody else uses one of the names in the same
+// way, apart takes the next name.
 func (d *Driver) apart(ctx context.Context) error {
 	inspectFrom, inspectTo, err := inspectors(d)
 	if err != nil {

@@ -46,7 +46,8 @@ func TestConformanceInFakeTimeWithAGate(t *testing.T) {
 	}
 }
 
-// harness makes two backends for each check, and clients that are all in one phase.
+// harness makes two backends for each check, and clients that are all in one
+// phase.
 func harness(o migrate.Options, ofFrom, ofTo *memory.Options) conformance.Harness {
 	return conformance.Harness{FakeTime: true, Backend: func(testing.TB) *conformance.Backend {
 		from, to := memory.NewServer(ofFrom), memory.NewServer(ofTo)

@@ -14,8 +14,9 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// TestCostIsThatOfTheBackends counts requests for a lock and its release: in phase dual no more than both backends take and one more, in
-// phase new no more than the new backend takes alone.
+// TestCostIsThatOfTheBackends counts requests for a lock and its release: in
+// phase dual no more than both backends take and one more, in phase new no more
+// than the new backend takes alone.
 func TestCostIsThatOfTheBackends(t *testing.T) {
 	a, b := testenv.Redis(t), testenv.Redis(t)
 	from, to := "redisson://"+a.Addr, "redisson://"+b.Addr
@@ -73,8 +74,9 @@ func TestNewCostsTwoAllocations(t *testing.T) {
 	}
 }
 
-// BenchmarkNew compares a name that has moved with the new backend alone: "ratio" is the median, over rounds in which the two take turns, of
-// how long a lock and its release take in phase new, in those of the bare driver.
+// BenchmarkNew compares a name that has moved with the new backend alone:
+// "ratio" is the median, over rounds in which the two take turns, of how long a
+// lock and its release take in phase new, in those of the bare driver.
 func BenchmarkNew(b *testing.B) {
 	for _, test := range []struct {
 		name  string
@@ -102,7 +104,8 @@ func compareNew(b *testing.B, bare string, apart bool, server int) {
 	slice := func(i int, raw string) func() {
 		d := drivertest.Open(b, raw)
 		lock := drivertest.LockerBy(b, func(name string) (func() error, error) {
-			// With a context that can end, as that of most callers: some client libraries have a shorter way for others.
+			// With a context that can end, as that of most callers: some client
+			// libraries have a shorter way for others.
 			l, err := d.Acquire(b.Context(), drivertest.Request(name))
 			return func() error { return l.Release(b.Context()) }, err
 		})

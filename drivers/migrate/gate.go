@@ -16,9 +16,9 @@ import (
 // it works with any two backends. PhaseDual excludes both, and needs no gate.
 //
 // A process in PhaseOld is a member: it holds one of a number of slots on the
-// old backend, each the lock of a reserved name. A process in PhaseNew holds one
-// on the new backend. A process takes a slot first, and then checks that all
-// slots of the other kind are free, by acquiring and releasing each. Of two
+// old backend, each the lock of a reserved name. A process in PhaseNew holds
+// one on the new backend. A process takes a slot first, and then checks that
+// all slots of the other kind are free, by acquiring and releasing each. Of two
 // processes of different kinds the later one sees the earlier one. All locks of
 // a member end with its membership. A check holds a slot for a moment, so a
 // taken slot is checked again before it counts as a member's.
@@ -34,15 +34,20 @@ type gate struct {
 	mu      sync.Mutex
 	current *member
 	retired map[*member]struct{} // of earlier phases, with uses left
-	joining chan struct{}        // closed at the end of an attempt to become a member; nil if there is no attempt
-	refused refusal              // the last one
-	wish    *member              // shows others that this process is not in PhaseOld and wants to be; nil otherwise
-	timer   *time.Timer          // for what the gate does by itself
-	acting  bool                 // the gate is at it
-	over    bool                 // PhaseOld has ended for good
+	// closed at the end of an attempt to become a member; nil if there is no
+	// attempt
+	joining chan struct{}
+	refused refusal // the last one
+	// shows others that this process is not in PhaseOld and wants to be; nil
+	// otherwise
+	wish   *member
+	timer  *time.Timer // for what the gate does by itself
+	acting bool        // the gate is at it
+	over   bool        // PhaseOld has ended for good
 }
 
-// refusal is the error of all locks of a refused process until it asks again, which takes hundreds of requests.
+// refusal is the error of all locks of a refused process until it asks again,
+// which takes hundreds of requests.
 type refusal struct {
 	err   error
 	phase Phase
@@ -68,7 +73,8 @@ func (r *refusal) after(err error, p Phase) {
 	*r = refusal{err, p, pause, time.Now().Add(pause)}
 }
 
-// refusedBy reports whether err says that the process may not be in its phase, until somebody else changes something.
+// refusedBy reports whether err says that the process may not be in its phase,
+// until somebody else changes something.
 func refusedBy(err error) bool {
 	return errors.As(err, new(*BehindError)) || errors.Is(err, ErrFull) || errors.Is(err, ErrFinalized)
 }
@@ -81,8 +87,8 @@ func (r *refusal) stands(p Phase) error {
 	return nil
 }
 
-// MaxMembers is how many processes a gate has room for in PhaseOld, and as many in PhaseNew. Every process of a migration has to have the
-// same.
+// MaxMembers is how many processes a gate has room for in PhaseOld, and as many
+// in PhaseNew. Every process of a migration has to have the same.
 const MaxMembers = 128
 
 // reserved begins the names that belong to the migration.
@@ -129,13 +135,15 @@ var (
 	ErrReserved = fmt.Errorf("names that begin with %s are reserved: %w", reserved, errors.ErrUnsupported)
 )
 
-// BehindError says that a process cannot be in a phase because other processes are two phases away.
+// BehindError says that a process cannot be in a phase because other processes
+// are two phases away.
 type BehindError struct {
 	Phase   Phase    // of the other processes
 	Members []Member // the other processes; Driver.Members may tell more of each
 }
 
-// Member is a process in PhaseOld or PhaseNew of the gated procedure, or one that would be in PhaseOld.
+// Member is a process in PhaseOld or PhaseNew of the gated procedure, or one
+// that would be in PhaseOld.
 type Member struct {
 	Phase Phase  `json:"phase"`
 	Wants bool   `json:"wants,omitempty"` // the process is not in Phase, and asks for Phase again and again
@@ -173,7 +181,8 @@ func newGate(d *Driver) *gate {
 	}
 }
 
-// opposite returns the phase that must be over before p, and the backends on which members of the two are.
+// opposite returns the phase that must be over before p, and the backends on
+// which members of the two are.
 func (g *gate) opposite(p Phase) (q Phase, own, others *backend) {
 	if p == PhaseOld {
 		return PhaseNew, g.d.from, g.d.to
@@ -181,7 +190,8 @@ func (g *gate) opposite(p Phase) (q Phase, own, others *backend) {
 	return PhaseOld, g.d.to, g.d.from
 }
 
-// enter returns the membership for the phase of the driver, with a use more, and makes a membership where there is none.
+// enter returns the membership for the phase of the driver, with a use more,
+// and makes a membership where there is none.
 func (g *gate) enter(ctx context.Context) (*member, error) {
 	for {
 		g.mu.Lock()
@@ -227,7 +237,8 @@ func (g *gate) enter(ctx context.Context) (*member, error) {
 	}
 }
 
-// enterNow is enter for callers that want the answer of now, and not that of the last refusal.
+// enterNow is enter for callers that want the answer of now, and not that of
+// the last refusal.
 func (g *gate) enterNow(ctx context.Context) (*member, error) {
 	g.mu.Lock()
 	g.refused = refusal{}
@@ -235,7 +246,8 @@ func (g *gate) enterNow(ctx context.Context) (*member, error) {
 	return g.enter(ctx)
 }
 
-// replace makes m the current membership, and returns the one before, for the caller to retire. It is called with mu held.
+// replace makes m the current membership, and returns the one before, for the
+// caller to retire. It is called with mu held.
 func (g *gate) replace(m *member) (old *member) {
 	old, g.current = g.current, m
 	if old != nil {
@@ -317,7 +329,8 @@ func (g *gate) drain(ctx context.Context, p Phase) error {
 	}
 }
 
-// gated takes the name in the phase of the process, and begins anew when the phase changes before the grant.
+// gated takes the name in the phase of the process, and begins anew when the
+// phase changes before the grant.
 func (a *attempt) gated(ctx context.Context) (*lease, error) {
 	if strings.HasPrefix(a.r.Name, reserved) {
 		return nil, ErrReserved
@@ -329,7 +342,8 @@ func (a *attempt) gated(ctx context.Context) (*lease, error) {
 	for {
 		m, err := a.d.gate.enter(ctx)
 		if refusedBy(err) {
-			return nil, fmt.Errorf("%w: %w", driver.ErrUnavailable, err) // until somebody has changed the phase
+			// until somebody has changed the phase
+			return nil, fmt.Errorf("%w: %w", driver.ErrUnavailable, err)
 		} else if err != nil {
 			return nil, a.translate(err)
 		}
@@ -344,7 +358,8 @@ func (a *attempt) gated(ctx context.Context) (*lease, error) {
 	}
 }
 
-// under takes the name in the phase of m, and gives up when the membership is over.
+// under takes the name in the phase of m, and gives up when the membership is
+// over.
 func (a *attempt) under(ctx context.Context, m *member) (*lease, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

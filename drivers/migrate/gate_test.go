@@ -104,7 +104,8 @@ func (d before) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, e
 	return d.onlyDriverAndAdmin.Acquire(ctx, r)
 }
 
-// TestGateLooksAfterTheSlotIsTaken: another process becomes a member of the other kind at the last moment.
+// TestGateLooksAfterTheSlotIsTaken: another process becomes a member of the
+// other kind at the last moment.
 func TestGateLooksAfterTheSlotIsTaken(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t, nil, nil)
@@ -120,7 +121,8 @@ func TestGateLooksAfterTheSlotIsTaken(t *testing.T) {
 	})
 }
 
-// TestFinalizeKeepsProcessesOutOfPhaseOld, also when nobody is in PhaseNew any more.
+// TestFinalizeKeepsProcessesOutOfPhaseOld, also when nobody is in PhaseNew any
+// more.
 func TestFinalizeKeepsProcessesOutOfPhaseOld(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t, nil, nil)
@@ -160,7 +162,8 @@ func TestFinalizeKeepsProcessesOutOfPhaseOld(t *testing.T) {
 	})
 }
 
-// TestOneThatLooksWhileTheGateIsClosed goes to PhaseOld, and finds nobody in PhaseNew any more.
+// TestOneThatLooksWhileTheGateIsClosed goes to PhaseOld, and finds nobody in
+// PhaseNew any more.
 func TestOneThatLooksWhileTheGateIsClosed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t, nil, nil)
@@ -179,7 +182,8 @@ func TestOneThatLooksWhileTheGateIsClosed(t *testing.T) {
 	})
 }
 
-// TestFinalizeLooksForItsSlot after it has sealed: without it somebody may have got into PhaseOld before.
+// TestFinalizeLooksForItsSlot after it has sealed: without it somebody may have
+// got into PhaseOld before.
 func TestFinalizeLooksForItsSlot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t, nil, nil)
@@ -199,7 +203,8 @@ func TestFinalizeLooksForItsSlot(t *testing.T) {
 	})
 }
 
-// TestOneThatIsKilledWhileItLooksIsInNobodysWayForLong cuts a process off in the middle of its looks.
+// TestOneThatIsKilledWhileItLooksIsInNobodysWayForLong cuts a process off in
+// the middle of its looks.
 func TestOneThatIsKilledWhileItLooksIsInNobodysWayForLong(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t, nil, nil)
@@ -374,7 +379,8 @@ func (d after) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, er
 	return l, err
 }
 
-// TestAGrantAfterTheEndOfTheMembershipDoesNotCount: the process becomes a member again, and asks again.
+// TestAGrantAfterTheEndOfTheMembershipDoesNotCount: the process becomes a
+// member again, and asks again.
 func TestAGrantAfterTheEndOfTheMembershipDoesNotCount(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t, nil, sessions)
@@ -457,7 +463,8 @@ func (d brief) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, er
 	return d.onlyDriverAndAdmin.Acquire(ctx, r)
 }
 
-// TestLooksAreBrief: a slot that is looked at is free again soon, also if the process that looks is killed.
+// TestLooksAreBrief: a slot that is looked at is free again soon, also if the
+// process that looks is killed.
 func TestLooksAreBrief(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t, nil, nil)

@@ -11,7 +11,8 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// lease is a hold on one backend or on both. It keeps to these, whatever the phase of the driver becomes.
+// lease is a hold on one backend or on both. It keeps to these, whatever the
+// phase of the driver becomes.
 type lease struct {
 	d     *Driver
 	a     *attempt
@@ -39,7 +40,8 @@ const (
 	lost
 )
 
-// newLease begins a way to a grant. Each way has a Hold of its own, the same on both backends.
+// newLease begins a way to a grant. Each way has a Hold of its own, the same on
+// both backends.
 func (a *attempt) newLease() *lease {
 	l, hold := &a.only, ofProgram+a.r.Hold
 	if a.again {
@@ -84,7 +86,8 @@ func (l *lease) abandonWith(p *part, gone context.CancelFunc) {
 	}
 }
 
-// grant makes a lease of the parts, with the tokens of one. If a part is lost, grant releases the others.
+// grant makes a lease of the parts, with the tokens of one. If a part is lost,
+// grant releases the others.
 func (l *lease) grant(ctx context.Context, tokens *part, parts ...*part) (*lease, error) {
 	l.parts = append(l.list[:0], parts...)
 	if l.d.info.Fencing != driver.None {
@@ -177,7 +180,8 @@ func (l *lease) Expires() time.Time {
 	return l.m.bound(t)
 }
 
-// Session implements driver.SessionLease: the session that ends first, the membership included.
+// Session implements driver.SessionLease: the session that ends first, the
+// membership included.
 func (l *lease) Session() (expires time.Time, ttl time.Duration) {
 	if m := l.m; m != nil && m.b != nil {
 		expires, ttl = m.lease.Expires(), m.request.TTL
@@ -224,7 +228,8 @@ func (l *lease) Release(ctx context.Context) error {
 	return l.finish(func(p *part) error { return p.release(ctx) })
 }
 
-// MayLeave implements driver.MayLeave. With a gate a hold ends with the membership of its process.
+// MayLeave implements driver.MayLeave. With a gate a hold ends with the
+// membership of its process.
 func (d *Driver) MayLeave() error {
 	if d.gate != nil {
 		return fmt.Errorf("migrate: a migration with a gate keeps no hold without its client: %w", errors.ErrUnsupported)
@@ -286,14 +291,16 @@ func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
 	return nil
 }
 
-// renewable reports whether it makes sense to renew the lease. A lease that has run out on one backend is not renewed on the other.
+// renewable reports whether it makes sense to renew the lease. A lease that has
+// run out on one backend is not renewed on the other.
 func (l *lease) renewable() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.state == held && time.Now().Before(l.Expires())
 }
 
-// answered takes the answer to a renewal of p. When p is over, the lease is over too, and its other parts are released.
+// answered takes the answer to a renewal of p. When p is over, the lease is
+// over too, and its other parts are released.
 func (l *lease) answered(p *part, err error) error {
 	if errors.Is(err, driver.ErrNotHeld) && l.lose(p, err) {
 		l.leave(p)

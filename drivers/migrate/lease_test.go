@@ -12,7 +12,8 @@ import (
 	"github.com/go-dsync/dsync/drivers/migrate"
 )
 
-// TestReleaseEndsTheNewBackendFirst: who gets the name on the old backend next finds the new one free, and waits once.
+// TestReleaseEndsTheNewBackendFirst: who gets the name on the old backend next
+// finds the new one free, and waits once.
 func TestReleaseEndsTheNewBackendFirst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t, nil, nil)
@@ -44,7 +45,8 @@ func TestForceUnlockEndsBothHalves(t *testing.T) {
 	})
 }
 
-// TestAnUndoThatFailedIsUnknown: the name may be held on the old backend for a while, by nobody.
+// TestAnUndoThatFailedIsUnknown: the name may be held on the old backend for a
+// while, by nobody.
 func TestAnUndoThatFailedIsUnknown(t *testing.T) {
 	for _, kind := range []memory.FaultKind{memory.CutOff, memory.LoseAnswer, memory.Hang} {
 		synctest.Test(t, func(t *testing.T) {
@@ -67,7 +69,8 @@ func TestAnUndoThatFailedIsUnknown(t *testing.T) {
 	}
 }
 
-// TestADeadlineOfARequestIsNotTheCallers, who has none: what does not answer is a backend.
+// TestADeadlineOfARequestIsNotTheCallers, who has none: what does not answer is
+// a backend.
 func TestADeadlineOfARequestIsNotTheCallers(t *testing.T) {
 	for _, test := range []struct {
 		what  string

@@ -14,7 +14,8 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// member is the membership of a process in one phase, for all that the process locks in that phase. In PhaseDual a membership has no slot, and lasts.
+// member is the membership of a process in one phase, for all that the process
+// locks in that phase. In PhaseDual a membership has no slot, and lasts.
 type member struct {
 	g       *gate
 	phase   Phase
@@ -63,7 +64,8 @@ func (m *member) Lost(cause error) {
 	m.g.lost(m)
 }
 
-// bound returns the earlier of t and the time until when the membership lasts at least.
+// bound returns the earlier of t and the time until when the membership lasts
+// at least.
 func (m *member) bound(t time.Time) time.Time {
 	if m == nil || m.b == nil {
 		return t
@@ -101,7 +103,8 @@ func (m *member) use() bool {
 	return true
 }
 
-// carry makes a lease with a use end with the membership. It returns false if the membership is over.
+// carry makes a lease with a use end with the membership. It returns false if
+// the membership is over.
 func (m *member) carry(l *lease) bool {
 	if m == nil {
 		return true
@@ -149,7 +152,8 @@ func (m *member) retire() {
 	}
 }
 
-// finish reports, once, that the slot is to be given back. It is called with mu held.
+// finish reports, once, that the slot is to be given back. It is called with mu
+// held.
 func (m *member) finish() bool {
 	over := m.retired && m.uses == 0 && !m.left
 	m.left = m.left || over
@@ -263,7 +267,8 @@ const (
 	lookFor   = 300 * time.Millisecond // how long a slot has to be taken to count as a member's
 	lookPause = 20 * time.Millisecond
 
-	// lookTTL is the TTL of a slot taken for a look, so that a process killed during its look is in nobody's way for long.
+	// lookTTL is the TTL of a slot taken for a look, so that a process killed
+	// during its look is in nobody's way for long.
 	lookTTL = 5 * time.Second
 
 	// lookPrefix begins the hold of a slot taken for a look. The slot may be a
@@ -331,7 +336,8 @@ func lookAtAll(ctx context.Context, b *backend, k slotKind, which []int, at look
 	return members, err
 }
 
-// tryAt is a lookAt without doubt: only a slot that can be taken is surely free.
+// tryAt is a lookAt without doubt: only a slot that can be taken is surely
+// free.
 func (g *gate) tryAt(ctx context.Context, b *backend, k slotKind, slot int) (*Member, error) {
 	r := g.asks(slotName(k, slot), quiet{}, true)
 	r.TTL, r.Hold = g.d.nearestTTL(min(lookTTL, g.d.ttl)), lookPrefix+r.Hold
@@ -364,12 +370,14 @@ func describe(ctx context.Context, b *backend, k slotKind, slot int) (*Member, e
 		passing: strings.HasPrefix(s.Hold, lookPrefix)}, nil
 }
 
-// ID returns the beginning of the identities of all holds that the driver makes on its own behalf, a membership among them.
+// ID returns the beginning of the identities of all holds that the driver makes
+// on its own behalf, a membership among them.
 func (d *Driver) ID() string { return d.id }
 
-// Members returns the processes in PhaseOld and in PhaseNew of the gated procedure, and the processes that want to be in PhaseOld and may
-// not; processes in PhaseDual are no members. Members changes nothing, and is as exact as Inspect of the backends. A change of phase does
-// not rely on Members.
+// Members returns the processes in PhaseOld and in PhaseNew of the gated
+// procedure, and the processes that want to be in PhaseOld and may not;
+// processes in PhaseDual are no members. Members changes nothing, and is as
+// exact as Inspect of the backends. A change of phase does not rely on Members.
 func (d *Driver) Members(ctx context.Context) ([]Member, error) {
 	if d.gate == nil {
 		return nil, fmt.Errorf("migrate: members are known with a gate alone: %w", errors.ErrUnsupported)

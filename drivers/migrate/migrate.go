@@ -1,17 +1,23 @@
-// Package migrate moves locks from one backend to another while all programs run. Its driver is made of two, from and to, and registers
-// the URL scheme "migrate":
+// Package migrate moves locks from one backend to another while all programs
+// run. Its driver is made of two, from and to, and registers the URL scheme
+// "migrate":
 //
 //	migrate:?from=redisson%3A%2F%2Fold%3A6379&to=redisson%3A%2F%2Fnew%3A6379&phase=dual
 //
-// A process is in one [Phase] at a time: first in PhaseDual, then in PhaseNew. Processes in any phases exclude each other, and programs
-// that only know from. A seal, a grant on from that never ends, keeps the latter out of a name that has moved. See docs/migration.md.
+// A process is in one [Phase] at a time: first in PhaseDual, then in PhaseNew.
+// Processes in any phases exclude each other, and programs that only know from.
+// A seal, a grant on from that never ends, keeps the latter out of a name that
+// has moved. See docs/migration.md.
 //
-// From has to be a [move.Sealer], to a [move.Marker]. Names can return if from is also a [move.Unsealer] and to a [move.Unmarker].
-// Other pairs need [Options.Gated]: processes register on the backends, and no process enters PhaseNew while one is in PhaseOld.
+// From has to be a [move.Sealer], to a [move.Marker]. Names can return if from
+// is also a [move.Unsealer] and to a [move.Unmarker]. Other pairs need
+// [Options.Gated]: processes register on the backends, and no process enters
+// PhaseNew while one is in PhaseOld.
 //
 // # Parameters
 //
-// Besides ttl=, require= and fenced=, which every backend has, and which belong to this URL only:
+// Besides ttl=, require= and fenced=, which every backend has, and which belong
+// to this URL only:
 //
 //	from=URL, to=URL                 the two backends, with special characters as %XX
 //	phase=dual|new                   see [Phase]; with a gate also old
@@ -19,9 +25,11 @@
 //
 // # What does not move
 //
-// Reads, writes, permits and latches are refused (errors.ErrUnsupported): readers would need tokens between those of the writers on both
-// backends, the permits of both would have to be counted together, and names of latches do not move. Programs that only know from, in any
-// mode, and programs in the migration exclude each other.
+// Reads, writes, permits and latches are refused (errors.ErrUnsupported):
+// readers would need tokens between those of the writers on both backends, the
+// permits of both would have to be counted together, and names of latches do
+// not move. Programs that only know from, in any mode, and programs in the
+// migration exclude each other.
 package migrate
 
 import (
@@ -41,8 +49,8 @@ import (
 	"github.com/go-dsync/dsync/driver/move"
 )
 
-// Phase says which of the two backends a process asks. A name that is sealed on from has moved: from then on it is locked on to alone,
-// whatever the phase.
+// Phase says which of the two backends a process asks. A name that is sealed on
+// from has moved: from then on it is locked on to alone, whatever the phase.
 type Phase int8
 
 const (
@@ -73,10 +81,12 @@ func (p Phase) MarshalText() ([]byte, error) { return []byte(p.String()), nil }
 
 // The refusals of a Driver. Errors that match these say why.
 var (
-	// ErrPhase: not possible in this phase, or there is no such phase, as PhaseOld without a gate.
+	// ErrPhase: not possible in this phase, or there is no such phase, as
+	// PhaseOld without a gate.
 	ErrPhase = errors.New("not possible in this phase")
 
-	// ErrTokens: the tokens of the pair could fall. Options.Unfenced gives them up.
+	// ErrTokens: the tokens of the pair could fall. Options.Unfenced gives them
+	// up.
 	ErrTokens = fmt.Errorf("the fencing tokens would fall: %w", errors.ErrUnsupported)
 
 	// ErrNeedsGate: the pair can be migrated with Options.Gated alone.
@@ -90,7 +100,8 @@ var (
 type Options struct {
 	Phase Phase
 
-	// Unfenced gives up the tokens. Otherwise a pair is refused if from alone has tokens.
+	// Unfenced gives up the tokens. Otherwise a pair is refused if from alone
+	// has tokens.
 	Unfenced bool
 
 	// Gated is the procedure for backends that keep no seals. All programs have
@@ -98,13 +109,15 @@ type Options struct {
 	// have them. See docs/migration.md.
 	Gated bool
 
-	// FromFloor and ToFloor are added to the tokens of the two, as floor parameters in their URLs are. With a ToFloor above all tokens of
-	// from, tokens rise also for names that nobody locks before the programs use to alone, with that floor: see [Driver.Tokens].
+	// FromFloor and ToFloor are added to the tokens of the two, as floor
+	// parameters in their URLs are. With a ToFloor above all tokens of from,
+	// tokens rise also for names that nobody locks before the programs use to
+	// alone, with that floor: see [Driver.Tokens].
 	FromFloor, ToFloor uint64
 
-	// TTL is that of the driver's own holds, such as a membership. The default is
-	// 30 s, or the nearest TTL that both backends keep. With a gate, leases may
-	// have a TTL of up to 20 times as long.
+	// TTL is that of the driver's own holds, such as a membership. The default
+	// is 30 s, or the nearest TTL that both backends keep. With a gate, leases
+	// may have a TTL of up to 20 times as long.
 	TTL time.Duration
 }
 
@@ -161,11 +174,13 @@ func (b *backend) above(token *uint64) {
 	}
 }
 
-// below returns the value above which the driver has to raise its tokens, so that with the floor they are above last.
+// below returns the value above which the driver has to raise its tokens, so
+// that with the floor they are above last.
 func (b *backend) below(last uint64) uint64 { return last - min(last, b.floor) }
 
-// New returns a driver that moves locks between two backends, and refuses a pair that cannot be migrated or whose tokens could fall. It
-// owns both drivers, and closes them, unless it returns an error.
+// New returns a driver that moves locks between two backends, and refuses a
+// pair that cannot be migrated or whose tokens could fall. It owns both
+// drivers, and closes them, unless it returns an error.
 func New(from, to driver.Driver, o *Options) (*Driver, error) {
 	if o == nil {
 		o = &Options{}
@@ -211,10 +226,12 @@ func New(from, to driver.Driver, o *Options) (*Driver, error) {
 	return d, nil
 }
 
-// errOldNeedsGate: with seals, a process in PhaseOld would be the same as a program that knows from alone.
+// errOldNeedsGate: with seals, a process in PhaseOld would be the same as a
+// program that knows from alone.
 var errOldNeedsGate = fmt.Errorf("migrate: %w: phase %v is there with a gate alone", ErrPhase, PhaseOld)
 
-// processID identifies this driver, and tells people where it is: host, process and a random text, without a colon.
+// processID identifies this driver, and tells people where it is: host, process
+// and a random text, without a colon.
 func processID() string {
 	plain := strings.Map(func(r rune) rune {
 		if 'a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9' {
@@ -240,8 +257,9 @@ const HoldPrefix = "migrate-"
 // ofProgram begins the holds of programs that use the migration.
 const ofProgram = HoldPrefix + "for-"
 
-// maxLeases is how many times as long as the TTL of a membership that of a lease may be. Package dsync ends a lease by 1 % of its TTL early,
-// and takes no lease that ends at once.
+// maxLeases is how many times as long as the TTL of a membership that of a
+// lease may be. Package dsync ends a lease by 1 % of its TTL early, and takes
+// no lease that ends at once.
 const maxLeases = 20
 
 // choose prepares d for one of the two procedures.
@@ -270,7 +288,8 @@ func (d *Driver) choose(o *Options) error {
 	return nil
 }
 
-// weakest returns what holds in every phase, and on the way from one to the next: no order goes over from one backend to the other.
+// weakest returns what holds in every phase, and on the way from one to the
+// next: no order goes over from one backend to the other.
 func weakest(a, b driver.Info) driver.Info {
 	i := driver.Info{
 		Name:       "migrate",
@@ -292,7 +311,8 @@ func weakest(a, b driver.Info) driver.Info {
 	return i
 }
 
-// common returns the shortest duration that is a multiple of both. 0 means that every duration is a multiple.
+// common returns the shortest duration that is a multiple of both. 0 means that
+// every duration is a multiple.
 func common(a, b time.Duration) time.Duration {
 	if a == 0 || b == 0 {
 		return max(a, b)
@@ -307,7 +327,8 @@ func common(a, b time.Duration) time.Duration {
 // nextHold returns the identity of a hold of the driver's own.
 func (d *Driver) nextHold() string { return fmt.Sprintf("%s:%d", d.id, d.holds.Add(1)) }
 
-// Info implements driver.Driver: the promises that both backends keep, in every phase, without an order.
+// Info implements driver.Driver: the promises that both backends keep, in every
+// phase, without an order.
 func (d *Driver) Info() driver.Info { return d.info }
 
 // Phase returns the phase of d.
@@ -319,8 +340,8 @@ func (d *Driver) Phase() Phase { return Phase(d.phase.Load()) }
 //
 // With a gate SetPhase moves d one phase on or back ([ErrSkipped]), and waits
 // for holds of this process that are two phases away. It returns a
-// [*BehindError] if other processes are. Waiting calls of Acquire start again in
-// the new phase. After an error nothing has changed.
+// [*BehindError] if other processes are. Waiting calls of Acquire start again
+// in the new phase. After an error nothing has changed.
 func (d *Driver) SetPhase(ctx context.Context, p Phase) error {
 	switch {
 	case !p.valid():
@@ -384,8 +405,9 @@ func (d *Driver) enter(group *sync.WaitGroup) bool {
 	return !d.closed
 }
 
-// closable begins a task that Close ends, and waits for, before it closes the backends. It returns the context for the task, and a function
-// to call at its end.
+// closable begins a task that Close ends, and waits for, before it closes the
+// backends. It returns the context for the task, and a function to call at its
+// end.
 func (d *Driver) closable(ctx context.Context) (bound context.Context, end func(), err error) {
 	if !d.enter(&d.steps) {
 		return nil, nil, driver.ErrClosed
@@ -399,7 +421,8 @@ func (d *Driver) closable(ctx context.Context) (bound context.Context, end func(
 	}, nil
 }
 
-// spawn runs f in a goroutine that Close waits for. It does not run f when Close ends all holds anyway.
+// spawn runs f in a goroutine that Close waits for. It does not run f when
+// Close ends all holds anyway.
 func (d *Driver) spawn(f func()) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -6,15 +6,19 @@ import (
 	"testing"
 )
 
-// The model of the gate is one name on two backends and a few processes, which become members, lock, change the phase one by one,
-// stop for longer than their holds last, and crash, at every step. Each process has a slot of its own on each backend. At the end one of
-// them closes the gate, and then they are given the new backend alone. One of them may be astray: its new backend is another one. Then all
-// look first whether the old backend is tied to their new one, and tie it if it is tied to none.
+// The model of the gate is one name on two backends and a few processes, which
+// become members, lock, change the phase one by one, stop for longer than their
+// holds last, and crash, at every step. Each process has a slot of its own on
+// each backend. At the end one of them closes the gate, and then they are given
+// the new backend alone. One of them may be astray: its new backend is another
+// one. Then all look first whether the old backend is tied to their new one,
+// and tie it if it is tied to none.
 
 // plainTo is the phase in the model of a process that knows to alone.
 const plainTo = PhaseNew + 1
 
-// modelAstray is the new backend of a process that is astray, beside modelFrom and modelTo.
+// modelAstray is the new backend of a process that is astray, beside modelFrom
+// and modelTo.
 const modelAstray = 2
 
 // gateVariant is what a wrong gate leaves out or does in another way.
@@ -224,7 +228,8 @@ func (v gateVariant) step(s gateModel, p int, e emitGate) {
 	}
 }
 
-// tie looks whether from is tied to the new backend of the process, and ties it if it is tied to none.
+// tie looks whether from is tied to the new backend of the process, and ties it
+// if it is tied to none.
 func (v gateVariant) tie(s gateModel, p int, e emitGate) {
 	x := &s.processes[p]
 	switch x.at {
@@ -335,7 +340,8 @@ func (v gateVariant) ask(s gateModel, p int, e emitGate) {
 	e("asks whether the gate is open", true, s)
 }
 
-// move changes the phase by one. What is held goes on under the phase before, and with it the membership.
+// move changes the phase by one. What is held goes on under the phase before,
+// and with it the membership.
 func (v gateVariant) move(s gateModel, p int, e emitGate) {
 	x := s.processes[p]
 	if x.moves == 0 {
@@ -416,7 +422,8 @@ func (v gateVariant) look(s gateModel, p int, e emitGate) {
 	e("finds a slot free", true, s)
 }
 
-// granted is the end of an Acquire. Holds and memberships that are over are found out here.
+// granted is the end of an Acquire. Holds and memberships that are over are
+// found out here.
 func (v gateVariant) granted(s *gateModel, p int) {
 	x := &s.processes[p]
 	side, registers := x.kind(x.phase)
@@ -448,7 +455,8 @@ func (s gateModel) finished() bool {
 	return !slices.ContainsFunc(s.processes[:], func(x gateProcess) bool { return x.at != gateStopped })
 }
 
-// search begins with processes in all phases that are possible together. The last argument is which of them is astray, if it is one.
+// search begins with processes in all phases that are possible together. The
+// last argument is which of them is astray, if it is one.
 func (v gateVariant) search(ends bool, locks, moves, crashes, pauses int8, astray Phase) (states int, wrong string, way []string) {
 	y := system[gateModel]{
 		steps:    v.steps,

@@ -31,7 +31,8 @@ type system[S comparable] struct {
 	finished func(s S) bool   // nothing is left to do; nil: deadlocks are not looked for
 }
 
-// search looks at all states that can be reached, and returns what is wrong with the first one that is, and how it is reached.
+// search looks at all states that can be reached, and returns what is wrong
+// with the first one that is, and how it is reached.
 func (y system[S]) search(start S) (states int, wrong string, way []string) {
 	start = y.sorted(start)
 	nodes := []node[S]{{state: start, from: -1}}
@@ -81,7 +82,8 @@ func (r rules) search(start model, sought string) (states int, wrong string, way
 	return y.search(start)
 }
 
-// sorted returns s with the processes in an order of their own, since it does not matter which of them is which.
+// sorted returns s with the processes in an order of their own, since it does
+// not matter which of them is which.
 func (r rules) sorted(s model) model {
 	order := [processes]int{0, 1, 2}
 	slices.SortStableFunc(order[:], func(p, q int) int { return cmp.Compare(s.processes[p].key(), s.processes[q].key()) })
@@ -147,7 +149,8 @@ func (r rules) finished(s model) bool {
 	return true
 }
 
-// start is a name of which from has granted tokens up to 3, and to none above floor.
+// start is a name of which from has granted tokens up to 3, and to none above
+// floor.
 func start(active int, crashes, pauses, losses, floor int8) model {
 	s := model{crashes: crashes, pauses: pauses, losses: losses}
 	s.count[modelFrom], s.granted, s.count[modelTo] = 3, 3, floor
@@ -165,7 +168,8 @@ func (s model) afterTheMove() model {
 	return s
 }
 
-// urlFloor is the floor of the tokens in the URL of to, above all that from grants in the model.
+// urlFloor is the floor of the tokens in the URL of to, above all that from
+// grants in the model.
 const urlFloor = 20
 
 var (
@@ -214,7 +218,8 @@ func TestModelKeepsItsPromises(t *testing.T) {
 	}
 }
 
-// TestModelOfAForeignSeal has a name that is sealed on to: nobody gets the name, nor asks again and again.
+// TestModelOfAForeignSeal has a name that is sealed on to: nobody gets the
+// name, nor asks again and again.
 func TestModelOfAForeignSeal(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
@@ -229,7 +234,8 @@ func TestModelOfAForeignSeal(t *testing.T) {
 	}
 }
 
-// TestModelFindsEveryWrongVariant shows that the search would find what it looks for.
+// TestModelFindsEveryWrongVariant shows that the search would find what it
+// looks for.
 func TestModelFindsEveryWrongVariant(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {

@@ -2,9 +2,11 @@ package migrate
 
 import "slices"
 
-// The model is one name on two backends and a few processes, each of which takes the lock again and again in phases of its choice. It
-// follows acquire.go request by request. Everything that can happen in one instant is a step; a search takes all of them in all
-// orders. A hold is valid for as long as the backend keeps it, which is longer than any deadline allows.
+// The model is one name on two backends and a few processes, each of which
+// takes the lock again and again in phases of its choice. It follows acquire.go
+// request by request. Everything that can happen in one instant is a step; a
+// search takes all of them in all orders. A hold is valid for as long as the
+// backend keeps it, which is longer than any deadline allows.
 
 const (
 	processes   = 3
@@ -132,7 +134,8 @@ type rules struct {
 	ends     bool   // the migration may come to its end
 }
 
-// emit is told of the states that follow. Progress says that the step happens by itself, without a fault.
+// emit is told of the states that follow. Progress says that the step happens
+// by itself, without a fault.
 type emit func(what string, progress bool, next model)
 
 func (r rules) id(p int, attempt int8) int8 { return 1 + int8(p)*r.attempts + attempt }
@@ -188,7 +191,8 @@ func (r rules) steps(s model, e emit) {
 	}
 }
 
-// expire ends a hold. That of a process that goes on is a pause longer than the TTL.
+// expire ends a hold. That of a process that goes on is a pause longer than the
+// TTL.
 func (r rules) expire(s model, backend int, e emit) {
 	h := s.holder[backend]
 	if h <= 0 {
@@ -250,7 +254,8 @@ func (r rules) pending(s model, p int) request {
 	return q
 }
 
-// carryOut is what a backend does with a request that may be late, and whether it did it.
+// carryOut is what a backend does with a request that may be late, and whether
+// it did it.
 func (r rules) carryOut(s *model, q request) bool {
 	if b := slices.Index([]int8{onFrom, onTo}, q.kind); b >= 0 {
 		if s.holder[b] != 0 {
@@ -339,7 +344,8 @@ func (r rules) step(s model, p int, e emit) {
 	}
 }
 
-// take gives the name on a backend to p, which goes on at next, or gives up because the answer is lost.
+// take gives the name on a backend to p, which goes on at next, or gives up
+// because the answer is lost.
 func (r rules) take(s model, p, backend int, next int8, e emit) {
 	x := &s.processes[p]
 	if s.losses > 0 {
@@ -506,7 +512,8 @@ func (r rules) released(s model, p, backend int) int8 {
 	return s.holder[backend]
 }
 
-// request seals or marks the name. Its answer may be lost, and it may arrive after its sender has given up.
+// request seals or marks the name. Its answer may be lost, and it may arrive
+// after its sender has given up.
 func (r rules) request(s model, p int, e emit) {
 	x := s.processes[p]
 	q := r.pending(s, p)

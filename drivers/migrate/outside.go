@@ -5,9 +5,10 @@ import (
 	"time"
 )
 
-// What the gate of a process does by itself. In PhaseOld, when the process is no member: it takes a slot of kind wantsOld, so that others
-// see what it wants, and asks for its phase again, as often as refusals allow, whether its program locks anything or not. In PhaseNew: see
-// learn.
+// What the gate of a process does by itself. In PhaseOld, when the process is
+// no member: it takes a slot of kind wantsOld, so that others see what it
+// wants, and asks for its phase again, as often as refusals allow, whether its
+// program locks anything or not. In PhaseNew: see learn.
 
 // lost is called when a member lost its slot.
 func (g *gate) lost(m *member) {

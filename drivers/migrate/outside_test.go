@@ -15,7 +15,8 @@ import (
 	"github.com/go-dsync/dsync/drivers/migrate"
 )
 
-// isBehind reports whether Members shows who as one that is in PhaseOld, or wants to be.
+// isBehind reports whether Members shows who as one that is in PhaseOld, or
+// wants to be.
 func isBehind(t *testing.T, by, who *client) bool {
 	t.Helper()
 	members, err := by.Members(t.Context())
@@ -27,7 +28,8 @@ func isBehind(t *testing.T, by, who *client) bool {
 	})
 }
 
-// TestOneThatMayNotBeInPhaseOldIsSeen: it was frozen, others went on, and its program locks nothing.
+// TestOneThatMayNotBeInPhaseOldIsSeen: it was frozen, others went on, and its
+// program locks nothing.
 func TestOneThatMayNotBeInPhaseOldIsSeen(t *testing.T) {
 	for _, o := range []*memory.Options{nil, sessions} {
 		synctest.Test(t, func(t *testing.T) {
@@ -59,7 +61,8 @@ func TestOneThatMayNotBeInPhaseOldIsSeen(t *testing.T) {
 	}
 }
 
-// TestOneThatWantsToBeInPhaseOldGetsThere when the others are gone, without a lock, and wants no more then.
+// TestOneThatWantsToBeInPhaseOldGetsThere when the others are gone, without a
+// lock, and wants no more then.
 func TestOneThatWantsToBeInPhaseOldGetsThere(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t, nil, nil)
@@ -99,7 +102,8 @@ func (p *pair) gatedSealer(phase migrate.Phase) *client {
 	return c
 }
 
-// TestPhaseNewNeedsTheOldBackendNoLonger once the gate is closed: who loses its slot gets another one while the old backend is dead.
+// TestPhaseNewNeedsTheOldBackendNoLonger once the gate is closed: who loses its
+// slot gets another one while the old backend is dead.
 func TestPhaseNewNeedsTheOldBackendNoLonger(t *testing.T) {
 	for _, known := range []bool{true, false} {
 		synctest.Test(t, func(t *testing.T) {
@@ -137,7 +141,8 @@ func TestPhaseNewNeedsTheOldBackendNoLonger(t *testing.T) {
 	}
 }
 
-// TestClosedIsBelievedOnlyWithALook: whoever sealed may have lost its slot before, and somebody may be in PhaseOld.
+// TestClosedIsBelievedOnlyWithALook: whoever sealed may have lost its slot
+// before, and somebody may be in PhaseOld.
 func TestClosedIsBelievedOnlyWithALook(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t, nil, nil)

@@ -26,8 +26,10 @@ import (
 // pairTTL is long enough for machines that are busy.
 const pairTTL = 2 * time.Second
 
-// pairClient is one client in a storm on real backends: it locks three names as fast as it can, and goes through the phases at times
-// of its own. Names are others every few seconds, since those that have moved have nothing to show any more.
+// pairClient is one client in a storm on real backends: it locks three names as
+// fast as it can, and goes through the phases at times of its own. Names are
+// others every few seconds, since those that have moved have nothing to show
+// any more.
 type pairClient struct {
 	Label, URL, Names, History string
 
@@ -43,7 +45,8 @@ type pairClient struct {
 // clientVariable is where clientProcess reads what to do.
 const clientVariable = "DSYNC_TEST_PAIR_CLIENT"
 
-// clientProcess is a pairClient in a process of its own, until its standard input ends.
+// clientProcess is a pairClient in a process of its own, until its standard
+// input ends.
 func clientProcess() {
 	var c pairClient
 	err := json.Unmarshal([]byte(os.Getenv(clientVariable)), &c)
@@ -69,7 +72,8 @@ func clientProcess() {
 	}
 }
 
-// run returns how often it changed the phase. After the end of ctx it locks each name once more: everybody has to get on.
+// run returns how often it changed the phase. After the end of ctx it locks
+// each name once more: everybody has to get on.
 func (c *pairClient) run(ctx context.Context) (moves int, err error) {
 	h, err := history.Create(c.History, c.Label)
 	if err != nil {
@@ -112,7 +116,8 @@ func (c *pairClient) run(ctx context.Context) (moves int, err error) {
 	return moves, errors.Join(err, client.Close(guard), h.Close())
 }
 
-// open opens the client, as whoever supervises it would: again, while others are in its way, or the machine is too busy.
+// open opens the client, as whoever supervises it would: again, while others
+// are in its way, or the machine is too busy.
 func (c *pairClient) open(ctx context.Context) (driver.Driver, error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), hangGuard)
 	defer cancel()
@@ -193,7 +198,8 @@ func (c *pairClient) move(ctx context.Context, d *migrate.Driver) (moves int, er
 	return moves, nil
 }
 
-// isTemporary reports whether a change may fail like that beside others and under faults.
+// isTemporary reports whether a change may fail like that beside others and
+// under faults.
 func isTemporary(err error) bool {
 	if err == nil {
 		return true

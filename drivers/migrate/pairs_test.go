@@ -36,7 +36,8 @@ const pairClients = 6
 type backend struct {
 	name string
 
-	// place returns the URL of a backend that no other pair uses: with a gate, pairs would meet in the names of the gate.
+	// place returns the URL of a backend that no other pair uses: with a gate,
+	// pairs would meet in the names of the gate.
 	place         func(t *testing.T) string
 	fenced        bool
 	late          time.Duration
@@ -60,14 +61,17 @@ func backends(t *testing.T) []backend {
 	}
 }
 
-// movesTo reports whether the two are a pair. String locks are old ones alone, and move to two others: by seals, and with a gate.
+// movesTo reports whether the two are a pair. String locks are old ones alone,
+// and move to two others: by seals, and with a gate.
 func (b backend) movesTo(to backend) bool {
 	const texts = "redis-string"
 	return to.name != texts && (b.name != texts || to.name == "redisson" || to.name == "pglock")
 }
 
-// TestPairs takes clients through the phases between every two backends, in processes of which some are killed and stopped. So many pairs
-// run side by side as -parallel says. Phases and faults go by the clock; with more pairs for a processor each has fewer grants in between.
+// TestPairs takes clients through the phases between every two backends, in
+// processes of which some are killed and stopped. So many pairs run side by
+// side as -parallel says. Phases and faults go by the clock; with more pairs
+// for a processor each has fewer grants in between.
 func TestPairs(t *testing.T) {
 	all := backends(t)
 	for i, from := range all {
@@ -106,7 +110,8 @@ type pairStorm struct {
 	begin    chan struct{} // closed when they may change the phase
 }
 
-// prepare opens the two backends until the end of the test, also because one of this process lives as long as somebody has it open.
+// prepare opens the two backends until the end of the test, also because one of
+// this process lives as long as somebody has it open.
 func (p *pairStorm) prepare() {
 	p.old, p.new = p.from.place(p.t), p.to.place(p.t)
 	_, seals := drivertest.Open(p.t, p.old).(move.Sealer)
@@ -265,8 +270,8 @@ func (p *pairStorm) spawn(c *pairClient) *testenv.Process {
 	return testenv.Spawn(p.t, "client", clientVariable+"="+string(text))
 }
 
-// processes runs the clients in processes of their own. Some are killed, and others take their place; some are stopped for longer
-// than their leases last.
+// processes runs the clients in processes of their own. Some are killed, and
+// others take their place; some are stopped for longer than their leases last.
 func (p *pairStorm) processes() {
 	random := rand.New(rand.NewPCG(p.seed, 1000))
 	running, labels := make([]*testenv.Process, pairClients), make([]string, pairClients)

@@ -10,7 +10,8 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// part is the hold of a lease on one of the backends, or the attempt at the hold.
+// part is the hold of a lease on one of the backends, or the attempt at the
+// hold.
 type part struct {
 	l       *lease
 	b       *backend
@@ -20,7 +21,9 @@ type part struct {
 	session atomic.Pointer[carried] // nil if no session of this package renews the hold
 	lost    error                   // guarded by lease.mu
 	gone    context.CancelFunc
-	blocked bool // the request was refused and had to wait; written before Acquire of the backend returned
+	// the request was refused and had to wait; written before Acquire of the
+	// backend returned
+	blocked bool
 }
 
 var _ driver.Events = (*part)(nil)
@@ -42,10 +45,12 @@ func (p *part) Tokens() int {
 // Lost implements driver.Events.
 func (p *part) Lost(cause error) { p.l.partLost(p, cause) }
 
-// renewed reports whether the hold lasts only as long as Renew of the lease is called.
+// renewed reports whether the hold lasts only as long as Renew of the lease is
+// called.
 func (p *part) renewed() bool { return p.request.Fixed || !p.l.d.info.KeepsAlive }
 
-// carry has a session keep the hold alive, if the driver has to keep it alive and the backend does not.
+// carry has a session keep the hold alive, if the driver has to keep it alive
+// and the backend does not.
 func (p *part) carry() {
 	if p.renewed() || p.b.info.KeepsAlive {
 		return
@@ -53,7 +58,8 @@ func (p *part) carry() {
 	p.session.Store(p.l.d.carry(p.b, p.lease, p.request.TTL, p.worthwhile, p.Lost))
 }
 
-// worthwhile reports whether it makes sense to keep the hold alive. A lease that has run out on one backend is not renewed on the other.
+// worthwhile reports whether it makes sense to keep the hold alive. A lease
+// that has run out on one backend is not renewed on the other.
 func (p *part) worthwhile() bool {
 	if !p.live() {
 		return false
@@ -100,8 +106,9 @@ func (p *part) renew(ctx context.Context) error {
 	return p.lease.Renew(ctx, p.request.TTL)
 }
 
-// check says whether the hold is still there after other requests of the Acquire. If these had to wait, check asks the backend, and thereby
-// makes a fixed lease last its TTL from now.
+// check says whether the hold is still there after other requests of the
+// Acquire. If these had to wait, check asks the backend, and thereby makes a
+// fixed lease last its TTL from now.
 func (p *part) check(ctx context.Context, waited bool) error {
 	if waited && (p.renewed() || p.session.Load() != nil) {
 		if err := p.renew(ctx); errors.Is(err, driver.ErrNotHeld) {
@@ -116,11 +123,12 @@ func (p *part) check(ctx context.Context, waited bool) error {
 	return nil
 }
 
-// undoLimit bounds how long a failing Acquire waits for the release of its holds. The drivers of the backends clean up holds that are left
-// then.
+// undoLimit bounds how long a failing Acquire waits for the release of its
+// holds. The drivers of the backends clean up holds that are left then.
 const undoLimit = time.Second
 
-// undo releases the hold, because the Acquire goes on with err. It returns err, or a new error if the release failed.
+// undo releases the hold, because the Acquire goes on with err. It returns err,
+// or a new error if the release failed.
 func (p *part) undo(ctx context.Context, err error) error {
 	p.l.mu.Lock()
 	lost := p.lost != nil
@@ -138,7 +146,8 @@ func (p *part) undo(ctx context.Context, err error) error {
 	return fmt.Errorf("%w: %w", driver.ErrUnknown, err)
 }
 
-// token returns the first token of the hold, or 0: above all that were given out for the name, if the caller gets none of this hold.
+// token returns the first token of the hold, or 0: above all that were given
+// out for the name, if the caller gets none of this hold.
 func (p *part) token() uint64 {
 	first, _ := driver.Tokens(p.lease, p.b.floor)
 	return first

@@ -21,7 +21,8 @@ import (
 // hangGuard is no expectation of how long something takes.
 const hangGuard = 30 * time.Second
 
-// TestFromRedisToRedis takes one name through the phases between two servers, beside a program that knows from alone.
+// TestFromRedisToRedis takes one name through the phases between two servers,
+// beside a program that knows from alone.
 func TestFromRedisToRedis(t *testing.T) {
 	a, b := testenv.Redis(t), testenv.Redis(t)
 	open := func(url string) driver.Driver {
@@ -118,7 +119,8 @@ func TestRequests(t *testing.T) {
 	}
 }
 
-// TestServersThatKeepNoSealAreRefused: a fair lock has a queue that is not told of seals.
+// TestServersThatKeepNoSealAreRefused: a fair lock has a queue that is not told
+// of seals.
 func TestServersThatKeepNoSealAreRefused(t *testing.T) {
 	a, b := testenv.Redis(t), testenv.Redis(t)
 	from, to := "redisson://"+a.Addr, "redisson://"+b.Addr

@@ -29,7 +29,8 @@ func (s *share) add(i int, p *part) {
 	s.leases, s.parts, s.index = append(s.leases, p.lease), append(s.parts, p), append(s.index, i)
 }
 
-// RenewAll implements driver.BatchRenewer: side by side on the two backends, in few requests to a backend that renews in batches.
+// RenewAll implements driver.BatchRenewer: side by side on the two backends, in
+// few requests to a backend that renews in batches.
 func (d *Driver) RenewAll(ctx context.Context, leases []driver.Lease, done func(i int, err error)) {
 	all := make([]renewal, len(leases))
 	shares := [2]*share{{b: d.from}, {b: d.to}}
@@ -83,7 +84,8 @@ func (x *renewal) answered(p *part, err error) bool {
 	return x.left == 0
 }
 
-// renewAll renews leases of the backend, in few requests if it renews in batches.
+// renewAll renews leases of the backend, in few requests if it renews in
+// batches.
 func (b *backend) renewAll(ctx context.Context, leases []driver.Lease, ttl func(i int) time.Duration, done func(i int, err error)) {
 	if batches, ok := b.Driver.(driver.BatchRenewer); ok {
 		batches.RenewAll(ctx, leases, done)

@@ -7,7 +7,8 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// reporter reports how the sessions of both backends are kept alive: well, if they are on both.
+// reporter reports how the sessions of both backends are kept alive: well, if
+// they are on both.
 type reporter struct {
 	mu       sync.Mutex
 	told     func(error) // nil if nobody asked
@@ -21,8 +22,9 @@ func (d *Driver) OnKeepAlive(f func(err error)) {
 	d.told.told = f
 }
 
-// report has the backends say how their sessions are kept alive. New calls report, since the membership of this process is acquired
-// on them before anybody calls OnKeepAlive.
+// report has the backends say how their sessions are kept alive. New calls
+// report, since the membership of this process is acquired on them before
+// anybody calls OnKeepAlive.
 func (d *Driver) report() {
 	for _, b := range []*backend{d.from, d.to} {
 		if r, ok := b.Driver.(driver.KeepAliveReporter); ok {

@@ -13,7 +13,8 @@ import (
 	"github.com/go-dsync/dsync/drivers/migrate"
 )
 
-// listened is a backend that fails the test if it is used before it knows whom to tell of its keep-alives.
+// listened is a backend that fails the test if it is used before it knows whom
+// to tell of its keep-alives.
 type listened struct {
 	*memory.Driver
 	t     *testing.T
@@ -35,7 +36,8 @@ func (l *listened) Acquire(ctx context.Context, r *driver.Request) (driver.Lease
 	return l.Driver.Acquire(ctx, r)
 }
 
-// Open tries locks on both backends, and with a gate acquires a membership, before a Client uses the driver.
+// Open tries locks on both backends, and with a gate acquires a membership,
+// before a Client uses the driver.
 func TestBackendsReportFromTheStart(t *testing.T) {
 	driver.Register("listened", func(_ context.Context, c *driver.Config) (driver.Driver, error) {
 		return &listened{Driver: memory.New(&memory.Options{KeepsAlive: true}), t: t}, c.URL.Err()

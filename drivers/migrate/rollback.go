@@ -9,8 +9,10 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// ErrNoWayBack: a name that has moved cannot return to the old backend. Processes in any phase lock it on the new one, and programs that
-// only know the old backend never get it again. Errors that match it say why, and match errors.ErrUnsupported too.
+// ErrNoWayBack: a name that has moved cannot return to the old backend.
+// Processes in any phase lock it on the new one, and programs that only know
+// the old backend never get it again. Errors that match it say why, and match
+// errors.ErrUnsupported too.
 var ErrNoWayBack = fmt.Errorf("the name cannot go back to the old backend: %w", errors.ErrUnsupported)
 
 // quiet has the Events of the driver's own requests.
@@ -20,7 +22,8 @@ func (quiet) Waiting()    {}
 func (quiet) Tokens() int { return 1 }
 func (quiet) Lost(error)  {}
 
-// own begins an attempt of the driver's own at a name. The attempt is over with its end.
+// own begins an attempt of the driver's own at a name. The attempt is over with
+// its end.
 func (d *Driver) own(ctx context.Context, name, owner string) (a *attempt, bound context.Context, err error) {
 	a = &attempt{d: d, r: d.ownRequest(name), outer: ctx, phase: d.Phase()}
 	a.r.Owner = owner
@@ -28,7 +31,8 @@ func (d *Driver) own(ctx context.Context, name, owner string) (a *attempt, bound
 	return a, bound, err
 }
 
-// nearestTTL returns ttl, or 30 s if ttl is 0, or the nearest TTL that both backends keep.
+// nearestTTL returns ttl, or 30 s if ttl is 0, or the nearest TTL that both
+// backends keep.
 func (d *Driver) nearestTTL(ttl time.Duration) time.Duration {
 	if ttl == 0 {
 		ttl = 30 * time.Second
@@ -43,8 +47,9 @@ func (d *Driver) nearestTTL(ttl time.Duration) time.Duration {
 	return ttl
 }
 
-// Seal moves a name to the new backend, as a grant in PhaseNew does, but without a lock to give back: for names that nobody locks.
-// Seal waits until the name is free. A name that has moved is left as it is.
+// Seal moves a name to the new backend, as a grant in PhaseNew does, but
+// without a lock to give back: for names that nobody locks. Seal waits until
+// the name is free. A name that has moved is left as it is.
 func (d *Driver) Seal(ctx context.Context, name string) error {
 	if d.gate != nil {
 		return ErrNoSeals
@@ -62,7 +67,8 @@ func (d *Driver) Seal(ctx context.Context, name string) error {
 	return l.Release(bound)
 }
 
-// Moved reports whether a name has moved to the new backend, by whether the name is sealed on the old one.
+// Moved reports whether a name has moved to the new backend, by whether the
+// name is sealed on the old one.
 func (d *Driver) Moved(ctx context.Context, name string) (bool, error) {
 	if d.gate != nil {
 		return false, ErrNoSeals
@@ -71,11 +77,13 @@ func (d *Driver) Moved(ctx context.Context, name string) (bool, error) {
 	return moved, err
 }
 
-// Rollback takes a name back to the old backend, with tokens above all tokens so far. It waits until the name is free. A name that has not
-// moved is left as it is. After an error, Rollback may be called again.
+// Rollback takes a name back to the old backend, with tokens above all tokens
+// so far. It waits until the name is free. A name that has not moved is left as
+// it is. After an error, Rollback may be called again.
 //
-// All processes have to be in PhaseDual, or the name moves again when it is locked. Rollback fails with [ErrPhase] if d is in another
-// phase, and with [ErrNoWayBack] if the backends cannot take a name back or raise the tokens.
+// All processes have to be in PhaseDual, or the name moves again when it is
+// locked. Rollback fails with [ErrPhase] if d is in another phase, and with
+// [ErrNoWayBack] if the backends cannot take a name back or raise the tokens.
 func (d *Driver) Rollback(ctx context.Context, name string) error {
 	if err := d.WayBack(ctx); err != nil {
 		return err
@@ -112,8 +120,10 @@ func (d *Driver) WayBack(context.Context) error {
 	return nil
 }
 
-// rollback holds the name on to, where every process that knows of the move acquires it. The mark goes first, since a name with a mark and
-// without a seal would be free on both. A crash in between leaves a seal without a mark, as a crash of a move does.
+// rollback holds the name on to, where every process that knows of the move
+// acquires it. The mark goes first, since a name with a mark and without a seal
+// would be free on both. A crash in between leaves a seal without a mark, as a
+// crash of a move does.
 func (a *attempt) rollback(ctx context.Context) error {
 	l := a.newLease()
 	to, err := l.take(ctx, a.d.to, true, false)
@@ -151,7 +161,8 @@ func (a *attempt) goBack(ctx context.Context, to *part) error {
 	return a.over(err)
 }
 
-// over makes errAgain of ErrNotHeld, since the request has to begin anew, and the caller's error of others.
+// over makes errAgain of ErrNotHeld, since the request has to begin anew, and
+// the caller's error of others.
 func (a *attempt) over(err error) error {
 	if errors.Is(err, driver.ErrNotHeld) {
 		return errAgain

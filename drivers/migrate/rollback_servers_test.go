@@ -86,8 +86,9 @@ func TestRollbackBetweenServers(t *testing.T) {
 	}
 }
 
-// TestRollbackToEtcdNeedsRevisionsAboveTheTokens has tokens of the new backend that the revisions of the old one have not passed. Then
-// nothing changes, and it works as soon as they have.
+// TestRollbackToEtcdNeedsRevisionsAboveTheTokens has tokens of the new backend
+// that the revisions of the old one have not passed. Then nothing changes, and
+// it works as soon as they have.
 func TestRollbackToEtcdNeedsRevisionsAboveTheTokens(t *testing.T) {
 	s := servers{t: t, from: "etcd://" + testenv.Etcd(t).Addr, to: "etcd://" + testenv.Etcd(t).Addr, more: "&require=fenced"}
 	old := drivertest.Open(t, s.from)

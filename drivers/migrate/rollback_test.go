@@ -14,7 +14,8 @@ import (
 	"github.com/go-dsync/dsync/drivers/migrate"
 )
 
-// moved returns the last token of the name x, which has moved to the new backend.
+// moved returns the last token of the name x, which has moved to the new
+// backend.
 func (p *pair) moved() uint64 {
 	c := p.client(migrate.PhaseNew)
 	release(p.t, lock(p.t, c, "x"))
@@ -87,8 +88,9 @@ func TestRollbackWaitsForTheHolder(t *testing.T) {
 	})
 }
 
-// TestRollbackThatStopsInTheMiddle cuts a backend off, or loses its answer, at each request of a roll-back in turn. Whoever comes next
-// gets on, in every phase, and so does the next roll-back.
+// TestRollbackThatStopsInTheMiddle cuts a backend off, or loses its answer, at
+// each request of a roll-back in turn. Whoever comes next gets on, in every
+// phase, and so does the next roll-back.
 func TestRollbackThatStopsInTheMiddle(t *testing.T) {
 	for _, kind := range []memory.FaultKind{memory.CutOff, memory.LoseAnswer} {
 		for _, at := range []struct {
@@ -134,7 +136,8 @@ func TestRollbackThatStopsInTheMiddle(t *testing.T) {
 	}
 }
 
-// noUnsealer is a backend that takes no seal back, and noUnmarker one that takes no mark back.
+// noUnsealer is a backend that takes no seal back, and noUnmarker one that
+// takes no mark back.
 type noUnsealer struct {
 	driver.Driver
 	move.Sealer
@@ -224,7 +227,8 @@ func TestSealMovesAnIdleName(t *testing.T) {
 	})
 }
 
-// TestASealThatIsMarkedAgainForgetsEarlierRollBacks: a request to unseal of a roll-back that stopped may yet arrive.
+// TestASealThatIsMarkedAgainForgetsEarlierRollBacks: a request to unseal of a
+// roll-back that stopped may yet arrive.
 func TestASealThatIsMarkedAgainForgetsEarlierRollBacks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t, nil, nil)
@@ -243,7 +247,8 @@ func TestASealThatIsMarkedAgainForgetsEarlierRollBacks(t *testing.T) {
 	})
 }
 
-// TestANameThatWasTakenBackIsNotSealedInPhaseDual has a process that was on its way when the name moved back.
+// TestANameThatWasTakenBackIsNotSealedInPhaseDual has a process that was on its
+// way when the name moved back.
 func TestANameThatWasTakenBackIsNotSealedInPhaseDual(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t, nil, nil)
@@ -269,7 +274,8 @@ func TestANameThatWasTakenBackIsNotSealedInPhaseDual(t *testing.T) {
 	})
 }
 
-// TestANameThatCouldNotBeSealedIsNotMarked: with the mark and without the seal it would be free on both backends.
+// TestANameThatCouldNotBeSealedIsNotMarked: with the mark and without the seal
+// it would be free on both backends.
 func TestANameThatCouldNotBeSealedIsNotMarked(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t, nil, nil)

@@ -9,9 +9,11 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// session renews the holds on a backend whose leases are renewed, if the driver of the other backend keeps its holds alive: package dsync
-// knows only one manner for a driver. There is one session for each backend and TTL. All its holds are renewed together,
-// every third of the TTL; a hold that joins in between is renewed the sooner.
+// session renews the holds on a backend whose leases are renewed, if the driver
+// of the other backend keeps its holds alive: package dsync knows only one
+// manner for a driver. There is one session for each backend and TTL. All its
+// holds are renewed together, every third of the TTL; a hold that joins in
+// between is renewed the sooner.
 type session struct {
 	d   *Driver
 	b   *backend
@@ -37,7 +39,8 @@ type sessionKey struct {
 	ttl time.Duration
 }
 
-// carry keeps a hold alive until leave is called, or until the hold is over; then it calls lost.
+// carry keeps a hold alive until leave is called, or until the hold is over;
+// then it calls lost.
 func (d *Driver) carry(b *backend, l driver.Lease, ttl time.Duration, alive func() bool, lost func(cause error)) *carried {
 	d.mu.Lock()
 	s := d.sessions[sessionKey{b, ttl}]
@@ -67,7 +70,8 @@ func (s *session) renewAt(t time.Time) {
 	}
 }
 
-// leave ends the care for a hold, and reports whether the hold was in the session.
+// leave ends the care for a hold, and reports whether the hold was in the
+// session.
 func (c *carried) leave() bool {
 	if c == nil {
 		return false
@@ -96,7 +100,8 @@ func (s *session) end() {
 // tick is called by the timer.
 func (s *session) tick() { s.d.spawn(s.renew) }
 
-// renew renews all holds once. Holds whose renewals are not answered are renewed again soon, until they are over.
+// renew renews all holds once. Holds whose renewals are not answered are
+// renewed again soon, until they are over.
 func (s *session) renew() {
 	var all []*carried
 	var leases []driver.Lease

@@ -25,8 +25,10 @@ const (
 	stormClients = 6
 )
 
-// storm is six clients that lock three names as fast as they can, each of which goes through the phases at times of its own, beside
-// two programs that know from alone. The names are others every few seconds, for those that are sealed have nothing to show any more.
+// storm is six clients that lock three names as fast as they can, each of which
+// goes through the phases at times of its own, beside two programs that know
+// from alone. The names are others every few seconds, for those that are sealed
+// have nothing to show any more.
 type storm struct {
 	t        *testing.T
 	seed     uint64
@@ -48,7 +50,8 @@ type storm struct {
 	wrapFrom, wrapTo func(*memory.Driver) driver.Driver // in tests of the storm
 }
 
-// manyTokens asks for as many tokens at once as there are, so that those of a backend are far above those of the other.
+// manyTokens asks for as many tokens at once as there are, so that those of a
+// backend are far above those of the other.
 type manyTokens struct{}
 
 func (manyTokens) Waiting()    {}
@@ -175,7 +178,8 @@ func (s *storm) lock(c *dsync.Client, label string, random *rand.Rand) {
 	op.Released(l.Unlock(op.Releasing(context.Background())))
 }
 
-// move takes a client from one phase to the other and back, to the new one more often than not.
+// move takes a client from one phase to the other and back, to the new one more
+// often than not.
 func (s *storm) move(d *migrate.Driver, random *rand.Rand) {
 	for s.sleep(time.Duration(random.Int64N(int64(stormLasts / 4)))) {
 		p := migrate.PhaseNew
@@ -192,7 +196,8 @@ func (s *storm) options() *migrate.Options {
 	return &migrate.Options{Gated: s.gated, Unfenced: s.gated, TTL: stormTTL}
 }
 
-// minGrants is how many there have to be before the first fault. With a gate, clients may have to wait for the phases of others.
+// minGrants is how many there have to be before the first fault. With a gate,
+// clients may have to wait for the phases of others.
 func (s *storm) minGrants() int {
 	if s.gated {
 		return 1
@@ -208,7 +213,8 @@ func (s *storm) oldPrograms() int {
 	return 2
 }
 
-// moveByOne takes a client with a gate through the phases and back, as far as it is let.
+// moveByOne takes a client with a gate through the phases and back, as far as
+// it is let.
 func (s *storm) moveByOne(d *migrate.Driver, random *rand.Rand) {
 	for s.sleep(time.Duration(random.Int64N(int64(3 * time.Second)))) {
 		p := migrate.PhaseDual
@@ -232,7 +238,8 @@ func (s *storm) moveByOne(d *migrate.Driver, random *rand.Rand) {
 	}
 }
 
-// takeBack takes names back to from now and then, whatever the phases of the others are.
+// takeBack takes names back to from now and then, whatever the phases of the
+// others are.
 func (s *storm) takeBack(d *migrate.Driver, random *rand.Rand) {
 	for s.sleep(time.Duration(random.Int64N(int64(time.Second)))) {
 		ctx, cancel := context.WithTimeout(s.ctx, stormTTL)
@@ -251,7 +258,8 @@ func (s *storm) takeBack(d *migrate.Driver, random *rand.Rand) {
 	}
 }
 
-// disturb makes requests of a client fail, but not in the end, when everybody has to get on again.
+// disturb makes requests of a client fail, but not in the end, when everybody
+// has to get on again.
 func (s *storm) disturb(drivers []*memory.Driver, label string, random *rand.Rand) {
 	select {
 	case <-s.working:
@@ -333,7 +341,8 @@ func (d floorless) Mark(ctx context.Context, l driver.Lease, _ uint64) error {
 	return d.Driver.Mark(ctx, l, 0)
 }
 
-// TestStormFindsWhatIsMissing shows that the storm would find what it looks for.
+// TestStormFindsWhatIsMissing shows that the storm would find what it looks
+// for.
 func TestStormFindsWhatIsMissing(t *testing.T) {
 	for _, test := range []struct {
 		name             string

@@ -11,9 +11,10 @@ import (
 )
 
 // A migration ties its old backend to one new backend and one floor of the
-// tokens, so that a process with another new backend, by a wrong prefix perhaps,
-// or with another floor is refused before it locks anything. The tie is made of
-// seals of reserved names, which do not change before [Driver.Untie]:
+// tokens, so that a process with another new backend, by a wrong prefix
+// perhaps, or with another floor is refused before it locks anything. The tie
+// is made of seals of reserved names, which do not change before
+// [Driver.Untie]:
 //
 //   - identityName on the new backend, after a random mark: its last token is
 //     the identity. A new backend without seals may be a [move.Identifier].
@@ -27,7 +28,8 @@ const (
 	tiedFloor    = reserved + "floor:"
 )
 
-// keepsName is locked for a moment, to see whether a backend keeps seals and marks.
+// keepsName is locked for a moment, to see whether a backend keeps seals and
+// marks.
 const keepsName = reserved + "seals"
 
 func tieName(prefix string, value, target uint64) string {
@@ -39,7 +41,8 @@ var (
 	ErrOtherBackend = fmt.Errorf("names of the old backend move to another new backend than this one (a wrong host or prefix in `to`? "+
 		"if `to` is right, the first program had another one: end what uses that, then `dsync migrate untie`): %w", errors.ErrUnsupported)
 
-	// ErrOtherFloor: programs of this migration have another floor for the new backend.
+	// ErrOtherFloor: programs of this migration have another floor for the new
+	// backend.
 	ErrOtherFloor = fmt.Errorf("programs of this migration have another floor in `to` than this one (`dsync migrate plan` shows which; to "+
 		"change it, go back to phase dual, then `dsync migrate rollback --all` and `dsync migrate untie`): %w", errors.ErrUnsupported)
 
@@ -49,10 +52,12 @@ var (
 		errors.ErrUnsupported)
 )
 
-// identityBits is the length of a random identity. The tokens of every backend can be raised to such a number.
+// identityBits is the length of a random identity. The tokens of every backend
+// can be raised to such a number.
 const identityBits = 40
 
-// keepsSeals asks for a seal of a hold that is over. The request changes nothing, and a driver that never seals refuses it.
+// keepsSeals asks for a seal of a hold that is over. The request changes
+// nothing, and a driver that never seals refuses it.
 func (d *Driver) keepsSeals(ctx context.Context, b *backend, s move.Sealer) error {
 	return d.keeps(ctx, b, func(l driver.Lease) error {
 		letGo(l)
@@ -93,7 +98,8 @@ func (d *Driver) Moves(ctx context.Context) error {
 	return err
 }
 
-// Look is [Driver.Check] without the tie, and changes nothing: it finds an earlier Check that has tied one of the two to another backend.
+// Look is [Driver.Check] without the tie, and changes nothing: it finds an
+// earlier Check that has tied one of the two to another backend.
 func (d *Driver) Look(ctx context.Context) error {
 	_, err := d.tied(ctx)
 	return d.permitted(ctx, err)
@@ -115,7 +121,8 @@ func (d *Driver) Ties(ctx context.Context) error {
 	return d.keepsSeals(ctx, d.to, to)
 }
 
-// wrongWay returns ErrWrongWay if the new backend is the old one of another migration.
+// wrongWay returns ErrWrongWay if the new backend is the old one of another
+// migration.
 func (d *Driver) wrongWay(ctx context.Context) error {
 	to, ok := d.to.Driver.(move.Sealer)
 	if !ok {
@@ -233,7 +240,8 @@ func (d *Driver) readIdentity(ctx context.Context) (identity uint64, known bool,
 	return identity, known, err
 }
 
-// identity is readIdentity, and gives the new backend an identity if it has none.
+// identity is readIdentity, and gives the new backend an identity if it has
+// none.
 func (d *Driver) identity(ctx context.Context) (uint64, error) {
 	for {
 		identity, known, err := d.readIdentity(ctx)
@@ -300,7 +308,8 @@ func (d *Driver) Untie(ctx context.Context) error {
 				return err
 			}
 		}
-		if err := d.unseal(ctx, name, 0); err != nil && !errors.Is(err, driver.ErrNotHeld) { // it is not sealed, or no longer
+		if err := d.unseal(ctx, name, 0); err != nil && !errors.Is(err, driver.ErrNotHeld) {
+			// it is not sealed, or no longer
 			return err
 		}
 	}
@@ -335,7 +344,8 @@ func (d *Driver) raiseTokens(ctx context.Context) error {
 	if _, err := d.tied(ctx); errors.Is(err, ErrOtherFloor) {
 		t.To += t.Floor - d.to.floor
 	}
-	if err = d.unseal(ctx, tokensName, d.from.below(t.To)); errors.Is(err, errors.ErrUnsupported) { // then no name came back with such tokens
+	if err = d.unseal(ctx, tokensName, d.from.below(t.To)); errors.Is(err, errors.ErrUnsupported) {
+		// then no name came back with such tokens
 		err = d.unseal(ctx, tokensName, 0)
 	}
 	return err

@@ -33,7 +33,8 @@ func (d identified) Identity(context.Context) (uint64, error) {
 	return identities[d.server], nil
 }
 
-// checkedWithAGate is checked with a gate; the new backend keeps seals or is identified.
+// checkedWithAGate is checked with a gate; the new backend keeps seals or is
+// identified.
 func (p *pair) checkedWithAGate(phase migrate.Phase, seals bool) (*client, error) {
 	c := &client{from: p.from.NewDriver(), to: p.to.NewDriver()}
 	var to driver.Driver = c.to
@@ -47,7 +48,8 @@ func (p *pair) checkedWithAGate(phase migrate.Phase, seals bool) (*client, error
 	return c, c.Check(p.t.Context())
 }
 
-// TestAnotherNewBackendIsFoundWithAGate, and swapped backends, where the old backend keeps seals.
+// TestAnotherNewBackendIsFoundWithAGate, and swapped backends, where the old
+// backend keeps seals.
 func TestAnotherNewBackendIsFoundWithAGate(t *testing.T) {
 	for _, seals := range []bool{true, false} {
 		for _, phase := range gatedPhases {
@@ -91,7 +93,8 @@ func (d *slowSealer) Seal(ctx context.Context, l driver.Lease) error {
 	return d.Driver.Seal(ctx, l)
 }
 
-// TestATieThatComesTooLate: the first process stands still until another one, with another new backend, has come to its end.
+// TestATieThatComesTooLate: the first process stands still until another one,
+// with another new backend, has come to its end.
 func TestATieThatComesTooLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t, nil, nil)
@@ -135,7 +138,8 @@ func TestAGateBetweenBackendsThatCannotBeTied(t *testing.T) {
 	})
 }
 
-// TestAnotherDatabaseIsFound: a process has another database in the URL of the new backend, or another prefix there.
+// TestAnotherDatabaseIsFound: a process has another database in the URL of the
+// new backend, or another prefix there.
 func TestAnotherDatabaseIsFound(t *testing.T) {
 	t.Parallel()
 	redis, postgres, etcd := testenv.Redis(t), testenv.Postgres(t), testenv.Etcd(t)

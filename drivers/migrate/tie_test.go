@@ -21,7 +21,8 @@ func (p *pair) checked(phase migrate.Phase) (*client, error) {
 	return c, c.Check(p.t.Context())
 }
 
-// TestAnotherNewBackendIsFound: one process has a wrong prefix in the URL of the new backend.
+// TestAnotherNewBackendIsFound: one process has a wrong prefix in the URL of
+// the new backend.
 func TestAnotherNewBackendIsFound(t *testing.T) {
 	for _, phase := range phases {
 		synctest.Test(t, func(t *testing.T) {
@@ -71,7 +72,8 @@ func TestProcessesThatStartTogetherAgree(t *testing.T) {
 	})
 }
 
-// TestATieThatStopsInTheMiddle loses the first process at each request to the old backend, with another new backend than the next has.
+// TestATieThatStopsInTheMiddle loses the first process at each request to the
+// old backend, with another new backend than the next has.
 func TestATieThatStopsInTheMiddle(t *testing.T) {
 	for request := range 20 {
 		for _, kind := range []memory.FaultKind{memory.CutOff, memory.LoseAnswer} {
@@ -141,7 +143,8 @@ func (d forbidden) Sealed(ctx context.Context, name string) (uint64, bool, error
 	return d.Driver.Sealed(ctx, name)
 }
 
-// TestBackendsThatPermitNoReservedNames are not compared, and migrate all the same.
+// TestBackendsThatPermitNoReservedNames are not compared, and migrate all the
+// same.
 func TestBackendsThatPermitNoReservedNames(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t, nil, nil)
@@ -163,7 +166,8 @@ func TestBackendsThatPermitNoReservedNames(t *testing.T) {
 	})
 }
 
-// TestAnotherFloorIsFound: programs with other floors get tokens that are not above each other.
+// TestAnotherFloorIsFound: programs with other floors get tokens that are not
+// above each other.
 func TestAnotherFloorIsFound(t *testing.T) {
 	for _, phase := range phases {
 		synctest.Test(t, func(t *testing.T) {
@@ -196,14 +200,16 @@ func TestAnotherFloorIsFound(t *testing.T) {
 	}
 }
 
-// unidentified neither keeps seals nor tells what it is, as a fair lock of Redisson.
+// unidentified neither keeps seals nor tells what it is, as a fair lock of
+// Redisson.
 type unidentified struct{ *memory.Driver }
 
 func (unidentified) Seal(context.Context, driver.Lease) error {
 	return fmt.Errorf("a fair lock: %w", errors.ErrUnsupported)
 }
 
-// TestAnUnidentifiedNewBackendIsAnother where the old backend is tied to an identified one.
+// TestAnUnidentifiedNewBackendIsAnother where the old backend is tied to an
+// identified one.
 func TestAnUnidentifiedNewBackendIsAnother(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t, nil, nil)
@@ -298,7 +304,8 @@ func TestTokensRiseForNamesThatNobodyLocked(t *testing.T) {
 	})
 }
 
-// TestTokensRiseFromABackendWithAFloor: the old backend was the new one of an earlier migration.
+// TestTokensRiseFromABackendWithAFloor: the old backend was the new one of an
+// earlier migration.
 func TestTokensRiseFromABackendWithAFloor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const floor = 1 << 40
@@ -346,7 +353,8 @@ func TestTokensRiseFromABackendWithAFloor(t *testing.T) {
 	})
 }
 
-// TestANameThatMovesLateHasTokensOfTheNewBackend: a program with the new backend alone has locked the name before.
+// TestANameThatMovesLateHasTokensOfTheNewBackend: a program with the new
+// backend alone has locked the name before.
 func TestANameThatMovesLateHasTokensOfTheNewBackend(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const floor = 1 << 40
@@ -372,7 +380,8 @@ func TestANameThatMovesLateHasTokensOfTheNewBackend(t *testing.T) {
 	})
 }
 
-// TestTokensRiseForANameThatIsHeldWhenItIsToMove: the way of [migrate.Driver.Seal], and of a grant that waited for a program with the old
+// TestTokensRiseForANameThatIsHeldWhenItIsToMove: the way of
+// [migrate.Driver.Seal], and of a grant that waited for a program with the old
 // backend alone.
 func TestTokensRiseForANameThatIsHeldWhenItIsToMove(t *testing.T) {
 	for _, bySeal := range []bool{false, true} {

@@ -8,7 +8,8 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// tokensName is locked for a moment on each backend, to see which tokens a name gets that was never locked.
+// tokensName is locked for a moment on each backend, to see which tokens a name
+// gets that was never locked.
 const tokensName = reserved + "tokens"
 
 // floorUnit is far more than the tokens of a backend rise during a migration:
@@ -16,7 +17,8 @@ const tokensName = reserved + "tokens"
 // multiples of it, so that two calls agree.
 const floorUnit = 1 << 48
 
-// Tokens are the tokens that the two backends give to a name that has moved by no seal.
+// Tokens are the tokens that the two backends give to a name that has moved by
+// no seal.
 type Tokens struct {
 	From, To uint64 // with the floors of the two
 
@@ -27,8 +29,9 @@ type Tokens struct {
 	Floor uint64
 }
 
-// Rise reports whether tokens rise also for names that nobody locks before the programs use to alone, for years to come: two clocks that
-// differ by chance are not enough.
+// Rise reports whether tokens rise also for names that nobody locks before the
+// programs use to alone, for years to come: two clocks that differ by chance
+// are not enough.
 func (t Tokens) Rise() bool { return t.To > t.From+floorUnit/2 }
 
 // Tokens locks a reserved name for a moment on each backend, and compares the

@@ -75,7 +75,8 @@ func marked(raw string) string {
 	return raw + "?" + name + HoldPrefix + "dsync"
 }
 
-// openPart opens one of the two backends. The parameters that all drivers share belong to the migrate URL, for both.
+// openPart opens one of the two backends. The parameters that all drivers share
+// belong to the migrate URL, for both.
 func openPart(ctx context.Context, which, url string, ttl time.Duration) (driver.Driver, *driver.Config, error) {
 	d, c, err := driver.OpenTTL(ctx, marked(url), ttl)
 	if err != nil {

@@ -46,7 +46,8 @@ func (d *Driver) acquire(ctx context.Context, r *driver.Request) (*lease, error)
 	return l, nil
 }
 
-// contend asks for the lock, after the earlier attempts of this driver, and waits for the lock unless the request has NoWait.
+// contend asks for the lock, after the earlier attempts of this driver, and
+// waits for the lock unless the request has NoWait.
 func (d *Driver) contend(ctx context.Context, l *lease) error {
 	q := l.queue
 	waited := false
@@ -187,7 +188,8 @@ func (d *Driver) letNextGo(op *operation) {
 	}
 }
 
-// settle waits for a moment until an abandoned attempt has left nothing behind. If something may be left, err becomes ErrUnknown too.
+// settle waits for a moment until an abandoned attempt has left nothing behind.
+// If something may be left, err becomes ErrUnknown too.
 func (d *Driver) settle(op *operation, err error) error {
 	timer := time.NewTimer(settleFor)
 	defer timer.Stop()
@@ -201,7 +203,8 @@ func (d *Driver) settle(op *operation, err error) error {
 	return fmt.Errorf("%w: %w", err, driver.ErrUnknown)
 }
 
-// start lets a session ask for the lock. If the session is over, start gives the session back and returns nil.
+// start lets a session ask for the lock. If the session is over, start gives
+// the session back and returns nil.
 func (d *Driver) start(s *session, first step, l *lease) *operation {
 	op := newOperation(first, l.key)
 	op.lease, op.reads, op.shared = l, first != block, l.r.Mode == driver.Read
@@ -233,14 +236,18 @@ func (l *lease) undo() {
 	s.write(request)
 }
 
-// Reads of one driver share the lock of one session, which the server has once: the server would count the locks of a session, but a
-// statement that failed may have been carried out, and to repeat it would take the lock from another Read. The server would also grant a
-// session its own lock past all who wait. So another session asks whether a Read is admitted now, before the Read shares a lock.
+// Reads of one driver share the lock of one session, which the server has once:
+// the server would count the locks of a session, but a statement that failed
+// may have been carried out, and to repeat it would take the lock from another
+// Read. The server would also grant a session its own lock past all who wait.
+// So another session asks whether a Read is admitted now, before the Read
+// shares a lock.
 
 // errLetGo: the session has no lock to share any more.
 var errLetGo = errors.New("the other Reads have let go")
 
-// sharer returns the session with the lock that a Read can share, and counts the Read there, as hub does. It returns nil if there is none.
+// sharer returns the session with the lock that a Read can share, and counts
+// the Read there, as hub does. It returns nil if there is none.
 func (d *Driver) sharer(l *lease, ttl time.Duration) (s *session) {
 	if l.r.Mode != driver.Read {
 		return nil
@@ -258,7 +265,8 @@ func (d *Driver) sharer(l *lease, ttl time.Duration) (s *session) {
 	return s
 }
 
-// share lets a Read share the lock of a session. It returns nil and no error if the Read has to wait.
+// share lets a Read share the lock of a session. It returns nil and no error if
+// the Read has to wait.
 func (d *Driver) share(ctx context.Context, l *lease, s *session) (*operation, error) {
 	if admitted, err := d.admits(ctx, l); err != nil || !admitted {
 		d.drop(s)
@@ -287,7 +295,8 @@ func (d *Driver) admits(ctx context.Context, l *lease) (bool, error) {
 	}
 }
 
-// letGo makes an operation give its lock back, or its share of a lock. Called with mu held.
+// letGo makes an operation give its lock back, or its share of a lock. Called
+// with mu held.
 func (s *session) letGo(op *operation) {
 	op.step = unlock
 	if !op.shared {

@@ -16,8 +16,9 @@ import (
 	migration "github.com/go-dsync/dsync/driver/move"
 )
 
-// Inspect implements driver.Inspector. The server knows holders and waiters by their process id, used as Status.Hold, and by
-// their application_name, used as Status.Owner and in Status.Queue. Of a hold of its own the driver knows more.
+// Inspect implements driver.Inspector. The server knows holders and waiters by
+// their process id, used as Status.Hold, and by their application_name, used as
+// Status.Owner and in Status.Queue. Of a hold of its own the driver knows more.
 func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error) {
 	var status driver.Status
 	key, err := d.admin(ctx, name)
@@ -98,7 +99,8 @@ func (l *lease) describe(status *driver.Status) {
 	status.TTL = max(0, time.Until(l.Expires()))
 }
 
-// ForceUnlock implements driver.ForceUnlocker, if Options.ForceUnlock allows it, by the end of the holders' sessions.
+// ForceUnlock implements driver.ForceUnlocker, if Options.ForceUnlock allows
+// it, by the end of the holders' sessions.
 func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
 	if !d.options.ForceUnlock {
 		return fmt.Errorf("a lock can only be taken away with all others of its session (Options.ForceUnlock allows that): %w",
@@ -109,7 +111,8 @@ func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
 		return err
 	}
 	ended := map[uint32]bool{}
-	for _, l := range d.holders(key) { // a session of this driver would get no answer to its own request
+	for _, l := range d.holders(key) {
+		// a session of this driver would get no answer to its own request
 		l.session.end(errForced)
 		ended[l.session.pid] = true
 	}
@@ -129,10 +132,12 @@ func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
 	return d.awaitEnd(ctx, key, ended)
 }
 
-// The pauses between two looks at sessions which the server was told to end: the first one, and the last one of a doubling.
+// The pauses between two looks at sessions which the server was told to end:
+// the first one, and the last one of a doubling.
 const firstGlance, lastGlance = time.Millisecond, 50 * time.Millisecond
 
-// awaitEnd waits until none of the server's processes has the lock any more. A process ends some time after it was told to.
+// awaitEnd waits until none of the server's processes has the lock any more. A
+// process ends some time after it was told to.
 func (d *Driver) awaitEnd(ctx context.Context, key AdvisoryKey, pids map[uint32]bool) error {
 	for wait := firstGlance; ; wait = min(2*wait, lastGlance) {
 		rows, err := d.query(ctx, holdersQuery, key.locksRow()...)
@@ -183,7 +188,8 @@ func (k AdvisoryKey) locksRow() [][]byte {
 const listQuery = `SELECT DISTINCT classid, objid, objsubid FROM pg_catalog.pg_locks WHERE granted AND locktype = 'advisory' ` +
 	`AND database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())`
 
-// List implements driver.Lister where names are numbers ([NumberKey], [PairKey]), and yields the numbers that are locked. The server knows other
+// List implements driver.Lister where names are numbers ([NumberKey],
+// [PairKey]), and yields the numbers that are locked. The server knows other
 // names by their hashes alone.
 func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[string, error] {
 	return func(yield func(string, error) bool) {
@@ -232,11 +238,13 @@ func (d *Driver) list(ctx context.Context) (names []string, err error) {
 
 var _ migration.Identifier = (*Driver)(nil)
 
-// identityQuery asks for what the server's data directory was given when it was made, and standbys have too, and for the database.
+// identityQuery asks for what the server's data directory was given when it was
+// made, and standbys have too, and for the database.
 const identityQuery = `SELECT s.system_identifier, d.oid FROM pg_catalog.pg_control_system() s, pg_catalog.pg_database d ` +
 	`WHERE d.datname = pg_catalog.current_database()`
 
-// Identity implements move.Identifier. A role that may not call pg_control_system gets an error.
+// Identity implements move.Identifier. A role that may not call
+// pg_control_system gets an error.
 func (d *Driver) Identity(ctx context.Context) (uint64, error) {
 	rows, err := d.query(ctx, identityQuery)
 	if err != nil {

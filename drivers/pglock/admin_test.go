@@ -12,7 +12,8 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// TestListOfNumbers lists names that are numbers, which the server keeps, and refuses to list others, of which it keeps hashes.
+// TestListOfNumbers lists names that are numbers, which the server keeps, and
+// refuses to list others, of which it keeps hashes.
 func TestListOfNumbers(t *testing.T) {
 	pg := testenv.Postgres(t)
 	url := pg.URL("pglock") + "?sslmode=disable"
@@ -46,7 +47,8 @@ func TestListOfSilentServer(t *testing.T) {
 	drivertest.ListOfSilentServer(t, d, pg.Freeze, pg.Thaw)
 }
 
-// TestIdentity: one for all roles and after a restart, another one for another database.
+// TestIdentity: one for all roles and after a restart, another one for another
+// database.
 func TestIdentity(t *testing.T) {
 	pg := testenv.Postgres(t)
 	locker := makeLocker(t, pg)

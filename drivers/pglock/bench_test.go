@@ -15,8 +15,9 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// The benchmarks compare with plain connections that call pg_advisory_lock and pg_advisory_unlock, in turns within one run: x/bare is
-// the median over the rounds of how many times as many pairs per second there are.
+// The benchmarks compare with plain connections that call pg_advisory_lock and
+// pg_advisory_unlock, in turns within one run: x/bare is the median over the
+// rounds of how many times as many pairs per second there are.
 
 const (
 	benchRounds = 5

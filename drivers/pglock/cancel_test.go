@@ -20,7 +20,8 @@ import (
 
 const advisoryLocks = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'"
 
-// testCanceledWaitLeavesNothing lets the end of a wait race with the grant, over and over.
+// testCanceledWaitLeavesNothing lets the end of a wait race with the grant,
+// over and over.
 func testCanceledWaitLeavesNothing(t *testing.T, pg *testenv.PostgresServer) {
 	holders, waiters := newDriver(t, pg.Addr, nil), newDriver(t, pg.Addr, nil)
 	const callers, rounds = 8, 1000
@@ -91,7 +92,8 @@ func pause(d time.Duration) {
 	}
 }
 
-// testCanceledTryLeavesNothing lets the end of the context race with the answer.
+// testCanceledTryLeavesNothing lets the end of the context race with the
+// answer.
 func testCanceledTryLeavesNothing(t *testing.T, pg *testenv.PostgresServer) {
 	d := newDriver(t, pg.Addr, nil)
 	for range 500 {
@@ -115,7 +117,8 @@ func testCanceledTryLeavesNothing(t *testing.T, pg *testenv.PostgresServer) {
 	testenv.Eventually(t, func() bool { return value[int](t, conn, advisoryLocks) == 0 }, "no lock is left")
 }
 
-// testCloseInEveryState closes a driver that holds, waits, asks and releases, and sees that nothing is left.
+// testCloseInEveryState closes a driver that holds, waits, asks and releases,
+// and sees that nothing is left.
 func testCloseInEveryState(t *testing.T, pg *testenv.PostgresServer) {
 	holder := newDriver(t, pg.Addr, nil)
 	taken := mustAcquire(t, holder, request("taken", longTTL))
@@ -168,7 +171,8 @@ func testCloseInEveryState(t *testing.T, pg *testenv.PostgresServer) {
 	mustRelease(t, taken)
 }
 
-// testCapOfLocks and testCapOfWaiters see that limits are errors, and that the driver works on.
+// testCapOfLocks and testCapOfWaiters see that limits are errors, and that the
+// driver works on.
 func testCapOfLocks(t *testing.T, pg *testenv.PostgresServer) {
 	d := newDriver(t, pg.Addr, &pglock.Options{MaxLocks: 2})
 	a := mustAcquire(t, d, try("a"))
@@ -222,7 +226,8 @@ func testServerKnowsWhoWaits(t *testing.T, pg *testenv.PostgresServer) {
 	want(false, "after the release")
 }
 
-// testManyWaitersFewConnections lets 1,000 callers in 4 processes wait for one name, and looks at what that does to others.
+// testManyWaitersFewConnections lets 1,000 callers in 4 processes wait for one
+// name, and looks at what that does to others.
 func testManyWaitersFewConnections(t *testing.T, pg *testenv.PostgresServer) {
 	const processes, callers = 4, 250
 	conn := connect(t, pg)
@@ -254,7 +259,8 @@ func testManyWaitersFewConnections(t *testing.T, pg *testenv.PostgresServer) {
 	}
 }
 
-// worstOfOthers returns how long it takes at worst to lock and unlock something else by SQL.
+// worstOfOthers returns how long it takes at worst to lock and unlock something
+// else by SQL.
 func worstOfOthers(t *testing.T, conn *pgx.Conn, times int) (worst time.Duration) {
 	for range times {
 		start := time.Now()

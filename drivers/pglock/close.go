@@ -20,7 +20,8 @@ func (d *Driver) Close(ctx context.Context) error {
 	return d.stop(ctx)
 }
 
-// stop ends all sessions and goroutines. The waits come first: otherwise they would be granted the locks.
+// stop ends all sessions and goroutines. The waits come first: otherwise they
+// would be granted the locks.
 func (d *Driver) stop(ctx context.Context) error {
 	withdrawn := d.waitFor(ctx, func() bool { return d.withdrawals == 0 })
 	d.quitAll(ctx)
@@ -46,7 +47,8 @@ func (d *Driver) stop(ctx context.Context) error {
 	return nil
 }
 
-// quitAll gives the locks of all sessions back, in one request each, and ends them.
+// quitAll gives the locks of all sessions back, in one request each, and ends
+// them.
 func (d *Driver) quitAll(ctx context.Context) {
 	d.mu.Lock()
 	sessions := slices.Collect(maps.Keys(d.sessions))
@@ -58,7 +60,8 @@ func (d *Driver) quitAll(ctx context.Context) {
 	all.Wait()
 }
 
-// waitFor waits until cond returns true. cond is called with mu held, at each broadcast of changed.
+// waitFor waits until cond returns true. cond is called with mu held, at each
+// broadcast of changed.
 func (d *Driver) waitFor(ctx context.Context, cond func() bool) bool {
 	stop := context.AfterFunc(ctx, func() {
 		d.mu.Lock()
@@ -77,7 +80,8 @@ func (d *Driver) waitFor(ctx context.Context, cond func() bool) bool {
 	return true
 }
 
-// quit gives all locks of the session back and ends the session in good order, or without the answers at the end of ctx.
+// quit gives all locks of the session back and ends the session in good order,
+// or without the answers at the end of ctx.
 func (s *session) quit(ctx context.Context, cause error) {
 	leases := s.disown()
 	if len(leases) > 0 {
@@ -118,7 +122,8 @@ func (s *session) disown() map[*lease]struct{} {
 	return leases
 }
 
-// removed takes an ended session out of the driver's. If the session may still have locks at the server, or get some, bury sees to them.
+// removed takes an ended session out of the driver's. If the session may still
+// have locks at the server, or get some, bury sees to them.
 func (d *Driver) removed(s *session, doubt bool) {
 	d.mu.Lock()
 	c := d.class(s.ttl)
@@ -141,8 +146,9 @@ func (d *Driver) removed(s *session, doubt bool) {
 	}
 }
 
-// bury ends a session at the server: until the server says that the session is gone, or the session's time is over. A broken connection
-// can leave the server waiting for more.
+// bury ends a session at the server: until the server says that the session is
+// gone, or the session's time is over. A broken connection can leave the server
+// waiting for more.
 func (d *Driver) bury(s *session) {
 	s.mu.Lock()
 	until := max(s.expires.Load(), s.sent+int64(s.ttl)) + int64(late)

@@ -24,11 +24,12 @@ import (
 // connectFor bounds one connect where the configuration does not.
 const connectFor = 10 * time.Second
 
-// maxDials is how often a session is connected again after the server ended it at once.
+// maxDials is how often a session is connected again after the server ended it
+// at once.
 const maxDials = 10
 
-// dial connects a session, which is not among the driver's sessions yet. If the TTL passes during the set-up, on a busy machine, dial
-// tries again.
+// dial connects a session, which is not among the driver's sessions yet. If the
+// TTL passes during the set-up, on a busy machine, dial tries again.
 func (d *Driver) dial(ctx context.Context, ttl time.Duration, waiter bool) (s *session, err error) {
 	for range maxDials {
 		s, err = d.dialOnce(ctx, ttl, waiter)
@@ -72,7 +73,8 @@ func (d *Driver) dialOnce(ctx context.Context, ttl time.Duration, waiter bool) (
 	return s, nil
 }
 
-// connect makes the connection. The server holds no lock for the connection yet, so ctx may end it.
+// connect makes the connection. The server holds no lock for the connection
+// yet, so ctx may end it.
 func (d *Driver) connect(ctx context.Context, s *session) (*pgconn.PgConn, error) {
 	config := d.config.Copy()
 	if d.options.Password != nil {
@@ -94,7 +96,8 @@ func (d *Driver) connect(ctx context.Context, s *session) (*pgconn.PgConn, error
 	config.AfterConnect = nil
 	for _, f := range config.Fallbacks {
 		if (f.Host != config.Host || f.Port != config.Port) && config.ValidateConnect == nil {
-			config.ValidateConnect = pgconn.ValidateConnectTargetSessionAttrsPrimary // there is a choice of servers
+			// there is a choice of servers
+			config.ValidateConnect = pgconn.ValidateConnectTargetSessionAttrsPrimary
 		}
 	}
 	conn, err := pgconn.ConnectConfig(ctx, config)
@@ -111,7 +114,8 @@ func (d *Driver) connect(ctx context.Context, s *session) (*pgconn.PgConn, error
 // setting is one of the server's for a session.
 type setting struct{ name, value string }
 
-// settings are needed by every session, and no default of a role or database may change them.
+// settings are needed by every session, and no default of a role or database
+// may change them.
 func (d *Driver) settings(ttl time.Duration) []setting {
 	all := []setting{
 		{"idle_session_timeout", milliseconds(ttl)},
@@ -127,8 +131,9 @@ func (d *Driver) settings(ttl time.Duration) []setting {
 	return all
 }
 
-// optionalSettings are settings for the server to notice the end of a client earlier, and to let waiting sessions be. Not all servers and
-// systems have the former, and not all roles may change the latter.
+// optionalSettings are settings for the server to notice the end of a client
+// earlier, and to let waiting sessions be. Not all servers and systems have the
+// former, and not all roles may change the latter.
 func optionalSettings(conn *pgconn.PgConn, s *session) []setting {
 	ttl := s.ttl
 	seconds := strconv.Itoa(int(max(1, ttl/(3*time.Second))))
@@ -145,12 +150,15 @@ func optionalSettings(conn *pgconn.PgConn, s *session) []setting {
 	return all
 }
 
-// deadlockTimeout is the setting after which time of a wait a session looks for a deadlock, once. Nobody gets or gives back a lock meanwhile, and the
-// time of the look grows with the square of the sessions that wait for the name: 19 ms with 1,000 of them. A session that waits has no
-// locks, so the look is in vain.
+// deadlockTimeout is the setting after which time of a wait a session looks for
+// a deadlock, once. Nobody gets or gives back a lock meanwhile, and the time of
+// the look grows with the square of the sessions that wait for the name: 19 ms
+// with 1,000 of them. A session that waits has no locks, so the look is in
+// vain.
 const deadlockTimeout = "deadlock_timeout"
 
-// grantsSettings reports whether the server is PostgreSQL 15 or later, in which a role may be granted a setting of superusers.
+// grantsSettings reports whether the server is PostgreSQL 15 or later, in which
+// a role may be granted a setting of superusers.
 func grantsSettings(conn *pgconn.PgConn) bool {
 	major, _, _ := strings.Cut(conn.ParameterStatus("server_version"), ".")
 	n, err := strconv.Atoi(major)
@@ -163,7 +171,8 @@ func milliseconds(d time.Duration) string {
 
 const setQuery = `SELECT pg_catalog.set_config($1::pg_catalog.text, $2::pg_catalog.text, false)`
 
-// allowedQuery is setQuery if the role may, so that there is no error in the server's log otherwise.
+// allowedQuery is setQuery if the role may, so that there is no error in the
+// server's log otherwise.
 const allowedQuery = `SELECT CASE WHEN pg_catalog.has_parameter_privilege($1::pg_catalog.text, 'SET') ` +
 
 	`THEN pg_catalog.set_config($1::pg_catalog.text, $2::pg_catalog.text, false) END`
@@ -182,8 +191,9 @@ const factsQuery = `SELECT pg_catalog.pg_backend_pid(), pg_catalog.pg_is_in_reco
 // facts is how many columns factsQuery has.
 const facts = 7
 
-// functions are all functions of which a role may be denied the use. The keys of a program may all be of one form, so nobody has to be
-// able to take locks of both; but every lock which can be taken must be possible to give back.
+// functions are all functions of which a role may be denied the use. The keys
+// of a program may all be of one form, so nobody has to be able to take locks
+// of both; but every lock which can be taken must be possible to give back.
 func (d *Driver) functions() string {
 	all := []string{"pg_advisory_unlock(bigint)", "pg_advisory_unlock_shared(bigint)"}
 	if d.options.Key == nil {
@@ -201,7 +211,8 @@ func (d *Driver) functions() string {
 	return strings.Join(all, "|")
 }
 
-// prepare sets the session up and checks what is at the other end, in one round trip.
+// prepare sets the session up and checks what is at the other end, in one round
+// trip.
 func (d *Driver) prepare(ctx context.Context, conn *pgconn.PgConn, s *session) error {
 	p := conn.StartPipeline(ctx)
 	if d.server.pooled {
@@ -233,8 +244,9 @@ func (d *Driver) prepare(ctx context.Context, conn *pgconn.PgConn, s *session) e
 	return d.checkFacts(conn, s, row)
 }
 
-// readSetUp reads the answers up to the given number of syncs, and returns the row of factsQuery. An error behind the first sync is a
-// setting unknown to the server, and is ignored.
+// readSetUp reads the answers up to the given number of syncs, and returns the
+// row of factsQuery. An error behind the first sync is a setting unknown to the
+// server, and is ignored.
 func readSetUp(p *pgconn.Pipeline, syncs int) (row [][]byte, err error) {
 	for n := 0; n < syncs; {
 		results, e := p.GetResults()
@@ -306,7 +318,8 @@ func keepAlive(conn net.Conn, ttl time.Duration) {
 // maxName is how much of application_name a server keeps.
 const maxName = 63
 
-// processLabel is how the sessions of this process show on the server, but for the id of each.
+// processLabel is how the sessions of this process show on the server, but for
+// the id of each.
 func processLabel(application string) string {
 	if application == "" {
 		application = "dsync"

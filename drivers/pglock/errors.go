@@ -13,14 +13,17 @@ import (
 )
 
 var (
-	// ErrTooManyLocks: the driver holds as many locks as Options.MaxLocks allows.
+	// ErrTooManyLocks: the driver holds as many locks as Options.MaxLocks
+	// allows.
 	ErrTooManyLocks = errors.New("too many locks")
 
-	// ErrTooManyWaiters: as many connections as Options.MaxWaiters allows wait for locks, or hold locks after a wait. The error matches
+	// ErrTooManyWaiters: as many connections as Options.MaxWaiters allows wait
+	// for locks, or hold locks after a wait. The error matches
 	// driver.ErrUnavailable too: package dsync asks again until the wait ends.
 	ErrTooManyWaiters = fmt.Errorf("too many waiting connections: %w", driver.ErrUnavailable)
 
-	// ErrPooler: there is a connection pooler between here and the server. The error matches errors.ErrUnsupported too.
+	// ErrPooler: there is a connection pooler between here and the server. The
+	// error matches errors.ErrUnsupported too.
 	ErrPooler = fmt.Errorf("there is a connection pooler in front of the server: %w", errors.ErrUnsupported)
 )
 
@@ -63,8 +66,9 @@ func hasClass(classes []string, code string) bool {
 	return slices.ContainsFunc(classes, func(class string) bool { return strings.HasPrefix(code, class) })
 }
 
-// refusal puts the server's error to a statement in the words of package driver, and leaves other errors as they are. All effects of a
-// statement that the server refused are undone.
+// refusal puts the server's error to a statement in the words of package
+// driver, and leaves other errors as they are. All effects of a statement that
+// the server refused are undone.
 func refusal(err error) error {
 	var answer *pgconn.PgError
 	if !errors.As(err, &answer) {
@@ -79,13 +83,15 @@ func refusal(err error) error {
 	return err
 }
 
-// dialError is the error of connecting, in one line. The library's own error contains the configuration, and so the password.
+// dialError is the error of connecting, in one line. The library's own error
+// contains the configuration, and so the password.
 type dialError struct {
 	text string
 	err  error
 }
 
-// newDialError takes what is below the library's error, and leaves out the options for the server, which the URL may contain.
+// newDialError takes what is below the library's error, and leaves out the
+// options for the server, which the URL may contain.
 func newDialError(err error, options string) error {
 	var failed *pgconn.ConnectError
 	if !errors.As(err, &failed) {
@@ -114,7 +120,8 @@ func connectError(err error) error {
 		return fmt.Errorf("%w: %w", driver.ErrUnavailable, err)
 	case answer.Code == codeUnknownSetting && strings.Contains(answer.Message, "idle_session_timeout"):
 		return fmt.Errorf("the server is older than PostgreSQL 14: %w (%w)", errors.ErrUnsupported, err)
-	case strings.HasPrefix(answer.Code, "28"), answer.Code == codePermission: // invalid authorization, no right to connect
+	case strings.HasPrefix(answer.Code, "28"), answer.Code == codePermission:
+		// invalid authorization, no right to connect
 		return fmt.Errorf("%w: %w", driver.ErrCredentials, err)
 	}
 	return refusal(err)

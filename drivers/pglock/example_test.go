@@ -11,8 +11,10 @@ import (
 	"github.com/go-dsync/dsync/drivers/pglock"
 )
 
-// A program that has a DSN, or a pool, locks on the same database. The driver opens connections of its own, and leaves those of the pool
-// to the application: one for all locks, and one for each name that the process waits for.
+// A program that has a DSN, or a pool, locks on the same database. The driver
+// opens connections of its own, and leaves those of the pool to the
+// application: one for all locks, and one for each name that the process waits
+// for.
 func ExampleNew() {
 	ctx := context.Background()
 	config, err := pgx.ParseConfig(os.Getenv("DATABASE_URL")) // postgres://..., or pool.Config().ConnConfig

@@ -62,8 +62,9 @@ func TestFrozenHolderIsFreedByTheServer(t *testing.T) {
 	mustRelease(t, l)
 }
 
-// TestReleaseOfAHoldThatHadEnded ends the session of a holder that does not hear of it. Its release, which gets no answer, must not say
-// that it ended the hold: by then somebody else has the lock.
+// TestReleaseOfAHoldThatHadEnded ends the session of a holder that does not
+// hear of it. Its release, which gets no answer, must not say that it ended the
+// hold: by then somebody else has the lock.
 func TestReleaseOfAHoldThatHadEnded(t *testing.T) {
 	pg := testenv.Postgres(t)
 	link, addr := testenv.Wire(t, pg.Addr)
@@ -116,8 +117,9 @@ func testCutConnectionLosesTheLease(t *testing.T, pg *testenv.PostgresServer) {
 	mustRelease(t, mustAcquire(t, d, request("a", longTTL)))
 }
 
-// testWaitOnASilentConnectionEnds sees that a caller is not held up by a network that swallows everything, and that neither a wait
-// nor a hold stays behind.
+// testWaitOnASilentConnectionEnds sees that a caller is not held up by a
+// network that swallows everything, and that neither a wait nor a hold stays
+// behind.
 func testWaitOnASilentConnectionEnds(t *testing.T, pg *testenv.PostgresServer) {
 	const ttl = time.Second
 	link, addr := testenv.Wire(t, pg.Addr)
@@ -182,7 +184,8 @@ func TestFullLockTableIsAnErrorOfItsOwn(t *testing.T) {
 	mustRelease(t, mustAcquire(t, d, try("n0")))
 }
 
-// testErrorOfOneInAGroupIsItsOwn lets statements of several callers go in one request, with one that fails among them.
+// testErrorOfOneInAGroupIsItsOwn lets statements of several callers go in one
+// request, with one that fails among them.
 func testErrorOfOneInAGroupIsItsOwn(t *testing.T, pg *testenv.PostgresServer) {
 	conn := connect(t, pg)
 	if _, err := conn.Exec(t.Context(), "CREATE ROLE limited LOGIN; REVOKE EXECUTE ON FUNCTION pg_try_advisory_lock(int, int) FROM PUBLIC"); err != nil {

@@ -12,8 +12,8 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// AdvisoryKey identifies an advisory lock: one 64-bit number, or two of 32 bits. The two forms are different locks, also where the
-// bits are the same.
+// AdvisoryKey identifies an advisory lock: one 64-bit number, or two of 32
+// bits. The two forms are different locks, also where the bits are the same.
 type AdvisoryKey struct {
 	bits uint64
 	pair bool
@@ -27,12 +27,13 @@ func Int32PairKey(a, b int32) AdvisoryKey {
 	return AdvisoryKey{bits: uint64(uint32(a))<<32 | uint64(uint32(b)), pair: true}
 }
 
-// HashedKey is the default: the lock of pg_advisory_lock(hashtextextended(name, 0)).
+// HashedKey is the default: the lock of pg_advisory_lock(hashtextextended(name,
+// 0)).
 func HashedKey(name string) (AdvisoryKey, error) { return Int64Key(Key(name)), nil }
 
-// NumberKey takes a decimal number as the name of a lock of 64 bits, as in "42".
-// It refuses other spellings of the number, such as "042", "+42" and "-0",
-// because a lock has one name.
+// NumberKey takes a decimal number as the name of a lock of 64 bits, as in
+// "42". It refuses other spellings of the number, such as "042", "+42" and
+// "-0", because a lock has one name.
 func NumberKey(name string) (AdvisoryKey, error) {
 	n, err := parseNumber(name, 64)
 	if err != nil {
@@ -70,8 +71,9 @@ func (k AdvisoryKey) String() string {
 	return strconv.FormatInt(int64(k.bits), 10)
 }
 
-// Key returns hashtextextended(name, 0), as PostgreSQL computes it in a database with the encoding UTF8. In other databases the key is
-// the same for names of ASCII characters; the driver lets such a server compute the rest.
+// Key returns hashtextextended(name, 0), as PostgreSQL computes it in a
+// database with the encoding UTF8. In other databases the key is the same for
+// names of ASCII characters; the driver lets such a server compute the rest.
 func Key(name string) int64 {
 	p := []byte(name)
 	a := 0x9e3779b9 + uint32(len(p)) + 3923095
@@ -82,7 +84,9 @@ func Key(name string) int64 {
 		c += binary.LittleEndian.Uint32(p[8:])
 		a, b, c = mix(a, b, c)
 	}
-	var tail [12]byte // the lowest byte of c stands for the length, so what belongs to c is one byte further
+	// the lowest byte of c stands for the length, so what belongs to c is one
+	// byte further
+	var tail [12]byte
 	copy(tail[:8], p)
 	if len(p) > 8 {
 		copy(tail[9:], p[8:])
@@ -94,7 +98,8 @@ func Key(name string) int64 {
 	return int64(uint64(b)<<32 | uint64(c))
 }
 
-// mix and finish are from Bob Jenkins' hash of 2006, with the numbers of PostgreSQL.
+// mix and finish are from Bob Jenkins' hash of 2006, with the numbers of
+// PostgreSQL.
 func mix(a, b, c uint32) (uint32, uint32, uint32) {
 	for _, r := range [2][3]int{{4, 6, 8}, {16, 19, 4}} {
 		a = a - c ^ bits.RotateLeft32(c, r[0])
@@ -175,7 +180,8 @@ func (m *keyMaker) learn(hashes []int64) {
 	}
 }
 
-// keyProbes are texts of every length modulo the length of a block. The last can be represented in UTF8 only.
+// keyProbes are texts of every length modulo the length of a block. The last
+// can be represented in UTF8 only.
 func keyProbes() []string {
 	const text = "the quick brown fox jumps over it"
 	var probes []string
@@ -194,13 +200,18 @@ func isASCII(s string) bool {
 	return true
 }
 
-// InTx takes the lock of a name for a transaction of the caller: the database gives the lock back when the transaction ends, and neither
-// before nor in another way. InTx waits until ctx is done; the end of ctx ends the transaction's connection, as with any statement. The
-// keys are the default ones of this package, so InTx and holders of the name through a [Driver] exclude each other.
+// InTx takes the lock of a name for a transaction of the caller: the database
+// gives the lock back when the transaction ends, and neither before nor in
+// another way. InTx waits until ctx is done; the end of ctx ends the
+// transaction's connection, as with any statement. The keys are the default
+// ones of this package, so InTx and holders of the name through a [Driver]
+// exclude each other.
 //
-// InTx is for work in one transaction, also behind a pooler in transaction mode. There is no lease and no token: while the transaction
-// lasts, the lock is held, and the transaction's writes count only if the lock is held to the end. In an isolation level above READ
-// COMMITTED take the lock with the first statement, for the transaction sees the data of that moment.
+// InTx is for work in one transaction, also behind a pooler in transaction
+// mode. There is no lease and no token: while the transaction lasts, the lock
+// is held, and the transaction's writes count only if the lock is held to the
+// end. In an isolation level above READ COMMITTED take the lock with the first
+// statement, for the transaction sees the data of that moment.
 func InTx(ctx context.Context, tx pgx.Tx, name string) error {
 	if _, err := tx.Exec(ctx, `SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended($1::pg_catalog.text, 0))`, name); err != nil {
 		return fmt.Errorf("pglock: lock %q in a transaction: %w", name, err)

@@ -75,14 +75,17 @@ func (l *lease) Tokens() (first uint64, n int) {
 	return l.first, tokensPerGrant
 }
 
-// keepTries is how often the server is asked to keep tokens: an administrator may cancel the statement.
+// keepTries is how often the server is asked to keep tokens: an administrator
+// may cancel the statement.
 const keepTries = 3
 
 // keeps reports whether the tokens are as durable as Options.Tokens says.
 func (l *lease) keeps() bool { return l.d.options.Tokens != TokensDurable || l.kept.Load() }
 
-// KeepTokens implements driver.TokenKeeper. The session of the lease alone can tell that the server has not crashed since the grant. It may
-// wait for another lock once it has given back this one, so KeepTokens asks during the lease only.
+// KeepTokens implements driver.TokenKeeper. The session of the lease alone can
+// tell that the server has not crashed since the grant. It may wait for another
+// lock once it has given back this one, so KeepTokens asks during the lease
+// only.
 func (l *lease) KeepTokens(ctx context.Context) error {
 	if l.keeps() {
 		return nil
@@ -128,14 +131,16 @@ func (l *lease) Expires() time.Time {
 	return l.d.epoch.Add(time.Duration(min(l.end.Load(), l.session.expires.Load())))
 }
 
-// Session implements driver.SessionLease. A fixed lease may be carried by a session of a shorter TTL, and be extended.
+// Session implements driver.SessionLease. A fixed lease may be carried by a
+// session of a shorter TTL, and be extended.
 func (l *lease) Session() (expires time.Time, ttl time.Duration) {
 	s := l.session
 	return l.d.epoch.Add(time.Duration(s.expires.Load())), s.ttl
 }
 
-// Renew implements driver.Lease. The session of the lease is kept alive anyway, so Renew asks whether the session still lives, and moves
-// the end of a fixed lease here.
+// Renew implements driver.Lease. The session of the lease is kept alive anyway,
+// so Renew asks whether the session still lives, and moves the end of a fixed
+// lease here.
 func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
 	s := l.session
 	op := newOperation(ping, l.key)
@@ -185,8 +190,9 @@ func (l *lease) expire() {
 	s.write(request)
 }
 
-// giveBack begins an unlock, and returns a request for the session's write. Reads says that the caller calls readAnswer next. Called with
-// session.mu held; the session is not over.
+// giveBack begins an unlock, and returns a request for the session's write.
+// Reads says that the caller calls readAnswer next. Called with session.mu
+// held; the session is not over.
 func (l *lease) giveBack(reads bool) (request *[]byte) {
 	s := l.session
 	l.end.Store(min(l.end.Load(), s.expires.Load())) // which does not move any more
@@ -222,8 +228,10 @@ func (l *lease) Release(ctx context.Context) error {
 		return fmt.Errorf("%w: %w", driver.ErrUnknown, ctx.Err())
 	}
 	if op.err != nil {
-		// The connection broke before the answer, and so the hold is over. Whether the hold was over before is not known: where somebody
-		// ended the session, the name may have been granted before the request was sent.
+		// The connection broke before the answer, and so the hold is over.
+		// Whether the hold was over before is not known: where somebody ended
+		// the session, the name may have been granted before the request was
+		// sent.
 		select {
 		case <-s.buried:
 		case <-ctx.Done():

@@ -21,7 +21,8 @@ func init() { driver.Register("pglock", open) }
 // maxOption bounds the limits in a URL.
 const maxOption = 1_000_000
 
-// open reads the parameters of the driver and leaves all others to the library, as parameters of a connection.
+// open reads the parameters of the driver and leaves all others to the library,
+// as parameters of a connection.
 func open(ctx context.Context, c *driver.Config) (driver.Driver, error) {
 	u := c.URL
 	o := &Options{
@@ -64,7 +65,8 @@ func open(ctx context.Context, c *driver.Config) (driver.Driver, error) {
 	return d, nil
 }
 
-// parseConnection makes a configuration. The password is kept out of what the library parses, and prints after a failure.
+// parseConnection makes a configuration. The password is kept out of what the
+// library parses, and prints after a failure.
 func parseConnection(u *driver.URL, rest map[string]string) (*pgx.ConnConfig, error) {
 	password, given := rest["password"]
 	delete(rest, "password")
@@ -90,7 +92,8 @@ func parseConnection(u *driver.URL, rest map[string]string) (*pgx.ConnConfig, er
 	return config, nil
 }
 
-// refusedParameter finds the parameters which the library does not take. Only parameters of TLS are quoted, since others may be secret.
+// refusedParameter finds the parameters which the library does not take. Only
+// parameters of TLS are quoted, since others may be secret.
 func refusedParameter(rest map[string]string) error {
 	tls := make(url.Values)
 	for _, name := range slices.Sorted(maps.Keys(rest)) {
@@ -106,7 +109,8 @@ func refusedParameter(rest map[string]string) error {
 	return errors.New("they cannot be parsed")
 }
 
-// encode writes parameters with %20 for a space: like libpq, the library takes + for what it is, from 5.11 on.
+// encode writes parameters with %20 for a space: like libpq, the library takes
+// + for what it is, from 5.11 on.
 func encode(query url.Values) string { return strings.ReplaceAll(query.Encode(), "+", "%20") }
 
 // parse returns what the library says of the parameters of a URL.
@@ -184,7 +188,8 @@ const probeQuery = `SELECT pg_catalog.hashtextextended(u.v, 0) ` +
 
 	`FROM pg_catalog.unnest(pg_catalog.string_to_array($1::pg_catalog.text, $2::pg_catalog.text)) WITH ORDINALITY u(v, n) ORDER BY u.n`
 
-// probePooler refuses a pooler which moves a client from one session of the server to another.
+// probePooler refuses a pooler which moves a client from one session of the
+// server to another.
 func (d *Driver) probePooler(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, connectFor)
 	defer cancel()

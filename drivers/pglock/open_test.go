@@ -42,7 +42,8 @@ func testURL(t *testing.T, pg *testenv.PostgresServer) {
 	mustRelease(t, l)
 }
 
-// testTTLOfTheProgramIsThatOfTheSession counts the connections of a client that has used the TTL of its Options.
+// testTTLOfTheProgramIsThatOfTheSession counts the connections of a client that
+// has used the TTL of its Options.
 func testTTLOfTheProgramIsThatOfTheSession(t *testing.T, pg *testenv.PostgresServer) {
 	c, err := dsync.Open(t.Context(), pg.URL("pglock")+"?application_name=counted", &dsync.Options{TTL: 3 * time.Second})
 	if err != nil {
@@ -306,7 +307,8 @@ func TestTLS(t *testing.T) {
 	closeDriver(t, d)
 }
 
-// testClientCertificates is with a role that the server wants a client certificate of.
+// testClientCertificates is with a role that the server wants a client
+// certificate of.
 func testClientCertificates(t *testing.T, pg *testenv.PostgresServer, certs *testenv.Certificates) {
 	run(t, connect(t, pg), "CREATE ROLE certified; CREATE ROLE alice LOGIN IN ROLE certified")
 	url := "pglock://alice@" + pg.Addr + "/postgres?sslrootcert=" + certs.CAFile

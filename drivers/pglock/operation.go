@@ -12,8 +12,8 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// operation is what a session carries out for a caller: a statement, or a few in turn, and the outcome. The table moves has the order of
-// statements.
+// operation is what a session carries out for a caller: a statement, or a few
+// in turn, and the outcome. The table moves has the order of statements.
 type operation struct {
 	key    AdvisoryKey
 	lease  *lease   // granted by an answer of yes; nil if none
@@ -21,7 +21,9 @@ type operation struct {
 	params [][]byte // of a query
 	reads  bool     // the caller calls readAnswer next
 	shared bool     // the lock is for reading
-	after  func()   // called once when the operation is settled, without locks; does not block; may be nil
+	// called once when the operation is settled, without locks; does not block;
+	// may be nil
+	after  func()
 	done   chan struct{}
 	on     *session // set when the session takes the operation
 	passed bool     // the local queue waits for it no more, as the session hangs; guarded by Driver.mu
@@ -44,10 +46,12 @@ func newOperation(first step, key AdvisoryKey) *operation {
 	return &operation{step: first, key: key, done: make(chan struct{})}
 }
 
-// errAbandoned is the outcome of an abandoned operation after its lock was given back.
+// errAbandoned is the outcome of an abandoned operation after its lock was
+// given back.
 var errAbandoned = errors.New("nobody wants the lock any more")
 
-// finish tells the waiting callers. Called once the operation is settled, without locks.
+// finish tells the waiting callers. Called once the operation is settled,
+// without locks.
 func (op *operation) finish() {
 	if op.after != nil {
 		op.after()
@@ -73,16 +77,24 @@ func (op *operation) wait(ctx context.Context) error {
 type step uint8
 
 const (
-	try       step = iota // pg_try_advisory_lock
-	block                 // pg_advisory_lock
-	confirm               // a ping after the grant of a long block: its answer shows until when the session lasts
-	stamp                 // the token of the group alone: the session has the lock, from a try in a failed group or for another Read
-	unlock                // pg_advisory_unlock
-	admit                 // pg_try_advisory_xact_lock_shared: whether a Read would be granted; nothing is left of it after its group
-	ping                  // whether the session lives
-	keep                  // a later transaction id than all that the session took so far, on the server's disk
-	query                 // anything else that is about no lock of the session
-	unlockAll             // pg_advisory_unlock_all
+	try   step = iota // pg_try_advisory_lock
+	block             // pg_advisory_lock
+	// a ping after the grant of a long block: its answer shows until when the
+	// session lasts
+	confirm
+	// the token of the group alone: the session has the lock, from a try in a
+	// failed group or for another Read
+	stamp
+	unlock // pg_advisory_unlock
+	// pg_try_advisory_xact_lock_shared: whether a Read would be granted;
+	// nothing is left of it after its group
+	admit
+	ping // whether the session lives
+	// a later transaction id than all that the session took so far, on the
+	// server's disk
+	keep
+	query     // anything else that is about no lock of the session
+	unlockAll // pg_advisory_unlock_all
 )
 
 // answer is what the server said to the step of an operation.
@@ -112,8 +124,9 @@ const (
 	giveBack              // the step unlock, and the outcome is that nothing was granted
 )
 
-// moves has all moves of an operation, by step and answer. A session keeps its locks when a transaction fails, so after an error a lock
-// may have been granted all the same, and is given back.
+// moves has all moves of an operation, by step and answer. A session keeps its
+// locks when a transaction fails, so after an error a lock may have been
+// granted all the same, and is given back.
 var moves = [...][answers]move{
 	try:       {skipped: repeat, failed: giveBack, denied: settle, no: settle, yes: settle, unstamped: toStamp, unwanted: giveBack},
 	block:     {skipped: repeat, failed: giveBack, denied: settle, no: toConfirm, yes: toConfirm, unwanted: giveBack},
@@ -130,7 +143,8 @@ var moves = [...][answers]move{
 // gets reports whether the operation is about to get a lock.
 func (s step) gets() bool { return s == try || s == block || s == confirm || s == stamp }
 
-// mayLeave reports whether the server may have a lock of the operation, or give it one, if the connection ends now.
+// mayLeave reports whether the server may have a lock of the operation, or give
+// it one, if the connection ends now.
 func (op *operation) mayLeave() bool {
 	switch op.step {
 	case try, block, admit:
@@ -146,7 +160,8 @@ func (op *operation) mayLeave() bool {
 func (g *group) moveOn(i int) move {
 	op, a := g.ops[i], g.answer(i)
 	next := moves[op.step][a]
-	if next == toConfirm && a == yes && g.short && !op.lease.r.Fixed { // a fixed lease lasts its TTL from the grant
+	if next == toConfirm && a == yes && g.short && !op.lease.r.Fixed {
+		// a fixed lease lasts its TTL from the grant
 		next = settle
 	}
 	switch a {
@@ -175,8 +190,9 @@ func (g *group) moveOn(i int) move {
 	return next
 }
 
-// answer is the server's answer to the operation at i. With a fault, the statements before g.at are done, the one at g.at failed, and the
-// rest was skipped. The statement of the token is the last.
+// answer is the server's answer to the operation at i. With a fault, the
+// statements before g.at are done, the one at g.at failed, and the rest was
+// skipped. The statement of the token is the last.
 func (g *group) answer(i int) answer {
 	op := g.ops[i]
 	if g.fault != nil {
@@ -195,7 +211,8 @@ func (g *group) answer(i int) answer {
 		}
 	}
 	switch {
-	case op.step == stamp, op.step == unlock && op.repeated: // the unlock before may have been carried out
+	case op.step == stamp, op.step == unlock && op.repeated:
+		// the unlock before may have been carried out
 	case !op.yes:
 		return no
 	}
@@ -223,13 +240,16 @@ const (
 
 	cancelQuery = `SELECT pg_catalog.pg_cancel_backend($1::pg_catalog.int4)`
 
-	// terminateQuery ends a session of ours, unless its process is gone, or serves somebody else by now.
+	// terminateQuery ends a session of ours, unless its process is gone, or
+	// serves somebody else by now.
 	terminateQuery = `SELECT pg_catalog.pg_terminate_backend(pid) FROM pg_catalog.pg_stat_activity ` +
 		`WHERE pid = $1::pg_catalog.int4 AND application_name = $2::pg_catalog.text`
 
-	// waitsQuery asks whether a session of ours carries out a statement, and does not read pg_locks, which stops all who take or give
-	// back a lock for as long as that takes. What the role may not see counts as yes.
-	// The second result is how many microseconds the server took, which grows with its connections.
+	// waitsQuery asks whether a session of ours carries out a statement, and
+	// does not read pg_locks, which stops all who take or give back a lock for
+	// as long as that takes. What the role may not see counts as yes. The
+	// second result is how many microseconds the server took, which grows with
+	// its connections.
 	waitsQuery = `SELECT EXISTS (SELECT FROM pg_catalog.pg_stat_get_activity($1::pg_catalog.int4) ` +
 		`WHERE coalesce(application_name = $2::pg_catalog.text, true) AND state IS DISTINCT FROM 'idle'), ` +
 		`(EXTRACT(epoch FROM pg_catalog.clock_timestamp() - pg_catalog.statement_timestamp()) * 1000000)::pg_catalog.int8`
@@ -250,7 +270,8 @@ const (
 		`AND l.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())`
 )
 
-// The names of prepared statements. Statements with a key exist for each of the two forms of a key.
+// The names of prepared statements. Statements with a key exist for each of the
+// two forms of a key.
 const (
 	tryName    = "try"
 	grantName  = "grant" // a try with its own token
@@ -274,8 +295,9 @@ const (
 
 // preparedStatements returns what each session prepares when it connects.
 //
-// A token is a transaction id, taken after the grant of the lock. CASE promises this order; the same two functions in one list of
-// results, or in an unused WITH, have no order or are not even called.
+// A token is a transaction id, taken after the grant of the lock. CASE promises
+// this order; the same two functions in one list of results, or in an unused
+// WITH, have no order or are not even called.
 func preparedStatements(t Tokens, pairs bool) []preparedStatement {
 	const xid = `pg_catalog.pg_current_xact_id()`
 	all := []preparedStatement{
@@ -283,8 +305,10 @@ func preparedStatements(t Tokens, pairs bool) []preparedStatement {
 		{tokenName, `SELECT ` + xid, nil},
 	}
 	if t == TokensDurable {
-		// An id whose transaction wrote nothing may be given out again after a crash. The transaction of this statement has a later id, and
-		// writes a record with the id to the log. The record is on disk when the answer comes, and no server begins below it.
+		// An id whose transaction wrote nothing may be given out again after a
+		// crash. The transaction of this statement has a later id, and writes a
+		// record with the id to the log. The record is on disk when the answer
+		// comes, and no server begins below it.
 		all = append(all, preparedStatement{keepName, `SELECT CASE WHEN pg_catalog.pg_logical_emit_message(true, 'dsync', ''::pg_catalog.text) ` +
 			`IS NOT NULL THEN pg_catalog.pg_backend_pid() END`, nil})
 	}

@@ -1,17 +1,18 @@
-// Package pglock is the PostgreSQL backend of dsync: session-level advisory locks,
-// on keys that every SQL client can compute. The package registers the URL scheme
-// "pglock":
+// Package pglock is the PostgreSQL backend of dsync: session-level advisory
+// locks, on keys that every SQL client can compute. The package registers the
+// URL scheme "pglock":
 //
 //	pglock://user:password@host:5432/database?sslmode=verify-full
 //
-// There is no table, no DDL and no extension. A role with the right to connect to
-// the database is enough. Locks belong to a database, and exist on PostgreSQL 14 or
-// later.
+// There is no table, no DDL and no extension. A role with the right to connect
+// to the database is enough. Locks belong to a database, and exist on
+// PostgreSQL 14 or later.
 //
 // # Parameters
 //
-// Every backend also has ttl=, require=, fenced= and floor=. All other parameters
-// are those of a libpq connection, such as sslmode= and application_name=.
+// Every backend also has ttl=, require=, fenced= and floor=. All other
+// parameters are those of a libpq connection, such as sslmode= and
+// application_name=.
 //
 //	key=hash|number|pair     what a name stands for, see Options.Key
 //	tokens=durable|fast      see Options.Tokens
@@ -23,36 +24,38 @@
 //
 // # An example
 //
-// Locking "orders/42" sends one statement, and its transaction id becomes the token:
+// Locking "orders/42" sends one statement, and its transaction id becomes the
+// token:
 //
 //	Key("orders/42") = hashtextextended('orders/42', 0) = -5097415481565640018
 //
 //	SELECT CASE WHEN pg_try_advisory_lock(-5097415481565640018)
 //	       THEN pg_current_xact_id() END
 //
-// The first waiter of a process calls pg_advisory_lock on a connection of its own,
-// and so does psql:
+// The first waiter of a process calls pg_advisory_lock on a connection of its
+// own, and so does psql:
 //
 //	select pg_advisory_lock(hashtextextended('orders/42', 0))
 //	select pg_advisory_lock_shared(hashtextextended('orders/42', 0)) -- a reader
 //
 // # Caveats
 //
-// The driver opens its own connections: one for all locks of one TTL, and one for
-// each name that it waits for. All locks on a connection are lost with it.
+// The driver opens its own connections: one for all locks of one TTL, and one
+// for each name that it waits for. All locks on a connection are lost with it.
 //
-// A restart or a fail-over of the server loses every lock. A client that is still
-// connected to the old primary does not learn of the new one.
+// A restart or a fail-over of the server loses every lock. A client that is
+// still connected to the old primary does not learn of the new one.
 //
-// A pooler in transaction mode is refused, because it hands locks from client to
-// client. Use [InTx] there for a lock inside a transaction, or drivers/sqllock.
+// A pooler in transaction mode is refused, because it hands locks from client
+// to client. Use [InTx] there for a lock inside a transaction, or
+// drivers/sqllock.
 //
 // About 700 clients can wait for one name, unless their role may set
-// deadlock_timeout. A wait holds a snapshot, so CREATE INDEX CONCURRENTLY waits for
-// it. Permits and latches are not offered.
+// deadlock_timeout. A wait holds a snapshot, so CREATE INDEX CONCURRENTLY waits
+// for it. Permits and latches are not offered.
 //
-// docs/backends/postgres.md has costs, limits, the least rights and the promises
-// under each fault.
+// docs/backends/postgres.md has costs, limits, the least rights and the
+// promises under each fault.
 package pglock
 
 import (
@@ -71,28 +74,35 @@ import (
 )
 
 const (
-	// A server counts its timeouts in milliseconds, up to 2^31 of them. The minimum is far above a round trip and a late timer.
+	// A server counts its timeouts in milliseconds, up to 2^31 of them. The
+	// minimum is far above a round trip and a late timer.
 	minTTL = 100 * time.Millisecond
 	maxTTL = 24 * 24 * time.Hour
 
 	detect = time.Second // the server says so at once, if in reach
-	late   = time.Second // the server's timer is exact to a few milliseconds, the rest is for a machine under load
+	// the server's timer is exact to a few milliseconds, the rest is for a
+	// machine under load
+	late = time.Second
 
 	defaultTTL     = 30 * time.Second
 	tokensPerGrant = 256
 )
 
-// Tokens says what fencing tokens are made of. All of them rise from grant to grant.
+// Tokens says what fencing tokens are made of. All of them rise from grant to
+// grant.
 type Tokens string
 
 const (
-	// TokensDurable: transaction ids, on the server's disk before anybody gets to know the token, so tokens do not fall when the server
-	// crashes. The first Lease.Token of a hold, and nothing else, costs a request and a flush of the log; calls at the same time share a
-	// flush. A lease that ends before that has no token, which is 0.
+	// TokensDurable: transaction ids, on the server's disk before anybody gets
+	// to know the token, so tokens do not fall when the server crashes. The
+	// first Lease.Token of a hold, and nothing else, costs a request and a
+	// flush of the log; calls at the same time share a flush. A lease that ends
+	// before that has no token, which is 0.
 	TokensDurable Tokens = ""
 
-	// TokensFast: transaction ids without the flush. After a crash the server may give out the ids of the last moments again, so a
-	// token can be smaller than, or equal to, one of an earlier grant.
+	// TokensFast: transaction ids without the flush. After a crash the server
+	// may give out the ids of the last moments again, so a token can be smaller
+	// than, or equal to, one of an earlier grant.
 	TokensFast Tokens = "fast"
 
 	// TokensNone: no tokens, and no transaction ids used up.
@@ -103,37 +113,44 @@ const (
 type Options struct {
 	Tokens Tokens
 
-	// Key computes the advisory lock of a name, for use beside programs with numbers of their own. The default is [HashedKey]:
-	// hashtextextended(name, 0). An error is returned to the caller of Lock.
-	// Names with the same key are one lock, so a function should refuse all
-	// spellings of a name but one, as [NumberKey] does: LockAll of two such
-	// names waits for itself until its context ends.
+	// Key computes the advisory lock of a name, for use beside programs with
+	// numbers of their own. The default is [HashedKey]: hashtextextended(name,
+	// 0). An error is returned to the caller of Lock. Names with the same key
+	// are one lock, so a function should refuse all spellings of a name but
+	// one, as [NumberKey] does: LockAll of two such names waits for itself
+	// until its context ends.
 	Key func(name string) (AdvisoryKey, error)
 
-	// MaxLocks is how many locks the driver holds or asks for at a time (1,000 if 0). The server's table of locks is shared by all
-	// its clients, 6,400 locks with PostgreSQL's defaults, and a server with a full table accepts no connections any more.
+	// MaxLocks is how many locks the driver holds or asks for at a time (1,000
+	// if 0). The server's table of locks is shared by all its clients, 6,400
+	// locks with PostgreSQL's defaults, and a server with a full table accepts
+	// no connections any more.
 	MaxLocks int
 
-	// MaxWaiters is how many connections may wait for a lock, or hold a lock after a wait, at a time (32 if 0).
+	// MaxWaiters is how many connections may wait for a lock, or hold a lock
+	// after a wait, at a time (32 if 0).
 	MaxWaiters int
 
 	// Password, if not nil, is called for each connection and returns its
 	// password in place of the configuration's. It may be called concurrently.
 	Password func(ctx context.Context) (string, error)
 
-	// SessionPooler accepts a connection pooler in session mode (pgbouncer's pool_mode=session) between here and the server.
+	// SessionPooler accepts a connection pooler in session mode (pgbouncer's
+	// pool_mode=session) between here and the server.
 	SessionPooler bool
 
-	// ForceUnlock makes ForceUnlock work: the method ends the session of the holder, and with the session every other lock on it,
-	// whoever the holder is; the session may belong to a program without dsync.
+	// ForceUnlock makes ForceUnlock work: the method ends the session of the
+	// holder, and with the session every other lock on it, whoever the holder
+	// is; the session may belong to a program without dsync.
 	ForceUnlock bool
 
-	// TTL is the expected TTL of leases. The connection for these leases is made at once, others when needed. The default is 30 s, as
-	// in dsync.
+	// TTL is the expected TTL of leases. The connection for these leases is
+	// made at once, others when needed. The default is 30 s, as in dsync.
 	TTL time.Duration
 }
 
-// Driver is a driver.Driver on PostgreSQL, and implements driver.KeepAliveReporter, driver.Inspector, driver.ForceUnlocker and
+// Driver is a driver.Driver on PostgreSQL, and implements
+// driver.KeepAliveReporter, driver.Inspector, driver.ForceUnlocker and
 // driver.Lister too.
 type Driver struct {
 	config  *pgconn.Config
@@ -170,8 +187,10 @@ var (
 	_ driver.Lister            = (*Driver)(nil)
 )
 
-// New connects to the server of config (pgx.ParseConfig makes one), and checks the server: PostgreSQL 14 or newer, no read replica, no
-// connection pooler. New fails within ctx. Parts of config other than how to connect, such as a tracer, are not used.
+// New connects to the server of config (pgx.ParseConfig makes one), and checks
+// the server: PostgreSQL 14 or newer, no read replica, no connection pooler.
+// New fails within ctx. Parts of config other than how to connect, such as a
+// tracer, are not used.
 func New(ctx context.Context, config *pgx.ConnConfig, o *Options) (*Driver, error) {
 	if config == nil {
 		return nil, errors.New("pglock: no configuration")
@@ -261,7 +280,8 @@ func (d *Driver) reportKeepAlive(err error) {
 // now is the time since d.epoch.
 func (d *Driver) now() int64 { return int64(time.Since(d.epoch)) }
 
-// enter counts a call of Acquire and a lock for the call, unless the driver is closed or has enough locks.
+// enter counts a call of Acquire and a lock for the call, unless the driver is
+// closed or has enough locks.
 func (d *Driver) enter() error {
 	if err := d.life.Enter(); err != nil {
 		return err

@@ -9,7 +9,8 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// locksPerSession is where another session is opened: each statement gets slower with what its session holds.
+// locksPerSession is where another session is opened: each statement gets
+// slower with what its session holds.
 const locksPerSession = 1000
 
 // class is the sessions of one TTL. Guarded by Driver.mu.
@@ -100,7 +101,8 @@ func (d *Driver) dialHub(c *class, dl *dialing, ttl time.Duration) {
 	d.reportKeepAlive(err)
 }
 
-// waiter returns a session for a wait, until freeSession. waiter connects if need be.
+// waiter returns a session for a wait, until freeSession. waiter connects if
+// need be.
 func (d *Driver) waiter(ctx context.Context, ttl time.Duration) (*session, error) {
 	d.mu.Lock()
 	c := d.class(ttl)
@@ -170,7 +172,8 @@ func (d *Driver) spareWaiter() *session {
 	return nil
 }
 
-// awaitSpare waits until a session is idle, or no abandoned wait is left whose end may leave a session idle.
+// awaitSpare waits until a session is idle, or no abandoned wait is left whose
+// end may leave a session idle.
 func (d *Driver) awaitSpare(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -202,7 +205,8 @@ func (d *Driver) adopt(s *session) bool {
 	return true
 }
 
-// retire takes an unused session out of the choice, and reports whether it was unused. The last hub of the usual TTL stays.
+// retire takes an unused session out of the choice, and reports whether it was
+// unused. The last hub of the usual TTL stays.
 func (d *Driver) retire(s *session) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -221,7 +225,8 @@ func (d *Driver) drop(s *session) {
 	d.mu.Unlock()
 }
 
-// freeSession is called with mu held when an attempt or a lease has no more need of its session.
+// freeSession is called with mu held when an attempt or a lease has no more
+// need of its session.
 func (d *Driver) freeSession(s *session) {
 	s.carried--
 	if _, alive := d.sessions[s]; alive && s.waiter && !s.hangs() {

@@ -14,7 +14,8 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// makeLocker makes the database locks and the role locker as docs/backends does, and returns user and password of the role.
+// makeLocker makes the database locks and the role locker as docs/backends
+// does, and returns user and password of the role.
 func makeLocker(tb testing.TB, pg *testenv.PostgresServer) string {
 	tb.Helper()
 	admin, password := connect(tb, pg), testenv.Password()
@@ -98,7 +99,8 @@ func TestRights(t *testing.T) {
 	wantDenied(t, "without the right to connect", err, `database "locks"`)
 }
 
-// TestRightsOverOthers lets a role look at locks of another one, and end its sessions.
+// TestRightsOverOthers lets a role look at locks of another one, and end its
+// sessions.
 func TestRightsOverOthers(t *testing.T) {
 	pg := testenv.Postgres(t)
 	locker, admin := makeLocker(t, pg), connect(t, pg)
@@ -123,7 +125,8 @@ func TestRightsOverOthers(t *testing.T) {
 	}
 }
 
-// TestRightNotToLookForDeadlocks lets three roles wait. The server notes of a session that looks for a deadlock that it still waits.
+// TestRightNotToLookForDeadlocks lets three roles wait. The server notes of a
+// session that looks for a deadlock that it still waits.
 func TestRightNotToLookForDeadlocks(t *testing.T) {
 	pg := testenv.Postgres(t, "deadlock_timeout=10ms", "log_lock_waits=on", "log_line_prefix=%u ", "logging_collector=on", "log_filename=log")
 	admin := connect(t, pg)
@@ -158,7 +161,8 @@ func TestRightNotToLookForDeadlocks(t *testing.T) {
 	}
 }
 
-// wantDenied fails the test unless the error says that there is no permission, and names what for.
+// wantDenied fails the test unless the error says that there is no permission,
+// and names what for.
 func wantDenied(t *testing.T, what string, err error, names string) {
 	t.Helper()
 	t.Logf("%s: %v", what, err) // where passwords are looked for

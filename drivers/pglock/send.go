@@ -14,9 +14,12 @@ import (
 	"github.com/jackc/pgx/v5/pgproto3"
 )
 
-// group is the operations of one request. The zero value says that nothing is under way.
+// group is the operations of one request. The zero value says that nothing is
+// under way.
 type group struct {
-	ops        []*operation // in the order of their statements; operations without one, of the step stamp, at the end
+	// in the order of their statements; operations without one, of the step
+	// stamp, at the end
+	ops        []*operation
 	statements int
 	token      bool // a statement for the token follows the others
 	own        bool // the statement of the only lock brings the token
@@ -40,7 +43,8 @@ func (g *group) take() []*operation {
 // buffers are for encoding groups.
 var buffers = sync.Pool{New: func() any { return new([]byte) }}
 
-// prepare makes a group of pending operations, if no group is under way, and returns the request for write, or nil. Called with mu held.
+// prepare makes a group of pending operations, if no group is under way, and
+// returns the request for write, or nil. Called with mu held.
 func (s *session) prepare() (request *[]byte) {
 	if s.over || !s.flight.empty() || len(s.pending) == 0 {
 		return nil
@@ -67,8 +71,8 @@ func (s *session) prepare() (request *[]byte) {
 	return request
 }
 
-// write sends a request of prepare, without locks held. The server takes no notice of time between a statement and its Sync, so both go
-// in one write.
+// write sends a request of prepare, without locks held. The server takes no
+// notice of time between a statement and its Sync, so both go in one write.
 func (s *session) write(request *[]byte) {
 	if request == nil {
 		return
@@ -80,7 +84,8 @@ func (s *session) write(request *[]byte) {
 	}
 }
 
-// makeGroup puts operations together. There are never two for one key: the next for a key is made when the one before is settled.
+// makeGroup puts operations together. There are never two for one key: the next
+// for a key is made when the one before is settled.
 func makeGroup(ops []*operation, tokens bool) group {
 	g := group{ops: ops}
 	wanting, last := 0, 0
@@ -112,7 +117,8 @@ func makeGroup(ops []*operation, tokens bool) group {
 	return g
 }
 
-// encode appends the messages of the group to buf. One token is taken for all grants of the group, last, and so after each of them.
+// encode appends the messages of the group to buf. One token is taken for all
+// grants of the group, last, and so after each of them.
 func (g *group) encode(buf []byte) []byte {
 	for _, op := range g.ops[:g.statements] {
 		switch op.step {
@@ -213,12 +219,14 @@ func (s *session) answered() error {
 	}
 	switch due := s.sent + int64(s.ttl/3); {
 	case s.flight.blocks && now < due:
-		// The time of the grant is not known here, but it was after the request.
+		// The time of the grant is not known here, but it was after the
+		// request.
 		s.flight.short = true
 		s.expires.Store(s.sent + int64(s.ttl))
 		s.timer.Reset(time.Duration(due - now))
 	case s.flight.blocks:
-		s.expires.Store(now + int64(s.ttl)) // until the confirmation, from which all locks of the session count
+		// until the confirmation, from which all locks of the session count
+		s.expires.Store(now + int64(s.ttl))
 	case now >= s.expires.Load():
 		s.mu.Unlock()
 		return errExpired // nothing revives a session past its time
@@ -269,15 +277,18 @@ func (s *session) settle(op *operation) {
 }
 
 const (
-	// restFor is how long after the last request nobody reads from an idle session, so the next caller can read its own answer, with
-	// one goroutine less to wake. The end of the connection may be noticed so much later.
+	// restFor is how long after the last request nobody reads from an idle
+	// session, so the next caller can read its own answer, with one goroutine
+	// less to wake. The end of the connection may be noticed so much later.
 	restFor = 2 * time.Millisecond
 
-	// readFor is how long a caller reads, without regard to its context. For a later answer the caller waits.
+	// readFor is how long a caller reads, without regard to its context. For a
+	// later answer the caller waits.
 	readFor = 5 * time.Millisecond
 )
 
-// reader says who reads from a session. The session keeps what was read of an answer, so any goroutine can go on.
+// reader says who reads from a session. The session keeps what was read of an
+// answer, so any goroutine can go on.
 type reader int8
 
 const (
@@ -286,7 +297,8 @@ const (
 	nobody               // the session's own goroutine rests
 )
 
-// read takes the answers until the session ends, except where the only request under way is a caller's, who reads the answer.
+// read takes the answers until the session ends, except where the only request
+// under way is a caller's, who reads the answer.
 func (s *session) read() {
 	timer := time.NewTimer(restFor)
 	defer timer.Stop()
@@ -302,7 +314,8 @@ func (s *session) read() {
 	}
 }
 
-// readOn reads until nothing is under way, and reports whether the session goes on.
+// readOn reads until nothing is under way, and reports whether the session goes
+// on.
 func (s *session) readOn() bool {
 	err := s.conn.SetReadDeadline(time.Time{}) // a caller may have set one
 	for idle := false; err == nil && !idle; {
@@ -316,8 +329,8 @@ func (s *session) readOn() bool {
 	return err == nil
 }
 
-// takeOver makes the session's goroutine the reader if something is under way, or nothing was for a while, unless a caller reads or is
-// about to.
+// takeOver makes the session's goroutine the reader if something is under way,
+// or nothing was for a while, unless a caller reads or is about to.
 func (s *session) takeOver() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -329,7 +342,8 @@ func (s *session) takeOver() bool {
 	return true
 }
 
-// readAnswer reads until op is settled, for a short time, if op alone is under way and nobody else reads.
+// readAnswer reads until op is settled, for a short time, if op alone is under
+// way and nobody else reads.
 func (s *session) readAnswer(op *operation) {
 	s.mu.Lock()
 	mine := s.reader == nobody && len(s.flight.ops) == 1 && s.flight.ops[0] == op
@@ -361,7 +375,8 @@ func (op *operation) isDone() bool {
 	}
 }
 
-// stopReading lets nobody read if nothing is under way, and then returns true. Otherwise the session's own goroutine reads on.
+// stopReading lets nobody read if nothing is under way, and then returns true.
+// Otherwise the session's own goroutine reads on.
 func (s *session) stopReading() (idle bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -385,7 +400,8 @@ func (s *session) rouse() {
 	}
 }
 
-// receive takes a message, and reports whether the message was the end of an answer. One goroutine at a time calls receive.
+// receive takes a message, and reports whether the message was the end of an
+// answer. One goroutine at a time calls receive.
 func (s *session) receive() (answered bool, err error) {
 	message, err := s.frontend.Receive()
 	if err != nil {

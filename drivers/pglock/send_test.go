@@ -14,8 +14,9 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// TestReadersTakeTurns has one caller alone, a few, and none at all, in turns, each of whom may read for the others or leave them to
-// the session: nobody may be left without an answer.
+// TestReadersTakeTurns has one caller alone, a few, and none at all, in turns,
+// each of whom may read for the others or leave them to the session: nobody may
+// be left without an answer.
 func TestReadersTakeTurns(t *testing.T) {
 	pg := testenv.Postgres(t)
 	d := newDriver(t, pg.Addr, nil)
@@ -43,8 +44,8 @@ func TestReadersTakeTurns(t *testing.T) {
 	}
 }
 
-// TestCallerLeavesWhileItReads has the answer come late to a caller that is alone: it leaves when its time is over, and what it asked
-// for is given back.
+// TestCallerLeavesWhileItReads has the answer come late to a caller that is
+// alone: it leaves when its time is over, and what it asked for is given back.
 func TestCallerLeavesWhileItReads(t *testing.T) {
 	pg := testenv.Postgres(t)
 	link, addr := testenv.Wire(t, pg.Addr)
@@ -63,7 +64,8 @@ func TestCallerLeavesWhileItReads(t *testing.T) {
 	}
 }
 
-// TestEndOfTheConnectionAfterARequest ends the connection when nobody reads: the holder is told all the same.
+// TestEndOfTheConnectionAfterARequest ends the connection when nobody reads:
+// the holder is told all the same.
 func TestEndOfTheConnectionAfterARequest(t *testing.T) {
 	pg := testenv.Postgres(t)
 	link, addr := testenv.Wire(t, pg.Addr)

@@ -18,17 +18,20 @@ import (
 )
 
 const (
-	maxGroup   = 256              // operations in one request, so a request is shorter than any socket buffer
-	idleHub    = 30 * time.Second // how long a session without locks stays open, if its TTL is not the usual one
+	// operations in one request, so a request is shorter than any socket buffer
+	maxGroup = 256
+	// how long a session without locks stays open, if its TTL is not the usual
+	// one
+	idleHub    = 30 * time.Second
 	idleWaiter = 10 * time.Second // the same for a session for waits
 
 	// answerIn is after how long without an answer the driver tries whether a
 	// new connection works.
 	answerIn = time.Second
 
-	// hangsAfter is after how long without an answer a connection counts as hung,
-	// if a new one works. A busy server may take a second for one process, and
-	// none for another.
+	// hangsAfter is after how long without an answer a connection counts as
+	// hung, if a new one works. A busy server may take a second for one
+	// process, and none for another.
 	hangsAfter = 5 * answerIn / 2
 )
 
@@ -40,14 +43,17 @@ var (
 	errHangs    = fmt.Errorf("%w: the connection hangs, and a new one works", driver.ErrUnavailable)
 )
 
-// session is one connection to the server, with its locks and its unanswered operations.
+// session is one connection to the server, with its locks and its unanswered
+// operations.
 //
-// Simultaneous operations go in one group: one write, one implicit transaction, one answer. There is one group under way at a time, and
-// operations that come meanwhile make the next group. A caller sends its operation if no group is under way; otherwise the reader of the
-// answers sends the next group.
+// Simultaneous operations go in one group: one write, one implicit transaction,
+// one answer. There is one group under way at a time, and operations that come
+// meanwhile make the next group. A caller sends its operation if no group is
+// under way; otherwise the reader of the answers sends the next group.
 //
-// The server ends the session after it has waited for a request for the TTL. So the session keeps all locks until expires, the send time
-// of the last answered group plus the TTL, unless somebody ends the session.
+// The server ends the session after it has waited for a request for the TTL. So
+// the session keeps all locks until expires, the send time of the last answered
+// group plus the TTL, unless somebody ends the session.
 type session struct {
 	d        *Driver
 	ttl      time.Duration
@@ -66,14 +72,16 @@ type session struct {
 	roused   chan struct{} // buffered; signaled when the session's goroutine is to read
 	farewell error         // the last words of the server; belongs to the reader
 
-	mu      sync.Mutex
-	over    bool
-	cause   error // of the end
-	timer   *time.Timer
-	leases  map[*lease]struct{}
-	shares  map[AdvisoryKey]int // how many holds and attempts share a lock for reading, which the server counts as one
-	pending []*operation        // not sent yet
-	failed  []*operation        // unlocks, refused by the server; sent again with the next ping
+	mu     sync.Mutex
+	over   bool
+	cause  error // of the end
+	timer  *time.Timer
+	leases map[*lease]struct{}
+	// how many holds and attempts share a lock for reading, which the server
+	// counts as one
+	shares  map[AdvisoryKey]int
+	pending []*operation // not sent yet
+	failed  []*operation // unlocks, refused by the server; sent again with the next ping
 	flight  group
 	reader  reader
 	sent    int64 // when the last group was sent
@@ -84,7 +92,8 @@ type session struct {
 	used    int64 // when there was an operation other than a ping
 }
 
-// init makes the session ready. Its locks will count from the send time of the last answered request.
+// init makes the session ready. Its locks will count from the send time of the
+// last answered request.
 func (s *session) init(asked int64) {
 	s.leases, s.shares = make(map[*lease]struct{}), make(map[AdvisoryKey]int)
 	s.told, s.buried, s.behind = make(chan struct{}), make(chan struct{}), make(chan struct{})
@@ -118,7 +127,8 @@ func (s *session) submit(op *operation) bool {
 	return true
 }
 
-// add begins an operation, and returns a request for write, or nil. Called with mu held; the session is not over.
+// add begins an operation, and returns a request for write, or nil. Called with
+// mu held; the session is not over.
 func (s *session) add(op *operation) (request *[]byte) {
 	if op.step != ping {
 		s.used = s.d.now()
@@ -128,8 +138,9 @@ func (s *session) add(op *operation) (request *[]byte) {
 	return s.prepare()
 }
 
-// abandon says that nobody waits for the operation any more: the session gives the lock back, if there is one, before the operation is
-// settled. It returns false if the operation is settled already.
+// abandon says that nobody waits for the operation any more: the session gives
+// the lock back, if there is one, before the operation is settled. It returns
+// false if the operation is settled already.
 func (s *session) abandon(op *operation) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -140,7 +151,8 @@ func (s *session) abandon(op *operation) bool {
 	return true
 }
 
-// tick keeps the session alive, and ends the session when its time is over or when the session was of no use for long.
+// tick keeps the session alive, and ends the session when its time is over or
+// when the session was of no use for long.
 func (s *session) tick() {
 	now := s.d.now()
 	s.mu.Lock()
@@ -171,7 +183,8 @@ func (s *session) tick() {
 		s.failed = nil
 		due = now + int64(s.ttl/6)
 	} else if !s.flight.empty() {
-		if due = s.sent + int64(s.ttl/6); now >= due { // the answer is late, and a ping may be due right after the answer
+		if due = s.sent + int64(s.ttl/6); now >= due {
+			// the answer is late, and a ping may be due right after the answer
 			due, turnsSilent, s.silent = now+int64(s.ttl/6), !s.silent, true
 		}
 	}
@@ -196,7 +209,8 @@ func (s *session) unused(now int64) bool {
 	return now-s.used > int64(limit)
 }
 
-// end ends the session, once: leases are lost, operations fail. Called without locks.
+// end ends the session, once: leases are lost, operations fail. Called without
+// locks.
 func (s *session) end(cause error) { s.finish(cause, false) }
 
 // finish is end, but for a session with leases if it is to spare them.
@@ -251,7 +265,8 @@ func isOutage(cause error) bool {
 	return !errors.As(cause, new(*pgconn.PgError))
 }
 
-// hangUp closes the connection without a word, and without waiting for anything.
+// hangUp closes the connection without a word, and without waiting for
+// anything.
 func (s *session) hangUp() {
 	conn := s.conn
 	if layered, ok := conn.(interface{ NetConn() net.Conn }); ok { // TLS would say goodbye first
@@ -320,7 +335,8 @@ func (s *session) look() {
 	s.looks = false
 	switch left := s.sent + int64(answerIn) - s.d.now(); {
 	case s.over:
-	case s.left && len(s.leases) == 0 && s.d.now()-s.used >= int64(answerIn): // the answer to an unlock may still come
+	case s.left && len(s.leases) == 0 && s.d.now()-s.used >= int64(answerIn):
+		// the answer to an unlock may still come
 		s.d.life.Go(func() { s.finish(errHangs, true) })
 	case s.left && len(s.leases) == 0:
 		s.lookIn(answerIn / 4)
@@ -329,7 +345,8 @@ func (s *session) look() {
 		s.lookIn(max(time.Duration(left), answerIn/4))
 	default:
 		sent := s.sent
-		s.looks = s.d.life.Go(func() { s.d.replace(s, sent) }) // ends with an answer, the session or the driver
+		// ends with an answer, the session or the driver
+		s.looks = s.d.life.Go(func() { s.d.replace(s, sent) })
 	}
 }
 

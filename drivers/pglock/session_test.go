@@ -15,7 +15,8 @@ import (
 	"github.com/go-dsync/dsync/internal/lifecycle"
 )
 
-// TestSessionOutlastsALateAnswer has one answer come late, soon after another request and in time for the session. The server is prompt before and slow
+// TestSessionOutlastsALateAnswer has one answer come late, soon after another
+// request and in time for the session. The server is prompt before and slow
 // afterwards, and the session lasts.
 func TestSessionOutlastsALateAnswer(t *testing.T) {
 	const ttl = time.Second
@@ -26,7 +27,8 @@ func TestSessionOutlastsALateAnswer(t *testing.T) {
 	}
 }
 
-// outlast makes two requests, the second of which is answered late, and then none but those of the session for ten times the TTL.
+// outlast makes two requests, the second of which is answered late, and then
+// none but those of the session for ten times the TTL.
 func outlast(t *testing.T, ttl, at, late time.Duration) {
 	d, s, server := sessionOnPipe(ttl)
 	d.life.Go(func() { answerPings(server, s.pid, []time.Duration{0, late}, ttl/20) }) // ends with the connection
@@ -49,7 +51,8 @@ func outlast(t *testing.T, ttl, at, late time.Duration) {
 	d.life.Wait()
 }
 
-// sessionOnPipe returns a session that works, with a driver of its own that cannot make a connection, and the other end of its connection.
+// sessionOnPipe returns a session that works, with a driver of its own that
+// cannot make a connection, and the other end of its connection.
 func sessionOnPipe(ttl time.Duration) (d *Driver, s *session, server net.Conn) {
 	client, server := net.Pipe()
 	config, _ := pgconn.ParseConfig("postgres://user@192.0.2.1/db")
@@ -65,7 +68,8 @@ func sessionOnPipe(ttl time.Duration) (d *Driver, s *session, server net.Conn) {
 	return d, s, server
 }
 
-// answerPings answers groups of pings as a server does, until the connection ends. The first answers take the given times, the others the usual time.
+// answerPings answers groups of pings as a server does, until the connection
+// ends. The first answers take the given times, the others the usual time.
 func answerPings(conn net.Conn, pid uint32, first []time.Duration, usual time.Duration) {
 	server := pgproto3.NewBackend(conn, conn)
 	for {
@@ -91,8 +95,10 @@ func answerPings(conn net.Conn, pid uint32, first []time.Duration, usual time.Du
 	}
 }
 
-// TestCloseWaitsForDoubtOverLocksOnly ends the connection of a session with an operation that has no answer. Close waits for the TTL of a
-// session that may have a lock at the server, and for none with what is about no lock, such as whether another session is gone.
+// TestCloseWaitsForDoubtOverLocksOnly ends the connection of a session with an
+// operation that has no answer. Close waits for the TTL of a session that may
+// have a lock at the server, and for none with what is about no lock, such as
+// whether another session is gone.
 func TestCloseWaitsForDoubtOverLocksOnly(t *testing.T) {
 	const ttl = time.Second
 	for _, test := range []struct {

@@ -53,8 +53,9 @@ func wantRefused(tb testing.TB, d driver.Driver, m driver.Mode, name, why string
 	}
 }
 
-// testServerLooksAtWaiters is what the server promises in no document: a request for reading, also one that cannot wait, is refused
-// where another one waits to write; but not that of a session with the lock.
+// testServerLooksAtWaiters is what the server promises in no document: a
+// request for reading, also one that cannot wait, is refused where another one
+// waits to write; but not that of a session with the lock.
 func testServerLooksAtWaiters(t *testing.T, pg *testenv.PostgresServer) {
 	reader, writer, other := connect(t, pg), connect(t, pg), connect(t, pg)
 	run(t, reader, "SELECT pg_advisory_lock_shared(1)")
@@ -96,7 +97,8 @@ func testModesExclude(t *testing.T, pg *testenv.PostgresServer) {
 	}
 }
 
-// testReadsEndOneByOne lets the Reads of a session end in several ways, and sees that each takes no more than its own share.
+// testReadsEndOneByOne lets the Reads of a session end in several ways, and
+// sees that each takes no more than its own share.
 func testReadsEndOneByOne(t *testing.T, pg *testenv.PostgresServer) {
 	for name, o := range map[string]*pglock.Options{"42": {}, "7/42": {Key: pglock.PairKey, Tokens: pglock.TokensNone}} {
 		d, other, conn := newDriver(t, pg.Addr, o), newDriver(t, pg.Addr, o), connect(t, pg)
@@ -128,8 +130,9 @@ func testReadsEndOneByOne(t *testing.T, pg *testenv.PostgresServer) {
 	}
 }
 
-// testReadDoesNotPassAWrite lets one write wait behind a read, and others read then: of the client that reads, of the one that waits to
-// write, and of a third one.
+// testReadDoesNotPassAWrite lets one write wait behind a read, and others read
+// then: of the client that reads, of the one that waits to write, and of a
+// third one.
 func testReadDoesNotPassAWrite(t *testing.T, pg *testenv.PostgresServer) {
 	d, third, conn := newDriver(t, pg.Addr, nil), newDriver(t, pg.Addr, nil), connect(t, pg)
 	for _, writer := range []*pglock.Driver{d, newDriver(t, pg.Addr, nil)} {
@@ -188,7 +191,8 @@ func testTokensOfReads(t *testing.T, pg *testenv.PostgresServer) {
 	}
 }
 
-// testFailedStatementsTakeNoRead has statements about one Read fail while another Read of the session goes on.
+// testFailedStatementsTakeNoRead has statements about one Read fail while
+// another Read of the session goes on.
 func testFailedStatementsTakeNoRead(t *testing.T, pg *testenv.PostgresServer) {
 	conn, other := connect(t, pg), newDriver(t, pg.Addr, nil)
 	run(t, conn, "CREATE ROLE reader LOGIN")
@@ -223,7 +227,8 @@ func testFailedStatementsTakeNoRead(t *testing.T, pg *testenv.PostgresServer) {
 	mustRelease(t, mustAcquire(t, other, in(driver.Write, request("a", longTTL))))
 }
 
-// sharedValue is written and read in two halves. Only a lock keeps a reader from the half of a write.
+// sharedValue is written and read in two halves. Only a lock keeps a reader
+// from the half of a write.
 type sharedValue struct{ a, b atomic.Int64 }
 
 func (v *sharedValue) write() {
@@ -238,7 +243,8 @@ func (v *sharedValue) read() (whole bool) {
 	return a == v.b.Load()
 }
 
-// testReadersAndWritersBesideSQL mixes clients with sessions of SQL that know nothing of them. Some give up while they wait.
+// testReadersAndWritersBesideSQL mixes clients with sessions of SQL that know
+// nothing of them. Some give up while they wait.
 func testReadersAndWritersBesideSQL(t *testing.T, pg *testenv.PostgresServer) {
 	rounds := testenv.Briefly(60, 300)
 	var v sharedValue
@@ -322,7 +328,8 @@ func useBySQL(t *testing.T, conn *pgx.Conn, rounds int, use func(driver.Mode)) {
 	}
 }
 
-// testSharedLockOfSQL sees that locks for reading of SQL and of the driver are one.
+// testSharedLockOfSQL sees that locks for reading of SQL and of the driver are
+// one.
 func testSharedLockOfSQL(t *testing.T, pg *testenv.PostgresServer) {
 	d, conn := newDriver(t, pg.Addr, nil), connect(t, pg)
 	const shared, exclusive = "SELECT pg_try_advisory_lock_shared(hashtextextended('a', 0))", "SELECT pg_try_advisory_lock(hashtextextended('a', 0))"

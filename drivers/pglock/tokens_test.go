@@ -20,8 +20,8 @@ import (
 )
 
 // TestTokensAfterARestore puts an older data directory back. Tokens fall then,
-// and the guard of a resource elsewhere refuses all holders, until programs have
-// the last token as a floor. See "After a restore from a backup" in
+// and the guard of a resource elsewhere refuses all holders, until programs
+// have the last token as a floor. See "After a restore from a backup" in
 // docs/operations.md.
 func TestTokensAfterARestore(t *testing.T) {
 	pg := testenv.Postgres(t, "fsync=on", "full_page_writes=on")
@@ -79,8 +79,10 @@ func keep(tb testing.TB, l driver.Lease) {
 	}
 }
 
-// TestTokensRiseOverCrashesOfTheServer kills the server under the load of clients that look at their tokens, of others that do not, and of one
-// whose statement takes a token and flushes the log, as drivers did that knew no KeepTokens. All are for one name.
+// TestTokensRiseOverCrashesOfTheServer kills the server under the load of
+// clients that look at their tokens, of others that do not, and of one whose
+// statement takes a token and flushes the log, as drivers did that knew no
+// KeepTokens. All are for one name.
 func TestTokensRiseOverCrashesOfTheServer(t *testing.T) {
 	pg := testenv.Postgres(t, "fsync=on", "full_page_writes=on")
 	var mu sync.Mutex
@@ -153,7 +155,8 @@ func TestTokensRiseOverCrashesOfTheServer(t *testing.T) {
 	}
 }
 
-// TestGrantsDoNotWaitForTheDisk has a server that answers no commit which has to last: it waits for a standby that is not there.
+// TestGrantsDoNotWaitForTheDisk has a server that answers no commit which has
+// to last: it waits for a standby that is not there.
 func TestGrantsDoNotWaitForTheDisk(t *testing.T) {
 	pg := testenv.Postgres(t)
 	d, other := newDriver(t, pg.Addr, nil), newDriver(t, pg.Addr, nil)

@@ -17,15 +17,18 @@ import (
 // grant a session its own lock once more. There is one per key and not per
 // name, for two names may have one key.
 //
-// At most one request for the key is under way on the sessions of many locks. Waiting attempts stand in line, and only the first of them
-// asks the server.
+// At most one request for the key is under way on the sessions of many locks.
+// Waiting attempts stand in line, and only the first of them asks the server.
 type localQueue struct {
-	key     AdvisoryKey
-	uses    int
-	holders linked.List[lease, *lease] // until their end at the server, as far as known; the first excludes what all exclude
-	busy    bool                       // a request is under way
-	tries   attempts                   // with NoWait: each asks once, as soon as no request is under way
-	line    attempts                   // the others; the first one asks, or waits at the server
+	key  AdvisoryKey
+	uses int
+	// until their end at the server, as far as known; the first excludes what
+	// all exclude
+	holders linked.List[lease, *lease]
+	busy    bool // a request is under way
+	// with NoWait: each asks once, as soon as no request is under way
+	tries attempts
+	line  attempts // the others; the first one asks, or waits at the server
 }
 
 // attempt is a request in a localQueue.
@@ -51,10 +54,14 @@ func (all *attempts) remove(t *attempt) bool {
 type verdict uint8
 
 const (
-	wait    verdict = iota // in line
-	tryNow                 // on a session of many locks, and the queue is busy until the attempt is settled
-	enqueue                // at the server, behind reads of this driver, so that the server orders the attempt against those of others
-	refuse                 // this driver holds the lock, or waits to write
+	wait verdict = iota // in line
+	// on a session of many locks, and the queue is busy until the attempt is
+	// settled
+	tryNow
+	// at the server, behind reads of this driver, so that the server orders the
+	// attempt against those of others
+	enqueue
+	refuse // this driver holds the lock, or waits to write
 )
 
 // enterQueue returns the queue of a key for one use.
@@ -136,7 +143,8 @@ func (d *Driver) quitLine(q *localQueue, t *attempt) {
 	q.advance()
 }
 
-// advance lets the next attempts go on. advance is called with Driver.mu held when anything has changed.
+// advance lets the next attempts go on. advance is called with Driver.mu held
+// when anything has changed.
 func (q *localQueue) advance() {
 	if len(q.line) > 0 && q.line[0].verdict == wait {
 		q.judge(q.line[0], false)
@@ -144,7 +152,8 @@ func (q *localQueue) advance() {
 	q.tries = slices.DeleteFunc(q.tries, func(t *attempt) bool { return q.judge(t, true) })
 }
 
-// judge gives an attempt its verdict, and reports whether there is one yet. Called with Driver.mu held.
+// judge gives an attempt its verdict, and reports whether there is one yet.
+// Called with Driver.mu held.
 func (q *localQueue) judge(t *attempt, noWait bool) bool {
 	switch holder := q.holders.First(); {
 	case noWait && t.mode == driver.Read && slices.ContainsFunc(q.line, (*attempt).writes):
@@ -184,8 +193,9 @@ func (q *localQueue) on(s *session) bool {
 }
 
 const (
-	// settleFor is how long a canceled caller waits for its lock to be given back, if there is one. Two short requests do, and then
-	// nothing is left in doubt. Nobody waits longer.
+	// settleFor is how long a canceled caller waits for its lock to be given
+	// back, if there is one. Two short requests do, and then nothing is left in
+	// doubt. Nobody waits longer.
 	settleFor = 50 * time.Millisecond
 
 	// backstop is how often the driver asks the server whether a wait is still
@@ -200,7 +210,8 @@ const (
 	longBackstop = 15 * time.Second
 )
 
-// waitAtServer waits in the server's queue for the key, on a session of its own.
+// waitAtServer waits in the server's queue for the key, on a session of its
+// own.
 func (d *Driver) waitAtServer(ctx context.Context, l *lease, waited bool) error {
 	w, op, err := d.enqueue(ctx, l)
 	if err != nil {
@@ -210,7 +221,9 @@ func (d *Driver) waitAtServer(ctx context.Context, l *lease, waited bool) error 
 		return err
 	}
 	if !waited {
-		l.r.Events.Waiting() // after the statement is sent: from now on the call has its place in the server's queue
+		// after the statement is sent: from now on the call has its place in
+		// the server's queue
+		l.r.Events.Waiting()
 	}
 	err = d.watch(ctx, w, op)
 	if err == nil {
@@ -273,7 +286,8 @@ func (d *Driver) watch(ctx context.Context, w *session, op *operation) error {
 	}
 }
 
-// stillWaits asks the server, over other sessions until one answers, whether w waits for a lock.
+// stillWaits asks the server, over other sessions until one answers, whether w
+// waits for a lock.
 func (d *Driver) stillWaits(ctx context.Context, w *session) bool {
 	for pause := firstDig; ; pause = min(2*pause, lastDig) {
 		rows, err := d.query(ctx, waitsQuery, int4(w.pid), []byte(w.id))
@@ -340,8 +354,10 @@ func (d *Driver) withdraw(w *session, op *operation) {
 	}
 }
 
-// cancelWait cancels the statement. A canceled statement can fail with the lock granted, and the session then gives the lock back. The
-// session is used again only when every cancel has been answered, for a late cancel would hit the next wait.
+// cancelWait cancels the statement. A canceled statement can fail with the lock
+// granted, and the session then gives the lock back. The session is used again
+// only when every cancel has been answered, for a late cancel would hit the
+// next wait.
 func (d *Driver) cancelWait(w *session, op *operation) {
 	ctx, cancel := context.WithTimeout(d.life.Context(), withdrawFor)
 	defer cancel()

@@ -18,11 +18,12 @@ import (
 // backstop is the longest wait before asking again, in case a message is lost.
 const backstop = 5 * time.Second
 
-// unheard is the pause of a request to read or write while the name has a hold of
-// the fair lock, whose end is told to the first in the queue only.
+// unheard is the pause of a request to read or write while the name has a hold
+// of the fair lock, whose end is told to the first in the queue only.
 const unheard = 50 * time.Millisecond
 
-// moving is the pause of a waiter whose slot moves to another node of the cluster.
+// moving is the pause of a waiter whose slot moves to another node of the
+// cluster.
 const moving = 250 * time.Millisecond
 
 // Acquire implements driver.Driver.
@@ -49,8 +50,8 @@ func (d *Driver) acquire(ctx context.Context, r *driver.Request) (*lease, error)
 	if w.inQueue && d.ghosts.Full() {
 		return nil, fmt.Errorf("%w: %d places in queues are still to be given back", driver.ErrUnavailable, maxGhosts)
 	}
-	// Where callers of this process already wait for the name, listen before the
-	// first try, which then need not be repeated.
+	// Where callers of this process already wait for the name, listen before
+	// the first try, which then need not be repeated.
 	if !(exclusive && d.options.Fair || d.topics.Quiet()) {
 		w.topic = d.topics.JoinActive(channelOf(r.Mode, r.Name, false), groupOf(r.Mode), false)
 	}
@@ -67,13 +68,15 @@ func (d *Driver) acquire(ctx context.Context, r *driver.Request) (*lease, error)
 	}
 	r.Events.Waiting()
 	l, err = w.wait(ctx, refused)
-	if l != nil || !w.inQueue && !intends(r) || errors.Is(err, driver.ErrUnknown) { // an unknown outcome is a ghost already
+	if l != nil || !w.inQueue && !intends(r) || errors.Is(err, driver.ErrUnknown) {
+		// an unknown outcome is a ghost already
 		return l, err
 	}
 	return nil, d.depart(r, err)
 }
 
-// groupOf returns the group of those who wait in a mode. Of those who wait for permits one can want more than another.
+// groupOf returns the group of those who wait in a mode. Of those who wait for
+// permits one can want more than another.
 func groupOf(m driver.Mode) int {
 	if m == driver.Permit {
 		return redistopic.Each
@@ -83,12 +86,13 @@ func groupOf(m driver.Mode) int {
 
 // waiting is a request and how it waits, which its mode and the options decide.
 type waiting struct {
-	driver    *Driver
-	request   *driver.Request
-	topic     *redistopic.Topic // nil while it does not listen
-	inQueue   bool              // of the fair lock: it has a channel of its own, which nobody joins again
-	inLine    bool              // of all clients that wait for the plain lock
-	elsewhere bool              // the topic is that of the other kind of lock
+	driver  *Driver
+	request *driver.Request
+	topic   *redistopic.Topic // nil while it does not listen
+	// of the fair lock: it has a channel of its own, which nobody joins again
+	inQueue   bool
+	inLine    bool // of all clients that wait for the plain lock
+	elsewhere bool // the topic is that of the other kind of lock
 }
 
 // listen joins the topic that tells the end of the hold in the way.
@@ -175,21 +179,25 @@ func (w *waiting) wait(ctx context.Context, refused answer) (*lease, error) {
 		var err error
 		l, refused, err = w.try(ctx, true, turn)
 		var demand *rueidis.RedisError
-		if moves = errors.As(err, &demand) && redisdial.HasCode(demand.Error(), "TRYAGAIN"); moves { // nothing was done, and the place in a queue is kept
+		if moves = errors.As(err, &demand) && redisdial.HasCode(demand.Error(), "TRYAGAIN"); moves {
+			// nothing was done, and the place in a queue is kept
 			timer.Reset(moving/2 + rand.N(moving/2))
 			continue
 		}
-		if err != nil && err == ctx.Err() { // not sent: the last answer is still that somebody holds the lock
+		if err != nil && err == ctx.Err() {
+			// not sent: the last answer is still that somebody holds the lock
 			err = fmt.Errorf("%w: %w", driver.ErrLocked, err)
 		}
 		if l != nil || err != nil {
-			return w.leave(l, err, l == nil || r.Mode == driver.Read) // other readers of this process may join
+			// other readers of this process may join
+			return w.leave(l, err, l == nil || r.Mode == driver.Read)
 		}
 		timer.Reset(pause(refused.left))
 	}
 }
 
-// pause is how long to wait for a message: until the lock expires if nobody renews it, and at most until the backstop.
+// pause is how long to wait for a message: until the lock expires if nobody
+// renews it, and at most until the backstop.
 func pause(left time.Duration) time.Duration {
 	limit := backstop - time.Duration(rand.Int64N(int64(backstop/4)))
 	if left < 0 || left > limit {

@@ -19,7 +19,8 @@ import (
 	"github.com/go-dsync/dsync/internal/redisdriver"
 )
 
-// modeField is the field that a read-write lock of Redisson has beside its holds.
+// modeField is the field that a read-write lock of Redisson has beside its
+// holds.
 const modeField = "mode"
 
 // Inspect implements driver.Inspector. Status.Owner, Note and Process are known
@@ -64,8 +65,8 @@ func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error
 	return status, err
 }
 
-// leaveIn is within how long a process that was told of a seal leaves the channel.
-// After that, a listener is a program that waits for the sealed name.
+// leaveIn is within how long a process that was told of a seal leaves the
+// channel. After that, a listener is a program that waits for the sealed name.
 const leaveIn = 1500 * time.Millisecond
 
 // readStatus reads the answer of the inspect script.
@@ -110,8 +111,8 @@ func readStatus(answer []rueidis.RedisMessage) (driver.Status, error) {
 	return status, nil
 }
 
-// waiters returns how many clients listen on channels, or -1 if that is not known,
-// as with plain messages in a cluster.
+// waiters returns how many clients listen on channels, or -1 if that is not
+// known, as with plain messages in a cluster.
 func (d *Driver) waiters(ctx context.Context, channels []string) (int, error) {
 	mode := d.checked.pubSub
 	if d.cluster && mode != PubSubSharded {
@@ -166,7 +167,8 @@ func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
 	case ended == -1:
 		return driver.ErrSealed
 	}
-	d.tell(ctx, removalChannel(name)) // a holder that misses it learns of the removal from its next renewal
+	// a holder that misses it learns of the removal from its next renewal
+	d.tell(ctx, removalChannel(name))
 	return nil
 }
 
@@ -184,8 +186,8 @@ func (d *Driver) admin(ctx context.Context, name string) error {
 	return d.checkServer(ctx)
 }
 
-// WatchRemoval implements driver.RemovalWatcher. ForceUnlock sends the message on
-// a channel that has no waiters, so a holder that listens counts as none.
+// WatchRemoval implements driver.RemovalWatcher. ForceUnlock sends the message
+// on a channel that has no waiters, so a holder that listens counts as none.
 func (l *lease) WatchRemoval(renew func()) (stop func()) {
 	return l.driver.topics.Watch(removalChannel(l.request.Name), renew)
 }
@@ -238,16 +240,17 @@ const (
 	scanPause = 2500 * time.Microsecond
 )
 
-// holdField is what the fields of a lock look like: a client, and a number of the client's.
+// holdField is what the fields of a lock look like: a client, and a number of
+// the client's.
 var holdField = regexp.MustCompile(`^[^:]+:[0-9]+(:write|:read)?$`)
 
 // escapeGlob makes a pattern of a text that matches nothing else.
 var escapeGlob = strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`)
 
 // List implements driver.Lister. It goes through all keys of the server, or of
-// each primary of a cluster, at most a hundred thousand a second: once for locks,
-// and once for permits. Keys that the user has no right to are left out. Names in
-// slots of a cluster that move in the meantime may be missed.
+// each primary of a cluster, at most a hundred thousand a second: once for
+// locks, and once for permits. Keys that the user has no right to are left out.
+// Names in slots of a cluster that move in the meantime may be missed.
 func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[string, error] {
 	return func(yield func(string, error) bool) {
 		if err := d.admin(ctx, "list"); err != nil { // any name will do
@@ -289,7 +292,8 @@ func (d *Driver) listAt(ctx context.Context, node rueidis.Client, prefix string,
 	return d.scan(ctx, conn, "*"+pattern+":"+endsSuffix, "zset", permits, yield)
 }
 
-// scan yields the names that are held among the keys of one kind that match a pattern.
+// scan yields the names that are held among the keys of one kind that match a
+// pattern.
 func (d *Driver) scan(ctx context.Context, conn rueidis.DedicatedClient, pattern, kind string,
 	among func(ctx context.Context, keys []string) ([]string, error), yield func(string, error) bool) (goOn bool, err error) {
 	pause := time.NewTicker(scanPause)
@@ -321,9 +325,9 @@ func (d *Driver) scan(ctx context.Context, conn rueidis.DedicatedClient, pattern
 	}
 }
 
-// dedicate returns a connection for one use, which the caller closes: it must not
-// be given back to the library, see redistopic.Conn. The library connects under
-// no context.
+// dedicate returns a connection for one use, which the caller closes: it must
+// not be given back to the library, see redistopic.Conn. The library connects
+// under no context.
 func (d *Driver) dedicate(ctx context.Context, node rueidis.Client) (rueidis.DedicatedClient, error) {
 	made := make(chan rueidis.DedicatedClient)
 	if !d.life.Go(func() { // ends when the connection is made, or cannot be
@@ -376,7 +380,8 @@ func (d *Driver) locksAmong(ctx context.Context, keys []string) (names []string,
 	return locks, nil
 }
 
-// permitsAmong returns the names that begin with prefix and of which permits are held, whose ends are in the keys.
+// permitsAmong returns the names that begin with prefix and of which permits
+// are held, whose ends are in the keys.
 func (d *Driver) permitsAmong(ctx context.Context, prefix string, keys []string) (names []string, err error) {
 	var calls []redisdriver.Call
 	for _, key := range keys {

@@ -23,7 +23,8 @@ func together(d *Driver, ops ...*op) {
 	}
 }
 
-// TestCombinedRequestKeepsOpsApart has releases and acquires of all kinds in one request, no two of which have the same terms.
+// TestCombinedRequestKeepsOpsApart has releases and acquires of all kinds in
+// one request, no two of which have the same terms.
 func TestCombinedRequestKeepsOpsApart(t *testing.T) {
 	s := testenv.Redis(t)
 	d := openURL(t, "redisson://%s", s.Addr)

@@ -14,7 +14,8 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// The floor: the least that Redisson's lock takes, without tokens, through the same client.
+// The floor: the least that Redisson's lock takes, without tokens, through the
+// same client.
 var (
 	bareAcquire = redisdriver.NewScript(`if redis.call('EXISTS', KEYS[1]) == 1 then return redis.call('PTTL', KEYS[1]) end
 redis.call('HSET', KEYS[1], ARGV[2], 1)
@@ -58,7 +59,8 @@ func benchDriver(b *testing.B, parameters string) (*Driver, *testenv.RedisServer
 
 var fences = []struct{ name, parameters string }{{"tokens", ""}, {"plain", "?fenced=false"}}
 
-// BenchmarkFreeLock is Acquire and Release of a free lock from one goroutine, and two bare scripts, in turn.
+// BenchmarkFreeLock is Acquire and Release of a free lock from one goroutine,
+// and two bare scripts, in turn.
 func BenchmarkFreeLock(b *testing.B) {
 	for _, fence := range fences {
 		b.Run(fence.name, func(b *testing.B) {
@@ -72,8 +74,9 @@ func BenchmarkFreeLock(b *testing.B) {
 	}
 }
 
-// inTurn measures ours and bare, in slices that take turns, so that both see the same machine. Only ours counts for the benchmark; the
-// metric p50/bare is the ratio of the medians.
+// inTurn measures ours and bare, in slices that take turns, so that both see
+// the same machine. Only ours counts for the benchmark; the metric p50/bare is
+// the ratio of the medians.
 func inTurn(b *testing.B, ours, bare func() error) {
 	const slice = 50
 	times := func(f func() error) (d [slice]time.Duration) {
@@ -103,8 +106,9 @@ func inTurn(b *testing.B, ours, bare func() error) {
 	b.ReportMetric(float64(drivertest.Median(our)), "p50-ns")
 }
 
-// BenchmarkManyLocks is many goroutines, each with a name of its own. The metric pairs/bare is the ratio of throughputs, which are
-// measured in slices that take turns.
+// BenchmarkManyLocks is many goroutines, each with a name of its own. The
+// metric pairs/bare is the ratio of throughputs, which are measured in slices
+// that take turns.
 func BenchmarkManyLocks(b *testing.B) {
 	for _, fence := range fences {
 		for _, goroutines := range []int{64, 512} {

@@ -27,7 +27,8 @@ type server struct {
 	looking chan struct{} // holds a value while a caller looks
 }
 
-// checkServer finds out, before any other request, whether locks can be kept on the server.
+// checkServer finds out, before any other request, whether locks can be kept on
+// the server.
 func (d *Driver) checkServer(ctx context.Context) error {
 	c := &d.checked
 	if c.known.Load() {
@@ -57,7 +58,8 @@ func (d *Driver) checkServer(ctx context.Context) error {
 	return nil
 }
 
-// lookAtAll looks at every node that answers, and returns an error if none does.
+// lookAtAll looks at every node that answers, and returns an error if none
+// does.
 func (d *Driver) lookAtAll(ctx context.Context) error {
 	if !d.cluster {
 		return d.lookAt(ctx, d.client)
@@ -93,7 +95,8 @@ func (d *Driver) lookAtAll(ctx context.Context) error {
 	return last
 }
 
-// lookAt checks one node. Where a question is not permitted, lookAt takes the answer for granted.
+// lookAt checks one node. Where a question is not permitted, lookAt takes the
+// answer for granted.
 func (d *Driver) lookAt(ctx context.Context, node rueidis.Client) error {
 	b := node.B()
 	results := d.doMulti(ctx, node, []rueidis.Completed{b.Arbitrary("HELLO").Build(), b.Info().Section("memory").Build()})
@@ -121,7 +124,8 @@ func field(m map[string]rueidis.RedisMessage, name string) string {
 	return s
 }
 
-// isLogin reports whether the user is unknown to the server, rather than short of a permission.
+// isLogin reports whether the user is unknown to the server, rather than short
+// of a permission.
 func isLogin(err error) bool {
 	return errors.Is(err, fs.ErrPermission) && !strings.Contains(err.Error(), "NOPERM")
 }

@@ -18,7 +18,8 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// The clients are closed at a random moment of what their callers do: asking, being granted, releasing, giving up.
+// The clients are closed at a random moment of what their callers do: asking,
+// being granted, releasing, giving up.
 func TestClientCloseAmidstRequestsLeavesNothingLocked(t *testing.T) {
 	s := testenv.Redis(t)
 	const rounds, clients, callers = 40, 4, 25
@@ -39,7 +40,8 @@ func TestClientCloseAmidstRequestsLeavesNothingLocked(t *testing.T) {
 	}
 }
 
-// contendAndClose has the callers hold one lock in turn until ctx ends, and then closes the client.
+// contendAndClose has the callers hold one lock in turn until ctx ends, and
+// then closes the client.
 func contendAndClose(t *testing.T, ctx context.Context, c *dsync.Client, callers int) {
 	var wg sync.WaitGroup
 	for range callers {
@@ -150,7 +152,8 @@ func TestCloseAfterAnOutageOfANode(t *testing.T) {
 	}
 }
 
-// TestServerWithoutACommand: the server has carried nothing out, so there is nothing to clean up.
+// TestServerWithoutACommand: the server has carried nothing out, so there is
+// nothing to clean up.
 func TestServerWithoutACommand(t *testing.T) {
 	for _, test := range []struct{ command, query string }{
 		{"EVALSHA", ""}, {"EVALSHA", "?fair=true"}, {"EVAL", ""}, {"EVAL", "?fair=true"},
@@ -167,7 +170,8 @@ func TestServerWithoutACommand(t *testing.T) {
 	}
 }
 
-// The library may connect in goroutines that its Close does not wait for: here, to a server that accepts, and is slow with its part of TLS.
+// The library may connect in goroutines that its Close does not wait for: here,
+// to a server that accepts, and is slow with its part of TLS.
 func TestCloseEndsAttemptsToConnect(t *testing.T) {
 	slow, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -17,7 +17,8 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// These tests are about what users see: the driver under a dsync.Client, on a real Redis, in one process and in several.
+// These tests are about what users see: the driver under a dsync.Client, on a
+// real Redis, in one process and in several.
 
 // client returns a client of s that is closed when the test ends.
 func client(tb testing.TB, s *testenv.RedisServer, parameters string) *dsync.Client {
@@ -83,7 +84,8 @@ func countRole() {
 	}
 }
 
-// holdRole holds the lock "x". Told "spin" it looks at its lease as often as it can until that is lost; told "unlock" it unlocks.
+// holdRole holds the lock "x". Told "spin" it looks at its lease as often as it
+// can until that is lost; told "unlock" it unlocks.
 func holdRole() {
 	ctx := context.Background()
 	c := roleClient()
@@ -104,7 +106,8 @@ func holdRole() {
 	}
 }
 
-// spin looks at a lease until it is over. It is late if Err was nil although the deadline had passed before it was asked.
+// spin looks at a lease until it is over. It is late if Err was nil although
+// the deadline had passed before it was asked.
 func spin(lease *dsync.Lease) string {
 	for {
 		deadline := lease.Deadline()

@@ -19,8 +19,8 @@ import (
 // Close implements driver.Driver. It returns nil when nothing is left on the
 // server, or when holds that are left are over by their TTLs, and ErrUnknown if
 // ctx ends before. A place in the queue of a fair lock has no TTL. A proxy that
-// holds requests back for more than two seconds after the end of their connection
-// may still leave a hold behind, until its TTL.
+// holds requests back for more than two seconds after the end of their
+// connection may still leave a hold behind, until its TTL.
 func (d *Driver) Close(ctx context.Context) error {
 	if err := d.life.Close(); err != nil {
 		return err
@@ -70,7 +70,8 @@ func (d *Driver) closeClient(ctx context.Context) {
 	d.dialer.Wait()
 }
 
-// releaseAll ends the holds of all leases in few requests, and leaves failures to the cleaner.
+// releaseAll ends the holds of all leases in few requests, and leaves failures
+// to the cleaner.
 func (d *Driver) releaseAll(ctx context.Context) {
 	for some := range slices.Chunk(d.life.TakeAll(), renewRuns) {
 		ghosts := make([]*ghost, len(some))
@@ -85,7 +86,8 @@ func (d *Driver) releaseAll(ctx context.Context) {
 	}
 }
 
-// releaseCall is the release of a hold, or of several holds of one fair lock, for evalAll.
+// releaseCall is the release of a hold, or of several holds of one fair lock,
+// for evalAll.
 func (d *Driver) releaseCall(r *driver.Request, holds ...string) redisdriver.Call {
 	return d.scriptsOf(r.Mode).release.Call(d.releaseKeys(r, nil), d.releaseArgs(r, nil, holds...)...)
 }
@@ -115,12 +117,18 @@ func (d *Driver) releaseArgs(r *driver.Request, args []string, holds ...string) 
 }
 
 const (
-	maxGhosts  = 10_000 // of more, the hold that ends soonest is left to its TTL; and nobody gets a place in a queue
-	maxBatch   = 64     // ghosts in one request
-	maxCleans  = 4      // requests at once, so that one node of a cluster holds up few others
-	cleanFor   = 2 * time.Second
-	outOfReach = time.Minute     // how long after its end a ghost is remembered while the server does not answer
-	onItsWay   = 2 * time.Second // how long a request may be on its way to a server that answers others, once its connection is closed
+	// of more, the hold that ends soonest is left to its TTL; and nobody gets a
+	// place in a queue
+	maxGhosts = 10_000
+	maxBatch  = 64 // ghosts in one request
+	maxCleans = 4  // requests at once, so that one node of a cluster holds up few others
+	cleanFor  = 2 * time.Second
+	// how long after its end a ghost is remembered while the server does not
+	// answer
+	outOfReach = time.Minute
+	// how long a request may be on its way to a server that answers others,
+	// once its connection is closed
+	onItsWay = 2 * time.Second
 )
 
 // ghost is a hold that may be left on the server, or may come to be there, and
@@ -133,14 +141,22 @@ const (
 type ghost struct {
 	cleaner.Ghost
 	request *driver.Request
-	until   int64         // when the hold is over by itself
-	granted bool          // the server has answered the request for the hold, so a hold that is not found is gone for good
-	place   bool          // there may be a place in the queue of a fair lock, which does not end by itself
-	order   uint64        // of the request that may have made the hold: a later request of this order sees the final state
-	lease   *lease        // of a hold whose Release failed
-	gone    chan struct{} // closed when the ghost is gone; nil if nobody waits
-	absent  int64         // when the hold was not found for the first time
-	looked  int64         // when the first request after Driver.severed was sent that did not find the hold
+	until   int64 // when the hold is over by itself
+	// the server has answered the request for the hold, so a hold that is not
+	// found is gone for good
+	granted bool
+	// there may be a place in the queue of a fair lock, which does not end by
+	// itself
+	place bool
+	// of the request that may have made the hold: a later request of this order
+	// sees the final state
+	order  uint64
+	lease  *lease        // of a hold whose Release failed
+	gone   chan struct{} // closed when the ghost is gone; nil if nobody waits
+	absent int64         // when the hold was not found for the first time
+	// when the first request after Driver.severed was sent that did not find
+	// the hold
+	looked int64
 }
 
 // newCleaner returns the cleaner that releases ghosts.
@@ -155,7 +171,8 @@ func newCleaner(d *Driver) *cleaner.Cleaner[*ghost] {
 	})
 }
 
-// soonestOver chooses the hold that ends soonest. A place in a queue is never left to its fate.
+// soonestOver chooses the hold that ends soonest. A place in a queue is never
+// left to its fate.
 func soonestOver(ghosts []*ghost) int {
 	soonest := -1
 	for i, g := range ghosts {
@@ -166,7 +183,8 @@ func soonestOver(ghosts []*ghost) int {
 	return soonest
 }
 
-// releaseGhosts asks once for each ghost, and returns the ghosts whose holds may still come.
+// releaseGhosts asks once for each ghost, and returns the ghosts whose holds
+// may still come.
 func (d *Driver) releaseGhosts(ctx context.Context, ghosts []*ghost) (left []*ghost) {
 	groups := d.groups(ghosts)
 	calls := make([]redisdriver.Call, len(groups))
@@ -207,8 +225,9 @@ func (d *Driver) releaseGhosts(ctx context.Context, ghosts []*ghost) (left []*gh
 	return left
 }
 
-// groups puts together the ghosts that one run of the release script may release:
-// several of a fair lock, the youngest first, who are further back in the queue.
+// groups puts together the ghosts that one run of the release script may
+// release: several of a fair lock, the youngest first, who are further back in
+// the queue.
 func (d *Driver) groups(ghosts []*ghost) [][]*ghost {
 	var groups [][]*ghost
 	if d.options.Fair {
@@ -243,7 +262,8 @@ func answersOf(result rueidis.RedisResult, n int) (told []int64, err error) {
 	return told, err
 }
 
-// forgotten takes the error of a request and reports whether the ghost is given up, to end by itself.
+// forgotten takes the error of a request and reports whether the ghost is given
+// up, to end by itself.
 func (g *ghost) forgotten(err error, now int64) bool {
 	refused := false
 	if answer, ok := rueidis.IsRedisErr(err); ok {
@@ -261,8 +281,9 @@ func (g *ghost) forgotten(err error, now int64) bool {
 	return now > g.until+int64(outOfReach)
 }
 
-// vanished reports whether no request for the hold can arrive any more, after an
-// answer that it is absent to a request sent after all connections were closed.
+// vanished reports whether no request for the hold can arrive any more, after
+// an answer that it is absent to a request sent after all connections were
+// closed.
 func (g *ghost) vanished(severed, sent int64) bool {
 	switch {
 	case severed == 0, sent <= severed:
@@ -273,7 +294,8 @@ func (g *ghost) vanished(severed, sent int64) bool {
 	return sent-g.looked >= int64(onItsWay)
 }
 
-// settled takes the answer to a request of some order and reports whether the ghost is gone for good.
+// settled takes the answer to a request of some order and reports whether the
+// ghost is gone for good.
 func (g *ghost) settled(told int64, order uint64, now int64) bool {
 	if g.lease != nil {
 		g.lease.cleaned(told)
@@ -284,6 +306,7 @@ func (g *ghost) settled(told int64, order uint64, now int64) bool {
 	if g.absent == 0 {
 		g.absent = now
 	}
-	// A server that stood still may not have read the request for the place yet, but will within moments of this one.
+	// A server that stood still may not have read the request for the place
+	// yet, but will within moments of this one.
 	return now > g.until && (!g.place || now > g.absent+int64(late))
 }

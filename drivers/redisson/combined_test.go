@@ -9,8 +9,10 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// TestCombinedRequestsKeepTokensRising has three clients want many locks all the time, so that grants and releases go together. The
-// answers to such requests are lost now and then, and so it is unknown for all in them what became of them.
+// TestCombinedRequestsKeepTokensRising has three clients want many locks all
+// the time, so that grants and releases go together. The answers to such
+// requests are lost now and then, and so it is unknown for all in them what
+// became of them.
 func TestCombinedRequestsKeepTokensRising(t *testing.T) {
 	s := testenv.Redis(t)
 	link, addr := testenv.Wire(t, s.Addr)

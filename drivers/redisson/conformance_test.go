@@ -15,7 +15,8 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// TestMain of this package looks for goroutines that are left, of which a worker has none to show.
+// TestMain of this package looks for goroutines that are left, of which a
+// worker has none to show.
 func init() { conformance.RunWorker() }
 
 func TestConformance(t *testing.T) { testConformance(t, testenv.Redis(t), "", "", nil) }
@@ -24,7 +25,8 @@ func TestConformanceFairFIFO(t *testing.T) {
 	testConformance(t, testenv.Redis(t), "", "?fair=true&order=fifo", drivertest.OrderGroups())
 }
 
-// TestConformanceFair is with the rights of docs/backends and no others, but for all names.
+// TestConformanceFair is with the rights of docs/backends and no others, but
+// for all names.
 func TestConformanceFair(t *testing.T) {
 	password := testenv.Password()
 	words := strings.Fields(drivertest.Recipe(t, "**Redis, `redisson://`**"))
@@ -74,7 +76,8 @@ func testConformance(t *testing.T, server *testenv.RedisServer, user, parameters
 	})
 }
 
-// endHold ends a hold of whatever mode. Of a hold of permits it takes all members that begin with the hold's hash.
+// endHold ends a hold of whatever mode. Of a hold of permits it takes all
+// members that begin with the hold's hash.
 func endHold(server *testenv.RedisServer, name, hold string) {
 	if server.Do("TYPE", name) != "string" {
 		server.Do("HDEL", name, hold, hold+":write", hold+":read")

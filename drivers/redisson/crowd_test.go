@@ -14,7 +14,8 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// fight has drivers take and release the lock x, each so many times on average, and returns how often each of them had it.
+// fight has drivers take and release the lock x, each so many times on average,
+// and returns how often each of them had it.
 func fight(tb testing.TB, drivers []*Driver, each int) []int {
 	tb.Helper()
 	return drivertest.Fight(tb, drivers, each, func() *driver.Request { return forLong("x") })
@@ -29,7 +30,8 @@ func openMany(tb testing.TB, n int, format string, args ...any) []*Driver {
 	return drivers
 }
 
-// TestCrowdAsksInTurn: of many clients that wait, about one asks after a release, and all get the lock equally often.
+// TestCrowdAsksInTurn: of many clients that wait, about one asks after a
+// release, and all get the lock equally often.
 func TestCrowdAsksInTurn(t *testing.T) {
 	const n, each = 40, 10
 	s := testenv.Redis(t)
@@ -47,7 +49,8 @@ func TestCrowdAsksInTurn(t *testing.T) {
 	}
 }
 
-// waitInLine has each driver wait for the lock x, one after the other, and returns when all have their places in the line.
+// waitInLine has each driver wait for the lock x, one after the other, and
+// returns when all have their places in the line.
 func waitInLine(tb testing.TB, s *testenv.RedisServer, drivers []*Driver) []*waiter {
 	tb.Helper()
 	var waiters []*waiter
@@ -68,7 +71,8 @@ func placeOf(d *Driver) int64 {
 	return t.Ticket()
 }
 
-// TestDeadHeadOfTheLine: those who are next and do not ask hold up the others for pauses, and not until the backstop.
+// TestDeadHeadOfTheLine: those who are next and do not ask hold up the others
+// for pauses, and not until the backstop.
 func TestDeadHeadOfTheLine(t *testing.T) {
 	for _, how := range []string{"frozen", "cut off", "gone"} {
 		t.Run(how, func(t *testing.T) {
@@ -107,7 +111,8 @@ func TestDeadHeadOfTheLine(t *testing.T) {
 	}
 }
 
-// TestShortWaitsBehindTheDead: calls that each wait for less than the dead of the line cost get a lock that is free all the same.
+// TestShortWaitsBehindTheDead: calls that each wait for less than the dead of
+// the line cost get a lock that is free all the same.
 func TestShortWaitsBehindTheDead(t *testing.T) {
 	s := testenv.Redis(t)
 	d := openURL(t, "redisson://%s", s.Addr)
@@ -134,7 +139,8 @@ func TestShortWaitsBehindTheDead(t *testing.T) {
 // longestPause is far above what the dead cost, and below the backstop.
 const longestPause = 3 * time.Second
 
-// TestReleaseThatIsTakenByAnother: a client of Redisson that is granted the lock after a release is no reason for all others to ask.
+// TestReleaseThatIsTakenByAnother: a client of Redisson that is granted the
+// lock after a release is no reason for all others to ask.
 func TestReleaseThatIsTakenByAnother(t *testing.T) {
 	const n = 20
 	s := testenv.Redis(t)
@@ -156,7 +162,8 @@ func TestReleaseThatIsTakenByAnother(t *testing.T) {
 	releaseAll(t, waiters)
 }
 
-// releaseAll has each waiter release the lock once it is granted. The order is a hint, so any of them may be first.
+// releaseAll has each waiter release the lock once it is granted. The order is
+// a hint, so any of them may be first.
 func releaseAll(tb testing.TB, waiters []*waiter) {
 	tb.Helper()
 	var wg sync.WaitGroup
@@ -172,7 +179,8 @@ func releaseAll(tb testing.TB, waiters []*waiter) {
 	wg.Wait()
 }
 
-// TestPassedBy: of those whom the line has passed by, few ask after each release.
+// TestPassedBy: of those whom the line has passed by, few ask after each
+// release.
 func TestPassedBy(t *testing.T) {
 	const n = 60
 	s := testenv.Redis(t)
@@ -192,7 +200,8 @@ func TestPassedBy(t *testing.T) {
 	}
 }
 
-// TestLineOfNonsense: what somebody else wrote to the key of the line keeps nobody from the lock.
+// TestLineOfNonsense: what somebody else wrote to the key of the line keeps
+// nobody from the lock.
 func TestLineOfNonsense(t *testing.T) {
 	s := testenv.Redis(t)
 	drivers := openMany(t, 4, "redisson://%s", s.Addr)
@@ -206,7 +215,8 @@ func TestLineOfNonsense(t *testing.T) {
 	}
 }
 
-// TestWaitingWithoutRightToTheLine: users with the rights of before wait as before.
+// TestWaitingWithoutRightToTheLine: users with the rights of before wait as
+// before.
 func TestWaitingWithoutRightToTheLine(t *testing.T) {
 	s := testenv.Redis(t)
 	for missing, rights := range map[string][]string{

@@ -16,7 +16,8 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// TestRefusals has a real server say what servers say, of this version and of others.
+// TestRefusals has a real server say what servers say, of this version and of
+// others.
 func TestRefusals(t *testing.T) {
 	s := testenv.Redis(t)
 	client := userClient(t, rueidis.ClientOption{InitAddress: []string{s.Addr}})

@@ -13,8 +13,10 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// These tests let servers fail while many callers take locks. What the callers were told is judged as a whole: who was told to hold
-// a lock while somebody else held it, and whether anybody waited for ever or got an error that is not one of dsync's.
+// These tests let servers fail while many callers take locks. What the callers
+// were told is judged as a whole: who was told to hold a lock while somebody
+// else held it, and whether anybody waited for ever or got an error that is not
+// one of dsync's.
 
 func sentinelURL(s *testenv.Sentinel) string {
 	return fmt.Sprintf("redisson://%s?mode=sentinel&master=%s", strings.Join(s.SentinelAddrs(), ","), s.Master)
@@ -34,7 +36,8 @@ func someNames(c *testenv.Cluster) []string {
 	return names
 }
 
-// masterIn reports whether a server other than one takes writes to the slot of a name.
+// masterIn reports whether a server other than one takes writes to the slot of
+// a name.
 func masterIn(c *testenv.Cluster, name string, not *testenv.RedisServer) func() bool {
 	return func() bool {
 		i := slices.IndexFunc(c.Nodes, func(node *testenv.RedisServer) bool {
@@ -106,8 +109,9 @@ func moveSlot(t *testing.T, c *testenv.Cluster, name string) {
 	c.MoveSlot(name, to)
 }
 
-// TestClusterUnderLoadReplicated is a load whose grants a replica has to confirm. Where the only replica takes over, nothing may be
-// lost: so no holder need ever find out that it is none.
+// TestClusterUnderLoadReplicated is a load whose grants a replica has to
+// confirm. Where the only replica takes over, nothing may be lost: so no holder
+// need ever find out that it is none.
 func TestClusterUnderLoadReplicated(t *testing.T) {
 	c := testenv.RedisCluster(t, 3, 1)
 	names := someNames(c)
@@ -160,8 +164,9 @@ func TestSentinelUnderLoad(t *testing.T) {
 	})
 }
 
-// failOver has the sentinels make the replica the primary. The old one lives on, as a replica that refuses writes. A sentinel gives up,
-// and has to be told again, if the replica is not ready in time, as after a fail-over just before.
+// failOver has the sentinels make the replica the primary. The old one lives
+// on, as a replica that refuses writes. A sentinel gives up, and has to be told
+// again, if the replica is not ready in time, as after a fail-over just before.
 func failOver(t *testing.T, s *testenv.Sentinel) {
 	t.Helper()
 	old := s.Primary()
@@ -188,7 +193,8 @@ func TestRestartUnderLoad(t *testing.T) {
 	}
 }
 
-// stale has a replica follow nobody, as one that the network cut off, while it takes itself for a replica.
+// stale has a replica follow nobody, as one that the network cut off, while it
+// takes itself for a replica.
 func stale(t *testing.T, replica, primary *testenv.RedisServer) {
 	t.Helper()
 	replica.Do("CONFIG", "SET", "masterauth", "wrong")
@@ -197,11 +203,13 @@ func stale(t *testing.T, replica, primary *testenv.RedisServer) {
 	testenv.Eventually(t, func() bool { return !slices.Contains(replica.Do("ROLE").([]any), "connected") }, "the replica is cut off")
 }
 
-// cutOff is how long a hold lasts beside a fail-over: for longer than that takes, so that its end by time is no excuse.
+// cutOff is how long a hold lasts beside a fail-over: for longer than that
+// takes, so that its end by time is no excuse.
 const cutOff = "&ttl=20s"
 
-// TestFailOverThatLosesALock: the replica that takes over has one grant and not the other. The holder of that is told at its next
-// renewal, and who waits for it gets it.
+// TestFailOverThatLosesALock: the replica that takes over has one grant and not
+// the other. The holder of that is told at its next renewal, and who waits for
+// it gets it.
 func TestFailOverThatLosesALock(t *testing.T) {
 	t.Run("cluster", func(t *testing.T) {
 		c := testenv.RedisCluster(t, 3, 1)

@@ -63,7 +63,8 @@ func (o *op) fairArgs(d *Driver, args []string) []string {
 	return d.tellArgs(r.Name, append(args, r.Hold, d.milliseconds(r.TTL), how))
 }
 
-// tellArgs adds the arguments by which the fair scripts tell a waiter: the channel, the commands, and whether these count the listeners.
+// tellArgs adds the arguments by which the fair scripts tell a waiter: the
+// channel, the commands, and whether these count the listeners.
 func (d *Driver) tellArgs(name string, args []string) []string {
 	return append(d.wordArgs(append(args, prefixName(channelPrefix, name))), d.countText())
 }
@@ -76,7 +77,8 @@ func (d *Driver) countText() string {
 	return "1"
 }
 
-// queues reports whether a request that is not granted gets a place in the queue of a fair lock.
+// queues reports whether a request that is not granted gets a place in the
+// queue of a fair lock.
 func (d *Driver) queues(r *driver.Request) bool {
 	return d.options.Fair && r.Mode == driver.Exclusive && !r.NoWait
 }

@@ -17,7 +17,8 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// crowd is calls of Acquire that wait for the lock x, all of one driver, and are canceled together.
+// crowd is calls of Acquire that wait for the lock x, all of one driver, and
+// are canceled together.
 type crowd struct {
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
@@ -25,7 +26,8 @@ type crowd struct {
 	errs   []error
 }
 
-// waitInCrowd begins n calls and returns when all of them are in the queue and listen.
+// waitInCrowd begins n calls and returns when all of them are in the queue and
+// listen.
 func waitInCrowd(tb testing.TB, s *testenv.RedisServer, d *Driver, n int) *crowd {
 	tb.Helper()
 	c := &crowd{}
@@ -54,10 +56,12 @@ func (c *crowd) leave() {
 	c.wg.Wait()
 }
 
-// scriptCommands are those that the scripts of the fair lock run for those who leave.
+// scriptCommands are those that the scripts of the fair lock run for those who
+// leave.
 var scriptCommands = []string{"evalsha", "eval", "hdel", "lpos", "lrem", "zrem", "lindex", "zscore", "zadd", "zincrby", "zmscore", "lrange"}
 
-// TestFairCrowdLeaves: waiters that give up together leave by few requests, each with little work, whatever stands behind them.
+// TestFairCrowdLeaves: waiters that give up together leave by few requests,
+// each with little work, whatever stands behind them.
 func TestFairCrowdLeaves(t *testing.T) {
 	const n = 500
 	for _, behind := range []int{0, 300} {
@@ -90,8 +94,9 @@ func TestFairCrowdLeaves(t *testing.T) {
 	}
 }
 
-// TestFairWaitersLeaveOneByOne: each is of a process of its own, so none leaves together with another. In whatever order they do, the
-// times of those behind stay late enough for their turn, and do not stay much later.
+// TestFairWaitersLeaveOneByOne: each is of a process of its own, so none leaves
+// together with another. In whatever order they do, the times of those behind
+// stay late enough for their turn, and do not stay much later.
 func TestFairWaitersLeaveOneByOne(t *testing.T) {
 	const n, behind, holdTTL = 200, 100, time.Minute
 	for _, order := range []string{"from the front", "from the back", "all over"} {
@@ -147,7 +152,8 @@ func TestFairWaitersLeaveOneByOne(t *testing.T) {
 	}
 }
 
-// TestFairShortDeadlines: calls that end while their first request is on its way leave nothing, and do not keep the lock from others.
+// TestFairShortDeadlines: calls that end while their first request is on its
+// way leave nothing, and do not keep the lock from others.
 func TestFairShortDeadlines(t *testing.T) {
 	const n = 2000
 	s := testenv.Redis(t)
@@ -169,7 +175,8 @@ func TestFairShortDeadlines(t *testing.T) {
 	release(t, acquire(t, d, request("x")))
 }
 
-// TestFairOutage: waiters that are canceled while the server is out of reach leave the queue when it is back, however long that took.
+// TestFairOutage: waiters that are canceled while the server is out of reach
+// leave the queue when it is back, however long that took.
 func TestFairOutage(t *testing.T) {
 	const n = 5
 	for _, how := range []string{"cut", "frozen"} {
@@ -208,14 +215,16 @@ func TestFairOutage(t *testing.T) {
 	}
 }
 
-// awaitAge waits until what was given to the cleaner so far is over by itself, were it a hold.
+// awaitAge waits until what was given to the cleaner so far is over by itself,
+// were it a hold.
 func (d *Driver) awaitAge(tb testing.TB, age time.Duration) {
 	end := d.life.Now() + int64(age)
 	testenv.Eventually(tb, func() bool { return d.life.Now() > end }, "time passes")
 }
 
-// TestFairCloseTellsOfPlaces: Close in an outage asks for the places of its waiters to be removed until its context ends, and says then
-// that they are left.
+// TestFairCloseTellsOfPlaces: Close in an outage asks for the places of its
+// waiters to be removed until its context ends, and says then that they are
+// left.
 func TestFairCloseTellsOfPlaces(t *testing.T) {
 	s := testenv.Redis(t)
 	link, addr := testenv.Wire(t, s.Addr)
@@ -239,8 +248,10 @@ func TestFairCloseTellsOfPlaces(t *testing.T) {
 	release(t, l)
 }
 
-// BenchmarkFairCrowdLeaves is 1,500 waiters that are canceled at once. The metrics are for how long the longest request was at the server,
-// and all together, and how long the holder's release and the next grant took meanwhile.
+// BenchmarkFairCrowdLeaves is 1,500 waiters that are canceled at once. The
+// metrics are for how long the longest request was at the server, and all
+// together, and how long the holder's release and the next grant took
+// meanwhile.
 func BenchmarkFairCrowdLeaves(b *testing.B) {
 	const n = 1500
 	s := testenv.Redis(b, "--slowlog-log-slower-than", "100", "--slowlog-max-len", "100000")

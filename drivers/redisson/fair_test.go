@@ -31,7 +31,8 @@ func lineOfX(s *testenv.RedisServer) []string {
 	return holds
 }
 
-// leftOfX returns how long a waiter for x may not be thrown out yet, by the server's clock.
+// leftOfX returns how long a waiter for x may not be thrown out yet, by the
+// server's clock.
 func leftOfX(tb testing.TB, s *testenv.RedisServer, hold string) time.Duration {
 	tb.Helper()
 	score, _ := s.Do("ZSCORE", timesOfX, hold).(string)
@@ -44,7 +45,8 @@ func leftOfX(tb testing.TB, s *testenv.RedisServer, hold string) time.Duration {
 	return time.Duration(at-1000*seconds) * time.Millisecond
 }
 
-// addWaiter puts a waiter into the queue as Redisson does, with its time in milliseconds from now.
+// addWaiter puts a waiter into the queue as Redisson does, with its time in
+// milliseconds from now.
 func addWaiter(s *testenv.RedisServer, hold string, in time.Duration) {
 	now := s.Do("TIME").([]any)
 	seconds, _ := strconv.ParseInt(now[0].(string), 10, 64)
@@ -99,8 +101,8 @@ func TestFairReleaseTellsTheFirstAlone(t *testing.T) {
 	}
 }
 
-// TestFairCanceledWaiterLeavesAtOnce: those behind it keep their distance to what they now wait for, and the next is told if the lock
-// is free.
+// TestFairCanceledWaiterLeavesAtOnce: those behind it keep their distance to
+// what they now wait for, and the next is told if the lock is free.
 func TestFairCanceledWaiterLeavesAtOnce(t *testing.T) {
 	s := testenv.Redis(t)
 	d := openURL(t, "redisson://%s?fair=true", s.Addr)
@@ -141,7 +143,8 @@ func TestFairCanceledWaiterLeavesAtOnce(t *testing.T) {
 	}
 }
 
-// TestFairDeafWaiter: one that does not listen while the lock is free is thrown out long before its time.
+// TestFairDeafWaiter: one that does not listen while the lock is free is thrown
+// out long before its time.
 func TestFairDeafWaiter(t *testing.T) {
 	s := testenv.Redis(t)
 	d := openURL(t, "redisson://%s?fair=true", s.Addr)
@@ -158,7 +161,8 @@ func TestFairDeafWaiter(t *testing.T) {
 	}
 }
 
-// TestFairDeafWaiterCountsFromTheRelease: the time that it has does not begin when somebody asks, up to 5 s later.
+// TestFairDeafWaiterCountsFromTheRelease: the time that it has does not begin
+// when somebody asks, up to 5 s later.
 func TestFairDeafWaiterCountsFromTheRelease(t *testing.T) {
 	s := testenv.Redis(t)
 	d := openURL(t, "redisson://%s?fair=true", s.Addr)
@@ -181,7 +185,8 @@ func TestFairDeafWaiterCountsFromTheRelease(t *testing.T) {
 	}
 }
 
-// TestFairListeningWaiterIsNotOvertaken: it may only be slow, though not for more than 15 s.
+// TestFairListeningWaiterIsNotOvertaken: it may only be slow, though not for
+// more than 15 s.
 func TestFairListeningWaiterIsNotOvertaken(t *testing.T) {
 	s := testenv.Redis(t)
 	d := openURL(t, "redisson://%s?fair=true", s.Addr)
@@ -203,7 +208,8 @@ func TestFairListeningWaiterIsNotOvertaken(t *testing.T) {
 	release(t, w.granted(t))
 }
 
-// TestFairHungWaiter: a waiter is cut off, the server still has its subscription, and the lock becomes free long before its TTL.
+// TestFairHungWaiter: a waiter is cut off, the server still has its
+// subscription, and the lock becomes free long before its TTL.
 func TestFairHungWaiter(t *testing.T) {
 	s := testenv.Redis(t)
 	link, addr := testenv.Wire(t, s.Addr)
@@ -224,8 +230,9 @@ func TestFairHungWaiter(t *testing.T) {
 	release(t, hung.granted(t))
 }
 
-// TestFairLateListener: a waiter of Redisson that was not listening yet gets the lock after all, and takes its wait of five minutes off
-// the times of all behind it, as Redisson does. Nobody's time may be over by that.
+// TestFairLateListener: a waiter of Redisson that was not listening yet gets
+// the lock after all, and takes its wait of five minutes off the times of all
+// behind it, as Redisson does. Nobody's time may be over by that.
 func TestFairLateListener(t *testing.T) {
 	s := testenv.Redis(t)
 	d := openURL(t, "redisson://%s?fair=true", s.Addr)
@@ -269,7 +276,8 @@ func TestFairThrownOut(t *testing.T) {
 	release(t, w.granted(t))
 }
 
-// TestFairLongWait: the times of waiters of Redisson, who set them once, do not pass while a waiter of Go is in front of them.
+// TestFairLongWait: the times of waiters of Redisson, who set them once, do not
+// pass while a waiter of Go is in front of them.
 func TestFairLongWait(t *testing.T) {
 	s := testenv.Redis(t)
 	d := openURL(t, "redisson://%s?fair=true", s.Addr)
@@ -291,7 +299,8 @@ func TestFairLongWait(t *testing.T) {
 	}
 }
 
-// TestFairGhosts: the answer of a request that queues is lost, and its caller gives up.
+// TestFairGhosts: the answer of a request that queues is lost, and its caller
+// gives up.
 func TestFairGhosts(t *testing.T) {
 	s := testenv.Redis(t)
 	link, addr := testenv.Wire(t, s.Addr)

@@ -64,7 +64,8 @@ func TestLateAnswerOfAcquireIsCleanedUp(t *testing.T) {
 	}
 	link.Heal()
 	testenv.Eventually(t, func() bool { return s.Do("EXISTS", "x") == int64(0) }, "the hold is gone")
-	// The late answer told all: nothing is left that Close would have to wait for.
+	// The late answer told all: nothing is left that Close would have to wait
+	// for.
 	testenv.Eventually(t, func() bool { return ghostsOf(d) == 0 }, "no ghost is left")
 }
 
@@ -323,7 +324,8 @@ func TestLostAnswerOfRenewChangesNothing(t *testing.T) {
 	if !errors.Is(err, driver.ErrUnknown) || !l.Expires().Equal(expires) {
 		t.Errorf("Renew: got %v and Expires moved by %v, want ErrUnknown and no move", err, l.Expires().Sub(expires))
 	}
-	// The one without an answer may come at any time: until then the shorter of both counts.
+	// The one without an answer may come at any time: until then the shorter of
+	// both counts.
 	if err := l.Renew(t.Context(), 2*time.Hour); err != nil {
 		t.Fatal(err)
 	}

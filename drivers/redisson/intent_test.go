@@ -62,7 +62,8 @@ func TestWhoGivesUpToWriteKeepsNobodyOut(t *testing.T) {
 	}
 }
 
-// TestWritersIntendTogether: one of two that wait to write gives up, and the other one goes on keeping readers out.
+// TestWritersIntendTogether: one of two that wait to write gives up, and the
+// other one goes on keeping readers out.
 func TestWritersIntendTogether(t *testing.T) {
 	s := testenv.Redis(t)
 	a, b, c := openURL(t, "redisson://%s", s.Addr), openURL(t, "redisson://%s", s.Addr), openURL(t, "redisson://%s", s.Addr)
@@ -76,8 +77,10 @@ func TestWritersIntendTogether(t *testing.T) {
 	wantNoKeys(t, s)
 }
 
-// TestWriterAmongEndlessReaders: at each moment somebody reads who asks again as soon as it has let go, so a writer that did not keep
-// newcomers out would never get the lock. None of them is granted the name from when the writer is refused to when it is granted.
+// TestWriterAmongEndlessReaders: at each moment somebody reads who asks again
+// as soon as it has let go, so a writer that did not keep newcomers out would
+// never get the lock. None of them is granted the name from when the writer is
+// refused to when it is granted.
 func TestWriterAmongEndlessReaders(t *testing.T) {
 	s := testenv.Redis(t)
 	const readers = 4

@@ -13,12 +13,13 @@ import (
 
 // Prefixes of the keys and channels that belong to a lock.
 const (
-	channelPrefix     = "redisson_lock__channel" // turn.lua and batch.lua have it too
-	tokenPrefix       = "redisson_lock_token"    // the counter of Redisson's fenced lock
-	fencePrefix       = "dsync_fence"            // of the sequences of tokens
-	turnPrefix        = "dsync_turn"             // turn.lua has it too
-	markPrefix        = "dsync_moved"            // the value is the floor of the tokens; batch.lua has it too
-	shardedProbe      = "0"                      // a channel that nobody uses
+	channelPrefix = "redisson_lock__channel" // turn.lua and batch.lua have it too
+	tokenPrefix   = "redisson_lock_token"    // the counter of Redisson's fenced lock
+	fencePrefix   = "dsync_fence"            // of the sequences of tokens
+	turnPrefix    = "dsync_turn"             // turn.lua has it too
+	// the value is the floor of the tokens; batch.lua has it too
+	markPrefix        = "dsync_moved"
+	shardedProbe      = "0" // a channel that nobody uses
 	clusterSlots      = 16384
 	errNameInClusters = "name %q cannot be used in a cluster, where the keys of a lock must share a slot: %w"
 )
@@ -26,7 +27,8 @@ const (
 // errBraces: Redisson puts braces around a name without an opening brace only.
 var errBraces = fmt.Errorf("its braces do not enclose a hash tag: %w", errors.ErrUnsupported)
 
-// errLatchBraces names the fault of a name of a latch: Redisson puts braces around names with braces, too.
+// errLatchBraces names the fault of a name of a latch: Redisson puts braces
+// around names with braces, too.
 var errLatchBraces = fmt.Errorf("it has braces, and is that of a latch: %w", errors.ErrUnsupported)
 
 // prefixName is Redisson's rule for the keys and channels of a name.
@@ -45,8 +47,9 @@ var keyPrefixes = []string{fencePrefix, turnPrefix, markPrefix, tokenPrefix, que
 // readHold is part of the keys of the holds of Redisson's read locks.
 const readHold = ":rwlock_timeout:"
 
-// checkName returns an error for names that share keys and channels with another
-// name, names of keys of locks, and names whose keys are in several slots.
+// checkName returns an error for names that share keys and channels with
+// another name, names of keys of locks, and names whose keys are in several
+// slots.
 func (d *Driver) checkName(name string) error {
 	if strings.IndexByte(name, '{') >= 0 {
 		if inner, is := strings.CutPrefix(name, "{"); is && strings.HasSuffix(inner, "}") && strings.IndexByte(inner, '{') < 0 {
@@ -73,7 +76,8 @@ func (d *Driver) checkName(name string) error {
 }
 
 // sequenceOf returns the key of the sequence of tokens that all names of a slot
-// share: nothing is left of a name, and in a cluster the key is in the slot too.
+// share: nothing is left of a name, and in a cluster the key is in the slot
+// too.
 func (d *Driver) sequenceOf(name string) string {
 	key := make([]byte, 0, 64)
 	key = append(append(key, d.sequences...), '{')
@@ -84,7 +88,8 @@ func (d *Driver) sequenceOf(name string) string {
 // tagBase is the base of the numbers that are hash tags.
 const tagBase = 36
 
-// slotTags returns for each slot the first number that, as a text, is a hash tag of the slot.
+// slotTags returns for each slot the first number that, as a text, is a hash
+// tag of the slot.
 var slotTags = sync.OnceValue(func() *[clusterSlots]uint32 {
 	var tags [clusterSlots]uint32
 	var text [8]byte
@@ -97,7 +102,8 @@ var slotTags = sync.OnceValue(func() *[clusterSlots]uint32 {
 	return &tags
 })
 
-// slotOf is Redis Cluster's slot of a key: the CRC-16 of the hash tag, or of the whole key.
+// slotOf is Redis Cluster's slot of a key: the CRC-16 of the hash tag, or of
+// the whole key.
 func slotOf(key string) uint16 {
 	if open := strings.IndexByte(key, '{'); open >= 0 {
 		if length := strings.IndexByte(key[open+1:], '}'); length > 0 {
@@ -127,13 +133,15 @@ var crcTable = func() (table [256]uint16) {
 	return table
 }()
 
-// Read-write locks are Redisson's RReadWriteLock: see rw.lua. They share the hash
-// at their name with the plain lock, and have a channel of their own.
+// Read-write locks are Redisson's RReadWriteLock: see rw.lua. They share the
+// hash at their name with the plain lock, and have a channel of their own.
 const (
 	readWritePrefix = "redisson_rwlock" // of the channel
 	intentPrefix    = "dsync_intent"
 	writeSuffix     = ":write" // of the field of a Write hold
-	readSuffix      = ":read"  // of the field of a Read hold, by which rwreaders.lua knows it from one of Redisson
+	// of the field of a Read hold, by which rwreaders.lua knows it from one of
+	// Redisson
+	readSuffix = ":read"
 )
 
 // fieldOf returns the field of a hold in the hash of its lock.
@@ -163,7 +171,8 @@ func timeoutKey(m driver.Mode, name, hold string) string {
 	return readPrefix(name) + fieldOf(m, hold) + readHold + "1"
 }
 
-// channelOf returns the channel that tells the end of a hold. Elsewhere stands for the channel of the other kind of lock.
+// channelOf returns the channel that tells the end of a hold. Elsewhere stands
+// for the channel of the other kind of lock.
 func channelOf(m driver.Mode, name string, elsewhere bool) string {
 	if m == driver.Permit {
 		return prefixName(permitPrefix, name)
@@ -174,10 +183,12 @@ func channelOf(m driver.Mode, name string, elsewhere bool) string {
 	return prefixName(channelPrefix, name)
 }
 
-// intends reports whether a request that is not granted leaves an intent to write: further readers then wait.
+// intends reports whether a request that is not granted leaves an intent to
+// write: further readers then wait.
 func intends(r *driver.Request) bool { return r.Mode == driver.Write && !r.NoWait }
 
-// readWriteKeys adds the keys of the scripts for a Read or Write hold, with the key of the intents if the script has to look at them.
+// readWriteKeys adds the keys of the scripts for a Read or Write hold, with the
+// key of the intents if the script has to look at them.
 func readWriteKeys(r *driver.Request, intents bool, keys []string) []string {
 	if r.Mode == driver.Read {
 		keys = append(keys, timeoutKey(r.Mode, r.Name, r.Hold))
@@ -188,7 +199,8 @@ func readWriteKeys(r *driver.Request, intents bool, keys []string) []string {
 	return keys
 }
 
-// readWriteArgs adds the arguments of the script that acquires a Read or Write hold, without the tokens'.
+// readWriteArgs adds the arguments of the script that acquires a Read or Write
+// hold, without the tokens'.
 func (o *op) readWriteArgs(d *Driver, args []string) []string {
 	r := o.request
 	args = append(args, fieldOf(r.Mode, r.Hold), d.milliseconds(r.TTL))
@@ -202,8 +214,8 @@ func (o *op) readWriteArgs(d *Driver, args []string) []string {
 	return append(args, how, readPrefix(r.Name))
 }
 
-// readWriteReleaseArgs adds the arguments of the script that ends a Read or Write
-// hold, and tells the first waiter for the fair lock of the name.
+// readWriteReleaseArgs adds the arguments of the script that ends a Read or
+// Write hold, and tells the first waiter for the fair lock of the name.
 func (d *Driver) readWriteReleaseArgs(r *driver.Request, args []string) []string {
 	args = d.wordArgs(append(args, fieldOf(r.Mode, r.Hold), readPrefix(r.Name), prefixName(readWritePrefix, r.Name)))
 	if !d.options.Fair {
@@ -212,7 +224,8 @@ func (d *Driver) readWriteReleaseArgs(r *driver.Request, args []string) []string
 	return d.tellArgs(r.Name, d.fairKeys(r.Name, args))
 }
 
-// own returns how many subscriptions of this driver receive the message about the end of a hold.
+// own returns how many subscriptions of this driver receive the message about
+// the end of a hold.
 func (d *Driver) own(r *driver.Request) int {
 	if d.topics.Quiet() {
 		return 0
@@ -227,15 +240,17 @@ var process = func() string {
 }()
 
 // The value of a hold with tokens in the hash of its lock, or of the key of a
-// Read, is "#" and the last token, and on lines of their own the owner (empty if
-// it is the hold), the process, and the note. Other holds have the count 1, as in
-// Redisson, whose scripts skip a value that is no number.
+// Read, is "#" and the last token, and on lines of their own the owner (empty
+// if it is the hold), the process, and the note. Other holds have the count 1,
+// as in Redisson, whose scripts skip a value that is no number.
 const valueMark = "#"
 
-// noteText is the text about a holder, by owner and note. Most holders of a client have the same.
+// noteText is the text about a holder, by owner and note. Most holders of a
+// client have the same.
 type noteText struct{ owner, note, text string }
 
-// holderText returns the text about a holder: the value of its hold behind the token.
+// holderText returns the text about a holder: the value of its hold behind the
+// token.
 func (d *Driver) holderText(r *driver.Request) string {
 	owner := r.Owner
 	if owner == r.Hold {

@@ -11,17 +11,20 @@ import (
 	"github.com/go-dsync/dsync/internal/redisdriver"
 )
 
-// Latches are Redisson's RCountDownLatch: a decimal number at the name, without a TTL, that is removed at 0. See latch.lua.
+// Latches are Redisson's RCountDownLatch: a decimal number at the name, without
+// a TTL, that is removed at 0. See latch.lua.
 const (
 	latchPrefix  = "dsync_latch"  // of a key with the changes of late, a hash
 	latchPrefix2 = "dsync_latch2" // of the other one: the two take turns
 	latchChannel = "redisson_countdownlatch__channel__"
 )
 
-// latchMemory is how long the server knows the id of a change, in milliseconds, or longer.
+// latchMemory is how long the server knows the id of a change, in milliseconds,
+// or longer.
 var latchMemory = strconv.FormatInt((2 * driver.RepeatFor).Milliseconds(), 10)
 
-// latchChannelOf returns the channel that tells the end of a latch. Redisson puts braces around any name here.
+// latchChannelOf returns the channel that tells the end of a latch. Redisson
+// puts braces around any name here.
 func latchChannelOf(name string) string { return latchChannel + "{" + name + "}" }
 
 // SetLatch implements driver.Latcher.
@@ -41,7 +44,8 @@ func (d *Driver) DeleteLatch(ctx context.Context, name, id string) error {
 	return err
 }
 
-// changeLatch runs the script of a change, and reports whether there was something to change.
+// changeLatch runs the script of a change, and reports whether there was
+// something to change.
 func (d *Driver) changeLatch(ctx context.Context, name, id, change string, n int) (did bool, err error) {
 	if err := d.checkLatch(ctx, name); err != nil {
 		return false, err
@@ -86,7 +90,8 @@ func (d *Driver) checkLatch(ctx context.Context, name string) error {
 	return d.checkLatchName(name)
 }
 
-// checkLatchName returns an error for names whose channel would live in another slot of a cluster than the key.
+// checkLatchName returns an error for names whose channel would live in another
+// slot of a cluster than the key.
 func (d *Driver) checkLatchName(name string) error {
 	if d.cluster && slotOf(name) != slotOf(latchChannelOf(name)) {
 		return fmt.Errorf(errNameInClusters, name, errLatchBraces)

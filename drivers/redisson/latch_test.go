@@ -72,7 +72,8 @@ func TestLatchIsRedissons(t *testing.T) {
 	}
 }
 
-// TestLatchForgets changes a latch for hours on end: each id is known for an hour at least, and for two at most.
+// TestLatchForgets changes a latch for hours on end: each id is known for an
+// hour at least, and for two at most.
 func TestLatchForgets(t *testing.T) {
 	const first, second = "dsync_latch:{x}", "dsync_latch2:{x}"
 	s := testenv.Redis(t)
@@ -113,7 +114,8 @@ func TestLatchForgets(t *testing.T) {
 	}
 }
 
-// TestLatchOverZero: trySetCount(0) of Redisson leaves a key that counts as no latch.
+// TestLatchOverZero: trySetCount(0) of Redisson leaves a key that counts as no
+// latch.
 func TestLatchOverZero(t *testing.T) {
 	s := testenv.Redis(t)
 	d := openURL(t, "redisson://%s", s.Addr)

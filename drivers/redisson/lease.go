@@ -54,7 +54,8 @@ func (l *lease) Contended() bool {
 	return l.contended
 }
 
-// Release implements driver.Lease. It repeats failed requests for as long as ctx and the hold last.
+// Release implements driver.Lease. It repeats failed requests for as long as
+// ctx and the hold last.
 func (l *lease) Release(ctx context.Context) error {
 	l.mu.Lock()
 	switch l.phase {
@@ -119,7 +120,8 @@ func (l *lease) release(ctx context.Context) (again, left bool, _ error) {
 	return redisdriver.Transient(err) && ctx.Err() == nil, false, err
 }
 
-// doubt notes that a request to release the hold, begun at some time, may have been carried out.
+// doubt notes that a request to release the hold, begun at some time, may have
+// been carried out.
 func (l *lease) doubt(begun int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -137,15 +139,16 @@ func (l *lease) leaveToCleaner() {
 	l.driver.ghosts.Add(g)
 }
 
-// ghost returns what the cleaner has to know about the hold. It is called with mu held.
+// ghost returns what the cleaner has to know about the hold. It is called with
+// mu held.
 func (l *lease) ghost() *ghost {
 	return &ghost{request: l.request, until: l.term.Over(), granted: true}
 }
 
 // released takes an answer to a request to release the hold. Own is how many of
-// the message's receivers were subscriptions of this driver. A repeat that finds
-// nothing counts as the success of the unanswered request before, if that was
-// begun before the hold could have expired.
+// the message's receivers were subscriptions of this driver. A repeat that
+// finds nothing counts as the success of the unanswered request before, if that
+// was begun before the hold could have expired.
 func (l *lease) released(told int64, own int) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -153,7 +156,8 @@ func (l *lease) released(told int64, own int) error {
 	l.phase = over
 	switch {
 	case told >= 0:
-		l.contended = l.request.Mode == driver.Read || l.driver.contended(told, own) // a Read that left other readers told nobody
+		// a Read that left other readers told nobody
+		l.contended = l.request.Mode == driver.Read || l.driver.contended(told, own)
 		return nil
 	case before == removed, before == doubted && l.doubtedAt < l.term.Expires():
 		l.contended = true
@@ -162,7 +166,8 @@ func (l *lease) released(told int64, own int) error {
 	return driver.ErrNotHeld
 }
 
-// cleaned is released for an answer to the cleaner: the next call of Release, if there is one, returns the outcome.
+// cleaned is released for an answer to the cleaner: the next call of Release,
+// if there is one, returns the outcome.
 func (l *lease) cleaned(told int64) {
 	if l.released(told, 0) == nil {
 		l.mu.Lock()

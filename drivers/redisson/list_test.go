@@ -52,7 +52,8 @@ func TestListOfManyNames(t *testing.T) {
 	}
 }
 
-// TestListWhenTheServerIsStartedAgain wants an error: a cursor of before means nothing to a server that was started again.
+// TestListWhenTheServerIsStartedAgain wants an error: a cursor of before means
+// nothing to a server that was started again.
 func TestListWhenTheServerIsStartedAgain(t *testing.T) {
 	const n = 5000
 	s := testenv.Redis(t, "--appendonly", "yes", "--appendfsync", "always")
@@ -105,8 +106,8 @@ func testClusterList(t *testing.T, c *testenv.Cluster) {
 	}
 }
 
-// TestListOnABusyServer: the server refuses all commands, and the client library
-// does not panic.
+// TestListOnABusyServer: the server refuses all commands, and the client
+// library does not panic.
 func TestListOnABusyServer(t *testing.T) {
 	s := testenv.Redis(t, "--busy-reply-threshold", "1")
 	d := openURL(t, "redisson://%s", s.Addr)

@@ -20,7 +20,8 @@ import (
 // loadTTL is the TTL of the clients of a load, shorter than a fail-over takes.
 const loadTTL = 3 * time.Second
 
-// load is clients that take locks one after the other, whatever becomes of the servers.
+// load is clients that take locks one after the other, whatever becomes of the
+// servers.
 type load struct {
 	history *history.History
 	names   []string
@@ -30,8 +31,8 @@ type load struct {
 	wg      sync.WaitGroup
 }
 
-// startLoad starts three clients of a URL, each with two callers for each name. An attempt that is not granted within hangGuard, or
-// fails, fails the test.
+// startLoad starts three clients of a URL, each with two callers for each name.
+// An attempt that is not granted within hangGuard, or fails, fails the test.
 func startLoad(t *testing.T, url string, names ...string) *load {
 	t.Helper()
 	l := &load{history: history.New(), names: names, grants: countsOf(names), hold: 20 * time.Millisecond}
@@ -100,8 +101,9 @@ func (l *load) disturb(t *testing.T, fault string, f func()) {
 	l.goesOn(t)
 }
 
-// judge ends the load and judges it. Detect is how long after a fault two may think that they hold a lock, since a fail-over forgot
-// the hold of the first; 0 where nothing may be forgotten.
+// judge ends the load and judges it. Detect is how long after a fault two may
+// think that they hold a lock, since a fail-over forgot the hold of the first;
+// 0 where nothing may be forgotten.
 func (l *load) judge(t *testing.T, detect time.Duration) {
 	t.Helper()
 	l.end()
@@ -122,7 +124,8 @@ func (l *load) judge(t *testing.T, detect time.Duration) {
 	}
 }
 
-// soonAfter reports whether what happened is over within detect after a fault, and began after the fault.
+// soonAfter reports whether what happened is over within detect after a fault,
+// and began after the fault.
 func soonAfter(events []history.Event, v history.Violation, detect time.Duration) bool {
 	var on history.Event
 	for _, e := range events {
@@ -138,11 +141,12 @@ func soonAfter(events []history.Event, v history.Violation, detect time.Duration
 	return false
 }
 
-// detectLoss is how long the clients of a load may hold what a fail-over lost: until the first renewal after it, with some time for
-// a request that hangs.
+// detectLoss is how long the clients of a load may hold what a fail-over lost:
+// until the first renewal after it, with some time for a request that hangs.
 const detectLoss = loadTTL/3 + loadTTL/6 + time.Second
 
-// lostByRenewal waits until a lease is lost, and wants that to be known from the server, before the lease ends by itself.
+// lostByRenewal waits until a lease is lost, and wants that to be known from
+// the server, before the lease ends by itself.
 func lostByRenewal(t *testing.T, lease *dsync.Lease) {
 	t.Helper()
 	select {

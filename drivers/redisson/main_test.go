@@ -18,7 +18,8 @@ import (
 func TestMain(m *testing.M) {
 	testenv.RunRole(roles)
 	testenv.NoLeaks(m,
-		// The library lets these two sleep for seconds and has no way to end them.
+		// The library lets these two sleep for seconds and has no way to end
+		// them.
 		"github.com/redis/rueidis.(*call).DelayDo.func1",
 		"github.com/redis/rueidis.(*clusterClient)._refresh.func1",
 		"github.com/redis/rueidis.(*clusterClient)._refresh.func2",
@@ -28,7 +29,8 @@ func TestMain(m *testing.M) {
 // hangGuard is no expectation of how long something takes.
 const hangGuard = 30 * time.Second
 
-// testTTL is the TTL of requests, unless a test says otherwise. Close may have to wait for it where a connection broke.
+// testTTL is the TTL of requests, unless a test says otherwise. Close may have
+// to wait for it where a connection broke.
 const testTTL = 10 * time.Second
 
 var holds atomic.Int64
@@ -63,7 +65,8 @@ func valueOf(l *lease) string {
 	return fmt.Sprintf("#%d", l.first+uint64(l.tokens)-1) + l.driver.holderText(l.request)
 }
 
-// forLong is for holds that outlive a fail-over, or much work of a busy machine.
+// forLong is for holds that outlive a fail-over, or much work of a busy
+// machine.
 func forLong(name string) *driver.Request {
 	r := request(name)
 	r.TTL = time.Minute
@@ -187,7 +190,8 @@ func (w *waiter) granted(tb testing.TB) *lease {
 	return w.lease
 }
 
-// subscribers waits until so many connections listen for the end of holds of name.
+// subscribers waits until so many connections listen for the end of holds of
+// name.
 func subscribers(tb testing.TB, s *testenv.RedisServer, name string, want int64) {
 	tb.Helper()
 	channel := prefixName(channelPrefix, name)

@@ -11,8 +11,9 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// beginMove has the slot of a key be about to move: its node does not make keys any more that are missing, not for scripts either that
-// have removed them. The function that it returns ends the move.
+// beginMove has the slot of a key be about to move: its node does not make keys
+// any more that are missing, not for scripts either that have removed them. The
+// function that it returns ends the move.
 func beginMove(c *testenv.Cluster, key string) (end func()) {
 	from, to := c.Owner(key), c.Nodes[0]
 	if to == from {
@@ -24,8 +25,9 @@ func beginMove(c *testenv.Cluster, key string) (end func()) {
 	return func() { c.MoveSlot(key, to) }
 }
 
-// TestReleaseInASlotThatMoves: what ends a hold, or a place in a queue, runs to its end where the keys are there, also if they are not
-// any more when it is done.
+// TestReleaseInASlotThatMoves: what ends a hold, or a place in a queue, runs to
+// its end where the keys are there, also if they are not any more when it is
+// done.
 func TestReleaseInASlotThatMoves(t *testing.T) {
 	c := testenv.RedisCluster(t, 3, 0)
 	t.Run("plain", func(t *testing.T) {
@@ -115,7 +117,8 @@ func tryAgains(s *testenv.RedisServer) int {
 	return n
 }
 
-// TestWaitersStayInASlotThatMoves: waiters that are told that the slot moves go on waiting, and keep their places in a queue.
+// TestWaitersStayInASlotThatMoves: waiters that are told that the slot moves go
+// on waiting, and keep their places in a queue.
 func TestWaitersStayInASlotThatMoves(t *testing.T) {
 	c := testenv.RedisCluster(t, 3, 0)
 	for kind, n := range map[string]int{"plain": 1, "fair": 3} {

@@ -19,11 +19,13 @@ import (
 )
 
 const (
-	refreshing = 10 * time.Second // the pause between looks at the topology by the clients that Open makes
+	// the pause between looks at the topology by the clients that Open makes
+	refreshing = 10 * time.Second
 	maxReplica = 100
 )
 
-// clientName is the name of this process's connections in the server's CLIENT LIST: dsync, the host and the process id.
+// clientName is the name of this process's connections in the server's CLIENT
+// LIST: dsync, the host and the process id.
 var clientName = "dsync-" + strings.Map(func(r rune) rune {
 	switch {
 	case r == ':':
@@ -85,7 +87,8 @@ func readOptions(u *driver.URL, fenced bool) *Options {
 	return o
 }
 
-// readTarget reads all parameters before it judges any, so an unknown parameter is reported first.
+// readTarget reads all parameters before it judges any, so an unknown parameter
+// is reported first.
 func readTarget(u *driver.URL) (*target, error) {
 	t := &target{mode: u.Choice("mode", "single", "sentinel", "cluster")}
 	master, hasMaster := u.Param("master", ""), u.Has("master")
@@ -135,14 +138,15 @@ func (t *target) settle() {
 	}
 }
 
-// Connect connects to servers that a URL cannot describe: with credentials, a TLS
-// configuration or a dialer of the program, or the options of another client
-// library (docs/choosing.md has those of go-redis). The driver has the
+// Connect connects to servers that a URL cannot describe: with credentials, a
+// TLS configuration or a dialer of the program, or the options of another
+// client library (docs/choosing.md has those of go-redis). The driver has the
 // connections for itself, and closes them. Connect fails within ctx.
 //
-// Of server these fields count: InitAddress, Username, Password, AuthCredentialsFn, SelectDB, TLSConfig, DialCtxFn; and Sentinel with a
-// MasterSet, for the primary that sentinels name, or ForceSingleClient, for one server. Without both, the servers are a cluster. All
-// else is as with a URL.
+// Of server these fields count: InitAddress, Username, Password,
+// AuthCredentialsFn, SelectDB, TLSConfig, DialCtxFn; and Sentinel with a
+// MasterSet, for the primary that sentinels name, or ForceSingleClient, for one
+// server. Without both, the servers are a cluster. All else is as with a URL.
 func Connect(ctx context.Context, server rueidis.ClientOption, o *Options) (*Driver, error) {
 	t := &target{mode: "cluster", option: redisdial.Defaults(clientName)}
 	switch {
@@ -171,7 +175,8 @@ func Connect(ctx context.Context, server rueidis.ClientOption, o *Options) (*Dri
 	return d, nil
 }
 
-// connect makes the client. The library connects under no context, so until Open is done the dialer ends with the context of Open.
+// connect makes the client. The library connects under no context, so until
+// Open is done the dialer ends with the context of Open.
 func connect(ctx context.Context, t *target, o *Options) (*Driver, error) {
 	dialer := redisdial.New(t.option.DialCtxFn)
 	opened := context.AfterFunc(ctx, dialer.End)
@@ -207,7 +212,8 @@ func connect(ctx context.Context, t *target, o *Options) (*Driver, error) {
 	return d, nil
 }
 
-// unsent marks the errors of dial: the request that needed the connection was not sent.
+// unsent marks the errors of dial: the request that needed the connection was
+// not sent.
 func unsent(dial redisdial.Func) redisdial.Func {
 	return func(ctx context.Context, addr string, nd *net.Dialer, config *tls.Config) (net.Conn, error) {
 		c, err := dial(ctx, addr, nd, config)
@@ -241,8 +247,10 @@ func openError(ctx context.Context, t *target, err error) error {
 	return fmt.Errorf("%w: %w", driver.ErrUnavailable, err)
 }
 
-// tlsHint returns a hint if an error looks as if the server spoke TLS and the URL did not, or the reverse, and "" otherwise. A server without
-// TLS takes the handshake for a command and waits for its end; a server with TLS closes a plain connection.
+// tlsHint returns a hint if an error looks as if the server spoke TLS and the
+// URL did not, or the reverse, and "" otherwise. A server without TLS takes the
+// handshake for a command and waits for its end; a server with TLS closes a
+// plain connection.
 func tlsHint(on bool, err error) string {
 	var dial *net.OpError
 	connected := !errors.As(err, &dial) || dial.Op != "dial"

@@ -77,7 +77,8 @@ func TestOpenOrder(t *testing.T) {
 	}
 }
 
-// TestOpenKeepsValuesQuiet: what is given to the wrong parameter may be a secret.
+// TestOpenKeepsValuesQuiet: what is given to the wrong parameter may be a
+// secret.
 func TestOpenKeepsValuesQuiet(t *testing.T) {
 	secret := testenv.Password()
 	for _, before := range []string{"h?ttl=", "h?mode=", "h?fair=", "h?fair=true&order=", "h?write=", "h?pubsub=", "h?fence=", "h?fenced=", "h?evict=", "h?require=", "h?waitreplicas=", "h?waitlimit=",
@@ -92,7 +93,8 @@ func TestOpenKeepsValuesQuiet(t *testing.T) {
 	}
 }
 
-// TestOpenHintsAtTLS: who forgot tls=true, or gave it for nothing, is told so by what the server does.
+// TestOpenHintsAtTLS: who forgot tls=true, or gave it for nothing, is told so
+// by what the server does.
 func TestOpenHintsAtTLS(t *testing.T) {
 	plain, encrypted := testenv.Redis(t), testenv.RedisTLS(t, testenv.NewCertificates(t))
 	for _, test := range []struct{ url, want string }{

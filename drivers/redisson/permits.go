@@ -15,11 +15,13 @@ import (
 	"github.com/go-dsync/dsync/internal/redisdriver"
 )
 
-// Permits are Redisson's RPermitExpirableSemaphore: see permits.lua. They have a channel of their own.
+// Permits are Redisson's RPermitExpirableSemaphore: see permits.lua. They have
+// a channel of their own.
 const (
 	permitPrefix = "redisson_sc" // of the channel
 	endsSuffix   = "timeout"     // of the key of the ends
-	maxPermits   = 1000          // of one hold, so that no script keeps the server from others for long
+	// of one hold, so that no script keeps the server from others for long
+	maxPermits = 1000
 )
 
 // endsKey returns the key with the ends of the permits of a name.
@@ -44,7 +46,8 @@ func permitMembers(hold string, n int) []string {
 	return members
 }
 
-// tellPermitsArgs adds the arguments by which scripts tell the waiters for permits.
+// tellPermitsArgs adds the arguments by which scripts tell the waiters for
+// permits.
 func (d *Driver) tellPermitsArgs(name string, args []string) []string {
 	return append(append(args, prefixName(permitPrefix, name)), d.checked.words...)
 }
@@ -72,9 +75,9 @@ func (d *Driver) inspectPermits(ctx context.Context, name string) (driver.Status
 	return status, err
 }
 
-// readPermits reads the answer of permitInspectScript. Hold begins the ids of the
-// permits of a hold, as Java writes ids. A permit of Java without an end has no
-// TTL.
+// readPermits reads the answer of permitInspectScript. Hold begins the ids of
+// the permits of a hold, as Java writes ids. A permit of Java without an end
+// has no TTL.
 func readPermits(result rueidis.RedisResult) (status driver.Status, err error) {
 	answer, err := result.ToArray()
 	if err != nil {
@@ -101,7 +104,8 @@ func readPermits(result rueidis.RedisResult) (status driver.Status, err error) {
 	return status, err
 }
 
-// isWrongType reports whether a server refused a command because the key is of another kind.
+// isWrongType reports whether a server refused a command because the key is of
+// another kind.
 func isWrongType(err error) bool {
 	answer, ok := rueidis.IsRedisErr(err)
 	return ok && redisdial.HasCode(answer.Error(), "WRONGTYPE")

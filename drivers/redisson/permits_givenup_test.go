@@ -15,10 +15,12 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// manyGivenUp is how many acquires of two permits each of the two tests below gives up.
+// manyGivenUp is how many acquires of two permits each of the two tests below
+// gives up.
 const manyGivenUp, atATime = 1000, 50
 
-// wantAllFree waits until all permits are free, long before the end of any hold, and nothing is left of a hold.
+// wantAllFree waits until all permits are free, long before the end of any
+// hold, and nothing is left of a hold.
 func wantAllFree(t *testing.T, s *testenv.RedisServer, name string, limit int) {
 	t.Helper()
 	testenv.Eventually(t, func() bool { return s.Do("GET", name) == strconv.Itoa(limit) }, "all permits are free")
@@ -28,7 +30,8 @@ func wantAllFree(t *testing.T, s *testenv.RedisServer, name string, limit int) {
 	testenv.Eventually(t, func() bool { return s.SubscriberCount(prefixName(permitPrefix, name)) == 0 }, "nobody listens")
 }
 
-// TestUnansweredAcquiresLeaveNoPermits: the server grants what nobody hears of, or, every other time, after the callers have given up.
+// TestUnansweredAcquiresLeaveNoPermits: the server grants what nobody hears of,
+// or, every other time, after the callers have given up.
 func TestUnansweredAcquiresLeaveNoPermits(t *testing.T) {
 	const limit = 2 * atATime
 	s := testenv.Redis(t)
@@ -79,7 +82,8 @@ func TestUnansweredAcquiresLeaveNoPermits(t *testing.T) {
 	}
 }
 
-// TestCanceledAcquiresLeaveNoPermits cancels waits while others give back what is waited for, and take it again.
+// TestCanceledAcquiresLeaveNoPermits cancels waits while others give back what
+// is waited for, and take it again.
 func TestCanceledAcquiresLeaveNoPermits(t *testing.T) {
 	const limit = 3
 	s := testenv.Redis(t)

@@ -88,7 +88,8 @@ func TestPermitWireFormatIsRedissons(t *testing.T) {
 	}
 }
 
-// TestPermitsBesideThoseOfJava has permits as Java makes them: with an end, over, and without an end.
+// TestPermitsBesideThoseOfJava has permits as Java makes them: with an end,
+// over, and without an end.
 func TestPermitsBesideThoseOfJava(t *testing.T) {
 	s := testenv.Redis(t)
 	d := openURL(t, "redisson://%s", s.Addr)
@@ -123,7 +124,8 @@ func TestPermitsBesideThoseOfJava(t *testing.T) {
 	wantFree(t, s, "x", 4)
 }
 
-// TestLimitsLastAsLongAsHolds: a limit that came with a grant is there as long as the longest hold, also if the hold is renewed.
+// TestLimitsLastAsLongAsHolds: a limit that came with a grant is there as long
+// as the longest hold, also if the hold is renewed.
 func TestLimitsLastAsLongAsHolds(t *testing.T) {
 	s := testenv.Redis(t)
 	d := openURL(t, "redisson://%s", s.Addr)
@@ -194,7 +196,8 @@ func TestLostAnswersOfPermits(t *testing.T) {
 	}
 }
 
-// TestPermitsOfOneNameAreRenewedTogether counts requests and runs of the script.
+// TestPermitsOfOneNameAreRenewedTogether counts requests and runs of the
+// script.
 func TestPermitsOfOneNameAreRenewedTogether(t *testing.T) {
 	const names, each = 3, 600
 	s := testenv.Redis(t)
@@ -236,7 +239,8 @@ func TestPermitsOfOneNameAreRenewedTogether(t *testing.T) {
 	}
 }
 
-// TestManyPermitsAreRenewedAsLocksAre counts what the renewals of 10,000 holds cost the server.
+// TestManyPermitsAreRenewedAsLocksAre counts what the renewals of 10,000 holds
+// cost the server.
 func TestManyPermitsAreRenewedAsLocksAre(t *testing.T) {
 	const n = 10_000
 	s := testenv.Redis(t)
@@ -291,7 +295,8 @@ func TestLimitThatJavaMakesPermanent(t *testing.T) {
 	}
 }
 
-// TestHoldThatLostAPermit, which Java may give back by its id, keeps none of the others.
+// TestHoldThatLostAPermit, which Java may give back by its id, keeps none of
+// the others.
 func TestHoldThatLostAPermit(t *testing.T) {
 	s := testenv.Redis(t)
 	d := openURL(t, "redisson://%s", s.Addr)
@@ -329,7 +334,8 @@ func TestHoldThatLostAPermit(t *testing.T) {
 	}
 }
 
-// TestMessageOfTwoPermits: no number of free permits means anything else on their channel.
+// TestMessageOfTwoPermits: no number of free permits means anything else on
+// their channel.
 func TestMessageOfTwoPermits(t *testing.T) {
 	s := testenv.Redis(t)
 	a, b := openURL(t, "redisson://%s", s.Addr), openURL(t, "redisson://%s", s.Addr)
@@ -403,7 +409,8 @@ func TestCloseGivesPermitsBack(t *testing.T) {
 	}
 }
 
-// testClusterPermits has permits of names on all nodes waited for, renewed together, listed and looked at.
+// testClusterPermits has permits of names on all nodes waited for, renewed
+// together, listed and looked at.
 func testClusterPermits(t *testing.T, c *testenv.Cluster) {
 	const n = 12
 	for _, kind := range []string{"", "&pubsub=plain", "&pubsub=both"} {

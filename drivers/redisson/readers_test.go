@@ -11,7 +11,8 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// TestDeadReader: a reader that is gone holds nobody up beyond its own TTL, however long others read and renew.
+// TestDeadReader: a reader that is gone holds nobody up beyond its own TTL,
+// however long others read and renew.
 func TestDeadReader(t *testing.T) {
 	s := testenv.Redis(t)
 	d := openURL(t, "redisson://%s", s.Addr)
@@ -214,8 +215,9 @@ func TestReleaseOfAReaderShortensNoOther(t *testing.T) {
 	wantNoKeys(t, s)
 }
 
-// TestReaderLastsAsLongAsItsLock looks for a reader that ends before the lock, which then would not end with the reader: some servers look at
-// the clock for each command of a script.
+// TestReaderLastsAsLongAsItsLock looks for a reader that ends before the lock,
+// which then would not end with the reader: some servers look at the clock for
+// each command of a script.
 func TestReaderLastsAsLongAsItsLock(t *testing.T) {
 	s := testenv.Redis(t)
 	d := openURL(t, "redisson://%s", s.Addr)
@@ -234,7 +236,8 @@ func TestReaderLastsAsLongAsItsLock(t *testing.T) {
 	}
 }
 
-// TestWatchOfReaders: a watcher hears of the end of each reader. A waiter hears only of the last.
+// TestWatchOfReaders: a watcher hears of the end of each reader. A waiter hears
+// only of the last.
 func TestWatchOfReaders(t *testing.T) {
 	s := testenv.Redis(t)
 	d, watcher, waits := openURL(t, "redisson://%s", s.Addr), openURL(t, "redisson://%s", s.Addr), openURL(t, "redisson://%s", s.Addr)
@@ -265,7 +268,8 @@ func TestWatchOfReaders(t *testing.T) {
 	release(t, w.granted(t))
 }
 
-// TestManyReaders: more than are looked at first. Nearly all are dead, the lock lasts as long as those that live, and is free after the last.
+// TestManyReaders: more than are looked at first. Nearly all are dead, the lock
+// lasts as long as those that live, and is free after the last.
 func TestManyReaders(t *testing.T) {
 	s := testenv.Redis(t)
 	d := openURL(t, "redisson://%s", s.Addr)

@@ -11,7 +11,8 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// TestLostAnswersOfReadersAndWriters: what a request may have left behind is removed.
+// TestLostAnswersOfReadersAndWriters: what a request may have left behind is
+// removed.
 func TestLostAnswersOfReadersAndWriters(t *testing.T) {
 	s := testenv.Redis(t)
 	other := openURL(t, "redisson://%s", s.Addr)
@@ -99,7 +100,8 @@ func TestReadersAndWritersWaitForReplicas(t *testing.T) {
 	}
 }
 
-// TestReadersAndWritersInASlotThatMoves: what ends a hold runs to its end, and who asks waits until all keys are on one node.
+// TestReadersAndWritersInASlotThatMoves: what ends a hold runs to its end, and
+// who asks waits until all keys are on one node.
 func TestReadersAndWritersInASlotThatMoves(t *testing.T) {
 	c := testenv.RedisCluster(t, 3, 0)
 	d, other := openURL(t, "%s", clusterURL(c)), openURL(t, "%s", clusterURL(c))

@@ -48,7 +48,8 @@ func leftOf(s *testenv.RedisServer, key string) time.Duration {
 	return time.Duration(s.Do("PTTL", key).(int64)) * time.Millisecond
 }
 
-// wantLeft wants the TTL of a key to be that long, but for the time that a test takes.
+// wantLeft wants the TTL of a key to be that long, but for the time that a test
+// takes.
 func wantLeft(tb testing.TB, s *testenv.RedisServer, key string, want time.Duration) {
 	tb.Helper()
 	if got := leftOf(s, key); got > want || got < want-hangGuard {
@@ -141,7 +142,8 @@ func TestFreeReadWriteLockTakesOneRequestEachWay(t *testing.T) {
 	}
 }
 
-// TestModesExclude: each hold against each request, of the same and of another client.
+// TestModesExclude: each hold against each request, of the same and of another
+// client.
 func TestModesExclude(t *testing.T) {
 	s := testenv.Redis(t)
 	for _, parameters := range []string{"", "?fair=true"} {
@@ -221,8 +223,9 @@ func TestEveryLockWrites(t *testing.T) {
 	}
 }
 
-// TestWaitersOfAllModesAreWoken: of both drivers, some wait in each mode, so that the message about the end of a hold is to wake all whom it
-// concerns, and not one.
+// TestWaitersOfAllModesAreWoken: of both drivers, some wait in each mode, so
+// that the message about the end of a hold is to wake all whom it concerns, and
+// not one.
 func TestWaitersOfAllModesAreWoken(t *testing.T) {
 	s := testenv.Redis(t)
 	c := testenv.RedisCluster(t, 3, 0)
@@ -264,7 +267,8 @@ func TestWaitersOfAllModesAreWoken(t *testing.T) {
 	}
 }
 
-// settled waits until the drivers have heard that they are subscribed, and have asked once more, so that they sleep.
+// settled waits until the drivers have heard that they are subscribed, and have
+// asked once more, so that they sleep.
 func settled(t *testing.T, all ...*Driver) {
 	t.Helper()
 	for _, d := range all {

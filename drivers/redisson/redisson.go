@@ -1,8 +1,8 @@
 // Package redisson is the Redis backend of dsync. Its locks are those of Java's
 // Redisson, versions 3.19 to 4.7, key for key and message for message: RLock,
-// RFairLock, RReadWriteLock, RPermitExpirableSemaphore and RCountDownLatch. Go and
-// Java programs exclude each other on one Redis 6.2 or later, or Valkey. The
-// package registers the URL scheme "redisson":
+// RFairLock, RReadWriteLock, RPermitExpirableSemaphore and RCountDownLatch. Go
+// and Java programs exclude each other on one Redis 6.2 or later, or Valkey.
+// The package registers the URL scheme "redisson":
 //
 //	redisson://user:password@host:6379/0
 //	redisson://host1:26379,host2:26379/0?mode=sentinel&master=mymaster
@@ -39,23 +39,25 @@
 //	PTTL orders/42          29987
 //	GET dsync_fence:{42p}   1795406400123456, the token
 //
-// Client B is refused, subscribes to redisson_lock__channel:{orders/42}, and waits.
-// A's release deletes the field of the hash and publishes a message, which wakes B.
+// Client B is refused, subscribes to redisson_lock__channel:{orders/42}, and
+// waits. A's release deletes the field of the hash and publishes a message,
+// which wakes B.
 //
 // # Caveats
 //
-// Redis acknowledges before it replicates, so a fail-over can forget a lock that
-// was granted a moment before. The holder learns of the loss at its next renewal.
-// Options.WaitReplicas narrows this window and does not close it. If the server's
-// clock jumps, holds end early or late. Tokens rise in both cases.
+// Redis acknowledges before it replicates, so a fail-over can forget a lock
+// that was granted a moment before. The holder learns of the loss at its next
+// renewal. Options.WaitReplicas narrows this window and does not close it. If
+// the server's clock jumps, holds end early or late. Tokens rise in both cases.
 //
-// Where Java uses RReadWriteLock, use Write or write=true: Java's read-write lock
-// is granted beside a plain lock of the same name.
+// Where Java uses RReadWriteLock, use Write or write=true: Java's read-write
+// lock is granted beside a plain lock of the same name.
 //
-// A server that evicts keys is refused. Names in braces ("{x}") are refused too.
+// A server that evicts keys is refused. Names in braces ("{x}") are refused
+// too.
 //
-// docs/backends/redis.md has costs, limits, the least rights and the promises under
-// each fault. docs/redisson.md has what concerns Java.
+// docs/backends/redis.md has costs, limits, the least rights and the promises
+// under each fault. docs/redisson.md has what concerns Java.
 package redisson
 
 import (
@@ -78,7 +80,8 @@ import (
 )
 
 const (
-	// minTTL is far above the millisecond in which Redis counts and below any TTL that survives a round trip and a renewal.
+	// minTTL is far above the millisecond in which Redis counts and below any
+	// TTL that survives a round trip and a renewal.
 	minTTL = 10 * time.Millisecond
 
 	// maxTTL keeps sums of times far from what a time.Duration can hold.
@@ -89,14 +92,20 @@ const (
 	defaultWaitLimit = time.Second
 )
 
-// PubSub is the kind of message that wakes waiters. All clients of a server, Java's included, have to agree.
+// PubSub is the kind of message that wakes waiters. All clients of a server,
+// Java's included, have to agree.
 type PubSub string
 
 const (
-	PubSubAuto    PubSub = ""        // as Redisson does since 3.28: sharded in a cluster of Redis 7 or newer, plain elsewhere
-	PubSubPlain   PubSub = "plain"   // PUBLISH: Redisson up to 3.21, or with shardedSubscriptionMode OFF
+	// as Redisson does since 3.28: sharded in a cluster of Redis 7 or newer,
+	// plain elsewhere
+	PubSubAuto PubSub = ""
+	// PUBLISH: Redisson up to 3.21, or with shardedSubscriptionMode OFF
+	PubSubPlain   PubSub = "plain"
 	PubSubSharded PubSub = "sharded" // SPUBLISH
-	PubSubBoth    PubSub = "both"    // publish and listen in both ways: in a cluster of Redis 7 beside Redisson before 3.28
+	// publish and listen in both ways: in a cluster of Redis 7 beside Redisson
+	// before 3.28
+	PubSubBoth PubSub = "both"
 )
 
 // Fence says where fencing tokens come from.
@@ -104,11 +113,12 @@ type Fence string
 
 const (
 	// FenceOwn takes the server's clock in microseconds, or the last token plus
-	// one if that is greater. docs/redisson.md says when tokens continue to rise
-	// after the server has lost data or its clock has stepped back.
+	// one if that is greater. docs/redisson.md says when tokens continue to
+	// rise after the server has lost data or its clock has stepped back.
 	FenceOwn Fence = ""
 
-	// FenceRedisson counts in the key of Redisson's fenced lock (RFencedLock), together with Java programs. The key never expires.
+	// FenceRedisson counts in the key of Redisson's fenced lock (RFencedLock),
+	// together with Java programs. The key never expires.
 	FenceRedisson Fence = "redisson"
 
 	// FenceNone gives no tokens and keeps nothing for them.
@@ -122,17 +132,18 @@ type Options struct {
 
 	// Fair makes the lock Redisson's fair one (RFairLock). Clients of dsync and
 	// threads of Java get it in the order in which their requests reached the
-	// server. A client has one place in the queue for all its callers, and passes
-	// the lock on from caller to caller for up to 100 ms. All programs that use a
-	// name have to use the fair lock. See docs/redisson.md for dead waiters.
+	// server. A client has one place in the queue for all its callers, and
+	// passes the lock on from caller to caller for up to 100 ms. All programs
+	// that use a name have to use the fair lock. See docs/redisson.md for dead
+	// waiters.
 	Fair bool
 
 	// FIFO, with Fair, gives each caller a place of its own in the queue. Each
 	// grant then costs two requests and a message.
 	FIFO bool
 
-	// Write makes every Lock a Write, so that it excludes readers and writers of
-	// Java's RReadWriteLock too. Write and Fair exclude each other.
+	// Write makes every Lock a Write, so that it excludes readers and writers
+	// of Java's RReadWriteLock too. Write and Fair exclude each other.
 	Write bool
 
 	// WaitReplicas is how many replicas have to confirm a grant or a renewal
@@ -143,12 +154,13 @@ type Options struct {
 	WaitReplicas int
 	WaitLimit    time.Duration
 
-	// Tenant is part of the keys of the sequences of FenceOwn, so that users with
-	// rights to one tenant's keys cannot change the tokens of another. All clients
-	// that use a name must have the same Tenant.
+	// Tenant is part of the keys of the sequences of FenceOwn, so that users
+	// with rights to one tenant's keys cannot change the tokens of another. All
+	// clients that use a name must have the same Tenant.
 	Tenant string
 
-	// AllowEviction accepts a server that may evict keys when its memory is full, and so locks that are held.
+	// AllowEviction accepts a server that may evict keys when its memory is
+	// full, and so locks that are held.
 	AllowEviction bool
 }
 
@@ -189,10 +201,10 @@ var (
 )
 
 // New returns a Driver that uses the client, whatever its topology (single
-// server, sentinel or cluster), and never closes it. The first Acquire makes the
-// checks of Open. Set a short ConnWriteTimeout and Dialer.KeepAlive (3 s and 1 s
-// serve well), which bound how long a dead connection is used. Client-side
-// caching is not used.
+// server, sentinel or cluster), and never closes it. The first Acquire makes
+// the checks of Open. Set a short ConnWriteTimeout and Dialer.KeepAlive (3 s
+// and 1 s serve well), which bound how long a dead connection is used.
+// Client-side caching is not used.
 func New(client rueidis.Client, o *Options) (*Driver, error) {
 	if client == nil {
 		return nil, fmt.Errorf("redisson: no client")
@@ -294,8 +306,9 @@ type ttlText struct {
 	text string
 }
 
-// milliseconds writes a TTL for Redis, rounded up so that the server never ends a
-// lease before Expires. It keeps the last text, because most TTLs are the same.
+// milliseconds writes a TTL for Redis, rounded up so that the server never ends
+// a lease before Expires. It keeps the last text, because most TTLs are the
+// same.
 func (d *Driver) milliseconds(ttl time.Duration) string {
 	last := d.ttlText.Load()
 	if last == nil || last.ttl != ttl {

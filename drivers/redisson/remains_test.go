@@ -16,8 +16,8 @@ import (
 
 var names = flag.Int("names", 1000, "how many names TestNothingRemainsOfNames uses with each URL")
 
-// TestNothingRemainsOfNames uses names once, in each way, and looks at all keys.
-// An hour after the clients were closed there is none.
+// TestNothingRemainsOfNames uses names once, in each way, and looks at all
+// keys. An hour after the clients were closed there is none.
 func TestNothingRemainsOfNames(t *testing.T) {
 	s, clock := testenv.RedisClock(t)
 	for _, parameters := range []string{"", "?fair=true", "?fenced=false"} {

@@ -33,8 +33,8 @@ type due struct {
 
 func (x due) permits() bool { return x.lease.request.Mode == driver.Permit }
 
-// compare returns 0 if one run of a script can renew x and y: locks of one slot,
-// or permits of one name.
+// compare returns 0 if one run of a script can renew x and y: locks of one
+// slot, or permits of one name.
 func (x due) compare(y due) int {
 	switch {
 	case x.slot != y.slot:
@@ -49,8 +49,8 @@ func (x due) compare(y due) int {
 	return 0
 }
 
-// RenewAll implements driver.BatchRenewer with few requests; in a cluster, with a
-// request to each node side by side, as far as the nodes are known.
+// RenewAll implements driver.BatchRenewer with few requests; in a cluster, with
+// a request to each node side by side, as far as the nodes are known.
 func (d *Driver) RenewAll(ctx context.Context, leases []driver.Lease, done func(i int, err error)) {
 	all := make([]due, len(leases))
 	for i, held := range leases {
@@ -129,7 +129,8 @@ func (d *Driver) renewSome(ctx context.Context, client rueidis.Client, some []du
 	}
 }
 
-// renewCalls puts together the leases that one run of a script may renew, and returns how many each of the runs renews.
+// renewCalls puts together the leases that one run of a script may renew, and
+// returns how many each of the runs renews.
 func (d *Driver) renewCalls(sent []due) (calls []redisdriver.Call, counts []int) {
 	keys, args := make([]string, 0, len(sent)), make([]string, 0, renewArgs*len(sent))
 	n, members := 0, 0

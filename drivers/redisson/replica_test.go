@@ -19,7 +19,8 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// replicated returns a server and a replica that follows it over a link that can be cut.
+// replicated returns a server and a replica that follows it over a link that
+// can be cut.
 func replicated(tb testing.TB) (primary, replica *testenv.RedisServer, link *wire.Wire) {
 	tb.Helper()
 	primary = testenv.Redis(tb, "--repl-diskless-sync-delay", "0")
@@ -45,7 +46,8 @@ func TestWaitReplicas(t *testing.T) {
 		t.Error("the replica has a hold without TTL")
 	}
 
-	// One that does not wait long, and so may need several goes even while the replica is there.
+	// One that does not wait long, and so may need several goes even while the
+	// replica is there.
 	d = openURL(t, "redisson://%s?waitreplicas=1&waitlimit=100ms", primary.Addr)
 	testenv.Eventually(t, func() bool {
 		got, err := d.Acquire(t.Context(), request("x"))
@@ -145,7 +147,8 @@ func TestSentinel(t *testing.T) {
 	}
 }
 
-// TestSentinelDemotedPrimary is a fail-over in which the old primary lives on, as a replica that refuses writes.
+// TestSentinelDemotedPrimary is a fail-over in which the old primary lives on,
+// as a replica that refuses writes.
 func TestSentinelDemotedPrimary(t *testing.T) {
 	s := testenv.RedisSentinel(t, 1)
 	d := openURL(t, "redisson://%s?mode=sentinel&master=%s", strings.Join(s.SentinelAddrs(), ","), s.Master)

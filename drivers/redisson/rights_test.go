@@ -16,7 +16,8 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// leastRights returns what docs/backends lists for names that begin with "lk:", with the rows of the table there.
+// leastRights returns what docs/backends lists for names that begin with "lk:",
+// with the rows of the table there.
 func leastRights(tb testing.TB, rows ...string) []string {
 	tb.Helper()
 	words := strings.Fields(drivertest.Recipe(tb, "**Redis, `redisson://`**"))
@@ -34,7 +35,8 @@ var given = []string{"+hello", "+auth"}
 // all at once, and the library is content that a ping is answered at all.
 var quiet = []string{"+ping", "+subscribe", "~dsync_turn:{lk:*", "+hmget"}
 
-// TestEachRightIsNeeded takes one of the rights away at a time, and then does all that they are for.
+// TestEachRightIsNeeded takes one of the rights away at a time, and then does
+// all that they are for.
 func TestEachRightIsNeeded(t *testing.T) {
 	s := testenv.Redis(t)
 	after := &afterwards{t: t}
@@ -95,7 +97,8 @@ type uses struct {
 
 var users atomic.Int64
 
-// afterwards closes drivers of all cases together, since each waits for the TTL where a script was stopped half-way.
+// afterwards closes drivers of all cases together, since each waits for the TTL
+// where a script was stopped half-way.
 type afterwards struct {
 	t    *testing.T
 	mu   sync.Mutex
@@ -146,7 +149,8 @@ func (u *uses) open() *Driver {
 	return d
 }
 
-// shortly returns a request with a TTL for which Close can wait, as it does where a script was stopped half-way.
+// shortly returns a request with a TTL for which Close can wait, as it does
+// where a script was stopped half-way.
 func shortly(name string) *driver.Request {
 	r := request(name)
 	r.TTL = 2 * time.Second
@@ -185,7 +189,8 @@ func (u *uses) locks() {
 	}
 }
 
-// readWriteLocks reads, is asked for the lock by one who waits to write, and renews and gives it back.
+// readWriteLocks reads, is asked for the lock by one who waits to write, and
+// renews and gives it back.
 func (u *uses) readWriteLocks() {
 	a, b := u.open(), u.open()
 	if a == nil || b == nil {
@@ -207,7 +212,8 @@ func (u *uses) readWriteLocks() {
 	}
 }
 
-// permits sets a limit, takes permits, waits for one, renews and gives back, looks at them and removes them.
+// permits sets a limit, takes permits, waits for one, renews and gives back,
+// looks at them and removes them.
 func (u *uses) permits() {
 	a, b := u.open(), u.open()
 	if a == nil || b == nil {
@@ -240,7 +246,8 @@ func (u *uses) permits() {
 	}
 }
 
-// fairLocks is locks with others in the queue, one that is dead and one that is thrown out and comes back.
+// fairLocks is locks with others in the queue, one that is dead and one that is
+// thrown out and comes back.
 func (u *uses) fairLocks() {
 	d := u.open()
 	if d == nil {
@@ -342,7 +349,8 @@ func (u *uses) latches() {
 	u.note("Latch", err)
 }
 
-// migration lets a name leave, come back, and leave again for where it is marked.
+// migration lets a name leave, come back, and leave again for where it is
+// marked.
 func (u *uses) migration() {
 	d := u.open()
 	if d == nil {
@@ -401,7 +409,8 @@ func (u *uses) wantDenied(right string) {
 	u.t.Errorf("got %v, want ErrPermission that names %s", all, right)
 }
 
-// refused reports whether the server says that it has refused a command, or a key, to the user.
+// refused reports whether the server says that it has refused a command, or a
+// key, to the user.
 func (u *uses) refused(command string) bool {
 	for _, entry := range u.s.Do("ACL", "LOG", "1000").([]any) {
 		if fields := entry.([]any); slices.Contains(fields, any(u.user)) && slices.Contains(fields, any(command)) {

@@ -43,7 +43,8 @@ var (
 	unmarkScript  = redisdriver.NewScript(lua("unmark"))
 	latchScript   = redisdriver.NewScript(lua("latch"))
 
-	// Each run of a script makes the functions of its text anew, so a script has no more than it needs.
+	// Each run of a script makes the functions of its text anew, so a script
+	// has no more than it needs.
 	readScript  = redisdriver.NewScript(lua("take") + lua("acquire") + lua("rw") + "return acquireRead(KEYS[1], KEYS[2], KEYS[3], KEYS[4], unpack(ARGV))\n")
 	writeScript = redisdriver.NewScript(lua("take") + lua("acquire") + lua("basics") + lua("rw") + lua("rwreaders") + lua("rwwrite") +
 		"return acquireWrite(KEYS[1], KEYS[2], KEYS[3], unpack(ARGV))\n")
@@ -68,7 +69,8 @@ var (
 	permitForceScript   = redisdriver.NewScript(lua("permits") + lua("permitforce"))
 )
 
-// eval runs a script: by its digest, or by its text if the server does not know the digest.
+// eval runs a script: by its digest, or by its text if the server does not know
+// the digest.
 func (d *Driver) eval(ctx context.Context, sc *redisdriver.Script, keys, args []string) rueidis.RedisResult {
 	c := sc.Call(keys, args...)
 	result := d.client.Do(ctx, c.Command(d.client.B()))
@@ -178,7 +180,8 @@ func (d *Driver) sendAll(ctx context.Context, client rueidis.Client, cmds []ruei
 	return results[:last], int(acks)
 }
 
-// evalReplicated runs a script where replicas have to confirm it, and returns how many did.
+// evalReplicated runs a script where replicas have to confirm it, and returns
+// how many did.
 func (d *Driver) evalReplicated(ctx context.Context, c redisdriver.Call) (rueidis.RedisResult, int) {
 	node, err := d.nodeOf(ctx, c.Keys[0])
 	if err != nil {
@@ -191,8 +194,9 @@ func (d *Driver) evalReplicated(ctx context.Context, c redisdriver.Call) (rueidi
 	return results[0], acks
 }
 
-// nodeOf returns the client for scripts on a key. Where replicas of a cluster have
-// to confirm, it is the node's: the client as a whole sends WAIT to any node.
+// nodeOf returns the client for scripts on a key. Where replicas of a cluster
+// have to confirm, it is the node's: the client as a whole sends WAIT to any
+// node.
 func (d *Driver) nodeOf(ctx context.Context, key string) (rueidis.Client, error) {
 	if !d.cluster || d.options.WaitReplicas == 0 {
 		return d.client, nil
@@ -209,8 +213,8 @@ func (d *Driver) undo(ctx context.Context, l *lease, acks int) error {
 	return err
 }
 
-// ErrNotReplicated reports that too few replicas confirmed a grant or a renewal in
-// time (Options.WaitReplicas). A grant was undone. The error matches
+// ErrNotReplicated reports that too few replicas confirmed a grant or a renewal
+// in time (Options.WaitReplicas). A grant was undone. The error matches
 // driver.ErrUnavailable too.
 var ErrNotReplicated = fmt.Errorf("not enough replicas: %w", driver.ErrUnavailable)
 

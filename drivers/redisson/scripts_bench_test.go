@@ -12,8 +12,10 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// BenchmarkOwnScripts is a lock, a Read and a permit that are free, from one goroutine, by a client, by the driver, and by the same two scripts
-// sent bare, in turn. The metrics are ratios of medians: all above 1 is what the server and the connection do not take.
+// BenchmarkOwnScripts is a lock, a Read and a permit that are free, from one
+// goroutine, by a client, by the driver, and by the same two scripts sent bare,
+// in turn. The metrics are ratios of medians: all above 1 is what the server
+// and the connection do not take.
 func BenchmarkOwnScripts(b *testing.B) {
 	for _, test := range []struct {
 		name    string
@@ -62,7 +64,8 @@ func BenchmarkOwnScripts(b *testing.B) {
 	}
 }
 
-// ownScripts returns a function that sends what a hold takes and gives back by, which is the same each time.
+// ownScripts returns a function that sends what a hold takes and gives back by,
+// which is the same each time.
 func ownScripts(ctx context.Context, d *Driver, r *driver.Request) func() error {
 	o := d.newOp(r, nil)
 	if r.Mode != driver.Permit {

@@ -12,13 +12,15 @@ import (
 	"github.com/go-dsync/dsync/internal/redisdriver"
 )
 
-// sealField is the field of a lock that is sealed, and sealOwner its owner for people.
+// sealField is the field of a lock that is sealed, and sealOwner its owner for
+// people.
 const (
 	sealField = "dsync:seal"
 	sealOwner = "seal"
 )
 
-// maxFloor is far below the first number that Lua does not count exactly, and above any count that begins at the time.
+// maxFloor is far below the first number that Lua does not count exactly, and
+// above any count that begins at the time.
 const maxFloor = 1 << 52
 
 // Seal implements move.Sealer. The seal is a field of the lock, see seal.lua.
@@ -75,7 +77,8 @@ func (d *Driver) Mark(ctx context.Context, held driver.Lease, floor uint64) erro
 	return nil
 }
 
-// change runs a script that changes the name of l for good, if l is held. It returns the script's answer.
+// change runs a script that changes the name of l for good, if l is held. It
+// returns the script's answer.
 func (d *Driver) change(ctx context.Context, l *lease, c redisdriver.Call) (int64, error) {
 	if err := ctx.Err(); err != nil {
 		return 0, err
@@ -86,11 +89,13 @@ func (d *Driver) change(ctx context.Context, l *lease, c redisdriver.Call) (int6
 	return d.run(ctx, l.request.Name, c)
 }
 
-// run runs a script that changes something for good, and returns its answer, which is 0 if nothing has changed.
+// run runs a script that changes something for good, and returns its answer,
+// which is 0 if nothing has changed.
 func (d *Driver) run(ctx context.Context, name string, c redisdriver.Call) (int64, error) {
 	answer, lacking, err := d.runReplicated(ctx, name, c)
 	if lacking != nil {
-		return 0, fmt.Errorf("%w: %v", driver.ErrUnknown, lacking) // not ErrUnavailable: it may have been carried out
+		// not ErrUnavailable: it may have been carried out
+		return 0, fmt.Errorf("%w: %v", driver.ErrUnknown, lacking)
 	}
 	return answer, err
 }

@@ -59,8 +59,8 @@ func TestSealAnswersWaitersAndStays(t *testing.T) {
 	}
 }
 
-// TestSealedNameHasNoWaiters: a program that was told of a seal is none that waits
-// for the sealed name, even if it cannot leave the channel at once.
+// TestSealedNameHasNoWaiters: a program that was told of a seal is none that
+// waits for the sealed name, even if it cannot leave the channel at once.
 func TestSealedNameHasNoWaiters(t *testing.T) {
 	s := testenv.Redis(t)
 	d, other := openURL(t, "redisson://%s", s.Addr), openURL(t, "redisson://%s", s.Addr)
@@ -88,7 +88,8 @@ func TestSealedNameHasNoWaiters(t *testing.T) {
 	}
 }
 
-// TestWhatASealIs looks at the key of a seal, which clients of other versions and Java's Redisson read, and at one of before a seal had a mode.
+// TestWhatASealIs looks at the key of a seal, which clients of other versions
+// and Java's Redisson read, and at one of before a seal had a mode.
 func TestWhatASealIs(t *testing.T) {
 	s := testenv.Redis(t)
 	d := openURL(t, "redisson://%s?fence=redisson", s.Addr)
@@ -125,7 +126,8 @@ func TestWhatASealIs(t *testing.T) {
 	}
 }
 
-// TestSealBesideAReadWriteLock: who reads or writes in Java is granted a name that is locked.
+// TestSealBesideAReadWriteLock: who reads or writes in Java is granted a name
+// that is locked.
 func TestSealBesideAReadWriteLock(t *testing.T) {
 	s := testenv.Redis(t)
 	d, other := openURL(t, "redisson://%s", s.Addr), openURL(t, "redisson://%s", s.Addr)
@@ -146,7 +148,8 @@ func TestSealBesideAReadWriteLock(t *testing.T) {
 		if err := l.Release(t.Context()); err != driver.ErrNotHeld {
 			t.Errorf("Release of the hold that excludes nobody: got %v, want ErrNotHeld", err)
 		}
-		// The waiter was told, and listens where the holds of Java are told from then on.
+		// The waiter was told, and listens where the holds of Java are told
+		// from then on.
 		testenv.Eventually(t, func() bool { return s.SubscriberCount(prefixName(readWritePrefix, mode)) == 1 }, "the waiter has changed the channel")
 		s.Do("DEL", mode)
 		s.Do("PUBLISH", prefixName(readWritePrefix, mode), "1")
@@ -154,7 +157,8 @@ func TestSealBesideAReadWriteLock(t *testing.T) {
 	}
 }
 
-// TestNobodyListensForASealedName: not even where it is asked for again and again, so that who listens is one who waits in vain.
+// TestNobodyListensForASealedName: not even where it is asked for again and
+// again, so that who listens is one who waits in vain.
 func TestNobodyListensForASealedName(t *testing.T) {
 	s := testenv.Redis(t)
 	d, other := openURL(t, "redisson://%s", s.Addr), openURL(t, "redisson://%s", s.Addr)

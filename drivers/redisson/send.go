@@ -16,8 +16,8 @@ import (
 )
 
 // op is one request of a caller: to acquire a lock or to end a hold. A sender
-// carries it out, so a caller that leaves is gone at once, and the answer is not
-// lost: it says what there is to clean up.
+// carries it out, so a caller that leaves is gone at once, and the answer is
+// not lost: it says what there is to clean up.
 type op struct {
 	request *driver.Request
 	lease   *lease // to release; nil to acquire
@@ -102,7 +102,8 @@ func (o *op) args(d *Driver, args []string) []string {
 	return args
 }
 
-// wordArgs adds the two commands by which scripts publish; the second is "" where one is enough.
+// wordArgs adds the two commands by which scripts publish; the second is ""
+// where one is enough.
 func (d *Driver) wordArgs(args []string) []string {
 	word2 := ""
 	if len(d.checked.words) > 1 {
@@ -131,10 +132,12 @@ const (
 // answer is what a script says of an op.
 type answer struct {
 	code  string
-	first int64            // the first token, or from a release how many were told
-	n     int              // of tokens
-	moved bool             // the name is marked
-	left  time.Duration    // of the hold in the way, unless it is renewed; negative if it does not expire
+	first int64 // the first token, or from a release how many were told
+	n     int   // of tokens
+	moved bool  // the name is marked
+	// of the hold in the way, unless it is renewed; negative if it does not
+	// expire
+	left  time.Duration
 	line  redistopic.Place // of a request that is refused in a line
 	limit int              // of permits
 }
@@ -195,8 +198,8 @@ func (o *op) read(message rueidis.RedisMessage, err error) {
 }
 
 // carryOut has an op carried out. If ctx ends before, or closing is closed, it
-// returns the reason, and whether the op may yet be carried out. The cleaner then
-// undoes it.
+// returns the reason, and whether the op may yet be carried out. The cleaner
+// then undoes it.
 func (d *Driver) carryOut(ctx context.Context, o *op, closing <-chan struct{}) (err error, doubt bool) {
 	if d.carryDirect(ctx, o) {
 		return nil, false
@@ -244,20 +247,21 @@ func (d *Driver) finish(o *op) {
 	left := o.err == nil && o.code == grantedCode || g.place || intends(r)
 	if o.err != nil {
 		_, doubt := redisdriver.Fault(d.life.Context(), r.Name, o.err)
-		g.granted, left = !doubt, doubt || g.place && o.again // the request keeps the place that it had before
+		// the request keeps the place that it had before
+		g.granted, left = !doubt, doubt || g.place && o.again
 	}
 	if left {
 		d.ghosts.Add(&g)
 	}
 }
 
-// direct is the short way for a single caller, and for up to fewAtOnce callers of
-// a fair lock: the caller sends its request itself. The way is open over a
-// connection that answered a moment ago, of a client that the driver opened: such
-// a client heeds the end of a context wherever it waits for an answer, and sends
-// everything over one connection. If the caller leaves, the clean-up behind it is
-// sent over the same connection, so its result is final, unless another
-// connection was made in the meantime.
+// direct is the short way for a single caller, and for up to fewAtOnce callers
+// of a fair lock: the caller sends its request itself. The way is open over a
+// connection that answered a moment ago, of a client that the driver opened:
+// such a client heeds the end of a context wherever it waits for an answer, and
+// sends everything over one connection. If the caller leaves, the clean-up
+// behind it is sent over the same connection, so its result is final, unless
+// another connection was made in the meantime.
 type direct struct {
 	busy     atomic.Int32 // ops under way, by this way and any other
 	answered atomic.Int64 // when the last answered op was sent, on the driver's clock
@@ -271,10 +275,12 @@ const (
 	// They usually want one name, whose requests do not go together anyway.
 	fewAtOnce = 3
 
-	// never stands for the time of the last answered op while the latest op has no answer.
+	// never stands for the time of the last answered op while the latest op has
+	// no answer.
 	never = math.MinInt64 / 2
 
-	// unordered is the order of requests that others may overtake. Requests of equal order, if it is another one, reach the server as sent.
+	// unordered is the order of requests that others may overtake. Requests of
+	// equal order, if it is another one, reach the server as sent.
 	unordered = 0
 )
 

@@ -83,7 +83,8 @@ func (s *sender) run() {
 	}
 }
 
-// take removes ops from the queue that may go together. It is called with mu held.
+// take removes ops from the queue that may go together. It is called with mu
+// held.
 func (s *sender) take(ops []*op) []*op {
 	rest := s.queue[:0]
 	most := min(max(fewOps, len(s.queue)/maxSenders), maxOps)
@@ -156,8 +157,8 @@ func (d *Driver) sendOp(ctx context.Context, o *op, keys, args []string) {
 	d.heard(o.sent, result.NonRedisError())
 }
 
-// sendTogether combines the ops. If the server refuses the whole, as it does when one of the names is not permitted, each op is sent by
-// itself.
+// sendTogether combines the ops. If the server refuses the whole, as it does
+// when one of the names is not permitted, each op is sent by itself.
 func (s *sender) sendTogether(b *batch) {
 	d := s.driver
 	b.keys, b.args = b.keys[:0], b.args[:0]

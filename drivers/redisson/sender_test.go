@@ -9,8 +9,9 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// TestDroppedRequestIsNotUnderWay: a request whose caller left before it was sent does not count as one under way, which would close the
-// direct way for good.
+// TestDroppedRequestIsNotUnderWay: a request whose caller left before it was
+// sent does not count as one under way, which would close the direct way for
+// good.
 func TestDroppedRequestIsNotUnderWay(t *testing.T) {
 	s := testenv.Redis(t)
 	d := openURL(t, "redisson://%s", s.Addr)

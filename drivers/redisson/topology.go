@@ -25,8 +25,8 @@ const (
 	topologyAge = 30 * time.Second
 )
 
-// topology knows which node of a cluster has which slots. It may be out of date:
-// it only keeps requests to different nodes apart, and reaches one node.
+// topology knows which node of a cluster has which slots. It may be out of
+// date: it only keeps requests to different nodes apart, and reaches one node.
 type topology struct {
 	nodes func() map[string]rueidis.Client
 	spawn func(func()) bool
@@ -49,7 +49,8 @@ func (t *topology) known() bool {
 	return len(t.ranges) > 0
 }
 
-// owner returns the address of the node that has a slot, or "" if the node is not known.
+// owner returns the address of the node that has a slot, or "" if the node is
+// not known.
 func (t *topology) owner(slot uint16) string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -107,7 +108,8 @@ func (t *topology) fresh(age time.Duration) bool {
 	return !t.read.IsZero() && time.Since(t.read) < age
 }
 
-// refresh asks all nodes and takes the first answer, unless the last one is younger than age.
+// refresh asks all nodes and takes the first answer, unless the last one is
+// younger than age.
 func (t *topology) refresh(ctx context.Context, age time.Duration) error {
 	if t.fresh(age) {
 		return nil
@@ -231,8 +233,8 @@ func (d *Driver) connectTo(node string) (redistopic.Conn, bool) {
 	return redistopic.Conn{DedicatedClient: c, End: c.Close, Stale: stale}, true
 }
 
-// addresses returns the servers that a client of sentinels uses: the primary, and
-// a replica if the program's client sends it some requests.
+// addresses returns the servers that a client of sentinels uses: the primary,
+// and a replica if the program's client sends it some requests.
 func addresses(client rueidis.Client) string {
 	return strings.Join(slices.Sorted(maps.Keys(client.Nodes())), " ")
 }

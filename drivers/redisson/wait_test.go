@@ -123,7 +123,8 @@ func TestWaitersOfOneNameShareASubscription(t *testing.T) {
 			served <- w
 		}()
 	}
-	// One message, one try: beside the grants there are only those that the timers of waiters make.
+	// One message, one try: beside the grants there are only those that the
+	// timers of waiters make.
 	got := counted(s, func() {
 		for range n {
 			release(t, l)

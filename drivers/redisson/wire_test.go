@@ -146,8 +146,9 @@ func TestTokensOfABlock(t *testing.T) {
 	}
 }
 
-// TestTokensRiseWhenTheLastAreForgotten puts the token key back to what it was some grants ago: what a replica has that takes over and
-// has not seen the last of them.
+// TestTokensRiseWhenTheLastAreForgotten puts the token key back to what it was
+// some grants ago: what a replica has that takes over and has not seen the last
+// of them.
 func TestTokensRiseWhenTheLastAreForgotten(t *testing.T) {
 	s := testenv.Redis(t)
 	d := openURL(t, "redisson://%s", s.Addr)

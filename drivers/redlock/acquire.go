@@ -11,7 +11,8 @@ import (
 	"github.com/go-dsync/dsync/internal/redistopic"
 )
 
-// longestVote bounds how long an attempt waits for a majority of the nodes; the bound is half the TTL if that is shorter.
+// longestVote bounds how long an attempt waits for a majority of the nodes; the
+// bound is half the TTL if that is shorter.
 const longestVote = 2500 * time.Millisecond
 
 // Acquire implements driver.Driver.
@@ -20,7 +21,8 @@ func (d *Driver) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, 
 }
 
 func (d *Driver) acquire(ctx context.Context, r *driver.Request) (*lease, error) {
-	// If the driver listens to messages of the name, others want it: ask one node first, as those who wait.
+	// If the driver listens to messages of the name, others want it: ask one
+	// node first, as those who wait.
 	var t *redistopic.Topic
 	first := d.firstNode(r.Name)
 	if !r.NoWait && !d.ears[first].Quiet() {
@@ -52,7 +54,8 @@ func (d *Driver) acquire(ctx context.Context, r *driver.Request) (*lease, error)
 	return l, err
 }
 
-// isRefusal reports whether an attempt ended for the sole reason that somebody else holds the lock.
+// isRefusal reports whether an attempt ended for the sole reason that somebody
+// else holds the lock.
 func isRefusal(err error) bool {
 	return errors.Is(err, driver.ErrLocked) && !errors.Is(err, driver.ErrClosed) && !errors.Is(err, context.Canceled) &&
 		!errors.Is(err, context.DeadlineExceeded)
@@ -128,7 +131,8 @@ func (l *lease) decide() (err error, decided bool) {
 	return l.outOfReach(), true
 }
 
-// outOfReach is the error of an attempt without a majority of answers. The caller holds mu.
+// outOfReach is the error of an attempt without a majority of answers. The
+// caller holds mu.
 func (l *lease) outOfReach() error {
 	var last error
 	forbidden := 0
@@ -165,7 +169,8 @@ func (l *lease) unfinished(why error) error {
 	return l.outOfReach()
 }
 
-// stopWaiting gives up waiting for nodes that are slower than a majority of the others by more than patience.
+// stopWaiting gives up waiting for nodes that are slower than a majority of the
+// others by more than patience.
 func (l *lease) stopWaiting(now, patience int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -186,7 +191,8 @@ func (l *lease) stopWaiting(now, patience int64) {
 	l.check()
 }
 
-// giveUp undoes an attempt. It returns err when the nodes have said that nothing is left of the attempt, or otherwise with ErrUnknown.
+// giveUp undoes an attempt. It returns err when the nodes have said that
+// nothing is left of the attempt, or otherwise with ErrUnknown.
 func (d *Driver) giveUp(ctx context.Context, l *lease, err error) error {
 	l.mu.Lock()
 	l.lost = isRefusal(err)

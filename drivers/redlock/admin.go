@@ -15,7 +15,8 @@ import (
 	"github.com/go-dsync/dsync/internal/redisdriver"
 )
 
-// ask runs a script on all nodes, outside of any vote, and returns when they have answered or, beyond a majority of answers, are late.
+// ask runs a script on all nodes, outside of any vote, and returns when they
+// have answered or, beyond a majority of answers, are late.
 func (d *Driver) ask(ctx context.Context, script, name string, args ...string) (answers []rueidis.RedisResult, err error) {
 	replies, err := d.askEach(func(b rueidis.Builder) rueidis.Completed {
 		return b.Eval().Script(script).Numkeys(1).Key(name).Arg(args...).Build()
@@ -90,8 +91,9 @@ func (d *Driver) holder(ctx context.Context, name string) (value string, ttl tim
 	return "", 0, nil
 }
 
-// Inspect implements driver.Inspector. A name is held if a majority of the nodes has the same value for it. TTL is until there is no such
-// majority any more.
+// Inspect implements driver.Inspector. A name is held if a majority of the
+// nodes has the same value for it. TTL is until there is no such majority any
+// more.
 func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error) {
 	if err := d.life.Enter(); err != nil {
 		return driver.Status{}, err
@@ -109,7 +111,8 @@ func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error
 	return s, nil
 }
 
-// ForceUnlock implements driver.ForceUnlocker. The holder learns the loss at its next renewal.
+// ForceUnlock implements driver.ForceUnlocker. The holder learns the loss at
+// its next renewal.
 func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
 	if err := d.life.Enter(); err != nil {
 		return err
@@ -133,15 +136,15 @@ func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
 	return err
 }
 
-// removedText tells holders that ForceUnlock removed their holds. Its key is the
-// channel: redlock nodes are in no cluster.
+// removedText tells holders that ForceUnlock removed their holds. Its key is
+// the channel: redlock nodes are in no cluster.
 const removedText = "return redis.call('PUBLISH', KEYS[1], '')"
 
 // removalChannel is a channel of no other name: a name has no NUL.
 func removalChannel(name string) string { return channel(name) + "\x00removed" }
 
-// WatchRemoval implements driver.RemovalWatcher. The channel has no waiters, so a
-// holder that listens counts as none.
+// WatchRemoval implements driver.RemovalWatcher. The channel has no waiters, so
+// a holder that listens counts as none.
 func (l *lease) WatchRemoval(renew func()) (stop func()) {
 	stops := make([]func(), len(l.driver.ears))
 	for i, e := range l.driver.ears {

@@ -118,7 +118,8 @@ func BenchmarkHotLock(b *testing.B) {
 	crowd(b, dsyncOn(b, benchNodes(b)), 32, 4, func(int) string { return "hot" })
 }
 
-// BenchmarkHandOver is the time from the release of one client to the grant of another one that waits.
+// BenchmarkHandOver is the time from the release of one client to the grant of
+// another one that waits.
 func BenchmarkHandOver(b *testing.B) {
 	nodes := benchNodes(b)
 	c1, c2 := dsyncOn(b, nodes), dsyncOn(b, nodes)

@@ -18,7 +18,8 @@ import (
 // never is the time from which the answers of an unfit node count.
 const never = int64(1<<63 - 1)
 
-// lookAgain is how often to look at an unfit server again: the server may have become fit.
+// lookAgain is how often to look at an unfit server again: the server may have
+// become fit.
 const lookAgain = time.Second
 
 // identity is a server, by its own word.
@@ -29,9 +30,9 @@ type identity struct {
 	err  error  // why the server is not fit for locks
 }
 
-// look asks the server behind the current connection for its identity, and gives
-// it the scripts. The node's goroutine calls it before any other request over a
-// new connection.
+// look asks the server behind the current connection for its identity, and
+// gives it the scripts. The node's goroutine calls it before any other request
+// over a new connection.
 func (n *node) look() error {
 	err := n.connect()
 	if err != nil {
@@ -70,8 +71,9 @@ func (n *node) look() error {
 	return nil
 }
 
-// bury makes sure that requests sent over the connection before cannot arrive any more: the connection is broken on this side, but perhaps
-// not yet for the server.
+// bury makes sure that requests sent over the connection before cannot arrive
+// any more: the connection is broken on this side, but perhaps not yet for the
+// server.
 func (n *node) bury(before, now identity) {
 	switch {
 	case before.conn == 0 || before.conn == now.conn:
@@ -177,8 +179,8 @@ func fields(info string) map[string]string {
 	return m
 }
 
-// checkNodes waits until the nodes were looked at, except for late ones beyond a
-// majority. It fails if too few can be reached or a node is not fit.
+// checkNodes waits until the nodes were looked at, except for late ones beyond
+// a majority. It fails if too few can be reached or a node is not fit.
 func (d *Driver) checkNodes(ctx context.Context) error {
 	replies, err := d.askEach(func(b rueidis.Builder) rueidis.Completed { return b.Ping().Build() })
 	if err != nil {

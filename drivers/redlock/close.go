@@ -52,8 +52,9 @@ func (d *Driver) releaseAll() {
 	}
 }
 
-// awaitNodes returns how many nodes were not done when ctx ended. A minority out of reach is not waited for: the locks are free without
-// these nodes, and their values end by themselves.
+// awaitNodes returns how many nodes were not done when ctx ended. A minority
+// out of reach is not waited for: the locks are free without these nodes, and
+// their values end by themselves.
 func (d *Driver) awaitNodes(ctx context.Context) int {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

@@ -15,7 +15,8 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// fight has drivers take and release the lock x, each so many times on average, and returns how often each of them had it.
+// fight has drivers take and release the lock x, each so many times on average,
+// and returns how often each of them had it.
 func fight(tb testing.TB, drivers []*Driver, each int) []int {
 	tb.Helper()
 	return drivertest.Fight(tb, drivers, each, func() *driver.Request { return request("x") })
@@ -59,7 +60,8 @@ func listens(d *Driver) bool {
 // patient is for tests in which no node may seem impaired.
 const patient = settled + "&nodetimeout=5s"
 
-// releaseAll has each waiter release the lock once it is granted. The order is a hint, so any of them may be first.
+// releaseAll has each waiter release the lock once it is granted. The order is
+// a hint, so any of them may be first.
 func releaseAll(tb testing.TB, waiters []*drivertest.Waiter) {
 	tb.Helper()
 	parallel(len(waiters), func(i int) {
@@ -72,7 +74,8 @@ func releaseAll(tb testing.TB, waiters []*drivertest.Waiter) {
 	})
 }
 
-// TestCrowdSharesTheLock: of many clients that want a lock all the time, all get it equally often.
+// TestCrowdSharesTheLock: of many clients that want a lock all the time, all
+// get it equally often.
 func TestCrowdSharesTheLock(t *testing.T) {
 	const n, each = 40, 10
 	for _, count := range []int{3, 1} {
@@ -83,7 +86,8 @@ func TestCrowdSharesTheLock(t *testing.T) {
 		begun := time.Now()
 		got := nodes.counted(func() { counts = fight(t, drivers, each) }, "set", "evalsha", "subscribe", "unsubscribe")
 		t.Logf("%d nodes: %.0f hand-overs/s, commands for %d hand-overs: %v, Jain %.3f", count, n*each/time.Since(begun).Seconds(), n*each, got, drivertest.Jain(counts))
-		// One client releases the lock and is granted it, and at most all others ask a node.
+		// One client releases the lock and is granted it, and at most all
+		// others ask a node.
 		if requests := float64(got["set"]+got["evalsha"]+got["subscribe"]+got["unsubscribe"]) / (n * each); requests > float64(3*n+4*count) {
 			t.Errorf("%d nodes: commands for each hand-over: got %.1f", count, requests)
 		}
@@ -95,8 +99,10 @@ func TestCrowdSharesTheLock(t *testing.T) {
 	}
 }
 
-// TestCrowdOnLateNodes: while all nodes are late, as those of a crowd without enough CPU are, no client gives up the waiters' node and asks the next one.
-// Clients that do share out the votes, and ask again and again: this took 130 to 230 commands for each grant, and takes 40 to 60.
+// TestCrowdOnLateNodes: while all nodes are late, as those of a crowd without
+// enough CPU are, no client gives up the waiters' node and asks the next one.
+// Clients that do share out the votes, and ask again and again: this took 130
+// to 230 commands for each grant, and takes 40 to 60.
 func TestCrowdOnLateNodes(t *testing.T) {
 	const n = 30
 	nodes := startNodes(t, 5)
@@ -107,14 +113,17 @@ func TestCrowdOnLateNodes(t *testing.T) {
 	got := nodes.counted(func() { counts = fight(t, drivers, 1) }, "set", "evalsha", "subscribe")
 	link.Heal()
 	t.Logf("commands for %d grants: %v, Jain %.3f", n, got, drivertest.Jain(counts))
-	// With what their scripts do, a first try costs 5, what comes before the turn 7, a hand-over 12, and each question of those who are early 2.
+	// With what their scripts do, a first try costs 5, what comes before the
+	// turn 7, a hand-over 12, and each question of those who are early 2.
 	if commands := got["set"] + got["evalsha"] + got["subscribe"]; commands > 120*n {
 		t.Errorf("commands for each of %d grants: got %d", n, commands/n)
 	}
 	nodes.awaitClear(t)
 }
 
-// TestWhoReleasesExpectsOthers: a client that was granted a lock at once hears of those who wait at its release, and wants the lock as one of them from then on.
+// TestWhoReleasesExpectsOthers: a client that was granted a lock at once hears
+// of those who wait at its release, and wants the lock as one of them from then
+// on.
 func TestWhoReleasesExpectsOthers(t *testing.T) {
 	nodes := startNodes(t, 3)
 	d, other := openURL(t, "%s", nodes.url()+patient), openURL(t, "%s", nodes.url()+patient)
@@ -210,7 +219,8 @@ func TestDeadWaiters(t *testing.T) {
 // longestPause is far above what the dead cost.
 const longestPause = 10 * time.Second
 
-// TestHoldWithoutTheWaitersNode: while a majority without the waiters' node has a lock, each attempt is granted that node, and gives it back. This is no
+// TestHoldWithoutTheWaitersNode: while a majority without the waiters' node has
+// a lock, each attempt is granted that node, and gives it back. This is no
 // reason for all others to ask; the release is.
 func TestHoldWithoutTheWaitersNode(t *testing.T) {
 	const n = 20
@@ -234,7 +244,8 @@ func TestHoldWithoutTheWaitersNode(t *testing.T) {
 	nodes.awaitClear(t)
 }
 
-// TestReleaseIsToldWhereTheValueIsNot: the waiters' node had another value when the lock was granted, so the release deletes nothing there.
+// TestReleaseIsToldWhereTheValueIsNot: the waiters' node had another value when
+// the lock was granted, so the release deletes nothing there.
 func TestReleaseIsToldWhereTheValueIsNot(t *testing.T) {
 	nodes := startNodes(t, 3)
 	d, other := openURL(t, "%s", nodes.url()+patient), openURL(t, "%s", nodes.url()+patient)
@@ -253,7 +264,8 @@ func TestReleaseIsToldWhereTheValueIsNot(t *testing.T) {
 	}
 }
 
-// TestLostVoteIsNoRelease: an attempt that gives back a minority of the nodes tells nobody.
+// TestLostVoteIsNoRelease: an attempt that gives back a minority of the nodes
+// tells nobody.
 func TestLostVoteIsNoRelease(t *testing.T) {
 	nodes := startNodes(t, 5)
 	d := openURL(t, "%s", nodes.url()+patient)
@@ -274,7 +286,8 @@ func TestLostVoteIsNoRelease(t *testing.T) {
 	}
 }
 
-// TestWaitingWithFewerRights: users who may not publish or subscribe wait beside others who may.
+// TestWaitingWithFewerRights: users who may not publish or subscribe wait
+// beside others who may.
 func TestWaitingWithFewerRights(t *testing.T) {
 	for missing, rights := range map[string][]string{
 		"PUBLISH":  {"~*", "-publish"},
@@ -294,7 +307,8 @@ func TestWaitingWithFewerRights(t *testing.T) {
 	}
 }
 
-// TestCrowdBesideOneThatSendsNoMessages has a client of another library in a crowd, that polls the nodes and tells nobody of its releases.
+// TestCrowdBesideOneThatSendsNoMessages has a client of another library in a
+// crowd, that polls the nodes and tells nobody of its releases.
 func TestCrowdBesideOneThatSendsNoMessages(t *testing.T) {
 	nodes := startNodes(t, 3)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -326,7 +340,8 @@ func TestCrowdBesideOneThatSendsNoMessages(t *testing.T) {
 	nodes.awaitClear(t)
 }
 
-// TestCrowdWithoutTheWaitersNode: the waiters' node is killed, frozen or restarted, and the crowd goes on.
+// TestCrowdWithoutTheWaitersNode: the waiters' node is killed, frozen or
+// restarted, and the crowd goes on.
 func TestCrowdWithoutTheWaitersNode(t *testing.T) {
 	for how, hit := range map[string]func(*testenv.RedisServer){
 		"killed":    func(s *testenv.RedisServer) { s.Kill() },

@@ -16,8 +16,8 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// TestBehindOneAddress: replicas take over the addresses of two of three nodes, or
-// of the only one, and open connections stay with the old servers. Holders,
+// TestBehindOneAddress: replicas take over the addresses of two of three nodes,
+// or of the only one, and open connections stay with the old servers. Holders,
 // waiters and new calls get to the new servers.
 func TestBehindOneAddress(t *testing.T) {
 	for _, n := range []int{1, 3} {

@@ -19,7 +19,8 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// shortest is the longest TTL in tests that restart nodes, which then do not count for as long.
+// shortest is the longest TTL in tests that restart nodes, which then do not
+// count for as long.
 const shortest = 2 * time.Second
 
 const restarting = "?maxttl=2s"
@@ -35,8 +36,8 @@ func (s servers) awaitAge(tb testing.TB) {
 	}
 }
 
-// TestFaultsOfNodes lets clients contend while one or two of five nodes are killed, frozen, or restarted without their data, and has
-// the history judged.
+// TestFaultsOfNodes lets clients contend while one or two of five nodes are
+// killed, frozen, or restarted without their data, and has the history judged.
 func TestFaultsOfNodes(t *testing.T) {
 	nodes := startNodes(t, 5)
 	nodes.awaitAge(t)
@@ -130,7 +131,8 @@ func TestRestartedNodesDoNotCount(t *testing.T) {
 	for _, s := range nodes[:2] {
 		s.Restart()
 	}
-	// A driver that takes their word would be granted the lock: the fault is a real one.
+	// A driver that takes their word would be granted the lock: the fault is a
+	// real one.
 	reckless := openURL(t, "%s", nodes.url()+settled)
 	release(t, acquire(t, reckless, noWait("x")))
 
@@ -202,8 +204,9 @@ func TestMajorityThatForgotIsALostHold(t *testing.T) {
 	nodes.awaitClear(t)
 }
 
-// TestDeletionWaitsForItsSet is about an answer at quorum: the lock is released while one node has not yet handled the request that
-// sets the value. It must not keep it.
+// TestDeletionWaitsForItsSet is about an answer at quorum: the lock is released
+// while one node has not yet handled the request that sets the value. It must
+// not keep it.
 func TestDeletionWaitsForItsSet(t *testing.T) {
 	nodes := startNodes(t, 3)
 	d := openURL(t, "%s", nodes.url()+settled)
@@ -218,8 +221,9 @@ func TestDeletionWaitsForItsSet(t *testing.T) {
 	nodes.awaitClear(t)
 }
 
-// TestNodeThatLagsIsAskedOnce: those that refuse are asked again while another node has not come to the request yet. Asked twice it would
-// refuse the second time, for it has the value by then, and nobody would delete that.
+// TestNodeThatLagsIsAskedOnce: those that refuse are asked again while another
+// node has not come to the request yet. Asked twice it would refuse the second
+// time, for it has the value by then, and nobody would delete that.
 func TestNodeThatLagsIsAskedOnce(t *testing.T) {
 	nodes := startNodes(t, 3)
 	d := openURL(t, "%s%s&nodetimeout=%v", nodes.url(), settled, hangGuard)
@@ -250,8 +254,8 @@ func TestNodeThatLagsIsAskedOnce(t *testing.T) {
 	release(t, before)
 }
 
-// TestRequestsOutliveTheirConnection is the same with a connection that breaks meanwhile: what was sent over it is carried out when
-// the node goes on.
+// TestRequestsOutliveTheirConnection is the same with a connection that breaks
+// meanwhile: what was sent over it is carried out when the node goes on.
 func TestRequestsOutliveTheirConnection(t *testing.T) {
 	nodes := startNodes(t, 3)
 	d := openURL(t, "%s", nodes.url()+settled)

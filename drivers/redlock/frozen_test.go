@@ -25,7 +25,8 @@ func exitOn(err error) {
 	}
 }
 
-// holdForStop takes a lock, says when it has it, and tells whether it still believes so whenever it is asked.
+// holdForStop takes a lock, says when it has it, and tells whether it still
+// believes so whenever it is asked.
 func holdForStop() {
 	c, err := dsync.Open(context.Background(), "redlock://"+os.Getenv(nodesVariable)+settled, &dsync.Options{TTL: time.Second})
 	exitOn(err)
@@ -37,7 +38,8 @@ func holdForStop() {
 	}
 }
 
-// TestFrozenHolder stops a process that holds a lock for longer than its TTL: others get the lock, and it knows when it goes on.
+// TestFrozenHolder stops a process that holds a lock for longer than its TTL:
+// others get the lock, and it knows when it goes on.
 func TestFrozenHolder(t *testing.T) {
 	nodes := startNodes(t, 5)
 	p := testenv.Spawn(t, "holder", nodesVariable+"="+strings.Join(addresses(nodes), ","))

@@ -14,8 +14,9 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// TestIdleConnectionsAreRead: the library reads the connections that no request uses, and so notices their end without a ping. Close of a driver
-// whose callers read could hang: see redisdial.Prepare.
+// TestIdleConnectionsAreRead: the library reads the connections that no request
+// uses, and so notices their end without a ping. Close of a driver whose
+// callers read could hang: see redisdial.Prepare.
 func TestIdleConnectionsAreRead(t *testing.T) {
 	s := testenv.Redis(t)
 	var open atomic.Int64

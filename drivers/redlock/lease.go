@@ -13,7 +13,8 @@ import (
 	"github.com/go-dsync/dsync/internal/redisdriver"
 )
 
-// lease is one attempt to get a lock, with a value of its own, and the hold after its grant.
+// lease is one attempt to get a lock, with a value of its own, and the hold
+// after its grant.
 type lease struct {
 	linked.Links[lease] // in Driver.leases
 
@@ -22,8 +23,10 @@ type lease struct {
 	value   string        // at the key of the lock, on the nodes with a grant
 	changed chan struct{} // gets an element when the goal may have been reached
 
-	mu        sync.Mutex
-	term      redisdriver.Term // it can last until then if all requests to set the value are carried out too
+	mu sync.Mutex
+	// it can last until then if all requests to set the value are carried out
+	// too
+	term      redisdriver.Term
 	votes     []vote
 	phase     phase
 	goal      goal
@@ -93,7 +96,8 @@ func (l *lease) Forget() {
 	l.phase = over
 }
 
-// tally counts the votes of an attempt: for, against, and pending, with an answer possible in time.
+// tally counts the votes of an attempt: for, against, and pending, with an
+// answer possible in time.
 func (l *lease) tally() (yes, no, pending int) {
 	for i := range l.votes {
 		v := &l.votes[i]
@@ -143,7 +147,8 @@ func (l *lease) pass() {
 	}
 }
 
-// told reports whether the waiters' node has answered how many listen, or is impaired. The caller holds mu.
+// told reports whether the waiters' node has answered how many listen, or is
+// impaired. The caller holds mu.
 func (l *lease) told() bool {
 	v := &l.votes[l.driver.firstNode(l.request.Name)]
 	return v.state == gone || v.node().impaired()
@@ -162,7 +167,8 @@ func (l *lease) count(s state) (n int) {
 // deletions counts the nodes where the value may be. The caller holds mu.
 func (l *lease) deletions() int { return len(l.votes) - l.count(gone) }
 
-// undo has the value deleted wherever a node has the value, or may get one. The caller holds mu.
+// undo has the value deleted wherever a node has the value, or may get one. The
+// caller holds mu.
 func (l *lease) undo() {
 	if l.phase < ending {
 		l.phase = ending
@@ -172,7 +178,8 @@ func (l *lease) undo() {
 	}
 }
 
-// await waits until the goal is reached. The result is false if ctx ends, limit passes (0: none) or stop is closed before.
+// await waits until the goal is reached. The result is false if ctx ends, limit
+// passes (0: none) or stop is closed before.
 func (l *lease) await(ctx context.Context, limit time.Duration, stop <-chan struct{}) bool {
 	select {
 	case <-l.changed:
@@ -195,8 +202,8 @@ func (l *lease) await(ctx context.Context, limit time.Duration, stop <-chan stru
 	return false
 }
 
-// Release implements driver.Lease. It returns when a majority of the nodes is free
-// again, among them the waiters' node unless that is late.
+// Release implements driver.Lease. It returns when a majority of the nodes is
+// free again, among them the waiters' node unless that is late.
 func (l *lease) Release(ctx context.Context) error {
 	d := l.driver
 	l.mu.Lock()
@@ -227,8 +234,8 @@ func (l *lease) Release(ctx context.Context) error {
 	}
 }
 
-// expectOthers has the driver listen for a while to a name that others wait for,
-// and note how many they are: see standBack.
+// expectOthers has the driver listen for a while to a name that others wait
+// for, and note how many they are: see standBack.
 func (d *Driver) expectOthers(l *lease) {
 	l.mu.Lock()
 	contended, crowd := l.contended, l.crowd
@@ -248,7 +255,8 @@ func (d *Driver) expectOthers(l *lease) {
 // maxCrowds bounds Driver.crowds, which is a hint.
 const maxCrowds = 1024
 
-// tellWaiters tells the waiters' node of the end of a hold, where no deletion does: the node has another value. The caller holds mu.
+// tellWaiters tells the waiters' node of the end of a hold, where no deletion
+// does: the node has another value. The caller holds mu.
 func (d *Driver) tellWaiters(l *lease) {
 	if first := d.firstNode(l.request.Name); l.votes[first].state == gone {
 		d.nodes[first].add(question{
@@ -260,7 +268,8 @@ func (d *Driver) tellWaiters(l *lease) {
 	}
 }
 
-// released returns the outcome of a release, if clear. Until the goal is reached, whether waiters listen may be open.
+// released returns the outcome of a release, if clear. Until the goal is
+// reached, whether waiters listen may be open.
 func (l *lease) released(reached bool) (err error, done bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -14,7 +14,8 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// TestCloseDuringLeaveKeepsTheName closes the driver while the requests of Leave are on their way.
+// TestCloseDuringLeaveKeepsTheName closes the driver while the requests of
+// Leave are on their way.
 func TestCloseDuringLeaveKeepsTheName(t *testing.T) {
 	nodes := startNodes(t, 3)
 	link, slow := nodes.through(t)
@@ -46,7 +47,8 @@ func TestCloseDuringLeaveKeepsTheName(t *testing.T) {
 	}
 }
 
-// TestCloseBesideUnlockKeepsTheName closes clients at some moment of an Unlock with HoldAtLeast.
+// TestCloseBesideUnlockKeepsTheName closes clients at some moment of an Unlock
+// with HoldAtLeast.
 func TestCloseBesideUnlockKeepsTheName(t *testing.T) {
 	nodes := startNodes(t, 3)
 	other := openURL(t, "%s", nodes.url()+settled)

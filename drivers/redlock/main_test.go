@@ -28,7 +28,8 @@ const testTTL = 10 * time.Second
 // servers are the nodes of a test.
 type servers []*testenv.RedisServer
 
-// startNodes starts independent servers. Those of tests that do not restart them need not be waited for: durable=true.
+// startNodes starts independent servers. Those of tests that do not restart
+// them need not be waited for: durable=true.
 func startNodes(tb testing.TB, n int, args ...string) servers {
 	tb.Helper()
 	var all servers
@@ -87,7 +88,8 @@ func (s servers) commands() map[string]int64 {
 	return sum
 }
 
-// counted returns how often all nodes together ran each of the commands while f ran.
+// counted returns how often all nodes together ran each of the commands while f
+// ran.
 func (s servers) counted(f func(), commands ...string) map[string]int64 {
 	before := s.commands()
 	f()

@@ -32,10 +32,12 @@ const (
 
 // task is one request to a node. Only the node's goroutine calls its methods.
 type task interface {
-	// command returns the request, or false if there is nothing to ask any more, or if the node does not count.
+	// command returns the request, or false if there is nothing to ask any
+	// more, or if the node does not count.
 	command(n *node, at int64) (rueidis.Completed, bool)
 
-	// answer takes the result. An error of kind NotSent says that the node has not seen the request and never will.
+	// answer takes the result. An error of kind NotSent says that the node has
+	// not seen the request and never will.
 	answer(n *node, result rueidis.RedisResult, err error)
 }
 
@@ -71,9 +73,9 @@ func (d *Driver) askEach(build func(b rueidis.Builder) rueidis.Completed) (<-cha
 	return replies, nil
 }
 
-// node is one of the servers. A goroutine carries out the tasks, one batch after
-// the other over one connection, so requests arrive in the order of add, and
-// callers never wait for a node that they do not need.
+// node is one of the servers. A goroutine carries out the tasks, one batch
+// after the other over one connection, so requests arrive in the order of add,
+// and callers never wait for a node that they do not need.
 type node struct {
 	driver *Driver
 	index  int
@@ -132,8 +134,9 @@ func (n *node) address() string { return n.option.InitAddress[0] }
 // impaired reports whether the node will hardly answer.
 func (n *node) impaired() bool { return n.hung.Load() || n.trouble.Load() }
 
-// patience is least, or longer while a majority of the nodes take long for their
-// answers, so that clients on a busy machine do not give up each other's nodes.
+// patience is least, or longer while a majority of the nodes take long for
+// their answers, so that clients on a busy machine do not give up each other's
+// nodes.
 func (d *Driver) patience(least time.Duration) time.Duration {
 	took := make([]int64, len(d.nodes))
 	for i, n := range d.nodes {
@@ -143,7 +146,8 @@ func (d *Driver) patience(least time.Duration) time.Duration {
 	return max(least, min(slowFactor*time.Duration(took[d.quorum-1]), longestVote/2))
 }
 
-// slowFactor is how many times as long as a majority of the nodes a node takes that is slow.
+// slowFactor is how many times as long as a majority of the nodes a node takes
+// that is slow.
 const slowFactor = 8
 
 // add has a task carried out, unless the driver is closed.
@@ -163,8 +167,8 @@ func (n *node) add(t task) bool {
 	return true
 }
 
-// settle has the node asked once to delete the values of ghosts, and returns the
-// ghosts that are not gone.
+// settle has the node asked once to delete the values of ghosts, and returns
+// the ghosts that are not gone.
 func (n *node) settle(ghosts []*ghost) (left []*ghost) {
 	var asked sync.WaitGroup
 	asked.Add(len(ghosts))
@@ -293,8 +297,8 @@ func (n *node) carryOut(batch []task) {
 	} else {
 		n.fail(err)
 	}
-	// Answers over a connection without a look so far may come from a server that
-	// has forgotten locks. They count only if look succeeds.
+	// Answers over a connection without a look so far may come from a server
+	// that has forgotten locks. They count only if look succeeds.
 	var unseen error
 	if err == nil && n.known != n.dialer.Made() {
 		unseen = n.look()
@@ -313,7 +317,8 @@ func (n *node) carryOut(batch []task) {
 	}
 }
 
-// do sends commands. Commands with a script unknown to the server are sent once more, behind the script.
+// do sends commands. Commands with a script unknown to the server are sent once
+// more, behind the script.
 func (n *node) do(commands []rueidis.Completed, tasks []task, at int64) []rueidis.RedisResult {
 	if len(commands) == 1 {
 		n.single[0] = n.client.Do(context.Background(), commands[0])
@@ -329,7 +334,8 @@ func (n *node) do(commands []rueidis.Completed, tasks []task, at int64) []rueidi
 	return results
 }
 
-// again repeats the requests that need the scripts. Tasks with nothing to ask any more are left out, and set to nil.
+// again repeats the requests that need the scripts. Tasks with nothing to ask
+// any more are left out, and set to nil.
 func (n *node) again(results []rueidis.RedisResult, tasks []task, at int64) []rueidis.RedisResult {
 	b := n.client.B()
 	repeat := n.loads(b)
@@ -370,7 +376,8 @@ func (n *node) fail(err error) {
 	n.downErr = err
 }
 
-// ready makes sure of a connection to a server seen by look, or returns an error with the reason why there is none.
+// ready makes sure of a connection to a server seen by look, or returns an
+// error with the reason why there is none.
 func (n *node) ready() error {
 	unfit := n.counts.Load() == never && n.driver.life.Now()-n.lookedAt > int64(lookAgain)
 	if n.known == n.dialer.Made() && n.dialer.Connected() && n.client != nil && !n.trouble.Load() && !unfit {
@@ -390,8 +397,8 @@ func (n *node) ready() error {
 	return nil
 }
 
-// leaveServer closes the connections to a server that is not fit. Another server
-// may be behind the address by now.
+// leaveServer closes the connections to a server that is not fit. Another
+// server may be behind the address by now.
 func (n *node) leaveServer() {
 	n.dialer.Break()
 	n.driver.ears[n.index].dialer.Break()
@@ -442,7 +449,8 @@ var (
 	renewScript   = redisdriver.NewScript(renewText)
 )
 
-// loads are the commands that give a node the scripts that it is asked to run by their names.
+// loads are the commands that give a node the scripts that it is asked to run
+// by their names.
 func (n *node) loads(b rueidis.Builder) rueidis.Commands {
 	loads := rueidis.Commands{releaseScript.Load(b), renewScript.Load(b)}
 	if n.driver.single() {
@@ -451,7 +459,8 @@ func (n *node) loads(b rueidis.Builder) rueidis.Commands {
 	return loads
 }
 
-// refusal puts the error of a request to a node in the words of package driver. An error that the node returned means that it did nothing.
+// refusal puts the error of a request to a node in the words of package driver.
+// An error that the node returned means that it did nothing.
 func refusal(err error) error {
 	if known(err) {
 		return err

@@ -178,7 +178,8 @@ func TestOpenWithTLSAndPassword(t *testing.T) {
 	}
 }
 
-// TestPermissions gives a user the rights that docs/backends lists, and no more.
+// TestPermissions gives a user the rights that docs/backends lists, and no
+// more.
 func TestPermissions(t *testing.T) {
 	nodes := startNodes(t, 3)
 	password := testenv.Password()

@@ -1,18 +1,19 @@
-// Package redlock is the dsync backend on a majority of independent Redis servers:
-// the published Redlock algorithm, with the keys and values of redsync and
-// redlock-py. Programs of all three exclude each other on the same nodes. The
-// package registers the URL schemes "redlock" and "redis-string":
+// Package redlock is the dsync backend on a majority of independent Redis
+// servers: the published Redlock algorithm, with the keys and values of redsync
+// and redlock-py. Programs of all three exclude each other on the same nodes.
+// The package registers the URL schemes "redlock" and "redis-string":
 //
 //	redlock://user:password@host1:6379,host2:6379,host3:6379/0
 //	redis-string://user:password@host:6379/0
 //
-// Use an odd number of nodes, 3 or more, that have nothing in common, with Redis
-// 6.2 or later, or Valkey. User, password and database are the same on every node.
+// Use an odd number of nodes, 3 or more, that have nothing in common, with
+// Redis 6.2 or later, or Valkey. User, password and database are the same on
+// every node.
 //
 // The scheme redis-string and [NewSingle] lock on one server, in the form of
-// bsm/redislock, redsync with one node and SET NX PX. They exclude such programs
-// and move them to another backend, by drivers/migrate. New programs should use
-// drivers/redisson.
+// bsm/redislock, redsync with one node and SET NX PX. They exclude such
+// programs and move them to another backend, by drivers/migrate. New programs
+// should use drivers/redisson.
 //
 // # Parameters
 //
@@ -41,17 +42,17 @@
 //
 // # Caveats
 //
-// Redlock saves work from being done twice. It does not protect data, because it
-// trusts the clocks of its nodes and has no fencing tokens: Lease.Token is 0.
-// There are two holders if a majority of nodes loses its data, or if a majority of
-// clocks jumps, within one TTL. Waiters have no order. Read, Write, Permits and
-// latches are not offered.
+// Redlock saves work from being done twice. It does not protect data, because
+// it trusts the clocks of its nodes and has no fencing tokens: Lease.Token is
+// 0. There are two holders if a majority of nodes loses its data, or if a
+// majority of clocks jumps, within one TTL. Waiters have no order. Read, Write,
+// Permits and latches are not offered.
 //
-// A restarted node may have forgotten locks, so it does not count until it has been
-// up for Options.MaxTTL. New nodes grant nothing for that time.
+// A restarted node may have forgotten locks, so it does not count until it has
+// been up for Options.MaxTTL. New nodes grant nothing for that time.
 //
-// docs/backends/redlock.md has costs, the least rights and the promises under each
-// fault.
+// docs/backends/redlock.md has costs, the least rights and the promises under
+// each fault.
 package redlock
 
 import (
@@ -68,10 +69,12 @@ import (
 )
 
 const (
-	// minTTL leaves room for a round trip to a majority and the margin for the drift of clocks.
+	// minTTL leaves room for a round trip to a majority and the margin for the
+	// drift of clocks.
 	minTTL = 20 * time.Millisecond
 
-	// defaultMaxTTL is the longest TTL by default, and how long a newly started node does not count.
+	// defaultMaxTTL is the longest TTL by default, and how long a newly started
+	// node does not count.
 	defaultMaxTTL = 30 * time.Second
 
 	// highestMaxTTL keeps sums of times far from the largest time.Duration.
@@ -82,9 +85,11 @@ const (
 	mostNodes          = 99
 )
 
-// Options of a Driver. The zero value is fine. MaxTTL and Durable have to be the same for all clients of the nodes.
+// Options of a Driver. The zero value is fine. MaxTTL and Durable have to be
+// the same for all clients of the nodes.
 type Options struct {
-	// MaxTTL is the longest TTL of any client, other libraries' included; 30 s if
+	// MaxTTL is the longest TTL of any client, other libraries' included; 30 s
+	// if
 	// 0. A node started less than MaxTTL ago does not count.
 	MaxTTL time.Duration
 
@@ -92,11 +97,12 @@ type Options struct {
 	// appendfsync always, and an honest disk), so a node counts at once.
 	Durable bool
 
-	// NodeTimeout is how long an undecided vote waits for the other nodes when a
-	// majority has answered; 50 ms if 0. It is longer while nodes are slow.
+	// NodeTimeout is how long an undecided vote waits for the other nodes when
+	// a majority has answered; 50 ms if 0. It is longer while nodes are slow.
 	NodeTimeout time.Duration
 
-	// AllowEviction accepts nodes configured to evict keys, and so held locks, when their memory is full.
+	// AllowEviction accepts nodes configured to evict keys, and so held locks,
+	// when their memory is full.
 	AllowEviction bool
 }
 
@@ -121,10 +127,10 @@ var (
 	_ driver.ContentionReporter = (*lease)(nil)
 )
 
-// New returns a Driver that uses the nodes, an odd number of 3 or more. Each node
-// is given by the options of a client, with one address in InitAddress. The
-// Driver makes the clients itself, at the first use of each node. An unfit node
-// never counts.
+// New returns a Driver that uses the nodes, an odd number of 3 or more. Each
+// node is given by the options of a client, with one address in InitAddress.
+// The Driver makes the clients itself, at the first use of each node. An unfit
+// node never counts.
 func New(nodes []rueidis.ClientOption, o *Options) (*Driver, error) {
 	if n := len(nodes); n < fewestNodes || n > mostNodes || n%2 == 0 {
 		return nil, fmt.Errorf("redlock: %d nodes, want an odd number from %d to %d: a majority has to survive the loss of a node, "+
@@ -173,7 +179,9 @@ func withDefaults(o rueidis.ClientOption) rueidis.ClientOption {
 	redisdial.Prepare(&o)
 	o.ForceSingleClient = true
 	if o.RingScaleEachConn == 0 {
-		o.RingScaleEachConn = 4 // one batch at a time is under way; the default has 2^10 slots, of 300 bytes each
+		// one batch at a time is under way; the default has 2^10 slots, of 300
+		// bytes each
+		o.RingScaleEachConn = 4
 	}
 	return o
 }

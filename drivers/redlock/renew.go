@@ -104,7 +104,8 @@ func (d *Driver) renew(ctx context.Context, leases []*lease, ttl time.Duration, 
 	}
 }
 
-// command implements task. A late renewal is not sent: if nodes are slower than renewals fall due, a late one would delay useful ones.
+// command implements task. A late renewal is not sent: if nodes are slower than
+// renewals fall due, a late one would delay useful ones.
 func (r *renewal) command(n *node, _ int64) (rueidis.Completed, bool) {
 	err := n.countsNow()
 	if r.late.Load() {
@@ -168,7 +169,8 @@ func (r *renewal) noteAbsent(n *node, answers string) {
 	}
 }
 
-// decided reports whether the missing answers do not matter. The caller holds mu.
+// decided reports whether the missing answers do not matter. The caller holds
+// mu.
 func (r *renewal) decided() bool {
 	quorum, all := r.driver.quorum, len(r.driver.nodes)
 	for i := range r.leases {
@@ -217,7 +219,8 @@ func (r *renewal) outcome(ctx context.Context, i int, l *lease) error {
 	return fmt.Errorf("%w: too few nodes answered, the last because of: %w", driver.ErrUnavailable, err)
 }
 
-// beginRenewal notes that a renewal is about to be sent, unless the lease is over.
+// beginRenewal notes that a renewal is about to be sent, unless the lease is
+// over.
 func (l *lease) beginRenewal(at int64, ttl time.Duration) (r redisdriver.Renewal, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -230,8 +233,9 @@ func (l *lease) beginRenewal(at int64, ttl time.Duration) (r redisdriver.Renewal
 	return l.term.Begin(at, ttl)
 }
 
-// rejoin asks nodes without the value, such as a restarted node, to set the value again, so a renewed hold survives a restart of all nodes,
-// one after the other. The caller holds mu, after a majority has confirmed the hold.
+// rejoin asks nodes without the value, such as a restarted node, to set the
+// value again, so a renewed hold survives a restart of all nodes, one after the
+// other. The caller holds mu, after a majority has confirmed the hold.
 func (l *lease) rejoin() {
 	for i := range l.votes {
 		v := &l.votes[i]

@@ -9,7 +9,8 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// TestLateRenewalsAreNotSent has callers give up while their renewals wait for nodes that are busy.
+// TestLateRenewalsAreNotSent has callers give up while their renewals wait for
+// nodes that are busy.
 func TestLateRenewalsAreNotSent(t *testing.T) {
 	nodes := startNodes(t, 3)
 	d := openURL(t, "%s", nodes.url()+settled)

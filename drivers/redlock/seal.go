@@ -12,8 +12,8 @@ import (
 	"github.com/go-dsync/dsync/internal/redisdriver"
 )
 
-// Single is a driver.Driver on one Redis server, for the plain string lock of many
-// programs: Redlock on one node, whose names can move to another backend
+// Single is a driver.Driver on one Redis server, for the plain string lock of
+// many programs: Redlock on one node, whose names can move to another backend
 // (drivers/migrate).
 type Single struct{ *Driver }
 
@@ -31,7 +31,8 @@ func NewSingle(node rueidis.ClientOption, o *Options) (*Single, error) {
 	return &Single{d}, nil
 }
 
-// sealValue is the value of a sealed lock, and after a Loosen the beginning of the value.
+// sealValue is the value of a sealed lock, and after a Loosen the beginning of
+// the value.
 const sealValue = "dsync:seal"
 
 func isSeal(value string) bool { return strings.HasPrefix(value, sealValue) }
@@ -45,7 +46,8 @@ func isSealed(err error) bool {
 	return ok && strings.Contains(answer.Error(), "SEALED ")
 }
 
-// single reports whether there is one node alone. A lock there is taken by a script, to learn of a seal.
+// single reports whether there is one node alone. A lock there is taken by a
+// script, to learn of a seal.
 func (d *Driver) single() bool { return len(d.nodes) == 1 }
 
 var (
@@ -55,7 +57,8 @@ var (
 	loosenText string
 )
 
-// Seal implements move.Sealer. The seal is another value of the lock, so deletions with a comparison leave the seal alone.
+// Seal implements move.Sealer. The seal is another value of the lock, so
+// deletions with a comparison leave the seal alone.
 func (d *Single) Seal(ctx context.Context, held driver.Lease) error {
 	if d.options.AllowEviction {
 		return redisdriver.ErrEvicts

@@ -12,7 +12,8 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// TestConformanceOfOneServer is with the rights of docs/backends and no others, but for all names.
+// TestConformanceOfOneServer is with the rights of docs/backends and no others,
+// but for all names.
 func TestConformanceOfOneServer(t *testing.T) {
 	password := testenv.Password()
 	words := strings.Fields(drivertest.Recipe(t, "**Redis, `redlock://`**"))

@@ -11,15 +11,17 @@ import (
 	"github.com/go-dsync/dsync/internal/redisdriver"
 )
 
-// vote is one node's part in a lease. All fields but lease and index are guarded
-// by lease.mu. It has one request under way at a time: a deletion that overtakes
-// the request for the value would find nothing, and the node would be taken for a
-// whole TTL.
+// vote is one node's part in a lease. All fields but lease and index are
+// guarded by lease.mu. It has one request under way at a time: a deletion that
+// overtakes the request for the value would find nothing, and the node would be
+// taken for a whole TTL.
 type vote struct {
-	lease  *lease
-	index  uint8
-	state  state
-	handed bool   // to the node, since it was last asked: only once, or the second request would find the value of the first
+	lease *lease
+	index uint8
+	state state
+	// to the node, since it was last asked: only once, or the second request
+	// would find the value of the first
+	handed bool
 	doubt  bool   // an unanswered request may have set the value, or may yet
 	conn   uint64 // the connection of that request
 	tried  bool   // an unanswered request may have deleted the value
@@ -51,7 +53,8 @@ func (v *vote) ask() {
 	v.late = v.node().impaired()
 }
 
-// hand gives the request to the node, unless too many requests wait for it already. The caller holds lease.mu.
+// hand gives the request to the node, unless too many requests wait for it
+// already. The caller holds lease.mu.
 func (v *vote) hand() {
 	v.handed = true
 	n := v.node()
@@ -106,7 +109,9 @@ func (v *vote) command(n *node, at int64) (rueidis.Completed, bool) {
 func (v *vote) deletion(n *node) rueidis.Completed {
 	l := v.lease
 	onChannel := channel(l.request.Name)
-	if l.lost && !v.doubt { // no end of a hold: a message would have one waiter after the other try the same
+	if l.lost && !v.doubt {
+		// no end of a hold: a message would have one waiter after the other try
+		// the same
 		onChannel = ""
 	}
 	return n.client.B().Evalsha().Sha1(releaseScript.SHA).Numkeys(1).Key(l.request.Name).Arg(l.value, onChannel).Build()
@@ -151,7 +156,8 @@ func (v *vote) answer(n *node, result rueidis.RedisResult, err error) {
 	l.check()
 }
 
-// isOK reports whether the answer to a request to set the value is that of a node with the value.
+// isOK reports whether the answer to a request to set the value is that of a
+// node with the value.
 func isOK(result rueidis.RedisResult) bool {
 	text, err := result.ToString()
 	return err == nil && text == "OK"
@@ -163,13 +169,16 @@ func (v *vote) fail(err error) {
 	v.lease.check()
 }
 
-// counts reports whether the node has the value and counts. The caller holds lease.mu.
+// counts reports whether the node has the value and counts. The caller holds
+// lease.mu.
 func (v *vote) counts() bool { return v.state == granted && v.err == nil }
 
-// undo has the value deleted, now or after the answer to the request for the value. The caller holds lease.mu.
+// undo has the value deleted, now or after the answer to the request for the
+// value. The caller holds lease.mu.
 func (v *vote) undo() {
 	switch {
-	case v.state == granted, (v.state == failed || v.state == refused) && v.doubt: // a refusal may be due to the value itself
+	case v.state == granted, (v.state == failed || v.state == refused) && v.doubt:
+		// a refusal may be due to the value itself
 		if v.state = deleting; !v.node().add(v) {
 			v.state = gone
 		}
@@ -180,7 +189,8 @@ func (v *vote) undo() {
 	}
 }
 
-// deleted takes the answer to a request to delete the value, and reports whether the vote is over.
+// deleted takes the answer to a request to delete the value, and reports
+// whether the vote is over.
 func (v *vote) deleted(n *node, result rueidis.RedisResult, err error) bool {
 	l := v.lease
 	l.mu.Lock()

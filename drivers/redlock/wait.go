@@ -14,24 +14,25 @@ import (
 	"github.com/go-dsync/dsync/internal/redistopic"
 )
 
-// A waiter that was granted the first node asks the refusing nodes again. Of two
-// that share out the votes, the one with the waiters' node goes on.
+// A waiter that was granted the first node asks the refusing nodes again. Of
+// two that share out the votes, the one with the waiters' node goes on.
 const (
 	fewRepeats  = 3
 	manyRepeats = 8
 	firstRepeat = 200 * time.Microsecond
 )
 
-// attempt returns a lease with a value of its own, so that remains of an earlier attempt cannot pass for this one.
+// attempt returns a lease with a value of its own, so that remains of an
+// earlier attempt cannot pass for this one.
 func (d *Driver) attempt(r *driver.Request, number int) *lease {
 	return d.newLease(r, r.Hold+attemptMark+strconv.Itoa(number))
 }
 
 const attemptMark = "#"
 
-// wait asks one node again whenever the lock may have become free, and the other
-// nodes only if that one grants. Crowd is how many others waited when this client
-// last had the lock.
+// wait asks one node again whenever the lock may have become free, and the
+// other nodes only if that one grants. Crowd is how many others waited when
+// this client last had the lock.
 func (d *Driver) wait(ctx context.Context, r *driver.Request, first int, t *redistopic.Topic, crowd int) (*lease, error) {
 	if t == nil {
 		t = d.ears[first].Join(channel(r.Name), 0)
@@ -87,9 +88,9 @@ func (d *Driver) wait(ctx context.Context, r *driver.Request, first int, t *redi
 	}
 }
 
-// standBack is how long a client lets others ask first that have waited since it
-// last had the lock. Without this the same few clients would get the lock again
-// and again, since messages reach them first.
+// standBack is how long a client lets others ask first that have waited since
+// it last had the lock. Without this the same few clients would get the lock
+// again and again, since messages reach them first.
 func standBack(others int) time.Duration {
 	return min(time.Duration(max(others, 0))*standBackEach, longestStandBack)
 }
@@ -108,14 +109,16 @@ func (d *Driver) crowd(name string) int {
 	return n
 }
 
-// hadValue reports whether a node had the value of an attempt that was given up.
+// hadValue reports whether a node had the value of an attempt that was given
+// up.
 func (l *lease) hadValue() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.removed > 0
 }
 
-// The pauses between polls: the lock may expire, or its holder's client may send no message.
+// The pauses between polls: the lock may expire, or its holder's client may
+// send no message.
 const (
 	firstPoll = 10 * time.Millisecond
 	lastPoll  = 150 * time.Millisecond
@@ -124,7 +127,8 @@ const (
 // jitter returns a time around d, to part waiters with a common beginning.
 func jitter(d time.Duration) time.Duration { return d/2 + rand.N(d) }
 
-// askOneThenAll asks one node, or the next one in reach, and all others if it grants.
+// askOneThenAll asks one node, or the next one in reach, and all others if it
+// grants.
 func (l *lease) askOneThenAll(ctx context.Context, first int) error {
 	d := l.driver
 	asked := false
@@ -162,15 +166,16 @@ func (l *lease) askOneThenAll(ctx context.Context, first int) error {
 	}
 }
 
-// persists reports whether an attempt with the waiters' node goes on after so many repeats.
+// persists reports whether an attempt with the waiters' node goes on after so
+// many repeats.
 func (l *lease) persists(repeats int) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return repeats < manyRepeats && l.votes[l.driver.firstNode(l.request.Name)].counts() && l.driver.life.Now() < l.sent+int64(l.ttl/4)
 }
 
-// first waits for the answer of the asked node. The error is ErrLocked if the node refuses, and answered false if the next node has to be
-// asked.
+// first waits for the answer of the asked node. The error is ErrLocked if the
+// node refuses, and answered false if the next node has to be asked.
 func (l *lease) first(ctx context.Context, v *vote) (err error, answered bool) {
 	d := l.driver
 	limit := min(longestVote, l.ttl/2)
@@ -214,8 +219,9 @@ func (d *Driver) firstNode(name string) int {
 	return first
 }
 
-// ear receives the messages of one node about the ends of holds, over a connection
-// of its own. Nothing but the time of the next poll depends on messages.
+// ear receives the messages of one node about the ends of holds, over a
+// connection of its own. Nothing but the time of the next poll depends on
+// messages.
 type ear struct {
 	*redistopic.Listener
 	option rueidis.ClientOption
@@ -234,7 +240,8 @@ func newEar(d *Driver, o rueidis.ClientOption) *ear {
 	return e
 }
 
-// connect makes a client for this connection alone, since a client for a node that is down does not exist.
+// connect makes a client for this connection alone, since a client for a node
+// that is down does not exist.
 func (e *ear) connect(string) (redistopic.Conn, bool) {
 	client, err := rueidis.NewClient(e.option)
 	if err != nil {

@@ -66,7 +66,8 @@ func (d *Driver) nodesIdle() bool {
 	return true
 }
 
-// TestHotLockInOneProcess counts what 32 goroutines on one name cost: not more than one and a half rounds of requests for each grant.
+// TestHotLockInOneProcess counts what 32 goroutines on one name cost: not more
+// than one and a half rounds of requests for each grant.
 func TestHotLockInOneProcess(t *testing.T) {
 	nodes := startNodes(t, 5)
 	c := dsyncOn(t, nodes)
@@ -86,7 +87,8 @@ func TestHotLockInOneProcess(t *testing.T) {
 	t.Logf("%d grants took %d requests", goroutines*each, got["set"])
 }
 
-// TestHotLockBetweenClients counts what a grant costs when it is always the turn of another client.
+// TestHotLockBetweenClients counts what a grant costs when it is always the
+// turn of another client.
 func TestHotLockBetweenClients(t *testing.T) {
 	nodes := startNodes(t, 5)
 	const clients, each = 4, 50
@@ -239,7 +241,8 @@ func TestWaiterIsToldOfTheEnd(t *testing.T) {
 	}
 }
 
-// TestTwoClientsShareAHotLock counts what a grant costs when two clients contend for it with many goroutines each.
+// TestTwoClientsShareAHotLock counts what a grant costs when two clients
+// contend for it with many goroutines each.
 func TestTwoClientsShareAHotLock(t *testing.T) {
 	nodes := startNodes(t, 5)
 	clients := []*dsync.Client{dsyncOn(t, nodes), dsyncOn(t, nodes)}

@@ -43,8 +43,9 @@ var (
 	}
 )
 
-// code returns the code of an error of the server, or nil: the number of an error
-// of MySQL, or an SQLSTATE. Drivers of database/sql have no common way to tell it.
+// code returns the code of an error of the server, or nil: the number of an
+// error of MySQL, or an SQLSTATE. Drivers of database/sql have no common way to
+// tell it.
 func (d *Dialect) code(err error) any {
 	var state interface{ SQLState() string }
 	if d == PostgreSQL && errors.As(err, &state) {

@@ -4,8 +4,8 @@
 // read-write locks and permits, granted in the order of the clients' arrival,
 // with durable fencing tokens.
 //
-// The package creates nothing, and needs the rights to select, insert, update and
-// delete in one table. For MySQL 5.7 and MariaDB 10.2, or later:
+// The package creates nothing, and needs the rights to select, insert, update
+// and delete in one table. For MySQL 5.7 and MariaDB 10.2, or later:
 //
 //	CREATE TABLE dsync_locks (
 //		name VARBINARY(1024) PRIMARY KEY,
@@ -30,26 +30,26 @@
 //	mysql://user:password@host:3306/db
 //	pgtable://user:password@host:5432/db
 //
-// The database/sql driver is github.com/go-sql-driver/mysql, or pgx/v5/stdlib or
-// lib/pq. The parameters are table=, poll=100ms and connections=16, and those of
-// the database/sql driver.
+// The database/sql driver is github.com/go-sql-driver/mysql, or pgx/v5/stdlib
+// or lib/pq. The parameters are table=, poll=100ms and connections=16, and
+// those of the database/sql driver.
 //
 // # Caveats
 //
-// All statements have to reach the server that accepts writes. A replica that lags
-// behind and takes over may have forgotten the last locks. If the server's clock
-// jumps forward, holds end early.
+// All statements have to reach the server that accepts writes. A replica that
+// lags behind and takes over may have forgotten the last locks. If the server's
+// clock jumps forward, holds end early.
 //
-// A name that was locked keeps its row, which holds its last token. If the row is
-// deleted, the tokens of the name start again. With Options.NoTokens a release
-// deletes the row.
+// A name that was locked keeps its row, which holds its last token. If the row
+// is deleted, the tokens of the name start again. With Options.NoTokens a
+// release deletes the row.
 //
-// A waiting client looks once in Options.Poll. Each statement is a transaction of
-// its own, so the package works through PgBouncer in transaction mode. Let a pool
-// of your own send a statement in one round trip: interpolateParams=true with
-// github.com/go-sql-driver/mysql and, behind PgBouncer,
-// default_query_exec_mode=exec with pgx or binary_parameters=yes with lib/pq. URLs
-// set these.
+// A waiting client looks once in Options.Poll. Each statement is a transaction
+// of its own, so the package works through PgBouncer in transaction mode. Let a
+// pool of your own send a statement in one round trip: interpolateParams=true
+// with github.com/go-sql-driver/mysql and, behind PgBouncer,
+// default_query_exec_mode=exec with pgx or binary_parameters=yes with lib/pq.
+// URLs set these.
 //
 // docs/backends/sql.md has costs, limits and the promises under each fault.
 package sqllock
@@ -73,8 +73,8 @@ type Options struct {
 
 var tableName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)?$`)
 
-// New returns a driver that uses the pool db, which stays open when the driver is
-// closed. New fails if the table is missing.
+// New returns a driver that uses the pool db, which stays open when the driver
+// is closed. New fails if the table is missing.
 func New(ctx context.Context, db *sql.DB, dialect *Dialect, o *Options) (*cas.Driver, error) {
 	s := &store{db: db, dialect: dialect, table: "dsync_locks"}
 	options := cas.Options{Name: "sqllock", Clock: true}

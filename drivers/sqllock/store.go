@@ -100,8 +100,8 @@ func (s *store) Delete(ctx context.Context, name, version string) error {
 	return s.change(ctx, "DELETE FROM "+s.table+" WHERE name = ? AND version = ?", s.dialect.text(name), s.dialect.text(version))
 }
 
-// change changes a row, or returns cas.ErrChanged. So it does if the statement is
-// to be repeated, which package cas does.
+// change changes a row, or returns cas.ErrChanged. So it does if the statement
+// is to be repeated, which package cas does.
 func (s *store) change(ctx context.Context, query string, args ...any) error {
 	n, err := s.exec(ctx, s.dialect.statement(query), args)
 	if err == nil && n == 0 || s.dialect.is(s.dialect.again, err) {

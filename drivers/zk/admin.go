@@ -29,8 +29,9 @@ type standing struct {
 	gone  bool // since the listing
 }
 
-// holders returns how many of a queue hold the name: the first, or all Reads up to one that excludes them. A Read of Curator with the number
-// of a writer belongs to the writer.
+// holders returns how many of a queue hold the name: the first, or all Reads up
+// to one that excludes them. A Read of Curator with the number of a writer
+// belongs to the writer.
 func holders(queue []standing) int {
 	for i, s := range queue {
 		if i > 0 && s.mode.Excludes(queue[0].mode) && (s.mode != driver.Read || s.seq != queue[0].seq) {
@@ -112,7 +113,8 @@ func (d *Driver) lastToken(dir string, holders []standing) (last uint64) {
 	return last
 }
 
-// contenders returns the holders and the waiters of a name, in order, and whether the node of the name exists.
+// contenders returns the holders and the waiters of a name, in order, and
+// whether the node of the name exists.
 func (c caller) contenders(dir string) (queue []standing, exists bool, err error) {
 	l, err := c.listSynced(dir)
 	if errors.Is(err, gozk.ErrNoNode) {
@@ -137,7 +139,8 @@ func inOrder(children []string) (queue []standing) {
 	return queue
 }
 
-// forEach calls f for all items, for some at a time, and returns an error if there was one.
+// forEach calls f for all items, for some at a time, and returns an error if
+// there was one.
 func forEach[T any](items []T, atATime int, f func(one *T) error) error {
 	next := make(chan *T)
 	var workers sync.WaitGroup
@@ -162,7 +165,8 @@ func forEach[T any](items []T, atATime int, f func(one *T) error) error {
 	return failed
 }
 
-// readNode reads the data of a contender's node, and fills in value and since; gone if there is no node any more.
+// readNode reads the data of a contender's node, and fills in value and since;
+// gone if there is no node any more.
 func (c caller) readNode(dir string, one *standing) error {
 	node := dir + "/" + one.child
 	var stat gozk.Stat
@@ -255,8 +259,10 @@ func (c caller) forceUnlock(dir string) error {
 	return err
 }
 
-// List implements driver.Lister. It goes through all nodes below the chroot that can have names with the prefix, one after the other, and
-// leaves out what the user may not read. What was granted before the call is seen on every server.
+// List implements driver.Lister. It goes through all nodes below the chroot
+// that can have names with the prefix, one after the other, and leaves out what
+// the user may not read. What was granted before the call is seen on every
+// server.
 func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[string, error] {
 	return func(yield func(string, error) bool) {
 		err := d.call(ctx, func(c caller) error {
@@ -281,14 +287,16 @@ type walk struct {
 	yield  func(string, error) bool
 }
 
-// sync lets the server catch up with the leader. Later answers of the session, also by other servers, are no older.
+// sync lets the server catch up with the leader. Later answers of the session,
+// also by other servers, are no older.
 func (w *walk) sync() error {
 	_, err := query(w.c, func(c *gozk.Conn) (string, error) { return c.Sync("/") })
 	return err
 }
 
-// below yields the names at a node and below. Path is that of the node without the chroot, and name what the path stands for. GoOn is false
-// when nobody wants more.
+// below yields the names at a node and below. Path is that of the node without
+// the chroot, and name what the path stands for. GoOn is false when nobody
+// wants more.
 func (w *walk) below(path, name string) (goOn bool, err error) {
 	node := cmp.Or(w.d.options.Chroot+path, "/")
 	l, err := w.c.list(node)
@@ -320,7 +328,8 @@ func (w *walk) below(path, name string) (goOn bool, err error) {
 	return true, nil
 }
 
-// child goes on with a child that is no contender, if there can be names with the prefix.
+// child goes on with a child that is no contender, if there can be names with
+// the prefix.
 func (w *walk) child(path, name, child string) (goOn bool, err error) {
 	part, err := url.PathUnescape(child)
 	if err != nil || path == "" && w.d.options.Chroot == "" && child == "zookeeper" {
@@ -335,8 +344,9 @@ func (w *walk) child(path, name, child string) (goOn bool, err error) {
 	return w.below(path+"/"+child, part)
 }
 
-// nameWatch watches the contenders of a name, for all calls of Watch. It outlives them until the server has told of the next change, since a
-// watch at the server cannot be taken back.
+// nameWatch watches the contenders of a name, for all calls of Watch. It
+// outlives them until the server has told of the next change, since a watch at
+// the server cannot be taken back.
 type nameWatch struct {
 	driver *Driver
 	dir    string
@@ -349,7 +359,8 @@ type nameWatch struct {
 // watcher is one call of Watch.
 type watcher struct{ changed func() }
 
-// Watch implements driver.Watcher. The server tells of all contenders, those who come as well, and of all leases of permits.
+// Watch implements driver.Watcher. The server tells of all contenders, those
+// who come as well, and of all leases of permits.
 func (d *Driver) Watch(name string, changed func()) (stop func(), err error) {
 	return d.watchChildren(d.dir(name), changed)
 }
@@ -377,7 +388,8 @@ func (d *Driver) watchChildren(dir string, changed func()) (stop func(), err err
 	}, nil
 }
 
-// watch ends with the first change of which nobody wants to know, or with the driver.
+// watch ends with the first change of which nobody wants to know, or with the
+// driver.
 func (n *nameWatch) watch() {
 	d := n.driver
 	ctx := d.life.Open()
@@ -395,7 +407,8 @@ func (n *nameWatch) watch() {
 	}
 }
 
-// follow tells of changes as long as the session lasts, and reports whether anybody still wants to know.
+// follow tells of changes as long as the session lasts, and reports whether
+// anybody still wants to know.
 func (n *nameWatch) follow(ctx context.Context, s *session) (wanted bool) {
 	c := s.caller(ctx)
 	var own, leases armed
@@ -433,7 +446,8 @@ type armed struct {
 	leases bool // there are leases of permits
 }
 
-// arm has the server tell of the next change of the contenders, or that there are some.
+// arm has the server tell of the next change of the contenders, or that there
+// are some.
 func (n *nameWatch) arm(c *gozk.Conn) (armed, error) {
 	for {
 		children, _, events, err := c.ChildrenW(n.dir)
@@ -447,7 +461,8 @@ func (n *nameWatch) arm(c *gozk.Conn) (armed, error) {
 	}
 }
 
-// armLeases has the server tell of the next change of the leases. If there are none any more, the watch of the contenders tells of that.
+// armLeases has the server tell of the next change of the leases. If there are
+// none any more, the watch of the contenders tells of that.
 func (n *nameWatch) armLeases(c *gozk.Conn) (armed, error) {
 	_, _, events, err := c.ChildrenW(n.dir + "/" + leasesPart)
 	if errors.Is(err, gozk.ErrNoNode) {
@@ -456,7 +471,8 @@ func (n *nameWatch) armLeases(c *gozk.Conn) (armed, error) {
 	return armed{events: events}, err
 }
 
-// notify calls all who want to know, and reports whether there are any. If there are none when the watch is not armed any more, it is over.
+// notify calls all who want to know, and reports whether there are any. If
+// there are none when the watch is not armed any more, it is over.
 func (n *nameWatch) notify(armed bool) (wanted bool) {
 	d := n.driver
 	d.watchMu.Lock()

@@ -12,7 +12,8 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// TestListOfManyNames lists names below a node whose children fill more than the library's buffer of 1.5 MB.
+// TestListOfManyNames lists names below a node whose children fill more than
+// the library's buffer of 1.5 MB.
 func TestListOfManyNames(t *testing.T) {
 	s := testenv.ZooKeeper(t)
 	c := userClient(t, s.Addr)

@@ -41,7 +41,8 @@ func (a apart) url(ttl time.Duration, servers ...int) string {
 	return fmt.Sprintf("zk://%s?ttl=%v", strings.Join(addrs, ","), ttl)
 }
 
-// cut silences what a server sends to the others, or what these send to it, or both.
+// cut silences what a server sends to the others, or what these send to it, or
+// both.
 func (a apart) cut(server int, out, in bool) {
 	for i := range a.servers {
 		if i != server && out {
@@ -55,8 +56,10 @@ func (a apart) cut(server int, out, in bool) {
 
 var long = flag.Bool("long", false, "cut servers off from each other with the usual tick, too, and sessions of 6 s and 30 s")
 
-// TestServersApart cuts the server of holders off from the others, while all clients reach all servers that they know: who knows that
-// server alone is told before somebody else is granted the lock, and who knows the others as well keeps it.
+// TestServersApart cuts the server of holders off from the others, while all
+// clients reach all servers that they know: who knows that server alone is told
+// before somebody else is granted the lock, and who knows the others as well
+// keeps it.
 func TestServersApart(t *testing.T) {
 	const tick, usual = 500 * time.Millisecond, 2 * time.Second
 	serversApart(t, tick, 6*tick)
@@ -96,7 +99,8 @@ func serversApart(t *testing.T, tick, ttl time.Duration) {
 	}
 }
 
-// TestLeaderThatIsOver has the others elect a new leader at once, while the old one, which is cut off, takes itself for one.
+// TestLeaderThatIsOver has the others elect a new leader at once, while the old
+// one, which is cut off, takes itself for one.
 func TestLeaderThatIsOver(t *testing.T) {
 	t.Parallel()
 	const tick = 2 * time.Second
@@ -150,7 +154,8 @@ func (a apart) contend(tb testing.TB, ttl time.Duration, name string, holder, wa
 	return c
 }
 
-// granted returns the lease of the waiter. Those who elect a leader let all sessions begin anew.
+// granted returns the lease of the waiter. Those who elect a leader let all
+// sessions begin anew.
 func (c contest) granted(tb testing.TB) driver.Lease {
 	tb.Helper()
 	select {
@@ -162,7 +167,8 @@ func (c contest) granted(tb testing.TB) driver.Lease {
 	}
 }
 
-// overtaken waits until the waiter is granted the lock, and sees that the holder was told.
+// overtaken waits until the waiter is granted the lock, and sees that the
+// holder was told.
 func (c contest) overtaken(tb testing.TB) {
 	tb.Helper()
 	next := c.granted(tb)
@@ -193,7 +199,8 @@ func (c contest) keepsOrLoses(tb testing.TB, d time.Duration) {
 	}
 }
 
-// keeps sees that the holder keeps the lock for some time, and that the waiter is granted it afterwards.
+// keeps sees that the holder keeps the lock for some time, and that the waiter
+// is granted it afterwards.
 func (c contest) keeps(tb testing.TB, d time.Duration) {
 	tb.Helper()
 	timer := time.NewTimer(d)

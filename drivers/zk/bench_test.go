@@ -13,7 +13,8 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// The benchmarks compare with NewLock of go-zookeeper on the same server, in turns: x-newlock is how many times as fast as that we are.
+// The benchmarks compare with NewLock of go-zookeeper on the same server, in
+// turns: x-newlock is how many times as fast as that we are.
 
 func ours(tb testing.TB, s *testenv.ZooKeeperServer) drivertest.Locker {
 	return drivertest.LockerOf(tb, openURL(tb, "zk://%s", s.Addr))
@@ -57,7 +58,8 @@ func BenchmarkHot(b *testing.B) {
 	compare(b, 32, func(who string, _ int) string { return who })
 }
 
-// BenchmarkCrowd has callers of one client wait for a name that is held, all of them before the first is granted the name.
+// BenchmarkCrowd has callers of one client wait for a name that is held, all of
+// them before the first is granted the name.
 func BenchmarkCrowd(b *testing.B) {
 	s := testenv.ZooKeeper(b, "maxSessionTimeout=600000") // so that there are no pings
 	for _, order := range []string{"client", "fifo"} {
@@ -67,7 +69,8 @@ func BenchmarkCrowd(b *testing.B) {
 	}
 }
 
-// crowd reports how many requests and how much time each of the waiters costs: from the first call to the last release.
+// crowd reports how many requests and how much time each of the waiters costs:
+// from the first call to the last release.
 func crowd(b *testing.B, s *testenv.ZooKeeperServer, order string, waiters int) {
 	c, err := dsync.Open(b.Context(), fmt.Sprintf("zk://%s?ttl=10m&order=%s", s.Addr, order), nil)
 	if err != nil {
@@ -91,7 +94,8 @@ func crowd(b *testing.B, s *testenv.ZooKeeperServer, order string, waiters int) 
 	})
 }
 
-// BenchmarkHandOver measures from the release of one client to the grant to another that waits, at the median.
+// BenchmarkHandOver measures from the release of one client to the grant to
+// another that waits, at the median.
 func BenchmarkHandOver(b *testing.B) {
 	s := testenv.ZooKeeper(b)
 	observer := userClient(b, s.Addr)

@@ -40,7 +40,8 @@ type claim struct {
 // that ends their session.
 func (q *claim) size() int { return q.count * pathSize(q.dir, prefixSize(q.infix)) }
 
-// ask asks for the nodes, and for the node of the name as well if q.ours is set.
+// ask asks for the nodes, and for the node of the name as well if q.ours is
+// set.
 func (q *claim) ask(data []byte) <-chan reply[string] {
 	make := q.create
 	if q.ours {
@@ -79,8 +80,10 @@ func (q *claim) create(c *gozk.Conn, data []byte) (string, error) {
 	return results[0].String, nil
 }
 
-// createBoth makes the node of the name, and below it the node of the claim, with the lock. The transaction also changes the node of the
-// name, so a node of this driver has version 1 and was made and changed by one transaction. No other library's node is like this.
+// createBoth makes the node of the name, and below it the node of the claim,
+// with the lock. The transaction also changes the node of the name, so a node
+// of this driver has version 1 and was made and changed by one transaction. No
+// other library's node is like this.
 func (q *claim) createBoth(c *gozk.Conn, data []byte) (string, error) {
 	acl := q.session.driver.options.ACL
 	results, err := c.Multi(
@@ -97,7 +100,8 @@ func (q *claim) createBoth(c *gozk.Conn, data []byte) (string, error) {
 	return results[1].String, nil
 }
 
-// isOurMake reports whether a node was made by createBoth, and not changed since.
+// isOurMake reports whether a node was made by createBoth, and not changed
+// since.
 func isOurMake(stat *gozk.Stat) bool { return stat.Version == ourVersion && stat.Czxid == stat.Mzxid }
 
 // ourVersion is the version of a node by createBoth. Others have 0.
@@ -177,8 +181,10 @@ func (q *claim) giveBack(c caller, err error) error {
 	return errors.Join(driver.ErrUnknown, err)
 }
 
-// askToRemove asks to remove the nodes, and with the last node of a name the node of the name, if a driver made it. Where others are likely
-// to wait, or to read, the nodes go first, which wakes those who wait, and the rest is left to removeNameNode.
+// askToRemove asks to remove the nodes, and with the last node of a name the
+// node of the name, if a driver made it. Where others are likely to wait, or to
+// read, the nodes go first, which wakes those who wait, and the rest is left to
+// removeNameNode.
 func (q *claim) askToRemove() <-chan reply[struct{}] {
 	s := q.session
 	crowded := s.driver.nameNodes.isCrowded(q.dir, s.driver.now())
@@ -197,7 +203,8 @@ func (q *claim) askToRemove() <-chan reply[struct{}] {
 	return sendChange(s, q.removeNodes)
 }
 
-// removeNodes removes the nodes, all in one step. If somebody has removed one, the others go one after the other.
+// removeNodes removes the nodes, all in one step. If somebody has removed one,
+// the others go one after the other.
 func (q *claim) removeNodes(c *gozk.Conn) (struct{}, error) {
 	if q.count == 1 {
 		return removeOwn(c, q.node)
@@ -218,8 +225,10 @@ func (q *claim) removeNodes(c *gozk.Conn) (struct{}, error) {
 	return struct{}{}, err
 }
 
-// removeBoth removes the node and the node of the name, or the node alone if there are others by now. The server writes a refusal to its
-// log, as it does a transaction, so those who wait are woken after two writes: the next release of the name expects others.
+// removeBoth removes the node and the node of the name, or the node alone if
+// there are others by now. The server writes a refusal to its log, as it does a
+// transaction, so those who wait are woken after two writes: the next release
+// of the name expects others.
 func (q *claim) removeBoth(c *gozk.Conn) (struct{}, error) {
 	s := q.session
 	d := s.driver
@@ -237,8 +246,10 @@ func (q *claim) removeBoth(c *gozk.Conn) (struct{}, error) {
 	return removeOwn(c, q.node)
 }
 
-// removeNameNode removes the node of the name in the background, after the nodes of the claim, if a driver made the node of the name and no child
-// is left. Nobody waits for the answer: the next holder of the name tries again. Releases that follow each other share a look.
+// removeNameNode removes the node of the name in the background, after the
+// nodes of the claim, if a driver made the node of the name and no child is
+// left. Nobody waits for the answer: the next holder of the name tries again.
+// Releases that follow each other share a look.
 func (q *claim) removeNameNode() {
 	s, dir := q.session, q.dir
 	d := s.driver
@@ -253,7 +264,8 @@ func (q *claim) removeNameNode() {
 		return
 	}
 	d.life.Go(func() { // ends with the session
-		// Waiters that were woken come first: they look, and the server handles one request after the other.
+		// Waiters that were woken come first: they look, and the server handles
+		// one request after the other.
 		awake := d.life.Sleep(s.online, removeAfter)
 		s.mu.Lock()
 		delete(s.removing, dir)
@@ -264,8 +276,9 @@ func (q *claim) removeNameNode() {
 	})
 }
 
-// removeEmpty removes the node of a name that a driver made and nobody contends for. A look comes first, since the server writes a refused
-// deletion to its log, and no look.
+// removeEmpty removes the node of a name that a driver made and nobody contends
+// for. A look comes first, since the server writes a refused deletion to its
+// log, and no look.
 func (d *Driver) removeEmpty(c *gozk.Conn, dir string) error {
 	exists, stat, err := c.Exists(dir)
 	if err != nil || exists && (stat.NumChildren > 0 || !isOurMake(stat)) {
@@ -283,7 +296,8 @@ func (d *Driver) removeEmpty(c *gozk.Conn, dir string) error {
 	return err
 }
 
-// makeAbove makes what is missing above a node, and begins anew where the server removes an empty container meanwhile.
+// makeAbove makes what is missing above a node, and begins anew where the
+// server removes an empty container meanwhile.
 func (c caller) makeAbove(node string) error {
 	d := c.session.driver
 	for i := 1; i < len(node); i++ {
@@ -303,7 +317,8 @@ func (c caller) makeAbove(node string) error {
 	return nil
 }
 
-// ensure makes a node unless there is one: a container, which the server removes when empty, or a persistent node if stays is set.
+// ensure makes a node unless there is one: a container, which the server
+// removes when empty, or a persistent node if stays is set.
 func (d *Driver) ensure(c *gozk.Conn, path string, stays bool) error {
 	if exists, _, err := c.Exists(path); exists || err != nil {
 		return err
@@ -324,11 +339,15 @@ const (
 	retireAfter = 2 * time.Second
 )
 
-// ghost is a claim that nobody wants, and that may be left at the server, or appear there later.
+// ghost is a claim that nobody wants, and that may be left at the server, or
+// appear there later.
 //
-// A known node is gone when the server has removed it, or answers that there is none. A node whose creation got no answer may yet appear,
-// from a server that stood still: the cleaner looks again, ever more seldom, and the session takes no more locks, so that the session
-// ends, and the node with it, as soon as the last of its locks does. Ghosts are bounded by the requests that fail while a session lasts.
+// A known node is gone when the server has removed it, or answers that there is
+// none. A node whose creation got no answer may yet appear, from a server that
+// stood still: the cleaner looks again, ever more seldom, and the session takes
+// no more locks, so that the session ends, and the node with it, as soon as the
+// last of its locks does. Ghosts are bounded by the requests that fail while a
+// session lasts.
 type ghost struct {
 	cleaner.Ghost
 	claim   *claim
@@ -377,8 +396,8 @@ func (d *Driver) endGhost(g *ghost) bool {
 }
 
 // remove asks once to remove the claim of a ghost, and reports whether it is
-// gone for good. If a claim without an answer does not appear for some time, the
-// session ends with its last lock.
+// gone for good. If a claim without an answer does not appear for some time,
+// the session ends with its last lock.
 func (g *ghost) remove(c caller) bool {
 	q := g.claim
 	if g.late != nil {

@@ -73,7 +73,9 @@ func (s *session) tidy(ctx context.Context) {
 			return
 		}
 	}
-	if len(nodes) == 0 && s.Err() == nil { // the request to end the session is sent once, so its connection has to work
+	if len(nodes) == 0 && s.Err() == nil {
+		// the request to end the session is sent once, so its connection has to
+		// work
 		_, _ = query(c, func(c *gozk.Conn) (bool, error) {
 			exists, _, err := c.Exists("/")
 			return exists, err
@@ -176,8 +178,9 @@ func (s *session) removeTogether(c caller, some []unwanted) bool {
 	return true
 }
 
-// awaitEnd waits until the servers do not have the session any more, and reports whether they do not. A session that began anew under
-// another leader may last longer.
+// awaitEnd waits until the servers do not have the session any more, and
+// reports whether they do not. A session that began anew under another leader
+// may last longer.
 func (s *session) awaitEnd(ctx context.Context) bool {
 	d := s.driver
 	if s.gone.Load() || s.End.At() == 0 {

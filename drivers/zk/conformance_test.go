@@ -33,7 +33,8 @@ func TestConformanceFIFO(t *testing.T) {
 	conform(t, userClient(t, s.Addr), "", "", "?order=fifo", drivertest.OrderGroups(), s)
 }
 
-// TestConformanceEnsemble is with a user whom one node belongs to, and what is below, and none of the others.
+// TestConformanceEnsemble is with a user whom one node belongs to, and what is
+// below, and none of the others.
 func TestConformanceEnsemble(t *testing.T) {
 	servers := testenv.ZooKeeperEnsemble(t, 3, quotas)
 	c, user := userClient(t, servers[0].Addr), "locker:"+testenv.Password()
@@ -96,7 +97,8 @@ func conform(t *testing.T, c *gozk.Conn, user, chroot, query string, groups []st
 	}})
 }
 
-// pingEnsemble asks all servers, and has a majority of them store a transaction without a change, as a session does to be sure of its life.
+// pingEnsemble asks all servers, and has a majority of them store a transaction
+// without a change, as a session does to be sure of its life.
 func pingEnsemble(ctx context.Context, c *gozk.Conn, servers []*testenv.ZooKeeperServer) error {
 	answers := make(chan error, 1+len(servers))
 	go func() { // ends with the answer, or with c
@@ -144,8 +146,9 @@ func create(tb testing.TB, c *gozk.Conn, path, value string) {
 	}
 }
 
-// left returns the nodes of sessions at a path and below. The nodes of names stay
-// until the server removes the empty ones; ids of changes and limits stay, too.
+// left returns the nodes of sessions at a path and below. The nodes of names
+// stay until the server removes the empty ones; ids of changes and limits stay,
+// too.
 func left(tb testing.TB, c *gozk.Conn, path string) (all []string) {
 	tb.Helper()
 	names, _, err := c.Children(cmp.Or(path, "/"))

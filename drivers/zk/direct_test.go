@@ -18,7 +18,8 @@ import (
 	"github.com/go-dsync/dsync/internal/lifecycle"
 )
 
-// recorder is a connection that keeps what is written, and on which there is something to read.
+// recorder is a connection that keeps what is written, and on which there is
+// something to read.
 type recorder struct {
 	net.Conn
 	written  bytes.Buffer
@@ -44,7 +45,8 @@ func (p *pieces) Read(b []byte) (int, error) {
 	return n, nil
 }
 
-// openLink returns a link on which the server has granted the session and answered the library once.
+// openLink returns a link on which the server has granted the session and
+// answered the library once.
 func openLink(t testing.TB) (*session, *link, *recorder) {
 	s := newSession(&Driver{life: lifecycle.New(), epoch: time.Now()}, time.Minute)
 	t.Cleanup(s.cut)
@@ -67,7 +69,8 @@ func write(t testing.TB, l *link, b []byte) {
 	}
 }
 
-// feed has the server send bytes, in pieces, and returns what the library reads.
+// feed has the server send bytes, in pieces, and returns what the library
+// reads.
 func feed(l *link, b []byte, piece int) ([]byte, error) {
 	l.Conn.(*recorder).incoming = &pieces{b, piece}
 	return io.ReadAll(l)
@@ -82,7 +85,8 @@ type listed struct {
 
 func (l *listed) handle(list listing, err error) { l.listing, l.err, l.calls = list, err, l.calls+1 }
 
-// TestDirectRequests has requests go past the library beside one of its own, and the answers come in pieces of all sizes.
+// TestDirectRequests has requests go past the library beside one of its own,
+// and the answers come in pieces of all sizes.
 func TestDirectRequests(t *testing.T) {
 	stat := gozk.Stat{Czxid: 1, Mzxid: 2, Ctime: 3, Mtime: 4, Version: 5, Cversion: 6, Aversion: 7, EphemeralOwner: 8, DataLength: 9, NumChildren: 2, Pzxid: 10}
 	const one, two, three = firstDirect + 1, firstDirect + 2, firstDirect + 3
@@ -129,7 +133,8 @@ func TestDirectRequests(t *testing.T) {
 	}
 }
 
-// TestRequestsThatHaveToGoThroughTheLibrary are those that the connection might not take at once, or that must not be sent.
+// TestRequestsThatHaveToGoThroughTheLibrary are those that the connection might
+// not take at once, or that must not be sent.
 func TestRequestsThatHaveToGoThroughTheLibrary(t *testing.T) {
 	for what, spoil := range map[string]func(s *session, l *link){
 		"too much is unanswered":         func(_ *session, l *link) { write(t, l, frame(int32(2), int32(1), make([]byte, maxUnanswered))) },
@@ -165,7 +170,8 @@ func TestRequestsThatHaveToGoThroughTheLibrary(t *testing.T) {
 	}
 }
 
-// TestDirectRequestsWithoutAnAnswer are told so once, whether the server skips them or the connection ends, also within an answer.
+// TestDirectRequestsWithoutAnAnswer are told so once, whether the server skips
+// them or the connection ends, also within an answer.
 func TestDirectRequestsWithoutAnAnswer(t *testing.T) {
 	s, l, _ := openLink(t)
 	var skipped, answered, partial, open listed
@@ -204,8 +210,8 @@ func TestErrorsOfDirectRequests(t *testing.T) {
 	}
 }
 
-// TestUnknownSessionIsTheEndOfTheSession: the library has no name for this error of the server, which a create gets whose session ends
-// meanwhile.
+// TestUnknownSessionIsTheEndOfTheSession: the library has no name for this
+// error of the server, which a create gets whose session ends meanwhile.
 func TestUnknownSessionIsTheEndOfTheSession(t *testing.T) {
 	for err, want := range map[error]bool{
 		errors.New("unknown error: -12"): false,

@@ -27,16 +27,19 @@ var (
 	errLongRequest = fmt.Errorf("owner and note take more than %d bytes", maxData)
 )
 
-// answers are errors of the server itself: the request was handled, and nothing was done.
+// answers are errors of the server itself: the request was handled, and nothing
+// was done.
 var answers = []error{
 	gozk.ErrNoNode, gozk.ErrNodeExists, gozk.ErrNotEmpty, gozk.ErrNoAuth, gozk.ErrBadVersion, gozk.ErrNoChildrenForEphemerals,
 	gozk.ErrInvalidACL, gozk.ErrAuthFailed, gozk.ErrBadArguments, gozk.ErrShortBuffer, gozk.ErrInvalidPath,
 }
 
-// errAnswer is the error of an answer to another question. What became of the request is not known then.
+// errAnswer is the error of an answer to another question. What became of the
+// request is not known then.
 var errAnswer = errors.New("the server's answer makes no sense")
 
-// maxData bounds the data of a node: servers hang up on clients with much longer requests.
+// maxData bounds the data of a node: servers hang up on clients with much
+// longer requests.
 const maxData = 64 << 10
 
 // serverError is an error of the server that the library has no name for.
@@ -122,7 +125,8 @@ func isThrottled(err error) bool {
 	return e != nil && e.code == throttled
 }
 
-// isAnswer reports whether a request was certainly handled, or certainly never sent.
+// isAnswer reports whether a request was certainly handled, or certainly never
+// sent.
 func isAnswer(err error) bool {
 	if err == nil {
 		return true
@@ -138,8 +142,8 @@ func isAnswer(err error) bool {
 	return false
 }
 
-// isServerError reports whether the error is a server's, and not the end of a connection or of the session. Something may have been done all
-// the same.
+// isServerError reports whether the error is a server's, and not the end of a
+// connection or of the session. Something may have been done all the same.
 func isServerError(err error) bool {
 	if isAnswer(err) || errors.Is(err, gozk.ErrAPIError) || errors.Is(err, gozk.ErrUnknown) {
 		return true
@@ -147,7 +151,8 @@ func isServerError(err error) bool {
 	return serverErrorIn(err) != nil
 }
 
-// isOutdated reports whether a request was refused because the children have changed since they were read.
+// isOutdated reports whether a request was refused because the children have
+// changed since they were read.
 func isOutdated(err error) bool {
 	return errors.Is(err, gozk.ErrNoNode) || errors.Is(err, gozk.ErrNodeExists)
 }
@@ -182,7 +187,8 @@ func (c caller) explain(err error) error {
 	return withCause(c.ctx, driver.ErrUnavailable, err)
 }
 
-// withCause adds the reason of the end of ctx to an error that does not name the reason.
+// withCause adds the reason of the end of ctx to an error that does not name
+// the reason.
 func withCause(ctx context.Context, kind, err error) error {
 	if ended := ctx.Err(); ended != nil && !errors.Is(err, ended) {
 		return fmt.Errorf("%w: %w (%w)", kind, err, ended)

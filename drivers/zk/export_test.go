@@ -11,7 +11,8 @@ func (d *Driver) NudgeAfter(quiet time.Duration) { d.nudgeAfter.Store(int64(quie
 // HangAfter sets how long a nudge may be without an answer.
 func (d *Driver) HangAfter(silent time.Duration) { d.hangAfter.Store(int64(silent)) }
 
-// Direct returns how many requests went past the library, on the connections that there are.
+// Direct returns how many requests went past the library, on the connections
+// that there are.
 func (d *Driver) Direct() int {
 	n := 0
 	for _, s := range d.sessions.All() {
@@ -24,10 +25,12 @@ func (d *Driver) Direct() int {
 	return n
 }
 
-// MaxUnderway is how many requests without an answer keep new calls from a session.
+// MaxUnderway is how many requests without an answer keep new calls from a
+// session.
 const MaxUnderway = maxUnderway
 
-// Underway returns how many requests are without an answer, each of which keeps a goroutine.
+// Underway returns how many requests are without an answer, each of which keeps
+// a goroutine.
 func (d *Driver) Underway() int {
 	n := 0
 	for _, s := range d.sessions.All() {

@@ -20,7 +20,8 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// spy is a connection that keeps what the server says first: the session, and the password of it.
+// spy is a connection that keeps what the server says first: the session, and
+// the password of it.
 type spy struct {
 	net.Conn
 	mu    *sync.Mutex
@@ -117,7 +118,8 @@ func TestSessionThatTheServerEnded(t *testing.T) {
 	release(t, acquire(t, a, request("a")))
 }
 
-// TestAnswerLost cuts the connection when the server has made the node: the lock is granted all the same, with that node.
+// TestAnswerLost cuts the connection when the server has made the node: the
+// lock is granted all the same, with that node.
 func TestAnswerLost(t *testing.T) {
 	s := testenv.ZooKeeper(t)
 	c := userClient(t, s.Addr)
@@ -147,7 +149,8 @@ func TestAnswerLost(t *testing.T) {
 	}
 }
 
-// TestCanceledBeforeTheAnswer ends the context while the server has made the node and the answer is on its way.
+// TestCanceledBeforeTheAnswer ends the context while the server has made the
+// node and the answer is on its way.
 func TestCanceledBeforeTheAnswer(t *testing.T) {
 	s := testenv.ZooKeeper(t)
 	c := userClient(t, s.Addr)
@@ -193,7 +196,8 @@ func TestReleaseWhoseAnswerIsLost(t *testing.T) {
 	release(t, acquire(t, a, request("a")))
 }
 
-// openPair opens two drivers for a lock that one waits for while the other holds it, of which the server sees the watch of the waiter alone.
+// openPair opens two drivers for a lock that one waits for while the other
+// holds it, of which the server sees the watch of the waiter alone.
 func openPair(tb testing.TB, one, other string) (a, b *zk.Driver) {
 	tb.Helper()
 	a, b = openURL(tb, "zk://%s", one), openURL(tb, "zk://%s", other)
@@ -204,7 +208,8 @@ func openPair(tb testing.TB, one, other string) (a, b *zk.Driver) {
 	return a, b
 }
 
-// TestHandOverBetweenClients sees that the requests that a hand-over waits for go past the library, unless that is writing at this moment.
+// TestHandOverBetweenClients sees that the requests that a hand-over waits for
+// go past the library, unless that is writing at this moment.
 func TestHandOverBetweenClients(t *testing.T) {
 	s := testenv.ZooKeeper(t)
 	a, b := openPair(t, s.Addr, s.Addr)
@@ -217,13 +222,15 @@ func TestHandOverBetweenClients(t *testing.T) {
 		l = w.Granted(t)
 		a, b = b, a
 	}
-	// Each has a deletion, but for the first, which is to remove the node of the name as well, and a list.
+	// Each has a deletion, but for the first, which is to remove the node of
+	// the name as well, and a list.
 	if got, most := a.Direct()+b.Direct(), 2*handOvers-1; got < most/2 || got > most {
 		t.Errorf("%d hand-overs: got %d requests past the library, want %d", handOvers, got, most)
 	}
 }
 
-// TestCanceledWhileItLooks ends the wait when the one before is gone, and the answer who is next is on its way.
+// TestCanceledWhileItLooks ends the wait when the one before is gone, and the
+// answer who is next is on its way.
 func TestCanceledWhileItLooks(t *testing.T) {
 	s := testenv.ZooKeeper(t)
 	c := userClient(t, s.Addr)
@@ -251,7 +258,8 @@ func TestCanceledWhileItLooks(t *testing.T) {
 	}
 }
 
-// TestConnectionLostWhileItLooks cuts the connection when the waiter has asked who is next: it asks again.
+// TestConnectionLostWhileItLooks cuts the connection when the waiter has asked
+// who is next: it asks again.
 func TestConnectionLostWhileItLooks(t *testing.T) {
 	s := testenv.ZooKeeper(t)
 	link, addr := testenv.Wire(t, s.Addr)

@@ -13,8 +13,9 @@ import (
 	gozk "github.com/go-zookeeper/zk"
 )
 
-// TestAnswersThatMakeNoSense: a server, or whatever listens at its address, claims to send what it does not, once or with every answer.
-// Calls end without a panic, and take no memory for what does not come.
+// TestAnswersThatMakeNoSense: a server, or whatever listens at its address,
+// claims to send what it does not, once or with every answer. Calls end without
+// a panic, and take no memory for what does not come.
 func TestAnswersThatMakeNoSense(t *testing.T) {
 	welcome := welcome()
 	answer := func(body ...any) func(xid int32) []byte {
@@ -107,7 +108,8 @@ func callAll(ctx context.Context, t *testing.T, addr string) {
 	}
 }
 
-// nonsense is a server that answers the request for a session, and then each request, as it is told. It returns its address.
+// nonsense is a server that answers the request for a session, and then each
+// request, as it is told. It returns its address.
 func nonsense(t *testing.T, welcome func() []byte, answer func(xid, op int32) []byte) string {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -131,7 +133,8 @@ func nonsense(t *testing.T, welcome func() []byte, answer func(xid, op int32) []
 	return l.Addr().String()
 }
 
-// serve serves a connection until the client ends the session or the connection, or has not written for a second.
+// serve serves a connection until the client ends the session or the
+// connection, or has not written for a second.
 func serve(c net.Conn, welcome func() []byte, answer func(xid, op int32) []byte) {
 	defer c.Close()
 	for first := true; ; first = false {

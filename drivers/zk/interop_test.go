@@ -49,7 +49,8 @@ func TestLockOfGoZookeeper(t *testing.T) {
 	release(t, next)
 }
 
-// TestLatchBesideLock has clients whose nodes are latches, and others, wait for each other.
+// TestLatchBesideLock has clients whose nodes are latches, and others, wait for
+// each other.
 func TestLatchBesideLock(t *testing.T) {
 	s := testenv.ZooKeeper(t)
 	c := userClient(t, s.Addr)
@@ -68,7 +69,8 @@ func TestLatchBesideLock(t *testing.T) {
 	}
 }
 
-// TestCounterBesideGoZookeeper has processes of both kinds add to a number in a file, under one lock.
+// TestCounterBesideGoZookeeper has processes of both kinds add to a number in a
+// file, under one lock.
 func TestCounterBesideGoZookeeper(t *testing.T) {
 	s := testenv.ZooKeeper(t)
 	c := testenv.NewCounter(t)

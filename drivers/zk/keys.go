@@ -20,8 +20,10 @@ const (
 	guidSize   = 16
 )
 
-// infixes stand in the names of contenders, before the sequence number, and tell the mode: first those of Curator, which the driver uses
-// too, by mode, and then those of kazoo, and of Curator's LeaderLatch. That of Permit is in the names of leases.
+// infixes stand in the names of contenders, before the sequence number, and
+// tell the mode: first those of Curator, which the driver uses too, by mode,
+// and then those of kazoo, and of Curator's LeaderLatch. That of Permit is in
+// the names of leases.
 var infixes = [...]struct {
 	text string
 	mode driver.Mode
@@ -35,8 +37,10 @@ var infixes = [...]struct {
 	{leaderLatchInfix, driver.Exclusive},
 }
 
-// Children of the node of a name with permits. Curator's InterProcessSemaphoreV2 has the first two: an InterProcessMutex, and one node for each
-// permit. The third keeps the node of the name, whose data is the limit, from going with the last permit.
+// Children of the node of a name with permits. Curator's
+// InterProcessSemaphoreV2 has the first two: an InterProcessMutex, and one node
+// for each permit. The third keeps the node of the name, whose data is the
+// limit, from going with the last permit.
 const (
 	linePart   = "locks"
 	leasesPart = "leases"
@@ -70,7 +74,8 @@ func encode(chroot, name string) string {
 	return string(b)
 }
 
-// appendPart appends one part of a path. Top: the part is the first of a whole path, where "zookeeper" is taken.
+// appendPart appends one part of a path. Top: the part is the first of a whole
+// path, where "zookeeper" is taken.
 func appendPart(b []byte, part string, top bool) []byte {
 	if part == "." || part == ".." {
 		return append(b, strings.ReplaceAll(part, ".", "%2E")...)
@@ -137,7 +142,8 @@ type contender struct {
 	seq   int32
 }
 
-// contenderOf returns the contender, of whatever library, that a child is. A mark is no contender, nor is the node that a mark leaves.
+// contenderOf returns the contender, of whatever library, that a child is. A
+// mark is no contender, nor is the node that a mark leaves.
 func contenderOf(child string) (c contender, ok bool) {
 	if isBase(child) {
 		return contender{}, false
@@ -185,7 +191,8 @@ func withoutGUID(child string) string {
 	return child[at:]
 }
 
-// newPrefix returns what the name of a new node begins with: the form of Curator and go-zookeeper, with a guid of 128 random bits.
+// newPrefix returns what the name of a new node begins with: the form of
+// Curator and go-zookeeper, with a guid of 128 random bits.
 func newPrefix(infix string) string {
 	var guid [guidSize]byte
 	rand.Read(guid[:]) // never fails
@@ -196,7 +203,8 @@ func newPrefix(infix string) string {
 	return string(append(b, infix...))
 }
 
-// sibling returns the path of a node that was made together with another one, i nodes later.
+// sibling returns the path of a node that was made together with another one, i
+// nodes later.
 func sibling(node string, i int) string {
 	if i == 0 {
 		return node
@@ -210,7 +218,8 @@ func sibling(node string, i int) string {
 // sequence writes a sequence number as the server does.
 func sequence(n int32) string { return fmt.Sprintf("%0*d", seqDigits, n) }
 
-// nameNodes remembers the nodes of names: the parents of the nodes of contenders.
+// nameNodes remembers the nodes of names: the parents of the nodes of
+// contenders.
 type nameNodes struct {
 	mu    sync.Mutex
 	known map[string]nameNode
@@ -253,7 +262,8 @@ func (ns *nameNodes) remove(dir string) {
 	ns.change(dir, func(n nameNode) nameNode { n.there = false; return n })
 }
 
-// crowd takes note that others waited for a name, or somebody of this driver for others.
+// crowd takes note that others waited for a name, or somebody of this driver
+// for others.
 func (ns *nameNodes) crowd(dir string, until int64) {
 	ns.change(dir, func(n nameNode) nameNode { n.crowded = until; return n })
 }
@@ -265,13 +275,17 @@ func (ns *nameNodes) isCrowded(dir string, now int64) bool {
 	return now < ns.known[dir].crowded
 }
 
-// What is known of a name for good is in the names of children, and so comes with every look at the contenders.
+// What is known of a name for good is in the names of children, and so comes
+// with every look at the contenders.
 const (
-	sealPrefix = "dsync-seal-" // then the last token, the id of Loosen if there is one, and what the node of the holder had behind its guid
+	// then the last token, the id of Loosen if there is one, and what the node
+	// of the holder had behind its guid
+	sealPrefix = "dsync-seal-"
 	markPrefix = "dsync-mark-" // then the base of the tokens, and baseSuffix
 	basePrefix = "dsync-base-" // the same without a mark
 
-	// To libraries that take every child for a contender the child looks like the last one.
+	// To libraries that take every child for a contender the child looks like
+	// the last one.
 	baseSuffix = "-lock-2147483647"
 )
 
@@ -324,7 +338,8 @@ func numberIn(child, prefix string) (uint64, bool) {
 	return n, err == nil
 }
 
-// baseOf returns the base of the tokens of a name if the child has one, and whether the child is a mark.
+// baseOf returns the base of the tokens of a name if the child has one, and
+// whether the child is a mark.
 func baseOf(child string) (base uint64, marked, ok bool) {
 	if !isBase(child) {
 		return 0, false, false
@@ -341,7 +356,8 @@ func isBase(child string) bool {
 	return strings.HasSuffix(child, baseSuffix) && (strings.HasPrefix(child, markPrefix) || strings.HasPrefix(child, basePrefix))
 }
 
-// looseName returns the name of the seal of a record with another id, or the first.
+// looseName returns the name of the seal of a record with another id, or the
+// first.
 func (r record) looseName(id string) string {
 	return sealPrefix + strconv.FormatUint(r.last, 10) + "-" + hex.EncodeToString([]byte(id)) + "-" + withoutGUID(r.seal)
 }

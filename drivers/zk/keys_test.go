@@ -9,7 +9,8 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// FuzzDir has a path made of any name: one that ZooKeeper accepts, that no other name has, and no part of which contends for a lock.
+// FuzzDir has a path made of any name: one that ZooKeeper accepts, that no
+// other name has, and no part of which contends for a lock.
 func FuzzDir(f *testing.F) {
 	for _, name := range []string{"orders/42", "/", "//a//", "..", "a/./b", "zookeeper", "100%", "\u0080😀", "_c_x-lock-0000000001", "a/locks", "a/leases", "leases", "a/x-lease-0000000001", "__READ__0000000001", "\xff"} {
 		f.Add(name)

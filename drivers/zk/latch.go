@@ -17,17 +17,21 @@ import (
 
 var _ driver.Latcher = (*Driver)(nil)
 
-// Latches are below a node of their own in the chroot. No name is kept there: a percent sign in a name becomes %25.
+// Latches are below a node of their own in the chroot. No name is kept there: a
+// percent sign in a name becomes %25.
 const (
 	latchesPart = "/%latches"
 	changesPart = "/%changes"
 )
 
-// latch is a node with the count as set, and a child. Each count-down changes the child, whose version so is the number of count-downs: many
-// at once are in nobody's way, and a watch of the children of the latch tells of the end alone. The child is called by the
-// change that set the latch, so no request meets a later latch of the name.
+// latch is a node with the count as set, and a child. Each count-down changes
+// the child, whose version so is the number of count-downs: many at once are in
+// nobody's way, and a watch of the children of the latch tells of the end
+// alone. The child is called by the change that set the latch, so no request
+// meets a later latch of the name.
 //
-// At 0 the latch is over. Whoever sees that removes the nodes: the last count-down, or, where its client has died, the next request.
+// At 0 the latch is over. Whoever sees that removes the nodes: the last
+// count-down, or, where its client has died, the next request.
 type latch struct {
 	node  string
 	child string // its path; "" if there is no latch
@@ -97,8 +101,10 @@ func (d *Driver) WatchLatch(name string, changed func()) (stop func(), err error
 	return d.watchChildren(d.latchNode(name), changed)
 }
 
-// changeLatch carries out the operations that change makes of a latch, unless a request with the id was carried out, and reports whether there
-// were any. A first look may be late: operations are refused then, and that there is nothing to do needs a second look.
+// changeLatch carries out the operations that change makes of a latch, unless a
+// request with the id was carried out, and reports whether there were any. A
+// first look may be late: operations are refused then, and that there is
+// nothing to do needs a second look.
 func (d *Driver) changeLatch(ctx context.Context, name, id string, change func(latch) []any) (did bool, err error) {
 	if err := ctx.Err(); err != nil {
 		return false, err
@@ -149,7 +155,8 @@ func (c caller) changeLatch(node, id string, change func(latch) []any) (did bool
 	}
 }
 
-// endLatch removes the nodes of a latch after the last count-down, whose answer ends with what is known of the child.
+// endLatch removes the nodes of a latch after the last count-down, whose answer
+// ends with what is known of the child.
 func (c caller) endLatch(l latch, results []gozk.MultiResponse) {
 	if len(results) == 0 || l.child == "" {
 		return
@@ -168,7 +175,8 @@ func (c caller) removeLatch(l latch) error {
 	return err
 }
 
-// latch reads a latch: behind all transactions of before, if synced. A latch that is over is removed.
+// latch reads a latch: behind all transactions of before, if synced. A latch
+// that is over is removed.
 func (c caller) latch(node string, synced bool) (latch, error) {
 	l, err := query(c, func(c *gozk.Conn) (latch, error) {
 		if synced {
@@ -196,7 +204,8 @@ func readLatch(c *gozk.Conn, node string) (latch, error) {
 		count, part, ok := strings.Cut(string(text), " ")
 		n, err := strconv.Atoi(count)
 		if !ok || err != nil {
-			return latch{foreign: fmt.Errorf("node %q is no latch: it says %q", node, text)}, nil // an error would be met by another try
+			// an error would be met by another try
+			return latch{foreign: fmt.Errorf("node %q is no latch: it says %q", node, text)}, nil
 		}
 		child := node + "/" + part
 		exists, stat, err := c.Exists(child)
@@ -220,16 +229,21 @@ const (
 	// knownFor is how long an id has to be known.
 	knownFor = 2 * driver.RepeatFor
 
-	// usualKeptFor is how old a set is when the set goes: a driver puts ids there for up to three times knownFor, and the rest is for
-	// the clocks of servers.
+	// usualKeptFor is how old a set is when the set goes: a driver puts ids
+	// there for up to three times knownFor, and the rest is for the clocks of
+	// servers.
 	usualKeptFor = 4 * knownFor
 )
 
-// changes knows which changes of latches were carried out: the transaction of a change makes nodes that are called by the id, and is refused
-// where there is one. These nodes are children of a set. A driver begins a set when the one before is knownFor old, and has the nodes of
-// a change in both, so that a change and its repeats have a set in common, whichever of their requests comes first. The nodes are not ephemeral,
-// since they must outlast the session and the process. So each driver that begins a set removes all sets, also of other drivers,
-// that are usualKeptFor old. A later request finds no set, and is refused.
+// changes knows which changes of latches were carried out: the transaction of a
+// change makes nodes that are called by the id, and is refused where there is
+// one. These nodes are children of a set. A driver begins a set when the one
+// before is knownFor old, and has the nodes of a change in both, so that a
+// change and its repeats have a set in common, whichever of their requests
+// comes first. The nodes are not ephemeral, since they must outlast the session
+// and the process. So each driver that begins a set removes all sets, also of
+// other drivers, that are usualKeptFor old. A later request finds no set, and
+// is refused.
 type changes struct {
 	keptFor time.Duration // see usualKeptFor
 	locked  chan struct{} // has an element while somebody uses the fields below
@@ -260,7 +274,8 @@ func (ch *changes) lock(c caller) error {
 
 func (ch *changes) unlock() { <-ch.locked }
 
-// note makes the note of a change. Its operations are refused if the id is known.
+// note makes the note of a change. Its operations are refused if the id is
+// known.
 func (ch *changes) note(c caller, id string, did bool) (n note, err error) {
 	if err := ch.lock(c); err != nil {
 		return n, err
@@ -294,7 +309,8 @@ func (ch *changes) note(c caller, id string, did bool) (n note, err error) {
 	return n, nil
 }
 
-// find looks for the id of a note after a refusal. If somebody has removed the set, the next change begins one.
+// find looks for the id of a note after a refusal. If somebody has removed the
+// set, the next change begins one.
 func (ch *changes) find(c caller, n note) (did, known bool, err error) {
 	for _, node := range n.nodes {
 		says, err := c.get(node)
@@ -329,8 +345,9 @@ func (c caller) beginSet() (string, error) {
 	return query(c, func(c *gozk.Conn) (string, error) { return c.Create(node, nil, gozk.FlagSequence, d.options.ACL) })
 }
 
-// removeSets removes the sets that are old beside the newest, in their order. What is in the way, such as another driver that does the same,
-// is left to whoever begins the next set.
+// removeSets removes the sets that are old beside the newest, in their order.
+// What is in the way, such as another driver that does the same, is left to
+// whoever begins the next set.
 func (d *Driver) removeSets(newest string) {
 	_ = d.call(d.life.Open(), func(c caller) error {
 		above := d.options.Chroot + changesPart
@@ -343,7 +360,8 @@ func (d *Driver) removeSets(newest string) {
 		for _, set := range sets.children {
 			node := above + "/" + set
 			var l listing
-			// The leaders that made the sets counted milliseconds by their clocks.
+			// The leaders that made the sets counted milliseconds by their
+			// clocks.
 			if l, err = c.list(node); err != nil || last.stat.Ctime-l.stat.Ctime < d.changes.keptFor.Milliseconds() {
 				break
 			}

@@ -36,7 +36,8 @@ func wantLeft(tb testing.TB, d *zk.Driver, name string, want int) {
 	}
 }
 
-// TestNodesOfALatch: they are below no name, a name with the same characters is another one, and the ids of changes outlast the driver.
+// TestNodesOfALatch: they are below no name, a name with the same characters is
+// another one, and the ids of changes outlast the driver.
 func TestNodesOfALatch(t *testing.T) {
 	f := newFleet(t, 1, "/app")
 	d := f.clients[0]
@@ -78,7 +79,8 @@ func TestNodesOfALatch(t *testing.T) {
 	}
 }
 
-// TestLatchThatIsNone has something else where a latch would be: each call ends with an error that names the node.
+// TestLatchThatIsNone has something else where a latch would be: each call ends
+// with an error that names the node.
 func TestLatchThatIsNone(t *testing.T) {
 	f := newFleet(t, 1, "/app")
 	d := f.clients[0]
@@ -96,7 +98,8 @@ func TestLatchThatIsNone(t *testing.T) {
 	}
 }
 
-// TestLatchRequests has many count down at once: no request is refused because of another one.
+// TestLatchRequests has many count down at once: no request is refused because
+// of another one.
 func TestLatchRequests(t *testing.T) {
 	const clients, each = 4, 25
 	f := newFleet(t, clients, "?ttl=60s")
@@ -117,7 +120,8 @@ func TestLatchRequests(t *testing.T) {
 	wantLeft(t, f.clients[0], "x", 0)
 }
 
-// TestLatchWhoseLastClientDied is at 0, and its nodes are there: the next question removes them, and those who watch are told.
+// TestLatchWhoseLastClientDied is at 0, and its nodes are there: the next
+// question removes them, and those who watch are told.
 func TestLatchWhoseLastClientDied(t *testing.T) {
 	f := newFleet(t, 2, "")
 	setLatch(t, f.clients[0], "x", "set", 1)
@@ -137,7 +141,8 @@ func TestLatchWhoseLastClientDied(t *testing.T) {
 	wantLeft(t, f.clients[1], "x", 2)
 }
 
-// TestSetsOfIDs: a change is known while the driver goes on to another set, old sets go, and a driver whose set was removed begins another.
+// TestSetsOfIDs: a change is known while the driver goes on to another set, old
+// sets go, and a driver whose set was removed begins another.
 func TestSetsOfIDs(t *testing.T) {
 	f := newFleet(t, 2, "")
 	d := f.clients[0]

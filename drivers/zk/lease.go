@@ -17,8 +17,10 @@ const (
 	never       = math.MaxInt64
 	removeAfter = 10 * time.Millisecond
 
-	// crowdedFor is how long others are likely to wait for a name again. If nobody waits after all, the release of a free lock has a transaction
-	// more. If somebody waits for a name that was not known to be crowded, the hand-over waits for a refused transaction.
+	// crowdedFor is how long others are likely to wait for a name again. If
+	// nobody waits after all, the release of a free lock has a transaction
+	// more. If somebody waits for a name that was not known to be crowded, the
+	// hand-over waits for a refused transaction.
 	crowdedFor = int64(10 * time.Second)
 )
 
@@ -53,8 +55,9 @@ const (
 	over
 )
 
-// Tokens implements driver.Lease. The token is a transaction that had been committed when the lock was granted: not before the end
-// of the hold before, and before the end of this hold.
+// Tokens implements driver.Lease. The token is a transaction that had been
+// committed when the lock was granted: not before the end of the hold before,
+// and before the end of this hold.
 func (h *hold) Tokens() (first uint64, n int) {
 	if h.session.driver.options.NoTokens || h.request.Mode == driver.Permit {
 		return 0, 0
@@ -65,17 +68,20 @@ func (h *hold) Tokens() (first uint64, n int) {
 // Expires implements driver.Lease.
 func (h *hold) Expires() time.Time { return h.session.driver.epoch.Add(time.Duration(h.expires())) }
 
-// Session implements driver.SessionLease. A fixed lease may be extended beyond the TTL of the session that carries it.
+// Session implements driver.SessionLease. A fixed lease may be extended beyond
+// the TTL of the session that carries it.
 func (h *hold) Session() (expires time.Time, ttl time.Duration) {
 	s := h.session
 	return s.driver.epoch.Add(time.Duration(s.End.At())), s.ttl()
 }
 
-// expires is even also when the end of the session was seen to have passed, so that nobody sees the end move.
+// expires is even also when the end of the session was seen to have passed, so
+// that nobody sees the end move.
 func (h *hold) expires() int64 { return min(h.end.Load(), h.session.End.At()) &^ 1 }
 
-// Renew implements driver.Lease. The session of the lease is kept alive anyway, so the request asks whether the node still is
-// there, and the end of a fixed lease is moved here.
+// Renew implements driver.Lease. The session of the lease is kept alive anyway,
+// so the request asks whether the node still is there, and the end of a fixed
+// lease is moved here.
 func (h *hold) Renew(ctx context.Context, ttl time.Duration) error {
 	s := h.session
 	d := s.driver
@@ -143,7 +149,8 @@ func (h *hold) expire() {
 	haunt(&ghost{claim: h.claim, hold: h, leaves: true})
 }
 
-// lose ends a hold other than by Release, and reports whether the holder is to be told.
+// lose ends a hold other than by Release, and reports whether the holder is to
+// be told.
 func (h *hold) lose(cause error) bool {
 	s := h.session
 	s.mu.Lock()
@@ -172,7 +179,8 @@ func (h *hold) removed() {
 	}
 }
 
-// forget takes the hold off the books of its session: the server does not have the node any more.
+// forget takes the hold off the books of its session: the server does not have
+// the node any more.
 func (h *hold) forget() {
 	s := h.session
 	s.mu.Lock()
@@ -184,7 +192,8 @@ func (h *hold) forget() {
 	}
 }
 
-// Release implements driver.Lease, and repeats a failed request for as long as ctx and the hold last.
+// Release implements driver.Lease, and repeats a failed request for as long as
+// ctx and the hold last.
 func (h *hold) Release(ctx context.Context) error {
 	s := h.session
 	if s.End.Passed(s.driver.now()) {
@@ -221,9 +230,11 @@ func (h *hold) Release(ctx context.Context) error {
 
 // release asks to remove the node until the matter is settled.
 //
-// A repeat that finds no node counts as the success of the request before, if the earlier one was sent, got no answer, and was sent before
-// the lease could have ended, and if the node cannot have become a seal. The end of the session never counts as that: the node may have gone
-// with the session, before the request was sent.
+// A repeat that finds no node counts as the success of the request before, if
+// the earlier one was sent, got no answer, and was sent before the lease could
+// have ended, and if the node cannot have become a seal. The end of the session
+// never counts as that: the node may have gone with the session, before the
+// request was sent.
 func (h *hold) release(ctx context.Context) error {
 	s := h.session
 	c := caller{session: s, ctx: ctx}
@@ -313,7 +324,8 @@ func (s *session) find(node string) *hold {
 	return s.nodes[node]
 }
 
-// vanished takes the event of the removal of the node, perhaps by somebody else.
+// vanished takes the event of the removal of the node, perhaps by somebody
+// else.
 func (h *hold) vanished() {
 	s := h.session
 	s.mu.Lock()

@@ -38,14 +38,18 @@ const (
 	codeNodeExists = 1<<32 - 110
 )
 
-// link is a connection of a session. The link reads along, because the library tells neither the timeout that the server granted, nor
-// when an answered request was sent, nor the transaction ids of the answers.
+// link is a connection of a session. The link reads along, because the library
+// tells neither the timeout that the server granted, nor when an answered
+// request was sent, nor the transaction ids of the answers.
 //
-// The link also keeps the last transaction id, in the place of the library, whose goroutines write and read theirs at the same time: the
-// library finds no ids in the answers, and its requests get the id of the session.
+// The link also keeps the last transaction id, in the place of the library,
+// whose goroutines write and read theirs at the same time: the library finds no
+// ids in the answers, and its requests get the id of the session.
 //
-// Nor does the library find the path of a container that was made, but NODEEXISTS: its CreateContainer returns the path without an answer, when
-// the session is closed, while the goroutine that reads may write the path at the same time.
+// Nor does the library find the path of a container that was made, but
+// NODEEXISTS: its CreateContainer returns the path without an answer, when the
+// session is closed, while the goroutine that reads may write the path at the
+// same time.
 //
 // Some requests go past the library: see direct.
 type link struct {
@@ -80,12 +84,14 @@ type stamp struct {
 	handle handler // nil for a request of the library
 }
 
-// Write implements net.Conn. The library writes one request at a time. A session whose time has passed gets no further request but
-// the one to end the session, so that no request keeps the session alive.
+// Write implements net.Conn. The library writes one request at a time. A
+// session whose time has passed gets no further request but the one to end the
+// session, so that no request keeps the session alive.
 //
-// Write never fails, but ends the connection, which the library notices when reading. A request that cannot be written gets its error
-// from the library twice, and a third time if the session is closed at the same moment, and its channel has room for two: then the
-// library would hang for ever.
+// Write never fails, but ends the connection, which the library notices when
+// reading. A request that cannot be written gets its error from the library
+// twice, and a third time if the session is closed at the same moment, and its
+// channel has room for two: then the library would hang for ever.
 func (l *link) Write(b []byte) (int, error) {
 	l.writing.Lock()
 	defer l.writing.Unlock()
@@ -105,7 +111,8 @@ func (l *link) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// note takes note of a request, and returns the bytes to send, and whether the request ends the session.
+// note takes note of a request, and returns the bytes to send, and whether the
+// request ends the session.
 func (l *link) note(b []byte, now int64) (request []byte, last bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -127,15 +134,17 @@ func (l *link) note(b []byte, now int64) (request []byte, last bool) {
 	return b, last
 }
 
-// withZxid returns a copy of a request with the last transaction known to the session in a place.
+// withZxid returns a copy of a request with the last transaction known to the
+// session in a place.
 func (l *link) withZxid(b []byte, at int) []byte {
 	b = slices.Clone(b)
 	binary.BigEndian.PutUint64(b[at:], uint64(l.session.zxid.Load()))
 	return b
 }
 
-// SetReadDeadline implements net.Conn. The library gives a server without an answer to the request for the session several times its
-// timeout: here the library moves on while another server can still help.
+// SetReadDeadline implements net.Conn. The library gives a server without an
+// answer to the request for the session several times its timeout: here the
+// library moves on while another server can still help.
 func (l *link) SetReadDeadline(t time.Time) error {
 	if !l.isOpen() && !t.IsZero() {
 		if limit := time.Now().Add(l.session.welcomeFor()); t.After(limit) {
@@ -145,8 +154,9 @@ func (l *link) SetReadDeadline(t time.Time) error {
 	return l.Conn.SetReadDeadline(t)
 }
 
-// Read implements net.Conn. The library gets frames that arrived whole and make sense, changed as link says. Of a frame that makes no
-// sense the library gets nothing: the connection is over.
+// Read implements net.Conn. The library gets frames that arrived whole and make
+// sense, changed as link says. Of a frame that makes no sense the library gets
+// nothing: the connection is over.
 func (l *link) Read(b []byte) (int, error) {
 	if len(l.rest) == 0 {
 		most := int64(maxWelcome)
@@ -257,8 +267,9 @@ func (l *link) welcomed(body []byte, now int64) error {
 	return nil
 }
 
-// answered takes out the request with the number of an answer, or returns none. Answers come in the order of their requests, so earlier
-// requests were skipped; answered returns their handlers. l.mu is held.
+// answered takes out the request with the number of an answer, or returns none.
+// Answers come in the order of their requests, so earlier requests were
+// skipped; answered returns their handlers. l.mu is held.
 func (l *link) answered(xid int32) (request stamp, skipped []handler) {
 	for xid >= 0 && len(l.sent) > 0 {
 		first := l.sent[0]
@@ -292,7 +303,8 @@ func (l *link) Close() error {
 	return err
 }
 
-// handlers lets no more direct requests in, and takes out the handlers of their answers.
+// handlers lets no more direct requests in, and takes out the handlers of their
+// answers.
 func (l *link) handlers() (left []handler) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -346,8 +358,8 @@ func secure(ctx context.Context, c net.Conn, addr string, config *tls.Config) (n
 	return t, nil
 }
 
-// servers is the HostProvider of the library. The library's own waits a second before it tries the only server again, and looks addresses up
-// once for all.
+// servers is the HostProvider of the library. The library's own waits a second
+// before it tries the only server again, and looks addresses up once for all.
 type servers struct {
 	session *session
 	hosts   []string
@@ -363,8 +375,9 @@ func (p *servers) Init(hosts []string) error {
 // Len implements the library's HostProvider.
 func (p *servers) Len() int { return len(p.hosts) }
 
-// Next implements the library's HostProvider. For a dead session Next claims that all servers have been tried: only then does the library look
-// whether the connection was closed.
+// Next implements the library's HostProvider. For a dead session Next claims
+// that all servers have been tried: only then does the library look whether the
+// connection was closed.
 func (p *servers) Next() (server string, all bool) {
 	server = p.hosts[p.next%len(p.hosts)]
 	p.next++
@@ -378,22 +391,28 @@ func (p *servers) Connected() {}
 const (
 	statSize = 4*8 + 3*4 + 8 + 2*4 + 8
 
-	// firstDirect is the first number of such a request. The library counts from 1; when the library comes halfway there, all requests go
-	// through the library.
+	// firstDirect is the first number of such a request. The library counts
+	// from 1; when the library comes halfway there, all requests go through the
+	// library.
 	firstDirect = 1 << 30
 	maxLibrary  = firstDirect / 2
 
-	// maxUnanswered bounds how many bytes of requests a server may owe answers to when one goes past the library. A connection
-	// takes so few bytes at once, whatever the server does, so a caller whose context is over is not kept.
+	// maxUnanswered bounds how many bytes of requests a server may owe answers
+	// to when one goes past the library. A connection takes so few bytes at
+	// once, whatever the server does, so a caller whose context is over is not
+	// kept.
 	maxUnanswered = 4 << 10
 )
 
-// handler takes what came of a request, in the goroutine that reads, or in the one that ends the connection: a handler never blocks.
+// handler takes what came of a request, in the goroutine that reads, or in the
+// one that ends the connection: a handler never blocks.
 type handler func(body []byte, err error)
 
-// direct sends a request past the library, and reports whether the request was sent: the connection has to be up, and idle enough. The
-// handler is then called once. A hand-over between clients waits for two requests, and direct is for these: through the library, seven
-// goroutines have to be woken for these, one after the other, and this way one.
+// direct sends a request past the library, and reports whether the request was
+// sent: the connection has to be up, and idle enough. The handler is then
+// called once. A hand-over between clients waits for two requests, and direct
+// is for these: through the library, seven goroutines have to be woken for
+// these, one after the other, and this way one.
 func (s *session) direct(op int32, arguments []byte, handle handler) bool {
 	l := s.link.Load()
 	return l != nil && l.direct(op, arguments, handle)
@@ -420,7 +439,8 @@ func (l *link) direct(op int32, arguments []byte, handle handler) bool {
 	return true
 }
 
-// noteDirect makes a request and takes note of the request, or returns nil if the request has to go through the library.
+// noteDirect makes a request and takes note of the request, or returns nil if
+// the request has to go through the library.
 func (l *link) noteDirect(op int32, arguments []byte, handle handler, now int64) []byte {
 	size := 4 + 4 + 4 + len(arguments)
 	l.mu.Lock()
@@ -439,7 +459,8 @@ func (l *link) noteDirect(op int32, arguments []byte, handle handler, now int64)
 	return append(b, arguments...)
 }
 
-// buffers reports whether a connection takes a few bytes at once, whatever the server does.
+// buffers reports whether a connection takes a few bytes at once, whatever the
+// server does.
 func buffers(c net.Conn) bool {
 	_, ok := c.(*net.TCPConn)
 	return ok
@@ -457,9 +478,11 @@ func (s *session) removeNow(node string) <-chan reply[struct{}] {
 	return c
 }
 
-// listNow asks past the library for the children of a node, and reports whether the request was sent.
+// listNow asks past the library for the children of a node, and reports whether
+// the request was sent.
 func (s *session) listNow(path string, handle func(listing, error)) bool {
-	return s.direct(opChildren, append(appendText(nil, path), 0), func(body []byte, err error) { // 0: no watch
+	return s.direct(opChildren, append(appendText(nil, path), 0), func(body []byte, err error) {
+		// 0: no watch
 		var l listing
 		if err == nil {
 			l, err = readListing(body)
@@ -523,22 +546,26 @@ func errOf(code int32) error {
 	return errorOf(code)
 }
 
-// errUnanswered is the error of a request that the server skipped: a later one was answered.
+// errUnanswered is the error of a request that the server skipped: a later one
+// was answered.
 var errUnanswered = errors.New("the server skipped a request")
 
 // The parts of a frame.
 const (
-	lengthSize  = 4
-	headerSize  = 4 + 8 + 4 // of an answer: its number, the id of the transaction, the error
-	welcomeSize = 4 + 4 + 8 // of the answer to the request for a session: version, timeout, session; the password follows
-	maxWelcome  = 256       // with the password
+	lengthSize = 4
+	headerSize = 4 + 8 + 4 // of an answer: its number, the id of the transaction, the error
+	// of the answer to the request for a session: version, timeout, session;
+	// the password follows
+	welcomeSize = 4 + 4 + 8
+	maxWelcome  = 256 // with the password
 )
 
 // keptFrame is the greatest buffer that a connection keeps for its next frame.
 const keptFrame = 64 << 10
 
-// readFrame reads a frame of at most so many bytes, with its length, into a buffer, or into a new one. The buffer grows with what arrives,
-// so that a wrong length costs no memory.
+// readFrame reads a frame of at most so many bytes, with its length, into a
+// buffer, or into a new one. The buffer grows with what arrives, so that a
+// wrong length costs no memory.
 func readFrame(r io.Reader, buffer []byte, most int64) ([]byte, error) {
 	if cap(buffer) > keptFrame {
 		buffer = nil
@@ -563,9 +590,11 @@ func readFrame(r io.Reader, buffer []byte, most int64) ([]byte, error) {
 	return frame, nil
 }
 
-// makesSense reports whether the library may decode the body of an answer. The library makes room for as many bytes and names as the
-// server claims to send, before it looks whether they are there, and panics at a transaction's answer without an end: both end the
-// program. Wrong lengths of strings are errors there.
+// makesSense reports whether the library may decode the body of an answer. The
+// library makes room for as many bytes and names as the server claims to send,
+// before it looks whether they are there, and panics at a transaction's answer
+// without an end: both end the program. Wrong lengths of strings are errors
+// there.
 func makesSense(op int32, body []byte) bool {
 	switch op {
 	case opGetData:
@@ -578,14 +607,16 @@ func makesSense(op int32, body []byte) bool {
 	return true
 }
 
-// fits reports whether bytes begin with a number of things of at least a size, and are enough for as many. A negative number stands for
-// none, except for names, of which the library would take it for a great number.
+// fits reports whether bytes begin with a number of things of at least a size,
+// and are enough for as many. A negative number stands for none, except for
+// names, of which the library would take it for a great number.
 func fits(b []byte, size int) bool {
 	count, b, ok := readNumber(b)
 	return ok && int(count) <= len(b)/size && (count >= 0 || size == 1)
 }
 
-// hasEnd reports whether the answer to a transaction has a header and a body for each operation, and the header that ends the answer.
+// hasEnd reports whether the answer to a transaction has a header and a body
+// for each operation, and the header that ends the answer.
 func hasEnd(b []byte) bool {
 	const header = 4 + 1 + 4 // operation, whether this is the end, error
 	for len(b) >= header {

@@ -4,7 +4,8 @@ import (
 	"testing"
 )
 
-// TestTransactions counts what the server writes to its log: a write to a disk is what a lock mostly costs there.
+// TestTransactions counts what the server writes to its log: a write to a disk
+// is what a lock mostly costs there.
 func TestTransactions(t *testing.T) {
 	f := newFleet(t, 2, "?ttl=60s")
 	const rounds = 20

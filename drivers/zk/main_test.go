@@ -91,7 +91,8 @@ func contenders(tb testing.TB, c *gozk.Conn, path string) (nodes []string) {
 	return nodes
 }
 
-// leases returns the paths of the permits of a path that are held, as seen from outside, in their order.
+// leases returns the paths of the permits of a path that are held, as seen from
+// outside, in their order.
 func leases(tb testing.TB, c *gozk.Conn, path string) []string {
 	tb.Helper()
 	return contenders(tb, c, path+"/leases")
@@ -114,7 +115,8 @@ func removeFirst(tb testing.TB, c *gozk.Conn, path string) {
 	}
 }
 
-// awaitTicks waits for n ticks of the server, in which it would have told of what is wrong.
+// awaitTicks waits for n ticks of the server, in which it would have told of
+// what is wrong.
 func awaitTicks(tb testing.TB, n int) {
 	tb.Helper()
 	timer := time.NewTimer(time.Duration(n) * 100 * time.Millisecond)

@@ -25,7 +25,8 @@ import (
 
 func init() { driver.Register("zk", open) }
 
-// open is the driver.Opener of the scheme zk. The package comment has the parameters.
+// open is the driver.Opener of the scheme zk. The package comment has the
+// parameters.
 func open(ctx context.Context, c *driver.Config) (driver.Driver, error) {
 	u := c.URL
 	o := &Options{
@@ -76,7 +77,8 @@ func open(ctx context.Context, c *driver.Config) (driver.Driver, error) {
 	return d, nil
 }
 
-// New connects to one of the hosts ("host:port") and asks for the bounds of its session timeouts. New fails within ctx.
+// New connects to one of the hosts ("host:port") and asks for the bounds of its
+// session timeouts. New fails within ctx.
 func New(ctx context.Context, hosts []string, o *Options) (*Driver, error) {
 	if o == nil {
 		o = &Options{}
@@ -142,7 +144,8 @@ func (o *Options) check() error {
 	return nil
 }
 
-// connect finds out what the server keeps, and makes the session for the usual TTL.
+// connect finds out what the server keeps, and makes the session for the usual
+// TTL.
 func (d *Driver) connect(ctx context.Context) error {
 	var err error
 	if d.minTTL, d.maxTTL, err = d.limits(ctx); err != nil {
@@ -158,7 +161,8 @@ func (d *Driver) connect(ctx context.Context) error {
 	return d.call(ctx, d.mayUse)
 }
 
-// mayUse finds out whether the user may read the chroot. A missing chroot may be made later.
+// mayUse finds out whether the user may read the chroot. A missing chroot may
+// be made later.
 func (d *Driver) mayUse(c caller) error {
 	path := cmp.Or(d.options.Chroot, "/")
 	_, err := c.get(path)
@@ -178,11 +182,13 @@ func (d *Driver) Ping(ctx context.Context) error {
 	return err
 }
 
-// errNoSession: a session ended before its server got to grant the session, as the shortest sessions may on a busy server.
+// errNoSession: a session ended before its server got to grant the session, as
+// the shortest sessions may on a busy server.
 var errNoSession = errors.New("the server gives no session")
 
-// limits asks the first server that answers for the shortest and the longest timeout of a session. No request tells them,
-// so two sessions are made and ended.
+// limits asks the first server that answers for the shortest and the longest
+// timeout of a session. No request tells them, so two sessions are made and
+// ended.
 func (d *Driver) limits(ctx context.Context) (shortest, longest time.Duration, err error) {
 	var failed error
 	for failures := 0; ; failures++ {
@@ -206,7 +212,8 @@ func (d *Driver) limits(ctx context.Context) (shortest, longest time.Duration, e
 	}
 }
 
-// timeoutFor returns the timeout in milliseconds that a server gives where another is asked for.
+// timeoutFor returns the timeout in milliseconds that a server gives where
+// another is asked for.
 func (d *Driver) timeoutFor(ctx context.Context, host string, ask int32) (time.Duration, error) {
 	ctx, cancel := context.WithTimeout(ctx, sessionFor)
 	defer cancel()

@@ -63,7 +63,8 @@ func TestMalformedURLs(t *testing.T) {
 	withoutPassword(t, err)
 }
 
-// TestTTLOfTheProgramIsThatOfTheSession counts the sessions of a client by their connections.
+// TestTTLOfTheProgramIsThatOfTheSession counts the sessions of a client by
+// their connections.
 func TestTTLOfTheProgramIsThatOfTheSession(t *testing.T) {
 	s := testenv.ZooKeeper(t)
 	link, addr := testenv.Wire(t, s.Addr)
@@ -351,7 +352,8 @@ func TestCloseTwice(t *testing.T) {
 	}
 }
 
-// TestOpenOfABusyServer has a session of the shortest kind end before it is granted.
+// TestOpenOfABusyServer has a session of the shortest kind end before it is
+// granted.
 func TestOpenOfABusyServer(t *testing.T) {
 	s := testenv.ZooKeeper(t)
 	var refused atomic.Bool

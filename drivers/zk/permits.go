@@ -26,11 +26,15 @@ const maxNodes = sendBuffer / 2
 
 // forPermits is the rule of permits.
 //
-// The leases of a name have an order, by their numbers, and a hold has its permits when up to its last lease there are no more leases than the
-// limit. A request looks after the making of its leases, so it counts all that were granted before, and is counted by all that come later: the
-// limit is kept by that alone. The line is for the order. Who is the first there makes leases when there is room, and so does a newcomer
-// who does not know of anybody there. Leases which are not granted at the first look are taken back, so that nobody waits with a part of what it
-// wants. A place in line is kept until the grant: a newcomer finds all who came before, and gives way.
+// The leases of a name have an order, by their numbers, and a hold has its
+// permits when up to its last lease there are no more leases than the limit. A
+// request looks after the making of its leases, so it counts all that were
+// granted before, and is counted by all that come later: the limit is kept by
+// that alone. The line is for the order. Who is the first there makes leases
+// when there is room, and so does a newcomer who does not know of anybody
+// there. Leases which are not granted at the first look are taken back, so that
+// nobody waits with a part of what it wants. A place in line is kept until the
+// grant: a newcomer finds all who came before, and gives way.
 var forPermits = rule{
 	part:   "/" + leasesPart,
 	inLine: true,
@@ -103,7 +107,8 @@ func (r *request) lookAtPermits() (state, error) {
 	return entering, nil
 }
 
-// armForPermits gets in line, or sets the watches of the request there. A watch is set before the look that it follows.
+// armForPermits gets in line, or sets the watches of the request there. A watch
+// is set before the look that it follows.
 func (r *request) armForPermits() (next state, err error) {
 	d := r.session.driver
 	switch {
@@ -125,13 +130,15 @@ func (r *request) armForPermits() (next state, err error) {
 	return waiting, nil
 }
 
-// readPermits reads the permits, makes the limit of the request that of the name
-// where none is kept, and finds the claims of the request. If somebody has
+// readPermits reads the permits, makes the limit of the request that of the
+// name where none is kept, and finds the claims of the request. If somebody has
 // removed a node of these, all are made anew.
 func (r *request) readPermits() (v permits, err error) {
 	d, asked := r.session.driver, r.asked
 	name := d.dir(asked.Name)
-	synced := r.line == nil && r.claim.node == "" // otherwise the server knows of nodes that the request has made, and so of all that came before
+	// otherwise the server knows of nodes that the request has made, and so of
+	// all that came before
+	synced := r.line == nil && r.claim.node == ""
 	for {
 		r.sent = d.now()
 		v, err = r.permits(name, synced)
@@ -179,7 +186,8 @@ func (r *request) readPermits() (v permits, err error) {
 	return v, nil
 }
 
-// makeLimit makes the limit of the request that of the name, unless somebody else has made one since the look.
+// makeLimit makes the limit of the request that of the name, unless somebody
+// else has made one since the look.
 func (r *request) makeLimit(name string, v permits) error {
 	if !v.exists {
 		return r.makeAbove(name + "/")
@@ -210,7 +218,8 @@ func (c caller) permits(name string, synced bool) (permits, error) {
 	return query(c, func(c *gozk.Conn) (permits, error) { return readPermits(c, name, synced) })
 }
 
-// readPermits reads the leases before the limit: the limit then is the one in force when there were no more leases than that.
+// readPermits reads the leases before the limit: the limit then is the one in
+// force when there were no more leases than that.
 func readPermits(c *gozk.Conn, name string, synced bool) (v permits, err error) {
 	if synced {
 		if _, err := c.Sync(name); err != nil {
@@ -260,7 +269,8 @@ func (l listing) permits() (leases []contender) {
 	return leases
 }
 
-// limitData makes the data of the node of a name: that of Curator's SharedCount.
+// limitData makes the data of the node of a name: that of Curator's
+// SharedCount.
 func limitData(limit int) []byte { return binary.BigEndian.AppendUint32(nil, uint32(limit)) }
 
 func limitOf(data []byte) (limit int, err error) {

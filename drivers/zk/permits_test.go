@@ -88,7 +88,8 @@ func TestNodesOfPermits(t *testing.T) {
 	f.allFree(t, "sem", 7)
 }
 
-// TestLimitsOfOthers has other data than a limit at the node of the name, and none.
+// TestLimitsOfOthers has other data than a limit at the node of the name, and
+// none.
 func TestLimitsOfOthers(t *testing.T) {
 	f := newPermits(t, 1, "")
 	for _, test := range []struct {
@@ -119,7 +120,8 @@ func TestLimitsOfOthers(t *testing.T) {
 	release(t, acquire(t, f.clients[0], permits(request("many"), 500, 500)))
 }
 
-// TestRemovedPermit removes one lease of several: all permits of the hold are lost, and free.
+// TestRemovedPermit removes one lease of several: all permits of the hold are
+// lost, and free.
 func TestRemovedPermit(t *testing.T) {
 	f := newPermits(t, 2, "")
 	a, b := f.clients[0], f.clients[1]
@@ -150,7 +152,8 @@ func TestRemovedPermit(t *testing.T) {
 	}
 }
 
-// TestPermitsWhoseAnswerIsLost cuts the connection when the server has made the leases, or removed them.
+// TestPermitsWhoseAnswerIsLost cuts the connection when the server has made the
+// leases, or removed them.
 func TestPermitsWhoseAnswerIsLost(t *testing.T) {
 	f := newPermits(t, 1, "")
 	link, addr := testenv.Wire(t, f.Addr)
@@ -274,7 +277,8 @@ func TestRequestsForPermits(t *testing.T) {
 	release(t, held)
 }
 
-// TestReleasesInALine has few and many stand in line, and compares what a release costs.
+// TestReleasesInALine has few and many stand in line, and compares what a
+// release costs.
 func TestReleasesInALine(t *testing.T) {
 	few, many := 100, 1000
 	if testing.Short() {
@@ -303,7 +307,8 @@ func TestReleasesInALine(t *testing.T) {
 				}
 			})
 		}
-		// Each watches the one before, and those of a client share a watch of the limit; the first watches the leases.
+		// Each watches the one before, and those of a client share a watch of
+		// the limit; the first watches the leases.
 		testenv.Eventually(t, func() bool { return f.Watches() == int64(n+5) }, "all stand in line")
 		got := requests(t, f.ZooKeeperServer, func() {
 			for range releases {
@@ -328,7 +333,8 @@ func TestReleasesInALine(t *testing.T) {
 	}
 }
 
-// TestPermitsListedAndWatched has names with permits beside others that begin like them.
+// TestPermitsListedAndWatched has names with permits beside others that begin
+// like them.
 func TestPermitsListedAndWatched(t *testing.T) {
 	f := newPermits(t, 2, "")
 	a, b := f.clients[0], f.clients[1]
@@ -363,7 +369,8 @@ func TestPermitsListedAndWatched(t *testing.T) {
 	f.nothingLeft(t, "sem")
 }
 
-// awaitChange waits until changes have been told of, behind which so many permits of sem are held.
+// awaitChange waits until changes have been told of, behind which so many
+// permits of sem are held.
 func awaitChange(t *testing.T, changed <-chan struct{}, d *zk.Driver, used int) {
 	t.Helper()
 	for {

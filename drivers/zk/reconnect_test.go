@@ -14,7 +14,8 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// TestUserOverManyReconnects has requests go past the library on connections on which the server does not know the user at first.
+// TestUserOverManyReconnects has requests go past the library on connections on
+// which the server does not know the user at first.
 func TestUserOverManyReconnects(t *testing.T) {
 	s := testenv.ZooKeeper(t)
 	link, addr := testenv.Wire(t, s.Addr)
@@ -22,7 +23,8 @@ func TestUserOverManyReconnects(t *testing.T) {
 	lockOverCuts(t, link, openURL(t, "zk://%s@%s/app", user, addr), openURL(t, "zk://%s@%s/app", user, s.Addr), fs.ErrPermission)
 }
 
-// lockOverCuts has clients take locks while the connection of the first is cut again and again. What comes of that must not be never.
+// lockOverCuts has clients take locks while the connection of the first is cut
+// again and again. What comes of that must not be never.
 func lockOverCuts(t *testing.T, link *wire.Wire, cutOff, other *zk.Driver, never error) {
 	cutOff.CheckAfter(0)
 	other.CheckAfter(0)
@@ -42,7 +44,8 @@ func lockOverCuts(t *testing.T, link *wire.Wire, cutOff, other *zk.Driver, never
 					grants.Add(1)
 					err = l.Release(guard(t))
 				}
-				// The answer may be lost, and the node is removed in the background.
+				// The answer may be lost, and the node is removed in the
+				// background.
 				if never != nil && errors.Is(err, never) {
 					t.Errorf("got error %v", err)
 				}
@@ -59,8 +62,8 @@ func lockOverCuts(t *testing.T, link *wire.Wire, cutOff, other *zk.Driver, never
 	workers.Wait()
 }
 
-// TestWatchesOverManyReconnects cuts the connection again and again, at times when the library has no watch, gets its first, and has many
-// to set anew.
+// TestWatchesOverManyReconnects cuts the connection again and again, at times
+// when the library has no watch, gets its first, and has many to set anew.
 func TestWatchesOverManyReconnects(t *testing.T) {
 	s := testenv.ZooKeeper(t)
 	user := userClient(t, s.Addr)

@@ -13,12 +13,14 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// pace is the pause between two rounds of requests that confirm a session. The pause has to be longer than half a tick, a quarter of
-// the shortest timeout, unless the server was told to keep shorter ones.
+// pace is the pause between two rounds of requests that confirm a session. The
+// pause has to be longer than half a tick, a quarter of the shortest timeout,
+// unless the server was told to keep shorter ones.
 func (s *session) pace() time.Duration { return max(s.ttl()/4, s.driver.minTTL*3/10) }
 
-// keep has the session confirmed until the session is over: on a new connection at once, and then in rounds of two requests, of which every
-// second one has a write.
+// keep has the session confirmed until the session is over: on a new connection
+// at once, and then in rounds of two requests, of which every second one has a
+// write.
 func (s *session) keep() {
 	timer := time.NewTimer(s.pace())
 	defer timer.Stop()
@@ -33,7 +35,8 @@ func (s *session) keep() {
 	}
 }
 
-// confirm sends the due requests, one after the other, and returns how long none is.
+// confirm sends the due requests, one after the other, and returns how long
+// none is.
 func (s *session) confirm() time.Duration {
 	for {
 		now := s.driver.now()
@@ -54,7 +57,8 @@ func (s *session) confirm() time.Duration {
 	}
 }
 
-// reportKeepAlive reports whether the session is kept alive, unless the session is over.
+// reportKeepAlive reports whether the session is kept alive, unless the session
+// is over.
 func (s *session) reportKeepAlive(err error) {
 	if errors.Is(err, errOver) {
 		return
@@ -68,8 +72,9 @@ func (s *session) reportKeepAlive(err error) {
 	s.driver.reportKeepAlive(err)
 }
 
-// confirmBy sends a request whose answer alone matters, and returns nil if there was one. If there was none in half the time that is
-// left, the server is given up: perhaps another one is not cut off from the leader.
+// confirmBy sends a request whose answer alone matters, and returns nil if
+// there was one. If there was none in half the time that is left, the server is
+// given up: perhaps another one is not cut off from the leader.
 func (s *session) confirmBy(r reach, now int64) error {
 	l := s.current.Load()
 	if l == nil {
@@ -100,7 +105,8 @@ const (
 	toMajority              // a majority of the ensemble has stored it
 )
 
-// reachOf tells how far a request of an operation gets, if the answer is no error.
+// reachOf tells how far a request of an operation gets, if the answer is no
+// error.
 func reachOf(op int32) reach {
 	switch op {
 	case opSync:
@@ -111,19 +117,27 @@ func reachOf(op int32) reach {
 	return toServer
 }
 
-// confirmation finds out from the answers to a session until when its timeout has begun anew, where that counts: at the leader of the
-// ensemble. An answer alone says little. A follower answers pings and reads by itself, also when cut off from the leader, and a
-// leader that is cut off from the others answers while they already have another one. Two facts make a moment count.
+// confirmation finds out from the answers to a session until when its timeout
+// has begun anew, where that counts: at the leader of the ensemble. An answer
+// alone says little. A follower answers pings and reads by itself, also when
+// cut off from the leader, and a leader that is cut off from the others answers
+// while they already have another one. Two facts make a moment count.
 //
-// The leader has heard of the session since. Each half tick the leader sends a ping to a follower, which answers with the sessions heard
-// of; the connection between the two keeps the order of all messages, both ways. So let a request be answered by a follower, and the leader
-// send a ping later. A request to the leader behind the ping brings its own answer to the follower behind the ping, and a second one, sent
-// when the first was answered, gets to the leader behind the follower's answer to the ping: when the second one is answered, the leader has
-// heard of the session. How long a leader is silent at most is age.
+// The leader has heard of the session since. Each half tick the leader sends a
+// ping to a follower, which answers with the sessions heard of; the connection
+// between the two keeps the order of all messages, both ways. So let a request
+// be answered by a follower, and the leader send a ping later. A request to the
+// leader behind the ping brings its own answer to the follower behind the ping,
+// and a second one, sent when the first was answered, gets to the leader behind
+// the follower's answer to the ping: when the second one is answered, the
+// leader has heard of the session. How long a leader is silent at most is age.
 //
-// And the leader still led. The servers that elect another leader are a majority, and so are the servers that stored a write before its
-// answer. So a server is in both, and followed the old leader when it stored the write: the new leader was elected after the write was
-// sent. All sessions begin anew under a new leader. A sync proves no leadership: a leader answers syncs although nobody follows.
+// And the leader still led. The servers that elect another leader are a
+// majority, and so are the servers that stored a write before its answer. So a
+// server is in both, and followed the old leader when it stored the write: the
+// new leader was elected after the write was sent. All sessions begin anew
+// under a new leader. A sync proves no leadership: a leader answers syncs
+// although nobody follows.
 type confirmation struct {
 	mu    sync.Mutex
 	age   int64  // longer than a leader goes without a ping to a follower
@@ -136,8 +150,9 @@ type confirmation struct {
 // moment is when a request was sent and answered, or zero.
 type moment struct{ sent, answered int64 }
 
-// opened begins with a connection whose request for the session was answered, as only the leader does. To make the session takes a write;
-// a connection to a session of before takes none.
+// opened begins with a connection whose request for the session was answered,
+// as only the leader does. To make the session takes a write; a connection to a
+// session of before takes none.
 func (c *confirmation) opened(sent, now, age int64, made bool) (alive int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -149,7 +164,8 @@ func (c *confirmation) opened(sent, now, age int64, made bool) (alive int64) {
 	return min(c.heard, c.led)
 }
 
-// answered takes the answer to a request, and returns since when the session is known to be alive.
+// answered takes the answer to a request, and returns since when the session is
+// known to be alive.
 func (c *confirmation) answered(r reach, sent, now int64) (alive int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -182,7 +198,8 @@ func (c *confirmation) next(now int64) (r reach, due int64) {
 }
 
 const (
-	// usualCheckAfter is how old a hold has to be for a watch of its own node: most locks are gone before, and need none.
+	// usualCheckAfter is how old a hold has to be for a watch of its own node:
+	// most locks are gone before, and need none.
 	usualCheckAfter = 500 * time.Millisecond
 
 	// checkEvery is the pause between rounds of check.
@@ -191,7 +208,8 @@ const (
 	maxChecking = 32 // requests at a time
 )
 
-// checkFresh has watches set for the holds of some age, and reports when to do so again.
+// checkFresh has watches set for the holds of some age, and reports when to do
+// so again.
 func (s *session) checkFresh(now int64) (due int64, ok bool) {
 	s.mu.Lock()
 	if s.fresh.Empty() || s.dead {
@@ -219,7 +237,8 @@ func (s *session) checkFresh(now int64) (due int64, ok bool) {
 	return now + int64(checkEvery), true
 }
 
-// check sets a watch on the node of each hold, so that the driver learns when somebody removes the node. check ends with the session.
+// check sets a watch on the node of each hold, so that the driver learns when
+// somebody removes the node. check ends with the session.
 func (s *session) check(holds []*hold) {
 	_ = forEach(holds, maxChecking, func(h **hold) error {
 		(*h).watchNodes()
@@ -233,7 +252,8 @@ func (s *session) check(holds []*hold) {
 
 func (h *hold) watchNodes() {
 	s := h.session
-	c := caller{session: s, ctx: context.Background()} // the session ends at the latest when its time has passed
+	// the session ends at the latest when its time has passed
+	c := caller{session: s, ctx: context.Background()}
 	_, err := query(c, func(c *gozk.Conn) (struct{}, error) {
 		if h.isHeld() != nil {
 			return struct{}{}, errOver
@@ -263,14 +283,15 @@ type watch struct {
 	bare bool          // for permits: the contenders are not asked for
 	set  bool          // the server tells of the end; guarded by session.mu
 
-	// The contenders, if the goroutine of the event asked for them: waiters are woken by their arrival. These fields are set
-	// before over is closed.
+	// The contenders, if the goroutine of the event asked for them: waiters are
+	// woken by their arrival. These fields are set before over is closed.
 	known   bool
 	listing listing
 	sent    int64 // when the contenders were asked for
 }
 
-// list returns what is known of the contenders, if the watch is over and anything is.
+// list returns what is known of the contenders, if the watch is over and
+// anything is.
 func (w *watch) list() (l listing, sent int64, known bool) {
 	if w == nil {
 		return listing{}, 0, false
@@ -305,8 +326,9 @@ func (s *session) unwatch(node string) *watch {
 	return w
 }
 
-// wakeWaiters takes an event of a node. The event alone does not tell whose the lock is now, so the contenders are asked for from right
-// here, and waiters wake when they are known.
+// wakeWaiters takes an event of a node. The event alone does not tell whose the
+// lock is now, so the contenders are asked for from right here, and waiters
+// wake when they are known.
 func (s *session) wakeWaiters(node string) {
 	w := s.unwatch(node)
 	if w == nil {

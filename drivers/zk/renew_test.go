@@ -7,7 +7,8 @@ import (
 	"testing"
 )
 
-// TestConfirmation has rows of answers on one session. Times are in hundredths of a TTL, and rounds are 25 apart.
+// TestConfirmation has rows of answers on one session. Times are in hundredths
+// of a TTL, and rounds are 25 apart.
 func TestConfirmation(t *testing.T) {
 	type answer struct {
 		r         reach
@@ -54,8 +55,9 @@ func TestConfirmation(t *testing.T) {
 	}
 }
 
-// TestConfirmationOfAnotherConnection sees that a connection to a session that there is says nothing of who leads, and that what was
-// begun on the last one, perhaps over another follower, does not go on.
+// TestConfirmationOfAnotherConnection sees that a connection to a session that
+// there is says nothing of who leads, and that what was begun on the last one,
+// perhaps over another follower, does not go on.
 func TestConfirmationOfAnotherConnection(t *testing.T) {
 	var c confirmation
 	c.opened(0, 1, 25, true)
@@ -74,7 +76,8 @@ func TestConfirmationOfAnotherConnection(t *testing.T) {
 	}
 }
 
-// TestConfirmationOnSlowServers: a session stays confirmed while each request takes up to an eighth of the TTL, and not much longer.
+// TestConfirmationOnSlowServers: a session stays confirmed while each request
+// takes up to an eighth of the TTL, and not much longer.
 func TestConfirmationOnSlowServers(t *testing.T) {
 	const ttl, age = 1000, 250
 	for latency, want := range map[int64]bool{1: true, 50: true, 120: true, 130: false} {
@@ -99,9 +102,11 @@ func TestConfirmationOnSlowServers(t *testing.T) {
 	}
 }
 
-// TestConfirmationIsNeverAhead has a client ask a follower whose connection to the leader stalls and goes silent, at random and each way
-// on its own, and then others, of the same leader and of one that was elected meanwhile, for whom all sessions began with that: what is
-// known never is more than what the leader has heard of.
+// TestConfirmationIsNeverAhead has a client ask a follower whose connection to
+// the leader stalls and goes silent, at random and each way on its own, and
+// then others, of the same leader and of one that was elected meanwhile, for
+// whom all sessions began with that: what is known never is more than what the
+// leader has heard of.
 func TestConfirmationIsNeverAhead(t *testing.T) {
 	known, moved := 0, 0
 	for seed := range uint64(3000) {
@@ -123,8 +128,8 @@ func TestConfirmationIsNeverAhead(t *testing.T) {
 	}
 }
 
-// following is a client, the follower that it asks, and a leader, and then others. Times are in milliseconds, and half a
-// tick is 1000.
+// following is a client, the follower that it asks, and a leader, and then
+// others. Times are in milliseconds, and half a tick is 1000.
 type following struct {
 	rand         *rand.Rand
 	confirmation confirmation
@@ -198,7 +203,8 @@ func newFollowing(seed uint64) *following {
 	return e
 }
 
-// move has the client connect to another follower of a leader, which hears of the session by that.
+// move has the client connect to another follower of a leader, which hears of
+// the session by that.
 func (e *following) move(leader int) {
 	sent, c := e.now, &connection{leader: leader, up: wire{silent: never}, down: wire{silent: never}}
 	e.connection = nil
@@ -250,7 +256,8 @@ func (e *following) ping(c *connection) {
 	})
 }
 
-// ask is what the client does: what is due, and writes now and then, several at a time. A leader that is none any more answers a sync.
+// ask is what the client does: what is due, and writes now and then, several at
+// a time. A leader that is none any more answers a sync.
 func (e *following) ask(c *connection) {
 	if e.connection != c {
 		return

@@ -16,7 +16,8 @@ import (
 // maxFloor leaves room for all transactions above.
 const maxFloor = 1 << 62
 
-// maxMarking bounds how often a request is made anew because others got in the way.
+// maxMarking bounds how often a request is made anew because others got in the
+// way.
 const maxMarking = 3
 
 var (
@@ -36,8 +37,8 @@ func (l listing) record() (r record) {
 	return r
 }
 
-// Seal implements move.Sealer. A node that does not go with the session takes the place of the holder's, with the same sequence
-// number, in one transaction.
+// Seal implements move.Sealer. A node that does not go with the session takes
+// the place of the holder's, with the same sequence number, in one transaction.
 func (d *Driver) Seal(ctx context.Context, l driver.Lease) error {
 	h := l.(*hold)
 	s := h.session
@@ -67,7 +68,8 @@ func (d *Driver) Seal(ctx context.Context, l driver.Lease) error {
 			&gozk.DeleteRequest{Path: h.node, Version: -1},
 		)
 	}
-	if again && errors.Is(err, gozk.ErrNoNode) { // an earlier request without an answer may have sealed the name
+	if again && errors.Is(err, gozk.ErrNoNode) {
+		// an earlier request without an answer may have sealed the name
 		var found listing
 		found, err = c.listSynced(h.dir)
 		if r := found.record(); err == nil && (r.seal == "" || sealName(r.last, r.seal) != seal) {
@@ -119,7 +121,8 @@ func (c caller) record(dir string) (record, error) {
 	return l.record(), err
 }
 
-// Mark implements move.Marker. Transaction numbers cannot be raised, so the mark has the number to add to them, which only grows.
+// Mark implements move.Marker. Transaction numbers cannot be raised, so the
+// mark has the number to add to them, which only grows.
 func (d *Driver) Mark(ctx context.Context, l driver.Lease, floor uint64) error {
 	h := l.(*hold)
 	if err := ctx.Err(); err != nil {
@@ -151,7 +154,8 @@ func checkFloor(floor uint64) error {
 	return nil
 }
 
-// change replaces the record of the name, provided that the node of the hold is there, and returns the new record.
+// change replaces the record of the name, provided that the node of the hold is
+// there, and returns the new record.
 func (h *hold) change(ctx context.Context, change func(record) record) (next record, err error) {
 	s := h.session
 	if h.request.Mode == driver.Permit {
@@ -178,7 +182,8 @@ func (h *hold) change(ctx context.Context, change func(record) record) (next rec
 		case i == maxMarking || !isOutdated(err):
 			return r, c.explain(err)
 		}
-		// Somebody has changed the child by hand, or an earlier request without an answer has.
+		// Somebody has changed the child by hand, or an earlier request without
+		// an answer has.
 		now, err := c.listSynced(h.dir)
 		if err != nil {
 			return r, c.explain(err)
@@ -187,7 +192,8 @@ func (h *hold) change(ctx context.Context, change func(record) record) (next rec
 	}
 }
 
-// changeBase makes the operations to replace the child with the base of the tokens, if there is one, by the child of next.
+// changeBase makes the operations to replace the child with the base of the
+// tokens, if there is one, by the child of next.
 func (d *Driver) changeBase(dir string, r, next record) (ops []any) {
 	if next.child == r.child {
 		if r.child != "" { // a transaction is needed all the same, for its number
@@ -204,7 +210,8 @@ func (d *Driver) changeBase(dir string, r, next record) (ops []any) {
 	return ops
 }
 
-// marked takes note of a mark, and gives the hold new tokens. The node of the name stays from now on.
+// marked takes note of a mark, and gives the hold new tokens. The node of the
+// name stays from now on.
 func (h *hold) marked(r record) {
 	s := h.session
 	s.mu.Lock()
@@ -214,7 +221,8 @@ func (h *hold) marked(r record) {
 	s.driver.nameNodes.add(h.dir)
 }
 
-// number gives the hold the tokens of the last transaction known to its session. session.mu is held.
+// number gives the hold the tokens of the last transaction known to its
+// session. session.mu is held.
 func (h *hold) number() {
 	h.first.Store(h.record.base + uint64(h.session.zxid.Load())*tokensPerGrant)
 }
@@ -232,8 +240,10 @@ var (
 	_ move.Unmarker = (*Driver)(nil)
 )
 
-// Loosen implements move.Unsealer. The seal gets another name with the id, so that a request to remove the seal finds it under this
-// name alone; waiters behind the seal look, and go on to wait. Other libraries have no tokens, so dsync's are raised as by a mark.
+// Loosen implements move.Unsealer. The seal gets another name with the id, so
+// that a request to remove the seal finds it under this name alone; waiters
+// behind the seal look, and go on to wait. Other libraries have no tokens, so
+// dsync's are raised as by a mark.
 func (d *Driver) Loosen(ctx context.Context, name, id string, floor uint64) error {
 	if floor > 0 && d.options.NoTokens {
 		return fmt.Errorf("there are no tokens to raise: %w", errors.ErrUnsupported)
@@ -247,7 +257,8 @@ func (d *Driver) Loosen(ctx context.Context, name, id string, floor uint64) erro
 			ops = append(ops, d.createSeal(dir, loose), &gozk.DeleteRequest{Path: dir + "/" + r.seal, Version: -1})
 		}
 		next := r
-		if passed := uint64(c.session.zxid.Load()) * tokensPerGrant; floor > passed { // whoever is granted the name comes later
+		if passed := uint64(c.session.zxid.Load()) * tokensPerGrant; floor > passed {
+			// whoever is granted the name comes later
 			next = r.withBase(max(r.base, floor-passed), r.marked)
 		}
 		if next.child != r.child {
@@ -272,7 +283,8 @@ func (d *Driver) Unseal(ctx context.Context, name, id string) error {
 	return err
 }
 
-// changeSeal carries out the operations that change makes of the record of a sealed name.
+// changeSeal carries out the operations that change makes of the record of a
+// sealed name.
 func (d *Driver) changeSeal(ctx context.Context, dir string, change func(caller, record) []any) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -290,7 +302,8 @@ func (d *Driver) changeSeal(ctx context.Context, dir string, change func(caller,
 			if len(ops) == 0 {
 				return nil
 			}
-			if _, err = c.change(ops...); !isOutdated(err) { // others loosen or remove the seal, each of them once
+			if _, err = c.change(ops...); !isOutdated(err) {
+				// others loosen or remove the seal, each of them once
 				return err
 			}
 		}

@@ -79,7 +79,8 @@ func TestSealAnswersWaitersAndStays(t *testing.T) {
 	}
 }
 
-// curatorTries has Curator wait for a lock, until a limit, and returns what it says of it.
+// curatorTries has Curator wait for a lock, until a limit, and returns what it
+// says of it.
 func curatorTries(tb testing.TB, command []string, addr, path, limit string) *testenv.Process {
 	tb.Helper()
 	return testenv.Spawn(tb, "curator", "ADDR="+addr, "LOCK_PATH="+path, "LIMIT="+limit, "COMMAND="+strings.Join(command, "\n"))
@@ -152,7 +153,8 @@ func TestSealAndMarkNeedTheHold(t *testing.T) {
 	}
 }
 
-// TestSealWhoseAnswerIsLost has a seal of which the holder does not know. Whatever the holder does then, the seal stays.
+// TestSealWhoseAnswerIsLost has a seal of which the holder does not know.
+// Whatever the holder does then, the seal stays.
 func TestSealWhoseAnswerIsLost(t *testing.T) {
 	s := testenv.ZooKeeper(t)
 	link, addr := testenv.Wire(t, s.Addr)
@@ -180,7 +182,8 @@ func TestSealWhoseAnswerIsLost(t *testing.T) {
 	}
 }
 
-// TestSealThatArrivesLate has the seal reach the server together with what is done about it, or never.
+// TestSealThatArrivesLate has the seal reach the server together with what is
+// done about it, or never.
 func TestSealThatArrivesLate(t *testing.T) {
 	s := testenv.ZooKeeper(t)
 	link, addr := testenv.Wire(t, s.Addr)
@@ -203,7 +206,8 @@ func TestSealsAndMarksSurviveARestart(t *testing.T) {
 	drivertest.SurviveRestart(t, openURL(t, "zk://%s", s.Addr), 1<<61, s.Restart)
 }
 
-// TestTokensAboveTheFloor has waiters of all kinds queue before the mark, and be granted after it.
+// TestTokensAboveTheFloor has waiters of all kinds queue before the mark, and
+// be granted after it.
 func TestTokensAboveTheFloor(t *testing.T) {
 	s := testenv.ZooKeeper(t)
 	c := userClient(t, s.Addr)
@@ -263,7 +267,8 @@ func TestTokensAboveTheFloor(t *testing.T) {
 	isSealed(t, a, "x", lastOf(l))
 }
 
-// TestMarkWhoseAnswerIsLost sees that the next tokens are above the floor all the same, also those of who stands right behind.
+// TestMarkWhoseAnswerIsLost sees that the next tokens are above the floor all
+// the same, also those of who stands right behind.
 func TestMarkWhoseAnswerIsLost(t *testing.T) {
 	s := testenv.ZooKeeper(t)
 	link, addr := testenv.Wire(t, s.Addr)
@@ -281,7 +286,8 @@ func TestMarkWhoseAnswerIsLost(t *testing.T) {
 	release(t, next)
 }
 
-// TestNamesLikeSealsAndMarks has names below another that look like what is known of that one.
+// TestNamesLikeSealsAndMarks has names below another that look like what is
+// known of that one.
 func TestNamesLikeSealsAndMarks(t *testing.T) {
 	s := testenv.ZooKeeper(t)
 	c := userClient(t, s.Addr)

@@ -20,8 +20,9 @@ const (
 	maxHang        = 16 * time.Second
 )
 
-// maxUnderway is how many requests without an answer keep new calls from the session. Each request is a goroutine until its answer, also
-// if its caller has left, and a silent server gives none.
+// maxUnderway is how many requests without an answer keep new calls from the
+// session. Each request is a goroutine until its answer, also if its caller has
+// left, and a silent server gives none.
 const maxUnderway = 256
 
 // caller sends requests on a session, and waits for an answer until ctx ends or
@@ -55,8 +56,9 @@ type reply[T any] struct {
 	err   error
 }
 
-// send has one request sent. The library's calls know no context, so each runs in a goroutine, which ends with the answer, with the
-// connection, or with the session. The channel has room for the reply, so nobody has to read it.
+// send has one request sent. The library's calls know no context, so each runs
+// in a goroutine, which ends with the answer, with the connection, or with the
+// session. The channel has room for the reply, so nobody has to read it.
 func send[T any](s *session, f func(*gozk.Conn) (T, error)) <-chan reply[T] {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -157,9 +159,11 @@ func outcome[T any](c caller, answer <-chan reply[T]) (T, error) {
 	}
 }
 
-// nudge sends a request whose arrival alone matters, if the server has been silent for some time. A server of an ensemble can forget to
-// go on with a committed transaction: the answer, and the events of the transaction, come with the next request
-// (seen with the leader of ZooKeeper 3.8.0, once in some thousand hand-overs). There is one nudge of a session at a time.
+// nudge sends a request whose arrival alone matters, if the server has been
+// silent for some time. A server of an ensemble can forget to go on with a
+// committed transaction: the answer, and the events of the transaction, come
+// with the next request (seen with the leader of ZooKeeper 3.8.0, once in some
+// thousand hand-overs). There is one nudge of a session at a time.
 //
 // Without an answer to the nudge the connection is given up: packets may be
 // lost on it while a new one works. If the server itself is slow, a new
@@ -223,7 +227,8 @@ func (c caller) await() error {
 	}
 }
 
-// query sends a request again and again until there is an answer. The request must bear repetition.
+// query sends a request again and again until there is an answer. The request
+// must bear repetition.
 func query[T any](c caller, f func(*gozk.Conn) (T, error)) (T, error) {
 	for {
 		if err := c.await(); err != nil {
@@ -295,7 +300,8 @@ type listing struct {
 	stat     gozk.Stat
 }
 
-// first returns the child that was made first of those whose names begin with a prefix, or "".
+// first returns the child that was made first of those whose names begin with a
+// prefix, or "".
 func (l listing) first(prefix string) (first string) {
 	var least contender
 	for _, child := range l.children {

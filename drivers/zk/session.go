@@ -20,10 +20,12 @@ import (
 )
 
 const (
-	idleFor    = 5 * time.Minute // an empty session ends after so long, except the oldest one of the usual TTL
-	sendBuffer = 256 << 10       // of the library, for one request
-	maxAnswer  = 64 << 20        // the names of a million contenders; a greater length is wrong
-	fixedExtra = 4               // see class
+	// an empty session ends after so long, except the oldest one of the usual
+	// TTL
+	idleFor    = 5 * time.Minute
+	sendBuffer = 256 << 10 // of the library, for one request
+	maxAnswer  = 64 << 20  // the names of a million contenders; a greater length is wrong
+	fixedExtra = 4         // see class
 
 	// maxWelcomeFor is the longest welcomeFor, and maxCutOff how often it
 	// doubles at most.
@@ -90,8 +92,8 @@ type session struct {
 	removing map[string]struct{}      // nodes of names that removeNameNode is about to remove
 }
 
-// board returns a session of a class, with the caller, whose nodes have paths of
-// so many bytes, as one of its users.
+// board returns a session of a class, with the caller, whose nodes have paths
+// of so many bytes, as one of its users.
 func (d *Driver) board(ctx context.Context, class time.Duration, paths int) (*session, error) {
 	for {
 		s, err := d.sessions.Board(ctx, class, paths)
@@ -120,8 +122,9 @@ func (d *Driver) board(ctx context.Context, class time.Duration, paths int) (*se
 	}
 }
 
-// class returns the timeout of the session for a request. Leases that end by themselves have TTLs of all kinds: so that there are not
-// too many sessions for them, theirs are a little longer, by less than fixedExtra of the TTL.
+// class returns the timeout of the session for a request. Leases that end by
+// themselves have TTLs of all kinds: so that there are not too many sessions
+// for them, theirs are a little longer, by less than fixedExtra of the TTL.
 func (d *Driver) class(r *driver.Request) time.Duration {
 	if !r.Fixed || r.TTL == d.options.TTL {
 		return r.TTL
@@ -367,10 +370,12 @@ func (s *session) opened(sent, now int64, timeout time.Duration) {
 	}
 }
 
-// ttl is the TTL of the session by the counts of both the server and the driver.
+// ttl is the TTL of the session by the counts of both the server and the
+// driver.
 func (s *session) ttl() time.Duration { return min(time.Duration(s.timeout.Load()), s.class) }
 
-// endAfter is the end of a session that is alive at a time, and not known to be alive later.
+// endAfter is the end of a session that is alive at a time, and not known to be
+// alive later.
 func (s *session) endAfter(alive int64) int64 { return alive + int64(s.ttl()) }
 
 // extend moves the end of a session that is alive at a time.

@@ -38,7 +38,8 @@ func newFleet(t *testing.T, clients int, query string) *fleet {
 	return f
 }
 
-// callers are those of one name, by what they are called: the first letter is the mode, as in r1, w2 and x3. Each is of another client.
+// callers are those of one name, by what they are called: the first letter is
+// the mode, as in r1, w2 and x3. Each is of another client.
 type callers struct {
 	*testing.T
 	*fleet
@@ -84,7 +85,8 @@ func (c *callers) wait(all ...string) {
 	}
 }
 
-// granted waits until callers are granted the name, and sees that the others wait.
+// granted waits until callers are granted the name, and sees that the others
+// wait.
 func (c *callers) granted(all ...string) {
 	c.Helper()
 	for _, who := range all {
@@ -207,7 +209,8 @@ func readersShare(c *callers) {
 	c.gone()
 }
 
-// readersKeepTheirPlace has readers be granted the name together between two writers, and pass none.
+// readersKeepTheirPlace has readers be granted the name together between two
+// writers, and pass none.
 func readersKeepTheirPlace(c *callers) {
 	c.acquire("w1")
 	c.wait("r1", "x1", "r2", "r3", "w2", "r4")
@@ -234,7 +237,8 @@ func canceledWriterHoldsNobodyUp(c *callers) {
 	c.release("r1", "r2", "r3")
 }
 
-// writerWaitsForAllReaders has readers go in the order in which the writer behind them has to look again each time.
+// writerWaitsForAllReaders has readers go in the order in which the writer
+// behind them has to look again each time.
 func writerWaitsForAllReaders(c *callers) {
 	var readers []string
 	for i := range 20 {
@@ -249,7 +253,8 @@ func writerWaitsForAllReaders(c *callers) {
 		c.release(who)
 	}
 	c.granted("w")
-	// For each reader: two requests to release it, which may be three and one for the node of the name; and two of the writer.
+	// For each reader: two requests to release it, which may be three and one
+	// for the node of the name; and two of the writer.
 	if got, most := c.Requests()-before, int64(10*len(readers)); got > most {
 		c.Errorf("requests of %d releases with a writer behind them: got %d, want at most %d", len(readers), got, most)
 	}
@@ -332,7 +337,8 @@ func sealEndsTheWaitOfReaders(c *callers) {
 	c.release("r4")
 }
 
-// deadReaderEndsWithItsSession has one of two readers vanish: the writer behind them waits for its session, and for the other one.
+// deadReaderEndsWithItsSession has one of two readers vanish: the writer behind
+// them waits for its session, and for the other one.
 func deadReaderEndsWithItsSession(c *callers) {
 	link, addr := testenv.Wire(c, c.Addr)
 	defer link.Heal()
@@ -369,7 +375,8 @@ func twoReadsOfOneClient(c *callers) {
 	c.release("w")
 }
 
-// closedClientLeavesNoNodes closes a client that reads names, one of them twice, and one of them beside another client.
+// closedClientLeavesNoNodes closes a client that reads names, one of them
+// twice, and one of them beside another client.
 func closedClientLeavesNoNodes(c *callers) {
 	d := openURL(c, "zk://%s", c.Addr)
 	for _, name := range []string{"twice", "twice", "alone", "beside"} {
@@ -387,7 +394,8 @@ func closedClientLeavesNoNodes(c *callers) {
 	}
 }
 
-// nodeOfTheNameGoesWithTheLastReader has readers leave in different orders, who had waited or not.
+// nodeOfTheNameGoesWithTheLastReader has readers leave in different orders, who
+// had waited or not.
 func nodeOfTheNameGoesWithTheLastReader(c *callers) {
 	readers := []string{"r1", "r2", "r3"}
 	for _, last := range readers {
@@ -411,7 +419,8 @@ func nodeOfTheNameGoesWithTheLastReader(c *callers) {
 	}
 }
 
-// TestLockOfGoZookeeperBesideReaders has the exclusive lock of another library wait for readers and writers, and these for the lock.
+// TestLockOfGoZookeeperBesideReaders has the exclusive lock of another library
+// wait for readers and writers, and these for the lock.
 func TestLockOfGoZookeeperBesideReaders(t *testing.T) {
 	f := newFleet(t, 2, "")
 	for _, who := range []string{"r1", "w1"} {
@@ -436,8 +445,9 @@ func TestLockOfGoZookeeperBesideReaders(t *testing.T) {
 	}
 }
 
-// TestNodesOfReadersOfOtherLibraries has nodes made by hand: of a thread of Curator that writes, and reads with the number of its writer, and
-// goes on reading; and of a reader of kazoo.
+// TestNodesOfReadersOfOtherLibraries has nodes made by hand: of a thread of
+// Curator that writes, and reads with the number of its writer, and goes on
+// reading; and of a reader of kazoo.
 func TestNodesOfReadersOfOtherLibraries(t *testing.T) {
 	f := newFleet(t, 3, "")
 	c := f.callers(t, "theirs")

@@ -14,8 +14,9 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// TestTriesOfASilentServer: 1,000 tries that give up while a server is silent keep no more goroutines than a bound, and leave nothing when
-// the server answers again.
+// TestTriesOfASilentServer: 1,000 tries that give up while a server is silent
+// keep no more goroutines than a bound, and leave nothing when the server
+// answers again.
 func TestTriesOfASilentServer(t *testing.T) {
 	const callers, rounds = 50, 20
 	s := testenv.ZooKeeper(t, "maxSessionTimeout=600000") // so that the session lasts

@@ -15,7 +15,8 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// waitsFor has a lock of go-zookeeper wait for a name, with so many contenders in all. The channel gives what comes of it.
+// waitsFor has a lock of go-zookeeper wait for a name, with so many contenders
+// in all. The channel gives what comes of it.
 func waitsFor(tb testing.TB, c *gozk.Conn, dir string, contenders int) (*gozk.Lock, <-chan error) {
 	tb.Helper()
 	other, theirs := gozk.NewLock(c, dir, gozk.WorldACL(gozk.PermAll)), make(chan error, 1)
@@ -126,7 +127,8 @@ func TestLoosenRefusesWhatItCannotCountTo(t *testing.T) {
 	}
 }
 
-// TestUnsealThatArrivesLate has another id written into the seal while a request to unseal is on its way, or half done.
+// TestUnsealThatArrivesLate has another id written into the seal while a
+// request to unseal is on its way, or half done.
 func TestUnsealThatArrivesLate(t *testing.T) {
 	s := testenv.ZooKeeper(t)
 	link, addr := testenv.Wire(t, s.Addr)
@@ -168,7 +170,8 @@ func TestUnsealWhoseAnswerIsLost(t *testing.T) {
 	release(t, next)
 }
 
-// TestSealWhoseAnswerIsLostAndThatIsLoosened has the holder learn that the name is sealed, by its own request.
+// TestSealWhoseAnswerIsLostAndThatIsLoosened has the holder learn that the name
+// is sealed, by its own request.
 func TestSealWhoseAnswerIsLostAndThatIsLoosened(t *testing.T) {
 	s := testenv.ZooKeeper(t)
 	link, addr := testenv.Wire(t, s.Addr)
@@ -226,7 +229,8 @@ func TestUnmarkNeedsTheHoldAndKeepsTheTokens(t *testing.T) {
 	}
 }
 
-// TestUnmarkWhoseAnswerIsLost has a waiter of the same process, which does not take over what the holder believes.
+// TestUnmarkWhoseAnswerIsLost has a waiter of the same process, which does not
+// take over what the holder believes.
 func TestUnmarkWhoseAnswerIsLost(t *testing.T) {
 	s := testenv.ZooKeeper(t)
 	link, addr := testenv.Wire(t, s.Addr)
@@ -245,7 +249,8 @@ func TestUnmarkWhoseAnswerIsLost(t *testing.T) {
 	release(t, next)
 }
 
-// TestTokensRiseThereAndBack has a name come to ZooKeeper, go away, and come back with tokens that have risen elsewhere.
+// TestTokensRiseThereAndBack has a name come to ZooKeeper, go away, and come
+// back with tokens that have risen elsewhere.
 func TestTokensRiseThereAndBack(t *testing.T) {
 	s := testenv.ZooKeeper(t)
 	d := openURL(t, "zk://%s", s.Addr)

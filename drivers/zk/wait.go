@@ -20,8 +20,8 @@ const (
 )
 
 // forLocks is the rule of the modes whose contenders are in one line, by their
-// numbers. The node of a claim is its place in line, and a claim is granted when
-// nobody whom it excludes is before it.
+// numbers. The node of a claim is its place in line, and a claim is granted
+// when nobody whom it excludes is before it.
 var forLocks = rule{
 	begin: func(r *request) state {
 		if r.asked.NoWait && r.session.driver.nameNodes.exists(r.claim.dir) {
@@ -74,8 +74,9 @@ func (r *request) lookInLine() (state, error) {
 	return arming, nil
 }
 
-// lookAhead looks whether a claim would be granted, before it is made: the request is not to wait. A server may lag behind, and show a holder
-// whose release is done, unless it knows of all transactions before the call.
+// lookAhead looks whether a claim would be granted, before it is made: the
+// request is not to wait. A server may lag behind, and show a holder whose
+// release is done, unless it knows of all transactions before the call.
 func (r *request) lookAhead() (state, error) {
 	dir := r.claim.dir
 	read := r.listSynced
@@ -158,8 +159,9 @@ type place struct {
 	shared bool   // both the node and another one are for reading
 }
 
-// placeAmong returns the place of the node. A Read counts no other Read, so all between two writers look out for the same node, and a
-// writer looks out for one of those before it, and for another one when that has gone.
+// placeAmong returns the place of the node. A Read counts no other Read, so all
+// between two writers look out for the same node, and a writer looks out for
+// one of those before it, and for another one when that has gone.
 func (q *claim) placeAmong(children []string) place {
 	own := contender{q.node[len(q.dir)+1:], q.mode, q.seq}
 	p := place{isLast: true}
@@ -181,8 +183,10 @@ func (q *claim) placeAmong(children []string) place {
 	return p
 }
 
-// watch returns a watch of a node: over when the node is gone, or was changed, or may have been, and not before the node was seen. Waiters
-// for the same node share a watch. For permits a request is given: the server has set the watch when watch returns.
+// watch returns a watch of a node: over when the node is gone, or was changed,
+// or may have been, and not before the node was seen. Waiters for the same node
+// share a watch. For permits a request is given: the server has set the watch
+// when watch returns.
 func (r *request) watch(node string, request func(*gozk.Conn, string) error) (*watch, error) {
 	s := r.session
 	bare := request != nil

@@ -142,8 +142,9 @@ func TestRoundTrips(t *testing.T) {
 	}
 }
 
-// TestHotLockOfOneClient sees that callers of one client hand the lock over in the process, and by the same code with requests where the
-// order of all callers is asked for.
+// TestHotLockOfOneClient sees that callers of one client hand the lock over in
+// the process, and by the same code with requests where the order of all
+// callers is asked for.
 func TestHotLockOfOneClient(t *testing.T) {
 	s := testenv.ZooKeeper(t, "maxSessionTimeout=600000")
 	for order, most := range map[string]float64{"client": 1, "fifo": 6} {
@@ -202,7 +203,8 @@ func (c counter) Write(b []byte) (int, error) {
 	return c.Conn.Write(b)
 }
 
-// TestRequestsThatConfirmASession counts those to the leader, while a lock is held.
+// TestRequestsThatConfirmASession counts those to the leader, while a lock is
+// held.
 func TestRequestsThatConfirmASession(t *testing.T) {
 	const ttl = time.Second
 	var syncs, writes atomic.Int64
@@ -271,7 +273,8 @@ func TestQueueIsInOrderOfArrival(t *testing.T) {
 	}
 }
 
-// TestForeignChildren has children below a name that are no contenders, and some that are.
+// TestForeignChildren has children below a name that are no contenders, and
+// some that are.
 func TestForeignChildren(t *testing.T) {
 	s := testenv.ZooKeeper(t)
 	c := userClient(t, s.Addr)

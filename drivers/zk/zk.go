@@ -1,18 +1,18 @@
-// Package zk is the ZooKeeper backend of dsync. Its locks are those of Curator's
-// InterProcessMutex and of go-zookeeper's Lock, node for node, so all of these
-// exclude each other and share one queue. Its modes Read and Write are those of
-// Curator's InterProcessReadWriteLock, and its permits those of
+// Package zk is the ZooKeeper backend of dsync. Its locks are those of
+// Curator's InterProcessMutex and of go-zookeeper's Lock, node for node, so all
+// of these exclude each other and share one queue. Its modes Read and Write are
+// those of Curator's InterProcessReadWriteLock, and its permits those of
 // InterProcessSemaphoreV2. The package registers the URL scheme "zk":
 //
 //	zk://user:password@host1:2181,host2:2181/chroot
 //
-// Use ZooKeeper 3.5 or later. Name all servers in the URL: a client that knows one
-// server loses its locks when that server is cut off.
+// Use ZooKeeper 3.5 or later. Name all servers in the URL: a client that knows
+// one server loses its locks when that server is cut off.
 //
 // # Parameters
 //
-// Every backend also has ttl=, require=, fenced= and floor=. The path of the URL is
-// Options.Chroot. User and password are for the scheme digest.
+// Every backend also has ttl=, require=, fenced= and floor=. The path of the
+// URL is Options.Chroot. User and password are for the scheme digest.
 //
 //	order=client|fifo               the order of callers, see Options.FIFO
 //	node=lock-|latch-               see Options.LeaderLatch
@@ -26,31 +26,32 @@
 //
 // # An example
 //
-// Two clients lock "orders/42" with the chroot /app. Each adds an ephemeral node:
+// Two clients lock "orders/42" with the chroot /app. Each adds an ephemeral
+// node:
 //
 //	/app/orders/42/_c_5f1d0c9ae37b4e6c8a2f90d1b7c3e458-lock-0000000000
 //	/app/orders/42/_c_c07e2b6f4d1849a5b3e8f6a1d2907c3b-lock-0000000001
 //
 // The node with the lowest number holds the lock. The second client watches the
-// first node, and holds the lock after its deletion. Tokens come from transaction
-// ids.
+// first node, and holds the lock after its deletion. Tokens come from
+// transaction ids.
 //
 // # Caveats
 //
-// The locks of one TTL share a session, and end with it. The server bounds TTLs,
-// usually to between 4 and 40 seconds. A session carries nodes with paths of at
-// most 512 KiB, so further locks need further sessions. Keep jute.maxbuffer at
-// 1 MiB, the default, or more.
+// The locks of one TTL share a session, and end with it. The server bounds
+// TTLs, usually to between 4 and 40 seconds. A session carries nodes with paths
+// of at most 512 KiB, so further locks need further sessions. Keep
+// jute.maxbuffer at 1 MiB, the default, or more.
 //
-// InterProcessMutex and InterProcessReadWriteLock do not see each other's nodes.
-// Use Write for names that Curator reads and writes. Each side enforces only its
-// own limit of permits, so give both the same one.
+// InterProcessMutex and InterProcessReadWriteLock do not see each other's
+// nodes. Use Write for names that Curator reads and writes. Each side enforces
+// only its own limit of permits, so give both the same one.
 //
 // The name "orders/42" is the path /orders/42. In names that end in /locks or
 // /leases the last s is written as %73, because Curator keeps permits there.
 //
-// docs/backends/zookeeper.md has costs, limits, the least rights and the promises
-// under each fault.
+// docs/backends/zookeeper.md has costs, limits, the least rights and the
+// promises under each fault.
 package zk
 
 import (
@@ -72,7 +73,8 @@ import (
 const (
 	defaultTTL = 30 * time.Second
 
-	// detect is how long a hold may go unwatched (usualCheckAfter), and a moment for the request and the event.
+	// detect is how long a hold may go unwatched (usualCheckAfter), and a
+	// moment for the request and the event.
 	detect = 2 * time.Second
 
 	tokensPerGrant = 256
@@ -80,7 +82,8 @@ const (
 	// usualPasswordsEvery is how often a session looks for further passwords.
 	usualPasswordsEvery = 10 * time.Second
 
-	// These bound the making of a session, a request to give a place in the queue back, and one in the background.
+	// These bound the making of a session, a request to give a place in the
+	// queue back, and one in the background.
 	sessionFor = 3 * time.Second
 	leaveFor   = 500 * time.Millisecond
 	leaveSoon  = 50 * time.Millisecond // instead of leaveFor, after the end of the caller's context
@@ -89,14 +92,17 @@ const (
 
 // Options of a Driver. The zero value is fine.
 type Options struct {
-	// Chroot is the path below which all locks are, such as "/app/locks". Its nodes are made when they are needed.
+	// Chroot is the path below which all locks are, such as "/app/locks". Its
+	// nodes are made when they are needed.
 	Chroot string
 
-	// TTL is the usual TTL of leases. The session for them is made at once; others are made when they are needed. The default is 30 s,
-	// as in dsync, or the next TTL that the server keeps.
+	// TTL is the usual TTL of leases. The session for them is made at once;
+	// others are made when they are needed. The default is 30 s, as in dsync,
+	// or the next TTL that the server keeps.
 	TTL time.Duration
 
-	// User and Password are what the sessions authenticate with (scheme digest), if User is not empty.
+	// User and Password are what the sessions authenticate with (scheme
+	// digest), if User is not empty.
 	User, Password string
 
 	// Passwords returns passwords of User, instead of Password. It is called
@@ -105,8 +111,8 @@ type Options struct {
 	// of these passwords.
 	Passwords func(ctx context.Context) ([]string, error)
 
-	// ACL is the ACL of all nodes of the driver. The default is everything for everybody, or, with a User, everything for the user
-	// alone.
+	// ACL is the ACL of all nodes of the driver. The default is everything for
+	// everybody, or, with a User, everything for the user alone.
 	ACL []gozk.ACL
 
 	// Dial connects to a server. The default is DialContext of a net.Dialer.
@@ -118,21 +124,27 @@ type Options struct {
 	// NoTokens: leases carry no fencing tokens.
 	NoTokens bool
 
-	// LeaderLatch has the nodes of locks without a mode say latch-, as those of Curator's LeaderLatch do, and not lock-. Clients of dsync with and
-	// without LeaderLatch wait for each other, and Lock of go-zookeeper for both; a LeaderLatch heeds no lock-, and an InterProcessMutex no latch-.
+	// LeaderLatch has the nodes of locks without a mode say latch-, as those of
+	// Curator's LeaderLatch do, and not lock-. Clients of dsync with and
+	// without LeaderLatch wait for each other, and Lock of go-zookeeper for
+	// both; a LeaderLatch heeds no lock-, and an InterProcessMutex no latch-.
 	LeaderLatch bool
 
-	// NoteAlone has the node of a hold say its note and nothing else, as Curator's LeaderLatch and LeaderSelector expect the id of a participant
+	// NoteAlone has the node of a hold say its note and nothing else, as
+	// Curator's LeaderLatch and LeaderSelector expect the id of a participant
 	// there. Inspect then names the owner by the node.
 	NoteAlone bool
 
-	// FIFO has the callers of all clients contend each for itself, in one order of arrival (driver.FIFO). The default is one contender for
-	// each client and name (driver.FIFOByClient).
+	// FIFO has the callers of all clients contend each for itself, in one order
+	// of arrival (driver.FIFO). The default is one contender for each client
+	// and name (driver.FIFOByClient).
 	FIFO bool
 }
 
-// Driver is a driver.Driver on ZooKeeper. It implements driver.KeepAliveReporter, driver.Inspector, driver.Watcher,
-// driver.ForceUnlocker, driver.Lister, driver.Limiter, driver.Latcher, move.Sealer, move.Unsealer, move.Marker and move.Unmarker too.
+// Driver is a driver.Driver on ZooKeeper. It implements
+// driver.KeepAliveReporter, driver.Inspector, driver.Watcher,
+// driver.ForceUnlocker, driver.Lister, driver.Limiter, driver.Latcher,
+// move.Sealer, move.Unsealer, move.Marker and move.Unmarker too.
 type Driver struct {
 	hosts   []string
 	options Options
@@ -152,7 +164,9 @@ type Driver struct {
 	nudgeAfter     atomic.Int64                // see usualNudgeAfter
 	hangAfter      atomic.Int64                // see usualHangAfter
 	passwordsEvery atomic.Int64                // see usualPasswordsEvery
-	cutOff         atomic.Int32                // requests for sessions that were cut off, since one was answered soon; see welcomeFor
+	// requests for sessions that were cut off, since one was answered soon; see
+	// welcomeFor
+	cutOff atomic.Int32
 
 	watchMu sync.Mutex
 	watched map[string]*nameWatch // by node
@@ -167,10 +181,12 @@ var (
 	_ driver.Lister            = (*Driver)(nil)
 )
 
-// OnKeepAlive implements driver.KeepAliveReporter. The requests are the ones of keep; the library's pings tell nothing.
+// OnKeepAlive implements driver.KeepAliveReporter. The requests are the ones of
+// keep; the library's pings tell nothing.
 func (d *Driver) OnKeepAlive(f func(err error)) { d.onKeepAlive.Store(&f) }
 
-// reportKeepAlive reports whether a session is kept alive, unless the driver ends.
+// reportKeepAlive reports whether a session is kept alive, unless the driver
+// ends.
 func (d *Driver) reportKeepAlive(err error) {
 	if told := d.onKeepAlive.Load(); told != nil && d.life.Open().Err() == nil {
 		(*told)(err)
@@ -201,17 +217,21 @@ func (d *Driver) Info() driver.Info {
 	return i
 }
 
-// late covers a server that counts sessions in whole ticks, of which the shortest timeout usually has two. Also, the session of a
-// fixed lease may be longer than its TTL. After the election of a leader all sessions last anew, for a whole timeout.
+// late covers a server that counts sessions in whole ticks, of which the
+// shortest timeout usually has two. Also, the session of a fixed lease may be
+// longer than its TTL. After the election of a leader all sessions last anew,
+// for a whole timeout.
 func (d *Driver) late() time.Duration { return d.minTTL + d.maxTTL/fixedExtra + time.Second }
 
 // now is the time since d.epoch.
 func (d *Driver) now() int64 { return int64(time.Since(d.epoch)) }
 
-// dir returns the path of a name. The path is the name itself, as far as ZooKeeper can keep the name: percent signs, what may not be in a
-// path, and slashes without something on both sides are written as %XX. So is the last letter of what looks like a contender, and of a last part
-// that is called as the line or the leases of a name with permits: a name below another must not be one of its contenders, nor have contenders
-// among those.
+// dir returns the path of a name. The path is the name itself, as far as
+// ZooKeeper can keep the name: percent signs, what may not be in a path, and
+// slashes without something on both sides are written as %XX. So is the last
+// letter of what looks like a contender, and of a last part that is called as
+// the line or the leases of a name with permits: a name below another must not
+// be one of its contenders, nor have contenders among those.
 func (d *Driver) dir(name string) string { return encode(d.options.Chroot, name) }
 
 // infix returns what stands in the names of new nodes of a mode.

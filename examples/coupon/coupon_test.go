@@ -67,7 +67,8 @@ func TestRunCountsLostUpdates(t *testing.T) {
 	}
 }
 
-// sieve is a backend that locks out nobody in other processes: memory under another name.
+// sieve is a backend that locks out nobody in other processes: memory under
+// another name.
 type sieve struct{ *memory.Driver }
 
 func (s sieve) Info() driver.Info {

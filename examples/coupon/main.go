@@ -1,6 +1,7 @@
-// Command coupon shows what a distributed lock is for. A shop has 50 coupons, and 100 buyers come at once. Each purchase reads how many
-// are left, takes a moment, and writes one less. The shop opens twice, without a lock and with one, and only the second time are as
-// many coupons issued as there were.
+// Command coupon shows what a distributed lock is for. A shop has 50 coupons,
+// and 100 buyers come at once. Each purchase reads how many are left, takes a
+// moment, and writes one less. The shop opens twice, without a lock and with
+// one, and only the second time are as many coupons issued as there were.
 package main
 
 import (
@@ -42,7 +43,8 @@ type options struct {
 // usageError is an error of whoever called the program.
 type usageError struct{ error }
 
-// run is the program with its surroundings as parameters. It returns the exit status.
+// run is the program with its surroundings as parameters. It returns the exit
+// status.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	var o options
 	flags := flag.NewFlagSet("coupon", flag.ContinueOnError)
@@ -104,7 +106,8 @@ func (o *options) withClient(ctx context.Context, fn func(*dsync.Client) error) 
 	return errors.Join(err, client.Close(closing))
 }
 
-// openTwice opens the shop without and with the lock, and fails if the lock did not do what it is for.
+// openTwice opens the shop without and with the lock, and fails if the lock did
+// not do what it is for.
 func (o *options) openTwice(ctx context.Context, client *dsync.Client, stdout, stderr io.Writer) error {
 	backend := client.Info().Name
 	if o.Procs > 1 && backend == "memory" {

@@ -24,16 +24,18 @@ const childVariable = "COUPON_CHILD"
 
 var errOrphan = errors.New("the process that gave the job is gone")
 
-// job is what a child process does: it is the shop for some of the buyers. Over its standard input it gets the job, and then the word to
-// start; the end of the input means that it has to end too. On its standard output it says when it is ready, and then, after each
-// buyer, the count so far.
+// job is what a child process does: it is the shop for some of the buyers. Over
+// its standard input it gets the job, and then the word to start; the end of
+// the input means that it has to end too. On its standard output it says when
+// it is ready, and then, after each buyer, the count so far.
 type job struct {
 	options
 	Stock  string // the file
 	Locked bool
 }
 
-// split has the job done by several processes, which start to sell together, and adds up their counts. The first error ends them all.
+// split has the job done by several processes, which start to sell together,
+// and adds up their counts. The first error ends them all.
 func (j job) split(ctx context.Context, served func(shop.Tally)) (shop.Tally, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -68,7 +70,8 @@ func (j job) split(ctx context.Context, served func(shop.Tally)) (shop.Tally, er
 	return total, context.Cause(ctx)
 }
 
-// delegate has the job done by one process, which is this program again. It calls meet when the process is ready to start.
+// delegate has the job done by one process, which is this program again. It
+// calls meet when the process is ready to start.
 func (j job) delegate(ctx context.Context, meet func(), served func(shop.Tally)) (t shop.Tally, err error) {
 	self, err := os.Executable()
 	if err != nil {

@@ -17,8 +17,9 @@ const (
 	drawEvery  = 50 * time.Millisecond
 )
 
-// newProgress returns a function that counts a buyer, and one to be called at the end. In between there is a progress bar on w, unless
-// the run is fast, if w is a terminal.
+// newProgress returns a function that counts a buyer, and one to be called at
+// the end. In between there is a progress bar on w, unless the run is fast, if
+// w is a terminal.
 func newProgress(w io.Writer, run string, buyers int) (served func(shop.Tally), stop func()) {
 	file, ok := w.(*os.File)
 	if !ok || !isTerminal(file) {
@@ -28,7 +29,8 @@ func newProgress(w io.Writer, run string, buyers int) (served func(shop.Tally), 
 	return func(shop.Tally) { b.add() }, b.clear
 }
 
-// isTerminal also takes other devices with characters for one, such as /dev/null, which does no harm.
+// isTerminal also takes other devices with characters for one, such as
+// /dev/null, which does no harm.
 func isTerminal(file *os.File) bool {
 	info, err := file.Stat()
 	return err == nil && info.Mode()&os.ModeCharDevice != 0

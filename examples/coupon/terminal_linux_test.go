@@ -11,7 +11,8 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// terminal is a pseudo-terminal that the program runs on, as its standard input and standard error.
+// terminal is a pseudo-terminal that the program runs on, as its standard input
+// and standard error.
 type terminal struct {
 	*os.File // what the user types and sees
 	cmd      *exec.Cmd
@@ -24,7 +25,8 @@ func startOnTerminal(t *testing.T, args ...string) *terminal {
 	return &terminal{testenv.Terminal(t, cmd), cmd, stdout}
 }
 
-// until reads what the program shows until that contains text, or the program has ended.
+// until reads what the program shows until that contains text, or the program
+// has ended.
 func (p *terminal) until(t *testing.T, text string) string {
 	t.Helper()
 	var shown strings.Builder

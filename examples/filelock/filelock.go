@@ -1,7 +1,8 @@
 //go:build unix
 
-// Package filelock is a worked example of a driver: locks between the processes of one machine, by flock(2) on files of a folder.
-// A file stays behind for each name, with the last fencing token in it.
+// Package filelock is a worked example of a driver: locks between the processes
+// of one machine, by flock(2) on files of a folder. A file stays behind for
+// each name, with the last fencing token in it.
 package filelock
 
 import (
@@ -48,7 +49,8 @@ type Driver struct {
 	leases map[*lease]bool
 }
 
-// New returns a driver that keeps its files in dir, which has to exist. nil means the default options.
+// New returns a driver that keeps its files in dir, which has to exist. nil
+// means the default options.
 func New(dir string, o *Options) *Driver {
 	d := &Driver{dir: dir, leases: map[*lease]bool{}}
 	d.life, d.end = context.WithCancel(context.Background())
@@ -65,7 +67,8 @@ func (d *Driver) Info() driver.Info {
 	return driver.Info{Name: "filelock", Fencing: driver.Durable}
 }
 
-// Acquire asks again and again, after 1 ms at first and 20 ms in the end: a blocked flock cannot be canceled.
+// Acquire asks again and again, after 1 ms at first and 20 ms in the end: a
+// blocked flock cannot be canceled.
 func (d *Driver) Acquire(ctx context.Context, r *driver.Request) (l driver.Lease, err error) {
 	for pause := time.Millisecond; ctx.Err() == nil; pause = min(2*pause, 20*time.Millisecond) {
 		if l, err = d.try(ctx, r); !errors.Is(err, driver.ErrLocked) || r.NoWait {
@@ -171,7 +174,8 @@ func (l *lease) Release(context.Context) error {
 	}
 	delete(l.driver.leases, l)
 	l.timer.Stop()
-	// Closing is not enough: a process that is being started at this moment has a copy of the file until it begins.
+	// Closing is not enough: a process that is being started at this moment has
+	// a copy of the file until it begins.
 	err := errors.Join(syscall.Flock(int(l.file.Fd()), syscall.LOCK_UN), l.file.Close())
 	if err == nil && !time.Now().Before(l.end) {
 		return driver.ErrNotHeld // the timer is a little late

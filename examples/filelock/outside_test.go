@@ -13,7 +13,8 @@ import (
 	"testing"
 )
 
-// outside makes a module outside of the repository, as third parties have theirs, and returns its folder.
+// outside makes a module outside of the repository, as third parties have
+// theirs, and returns its folder.
 func outside(t *testing.T, module string, files map[string]string) (dir string) {
 	t.Helper()
 	root, err := filepath.Abs("../..")
@@ -50,7 +51,8 @@ func goTest(t *testing.T, dir, run string) (out []byte, err error) {
 	return cmd.CombinedOutput()
 }
 
-// The driver in a module of its own passes the suite too: nothing of it needs to be inside of dsync.
+// The driver in a module of its own passes the suite too: nothing of it needs
+// to be inside of dsync.
 func TestConformanceOutsideOfTheRepository(t *testing.T) {
 	t.Parallel()
 	const here, there = "github.com/go-dsync/dsync/examples/filelock", "example.com/filelock"
@@ -64,7 +66,8 @@ func TestConformanceOutsideOfTheRepository(t *testing.T) {
 	}
 }
 
-// What conformance/README.md tells authors to begin with compiles, and the suite tells them how to go on.
+// What conformance/README.md tells authors to begin with compiles, and the
+// suite tells them how to go on.
 func TestBeginningOfTheReadme(t *testing.T) {
 	t.Parallel()
 	files := map[string]string{}

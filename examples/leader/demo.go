@@ -144,7 +144,8 @@ func (d *demo) end(ctx context.Context, way string, strike func(member)) error {
 	return d.start(ctx)
 }
 
-// pause has the leader stand still until another one leads, and waits for it to find out that its term is over.
+// pause has the leader stand still until another one leads, and waits for it to
+// find out that its term is over.
 func (d *demo) pause(ctx context.Context, way string) error {
 	old, term := d.leader, d.term
 	took, err := d.strike(ctx, way, member.freeze)
@@ -159,7 +160,8 @@ func (d *demo) pause(ctx context.Context, way string) error {
 	return nil
 }
 
-// strike does something to the leader, and returns when there is the next one, with the time until then.
+// strike does something to the leader, and returns when there is the next one,
+// with the time until then.
 func (d *demo) strike(ctx context.Context, way string, strike func(member)) (time.Duration, error) {
 	old, start := d.leader, time.Now()
 	strike(old)

@@ -10,7 +10,8 @@ import (
 	"github.com/go-dsync/dsync/drivers/memory"
 )
 
-// embedded is nodes in this process, each with a client of its own. Who cannot reach the others is as good as dead to them.
+// embedded is nodes in this process, each with a client of its own. Who cannot
+// reach the others is as good as dead to them.
 type embedded struct {
 	job
 	server *memory.Server

@@ -62,7 +62,8 @@ func TestLeader(t *testing.T) {
 	}
 }
 
-// TestPage looks at the page of a candidate in a browser, while the leader changes.
+// TestPage looks at the page of a candidate in a browser, while the leader
+// changes.
 func TestPage(t *testing.T) {
 	t.Parallel()
 	storeURL, stop, err := serve(new(store))
@@ -143,7 +144,8 @@ func TestStoreRefusesALateLeader(t *testing.T) {
 	}
 }
 
-// TestCanceledWritesLeaveReadsAlone ends terms at the moment at which the store answers the leader, while nodes follow the plan.
+// TestCanceledWritesLeaveReadsAlone ends terms at the moment at which the store
+// answers the leader, while nodes follow the plan.
 func TestCanceledWritesLeaveReadsAlone(t *testing.T) {
 	t.Parallel()
 	s := new(store)

@@ -1,7 +1,9 @@
 //go:build unix
 
-// Command leader shows an elected leader and its ends. Of three nodes one leads and makes the plan; the others watch who leads, and all of them
-// show it on a web page, live. The program ends the leader in three ways, and prints how long it takes until the next one leads.
+// Command leader shows an elected leader and its ends. Of three nodes one leads
+// and makes the plan; the others watch who leads, and all of them show it on a
+// web page, live. The program ends the leader in three ways, and prints how
+// long it takes until the next one leads.
 package main
 
 import (
@@ -45,7 +47,8 @@ type options struct {
 	patience time.Duration
 }
 
-// run is the program with its surroundings as parameters. It returns the exit status.
+// run is the program with its surroundings as parameters. It returns the exit
+// status.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	var o options
 	flags := flag.NewFlagSet("leader", flag.ContinueOnError)
@@ -105,7 +108,8 @@ func (o *options) show(ctx context.Context, stdout io.Writer) (err error) {
 	return err
 }
 
-// team is who plays. On a given backend the name of the election is another one each time.
+// team is who plays. On a given backend the name of the election is another one
+// each time.
 func (o *options) team(store string) team {
 	j := job{o.url, o.ttl, "planner-" + rand.Text()[:6], store}
 	if o.url != "" {
@@ -114,7 +118,8 @@ func (o *options) team(store string) team {
 	return &embedded{j, memory.NewServer(nil)}
 }
 
-// serve serves on an address of this machine. stop returns when nothing is served any more.
+// serve serves on an address of this machine. stop returns when nothing is
+// served any more.
 func serve(h http.Handler) (url string, stop func(), err error) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -18,7 +18,8 @@ const (
 	leaveFor  = 5 * time.Second // how long a node tries to give back what it has
 )
 
-// node is one candidate. It makes the plan while it leads, and shows on its page who leads, and the plan.
+// node is one candidate. It makes the plan while it leads, and shows on its
+// page who leads, and the plan.
 type node struct {
 	client   *dsync.Client
 	election string
@@ -44,8 +45,9 @@ const (
 	over    kind = "over"    // the last of the term
 )
 
-// runNode runs a node until ctx is over. open connects to the backend, with the URL of the node's page as the note of its locks: so those who
-// observe the election know where the leader is.
+// runNode runs a node until ctx is over. open connects to the backend, with the
+// URL of the node's page as the note of its locks: so those who observe the
+// election know where the leader is.
 func runNode(ctx context.Context, open func(ctx context.Context, note string) (*dsync.Client, error), election, store string,
 	say func(event)) (err error) {
 	n := &node{election: election, store: newStoreClient(store), page: newPage(), say: say}
@@ -91,7 +93,8 @@ func (n *node) candidate(ctx context.Context) error {
 	return dsync.Elect(ctx, n.client, n.election, n.lead)
 }
 
-// lead makes one plan after the other, until the term is over. Each goes to the store with the token of the term.
+// lead makes one plan after the other, until the term is over. Each goes to the
+// store with the token of the term.
 func (n *node) lead(ctx context.Context, term *dsync.Lease) (err error) {
 	p := plan{Leader: n.url, Term: term.Token(), Since: time.Now().UTC()}
 	n.say(event{Kind: elected, Term: p.Term})

@@ -20,7 +20,8 @@ type state struct {
 	Plan   plan   // the last one
 }
 
-// page is the web page of a node. It shows a state, and each change of that at once.
+// page is the web page of a node. It shows a state, and each change of that at
+// once.
 type page struct {
 	mu      sync.Mutex
 	state   state
@@ -40,7 +41,8 @@ func (p *page) update(change func(*state)) {
 	}
 }
 
-// look returns the state, and a channel that is closed when it is no longer the present one.
+// look returns the state, and a channel that is closed when it is no longer the
+// present one.
 func (p *page) look() (state, <-chan struct{}) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

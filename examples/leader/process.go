@@ -23,8 +23,9 @@ import (
 // nodeVariable in the environment tells a process that it is a node.
 const nodeVariable = "LEADER_NODE"
 
-// job is what a node needs to know. A process gets it over its standard input, whose end means that the node has to end, too. On its
-// standard output it tells events.
+// job is what a node needs to know. A process gets it over its standard input,
+// whose end means that the node has to end, too. On its standard output it
+// tells events.
 type job struct {
 	URL      string // of the backend
 	TTL      time.Duration

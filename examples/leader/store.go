@@ -22,7 +22,8 @@ type plan struct {
 	Number int       // of the plan, in the term
 }
 
-// store keeps the last plan. It is the resource that the leader writes to, and it refuses the plan of a leader who is late.
+// store keeps the last plan. It is the resource that the leader writes to, and
+// it refuses the plan of a leader who is late.
 type store struct {
 	mu     sync.Mutex // over the check and the write, which have to be one
 	tokens guard.Memory
@@ -61,8 +62,9 @@ type storeClient struct {
 	http http.Client
 }
 
-// newStoreClient uses each connection once. In net/http, a request that is canceled just when its answer comes can fail the next request
-// on the same connection.
+// newStoreClient uses each connection once. In net/http, a request that is
+// canceled just when its answer comes can fail the next request on the same
+// connection.
 func newStoreClient(url string) *storeClient {
 	return &storeClient{url: url, http: http.Client{Transport: &http.Transport{DisableKeepAlives: true}}}
 }

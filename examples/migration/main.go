@@ -1,6 +1,8 @@
-// Command migration moves the lock of a shop from Redis to etcd while the shop sells. Four processes of the operating system sell: three
-// that take part in the migration, and one that knows Redis alone. The program is their operator: it restarts them with other URLs, one
-// after the other, and calls `dsync migrate` in between, as the runbook in docs/migration.md says.
+// Command migration moves the lock of a shop from Redis to etcd while the shop
+// sells. Four processes of the operating system sell: three that take part in
+// the migration, and one that knows Redis alone. The program is their operator:
+// it restarts them with other URLs, one after the other, and calls `dsync
+// migrate` in between, as the runbook in docs/migration.md says.
 package main
 
 import (
@@ -41,7 +43,8 @@ type options struct {
 	patience time.Duration
 }
 
-// run is the program with its surroundings as parameters. It returns the exit status.
+// run is the program with its surroundings as parameters. It returns the exit
+// status.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	var o options
 	flags := flag.NewFlagSet("migration", flag.ContinueOnError)
@@ -79,7 +82,8 @@ func (o *options) migrate(ctx context.Context, stdout io.Writer) (err error) {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	// On given backends the names must be others each time, since one can move once. The shop uses the first of them.
+	// On given backends the names must be others each time, since one can move
+	// once. The shop uses the first of them.
 	id := rand.Text()[:6]
 	names := []string{"coupons-" + id, "stock-take-" + id, "returns-" + id}
 	r := &runbook{from: o.from, to: o.to, patience: o.patience, out: stdout, names: filepath.Join(dir, "names.txt")}

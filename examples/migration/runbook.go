@@ -37,7 +37,8 @@ const service = "service"
 // programs are the sellers that take part in the migration.
 var programs = []string{"program 1", "program 2", "program 3"}
 
-// step is one of the runbook. An equal share of the coupons is sold while it is taken.
+// step is one of the runbook. An equal share of the coupons is sold while it is
+// taken.
 type step struct {
 	title string
 	take  func(ctx context.Context) error
@@ -120,7 +121,8 @@ func (r *runbook) phase(p string) string {
 
 func (r *runbook) say(format string, args ...any) { fmt.Fprintf(r.out, format+"\n", args...) }
 
-// run takes one step after the other. When all coupons are sold, the rest of the buyers come at once.
+// run takes one step after the other. When all coupons are sold, the rest of
+// the buyers come at once.
 func (r *runbook) run(ctx context.Context) (sale shop.Sale, err error) {
 	steps := r.steps()
 	come := 0
@@ -144,7 +146,8 @@ func (r *runbook) run(ctx context.Context) (sale shop.Sale, err error) {
 	return sale, err
 }
 
-// restart starts sellers with a URL, one after the other. Those that are there already serve who waits in them, and end first.
+// restart starts sellers with a URL, one after the other. Those that are there
+// already serve who waits in them, and end first.
 func (r *runbook) restart(ctx context.Context, url string, names ...string) error {
 	for _, name := range names {
 		if slices.Contains(r.staff.names(), name) {

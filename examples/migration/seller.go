@@ -20,13 +20,15 @@ import (
 // sellerVariable in the environment tells a process that it is a seller.
 const sellerVariable = "MIGRATION_SELLER"
 
-// connectLimit is how long a seller tries to connect to its backends, and to leave them.
+// connectLimit is how long a seller tries to connect to its backends, and to
+// leave them.
 const connectLimit = 10 * time.Second
 
 var errOrphan = errors.New("the process that it sells for is gone")
 
-// Over its standard input a seller gets its job, and then words. On its standard output it says when it is ready, and then how each
-// buyer fared. The end of the input means that it has to end too.
+// Over its standard input a seller gets its job, and then words. On its
+// standard output it says when it is ready, and then how each buyer fared. The
+// end of the input means that it has to end too.
 const (
 	wordBuy     = "buy"     // a buyer comes in
 	wordClose   = "close"   // serve who is in, and end
@@ -100,7 +102,8 @@ func (s *seller) say(word string) {
 	fmt.Fprintln(s.out, word)
 }
 
-// serve lets buyers in until it gets the word to close. The first error sends all home.
+// serve lets buyers in until it gets the word to close. The first error sends
+// all home.
 func (s *seller) serve(ctx context.Context, in *bufio.Scanner) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -165,8 +168,9 @@ func (s *seller) auditAll(ctx context.Context) error {
 	}
 }
 
-// audit finds out whether somebody else has the lock too, or had it with a later token: it counts the stock twice under the lock, and
-// compares the tokens of the leases.
+// audit finds out whether somebody else has the lock too, or had it with a
+// later token: it counts the stock twice under the lock, and compares the
+// tokens of the leases.
 func (s *seller) audit(ctx context.Context) (err error) {
 	lease, err := s.shop.Locker.Lock(ctx, s.shop.Name)
 	if err != nil {

@@ -114,7 +114,8 @@ func (s *staff) listen(w *worker, stdout io.Reader, ready chan<- struct{}) {
 	}
 }
 
-// end waits until a process has ended that was asked to, or whose input ends now.
+// end waits until a process has ended that was asked to, or whose input ends
+// now.
 func (w *worker) end() error {
 	w.stdin.Close()
 	select {

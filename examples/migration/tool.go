@@ -19,7 +19,8 @@ type tool struct {
 
 // newTool builds the command in dir, unless it is there already.
 func newTool(ctx context.Context, dir, path, from, to string) (*tool, error) {
-	// Other users of a machine see the flags of a command, and not its environment.
+	// Other users of a machine see the flags of a command, and not its
+	// environment.
 	t := &tool{path: path, env: append(os.Environ(), "DSYNC_FROM="+from, "DSYNC_TO="+to)}
 	if path != "" {
 		return t, nil
@@ -33,7 +34,8 @@ func newTool(ctx context.Context, dir, path, from, to string) (*tool, error) {
 	return t, nil
 }
 
-// migrate runs a command of `dsync migrate`, and returns its exit status and all that it says. It has ended by itself if err is nil.
+// migrate runs a command of `dsync migrate`, and returns its exit status and
+// all that it says. It has ended by itself if err is nil.
 func (t *tool) migrate(ctx context.Context, args ...string) (status int, said string, err error) {
 	cmd := exec.CommandContext(ctx, t.path, append([]string{"migrate"}, args...)...)
 	cmd.Env = t.env

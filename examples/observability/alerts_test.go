@@ -29,7 +29,8 @@ const (
 	scrapes     = 240 // an hour
 )
 
-// scraped is what Prometheus has of a program: for each series the value of each scrape, "_" for none.
+// scraped is what Prometheus has of a program: for each series the value of
+// each scrape, "_" for none.
 type scraped map[string][]string
 
 func (s scraped) scrape(t *testing.T, from *prometheus.Registry, n int) {
@@ -74,7 +75,8 @@ func (s scraped) add(n int, name string, m *dto.Metric, le string, value float64
 	s[name] = append(s[name], fmt.Sprint(value))
 }
 
-// hour returns what Prometheus has of a program that works for an hour, to which something happens in the middle.
+// hour returns what Prometheus has of a program that works for an hour, to
+// which something happens in the middle.
 func hour(t *testing.T, happens func(t *testing.T, c *dsync.Client, d *memory.Driver)) scraped {
 	t.Helper()
 	s := scraped{}
@@ -114,7 +116,8 @@ func hour(t *testing.T, happens func(t *testing.T, c *dsync.Client, d *memory.Dr
 	return s
 }
 
-// work is one second of normal work: locks, waits, refusals, waits that are given up, leases that end as they should.
+// work is one second of normal work: locks, waits, refusals, waits that are
+// given up, leases that end as they should.
 func work(t *testing.T, c *dsync.Client) {
 	end := time.Now().Add(time.Second)
 	ctx := t.Context()
@@ -130,7 +133,8 @@ func work(t *testing.T, c *dsync.Client) {
 	time.Sleep(time.Until(end))
 }
 
-// TestAlerts has promtool, which is the engine of Prometheus, look at docs/alerts.yml with what dsync has told in an hour.
+// TestAlerts has promtool, which is the engine of Prometheus, look at
+// docs/alerts.yml with what dsync has told in an hour.
 func TestAlerts(t *testing.T) {
 	for _, test := range []struct {
 		name    string
@@ -173,8 +177,9 @@ func TestAlerts(t *testing.T) {
 	}
 }
 
-// TestDashboardInPrometheus has the engine of Prometheus answer all queries of the dashboard, some minutes after the begin of an outage, when
-// there is something to see in each panel.
+// TestDashboardInPrometheus has the engine of Prometheus answer all queries of
+// the dashboard, some minutes after the begin of an outage, when there is
+// something to see in each panel.
 func TestDashboardInPrometheus(t *testing.T) {
 	s := hour(t, func(t *testing.T, c *dsync.Client, d *memory.Driver) {
 		d.Cut()
@@ -202,7 +207,8 @@ type sample struct {
 	Value  int    `json:"value"`
 }
 
-// check has promtool compare answers to queries, with the alerts of docs/alerts.yml.
+// check has promtool compare answers to queries, with the alerts of
+// docs/alerts.yml.
 func (s scraped) check(t *testing.T, asks []ask) {
 	t.Helper()
 	promtool := testenv.Promtool(t)
@@ -230,7 +236,8 @@ func (s scraped) check(t *testing.T, asks []ask) {
 	}
 }
 
-// TestAlertsAreThoseOfThePage holds the table of docs/observability.md against the file.
+// TestAlertsAreThoseOfThePage holds the table of docs/observability.md against
+// the file.
 func TestAlertsAreThoseOfThePage(t *testing.T) {
 	page, err := os.ReadFile("../../docs/observability.md")
 	if err != nil {

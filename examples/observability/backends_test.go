@@ -61,7 +61,8 @@ func realBackends() []realBackend {
 	}
 }
 
-// through returns addresses that lead to servers, and what cuts and heals the ways.
+// through returns addresses that lead to servers, and what cuts and heals the
+// ways.
 func through(tb testing.TB, addrs string) (hosts string, cut, heal func()) {
 	w := new(wire.Wire)
 	tb.Cleanup(w.Close)

@@ -25,7 +25,8 @@ import (
 // series are the names of what Prometheus gets, with their labels.
 type series map[string]map[string]bool
 
-// exported lets all happen that there is to tell of, and returns what Prometheus is told.
+// exported lets all happen that there is to tell of, and returns what
+// Prometheus is told.
 func exported(t *testing.T) series {
 	t.Helper()
 	all := series{}
@@ -111,7 +112,8 @@ var (
 	wordsOfPromQL    = regexp.MustCompile(`\$\w+|\b(?:histogram_quantile|increase|rate|sum|or|vector)\b|\b[0-9.]+\b`)
 )
 
-// check returns what a query asks for that is not there, or what of it is not understood.
+// check returns what a query asks for that is not there, or what of it is not
+// understood.
 func (s series) check(query string) (wrong []string) {
 	need := func(metric, label string) {
 		if !s[metric][label] {
@@ -210,8 +212,9 @@ func points(t *testing.T, registry *prometheus.Registry, names ...string) map[st
 	return all
 }
 
-// TestIncreaseSeesTheFirst looks for each counter that an alert watches in the scrape before it has counted: what Prometheus first
-// sees with the value 1 has not risen to it, and increase() is 0.
+// TestIncreaseSeesTheFirst looks for each counter that an alert watches in the
+// scrape before it has counted: what Prometheus first sees with the value 1 has
+// not risen to it, and increase() is 0.
 func TestIncreaseSeesTheFirst(t *testing.T) {
 	for name, backend := range map[string]memory.Options{"renewed": {}, "sessions": {KeepsAlive: true}} {
 		t.Run(name, func(t *testing.T) {

@@ -1,6 +1,8 @@
-// Command observability is a shop whose buyers come at once and take turns under a lock, and what can be seen of that in spans and
-// metrics: which purchase was slow, how long it waited for the lock, and which other purchase held the lock meanwhile. They go to an
-// OpenTelemetry collector, or are printed.
+// Command observability is a shop whose buyers come at once and take turns
+// under a lock, and what can be seen of that in spans and metrics: which
+// purchase was slow, how long it waited for the lock, and which other purchase
+// held the lock meanwhile. They go to an OpenTelemetry collector, or are
+// printed.
 package main
 
 import (
@@ -40,7 +42,8 @@ type options struct {
 	moment, slowMoment time.Duration
 }
 
-// run is the program with its surroundings as parameters. It returns the exit status.
+// run is the program with its surroundings as parameters. It returns the exit
+// status.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	var o options
 	flags := flag.NewFlagSet("observability", flag.ContinueOnError)
@@ -66,7 +69,8 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	return 0
 }
 
-// observed opens the shop with spans and metrics on their way to whoever wants them.
+// observed opens the shop with spans and metrics on their way to whoever wants
+// them.
 func (o *options) observed(ctx context.Context, stdout, stderr io.Writer) error {
 	export, err := newExport(ctx, stdout)
 	if err != nil {

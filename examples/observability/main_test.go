@@ -14,7 +14,8 @@ import (
 	"testing"
 )
 
-// program runs the program in a process of its own, since it sets the global providers.
+// program runs the program in a process of its own, since it sets the global
+// providers.
 func program(t *testing.T, env []string, args ...string) string {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), os.Args[0], args...)
@@ -52,7 +53,8 @@ func TestPrints(t *testing.T) {
 	}
 }
 
-// TestExports is about a collector that the environment names. What it gets is in protocol buffers, in which text stands as it is.
+// TestExports is about a collector that the environment names. What it gets is
+// in protocol buffers, in which text stands as it is.
 func TestExports(t *testing.T) {
 	var mu sync.Mutex
 	got := map[string]string{}

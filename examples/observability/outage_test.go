@@ -50,7 +50,8 @@ func (l *lines) text() string {
 	return strings.Join(l.all, "")
 }
 
-// await waits for the first record with a text, and returns its number. One goroutine calls it.
+// await waits for the first record with a text, and returns its number. One
+// goroutine calls it.
 func (l *lines) await(t *testing.T, text string) int {
 	t.Helper()
 	guard := time.NewTimer(time.Minute)
@@ -70,7 +71,8 @@ func (l *lines) await(t *testing.T, text string) int {
 	}
 }
 
-// TestOutageOnRealBackends stops a server while one client holds a lock, another waits, and nobody asks for anything else.
+// TestOutageOnRealBackends stops a server while one client holds a lock,
+// another waits, and nobody asks for anything else.
 func TestOutageOnRealBackends(t *testing.T) {
 	const ttl = 3 * time.Second
 	for _, b := range []struct {

@@ -23,8 +23,8 @@ type shop struct {
 	moment, slowMoment time.Duration
 }
 
-// buy is one purchase, in a span of its own. The spans of the lock are below it without further ado, since they are made from its
-// context.
+// buy is one purchase, in a span of its own. The spans of the lock are below it
+// without further ado, since they are made from its context.
 func (s *shop) buy(ctx context.Context, buyer int) (sold bool, err error) {
 	ctx, span := otel.Tracer("shop").Start(ctx, "purchase", trace.WithAttributes(attribute.Int("shop.buyer", buyer)))
 	defer span.End()

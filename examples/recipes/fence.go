@@ -34,8 +34,8 @@ func UpdateBalance(ctx context.Context, db *sql.DB, id string, token uint64, cha
 	return tx.Commit()
 }
 
-// Charge changes an account by work that does not fit into one transaction, such
-// as a call of a payment provider.
+// Charge changes an account by work that does not fit into one transaction,
+// such as a call of a payment provider.
 func Charge(ctx context.Context, db *sql.DB, id string, token uint64,
 	work func(ctx context.Context, balance int64) (int64, error)) error {
 	if err := guard.Postgres.Enter(ctx, db, "accounts/"+id, token); err != nil {
@@ -52,7 +52,8 @@ func Charge(ctx context.Context, db *sql.DB, id string, token uint64,
 	return UpdateBalance(ctx, db, id, token, func(int64) int64 { return balance })
 }
 
-// UpdateObject changes an object in a store that knows If-Match, such as S3, where the object's token is in its metadata.
+// UpdateObject changes an object in a store that knows If-Match, such as S3,
+// where the object's token is in its metadata.
 func UpdateObject(ctx context.Context, url string, token uint64, change func(old []byte) []byte) error {
 	for {
 		old, err := ask(ctx, http.MethodGet, url, nil, nil, http.StatusNotFound)
@@ -75,8 +76,8 @@ func UpdateObject(ctx context.Context, url string, token uint64, change func(old
 
 const tokenHeader = "X-Amz-Meta-Dsync-Token"
 
-// Message is what a producer sends to a log such as Kafka, with the lock's name as its key: all messages of a key are in one partition,
-// in order.
+// Message is what a producer sends to a log such as Kafka, with the lock's name
+// as its key: all messages of a key are in one partition, in order.
 type Message struct {
 	Key   string
 	Token uint64 // in a header
@@ -100,7 +101,8 @@ type answer struct {
 	body   []byte
 }
 
-// ask sends a request. Every answer but success, and the one that is expected beside, is an error.
+// ask sends a request. Every answer but success, and the one that is expected
+// beside, is an error.
 func ask(ctx context.Context, method, url string, header http.Header, body []byte, beside int) (a answer, err error) {
 	r, err := http.NewRequestWithContext(ctx, method, url, bytes.NewReader(body))
 	if err != nil {

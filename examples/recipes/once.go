@@ -1,4 +1,5 @@
-// Package recipes has the code of docs/recipes.md, with a test for each recipe. It is there to be copied.
+// Package recipes has the code of docs/recipes.md, with a test for each recipe.
+// It is there to be copied.
 package recipes
 
 import (
@@ -18,12 +19,14 @@ type Results interface {
 	// Store refuse smaller tokens from now on.
 	Enter(ctx context.Context, key string, token uint64) error
 
-	// Store refuses a token that is smaller than one that Enter or Store has seen.
+	// Store refuses a token that is smaller than one that Enter or Store has
+	// seen.
 	Store(ctx context.Context, key, result string, token uint64) error
 }
 
-// Idempotent does the work for a key once, and gives its result to all who ask: to a client that repeats its request with the same
-// Idempotency-Key, or to processes that want the same page at the same moment (singleflight).
+// Idempotent does the work for a key once, and gives its result to all who ask:
+// to a client that repeats its request with the same Idempotency-Key, or to
+// processes that want the same page at the same moment (singleflight).
 func Idempotent(ctx context.Context, l dsync.Locker, r Results, key string,
 	work func(context.Context) (string, error), opts ...dsync.LockOption) (result string, err error) {
 	result, ok, err := r.Load(ctx, key)

@@ -7,12 +7,14 @@ import (
 	"github.com/go-dsync/dsync"
 )
 
-// AtMost8 runs fn while at most eight callers of AtMost8 with this name do, on all machines.
+// AtMost8 runs fn while at most eight callers of AtMost8 with this name do, on
+// all machines.
 func AtMost8(ctx context.Context, l dsync.Locker, name string, fn func(context.Context) error) error {
 	return dsync.Do(ctx, dsync.With(l, dsync.Permits(1, 8)), name, fn)
 }
 
-// Allowed returns nil a hundred times in any minute, on all machines together, and then ErrLocked.
+// Allowed returns nil a hundred times in any minute, on all machines together,
+// and then ErrLocked.
 func Allowed(ctx context.Context, l dsync.Locker, name string) error {
 	lease, err := l.TryLock(ctx, name, dsync.Permits(1, 100), dsync.ExpireAfter(time.Minute), dsync.HoldAtLeast(time.Minute))
 	if err != nil {

@@ -10,7 +10,8 @@ import (
 	"github.com/go-dsync/dsync"
 )
 
-// Serve answers requests until ctx ends, as at SIGTERM with signal.NotifyContext, and then ends in the right order.
+// Serve answers requests until ctx ends, as at SIGTERM with
+// signal.NotifyContext, and then ends in the right order.
 func Serve(ctx context.Context, client *dsync.Client, l net.Listener, h http.Handler) error {
 	server := &http.Server{Handler: h}
 	failed := make(chan error, 1)
@@ -20,7 +21,8 @@ func Serve(ctx context.Context, client *dsync.Client, l net.Listener, h http.Han
 		return errors.Join(err, client.Close(ctx))
 	case <-ctx.Done():
 	}
-	// First the work, while its locks are still renewed; then the client, which frees the locks of what was left undone.
+	// First the work, while its locks are still renewed; then the client, which
+	// frees the locks of what was left undone.
 	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), 20*time.Second)
 	defer cancel()
 	err := server.Shutdown(grace)
@@ -28,7 +30,8 @@ func Serve(ctx context.Context, client *dsync.Client, l net.Listener, h http.Han
 	return errors.Join(err, client.Close(ctx))
 }
 
-// Ready is the handler of a readiness probe. A liveness probe asks for less: to start a process anew brings no backend back.
+// Ready is the handler of a readiness probe. A liveness probe asks for less: to
+// start a process anew brings no backend back.
 func Ready(client *dsync.Client) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if err := client.Ping(r.Context()); err != nil {

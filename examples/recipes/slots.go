@@ -10,7 +10,8 @@ import (
 	"github.com/go-dsync/dsync"
 )
 
-// AtMost runs fn while at most n callers of AtMost with this name do, in all processes, on any backend: each takes one of n locks.
+// AtMost runs fn while at most n callers of AtMost with this name do, in all
+// processes, on any backend: each takes one of n locks.
 func AtMost(ctx context.Context, l dsync.Locker, name string, n int, fn func(context.Context) error) error {
 	for {
 		for _, slot := range rand.Perm(n) {

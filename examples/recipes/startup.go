@@ -7,8 +7,8 @@ import (
 	"github.com/go-dsync/dsync"
 )
 
-// Migrate changes the schema of a database when a program starts. All instances call Migrate: the first does the work, and the others
-// wait for it.
+// Migrate changes the schema of a database when a program starts. All instances
+// call Migrate: the first does the work, and the others wait for it.
 func Migrate(ctx context.Context, l dsync.Locker, version func(context.Context) (int, error), steps []func(context.Context) error) error {
 	return dsync.Do(ctx, l, "schema", func(ctx context.Context) error {
 		done, err := version(ctx) // asked under the lock

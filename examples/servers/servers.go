@@ -1,4 +1,5 @@
-// Package servers starts the servers that the examples run on, for the time of a program.
+// Package servers starts the servers that the examples run on, for the time of
+// a program.
 package servers
 
 import (

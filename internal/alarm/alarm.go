@@ -27,7 +27,8 @@ type Alarm[T any] struct {
 	slot *slot[T] // nil if the alarm is not set
 }
 
-// slot is the alarms of one time, which is that of the earliest, or a multiple of the grain before.
+// slot is the alarms of one time, which is that of the earliest, or a multiple
+// of the grain before.
 type slot[T any] struct {
 	at    clock.Moment
 	index int // in the heap
@@ -60,7 +61,8 @@ func (q *Queue[T]) Set(a *Alarm[T], now, at clock.Moment) clock.Moment {
 	return at
 }
 
-// Stop takes the alarm out of its Queue, if it is set. A slot at a multiple of the grain stays, for those who lock and unlock all the time.
+// Stop takes the alarm out of its Queue, if it is set. A slot at a multiple of
+// the grain stays, for those who lock and unlock all the time.
 func (a *Alarm[T]) Stop() {
 	s := a.slot
 	if s == nil {

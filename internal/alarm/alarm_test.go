@@ -9,7 +9,8 @@ import (
 	"github.com/go-dsync/dsync/internal/clock"
 )
 
-// TestAlarmsAreNeverLate compares alarms with a list of what is set, while time passes at random.
+// TestAlarmsAreNeverLate compares alarms with a list of what is set, while time
+// passes at random.
 func TestAlarmsAreNeverLate(t *testing.T) {
 	const grain = clock.Moment(100)
 	for seed := range uint64(200) {
@@ -56,7 +57,8 @@ func TestAlarmsAreNeverLate(t *testing.T) {
 	}
 }
 
-// TestHoldsOfABatchShareSlots counts slots: what each hold of a large batch costs is to be in two lists.
+// TestHoldsOfABatchShareSlots counts slots: what each hold of a large batch
+// costs is to be in two lists.
 func TestHoldsOfABatchShareSlots(t *testing.T) {
 	const ttl = 30 * time.Second
 	renewals, ends := Queue[int]{Grain: ttl / 64}, Queue[int]{Grain: ttl / 64}

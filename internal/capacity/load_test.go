@@ -5,13 +5,15 @@ import (
 	"time"
 )
 
-// load is what processes send to a backend and keep there. All figures are for a TTL of 30 s.
+// load is what processes send to a backend and keep there. All figures are for
+// a TTL of 30 s.
 type load struct {
 	backend string
 	model   string // its name
 
-	// Requests a second of a process that holds ten locks, without renewals by the batch, and of one that waits: the server counted them, for
-	// 20 processes and 30 s.
+	// Requests a second of a process that holds ten locks, without renewals by
+	// the batch, and of one that waits: the server counted them, for 20
+	// processes and 30 s.
 	perHolder, perWaiting float64
 
 	batch   int           // locks that one request renews, each third of the TTL; 0: a session carries all of them
@@ -31,7 +33,8 @@ var loads = []load{
 
 const renewals = 10 * time.Second // a third of the TTL
 
-// total is what processes ask of the backend, which hold locks each and take and give back others.
+// total is what processes ask of the backend, which hold locks each and take
+// and give back others.
 type total struct {
 	requests float64 // a second
 	busy     float64 // CPUs of the server

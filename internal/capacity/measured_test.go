@@ -7,7 +7,8 @@ import (
 	"time"
 )
 
-// within is how far a simulated value may be from the measured one: a fifth of that.
+// within is how far a simulated value may be from the measured one: a fifth of
+// that.
 const within = 0.2
 
 // figure is a measured value, and what the simulation has for it.
@@ -26,7 +27,8 @@ func (f figure) check(t *testing.T) {
 	}
 }
 
-// crowds is hand-overs a second of clients who keep a name for 1 ms, in docs/measured.md.
+// crowds is hand-overs a second of clients who keep a name for 1 ms, in
+// docs/measured.md.
 var crowds = []struct {
 	model   model
 	clients []int
@@ -54,7 +56,8 @@ func crowdFigures(t *testing.T) (all []figure) {
 // bout is for how long a crowd is watched.
 func bout(n int) time.Duration { return time.Second + time.Duration(n)*2*time.Millisecond }
 
-// A model without one of its parts is off the measured curve: TestCapacityPage sees that.
+// A model without one of its parts is off the measured curve: TestCapacityPage
+// sees that.
 func TestCrowdsNeedEachPart(t *testing.T) {
 	for _, test := range []struct {
 		part     string

@@ -7,7 +7,8 @@ const us = time.Microsecond
 // micros is a time of some microseconds, with a fraction.
 func micros(f float64) time.Duration { return time.Duration(f * float64(us)) }
 
-// The models of the backends that have an order. docs/capacity.md has a table of where each constant comes from.
+// The models of the backends that have an order. docs/capacity.md has a table
+// of where each constant comes from.
 var (
 	redisFair = model{name: "Redis, `fair=true`", service: 11 * us, latency: (110 - 11) * us, event: 140 * us, extra: 4, looks: 1, beside: 188 * us, alive: time.Second}
 
@@ -33,7 +34,8 @@ func hot(name string, free time.Duration) model {
 	return model{name: name, latency: free / 2, passed: micros(2.5)}
 }
 
-// patient is the model with a TTL of 30 s: sessions and connections are kept alive by the requests of a client that waits, see perWaiting.
+// patient is the model with a TTL of 30 s: sessions and connections are kept
+// alive by the requests of a client that waits, see perWaiting.
 func (m model) patient() model {
 	for _, l := range loads {
 		if l.model == m.name {

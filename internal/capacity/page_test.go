@@ -29,7 +29,8 @@ var tables = []table{
 	{"load", totals},
 }
 
-// comparison checks each figure, and has what was measured, and what is simulated, in italics where it is fitted.
+// comparison checks each figure, and has what was measured, and what is
+// simulated, in italics where it is fitted.
 func comparison(t *testing.T, all []figure) []string {
 	head := "| |"
 	lines := map[string]string{}
@@ -59,7 +60,8 @@ func comparison(t *testing.T, all []figure) []string {
 	return rows
 }
 
-// Crowds over a network between machines, and a time for which a name is kept that is longer than the hand-over.
+// Crowds over a network between machines, and a time for which a name is kept
+// that is longer than the hand-over.
 func extended(t *testing.T) []string {
 	if testing.Short() {
 		return nil
@@ -115,8 +117,9 @@ func size(bytes float64) string {
 	return digits(math.Round(bytes/1e6)) + " MB"
 }
 
-// TestCapacityPage holds the simulation to what was measured, and the tables of docs/capacity.md to the simulation and the formulas. The order of goroutines at one instant is chance, so
-// figures may differ a little.
+// TestCapacityPage holds the simulation to what was measured, and the tables of
+// docs/capacity.md to the simulation and the formulas. The order of goroutines
+// at one instant is chance, so figures may differ a little.
 func TestCapacityPage(t *testing.T) {
 	text, err := os.ReadFile(page)
 	if err != nil {
@@ -147,7 +150,8 @@ func TestCapacityPage(t *testing.T) {
 	}
 }
 
-// compare tells the first cell in which a table of the page is not what it should be.
+// compare tells the first cell in which a table of the page is not what it
+// should be.
 func compare(t *testing.T, name string, have, want []string) {
 	t.Helper()
 	if len(have) != len(want) {
@@ -171,7 +175,8 @@ func compare(t *testing.T, name string, have, want []string) {
 
 func isGap(r rune) bool { return strings.ContainsRune(" |;*", r) }
 
-// near says whether two words are the same, or numbers that differ by a tenth, or by two, which small percents do.
+// near says whether two words are the same, or numbers that differ by a tenth,
+// or by two, which small percents do.
 func near(a, b string) bool {
 	x, errX := strconv.ParseFloat(strings.ReplaceAll(a, ",", ""), 64)
 	y, errY := strconv.ParseFloat(strings.ReplaceAll(b, ",", ""), 64)

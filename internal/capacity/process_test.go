@@ -8,8 +8,8 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// process is the driver of a simulated process: one client of drivers/memory, whose requests take their time. It has none of the
-// optional interfaces.
+// process is the driver of a simulated process: one client of drivers/memory,
+// whose requests take their time. It has none of the optional interfaces.
 type process struct {
 	driver.Driver
 	world *world
@@ -61,7 +61,8 @@ func (a *waiting) Waiting() {
 	a.Events.Waiting()
 }
 
-// over ends a wait. A client does one thing after the other, so what it has begun for its wait comes first.
+// over ends a wait. A client does one thing after the other, so what it has
+// begun for its wait comes first.
 func (a *waiting) over() {
 	if !a.queued {
 		return

@@ -6,31 +6,37 @@ import (
 	"time"
 )
 
-// model is what a backend takes for its part of a lock. All times but those that are said to be fitted were measured one by one.
+// model is what a backend takes for its part of a lock. All times but those
+// that are said to be fitted were measured one by one.
 type model struct {
 	name string
 
-	// service is how long the server is busy with a request, and latency what a request takes besides on a network that takes no time:
-	// system calls, and goroutines and processes that have to be woken.
+	// service is how long the server is busy with a request, and latency what a
+	// request takes besides on a network that takes no time: system calls, and
+	// goroutines and processes that have to be woken.
 	service, latency time.Duration
 
-	// event is what a message from the server takes until the waiter goes on, beyond half of latency.
+	// event is what a message from the server takes until the waiter goes on,
+	// beyond half of latency.
 	event time.Duration
 
-	// extra is how many requests a waiter sends after the first one until it waits, and looks how many when it was told, before it has the
-	// name; the latter only if more clients wait than unseen.
+	// extra is how many requests a waiter sends after the first one until it
+	// waits, and looks how many when it was told, before it has the name; the
+	// latter only if more clients wait than unseen.
 	extra, looks, unseen int
 
-	// perWaiter is for how much longer the server is busy with a request that reads the queue, for each client that waits: the first
-	// one, if asksQueue, and the looks. It is fitted.
+	// perWaiter is for how much longer the server is busy with a request that
+	// reads the queue, for each client that waits: the first one, if asksQueue,
+	// and the looks. It is fitted.
 	perWaiter time.Duration
 	asksQueue bool
 
-	// beside is what a hand-over in a crowd takes longer for the work of clients that are not concerned, with a CPU for all of them. It is
-	// fitted.
+	// beside is what a hand-over in a crowd takes longer for the work of
+	// clients that are not concerned, with a CPU for all of them. It is fitted.
 	beside time.Duration
 
-	// alive is how often a client that waits sends a request that keeps its connection or session alive.
+	// alive is how often a client that waits sends a request that keeps its
+	// connection or session alive.
 	alive time.Duration
 
 	// passed is what a hand-over inside a process takes of its CPU time.
@@ -53,7 +59,8 @@ type thread struct {
 	busy time.Duration
 }
 
-// serve returns when the thread has done something that takes it d, in its turn.
+// serve returns when the thread has done something that takes it d, in its
+// turn.
 func (t *thread) serve(d time.Duration) {
 	t.mu.Lock()
 	now := time.Now()

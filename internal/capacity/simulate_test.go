@@ -69,7 +69,8 @@ func freeLock(t *testing.T, m model, roundTrip time.Duration) (s simulated) {
 	return s
 }
 
-// handOver simulates the time from the release of one client to the grant of another that waits.
+// handOver simulates the time from the release of one client to the grant of
+// another that waits.
 func handOver(t *testing.T, m model, roundTrip time.Duration) (s simulated) {
 	t.Helper()
 	m.beside = 0 // nobody else is there
@@ -101,8 +102,9 @@ func handOver(t *testing.T, m model, roundTrip time.Duration) (s simulated) {
 	return s
 }
 
-// crowd simulates n clients who want one name, keep it, give it back and want it again, with callers goroutines in each of them, for d
-// after a turn of all of them.
+// crowd simulates n clients who want one name, keep it, give it back and want
+// it again, with callers goroutines in each of them, for d after a turn of all
+// of them.
 func crowd(t *testing.T, m model, roundTrip time.Duration, n, callers int, hold, d time.Duration) (s simulated) {
 	t.Helper()
 	inBubble(t, m, roundTrip, n, func(t *testing.T, w *world, clients []*dsync.Client) {

@@ -1,5 +1,6 @@
-// Package cleaner repeats requests of drivers to remove what may be left at a server, until it is gone. The driver decides how to ask, when
-// a ghost is gone for good, and which ghost is given up.
+// Package cleaner repeats requests of drivers to remove what may be left at a
+// server, until it is gone. The driver decides how to ask, when a ghost is gone
+// for good, and which ghost is given up.
 package cleaner
 
 import (
@@ -20,8 +21,9 @@ const (
 	lastInFinish = time.Second / 2
 )
 
-// Ghost is the part of a ghost that its Cleaner needs, to be embedded. A ghost is something that may be left at a server, or may come to be
-// there, and that nobody wants.
+// Ghost is the part of a ghost that its Cleaner needs, to be embedded. A ghost
+// is something that may be left at a server, or may come to be there, and that
+// nobody wants.
 type Ghost struct {
 	Added time.Time // when Add was called
 
@@ -36,20 +38,23 @@ type Haunting interface{ ghost() *Ghost }
 
 // Policy has the driver's decisions.
 type Policy[G Haunting] struct {
-	// Settle asks the server once about some ghosts, and returns those that are not gone for good. Its requests end with the context of
-	// the driver's lifecycle. It may change the slice.
+	// Settle asks the server once about some ghosts, and returns those that are
+	// not gone for good. Its requests end with the context of the driver's
+	// lifecycle. It may change the slice.
 	Settle func(ghosts []G) (left []G)
 
 	Batch int // the most ghosts in one call of Settle
 	Calls int // the most calls of Settle at a time
 
-	// Max, if not 0, is how many ghosts may wait. Of more, Forget chooses the index of one to be given up; -1: none.
+	// Max, if not 0, is how many ghosts may wait. Of more, Forget chooses the
+	// index of one to be given up; -1: none.
 	Max    int
 	Forget func(ghosts []G) int
 }
 
-// Cleaner settles ghosts, in one goroutine and one for each call of Settle, which live as long as there are ghosts. While a ghost is not
-// gone, the Cleaner asks again, ever more seldom.
+// Cleaner settles ghosts, in one goroutine and one for each call of Settle,
+// which live as long as there are ghosts. While a ghost is not gone, the
+// Cleaner asks again, ever more seldom.
 type Cleaner[G Haunting] struct {
 	life   *lifecycle.Lifecycle
 	policy Policy[G]
@@ -105,8 +110,9 @@ func (c *Cleaner[G]) Full() bool {
 	return len(c.ghosts)+c.settling >= c.policy.Max
 }
 
-// Finish returns when nothing is left, or when ctx is done, with how much is left. It is called once. Ghosts with a long pause before them
-// are settled at once.
+// Finish returns when nothing is left, or when ctx is done, with how much is
+// left. It is called once. Ghosts with a long pause before them are settled at
+// once.
 func (c *Cleaner[G]) Finish(ctx context.Context) (left int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -158,7 +164,8 @@ func (c *Cleaner[G]) run() {
 	}
 }
 
-// due takes out the ghosts that are due now, or tells when the next one is; zero: when a call of Settle has ended.
+// due takes out the ghosts that are due now, or tells when the next one is;
+// zero: when a call of Settle has ended.
 func (c *Cleaner[G]) due() (due []G, next time.Time, end bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -225,7 +232,8 @@ func (c *Cleaner[G]) kick() {
 // left is Left, with mu held.
 func (c *Cleaner[G]) left() int { return len(c.ghosts) + c.settling + c.expected }
 
-// tell lets Finish return when there is nothing left. It is called with mu held.
+// tell lets Finish return when there is nothing left. It is called with mu
+// held.
 func (c *Cleaner[G]) tell() {
 	if c.none != nil && c.left() == 0 {
 		close(c.none)

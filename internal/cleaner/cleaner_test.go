@@ -196,7 +196,8 @@ func TestEndOfTheDriverEndsIt(t *testing.T) {
 	})
 }
 
-// TestFinishWaitsForWhatComesMeanwhile: a ghost that comes at the very instant at which nothing was left is waited for, too.
+// TestFinishWaitsForWhatComesMeanwhile: a ghost that comes at the very instant
+// at which nothing was left is waited for, too.
 func TestFinishWaitsForWhatComesMeanwhile(t *testing.T) {
 	s := &server{takes: time.Second}
 	bubble(t, Policy[*remnant]{Settle: s.settle, Batch: 1, Calls: 1}, func(t *testing.T, c *Cleaner[*remnant], _ *lifecycle.Lifecycle) {

@@ -1,4 +1,5 @@
-// Package clock has a monotonic clock that tells how long it stood still while the machine slept.
+// Package clock has a monotonic clock that tells how long it stood still while
+// the machine slept.
 package clock
 
 import (
@@ -14,18 +15,23 @@ import (
 type Moment = time.Duration
 
 const (
-	// minSleep is how far the clocks go apart before anybody looks for a sleep, and the shortest sleep. The margin of a lease covers less.
+	// minSleep is how far the clocks go apart before anybody looks for a sleep,
+	// and the shortest sleep. The margin of a lease covers less.
 	minSleep = time.Millisecond
 
 	// maxSleeps is how many sleeps are told apart.
 	maxSleeps = 64
 )
 
-// Clock is the monotonic clock of a client, and what this clock has missed: it stands still while the machine sleeps, and the leases on
-// the backend go on. The wall clock, which a reading of the time has at no extra cost, gives the hint of a sleep; asleep tells the
-// length of the sleep, where the system knows, and otherwise the lead of the wall clock over the monotonic one counts as the sleep.
+// Clock is the monotonic clock of a client, and what this clock has missed: it
+// stands still while the machine sleeps, and the leases on the backend go on.
+// The wall clock, which a reading of the time has at no extra cost, gives the
+// hint of a sleep; asleep tells the length of the sleep, where the system
+// knows, and otherwise the lead of the wall clock over the monotonic one counts
+// as the sleep.
 //
-// A sleep is noticed at the next reading. What was sent before has to be thought of as sent before the sleep.
+// A sleep is noticed at the next reading. What was sent before has to be
+// thought of as sent before the sleep.
 type Clock struct {
 	Start  time.Time
 	wall   int64                        // Start on the wall clock, in nanoseconds
@@ -65,18 +71,21 @@ func (c *Clock) Now() Moment {
 	return now
 }
 
-// Plain reads the clock without a look for a sleep, at half the cost, for times on which no lease depends.
+// Plain reads the clock without a look for a sleep, at half the cost, for times
+// on which no lease depends.
 func (c *Clock) Plain() Moment { return time.Since(c.Start) }
 
-// read returns the time, and how far the wall clock is ahead of what is accounted for.
+// read returns the time, and how far the wall clock is ahead of what is
+// accounted for.
 func (c *Clock) read() (now Moment, ahead time.Duration) {
 	t := time.Now()
 	now = t.Sub(c.Start)
 	return now, time.Duration(t.UnixNano() - c.wall - int64(now) - c.lead.Load())
 }
 
-// apart reads the clock, and finds out whether the machine has slept when the clocks have gone apart. A step of the wall clock, or one
-// that is slewed, does the same.
+// apart reads the clock, and finds out whether the machine has slept when the
+// clocks have gone apart. A step of the wall clock, or one that is slewed, does
+// the same.
 func (c *Clock) apart() Moment {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -110,8 +119,9 @@ func (c *Clock) slept(now Moment, d time.Duration) {
 	c.last.Store(int64(now))
 }
 
-// merge makes one record of two neighbours, with the effect of both for requests that were sent between them: of the two that are closest to
-// each other in relation to how long ago they were. Called with mu held.
+// merge makes one record of two neighbours, with the effect of both for
+// requests that were sent between them: of the two that are closest to each
+// other in relation to how long ago they were. Called with mu held.
 func (c *Clock) merge(now Moment) {
 	best, least := 0, math.Inf(1)
 	for i, from := 0, Moment(0); i+1 < len(c.sleeps); i, from = i+1, c.sleeps[i].at {
@@ -124,7 +134,8 @@ func (c *Clock) merge(now Moment) {
 	c.sleeps = slices.Delete(c.sleeps, best, best+1)
 }
 
-// Missed returns how long the machine may have slept since a request was sent, as far as noticed.
+// Missed returns how long the machine may have slept since a request was sent,
+// as far as noticed.
 func (c *Clock) Missed(since Moment) time.Duration {
 	if int64(since) > c.last.Load() {
 		return 0

@@ -6,8 +6,9 @@ import (
 	"unsafe"
 )
 
-// asleep returns how long the machine has slept since it was started, in which CLOCK_BOOTTIME goes on and CLOCK_MONOTONIC does not.
-// False means that the kernel does not know.
+// asleep returns how long the machine has slept since it was started, in which
+// CLOCK_BOOTTIME goes on and CLOCK_MONOTONIC does not. False means that the
+// kernel does not know.
 func asleep() (time.Duration, bool) {
 	const clockMonotonic, clockBoottime = 1, 7
 	best, slept := time.Duration(-1), time.Duration(0)

@@ -44,8 +44,9 @@ func LockerBy(tb testing.TB, lock func(name string) (unlock func() error, err er
 	}
 }
 
-// InTurn runs slices of work that take turns, so that all see the same machine, and returns how long each took in all. What happens
-// in the first turns, when servers and caches are cold, does not count.
+// InTurn runs slices of work that take turns, so that all see the same machine,
+// and returns how long each took in all. What happens in the first turns, when
+// servers and caches are cold, does not count.
 func InTurn(b *testing.B, slices ...func()) []time.Duration {
 	const cold = 3
 	for range cold {
@@ -77,8 +78,10 @@ func Crowd(goroutines, rounds int, f func(i int)) {
 	wg.Wait()
 }
 
-// CrowdCost reports how many requests and how much time it costs each of the callers of a client who wait for a name that another one of
-// them holds, from the first call to the last release. The function waits says that as many as expected are seen to wait at the server.
+// CrowdCost reports how many requests and how much time it costs each of the
+// callers of a client who wait for a name that another one of them holds, from
+// the first call to the last release. The function waits says that as many as
+// expected are seen to wait at the server.
 func CrowdCost(b *testing.B, c *dsync.Client, name string, waiters int, requests func() int64, waits func() bool) {
 	lock := func() *dsync.Lease {
 		l, err := c.Lock(b.Context(), name)
@@ -118,8 +121,10 @@ func CrowdCost(b *testing.B, c *dsync.Client, name string, waiters int, requests
 	b.ReportMetric(float64(b.Elapsed().Microseconds())/n, "µs/waiter")
 }
 
-// HandOvers returns a function that hands a lock over from one client to the other, back and forth, and returns how long it took from
-// the beginning of the release to the grant. The function waits returns when the other client is seen to wait.
+// HandOvers returns a function that hands a lock over from one client to the
+// other, back and forth, and returns how long it took from the beginning of the
+// release to the grant. The function waits returns when the other client is
+// seen to wait.
 func HandOvers(b *testing.B, clients [2]Locker, name string, waits func()) func() time.Duration {
 	type grant struct {
 		at     time.Time
@@ -159,7 +164,8 @@ func Heap() int64 {
 	return int64(m.HeapAlloc)
 }
 
-// HoldMany holds b.N locks of their own, and reports what each costs in the driver. What is to settle first does so in settled.
+// HoldMany holds b.N locks of their own, and reports what each costs in the
+// driver. What is to settle first does so in settled.
 func HoldMany(b *testing.B, d driver.Driver, settled func()) {
 	const warm = 100
 	requests := make([]*driver.Request, warm+b.N) // which are no part of the driver

@@ -15,9 +15,10 @@ import (
 // garbledCall is how long a call may ask a server whose answers make no sense.
 const garbledCall = 500 * time.Millisecond
 
-// SurviveGarbled uses drivers while bytes that come over the link are wrong, from the beginning or later, many or few. What the calls
-// return then means nothing. But none of them panics, all return, and a new driver is as good as ever when the servers are.
-// The short form has two rounds.
+// SurviveGarbled uses drivers while bytes that come over the link are wrong,
+// from the beginning or later, many or few. What the calls return then means
+// nothing. But none of them panics, all return, and a new driver is as good as
+// ever when the servers are. The short form has two rounds.
 func SurviveGarbled(t *testing.T, url string, rounds int, link *wire.Wire) {
 	for seed := range uint64(testenv.Briefly(2, rounds)) {
 		t.Run(fmt.Sprintf("seed %d", seed), func(t *testing.T) {
@@ -52,7 +53,8 @@ func SurviveGarbled(t *testing.T, url string, rounds int, link *wire.Wire) {
 	Release(t, Acquire(t, d, Request("sound")))
 }
 
-// SurviveAnswers uses a driver whose server answers what makes no sense. All calls return.
+// SurviveAnswers uses a driver whose server answers what makes no sense. All
+// calls return.
 func SurviveAnswers(t *testing.T, url string) {
 	const limit = 50 * time.Millisecond
 	returns(t, "Open and what follows", func() {
@@ -83,8 +85,8 @@ func returns(t *testing.T, what string, f func()) {
 	}
 }
 
-// CallAll makes each call of a driver, with so much time for each, as far as it is granted anything. Only the caller knows what the
-// calls should return.
+// CallAll makes each call of a driver, with so much time for each, as far as it
+// is granted anything. Only the caller knows what the calls should return.
 func CallAll(t *testing.T, d driver.Driver, name string, limit time.Duration) {
 	call := func(what string, f func(ctx context.Context) error) {
 		ctx, cancel := context.WithTimeout(t.Context(), limit)

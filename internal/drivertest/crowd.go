@@ -10,8 +10,9 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// Fight has drivers take and release a lock until each had it so many times on average, and returns how often each of them had it. Like
-// package dsync, each leaves the others a moment after a release.
+// Fight has drivers take and release a lock until each had it so many times on
+// average, and returns how often each of them had it. Like package dsync, each
+// leaves the others a moment after a release.
 func Fight[D driver.Driver](tb testing.TB, drivers []D, each int, request func() *driver.Request) []int {
 	tb.Helper()
 	ctx, cancel := context.WithCancel(tb.Context())

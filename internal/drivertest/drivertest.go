@@ -1,4 +1,5 @@
-// Package drivertest has what the tests of drivers need that call a driver directly, as package dsync does.
+// Package drivertest has what the tests of drivers need that call a driver
+// directly, as package dsync does.
 package drivertest
 
 import (
@@ -13,7 +14,8 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// HangGuard bounds every wait. It is no expectation of how long something takes.
+// HangGuard bounds every wait. It is no expectation of how long something
+// takes.
 const HangGuard = 60 * time.Second
 
 // Guard returns a context that ends after HangGuard.

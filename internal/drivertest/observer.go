@@ -15,9 +15,11 @@ const (
 	observerKnowsIn = time.Second // after an observer knows that begins when that is over
 )
 
-// ObserverComesBack cuts an observer off while the leader changes, by connections that break and by ones on which nothing arrives. Soon
-// after the end of that the observer knows who leads, by the measure of an observer that begins then. url makes a URL of the address of a
-// server, whose TTL is to be less than a minute.
+// ObserverComesBack cuts an observer off while the leader changes, by
+// connections that break and by ones on which nothing arrives. Soon after the
+// end of that the observer knows who leads, by the measure of an observer that
+// begins then. url makes a URL of the address of a server, whose TTL is to be
+// less than a minute.
 func ObserverComesBack(t *testing.T, server string, url func(addr string) string) {
 	for name, cut := range map[string]func(*wire.Wire){
 		"cut":        (*wire.Wire).Cut,

@@ -10,7 +10,8 @@ import (
 	"github.com/go-dsync/dsync/driver/move"
 )
 
-// Kinds returns requests for holds that are carried in different ways, each for a name of its own below name.
+// Kinds returns requests for holds that are carried in different ways, each for
+// a name of its own below name.
 func Kinds(name string) map[string]*driver.Request {
 	return map[string]*driver.Request{"kept": Request(name + "/kept"), "fixed": Fixed(Request(name+"/fixed"), 30*time.Second)}
 }
@@ -61,9 +62,10 @@ func Unseal(tb testing.TB, d move.Unsealer, name, id string) {
 	}
 }
 
-// LateUnseal has b write another id next to the seal of a name while a request of a to unseal it is under way, and fails the test unless
-// that does nothing. Delay holds the request up; the channel, if there is one, is closed when it has come to where it is held. Arrive
-// lets it go on.
+// LateUnseal has b write another id next to the seal of a name while a request
+// of a to unseal it is under way, and fails the test unless that does nothing.
+// Delay holds the request up; the channel, if there is one, is closed when it
+// has come to where it is held. Arrive lets it go on.
 func LateUnseal(tb testing.TB, a, b Unsealer, name string, delay func() <-chan struct{}, arrive func()) {
 	tb.Helper()
 	l := Acquire(tb, a, Request(name))
@@ -83,9 +85,10 @@ func LateUnseal(tb testing.TB, a, b Unsealer, name string, delay func() <-chan s
 	Release(tb, Acquire(tb, b, NoWait(name)))
 }
 
-// LateSeal has requests of a to seal what it holds by r, and to release it, held up while both are given up, and fails the test unless b
-// then finds one thing: the name is sealed, or it is free. Delay holds them up, and arrive lets them go on; where they are lost instead,
-// it must be free.
+// LateSeal has requests of a to seal what it holds by r, and to release it,
+// held up while both are given up, and fails the test unless b then finds one
+// thing: the name is sealed, or it is free. Delay holds them up, and arrive
+// lets them go on; where they are lost instead, it must be free.
 func LateSeal(tb testing.TB, a, b Sealer, r *driver.Request, delay, arrive func(), lost bool) {
 	tb.Helper()
 	l := Acquire(tb, a, r)
@@ -107,7 +110,8 @@ func LateSeal(tb testing.TB, a, b Sealer, r *driver.Request, delay, arrive func(
 	}
 }
 
-// SurviveRestart fails the test unless a seal, a mark and a floor outlast a restart of the server.
+// SurviveRestart fails the test unless a seal, a mark and a floor outlast a
+// restart of the server.
 func SurviveRestart(tb testing.TB, d Marker, floor uint64, restart func()) {
 	tb.Helper()
 	old := Acquire(tb, d, Request("old"))
@@ -142,7 +146,8 @@ type Marker interface {
 	move.Marker
 }
 
-// IsSealed fails the test unless the driver says that the name is sealed, and with this last token.
+// IsSealed fails the test unless the driver says that the name is sealed, and
+// with this last token.
 func IsSealed(tb testing.TB, d Sealer, name string, last uint64) {
 	tb.Helper()
 	for _, r := range []*driver.Request{Request(name), NoWait(name), Fixed(Request(name), 30*time.Second)} {

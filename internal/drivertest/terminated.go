@@ -23,8 +23,8 @@ func lockedNames() (names []string) {
 	return names
 }
 
-// TerminatedRole is a role of testenv.Spawn: a program that closes its client when a signal ends it, with the context that the signal
-// canceled.
+// TerminatedRole is a role of testenv.Spawn: a program that closes its client
+// when a signal ends it, with the context that the signal canceled.
 func TerminatedRole() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
@@ -39,8 +39,9 @@ func TerminatedRole() {
 	fmt.Println("closed:", client.Close(ctx))
 }
 
-// FreesWhenTerminated checks that the locks of such a program are free once it has ended, long before their TTL is over. The test
-// binary has TerminatedRole as its role "terminated".
+// FreesWhenTerminated checks that the locks of such a program are free once it
+// has ended, long before their TTL is over. The test binary has TerminatedRole
+// as its role "terminated".
 func FreesWhenTerminated(t *testing.T, url string) {
 	p := testenv.Spawn(t, "terminated", urlVariable+"="+url)
 	if got, want := p.Line(), "locked: <nil>"; got != want {

@@ -100,7 +100,8 @@ func admissionsBySQL(t *testing.T, db *database) {
 	})
 }
 
-// nullIsNoToken finds a null in the table, where somebody left out that token may not be null.
+// nullIsNoToken finds a null in the table, where somebody left out that token
+// may not be null.
 func nullIsNoToken(t *testing.T, db *database) {
 	if _, err := db.ExecContext(t.Context(), "insert into dsync_guard (name, token) values ('x', null)"); err != nil {
 		t.Fatal(err)
@@ -115,7 +116,8 @@ func nullIsNoToken(t *testing.T, db *database) {
 	}
 }
 
-// otherScaleOfTokens has a program change its backend: first by the URL alone, and then with a floor.
+// otherScaleOfTokens has a program change its backend: first by the URL alone,
+// and then with a floor.
 func otherScaleOfTokens(t *testing.T, db *database) {
 	write := func(floor uint64) error {
 		t.Helper()
@@ -153,7 +155,8 @@ func noTable(t *testing.T, db *database) {
 	}
 }
 
-// rowsAreNotCounted has a connection say that each statement changed no row, as some say where a value stays the same.
+// rowsAreNotCounted has a connection say that each statement changed no row, as
+// some say where a value stays the same.
 func rowsAreNotCounted(t *testing.T, db *database) {
 	for _, step := range []struct {
 		token uint64

@@ -23,13 +23,15 @@ type database struct {
 	url   string // of a PostgreSQL
 	guard guard.SQL
 
-	// table is what the documentation of guard says, but with a table that lets token be null.
+	// table is what the documentation of guard says, but with a table that lets
+	// token be null.
 	table string
 
 	levels   []level
 	conflict func(error) bool // whether an error is that of a transaction which was ended because of another one
 
-	// waiting asks how many transactions wait for another one. It is empty where nobody waits, and all conflicts are errors.
+	// waiting asks how many transactions wait for another one. It is empty
+	// where nobody waits, and all conflicts are errors.
 	waiting string
 }
 
@@ -139,7 +141,8 @@ func TestDatabases(t *testing.T) {
 	}
 }
 
-// clear makes empty tables: that of guard, and an account, with no money, that the name "x" protects.
+// clear makes empty tables: that of guard, and an account, with no money, that
+// the name "x" protects.
 func (db *database) clear(t *testing.T) {
 	t.Helper()
 	for _, statement := range []string{

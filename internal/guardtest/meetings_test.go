@@ -32,7 +32,8 @@ var errUndo = errors.New("rolled back by the test")
 func undo(context.Context, *sql.Tx) error { return errUndo }
 func keep(context.Context, *sql.Tx) error { return nil }
 
-// meet has a second transaction begin while a first one is open, which goes on with last when the second waits or has ended.
+// meet has a second transaction begin while a first one is open, which goes on
+// with last when the second waits or has ended.
 func (db *database) meet(t *testing.T, level sql.IsolationLevel, first, second, last work) (ofFirst, ofSecond error) {
 	t.Helper()
 	answer := make(chan error, 1)
@@ -69,7 +70,8 @@ func (db *database) waits(t *testing.T) bool {
 	return n > 0
 }
 
-// expect compares the outcome of a transaction that met another one: a conflict is no ErrStale, and lets nothing pass.
+// expect compares the outcome of a transaction that met another one: a conflict
+// is no ErrStale, and lets nothing pass.
 func (db *database) expect(t *testing.T, level level, got, want error) {
 	t.Helper()
 	switch {
@@ -80,7 +82,8 @@ func (db *database) expect(t *testing.T, level level, got, want error) {
 	}
 }
 
-// onEach runs a test on each level, for a name that nobody has written, and for one with the token 1.
+// onEach runs a test on each level, for a name that nobody has written, and for
+// one with the token 1.
 func (db *database) onEach(t *testing.T, test func(t *testing.T, level level, written uint64)) {
 	for _, level := range db.levels {
 		for written := range uint64(2) {
@@ -97,7 +100,8 @@ func (db *database) onEach(t *testing.T, test func(t *testing.T, level level, wr
 	}
 }
 
-// writerMeetsWriter has a writer come while another one has not ended. The second finds what the first has written.
+// writerMeetsWriter has a writer come while another one has not ended. The
+// second finds what the first has written.
 func writerMeetsWriter(t *testing.T, db *database) {
 	for _, c := range []struct {
 		what          string
@@ -139,7 +143,8 @@ func writerMeetsWriter(t *testing.T, db *database) {
 	}
 }
 
-// readerMeetsWriter has a reader come while a writer has not ended. On a database where nobody waits the reader sees what was there before.
+// readerMeetsWriter has a reader come while a writer has not ended. On a
+// database where nobody waits the reader sees what was there before.
 func readerMeetsWriter(t *testing.T, db *database) {
 	for _, c := range []struct {
 		what           string
@@ -166,7 +171,8 @@ func readerMeetsWriter(t *testing.T, db *database) {
 	}
 }
 
-// writerMeetsReader has a writer, and another reader, come while a reader has not ended: the first sees one state all the time.
+// writerMeetsReader has a writer, and another reader, come while a reader has
+// not ended: the first sees one state all the time.
 func writerMeetsReader(t *testing.T, db *database) {
 	db.onEach(t, func(t *testing.T, level level, written uint64) {
 		same := func(ctx context.Context, tx *sql.Tx) error { return balance(ctx, tx, written) }
@@ -213,7 +219,8 @@ func snapshot(t *testing.T, db *database) {
 	}
 }
 
-// crowd has many write at once, each in a new transaction after a conflict, as programs do.
+// crowd has many write at once, each in a new transaction after a conflict, as
+// programs do.
 func crowd(t *testing.T, db *database) {
 	for _, level := range db.levels {
 		t.Run(level.String(), func(t *testing.T) {
@@ -247,7 +254,8 @@ func crowd(t *testing.T, db *database) {
 	}
 }
 
-// writeOnce writes until there is no conflict. The balance never falls; who is refused finds a larger one.
+// writeOnce writes until there is no conflict. The balance never falls; who is
+// refused finds a larger one.
 func (db *database) writeOnce(t *testing.T, level level, token uint64) error {
 	for {
 		err := db.transact(t.Context(), level.IsolationLevel, func(ctx context.Context, tx *sql.Tx) error {

@@ -1,5 +1,5 @@
-// Package lifecycle ends drivers in order: Close waits for calls under way, then for the clean-up behind them, and the goroutines
-// end last.
+// Package lifecycle ends drivers in order: Close waits for calls under way,
+// then for the clean-up behind them, and the goroutines end last.
 package lifecycle
 
 import (
@@ -10,8 +10,9 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// Lifecycle of a driver counts the calls and the goroutines of the driver. The end is in four steps: Close, AwaitCalls, End (of clean-ups) and
-// Wait, for the goroutines.
+// Lifecycle of a driver counts the calls and the goroutines of the driver. The
+// end is in four steps: Close, AwaitCalls, End (of clean-ups) and Wait, for the
+// goroutines.
 type Lifecycle struct {
 	open   context.Context
 	close  context.CancelFunc
@@ -34,13 +35,16 @@ func New() *Lifecycle {
 	return l
 }
 
-// Open returns a context that ends when Close is called. Waiting calls end with Open.
+// Open returns a context that ends when Close is called. Waiting calls end with
+// Open.
 func (l *Lifecycle) Open() context.Context { return l.open }
 
-// Context returns a context that ends when End is called. Clean-ups behind calls end with Context.
+// Context returns a context that ends when End is called. Clean-ups behind
+// calls end with Context.
 func (l *Lifecycle) Context() context.Context { return l.life }
 
-// Enter counts a call until Leave is called. It fails with driver.ErrClosed once Close was called.
+// Enter counts a call until Leave is called. It fails with driver.ErrClosed
+// once Close was called.
 func (l *Lifecycle) Enter() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -51,7 +55,8 @@ func (l *Lifecycle) Enter() error {
 	return nil
 }
 
-// EnterLate is Enter for a call that gives something back, and never fails: once AwaitCalls has returned, nobody waits for the call.
+// EnterLate is Enter for a call that gives something back, and never fails:
+// once AwaitCalls has returned, nobody waits for the call.
 func (l *Lifecycle) EnterLate() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -68,7 +73,8 @@ func (l *Lifecycle) Leave() {
 	}
 }
 
-// Go runs f in a goroutine, for which Wait waits. After End, Go returns false and does not run f.
+// Go runs f in a goroutine, for which Wait waits. After End, Go returns false
+// and does not run f.
 func (l *Lifecycle) Go(f func()) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -92,7 +98,8 @@ func (l *Lifecycle) Sleep(ctx context.Context, wait time.Duration) bool {
 	return false
 }
 
-// Close has Enter fail from now on, and ends Open. A second Close returns driver.ErrClosed.
+// Close has Enter fail from now on, and ends Open. A second Close returns
+// driver.ErrClosed.
 func (l *Lifecycle) Close() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -104,7 +111,8 @@ func (l *Lifecycle) Close() error {
 	return nil
 }
 
-// AwaitCalls waits for all calls, and returns how many had not ended at the end of ctx. It is called once, after Close.
+// AwaitCalls waits for all calls, and returns how many had not ended at the end
+// of ctx. It is called once, after Close.
 func (l *Lifecycle) AwaitCalls(ctx context.Context) int {
 	l.mu.Lock()
 	if l.calls == 0 {

@@ -1,4 +1,5 @@
-// Package linked has a doubly linked list of values with their links in themselves, so that being in the list takes no memory.
+// Package linked has a doubly linked list of values with their links in
+// themselves, so that being in the list takes no memory.
 package linked
 
 import "iter"

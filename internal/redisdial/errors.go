@@ -39,7 +39,8 @@ func IsDemoted(err error) bool {
 // The text of its own error is left out because it quotes the arguments of the
 // command, such as a script.
 func RefusedCommand(answer *rueidis.RedisError) error {
-	text, unknown := strings.CutPrefix(answer.Error(), "unknown command ") // the library leaves out the ERR before it
+	// the library leaves out the ERR before it
+	text, unknown := strings.CutPrefix(answer.Error(), "unknown command ")
 	if !unknown {
 		return nil
 	}

@@ -1,6 +1,7 @@
-// Package redisdial has the options, and makes the connections, of clients that a driver opened itself. So the driver knows all its
-// connections: the driver can tell a new connection from the one before, and no connection stays open when the driver is closed, whatever the
-// client was doing at that moment.
+// Package redisdial has the options, and makes the connections, of clients that
+// a driver opened itself. So the driver knows all its connections: the driver
+// can tell a new connection from the one before, and no connection stays open
+// when the driver is closed, whatever the client was doing at that moment.
 package redisdial
 
 import (
@@ -12,10 +13,12 @@ import (
 	"sync/atomic"
 )
 
-// Func makes a connection, with TLS if config is not nil. It has the type of rueidis.ClientOption.DialCtxFn.
+// Func makes a connection, with TLS if config is not nil. It has the type of
+// rueidis.ClientOption.DialCtxFn.
 type Func = func(ctx context.Context, addr string, nd *net.Dialer, config *tls.Config) (net.Conn, error)
 
-// Dialer makes connections, and can break them later. All methods may be called concurrently.
+// Dialer makes connections, and can break them later. All methods may be called
+// concurrently.
 type Dialer struct {
 	dial     Func
 	made     atomic.Uint64
@@ -120,10 +123,12 @@ func (d *Dialer) begin() bool {
 	return true
 }
 
-// Made returns how many connections were asked for. While the number stays the same, there is no new connection.
+// Made returns how many connections were asked for. While the number stays the
+// same, there is no new connection.
 func (d *Dialer) Made() uint64 { return d.made.Load() }
 
-// Connected reports whether a connection is open. The client has closed one whose end it has noticed.
+// Connected reports whether a connection is open. The client has closed one
+// whose end it has noticed.
 func (d *Dialer) Connected() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -137,7 +142,8 @@ func (d *Dialer) Break() {
 	d.breakAll()
 }
 
-// End breaks every connection, and lets no more be made. It may be called again.
+// End breaks every connection, and lets no more be made. It may be called
+// again.
 func (d *Dialer) End() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -163,7 +169,8 @@ func (c *conn) Close() error {
 	return c.Conn.Close()
 }
 
-// sever closes a connection without the goodbye of TLS, for a goodbye could block.
+// sever closes a connection without the goodbye of TLS, for a goodbye could
+// block.
 func sever(c net.Conn) {
 	if t, ok := c.(*tls.Conn); ok {
 		c = t.NetConn()

@@ -111,7 +111,8 @@ func TestEndBreaksConnectionsAndRefusesNewOnes(t *testing.T) {
 	}
 }
 
-// The server accepts the connection, and says nothing that TLS could begin with.
+// The server accepts the connection, and says nothing that TLS could begin
+// with.
 func TestEndEndsAttemptsThatAreUnderWay(t *testing.T) {
 	s := newServer(t)
 	d := redisdial.New(nil)

@@ -25,19 +25,23 @@ const (
 	maxDB      = 1 << 20
 )
 
-// Prepare sets what the drivers demand of each client, and the times that o leaves open.
+// Prepare sets what the drivers demand of each client, and the times that o
+// leaves open.
 func Prepare(o *rueidis.ClientOption) {
 	o.DisableCache, o.DisableRetry = true, true
 	o.PipelineMultiplex = -1 // one connection, which is as fast, and keeps requests in order
 
-	// The library's own goroutines write and read from the beginning. Otherwise callers do so at first, and Close can wait for ever: if Close begins
-	// at the moment when the ping of an idle connection does, each of the two leaves it to the other to start these goroutines.
+	// The library's own goroutines write and read from the beginning. Otherwise
+	// callers do so at first, and Close can wait for ever: if Close begins at
+	// the moment when the ping of an idle connection does, each of the two
+	// leaves it to the other to start these goroutines.
 	o.AlwaysPipelining, o.DisableAutoPipelining = true, false
 
 	if o.Dialer.Timeout <= 0 {
 		o.Dialer.Timeout = ConnectFor
 	}
-	if o.Dialer.KeepAlive <= 0 { // without pings the goroutines would wait for a silent server for ever
+	if o.Dialer.KeepAlive <= 0 {
+		// without pings the goroutines would wait for a silent server for ever
 		o.Dialer.KeepAlive = PingEvery
 	}
 	if o.ConnWriteTimeout <= 0 {

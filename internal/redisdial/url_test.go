@@ -22,7 +22,8 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// TestIdleConnectionIsRead: the library reads a connection that no request uses, and so notices its end without a ping. Close of a client whose callers
+// TestIdleConnectionIsRead: the library reads a connection that no request
+// uses, and so notices its end without a ping. Close of a client whose callers
 // read could hang, which is too rare for a test: see Prepare.
 func TestIdleConnectionIsRead(t *testing.T) {
 	s := testenv.Redis(t)

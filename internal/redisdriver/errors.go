@@ -16,24 +16,27 @@ import (
 // ErrAnswer reports an answer that no script gives.
 var ErrAnswer = errors.New("the server's answer makes no sense")
 
-// unavailableCodes begin the errors by which a server refuses a command for now, before doing anything.
+// unavailableCodes begin the errors by which a server refuses a command for
+// now, before doing anything.
 var unavailableCodes = []string{
 	"READONLY", "LOADING", "CLUSTERDOWN", "TRYAGAIN", "MASTERDOWN", "BUSY", "OOM", "MISCONF", "NOREPLICAS", "MOVED", "ASK",
-	"max number of clients", // reached, by itself or with those of the cluster; the library leaves out the ERR before it
+	// reached, by itself or with those of the cluster; the library leaves out
+	// the ERR before it
+	"max number of clients",
 }
 
 var credentialCodes = []string{"NOAUTH", "WRONGPASS"}
 
-// deniedInScript begins the errors, without a code, by which servers up to 7.0 refuse a command of a script. They do not name the
-// command.
+// deniedInScript begins the errors, without a code, by which servers up to 7.0
+// refuse a command of a script. They do not name the command.
 const deniedInScript = "The user executing the script can't"
 
 // unknownInScript begins the errors by which servers refuse a command of a
 // script that they do not know.
 const unknownInScript = "Unknown Redis command called from"
 
-// Fault makes the error of a call out of the error of a request about name. Doubt says that the request was perhaps carried out, or may
-// yet be.
+// Fault makes the error of a call out of the error of a request about name.
+// Doubt says that the request was perhaps carried out, or may yet be.
 func Fault(ctx context.Context, name string, err error) (_ error, doubt bool) {
 	if answer, ok := rueidis.IsRedisErr(err); ok {
 		return Refusal(name, answer)
@@ -62,7 +65,8 @@ type NotSent struct{ Why error }
 func (e NotSent) Error() string { return e.Why.Error() }
 func (e NotSent) Unwrap() error { return e.Why }
 
-// neverSent reports whether a request failed before there was a connection to send it on.
+// neverSent reports whether a request failed before there was a connection to
+// send it on.
 func neverSent(err error) bool {
 	var dial *net.OpError
 	return errors.As(err, new(NotSent)) || errors.As(err, &dial) && dial.Op == "dial" ||
@@ -81,9 +85,11 @@ func Refusal(name string, answer *rueidis.RedisError) (_ error, doubt bool) {
 	case redisdial.HasCode(text, deniedInScript, unknownInScript):
 		return fmt.Errorf("%w: %s: %w", fs.ErrPermission, commandAt(text), answer), true
 	case redisdial.HasCode(text, credentialCodes...):
-		return fmt.Errorf("%w: %w", driver.ErrCredentials, answer), true // a command may have been sent before
+		// a command may have been sent before
+		return fmt.Errorf("%w: %w", driver.ErrCredentials, answer), true
 	case redisdial.HasCode(text, "NOPERM"):
-		return fmt.Errorf("%w: %w", fs.ErrPermission, answer), true // a script may have been stopped half-way
+		// a script may have been stopped half-way
+		return fmt.Errorf("%w: %w", fs.ErrPermission, answer), true
 	case redisdial.HasCode(text, "WRONGTYPE"):
 		return fmt.Errorf("key %q, or one that belongs to it, is in use for something else: %w", name, answer), false
 	}
@@ -107,7 +113,8 @@ func CheckVersion(version string) error {
 	return nil
 }
 
-// CheckEviction returns an error for a server that evicts keys, by its maxmemory-policy if that is known.
+// CheckEviction returns an error for a server that evicts keys, by its
+// maxmemory-policy if that is known.
 func CheckEviction(policy string) error {
 	if policy == "" || policy == "noeviction" {
 		return nil

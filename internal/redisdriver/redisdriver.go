@@ -1,6 +1,6 @@
 // Package redisdriver is what the drivers of Redis have in common: the frame of
-// their calls, the time for which a lease lasts, scripts, and what the errors of
-// servers mean.
+// their calls, the time for which a lease lasts, scripts, and what the errors
+// of servers mean.
 package redisdriver
 
 import (
@@ -167,9 +167,9 @@ func (t *Term) Begin(at int64, ttl time.Duration) (r Renewal, ok bool) {
 	return r, true
 }
 
-// Renewed takes the answer that a renewal was carried out. Renewals that overlap
-// may have been carried out in any order, and an unanswered renewal at any time,
-// so the shortest of them counts.
+// Renewed takes the answer that a renewal was carried out. Renewals that
+// overlap may have been carried out in any order, and an unanswered renewal at
+// any time, so the shortest of them counts.
 func (t *Term) Renewed(r Renewal, now int64) error {
 	expires := t.Expires()
 	if now >= expires {

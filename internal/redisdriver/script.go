@@ -55,7 +55,8 @@ var (
 	commandOfScript = regexp.MustCompile(`call\('([A-Z]+)'`)
 )
 
-// commandAt returns the commands of a script in the line that an error of the server names.
+// commandAt returns the commands of a script in the line that an error of the
+// server names.
 func commandAt(text string) string {
 	const unknown = "a command of a script"
 	script, known := texts[shaOfScript.FindString(text)]

@@ -34,19 +34,21 @@ const (
 	lookEvery = 250 * time.Millisecond
 )
 
-// feedKey names a feed: by the address of its node for sharded channels in a cluster, else there is one for each kind.
+// feedKey names a feed: by the address of its node for sharded channels in a
+// cluster, else there is one for each kind.
 type feedKey struct {
 	node    string
 	sharded bool
 }
 
-// feed is the subscriptions of one kind, over one connection. While it is down, the
-// feed connects again and again, and subscribes to all of its channels. Then one
-// waiter of each channel asks, because messages may have been missed.
+// feed is the subscriptions of one kind, over one connection. While it is down,
+// the feed connects again and again, and subscribes to all of its channels.
+// Then one waiter of each channel asks, because messages may have been missed.
 //
-// A feed never unsubscribes, because the library panics if a server refuses that
-// (BUSY, MISCONF, MASTERDOWN). Instead it subscribes to the channels in use on a
-// new connection, and closes the old one when the server has confirmed them.
+// A feed never unsubscribes, because the library panics if a server refuses
+// that (BUSY, MISCONF, MASTERDOWN). Instead it subscribes to the channels in
+// use on a new connection, and closes the old one when the server has confirmed
+// them.
 type feed struct {
 	listener *Listener
 	key      feedKey
@@ -114,8 +116,8 @@ func (f *feed) add(s *subscription) {
 	f.wake()
 }
 
-// begin notes that the server has confirmed a subscription. Waiters ask, because
-// messages may have been missed (mu).
+// begin notes that the server has confirmed a subscription. Waiters ask,
+// because messages may have been missed (mu).
 func (f *feed) begin(s *subscription) {
 	s.active, s.lost = true, false
 	s.hub.poke()
@@ -457,7 +459,8 @@ func (l *link) flush(ctx context.Context) bool {
 	return true
 }
 
-// message takes a message, after which waiters of the channel ask. It is called by the connection's reader.
+// message takes a message, after which waiters of the channel ask. It is called
+// by the connection's reader.
 func (l *link) message(m rueidis.PubSubMessage) {
 	f := l.feed
 	f.listener.mu.Lock()
@@ -467,7 +470,8 @@ func (l *link) message(m rueidis.PubSubMessage) {
 	}
 }
 
-// confirmed takes what the server says about a subscription. A sharded channel whose slot moves away is unsubscribed by the server.
+// confirmed takes what the server says about a subscription. A sharded channel
+// whose slot moves away is unsubscribed by the server.
 func (l *link) confirmed(c rueidis.PubSubSubscription) {
 	f := l.feed
 	ln := f.listener
@@ -526,7 +530,8 @@ func (l *link) refused(channel string) bool {
 	return true
 }
 
-// replace finds another place for a subscription that the server does not want here (mu).
+// replace finds another place for a subscription that the server does not want
+// here (mu).
 func (f *feed) replace(s *subscription) {
 	ln := f.listener
 	s.lost = true

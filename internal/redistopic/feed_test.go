@@ -127,8 +127,8 @@ func testRefusal(t *testing.T, refusal, words string, resp2, sharded bool) {
 	}
 }
 
-// TestEveryMessageArrives: while a feed replaces its connection again and again,
-// no message is missed.
+// TestEveryMessageArrives: while a feed replaces its connection again and
+// again, no message is missed.
 func TestEveryMessageArrives(t *testing.T) {
 	s := testenv.Redis(t)
 	var conns atomic.Int64
@@ -207,8 +207,8 @@ func TestUnusedIsNoWaiter(t *testing.T) {
 	last.LeaveForGood()
 }
 
-// TestUnusedChannelsAreBounded: where no new connection can be made, a feed gives
-// up its connection rather than collect unused channels.
+// TestUnusedChannelsAreBounded: where no new connection can be made, a feed
+// gives up its connection rather than collect unused channels.
 func TestUnusedChannelsAreBounded(t *testing.T) {
 	s := testenv.Redis(t)
 	var full atomic.Bool
@@ -231,8 +231,8 @@ func TestUnusedChannelsAreBounded(t *testing.T) {
 	testenv.Eventually(t, func() bool { return ln.Own("unused0") == 0 && ln.Own("used") == 1 }, "the unused channels are left")
 }
 
-// TestStaleConnection: when the client uses another server, so does the feed, and
-// waiters ask.
+// TestStaleConnection: when the client uses another server, so does the feed,
+// and waiters ask.
 func TestStaleConnection(t *testing.T) {
 	servers := []*testenv.RedisServer{testenv.Redis(t), testenv.Redis(t)}
 	var current atomic.Int64
@@ -251,8 +251,8 @@ func TestStaleConnection(t *testing.T) {
 	testenv.Eventually(t, func() bool { return servers[0].SubscriberCount("x") == 0 }, "the old server is left")
 }
 
-// server speaks enough of the protocol for subscriptions, and refuses commands as
-// a test wants.
+// server speaks enough of the protocol for subscriptions, and refuses commands
+// as a test wants.
 type server struct {
 	wg           sync.WaitGroup
 	resp2        bool

@@ -1,5 +1,5 @@
-// Package redistopic listens to the channels by which Redis tells the end of holds: one subscription for each name with waiters, however
-// many wait.
+// Package redistopic listens to the channels by which Redis tells the end of
+// holds: one subscription for each name with waiters, however many wait.
 package redistopic
 
 import (
@@ -14,28 +14,32 @@ import (
 	"github.com/go-dsync/dsync/internal/lifecycle"
 )
 
-// lingerFor is how long a subscription outlives its last waiter, so that a name with frequent waits costs no
-// subscription each time.
+// lingerFor is how long a subscription outlives its last waiter, so that a name
+// with frequent waits costs no subscription each time.
 const lingerFor = 250 * time.Millisecond
 
 // Options are the driver's decisions.
 type Options struct {
-	Life    *lifecycle.Lifecycle           // the connections end with its context
-	Kinds   func() (plain, sharded bool)   // the kinds of channels to subscribe to
-	Connect func(node string) (Conn, bool) // to a node of the cluster, or to the only one: "". It fails if the node is no longer known
-	Shards  Shards                         // nil outside of a cluster
-	Label   func() int                     // of the database, or 0; nil if messages have none
+	Life  *lifecycle.Lifecycle         // the connections end with its context
+	Kinds func() (plain, sharded bool) // the kinds of channels to subscribe to
+	// to a node of the cluster, or to the only one: "". It fails if the node is
+	// no longer known
+	Connect func(node string) (Conn, bool)
+	Shards  Shards     // nil outside of a cluster
+	Label   func() int // of the database, or 0; nil if messages have none
 }
 
 // Conn is a connection for subscriptions.
 type Conn struct {
 	rueidis.DedicatedClient
 
-	// End closes the connection, and takes messages until then. It must not give
-	// an open connection back to the client, which would unsubscribe: see feed.
+	// End closes the connection, and takes messages until then. It must not
+	// give an open connection back to the client, which would unsubscribe: see
+	// feed.
 	End func()
 
-	// Stale reports whether the client uses another server by now. It may be nil.
+	// Stale reports whether the client uses another server by now. It may be
+	// nil.
 	Stale func() bool
 }
 
@@ -46,16 +50,19 @@ type Shards interface {
 	Node(channel string) string        // "" if the node is not known
 }
 
-// Groups is how many groups of waiters a channel can have: all waiters of a group wait for the same, so one of them asks for all.
+// Groups is how many groups of waiters a channel can have: all waiters of a
+// group wait for the same, so one of them asks for all.
 const Groups = 3
 
-// Each is in place of a group for waiters who wait for different things, so that each of them asks after a message.
+// Each is in place of a group for waiters who wait for different things, so
+// that each of them asks after a message.
 const Each = -1
 
 // Functions that are marked (mu) are called with Listener.mu held.
 
-// Listener keeps the subscriptions of a driver: one for each name with waiters, however many, over one connection (in a
-// cluster with sharded channels over one to each node).
+// Listener keeps the subscriptions of a driver: one for each name with waiters,
+// however many, over one connection (in a cluster with sharded channels over
+// one to each node).
 type Listener struct {
 	options Options
 	active  atomic.Int64 // len(hubs)+len(heard), for a look without the mutex
@@ -63,7 +70,9 @@ type Listener struct {
 	mu     sync.Mutex
 	closed bool
 	hubs   map[string]*hub // by channel
-	heard  map[string]int  // by channel: how many subscriptions the server has confirmed, those of unused channels included
+	// by channel: how many subscriptions the server has confirmed, those of
+	// unused channels included
+	heard  map[string]int
 	feeds  map[feedKey]*feed
 	router *router // where sharded channels in a cluster begin
 	left   []leaving
@@ -88,8 +97,8 @@ type hub struct {
 type Topic struct {
 	hub *hub
 
-	// Wake holds a value when one of the group should ask for the lock. The waiter
-	// that takes the value asks, or passes it on.
+	// Wake holds a value when one of the group should ask for the lock. The
+	// waiter that takes the value asks, or passes it on.
 	Wake chan struct{}
 
 	waiters int  // guarded by Listener.mu
@@ -104,7 +113,9 @@ type subscription struct {
 	hub     *hub
 	sharded bool
 	active  bool // the server has confirmed the subscription
-	lost    bool // the connection broke, or the server refused, and has not confirmed the subscription since
+	// the connection broke, or the server refused, and has not confirmed the
+	// subscription since
+	lost bool
 }
 
 // leaving is a hub whose last waiter left at a time.
@@ -133,7 +144,8 @@ func (ln *Listener) JoinActive(channel string, group int, pending bool) *Topic {
 	return h.enter(group)
 }
 
-// enter adds a waiter. The first waiter after a group was empty gets no value of Wake that was for the earlier ones.
+// enter adds a waiter. The first waiter after a group was empty gets no value
+// of Wake that was for the earlier ones.
 func (h *hub) enter(group int) *Topic {
 	h.waiters++
 	if group == Each {
@@ -156,9 +168,9 @@ func (h *hub) enter(group int) *Topic {
 	return t
 }
 
-// Join adds a waiter to a group of a channel. There will be a value in Wake when
-// the server has confirmed the subscription, or at once if it has done so before:
-// events until then could have been missed.
+// Join adds a waiter to a group of a channel. There will be a value in Wake
+// when the server has confirmed the subscription, or at once if it has done so
+// before: events until then could have been missed.
 func (ln *Listener) Join(channel string, group int) *Topic {
 	ln.mu.Lock()
 	defer ln.mu.Unlock()
@@ -184,8 +196,8 @@ func (ln *Listener) hub(channel string) *hub {
 	return h
 }
 
-// Watch has changed called after each message of a channel, and whenever the channel was subscribed to, until stop is called. changed does
-// not block.
+// Watch has changed called after each message of a channel, and whenever the
+// channel was subscribed to, until stop is called. changed does not block.
 func (ln *Listener) Watch(channel string, changed func()) (stop func()) {
 	ln.mu.Lock()
 	defer ln.mu.Unlock()
@@ -223,7 +235,8 @@ func (ln *Listener) subscribe(h *hub) {
 	}
 }
 
-// Leave takes a waiter off. A waiter that took a value from Wake and did not get to ask, or got no clear answer, passes the value on.
+// Leave takes a waiter off. A waiter that took a value from Wake and did not
+// get to ask, or got no clear answer, passes the value on.
 func (t *Topic) Leave(pass bool) {
 	h := t.hub
 	ln := h.listener
@@ -250,7 +263,8 @@ func (ln *Listener) linger(h *hub) {
 	}
 }
 
-// LeaveForGood is Leave when there is nothing to listen for any more: the subscription does not linger.
+// LeaveForGood is Leave when there is nothing to listen for any more: the
+// subscription does not linger.
 func (t *Topic) LeaveForGood() {
 	h := t.hub
 	ln := h.listener
@@ -306,7 +320,8 @@ func (ln *Listener) sweep() {
 	ln.left = nil
 }
 
-// subscribed reports whether every message from now on will arrive, as far as one can know (mu).
+// subscribed reports whether every message from now on will arrive, as far as
+// one can know (mu).
 func (h *hub) subscribed() bool {
 	for _, s := range h.subs {
 		if !s.active {
@@ -316,7 +331,8 @@ func (h *hub) subscribed() bool {
 	return len(h.subs) > 0
 }
 
-// poke lets one waiter of each group ask, and tells all watches, since messages may have been missed (mu).
+// poke lets one waiter of each group ask, and tells all watches, since messages
+// may have been missed (mu).
 func (h *hub) poke() {
 	for i := range h.topics {
 		h.topics[i].poke()
@@ -339,7 +355,8 @@ func (h *hub) others() {
 // and no message about permits, which has their number, is the same.
 const readerEnded = "9000000000000000000"
 
-// heard takes a message. Counts says that no other message tells of the same event.
+// heard takes a message. Counts says that no other message tells of the same
+// event.
 func (h *hub) heard(message string, counts bool) {
 	if message == readerEnded {
 		for _, w := range h.watches {
@@ -388,15 +405,16 @@ func (t *Topic) wake() {
 // Quiet reports whether there is no channel with waiters or subscriptions.
 func (ln *Listener) Quiet() bool { return ln.active.Load() == 0 }
 
-// Own returns how many subscriptions of this driver receive a message on a channel.
+// Own returns how many subscriptions of this driver receive a message on a
+// channel.
 func (ln *Listener) Own(channel string) int {
 	ln.mu.Lock()
 	defer ln.mu.Unlock()
 	return ln.heard[channel]
 }
 
-// Unused returns how many subscriptions of this driver to a channel stand for no
-// waiter.
+// Unused returns how many subscriptions of this driver to a channel stand for
+// no waiter.
 func (ln *Listener) Unused(channel string) int {
 	ln.mu.Lock()
 	defer ln.mu.Unlock()

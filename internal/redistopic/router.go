@@ -2,7 +2,8 @@ package redistopic
 
 import "time"
 
-// router hands the sharded subscriptions of a cluster to the feeds of their nodes. It runs from the first subscription on.
+// router hands the sharded subscriptions of a cluster to the feeds of their
+// nodes. It runs from the first subscription on.
 type router struct {
 	listener *Listener
 	kick     chan struct{} // holds a value when there is something in todo

@@ -8,8 +8,9 @@ import (
 	"time"
 )
 
-// A line is all clients that wait for one name, each with a ticket of the server.
-// It says who asks first when the name may be free, and promises nothing.
+// A line is all clients that wait for one name, each with a ticket of the
+// server. It says who asks first when the name may be free, and promises
+// nothing.
 //
 // Each client counts the releases that it hears of, since the next in line is
 // granted the name after each. A client whose turn it is asks at once, and one
@@ -17,10 +18,10 @@ import (
 // fewer where n is large. So a dead client holds up the others for a pause.
 //
 // A second message tells for how long the name is held, and which ticket was
-// granted last: after a grant out of turn, a refusal in turn, and each grant in a
-// slow line. A client that is granted the name out of turn makes most of those in
-// front ask for a new place, so clients far back leave the first question to those
-// in front even while messages are late.
+// granted last: after a grant out of turn, a refusal in turn, and each grant in
+// a slow line. A client that is granted the name out of turn makes most of
+// those in front ask for a new place, so clients far back leave the first
+// question to those in front even while messages are late.
 
 // Place is a place in a line, as the server says it.
 type Place struct {
@@ -35,30 +36,38 @@ func (p Place) before() int64 { return p.Ticket - p.Granted - 1 }
 
 // turn is the place of a topic. It is guarded by Listener.mu.
 type turn struct {
-	place Place         // as far as it is known
-	most  int64         // place.before() when the server said it: in the same line there are no more later
-	freed time.Time     // if place.Free: when
-	begin time.Time     // if place.Free: when it is the turn of the topic, if there is no message before
+	place Place // as far as it is known
+	// place.before() when the server said it: in the same line there are no
+	// more later
+	most  int64
+	freed time.Time // if place.Free: when
+	// if place.Free: when it is the turn of the topic, if there is no message
+	// before
+	begin time.Time
 	pace  time.Duration // on average from a release to the next message
 	due   bool          // Wake has a value because it is the turn of the topic
-	owed  bool          // or because messages may have been missed, or the waiter who took the last value could not ask
-	ended bool          // after the last TakeTurn a release was heard, and no grant after that release
+	// or because messages may have been missed, or the waiter who took the last
+	// value could not ask
+	owed  bool
+	ended bool // after the last TakeTurn a release was heard, and no grant after that release
 	timer *time.Timer
 	at    time.Time // when the timer is to fire
 }
 
 const (
-	// The pause for each client in front is twice the pace, within these bounds. The lower one is about a round trip, and what a message to
-	// all in a long line takes.
+	// The pause for each client in front is twice the pace, within these
+	// bounds. The lower one is about a round trip, and what a message to all in
+	// a long line takes.
 	shortStep  = 2 * time.Millisecond
 	stepOfEach = 10 * time.Microsecond
 	longStep   = 30 * time.Millisecond
 
-	// manySteps is for how many clients in front there is a pause each. For twice
-	// as many there are as many pauses more, and so on.
+	// manySteps is for how many clients in front there is a pause each. For
+	// twice as many there are as many pauses more, and so on.
 	manySteps = 16
 
-	// longest is the longest wait of the first in line without a message. Those behind wait for lastPauses more at most, and so for five seconds.
+	// longest is the longest wait of the first in line without a message. Those
+	// behind wait for lastPauses more at most, and so for five seconds.
 	longest    = 3750 * time.Millisecond
 	lastPauses = 1250 * time.Millisecond
 
@@ -76,9 +85,9 @@ const (
 	lastZeros = 16
 )
 
-// Channels belong to all databases of a server, and each database has a line of its
-// own. So messages have the label of the database: its number plus one, or 0 if it
-// is not known.
+// Channels belong to all databases of a server, and each database has a line of
+// its own. So messages have the label of the database: its number plus one, or
+// 0 if it is not known.
 
 // Label is the label of a database as the scripts of a line take it.
 func Label(label int) string {
@@ -88,8 +97,9 @@ func Label(label int) string {
 	return strconv.Itoa(label)
 }
 
-// ReleaseMessage is the message that a hold has ended: a number of zeros for each
-// database up to 15, which Redisson reads as 0. One zero is from any database.
+// ReleaseMessage is the message that a hold has ended: a number of zeros for
+// each database up to 15, which Redisson reads as 0. One zero is from any
+// database.
 func ReleaseMessage(label int) string {
 	if label < 1 || label > lastZeros {
 		return "0"
@@ -110,7 +120,8 @@ func (t *Topic) Ticket() int64 {
 	return t.turn.place.Ticket
 }
 
-// Text says for the script of a line which ticket a client has, and by a question mark that it is not its turn.
+// Text says for the script of a line which ticket a client has, and by a
+// question mark that it is not its turn.
 func Text(ticket int64, due bool) string {
 	if due {
 		return strconv.FormatInt(ticket, 10)
@@ -118,9 +129,9 @@ func Text(ticket int64, due bool) string {
 	return "?" + strconv.FormatInt(ticket, 10)
 }
 
-// TakeTurn is called by a waiter that is about to ask. It returns the ticket, and
-// whether it is the turn of the topic. void reports that a message took the turn
-// back after the waiter had taken the value from Wake: it need not ask.
+// TakeTurn is called by a waiter that is about to ask. It returns the ticket,
+// and whether it is the turn of the topic. void reports that a message took the
+// turn back after the waiter had taken the value from Wake: it need not ask.
 func (t *Topic) TakeTurn() (ticket int64, due, void bool) {
 	ln := t.hub.listener
 	ln.mu.Lock()
@@ -131,8 +142,8 @@ func (t *Topic) TakeTurn() (ticket int64, due, void bool) {
 	return u.place.Ticket, due, void
 }
 
-// Placed takes the place with which a waiter was refused, and for how long the name
-// is held (negative if that is not known).
+// Placed takes the place with which a waiter was refused, and for how long the
+// name is held (negative if that is not known).
 func (t *Topic) Placed(p Place, left time.Duration) {
 	ln := t.hub.listener
 	ln.mu.Lock()
@@ -143,7 +154,9 @@ func (t *Topic) Placed(p Place, left time.Duration) {
 	if t.takeBack() || u.ended { // there was a release after the server had refused
 		u.place.Free, left = true, 0
 	}
-	if u.place.Free && paused { // the pause goes on: callers that ask again and again, each time for less than a pause, get a turn as well
+	if u.place.Free && paused {
+		// the pause goes on: callers that ask again and again, each time for
+		// less than a pause, get a turn as well
 		t.scheduleIn(min(time.Until(u.begin), u.delay()))
 		return
 	}
@@ -153,7 +166,8 @@ func (t *Topic) Placed(p Place, left time.Duration) {
 	t.scheduleTurn(left)
 }
 
-// Granted notes that a waiter was granted the name for a time, and so the ticket is used up.
+// Granted notes that a waiter was granted the name for a time, and so the
+// ticket is used up.
 func (t *Topic) Granted(ttl time.Duration) {
 	ln := t.hub.listener
 	ln.mu.Lock()
@@ -164,7 +178,8 @@ func (t *Topic) Granted(ttl time.Duration) {
 	}
 }
 
-// released takes the message that the name is free. Counts says that no other message tells of the same release.
+// released takes the message that the name is free. Counts says that no other
+// message tells of the same release.
 func (t *Topic) released(counts bool) {
 	p := &t.turn.place
 	if p.Ticket == 0 {
@@ -185,11 +200,14 @@ func (t *Topic) held(left time.Duration, granted int64) {
 	if p.Ticket == 0 {
 		return
 	}
-	since := (p.Ticket%ticketsTold - granted + ticketsTold) % ticketsTold // tickets since the one that was granted
+	// tickets since the one that was granted
+	since := (p.Ticket%ticketsTold - granted + ticketsTold) % ticketsTold
 	if since > ticketsTold/2 {
 		since -= ticketsTold // passed by
 	}
-	if since-1 > t.turn.most { // of a later line: that of the ticket is gone, and who asks gets another ticket
+	if since-1 > t.turn.most {
+		// of a later line: that of the ticket is gone, and who asks gets
+		// another ticket
 		since = 0
 	}
 	t.turn.measure()
@@ -198,7 +216,8 @@ func (t *Topic) held(left time.Duration, granted int64) {
 	t.scheduleTurn(left)
 }
 
-// takeBack takes back that it is the turn of the topic, and reports whether it was.
+// takeBack takes back that it is the turn of the topic, and reports whether it
+// was.
 func (t *Topic) takeBack() bool {
 	if !t.turn.due {
 		return false
@@ -286,9 +305,9 @@ func (u *turn) delay() time.Duration {
 	return time.Duration(float64(manySteps*step) * (1 + math.Log2(float64(before)/manySteps)))
 }
 
-// readHeld reads the message that somebody has the name: the label of the database,
-// for how long, and the last six digits of the last ticket that was granted, as a
-// negative number.
+// readHeld reads the message that somebody has the name: the label of the
+// database, for how long, and the last six digits of the last ticket that was
+// granted, as a negative number.
 func readHeld(message string) (label int, left time.Duration, granted int64, ok bool) {
 	text, ok := strings.CutPrefix(message, heldMark)
 	if !ok {

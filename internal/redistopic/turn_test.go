@@ -105,9 +105,11 @@ func TestTurn(t *testing.T) {
 	}
 }
 
-// TestMessageOfALaterLine: the line of a ticket is gone, and messages come of a line that began later. Tickets begin with the time, so one in two such
-// messages, in whose numbers there are the last six digits alone, has hundreds of thousands in front of the ticket. Releases, each of which
-// would put the question off again, come in quick succession.
+// TestMessageOfALaterLine: the line of a ticket is gone, and messages come of a
+// line that began later. Tickets begin with the time, so one in two such
+// messages, in whose numbers there are the last six digits alone, has hundreds
+// of thousands in front of the ticket. Releases, each of which would put the
+// question off again, come in quick succession.
 func TestMessageOfALaterLine(t *testing.T) {
 	const began = 1_795_654_800_000_000
 	for _, later := range []int64{1, 200_000, 499_999, 500_001, 700_000, 999_990, 999_999} { // microseconds
@@ -131,8 +133,9 @@ func TestMessageOfALaterLine(t *testing.T) {
 	}
 }
 
-// TestLateMessages: while messages to a long line are late, since servers or clients are busy, those who ask are the first of the line, and
-// few. Others would pass by most of the line.
+// TestLateMessages: while messages to a long line are late, since servers or
+// clients are busy, those who ask are the first of the line, and few. Others
+// would pass by most of the line.
 func TestLateMessages(t *testing.T) {
 	const clients = 1000
 	const step = shortStep + clients*stepOfEach
@@ -164,7 +167,8 @@ func TestLateMessages(t *testing.T) {
 	}
 }
 
-// TestNothingIsHeard: who hears nothing asks within five seconds, wherever in a line.
+// TestNothingIsHeard: who hears nothing asks within five seconds, wherever in a
+// line.
 func TestNothingIsHeard(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for before := int64(1); before < 1_000_000; before *= 4 {

@@ -30,8 +30,8 @@
 //	dead        Lose has taken its holds, and Over is closed
 //	buried      Bury has returned, and Buried is closed
 //
-// A session dies when its End has passed, when nobody has used it for some time,
-// or by Die. All times are those of the driver's clock.
+// A session dies when its End has passed, when nobody has used it for some
+// time, or by Die. All times are those of the driver's clock.
 package session
 
 import (
@@ -48,22 +48,24 @@ import (
 // Member is a driver's session: a pointer to a struct that embeds Frame.
 type Member interface {
 	// Start makes the session at the server, and calls Begin of its End. Start
-	// is called once, on the goroutine of the frame. Its error is that of Board.
+	// is called once, on the goroutine of the frame. Its error is that of
+	// Board.
 	Start() error
 
-	// Tend does what is due, and returns when to be called again, at the latest.
-	// It is called on the goroutine of the frame, and does not block until after
-	// the End of the session.
+	// Tend does what is due, and returns when to be called again, at the
+	// latest. It is called on the goroutine of the frame, and does not block
+	// until after the End of the session.
 	Tend() time.Duration
 
 	// Lose takes the holds out of a session that has died, lets no further ones
 	// in, and tells their holders of the loss. With a cause of nil, which is
-	// Close's, nobody is told. Lose is called once, by Die, before Over is closed.
+	// Close's, nobody is told. Lose is called once, by Die, before Over is
+	// closed.
 	Lose(cause error)
 
-	// Bury ends the session at the server, if in reach. It is called once, after
-	// Start has returned, on a goroutine of its own. A session whose Start has
-	// failed is buried too.
+	// Bury ends the session at the server, if in reach. It is called once,
+	// after Start has returned, on a goroutine of its own. A session whose
+	// Start has failed is buried too.
 	Bury()
 
 	frame() *Frame
@@ -283,8 +285,8 @@ func (f *Frame) Retire() {
 	f.Look()
 }
 
-// Die ends a session, once: its holds are lost by the cause, and its waiters see
-// the end of Over.
+// Die ends a session, once: its holds are lost by the cause, and its waiters
+// see the end of Over.
 func (f *Frame) Die(cause error) {
 	p := f.pool
 	p.mu.Lock()

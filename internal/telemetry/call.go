@@ -10,11 +10,13 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// Call is the record of one call of Lock or TryLock, and then of its hold. A nil Call records nothing, as when
-// nobody wants metrics and the call is not sampled; all methods take a nil Call.
+// Call is the record of one call of Lock or TryLock, and then of its hold. A
+// nil Call records nothing, as when nobody wants metrics and the call is not
+// sampled; all methods take a nil Call.
 //
-// A hold has at most one Call at a time: the Call of its owner's first lease. Callers serialize the methods Granted, EndHold, Renewed and
-// Ended for each hold.
+// A hold has at most one Call at a time: the Call of its owner's first lease.
+// Callers serialize the methods Granted, EndHold, Renewed and Ended for each
+// hold.
 type Call struct {
 	telemetry *Telemetry
 	lock      Lock // with the owner only if the caller named one
@@ -39,13 +41,15 @@ type Call struct {
 	look     *time.Timer         // to look who holds the lock
 }
 
-// Acquire begins a call of Lock or TryLock, and returns the context to go on with. The name in l is empty if it may not be exported.
+// Acquire begins a call of Lock or TryLock, and returns the context to go on
+// with. The name in l is empty if it may not be exported.
 func (t *Telemetry) Acquire(ctx context.Context, l Lock, try bool) (context.Context, *Call) {
 	t.wanted.Store(true)
 	start := time.Now()
 	var span trace.Span
 	if t.tracing() {
-		// Attributes are added only to a span that records; other calls are spared the cost.
+		// Attributes are added only to a span that records; other calls are
+		// spared the cost.
 		if ctx, span = t.tracer.Start(ctx, spanAcquire); !span.IsRecording() {
 			span.End()
 			span = nil
@@ -66,7 +70,8 @@ func (t *Telemetry) Acquire(ctx context.Context, l Lock, try bool) (context.Cont
 	return ctx, c
 }
 
-// Note returns the text to be stored with the lock: the user's, and the trace of the holder.
+// Note returns the text to be stored with the lock: the user's, and the trace
+// of the holder.
 func (c *Call) Note(text string) string {
 	if c == nil || !c.context.IsSampled() {
 		return text
@@ -74,8 +79,10 @@ func (c *Call) Note(text string) string {
 	return appendTrace(text, c.context)
 }
 
-// Waits takes note that the call is blocked. If the client has a hold of the lock, holder is the Call of the hold, and held tells the
-// holder later. held is nil if nobody needs to hold the lock, as in the pause before another attempt.
+// Waits takes note that the call is blocked. If the client has a hold of the
+// lock, holder is the Call of the hold, and held tells the holder later. held
+// is nil if nobody needs to hold the lock, as in the pause before another
+// attempt.
 func (c *Call) Waits(held Held, holder *Call) {
 	if c == nil {
 		return
@@ -95,7 +102,8 @@ func (c *Call) Waits(held Held, holder *Call) {
 	}
 }
 
-// Retries takes note that a request failed, with a type of error, and that the call waits to repeat it.
+// Retries takes note that a request failed, with a type of error, and that the
+// call waits to repeat it.
 func (c *Call) Retries(errorType string) {
 	if c == nil {
 		return
@@ -122,7 +130,8 @@ func (c *Call) blockedBy(holder trace.SpanContext) {
 	}
 }
 
-// Granted takes note that the call has got a lease: of a hold that its owner had, or of a new hold.
+// Granted takes note that the call has got a lease: of a hold that its owner
+// had, or of a new hold.
 func (c *Call) Granted(joined bool) {
 	if c == nil {
 		return
@@ -190,8 +199,9 @@ func (c *Call) measure(ctx context.Context, now, waiting time.Time, r Result) {
 	}
 }
 
-// traceWait makes the span of a wait when the wait is over. So a call that turns out not to wait needs no span,
-// and no user's code runs inside the queue.
+// traceWait makes the span of a wait when the wait is over. So a call that
+// turns out not to wait needs no span, and no user's code runs inside the
+// queue.
 func (c *Call) traceWait(ctx context.Context, from, to time.Time, blockers []trace.SpanContext, outcome Outcome) {
 	options := []trace.SpanStartOption{
 		trace.WithTimestamp(from),

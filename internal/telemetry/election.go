@@ -7,8 +7,9 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// Election is what is recorded of one call of Elect: its campaigns, each of which ends with a term or with the call. A nil Election records
-// nothing; all its methods take it. They are called one after the other.
+// Election is what is recorded of one call of Elect: its campaigns, each of
+// which ends with a term or with the call. A nil Election records nothing; all
+// its methods take it. They are called one after the other.
 type Election struct {
 	telemetry *Telemetry
 	name      string // empty if it may not be exported
@@ -57,8 +58,9 @@ func (e *Election) Campaign(ctx context.Context) context.Context {
 	return ctx
 }
 
-// Elected ends the campaign, and begins a term. It returns the context under with the span of outer: what a leader does for days is not in the
-// trace of the campaign.
+// Elected ends the campaign, and begins a term. It returns the context under
+// with the span of outer: what a leader does for days is not in the trace of
+// the campaign.
 func (e *Election) Elected(under, outer context.Context, term Lock) context.Context {
 	if e == nil {
 		return under
@@ -95,8 +97,9 @@ func (e *Election) endCampaign(outcome Outcome, why Failure) {
 	e.campaign = nil
 }
 
-// TermOver ends the term. Its span is made now, since one is exported only when it is over, and a term may last for days: the metrics tell of
-// the term meanwhile.
+// TermOver ends the term. Its span is made now, since one is exported only when
+// it is over, and a term may last for days: the metrics tell of the term
+// meanwhile.
 func (e *Election) TermOver(how TermEnd) {
 	if e == nil {
 		return

@@ -8,8 +8,9 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// EndHold takes note that the hold of the call has ended, before it goes to its next owner. troubled says that the last renewal failed.
-// Ended or a method of Telemetry counts the end.
+// EndHold takes note that the hold of the call has ended, before it goes to its
+// next owner. troubled says that the last renewal failed. Ended or a method of
+// Telemetry counts the end.
 func (c *Call) EndHold(troubled bool) {
 	if c == nil {
 		return
@@ -29,15 +30,17 @@ func (c *Call) Ended(ctx context.Context, how End) {
 	c.telemetry.holdDuration.Record(ctx, c.finished.Sub(c.granted).Seconds(), c.label(keyEnd, string(how), "").record...)
 }
 
-// EndedWithClient is Ended for a hold that ended with the client. It may be called with a lock held.
+// EndedWithClient is Ended for a hold that ended with the client. It may be
+// called with a lock held.
 func (c *Call) EndedWithClient() {
 	if c != nil {
 		c.telemetry.reports.add(func() { c.Ended(context.Background(), Closed) })
 	}
 }
 
-// Renewed reports the outcome of a renewal of the lock, whose Call is of. failing says that the renewal before has failed. Renewed may be
-// called with a lock held.
+// Renewed reports the outcome of a renewal of the lock, whose Call is of.
+// failing says that the renewal before has failed. Renewed may be called with a
+// lock held.
 func (t *Telemetry) Renewed(of *Call, l Lock, result Renewal, failing bool, why Failure) {
 	metering, at := t.metering(), time.Now()
 	if !metering && (of == nil || !failing && result == RenewalOK) {

@@ -9,8 +9,8 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// traceMark stands before the trace context of the holder in the note of a lock. The trace context has the form of the W3C's
-// traceparent header.
+// traceMark stands before the trace context of the holder in the note of a
+// lock. The trace context has the form of the W3C's traceparent header.
 const traceMark = "traceparent="
 
 func appendTrace(note string, s trace.SpanContext) string {
@@ -42,15 +42,16 @@ func traceIn(note string) trace.SpanContext {
 	return trace.NewSpanContext(config)
 }
 
-// When a waiting call first asks for the holder of the lock, how long a question may take, and how many there are at a time.
+// When a waiting call first asks for the holder of the lock, how long a
+// question may take, and how many there are at a time.
 const (
 	lookAfter   = 10 * time.Millisecond
 	lookFor     = time.Second
 	maxInspects = 16
 )
 
-// inspects bounds the questions to the backend for holders of locks. On a backend that does not keep the notes of holders they become ever
-// rarer.
+// inspects bounds the questions to the backend for holders of locks. On a
+// backend that does not keep the notes of holders they become ever rarer.
 type inspects struct {
 	wg sync.WaitGroup
 
@@ -97,13 +98,15 @@ func (i *inspects) close() {
 
 // Held is a lock of the client with a Call that waits for it.
 type Held interface {
-	// Holder returns the Call of the client's hold of the lock, if the hold is observed, and whether the client has a hold.
+	// Holder returns the Call of the client's hold of the lock, if the hold is
+	// observed, and whether the client has a hold.
 	Holder() (of *Call, ours bool)
 }
 
-// lookAt sees who holds the lock, and looks again when the call has waited twice as long: so it does not miss a hold that takes more
-// than half of the wait, and the number of looks grows with the logarithm of the wait. lookAt does not hold up the call,
-// which may be over before the answer.
+// lookAt sees who holds the lock, and looks again when the call has waited
+// twice as long: so it does not miss a hold that takes more than half of the
+// wait, and the number of looks grows with the logarithm of the wait. lookAt
+// does not hold up the call, which may be over before the answer.
 func (c *Call) lookAt(held Held) {
 	of, ours := held.Holder()
 	holder := of.traced()

@@ -10,8 +10,9 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// Cause is why locks are lost: Value in metrics and records, Text in the status of spans. Outage says that the backend was out of reach:
-// then many locks are lost at once.
+// Cause is why locks are lost: Value in metrics and records, Text in the status
+// of spans. Outage says that the backend was out of reach: then many locks are
+// lost at once.
 type Cause struct {
 	Value, Text string
 	Outage      bool
@@ -25,8 +26,9 @@ type Loss struct {
 	Asked bool  // and ended as ExpireAfter asked
 }
 
-// Lost reports that the owner of l has lost it. of is the Call of the hold, and ended is the same if the hold has ended; both may be nil.
-// Lost may be called with a lock held.
+// Lost reports that the owner of l has lost it. of is the Call of the hold, and
+// ended is the same if the hold has ended; both may be nil. Lost may be called
+// with a lock held.
 func (t *Telemetry) Lost(l Lock, why Loss, of, ended *Call) {
 	metering := t.metering()
 	if t.config.Logger == nil && !metering && of == nil {
@@ -53,7 +55,8 @@ func (t *Telemetry) Lost(l Lock, why Loss, of, ended *Call) {
 	})
 }
 
-// traceLoss makes the span of a loss: a short span, in the trace that acquired the lock.
+// traceLoss makes the span of a loss: a short span, in the trace that acquired
+// the lock.
 func (t *Telemetry) traceLoss(ctx context.Context, l Lock, why Loss, at time.Time) {
 	attributes := append(t.attributes(l), keyFixed.Bool(why.Fixed))
 	if why.Asked {
@@ -80,13 +83,16 @@ func (t *Telemetry) logLoss(ctx context.Context, level slog.Level, text string, 
 }
 
 const (
-	lossesApart = 10          // losses of one cause that are told one by one, before the rest are summed up
+	// losses of one cause that are told one by one, before the rest are summed
+	// up
+	lossesApart = 10
 	sumUpEvery  = time.Minute // and a sum of them is told
 	namesInSum  = 10
 )
 
-// lossLog tells an operator of lost locks: of few one by one, of many in sums, and of the losses of an outage in one record for the first
-// lock and one for the rest. Only reports uses it, and close.
+// lossLog tells an operator of lost locks: of few one by one, of many in sums,
+// and of the losses of an outage in one record for the first lock and one for
+// the rest. Only reports uses it, and close.
 type lossLog struct {
 	telemetry *Telemetry
 	tallies   map[Cause]*lossTally
@@ -126,7 +132,8 @@ func (g *lossLog) add(ctx context.Context, l Lock, why Loss) {
 	}
 }
 
-// next ends the minute of a cause. Another begins unless nothing was left to tell.
+// next ends the minute of a cause. Another begins unless nothing was left to
+// tell.
 func (g *lossLog) next(cause Cause) {
 	of := g.tallies[cause]
 	if of.more == 0 {

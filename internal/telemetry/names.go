@@ -4,16 +4,19 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 )
 
-// The spans. A wait is a child of its acquire; so are trouble with renewals and the loss of the lock. In an election the campaign is the
-// parent of the acquire, and of the term.
+// The spans. A wait is a child of its acquire; so are trouble with renewals and
+// the loss of the lock. In an election the campaign is the parent of the
+// acquire, and of the term.
 const (
 	spanAcquire = "dsync.acquire"
 	spanWait    = "dsync.wait"
 	spanUnlock  = "dsync.unlock"
 	spanForce   = "dsync.force_unlock"
-	spanRenew   = "dsync.renew" // only if renewals fail: from the first failure until a renewal succeeds, or the lock is over
-	spanLoss    = "dsync.loss"
-	spanExpire  = "dsync.expire" // of a lease that ended as ExpireAfter asked
+	// only if renewals fail: from the first failure until a renewal succeeds,
+	// or the lock is over
+	spanRenew  = "dsync.renew"
+	spanLoss   = "dsync.loss"
+	spanExpire = "dsync.expire" // of a lease that ended as ExpireAfter asked
 
 	spanCampaign = "dsync.election.campaign"
 	spanTerm     = "dsync.election.term"
@@ -97,7 +100,8 @@ const (
 	stateUnreachable = "unreachable"
 )
 
-// lockBuckets are bounds in seconds that distinguish a lock in the process, a round trip, a queue, and a job.
+// lockBuckets are bounds in seconds that distinguish a lock in the process, a
+// round trip, a queue, and a job.
 var lockBuckets = []float64{
 	0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300,
 }

@@ -41,7 +41,8 @@ func LogOpen(ctx context.Context, to *slog.Logger, err error, omit bool) {
 	to.LogAttrs(ctx, slog.LevelWarn, "dsync: backend out of reach, Open tries again", more...)
 }
 
-// InReach tells an operator of the end of an outage, after all losses of the outage.
+// InReach tells an operator of the end of an outage, after all losses of the
+// outage.
 func (t *Telemetry) InReach(after time.Duration) {
 	if t.config.Logger == nil {
 		return
@@ -52,7 +53,8 @@ func (t *Telemetry) InReach(after time.Duration) {
 	})
 }
 
-// HeldForLong tells an operator of a lease that is held for longer than d. of is the Call of its hold; may be nil.
+// HeldForLong tells an operator of a lease that is held for longer than d. of
+// is the Call of its hold; may be nil.
 func (t *Telemetry) HeldForLong(l Lock, of *Call, d time.Duration) {
 	if t.config.Logger == nil {
 		return
@@ -83,7 +85,8 @@ func (t *Telemetry) WaitsForOwn(l Lock, d time.Duration, by error, endless bool)
 	})
 }
 
-// Turned counts the client in its new state: the backend is out of reach, or in reach again.
+// Turned counts the client in its new state: the backend is out of reach, or in
+// reach again.
 func (t *Telemetry) Turned(out bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

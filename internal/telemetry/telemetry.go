@@ -1,9 +1,11 @@
-// Package telemetry makes the spans, the metrics and the log records of a client. It knows locks only from its arguments: calls
-// of Lock and TryLock, and their holds, as a [Call]; leases by name, owner and token, as a [Lock]; errors as a
-// [Failure]; the end of a lease as a [Loss].
+// Package telemetry makes the spans, the metrics and the log records of a
+// client. It knows locks only from its arguments: calls of Lock and TryLock,
+// and their holds, as a [Call]; leases by name, owner and token, as a [Lock];
+// errors as a [Failure]; the end of a lease as a [Loss].
 //
-// This package may call the user's code (a span processor, a view, a log handler). So methods that may be called with a lock held call none
-// of it: a goroutine of the package makes their reports, in the order of the calls.
+// This package may call the user's code (a span processor, a view, a log
+// handler). So methods that may be called with a lock held call none of it: a
+// goroutine of the package makes their reports, in the order of the calls.
 package telemetry
 
 import (
@@ -36,13 +38,15 @@ type Config struct {
 	OmitNames, OmitOwners bool
 	Class                 func(name string) string // of a lock, for metrics; may be nil
 
-	// Causes are the causes of losses, and Retries the types of errors after which a request is repeated. Their counters exist with value
-	// 0 before anything is counted.
+	// Causes are the causes of losses, and Retries the types of errors after
+	// which a request is repeated. Their counters exist with value 0 before
+	// anything is counted.
 	Causes  []Cause
 	Retries []string
 
-	// Inspect asks the backend for the holder of a name, for the links of waits. It is nil if the backend cannot tell, and not called after
-	// the end of Life.
+	// Inspect asks the backend for the holder of a name, for the links of
+	// waits. It is nil if the backend cannot tell, and not called after the end
+	// of Life.
 	Inspect func(ctx context.Context, name string) (driver.Status, error)
 	Life    context.Context
 }
@@ -108,8 +112,9 @@ func New(c Config) (*Telemetry, error) {
 	return t, t.makeInstruments(meters.Meter(instrumentation, metric.WithInstrumentationVersion(version())))
 }
 
-// isPlaceholder reports whether a global provider is the one that stands in until the program sets its own. If its package were
-// renamed one day, telemetry would be made in vain, and nothing would be missed.
+// isPlaceholder reports whether a global provider is the one that stands in
+// until the program sets its own. If its package were renamed one day,
+// telemetry would be made in vain, and nothing would be missed.
 func isPlaceholder(provider any) bool {
 	p := reflect.TypeOf(provider)
 	return p.Kind() == reflect.Pointer && p.Elem().PkgPath() == "go.opentelemetry.io/otel/internal/global"
@@ -143,7 +148,8 @@ func (t *Telemetry) makeInstruments(m metric.Meter) error {
 	return errors.Join(errs...)
 }
 
-// On reports whether anybody wants spans or metrics. A global provider that is set after the client was made counts.
+// On reports whether anybody wants spans or metrics. A global provider that is
+// set after the client was made counts.
 func (t *Telemetry) On() bool { return t.Wanted() || t.tracing() || t.metering() }
 
 // Wanted reports whether On did, or would have done so from the start.
@@ -157,8 +163,9 @@ func (t *Telemetry) metering() bool {
 	return t.meterSet || t.noMeterYet != nil && otel.GetMeterProvider() != t.noMeterYet
 }
 
-// Begin makes the points that exist before anything has happened. It is called when the client is made; Acquire calls it again,
-// for a meter provider that was set later.
+// Begin makes the points that exist before anything has happened. It is called
+// when the client is made; Acquire calls it again, for a meter provider that
+// was set later.
 func (t *Telemetry) Begin() {
 	if t.begun.Load() || !t.metering() {
 		return
@@ -178,8 +185,8 @@ func (t *Telemetry) Begin() {
 	}
 }
 
-// meet makes the points of a kind before they are first counted: to Prometheus, a counter that begins
-// with 1 has not risen.
+// meet makes the points of a kind before they are first counted: to Prometheus,
+// a counter that begins with 1 has not risen.
 func (t *Telemetry) meet(kind kind) {
 	zero := func(c metric.Int64Counter, l label) {
 		l.kind = kind
@@ -237,8 +244,9 @@ func (t *Telemetry) attributes(l Lock) []attribute.KeyValue {
 	return as
 }
 
-// Failure is an error in a report; the zero Failure is none. Type is one of few values, for attribute error.type. Err may
-// contain the names and owners of locks, but nothing of the contexts of the user.
+// Failure is an error in a report; the zero Failure is none. Type is one of few
+// values, for attribute error.type. Err may contain the names and owners of
+// locks, but nothing of the contexts of the user.
 type Failure struct {
 	Type string
 	Err  error

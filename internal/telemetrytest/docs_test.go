@@ -59,7 +59,8 @@ var (
 	}
 )
 
-// TestTelemetryDocs makes the tables of docs/observability.md out of all that is reported.
+// TestTelemetryDocs makes the tables of docs/observability.md out of all that
+// is reported.
 func TestTelemetryDocs(t *testing.T) {
 	tables := map[string]string{}
 	synctest.Test(t, func(t *testing.T) {

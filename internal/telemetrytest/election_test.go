@@ -14,7 +14,8 @@ import (
 	"github.com/go-dsync/dsync/internal/telemetrytest"
 )
 
-// TestTelemetryOfElections has a leader and a candidate, and ends terms in all ways that there are.
+// TestTelemetryOfElections has a leader and a candidate, and ends terms in all
+// ways that there are.
 func TestTelemetryOfElections(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memory.NewServer(nil)

@@ -12,8 +12,9 @@ import (
 	"github.com/go-dsync/dsync/drivers/memory"
 )
 
-// Everything lets all happen to locks that telemetry tells of, with spans, metrics and logs going where o says. It runs in a bubble of
-// testing/synctest. The names of the locks have classes.
+// Everything lets all happen to locks that telemetry tells of, with spans,
+// metrics and logs going where o says. It runs in a bubble of testing/synctest.
+// The names of the locks have classes.
 func Everything(t *testing.T, o dsync.Options) {
 	t.Helper()
 	o.TTL = 10 * time.Second
@@ -100,7 +101,8 @@ func (s *stage) play() {
 	s.lock(a, "orders/2") // ends with the client
 }
 
-// trouble is what happens to locks that get lost, where they are renewed one by one.
+// trouble is what happens to locks that get lost, where they are renewed one by
+// one.
 func (s *stage) trouble() {
 	a, d := s.client()
 	b, _ := s.client()

@@ -10,7 +10,8 @@ import (
 	"github.com/go-dsync/dsync/internal/telemetrytest"
 )
 
-// TestTelemetry runs the scenarios that the tests of examples/observability run on real backends.
+// TestTelemetry runs the scenarios that the tests of examples/observability run
+// on real backends.
 func TestTelemetry(t *testing.T) {
 	for name, o := range map[string]memory.Options{
 		"fifo":         {},

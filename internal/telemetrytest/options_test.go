@@ -205,7 +205,8 @@ func TestTelemetryLeavesOutTheCauseOfAContext(t *testing.T) {
 	})
 }
 
-// TestTelemetryOfALossThatUnlockFinds is about a lock of which nobody was told that it is gone.
+// TestTelemetryOfALossThatUnlockFinds is about a lock of which nobody was told
+// that it is gone.
 func TestTelemetryOfALossThatUnlockFinds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := &dsync.Options{}
@@ -314,7 +315,8 @@ func TestTelemetryClass(t *testing.T) {
 	})
 }
 
-// TestTelemetryLinksToTheHolderThatMatters lets several calls go before one that waits: it links to the first and to the longest.
+// TestTelemetryLinksToTheHolderThatMatters lets several calls go before one
+// that waits: it links to the first and to the longest.
 func TestTelemetryLinksToTheHolderThatMatters(t *testing.T) {
 	for name, clients := range map[string]int{"of the same client": 1, "of other clients": 4} {
 		t.Run(name, func(t *testing.T) {
@@ -378,7 +380,8 @@ func TestTelemetryNote(t *testing.T) {
 	})
 }
 
-// TestTelemetryOfProvidersThatAreSetLater runs in a process of its own, since global providers cannot be unset.
+// TestTelemetryOfProvidersThatAreSetLater runs in a process of its own, since
+// global providers cannot be unset.
 func TestTelemetryOfProvidersThatAreSetLater(t *testing.T) {
 	const variable = "DSYNC_TEST_GLOBAL_PROVIDERS"
 	if os.Getenv(variable) == "" {
@@ -410,7 +413,8 @@ func TestTelemetryOfProvidersThatAreSetLater(t *testing.T) {
 	}
 }
 
-// TestTelemetryHoldsUpNoRenewal has a log handler that hangs while locks are renewed.
+// TestTelemetryHoldsUpNoRenewal has a log handler that hangs while locks are
+// renewed.
 func TestTelemetryHoldsUpNoRenewal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		handler := &hangingHandler{release: make(chan struct{})}
@@ -444,7 +448,8 @@ func (h *hangingHandler) Handle(context.Context, slog.Record) error {
 	return nil
 }
 
-// TestTelemetryMayCallTheClient has a span processor and a log handler that use the client whose locks they hear of.
+// TestTelemetryMayCallTheClient has a span processor and a log handler that use
+// the client whose locks they hear of.
 func TestTelemetryMayCallTheClient(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var c *dsync.Client

@@ -17,7 +17,8 @@ import (
 	"github.com/go-dsync/dsync/drivers/memory"
 )
 
-// carriers are the two ways in which a backend is kept from ending the locks of a client.
+// carriers are the two ways in which a backend is kept from ending the locks of
+// a client.
 func carriers() map[string]memory.Options {
 	return map[string]memory.Options{"renewed": {}, "sessions": {KeepsAlive: true}}
 }
@@ -156,7 +157,8 @@ func TestOutageIsToldOnce(t *testing.T) {
 	}
 }
 
-// TestOutageIsSeenByThoseWhoWait has calls of Lock wait in an outage: for a lock that another client holds, and for one that is free.
+// TestOutageIsSeenByThoseWhoWait has calls of Lock wait in an outage: for a
+// lock that another client holds, and for one that is free.
 func TestOutageIsSeenByThoseWhoWait(t *testing.T) {
 	for _, held := range []bool{true, false} {
 		t.Run(fmt.Sprintf("held %t", held), func(t *testing.T) {
@@ -243,7 +245,8 @@ func TestOutageThatFlaps(t *testing.T) {
 	})
 }
 
-// TestOutageAtClose closes a client whose backend is out of reach: the rest is told, and the client is in no state any more.
+// TestOutageAtClose closes a client whose backend is out of reach: the rest is
+// told, and the client is in no state any more.
 func TestOutageAtClose(t *testing.T) {
 	for name, o := range carriers() {
 		t.Run(name, func(t *testing.T) {
@@ -282,7 +285,8 @@ func TestOutageAtClose(t *testing.T) {
 	}
 }
 
-// TestOutageOfATryLock is about callers who leave before they have an answer: one of them who was patient has seen the outage.
+// TestOutageOfATryLock is about callers who leave before they have an answer:
+// one of them who was patient has seen the outage.
 func TestOutageOfATryLock(t *testing.T) {
 	for patience, want := range map[time.Duration]int{100 * time.Millisecond: 0, 2 * time.Second: 1} {
 		synctest.Test(t, func(t *testing.T) {
@@ -360,7 +364,8 @@ func TestExpiryAsAsked(t *testing.T) {
 	}
 }
 
-// TestManyLossesAreSummedUp removes many locks at once, with the backend in reach.
+// TestManyLossesAreSummedUp removes many locks at once, with the backend in
+// reach.
 func TestManyLossesAreSummedUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		opts := &dsync.Options{}
@@ -389,7 +394,8 @@ func TestManyLossesAreSummedUp(t *testing.T) {
 	})
 }
 
-// TestCountersBeginWithZero looks for the points that an alert needs before anything has happened.
+// TestCountersBeginWithZero looks for the points that an alert needs before
+// anything has happened.
 func TestCountersBeginWithZero(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		opts := &dsync.Options{Class: func(name string) string { return name }}

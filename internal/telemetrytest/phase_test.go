@@ -21,7 +21,8 @@ func (d *inPhases) OnPhase(f func(phase string)) {
 	f("dual")
 }
 
-// TestPhaseOfAMigration: it is told at open and at each change, and the client counts in the one that it is in.
+// TestPhaseOfAMigration: it is told at open and at each change, and the client
+// counts in the one that it is in.
 func TestPhaseOfAMigration(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := dsync.Options{}

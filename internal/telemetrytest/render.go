@@ -14,8 +14,9 @@ import (
 	"github.com/go-dsync/dsync"
 )
 
-// RenderSpans returns spans as text: one a line, children indented, siblings by their start. Links are shown as the name of the span
-// and of the root above it, and the texts of errors, in which backends differ, as a star.
+// RenderSpans returns spans as text: one a line, children indented, siblings by
+// their start. Links are shown as the name of the span and of the root above
+// it, and the texts of errors, in which backends differ, as a star.
 func RenderSpans(stubs tracetest.SpanStubs) string {
 	tree := spanTree{byID: map[trace.SpanID]tracetest.SpanStub{}, children: map[trace.SpanID][]tracetest.SpanStub{}}
 	for _, s := range stubs {
@@ -78,8 +79,8 @@ func (t *spanTree) path(c trace.SpanContext) string {
 	return s.Name
 }
 
-// RenderPoints returns the points of metrics as text, histograms as the number of their values. Counters that have counted nothing
-// are left out.
+// RenderPoints returns the points of metrics as text, histograms as the number
+// of their values. Counters that have counted nothing are left out.
 func RenderPoints(all *metricdata.ResourceMetrics) string {
 	var lines []string
 	add := func(m metricdata.Metrics, attributes attribute.Set, n any) {
@@ -127,10 +128,13 @@ func set(attributes []attribute.KeyValue) string {
 	return " {" + strings.Join(words, " ") + "}"
 }
 
-// expand puts what the backend and the leases say into the text of a scenario. @backend, @name and @ttl stand for attributes, and @A
-// for those of the lease A. What depends on the backend is marked: " ->? " is a link that needs the note of the holder; a line that
-// begins with "renewed? " is there where the root package renews, with "asked? " where only a renewal tells of a removed lock, with
-// "unreachable? " where a lock of which the backend is cut off is lost for that. All clients are closed at the end.
+// expand puts what the backend and the leases say into the text of a scenario.
+// @backend, @name and @ttl stand for attributes, and @A for those of the lease
+// A. What depends on the backend is marked: " ->? " is a link that needs the
+// note of the holder; a line that begins with "renewed? " is there where the
+// root package renews, with "asked? " where only a renewal tells of a removed
+// lock, with "unreachable? " where a lock of which the backend is cut off is
+// lost for that. All clients are closed at the end.
 func (e *env) expand(text string) string {
 	var out []string
 	info := e.clients["first"].driver.Info()

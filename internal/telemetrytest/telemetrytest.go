@@ -1,5 +1,6 @@
-// Package telemetrytest checks what package dsync reports to OpenTelemetry, on any backend: the exact tree of spans with their
-// attributes, status, events and links, and the exact points of the metrics.
+// Package telemetrytest checks what package dsync reports to OpenTelemetry, on
+// any backend: the exact tree of spans with their attributes, status, events
+// and links, and the exact points of the metrics.
 package telemetrytest
 
 import (
@@ -26,24 +27,29 @@ import (
 
 // Backend is what a test of a driver brings along.
 type Backend struct {
-	// New returns another client of the backend, and a function that puts the backend out of its reach for good.
+	// New returns another client of the backend, and a function that puts the
+	// backend out of its reach for good.
 	New func(testing.TB) (d driver.Driver, cut func())
 
 	TTL   time.Duration
 	Notes bool // the backend keeps Request.Note of a holder, for others to see
 
-	// CutOff is the cause of the loss of a lock that is held when the backend goes out of reach, and Forced that of one that is
-	// unlocked by force; empty if the one or the other cannot be.
+	// CutOff is the cause of the loss of a lock that is held when the backend
+	// goes out of reach, and Forced that of one that is unlocked by force;
+	// empty if the one or the other cannot be.
 	CutOff, Forced string
 
-	// EndSession ends the session that carries the locks of a driver. Nil if there is none.
+	// EndSession ends the session that carries the locks of a driver. Nil if
+	// there is none.
 	EndSession func(driver.Driver)
 
-	// Exact says that time is that of a bubble of testing/synctest, so that durations are exact.
+	// Exact says that time is that of a bubble of testing/synctest, so that
+	// durations are exact.
 	Exact bool
 }
 
-// Scenario is something that happens to a lock, and what is to be reported of it.
+// Scenario is something that happens to a lock, and what is to be reported of
+// it.
 type Scenario struct {
 	Name          string
 	needs         func(b *Backend, info driver.Info) bool // nil if it needs nothing
@@ -51,8 +57,9 @@ type Scenario struct {
 	spans, points string // see expand
 }
 
-// Run lets the scenario happen on the backend, and compares. Where the answer to who holds the lock takes part in it, the lock is held
-// for longer and longer until the answer came in time.
+// Run lets the scenario happen on the backend, and compares. Where the answer
+// to who holds the lock takes part in it, the lock is held for longer and
+// longer until the answer came in time.
 func (s *Scenario) Run(t *testing.T, b *Backend) {
 	t.Helper()
 	for held := 50 * time.Millisecond; ; held *= 2 {
@@ -133,7 +140,8 @@ func (e *env) client(label string) *client {
 	return e.clients[label]
 }
 
-// request returns the context of the request of that label, which lasts until the end of the scenario.
+// request returns the context of the request of that label, which lasts until
+// the end of the scenario.
 func (e *env) request(label string) context.Context {
 	r := e.requests[label]
 	if r == nil {
@@ -154,7 +162,8 @@ func (e *env) lock(l dsync.Locker, request, lease string, opts ...dsync.LockOpti
 	e.leased(lease, got)
 }
 
-// leased calls a lease by a label. Its token is asked for while the lease lasts: on some backends there is none afterwards.
+// leased calls a lease by a label. Its token is asked for while the lease
+// lasts: on some backends there is none afterwards.
 func (e *env) leased(label string, l *dsync.Lease) {
 	_ = l.Token()
 	e.leases[label] = l
@@ -167,7 +176,8 @@ func (e *env) unlock(request, lease string) {
 	}
 }
 
-// wait lets a call wait until it has been blocked for some time, then calls release, and returns the outcome of the call.
+// wait lets a call wait until it has been blocked for some time, then calls
+// release, and returns the outcome of the call.
 func (e *env) wait(ctx context.Context, l dsync.Locker, request string, release func()) (*dsync.Lease, error) {
 	e.Helper()
 	type outcome struct {
@@ -236,7 +246,8 @@ func (e *env) sum(metric string) (n int64) {
 	return n
 }
 
-// closeAndCollect ends clients and requests, so that all is reported, and returns spans and points as text.
+// closeAndCollect ends clients and requests, so that all is reported, and
+// returns spans and points as text.
 func (e *env) closeAndCollect() (spans, points string) {
 	e.close()
 	stubs := e.recorder.GetSpans()
@@ -255,7 +266,8 @@ func (e *env) closeAndCollect() (spans, points string) {
 	return RenderSpans(stubs), e.withoutLuck(RenderPoints(&all))
 }
 
-// withoutLuck leaves out renewals that succeeded, of which a slow machine sees some, in time that is not exact.
+// withoutLuck leaves out renewals that succeeded, of which a slow machine sees
+// some, in time that is not exact.
 func (e *env) withoutLuck(points string) string {
 	var kept []string
 	for line := range strings.Lines(points) {
@@ -280,7 +292,8 @@ func (e *env) close() {
 	}
 }
 
-// checkWaits checks that the spans of waits cover the time for which a call was blocked.
+// checkWaits checks that the spans of waits cover the time for which a call was
+// blocked.
 func (e *env) checkWaits(stubs tracetest.SpanStubs) {
 	byID := map[trace.SpanID]tracetest.SpanStub{}
 	for _, s := range stubs {

@@ -14,8 +14,8 @@ import (
 	"time"
 )
 
-// Browser is a headless Chromium that shows one page. It speaks the DevTools protocol: messages of JSON over two pipes, each with a zero
-// byte at its end.
+// Browser is a headless Chromium that shows one page. It speaks the DevTools
+// protocol: messages of JSON over two pipes, each with a zero byte at its end.
 type Browser struct {
 	tb      testing.TB
 	proc    *process
@@ -65,7 +65,8 @@ func Chromium(tb testing.TB, url string) *Browser {
 	return b
 }
 
-// Await waits until an expression of JavaScript is true in the page, or in another one that takes its place meanwhile.
+// Await waits until an expression of JavaScript is true in the page, or in
+// another one that takes its place meanwhile.
 func (b *Browser) Await(expression string) {
 	b.tb.Helper()
 	expression = `new Promise(done => { const look = () => ` + expression + ` ? done("") : setTimeout(look, 10); look() })`
@@ -190,7 +191,8 @@ func (b *Browser) read() (m devMessage, err error) {
 	return m, json.Unmarshal(text[:len(text)-1], &m)
 }
 
-// close lets the browser end by itself, with all of its processes, and returns when it has.
+// close lets the browser end by itself, with all of its processes, and returns
+// when it has.
 func (b *Browser) close() {
 	b.session = ""
 	if err := b.try("Browser.close", nil, nil); err == nil {

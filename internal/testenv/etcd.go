@@ -46,22 +46,26 @@ func packagedEtcd(tb testing.TB) etcdRelease {
 	return etcdRelease{need(tb, "etcd", "etcd-server"), need(tb, "etcdctl", "etcd-client"), []string{"--logger", "zap"}}
 }
 
-// Etcd starts an etcd of the current version, built from its Go module. It elects a leader, and counts leases, twice as fast as one
-// with the default settings, so that the shortest lease lasts a second. It takes args as etcd does, and they win over the defaults.
+// Etcd starts an etcd of the current version, built from its Go module. It
+// elects a leader, and counts leases, twice as fast as one with the default
+// settings, so that the shortest lease lasts a second. It takes args as etcd
+// does, and they win over the defaults.
 func Etcd(tb testing.TB, args ...string) *EtcdServer {
 	tb.Helper()
 	return startEtcd(tb, loopback, currentEtcd(tb), nil, args)
 }
 
-// PackagedEtcd is Etcd with the version that the operating system's package etcd-server has. Where that is not installed, the test
-// is skipped, or fails if CI is set.
+// PackagedEtcd is Etcd with the version that the operating system's package
+// etcd-server has. Where that is not installed, the test is skipped, or fails
+// if CI is set.
 func PackagedEtcd(tb testing.TB, args ...string) *EtcdServer {
 	tb.Helper()
 	return startEtcd(tb, loopback, packagedEtcd(tb), nil, args)
 }
 
-// EtcdTLS is Etcd with a server that listens with TLS only, with the server certificate of certs, and asks clients for a certificate
-// of the same authority.
+// EtcdTLS is Etcd with a server that listens with TLS only, with the server
+// certificate of certs, and asks clients for a certificate of the same
+// authority.
 func EtcdTLS(tb testing.TB, certs *Certificates, args ...string) *EtcdServer {
 	tb.Helper()
 	return startEtcd(tb, loopback, currentEtcd(tb), certs.Client, append([]string{
@@ -77,7 +81,8 @@ func startEtcd(tb testing.TB, at host, release etcdRelease, tlsConfig *tls.Confi
 	return s
 }
 
-// EtcdCluster starts a cluster of n servers of the current version, and returns when all of them know a leader.
+// EtcdCluster starts a cluster of n servers of the current version, and returns
+// when all of them know a leader.
 func EtcdCluster(tb testing.TB, n int, args ...string) []*EtcdServer {
 	tb.Helper()
 	return etcdCluster(tb, slices.Repeat([]host{loopback}, n), args)
@@ -157,7 +162,8 @@ func newEtcd(tb testing.TB, at host, release etcdRelease, name string, peerPort 
 	return s
 }
 
-// memoryDir returns a temporary directory, in memory where the system has one for that: not every release can do without fsync.
+// memoryDir returns a temporary directory, in memory where the system has one
+// for that: not every release can do without fsync.
 func memoryDir(tb testing.TB) string {
 	tb.Helper()
 	dir, err := serverDir(tb, "/dev/shm", "dsync-memory-")
@@ -188,8 +194,10 @@ func (s *EtcdServer) healthy(ctx context.Context) error {
 	return nil
 }
 
-// Requests returns how many requests of each kind ("Txn", "DeleteRange") the server has handled since it started, and as "ranges" how
-// many times it has read keys, also for the conditions and parts of transactions. A stream counts once it has ended.
+// Requests returns how many requests of each kind ("Txn", "DeleteRange") the
+// server has handled since it started, and as "ranges" how many times it has
+// read keys, also for the conditions and parts of transactions. A stream counts
+// once it has ended.
 func (s *EtcdServer) Requests() map[string]int64 {
 	s.tb.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), hangGuard)
@@ -226,18 +234,21 @@ func (s *EtcdServer) Requests() map[string]int64 {
 	return counts
 }
 
-// etcdModule is the directory, below the root of this module, of the module that names the version of the current etcd.
+// etcdModule is the directory, below the root of this module, of the module
+// that names the version of the current etcd.
 const etcdModule = "test/etcdserver"
 
-// buildGuard bounds the build of a server from source. It is no expectation of how long that takes.
+// buildGuard bounds the build of a server from source. It is no expectation of
+// how long that takes.
 const buildGuard = 10 * time.Minute
 
 // built has the outcome of building each binary in this process.
 var built sync.Map // package path to func() (string, error)
 
-// etcdBinary returns the path of the current etcd server, and etcdctlBinary that of the command line client that belongs to it.
-// They are built from the Go module once a version, into the user's cache directory. Where that cannot be done, the test fails if CI
-// is set, and is skipped otherwise.
+// etcdBinary returns the path of the current etcd server, and etcdctlBinary
+// that of the command line client that belongs to it. They are built from the
+// Go module once a version, into the user's cache directory. Where that cannot
+// be done, the test fails if CI is set, and is skipped otherwise.
 func etcdBinary(tb testing.TB) string {
 	tb.Helper()
 	return builtBinary(tb, "go.etcd.io/etcd/server/v3", "etcd")
@@ -291,7 +302,8 @@ func buildBinary(pkg, name string) (string, error) {
 	if _, err := goCommand(ctx, dir, "build", "-o", filepath.Join(scratch, name), pkg); err != nil {
 		return "", err
 	}
-	return path, os.Rename(filepath.Join(scratch, name), path) // whoever builds at the same time gets the same
+	// whoever builds at the same time gets the same
+	return path, os.Rename(filepath.Join(scratch, name), path)
 }
 
 func goCommand(ctx context.Context, dir string, args ...string) (string, error) {

@@ -39,9 +39,12 @@ func (h host) command(argv ...string) []string {
 	return append(h.enter[:len(h.enter):len(h.enter)], argv...)
 }
 
-// Hosts are machines of their own for servers: each has an address, which the test reaches, and links to the others that can go silent.
-// A host is a network namespace that lives as long as a process in it, and one more namespace is the switch between them; the kernel
-// ends all of them with the test binary. The methods may be called concurrently, and fail the test when they cannot do what they say.
+// Hosts are machines of their own for servers: each has an address, which the
+// test reaches, and links to the others that can go silent. A host is a network
+// namespace that lives as long as a process in it, and one more namespace is
+// the switch between them; the kernel ends all of them with the test binary.
+// The methods may be called concurrently, and fail the test when they cannot do
+// what they say.
 type Hosts struct {
 	tb    testing.TB
 	hosts []host
@@ -50,14 +53,15 @@ type Hosts struct {
 	silent map[[2]int]bool // by the numbers of the sender and the receiver
 }
 
-// The networks of Hosts are parts of 198.18.0.0/15, which is set aside for tests of networks. Each has 16 addresses.
+// The networks of Hosts are parts of 198.18.0.0/15, which is set aside for
+// tests of networks. Each has 16 addresses.
 const (
 	networks    = 1 << 17 / 16
 	mostOfHosts = 13 // 16 without the first, the last, and the one of the test
 )
 
-// NewHosts makes n hosts, numbered from 0. It takes Linux, root and the program ip; where one of them is missing, the test is skipped, or
-// fails if CI is set.
+// NewHosts makes n hosts, numbered from 0. It takes Linux, root and the program
+// ip; where one of them is missing, the test is skipped, or fails if CI is set.
 func NewHosts(tb testing.TB, n int) *Hosts {
 	tb.Helper()
 	switch {
@@ -70,7 +74,8 @@ func NewHosts(tb testing.TB, n int) *Hosts {
 	h := &Hosts{tb: tb, silent: make(map[[2]int]bool)}
 	center := newNetwork(tb)
 	link, network := joinNetwork(tb, ip, center)
-	tb.Cleanup(func() { _ = exec.Command(ip, "link", "delete", link).Run() }) // the end of the namespaces would, a little later
+	// the end of the namespaces would, a little later
+	tb.Cleanup(func() { _ = exec.Command(ip, "link", "delete", link).Run() })
 	enter := func(pid int) []string { return []string{nsenter, fmt.Sprintf("--net=/proc/%d/ns/net", pid)} }
 
 	const all = "198.%d.%d.%d"
@@ -99,8 +104,9 @@ func NewHosts(tb testing.TB, n int) *Hosts {
 	return h
 }
 
-// Silence lets nothing arrive any more that a host sends to another one, over connections that there are and over new ones, without an
-// error for either. What the other one sends goes on to arrive.
+// Silence lets nothing arrive any more that a host sends to another one, over
+// connections that there are and over new ones, without an error for either.
+// What the other one sends goes on to arrive.
 func (h *Hosts) Silence(from, to int) {
 	h.tb.Helper()
 	h.mu.Lock()
@@ -120,7 +126,8 @@ func (h *Hosts) Of(addr string) int {
 	return i
 }
 
-// Reaches reports whether a connection from a host to an address is made soon, which takes both directions.
+// Reaches reports whether a connection from a host to an address is made soon,
+// which takes both directions.
 func (h *Hosts) Reaches(from int, addr string) bool {
 	h.tb.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 300*time.Millisecond)
@@ -152,7 +159,8 @@ const nowhere = "02:00:00:00:00:ff"
 // hardware is the hardware address of a host, or, one further, of the test.
 func hardware(i int) string { return fmt.Sprintf("02:00:00:00:01:%02x", i) }
 
-// neighbor tells a host where another one is. So the kernel never asks, and silence one way does not keep answers from the other.
+// neighbor tells a host where another one is. So the kernel never asks, and
+// silence one way does not keep answers from the other.
 func neighbor(ip, lladdr string) string {
 	return "neighbor replace " + ip + " lladdr " + lladdr + " dev eth0 nud permanent"
 }
@@ -170,8 +178,9 @@ func newNetwork(tb testing.TB) (pid int) {
 	return keeper.Process.Pid
 }
 
-// joinNetwork makes a link between the test and a namespace, and returns the name of its end here, and the number of a network that
-// nobody else on this machine has, for as long as there is a link of this name.
+// joinNetwork makes a link between the test and a namespace, and returns the
+// name of its end here, and the number of a network that nobody else on this
+// machine has, for as long as there is a link of this name.
 func joinNetwork(tb testing.TB, ip string, pid int) (link string, network int) {
 	tb.Helper()
 	for {
@@ -197,8 +206,9 @@ func batch(tb testing.TB, ip []string, commands ...string) {
 	}
 }
 
-// Certificates is a certificate authority, and one certificate for servers on 127.0.0.1 and localhost and one for clients that it
-// signed. The files are PEM.
+// Certificates is a certificate authority, and one certificate for servers on
+// 127.0.0.1 and localhost and one for clients that it signed. The files are
+// PEM.
 type Certificates struct {
 	CAFile                        string
 	ServerCertFile, ServerKeyFile string
@@ -208,8 +218,9 @@ type Certificates struct {
 	Client *tls.Config
 }
 
-// NewCertificates makes certificates in a temporary directory. Each call makes an authority of its own, so that those of one call
-// are strangers to those of another.
+// NewCertificates makes certificates in a temporary directory. Each call makes
+// an authority of its own, so that those of one call are strangers to those of
+// another.
 func NewCertificates(tb testing.TB) *Certificates {
 	tb.Helper()
 	dir := tb.TempDir()

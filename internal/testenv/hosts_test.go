@@ -12,7 +12,8 @@ import (
 	"time"
 )
 
-// TestSilence lets each of three hosts send datagrams to the others all the time, and looks at who hears whom.
+// TestSilence lets each of three hosts send datagrams to the others all the
+// time, and looks at who hears whom.
 func TestSilence(t *testing.T) {
 	h := NewHosts(t, 3)
 	addrs := make([]string, 3)
@@ -56,7 +57,8 @@ func TestSilence(t *testing.T) {
 	}
 }
 
-// beacon sends datagrams to others, and says for each line, which is an address, how many came from there.
+// beacon sends datagrams to others, and says for each line, which is an
+// address, how many came from there.
 func beacon() {
 	addrs := strings.Fields(os.Getenv("DSYNC_TEST_BEACON")) // its own first
 	socket, err := net.ListenPacket("udp4", addrs[0])
@@ -90,7 +92,8 @@ func beacon() {
 	}
 }
 
-// TestHostsEnd looks at what is left of hosts and a server on one of them, frozen, after their test, and after the end of its process.
+// TestHostsEnd looks at what is left of hosts and a server on one of them,
+// frozen, after their test, and after the end of its process.
 func TestHostsEnd(t *testing.T) {
 	var s *RedisServer
 	var link string

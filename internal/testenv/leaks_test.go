@@ -9,8 +9,9 @@ import (
 
 func stayBehind(end <-chan struct{}) { <-end }
 
-// leaks is a process with no goroutines but its own. It says how many are seen: before it starts one, while that runs, if that may
-// stay, and after it has ended a little late.
+// leaks is a process with no goroutines but its own. It says how many are seen:
+// before it starts one, while that runs, if that may stay, and after it has
+// ended a little late.
 func leaks() {
 	seen := func(atMost time.Duration, except ...string) { fmt.Println(len(awaitGoroutines(except, atMost))) }
 	seen(leakGuard)

@@ -9,11 +9,14 @@ import (
 	"testing"
 )
 
-// MySQLServer is a private MariaDB, which speaks the protocol of MySQL. It lets everybody in, and has no databases but those of its own.
+// MySQLServer is a private MariaDB, which speaks the protocol of MySQL. It lets
+// everybody in, and has no databases but those of its own.
 type MySQLServer struct{ Server }
 
-// MySQL starts a MariaDB server with the given settings, as in "innodb-lock-wait-timeout=5". It does not wait for its disk unless a
-// setting says otherwise. Where MariaDB is not installed, the test is skipped, or fails if CI is set.
+// MySQL starts a MariaDB server with the given settings, as in
+// "innodb-lock-wait-timeout=5". It does not wait for its disk unless a setting
+// says otherwise. Where MariaDB is not installed, the test is skipped, or fails
+// if CI is set.
 func MySQL(tb testing.TB, settings ...string) *MySQLServer {
 	tb.Helper()
 	binary := need(tb, "mariadbd", "mariadb-server-core")
@@ -42,7 +45,8 @@ func MySQL(tb testing.TB, settings ...string) *MySQLServer {
 	return s
 }
 
-// ping waits for the greeting that the server begins with: a packet of version 10 of the protocol.
+// ping waits for the greeting that the server begins with: a packet of version
+// 10 of the protocol.
 func (s *MySQLServer) ping(ctx context.Context) error {
 	conn, err := dial(ctx, s.Addr)
 	if err != nil {

@@ -9,7 +9,8 @@ import (
 	"unsafe"
 )
 
-// EndWithUs makes the kernel kill the child when the thread that forked it ends.
+// EndWithUs makes the kernel kill the child when the thread that forked it
+// ends.
 func EndWithUs(cmd *exec.Cmd) { attr(cmd).Pdeathsig = syscall.SIGKILL }
 
 // ownNetwork gives the child a network namespace of its own.
@@ -22,7 +23,8 @@ func attr(cmd *exec.Cmd) *syscall.SysProcAttr {
 	return cmd.SysProcAttr
 }
 
-// waitStopped returns when all threads of a child that was sent SIGSTOP stand still, or when the child is gone.
+// waitStopped returns when all threads of a child that was sent SIGSTOP stand
+// still, or when the child is gone.
 func waitStopped(pid int) error {
 	const idPID = 1
 	for {
@@ -44,9 +46,11 @@ func inMemory(dir string) bool {
 	return syscall.Statfs(dir, &fs) == nil && fs.Type == tmpfs
 }
 
-// freePort returns a loopback port that belongs to the test until it ends. A socket that is bound and does not listen keeps
-// the kernel from giving the port to anybody else, also while the server is down, and lets through those who ask for this
-// port by number and allow the reuse of addresses, as servers do.
+// freePort returns a loopback port that belongs to the test until it ends. A
+// socket that is bound and does not listen keeps the kernel from giving the
+// port to anybody else, also while the server is down, and lets through those
+// who ask for this port by number and allow the reuse of addresses, as servers
+// do.
 func freePort(tb testing.TB) int {
 	tb.Helper()
 	port, err := bind(tb, 0)
@@ -76,8 +80,10 @@ func bind(tb testing.TB, port int) (int, error) {
 	return addr.(*syscall.SockaddrInet4).Port, nil
 }
 
-// Terminal makes a pseudo-terminal the standard input and the standard error of a command, which it starts, with a session of its own.
-// It returns what the user types and sees; reading fails when the command and its children have ended.
+// Terminal makes a pseudo-terminal the standard input and the standard error of
+// a command, which it starts, with a session of its own. It returns what the
+// user types and sees; reading fails when the command and its children have
+// ended.
 func Terminal(tb testing.TB, cmd *exec.Cmd) *os.File {
 	tb.Helper()
 	user, err := os.OpenFile("/dev/ptmx", os.O_RDWR|syscall.O_NOCTTY, 0)

@@ -15,7 +15,8 @@ func EndWithUs(*exec.Cmd) {}
 // ownNetwork is never called: only Linux has network namespaces.
 func ownNetwork(*exec.Cmd) {}
 
-// waitStopped does not wait: here a freeze takes hold a moment after the signal.
+// waitStopped does not wait: here a freeze takes hold a moment after the
+// signal.
 func waitStopped(int) error { return nil }
 
 // inMemory does not know of file systems without a disk.

@@ -7,7 +7,8 @@ import (
 	"syscall"
 )
 
-// Tests need no servers on Windows, where they can be compiled, and those that do fail.
+// Tests need no servers on Windows, where they can be compiled, and those that
+// do fail.
 
 const sigStop, sigCont = syscall.Signal(19), syscall.Signal(18)
 

@@ -19,8 +19,8 @@ import (
 	"testing"
 )
 
-// PostgresServer is a private PostgreSQL. Its superuser is "postgres", who needs no password; members of the role "secret" need one
-// over TCP.
+// PostgresServer is a private PostgreSQL. Its superuser is "postgres", who
+// needs no password; members of the role "secret" need one over TCP.
 type PostgresServer struct {
 	Server
 
@@ -31,8 +31,10 @@ type PostgresServer struct {
 	frozen []int // processes that were stopped
 }
 
-// Postgres starts a PostgreSQL server with the given settings, as in "max_connections=20". It does not wait for its disk (fsync=off)
-// unless a setting says otherwise. Where PostgreSQL is not installed, the test is skipped, or fails if CI is set.
+// Postgres starts a PostgreSQL server with the given settings, as in
+// "max_connections=20". It does not wait for its disk (fsync=off) unless a
+// setting says otherwise. Where PostgreSQL is not installed, the test is
+// skipped, or fails if CI is set.
 func Postgres(tb testing.TB, settings ...string) *PostgresServer {
 	tb.Helper()
 	s := newPostgres(tb, settings)
@@ -40,8 +42,9 @@ func Postgres(tb testing.TB, settings ...string) *PostgresServer {
 	return s
 }
 
-// PostgresTLS is Postgres with a server that speaks TLS too, with the server certificate of certs. Members of the role "certified" need
-// TLS, and a client certificate of the same authority.
+// PostgresTLS is Postgres with a server that speaks TLS too, with the server
+// certificate of certs. Members of the role "certified" need TLS, and a client
+// certificate of the same authority.
 func PostgresTLS(tb testing.TB, certs *Certificates, settings ...string) *PostgresServer {
 	tb.Helper()
 	s := newPostgres(tb, append([]string{"ssl=on", "ssl_ca_file=ca.crt"}, settings...))
@@ -97,7 +100,9 @@ func preparePostgres(tb testing.TB, dir, data string, settings []string) *Postgr
 	defaults := []string{
 		"listen_addresses=127.0.0.1", "port=" + strconv.Itoa(port), "unix_socket_directories=" + dir,
 		"fsync=off", "full_page_writes=off", "max_connections=500", "autovacuum=off", "shared_buffers=16MB",
-		"dynamic_shared_memory_type=mmap", // files in the data directory, and not in /dev/shm, where a kill would leave them
+		// files in the data directory, and not in /dev/shm, where a kill would
+		// leave them
+		"dynamic_shared_memory_type=mmap",
 	}
 	for _, setting := range append(defaults, settings...) {
 		argv = append(argv, "-c", setting)
@@ -125,10 +130,13 @@ func (s *PostgresServer) URL(scheme string) string {
 	return fmt.Sprintf("%s://postgres@%s/postgres", scheme, s.Addr)
 }
 
-// Kill ends all processes of the server by SIGKILL, as a crash of the machine's memory would, and returns when they are gone.
+// Kill ends all processes of the server by SIGKILL, as a crash of the machine's
+// memory would, and returns when they are gone.
 //
-// The first process stands still, and is killed last: it starts no others meanwhile, and no other process sees its end. A process that sees the
-// end of the first one frees its locks in good order, and they may be granted to a client whose process has not been killed yet.
+// The first process stands still, and is killed last: it starts no others
+// meanwhile, and no other process sees its end. A process that sees the end of
+// the first one frees its locks in good order, and they may be granted to a
+// client whose process has not been killed yet.
 func (s *PostgresServer) Kill() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -148,8 +156,9 @@ func (s *PostgresServer) Kill() {
 	}
 }
 
-// segment returns the number of the segment of System V shared memory by which the running server keeps a second one away, or "". The
-// system has few of them, and a server that is killed leaves its own.
+// segment returns the number of the segment of System V shared memory by which
+// the running server keeps a second one away, or "". The system has few of
+// them, and a server that is killed leaves its own.
 func (s *PostgresServer) segment() string {
 	s.Server.mu.Lock()
 	ended := s.proc.ended()
@@ -206,9 +215,11 @@ func (s *PostgresServer) children() []int {
 	return childPids(s.Pid())
 }
 
-// childPids returns the processes that a process has started, where the system tells.
+// childPids returns the processes that a process has started, where the system
+// tells.
 func childPids(pid int) []int {
-	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid)) // the pattern is not malformed
+	// the pattern is not malformed
+	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
 	var pids []int
 	for _, thread := range threads {
 		text, _ := os.ReadFile(thread) // nothing for one that has ended
@@ -221,7 +232,8 @@ func childPids(pid int) []int {
 	return pids
 }
 
-// isPostgres reports whether a process is there that belongs to a server. The number may have gone to another.
+// isPostgres reports whether a process is there that belongs to a server. The
+// number may have gone to another.
 func isPostgres(pid int) bool {
 	name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
 	return err == nil && strings.HasPrefix(string(name), "postgres") && stateLetter(pid) != 'Z'
@@ -273,7 +285,8 @@ func (s *PostgresServer) ping(ctx context.Context) error {
 // PoolerServer is a private pgbouncer.
 type PoolerServer struct{ Server }
 
-// PgBouncer starts a pgbouncer in front of a server, in the given pool_mode. Everybody is let in, as the superuser.
+// PgBouncer starts a pgbouncer in front of a server, in the given pool_mode.
+// Everybody is let in, as the superuser.
 func PgBouncer(tb testing.TB, pg *PostgresServer, mode string) *PoolerServer {
 	tb.Helper()
 	binary := need(tb, "pgbouncer", "pgbouncer")
@@ -325,7 +338,8 @@ func serverAccount(tb testing.TB) account {
 	return account{}
 }
 
-// command returns a command line that runs as the account, and dies with the process that starts it.
+// command returns a command line that runs as the account, and dies with the
+// process that starts it.
 func (a account) command(argv ...string) []string {
 	if a.uid == os.Getuid() {
 		return argv
@@ -344,7 +358,8 @@ func (a account) run(tb testing.TB, argv ...string) {
 	}
 }
 
-// tempDir makes a directory of the account's, which is removed at the end of the test.
+// tempDir makes a directory of the account's, which is removed at the end of
+// the test.
 func (a account) tempDir(tb testing.TB) string {
 	tb.Helper()
 	dir, err := serverDir(tb, os.TempDir(), "dsync-pgdata-")
@@ -364,7 +379,8 @@ func (a account) writeFile(path string, text []byte) error {
 	return os.Chown(path, a.uid, a.gid)
 }
 
-// postgresBinary returns the path of a program of the newest PostgreSQL that is installed.
+// postgresBinary returns the path of a program of the newest PostgreSQL that is
+// installed.
 func postgresBinary(tb testing.TB, name string) string {
 	tb.Helper()
 	found, _ := filepath.Glob("/usr/lib/postgresql/*/bin/" + name)
@@ -378,7 +394,8 @@ func postgresBinary(tb testing.TB, name string) string {
 	return need(tb, name, "postgresql")
 }
 
-// postgresTemplate returns a data directory to copy. It is made once and kept for later runs: that takes most of the time of a start.
+// postgresTemplate returns a data directory to copy. It is made once and kept
+// for later runs: that takes most of the time of a start.
 func postgresTemplate(tb testing.TB) string {
 	tb.Helper()
 	initdb := postgresBinary(tb, "initdb")

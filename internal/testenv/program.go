@@ -17,9 +17,10 @@ import (
 // programVariable tells a process that it was made by Program.
 const programVariable = "DSYNC_TEST_PROGRAM"
 
-// RunProgram is the first half of a TestMain of package main whose tests call [Program]: where this process is to be the program, or
-// has one of the variables in its environment by which the program knows the processes that it starts, it calls main, which has to
-// exit. Otherwise it returns.
+// RunProgram is the first half of a TestMain of package main whose tests call
+// [Program]: where this process is to be the program, or has one of the
+// variables in its environment by which the program knows the processes that it
+// starts, it calls main, which has to exit. Otherwise it returns.
 func RunProgram(main func(), variables ...string) {
 	for _, variable := range append(variables, programVariable) {
 		if os.Getenv(variable) != "" {
@@ -30,7 +31,8 @@ func RunProgram(main func(), variables ...string) {
 	os.Setenv("GORACE", strings.TrimSpace(os.Getenv("GORACE")+" atexit_sleep_ms=0"))
 }
 
-// Program returns the program as a process that is yet to be started. It has a directory of its own for temporary files.
+// Program returns the program as a process that is yet to be started. It has a
+// directory of its own for temporary files.
 func Program(tb testing.TB, args ...string) (cmd *exec.Cmd, stdout, stderr *bytes.Buffer) {
 	tb.Helper()
 	self, err := os.Executable()
@@ -55,7 +57,8 @@ func Execute(tb testing.TB, args ...string) (status int, stdout, stderr string) 
 // roleVariable tells a process that it was made by Spawn, and what for.
 const roleVariable = "DSYNC_TEST_ROLE"
 
-// Main is the body of a TestMain whose tests call [Spawn]. It runs the tests, or the role that this process was made for, and exits.
+// Main is the body of a TestMain whose tests call [Spawn]. It runs the tests,
+// or the role that this process was made for, and exits.
 //
 //	func TestMain(m *testing.M) {
 //		testenv.Main(m, map[string]func(){"holder": holder})
@@ -65,8 +68,9 @@ func Main(m *testing.M, roles map[string]func()) {
 	os.Exit(m.Run())
 }
 
-// RunRole is the first half of Main, for a TestMain that has its own way to run the tests: it returns if this process was not made
-// by Spawn; otherwise it runs the role and exits.
+// RunRole is the first half of Main, for a TestMain that has its own way to run
+// the tests: it returns if this process was not made by Spawn; otherwise it
+// runs the role and exits.
 func RunRole(roles map[string]func()) {
 	role, ok := os.LookupEnv(roleVariable)
 	if !ok {
@@ -81,9 +85,11 @@ func RunRole(roles map[string]func()) {
 	os.Exit(0)
 }
 
-// Process is another process that runs a role of this test binary. Its methods fail the test when they cannot do what they say.
+// Process is another process that runs a role of this test binary. Its methods
+// fail the test when they cannot do what they say.
 type Process struct {
-	// Lines is what the process writes to its standard output. It is closed when the process has ended and all is read.
+	// Lines is what the process writes to its standard output. It is closed
+	// when the process has ended and all is read.
 	Lines <-chan string
 
 	tb    testing.TB
@@ -94,8 +100,10 @@ type Process struct {
 	proc *process
 }
 
-// Spawn runs a role of this test binary in a process of its own, with env ("KEY=value") added to the environment. It is killed at the
-// end of the test, or when this process ends in whatever way. A data race that it reports fails the test.
+// Spawn runs a role of this test binary in a process of its own, with env
+// ("KEY=value") added to the environment. It is killed at the end of the test,
+// or when this process ends in whatever way. A data race that it reports fails
+// the test.
 func Spawn(tb testing.TB, role string, env ...string) *Process {
 	tb.Helper()
 	return spawn(tb, loopback, role, env...)
@@ -119,7 +127,8 @@ func spawn(tb testing.TB, at host, role string, env ...string) *Process {
 	cmd.Env = append(append(os.Environ(), roleVariable+"="+role), env...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = inRead, outWrite, stderr
 	proc, err := startProcess(cmd)
-	// Only the process may have its ends of the pipes, so that each side sees the end of the other.
+	// Only the process may have its ends of the pipes, so that each side sees
+	// the end of the other.
 	inRead.Close()
 	outWrite.Close()
 	if err != nil {
@@ -194,10 +203,12 @@ func (p *Process) Line() string {
 // Pid is the process id.
 func (p *Process) Pid() int { return p.proc.cmd.Process.Pid }
 
-// Kill ends the process by SIGKILL, stopped or not, and returns when it is gone.
+// Kill ends the process by SIGKILL, stopped or not, and returns when it is
+// gone.
 func (p *Process) Kill() { p.proc.kill() }
 
-// Stop stops the process (SIGSTOP) and returns when all its threads stand still.
+// Stop stops the process (SIGSTOP) and returns when all its threads stand
+// still.
 func (p *Process) Stop() {
 	p.tb.Helper()
 	p.signal((*process).freeze)
@@ -218,8 +229,9 @@ func (p *Process) signal(send func(*process) error) {
 	}
 }
 
-// Wait ends the standard input of the process, waits until it has ended by itself, and returns nil if its exit code is 0. Lines that
-// it writes meanwhile must be read by another goroutine, or fit into a pipe.
+// Wait ends the standard input of the process, waits until it has ended by
+// itself, and returns nil if its exit code is 0. Lines that it writes meanwhile
+// must be read by another goroutine, or fit into a pipe.
 func (p *Process) Wait() error {
 	p.tb.Helper()
 	p.stdin.Close()

@@ -16,14 +16,17 @@ import (
 // PrometheusServer is a private Prometheus.
 type PrometheusServer struct{ Server }
 
-// Prometheus starts a Prometheus that looks at the metrics of target, which is an address, every second, and at the rules of a file. Where
-// Prometheus is not installed, the test is skipped, or fails if CI is set. A new Prometheus looks at nothing for some seconds.
+// Prometheus starts a Prometheus that looks at the metrics of target, which is
+// an address, every second, and at the rules of a file. Where Prometheus is not
+// installed, the test is skipped, or fails if CI is set. A new Prometheus looks
+// at nothing for some seconds.
 func Prometheus(tb testing.TB, target, rules string) *PrometheusServer {
 	tb.Helper()
 	binary := need(tb, "prometheus", "prometheus")
 	dir, port := tb.TempDir(), freePort(tb)
 	config, err := json.Marshal(map[string]any{ // which is YAML, too
-		"global":     map[string]any{"scrape_interval": "1s", "evaluation_interval": "250ms"}, // a scrape that takes longer fails
+		// a scrape that takes longer fails
+		"global":     map[string]any{"scrape_interval": "1s", "evaluation_interval": "250ms"},
 		"rule_files": []string{rules},
 		"scrape_configs": []any{map[string]any{
 			"job_name": "test", "static_configs": []any{map[string]any{"targets": []string{target}}},
@@ -71,7 +74,8 @@ func (s *PrometheusServer) get(ctx context.Context, path string) ([]byte, error)
 	return body, err
 }
 
-// Query returns what the API answers at a path, as in "query" with the parameter query, into data.
+// Query returns what the API answers at a path, as in "query" with the
+// parameter query, into data.
 func (s *PrometheusServer) Query(path string, parameters url.Values, data any) {
 	s.tb.Helper()
 	ctx, cancel := context.WithTimeout(s.tb.Context(), hangGuard)

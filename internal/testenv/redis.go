@@ -16,7 +16,8 @@ import (
 	"time"
 )
 
-// RedisServer is a private redis-server. What its methods ask goes over a connection of their own, as the default user.
+// RedisServer is a private redis-server. What its methods ask goes over a
+// connection of their own, as the default user.
 type RedisServer struct {
 	Server
 
@@ -24,12 +25,14 @@ type RedisServer struct {
 	tls      *tls.Config // nil for plain TCP
 }
 
-// Redis starts a redis-server that keeps nothing on disk. It takes args as redis-server does, and they win over the defaults:
+// Redis starts a redis-server that keeps nothing on disk. It takes args as
+// redis-server does, and they win over the defaults:
 //
 //	testenv.Redis(t, "--requirepass", testenv.Password())
 //	testenv.Redis(t, "--appendonly", "yes", "--appendfsync", "always")
 //
-// Where redis-server is not installed, the test is skipped, or fails if CI is set.
+// Where redis-server is not installed, the test is skipped, or fails if CI is
+// set.
 func Redis(tb testing.TB, args ...string) *RedisServer {
 	tb.Helper()
 	return redisAt(tb, loopback, args)
@@ -41,8 +44,9 @@ func redisAt(tb testing.TB, at host, args []string) *RedisServer {
 	return startRedis(tb, at, port, nil, append([]string{"--port", strconv.Itoa(port)}, args...))
 }
 
-// RedisTLS is Redis with a server that listens with TLS only, with the server certificate of certs, and by default asks clients for
-// a certificate of the same authority ("--tls-auth-clients", "no" turns that off).
+// RedisTLS is Redis with a server that listens with TLS only, with the server
+// certificate of certs, and by default asks clients for a certificate of the
+// same authority ("--tls-auth-clients", "no" turns that off).
 func RedisTLS(tb testing.TB, certs *Certificates, args ...string) *RedisServer {
 	tb.Helper()
 	port := freePort(tb)
@@ -78,7 +82,8 @@ func newRedis(tb testing.TB, at host, name string, port int, args []string) *Red
 	return s
 }
 
-// ping asks once for a PONG. A server that still loads its data answers with an error.
+// ping asks once for a PONG. A server that still loads its data answers with an
+// error.
 func (s *RedisServer) ping(ctx context.Context) error {
 	answer, err := s.call(ctx, "PING")
 	if err != nil {
@@ -90,9 +95,11 @@ func (s *RedisServer) ping(ctx context.Context) error {
 	return nil
 }
 
-// Do runs a command and returns its answer: a string, an int64, nil, or a []any of these (with errors in it where the server puts
-// them there). An error fails the test. A server that is frozen lets Do wait until it is thawed. Each call is a connection of its
-// own: MULTI, SUBSCRIBE or WAIT (see AwaitReplicas) make no sense here.
+// Do runs a command and returns its answer: a string, an int64, nil, or a []any
+// of these (with errors in it where the server puts them there). An error fails
+// the test. A server that is frozen lets Do wait until it is thawed. Each call
+// is a connection of its own: MULTI, SUBSCRIBE or WAIT (see AwaitReplicas) make
+// no sense here.
 func (s *RedisServer) Do(args ...string) any {
 	s.tb.Helper()
 	s.checkPasswords(args)
@@ -103,7 +110,8 @@ func (s *RedisServer) Do(args ...string) any {
 	return answer
 }
 
-// checkPasswords fails the test if it makes a password that `make test` does not find.
+// checkPasswords fails the test if it makes a password that `make test` does
+// not find.
 func (s *RedisServer) checkPasswords(args []string) {
 	s.tb.Helper()
 	user := slices.ContainsFunc(args, func(arg string) bool { return strings.EqualFold(arg, "SETUSER") || arg == "--user" })
@@ -115,15 +123,18 @@ func (s *RedisServer) checkPasswords(args []string) {
 	}
 }
 
-// Try is Do for commands that may fail: errors of the server are a [RedisError], others come from the network.
+// Try is Do for commands that may fail: errors of the server are a
+// [RedisError], others come from the network.
 func (s *RedisServer) Try(args ...string) (any, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), hangGuard)
 	defer cancel()
 	return s.call(ctx, args...)
 }
 
-// Commands returns how often the server ran each command since it started, those inside scripts included. The names are those of
-// INFO commandstats ("evalsha", "client|setinfo"); INFO itself is left out, so that two calls differ by the work of others only.
+// Commands returns how often the server ran each command since it started,
+// those inside scripts included. The names are those of INFO commandstats
+// ("evalsha", "client|setinfo"); INFO itself is left out, so that two calls
+// differ by the work of others only.
 func (s *RedisServer) Commands() map[string]int64 {
 	s.tb.Helper()
 	stats := make(map[string]int64)
@@ -142,7 +153,8 @@ func (s *RedisServer) Commands() map[string]int64 {
 	return stats
 }
 
-// SubscriberCount returns how many clients of this server are subscribed to a channel, by SUBSCRIBE or SSUBSCRIBE.
+// SubscriberCount returns how many clients of this server are subscribed to a
+// channel, by SUBSCRIBE or SSUBSCRIBE.
 func (s *RedisServer) SubscriberCount(channel string) int64 {
 	s.tb.Helper()
 	n := s.Do("PUBSUB", "NUMSUB", channel).([]any)[1].(int64)
@@ -156,7 +168,8 @@ func (s *RedisServer) SubscriberCount(channel string) int64 {
 	return n + sharded.([]any)[1].(int64)
 }
 
-// AwaitReplicas waits until n replicas have received all that the server has written so far.
+// AwaitReplicas waits until n replicas have received all that the server has
+// written so far.
 func (s *RedisServer) AwaitReplicas(n int) {
 	s.tb.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), hangGuard)
@@ -174,8 +187,9 @@ func (s *RedisServer) AwaitReplicas(n int) {
 	}
 }
 
-// info decodes an answer of lines "name:value". It is empty if there is no answer: a sentinel or a cluster that changes roles
-// closes connections as it pleases.
+// info decodes an answer of lines "name:value". It is empty if there is no
+// answer: a sentinel or a cluster that changes roles closes connections as it
+// pleases.
 func (s *RedisServer) info(args ...string) map[string]string {
 	info := make(map[string]string)
 	answer, err := s.Try(args...)
@@ -190,7 +204,8 @@ func (s *RedisServer) info(args ...string) map[string]string {
 	return info
 }
 
-// Kept returns how many keys the server has, how many of them have no time at which they end, and what memory it uses.
+// Kept returns how many keys the server has, how many of them have no time at
+// which they end, and what memory it uses.
 func (s *RedisServer) Kept() (keys, forGood, bytes int64) {
 	s.tb.Helper()
 	bytes, err := strconv.ParseInt(s.info("INFO", "memory")["used_memory"], 10, 64)
@@ -213,8 +228,8 @@ func (s *RedisServer) Refuse() { s.Do("CONFIG", "SET", "min-replicas-to-write", 
 // Allow ends Refuse.
 func (s *RedisServer) Allow() { s.Do("CONFIG", "SET", "min-replicas-to-write", "0") }
 
-// Left returns the keys of the server, each with its type, and the channels that
-// clients listen to.
+// Left returns the keys of the server, each with its type, and the channels
+// that clients listen to.
 func (s *RedisServer) Left() (all []string) {
 	s.tb.Helper()
 	for _, key := range s.Do("KEYS", "*").([]any) {
@@ -228,7 +243,8 @@ func (s *RedisServer) Left() (all []string) {
 	return all
 }
 
-// replicates reports whether the server is a replica that is connected to its primary.
+// replicates reports whether the server is a replica that is connected to its
+// primary.
 func (s *RedisServer) replicates() bool {
 	info := s.info("INFO", "replication")
 	return info["role"] == "slave" && info["master_link_status"] == "up"
@@ -266,7 +282,8 @@ func lastValue(args []string, option string) string {
 	return value
 }
 
-// RedisError is an error that a Redis server answered with, as it stands: "WRONGTYPE Operation against …".
+// RedisError is an error that a Redis server answered with, as it stands:
+// "WRONGTYPE Operation against …".
 type RedisError string
 
 func (e RedisError) Error() string { return string(e) }
@@ -277,7 +294,8 @@ type respConn struct {
 	in *bufio.Reader
 }
 
-// dialRESP connects; the deadline of ctx holds for all that is asked over the connection.
+// dialRESP connects; the deadline of ctx holds for all that is asked over the
+// connection.
 func dialRESP(ctx context.Context, addr string, config *tls.Config) (*respConn, error) {
 	conn, err := dial(ctx, addr)
 	if err != nil {
@@ -291,7 +309,8 @@ func dialRESP(ctx context.Context, addr string, config *tls.Config) (*respConn, 
 	return newRESP(conn), nil
 }
 
-// dial connects; the deadline of ctx, or hangGuard if there is none, holds for all that is read and written.
+// dial connects; the deadline of ctx, or hangGuard if there is none, holds for
+// all that is read and written.
 func dial(ctx context.Context, addr string) (net.Conn, error) {
 	conn, err := new(net.Dialer).DialContext(ctx, "tcp", addr)
 	if err != nil {

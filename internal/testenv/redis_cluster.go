@@ -15,7 +15,8 @@ import (
 
 // Cluster is a private Redis Cluster.
 type Cluster struct {
-	// Nodes are the servers, at first the masters and then the replicas, in the order of their masters.
+	// Nodes are the servers, at first the masters and then the replicas, in the
+	// order of their masters.
 	Nodes []*RedisServer
 
 	tb testing.TB
@@ -24,14 +25,17 @@ type Cluster struct {
 // clusterSlots is the number of hash slots of a Redis Cluster.
 const clusterSlots = 16384
 
-// RedisCluster starts a cluster and returns when every node finds it complete, which takes more than two seconds: Redis lets a new
-// master wait that long. A node counts as failed after it has not answered for two seconds. Args are passed to each server.
+// RedisCluster starts a cluster and returns when every node finds it complete,
+// which takes more than two seconds: Redis lets a new master wait that long. A
+// node counts as failed after it has not answered for two seconds. Args are
+// passed to each server.
 func RedisCluster(tb testing.TB, masters, replicasPerMaster int, args ...string) *Cluster {
 	tb.Helper()
 	return redisCluster(tb, []host{loopback}, masters, replicasPerMaster, args)
 }
 
-// RedisClusterOn is RedisCluster with a master on each host, whose replicas are on the hosts that come next.
+// RedisClusterOn is RedisCluster with a master on each host, whose replicas are
+// on the hosts that come next.
 func RedisClusterOn(h *Hosts, replicasPerMaster int, args ...string) *Cluster {
 	h.tb.Helper()
 	return redisCluster(h.tb, h.hosts, len(h.hosts), replicasPerMaster, args)
@@ -87,7 +91,8 @@ func (c *Cluster) Addrs() []string {
 	return addrs
 }
 
-// Owner returns the master that serves key, in the eyes of the first node that answers.
+// Owner returns the master that serves key, in the eyes of the first node that
+// answers.
 func (c *Cluster) Owner(key string) *RedisServer {
 	c.tb.Helper()
 	var errs []error
@@ -115,7 +120,8 @@ func (c *Cluster) Owner(key string) *RedisServer {
 	return nil
 }
 
-// MoveSlot moves the slot of key, with all that is in it, to another master, while clients may use it.
+// MoveSlot moves the slot of key, with all that is in it, to another master,
+// while clients may use it.
 func (c *Cluster) MoveSlot(key string, to *RedisServer) {
 	c.tb.Helper()
 	from := c.Owner(key)
@@ -137,7 +143,8 @@ func (c *Cluster) MoveSlot(key string, to *RedisServer) {
 	from.Do("CLUSTER", "SETSLOT", slot, "NODE", toID)
 	for _, node := range c.Nodes {
 		if node != to && node != from {
-			_, _ = node.Try("CLUSTER", "SETSLOT", slot, "NODE", toID) // replicas refuse; they learn it all the same
+			// replicas refuse; they learn it all the same
+			_, _ = node.Try("CLUSTER", "SETSLOT", slot, "NODE", toID)
 		}
 	}
 }
@@ -154,7 +161,8 @@ func (c *Cluster) knowsAll(node *RedisServer) bool {
 	})
 }
 
-// complete reports whether a node finds all slots served, sees the others in their roles, and has its data if it is a replica.
+// complete reports whether a node finds all slots served, sees the others in
+// their roles, and has its data if it is a replica.
 func (c *Cluster) complete(node *RedisServer, masters int) bool {
 	seen := 0
 	for _, line := range node.clusterView() {
@@ -168,7 +176,8 @@ func (c *Cluster) complete(node *RedisServer, masters int) bool {
 	return seen == masters && node.clusterOK() && (slices.Contains(c.Nodes[:masters], node) || node.replicates())
 }
 
-// clusterView returns the fields of the lines of CLUSTER NODES: id, address, flags, master, two times, epoch, link, slots.
+// clusterView returns the fields of the lines of CLUSTER NODES: id, address,
+// flags, master, two times, epoch, link, slots.
 func (s *RedisServer) clusterView() [][]string {
 	s.tb.Helper()
 	var view [][]string
@@ -182,7 +191,8 @@ func (s *RedisServer) clusterOK() bool {
 	return s.info("CLUSTER", "INFO")["cluster_state"] == "ok"
 }
 
-// freePortPair returns a port p so that p and p+10000, where Redis puts the bus of a cluster, belong to the test.
+// freePortPair returns a port p so that p and p+10000, where Redis puts the bus
+// of a cluster, belong to the test.
 func freePortPair(tb testing.TB) int {
 	tb.Helper()
 	for range 100 {
@@ -210,15 +220,17 @@ type Sentinel struct {
 	tb testing.TB
 }
 
-// RedisSentinel starts a primary with replicas and three sentinels, and returns when all sentinels know each other and the replicas.
-// They take a server that has not answered for two seconds as down. Args are passed to the servers that hold data; one with
-// "--requirepass" needs "--masterauth" as well.
+// RedisSentinel starts a primary with replicas and three sentinels, and returns
+// when all sentinels know each other and the replicas. They take a server that
+// has not answered for two seconds as down. Args are passed to the servers that
+// hold data; one with "--requirepass" needs "--masterauth" as well.
 func RedisSentinel(tb testing.TB, replicas int, args ...string) *Sentinel {
 	tb.Helper()
 	return redisSentinel(tb, []host{loopback}, replicas, args)
 }
 
-// RedisSentinelOn is RedisSentinel with a sentinel on each of the first three hosts, and the primary and the replicas on the first ones.
+// RedisSentinelOn is RedisSentinel with a sentinel on each of the first three
+// hosts, and the primary and the replicas on the first ones.
 func RedisSentinelOn(h *Hosts, replicas int, args ...string) *Sentinel {
 	h.tb.Helper()
 	return redisSentinel(h.tb, h.hosts, replicas, args)
@@ -233,7 +245,8 @@ func redisSentinel(tb testing.TB, hosts []host, replicas int, args []string) *Se
 		s.Nodes = append(s.Nodes, redisAt(tb, hosts[(i+1)%len(hosts)],
 			append([]string{"--replicaof", strings.Replace(primary.Addr, ":", " ", 1)}, args...)))
 	}
-	// Sentinels learn of replicas when they ask the primary, which they do at once and then seldom.
+	// Sentinels learn of replicas when they ask the primary, which they do at
+	// once and then seldom.
 	Eventually(tb, func() bool {
 		return primary.info("INFO", "replication")["connected_slaves"] == strconv.Itoa(replicas) &&
 			!slices.ContainsFunc(s.Nodes[1:], func(node *RedisServer) bool { return !node.replicates() })
@@ -247,7 +260,8 @@ func redisSentinel(tb testing.TB, hosts []host, replicas int, args []string) *Se
 	return s
 }
 
-// Primary returns the server that the sentinels name as the primary, in the eyes of the first of them that answers.
+// Primary returns the server that the sentinels name as the primary, in the
+// eyes of the first of them that answers.
 func (s *Sentinel) Primary() *RedisServer {
 	s.tb.Helper()
 	for _, sentinel := range s.Sentinels {
@@ -259,8 +273,9 @@ func (s *Sentinel) Primary() *RedisServer {
 	return nil
 }
 
-// AwaitPrimary waits until all sentinels name one server that is a primary. Soon after a fail-over one of them may not know of it yet,
-// and turn the new primary into a replica once more, until the others put that right.
+// AwaitPrimary waits until all sentinels name one server that is a primary.
+// Soon after a fail-over one of them may not know of it yet, and turn the new
+// primary into a replica once more, until the others put that right.
 func (s *Sentinel) AwaitPrimary() {
 	s.tb.Helper()
 	Eventually(s.tb, func() bool {
@@ -272,7 +287,8 @@ func (s *Sentinel) AwaitPrimary() {
 	}, "the sentinels name one primary")
 }
 
-// named returns the server that a sentinel names as the primary, or nil if it does not answer.
+// named returns the server that a sentinel names as the primary, or nil if it
+// does not answer.
 func (s *Sentinel) named(sentinel *RedisServer) *RedisServer {
 	answer, err := sentinel.Try("SENTINEL", "GET-MASTER-ADDR-BY-NAME", s.Master)
 	if err != nil {
@@ -317,8 +333,9 @@ sentinel failover-timeout %[3]s 5000
 		if err := s.ping(ctx); err != nil {
 			return err
 		}
-		// Meet soon, and do not refuse to act for half a minute because this machine was busy for two seconds. Servers
-		// before 7.0 do not have the command and take longer.
+		// Meet soon, and do not refuse to act for half a minute because this
+		// machine was busy for two seconds. Servers before 7.0 do not have the
+		// command and take longer.
 		_, err := s.call(ctx, "SENTINEL", "DEBUG", "PUBLISH-PERIOD", "200", "INFO-PERIOD", "500", "TILT-PERIOD", "1000")
 		if errors.As(err, new(RedisError)) {
 			return nil

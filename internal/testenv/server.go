@@ -1,9 +1,11 @@
-// Package testenv starts real servers for tests: private ones, on loopback ports and in temporary directories of their own, which
-// are gone when the test ends, also when the test binary is killed. A server can be killed, started again, frozen and thawed; the
-// link to it can be disturbed ([Wire]); and a test can run parts of itself in other processes ([Main], [Spawn]).
+// Package testenv starts real servers for tests: private ones, on loopback
+// ports and in temporary directories of their own, which are gone when the test
+// ends, also when the test binary is killed. A server can be killed, started
+// again, frozen and thawed; the link to it can be disturbed ([Wire]); and a
+// test can run parts of itself in other processes ([Main], [Spawn]).
 //
-// Nothing here knows a driver or its client library: what a test asks a server through this package, it asks behind the back of
-// the code under test.
+// Nothing here knows a driver or its client library: what a test asks a server
+// through this package, it asks behind the back of the code under test.
 package testenv
 
 import (
@@ -20,11 +22,13 @@ import (
 	"time"
 )
 
-// hangGuard bounds every wait of this package. It is no expectation of how long something takes.
+// hangGuard bounds every wait of this package. It is no expectation of how long
+// something takes.
 const hangGuard = 60 * time.Second
 
-// Server is a process that serves, on the same address for as long as the test lasts. Its methods fail the test when they cannot do
-// what they say, and may be called concurrently.
+// Server is a process that serves, on the same address for as long as the test
+// lasts. Its methods fail the test when they cannot do what they say, and may
+// be called concurrently.
 type Server struct {
 	// Addr is where it listens, as host:port.
 	Addr string
@@ -49,7 +53,8 @@ func (s *Server) Start() {
 	}
 }
 
-// Kill ends the server by SIGKILL, frozen or not, and returns when the process is gone. The address stays refused until Start.
+// Kill ends the server by SIGKILL, frozen or not, and returns when the process
+// is gone. The address stays refused until Start.
 func (s *Server) Kill() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -63,8 +68,9 @@ func (s *Server) Restart() {
 	s.Start()
 }
 
-// Freeze stops the server (SIGSTOP) and returns when all its threads stand still. The kernel goes on to accept connections and
-// requests for it, which it handles after Thaw.
+// Freeze stops the server (SIGSTOP) and returns when all its threads stand
+// still. The kernel goes on to accept connections and requests for it, which it
+// handles after Thaw.
 func (s *Server) Freeze() {
 	s.tb.Helper()
 	s.signal((*process).freeze)
@@ -76,7 +82,8 @@ func (s *Server) Thaw() {
 	s.signal((*process).thaw)
 }
 
-// Ping returns when the server has answered to a small request, or an error if it does not.
+// Ping returns when the server has answered to a small request, or an error if
+// it does not.
 func (s *Server) Ping(ctx context.Context) error { return s.ready(ctx) }
 
 // Pid is the process id of the server, of its last life if it is not running.
@@ -158,7 +165,8 @@ func (s *Server) tail() []byte {
 	return bytes.Join(lines[max(0, len(lines)-30):], []byte("\n"))
 }
 
-// process is a child of the test binary. It is reaped when it ends, and does not outlive the test binary.
+// process is a child of the test binary. It is reaped when it ends, and does
+// not outlive the test binary.
 type process struct {
 	cmd    *exec.Cmd
 	done   chan struct{} // closed when the process is gone
@@ -171,8 +179,9 @@ func startProcess(cmd *exec.Cmd) (*process, error) {
 	EndWithUs(cmd)
 	started := make(chan error)
 	go func() { // ends with the process
-		// The kernel ties the child's life to the thread that forked it, not to our process: so that thread stays
-		// here for as long as the child lives.
+		// The kernel ties the child's life to the thread that forked it, not to
+		// our process: so that thread stays here for as long as the child
+		// lives.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		err := cmd.Start()
@@ -231,10 +240,13 @@ func (p *process) signal(sig os.Signal) error {
 	return err
 }
 
-// Storage is what servers do with what they write. The zero value keeps nothing, and so do all servers that are started without one.
+// Storage is what servers do with what they write. The zero value keeps
+// nothing, and so do all servers that are started without one.
 type Storage struct {
-	// Disk has servers keep their data below [os.TempDir], which has to be on a disk, and flush them as their packages do. Redis, which
-	// has snapshots alone unless it is told otherwise, writes a log, and flushes that as its redis.conf says: once a second.
+	// Disk has servers keep their data below [os.TempDir], which has to be on a
+	// disk, and flush them as their packages do. Redis, which has snapshots
+	// alone unless it is told otherwise, writes a log, and flushes that as its
+	// redis.conf says: once a second.
 	Disk bool
 }
 
@@ -296,8 +308,10 @@ func (Storage) check(tb testing.TB) {
 	}
 }
 
-// serverDir makes a directory with the data of a server, which is removed at the end of the test. The test holds a lock on the directory
-// meanwhile. Directories of the same prefix without a lock are those of test binaries that were killed, and are removed before.
+// serverDir makes a directory with the data of a server, which is removed at
+// the end of the test. The test holds a lock on the directory meanwhile.
+// Directories of the same prefix without a lock are those of test binaries that
+// were killed, and are removed before.
 func serverDir(tb testing.TB, parent, prefix string) (string, error) {
 	tb.Helper()
 	left, _ := filepath.Glob(filepath.Join(parent, prefix+"*")) // the pattern is not malformed
@@ -327,7 +341,9 @@ func serverDir(tb testing.TB, parent, prefix string) (string, error) {
 	}
 }
 
-// lockDir locks a directory until unlock is called or the process ends. Without a wait, one that somebody else has locked is an error. A directory that was removed before is fs.ErrNotExist.
+// lockDir locks a directory until unlock is called or the process ends. Without
+// a wait, one that somebody else has locked is an error. A directory that was
+// removed before is fs.ErrNotExist.
 func lockDir(dir string, wait bool) (unlock func() error, err error) {
 	f, err := os.Open(dir)
 	if err != nil {

@@ -45,7 +45,8 @@ func race() {
 	bufio.NewReader(os.Stdin).ReadString('\n')
 }
 
-// parent starts a server and another process, says who they are, and does not come to its end.
+// parent starts a server and another process, says who they are, and does not
+// come to its end.
 func parent() {
 	tb := &outcome{}
 	s := Redis(tb)

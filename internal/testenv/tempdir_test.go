@@ -37,7 +37,8 @@ func TestServerDirRemovesWhatIsLeft(t *testing.T) {
 	}
 }
 
-// TestServerDirsAtOnce has many tests make directories, none of which may be taken for one that is left.
+// TestServerDirsAtOnce has many tests make directories, none of which may be
+// taken for one that is left.
 func TestServerDirsAtOnce(t *testing.T) {
 	parent := t.TempDir()
 	var wg sync.WaitGroup

@@ -15,7 +15,8 @@ import (
 	"time"
 )
 
-// Long skips a test that `make test` leaves to `make test-long`, since others look at nearly the same in less time.
+// Long skips a test that `make test` leaves to `make test-long`, since others
+// look at nearly the same in less time.
 func Long(tb testing.TB) {
 	tb.Helper()
 	if testing.Short() {
@@ -23,7 +24,8 @@ func Long(tb testing.TB) {
 	}
 }
 
-// Briefly returns the first value in the short form of the tests, which `make test` runs, and otherwise the second.
+// Briefly returns the first value in the short form of the tests, which `make
+// test` runs, and otherwise the second.
 func Briefly[T any](short, long T) T {
 	if testing.Short() {
 		return short
@@ -31,7 +33,8 @@ func Briefly[T any](short, long T) T {
 	return long
 }
 
-// need returns the path of a server's binary. Where it is not installed, the test fails if CI is set, and is skipped otherwise.
+// need returns the path of a server's binary. Where it is not installed, the
+// test fails if CI is set, and is skipped otherwise.
 func need(tb testing.TB, binary, pkg string) string {
 	tb.Helper()
 	path, err := exec.LookPath(binary)
@@ -62,8 +65,9 @@ func Promtool(tb testing.TB) string {
 	return need(tb, "promtool", "prometheus")
 }
 
-// Apart gives servers the last CPU of the machine, and this process the others, until tb ends. It is for benchmarks of throughput, which
-// measure the scheduler otherwise. Where there is one CPU or no taskset, it does nothing.
+// Apart gives servers the last CPU of the machine, and this process the others,
+// until tb ends. It is for benchmarks of throughput, which measure the
+// scheduler otherwise. Where there is one CPU or no taskset, it does nothing.
 func Apart(tb testing.TB, servers ...int) {
 	tb.Helper()
 	cpus := runtime.NumCPU()
@@ -81,7 +85,8 @@ func Apart(tb testing.TB, servers ...int) {
 	})
 }
 
-// ServersApart gives servers that were started after [Apart] their CPU, with the processes that they have started.
+// ServersApart gives servers that were started after [Apart] their CPU, with
+// the processes that they have started.
 func ServersApart(tb testing.TB, servers ...int) {
 	tb.Helper()
 	cpus := runtime.NumCPU()
@@ -112,8 +117,9 @@ func affinity(cpus string, pid int) error {
 	return nil
 }
 
-// Eventually waits until cond holds, and fails the test with what if that does not happen within a time that only a hang takes. It
-// is for the state of a server that tells nobody when it changes.
+// Eventually waits until cond holds, and fails the test with what if that does
+// not happen within a time that only a hang takes. It is for the state of a
+// server that tells nobody when it changes.
 func Eventually(tb testing.TB, cond func() bool, what string) {
 	tb.Helper()
 	tick := time.NewTicker(2 * time.Millisecond)
@@ -125,7 +131,8 @@ func Eventually(tb testing.TB, cond func() bool, what string) {
 	}
 }
 
-// OnClose returns conn as a connection whose Close calls closed first, each time.
+// OnClose returns conn as a connection whose Close calls closed first, each
+// time.
 func OnClose(conn net.Conn, closed func()) net.Conn { return &closing{conn, closed} }
 
 type closing struct {
@@ -138,8 +145,9 @@ func (c *closing) Close() error {
 	return c.Conn.Close()
 }
 
-// Counter is a number in a file, to which processes add under a lock. Reading and writing it is not one step, so it comes out too
-// small if two of them ever have the lock at a time.
+// Counter is a number in a file, to which processes add under a lock. Reading
+// and writing it is not one step, so it comes out too small if two of them ever
+// have the lock at a time.
 type Counter struct {
 	tb   testing.TB
 	file string
@@ -163,8 +171,9 @@ const (
 	counterEach  = "DSYNC_TEST_COUNTER_EACH"
 )
 
-// Spawn adds processes whose role calls [Count]. Each takes the lock holds times, in the short form of the tests a fifth of that, and
-// adds one each times while it has it.
+// Spawn adds processes whose role calls [Count]. Each takes the lock holds
+// times, in the short form of the tests a fifth of that, and adds one each
+// times while it has it.
 func (c *Counter) Spawn(processes int, role string, holds, each int, env ...string) {
 	c.tb.Helper()
 	holds = Briefly(holds/5, holds)
@@ -175,7 +184,8 @@ func (c *Counter) Spawn(processes int, role string, holds, each int, env ...stri
 	}
 }
 
-// Run has all of them begin together, waits for them, and fails the test unless each addition is in the file.
+// Run has all of them begin together, waits for them, and fails the test unless
+// each addition is in the file.
 func (c *Counter) Run() {
 	c.tb.Helper()
 	for _, p := range c.all {
@@ -202,7 +212,8 @@ func (c *Counter) Run() {
 	}
 }
 
-// Count is what a process of a [Counter] does. The lock is taken by a call of lock and given back by what that returns.
+// Count is what a process of a [Counter] does. The lock is taken by a call of
+// lock and given back by what that returns.
 func Count(lock func() (unlock func() error, err error)) {
 	if err := count(lock); err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -257,11 +268,13 @@ func readNumber(file string) (int, error) {
 	return strconv.Atoi(string(text))
 }
 
-// leakGuard is how long goroutines that are about to end may take. It is no expectation.
+// leakGuard is how long goroutines that are about to end may take. It is no
+// expectation.
 const leakGuard = 10 * time.Second
 
-// NoLeaks is the second half of a TestMain: it runs the tests, and fails if a goroutine stays behind that none of the functions in
-// except runs, each with its package: "net/http.(*Server).Serve".
+// NoLeaks is the second half of a TestMain: it runs the tests, and fails if a
+// goroutine stays behind that none of the functions in except runs, each with
+// its package: "net/http.(*Server).Serve".
 func NoLeaks(m *testing.M, except ...string) {
 	code := m.Run()
 	if left := awaitGoroutines(except, leakGuard); code == 0 && len(left) > 0 {
@@ -271,7 +284,8 @@ func NoLeaks(m *testing.M, except ...string) {
 	os.Exit(code)
 }
 
-// awaitGoroutines returns the stacks of goroutines that have not ended in time. The runtime tells of no end of a goroutine.
+// awaitGoroutines returns the stacks of goroutines that have not ended in time.
+// The runtime tells of no end of a goroutine.
 func awaitGoroutines(except []string, atMost time.Duration) (left []string) {
 	for deadline, pause := time.Now().Add(atMost), time.Millisecond; ; pause = min(2*pause, 100*time.Millisecond) {
 		if left = goroutines(except); len(left) == 0 || time.Now().After(deadline) {
@@ -281,8 +295,8 @@ func awaitGoroutines(except []string, atMost time.Duration) (left []string) {
 	}
 }
 
-// goroutines returns the stacks of all goroutines but the calling one, that of package os/signal, which has no end, and those that run
-// a function of except.
+// goroutines returns the stacks of all goroutines but the calling one, that of
+// package os/signal, which has no end, and those that run a function of except.
 func goroutines(except []string) (stacks []string) {
 	all := make([]byte, 1<<20)
 	for n := 0; ; all = make([]byte, 2*len(all)) {
@@ -299,7 +313,8 @@ func goroutines(except []string) (stacks []string) {
 	return stacks
 }
 
-// runs says whether a goroutine is inside one of the functions: they begin a line of its stack, with their arguments.
+// runs says whether a goroutine is inside one of the functions: they begin a
+// line of its stack, with their arguments.
 func runs(stack string, functions []string) bool {
 	for _, f := range functions {
 		if strings.Contains(stack, "\n"+f+"(") {
@@ -310,8 +325,10 @@ func runs(stack string, functions []string) bool {
 }
 
 // PasswordMark is in every password of the tests and nowhere else. It needs no
-// escaping. `make test` fails if the output of the tests contains it (.ci/test).
+// escaping. `make test` fails if the output of the tests contains it
+// (.ci/test).
 const PasswordMark = "never-shown-"
 
-// Password returns a new password. One with special characters is made by adding them.
+// Password returns a new password. One with special characters is made by
+// adding them.
 func Password() string { return PasswordMark + rand.Text()[:8] }

@@ -15,17 +15,20 @@ import (
 	"time"
 )
 
-// zookeeperJars are the libraries of Debian's packages zookeeper and libzookeeper-java that a server needs. The manifest of the first
-// names the others.
+// zookeeperJars are the libraries of Debian's packages zookeeper and
+// libzookeeper-java that a server needs. The manifest of the first names the
+// others.
 const zookeeperJars = "/usr/share/java/zookeeper.jar"
 
-// ZooKeeperServer is a private ZooKeeper. It counts in ticks of 100 ms, and keeps sessions of 200 ms to 60 s.
+// ZooKeeperServer is a private ZooKeeper. It counts in ticks of 100 ms, and
+// keeps sessions of 200 ms to 60 s.
 type ZooKeeperServer struct {
 	Server
 }
 
-// ZooKeeper starts a single ZooKeeper. Each line of settings is put into its configuration, and wins over the defaults; what begins
-// with a dash is an argument of the virtual machine, such as -Xmx1g.
+// ZooKeeper starts a single ZooKeeper. Each line of settings is put into its
+// configuration, and wins over the defaults; what begins with a dash is an
+// argument of the virtual machine, such as -Xmx1g.
 func ZooKeeper(tb testing.TB, settings ...string) *ZooKeeperServer {
 	tb.Helper()
 	return startZooKeeper(tb, loopback, settings)
@@ -38,7 +41,8 @@ func startZooKeeper(tb testing.TB, at host, settings []string) *ZooKeeperServer 
 	return s
 }
 
-// ZooKeeperEnsemble starts an ensemble of n servers, and returns when all of them have found a leader.
+// ZooKeeperEnsemble starts an ensemble of n servers, and returns when all of
+// them have found a leader.
 func ZooKeeperEnsemble(tb testing.TB, n int, settings ...string) []*ZooKeeperServer {
 	tb.Helper()
 	return zooKeeperEnsemble(tb, slices.Repeat([]host{loopback}, n), settings)
@@ -83,7 +87,8 @@ func zooKeeperEnsemble(tb testing.TB, hosts []host, settings []string) []*ZooKee
 	return servers
 }
 
-// newZooKeeper makes a server that is not yet started. The id is 0 outside of an ensemble.
+// newZooKeeper makes a server that is not yet started. The id is 0 outside of
+// an ensemble.
 func newZooKeeper(tb testing.TB, at host, id int, settings []string) *ZooKeeperServer {
 	tb.Helper()
 	java := need(tb, "java", "default-jre-headless")
@@ -97,7 +102,8 @@ func newZooKeeper(tb testing.TB, at host, id int, settings []string) *ZooKeeperS
 		"clientPortAddress=" + at.ip, "clientPort=" + strconv.Itoa(port), "dataDir=" + dir, "maxClientCnxns=0",
 		"admin.enableServer=false", "4lw.commands.whitelist=*", "preAllocSize=1024", "quorumListenOnAllIPs=false",
 	}, settings...)
-	machine := at.command(java, "-Xmx192m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", // it does not live long enough for more to pay off
+	// it does not live long enough for more to pay off
+	machine := at.command(java, "-Xmx192m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
 		"-Dzookeeper.forceSync=no", "-Dzookeeper.jmx.log4j.disable=true")
 	config = slices.DeleteFunc(config, func(line string) bool {
 		argument := strings.HasPrefix(line, "-")
@@ -127,7 +133,8 @@ func newZooKeeper(tb testing.TB, at host, id int, settings []string) *ZooKeeperS
 	return s
 }
 
-// serves asks once whether the server takes requests. What comes before it does may never be answered.
+// serves asks once whether the server takes requests. What comes before it does
+// may never be answered.
 func (s *ZooKeeperServer) serves(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
@@ -162,13 +169,15 @@ func (s *ZooKeeperServer) Leads() bool {
 	return err == nil && strings.Contains(text, "Mode: leader")
 }
 
-// Requests returns how many requests the server has received since it started, pings included.
+// Requests returns how many requests the server has received since it started,
+// pings included.
 func (s *ZooKeeperServer) Requests() int64 {
 	s.tb.Helper()
 	return s.counter("zk_packets_received")
 }
 
-// Logged returns how many transactions the server has written to its log, refused ones included, under the leader that there is.
+// Logged returns how many transactions the server has written to its log,
+// refused ones included, under the leader that there is.
 func (s *ZooKeeperServer) Logged() int64 {
 	s.tb.Helper()
 	text := s.says("srvr")
@@ -216,10 +225,12 @@ func (s *ZooKeeperServer) counter(name string) int64 {
 	return 0
 }
 
-// curatorJar is the library of Debian's package libcurator-recipes-java. Its manifest names the others.
+// curatorJar is the library of Debian's package libcurator-recipes-java. Its
+// manifest names the others.
 const curatorJar = "/usr/share/java/curator-recipes.jar"
 
-// Curator compiles a Java program that uses Debian's Curator, and returns the command line that runs its class.
+// Curator compiles a Java program that uses Debian's Curator, and returns the
+// command line that runs its class.
 func Curator(tb testing.TB, source, class string) []string {
 	tb.Helper()
 	if _, err := os.Stat(curatorJar); err != nil {
@@ -228,7 +239,8 @@ func Curator(tb testing.TB, source, class string) []string {
 	return Java(tb, curatorJar, source, class)
 }
 
-// Java compiles a Java program, and returns the command line that runs its class.
+// Java compiles a Java program, and returns the command line that runs its
+// class.
 func Java(tb testing.TB, classpath, source, class string) []string {
 	tb.Helper()
 	java, javac := need(tb, "java", "default-jre-headless"), need(tb, "javac", "default-jdk-headless")

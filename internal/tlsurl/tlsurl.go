@@ -1,4 +1,5 @@
-// Package tlsurl reads the parameters about TLS of backend URLs: those of all drivers but pglock, whose URLs have the parameters of libpq.
+// Package tlsurl reads the parameters about TLS of backend URLs: those of all
+// drivers but pglock, whose URLs have the parameters of libpq.
 package tlsurl
 
 import (
@@ -12,7 +13,8 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// Read returns the TLS configuration of a URL, or nil for a plain connection. Parameters:
+// Read returns the TLS configuration of a URL, or nil for a plain connection.
+// Parameters:
 //
 //	tls=true                       encrypt, and check the server's certificate against those of the system
 //	tls_ca=                        or against those in this PEM file
@@ -64,7 +66,8 @@ func Read(u *driver.URL) (*tls.Config, error) {
 	return config, nil
 }
 
-// unnamed returns why a file cannot be read, without its name: somebody may have given a key in place of a name.
+// unnamed returns why a file cannot be read, without its name: somebody may
+// have given a key in place of a name.
 func unnamed(err error) error {
 	var path *fs.PathError
 	if errors.As(err, &path) {

@@ -1,6 +1,7 @@
 package bench
 
-// The code of other libraries in docs/coming-from.md, so that the page shows what compiles. What it does is measured by this package.
+// The code of other libraries in docs/coming-from.md, so that the page shows
+// what compiles. What it does is measured by this package.
 
 import (
 	"context"
@@ -104,7 +105,8 @@ func redissonOf(ctx context.Context, o *redis.UniversalOptions) (*redisson.Drive
 	return redisson.Connect(ctx, server, nil) // dsync.New takes the driver, and closes its connections with the client
 }
 
-// TestRedissonOf has a program with go-redis lock on its server, in its database.
+// TestRedissonOf has a program with go-redis lock on its server, in its
+// database.
 func TestRedissonOf(t *testing.T) {
 	password := testenv.Password()
 	server := testenv.Redis(t, "--requirepass", password)

@@ -92,7 +92,9 @@ type contest struct {
 }
 
 const (
-	yieldEvery = 8                      // grants in which other goroutines get the CPU, so that the guard sees a second holder
+	// grants in which other goroutines get the CPU, so that the guard sees a
+	// second holder
+	yieldEvery = 8
 	unwind     = 500 * time.Millisecond // for waiters at the end
 )
 

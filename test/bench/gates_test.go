@@ -8,7 +8,8 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// atGates calls check for each gate, with one server for all gates of a backend.
+// atGates calls check for each gate, with one server for all gates of a
+// backend.
 func atGates(t *testing.T, check func(t *testing.T, b *bed, g gate)) {
 	gates, err := readGates("../../docs/performance.md")
 	if err != nil {

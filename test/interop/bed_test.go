@@ -1,4 +1,5 @@
-// Package interop proves drivers/redisson against Java's Redisson: Java and Go programs on one Redis.
+// Package interop proves drivers/redisson against Java's Redisson: Java and Go
+// programs on one Redis.
 package interop
 
 import (
@@ -30,7 +31,8 @@ const (
 	shortWatchdog = 3 * time.Second  // and where it does
 )
 
-// bed is where scenarios take place: Redis, and a Java process that has a client of it.
+// bed is where scenarios take place: Redis, and a Java process that has a
+// client of it.
 type bed struct {
 	version   string // of Redisson
 	java      *jvm
@@ -43,7 +45,8 @@ type bed struct {
 	hasty     *redisson // with the short watchdog
 }
 
-// onBeds runs scenarios with each version of Redisson, side by side, since they mostly wait.
+// onBeds runs scenarios with each version of Redisson, side by side, since they
+// mostly wait.
 func onBeds(t *testing.T, kind string, run func(t *testing.T, b *bed)) {
 	if kind == "single" {
 		for _, version := range agent.Versions(agent.New, agent.Old) {
@@ -114,7 +117,8 @@ func (b *bed) client(tb testing.TB, parameters string) *dsync.Client {
 
 var names atomic.Int64
 
-// fresh returns a name that no scenario used before, and that is no part of another.
+// fresh returns a name that no scenario used before, and that is no part of
+// another.
 func fresh(what string) string { return fmt.Sprintf("%s-%d.", what, names.Add(1)) }
 
 func channelOf(name string) string {
@@ -139,7 +143,8 @@ func (b *bed) fields(name string) map[string]string {
 	return got
 }
 
-// holds wants the hash at a name to consist of one field, the owner, with a count.
+// holds wants the hash at a name to consist of one field, the owner, with a
+// count.
 func (b *bed) holds(tb testing.TB, name, owner, count string) {
 	tb.Helper()
 	if got, want := b.fields(name), map[string]string{owner: count}; !maps.Equal(got, want) {
@@ -273,7 +278,8 @@ func refuses(tb testing.TB, c dsync.Locker, name string) {
 	}
 }
 
-// lost waits until a lease is told that it is over, and wants that to be a loss.
+// lost waits until a lease is told that it is over, and wants that to be a
+// loss.
 func lost(tb testing.TB, l *dsync.Lease) {
 	tb.Helper()
 	select {
@@ -289,7 +295,8 @@ func lost(tb testing.TB, l *dsync.Lease) {
 	}
 }
 
-// holderRole takes a lock and holds it until its standard input ends. It tells when it has the lock and when it has not any more.
+// holderRole takes a lock and holds it until its standard input ends. It tells
+// when it has the lock and when it has not any more.
 func holderRole() {
 	ctx := context.Background()
 	c, err := dsync.Open(ctx, os.Getenv("LOCK_URL"), nil)

@@ -12,7 +12,8 @@ import (
 	"github.com/go-dsync/dsync/test/interop/agent"
 )
 
-// player takes a lock and gives it back, and says when, by the clock of the machine.
+// player takes a lock and gives it back, and says when, by the clock of the
+// machine.
 type player interface {
 	begin(tb testing.TB) (granted func() time.Time)
 	unlock(tb testing.TB) (begun time.Time)
@@ -55,7 +56,8 @@ func (p *goPlayer) unlock(tb testing.TB) time.Time {
 	return at
 }
 
-// BenchmarkHandOver is the time from an unlock until another client, which waits for it, has the lock: the median.
+// BenchmarkHandOver is the time from an unlock until another client, which
+// waits for it, has the lock: the median.
 func BenchmarkHandOver(b *testing.B) {
 	version := agent.Versions(agent.New)[0]
 	bed := &bed{version: version, mode: "single", java: startJava(b, version)}

@@ -70,7 +70,8 @@ func (b *bed) queue(name string) []string {
 	return holds
 }
 
-// time returns when a waiter may be thrown out, relative to now by the server's clock.
+// time returns when a waiter may be thrown out, relative to now by the server's
+// clock.
 func (b *bed) time(tb testing.TB, name, hold string) time.Duration {
 	tb.Helper()
 	score, _ := b.node(name).Do("ZSCORE", "redisson_lock_timeout:"+tagged(name), hold).(string)
@@ -114,7 +115,8 @@ type inLine struct {
 	call    *call  // of Java
 }
 
-// stand adds waiters behind each other, and returns them: g is one of Go, j one of Java, t one of Java that waits for three seconds.
+// stand adds waiters behind each other, and returns them: g is one of Go, j one
+// of Java, t one of Java that waits for three seconds.
 func (b *bed) stand(t *testing.T, name, letters string) []*inLine {
 	t.Helper()
 	c := b.client(t, "&fair=true&order=fifo")
@@ -217,7 +219,8 @@ func fairGiveUp(t *testing.T, b *bed) {
 	b.served(t, name, line[2:]...)
 }
 
-// quiet wants a waiter not to ask more often than 20 times a second while f lasts.
+// quiet wants a waiter not to ask more often than 20 times a second while f
+// lasts.
 func (b *bed) quiet(t *testing.T, server *testenv.RedisServer, f func()) {
 	t.Helper()
 	start, before := time.Now(), server.Commands()
@@ -282,8 +285,10 @@ func fairJavaDies(t *testing.T, b *bed) {
 	line[1].release()
 }
 
-// fairHolderDies: Redisson before 3.32 takes the end of the lease, as it was when a waiter came, for the time to ask again. When the
-// holder has been renewed, that lies in the past, and the waiter sleeps until somebody wakes it.
+// fairHolderDies: Redisson before 3.32 takes the end of the lease, as it was
+// when a waiter came, for the time to ask again. When the holder has been
+// renewed, that lies in the past, and the waiter sleeps until somebody wakes
+// it.
 func fairHolderDies(t *testing.T, b *bed) {
 	own := singleBed(t, b.version)
 	name := fresh("renewed")
@@ -320,7 +325,8 @@ func fairHolderDies(t *testing.T, b *bed) {
 	own.gone(t, name)
 }
 
-// fairInterrupted: Redisson does not take a waiter out of the queue that is interrupted in lock.
+// fairInterrupted: Redisson does not take a waiter out of the queue that is
+// interrupted in lock.
 func fairInterrupted(t *testing.T, b *bed) {
 	name := fresh("interrupted")
 	lease := lock(t, b.client(t, "&fair=true"), name)
@@ -397,8 +403,9 @@ func fairDelete(t *testing.T, b *bed) {
 	b.served(t, name, line...)
 }
 
-// fairLongHold: a waiter whose time is over is thrown out of the queue by the next request of Redisson, whoever it is. One of Go that
-// was next is next again.
+// fairLongHold: a waiter whose time is over is thrown out of the queue by the
+// next request of Redisson, whoever it is. One of Go that was next is next
+// again.
 func fairLongHold(t *testing.T, b *bed) {
 	name := fresh("long")
 	j := b.redisson.thread(name, "fair", name)

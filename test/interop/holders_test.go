@@ -9,7 +9,8 @@ import (
 
 // Holders that live, and are renewed, or do not.
 
-// staysHeld wants a hold to be renewed over three times its TTL, and never beyond it.
+// staysHeld wants a hold to be renewed over three times its TTL, and never
+// beyond it.
 func (b *bed) staysHeld(t *testing.T, name string, ttl time.Duration, refused func()) {
 	t.Helper()
 	renewed := 0

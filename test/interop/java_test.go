@@ -17,13 +17,15 @@ import (
 	"github.com/go-dsync/dsync/test/interop/agent"
 )
 
-// commandVariable carries the command line of the Java program to the process that becomes it.
+// commandVariable carries the command line of the Java program to the process
+// that becomes it.
 const commandVariable = "DSYNC_INTEROP_COMMAND"
 
 // separator is between the words of a command line.
 const separator = "\x1f"
 
-// javaRole turns a process of testenv.Spawn, which ends with the test, into the Java program.
+// javaRole turns a process of testenv.Spawn, which ends with the test, into the
+// Java program.
 func javaRole() {
 	command := strings.Split(os.Getenv(commandVariable), separator)
 	err := syscall.Exec(command[0], command, os.Environ())
@@ -31,15 +33,17 @@ func javaRole() {
 	os.Exit(2)
 }
 
-// builds are the Java programs by the version of Redisson. No two processes of Maven use its repository at a time, and nobody waits
-// for the build of another version.
+// builds are the Java programs by the version of Redisson. No two processes of
+// Maven use its repository at a time, and nobody waits for the build of another
+// version.
 var builds = struct {
 	maven     sync.Mutex
 	mu        sync.Mutex
 	byVersion map[string]func() ([]string, error)
 }{byVersion: make(map[string]func() ([]string, error))}
 
-// javaCommand builds the Java program once. Without Java the test is skipped, or fails if CI is set.
+// javaCommand builds the Java program once. Without Java the test is skipped,
+// or fails if CI is set.
 func javaCommand(tb testing.TB, version string) []string {
 	tb.Helper()
 	command, err := buildOf(version)()
@@ -171,7 +175,8 @@ type redisson struct {
 	name string
 }
 
-// open makes a client. Mode is single, cluster, or replicated, with the master first.
+// open makes a client. Mode is single, cluster, or replicated, with the master
+// first.
 func (j *jvm) open(tb testing.TB, mode string, addrs []string, watchdog time.Duration) *redisson {
 	tb.Helper()
 	j.mu.Lock()
@@ -193,10 +198,12 @@ type thread struct {
 	kind, lock string
 }
 
-// thread returns a thread, the same one for the same name. Kind is plain, fair, fenced, read, write, latch or permits.
+// thread returns a thread, the same one for the same name. Kind is plain, fair,
+// fenced, read, write, latch or permits.
 func (c *redisson) thread(name, kind, lock string) *thread { return &thread{c, name, kind, lock} }
 
-// begin has the thread carry out a command after those that it has not yet finished.
+// begin has the thread carry out a command after those that it has not yet
+// finished.
 func (t *thread) begin(command string, args ...string) *call {
 	return t.client.java.call(t.client.name, t.name, command, append([]string{t.kind, t.lock}, args...)...)
 }

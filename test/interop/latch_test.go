@@ -17,7 +17,8 @@ var latches = []scenario{
 
 func latchChannel(name string) string { return "redisson_countdownlatch__channel__{" + name + "}" }
 
-// sideOfLatch is what one side does with a latch. What begin returns waits for the end of a wait, and says whether it goes on.
+// sideOfLatch is what one side does with a latch. What begin returns waits for
+// the end of a wait, and says whether it goes on.
 type sideOfLatch struct {
 	name      string
 	set       func(tb testing.TB, n int) bool
@@ -83,7 +84,8 @@ func goLatch(c *dsync.Client, name string) *sideOfLatch {
 	}
 }
 
-// bothWays runs a scenario on a new latch, as both sides see it, and once more on another one with the sides changed.
+// bothWays runs a scenario on a new latch, as both sides see it, and once more
+// on another one with the sides changed.
 func (b *bed) bothWays(tb testing.TB, what string, run func(name string, first, second *sideOfLatch)) {
 	c := b.client(tb, "")
 	for i := range 2 {

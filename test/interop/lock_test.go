@@ -69,7 +69,8 @@ func TestLockCluster(t *testing.T) {
 	})
 }
 
-// byMessage wants a hand-over to be faster than one without a message can be. That is tried a few times: the machine may be slow.
+// byMessage wants a hand-over to be faster than one without a message can be.
+// That is tried a few times: the machine may be slow.
 func byMessage(t *testing.T, handOver func() time.Duration) {
 	t.Helper()
 	const poll = 3 * time.Second // Go asks again after 3.75 s, Java when the TTL is over
@@ -255,7 +256,8 @@ func strangers(t *testing.T, b *bed) {
 	b.forged(t, name, j)
 }
 
-// forged: the driver is made to release a hold with the identity of another client's thread.
+// forged: the driver is made to release a hold with the identity of another
+// client's thread.
 func (b *bed) forged(t *testing.T, name string, j *thread) {
 	d, _, err := driver.Open(t.Context(), b.url(""))
 	if err != nil {
@@ -393,7 +395,8 @@ func nameForms(t *testing.T, b *bed) {
 
 func crowd(t *testing.T, b *bed) { b.crowd(t, "plain", "") }
 
-// crowd has threads and goroutines of several clients enter a section in which each looks whether somebody else is there.
+// crowd has threads and goroutines of several clients enter a section in which
+// each looks whether somebody else is there.
 func (b *bed) crowd(t *testing.T, kind, parameters string) {
 	const threads, times = 6, 10
 	name := fresh("crowd")
@@ -486,8 +489,9 @@ func subscriptionsCut(t *testing.T, b *bed) {
 	testenv.Eventually(t, func() bool { return own.node(name).Do("EXISTS", name) == int64(0) }, "the lock is free")
 }
 
-// nonsense: one message that Redisson cannot decode on a lock's channel does not keep it from hearing what follows. After three in a
-// row, some versions miss the next one, and their waiters come at the end of the lease.
+// nonsense: one message that Redisson cannot decode on a lock's channel does
+// not keep it from hearing what follows. After three in a row, some versions
+// miss the next one, and their waiters come at the end of the lease.
 func nonsense(t *testing.T, b *bed) {
 	name := fresh("nonsense")
 	j, c := b.redisson.thread(name, "plain", name), b.client(t, "")
@@ -509,8 +513,8 @@ func nonsense(t *testing.T, b *bed) {
 	})
 }
 
-// twoObjects: an RLock remembers the lease of the last who locked by it, so an unlock by another RLock that leaves holds gives these the
-// watchdog's time.
+// twoObjects: an RLock remembers the lease of the last who locked by it, so an
+// unlock by another RLock that leaves holds gives these the watchdog's time.
 func twoObjects(t *testing.T, b *bed) {
 	name := fresh("objects")
 	j := b.redisson.thread(name, "plain", name)

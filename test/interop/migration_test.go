@@ -72,7 +72,8 @@ func (m *move) mover(t *testing.T, phase migrate.Phase) (*dsync.Client, *migrate
 	return c, d.(*migrate.Driver)
 }
 
-// status runs `dsync migrate status` until it ends with a status and has all texts.
+// status runs `dsync migrate status` until it ends with a status and has all
+// texts.
 func (m *move) status(t *testing.T, status int, name string, texts ...string) {
 	t.Helper()
 	var out []byte
@@ -95,7 +96,8 @@ func (m *move) status(t *testing.T, status int, name string, texts ...string) {
 	t.Errorf("dsync migrate status: got status %d, want %d and %q in\n%s", got, status, texts, out)
 }
 
-// leftBehind: a name moves when the Java program lets go, and never comes back to it.
+// leftBehind: a name moves when the Java program lets go, and never comes back
+// to it.
 func (m *move) leftBehind(t *testing.T) {
 	name := fresh("behind")
 	now, _ := m.mover(t, migrate.PhaseNew)
@@ -161,7 +163,8 @@ func (m *move) waitsMeanwhile(t *testing.T) {
 	m.status(t, 0, name, "1 moved")
 }
 
-// crowd: threads of Java lock names as Go programs do, which go on to phase new one after the other.
+// crowd: threads of Java lock names as Go programs do, which go on to phase new
+// one after the other.
 func (m *move) crowd(t *testing.T) {
 	names := []string{fresh("crowd"), fresh("crowd"), fresh("crowd")}
 	sealed := func(name string) bool { return m.fields(name)["dsync:seal"] != "" }
@@ -211,7 +214,8 @@ func (m *move) crowd(t *testing.T) {
 			t.Errorf("nobody was counted as %s: %v", who, c.granted)
 		}
 	}
-	// Redisson may go on to listen after a tryLock that ran out of time. The Go programs, which are still there, do not.
+	// Redisson may go on to listen after a tryLock that ran out of time. The Go
+	// programs, which are still there, do not.
 	m.java.call(javas.name, "main", "close").ok(t)
 	for _, name := range names {
 		if !c.moved[name] {

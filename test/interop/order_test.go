@@ -14,8 +14,10 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// arrivals tells from the commands that a server carries out who asked for fair locks in which order, and who was granted one before
-// somebody who had asked earlier. The server carries out one script after the other, so there is no doubt about either.
+// arrivals tells from the commands that a server carries out who asked for fair
+// locks in which order, and who was granted one before somebody who had asked
+// earlier. The server carries out one script after the other, so there is no
+// doubt about either.
 type arrivals struct {
 	mu         sync.Mutex
 	locks      map[string]*arrivalsOf
@@ -53,7 +55,8 @@ func (o overtaking) String() string {
 		o.by.at.Sub(o.who.at), o.who.hold)
 }
 
-// watchArrivals begins to watch locks. The function that it returns ends that, when all that the server did before is known.
+// watchArrivals begins to watch locks. The function that it returns ends that,
+// when all that the server did before is known.
 func watchArrivals(t *testing.T, server *testenv.RedisServer, names []string) (_ *arrivals, stop func()) {
 	t.Helper()
 	conn, err := net.Dial("tcp", server.Addr)
@@ -94,7 +97,8 @@ func newArrivals(names []string) *arrivals {
 	return a
 }
 
-// line takes a line of MONITOR: +1700000000.123456 [0 lua] "command" "argument" ...
+// line takes a line of MONITOR: +1700000000.123456 [0 lua] "command" "argument"
+// ...
 func (a *arrivals) line(line string) {
 	head, rest, ok := strings.Cut(line, `] "`)
 	if !ok {
@@ -139,7 +143,8 @@ func (a *arrivals) command(at time.Time, words []string) {
 	}
 }
 
-// arrive notes who asks. One that was thrown out and asks again keeps its place.
+// arrive notes who asks. One that was thrown out and asks again keeps its
+// place.
 func (l *arrivalsOf) arrive(at time.Time, hold string) {
 	if l.index(hold) < 0 {
 		l.seen++

@@ -16,8 +16,9 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// startReader starts a Go process that carries out the commands of the Java program for read-write locks, and takes permits, so that scenarios
-// are the same for both sides.
+// startReader starts a Go process that carries out the commands of the Java
+// program for read-write locks, and takes permits, so that scenarios are the
+// same for both sides.
 func (b *bed) startReader(tb testing.TB, ttl time.Duration) (*jvm, *redisson) {
 	tb.Helper()
 	g := &jvm{pending: make(map[string]*call)}
@@ -25,7 +26,8 @@ func (b *bed) startReader(tb testing.TB, ttl time.Duration) (*jvm, *redisson) {
 	return g, &redisson{g, "go"}
 }
 
-// startEither starts a process of a fleet that soaks: of Java if i is even, of Go if not.
+// startEither starts a process of a fleet that soaks: of Java if i is even, of
+// Go if not.
 func (b *bed) startEither(tb testing.TB, i int) (*jvm, *redisson) {
 	if i%2 != 0 {
 		return b.startReader(tb, soakTTL)

@@ -364,7 +364,8 @@ func goReaderFrozen(t *testing.T, b *bed) {
 	b.gone(t, name)
 }
 
-// readWriteForced: each side removes the holds of the other one, and wakes who waits.
+// readWriteForced: each side removes the holds of the other one, and wakes who
+// waits.
 func readWriteForced(t *testing.T, b *bed) {
 	_, g := b.startReader(t, watchdog)
 	for _, pair := range sides(b.redisson, g) {
@@ -386,7 +387,8 @@ func readWriteForced(t *testing.T, b *bed) {
 	}
 }
 
-// ledger is what a read-write lock protects: two numbers that are the same, unless somebody is about to write.
+// ledger is what a read-write lock protects: two numbers that are the same,
+// unless somebody is about to write.
 type ledger struct {
 	a, b          atomic.Int64
 	writes, reads atomic.Int64
@@ -421,7 +423,8 @@ func (l *ledger) use(kind string, until time.Time) {
 	l.writes.Add(1)
 }
 
-// claimMargin is how long before its end a claim is not used any more, so that a machine that is busy does not use it afterwards.
+// claimMargin is how long before its end a claim is not used any more, so that
+// a machine that is busy does not use it afterwards.
 const claimMargin = time.Second
 
 func (l *ledger) judge(t *testing.T) {
@@ -435,7 +438,8 @@ func (l *ledger) judge(t *testing.T) {
 	}
 }
 
-// visit takes the lock for a moment, mostly to read. It reports false when the process has ended.
+// visit takes the lock for a moment, mostly to read. It reports false when the
+// process has ended.
 func (l *ledger) visit(t *testing.T, r *redisson, who, name string, ttl time.Duration) bool {
 	kind := "read"
 	if rand.IntN(4) == 0 {
@@ -476,8 +480,10 @@ func readWriteCrowd(t *testing.T, b *bed) {
 	b.gone(t, name)
 }
 
-// TestSoakReadWrite has threads and goroutines of two processes each read and write, on one server and in a cluster, while processes are
-// frozen and killed. What the lock protects is here, and used for as long as a hold is known to last.
+// TestSoakReadWrite has threads and goroutines of two processes each read and
+// write, on one server and in a cluster, while processes are frozen and killed.
+// What the lock protects is here, and used for as long as a hold is known to
+// last.
 func TestSoakReadWrite(t *testing.T) {
 	t.Parallel()
 	for _, version := range agent.Versions(agent.New, agent.Middle, agent.Old) {
@@ -486,7 +492,8 @@ func TestSoakReadWrite(t *testing.T) {
 	}
 }
 
-// soakReadWrite needs no Java process of the bed: those of the fleet come and go.
+// soakReadWrite needs no Java process of the bed: those of the fleet come and
+// go.
 func soakReadWrite(t *testing.T, b *bed) {
 	name := fresh("soak")
 	var l ledger

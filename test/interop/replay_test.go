@@ -17,7 +17,8 @@ import (
 
 // Requests whose answers are lost, and grants that no replica confirms.
 
-// unlockAnswerLost: the server frees the lock, and the connection breaks before it says so.
+// unlockAnswerLost: the server frees the lock, and the connection breaks before
+// it says so.
 func unlockAnswerLost(t *testing.T, b *bed) {
 	own := singleBed(t, b.version)
 	name := fresh("answer")
@@ -47,7 +48,8 @@ func unlockAnswerLost(t *testing.T, b *bed) {
 	own.gone(t, name)
 }
 
-// acquireTwice: a request of Go that is sent twice takes the lock once, whereas Redisson would count.
+// acquireTwice: a request of Go that is sent twice takes the lock once, whereas
+// Redisson would count.
 func acquireTwice(t *testing.T, b *bed) {
 	name := fresh("twice")
 	d, _, err := driver.Open(t.Context(), b.url(""))

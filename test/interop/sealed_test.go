@@ -14,7 +14,8 @@ import (
 	"github.com/go-dsync/dsync/test/interop/agent"
 )
 
-// TestSealed lets Java meet names that a migration has sealed, and the other way round.
+// TestSealed lets Java meet names that a migration has sealed, and the other
+// way round.
 func TestSealed(t *testing.T) {
 	server := testenv.Redis(t)
 	for _, version := range agent.Versions(agent.New, agent.Middle, agent.Old) {
@@ -148,8 +149,9 @@ func (b *bed) sealsNothingOfJava(t *testing.T) {
 	}
 }
 
-// sealsNothingBesideJava: who reads or writes in Java is granted a name that is locked, as beside a lock of Java's own. That hold stays, and
-// the one of Go is over.
+// sealsNothingBesideJava: who reads or writes in Java is granted a name that is
+// locked, as beside a lock of Java's own. That hold stays, and the one of Go is
+// over.
 func (b *bed) sealsNothingBesideJava(t *testing.T) {
 	d := drivertest.Open(t, b.url(""))
 	for _, kind := range []string{"read", "write"} {

@@ -10,7 +10,8 @@ import (
 	"github.com/go-dsync/dsync/test/interop/agent"
 )
 
-// plainOf counts the plain subscribers of a channel, which may be anywhere in a cluster.
+// plainOf counts the plain subscribers of a channel, which may be anywhere in a
+// cluster.
 func (b *bed) plainOf(channel string) int64 {
 	n := int64(0)
 	for _, node := range b.nodes {
@@ -19,13 +20,16 @@ func (b *bed) plainOf(channel string) int64 {
 	return n
 }
 
-// shardedOf counts the sharded subscribers of a channel, which are on the node of its slot.
+// shardedOf counts the sharded subscribers of a channel, which are on the node
+// of its slot.
 func (b *bed) shardedOf(channel string) int64 {
 	return b.node(channel).Do("PUBSUB", "SHARDNUMSUB", channel).([]any)[1].(int64)
 }
 
-// plainThread returns a thread of a client that took the cluster for one without sharded channels, since the node that it asked is not
-// the master of slot 0. Redisson 3.22 to 3.26 ask the first address, and 3.27 any one of the three masters.
+// plainThread returns a thread of a client that took the cluster for one
+// without sharded channels, since the node that it asked is not the master of
+// slot 0. Redisson 3.22 to 3.26 ask the first address, and 3.27 any one of the
+// three masters.
 func (b *bed) plainThread(t *testing.T, name string) *thread {
 	t.Helper()
 	const most = 60 // all of them are sharded once in 10^28 runs
@@ -50,8 +54,8 @@ func (b *bed) plainThread(t *testing.T, name string) *thread {
 	return nil
 }
 
-// TestPlainByChance: beside a client of Redisson 3.22 to 3.27 in a cluster, neither side hears the other with pubsub=auto, and both do
-// with pubsub=both.
+// TestPlainByChance: beside a client of Redisson 3.22 to 3.27 in a cluster,
+// neither side hears the other with pubsub=auto, and both do with pubsub=both.
 func TestPlainByChance(t *testing.T) {
 	t.Parallel()
 	for _, version := range agent.Versions(agent.Middle) {
@@ -65,7 +69,8 @@ func TestPlainByChance(t *testing.T) {
 	}
 }
 
-// asked waits until a node has carried out two scripts more than before, which one who waits has sent when it listens.
+// asked waits until a node has carried out two scripts more than before, which
+// one who waits has sent when it listens.
 func (b *bed) asked(t *testing.T, name, command string, begin func()) {
 	t.Helper()
 	node := b.node(name)
@@ -74,7 +79,8 @@ func (b *bed) asked(t *testing.T, name, command string, begin func()) {
 	testenv.Eventually(t, func() bool { return node.Commands()[command] >= before+2 }, "a waiter has asked again")
 }
 
-// javaWaits begins lock() and returns when it waits for a message. Redisson sends its scripts by EVAL, and dsync by EVALSHA.
+// javaWaits begins lock() and returns when it waits for a message. Redisson
+// sends its scripts by EVAL, and dsync by EVALSHA.
 func (b *bed) javaWaits(t *testing.T, j *thread) (w *call) {
 	t.Helper()
 	b.asked(t, j.lock, "eval", func() { w = j.acquire(0) })

@@ -81,7 +81,8 @@ func (s *soaking) useJava(t *testing.T, client *redisson, label string, i int) b
 	return true
 }
 
-// javaClaim is a hold of Java's until the watchdog's time from the call on, which is the least that it can last.
+// javaClaim is a hold of Java's until the watchdog's time from the call on,
+// which is the least that it can last.
 type javaClaim struct{ deadline time.Time }
 
 func (javaClaim) Token() uint64         { return 0 }
@@ -143,7 +144,8 @@ func soakRole() {
 	fmt.Println("ended")
 }
 
-// useGo takes a lock for a while. It returns the error of an attempt that should have been granted.
+// useGo takes a lock for a while. It returns the error of an attempt that
+// should have been granted.
 func useGo(h *history.History, client *dsync.Client, label, name string) error {
 	wait := hangGuard
 	if impatient() {

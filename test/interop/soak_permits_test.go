@@ -25,8 +25,9 @@ const (
 	permitFreedIn = soakTTL + 2*time.Second
 )
 
-// TestSoakPermits has threads and goroutines of two processes each take permits of one name, while processes are killed, in the end all of them.
-// How many are held is counted here, and read off the server's keys.
+// TestSoakPermits has threads and goroutines of two processes each take permits
+// of one name, while processes are killed, in the end all of them. How many are
+// held is counted here, and read off the server's keys.
 func TestSoakPermits(t *testing.T) {
 	t.Parallel()
 	for _, version := range agent.Versions(agent.New, agent.Middle, agent.Old) {
@@ -43,7 +44,8 @@ type places struct {
 	tooMany []string
 }
 
-// visit is permits that a process has until it gives them back, or, also if it is killed, until a moment up to which no server ends them.
+// visit is permits that a process has until it gives them back, or, also if it
+// is killed, until a moment up to which no server ends them.
 type visit struct {
 	who   string
 	n     int
@@ -73,7 +75,8 @@ func (p *places) leave(v *visit) {
 	p.inside = slices.DeleteFunc(p.inside, func(x *visit) bool { return x == v })
 }
 
-// visit takes permits for a moment, now and then for long. It reports false when the process has ended.
+// visit takes permits for a moment, now and then for long. It reports false
+// when the process has ended.
 func (p *places) visit(t *testing.T, r *redisson, who, name string) bool {
 	j := r.thread(who, "permits", name)
 	v := &visit{who: fmt.Sprint(r.java.Pid(), " ", who), n: 1, until: time.Now().Add(soakTTL - permitMargin)}
@@ -106,8 +109,9 @@ func (p *places) visit(t *testing.T, r *redisson, who, name string) bool {
 	return c.err == nil || strings.Contains(c.err.Error(), "not held")
 }
 
-// permitsAt reads in one step how many permits are free and how many are held, with those that are over, how many of these are not over, and when
-// the last of them is, in milliseconds from the server's now.
+// permitsAt reads in one step how many permits are free and how many are held,
+// with those that are over, how many of these are not over, and when the last
+// of them is, in milliseconds from the server's now.
 const permitsAt = `local t = redis.call('TIME')
 local now = t[1] * 1000 + math.floor(t[2] / 1000)
 local last = redis.call('ZRANGE', KEYS[2], -1, -1, 'WITHSCORES')[2]

@@ -25,9 +25,11 @@ const (
 	soakFreeze = soakTTL + time.Second
 )
 
-// TestSoak has threads and goroutines of two processes each take three locks at random, while processes are frozen and killed. What
-// they were told is judged as a whole, and of the fair lock the order of grants and how they were shared as well. The fair lock of
-// versions whose waiters may sleep for ever when a holder dies is left out.
+// TestSoak has threads and goroutines of two processes each take three locks at
+// random, while processes are frozen and killed. What they were told is judged
+// as a whole, and of the fair lock the order of grants and how they were shared
+// as well. The fair lock of versions whose waiters may sleep for ever when a
+// holder dies is left out.
 func TestSoak(t *testing.T) {
 	t.Parallel()
 	t.Run("plain", func(t *testing.T) { t.Parallel(); soak(t, "plain", agent.Versions(agent.New, agent.Old)) })
@@ -203,8 +205,9 @@ func (s *soaking) free(t *testing.T) {
 	}
 }
 
-// judgeOrder wants nobody to have been overtaken in the queue but those who were frozen or dead while they waited: the protocol lets
-// others throw them out when their time is over.
+// judgeOrder wants nobody to have been overtaken in the queue but those who
+// were frozen or dead while they waited: the protocol lets others throw them
+// out when their time is over.
 func (s *soaking) judgeOrder(t *testing.T, order *arrivals) {
 	excused, bad := 0, 0
 	for _, o := range order.overtaking {
@@ -224,14 +227,17 @@ func (s *soaking) judgeOrder(t *testing.T, order *arrivals) {
 	}
 }
 
-// disturbed reports whether the process was frozen or dead at some time between the two.
+// disturbed reports whether the process was frozen or dead at some time between
+// the two.
 func (l *life) disturbed(from, to time.Time) bool {
 	return l.killed && l.to.Before(to) || slices.ContainsFunc(l.frozen, func(f span) bool { return f.from.Before(to) && f.to.After(from) })
 }
 
-// shares returns how many grants the askers of each side got for each that they would have got if every grant went to any of those who
-// could ask at the time with the same probability. A rate would not do: there are twenty times as many grants before the first fault as
-// after some, and not both sides have the same processes at both times.
+// shares returns how many grants the askers of each side got for each that they
+// would have got if every grant went to any of those who could ask at the time
+// with the same probability. A rate would not do: there are twenty times as
+// many grants before the first fault as after some, and not both sides have the
+// same processes at both times.
 func (s *soaking) shares(t *testing.T) map[string]float64 {
 	events := s.events(t)
 	from, to := make(map[string]time.Duration), make(map[string]time.Duration) // of each life
@@ -281,7 +287,8 @@ func (s *soaking) shares(t *testing.T) map[string]float64 {
 // side returns "java" or "go".
 func side(label string) string { return strings.TrimRight(label, "0123456789") }
 
-// jain is Jain's index of fairness: 1 if all are equal, 1/n if one of n has everything.
+// jain is Jain's index of fairness: 1 if all are equal, 1/n if one of n has
+// everything.
 func jain(x []float64) float64 {
 	sum, squares := 0.0, 0.0
 	for _, v := range x {

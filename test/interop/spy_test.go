@@ -19,7 +19,8 @@ func spyOn(tb testing.TB, s *testenv.RedisServer, channel string) *spy {
 	return spyBy(tb, s, func(b rueidis.Builder) rueidis.Completed { return b.Subscribe().Channel(channel).Build() })
 }
 
-// spyOnShard listens to the sharded messages of a channel, on the node of its slot.
+// spyOnShard listens to the sharded messages of a channel, on the node of its
+// slot.
 func spyOnShard(tb testing.TB, s *testenv.RedisServer, channel string) *spy {
 	tb.Helper()
 	return spyBy(tb, s, func(b rueidis.Builder) rueidis.Completed { return b.Ssubscribe().Channel(channel).Build() })
@@ -47,7 +48,8 @@ func spyBy(tb testing.TB, s *testenv.RedisServer, subscribe func(rueidis.Builder
 	return sp
 }
 
-// expect waits for the messages, and wants no other one before them or soon after.
+// expect waits for the messages, and wants no other one before them or soon
+// after.
 func (sp *spy) expect(tb testing.TB, want ...string) {
 	tb.Helper()
 	var got []string

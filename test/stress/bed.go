@@ -23,11 +23,13 @@ type bed struct {
 	url     func(addrs []string) string
 	left    func(names []string) []string // what there is of locks with these names, and of clients
 	rest    map[string]time.Duration      // after a fault, beside that after every fault
-	recover time.Duration                 // within which everybody is granted everything again after a fault
-	votes   bool                          // two that ask at the same time may refuse each other
-	tied    bool                          // what has a connection ends with it, at the server, at once
-	early   time.Duration                 // by which a session may end before its time, as documented
-	ends    string                        // the fault after which the backend may end sessions that were kept alive
+	// within which everybody is granted everything again after a fault
+	recover time.Duration
+	votes   bool          // two that ask at the same time may refuse each other
+	tied    bool          // what has a connection ends with it, at the server, at once
+	early   time.Duration // by which a session may end before its time, as documented
+	// the fault after which the backend may end sessions that were kept alive
+	ends string
 
 	leader      func() int          // of nodes, or -1
 	newLeader   func()              // makes another node the leader
@@ -39,7 +41,9 @@ type bed struct {
 
 	refusals []refusal
 	refused  func() int64 // requests so far
-	front    []string     // addresses of proxies that refuse requests, one for each node, where the servers do not refuse by themselves
+	// addresses of proxies that refuse requests, one for each node, where the
+	// servers do not refuse by themselves
+	front []string
 	// takeOver makes another server take over from a node, and returns its
 	// address, and what has to be done when the address has moved.
 	takeOver func(c *cell, node int) (addr string, after func())
@@ -113,7 +117,8 @@ func (b *bed) oneAddress(tb testing.TB, servers []node) *bed {
 	return b.ask(tb)
 }
 
-// leftBehind gives holds of those that were killed the time to run out, and says what is left then.
+// leftBehind gives holds of those that were killed the time to run out, and
+// says what is left then.
 func (b *bed) leftBehind(names []string) []string {
 	if b.left == nil {
 		return nil

@@ -18,7 +18,9 @@ func etcdBed(tb testing.TB, servers ...*testenv.EtcdServer) *bed {
 	b := &bed{name: "etcd", links: true}
 	if len(servers) > 1 {
 		b.name = fmt.Sprint("etcd ×", len(servers))
-		b.ends = "server-freeze" // a leader that goes on ends leases by what it knew before it stood still
+		// a leader that goes on ends leases by what it knew before it stood
+		// still
+		b.ends = "server-freeze"
 	}
 	for _, s := range servers {
 		b.nodes = append(b.nodes, s)

@@ -36,7 +36,8 @@ func postgresBed(tb testing.TB) *bed {
 		return time.Until(time.Unix(seconds, 0))
 	}
 	b.endSessions = func() int {
-		// Those that have an odd number, or those that have an even one, but with locks among them.
+		// Those that have an odd number, or those that have an even one, but
+		// with locks among them.
 		return len(ask(tb, server, `select 'ended ' || ended from (
 				select pg_terminate_backend(pid), pid as ended from pg_stat_activity where backend_type = 'client backend'
 					and pid <> pg_backend_pid() and pid % 2 = (select pid % 2 from pg_locks where locktype = 'advisory' limit 1)

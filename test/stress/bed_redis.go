@@ -18,7 +18,8 @@ import (
 // waiters: "", "fair" or "fifo".
 func redisBed(tb testing.TB, order string) *bed {
 	dir := tb.TempDir()
-	if err := os.Mkdir(filepath.Join(dir, "snapshot"), 0o755); err != nil { // so that none can be written
+	if err := os.Mkdir(filepath.Join(dir, "snapshot"), 0o755); err != nil {
+		// so that none can be written
 		tb.Fatal(err)
 	}
 	server, clock := testenv.RedisClock(tb, "--appendonly", "yes", "--appendfsync", "always", "--dir", dir, "--dbfilename", "snapshot",
@@ -83,10 +84,12 @@ func redlockBed(tb testing.TB) *bed {
 	b.left = func(names []string) []string { return leftOnRedis(names, servers...) }
 	b.clock, b.clockOff = func(i int, d time.Duration) { clocks[i].Set(d) }, b.redisClock
 	b.strain = redisStrain(servers...)
-	b.wipe = func(...node) {}                                               // they keep nothing
-	b.rest = map[string]time.Duration{"majority-loss": TTL + 2*time.Second} // new nodes do not count for their first TTL, in whole seconds
+	b.wipe = func(...node) {} // they keep nothing
+	// new nodes do not count for their first TTL, in whole seconds
+	b.rest = map[string]time.Duration{"majority-loss": TTL + 2*time.Second}
 	b.endSessions = func() int { return killClients(servers...) }
-	b.refusals = redisRefusals(tb, func(random *rand.Rand) []*testenv.RedisServer { // a majority now and then
+	b.refusals = redisRefusals(tb, func(random *rand.Rand) []*testenv.RedisServer {
+		// a majority now and then
 		some := slices.Clone(servers)
 		random.Shuffle(len(some), func(i, j int) { some[i], some[j] = some[j], some[i] })
 		return some[:1+random.IntN(len(some))]
@@ -103,7 +106,8 @@ func sentinelBed(tb testing.TB, s *testenv.Sentinel) *bed {
 		b.nodes = append(b.nodes, n)
 	}
 	turn := 0
-	b.url = func([]string) string { // each begins with another sentinel, which may be apart from the others
+	b.url = func([]string) string {
+		// each begins with another sentinel, which may be apart from the others
 		sentinels := s.SentinelAddrs()
 		turn = (turn + 1) % len(sentinels)
 		sentinels = slices.Concat(sentinels[turn:], sentinels[:turn])
@@ -119,7 +123,8 @@ func sentinelBed(tb testing.TB, s *testenv.Sentinel) *bed {
 			if s.Primary() != before {
 				return redisInfo(s.Primary(), "replication", "role") == "master"
 			}
-			// Refused while one is under way, and asked for again when that was given up.
+			// Refused while one is under way, and asked for again when that was
+			// given up.
 			_, _ = s.Sentinels[0].Try("SENTINEL", "FAILOVER", s.Master)
 			return false
 		}, "there is a new primary")
@@ -168,7 +173,8 @@ func clusterBed(tb testing.TB, k *testenv.Cluster) *bed {
 		}
 	}
 	b.recover = 40 * time.Second
-	b.refusals = redisRefusals(tb, func(random *rand.Rand) []*testenv.RedisServer { // one master, or all
+	b.refusals = redisRefusals(tb, func(random *rand.Rand) []*testenv.RedisServer {
+		// one master, or all
 		masters := slices.DeleteFunc(slices.Clone(k.Nodes), func(s *testenv.RedisServer) bool {
 			return redisInfo(s, "replication", "role") != "master"
 		})
@@ -181,7 +187,8 @@ func clusterBed(tb testing.TB, k *testenv.Cluster) *bed {
 	return b.ask(tb)
 }
 
-// sentinelApartBed is a primary with replicas and sentinels on three hosts. Where replicas have to confirm, there is one.
+// sentinelApartBed is a primary with replicas and sentinels on three hosts.
+// Where replicas have to confirm, there is one.
 func sentinelApartBed(tb testing.TB, confirm bool) *bed {
 	hosts := testenv.NewHosts(tb, 3)
 	if !confirm {
@@ -190,7 +197,8 @@ func sentinelApartBed(tb testing.TB, confirm bool) *bed {
 	return sentinelBed(tb, testenv.RedisSentinelOn(hosts, 1)).confirmed(tb).apart(hosts)
 }
 
-// clusterApartBed is a cluster on three hosts, with each replica on another one than its master.
+// clusterApartBed is a cluster on three hosts, with each replica on another one
+// than its master.
 func clusterApartBed(tb testing.TB, confirm bool) *bed {
 	hosts := testenv.NewHosts(tb, 3)
 	b := clusterBed(tb, testenv.RedisClusterOn(hosts, 1)).apart(hosts)
@@ -200,7 +208,8 @@ func clusterApartBed(tb testing.TB, confirm bool) *bed {
 	return b
 }
 
-// confirmed is the bed of clients whose grants and renewals a replica has to confirm.
+// confirmed is the bed of clients whose grants and renewals a replica has to
+// confirm.
 func (b *bed) confirmed(tb testing.TB) *bed {
 	url := b.url
 	b.name += ", waitreplicas"
@@ -235,7 +244,8 @@ func (b *bed) redisClock(i int) time.Duration {
 	return time.Until(time.Unix(seconds, 0))
 }
 
-// redisStrain returns the strain of servers, and looks from now on for requests that take longer than some milliseconds.
+// redisStrain returns the strain of servers, and looks from now on for requests
+// that take longer than some milliseconds.
 func redisStrain(servers ...*testenv.RedisServer) func() strain {
 	var before int64
 	for _, s := range servers {
@@ -267,12 +277,14 @@ func killClients(servers ...*testenv.RedisServer) (n int) {
 	return n
 }
 
-// isFullLimit reports whether a key is that of permits which are all free: the limit is kept.
+// isFullLimit reports whether a key is that of permits which are all free: the
+// limit is kept.
 func isFullLimit(s *testenv.RedisServer, key string) bool {
 	return s.Do("TYPE", key) == "string" && s.Do("GET", key) == strconv.Itoa(permitLimit)
 }
 
-// leftOnRedis says what there is of locks, except what tokens are counted in, and of clients.
+// leftOnRedis says what there is of locks, except what tokens are counted in,
+// and of clients.
 func leftOnRedis(names []string, servers ...*testenv.RedisServer) (left []string) {
 	ours := func(s string) bool {
 		return !strings.HasPrefix(s, "dsync_turn:") && !strings.HasSuffix(s, ":dsync_turn") && slices.ContainsFunc(names, func(name string) bool { return strings.Contains(s, name) })

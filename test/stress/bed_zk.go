@@ -49,8 +49,9 @@ func zkOneAddressBed(tb testing.TB) *bed {
 	return b.oneAddress(tb, b.nodes)
 }
 
-// zkApartBed is an ensemble on hosts of their own. A follower that does not hear of its leader gives up after twice the TTL, as with the
-// usual settings and a TTL of 5 s.
+// zkApartBed is an ensemble on hosts of their own. A follower that does not
+// hear of its leader gives up after twice the TTL, as with the usual settings
+// and a TTL of 5 s.
 func zkApartBed(tb testing.TB) *bed {
 	hosts := testenv.NewHosts(tb, 3)
 	b := zkBed(tb, testenv.ZooKeeperEnsembleOn(hosts, "tickTime=500", "syncLimit=8")...).apart(hosts)
@@ -79,7 +80,8 @@ func (z zkAdmin) command(s *testenv.ZooKeeperServer, four string) string {
 	return string(text)
 }
 
-// left says what sessions, with nodes of theirs, and connections there are. Nodes are those of the leader.
+// left says what sessions, with nodes of theirs, and connections there are.
+// Nodes are those of the leader.
 func (z zkAdmin) left([]string) (left []string) {
 	leader := z.leader()
 	for _, node := range z.nodes(leader) {
@@ -98,7 +100,8 @@ func (z zkAdmin) left([]string) (left []string) {
 	return left
 }
 
-// logStrays logs what followers have and their leader has not, and do not get rid of. That is between them, and no client's doing.
+// logStrays logs what followers have and their leader has not, and do not get
+// rid of. That is between them, and no client's doing.
 func (z zkAdmin) logStrays(leader *testenv.ZooKeeperServer) {
 	for end := time.Now().Add(TTL); ; time.Sleep(50 * time.Millisecond) {
 		var strays []string
@@ -133,7 +136,8 @@ func (z zkAdmin) nodes(s *testenv.ZooKeeperServer) (nodes []string) {
 	return nodes
 }
 
-// strain tells requests alone: what a server says of the time that it takes for them is that in its queue.
+// strain tells requests alone: what a server says of the time that it takes for
+// them is that in its queue.
 func (z zkAdmin) strain() (all strain) {
 	for _, s := range z.servers {
 		all.requests += s.Requests()
@@ -150,7 +154,8 @@ func (z zkAdmin) leader() *testenv.ZooKeeperServer {
 	return z.servers[0]
 }
 
-// endSessions closes every second session that has a node, as its client would, and says how many.
+// endSessions closes every second session that has a node, as its client would,
+// and says how many.
 func (z zkAdmin) endSessions() (n int) {
 	i := 0
 	for line := range strings.Lines(z.command(z.leader(), "dump")) {
@@ -205,7 +210,8 @@ func (z zkAdmin) endSession(id uint64) error {
 	return err
 }
 
-// sessionPassword is what a server gives a session: 16 bytes of java.util.Random, with the number of the session and a constant as seed.
+// sessionPassword is what a server gives a session: 16 bytes of
+// java.util.Random, with the number of the session and a constant as seed.
 func sessionPassword(id uint64) []byte {
 	const multiplier, mask = 0x5DEECE66D, 1<<48 - 1
 	state := (id ^ 0xB3415C00 ^ multiplier) & mask

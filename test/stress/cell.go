@@ -1,6 +1,7 @@
-// Package stress lets processes lock on real servers while servers, networks, clocks and processes fail, and decides from the records of
-// all of them whether every promise was kept. A cell is one backend under one fault; the table of all cells is what a user can expect
-// of the backends.
+// Package stress lets processes lock on real servers while servers, networks,
+// clocks and processes fail, and decides from the records of all of them
+// whether every promise was kept. A cell is one backend under one fault; the
+// table of all cells is what a user can expect of the backends.
 package stress
 
 import (
@@ -22,7 +23,8 @@ import (
 const (
 	// TTL is that of all locks.
 	TTL = 2 * time.Second
-	// patience is how long an attempt waits that should be granted. What takes longer is stuck.
+	// patience is how long an attempt waits that should be granted. What takes
+	// longer is stuck.
 	patience = 60 * time.Second
 
 	workers = 3                     // processes
@@ -34,11 +36,13 @@ const (
 // Plan is how cells are run.
 type Plan struct {
 	Seed       uint64
-	Injections int    // of the fault, in each cell
-	Operations int    // in each cell, about, and at least if the machine is not too busy
-	Out        string // directory for time lines and pictures; "" keeps them where a failure needs them
-	Plant      string // a bug, for tests of this package
-	Long       bool   // with faults that take minutes
+	Injections int // of the fault, in each cell
+	Operations int // in each cell, about, and at least if the machine is not too busy
+	// directory for time lines and pictures; "" keeps them where a failure
+	// needs them
+	Out   string
+	Plant string // a bug, for tests of this package
+	Long  bool   // with faults that take minutes
 }
 
 // cell is one backend under one fault, while it runs.
@@ -50,13 +54,17 @@ type cell struct {
 	seed   uint64
 	random *rand.Rand
 
-	dir       string
-	files     []string
-	own       *history.History
-	resource  *resource
-	names     []string      // the worker's: those for everybody, the patient one, the long one
-	shared    string        // the name that the workers read and write; "" where the backend does not offer that
-	permits   string        // the name whose permits the workers take; "" where the backend does not offer that
+	dir      string
+	files    []string
+	own      *history.History
+	resource *resource
+	names    []string // the worker's: those for everybody, the patient one, the long one
+	// the name that the workers read and write; "" where the backend does not
+	// offer that
+	shared string
+	// the name whose permits the workers take; "" where the backend does not
+	// offer that
+	permits   string
 	election  string        // the name that the workers campaign for; "" if they do not
 	crowded   string        // the name that crowds wait for
 	unrelated string        // a name that they have nothing to do with
@@ -148,7 +156,8 @@ func (c *cell) invalid(format string, args ...any) {
 	c.result.Invalid = append(c.result.Invalid, fmt.Sprintf(format, args...))
 }
 
-// require waits for what a fault needs to be one. Without it the run proves nothing.
+// require waits for what a fault needs to be one. Without it the run proves
+// nothing.
 func (c *cell) require(there func() bool, otherwise string, args ...any) {
 	for end := time.Now().Add(10 * time.Second); !there(); c.sleep(10 * time.Millisecond) {
 		if time.Now().After(end) {
@@ -158,7 +167,8 @@ func (c *cell) require(there func() bool, otherwise string, args ...any) {
 	}
 }
 
-// await waits until there were so many operations, as far as the machine gets there in time.
+// await waits until there were so many operations, as far as the machine gets
+// there in time.
 func (c *cell) await(operations int) {
 	for end := time.Now().Add(30 * time.Second); c.resource.written() < operations && time.Now().Before(end); {
 		c.sleep(50 * time.Millisecond)
@@ -203,7 +213,9 @@ func (c *cell) spawn() *running {
 		Pace: c.bed.pace, Hold: TTL, Bounded: c.fault.bounded,
 	}
 	if c.fault.apart {
-		w.Hold = 3 * TTL // some are held from the beginning of the fault until servers end sessions that others confirm
+		// some are held from the beginning of the fault until servers end
+		// sessions that others confirm
+		w.Hold = 3 * TTL
 		w.Quiet = c.begun%3 != 0
 	}
 	text, err := json.Marshal(w)
@@ -221,7 +233,8 @@ func (c *cell) ready(w *running) {
 	}
 }
 
-// victim is the worker that holds the long lock, or half of the times the one that leads, or one that has permits, or else one by chance.
+// victim is the worker that holds the long lock, or half of the times the one
+// that leads, or one that has permits, or else one by chance.
 func (c *cell) victim() int {
 	who := c.resource.holder(c.names[3])
 	if c.permits != "" && c.random.IntN(3) == 0 {
@@ -235,7 +248,8 @@ func (c *cell) victim() int {
 	return c.random.IntN(len(c.workers))
 }
 
-// holder is the worker that holds the long lock, as far as the resource knows, or -1.
+// holder is the worker that holds the long lock, as far as the resource knows,
+// or -1.
 func (c *cell) holder() int { return c.worker(c.resource.holder(c.names[3])) }
 
 // worker is the worker of a user, or -1.
@@ -244,7 +258,8 @@ func (c *cell) worker(who string) int {
 	return slices.IndexFunc(c.workers, func(w *running) bool { return w.label == label })
 }
 
-// end lets all workers come to an end by themselves, side by side, and looks at what is left on the servers.
+// end lets all workers come to an end by themselves, side by side, and looks at
+// what is left on the servers.
 func (c *cell) end() {
 	for _, w := range c.workers {
 		w.Send("end")

@@ -13,7 +13,8 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// crowd is what a client of a worker has locked, or waits for, by order of the cell.
+// crowd is what a client of a worker has locked, or waits for, by order of the
+// cell.
 type crowd struct {
 	client *dsync.Client
 	driver driver.Driver // of the client
@@ -26,7 +27,8 @@ type crowd struct {
 	wrong   chan error // of waiters that did not return as they should have; one is enough
 }
 
-// obey carries out an order, and returns how many milliseconds that took, or -1 for one that could not be carried out.
+// obey carries out an order, and returns how many milliseconds that took, or -1
+// for one that could not be carried out.
 func (c *crowd) obey(order string) (int64, error) {
 	var kind, name string
 	var n, ms int
@@ -78,7 +80,8 @@ func (c *crowd) obey(order string) (int64, error) {
 	return time.Since(start).Milliseconds(), nil
 }
 
-// crowdPatience is how long a member of a crowd waits. The one who gave the order hears of the failure.
+// crowdPatience is how long a member of a crowd waits. The one who gave the
+// order hears of the failure.
 const crowdPatience = 45 * time.Second
 
 func (c *crowd) lock(name string) (*dsync.Lease, error) {
@@ -87,8 +90,9 @@ func (c *crowd) lock(name string) (*dsync.Lease, error) {
 	return c.client.Lock(ctx, name)
 }
 
-// wait lets n goroutines wait for a name that another client holds, until they are told to leave, or for a while. It returns when all of
-// them are in the queue of the backend, or of the client if that lets one ask for all.
+// wait lets n goroutines wait for a name that another client holds, until they
+// are told to leave, or for a while. It returns when all of them are in the
+// queue of the backend, or of the client if that lets one ask for all.
 func (c *crowd) wait(name string, n int, limit time.Duration) error {
 	var ctx context.Context
 	c.limit = limit > 0
@@ -132,7 +136,8 @@ func (c *crowd) inspect(name string) (driver.Status, error) {
 	return i.Inspect(context.Background(), name)
 }
 
-// inLine is how many wait, as far as the backend tells. Where one asks for all others of a client, all do when they have begun.
+// inLine is how many wait, as far as the backend tells. Where one asks for all
+// others of a client, all do when they have begun.
 func (c *crowd) inLine(name string) (int, error) {
 	s, err := c.inspect(name)
 	if c.client.Info().Order == driver.FIFO {

@@ -12,13 +12,15 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// shortElections are the cells with an election in a short run, by backend. In a long run all cells have one.
+// shortElections are the cells with an election in a short run, by backend. In
+// a long run all cells have one.
 var shortElections = map[string]string{"etcd": "worker-kill", "redisson": "worker-freeze"}
 
 // longestTerm is how long a leader leads at most.
 const longestTerm = 2 * TTL
 
-// campaign is one call of Elect. It is the Locker of that call, too, and so records each attempt and each term.
+// campaign is one call of Elect. It is the Locker of that call, too, and so
+// records each attempt and each term.
 type campaign struct {
 	*user
 	end  context.CancelFunc // of Elect's ctx
@@ -26,7 +28,8 @@ type campaign struct {
 	term history.Claim
 }
 
-// elect is a candidate until it has led once and resigned. A term that is lost is followed by another candidacy.
+// elect is a candidate until it has led once and resigned. A term that is lost
+// is followed by another candidacy.
 func (u *user) elect() {
 	ctx, cancel := context.WithTimeout(context.Background(), patience+longestTerm)
 	defer cancel()
@@ -57,7 +60,8 @@ func (c *campaign) TryLock(context.Context, string, ...dsync.LockOption) (*dsync
 	return nil, errors.ErrUnsupported
 }
 
-// lead writes for as long as it leads by its own word, then resigns, every other time by the end of ctx.
+// lead writes for as long as it leads by its own word, then resigns, every
+// other time by the end of ctx.
 func (c *campaign) lead(ctx context.Context, term *dsync.Lease) error {
 	defer func() { c.op.Releasing(ctx) }() // Unlock follows
 	c.once.Do(func() { fmt.Println("ready") })
@@ -92,7 +96,8 @@ func (c *campaign) lead(ctx context.Context, term *dsync.Lease) error {
 	return nil
 }
 
-// over records the end of the term, if there was one. err is what Elect has returned.
+// over records the end of the term, if there was one. err is what Elect has
+// returned.
 func (c *campaign) over(err error) {
 	if c.op == nil {
 		return
@@ -108,12 +113,14 @@ func (c *campaign) over(err error) {
 	c.op = nil
 }
 
-// believer is the word of a leader who has noted that it was elected, and looks no more.
+// believer is the word of a leader who has noted that it was elected, and looks
+// no more.
 type believer struct{ *dsync.Lease }
 
 func (believer) Err() error { return nil }
 
-// witness observes the election with a client, for as long as there are faults, and then has to know who leads.
+// witness observes the election with a client, for as long as there are faults,
+// and then has to know who leads.
 type witness struct {
 	client *dsync.Client
 
@@ -165,7 +172,8 @@ func (u *user) testify(ctx context.Context, w *witness) error {
 	}
 }
 
-// observable is a driver that history.Tap has made, with what Observe needs of the driver behind it.
+// observable is a driver that history.Tap has made, with what Observe needs of
+// the driver behind it.
 type observable struct {
 	driver.Driver
 	driver.Inspector

@@ -9,7 +9,8 @@ import (
 	"github.com/go-dsync/dsync/conformance/wire"
 )
 
-// Fault is a kind of failure. Inject has one happen, and returns when everything works again, as far as the repair can tell.
+// Fault is a kind of failure. Inject has one happen, and returns when
+// everything works again, as far as the repair can tell.
 type Fault struct {
 	Name string
 	What string // for people
@@ -76,8 +77,9 @@ var Faults = []*Fault{
 		inject: insideFor("lose")},
 }
 
-// killWorker kills a process and starts another one, or, every other time, has the other one wait in line with all workers before the
-// holder is killed: then no newcomer asks after the death, and so helps the waiters out.
+// killWorker kills a process and starts another one, or, every other time, has
+// the other one wait in line with all workers before the holder is killed: then
+// no newcomer asks after the death, and so helps the waiters out.
 func killWorker(c *cell, i int) {
 	begin := func() {
 		next := c.spawn()
@@ -112,7 +114,8 @@ func freezeWorker(c *cell, _ int) {
 	w.Cont()
 }
 
-// jumpWorker lets the wall clock of a process jump, and back after more than the TTL.
+// jumpWorker lets the wall clock of a process jump, and back after more than
+// the TTL.
 func jumpWorker(c *cell, i int) {
 	w := c.workers[c.victim()]
 	hour := int64([]int{3600, -3600}[i%2])
@@ -129,8 +132,10 @@ func jumpWorker(c *cell, i int) {
 	}
 }
 
-// sleepWorker lets a process with a lock believe that its machine has slept for longer than the TTL. The process has to say at once that its
-// leases are over. Only the clocks of the worker tell of the sleep: no time passes, so the servers end nothing by themselves.
+// sleepWorker lets a process with a lock believe that its machine has slept for
+// longer than the TTL. The process has to say at once that its leases are over.
+// Only the clocks of the worker tell of the sleep: no time passes, so the
+// servers end nothing by themselves.
 func sleepWorker(c *cell, _ int) {
 	told := int64(0)
 	c.require(func() bool {
@@ -153,7 +158,8 @@ func (c *cell) askWorker(w *running, order string) (answer int64) {
 
 func connected(l *wire.Wire) bool { return l.Traffic().Open > 0 }
 
-// linked is a victim whose links carry something. After the last fault a client may take a while to connect again.
+// linked is a victim whose links carry something. After the last fault a client
+// may take a while to connect again.
 func (c *cell) linked() *running {
 	w := c.workers[c.victim()]
 	c.require(w.connected, "%s had no connection when its links were to fail", w.label)
@@ -212,7 +218,8 @@ func loseAnswers(c *cell, _ int) {
 	w.each((*wire.Wire).Heal)
 }
 
-// partition keeps a process from a node with a connection to it: some clients connect to one of all nodes.
+// partition keeps a process from a node with a connection to it: some clients
+// connect to one of all nodes.
 func partition(c *cell, i int) {
 	w := c.linked()
 	first := (i + c.random.IntN(2)) % len(w.links)

@@ -5,8 +5,9 @@ import (
 	"time"
 )
 
-// keepApart lets a host be silent to others, them to it, or both. Every other time it is the leader's; otherwise one that a holder has its
-// session with, if it has one with a single node. The others are all, or the leader alone.
+// keepApart lets a host be silent to others, them to it, or both. Every other
+// time it is the leader's; otherwise one that a holder has its session with, if
+// it has one with a single node. The others are all, or the leader alone.
 func keepApart(c *cell, i int) {
 	leader := c.hostOf(c.leader())
 	victim, peers := leader, slices.DeleteFunc([]int{0, 1, 2}, func(k int) bool { return k == leader })
@@ -40,8 +41,9 @@ func keepApart(c *cell, i int) {
 // hostOf is the host of a node.
 func (c *cell) hostOf(node int) int { return c.bed.hosts.Of(address(c.bed.nodes[node])) }
 
-// follower is a host without the leader: that of the one node to which somebody is connected who has just been granted the long lock. It is
-// any other if nobody is, as where clients are connected to all nodes.
+// follower is a host without the leader: that of the one node to which somebody
+// is connected who has just been granted the long lock. It is any other if
+// nobody is, as where clients are connected to all nodes.
 func (c *cell) follower(leader int) int {
 	before := c.holder()
 	for end := time.Now().Add(10 * time.Second); c.bed.links && time.Now().Before(end); c.sleep(10 * time.Millisecond) {

@@ -15,14 +15,17 @@ type strain struct {
 
 const (
 	crowdSize = 1500
-	// perWaiter is how many requests a waiter that leaves may cost the servers, beside what others ask for meanwhile.
+	// perWaiter is how many requests a waiter that leaves may cost the servers,
+	// beside what others ask for meanwhile.
 	perWaiter = 50
-	// longestRequest is how long others may have to wait for the server since it is busy with one request. It is far above what one
-	// takes, and below what a renewal can wait.
+	// longestRequest is how long others may have to wait for the server since
+	// it is busy with one request. It is far above what one takes, and below
+	// what a renewal can wait.
 	longestRequest = TTL / 8
 )
 
-// watchStalls begins to watch for how long this process has no processor, as its servers may have none.
+// watchStalls begins to watch for how long this process has no processor, as
+// its servers may have none.
 func watchStalls() (longest func() time.Duration) {
 	const tick = 5 * time.Millisecond
 	stop, longestStall := make(chan struct{}), make(chan time.Duration)
@@ -63,7 +66,8 @@ func (c *cell) parties() (a, b, d party) {
 	return all[0], all[1], all[2]
 }
 
-// do lets a party carry out an order of a crowd. One that cannot be carried out is a failure of the cell.
+// do lets a party carry out an order of a crowd. One that cannot be carried out
+// is a failure of the cell.
 func (p party) do(kind, name string, n int, limit time.Duration) time.Duration {
 	ms := p.askWorker(p.w, fmt.Sprintf("crowd %d %s %s %d %d", p.client, kind, name, n, limit.Milliseconds()))
 	if ms < 0 {
@@ -72,7 +76,8 @@ func (p party) do(kind, name string, n int, limit time.Duration) time.Duration {
 	return time.Duration(ms) * time.Millisecond
 }
 
-// crowdLeaves lets all waiters of a client end at once: canceled, or every other time by a deadline that they have in common.
+// crowdLeaves lets all waiters of a client end at once: canceled, or every
+// other time by a deadline that they have in common.
 func crowdLeaves(c *cell, i int) {
 	holder, waiters, other := c.parties()
 	holder.do("hold", c.crowded, 0, 0)
@@ -109,8 +114,10 @@ func crowdLeaves(c *cell, i int) {
 	}
 }
 
-// outage keeps a process with waiters from the servers for a while, and has them canceled meanwhile, or when it is over. The places that
-// they had in a queue are to be given back before anybody else has to wait for them to run out.
+// outage keeps a process with waiters from the servers for a while, and has
+// them canceled meanwhile, or when it is over. The places that they had in a
+// queue are to be given back before anybody else has to wait for them to run
+// out.
 func outage(d time.Duration, canceled bool) func(*cell, int) {
 	return func(c *cell, i int) {
 		holder, waiters, other := c.parties()

@@ -13,8 +13,8 @@ type refusal struct {
 	begin func(c *cell) (end func())
 }
 
-// refuseCommands has servers refuse one kind of request after the other, usually
-// for less than the TTL.
+// refuseCommands has servers refuse one kind of request after the other,
+// usually for less than the TTL.
 func refuseCommands(c *cell, _ int) {
 	before := c.bed.refused()
 	for n := 0; n < 5 || n < 50 && c.bed.refused() == before; n++ {

@@ -92,10 +92,12 @@ func changeLeader(c *cell, _ int) {
 }
 
 func killSessions(c *cell, _ int) {
-	c.require(func() bool { return c.bed.endSessions() > 0 }, "there was no session to end") // as long as nobody has a lock
+	// as long as nobody has a lock
+	c.require(func() bool { return c.bed.endSessions() > 0 }, "there was no session to end")
 }
 
-// loseDisk restarts one server, or, where there are several, all of them one after the other.
+// loseDisk restarts one server, or, where there are several, all of them one
+// after the other.
 func loseDisk(c *cell, i int) {
 	if len(c.bed.nodes) == 1 {
 		n := c.bed.nodes[0]

@@ -14,7 +14,8 @@ const (
 	losesVote  = "a lock that no more than a majority has got yet is free when one of these nodes forgets it"
 )
 
-// Faults of processes and clocks, of the network, and of one server; of several that agree by a majority.
+// Faults of processes and clocks, of the network, and of one server; of several
+// that agree by a majority.
 const (
 	ofProcesses = "worker-kill worker-freeze worker-clock worker-sleep starved crowd-leaves "
 	ofNetworks  = "cut slow black-hole half-open lost-answers outage-canceled outage-long refused-commands "
@@ -28,8 +29,10 @@ var (
 	redisAlone = with(single, unsafe(losesData, "disk-loss flush evict"), unsafe(trusts, "clock"))
 )
 
-// applicable says, for each backend, which faults it can have, and why exclusion is not promised under them, or "". Clients of sentinels
-// and clusters learn the addresses of servers from these, so there is nothing in between that could fail.
+// applicable says, for each backend, which faults it can have, and why
+// exclusion is not promised under them, or "". Clients of sentinels and
+// clusters learn the addresses of servers from these, so there is nothing in
+// between that could fail.
 var applicable = map[string]map[string]string{
 	"redisson":      redisAlone,
 	"redisson fair": redisAlone,

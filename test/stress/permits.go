@@ -15,7 +15,8 @@ import (
 // permitLimit is how many permits there are. Each call asks for up to one less.
 const permitLimit = 4
 
-// tally is how many permits were held at any time, by the word of the holders: a count outside of workers and servers.
+// tally is how many permits were held at any time, by the word of the holders:
+// a count outside of workers and servers.
 type tally struct {
 	began time.Time
 
@@ -26,13 +27,16 @@ type tally struct {
 
 // stay is permits that a holder said it has.
 type stay struct {
-	n        int
-	from, to time.Duration // to is the deadline that the holder told last, or earlier the moment at which it told the end
+	n int
+	// to is the deadline that the holder told last, or earlier the moment at
+	// which it told the end
+	from, to time.Duration
 }
 
 func (t *tally) now() time.Duration { return time.Since(t.began) }
 
-// told notes that who has n permits until a moment, and returns its stay, which is s from the second time on; or, with n = 0, the end of s.
+// told notes that who has n permits until a moment, and returns its stay, which
+// is s from the second time on; or, with n = 0, the end of s.
 func (t *tally) told(s *stay, n int, until time.Duration, who string) *stay {
 	now := t.now()
 	t.mu.Lock()
@@ -65,7 +69,8 @@ func (t *tally) count() int {
 	return len(t.stays)
 }
 
-// most returns how many permits were held at a time, at most, if each stay had ended so much earlier.
+// most returns how many permits were held at a time, at most, if each stay had
+// ended so much earlier.
 func (t *tally) most(earlier time.Duration) (most int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -82,7 +87,8 @@ func (t *tally) most(earlier time.Duration) (most int) {
 	return most
 }
 
-// permits takes some of the permits, now and then for as long as a few renewals.
+// permits takes some of the permits, now and then for as long as a few
+// renewals.
 func (u *user) permits() {
 	a := history.Attempt{Name: u.Permits, Mode: driver.Permit, Permits: 1 + u.random.IntN(permitLimit-1), Limit: permitLimit}
 	wait, hold := patience, u.upTo(4*time.Millisecond)
@@ -100,7 +106,8 @@ func (u *user) permits() {
 	time.Sleep(u.upTo(u.Pace))
 }
 
-// restoreLimit does what an operator would, when the backend has forgotten a part of the permits.
+// restoreLimit does what an operator would, when the backend has forgotten a
+// part of the permits.
 func (u *user) restoreLimit() {
 	ctx, cancel := context.WithTimeout(context.Background(), TTL)
 	defer cancel()
@@ -108,7 +115,8 @@ func (u *user) restoreLimit() {
 	done(u.drivers[0].(driver.Limiter).SetLimit(ctx, u.Permits, permitLimit))
 }
 
-// stay holds permits, and says so outside, until a moment in the time of the resource which is not after the deadline of the lease.
+// stay holds permits, and says so outside, until a moment in the time of the
+// resource which is not after the deadline of the lease.
 func (u *user) stay(l *dsync.Lease, op *history.Op, n int, d time.Duration) {
 	defer u.store.left()
 	tick := time.NewTicker(TTL / 10)

@@ -14,17 +14,22 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// The bugs that can be put between package dsync and a driver, to see whether they are found.
+// The bugs that can be put between package dsync and a driver, to see whether
+// they are found.
 const (
-	// A renewal that crosses a release brings the hold back, and goes on for as long as the process lives.
+	// A renewal that crosses a release brings the hold back, and goes on for as
+	// long as the process lives.
 	plantRenewal = "renewal outlives release"
 	// The end of a lease is counted too late by a TTL.
 	plantLateLoss = "loss told after the TTL"
-	// A waiter relies on the message of the release alone, which the end of a holder that is dead does not send.
+	// A waiter relies on the message of the release alone, which the end of a
+	// holder that is dead does not send.
 	plantNoBackstop = "waiter without a back-stop timer"
-	// Permits are given back by their number, whoever has them: a release that is repeated, or late, takes somebody else's.
+	// Permits are given back by their number, whoever has them: a release that
+	// is repeated, or late, takes somebody else's.
 	plantByNumber = "permits given back by their number"
-	// A leader notes that it was elected, and does not stop at the loss of its term. This one is not in the driver: see campaign.
+	// A leader notes that it was elected, and does not stop at the loss of its
+	// term. This one is not in the driver: see campaign.
 	plantFlag = "leader that does not stop at its loss"
 )
 

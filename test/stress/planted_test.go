@@ -12,7 +12,8 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// TestPlanted puts known bugs into a driver and wants them to be found in cells as TestStress runs them, and by the right rule.
+// TestPlanted puts known bugs into a driver and wants them to be found in cells
+// as TestStress runs them, and by the right rule.
 func TestPlanted(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {

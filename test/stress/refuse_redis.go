@@ -130,7 +130,8 @@ func redisRefused(servers ...*testenv.RedisServer) func() int64 {
 	}
 }
 
-// redisChief is a connection of a user of its own, which servers refuse nothing.
+// redisChief is a connection of a user of its own, which servers refuse
+// nothing.
 type redisChief struct {
 	net.Conn
 	tb testing.TB

@@ -14,9 +14,10 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// resource is what the locks protect: for each name the largest token of a write. The resource refuses writes and reads with a smaller
-// token, and records each access. The token of a read is not kept: of two readers at the same time neither is late. Workers reach the
-// resource by a socket.
+// resource is what the locks protect: for each name the largest token of a
+// write. The resource refuses writes and reads with a smaller token, and
+// records each access. The token of a read is not kept: of two readers at the
+// same time neither is late. Workers reach the resource by a socket.
 type resource struct {
 	path    string
 	history *history.History
@@ -131,7 +132,8 @@ func (r *resource) holder(name string) string {
 	return r.writer[name]
 }
 
-// written is the number of writes and reads, accepted or not, and of stays with permits: about one for each operation on a lock.
+// written is the number of writes and reads, accepted or not, and of stays with
+// permits: about one for each operation on a lock.
 func (r *resource) written() int {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -32,10 +32,12 @@ const (
 	either  outcome = "?"
 )
 
-// free is the state of a lock that nobody holds. All others are the number of an attempt.
+// free is the state of a lock that nobody holds. All others are the number of
+// an attempt.
 const free = 0
 
-// mutex is the sequential model of a lock: what is to be explained by some order of the operations.
+// mutex is the sequential model of a lock: what is to be explained by some
+// order of the operations.
 var mutex = porcupine.NondeterministicModel{
 	Init: func() []any { return []any{free} },
 	Step: func(state, input, output any) []any {
@@ -73,8 +75,10 @@ var mutex = porcupine.NondeterministicModel{
 	},
 }
 
-// crossCheck has porcupine look for an order that explains what happened to each name before the first fault, refusals included, which
-// the judge does not search for. A slice that cannot be explained fails the cell, and leaves a picture.
+// crossCheck has porcupine look for an order that explains what happened to
+// each name before the first fault, refusals included, which the judge does not
+// search for. A slice that cannot be explained fails the cell, and leaves a
+// picture.
 func (c *cell) crossCheck(events []history.Event) {
 	for _, name := range c.names {
 		operations := firstOperations(events, name)
@@ -101,7 +105,8 @@ func (c *cell) crossCheck(events []history.Event) {
 	}
 }
 
-// firstOperations is the first operations on a name, up to the first fault. What had not returned by then may have happened or not.
+// firstOperations is the first operations on a name, up to the first fault.
+// What had not returned by then may have happened or not.
 func firstOperations(events []history.Event, name string) []porcupine.Operation {
 	r := reader{attempts: map[attemptID]int{}, open: map[attemptID]int{},
 		called: map[attemptID]history.Event{}, granted: map[attemptID]history.Event{}}
@@ -170,7 +175,8 @@ func (r *reader) end(key attemptID, at time.Duration, o outcome) {
 	}
 }
 
-// freed adds an end of the hold that nobody was told of, at some time from an event on.
+// freed adds an end of the hold that nobody was told of, at some time from an
+// event on.
 func (r *reader) freed(key attemptID, from history.Event) {
 	r.begin(from, step{release: true, attempt: r.attempts[key]})
 	delete(r.open, key)

@@ -61,7 +61,8 @@ func TestTimelineShowsHoldsAndFaults(t *testing.T) {
 	}
 }
 
-// TestSessionPassword compares with what new java.util.Random(0x1234L ^ 0xB3415C00L).nextBytes gives.
+// TestSessionPassword compares with what new java.util.Random(0x1234L ^
+// 0xB3415C00L).nextBytes gives.
 func TestSessionPassword(t *testing.T) {
 	if got, want := fmt.Sprintf("%x", sessionPassword(0x1234)), "3c18abe05b0e6182741d625d127c15b0"; got != want {
 		t.Errorf("got %s, want %s", got, want)

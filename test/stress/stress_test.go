@@ -27,7 +27,8 @@ func TestMain(m *testing.M) {
 	testenv.Main(m, map[string]func(){"worker": runWorker})
 }
 
-// beds are started side by side, as many as -parallel says. Those with many cells are started twice, and share them.
+// beds are started side by side, as many as -parallel says. Those with many
+// cells are started twice, and share them.
 var beds = []struct {
 	name  string
 	times int
@@ -104,7 +105,8 @@ func TestStress(t *testing.T) {
 	}
 }
 
-// TestEveryFaultHasACell fails if a bed names a fault that there is not, or a fault is nowhere injected.
+// TestEveryFaultHasACell fails if a bed names a fault that there is not, or a
+// fault is nowhere injected.
 func TestEveryFaultHasACell(t *testing.T) {
 	used := map[string]bool{}
 	for name, faults := range applicable {
@@ -122,7 +124,8 @@ func TestEveryFaultHasACell(t *testing.T) {
 	}
 }
 
-// needWallClock skips the test in a build whose wall clock cannot jump, and fails it if CI is set.
+// needWallClock skips the test in a build whose wall clock cannot jump, and
+// fails it if CI is set.
 func needWallClock(t *testing.T) {
 	const text = "%s is UNTESTED: the wall clock of this program cannot jump; `make stress` builds one with package time changed"
 	if !wallClock && os.Getenv("CI") != "" {

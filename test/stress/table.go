@@ -144,7 +144,8 @@ func margin(s history.Spread) string {
 	return s.Min.Round(100 * time.Microsecond).String()
 }
 
-// count is how often some rules were violated, in bold where that is not promised.
+// count is how often some rules were violated, in bold where that is not
+// promised.
 func (r *Result) count(rules ...history.Rule) string {
 	n := 0
 	for _, v := range r.Verdict.Violations {
@@ -162,7 +163,8 @@ func (r *Result) count(rules ...history.Rule) string {
 	return text
 }
 
-// matrix is backends by faults: what broke exclusion, and dashes where a fault does not apply.
+// matrix is backends by faults: what broke exclusion, and dashes where a fault
+// does not apply.
 func (a *Table) matrix(b *strings.Builder) {
 	var backends []string
 	at := map[string]*Result{}

@@ -24,7 +24,8 @@ const (
 // colors of workers, in the order of their appearance.
 var colors = []string{"#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb", "#e08214", "#5e3c99", "#1b7837"}
 
-// draw makes a time line of the cell, if somebody wants one or something is wrong.
+// draw makes a time line of the cell, if somebody wants one or something is
+// wrong.
 func (c *cell) draw(events []history.Event) {
 	if c.Out == "" && c.result.Err() == nil {
 		return
@@ -58,7 +59,8 @@ type bar struct {
 	lost     bool
 }
 
-// timeline draws who held what when, and the faults: one band for each name, a lane for each worker in it.
+// timeline draws who held what when, and the faults: one band for each name, a
+// lane for each worker in it.
 func timeline(events []history.Event, names []string) string {
 	var b strings.Builder
 	if len(events) == 0 {
@@ -117,7 +119,8 @@ func drawFaults(b *strings.Builder, events []history.Event, x func(time.Duration
 	}
 }
 
-// bars returns the holds of a name by one worker. Short ones that follow each other closely are drawn as one.
+// bars returns the holds of a name by one worker. Short ones that follow each
+// other closely are drawn as one.
 func bars(events []history.Event, name, proc string) (all []bar) {
 	type id struct {
 		proc string

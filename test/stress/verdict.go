@@ -26,7 +26,9 @@ type Result struct {
 	Bound          time.Duration // of Regained
 	Slices         int           // that porcupine found an order for
 	Inconclusive   int           // those that took it too long
-	Regained       time.Duration // the longest time from the end of a fault until somebody was granted a name again
+	// the longest time from the end of a fault until somebody was granted a
+	// name again
+	Regained time.Duration
 
 	Allowed []history.Violation // of a cell whose backend does not promise better
 	Failed  []string            // what must not have happened
@@ -44,7 +46,8 @@ func (c *cell) judge() {
 	r.Verdict = history.Judge(events, c.bounds())
 	r.Invalid = append(r.Invalid, r.Verdict.Invalid...)
 	for _, v := range r.Verdict.Violations {
-		if r.Unsafe != "" && (isExclusion(v.Rule) || v.Rule == history.RuleResult && v.Name == c.permits) { // the limit is forgotten, too
+		if r.Unsafe != "" && (isExclusion(v.Rule) || v.Rule == history.RuleResult && v.Name == c.permits) {
+			// the limit is forgotten, too
 			r.Allowed = append(r.Allowed, v)
 		} else {
 			r.Failed = append(r.Failed, v.String())
@@ -81,7 +84,8 @@ func (c *cell) judge() {
 	}
 }
 
-// count looks at the permits that were held at a time, by the count outside. Who may not yet know that a hold was removed is not counted.
+// count looks at the permits that were held at a time, by the count outside.
+// Who may not yet know that a hold was removed is not counted.
 func (c *cell) count() {
 	if c.permits == "" {
 		return
@@ -99,8 +103,10 @@ func isExclusion(r history.Rule) bool {
 	return r == history.RuleOverlap || r == history.RuleLoss || r == history.RuleTokens
 }
 
-// bounds is what the backend promises under the fault, but for the order of those who wait: who has to start anew, since its session has
-// ended, is at the end of the queue, and nothing in the records tells that from being overtaken. The storms of the suite judge it.
+// bounds is what the backend promises under the fault, but for the order of
+// those who wait: who has to start anew, since its session has ended, is at the
+// end of the queue, and nothing in the records tells that from being overtaken.
+// The storms of the suite judge it.
 func (c *cell) bounds() history.Bounds {
 	i := c.bed.info
 	b := history.Bounds{
@@ -120,7 +126,9 @@ func (c *cell) bounds() history.Bounds {
 			b.Detect = TTL/2 + time.Second
 		}
 	}
-	if c.fault.sleeps { // who wakes up frees what it lost, and the record of that loss is made by a goroutine of its own
+	if c.fault.sleeps {
+		// who wakes up frees what it lost, and the record of that loss is made
+		// by a goroutine of its own
 		b.Detect = max(b.Detect, TTL/8)
 	}
 	if c.result.Unsafe != "" {
@@ -129,7 +137,8 @@ func (c *cell) bounds() history.Bounds {
 	return b
 }
 
-// regained measures how long after the end of a fault each name was granted again.
+// regained measures how long after the end of a fault each name was granted
+// again.
 func (c *cell) regained(events []history.Event) {
 	waiting := map[string]time.Duration{} // since when, from the end of the last fault
 	for _, e := range events {

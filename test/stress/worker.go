@@ -26,17 +26,26 @@ import (
 	_ "github.com/go-dsync/dsync/drivers/zk"
 )
 
-// worker is a process that locks a few names in all ways that there are, until it is told to end. On its standard output it says
-// "ready" when it has been granted something, and at last "ended".
+// worker is a process that locks a few names in all ways that there are, until
+// it is told to end. On its standard output it says "ready" when it has been
+// granted something, and at last "ended".
 type worker struct {
 	Label, URL, History, Resource string
 
-	Names   []string // for everybody
-	Patient string   // for those only who wait for as long as it takes: nobody who happens to ask gets the others out of a hole
-	Long    string   // held for longer than a renewal takes
-	Shared  string   // read by all nine times out of ten, and written; "" where the backend does not offer that
-	Permits string   // held by as many at a time as permitLimit says; "" where the backend does not offer that
-	Forgets bool     // under this fault the backend may forget a part of the permits, and with them how many there are
+	Names []string // for everybody
+	// for those only who wait for as long as it takes: nobody who happens to
+	// ask gets the others out of a hole
+	Patient string
+	Long    string // held for longer than a renewal takes
+	// read by all nine times out of ten, and written; "" where the backend does
+	// not offer that
+	Shared string
+	// held by as many at a time as permitLimit says; "" where the backend does
+	// not offer that
+	Permits string
+	// under this fault the backend may forget a part of the permits, and with
+	// them how many there are
+	Forgets bool
 	// Election is what all campaign for, and observe; "" if there is none.
 	Election string
 	Seed     uint64
@@ -151,7 +160,8 @@ func (w *worker) run(ctx context.Context) (err error) {
 	return errors.Join(w.stuck, errors.Join(w.late...), err, w.history.Close(), leftGoroutines(before))
 }
 
-// open opens the clients, as whoever supervises the process would: again, while the backend is out of reach.
+// open opens the clients, as whoever supervises the process would: again, while
+// the backend is out of reach.
 func (w *worker) open(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -282,7 +292,8 @@ func (u *user) impatient() {
 	time.Sleep(u.upTo(2 * u.Pace))
 }
 
-// shared reads nine times out of ten, now and then for as long as a few renewals, and writes otherwise.
+// shared reads nine times out of ten, now and then for as long as a few
+// renewals, and writes otherwise.
 func (u *user) shared() {
 	mode, hold := driver.Read, u.upTo(4*time.Millisecond)
 	if u.random.IntN(10) == 0 {
@@ -294,14 +305,16 @@ func (u *user) shared() {
 	time.Sleep(u.upTo(u.Pace))
 }
 
-// long pauses after each hold: where a lock has no order and the machine is busy, one that locks again at once keeps all others out.
+// long pauses after each hold: where a lock has no order and the machine is
+// busy, one that locks again at once keeps all others out.
 func (u *user) long() {
 	_ = u.use(context.Background(), history.Attempt{Name: u.Long}, patience, TTL/4+u.upTo(u.Hold))
 	time.Sleep(u.upTo(20 * time.Millisecond))
 }
 
-// use takes a lock, writes or reads what it protects, and gives it back. The error is that of the attempt: whether it was right to fail, while
-// there are faults, is for the judge to say.
+// use takes a lock, writes or reads what it protects, and gives it back. The
+// error is that of the attempt: whether it was right to fail, while there are
+// faults, is for the judge to say.
 func (u *user) use(ctx context.Context, a history.Attempt, wait, hold time.Duration) error {
 	a.Client, a.NoWait = u.label, wait == 0
 	lock := u.client.Lock
@@ -344,7 +357,8 @@ func (u *user) use(ctx context.Context, a history.Attempt, wait, hold time.Durat
 	return nil
 }
 
-// hold works under a lock as programs do that look at the lease before they begin, and cannot look at the instant of the write.
+// hold works under a lock as programs do that look at the lease before they
+// begin, and cannot look at the instant of the write.
 func (u *user) hold(l *dsync.Lease, op *history.Op, a history.Attempt, d time.Duration) {
 	if op.Check() != nil {
 		return
@@ -387,7 +401,8 @@ var (
 	errLeft  = errors.New("left behind")
 )
 
-// leftGoroutines waits until there are no more goroutines than at the beginning.
+// leftGoroutines waits until there are no more goroutines than at the
+// beginning.
 func leftGoroutines(before int) error {
 	for end := time.Now().Add(10 * time.Second); runtime.NumGoroutine() > before; time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(end) {
@@ -399,7 +414,8 @@ func leftGoroutines(before int) error {
 	return nil
 }
 
-// obey carries out a fault inside of this process, and returns 1, or, for the order "time", the wall clock in seconds.
+// obey carries out a fault inside of this process, and returns 1, or, for the
+// order "time", the wall clock in seconds.
 func (w *worker) obey(line string) (int64, error) {
 	kind, rest, _ := strings.Cut(line, " ")
 	if kind == "crowd" {
@@ -426,8 +442,9 @@ func (w *worker) obey(line string) (int64, error) {
 	return 1, memoryFault(w, kind, int(n))
 }
 
-// sleep lets the machine have slept as soon as a lease is held, and returns how many leases were held before that, all of which said at once
-// that they are over, or -1 if one did not. It returns 0 if none was held for two seconds.
+// sleep lets the machine have slept as soon as a lease is held, and returns how
+// many leases were held before that, all of which said at once that they are
+// over, or -1 if one did not. It returns 0 if none was held for two seconds.
 func (w *worker) sleep(seconds int64) (told int64) {
 	var held []*dsync.Lease
 	for end := time.Now().Add(2 * time.Second); len(held) == 0 && time.Now().Before(end); time.Sleep(time.Millisecond) {

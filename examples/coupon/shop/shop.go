@@ -1,4 +1,5 @@
-// Package shop is a shop that sells coupons under a lock. It is what the programs coupon and migration have in common.
+// Package shop is a shop that sells coupons under a lock. It is what the
+// programs coupon and migration have in common.
 package shop
 
 import (
@@ -19,7 +20,8 @@ type Shop struct {
 	Moment time.Duration // how long a purchase takes
 }
 
-// Buy is one purchase, under the lock if there is one. Sold is false if nothing was left.
+// Buy is one purchase, under the lock if there is one. Sold is false if nothing
+// was left.
 func (s *Shop) Buy(ctx context.Context) (sold bool, err error) {
 	if s.Locker == nil {
 		return s.sell(ctx)
@@ -31,8 +33,9 @@ func (s *Shop) Buy(ctx context.Context) (sold bool, err error) {
 	return sold, err
 }
 
-// sell reads the stock, takes its moment, and writes the stock. Under the lock ctx is that of the lease: when it ends, somebody else
-// may be selling, and what was read is out of date.
+// sell reads the stock, takes its moment, and writes the stock. Under the lock
+// ctx is that of the lease: when it ends, somebody else may be selling, and
+// what was read is out of date.
 func (s *Shop) sell(ctx context.Context) (sold bool, err error) {
 	left, err := s.Stock.Read()
 	if err != nil || left == 0 {
@@ -48,8 +51,9 @@ func (s *Shop) sell(ctx context.Context) (sold bool, err error) {
 	return true, s.Stock.Write(left - 1)
 }
 
-// Serve lets the buyers in, all at once, and returns how they fared. After each of them it calls served with the count so far. The
-// first error sends the others home.
+// Serve lets the buyers in, all at once, and returns how they fared. After each
+// of them it calls served with the count so far. The first error sends the
+// others home.
 func (s *Shop) Serve(ctx context.Context, buyers int, served func(Tally)) (Tally, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -101,7 +105,8 @@ type Sale struct {
 	Remaining int
 }
 
-// WithLock is what has to become of buyers and coupons if the lock does what it is for.
+// WithLock is what has to become of buyers and coupons if the lock does what it
+// is for.
 func WithLock(buyers, coupons int) Sale {
 	sold := min(buyers, coupons)
 	return Sale{Tally{sold, buyers - sold}, coupons - sold}
@@ -109,8 +114,9 @@ func WithLock(buyers, coupons int) Sale {
 
 func (s Sale) String() string { return fmt.Sprintf("%v remaining=%d", s.Tally, s.Remaining) }
 
-// Stock is how many coupons are left: eight bytes in a file, in place of a row in a database. A read and a write are atomic, each for
-// itself. Nothing but the lock holds the two of a purchase together.
+// Stock is how many coupons are left: eight bytes in a file, in place of a row
+// in a database. A read and a write are atomic, each for itself. Nothing but
+// the lock holds the two of a purchase together.
 type Stock struct{ File *os.File }
 
 // Read returns how many are left.

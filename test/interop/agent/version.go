@@ -20,18 +20,24 @@ const (
 	New    = "4.7.0"
 )
 
-// The versions in which something changed that a Go program beside Redisson notices.
+// The versions in which something changed that a Go program beside Redisson
+// notices.
 const (
-	Fenced     = "3.19.0" // RFencedLock is there
-	Sharded    = "3.22.0" // sharded channels in a cluster, if the client happens to see that the cluster has them
+	Fenced = "3.19.0" // RFencedLock is there
+	// sharded channels in a cluster, if the client happens to see that the
+	// cluster has them
+	Sharded    = "3.22.0"
 	SeesShards = "3.28.0" // every client sees that
-	AsksAgain  = "3.32.0" // a waiter of the fair lock asks again at the end of a lease that was renewed; before, it may sleep for ever
+	// a waiter of the fair lock asks again at the end of a lease that was
+	// renewed; before, it may sleep for ever
+	AsksAgain = "3.32.0"
 )
 
 // variable names the only version to run with.
 const variable = "REDISSON"
 
-// Versions returns the versions to run with: these, or the one that the environment names by REDISSON.
+// Versions returns the versions to run with: these, or the one that the
+// environment names by REDISSON.
 func Versions(versions ...string) []string {
 	if version := os.Getenv(variable); version != "" {
 		return []string{version}
@@ -41,7 +47,8 @@ func Versions(versions ...string) []string {
 
 var threeNumbers = regexp.MustCompile(`^[0-9]{1,9}\.[0-9]{1,9}\.[0-9]{1,9}$`)
 
-// Before reports whether a version, of three numbers, is older than another one.
+// Before reports whether a version, of three numbers, is older than another
+// one.
 func Before(version, other string) bool { return slices.Compare(numbers(version), numbers(other)) < 0 }
 
 func numbers(version string) []int {

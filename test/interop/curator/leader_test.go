@@ -8,7 +8,8 @@ import (
 	"github.com/go-dsync/dsync"
 )
 
-// queries are what makes a client of dsync a candidate beside a recipe of Curator.
+// queries are what makes a client of dsync a candidate beside a recipe of
+// Curator.
 var queries = map[string]string{"LeaderSelector": "?value=note", "LeaderLatch": "?value=note&node=latch-"}
 
 // candidate returns a client of dsync.
@@ -22,7 +23,8 @@ func (b *bed) candidate(recipe, note string) *dsync.Client {
 	return c
 }
 
-// TestLeaders has leaders of dsync and of Curator follow each other, by each recipe. Each sees who leads.
+// TestLeaders has leaders of dsync and of Curator follow each other, by each
+// recipe. Each sees who leads.
 func TestLeaders(t *testing.T) {
 	t.Parallel()
 	for version, java := range commands(t, "Candidate") {

@@ -19,10 +19,13 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// peer is a process that does with one name what it is told, by dsync or by Curator. A command is of a thread: "read" and "write" take
-// the name, "unread" and "unwrite" give it back, "reads N" and "writes N" do both so many times, and look at a file meanwhile, or add to it.
-// Candidates of Curator know "lead", "resign", and "leader", whose outcome is who leads. Where there are permits, "take N", "try N" and "give" do
-// what they say, and "work" takes and gives back all the time, and says so.
+// peer is a process that does with one name what it is told, by dsync or by
+// Curator. A command is of a thread: "read" and "write" take the name, "unread"
+// and "unwrite" give it back, "reads N" and "writes N" do both so many times,
+// and look at a file meanwhile, or add to it. Candidates of Curator know
+// "lead", "resign", and "leader", whose outcome is who leads. Where there are
+// permits, "take N", "try N" and "give" do what they say, and "work" takes and
+// gives back all the time, and says so.
 type peer struct {
 	*testenv.Process
 	wrote atomic.Int64
@@ -74,7 +77,8 @@ func (p *peer) read() {
 	close(p.done)
 }
 
-// begin has a thread carry out a command, and returns where the outcome will be: "ok", or an error.
+// begin has a thread carry out a command, and returns where the outcome will
+// be: "ok", or an error.
 func (p *peer) begin(thread, command string) <-chan string {
 	answer := make(chan string, 1)
 	name, _, _ := strings.Cut(command, " ")

@@ -45,7 +45,8 @@ func (a *agent) permits(ctx context.Context, words []string, held **dsync.Lease)
 	return err
 }
 
-// work takes one to three permits and gives them back, until the process is killed. A hold is "lost" if the time of the end is not known.
+// work takes one to three permits and gives them back, until the process is
+// killed. A hold is "lost" if the time of the end is not known.
 func (a *agent) work(ctx context.Context, thread string) error {
 	for {
 		n := 1 + rand.N(3)
@@ -66,7 +67,8 @@ func (a *agent) work(ctx context.Context, thread string) error {
 	}
 }
 
-// TestPermits has the two libraries wait for each other's permits, and agree on the limit.
+// TestPermits has the two libraries wait for each other's permits, and agree on
+// the limit.
 func TestPermits(t *testing.T) {
 	t.Parallel()
 	for version, java := range commands(t, "Semaphore") {
@@ -85,7 +87,8 @@ func TestPermits(t *testing.T) {
 	}
 }
 
-// takeTurns: who waits for permits is granted them in the order of the line, whichever library had them.
+// takeTurns: who waits for permits is granted them in the order of the line,
+// whichever library had them.
 func (b *bed) takeTurns() {
 	ours, java := b.peer(dsyncs, long, "LIMIT=3"), b.peer(javas, long, "LIMIT=3", "ID=java")
 	line := b.on(b.name + "/locks")
@@ -165,8 +168,10 @@ type excess struct {
 	begin, end int64
 }
 
-// TestPermitsOfFleet has processes of both libraries take and give back permits, while one after the other is killed. Nobody says to hold
-// permits beyond the limit, nor does anybody say to hold a lease that is beyond the limit at the server.
+// TestPermitsOfFleet has processes of both libraries take and give back
+// permits, while one after the other is killed. Nobody says to hold permits
+// beyond the limit, nor does anybody say to hold a lease that is beyond the
+// limit at the server.
 func TestPermitsOfFleet(t *testing.T) {
 	t.Parallel()
 	b := newBed(t, commands(t, "Semaphore")[newest], "-Dznode.container.checkIntervalMs=100").on("permits")
@@ -263,7 +268,8 @@ func claimsOf(t *testing.T, p *peer, killed int64) (claims []claim) {
 	return claims
 }
 
-// allFree waits until nothing is left, and sees that all permits are free in time.
+// allFree waits until nothing is left, and sees that all permits are free in
+// time.
 func (b *bed) allFree(limit int, until time.Time) {
 	b.Helper()
 	testenv.Eventually(b.T, func() bool {
@@ -288,7 +294,8 @@ func (b *bed) allFree(limit int, until time.Time) {
 	b.contenders(0) // nor the node of the name
 }
 
-// excesses looks at the leases until told to stop, and returns whose were beyond the limit. It closes first when there is one.
+// excesses looks at the leases until told to stop, and returns whose were
+// beyond the limit. It closes first when there is one.
 func (b *bed) excesses(limit int, first chan<- struct{}, stop <-chan struct{}) (found []excess) {
 	dir := "/" + b.name + "/leases"
 	for {
@@ -350,7 +357,8 @@ func checkClaims(t *testing.T, claims []claim, limit int) {
 	}
 }
 
-// checkExcesses sees that nobody said to hold what was beyond the limit at the server.
+// checkExcesses sees that nobody said to hold what was beyond the limit at the
+// server.
 func checkExcesses(t *testing.T, claims []claim, excesses []excess) {
 	t.Helper()
 	by := map[string][]claim{}

@@ -1,4 +1,5 @@
-// Package curator proves the modes Read, Write and Permit of drivers/zk beside Curator's InterProcessReadWriteLock and InterProcessSemaphoreV2.
+// Package curator proves the modes Read, Write and Permit of drivers/zk beside
+// Curator's InterProcessReadWriteLock and InterProcessSemaphoreV2.
 package curator
 
 import (
@@ -27,10 +28,12 @@ var (
 	meetings = flag.Int("meetings", 3, "how often any two meet in TestReadersAndWriters, in each pair of modes")
 )
 
-// newest is a version of Curator in which a thread that writes keeps its place when it goes on reading, as none did before 5.5.0. Debian's does not.
+// newest is a version of Curator in which a thread that writes keeps its place
+// when it goes on reading, as none did before 5.5.0. Debian's does not.
 const newest = "5.9.0"
 
-// becomeJava makes a process of testenv.Spawn, which ends with the test, the Java program.
+// becomeJava makes a process of testenv.Spawn, which ends with the test, the
+// Java program.
 func becomeJava() {
 	command := strings.Split(os.Getenv("COMMAND"), separator)
 	exitOn(syscall.Exec(command[0], command, os.Environ()))
@@ -146,7 +149,8 @@ func (b *bed) waits(what string, answer <-chan string) {
 // long is a session that lasts for the test.
 const long = 30 * time.Second
 
-// TestReadersAndWriters has one of each library meet one of the other, in all modes, and measures how soon who waits is woken.
+// TestReadersAndWriters has one of each library meet one of the other, in all
+// modes, and measures how soon who waits is woken.
 func TestReadersAndWriters(t *testing.T) {
 	t.Parallel()
 	for version, java := range commands(t, "ReadWrite") {
@@ -179,7 +183,8 @@ func TestReadersAndWriters(t *testing.T) {
 	}
 }
 
-// meet has one hold the name and another one wait, in the modes that exclude each other, and returns how soon who waits is woken.
+// meet has one hold the name and another one wait, in the modes that exclude
+// each other, and returns how soon who waits is woken.
 func (b *bed) meet(holder, waiter *peer, what string) (took []time.Duration) {
 	for _, modes := range [][2]string{{"write", "read"}, {"read", "write"}, {"write", "write"}} {
 		holder.do(b.T, "a", modes[0])
@@ -218,7 +223,8 @@ func (b *bed) share(one, other *peer) {
 	}
 }
 
-// goOnReading has a thread of Curator that writes go on reading, with the number of its writer: readers get in beside the thread, and writers do not.
+// goOnReading has a thread of Curator that writes go on reading, with the
+// number of its writer: readers get in beside the thread, and writers do not.
 func (b *bed) goOnReading(java, reader, writer *peer) {
 	java.do(b.T, "a", "write")
 	reading := reader.begin("r", "read")
@@ -242,7 +248,8 @@ func (b *bed) goOnReading(java, reader, writer *peer) {
 	writer.do(b.T, "w", "unwrite")
 }
 
-// TestVictims kills and freezes processes of each library that read and that write, and waits in the other library.
+// TestVictims kills and freezes processes of each library that read and that
+// write, and waits in the other library.
 func TestVictims(t *testing.T) {
 	t.Parallel()
 	bed := newBed(t, commands(t, "ReadWrite")[newest])
@@ -286,8 +293,9 @@ func TestVictims(t *testing.T) {
 	}
 }
 
-// TestFleet has processes of both libraries read and write a file at once, while some of them are killed and frozen: no update is lost, and
-// nobody who reads sees half of one.
+// TestFleet has processes of both libraries read and write a file at once,
+// while some of them are killed and frozen: no update is lost, and nobody who
+// reads sees half of one.
 func TestFleet(t *testing.T) {
 	t.Parallel()
 	for version, java := range commands(t, "ReadWrite") {
@@ -340,7 +348,8 @@ func TestFleet(t *testing.T) {
 	}
 }
 
-// count sees that each update is in the file. One who was killed may have written without a word.
+// count sees that each update is in the file. One who was killed may have
+// written without a word.
 func (b *bed) count(all []*peer, killed int64) {
 	b.Helper()
 	var want int64

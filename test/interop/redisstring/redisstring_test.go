@@ -1,5 +1,6 @@
-// Package redisstring proves the migration from plain string locks: programs with redislock, and with redsync on one node, beside programs of
-// dsync that move away from these.
+// Package redisstring proves the migration from plain string locks: programs
+// with redislock, and with redsync on one node, beside programs of dsync that
+// move away from these.
 package redisstring
 
 import (
@@ -44,7 +45,8 @@ func exitOn(err error) {
 	}
 }
 
-// A locker takes a lock of one of the libraries once. It returns nil if somebody else has the lock.
+// A locker takes a lock of one of the libraries once. It returns nil if
+// somebody else has the lock.
 type locker func(ctx context.Context, name string) (release func() error, err error)
 
 func newRedislock(address string) (locker, func()) {
@@ -81,7 +83,8 @@ func newRedsync(address string) (locker, func()) {
 	}, client.Close
 }
 
-// count adds to the file of a counter, by locks that are asked for again and again.
+// count adds to the file of a counter, by locks that are asked for again and
+// again.
 func count(l locker) {
 	testenv.Count(func() (func() error, error) {
 		for {
@@ -121,12 +124,14 @@ func byDsync() {
 
 func oldURL(s *testenv.RedisServer) string { return "redis-string://" + s.Addr + "?durable=true" }
 
-// migrateURL leads to another database of the same server: there the names are free for other kinds of keys.
+// migrateURL leads to another database of the same server: there the names are
+// free for other kinds of keys.
 func migrateURL(s *testenv.RedisServer, phase migrate.Phase) string {
 	return "migrate:?from=" + url.QueryEscape(oldURL(s)) + "&to=" + url.QueryEscape("redisson://"+s.Addr+"/1") + "&phase=" + phase.String()
 }
 
-// TestCounter lets processes of both libraries, and of dsync before and in a migration, add to one number under one lock.
+// TestCounter lets processes of both libraries, and of dsync before and in a
+// migration, add to one number under one lock.
 func TestCounter(t *testing.T) {
 	s := testenv.Redis(t)
 	address := addressVariable + "=" + s.Addr
@@ -139,7 +144,8 @@ func TestCounter(t *testing.T) {
 	testenv.Eventually(t, func() bool { return s.Do("EXISTS", lockName) == int64(0) }, "the lock is gone")
 }
 
-// TestMigration goes from string locks to redisson, beside a program that was left behind, and back.
+// TestMigration goes from string locks to redisson, beside a program that was
+// left behind, and back.
 func TestMigration(t *testing.T) {
 	for name, open := range map[string]func(string) (locker, func()){"redislock": newRedislock, "redsync": newRedsync} {
 		t.Run(name, func(t *testing.T) {

@@ -1,4 +1,5 @@
-// Package redsync proves drivers/redlock against redsync: both libraries on the same nodes.
+// Package redsync proves drivers/redlock against redsync: both libraries on the
+// same nodes.
 package redsync
 
 import (
@@ -31,7 +32,8 @@ const (
 	lockName      = "interop {lock}/ä"
 )
 
-// startNodes starts five independent servers, which need not be waited for: durable=true.
+// startNodes starts five independent servers, which need not be waited for:
+// durable=true.
 func startNodes(t *testing.T) (nodes []*testenv.RedisServer, addresses string) {
 	var all []string
 	for range 5 {
@@ -84,7 +86,8 @@ func incrementByRedsync() {
 	defer stop()
 	testenv.Count(func() (func() error, error) {
 		m := rs.NewMutex(lockName, redsync.WithTries(1_000_000), redsync.WithExpiry(20*time.Second),
-			// Those that ask again in step share the votes out among them again.
+			// Those that ask again in step share the votes out among them
+			// again.
 			redsync.WithRetryDelayFunc(func(int) time.Duration { return time.Millisecond + rand.N(8*time.Millisecond) }))
 		return func() error {
 			_, err := m.Unlock()
@@ -106,7 +109,8 @@ func incrementByDsync() {
 	exitOn(c.Close(context.Background()))
 }
 
-// TestCounter lets processes of both libraries add to one number under one lock.
+// TestCounter lets processes of both libraries add to one number under one
+// lock.
 func TestCounter(t *testing.T) {
 	nodes, addresses := startNodes(t)
 	env := nodesVariable + "=" + addresses

@@ -1,7 +1,10 @@
-// Command shop sells coupons to buyers of whom half are Java programs' threads, with Redisson's RLock, and half goroutines, with dsync.
-// All read and write one number in Redis, without a lock and then with it; only the second time are as many coupons issued as there
-// were. Then goroutines read a price list that a Java thread changes, without and with Redisson's RReadWriteLock. It starts a Redis of its own
-// unless -addr names one, of which it uses keys that begin with shop.
+// Command shop sells coupons to buyers of whom half are Java programs' threads,
+// with Redisson's RLock, and half goroutines, with dsync. All read and write
+// one number in Redis, without a lock and then with it; only the second time
+// are as many coupons issued as there were. Then goroutines read a price list
+// that a Java thread changes, without and with Redisson's RReadWriteLock. It
+// starts a Redis of its own unless -addr names one, of which it uses keys that
+// begin with shop.
 package main
 
 import (
@@ -99,7 +102,8 @@ type shop struct {
 	java   *java
 }
 
-// sale is what came of a day: purchases, refusals, and the coupons that seem to be left.
+// sale is what came of a day: purchases, refusals, and the coupons that seem to
+// be left.
 type sale struct{ issued, refused, remaining int }
 
 // open lets all buyers come at once. Without a name they take no lock.

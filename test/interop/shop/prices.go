@@ -14,8 +14,9 @@ import (
 	"github.com/go-dsync/dsync"
 )
 
-// The price list has two prices, which change together. A Java thread writes it under the write lock of Redisson's RReadWriteLock, and
-// goroutines read it under dsync.Read.
+// The price list has two prices, which change together. A Java thread writes it
+// under the write lock of Redisson's RReadWriteLock, and goroutines read it
+// under dsync.Read.
 const (
 	pricesName       = "shop:prices"
 	netKey, grossKey = "shop:net", "shop:gross"
@@ -26,7 +27,8 @@ const (
 // look is what came of all looks at the price list.
 type look struct{ changes, reads, torn int64 }
 
-// showPrices has goroutines read the list while a Java thread changes it. Without a name they take no lock.
+// showPrices has goroutines read the list while a Java thread changes it.
+// Without a name they take no lock.
 func (s *shop) showPrices(ctx context.Context, lock string, out io.Writer, title string) (look, error) {
 	for _, key := range []string{netKey, grossKey} {
 		if err := s.redis.Do(ctx, s.redis.B().Set().Key(key).Value("0").Build()).Error(); err != nil {
@@ -45,7 +47,9 @@ func (s *shop) showPrices(ctx context.Context, lock string, out io.Writer, title
 					torn.Add(1)
 				}
 				reads.Add(1)
-				time.Sleep(moment + rand.N(2*moment)) // Redisson lets readers pass its writers, so they must not come without a pause
+				// Redisson lets readers pass its writers, so they must not come
+				// without a pause
+				time.Sleep(moment + rand.N(2*moment))
 			}
 		})
 	}

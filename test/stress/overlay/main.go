@@ -1,6 +1,9 @@
-// Overlay prepares a build whose clocks can jump. It writes copies of two files to a directory, and prints the flags for go test: of package
-// time, in which Now adds time.WallOffset, a number of seconds, to the wall clock and leaves the monotonic clock alone; and of package
-// internal/clock, in which the time for which the machine has slept is longer by time.SleepOffset, also in seconds.
+// Overlay prepares a build whose clocks can jump. It writes copies of two files
+// to a directory, and prints the flags for go test: of package time, in which
+// Now adds time.WallOffset, a number of seconds, to the wall clock and leaves
+// the monotonic clock alone; and of package internal/clock, in which the time
+// for which the machine has slept is longer by time.SleepOffset, also in
+// seconds.
 package main
 
 import (

@@ -92,7 +92,8 @@ func releaseShown(c *cobra.Command, b *cli.Backend, name, hold string, yes bool)
 	return err
 }
 
-// release ends the hold of a name, unless agree, which is told of the hold, returns an error.
+// release ends the hold of a name, unless agree, which is told of the hold,
+// returns an error.
 func Release(ctx context.Context, b *cli.Backend, name string, agree func(*Report) error) error {
 	over := cli.Unfinished("%s: the hold that was shown is over: nothing was released", cli.Show(name))
 	seen, err := b.Client.Inspect(ctx, name)
@@ -123,7 +124,8 @@ func Release(ctx context.Context, b *cli.Backend, name string, agree func(*Repor
 	return err
 }
 
-// grant tells the hold of a report from others of the name, as far as the backend does. It has no more than letters and digits.
+// grant tells the hold of a report from others of the name, as far as the
+// backend does. It has no more than letters and digits.
 func (r *Report) Grant() string {
 	if !r.Held {
 		return ""

@@ -16,7 +16,8 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// lockReport is what is known of one lock. Its JSON is part of the command's interface.
+// lockReport is what is known of one lock. Its JSON is part of the command's
+// interface.
 type Report struct {
 	Name       string     `json:"name"`
 	Held       bool       `json:"held"`

@@ -15,7 +15,8 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// benchReport is what `bench` has measured. Its JSON is part of the command's interface.
+// benchReport is what `bench` has measured. Its JSON is part of the command's
+// interface.
 type benchReport struct {
 	URL       string     `json:"url"`
 	Rate      int        `json:"rate"` // locks in a second, at most; 0 is for no bound
@@ -129,7 +130,8 @@ func (f *benchFlags) check(c *cobra.Command, args []string) (string, error) {
 	return cli.ArgumentURL(c, args)
 }
 
-// ownDigits tell the names of one run of this command from those of others. Names end with digits alone, as a backend may want them.
+// ownDigits tell the names of one run of this command from those of others.
+// Names end with digits alone, as a backend may want them.
 var ownDigits = rand.IntN(1e6)
 
 // name returns one of the names.

@@ -19,7 +19,8 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// benched returns what `bench --json` says, of short workloads without a bound on the rate.
+// benched returns what `bench --json` says, of short workloads without a bound
+// on the rate.
 func benched(t *testing.T, args ...string) benchReport {
 	t.Helper()
 	var r benchReport
@@ -33,7 +34,8 @@ func benched(t *testing.T, args ...string) benchReport {
 	return r
 }
 
-// TestBench measures backends, where nothing is there afterwards that was not there before.
+// TestBench measures backends, where nothing is there afterwards that was not
+// there before.
 func TestBench(t *testing.T) {
 	t.Parallel()
 	redis := testenv.Redis(t)
@@ -72,7 +74,8 @@ func TestBench(t *testing.T) {
 }
 
 // redisKeys returns the keys of a server.
-// redisKeys returns the keys of a server, except the sequences of tokens, which belong to no name.
+// redisKeys returns the keys of a server, except the sequences of tokens, which
+// belong to no name.
 func redisKeys(s *testenv.RedisServer) string {
 	return fmt.Sprint(slices.DeleteFunc(s.Do("KEYS", "*").([]any), func(key any) bool { return strings.HasPrefix(key.(string), "dsync_fence:") }))
 }
@@ -108,7 +111,8 @@ func TestBenchEndsWhenInterrupted(t *testing.T) {
 	}
 }
 
-// TestPacer has many callers come at once: as many go on as the rate allows until the end, evenly.
+// TestPacer has many callers come at once: as many go on as the rate allows
+// until the end, evenly.
 func TestPacer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, began := newPacer(100), time.Now()
@@ -136,7 +140,8 @@ func TestPacer(t *testing.T) {
 	})
 }
 
-// TestPictureOfBench holds what docs/operations.md shows of `bench` to the code.
+// TestPictureOfBench holds what docs/operations.md shows of `bench` to the
+// code.
 func TestPictureOfBench(t *testing.T) {
 	r := benchReport{URL: "redisson://redis:6379", Rate: 1000}
 	for i, m := range []measured{

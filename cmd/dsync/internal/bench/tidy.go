@@ -17,7 +17,8 @@ import (
 // tidy returns a function that removes what the locks leave on the backend of a
 // URL, to be called when all clients are closed: the counters of fence=redisson
 // on Redis, and on ZooKeeper the nodes of names, and the path of the URL if it
-// was not there before. Other backends keep nothing of a lock that was released.
+// was not there before. Other backends keep nothing of a lock that was
+// released.
 func (f *benchFlags) tidy(ctx context.Context, u *driver.URL) (undo func() error, err error) {
 	switch {
 	case u.Scheme == "redisson" && u.Bool("fenced", true) && u.Param("fence", "") == "redisson":
@@ -68,7 +69,9 @@ func (f *benchFlags) tidyPath(ctx context.Context, u *driver.URL) (undo func() e
 	}
 	return func() error {
 		return servers.ZooKeeper(context.Background(), cli.CloseLimit, u, hosts, config, func(ctx context.Context, conn *gozk.Conn, _ string) error {
-			for i := range f.callers { // most have gone with their last lock, and the server removes the others some time
+			for i := range f.callers {
+				// most have gone with their last lock, and the server removes
+				// the others some time
 				_ = conn.Delete(path.Join("/", u.Path, f.name(i)), -1)
 			}
 			servers.DeleteNodes(conn, made)

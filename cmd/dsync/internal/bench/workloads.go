@@ -57,7 +57,8 @@ type workload struct {
 	title string
 	of    string // what is timed
 
-	// run does so until the end, and returns how long each took. Those that are under way at the end go on.
+	// run does so until the end, and returns how long each took. Those that are
+	// under way at the end go on.
 	run func(b *bench, ctx context.Context, end time.Time) ([]time.Duration, error)
 
 	settles bool // most of the time goes by without locks, so their number says nothing
@@ -84,7 +85,8 @@ var workloads = []workload{
 
 const hotCallers = 32
 
-// measure runs a workload. A lock that is not granted within --connect after the end is an error.
+// measure runs a workload. A lock that is not granted within --connect after
+// the end is an error.
 func (b *bench) measure(ctx context.Context, w workload) (measured, error) {
 	began := time.Now()
 	end := began.Add(b.lasting)
@@ -105,14 +107,15 @@ func (b *bench) measure(ctx context.Context, w workload) (measured, error) {
 	return m, nil
 }
 
-// percentile returns the smallest of the times that at least a share p of them does not exceed.
+// percentile returns the smallest of the times that at least a share p of them
+// does not exceed.
 func percentile(took []time.Duration, p float64) time.Duration {
 	slices.Sort(took)
 	return took[max(0, int(math.Ceil(p*float64(len(took))))-1)]
 }
 
-// crowd has callers of some clients take and give back locks: all one lock, for which their waits are returned; or one each, for which the whole
-// is.
+// crowd has callers of some clients take and give back locks: all one lock, for
+// which their waits are returned; or one each, for which the whole is.
 func (b *bench) crowd(ctx context.Context, end time.Time, callers int, hot bool, clients int) ([]time.Duration, error) {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
@@ -153,14 +156,16 @@ func (b *bench) crowd(ctx context.Context, end time.Time, callers int, hot bool,
 	return slices.Concat(took...), context.Cause(ctx)
 }
 
-// first reports whether the first caller has yet to do something: on a slow server the time may be over before.
+// first reports whether the first caller has yet to do something: on a slow
+// server the time may be over before.
 func first(ctx context.Context, caller int, took []time.Duration) bool {
 	return caller == 0 && len(took) == 0 && ctx.Err() == nil
 }
 
 var errNotExcluded = errors.New("two callers hold one lock at once: the clients of this URL do not exclude each other")
 
-// settling is how long somebody is given to ask the backend, beside the time that a lock takes.
+// settling is how long somebody is given to ask the backend, beside the time
+// that a lock takes.
 const settling = 5 * time.Millisecond
 
 // handOvers has the two clients hand a lock over to each other.
@@ -182,8 +187,8 @@ func (b *bench) handOvers(ctx context.Context, end time.Time) (took []time.Durat
 	return took, lease.Unlock(ctx)
 }
 
-// handOver gives the lock back when another client waits for it, and returns how long that took, and the other's lease. With an error
-// nobody has the lock.
+// handOver gives the lock back when another client waits for it, and returns
+// how long that took, and the other's lease. With an error nobody has the lock.
 func (b *bench) handOver(ctx context.Context, lease *dsync.Lease, next *dsync.Client) (time.Duration, *dsync.Lease, error) {
 	type grant struct {
 		at    time.Time
@@ -232,7 +237,8 @@ func newPacer(rate int) *pacer {
 	return &pacer{every: time.Second / time.Duration(rate)}
 }
 
-// wait waits for the caller's turn. It returns false when that would be after the end, or ctx is over.
+// wait waits for the caller's turn. It returns false when that would be after
+// the end, or ctx is over.
 func (p *pacer) wait(ctx context.Context, end time.Time) bool {
 	now := time.Now()
 	turn := now

@@ -103,7 +103,8 @@ func CloseDriver(d driver.Driver) error {
 	return d.Close(ctx)
 }
 
-// list returns the names with a prefix that are held. More says that there are others beside the first that the backend told.
+// list returns the names with a prefix that are held. More says that there are
+// others beside the first that the backend told.
 func (b *Backend) List(ctx context.Context, prefix string, most int) (names []string, more bool, err error) {
 	lister, can := b.Driver.(driver.Lister)
 	if !can {

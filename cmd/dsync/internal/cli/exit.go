@@ -6,7 +6,8 @@ import (
 	"strings"
 )
 
-// The exit statuses of all commands but run. They are part of the command's interface.
+// The exit statuses of all commands but run. They are part of the command's
+// interface.
 const (
 	ExitDone        = 0
 	ExitFailed      = 1
@@ -16,7 +17,8 @@ const (
 	ExitInterrupted = 130
 )
 
-// The exit statuses of `dsync run` beside those of its command: as sysexits.h, env(1) and shells have them.
+// The exit statuses of `dsync run` beside those of its command: as sysexits.h,
+// env(1) and shells have them.
 const (
 	ExitMisused       = 64
 	ExitBroken        = 70
@@ -33,8 +35,9 @@ type statusRow struct {
 	status, meaning string
 }
 
-// statuses is the table of docs/command.md. The rows of run are in the help of run, too; the help of each other command says which of
-// the other rows there are, in its own words.
+// statuses is the table of docs/command.md. The rows of run are in the help of
+// run, too; the help of each other command says which of the other rows there
+// are, in its own words.
 var statuses = [...]statusRow{
 	{true, "0-255", "the command has ended with this status"},
 	{true, "128+n", "the command was ended by signal n, or dsync was before it started the command"},
@@ -64,7 +67,8 @@ func StatusTable() string {
 	return b.String()
 }
 
-// exitError is an error with the status that the program ends with. Without an error inside there is nothing to say.
+// exitError is an error with the status that the program ends with. Without an
+// error inside there is nothing to say.
 type exitError struct {
 	status int
 	err    error

@@ -12,7 +12,8 @@ import (
 	"github.com/go-dsync/dsync/cmd/dsync/internal/clitest"
 )
 
-// TestStatusesAreInTheDocs holds the table of docs/command.md to that of the code.
+// TestStatusesAreInTheDocs holds the table of docs/command.md to that of the
+// code.
 func TestStatusesAreInTheDocs(t *testing.T) {
 	_, table, _ := strings.Cut(clitest.Page(t, "docs/command.md"), "| of | status | meaning |\n|---|---|---|\n")
 	table, _, _ = strings.Cut(table, "\n\n")

@@ -23,7 +23,8 @@ const (
 	Reserved = "dsync:migrate:"
 )
 
-// nameFlags say which names a command is about. No backend can list those that nobody holds.
+// nameFlags say which names a command is about. No backend can list those that
+// nobody holds.
 type NameFlags struct{ File string }
 
 func (f *NameFlags) Add(c *cobra.Command) {
@@ -59,7 +60,8 @@ func (f *NameFlags) Read(c *cobra.Command, args []string) ([]string, error) {
 	defer closeFile()
 	lines := bufio.NewScanner(in)
 	for n := 1; lines.Scan(); n++ {
-		if lines.Text() == "" || strings.HasPrefix(lines.Text(), Reserved) { // ls lists the seals of the migration itself, too
+		if lines.Text() == "" || strings.HasPrefix(lines.Text(), Reserved) {
+			// ls lists the seals of the migration itself, too
 			continue
 		}
 		if err := add(lines.Text(), fmt.Sprintf("--names %s, line %d", f.File, n)); err != nil {
@@ -102,7 +104,8 @@ func CheckName(name string) error {
 	return nil
 }
 
-// show returns a name as it stands, or quoted where that would not be read as one word.
+// show returns a name as it stands, or quoted where that would not be read as
+// one word.
 func Show(name string) string {
 	if len(name) > maxName {
 		name = name[:64] + "..."

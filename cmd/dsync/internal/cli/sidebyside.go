@@ -5,8 +5,9 @@ import (
 	"sync"
 )
 
-// sideBySide calls do with 0 to n-1, for at most atOnce numbers at a time, and returns the first error. After an error, or the end of ctx,
-// no call begins, and the context of the calls under way ends.
+// sideBySide calls do with 0 to n-1, for at most atOnce numbers at a time, and
+// returns the first error. After an error, or the end of ctx, no call begins,
+// and the context of the calls under way ends.
 func SideBySide(ctx context.Context, atOnce, n int, do func(ctx context.Context, i int) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)

@@ -14,7 +14,8 @@ import (
 	"golang.org/x/term"
 )
 
-// widthOf returns the width of a terminal, or 0 for what is none: nothing is cut or wrapped there.
+// widthOf returns the width of a terminal, or 0 for what is none: nothing is
+// cut or wrapped there.
 func WidthOf(w io.Writer) int {
 	file, ok := w.(*os.File)
 	if !ok {
@@ -34,7 +35,8 @@ const (
 	Yellow = "33"
 )
 
-// painter returns a function that colours a text, on a terminal alone, and not where NO_COLOR is set.
+// painter returns a function that colours a text, on a terminal alone, and not
+// where NO_COLOR is set.
 func Painter(w io.Writer) func(colour, text string) string {
 	if WidthOf(w) == 0 || os.Getenv("NO_COLOR") != "" || os.Getenv("TERM") == "dumb" {
 		return func(_, text string) string { return text }
@@ -42,8 +44,9 @@ func Painter(w io.Writer) func(colour, text string) string {
 	return func(colour, text string) string { return "\x1b[" + colour + "m" + text + "\x1b[0m" }
 }
 
-// writeTable writes rows in columns, below a row of headings. On a terminal of the given width, columns without a value are left out, and
-// long cells of the first some columns are cut.
+// writeTable writes rows in columns, below a row of headings. On a terminal of
+// the given width, columns without a value are left out, and long cells of the
+// first some columns are cut.
 func WriteTable(w io.Writer, width int, rows [][]string, some int) error {
 	const gap = 2
 	columns, total := ColumnsOf(rows, width > 0), -gap
@@ -87,7 +90,8 @@ const shortest = 8
 // noValue is a cell of a column that a backend does not know.
 const NoValue = "-"
 
-// columnsOf returns how wide the columns are: 0 for those that have no value, if these are to be left out.
+// columnsOf returns how wide the columns are: 0 for those that have no value,
+// if these are to be left out.
 func ColumnsOf(rows [][]string, leaveOut bool) []int {
 	columns := make([]int, len(rows[0]))
 	for i := range columns {
@@ -103,7 +107,8 @@ func ColumnsOf(rows [][]string, leaveOut bool) []int {
 	return columns
 }
 
-// cut returns a text of n characters at most, without what is behind the middle: names that begin alike often end differently.
+// cut returns a text of n characters at most, without what is behind the
+// middle: names that begin alike often end differently.
 func cut(text string, n int) string {
 	runes := []rune(text)
 	if len(runes) <= n {
@@ -113,7 +118,8 @@ func cut(text string, n int) string {
 	return string(runes[:n-1-end]) + "…" + string(runes[len(runes)-end:])
 }
 
-// wrap breaks a text between words into lines of at most width characters, which begin with indent; 0 is for one line.
+// wrap breaks a text between words into lines of at most width characters,
+// which begin with indent; 0 is for one line.
 func Wrap(text, indent string, width int) string {
 	room := width - utf8.RuneCountInString(indent)
 	if width == 0 || room < 20 {
@@ -139,7 +145,8 @@ func Wrap(text, indent string, width int) string {
 	return out.String() + "\n"
 }
 
-// printable makes characters visible that a terminal would obey, in texts that servers or other programs have written.
+// printable makes characters visible that a terminal would obey, in texts that
+// servers or other programs have written.
 func Printable(text string) string {
 	return strings.Map(func(r rune) rune {
 		if r == '\n' || r == '\t' {

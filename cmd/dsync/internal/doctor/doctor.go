@@ -15,7 +15,8 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// doctorReport is what `doctor` finds. Its JSON is part of the command's interface.
+// doctorReport is what `doctor` finds. Its JSON is part of the command's
+// interface.
 type doctorReport struct {
 	URL      string        `json:"url"`
 	Faults   int           `json:"faults"`
@@ -60,8 +61,9 @@ type examination struct {
 	report  doctorReport
 }
 
-// examiners look at servers before a driver does, by the scheme of the URL: a driver tells one fault, and refuses what it cannot use. They
-// report whether it makes sense to open the driver.
+// examiners look at servers before a driver does, by the scheme of the URL: a
+// driver tells one fault, and refuses what it cannot use. They report whether
+// it makes sense to open the driver.
 var examiners = map[string]func(ctx context.Context, x *examination) bool{
 	"redisson":     examineRedis,
 	"redlock":      examineRedis,
@@ -163,7 +165,8 @@ func (x *examination) bad(l level, check, text, cure, see string) {
 	x.add(finding{check, l, text, cure, see})
 }
 
-// hasFault reports whether a check has found a fault so far; "" stands for any check.
+// hasFault reports whether a check has found a fault so far; "" stands for any
+// check.
 func (x *examination) hasFault(check string) bool {
 	return slices.ContainsFunc(x.report.Findings, func(f finding) bool { return f.Level == fault && (check == "" || f.Check == check) })
 }
@@ -183,7 +186,8 @@ func (x *examination) open(ctx context.Context) {
 	x.measure(ctx, b.Client)
 }
 
-// refused is what the driver said when it was opened. What the checks have found before mostly explains that.
+// refused is what the driver said when it was opened. What the checks have
+// found before mostly explains that.
 func (x *examination) refused(err error) {
 	text := "the driver refuses the server: " + err.Error()
 	switch {

@@ -20,7 +20,8 @@ type examined struct {
 	doctorReport
 }
 
-// doctor runs `dsync doctor`, and fails the test unless it ends with a fault or without one.
+// doctor runs `dsync doctor`, and fails the test unless it ends with a fault or
+// without one.
 func doctor(t *testing.T, faults bool, url string, args ...string) examined {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "url")
@@ -66,7 +67,8 @@ func wantSection(t *testing.T, link string) {
 	t.Errorf("there is no section %s", link)
 }
 
-// want fails the test unless there is a finding of a check with a level, whose text and cure have the parts.
+// want fails the test unless there is a finding of a check with a level, whose
+// text and cure have the parts.
 func (e examined) want(check string, l level, text, cure string) {
 	e.t.Helper()
 	for _, f := range e.Findings {
@@ -96,7 +98,8 @@ func TestDoctorInMemory(t *testing.T) {
 	}
 }
 
-// TestPictureOfDoctor holds what docs/operations.md shows of `doctor` to what it says of a server, but for numbers.
+// TestPictureOfDoctor holds what docs/operations.md shows of `doctor` to what
+// it says of a server, but for numbers.
 func TestPictureOfDoctor(t *testing.T) {
 	t.Parallel()
 	s := testenv.Redis(t)

@@ -29,7 +29,9 @@ func examineEtcd(ctx context.Context, x *examination) bool {
 	}
 	if config.TLS != nil && config.TLS.ServerName != "" {
 		config.TLS = config.TLS.Clone()
-		config.TLS.InsecureSkipVerify = true // reach has looked at the name, and the library would look at that of the host
+		// reach has looked at the name, and the library would look at that of
+		// the host
+		config.TLS.InsecureSkipVerify = true
 	}
 	if x.url.User != nil {
 		config.Username = x.url.User.Username()
@@ -120,8 +122,9 @@ func (x *examination) etcdNumber(n int) {
 	}
 }
 
-// etcdRights tries what the driver does. The puts and deletes are branches of transactions that are never taken: the server looks at the
-// rights all the same.
+// etcdRights tries what the driver does. The puts and deletes are branches of
+// transactions that are never taken: the server looks at the rights all the
+// same.
 func (x *examination) etcdRights(ctx context.Context, client *clientv3.Client) {
 	ctx, cancel := context.WithTimeout(ctx, x.connect)
 	defer cancel()

@@ -88,8 +88,8 @@ func TestDoctorOnStrangersOfRedis(t *testing.T) {
 	})
 }
 
-// TestDoctorOnNodesOfZooKeeper measures a session and a counter, as the walk and
-// as the word dump show them.
+// TestDoctorOnNodesOfZooKeeper measures a session and a counter, as the walk
+// and as the word dump show them.
 func TestDoctorOnNodesOfZooKeeper(t *testing.T) {
 	t.Parallel()
 	for _, words := range []string{"srvr", "srvr,dump"} {

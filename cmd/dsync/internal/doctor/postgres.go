@@ -55,7 +55,8 @@ func examinePostgres(ctx context.Context, x *examination) bool {
 	return true
 }
 
-// postgresConfig leaves out what is for the driver, and keeps the password out of what is parsed.
+// postgresConfig leaves out what is for the driver, and keeps the password out
+// of what is parsed.
 func (x *examination) postgresConfig() (*pgconn.Config, error) {
 	u := x.url
 	for _, ours := range []string{"ttl", "fenced", "require", "floor", "max_locks", "max_waiters", "force_unlock", "tokens", "pooler", "key"} {
@@ -88,7 +89,8 @@ func (x *examination) postgresConfig() (*pgconn.Config, error) {
 	return config, nil
 }
 
-// postgresLogin is a finding about a server that no connection could be made to.
+// postgresLogin is a finding about a server that no connection could be made
+// to.
 func (x *examination) postgresLogin(config *pgconn.Config, err error) {
 	host := fmt.Sprintf("%s:%d", config.Host, config.Port)
 	if x.certificate(host, err) {
@@ -120,7 +122,8 @@ func (x *examination) postgresLogin(config *pgconn.Config, err error) {
 	}
 }
 
-// pooler looks what is between this machine and the server, and reports whether the driver is to be opened.
+// pooler looks what is between this machine and the server, and reports whether
+// the driver is to be opened.
 func (x *examination) pooler(ctx context.Context, host string) bool {
 	const check = "pooler"
 	ctx, cancel := context.WithTimeout(ctx, x.connect)
@@ -223,7 +226,9 @@ func (s *postgresServer) version(f map[string]string) {
 }
 
 func (s *postgresServer) state(f map[string]string) {
-	if f["standby"] == "t" { // locks and tokens of read-only transactions are as good as those of others
+	if f["standby"] == "t" {
+		// locks and tokens of read-only transactions are as good as those of
+		// others
 		s.x.bad(fault, "read-only", s.host+" is a standby: its locks are not those of the primary, and it gives no tokens",
 			"the address of the primary in the URL; of several hosts the driver finds it", seePostgres)
 	}
@@ -260,7 +265,8 @@ func (s *postgresServer) limits(f map[string]string) {
 	}
 }
 
-// functions are those that the driver calls, and for which a role needs EXECUTE where that was revoked from PUBLIC.
+// functions are those that the driver calls, and for which a role needs EXECUTE
+// where that was revoked from PUBLIC.
 var functions = []string{
 	"pg_advisory_lock", "pg_try_advisory_lock", "pg_advisory_unlock", "pg_advisory_lock_shared", "pg_try_advisory_lock_shared",
 	"pg_advisory_unlock_shared", "pg_try_advisory_xact_lock_shared", "pg_current_xact_id", "pg_logical_emit_message",
@@ -289,7 +295,8 @@ func (s *postgresServer) rights(ctx context.Context, f map[string]string) error 
 	return s.crowds(ctx, f)
 }
 
-// crowds looks whether sessions of the driver that wait may look for no deadlocks, which they can be allowed from PostgreSQL 15 on.
+// crowds looks whether sessions of the driver that wait may look for no
+// deadlocks, which they can be allowed from PostgreSQL 15 on.
 func (s *postgresServer) crowds(ctx context.Context, f map[string]string) error {
 	if number, err := strconv.Atoi(f["version"]); err != nil || number < 150000 {
 		return nil

@@ -15,7 +15,8 @@ import (
 	"github.com/go-dsync/dsync/cmd/dsync/internal/servers"
 )
 
-// reach connects to each host, and returns those that answer. Where enough do, the others are no fault.
+// reach connects to each host, and returns those that answer. Where enough do,
+// the others are no fault.
 func (x *examination) reach(ctx context.Context, hosts []string, config *tls.Config) (reached []string) {
 	for _, host := range hosts {
 		limited, cancel := context.WithTimeout(ctx, x.connect)
@@ -124,7 +125,8 @@ func namesIn(c *x509.Certificate) string {
 	return strings.Join(names, ", ")
 }
 
-// parseVersion returns the first two numbers of a version, as in 3.4.1: 0 for what is no number.
+// parseVersion returns the first two numbers of a version, as in 3.4.1: 0 for
+// what is no number.
 func parseVersion(version string) (major, minor int, known bool) {
 	first, rest, _ := strings.Cut(version, ".")
 	second, _, _ := strings.Cut(rest, ".")

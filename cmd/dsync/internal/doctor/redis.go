@@ -162,8 +162,9 @@ func (x *examination) user() string {
 	return x.url.User.Username()
 }
 
-// redisCounter has the counter of tokens removed in the end, unless the counter was there before. Counters of Java's locks stay for ever, unlike
-// those of dsync.
+// redisCounter has the counter of tokens removed in the end, unless the counter
+// was there before. Counters of Java's locks stay for ever, unlike those of
+// dsync.
 func (x *examination) redisCounter(ctx context.Context, client rueidis.Client, option rueidis.ClientOption) {
 	if x.url.Param("fence", "") != "redisson" {
 		return
@@ -171,7 +172,8 @@ func (x *examination) redisCounter(ctx context.Context, client rueidis.Client, o
 	ctx, cancel := context.WithTimeout(ctx, x.connect)
 	defer cancel()
 	key := servers.RedisKey("redisson_lock_token", x.name)
-	const absent, ending = -2, 1000 // what a doctor just before has removed may last for a millisecond more
+	// what a doctor just before has removed may last for a millisecond more
+	const absent, ending = -2, 1000
 	if left, err := client.Do(ctx, client.B().Pttl().Key(key).Build()).AsInt64(); err != nil || left != absent && (left < 0 || left > ending) {
 		return
 	}
@@ -183,7 +185,8 @@ func (x *examination) redisCounter(ctx context.Context, client rueidis.Client, o
 			defer client.Close()
 		}
 		if err == nil {
-			_ = client.Do(ctx, client.B().Pexpire().Key(key).Milliseconds(1).Build()).Error() // the user may lack the right to DEL
+			// the user may lack the right to DEL
+			_ = client.Do(ctx, client.B().Pexpire().Key(key).Milliseconds(1).Build()).Error()
 		}
 	}
 }

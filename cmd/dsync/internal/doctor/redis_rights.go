@@ -17,9 +17,10 @@ import (
 
 const seeRights = "docs/security.md#rights"
 
-// redisUse is something that a user does with locks, and the requests that try its rights one by one. The words $lock, $fence and so on
-// stand for keys. The key $lock is a text for some seconds, so all that is for keys of another kind is refused when its right is
-// checked already, and changes nothing.
+// redisUse is something that a user does with locks, and the requests that try
+// its rights one by one. The words $lock, $fence and so on stand for keys. The
+// key $lock is a text for some seconds, so all that is for keys of another kind
+// is refused when its right is checked already, and changes nothing.
 type redisUse struct {
 	what    string
 	without string // what is so without the rights; "" where what does not work
@@ -64,8 +65,9 @@ var redisUses = []redisUse{
 func isRedisson(x *examination) bool { return x.url.Scheme == "redisson" }
 func isRedlock(x *examination) bool  { return !isRedisson(x) }
 
-// makes are commands with which a key begins to exist. A trial of one has a text as its key, made by the request before, and is refused. Should
-// the text be over too early, the request after the trial gives the new key an end.
+// makes are commands with which a key begins to exist. A trial of one has a
+// text as its key, made by the request before, and is refused. Should the text
+// be over too early, the request after the trial gives the new key an end.
 var makes = []string{"HSET", "LPUSH", "RPUSH", "ZADD", "INCRBY"}
 
 const (
@@ -76,7 +78,8 @@ const (
 // fencePrefix begins the keys of sequences of tokens, which many names share.
 const fencePrefix = "dsync_fence:"
 
-// redisKeys returns what the words of redisUse stand for, for a lock that nobody has.
+// redisKeys returns what the words of redisUse stand for, for a lock that
+// nobody has.
 func (x *examination) redisKeys() map[string]string {
 	lock := x.name + ":" + strings.ToLower(rand.Text()[:12])
 	of := func(prefix string) string { return servers.RedisKey(prefix, lock) }
@@ -93,7 +96,8 @@ func (x *examination) redisKeys() map[string]string {
 	}
 }
 
-// redisRights tries the rights of the user on one server, or where a cluster has the name.
+// redisRights tries the rights of the user on one server, or where a cluster
+// has the name.
 func (x *examination) redisRights(ctx context.Context, client rueidis.Client, where string) {
 	ctx, cancel := context.WithTimeout(ctx, x.connect)
 	defer cancel()
@@ -156,7 +160,8 @@ func (x *examination) redisLacks(where string, use redisUse, missing, untried []
 	x.bad(use.level, "rights", text, cure, seeRights)
 }
 
-// prefix is what the names of the programs begin with: that of --name, or nothing.
+// prefix is what the names of the programs begin with: that of --name, or
+// nothing.
 func (x *examination) prefix() string {
 	if x.name == doctorName {
 		return ""
@@ -171,15 +176,16 @@ type redisTrial struct {
 	prefix string // of names, for which the rights are to be
 }
 
-// remove removes the key of the trials, also of interrupted ones. Without the rights for both requests the key ends after some seconds.
+// remove removes the key of the trials, also of interrupted ones. Without the
+// rights for both requests the key ends after some seconds.
 func (t redisTrial) remove() {
 	ctx, cancel := context.WithTimeout(context.Background(), cli.CloseLimit)
 	defer cancel()
 	t.lacks(ctx, "PEXPIRE $lock 1", "DEL $lock")
 }
 
-// lacks sends some requests at once, and returns for each the right that is missing, or "". Any answer but a refusal by rights shows the
-// right.
+// lacks sends some requests at once, and returns for each the right that is
+// missing, or "". Any answer but a refusal by rights shows the right.
 func (t redisTrial) lacks(ctx context.Context, lines ...string) []string {
 	var asked []askedFor
 	var requests []rueidis.Completed

@@ -136,7 +136,8 @@ func TestDoctorOnRedlock(t *testing.T) {
 	n.doctor(true, strings.Replace(durable, last, olderRedis(t, n.nodes[2]), 1)).want("version", fault, "Redis 6.0.9", "6.2 or newer")
 }
 
-// TestDoctorOnRedlockNodes has nodes that forget, that are replicas, or that are down.
+// TestDoctorOnRedlockNodes has nodes that forget, that are replicas, or that
+// are down.
 func TestDoctorOnRedlockNodes(t *testing.T) {
 	t.Parallel()
 	n := newRedlockNodes(t)
@@ -158,7 +159,8 @@ func TestDoctorOnRedlockNodes(t *testing.T) {
 	n.doctor(true, durable, "--connect", "3s").want("reach", fault, last, "is the server running")
 }
 
-// TestDoctorKnowsEachRight takes away one right after the other of those in docs/backends.
+// TestDoctorKnowsEachRight takes away one right after the other of those in
+// docs/backends.
 func TestDoctorKnowsEachRight(t *testing.T) {
 	t.Parallel()
 	for scheme, rows := range map[string][]string{
@@ -215,7 +217,8 @@ func testDoctorKnowsEachRight(t *testing.T, scheme, parameters string, rights []
 	}
 }
 
-// TestTrialsWithoutTheirKey tries rights with a key that is over at once: what makes keys makes none that stay.
+// TestTrialsWithoutTheirKey tries rights with a key that is over at once: what
+// makes keys makes none that stay.
 func TestTrialsWithoutTheirKey(t *testing.T) {
 	t.Parallel()
 	s := testenv.Redis(t)
@@ -250,7 +253,8 @@ func TestDoctorOnOldRedis(t *testing.T) {
 	doctor(t, true, "redisson://"+olderRedis(t, testenv.Redis(t))).want("version", fault, "Redis 6.0.9", "6.2 or newer")
 }
 
-// olderRedis returns the address of a proxy that changes the version that a server tells.
+// olderRedis returns the address of a proxy that changes the version that a
+// server tells.
 func olderRedis(t *testing.T, s *testenv.RedisServer) string {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

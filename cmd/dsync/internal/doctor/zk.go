@@ -91,7 +91,8 @@ func zkWord(ctx context.Context, host string, config *tls.Config, word string) (
 	return string(text), err
 }
 
-// zkRights compares the rights of the path of the URL with those that the driver needs.
+// zkRights compares the rights of the path of the URL with those that the
+// driver needs.
 func (x *examination) zkRights(ctx context.Context, hosts []string, config *tls.Config) {
 	err := servers.ZooKeeper(ctx, x.connect, x.url, hosts, config, func(ctx context.Context, conn *gozk.Conn, id string) error {
 		x.zkPath(conn, x.url.Path, id)
@@ -117,7 +118,8 @@ func (x *examination) zkRights(ctx context.Context, hosts []string, config *tls.
 	}
 }
 
-// zkPath looks at the rights of a path, or where that is not there of the first one above it, in which it is to be made.
+// zkPath looks at the rights of a path, or where that is not there of the first
+// one above it, in which it is to be made.
 func (x *examination) zkPath(conn *gozk.Conn, chroot, id string) {
 	needed, node := "cdrwa", path.Clean("/"+chroot)
 	if node == "/" {
@@ -148,7 +150,8 @@ func (x *examination) zkPath(conn *gozk.Conn, chroot, id string) {
 	}
 }
 
-// missingPerms returns which of the needed rights an ACL does not give to everybody or to a digest id. Unknown: others may be meant.
+// missingPerms returns which of the needed rights an ACL does not give to
+// everybody or to a digest id. Unknown: others may be meant.
 func missingPerms(acl []gozk.ACL, id, needed string) (missing string, unknown bool) {
 	bits := map[rune]int32{'r': gozk.PermRead, 'w': gozk.PermWrite, 'c': gozk.PermCreate, 'd': gozk.PermDelete, 'a': gozk.PermAdmin}
 	var have int32

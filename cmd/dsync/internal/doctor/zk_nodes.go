@@ -16,13 +16,14 @@ const (
 	// zkNodesAtMost bounds how many nodes are looked at.
 	zkNodesAtMost = 5000
 
-	// A server reads no transaction above twice its jute.maxbuffer, which is 1 MiB
-	// by default, and the one that ends a session has the paths of all its
+	// A server reads no transaction above twice its jute.maxbuffer, which is 1
+	// MiB by default, and the one that ends a session has the paths of all its
 	// ephemeral nodes.
 	zkSessionMuch    = 1 << 20
 	zkSessionTooMuch = 2 * zkSessionMuch / 10 * 9
 
-	// zkNumbersMuch is half of the numbers that the children of a node can have.
+	// zkNumbersMuch is half of the numbers that the children of a node can
+	// have.
 	zkNumbersMuch = 1 << 30
 )
 

@@ -60,7 +60,8 @@ The exit status is 3 if it is too early: names are left, a program is behind, or
 	return c
 }
 
-// alone returns how the new backend is written in the programs' URL, without what is nobody's business.
+// alone returns how the new backend is written in the programs' URL, without
+// what is nobody's business.
 func (r *statusReport) alone(floor uint64) string {
 	if floor == 0 {
 		return r.To
@@ -68,7 +69,8 @@ func (r *statusReport) alone(floor uint64) string {
 	return fmt.Sprintf("%s with floor=%d", r.To, floor)
 }
 
-// floor returns that of the new backend's URL, or an error if tokens would fall with it.
+// floor returns that of the new backend's URL, or an error if tokens would fall
+// with it.
 func (f *pairFlags) floor(ctx context.Context) (floor uint64, err error) {
 	err = f.with(ctx, func(p *pair) error {
 		t, err := f.tokens(ctx, p)
@@ -155,8 +157,9 @@ func (r *statusReport) finalizeGate(ctx context.Context, f *pairFlags, w io.Writ
 	return nil
 }
 
-// closeGate joins phase new, closes phase old for good where that is possible, and says what it did. A member in phase old, seen by more
-// than what backends tell, is in the way.
+// closeGate joins phase new, closes phase old for good where that is possible,
+// and says what it did. A member in phase old, seen by more than what backends
+// tell, is in the way.
 func (f *pairFlags) closeGate(ctx context.Context) (done string, err error) {
 	m, err := f.join(ctx, migrate.PhaseNew)
 	if err != nil {

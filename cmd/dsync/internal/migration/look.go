@@ -22,7 +22,8 @@ const (
 	stateRefused = "refused" // a backend does not accept the name
 )
 
-// nameReport is what is known of one name. Its JSON is part of the command's interface.
+// nameReport is what is known of one name. Its JSON is part of the command's
+// interface.
 type nameReport struct {
 	Name       string   `json:"name"`
 	State      string   `json:"state"`
@@ -76,7 +77,8 @@ const (
 	waitLooks = 3
 )
 
-// all looks at all names, and at those that may show more until the time is over.
+// all looks at all names, and at those that may show more until the time is
+// over.
 func (l *looker) all(ctx context.Context, names []string) ([]nameReport, error) {
 	reports := make([]nameReport, len(names))
 	due := make([]int, len(names))
@@ -177,7 +179,8 @@ func (l *looker) sealed(ctx context.Context, name string) (floor uint64, sealed 
 	return floor, sealed, nil
 }
 
-// moved describes a name that is sealed: the new backend has its holder, and whoever waits on the old one waits in vain.
+// moved describes a name that is sealed: the new backend has its holder, and
+// whoever waits on the old one waits in vain.
 func (l *looker) moved(r *nameReport, floor uint64, old, now driver.Status) {
 	r.State, r.TokenFloor = stateMoved, floor
 	r.holder(now, "new")

@@ -18,13 +18,15 @@ import (
 	"github.com/go-dsync/dsync/drivers/migrate"
 )
 
-// Where the URLs come from that are not given as flags: other users of a machine see the flags of a command.
+// Where the URLs come from that are not given as flags: other users of a
+// machine see the flags of a command.
 const (
 	fromVariable = "DSYNC_FROM"
 	toVariable   = "DSYNC_TO"
 )
 
-// pairFlags are the flags that say which migration it is about: those of the programs' migrate URL.
+// pairFlags are the flags that say which migration it is about: those of the
+// programs' migrate URL.
 type pairFlags struct {
 	from, to     string
 	gate, fenced bool
@@ -159,7 +161,8 @@ func (f *pairFlags) listOld(ctx context.Context) (names []string, err error) {
 
 func (p *pair) close() error { return errors.Join(cli.CloseDriver(p.from), cli.CloseDriver(p.to)) }
 
-// join opens the migration to change something, as the programs do: in a phase, and after a look whether the backends are two.
+// join opens the migration to change something, as the programs do: in a phase,
+// and after a look whether the backends are two.
 func (f *pairFlags) join(ctx context.Context, p migrate.Phase) (*migrate.Driver, error) {
 	if _, _, err := f.read(); err != nil {
 		return nil, err
@@ -188,7 +191,8 @@ func (f *pairFlags) url(phase string) string {
 	return "migrate:?" + q.Encode()
 }
 
-// pretend opens a migration that is only looked at, and changes nothing. Check says what else would be refused.
+// pretend opens a migration that is only looked at, and changes nothing. Check
+// says what else would be refused.
 func (f *pairFlags) pretend(ctx context.Context, check func(*migrate.Driver, context.Context) error) (*migrate.Driver, error) {
 	p, err := f.openBoth(ctx)
 	if err != nil {
@@ -207,7 +211,8 @@ func (f *pairFlags) pretend(ctx context.Context, check func(*migrate.Driver, con
 	return m, nil
 }
 
-// operate has the command be told if another operator is at work, and the other way round.
+// operate has the command be told if another operator is at work, and the other
+// way round.
 func operate(ctx context.Context, m *migrate.Driver, what string) (end func(), err error) {
 	if end, err = m.Operate(ctx, what); errors.Is(err, migrate.ErrOperator) {
 		err = cli.Unfinished("%w: repeat it when that has ended", err)

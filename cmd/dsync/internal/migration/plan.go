@@ -72,7 +72,8 @@ Plan does not find out whether the two URLs lead to the same server. The program
 	return c
 }
 
-// plan returns, beside the report, why the migration is refused that the flags describe, if it is.
+// plan returns, beside the report, why the migration is refused that the flags
+// describe, if it is.
 func (p *pair) plan(ctx context.Context, f *pairFlags, passwords bool) (r *planReport, refusal, err error) {
 	r = &planReport{From: p.fromURL.String(), To: p.toURL.String(), Gate: f.gate, Fenced: f.fenced, Phases: []string{"dual", "new"}}
 	one := *f
@@ -217,7 +218,8 @@ func (p *pair) tokens(f *pairFlags, t migrate.Tokens, refusal error) fact {
 	return fact{"fencing tokens", true, "they rise over the switch, for names that move by seals; for all others too, " + p.floorText(t)}
 }
 
-// floorText says what makes tokens rise for names that nobody locks during the migration.
+// floorText says what makes tokens rise for names that nobody locks during the
+// migration.
 func (p *pair) floorText(t migrate.Tokens) string {
 	if t.Floor == p.toFloor {
 		return fmt.Sprintf("with floor=%d as it is, wherever the URL of the new backend stands", t.Floor)

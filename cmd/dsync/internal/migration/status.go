@@ -16,7 +16,8 @@ import (
 	"github.com/go-dsync/dsync/drivers/migrate"
 )
 
-// statusReport is what `status` finds. Its JSON is part of the command's interface.
+// statusReport is what `status` finds. Its JSON is part of the command's
+// interface.
 type statusReport struct {
 	From    string           `json:"from"`
 	To      string           `json:"to"`
@@ -71,7 +72,8 @@ PostgreSQL shows the application_name of sessions, which begins with migrate- fo
 	return c
 }
 
-// statusOfNames looks at the names that a command was given. It needs none where there is a gate to look at.
+// statusOfNames looks at the names that a command was given. It needs none
+// where there is a gate to look at.
 func statusOfNames(c *cobra.Command, f *pairFlags, n *cli.NameFlags, args []string, lasting time.Duration) (*statusReport, error) {
 	list, err := n.Some(c, args, !f.gate)
 	if err != nil {
@@ -186,7 +188,8 @@ func (r *statusReport) writeMembers(w io.Writer) {
 	}
 }
 
-// failed returns the error of a command, and writes it as JSON if that is wanted.
+// failed returns the error of a command, and writes it as JSON if that is
+// wanted.
 func failed(w io.Writer, asJSON bool, err error) error {
 	if !asJSON {
 		return err

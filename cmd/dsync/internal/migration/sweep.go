@@ -15,7 +15,8 @@ import (
 	"github.com/go-dsync/dsync/drivers/migrate"
 )
 
-// sweepFlags are those of commands that do something with one name after the other.
+// sweepFlags are those of commands that do something with one name after the
+// other.
 type sweepFlags struct {
 	names  cli.NameFlags
 	dryRun bool
@@ -37,14 +38,16 @@ func (f *sweepFlags) valid() error {
 	return nil
 }
 
-// sweep does something with one name after the other. What it has done stays when it ends early, and another one goes on from there.
+// sweep does something with one name after the other. What it has done stays
+// when it ends early, and another one goes on from there.
 type sweep struct {
 	sweepFlags
 	done  string // what a name is when it is done
 	moved bool   // whether it has moved then
 	does  string // what is done to a name, for people
 	step  func(*migrate.Driver, context.Context, string) error
-	check func(*migrate.Driver, context.Context) error // says, for a dry run, what the step would refuse
+	// says, for a dry run, what the step would refuse
+	check func(*migrate.Driver, context.Context) error
 
 	m   *migrate.Driver
 	out io.Writer
@@ -218,7 +221,8 @@ func (s *sweep) once(ctx context.Context, name string) (fate, error) {
 	return s.try(ctx, bound, name)
 }
 
-// count takes note of a name that was done before, is held, or has been done (isFree).
+// count takes note of a name that was done before, is held, or has been done
+// (isFree).
 func (s *sweep) count(name string, f fate) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -247,7 +251,8 @@ func (s *sweep) turn(ctx context.Context) error {
 	}
 }
 
-// try does the step, until bound ends. It returns isFree when it is done, and isHeld if somebody came first.
+// try does the step, until bound ends. It returns isFree when it is done, and
+// isHeld if somebody came first.
 func (s *sweep) try(ctx, bound context.Context, name string) (fate, error) {
 	err := s.step(s.m, bound, name)
 	switch {
@@ -268,7 +273,8 @@ func (s *sweep) try(ctx, bound context.Context, name string) (fate, error) {
 	return f, nil
 }
 
-// waitForHeld waits in the queues of the names that were held, and does each when its turn comes.
+// waitForHeld waits in the queues of the names that were held, and does each
+// when its turn comes.
 func (s *sweep) waitForHeld(ctx context.Context) error {
 	held := s.held
 	s.held = nil

@@ -31,7 +31,8 @@ func (d flaky) Sealed(ctx context.Context, name string) (uint64, bool, error) {
 	return d.Driver.Sealed(ctx, name)
 }
 
-// aSweep seals names of the two, whose drivers it returns, without a look at programs behind.
+// aSweep seals names of the two, whose drivers it returns, without a look at
+// programs behind.
 func aSweep(t *testing.T, wrap func(*memory.Driver) driver.Driver) (s *sweep, old *memory.Driver) {
 	old = memory.New(nil)
 	m, err := migrate.New(wrap(old), memory.New(nil), nil)
@@ -73,7 +74,8 @@ func TestANameThatIsTakenBeforeItsTurnIsLeftOut(t *testing.T) {
 	})
 }
 
-// TestRollbackLooksAgain has a program in phase new lock a name right after it was taken back.
+// TestRollbackLooksAgain has a program in phase new lock a name right after it
+// was taken back.
 func TestRollbackLooksAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, _ := aSweep(t, func(d *memory.Driver) driver.Driver { return d })

@@ -16,7 +16,8 @@ func adopt() error { return nil }
 
 func ownBinary() (string, error) { return os.Executable() }
 
-// sinceBoot is a clock that all processes share. On macOS this one goes on while the machine sleeps.
+// sinceBoot is a clock that all processes share. On macOS this one goes on
+// while the machine sleeps.
 func sinceBoot() time.Duration {
 	var ts unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {

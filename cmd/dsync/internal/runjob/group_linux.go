@@ -20,10 +20,12 @@ func adopt() error {
 	return os.NewSyscallError("prctl", unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
 }
 
-// ownBinary returns this program, also if the file was replaced since its start.
+// ownBinary returns this program, also if the file was replaced since its
+// start.
 func ownBinary() (string, error) { return "/proc/self/exe", nil }
 
-// sinceBoot is a clock that all processes share, and that goes on while the machine sleeps.
+// sinceBoot is a clock that all processes share, and that goes on while the
+// machine sleeps.
 func sinceBoot() time.Duration {
 	var ts unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts); err != nil {

@@ -148,7 +148,8 @@ func (g *guard) end(note func(report)) {
 		}
 		g.reaped = true
 	}
-	_ = g.voice.SetReadDeadline(time.Now().Add(deadlineEvery)) // at once: no other process has the other end
+	// at once: no other process has the other end
+	_ = g.voice.SetReadDeadline(time.Now().Add(deadlineEvery))
 	for r := range g.heard {
 		note(r)
 	}
@@ -295,8 +296,8 @@ func (w *watch) serve() {
 }
 
 // pass passes a signal of the group on to processes that have left it. Only the
-// first of those that left together gets it, as timeout does, which passes it on
-// by itself. A stop concerns all.
+// first of those that left together gets it, as timeout does, which passes it
+// on by itself. A stop concerns all.
 func (w *watch) pass(s syscall.Signal) {
 	all, err := family(os.Getpid(), nil)
 	if err != nil {
@@ -349,7 +350,8 @@ func exitStatusOf(status syscall.WaitStatus) int {
 	return status.ExitStatus()
 }
 
-// sayAtMost bounds how long the guard waits for a message whose reader does not read.
+// sayAtMost bounds how long the guard waits for a message whose reader does not
+// read.
 const sayAtMost = time.Second
 
 // kill ends the command. The processes are killed before anything is said: no
@@ -379,8 +381,10 @@ func (w *watch) kill(why string) {
 }
 
 const (
-	killEvery   = 10 * time.Millisecond // until none is left
-	stopsAtMost = 20                    // how often to look for processes that began before their parents were stopped
+	killEvery = 10 * time.Millisecond // until none is left
+	// how often to look for processes that began before their parents were
+	// stopped
+	stopsAtMost = 20
 )
 
 // killAll stops all processes, so that none starts another one or heeds the end
@@ -433,8 +437,8 @@ func nextTime(times *os.File) (time.Duration, error) {
 }
 
 // wait returns when a new time or a signal has arrived, or after atMost. A new
-// time counts first, however long this process was frozen. A wait takes a second
-// at most, because timers stand still while the machine sleeps.
+// time counts first, however long this process was frozen. A wait takes a
+// second at most, because timers stand still while the machine sleeps.
 func (w *watch) wait(atMost time.Duration) (told, signaled bool, err error) {
 	ms := min(max(atMost, 0), time.Second).Milliseconds()
 	poll := []unix.PollFd{{Fd: int32(w.times.Fd()), Events: unix.POLLIN}, {Fd: int32(w.signals.Fd()), Events: unix.POLLIN}}

@@ -11,7 +11,8 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// TestNoCommandStartsTooLate: a dsync that was frozen just before may come to start its command when the lock is over.
+// TestNoCommandStartsTooLate: a dsync that was frozen just before may come to
+// start its command when the lock is over.
 func TestNoCommandStartsTooLate(t *testing.T) {
 	program, _, _ := testenv.Program(t)
 	for _, v := range program.Env {

@@ -28,14 +28,15 @@ var passedSignals = append([]os.Signal{syscall.SIGUSR1, syscall.SIGUSR2, syscall
 const (
 	deadlineEvery = 100 * time.Millisecond // at the deadline of the lease, which nobody tells to move
 	goneEvery     = 50 * time.Millisecond  // whether the group is gone
-	overstayed    = 10 * time.Second       // how long after the deadline to wait for processes that KILL did not end
+	// how long after the deadline to wait for processes that KILL did not end
+	overstayed = 10 * time.Second
 )
 
 // job is a command that runs under a lease, in a process group of its own, with
 // everything that the command has started. The guard is the parent of the
-// command. Where the system allows it, the guard also becomes the parent of each
-// process of the command that loses its parent, and if the guard is gone, this
-// process does.
+// command. Where the system allows it, the guard also becomes the parent of
+// each process of the command that loses its parent, and if the guard is gone,
+// this process does.
 //
 // All is done by one goroutine: run.
 type job struct {
@@ -73,7 +74,8 @@ func (r *runner) supervise(lease *dsync.Lease) ending {
 	if err := j.prepare(); err != nil {
 		return ending{err: cli.Exit(cli.ExitBroken, fmt.Errorf("the guard of the command does not start: %w", err))}
 	}
-	signal.Ignore(syscall.SIGTTOU) // by which a terminal stops who changes it, or writes, in the background
+	// by which a terminal stops who changes it, or writes, in the background
+	signal.Ignore(syscall.SIGTTOU)
 	defer signal.Reset(syscall.SIGTTOU)
 	j.start()
 	j.run()
@@ -293,7 +295,8 @@ func (j *job) gone() bool {
 		return false
 	}
 	for _, p := range all {
-		// Others may have left processes of other users, which nobody here can end.
+		// Others may have left processes of other users, which nobody here can
+		// end.
 		if p.group == j.guard.pid || p.signal(0) != unix.EPERM {
 			return false
 		}
@@ -333,7 +336,8 @@ func (j *job) reap() {
 	}
 }
 
-// lostToGuard takes note that the guard has killed the group, which may be why the command did not start.
+// lostToGuard takes note that the guard has killed the group, which may be why
+// the command did not start.
 func (j *job) lostToGuard() {
 	j.done.err = nil
 	if j.done.lost = j.lease.Err(); j.done.lost == nil {
@@ -341,7 +345,8 @@ func (j *job) lostToGuard() {
 	}
 }
 
-// stopped is called when the command was stopped: by Ctrl-Z, or because it wants the terminal.
+// stopped is called when the command was stopped: by Ctrl-Z, or because it
+// wants the terminal.
 func (j *job) stopped(by syscall.Signal) {
 	wants := by == syscall.SIGTTIN || by == syscall.SIGTTOU
 	switch {
@@ -367,7 +372,8 @@ func (j *job) stopped(by syscall.Signal) {
 	j.guard.signal(syscall.SIGCONT)
 }
 
-// suspend stops the group of this process, as Ctrl-Z would, and returns when somebody lets it go on.
+// suspend stops the group of this process, as Ctrl-Z would, and returns when
+// somebody lets it go on.
 func (j *job) suspend() {
 	if !j.terminal.shared() {
 		return

@@ -191,7 +191,8 @@ func (f *runFlags) run(c *cobra.Command, args []string) (err error) {
 	return r.once(ctx)
 }
 
-// close closes the connection. After a loss nothing is left to be given back, and the backend may be out of reach.
+// close closes the connection. After a loss nothing is left to be given back,
+// and the backend may be out of reach.
 func (r *runner) close(err error) {
 	limit := cli.CloseLimit
 	if status, _ := cli.StatusOf(err); status == cli.ExitLost {
@@ -204,7 +205,8 @@ func (r *runner) close(err error) {
 	}
 }
 
-// open connects to the backend, and finds out whether its TTL leaves the time to end the command.
+// open connects to the backend, and finds out whether its TTL leaves the time
+// to end the command.
 func (r *runner) open(ctx context.Context, raw string) error {
 	if r.note == "" {
 		host, _ := os.Hostname()
@@ -233,7 +235,8 @@ func (r *runner) open(ctx context.Context, raw string) error {
 	return nil
 }
 
-// completeCommand leaves to the shell what comes after the name. Cobra does not tell on which side of the two dashes that is.
+// completeCommand leaves to the shell what comes after the name. Cobra does not
+// tell on which side of the two dashes that is.
 func completeCommand(_ *cobra.Command, args []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
 	if len(args) == 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp

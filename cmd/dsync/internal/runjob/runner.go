@@ -17,7 +17,8 @@ import (
 	"github.com/go-dsync/dsync/cmd/dsync/internal/cli"
 )
 
-// guardName is the command that run starts beside its own, to end that one in time whatever becomes of run.
+// guardName is the command that run starts beside its own, to end that one in
+// time whatever becomes of run.
 const guardName = "guard"
 
 // runner runs a command under a lock: once, or in each of its terms.
@@ -29,7 +30,9 @@ type runner struct {
 	stderr  io.Writer
 	client  *dsync.Client
 	signals *signals
-	reserve time.Duration // from KILL to the deadline of the lease: what the kernel needs to end processes, and a busy machine to begin
+	// from KILL to the deadline of the lease: what the kernel needs to end
+	// processes, and a busy machine to begin
+	reserve time.Duration
 }
 
 // ending is what became of a command.
@@ -107,8 +110,8 @@ func (r *runner) elect(ctx context.Context) error {
 	}
 }
 
-// options returns those of a call that may wait for some time, if the wait has a
-// bound.
+// options returns those of a call that may wait for some time, if the wait has
+// a bound.
 func (r *runner) options(left time.Duration) []dsync.LockOption {
 	var opts []dsync.LockOption
 	if r.wait > 0 {
@@ -129,7 +132,8 @@ func (r *runner) options(left time.Duration) []dsync.LockOption {
 	return opts
 }
 
-// lasting returns the length of a lease that lasts so long and is no shorter than others, in the units of the backend.
+// lasting returns the length of a lease that lasts so long and is no shorter
+// than others, in the units of the backend.
 func (r *runner) lasting(d time.Duration) time.Duration {
 	d = max(d, r.ttl)
 	if unit := r.client.Info().TTLUnit; unit > 0 {
@@ -138,7 +142,8 @@ func (r *runner) lasting(d time.Duration) time.Duration {
 	return d
 }
 
-// under runs the command under a lease, and returns when nobody is left of its group.
+// under runs the command under a lease, and returns when nobody is left of its
+// group.
 func (r *runner) under(ctx context.Context, lease *dsync.Lease) ending {
 	var beside sync.WaitGroup
 	defer beside.Wait()
@@ -160,8 +165,10 @@ func (r *runner) under(ctx context.Context, lease *dsync.Lease) ending {
 	return r.supervise(lease)
 }
 
-// settled waits until a holder is over who has the same TTL and was not told of a loss: the backend may have forgotten the holder, but its
-// last renewal was before this grant. False means that the lease is over, or the wait was interrupted.
+// settled waits until a holder is over who has the same TTL and was not told of
+// a loss: the backend may have forgotten the holder, but its last renewal was
+// before this grant. False means that the lease is over, or the wait was
+// interrupted.
 func (r *runner) settled(ctx context.Context, lease *dsync.Lease) bool {
 	timer := time.NewTimer(r.ttl)
 	defer timer.Stop()
@@ -174,7 +181,8 @@ func (r *runner) settled(ctx context.Context, lease *dsync.Lease) bool {
 	return false
 }
 
-// keep prolongs a lease which package dsync does not renew, since it may outlive its holder. It ends with ctx or the lease.
+// keep prolongs a lease which package dsync does not renew, since it may
+// outlive its holder. It ends with ctx or the lease.
 func (r *runner) keep(ctx context.Context, lease *dsync.Lease, until time.Time) {
 	timer := time.NewTimer(r.ttl / 3)
 	defer timer.Stop()
@@ -196,7 +204,8 @@ func (r *runner) keep(ctx context.Context, lease *dsync.Lease, until time.Time) 
 	}
 }
 
-// verdict returns what the program ends with after a command, whose lease was unlocked with some outcome.
+// verdict returns what the program ends with after a command, whose lease was
+// unlocked with some outcome.
 func (r *runner) verdict(ctx context.Context, done ending, unlocked error) error {
 	switch interrupted := interruption(ctx); {
 	case done.err != nil:
@@ -229,7 +238,8 @@ func (r *runner) notLocked(ctx context.Context, err error) error {
 	return backendError(err)
 }
 
-// backendError returns what the program ends with after an error of the backend, which is out of reach or refuses.
+// backendError returns what the program ends with after an error of the
+// backend, which is out of reach or refuses.
 func backendError(err error) error {
 	if errors.Is(err, dsync.ErrUnavailable) || errors.Is(err, dsync.ErrUnknown) || errors.Is(err, context.DeadlineExceeded) {
 		return cli.Exit(cli.ExitOutOfReach, err)

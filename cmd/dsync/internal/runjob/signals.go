@@ -11,8 +11,9 @@ import (
 	"github.com/go-dsync/dsync/cmd/dsync/internal/cli"
 )
 
-// signals are those that this process gets: they end a wait for the lock, or go on to the command. One of the two has them at any time, so
-// that none is lost between the two.
+// signals are those that this process gets: they end a wait for the lock, or go
+// on to the command. One of the two has them at any time, so that none is lost
+// between the two.
 type signals struct {
 	got     chan os.Signal
 	cancel  context.CancelCauseFunc
@@ -20,12 +21,14 @@ type signals struct {
 	stopped chan struct{} // closed when watch has ended
 }
 
-// watchSignals returns a context that ends with a signal that asks this process to end.
+// watchSignals returns a context that ends with a signal that asks this process
+// to end.
 func watchSignals(parent context.Context) (context.Context, *signals) {
 	ctx, cancel := context.WithCancelCause(parent)
 	s := &signals{got: make(chan os.Signal, 16), cancel: cancel}
 	Notify(s.got, passedSignals)
-	Notify(make(chan os.Signal, 1), []os.Signal{syscall.SIGPIPE}) // a message that nobody reads does not end this process
+	// a message that nobody reads does not end this process
+	Notify(make(chan os.Signal, 1), []os.Signal{syscall.SIGPIPE})
 	s.watch()
 	return ctx, s
 }
@@ -70,8 +73,8 @@ type signalError struct{ signal syscall.Signal }
 
 func (e signalError) Error() string { return "interrupted: " + e.signal.String() }
 
-// notify is signal.Notify for the signals that were not ignored when this process was started, as by nohup: those stay ignored, also by the
-// command.
+// notify is signal.Notify for the signals that were not ignored when this
+// process was started, as by nohup: those stay ignored, also by the command.
 func Notify(to chan<- os.Signal, signals []os.Signal) {
 	for _, s := range signals {
 		if !signal.Ignored(s) {
@@ -80,7 +83,8 @@ func Notify(to chan<- os.Signal, signals []os.Signal) {
 	}
 }
 
-// interruption returns what the program ends with after a signal that asked it to end, or nil.
+// interruption returns what the program ends with after a signal that asked it
+// to end, or nil.
 func interruption(ctx context.Context) error {
 	var e signalError
 	if errors.As(context.Cause(ctx), &e) {

@@ -40,7 +40,8 @@ func (t *terminal) foreground() int {
 	return group
 }
 
-// shared reports whether another group leads the session: a shell, which lets jobs go on that were stopped.
+// shared reports whether another group leads the session: a shell, which lets
+// jobs go on that were stopped.
 func (t *terminal) shared() bool {
 	session, err := unix.Getsid(0)
 	if err != nil {
@@ -50,13 +51,15 @@ func (t *terminal) shared() bool {
 	return err == nil && leader != t.own
 }
 
-// interactive reports whether the command begins in the foreground. In a pipeline, others of this group have the terminal, and the command
-// gets it when it asks for it.
+// interactive reports whether the command begins in the foreground. In a
+// pipeline, others of this group have the terminal, and the command gets it
+// when it asks for it.
 func (t *terminal) interactive() bool {
 	return t != nil && t.mine() && term.IsTerminal(int(os.Stdin.Fd())) && term.IsTerminal(int(os.Stdout.Fd()))
 }
 
-// give puts a group into the foreground. SIGTTOU is ignored, which would stop who does so in the background.
+// give puts a group into the foreground. SIGTTOU is ignored, which would stop
+// who does so in the background.
 func (t *terminal) give(group int) {
 	_ = unix.IoctlSetPointerInt(int(t.file.Fd()), unix.TIOCSPGRP, group)
 }

@@ -13,7 +13,8 @@ import (
 	"github.com/go-dsync/dsync/drivers/migrate"
 )
 
-// The bounds of what all pages of `dsync serve` together ask of the backend, and keep of its answers.
+// The bounds of what all pages of `dsync serve` together ask of the backend,
+// and keep of its answers.
 const (
 	mostListed    = 100_000                // names of one look
 	rowsOfPage    = 100                    // names of one page
@@ -25,8 +26,10 @@ const (
 	writePatience = 5 * time.Second        // with a page that does not read
 )
 
-// board is the one look at a backend that all pages share. A look lists the names, and asks for the holders of the names that pages show. It
-// begins a while after the one before, and as long after that as that took; nothing is asked while no page is open.
+// board is the one look at a backend that all pages share. A look lists the
+// names, and asks for the holders of the names that pages show. It begins a
+// while after the one before, and as long after that as that took; nothing is
+// asked while no page is open.
 type board struct {
 	backend *cli.Backend
 	prefix  string
@@ -34,11 +37,13 @@ type board struct {
 	wake    chan struct{} // has an element when a page was opened
 
 	// Of run alone.
-	names   []string
-	more    bool // names than these
-	pace    *time.Ticker
-	known   map[string]admin.Report // the last report of each listed name that was seen free, or on a page; nil before the first list
-	history []change                // the last ones first
+	names []string
+	more  bool // names than these
+	pace  *time.Ticker
+	// the last report of each listed name that was seen free, or on a page; nil
+	// before the first list
+	known   map[string]admin.Report
+	history []change // the last ones first
 
 	mu      sync.Mutex // guards what follows
 	views   map[view]int
@@ -48,7 +53,8 @@ type board struct {
 	changed chan struct{}
 }
 
-// view is a part of the names that a page shows: from a name on, those that contain a text.
+// view is a part of the names that a page shows: from a name on, those that
+// contain a text.
 type view struct{ find, from string }
 
 // sheet is what a view shows at one time. It is never changed.
@@ -63,7 +69,8 @@ type sheet struct {
 // change is a grant or an end of a hold that the board has seen.
 type change struct{ At, Name, Text string }
 
-// posted is all that a page shows. Two of them differ if a page has to be sent anew.
+// posted is all that a page shows. Two of them differ if a page has to be sent
+// anew.
 type posted struct {
 	sheet   *sheet
 	last    time.Time
@@ -94,7 +101,8 @@ func (b *board) join(v view) (leave func()) {
 	}
 }
 
-// look returns what a view shows, and a channel that is closed when there is something new on the board.
+// look returns what a view shows, and a channel that is closed when there is
+// something new on the board.
 func (b *board) look(v view) (posted, <-chan struct{}) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -117,7 +125,8 @@ func (b *board) tell(v view, s *sheet, err error) {
 	b.changed = make(chan struct{})
 }
 
-// wanted returns the views of all pages, and those of them that show nothing yet.
+// wanted returns the views of all pages, and those of them that show nothing
+// yet.
 func (b *board) wanted() (all, missing []view) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -130,7 +139,8 @@ func (b *board) wanted() (all, missing []view) {
 	return all, missing
 }
 
-// run looks until ctx is over, at first without a page: a backend that cannot list names is an error at once.
+// run looks until ctx is over, at first without a page: a backend that cannot
+// list names is an error at once.
 func (b *board) run(ctx context.Context) error {
 	b.pace = time.NewTicker(askPause)
 	defer b.pace.Stop()
@@ -170,7 +180,8 @@ func (b *board) run(ctx context.Context) error {
 	}
 }
 
-// list lists the names. What no client of dsync can lock is left out: no holder of that can be asked for.
+// list lists the names. What no client of dsync can lock is left out: no holder
+// of that can be asked for.
 func (b *board) list(ctx context.Context) error {
 	names, more, err := b.backend.List(ctx, b.prefix, mostListed)
 	if err != nil {
@@ -199,7 +210,8 @@ func (b *board) list(ctx context.Context) error {
 	return nil
 }
 
-// fill asks for the holders of the names in some views, and puts up each of these.
+// fill asks for the holders of the names in some views, and puts up each of
+// these.
 func (b *board) fill(ctx context.Context, views []view) error {
 	for _, v := range views {
 		s, names := b.cut(v)

@@ -20,7 +20,8 @@ import (
 	"github.com/go-dsync/dsync/internal/drivertest"
 )
 
-// spy is a backend that counts what it is asked, and has names of its own if there are any.
+// spy is a backend that counts what it is asked, and has names of its own if
+// there are any.
 type spy struct {
 	*memory.Driver
 	names        []string
@@ -61,7 +62,8 @@ func manyNames(n int) (names []string) {
 	return names
 }
 
-// boardOf returns a board on a driver, which looks until stop is called, or the end of the test.
+// boardOf returns a board on a driver, which looks until stop is called, or the
+// end of the test.
 func boardOf(t *testing.T, d driver.Driver, every time.Duration) (b *board, stop func() error) {
 	t.Helper()
 	client, err := dsync.New(d, nil)
@@ -168,8 +170,9 @@ func TestServeHasTenThousandNames(t *testing.T) {
 	})
 }
 
-// TestServeListsNotMore has a backend with more names than are listed, and with one that nobody can lock.
-// TestServeHasAHistory has a lock change hands while a page is open.
+// TestServeListsNotMore has a backend with more names than are listed, and with
+// one that nobody can lock. TestServeHasAHistory has a lock change hands while
+// a page is open.
 func TestServeHasAHistory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		server := memory.NewServer(nil)
@@ -228,7 +231,8 @@ func TestServeListsNotMore(t *testing.T) {
 	})
 }
 
-// TestServeDuringAnOutage puts the backend out of reach while a page is open, and while none is.
+// TestServeDuringAnOutage puts the backend out of reach while a page is open,
+// and while none is.
 func TestServeDuringAnOutage(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

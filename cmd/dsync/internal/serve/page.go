@@ -35,8 +35,9 @@ type page struct {
 	over   context.Context // ends the streams
 }
 
-// headers let a page load nothing from elsewhere, run nothing that is written in it, and be in no frame. The last one leaves the header Origin in
-// the requests of forms.
+// headers let a page load nothing from elsewhere, run nothing that is written
+// in it, and be in no frame. The last one leaves the header Origin in the
+// requests of forms.
 var headers = map[string]string{
 	"Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; form-action 'self'; " +
 		"base-uri 'none'; frame-ancestors 'none'",
@@ -81,7 +82,8 @@ func hostOf(header string) string {
 	return strings.ToLower(strings.Trim(host, "[]"))
 }
 
-// fromElsewhere reports whether a page of another site has a browser send a request. Such a page may have a link to this one, and no more.
+// fromElsewhere reports whether a page of another site has a browser send a
+// request. Such a page may have a link to this one, and no more.
 func fromElsewhere(r *http.Request) bool {
 	if new(http.CrossOriginProtection).Check(r) != nil {
 		return true
@@ -93,12 +95,14 @@ func fromElsewhere(r *http.Request) bool {
 // frame writes the page around the locks, which the script gets from stream.
 func (p *page) frame(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
-	_ = templates.ExecuteTemplate(w, "page.html", map[string]any{ // an error means that nobody looks any more
+	_ = templates.ExecuteTemplate(w, "page.html", map[string]any{
+		// an error means that nobody looks any more
 		"URL": p.board.backend.URL.String(), "Prefix": p.board.prefix, "Find": r.FormValue("find"), "Release": p.token != "",
 	})
 }
 
-// stream sends what a page shows, as server-sent events, whenever that has changed. It waits for the browser to read, and nobody waits for it.
+// stream sends what a page shows, as server-sent events, whenever that has
+// changed. It waits for the browser to read, and nobody waits for it.
 func (p *page) stream(w http.ResponseWriter, r *http.Request) {
 	select {
 	case p.places <- struct{}{}:
@@ -134,7 +138,8 @@ func (p *page) stream(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// event returns the locks of a view as HTML, in a string of JSON: a line of an event ends with any line break.
+// event returns the locks of a view as HTML, in a string of JSON: a line of an
+// event ends with any line break.
 func (p *page) event(v view, now posted) []byte {
 	shown := map[string]any{"Find": v.find, "Problem": now.problem, "Sheet": nil, "Release": p.token != ""}
 	if !now.last.IsZero() {
@@ -147,7 +152,9 @@ func (p *page) event(v view, now posted) []byte {
 	}
 	var html, event bytes.Buffer
 	if err := templates.ExecuteTemplate(&html, "locks.html", shown); err != nil {
-		html.Reset() // a template and its values are the same in all pages, so tests would have found this
+		// a template and its values are the same in all pages, so tests would
+		// have found this
+		html.Reset()
 	}
 	event.WriteString("data: ")
 	line := json.NewEncoder(&event)
@@ -163,7 +170,8 @@ type pageRow struct {
 	Name, Grant string
 }
 
-// pageRows is the table of `ls --long` with notes and queues, without columns that have no value.
+// pageRows is the table of `ls --long` with notes and queues, without columns
+// that have no value.
 func pageRows(reports []admin.Report) (head []string, rows []pageRow) {
 	table := admin.Rows(reports)
 	table[0] = append(table[0], "NOTE")
@@ -189,7 +197,8 @@ func pageRows(reports []admin.Report) (head []string, rows []pageRow) {
 	return head, rows
 }
 
-// mayRelease reports whether a request has the token, in its body. That takes as long whatever the two have in common.
+// mayRelease reports whether a request has the token, in its body. That takes
+// as long whatever the two have in common.
 func (p *page) mayRelease(w http.ResponseWriter, r *http.Request) bool {
 	r.Body = http.MaxBytesReader(w, r.Body, 4096)
 	given, wanted := sha256.Sum256([]byte(r.PostFormValue("token"))), sha256.Sum256([]byte(p.token))

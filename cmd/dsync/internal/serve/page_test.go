@@ -34,7 +34,8 @@ var (
 	formAction = regexp.MustCompile(` formaction="([^"]*)"`)
 )
 
-// TestServeShowsEveryName has names with all characters below U+0600, and others that browsers or terminals obey.
+// TestServeShowsEveryName has names with all characters below U+0600, and
+// others that browsers or terminals obey.
 func TestServeShowsEveryName(t *testing.T) {
 	t.Parallel()
 	var names []string

@@ -17,7 +17,8 @@ import (
 	"github.com/go-dsync/dsync/cmd/dsync/internal/cli"
 )
 
-// tokenVariable is where the token for releases comes from, unless a file has it.
+// tokenVariable is where the token for releases comes from, unless a file has
+// it.
 const tokenVariable = "DSYNC_RELEASE_TOKEN"
 
 // shortestToken is so long that nobody finds it by trying.
@@ -110,7 +111,8 @@ func (s *serveFlags) check() (err error) {
 	return s.readToken()
 }
 
-// readToken reads the token from its file, or from the environment. No error has it.
+// readToken reads the token from its file, or from the environment. No error
+// has it.
 func (s *serveFlags) readToken() error {
 	from, text := "$"+tokenVariable, os.Getenv(tokenVariable)
 	if s.file != "" {

@@ -40,7 +40,8 @@ type site struct {
 	log  bytes.Buffer // to be read after Close
 }
 
-// serveSite serves a page of a board until the end of the test. Connections keep little of what is not read.
+// serveSite serves a page of a board until the end of the test. Connections
+// keep little of what is not read.
 func serveSite(t *testing.T, b *board, token string) *site {
 	t.Helper()
 	over, end := context.WithCancel(t.Context())
@@ -131,7 +132,8 @@ func (e *events) awaitText(part string) string {
 	return e.await(func(html string) bool { return strings.Contains(html, part) })
 }
 
-// TestServeRefusesOtherNames has browsers call the server by names that are not its own, as when a name of somebody else leads to it.
+// TestServeRefusesOtherNames has browsers call the server by names that are not
+// its own, as when a name of somebody else leads to it.
 func TestServeRefusesOtherNames(t *testing.T) {
 	t.Parallel()
 	f := serveFlags{listen: "127.0.0.1:0", every: time.Second, names: []string{"locks.example.org"}}
@@ -153,7 +155,8 @@ func TestServeRefusesOtherNames(t *testing.T) {
 	}
 }
 
-// TestServeIsForItsOwnPages sends what other sites can have a browser send, and looks at what they cannot read.
+// TestServeIsForItsOwnPages sends what other sites can have a browser send, and
+// looks at what they cannot read.
 func TestServeIsForItsOwnPages(t *testing.T) {
 	t.Parallel()
 	b, _ := boardOf(t, memory.New(nil), time.Hour)
@@ -185,7 +188,8 @@ func TestServeIsForItsOwnPages(t *testing.T) {
 	}
 }
 
-// TestServeReleases releases a lock with all that is needed, after requests with something missing.
+// TestServeReleases releases a lock with all that is needed, after requests
+// with something missing.
 func TestServeReleases(t *testing.T) {
 	t.Parallel()
 	d := memory.New(nil)
@@ -342,7 +346,8 @@ func TestServeChecksItsFlags(t *testing.T) {
 	}
 }
 
-// TestServe is the whole command: it shows a change, and ends with its pages when it is asked to.
+// TestServe is the whole command: it shows a change, and ends with its pages
+// when it is asked to.
 func TestServe(t *testing.T) {
 	t.Parallel()
 	const url = "memory://serve"
@@ -388,7 +393,8 @@ func TestServe(t *testing.T) {
 	}
 }
 
-// TestServeInABrowser looks at the page, sees it change, and releases a lock there.
+// TestServeInABrowser looks at the page, sees it change, and releases a lock
+// there.
 func TestServeInABrowser(t *testing.T) {
 	t.Parallel()
 	d := memory.New(nil)

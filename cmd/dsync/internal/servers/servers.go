@@ -41,7 +41,8 @@ func Dial(ctx context.Context, host string, config *tls.Config) (net.Conn, error
 	return secure, nil
 }
 
-// redisOption returns the option of a client for the servers of a URL, and their mode.
+// redisOption returns the option of a client for the servers of a URL, and
+// their mode.
 func RedisOption(u *driver.URL, clientName string) (option rueidis.ClientOption, mode string, err error) {
 	if option, err = redisdial.ReadURL(u, clientName); err != nil {
 		return option, "", err
@@ -108,7 +109,8 @@ func ZooKeeper(ctx context.Context, limit time.Duration, u *driver.URL, hosts []
 	return do(ctx, conn, u.User.Username()+":"+base64.StdEncoding.EncodeToString(sum[:]))
 }
 
-// missingNodes returns the nodes of a path that are not there, which the driver will make, the last of them first.
+// missingNodes returns the nodes of a path that are not there, which the driver
+// will make, the last of them first.
 func MissingNodes(conn *gozk.Conn, chroot string) (missing []string) {
 	for node := path.Clean("/" + chroot); node != "/"; node = path.Dir(node) {
 		if there, _, err := conn.Exists(node); there || err != nil {

@@ -1,5 +1,7 @@
-// Command pack is the command of the trials of `dsync run`: it starts processes that start others, all of which ignore TERM, and each writes
-// the time to a file of its own for as long as it runs, and the longest time between two such writes.
+// Command pack is the command of the trials of `dsync run`: it starts processes
+// that start others, all of which ignore TERM, and each writes the time to a
+// file of its own for as long as it runs, and the longest time between two such
+// writes.
 //
 //	pack DIR LABEL DEPTH
 //	pack DIR LABEL look     shows the processes of other packs
@@ -71,11 +73,13 @@ func others(dir, label string) (saw string) {
 	return saw
 }
 
-// runs reports whether a process of a pack is there that may run again. One that got KILL may wait for a processor to end on, but its program
-// goes no step further.
+// runs reports whether a process of a pack is there that may run again. One
+// that got KILL may wait for a processor to end on, but its program goes no
+// step further.
 func runs(pid string) bool {
-	const exiting, signaled = 0x4, 0x400                 // flags of a task, see proc(5)
-	status, _ := os.ReadFile("/proc/" + pid + "/status") // first: KILL is pending, and then the process is exiting
+	const exiting, signaled = 0x4, 0x400 // flags of a task, see proc(5)
+	// first: KILL is pending, and then the process is exiting
+	status, _ := os.ReadFile("/proc/" + pid + "/status")
 	stat, err := os.ReadFile("/proc/" + pid + "/stat")
 	_, rest, isPack := strings.Cut(string(stat), "(pack) ")
 	fields := strings.Fields(rest) // from the state on
