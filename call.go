@@ -107,11 +107,10 @@ func (k *lock) lockWait(ctx context.Context, r request) (*Lease, error) {
 	}
 	c := lockCall{lock: k, ctx: ctx, request: r, retry: firstRetry}
 	c.state = c.begin()
-	own := k.soleLease()
-	k.mu.Unlock()
-	if own != nil {
-		defer time.AfterFunc(ownFor, func() { k.tellOwn(ctx, own) }).Stop()
+	if own := k.soleLease(); own != nil && !k.watched {
+		defer k.watchOwn(ctx, own)()
 	}
+	k.mu.Unlock()
 	for c.state != over {
 		c.dwell()
 		c.step()

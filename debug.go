@@ -7,6 +7,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"time"
 )
 
 // overdue makes the watchdog look at a new lease when it has been held for
@@ -47,17 +48,39 @@ func (k *lock) soleLease() *Lease {
 	return k.hold.views
 }
 
-// tellOwn tells an operator that a call waits for a lease of its own client, if
-// the lease has lasted for the whole wait. A caller may have locked a name
-// twice.
-func (k *lock) tellOwn(ctx context.Context, l *Lease) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	now := k.client.now()
-	if l.err != nil || ctx.Err() != nil || now < k.hush {
-		return
+// watchOwn tells an operator when a call has waited for one lease of its own
+// client for ownFor. A caller may have locked a name twice. Of the calls that
+// wait for a name, one does so at a time. Stop is called when the call has
+// returned. Called with mu held.
+func (k *lock) watchOwn(ctx context.Context, l *Lease) (stop func()) {
+	k.watched = true
+	stopped := false
+	var timer *time.Timer
+	timer = time.AfterFunc(ownFor, func() {
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		if stopped {
+			return
+		}
+		now := k.client.now()
+		switch own := k.soleLease(); {
+		case own != l:
+			l = own
+		case own != nil && now >= k.hush:
+			k.hush = now + warnEvery
+			k.tellOwn(ctx, own)
+		}
+		timer.Reset(ownFor)
+	})
+	return func() {
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		timer.Stop()
+		stopped, k.watched = true, false
 	}
-	k.hush = now + warnEvery
+}
+
+func (k *lock) tellOwn(ctx context.Context, l *Lease) {
 	var by error
 	if l.by != nil {
 		by = l.by

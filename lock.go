@@ -55,7 +55,8 @@ type lock struct {
 	contenders []*waiter // the ones with an Owner, whose other calls can serve them
 	answers    answers   // of the backend
 	yieldUntil moment    // before this time it is the turn of other clients
-	hush       moment    // until then no call that waits for the client's own lease is reported
+	watched    bool      // a call waits that looks whether it waits for the client's own lease
+	hush       moment    // until then no such call is reported
 }
 
 // maxAsking bounds how many calls for permits of a name ask the backend at a
