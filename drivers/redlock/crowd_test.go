@@ -255,13 +255,34 @@ func TestReleaseIsToldWhereTheValueIsNot(t *testing.T) {
 	topic := other.ears[first].Join(channel("x"), 0)
 	defer topic.Leave(false)
 	<-topic.Wake // subscribed
+	heard := func() {
+		t.Helper()
+		select {
+		case <-topic.Wake:
+		case <-time.After(hangGuard):
+			t.Error("no waiter got a message of the release")
+		}
+	}
 	topic.TakeTurn()
 	release(t, l)
-	select {
-	case <-topic.Wake:
-	case <-time.After(hangGuard):
-		t.Error("nobody was told of the release")
+	heard()
+
+	// The node refuses the value after the release has begun.
+	topic.TakeTurn()
+	nodes[first].Freeze()
+	late := acquire(t, d, request("x"))
+	released := make(chan error, 1)
+	go func() { released <- late.Release(t.Context()) }()
+	testenv.Eventually(t, func() bool {
+		late.mu.Lock()
+		defer late.mu.Unlock()
+		return late.phase == ending
+	}, "the release has begun")
+	nodes[first].Thaw()
+	if err := <-released; err != nil {
+		t.Error(err)
 	}
+	heard()
 }
 
 // TestLostVoteIsNoRelease: an attempt that gives back a minority of the nodes

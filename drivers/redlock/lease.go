@@ -6,8 +6,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/redis/rueidis"
-
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/internal/linked"
 	"github.com/go-dsync/dsync/internal/redisdriver"
@@ -38,6 +36,7 @@ type lease struct {
 	crowd     int  // how many other clients listened for the end of the hold
 	lost      bool // the attempt ended because a majority refused
 	sealed    bool // the one node refused because of a seal
+	tells     bool // the attempt was a hold, and waiters get a message of its end
 }
 
 // phase is how far a lease has come.
@@ -210,7 +209,8 @@ func (l *lease) Release(ctx context.Context) error {
 	switch l.phase {
 	case held:
 		l.undo()
-		d.tellWaiters(l)
+		l.tells = true
+		l.votes[d.firstNode(l.request.Name)].tellWaiters()
 	case over:
 		l.mu.Unlock()
 		return driver.ErrNotHeld
@@ -254,19 +254,6 @@ func (d *Driver) expectOthers(l *lease) {
 
 // maxCrowds bounds Driver.crowds, which is a hint.
 const maxCrowds = 1024
-
-// tellWaiters tells the waiters' node of the end of a hold, where no deletion
-// does: the node has another value. The caller holds mu.
-func (d *Driver) tellWaiters(l *lease) {
-	if first := d.firstNode(l.request.Name); l.votes[first].state == gone {
-		d.nodes[first].add(question{
-			func(b rueidis.Builder) rueidis.Completed {
-				return b.Publish().Channel(channel(l.request.Name)).Message("").Build()
-			},
-			func(*node, rueidis.RedisResult, error) {},
-		})
-	}
-}
 
 // released returns the outcome of a release, if clear. Until the goal is
 // reached, whether waiters listen may be open.

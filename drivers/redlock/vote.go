@@ -78,6 +78,7 @@ func (v *vote) command(n *node, at int64) (rueidis.Completed, bool) {
 	case queued:
 		if l.phase > held {
 			v.state = gone
+			v.tellWaiters()
 			l.check()
 			return rueidis.Completed{}, false
 		}
@@ -152,6 +153,7 @@ func (v *vote) answer(n *node, result rueidis.RedisResult, err error) {
 	}
 	if l.phase > held {
 		v.undo()
+		v.tellWaiters()
 	}
 	l.check()
 }
@@ -187,6 +189,22 @@ func (v *vote) undo() {
 	case v.state == queued && v.late: // the node may not come to the request for long
 		v.state = gone
 	}
+}
+
+// tellWaiters sends the message of the end of a hold to the waiters' node, where
+// no deletion sends one: the node has another value, or was not asked in time.
+// It is called when the vote is over. The caller holds lease.mu.
+func (v *vote) tellWaiters() {
+	l, n := v.lease, v.node()
+	if !l.tells || v.state != gone || n.index != l.driver.firstNode(l.request.Name) {
+		return
+	}
+	n.add(question{
+		func(b rueidis.Builder) rueidis.Completed {
+			return b.Publish().Channel(channel(l.request.Name)).Message("").Build()
+		},
+		func(*node, rueidis.RedisResult, error) {},
+	})
 }
 
 // deleted takes the answer to a request to delete the value, and reports
