@@ -19,28 +19,36 @@ import (
 // worker has none to show.
 func init() { conformance.RunWorker() }
 
-func TestConformance(t *testing.T) { testConformance(t, testenv.Redis(t), "", "", nil) }
+func TestConformance(t *testing.T) { testConformance(t, "", nil) }
+
+func TestConformanceFair(t *testing.T) {
+	testConformance(t, "?fair=true", drivertest.OrderGroups("faults", "closing", "expiry"))
+}
 
 func TestConformanceFairFIFO(t *testing.T) {
-	testConformance(t, testenv.Redis(t), "", "?fair=true&order=fifo", drivertest.OrderGroups())
+	testConformance(t, "?fair=true&order=fifo", drivertest.OrderGroups())
 }
 
-// TestConformanceFair is with the rights of docs/backends and no others, but
-// for all names.
-func TestConformanceFair(t *testing.T) {
-	password := testenv.Password()
+// testConformance runs the suite with the rights of docs/backends and no
+// others, but for all names, and with pubsub, which counts waiters.
+func testConformance(t *testing.T, parameters string, groups []string) {
+	rows := []string{"`Read`, `Write`", "`Permits`", "`Inspect`, `ForceUnlock`", "`List`", "`Latch`", "migration from it", "migration to it", "migration back"}
+	if parameters != "" {
+		rows = append(rows, "`fair=true`")
+	}
 	words := strings.Fields(drivertest.Recipe(t, "**Redis, `redisson://`**"))
-	for _, row := range []string{"`fair=true`", "`Read`, `Write`", "`Permits`", "`Inspect`, `ForceUnlock`", "`List`", "`Latch`", "migration from it", "migration to it", "migration back"} {
+	for _, row := range rows {
 		words = append(words, drivertest.RecipeRow(t, row)...)
 	}
-	user := []string{"--user", "locker", "on", ">" + password}
+	password := testenv.Password()
+	rights := []string{"--user", "locker", "on", ">" + password}
 	for _, right := range words[slices.Index(words, "resetkeys"):] {
-		user = append(user, strings.ReplaceAll(right, "lk:*", "?*")) // for any name, beside the other patterns
+		if i := strings.Index(right, "{lk:*"); i > 0 {
+			rights = append(rights, right[:i]+"?*") // for names with a brace
+		}
+		rights = append(rights, strings.ReplaceAll(right, "lk:*", "?*")) // for any name, beside the other patterns
 	}
-	testConformance(t, testenv.Redis(t, user...), "locker:"+password+"@", "?fair=true", nil)
-}
-
-func testConformance(t *testing.T, server *testenv.RedisServer, user, parameters string, groups []string) {
+	server, user := testenv.Redis(t, append(rights, "+pubsub")...), "locker:"+password+"@"
 	backend := &conformance.Backend{
 		URL: "redisson://" + user + server.Addr + parameters,
 		New: func(tb testing.TB) (driver.Driver, *conformance.Link) {

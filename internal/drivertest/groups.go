@@ -3,9 +3,10 @@ package drivertest
 import "github.com/go-dsync/dsync/internal/testenv"
 
 // OrderGroups returns the groups of the suite that come out differently with
-// another order of waiters. In the long form it returns nil, for all groups.
-func OrderGroups() []string {
-	return testenv.Briefly([]string{"waiting", "contention", "wakeup", "order", "crossing", "inspect", "storm"}, nil)
+// another order of waiters, and more. In the long form it returns nil, for all
+// groups.
+func OrderGroups(more ...string) []string {
+	return testenv.Briefly(append(more, "waiting", "contention", "wakeup", "order", "crossing", "inspect", "storm"), nil)
 }
 
 // ClusterGroups returns the groups of the suite that come out differently with
