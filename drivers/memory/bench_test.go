@@ -31,7 +31,7 @@ func cycle(d *memory.Driver, r *driver.Request) error {
 	return l.Release(context.Background())
 }
 
-// BenchmarkFreeParallel is one name for each goroutine.
+// BenchmarkFreeParallel uses one name for each goroutine.
 func BenchmarkFreeParallel(b *testing.B) {
 	d := memory.New(nil)
 	b.ReportAllocs()
@@ -47,7 +47,7 @@ func BenchmarkFreeParallel(b *testing.B) {
 	})
 }
 
-// BenchmarkPassed is one name that goes from waiter to waiter.
+// BenchmarkPassed passes one name from waiter to waiter.
 func BenchmarkPassed(b *testing.B) {
 	for _, order := range []memory.Order{memory.FIFO, memory.FIFOByClient, memory.Unordered} {
 		d := memory.New(&memory.Options{Order: order})
@@ -92,7 +92,8 @@ func BenchmarkRenewAll(b *testing.B) {
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(len(leases)), "ns/lease")
 }
 
-// BenchmarkHeld reports what a held lock costs, its Request and name apart.
+// BenchmarkHeld reports the memory of a held lock, without its Request and
+// name.
 func BenchmarkHeld(b *testing.B) {
 	const n = 100_000
 	attempts := make([]driver.Request, n)

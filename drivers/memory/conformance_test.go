@@ -26,7 +26,7 @@ func TestConformance(t *testing.T) {
 
 func TestConformanceInRealTime(t *testing.T) { conformance.Run(t, harness(nil, false)) }
 
-// harness makes a backend of its own for each check.
+// harness creates a new backend for each check.
 func harness(o *memory.Options, fakeTime bool) conformance.Harness {
 	return conformance.Harness{FakeTime: fakeTime, Backend: func(tb testing.TB) *conformance.Backend {
 		s := memory.NewServer(o)
@@ -68,8 +68,8 @@ func harness(o *memory.Options, fakeTime bool) conformance.Harness {
 	}}
 }
 
-// urlFor returns the URL of a backend for the checks of URLs. There is none for
-// other checks, since no other process can open the backend.
+// urlFor returns the URL of a backend for the checks of URLs. Other checks have
+// no URL, since no other process can open the backend.
 func urlFor(test string) string {
 	if strings.Contains(test, "/url/") {
 		return "memory://"
@@ -77,7 +77,7 @@ func urlFor(test string) string {
 	return ""
 }
 
-// link says how the faults of a driver are those of a connection.
+// link maps the faults of a connection to faults of the driver.
 func link(d *memory.Driver) *conformance.Link {
 	inject := func(k memory.FaultKind) func() { return func() { d.Inject(memory.Fault{Kind: k}) } }
 	return &conformance.Link{

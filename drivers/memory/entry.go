@@ -7,13 +7,13 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// entry is a name that is held, and its waiters. Guarded by Server.mu.
+// entry is a held name with its waiters. Guarded by Server.mu.
 type entry struct {
-	holds []*lease  // one, or any number of Read or Permit holds; a hold that is over stays until somebody looks
-	one   [1]*lease // the room for one
-	queue *queue    // nil if nobody waits
+	holds []*lease  // one hold, or any number of Read or Permit holds; an expired hold stays until the next look at the name
+	one   [1]*lease // storage of the first hold
+	queue *queue    // nil without waiters
 	used  int       // permits of the holds
-	limit int       // of the permits, as the first grant said; see Server.limit
+	limit int       // of the permits, from the first grant; see Server.limit
 }
 
 // admits is the rule of the modes: a request is granted unless a hold excludes
@@ -23,8 +23,9 @@ func (e *entry) admits(r *driver.Request, limit int) bool {
 		(r.Mode != driver.Permit || e.used+r.Permits <= limit)
 }
 
-// overtakes reports whether a grant to a newcomer would pass by an earlier
-// waiter: one in a mode excluded by the newcomer's, and for permits any waiter.
+// overtakes reports whether a grant to a newcomer would overtake an earlier
+// waiter: a waiter in a mode that the newcomer's excludes, or any waiter for
+// permits.
 func (e *entry) overtakes(r *driver.Request) bool {
 	return slices.ContainsFunc(e.waiters(), func(w *waiter) bool { return r.Mode == driver.Permit || r.Mode.Excludes(w.l.r.Mode) })
 }
@@ -57,12 +58,12 @@ func (e *entry) end() int64 {
 	return end
 }
 
-// heldAt reports whether a hold is not over.
+// heldAt reports whether any hold is still valid at now.
 func (e *entry) heldAt(now int64) bool {
 	return slices.ContainsFunc(e.holds, func(h *lease) bool { return h.end() > now })
 }
 
-// drop takes w out of the queue, and reports whether w was in it. The caller
+// drop removes w from the queue, and reports whether w was in it. The caller
 // then calls serve.
 func (e *entry) drop(w *waiter) bool {
 	q := e.queue
@@ -87,8 +88,8 @@ func (e *entry) drop(w *waiter) bool {
 	return true
 }
 
-// held returns the entry of name, or nil if the name is free. Holds that are
-// over are ended first.
+// held returns the entry of name, or nil if the name is free. It first ends
+// expired holds.
 func (s *Server) held(name string, now int64) *entry {
 	e := s.names[name]
 	for e != nil {
@@ -102,8 +103,8 @@ func (s *Server) held(name string, now int64) *entry {
 	return e
 }
 
-// holds yields each hold that is there when its name comes up. The loop may end
-// holds.
+// holds yields each hold that still exists when the loop reaches its name. The
+// loop may end holds.
 func (s *Server) holds() iter.Seq[*lease] {
 	return func(yield func(*lease) bool) {
 		for _, e := range s.names {
@@ -116,7 +117,7 @@ func (s *Server) holds() iter.Seq[*lease] {
 	}
 }
 
-// open makes the entry for the name of l, which is free.
+// open creates the entry for the name of l, which is free.
 func (s *Server) open(l *lease) *entry {
 	e := &l.own
 	e.holds = e.one[:0]
@@ -124,7 +125,7 @@ func (s *Server) open(l *lease) *entry {
 	return e
 }
 
-// grant gives the name of e to l. The request was sent at sent.
+// grant grants the name of e to l. The request was sent at sent.
 func (s *Server) grant(e *entry, l *lease, sent, now int64) {
 	d, ttl := l.d, int64(l.r.TTL)
 	if s.options.KeepsAlive && l.session == nil {
@@ -145,7 +146,7 @@ func (s *Server) grant(e *entry, l *lease, sent, now int64) {
 	s.watchers.tell(l.r.Name)
 }
 
-// next ends the hold h and gives its name to the next waiters.
+// next ends the hold h and grants its name to the next waiters.
 func (s *Server) next(h *lease, f fate, now int64) {
 	h.fate = f
 	if ss := h.session; ss != nil && ss.ends <= now && h.lose() {

@@ -2,21 +2,21 @@ package memory
 
 import "fmt"
 
-// Names returns how many names s keeps anything of.
+// Names returns the number of names that s keeps any state of.
 func (s *Server) Names() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return len(s.names)
 }
 
-// Left returns the names, the watches and the latches that s keeps something
+// Left returns the names, the watches and the latches that s keeps any state
 // of.
 func (s *Server) Left() (all []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for name, e := range s.names {
 		if !e.heldAt(s.now()) {
-			continue // the next look drops it
+			continue // the next look drops the expired entry
 		}
 		all = append(all, fmt.Sprintf("%d holds and %d waiters of %q", len(e.holds), len(e.all()), name))
 	}
@@ -31,8 +31,8 @@ func (s *Server) Left() (all []string) {
 	return all
 }
 
-// Sessions returns how many sessions d keeps alive, and Behind how many holds
-// it has yet to end.
+// Sessions returns the number of sessions that d keeps alive, and Behind the
+// number of holds that d has yet to end.
 func (d *Driver) Sessions() int {
 	d.server.mu.Lock()
 	defer d.server.mu.Unlock()

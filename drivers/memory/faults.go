@@ -10,50 +10,52 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// Fault is how the requests of one driver misbehave, for tests of programs
-// under faults. See [Driver.Inject].
+// Fault describes how the requests of one driver misbehave, for tests of
+// programs under faults. See [Driver.Inject].
 type Fault struct {
 	Kind  FaultKind
-	On    Requests      // the requests that it hits; 0 means all
-	Delay time.Duration // how late each of them is
-	Times int           // the fault is over after so many requests; 0 means not before Heal
+	On    Requests      // the requests that the fault hits; 0 means all
+	Delay time.Duration // added to each request
+	Times int           // the fault ends after this many requests; 0 means that it lasts until Heal
 }
 
-// FaultKind is what a [Fault] does to a request.
+// FaultKind is the effect of a [Fault] on a request.
 type FaultKind int
 
 const (
-	Slow       FaultKind = iota // nothing, but for Delay
-	CutOff                      // not carried out, and driver.ErrUnavailable
-	Hang                        // no answer until Heal, when the request goes on, or until the end of the request's context
-	LoseAnswer                  // carried out, and driver.ErrUnknown
+	Slow       FaultKind = iota // no effect except Delay
+	CutOff                      // the request is not carried out and fails with driver.ErrUnavailable
+	Hang                        // no answer until Heal, when the request continues, or until the request's context ends
+	LoseAnswer                  // the request is carried out and fails with driver.ErrUnknown
 )
 
-// Requests is a set of kinds of requests.
+// Requests is a set of request kinds.
 type Requests uint8
 
 const (
-	Acquires Requests = 1 << iota // also the message that grants a name after a wait
-	Renewals                      // also those of a session; RenewAll is one
-	Releases                      // also Leave
+	Acquires Requests = 1 << iota // includes the message that grants a name after a wait
+	Renewals                      // includes keep-alives of sessions; RenewAll counts as one request
+	Releases                      // includes Leave
 	Queries                       // Inspect, ForceUnlock, SetLimit, Sealed and Latch
 	Seals                         // Seal, Mark, Loosen, Unseal and Unmark
 	Latches                       // SetLatch, CountDown and DeleteLatch
 )
 
-// Cut puts the backend out of reach of d: every request fails with
-// driver.ErrUnavailable, waiting Acquires do so at once, and d hears nothing of
-// the backend. So the leases of d run out, while the other drivers of the
-// server get their names. Cut is short for Inject(Fault{Kind: CutOff}).
+// Cut makes the backend unreachable for d. Every request fails with
+// driver.ErrUnavailable, waiting Acquires fail at once, and d receives no
+// messages from the backend. So the leases of d expire, and the other drivers
+// of the server can acquire their names. Cut is short for Inject(Fault{Kind:
+// CutOff}).
 func (d *Driver) Cut() { d.Inject(Fault{Kind: CutOff}) }
 
-// Heal ends the fault. Requests that hang go on, what failed requests left
-// behind is ended, and d hears which of its holds were removed meanwhile. When
-// Heal returns, all of this is done, but the requests may still be under way.
+// Heal ends the fault. Hanging requests continue, holds that failed requests
+// left behind are ended, and d is notified of its holds that were removed in
+// the meantime. When Heal returns, all of this is done, but the requests may
+// still be under way.
 func (d *Driver) Heal() { d.setFault(nil) }
 
-// Inject makes the requests of d misbehave until Heal, in place of an earlier
-// fault. The other drivers of the server are not hit.
+// Inject makes the requests of d misbehave until Heal. It replaces an earlier
+// fault. Other drivers of the server are not affected.
 func (d *Driver) Inject(f Fault) { d.setFault(&f) }
 
 func (d *Driver) setFault(f *Fault) {
@@ -76,7 +78,7 @@ func (d *Driver) setFault(f *Fault) {
 
 var errCut = fmt.Errorf("%w: the driver is cut off", driver.ErrUnavailable)
 
-// unknown makes err, which may be nil, match driver.ErrUnknown.
+// unknown wraps err, which may be nil, so that it matches driver.ErrUnknown.
 func unknown(err error) error {
 	if err == nil {
 		return driver.ErrUnknown
@@ -87,8 +89,8 @@ func unknown(err error) error {
 	return fmt.Errorf("%w: %w", driver.ErrUnknown, err)
 }
 
-// request is the way of a request to the server. lost says that its answer will
-// not arrive. After an error the request was not carried out.
+// request simulates sending a request to the server. lost reports that the
+// answer will not arrive. After an error the request must not be carried out.
 func (d *Driver) request(ctx context.Context, r Requests) (lost bool, err error) {
 	for d.faulty.Load() {
 		if d.life.Err() != nil {
@@ -132,8 +134,8 @@ func (d *Driver) meet(r Requests) (Fault, <-chan struct{}) {
 	return f, d.changed
 }
 
-// pause makes a request wait, and reports whether the fault changed before the
-// wait was over.
+// pause makes a request wait, and reports whether the fault changed during the
+// wait.
 func (d *Driver) pause(ctx context.Context, f Fault, changed <-chan struct{}) (again bool, err error) {
 	var late <-chan time.Time
 	if f.Kind != Hang {
@@ -155,24 +157,23 @@ func (d *Driver) pause(ctx context.Context, f Fault, changed <-chan struct{}) (a
 
 // The methods below are called with Server.mu held.
 
-// hits reports whether the fault, if there is one, hits requests of kind r.
+// hits reports whether there is a fault that hits requests of kind r.
 func (d *Driver) hits(r Requests) bool {
 	return d.fault != nil && (d.fault.On == 0 || d.fault.On&r != 0)
 }
 
-// isCut reports whether an Acquire cannot wait, because the connection for the
-// wait is down.
+// isCut reports whether an Acquire cannot wait, because its connection is down.
 func (d *Driver) isCut() bool {
 	return d.hits(Acquires) && d.fault.Kind == CutOff && d.fault.Times == 0
 }
 
-// isDeaf reports whether no message of the server arrives.
+// isDeaf reports whether messages from the server do not arrive.
 func (d *Driver) isDeaf() bool {
 	return d.fault != nil && d.fault.On == 0 && d.fault.Times == 0 && (d.fault.Kind == CutOff || d.fault.Kind == Hang)
 }
 
-// leaveBehind has settle end l, which is held, at the server. From now on
-// nothing keeps l alive.
+// leaveBehind schedules l, which is held, to be ended at the server by settle.
+// From now on nothing keeps l alive.
 func (d *Driver) leaveBehind(l *lease) {
 	if !l.behind {
 		l.behind = true
@@ -181,8 +182,8 @@ func (d *Driver) leaveBehind(l *lease) {
 	}
 }
 
-// settle ends what was left behind, if a request gets through, and forgets
-// leases that are over anyway.
+// settle ends the holds that were left behind, if a request gets through. It
+// drops leases that have expired.
 func (d *Driver) settle(now int64) {
 	if len(d.behind) == 0 {
 		return
@@ -206,7 +207,8 @@ func (d *Driver) settle(now int64) {
 	})
 }
 
-// hear returns the losses to tell the holders of d, if the server can reach d.
+// hear returns the losses that the holders of d must be notified of, if the
+// server can reach d.
 func (d *Driver) hear() []loss {
 	if d.isDeaf() {
 		return nil

@@ -97,7 +97,7 @@ func TestReleaseThatFailsIsDoneLater(t *testing.T) {
 				d.Heal()
 				wantErr(t, "renewal of a released lease", l.Renew(t.Context(), time.Second), driver.ErrNotHeld)
 				release(t, lock(t, other, "x"))
-				release(t, l) // the answer to the first
+				release(t, l) // the answer to the first Acquire
 				wantErr(t, "third release", l.Release(t.Context()), driver.ErrNotHeld)
 			})
 		})
@@ -168,7 +168,7 @@ func TestRequestThatHangs(t *testing.T) {
 			t.Errorf("%v left, want %v: it counts from the send", got, want)
 		}
 		wantErr(t, "renewal of a lease that is past", r.lease.Renew(t.Context(), time.Minute), driver.ErrNotHeld)
-		release(t, r.lease) // the server counts from when it was let through
+		release(t, r.lease) // the TTL began at the server when the request was let through
 
 		c = wait(t.Context(), d, newAttempt("x"))
 		release(t, (<-c).lease)
@@ -203,7 +203,7 @@ func TestGrantToAWaiterThatHangs(t *testing.T) {
 			t.Errorf("Lost was called %d times for an Acquire that failed, want 0", got)
 		}
 
-		// A grant that is past when it arrives is asked for again.
+		// An Acquire whose grant has expired on arrival is repeated.
 		l = lock(t, other, "x")
 		c = wait(t.Context(), d, newAttempt("x"))
 		d.Inject(memory.Fault{Kind: memory.Hang})
@@ -272,7 +272,7 @@ func TestFaultOnSomeRequests(t *testing.T) {
 	wantErr(t, "release", l.Release(t.Context()), driver.ErrUnknown)
 	_, err = d.Inspect(t.Context(), "x")
 	wantErr(t, "inspect", err, driver.ErrUnavailable)
-	release(t, lock(t, d, "x")) // the release was done when the fault was over
+	release(t, lock(t, d, "x")) // the release was carried out before the fault ended
 }
 
 func TestRenewalWhoseAnswerIsLost(t *testing.T) {

@@ -8,11 +8,11 @@ import (
 
 var _ driver.Latcher = (*Driver)(nil)
 
-// latches are the counts of a server. Guarded by Server.mu.
+// latches are the latches of a server. Guarded by Server.mu.
 type latches struct {
 	left     map[string]int
 	changes  map[string]latchChange // by id
-	sweepAt  int                    // number of changes at which old ones are dropped
+	sweepAt  int                    // the number of changes at which old changes are dropped
 	watchers watchers
 }
 
@@ -22,7 +22,7 @@ type latchChange struct {
 	at  int64 // on the clock of the server
 }
 
-// rememberFor is how long a server knows the id of a change.
+// rememberFor is how long a server remembers the id of a change.
 const rememberFor = int64(2 * driver.RepeatFor)
 
 func newLatches() latches {
@@ -72,8 +72,8 @@ func (d *Driver) WatchLatch(name string, changed func()) (stop func(), err error
 	return d.watch(d.server.latches.watchers, name, changed), nil
 }
 
-// changeLatch carries out a change, unless a request with its id was carried
-// out before.
+// changeLatch carries out a change, unless an earlier request with its id was
+// carried out.
 func (d *Driver) changeLatch(ctx context.Context, id string, change func(*latches) bool) (did bool, err error) {
 	lost, err := d.query(ctx, Latches)
 	if err != nil {
@@ -97,7 +97,7 @@ func (d *Driver) changeLatch(ctx context.Context, id string, change func(*latche
 
 // The methods below are called with Server.mu held.
 
-// lower takes n off the count of a latch, and reports whether there is one.
+// lower lowers the count of a latch by n, and reports whether the latch exists.
 func (all *latches) lower(name string, n int) bool {
 	left := all.left[name]
 	switch {
@@ -112,8 +112,7 @@ func (all *latches) lower(name string, n int) bool {
 	return true
 }
 
-// sweep drops the changes that need not be known any more, each time their
-// number has doubled.
+// sweep drops old changes, each time the number of changes has doubled.
 func (all *latches) sweep(now int64) {
 	if len(all.changes) < all.sweepAt {
 		return

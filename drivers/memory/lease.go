@@ -11,49 +11,49 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// lease is one attempt to hold a name: the request that waits, the hold at the
-// server, and what the holder knows of the hold.
+// lease is one attempt to hold a name. It is the waiting request, the hold at
+// the server, and the holder's view of the hold.
 type lease struct {
 	d       *Driver
 	r       *driver.Request
 	session *session     // nil if the lease has a TTL of its own
-	expires atomic.Int64 // for the holder, session apart, on the clock of the server; never after ends
+	expires atomic.Int64 // for the holder, without the session, on the clock of the server; never after ends
 
-	// Guarded by Server.mu, but for first and tokens of a lease that Acquire
-	// has returned: they stay as they are.
+	// Guarded by Server.mu, except first and tokens of a lease that Acquire has
+	// returned: these no longer change.
 	entry       *entry // of its name, after the grant
-	own         entry  // the entry, if the name was free
-	since, ends int64  // at the server, session apart
+	own         entry  // the memory of entry, if the name was free
+	since, ends int64  // at the server, without the session
 	first       uint64
 	tokens      int32
 	fate        fate
 	confirmed   bool // Acquire has returned the lease, or is about to
-	released    bool // Release or Leave was called
-	left        bool // Leave was called: the hold ends by itself, and not with Close
-	lost        bool // Events.Lost was called, or will be
+	released    bool // Release or Leave has been called
+	left        bool // Leave has been called: the hold ends by itself, and not with Close
+	lost        bool // Events.Lost has been called, or is about to be
 	contended   bool // there were waiters when the lease was released
-	behind      bool // in Driver.behind, once
+	behind      bool // in Driver.behind, at most once
 	leftSession bool
 }
 
-// fate is what has become of a lease at the server.
+// fate is the state of a lease at the server.
 type fate uint8
 
 const (
 	asking fate = iota // not granted yet
 	held
-	freed // ended by a Release that got no answer; the next Release succeeds
+	freed // ended by a Release without an answer; the next Release succeeds
 	over
 )
 
-// errAgain says that a place in a queue, or a hold that Acquire has not
-// returned yet, is gone, so Acquire has to ask again.
+// errAgain reports that a place in a queue, or a hold that Acquire has not
+// returned yet, is lost, so Acquire must send its request again.
 var errAgain = errors.New("ask again")
 
-// never is a time that does not come.
+// never is a time in the infinite future.
 const never = math.MaxInt64
 
-// ask sends the request. It returns the place in the queue if the lease has to
+// ask sends the request. It returns the place in the queue if the lease must
 // wait, and nil if the lease was granted.
 func (l *lease) ask(ctx context.Context) (*waiter, error) {
 	d, s := l.d, l.d.server
@@ -104,7 +104,8 @@ func (l *lease) ask(ctx context.Context) (*waiter, error) {
 	}
 }
 
-// wanted asks how many tokens to reserve, unless there are none.
+// wanted returns how many tokens to reserve. It does not call Events.Tokens if
+// the backend has no tokens.
 func (l *lease) wanted() int {
 	if l.d.server.options.NoTokens || l.r.Mode == driver.Permit {
 		return 0
@@ -112,8 +113,8 @@ func (l *lease) wanted() int {
 	return min(max(l.r.Events.Tokens(), 1), maxTokens)
 }
 
-// confirm is the arrival of a grant after a wait. The tokens are reserved only
-// now, when it is known how many are of use.
+// confirm handles the arrival of a grant after a wait. The tokens are reserved
+// only now, when the number of useful tokens is known.
 func (l *lease) confirm(ctx context.Context) error {
 	d, s := l.d, l.d.server
 	lost, err := d.request(ctx, Acquires)
@@ -161,7 +162,7 @@ func (l *lease) take(n int) {
 	}
 }
 
-// lose marks l as lost and reports whether the holder has to be told.
+// lose marks l as lost and reports whether the holder must be notified.
 func (l *lease) lose() bool {
 	if !l.confirmed || l.released || l.lost {
 		return false
@@ -170,7 +171,8 @@ func (l *lease) lose() bool {
 	return true
 }
 
-// loss is a loss to tell the holder. Nobody holds Server.mu in the meantime.
+// loss is a loss that the holder must be notified of, without holding
+// Server.mu.
 type loss struct {
 	l     *lease
 	cause error
@@ -188,8 +190,8 @@ func (l *lease) Tokens() (first uint64, n int) { return l.first, int(l.tokens) }
 // Expires implements [driver.Lease].
 func (l *lease) Expires() time.Time { return l.d.server.start.Add(time.Duration(l.expiry())) }
 
-// Session implements [driver.SessionLease]. A fixed lease keeps the session
-// that it began with when it is extended.
+// Session implements [driver.SessionLease]. A fixed lease that is extended
+// keeps its first session.
 func (l *lease) Session() (expires time.Time, ttl time.Duration) {
 	if ss := l.session; ss != nil {
 		return l.d.server.start.Add(time.Duration(ss.expires.Load())), time.Duration(ss.ttl)

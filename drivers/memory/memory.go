@@ -1,6 +1,6 @@
-// Package memory is the backend inside the process: the default for a program
-// that runs alone, the backend for unit tests, and a model of the contract in
-// package driver.
+// Package memory is a backend inside the process. It is the default for a
+// single-process program, the backend for unit tests, and a model of the
+// contract in package driver.
 //
 // A [Server] is one backend, and a [Driver] is one client of it. Several
 // drivers of one server exclude each other as several processes with one Redis
@@ -14,9 +14,9 @@
 //
 // # URLs
 //
-// Each Open of memory:// makes a backend of its own. memory://name is shared by
-// all drivers in the process that open this name with the same parameters. It
-// lives until the last of them is closed.
+// Each Open of memory:// creates a new backend. The backend of memory://name is
+// shared by all drivers in the process that open this name with the same
+// parameters. It lives until its last driver is closed.
 //
 // # Parameters
 //
@@ -27,10 +27,10 @@
 //
 // # Faults
 //
-// [Driver.Cut] puts the backend out of reach, and [Driver.ForceUnlock] takes a
-// lock away at once. [Driver.Inject] makes requests fail, hang, come late or
-// lose their answers. [Server.Expire] and [Server.Flush] lose holds without a
-// notice.
+// [Driver.Cut] makes the backend unreachable, and [Driver.ForceUnlock] removes
+// a holder at once. [Driver.Inject] makes requests fail, hang, arrive late or
+// lose their answers. [Server.Expire] and [Server.Flush] end holds without
+// notifying the holders.
 package memory
 
 import (
@@ -43,16 +43,16 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// Options say how a backend behaves, to all of its drivers alike. The zero
-// value is for applications; the rest is for tests of programs under the
-// behavior of other backends.
+// Options describe the behavior of a backend toward all of its drivers. The
+// zero value is for applications. The other values are for testing programs
+// under the behavior of other backends.
 type Options struct {
-	Order    Order // in which waiters are granted a name
+	Order    Order // the order in which a name is granted to its waiters
 	NoTokens bool  // no fencing tokens: Lease.Tokens returns 0, 0
 
-	// KeepsAlive makes sessions carry the leases, as those of etcd and
-	// ZooKeeper do: one session for each driver and TTL, and the driver keeps
-	// it alive. Otherwise each lease has a TTL of its own and is renewed.
+	// KeepsAlive attaches leases to sessions, as etcd and ZooKeeper do. There
+	// is one session for each driver and TTL, and the driver keeps it alive.
+	// Otherwise each lease has its own TTL and is renewed.
 	KeepsAlive bool
 }
 
@@ -62,7 +62,7 @@ type Order int
 const (
 	FIFO         Order = iota // all waiters in the order of arrival
 	FIFOByClient              // the drivers take turns, in the order of arrival; the waiters of one driver are in order
-	Unordered                 // any waiter, drawn by lot
+	Unordered                 // any waiter, chosen at random
 )
 
 func (o Order) driverOrder() driver.Order {
@@ -82,26 +82,27 @@ func (o Order) driverOrder() driver.Order {
 // [move.Unsealer] and [move.Unmarker]. All methods may be called concurrently.
 type Driver struct {
 	server  *Server
-	life    context.Context // until Close
+	life    context.Context // ends with Close
 	end     context.CancelFunc
 	work    sync.WaitGroup // keep-alives under way
 	onClose func()         // nil if the server is not shared by name
-	told    func(error)    // told of keep-alives; nil if nobody asked
+	told    func(error)    // called for keep-alives; nil without OnKeepAlive
 	faulty  atomic.Bool    // fault != nil
 
 	// Guarded by Server.mu.
 	closed   bool
 	fault    *Fault
-	changed  chan struct{} // closed, and replaced, when Inject or Heal is called
-	behind   []*lease      // what failed requests may have left at the server
-	unheard  []loss        // losses that the server has yet to tell
+	changed  chan struct{} // closed, and replaced, by Inject and Heal
+	behind   []*lease      // holds that failed requests may have left at the server
+	unheard  []loss        // losses that the server has yet to report
 	sessions map[time.Duration]*session
 }
 
-// New returns a driver with a server of its own. nil means the default options.
+// New returns a driver with its own server. If o is nil, the default options
+// are used.
 func New(o *Options) *Driver { return NewServer(o).NewDriver() }
 
-// Server returns the backend that d is a client of.
+// Server returns the backend of d.
 func (d *Driver) Server() *Server { return d.server }
 
 // Info describes the backend.
@@ -111,7 +112,7 @@ func (d *Driver) Info() driver.Info {
 		Order:   d.server.options.Order.driverOrder(),
 		Fencing: driver.Volatile, // the count starts again with the process
 		MaxTTL:  100 * 365 * 24 * time.Hour,
-		Detect:  time.Millisecond, // ForceUnlock returns when the holder has been told
+		Detect:  time.Millisecond, // ForceUnlock returns after the holder was notified
 
 		KeepsAlive: d.server.options.KeepsAlive,
 	}
@@ -171,7 +172,7 @@ func (d *Driver) RenewAll(ctx context.Context, leases []driver.Lease, done func(
 func (d *Driver) OnKeepAlive(f func(err error)) { d.told = f }
 
 // ForceUnlock implements [driver.ForceUnlocker]. When it returns, the holder
-// has been told, unless the holder's driver is cut off.
+// has been notified, unless the holder's driver is cut off.
 func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
 	lost, err := d.query(ctx, Queries)
 	if err != nil {
@@ -206,7 +207,7 @@ func (d *Driver) query(ctx context.Context, r Requests) (lost bool, err error) {
 	return d.request(ctx, r)
 }
 
-// Close implements [driver.Driver]: the waiters of d leave the queues, then the
+// Close implements [driver.Driver]. The waiters of d leave the queues, then the
 // holds of d end. If d is cut off, Close waits until the holds end by
 // themselves, or ctx is done.
 func (d *Driver) Close(ctx context.Context) error {
@@ -232,7 +233,7 @@ func (d *Driver) Close(ctx context.Context) error {
 	return d.settled(ctx)
 }
 
-// settled waits until nothing of d is left at the server.
+// settled waits until the server has no hold of d left.
 func (d *Driver) settled(ctx context.Context) error {
 	s := d.server
 	for {

@@ -15,7 +15,7 @@ import (
 	"github.com/go-dsync/dsync/drivers/memory"
 )
 
-// attempt is one request and what the driver says of it.
+// attempt is one request and the driver's calls of its Events.
 type attempt struct {
 	driver.Request
 	waiting, losses atomic.Int32
@@ -51,14 +51,14 @@ func newAttempt(name string) *attempt {
 	return a
 }
 
-// try asks once for name.
+// try tries once to acquire name.
 func try(d *memory.Driver, name string) (driver.Lease, error) {
 	a := newAttempt(name)
 	a.NoWait = true
 	return d.Acquire(context.Background(), &a.Request)
 }
 
-// lock acquires name, or ends the test.
+// lock acquires name, or fails the test.
 func lock(t *testing.T, d *memory.Driver, name string) driver.Lease {
 	t.Helper()
 	l, err := try(d, name)
@@ -84,7 +84,7 @@ func wantErr(t *testing.T, what string, got error, want ...error) {
 	}
 }
 
-// result is how an Acquire ended.
+// result is the result of an Acquire.
 type result struct {
 	a     *attempt
 	lease driver.Lease
@@ -92,8 +92,8 @@ type result struct {
 	at    time.Time
 }
 
-// wait starts an Acquire that is going to wait, and returns when it does. It
-// has to run in a bubble.
+// wait starts an Acquire that has to wait, and returns once it is waiting. It
+// must run in a bubble.
 func wait(ctx context.Context, d *memory.Driver, a *attempt) <-chan result {
 	c := make(chan result, 1)
 	go func() {
@@ -218,7 +218,7 @@ func TestRenewAllReportsEachLease(t *testing.T) {
 }
 
 func TestOrderOfGrants(t *testing.T) {
-	// The waiters arrive as a1 a2 b1 a3 c1 b2, by the names of their drivers.
+	// The waiters arrive as a1 a2 b1 a3 c1 b2, each named after its driver.
 	arrivals := []string{"a1", "a2", "b1", "a3", "c1", "b2"}
 	for _, test := range []struct {
 		order  memory.Order
@@ -415,7 +415,7 @@ func TestTokensRise(t *testing.T) {
 		}
 		b := newAttempt("x")
 		c := wait(t.Context(), d, b)
-		b.want = 3 // it counts when the grant arrives
+		b.want = 3 // read when the grant arrives
 		release(t, l)
 		if first, n := (<-c).lease.Tokens(); first != 6 || n != 3 {
 			t.Errorf("got %d tokens from %d after a wait, want 3 from 6", n, first)
@@ -487,8 +487,8 @@ func TestNothingIsLeftOfFreeNames(t *testing.T) {
 	})
 }
 
-// callback calls the driver from within its events, as it may: no lock is held
-// there.
+// callback calls the driver from within its events, which is allowed: the
+// driver holds no mutex there.
 type callback struct {
 	*attempt
 	d *memory.Driver

@@ -34,8 +34,8 @@ func (d *Driver) SetLimit(ctx context.Context, name string, limit int) error {
 	return nil
 }
 
-// fits reports whether a request is right about the limit; limit is 0 if none
-// is kept.
+// fits reports whether a request passes the right limit. limit is 0 if the
+// server has none.
 func fits(r *driver.Request, limit int) bool {
 	switch {
 	case r.Mode != driver.Permit:
@@ -48,8 +48,8 @@ func fits(r *driver.Request, limit int) bool {
 
 // The methods below are called with Server.mu held.
 
-// kept returns the limit of the name of e, or 0 if none is kept. e is nil if
-// nobody holds the name.
+// kept returns the stored limit of the name of e, or 0 if there is none. e is
+// nil if the name is free.
 func (s *Server) kept(name string, e *entry) int {
 	if limit := s.limits[name]; limit > 0 || e == nil {
 		return limit
@@ -57,8 +57,8 @@ func (s *Server) kept(name string, e *entry) int {
 	return e.limit
 }
 
-// limit returns the limit that counts for a request: the one that is kept, or
-// else its own.
+// limit returns the limit that applies to a request: the stored limit if there
+// is one, otherwise the request's own.
 func (s *Server) limit(e *entry, r *driver.Request) int {
 	if r.Mode != driver.Permit {
 		return 0
@@ -69,9 +69,9 @@ func (s *Server) limit(e *entry, r *driver.Request) int {
 	return r.Limit
 }
 
-// admits reports whether a new request is right about the limit, and whether it
-// can be granted. Where there is no order, a request for permits may pass by
-// others.
+// admits reports whether a new request passes the right limit, and whether it
+// can be granted. On a backend without an order, a request for permits may
+// overtake waiters.
 func (s *Server) admits(e *entry, r *driver.Request) (fit, granted bool) {
 	switch {
 	case r.Mode == driver.Permit && !fits(r, s.kept(r.Name, e)):

@@ -10,11 +10,11 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// queue has the waiters for a name that is held. The holds exclude the first of
-// them. Guarded by Server.mu.
+// queue holds the waiters of a held name. The holds exclude the first waiter.
+// Guarded by Server.mu.
 type queue struct {
-	waiters []*waiter // in the order of their grants, unless those are drawn by lot
-	parked  []*waiter // with FIFOByClient: the waiters behind another one of their driver, in the order of arrival
+	waiters []*waiter // in the order of their grants, unless the order is random
+	parked  []*waiter // with FIFOByClient: waiters behind another waiter of their driver, in the order of arrival
 	timer   *time.Timer
 }
 
@@ -23,10 +23,10 @@ type waiter struct {
 	l     *lease
 	entry *entry
 	ctx   context.Context
-	ready chan error // gets one value when the waiter leaves the queue, unless by Server.leave: nil for a grant
+	ready chan error // receives one value when the waiter leaves the queue, unless by Server.leave: nil for a grant
 }
 
-// wait blocks until the lease was granted, or the context ends.
+// wait blocks until the lease is granted, or the context ends.
 func (w *waiter) wait() error {
 	select {
 	case err := <-w.ready:
@@ -51,10 +51,10 @@ func (w *waiter) ended() error {
 	return nil
 }
 
-// draw puts the next waiter to be granted the name in front, where there is no
-// order: any that is admitted, by lot. After readers it is a waiter in another
-// mode, if there is one, so that nobody waits for ever for ever new readers to
-// leave.
+// draw moves the next waiter to be granted the name to the front of a queue
+// without an order: any admitted waiter, chosen at random. After readers it
+// chooses a waiter in another mode, if there is one, so that new readers cannot
+// make it wait forever.
 func (q *queue) draw(after driver.Mode, admitted func(*waiter) bool) {
 	next := slices.IndexFunc(q.waiters, func(w *waiter) bool { return w.l.r.Mode != driver.Read })
 	if after != driver.Read || next < 0 {
@@ -71,7 +71,7 @@ func (q *queue) draw(after driver.Mode, admitted func(*waiter) bool) {
 	q.waiters[0], q.waiters[next] = q.waiters[next], q.waiters[0]
 }
 
-// pop takes the first waiter out.
+// pop removes the first waiter.
 func (q *queue) pop() *waiter {
 	w := q.waiters[0]
 	q.remove(0)
@@ -81,7 +81,7 @@ func (q *queue) pop() *waiter {
 	return w
 }
 
-// remove takes waiters[i] out. The first one is cheap.
+// remove removes waiters[i]. Removing the first waiter is cheap.
 func (q *queue) remove(i int) {
 	if i == 0 {
 		q.waiters[0] = nil
@@ -91,7 +91,7 @@ func (q *queue) remove(i int) {
 	q.waiters = slices.Delete(q.waiters, i, i+1)
 }
 
-// unpark takes the first parked waiter of d out of q, if there is one.
+// unpark removes the first parked waiter of d from q, if there is one.
 func (q *queue) unpark(d *Driver) *waiter {
 	i := slices.IndexFunc(q.parked, func(w *waiter) bool { return w.l.d == d })
 	if i < 0 {
@@ -104,7 +104,7 @@ func (q *queue) unpark(d *Driver) *waiter {
 
 // The methods below are called with Server.mu held.
 
-// enqueue lets l wait for the name of e.
+// enqueue adds l to the queue for the name of e.
 func (s *Server) enqueue(ctx context.Context, e *entry, l *lease, sent, now int64) *waiter {
 	if s.options.KeepsAlive {
 		l.d.join(l, sent, now)
@@ -125,8 +125,8 @@ func (s *Server) enqueue(ctx context.Context, e *entry, l *lease, sent, now int6
 	return w
 }
 
-// leave takes w out of its queue, and serves those that only w kept waiting. It
-// reports whether w was still there.
+// leave removes w from its queue, and serves waiters that only w kept waiting.
+// It reports whether w was still in the queue.
 func (s *Server) leave(w *waiter) bool {
 	if !w.entry.drop(w) {
 		return false
@@ -135,8 +135,8 @@ func (s *Server) leave(w *waiter) bool {
 	return true
 }
 
-// dismiss takes the waiters with a lease as meant out of their queues, with err
-// as the answer.
+// dismiss removes the waiters whose lease matches meant from their queues, with
+// err as the answer.
 func (s *Server) dismiss(meant func(*lease) bool, err error) {
 	for _, e := range s.names {
 		left := false
@@ -152,7 +152,7 @@ func (s *Server) dismiss(meant func(*lease) bool, err error) {
 	}
 }
 
-// watch sets the timer that gives the name to the next waiters when the holds
+// watch sets the timer that grants the name to the next waiters when the holds
 // end. Without waiters there is no timer.
 func (s *Server) watch(e *entry, now int64) {
 	if e.queue != nil {

@@ -16,13 +16,13 @@ var (
 	_ move.Unmarker = (*Driver)(nil)
 )
 
-// seal is what is kept of a sealed name.
+// seal is the stored state of a sealed name.
 type seal struct {
-	last uint64 // token
-	id   string // of Loosen
+	last uint64 // the last token of the name
+	id   string // of the last Loosen
 }
 
-// maxFloor is the highest floor that leaves room for all grants above.
+// maxFloor is the highest floor that leaves room for all later grants.
 const maxFloor = 1 << 62
 
 // Seal implements [move.Sealer].
@@ -59,7 +59,7 @@ func checkFloor(floor uint64) error {
 	return nil
 }
 
-// change is a request to do something to the name of l, if l is held.
+// change sends a request that changes the name of l, if l is held.
 func (d *Driver) change(ctx context.Context, l *lease, f func(s *Server, now int64)) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -125,7 +125,7 @@ func (d *Driver) Unseal(ctx context.Context, name, id string) error {
 	})
 }
 
-// changeSeal is a request to do something to the seal of name, if there is one.
+// changeSeal sends a request that changes the seal of name, if there is one.
 func (d *Driver) changeSeal(ctx context.Context, name string, f func(s *Server, x seal) error) error {
 	if err := ctx.Err(); err != nil {
 		return err

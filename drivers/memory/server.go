@@ -12,9 +12,8 @@ import (
 // maxTokens bounds the block of tokens that one grant reserves.
 const maxTokens = 1 << 16
 
-// Server is one backend: the names that are held, their waiters, and the count
-// of tokens. Its drivers are its clients. All methods may be called
-// concurrently.
+// Server is one backend. It keeps the held names, their waiters, and the token
+// count. Its drivers are its clients. All methods may be called concurrently.
 type Server struct {
 	options Options
 	start   time.Time // zero of the server's clock, which counts nanoseconds
@@ -25,12 +24,13 @@ type Server struct {
 	marks    map[string]bool
 	watchers watchers
 	latches  latches
-	limits   map[string]int // of permits, as SetLimit said
-	sweepAt  int            // number of names at which sweep looks for holds that are over
-	token    uint64         // the last token given; one count for all names, so a free name leaves nothing behind
+	limits   map[string]int // of permits, set by SetLimit
+	sweepAt  int            // the number of names at which sweep looks for expired holds
+	token    uint64         // the last token; one count for all names, so a free name leaves nothing behind
 }
 
-// NewServer returns a backend without drivers. nil means the default options.
+// NewServer returns a backend without drivers. If o is nil, the default options
+// are used.
 func NewServer(o *Options) *Server {
 	s := &Server{start: time.Now(),
 		names: map[string]*entry{}, seals: map[string]seal{}, marks: map[string]bool{}, watchers: watchers{}, latches: newLatches(),
@@ -49,9 +49,9 @@ func (s *Server) NewDriver() *Driver {
 	return d
 }
 
-// Expire ends the holds of name, if there are any, without telling the holders,
-// who learn the loss when they renew. With Options.KeepsAlive, where nobody
-// renews, the holders are told.
+// Expire ends the holds of name, if there are any, without notifying the
+// holders. They learn of the loss when they renew. With Options.KeepsAlive,
+// where holders do not renew, they are notified.
 func (s *Server) Expire(name string) {
 	s.mu.Lock()
 	now := s.now()
@@ -63,8 +63,8 @@ func (s *Server) Expire(name string) {
 	tell(losses)
 }
 
-// ExpireHold ends one hold, by its [driver.Request.Hold], as Expire does, and
-// leaves others of the name alone.
+// ExpireHold ends one hold, given its [driver.Request.Hold], as Expire does. It
+// does not end other holds of the name.
 func (s *Server) ExpireHold(hold string) {
 	s.mu.Lock()
 	var losses []loss
@@ -78,8 +78,8 @@ func (s *Server) ExpireHold(hold string) {
 }
 
 // Flush ends the holds of all names, as Expire does, and forgets latches,
-// seals, marks and limits, as FLUSHALL on a Redis. Waiters are granted the
-// names. The count of tokens goes on.
+// seals, marks and limits, like FLUSHALL on Redis. Waiters are granted the
+// names. The token count continues.
 func (s *Server) Flush() {
 	s.mu.Lock()
 	now := s.now()
@@ -95,7 +95,7 @@ func (s *Server) Flush() {
 	tell(losses)
 }
 
-// forceUnlock ends the holds of name and tells the holders.
+// forceUnlock ends the holds of name and notifies the holders.
 func (s *Server) forceUnlock(name string) error {
 	s.mu.Lock()
 	now := s.now()
@@ -114,7 +114,7 @@ func (s *Server) forceUnlock(name string) error {
 	return nil
 }
 
-// status returns what is known of name.
+// status returns the status of name.
 func (s *Server) status(name string) driver.Status {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -153,8 +153,9 @@ func (s *Server) now() int64 { return int64(time.Since(s.start)) }
 
 // The methods below are called with mu held.
 
-// remove ends the hold h by the will of somebody else, and returns the losses
-// to tell, if any. With silent, a holder who renews is not told.
+// remove ends the hold h on behalf of someone other than its holder. It returns
+// the losses to report, if any. If silent is set, a holder that renews is not
+// notified.
 func (s *Server) remove(h *lease, now int64, silent bool) []loss {
 	s.next(h, over, now)
 	if silent && h.session == nil || !h.lose() {
@@ -174,8 +175,8 @@ func (s *Server) removeAll(e *entry, now int64, silent bool) (losses []loss) {
 
 const minSweep = 64
 
-// sweep drops, each time the number of names has doubled, the holds that are
-// over because their clients never came back.
+// sweep drops expired holds of clients that never came back, each time the
+// number of names has doubled.
 func (s *Server) sweep(now int64) {
 	if len(s.names) < s.sweepAt {
 		return

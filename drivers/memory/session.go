@@ -9,9 +9,9 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// session carries the leases of one driver with the same TTL, where
+// session carries the leases of one driver with the same TTL, if
 // Options.KeepsAlive is set. It begins with the first lease and is kept alive
-// until none is left.
+// until it has no lease.
 type session struct {
 	d       *Driver
 	ttl     int64
@@ -25,9 +25,9 @@ type session struct {
 	timer  *time.Timer // for the next keep-alive, or the end of the session if that is earlier
 }
 
-// EndSession ends the sessions of d at the server, as an administrator can do.
-// The leases are lost with driver.ErrSessionEnded. Without Options.KeepsAlive
-// there are no sessions, and nothing happens.
+// EndSession ends the sessions of d at the server, as an administrator can. The
+// leases are lost with driver.ErrSessionEnded. Without Options.KeepsAlive there
+// are no sessions, and EndSession does nothing.
 func (d *Driver) EndSession() {
 	s := d.server
 	s.mu.Lock()
@@ -65,7 +65,7 @@ func (ss *session) keepAlive() {
 	tell(ss.kept(sent, err == nil || lost, lost))
 }
 
-// kept takes note of how a keep-alive ended, and returns the losses if the
+// kept records the result of a keep-alive, and returns the losses if the
 // session has expired.
 func (ss *session) kept(sent int64, handled, lost bool) []loss {
 	s := ss.d.server
@@ -92,7 +92,7 @@ func (ss *session) kept(sent int64, handled, lost bool) []loss {
 
 // The methods below are called with Server.mu held.
 
-// join makes a session carry l.
+// join attaches l to a session.
 func (d *Driver) join(l *lease, sent, now int64) {
 	ss := d.sessions[l.r.TTL]
 	if ss == nil || min(ss.expires.Load(), ss.ends) <= now {
@@ -105,7 +105,7 @@ func (d *Driver) join(l *lease, sent, now int64) {
 	l.session = ss
 }
 
-// leaveSession takes l off its session, if l has a session and has not left it.
+// leaveSession detaches l from its session, unless l has none or has left it.
 func (l *lease) leaveSession() {
 	ss := l.session
 	if ss == nil || l.leftSession {
@@ -117,8 +117,8 @@ func (l *lease) leaveSession() {
 	}
 }
 
-// stop ends the keep-alives. Leases that the session still carries at the
-// server end with the session.
+// stop ends the keep-alives. Leases that are still attached to the session at
+// the server end with it.
 func (ss *session) stop() {
 	ss.dead = true
 	ss.timer.Stop()
@@ -128,7 +128,7 @@ func (ss *session) stop() {
 }
 
 // die ends a session that expired, or that the server ended, and returns the
-// losses. Waiters of the session begin anew with another one.
+// losses. Waiters of the session try again with a new session.
 func (ss *session) die() []loss {
 	d, s := ss.d, ss.d.server
 	ss.stop()

@@ -13,7 +13,7 @@ import (
 
 var sessions = &memory.Options{KeepsAlive: true}
 
-// lockEvents is lock with the attempt to look at.
+// lockEvents is lock, and also returns the attempt.
 func lockEvents(t *testing.T, d *memory.Driver, name string) (driver.Lease, *attempt) {
 	t.Helper()
 	a := newAttempt(name)
@@ -105,7 +105,7 @@ func TestSessionWhoseKeepAlivesAreNotAnswered(t *testing.T) {
 			time.Sleep(time.Until(l.Expires()))
 			synctest.Wait()
 			wantLost(t, a, driver.ErrSessionEnded)
-			release(t, lock(t, other, "x")) // the session was ended at once, also where the server went on with it
+			release(t, lock(t, other, "x")) // the session was ended at once, even if the server had extended it
 			if err := d.Close(t.Context()); err != nil {
 				t.Error(err)
 			}
@@ -151,7 +151,7 @@ func TestEndSession(t *testing.T) {
 		wantErr(t, "release", l.Release(t.Context()), driver.ErrNotHeld)
 		synctest.Wait()
 		release(t, lx)
-		r := <-cy // it waited on with a new session
+		r := <-cy // the waiter kept waiting with a new session
 		if r.err != nil {
 			t.Fatal(r.err)
 		}
@@ -178,8 +178,8 @@ func TestWaiterWhoseSessionExpiredAsksAgain(t *testing.T) {
 		behind := newAttempt("x")
 		behind.TTL = 20 * time.Second
 		c2 := wait(t.Context(), d, behind)
-		d.Inject(memory.Fault{Kind: memory.LoseAnswer, On: memory.Renewals}) // so the server goes on with the session
-		time.Sleep(15 * time.Second)                                         // the first has lost its place, and the second has not
+		d.Inject(memory.Fault{Kind: memory.LoseAnswer, On: memory.Renewals}) // so the server extends the session
+		time.Sleep(15 * time.Second)                                         // the first waiter has lost its place, and the second has not
 		d.Heal()
 		release(t, l)
 		r := <-c2

@@ -14,8 +14,8 @@ import (
 	"github.com/go-dsync/dsync/drivers/memory"
 )
 
-// crowd is requests for one name, by what they are called: the first letter is
-// the mode, as in r1, w2 and x3.
+// crowd is a set of requests for one name. The first letter of a request's name
+// is its mode, as in r1, w2 and x3.
 type crowd struct {
 	t       *testing.T
 	server  *memory.Server
@@ -23,7 +23,7 @@ type crowd struct {
 	cancels map[string]context.CancelFunc
 	granted chan grantOf
 	attempt map[string]*attempt
-	drivers map[string]*memory.Driver // by the last letter; otherwise one each
+	drivers map[string]*memory.Driver // by the last letter; otherwise one driver for each request
 }
 
 type grantOf struct {
@@ -39,8 +39,8 @@ func newCrowd(t *testing.T, o *memory.Options) *crowd {
 	}
 }
 
-// ask lets them ask one after the other, and waits until each was granted the
-// name or waits.
+// ask sends the requests one after the other, and waits until each is granted
+// or waiting.
 func (c *crowd) ask(names ...string) {
 	for _, who := range names {
 		a := newAttempt("x")
@@ -74,7 +74,7 @@ func (c *crowd) cancel(who string) {
 	synctest.Wait()
 }
 
-// expect checks who was granted the name since the last call.
+// expect checks which requests were granted since the last call.
 func (c *crowd) expect(want ...string) {
 	c.t.Helper()
 	synctest.Wait()
@@ -130,11 +130,11 @@ func TestReadersShareAndWritersDoNot(t *testing.T) {
 			c.ask("r1", "r2", "r3")
 			c.expect()
 			c.release(alone)
-			c.expect("r1", "r2", "r3") // all of them
+			c.expect("r1", "r2", "r3") // all readers
 			c.ask("w1")
 			c.release("r1", "r3")
 			c.expect()
-			c.release("r2") // the last
+			c.release("r2") // the last reader
 			c.expect("w1")
 			c.ask("x1")
 			c.expect()
@@ -155,11 +155,11 @@ func TestReaderDoesNotOvertakeWhoWaitsToWrite(t *testing.T) {
 			t.Errorf("error %v, want ErrLocked", err)
 		}
 		c.release("r1")
-		c.expect("w1") // also without an order: it was kept waiting by readers
+		c.expect("w1") // even without an order, because readers kept it waiting
 		c.ask("w2")
 		c.release("w1")
 		if o.Order == memory.Unordered {
-			return // by lot
+			return // the order is random
 		}
 		c.expect("r2", "r3")
 		c.release("r2", "r3")
@@ -219,8 +219,8 @@ func TestReadersOfADriverTakeTurns(t *testing.T) {
 	})
 }
 
-// Each reader ends by its own time, and the last one's end lets in who waits to
-// write.
+// Each reader ends at its own time, and the end of the last reader lets in the
+// waiting writer.
 func TestReadersEndByThemselves(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCrowd(t, nil)
@@ -233,7 +233,7 @@ func TestReadersEndByThemselves(t *testing.T) {
 		if err := c.leases["r2"].Renew(t.Context(), 10*time.Second); err != nil {
 			t.Error(err)
 		}
-		time.Sleep(5 * time.Second) // r1 is over: its own renewal does not come
+		time.Sleep(5 * time.Second) // r1 has ended, because it is not renewed
 		if err := c.leases["r1"].Renew(t.Context(), 10*time.Second); !errors.Is(err, driver.ErrNotHeld) {
 			t.Errorf("renewal of a reader after its end: %v, want ErrNotHeld", err)
 		}
@@ -278,7 +278,7 @@ func TestRemovalOfReaders(t *testing.T) {
 				}
 			}
 		}
-		told := int32(0) // of what ends without a word
+		told := int32(0) // losses of holds that end without a notice
 		if o.KeepsAlive {
 			told = 1
 		}
@@ -304,8 +304,8 @@ func TestRemovalOfReaders(t *testing.T) {
 	})
 }
 
-// The token of a reader is above those of the writers before and below those of
-// the writers after.
+// The token of a reader is above those of earlier writers and below those of
+// later writers.
 func TestTokensOfReaders(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCrowd(t, nil)

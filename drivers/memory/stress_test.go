@@ -17,8 +17,9 @@ import (
 )
 
 // Workers of several drivers lock, renew, release, forget and cancel at random,
-// in all modes, while faults and an administrator are about. No two leases of a
-// name that exclude each other may be valid at once, and tokens rise.
+// in all modes, during faults and removals by an administrator. No two leases
+// of a name that exclude each other may be valid at the same time, and tokens
+// must rise.
 func TestExclusionUnderFaults(t *testing.T) {
 	for _, o := range []*memory.Options{
 		{Order: memory.FIFO}, {Order: memory.FIFOByClient}, {Order: memory.Unordered}, {KeepsAlive: true},
@@ -36,34 +37,34 @@ func TestExclusionUnderFaults(t *testing.T) {
 
 const stressTTL = 5 * time.Millisecond
 
-// ledger is what the workers know of one name.
+// ledger is what the workers know about one name.
 type ledger struct {
 	mu     sync.Mutex
 	grants []*grant // that were valid at the last look
-	token  uint64   // the last of all
-	writer uint64   // the last that was not given to a reader
-	shared int      // grants beside another one
+	token  uint64   // the last token
+	writer uint64   // the last token that was not given to a reader
+	shared int      // grants next to another grant
 }
 
-// grant is one that a worker was given.
+// grant is a grant to a worker.
 type grant struct {
 	driver.Lease
 	mode     driver.Mode
 	released atomic.Bool
-	removals int64 // that there had been before it was asked for
+	removals int64 // the number of removals before the request
 }
 
 type stressed struct {
 	t        *testing.T
 	drivers  []*memory.Driver
 	ledgers  []ledger
-	removals atomic.Int64 // begun or done by the administrator
+	removals atomic.Int64 // begun or completed by the administrator
 	grants   atomic.Int64
 	session  bool
-	exact    bool // nothing holds Acquires up, so a lease counts from its grant, and not from before
+	exact    bool // Acquires are not delayed, so a lease counts from its grant, and not from before
 }
 
-// stress goes on until there were so many grants.
+// stress runs until there were so many grants.
 func stress(t *testing.T, o *memory.Options, grants int64, hangs bool) {
 	s := &stressed{t: t, ledgers: make([]ledger, 2), session: o.KeepsAlive, exact: !o.KeepsAlive && !hangs}
 	server := memory.NewServer(o)
@@ -120,7 +121,7 @@ func (s *stressed) work(d *memory.Driver) {
 		if !known || l != nil {
 			s.t.Errorf("acquire: got lease %v and error %v", l, err)
 		}
-		time.Sleep(time.Duration(rand.Int64N(int64(stressTTL)))) // a refusal takes no time, and fake time would stand still
+		time.Sleep(time.Duration(rand.Int64N(int64(stressTTL)))) // a refusal takes no time, so without a sleep fake time would stand still
 		return
 	}
 	s.grants.Add(1)
@@ -132,14 +133,14 @@ func (s *stressed) work(d *memory.Driver) {
 		time.Sleep(time.Duration(rand.Int64N(int64(stressTTL))))
 		l.Renew(ctx, stressTTL)
 	}
-	if s.session && !a.Fixed || rand.IntN(4) > 0 { // a session would keep it for ever
+	if s.session && !a.Fixed || rand.IntN(4) > 0 { // a session would keep it forever
 		g.released.Store(true)
 		l.Release(context.WithoutCancel(ctx))
 	}
 }
 
-// enter takes note of a grant and checks it against those before. It returns
-// false if the lease is past already.
+// enter records a grant and checks it against earlier grants. It returns false
+// if the lease has already expired.
 func (l *ledger) enter(s *stressed, g *grant) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()

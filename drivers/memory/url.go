@@ -11,7 +11,7 @@ import (
 
 func init() { driver.Register("memory", open) }
 
-// The backends that have a name, and how many drivers of each are open.
+// The named backends, and the number of open drivers of each.
 var (
 	sharedMu sync.Mutex
 	shared   = map[string]*sharedServer{}

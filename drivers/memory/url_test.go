@@ -17,7 +17,7 @@ func openURL(t *testing.T, url string) driver.Driver {
 	return d
 }
 
-// locked reports whether name is locked on d, and locks it if not.
+// locked reports whether name is locked on d, and locks it otherwise.
 func locked(t *testing.T, d driver.Driver) bool {
 	t.Helper()
 	a := newAttempt("x")
@@ -67,7 +67,7 @@ func TestURLWithNameIsShared(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	fourth := openURL(t, url+"?order=unordered") // all were closed: a new backend
+	fourth := openURL(t, url+"?order=unordered") // all drivers were closed, so this is a new backend
 	if err := fourth.Close(t.Context()); err != nil {
 		t.Error(err)
 	}

@@ -2,22 +2,23 @@ package memory
 
 import "slices"
 
-// watchers are calls of Watch, or of WatchLatch, by name. Guarded by Server.mu.
+// watchers are the calls of Watch, or of WatchLatch, by name. Guarded by
+// Server.mu.
 type watchers map[string][]*watcher
 
-// watcher is one call.
+// watcher is one call of Watch or WatchLatch.
 type watcher struct {
 	d       *Driver
 	changed func()
 }
 
-// Watch implements [driver.Watcher]. A hold that ends by its TTL while nobody
-// waits is noticed by whoever asks next.
+// Watch implements [driver.Watcher]. If a hold ends by its TTL and the name has
+// no waiters, changed is called only after the next request for the name.
 func (d *Driver) Watch(name string, changed func()) (stop func(), err error) {
 	return d.watch(d.server.watchers, name, changed), nil
 }
 
-// watch adds a watcher, and returns the function that removes it.
+// watch adds a watcher, and returns a function that removes it.
 func (d *Driver) watch(all watchers, name string, changed func()) (stop func()) {
 	s := d.server
 	w := &watcher{d, changed}
@@ -37,21 +38,21 @@ func (d *Driver) watch(all watchers, name string, changed func()) (stop func()) 
 
 // The methods below are called with Server.mu held.
 
-// tell tells of a change, unless no message of the server arrives.
+// tell notifies w of a change, unless messages from the server do not arrive.
 func (w *watcher) tell() {
 	if !w.d.isDeaf() {
 		w.changed()
 	}
 }
 
-// tell tells the watchers of name of a change.
+// tell notifies the watchers of name of a change.
 func (all watchers) tell(name string) {
 	for _, w := range all[name] {
 		w.tell()
 	}
 }
 
-// tellDriver tells the watchers of d that something may have changed unseen.
+// tellDriver notifies the watchers of d that they may have missed a change.
 func (all watchers) tellDriver(d *Driver) {
 	for _, some := range all {
 		for _, w := range some {
