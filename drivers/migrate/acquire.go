@@ -10,8 +10,8 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// The next step of an Acquire, when one of its ways did not lead to a grant.
-// These errors never leave the package.
+// These errors select the next step of an Acquire after a way that did not lead
+// to a grant. They never leave the package.
 var (
 	errAgain = errors.New("a hold of the request ended before the last was granted")
 	errTaken = errors.New("the lock is held on the old backend")
@@ -24,15 +24,15 @@ type attempt struct {
 	d       *Driver
 	r       *driver.Request
 	phase   Phase
-	seals   bool            // the grant seals a name that has not moved
+	seals   bool            // the grant seals a name that has not moved yet
 	member  *member         // nil without a gate
-	outer   context.Context // of the caller
+	outer   context.Context // the caller's context
 	waiting sync.Once
-	again   bool  // the Hold of the request was used
-	only    lease // most attempts need one lease: it is made together with the attempt
+	again   bool  // the Hold of the request has been used
+	only    lease // most attempts need one lease, which is allocated together with the attempt
 
-	bound context.Context // see closable; nil until it is needed
-	leave func()          // ends bound
+	bound context.Context // see closable; nil until needed
+	leave func()          // releases bound
 }
 
 func (a *attempt) wait() { a.waiting.Do(a.r.Events.Waiting) }
@@ -59,10 +59,11 @@ func (d *Driver) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, 
 	return l, nil
 }
 
-// closable returns the context for steps that ask one backend while the attempt
-// may hold the other, or a membership: Close ends such steps, and waits for
-// them, before it closes the backends. A step that asks one backend while
-// nothing else is held ends with the backend, and needs no such context.
+// closable returns the context for steps that send a request to one backend
+// while the attempt may hold the other, or a membership. Close ends such steps,
+// and waits for them, before it closes the backends. A step that uses one
+// backend while nothing else is held ends with that backend, and needs no such
+// context.
 func (a *attempt) closable(ctx context.Context) (context.Context, error) {
 	var err error
 	if a.bound == nil {
@@ -71,15 +72,15 @@ func (a *attempt) closable(ctx context.Context) (context.Context, error) {
 	return a.bound, err
 }
 
-// end is called when the attempt is over.
+// end must be called at the end of the attempt.
 func (a *attempt) end() {
 	if a.bound != nil {
 		a.leave()
 	}
 }
 
-// closing returns the error for the caller if the driver was closed meanwhile,
-// and err otherwise.
+// closing returns the error for the caller if the driver was closed in the
+// meantime, and err otherwise.
 func (d *Driver) closing(outer context.Context, err error) error {
 	if err == nil || d.life.Err() == nil || outer.Err() != nil {
 		return err
@@ -90,7 +91,7 @@ func (d *Driver) closing(outer context.Context, err error) error {
 	return driver.ErrClosed
 }
 
-// moving takes the name in the phase of the process.
+// moving acquires the name in the phase of the process.
 func (a *attempt) moving(ctx context.Context) (l *lease, err error) {
 	if a.phase == PhaseNew {
 		a.seals = true
@@ -102,9 +103,9 @@ func (a *attempt) moving(ctx context.Context) (l *lease, err error) {
 	return a.acquire(ctx, a.dual)
 }
 
-// acquire takes one way after the other until the name is granted. A way is
-// over when a hold on it was lost, when the name turns out to be sealed, or no
-// longer sealed, and when a name that is to be sealed turns out to be held.
+// acquire tries one way after the other until the name is granted. A way ends
+// without a grant when it lost a hold, when the name turns out to be sealed, or
+// no longer sealed, and when a name that is to be sealed turns out to be held.
 func (a *attempt) acquire(ctx context.Context, first func(context.Context) (*lease, error)) (l *lease, err error) {
 	way := first
 	for {
@@ -132,7 +133,7 @@ func (a *attempt) acquire(ctx context.Context, first func(context.Context) (*lea
 	}
 }
 
-// old takes the name on from, in PhaseOld of the gated procedure.
+// old acquires the name on from, in PhaseOld of the gated procedure.
 func (a *attempt) old(ctx context.Context) (*lease, error) {
 	l := a.newLease()
 	p, err := l.take(ctx, a.d.from, true, a.r.NoWait)
@@ -142,7 +143,7 @@ func (a *attempt) old(ctx context.Context) (*lease, error) {
 	return l.grant(ctx, p, p)
 }
 
-// dual takes the name on from, then on to.
+// dual acquires the name on from, then on to.
 func (a *attempt) dual(ctx context.Context) (*lease, error) {
 	l, from, to, err := a.both(ctx, false)
 	if err != nil {
@@ -151,7 +152,7 @@ func (a *attempt) dual(ctx context.Context) (*lease, error) {
 	return l.grant(ctx, from, from, to)
 }
 
-// handover is dual with the seal. From then on the grant is one on to alone.
+// handover is dual with the seal. From then on the lease is only held on to.
 func (a *attempt) handover(ctx context.Context) (*lease, error) {
 	l, from, to, err := a.both(ctx, true)
 	if err != nil {
@@ -159,7 +160,7 @@ func (a *attempt) handover(ctx context.Context) (*lease, error) {
 	}
 	bound, cancel := context.WithDeadline(ctx, to.lease.Expires())
 	defer cancel()
-	if _, err := a.marked(bound, to); err != nil { // a name that cannot be marked is not sealed
+	if _, err := a.marked(bound, to); err != nil { // a name that cannot be marked must not be sealed
 		return nil, from.undo(ctx, to.undo(ctx, err))
 	}
 	if err := a.seal(ctx, from, to); err != nil {
@@ -171,9 +172,9 @@ func (a *attempt) handover(ctx context.Context) (*lease, error) {
 	return l.grant(ctx, to, to)
 }
 
-// both takes the name on from, keeps it while it waits for to, and then looks
-// whether from is still held. With tokensOfTo the lease has the tokens of to,
-// otherwise those of from.
+// both acquires the name on from, keeps it while it waits for to, and then
+// checks that from is still held. With tokensOfTo the lease has the tokens of
+// to, otherwise those of from.
 func (a *attempt) both(ctx context.Context, tokensOfTo bool) (l *lease, from, to *part, err error) {
 	l = a.newLease()
 	from, err = l.take(ctx, a.d.from, !tokensOfTo, a.r.NoWait)
@@ -201,8 +202,9 @@ func (a *attempt) both(ctx context.Context, tokensOfTo bool) (l *lease, from, to
 	return l, from, to, nil
 }
 
-// alone takes the name on to, and seals it on from if it is not sealed. While
-// alone holds to, it never waits for from: all others take from first.
+// alone acquires the name on to, and seals it on from if it is not sealed yet.
+// While alone holds to, it never waits for from, because every other way
+// acquires from first.
 func (a *attempt) alone(ctx context.Context) (*lease, error) {
 	l := a.newLease()
 	to, err := l.take(ctx, a.d.to, true, a.r.NoWait)
@@ -235,8 +237,8 @@ func (a *attempt) alone(ctx context.Context) (*lease, error) {
 }
 
 // sealIdle seals the name on from, unless the name is held there, and returns
-// the floor of the tokens. In PhaseDual, where names do not move, it only finds
-// out whether the name is sealed. After an error, to is released.
+// the floor of the tokens. In PhaseDual, where names do not move, it only
+// checks whether the name is sealed. After an error, to is released.
 func (a *attempt) sealIdle(ctx context.Context, to *part) (floor uint64, err error) {
 	err = driver.ErrSealed
 	if a.seals {
@@ -257,12 +259,11 @@ func (a *attempt) sealIdle(ctx context.Context, to *part) (floor uint64, err err
 }
 
 // sealOf returns the floor of the tokens of a name that is sealed and not
-// marked. From then on a request to unseal the name that may still be on its
-// way does nothing.
+// marked. From then on a late request to unseal the name has no effect.
 func (a *attempt) sealOf(ctx context.Context) (floor uint64, err error) {
 	floor, sealed, err := a.d.sealer.Sealed(ctx, a.r.Name)
 	a.d.from.above(&floor)
-	if err == nil && !sealed { // the seal was taken back, or the backend has lost its data
+	if err == nil && !sealed { // the name was unsealed, or the backend has lost its data
 		err = errAgain
 	}
 	if err == nil && a.d.unsealer != nil {
@@ -271,7 +272,7 @@ func (a *attempt) sealOf(ctx context.Context) (floor uint64, err error) {
 	return floor, err
 }
 
-// seal seals the name on from, for a caller that holds both. After an error,
+// seal seals the name on from. The caller holds both backends. After an error,
 // both are released.
 func (a *attempt) seal(ctx context.Context, from, to *part) error {
 	bound, cancel := context.WithDeadline(ctx, earlier(from.lease.Expires(), to.lease.Expires()))
@@ -289,8 +290,8 @@ func (a *attempt) seal(ctx context.Context, from, to *part) error {
 	return from.undo(ctx, to.undo(ctx, err))
 }
 
-// marked reports whether the name is marked on to. The request of a caller that
-// holds nothing else needs no bound: the hold on to runs out by itself.
+// marked reports whether the name is marked on to. A caller that holds nothing
+// else needs no bound context, because the hold on to expires by itself.
 func (a *attempt) marked(ctx context.Context, to *part) (bool, error) {
 	marked, err := a.d.marker.Marked(ctx, to.lease)
 	if err == nil && !to.live() {
@@ -311,8 +312,8 @@ func (a *attempt) mark(ctx context.Context, to *part, floor uint64) error {
 	return a.translate(err)
 }
 
-// translate returns the error for the caller, in place of the error of a
-// context that only bounds a request.
+// translate returns the error for the caller, in place of an error of a context
+// that only bounds a request.
 func (a *attempt) translate(err error) error {
 	if err == nil || a.outer.Err() != nil || !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, context.Canceled) {
 		return err

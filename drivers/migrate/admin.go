@@ -9,9 +9,9 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// Inspect implements driver.Inspector. It asks the backend that every holder of
-// the name has a hold on: to for a sealed name, otherwise from. With a gate it
-// asks to in PhaseNew.
+// Inspect implements driver.Inspector. It queries the backend on which every
+// holder of the name has a hold: to for a sealed name, otherwise from. With a
+// gate it queries to in PhaseNew.
 func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error) {
 	s, err := d.inspect(ctx, name)
 	s.Hold, s.Owner = strings.TrimPrefix(s.Hold, ofProgram), strings.TrimPrefix(s.Owner, ofProgram)
@@ -31,8 +31,8 @@ func (d *Driver) inspect(ctx context.Context, name string) (driver.Status, error
 	if err != nil || d.gate != nil {
 		return status, err
 	}
-	// Asked second: a name that is not sealed now was not sealed when it was
-	// inspected.
+	// The order matters: a name that is not sealed now was not sealed when it
+	// was inspected.
 	if _, sealed, err := d.sealer.Sealed(ctx, name); err != nil {
 		return driver.Status{}, err
 	} else if !sealed {
@@ -53,9 +53,9 @@ func inspectors(d *Driver) (from, to driver.Inspector, err error) {
 }
 
 // ForceUnlock implements driver.ForceUnlocker. It ends the hold on the backend
-// that Inspect asks. If that was from, and the same hold is on to as well, a
-// second request ends it there: a client that gets the name between the two may
-// lose it again, and is told.
+// that Inspect queries. If that was from, and the same hold is on to as well, a
+// second request ends it there. A client that acquires the name between the two
+// requests may lose it again, and is then notified.
 func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
 	from, okFrom := d.from.Driver.(driver.ForceUnlocker)
 	to, okTo := d.to.Driver.(driver.ForceUnlocker)

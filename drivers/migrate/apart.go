@@ -9,19 +9,19 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// ErrSame: the two backends are one and the same, so each lock would wait for
-// itself.
+// ErrSame reports that both URLs lead to the same backend, so each lock would
+// wait for itself.
 var ErrSame = fmt.Errorf("from and to are the same backend by two addresses: %w", errors.ErrUnsupported)
 
-// apartNames is how many names there are for the question whether the backends
-// are different; several processes may ask at a time.
+// apartNames is the number of names for the check whether the backends are
+// different. Several processes may check at the same time.
 const apartNames = 16
 
-// Check looks whether the two backends are different ones, can seal if there is
-// no gate, and belong together: see [ErrSame], [ErrNeedsGate],
-// [ErrOtherBackend] and [ErrWrongWay]. The first Check of a migration ties from
-// to to, where [Driver.Ties] returns nil. Opening by URL calls Check; a program
-// that uses New calls Check before its first lock.
+// Check checks that the two backends are different, can seal if there is no
+// gate, and belong together: see [ErrSame], [ErrNeedsGate], [ErrOtherBackend]
+// and [ErrWrongWay]. The first Check of a migration ties from to to, if
+// [Driver.Ties] returns nil. Opening by URL calls Check. A program that uses
+// New should call Check before its first lock.
 func (d *Driver) Check(ctx context.Context) error {
 	bound, end, err := d.closable(ctx)
 	if err != nil {
@@ -38,13 +38,13 @@ func (d *Driver) Check(ctx context.Context) error {
 	return d.closing(ctx, err)
 }
 
-// apart looks whether the two backends are different: a hold on one of them
-// must not be on the other. If somebody else uses one of the names in the same
-// way, apart takes the next name.
+// apart checks that the two backends are different: a hold on one of them must
+// not appear on the other. If another client uses one of the names in the same
+// way, apart tries the next name.
 func (d *Driver) apart(ctx context.Context) error {
 	inspectFrom, inspectTo, err := inspectors(d)
 	if err != nil {
-		return nil // a backend does not tell who holds a name
+		return nil // a backend does not report holders
 	}
 	first := rand.IntN(apartNames)
 	for i := range apartNames {
@@ -64,11 +64,11 @@ func (d *Driver) apart(ctx context.Context) error {
 		defer letGo(l)
 		on, err := inspectFrom.Inspect(ctx, name)
 		if err != nil {
-			return nil // the backend does not tell who holds a name
+			return nil // the backend does not report holders
 		}
 		other, err := inspectTo.Inspect(ctx, name)
 		if err != nil {
-			return nil // to does not tell, and from does: they are different
+			return nil // to does not report holders, but from does: they are different
 		}
 		if other.Held && on.Hold != "" && other.Hold == on.Hold {
 			return fmt.Errorf("migrate URL: %w", ErrSame)

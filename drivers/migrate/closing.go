@@ -9,15 +9,15 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// closedName is sealed on the old backend when the gate is closed for good.
+// closedName is sealed on the old backend when the gate is closed permanently.
 const closedName = reserved + "closed"
 
-// askWhetherClosed is how often a process in PhaseNew asks whether the gate was
-// closed meanwhile, until it was.
+// askWhetherClosed is the interval at which a process in PhaseNew checks
+// whether the gate was closed, until it finds that it was.
 const askWhetherClosed = time.Minute
 
-// closed reports whether the gate was closed for good. A process with a slot of
-// PhaseOld asks this last, after its looks: so either the process sees the
+// closed reports whether the gate was closed permanently. A process with a slot
+// of PhaseOld calls it last, after its looks. Then either the process sees the
 // seal, or the process that sealed saw the slot.
 func (g *gate) closed(ctx context.Context) (bool, error) {
 	if g.d.sealer == nil {
@@ -29,9 +29,9 @@ func (g *gate) closed(ctx context.Context) (bool, error) {
 
 // admitToNew checks that a process with a slot of PhaseNew may be in that
 // phase. If the gate was closed before the check of the slots of PhaseOld, that
-// phase is over, and this process no longer needs the old backend. The seal
-// alone would not prove it: the process that sealed may have lost its own slot
-// before.
+// phase has ended, and this process no longer needs the old backend. The seal
+// by itself would not prove it, because the process that sealed may have lost
+// its own slot before.
 func (g *gate) admitToNew(ctx context.Context) error {
 	g.mu.Lock()
 	over := g.over
@@ -51,9 +51,9 @@ func (g *gate) admitToNew(ctx context.Context) error {
 	return err
 }
 
-// learn has a process in PhaseNew find out whether PhaseOld is over: the old
-// backend may be gone when the process loses its slot. It returns when to ask
-// again; 0 is never.
+// learn lets a process in PhaseNew find out whether PhaseOld has ended, because
+// the old backend may be gone when the process loses its slot. It returns the
+// delay until the next call; 0 means never.
 func (g *gate) learn(ctx context.Context) time.Duration {
 	closed, err := g.closed(ctx)
 	if err == nil && closed {
@@ -65,11 +65,11 @@ func (g *gate) learn(ctx context.Context) time.Duration {
 	return askWhetherClosed
 }
 
-// Finalize closes the gate permanently: no process enters PhaseOld any more. D
-// has to be in PhaseNew. Within a minute, processes in PhaseNew no longer need
-// the old backend. If that keeps no seals, Finalize returns an error that
-// matches errors.ErrUnsupported, and a process in PhaseNew keeps others out of
-// PhaseOld.
+// Finalize closes the gate permanently: no process can enter PhaseOld any more.
+// D must be in PhaseNew. Within a minute, processes in PhaseNew no longer need
+// the old backend. If the old backend keeps no seals, Finalize returns an error
+// that matches errors.ErrUnsupported, and every process in PhaseNew keeps
+// others out of PhaseOld.
 func (d *Driver) Finalize(ctx context.Context) error {
 	if d.gate == nil {
 		return fmt.Errorf("migrate: there is no gate to close: %w", errors.ErrUnsupported)
@@ -99,7 +99,7 @@ func (d *Driver) Finalize(ctx context.Context) error {
 	}
 	err = d.sealer.Seal(bound, l)
 	if err == nil && !m.live() {
-		// sealed, but others may have got into PhaseOld before: their
+		// sealed, but other processes may have entered PhaseOld before: their
 		// memberships end with their locks, and do not come back
 		err = fmt.Errorf("%w: the slot was lost meanwhile: repeat it", driver.ErrUnknown)
 	}

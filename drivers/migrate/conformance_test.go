@@ -10,7 +10,7 @@ import (
 	"github.com/go-dsync/dsync/drivers/migrate"
 )
 
-// manners are how the two backends of a pair keep leases alive.
+// manners are the ways in which the two backends of a pair keep leases alive.
 var manners = []struct {
 	name     string
 	from, to *memory.Options
@@ -46,7 +46,7 @@ func TestConformanceInFakeTimeWithAGate(t *testing.T) {
 	}
 }
 
-// harness makes two backends for each check, and clients that are all in one
+// harness creates two backends for each check, and clients that are all in one
 // phase.
 func harness(o migrate.Options, ofFrom, ofTo *memory.Options) conformance.Harness {
 	return conformance.Harness{FakeTime: true, Backend: func(testing.TB) *conformance.Backend {

@@ -14,9 +14,9 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// TestCostIsThatOfTheBackends counts requests for a lock and its release: in
-// phase dual no more than both backends take and one more, in phase new no more
-// than the new backend takes alone.
+// TestCostIsThatOfTheBackends counts requests for a lock and its release. In
+// phase dual there is at most one more than both backends take, in phase new no
+// more than the new backend takes without a migration.
 func TestCostIsThatOfTheBackends(t *testing.T) {
 	a, b := testenv.Redis(t), testenv.Redis(t)
 	from, to := "redisson://"+a.Addr, "redisson://"+b.Addr
@@ -68,15 +68,16 @@ func TestNewCostsTwoAllocations(t *testing.T) {
 		t.Fatal(err)
 	}
 	drivertest.CloseLater(t, d)
-	release(t, lock(t, d, "x")) // it moves
+	release(t, lock(t, d, "x")) // the name moves
 	if got, want := allocations(d), allocations(to.NewDriver())+2; got != want {
 		t.Errorf("got %v allocations, want %v", got, want)
 	}
 }
 
-// BenchmarkNew compares a name that has moved with the new backend alone:
-// "ratio" is the median, over rounds in which the two take turns, of how long a
-// lock and its release take in phase new, in those of the bare driver.
+// BenchmarkNew compares a name that has moved with the bare new backend. The
+// two take turns in rounds. "ratio" is the median over the rounds of the time
+// of a lock and its release in phase new, divided by the time on the bare
+// driver.
 func BenchmarkNew(b *testing.B) {
 	for _, test := range []struct {
 		name  string
@@ -104,12 +105,12 @@ func compareNew(b *testing.B, bare string, apart bool, server int) {
 	slice := func(i int, raw string) func() {
 		d := drivertest.Open(b, raw)
 		lock := drivertest.LockerBy(b, func(name string) (func() error, error) {
-			// With a context that can end, as that of most callers: some client
-			// libraries have a shorter way for others.
+			// The context can end, as for most callers: some client libraries
+			// have a shorter path for a context that cannot.
 			l, err := d.Acquire(b.Context(), drivertest.Request(name))
 			return func() error { return l.Release(b.Context()) }, err
 		})
-		name := fmt.Sprint("bench ", i) // it moves in the rounds that do not count
+		name := fmt.Sprint("bench ", i) // the name moves in the rounds that do not count
 		return func() {
 			start := time.Now()
 			for range locks {
@@ -120,7 +121,7 @@ func compareNew(b *testing.B, bare string, apart bool, server int) {
 	}
 	drivertest.InTurn(b, slice(0, bare), slice(1, moved))
 	var ratios []float64
-	for i := len(took[0]) - b.N; i < len(took[0]); i++ { // those before are cold
+	for i := len(took[0]) - b.N; i < len(took[0]); i++ { // earlier rounds are cold
 		ratios = append(ratios, float64(took[1][i])/float64(took[0][i]))
 	}
 	slices.Sort(ratios)

@@ -16,37 +16,37 @@ import (
 // it works with any two backends. PhaseDual excludes both, and needs no gate.
 //
 // A process in PhaseOld is a member: it holds one of a number of slots on the
-// old backend, each the lock of a reserved name. A process in PhaseNew holds
-// one on the new backend. A process takes a slot first, and then checks that
-// all slots of the other kind are free, by acquiring and releasing each. Of two
-// processes of different kinds the later one sees the earlier one. All locks of
-// a member end with its membership. A check holds a slot for a moment, so a
-// taken slot is checked again before it counts as a member's.
+// old backend. Each slot is the lock of a reserved name. A process in PhaseNew
+// holds a slot on the new backend. A process takes a slot first, and then
+// checks that all slots of the other kind are free, by acquiring and releasing
+// each. Of two processes of different kinds, the later one sees the earlier
+// one. All locks of a member end with its membership. A check holds a slot for
+// a moment, so a taken slot is checked again before it counts as a member's.
 //
-// outside.go: a process that is refused in PhaseOld shows that on the backend.
-// closing.go: the end of PhaseOld.
+// In outside.go, a process that is refused in PhaseOld shows that on the
+// backend. In closing.go, PhaseOld ends.
 type gate struct {
 	d    *Driver
-	name string // of the process, for people
+	name string // of the process, for humans
 
 	setting chan struct{} // has room for one change of the phase
 
 	mu      sync.Mutex
 	current *member
-	retired map[*member]struct{} // of earlier phases, with uses left
+	retired map[*member]struct{} // memberships of earlier phases that are still in use
 	// closed at the end of an attempt to become a member; nil if there is no
 	// attempt
 	joining chan struct{}
-	refused refusal // the last one
-	// shows others that this process is not in PhaseOld and wants to be; nil
-	// otherwise
+	refused refusal // the last refusal
+	// shows other processes that this process wants to be in PhaseOld and is
+	// not; nil otherwise
 	wish   *member
-	timer  *time.Timer // for what the gate does by itself
-	acting bool        // the gate is at it
-	over   bool        // PhaseOld has ended for good
+	timer  *time.Timer // for the gate's own actions
+	acting bool        // such an action is running
+	over   bool        // PhaseOld has ended permanently
 }
 
-// refusal is the error of all locks of a refused process until it asks again,
+// refusal is the error of all locks of a refused process until its next try,
 // which takes hundreds of requests.
 type refusal struct {
 	err   error
@@ -56,11 +56,11 @@ type refusal struct {
 }
 
 const (
-	firstPause = 250 * time.Millisecond // after the first refusal; then twice as long each time
+	firstPause = 250 * time.Millisecond // after the first refusal; doubled for each further refusal
 	lastPause  = 5 * time.Second
 )
 
-// after takes note of the answer to a process that asked for its phase.
+// after records the result of a try to enter a phase.
 func (r *refusal) after(err error, p Phase) {
 	if !refusedBy(err) {
 		*r = refusal{}
@@ -73,13 +73,13 @@ func (r *refusal) after(err error, p Phase) {
 	*r = refusal{err, p, pause, time.Now().Add(pause)}
 }
 
-// refusedBy reports whether err says that the process may not be in its phase,
-// until somebody else changes something.
+// refusedBy reports whether err means that the process must not be in its phase
+// until another process or an operator changes something.
 func refusedBy(err error) bool {
 	return errors.As(err, new(*BehindError)) || errors.Is(err, ErrFull) || errors.Is(err, ErrFinalized)
 }
 
-// stands returns the refusal, if it is too early to ask again.
+// stands returns the refusal, if it is too early for another try.
 func (r *refusal) stands(p Phase) error {
 	if r.phase == p && time.Now().Before(r.until) {
 		return r.err
@@ -87,14 +87,14 @@ func (r *refusal) stands(p Phase) error {
 	return nil
 }
 
-// MaxMembers is how many processes a gate has room for in PhaseOld, and as many
-// in PhaseNew. Every process of a migration has to have the same.
+// MaxMembers is the number of processes that a gate admits to PhaseOld, and
+// also to PhaseNew. It must be the same for every process of a migration.
 const MaxMembers = 128
 
-// reserved begins the names that belong to the migration.
+// reserved is the prefix of names that belong to the migration.
 const reserved = "dsync:migrate:"
 
-// slotKind is a kind of slots.
+// slotKind is a kind of slot.
 type slotKind string
 
 const (
@@ -122,36 +122,37 @@ func slotName(k slotKind, i int) string { return fmt.Sprintf("%s%s:%d", reserved
 
 // Errors of the gate, beside [BehindError].
 var (
-	// ErrSkipped: phases follow each other one by one.
+	// ErrSkipped reports that a change of phase would skip a phase.
 	ErrSkipped = errors.New("a phase would be skipped")
 
-	// ErrFinalized: the migration has come to its end, and PhaseOld with it.
+	// ErrFinalized reports that the migration was finalized, which ended
+	// PhaseOld.
 	ErrFinalized = fmt.Errorf("the migration was finalized, and the old backend alone locks nothing any more: %w", errors.ErrUnsupported)
 
-	// ErrFull: there is no room for another process.
+	// ErrFull reports that the gate has no room for another process.
 	ErrFull = fmt.Errorf("the gate has room for %d processes in a phase", MaxMembers)
 
-	// ErrReserved: the name belongs to the gate.
+	// ErrReserved reports that the name belongs to the gate.
 	ErrReserved = fmt.Errorf("names that begin with %s are reserved: %w", reserved, errors.ErrUnsupported)
 )
 
-// BehindError says that a process cannot be in a phase because other processes
-// are two phases away.
+// BehindError reports that a process cannot be in a phase because other
+// processes are two phases away.
 type BehindError struct {
 	Phase   Phase    // of the other processes
-	Members []Member // the other processes; Driver.Members may tell more of each
+	Members []Member // the other processes; Driver.Members may return more about each
 }
 
-// Member is a process in PhaseOld or PhaseNew of the gated procedure, or one
-// that would be in PhaseOld.
+// Member is a process in PhaseOld or PhaseNew of the gated procedure, or a
+// process that wants to be in PhaseOld.
 type Member struct {
 	Phase Phase  `json:"phase"`
-	Wants bool   `json:"wants,omitempty"` // the process is not in Phase, and asks for Phase again and again
+	Wants bool   `json:"wants,omitempty"` // the process is not in Phase, and keeps trying to enter it
 	Slot  int    `json:"slot"`
-	Hold  string `json:"hold,omitempty"`  // the identity of the hold of the slot, if the backend tells: begins with the Driver.ID of the process
-	Owner string `json:"owner,omitempty"` // host and process id, if the backend keeps them
+	Hold  string `json:"hold,omitempty"`  // the identity of the hold of the slot, if the backend reports it: begins with the Driver.ID of the process
+	Owner string `json:"owner,omitempty"` // host and process id, if the backend stores them
 
-	passing bool // the slot was taken for a look, or just given back
+	passing bool // the slot was taken for a look, or has just been released
 }
 
 func (m Member) String() string {
@@ -181,7 +182,7 @@ func newGate(d *Driver) *gate {
 	}
 }
 
-// opposite returns the phase that must be over before p, and the backends on
+// opposite returns the phase that must have ended before p, and the backends on
 // which members of the two are.
 func (g *gate) opposite(p Phase) (q Phase, own, others *backend) {
 	if p == PhaseOld {
@@ -190,8 +191,8 @@ func (g *gate) opposite(p Phase) (q Phase, own, others *backend) {
 	return PhaseOld, g.d.to, g.d.from
 }
 
-// enter returns the membership for the phase of the driver, with a use more,
-// and makes a membership where there is none.
+// enter returns the membership for the phase of the driver, with one more use.
+// It creates a membership if there is none.
 func (g *gate) enter(ctx context.Context) (*member, error) {
 	for {
 		g.mu.Lock()
@@ -218,7 +219,7 @@ func (g *gate) enter(ctx context.Context) (*member, error) {
 			}
 		}
 		m, err := g.join(ctx, phase)
-		over := m // of no use, where the phase has changed
+		over := m // no longer useful if the phase has changed
 		g.mu.Lock()
 		close(g.joining)
 		g.joining = nil
@@ -237,8 +238,8 @@ func (g *gate) enter(ctx context.Context) (*member, error) {
 	}
 }
 
-// enterNow is enter for callers that want the answer of now, and not that of
-// the last refusal.
+// enterNow is enter for callers that want a current answer instead of the last
+// refusal.
 func (g *gate) enterNow(ctx context.Context) (*member, error) {
 	g.mu.Lock()
 	g.refused = refusal{}
@@ -246,8 +247,8 @@ func (g *gate) enterNow(ctx context.Context) (*member, error) {
 	return g.enter(ctx)
 }
 
-// replace makes m the current membership, and returns the one before, for the
-// caller to retire. It is called with mu held.
+// replace makes m the current membership, and returns the previous one, which
+// the caller must retire. It is called with mu held.
 func (g *gate) replace(m *member) (old *member) {
 	old, g.current = g.current, m
 	if old != nil {
@@ -256,7 +257,7 @@ func (g *gate) replace(m *member) (old *member) {
 	return old
 }
 
-// setPhase moves the process one phase on or back.
+// setPhase moves the process forward or back by one phase.
 func (g *gate) setPhase(ctx context.Context, p Phase) error {
 	bound, end, err := g.d.closable(ctx)
 	if err != nil {
@@ -329,8 +330,8 @@ func (g *gate) drain(ctx context.Context, p Phase) error {
 	}
 }
 
-// gated takes the name in the phase of the process, and begins anew when the
-// phase changes before the grant.
+// gated acquires the name in the phase of the process, and starts again when
+// the phase changes before the grant.
 func (a *attempt) gated(ctx context.Context) (*lease, error) {
 	if strings.HasPrefix(a.r.Name, reserved) {
 		return nil, ErrReserved
@@ -342,7 +343,7 @@ func (a *attempt) gated(ctx context.Context) (*lease, error) {
 	for {
 		m, err := a.d.gate.enter(ctx)
 		if refusedBy(err) {
-			// until somebody has changed the phase
+			// until another process or an operator has changed the phase
 			return nil, fmt.Errorf("%w: %w", driver.ErrUnavailable, err)
 		} else if err != nil {
 			return nil, a.translate(err)
@@ -358,8 +359,8 @@ func (a *attempt) gated(ctx context.Context) (*lease, error) {
 	}
 }
 
-// under takes the name in the phase of m, and gives up when the membership is
-// over.
+// under acquires the name in the phase of m, and gives up when the membership
+// ends.
 func (a *attempt) under(ctx context.Context, m *member) (*lease, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

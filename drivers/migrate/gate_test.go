@@ -42,7 +42,8 @@ func setPhase(t *testing.T, c *client, p migrate.Phase) {
 	}
 }
 
-// wantBehind fails unless err says that one process is in phase p, and which.
+// wantBehind fails unless err reports that one process is in phase p, and which
+// process.
 func wantBehind(t *testing.T, what string, err error, p migrate.Phase, who *client) {
 	t.Helper()
 	var behind *migrate.BehindError
@@ -76,7 +77,8 @@ func TestGateKeepsOldAndNewApart(t *testing.T) {
 	})
 }
 
-// TestProcessesThatGoToNewTogetherAreNotRefused: nobody is in phase old.
+// TestProcessesThatGoToNewTogetherAreNotRefused checks that processes can enter
+// PhaseNew together if no process is in PhaseOld.
 func TestProcessesThatGoToNewTogetherAreNotRefused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t, nil, nil)
@@ -90,7 +92,7 @@ func TestProcessesThatGoToNewTogetherAreNotRefused(t *testing.T) {
 	})
 }
 
-// before calls do before each Acquire of a name that begins so.
+// before calls do before each Acquire of a name with a prefix.
 type before struct {
 	onlyDriverAndAdmin
 	prefix string
@@ -104,7 +106,7 @@ func (d before) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, e
 	return d.onlyDriverAndAdmin.Acquire(ctx, r)
 }
 
-// TestGateLooksAfterTheSlotIsTaken: another process becomes a member of the
+// TestGateLooksAfterTheSlotIsTaken lets another process become a member of the
 // other kind at the last moment.
 func TestGateLooksAfterTheSlotIsTaken(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -121,8 +123,8 @@ func TestGateLooksAfterTheSlotIsTaken(t *testing.T) {
 	})
 }
 
-// TestFinalizeKeepsProcessesOutOfPhaseOld, also when nobody is in PhaseNew any
-// more.
+// TestFinalizeKeepsProcessesOutOfPhaseOld checks this also when no process is
+// in PhaseNew any more.
 func TestFinalizeKeepsProcessesOutOfPhaseOld(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t, nil, nil)
@@ -162,8 +164,8 @@ func TestFinalizeKeepsProcessesOutOfPhaseOld(t *testing.T) {
 	})
 }
 
-// TestOneThatLooksWhileTheGateIsClosed goes to PhaseOld, and finds nobody in
-// PhaseNew any more.
+// TestOneThatLooksWhileTheGateIsClosed has a process that enters PhaseOld, and
+// finds no process in PhaseNew any more.
 func TestOneThatLooksWhileTheGateIsClosed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t, nil, nil)
@@ -182,8 +184,8 @@ func TestOneThatLooksWhileTheGateIsClosed(t *testing.T) {
 	})
 }
 
-// TestFinalizeLooksForItsSlot after it has sealed: without it somebody may have
-// got into PhaseOld before.
+// TestFinalizeLooksForItsSlot checks that Finalize checks its slot after it has
+// sealed: without the slot another process may have entered PhaseOld before.
 func TestFinalizeLooksForItsSlot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t, nil, nil)
@@ -209,7 +211,7 @@ func TestOneThatIsKilledWhileItLooksIsInNobodysWayForLong(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t, nil, nil)
 		killed := p.gated(migrate.PhaseDual)
-		killed.from.Inject(memory.Fault{Kind: memory.LoseAnswer, On: memory.Acquires}) // it holds what it looked at
+		killed.from.Inject(memory.Fault{Kind: memory.LoseAnswer, On: memory.Acquires}) // it holds the slot that it looked at
 		_ = killed.SetPhase(t.Context(), migrate.PhaseNew)
 		killed.from.Cut()
 		killed.to.Cut()
@@ -223,7 +225,8 @@ func TestOneThatIsKilledWhileItLooksIsInNobodysWayForLong(t *testing.T) {
 	})
 }
 
-// TestOneThatIsBehindAsksNowAndThen, however often its program locks.
+// TestOneThatIsBehindAsksNowAndThen checks that a process that is behind limits
+// its requests, however often its program locks.
 func TestOneThatIsBehindAsksNowAndThen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t, nil, nil)
@@ -265,7 +268,7 @@ func TestGatePhasesExcludeTheNext(t *testing.T) {
 				_, err := try(b, "x")
 				wantErr(t, fmt.Sprintf("%v while %v holds", second, first), err, driver.ErrLocked)
 				c := start(t.Context(), b, newAttempt("x"))
-				time.Sleep(3 * ttl) // sessions of ours keep it
+				time.Sleep(3 * ttl) // sessions of this package keep the lock
 				release(t, l)
 				if r := <-c; r.err != nil {
 					t.Errorf("%v after %v: %v", second, first, r.err)
@@ -359,7 +362,7 @@ func TestLocksEndWithTheMembership(t *testing.T) {
 				t.Errorf("Lost was called %d times, want once", n)
 			}
 			wantErr(t, "Release", l.Release(t.Context()), driver.ErrNotHeld)
-			release(t, lock(t, c, "x")) // it becomes a member again
+			release(t, lock(t, c, "x")) // the process becomes a member again
 		})
 	}
 }
@@ -379,8 +382,8 @@ func (d after) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, er
 	return l, err
 }
 
-// TestAGrantAfterTheEndOfTheMembershipDoesNotCount: the process becomes a
-// member again, and asks again.
+// TestAGrantAfterTheEndOfTheMembershipDoesNotCount checks that the process
+// becomes a member again, and repeats its request.
 func TestAGrantAfterTheEndOfTheMembershipDoesNotCount(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t, nil, sessions)
@@ -407,7 +410,7 @@ func TestProcessThatIsGoneIsNotInTheWayForLong(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t, nil, nil)
 		c, other := p.gated(migrate.PhaseOld), p.gated(migrate.PhaseDual)
-		l, err := c.Acquire(t.Context(), &newAttemptFor("x", 10*ttl).Request) // it ends with the membership
+		l, err := c.Acquire(t.Context(), &newAttemptFor("x", 10*ttl).Request) // the lease ends with the membership
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -452,7 +455,7 @@ func TestCloseGivesTheMembershipBack(t *testing.T) {
 	})
 }
 
-// brief sees the TTLs of what is asked for on a backend.
+// brief records the TTLs of requests to a backend.
 type brief struct {
 	onlyDriverAndAdmin
 	longest *atomic.Int64
@@ -463,8 +466,8 @@ func (d brief) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, er
 	return d.onlyDriverAndAdmin.Acquire(ctx, r)
 }
 
-// TestLooksAreBrief: a slot that is looked at is free again soon, also if the
-// process that looks is killed.
+// TestLooksAreBrief checks that a slot that was looked at is soon free again,
+// even if the process that looks is killed.
 func TestLooksAreBrief(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t, nil, nil)
@@ -483,7 +486,7 @@ func TestLooksAreBrief(t *testing.T) {
 	})
 }
 
-// TestASlotThatIsLostDuringTheLooks does not count.
+// TestASlotThatIsLostDuringTheLooks checks that such a slot does not count.
 func TestASlotThatIsLostDuringTheLooks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t, nil, nil)
@@ -504,7 +507,8 @@ func TestASlotThatIsLostDuringTheLooks(t *testing.T) {
 	})
 }
 
-// TestASlotOfUnknownFateIsNotTakenForThatOfAnother: the process would have two.
+// TestASlotOfUnknownFateIsNotTakenForThatOfAnother checks that the process does
+// not take a second slot.
 func TestASlotOfUnknownFateIsNotTakenForThatOfAnother(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newPair(t, nil, nil).gated(migrate.PhaseDual)

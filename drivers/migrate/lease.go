@@ -11,19 +11,19 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// lease is a hold on one backend or on both. It keeps to these, whatever the
-// phase of the driver becomes.
+// lease is a hold on one backend or on both. It keeps its backends when the
+// phase of the driver changes.
 type lease struct {
 	d     *Driver
 	a     *attempt
 	r     *driver.Request
 	hold  string
 	m     *member // the lease ends with it; nil without a gate
-	parts []*part // in the order in which they were taken; constant once the lease is held
+	parts []*part // in the order of their grants; constant once the lease is held
 	first uint64
 	n     int
 
-	// Most leases have one part. Its memory is part of the lease.
+	// Most leases have one part, whose memory is part of the lease.
 	one  part
 	list [2]*part
 
@@ -36,12 +36,12 @@ type state int
 const (
 	asking state = iota
 	held
-	released // Release was called
+	released // Release has been called
 	lost
 )
 
-// newLease begins a way to a grant. Each way has a Hold of its own, the same on
-// both backends.
+// newLease begins a way to a grant. Each way has its own Hold, the same on both
+// backends.
 func (a *attempt) newLease() *lease {
 	l, hold := &a.only, ofProgram+a.r.Hold
 	if a.again {
@@ -52,7 +52,7 @@ func (a *attempt) newLease() *lease {
 	return l
 }
 
-// take asks a backend for the name.
+// take requests the name from a backend.
 func (l *lease) take(ctx context.Context, b *backend, tokens, noWait bool) (*part, error) {
 	p := &l.one
 	if p.l != nil {
@@ -60,7 +60,7 @@ func (l *lease) take(ctx context.Context, b *backend, tokens, noWait bool) (*par
 	}
 	p.l, p.b, p.tokens, p.request = l, b, tokens, *l.r
 	p.request.Events, p.request.NoWait, p.request.Hold = p, noWait, l.hold
-	if p.request.Owner == l.r.Hold { // made up
+	if p.request.Owner == l.r.Hold { // generated
 		p.request.Owner = l.hold
 	}
 	granted, err := b.Acquire(ctx, &p.request)
@@ -76,7 +76,8 @@ func (l *lease) take(ctx context.Context, b *backend, tokens, noWait bool) (*par
 	return p, err
 }
 
-// abandonWith has gone called when p is lost before the lease is granted.
+// abandonWith arranges for a call of gone if p is lost before the lease is
+// granted.
 func (l *lease) abandonWith(p *part, gone context.CancelFunc) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -86,8 +87,8 @@ func (l *lease) abandonWith(p *part, gone context.CancelFunc) {
 	}
 }
 
-// grant makes a lease of the parts, with the tokens of one. If a part is lost,
-// grant releases the others.
+// grant makes the parts a held lease, with the tokens of one part. If a part is
+// lost, grant releases the others.
 func (l *lease) grant(ctx context.Context, tokens *part, parts ...*part) (*lease, error) {
 	l.parts = append(l.list[:0], parts...)
 	if l.d.info.Fencing != driver.None {
@@ -115,7 +116,7 @@ func (l *lease) grant(ctx context.Context, tokens *part, parts ...*part) (*lease
 	return nil, err
 }
 
-// partLost is told by a backend that a part is over.
+// partLost is called when a backend reports the loss of a part.
 func (l *lease) partLost(p *part, cause error) {
 	p.session.Load().leave()
 	l.mu.Lock()
@@ -136,7 +137,7 @@ func (l *lease) partLost(p *part, cause error) {
 }
 
 // lose makes a held lease a lost one, and reports whether it was held. Unless p
-// is nil, p is over.
+// is nil, p is lost.
 func (l *lease) lose(p *part, cause error) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -150,7 +151,7 @@ func (l *lease) lose(p *part, cause error) bool {
 	return true
 }
 
-// memberLost is called when the membership with which the lease ends is over.
+// memberLost is called when the membership that the lease depends on has ended.
 func (l *lease) memberLost(cause error) {
 	if l.lose(nil, cause) {
 		l.r.Events.Lost(cause)
@@ -171,7 +172,8 @@ func (l *lease) leave(over *part) {
 // Tokens implements driver.Lease.
 func (l *lease) Tokens() (first uint64, n int) { return l.first, l.n }
 
-// Expires implements driver.Lease: when the first of its holds expires.
+// Expires implements driver.Lease. It returns when the first of the holds
+// expires.
 func (l *lease) Expires() time.Time {
 	t := l.parts[0].lease.Expires()
 	for _, p := range l.parts[1:] {
@@ -180,8 +182,8 @@ func (l *lease) Expires() time.Time {
 	return l.m.bound(t)
 }
 
-// Session implements driver.SessionLease: the session that ends first, the
-// membership included.
+// Session implements driver.SessionLease. It returns the session that ends
+// first, including the membership.
 func (l *lease) Session() (expires time.Time, ttl time.Duration) {
 	if m := l.m; m != nil && m.b != nil {
 		expires, ttl = m.lease.Expires(), m.request.TTL
@@ -245,12 +247,12 @@ func (d *Driver) MayLeave() error {
 // Leave implements driver.Leaver.
 func (d *Driver) Leave(ctx context.Context, granted driver.Lease, ttl time.Duration) error {
 	if d.enter(&d.steps) {
-		defer d.steps.Done() // Close of a backend would end a hold that is not left yet
+		defer d.steps.Done() // otherwise Close could close a backend and end the hold before Leave
 	}
 	return granted.(*lease).finish(func(p *part) error { return p.b.Driver.(driver.Leaver).Leave(ctx, p.lease, ttl) })
 }
 
-// finish ends the holds on the backends in the reverse order.
+// finish ends the holds on the backends in reverse order.
 func (l *lease) finish(end func(*part) error) error {
 	l.mu.Lock()
 	was := l.state
@@ -281,7 +283,7 @@ func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
 		return driver.ErrNotHeld
 	}
 	for _, p := range l.parts {
-		if !p.renewed() || ttl == 0 && p.b.info.Detect > 0 { // which tells by itself
+		if !p.renewed() || ttl == 0 && p.b.info.Detect > 0 { // of a backend that reports losses by itself
 			continue
 		}
 		if err := l.answered(p, p.lease.Renew(ctx, ttl)); err != nil {
@@ -291,16 +293,16 @@ func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
 	return nil
 }
 
-// renewable reports whether it makes sense to renew the lease. A lease that has
-// run out on one backend is not renewed on the other.
+// renewable reports whether renewing the lease makes sense. A lease that has
+// expired on one backend is not renewed on the other.
 func (l *lease) renewable() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.state == held && time.Now().Before(l.Expires())
 }
 
-// answered takes the answer to a renewal of p. When p is over, the lease is
-// over too, and its other parts are released.
+// answered handles the answer to a renewal of p. If p is lost, the lease is
+// lost too, and its other parts are released.
 func (l *lease) answered(p *part, err error) error {
 	if errors.Is(err, driver.ErrNotHeld) && l.lose(p, err) {
 		l.leave(p)

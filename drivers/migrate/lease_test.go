@@ -12,8 +12,8 @@ import (
 	"github.com/go-dsync/dsync/drivers/migrate"
 )
 
-// TestReleaseEndsTheNewBackendFirst: who gets the name on the old backend next
-// finds the new one free, and waits once.
+// TestReleaseEndsTheNewBackendFirst checks that the next client that acquires
+// the name on the old backend finds the new one free, and waits once.
 func TestReleaseEndsTheNewBackendFirst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t, nil, nil)
@@ -31,7 +31,7 @@ func TestReleaseEndsTheNewBackendFirst(t *testing.T) {
 	})
 }
 
-// TestForceUnlockEndsBothHalves of a client that hears nothing of it.
+// TestForceUnlockEndsBothHalves has a client that is not notified.
 func TestForceUnlockEndsBothHalves(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t, nil, nil)
@@ -45,8 +45,8 @@ func TestForceUnlockEndsBothHalves(t *testing.T) {
 	})
 }
 
-// TestAnUndoThatFailedIsUnknown: the name may be held on the old backend for a
-// while, by nobody.
+// TestAnUndoThatFailedIsUnknown checks the error of a failed Acquire that may
+// leave the name held on the old backend for a while.
 func TestAnUndoThatFailedIsUnknown(t *testing.T) {
 	for _, kind := range []memory.FaultKind{memory.CutOff, memory.LoseAnswer, memory.Hang} {
 		synctest.Test(t, func(t *testing.T) {
@@ -69,8 +69,8 @@ func TestAnUndoThatFailedIsUnknown(t *testing.T) {
 	}
 }
 
-// TestADeadlineOfARequestIsNotTheCallers, who has none: what does not answer is
-// a backend.
+// TestADeadlineOfARequestIsNotTheCallers has a caller without a deadline, and a
+// backend that does not answer.
 func TestADeadlineOfARequestIsNotTheCallers(t *testing.T) {
 	for _, test := range []struct {
 		what  string

@@ -14,25 +14,26 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// member is the membership of a process in one phase, for all that the process
-// locks in that phase. In PhaseDual a membership has no slot, and lasts.
+// member is the membership of a process in one phase. All locks of the process
+// in that phase depend on it. In PhaseDual a membership has no slot, and does
+// not expire.
 type member struct {
 	g       *gate
 	phase   Phase
 	slot    int
-	b       *backend // where the slot is; nil if there is none
+	b       *backend // the backend of the slot; nil if there is none
 	request *driver.Request
 	lease   driver.Lease
 	session atomic.Pointer[carried]
 
-	active context.Context // ends when the phase is over for this process, or the slot is lost
+	active context.Context // ends when the process leaves the phase, or loses the slot
 	stop   context.CancelFunc
 	gone   chan struct{} // closed when nothing is left of the membership
 
 	mu      sync.Mutex
 	uses    int // Acquires and leases
 	retired bool
-	left    bool // the slot is given back
+	left    bool // the slot has been released
 	lost    error
 	leases  map[*lease]struct{}
 }
@@ -45,7 +46,7 @@ func (m *member) Waiting() {}
 // Tokens implements driver.Events.
 func (m *member) Tokens() int { return 1 }
 
-// Lost implements driver.Events: with the slot go all locks.
+// Lost implements driver.Events. All locks are lost with the slot.
 func (m *member) Lost(cause error) {
 	m.session.Load().leave()
 	m.mu.Lock()
@@ -64,8 +65,8 @@ func (m *member) Lost(cause error) {
 	m.g.lost(m)
 }
 
-// bound returns the earlier of t and the time until when the membership lasts
-// at least.
+// bound returns the earlier of t and the time until which the membership is
+// certain to last.
 func (m *member) bound(t time.Time) time.Time {
 	if m == nil || m.b == nil {
 		return t
@@ -80,7 +81,7 @@ func (m *member) live() bool {
 	return m.lost == nil && !m.left && (m.b == nil || time.Now().Before(m.lease.Expires()))
 }
 
-// worthwhile reports whether it makes sense to keep the slot alive.
+// worthwhile reports whether keeping the slot alive makes sense.
 func (m *member) worthwhile() bool {
 	live := m.live()
 	if !live {
@@ -89,7 +90,7 @@ func (m *member) worthwhile() bool {
 	return live
 }
 
-// use adds a use, unless the membership is over.
+// use adds a use, unless the membership has ended.
 func (m *member) use() bool {
 	if !m.live() {
 		return false
@@ -104,7 +105,7 @@ func (m *member) use() bool {
 }
 
 // carry makes a lease with a use end with the membership. It returns false if
-// the membership is over.
+// the membership has ended.
 func (m *member) carry(l *lease) bool {
 	if m == nil {
 		return true
@@ -118,7 +119,7 @@ func (m *member) carry(l *lease) bool {
 	return true
 }
 
-// drop is called when the lease is over.
+// drop is called when the lease has ended.
 func (m *member) drop(l *lease) {
 	if m == nil {
 		return
@@ -140,7 +141,7 @@ func (m *member) leave() {
 	}
 }
 
-// retire ends the membership with its last use; Acquires under way begin anew.
+// retire ends the membership with its last use. Acquires under way start again.
 func (m *member) retire() {
 	m.stop()
 	m.mu.Lock()
@@ -152,7 +153,7 @@ func (m *member) retire() {
 	}
 }
 
-// finish reports, once, that the slot is to be given back. It is called with mu
+// finish reports, once, that the slot must be released. It is called with mu
 // held.
 func (m *member) finish() bool {
 	over := m.retired && m.uses == 0 && !m.left
@@ -160,7 +161,7 @@ func (m *member) finish() bool {
 	return over
 }
 
-// quit gives the slot back.
+// quit releases the slot.
 func (m *member) quit() {
 	m.stop()
 	if m.b != nil {
@@ -180,7 +181,7 @@ func (g *gate) newMember(p Phase) *member {
 	return m
 }
 
-// join makes a member of the process.
+// join makes the process a member.
 func (g *gate) join(ctx context.Context, p Phase) (*member, error) {
 	m := g.newMember(p)
 	if p == PhaseDual {
@@ -201,7 +202,7 @@ func (g *gate) join(ctx context.Context, p Phase) (*member, error) {
 	return m, nil
 }
 
-// admit looks whether a process with a slot of p may be in p.
+// admit checks whether a process with a slot of p may be in p.
 func (g *gate) admit(ctx context.Context, p Phase) error {
 	if p == PhaseNew {
 		return g.admitToNew(ctx)
@@ -226,12 +227,12 @@ func (g *gate) nobodyIn(ctx context.Context, p Phase) error {
 	return err
 }
 
-// asks returns a request of the gate's own.
+// asks returns a request for one of the gate's own names.
 func (g *gate) asks(name string, e driver.Events, noWait bool) *driver.Request {
 	return &driver.Request{Name: name, Hold: g.d.nextHold(), Owner: g.name, TTL: g.d.ttl, NoWait: noWait, Events: e}
 }
 
-// letGo releases a hold of no further use.
+// letGo releases a hold that is no longer needed.
 func letGo(l driver.Lease) {
 	ctx, cancel := context.WithTimeout(context.Background(), undoLimit)
 	defer cancel()
@@ -260,19 +261,19 @@ func (m *member) takeSlot(ctx context.Context, b *backend, k slotKind) error {
 	return fmt.Errorf("migrate: phase %v: %w", m.phase, ErrFull)
 }
 
-// lookers bounds how many slots are looked at side by side.
+// lookers bounds how many slots are looked at concurrently.
 const lookers = 16
 
 const (
-	lookFor   = 300 * time.Millisecond // how long a slot has to be taken to count as a member's
+	lookFor   = 300 * time.Millisecond // how long a slot must be taken to count as a member's
 	lookPause = 20 * time.Millisecond
 
-	// lookTTL is the TTL of a slot taken for a look, so that a process killed
-	// during its look is in nobody's way for long.
+	// lookTTL is the TTL of a slot taken for a look. It is short, so that a
+	// process killed during its look does not block other processes for long.
 	lookTTL = 5 * time.Second
 
-	// lookPrefix begins the hold of a slot taken for a look. The slot may be a
-	// member's soon, so it is looked at again.
+	// lookPrefix is the prefix of the hold of a slot taken for a look. The slot
+	// may soon be a member's, so it is looked at again.
 	lookPrefix = HoldPrefix + "look-"
 )
 
@@ -336,8 +337,8 @@ func lookAtAll(ctx context.Context, b *backend, k slotKind, which []int, at look
 	return members, err
 }
 
-// tryAt is a lookAt without doubt: only a slot that can be taken is surely
-// free.
+// tryAt is a lookAt that is certain: it reports a slot as free only after
+// acquiring it.
 func (g *gate) tryAt(ctx context.Context, b *backend, k slotKind, slot int) (*Member, error) {
 	r := g.asks(slotName(k, slot), quiet{}, true)
 	r.TTL, r.Hold = g.d.nearestTTL(min(lookTTL, g.d.ttl)), lookPrefix+r.Hold
@@ -350,13 +351,13 @@ func (g *gate) tryAt(ctx context.Context, b *backend, k slotKind, slot int) (*Me
 		return nil, err
 	}
 	m, err := describe(ctx, b, k, slot)
-	if m == nil || err != nil { // the slot was just given back, or the backend does not say
+	if m == nil || err != nil { // the slot has just been released, or the backend does not report holders
 		return &Member{Phase: k.phase(), Slot: slot, passing: err == nil}, nil
 	}
 	return m, nil
 }
 
-// describe is a lookAt without any change.
+// describe is a lookAt that changes nothing.
 func describe(ctx context.Context, b *backend, k slotKind, slot int) (*Member, error) {
 	inspector, ok := b.Driver.(driver.Inspector)
 	if !ok {
@@ -370,13 +371,13 @@ func describe(ctx context.Context, b *backend, k slotKind, slot int) (*Member, e
 		passing: strings.HasPrefix(s.Hold, lookPrefix)}, nil
 }
 
-// ID returns the beginning of the identities of all holds that the driver makes
-// on its own behalf, a membership among them.
+// ID returns the prefix of the identities of all holds that the driver makes on
+// its own behalf, including a membership.
 func (d *Driver) ID() string { return d.id }
 
 // Members returns the processes in PhaseOld and in PhaseNew of the gated
-// procedure, and the processes that want to be in PhaseOld and may not;
-// processes in PhaseDual are no members. Members changes nothing, and is as
+// procedure, and the processes that want to be in PhaseOld and are refused.
+// Processes in PhaseDual are not members. Members changes nothing, and is as
 // exact as Inspect of the backends. A change of phase does not rely on Members.
 func (d *Driver) Members(ctx context.Context) ([]Member, error) {
 	if d.gate == nil {

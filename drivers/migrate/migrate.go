@@ -1,23 +1,23 @@
 // Package migrate moves locks from one backend to another while all programs
-// run. Its driver is made of two, from and to, and registers the URL scheme
-// "migrate":
+// keep running. Its driver combines two drivers, from and to, and registers the
+// URL scheme "migrate":
 //
 //	migrate:?from=redisson%3A%2F%2Fold%3A6379&to=redisson%3A%2F%2Fnew%3A6379&phase=dual
 //
 // A process is in one [Phase] at a time: first in PhaseDual, then in PhaseNew.
-// Processes in any phases exclude each other, and programs that only know from.
-// A seal, a grant on from that never ends, keeps the latter out of a name that
-// has moved. See docs/migration.md.
+// Processes exclude each other in any phases, and they exclude programs that
+// only know from. A seal is a grant on from that never ends. It keeps programs
+// that only know from out of a name that has moved. See docs/migration.md.
 //
-// From has to be a [move.Sealer], to a [move.Marker]. Names can return if from
-// is also a [move.Unsealer] and to a [move.Unmarker]. Other pairs need
+// From must be a [move.Sealer], and to a [move.Marker]. Names can return if
+// from is also a [move.Unsealer] and to a [move.Unmarker]. Other pairs need
 // [Options.Gated]: processes register on the backends, and no process enters
-// PhaseNew while one is in PhaseOld.
+// PhaseNew while another process is in PhaseOld.
 //
 // # Parameters
 //
-// Besides ttl=, require= and fenced=, which every backend has, and which belong
-// to this URL only:
+// The parameters ttl=, require= and fenced=, which every backend has, apply
+// only to this URL. It also has:
 //
 //	from=URL, to=URL                 the two backends, with special characters as %XX
 //	phase=dual|new                   see [Phase]; with a gate also old
@@ -25,8 +25,8 @@
 //
 // # What does not move
 //
-// Reads, writes, permits and latches are refused (errors.ErrUnsupported):
-// readers would need tokens between those of the writers on both backends, the
+// Reads, writes, permits and latches are refused (errors.ErrUnsupported).
+// Readers would need tokens between those of the writers on both backends, the
 // permits of both would have to be counted together, and names of latches do
 // not move. Programs that only know from, in any mode, and programs in the
 // migration exclude each other.
@@ -49,8 +49,8 @@ import (
 	"github.com/go-dsync/dsync/driver/move"
 )
 
-// Phase says which of the two backends a process asks. A name that is sealed on
-// from has moved: from then on it is locked on to alone, whatever the phase.
+// Phase selects which of the two backends a process uses. A name that is sealed
+// on from has moved. From then on it is locked only on to, in any phase.
 type Phase int8
 
 const (
@@ -79,63 +79,64 @@ func (p Phase) String() string {
 // MarshalText implements encoding.TextMarshaler.
 func (p Phase) MarshalText() ([]byte, error) { return []byte(p.String()), nil }
 
-// The refusals of a Driver. Errors that match these say why.
+// Refusals of a Driver. Errors that match these contain the reason.
 var (
-	// ErrPhase: not possible in this phase, or there is no such phase, as
-	// PhaseOld without a gate.
+	// ErrPhase reports that a call is not possible in this phase, or that the
+	// phase does not exist, as PhaseOld without a gate.
 	ErrPhase = errors.New("not possible in this phase")
 
-	// ErrTokens: the tokens of the pair could fall. Options.Unfenced gives them
-	// up.
+	// ErrTokens reports that the tokens of the pair could fall.
+	// Options.Unfenced gives up the tokens.
 	ErrTokens = fmt.Errorf("the fencing tokens would fall: %w", errors.ErrUnsupported)
 
-	// ErrNeedsGate: the pair can be migrated with Options.Gated alone.
+	// ErrNeedsGate reports that the pair can be migrated only with
+	// Options.Gated.
 	ErrNeedsGate = fmt.Errorf("names cannot move by seals between these backends (see gate=true): %w", errors.ErrUnsupported)
 
-	// ErrNoSeals: with a gate names do not move one by one.
+	// ErrNoSeals reports that names do not move one by one with a gate.
 	ErrNoSeals = fmt.Errorf("there are no seals in a migration with a gate: %w", errors.ErrUnsupported)
 )
 
-// Options of a Driver. The zero value is fine.
+// Options are the options of a Driver. The zero value is valid.
 type Options struct {
 	Phase Phase
 
-	// Unfenced gives up the tokens. Otherwise a pair is refused if from alone
+	// Unfenced gives up the tokens. Otherwise a pair is refused if only from
 	// has tokens.
 	Unfenced bool
 
-	// Gated is the procedure for backends that keep no seals. All programs have
-	// to take part. There are no tokens, so Unfenced is needed if both backends
-	// have them. See docs/migration.md.
+	// Gated selects the procedure for backends that keep no seals. All programs
+	// must take part. There are no tokens, so Unfenced is needed if both
+	// backends have them. See docs/migration.md.
 	Gated bool
 
-	// FromFloor and ToFloor are added to the tokens of the two, as floor
-	// parameters in their URLs are. With a ToFloor above all tokens of from,
-	// tokens rise also for names that nobody locks before the programs use to
-	// alone, with that floor: see [Driver.Tokens].
+	// FromFloor and ToFloor are added to the tokens of the two, like floor
+	// parameters in their URLs. With a ToFloor above all tokens of from, tokens
+	// rise even for names that no program locks before the programs use only
+	// to, with that floor: see [Driver.Tokens].
 	FromFloor, ToFloor uint64
 
-	// TTL is that of the driver's own holds, such as a membership. The default
-	// is 30 s, or the nearest TTL that both backends keep. With a gate, leases
-	// may have a TTL of up to 20 times as long.
+	// TTL is the TTL of the driver's own holds, such as a membership. The
+	// default is 30 s, or the nearest TTL that both backends support. With a
+	// gate, leases may have a TTL of up to 20 times as long.
 	TTL time.Duration
 }
 
-// Driver is a driver.Driver made of two.
+// Driver is a driver.Driver that combines two drivers.
 type Driver struct {
 	from, to *backend
-	sealer   move.Sealer   // from; nil if from is none, which needs a gate
-	unsealer move.Unsealer // from; nil if from is none
-	marker   move.Marker   // to; nil if to is none, which needs a gate
-	unmarker move.Unmarker // to; nil if to is none
+	sealer   move.Sealer   // from; nil if from is not a Sealer, which needs a gate
+	unsealer move.Unsealer // from; nil if from is not an Unsealer
+	marker   move.Marker   // to; nil if to is not a Marker, which needs a gate
+	unmarker move.Unmarker // to; nil if to is not an Unmarker
 	gate     *gate         // nil: names are sealed
 	info     driver.Info
 	phase    atomic.Int32
 	ttl      time.Duration // of the driver's own holds
-	id       string        // of the driver; the holds that it makes begin with it
-	holds    atomic.Uint64 // how many holds the driver has made
+	id       string        // of the driver; the prefix of its own holds
+	holds    atomic.Uint64 // the number of holds that the driver has made
 
-	life   context.Context // until Close
+	life   context.Context // ends with Close
 	end    context.CancelFunc
 	told   reporter
 	phases phaseReporter
@@ -145,7 +146,7 @@ type Driver struct {
 	closed   bool
 	ended    bool           // no more work
 	calls    sync.WaitGroup // Acquires
-	steps    sync.WaitGroup // those begun by closable
+	steps    sync.WaitGroup // begun by closable
 	work     sync.WaitGroup // clean-ups
 }
 
@@ -174,13 +175,13 @@ func (b *backend) above(token *uint64) {
 	}
 }
 
-// below returns the value above which the driver has to raise its tokens, so
-// that with the floor they are above last.
+// below returns the value above which the driver must raise its tokens, so that
+// with the floor they are above last.
 func (b *backend) below(last uint64) uint64 { return last - min(last, b.floor) }
 
-// New returns a driver that moves locks between two backends, and refuses a
-// pair that cannot be migrated or whose tokens could fall. It owns both
-// drivers, and closes them, unless it returns an error.
+// New returns a driver that moves locks between two backends. It refuses a pair
+// that cannot be migrated or whose tokens could fall. Unless it returns an
+// error, it owns both drivers, and Close closes them.
 func New(from, to driver.Driver, o *Options) (*Driver, error) {
 	if o == nil {
 		o = &Options{}
@@ -226,12 +227,12 @@ func New(from, to driver.Driver, o *Options) (*Driver, error) {
 	return d, nil
 }
 
-// errOldNeedsGate: with seals, a process in PhaseOld would be the same as a
-// program that knows from alone.
+// errOldNeedsGate is the error for PhaseOld with seals, where it would be the
+// same as a program that only knows from.
 var errOldNeedsGate = fmt.Errorf("migrate: %w: phase %v is there with a gate alone", ErrPhase, PhaseOld)
 
-// processID identifies this driver, and tells people where it is: host, process
-// and a random text, without a colon.
+// processID identifies this driver, and shows humans where it runs: host,
+// process and a random text, without a colon.
 func processID() string {
 	plain := strings.Map(func(r rune) rune {
 		if 'a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9' {
@@ -250,16 +251,16 @@ func hostname() string {
 	return host
 }
 
-// HoldPrefix begins all holds of a migration on its backends. No program that
-// knows one backend alone has such holds.
+// HoldPrefix is the prefix of all holds of a migration on its backends. A
+// program that only knows one backend has no such holds.
 const HoldPrefix = "migrate-"
 
-// ofProgram begins the holds of programs that use the migration.
+// ofProgram is the prefix of holds of programs that use the migration.
 const ofProgram = HoldPrefix + "for-"
 
-// maxLeases is how many times as long as the TTL of a membership that of a
-// lease may be. Package dsync ends a lease by 1 % of its TTL early, and takes
-// no lease that ends at once.
+// maxLeases bounds the TTL of a lease, as a multiple of the TTL of a
+// membership. Package dsync ends a lease 1 % of its TTL early, and refuses a
+// lease that ends at once.
 const maxLeases = 20
 
 // choose prepares d for one of the two procedures.
@@ -288,14 +289,14 @@ func (d *Driver) choose(o *Options) error {
 	return nil
 }
 
-// weakest returns what holds in every phase, and on the way from one to the
-// next: no order goes over from one backend to the other.
+// weakest returns the promises that hold in every phase, and between two
+// phases. An order does not carry over from one backend to the other.
 func weakest(a, b driver.Info) driver.Info {
 	i := driver.Info{
 		Name:       "migrate",
 		Order:      driver.Unordered,
 		Fencing:    min(a.Fencing, b.Fencing),
-		KeepsAlive: a.KeepsAlive || b.KeepsAlive, // with sessions of ours on the one that has none
+		KeepsAlive: a.KeepsAlive || b.KeepsAlive, // with a session of this package on the backend that has none
 		MinTTL:     max(a.MinTTL, b.MinTTL),
 		MaxTTL:     max(a.MaxTTL, b.MaxTTL),
 		TTLUnit:    common(a.TTLUnit, b.TTLUnit),
@@ -324,24 +325,24 @@ func common(a, b time.Duration) time.Duration {
 	return a / divisor * b
 }
 
-// nextHold returns the identity of a hold of the driver's own.
+// nextHold returns the identity of one of the driver's own holds.
 func (d *Driver) nextHold() string { return fmt.Sprintf("%s:%d", d.id, d.holds.Add(1)) }
 
-// Info implements driver.Driver: the promises that both backends keep, in every
-// phase, without an order.
+// Info implements driver.Driver. It returns the promises that both backends
+// keep, in every phase, without an order.
 func (d *Driver) Info() driver.Info { return d.info }
 
 // Phase returns the phase of d.
 func (d *Driver) Phase() Phase { return Phase(d.phase.Load()) }
 
-// SetPhase moves d to another phase. Calls of Acquire that begin later are in
-// it; other calls and leases stay as they are. Names stay where they are: see
+// SetPhase moves d to another phase. It applies to calls of Acquire that begin
+// later. Other calls and leases do not change. Names stay where they are: see
 // [Driver.Rollback].
 //
-// With a gate SetPhase moves d one phase on or back ([ErrSkipped]), and waits
-// for holds of this process that are two phases away. It returns a
-// [*BehindError] if other processes are. Waiting calls of Acquire start again
-// in the new phase. After an error nothing has changed.
+// With a gate SetPhase moves d forward or back by one phase ([ErrSkipped]), and
+// waits for holds of this process that are two phases away. It returns a
+// [*BehindError] if other processes are two phases away. Waiting calls of
+// Acquire start again in the new phase. After an error nothing has changed.
 func (d *Driver) SetPhase(ctx context.Context, p Phase) error {
 	switch {
 	case !p.valid():
@@ -395,7 +396,7 @@ func (d *Driver) Close(ctx context.Context) error {
 	return errors.Join(fromErr, toErr)
 }
 
-// enter begins a task that Close waits for, unless d is closed.
+// enter begins a task that Close waits for. It returns false if d is closed.
 func (d *Driver) enter(group *sync.WaitGroup) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -421,8 +422,8 @@ func (d *Driver) closable(ctx context.Context) (bound context.Context, end func(
 	}, nil
 }
 
-// spawn runs f in a goroutine that Close waits for. It does not run f when
-// Close ends all holds anyway.
+// spawn runs f in a goroutine that Close waits for. It does not run f if Close
+// is about to end all holds anyway.
 func (d *Driver) spawn(f func()) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

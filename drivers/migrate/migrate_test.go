@@ -19,7 +19,7 @@ const ttl = 10 * time.Second
 
 var holds atomic.Int64
 
-// attempt is one request and what the driver says of it.
+// attempt is one request and the driver's calls of its Events.
 type attempt struct {
 	driver.Request
 	waiting, losses atomic.Int32
@@ -64,7 +64,7 @@ func wantErr(t *testing.T, what string, got, want error) {
 	}
 }
 
-// result is how an Acquire ended.
+// result is the result of an Acquire.
 type result struct {
 	lease driver.Lease
 	err   error
@@ -80,7 +80,7 @@ func start(ctx context.Context, d driver.Driver, a *attempt) <-chan result {
 	return c
 }
 
-// pair is two servers, of which from has given many tokens.
+// pair is two servers. The server from has already given many tokens.
 type pair struct {
 	t        *testing.T
 	from, to *memory.Server
@@ -187,7 +187,7 @@ func TestFromIsKeptAliveAndCheckedWhileToIsWaitedFor(t *testing.T) {
 			wantErr(t, "from after five TTLs", err, driver.ErrLocked)
 			if lose {
 				p.from.Expire("x")
-				lock(t, p.from.NewDriver(), "x") // until it expires
+				lock(t, p.from.NewDriver(), "x") // until the lock expires
 			}
 			release(t, l)
 			granted := time.Now()
@@ -245,7 +245,7 @@ func TestSealWithoutAMarkIsGoneOnWith(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			p := newPair(t, nil, nil)
 			c := p.client(migrate.PhaseNew)
-			c.to.Inject(memory.Fault{Kind: memory.CutOff, On: memory.Seals}) // as if it had crashed after the seal
+			c.to.Inject(memory.Fault{Kind: memory.CutOff, On: memory.Seals}) // like a crash after the seal
 			_, err := try(c, "x")
 			wantErr(t, "without a mark", err, driver.ErrUnavailable)
 			l := lock(t, p.client(phase), "x")

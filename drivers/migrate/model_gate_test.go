@@ -6,51 +6,51 @@ import (
 	"testing"
 )
 
-// The model of the gate is one name on two backends and a few processes, which
-// become members, lock, change the phase one by one, stop for longer than their
-// holds last, and crash, at every step. Each process has a slot of its own on
-// each backend. At the end one of them closes the gate, and then they are given
-// the new backend alone. One of them may be astray: its new backend is another
-// one. Then all look first whether the old backend is tied to their new one,
-// and tie it if it is tied to none.
+// The model of the gate is one name on two backends and a few processes. At
+// every step the processes may become members, lock, change the phase one by
+// one, stop for longer than their holds last, or crash. Each process has its
+// own slot on each backend. At the end one of them closes the gate, and then
+// the processes switch to the new backend only. One of the processes may be
+// astray, with another new backend. Then all of them first check whether the
+// old backend is tied to their new one, and tie it if it is not tied yet.
 
-// plainTo is the phase in the model of a process that knows to alone.
+// plainTo is the phase in the model of a process that only knows to.
 const plainTo = PhaseNew + 1
 
-// modelAstray is the new backend of a process that is astray, beside modelFrom
-// and modelTo.
+// modelAstray is the new backend of a process that is astray, in addition to
+// modelFrom and modelTo.
 const modelAstray = 2
 
-// gateVariant is what a wrong gate leaves out or does in another way.
+// gateVariant is what a wrong gate leaves out or does differently.
 type gateVariant struct {
-	noLook     bool // nobody looks whether there are members of the other kind
-	newLooks   bool // only those that go to PhaseNew look
+	noLook     bool // no process looks for members of the other kind
+	newLooks   bool // only processes that enter PhaseNew look
 	lookFirst  bool // a process looks before it takes its slot
 	untied     bool // a lock does not end with the membership
 	leavesSoon bool // a process leaves a phase while it holds a lock of that phase: a phase is skipped
-	withoutTo  bool // PhaseDual does without to if that is taken: a shadow that counts as both
+	withoutTo  bool // PhaseDual does without to if to is taken: a shadow that counts as both
 
-	plainFirst bool // processes are given to alone before the gate is closed
-	neverAsks  bool // who goes to PhaseOld does not ask whether the gate is closed
-	asksFirst  bool // and asks before the looks, not after
-	unsure     bool // the gate counts as closed though who closed it has lost its slot
-	believes   bool // who sees that the gate is closed looks for nobody in PhaseOld any more
+	plainFirst bool // processes switch to only to before the gate is closed
+	neverAsks  bool // a process that enters PhaseOld does not check whether the gate is closed
+	asksFirst  bool // a process that enters PhaseOld checks it before the looks, not after
+	unsure     bool // the gate counts as closed although the process that closed it has lost its slot
+	believes   bool // a process that sees that the gate is closed no longer looks for members in PhaseOld
 
-	noTie     bool // nobody looks which new backend the old one is tied to
-	tokenless bool // the name that says so has no token in it
-	sure      bool // who has asked for the seal of the target goes on, also if its hold was over
+	noTie     bool // no process checks to which new backend the old one is tied
+	tokenless bool // the name of the tie contains no token
+	sure      bool // a process that has requested the seal of the target continues, even if its hold had ended
 }
 
-// What a process is about to do.
+// The next step of a process.
 const (
 	gateIdle int8 = iota
 	gateEnter
-	gateAsk   // whether the gate is closed, before the looks
-	gateLook  // at the slot of another process
-	gateOpen  // asks whether the gate is open, after the looks
-	gateSeal  // is about to close the gate
-	gateClose // has sealed
-	gateTied  // asks whether the old backend is tied to its new one
+	gateAsk   // check whether the gate is closed, before the looks
+	gateLook  // look at the slot of another process
+	gateOpen  // check whether the gate is open, after the looks
+	gateSeal  // close the gate
+	gateClose // the gate is sealed
+	gateTied  // check whether the old backend is tied to its new one
 	gateTake  // take the target
 	gateName  // seal the name that ties
 	gateTie   // seal the target
@@ -63,31 +63,31 @@ const (
 type gateProcess struct {
 	at           int8
 	phase        Phase // PhaseOld, PhaseDual or PhaseNew
-	under        Phase // that of its hold
-	member       bool  // it believes to be one, of its phase
-	looked       int8  // at the slots of so many processes
-	saw          bool  // that the gate was closed, before it looked
-	over         bool  // it knows that PhaseOld is over
+	under        Phase // of its hold
+	member       bool  // it believes to be a member of its phase
+	looked       int8  // at this many slots
+	saw          bool  // that the gate was closed, before the looks
+	over         bool  // it knows that PhaseOld has ended
 	learning     bool  // it looks as a member
 	has          [3]bool
 	valid        bool
 	astray       bool
-	looks        bool // before it does anything else, at the tie
+	looks        bool // at the tie, before anything else
 	token        int8 // with which it holds the target
 	locks, moves int8 // that are still to come
 }
 
 type gateModel struct {
 	slots           [3][processes]bool // on from: members in PhaseOld; on to: in PhaseNew
-	holder          [3]int8            // 0 is nobody
+	holder          [3]int8            // 0 means free
 	processes       [processes]gateProcess
-	crashes, pauses int8    // that are still to come at most
-	ends            bool    // somebody closes the gate
+	crashes, pauses int8    // the most that are still to come
+	ends            bool    // some process closes the gate
 	closed          bool    // the seal
-	done            bool    // who closed the gate has said so
-	target          int8    // who holds it, or sealHold
+	done            bool    // the process that closed the gate has reported it
+	target          int8    // its holder, or sealHold
 	count           int8    // its last token
-	names           [3]int8 // that are sealed for a new backend: the bits of the tokens in them
+	names           [3]int8 // the names sealed for a new backend: the bits of the tokens in them
 }
 
 // to is the new backend of a process.
@@ -115,7 +115,7 @@ func (v gateVariant) steps(s gateModel, e emitGate) {
 	}
 }
 
-// faults are the ends of what a process has on the backends, and its own.
+// faults are the losses of a process's holds on the backends, and its own end.
 func (v gateVariant) faults(s gateModel, p int, e emitGate) {
 	x := s.processes[p]
 	gone := x.at == gateStopped
@@ -228,8 +228,8 @@ func (v gateVariant) step(s gateModel, p int, e emitGate) {
 	}
 }
 
-// tie looks whether from is tied to the new backend of the process, and ties it
-// if it is tied to none.
+// tie checks whether from is tied to the new backend of the process, and ties
+// it if it is not tied yet.
 func (v gateVariant) tie(s gateModel, p int, e emitGate) {
 	x := &s.processes[p]
 	switch x.at {
@@ -311,7 +311,7 @@ func (v gateVariant) begin(s gateModel, p int, e emitGate) {
 	}
 }
 
-// end is what a member in PhaseNew does at the end, beside locks.
+// end is the last step of a member in PhaseNew, besides locks.
 func (v gateVariant) end(s gateModel, p int, e emitGate) {
 	if !s.closed {
 		n := s
@@ -325,7 +325,7 @@ func (v gateVariant) end(s gateModel, p int, e emitGate) {
 	}
 }
 
-// ask is the last thing that is done by who goes to PhaseOld.
+// ask is the last check of a process that enters PhaseOld.
 func (v gateVariant) ask(s gateModel, p int, e emitGate) {
 	x := &s.processes[p]
 	closed := s.closed && !v.neverAsks
@@ -340,8 +340,8 @@ func (v gateVariant) ask(s gateModel, p int, e emitGate) {
 	e("asks whether the gate is open", true, s)
 }
 
-// move changes the phase by one. What is held goes on under the phase before,
-// and with it the membership.
+// move changes the phase by one. Holds continue under the previous phase, and
+// so does its membership.
 func (v gateVariant) move(s gateModel, p int, e emitGate) {
 	x := s.processes[p]
 	if x.moves == 0 {
@@ -422,8 +422,8 @@ func (v gateVariant) look(s gateModel, p int, e emitGate) {
 	e("finds a slot free", true, s)
 }
 
-// granted is the end of an Acquire. Holds and memberships that are over are
-// found out here.
+// granted is the end of an Acquire. It detects holds and memberships that have
+// ended.
 func (v gateVariant) granted(s *gateModel, p int) {
 	x := &s.processes[p]
 	side, registers := x.kind(x.phase)
@@ -455,8 +455,9 @@ func (s gateModel) finished() bool {
 	return !slices.ContainsFunc(s.processes[:], func(x gateProcess) bool { return x.at != gateStopped })
 }
 
-// search begins with processes in all phases that are possible together. The
-// last argument is which of them is astray, if it is one.
+// search begins with processes in all combinations of phases that are possible.
+// The last argument is the phase of the process that is astray, if there is
+// one.
 func (v gateVariant) search(ends bool, locks, moves, crashes, pauses int8, astray Phase) (states int, wrong string, way []string) {
 	y := system[gateModel]{
 		steps:    v.steps,

@@ -8,14 +8,14 @@ import (
 	"testing"
 )
 
-// node is a state and the way to it.
+// node is a state and the path to it.
 type node[S comparable] struct {
 	state S
 	from  int32
 	what  string
 }
 
-// What can be wrong.
+// The possible errors.
 const (
 	twoHolders = "two holders"
 	fallen     = "a token that is not above those before"
@@ -26,13 +26,13 @@ const (
 // system is what a search goes through.
 type system[S comparable] struct {
 	steps    func(s S, e func(what string, progress bool, next S))
-	sorted   func(s S) S      // one for all states that differ only in which process is which
-	wrong    func(s S) string // empty: nothing
-	finished func(s S) bool   // nothing is left to do; nil: deadlocks are not looked for
+	sorted   func(s S) S      // one representative for all states that differ only in the order of processes
+	wrong    func(s S) string // empty means correct
+	finished func(s S) bool   // nothing is left to do; nil: deadlocks are not searched for
 }
 
-// search looks at all states that can be reached, and returns what is wrong
-// with the first one that is, and how it is reached.
+// search visits all reachable states. It returns the error in the first wrong
+// state, and the path to that state.
 func (y system[S]) search(start S) (states int, wrong string, way []string) {
 	start = y.sorted(start)
 	nodes := []node[S]{{state: start, from: -1}}
@@ -69,7 +69,7 @@ func (y system[S]) search(start S) (states int, wrong string, way []string) {
 	return len(nodes), "", nil
 }
 
-// search looks for sought alone, if that is not empty.
+// search only searches for sought, if that is not empty.
 func (r rules) search(start model, sought string) (states int, wrong string, way []string) {
 	y := system[model]{
 		steps:  func(s model, e func(string, bool, model)) { r.steps(s, e) },
@@ -82,8 +82,8 @@ func (r rules) search(start model, sought string) (states int, wrong string, way
 	return y.search(start)
 }
 
-// sorted returns s with the processes in an order of their own, since it does
-// not matter which of them is which.
+// sorted returns s with the processes in a canonical order, because their
+// identity does not matter.
 func (r rules) sorted(s model) model {
 	order := [processes]int{0, 1, 2}
 	slices.SortStableFunc(order[:], func(p, q int) int { return cmp.Compare(s.processes[p].key(), s.processes[q].key()) })
@@ -109,7 +109,7 @@ func (r rules) sorted(s model) model {
 	return s
 }
 
-// key is different for processes that are.
+// key differs for processes that differ.
 func (p process) key() uint64 {
 	key := uint64(0)
 	for _, b := range []bool{p.has[modelFrom], p.has[modelTo], p.valid, p.moved} {
@@ -149,8 +149,8 @@ func (r rules) finished(s model) bool {
 	return true
 }
 
-// start is a name of which from has granted tokens up to 3, and to none above
-// floor.
+// start is a name for which from has granted tokens up to 3. from grants no
+// token above floor.
 func start(active int, crashes, pauses, losses, floor int8) model {
 	s := model{crashes: crashes, pauses: pauses, losses: losses}
 	s.count[modelFrom], s.granted, s.count[modelTo] = 3, 3, floor
@@ -168,8 +168,8 @@ func (s model) afterTheMove() model {
 	return s
 }
 
-// urlFloor is the floor of the tokens in the URL of to, above all that from
-// grants in the model.
+// urlFloor is the floor of the tokens in the URL of to, above all tokens that
+// from grants in the model.
 const urlFloor = 20
 
 var (
@@ -218,8 +218,8 @@ func TestModelKeepsItsPromises(t *testing.T) {
 	}
 }
 
-// TestModelOfAForeignSeal has a name that is sealed on to: nobody gets the
-// name, nor asks again and again.
+// TestModelOfAForeignSeal has a name that is sealed on to. No process acquires
+// the name, or repeats its request endlessly.
 func TestModelOfAForeignSeal(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
@@ -234,15 +234,14 @@ func TestModelOfAForeignSeal(t *testing.T) {
 	}
 }
 
-// TestModelFindsEveryWrongVariant shows that the search would find what it
-// looks for.
+// TestModelFindsEveryWrongVariant shows that the search finds errors.
 func TestModelFindsEveryWrongVariant(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
 		name string
 		variant
 		wrong string
-		back  bool // the name has moved, and is taken back
+		back  bool // the name has moved, and is moved back
 		kinds []kind
 	}{
 		{"phases without a gate or a seal, and from old to new at once", variant{noSeal: true}, twoHolders, false, nil},

@@ -2,11 +2,11 @@ package migrate
 
 import "slices"
 
-// The model is one name on two backends and a few processes, each of which
-// takes the lock again and again in phases of its choice. It follows acquire.go
-// request by request. Everything that can happen in one instant is a step; a
-// search takes all of them in all orders. A hold is valid for as long as the
-// backend keeps it, which is longer than any deadline allows.
+// The model is one name on two backends and a few processes. Each process
+// acquires the lock again and again, in phases of its choice. The model follows
+// acquire.go request by request. Everything that can happen in one instant is a
+// step, and a search takes all steps in all orders. A hold is valid for as long
+// as the backend keeps it, which is longer than any deadline allows.
 
 const (
 	processes   = 3
@@ -16,72 +16,72 @@ const (
 	modelFrom, modelTo = 0, 1
 )
 
-// kind is what a process is in one attempt.
+// kind is the role of a process in one attempt.
 type kind int8
 
 const (
-	rollback kind = iota // it takes the name back
-	legacy               // it knows from alone, and no seals
+	rollback kind = iota // it moves the name back
+	legacy               // it only knows from, and no seals
 	dual                 // PhaseDual
 	handover             // Driver.Seal, and PhaseNew where from is held
 	alone                // PhaseNew
-	astray               // PhaseDual with another to, where nobody else locks
-	plain                // it knows to alone
+	astray               // PhaseDual with another to, which no other process locks
+	plain                // it only knows to
 )
 
 func (k kind) String() string {
 	return [...]string{"roll-back", "of the old backend alone", "dual", "handover", "new", "dual with another to", "of the new backend alone"}[k]
 }
 
-// stage is how far the operator has got with the end of the migration.
+// stage is the operator's progress with the end of the migration.
 type stage int8
 
 const (
 	moving stage = iota
-	cutOff       // programs that know from alone cannot reach it any more
-	closed       // all locks of theirs are over, and all programs in PhaseNew; from now on programs get the URL of to alone
+	cutOff       // programs that only know from cannot reach it any more
+	closed       // all locks of these programs, and all programs in PhaseNew, have ended; from now on programs get the URL of to only
 )
 
-// variant is what a wrong procedure leaves out or does in another way.
+// variant is what a wrong procedure leaves out or does differently.
 type variant struct {
-	noSeal        bool // to is taken alone without a look at from
-	noFloor       bool // the mark brings no floor
-	noFloorIdle   bool // it brings one only with a hand-over, not for names that nobody locked until then
-	noRaise       bool // the grant with which a name is marked keeps the token it came with
-	toFirst       bool // PhaseDual takes to before from
+	noSeal        bool // PhaseNew only acquires to, without a look at from
+	noFloor       bool // the mark contains no floor
+	noFloorIdle   bool // the mark contains a floor only after a hand-over, not for names that were never locked
+	noRaise       bool // the grant with which a name is marked keeps its original token
+	toFirst       bool // PhaseDual acquires to before from
 	waitForFrom   bool // PhaseNew waits for from while it holds to
-	noRecheck     bool // it is not looked whether the first hold is still there when the second is granted
-	oneLossIsNone bool // a holder of both goes on when it has lost from
-	anySeal       bool // the request to seal does not look whether the hold is there
+	noRecheck     bool // there is no check that the first hold still exists when the second is granted
+	oneLossIsNone bool // a holder of both continues after it has lost from
+	anySeal       bool // the request to seal does not check that the hold exists
 	markFirst     bool // a name is marked before it is sealed
-	withoutTo     bool // PhaseHandover does without to if that is taken: a shadow that counts as both
-	lookOnly      bool // PhaseNew looks whether from is free, and does not seal it
+	withoutTo     bool // PhaseHandover does without to if to is taken: a shadow that counts as both
+	lookOnly      bool // PhaseNew checks that from is free, and does not seal it
 	counterOfTo   bool // PhaseDual reports the tokens of to
-	sealIsEnough  bool // PhaseNew believes the seal without the mark, and so without the floor
-	noIdentity    bool // a process with another to believes the seal
+	sealIsEnough  bool // PhaseNew trusts the seal without the mark, and so without the floor
+	noIdentity    bool // a process with another to trusts the seal
 	tryAgain      bool // a process that finds the name sealed on to tries again at once
 
-	// Of the end.
-	plainFirst bool // programs get the URL of to alone while others know from alone
-	noWait     bool // they get it as soon as those are cut off
-	dualStays  bool // they get it while others are in PhaseDual
-	noURLFloor bool // and without a floor in it
+	// At the end.
+	plainFirst bool // some programs get the URL of to only while other programs only know from
+	noWait     bool // programs get it as soon as the others are cut off
+	dualStays  bool // programs get it while others are in PhaseDual
+	noURLFloor bool // the URL contains no floor
 
-	// Of a roll-back.
-	unsealFirst bool // the name is unsealed before the mark is taken away
-	noLoosen    bool // whoever marks a name that is sealed does not care for requests to unseal it that are on their way
-	anyUnseal   bool // the request to unseal does not look for its id
+	// At a roll-back.
+	unsealFirst bool // the name is unsealed before the mark is removed
+	noLoosen    bool // a process that marks a sealed name ignores late requests to unseal it
+	anyUnseal   bool // the request to unseal does not check its id
 	noRaiseBack bool // the tokens of from are not raised
-	withoutHold bool // the name is taken back without a look at who holds it on to
+	withoutHold bool // the name is moved back without a check of its holder on to
 }
 
-// What a process is about to do.
+// The next step of a process.
 const (
 	idle    int8 = iota
-	onFrom       // take from
-	onBoth       // take to as well
-	onTo         // take to alone
-	tryFrom      // see whether from is free or sealed, while it holds to
+	onFrom       // acquire from
+	onBoth       // acquire to as well
+	onTo         // acquire only to
+	tryFrom      // check whether from is free or sealed, while holding to
 	onSeal
 	onLoosen
 	onMark
@@ -97,31 +97,32 @@ const (
 type process struct {
 	at, attempt  int8
 	kind         kind
-	has          [2]bool // what it believes to hold
-	valid        bool    // it believes that it has the lock
+	has          [2]bool // the holds that it believes to have
+	valid        bool    // it believes that it holds the lock
 	moved        bool    // it found the name sealed, in a phase in which names do not move
 	token, floor int8
 }
 
-// request is one that its process has given up, and that may yet arrive.
+// request is a request that its process has given up, and that may still
+// arrive.
 type request struct {
 	kind, hold, floor int8
 	alone             bool
 }
 
-// model is one state.
+// model is one state of the search.
 type model struct {
-	holder  [2]int8 // 0 is nobody
+	holder  [2]int8 // 0 means free
 	count   [2]int8 // the last token
 	sealed  int8    // the last token in the seal
 	loose   int8    // the id next to the seal
 	marked  bool
 	foreign bool // the name is sealed on to, which is the old backend of another migration
 	stage   stage
-	granted int8 // the highest token that was reported
-	fallen  bool // one was reported that is not above it
+	granted int8 // the highest reported token
+	fallen  bool // a reported token was not above it
 
-	crashes, pauses, losses int8 // that are still to come at most
+	crashes, pauses, losses int8 // the most that are still to come
 	processes               [processes]process
 	late                    [2]request
 }
@@ -130,17 +131,17 @@ type model struct {
 type rules struct {
 	variant
 	attempts int8
-	kinds    []kind // what a process may begin as
-	ends     bool   // the migration may come to its end
+	kinds    []kind // the kinds with which a process may begin
+	ends     bool   // the migration may end
 }
 
-// emit is told of the states that follow. Progress says that the step happens
+// emit is called with each following state. progress is set if the step happens
 // by itself, without a fault.
 type emit func(what string, progress bool, next model)
 
 func (r rules) id(p int, attempt int8) int8 { return 1 + int8(p)*r.attempts + attempt }
 
-// mayBegin reports whether the operator lets a process begin so.
+// mayBegin reports whether the operator lets a process begin with kind k.
 func (r rules) mayBegin(s model, k kind) bool {
 	switch k {
 	case legacy:
@@ -153,7 +154,7 @@ func (r rules) mayBegin(s model, k kind) bool {
 	return true
 }
 
-// end is the next step of the operator, if it is time for one.
+// end is the next step of the operator, if it is due.
 func (r rules) end(s model, e emit) {
 	switch s.stage {
 	case moving:
@@ -191,8 +192,8 @@ func (r rules) steps(s model, e emit) {
 	}
 }
 
-// expire ends a hold. That of a process that goes on is a pause longer than the
-// TTL.
+// expire ends a hold. If the process is running, this is a pause longer than
+// the TTL.
 func (r rules) expire(s model, backend int, e emit) {
 	h := s.holder[backend]
 	if h <= 0 {
@@ -206,7 +207,7 @@ func (r rules) expire(s model, backend int, e emit) {
 		e("the hold of one that is gone expires", true, n)
 		return
 	}
-	if s.stage > moving && x.kind == legacy { // it cannot renew
+	if s.stage > moving && x.kind == legacy { // a legacy program cannot renew
 		x.valid = false
 		e("the hold of a program that was cut off expires", true, n)
 		return
@@ -254,8 +255,8 @@ func (r rules) pending(s model, p int) request {
 	return q
 }
 
-// carryOut is what a backend does with a request that may be late, and whether
-// it did it.
+// carryOut carries out a request on a backend, perhaps late, and reports
+// whether the backend accepted it.
 func (r rules) carryOut(s *model, q request) bool {
 	if b := slices.Index([]int8{onFrom, onTo}, q.kind); b >= 0 {
 		if s.holder[b] != 0 {
@@ -300,7 +301,7 @@ func (r rules) carryOut(s *model, q request) bool {
 	return true
 }
 
-// step is what process p does next.
+// step is the next step of process p.
 func (r rules) step(s model, p int, e emit) {
 	switch x := s.processes[p]; x.at {
 	case idle:
@@ -344,7 +345,7 @@ func (r rules) step(s model, p int, e emit) {
 	}
 }
 
-// take gives the name on a backend to p, which goes on at next, or gives up
+// take grants the name on a backend to p. p continues at next, or gives up
 // because the answer is lost.
 func (r rules) take(s model, p, backend int, next int8, e emit) {
 	x := &s.processes[p]
@@ -504,7 +505,7 @@ func (r rules) tryFrom(s model, p int, e emit) {
 	}
 }
 
-// released is who holds a backend after p released it.
+// released returns the holder of a backend after p released it.
 func (r rules) released(s model, p, backend int) int8 {
 	if s.holder[backend] == r.id(p, s.processes[p].attempt) {
 		return 0
@@ -558,7 +559,7 @@ func (r rules) request(s model, p int, e emit) {
 	e("changes the seal or the mark", true, n)
 }
 
-// back is what follows a request of a roll-back.
+// back returns the step after a request of a roll-back.
 func (r rules) back(at int8) int8 {
 	steps := []int8{onLoosen, onUnmark, onUnseal, leaveTo}
 	if r.unsealFirst {
@@ -567,7 +568,7 @@ func (r rules) back(at int8) int8 {
 	return steps[slices.Index(steps, at)+1]
 }
 
-// report is the end of an Acquire. Holds that are over are found out here.
+// report is the end of an Acquire. It detects holds that have ended.
 func (r rules) report(s model, p int, e emit) {
 	x := &s.processes[p]
 	for b, has := range x.has {
@@ -583,7 +584,7 @@ func (r rules) report(s model, p int, e emit) {
 	e("holds the lock", true, s)
 }
 
-// leave releases a backend, and then the next.
+// leave releases a backend, and then the next one.
 func (r rules) leave(s model, p, backend int, e emit) {
 	x := &s.processes[p]
 	had := x.has[backend]

@@ -11,23 +11,24 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// ErrOperator: somebody else changes names, or the gate, by hand at this
-// moment. What both do is safe, but not what either of them means.
+// ErrOperator reports that another operator is changing names, or the gate, by
+// hand. Concurrent changes are safe, but may not have the effect that either
+// operator intends.
 var ErrOperator = errors.New("another operator is at work on this migration")
 
 const (
-	// operatorName is locked on the old backend while somebody changes names,
-	// or the gate, by hand.
+	// operatorName is locked on the old backend while an operator changes
+	// names, or the gate, by hand.
 	operatorName = reserved + "operator"
 
-	// operatorTTL is for how long an operator that was killed is in the way of
-	// the next, who waits for longer.
+	// operatorTTL is how long an operator that was killed blocks the next
+	// operator, who waits for longer.
 	operatorTTL = 5 * time.Second
 )
 
-// Operate says that an operator is at work, until end is called. It returns
-// [ErrOperator], with who it is where the backend keeps that, if another one
-// is. Where reserved names are not permitted it says nothing.
+// Operate registers an operator until end is called. It returns [ErrOperator]
+// if another operator is registered, with the owner if the backend stores it.
+// If reserved names are not permitted, Operate does nothing.
 func (d *Driver) Operate(ctx context.Context, what string) (end func(), err error) {
 	bound, leave, err := d.closable(ctx)
 	if err != nil {

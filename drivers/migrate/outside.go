@@ -5,12 +5,12 @@ import (
 	"time"
 )
 
-// What the gate of a process does by itself. In PhaseOld, when the process is
-// no member: it takes a slot of kind wantsOld, so that others see what it
-// wants, and asks for its phase again, as often as refusals allow, whether its
-// program locks anything or not. In PhaseNew: see learn.
+// These are the gate's own actions. In PhaseOld, a process that is not a member
+// takes a slot of kind wantsOld, so that other processes see what it wants. It
+// tries again to enter its phase, as often as refusals allow, even if its
+// program locks nothing. For PhaseNew, see learn.
 
-// lost is called when a member lost its slot.
+// lost is called when a member has lost its slot.
 func (g *gate) lost(m *member) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -19,7 +19,7 @@ func (g *gate) lost(m *member) {
 	}
 }
 
-// asked is called, with mu held, when the process has asked for a phase.
+// asked is called, with mu held, when the process has tried to enter a phase.
 func (g *gate) asked(p Phase, err error) {
 	now := g.d.Phase()
 	if now != PhaseOld || p == PhaseOld && err == nil {
@@ -33,7 +33,7 @@ func (g *gate) asked(p Phase, err error) {
 	}
 }
 
-// after acts after a pause. It is called with mu held.
+// after calls act after a pause. It is called with mu held.
 func (g *gate) after(pause time.Duration) {
 	if g.timer == nil {
 		g.timer = time.AfterFunc(pause, func() { g.d.spawn(g.act) })
@@ -70,7 +70,8 @@ func (g *gate) act() {
 	}
 }
 
-// returnToOld asks for PhaseOld, and returns when to do that again; 0 is never.
+// returnToOld tries to enter PhaseOld. It returns the delay until the next try;
+// 0 means never.
 func (g *gate) returnToOld(ctx context.Context) time.Duration {
 	g.wishForOld(ctx)
 	m, err := g.enter(ctx)
@@ -97,18 +98,18 @@ func (g *gate) wishForOld(ctx context.Context) {
 	wish := g.newMember(PhaseOld)
 	if wish.takeSlot(ctx, g.d.from, wantsOld) != nil {
 		wish.stop()
-		return // there is another time
+		return // the next call tries again
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.wishNothing() // what was lost
+	g.wishNothing() // a lost wish
 	g.wish = wish
 	if g.d.Phase() != PhaseOld {
 		g.wishNothing()
 	}
 }
 
-// wishNothing gives the slot of kind wantsOld back. It is called with mu held.
+// wishNothing releases the slot of kind wantsOld. It is called with mu held.
 func (g *gate) wishNothing() {
 	if wish := g.wish; wish != nil {
 		g.wish = nil

@@ -15,8 +15,8 @@ import (
 	"github.com/go-dsync/dsync/drivers/migrate"
 )
 
-// isBehind reports whether Members shows who as one that is in PhaseOld, or
-// wants to be.
+// isBehind reports whether Members returns the client who as a process that is
+// in PhaseOld, or wants to be.
 func isBehind(t *testing.T, by, who *client) bool {
 	t.Helper()
 	members, err := by.Members(t.Context())
@@ -28,8 +28,8 @@ func isBehind(t *testing.T, by, who *client) bool {
 	})
 }
 
-// TestOneThatMayNotBeInPhaseOldIsSeen: it was frozen, others went on, and its
-// program locks nothing.
+// TestOneThatMayNotBeInPhaseOldIsSeen has a process that was frozen while the
+// others moved on, and whose program locks nothing.
 func TestOneThatMayNotBeInPhaseOldIsSeen(t *testing.T) {
 	for _, o := range []*memory.Options{nil, sessions} {
 		synctest.Test(t, func(t *testing.T) {
@@ -61,8 +61,8 @@ func TestOneThatMayNotBeInPhaseOldIsSeen(t *testing.T) {
 	}
 }
 
-// TestOneThatWantsToBeInPhaseOldGetsThere when the others are gone, without a
-// lock, and wants no more then.
+// TestOneThatWantsToBeInPhaseOldGetsThere checks that a process enters PhaseOld
+// without a lock when the others have left, and then releases its wish.
 func TestOneThatWantsToBeInPhaseOldGetsThere(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t, nil, nil)
@@ -80,7 +80,7 @@ func TestOneThatWantsToBeInPhaseOldGetsThere(t *testing.T) {
 	})
 }
 
-// TestMembersLeavesOutThoseWhoLook: they have a slot for a moment.
+// TestMembersLeavesOutThoseWhoLook has processes that hold a slot for a moment.
 func TestMembersLeavesOutThoseWhoLook(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t, nil, nil)
@@ -102,8 +102,8 @@ func (p *pair) gatedSealer(phase migrate.Phase) *client {
 	return c
 }
 
-// TestPhaseNewNeedsTheOldBackendNoLonger once the gate is closed: who loses its
-// slot gets another one while the old backend is dead.
+// TestPhaseNewNeedsTheOldBackendNoLonger checks that after the gate was closed,
+// a process that loses its slot gets another one while the old backend is dead.
 func TestPhaseNewNeedsTheOldBackendNoLonger(t *testing.T) {
 	for _, known := range []bool{true, false} {
 		synctest.Test(t, func(t *testing.T) {
@@ -141,8 +141,8 @@ func TestPhaseNewNeedsTheOldBackendNoLonger(t *testing.T) {
 	}
 }
 
-// TestClosedIsBelievedOnlyWithALook: whoever sealed may have lost its slot
-// before, and somebody may be in PhaseOld.
+// TestClosedIsBelievedOnlyWithALook has a process that may have lost its slot
+// before it sealed, while another process may be in PhaseOld.
 func TestClosedIsBelievedOnlyWithALook(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t, nil, nil)
@@ -160,7 +160,7 @@ func TestClosedIsBelievedOnlyWithALook(t *testing.T) {
 	})
 }
 
-// counted counts what is asked for on a backend that keeps seals.
+// counted counts the requests to a backend that keeps seals.
 type counted struct {
 	*memory.Driver
 	n *atomic.Int64
@@ -171,7 +171,8 @@ func (d counted) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, 
 	return d.Driver.Acquire(ctx, r)
 }
 
-// TestOneThatComesTooLateAsksNowAndThen, however often its program locks.
+// TestOneThatComesTooLateAsksNowAndThen checks that such a process limits its
+// requests, however often its program locks.
 func TestOneThatComesTooLateAsksNowAndThen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t, nil, nil)
@@ -207,8 +208,8 @@ func (d whileLooked) Acquire(ctx context.Context, r *driver.Request) (driver.Lea
 	return d.Driver.Acquire(ctx, r)
 }
 
-// TestAClosureAfterTheLooksBeganIsNotKnown: a process may have become a member
-// in PhaseOld after the looks and before the closure.
+// TestAClosureAfterTheLooksBeganIsNotKnown has a process that may have become a
+// member in PhaseOld after the looks and before the closure.
 func TestAClosureAfterTheLooksBeganIsNotKnown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t, nil, nil)

@@ -26,10 +26,9 @@ import (
 // pairTTL is long enough for machines that are busy.
 const pairTTL = 2 * time.Second
 
-// pairClient is one client in a storm on real backends: it locks three names as
-// fast as it can, and goes through the phases at times of its own. Names are
-// others every few seconds, since those that have moved have nothing to show
-// any more.
+// pairClient is one client in a storm on real backends. It locks three names as
+// fast as it can, and changes the phase at random times. The names change every
+// few seconds, because names that have moved no longer test anything.
 type pairClient struct {
 	Label, URL, Names, History string
 
@@ -37,16 +36,16 @@ type pairClient struct {
 	Start int64 // of the storm, in Unix nanoseconds
 	Moves time.Duration
 
-	ready func() // is called when it has locked something
+	ready func() // called when it has locked something
 	once  sync.Once
-	begin chan struct{} // closed when it may change the phase: when all have locked something
+	begin chan struct{} // closed when it may change the phase, after all clients have locked something
 }
 
-// clientVariable is where clientProcess reads what to do.
+// clientVariable is the environment variable with the input of clientProcess.
 const clientVariable = "DSYNC_TEST_PAIR_CLIENT"
 
-// clientProcess is a pairClient in a process of its own, until its standard
-// input ends.
+// clientProcess runs a pairClient in its own process, until its standard input
+// ends.
 func clientProcess() {
 	var c pairClient
 	err := json.Unmarshal([]byte(os.Getenv(clientVariable)), &c)
@@ -73,7 +72,7 @@ func clientProcess() {
 }
 
 // run returns how often it changed the phase. After the end of ctx it locks
-// each name once more: everybody has to get on.
+// each name once more, to check that every client can continue.
 func (c *pairClient) run(ctx context.Context) (moves int, err error) {
 	h, err := history.Create(c.History, c.Label)
 	if err != nil {
@@ -116,8 +115,8 @@ func (c *pairClient) run(ctx context.Context) (moves int, err error) {
 	return moves, errors.Join(err, client.Close(guard), h.Close())
 }
 
-// open opens the client, as whoever supervises it would: again, while others
-// are in its way, or the machine is too busy.
+// open opens the client as its supervisor would: it retries while other clients
+// are in the way, or the machine is too busy.
 func (c *pairClient) open(ctx context.Context) (driver.Driver, error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), hangGuard)
 	defer cancel()
@@ -167,7 +166,7 @@ func pause(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// move changes the phase, and takes names back, until the end of ctx.
+// move changes the phase, and moves names back, until the end of ctx.
 func (c *pairClient) move(ctx context.Context, d *migrate.Driver) (moves int, err error) {
 	random := rand.New(rand.NewPCG(c.Seed, 100))
 	gated := strings.Contains(c.URL, "gate=true")
@@ -198,8 +197,8 @@ func (c *pairClient) move(ctx context.Context, d *migrate.Driver) (moves int, er
 	return moves, nil
 }
 
-// isTemporary reports whether a change may fail like that beside others and
-// under faults.
+// isTemporary reports whether a change may fail with err next to other clients
+// and under faults.
 func isTemporary(err error) bool {
 	if err == nil {
 		return true
@@ -213,7 +212,7 @@ func isTemporary(err error) bool {
 	return errors.As(err, &behind)
 }
 
-// last locks each name of the last moments once more.
+// last locks each of the latest names once more.
 func (c *pairClient) last(ctx context.Context, d *migrate.Driver, client *dsync.Client, h *history.History) error {
 	if strings.Contains(c.URL, "gate=true") {
 		if err := d.SetPhase(ctx, migrate.PhaseDual); err != nil {

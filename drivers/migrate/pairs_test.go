@@ -32,12 +32,12 @@ var (
 
 const pairClients = 6
 
-// backend is one that pairs are made of.
+// backend is one of the backends of the pairs.
 type backend struct {
 	name string
 
-	// place returns the URL of a backend that no other pair uses: with a gate,
-	// pairs would meet in the names of the gate.
+	// place returns the URL of a backend that no other pair uses. With a gate,
+	// pairs would collide in the names of the gate.
 	place         func(t *testing.T) string
 	fenced        bool
 	late          time.Duration
@@ -45,7 +45,7 @@ type backend struct {
 }
 
 func backends(t *testing.T) []backend {
-	etcd, zk := testenv.Etcd(t).Addr, testenv.ZooKeeper(t).Addr // which have room for all pairs
+	etcd, zk := testenv.Etcd(t).Addr, testenv.ZooKeeper(t).Addr // they have room for all pairs
 	redis := func(t *testing.T) string { return testenv.Redis(t).Addr }
 	var places atomic.Int64
 	return []backend{
@@ -61,17 +61,17 @@ func backends(t *testing.T) []backend {
 	}
 }
 
-// movesTo reports whether the two are a pair. String locks are old ones alone,
-// and move to two others: by seals, and with a gate.
+// movesTo reports whether the two are a pair. String locks are only old
+// backends, and move to two others: by seals, and with a gate.
 func (b backend) movesTo(to backend) bool {
 	const texts = "redis-string"
 	return to.name != texts && (b.name != texts || to.name == "redisson" || to.name == "pglock")
 }
 
-// TestPairs takes clients through the phases between every two backends, in
-// processes of which some are killed and stopped. So many pairs run side by
-// side as -parallel says. Phases and faults go by the clock; with more pairs
-// for a processor each has fewer grants in between.
+// TestPairs moves clients through the phases between every two backends, in
+// processes of which some are killed and some stopped. The -parallel flag sets
+// how many pairs run concurrently. Phases and faults follow the clock, so with
+// more pairs per processor each pair has fewer grants in between.
 func TestPairs(t *testing.T) {
 	all := backends(t)
 	for i, from := range all {
@@ -106,12 +106,12 @@ type pairStorm struct {
 	dir      string
 	own      *history.History
 	files    []string
-	ready    chan struct{} // gets a value when a client has locked something
+	ready    chan struct{} // receives a value when a client has locked something
 	begin    chan struct{} // closed when they may change the phase
 }
 
-// prepare opens the two backends until the end of the test, also because one of
-// this process lives as long as somebody has it open.
+// prepare opens the two backends until the end of the test, because a backend
+// inside this process lives only as long as it is open.
 func (p *pairStorm) prepare() {
 	p.old, p.new = p.from.place(p.t), p.to.place(p.t)
 	_, seals := drivertest.Open(p.t, p.old).(move.Sealer)
@@ -124,7 +124,7 @@ func (p *pairStorm) pairURL(more string) string {
 	return "migrate:?from=" + url.QueryEscape(p.old) + "&to=" + url.QueryEscape(p.new) + more
 }
 
-// refused checks that what cannot be done is refused, and why.
+// refused checks that impossible requests are refused, and why.
 func (p *pairStorm) refused() {
 	var wrong = map[string]error{}
 	if p.gated {
@@ -165,7 +165,7 @@ func (p *pairStorm) run() {
 	if err := own.Close(); err != nil {
 		p.t.Fatal(err)
 	}
-	begun := slices.DeleteFunc(p.files, func(path string) bool { // one that was killed before may have none
+	begun := slices.DeleteFunc(p.files, func(path string) bool { // a client that was killed before may have none
 		_, err := os.Stat(path)
 		return errors.Is(err, fs.ErrNotExist)
 	})
@@ -202,7 +202,7 @@ func (p *pairStorm) client(i int, label string, phase migrate.Phase) *pairClient
 	}
 }
 
-// first returns the phase in which clients begin.
+// first returns the initial phase of clients.
 func (p *pairStorm) first() migrate.Phase {
 	if p.gated {
 		return migrate.PhaseOld
@@ -210,7 +210,7 @@ func (p *pairStorm) first() migrate.Phase {
 	return migrate.PhaseDual
 }
 
-// oldProgram returns a client that knows the old backend alone.
+// oldProgram returns a client that only knows the old backend.
 func (p *pairStorm) oldProgram() *pairClient {
 	c := p.client(pairClients, "old program", migrate.PhaseDual)
 	c.URL = p.old
@@ -270,8 +270,8 @@ func (p *pairStorm) spawn(c *pairClient) *testenv.Process {
 	return testenv.Spawn(p.t, "client", clientVariable+"="+string(text))
 }
 
-// processes runs the clients in processes of their own. Some are killed, and
-// others take their place; some are stopped for longer than their leases last.
+// processes runs each client in its own process. Some are killed and replaced.
+// Others are stopped for longer than their leases last.
 func (p *pairStorm) processes() {
 	random := rand.New(rand.NewPCG(p.seed, 1000))
 	running, labels := make([]*testenv.Process, pairClients), make([]string, pairClients)
@@ -285,7 +285,7 @@ func (p *pairStorm) processes() {
 		old.Line()
 	}
 	for _, process := range running {
-		process.Line() // it is ready
+		process.Line() // the client is ready
 	}
 	for _, process := range running {
 		process.Send("begin")
@@ -316,7 +316,7 @@ func (p *pairStorm) processes() {
 	p.end(running, labels, old)
 }
 
-// end lets all processes come to an end by themselves, side by side.
+// end lets all processes finish by themselves, concurrently.
 func (p *pairStorm) end(running []*testenv.Process, labels []string, old *testenv.Process) {
 	var all sync.WaitGroup
 	var mu sync.Mutex

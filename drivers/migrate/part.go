@@ -10,8 +10,8 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// part is the hold of a lease on one of the backends, or the attempt at the
-// hold.
+// part is the hold of a lease on one of the backends, or the attempt to acquire
+// it.
 type part struct {
 	l       *lease
 	b       *backend
@@ -49,7 +49,7 @@ func (p *part) Lost(cause error) { p.l.partLost(p, cause) }
 // called.
 func (p *part) renewed() bool { return p.request.Fixed || !p.l.d.info.KeepsAlive }
 
-// carry has a session keep the hold alive, if the driver has to keep it alive
+// carry makes a session keep the hold alive, if the driver must keep it alive
 // and the backend does not.
 func (p *part) carry() {
 	if p.renewed() || p.b.info.KeepsAlive {
@@ -58,8 +58,8 @@ func (p *part) carry() {
 	p.session.Store(p.l.d.carry(p.b, p.lease, p.request.TTL, p.worthwhile, p.Lost))
 }
 
-// worthwhile reports whether it makes sense to keep the hold alive. A lease
-// that has run out on one backend is not renewed on the other.
+// worthwhile reports whether keeping the hold alive makes sense. A lease that
+// has expired on one backend is not renewed on the other.
 func (p *part) worthwhile() bool {
 	if !p.live() {
 		return false
@@ -76,15 +76,16 @@ func (p *part) release(ctx context.Context) error {
 	return p.lease.Release(ctx)
 }
 
-// live reports whether the hold is surely there.
+// live reports whether the hold certainly exists.
 func (p *part) live() bool {
 	p.l.mu.Lock()
 	defer p.l.mu.Unlock()
 	return p.lost == nil && time.Now().Before(p.lease.Expires())
 }
 
-// keep has a session keep the hold alive until the caller leaves it, if package
-// dsync has to do so after the grant. When the hold is over, keep calls gone.
+// keep makes a session keep the hold alive until the caller leaves it, if
+// package dsync has to do so after the grant. When the hold ends, keep calls
+// gone.
 func (p *part) keep(gone func()) *carried {
 	if !p.renewed() {
 		return nil
@@ -106,9 +107,9 @@ func (p *part) renew(ctx context.Context) error {
 	return p.lease.Renew(ctx, p.request.TTL)
 }
 
-// check says whether the hold is still there after other requests of the
-// Acquire. If these had to wait, check asks the backend, and thereby makes a
-// fixed lease last its TTL from now.
+// check reports whether the hold still exists after other requests of the
+// Acquire. If these had to wait, check sends a request to the backend, which
+// makes a fixed lease last its TTL from now.
 func (p *part) check(ctx context.Context, waited bool) error {
 	if waited && (p.renewed() || p.session.Load() != nil) {
 		if err := p.renew(ctx); errors.Is(err, driver.ErrNotHeld) {
@@ -124,11 +125,11 @@ func (p *part) check(ctx context.Context, waited bool) error {
 }
 
 // undoLimit bounds how long a failing Acquire waits for the release of its
-// holds. The drivers of the backends clean up holds that are left then.
+// holds. After that the drivers of the backends clean up the remaining holds.
 const undoLimit = time.Second
 
-// undo releases the hold, because the Acquire goes on with err. It returns err,
-// or a new error if the release failed.
+// undo releases the hold, because the Acquire continues with err. It returns
+// err, or a new error if the release failed.
 func (p *part) undo(ctx context.Context, err error) error {
 	p.l.mu.Lock()
 	lost := p.lost != nil
@@ -146,8 +147,9 @@ func (p *part) undo(ctx context.Context, err error) error {
 	return fmt.Errorf("%w: %w", driver.ErrUnknown, err)
 }
 
-// token returns the first token of the hold, or 0: above all that were given
-// out for the name, if the caller gets none of this hold.
+// token returns the first token of the hold, or 0 if it has none. The token is
+// above all tokens given out for the name, if the caller receives no token of
+// this hold.
 func (p *part) token() uint64 {
 	first, _ := driver.Tokens(p.lease, p.b.floor)
 	return first

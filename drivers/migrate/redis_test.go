@@ -18,11 +18,11 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// hangGuard is no expectation of how long something takes.
+// hangGuard is not an expected duration.
 const hangGuard = 30 * time.Second
 
-// TestFromRedisToRedis takes one name through the phases between two servers,
-// beside a program that knows from alone.
+// TestFromRedisToRedis moves one name through the phases between two servers,
+// next to a program that only knows from.
 func TestFromRedisToRedis(t *testing.T) {
 	a, b := testenv.Redis(t), testenv.Redis(t)
 	open := func(url string) driver.Driver {
@@ -66,7 +66,7 @@ func TestFromRedisToRedis(t *testing.T) {
 	}
 }
 
-// scripts returns how many scripts a server has run.
+// scripts returns the number of scripts that a server has run.
 func scripts(t *testing.T, s *testenv.RedisServer) int {
 	t.Helper()
 	n := 0
@@ -119,8 +119,8 @@ func TestRequests(t *testing.T) {
 	}
 }
 
-// TestServersThatKeepNoSealAreRefused: a fair lock has a queue that is not told
-// of seals.
+// TestServersThatKeepNoSealAreRefused includes a fair lock, whose queue is not
+// notified of seals.
 func TestServersThatKeepNoSealAreRefused(t *testing.T) {
 	a, b := testenv.Redis(t), testenv.Redis(t)
 	from, to := "redisson://"+a.Addr, "redisson://"+b.Addr

@@ -13,11 +13,11 @@ import (
 type renewal struct {
 	l    *lease
 	mu   sync.Mutex
-	left int // parts without an answer
+	left int // the number of parts without an answer
 	err  error
 }
 
-// share has the leases that RenewAll renews on one backend.
+// share contains the leases that RenewAll renews on one backend.
 type share struct {
 	b      *backend
 	leases []driver.Lease
@@ -29,8 +29,8 @@ func (s *share) add(i int, p *part) {
 	s.leases, s.parts, s.index = append(s.leases, p.lease), append(s.parts, p), append(s.index, i)
 }
 
-// RenewAll implements driver.BatchRenewer: side by side on the two backends, in
-// few requests to a backend that renews in batches.
+// RenewAll implements driver.BatchRenewer. It renews concurrently on the two
+// backends, in few requests on a backend that renews in batches.
 func (d *Driver) RenewAll(ctx context.Context, leases []driver.Lease, done func(i int, err error)) {
 	all := make([]renewal, len(leases))
 	shares := [2]*share{{b: d.from}, {b: d.to}}
@@ -73,7 +73,8 @@ func (d *Driver) RenewAll(ctx context.Context, leases []driver.Lease, done func(
 	wg.Wait()
 }
 
-// answered takes the answer for one part, and reports whether it was the last.
+// answered handles the answer for one part, and reports whether it was the
+// last.
 func (x *renewal) answered(p *part, err error) bool {
 	err = x.l.answered(p, err)
 	x.mu.Lock()
@@ -84,8 +85,8 @@ func (x *renewal) answered(p *part, err error) bool {
 	return x.left == 0
 }
 
-// renewAll renews leases of the backend, in few requests if it renews in
-// batches.
+// renewAll renews leases on the backend, in few requests if the backend renews
+// in batches.
 func (b *backend) renewAll(ctx context.Context, leases []driver.Lease, ttl func(i int) time.Duration, done func(i int, err error)) {
 	if batches, ok := b.Driver.(driver.BatchRenewer); ok {
 		batches.RenewAll(ctx, leases, done)

@@ -7,12 +7,12 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// reporter reports how the sessions of both backends are kept alive: well, if
-// they are on both.
+// reporter reports the keep-alives of the sessions of both backends. It reports
+// success only if both succeed.
 type reporter struct {
 	mu       sync.Mutex
-	told     func(error) // nil if nobody asked
-	from, to error       // the last reports of the two
+	told     func(error) // nil without OnKeepAlive
+	from, to error       // the last reports of the two backends
 }
 
 // OnKeepAlive implements driver.KeepAliveReporter.
@@ -22,9 +22,9 @@ func (d *Driver) OnKeepAlive(f func(err error)) {
 	d.told.told = f
 }
 
-// report has the backends say how their sessions are kept alive. New calls
-// report, since the membership of this process is acquired on them before
-// anybody calls OnKeepAlive.
+// report registers for the keep-alive reports of the backends. New calls
+// report, since the membership of this process is acquired before the first
+// call of OnKeepAlive.
 func (d *Driver) report() {
 	for _, b := range []*backend{d.from, d.to} {
 		if r, ok := b.Driver.(driver.KeepAliveReporter); ok {
@@ -33,7 +33,7 @@ func (d *Driver) report() {
 	}
 }
 
-// keptAlive takes the report of one backend.
+// keptAlive handles the report of one backend.
 func (d *Driver) keptAlive(b *backend, err error) {
 	if d.life.Err() != nil {
 		return
@@ -58,10 +58,10 @@ func (d *Driver) keptAlive(b *backend, err error) {
 	}
 }
 
-// phaseReporter is told of the phases.
+// phaseReporter reports the phases.
 type phaseReporter struct {
 	mu   sync.Mutex
-	told func(string) // nil if nobody asked
+	told func(string) // nil without OnPhase
 }
 
 // OnPhase implements driver.PhaseReporter.
@@ -72,7 +72,7 @@ func (d *Driver) OnPhase(f func(phase string)) {
 	f(d.Phase().String())
 }
 
-// enterPhase puts d into a phase.
+// enterPhase sets the phase of d and reports it.
 func (d *Driver) enterPhase(p Phase) {
 	d.phases.mu.Lock()
 	defer d.phases.mu.Unlock()

@@ -13,8 +13,8 @@ import (
 	"github.com/go-dsync/dsync/drivers/migrate"
 )
 
-// listened is a backend that fails the test if it is used before it knows whom
-// to tell of its keep-alives.
+// listened is a backend that fails the test if it is used before OnKeepAlive
+// was called.
 type listened struct {
 	*memory.Driver
 	t     *testing.T
@@ -69,7 +69,8 @@ func TestPhasesAreReported(t *testing.T) {
 	})
 }
 
-// TestAGoodReportHidesNoBadOne: all is well when it is on both backends.
+// TestAGoodReportHidesNoBadOne checks that success is only reported if both
+// backends report it.
 func TestAGoodReportHidesNoBadOne(t *testing.T) {
 	from, to := &reports{Driver: memory.New(sessions)}, &reports{Driver: memory.New(sessions)}
 	d, err := migrate.New(from, to, nil)
@@ -82,7 +83,7 @@ func TestAGoodReportHidesNoBadOne(t *testing.T) {
 	for i, step := range []struct {
 		by   *reports
 		says error
-		want []error // what has been told so far
+		want []error // all reports so far
 	}{
 		{from, bad, []error{bad}},
 		{to, nil, []error{bad}},
@@ -98,7 +99,7 @@ func TestAGoodReportHidesNoBadOne(t *testing.T) {
 	}
 }
 
-// reports is a backend that a test reports for.
+// reports is a backend whose reports the test makes.
 type reports struct {
 	*memory.Driver
 	told func(error)

@@ -9,20 +9,20 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// ErrNoWayBack: a name that has moved cannot return to the old backend.
-// Processes in any phase lock it on the new one, and programs that only know
-// the old backend never get it again. Errors that match it say why, and match
-// errors.ErrUnsupported too.
+// ErrNoWayBack reports that a name that has moved cannot return to the old
+// backend. Processes in any phase lock it on the new backend, and programs that
+// only know the old backend can never acquire it again. Errors that match
+// ErrNoWayBack contain the reason, and also match errors.ErrUnsupported.
 var ErrNoWayBack = fmt.Errorf("the name cannot go back to the old backend: %w", errors.ErrUnsupported)
 
-// quiet has the Events of the driver's own requests.
+// quiet implements the Events of the driver's own requests.
 type quiet struct{}
 
 func (quiet) Waiting()    {}
 func (quiet) Tokens() int { return 1 }
 func (quiet) Lost(error)  {}
 
-// own begins an attempt of the driver's own at a name. The attempt is over with
+// own begins one of the driver's own attempts at a name. The caller must call
 // its end.
 func (d *Driver) own(ctx context.Context, name, owner string) (a *attempt, bound context.Context, err error) {
 	a = &attempt{d: d, r: d.ownRequest(name), outer: ctx, phase: d.Phase()}
@@ -32,7 +32,7 @@ func (d *Driver) own(ctx context.Context, name, owner string) (a *attempt, bound
 }
 
 // nearestTTL returns ttl, or 30 s if ttl is 0, or the nearest TTL that both
-// backends keep.
+// backends support.
 func (d *Driver) nearestTTL(ttl time.Duration) time.Duration {
 	if ttl == 0 {
 		ttl = 30 * time.Second
@@ -48,8 +48,8 @@ func (d *Driver) nearestTTL(ttl time.Duration) time.Duration {
 }
 
 // Seal moves a name to the new backend, as a grant in PhaseNew does, but
-// without a lock to give back: for names that nobody locks. Seal waits until
-// the name is free. A name that has moved is left as it is.
+// without a lock to release. It is for names that no program locks. Seal waits
+// until the name is free. It does not change a name that has moved.
 func (d *Driver) Seal(ctx context.Context, name string) error {
 	if d.gate != nil {
 		return ErrNoSeals
@@ -67,8 +67,8 @@ func (d *Driver) Seal(ctx context.Context, name string) error {
 	return l.Release(bound)
 }
 
-// Moved reports whether a name has moved to the new backend, by whether the
-// name is sealed on the old one.
+// Moved reports whether a name has moved to the new backend, by checking
+// whether it is sealed on the old one.
 func (d *Driver) Moved(ctx context.Context, name string) (bool, error) {
 	if d.gate != nil {
 		return false, ErrNoSeals
@@ -77,13 +77,13 @@ func (d *Driver) Moved(ctx context.Context, name string) (bool, error) {
 	return moved, err
 }
 
-// Rollback takes a name back to the old backend, with tokens above all tokens
-// so far. It waits until the name is free. A name that has not moved is left as
-// it is. After an error, Rollback may be called again.
+// Rollback moves a name back to the old backend, with tokens above all tokens
+// so far. It waits until the name is free. It does not change a name that has
+// not moved. After an error, Rollback may be called again.
 //
-// All processes have to be in PhaseDual, or the name moves again when it is
+// All processes must be in PhaseDual, otherwise the name moves again when it is
 // locked. Rollback fails with [ErrPhase] if d is in another phase, and with
-// [ErrNoWayBack] if the backends cannot take a name back or raise the tokens.
+// [ErrNoWayBack] if the backends cannot move a name back or raise the tokens.
 func (d *Driver) Rollback(ctx context.Context, name string) error {
 	if err := d.WayBack(ctx); err != nil {
 		return err
@@ -106,7 +106,7 @@ func (d *Driver) Rollback(ctx context.Context, name string) error {
 	}
 }
 
-// WayBack returns why names cannot be taken back, as far as the drivers say:
+// WayBack returns why names cannot be moved back, as far as the drivers report:
 // nil, [ErrNoSeals] or [ErrNoWayBack].
 func (d *Driver) WayBack(context.Context) error {
 	switch {
@@ -121,9 +121,9 @@ func (d *Driver) WayBack(context.Context) error {
 }
 
 // rollback holds the name on to, where every process that knows of the move
-// acquires it. The mark goes first, since a name with a mark and without a seal
-// would be free on both. A crash in between leaves a seal without a mark, as a
-// crash of a move does.
+// acquires it. It removes the mark first, since a name with a mark and without
+// a seal would be free on both backends. A crash in between leaves a seal
+// without a mark, like a crash during a move.
 func (a *attempt) rollback(ctx context.Context) error {
 	l := a.newLease()
 	to, err := l.take(ctx, a.d.to, true, false)
@@ -161,8 +161,8 @@ func (a *attempt) goBack(ctx context.Context, to *part) error {
 	return a.over(err)
 }
 
-// over makes errAgain of ErrNotHeld, since the request has to begin anew, and
-// the caller's error of others.
+// over returns errAgain for ErrNotHeld, since the request must start again, and
+// the caller's error for other errors.
 func (a *attempt) over(err error) error {
 	if errors.Is(err, driver.ErrNotHeld) {
 		return errAgain

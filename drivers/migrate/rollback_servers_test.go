@@ -11,7 +11,7 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// servers are two backends that a name goes to and comes back from.
+// servers are two backends between which a name moves forth and back.
 type servers struct {
 	t        *testing.T
 	from, to string // URLs
@@ -26,7 +26,7 @@ func (s *servers) client(phase migrate.Phase) *migrate.Driver {
 	return drivertest.Open(s.t, address).(*migrate.Driver)
 }
 
-// lock takes the name for a moment, and checks that its tokens rise.
+// lock acquires the name for a moment, and checks that its tokens rise.
 func (s *servers) lock(what string, d driver.Driver) {
 	s.t.Helper()
 	l := lock(s.t, d, "x")
@@ -40,7 +40,7 @@ func (s *servers) lock(what string, d driver.Driver) {
 	release(s.t, l)
 }
 
-// move has the name go to the new backend.
+// move moves the name to the new backend.
 func (s *servers) move(old driver.Driver) {
 	s.t.Helper()
 	for range 2 {
@@ -87,8 +87,8 @@ func TestRollbackBetweenServers(t *testing.T) {
 }
 
 // TestRollbackToEtcdNeedsRevisionsAboveTheTokens has tokens of the new backend
-// that the revisions of the old one have not passed. Then nothing changes, and
-// it works as soon as they have.
+// above the revisions of the old one. Then nothing changes. It works as soon as
+// the revisions have passed the tokens.
 func TestRollbackToEtcdNeedsRevisionsAboveTheTokens(t *testing.T) {
 	s := servers{t: t, from: "etcd://" + testenv.Etcd(t).Addr, to: "etcd://" + testenv.Etcd(t).Addr, more: "&require=fenced"}
 	old := drivertest.Open(t, s.from)

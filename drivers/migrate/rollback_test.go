@@ -25,7 +25,7 @@ func (p *pair) moved() uint64 {
 	return first + uint64(n) - 1
 }
 
-// wantFrom fails unless from alone has the name, with tokens above last.
+// wantFrom fails unless only from has the name, with tokens above last.
 func (p *pair) wantFrom(what string, last uint64) {
 	p.t.Helper()
 	old := p.from.NewDriver()
@@ -89,14 +89,14 @@ func TestRollbackWaitsForTheHolder(t *testing.T) {
 }
 
 // TestRollbackThatStopsInTheMiddle cuts a backend off, or loses its answer, at
-// each request of a roll-back in turn. Whoever comes next gets on, in every
-// phase, and so does the next roll-back.
+// each request of a roll-back in turn. The next client gets the lock, in every
+// phase, and the next roll-back succeeds.
 func TestRollbackThatStopsInTheMiddle(t *testing.T) {
 	for _, kind := range []memory.FaultKind{memory.CutOff, memory.LoseAnswer} {
 		for _, at := range []struct {
 			to      bool // the fault is on the new backend
 			request memory.Requests
-			skip    int // so many requests before
+			skip    int // the number of requests before the fault
 		}{{true, memory.Acquires, 0}, {false, memory.Queries, 0}, {false, memory.Seals, 0}, {true, memory.Seals, 0}, {false, memory.Seals, 1}} {
 			for _, next := range phases {
 				synctest.Test(t, func(t *testing.T) {
@@ -136,8 +136,8 @@ func TestRollbackThatStopsInTheMiddle(t *testing.T) {
 	}
 }
 
-// noUnsealer is a backend that takes no seal back, and noUnmarker one that
-// takes no mark back.
+// noUnsealer is a backend that cannot unseal, and noUnmarker a backend that
+// cannot remove a mark.
 type noUnsealer struct {
 	driver.Driver
 	move.Sealer
@@ -148,7 +148,7 @@ type noUnmarker struct {
 	move.Marker
 }
 
-// fixedCount is a backend whose tokens cannot be raised, as those of a log.
+// fixedCount is a backend whose tokens cannot be raised, like those of a log.
 type fixedCount struct{ *memory.Driver }
 
 func (d fixedCount) Loosen(ctx context.Context, name, id string, floor uint64) error {
@@ -227,8 +227,8 @@ func TestSealMovesAnIdleName(t *testing.T) {
 	})
 }
 
-// TestASealThatIsMarkedAgainForgetsEarlierRollBacks: a request to unseal of a
-// roll-back that stopped may yet arrive.
+// TestASealThatIsMarkedAgainForgetsEarlierRollBacks has a late request to
+// unseal, from a roll-back that stopped.
 func TestASealThatIsMarkedAgainForgetsEarlierRollBacks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t, nil, nil)
@@ -274,8 +274,8 @@ func TestANameThatWasTakenBackIsNotSealedInPhaseDual(t *testing.T) {
 	})
 }
 
-// TestANameThatCouldNotBeSealedIsNotMarked: with the mark and without the seal
-// it would be free on both backends.
+// TestANameThatCouldNotBeSealedIsNotMarked has a name that would be free on
+// both backends with the mark and without the seal.
 func TestANameThatCouldNotBeSealedIsNotMarked(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t, nil, nil)
@@ -289,14 +289,15 @@ func TestANameThatCouldNotBeSealedIsNotMarked(t *testing.T) {
 	})
 }
 
-// unmarkable refuses marks, as a server that may evict keys.
+// unmarkable refuses marks, like a server that may evict keys.
 type unmarkable struct{ *memory.Driver }
 
 func (unmarkable) Marked(context.Context, driver.Lease) (bool, error) {
 	return false, fmt.Errorf("it may evict keys: %w", errors.ErrUnsupported)
 }
 
-// TestANameThatCannotBeMarkedIsNotSealed, whether it is idle or waited for.
+// TestANameThatCannotBeMarkedIsNotSealed checks an idle name and a name with a
+// waiter.
 func TestANameThatCannotBeMarkedIsNotSealed(t *testing.T) {
 	for _, bySeal := range []bool{true, false} {
 		synctest.Test(t, func(t *testing.T) {
@@ -324,8 +325,9 @@ func TestANameThatCannotBeMarkedIsNotSealed(t *testing.T) {
 	}
 }
 
-// TestAReleaseWithoutAnAnswerIsUnknown: in phase new the name is held on the
-// old backend, so the hold on the new one is given back before the next way.
+// TestAReleaseWithoutAnAnswerIsUnknown has a name that is held on the old
+// backend in PhaseNew, so its hold on the new backend is released before the
+// next way.
 func TestAReleaseWithoutAnAnswerIsUnknown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t, nil, nil)

@@ -10,10 +10,10 @@ import (
 )
 
 // session renews the holds on a backend whose leases are renewed, if the driver
-// of the other backend keeps its holds alive: package dsync knows only one
-// manner for a driver. There is one session for each backend and TTL. All its
-// holds are renewed together, every third of the TTL; a hold that joins in
-// between is renewed the sooner.
+// of the other backend keeps its holds alive. Package dsync supports only one
+// kind of keep-alive for a driver. There is one session for each backend and
+// TTL. All its holds are renewed together, every third of the TTL, so the first
+// renewal of a new hold comes sooner.
 type session struct {
 	d   *Driver
 	b   *backend
@@ -30,7 +30,7 @@ type session struct {
 type carried struct {
 	s     *session
 	lease driver.Lease
-	alive func() bool // false: the hold has to be renewed no more
+	alive func() bool // false: the hold must not be renewed any more
 	lost  func(cause error)
 }
 
@@ -39,8 +39,8 @@ type sessionKey struct {
 	ttl time.Duration
 }
 
-// carry keeps a hold alive until leave is called, or until the hold is over;
-// then it calls lost.
+// carry keeps a hold alive until leave is called. If the hold ends before,
+// carry calls lost.
 func (d *Driver) carry(b *backend, l driver.Lease, ttl time.Duration, alive func() bool, lost func(cause error)) *carried {
 	d.mu.Lock()
 	s := d.sessions[sessionKey{b, ttl}]
@@ -70,7 +70,7 @@ func (s *session) renewAt(t time.Time) {
 	}
 }
 
-// leave ends the care for a hold, and reports whether the hold was in the
+// leave stops keeping a hold alive, and reports whether the hold was in the
 // session.
 func (c *carried) leave() bool {
 	if c == nil {
@@ -101,7 +101,7 @@ func (s *session) end() {
 func (s *session) tick() { s.d.spawn(s.renew) }
 
 // renew renews all holds once. Holds whose renewals are not answered are
-// renewed again soon, until they are over.
+// renewed again soon, until they end.
 func (s *session) renew() {
 	var all []*carried
 	var leases []driver.Lease

@@ -25,10 +25,10 @@ const (
 	stormClients = 6
 )
 
-// storm is six clients that lock three names as fast as they can, each of which
-// goes through the phases at times of its own, beside two programs that know
-// from alone. The names are others every few seconds, for those that are sealed
-// have nothing to show any more.
+// storm is six clients that lock three names as fast as they can, next to two
+// programs that only know from. Each client goes through the phases at random
+// times. The names change every few seconds, because sealed names no longer
+// test anything.
 type storm struct {
 	t        *testing.T
 	seed     uint64
@@ -40,32 +40,32 @@ type storm struct {
 
 	ofFrom, ofTo *memory.Options // whether sessions carry the locks
 
-	back, moves atomic.Int64 // how many roll-backs, and with a gate changes of the phase, there were
+	back, moves atomic.Int64 // the number of roll-backs, and with a gate of phase changes
 
 	granted atomic.Int64
-	working chan struct{} // closed when there are minGrants: before that there is no fault
+	working chan struct{} // closed after minGrants grants: before that there is no fault
 
-	gated bool // and nobody knows from alone
+	gated bool // and no program only knows from
 
 	wrapFrom, wrapTo func(*memory.Driver) driver.Driver // in tests of the storm
 }
 
-// manyTokens asks for as many tokens at once as there are, so that those of a
-// backend are far above those of the other.
+// manyTokens requests as many tokens at once as possible, so that the tokens of
+// one backend are far above those of the other.
 type manyTokens struct{}
 
 func (manyTokens) Waiting()    {}
 func (manyTokens) Tokens() int { return 1 << 16 }
 func (manyTokens) Lost(error)  {}
 
-// run returns what is wrong with the storm.
+// run returns the errors that the storm found.
 func (s *storm) run() error {
 	s.history = history.New()
 	bounds := history.Bounds{
 		Fenced: !s.gated, Linger: stormTTL, Wake: 10 * stormTTL, Stuck: 20 * stormTTL, Recover: 5 * stormTTL, MaxUnknown: 0.9, MinGrants: s.minGrants(),
 	}
 	if s.ofFrom != nil || s.ofTo != nil || s.gated {
-		bounds.Detect = 2 * stormTTL // a session that is lost is noticed by the next keep-alive
+		bounds.Detect = 2 * stormTTL // a lost session is noticed by the next keep-alive
 	}
 	s.from, s.to = memory.NewServer(s.ofFrom), memory.NewServer(s.ofTo)
 	s.history.Note(fmt.Sprint("seed ", s.seed))
@@ -178,8 +178,8 @@ func (s *storm) lock(c *dsync.Client, label string, random *rand.Rand) {
 	op.Released(l.Unlock(op.Releasing(context.Background())))
 }
 
-// move takes a client from one phase to the other and back, to the new one more
-// often than not.
+// move moves a client from one phase to the other and back, more often to the
+// new one.
 func (s *storm) move(d *migrate.Driver, random *rand.Rand) {
 	for s.sleep(time.Duration(random.Int64N(int64(stormLasts / 4)))) {
 		p := migrate.PhaseNew
@@ -196,7 +196,7 @@ func (s *storm) options() *migrate.Options {
 	return &migrate.Options{Gated: s.gated, Unfenced: s.gated, TTL: stormTTL}
 }
 
-// minGrants is how many there have to be before the first fault. With a gate,
+// minGrants is the number of grants before the first fault. With a gate,
 // clients may have to wait for the phases of others.
 func (s *storm) minGrants() int {
 	if s.gated {
@@ -205,7 +205,7 @@ func (s *storm) minGrants() int {
 	return 10
 }
 
-// oldPrograms is how many programs know from alone.
+// oldPrograms is the number of programs that only know from.
 func (s *storm) oldPrograms() int {
 	if s.gated {
 		return 0
@@ -213,8 +213,8 @@ func (s *storm) oldPrograms() int {
 	return 2
 }
 
-// moveByOne takes a client with a gate through the phases and back, as far as
-// it is let.
+// moveByOne moves a client with a gate through the phases and back, as far as
+// the gate permits.
 func (s *storm) moveByOne(d *migrate.Driver, random *rand.Rand) {
 	for s.sleep(time.Duration(random.Int64N(int64(3 * time.Second)))) {
 		p := migrate.PhaseDual
@@ -238,7 +238,7 @@ func (s *storm) moveByOne(d *migrate.Driver, random *rand.Rand) {
 	}
 }
 
-// takeBack takes names back to from now and then, whatever the phases of the
+// takeBack moves names back to from now and then, whatever the phases of the
 // others are.
 func (s *storm) takeBack(d *migrate.Driver, random *rand.Rand) {
 	for s.sleep(time.Duration(random.Int64N(int64(time.Second)))) {
@@ -258,8 +258,8 @@ func (s *storm) takeBack(d *migrate.Driver, random *rand.Rand) {
 	}
 }
 
-// disturb makes requests of a client fail, but not in the end, when everybody
-// has to get on again.
+// disturb makes requests of a client fail, but not at the end, when every
+// client must be able to continue.
 func (s *storm) disturb(drivers []*memory.Driver, label string, random *rand.Rand) {
 	select {
 	case <-s.working:
@@ -317,7 +317,7 @@ func TestStormWithAGate(t *testing.T) {
 	}
 }
 
-// gateless gives everybody every slot.
+// gateless grants every slot to every process.
 type gateless struct{ *memory.Driver }
 
 func (d gateless) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, error) {
@@ -329,7 +329,7 @@ func (d gateless) Acquire(ctx context.Context, r *driver.Request) (driver.Lease,
 	return d.Driver.Acquire(ctx, r)
 }
 
-// sealless says that it seals, and does not.
+// sealless reports success of Seal, but does not seal.
 type sealless struct{ *memory.Driver }
 
 func (d sealless) Seal(ctx context.Context, l driver.Lease) error { return l.Release(ctx) }
@@ -341,8 +341,7 @@ func (d floorless) Mark(ctx context.Context, l driver.Lease, _ uint64) error {
 	return d.Driver.Mark(ctx, l, 0)
 }
 
-// TestStormFindsWhatIsMissing shows that the storm would find what it looks
-// for.
+// TestStormFindsWhatIsMissing shows that the storm finds errors.
 func TestStormFindsWhatIsMissing(t *testing.T) {
 	for _, test := range []struct {
 		name             string

@@ -11,16 +11,16 @@ import (
 )
 
 // A migration ties its old backend to one new backend and one floor of the
-// tokens, so that a process with another new backend, by a wrong prefix
-// perhaps, or with another floor is refused before it locks anything. The tie
-// is made of seals of reserved names, which do not change before
+// tokens. A process with another new backend, because of a wrong prefix for
+// example, or with another floor is refused before it locks anything. The tie
+// consists of seals of reserved names, which do not change before
 // [Driver.Untie]:
 //
 //   - identityName on the new backend, after a random mark: its last token is
 //     the identity. A new backend without seals may be a [move.Identifier].
-//   - targetName on the old backend, and two names that contain its last token:
-//     one also the identity of the new backend, the other one the floor. They
-//     are sealed while the holder of targetName has that token.
+//   - targetName on the old backend, and two names that contain its last token.
+//     One of the two also contains the identity of the new backend, the other
+//     the floor. They are sealed while the holder of targetName has that token.
 const (
 	identityName = reserved + "identity"
 	targetName   = reserved + "target"
@@ -28,7 +28,7 @@ const (
 	tiedFloor    = reserved + "floor:"
 )
 
-// keepsName is locked for a moment, to see whether a backend keeps seals and
+// keepsName is locked for a moment, to check whether a backend keeps seals and
 // marks.
 const keepsName = reserved + "seals"
 
@@ -37,16 +37,17 @@ func tieName(prefix string, value, target uint64) string {
 }
 
 var (
-	// ErrOtherBackend: names of the old backend move to another new one.
+	// ErrOtherBackend reports that names of the old backend move to another new
+	// backend.
 	ErrOtherBackend = fmt.Errorf("names of the old backend move to another new backend than this one (a wrong host or prefix in `to`? "+
 		"if `to` is right, the first program had another one: end what uses that, then `dsync migrate untie`): %w", errors.ErrUnsupported)
 
-	// ErrOtherFloor: programs of this migration have another floor for the new
-	// backend.
+	// ErrOtherFloor reports that programs of this migration have another floor
+	// for the new backend.
 	ErrOtherFloor = fmt.Errorf("programs of this migration have another floor in `to` than this one (`dsync migrate plan` shows which; to "+
 		"change it, go back to phase dual, then `dsync migrate rollback --all` and `dsync migrate untie`): %w", errors.ErrUnsupported)
 
-	// ErrWrongWay: a name is sealed on the new backend.
+	// ErrWrongWay reports that a name is sealed on the new backend.
 	ErrWrongWay = fmt.Errorf("names of the new backend have moved to another backend (are `from` and `to` swapped? to come back after a "+
 		"migration, take the names back by `dsync migrate rollback` with --from and --to as they were then, and `dsync migrate untie`): %w",
 		errors.ErrUnsupported)
@@ -56,7 +57,7 @@ var (
 // can be raised to such a number.
 const identityBits = 40
 
-// keepsSeals asks for a seal of a hold that is over. The request changes
+// keepsSeals sends a request to seal a hold that has ended. The request changes
 // nothing, and a driver that never seals refuses it.
 func (d *Driver) keepsSeals(ctx context.Context, b *backend, s move.Sealer) error {
 	return d.keeps(ctx, b, func(l driver.Lease) error {
@@ -65,8 +66,8 @@ func (d *Driver) keepsSeals(ctx context.Context, b *backend, s move.Sealer) erro
 	})
 }
 
-// keeps returns an error that matches errors.ErrUnsupported if that is the
-// answer to a request about a hold.
+// keeps returns an error that matches errors.ErrUnsupported if a request about
+// a hold fails with one.
 func (d *Driver) keeps(ctx context.Context, b *backend, request func(driver.Lease) error) error {
 	l, err := b.Acquire(ctx, d.ownRequest(keepsName))
 	if err == nil {
@@ -79,7 +80,7 @@ func (d *Driver) keeps(ctx context.Context, b *backend, request func(driver.Leas
 }
 
 // Moves returns nil if names can move, and otherwise an error that matches
-// [ErrNeedsGate], or [ErrNotPermitted] if that cannot be seen. It locks a
+// [ErrNeedsGate], or [ErrNotPermitted] if Moves cannot determine it. It locks a
 // reserved name for a moment on each backend.
 func (d *Driver) Moves(ctx context.Context) error {
 	if d.gate != nil {
@@ -98,15 +99,16 @@ func (d *Driver) Moves(ctx context.Context) error {
 	return err
 }
 
-// Look is [Driver.Check] without the tie, and changes nothing: it finds an
-// earlier Check that has tied one of the two to another backend.
+// Look is [Driver.Check] without the tie, and changes nothing. It detects an
+// earlier Check that has tied one of the two backends to another backend.
 func (d *Driver) Look(ctx context.Context) error {
 	_, err := d.tied(ctx)
 	return d.permitted(ctx, err)
 }
 
-// Ties returns nil if Check can tie from to to, and otherwise why a process
-// with another to is not found. It may lock a reserved name for a moment on to.
+// Ties returns nil if Check can tie from to to. Otherwise it returns why Check
+// cannot detect a process with another to. It may lock a reserved name for a
+// moment on to.
 func (d *Driver) Ties(ctx context.Context) error {
 	to, keeps := d.to.Driver.(move.Sealer)
 	_, tells := d.to.Driver.(move.Identifier)
@@ -121,7 +123,7 @@ func (d *Driver) Ties(ctx context.Context) error {
 	return d.keepsSeals(ctx, d.to, to)
 }
 
-// wrongWay returns ErrWrongWay if the new backend is the old one of another
+// wrongWay returns ErrWrongWay if the new backend is the old backend of another
 // migration.
 func (d *Driver) wrongWay(ctx context.Context) error {
 	to, ok := d.to.Driver.(move.Sealer)
@@ -139,7 +141,7 @@ func (d *Driver) wrongWay(ctx context.Context) error {
 }
 
 // tied reports whether from is tied to this new backend with this floor. It
-// returns an error if one of the two is tied to another one.
+// returns an error if one of the two is tied to another backend.
 func (d *Driver) tied(ctx context.Context) (bool, error) {
 	if err := d.wrongWay(ctx); err != nil || d.sealer == nil || d.from.info.Fencing == driver.None {
 		return false, err
@@ -164,7 +166,7 @@ func (d *Driver) tied(ctx context.Context) (bool, error) {
 	return sealed, err
 }
 
-// sealed asks the old backend.
+// sealed queries the old backend.
 func (d *Driver) sealed(ctx context.Context, name string) (last uint64, sealed bool, err error) {
 	if last, sealed, err = d.sealer.Sealed(ctx, name); err != nil {
 		err = fmt.Errorf("old backend: %w", err)
@@ -172,7 +174,7 @@ func (d *Driver) sealed(ctx context.Context, name string) (last uint64, sealed b
 	return last, sealed, err
 }
 
-// tie ties from to to, or looks whether they are tied to each other.
+// tie ties from to to, or checks that they are tied to each other.
 func (d *Driver) tie(ctx context.Context) error {
 	for {
 		tied, err := d.tied(ctx)
@@ -197,13 +199,13 @@ func (d *Driver) tie(ctx context.Context) error {
 	}
 }
 
-// ErrNotPermitted: a backend does not permit the user to look at the names that
-// the migration has for itself.
+// ErrNotPermitted reports that a backend does not permit the user to access the
+// names that are reserved for the migration.
 var ErrNotPermitted = fmt.Errorf("not permitted to look at names that begin with %s", reserved)
 
-// permitted returns ErrNotPermitted for an error that is neither of an
-// unreachable backend, nor of somebody else in the way, nor of a backend that
-// is a wrong one or cannot do it.
+// permitted returns ErrNotPermitted for an error that does not come from an
+// unreachable backend, from another client in the way, or from a wrong or
+// incapable backend.
 func (d *Driver) permitted(ctx context.Context, err error) error {
 	if err == nil || ctx.Err() != nil {
 		return err
@@ -216,8 +218,8 @@ func (d *Driver) permitted(ctx context.Context, err error) error {
 	return fmt.Errorf("%w: %w", ErrNotPermitted, err)
 }
 
-// unlessRefused returns nil in place of ErrNotPermitted: programs need no
-// rights for reserved names.
+// unlessRefused returns nil in place of ErrNotPermitted, because programs need
+// no rights for reserved names.
 func unlessRefused(err error) error {
 	if errors.Is(err, ErrNotPermitted) {
 		return nil
@@ -267,7 +269,7 @@ func (d *Driver) identity(ctx context.Context) (uint64, error) {
 }
 
 // tieTo seals the three names on from. A process that stops in between has
-// changed nothing: the next holder has another token.
+// changed nothing, because the next holder has another token.
 func (d *Driver) tieTo(ctx context.Context, identity uint64) error {
 	target, err := d.from.Acquire(ctx, d.ownRequest(targetName))
 	if err != nil {
@@ -295,9 +297,9 @@ func (d *Driver) tieTo(ctx context.Context, identity uint64) error {
 	return err
 }
 
-// Untie undoes the first [Driver.Check] of a migration, and [Driver.Finalize]:
-// from may then be tied to another backend, or names may move to it. No program
-// may use the migration any more, and no name may be sealed on from.
+// Untie undoes the first [Driver.Check] of a migration, and [Driver.Finalize].
+// Then from may be tied to another backend, or names may move to it. No program
+// may be using the migration any more, and no name may be sealed on from.
 func (d *Driver) Untie(ctx context.Context) error {
 	if d.unsealer == nil {
 		return fmt.Errorf("%w: backend %s takes no seal back", ErrNoWayBack, d.from.info.Name)
@@ -309,7 +311,7 @@ func (d *Driver) Untie(ctx context.Context) error {
 			}
 		}
 		if err := d.unseal(ctx, name, 0); err != nil && !errors.Is(err, driver.ErrNotHeld) {
-			// it is not sealed, or no longer
+			// it is not sealed, or no longer sealed
 			return err
 		}
 	}
@@ -326,8 +328,8 @@ func (d *Driver) unseal(ctx context.Context, name string, floor uint64) error {
 }
 
 // raiseTokens raises the tokens of tokensName on from above those of to, as the
-// tokens of names that came back were raised. The floor of the next migration
-// is computed from them.
+// tokens of returned names were raised. The floor of the next migration is
+// computed from them.
 func (d *Driver) raiseTokens(ctx context.Context) error {
 	t, err := d.Tokens(ctx)
 	if err != nil || t.To == 0 || d.gate != nil || d.info.Fencing == driver.None {
@@ -345,13 +347,13 @@ func (d *Driver) raiseTokens(ctx context.Context) error {
 		t.To += t.Floor - d.to.floor
 	}
 	if err = d.unseal(ctx, tokensName, d.from.below(t.To)); errors.Is(err, errors.ErrUnsupported) {
-		// then no name came back with such tokens
+		// then no returned name has such tokens
 		err = d.unseal(ctx, tokensName, 0)
 	}
 	return err
 }
 
-// ownRequest returns a request of the driver's own.
+// ownRequest returns one of the driver's own requests.
 func (d *Driver) ownRequest(name string) *driver.Request {
 	return &driver.Request{Name: name, Hold: d.nextHold(), Owner: "migration", TTL: d.ttl, Events: quiet{}}
 }

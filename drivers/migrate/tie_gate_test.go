@@ -18,7 +18,7 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// identified keeps no seals, and tells what it is.
+// identified keeps no seals, but has an identity.
 type identified struct {
 	onlyDriverAndAdmin
 	server *memory.Server
@@ -33,7 +33,7 @@ func (d identified) Identity(context.Context) (uint64, error) {
 	return identities[d.server], nil
 }
 
-// checkedWithAGate is checked with a gate; the new backend keeps seals or is
+// checkedWithAGate is checked with a gate. The new backend keeps seals or is
 // identified.
 func (p *pair) checkedWithAGate(phase migrate.Phase, seals bool) (*client, error) {
 	c := &client{from: p.from.NewDriver(), to: p.to.NewDriver()}
@@ -48,8 +48,8 @@ func (p *pair) checkedWithAGate(phase migrate.Phase, seals bool) (*client, error
 	return c, c.Check(p.t.Context())
 }
 
-// TestAnotherNewBackendIsFoundWithAGate, and swapped backends, where the old
-// backend keeps seals.
+// TestAnotherNewBackendIsFoundWithAGate also checks swapped backends, if the
+// old backend keeps seals.
 func TestAnotherNewBackendIsFoundWithAGate(t *testing.T) {
 	for _, seals := range []bool{true, false} {
 		for _, phase := range gatedPhases {
@@ -93,8 +93,8 @@ func (d *slowSealer) Seal(ctx context.Context, l driver.Lease) error {
 	return d.Driver.Seal(ctx, l)
 }
 
-// TestATieThatComesTooLate: the first process stands still until another one,
-// with another new backend, has come to its end.
+// TestATieThatComesTooLate stops the first process until another process, with
+// another new backend, has finished.
 func TestATieThatComesTooLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t, nil, nil)
@@ -112,7 +112,8 @@ func TestATieThatComesTooLate(t *testing.T) {
 	})
 }
 
-// TestANewBackendThatWasRestoredFromEmptyIsAnother until the old one is untied.
+// TestANewBackendThatWasRestoredFromEmptyIsAnother checks that such a backend
+// is refused until the old one is untied.
 func TestANewBackendThatWasRestoredFromEmptyIsAnother(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t, nil, nil)
@@ -127,7 +128,8 @@ func TestANewBackendThatWasRestoredFromEmptyIsAnother(t *testing.T) {
 	})
 }
 
-// TestAGateBetweenBackendsThatCannotBeTied says why, and works.
+// TestAGateBetweenBackendsThatCannotBeTied checks that Ties returns the reason,
+// and that the migration works.
 func TestAGateBetweenBackendsThatCannotBeTied(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t, nil, nil)
@@ -138,8 +140,8 @@ func TestAGateBetweenBackendsThatCannotBeTied(t *testing.T) {
 	})
 }
 
-// TestAnotherDatabaseIsFound: a process has another database in the URL of the
-// new backend, or another prefix there.
+// TestAnotherDatabaseIsFound has a process with another database in the URL of
+// the new backend, or with another prefix there.
 func TestAnotherDatabaseIsFound(t *testing.T) {
 	t.Parallel()
 	redis, postgres, etcd := testenv.Redis(t), testenv.Postgres(t), testenv.Etcd(t)

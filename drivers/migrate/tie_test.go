@@ -15,13 +15,13 @@ import (
 	"github.com/go-dsync/dsync/drivers/migrate"
 )
 
-// checked is client after a look at the backends.
+// checked is client after a check of the backends.
 func (p *pair) checked(phase migrate.Phase) (*client, error) {
 	c := p.client(phase)
 	return c, c.Check(p.t.Context())
 }
 
-// TestAnotherNewBackendIsFound: one process has a wrong prefix in the URL of
+// TestAnotherNewBackendIsFound has a process with a wrong prefix in the URL of
 // the new backend.
 func TestAnotherNewBackendIsFound(t *testing.T) {
 	for _, phase := range phases {
@@ -73,7 +73,7 @@ func TestProcessesThatStartTogetherAgree(t *testing.T) {
 }
 
 // TestATieThatStopsInTheMiddle loses the first process at each request to the
-// old backend, with another new backend than the next has.
+// old backend. The next process has another new backend.
 func TestATieThatStopsInTheMiddle(t *testing.T) {
 	for request := range 20 {
 		for _, kind := range []memory.FaultKind{memory.CutOff, memory.LoseAnswer} {
@@ -98,7 +98,7 @@ func TestATieThatStopsInTheMiddle(t *testing.T) {
 	}
 }
 
-// TestSwappedBackendsAreFound, at open and at a lock.
+// TestSwappedBackendsAreFound checks this at open and at a lock.
 func TestSwappedBackendsAreFound(t *testing.T) {
 	for _, phase := range phases {
 		synctest.Test(t, func(t *testing.T) {
@@ -109,7 +109,7 @@ func TestSwappedBackendsAreFound(t *testing.T) {
 			swapped := &pair{t, p.to, p.from}
 			_, err = swapped.checked(phase)
 			wantErr(t, "a process with from and to swapped", err, migrate.ErrWrongWay)
-			for _, noWait := range []bool{true, false} { // of a program that does not look
+			for _, noWait := range []bool{true, false} { // of a program that does not call Check
 				wrong, a := swapped.client(phase), newAttempt("x")
 				a.NoWait = noWait
 				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -126,7 +126,7 @@ func TestSwappedBackendsAreFound(t *testing.T) {
 	}
 }
 
-// forbidden permits no name of the migration.
+// forbidden permits no names of the migration.
 type forbidden struct{ *memory.Driver }
 
 func (d forbidden) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, error) {
@@ -143,8 +143,8 @@ func (d forbidden) Sealed(ctx context.Context, name string) (uint64, bool, error
 	return d.Driver.Sealed(ctx, name)
 }
 
-// TestBackendsThatPermitNoReservedNames are not compared, and migrate all the
-// same.
+// TestBackendsThatPermitNoReservedNames checks that such backends are not
+// compared, and migrate anyway.
 func TestBackendsThatPermitNoReservedNames(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t, nil, nil)
@@ -166,8 +166,8 @@ func TestBackendsThatPermitNoReservedNames(t *testing.T) {
 	})
 }
 
-// TestAnotherFloorIsFound: programs with other floors get tokens that are not
-// above each other.
+// TestAnotherFloorIsFound has programs with different floors, whose tokens are
+// not above each other.
 func TestAnotherFloorIsFound(t *testing.T) {
 	for _, phase := range phases {
 		synctest.Test(t, func(t *testing.T) {
@@ -200,7 +200,7 @@ func TestAnotherFloorIsFound(t *testing.T) {
 	}
 }
 
-// unidentified neither keeps seals nor tells what it is, as a fair lock of
+// unidentified neither keeps seals nor has an identity, like a fair lock of
 // Redisson.
 type unidentified struct{ *memory.Driver }
 
@@ -208,7 +208,7 @@ func (unidentified) Seal(context.Context, driver.Lease) error {
 	return fmt.Errorf("a fair lock: %w", errors.ErrUnsupported)
 }
 
-// TestAnUnidentifiedNewBackendIsAnother where the old backend is tied to an
+// TestAnUnidentifiedNewBackendIsAnother has an old backend that is tied to an
 // identified one.
 func TestAnUnidentifiedNewBackendIsAnother(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -231,7 +231,8 @@ func TestAnUnidentifiedNewBackendIsAnother(t *testing.T) {
 	})
 }
 
-// TestBackendsOutOfReachAreNotTakenForOthers: an outage at open is an error.
+// TestBackendsOutOfReachAreNotTakenForOthers checks that an outage at open is
+// an error.
 func TestBackendsOutOfReachAreNotTakenForOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t, nil, nil)
@@ -304,8 +305,8 @@ func TestTokensRiseForNamesThatNobodyLocked(t *testing.T) {
 	})
 }
 
-// TestTokensRiseFromABackendWithAFloor: the old backend was the new one of an
-// earlier migration.
+// TestTokensRiseFromABackendWithAFloor has an old backend that was the new one
+// of an earlier migration.
 func TestTokensRiseFromABackendWithAFloor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const floor = 1 << 40
@@ -334,7 +335,7 @@ func TestTokensRiseFromABackendWithAFloor(t *testing.T) {
 		if err := d.SetPhase(t.Context(), migrate.PhaseNew); err != nil {
 			t.Fatal(err)
 		}
-		l := lock(t, d, "sealed without a mark") // the first name that is marked: tokens of a server are one count
+		l := lock(t, d, "sealed without a mark") // the first marked name: all names of a server share one token count
 		if first, _ := l.Tokens(); first < before+uint64(n) {
 			t.Errorf("a name that was sealed before: got token %d after %d", first, before+uint64(n)-1)
 		}
@@ -353,8 +354,8 @@ func TestTokensRiseFromABackendWithAFloor(t *testing.T) {
 	})
 }
 
-// TestANameThatMovesLateHasTokensOfTheNewBackend: a program with the new
-// backend alone has locked the name before.
+// TestANameThatMovesLateHasTokensOfTheNewBackend has a program that only knows
+// the new backend, and has locked the name before.
 func TestANameThatMovesLateHasTokensOfTheNewBackend(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const floor = 1 << 40
@@ -380,9 +381,9 @@ func TestANameThatMovesLateHasTokensOfTheNewBackend(t *testing.T) {
 	})
 }
 
-// TestTokensRiseForANameThatIsHeldWhenItIsToMove: the way of
-// [migrate.Driver.Seal], and of a grant that waited for a program with the old
-// backend alone.
+// TestTokensRiseForANameThatIsHeldWhenItIsToMove checks the path of
+// [migrate.Driver.Seal], and of a grant that waited for a program that only
+// knows the old backend.
 func TestTokensRiseForANameThatIsHeldWhenItIsToMove(t *testing.T) {
 	for _, bySeal := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {

@@ -8,30 +8,30 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// tokensName is locked for a moment on each backend, to see which tokens a name
-// gets that was never locked.
+// tokensName is locked for a moment on each backend, to read the tokens of a
+// name that was never locked.
 const tokensName = reserved + "tokens"
 
-// floorUnit is far more than the tokens of a backend rise during a migration:
+// floorUnit is far more than the rise of a backend's tokens during a migration:
 // nine years for tokens that are microseconds. Floors that Tokens proposes are
 // multiples of it, so that two calls agree.
 const floorUnit = 1 << 48
 
-// Tokens are the tokens that the two backends give to a name that has moved by
-// no seal.
+// Tokens are the tokens that the two backends give to a name that has not been
+// moved by a seal.
 type Tokens struct {
 	From, To uint64 // with the floors of the two
 
-	// Floor is the floor that to needs: the one that the migration is tied to
-	// if to has another one, that of to if tokens rise with it, and otherwise
-	// one with which the tokens of to are above those of from until long after
-	// now.
+	// Floor is the floor that to needs. It is the floor that the migration is
+	// tied to, if to has another floor. Otherwise it is the floor of to if
+	// tokens rise with it, or else a floor that keeps the tokens of to above
+	// those of from until long after now.
 	Floor uint64
 }
 
-// Rise reports whether tokens rise also for names that nobody locks before the
-// programs use to alone, for years to come: two clocks that differ by chance
-// are not enough.
+// Rise reports whether tokens rise, for years to come, even for names that no
+// program locks before the programs use only to. Two clocks that differ by
+// chance are not enough.
 func (t Tokens) Rise() bool { return t.To > t.From+floorUnit/2 }
 
 // Tokens locks a reserved name for a moment on each backend, and compares the

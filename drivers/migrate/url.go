@@ -59,8 +59,8 @@ func open(ctx context.Context, c *driver.Config) (driver.Driver, error) {
 	return d, nil
 }
 
-// marked has sessions of PostgreSQL, which keep no hold, show by their names
-// that they are of a migration.
+// marked sets the names of PostgreSQL sessions, which keep no hold, so that
+// they show the migration.
 func marked(raw string) string {
 	const name = "application_name="
 	before, after, ok := strings.Cut(raw, name)

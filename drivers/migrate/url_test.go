@@ -58,7 +58,7 @@ func TestURLErrors(t *testing.T) {
 			t.Errorf("%s: got error %q, want one with %q", test.query, err, test.want)
 		}
 	}
-	a, err := driver.ParseURL("memory://a") // the refused ones have closed what they opened
+	a, err := driver.ParseURL("memory://a") // after a refusal, open backends were closed
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -94,7 +94,7 @@ func TestURLWithAGate(t *testing.T) {
 	}
 }
 
-// picky lets nobody lock names of the migration.
+// picky does not permit names of the migration.
 type picky struct{ *memory.Driver }
 
 func (d picky) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, error) {
