@@ -61,16 +61,16 @@ func onMemory(o *memory.Options, mutate func(*memory.Driver) driver.Driver) Harn
 	}}
 }
 
-// leftovers are what mutants leave on servers.
+// leftovers are the traces that mutants leave on servers.
 var leftovers sync.Map
 
-// leaveOn lets a mutant leave something on its server.
+// leaveOn lets a mutant leave a trace on its server.
 func leaveOn(s *memory.Server, what string) {
 	all, _ := leftovers.LoadOrStore(s, new(sync.Map))
 	all.(*sync.Map).Store(what, true)
 }
 
-// takeFrom removes what a mutant has left.
+// takeFrom removes a trace that a mutant has left.
 func takeFrom(s *memory.Server, what string) {
 	if all, ok := leftovers.Load(s); ok {
 		all.(*sync.Map).Delete(what)
@@ -87,8 +87,8 @@ func leftOn(s *memory.Server) (left []string) {
 	return left
 }
 
-// restarted are the servers that were started again, for mutants that do not
-// survive that.
+// restarted are the restarted servers, for mutants that do not survive a
+// restart.
 var restarted sync.Map
 
 func memoryLink(d *memory.Driver) *Link {
@@ -105,7 +105,7 @@ func memoryLink(d *memory.Driver) *Link {
 		HoldOne: inject(memory.Fault{Kind: memory.Hang, Times: 1}),
 		Heal: func() {
 			if dropped.Swap(false) {
-				d.Cut() // what hangs is not carried out
+				d.Cut() // hanging requests are not carried out
 				time.Sleep(time.Millisecond)
 			}
 			d.Heal()
@@ -115,7 +115,7 @@ func memoryLink(d *memory.Driver) *Link {
 
 func good(d *memory.Driver) driver.Driver { return d }
 
-// kinds of backends that promise different things.
+// The kinds of backends, which make different promises.
 var memoryBackends = []struct {
 	name string
 	memory.Options
@@ -152,8 +152,7 @@ func TestGoodDriverPasses(t *testing.T) {
 	}
 }
 
-// needsURL reports whether a check cannot run in fake time, since it needs a
-// URL.
+// needsURL reports whether a check needs a URL, and so cannot run in fake time.
 func needsURL(c check) bool {
 	return strings.HasPrefix(c.Name, "processes/") || strings.HasPrefix(c.Name, "url/")
 }

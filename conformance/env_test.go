@@ -57,7 +57,7 @@ func TestGoroutineThatIsLeftBehindFailsTheCheck(t *testing.T) {
 	}
 }
 
-// Two suites may run beside each other in one process.
+// Two suites may run at the same time in one process.
 func TestGoroutinesBesideTheCheckAreNotThoseOfTheDriver(t *testing.T) {
 	i := slices.IndexFunc(allChecks(), func(c check) bool { return c.Name == "scale/goroutines" })
 	var acquired atomic.Int64
@@ -110,7 +110,7 @@ func TestGoroutinesOfTheCheckAloneCount(t *testing.T) {
 	}
 }
 
-// A harness may take away at the end of a check what the drivers work with.
+// A harness may, at the end of a check, remove resources that the drivers use.
 func TestCheckEndsAfterTheCloseOfItsDrivers(t *testing.T) {
 	var opened int
 	var closed atomic.Int64
@@ -247,9 +247,9 @@ func TestEventsKeepTheBeginningAndTheEnd(t *testing.T) {
 	}
 }
 
-// interfaces are all of package driver, and which of them a driver or a lease
-// may have or not for package dsync, which does not know Sealer and Marker and
-// those that go with them: drivers/migrate uses those.
+// interfaces are all interfaces of package driver, and whether a driver or a
+// lease may implement them for package dsync. Package dsync does not use
+// Sealer, Marker and related interfaces, but drivers/migrate does.
 var interfaces = map[string]struct {
 	optional bool
 	of       reflect.Type
@@ -257,15 +257,15 @@ var interfaces = map[string]struct {
 	"Driver":             {},
 	"Lease":              {},
 	"Events":             {},
-	"PhaseReporter":      {}, // for telemetry alone
-	"KeepAliveReporter":  {}, // taps and their leases have these three always, and say nothing where the driver does not
+	"PhaseReporter":      {}, // only for telemetry
+	"KeepAliveReporter":  {}, // taps and their leases always have these three, and report nothing if the driver does not
 	"SessionLease":       {},
-	"TokenKeeper":        {}, // as is this one of leases: all tokens of a lease without it are kept
+	"TokenKeeper":        {}, // also always, for leases: all tokens of a lease without it are kept
 	"Watcher":            {}, // the groups watching and leaving ask the driver behind the tap
 	"Leaver":             {},
 	"MayLeave":           {},
 	"Pinger":             {}, // in place of Inspector; its check asks the driver behind the tap
-	"Lister":             {}, // for people alone: the check asks the driver behind the tap
+	"Lister":             {}, // only for humans: the check uses the driver behind the tap
 	"Limiter":            {}, // the groups permits and latch ask the driver behind the tap
 	"Latcher":            {},
 	"Sealer":             {},
@@ -280,7 +280,7 @@ var interfaces = map[string]struct {
 	"Passer":             {true, reflect.TypeFor[driver.Passer]()},
 }
 
-// A tap that hid an interface would let the suite test less than users get.
+// A tap that hides an interface would make the suite test less than users get.
 func TestTapsKnowAllInterfaces(t *testing.T) {
 	files, err := filepath.Glob("../driver/*.go")
 	if err != nil || len(files) == 0 {
@@ -376,7 +376,7 @@ func TestTapsOfLeasesReportContention(t *testing.T) {
 	}
 }
 
-// passable is a lease that can be passed.
+// passable is a lease with a Pass method.
 type passable struct{ driver.Lease }
 
 func (passable) Pass(context.Context, string, string) error { return nil }

@@ -29,17 +29,17 @@ func init() {
 	})
 }
 
-// fileDriver is a driver on a directory: the least that a driver can be. A name
-// is a file in it, and those who wait look again.
+// fileDriver is a driver on a directory, and as simple as a driver can be. A
+// name is a file in the directory, and waiters poll it.
 type fileDriver struct {
 	dir    string
 	suffix string // of the files
 	now    func() time.Time
-	late   time.Duration // how much later than in truth a lease seems to end
+	late   time.Duration // how much later than its real end a lease seems to end
 
 	noTokens bool
 
-	life   context.Context // until Close
+	life   context.Context // ends with Close
 	end    context.CancelFunc
 	asking sync.WaitGroup
 
@@ -61,14 +61,15 @@ func (d *fileDriver) Info() driver.Info {
 	return i
 }
 
-// record is what a file says.
+// record is the content of a file.
 type record struct {
 	Hold  string
 	Until time.Time
 	Token uint64
 }
 
-// transact changes the record of a name, alone among all processes.
+// transact changes the record of a name. No other process changes it at the
+// same time.
 func (d *fileDriver) transact(name string, change func(*record) error) error {
 	// The names of files are shorter than those of locks.
 	path := filepath.Join(append([]string{d.dir}, chunks(hex.EncodeToString([]byte(name)), 200)...)...) + "_" + d.suffix
@@ -142,7 +143,7 @@ func (d *fileDriver) Acquire(ctx context.Context, r *driver.Request) (driver.Lea
 	}
 }
 
-// take asks once. The nil of a failure is one of the interface.
+// take tries once. After an error the returned interface is nil.
 func (d *fileDriver) take(r *driver.Request) (driver.Lease, error) {
 	l := &fileLease{d: d, r: r}
 	sent := time.Now()
@@ -176,7 +177,7 @@ func (d *fileDriver) Close(ctx context.Context) error {
 	}
 	d.mu.Unlock()
 	for _, l := range left {
-		_ = l.Release(ctx) // ErrNotHeld is as good
+		_ = l.Release(ctx) // ErrNotHeld is fine too
 	}
 	return nil
 }
@@ -245,8 +246,8 @@ func onFiles(t *testing.T, query string) Harness {
 	}}
 }
 
-// The groups that are left out take long in real time, or need what no harness
-// can do to files.
+// The omitted groups take a long time in real time, or need faults that no
+// harness can inject into files.
 func TestFileDriverPasses(t *testing.T) {
 	t.Parallel()
 	runChecks(t, onFiles(t, ""), slices.Concat(exclusionChecks, waitingChecks, ownershipChecks, contentionChecks, capabilityChecks,

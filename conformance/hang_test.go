@@ -71,8 +71,8 @@ func TestFailureBesideAStallOfTheServerIsInvalid(t *testing.T) {
 	}
 }
 
-// TestInvalidCheckFailsTheRun runs a check that cannot be judged in another
-// process, and looks at the end of the process, its output, and its report.
+// TestInvalidCheckFailsTheRun runs, in another process, a check that cannot be
+// judged, and checks the process's exit, output and report.
 func TestInvalidCheckFailsTheRun(t *testing.T) {
 	if os.Getenv("CONFORMANCE_INVALID") != "" {
 		r := result{err: errors.New("the lease ran out"), stalled: "this process stood still"}
@@ -124,7 +124,7 @@ func TestFailureOfTheHarnessIsNotOneOfTheDriver(t *testing.T) {
 		backend := h.Backend
 		h.Backend = func(tb testing.TB) *Backend {
 			b := backend(tb)
-			b.Expire = func(testing.TB, string) { new(testing.T).FailNow() } // as tb.Fatal does, but for another test
+			b.Expire = func(testing.TB, string) { new(testing.T).FailNow() } // like tb.Fatal, but for another test
 			return b
 		}
 		r := check{"group/name", "A promise.", func(e *env) error {
@@ -158,7 +158,7 @@ func TestAnswersWithoutALeaseAreToldByName(t *testing.T) {
 
 func TestBubbleThatDoesNotGetOnIsLeft(t *testing.T) {
 	var mu sync.Mutex
-	mu.Lock() // for good: the bubble must not end when the test has
+	mu.Lock() // permanently: the bubble must not end after the test
 	r := runInBubbleFor(t, time.Second/2, func(testing.TB) result {
 		waitsForAMutex(&mu)
 		return result{}
@@ -173,7 +173,7 @@ func waitsForAMutex(mu *sync.Mutex) {
 	defer mu.Unlock()
 }
 
-// connectsIn returns a good driver that connects when it is first asked, and
+// connectsIn returns a good driver that connects on its first request, and
 // takes d for that, as on a busy machine.
 func connectsIn(d time.Duration) func(*memory.Driver) driver.Driver {
 	return func(m *memory.Driver) driver.Driver {
@@ -186,8 +186,8 @@ func connectsIn(d time.Duration) func(*memory.Driver) driver.Driver {
 }
 
 // grantsIn returns a good driver whose first five grants take d to arrive, as
-// on a machine that is busy for a while. The outcome of a grant that is over
-// when it arrives is unknown.
+// on a machine that is busy for a while. If a grant has expired on arrival, its
+// outcome is unknown.
 func grantsIn(d time.Duration) func(*memory.Driver) driver.Driver {
 	return func(m *memory.Driver) driver.Driver {
 		var late atomic.Int32
@@ -206,7 +206,7 @@ func grantsIn(d time.Duration) func(*memory.Driver) driver.Driver {
 }
 
 // givesUpOn returns a good driver whose first five requests take d to arrive.
-// It does not wait for longer than half the TTL for an answer.
+// It waits for an answer for at most half the TTL.
 func givesUpOn(d time.Duration) func(*memory.Driver) driver.Driver {
 	return func(m *memory.Driver) driver.Driver {
 		var late atomic.Int32

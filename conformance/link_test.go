@@ -14,8 +14,8 @@ import (
 	"github.com/go-dsync/dsync/conformance/wire"
 )
 
-// echo starts a server that sends back what it gets, and reports the lines that
-// it has got.
+// echo starts a server that echoes its input, and reports the lines that it has
+// received.
 func echo(t *testing.T) (addr string, got <-chan string) {
 	t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")

@@ -23,7 +23,7 @@ var (
 
 const mistakesFile = "testdata/mistakes.txt"
 
-// mistake is a change of one file of drivers/memory, as a block of
+// mistake is a change of one file of drivers/memory, given as a block of
 // mistakesFile.
 type mistake struct {
 	name, class, outcome string
@@ -32,13 +32,14 @@ type mistake struct {
 	before, after        string
 }
 
-// The outcomes of a mistake that no check catches, and of one that has not run.
+// The outcomes of a mistake that no check catches, and of a mistake that has
+// not run.
 const (
 	missed  = "missed"
 	unknown = "?"
 )
 
-// parseMistake returns the mistake of a block.
+// parseMistake parses a block into a mistake.
 func parseMistake(block string) (m mistake, err error) {
 	lines := strings.Split(block, "\n")
 	if len(lines) < 4 {
@@ -62,7 +63,8 @@ func parseMistake(block string) (m mistake, err error) {
 	return m, nil
 }
 
-// readMistakes returns the blocks of mistakesFile but the first, a comment.
+// readMistakes returns the blocks of mistakesFile, except the first, which is a
+// comment.
 func readMistakes(t *testing.T) (all []mistake) {
 	text, err := os.ReadFile(mistakesFile)
 	if err != nil {
@@ -79,9 +81,10 @@ func readMistakes(t *testing.T) (all []mistake) {
 	return all
 }
 
-// TestMistakes runs the suite on drivers/memory with one mistake after the
-// other, and compares the outcomes with the file. Without -mistakes it runs the
-// first two that are caught. All texts are compared with the driver anyway.
+// TestMistakes runs the suite on drivers/memory with one mistake at a time, and
+// compares the outcomes with the file. Without -mistakes it runs only the first
+// two caught mistakes. The texts of all mistakes are compared with the driver
+// anyway.
 func TestMistakes(t *testing.T) {
 	all := readMistakes(t)
 	names, sample := map[string]bool{}, 2
@@ -115,7 +118,7 @@ func TestMistakes(t *testing.T) {
 	}
 }
 
-// build compiles the tests of drivers/memory, with source instead of a file.
+// build compiles the tests of drivers/memory, with source in place of a file.
 func (m mistake) build(t *testing.T, path, source string) (binary string) {
 	path, err := filepath.Abs(path)
 	if err != nil {
@@ -134,8 +137,9 @@ func (m mistake) build(t *testing.T, path, source string) (binary string) {
 	return binary
 }
 
-// run returns the check that catches the mistake: the one that the file names,
-// or else the first. The check has to fail in each of the repeated runs.
+// run returns the check that catches the mistake. This is the check that the
+// file names, or the first failing check if it names none. The check must fail
+// in each of the repeated runs.
 func (m mistake) run(t *testing.T, binary string) (check string) {
 	if m.outcome != missed && m.outcome != unknown {
 		check = firstFailure(t, binary, m.outcome)
@@ -156,8 +160,8 @@ func (m mistake) run(t *testing.T, binary string) (check string) {
 }
 
 // firstFailure runs one check, or all if check is empty, and returns the first
-// that fails. The configurations run in this order, so that the outcome does
-// not depend on that of a map.
+// failing check. The configurations run in this order, so that the outcome does
+// not depend on map order.
 func firstFailure(t *testing.T, binary, check string) (failed string) {
 	pattern := ""
 	if check != "" {
@@ -171,8 +175,8 @@ func firstFailure(t *testing.T, binary, check string) (failed string) {
 	return failed
 }
 
-// suite runs checks in one configuration, and returns the first that fails, or
-// the one that was running when the binary died.
+// suite runs checks in one configuration. It returns the first failing check,
+// or the check that was running when the binary died.
 func suite(t *testing.T, binary, config, pattern string) (check string) {
 	report := filepath.Join(t.TempDir(), "report")
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)

@@ -57,8 +57,8 @@ type passing struct {
 // holders are the holders of holds that were passed on, by Request.Hold.
 var holders sync.Map
 
-// passer returns a driver that passes holds on. broken, if not nil, calls pass
-// or something else. told changes what others see.
+// passer returns a driver that passes holds on. broke, if not nil, calls pass
+// or does something else. told changes what other clients see.
 func passer(broke func(ctx context.Context, l *passedBy, pass func(context.Context) error) error, told func(*passing)) func(*memory.Driver) driver.Driver {
 	return func(d *memory.Driver) driver.Driver {
 		b := &broken{Driver: d}
@@ -95,8 +95,8 @@ func passer(broke func(ctx context.Context, l *passedBy, pass func(context.Conte
 	}
 }
 
-// passedTo passes the hold on, with the token of another name: there is one
-// count for all.
+// passedTo passes the hold on, with the token of another name, because there is
+// one token count for all names.
 func (l *passedBy) passedTo(ctx context.Context, d *memory.Driver, p passing, told func(*passing)) error {
 	s, err := d.Inspect(ctx, l.r.Name)
 	if err != nil {
@@ -337,8 +337,8 @@ var capabilityMutants = []mutant{
 	},
 }
 
-// in32Bits returns a mutation in which the backend makes something else of the
-// TTLs of fixed leases.
+// in32Bits returns a mutation in which the backend converts the TTLs of fixed
+// leases.
 func in32Bits(f func(time.Duration) time.Duration) func(*memory.Driver) driver.Driver {
 	return breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 		q := *r

@@ -158,8 +158,8 @@ var closingMutants = []mutant{
 	},
 }
 
-// closeForgets returns a mutation whose Close leaves some of the holds to their
-// TTLs.
+// closeForgets returns a mutation whose Close does not release some of the
+// holds, which end by their TTLs.
 func closeForgets(forgets func(of []*brokenLease, l *brokenLease) bool) func(*memory.Driver) driver.Driver {
 	return breakClosed(nil, func(d *closable, ctx context.Context) error {
 		of := d.live()
@@ -172,7 +172,7 @@ func closeForgets(forgets func(of []*brokenLease, l *brokenLease) bool) func(*me
 	})
 }
 
-// waitElsewhere waits with another client, which goes on waiting when d is
+// waitElsewhere waits with another client, which continues to wait when d is
 // closed.
 func (c *closable) waitElsewhere(ctx context.Context, r *driver.Request) (l driver.Lease, err error) {
 	waiting, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
@@ -194,14 +194,14 @@ func (c *closable) waitElsewhere(ctx context.Context, r *driver.Request) (l driv
 	return l, err
 }
 
-// leaveBeside leaves a hold beside those of the name, if they admit it.
+// leaveBeside leaves a hold next to the holds of the name, if they admit it.
 func leaveBeside(d *memory.Driver, r *driver.Request) {
 	try := *r
 	try.NoWait = true
 	_, _ = d.Server().NewDriver().Acquire(context.Background(), &try)
 }
 
-// closable is a driver that knows whether it is closed, and what it holds.
+// closable is a driver that knows whether it is closed, and its holds.
 type closable struct {
 	*memory.Driver
 	broken *broken
@@ -220,8 +220,8 @@ func newClosable(d *memory.Driver) *closable {
 	return c
 }
 
-// breakClosed returns a mutation that replaces Acquire, or Close. A nil one
-// stays as it is.
+// breakClosed returns a mutation that replaces Acquire, or Close. A nil
+// function replaces nothing.
 func breakClosed(
 	acquire func(*closable, context.Context, *driver.Request) (driver.Lease, error), closes func(*closable, context.Context) error,
 ) func(*memory.Driver) driver.Driver {
@@ -246,7 +246,7 @@ func (c *closable) isClosed() bool {
 	}
 }
 
-// keep takes note of a lease until it is released.
+// keep records a lease until it is released.
 func (c *closable) keep(l *brokenLease) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -427,9 +427,9 @@ var crossingMutants = []mutant{
 	},
 }
 
-// breakCrossed returns a mutation of what a driver does when Close crosses a
+// breakCrossed returns a mutation of the driver's behavior when Close crosses a
 // call. closing lets time pass, in which Close may begin, and reports whether
-// it has.
+// it has begun.
 func breakCrossed(f func(d *memory.Driver, b *brokenLatches, closing func() bool)) func(*memory.Driver) driver.Driver {
 	return func(d *memory.Driver) driver.Driver {
 		b, closed := &brokenLatches{broken: broken{Driver: d}}, make(chan struct{})

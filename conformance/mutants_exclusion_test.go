@@ -92,7 +92,8 @@ var exclusionMutants = []mutant{
 	},
 }
 
-// forged is a lease of nothing: the name is somebody else's, or free.
+// forged is a lease without a hold: another client holds the name, or it is
+// free.
 type forged struct{ until time.Time }
 
 func newForged(r *driver.Request) *forged { return &forged{time.Now().Add(r.TTL)} }
@@ -102,8 +103,8 @@ func (l *forged) Expires() time.Time                         { return l.until }
 func (l *forged) Renew(context.Context, time.Duration) error { return nil }
 func (l *forged) Release(context.Context) error              { return nil }
 
-// overwrite takes name from whoever holds it, and leaves the other one in the
-// belief that it does.
+// overwrite takes name from its holder. The old holder still believes that it
+// holds the name.
 func overwrite(d *memory.Driver, r *driver.Request) (driver.Lease, error) {
 	d.Server().Expire(r.Name)
 	try := *r
@@ -111,7 +112,7 @@ func overwrite(d *memory.Driver, r *driver.Request) (driver.Lease, error) {
 	return d.Acquire(context.Background(), &try)
 }
 
-// reentrantBy returns a mutation that grants a name which is held by a request
+// reentrantBy returns a mutation that grants a held name to another request
 // with the same identity.
 func reentrantBy(identity func(*driver.Request) string) func(*memory.Driver) driver.Driver {
 	var holders sync.Map // by name
@@ -127,8 +128,8 @@ func reentrantBy(identity func(*driver.Request) string) func(*memory.Driver) dri
 	})
 }
 
-// flights lets requests for a name that is being asked for join the request
-// that asks.
+// flights lets requests for a name join a request for the name that is under
+// way.
 type flights struct {
 	mu   sync.Mutex
 	asks map[string]*flight
@@ -358,7 +359,7 @@ var ownershipMutants = []mutant{
 }
 
 // breakRelease returns a mutation that changes what happens after each release,
-// and counts those of each lease.
+// and counts the releases of each lease.
 func breakRelease(f func(d *memory.Driver, l *brokenLease, times int, err error) error) func(*memory.Driver) driver.Driver {
 	return breakLeases(func(d *memory.Driver, l *brokenLease) {
 		var times atomic.Int32
@@ -370,7 +371,7 @@ func breakRelease(f func(d *memory.Driver, l *brokenLease, times int, err error)
 }
 
 // newestOfClient returns a mutation of leases that know the last lease of their
-// name that their client was granted.
+// name that was granted to their client.
 func newestOfClient(f func(l *brokenLease, newest func() *brokenLease)) func(*memory.Driver) driver.Driver {
 	return func(d *memory.Driver) driver.Driver {
 		var last sync.Map // by name
@@ -392,12 +393,12 @@ func breakForceUnlock(f func(ctx context.Context, name string, err error) error)
 	}
 }
 
-// quietEvents never tell of a loss.
+// quietEvents never report a loss.
 type quietEvents struct{ driver.Events }
 
 func (quietEvents) Lost(error) {}
 
-// pretendRenewals makes renewals seem to succeed until the lease has run out or
+// pretendRenewals makes renewals seem to succeed until the lease has expired or
 // is released.
 func pretendRenewals(l *brokenLease) {
 	var until atomic.Int64
@@ -423,7 +424,7 @@ func pretendRenewals(l *brokenLease) {
 	}
 }
 
-// alarmClock wakes all who wait at one server.
+// alarmClock wakes all waiters at one server.
 type alarmClock struct {
 	mu   sync.Mutex
 	ring chan struct{}
@@ -447,9 +448,9 @@ func (c *alarmClock) wake() {
 	}
 }
 
-// wakeByRelease returns a mutation in which those who wait ask again when a
-// name is released, in no order, and only then. inVain, if it is given, is
-// called instead of waiting on when a waiter was woken and refused.
+// wakeByRelease returns a mutation whose waiters try again only when a name is
+// released, in no order. If inVain is not nil, it is called when a waiter was
+// woken and refused. Otherwise the waiter continues to wait.
 func wakeByRelease(clocks *sync.Map, inVain func(d *memory.Driver, r *driver.Request) (driver.Lease, error)) func(*memory.Driver) driver.Driver {
 	return func(d *memory.Driver) driver.Driver {
 		c, _ := clocks.LoadOrStore(d.Server(), &alarmClock{})
@@ -501,8 +502,8 @@ func wakeByRelease(clocks *sync.Map, inVain func(d *memory.Driver, r *driver.Req
 	}
 }
 
-// What is reentrant are the owners of package dsync, on any driver. So these
-// mutants are owners.
+// Reentrancy is a matter of the owners of package dsync, on any driver. So
+// these mutants are owners.
 var reentrancyMutants = []mutant{
 	{
 		check:  "reentrancy/nested",
@@ -561,7 +562,7 @@ var reentrancyMutants = []mutant{
 }
 
 // breakNested returns a mutation of owners that replaces a nested lock. ends
-// says that it is one with ExpireAfter.
+// reports that the nested lock uses ExpireAfter.
 func breakNested(f func(outer lease, nested func() (lease, error), ends bool) (lease, error)) func(*client, locker) locker {
 	return func(_ *client, l locker) locker { return &brokenOwner{locker: l, nested: f} }
 }
@@ -590,8 +591,8 @@ func (o *brokenOwner) lock(ctx context.Context, try bool, name string, opts ...d
 	return l, err
 }
 
-// fatalLease is a nested lease that is not done before it has ended the outer
-// one.
+// fatalLease is a nested lease whose Done is closed only after it has ended the
+// outer lease.
 type fatalLease struct {
 	lease
 	done chan struct{}
@@ -599,7 +600,8 @@ type fatalLease struct {
 
 func (l *fatalLease) Done() <-chan struct{} { return l.done }
 
-// lastRenewal is a nested lease whose Unlock lets the outer one run out.
+// lastRenewal is a nested lease whose Unlock ends the outer lease after a
+// second.
 type lastRenewal struct {
 	lease
 	outer lease
@@ -610,7 +612,7 @@ func (l lastRenewal) Unlock(ctx context.Context) error {
 	return l.lease.Unlock(ctx)
 }
 
-// deaf is a lease that is never over.
+// deaf is a lease that never reports its end.
 type deaf struct{ lease }
 
 func (deaf) Err() error            { return nil }

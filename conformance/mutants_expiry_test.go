@@ -35,7 +35,7 @@ var expiryMutants = []mutant{
 			l.renew = func(ctx context.Context, ttl time.Duration) error {
 				sent, real := time.Now(), ttl
 				if l.r.Fixed {
-					real = time.Until(l.Lease.Expires()) // as long as it would last anyway
+					real = time.Until(l.Lease.Expires()) // the rest of the lease
 				}
 				err := l.Lease.Renew(ctx, max(real, 1))
 				if err == nil {
@@ -71,18 +71,18 @@ var expiryMutants = []mutant{
 	{check: "expiry/race", breaks: "who finds a lease expired takes the name without looking again", mutate: overwriteExpired()},
 }
 
-// expireHold ends the hold of r at the backend, if it is still there.
+// expireHold ends the hold of r at the backend, if it still exists.
 func expireHold(d *memory.Driver, r *driver.Request) {
 	if s, err := d.Server().NewDriver().Inspect(context.Background(), r.Name); err == nil && s.Hold == r.Hold {
 		d.Server().Expire(r.Name)
 	}
 }
 
-// ends is when the last hold of each name ends by itself. Holds that are
-// released before do not.
+// ends contains when the last hold of each name ends by itself. A hold that was
+// released before does not end by itself.
 type ends struct{ m sync.Map }
 
-// keep takes note of l.
+// keep records l.
 func (v *ends) keep(l *brokenLease) {
 	v.m.Store(l.r.Name, l.Lease.Expires())
 	l.release = func(ctx context.Context) error {
@@ -99,8 +99,8 @@ func (v *ends) expired(name string) bool {
 	return ok && !time.Now().Before(end.(time.Time))
 }
 
-// deafToExpiry is a mutation that drops what is granted to a waiter because the
-// lease before ran out.
+// deafToExpiry is a mutation that drops a grant to a waiter if the previous
+// lease expired.
 func deafToExpiry() func(*memory.Driver) driver.Driver {
 	var last ends
 	return func(d *memory.Driver) driver.Driver {
@@ -166,8 +166,8 @@ func endedByClient() func(*memory.Driver) driver.Driver {
 	})
 }
 
-// overwriteExpired is a mutation in which a try that finds the lease before
-// expired takes the name from whoever has it by then.
+// overwriteExpired is a mutation in which a try that finds an expired lease
+// takes the name from its current holder.
 func overwriteExpired() func(*memory.Driver) driver.Driver {
 	var last ends
 	return func(d *memory.Driver) driver.Driver {
@@ -243,8 +243,8 @@ var boundsMutants = []mutant{
 	},
 }
 
-// keptFor returns a mutation in which the backend keeps holds for another time
-// than their TTL. What ends too late, package dsync gives back in time.
+// keptFor returns a mutation in which the backend keeps holds for a time other
+// than their TTL. Package dsync releases leases that would end too late.
 func keptFor(f func(time.Duration) time.Duration) func(*memory.Driver) driver.Driver {
 	return func(d *memory.Driver) driver.Driver {
 		return &broken{Driver: d,
@@ -265,7 +265,7 @@ func keptFor(f func(time.Duration) time.Duration) func(*memory.Driver) driver.Dr
 						}
 						err := l.Renew(ctx, f(ttl))
 						if !time.Now().Before(end) {
-							more.set(time.Until(end) - time.Until(l.Expires())) // the lease is over
+							more.set(time.Until(end) - time.Until(l.Expires())) // the lease has ended
 							return driver.ErrNotHeld
 						}
 						if err == nil {
@@ -305,10 +305,10 @@ func (s *shifted) end(t time.Time) time.Time {
 	return t.Add(s.by)
 }
 
-// deafToShorter is a mutation in which those who wait when a lease is made
-// shorter are not granted its name before it would have ended.
+// deafToShorter is a mutation in which waiters do not notice when a lease
+// becomes shorter. They are granted the name only at the lease's original end.
 func deafToShorter() func(*memory.Driver) driver.Driver {
-	var ends sync.Map // those that were moved to earlier, by name
+	var ends sync.Map // ends that were moved to earlier, by name
 	return func(d *memory.Driver) driver.Driver {
 		return &broken{Driver: d,
 			lease: func(l *brokenLease) {
@@ -347,7 +347,7 @@ func deafToShorter() func(*memory.Driver) driver.Driver {
 }
 
 // lateForNewcomers is a mutation in which fixed leases end half a second late,
-// unless somebody asks for the name before.
+// unless another client requests the name before.
 func lateForNewcomers() func(*memory.Driver) driver.Driver {
 	var last ends
 	return func(d *memory.Driver) driver.Driver {

@@ -160,7 +160,7 @@ func isHung(ctx context.Context, err error) bool {
 	return errors.Is(err, driver.ErrUnknown) && ctx.Err() != nil
 }
 
-// leave leaves a hold of the name that nobody knows of.
+// leave leaves a hold of the name that no client knows of.
 func leave(d *memory.Driver, r *driver.Request) { _, _ = overwrite(d.Server().NewDriver(), r) }
 
 // leavesHung is a mutation in which a request that had no answer within its
@@ -187,8 +187,8 @@ func leavesUnknown() func(*memory.Driver) driver.Driver {
 	})
 }
 
-// readsFirst makes a driver with a mutation ask who holds a name before it asks
-// for the name, so that the answer to that is lost first.
+// readsFirst returns a mutation that queries the holder of a name before it
+// requests the name, so that the answer to the query is lost first.
 func readsFirst(mutate func(*memory.Driver) driver.Driver) func(*memory.Driver) driver.Driver {
 	return func(d *memory.Driver) driver.Driver {
 		inner := mutate(d)
@@ -265,7 +265,7 @@ var lostMutants = []mutant{
 					return l.Lease.Renew(ctx, ttl)
 				}
 				believed.set(l.expires())
-				timer := time.AfterFunc(ttl, func() { expireHold(d, l.r) }) // the backend has got the request
+				timer := time.AfterFunc(ttl, func() { expireHold(d, l.r) }) // the backend has received the request
 				err := l.Lease.Renew(ctx, ttl)
 				if err == nil {
 					timer.Stop()
@@ -305,13 +305,13 @@ var lostMutants = []mutant{
 	},
 }
 
-// reaches reports whether d gets answers of the backend, or is closed.
+// reaches reports whether d gets answers from the backend, or is closed.
 func reaches(d *memory.Driver) bool {
 	_, err := d.Inspect(context.Background(), "x")
 	return err == nil || errors.Is(err, driver.ErrClosed)
 }
 
-// belief is when a lease seems to end, if it is not the zero time.
+// belief is the apparent end of a lease, if it is not the zero time.
 type belief struct {
 	mu  sync.Mutex
 	end time.Time
@@ -332,8 +332,8 @@ func (b *belief) or(end time.Time) time.Time {
 	return b.end
 }
 
-// takesOwnForNew is a mutation in which a request whose answer was lost is made
-// again, and its own hold counts as one that has just been granted.
+// takesOwnForNew is a mutation that repeats a request whose answer was lost,
+// and treats its own hold as a new grant.
 func takesOwnForNew() func(*memory.Driver) driver.Driver {
 	return breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 		l, err := d.Acquire(ctx, r)
@@ -358,7 +358,7 @@ func cleansUpInGoroutines() func(*memory.Driver) driver.Driver {
 	return breakClosed(func(d *closable, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 		l, err := d.Acquire(ctx, r)
 		if errors.Is(err, driver.ErrUnknown) {
-			go func() { // ends when the backend is in reach, or with Close
+			go func() { // ends when the backend is reachable, or with Close
 				for !d.isClosed() && !reaches(d.Driver) {
 					select {
 					case <-time.After(time.Second):
@@ -374,7 +374,7 @@ func cleansUpInGoroutines() func(*memory.Driver) driver.Driver {
 // fellowsOfClient are the leases of one client.
 type fellowsOfClient struct{ fellows }
 
-// endOther ends a hold of the client beside that of l.
+// endOther ends another hold of l's client.
 func (a *fellowsOfClient) endOther(d *memory.Driver, l *brokenLease) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -385,8 +385,8 @@ func (a *fellowsOfClient) endOther(d *memory.Driver, l *brokenLease) {
 	}
 }
 
-// sentAgain reports whether a request that lost its answer would be sent once
-// more, since the backend answers.
+// sentAgain reports whether a request whose answer was lost would be repeated,
+// because the backend answers.
 func sentAgain(ctx context.Context, d *memory.Driver, l *brokenLease, err error) bool {
 	if !errors.Is(err, driver.ErrUnknown) || ctx.Err() != nil {
 		return false
@@ -404,7 +404,7 @@ var singleMutants = []mutant{
 			if !errors.Is(err, driver.ErrUnknown) || ctx.Err() != nil {
 				return l, err
 			}
-			if _, lost := d.Inspect(ctx, r.Name); lost != nil { // the next answer is lost, too
+			if _, lost := d.Inspect(ctx, r.Name); lost != nil { // the next answer is lost too
 				return nil, err
 			}
 			return nil, fmt.Errorf("%w: by a request of the same client", driver.ErrLocked)
@@ -470,7 +470,7 @@ var singleMutants = []mutant{
 		breaks: "a release without an answer is not repeated, since it may still arrive",
 		mutate: breakLeases(func(d *memory.Driver, l *brokenLease) {
 			l.release = func(ctx context.Context) error {
-				_, err := d.Inspect(ctx, l.r.Name) // stands for the request of the release
+				_, err := d.Inspect(ctx, l.r.Name) // in place of the request of the release
 				if !isHung(ctx, err) {
 					return l.Lease.Release(ctx)
 				}
@@ -487,10 +487,10 @@ var singleMutants = []mutant{
 	},
 }
 
-// refusing are the servers that refuse requests at the moment.
+// refusing are the servers that are refusing requests.
 var refusing sync.Map
 
-// refused reports whether err came of the refusal of a server.
+// refused reports whether err comes from the refusal of a server.
 func refused(d *memory.Driver, err error) bool {
 	_, refuses := refusing.Load(d.Server())
 	return refuses && errors.Is(err, driver.ErrUnavailable)

@@ -143,7 +143,7 @@ var inspectMutants = []mutant{
 	},
 }
 
-// breakList returns a mutation of what is listed: some names are left out.
+// breakList returns a mutation of List that leaves some names out.
 func breakList(without func(name, prefix string) bool) func(*memory.Driver) driver.Driver {
 	return func(d *memory.Driver) driver.Driver {
 		return &broken{Driver: d, list: func(ctx context.Context, prefix string) iter.Seq2[string, error] {
@@ -161,7 +161,7 @@ func breakList(without func(name, prefix string) bool) func(*memory.Driver) driv
 	}
 }
 
-// breakStatus returns a mutation of what Inspect says of holds.
+// breakStatus returns a mutation of the holds that Inspect returns.
 func breakStatus(f func(*driver.Status)) func(*memory.Driver) driver.Driver {
 	return func(d *memory.Driver) driver.Driver {
 		return &broken{Driver: d, inspect: func(ctx context.Context, name string) (driver.Status, error) {
@@ -174,7 +174,7 @@ func breakStatus(f func(*driver.Status)) func(*memory.Driver) driver.Driver {
 	}
 }
 
-// breakLeasesAndStatus is breakStatus for what takes the lease as well.
+// breakLeasesAndStatus is breakStatus for functions that also take the lease.
 func breakLeasesAndStatus(f func(*brokenLease, *driver.Status)) func(*memory.Driver) driver.Driver {
 	var leases sync.Map // by hold
 	return func(d *memory.Driver) driver.Driver {
@@ -397,8 +397,8 @@ func listing(f func(d *memory.Driver, ctx context.Context, prefix string, yield 
 	}
 }
 
-// lastLease returns a mutation of what Inspect says of holds, which takes the
-// last lease of the name as well.
+// lastLease returns a mutation of the holds that Inspect returns. f also takes
+// the last lease of the name.
 func lastLease(f func(*brokenLease, *driver.Status)) func(*memory.Driver) driver.Driver {
 	var leases sync.Map // by name
 	return func(d *memory.Driver) driver.Driver {

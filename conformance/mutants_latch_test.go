@@ -219,14 +219,13 @@ var latchMutants = []mutant{
 // changesAnew numbers the changes of anew.
 var changesAnew atomic.Uint64
 
-// anew returns the id of a change that is no repeat.
+// anew returns the id of a change that is no repetition.
 func anew() string { return fmt.Sprint("anew:", changesAnew.Add(1)) }
 
-// brokenLatches is a memory driver of which some methods about latches are
-// replaced.
+// brokenLatches is a memory driver that replaces some methods of latches.
 type brokenLatches struct {
 	broken
-	names     sync.Map // of latches that it was asked to set
+	names     sync.Map // of latches for which SetLatch was called
 	closed    atomic.Bool
 	set       func(ctx context.Context, name, id string, n int) (bool, error)
 	countDown func(ctx context.Context, name, id string) error
@@ -235,7 +234,7 @@ type brokenLatches struct {
 	watch     func(name string, changed func()) (stop func(), err error)
 }
 
-// breakLatches returns a mutation of how a driver keeps latches.
+// breakLatches returns a mutation of the driver's latches.
 func breakLatches(f func(d *memory.Driver, b *brokenLatches)) func(*memory.Driver) driver.Driver {
 	return func(d *memory.Driver) driver.Driver {
 		b := &brokenLatches{broken: broken{Driver: d}}
@@ -285,9 +284,9 @@ func (b *brokenLatches) Latch(ctx context.Context, name string) (int, error) {
 	return b.Driver.Latch(ctx, name)
 }
 
-// knowsChanges returns a mutation by which a repeated count-down is a new one
-// unless known: so long after the first request, and with so many others
-// between.
+// knowsChanges returns a mutation that carries out a repeated count-down again
+// unless known returns true, given the time since the first request and the
+// number of other changes since then.
 func knowsChanges(known func(since time.Duration, others int) bool) func(*memory.Driver) driver.Driver {
 	type change struct {
 		at time.Time
@@ -433,8 +432,8 @@ var watchingMutants = []mutant{
 	},
 }
 
-// untilOutage calls changed until the first outage, which it looks for until
-// stop.
+// untilOutage calls changed until the first outage. It polls for the outage
+// until stop is called.
 func untilOutage(d *memory.Driver, changed func()) (called, stop func()) {
 	var out atomic.Bool
 	ctx, cancel := context.WithCancel(context.Background())
@@ -460,8 +459,8 @@ func untilOutage(d *memory.Driver, changed func()) (called, stop func()) {
 	}
 }
 
-// breakWatch returns a mutation of what a driver calls, with what is to be done
-// when the watch is stopped.
+// breakWatch returns a mutation of the function that a watch calls, and of what
+// happens when the watch is stopped.
 func breakWatch(f func(d *memory.Driver, changed func()) (called, stop func())) func(*memory.Driver) driver.Driver {
 	return func(d *memory.Driver) driver.Driver {
 		b := &broken{Driver: d}

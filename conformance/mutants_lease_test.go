@@ -160,7 +160,7 @@ func breakRenewAll(d *memory.Driver, f func(context.Context, []driver.Lease, fun
 	return &broken{Driver: d, renewAll: f}
 }
 
-// retaken is a lease whose name is taken again.
+// retaken is a lease whose name is acquired again.
 type retaken struct {
 	d *memory.Driver
 	*brokenLease
@@ -168,7 +168,7 @@ type retaken struct {
 	second   atomic.Pointer[driver.Lease]
 }
 
-// take takes the name, if it is free.
+// take acquires the name, if it is free.
 func (l *retaken) take(ttl time.Duration) error {
 	again := *l.r
 	again.NoWait, again.TTL = true, ttl
@@ -208,8 +208,8 @@ var lengthMutants = []mutant{
 	{check: "lengths/many", breaks: "from the ninth length on, leases are those of a short session, and do not tell", mutate: fewLengths()},
 }
 
-// fewLengths is a mutation with one session for all fixed leases but those of
-// the first lengths.
+// fewLengths is a mutation with one session for all fixed leases, except those
+// with one of the first lengths.
 func fewLengths() func(*memory.Driver) driver.Driver {
 	const session = 100 * time.Millisecond
 	return func(d *memory.Driver) driver.Driver {
@@ -229,7 +229,7 @@ func fewLengths() func(*memory.Driver) driver.Driver {
 				return l, err
 			}
 			return &brokenLease{Lease: l, r: r, expires: func() time.Time {
-				end, own := time.Now().Add(session), l.Expires() // kept alive all the time
+				end, own := time.Now().Add(session), l.Expires() // the session is always kept alive
 				if own.Before(end) {
 					return own
 				}

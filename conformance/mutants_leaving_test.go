@@ -57,7 +57,7 @@ var leavingMutants = []mutant{
 	},
 }
 
-// breakLeave returns a mutation of how a driver leaves holds.
+// breakLeave returns a mutation of the driver's Leave.
 func breakLeave(f func(ctx context.Context, d *memory.Driver, l driver.Lease, ttl time.Duration) error) func(*memory.Driver) driver.Driver {
 	return func(d *memory.Driver) driver.Driver {
 		b := &broken{Driver: d}
@@ -282,11 +282,11 @@ var leftMutants = []mutant{
 	},
 }
 
-// leaseNames has the names of leases for mutants, and leftNames the names whose
-// holds were left. No two checks share a name.
+// leaseNames contains the names of leases for mutants, and leftNames the names
+// whose holds were left. No two checks share a name.
 var leaseNames, leftNames sync.Map
 
-// leavesUnseen returns a mutation of a driver that notes in leftNames which
+// leavesUnseen returns a mutation of a driver that records in leftNames which
 // holds it has left.
 func leavesUnseen(change func(b *broken)) func(*memory.Driver) driver.Driver {
 	return func(d *memory.Driver) driver.Driver {
@@ -305,8 +305,8 @@ func nameOf(l driver.Lease) string {
 	return name.(string)
 }
 
-// leaveWithOthers returns a mutation that does something with the client's
-// other Read holds of a name, one of which is left.
+// leaveWithOthers returns a mutation of Leave. When a Read hold is left, do is
+// called for the client's other Read holds of the name.
 func leaveWithOthers(do func(ctx context.Context, other *brokenLease, ttl time.Duration)) func(*memory.Driver) driver.Driver {
 	return func(d *memory.Driver) driver.Driver {
 		var mu sync.Mutex

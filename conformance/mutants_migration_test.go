@@ -10,7 +10,7 @@ import (
 	"github.com/go-dsync/dsync/drivers/memory"
 )
 
-// breakSeal returns a mutation that changes what comes of a Seal.
+// breakSeal returns a mutation that changes the result of a Seal.
 func breakSeal(f func(d *memory.Driver, l *brokenLease, err error) error) func(*memory.Driver) driver.Driver {
 	return func(d *memory.Driver) driver.Driver {
 		return &broken{Driver: d, lease: func(*brokenLease) {}, seal: func(ctx context.Context, l driver.Lease) error {
@@ -250,8 +250,8 @@ var migrationMutants = []mutant{
 	},
 }
 
-// ownFloors is a mutation whose tokens are above the floor that raise makes of
-// the one before and that of a mark, and of none once the mark is taken off.
+// ownFloors is a mutation that computes a floor from the previous floor and
+// that of a mark. Its tokens are above this floor, until the mark is removed.
 func ownFloors(raise func(was, floor uint64) uint64) func(*memory.Driver) driver.Driver {
 	var mu sync.Mutex
 	floors := map[string]uint64{}
@@ -291,7 +291,7 @@ func breakLoosen(f func(d *memory.Driver, ctx context.Context, name, id string, 
 	}
 }
 
-// breakUnseal returns a mutation that changes what comes of an Unseal.
+// breakUnseal returns a mutation that changes the result of an Unseal.
 func breakUnseal(f func(err error) error) func(*memory.Driver) driver.Driver {
 	return func(d *memory.Driver) driver.Driver {
 		return &broken{Driver: d, unseal: func(ctx context.Context, name, id string) error { return f(d.Unseal(ctx, name, id)) }}
@@ -403,7 +403,7 @@ var migrationBackMutants = []mutant{
 	},
 }
 
-// anyID is a mutation that takes every id for that of the seal, or every one
+// anyID is a mutation that accepts every id as the id of the seal, or every id
 // that a seal of the name ever had.
 func anyID(past bool) func(*memory.Driver) driver.Driver {
 	var mu sync.Mutex

@@ -14,9 +14,9 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// toll is a scheme for the driver on a directory behind a server that asks for
-// a password: toll://USER:PASSWORD@host:port/folder. It is opened with the
-// fields of a tollMutant wrong.
+// toll is a URL scheme for the driver on a directory behind a server that
+// requires a password: toll://USER:PASSWORD@host:port/folder. It is opened with
+// the faults of a tollMutant.
 func init() {
 	driver.Register("toll", func(ctx context.Context, c *driver.Config) (driver.Driver, error) {
 		m := tollMutants[c.URL.Param("broken", "")]
@@ -48,7 +48,8 @@ type tollMutant struct {
 	oneForAll                              bool
 }
 
-// tollMutants are drivers with broken openers; that without a name is none.
+// tollMutants are drivers with broken openers. The one with the empty name is
+// correct.
 var tollMutants = map[string]tollMutant{
 	"":        {},
 	"fenced":  {check: "url/fenced", breaks: "fenced=false is ignored", fenced: true},

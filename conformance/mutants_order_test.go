@@ -14,7 +14,7 @@ import (
 	"github.com/go-dsync/dsync/drivers/memory"
 )
 
-// claiming returns a mutation of what a driver says of itself.
+// claiming returns a mutation of the driver's Info.
 func claiming(f func(*driver.Info)) func(*memory.Driver) driver.Driver {
 	return func(d *memory.Driver) driver.Driver {
 		return &broken{Driver: d, info: func(i driver.Info) driver.Info {
@@ -69,8 +69,8 @@ func neverGrant(n int) func(*memory.Driver) driver.Driver {
 	})
 }
 
-// forget returns a mutation that forgets a request that finds n-1 others of its
-// name waiting.
+// forget returns a mutation that forgets a request if n-1 others of its name
+// are waiting.
 func forget(n int) func(*memory.Driver) driver.Driver {
 	var mu sync.Mutex
 	waiting := map[string]int{}
@@ -103,8 +103,8 @@ func forget(n int) func(*memory.Driver) driver.Driver {
 	})
 }
 
-// requeue is a mutation in which all leave the queue when one gives up, and
-// come back, the last first.
+// requeue is a mutation in which all waiters leave the queue when one of them
+// gives up, and return in reverse order.
 func requeue() func(*memory.Driver) driver.Driver {
 	var mu sync.Mutex
 	var arrivals tally
@@ -145,8 +145,8 @@ type silent struct{ driver.Events }
 
 func (silent) Waiting() {}
 
-// barge is a mutation in which a release gives the name to a client that tries
-// at that moment, past those who wait.
+// barge is a mutation in which a release grants the name to a client that tries
+// at that moment, ahead of the waiters.
 func barge() func(*memory.Driver) driver.Driver {
 	var mu sync.Mutex
 	tries := map[string]chan driver.Lease{}
@@ -191,21 +191,21 @@ func barge() func(*memory.Driver) driver.Driver {
 	}
 }
 
-// crowds are those who wait for each name at the drivers of one mutation, in
-// the order in which they came.
+// crowds are the waiters for each name at the drivers of one mutation, in the
+// order of arrival.
 type crowds struct {
 	mu sync.Mutex
 	m  map[string][]*place
 }
 
-// place is that of one who waits.
+// place is the place of a waiter.
 type place struct {
-	got   chan driver.Lease // gets one
-	asked chan struct{}     // closed when its own request is done
-	err   error             // of that
+	got   chan driver.Lease // receives one lease
+	asked chan struct{}     // closed at the end of its own request
+	err   error             // of its own request
 }
 
-// leave takes p out of the crowd of name, and reports whether it was there.
+// leave removes p from the crowd of name, and reports whether it was there.
 func (c *crowds) leave(name string, p *place) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -216,9 +216,9 @@ func (c *crowds) leave(name string, p *place) bool {
 	return i >= 0
 }
 
-// pass gives a lease that p was granted to the last of the crowd, if there are
-// so many, or else to p. If p has got another one already, it is the first that
-// gets it.
+// pass gives a lease that was granted to p to the last of the crowd, if it has
+// many waiters, and otherwise to p. If p already has another lease, the first
+// of the crowd gets this one.
 func (c *crowds) pass(name string, p *place, l driver.Lease, many int) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -235,8 +235,8 @@ func (c *crowds) pass(name string, p *place, l driver.Lease, many int) bool {
 	return true
 }
 
-// lastOfCrowd is a mutation that keeps the order unless so many wait for a
-// name.
+// lastOfCrowd is a mutation that keeps the order unless a name has many
+// waiters.
 func lastOfCrowd(many int) func(*memory.Driver) driver.Driver {
 	c := crowds{m: map[string][]*place{}}
 	return breakWait(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
@@ -253,7 +253,7 @@ func lastOfCrowd(many int) func(*memory.Driver) driver.Driver {
 			if err != nil {
 				p.err = err
 			} else if !c.pass(r.Name, p, l, many) {
-				p.got <- l // it did not wait, or is the last
+				p.got <- l // p did not wait, or is the last
 			}
 		}()
 		select {
@@ -289,8 +289,8 @@ var orderMutants = []mutant{
 	{check: "order/hand-overs", breaks: "the thousandth who waits for a name is forgotten", mutate: neverGrant(1000)},
 }
 
-// tokensByRelease is a mutation whose token is the number of releases that a
-// name has seen.
+// tokensByRelease is a mutation whose token is the number of releases of the
+// name.
 func tokensByRelease() func(*memory.Driver) driver.Driver {
 	var mu sync.Mutex
 	released := map[string]uint64{}
@@ -308,7 +308,8 @@ func tokensByRelease() func(*memory.Driver) driver.Driver {
 	})
 }
 
-// renamed is a mutation that changes the odd names that reach the backend.
+// renamed is a mutation that changes names with a | on their way to the
+// backend.
 func renamed(f func(string) string) func(*memory.Driver) driver.Driver {
 	return spelled(func(name string) string {
 		if strings.Contains(name, "|") {
@@ -318,7 +319,7 @@ func renamed(f func(string) string) func(*memory.Driver) driver.Driver {
 	})
 }
 
-// spelled is a mutation whose requests are for the names that f returns.
+// spelled is a mutation that requests the names that f returns.
 func spelled(f func(string) string) func(*memory.Driver) driver.Driver {
 	return breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 		q := *r
@@ -341,8 +342,8 @@ func keptOneAtATime(_ *memory.Driver, l *brokenLease) {
 	}
 }
 
-// keptWhileHeld is a mutation whose leases have lost their tokens, though they
-// were kept, after the release.
+// keptWhileHeld is a mutation whose leases lose their kept tokens after the
+// release.
 func keptWhileHeld(_ *memory.Driver, l *brokenLease) {
 	var over atomic.Bool
 	l.release = func(ctx context.Context) error {
@@ -474,8 +475,8 @@ var scaleMutants = []mutant{
 	},
 }
 
-// leavesGoroutines returns a mutation in which waits that ended so leave a
-// goroutine until the driver is closed.
+// leavesGoroutines returns a mutation in which a wait whose error matches ended
+// leaves a goroutine until the driver is closed.
 func leavesGoroutines(ended func(error) bool) func(*memory.Driver) driver.Driver {
 	return breakClosed(func(d *closable, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 		q, waited := *r, false
@@ -488,7 +489,7 @@ func leavesGoroutines(ended func(error) bool) func(*memory.Driver) driver.Driver
 	}, nil)
 }
 
-// forgetful returns a mutation in which tokens begin anew after so long without
+// forgetful returns a mutation in which tokens start again after a time without
 // a grant.
 func forgetful(after time.Duration) func(*memory.Driver) driver.Driver {
 	var mu sync.Mutex

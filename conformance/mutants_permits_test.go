@@ -397,7 +397,7 @@ func oneByOne(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.
 	return &brokenLease{Lease: held[0], r: r, release: release}, nil
 }
 
-// counts are the permits that a countedApart driver has given.
+// counts are the permits that a countedApart driver has granted.
 type counts struct {
 	mu   sync.Mutex
 	held map[string]int // by name
@@ -412,7 +412,7 @@ func (c *counts) add(name string, n int) int {
 	return c.held[name]
 }
 
-// names returns the names with a prefix of which permits are held.
+// names returns the names with this prefix that have held permits.
 func (c *counts) names(prefix string) []string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -425,8 +425,8 @@ func (c *counts) names(prefix string) []string {
 	return names
 }
 
-// countedApart is a mutation that looks at the permits, and grants them a
-// moment later.
+// countedApart is a mutation that checks the permits, and grants them a moment
+// later.
 func countedApart(d *memory.Driver) driver.Driver {
 	of, _ := countsOf.LoadOrStore(d.Server(), &counts{held: map[string]int{}})
 	all := of.(*counts)

@@ -192,7 +192,7 @@ var sharingMutants = []mutant{
 		owner: func(c *client, l locker) locker {
 			return lockerFunc(func(ctx context.Context, try bool, name string, opts ...dsync.LockOption) (lease, error) {
 				if isOption(opts, dsync.Read()) {
-					opts = append(opts, dsync.ExpireAfter(time.Minute)) // which makes a hold of its own
+					opts = append(opts, dsync.ExpireAfter(time.Minute)) // which makes a separate hold
 				}
 				return l.lock(ctx, try, name, opts...)
 			})
@@ -283,8 +283,8 @@ var sharingMutants = []mutant{
 	},
 }
 
-// endsWithOthers lets the hold of a shorter lease in a mode last as long as the
-// one that is there.
+// endsWithOthers extends the hold of a shorter lease in a mode to the end of an
+// existing hold.
 func endsWithOthers(m driver.Mode) func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 	return func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 		s, _ := d.Inspect(ctx, r.Name)
@@ -301,8 +301,8 @@ func endsWithOthers(m driver.Mode) func(d *memory.Driver, ctx context.Context, r
 	}
 }
 
-// renewsAll is a mutation by which a renewal is one of all holds of the client
-// beside the one.
+// renewsAll is a mutation by which a renewal renews all holds that the client
+// has next to the renewed hold.
 func renewsAll(d *memory.Driver) driver.Driver {
 	var all fellows
 	return &broken{Driver: d, lease: func(l *brokenLease) {
@@ -316,8 +316,8 @@ func renewsAll(d *memory.Driver) driver.Driver {
 	}}
 }
 
-// losesAll is a mutation by which the loss of a hold is told to all holders of
-// the client beside it.
+// losesAll is a mutation by which the loss of a hold is reported to all of the
+// client's holders next to it.
 func losesAll(d *memory.Driver) driver.Driver {
 	var all fellows
 	return &broken{Driver: d, lease: func(l *brokenLease) {
@@ -334,7 +334,7 @@ func losesAll(d *memory.Driver) driver.Driver {
 	}}
 }
 
-// fellows are leases of holds that are granted beside each other.
+// fellows are leases of holds that are granted next to each other.
 type fellows struct {
 	mu  sync.Mutex
 	all []*brokenLease
@@ -346,7 +346,7 @@ func (a *fellows) add(l *brokenLease) {
 	a.all = append(a.all, l)
 }
 
-// besides returns the others that have the name of l beside l.
+// besides returns the other leases of l's name that are held next to l.
 func (a *fellows) besides(l *brokenLease) (others []*brokenLease) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -358,8 +358,8 @@ func (a *fellows) besides(l *brokenLease) (others []*brokenLease) {
 	return others
 }
 
-// shortening is a mutation by which the grant to a reader does something to the
-// holds of others, on which their leases go on.
+// shortening is a mutation by which the grant to a reader changes the holds of
+// others. Their leases do not notice.
 func shortening(granted func(all *fellows, l *brokenLease)) func(*memory.Driver) driver.Driver {
 	var servers sync.Map // of fellows
 	return breakLeases(func(d *memory.Driver, l *brokenLease) {
@@ -383,8 +383,8 @@ func shortening(granted func(all *fellows, l *brokenLease)) func(*memory.Driver)
 	})
 }
 
-// deafTo is a mutation of those who wait to write: they hear of no release of a
-// hold in a mode, and ask again after a minute.
+// deafTo is a mutation of waiting writers. They are not notified of the release
+// of a hold in mode m, and try again after a minute.
 func deafTo(m driver.Mode) func(*memory.Driver) driver.Driver {
 	return breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 		if s, _ := d.Inspect(ctx, r.Name); r.NoWait || r.Mode != driver.Write || !s.Held || s.Mode != m {
@@ -399,8 +399,8 @@ func deafTo(m driver.Mode) func(*memory.Driver) driver.Driver {
 func ofServer(d *memory.Driver) any { return d.Server() }
 func ofClient(d *memory.Driver) any { return d }
 
-// inTurn is a mutation that lets one after the other of those who wait for a
-// name in a mode have it: of all, or of each client.
+// inTurn is a mutation that grants a name to its waiters in a mode one after
+// another, either among all waiters or among those of each client.
 func inTurn(m driver.Mode, who func(*memory.Driver) any) func(*memory.Driver) driver.Driver {
 	var turns sync.Map
 	return func(d *memory.Driver) driver.Driver {
@@ -436,13 +436,13 @@ func inTurn(m driver.Mode, who func(*memory.Driver) any) func(*memory.Driver) dr
 	}
 }
 
-// waitsAlready are the events of a request that has said that it waits.
+// waitsAlready are the events of a request that has already called Waiting.
 type waitsAlready struct{ driver.Events }
 
 // Waiting implements driver.Events.
 func (waitsAlready) Waiting() {}
 
-// askAgain waits for a name by asking for it every millisecond.
+// askAgain waits for a name by trying every millisecond.
 func askAgain(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 	try := *r
 	try.NoWait = true
@@ -462,8 +462,8 @@ func askAgain(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.
 	}
 }
 
-// barredByCanceled is a mutation by which a name cannot be read any more after
-// somebody has given up waiting to write it.
+// barredByCanceled is a mutation by which a name can no longer be read after a
+// waiting writer has given up.
 func barredByCanceled() func(*memory.Driver) driver.Driver {
 	var barred sync.Map // by name
 	return breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
@@ -515,7 +515,7 @@ func joiner() func(*client, locker) locker {
 	}
 }
 
-// joined is a lease that many share.
+// joined is a lease that several owners share.
 type joined struct {
 	lease
 	users atomic.Int32
@@ -530,8 +530,8 @@ func (j *joined) Unlock(ctx context.Context) error {
 	return j.lease.Unlock(ctx)
 }
 
-// countedReaders is a mutation by which those who wait to read ask again and
-// again. Inspect counts them all the same.
+// countedReaders is a mutation by which waiting readers poll. Inspect counts
+// them anyway.
 func countedReaders() func(*memory.Driver) driver.Driver {
 	var counts sync.Map // by name
 	return func(d *memory.Driver) driver.Driver {
@@ -556,8 +556,8 @@ func countedReaders() func(*memory.Driver) driver.Driver {
 	}
 }
 
-// toldOnceForEachName is a mutation by which one of those who read a name hears
-// of its loss.
+// toldOnceForEachName is a mutation by which only one of the readers of a name
+// is notified of its loss.
 func toldOnceForEachName() func(*memory.Driver) driver.Driver {
 	var told sync.Map // by name
 	return breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
@@ -585,8 +585,8 @@ func (o onceTold) Lost(cause error) {
 	}
 }
 
-// barredByClosed is a mutation by which those who wait to read a name are not
-// granted it after a client that waited for the name was closed.
+// barredByClosed is a mutation by which waiting readers are not granted a name
+// after a client that waited for the name was closed.
 func barredByClosed() func(*memory.Driver) driver.Driver {
 	var barred sync.Map // by name
 	return breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {

@@ -14,19 +14,19 @@ import (
 	"github.com/go-dsync/dsync/drivers/memory"
 )
 
-// A mutant is a broken driver, or a broken owner on top of a good driver, and
+// A mutant is a broken driver, or a broken owner on top of a good driver, with
 // the check that catches it.
 type mutant struct {
-	check  string // the first in the table to fail
-	breaks string // what is wrong with it
+	check  string // the first check in the table to fail
+	breaks string // the broken promise
 	mutate func(*memory.Driver) driver.Driver
 	owner  func(*client, locker) locker // in place of mutate
-	on     memory.Options               // the backend that it is made from
-	clock  bool                         // only a real clock tells: it is run on that, by its check alone
-	mode   driver.Mode                  // that is broken, of a mutant for the checks that run once more in each mode: no others are run on it
+	on     memory.Options               // the options of its backend
+	clock  bool                         // the mutation only shows on a real clock: the mutant runs on a real clock, with only its check
+	mode   driver.Mode                  // the broken mode, for the checks that run again in each mode: only these are run on the mutant
 }
 
-// mutants returns all mutants, those of one group after the other.
+// mutants returns all mutants, group by group.
 func mutants() []mutant {
 	return slices.Concat(
 		exclusionMutants,
@@ -89,8 +89,8 @@ func TestMutants(t *testing.T) {
 	}
 }
 
-// firstToFail returns the name of the first check that a mutant fails, and how.
-// The short form runs none but the one that is to.
+// firstToFail returns the name of the first check that a mutant fails, and how
+// it fails. The short form only runs the check that should fail.
 func firstToFail(t *testing.T, m mutant) (string, result) {
 	if m.mutate == nil {
 		m.mutate = good
@@ -106,7 +106,7 @@ func firstToFail(t *testing.T, m mutant) (string, result) {
 		}
 		runs := 1
 		if c.Name == m.check && strings.HasPrefix(c.Name, "storm/") {
-			runs = 3 // a storm is drawn at random, and may miss what happens rarely
+			runs = 3 // a storm is random, and may miss rare events
 		}
 		for range runs {
 			if r := c.result(t, h); r.err != nil {
@@ -117,17 +117,17 @@ func firstToFail(t *testing.T, m mutant) (string, result) {
 	return "", result{}
 }
 
-// inMode reports whether a check is one that is run once more in a mode.
+// inMode reports whether a check runs again in a mode.
 func inMode(c check) bool {
 	return slices.ContainsFunc(modeChecks, func(with check) bool { return c.Name == with.Name })
 }
 
-// broken is a memory driver of which some methods are replaced.
+// broken is a memory driver with some methods replaced.
 type broken struct {
 	*memory.Driver
 	info        func(driver.Info) driver.Info
 	acquire     func(ctx context.Context, r *driver.Request) (driver.Lease, error)
-	lease       func(l *brokenLease) // breaks a lease that was granted
+	lease       func(l *brokenLease) // breaks a granted lease
 	renewAll    func(ctx context.Context, leases []driver.Lease, done func(int, error))
 	inspect     func(ctx context.Context, name string) (driver.Status, error)
 	forceUnlock func(ctx context.Context, name string) error
@@ -308,7 +308,7 @@ func (d *broken) Close(ctx context.Context) error {
 	return d.Driver.Close(ctx)
 }
 
-// brokenLease is a lease of which some methods are replaced.
+// brokenLease is a lease with some methods replaced.
 type brokenLease struct {
 	driver.Lease
 	r         *driver.Request
@@ -385,7 +385,7 @@ func breakLeases(f func(d *memory.Driver, l *brokenLease)) func(*memory.Driver) 
 }
 
 // renewalNotHeld returns a mutation in which a renewal returns ErrNotHeld if
-// when says so of its answer.
+// when returns true for its answer.
 func renewalNotHeld(when func(context.Context, *memory.Driver, *brokenLease, error) bool) func(*memory.Driver) driver.Driver {
 	return breakLeases(func(d *memory.Driver, l *brokenLease) {
 		l.renew = func(ctx context.Context, ttl time.Duration) error {
@@ -398,7 +398,7 @@ func renewalNotHeld(when func(context.Context, *memory.Driver, *brokenLease, err
 	})
 }
 
-// releaseNotHeld does so for a release.
+// releaseNotHeld is renewalNotHeld for a release.
 func releaseNotHeld(when func(context.Context, *memory.Driver, *brokenLease, error) bool) func(*memory.Driver) driver.Driver {
 	return breakLeases(func(d *memory.Driver, l *brokenLease) {
 		l.release = func(ctx context.Context) error {
@@ -418,9 +418,9 @@ func breakAcquire(f func(d *memory.Driver, ctx context.Context, r *driver.Reques
 	}
 }
 
-// modeMutants are, for each check that is run once more in a mode, the first
-// mutant of that check, broken in this mode alone. Checks of the group sharing
-// may catch it, too.
+// modeMutants contains, for each check that runs again in a mode, the first
+// mutant of that check, broken only in this mode. Checks of the group sharing
+// may also catch it.
 func modeMutants() (all []mutant) {
 	of := slices.Concat(waitingMutants, leaseMutants, ownershipMutants, capabilityMutants, faultMutants, lostMutants, expiryMutants, boundsMutants, lossMutants)
 	for _, c := range modeChecks {
@@ -472,8 +472,8 @@ func (d *brokenInMode) RenewAll(ctx context.Context, leases []driver.Lease, done
 	d.Driver.RenewAll(ctx, leases, done)
 }
 
-// TestModesAreRefusedTogether: of what a driver does not offer, each check says
-// that, and nothing else.
+// TestModesAreRefusedTogether has a driver without some modes. Each check
+// reports that, and nothing else.
 func TestModesAreRefusedTogether(t *testing.T) {
 	h := onMemory(nil, func(d *memory.Driver) driver.Driver {
 		return &broken{Driver: d, info: func(i driver.Info) driver.Info {

@@ -239,8 +239,8 @@ var waitingMutants = []mutant{
 	},
 }
 
-// uncanceled is a context that its parent's cancellation does not reach, but
-// its deadline does.
+// uncanceled is a context without its parent's cancellation, but with its
+// deadline.
 type uncanceled struct{ context.Context }
 
 func (c uncanceled) Done() <-chan struct{} {
@@ -257,7 +257,7 @@ func (c uncanceled) Err() error {
 	return nil
 }
 
-// countedEvents tells of each wait so many times.
+// countedEvents reports each wait a number of times.
 type countedEvents struct {
 	driver.Events
 	times int
@@ -284,7 +284,7 @@ func breakWait(wait func(d *memory.Driver, ctx context.Context, r *driver.Reques
 }
 
 // claimingUnordered returns a mutation that claims no order, and cannot count
-// those who wait.
+// waiters.
 func claimingUnordered(mutate func(*memory.Driver) driver.Driver) func(*memory.Driver) driver.Driver {
 	return func(d *memory.Driver) driver.Driver {
 		b := mutate(d).(*broken)
@@ -319,7 +319,7 @@ var deadlineMutants = []mutant{
 }
 
 // hasty returns a mutation whose waits of less than a tenth of a second return
-// the error of their context alone.
+// only the error of their context.
 func hasty() func(*client, locker) locker {
 	return func(_ *client, l locker) locker { return hastyLocker{l} }
 }

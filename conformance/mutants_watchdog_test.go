@@ -114,7 +114,7 @@ var watchdogMutants = []mutant{
 	},
 }
 
-// takeFree takes the name of r again if it is free.
+// takeFree acquires the name of r again if it is free.
 func takeFree(d *memory.Driver, r *driver.Request) driver.Lease {
 	try := *r
 	try.NoWait = true
@@ -235,12 +235,12 @@ var lossMutants = []mutant{
 	{check: "loss/again", breaks: "a client locks nothing more when five of its leases have run out", mutate: brokenByLosses()},
 }
 
-// sessionEvents tells that every loss was that of a session.
+// sessionEvents reports every loss as the loss of a session.
 type sessionEvents struct{ driver.Events }
 
 func (v sessionEvents) Lost(error) { v.Events.Lost(driver.ErrSessionEnded) }
 
-// untold keeps losses to itself.
+// untold does not report losses.
 type untold struct{ driver.Events }
 
 func (untold) Lost(error) {}
@@ -262,7 +262,7 @@ func (endless) Context(parent context.Context) (context.Context, context.CancelF
 	return context.WithCancel(parent)
 }
 
-// brokenByLosses is a mutation that has to be made anew after it has lost
+// brokenByLosses is a mutation that must be created again after it has lost
 // leases.
 func brokenByLosses() func(*memory.Driver) driver.Driver {
 	return func(d *memory.Driver) driver.Driver {
@@ -334,8 +334,8 @@ var wakeupMutants = []mutant{
 	},
 }
 
-// eventsLocked returns a mutation in which Expires takes a lock that some of
-// the Events of requests are called with.
+// eventsLocked returns a mutation in which Expires locks a mutex that is also
+// held during some of the Events of requests.
 func eventsLocked(lock func(driver.Events, *sync.Mutex) driver.Events) func(*memory.Driver) driver.Driver {
 	return func(d *memory.Driver) driver.Driver {
 		mu := new(sync.Mutex)
@@ -357,7 +357,7 @@ func eventsLocked(lock func(driver.Events, *sync.Mutex) driver.Events) func(*mem
 	}
 }
 
-// Events of which one is called with a lock held.
+// Events that call one of their methods with a mutex held.
 type (
 	lockedLoss   lockedEvents
 	lockedWait   lockedEvents
@@ -490,7 +490,7 @@ var keepAliveMutants = []mutant{
 	},
 }
 
-// hearing is a mutation of what is said of keep-alives.
+// hearing is a mutation of the reports of keep-alives.
 func hearing(hear func(f func(error), err error)) func(*memory.Driver) driver.Driver {
 	return func(d *memory.Driver) driver.Driver { return &hearsay{Driver: d, hear: hear} }
 }
@@ -504,7 +504,7 @@ func (d *hearsay) OnKeepAlive(f func(err error)) {
 	d.Driver.OnKeepAlive(func(err error) { d.hear(f, err) })
 }
 
-// toldOfOne passes on one end of a session of a driver.
+// toldOfOne reports only one end of a session of a driver.
 type toldOfOne struct {
 	driver.Events
 	told *atomic.Bool
@@ -516,7 +516,7 @@ func (o *toldOfOne) Lost(cause error) {
 	}
 }
 
-// removedInstead reports the end of a session as a removal when another client
+// removedInstead reports the end of a session as a removal if another client
 // has the name.
 type removedInstead struct {
 	driver.Events

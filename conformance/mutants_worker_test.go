@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// fileMutants are those that fail between processes.
+// fileMutants are mutants that fail between processes.
 var fileMutants = map[string]struct {
 	check, breaks string
 	mutate        func(*fileDriver)
@@ -20,8 +20,8 @@ var fileMutants = map[string]struct {
 		func(d *fileDriver) { d.suffix = fmt.Sprint(os.Getpid()) }, 0,
 	},
 	"early": {
-		// By so much that it is seen although the machine stands still for
-		// seconds.
+		// By so much that the check sees it even if the machine stands still
+		// for seconds.
 		"processes/killed", "a lease ends for others before it ends for its holder",
 		func(d *fileDriver) { d.now = func() time.Time { return time.Now().Add(9500 * time.Millisecond) } }, 10 * time.Second,
 	},
@@ -45,7 +45,7 @@ func TestMutantsBetweenProcesses(t *testing.T) {
 			h.TTL = m.ttl
 			for _, c := range processChecks {
 				if c.Name == m.check {
-					h.hangs = 5 * time.Second // only what is to fail may fail by being slow
+					h.hangs = 5 * time.Second // only the expected check may fail by being slow
 				}
 				r := c.result(t, h)
 				if r.err == nil || r.stalled != "" && c.Name != m.check {

@@ -20,7 +20,7 @@ func TestSpec(t *testing.T) {
 			t.Errorf("check %q: want a unique name group/name, and a promise that is a sentence, got %q", c.Name, c.Promise)
 		}
 		seen[c.Name] = true
-		if strings.Contains(name, "/") { // a check that was listed, in another mode
+		if strings.Contains(name, "/") { // a listed check, in another mode
 			inModes = append(inModes, c.Name)
 			continue
 		}

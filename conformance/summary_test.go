@@ -31,8 +31,8 @@ refused	TestReportFile/run/a/unclaimed	Another promise.
 	}
 }
 
-// TestSummaryOfRefusals has one group that was refused as a whole, one in part,
-// and one in a mode.
+// TestSummaryOfRefusals has one group that was refused as a whole, one group in
+// part, and one group in one mode.
 func TestSummaryOfRefusals(t *testing.T) {
 	var s summary
 	for _, c := range []struct{ name, refused string }{

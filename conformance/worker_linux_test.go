@@ -53,7 +53,7 @@ func TestStoppedWorkerEndsWithTheSuite(t *testing.T) {
 	}
 }
 
-// isRunning reports whether there is a process that has not ended.
+// isRunning reports whether the process exists and has not ended.
 func isRunning(pid int) bool {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	var n int
