@@ -71,7 +71,7 @@ type record struct {
 // transact changes the record of a name. No other process changes it at the
 // same time.
 func (d *fileDriver) transact(name string, change func(*record) error) error {
-	// The names of files are shorter than those of locks.
+	// File names are shorter than lock names.
 	path := filepath.Join(append([]string{d.dir}, chunks(hex.EncodeToString([]byte(name)), 200)...)...) + "_" + d.suffix
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return err
