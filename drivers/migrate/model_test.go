@@ -39,7 +39,7 @@ type stage int8
 const (
 	moving stage = iota
 	cutOff       // programs that only know from cannot reach it any more
-	closed       // all locks of these programs, and all programs in PhaseNew, have ended; from now on programs get the URL of to only
+	closed       // all locks of these programs, and all programs in PhaseNew, have ended; from now on programs get only the URL of to
 )
 
 // variant is what a wrong procedure leaves out or does differently.
@@ -62,7 +62,7 @@ type variant struct {
 	tryAgain      bool // a process that finds the name sealed on to tries again at once
 
 	// At the end.
-	plainFirst bool // some programs get the URL of to only while other programs only know from
+	plainFirst bool // some programs only know to while others only know from
 	noWait     bool // programs get it as soon as the others are cut off
 	dualStays  bool // programs get it while others are in PhaseDual
 	noURLFloor bool // the URL contains no floor
