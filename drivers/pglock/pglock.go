@@ -4,9 +4,9 @@
 //
 //	pglock://user:password@host:5432/database?sslmode=verify-full
 //
-// There is no table, no DDL and no extension. A role that may connect to the
-// database is enough. Locks belong to a database, and exist on PostgreSQL 14 or
-// later.
+// There is no table, no DDL and no extension. A role with the right to connect
+// to the database is enough. Locks belong to a database, and exist on
+// PostgreSQL 14 or later.
 //
 // # Parameters
 //

@@ -349,8 +349,7 @@ func (u *uses) latches() {
 	u.note("Latch", err)
 }
 
-// migration lets a name leave, come back, and leave again from where it is
-// marked.
+// migration seals and unseals a name, and marks and unmarks another one.
 func (u *uses) migration() {
 	d := u.open()
 	if d == nil {
