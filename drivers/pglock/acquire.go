@@ -46,8 +46,8 @@ func (d *Driver) acquire(ctx context.Context, r *driver.Request) (*lease, error)
 	return l, nil
 }
 
-// contend asks for the lock, after the earlier attempts of this driver, and
-// waits for the lock unless the request has NoWait.
+// contend requests the lock, after the earlier attempts of this driver, and
+// waits for it unless the request has NoWait.
 func (d *Driver) contend(ctx context.Context, l *lease) error {
 	q := l.queue
 	waited := false
@@ -80,8 +80,8 @@ const maxClasses = 8
 
 // carrier returns the TTL of the sessions for a request, which is its own. So
 // the server ends a fixed lease of a frozen client within Info.Late, and a
-// fixed lease outlasts a silent network for as long as it lasts. Fixed leases
-// of many lengths would need many sessions, so such leases share sessions of
+// fixed lease survives a silent network for its whole duration. Fixed leases of
+// many lengths would need many sessions, so these leases share sessions of
 // shorter TTLs, which the driver keeps alive until the lease ends here.
 func (d *Driver) carrier(r *driver.Request) time.Duration {
 	ttl := roundUp(r.TTL)
@@ -99,8 +99,8 @@ func (d *Driver) carrier(r *driver.Request) time.Duration {
 	return time.Duration(1<<(bits.Len64(uint64(r.TTL/time.Millisecond))-1)) * time.Millisecond
 }
 
-// tryHub asks once, on a session of many locks. The local queue is busy until
-// the attempt is settled.
+// tryHub makes one attempt, on a session of many locks. The local queue is busy
+// until the attempt is settled.
 func (d *Driver) tryHub(ctx context.Context, l *lease) (granted bool, err error) {
 	ttl := d.carrier(l.r)
 	if s := d.sharer(l, ttl); s != nil {
@@ -118,7 +118,7 @@ func (d *Driver) tryHub(ctx context.Context, l *lease) (granted bool, err error)
 			d.settled(l.queue)
 			return false, err
 		}
-		l.r.Events.Tokens() // the block of a transaction id serves whatever is wanted
+		l.r.Events.Tokens() // the block of a transaction id is enough for any number
 		if op := d.start(s, try, l); op != nil {
 			return d.outcome(ctx, s, op)
 		}
@@ -127,8 +127,8 @@ func (d *Driver) tryHub(ctx context.Context, l *lease) (granted bool, err error)
 	return false, errBreaks
 }
 
-// tried takes note of how an attempt ended: on a hub, where the local queue was
-// busy meanwhile, or on a session of its own.
+// tried notes how an attempt ended: on a hub, where the local queue was busy in
+// the meantime, or on a session of its own.
 func (l *lease) tried(op *operation, s *session) {
 	d := l.d
 	d.mu.Lock()
@@ -149,7 +149,7 @@ func (l *lease) tried(op *operation, s *session) {
 	l.queue.advance()
 }
 
-// outcome waits for what becomes of an attempt.
+// outcome waits for the outcome of an attempt.
 func (d *Driver) outcome(ctx context.Context, s *session, op *operation) (granted bool, err error) {
 	s.readAnswer(op)
 	if err = d.awaitAnswer(ctx, op); err == nil || !s.abandon(op) {
@@ -177,8 +177,8 @@ func (d *Driver) awaitAnswer(ctx context.Context, op *operation) error {
 	}
 }
 
-// letNextGo lets the next attempt for the key go on, on another session, before
-// an attempt on a session that hangs is settled.
+// letNextGo lets the next attempt for the key continue on another session,
+// before an attempt on a hanging session is settled.
 func (d *Driver) letNextGo(op *operation) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -203,8 +203,8 @@ func (d *Driver) settle(op *operation, err error) error {
 	return fmt.Errorf("%w: %w", err, driver.ErrUnknown)
 }
 
-// start lets a session ask for the lock. If the session is over, start gives
-// the session back and returns nil.
+// start submits the request for the lock to a session. If the session has
+// ended, start frees the session and returns nil.
 func (d *Driver) start(s *session, first step, l *lease) *operation {
 	op := newOperation(first, l.key)
 	op.lease, op.reads, op.shared = l, first != block, l.r.Mode == driver.Read
@@ -236,14 +236,14 @@ func (l *lease) undo() {
 	s.write(request)
 }
 
-// Reads of one driver share the lock of one session, which the server has once:
-// the server would count the locks of a session, but a statement that failed
-// may have been carried out, and to repeat it would take the lock from another
-// Read. The server would also grant a session its own lock past all who wait.
-// So another session asks whether a Read is admitted now, before the Read
-// shares a lock.
+// Reads of one driver share the lock of one session, which the server grants
+// once. The server could count the locks of a session, but a failed statement
+// may have been executed, and repeating it would take the lock from another
+// Read. The server would also grant a session its own lock ahead of all
+// waiters. So another session asks whether a Read would be granted now, before
+// the Read shares a lock.
 
-// errLetGo: the session has no lock to share any more.
+// errLetGo reports that the session no longer has a lock to share.
 var errLetGo = errors.New("the other Reads have let go")
 
 // sharer returns the session with the lock that a Read can share, and counts
@@ -256,7 +256,7 @@ func (d *Driver) sharer(l *lease, ttl time.Duration) (s *session) {
 	defer d.mu.Unlock()
 	for other := range l.queue.holders.All() {
 		if !other.session.waiter && other.session.ttl == ttl && !other.session.hangs() {
-			s = other.session // the last one is the latest to let go
+			s = other.session // the last one is the latest to release
 		}
 	}
 	if s != nil {
@@ -266,7 +266,7 @@ func (d *Driver) sharer(l *lease, ttl time.Duration) (s *session) {
 }
 
 // share lets a Read share the lock of a session. It returns nil and no error if
-// the Read has to wait.
+// the Read must wait.
 func (d *Driver) share(ctx context.Context, l *lease, s *session) (*operation, error) {
 	if admitted, err := d.admits(ctx, l); err != nil || !admitted {
 		d.drop(s)
@@ -295,7 +295,7 @@ func (d *Driver) admits(ctx context.Context, l *lease) (bool, error) {
 	}
 }
 
-// letGo makes an operation give its lock back, or its share of a lock. Called
+// letGo makes an operation release its lock, or its share of a lock. Called
 // with mu held.
 func (s *session) letGo(op *operation) {
 	op.step = unlock

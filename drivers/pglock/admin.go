@@ -18,7 +18,7 @@ import (
 
 // Inspect implements driver.Inspector. The server knows holders and waiters by
 // their process id, used as Status.Hold, and by their application_name, used as
-// Status.Owner and in Status.Queue. Of a hold of its own the driver knows more.
+// Status.Owner and in Status.Queue. The driver knows more about its own holds.
 func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error) {
 	var status driver.Status
 	key, err := d.admin(ctx, name)
@@ -57,10 +57,10 @@ func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error
 	return status, nil
 }
 
-// Ping implements driver.Pinger. Inspect reads pg_locks, and nobody gets or
-// gives back a lock of any kind meanwhile. If the last new connection was
-// refused, Ping tries to connect: a request on a connection from before would
-// be answered, and yet nobody could wait for a name.
+// Ping implements driver.Pinger. Inspect reads pg_locks, which stops all
+// acquires and releases of locks of any kind on the server for that time. If
+// the last new connection was refused, Ping tries to connect. Otherwise an old
+// connection would answer the request although no caller could wait for a name.
 func (d *Driver) Ping(ctx context.Context) error {
 	if err := d.usable(ctx); err != nil {
 		return err
@@ -89,7 +89,7 @@ func (d *Driver) holders(key AdvisoryKey) []*lease {
 	return nil
 }
 
-// describe adds what this driver knows of a hold of its own.
+// describe adds the driver's knowledge about a hold of its own.
 func (l *lease) describe(status *driver.Status) {
 	status.Hold, status.Owner, status.Note, status.Since = l.r.Hold, l.r.Owner, l.r.Note, l.since
 	status.Mode = l.r.Mode
@@ -100,7 +100,7 @@ func (l *lease) describe(status *driver.Status) {
 }
 
 // ForceUnlock implements driver.ForceUnlocker, if Options.ForceUnlock allows
-// it, by the end of the holders' sessions.
+// it, by ending the holders' sessions.
 func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
 	if !d.options.ForceUnlock {
 		return fmt.Errorf("a lock can only be taken away with all others of its session (Options.ForceUnlock allows that): %w",
@@ -132,12 +132,12 @@ func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
 	return d.awaitEnd(ctx, key, ended)
 }
 
-// The pauses between two looks at sessions which the server was told to end:
-// the first one, and the last one of a doubling.
+// The pauses between two checks of terminated sessions: the first pause, and
+// the longest after doubling.
 const firstGlance, lastGlance = time.Millisecond, 50 * time.Millisecond
 
-// awaitEnd waits until none of the server's processes has the lock any more. A
-// process ends some time after it was told to.
+// awaitEnd waits until none of the server's processes holds the lock any more.
+// A process ends some time after its termination was requested.
 func (d *Driver) awaitEnd(ctx context.Context, key AdvisoryKey, pids map[uint32]bool) error {
 	for wait := firstGlance; ; wait = min(2*wait, lastGlance) {
 		rows, err := d.query(ctx, holdersQuery, key.locksRow()...)
@@ -156,7 +156,7 @@ func (d *Driver) awaitEnd(ctx context.Context, key AdvisoryKey, pids map[uint32]
 	}
 }
 
-// admin comes first in the calls about a name. It returns the key.
+// admin begins each call about a name. It returns the key.
 func (d *Driver) admin(ctx context.Context, name string) (AdvisoryKey, error) {
 	if err := d.usable(ctx); err != nil {
 		return AdvisoryKey{}, err
@@ -164,7 +164,7 @@ func (d *Driver) admin(ctx context.Context, name string) (AdvisoryKey, error) {
 	return d.key(ctx, name)
 }
 
-// usable returns an error if ctx is over, or the driver closed.
+// usable returns an error if ctx has ended, or the driver is closed.
 func (d *Driver) usable(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -175,7 +175,7 @@ func (d *Driver) usable(ctx context.Context) error {
 	return nil
 }
 
-// locksRow is how pg_locks shows the key: classid, objid, objsubid.
+// locksRow returns the key's columns in pg_locks: classid, objid, objsubid.
 func (k AdvisoryKey) locksRow() [][]byte {
 	form := uint16(1)
 	if k.pair {
@@ -184,13 +184,13 @@ func (k AdvisoryKey) locksRow() [][]byte {
 	return [][]byte{int4(uint32(k.bits >> 32)), int4(uint32(k.bits)), binary.BigEndian.AppendUint16(nil, form)}
 }
 
-// listQuery asks for the advisory locks of the database.
+// listQuery lists the advisory locks of the database.
 const listQuery = `SELECT DISTINCT classid, objid, objsubid FROM pg_catalog.pg_locks WHERE granted AND locktype = 'advisory' ` +
 	`AND database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())`
 
-// List implements driver.Lister where names are numbers ([NumberKey],
-// [PairKey]), and yields the numbers that are locked. The server knows other
-// names by their hashes alone.
+// List implements driver.Lister if names are numbers ([NumberKey], [PairKey]),
+// and yields the numbers that are locked. The server knows other names only by
+// their hashes.
 func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[string, error] {
 	return func(yield func(string, error) bool) {
 		names, err := d.list(ctx)
@@ -238,8 +238,8 @@ func (d *Driver) list(ctx context.Context) (names []string, err error) {
 
 var _ migration.Identifier = (*Driver)(nil)
 
-// identityQuery asks for what the server's data directory was given when it was
-// made, and standbys have too, and for the database.
+// identityQuery returns the identifier of the server's data directory, which
+// standbys share, and the database.
 const identityQuery = `SELECT s.system_identifier, d.oid FROM pg_catalog.pg_control_system() s, pg_catalog.pg_database d ` +
 	`WHERE d.datname = pg_catalog.current_database()`
 

@@ -13,7 +13,7 @@ import (
 )
 
 // TestListOfNumbers lists names that are numbers, which the server keeps, and
-// refuses to list others, of which it keeps hashes.
+// refuses to list other names, of which it keeps hashes.
 func TestListOfNumbers(t *testing.T) {
 	pg := testenv.Postgres(t)
 	url := pg.URL("pglock") + "?sslmode=disable"
@@ -47,8 +47,8 @@ func TestListOfSilentServer(t *testing.T) {
 	drivertest.ListOfSilentServer(t, d, pg.Freeze, pg.Thaw)
 }
 
-// TestIdentity: one for all roles and after a restart, another one for another
-// database.
+// TestIdentity: the identity is the same for all roles and after a restart, and
+// differs for another database.
 func TestIdentity(t *testing.T) {
 	pg := testenv.Postgres(t)
 	locker := makeLocker(t, pg)

@@ -16,8 +16,8 @@ import (
 )
 
 // The benchmarks compare with plain connections that call pg_advisory_lock and
-// pg_advisory_unlock, in turns within one run: x/bare is the median over the
-// rounds of how many times as many pairs per second there are.
+// pg_advisory_unlock, alternating within one run: x/bare is the ratio of pairs
+// per second, the median over the rounds.
 
 const (
 	benchRounds = 5
@@ -30,7 +30,7 @@ func BenchmarkHotName32(b *testing.B)       { compare(b, 32, true, "fsync=on") }
 
 func compare(b *testing.B, callers int, hot bool, settings ...string) {
 	pg := testenv.Postgres(b, settings...)
-	if callers > 1 { // a single one waits for the server anyway, and then it costs to wake another processor
+	if callers > 1 { // a single caller waits for the server anyway, and then waking another processor costs time
 		testenv.Apart(b, pg.Pid())
 	}
 	name := func(i int) string {
@@ -87,7 +87,7 @@ func compare(b *testing.B, callers int, hot bool, settings ...string) {
 	}
 }
 
-// report runs both in turns.
+// report runs both alternately.
 func report(b *testing.B, callers int, bare, ours func(context.Context, int) error) {
 	for b.Loop() {
 		var ratios, rates []float64
@@ -103,7 +103,7 @@ func report(b *testing.B, callers int, bare, ours func(context.Context, int) err
 	}
 }
 
-// rate returns how many pairs per second there are.
+// rate returns the number of pairs per second.
 func rate(b *testing.B, callers int, pair func(context.Context, int) error) float64 {
 	counts := make([]int, callers)
 	start := time.Now()

@@ -21,7 +21,7 @@ import (
 const advisoryLocks = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'"
 
 // testCanceledWaitLeavesNothing lets the end of a wait race with the grant,
-// over and over.
+// many times.
 func testCanceledWaitLeavesNothing(t *testing.T, pg *testenv.PostgresServer) {
 	holders, waiters := newDriver(t, pg.Addr, nil), newDriver(t, pg.Addr, nil)
 	const callers, rounds = 8, 1000
@@ -117,8 +117,8 @@ func testCanceledTryLeavesNothing(t *testing.T, pg *testenv.PostgresServer) {
 	testenv.Eventually(t, func() bool { return value[int](t, conn, advisoryLocks) == 0 }, "no lock is left")
 }
 
-// testCloseInEveryState closes a driver that holds, waits, asks and releases,
-// and sees that nothing is left.
+// testCloseInEveryState closes a driver that holds, waits, requests and
+// releases, and checks that nothing is left.
 func testCloseInEveryState(t *testing.T, pg *testenv.PostgresServer) {
 	holder := newDriver(t, pg.Addr, nil)
 	taken := mustAcquire(t, holder, request("taken", longTTL))
@@ -171,8 +171,8 @@ func testCloseInEveryState(t *testing.T, pg *testenv.PostgresServer) {
 	mustRelease(t, taken)
 }
 
-// testCapOfLocks and testCapOfWaiters see that limits are errors, and that the
-// driver works on.
+// testCapOfLocks and testCapOfWaiters check that limits are errors, and that
+// the driver continues to work.
 func testCapOfLocks(t *testing.T, pg *testenv.PostgresServer) {
 	d := newDriver(t, pg.Addr, &pglock.Options{MaxLocks: 2})
 	a := mustAcquire(t, d, try("a"))
@@ -205,7 +205,8 @@ func testCapOfWaiters(t *testing.T, pg *testenv.PostgresServer) {
 	mustRelease(t, <-granted)
 }
 
-// testServerKnowsWhoWaits asks of a wait, and of the session after the wait.
+// testServerKnowsWhoWaits asks about a wait, and about the session after the
+// wait.
 func testServerKnowsWhoWaits(t *testing.T, pg *testenv.PostgresServer) {
 	holder, d := newDriver(t, pg.Addr, nil), newDriver(t, pg.Addr, nil)
 	want := func(want bool, when string) {
@@ -227,7 +228,7 @@ func testServerKnowsWhoWaits(t *testing.T, pg *testenv.PostgresServer) {
 }
 
 // testManyWaitersFewConnections lets 1,000 callers in 4 processes wait for one
-// name, and looks at what that does to others.
+// name, and measures the effect on other clients.
 func testManyWaitersFewConnections(t *testing.T, pg *testenv.PostgresServer) {
 	const processes, callers = 4, 250
 	conn := connect(t, pg)
@@ -259,8 +260,7 @@ func testManyWaitersFewConnections(t *testing.T, pg *testenv.PostgresServer) {
 	}
 }
 
-// worstOfOthers returns how long it takes at worst to lock and unlock something
-// else by SQL.
+// worstOfOthers returns the longest time to lock and unlock another key by SQL.
 func worstOfOthers(t *testing.T, conn *pgx.Conn, times int) (worst time.Duration) {
 	for range times {
 		start := time.Now()
@@ -273,7 +273,7 @@ func worstOfOthers(t *testing.T, conn *pgx.Conn, times int) (worst time.Duration
 	return worst
 }
 
-// crowdRole is many callers that take "hot" in turn.
+// crowdRole runs many callers that acquire "hot" in turn.
 func crowdRole() {
 	d, _, err := driver.Open(context.Background(), os.Getenv("LOCK_URL"))
 	if err != nil {
@@ -300,7 +300,7 @@ func crowdRole() {
 	wg.Wait()
 }
 
-// crowdEvents tells that a caller waits.
+// crowdEvents reports that a caller waits.
 type crowdEvents struct {
 	driver.Events
 	asking *sync.WaitGroup

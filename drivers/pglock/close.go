@@ -16,12 +16,12 @@ func (d *Driver) Close(ctx context.Context) error {
 	if err := d.life.Close(); err != nil {
 		return err
 	}
-	d.life.AwaitCalls(ctx) // none waits longer than settleFor
+	d.life.AwaitCalls(ctx) // no call waits longer than settleFor
 	return d.stop(ctx)
 }
 
-// stop ends all sessions and goroutines. The waits come first: otherwise they
-// would be granted the locks.
+// stop ends all sessions and goroutines. The waits are canceled first, because
+// otherwise they would be granted the locks.
 func (d *Driver) stop(ctx context.Context) error {
 	withdrawn := d.waitFor(ctx, func() bool { return d.withdrawals == 0 })
 	d.quitAll(ctx)
@@ -31,9 +31,9 @@ func (d *Driver) stop(ctx context.Context) error {
 	graves := d.graves
 	d.mu.Unlock()
 	d.life.End()
-	d.quitAll(ctx) // the sessions which asked about the others
+	d.quitAll(ctx) // the sessions that asked about the other sessions
 	finished := make(chan struct{})
-	go func() { // ends with the driver's goroutines, and these wait for nothing any more
+	go func() { // ends with the driver's goroutines, which no longer wait for anything
 		d.life.Wait()
 		close(finished)
 	}()
@@ -47,7 +47,7 @@ func (d *Driver) stop(ctx context.Context) error {
 	return nil
 }
 
-// quitAll gives the locks of all sessions back, in one request each, and ends
+// quitAll releases the locks of all sessions, in one request each, and ends
 // them.
 func (d *Driver) quitAll(ctx context.Context) {
 	d.mu.Lock()
@@ -80,8 +80,8 @@ func (d *Driver) waitFor(ctx context.Context, cond func() bool) bool {
 	return true
 }
 
-// quit gives all locks of the session back and ends the session in good order,
-// or without the answers at the end of ctx.
+// quit releases all locks of the session and ends the session cleanly, or
+// without the answers at the end of ctx.
 func (s *session) quit(ctx context.Context, cause error) {
 	leases := s.disown()
 	if len(leases) > 0 {
@@ -94,7 +94,7 @@ func (s *session) quit(ctx context.Context, cause error) {
 		}
 	}
 	s.conn.SetWriteDeadline(time.Now().Add(time.Second))
-	s.conn.Write(goodbye) // or else the server sees the end of the connection
+	s.conn.Write(goodbye) // otherwise the server sees the end of the connection
 	s.end(cause)
 	for l := range leases {
 		l.ended()
@@ -103,7 +103,7 @@ func (s *session) quit(ctx context.Context, cause error) {
 
 var goodbye = []byte{'X', 0, 0, 0, 4} // Terminate
 
-// disown ends the leases of a session, and does not tell their holders.
+// disown ends the leases of a session without notifying their holders.
 func (s *session) disown() map[*lease]struct{} {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -122,8 +122,8 @@ func (s *session) disown() map[*lease]struct{} {
 	return leases
 }
 
-// removed takes an ended session out of the driver's. If the session may still
-// have locks at the server, or get some, bury sees to them.
+// removed removes an ended session from the driver's sessions. If the session
+// may still have locks at the server, or get some, bury ends it there.
 func (d *Driver) removed(s *session, doubt bool) {
 	d.mu.Lock()
 	c := d.class(s.ttl)
@@ -146,9 +146,9 @@ func (d *Driver) removed(s *session, doubt bool) {
 	}
 }
 
-// bury ends a session at the server: until the server says that the session is
-// gone, or the session's time is over. A broken connection can leave the server
-// waiting for more.
+// bury ends a session at the server. It repeats the request until the server
+// reports that the session is gone, or until the session's time is up. A broken
+// connection can leave the server waiting for more.
 func (d *Driver) bury(s *session) {
 	s.mu.Lock()
 	until := max(s.expires.Load(), s.sent+int64(s.ttl)) + int64(late)
@@ -176,7 +176,7 @@ func (d *Driver) bury(s *session) {
 	close(s.buried)
 }
 
-// isGone reports whether the server was seen not to have the session any more.
+// isGone reports whether the server was seen to have ended the session.
 func (s *session) isGone() bool {
 	select {
 	case <-s.buried:

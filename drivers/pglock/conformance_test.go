@@ -14,10 +14,10 @@ import (
 
 func init() { conformance.RunWorker() }
 
-// TestConformance is with a role that has the rights of docs/backends and no
-// others. There is no Expire and no ExpireHold: what ends one hold ends all of
-// its session, and Reads of a driver have one lock there. Checks that end one
-// of one do it by ForceUnlock.
+// TestConformance uses a role with exactly the rights of docs/backends. There
+// is no Expire and no ExpireHold, because ending one hold ends all holds of its
+// session, and Reads of a driver share one lock there. Checks that end a single
+// hold use ForceUnlock.
 func TestConformance(t *testing.T) {
 	pg := testenv.Postgres(t)
 	user := makeLocker(t, pg) + "@" + pg.Addr + "/locks?sslmode=disable"
@@ -49,8 +49,8 @@ func TestConformance(t *testing.T) {
 	}})
 }
 
-// allowLocks grants the right to take advisory locks to all roles, or revokes
-// it.
+// allowLocks grants the right to acquire advisory locks to all roles, or
+// revokes it.
 func allowLocks(tb testing.TB, pg *testenv.PostgresServer, verb, preposition string) {
 	tb.Helper()
 	conn := connectTo(tb, pg, "locks")

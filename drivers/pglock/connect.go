@@ -21,15 +21,15 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// connectFor bounds one connect where the configuration does not.
+// connectFor bounds one connect if the configuration does not.
 const connectFor = 10 * time.Second
 
 // maxDials is how often a session is connected again after the server ended it
 // at once.
 const maxDials = 10
 
-// dial connects a session, which is not among the driver's sessions yet. If the
-// TTL passes during the set-up, on a busy machine, dial tries again.
+// dial connects a session, which does not belong to the driver's sessions yet.
+// If the TTL passes during the set-up, on a busy machine, dial tries again.
 func (d *Driver) dial(ctx context.Context, ttl time.Duration, waiter bool) (s *session, err error) {
 	for range maxDials {
 		s, err = d.dialOnce(ctx, ttl, waiter)
@@ -111,11 +111,11 @@ func (d *Driver) connect(ctx context.Context, s *session) (*pgconn.PgConn, error
 	return conn, err
 }
 
-// setting is one of the server's for a session.
+// setting is a server setting for a session.
 type setting struct{ name, value string }
 
-// settings are needed by every session, and no default of a role or database
-// may change them.
+// settings returns the settings that every session needs. No default of a role
+// or database may change them.
 func (d *Driver) settings(ttl time.Duration) []setting {
 	all := []setting{
 		{"idle_session_timeout", milliseconds(ttl)},
@@ -131,9 +131,9 @@ func (d *Driver) settings(ttl time.Duration) []setting {
 	return all
 }
 
-// optionalSettings are settings for the server to notice the end of a client
-// earlier, and to let waiting sessions be. Not all servers and systems have the
-// former, and not all roles may change the latter.
+// optionalSettings returns settings that let the server notice the end of a
+// client earlier, and that leave waiting sessions undisturbed. Not all servers
+// and systems have the former, and not all roles may set the latter.
 func optionalSettings(conn *pgconn.PgConn, s *session) []setting {
 	ttl := s.ttl
 	seconds := strconv.Itoa(int(max(1, ttl/(3*time.Second))))
@@ -150,11 +150,11 @@ func optionalSettings(conn *pgconn.PgConn, s *session) []setting {
 	return all
 }
 
-// deadlockTimeout is the setting after which time of a wait a session looks for
-// a deadlock, once. Nobody gets or gives back a lock meanwhile, and the time of
-// the look grows with the square of the sessions that wait for the name: 19 ms
-// with 1,000 of them. A session that waits has no locks, so the look is in
-// vain.
+// deadlockTimeout is the setting for how long a session waits before it looks
+// for a deadlock, once. During the look no lock can be acquired or released. It
+// takes time that grows with the square of the number of sessions that wait for
+// the name: 19 ms with 1,000 sessions. A waiting session has no locks, so the
+// look is useless.
 const deadlockTimeout = "deadlock_timeout"
 
 // grantsSettings reports whether the server is PostgreSQL 15 or later, in which
@@ -171,13 +171,13 @@ func milliseconds(d time.Duration) string {
 
 const setQuery = `SELECT pg_catalog.set_config($1::pg_catalog.text, $2::pg_catalog.text, false)`
 
-// allowedQuery is setQuery if the role may, so that there is no error in the
-// server's log otherwise.
+// allowedQuery is setQuery if the role has the permission, so that a missing
+// one causes no error in the server's log.
 const allowedQuery = `SELECT CASE WHEN pg_catalog.has_parameter_privilege($1::pg_catalog.text, 'SET') ` +
 
 	`THEN pg_catalog.set_config($1::pg_catalog.text, $2::pg_catalog.text, false) END`
 
-// factsQuery also turns off the limit of transactions where there is one.
+// factsQuery also turns off the transaction timeout if there is one.
 const factsQuery = `SELECT pg_catalog.pg_backend_pid(), pg_catalog.pg_is_in_recovery(), ` +
 
 	`pg_catalog.current_setting('server_version_num')::pg_catalog.int4, ` +
@@ -188,12 +188,12 @@ const factsQuery = `SELECT pg_catalog.pg_backend_pid(), pg_catalog.pg_is_in_reco
 	`(SELECT f FROM pg_catalog.unnest(pg_catalog.string_to_array($1::pg_catalog.text, '|')) f ` +
 	`WHERE NOT pg_catalog.has_function_privilege('pg_catalog.' || f, 'EXECUTE') LIMIT 1)`
 
-// facts is how many columns factsQuery has.
+// facts is the number of columns of factsQuery.
 const facts = 7
 
-// functions are all functions of which a role may be denied the use. The keys
-// of a program may all be of one form, so nobody has to be able to take locks
-// of both; but every lock which can be taken must be possible to give back.
+// functions returns all functions whose use may be denied to a role. The keys
+// of a program may all have one form, so a role does not need to acquire locks
+// of both forms. But every lock that can be acquired must be releasable.
 func (d *Driver) functions() string {
 	all := []string{"pg_advisory_unlock(bigint)", "pg_advisory_unlock_shared(bigint)"}
 	if d.options.Key == nil {
@@ -211,8 +211,7 @@ func (d *Driver) functions() string {
 	return strings.Join(all, "|")
 }
 
-// prepare sets the session up and checks what is at the other end, in one round
-// trip.
+// prepare sets the session up and checks the server, in one round trip.
 func (d *Driver) prepare(ctx context.Context, conn *pgconn.PgConn, s *session) error {
 	p := conn.StartPipeline(ctx)
 	if d.server.pooled {
@@ -245,8 +244,8 @@ func (d *Driver) prepare(ctx context.Context, conn *pgconn.PgConn, s *session) e
 }
 
 // readSetUp reads the answers up to the given number of syncs, and returns the
-// row of factsQuery. An error behind the first sync is a setting unknown to the
-// server, and is ignored.
+// row of factsQuery. An error after the first sync means that a setting is
+// unknown to the server, and is ignored.
 func readSetUp(p *pgconn.Pipeline, syncs int) (row [][]byte, err error) {
 	for n := 0; n < syncs; {
 		results, e := p.GetResults()
@@ -290,7 +289,7 @@ func (d *Driver) checkFacts(conn *pgconn.PgConn, s *session, f [][]byte) error {
 		return ErrPooler
 	case version < 140000:
 		return fmt.Errorf("the server is PostgreSQL %d, older than 14: %w", version/10000, errors.ErrUnsupported)
-	case f[1][0] != 0 && d.server.known: // a fail-over behind the address is under way
+	case f[1][0] != 0 && d.server.known: // a fail-over behind the address is in progress
 		return fmt.Errorf("%w: the server is a read replica by now", driver.ErrUnavailable)
 	case f[1][0] != 0:
 		return fmt.Errorf("the server is a read replica, which has advisory locks of its own: %w", errors.ErrUnsupported)
@@ -315,11 +314,11 @@ func keepAlive(conn net.Conn, ttl time.Duration) {
 	}
 }
 
-// maxName is how much of application_name a server keeps.
+// maxName is the length of application_name that a server keeps.
 const maxName = 63
 
-// processLabel is how the sessions of this process show on the server, but for
-// the id of each.
+// processLabel returns how the sessions of this process appear on the server,
+// without the id of each session.
 func processLabel(application string) string {
 	if application == "" {
 		application = "dsync"
@@ -328,7 +327,7 @@ func processLabel(application string) string {
 	label := []byte(fmt.Sprintf("%s#%s#%d", application, host, os.Getpid()))
 	for i, c := range label {
 		if c < ' ' || c > '~' {
-			label[i] = '?' // as the server does
+			label[i] = '?' // like the server
 		}
 	}
 	return string(label[:min(len(label), maxName-1-2*idBytes)]) + "#"
@@ -342,8 +341,8 @@ func newID() string {
 	return hex.EncodeToString(b[:])
 }
 
-// serverFacts is what is found out when the driver is opened.
+// serverFacts are the facts found when the driver is opened.
 type serverFacts struct {
-	pooled bool // behind a pooler in session mode; settings at the connect do not get through
+	pooled bool // behind a pooler in session mode, which does not pass on settings at the connect
 	known  bool // the driver is open: the address has led to a primary
 }

@@ -13,17 +13,18 @@ import (
 )
 
 var (
-	// ErrTooManyLocks: the driver holds as many locks as Options.MaxLocks
-	// allows.
+	// ErrTooManyLocks reports that the driver holds as many locks as
+	// Options.MaxLocks allows.
 	ErrTooManyLocks = errors.New("too many locks")
 
-	// ErrTooManyWaiters: as many connections as Options.MaxWaiters allows wait
-	// for locks, or hold locks after a wait. The error matches
-	// driver.ErrUnavailable too: package dsync asks again until the wait ends.
+	// ErrTooManyWaiters reports that as many connections as Options.MaxWaiters
+	// allows are waiting for locks, or hold locks after a wait. The error
+	// matches driver.ErrUnavailable too, so package dsync tries again until the
+	// wait ends.
 	ErrTooManyWaiters = fmt.Errorf("too many waiting connections: %w", driver.ErrUnavailable)
 
-	// ErrPooler: there is a connection pooler between here and the server. The
-	// error matches errors.ErrUnsupported too.
+	// ErrPooler reports that there is a connection pooler between the driver
+	// and the server. The error matches errors.ErrUnsupported too.
 	ErrPooler = fmt.Errorf("there is a connection pooler in front of the server: %w", errors.ErrUnsupported)
 )
 
@@ -32,7 +33,7 @@ var (
 	errForced = errors.New("ended by ForceUnlock")
 )
 
-// SQLSTATE codes, and classes of codes, with a meaning here.
+// SQLSTATE codes, and classes of codes, that the driver distinguishes.
 const (
 	codeUnknownSetting = "42704"
 	codeProtocol       = "08P01"
@@ -40,23 +41,23 @@ const (
 	codeIdle           = "57P05"
 )
 
-// unavailable are the codes with which a server refuses work for now.
+// unavailable are the codes with which a server temporarily refuses work.
 var unavailable = []string{
 	"08",             // connection exceptions
-	"25",             // read-only: a standby by now; or a time limit of transactions
-	"26000",          // the session has lost what it had prepared
+	"25",             // read-only: now a standby; or a time limit of transactions
+	"26000",          // the session has lost its prepared statements
 	"53",             // out of memory, disk, connections or locks
 	"57P",            // shutting down, starting up, or the session was ended
-	"57014",          // somebody canceled the statement
+	"57014",          // another client canceled the statement
 	"40", "55", "58", // conflicts, something in use, I/O errors
 }
 
-// broken are the codes after which a session is of no use: it is not with a
-// primary any more, or somebody has discarded what it had, and its locks too.
+// broken are the codes after which a session is unusable: its server is no
+// longer a primary, or another party has discarded the session's state,
+// including its locks.
 var broken = []string{"08", "25006", "26000"}
 
-// isBroken reports whether the server's error to a statement is the end of the
-// session.
+// isBroken reports whether the server's error to a statement ends the session.
 func isBroken(fault error) bool {
 	var answer *pgconn.PgError
 	return errors.As(fault, &answer) && hasClass(broken, answer.Code)
@@ -66,9 +67,9 @@ func hasClass(classes []string, code string) bool {
 	return slices.ContainsFunc(classes, func(class string) bool { return strings.HasPrefix(code, class) })
 }
 
-// refusal puts the server's error to a statement in the words of package
-// driver, and leaves other errors as they are. All effects of a statement that
-// the server refused are undone.
+// refusal translates the server's error to a statement into the errors of
+// package driver, and leaves other errors unchanged. All effects of a statement
+// that the server refused are undone.
 func refusal(err error) error {
 	var answer *pgconn.PgError
 	if !errors.As(err, &answer) {
@@ -90,7 +91,7 @@ type dialError struct {
 	err  error
 }
 
-// newDialError takes what is below the library's error, and leaves out the
+// newDialError takes the error below the library's error, and leaves out the
 // options for the server, which the URL may contain.
 func newDialError(err error, options string) error {
 	var failed *pgconn.ConnectError
@@ -110,7 +111,7 @@ func newDialError(err error, options string) error {
 func (e *dialError) Error() string { return e.text }
 func (e *dialError) Unwrap() error { return e.err }
 
-// connectError makes the error of a call out of an error of connecting.
+// connectError turns an error of connecting into the error of a call.
 func connectError(err error) error {
 	var answer *pgconn.PgError
 	switch {
@@ -121,16 +122,16 @@ func connectError(err error) error {
 	case answer.Code == codeUnknownSetting && strings.Contains(answer.Message, "idle_session_timeout"):
 		return fmt.Errorf("the server is older than PostgreSQL 14: %w (%w)", errors.ErrUnsupported, err)
 	case strings.HasPrefix(answer.Code, "28"), answer.Code == codePermission:
-		// invalid authorization, no right to connect
+		// invalid authorization, no permission to connect
 		return fmt.Errorf("%w: %w", driver.ErrCredentials, err)
 	}
 	return refusal(err)
 }
 
-// endedError is what becomes of statements when their session ends.
+// endedError is the outcome of statements whose session ends.
 type endedError struct {
 	cause error
-	sent  bool // the statement was sent, and may have been carried out
+	sent  bool // the statement was sent, and may have been executed
 }
 
 func (e *endedError) Error() string {
@@ -147,5 +148,5 @@ func (e *endedError) Unwrap() []error {
 	return []error{driver.ErrUnavailable, e.cause}
 }
 
-// errBreaks: each session ended just when it was chosen.
+// errBreaks reports that each session ended just when it was chosen.
 var errBreaks = fmt.Errorf("%w: connections break again and again", driver.ErrUnavailable)

@@ -2,7 +2,8 @@ package pglock
 
 import "context"
 
-// Waits asks the server of each session for waits whether it still waits.
+// Waits asks the server about each session for waits whether it is still
+// waiting.
 func (d *Driver) Waits(ctx context.Context) (waits []bool, err error) {
 	d.mu.Lock()
 	var all []*session

@@ -20,7 +20,8 @@ import (
 
 func init() { roles["holder"] = holder }
 
-// holder holds a lock in a process of its own, until it is told to release it.
+// holder holds a lock in a process of its own, until it receives the command to
+// release it.
 func holder() {
 	d, _, err := driver.Open(context.Background(), os.Getenv("DSYNC_URL"))
 	if err != nil {
@@ -62,9 +63,9 @@ func TestFrozenHolderIsFreedByTheServer(t *testing.T) {
 	mustRelease(t, l)
 }
 
-// TestReleaseOfAHoldThatHadEnded ends the session of a holder that does not
-// hear of it. Its release, which gets no answer, must not say that it ended the
-// hold: by then somebody else has the lock.
+// TestReleaseOfAHoldThatHadEnded ends the session of a holder without its
+// knowledge. Its release, which gets no answer, must not report that it ended
+// the hold, because by then another client has the lock.
 func TestReleaseOfAHoldThatHadEnded(t *testing.T) {
 	pg := testenv.Postgres(t)
 	link, addr := testenv.Wire(t, pg.Addr)
@@ -117,8 +118,8 @@ func testCutConnectionLosesTheLease(t *testing.T, pg *testenv.PostgresServer) {
 	mustRelease(t, mustAcquire(t, d, request("a", longTTL)))
 }
 
-// testWaitOnASilentConnectionEnds sees that a caller is not held up by a
-// network that swallows everything, and that neither a wait nor a hold stays
+// testWaitOnASilentConnectionEnds checks that a network that swallows
+// everything does not delay a caller, and that neither a wait nor a hold stays
 // behind.
 func testWaitOnASilentConnectionEnds(t *testing.T, pg *testenv.PostgresServer) {
 	const ttl = time.Second
@@ -184,8 +185,8 @@ func TestFullLockTableIsAnErrorOfItsOwn(t *testing.T) {
 	mustRelease(t, mustAcquire(t, d, try("n0")))
 }
 
-// testErrorOfOneInAGroupIsItsOwn lets statements of several callers go in one
-// request, with one that fails among them.
+// testErrorOfOneInAGroupIsItsOwn sends statements of several callers in one
+// request, and one of them fails.
 func testErrorOfOneInAGroupIsItsOwn(t *testing.T, pg *testenv.PostgresServer) {
 	conn := connect(t, pg)
 	if _, err := conn.Exec(t.Context(), "CREATE ROLE limited LOGIN; REVOKE EXECUTE ON FUNCTION pg_try_advisory_lock(int, int) FROM PUBLIC"); err != nil {

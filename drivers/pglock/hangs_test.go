@@ -19,7 +19,7 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// dayTTL is a TTL whose end no test waits for.
+// dayTTL is a TTL that outlasts every test.
 const dayTTL = 24 * time.Hour
 
 // movable is a driver with the TTL of a day, whose address can lead elsewhere.
@@ -68,7 +68,7 @@ func newMovable(t *testing.T, pg *testenv.PostgresServer) *movable {
 	return m
 }
 
-// hanging returns a driver, and a function that has all of its connections
+// hanging returns a driver, and a function that makes all of its connections
 // hang. New connections work.
 func hanging(t *testing.T, pg *testenv.PostgresServer) (d *pglock.Driver, hang func() *wire.Wire) {
 	t.Helper()
@@ -116,8 +116,8 @@ func testHangingLock(t *testing.T, pg *testenv.PostgresServer) {
 	mustRelease(t, acquire(t, d, "idle"))
 }
 
-// testHangingHold has a connection with a hold hang: the hold stays, and others
-// are made elsewhere.
+// testHangingHold makes a connection with a hold hang: the hold stays, and
+// others are made elsewhere.
 func testHangingHold(t *testing.T, pg *testenv.PostgresServer) {
 	d, hang := hanging(t, pg)
 	r := request("held", dayTTL)
@@ -147,7 +147,7 @@ func testHangingWait(t *testing.T, pg *testenv.PostgresServer) {
 	}
 }
 
-// testHangingRelease has the only hold of a connection be released while the
+// testHangingRelease releases the only hold of a connection while the
 // connection hangs.
 func testHangingRelease(t *testing.T, pg *testenv.PostgresServer) {
 	d, hang := hanging(t, pg)
@@ -213,7 +213,7 @@ func TestFrozenServer(t *testing.T) {
 	drivertest.FrozenServerCostsNoLock(t, url, pg.Freeze, pg.Thaw, <-granted)
 }
 
-// TestStandbyBehindTheAddress has the address of the primary lead to a standby
+// TestStandbyBehindTheAddress lets the address of the primary lead to a standby
 // for a while, as during a fail-over.
 func TestStandbyBehindTheAddress(t *testing.T) {
 	pg := testenv.Postgres(t)
@@ -235,7 +235,7 @@ func TestStandbyBehindTheAddress(t *testing.T) {
 }
 
 // testDiscardedSession has another party on the connection, such as a pooler,
-// discard what the session has: its locks, or all that it has prepared, too.
+// discard the state of the session: its locks, or its prepared statements, too.
 func testDiscardedSession(t *testing.T, pg *testenv.PostgresServer) {
 	for i, statement := range []string{"DO 'BEGIN PERFORM pg_advisory_unlock_all(); END'", "DISCARD ALL"} {
 		d, look := newMovable(t, pg), connect(t, pg)
@@ -283,7 +283,7 @@ func testTerminatedSessions(t *testing.T, pg *testenv.PostgresServer) {
 		}
 	}
 	if l := <-granted; l != nil {
-		if err := l.Release(t.Context()); errors.Is(err, driver.ErrNotHeld) { // granted, and terminated then
+		if err := l.Release(t.Context()); errors.Is(err, driver.ErrNotHeld) { // granted, and then terminated
 			mustRelease(t, acquire(t, other, "held"))
 		} else if err != nil {
 			t.Errorf("Release of the waiter: %v", err)
@@ -294,7 +294,7 @@ func testTerminatedSessions(t *testing.T, pg *testenv.PostgresServer) {
 	}
 }
 
-// reported is the Events of a holder, and what the driver reports meanwhile.
+// reported is the Events of a holder, together with the reports of the driver.
 type reported struct {
 	*events
 	failed, answered atomic.Int32
@@ -307,7 +307,8 @@ func (r *reported) Lost(err error) {
 }
 
 // testResetIsReported cuts the connection of a holder: the driver reports the
-// outage before the loss. An end by the server is an answer, and not reported.
+// outage before the loss. An end by the server is an answer, and is not
+// reported.
 func testResetIsReported(t *testing.T, pg *testenv.PostgresServer) {
 	for _, cut := range []bool{true, false} {
 		d, conn := newMovable(t, pg), connect(t, pg)

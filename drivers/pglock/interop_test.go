@@ -14,7 +14,8 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// roles are what this test binary does as another process; see testenv.Spawn.
+// roles are the functions that this test binary runs as another process; see
+// testenv.Spawn.
 var roles = map[string]func(){"dsync": dsyncRole, "psql": psqlRole, "crowd": crowdRole}
 
 func dsyncRole() {
@@ -31,7 +32,8 @@ func dsyncRole() {
 	})
 }
 
-// psqlRole locks the name as its documentation says, in one session of psql.
+// psqlRole locks the name as its documentation describes, in one session of
+// psql.
 func psqlRole() {
 	psql := exec.Command("psql", "-qAtX", "-v", "ON_ERROR_STOP=1", os.Getenv("PSQL_URL"))
 	psql.Stderr = os.Stderr

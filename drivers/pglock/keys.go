@@ -13,7 +13,7 @@ import (
 )
 
 // AdvisoryKey identifies an advisory lock: one 64-bit number, or two of 32
-// bits. The two forms are different locks, also where the bits are the same.
+// bits. The two forms are different locks, even if the bits are the same.
 type AdvisoryKey struct {
 	bits uint64
 	pair bool
@@ -31,8 +31,8 @@ func Int32PairKey(a, b int32) AdvisoryKey {
 // 0)).
 func HashedKey(name string) (AdvisoryKey, error) { return Int64Key(Key(name)), nil }
 
-// NumberKey takes a decimal number as the name of a lock of 64 bits, as in
-// "42". It refuses other spellings of the number, such as "042", "+42" and
+// NumberKey interprets the name as a decimal number, for a lock of 64 bits, as
+// in "42". It rejects other spellings of the number, such as "042", "+42" and
 // "-0", because a lock has one name.
 func NumberKey(name string) (AdvisoryKey, error) {
 	n, err := parseNumber(name, 64)
@@ -42,8 +42,9 @@ func NumberKey(name string) (AdvisoryKey, error) {
 	return Int64Key(n), nil
 }
 
-// PairKey takes two decimal numbers as the name of a lock of two times 32 bits,
-// as in "7/42". Like [NumberKey] it refuses other spellings of the numbers.
+// PairKey interprets the name as two decimal numbers, for a lock of two times
+// 32 bits, as in "7/42". Like [NumberKey] it rejects other spellings of the
+// numbers.
 func PairKey(name string) (AdvisoryKey, error) {
 	first, second, _ := strings.Cut(name, "/")
 	a, err1 := parseNumber(first, 32)
@@ -54,7 +55,7 @@ func PairKey(name string) (AdvisoryKey, error) {
 	return Int32PairKey(int32(a), int32(b)), nil
 }
 
-// parseNumber parses a number that is written as strconv.FormatInt writes it.
+// parseNumber parses a number in the format of strconv.FormatInt.
 func parseNumber(text string, bits int) (int64, error) {
 	n, err := strconv.ParseInt(text, 10, bits)
 	if err == nil && strconv.FormatInt(n, 10) != text {
@@ -73,7 +74,8 @@ func (k AdvisoryKey) String() string {
 
 // Key returns hashtextextended(name, 0), as PostgreSQL computes it in a
 // database with the encoding UTF8. In other databases the key is the same for
-// names of ASCII characters; the driver lets such a server compute the rest.
+// names of ASCII characters; the driver has such a server compute the other
+// keys.
 func Key(name string) int64 {
 	p := []byte(name)
 	a := 0x9e3779b9 + uint32(len(p)) + 3923095
@@ -84,8 +86,7 @@ func Key(name string) int64 {
 		c += binary.LittleEndian.Uint32(p[8:])
 		a, b, c = mix(a, b, c)
 	}
-	// the lowest byte of c stands for the length, so what belongs to c is one
-	// byte further
+	// the lowest byte of c is the length, so the bytes for c are shifted by one
 	var tail [12]byte
 	copy(tail[:8], p)
 	if len(p) > 8 {
@@ -98,8 +99,8 @@ func Key(name string) int64 {
 	return int64(uint64(b)<<32 | uint64(c))
 }
 
-// mix and finish are from Bob Jenkins' hash of 2006, with the numbers of
-// PostgreSQL.
+// mix and finish are from Bob Jenkins' hash of 2006, with PostgreSQL's
+// constants.
 func mix(a, b, c uint32) (uint32, uint32, uint32) {
 	for _, r := range [2][3]int{{4, 6, 8}, {16, 19, 4}} {
 		a = a - c ^ bits.RotateLeft32(c, r[0])
@@ -123,21 +124,22 @@ func finish(a, b, c uint32) (uint32, uint32) {
 	return b, c
 }
 
-// maxAsked bounds the memory of what the server computed.
+// maxAsked bounds the memory for keys that the server computed.
 const maxAsked = 10_000
 
-// keyMaker makes keys of names.
+// keyMaker computes the keys of names.
 type keyMaker struct {
 	custom func(string) (AdvisoryKey, error) // Options.Key; nil for hashes
 
-	// What the server was found to agree about at open.
+	// Whether the server was found at open to agree about ASCII names and about
+	// all names.
 	ascii, all bool
 
 	mu    sync.Mutex
 	asked map[string]AdvisoryKey
 }
 
-// key returns the key of a name, computed by the server if need be.
+// key returns the key of a name, which the server computes if necessary.
 func (d *Driver) key(ctx context.Context, name string) (AdvisoryKey, error) {
 	m := &d.keys
 	if m.custom != nil {
@@ -181,7 +183,7 @@ func (m *keyMaker) learn(hashes []int64) {
 }
 
 // keyProbes are texts of every length modulo the length of a block. The last
-// can be represented in UTF8 only.
+// can only be represented in UTF8.
 func keyProbes() []string {
 	const text = "the quick brown fox jumps over it"
 	var probes []string
@@ -200,18 +202,18 @@ func isASCII(s string) bool {
 	return true
 }
 
-// InTx takes the lock of a name for a transaction of the caller: the database
-// gives the lock back when the transaction ends, and neither before nor in
-// another way. InTx waits until ctx is done; the end of ctx ends the
-// transaction's connection, as with any statement. The keys are the default
-// ones of this package, so InTx and holders of the name through a [Driver]
-// exclude each other.
+// InTx acquires the lock of a name for a transaction of the caller. The
+// database releases the lock when the transaction ends, and at no other time.
+// InTx waits until ctx is done. If ctx ends, the transaction's connection ends,
+// as with any statement. The keys are the default ones of this package, so InTx
+// and holders of the name through a [Driver] exclude each other.
 //
 // InTx is for work in one transaction, also behind a pooler in transaction
-// mode. There is no lease and no token: while the transaction lasts, the lock
-// is held, and the transaction's writes count only if the lock is held to the
-// end. In an isolation level above READ COMMITTED take the lock with the first
-// statement, for the transaction sees the data of that moment.
+// mode. There is no lease and no token. The lock is held as long as the
+// transaction lasts, and the transaction's writes only count if the lock is
+// held to the end. In an isolation level above READ COMMITTED, acquire the lock
+// with the first statement, because the transaction sees the data of that
+// moment.
 func InTx(ctx context.Context, tx pgx.Tx, name string) error {
 	if _, err := tx.Exec(ctx, `SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended($1::pg_catalog.text, 0))`, name); err != nil {
 		return fmt.Errorf("pglock: lock %q in a transaction: %w", name, err)

@@ -29,8 +29,8 @@ func testKeyIsThatOfTheServer(t *testing.T, pg *testenv.PostgresServer) {
 	}
 }
 
-// TestKeysInOtherEncodings sees that the server computes what cannot be
-// computed here.
+// TestKeysInOtherEncodings checks that the server computes the keys that the
+// driver cannot compute.
 func TestKeysInOtherEncodings(t *testing.T) {
 	pg := testenv.Postgres(t)
 	conn := connect(t, pg)
@@ -178,8 +178,8 @@ func testInspectShowsHolderAndWaiters(t *testing.T, pg *testenv.PostgresServer) 
 	mustRelease(t, l)
 }
 
-// testForceUnlockWaits: a server process that was told to end does so when it
-// gets to it, and has its locks until then.
+// testForceUnlockWaits: a terminated server process ends only some time later,
+// and holds its locks until then.
 func testForceUnlockWaits(t *testing.T, pg *testenv.PostgresServer) {
 	d, admin := newDriver(t, pg.Addr, nil), newDriver(t, pg.Addr, &pglock.Options{ForceUnlock: true})
 	mustAcquire(t, d, request("a", longTTL))

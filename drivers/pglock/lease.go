@@ -12,7 +12,7 @@ import (
 	"github.com/go-dsync/dsync/internal/linked"
 )
 
-// lease is one attempt, and then its hold.
+// lease is an attempt, and later its hold.
 type lease struct {
 	linked.Links[lease] // in queue.holders
 
@@ -21,14 +21,14 @@ type lease struct {
 	key     AdvisoryKey
 	queue   *localQueue
 	session *session     // set by the grant
-	end     atomic.Int64 // of the hold, session apart
+	end     atomic.Int64 // of the hold, regardless of the session
 	first   uint64
 	kept    atomic.Bool // KeepTokens has succeeded
 
 	// Guarded by session.mu.
 	phase  phase
-	unlock *operation  // since Release was called, or the time was over
-	timer  *time.Timer // ends a fixed lease; nil for others
+	unlock *operation  // set once Release was called, or the time was up
+	timer  *time.Timer // ends a fixed lease; nil for other leases
 	since  time.Time
 
 	// Guarded by Driver.mu.
@@ -42,14 +42,14 @@ type phase uint8
 const (
 	held    phase = iota
 	ending        // Release was called
-	expired       // a fixed lease whose time is over
+	expired       // a fixed lease whose time is up
 	lost          // with its session
 	done          // Release has returned the outcome
 )
 
 const never = math.MaxInt64
 
-// granted makes a hold of an attempt. Called with session.mu held.
+// granted turns an attempt into a hold. Called with session.mu held.
 func (l *lease) granted(s *session, op *operation) {
 	l.session = s
 	l.since = time.Now()
@@ -75,17 +75,17 @@ func (l *lease) Tokens() (first uint64, n int) {
 	return l.first, tokensPerGrant
 }
 
-// keepTries is how often the server is asked to keep tokens: an administrator
-// may cancel the statement.
+// keepTries is how often the server is asked to keep tokens, since an
+// administrator may cancel the statement.
 const keepTries = 3
 
-// keeps reports whether the tokens are as durable as Options.Tokens says.
+// keeps reports whether the tokens are as durable as Options.Tokens requires.
 func (l *lease) keeps() bool { return l.d.options.Tokens != TokensDurable || l.kept.Load() }
 
-// KeepTokens implements driver.TokenKeeper. The session of the lease alone can
-// tell that the server has not crashed since the grant. It may wait for another
-// lock once it has given back this one, so KeepTokens asks during the lease
-// only.
+// KeepTokens implements driver.TokenKeeper. Only the session of the lease can
+// show that the server has not crashed since the grant. The session may wait
+// for another lock once it has released this one, so KeepTokens asks only
+// during the lease.
 func (l *lease) KeepTokens(ctx context.Context) error {
 	if l.keeps() {
 		return nil
@@ -101,7 +101,7 @@ func (l *lease) KeepTokens(ctx context.Context) error {
 			return driver.ErrNotHeld
 		case s.over:
 			s.mu.Unlock()
-			<-s.told // who gets no token finds the lease over
+			<-s.told // a caller that gets no token finds that the lease has ended
 			return driver.ErrNotHeld
 		}
 		request := s.add(op)
@@ -131,15 +131,15 @@ func (l *lease) Expires() time.Time {
 	return l.d.epoch.Add(time.Duration(min(l.end.Load(), l.session.expires.Load())))
 }
 
-// Session implements driver.SessionLease. A fixed lease may be carried by a
-// session of a shorter TTL, and be extended.
+// Session implements driver.SessionLease. A session with a shorter TTL may
+// carry a fixed lease, which may be extended.
 func (l *lease) Session() (expires time.Time, ttl time.Duration) {
 	s := l.session
 	return l.d.epoch.Add(time.Duration(s.expires.Load())), s.ttl
 }
 
 // Renew implements driver.Lease. The session of the lease is kept alive anyway,
-// so Renew asks whether the session still lives, and moves the end of a fixed
+// so Renew only checks that the session is still alive, and extends a fixed
 // lease here.
 func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
 	s := l.session
@@ -170,7 +170,7 @@ func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
 	return nil
 }
 
-// expire ends a fixed lease when its time is over.
+// expire ends a fixed lease when its time is up.
 func (l *lease) expire() {
 	s := l.session
 	s.mu.Lock()
@@ -191,11 +191,11 @@ func (l *lease) expire() {
 }
 
 // giveBack begins an unlock, and returns a request for the session's write.
-// Reads says that the caller calls readAnswer next. Called with session.mu
-// held; the session is not over.
+// reads means that the caller calls readAnswer next. It is called with
+// session.mu held, before the session has ended.
 func (l *lease) giveBack(reads bool) (request *[]byte) {
 	s := l.session
-	l.end.Store(min(l.end.Load(), s.expires.Load())) // which does not move any more
+	l.end.Store(min(l.end.Load(), s.expires.Load())) // from now on it does not change
 	if l.timer != nil {
 		l.timer.Stop()
 	}
@@ -228,15 +228,15 @@ func (l *lease) Release(ctx context.Context) error {
 		return fmt.Errorf("%w: %w", driver.ErrUnknown, ctx.Err())
 	}
 	if op.err != nil {
-		// The connection broke before the answer, and so the hold is over.
-		// Whether the hold was over before is not known: where somebody ended
+		// The connection broke before the answer, so the hold has ended. It is
+		// unknown whether the hold ended earlier: if another client terminated
 		// the session, the name may have been granted before the request was
 		// sent.
 		select {
 		case <-s.buried:
 		case <-ctx.Done():
 		}
-		refused := !op.yes && s.endedByServer() // its last words come before the answer to the request
+		refused := !op.yes && s.endedByServer() // its last message precedes the answer to the request
 		if s.isGone() && (refused || op.sent == 0 || op.sent >= l.end.Load()) {
 			return driver.ErrNotHeld
 		}
@@ -251,7 +251,7 @@ func (l *lease) Release(ctx context.Context) error {
 	return nil
 }
 
-// sessionEnded tells the holder, unless Release came first.
+// sessionEnded notifies the holder, unless Release was called before.
 func (l *lease) sessionEnded(cause error) {
 	s := l.session
 	s.mu.Lock()
@@ -270,7 +270,7 @@ func (l *lease) sessionEnded(cause error) {
 	}
 }
 
-// ended takes the lease out of the way of other attempts of this driver.
+// ended lets other attempts of this driver pass the lease.
 func (l *lease) ended() {
 	d := l.d
 	d.mu.Lock()

@@ -21,7 +21,7 @@ func init() { driver.Register("pglock", open) }
 // maxOption bounds the limits in a URL.
 const maxOption = 1_000_000
 
-// open reads the parameters of the driver and leaves all others to the library,
+// open reads the parameters of the driver and passes all others to the library,
 // as parameters of a connection.
 func open(ctx context.Context, c *driver.Config) (driver.Driver, error) {
 	u := c.URL
@@ -65,8 +65,8 @@ func open(ctx context.Context, c *driver.Config) (driver.Driver, error) {
 	return d, nil
 }
 
-// parseConnection makes a configuration. The password is kept out of what the
-// library parses, and prints after a failure.
+// parseConnection makes a configuration. The library does not get to parse the
+// password, because it prints its input after a failure.
 func parseConnection(u *driver.URL, rest map[string]string) (*pgx.ConnConfig, error) {
 	password, given := rest["password"]
 	delete(rest, "password")
@@ -92,7 +92,7 @@ func parseConnection(u *driver.URL, rest map[string]string) (*pgx.ConnConfig, er
 	return config, nil
 }
 
-// refusedParameter finds the parameters which the library does not take. Only
+// refusedParameter finds the parameters that the library does not accept. Only
 // parameters of TLS are quoted, since others may be secret.
 func refusedParameter(rest map[string]string) error {
 	tls := make(url.Values)
@@ -109,11 +109,11 @@ func refusedParameter(rest map[string]string) error {
 	return errors.New("they cannot be parsed")
 }
 
-// encode writes parameters with %20 for a space: like libpq, the library takes
-// + for what it is, from 5.11 on.
+// encode writes parameters with %20 for a space, because from 5.11 on the
+// library, like libpq, takes + literally.
 func encode(query url.Values) string { return strings.ReplaceAll(query.Encode(), "+", "%20") }
 
-// parse returns what the library says of the parameters of a URL.
+// parse returns the library's error for the parameters of a URL.
 func parse(query url.Values) error {
 	_, err := pgx.ParseConfig("postgres://localhost/?" + encode(query))
 	var refused *pgconn.ParseConfigError
@@ -123,7 +123,7 @@ func parse(query url.Values) error {
 	return err
 }
 
-// connectFirst opens the session of the home class and looks at what is there.
+// connectFirst opens the session of the home class and checks the server.
 func (d *Driver) connectFirst(ctx context.Context) error {
 	s, err := d.dialChecked(ctx)
 	if err != nil {
@@ -141,7 +141,7 @@ func (d *Driver) connectFirst(ctx context.Context) error {
 	return d.compareKeys(ctx)
 }
 
-// dialChecked is the first dial, and finds a pooler.
+// dialChecked makes the first dial, and detects a pooler.
 func (d *Driver) dialChecked(ctx context.Context) (*session, error) {
 	s, err := d.dial(ctx, d.home, false)
 	if !errors.Is(err, ErrPooler) {
@@ -158,7 +158,7 @@ func (d *Driver) dialChecked(ctx context.Context) (*session, error) {
 	return d.dial(ctx, d.home, false)
 }
 
-// compareKeys finds out which hashes can be computed here.
+// compareKeys finds out which hashes the driver can compute.
 func (d *Driver) compareKeys(ctx context.Context) error {
 	const separator = "|"
 	probes := keyProbes()
@@ -188,7 +188,7 @@ const probeQuery = `SELECT pg_catalog.hashtextextended(u.v, 0) ` +
 
 	`FROM pg_catalog.unnest(pg_catalog.string_to_array($1::pg_catalog.text, $2::pg_catalog.text)) WITH ORDINALITY u(v, n) ORDER BY u.n`
 
-// probePooler refuses a pooler which moves a client from one session of the
+// probePooler refuses a pooler that moves a client from one session of the
 // server to another.
 func (d *Driver) probePooler(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, connectFor)

@@ -61,7 +61,7 @@ func testTTLOfTheProgramIsThatOfTheSession(t *testing.T, pg *testenv.PostgresSer
 	}
 }
 
-// testRefusalsNameNoPassword opens what cannot be opened.
+// testRefusalsNameNoPassword opens invalid URLs.
 func testRefusalsNameNoPassword(t *testing.T, pg *testenv.PostgresServer) {
 	conn, right := connect(t, pg), testenv.Password()
 	if _, err := conn.Exec(t.Context(), "CREATE ROLE secret; CREATE ROLE alice LOGIN PASSWORD '"+right+"' IN ROLE secret"); err != nil {
@@ -154,7 +154,8 @@ func testPasswordChanges(t *testing.T, pg *testenv.PostgresServer) {
 	}
 }
 
-// testPingOfARefusedClient changes the password of a client that cannot know.
+// testPingOfARefusedClient changes the password of a client without its
+// knowledge.
 func testPingOfARefusedClient(t *testing.T, pg *testenv.PostgresServer) {
 	conn, password := connect(t, pg), testenv.Password()
 	change := func(statement, password string) {
@@ -307,8 +308,8 @@ func TestTLS(t *testing.T) {
 	closeDriver(t, d)
 }
 
-// testClientCertificates is with a role that the server wants a client
-// certificate of.
+// testClientCertificates uses a role from which the server requires a client
+// certificate.
 func testClientCertificates(t *testing.T, pg *testenv.PostgresServer, certs *testenv.Certificates) {
 	run(t, connect(t, pg), "CREATE ROLE certified; CREATE ROLE alice LOGIN IN ROLE certified")
 	url := "pglock://alice@" + pg.Addr + "/postgres?sslrootcert=" + certs.CAFile

@@ -12,29 +12,29 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// operation is what a session carries out for a caller: a statement, or a few
-// in turn, and the outcome. The table moves has the order of statements.
+// operation is the work of a session for a caller: a statement, or a few in
+// turn, and the outcome. The table moves defines the order of statements.
 type operation struct {
 	key    AdvisoryKey
-	lease  *lease   // granted by an answer of yes; nil if none
+	lease  *lease   // granted by the answer yes; nil if none
 	sql    string   // of a query
 	params [][]byte // of a query
 	reads  bool     // the caller calls readAnswer next
 	shared bool     // the lock is for reading
-	// called once when the operation is settled, without locks; does not block;
+	// called once when the operation is settled, without locks; must not block;
 	// may be nil
 	after  func()
 	done   chan struct{}
-	on     *session // set when the session takes the operation
-	passed bool     // the local queue waits for it no more, as the session hangs; guarded by Driver.mu
+	on     *session // set when the session accepts the operation
+	passed bool     // the local queue no longer waits for it: the session hangs; guarded by Driver.mu
 
 	// Guarded by session.mu until done is closed, after the call of after.
 	step      step
 	settled   bool
-	abandoned bool  // nobody wants the lock any more
-	undo      error // why the lock is being given back; then the outcome
+	abandoned bool  // no caller wants the lock any more
+	undo      error // why the lock is being released; afterwards the outcome
 	repeated  bool  // the unlock was sent before and failed
-	kept      bool  // the lock stays with other holds of the session, and the unlock is a ping
+	kept      bool  // the session keeps the lock for other holds, and the unlock is a ping
 	sent      int64 // the last time; 0 if never
 	yes       bool
 	xid       uint64
@@ -47,11 +47,11 @@ func newOperation(first step, key AdvisoryKey) *operation {
 }
 
 // errAbandoned is the outcome of an abandoned operation after its lock was
-// given back.
+// released.
 var errAbandoned = errors.New("nobody wants the lock any more")
 
-// finish tells the waiting callers. Called once the operation is settled,
-// without locks.
+// finish notifies the waiting callers. It is called once the operation is
+// settled, without locks.
 func (op *operation) finish() {
 	if op.after != nil {
 		op.after()
@@ -82,29 +82,29 @@ const (
 	// a ping after the grant of a long block: its answer shows until when the
 	// session lasts
 	confirm
-	// the token of the group alone: the session has the lock, from a try in a
+	// only the token of the group: the session has the lock, from a try in a
 	// failed group or for another Read
 	stamp
 	unlock // pg_advisory_unlock
-	// pg_try_advisory_xact_lock_shared: whether a Read would be granted;
-	// nothing is left of it after its group
+	// pg_try_advisory_xact_lock_shared: whether a Read would be granted; its
+	// group leaves nothing behind
 	admit
-	ping // whether the session lives
+	ping // whether the session is alive
 	// a later transaction id than all that the session took so far, on the
 	// server's disk
 	keep
-	query     // anything else that is about no lock of the session
+	query     // anything else that concerns no lock of the session
 	unlockAll // pg_advisory_unlock_all
 )
 
-// answer is what the server said to the step of an operation.
+// answer is the server's answer to the step of an operation.
 type answer uint8
 
 const (
 	skipped     answer = iota // nothing: an earlier statement failed
 	failed                    // an error, of the statement or of its token
 	failedAgain               // an error, of a repeated unlock
-	denied                    // the role may not lock
+	denied                    // the role may not acquire locks
 	no                        // to a try: the lock is taken; to an unlock: the lock was not held
 	yes
 	unstamped // yes, but the statement of the token was skipped
@@ -112,7 +112,7 @@ const (
 	answers   = iota
 )
 
-// move is what follows an answer.
+// move is the consequence of an answer.
 type move uint8
 
 const (
@@ -124,9 +124,9 @@ const (
 	giveBack              // the step unlock, and the outcome is that nothing was granted
 )
 
-// moves has all moves of an operation, by step and answer. A session keeps its
-// locks when a transaction fails, so after an error a lock may have been
-// granted all the same, and is given back.
+// moves contains all moves of an operation, by step and answer. A session keeps
+// its locks when a transaction fails. So after an error a lock may have been
+// granted anyway, and is released.
 var moves = [...][answers]move{
 	try:       {skipped: repeat, failed: giveBack, denied: settle, no: settle, yes: settle, unstamped: toStamp, unwanted: giveBack},
 	block:     {skipped: repeat, failed: giveBack, denied: settle, no: toConfirm, yes: toConfirm, unwanted: giveBack},
@@ -143,8 +143,8 @@ var moves = [...][answers]move{
 // gets reports whether the operation is about to get a lock.
 func (s step) gets() bool { return s == try || s == block || s == confirm || s == stamp }
 
-// mayLeave reports whether the server may have a lock of the operation, or give
-// it one, if the connection ends now.
+// mayLeave reports whether the server may hold a lock for the operation, or
+// grant it one, if the connection ends now.
 func (op *operation) mayLeave() bool {
 	switch op.step {
 	case try, block, admit:
@@ -156,7 +156,7 @@ func (op *operation) mayLeave() bool {
 	}
 }
 
-// moveOn takes the server's answer to the operation at i, and makes the move.
+// moveOn handles the server's answer to the operation at i, and makes the move.
 func (g *group) moveOn(i int) move {
 	op, a := g.ops[i], g.answer(i)
 	next := moves[op.step][a]
@@ -212,7 +212,7 @@ func (g *group) answer(i int) answer {
 	}
 	switch {
 	case op.step == stamp, op.step == unlock && op.repeated:
-		// the unlock before may have been carried out
+		// the previous unlock may have been executed
 	case !op.yes:
 		return no
 	}
@@ -222,7 +222,7 @@ func (g *group) answer(i int) answer {
 	return yes
 }
 
-// failure says what an error means.
+// failure returns the meaning of an error.
 func (op *operation) failure(fault error) answer {
 	var e *pgconn.PgError
 	switch {
@@ -234,22 +234,22 @@ func (op *operation) failure(fault error) answer {
 	return failed
 }
 
-// SQL of queries, which no session prepares.
+// SQL of queries that no session prepares.
 const (
 	unlockAllQuery = `SELECT pg_catalog.pg_advisory_unlock_all()`
 
 	cancelQuery = `SELECT pg_catalog.pg_cancel_backend($1::pg_catalog.int4)`
 
-	// terminateQuery ends a session of ours, unless its process is gone, or
-	// serves somebody else by now.
+	// terminateQuery ends a session of this driver, unless its process is gone,
+	// or now serves another client.
 	terminateQuery = `SELECT pg_catalog.pg_terminate_backend(pid) FROM pg_catalog.pg_stat_activity ` +
 		`WHERE pid = $1::pg_catalog.int4 AND application_name = $2::pg_catalog.text`
 
-	// waitsQuery asks whether a session of ours carries out a statement, and
-	// does not read pg_locks, which stops all who take or give back a lock for
-	// as long as that takes. What the role may not see counts as yes. The
-	// second result is how many microseconds the server took, which grows with
-	// its connections.
+	// waitsQuery asks whether a session of this driver is executing a
+	// statement. It does not read pg_locks, which would stop all acquires and
+	// releases for that time. If the role may not see a session, the answer is
+	// yes. The second result is how many microseconds the server took, which
+	// grows with its number of connections.
 	waitsQuery = `SELECT EXISTS (SELECT FROM pg_catalog.pg_stat_get_activity($1::pg_catalog.int4) ` +
 		`WHERE coalesce(application_name = $2::pg_catalog.text, true) AND state IS DISTINCT FROM 'idle'), ` +
 		`(EXTRACT(epoch FROM pg_catalog.clock_timestamp() - pg_catalog.statement_timestamp()) * 1000000)::pg_catalog.int8`
@@ -263,7 +263,7 @@ const (
 		`AND l.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database()) ` +
 		`ORDER BY l.granted DESC, l.waitstart, l.pid`
 
-	// forceQuery ends the sessions which hold a lock.
+	// forceQuery ends the sessions that hold a lock.
 	forceQuery = `SELECT l.pid, pg_catalog.pg_terminate_backend(l.pid) FROM pg_catalog.pg_locks l ` +
 		`WHERE l.granted AND l.locktype = 'advisory' AND l.classid = $1::pg_catalog.oid AND l.objid = $2::pg_catalog.oid ` +
 		`AND l.objsubid = $3::pg_catalog.int2 ` +
@@ -293,11 +293,12 @@ const (
 	int8OID = 20
 )
 
-// preparedStatements returns what each session prepares when it connects.
+// preparedStatements returns the statements that each session prepares when it
+// connects.
 //
-// A token is a transaction id, taken after the grant of the lock. CASE promises
-// this order; the same two functions in one list of results, or in an unused
-// WITH, have no order or are not even called.
+// A token is a transaction id, taken after the grant of the lock. CASE
+// guarantees this order. The same two functions in one list of results, or in
+// an unused WITH, have no order or are not even called.
 func preparedStatements(t Tokens, pairs bool) []preparedStatement {
 	const xid = `pg_catalog.pg_current_xact_id()`
 	all := []preparedStatement{
@@ -308,7 +309,7 @@ func preparedStatements(t Tokens, pairs bool) []preparedStatement {
 		// An id whose transaction wrote nothing may be given out again after a
 		// crash. The transaction of this statement has a later id, and writes a
 		// record with the id to the log. The record is on disk when the answer
-		// comes, and no server begins below it.
+		// arrives, and no server begins below it.
 		all = append(all, preparedStatement{keepName, `SELECT CASE WHEN pg_catalog.pg_logical_emit_message(true, 'dsync', ''::pg_catalog.text) ` +
 			`IS NOT NULL THEN pg_catalog.pg_backend_pid() END`, nil})
 	}
@@ -357,7 +358,8 @@ func appendStatement(buf []byte, name string, params ...[]byte) []byte {
 	return buf
 }
 
-// appendKeyed is appendStatement for a statement about the key of an operation.
+// appendKeyed is like appendStatement, for a statement about the key of an
+// operation.
 func appendKeyed(buf []byte, name string, op *operation) []byte {
 	if op.shared {
 		name += sharedSuffix

@@ -11,7 +11,7 @@
 // # Parameters
 //
 // Every backend also has ttl=, require=, fenced= and floor=. All other
-// parameters are those of a libpq connection, such as sslmode= and
+// parameters are passed to the libpq connection, such as sslmode= and
 // application_name=.
 //
 //	key=hash|number|pair     what a name stands for, see Options.Key
@@ -74,12 +74,12 @@ import (
 )
 
 const (
-	// A server counts its timeouts in milliseconds, up to 2^31 of them. The
-	// minimum is far above a round trip and a late timer.
+	// A server counts its timeouts in milliseconds, up to 2^31. The minimum is
+	// far above a round trip and a late timer.
 	minTTL = 100 * time.Millisecond
 	maxTTL = 24 * 24 * time.Hour
 
-	detect = time.Second // the server says so at once, if in reach
+	detect = time.Second // the server reports it at once, if reachable
 	// the server's timer is exact to a few milliseconds, the rest is for a
 	// machine under load
 	late = time.Second
@@ -88,43 +88,42 @@ const (
 	tokensPerGrant = 256
 )
 
-// Tokens says what fencing tokens are made of. All of them rise from grant to
-// grant.
+// Tokens is the source of fencing tokens. All of them rise from grant to grant.
 type Tokens string
 
 const (
-	// TokensDurable: transaction ids, on the server's disk before anybody gets
-	// to know the token, so tokens do not fall when the server crashes. The
-	// first Lease.Token of a hold, and nothing else, costs a request and a
-	// flush of the log; calls at the same time share a flush. A lease that ends
-	// before that has no token, which is 0.
+	// TokensDurable uses transaction ids, which are on the server's disk before
+	// any caller learns the token, so tokens do not fall when the server
+	// crashes. The first Lease.Token of a hold, and nothing else, costs a
+	// request and a flush of the log; concurrent calls share a flush. A lease
+	// that ends before that has no token: Lease.Token returns 0.
 	TokensDurable Tokens = ""
 
-	// TokensFast: transaction ids without the flush. After a crash the server
-	// may give out the ids of the last moments again, so a token can be smaller
-	// than, or equal to, one of an earlier grant.
+	// TokensFast uses transaction ids without the flush. After a crash the
+	// server may reuse the most recent ids, so a token can be smaller than, or
+	// equal to, a token of an earlier grant.
 	TokensFast Tokens = "fast"
 
-	// TokensNone: no tokens, and no transaction ids used up.
+	// TokensNone provides no tokens, and uses no transaction ids.
 	TokensNone Tokens = "none"
 )
 
-// Options of a Driver. The zero value is fine.
+// Options of a Driver. The zero value is ready to use.
 type Options struct {
 	Tokens Tokens
 
-	// Key computes the advisory lock of a name, for use beside programs with
-	// numbers of their own. The default is [HashedKey]: hashtextextended(name,
-	// 0). An error is returned to the caller of Lock. Names with the same key
-	// are one lock, so a function should refuse all spellings of a name but
-	// one, as [NumberKey] does: LockAll of two such names waits for itself
-	// until its context ends.
+	// Key computes the advisory lock of a name, for use with programs that have
+	// their own numbers. The default is [HashedKey]: hashtextextended(name, 0).
+	// Lock returns its error to the caller. Names with the same key are one
+	// lock, so a function should reject all spellings of a name but one, as
+	// [NumberKey] does: LockAll of two such names waits for itself until its
+	// context ends.
 	Key func(name string) (AdvisoryKey, error)
 
-	// MaxLocks is how many locks the driver holds or asks for at a time (1,000
-	// if 0). The server's table of locks is shared by all its clients, 6,400
-	// locks with PostgreSQL's defaults, and a server with a full table accepts
-	// no connections any more.
+	// MaxLocks is how many locks the driver holds or requests at a time (1,000
+	// if 0). The server's table of locks is shared by all its clients. It has
+	// 6,400 entries with PostgreSQL's defaults, and a server with a full table
+	// accepts no more connections.
 	MaxLocks int
 
 	// MaxWaiters is how many connections may wait for a lock, or hold a lock
@@ -136,22 +135,23 @@ type Options struct {
 	Password func(ctx context.Context) (string, error)
 
 	// SessionPooler accepts a connection pooler in session mode (pgbouncer's
-	// pool_mode=session) between here and the server.
+	// pool_mode=session) between the driver and the server.
 	SessionPooler bool
 
-	// ForceUnlock makes ForceUnlock work: the method ends the session of the
-	// holder, and with the session every other lock on it, whoever the holder
-	// is; the session may belong to a program without dsync.
+	// ForceUnlock enables the method ForceUnlock. The method ends the session
+	// of the holder, even of a program without dsync, and with the session
+	// every other lock on it.
 	ForceUnlock bool
 
 	// TTL is the expected TTL of leases. The connection for these leases is
-	// made at once, others when needed. The default is 30 s, as in dsync.
+	// made at once, other connections when needed. The default is 30 s, as in
+	// dsync.
 	TTL time.Duration
 }
 
-// Driver is a driver.Driver on PostgreSQL, and implements
+// Driver is a driver.Driver on PostgreSQL that also implements
 // driver.KeepAliveReporter, driver.Inspector, driver.ForceUnlocker and
-// driver.Lister too.
+// driver.Lister.
 type Driver struct {
 	config  *pgconn.Config
 	options Options
@@ -160,9 +160,9 @@ type Driver struct {
 	keys    keyMaker
 
 	life   *lifecycle.Lifecycle // counts Acquires as calls
-	server serverFacts          // what the server is like; written before New returns
+	server serverFacts          // properties of the server; written before New returns
 
-	onKeepAlive atomic.Pointer[func(error)] // see OnKeepAlive; nil if nobody asked
+	onKeepAlive atomic.Pointer[func(error)] // see OnKeepAlive; nil without a callback
 	looks       looks
 	refused     atomic.Bool // the server refused the last new connection
 
@@ -170,13 +170,13 @@ type Driver struct {
 	queues   map[AdvisoryKey]*localQueue
 	classes  map[time.Duration]*class
 	home     time.Duration // the TTL of the class whose session stays open without locks
-	locks    int           // held or asked for
+	locks    int           // held or requested
 	waiters  int           // sessions for waits: in a wait, with the lock of a wait, or idle
 	sessions map[*session]struct{}
 
-	graves      int       // ended sessions, which the server may still have
+	graves      int       // ended sessions that may still exist on the server
 	withdrawals int       // abandoned waits that are being ended
-	changed     sync.Cond // broadcast when either becomes less
+	changed     sync.Cond // broadcast when either decreases
 }
 
 var (
@@ -189,8 +189,8 @@ var (
 
 // New connects to the server of config (pgx.ParseConfig makes one), and checks
 // the server: PostgreSQL 14 or newer, no read replica, no connection pooler.
-// New fails within ctx. Parts of config other than how to connect, such as a
-// tracer, are not used.
+// New fails within ctx. Parts of config that do not concern the connection,
+// such as a tracer, are not used.
 func New(ctx context.Context, config *pgx.ConnConfig, o *Options) (*Driver, error) {
 	if config == nil {
 		return nil, errors.New("pglock: no configuration")
@@ -219,7 +219,7 @@ func New(ctx context.Context, config *pgx.ConnConfig, o *Options) (*Driver, erro
 	return d, nil
 }
 
-// check refuses nonsense and fills in the defaults.
+// check rejects invalid options and fills in the defaults.
 func (o *Options) check() error {
 	switch o.Tokens {
 	case TokensDurable, TokensFast, TokensNone:
@@ -270,14 +270,15 @@ func (d *Driver) Info() driver.Info {
 // OnKeepAlive implements driver.KeepAliveReporter.
 func (d *Driver) OnKeepAlive(f func(err error)) { d.onKeepAlive.Store(&f) }
 
-// reportKeepAlive says whether a session is kept alive, unless the driver ends.
+// reportKeepAlive reports whether a session is kept alive, unless the driver
+// ends.
 func (d *Driver) reportKeepAlive(err error) {
 	if report := d.onKeepAlive.Load(); report != nil && d.life.Open().Err() == nil {
 		(*report)(err)
 	}
 }
 
-// now is the time since d.epoch.
+// now returns the time since d.epoch.
 func (d *Driver) now() int64 { return int64(time.Since(d.epoch)) }
 
 // enter counts a call of Acquire and a lock for the call, unless the driver is

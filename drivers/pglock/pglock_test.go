@@ -16,7 +16,7 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// longTTL is that of leases which are not to end by themselves.
+// longTTL is for leases that must not expire by themselves.
 const longTTL = time.Minute
 
 // newDriver opens a driver, which is closed at the end of the test.
@@ -43,7 +43,7 @@ func closeDriver(tb testing.TB, d driver.Driver) {
 	}
 }
 
-// connect makes a connection that knows nothing of the driver.
+// connect makes a connection that is independent of the driver.
 func connect(tb testing.TB, pg *testenv.PostgresServer) *pgx.Conn {
 	tb.Helper()
 	return connectTo(tb, pg, "postgres")
@@ -60,7 +60,7 @@ func connectTo(tb testing.TB, pg *testenv.PostgresServer, database string) *pgx.
 	return conn
 }
 
-// value returns what a query returns.
+// value returns the result of a query.
 func value[T any](tb testing.TB, conn *pgx.Conn, sql string, args ...any) T {
 	tb.Helper()
 	var v T
@@ -70,7 +70,7 @@ func value[T any](tb testing.TB, conn *pgx.Conn, sql string, args ...any) T {
 	return v
 }
 
-// events counts what a driver says about a request.
+// events counts the events that a driver reports for a request.
 type events struct {
 	waiting atomic.Int32
 	lost    chan error
@@ -110,7 +110,7 @@ func mustRelease(tb testing.TB, l driver.Lease) {
 	}
 }
 
-// TestDriver runs what can share a server.
+// TestDriver runs the tests that can share a server.
 func TestDriver(t *testing.T) {
 	pg := testenv.Postgres(t)
 	for _, test := range []struct {
@@ -258,7 +258,7 @@ func testManyCallersOfFewNamesExclude(t *testing.T, pg *testenv.PostgresServer) 
 
 func testFixedLeaseEndsByItself(t *testing.T, pg *testenv.PostgresServer) {
 	d, other := newDriver(t, pg.Addr, nil), newDriver(t, pg.Addr, nil)
-	r := request("a", 2*time.Second) // in which a busy machine answers
+	r := request("a", 2*time.Second) // in which even a busy machine answers
 	r.Fixed = true
 	start := time.Now()
 	l := mustAcquire(t, d, r)

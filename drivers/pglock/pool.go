@@ -9,11 +9,11 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// locksPerSession is where another session is opened: each statement gets
-// slower with what its session holds.
+// locksPerSession is the number of locks from which another session is opened,
+// because each statement gets slower with the locks of its session.
 const locksPerSession = 1000
 
-// class is the sessions of one TTL. Guarded by Driver.mu.
+// class holds the sessions of one TTL. Guarded by Driver.mu.
 type class struct {
 	hubs    []*session // for many locks each
 	idle    []*session // for waits, without a wait or a lock
@@ -21,13 +21,13 @@ type class struct {
 	waiters int        // sessions for waits, idle ones included
 }
 
-// dialing is a connection on its way.
+// dialing is a connection attempt in progress.
 type dialing struct {
 	done chan struct{}
 	err  error // to be read after done
 }
 
-// remove takes a session out of the choice.
+// remove excludes a session from the choice.
 func (c *class) remove(s *session) {
 	is := func(other *session) bool { return other == s }
 	c.hubs = slices.DeleteFunc(c.hubs, is)
@@ -47,8 +47,8 @@ func (d *Driver) class(ttl time.Duration) *class {
 }
 
 // hub returns a session for many locks, without a hold of the queue apart,
-// which may be nil, and counts one more lock or attempt there, until drop or
-// freeSession. hub connects if need be.
+// which may be nil. It counts one more lock or attempt there, until drop or
+// freeSession, and connects if necessary.
 func (d *Driver) hub(ctx context.Context, ttl time.Duration, apart *localQueue) (*session, error) {
 	for {
 		d.mu.Lock()
@@ -101,8 +101,8 @@ func (d *Driver) dialHub(c *class, dl *dialing, ttl time.Duration) {
 	d.reportKeepAlive(err)
 }
 
-// waiter returns a session for a wait, until freeSession. waiter connects if
-// need be.
+// waiter returns a session for a wait, until freeSession. It connects if
+// necessary.
 func (d *Driver) waiter(ctx context.Context, ttl time.Duration) (*session, error) {
 	d.mu.Lock()
 	c := d.class(ttl)
@@ -172,8 +172,8 @@ func (d *Driver) spareWaiter() *session {
 	return nil
 }
 
-// awaitSpare waits until a session is idle, or no abandoned wait is left whose
-// end may leave a session idle.
+// awaitSpare waits until a session is idle, or until no pending cancellation
+// could free one.
 func (d *Driver) awaitSpare(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -195,7 +195,7 @@ func (d *Driver) awaitSpare(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// adopt lets a session work, unless the driver has ended. Called with mu held.
+// adopt starts a session, unless the driver has ended. Called with mu held.
 func (d *Driver) adopt(s *session) bool {
 	s.start()
 	if !d.life.Go(s.read) { // ends with the connection
@@ -205,7 +205,7 @@ func (d *Driver) adopt(s *session) bool {
 	return true
 }
 
-// retire takes an unused session out of the choice, and reports whether it was
+// retire excludes an unused session from the choice, and reports whether it was
 // unused. The last hub of the usual TTL stays.
 func (d *Driver) retire(s *session) bool {
 	d.mu.Lock()
@@ -218,15 +218,15 @@ func (d *Driver) retire(s *session) bool {
 	return true
 }
 
-// drop takes back what hub counted.
+// drop reverses the count of hub.
 func (d *Driver) drop(s *session) {
 	d.mu.Lock()
 	d.freeSession(s)
 	d.mu.Unlock()
 }
 
-// freeSession is called with mu held when an attempt or a lease has no more
-// need of its session.
+// freeSession is called with mu held when an attempt or a lease no longer needs
+// its session.
 func (d *Driver) freeSession(s *session) {
 	s.carried--
 	if _, alive := d.sessions[s]; alive && s.waiter && !s.hangs() {

@@ -14,8 +14,8 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// makeLocker makes the database locks and the role locker as docs/backends
-// does, and returns user and password of the role.
+// makeLocker makes the database locks and the role locker like docs/backends,
+// and returns user and password of the role.
 func makeLocker(tb testing.TB, pg *testenv.PostgresServer) string {
 	tb.Helper()
 	admin, password := connect(tb, pg), testenv.Password()
@@ -32,7 +32,7 @@ func run(tb testing.TB, conn *pgx.Conn, sql string) {
 	}
 }
 
-// TestRights gives a role what docs/backends lists, and then less.
+// TestRights gives a role the rights that docs/backends lists, and then fewer.
 func TestRights(t *testing.T) {
 	pg := testenv.Postgres(t)
 	locker := makeLocker(t, pg)
@@ -99,8 +99,8 @@ func TestRights(t *testing.T) {
 	wantDenied(t, "without the right to connect", err, `database "locks"`)
 }
 
-// TestRightsOverOthers lets a role look at locks of another one, and end its
-// sessions.
+// TestRightsOverOthers lets a role inspect the locks of another role, and end
+// its sessions.
 func TestRightsOverOthers(t *testing.T) {
 	pg := testenv.Postgres(t)
 	locker, admin := makeLocker(t, pg), connect(t, pg)
@@ -125,8 +125,8 @@ func TestRightsOverOthers(t *testing.T) {
 	}
 }
 
-// TestRightNotToLookForDeadlocks lets three roles wait. The server notes of a
-// session that looks for a deadlock that it still waits.
+// TestRightNotToLookForDeadlocks lets three roles wait. When a session looks
+// for a deadlock, the server logs that it is still waiting.
 func TestRightNotToLookForDeadlocks(t *testing.T) {
 	pg := testenv.Postgres(t, "deadlock_timeout=10ms", "log_lock_waits=on", "log_line_prefix=%u ", "logging_collector=on", "log_filename=log")
 	admin := connect(t, pg)
@@ -136,7 +136,7 @@ func TestRightNotToLookForDeadlocks(t *testing.T) {
 	run(t, admin, "CREATE ROLE granted LOGIN; GRANT SET ON PARAMETER deadlock_timeout TO granted; CREATE ROLE plain LOGIN")
 	taken := mustAcquire(t, newDriver(t, pg.Addr, nil), try("x"))
 	var waits []<-chan driver.Lease
-	for _, role := range []string{"postgres", "granted", "plain"} { // the one that looks is the last
+	for _, role := range []string{"postgres", "granted", "plain"} { // the session that looks is the last
 		d, _, err := driver.Open(t.Context(), "pglock://"+role+"@"+pg.Addr+"/postgres?sslmode=disable")
 		if err != nil {
 			t.Fatal(err)
@@ -161,11 +161,11 @@ func TestRightNotToLookForDeadlocks(t *testing.T) {
 	}
 }
 
-// wantDenied fails the test unless the error says that there is no permission,
-// and names what for.
+// wantDenied fails the test unless the error reports a missing permission, and
+// names its object.
 func wantDenied(t *testing.T, what string, err error, names string) {
 	t.Helper()
-	t.Logf("%s: %v", what, err) // where passwords are looked for
+	t.Logf("%s: %v", what, err) // the log is searched for passwords
 	if !errors.Is(err, os.ErrPermission) || !strings.Contains(err.Error(), names) {
 		t.Errorf("%s: got %v, want ErrPermission that names %s", what, err, names)
 	}

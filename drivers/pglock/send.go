@@ -14,11 +14,11 @@ import (
 	"github.com/jackc/pgx/v5/pgproto3"
 )
 
-// group is the operations of one request. The zero value says that nothing is
-// under way.
+// group holds the operations of one request. The zero value means that no
+// request is in progress.
 type group struct {
-	// in the order of their statements; operations without one, of the step
-	// stamp, at the end
+	// in the order of their statements; operations of the step stamp, which
+	// have no statement, at the end
 	ops        []*operation
 	statements int
 	token      bool // a statement for the token follows the others
@@ -43,7 +43,7 @@ func (g *group) take() []*operation {
 // buffers are for encoding groups.
 var buffers = sync.Pool{New: func() any { return new([]byte) }}
 
-// prepare makes a group of pending operations, if no group is under way, and
+// prepare makes a group of pending operations, if no group is in progress, and
 // returns the request for write, or nil. Called with mu held.
 func (s *session) prepare() (request *[]byte) {
 	if s.over || !s.flight.empty() || len(s.pending) == 0 {
@@ -71,8 +71,8 @@ func (s *session) prepare() (request *[]byte) {
 	return request
 }
 
-// write sends a request of prepare, without locks held. The server takes no
-// notice of time between a statement and its Sync, so both go in one write.
+// write sends a request of prepare, without locks held. The server does not
+// measure time between a statement and its Sync, so both are sent in one write.
 func (s *session) write(request *[]byte) {
 	if request == nil {
 		return
@@ -84,8 +84,8 @@ func (s *session) write(request *[]byte) {
 	}
 }
 
-// makeGroup puts operations together. There are never two for one key: the next
-// for a key is made when the one before is settled.
+// makeGroup combines operations. There are never two for one key: the next
+// operation for a key is made when the previous one is settled.
 func makeGroup(ops []*operation, tokens bool) group {
 	g := group{ops: ops}
 	wanting, last := 0, 0
@@ -118,7 +118,7 @@ func makeGroup(ops []*operation, tokens bool) group {
 }
 
 // encode appends the messages of the group to buf. One token is taken for all
-// grants of the group, last, and so after each of them.
+// grants of the group. It is taken last, and so after each of them.
 func (g *group) encode(buf []byte) []byte {
 	for _, op := range g.ops[:g.statements] {
 		switch op.step {
@@ -154,7 +154,7 @@ func (g *group) encode(buf []byte) []byte {
 	return appendSync(buf)
 }
 
-// row takes a row of the statement at s.flight.at.
+// row handles a row of the statement at s.flight.at.
 func (s *session) row(values [][]byte) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -205,7 +205,7 @@ func (s *session) row(values [][]byte) error {
 	return nil
 }
 
-// answered takes the end of the answer to a group.
+// answered handles the end of the answer to a group.
 func (s *session) answered() error {
 	now := s.d.now()
 	s.mu.Lock()
@@ -219,8 +219,7 @@ func (s *session) answered() error {
 	}
 	switch due := s.sent + int64(s.ttl/3); {
 	case s.flight.blocks && now < due:
-		// The time of the grant is not known here, but it was after the
-		// request.
+		// The time of the grant is not known here, but it is after the request.
 		s.flight.short = true
 		s.expires.Store(s.sent + int64(s.ttl))
 		s.timer.Reset(time.Duration(due - now))
@@ -277,33 +276,34 @@ func (s *session) settle(op *operation) {
 }
 
 const (
-	// restFor is how long after the last request nobody reads from an idle
-	// session, so the next caller can read its own answer, with one goroutine
-	// less to wake. The end of the connection may be noticed so much later.
+	// restFor is the time after the last request during which no goroutine
+	// reads from an idle session. So the next caller can read its own answer,
+	// and one goroutine less is woken. The end of the connection may be noticed
+	// later by this time.
 	restFor = 2 * time.Millisecond
 
-	// readFor is how long a caller reads, without regard to its context. For a
-	// later answer the caller waits.
+	// readFor is how long a caller reads, without regard to its context. After
+	// that, the caller waits for the answer.
 	readFor = 5 * time.Millisecond
 )
 
-// reader says who reads from a session. The session keeps what was read of an
-// answer, so any goroutine can go on.
+// reader is who reads from a session. The session keeps the part of an answer
+// that was read, so any goroutine can continue.
 type reader int8
 
 const (
 	itself reader = iota // the session's own goroutine
-	caller               // one whose operation alone was under way
+	caller               // a caller whose operation is the only one in progress
 	nobody               // the session's own goroutine rests
 )
 
-// read takes the answers until the session ends, except where the only request
-// under way is a caller's, who reads the answer.
+// read handles the answers until the session ends, except if the only request
+// in progress belongs to a caller that reads the answer itself.
 func (s *session) read() {
 	timer := time.NewTimer(restFor)
 	defer timer.Stop()
 	for s.readOn() {
-		runtime.Gosched() // callers with their answers go first
+		runtime.Gosched() // callers with their answers run first
 		for !s.takeOver() {
 			timer.Reset(restFor)
 			select {
@@ -314,8 +314,8 @@ func (s *session) read() {
 	}
 }
 
-// readOn reads until nothing is under way, and reports whether the session goes
-// on.
+// readOn reads until no request is in progress, and reports whether the session
+// continues.
 func (s *session) readOn() bool {
 	err := s.conn.SetReadDeadline(time.Time{}) // a caller may have set one
 	for idle := false; err == nil && !idle; {
@@ -329,8 +329,9 @@ func (s *session) readOn() bool {
 	return err == nil
 }
 
-// takeOver makes the session's goroutine the reader if something is under way,
-// or nothing was for a while, unless a caller reads or is about to.
+// takeOver makes the session's goroutine the reader if a request is in
+// progress, or none was for a while, unless a caller is reading or about to
+// read.
 func (s *session) takeOver() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -342,8 +343,8 @@ func (s *session) takeOver() bool {
 	return true
 }
 
-// readAnswer reads until op is settled, for a short time, if op alone is under
-// way and nobody else reads.
+// readAnswer reads until op is settled, for a short time, if op is the only
+// operation in progress and there is no other reader.
 func (s *session) readAnswer(op *operation) {
 	s.mu.Lock()
 	mine := s.reader == nobody && len(s.flight.ops) == 1 && s.flight.ops[0] == op
@@ -375,8 +376,8 @@ func (op *operation) isDone() bool {
 	}
 }
 
-// stopReading lets nobody read if nothing is under way, and then returns true.
-// Otherwise the session's own goroutine reads on.
+// stopReading stops reading if no request is in progress, and then returns
+// true. Otherwise the session's own goroutine continues to read.
 func (s *session) stopReading() (idle bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -389,7 +390,8 @@ func (s *session) stopReading() (idle bool) {
 	return idle
 }
 
-// rouse has the session's goroutine read, if nobody does. Called with mu held.
+// rouse has the session's goroutine read, if there is no reader. Called with mu
+// held.
 func (s *session) rouse() {
 	if s.reader != nobody {
 		return
@@ -400,7 +402,7 @@ func (s *session) rouse() {
 	}
 }
 
-// receive takes a message, and reports whether the message was the end of an
+// receive handles a message, and reports whether the message was the end of an
 // answer. One goroutine at a time calls receive.
 func (s *session) receive() (answered bool, err error) {
 	message, err := s.frontend.Receive()

@@ -14,9 +14,9 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// TestReadersTakeTurns has one caller alone, a few, and none at all, in turns,
-// each of whom may read for the others or leave them to the session: nobody may
-// be left without an answer.
+// TestReadersTakeTurns alternates between one caller, a few, and none. Each
+// caller may read for the others or leave the reading to the session, and every
+// caller must get its answer.
 func TestReadersTakeTurns(t *testing.T) {
 	pg := testenv.Postgres(t)
 	d := newDriver(t, pg.Addr, nil)
@@ -44,14 +44,14 @@ func TestReadersTakeTurns(t *testing.T) {
 	}
 }
 
-// TestCallerLeavesWhileItReads has the answer come late to a caller that is
-// alone: it leaves when its time is over, and what it asked for is given back.
+// TestCallerLeavesWhileItReads has the answer arrive late at a single caller,
+// which leaves when its time is up. The requested lock is released.
 func TestCallerLeavesWhileItReads(t *testing.T) {
 	pg := testenv.Postgres(t)
 	link, addr := testenv.Wire(t, pg.Addr)
 	d, other := newDriver(t, addr, nil), newDriver(t, pg.Addr, nil)
 	for range 10 {
-		mustRelease(t, mustAcquire(t, d, request("warm", longTTL))) // from here on nobody reads
+		mustRelease(t, mustAcquire(t, d, request("warm", longTTL))) // from here on there is no reader
 		link.Hold(wire.Replies)
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 		_, err := d.Acquire(ctx, request("a", longTTL))
@@ -64,8 +64,8 @@ func TestCallerLeavesWhileItReads(t *testing.T) {
 	}
 }
 
-// TestEndOfTheConnectionAfterARequest ends the connection when nobody reads:
-// the holder is told all the same.
+// TestEndOfTheConnectionAfterARequest ends the connection when there is no
+// reader. The holder is notified anyway.
 func TestEndOfTheConnectionAfterARequest(t *testing.T) {
 	pg := testenv.Postgres(t)
 	link, addr := testenv.Wire(t, pg.Addr)

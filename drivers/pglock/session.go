@@ -25,13 +25,13 @@ const (
 	idleHub    = 30 * time.Second
 	idleWaiter = 10 * time.Second // the same for a session for waits
 
-	// answerIn is after how long without an answer the driver tries whether a
-	// new connection works.
+	// answerIn is the time without an answer after which the driver tests
+	// whether a new connection works.
 	answerIn = time.Second
 
-	// hangsAfter is after how long without an answer a connection counts as
-	// hung, if a new one works. A busy server may take a second for one
-	// process, and none for another.
+	// hangsAfter is the time without an answer after which a connection counts
+	// as hung, if a new one works. A busy server may take a second for one
+	// process, and no time for another.
 	hangsAfter = 5 * answerIn / 2
 )
 
@@ -46,31 +46,32 @@ var (
 // session is one connection to the server, with its locks and its unanswered
 // operations.
 //
-// Simultaneous operations go in one group: one write, one implicit transaction,
-// one answer. There is one group under way at a time, and operations that come
-// meanwhile make the next group. A caller sends its operation if no group is
-// under way; otherwise the reader of the answers sends the next group.
+// Simultaneous operations are sent in one group: one write, one implicit
+// transaction, one answer. There is one group in progress at a time, and
+// operations that arrive in the meantime form the next group. A caller sends
+// its operation if no group is in progress; otherwise the reader of the answers
+// sends the next group.
 //
 // The server ends the session after it has waited for a request for the TTL. So
 // the session keeps all locks until expires, the send time of the last answered
-// group plus the TTL, unless somebody ends the session.
+// group plus the TTL, unless another client ends the session.
 type session struct {
 	d        *Driver
 	ttl      time.Duration
-	id       string // in application_name, for this one alone
+	id       string // in application_name, only for this session
 	pid      uint32 // of the server's process
 	waiter   bool   // for one lock, after a wait; otherwise for many locks, and no wait
 	conn     net.Conn
 	frontend *pgproto3.Frontend // for reading
 	expires  atomic.Int64
 	carried  int           // leases and attempts; guarded by Driver.mu
-	told     chan struct{} // closed when the holders of its leases have been told of the end
+	told     chan struct{} // closed when the holders of its leases have been notified of the end
 	buried   chan struct{} // closed when the session has ended at the server
 	gone     bool          // the end at the server was seen; written before buried is closed
-	behind   chan struct{} // closed when the session hangs, and keeps on for its leases only
+	behind   chan struct{} // closed when the session hangs, and continues only for its leases
 
 	roused   chan struct{} // buffered; signaled when the session's goroutine is to read
-	farewell error         // the last words of the server; belongs to the reader
+	farewell error         // the last message of the server; belongs to the reader
 
 	mu     sync.Mutex
 	over   bool
@@ -88,8 +89,8 @@ type session struct {
 	silent  bool  // the group was not answered in time
 	left    bool  // behind is closed
 	looker  *time.Timer
-	looks   bool  // looker is under way
-	used    int64 // when there was an operation other than a ping
+	looks   bool  // a look is scheduled, or replace is running
+	used    int64 // when the last operation other than a ping was added
 }
 
 // init makes the session ready. Its locks will count from the send time of the
@@ -102,16 +103,16 @@ func (s *session) init(asked int64) {
 	s.expires.Store(asked + int64(s.ttl))
 }
 
-// start lets the session be kept alive.
+// start begins to keep the session alive.
 func (s *session) start() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.timer = time.AfterFunc(s.ttl/3, s.tick)
 }
 
-// submit lets the session carry out an operation. It returns false if the
-// session is over, hangs and would get more to do, or has let go of a lock to
-// be shared.
+// submit has the session execute an operation. It returns false if the session
+// has ended, hangs and would get more to do, or no longer has a lock that the
+// operation wants to share.
 func (s *session) submit(op *operation) bool {
 	s.mu.Lock()
 	if s.over || s.left && op.after != nil || op.step == stamp && s.shares[op.key] == 0 {
@@ -127,8 +128,8 @@ func (s *session) submit(op *operation) bool {
 	return true
 }
 
-// add begins an operation, and returns a request for write, or nil. Called with
-// mu held; the session is not over.
+// add begins an operation, and returns a request for write, or nil. It is
+// called with mu held, before the session has ended.
 func (s *session) add(op *operation) (request *[]byte) {
 	if op.step != ping {
 		s.used = s.d.now()
@@ -138,9 +139,9 @@ func (s *session) add(op *operation) (request *[]byte) {
 	return s.prepare()
 }
 
-// abandon says that nobody waits for the operation any more: the session gives
-// the lock back, if there is one, before the operation is settled. It returns
-// false if the operation is settled already.
+// abandon notes that no caller waits for the operation any more. The session
+// releases the lock, if there is one, before the operation is settled. It
+// returns false if the operation is settled already.
 func (s *session) abandon(op *operation) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -151,8 +152,8 @@ func (s *session) abandon(op *operation) bool {
 	return true
 }
 
-// tick keeps the session alive, and ends the session when its time is over or
-// when the session was of no use for long.
+// tick keeps the session alive, and ends the session when its time is up or
+// when it was unused for long.
 func (s *session) tick() {
 	now := s.d.now()
 	s.mu.Lock()
@@ -209,11 +210,12 @@ func (s *session) unused(now int64) bool {
 	return now-s.used > int64(limit)
 }
 
-// end ends the session, once: leases are lost, operations fail. Called without
-// locks.
+// end ends the session, once: its leases are lost, and its operations fail. It
+// is called without locks.
 func (s *session) end(cause error) { s.finish(cause, false) }
 
-// finish is end, but for a session with leases if it is to spare them.
+// finish is like end, except that it spares a session with leases if spare is
+// set.
 func (s *session) finish(cause error, spare bool) {
 	s.mu.Lock()
 	if s.over || spare && len(s.leases) > 0 {
@@ -254,8 +256,8 @@ func (s *session) finish(cause error, spare bool) {
 	close(s.told)
 }
 
-// isOutage reports whether a session ended because the server could not be
-// reached. An error that the server sent is an answer.
+// isOutage reports whether a session ended because the server was unreachable.
+// An error that the server sent is an answer.
 func isOutage(cause error) bool {
 	for _, own := range []error{driver.ErrClosed, errQuit, errForced, errAbandoned, errAnswer, errSwitched, errExpired} {
 		if errors.Is(cause, own) {
@@ -265,8 +267,7 @@ func isOutage(cause error) bool {
 	return !errors.As(cause, new(*pgconn.PgError))
 }
 
-// hangUp closes the connection without a word, and without waiting for
-// anything.
+// hangUp closes the connection without sending anything, and without waiting.
 func (s *session) hangUp() {
 	conn := s.conn
 	if layered, ok := conn.(interface{ NetConn() net.Conn }); ok { // TLS would say goodbye first
@@ -275,7 +276,7 @@ func (s *session) hangUp() {
 	conn.Close()
 }
 
-// query lets any session answer a query. ctx does not reach the session.
+// query has any session answer a query. ctx does not reach the session.
 func (d *Driver) query(ctx context.Context, sql string, params ...[]byte) ([][][]byte, error) {
 	op, err := d.startQuery(ctx, sql, params...)
 	if err != nil {
@@ -287,15 +288,15 @@ func (d *Driver) query(ctx context.Context, sql string, params ...[]byte) ([][][
 	return op.rows, nil
 }
 
-// startQuery is query without the wait for the answer.
+// startQuery is like query, without waiting for the answer.
 func (d *Driver) startQuery(ctx context.Context, sql string, params ...[]byte) (*operation, error) {
 	op := newOperation(query, AdvisoryKey{})
 	op.sql, op.params = sql, params
 	return op, d.submit(ctx, op, nil)
 }
 
-// submit lets any session carry out an operation, but for those with a hold of
-// the queue apart, which may be nil.
+// submit has any session execute an operation, except for sessions with a hold
+// of the queue apart, which may be nil.
 func (d *Driver) submit(ctx context.Context, op *operation, apart *localQueue) error {
 	for range 3 {
 		s, err := d.hub(ctx, d.home, apart)
@@ -312,12 +313,12 @@ func (d *Driver) submit(ctx context.Context, op *operation, apart *localQueue) e
 }
 
 // A connection may hang while new ones work: a router has forgotten it, or the
-// peer of a proxy is gone. The lock is the connection, so a session with leases
-// goes on until its time is over. Everybody else leaves it behind as soon as
-// another connection has been made, which tells a connection that hangs from a
-// server that is slow.
+// peer of a proxy is gone. The lock is bound to the connection, so a session
+// with leases continues until its time is up. All other operations leave it
+// behind as soon as another connection has been made, which distinguishes a
+// hanging connection from a slow server.
 
-// lookIn has the session looked at later. Called with mu held.
+// lookIn schedules a look at the session. Called with mu held.
 func (s *session) lookIn(wait time.Duration) {
 	s.looks = true
 	if s.looker == nil {
@@ -327,8 +328,8 @@ func (s *session) lookIn(wait time.Duration) {
 	}
 }
 
-// look sees whether a request has waited for its answer for answerIn, and
-// whether a session that was left behind has no leases any more.
+// look checks whether a request has waited for its answer for answerIn, and
+// whether a session that was left behind has no more leases.
 func (s *session) look() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -336,7 +337,7 @@ func (s *session) look() {
 	switch left := s.sent + int64(answerIn) - s.d.now(); {
 	case s.over:
 	case s.left && len(s.leases) == 0 && s.d.now()-s.used >= int64(answerIn):
-		// the answer to an unlock may still come
+		// the answer to an unlock may still arrive
 		s.d.life.Go(func() { s.finish(errHangs, true) })
 	case s.left && len(s.leases) == 0:
 		s.lookIn(answerIn / 4)
@@ -351,7 +352,8 @@ func (s *session) look() {
 }
 
 // replace makes another connection for a session that has not answered the
-// request of the time sent, and leaves the session behind if it still has not.
+// request sent at the given time, and leaves the session behind if it still has
+// not answered.
 func (d *Driver) replace(s *session, sent int64) {
 	ctx := d.life.Context()
 	for s.waitsFor(sent) {
@@ -370,7 +372,7 @@ func (d *Driver) replace(s *session, sent int64) {
 	}
 }
 
-// swap has a fresh session take the place of one that still hangs.
+// swap replaces a session that still hangs with a fresh session.
 func (d *Driver) swap(s, fresh *session, sent int64) {
 	d.mu.Lock()
 	hangs := d.adopt(fresh) && s.waitsFor(sent)
@@ -387,14 +389,15 @@ func (d *Driver) swap(s, fresh *session, sent int64) {
 	}
 }
 
-// waitsFor reports whether the request of the time sent has no answer yet.
+// waitsFor reports whether the request sent at the given time has no answer
+// yet.
 func (s *session) waitsFor(sent int64) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return !s.over && !s.left && !s.flight.empty() && s.sent == sent
 }
 
-// leave has a session that hangs go on for its leases only, until it has none.
+// leave lets a hanging session continue only for its leases, until it has none.
 func (s *session) leave() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -415,8 +418,8 @@ func (s *session) hangs() bool {
 	}
 }
 
-// endedByServer reports whether the server said that it ends the session, as
-// after pg_terminate_backend. The session is over.
+// endedByServer reports whether the server announced the end of the session, as
+// after pg_terminate_backend. The session has ended.
 func (s *session) endedByServer() bool {
 	var answer *pgconn.PgError
 	return errors.As(s.cause, &answer) && strings.HasPrefix(answer.Code, "57P") && !s.d.server.pooled

@@ -15,7 +15,7 @@ import (
 	"github.com/go-dsync/dsync/internal/lifecycle"
 )
 
-// TestSessionOutlastsALateAnswer has one answer come late, soon after another
+// TestSessionOutlastsALateAnswer has one answer arrive late, soon after another
 // request and in time for the session. The server is prompt before and slow
 // afterwards, and the session lasts.
 func TestSessionOutlastsALateAnswer(t *testing.T) {
@@ -27,8 +27,8 @@ func TestSessionOutlastsALateAnswer(t *testing.T) {
 	}
 }
 
-// outlast makes two requests, the second of which is answered late, and then
-// none but those of the session for ten times the TTL.
+// outlast makes two requests, the second of which is answered late. After that
+// it makes no request for ten times the TTL, except those of the session.
 func outlast(t *testing.T, ttl, at, late time.Duration) {
 	d, s, server := sessionOnPipe(ttl)
 	d.life.Go(func() { answerPings(server, s.pid, []time.Duration{0, late}, ttl/20) }) // ends with the connection
@@ -45,7 +45,7 @@ func outlast(t *testing.T, ttl, at, late time.Duration) {
 		t.Errorf("an answer %v late to a request after %v: the session has ended: %v", late, at, s.cause)
 	}
 	s.mu.Unlock()
-	d.life.End() // so that nobody looks for the session at another connection
+	d.life.End() // so that the driver does not look for the session over another connection
 	s.end(errQuit)
 	server.Close()
 	d.life.Wait()
@@ -68,8 +68,8 @@ func sessionOnPipe(ttl time.Duration) (d *Driver, s *session, server net.Conn) {
 	return d, s, server
 }
 
-// answerPings answers groups of pings as a server does, until the connection
-// ends. The first answers take the given times, the others the usual time.
+// answerPings answers groups of pings like a server, until the connection ends.
+// The first answers take the given times, the others the usual time.
 func answerPings(conn net.Conn, pid uint32, first []time.Duration, usual time.Duration) {
 	server := pgproto3.NewBackend(conn, conn)
 	for {
@@ -96,15 +96,15 @@ func answerPings(conn net.Conn, pid uint32, first []time.Duration, usual time.Du
 }
 
 // TestCloseWaitsForDoubtOverLocksOnly ends the connection of a session with an
-// operation that has no answer. Close waits for the TTL of a session that may
-// have a lock at the server, and for none with what is about no lock, such as
-// whether another session is gone.
+// unanswered operation. Close waits for the TTL of a session that may have a
+// lock at the server. It does not wait if the operation concerns no lock, for
+// example whether another session is gone.
 func TestCloseWaitsForDoubtOverLocksOnly(t *testing.T) {
 	const ttl = time.Second
 	for _, test := range []struct {
 		name   string
 		step   step
-		unsent bool // as an operation before has no answer
+		unsent bool // because an earlier operation has no answer
 		waits  bool
 	}{
 		{"ping", ping, false, false},
@@ -145,7 +145,7 @@ func TestCloseWaitsForDoubtOverLocksOnly(t *testing.T) {
 	}
 }
 
-// TestLooksAreRare: a client looks at its wait less often where that takes the
+// TestLooksAreRare: a client looks at its wait less often if a look takes the
 // server long, and a single slow look changes little.
 func TestLooksAreRare(t *testing.T) {
 	var l looks

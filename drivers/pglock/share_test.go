@@ -21,7 +21,7 @@ import (
 
 var modes = []driver.Mode{driver.Exclusive, driver.Read, driver.Write}
 
-// in makes a request one for a mode.
+// in sets the mode of a request.
 func in(m driver.Mode, r *driver.Request) *driver.Request {
 	r.Mode = m
 	return r
@@ -53,9 +53,9 @@ func wantRefused(tb testing.TB, d driver.Driver, m driver.Mode, name, why string
 	}
 }
 
-// testServerLooksAtWaiters is what the server promises in no document: a
-// request for reading, also one that cannot wait, is refused where another one
-// waits to write; but not that of a session with the lock.
+// testServerLooksAtWaiters checks a behavior that the server does not document:
+// while a writer waits, a request for reading is refused, even one that cannot
+// wait, unless it comes from a session with the lock.
 func testServerLooksAtWaiters(t *testing.T, pg *testenv.PostgresServer) {
 	reader, writer, other := connect(t, pg), connect(t, pg), connect(t, pg)
 	run(t, reader, "SELECT pg_advisory_lock_shared(1)")
@@ -97,8 +97,8 @@ func testModesExclude(t *testing.T, pg *testenv.PostgresServer) {
 	}
 }
 
-// testReadsEndOneByOne lets the Reads of a session end in several ways, and
-// sees that each takes no more than its own share.
+// testReadsEndOneByOne ends the Reads of a session in several ways, and checks
+// that each gives up only its own share.
 func testReadsEndOneByOne(t *testing.T, pg *testenv.PostgresServer) {
 	for name, o := range map[string]*pglock.Options{"42": {}, "7/42": {Key: pglock.PairKey, Tokens: pglock.TokensNone}} {
 		d, other, conn := newDriver(t, pg.Addr, o), newDriver(t, pg.Addr, o), connect(t, pg)
@@ -130,9 +130,9 @@ func testReadsEndOneByOne(t *testing.T, pg *testenv.PostgresServer) {
 	}
 }
 
-// testReadDoesNotPassAWrite lets one write wait behind a read, and others read
-// then: of the client that reads, of the one that waits to write, and of a
-// third one.
+// testReadDoesNotPassAWrite lets one write wait behind a read. Then other
+// callers read: of the client that reads, of the client that waits to write,
+// and of a third client.
 func testReadDoesNotPassAWrite(t *testing.T, pg *testenv.PostgresServer) {
 	d, third, conn := newDriver(t, pg.Addr, nil), newDriver(t, pg.Addr, nil), connect(t, pg)
 	for _, writer := range []*pglock.Driver{d, newDriver(t, pg.Addr, nil)} {
@@ -222,7 +222,7 @@ func testFailedStatementsTakeNoRead(t *testing.T, pg *testenv.PostgresServer) {
 	without("pg_current_xact_id()", drivertest.HangGuard, acquire, os.ErrPermission)
 	without("pg_try_advisory_xact_lock_shared(bigint)", drivertest.HangGuard, acquire, os.ErrPermission)
 	const repeated = 100 * time.Millisecond                                // a Release is, until its context ends
-	without("pg_backend_pid()", repeated, ends.Release, driver.ErrUnknown) // what the unlock is while the lock stays
+	without("pg_backend_pid()", repeated, ends.Release, driver.ErrUnknown) // the unlock calls it while the lock stays
 	without("pg_advisory_unlock_shared(bigint)", repeated, stays.Release, driver.ErrUnknown)
 	mustRelease(t, mustAcquire(t, other, in(driver.Write, request("a", longTTL))))
 }
@@ -243,8 +243,8 @@ func (v *sharedValue) read() (whole bool) {
 	return a == v.b.Load()
 }
 
-// testReadersAndWritersBesideSQL mixes clients with sessions of SQL that know
-// nothing of them. Some give up while they wait.
+// testReadersAndWritersBesideSQL mixes clients with sessions of SQL that are
+// independent of them. Some give up while they wait.
 func testReadersAndWritersBesideSQL(t *testing.T, pg *testenv.PostgresServer) {
 	rounds := testenv.Briefly(60, 300)
 	var v sharedValue
@@ -328,8 +328,8 @@ func useBySQL(t *testing.T, conn *pgx.Conn, rounds int, use func(driver.Mode)) {
 	}
 }
 
-// testSharedLockOfSQL sees that locks for reading of SQL and of the driver are
-// one.
+// testSharedLockOfSQL checks that locks for reading of SQL and of the driver
+// are the same.
 func testSharedLockOfSQL(t *testing.T, pg *testenv.PostgresServer) {
 	d, conn := newDriver(t, pg.Addr, nil), connect(t, pg)
 	const shared, exclusive = "SELECT pg_try_advisory_lock_shared(hashtextextended('a', 0))", "SELECT pg_try_advisory_lock(hashtextextended('a', 0))"

@@ -20,8 +20,8 @@ import (
 )
 
 // TestTokensAfterARestore puts an older data directory back. Tokens fall then,
-// and the guard of a resource elsewhere refuses all holders, until programs
-// have the last token as a floor. See "After a restore from a backup" in
+// and the guard of a resource elsewhere refuses all holders, until programs set
+// the last token as a floor. See "After a restore from a backup" in
 // docs/operations.md.
 func TestTokensAfterARestore(t *testing.T) {
 	pg := testenv.Postgres(t, "fsync=on", "full_page_writes=on")
@@ -80,9 +80,9 @@ func keep(tb testing.TB, l driver.Lease) {
 }
 
 // TestTokensRiseOverCrashesOfTheServer kills the server under the load of
-// clients that look at their tokens, of others that do not, and of one whose
-// statement takes a token and flushes the log, as drivers did that knew no
-// KeepTokens. All are for one name.
+// clients that read their tokens, of clients that do not, and of one whose
+// statement takes a token and flushes the log, like drivers without KeepTokens.
+// All are for one name.
 func TestTokensRiseOverCrashesOfTheServer(t *testing.T) {
 	pg := testenv.Postgres(t, "fsync=on", "full_page_writes=on")
 	var mu sync.Mutex
@@ -96,7 +96,7 @@ func TestTokensRiseOverCrashesOfTheServer(t *testing.T) {
 			defer mu.Unlock()
 			return last
 		}
-		granted := func(i int, before, first uint64, n int) { // perhaps later than the next one, if the server crashed
+		granted := func(i int, before, first uint64, n int) { // perhaps later than the next call, if the server crashed
 			mu.Lock()
 			defer mu.Unlock()
 			grants[i]++
@@ -155,8 +155,8 @@ func TestTokensRiseOverCrashesOfTheServer(t *testing.T) {
 	}
 }
 
-// TestGrantsDoNotWaitForTheDisk has a server that answers no commit which has
-// to last: it waits for a standby that is not there.
+// TestGrantsDoNotWaitForTheDisk has a server that answers no durable commit,
+// because it waits for an absent standby.
 func TestGrantsDoNotWaitForTheDisk(t *testing.T) {
 	pg := testenv.Postgres(t)
 	d, other := newDriver(t, pg.Addr, nil), newDriver(t, pg.Addr, nil)

@@ -13,29 +13,30 @@ import (
 	"github.com/go-dsync/dsync/internal/linked"
 )
 
-// localQueue orders the requests of this driver for one key: the server would
-// grant a session its own lock once more. There is one per key and not per
-// name, for two names may have one key.
+// localQueue orders the requests of this driver for one key, because the server
+// would grant a session its own lock again. There is one per key and not per
+// name, because two names may have the same key.
 //
-// At most one request for the key is under way on the sessions of many locks.
-// Waiting attempts stand in line, and only the first of them asks the server.
+// At most one request for the key is in progress on the sessions of many locks.
+// Waiting attempts stand in line, and only the first of them sends a request to
+// the server.
 type localQueue struct {
 	key  AdvisoryKey
 	uses int
-	// until their end at the server, as far as known; the first excludes what
-	// all exclude
+	// until their end at the server, as far as known; the first excludes the
+	// same modes as all together
 	holders linked.List[lease, *lease]
-	busy    bool // a request is under way
-	// with NoWait: each asks once, as soon as no request is under way
+	busy    bool // a request is in progress
+	// with NoWait: each sends one request, as soon as none is in progress
 	tries attempts
-	line  attempts // the others; the first one asks, or waits at the server
+	line  attempts // the others; the first one sends a request, or waits at the server
 }
 
 // attempt is a request in a localQueue.
 type attempt struct {
 	mode    driver.Mode
 	verdict verdict
-	ready   chan struct{} // closed with the verdict; nil if there was one at once
+	ready   chan struct{} // closed with the verdict; nil if the verdict was immediate
 }
 
 // attempts are in the order of their arrival.
@@ -50,7 +51,7 @@ func (all *attempts) remove(t *attempt) bool {
 	return i >= 0
 }
 
-// verdict is what a localQueue says to an attempt.
+// verdict is a localQueue's decision about an attempt.
 type verdict uint8
 
 const (
@@ -59,7 +60,7 @@ const (
 	// settled
 	tryNow
 	// at the server, behind reads of this driver, so that the server orders the
-	// attempt against those of others
+	// attempt relative to other clients
 	enqueue
 	refuse // this driver holds the lock, or waits to write
 )
@@ -116,18 +117,18 @@ func (d *Driver) await(ctx context.Context, q *localQueue, t *attempt) error {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if t.verdict == tryNow { // its turn came at this very moment
+	if t.verdict == tryNow { // its turn came at this moment
 		q.busy = false
 	}
 	if q.tries.remove(t) && errors.Is(err, driver.ErrLocked) {
-		err = ctx.Err() // nobody said that the lock is held
+		err = ctx.Err() // the lock is not known to be held
 	}
-	q.line.remove(t) // at once, or the turn could come to who has left
+	q.line.remove(t) // at once, or the turn could go to an attempt that has left
 	q.advance()
 	return err
 }
 
-// settled ends the request under way.
+// settled ends the request in progress.
 func (d *Driver) settled(q *localQueue) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -135,7 +136,7 @@ func (d *Driver) settled(q *localQueue) {
 	q.advance()
 }
 
-// quitLine takes an attempt out of the line.
+// quitLine removes an attempt from the line.
 func (d *Driver) quitLine(q *localQueue, t *attempt) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -143,7 +144,7 @@ func (d *Driver) quitLine(q *localQueue, t *attempt) {
 	q.advance()
 }
 
-// advance lets the next attempts go on. advance is called with Driver.mu held
+// advance lets the next attempts continue. It is called with Driver.mu held
 // when anything has changed.
 func (q *localQueue) advance() {
 	if len(q.line) > 0 && q.line[0].verdict == wait {
@@ -157,7 +158,7 @@ func (q *localQueue) advance() {
 func (q *localQueue) judge(t *attempt, noWait bool) bool {
 	switch holder := q.holders.First(); {
 	case noWait && t.mode == driver.Read && slices.ContainsFunc(q.line, (*attempt).writes):
-		t.verdict = refuse // a Read does not pass a Write
+		t.verdict = refuse // a Read does not overtake a Write
 	case holder == nil || !holder.r.Mode.Excludes(t.mode):
 		if q.busy {
 			return false
@@ -176,7 +177,7 @@ func (q *localQueue) judge(t *attempt, noWait bool) bool {
 	return true
 }
 
-// writes reports whether the attempt is for a mode that no Read may pass.
+// writes reports whether the attempt is for a mode that no Read may overtake.
 func (t *attempt) writes() bool { return t.mode != driver.Read }
 
 // on reports whether a hold of the key is on the session. Called with Driver.mu
@@ -193,19 +194,19 @@ func (q *localQueue) on(s *session) bool {
 }
 
 const (
-	// settleFor is how long a canceled caller waits for its lock to be given
-	// back, if there is one. Two short requests do, and then nothing is left in
-	// doubt. Nobody waits longer.
+	// settleFor is how long a canceled caller waits for the release of its
+	// lock, if there is one. Two short requests are enough, and then nothing is
+	// left in doubt. No caller waits longer.
 	settleFor = 50 * time.Millisecond
 
-	// backstop is how often the driver asks the server whether a wait is still
-	// known there, because the connection may hang.
+	// backstop is how often the driver asks the server whether it still knows a
+	// wait, because the connection may hang.
 	backstop = 1500 * time.Millisecond
 
-	// A look takes the server about a microsecond for each of its connections,
-	// so the driver looks less often where it takes long: clients that wait
-	// together need a processor for each lookShare of them. longBackstop bounds
-	// the pause.
+	// A look costs the server about a microsecond for each of its connections,
+	// so the driver looks less often if a look takes long: clients that wait
+	// together need one processor for each lookShare of them. longBackstop
+	// bounds the pause.
 	lookShare    = 3000
 	longBackstop = 15 * time.Second
 )
@@ -221,8 +222,8 @@ func (d *Driver) waitAtServer(ctx context.Context, l *lease, waited bool) error 
 		return err
 	}
 	if !waited {
-		// after the statement is sent: from now on the call has its place in
-		// the server's queue
+		// the statement is sent, so from now on the call has its place in the
+		// server's queue
 		l.r.Events.Waiting()
 	}
 	err = d.watch(ctx, w, op)
@@ -237,7 +238,7 @@ func (d *Driver) waitAtServer(ctx context.Context, l *lease, waited bool) error 
 	return d.settle(op, err)
 }
 
-// enqueue begins to wait at the server.
+// enqueue begins a wait at the server.
 func (d *Driver) enqueue(ctx context.Context, l *lease) (*session, *operation, error) {
 	for range 3 {
 		w, err := d.waiter(ctx, d.carrier(l.r))
@@ -252,8 +253,9 @@ func (d *Driver) enqueue(ctx context.Context, l *lease) (*session, *operation, e
 }
 
 // watch waits until the operation is settled, or returns why the wait ended
-// before. It ends a session whose wait the server does not know: the connection
-// may hang, and the lock may have been granted to nobody.
+// before. It ends a session whose wait the server does not know, because the
+// connection may hang and the server may have granted the lock without the
+// client's knowledge.
 func (d *Driver) watch(ctx context.Context, w *session, op *operation) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -275,7 +277,7 @@ func (d *Driver) watch(ctx context.Context, w *session, op *operation) error {
 			case waits:
 				missing = false
 				timer.Reset(d.looks.pause())
-			case !missing: // or granted at this very moment
+			case !missing: // or granted at this moment
 				missing = true
 				timer.Reset(answerIn)
 			default:
@@ -287,7 +289,7 @@ func (d *Driver) watch(ctx context.Context, w *session, op *operation) error {
 }
 
 // stillWaits asks the server, over other sessions until one answers, whether w
-// waits for a lock.
+// is waiting for a lock.
 func (d *Driver) stillWaits(ctx context.Context, w *session) bool {
 	for pause := firstDig; ; pause = min(2*pause, lastDig) {
 		rows, err := d.query(ctx, waitsQuery, int4(w.pid), []byte(w.id))
@@ -301,22 +303,22 @@ func (d *Driver) stillWaits(ctx context.Context, w *session) bool {
 	}
 }
 
-// looks is how long the server takes for a look at a wait.
+// looks measures how long the server takes for a look at a wait.
 type looks struct{ cost atomic.Int64 }
 
-// took notes the time of a look. A single slow one, on a busy machine, says
-// little, so what is known at most doubles.
+// took notes the time of a look. A single slow look, on a busy machine, means
+// little, so the known cost at most doubles.
 func (l *looks) took(cost time.Duration) {
 	l.cost.Store(min(int64(cost), max(2*l.cost.Load(), int64(backstop/lookShare))))
 }
 
-// pause is the time until the next look.
+// pause returns the time until the next look.
 func (l *looks) pause() time.Duration {
 	return min(max(time.Duration(l.cost.Load()*lookShare), backstop), longBackstop)
 }
 
-// dropIdle ends the sessions for waits that nobody uses, because they may hang
-// like one that did.
+// dropIdle ends the unused sessions for waits, because they may hang like the
+// one that did.
 func (d *Driver) dropIdle() {
 	for {
 		d.mu.Lock()
@@ -330,10 +332,10 @@ func (d *Driver) dropIdle() {
 }
 
 const (
-	withdrawFor = 2 * time.Second       // then the connection is closed
+	withdrawFor = 2 * time.Second       // after that the connection is closed
 	firstCancel = 5 * time.Millisecond  // until the next try: a cancel before its statement is lost
-	lastCancel  = 80 * time.Millisecond // the same, at the end of a doubling
-	digFor      = time.Second           // one attempt to see whether a session is gone
+	lastCancel  = 80 * time.Millisecond // the same, after doubling
+	digFor      = time.Second           // one attempt to check whether a session is gone
 	firstDig    = 5 * time.Millisecond
 	lastDig     = time.Second
 )
@@ -355,8 +357,8 @@ func (d *Driver) withdraw(w *session, op *operation) {
 }
 
 // cancelWait cancels the statement. A canceled statement can fail with the lock
-// granted, and the session then gives the lock back. The session is used again
-// only when every cancel has been answered, for a late cancel would hit the
+// granted, and the session then releases the lock. The session is used again
+// only when every cancel has been answered, because a late cancel would hit the
 // next wait.
 func (d *Driver) cancelWait(w *session, op *operation) {
 	ctx, cancel := context.WithTimeout(d.life.Context(), withdrawFor)

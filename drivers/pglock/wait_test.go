@@ -10,9 +10,9 @@ import (
 	"github.com/go-dsync/dsync/internal/lifecycle"
 )
 
-// TestWhoLeavesTakesNoTurnAlong has attempts come to a queue, ask in vain, and
-// give up, in random order. The queue is busy for one who asks or is about to,
-// and for nobody else.
+// TestWhoLeavesTakesNoTurnAlong has attempts enter a queue, send requests
+// without success, and give up, in random order. The queue is busy only for an
+// attempt that sends a request or is about to.
 func TestWhoLeavesTakesNoTurnAlong(t *testing.T) {
 	canceled, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -26,12 +26,12 @@ func TestWhoLeavesTakesNoTurnAlong(t *testing.T) {
 			switch random.IntN(5) {
 			case 0:
 				waiting = append(waiting, d.join(g, new(driver.Request)))
-			case 1: // the verdict comes to one that waits
+			case 1: // a waiting attempt gets the verdict
 				if i := slices.IndexFunc(waiting, func(one *attempt) bool { return one.verdict == tryNow }); i >= 0 {
 					asking = waiting[i]
 					waiting = slices.Delete(waiting, i, i+1)
 				}
-			case 2: // the context of one that waits ends
+			case 2: // the context of a waiting attempt ends
 				if len(waiting) == 0 {
 					continue
 				}

@@ -19,7 +19,8 @@ import (
 const backstop = 5 * time.Second
 
 // unheard is the pause of a request to read or write while the name has a hold
-// of the fair lock, whose end is told to the first in the queue only.
+// of the fair lock. Only the first waiter in the queue is notified of the end
+// of such a hold.
 const unheard = 50 * time.Millisecond
 
 // moving is the pause of a waiter whose slot moves to another node of the
@@ -50,8 +51,8 @@ func (d *Driver) acquire(ctx context.Context, r *driver.Request) (*lease, error)
 	if w.inQueue && d.ghosts.Full() {
 		return nil, fmt.Errorf("%w: %d places in queues are still to be given back", driver.ErrUnavailable, maxGhosts)
 	}
-	// Where callers of this process already wait for the name, listen before
-	// the first try, which then need not be repeated.
+	// If callers of this process are already waiting for the name, listen
+	// before the first try, which then need not be repeated.
 	if !(exclusive && d.options.Fair || d.topics.Quiet()) {
 		w.topic = d.topics.JoinActive(channelOf(r.Mode, r.Name, false), groupOf(r.Mode), false)
 	}
@@ -69,14 +70,14 @@ func (d *Driver) acquire(ctx context.Context, r *driver.Request) (*lease, error)
 	r.Events.Waiting()
 	l, err = w.wait(ctx, refused)
 	if l != nil || !w.inQueue && !intends(r) || errors.Is(err, driver.ErrUnknown) {
-		// an unknown outcome is a ghost already
+		// an unknown outcome already has a ghost
 		return l, err
 	}
 	return nil, d.depart(r, err)
 }
 
-// groupOf returns the group of those who wait in a mode. Of those who wait for
-// permits one can want more than another.
+// groupOf returns the group of the waiters in a mode. A waiter for permits may
+// want more permits than another one.
 func groupOf(m driver.Mode) int {
 	if m == driver.Permit {
 		return redistopic.Each
@@ -84,22 +85,24 @@ func groupOf(m driver.Mode) int {
 	return int(m)
 }
 
-// waiting is a request and how it waits, which its mode and the options decide.
+// waiting is a request and the way it waits, which depends on its mode and the
+// options.
 type waiting struct {
 	driver  *Driver
 	request *driver.Request
 	topic   *redistopic.Topic // nil while it does not listen
-	// of the fair lock: it has a channel of its own, which nobody joins again
+	// for the fair lock, which has a channel of its own that no caller joins
+	// again
 	inQueue   bool
 	inLine    bool // of all clients that wait for the plain lock
-	elsewhere bool // the topic is that of the other kind of lock
+	elsewhere bool // the topic belongs to the other kind of lock
 }
 
-// listen joins the topic that tells the end of the hold in the way.
+// listen joins the topic that reports the end of the hold in the way.
 func (w *waiting) listen(elsewhere bool) {
 	r := w.request
 	if w.topic != nil && elsewhere != w.elsewhere {
-		w.topic.Leave(true) // others of this process have to change the channel, too
+		w.topic.Leave(true) // other waiters of this process must change the channel, too
 		w.topic = nil
 	}
 	if w.elsewhere = elsewhere; w.topic == nil {
@@ -112,8 +115,8 @@ func (w *waiting) listen(elsewhere bool) {
 }
 
 // leave ends the listening, and returns l and err. A caller that was woken and
-// cannot ask passes that on. After ErrSealed it does not linger, so that a
-// migration does not count it as a waiter.
+// cannot send a request passes the wake-up on. After ErrSealed it does not
+// linger, so that a migration does not count it as a waiter.
 func (w *waiting) leave(l *lease, err error, pass bool) (*lease, error) {
 	switch {
 	case w.topic == nil:
@@ -125,7 +128,7 @@ func (w *waiting) leave(l *lease, err error, pass bool) (*lease, error) {
 	return l, err
 }
 
-// try is Driver.try. Turn is what redistopic.Text returns, or "".
+// try is Driver.try. turn is the result of redistopic.Text, or "".
 func (w *waiting) try(ctx context.Context, again bool, turn string) (*lease, answer, error) {
 	l, refused, err := w.driver.try(ctx, w.request, again, turn)
 	if l != nil && turn != "" {
@@ -134,17 +137,17 @@ func (w *waiting) try(ctx context.Context, again bool, turn string) (*lease, ans
 	return l, refused, err
 }
 
-// wait asks again whenever the lock may have become free.
+// wait tries again whenever the lock may have become free.
 func (w *waiting) wait(ctx context.Context, refused answer) (*lease, error) {
 	d, r := w.driver, w.request
 	timer := time.NewTimer(pause(refused.left))
 	defer timer.Stop()
-	moves := false // the slot: if this caller leaves, its wake-up may be for another one
+	moves := false // the slot: if this caller leaves, its wake-up may be for another caller
 	for {
 		if !moves {
 			w.listen(refused.code == elsewhereCode)
 		}
-		if refused.line.Ticket != 0 { // from now on the topic knows when to ask
+		if refused.line.Ticket != 0 { // from now on the topic knows when to try
 			timer.Stop()
 			w.topic.Placed(refused.line, pause(refused.left))
 			refused.line = redistopic.Place{}
@@ -185,7 +188,7 @@ func (w *waiting) wait(ctx context.Context, refused answer) (*lease, error) {
 			continue
 		}
 		if err != nil && err == ctx.Err() {
-			// not sent: the last answer is still that somebody holds the lock
+			// not sent, so the last answer still holds: the lock is taken
 			err = fmt.Errorf("%w: %w", driver.ErrLocked, err)
 		}
 		if l != nil || err != nil {
@@ -196,20 +199,20 @@ func (w *waiting) wait(ctx context.Context, refused answer) (*lease, error) {
 	}
 }
 
-// pause is how long to wait for a message: until the lock expires if nobody
-// renews it, and at most until the backstop.
+// pause returns how long to wait for a message: until the lock expires if it is
+// not renewed, and at most until the backstop.
 func pause(left time.Duration) time.Duration {
 	limit := backstop - time.Duration(rand.Int64N(int64(backstop/4)))
 	if left < 0 || left > limit {
 		return limit
 	}
-	return left + time.Millisecond // the key is there for all of its last millisecond
+	return left + time.Millisecond // the key exists for all of its last millisecond
 }
 
-// try asks once. Without an error and a lease the lock is taken. Again says
-// that the attempt was refused before, and turn is what redistopic.Text
-// returns, or "" for one that is in no line. If the answer is unclear, the
-// cleaner removes what may be left.
+// try sends one request. If it returns neither an error nor a lease, the lock
+// is taken. again reports that the attempt was refused before, and turn is the
+// result of redistopic.Text, or "" for an attempt that is not in a line. If the
+// answer is unclear, the cleaner removes what may be left.
 func (d *Driver) try(ctx context.Context, r *driver.Request, again bool, turn string) (*lease, answer, error) {
 	o := d.newOp(r, nil)
 	o.again, o.turn = again, turn

@@ -19,15 +19,15 @@ import (
 	"github.com/go-dsync/dsync/internal/redisdriver"
 )
 
-// modeField is the field that a read-write lock of Redisson has beside its
-// holds.
+// modeField is the field of a read-write lock of Redisson that is not a hold.
 const modeField = "mode"
 
 // Inspect implements driver.Inspector. Status.Owner, Note and Process are known
-// for holders of this driver with tokens, and Token for those that do not Read.
-// Status.Waiters counts the clients that listen for the end of the hold, or the
-// places in the queue of a fair lock. If the name is sealed, it does not count
-// programs that have just been notified, and Inspect takes up to 1.5 s longer.
+// for holders of this driver with tokens, and Token for the modes other than
+// Read. Status.Waiters counts the clients that listen for the end of the hold,
+// or the places in the queue of a fair lock. If the name is sealed, it does not
+// count programs that have just been notified, and Inspect takes up to 1.5 s
+// longer.
 func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error) {
 	if err := d.admin(ctx, name); err != nil {
 		return driver.Status{}, err
@@ -65,8 +65,9 @@ func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error
 	return status, err
 }
 
-// leaveIn is within how long a process that was told of a seal leaves the
-// channel. After that, a listener is a program that waits for the sealed name.
+// leaveIn is the time within which a process that was notified of a seal leaves
+// the channel. After that, a listener is a program that waits for the sealed
+// name.
 const leaveIn = 1500 * time.Millisecond
 
 // readStatus reads the answer of the inspect script.
@@ -100,7 +101,7 @@ func readStatus(answer []rueidis.RedisMessage) (driver.Status, error) {
 		left, _ = strconv.ParseInt(value, 10, 64)
 		value = ""
 		if len(answer) > 3 {
-			value, _ = answer[3].ToString() // nil if the hold is one of Java
+			value, _ = answer[3].ToString() // nil if the hold belongs to Java
 		}
 	case mode == "write":
 		status.Mode = driver.Write
@@ -172,7 +173,7 @@ func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
 	return nil
 }
 
-// admin begins a call about a name, and about no hold of this driver.
+// admin begins a call about a name that does not concern a hold of this driver.
 func (d *Driver) admin(ctx context.Context, name string) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -187,12 +188,13 @@ func (d *Driver) admin(ctx context.Context, name string) error {
 }
 
 // WatchRemoval implements driver.RemovalWatcher. ForceUnlock sends the message
-// on a channel that has no waiters, so a holder that listens counts as none.
+// on a channel that has no waiters, so a listening holder does not count as a
+// waiter.
 func (l *lease) WatchRemoval(renew func()) (stop func()) {
 	return l.driver.topics.Watch(removalChannel(l.request.Name), renew)
 }
 
-// removalChannel is a channel of no other name: a name has no NUL.
+// removalChannel returns a channel of no other name: a name has no NUL.
 func removalChannel(name string) string { return prefixName(channelPrefix, name) + "\x00removed" }
 
 // tell sends the message of a release on a channel. Nothing depends on it.
@@ -204,14 +206,14 @@ func (d *Driver) tell(ctx context.Context, channel string) {
 	d.doMulti(ctx, d.client, cmds)
 }
 
-// tellShortened has waiters ask how long a hold lasts that ends before they
-// would ask again.
+// tellShortened notifies waiters that would otherwise try again only after a
+// shortened hold has ended.
 func (d *Driver) tellShortened(ctx context.Context, r *driver.Request) {
 	channel := channelOf(r.Mode, r.Name, false)
 	if d.options.Fair && r.Mode == driver.Exclusive {
 		first, err := d.do(ctx, d.client.B().Lindex().Key(prefixName(queuePrefix, r.Name)).Index(0).Build()).ToString()
 		if err != nil {
-			return // nobody waits
+			return // there is no waiter
 		}
 		channel += ":" + first
 	}
@@ -234,23 +236,25 @@ func (d *Driver) Watch(name string, changed func()) (stop func(), err error) {
 	}, nil
 }
 
-// List looks at few keys with one request, so that others never wait for long.
+// List looks at few keys per request, so that other clients never wait for
+// long.
 const (
 	scanKeys  = "250"
 	scanPause = 2500 * time.Microsecond
 )
 
-// holdField is what the fields of a lock look like: a client, and a number of
-// the client's.
+// holdField matches the fields of a lock: a client, and a number of the
+// client's.
 var holdField = regexp.MustCompile(`^[^:]+:[0-9]+(:write|:read)?$`)
 
-// escapeGlob makes a pattern of a text that matches nothing else.
+// escapeGlob turns a text into a pattern that matches nothing else.
 var escapeGlob = strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`)
 
 // List implements driver.Lister. It goes through all keys of the server, or of
 // each primary of a cluster, at most a hundred thousand a second: once for
-// locks, and once for permits. Keys that the user has no right to are left out.
-// Names in slots of a cluster that move in the meantime may be missed.
+// locks, and once for permits. Keys that the user has no permission for are
+// left out. Names in slots of a cluster that move in the meantime may be
+// missed.
 func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[string, error] {
 	return func(yield func(string, error) bool) {
 		if err := d.admin(ctx, "list"); err != nil { // any name will do
@@ -276,7 +280,7 @@ func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[string, erro
 }
 
 // listAt yields the names on one node, over one connection, since a cursor is
-// good for one server only. GoOn is false when no more names are wanted.
+// valid for one server only. goOn is false when no more names are wanted.
 func (d *Driver) listAt(ctx context.Context, node rueidis.Client, prefix string, yield func(string, error) bool) (goOn bool, err error) {
 	conn, err := d.dedicate(ctx, node)
 	if err != nil {
@@ -325,9 +329,9 @@ func (d *Driver) scan(ctx context.Context, conn rueidis.DedicatedClient, pattern
 	}
 }
 
-// dedicate returns a connection for one use, which the caller closes: it must
-// not be given back to the library, see redistopic.Conn. The library connects
-// under no context.
+// dedicate returns a connection for one use. The caller closes it and must not
+// return it to the library, see redistopic.Conn. The library connects without a
+// context.
 func (d *Driver) dedicate(ctx context.Context, node rueidis.Client) (rueidis.DedicatedClient, error) {
 	made := make(chan rueidis.DedicatedClient)
 	if !d.life.Go(func() { // ends when the connection is made, or cannot be
@@ -348,7 +352,7 @@ func (d *Driver) dedicate(ctx context.Context, node rueidis.Client) (rueidis.Ded
 	}
 }
 
-// locksAmong returns those of the keys that are locks.
+// locksAmong returns the keys that are locks.
 func (d *Driver) locksAmong(ctx context.Context, keys []string) (names []string, err error) {
 	var cmds []rueidis.Completed
 	for _, key := range keys {
@@ -380,8 +384,8 @@ func (d *Driver) locksAmong(ctx context.Context, keys []string) (names []string,
 	return locks, nil
 }
 
-// permitsAmong returns the names that begin with prefix and of which permits
-// are held, whose ends are in the keys.
+// permitsAmong returns the names that begin with prefix and have held permits.
+// The keys hold the ends of these permits.
 func (d *Driver) permitsAmong(ctx context.Context, prefix string, keys []string) (names []string, err error) {
 	var calls []redisdriver.Call
 	for _, key := range keys {

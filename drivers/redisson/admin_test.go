@@ -158,7 +158,7 @@ func TestClose(t *testing.T) {
 			t.Errorf("Close: %v", err)
 		}
 	}, "evalsha")
-	if got["evalsha"] < n || got["evalsha"] > n+4 { // a script for each, pipelined, and a try of the outsider
+	if got["evalsha"] < n || got["evalsha"] > n+4 { // a script for each, pipelined, and one attempt of the other client
 		t.Errorf("scripts: got %d, want %d", got["evalsha"], n)
 	}
 	for _, w := range waiters {

@@ -11,7 +11,7 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// together carries out ops by one request.
+// together executes ops by one request.
 func together(d *Driver, ops ...*op) {
 	for _, o := range ops {
 		o.state.Store(taken)
@@ -23,8 +23,8 @@ func together(d *Driver, ops ...*op) {
 	}
 }
 
-// TestCombinedRequestKeepsOpsApart has releases and acquires of all kinds in
-// one request, no two of which have the same terms.
+// TestCombinedRequestKeepsOpsApart combines releases and acquires of all kinds
+// in one request. No two of them have the same terms.
 func TestCombinedRequestKeepsOpsApart(t *testing.T) {
 	s := testenv.Redis(t)
 	d := openURL(t, "redisson://%s", s.Addr)

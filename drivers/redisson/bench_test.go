@@ -14,7 +14,7 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// The floor: the least that Redisson's lock takes, without tokens, through the
+// The floor: the minimum cost of Redisson's lock, without tokens, through the
 // same client.
 var (
 	bareAcquire = redisdriver.NewScript(`if redis.call('EXISTS', KEYS[1]) == 1 then return redis.call('PTTL', KEYS[1]) end
@@ -25,7 +25,7 @@ return -1`)
 return redis.call('PUBLISH', KEYS[2], '0')`)
 )
 
-// barePair takes and gives back a lock by two scripts.
+// barePair acquires and releases a lock by two scripts.
 func barePair(ctx context.Context, d *Driver, r *driver.Request, channel string) error {
 	b := d.client.B()
 	got, err := d.client.Do(ctx, b.Evalsha().Sha1(bareAcquire.SHA).Numkeys(1).Key(r.Name).Arg("30000", r.Hold).Build()).ToInt64()
@@ -59,8 +59,8 @@ func benchDriver(b *testing.B, parameters string) (*Driver, *testenv.RedisServer
 
 var fences = []struct{ name, parameters string }{{"tokens", ""}, {"plain", "?fenced=false"}}
 
-// BenchmarkFreeLock is Acquire and Release of a free lock from one goroutine,
-// and two bare scripts, in turn.
+// BenchmarkFreeLock measures Acquire and Release of a free lock from one
+// goroutine, and two bare scripts, in turn.
 func BenchmarkFreeLock(b *testing.B) {
 	for _, fence := range fences {
 		b.Run(fence.name, func(b *testing.B) {
@@ -74,9 +74,9 @@ func BenchmarkFreeLock(b *testing.B) {
 	}
 }
 
-// inTurn measures ours and bare, in slices that take turns, so that both see
-// the same machine. Only ours counts for the benchmark; the metric p50/bare is
-// the ratio of the medians.
+// inTurn measures ours and bare in alternating slices, so that both see the
+// same machine. Only ours counts for the benchmark; the metric p50/bare is the
+// ratio of the medians.
 func inTurn(b *testing.B, ours, bare func() error) {
 	const slice = 50
 	times := func(f func() error) (d [slice]time.Duration) {
@@ -106,9 +106,9 @@ func inTurn(b *testing.B, ours, bare func() error) {
 	b.ReportMetric(float64(drivertest.Median(our)), "p50-ns")
 }
 
-// BenchmarkManyLocks is many goroutines, each with a name of its own. The
-// metric pairs/bare is the ratio of throughputs, which are measured in slices
-// that take turns.
+// BenchmarkManyLocks measures many goroutines, each with a name of its own. The
+// metric pairs/bare is the ratio of throughputs, measured in alternating
+// slices.
 func BenchmarkManyLocks(b *testing.B) {
 	for _, fence := range fences {
 		for _, goroutines := range []int{64, 512} {
@@ -155,7 +155,7 @@ func BenchmarkManyLocks(b *testing.B) {
 	}
 }
 
-// BenchmarkRenewAll is 10,000 leases in one call.
+// BenchmarkRenewAll measures 10,000 leases in one call.
 func BenchmarkRenewAll(b *testing.B) {
 	d, _ := benchDriver(b, "")
 	ctx, cancel := context.WithCancel(context.Background())

@@ -8,7 +8,7 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// FuzzAnswers has a server answer anything to the scripts.
+// FuzzAnswers has a server return arbitrary answers to the scripts.
 func FuzzAnswers(f *testing.F) {
 	f.Add(false, []byte{1, 0})
 	f.Add(false, []byte{8, 2, 1, 1, 1, 1, 8, 3, 1, 100, 0, 0, 8, 2, 3, 1, 'x', 3, 1, '1'})

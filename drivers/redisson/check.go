@@ -15,10 +15,10 @@ import (
 	"github.com/go-dsync/dsync/internal/redisdriver"
 )
 
-// lookFor is how long the nodes of a cluster may take to tell about themselves.
+// lookFor is how long the nodes of a cluster may take to describe themselves.
 const lookFor = time.Second
 
-// server is what the driver knows of the server, once it has looked.
+// server is the driver's knowledge of the server, once it has looked.
 type server struct {
 	known  atomic.Bool
 	pubSub PubSub   // never Auto
@@ -95,8 +95,8 @@ func (d *Driver) lookAtAll(ctx context.Context) error {
 	return last
 }
 
-// lookAt checks one node. Where a question is not permitted, lookAt takes the
-// answer for granted.
+// lookAt checks one node. If a query is not permitted, lookAt assumes the
+// answer that it needs.
 func (d *Driver) lookAt(ctx context.Context, node rueidis.Client) error {
 	b := node.B()
 	results := d.doMulti(ctx, node, []rueidis.Completed{b.Arbitrary("HELLO").Build(), b.Info().Section("memory").Build()})
@@ -145,7 +145,7 @@ func (d *Driver) checkHello(version, mode, role string) error {
 	return nil
 }
 
-// choosePubSub chooses as Redisson does since 3.28.
+// choosePubSub chooses like Redisson since 3.28.
 func (d *Driver) choosePubSub(ctx context.Context) (PubSub, error) {
 	mode := d.options.PubSub
 	if mode == PubSubPlain || mode == PubSubAuto && !d.cluster {

@@ -36,8 +36,8 @@ func lockUnlock(ctx context.Context, c *dsync.Client, name string) error {
 	return l.Unlock(ctx)
 }
 
-// BenchmarkLock is Lock and Unlock of a free lock from one goroutine, and two
-// bare scripts, in turn.
+// BenchmarkLock measures Lock and Unlock of a free lock from one goroutine, and
+// two bare scripts, in turn.
 func BenchmarkLock(b *testing.B) {
 	for _, fence := range fences {
 		b.Run(fence.name, func(b *testing.B) {
@@ -51,8 +51,8 @@ func BenchmarkLock(b *testing.B) {
 	}
 }
 
-// BenchmarkLockMany is 64 goroutines with a name each, and bare scripts, in
-// slices that take turns.
+// BenchmarkLockMany measures 64 goroutines with a name each, and bare scripts,
+// in alternating slices.
 func BenchmarkLockMany(b *testing.B) {
 	const goroutines, slice = 64, 20
 	c, d, s := benchClient(b, "")
@@ -92,8 +92,8 @@ func BenchmarkLockMany(b *testing.B) {
 	b.ReportMetric(float64(rounds*slice*goroutines)/ours.Seconds(), "pairs/s")
 }
 
-// BenchmarkHandOver is the time from Unlock in one client to the grant in
-// another, which waits.
+// BenchmarkHandOver measures the time from Unlock in one client to the grant in
+// another client, which waits.
 func BenchmarkHandOver(b *testing.B) {
 	c, _, s := benchClient(b, "")
 	clients := [2]*dsync.Client{c, client(b, s, "")}
@@ -117,8 +117,8 @@ func BenchmarkHandOver(b *testing.B) {
 	b.ReportMetric(float64(drivertest.Median(took)), "p50-ns")
 }
 
-// BenchmarkHeld is what 10,000 locks cost that are held for two rounds of
-// renewals.
+// BenchmarkHeld measures the cost of 10,000 locks that are held for two rounds
+// of renewals.
 func BenchmarkHeld(b *testing.B) {
 	const locks = 10_000
 	for b.Loop() {

@@ -18,8 +18,8 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// The clients are closed at a random moment of what their callers do: asking,
-// being granted, releasing, giving up.
+// The clients are closed at a random moment, while their callers send requests,
+// are granted locks, release or give up.
 func TestClientCloseAmidstRequestsLeavesNothingLocked(t *testing.T) {
 	s := testenv.Redis(t)
 	const rounds, clients, callers = 40, 4, 25
@@ -30,7 +30,7 @@ func TestClientCloseAmidstRequestsLeavesNothingLocked(t *testing.T) {
 			c := client(t, s, "")
 			all.Go(func() { contendAndClose(t, ctx, c, callers) })
 		}
-		// Any moment will do, so there is no event to wait for.
+		// Any moment will do, so the test waits for no event.
 		time.Sleep(time.Duration(rand.Int64N(int64(30 * time.Millisecond))))
 		cancel()
 		all.Wait()
@@ -87,7 +87,7 @@ func TestCloseSaysWhatIsLeft(t *testing.T) {
 }
 
 // TestCloseAfterARequestOfUnknownOutcome: once the server answers again, Close
-// does not wait for the end of the TTL of what may have been granted.
+// does not wait for the TTL of a possible grant.
 func TestCloseAfterARequestOfUnknownOutcome(t *testing.T) {
 	s := testenv.Redis(t)
 	link := &wire.Wire{}
@@ -121,7 +121,7 @@ func TestCloseAfterARequestOfUnknownOutcome(t *testing.T) {
 }
 
 // TestCloseAfterAnOutageOfANode: callers gave up while one node of a cluster
-// stood still, and then it was restarted.
+// stood still, and then the node was restarted.
 func TestCloseAfterAnOutageOfANode(t *testing.T) {
 	cluster := testenv.RedisCluster(t, 3, 0)
 	other := clientOf(t, clusterURL(cluster))
@@ -152,7 +152,7 @@ func TestCloseAfterAnOutageOfANode(t *testing.T) {
 	}
 }
 
-// TestServerWithoutACommand: the server has carried nothing out, so there is
+// TestServerWithoutACommand: the server has executed nothing, so there is
 // nothing to clean up.
 func TestServerWithoutACommand(t *testing.T) {
 	for _, test := range []struct{ command, query string }{
@@ -170,8 +170,8 @@ func TestServerWithoutACommand(t *testing.T) {
 	}
 }
 
-// The library may connect in goroutines that its Close does not wait for: here,
-// to a server that accepts, and is slow with its part of TLS.
+// The library may connect in goroutines that its Close does not wait for. Here
+// the server accepts the connection, and is slow with the TLS handshake.
 func TestCloseEndsAttemptsToConnect(t *testing.T) {
 	slow, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

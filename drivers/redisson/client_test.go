@@ -17,8 +17,8 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// These tests are about what users see: the driver under a dsync.Client, on a
-// real Redis, in one process and in several.
+// These tests cover the user's view: the driver under a dsync.Client, on a real
+// Redis, in one process and in several.
 
 // client returns a client of s that is closed when the test ends.
 func client(tb testing.TB, s *testenv.RedisServer, parameters string) *dsync.Client {
@@ -53,7 +53,8 @@ func lock(tb testing.TB, l dsync.Locker, name string, opts ...dsync.LockOption) 
 	return lease
 }
 
-// roles are what this test binary does as another process; see testenv.Spawn.
+// roles are the functions that this test binary runs as another process; see
+// testenv.Spawn.
 var roles = map[string]func(){"count": countRole, "hold": holdRole, "terminated": drivertest.TerminatedRole}
 
 // spawn runs a role with a client of s.
@@ -84,8 +85,8 @@ func countRole() {
 	}
 }
 
-// holdRole holds the lock "x". Told "spin" it looks at its lease as often as it
-// can until that is lost; told "unlock" it unlocks.
+// holdRole holds the lock "x". On "spin" it checks its lease as often as it can
+// until the lease is lost. On "unlock" it unlocks.
 func holdRole() {
 	ctx := context.Background()
 	c := roleClient()
@@ -106,8 +107,8 @@ func holdRole() {
 	}
 }
 
-// spin looks at a lease until it is over. It is late if Err was nil although
-// the deadline had passed before it was asked.
+// spin checks a lease until it has ended. The lease is late if Err was nil
+// although the deadline had passed before the call.
 func spin(lease *dsync.Lease) string {
 	for {
 		deadline := lease.Deadline()
@@ -229,7 +230,7 @@ func TestClientStoppedHolderFindsItsLeaseLost(t *testing.T) {
 	p.Send("spin")
 	p.Line()
 	p.Stop()
-	next := lock(t, c, "x") // when the lease of the stopped holder is over
+	next := lock(t, c, "x") // when the lease of the stopped holder has ended
 	holder := s.Do("HKEYS", "x")
 	p.Cont()
 	if got, want := p.Line(), "lost"; got != want {
@@ -251,7 +252,7 @@ func TestClientWatchdogKeepsAShortLock(t *testing.T) {
 	l := lock(t, a, "x")
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
-	_, err := b.Lock(ctx, "x") // waits, and asks at each back-stop
+	_, err := b.Lock(ctx, "x") // waits, and tries at each backstop
 	if !errors.Is(err, dsync.ErrLocked) || !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("Lock of another client for 10 s: %v, want ErrLocked and the deadline", err)
 	}

@@ -17,17 +17,17 @@ import (
 )
 
 // Close implements driver.Driver. It returns nil when nothing is left on the
-// server, or when holds that are left are over by their TTLs, and ErrUnknown if
-// ctx ends before. A place in the queue of a fair lock has no TTL. A proxy that
-// holds requests back for more than two seconds after the end of their
-// connection may still leave a hold behind, until its TTL.
+// server, or when the remaining holds have expired, and ErrUnknown if ctx ends
+// before. A place in the queue of a fair lock has no TTL. A proxy that delays
+// requests for more than two seconds after the end of their connection may
+// still leave a hold behind, until its TTL.
 func (d *Driver) Close(ctx context.Context) error {
 	if err := d.life.Close(); err != nil {
 		return err
 	}
 	waiting := d.life.AwaitCalls(ctx)
 	if waiting > 0 && d.dialer != nil {
-		d.dialer.Break() // ends the calls that wait for an answer
+		d.dialer.Break() // ends the calls that are waiting for an answer
 	}
 	d.releaseAll(ctx)
 	if d.ghosts.Left() > 0 && d.dialer != nil {
@@ -62,7 +62,7 @@ func (d *Driver) Close(ctx context.Context) error {
 }
 
 // closeClient closes a client of the driver's own. Its Close waits for answers,
-// and does not wait for connections that it is about to make.
+// but not for connections that it is about to make.
 func (d *Driver) closeClient(ctx context.Context) {
 	defer context.AfterFunc(ctx, d.dialer.End)()
 	d.client.Close()
@@ -117,45 +117,45 @@ func (d *Driver) releaseArgs(r *driver.Request, args []string, holds ...string) 
 }
 
 const (
-	// of more, the hold that ends soonest is left to its TTL; and nobody gets a
-	// place in a queue
+	// if there are more, the hold that ends soonest is left to its TTL, and no
+	// request gets a place in a queue
 	maxGhosts = 10_000
 	maxBatch  = 64 // ghosts in one request
-	maxCleans = 4  // requests at once, so that one node of a cluster holds up few others
+	maxCleans = 4  // requests at once, so that one node of a cluster delays few others
 	cleanFor  = 2 * time.Second
 	// how long after its end a ghost is remembered while the server does not
 	// answer
 	outOfReach = time.Minute
-	// how long a request may be on its way to a server that answers others,
-	// once its connection is closed
+	// how long a request may be on its way to a server that answers other
+	// requests, once its connection is closed
 	onItsWay = 2 * time.Second
 )
 
-// ghost is a hold that may be left on the server, or may come to be there, and
-// that nobody wants. If it is absent, the request that makes it may still be on
-// its way, so the cleaner asks again until the hold is found or would be over,
-// and for a place in a queue until the server has answered. After Close has
-// closed all connections, two answers that the hold is absent, to requests some
-// time apart, are the end. Only answers make time pass, since a server that
-// stands still may carry the request out later.
+// ghost is an unwanted hold that may be left on the server, or may still appear
+// there. If it is absent, the request that makes it may still be on its way. So
+// the cleaner repeats its request until the hold is found or would have
+// expired, and for a place in a queue until the server has answered. After
+// Close has closed all connections, two answers that the hold is absent, to
+// requests some time apart, are final. Only answers make time pass, since a
+// server that stands still may execute the request later.
 type ghost struct {
 	cleaner.Ghost
 	request *driver.Request
-	until   int64 // when the hold is over by itself
+	until   int64 // when the hold expires
 	// the server has answered the request for the hold, so a hold that is not
-	// found is gone for good
+	// found is gone permanently
 	granted bool
 	// there may be a place in the queue of a fair lock, which does not end by
 	// itself
 	place bool
-	// of the request that may have made the hold: a later request of this order
-	// sees the final state
+	// order of the request that may have made the hold: a later request of this
+	// order sees the final state
 	order  uint64
 	lease  *lease        // of a hold whose Release failed
-	gone   chan struct{} // closed when the ghost is gone; nil if nobody waits
-	absent int64         // when the hold was not found for the first time
-	// when the first request after Driver.severed was sent that did not find
-	// the hold
+	gone   chan struct{} // closed when the ghost is gone; nil if no caller waits
+	absent int64         // when the hold was first found to be absent
+	// when the first request after Driver.severed that did not find the hold
+	// was sent
 	looked int64
 }
 
@@ -172,7 +172,7 @@ func newCleaner(d *Driver) *cleaner.Cleaner[*ghost] {
 }
 
 // soonestOver chooses the hold that ends soonest. A place in a queue is never
-// left to its fate.
+// left behind.
 func soonestOver(ghosts []*ghost) int {
 	soonest := -1
 	for i, g := range ghosts {
@@ -183,8 +183,8 @@ func soonestOver(ghosts []*ghost) int {
 	return soonest
 }
 
-// releaseGhosts asks once for each ghost, and returns the ghosts whose holds
-// may still come.
+// releaseGhosts sends one request for each ghost, and returns the ghosts whose
+// holds may still appear.
 func (d *Driver) releaseGhosts(ctx context.Context, ghosts []*ghost) (left []*ghost) {
 	groups := d.groups(ghosts)
 	calls := make([]redisdriver.Call, len(groups))
@@ -226,8 +226,8 @@ func (d *Driver) releaseGhosts(ctx context.Context, ghosts []*ghost) (left []*gh
 }
 
 // groups puts together the ghosts that one run of the release script may
-// release: several of a fair lock, the youngest first, who are further back in
-// the queue.
+// release: several of a fair lock, the youngest first, because these are
+// further back in the queue.
 func (d *Driver) groups(ghosts []*ghost) [][]*ghost {
 	var groups [][]*ghost
 	if d.options.Fair {
@@ -262,8 +262,8 @@ func answersOf(result rueidis.RedisResult, n int) (told []int64, err error) {
 	return told, err
 }
 
-// forgotten takes the error of a request and reports whether the ghost is given
-// up, to end by itself.
+// forgotten takes the error of a request and reports whether the cleaner gives
+// up the ghost and leaves it to expire.
 func (g *ghost) forgotten(err error, now int64) bool {
 	refused := false
 	if answer, ok := rueidis.IsRedisErr(err); ok {
@@ -281,9 +281,9 @@ func (g *ghost) forgotten(err error, now int64) bool {
 	return now > g.until+int64(outOfReach)
 }
 
-// vanished reports whether no request for the hold can arrive any more, after
-// an answer that it is absent to a request sent after all connections were
-// closed.
+// vanished reports whether no request for the hold can arrive any more. This is
+// so after all connections were closed and a later request found the hold
+// absent.
 func (g *ghost) vanished(severed, sent int64) bool {
 	switch {
 	case severed == 0, sent <= severed:
@@ -295,7 +295,7 @@ func (g *ghost) vanished(severed, sent int64) bool {
 }
 
 // settled takes the answer to a request of some order and reports whether the
-// ghost is gone for good.
+// ghost is gone permanently.
 func (g *ghost) settled(told int64, order uint64, now int64) bool {
 	if g.lease != nil {
 		g.lease.cleaned(told)
@@ -307,6 +307,6 @@ func (g *ghost) settled(told int64, order uint64, now int64) bool {
 		g.absent = now
 	}
 	// A server that stood still may not have read the request for the place
-	// yet, but will within moments of this one.
+	// yet, but will do so within moments of this request.
 	return now > g.until && (!g.place || now > g.absent+int64(late))
 }

@@ -28,7 +28,7 @@ func TestCluster(t *testing.T) {
 	t.Run("both", func(t *testing.T) { testClusterWakeUp(t, c, "&pubsub=both") })
 	t.Run("client", func(t *testing.T) { testClusterClient(t, c) })
 	t.Run("renew", func(t *testing.T) { testClusterRenew(t, c) })
-	t.Run("permits", func(t *testing.T) { testClusterPermits(t, c) }) // after renew, which wants no key: limits stay for a while
+	t.Run("permits", func(t *testing.T) { testClusterPermits(t, c) }) // after renew, which wants no key: limits remain for a while
 	t.Run("slow", func(t *testing.T) { testClusterSlowNode(t, c) })
 	t.Run("replicas", func(t *testing.T) { testClusterReplicas(t, c) })
 	t.Run("move", func(t *testing.T) { testClusterMove(t, c) })
@@ -134,7 +134,7 @@ func testClusterRenew(t *testing.T, c *testenv.Cluster) {
 	}
 }
 
-// testClusterSlowNode freezes one node for less than it takes to fail over.
+// testClusterSlowNode freezes one node for less time than a fail-over takes.
 func testClusterSlowNode(t *testing.T, c *testenv.Cluster) {
 	d := openURL(t, "%s", clusterURL(c))
 	var leases []driver.Lease
@@ -193,7 +193,7 @@ func testClusterReplicas(t *testing.T, c *testenv.Cluster) {
 	}
 }
 
-// testClusterMove moves a slot to another node, below a holder and a waiter.
+// testClusterMove moves a slot with a holder and a waiter to another node.
 func testClusterMove(t *testing.T, c *testenv.Cluster) {
 	a, b := openURL(t, "%s", clusterURL(c)), openURL(t, "%s", clusterURL(c))
 	name := "{move}x"
@@ -243,7 +243,7 @@ func testClusterFailOver(t *testing.T, c *testenv.Cluster) {
 	if err != nil {
 		t.Fatalf("Renew: %v: the replica had the hold", err)
 	}
-	w.cancel() // perhaps its own try met the failure
+	w.cancel() // perhaps its own attempt met the failure
 	if <-w.done; w.err == nil {
 		t.Fatal("the waiter was granted a lock that is held")
 	}
@@ -257,7 +257,7 @@ func testClusterFailOver(t *testing.T, c *testenv.Cluster) {
 	}
 }
 
-// waitOut is wait for a server that may not be in reach yet.
+// waitOut is like wait, for a server that may not be reachable yet.
 func waitOut(tb testing.TB, d *Driver, name string) *waiter {
 	tb.Helper()
 	for end := time.Now().Add(hangGuard); time.Now().Before(end); {

@@ -11,8 +11,7 @@ import (
 
 // TestCombinedRequestsKeepTokensRising has three clients want many locks all
 // the time, so that grants and releases go together. The answers to such
-// requests are lost now and then, and so it is unknown for all in them what
-// became of them.
+// requests are sometimes lost, so the outcome of all their ops is unknown.
 func TestCombinedRequestsKeepTokensRising(t *testing.T) {
 	s := testenv.Redis(t)
 	link, addr := testenv.Wire(t, s.Addr)

@@ -15,8 +15,8 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// TestMain of this package looks for goroutines that are left, of which a
-// worker has none to show.
+// TestMain of this package looks for leaked goroutines, which a worker does not
+// need.
 func init() { conformance.RunWorker() }
 
 func TestConformance(t *testing.T) { testConformance(t, "", nil) }
@@ -29,8 +29,8 @@ func TestConformanceFairFIFO(t *testing.T) {
 	testConformance(t, "?fair=true&order=fifo", drivertest.OrderGroups())
 }
 
-// testConformance runs the suite with the rights of docs/backends and no
-// others, but for all names, and with pubsub, which counts waiters.
+// testConformance runs the suite with exactly the rights of docs/backends, but
+// for all names, and with pubsub, which counts waiters.
 func testConformance(t *testing.T, parameters string, groups []string) {
 	rows := []string{"`Read`, `Write`", "`Permits`", "`Inspect`, `ForceUnlock`", "`List`", "`Latch`", "migration from it", "migration to it", "migration back"}
 	if parameters != "" {
@@ -46,7 +46,7 @@ func testConformance(t *testing.T, parameters string, groups []string) {
 		if i := strings.Index(right, "{lk:*"); i > 0 {
 			rights = append(rights, right[:i]+"?*") // for names with a brace
 		}
-		rights = append(rights, strings.ReplaceAll(right, "lk:*", "?*")) // for any name, beside the other patterns
+		rights = append(rights, strings.ReplaceAll(right, "lk:*", "?*")) // for any name, in addition to the other patterns
 	}
 	server, user := testenv.Redis(t, append(rights, "+pubsub")...), "locker:"+password+"@"
 	backend := &conformance.Backend{
@@ -84,8 +84,8 @@ func testConformance(t *testing.T, parameters string, groups []string) {
 	})
 }
 
-// endHold ends a hold of whatever mode. Of a hold of permits it takes all
-// members that begin with the hold's hash.
+// endHold ends a hold in any mode. For a hold of permits it removes all members
+// that begin with the hold's hash.
 func endHold(server *testenv.RedisServer, name, hold string) {
 	if server.Do("TYPE", name) != "string" {
 		server.Do("HDEL", name, hold, hold+":write", hold+":read")

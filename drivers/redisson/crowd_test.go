@@ -14,8 +14,8 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// fight has drivers take and release the lock x, each so many times on average,
-// and returns how often each of them had it.
+// fight has drivers acquire and release the lock x, each so many times on
+// average, and returns how often each driver held it.
 func fight(tb testing.TB, drivers []*Driver, each int) []int {
 	tb.Helper()
 	return drivertest.Fight(tb, drivers, each, func() *driver.Request { return forLong("x") })
@@ -30,8 +30,8 @@ func openMany(tb testing.TB, n int, format string, args ...any) []*Driver {
 	return drivers
 }
 
-// TestCrowdAsksInTurn: of many clients that wait, about one asks after a
-// release, and all get the lock equally often.
+// TestCrowdAsksInTurn: of many waiting clients, about one tries after a
+// release, and all are granted the lock equally often.
 func TestCrowdAsksInTurn(t *testing.T) {
 	const n, each = 40, 10
 	s := testenv.Redis(t)
@@ -41,7 +41,7 @@ func TestCrowdAsksInTurn(t *testing.T) {
 	got := counted(s, func() { counts = fight(t, drivers, each) }, "evalsha", "subscribe")
 	requests := float64(got["evalsha"]+got["subscribe"]) / (n * each)
 	t.Logf("%.2f requests for each hand-over, Jain %.3f", requests, drivertest.Jain(counts))
-	if requests > 10 { // without turns there are n; on a machine that is not busy 3.3
+	if requests > 10 { // without turns there are n; on an idle machine 3.3
 		t.Errorf("requests for each hand-over: got %.2f", requests)
 	}
 	if got := drivertest.Jain(counts); got < 0.95 {
@@ -50,7 +50,7 @@ func TestCrowdAsksInTurn(t *testing.T) {
 }
 
 // waitInLine has each driver wait for the lock x, one after the other, and
-// returns when all have their places in the line.
+// returns when all have a place in the line.
 func waitInLine(tb testing.TB, s *testenv.RedisServer, drivers []*Driver) []*waiter {
 	tb.Helper()
 	var waiters []*waiter
@@ -71,7 +71,7 @@ func placeOf(d *Driver) int64 {
 	return t.Ticket()
 }
 
-// TestDeadHeadOfTheLine: those who are next and do not ask hold up the others
+// TestDeadHeadOfTheLine: if the next waiters are dead, they delay the others
 // for pauses, and not until the backstop.
 func TestDeadHeadOfTheLine(t *testing.T) {
 	for _, how := range []string{"frozen", "cut off", "gone"} {
@@ -111,8 +111,8 @@ func TestDeadHeadOfTheLine(t *testing.T) {
 	}
 }
 
-// TestShortWaitsBehindTheDead: calls that each wait for less than the dead of
-// the line cost get a lock that is free all the same.
+// TestShortWaitsBehindTheDead: calls that each wait for less time than the dead
+// waiters of the line cost are granted a free lock anyway.
 func TestShortWaitsBehindTheDead(t *testing.T) {
 	s := testenv.Redis(t)
 	d := openURL(t, "redisson://%s", s.Addr)
@@ -136,11 +136,12 @@ func TestShortWaitsBehindTheDead(t *testing.T) {
 	}
 }
 
-// longestPause is far above what the dead cost, and below the backstop.
+// longestPause is far above the cost of the dead waiters, and below the
+// backstop.
 const longestPause = 3 * time.Second
 
-// TestReleaseThatIsTakenByAnother: a client of Redisson that is granted the
-// lock after a release is no reason for all others to ask.
+// TestReleaseThatIsTakenByAnother: if a client of Redisson is granted the lock
+// after a release, the others do not all try.
 func TestReleaseThatIsTakenByAnother(t *testing.T) {
 	const n = 20
 	s := testenv.Redis(t)
@@ -152,7 +153,7 @@ func TestReleaseThatIsTakenByAnother(t *testing.T) {
 		s.Do("PEXPIRE", "x", "60000")
 		s.Do("PUBLISH", prefixName(channelPrefix, "x"), "0")
 		testenv.Eventually(t, func() bool { return s.Do("HEXISTS", "dsync_turn:{x}", "told") == int64(1) }, "the line is told")
-		time.Sleep(50 * time.Millisecond) // for those who would ask
+		time.Sleep(50 * time.Millisecond) // for clients that would try
 	}, "evalsha")
 	if got["evalsha"] > n/2 {
 		t.Errorf("requests after a release that somebody else had: got %v", got)
@@ -163,7 +164,7 @@ func TestReleaseThatIsTakenByAnother(t *testing.T) {
 }
 
 // releaseAll has each waiter release the lock once it is granted. The order is
-// a hint, so any of them may be first.
+// a hint, so any waiter may be first.
 func releaseAll(tb testing.TB, waiters []*waiter) {
 	tb.Helper()
 	var wg sync.WaitGroup
@@ -179,7 +180,7 @@ func releaseAll(tb testing.TB, waiters []*waiter) {
 	wg.Wait()
 }
 
-// TestPassedBy: of those whom the line has passed by, few ask after each
+// TestPassedBy: few of the waiters that the line has skipped try after each
 // release.
 func TestPassedBy(t *testing.T) {
 	const n = 60
@@ -195,13 +196,13 @@ func TestPassedBy(t *testing.T) {
 		releaseAll(t, waiters)
 	}, "evalsha")["evalsha"]
 	t.Logf("%d requests for %d hand-overs", got, n)
-	if got > n*n/3 { // if all asked each time there were more than n*n/2
+	if got > n*n/3 { // if all tried each time there would be more than n*n/2
 		t.Errorf("requests for %d hand-overs: got %d", n, got)
 	}
 }
 
-// TestLineOfNonsense: what somebody else wrote to the key of the line keeps
-// nobody from the lock.
+// TestLineOfNonsense: an invalid value in the key of the line keeps no client
+// from the lock.
 func TestLineOfNonsense(t *testing.T) {
 	s := testenv.Redis(t)
 	drivers := openMany(t, 4, "redisson://%s", s.Addr)
@@ -215,7 +216,7 @@ func TestLineOfNonsense(t *testing.T) {
 	}
 }
 
-// TestWaitingWithoutRightToTheLine: users with the rights of before wait as
+// TestWaitingWithoutRightToTheLine: users with only the earlier rights wait as
 // before.
 func TestWaitingWithoutRightToTheLine(t *testing.T) {
 	s := testenv.Redis(t)

@@ -11,8 +11,8 @@ import (
 )
 
 // TestDatabases: channels belong to all databases of a server. Waiters for a
-// name in one database do not ask because of releases in another one, and
-// neither does the line of one database disturb that of another.
+// name in one database do not try because of releases in another database, and
+// the line of one database does not disturb the line of another.
 func TestDatabases(t *testing.T) {
 	s := testenv.Redis(t)
 	open := func(database int) *Driver { return openURL(t, "redisson://%s/%d", s.Addr, database) }
@@ -47,7 +47,7 @@ func TestDatabases(t *testing.T) {
 	}, "evalsha")
 	took := time.Since(start)
 	// Without the bystanders a hand-over takes a release, a grant, and one or
-	// two requests before that.
+	// two requests before the grant.
 	t.Logf("%d scripts for %d hand-overs", got["evalsha"], n)
 	if limit := int64(4 * n); got["evalsha"] > limit {
 		t.Errorf("scripts for %d hand-overs: got %d, want at most %d", n, got["evalsha"], limit)

@@ -16,14 +16,14 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// TestRefusals has a real server say what servers say, of this version and of
+// TestRefusals has a real server return the errors of this version and of
 // others.
 func TestRefusals(t *testing.T) {
 	s := testenv.Redis(t)
 	client := userClient(t, rueidis.ClientOption{InitAddress: []string{s.Addr}})
 	for _, test := range []struct {
 		text  string
-		want  error // nil: none of those that package dsync knows
+		want  error // nil: no error that package dsync knows
 		doubt bool
 	}{
 		{"READONLY You can't write against a read only replica.", driver.ErrUnavailable, false},

@@ -13,16 +13,16 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// These tests let servers fail while many callers take locks. What the callers
-// were told is judged as a whole: who was told to hold a lock while somebody
-// else held it, and whether anybody waited for ever or got an error that is not
-// one of dsync's.
+// In these tests servers fail while many callers acquire locks. The results of
+// the calls are judged together: whether two callers believed to hold a lock at
+// once, whether a caller waited for ever, and whether an error was not one of
+// dsync's.
 
 func sentinelURL(s *testenv.Sentinel) string {
 	return fmt.Sprintf("redisson://%s?mode=sentinel&master=%s", strings.Join(s.SentinelAddrs(), ","), s.Master)
 }
 
-// someNames returns names, of which each master of a cluster has at least two.
+// someNames returns names such that each master of a cluster has at least two.
 func someNames(c *testenv.Cluster) []string {
 	var names []string
 	has := make(map[*testenv.RedisServer]int)
@@ -36,8 +36,8 @@ func someNames(c *testenv.Cluster) []string {
 	return names
 }
 
-// masterIn reports whether a server other than one takes writes to the slot of
-// a name.
+// masterIn reports whether a server other than not accepts writes to the slot
+// of a name.
 func masterIn(c *testenv.Cluster, name string, not *testenv.RedisServer) func() bool {
 	return func() bool {
 		i := slices.IndexFunc(c.Nodes, func(node *testenv.RedisServer) bool {
@@ -102,16 +102,16 @@ func TestClusterUnderLoad(t *testing.T) {
 func moveSlot(t *testing.T, c *testenv.Cluster, name string) {
 	t.Helper()
 	from := c.Owner(name)
-	to := c.Owner("other") // of the three, there is one at least that is not from
+	to := c.Owner("other") // at least one of the three is not from
 	for i := 0; to == from; i++ {
 		to = c.Owner(fmt.Sprint("other", i))
 	}
 	c.MoveSlot(name, to)
 }
 
-// TestClusterUnderLoadReplicated is a load whose grants a replica has to
-// confirm. Where the only replica takes over, nothing may be lost: so no holder
-// need ever find out that it is none.
+// TestClusterUnderLoadReplicated is a load whose grants a replica must confirm.
+// If the only replica takes over, nothing may be lost, so no holder may ever
+// lose its lock.
 func TestClusterUnderLoadReplicated(t *testing.T) {
 	c := testenv.RedisCluster(t, 3, 1)
 	names := someNames(c)
@@ -164,9 +164,10 @@ func TestSentinelUnderLoad(t *testing.T) {
 	})
 }
 
-// failOver has the sentinels make the replica the primary. The old one lives
-// on, as a replica that refuses writes. A sentinel gives up, and has to be told
-// again, if the replica is not ready in time, as after a fail-over just before.
+// failOver has the sentinels make the replica the primary. The old primary
+// lives on, as a replica that refuses writes. A sentinel gives up if the
+// replica is not ready in time, for example just after another fail-over. The
+// request must then be repeated.
 func failOver(t *testing.T, s *testenv.Sentinel) {
 	t.Helper()
 	old := s.Primary()
@@ -174,7 +175,7 @@ func failOver(t *testing.T, s *testenv.Sentinel) {
 		if s.Primary() != old {
 			return true
 		}
-		_, _ = s.Sentinels[0].Try("SENTINEL", "FAILOVER", s.Master) // refused while one is under way
+		_, _ = s.Sentinels[0].Try("SENTINEL", "FAILOVER", s.Master) // refused while a fail-over is in progress
 		return false
 	}, "the sentinels name the other server")
 }
@@ -193,8 +194,8 @@ func TestRestartUnderLoad(t *testing.T) {
 	}
 }
 
-// stale has a replica follow nobody, as one that the network cut off, while it
-// takes itself for a replica.
+// stale has a replica follow no server, as if the network had cut it off, while
+// it considers itself a replica.
 func stale(t *testing.T, replica, primary *testenv.RedisServer) {
 	t.Helper()
 	replica.Do("CONFIG", "SET", "masterauth", "wrong")
@@ -203,13 +204,13 @@ func stale(t *testing.T, replica, primary *testenv.RedisServer) {
 	testenv.Eventually(t, func() bool { return !slices.Contains(replica.Do("ROLE").([]any), "connected") }, "the replica is cut off")
 }
 
-// cutOff is how long a hold lasts beside a fail-over: for longer than that
-// takes, so that its end by time is no excuse.
+// cutOff is how long a hold lasts during a fail-over. It is longer than the
+// fail-over, so that the hold does not expire.
 const cutOff = "&ttl=20s"
 
-// TestFailOverThatLosesALock: the replica that takes over has one grant and not
-// the other. The holder of that is told at its next renewal, and who waits for
-// it gets it.
+// TestFailOverThatLosesALock: the replica that takes over has one grant and
+// lacks the other. The holder of the lost grant is notified at its next
+// renewal, and the waiter is granted the lock.
 func TestFailOverThatLosesALock(t *testing.T) {
 	t.Run("cluster", func(t *testing.T) {
 		c := testenv.RedisCluster(t, 3, 1)

@@ -14,7 +14,8 @@ const (
 	timesPrefix = "redisson_lock_timeout"
 )
 
-// departIn is how long a caller that gives up waits until its place is gone.
+// departIn is how long a caller that gives up waits for the removal of its
+// place.
 const departIn = 50 * time.Millisecond
 
 // scripts are the scripts that differ between kinds of locks.
@@ -51,7 +52,8 @@ func (d *Driver) fairKeys(name string, keys []string) []string {
 	return append(keys, prefixName(queuePrefix, name), prefixName(timesPrefix, name))
 }
 
-// fairArgs adds the arguments of the fair acquire script, without the tokens'.
+// fairArgs adds the arguments of the fair acquire script, without those for
+// tokens.
 func (o *op) fairArgs(d *Driver, args []string) []string {
 	r, how := o.request, "wait"
 	switch {
@@ -63,13 +65,13 @@ func (o *op) fairArgs(d *Driver, args []string) []string {
 	return d.tellArgs(r.Name, append(args, r.Hold, d.milliseconds(r.TTL), how))
 }
 
-// tellArgs adds the arguments by which the fair scripts tell a waiter: the
+// tellArgs adds the arguments with which the fair scripts notify a waiter: the
 // channel, the commands, and whether these count the listeners.
 func (d *Driver) tellArgs(name string, args []string) []string {
 	return append(d.wordArgs(append(args, prefixName(channelPrefix, name))), d.countText())
 }
 
-// countText is "" where the commands that publish do not count all listeners.
+// countText returns "" if the commands that publish do not count all listeners.
 func (d *Driver) countText() string {
 	if d.cluster && d.checked.pubSub != PubSubSharded {
 		return ""
@@ -83,7 +85,7 @@ func (d *Driver) queues(r *driver.Request) bool {
 	return d.options.Fair && r.Mode == driver.Exclusive && !r.NoWait
 }
 
-// depart gives back the place in the queue of the fair lock, or the intent to
+// depart gives up the place in the queue of the fair lock, or the intent to
 // write, of a waiter without a grant, and returns err.
 func (d *Driver) depart(r *driver.Request, err error) error {
 	gone := make(chan struct{})

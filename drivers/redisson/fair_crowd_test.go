@@ -17,7 +17,7 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// crowd is calls of Acquire that wait for the lock x, all of one driver, and
+// crowd is a set of Acquire calls of one driver that wait for the lock x and
 // are canceled together.
 type crowd struct {
 	cancel context.CancelFunc
@@ -56,12 +56,12 @@ func (c *crowd) leave() {
 	c.wg.Wait()
 }
 
-// scriptCommands are those that the scripts of the fair lock run for those who
-// leave.
+// scriptCommands are the commands that the scripts of the fair lock run for
+// departing waiters.
 var scriptCommands = []string{"evalsha", "eval", "hdel", "lpos", "lrem", "zrem", "lindex", "zscore", "zadd", "zincrby", "zmscore", "lrange"}
 
 // TestFairCrowdLeaves: waiters that give up together leave by few requests,
-// each with little work, whatever stands behind them.
+// each with little work, whatever the queue behind them.
 func TestFairCrowdLeaves(t *testing.T) {
 	const n = 500
 	for _, behind := range []int{0, 300} {
@@ -94,9 +94,9 @@ func TestFairCrowdLeaves(t *testing.T) {
 	}
 }
 
-// TestFairWaitersLeaveOneByOne: each is of a process of its own, so none leaves
-// together with another. In whatever order they do, the times of those behind
-// stay late enough for their turn, and do not stay much later.
+// TestFairWaitersLeaveOneByOne: each waiter belongs to a process of its own, so
+// no two leave together. In any order of departure, the times of the waiters
+// behind stay late enough for their turn, but not much later.
 func TestFairWaitersLeaveOneByOne(t *testing.T) {
 	const n, behind, holdTTL = 200, 100, time.Minute
 	for _, order := range []string{"from the front", "from the back", "all over"} {
@@ -175,7 +175,7 @@ func TestFairShortDeadlines(t *testing.T) {
 	release(t, acquire(t, d, request("x")))
 }
 
-// TestFairOutage: waiters that are canceled while the server is out of reach
+// TestFairOutage: waiters that are canceled while the server is unreachable
 // leave the queue when it is back, however long that took.
 func TestFairOutage(t *testing.T) {
 	const n = 5
@@ -207,7 +207,7 @@ func TestFairOutage(t *testing.T) {
 					t.Errorf("Acquire that is canceled in an outage: got %v, want ErrUnknown", w.err)
 				}
 			}
-			d.awaitAge(t, 4*time.Second) // longer than their TTL and what is added to it
+			d.awaitAge(t, 4*time.Second) // longer than their TTL and the margin added to it
 			link.Heal()
 			testenv.Eventually(t, func() bool { return len(lineOfX(s)) == 0 }, "all have left the queue")
 			release(t, l)
@@ -215,15 +215,15 @@ func TestFairOutage(t *testing.T) {
 	}
 }
 
-// awaitAge waits until what was given to the cleaner so far is over by itself,
-// were it a hold.
+// awaitAge waits until everything that the cleaner was given so far would have
+// expired, if it were a hold.
 func (d *Driver) awaitAge(tb testing.TB, age time.Duration) {
 	end := d.life.Now() + int64(age)
 	testenv.Eventually(tb, func() bool { return d.life.Now() > end }, "time passes")
 }
 
-// TestFairCloseTellsOfPlaces: Close in an outage asks for the places of its
-// waiters to be removed until its context ends, and says then that they are
+// TestFairCloseTellsOfPlaces: During an outage, Close requests the removal of
+// its waiters' places until its context ends, and then reports that they are
 // left.
 func TestFairCloseTellsOfPlaces(t *testing.T) {
 	s := testenv.Redis(t)
@@ -248,10 +248,10 @@ func TestFairCloseTellsOfPlaces(t *testing.T) {
 	release(t, l)
 }
 
-// BenchmarkFairCrowdLeaves is 1,500 waiters that are canceled at once. The
-// metrics are for how long the longest request was at the server, and all
-// together, and how long the holder's release and the next grant took
-// meanwhile.
+// BenchmarkFairCrowdLeaves measures 1,500 waiters that are canceled at once.
+// The metrics are how long the longest request was at the server, how long all
+// requests were, and how long the holder's release and the next grant took in
+// the meantime.
 func BenchmarkFairCrowdLeaves(b *testing.B) {
 	const n = 1500
 	s := testenv.Redis(b, "--slowlog-log-slower-than", "100", "--slowlog-max-len", "100000")

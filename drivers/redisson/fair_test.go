@@ -31,7 +31,7 @@ func lineOfX(s *testenv.RedisServer) []string {
 	return holds
 }
 
-// leftOfX returns how long a waiter for x may not be thrown out yet, by the
+// leftOfX returns how long a waiter for x is still safe from eviction, by the
 // server's clock.
 func leftOfX(tb testing.TB, s *testenv.RedisServer, hold string) time.Duration {
 	tb.Helper()
@@ -45,7 +45,7 @@ func leftOfX(tb testing.TB, s *testenv.RedisServer, hold string) time.Duration {
 	return time.Duration(at-1000*seconds) * time.Millisecond
 }
 
-// addWaiter puts a waiter into the queue as Redisson does, with its time in
+// addWaiter puts a waiter into the queue like Redisson, with its time in
 // milliseconds from now.
 func addWaiter(s *testenv.RedisServer, hold string, in time.Duration) {
 	now := s.Do("TIME").([]any)
@@ -101,8 +101,9 @@ func TestFairReleaseTellsTheFirstAlone(t *testing.T) {
 	}
 }
 
-// TestFairCanceledWaiterLeavesAtOnce: those behind it keep their distance to
-// what they now wait for, and the next is told if the lock is free.
+// TestFairCanceledWaiterLeavesAtOnce: the waiters behind it keep their distance
+// to the hold that they now wait for, and the next waiter is notified if the
+// lock is free.
 func TestFairCanceledWaiterLeavesAtOnce(t *testing.T) {
 	s := testenv.Redis(t)
 	d := openURL(t, "redisson://%s?fair=true", s.Addr)
@@ -111,7 +112,7 @@ func TestFairCanceledWaiterLeavesAtOnce(t *testing.T) {
 	w := wait(t, d, request("x"))
 	addWaiter(s, "java:1", leftOfX(t, s, lineOfX(s)[0])+5*time.Minute)
 	before := leftOfX(t, s, "java:1")
-	testenv.Eventually(t, func() bool { // else it may be canceled while it asks, which has an unknown outcome
+	testenv.Eventually(t, func() bool { // otherwise it may be canceled during its request, which has an unknown outcome
 		return s.Commands()["evalsha"] >= asked+2 && d.direct.busy.Load() == 0
 	}, "the waiter has asked again, when it was subscribed")
 	w.cancel()
@@ -129,7 +130,7 @@ func TestFairCanceledWaiterLeavesAtOnce(t *testing.T) {
 	first := wait(t, d, request("x"))
 	addWaiter(s, "java:1", leftOfX(t, s, lineOfX(s)[0])+5*time.Minute)
 	next := spyOn(t, s, prefixName(channelPrefix, "x")+":java:1")
-	s.Do("DEL", "x") // of which nobody is told
+	s.Do("DEL", "x") // of which no client is notified
 	first.cancel()
 	<-first.done
 	if first.err == nil {
@@ -143,8 +144,8 @@ func TestFairCanceledWaiterLeavesAtOnce(t *testing.T) {
 	}
 }
 
-// TestFairDeafWaiter: one that does not listen while the lock is free is thrown
-// out long before its time.
+// TestFairDeafWaiter: a waiter that does not listen while the lock is free is
+// evicted long before its time.
 func TestFairDeafWaiter(t *testing.T) {
 	s := testenv.Redis(t)
 	d := openURL(t, "redisson://%s?fair=true", s.Addr)
@@ -161,8 +162,8 @@ func TestFairDeafWaiter(t *testing.T) {
 	}
 }
 
-// TestFairDeafWaiterCountsFromTheRelease: the time that it has does not begin
-// when somebody asks, up to 5 s later.
+// TestFairDeafWaiterCountsFromTheRelease: its time begins with the release, not
+// with the next request, up to 5 s later.
 func TestFairDeafWaiterCountsFromTheRelease(t *testing.T) {
 	s := testenv.Redis(t)
 	d := openURL(t, "redisson://%s?fair=true", s.Addr)
@@ -176,7 +177,7 @@ func TestFairDeafWaiterCountsFromTheRelease(t *testing.T) {
 	if left := leftOfX(t, s, "java:2"); left < 9*time.Minute {
 		t.Errorf("time of the one behind it: %v", left)
 	}
-	s.Do("ZINCRBY", timesOfX, "-6000", "dead:1") // as if that had passed
+	s.Do("ZINCRBY", timesOfX, "-6000", "dead:1") // as if this time had passed
 	if _, err := acquireOnce(t, d, "x"); !errors.Is(err, driver.ErrLocked) {
 		t.Errorf("a try while another waits: got %v, want ErrLocked", err)
 	}
@@ -185,7 +186,7 @@ func TestFairDeafWaiterCountsFromTheRelease(t *testing.T) {
 	}
 }
 
-// TestFairListeningWaiterIsNotOvertaken: it may only be slow, though not for
+// TestFairListeningWaiterIsNotOvertaken: it may just be slow, though not for
 // more than 15 s.
 func TestFairListeningWaiterIsNotOvertaken(t *testing.T) {
 	s := testenv.Redis(t)
@@ -204,7 +205,7 @@ func TestFairListeningWaiterIsNotOvertaken(t *testing.T) {
 		t.Fatalf("the one behind got %v, %v", w.lease, w.err)
 	default:
 	}
-	s.Do("ZINCRBY", timesOfX, "-15000", "java:1") // as if that had gone on until its time was over
+	s.Do("ZINCRBY", timesOfX, "-15000", "java:1") // as if the reminders had continued until its time was up
 	release(t, w.granted(t))
 }
 
@@ -224,15 +225,16 @@ func TestFairHungWaiter(t *testing.T) {
 	next := wait(t, d, request("x"))
 	release(t, l)
 	testenv.Eventually(t, func() bool { return leftOfX(t, s, hold) <= 15*time.Second }, "its time is bounded")
-	s.Do("ZINCRBY", timesOfX, "-15000", hold) // as if that had passed
+	s.Do("ZINCRBY", timesOfX, "-15000", hold) // as if this time had passed
 	release(t, next.granted(t))
 	link.Heal()
 	release(t, hung.granted(t))
 }
 
-// TestFairLateListener: a waiter of Redisson that was not listening yet gets
-// the lock after all, and takes its wait of five minutes off the times of all
-// behind it, as Redisson does. Nobody's time may be over by that.
+// TestFairLateListener: a waiter of Redisson that was not listening yet is
+// granted the lock after all, and subtracts its wait of five minutes from the
+// times of all waiters behind it, as Redisson does. No waiter's time may end
+// because of this.
 func TestFairLateListener(t *testing.T) {
 	s := testenv.Redis(t)
 	d := openURL(t, "redisson://%s?fair=true", s.Addr)
@@ -261,7 +263,7 @@ func TestFairLateListener(t *testing.T) {
 	release(t, w.granted(t))
 }
 
-// TestFairThrownOut: a waiter that is alive goes back in front.
+// TestFairThrownOut: an evicted waiter that is alive returns to the front.
 func TestFairThrownOut(t *testing.T) {
 	s := testenv.Redis(t)
 	d := openURL(t, "redisson://%s?fair=true", s.Addr)
@@ -276,7 +278,7 @@ func TestFairThrownOut(t *testing.T) {
 	release(t, w.granted(t))
 }
 
-// TestFairLongWait: the times of waiters of Redisson, who set them once, do not
+// TestFairLongWait: waiters of Redisson set their times once, and these do not
 // pass while a waiter of Go is in front of them.
 func TestFairLongWait(t *testing.T) {
 	s := testenv.Redis(t)
@@ -299,7 +301,7 @@ func TestFairLongWait(t *testing.T) {
 	}
 }
 
-// TestFairGhosts: the answer of a request that queues is lost, and its caller
+// TestFairGhosts: the answer to a request that queues is lost, and its caller
 // gives up.
 func TestFairGhosts(t *testing.T) {
 	s := testenv.Redis(t)
@@ -320,7 +322,7 @@ func TestFairGhosts(t *testing.T) {
 	release(t, l)
 }
 
-// TestFairRights: what docs/backends says is enough.
+// TestFairRights: the rights in docs/backends are enough.
 func TestFairRights(t *testing.T) {
 	s := testenv.Redis(t)
 	password := testenv.Password()
@@ -340,8 +342,9 @@ func TestFairRights(t *testing.T) {
 	release(t, last.granted(t))
 }
 
-// TestFairNextLeavesAtTheHandOver: the next leaves while the release is under
-// way that tells it. The lock goes to it or to the one behind it.
+// TestFairNextLeavesAtTheHandOver: the next waiter leaves while the release
+// that notifies it is in progress. The lock goes to this waiter or to the one
+// behind it.
 func TestFairNextLeavesAtTheHandOver(t *testing.T) {
 	const rounds = 100
 	s := testenv.Redis(t)
@@ -370,8 +373,8 @@ func TestFairNextLeavesAtTheHandOver(t *testing.T) {
 	testenv.Eventually(t, func() bool { return len(keysOf(s)) == 0 }, "nothing is left")
 }
 
-// TestFairExcludes: callers of two clients, some of whom leave, and two never
-// hold the lock at once.
+// TestFairExcludes: callers of two clients compete, some of them leave, and two
+// never hold the lock at once.
 func TestFairExcludes(t *testing.T) {
 	const callers, grants = 8, 30
 	s := testenv.Redis(t)

@@ -38,7 +38,7 @@ func TestLostAnswerOfAcquireIsCleanedUp(t *testing.T) {
 	s := testenv.Redis(t)
 	d, link := overLink(t, s, "")
 	r := request("x")
-	r.TTL = 3 * time.Second // Close waits for it: the request might have been on its way still
+	r.TTL = 3 * time.Second // Close waits for it, since the request might still have been on its way
 	trap := link.LoseReply(r.Hold)
 	_, err := d.Acquire(t.Context(), r)
 	sprung(t, trap)
@@ -64,8 +64,8 @@ func TestLateAnswerOfAcquireIsCleanedUp(t *testing.T) {
 	}
 	link.Heal()
 	testenv.Eventually(t, func() bool { return s.Do("EXISTS", "x") == int64(0) }, "the hold is gone")
-	// The late answer told all: nothing is left that Close would have to wait
-	// for.
+	// The late answer settled everything, so nothing is left that Close would
+	// wait for.
 	testenv.Eventually(t, func() bool { return ghostsOf(d) == 0 }, "no ghost is left")
 }
 
@@ -234,8 +234,8 @@ func TestRenewOfALostHoldDoesNotBringItBack(t *testing.T) {
 	}
 }
 
-// TestOverwritten has somebody write something else over the key of a lock. No
-// hold of any mode is left then, which each call says at once, and nothing to
+// TestOverwritten has another program overwrite the key of a lock. Then no hold
+// of any mode is left. Each call reports this at once, and there is nothing to
 // clean up.
 func TestOverwritten(t *testing.T) {
 	s := testenv.Redis(t)
@@ -324,8 +324,8 @@ func TestLostAnswerOfRenewChangesNothing(t *testing.T) {
 	if !errors.Is(err, driver.ErrUnknown) || !l.Expires().Equal(expires) {
 		t.Errorf("Renew: got %v and Expires moved by %v, want ErrUnknown and no move", err, l.Expires().Sub(expires))
 	}
-	// The one without an answer may come at any time: until then the shorter of
-	// both counts.
+	// The unanswered renewal may arrive at any time, so until then the shorter
+	// of both counts.
 	if err := l.Renew(t.Context(), 2*time.Hour); err != nil {
 		t.Fatal(err)
 	}
@@ -390,7 +390,7 @@ func TestServerOutOfReach(t *testing.T) {
 		if err == nil {
 			t.Fatal("Acquire with no server: got a lease")
 		}
-		return errors.Is(err, driver.ErrUnavailable) // at first, perhaps, over a connection that just breaks
+		return errors.Is(err, driver.ErrUnavailable) // at first, perhaps, over a connection that is just breaking
 	}, "Acquire fails with ErrUnavailable")
 	s.Start()
 	release(t, acquire(t, d, request("x")))
@@ -516,7 +516,8 @@ func TestOneBadNameDoesNotSpoilABatch(t *testing.T) {
 	s.Do("ACL", "SETUSER", "default", "allkeys")
 }
 
-// TestFrozenServer: a server that says nothing for a while costs nobody a lock.
+// TestFrozenServer: a server that does not answer for a while costs no holder
+// its lock.
 func TestFrozenServer(t *testing.T) {
 	t.Parallel()
 	for _, parameters := range []string{"", "?fair=true"} {

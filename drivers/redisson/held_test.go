@@ -37,10 +37,10 @@ func (e refusedEvents) Waiting() {
 	e.Events.Waiting()
 }
 
-// TestDeadlinesOnABusyServer: a call that was refused says so, whatever its
-// deadline cuts off. The server stands still most of the time, and the waiters
-// are told again and again that the name may be free, so many deadlines fall on
-// a request.
+// TestDeadlinesOnABusyServer: a call that was refused reports this, whatever
+// its deadline cuts off. The server stands still most of the time, and the
+// waiters are notified repeatedly that the name may be free, so many deadlines
+// end during a request.
 func TestDeadlinesOnABusyServer(t *testing.T) {
 	const callers, refused = 6, 20
 	s := testenv.Redis(t, "--hz", "200")
@@ -79,8 +79,8 @@ func TestDeadlinesOnABusyServer(t *testing.T) {
 	t.Logf("%d of %d deadlines cut off a request", unknown.Load(), callers*refused)
 }
 
-// keepBusy lets the server stand still most of the time, and tells those who
-// wait for x that it may be free, until the function that it returns is called.
+// keepBusy lets the server stand still most of the time, and notifies the
+// waiters for x that it may be free, until the returned function is called.
 func keepBusy(t *testing.T, s *testenv.RedisServer) (stop func()) {
 	quit, done := make(chan struct{}), make(chan struct{})
 	go func() {

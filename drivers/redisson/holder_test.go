@@ -63,8 +63,8 @@ func TestInspectTellsTheHolder(t *testing.T) {
 	}
 }
 
-// TestInspectTellsHoldersOfACrowd: of locks that were taken by one request
-// together.
+// TestInspectTellsHoldersOfACrowd inspects locks that were acquired by one
+// combined request.
 func TestInspectTellsHoldersOfACrowd(t *testing.T) {
 	s := testenv.Redis(t)
 	d := openURL(t, "redisson://%s", s.Addr)

@@ -29,7 +29,7 @@ func TestWhoWaitsToWriteKeepsReadersOut(t *testing.T) {
 	release(t, l)
 	release(t, r.granted(t))
 	refuser := acquire(t, a, read("x"))
-	refusedNow(t, b, driver.Write, "x") // it does not wait, so it keeps nobody out
+	refusedNow(t, b, driver.Write, "x") // it does not wait, so it blocks no reader
 	release(t, acquire(t, c, inMode(driver.Read, noWait("x"))))
 	release(t, refuser)
 	wantNoKeys(t, s)
@@ -62,8 +62,8 @@ func TestWhoGivesUpToWriteKeepsNobodyOut(t *testing.T) {
 	}
 }
 
-// TestWritersIntendTogether: one of two that wait to write gives up, and the
-// other one goes on keeping readers out.
+// TestWritersIntendTogether: one of two waiting writers gives up, and the other
+// one continues to keep readers out.
 func TestWritersIntendTogether(t *testing.T) {
 	s := testenv.Redis(t)
 	a, b, c := openURL(t, "redisson://%s", s.Addr), openURL(t, "redisson://%s", s.Addr), openURL(t, "redisson://%s", s.Addr)
@@ -77,15 +77,15 @@ func TestWritersIntendTogether(t *testing.T) {
 	wantNoKeys(t, s)
 }
 
-// TestWriterAmongEndlessReaders: at each moment somebody reads who asks again
-// as soon as it has let go, so a writer that did not keep newcomers out would
-// never get the lock. None of them is granted the name from when the writer is
-// refused to when it is granted.
+// TestWriterAmongEndlessReaders: at each moment there is a reader, which tries
+// again as soon as it has released. A writer that did not keep new readers out
+// would never be granted the lock. No reader is granted the name between the
+// refusal of the writer and its grant.
 func TestWriterAmongEndlessReaders(t *testing.T) {
 	s := testenv.Redis(t)
 	const readers = 4
 	var stop atomic.Bool
-	var waits, overtook atomic.Int64 // the number of the writer that waits, or 0; readers that came meanwhile and were granted the name
+	var waits, overtook atomic.Int64 // the number of the waiting writer, or 0; new readers that were granted the name in the meantime
 	done := make(chan struct{})
 	go func() { // ends with stop
 		defer close(done)
@@ -100,7 +100,7 @@ func TestWriterAmongEndlessReaders(t *testing.T) {
 					overtook.Add(1)
 				}
 				release(t, held)
-				if err != nil { // somebody waits to write
+				if err != nil { // there is a waiting writer
 					next = acquire(t, d, read("x"))
 				}
 				held = next.(*lease)
@@ -116,7 +116,7 @@ func TestWriterAmongEndlessReaders(t *testing.T) {
 		case <-w.events.waiting:
 			waited++
 			waits.Store(i + 1)
-		case <-w.done: // all readers were waiting for the one before
+		case <-w.done: // all readers were waiting for the previous writer
 		}
 		l := w.granted(t)
 		waits.Store(0)

@@ -13,22 +13,22 @@ import (
 
 // Prefixes of the keys and channels that belong to a lock.
 const (
-	channelPrefix = "redisson_lock__channel" // turn.lua and batch.lua have it too
+	channelPrefix = "redisson_lock__channel" // also in turn.lua and batch.lua
 	tokenPrefix   = "redisson_lock_token"    // the counter of Redisson's fenced lock
 	fencePrefix   = "dsync_fence"            // of the sequences of tokens
-	turnPrefix    = "dsync_turn"             // turn.lua has it too
-	// the value is the floor of the tokens; batch.lua has it too
+	turnPrefix    = "dsync_turn"             // also in turn.lua
+	// the value is the floor of the tokens; also in batch.lua
 	markPrefix        = "dsync_moved"
-	shardedProbe      = "0" // a channel that nobody uses
+	shardedProbe      = "0" // an unused channel
 	clusterSlots      = 16384
 	errNameInClusters = "name %q cannot be used in a cluster, where the keys of a lock must share a slot: %w"
 )
 
-// errBraces: Redisson puts braces around a name without an opening brace only.
+// errBraces: Redisson puts braces only around a name without an opening brace.
 var errBraces = fmt.Errorf("its braces do not enclose a hash tag: %w", errors.ErrUnsupported)
 
-// errLatchBraces names the fault of a name of a latch: Redisson puts braces
-// around names with braces, too.
+// errLatchBraces is the fault in a latch's name: Redisson puts braces around
+// names that have braces, too.
 var errLatchBraces = fmt.Errorf("it has braces, and is that of a latch: %w", errors.ErrUnsupported)
 
 // prefixName is Redisson's rule for the keys and channels of a name.
@@ -39,8 +39,8 @@ func prefixName(prefix, name string) string {
 	return prefix + ":{" + name + "}"
 }
 
-// keyPrefixes begin the keys that belong to locks, and to other things of
-// Redisson and of dsync with a name. The last is one of earlier clients.
+// keyPrefixes begin the keys that belong to locks, and to other objects of
+// Redisson and of dsync with a name. The last prefix is from earlier clients.
 var keyPrefixes = []string{fencePrefix, turnPrefix, markPrefix, tokenPrefix, queuePrefix, timesPrefix,
 	"redisson_unlock_latch", intentPrefix, latchPrefix, latchPrefix2, "dsync_holder"}
 
@@ -76,7 +76,7 @@ func (d *Driver) checkName(name string) error {
 }
 
 // sequenceOf returns the key of the sequence of tokens that all names of a slot
-// share: nothing is left of a name, and in a cluster the key is in the slot
+// share. So nothing is left of a name, and in a cluster the key is in the slot
 // too.
 func (d *Driver) sequenceOf(name string) string {
 	key := make([]byte, 0, 64)
@@ -139,8 +139,8 @@ const (
 	readWritePrefix = "redisson_rwlock" // of the channel
 	intentPrefix    = "dsync_intent"
 	writeSuffix     = ":write" // of the field of a Write hold
-	// of the field of a Read hold, by which rwreaders.lua knows it from one of
-	// Redisson
+	// of the field of a Read hold, by which rwreaders.lua distinguishes it from
+	// a hold of Redisson
 	readSuffix = ":read"
 )
 
@@ -171,8 +171,8 @@ func timeoutKey(m driver.Mode, name, hold string) string {
 	return readPrefix(name) + fieldOf(m, hold) + readHold + "1"
 }
 
-// channelOf returns the channel that tells the end of a hold. Elsewhere stands
-// for the channel of the other kind of lock.
+// channelOf returns the channel that reports the end of a hold. elsewhere
+// selects the channel of the other kind of lock.
 func channelOf(m driver.Mode, name string, elsewhere bool) string {
 	if m == driver.Permit {
 		return prefixName(permitPrefix, name)
@@ -200,7 +200,7 @@ func readWriteKeys(r *driver.Request, intents bool, keys []string) []string {
 }
 
 // readWriteArgs adds the arguments of the script that acquires a Read or Write
-// hold, without the tokens'.
+// hold, without those for tokens.
 func (o *op) readWriteArgs(d *Driver, args []string) []string {
 	r := o.request
 	args = append(args, fieldOf(r.Mode, r.Hold), d.milliseconds(r.TTL))
@@ -215,7 +215,7 @@ func (o *op) readWriteArgs(d *Driver, args []string) []string {
 }
 
 // readWriteReleaseArgs adds the arguments of the script that ends a Read or
-// Write hold, and tells the first waiter for the fair lock of the name.
+// Write hold and notifies the first waiter for the fair lock of the name.
 func (d *Driver) readWriteReleaseArgs(r *driver.Request, args []string) []string {
 	args = d.wordArgs(append(args, fieldOf(r.Mode, r.Hold), readPrefix(r.Name), prefixName(readWritePrefix, r.Name)))
 	if !d.options.Fair {
@@ -233,9 +233,9 @@ func (d *Driver) own(r *driver.Request) int {
 	return d.topics.Own(channelOf(r.Mode, r.Name, false))
 }
 
-// process is the host and the process id.
+// process is the host name and the process id.
 var process = func() string {
-	host, _ := os.Hostname() // for people; a lock without it is as good
+	host, _ := os.Hostname() // for people; a lock works without it
 	return fmt.Sprintf("%s:%d", strings.ReplaceAll(host, "\n", " "), os.Getpid())
 }()
 
@@ -246,11 +246,11 @@ var process = func() string {
 const valueMark = "#"
 
 // noteText is the text about a holder, by owner and note. Most holders of a
-// client have the same.
+// client have the same text.
 type noteText struct{ owner, note, text string }
 
-// holderText returns the text about a holder: the value of its hold behind the
-// token.
+// holderText returns the text about a holder, which follows the token in the
+// value of its hold.
 func (d *Driver) holderText(r *driver.Request) string {
 	owner := r.Owner
 	if owner == r.Hold {
@@ -264,7 +264,7 @@ func (d *Driver) holderText(r *driver.Request) string {
 	return last.text
 }
 
-// readValue adds what the value of a hold says to its status.
+// readValue adds the content of a hold's value to its status.
 func readValue(value string, status *driver.Status) {
 	value, is := strings.CutPrefix(value, valueMark)
 	fields := strings.SplitN(value, "\n", 4)

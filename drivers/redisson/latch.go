@@ -14,8 +14,8 @@ import (
 // Latches are Redisson's RCountDownLatch: a decimal number at the name, without
 // a TTL, that is removed at 0. See latch.lua.
 const (
-	latchPrefix  = "dsync_latch"  // of a key with the changes of late, a hash
-	latchPrefix2 = "dsync_latch2" // of the other one: the two take turns
+	latchPrefix  = "dsync_latch"  // of a key with the recent changes, a hash
+	latchPrefix2 = "dsync_latch2" // of the other key: the two alternate
 	latchChannel = "redisson_countdownlatch__channel__"
 )
 
@@ -23,7 +23,7 @@ const (
 // or longer.
 var latchMemory = strconv.FormatInt((2 * driver.RepeatFor).Milliseconds(), 10)
 
-// latchChannelOf returns the channel that tells the end of a latch. Redisson
+// latchChannelOf returns the channel that reports the end of a latch. Redisson
 // puts braces around any name here.
 func latchChannelOf(name string) string { return latchChannel + "{" + name + "}" }
 

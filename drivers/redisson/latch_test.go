@@ -11,7 +11,7 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// setLatch sets a latch that is not there.
+// setLatch sets a latch that does not exist.
 func setLatch(tb testing.TB, d *Driver, name, id string, n int) {
 	tb.Helper()
 	if set, err := d.SetLatch(tb.Context(), name, id, n); err != nil || !set {
@@ -63,7 +63,7 @@ func TestLatchIsRedissons(t *testing.T) {
 		if err := d.DeleteLatch(t.Context(), test.name, "delete"); err != nil {
 			t.Fatal(err)
 		}
-		wantMessage("0") // and not 1, as Redisson: its own waiters would wait for ever
+		wantMessage("0") // and not 1, as in Redisson: its own waiters would wait for ever
 		if ttl := leftOf(s, test.changes); ttl > 2*time.Hour || ttl < 2*time.Hour-hangGuard {
 			t.Errorf("TTL of %q: got %v, want two hours", test.changes, ttl)
 		}
@@ -72,8 +72,8 @@ func TestLatchIsRedissons(t *testing.T) {
 	}
 }
 
-// TestLatchForgets changes a latch for hours on end: each id is known for an
-// hour at least, and for two at most.
+// TestLatchForgets changes a latch for hours: each id is known for at least an
+// hour, and for at most two.
 func TestLatchForgets(t *testing.T) {
 	const first, second = "dsync_latch:{x}", "dsync_latch2:{x}"
 	s := testenv.Redis(t)
@@ -101,7 +101,7 @@ func TestLatchForgets(t *testing.T) {
 		wantNoted("after an hour", second, 1)
 		wantNoted("after an hour", second, 2)
 		passes(second, 50*time.Minute)
-		s.Do("DEL", first) // it ends before the second one lasts for less than an hour
+		s.Do("DEL", first) // it ends before the second one has less than an hour left
 		wantNoted("in the second hour", second, 3)
 		passes(second, 20*time.Minute)
 		wantNoted("after two hours", first, 1)
@@ -114,8 +114,8 @@ func TestLatchForgets(t *testing.T) {
 	}
 }
 
-// TestLatchOverZero: trySetCount(0) of Redisson leaves a key that counts as no
-// latch.
+// TestLatchOverZero: trySetCount(0) of Redisson leaves a key that does not
+// count as a latch.
 func TestLatchOverZero(t *testing.T) {
 	s := testenv.Redis(t)
 	d := openURL(t, "redisson://%s", s.Addr)
@@ -178,7 +178,7 @@ func TestLatchInCluster(t *testing.T) {
 	}
 }
 
-// TestLatchTakesOneRequest: each change, and each question.
+// TestLatchTakesOneRequest: each change and each query takes one request.
 func TestLatchTakesOneRequest(t *testing.T) {
 	s := testenv.Redis(t)
 	d := openURL(t, "redisson://%s", s.Addr)

@@ -23,24 +23,24 @@ type lease struct {
 	request   *driver.Request
 	first     uint64
 	tokens    int32
-	markKnown bool // the grant said whether the name is marked
+	markKnown bool // the grant reported whether the name is marked
 	marked    bool
 
 	mu        sync.Mutex
 	phase     phase
 	term      redisdriver.Term // on the driver's clock
 	contended bool
-	doubtedAt int64 // when the first unanswered request to release the hold was begun
+	doubtedAt int64 // when the first unanswered request to release the hold began
 }
 
-// phase is how far the end of a lease has come.
+// phase is how far the release of a lease has come.
 type phase int8
 
 const (
 	held    phase = iota
 	ending        // Release was called: never renewed again
 	doubted       // a request to release the hold was not answered
-	removed       // by the cleaner after a Release that failed
+	removed       // by the cleaner after a failed Release
 	over
 )
 
@@ -93,8 +93,9 @@ func (l *lease) Release(ctx context.Context) error {
 	return err
 }
 
-// release asks once to end the hold. After a failure, again says that it makes
-// sense to ask again, and left that the request is still on its way.
+// release sends one request to end the hold. After a failure, again reports
+// that another attempt makes sense, and left that the request is still on its
+// way.
 func (l *lease) release(ctx context.Context) (again, left bool, _ error) {
 	d := l.driver
 	own, begun := d.own(l.request), d.life.Now()
@@ -120,8 +121,8 @@ func (l *lease) release(ctx context.Context) (again, left bool, _ error) {
 	return redisdriver.Transient(err) && ctx.Err() == nil, false, err
 }
 
-// doubt notes that a request to release the hold, begun at some time, may have
-// been carried out.
+// doubt notes that a request to release the hold, begun at that time, may have
+// been executed.
 func (l *lease) doubt(begun int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -139,16 +140,16 @@ func (l *lease) leaveToCleaner() {
 	l.driver.ghosts.Add(g)
 }
 
-// ghost returns what the cleaner has to know about the hold. It is called with
-// mu held.
+// ghost returns the information about the hold that the cleaner needs. It is
+// called with mu held.
 func (l *lease) ghost() *ghost {
 	return &ghost{request: l.request, until: l.term.Over(), granted: true}
 }
 
-// released takes an answer to a request to release the hold. Own is how many of
-// the message's receivers were subscriptions of this driver. A repeat that
-// finds nothing counts as the success of the unanswered request before, if that
-// was begun before the hold could have expired.
+// released handles an answer to a request to release the hold. own is how many
+// of the message's receivers were subscriptions of this driver. A repeated
+// request that finds nothing means that the unanswered request before it
+// succeeded, if that request began before the hold could have expired.
 func (l *lease) released(told int64, own int) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -156,7 +157,7 @@ func (l *lease) released(told int64, own int) error {
 	l.phase = over
 	switch {
 	case told >= 0:
-		// a Read that left other readers told nobody
+		// a Read that left other readers notified no client
 		l.contended = l.request.Mode == driver.Read || l.driver.contended(told, own)
 		return nil
 	case before == removed, before == doubted && l.doubtedAt < l.term.Expires():
@@ -166,8 +167,8 @@ func (l *lease) released(told int64, own int) error {
 	return driver.ErrNotHeld
 }
 
-// cleaned is released for an answer to the cleaner: the next call of Release,
-// if there is one, returns the outcome.
+// cleaned is like released, for an answer to the cleaner: the next call of
+// Release, if there is one, returns the outcome.
 func (l *lease) cleaned(told int64) {
 	if l.released(told, 0) == nil {
 		l.mu.Lock()
@@ -193,7 +194,7 @@ func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
 	return err
 }
 
-// ask asks whether the server still has the hold, and changes nothing.
+// ask queries whether the server still has the hold, and changes nothing.
 func (l *lease) ask(ctx context.Context) error {
 	if !l.isHeld() {
 		return driver.ErrNotHeld
@@ -205,7 +206,7 @@ func (l *lease) ask(ctx context.Context) error {
 	return err
 }
 
-// has asks whether the server has a hold. A key of another kind has none.
+// has queries whether the server has a hold. A key of another kind has no hold.
 func (d *Driver) has(ctx context.Context, r *driver.Request) (bool, error) {
 	b := d.client.B()
 	commands := []rueidis.Completed{b.Hexists().Key(r.Name).Field(fieldOf(r.Mode, r.Hold)).Build()}
@@ -240,9 +241,9 @@ func (d *Driver) has(ctx context.Context, r *driver.Request) (bool, error) {
 	return true, nil
 }
 
-// overwritten reports whether a request failed because another user wrote
-// something else to the key of a hold. The error may also be about a key that
-// belongs to the lock, such as a queue: then the server still has the hold.
+// overwritten reports whether a request failed because another user overwrote
+// the key of a hold. The error may also be about a key that belongs to the
+// lock, such as a queue. In this case the server still has the hold.
 func (d *Driver) overwritten(ctx context.Context, r *driver.Request, err error) bool {
 	if !isWrongType(err) {
 		return false
@@ -276,7 +277,7 @@ func (l *lease) isHeld() bool {
 	return l.phase == held
 }
 
-// Forget ends the lease on this side.
+// Forget ends the lease in this process only.
 func (l *lease) Forget() {
 	l.mu.Lock()
 	defer l.mu.Unlock()

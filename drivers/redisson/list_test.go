@@ -52,8 +52,8 @@ func TestListOfManyNames(t *testing.T) {
 	}
 }
 
-// TestListWhenTheServerIsStartedAgain wants an error: a cursor of before means
-// nothing to a server that was started again.
+// TestListWhenTheServerIsStartedAgain wants an error, since an old cursor means
+// nothing to a restarted server.
 func TestListWhenTheServerIsStartedAgain(t *testing.T) {
 	const n = 5000
 	s := testenv.Redis(t, "--appendonly", "yes", "--appendfsync", "always")
@@ -87,7 +87,7 @@ func TestListOfSilentServer(t *testing.T) {
 	drivertest.ListOfSilentServer(t, d, s.Freeze, s.Thaw)
 }
 
-// testClusterList lists names of all nodes, and asks no replica.
+// testClusterList lists names of all nodes, and queries no replica.
 func testClusterList(t *testing.T, c *testenv.Cluster) {
 	d := openURL(t, "%s", clusterURL(c))
 	const n = 30

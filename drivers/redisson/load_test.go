@@ -20,12 +20,12 @@ import (
 // loadTTL is the TTL of the clients of a load, shorter than a fail-over takes.
 const loadTTL = 3 * time.Second
 
-// load is clients that take locks one after the other, whatever becomes of the
-// servers.
+// load is a set of clients that acquire locks one after the other, whatever
+// happens to the servers.
 type load struct {
 	history *history.History
 	names   []string
-	hold    time.Duration            // at most; 0: a lock is given back at once
+	hold    time.Duration            // at most; 0: a lock is released at once
 	grants  map[string]*atomic.Int64 // by name
 	ended   atomic.Bool
 	wg      sync.WaitGroup
@@ -76,7 +76,7 @@ func (l *load) use(t *testing.T, c *dsync.Client, label, name string) {
 	op.Released(lease.Unlock(op.Releasing(context.Background())))
 }
 
-// end ends the load when everybody has got what they ask for.
+// end ends the load when every caller has been granted its locks.
 func (l *load) end() {
 	l.ended.Store(true)
 	l.wg.Wait()
@@ -91,7 +91,8 @@ func (l *load) goesOn(t *testing.T) {
 	}
 }
 
-// disturb has the load go on, injects a fault, and has it go on again.
+// disturb waits for the load to make progress, injects a fault, and waits for
+// progress again.
 func (l *load) disturb(t *testing.T, fault string, f func()) {
 	t.Helper()
 	l.goesOn(t)
@@ -101,9 +102,9 @@ func (l *load) disturb(t *testing.T, fault string, f func()) {
 	l.goesOn(t)
 }
 
-// judge ends the load and judges it. Detect is how long after a fault two may
-// think that they hold a lock, since a fail-over forgot the hold of the first;
-// 0 where nothing may be forgotten.
+// judge ends the load and judges it. detect is how long after a fault two
+// callers may believe that they hold a lock, since a fail-over forgot the hold
+// of the first. It is 0 if nothing may be forgotten.
 func (l *load) judge(t *testing.T, detect time.Duration) {
 	t.Helper()
 	l.end()
@@ -124,8 +125,8 @@ func (l *load) judge(t *testing.T, detect time.Duration) {
 	}
 }
 
-// soonAfter reports whether what happened is over within detect after a fault,
-// and began after the fault.
+// soonAfter reports whether a violation began after a fault and ended within
+// detect.
 func soonAfter(events []history.Event, v history.Violation, detect time.Duration) bool {
 	var on history.Event
 	for _, e := range events {
@@ -141,12 +142,12 @@ func soonAfter(events []history.Event, v history.Violation, detect time.Duration
 	return false
 }
 
-// detectLoss is how long the clients of a load may hold what a fail-over lost:
-// until the first renewal after it, with some time for a request that hangs.
+// detectLoss is how long the clients of a load may hold a lock that a fail-over
+// lost: until the next renewal, with some time for a request that hangs.
 const detectLoss = loadTTL/3 + loadTTL/6 + time.Second
 
-// lostByRenewal waits until a lease is lost, and wants that to be known from
-// the server, before the lease ends by itself.
+// lostByRenewal waits until a lease is lost. It wants the server to report the
+// loss before the lease expires.
 func lostByRenewal(t *testing.T, lease *dsync.Lease) {
 	t.Helper()
 	select {

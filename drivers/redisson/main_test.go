@@ -26,16 +26,16 @@ func TestMain(m *testing.M) {
 	)
 }
 
-// hangGuard is no expectation of how long something takes.
+// hangGuard is not an expectation of how long something takes.
 const hangGuard = 30 * time.Second
 
-// testTTL is the TTL of requests, unless a test says otherwise. Close may have
-// to wait for it where a connection broke.
+// testTTL is the TTL of requests, unless a test sets another. Close may have to
+// wait for it if a connection broke.
 const testTTL = 10 * time.Second
 
 var holds atomic.Int64
 
-// events counts what a driver tells of a request.
+// events counts the events that a driver reports for a request.
 type events struct {
 	tokens  int
 	asked   atomic.Int64
@@ -60,13 +60,13 @@ func request(name string) *driver.Request {
 	return &driver.Request{Name: name, Hold: hold, Owner: "somebody", TTL: testTTL, Events: newEvents()}
 }
 
-// valueOf returns what the lock keeps about the hold of a lease with tokens.
+// valueOf returns the value in the lock for the hold of a lease with tokens.
 func valueOf(l *lease) string {
 	return fmt.Sprintf("#%d", l.first+uint64(l.tokens)-1) + l.driver.holderText(l.request)
 }
 
-// forLong is for holds that outlive a fail-over, or much work of a busy
-// machine.
+// forLong returns a request for a hold that outlives a fail-over, or much work
+// of a busy machine.
 func forLong(name string) *driver.Request {
 	r := request(name)
 	r.TTL = time.Minute
@@ -95,7 +95,7 @@ func tryOpen(tb testing.TB, url string) (*Driver, error) {
 	defer cancel()
 	d, _, err := driver.Open(ctx, url)
 	if err != nil {
-		tb.Log(err) // where passwords are looked for
+		tb.Log(err) // the log is searched for passwords
 		return nil, err
 	}
 	return d.(*Driver), nil
@@ -111,7 +111,7 @@ func closeLater(tb testing.TB, d *Driver) {
 	})
 }
 
-// newClient returns a client as a user would make it.
+// userClient returns a client as a user would make it.
 func userClient(tb testing.TB, o rueidis.ClientOption) rueidis.Client {
 	tb.Helper()
 	o.DisableCache = true
@@ -198,7 +198,7 @@ func subscribers(tb testing.TB, s *testenv.RedisServer, name string, want int64)
 	testenv.Eventually(tb, func() bool { return s.SubscriberCount(channel) == want }, fmt.Sprintf("%d subscribers of %s", want, channel))
 }
 
-// keysOf returns all keys of a server but those that hold tokens, and lines.
+// keysOf returns all keys of a server except tokens and lines.
 func keysOf(s *testenv.RedisServer) []string {
 	var keys []string
 	for _, key := range s.Do("KEYS", "*").([]any) {

@@ -10,9 +10,9 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// TestMarkedCostsOneRequestOnce locks names of which some are marked, by one
-// request each and many together: once somebody wanted to know of marks, grants
-// say so.
+// TestMarkedCostsOneRequestOnce locks names, some of which are marked, by one
+// request each and many together. After the first query for marks, grants
+// report them.
 func TestMarkedCostsOneRequestOnce(t *testing.T) {
 	s := testenv.Redis(t)
 	for _, fence := range []string{"own", "redisson"} {
@@ -63,8 +63,8 @@ func TestMarkedCostsOneRequestOnce(t *testing.T) {
 	}
 }
 
-// TestMarkedLeavesForeignLocksAlone asks for names that other programs hold,
-// for times that no answer of the server may take for a grant.
+// TestMarkedLeavesForeignLocksAlone queries names that other programs hold.
+// Their remaining times must not be mistaken for grants.
 func TestMarkedLeavesForeignLocksAlone(t *testing.T) {
 	s := testenv.Redis(t)
 	d := openURL(t, "redisson://%s", s.Addr)

@@ -11,9 +11,9 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// beginMove has the slot of a key be about to move: its node does not make keys
-// any more that are missing, not for scripts either that have removed them. The
-// function that it returns ends the move.
+// beginMove prepares the move of a key's slot: its node no longer creates
+// missing keys, not even for scripts that have removed them. The function that
+// it returns ends the move.
 func beginMove(c *testenv.Cluster, key string) (end func()) {
 	from, to := c.Owner(key), c.Nodes[0]
 	if to == from {
@@ -25,9 +25,8 @@ func beginMove(c *testenv.Cluster, key string) (end func()) {
 	return func() { c.MoveSlot(key, to) }
 }
 
-// TestReleaseInASlotThatMoves: what ends a hold, or a place in a queue, runs to
-// its end where the keys are there, also if they are not any more when it is
-// done.
+// TestReleaseInASlotThatMoves: a request that ends a hold, or a place in a
+// queue, completes if the keys are there at its start, even if it removes them.
 func TestReleaseInASlotThatMoves(t *testing.T) {
 	c := testenv.RedisCluster(t, 3, 0)
 	t.Run("plain", func(t *testing.T) {
@@ -44,7 +43,7 @@ func TestReleaseInASlotThatMoves(t *testing.T) {
 		const name = "{permits}x"
 		l := acquire(t, d, permits(2, 3, forLong(name)))
 		node := c.Owner(name)
-		node.Do("ZADD", endsKey(name), "1", "that of the dead") // and is over
+		node.Do("ZADD", endsKey(name), "1", "that of the dead") // and has expired
 		node.Do("DECR", name)
 		w := wait(t, d, permits(3, 3, request(name)))
 		end := beginMove(c, name)
@@ -106,7 +105,7 @@ func TestReleaseInASlotThatMoves(t *testing.T) {
 	})
 }
 
-// tryAgains returns how often a server said that a slot moves.
+// tryAgains returns how often a server reported that a slot moves.
 func tryAgains(s *testenv.RedisServer) int {
 	n := 0
 	for _, line := range strings.Split(s.Do("INFO", "errorstats").(string), "\r\n") {
@@ -117,8 +116,8 @@ func tryAgains(s *testenv.RedisServer) int {
 	return n
 }
 
-// TestWaitersStayInASlotThatMoves: waiters that are told that the slot moves go
-// on waiting, and keep their places in a queue.
+// TestWaitersStayInASlotThatMoves: waiters whose request fails because the slot
+// moves continue to wait, and keep their places in a queue.
 func TestWaitersStayInASlotThatMoves(t *testing.T) {
 	c := testenv.RedisCluster(t, 3, 0)
 	for kind, n := range map[string]int{"plain": 1, "fair": 3} {

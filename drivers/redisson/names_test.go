@@ -54,8 +54,8 @@ func TestNamesThatAreKeys(t *testing.T) {
 	}
 }
 
-// TestNamesInBraces share channels and keys with the name inside the braces, so
-// nobody can use them, in any way.
+// TestNamesInBraces: such a name would share channels and keys with the name
+// inside the braces, so no call accepts it.
 func TestNamesInBraces(t *testing.T) {
 	s := testenv.Redis(t)
 	d, fair := openURL(t, "redisson://%s", s.Addr), openURL(t, "redisson://%s?fair=true", s.Addr)
@@ -82,8 +82,8 @@ func TestNamesInBraces(t *testing.T) {
 	wantNoKeys(t, s)
 }
 
-// TestNamesShareNothing makes the keys and channels of names that are as alike
-// as can be, for drivers on one server and in a cluster.
+// TestNamesShareNothing makes the keys and channels of very similar names, for
+// drivers on one server and in a cluster.
 func TestNamesShareNothing(t *testing.T) {
 	const hold = "00000000-0000-4000-8000-000000000000:1"
 	parts := append([]string{"{", "}", "{", "}", "x", ":", "timeout", hold, readHold, "1", channelPrefix, readWritePrefix, permitPrefix, latchChannel}, keyPrefixes...)

@@ -19,7 +19,7 @@ import (
 )
 
 const (
-	// the pause between looks at the topology by the clients that Open makes
+	// the interval at which the clients that Open makes read the topology
 	refreshing = 10 * time.Second
 	maxReplica = 100
 )
@@ -38,7 +38,7 @@ var clientName = "dsync-" + strings.Map(func(r rune) rune {
 
 func init() { driver.Register("redisson", open) }
 
-// target is the server that a URL names.
+// target is the server in a URL.
 type target struct {
 	mode   string
 	option rueidis.ClientOption
@@ -87,7 +87,7 @@ func readOptions(u *driver.URL, fenced bool) *Options {
 	return o
 }
 
-// readTarget reads all parameters before it judges any, so an unknown parameter
+// readTarget reads all parameters before it checks any, so an unknown parameter
 // is reported first.
 func readTarget(u *driver.URL) (*target, error) {
 	t := &target{mode: u.Choice("mode", "single", "sentinel", "cluster")}
@@ -124,7 +124,7 @@ func readTarget(u *driver.URL) (*target, error) {
 	return t, nil
 }
 
-// settle sets what of the options follows from the mode.
+// settle sets the options that follow from the mode.
 func (t *target) settle() {
 	o := &t.option
 	o.AlwaysPipelining = true
@@ -140,13 +140,14 @@ func (t *target) settle() {
 
 // Connect connects to servers that a URL cannot describe: with credentials, a
 // TLS configuration or a dialer of the program, or the options of another
-// client library (docs/choosing.md has those of go-redis). The driver has the
-// connections for itself, and closes them. Connect fails within ctx.
+// client library (see docs/choosing.md for go-redis). The driver does not share
+// the connections, and closes them. Connect fails within ctx.
 //
-// Of server these fields count: InitAddress, Username, Password,
-// AuthCredentialsFn, SelectDB, TLSConfig, DialCtxFn; and Sentinel with a
-// MasterSet, for the primary that sentinels name, or ForceSingleClient, for one
-// server. Without both, the servers are a cluster. All else is as with a URL.
+// Connect uses these fields of server: InitAddress, Username, Password,
+// AuthCredentialsFn, SelectDB, TLSConfig and DialCtxFn; and Sentinel with a
+// MasterSet, for the primary that sentinels report, or ForceSingleClient, for
+// one server. Without these two fields, the servers are a cluster. Everything
+// else is as with a URL.
 func Connect(ctx context.Context, server rueidis.ClientOption, o *Options) (*Driver, error) {
 	t := &target{mode: "cluster", option: redisdial.Defaults(clientName)}
 	switch {
@@ -175,7 +176,7 @@ func Connect(ctx context.Context, server rueidis.ClientOption, o *Options) (*Dri
 	return d, nil
 }
 
-// connect makes the client. The library connects under no context, so until
+// connect makes the client. The library connects without a context, so until
 // Open is done the dialer ends with the context of Open.
 func connect(ctx context.Context, t *target, o *Options) (*Driver, error) {
 	dialer := redisdial.New(t.option.DialCtxFn)
@@ -212,8 +213,8 @@ func connect(ctx context.Context, t *target, o *Options) (*Driver, error) {
 	return d, nil
 }
 
-// unsent marks the errors of dial: the request that needed the connection was
-// not sent.
+// unsent marks the errors of dial, because the request that needed the
+// connection was not sent.
 func unsent(dial redisdial.Func) redisdial.Func {
 	return func(ctx context.Context, addr string, nd *net.Dialer, config *tls.Config) (net.Conn, error) {
 		c, err := dial(ctx, addr, nd, config)
@@ -224,7 +225,7 @@ func unsent(dial redisdial.Func) redisdial.Func {
 	}
 }
 
-// openError puts an error of the library in the words of the URL.
+// openError rewords an error of the library in the terms of the URL.
 func openError(ctx context.Context, t *target, err error) error {
 	if ended := ctx.Err(); ended != nil {
 		return fmt.Errorf("%w: %w", ended, err)
@@ -249,7 +250,7 @@ func openError(ctx context.Context, t *target, err error) error {
 
 // tlsHint returns a hint if an error looks as if the server spoke TLS and the
 // URL did not, or the reverse, and "" otherwise. A server without TLS takes the
-// handshake for a command and waits for its end; a server with TLS closes a
+// handshake for a command and waits for its end. A server with TLS closes a
 // plain connection.
 func tlsHint(on bool, err error) string {
 	var dial *net.OpError

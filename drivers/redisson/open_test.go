@@ -77,8 +77,7 @@ func TestOpenOrder(t *testing.T) {
 	}
 }
 
-// TestOpenKeepsValuesQuiet: what is given to the wrong parameter may be a
-// secret.
+// TestOpenKeepsValuesQuiet: the value of a mistaken parameter may be a secret.
 func TestOpenKeepsValuesQuiet(t *testing.T) {
 	secret := testenv.Password()
 	for _, before := range []string{"h?ttl=", "h?mode=", "h?fair=", "h?fair=true&order=", "h?write=", "h?pubsub=", "h?fence=", "h?fenced=", "h?evict=", "h?require=", "h?waitreplicas=", "h?waitlimit=",
@@ -93,8 +92,8 @@ func TestOpenKeepsValuesQuiet(t *testing.T) {
 	}
 }
 
-// TestOpenHintsAtTLS: who forgot tls=true, or gave it for nothing, is told so
-// by what the server does.
+// TestOpenHintsAtTLS: a missing or superfluous tls=true is reported, by the
+// behavior of the server.
 func TestOpenHintsAtTLS(t *testing.T) {
 	plain, encrypted := testenv.Redis(t), testenv.RedisTLS(t, testenv.NewCertificates(t))
 	for _, test := range []struct{ url, want string }{
@@ -128,7 +127,8 @@ func TestOpenUser(t *testing.T) {
 	}
 }
 
-// TestPingOfARefusedClient changes the password of a client that cannot know.
+// TestPingOfARefusedClient changes the password of a client without its
+// knowledge.
 func TestPingOfARefusedClient(t *testing.T) {
 	s, password := testenv.Redis(t), testenv.Password()
 	s.Do("ACL", "SETUSER", "locker", "on", ">"+password, "~*", "&*", "+@all")
@@ -164,7 +164,7 @@ func TestOpenDatabase(t *testing.T) {
 }
 
 func TestOpenEndsWithItsContext(t *testing.T) {
-	black, err := net.Listen("tcp", "127.0.0.1:0") // accepts and says nothing
+	black, err := net.Listen("tcp", "127.0.0.1:0") // accepts and does not answer
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -236,7 +236,7 @@ func TestOpenWhereLocksCanBeEvicted(t *testing.T) {
 }
 
 func TestOpenWithLittlePermission(t *testing.T) {
-	s := testenv.Redis(t, "--maxmemory-policy", "volatile-ttl") // which INFO would tell
+	s := testenv.Redis(t, "--maxmemory-policy", "volatile-ttl") // which INFO would report
 	password := testenv.Password()
 	s.Do(append([]string{"ACL", "SETUSER", "locker", "on", ">" + password}, leastRights(t, "`Inspect`, `ForceUnlock`")...)...)
 	url := fmt.Sprintf("redisson://locker:%s@%s", password, s.Addr)

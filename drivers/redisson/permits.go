@@ -30,13 +30,13 @@ func endsKey(name string) string { return readPrefix(name) + endsSuffix }
 // permitKeys adds the keys of the scripts for permits.
 func permitKeys(name string, keys []string) []string { return append(keys, name, endsKey(name)) }
 
-// permitArgs adds what begins the members of a hold, and their number.
+// permitArgs adds the prefix of a hold's members, and their number.
 func permitArgs(hold string, n int, args []string) []string {
 	sum := sha1.Sum([]byte(hold))
 	return append(args, string(sum[:12]), strconv.Itoa(n))
 }
 
-// permitMembers are the members of a hold: see permits.lua.
+// permitMembers returns the members of a hold: see permits.lua.
 func permitMembers(hold string, n int) []string {
 	members := make([]string, n)
 	first := permitArgs(hold, n, nil)[0]
@@ -46,7 +46,7 @@ func permitMembers(hold string, n int) []string {
 	return members
 }
 
-// tellPermitsArgs adds the arguments by which scripts tell the waiters for
+// tellPermitsArgs adds the arguments with which scripts notify the waiters for
 // permits.
 func (d *Driver) tellPermitsArgs(name string, args []string) []string {
 	return append(append(args, prefixName(permitPrefix, name)), d.checked.words...)
@@ -75,9 +75,9 @@ func (d *Driver) inspectPermits(ctx context.Context, name string) (driver.Status
 	return status, err
 }
 
-// readPermits reads the answer of permitInspectScript. Hold begins the ids of
-// the permits of a hold, as Java writes ids. A permit of Java without an end
-// has no TTL.
+// readPermits reads the answer of permitInspectScript. hold is the prefix of
+// the ids of a hold's permits, as Java writes ids. A permit of Java without an
+// end has no TTL.
 func readPermits(result rueidis.RedisResult) (status driver.Status, err error) {
 	answer, err := result.ToArray()
 	if err != nil {
@@ -104,8 +104,8 @@ func readPermits(result rueidis.RedisResult) (status driver.Status, err error) {
 	return status, err
 }
 
-// isWrongType reports whether a server refused a command because the key is of
-// another kind.
+// isWrongType reports whether a server refused a command because the key has
+// another type.
 func isWrongType(err error) bool {
 	answer, ok := rueidis.IsRedisErr(err)
 	return ok && redisdial.HasCode(answer.Error(), "WRONGTYPE")

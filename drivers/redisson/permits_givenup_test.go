@@ -15,8 +15,8 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// manyGivenUp is how many acquires of two permits each of the two tests below
-// gives up.
+// manyGivenUp is how many acquires of two permits are given up in each of the
+// two tests below.
 const manyGivenUp, atATime = 1000, 50
 
 // wantAllFree waits until all permits are free, long before the end of any
@@ -30,8 +30,8 @@ func wantAllFree(t *testing.T, s *testenv.RedisServer, name string, limit int) {
 	testenv.Eventually(t, func() bool { return s.SubscriberCount(prefixName(permitPrefix, name)) == 0 }, "nobody listens")
 }
 
-// TestUnansweredAcquiresLeaveNoPermits: the server grants what nobody hears of,
-// or, every other time, after the callers have given up.
+// TestUnansweredAcquiresLeaveNoPermits: the server grants requests whose
+// answers are lost, or, every other time, after the callers have given up.
 func TestUnansweredAcquiresLeaveNoPermits(t *testing.T) {
 	const limit = 2 * atATime
 	s := testenv.Redis(t)
@@ -70,7 +70,7 @@ func TestUnansweredAcquiresLeaveNoPermits(t *testing.T) {
 			}
 		}
 		link.Heal()
-		if late { // the answers come after all, and say what was carried out
+		if late { // the answers arrive after all, and report the outcome
 			testenv.Eventually(t, func() bool { return ghostsOf(d) <= ghosts }, "nothing more is left to be cleaned up")
 		}
 		wantAllFree(t, s, "x", limit)
@@ -82,8 +82,8 @@ func TestUnansweredAcquiresLeaveNoPermits(t *testing.T) {
 	}
 }
 
-// TestCanceledAcquiresLeaveNoPermits cancels waits while others give back what
-// is waited for, and take it again.
+// TestCanceledAcquiresLeaveNoPermits cancels waits while other callers release
+// the wanted permits and acquire them again.
 func TestCanceledAcquiresLeaveNoPermits(t *testing.T) {
 	const limit = 3
 	s := testenv.Redis(t)
@@ -119,7 +119,7 @@ func TestCanceledAcquiresLeaveNoPermits(t *testing.T) {
 	holder.Go(func() {
 		for !ended.Load() {
 			release(t, acquire(t, other, permits(2, limit, forLong("x"))))
-			time.Sleep(rand.N(2 * time.Millisecond)) // for the others
+			time.Sleep(rand.N(2 * time.Millisecond)) // for the other callers
 		}
 	})
 	callers.Wait()

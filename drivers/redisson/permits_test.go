@@ -14,7 +14,7 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// permits makes a request one for n of limit permits.
+// permits changes a request to n of limit permits.
 func permits(n, limit int, r *driver.Request) *driver.Request {
 	r.Mode, r.Permits, r.Limit = driver.Permit, n, limit
 	return r
@@ -37,7 +37,7 @@ func wantFree(tb testing.TB, s *testenv.RedisServer, name string, want int) {
 	}
 }
 
-// timeOf is the server's time in milliseconds.
+// timeOf returns the server's time in milliseconds.
 func timeOf(s *testenv.RedisServer) int64 {
 	now := s.Do("TIME").([]any)
 	seconds, _ := strconv.ParseInt(now[0].(string), 10, 64)
@@ -89,7 +89,7 @@ func TestPermitWireFormatIsRedissons(t *testing.T) {
 }
 
 // TestPermitsBesideThoseOfJava has permits as Java makes them: with an end,
-// over, and without an end.
+// expired, and without an end.
 func TestPermitsBesideThoseOfJava(t *testing.T) {
 	s := testenv.Redis(t)
 	d := openURL(t, "redisson://%s", s.Addr)
@@ -103,13 +103,13 @@ func TestPermitsBesideThoseOfJava(t *testing.T) {
 	if _, err := d.Acquire(t.Context(), permits(1, 3, noWait("x"))); err != driver.ErrLimit {
 		t.Errorf("Acquire with another limit than Java's: got %v, want ErrLimit", err)
 	}
-	l := acquire(t, d, permits(2, 4, request("x"))) // with that which is over
+	l := acquire(t, d, permits(2, 4, request("x"))) // with the expired permit
 	wantFree(t, s, "x", 0)
 	if _, err := d.Acquire(t.Context(), permits(1, 0, noWait("x"))); err != driver.ErrLocked {
 		t.Errorf("Acquire of a permit too many: got %v, want ErrLocked", err)
 	}
 	w := wait(t, d, permits(1, 0, request("x")))
-	if s.Do("ZREM", "{x}:timeout", "0123456789abcdef"); s.Do("INCR", "x") == int64(1) { // as Java gives it back
+	if s.Do("ZREM", "{x}:timeout", "0123456789abcdef"); s.Do("INCR", "x") == int64(1) { // as Java releases it
 		s.Do("PUBLISH", "redisson_sc:{x}", "1")
 	}
 	release(t, w.granted(t))
@@ -124,8 +124,8 @@ func TestPermitsBesideThoseOfJava(t *testing.T) {
 	wantFree(t, s, "x", 4)
 }
 
-// TestLimitsLastAsLongAsHolds: a limit that came with a grant is there as long
-// as the longest hold, also if the hold is renewed.
+// TestLimitsLastAsLongAsHolds: a limit that came with a grant exists as long as
+// the longest hold, even if the hold is renewed.
 func TestLimitsLastAsLongAsHolds(t *testing.T) {
 	s := testenv.Redis(t)
 	d := openURL(t, "redisson://%s", s.Addr)
@@ -138,7 +138,7 @@ func TestLimitsLastAsLongAsHolds(t *testing.T) {
 				t.Errorf("%q lasts %v, and a hold %v", key, left, month)
 			}
 		}
-		release(t, acquire(t, d, permits(1, 3, request("x")))) // changes nothing of that
+		release(t, acquire(t, d, permits(1, 3, request("x")))) // does not change this
 	}
 	release(t, long)
 	for _, key := range []string{"x", "{x}:timeout"} {
@@ -210,7 +210,7 @@ func TestPermitsOfOneNameAreRenewedTogether(t *testing.T) {
 	}
 	lock := acquire(t, d, request("lock"))
 	leases = append(leases, lock)
-	s.Do("ZREM", "{x1}:timeout", func() string { // one of those with two permits has lost one
+	s.Do("ZREM", "{x1}:timeout", func() string { // a hold with two permits has lost one
 		sum := sha1.Sum([]byte(leases[names+1].(*lease).request.Hold))
 		return string(sum[:12]) + "\x00\x00\x00\x02"
 	}())
@@ -228,7 +228,7 @@ func TestPermitsOfOneNameAreRenewedTogether(t *testing.T) {
 			}
 		}
 	}, "evalsha", "eval")
-	const rest = 1 // what is left of the hold that has lost a permit is given back
+	const rest = 1 // the rest of the hold that has lost a permit is released
 	if runs := counts["evalsha"] + counts["eval"]; runs > 2*(1+names*(1+each/renewKeys)+rest) {
 		t.Errorf("%d leases were renewed by %d runs of scripts", len(leases), runs)
 	}
@@ -239,8 +239,8 @@ func TestPermitsOfOneNameAreRenewedTogether(t *testing.T) {
 	}
 }
 
-// TestManyPermitsAreRenewedAsLocksAre counts what the renewals of 10,000 holds
-// cost the server.
+// TestManyPermitsAreRenewedAsLocksAre counts the cost of renewing 10,000 holds
+// on the server.
 func TestManyPermitsAreRenewedAsLocksAre(t *testing.T) {
 	const n = 10_000
 	s := testenv.Redis(t)
@@ -270,8 +270,8 @@ func TestManyPermitsAreRenewedAsLocksAre(t *testing.T) {
 	}
 }
 
-// TestLimitThatJavaMakesPermanent: addPermits of Redisson is a SET, which drops
-// the TTL of a limit that a grant made.
+// TestLimitThatJavaMakesPermanent: addPermits of Redisson is a SET, which
+// removes the TTL of a limit that a grant made.
 func TestLimitThatJavaMakesPermanent(t *testing.T) {
 	s := testenv.Redis(t)
 	d := openURL(t, "redisson://%s", s.Addr)
@@ -295,8 +295,8 @@ func TestLimitThatJavaMakesPermanent(t *testing.T) {
 	}
 }
 
-// TestHoldThatLostAPermit, which Java may give back by its id, keeps none of
-// the others.
+// TestHoldThatLostAPermit: Java may release a permit by its id, and the hold
+// then keeps none of the others.
 func TestHoldThatLostAPermit(t *testing.T) {
 	s := testenv.Redis(t)
 	d := openURL(t, "redisson://%s", s.Addr)
@@ -334,7 +334,7 @@ func TestHoldThatLostAPermit(t *testing.T) {
 	}
 }
 
-// TestMessageOfTwoPermits: no number of free permits means anything else on
+// TestMessageOfTwoPermits: no number of free permits has another meaning on
 // their channel.
 func TestMessageOfTwoPermits(t *testing.T) {
 	s := testenv.Redis(t)
@@ -409,8 +409,8 @@ func TestCloseGivesPermitsBack(t *testing.T) {
 	}
 }
 
-// testClusterPermits has permits of names on all nodes waited for, renewed
-// together, listed and looked at.
+// testClusterPermits waits for permits of names on all nodes, renews them
+// together, lists and inspects them.
 func testClusterPermits(t *testing.T, c *testenv.Cluster) {
 	const n = 12
 	for _, kind := range []string{"", "&pubsub=plain", "&pubsub=both"} {

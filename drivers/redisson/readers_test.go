@@ -11,8 +11,8 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// TestDeadReader: a reader that is gone holds nobody up beyond its own TTL,
-// however long others read and renew.
+// TestDeadReader: a dead reader delays no client beyond its own TTL, however
+// long other readers read and renew.
 func TestDeadReader(t *testing.T) {
 	s := testenv.Redis(t)
 	d := openURL(t, "redisson://%s", s.Addr)
@@ -73,8 +73,8 @@ func TestDeadReader(t *testing.T) {
 const javaReader = "8743c9c0-0795-4907-87fd-6c719a6b4586:41"
 
 // TestReaderOfJava has a count and a key for each hold. Redisson does not renew
-// all of these keys: a reader of Java lives as long as the lock, with its keys
-// or without.
+// all of these keys, so a reader of Java lives as long as the lock, with or
+// without its keys.
 func TestReaderOfJava(t *testing.T) {
 	s := testenv.Redis(t)
 	d := openURL(t, "redisson://%s", s.Addr)
@@ -113,7 +113,7 @@ func TestReaderOfJava(t *testing.T) {
 	}
 }
 
-// TestHoldBesideModeOfJava: Java's read-write lock is granted beside a lock of
+// TestHoldBesideModeOfJava: Java's read-write lock is granted despite a lock of
 // dsync, whose hash then has a mode. The hold stays.
 func TestHoldBesideModeOfJava(t *testing.T) {
 	s := testenv.Redis(t)
@@ -127,8 +127,8 @@ func TestHoldBesideModeOfJava(t *testing.T) {
 }
 
 // TestDeadReaderOfJava: readers of dsync come and go, so that the lock never
-// ends, until one waits to write. Then no more come, and the dead reader is
-// over when the lock ends, by the TTL of the last reader.
+// ends, until a writer waits. Then no more readers come, and the dead reader
+// ends with the lock, by the TTL of the last reader.
 func TestDeadReaderOfJava(t *testing.T) {
 	s := testenv.Redis(t)
 	d, other := openURL(t, "redisson://%s", s.Addr), openURL(t, "redisson://%s", s.Addr)
@@ -143,7 +143,7 @@ func TestDeadReaderOfJava(t *testing.T) {
 			l, err := d.Acquire(t.Context(), inMode(driver.Read, during(ttl, noWait("x"))))
 			time.Sleep(10 * time.Millisecond)
 			if err == nil {
-				_ = l.Release(t.Context()) // it may be over on a busy machine
+				_ = l.Release(t.Context()) // it may have expired on a busy machine
 			}
 		}
 	}()
@@ -216,7 +216,7 @@ func TestReleaseOfAReaderShortensNoOther(t *testing.T) {
 }
 
 // TestReaderLastsAsLongAsItsLock looks for a reader that ends before the lock,
-// which then would not end with the reader: some servers look at the clock for
+// which then would not end with the reader. Some servers read the clock for
 // each command of a script.
 func TestReaderLastsAsLongAsItsLock(t *testing.T) {
 	s := testenv.Redis(t)
@@ -236,8 +236,8 @@ func TestReaderLastsAsLongAsItsLock(t *testing.T) {
 	}
 }
 
-// TestWatchOfReaders: a watcher hears of the end of each reader. A waiter hears
-// only of the last.
+// TestWatchOfReaders: a watcher is notified of the end of each reader. A waiter
+// is notified only of the last.
 func TestWatchOfReaders(t *testing.T) {
 	s := testenv.Redis(t)
 	d, watcher, waits := openURL(t, "redisson://%s", s.Addr), openURL(t, "redisson://%s", s.Addr), openURL(t, "redisson://%s", s.Addr)
@@ -248,7 +248,7 @@ func TestWatchOfReaders(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer stop()
-	for range 3 { // one for each channel that is subscribed
+	for range 3 { // one for each subscribed channel
 		<-changed
 	}
 	w := wait(t, waits, write("x"))
@@ -268,8 +268,9 @@ func TestWatchOfReaders(t *testing.T) {
 	release(t, w.granted(t))
 }
 
-// TestManyReaders: more than are looked at first. Nearly all are dead, the lock
-// lasts as long as those that live, and is free after the last.
+// TestManyReaders: there are more readers than the script checks first. Nearly
+// all are dead. The lock lasts as long as the live readers, and is free after
+// the last of them.
 func TestManyReaders(t *testing.T) {
 	s := testenv.Redis(t)
 	d := openURL(t, "redisson://%s", s.Addr)
@@ -302,7 +303,8 @@ func TestManyReaders(t *testing.T) {
 	wantNoKeys(t, s)
 }
 
-// TestCostOfManyReaders counts what the server does when many who read let go.
+// TestCostOfManyReaders counts the work of the server when many readers
+// release.
 func TestCostOfManyReaders(t *testing.T) {
 	s := testenv.Redis(t)
 	d := openURL(t, "redisson://%s", s.Addr)

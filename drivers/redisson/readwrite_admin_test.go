@@ -90,8 +90,8 @@ func TestForceUnlockReadWrite(t *testing.T) {
 	}
 }
 
-// either is closed when one of two waiters is done. The first lets go, so that
-// the other one gets on.
+// either is closed when one of two waiters is done. The first waiter releases,
+// so that the other one is granted the lock.
 func either(waiters []*waiter) <-chan struct{} {
 	done := make(chan struct{})
 	go func() { // ends with a waiter

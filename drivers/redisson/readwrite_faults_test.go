@@ -11,17 +11,17 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// TestLostAnswersOfReadersAndWriters: what a request may have left behind is
-// removed.
+// TestLostAnswersOfReadersAndWriters: whatever a request may have left behind
+// is removed.
 func TestLostAnswersOfReadersAndWriters(t *testing.T) {
 	s := testenv.Redis(t)
 	other := openURL(t, "redisson://%s", s.Addr)
 	for _, mode := range []driver.Mode{driver.Read, driver.Write} {
-		release(t, acquire(t, other, inMode(mode, request("warm")))) // the server knows the scripts, so that no answer is about that
+		release(t, acquire(t, other, inMode(mode, request("warm")))) // the server knows the scripts, so no lost answer is about an unknown script
 	}
 	for _, mode := range []driver.Mode{driver.Read, driver.Write} {
 		d, link := overLink(t, s, "")
-		r := during(3*time.Second, inMode(mode, request("x"))) // Close waits for it: the request might have been on its way still
+		r := during(3*time.Second, inMode(mode, request("x"))) // Close waits for it, since the request might still have been on its way
 		trap := link.LoseReply(r.Hold)
 		_, err := d.Acquire(t.Context(), r)
 		if sprung(t, trap); !errors.Is(err, driver.ErrUnknown) {
@@ -100,8 +100,8 @@ func TestReadersAndWritersWaitForReplicas(t *testing.T) {
 	}
 }
 
-// TestReadersAndWritersInASlotThatMoves: what ends a hold runs to its end, and
-// who asks waits until all keys are on one node.
+// TestReadersAndWritersInASlotThatMoves: a request that ends a hold completes,
+// and a request to acquire waits until all keys are on one node.
 func TestReadersAndWritersInASlotThatMoves(t *testing.T) {
 	c := testenv.RedisCluster(t, 3, 0)
 	d, other := openURL(t, "%s", clusterURL(c)), openURL(t, "%s", clusterURL(c))

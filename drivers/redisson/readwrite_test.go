@@ -48,8 +48,7 @@ func leftOf(s *testenv.RedisServer, key string) time.Duration {
 	return time.Duration(s.Do("PTTL", key).(int64)) * time.Millisecond
 }
 
-// wantLeft wants the TTL of a key to be that long, but for the time that a test
-// takes.
+// wantLeft wants a key to have that TTL, minus the time that a test takes.
 func wantLeft(tb testing.TB, s *testenv.RedisServer, key string, want time.Duration) {
 	tb.Helper()
 	if got := leftOf(s, key); got > want || got < want-hangGuard {
@@ -142,8 +141,8 @@ func TestFreeReadWriteLockTakesOneRequestEachWay(t *testing.T) {
 	}
 }
 
-// TestModesExclude: each hold against each request, of the same and of another
-// client.
+// TestModesExclude tries each hold against each request, of the same and of
+// another client.
 func TestModesExclude(t *testing.T) {
 	s := testenv.Redis(t)
 	for _, parameters := range []string{"", "?fair=true"} {
@@ -167,7 +166,7 @@ func TestModesExclude(t *testing.T) {
 	}
 }
 
-// TestEveryLockWrites is for write=true.
+// TestEveryLockWrites tests write=true.
 func TestEveryLockWrites(t *testing.T) {
 	s := testenv.Redis(t)
 	d, plain := openURL(t, "redisson://%s?write=true", s.Addr), openURL(t, "redisson://%s", s.Addr)
@@ -223,9 +222,9 @@ func TestEveryLockWrites(t *testing.T) {
 	}
 }
 
-// TestWaitersOfAllModesAreWoken: of both drivers, some wait in each mode, so
-// that the message about the end of a hold is to wake all whom it concerns, and
-// not one.
+// TestWaitersOfAllModesAreWoken: some callers of both drivers wait in each
+// mode, so the message about the end of a hold must wake all waiters that it
+// concerns, and not only one.
 func TestWaitersOfAllModesAreWoken(t *testing.T) {
 	s := testenv.Redis(t)
 	c := testenv.RedisCluster(t, 3, 0)
@@ -267,8 +266,8 @@ func TestWaitersOfAllModesAreWoken(t *testing.T) {
 	}
 }
 
-// settled waits until the drivers have heard that they are subscribed, and have
-// asked once more, so that they sleep.
+// settled waits until the drivers know that they are subscribed and have tried
+// once more, so that they sleep.
 func settled(t *testing.T, all ...*Driver) {
 	t.Helper()
 	for _, d := range all {
@@ -287,7 +286,7 @@ func settled(t *testing.T, all ...*Driver) {
 	}
 }
 
-// asked is a number that changes when a driver asks.
+// asked returns a number that changes when a driver sends a request.
 func asked(d *Driver) int64 { return d.direct.answered.Load() }
 
 func TestTokensOfReadersLieBetweenThoseOfWriters(t *testing.T) {

@@ -1,8 +1,8 @@
-// Package redisson is the Redis backend of dsync. Its locks are those of Java's
-// Redisson, versions 3.19 to 4.7, key for key and message for message: RLock,
-// RFairLock, RReadWriteLock, RPermitExpirableSemaphore and RCountDownLatch. Go
-// and Java programs exclude each other on one Redis 6.2 or later, or Valkey.
-// The package registers the URL scheme "redisson":
+// Package redisson is the Redis backend of dsync. Its locks are compatible with
+// Java's Redisson, versions 3.19 to 4.7, key for key and message for message:
+// RLock, RFairLock, RReadWriteLock, RPermitExpirableSemaphore and
+// RCountDownLatch. Go and Java programs exclude each other on one Redis 6.2 or
+// later, or Valkey. The package registers the URL scheme "redisson":
 //
 //	redisson://user:password@host:6379/0
 //	redisson://host1:26379,host2:26379/0?mode=sentinel&master=mymaster
@@ -80,11 +80,11 @@ import (
 )
 
 const (
-	// minTTL is far above the millisecond in which Redis counts and below any
-	// TTL that survives a round trip and a renewal.
+	// minTTL is far above the millisecond that is Redis's unit of time, and
+	// below any TTL that survives a round trip and a renewal.
 	minTTL = 10 * time.Millisecond
 
-	// maxTTL keeps sums of times far from what a time.Duration can hold.
+	// maxTTL keeps sums of times far from the limits of a time.Duration.
 	maxTTL = 100 * 365 * 24 * time.Hour
 
 	late             = redisdriver.Late
@@ -93,7 +93,7 @@ const (
 )
 
 // PubSub is the kind of message that wakes waiters. All clients of a server,
-// Java's included, have to agree.
+// Java's included, must agree.
 type PubSub string
 
 const (
@@ -103,39 +103,39 @@ const (
 	// PUBLISH: Redisson up to 3.21, or with shardedSubscriptionMode OFF
 	PubSubPlain   PubSub = "plain"
 	PubSubSharded PubSub = "sharded" // SPUBLISH
-	// publish and listen in both ways: in a cluster of Redis 7 beside Redisson
+	// publish and listen in both ways: in a cluster of Redis 7 with Redisson
 	// before 3.28
 	PubSubBoth PubSub = "both"
 )
 
-// Fence says where fencing tokens come from.
+// Fence is the source of fencing tokens.
 type Fence string
 
 const (
-	// FenceOwn takes the server's clock in microseconds, or the last token plus
-	// one if that is greater. docs/redisson.md says when tokens continue to
+	// FenceOwn uses the server's clock in microseconds, or the last token plus
+	// one if that is greater. See docs/redisson.md for when tokens continue to
 	// rise after the server has lost data or its clock has stepped back.
 	FenceOwn Fence = ""
 
 	// FenceRedisson counts in the key of Redisson's fenced lock (RFencedLock),
-	// together with Java programs. The key never expires.
+	// which Java programs share. The key never expires.
 	FenceRedisson Fence = "redisson"
 
 	// FenceNone gives no tokens and keeps nothing for them.
 	FenceNone Fence = "none"
 )
 
-// Options of a Driver. The zero value is fine.
+// Options of a Driver. The zero value is ready to use.
 type Options struct {
 	PubSub PubSub
 	Fence  Fence
 
 	// Fair makes the lock Redisson's fair one (RFairLock). Clients of dsync and
-	// threads of Java get it in the order in which their requests reached the
-	// server. A client has one place in the queue for all its callers, and
-	// passes the lock on from caller to caller for up to 100 ms. All programs
-	// that use a name have to use the fair lock. See docs/redisson.md for dead
-	// waiters.
+	// threads of Java are granted it in the order in which their requests
+	// reached the server. A client has one place in the queue for all its
+	// callers, and passes the lock on from caller to caller for up to 100 ms.
+	// All programs that use a name must use the fair lock. See docs/redisson.md
+	// for dead waiters.
 	Fair bool
 
 	// FIFO, with Fair, gives each caller a place of its own in the queue. Each
@@ -146,39 +146,39 @@ type Options struct {
 	// of Java's RReadWriteLock too. Write and Fair exclude each other.
 	Write bool
 
-	// WaitReplicas is how many replicas have to confirm a grant or a renewal
+	// WaitReplicas is how many replicas must confirm a grant or a renewal
 	// before it counts. A grant with fewer confirmations within WaitLimit (1 s
 	// if 0) is undone, and fails with ErrNotReplicated. With 0, the default, a
-	// replica that takes over may not know the last locks. docs/redisson.md
+	// replica that takes over may lack the last locks. docs/redisson.md
 	// compares both with Redisson's default.
 	WaitReplicas int
 	WaitLimit    time.Duration
 
 	// Tenant is part of the keys of the sequences of FenceOwn, so that users
-	// with rights to one tenant's keys cannot change the tokens of another. All
-	// clients that use a name must have the same Tenant.
+	// with access to one tenant's keys cannot change the tokens of another
+	// tenant. All clients that use a name must have the same Tenant.
 	Tenant string
 
-	// AllowEviction accepts a server that may evict keys when its memory is
-	// full, and so locks that are held.
+	// AllowEviction accepts a server that may evict keys, including held locks,
+	// when its memory is full.
 	AllowEviction bool
 }
 
 // Driver is a driver.Driver on Redis, with all optional interfaces.
 type Driver struct {
 	client  rueidis.Client
-	dialer  *redisdial.Dialer // of a client of the driver's own, which Close closes
+	dialer  *redisdial.Dialer // for a client of the driver's own, which Close closes
 	cluster bool
 	options Options
-	severed atomic.Int64 // when Close has closed all connections, on the driver's clock; 0: it has not
-	marks   atomic.Bool  // grants say whether the name is marked, since somebody has asked
+	severed atomic.Int64 // when Close closed all connections, on the driver's clock; 0 before that
+	marks   atomic.Bool  // grants report whether the name is marked, because a caller has asked
 	label   atomic.Int32 // of the database: see redistopic.Label
 
-	sequences string // begins the keys of sequences of tokens
+	sequences string // the prefix of the keys of token sequences
 	ttlText   atomic.Pointer[ttlText]
 	noted     atomic.Pointer[noteText]
 	ops       sync.Pool // of *op
-	checked   server    // what is known of the server
+	checked   server    // what the driver knows about the server
 
 	life   *redisdriver.Life[lease, *lease]
 	direct direct
@@ -201,10 +201,10 @@ var (
 )
 
 // New returns a Driver that uses the client, whatever its topology (single
-// server, sentinel or cluster), and never closes it. The first Acquire makes
-// the checks of Open. Set a short ConnWriteTimeout and Dialer.KeepAlive (3 s
-// and 1 s serve well), which bound how long a dead connection is used.
-// Client-side caching is not used.
+// server, sentinel or cluster), and never closes it. The first Acquire runs the
+// checks of Open. Set a short ConnWriteTimeout and Dialer.KeepAlive (3 s and 1
+// s serve well), which bound how long a dead connection is used. Client-side
+// caching is not used.
 func New(client rueidis.Client, o *Options) (*Driver, error) {
 	if client == nil {
 		return nil, fmt.Errorf("redisson: no client")
@@ -241,7 +241,7 @@ func newDriver(client rueidis.Client, dialer *redisdial.Dialer, o *Options) (*Dr
 	return d, nil
 }
 
-// check refuses nonsense and fills in the defaults.
+// check rejects invalid options and fills in the defaults.
 func (o *Options) check() error {
 	switch o.PubSub {
 	case PubSubAuto, PubSubPlain, PubSubSharded, PubSubBoth:
@@ -300,15 +300,15 @@ func (d *Driver) tokenKey(name string) string {
 	return ""
 }
 
-// ttlText is a TTL as Redis reads it.
+// ttlText is a TTL in the format of Redis.
 type ttlText struct {
 	ttl  time.Duration
 	text string
 }
 
-// milliseconds writes a TTL for Redis, rounded up so that the server never ends
-// a lease before Expires. It keeps the last text, because most TTLs are the
-// same.
+// milliseconds formats a TTL for Redis, rounded up so that the server never
+// ends a lease before Expires. It keeps the last text, because most TTLs are
+// the same.
 func (d *Driver) milliseconds(ttl time.Duration) string {
 	last := d.ttlText.Load()
 	if last == nil || last.ttl != ttl {

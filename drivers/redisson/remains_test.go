@@ -16,8 +16,8 @@ import (
 
 var names = flag.Int("names", 1000, "how many names TestNothingRemainsOfNames uses with each URL")
 
-// TestNothingRemainsOfNames uses names once, in each way, and looks at all
-// keys. An hour after the clients were closed there is none.
+// TestNothingRemainsOfNames uses names once, in each way, and checks all keys.
+// An hour after the clients were closed no key is left.
 func TestNothingRemainsOfNames(t *testing.T) {
 	s, clock := testenv.RedisClock(t)
 	for _, parameters := range []string{"", "?fair=true", "?fenced=false"} {
@@ -76,7 +76,8 @@ func TestNothingRemainsOfNames(t *testing.T) {
 	}
 }
 
-// TestLimitsAreForgotten with the last hold, unless a client listens.
+// TestLimitsAreForgotten: a limit is forgotten with the last hold, unless a
+// client listens.
 func TestLimitsAreForgotten(t *testing.T) {
 	s := testenv.Redis(t)
 	d, other := openURL(t, "redisson://%s", s.Addr), openURL(t, "redisson://%s", s.Addr)

@@ -49,8 +49,8 @@ func (x due) compare(y due) int {
 	return 0
 }
 
-// RenewAll implements driver.BatchRenewer with few requests; in a cluster, with
-// a request to each node side by side, as far as the nodes are known.
+// RenewAll implements driver.BatchRenewer with few requests. In a cluster, it
+// sends a request to each node in parallel, as far as the nodes are known.
 func (d *Driver) RenewAll(ctx context.Context, leases []driver.Lease, done func(i int, err error)) {
 	all := make([]due, len(leases))
 	for i, held := range leases {
@@ -155,7 +155,7 @@ func (d *Driver) renewCalls(sent []due) (calls []redisdriver.Call, counts []int)
 	return calls, counts
 }
 
-// renewed takes the answer for leases that were renewed together.
+// renewed handles the answer for leases that were renewed together.
 func (d *Driver) renewed(ctx context.Context, sent []due, result rueidis.RedisResult, acks int, done func(i int, err error)) {
 	answers, err := result.ToString()
 	if err == nil && len(answers) != len(sent) {
@@ -176,7 +176,7 @@ func (d *Driver) renewed(ctx context.Context, sent []due, result rueidis.RedisRe
 // replicaAnswer is the answer of the renew script on a replica.
 const replicaAnswer = 'r'
 
-// begin notes that the renewal is about to be sent, unless the lease is over.
+// begin notes that the renewal is about to be sent, unless the lease has ended.
 func (x *due) begin(at int64) (ok bool) {
 	l := x.lease
 	l.mu.Lock()
@@ -187,7 +187,7 @@ func (x *due) begin(at int64) (ok bool) {
 	return ok
 }
 
-// end takes the server's answer.
+// end handles the server's answer.
 func (x *due) end(answer byte, acks int) error {
 	l := x.lease
 	d := l.driver
@@ -210,7 +210,7 @@ func (x *due) end(answer byte, acks int) error {
 	return l.term.Renewed(x.Renewal, d.life.Now())
 }
 
-// fail takes the error of the request.
+// fail handles the error of the request.
 func (x *due) fail(ctx context.Context, err error) error {
 	l := x.lease
 	if l.driver.overwritten(ctx, l.request, err) {

@@ -46,8 +46,8 @@ func TestWaitReplicas(t *testing.T) {
 		t.Error("the replica has a hold without TTL")
 	}
 
-	// One that does not wait long, and so may need several goes even while the
-	// replica is there.
+	// This driver does not wait long, so it may need several attempts even
+	// while the replica is there.
 	d = openURL(t, "redisson://%s?waitreplicas=1&waitlimit=100ms", primary.Addr)
 	testenv.Eventually(t, func() bool {
 		got, err := d.Acquire(t.Context(), request("x"))
@@ -198,8 +198,8 @@ func TestSubscriptionFollowsSentinels(t *testing.T) {
 }
 
 // TestRenewalBehindOneAddress: a replica takes over the address of the server,
-// and open connections stay with the old server. A holder that does nothing but
-// renew gets to the new one.
+// and open connections stay with the old server. A holder that only renews
+// reaches the new server.
 func TestRenewalBehindOneAddress(t *testing.T) {
 	permit := forLong("p")
 	permit.Mode, permit.Permits, permit.Limit = driver.Permit, 1, 1
@@ -249,9 +249,9 @@ func TestRenewalBehindOneAddress(t *testing.T) {
 	}
 }
 
-// TestWaitReplicasOfALatch: a change that no replica confirms is carried out,
-// and is not repeated. A server that does not know the script costs no second
-// wait.
+// TestWaitReplicasOfALatch: a change that no replica confirms is executed, and
+// is not repeated. A server that does not know the script does not cost a
+// second wait.
 func TestWaitReplicasOfALatch(t *testing.T) {
 	const limit = 2 * time.Second
 	s := testenv.Redis(t)

@@ -16,8 +16,8 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// leastRights returns what docs/backends lists for names that begin with "lk:",
-// with the rows of the table there.
+// leastRights returns the rights that docs/backends lists for names that begin
+// with "lk:", with the rows of the table there.
 func leastRights(tb testing.TB, rows ...string) []string {
 	tb.Helper()
 	words := strings.Fields(drivertest.Recipe(tb, "**Redis, `redisson://`**"))
@@ -28,15 +28,15 @@ func leastRights(tb testing.TB, rows ...string) []string {
 	return rights
 }
 
-// given are rights that the server gives everybody.
+// given are the rights that the server gives every user.
 var given = []string{"+hello", "+auth"}
 
-// quiet are rights without which nothing fails: waiters ask now and then, or
-// all at once, and the library is content that a ping is answered at all.
+// quiet are rights without which nothing fails: waiters try now and then, or
+// all at once, and the library accepts any answer to a ping.
 var quiet = []string{"+ping", "+subscribe", "~dsync_turn:{lk:*", "+hmget"}
 
-// TestEachRightIsNeeded takes one of the rights away at a time, and then does
-// all that they are for.
+// TestEachRightIsNeeded removes one of the rights at a time, and then does
+// everything that they are for.
 func TestEachRightIsNeeded(t *testing.T) {
 	s := testenv.Redis(t)
 	after := &afterwards{t: t}
@@ -71,7 +71,7 @@ func TestEachRightIsNeeded(t *testing.T) {
 					continue
 				}
 				t.Run(right, func(t *testing.T) {
-					if right != "+eval" { // which is needed where nobody has run the script before
+					if right != "+eval" { // which is needed if no user has run the script before
 						t.Parallel()
 					}
 					u := newUses(t, s, after, test.parameters, slices.DeleteFunc(slices.Clone(rights), func(r string) bool { return r == right }))
@@ -84,21 +84,21 @@ func TestEachRightIsNeeded(t *testing.T) {
 	after.run()
 }
 
-// uses notes the errors of what a user does.
+// uses records the errors of a user's calls.
 type uses struct {
 	t     *testing.T
 	s     *testenv.RedisServer
 	after *afterwards
 	user  string
 	url   string
-	name  string // of a lock that nobody else has
+	name  string // of a lock that no other client holds
 	errs  []error
 }
 
 var users atomic.Int64
 
-// afterwards closes drivers of all cases together, since each waits for the TTL
-// where a script was stopped half-way.
+// afterwards closes the drivers of all cases together, since each waits for the
+// TTL if a script was stopped half-way.
 type afterwards struct {
 	t    *testing.T
 	mu   sync.Mutex
@@ -128,7 +128,7 @@ func newUses(t *testing.T, s *testenv.RedisServer, after *afterwards, parameters
 	return &uses{t: t, s: s, after: after, user: user, url: fmt.Sprintf("redisson://%s:%s@%s?%s", user, password, s.Addr, parameters), name: "lk:" + user}
 }
 
-// note returns whether there was no error.
+// note reports whether there was no error.
 func (u *uses) note(what string, err error) bool {
 	if err != nil && !errors.Is(err, driver.ErrLocked) {
 		u.errs = append(u.errs, fmt.Errorf("%s: %w", what, err))
@@ -140,7 +140,7 @@ func (u *uses) open() *Driver {
 	d, err := tryOpen(u.t, u.url)
 	if u.note("open", err) {
 		u.after.add(func() {
-			u.s.Do("ACL", "SETUSER", u.user, "allkeys", "allchannels", "+@all") // else it cannot end what it holds
+			u.s.Do("ACL", "SETUSER", u.user, "allkeys", "allchannels", "+@all") // otherwise it cannot end its holds
 			if err := d.Close(u.after.t.Context()); err != nil {
 				u.after.t.Errorf("Close: %v", err)
 			}
@@ -149,8 +149,8 @@ func (u *uses) open() *Driver {
 	return d
 }
 
-// shortly returns a request with a TTL for which Close can wait, as it does
-// where a script was stopped half-way.
+// shortly returns a request with a TTL for which Close can wait, as it does if
+// a script was stopped half-way.
 func shortly(name string) *driver.Request {
 	r := request(name)
 	r.TTL = 2 * time.Second
@@ -167,7 +167,7 @@ func (u *uses) acquire(d *Driver, name string) *lease {
 	return l.(*lease)
 }
 
-// locks takes a lock, waits for it, renews it and gives it back.
+// locks acquires a lock, waits for it, renews it and releases it.
 func (u *uses) locks() {
 	a, b := u.open(), u.open()
 	if a == nil || b == nil {
@@ -189,8 +189,8 @@ func (u *uses) locks() {
 	}
 }
 
-// readWriteLocks reads, is asked for the lock by one who waits to write, and
-// renews and gives it back.
+// readWriteLocks reads while a writer waits for the lock, and renews and
+// releases it.
 func (u *uses) readWriteLocks() {
 	a, b := u.open(), u.open()
 	if a == nil || b == nil {
@@ -212,8 +212,8 @@ func (u *uses) readWriteLocks() {
 	}
 }
 
-// permits sets a limit, takes permits, waits for one, renews and gives back,
-// looks at them and removes them.
+// permits sets a limit, acquires permits, waits for one, renews and releases,
+// inspects them and removes them.
 func (u *uses) permits() {
 	a, b := u.open(), u.open()
 	if a == nil || b == nil {
@@ -221,7 +221,7 @@ func (u *uses) permits() {
 	}
 	ctx := u.t.Context()
 	u.note("SetLimit", a.SetLimit(ctx, u.name, 2))
-	u.s.Do("ZADD", endsKey(u.name), "1", "that of the dead") // and is over
+	u.s.Do("ZADD", endsKey(u.name), "1", "that of the dead") // and has expired
 	u.s.Do("SET", u.name, "1")
 	l, err := a.Acquire(ctx, permits(2, 2, shortly(u.name)))
 	if !u.note("Acquire of permits", err) {
@@ -246,8 +246,8 @@ func (u *uses) permits() {
 	}
 }
 
-// fairLocks is locks with others in the queue, one that is dead and one that is
-// thrown out and comes back.
+// fairLocks is like locks, with other waiters in the queue: a dead one, and one
+// that is evicted and comes back.
 func (u *uses) fairLocks() {
 	d := u.open()
 	if d == nil {
@@ -295,7 +295,7 @@ func (u *uses) fairLocks() {
 	}
 }
 
-// list looks for names beside a lock.
+// list lists names when there is a lock.
 func (u *uses) list() {
 	d := u.open()
 	if d == nil {
@@ -317,7 +317,7 @@ func (u *uses) list() {
 	u.note("Release", l.Release(u.t.Context()))
 }
 
-// admin looks at a lock and at one that is read, and removes them.
+// admin inspects a lock and one that is read, and removes them.
 func (u *uses) admin() {
 	d := u.open()
 	if d == nil || u.acquire(d, u.name) == nil {
@@ -333,7 +333,7 @@ func (u *uses) admin() {
 	}
 }
 
-// latches sets a latch, counts it down, and asks for it.
+// latches sets a latch, counts it down, and reads it.
 func (u *uses) latches() {
 	d := u.open()
 	if d == nil {
@@ -349,8 +349,7 @@ func (u *uses) latches() {
 	u.note("Latch", err)
 }
 
-// migration lets a name leave, come back, and leave again for where it is
-// marked.
+// migration seals and unseals a name, and marks and unmarks another one.
 func (u *uses) migration() {
 	d := u.open()
 	if d == nil {
@@ -378,7 +377,7 @@ func (u *uses) migration() {
 	u.note("Release", l.Release(ctx))
 }
 
-// wantDenied fails the test unless an error says that this right is missing.
+// wantDenied fails the test unless an error reports that this right is missing.
 func (u *uses) wantDenied(right string) {
 	u.t.Helper()
 	all := errors.Join(u.errs...)
@@ -409,8 +408,8 @@ func (u *uses) wantDenied(right string) {
 	u.t.Errorf("got %v, want ErrPermission that names %s", all, right)
 }
 
-// refused reports whether the server says that it has refused a command, or a
-// key, to the user.
+// refused reports whether the server says that it has denied the user a
+// command, or a key.
 func (u *uses) refused(command string) bool {
 	for _, entry := range u.s.Do("ACL", "LOG", "1000").([]any) {
 		if fields := entry.([]any); slices.Contains(fields, any(u.user)) && slices.Contains(fields, any(command)) {

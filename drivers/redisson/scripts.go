@@ -43,8 +43,8 @@ var (
 	unmarkScript  = redisdriver.NewScript(lua("unmark"))
 	latchScript   = redisdriver.NewScript(lua("latch"))
 
-	// Each run of a script makes the functions of its text anew, so a script
-	// has no more than it needs.
+	// Each run of a script defines the functions of its text again, so a script
+	// includes only the functions that it needs.
 	readScript  = redisdriver.NewScript(lua("take") + lua("acquire") + lua("rw") + "return acquireRead(KEYS[1], KEYS[2], KEYS[3], KEYS[4], unpack(ARGV))\n")
 	writeScript = redisdriver.NewScript(lua("take") + lua("acquire") + lua("basics") + lua("rw") + lua("rwreaders") + lua("rwwrite") +
 		"return acquireWrite(KEYS[1], KEYS[2], KEYS[3], unpack(ARGV))\n")
@@ -69,7 +69,7 @@ var (
 	permitForceScript   = redisdriver.NewScript(lua("permits") + lua("permitforce"))
 )
 
-// eval runs a script: by its digest, or by its text if the server does not know
+// eval runs a script by its digest, or by its text if the server does not know
 // the digest.
 func (d *Driver) eval(ctx context.Context, sc *redisdriver.Script, keys, args []string) rueidis.RedisResult {
 	c := sc.Call(keys, args...)
@@ -100,14 +100,14 @@ func (d *Driver) do(ctx context.Context, cmd rueidis.Completed) rueidis.RedisRes
 	return result
 }
 
-// query runs a script for which no replica has to confirm anything.
+// query runs a script that no replica needs to confirm.
 func (d *Driver) query(ctx context.Context, c redisdriver.Call) rueidis.RedisResult {
 	results, _ := d.evalAll(ctx, d.client, []redisdriver.Call{c}, 0)
 	return results[0]
 }
 
 // doMulti sends several requests at once. It returns when they are answered or
-// fail, or when ctx ends: the library does not heed ctx everywhere, for example
+// fail, or when ctx ends. The library does not heed ctx everywhere, for example
 // while it connects.
 func (d *Driver) doMulti(ctx context.Context, client rueidis.CoreClient, cmds []rueidis.Completed) []rueidis.RedisResult {
 	answers := make(chan []rueidis.RedisResult, 1)
@@ -131,7 +131,7 @@ func failAll(n int, err error) []rueidis.RedisResult {
 }
 
 // evalAll runs scripts many times in one request, each time with its own
-// outcome. Where replicas have to confirm, evalAll returns how many did.
+// outcome. If replicas must confirm, evalAll returns how many did.
 func (d *Driver) evalAll(ctx context.Context, client rueidis.Client, calls []redisdriver.Call, replicas int) ([]rueidis.RedisResult, int) {
 	cmds := make([]rueidis.Completed, 0, len(calls)+1)
 	for _, c := range calls {
@@ -155,8 +155,8 @@ func (d *Driver) evalAll(ctx context.Context, client rueidis.Client, calls []red
 	if len(unknown) == 0 {
 		return results, acks
 	}
-	// Where replicas are missing, the limit has passed: WAIT waits for them
-	// also behind a script that was not known.
+	// If replicas are missing, the limit has passed: WAIT waits for them even
+	// behind a script that the server did not know.
 	rest, acks := d.sendAll(ctx, client, again, replicas, d.options.WaitLimit-time.Since(begun))
 	for i, result := range rest {
 		results[unknown[i]] = result
@@ -164,8 +164,9 @@ func (d *Driver) evalAll(ctx context.Context, client rueidis.Client, calls []red
 	return results, acks
 }
 
-// sendAll sends the requests, and behind them WAIT with a limit, which counts
-// the writes of its own connection: the library uses one connection for all.
+// sendAll sends the requests, followed by WAIT with a limit. WAIT counts the
+// writes of its own connection, which is enough because the library uses one
+// connection for all requests.
 func (d *Driver) sendAll(ctx context.Context, client rueidis.Client, cmds []rueidis.Completed, replicas int, limit time.Duration) ([]rueidis.RedisResult, int) {
 	if replicas == 0 {
 		return d.doMulti(ctx, client, cmds), 0
@@ -180,8 +181,8 @@ func (d *Driver) sendAll(ctx context.Context, client rueidis.Client, cmds []ruei
 	return results[:last], int(acks)
 }
 
-// evalReplicated runs a script where replicas have to confirm it, and returns
-// how many did.
+// evalReplicated runs a script that replicas must confirm, and returns how many
+// did.
 func (d *Driver) evalReplicated(ctx context.Context, c redisdriver.Call) (rueidis.RedisResult, int) {
 	node, err := d.nodeOf(ctx, c.Keys[0])
 	if err != nil {
@@ -194,9 +195,9 @@ func (d *Driver) evalReplicated(ctx context.Context, c redisdriver.Call) (rueidi
 	return results[0], acks
 }
 
-// nodeOf returns the client for scripts on a key. Where replicas of a cluster
-// have to confirm, it is the node's: the client as a whole sends WAIT to any
-// node.
+// nodeOf returns the client for scripts on a key. If replicas of a cluster must
+// confirm, it returns the node's client, because the client as a whole sends
+// WAIT to any node.
 func (d *Driver) nodeOf(ctx context.Context, key string) (rueidis.Client, error) {
 	if !d.cluster || d.options.WaitReplicas == 0 {
 		return d.client, nil
@@ -204,7 +205,7 @@ func (d *Driver) nodeOf(ctx context.Context, key string) (rueidis.Client, error)
 	return d.nodes.client(ctx, slotOf(key))
 }
 
-// undo gives back a grant that too few replicas confirmed.
+// undo releases a grant that too few replicas confirmed.
 func (d *Driver) undo(ctx context.Context, l *lease, acks int) error {
 	err := d.notReplicated(acks)
 	if releaseErr := l.Release(ctx); releaseErr != nil && !errors.Is(releaseErr, driver.ErrNotHeld) {
@@ -214,7 +215,7 @@ func (d *Driver) undo(ctx context.Context, l *lease, acks int) error {
 }
 
 // ErrNotReplicated reports that too few replicas confirmed a grant or a renewal
-// in time (Options.WaitReplicas). A grant was undone. The error matches
+// in time (Options.WaitReplicas). The grant was undone. The error matches
 // driver.ErrUnavailable too.
 var ErrNotReplicated = fmt.Errorf("not enough replicas: %w", driver.ErrUnavailable)
 

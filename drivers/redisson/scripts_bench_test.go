@@ -12,10 +12,10 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// BenchmarkOwnScripts is a lock, a Read and a permit that are free, from one
+// BenchmarkOwnScripts measures a free lock, a Read and a permit, from one
 // goroutine, by a client, by the driver, and by the same two scripts sent bare,
-// in turn. The metrics are ratios of medians: all above 1 is what the server
-// and the connection do not take.
+// in turn. The metrics are ratios of medians: the part above 1 is the cost
+// outside the server and the connection.
 func BenchmarkOwnScripts(b *testing.B) {
 	for _, test := range []struct {
 		name    string
@@ -64,8 +64,8 @@ func BenchmarkOwnScripts(b *testing.B) {
 	}
 }
 
-// ownScripts returns a function that sends what a hold takes and gives back by,
-// which is the same each time.
+// ownScripts returns a function that sends the scripts that acquire and release
+// a hold, which are the same each time.
 func ownScripts(ctx context.Context, d *Driver, r *driver.Request) func() error {
 	o := d.newOp(r, nil)
 	if r.Mode != driver.Permit {

@@ -12,14 +12,14 @@ import (
 	"github.com/go-dsync/dsync/internal/redisdriver"
 )
 
-// sealField is the field of a lock that is sealed, and sealOwner its owner for
-// people.
+// sealField is the field of a sealed lock, and sealOwner the owner that it
+// shows to people.
 const (
 	sealField = "dsync:seal"
 	sealOwner = "seal"
 )
 
-// maxFloor is far below the first number that Lua does not count exactly, and
+// maxFloor is far below the first number that Lua cannot represent exactly, and
 // above any count that begins at the time.
 const maxFloor = 1 << 52
 
@@ -28,7 +28,7 @@ func (d *Driver) Seal(ctx context.Context, held driver.Lease) error {
 	switch {
 	case d.options.AllowEviction:
 		return redisdriver.ErrEvicts
-	case d.options.Fair: // the waiters in the queue are not told of a seal
+	case d.options.Fair: // the waiters in the queue are not notified of a seal
 		return fmt.Errorf("a fair lock cannot be sealed: %w", errors.ErrUnsupported)
 	}
 	l := held.(*lease)
@@ -77,7 +77,7 @@ func (d *Driver) Mark(ctx context.Context, held driver.Lease, floor uint64) erro
 	return nil
 }
 
-// change runs a script that changes the name of l for good, if l is held. It
+// change runs a script that changes the name of l permanently, if l is held. It
 // returns the script's answer.
 func (d *Driver) change(ctx context.Context, l *lease, c redisdriver.Call) (int64, error) {
 	if err := ctx.Err(); err != nil {
@@ -89,19 +89,19 @@ func (d *Driver) change(ctx context.Context, l *lease, c redisdriver.Call) (int6
 	return d.run(ctx, l.request.Name, c)
 }
 
-// run runs a script that changes something for good, and returns its answer,
+// run runs a script that changes something permanently, and returns its answer,
 // which is 0 if nothing has changed.
 func (d *Driver) run(ctx context.Context, name string, c redisdriver.Call) (int64, error) {
 	answer, lacking, err := d.runReplicated(ctx, name, c)
 	if lacking != nil {
-		// not ErrUnavailable: it may have been carried out
+		// not ErrUnavailable: it may have been executed
 		return 0, fmt.Errorf("%w: %v", driver.ErrUnknown, lacking)
 	}
 	return answer, err
 }
 
-// runReplicated is run, with an error of its own if the server has changed
-// something, and too few replicas have confirmed it.
+// runReplicated is like run, with a different error if the server has changed
+// something and too few replicas have confirmed it.
 func (d *Driver) runReplicated(ctx context.Context, name string, c redisdriver.Call) (answer int64, lacking, err error) {
 	result, acks := d.evalReplicated(ctx, c)
 	answer, err = result.ToInt64()
@@ -141,13 +141,13 @@ func (d *Driver) Marked(ctx context.Context, held driver.Lease) (bool, error) {
 	if l.markKnown {
 		return l.marked, nil
 	}
-	d.marks.Store(true) // from now on grants say whether the name is marked
+	d.marks.Store(true) // from now on grants report whether the name is marked
 	name := l.request.Name
 	n, err := d.do(ctx, d.client.B().Exists().Key(prefixName(markPrefix, name)).Build()).ToInt64()
 	return n == 1, redisdriver.Explain(ctx, name, err)
 }
 
-// Loosen implements move.Unsealer. The id is a field beside that of the seal.
+// Loosen implements move.Unsealer. The id is in a field next to the seal's.
 func (d *Driver) Loosen(ctx context.Context, name, id string, floor uint64) error {
 	if floor > maxFloor {
 		return fmt.Errorf("floor %d of the tokens is above what the server counts to: %w", floor, errors.ErrUnsupported)

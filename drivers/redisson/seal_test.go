@@ -59,8 +59,9 @@ func TestSealAnswersWaitersAndStays(t *testing.T) {
 	}
 }
 
-// TestSealedNameHasNoWaiters: a program that was told of a seal is none that
-// waits for the sealed name, even if it cannot leave the channel at once.
+// TestSealedNameHasNoWaiters: a program that was notified of a seal does not
+// count as a waiter for the sealed name, even if it cannot leave the channel at
+// once.
 func TestSealedNameHasNoWaiters(t *testing.T) {
 	s := testenv.Redis(t)
 	d, other := openURL(t, "redisson://%s", s.Addr), openURL(t, "redisson://%s", s.Addr)
@@ -80,7 +81,7 @@ func TestSealedNameHasNoWaiters(t *testing.T) {
 	if status, err := d.Inspect(t.Context(), "x"); err != nil || status.Owner != "seal" || status.Waiters != 0 {
 		t.Errorf("Inspect: got %+v, %v, want no waiters", status, err)
 	}
-	late := other.topics.Join(prefixName(channelPrefix, "x"), 0) // as a program that does not know of the seal
+	late := other.topics.Join(prefixName(channelPrefix, "x"), 0) // like a program that does not know of the seal
 	defer late.Leave(false)
 	<-late.Wake
 	if status, err := d.Inspect(t.Context(), "x"); err != nil || status.Waiters != 1 {
@@ -88,8 +89,8 @@ func TestSealedNameHasNoWaiters(t *testing.T) {
 	}
 }
 
-// TestWhatASealIs looks at the key of a seal, which clients of other versions
-// and Java's Redisson read, and at one of before a seal had a mode.
+// TestWhatASealIs checks the key of a seal, which clients of other versions and
+// Java's Redisson read, and a key from before seals had a mode.
 func TestWhatASealIs(t *testing.T) {
 	s := testenv.Redis(t)
 	d := openURL(t, "redisson://%s?fence=redisson", s.Addr)
@@ -126,7 +127,7 @@ func TestWhatASealIs(t *testing.T) {
 	}
 }
 
-// TestSealBesideAReadWriteLock: who reads or writes in Java is granted a name
+// TestSealBesideAReadWriteLock: a reader or writer of Java is granted a name
 // that is locked.
 func TestSealBesideAReadWriteLock(t *testing.T) {
 	s := testenv.Redis(t)
@@ -148,8 +149,8 @@ func TestSealBesideAReadWriteLock(t *testing.T) {
 		if err := l.Release(t.Context()); err != driver.ErrNotHeld {
 			t.Errorf("Release of the hold that excludes nobody: got %v, want ErrNotHeld", err)
 		}
-		// The waiter was told, and listens where the holds of Java are told
-		// from then on.
+		// The waiter was notified, and from then on listens on the channel of
+		// Java's holds.
 		testenv.Eventually(t, func() bool { return s.SubscriberCount(prefixName(readWritePrefix, mode)) == 1 }, "the waiter has changed the channel")
 		s.Do("DEL", mode)
 		s.Do("PUBLISH", prefixName(readWritePrefix, mode), "1")
@@ -157,8 +158,8 @@ func TestSealBesideAReadWriteLock(t *testing.T) {
 	}
 }
 
-// TestNobodyListensForASealedName: not even where it is asked for again and
-// again, so that who listens is one who waits in vain.
+// TestNobodyListensForASealedName: no client listens, even if it tries again
+// and again, so any listener is waiting without success.
 func TestNobodyListensForASealedName(t *testing.T) {
 	s := testenv.Redis(t)
 	d, other := openURL(t, "redisson://%s", s.Addr), openURL(t, "redisson://%s", s.Addr)
@@ -208,7 +209,7 @@ func TestSealAndMarkNeedTheHold(t *testing.T) {
 }
 
 // wantSequenceAbove wants the sequence of a name to be kept for an hour after
-// the clock has passed a floor, or for ever if it is one of Redisson.
+// the clock has passed a floor, or for ever if it belongs to Redisson.
 func wantSequenceAbove(t *testing.T, s *testenv.RedisServer, d *Driver, name string, floor uint64) {
 	t.Helper()
 	left, passed := leftOf(s, d.tokenKey(name)), time.UnixMicro(int64(floor)).Add(time.Hour)

@@ -16,15 +16,15 @@ import (
 )
 
 // op is one request of a caller: to acquire a lock or to end a hold. A sender
-// carries it out, so a caller that leaves is gone at once, and the answer is
-// not lost: it says what there is to clean up.
+// executes it, so a caller can leave at once without losing the answer, which
+// determines the clean-up.
 type op struct {
 	request *driver.Request
 	lease   *lease // to release; nil to acquire
 	tokens  int    // to take; 0 without tokens
 	again   bool   // the attempt was refused before: for a fair lock, it has a place in the queue
-	marks   bool   // asks for the mark too; only with tokens
-	turn    string // the ticket of a waiter in line, see redistopic.Text; "" without a line
+	marks   bool   // queries the mark too; only with tokens
+	turn    string // the ticket of a waiter in line, see redistopic.Text; "" outside of a line
 	state   atomic.Int32
 	done    chan struct{} // receives a value when the op is answered
 
@@ -51,7 +51,7 @@ func (d *Driver) newOp(r *driver.Request, l *lease) *op {
 	return o
 }
 
-// putOp takes back an answered op.
+// putOp returns an answered op to the pool.
 func (d *Driver) putOp(o *op) {
 	*o = op{done: o.done}
 	d.ops.Put(o)
@@ -102,8 +102,8 @@ func (o *op) args(d *Driver, args []string) []string {
 	return args
 }
 
-// wordArgs adds the two commands by which scripts publish; the second is ""
-// where one is enough.
+// wordArgs adds the two commands with which scripts publish; the second is ""
+// if one is enough.
 func (d *Driver) wordArgs(args []string) []string {
 	word2 := ""
 	if len(d.checked.words) > 1 {
@@ -112,7 +112,7 @@ func (d *Driver) wordArgs(args []string) []string {
 	return append(args, d.checked.words[0], word2)
 }
 
-// tokenKind is the kind of the tokens for scripts: see take.lua.
+// tokenKind returns the kind of the tokens for scripts: see take.lua.
 func (d *Driver) tokenKind() string {
 	if d.options.Fence == FenceOwn {
 		return "time"
@@ -129,21 +129,21 @@ const (
 	limitCode     = "limit" // see permitacquire.lua
 )
 
-// answer is what a script says of an op.
+// answer is a script's answer to an op.
 type answer struct {
 	code  string
-	first int64 // the first token, or from a release how many were told
+	first int64 // the first token; for a release, how many clients were notified
 	n     int   // of tokens
 	moved bool  // the name is marked
 	// of the hold in the way, unless it is renewed; negative if it does not
 	// expire
 	left  time.Duration
-	line  redistopic.Place // of a request that is refused in a line
+	line  redistopic.Place // for a request that is refused in a line
 	limit int              // of permits
 }
 
-// readAnswer reads a number, which stands for a grant or a release, or a code
-// with numbers behind it.
+// readAnswer reads a number, which means a grant or a release, or a code
+// followed by numbers.
 func readAnswer(message rueidis.RedisMessage) (a answer, err error) {
 	if !message.IsArray() {
 		a.code, a.n = grantedCode, 1
@@ -186,7 +186,7 @@ func readAnswer(message rueidis.RedisMessage) (a answer, err error) {
 	return a, err
 }
 
-// read takes the answer of the script.
+// read handles the answer of the script.
 func (o *op) read(message rueidis.RedisMessage, err error) {
 	if err = cmp.Or(err, message.Error()); err == nil {
 		o.answer, err = readAnswer(message)
@@ -197,9 +197,9 @@ func (o *op) read(message rueidis.RedisMessage, err error) {
 	o.err = err
 }
 
-// carryOut has an op carried out. If ctx ends before, or closing is closed, it
-// returns the reason, and whether the op may yet be carried out. The cleaner
-// then undoes it.
+// carryOut has an op executed. If ctx ends or closing is closed before, it
+// returns the reason, and whether the op may still be executed. In that case
+// the cleaner undoes it.
 func (d *Driver) carryOut(ctx context.Context, o *op, closing <-chan struct{}) (err error, doubt bool) {
 	if d.carryDirect(ctx, o) {
 		return nil, false
@@ -226,7 +226,7 @@ func (d *Driver) carryOut(ctx context.Context, o *op, closing <-chan struct{}) (
 	return nil, false
 }
 
-// finish hands an answer to the caller, or cleans up in its place.
+// finish hands an answer to the caller, or cleans up if the caller has left.
 func (d *Driver) finish(o *op) {
 	d.direct.busy.Add(-1)
 	if o.state.CompareAndSwap(taken, answered) {
@@ -256,14 +256,14 @@ func (d *Driver) finish(o *op) {
 }
 
 // direct is the short way for a single caller, and for up to fewAtOnce callers
-// of a fair lock: the caller sends its request itself. The way is open over a
-// connection that answered a moment ago, of a client that the driver opened:
-// such a client heeds the end of a context wherever it waits for an answer, and
-// sends everything over one connection. If the caller leaves, the clean-up
-// behind it is sent over the same connection, so its result is final, unless
+// of a fair lock, which send their requests themselves. The way is open over a
+// recently answering connection of a client that the driver opened. Such a
+// client heeds the end of a context wherever it waits for an answer, and sends
+// everything over one connection. If the caller leaves, the clean-up is sent
+// after the request over the same connection, so its result is final, unless
 // another connection was made in the meantime.
 type direct struct {
-	busy     atomic.Int32 // ops under way, by this way and any other
+	busy     atomic.Int32 // ops in progress, by this way and any other
 	answered atomic.Int64 // when the last answered op was sent, on the driver's clock
 }
 
@@ -271,20 +271,22 @@ const (
 	// trusted is how long after an answer a connection counts as answering.
 	trusted = int64(time.Second)
 
-	// fewAtOnce is how many callers of a fair lock go the short way at a time.
-	// They usually want one name, whose requests do not go together anyway.
+	// fewAtOnce is how many callers of a fair lock may use the short way at a
+	// time. These callers usually want one name, and requests for one name
+	// cannot be combined anyway.
 	fewAtOnce = 3
 
-	// never stands for the time of the last answered op while the latest op has
+	// never replaces the time of the last answered op while the latest op has
 	// no answer.
 	never = math.MinInt64 / 2
 
-	// unordered is the order of requests that others may overtake. Requests of
-	// equal order, if it is another one, reach the server as sent.
+	// unordered is the order of requests that other requests may overtake.
+	// Requests of the same other order reach the server in the order in which
+	// they were sent.
 	unordered = 0
 )
 
-// order returns the order of requests that are sent now.
+// order returns the order of the requests that are sent now.
 func (d *Driver) order() uint64 {
 	if d.cluster || d.dialer == nil || d.options.WaitReplicas > 0 {
 		return unordered
@@ -292,7 +294,7 @@ func (d *Driver) order() uint64 {
 	return d.dialer.Made()
 }
 
-// carryDirect carries out an op by the short way, if it is open.
+// carryDirect executes an op by the short way, if it is open.
 func (d *Driver) carryDirect(ctx context.Context, o *op) bool {
 	if d.dialer == nil || d.cluster || d.options.WaitReplicas > 0 || d.life.Now()-d.direct.answered.Load() > trusted {
 		return false
@@ -319,7 +321,7 @@ func (d *Driver) heard(sent int64, answer error) {
 	switch {
 	case answer != nil:
 		d.direct.answered.Store(never)
-	case sent-last > trusted/8: // not always, to cost little
+	case sent-last > trusted/8: // not always, to keep the cost low
 		d.direct.answered.Store(sent)
 	}
 }

@@ -15,15 +15,16 @@ import (
 )
 
 const (
-	maxSenders = 4  // requests on their way at once, where ops are combined
-	maxOps     = 64 // in one request: nothing can interrupt the server meanwhile
-	fewOps     = 32 // in one request, unless more ops wait than the requests on their way could carry
+	maxSenders = 4  // requests on their way at once, if ops are combined
+	maxOps     = 64 // in one request, which nothing can interrupt on the server
+	fewOps     = 32 // in one request, unless more ops wait than the requests on their way could take
 )
 
-// sender carries out ops. On one server it combines the ops that gather while
-// requests are on their way, each for a name of its own, into one request. In a
-// cluster, for fair and read-write locks, and where replicas have to confirm,
-// each op goes by itself, so that none waits for a node that it does not need.
+// sender executes ops. On one server it combines the ops that gather while
+// requests are on their way, each for a different name, into one request. In a
+// cluster, for fair and read-write locks, and if replicas must confirm, it
+// sends each op separately, so that no op waits for a node that it does not
+// need.
 type sender struct {
 	driver *Driver
 
@@ -33,7 +34,7 @@ type sender struct {
 	ended bool
 }
 
-// add has an op carried out.
+// add queues an op for execution.
 func (s *sender) add(o *op) {
 	d := s.driver
 	d.direct.busy.Add(1)
@@ -55,7 +56,8 @@ func (s *sender) add(o *op) {
 	s.wake()
 }
 
-// wake has a goroutine take the ops in the queue. It is called with mu held.
+// wake starts a goroutine that takes the ops in the queue. It is called with mu
+// held.
 func (s *sender) wake() {
 	if len(s.queue) > 0 && s.busy < maxSenders && s.driver.life.Go(s.run) {
 		s.busy++
@@ -75,16 +77,16 @@ func (s *sender) run() {
 	defer func() { s.busy-- }()
 	for len(s.queue) > 0 {
 		b.ops = s.take(b.ops[:0])
-		s.wake() // the rest has to go by another request
+		s.wake() // the rest needs another request
 		s.mu.Unlock()
 		s.send(&b)
-		runtime.Gosched() // let callers with answers ask again: together they make a larger request
+		runtime.Gosched() // let callers with answers try again: together they make a larger request
 		s.mu.Lock()
 	}
 }
 
-// take removes ops from the queue that may go together. It is called with mu
-// held.
+// take removes ops from the queue that can be sent together. It is called with
+// mu held.
 func (s *sender) take(ops []*op) []*op {
 	rest := s.queue[:0]
 	most := min(max(fewOps, len(s.queue)/maxSenders), maxOps)
@@ -135,7 +137,7 @@ func (s *sender) sendAlone(b *batch, o *op) {
 	d.finish(o)
 }
 
-// sendOp carries out one op. The slices are memory for its request.
+// sendOp executes one op. The slices are buffers for its request.
 func (d *Driver) sendOp(ctx context.Context, o *op, keys, args []string) {
 	keys, args = o.keys(d, keys), o.args(d, args)
 	scripts := d.scriptsOf(o.request.Mode)
@@ -157,8 +159,9 @@ func (d *Driver) sendOp(ctx context.Context, o *op, keys, args []string) {
 	d.heard(o.sent, result.NonRedisError())
 }
 
-// sendTogether combines the ops. If the server refuses the whole, as it does
-// when one of the names is not permitted, each op is sent by itself.
+// sendTogether combines the ops. If the server refuses the combined request,
+// for example because one of the names is not permitted, each op is sent
+// separately.
 func (s *sender) sendTogether(b *batch) {
 	d := s.driver
 	b.keys, b.args = b.keys[:0], b.args[:0]
@@ -187,13 +190,13 @@ func (s *sender) sendTogether(b *batch) {
 	}
 }
 
-// batch has ops that go together, and the memory for their request.
+// batch holds ops that are sent together, and the buffers for their request.
 type batch struct {
 	ops        []*op
 	keys, args []string
 }
 
-// terms are what acquires in one request mostly have in common.
+// terms are the arguments that acquires in one request usually have in common.
 type terms struct {
 	turn   string // see op
 	ttl    time.Duration
@@ -210,8 +213,8 @@ func (d *Driver) termsOf(o *op) terms {
 	return t
 }
 
-// fill makes the request of the batch script, with no more arguments than the
-// script cannot make itself. It puts releases before acquires, in ops too.
+// fill builds the request of the batch script, with only the arguments that the
+// script cannot compute itself. It puts releases before acquires, also in ops.
 func (b *batch) fill(d *Driver) {
 	releases := 0
 	for i, o := range b.ops {

@@ -10,8 +10,8 @@ import (
 )
 
 // TestDroppedRequestIsNotUnderWay: a request whose caller left before it was
-// sent does not count as one under way, which would close the direct way for
-// good.
+// sent does not count as in progress, which would close the direct way
+// permanently.
 func TestDroppedRequestIsNotUnderWay(t *testing.T) {
 	s := testenv.Redis(t)
 	d := openURL(t, "redisson://%s", s.Addr)
@@ -20,7 +20,7 @@ func TestDroppedRequestIsNotUnderWay(t *testing.T) {
 	defer cancel()
 	s.Freeze()
 	var callers sync.WaitGroup
-	waits := func() bool { // for a sender: all have requests under way
+	waits := func() bool { // for a sender: all have requests in progress
 		d.sender.mu.Lock()
 		defer d.sender.mu.Unlock()
 		return len(d.sender.queue) > 0 && d.sender.busy == maxSenders

@@ -21,20 +21,21 @@ import (
 )
 
 const (
-	askNodes    = 2 * time.Second // how long nodes may take to say which slots they have
+	askNodes    = 2 * time.Second // how long nodes may take to report their slots
 	topologyAge = 30 * time.Second
 )
 
 // topology knows which node of a cluster has which slots. It may be out of
-// date: it only keeps requests to different nodes apart, and reaches one node.
+// date, since it only serves to keep requests to different nodes apart and to
+// reach one node.
 type topology struct {
 	nodes func() map[string]rueidis.Client
 	spawn func(func()) bool
-	busy  chan struct{} // holds a value while somebody asks
+	busy  chan struct{} // holds a value while a caller asks
 
 	mu     sync.Mutex
 	ranges []slotRange // by last slot
-	read   time.Time   // zero if the ranges are known to be out of date
+	read   time.Time   // zero if the ranges are known to be outdated
 }
 
 type slotRange struct {
@@ -95,7 +96,7 @@ func (t *topology) primaries(ctx context.Context) (clients []rueidis.Client, err
 	return clients, nil
 }
 
-// Expire has the next refresh ask.
+// Expire makes the next refresh query the nodes.
 func (t *topology) Expire() {
 	t.mu.Lock()
 	t.read = time.Time{}
@@ -108,8 +109,8 @@ func (t *topology) fresh(age time.Duration) bool {
 	return !t.read.IsZero() && time.Since(t.read) < age
 }
 
-// refresh asks all nodes and takes the first answer, unless the last one is
-// younger than age.
+// refresh queries all nodes and takes the first answer, unless the last answer
+// is younger than age.
 func (t *topology) refresh(ctx context.Context, age time.Duration) error {
 	if t.fresh(age) {
 		return nil
@@ -154,7 +155,7 @@ func (t *topology) refresh(ctx context.Context, age time.Duration) error {
 	return fmt.Errorf("%w: cluster topology: %w", driver.ErrUnavailable, err)
 }
 
-// readSlots asks the node at address.
+// readSlots queries the node at address.
 func readSlots(ctx context.Context, address string, node rueidis.Client) ([]slotRange, error) {
 	entries, err := node.Do(ctx, node.B().ClusterSlots().Build()).ToArray()
 	if err != nil {
@@ -192,7 +193,7 @@ func readRange(address string, entry rueidis.RedisMessage) (r slotRange, err err
 	}
 	host, _ := primary[0].ToString()
 	switch host {
-	case "": // a node that does not know its own address is where it was asked
+	case "": // a node that does not know its own address is at the address where it was queried
 		host, _, _ = net.SplitHostPort(address)
 	case "?":
 		return slotRange{first: uint16(first), last: uint16(last)}, nil
@@ -200,7 +201,7 @@ func readRange(address string, entry rueidis.RedisMessage) (r slotRange, err err
 	return slotRange{uint16(first), uint16(last), net.JoinHostPort(host, strconv.FormatInt(port, 10))}, nil
 }
 
-// newTopics returns the listener to the channels of names with waiters.
+// newTopics returns the listener for the channels of names with waiters.
 func newTopics(d *Driver) *redistopic.Listener {
 	o := redistopic.Options{
 		Life: d.life.Lifecycle,
@@ -244,21 +245,21 @@ func (t *topology) Refresh(ctx context.Context) error { return t.refresh(ctx, to
 func (t *topology) Node(channel string) string        { return t.owner(slotOf(channel)) }
 
 // contended reports whether other clients wait, by the number of receivers of a
-// message, of which own are this driver's. In a cluster the count of a plain
-// message covers only one node.
+// message, of which own belong to this driver. In a cluster the count of a
+// plain message covers only one node.
 func (d *Driver) contended(told int64, own int) bool {
 	return told > int64(own) || d.cluster && d.checked.pubSub != PubSubSharded
 }
 
-// setDatabase notes which database the client uses, which messages say.
+// setDatabase notes which database the client uses, since messages include it.
 func (d *Driver) setDatabase(n int) { d.label.Store(int32(n + 1)) }
 
 func (d *Driver) lineLabel() string { return redistopic.Label(int(d.label.Load())) }
 
 func (d *Driver) releaseMessage() string { return redistopic.ReleaseMessage(int(d.label.Load())) }
 
-// lookForDatabase asks which database a client of the program's uses. Where the
-// question is not permitted, messages do not say it.
+// lookForDatabase queries which database a client of the program uses. If the
+// query is not permitted, messages do not include the database.
 func (d *Driver) lookForDatabase(ctx context.Context) {
 	text, _ := d.do(ctx, d.client.B().ClientInfo().Build()).ToString()
 	_, value, _ := strings.Cut(text, " db=")

@@ -38,7 +38,7 @@ func TestUnsealNeedsTheIDOfTheLastLoosenAndWakesJava(t *testing.T) {
 		if status, err := other.Inspect(ctx, fence); err != nil || status.Owner != "seal" {
 			t.Errorf("Inspect after Loosen: got %+v, %v, want the seal as the owner", status, err)
 		}
-		// A program of Java waits for the message alone.
+		// A program of Java waits only for the message.
 		told, stop := context.WithCancel(ctx)
 		go func() { // ends with the message
 			channel := prefixName(channelPrefix, fence)

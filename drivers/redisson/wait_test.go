@@ -37,7 +37,7 @@ func TestWaiterOfAForeignHoldIsWoken(t *testing.T) {
 	s := testenv.Redis(t)
 	d := openURL(t, "redisson://%s", s.Addr)
 	s.Do("HSET", "java", "8743c9c0-0795-4907-87fd-6c719a6b4586:41", "1")
-	w := wait(t, d, request("java")) // it has no TTL: only the message can tell
+	w := wait(t, d, request("java")) // it has no TTL: only the message can wake the waiter
 	subscribers(t, s, "java", 1)
 	start := time.Now()
 	s.Do("DEL", "java")
@@ -123,8 +123,8 @@ func TestWaitersOfOneNameShareASubscription(t *testing.T) {
 			served <- w
 		}()
 	}
-	// One message, one try: beside the grants there are only those that the
-	// timers of waiters make.
+	// One message, one attempt: besides the grants there are only the attempts
+	// of the waiters' timers.
 	got := counted(s, func() {
 		for range n {
 			release(t, l)
@@ -162,7 +162,7 @@ func TestCanceledWaitsLeaveNothing(t *testing.T) {
 	parallel(len(errs), func(i int) {
 		name := "x"
 		if i%2 == 0 {
-			name = fmt.Sprint("free", i) // these cancel what the server may be about to grant
+			name = fmt.Sprint("free", i) // these cancel requests that the server may be about to grant
 		}
 		for first := true; first || ctx.Err() == nil; first = false {
 			var got driver.Lease
@@ -221,7 +221,7 @@ func TestResubscribesAfterTheConnectionIsKilled(t *testing.T) {
 	if got := s.Do("CLIENT", "KILL", "TYPE", "pubsub"); got != int64(1) {
 		t.Fatalf("CLIENT KILL: got %v, want 1", got)
 	}
-	s.Do("DEL", "x") // the message is sent to nobody
+	s.Do("DEL", "x") // no client receives the message
 	s.Do("PUBLISH", "redisson_lock__channel:{x}", "0")
 	release(t, w.granted(t))
 	if took := time.Since(start); took > backstop/2 {
@@ -260,7 +260,7 @@ func TestManySubscriptions(t *testing.T) {
 	leases, waiters := make([]*lease, n), make([]*waiter, n)
 	for i := range n {
 		r := request(fmt.Sprint("x", i))
-		r.TTL = 10 * time.Minute // however long all of them take to come
+		r.TTL = 10 * time.Minute // however long it takes until all of them wait
 		leases[i] = acquire(t, a, r)
 		waiters[i] = wait(t, b, request(r.Name))
 	}
@@ -277,8 +277,8 @@ func TestManySubscriptions(t *testing.T) {
 	}
 }
 
-// TestHoldBecomesShorter: waiters hear that a hold ends earlier than they were
-// told. A try that takes longer is repeated, since the machine may be busy.
+// TestHoldBecomesShorter: waiters learn that a hold ends earlier than expected.
+// A round that takes longer is repeated, since the machine may be busy.
 func TestHoldBecomesShorter(t *testing.T) {
 	t.Parallel()
 	const rest = time.Second
@@ -307,7 +307,7 @@ func TestHoldBecomesShorter(t *testing.T) {
 					}
 				}
 				l, w := acquire(t, d, held), wait(t, other, wanted)
-				time.Sleep(100 * time.Millisecond) // a waiter asks again when it is subscribed, and no event tells of that
+				time.Sleep(100 * time.Millisecond) // a waiter tries again when it is subscribed, and no event reports this
 				begun := time.Now()
 				var err error
 				if test.leaves {

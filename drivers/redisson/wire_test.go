@@ -146,9 +146,8 @@ func TestTokensOfABlock(t *testing.T) {
 	}
 }
 
-// TestTokensRiseWhenTheLastAreForgotten puts the token key back to what it was
-// some grants ago: what a replica has that takes over and has not seen the last
-// of them.
+// TestTokensRiseWhenTheLastAreForgotten resets the token key to its value some
+// grants ago, as on a replica that takes over and has not seen the last grants.
 func TestTokensRiseWhenTheLastAreForgotten(t *testing.T) {
 	s := testenv.Redis(t)
 	d := openURL(t, "redisson://%s", s.Addr)
@@ -205,7 +204,7 @@ func TestTokensRiseOverDriversAndFlushes(t *testing.T) {
 }
 
 // TestNamesShareASequence takes tokens for several names of a slot at one
-// moment of the server: blocks shrink rather than run away from the clock.
+// moment of the server: blocks shrink rather than run ahead of the clock.
 func TestNamesShareASequence(t *testing.T) {
 	s := testenv.Redis(t)
 	d := openURL(t, "redisson://%s", s.Addr)
@@ -235,9 +234,9 @@ func TestNamesShareASequence(t *testing.T) {
 	}
 }
 
-// TestSequencesAheadOfTheClock are as after a step back of the clock, or a
-// migration: tokens rise, in whole blocks, and the sequence does not expire
-// before the clock has passed it.
+// TestSequencesAheadOfTheClock has sequences as after a step back of the clock,
+// or a migration. Tokens rise, in whole blocks, and the sequence does not
+// expire before the clock has passed it.
 func TestSequencesAheadOfTheClock(t *testing.T) {
 	s := testenv.Redis(t)
 	const ahead = 24 * time.Hour
@@ -264,7 +263,7 @@ func TestSequencesAheadOfTheClock(t *testing.T) {
 		}
 	}
 	d := openURL(t, "redisson://%s", s.Addr)
-	for _, other := range []string{"no number", "-5", "9"} { // a lost sequence, or one of somebody
+	for _, other := range []string{"no number", "-5", "9"} { // a lost sequence, or a value of another program
 		s.Do("SET", d.tokenKey("y"), other)
 		l := acquire(t, d, request("y"))
 		if first, _ := l.Tokens(); first < uint64(time.Now().Add(-hangGuard).UnixMicro()) {

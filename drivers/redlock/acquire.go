@@ -21,8 +21,8 @@ func (d *Driver) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, 
 }
 
 func (d *Driver) acquire(ctx context.Context, r *driver.Request) (*lease, error) {
-	// If the driver listens to messages of the name, others want it: ask one
-	// node first, as those who wait.
+	// If the driver listens to messages of the name, other clients want it: try
+	// one node first, like a waiter.
 	var t *redistopic.Topic
 	first := d.firstNode(r.Name)
 	if !r.NoWait && !d.ears[first].Quiet() {
@@ -54,20 +54,20 @@ func (d *Driver) acquire(ctx context.Context, r *driver.Request) (*lease, error)
 	return l, err
 }
 
-// isRefusal reports whether an attempt ended for the sole reason that somebody
-// else holds the lock.
+// isRefusal reports whether an attempt ended only because another client holds
+// the lock.
 func isRefusal(err error) bool {
 	return errors.Is(err, driver.ErrLocked) && !errors.Is(err, driver.ErrClosed) && !errors.Is(err, context.Canceled) &&
 		!errors.Is(err, context.DeadlineExceeded)
 }
 
-// askAll asks all nodes that have not been asked, or have refused.
+// askAll sends requests to all nodes that have not been asked, or have refused.
 func (l *lease) askAll() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.goal = decision
 	select {
-	case <-l.changed: // of the goal before
+	case <-l.changed: // for the previous goal
 	default:
 	}
 	for i := range l.votes {
@@ -83,7 +83,8 @@ func (l *lease) askAll() {
 	l.check()
 }
 
-// vote waits until the attempt is decided. Without an error the lease is held.
+// vote waits until the attempt is decided. If it returns no error, the lease is
+// held.
 func (l *lease) vote(ctx context.Context) error {
 	d := l.driver
 	begin := d.life.Now()
@@ -131,7 +132,7 @@ func (l *lease) decide() (err error, decided bool) {
 	return l.outOfReach(), true
 }
 
-// outOfReach is the error of an attempt without a majority of answers. The
+// outOfReach returns the error of an attempt without a majority of answers. The
 // caller holds mu.
 func (l *lease) outOfReach() error {
 	var last error
@@ -155,7 +156,7 @@ func (l *lease) outOfReach() error {
 	return fmt.Errorf("%w: too few nodes answered, the last because of: %w", driver.ErrUnavailable, last)
 }
 
-// unfinished is the error of an attempt that ended before its vote.
+// unfinished returns the error of an attempt that ended before its vote.
 func (l *lease) unfinished(why error) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -169,7 +170,7 @@ func (l *lease) unfinished(why error) error {
 	return l.outOfReach()
 }
 
-// stopWaiting gives up waiting for nodes that are slower than a majority of the
+// stopWaiting stops waiting for nodes that are slower than a majority of the
 // others by more than patience.
 func (l *lease) stopWaiting(now, patience int64) {
 	l.mu.Lock()
@@ -191,7 +192,7 @@ func (l *lease) stopWaiting(now, patience int64) {
 	l.check()
 }
 
-// giveUp undoes an attempt. It returns err when the nodes have said that
+// giveUp undoes an attempt. It returns err when the nodes have confirmed that
 // nothing is left of the attempt, or otherwise with ErrUnknown.
 func (d *Driver) giveUp(ctx context.Context, l *lease, err error) error {
 	l.mu.Lock()
@@ -210,5 +211,5 @@ func (d *Driver) giveUp(ctx context.Context, l *lease, err error) error {
 	return fmt.Errorf("%w: %w", err, driver.ErrUnknown)
 }
 
-// drift is how much clocks may differ after a TTL.
+// drift returns how much clocks may differ after a TTL.
 func drift(ttl time.Duration) time.Duration { return ttl/100 + 2*time.Millisecond }

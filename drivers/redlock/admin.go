@@ -57,7 +57,7 @@ func (d *Driver) ask(ctx context.Context, script, name string, args ...string) (
 }
 
 // holder returns the value of a name that a majority of the nodes has, or "" if
-// there is none.
+// there is no such value.
 func (d *Driver) holder(ctx context.Context, name string) (value string, ttl time.Duration, err error) {
 	answers, err := d.ask(ctx, inspectText, name)
 	if err != nil {
@@ -74,7 +74,7 @@ func (d *Driver) holder(ctx context.Context, name string) (value string, ttl tim
 		if notNumber != nil {
 			return "", 0, redisdriver.ErrAnswer
 		}
-		if err == nil { // a nil says that the node has no value
+		if err == nil { // a nil means that the node has no value
 			ttls[value] = append(ttls[value], ttl)
 		}
 	}
@@ -92,8 +92,8 @@ func (d *Driver) holder(ctx context.Context, name string) (value string, ttl tim
 }
 
 // Inspect implements driver.Inspector. A name is held if a majority of the
-// nodes has the same value for it. TTL is until there is no such majority any
-// more.
+// nodes has the same value for it. TTL is the time until there is no longer
+// such a majority.
 func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error) {
 	if err := d.life.Enter(); err != nil {
 		return driver.Status{}, err
@@ -111,7 +111,7 @@ func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error
 	return s, nil
 }
 
-// ForceUnlock implements driver.ForceUnlocker. The holder learns the loss at
+// ForceUnlock implements driver.ForceUnlocker. The holder learns of the loss at
 // its next renewal.
 func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
 	if err := d.life.Enter(); err != nil {
@@ -136,15 +136,15 @@ func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
 	return err
 }
 
-// removedText tells holders that ForceUnlock removed their holds. Its key is
-// the channel: redlock nodes are in no cluster.
+// removedText notifies holders that ForceUnlock removed their holds. Its key is
+// the channel, because redlock nodes are not in a cluster.
 const removedText = "return redis.call('PUBLISH', KEYS[1], '')"
 
-// removalChannel is a channel of no other name: a name has no NUL.
+// removalChannel returns a channel of no other name: a name has no NUL.
 func removalChannel(name string) string { return channel(name) + "\x00removed" }
 
 // WatchRemoval implements driver.RemovalWatcher. The channel has no waiters, so
-// a holder that listens counts as none.
+// a listening holder does not count as a waiter.
 func (l *lease) WatchRemoval(renew func()) (stop func()) {
 	stops := make([]func(), len(l.driver.ears))
 	for i, e := range l.driver.ears {

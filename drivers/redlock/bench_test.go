@@ -12,7 +12,7 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// How these compare with redsync on the same nodes is measured in test/bench.
+// The comparison with redsync on the same nodes is in test/bench.
 
 func addresses(nodes servers) []string {
 	var all []string
@@ -54,7 +54,8 @@ func benchNodes(b *testing.B) servers {
 	return nodes
 }
 
-// frozen runs a benchmark on nodes that all answer, and with one that does not.
+// frozen runs a benchmark on nodes that all answer, and with one node that does
+// not.
 func frozen(b *testing.B, run func(b *testing.B, c *dsync.Client)) {
 	for _, n := range []int{0, 1} {
 		b.Run("frozen="+strconv.Itoa(n), func(b *testing.B) {
@@ -118,8 +119,8 @@ func BenchmarkHotLock(b *testing.B) {
 	crowd(b, dsyncOn(b, benchNodes(b)), 32, 4, func(int) string { return "hot" })
 }
 
-// BenchmarkHandOver is the time from the release of one client to the grant of
-// another one that waits.
+// BenchmarkHandOver measures the time from the release of one client to the
+// grant of another client, which waits.
 func BenchmarkHandOver(b *testing.B) {
 	nodes := benchNodes(b)
 	c1, c2 := dsyncOn(b, nodes), dsyncOn(b, nodes)

@@ -18,11 +18,11 @@ import (
 // never is the time from which the answers of an unfit node count.
 const never = int64(1<<63 - 1)
 
-// lookAgain is how often to look at an unfit server again: the server may have
+// lookAgain is how often an unfit server is checked again, because it may have
 // become fit.
 const lookAgain = time.Second
 
-// identity is a server, by its own word.
+// identity is a server as it identifies itself.
 type identity struct {
 	run  string // changes at each start of the server
 	conn uint64 // the connection, by Dialer.Made
@@ -30,7 +30,7 @@ type identity struct {
 	err  error  // why the server is not fit for locks
 }
 
-// look asks the server behind the current connection for its identity, and
+// look queries the identity of the server behind the current connection, and
 // gives it the scripts. The node's goroutine calls it before any other request
 // over a new connection.
 func (n *node) look() error {
@@ -71,9 +71,9 @@ func (n *node) look() error {
 	return nil
 }
 
-// bury makes sure that requests sent over the connection before cannot arrive
-// any more: the connection is broken on this side, but perhaps not yet for the
-// server.
+// bury makes sure that requests sent over the previous connection can no longer
+// arrive. The connection is broken on this side, but perhaps not yet on the
+// server's.
 func (n *node) bury(before, now identity) {
 	switch {
 	case before.conn == 0 || before.conn == now.conn:
@@ -96,7 +96,7 @@ func (n *node) lookFailed(err error) error {
 	return err
 }
 
-// judge decides from when on the answers of a server count.
+// judge decides from when the answers of a server count.
 func (n *node) judge(server, replication, memory map[string]string) {
 	d := n.driver
 	now := d.life.Now()
@@ -133,7 +133,7 @@ func (n *node) countsNow() error {
 	}
 }
 
-// unfit returns why no locks can be kept on a server.
+// unfit returns why a server cannot keep locks.
 func (d *Driver) unfit(server, replication, memory map[string]string) error {
 	if err := redisdriver.CheckVersion(server["redis_version"]); err != nil {
 		return err
@@ -179,8 +179,8 @@ func fields(info string) map[string]string {
 	return m
 }
 
-// checkNodes waits until the nodes were looked at, except for late ones beyond
-// a majority. It fails if too few can be reached or a node is not fit.
+// checkNodes waits until the nodes were checked, except for late nodes beyond a
+// majority. It fails if too few can be reached or a node is not fit.
 func (d *Driver) checkNodes(ctx context.Context) error {
 	replies, err := d.askEach(func(b rueidis.Builder) rueidis.Completed { return b.Ping().Build() })
 	if err != nil {

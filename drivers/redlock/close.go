@@ -8,7 +8,7 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// tick is how often Close looks whether the nodes are done.
+// tick is how often Close checks whether the nodes are done.
 const tick = 2 * time.Millisecond
 
 // Close implements driver.Driver.
@@ -43,7 +43,7 @@ func (d *Driver) Close(ctx context.Context) error {
 	return nil
 }
 
-// releaseAll has the values of all leases deleted.
+// releaseAll requests the deletion of the values of all leases.
 func (d *Driver) releaseAll() {
 	for _, l := range d.life.TakeAll() {
 		l.mu.Lock()
@@ -52,9 +52,9 @@ func (d *Driver) releaseAll() {
 	}
 }
 
-// awaitNodes returns how many nodes were not done when ctx ended. A minority
-// out of reach is not waited for: the locks are free without these nodes, and
-// their values end by themselves.
+// awaitNodes returns how many nodes were not done when ctx ended. It does not
+// wait for an unreachable minority: the locks are free without these nodes, and
+// their values expire.
 func (d *Driver) awaitNodes(ctx context.Context) int {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -85,7 +85,7 @@ func (d *Driver) awaitNodes(ctx context.Context) int {
 	}
 }
 
-// stalls reports whether the node has let an answer wait.
+// stalls reports whether the node has kept an answer waiting.
 func (n *node) stalls() bool {
 	at := n.flight.Load()
 	return at != 0 && n.driver.life.Now()-at > int64(n.driver.options.NodeTimeout)

@@ -13,19 +13,17 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// TestMain of this package looks for goroutines that are left, of which a
-// worker has none to show.
+// TestMain of this package looks for leaked goroutines, which a worker does not
+// need.
 func init() { conformance.RunWorker() }
 
 // The nodes keep their data when they are killed, so that the suite does not
-// have to wait until they count again. parameters give nodes time: on a busy
-// machine one of them may answer later than after the usual 50 ms, and a
-// TryLock for which a majority has neither granted nor refused in time is
-// refused.
+// have to wait until they count again. parameters give the nodes time: on a
+// busy machine a node may answer later than after the usual 50 ms, and a
+// TryLock that a majority has neither granted nor refused in time is refused.
 const parameters = "?durable=true&maxttl=10m&nodetimeout=1s"
 
-// TestConformance is with the rights of docs/backends and no others, but for
-// all names.
+// TestConformance uses exactly the rights of docs/backends, but for all names.
 func TestConformance(t *testing.T) {
 	password := testenv.Password()
 	words := strings.Fields(drivertest.Recipe(t, "**Redis, `redlock://`**"))

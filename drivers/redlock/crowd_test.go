@@ -15,8 +15,8 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// fight has drivers take and release the lock x, each so many times on average,
-// and returns how often each of them had it.
+// fight has drivers acquire and release the lock x, each so many times on
+// average, and returns how often each driver held it.
 func fight(tb testing.TB, drivers []*Driver, each int) []int {
 	tb.Helper()
 	return drivertest.Fight(tb, drivers, each, func() *driver.Request { return request("x") })
@@ -46,7 +46,7 @@ func waitFor(tb testing.TB, drivers []*Driver) []*drivertest.Waiter {
 }
 
 // listens reports whether a driver is subscribed to the messages of the lock x,
-// on whichever node: to a busy machine the first one may seem impaired.
+// on any node, because on a busy machine the first node may seem impaired.
 func listens(d *Driver) bool {
 	for _, e := range d.ears {
 		if t := e.JoinActive(channel("x"), 0, false); t != nil {
@@ -61,7 +61,7 @@ func listens(d *Driver) bool {
 const patient = settled + "&nodetimeout=5s"
 
 // releaseAll has each waiter release the lock once it is granted. The order is
-// a hint, so any of them may be first.
+// a hint, so any waiter may be first.
 func releaseAll(tb testing.TB, waiters []*drivertest.Waiter) {
 	tb.Helper()
 	parallel(len(waiters), func(i int) {
@@ -74,8 +74,8 @@ func releaseAll(tb testing.TB, waiters []*drivertest.Waiter) {
 	})
 }
 
-// TestCrowdSharesTheLock: of many clients that want a lock all the time, all
-// get it equally often.
+// TestCrowdSharesTheLock: of many clients that always want a lock, all are
+// granted it equally often.
 func TestCrowdSharesTheLock(t *testing.T) {
 	const n, each = 40, 10
 	for _, count := range []int{3, 1} {
@@ -87,22 +87,22 @@ func TestCrowdSharesTheLock(t *testing.T) {
 		got := nodes.counted(func() { counts = fight(t, drivers, each) }, "set", "evalsha", "subscribe", "unsubscribe")
 		t.Logf("%d nodes: %.0f hand-overs/s, commands for %d hand-overs: %v, Jain %.3f", count, n*each/time.Since(begun).Seconds(), n*each, got, drivertest.Jain(counts))
 		// One client releases the lock and is granted it, and at most all
-		// others ask a node.
+		// others try one node.
 		if requests := float64(got["set"]+got["evalsha"]+got["subscribe"]+got["unsubscribe"]) / (n * each); requests > float64(3*n+4*count) {
 			t.Errorf("%d nodes: commands for each hand-over: got %.1f", count, requests)
 		}
-		// Ten grants each in a random order have an index of 0.91, and those of
-		// clients that do not stand back one of 0.28.
+		// Ten grants each in a random order have an index of 0.91, and grants
+		// to clients that do not stand back have one of 0.28.
 		if got := drivertest.Jain(counts); got < 0.6 {
 			t.Errorf("%d nodes: Jain's index of %v: got %.3f, want 0.6", count, counts, got)
 		}
 	}
 }
 
-// TestCrowdOnLateNodes: while all nodes are late, as those of a crowd without
-// enough CPU are, no client gives up the waiters' node and asks the next one.
-// Clients that do share out the votes, and ask again and again: this took 130
-// to 230 commands for each grant, and takes 40 to 60.
+// TestCrowdOnLateNodes: while all nodes are late, for example in a crowd
+// without enough CPU, no client gives up the waiters' node and tries the next
+// one. Clients that do so split the votes and try again and again: this took
+// 130 to 230 commands for each grant, and takes 40 to 60.
 func TestCrowdOnLateNodes(t *testing.T) {
 	const n = 30
 	nodes := startNodes(t, 5)
@@ -113,17 +113,17 @@ func TestCrowdOnLateNodes(t *testing.T) {
 	got := nodes.counted(func() { counts = fight(t, drivers, 1) }, "set", "evalsha", "subscribe")
 	link.Heal()
 	t.Logf("commands for %d grants: %v, Jain %.3f", n, got, drivertest.Jain(counts))
-	// With what their scripts do, a first try costs 5, what comes before the
-	// turn 7, a hand-over 12, and each question of those who are early 2.
+	// Including the commands of the scripts, a first try costs 5, the part
+	// before the turn 7, a hand-over 12, and each early attempt 2.
 	if commands := got["set"] + got["evalsha"] + got["subscribe"]; commands > 120*n {
 		t.Errorf("commands for each of %d grants: got %d", n, commands/n)
 	}
 	nodes.awaitClear(t)
 }
 
-// TestWhoReleasesExpectsOthers: a client that was granted a lock at once hears
-// of those who wait at its release, and wants the lock as one of them from then
-// on.
+// TestWhoReleasesExpectsOthers: a client that was granted a lock at once learns
+// of the waiters at its release, and from then on competes for the lock as one
+// of them.
 func TestWhoReleasesExpectsOthers(t *testing.T) {
 	nodes := startNodes(t, 3)
 	d, other := openURL(t, "%s", nodes.url()+patient), openURL(t, "%s", nodes.url()+patient)
@@ -146,7 +146,7 @@ func TestWhoReleasesExpectsOthers(t *testing.T) {
 	releaseAll(t, waiters)
 }
 
-// TestPatience: a node is given as long as the majority takes, and some more.
+// TestPatience: a node gets as much time as the majority takes, and some more.
 func TestPatience(t *testing.T) {
 	d := &Driver{quorum: 3, nodes: []*node{{}, {}, {}, {}, {}}}
 	for _, c := range []struct {
@@ -168,8 +168,8 @@ func TestPatience(t *testing.T) {
 	}
 }
 
-// TestDeadWaiters: waiters that are dead hold up nobody, whether or not the end
-// of the hold is told.
+// TestDeadWaiters: dead waiters delay no client, whether or not the end of the
+// hold is announced.
 func TestDeadWaiters(t *testing.T) {
 	const dead, alive = 5, 3
 	for _, how := range []string{"frozen", "cut off", "gone"} {
@@ -216,12 +216,12 @@ func TestDeadWaiters(t *testing.T) {
 	}
 }
 
-// longestPause is far above what the dead cost.
+// longestPause is far above the delay by dead waiters.
 const longestPause = 10 * time.Second
 
 // TestHoldWithoutTheWaitersNode: while a majority without the waiters' node has
-// a lock, each attempt is granted that node, and gives it back. This is no
-// reason for all others to ask; the release is.
+// a lock, each attempt is granted that node, and releases it. Only the release,
+// and not such an attempt, makes all the others try.
 func TestHoldWithoutTheWaitersNode(t *testing.T) {
 	const n = 20
 	nodes := startNodes(t, 5)
@@ -233,10 +233,10 @@ func TestHoldWithoutTheWaitersNode(t *testing.T) {
 	first.Do("DEL", "x")
 	got := nodes.counted(func() {
 		first.Do("PUBLISH", channel("x"), "")
-		time.Sleep(time.Second) // for those who would ask
+		time.Sleep(time.Second) // for clients that would try
 	}, "publish")["publish"]
 	t.Logf("%d messages", got)
-	if got > 5*n { // of the few who poll; else each is a reason for another one to ask
+	if got > 5*n { // of the few that poll; otherwise each attempt makes another client try
 		t.Errorf("messages while the lock was held: got %d", got)
 	}
 	release(t, l)
@@ -285,8 +285,8 @@ func TestReleaseIsToldWhereTheValueIsNot(t *testing.T) {
 	heard()
 }
 
-// TestLostVoteIsNoRelease: an attempt that gives back a minority of the nodes
-// tells nobody.
+// TestLostVoteIsNoRelease: an attempt that releases a minority of the nodes
+// sends no message.
 func TestLostVoteIsNoRelease(t *testing.T) {
 	nodes := startNodes(t, 5)
 	d := openURL(t, "%s", nodes.url()+patient)
@@ -307,8 +307,8 @@ func TestLostVoteIsNoRelease(t *testing.T) {
 	}
 }
 
-// TestWaitingWithFewerRights: users who may not publish or subscribe wait
-// beside others who may.
+// TestWaitingWithFewerRights: users who may not publish or subscribe compete
+// with users who may.
 func TestWaitingWithFewerRights(t *testing.T) {
 	for missing, rights := range map[string][]string{
 		"PUBLISH":  {"~*", "-publish"},
@@ -328,8 +328,8 @@ func TestWaitingWithFewerRights(t *testing.T) {
 	}
 }
 
-// TestCrowdBesideOneThatSendsNoMessages has a client of another library in a
-// crowd, that polls the nodes and tells nobody of its releases.
+// TestCrowdBesideOneThatSendsNoMessages adds a client of another library to a
+// crowd, which polls the nodes and sends no messages about its releases.
 func TestCrowdBesideOneThatSendsNoMessages(t *testing.T) {
 	nodes := startNodes(t, 3)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -362,7 +362,7 @@ func TestCrowdBesideOneThatSendsNoMessages(t *testing.T) {
 }
 
 // TestCrowdWithoutTheWaitersNode: the waiters' node is killed, frozen or
-// restarted, and the crowd goes on.
+// restarted, and the crowd continues.
 func TestCrowdWithoutTheWaitersNode(t *testing.T) {
 	for how, hit := range map[string]func(*testenv.RedisServer){
 		"killed":    func(s *testenv.RedisServer) { s.Kill() },

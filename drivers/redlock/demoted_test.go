@@ -18,7 +18,7 @@ import (
 
 // TestBehindOneAddress: replicas take over the addresses of two of three nodes,
 // or of the only one, and open connections stay with the old servers. Holders,
-// waiters and new calls get to the new servers.
+// waiters and new calls reach the new servers.
 func TestBehindOneAddress(t *testing.T) {
 	for _, n := range []int{1, 3} {
 		var options []rueidis.ClientOption
@@ -58,7 +58,7 @@ func TestBehindOneAddress(t *testing.T) {
 		granted := make(chan error, 1)
 		go func() {
 			next, err := d.Acquire(t.Context(), request("x"))
-			for errors.Is(err, driver.ErrUnavailable) || errors.Is(err, driver.ErrUnknown) { // as a client of dsync does
+			for errors.Is(err, driver.ErrUnavailable) || errors.Is(err, driver.ErrUnknown) { // like a client of dsync
 				next, err = d.Acquire(t.Context(), request("x"))
 			}
 			if err == nil {

@@ -20,12 +20,12 @@ import (
 )
 
 // shortest is the longest TTL in tests that restart nodes, which then do not
-// count for as long.
+// count for that time.
 const shortest = 2 * time.Second
 
 const restarting = "?maxttl=2s"
 
-// awaitAge waits until all nodes have run for so long that they count.
+// awaitAge waits until all nodes have run long enough to count.
 func (s servers) awaitAge(tb testing.TB) {
 	tb.Helper()
 	for _, server := range s {
@@ -37,7 +37,7 @@ func (s servers) awaitAge(tb testing.TB) {
 }
 
 // TestFaultsOfNodes lets clients contend while one or two of five nodes are
-// killed, frozen, or restarted without their data, and has the history judged.
+// killed, frozen, or restarted without their data, and checks the history.
 func TestFaultsOfNodes(t *testing.T) {
 	nodes := startNodes(t, 5)
 	nodes.awaitAge(t)
@@ -89,7 +89,7 @@ func TestFaultsOfNodes(t *testing.T) {
 	}
 }
 
-// storm is workers that lock and unlock.
+// storm is a set of workers that lock and unlock.
 type storm struct {
 	history *history.History
 	stop    chan struct{}
@@ -131,8 +131,8 @@ func TestRestartedNodesDoNotCount(t *testing.T) {
 	for _, s := range nodes[:2] {
 		s.Restart()
 	}
-	// A driver that takes their word would be granted the lock: the fault is a
-	// real one.
+	// A driver that counts their answers would be granted the lock, so the
+	// fault is a real one.
 	reckless := openURL(t, "%s", nodes.url()+settled)
 	release(t, acquire(t, reckless, noWait("x")))
 
@@ -174,7 +174,7 @@ func TestRenewalBringsARestartedNodeBack(t *testing.T) {
 	nodes := startNodes(t, 3)
 	d := openURL(t, "%s", nodes.url()+settled)
 	l := acquire(t, d, request("x"))
-	for i, s := range nodes { // one after the other loses all it has
+	for i, s := range nodes { // one after the other loses all its data
 		s.Restart()
 		testenv.Eventually(t, func() bool {
 			if err := l.Renew(t.Context(), testTTL); err != nil && !errors.Is(err, driver.ErrUnknown) && !errors.Is(err, driver.ErrUnavailable) {
@@ -205,8 +205,8 @@ func TestMajorityThatForgotIsALostHold(t *testing.T) {
 }
 
 // TestDeletionWaitsForItsSet is about an answer at quorum: the lock is released
-// while one node has not yet handled the request that sets the value. It must
-// not keep it.
+// while one node has not yet executed the request that sets the value. The node
+// must not keep the value.
 func TestDeletionWaitsForItsSet(t *testing.T) {
 	nodes := startNodes(t, 3)
 	d := openURL(t, "%s", nodes.url()+settled)
@@ -221,9 +221,10 @@ func TestDeletionWaitsForItsSet(t *testing.T) {
 	nodes.awaitClear(t)
 }
 
-// TestNodeThatLagsIsAskedOnce: those that refuse are asked again while another
-// node has not come to the request yet. Asked twice it would refuse the second
-// time, for it has the value by then, and nobody would delete that.
+// TestNodeThatLagsIsAskedOnce: refusing nodes are asked again while another
+// node has not reached the request yet. If the lagging node were asked twice,
+// it would refuse the second time because it has the value by then, and no
+// request would delete the value.
 func TestNodeThatLagsIsAskedOnce(t *testing.T) {
 	nodes := startNodes(t, 3)
 	d := openURL(t, "%s%s&nodetimeout=%v", nodes.url(), settled, hangGuard)
@@ -255,7 +256,8 @@ func TestNodeThatLagsIsAskedOnce(t *testing.T) {
 }
 
 // TestRequestsOutliveTheirConnection is the same with a connection that breaks
-// meanwhile: what was sent over it is carried out when the node goes on.
+// in the meantime: the requests sent over it are executed when the node
+// continues.
 func TestRequestsOutliveTheirConnection(t *testing.T) {
 	nodes := startNodes(t, 3)
 	d := openURL(t, "%s", nodes.url()+settled)
@@ -286,7 +288,8 @@ func TestLostScriptsAreSentAgain(t *testing.T) {
 	nodes.awaitClear(t)
 }
 
-// TestFrozenNodes: nodes that say nothing for a while cost nobody a lock.
+// TestFrozenNodes: nodes that do not answer for a while cost no holder its
+// lock.
 func TestFrozenNodes(t *testing.T) {
 	t.Parallel()
 	for _, n := range []int{1, 3} {

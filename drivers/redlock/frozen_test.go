@@ -13,7 +13,7 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// roles are what other processes of the tests do.
+// roles are the functions that other processes of the tests run.
 var roles = map[string]func(){"holder": holdForStop}
 
 const nodesVariable = "REDLOCK_TEST_NODES"
@@ -25,8 +25,8 @@ func exitOn(err error) {
 	}
 }
 
-// holdForStop takes a lock, says when it has it, and tells whether it still
-// believes so whenever it is asked.
+// holdForStop acquires a lock, reports when it holds it, and answers whether it
+// still believes so whenever it is asked.
 func holdForStop() {
 	c, err := dsync.Open(context.Background(), "redlock://"+os.Getenv(nodesVariable)+settled, &dsync.Options{TTL: time.Second})
 	exitOn(err)
@@ -39,7 +39,8 @@ func holdForStop() {
 }
 
 // TestFrozenHolder stops a process that holds a lock for longer than its TTL:
-// others get the lock, and it knows when it goes on.
+// another client is granted the lock, and the process knows this when it
+// continues.
 func TestFrozenHolder(t *testing.T) {
 	nodes := startNodes(t, 5)
 	p := testenv.Spawn(t, "holder", nodesVariable+"="+strings.Join(addresses(nodes), ","))

@@ -11,7 +11,7 @@ import (
 	"github.com/go-dsync/dsync/internal/redisdriver"
 )
 
-// lease is one attempt to get a lock, with a value of its own, and the hold
+// lease is one attempt to acquire a lock, with a value of its own, and the hold
 // after its grant.
 type lease struct {
 	linked.Links[lease] // in Driver.leases
@@ -19,11 +19,10 @@ type lease struct {
 	driver  *Driver
 	request *driver.Request
 	value   string        // at the key of the lock, on the nodes with a grant
-	changed chan struct{} // gets an element when the goal may have been reached
+	changed chan struct{} // receives an element when the goal may have been reached
 
 	mu sync.Mutex
-	// it can last until then if all requests to set the value are carried out
-	// too
+	// it can last until then if all requests to set the value are executed too
 	term      redisdriver.Term
 	votes     []vote
 	phase     phase
@@ -36,7 +35,7 @@ type lease struct {
 	crowd     int  // how many other clients listened for the end of the hold
 	lost      bool // the attempt ended because a majority refused
 	sealed    bool // the one node refused because of a seal
-	tells     bool // the attempt was a hold, and waiters get a message of its end
+	tells     bool // the attempt was a hold, and waiters get a message about its end
 }
 
 // phase is how far a lease has come.
@@ -49,7 +48,7 @@ const (
 	over   // Release has returned the outcome of the deletions, or a renewal found no majority
 )
 
-// goal is what the caller of await waits for.
+// goal is the event that the caller of await waits for.
 type goal uint8
 
 const (
@@ -81,14 +80,14 @@ func (l *lease) Contended() bool {
 	return l.contended
 }
 
-// end is when the value is gone from every node in any case.
+// end returns the time when the value is gone from every node in any case.
 func (l *lease) end() int64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.term.Over()
 }
 
-// Forget ends the lease on this side.
+// Forget ends the lease in this process only.
 func (l *lease) Forget() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -112,7 +111,7 @@ func (l *lease) tally() (yes, no, pending int) {
 	return yes, no, pending
 }
 
-// denied is why a vote was lost. The caller holds mu.
+// denied returns why a vote was lost. The caller holds mu.
 func (l *lease) denied() error {
 	if l.sealed {
 		return driver.ErrSealed
@@ -146,8 +145,8 @@ func (l *lease) pass() {
 	}
 }
 
-// told reports whether the waiters' node has answered how many listen, or is
-// impaired. The caller holds mu.
+// told reports whether the waiters' node has answered how many clients listen,
+// or is impaired. The caller holds mu.
 func (l *lease) told() bool {
 	v := &l.votes[l.driver.firstNode(l.request.Name)]
 	return v.state == gone || v.node().impaired()
@@ -166,8 +165,8 @@ func (l *lease) count(s state) (n int) {
 // deletions counts the nodes where the value may be. The caller holds mu.
 func (l *lease) deletions() int { return len(l.votes) - l.count(gone) }
 
-// undo has the value deleted wherever a node has the value, or may get one. The
-// caller holds mu.
+// undo requests the deletion of the value on each node that has the value, or
+// may get it. The caller holds mu.
 func (l *lease) undo() {
 	if l.phase < ending {
 		l.phase = ending
@@ -177,7 +176,7 @@ func (l *lease) undo() {
 	}
 }
 
-// await waits until the goal is reached. The result is false if ctx ends, limit
+// await waits until the goal is reached. It returns false if ctx ends, limit
 // passes (0: none) or stop is closed before.
 func (l *lease) await(ctx context.Context, limit time.Duration, stop <-chan struct{}) bool {
 	select {
@@ -202,7 +201,7 @@ func (l *lease) await(ctx context.Context, limit time.Duration, stop <-chan stru
 }
 
 // Release implements driver.Lease. It returns when a majority of the nodes is
-// free again, among them the waiters' node unless that is late.
+// free again, including the waiters' node unless that node is late.
 func (l *lease) Release(ctx context.Context) error {
 	d := l.driver
 	l.mu.Lock()
@@ -234,8 +233,8 @@ func (l *lease) Release(ctx context.Context) error {
 	}
 }
 
-// expectOthers has the driver listen for a while to a name that others wait
-// for, and note how many they are: see standBack.
+// expectOthers makes the driver listen for a while to a name that other clients
+// wait for, and note how many they are: see standBack.
 func (d *Driver) expectOthers(l *lease) {
 	l.mu.Lock()
 	contended, crowd := l.contended, l.crowd
@@ -255,8 +254,8 @@ func (d *Driver) expectOthers(l *lease) {
 // maxCrowds bounds Driver.crowds, which is a hint.
 const maxCrowds = 1024
 
-// released returns the outcome of a release, if clear. Until the goal is
-// reached, whether waiters listen may be open.
+// released returns the outcome of a release, if it is clear. Until the goal is
+// reached, it may be unknown whether waiters listen.
 func (l *lease) released(reached bool) (err error, done bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

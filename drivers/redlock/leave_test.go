@@ -47,8 +47,8 @@ func TestCloseDuringLeaveKeepsTheName(t *testing.T) {
 	}
 }
 
-// TestCloseBesideUnlockKeepsTheName closes clients at some moment of an Unlock
-// with HoldAtLeast.
+// TestCloseBesideUnlockKeepsTheName closes clients at some moment during an
+// Unlock with HoldAtLeast.
 func TestCloseBesideUnlockKeepsTheName(t *testing.T) {
 	nodes := startNodes(t, 3)
 	other := openURL(t, "%s", nodes.url()+settled)
@@ -104,7 +104,7 @@ func TestCloseSaysWhatIsLeft(t *testing.T) {
 }
 
 // TestNodesWithoutACommand: nodes without EVALSHA grant nothing on one server.
-// On several a value stays until its TTL.
+// On several nodes a value stays until its TTL.
 func TestNodesWithoutACommand(t *testing.T) {
 	for _, n := range []int{1, 3} {
 		c, err := dsync.Open(t.Context(), startNodes(t, n, "--rename-command", "EVALSHA", "").url()+settled, nil)

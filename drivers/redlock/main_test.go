@@ -19,17 +19,17 @@ func TestMain(m *testing.M) {
 	testenv.NoLeaks(m)
 }
 
-// hangGuard is no expectation of how long something takes.
+// hangGuard is not an expectation of how long something takes.
 const hangGuard = 30 * time.Second
 
-// testTTL is the TTL of requests, unless a test says otherwise.
+// testTTL is the TTL of requests, unless a test sets another.
 const testTTL = 10 * time.Second
 
 // servers are the nodes of a test.
 type servers []*testenv.RedisServer
 
-// startNodes starts independent servers. Those of tests that do not restart
-// them need not be waited for: durable=true.
+// startNodes starts independent servers. Tests that do not restart their nodes
+// set durable=true and need not wait for them.
 func startNodes(tb testing.TB, n int, args ...string) servers {
 	tb.Helper()
 	var all servers
@@ -68,7 +68,7 @@ func (s servers) through(tb testing.TB) (link *wire.Wire, url string) {
 
 const settled = "?durable=true"
 
-// do asks every node, and returns the answers.
+// do sends a command to every node, and returns the answers.
 func (s servers) do(args ...string) []any {
 	var answers []any
 	for _, server := range s {
@@ -77,7 +77,7 @@ func (s servers) do(args ...string) []any {
 	return answers
 }
 
-// commands returns how often the nodes ran each command, all together.
+// commands returns how often all nodes together ran each command.
 func (s servers) commands() map[string]int64 {
 	sum := make(map[string]int64)
 	for _, server := range s {
@@ -103,7 +103,7 @@ func (s servers) counted(f func(), commands ...string) map[string]int64 {
 
 var holds atomic.Int64
 
-// events counts what a driver tells of a request.
+// events counts the events that a driver reports for a request.
 type events struct {
 	waiting chan struct{} // closed by Waiting: a second call panics
 	lost    chan error

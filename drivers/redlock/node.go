@@ -24,24 +24,24 @@ import (
 const (
 	maxTasks   = 64   // in one batch
 	maxWeight  = 1024 // of one batch, so that an Acquire does not wait for thousands of renewals
-	maxBacklog = 1024 // votes that are handed to a node that will hardly answer
+	maxBacklog = 1024 // votes that are handed to a node that is unlikely to answer
 	firstDown  = 10 * time.Millisecond
 	lastDown   = 500 * time.Millisecond
-	maxGhosts  = 10_000 // on one node; of more, the one with the earliest end is left to its TTL
+	maxGhosts  = 10_000 // on one node; beyond that, the one that ends first is left to its TTL
 )
 
 // task is one request to a node. Only the node's goroutine calls its methods.
 type task interface {
-	// command returns the request, or false if there is nothing to ask any
-	// more, or if the node does not count.
+	// command returns the request, or false if no request is needed any more,
+	// or if the node does not count.
 	command(n *node, at int64) (rueidis.Completed, bool)
 
-	// answer takes the result. An error of kind NotSent says that the node has
-	// not seen the request and never will.
+	// answer handles the result. An error of kind NotSent says that the node
+	// has not seen the request and never will.
 	answer(n *node, result rueidis.RedisResult, err error)
 }
 
-// question is a task that is the same for each node. Take gets the results.
+// question is a task that is the same for each node. take receives the results.
 type question struct {
 	build func(b rueidis.Builder) rueidis.Completed
 	take  func(n *node, result rueidis.RedisResult, err error)
@@ -53,12 +53,12 @@ func (q question) command(n *node, _ int64) (rueidis.Completed, bool) {
 
 func (q question) answer(n *node, result rueidis.RedisResult, err error) { q.take(n, result, err) }
 
-// reply is what a node answers to a request.
+// reply is a node's answer to a request.
 type reply struct {
 	node   *node
 	result rueidis.RedisResult
 	err    error
-	unfit  error // why the node is not fit for locks
+	unfit  error // why the node cannot keep locks
 }
 
 // askEach sends a request to each node, unless the driver is closed.
@@ -73,9 +73,9 @@ func (d *Driver) askEach(build func(b rueidis.Builder) rueidis.Completed) (<-cha
 	return replies, nil
 }
 
-// node is one of the servers. A goroutine carries out the tasks, one batch
-// after the other over one connection, so requests arrive in the order of add,
-// and callers never wait for a node that they do not need.
+// node is one of the servers. A goroutine executes the tasks, one batch after
+// the other over one connection. So requests arrive in the order of add, and
+// callers never wait for a node that they do not need.
 type node struct {
 	driver *Driver
 	index  int
@@ -88,9 +88,9 @@ type node struct {
 
 	flight  atomic.Int64 // since when a batch is on its way, or 0
 	took    atomic.Int64 // how long the last answers were on their way
-	hung    atomic.Bool  // the node let an answer wait for too long, and has not answered since
+	hung    atomic.Bool  // the node kept an answer waiting for too long, and has not answered since
 	trouble atomic.Bool  // the last attempt to reach the node failed
-	counts  atomic.Int64 // from when on the answers of the node count: see check.go
+	counts  atomic.Int64 // from when the answers of the node count: see check.go
 
 	mu      sync.Mutex
 	queue   []task
@@ -102,7 +102,7 @@ type node struct {
 	commands  []rueidis.Completed
 	single    [1]rueidis.RedisResult
 	known     uint64 // the connection, by Dialer.Made, over which look has seen the server; 0: none
-	cleared   uint64 // the last connection from which surely nothing arrives any more
+	cleared   uint64 // the last connection from which no more requests can arrive
 	server    identity
 	lookedAt  int64
 	downUntil int64
@@ -111,7 +111,7 @@ type node struct {
 }
 
 // ghost is a value whose deletion has failed. The deletion is repeated until
-// the node answers, or the value would be gone by itself.
+// the node answers, or the value would have expired.
 type ghost struct {
 	cleaner.Ghost
 	vote  *vote
@@ -131,12 +131,11 @@ func newNode(d *Driver, index int, o rueidis.ClientOption) *node {
 
 func (n *node) address() string { return n.option.InitAddress[0] }
 
-// impaired reports whether the node will hardly answer.
+// impaired reports whether the node is unlikely to answer.
 func (n *node) impaired() bool { return n.hung.Load() || n.trouble.Load() }
 
-// patience is least, or longer while a majority of the nodes take long for
-// their answers, so that clients on a busy machine do not give up each other's
-// nodes.
+// patience returns least, or a longer time while a majority of the nodes answer
+// slowly, so that clients on a busy machine do not give up each other's nodes.
 func (d *Driver) patience(least time.Duration) time.Duration {
 	took := make([]int64, len(d.nodes))
 	for i, n := range d.nodes {
@@ -146,11 +145,11 @@ func (d *Driver) patience(least time.Duration) time.Duration {
 	return max(least, min(slowFactor*time.Duration(took[d.quorum-1]), longestVote/2))
 }
 
-// slowFactor is how many times as long as a majority of the nodes a node takes
-// that is slow.
+// slowFactor is how many times as long as a majority of the nodes a slow node
+// takes.
 const slowFactor = 8
 
-// add has a task carried out, unless the driver is closed.
+// add queues a task for execution, unless the driver is closed.
 func (n *node) add(t task) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -167,8 +166,8 @@ func (n *node) add(t task) bool {
 	return true
 }
 
-// settle has the node asked once to delete the values of ghosts, and returns
-// the ghosts that are not gone.
+// settle requests the deletion of the values of ghosts once, and returns the
+// ghosts that are not gone.
 func (n *node) settle(ghosts []*ghost) (left []*ghost) {
 	var asked sync.WaitGroup
 	asked.Add(len(ghosts))
@@ -201,10 +200,10 @@ func (n *node) idle() bool {
 	n.mu.Lock()
 	busy := len(n.queue) + n.working
 	n.mu.Unlock()
-	return busy == 0 && n.ghosts.Left() == 0 // ghosts come of tasks
+	return busy == 0 && n.ghosts.Left() == 0 // ghosts come from tasks
 }
 
-// end has the goroutine end, and all tasks that are left fail.
+// end ends the goroutine, and fails all remaining tasks.
 func (n *node) end() {
 	n.mu.Lock()
 	n.closed = true
@@ -213,7 +212,7 @@ func (n *node) end() {
 	n.dialer.End()
 }
 
-// run carries out tasks until end is called.
+// run executes tasks until end is called.
 func (n *node) run() {
 	defer n.stop()
 	var batch []task
@@ -221,7 +220,7 @@ func (n *node) run() {
 		if batch = n.take(batch[:0]); len(batch) > 0 {
 			n.carryOut(batch)
 			clear(batch)
-			runtime.Gosched() // let callers with answers ask again: together they make a larger batch
+			runtime.Gosched() // let callers with answers try again, to make a larger batch
 			continue
 		}
 		select {
@@ -232,7 +231,7 @@ func (n *node) run() {
 	}
 }
 
-// stop fails the tasks that are left.
+// stop fails the remaining tasks.
 func (n *node) stop() {
 	n.mu.Lock()
 	queue := n.queue
@@ -297,8 +296,8 @@ func (n *node) carryOut(batch []task) {
 	} else {
 		n.fail(err)
 	}
-	// Answers over a connection without a look so far may come from a server
-	// that has forgotten locks. They count only if look succeeds.
+	// Answers over a connection that look has not checked may come from a
+	// server that has forgotten locks. They count only if look succeeds.
 	var unseen error
 	if err == nil && n.known != n.dialer.Made() {
 		unseen = n.look()
@@ -308,7 +307,7 @@ func (n *node) carryOut(batch []task) {
 	}
 	for i, t := range sent {
 		switch {
-		case t == nil: // see again
+		case t == nil: // again left it out
 		case unseen != nil:
 			t.answer(n, rueidis.RedisResult{}, unseen)
 		default:
@@ -317,8 +316,8 @@ func (n *node) carryOut(batch []task) {
 	}
 }
 
-// do sends commands. Commands with a script unknown to the server are sent once
-// more, behind the script.
+// do sends commands. Commands with a script unknown to the server are repeated,
+// after the script.
 func (n *node) do(commands []rueidis.Completed, tasks []task, at int64) []rueidis.RedisResult {
 	if len(commands) == 1 {
 		n.single[0] = n.client.Do(context.Background(), commands[0])
@@ -334,7 +333,7 @@ func (n *node) do(commands []rueidis.Completed, tasks []task, at int64) []rueidi
 	return results
 }
 
-// again repeats the requests that need the scripts. Tasks with nothing to ask
+// again repeats the requests that need the scripts. Tasks that need no request
 // any more are left out, and set to nil.
 func (n *node) again(results []rueidis.RedisResult, tasks []task, at int64) []rueidis.RedisResult {
 	b := n.client.B()
@@ -368,7 +367,7 @@ func (n *node) transportError(results []rueidis.RedisResult) error {
 	return nil
 }
 
-// fail notes that the node is out of reach.
+// fail notes that the node is unreachable.
 func (n *node) fail(err error) {
 	n.trouble.Store(true)
 	n.down = min(max(2*n.down, firstDown), lastDown)
@@ -376,7 +375,7 @@ func (n *node) fail(err error) {
 	n.downErr = err
 }
 
-// ready makes sure of a connection to a server seen by look, or returns an
+// ready ensures a connection to a server that look has checked, or returns an
 // error with the reason why there is none.
 func (n *node) ready() error {
 	unfit := n.counts.Load() == never && n.driver.life.Now()-n.lookedAt > int64(lookAgain)
@@ -397,8 +396,8 @@ func (n *node) ready() error {
 	return nil
 }
 
-// leaveServer closes the connections to a server that is not fit. Another
-// server may be behind the address by now.
+// leaveServer closes the connections to an unfit server. Another server may now
+// be behind the address.
 func (n *node) leaveServer() {
 	n.dialer.Break()
 	n.driver.ears[n.index].dialer.Break()
@@ -449,8 +448,7 @@ var (
 	renewScript   = redisdriver.NewScript(renewText)
 )
 
-// loads are the commands that give a node the scripts that it is asked to run
-// by their names.
+// loads returns the commands that give a node the scripts that it runs by name.
 func (n *node) loads(b rueidis.Builder) rueidis.Commands {
 	loads := rueidis.Commands{releaseScript.Load(b), renewScript.Load(b)}
 	if n.driver.single() {
@@ -459,8 +457,8 @@ func (n *node) loads(b rueidis.Builder) rueidis.Commands {
 	return loads
 }
 
-// refusal puts the error of a request to a node in the words of package driver.
-// An error that the node returned means that it did nothing.
+// refusal translates the error of a request to a node into the errors of
+// package driver. An error that the node returned means that it did nothing.
 func refusal(err error) error {
 	if known(err) {
 		return err
@@ -474,7 +472,7 @@ func refusal(err error) error {
 	return fmt.Errorf("%w: %w", driver.ErrUnavailable, err)
 }
 
-// known reports whether an error is in the words of package driver.
+// known reports whether an error is one of package driver's.
 func known(err error) bool {
 	return errors.Is(err, driver.ErrUnavailable) || errors.Is(err, driver.ErrClosed) || errors.Is(err, fs.ErrPermission)
 }

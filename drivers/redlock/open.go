@@ -14,7 +14,7 @@ import (
 // clientName is the name of connections in a node's CLIENT LIST.
 const clientName = "dsync"
 
-// singleScheme is that of [Single].
+// singleScheme is the scheme of [Single].
 const singleScheme = "redis-string"
 
 func init() {

@@ -178,8 +178,7 @@ func TestOpenWithTLSAndPassword(t *testing.T) {
 	}
 }
 
-// TestPermissions gives a user the rights that docs/backends lists, and no
-// more.
+// TestPermissions gives a user exactly the rights that docs/backends lists.
 func TestPermissions(t *testing.T) {
 	nodes := startNodes(t, 3)
 	password := testenv.Password()

@@ -85,15 +85,15 @@ const (
 	mostNodes          = 99
 )
 
-// Options of a Driver. The zero value is fine. MaxTTL and Durable have to be
-// the same for all clients of the nodes.
+// Options of a Driver. The zero value is ready to use. MaxTTL and Durable must
+// be the same for all clients of the nodes.
 type Options struct {
 	// MaxTTL is the longest TTL of any client, other libraries' included; 30 s
 	// if
 	// 0. A node started less than MaxTTL ago does not count.
 	MaxTTL time.Duration
 
-	// Durable says that no node ever forgets its answers (appendonly yes,
+	// Durable promises that no node ever forgets its answers (appendonly yes,
 	// appendfsync always, and an honest disk), so a node counts at once.
 	Durable bool
 
@@ -101,7 +101,7 @@ type Options struct {
 	// a majority has answered; 50 ms if 0. It is longer while nodes are slow.
 	NodeTimeout time.Duration
 
-	// AllowEviction accepts nodes configured to evict keys, and so held locks,
+	// AllowEviction accepts nodes that may evict keys, including held locks,
 	// when their memory is full.
 	AllowEviction bool
 }
@@ -117,7 +117,7 @@ type Driver struct {
 
 	mu     sync.Mutex
 	runs   []string       // of the nodes' servers
-	crowds map[string]int // by name: how many others waited at the driver's last release
+	crowds map[string]int // by name: how many other clients waited at the driver's last release
 }
 
 var (
@@ -174,19 +174,19 @@ func newDriver(nodes []rueidis.ClientOption, o *Options) (*Driver, error) {
 	return d, nil
 }
 
-// withDefaults sets what the driver demands of a client.
+// withDefaults sets the driver's requirements for a client.
 func withDefaults(o rueidis.ClientOption) rueidis.ClientOption {
 	redisdial.Prepare(&o)
 	o.ForceSingleClient = true
 	if o.RingScaleEachConn == 0 {
-		// one batch at a time is under way; the default has 2^10 slots, of 300
-		// bytes each
+		// one batch at a time is in progress; the default has 2^10 slots, of
+		// 300 bytes each
 		o.RingScaleEachConn = 4
 	}
 	return o
 }
 
-// check refuses nonsense and fills in the defaults.
+// check rejects invalid options and fills in the defaults.
 func (o *Options) check() error {
 	switch {
 	case o.MaxTTL < 0, o.MaxTTL > highestMaxTTL, o.MaxTTL > 0 && o.MaxTTL < minTTL:

@@ -28,7 +28,7 @@ type renewal struct {
 	keys   []string
 	args   []string
 	done   chan struct{} // closed when all leases are decided, or all nodes have answered
-	late   atomic.Bool   // nobody waits for the renewal any more
+	late   atomic.Bool   // no caller waits for the renewal any more
 
 	mu      sync.Mutex
 	yes, no []int8
@@ -105,7 +105,7 @@ func (d *Driver) renew(ctx context.Context, leases []*lease, ttl time.Duration, 
 }
 
 // command implements task. A late renewal is not sent: if nodes are slower than
-// renewals fall due, a late one would delay useful ones.
+// renewals become due, it would delay useful ones.
 func (r *renewal) command(n *node, _ int64) (rueidis.Completed, bool) {
 	err := n.countsNow()
 	if r.late.Load() {
@@ -155,7 +155,7 @@ func (r *renewal) answer(n *node, result rueidis.RedisResult, err error) {
 	}
 }
 
-// noteAbsent notes for which leases a node does not have the value any more.
+// noteAbsent notes the leases whose value a node no longer has.
 func (r *renewal) noteAbsent(n *node, answers string) {
 	for i, l := range r.leases {
 		if answers[i] == '1' {
@@ -181,7 +181,7 @@ func (r *renewal) decided() bool {
 	return true
 }
 
-// outcome is the outcome of the renewal of one lease.
+// outcome returns the outcome of the renewal of one lease.
 func (r *renewal) outcome(ctx context.Context, i int, l *lease) error {
 	d := r.driver
 	r.mu.Lock()
@@ -189,7 +189,7 @@ func (r *renewal) outcome(ctx context.Context, i int, l *lease) error {
 	r.mu.Unlock()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if r.ttl > 0 { // renewals that overlap may have been queued in different orders
+	if r.ttl > 0 { // overlapping renewals may have been queued in different orders
 		defer l.term.Answered()
 	}
 	switch {
@@ -219,8 +219,8 @@ func (r *renewal) outcome(ctx context.Context, i int, l *lease) error {
 	return fmt.Errorf("%w: too few nodes answered, the last because of: %w", driver.ErrUnavailable, err)
 }
 
-// beginRenewal notes that a renewal is about to be sent, unless the lease is
-// over.
+// beginRenewal notes that a renewal is about to be sent, unless the lease has
+// ended.
 func (l *lease) beginRenewal(at int64, ttl time.Duration) (r redisdriver.Renewal, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -233,8 +233,8 @@ func (l *lease) beginRenewal(at int64, ttl time.Duration) (r redisdriver.Renewal
 	return l.term.Begin(at, ttl)
 }
 
-// rejoin asks nodes without the value, such as a restarted node, to set the
-// value again, so a renewed hold survives a restart of all nodes, one after the
+// rejoin has nodes without the value, such as a restarted node, set the value
+// again, so a renewed hold survives a restart of all nodes, one after the
 // other. The caller holds mu, after a majority has confirmed the hold.
 func (l *lease) rejoin() {
 	for i := range l.votes {

@@ -10,7 +10,7 @@ import (
 )
 
 // TestLateRenewalsAreNotSent has callers give up while their renewals wait for
-// nodes that are busy.
+// busy nodes.
 func TestLateRenewalsAreNotSent(t *testing.T) {
 	nodes := startNodes(t, 3)
 	d := openURL(t, "%s", nodes.url()+settled)
@@ -34,7 +34,7 @@ func TestLateRenewalsAreNotSent(t *testing.T) {
 			t.Error(err)
 		}
 	}, "evalsha")["evalsha"]
-	// One may have been on its way to each node, beside the last.
+	// Besides the last renewal, one may have been on its way to each node.
 	if want := int64(2 * len(nodes)); got > want {
 		t.Errorf("%d renewals, of which one was waited for: got %d requests at the nodes, want at most %d", given+1, got, want)
 	}

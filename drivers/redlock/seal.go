@@ -13,8 +13,8 @@ import (
 )
 
 // Single is a driver.Driver on one Redis server, for the plain string lock of
-// many programs: Redlock on one node, whose names can move to another backend
-// (drivers/migrate).
+// many programs: Redlock on one node, whose names can be moved to another
+// backend (drivers/migrate).
 type Single struct{ *Driver }
 
 var (
@@ -22,7 +22,7 @@ var (
 	_ move.Unsealer = (*Single)(nil)
 )
 
-// NewSingle returns a Single, as New does for several nodes.
+// NewSingle returns a Single, like New for several nodes.
 func NewSingle(node rueidis.ClientOption, o *Options) (*Single, error) {
 	d, err := newDriver([]rueidis.ClientOption{node}, o)
 	if err != nil {
@@ -31,8 +31,8 @@ func NewSingle(node rueidis.ClientOption, o *Options) (*Single, error) {
 	return &Single{d}, nil
 }
 
-// sealValue is the value of a sealed lock, and after a Loosen the beginning of
-// the value.
+// sealValue is the value of a sealed lock, and after a Loosen the prefix of the
+// value.
 const sealValue = "dsync:seal"
 
 func isSeal(value string) bool { return strings.HasPrefix(value, sealValue) }
@@ -46,8 +46,8 @@ func isSealed(err error) bool {
 	return ok && strings.Contains(answer.Error(), "SEALED ")
 }
 
-// single reports whether there is one node alone. A lock there is taken by a
-// script, to learn of a seal.
+// single reports whether there is only one node. A lock there is acquired by a
+// script, which reports a seal.
 func (d *Driver) single() bool { return len(d.nodes) == 1 }
 
 var (
@@ -58,7 +58,7 @@ var (
 )
 
 // Seal implements move.Sealer. The seal is another value of the lock, so
-// deletions with a comparison leave the seal alone.
+// deletions with a comparison do not remove the seal.
 func (d *Single) Seal(ctx context.Context, held driver.Lease) error {
 	if d.options.AllowEviction {
 		return redisdriver.ErrEvicts
@@ -96,7 +96,7 @@ func (d *Single) Sealed(ctx context.Context, name string) (last uint64, sealed b
 	return 0, err == nil && isSeal(value), err
 }
 
-// Loosen implements move.Unsealer. There are no tokens to be raised.
+// Loosen implements move.Unsealer. There are no tokens to raise.
 func (d *Single) Loosen(ctx context.Context, name, id string, _ uint64) error {
 	return d.change(ctx, loosenText, name, 1, sealValue, loosened(id))
 }

@@ -12,8 +12,8 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// TestConformanceOfOneServer is with the rights of docs/backends and no others,
-// but for all names.
+// TestConformanceOfOneServer uses exactly the rights of docs/backends, but for
+// all names.
 func TestConformanceOfOneServer(t *testing.T) {
 	password := testenv.Password()
 	words := strings.Fields(drivertest.Recipe(t, "**Redis, `redlock://`**"))

@@ -12,21 +12,21 @@ import (
 )
 
 // vote is one node's part in a lease. All fields but lease and index are
-// guarded by lease.mu. It has one request under way at a time: a deletion that
-// overtakes the request for the value would find nothing, and the node would be
-// taken for a whole TTL.
+// guarded by lease.mu. It has one request in progress at a time. A deletion
+// that overtakes the request for the value would find nothing, and the node
+// would stay taken for a whole TTL.
 type vote struct {
 	lease *lease
 	index uint8
 	state state
-	// to the node, since it was last asked: only once, or the second request
-	// would find the value of the first
+	// to the node, since it was last asked: only once, because the second
+	// request would find the value of the first
 	handed bool
-	doubt  bool   // an unanswered request may have set the value, or may yet
+	doubt  bool   // an unanswered request may have set the value, or may still set it
 	conn   uint64 // the connection of that request
 	tried  bool   // an unanswered request may have deleted the value
-	timely bool   // the last request to delete the value was sent while the lease lasted
-	late   bool   // the vote is not waited for: the node has not answered for too long
+	timely bool   // the last request to delete the value was sent before the lease ended
+	late   bool   // the node has not answered for too long, so the vote is not awaited
 	err    error  // why the node did not vote
 }
 
@@ -41,20 +41,20 @@ const (
 	refused        // the node has another value
 	failed         // the node did not answer, or its answer does not count
 	deleting       // the request to delete the value was handed to the node
-	gone           // the value is not there, and will not be
+	gone           // the value does not exist, and will not appear
 )
 
-// node is the voting node.
+// node returns the voting node.
 func (v *vote) node() *node { return v.lease.driver.nodes[v.index] }
 
-// ask has the node asked to set the value. The caller holds lease.mu.
+// ask requests the node to set the value. The caller holds lease.mu.
 func (v *vote) ask() {
 	v.state, v.err, v.handed = queued, nil, false
 	v.late = v.node().impaired()
 }
 
-// hand gives the request to the node, unless too many requests wait for it
-// already. The caller holds lease.mu.
+// hand gives the request to the node, unless too many requests are already
+// waiting for it. The caller holds lease.mu.
 func (v *vote) hand() {
 	v.handed = true
 	n := v.node()
@@ -66,7 +66,8 @@ func (v *vote) hand() {
 	}
 }
 
-// command implements task: the request to set the value, or to delete it.
+// command implements task: it returns the request to set the value, or to
+// delete it.
 func (v *vote) command(n *node, at int64) (rueidis.Completed, bool) {
 	l := v.lease
 	l.mu.Lock()
@@ -106,13 +107,13 @@ func (v *vote) command(n *node, at int64) (rueidis.Completed, bool) {
 	return n.client.B().Set().Key(l.request.Name).Value(l.value).Nx().PxMilliseconds(redisdriver.Milliseconds(ttl)).Build(), true
 }
 
-// deletion is the request to delete the value. The caller holds lease.mu.
+// deletion returns the request to delete the value. The caller holds lease.mu.
 func (v *vote) deletion(n *node) rueidis.Completed {
 	l := v.lease
 	onChannel := channel(l.request.Name)
 	if l.lost && !v.doubt {
-		// no end of a hold: a message would have one waiter after the other try
-		// the same
+		// not the end of a hold: a message would make one waiter after the
+		// other try the same
 		onChannel = ""
 	}
 	return n.client.B().Evalsha().Sha1(releaseScript.SHA).Numkeys(1).Key(l.request.Name).Arg(l.value, onChannel).Build()
@@ -158,8 +159,8 @@ func (v *vote) answer(n *node, result rueidis.RedisResult, err error) {
 	l.check()
 }
 
-// isOK reports whether the answer to a request to set the value is that of a
-// node with the value.
+// isOK reports whether the answer to a request to set the value means that the
+// node has it.
 func isOK(result rueidis.RedisResult) bool {
 	text, err := result.ToString()
 	return err == nil && text == "OK"
@@ -175,8 +176,8 @@ func (v *vote) fail(err error) {
 // lease.mu.
 func (v *vote) counts() bool { return v.state == granted && v.err == nil }
 
-// undo has the value deleted, now or after the answer to the request for the
-// value. The caller holds lease.mu.
+// undo requests the deletion of the value, now or after the answer to the
+// request for the value. The caller holds lease.mu.
 func (v *vote) undo() {
 	switch {
 	case v.state == granted, (v.state == failed || v.state == refused) && v.doubt:
@@ -186,14 +187,15 @@ func (v *vote) undo() {
 		}
 	case v.state == unasked, v.state == refused, v.state == failed:
 		v.state = gone
-	case v.state == queued && v.late: // the node may not come to the request for long
+	case v.state == queued && v.late: // the node may not reach the request for a long time
 		v.state = gone
 	}
 }
 
-// tellWaiters sends the message of the end of a hold to the waiters' node, where
-// no deletion sends one: the node has another value, or was not asked in time.
-// It is called when the vote is over. The caller holds lease.mu.
+// tellWaiters sends the message about the end of a hold to the waiters' node if
+// no deletion sends one there, because the node has another value, or was not
+// asked in time. It is called when the vote has ended. The caller holds
+// lease.mu.
 func (v *vote) tellWaiters() {
 	l, n := v.lease, v.node()
 	if !l.tells || v.state != gone || n.index != l.driver.firstNode(l.request.Name) {
@@ -207,8 +209,8 @@ func (v *vote) tellWaiters() {
 	})
 }
 
-// deleted takes the answer to a request to delete the value, and reports
-// whether the vote is over.
+// deleted handles the answer to a request to delete the value, and reports
+// whether the vote has ended.
 func (v *vote) deleted(n *node, result rueidis.RedisResult, err error) bool {
 	l := v.lease
 	l.mu.Lock()
@@ -236,7 +238,7 @@ func (v *vote) deleted(n *node, result rueidis.RedisResult, err error) bool {
 		l.removed++
 		l.contended = true
 	case err == nil, answered && errors.Is(refusal(err), fs.ErrPermission), expired:
-		l.missed++ // or has to end by itself
+		l.missed++ // or must expire
 	default:
 		v.tried = v.tried || v.timely && !answered && !errors.As(err, new(redisdriver.NotSent))
 		return false
@@ -256,5 +258,5 @@ func (v *vote) abandon() {
 	l.check()
 }
 
-// channel is the channel on which the ends of holds are told.
+// channel returns the channel for messages about the ends of holds.
 func channel(name string) string { return "dsync_redlock:" + name }

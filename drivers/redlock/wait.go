@@ -14,8 +14,8 @@ import (
 	"github.com/go-dsync/dsync/internal/redistopic"
 )
 
-// A waiter that was granted the first node asks the refusing nodes again. Of
-// two that share out the votes, the one with the waiters' node goes on.
+// A waiter that was granted the first node asks the refusing nodes again. If
+// two waiters split the votes, the one with the waiters' node continues.
 const (
 	fewRepeats  = 3
 	manyRepeats = 8
@@ -23,16 +23,16 @@ const (
 )
 
 // attempt returns a lease with a value of its own, so that remains of an
-// earlier attempt cannot pass for this one.
+// earlier attempt cannot be mistaken for this one.
 func (d *Driver) attempt(r *driver.Request, number int) *lease {
 	return d.newLease(r, r.Hold+attemptMark+strconv.Itoa(number))
 }
 
 const attemptMark = "#"
 
-// wait asks one node again whenever the lock may have become free, and the
-// other nodes only if that one grants. Crowd is how many others waited when
-// this client last had the lock.
+// wait tries one node again whenever the lock may have become free, and the
+// other nodes only if that node grants. crowd is how many other clients waited
+// when this client last held the lock.
 func (d *Driver) wait(ctx context.Context, r *driver.Request, first int, t *redistopic.Topic, crowd int) (*lease, error) {
 	if t == nil {
 		t = d.ears[first].Join(channel(r.Name), 0)
@@ -82,15 +82,15 @@ func (d *Driver) wait(ctx context.Context, r *driver.Request, first int, t *redi
 			return nil, err
 		}
 		if pause = min(pause*3/2, lastPoll); l.hadValue() {
-			pause = firstPoll // perhaps all of those who shared out the votes give up
+			pause = firstPoll // perhaps all clients that split the votes give up
 		}
 		timer.Reset(jitter(d.patience(pause)))
 	}
 }
 
-// standBack is how long a client lets others ask first that have waited since
-// it last had the lock. Without this the same few clients would get the lock
-// again and again, since messages reach them first.
+// standBack returns how long a client lets others try first that have waited
+// since it last held the lock. Without this pause the same few clients would be
+// granted the lock again and again, because messages reach them first.
 func standBack(others int) time.Duration {
 	return min(time.Duration(max(others, 0))*standBackEach, longestStandBack)
 }
@@ -100,7 +100,8 @@ const (
 	longestStandBack = 30 * time.Millisecond
 )
 
-// crowd takes out how many others waited for the name at the last release.
+// crowd takes out how many other clients waited for the name at the last
+// release.
 func (d *Driver) crowd(name string) int {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -124,10 +125,10 @@ const (
 	lastPoll  = 150 * time.Millisecond
 )
 
-// jitter returns a time around d, to part waiters with a common beginning.
+// jitter returns a time around d, to spread waiters that began together.
 func jitter(d time.Duration) time.Duration { return d/2 + rand.N(d) }
 
-// askOneThenAll asks one node, or the next one in reach, and all others if it
+// askOneThenAll asks one node, or the next reachable one, and all others if it
 // grants.
 func (l *lease) askOneThenAll(ctx context.Context, first int) error {
 	d := l.driver
@@ -151,7 +152,7 @@ func (l *lease) askOneThenAll(ctx context.Context, first int) error {
 		}
 	}
 	if !asked {
-		l.askAll() // nodes that were out of reach may be back
+		l.askAll() // nodes that were unreachable may be back
 		return l.vote(ctx)
 	}
 	for i := 0; ; i++ {
@@ -166,7 +167,7 @@ func (l *lease) askOneThenAll(ctx context.Context, first int) error {
 	}
 }
 
-// persists reports whether an attempt with the waiters' node goes on after so
+// persists reports whether an attempt with the waiters' node continues after so
 // many repeats.
 func (l *lease) persists(repeats int) bool {
 	l.mu.Lock()
@@ -175,11 +176,11 @@ func (l *lease) persists(repeats int) bool {
 }
 
 // first waits for the answer of the asked node. The error is ErrLocked if the
-// node refuses, and answered false if the next node has to be asked.
+// node refuses, and answered is false if the next node must be asked.
 func (l *lease) first(ctx context.Context, v *vote) (err error, answered bool) {
 	d := l.driver
 	limit := min(longestVote, l.ttl/2)
-	if !d.single() { // there is another one to ask
+	if !d.single() { // there is another node to ask
 		limit = min(limit, d.patience(4*d.options.NodeTimeout))
 	}
 	reached := l.await(ctx, limit, d.life.Open().Done())
@@ -203,8 +204,8 @@ func (l *lease) first(ctx context.Context, v *vote) (err error, answered bool) {
 	return nil, false
 }
 
-// firstNode is the waiters' node of a name, for listening and for the first
-// request.
+// firstNode returns the waiters' node of a name, for listening and for the
+// first request.
 func (d *Driver) firstNode(name string) int {
 	sum := uint32(2166136261)
 	for i := range len(name) {
@@ -220,8 +221,7 @@ func (d *Driver) firstNode(name string) int {
 }
 
 // ear receives the messages of one node about the ends of holds, over a
-// connection of its own. Nothing but the time of the next poll depends on
-// messages.
+// separate connection. Only the time of the next poll depends on messages.
 type ear struct {
 	*redistopic.Listener
 	option rueidis.ClientOption
@@ -240,7 +240,7 @@ func newEar(d *Driver, o rueidis.ClientOption) *ear {
 	return e
 }
 
-// connect makes a client for this connection alone, since a client for a node
+// connect makes a client only for this connection, because a client for a node
 // that is down does not exist.
 func (e *ear) connect(string) (redistopic.Conn, bool) {
 	client, err := rueidis.NewClient(e.option)

@@ -66,8 +66,8 @@ func (d *Driver) nodesIdle() bool {
 	return true
 }
 
-// TestHotLockInOneProcess counts what 32 goroutines on one name cost: not more
-// than one and a half rounds of requests for each grant.
+// TestHotLockInOneProcess counts the cost of 32 goroutines on one name: at most
+// one and a half rounds of requests for each grant.
 func TestHotLockInOneProcess(t *testing.T) {
 	nodes := startNodes(t, 5)
 	c := dsyncOn(t, nodes)
@@ -87,8 +87,8 @@ func TestHotLockInOneProcess(t *testing.T) {
 	t.Logf("%d grants took %d requests", goroutines*each, got["set"])
 }
 
-// TestHotLockBetweenClients counts what a grant costs when it is always the
-// turn of another client.
+// TestHotLockBetweenClients counts the cost of a grant when the lock always
+// goes to another client.
 func TestHotLockBetweenClients(t *testing.T) {
 	nodes := startNodes(t, 5)
 	const clients, each = 4, 50
@@ -160,7 +160,7 @@ func TestMinorityIsGivenBack(t *testing.T) {
 		return err
 	}
 	err := wait()
-	for errors.Is(err, driver.ErrUnknown) { // the time ran out while nodes were asked
+	for errors.Is(err, driver.ErrUnknown) { // the time ran out while the attempt was in progress
 		err = wait()
 	}
 	if !errors.Is(err, driver.ErrLocked) || !errors.Is(err, context.DeadlineExceeded) {
@@ -177,7 +177,7 @@ func TestMinorityIsGivenBack(t *testing.T) {
 func TestMinorityOfOthersDoesNotHinder(t *testing.T) {
 	nodes := startNodes(t, 5)
 	d := openURL(t, "%s", nodes.url()+settled)
-	for _, s := range nodes[:2] { // what a client left there that died
+	for _, s := range nodes[:2] { // the remains of a dead client
 		s.Do("SET", "x", "somebody else")
 	}
 	release(t, acquire(t, d, request("x")))
@@ -241,7 +241,7 @@ func TestWaiterIsToldOfTheEnd(t *testing.T) {
 	}
 }
 
-// TestTwoClientsShareAHotLock counts what a grant costs when two clients
+// TestTwoClientsShareAHotLock counts the cost of a grant when two clients
 // contend for it with many goroutines each.
 func TestTwoClientsShareAHotLock(t *testing.T) {
 	nodes := startNodes(t, 5)

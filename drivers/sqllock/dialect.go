@@ -12,11 +12,11 @@ import (
 type Dialect struct {
 	name   string
 	micros string // the server's clock
-	insert string // a row, where there is none
+	insert string // a row, if there is none
 	ddl    string
-	again  []any // codes of errors after which a statement is to be repeated
+	again  []any // codes of errors after which a statement should be repeated
 	table  any   // the code of a missing table
-	denied []any // codes of missing rights
+	denied []any // codes of missing permissions
 	broken []any // codes after which the outcome of a statement is unknown
 }
 
@@ -45,7 +45,7 @@ var (
 
 // code returns the code of an error of the server, or nil: the number of an
 // error of MySQL, or an SQLSTATE. Drivers of database/sql have no common way to
-// tell it.
+// report it.
 func (d *Dialect) code(err error) any {
 	var state interface{ SQLState() string }
 	if d == PostgreSQL && errors.As(err, &state) {
@@ -66,16 +66,16 @@ func (d *Dialect) code(err error) any {
 	return nil
 }
 
-// missing reports whether an error says that there is no table.
+// missing reports whether an error means that there is no table.
 func (d *Dialect) missing(err error) bool {
 	return d.is([]any{d.table}, err)
 }
 
-// refused reports whether the server has answered that it did not carry out a
+// refused reports whether the server has answered that it did not execute a
 // statement.
 func (d *Dialect) refused(err error) bool {
 	c := d.code(err)
-	if state, ok := c.(string); ok { // of PostgreSQL, or of a pooler that has lost the server
+	if state, ok := c.(string); ok { // from PostgreSQL, or from a pooler that has lost the server
 		return !strings.HasPrefix(state, "08") && !strings.HasPrefix(state, "57P") && state != "40003"
 	}
 	return c != nil && !slices.Contains(d.broken, c)
@@ -94,7 +94,7 @@ func (d *Dialect) text(s string) any {
 	return s
 }
 
-// statement numbers the parameters where the dialect does.
+// statement numbers the parameters if the dialect requires it.
 func (d *Dialect) statement(s string) string {
 	if d != PostgreSQL {
 		return s

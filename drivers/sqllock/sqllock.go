@@ -4,7 +4,7 @@
 // read-write locks and permits, granted in the order of the clients' arrival,
 // with durable fencing tokens.
 //
-// The package creates nothing, and needs the rights to select, insert, update
+// The package creates nothing, and needs permission to select, insert, update
 // and delete in one table. For MySQL 5.7 and MariaDB 10.2, or later:
 //
 //	CREATE TABLE dsync_locks (
@@ -31,25 +31,25 @@
 //	pgtable://user:password@host:5432/db
 //
 // The database/sql driver is github.com/go-sql-driver/mysql, or pgx/v5/stdlib
-// or lib/pq. The parameters are table=, poll=100ms and connections=16, and
-// those of the database/sql driver.
+// or lib/pq. The parameters are table=, poll=100ms and connections=16, and the
+// parameters of the database/sql driver.
 //
 // # Caveats
 //
-// All statements have to reach the server that accepts writes. A replica that
-// lags behind and takes over may have forgotten the last locks. If the server's
-// clock jumps forward, holds end early.
+// All statements must reach the server that accepts writes. A replica that lags
+// and takes over may have forgotten the last locks. If the server's clock jumps
+// forward, holds end early.
 //
 // A name that was locked keeps its row, which holds its last token. If the row
 // is deleted, the tokens of the name start again. With Options.NoTokens a
 // release deletes the row.
 //
-// A waiting client looks once in Options.Poll. Each statement is a transaction
-// of its own, so the package works through PgBouncer in transaction mode. Let a
-// pool of your own send a statement in one round trip: interpolateParams=true
-// with github.com/go-sql-driver/mysql and, behind PgBouncer,
-// default_query_exec_mode=exec with pgx or binary_parameters=yes with lib/pq.
-// URLs set these.
+// A waiting client checks once per Options.Poll. Each statement is a
+// transaction of its own, so the package works through PgBouncer in transaction
+// mode. Let a pool of your own send a statement in one round trip:
+// interpolateParams=true with github.com/go-sql-driver/mysql and, behind
+// PgBouncer, default_query_exec_mode=exec with pgx or binary_parameters=yes
+// with lib/pq. URLs set these.
 //
 // docs/backends/sql.md has costs, limits and the promises under each fault.
 package sqllock
@@ -64,10 +64,10 @@ import (
 	"github.com/go-dsync/dsync/driver/cas"
 )
 
-// Options are optional.
+// Options are the optional settings of New.
 type Options struct {
 	Table    string        // "dsync_locks" by default; letters, digits, _, and a dot after the schema
-	Poll     time.Duration // how often a waiting client looks; 100 ms by default
+	Poll     time.Duration // how often a waiting client checks; 100 ms by default
 	NoTokens bool          // no fencing tokens, and no rows of free names
 }
 

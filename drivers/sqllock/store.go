@@ -25,10 +25,10 @@ type store struct {
 	table   string
 }
 
-// maxValue is what a MEDIUMBLOB holds.
+// maxValue is the size limit of a MEDIUMBLOB.
 const maxValue = 1<<24 - 1
 
-// check looks for the table.
+// check queries the table.
 func (s *store) check(ctx context.Context) error {
 	if _, err := s.Read(ctx, "check"); err != nil {
 		return err
@@ -53,7 +53,8 @@ func (s *store) Read(ctx context.Context, name string) (e cas.Entry, err error) 
 	return e, s.sorted(err)
 }
 
-// repeat repeats a statement for as long as it is the victim of another one.
+// repeat repeats a statement for as long as it is the victim of another
+// statement.
 func (s *store) repeat(ctx context.Context, send func() error) error {
 	for {
 		err := send()
@@ -100,8 +101,8 @@ func (s *store) Delete(ctx context.Context, name, version string) error {
 	return s.change(ctx, "DELETE FROM "+s.table+" WHERE name = ? AND version = ?", s.dialect.text(name), s.dialect.text(version))
 }
 
-// change changes a row, or returns cas.ErrChanged. So it does if the statement
-// is to be repeated, which package cas does.
+// change changes a row, or returns cas.ErrChanged. It also does so if package
+// cas should repeat the statement.
 func (s *store) change(ctx context.Context, query string, args ...any) error {
 	n, err := s.exec(ctx, s.dialect.statement(query), args)
 	if err == nil && n == 0 || s.dialect.is(s.dialect.again, err) {
@@ -211,8 +212,8 @@ func (s *store) list(ctx context.Context, relation, from string) (entries []cas.
 	return entries, last, rows.Err()
 }
 
-// sorted returns an error as package cas wants it. A server that refuses a
-// statement has not carried it out.
+// sorted returns an error in the form that package cas expects. A server that
+// refuses a statement has not executed it.
 func (s *store) sorted(err error) error {
 	d, dial := s.dialect, new(net.OpError)
 	switch {

@@ -19,8 +19,8 @@ func init() {
 	driver.Register("pgtable", open)
 }
 
-// kinds have the database/sql drivers of a scheme, with parameters that they
-// need.
+// kinds maps a scheme to its database/sql drivers, with the parameters that
+// they need.
 var kinds = map[string]struct {
 	dialect *Dialect
 	drivers []string
@@ -31,7 +31,7 @@ var kinds = map[string]struct {
 	"pgtable": {PostgreSQL, []string{"pgx", "postgres"}, []map[string]string{{"default_query_exec_mode": "exec"}, {"binary_parameters": "yes"}}, postgresSource},
 }
 
-// open opens a pool by the first of the drivers that the program has.
+// open opens a pool with the first of the drivers that the program imports.
 func open(ctx context.Context, c *driver.Config) (driver.Driver, error) {
 	u, kind := c.URL, kinds[c.URL.Scheme]
 	o := &Options{Table: u.Param("table", "dsync_locks"), Poll: u.Duration("poll", 100*time.Millisecond), NoTokens: !c.Fenced}
@@ -54,7 +54,7 @@ func open(ctx context.Context, c *driver.Config) (driver.Driver, error) {
 		}
 	}
 	db, err := sql.Open(kind.drivers[i], kind.source(u, params))
-	if err != nil { // the text may have the password
+	if err != nil { // the text may contain the password
 		return nil, fmt.Errorf("%s URL: the database/sql driver %s refuses a parameter", u.Scheme, kind.drivers[i])
 	}
 	db.SetMaxOpenConns(connections)

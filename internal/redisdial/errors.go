@@ -9,8 +9,7 @@ import (
 )
 
 // HasCode reports whether an error of a server carries one of the codes. Before
-// Redis 7 the code of an error in a script stands behind the place in the
-// script.
+// Redis 7 the code of an error in a script follows the place in the script.
 func HasCode(text string, codes ...string) bool {
 	inScript := strings.Contains(text, "user_script")
 	for _, code := range codes {
@@ -34,10 +33,10 @@ func IsDemoted(err error) bool {
 }
 
 // RefusedCommand returns an error that matches fs.ErrPermission if a server
-// answered that it does not know a command, which an administrator may have
-// renamed. Otherwise RefusedCommand returns nil. The server has done nothing.
-// The text of its own error is left out because it quotes the arguments of the
-// command, such as a script.
+// does not know a command, which an administrator may have renamed. Otherwise
+// RefusedCommand returns nil. The server has done nothing. The text of the
+// server's error is left out because it quotes the arguments of the command,
+// such as a script.
 func RefusedCommand(answer *rueidis.RedisError) error {
 	// the library leaves out the ERR before it
 	text, unknown := strings.CutPrefix(answer.Error(), "unknown command ")

@@ -1,7 +1,7 @@
-// Package redisdial has the options, and makes the connections, of clients that
-// a driver opened itself. So the driver knows all its connections: the driver
-// can tell a new connection from the one before, and no connection stays open
-// when the driver is closed, whatever the client was doing at that moment.
+// Package redisdial sets the options, and makes the connections, of clients
+// that a driver opened itself. So the driver knows all its connections. It can
+// distinguish a new connection from the previous one, and no connection stays
+// open when the driver is closed, whatever the client was doing at that moment.
 package redisdial
 
 import (
@@ -31,7 +31,7 @@ type Dialer struct {
 	conns map[*conn]struct{}
 }
 
-// conn is a connection within reach of its dialer.
+// conn is a connection that its dialer can break.
 type conn struct {
 	net.Conn
 	dialer   *Dialer
@@ -55,8 +55,8 @@ func (c *conn) Write(b []byte) (int, error) {
 }
 
 // Read implements net.Conn. A server that refuses a connection, because it has
-// too many, says so before the first request. The library panics on an answer
-// without a request, so Read makes an error of it.
+// too many, reports this before the first request. The library panics on an
+// answer without a request, so Read turns the answer into an error.
 func (c *conn) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
 	if n > 0 && !c.asked.Load() {
@@ -65,7 +65,7 @@ func (c *conn) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// New returns a Dialer that connects by dial, or by TCP if dial is nil.
+// New returns a Dialer that connects with dial, or by TCP if dial is nil.
 func New(dial Func) *Dialer {
 	if dial == nil {
 		dial = dialTCP
@@ -123,27 +123,26 @@ func (d *Dialer) begin() bool {
 	return true
 }
 
-// Made returns how many connections were asked for. While the number stays the
+// Made returns how many connections were requested. While the number stays the
 // same, there is no new connection.
 func (d *Dialer) Made() uint64 { return d.made.Load() }
 
-// Connected reports whether a connection is open. The client has closed one
-// whose end it has noticed.
+// Connected reports whether a connection is open. The client closes a
+// connection when it notices its end.
 func (d *Dialer) Connected() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return len(d.conns) > 0
 }
 
-// Break breaks every connection. New ones may be made.
+// Break breaks every connection. New connections may be made.
 func (d *Dialer) Break() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.breakAll()
 }
 
-// End breaks every connection, and lets no more be made. It may be called
-// again.
+// End breaks every connection, and prevents new ones. It may be called again.
 func (d *Dialer) End() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -152,7 +151,7 @@ func (d *Dialer) End() {
 	d.breakAll()
 }
 
-// Wait waits for the attempts to connect under way at End.
+// Wait waits for the attempts to connect that were in progress at End.
 func (d *Dialer) Wait() { d.attempts.Wait() }
 
 func (d *Dialer) breakAll() {
@@ -169,7 +168,7 @@ func (c *conn) Close() error {
 	return c.Conn.Close()
 }
 
-// sever closes a connection without the goodbye of TLS, for a goodbye could
+// sever closes a connection without the close message of TLS, which could
 // block.
 func sever(c net.Conn) {
 	if t, ok := c.(*tls.Conn); ok {

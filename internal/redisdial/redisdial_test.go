@@ -14,10 +14,10 @@ import (
 	"github.com/go-dsync/dsync/internal/redisdial"
 )
 
-// hangGuard is no expectation of how long something takes.
+// hangGuard is not an expectation of how long something takes.
 const hangGuard = 30 * time.Second
 
-// server is a listener that accepts connections and says nothing.
+// server is a listener that accepts connections and sends nothing.
 type server struct {
 	net.Listener
 	accepted chan net.Conn
@@ -111,8 +111,7 @@ func TestEndBreaksConnectionsAndRefusesNewOnes(t *testing.T) {
 	}
 }
 
-// The server accepts the connection, and says nothing that TLS could begin
-// with.
+// The server accepts the connection, and sends nothing that would start TLS.
 func TestEndEndsAttemptsThatAreUnderWay(t *testing.T) {
 	s := newServer(t)
 	d := redisdial.New(nil)
@@ -130,7 +129,8 @@ func TestEndEndsAttemptsThatAreUnderWay(t *testing.T) {
 	awaitEnd(t, c)
 }
 
-// A dial of the user's need not heed its context, and may be done after End.
+// A dial function of the user need not heed its context, and may finish after
+// End.
 func TestEndClosesWhatIsMadeAfterIt(t *testing.T) {
 	s := newServer(t)
 	begun, goOn := make(chan struct{}), make(chan struct{})
@@ -155,7 +155,7 @@ func TestEndClosesWhatIsMadeAfterIt(t *testing.T) {
 }
 
 // TestAnswerWithoutARequest connects to a server that has too many clients, and
-// says so before the first request. The library would panic on the answer.
+// reports this before the first request. The library would panic on the answer.
 func TestAnswerWithoutARequest(t *testing.T) {
 	const answer = "-ERR max number of clients reached\r\n"
 	s := newServer(t)

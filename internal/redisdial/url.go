@@ -17,7 +17,7 @@ import (
 const (
 	ConnectFor = 2 * time.Second // one attempt to connect, and then to log in
 	PingEvery  = time.Second     // on an idle connection
-	AnswerIn   = 3 * time.Second // else the connection counts as dead
+	AnswerIn   = 3 * time.Second // otherwise the connection counts as dead
 )
 
 const (
@@ -25,16 +25,16 @@ const (
 	maxDB      = 1 << 20
 )
 
-// Prepare sets what the drivers demand of each client, and the times that o
+// Prepare sets the drivers' requirements for each client, and the times that o
 // leaves open.
 func Prepare(o *rueidis.ClientOption) {
 	o.DisableCache, o.DisableRetry = true, true
 	o.PipelineMultiplex = -1 // one connection, which is as fast, and keeps requests in order
 
 	// The library's own goroutines write and read from the beginning. Otherwise
-	// callers do so at first, and Close can wait for ever: if Close begins at
-	// the moment when the ping of an idle connection does, each of the two
-	// leaves it to the other to start these goroutines.
+	// callers do so at first, and Close can hang: if Close begins together with
+	// the ping of an idle connection, each of the two leaves it to the other to
+	// start these goroutines.
 	o.AlwaysPipelining, o.DisableAutoPipelining = true, false
 
 	if o.Dialer.Timeout <= 0 {
@@ -73,7 +73,7 @@ func ReadURL(u *driver.URL, clientName string) (o rueidis.ClientOption, err erro
 		user := o.Username
 		o.AuthCredentialsFn = func(at rueidis.AuthCredentialsContext) (rueidis.AuthCredentials, error) {
 			text, err := password()
-			if err != nil { // like a server out of reach: nothing was sent
+			if err != nil { // like an unreachable server: nothing was sent
 				err = &net.OpError{Op: "dial", Net: "tcp", Addr: at.Address, Err: fmt.Errorf("password_file: %w", err)}
 			}
 			return rueidis.AuthCredentials{Username: user, Password: text}, err
@@ -90,7 +90,7 @@ func ReadURL(u *driver.URL, clientName string) (o rueidis.ClientOption, err erro
 	}
 	n, err := strconv.Atoi(path)
 	if err != nil || n < 0 || n > maxDB || strconv.Itoa(n) != path {
-		// Without the path, which may be a part of a password with a slash.
+		// Without the path, which may be part of a password with a slash.
 		return o, fmt.Errorf("%s URL: the path is not the number of a database", u.Scheme)
 	}
 	o.SelectDB = n
@@ -103,9 +103,9 @@ var toSentinel = new(net.Resolver)
 // sentinelAddr is the address of a sentinel.
 type sentinelAddr struct{ net.Addr }
 
-// ToSentinels has a client ask sentinels for its server. The library calls
+// ToSentinels makes a client ask sentinels for its server. The library calls
 // AuthCredentialsFn for connections to sentinels too, which have the user and
-// the password of s. A Dialer has to make the connections.
+// the password of s. A Dialer must make the connections.
 func ToSentinels(o *rueidis.ClientOption, s rueidis.SentinelOption) {
 	s.TLSConfig, s.Dialer = o.TLSConfig, o.Dialer
 	s.Dialer.Resolver = toSentinel

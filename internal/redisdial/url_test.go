@@ -50,8 +50,8 @@ func TestIdleConnectionIsRead(t *testing.T) {
 	}
 }
 
-// TestPasswordChanges changes the password of a user under load, takes the old
-// one away, and ends all connections of the user.
+// TestPasswordChanges changes the password of a user under load, removes the
+// old one, and ends all connections of the user.
 func TestPasswordChanges(t *testing.T) {
 	sentinel := testenv.RedisSentinel(t, 0)
 	servers := []*testenv.RedisServer{sentinel.Primary(), testenv.Redis(t), testenv.Redis(t)}

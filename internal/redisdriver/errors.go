@@ -13,30 +13,30 @@ import (
 	"github.com/go-dsync/dsync/internal/redisdial"
 )
 
-// ErrAnswer reports an answer that no script gives.
+// ErrAnswer reports an answer that no script returns.
 var ErrAnswer = errors.New("the server's answer makes no sense")
 
-// unavailableCodes begin the errors by which a server refuses a command for
-// now, before doing anything.
+// unavailableCodes are the prefixes of the errors by which a server temporarily
+// refuses a command, before doing anything.
 var unavailableCodes = []string{
 	"READONLY", "LOADING", "CLUSTERDOWN", "TRYAGAIN", "MASTERDOWN", "BUSY", "OOM", "MISCONF", "NOREPLICAS", "MOVED", "ASK",
-	// reached, by itself or with those of the cluster; the library leaves out
-	// the ERR before it
+	// reached, by the node itself or with the cluster's connections; the
+	// library leaves out the ERR before it
 	"max number of clients",
 }
 
 var credentialCodes = []string{"NOAUTH", "WRONGPASS"}
 
-// deniedInScript begins the errors, without a code, by which servers up to 7.0
-// refuse a command of a script. They do not name the command.
+// deniedInScript is the prefix of the errors, without a code, by which servers
+// up to 7.0 refuse a command of a script. They do not name the command.
 const deniedInScript = "The user executing the script can't"
 
-// unknownInScript begins the errors by which servers refuse a command of a
-// script that they do not know.
+// unknownInScript is the prefix of the errors by which servers refuse an
+// unknown command of a script.
 const unknownInScript = "Unknown Redis command called from"
 
-// Fault makes the error of a call out of the error of a request about name.
-// Doubt says that the request was perhaps carried out, or may yet be.
+// Fault turns the error of a request about name into the error of a call. doubt
+// reports that the request may have been executed, or may still be.
 func Fault(ctx context.Context, name string, err error) (_ error, doubt bool) {
 	if answer, ok := rueidis.IsRedisErr(err); ok {
 		return Refusal(name, answer)
@@ -51,7 +51,7 @@ func Fault(ctx context.Context, name string, err error) (_ error, doubt bool) {
 	return fmt.Errorf("%w: %w", kind, err), doubt
 }
 
-// Explain is Fault without the doubt. It returns nil for nil.
+// Explain is like Fault without the doubt. It returns nil for nil.
 func Explain(ctx context.Context, name string, err error) error {
 	if err != nil {
 		err, _ = Fault(ctx, name, err)
@@ -59,7 +59,7 @@ func Explain(ctx context.Context, name string, err error) error {
 	return err
 }
 
-// NotSent is why a request was not sent, and never will be.
+// NotSent reports why a request was not sent, and never will be.
 type NotSent struct{ Why error }
 
 func (e NotSent) Error() string { return e.Why.Error() }
@@ -73,7 +73,7 @@ func neverSent(err error) bool {
 		errors.Is(err, rueidis.ErrNoSlot) || errors.Is(err, rueidis.ErrNoAddr)
 }
 
-// Refusal is Fault for an error that a server answered.
+// Refusal is like Fault, for an error that a server returned.
 func Refusal(name string, answer *rueidis.RedisError) (_ error, doubt bool) {
 	text := answer.Error()
 	if err := redisdial.RefusedCommand(answer); err != nil {
@@ -101,7 +101,7 @@ func Transient(err error) bool {
 	return errors.Is(err, driver.ErrUnknown) || errors.Is(err, driver.ErrUnavailable)
 }
 
-// Lowest version of Redis. Valkey began at 7.2.
+// The lowest supported version of Redis. Valkey began at 7.2.
 const minMajor, minMinor = 6, 2
 
 // CheckVersion returns an error for a server that is too old.
@@ -113,8 +113,8 @@ func CheckVersion(version string) error {
 	return nil
 }
 
-// CheckEviction returns an error for a server that evicts keys, by its
-// maxmemory-policy if that is known.
+// CheckEviction returns an error for a server that evicts keys, according to
+// its maxmemory-policy if known.
 func CheckEviction(policy string) error {
 	if policy == "" || policy == "noeviction" {
 		return nil
@@ -122,5 +122,5 @@ func CheckEviction(policy string) error {
 	return fmt.Errorf("the server may evict locks that are held (its maxmemory-policy is %s, not noeviction); evict=allow, or Options.AllowEviction, accepts that", policy)
 }
 
-// ErrEvicts refuses what is to last, such as a seal.
+// ErrEvicts refuses a permanent change, such as a seal.
 var ErrEvicts = fmt.Errorf("a server that may evict keys cannot keep a seal or a mark: %w", errors.ErrUnsupported)

@@ -1,6 +1,5 @@
-// Package redisdriver is what the drivers of Redis have in common: the frame of
-// their calls, the time for which a lease lasts, scripts, and what the errors
-// of servers mean.
+// Package redisdriver is the common part of the Redis drivers: the frame of
+// their calls, the term of a lease, scripts, and the meaning of server errors.
 package redisdriver
 
 import (
@@ -20,7 +19,7 @@ import (
 // The keys themselves end with their TTL.
 const Late = time.Second
 
-// Pauses between requests to end a hold that failed.
+// Pauses between requests to end a hold, after a failure.
 const (
 	FirstRetry = 20 * time.Millisecond
 	LastRetry  = 500 * time.Millisecond
@@ -30,7 +29,7 @@ const (
 type Lease[L any] interface {
 	linked.Element[L]
 	driver.Lease
-	Forget() // the driver leaves the hold alone from now on
+	Forget() // the driver ignores the hold from now on
 }
 
 // Life is the lifecycle of a driver, which counts its Acquires and Releases as
@@ -48,13 +47,13 @@ func NewLife[L any, P Lease[L]]() *Life[L, P] {
 	return &Life[L, P]{Lifecycle: lifecycle.New(), epoch: time.Now()}
 }
 
-// Now is the time on the driver's clock.
+// Now returns the time on the driver's clock.
 func (f *Life[L, P]) Now() int64 { return int64(time.Since(f.epoch)) }
 
-// At returns a time on the driver's clock as package driver has it.
+// At converts a time on the driver's clock for package driver.
 func (f *Life[L, P]) At(t int64) time.Time { return f.epoch.Add(time.Duration(t)) }
 
-// Acquire is the frame of driver.Driver.Acquire around acquire.
+// Acquire wraps acquire for driver.Driver.Acquire.
 func (f *Life[L, P]) Acquire(ctx context.Context, r *driver.Request, acquire func(context.Context, *driver.Request) (P, error)) (driver.Lease, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -80,29 +79,29 @@ func (f *Life[L, P]) Acquire(ctx context.Context, r *driver.Request, acquire fun
 	return nil, err
 }
 
-// BeginRelease takes a lease off the driver's, and begins a call that Close
-// waits for: by then the ghosts of the release have to be known.
+// BeginRelease removes a lease from the driver's leases, and begins a call that
+// Close waits for, because by then the ghosts of the release must be known.
 func (f *Life[L, P]) BeginRelease(l P) {
 	f.EnterLate()
 	f.Remove(l)
 }
 
-// Remove takes a lease off the driver's.
+// Remove removes a lease from the driver's leases.
 func (f *Life[L, P]) Remove(l P) {
 	f.mu.Lock()
 	f.leases.Remove(l)
 	f.mu.Unlock()
 }
 
-// TakeAll takes all leases off the driver's.
+// TakeAll removes all leases from the driver.
 func (f *Life[L, P]) TakeAll() []P {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.leases.Take()
 }
 
-// Abandon is driver.Leaver.Leave: the last renewal of a lease, repeated like a
-// release. Close waits for it and does not end the hold.
+// Abandon implements driver.Leaver.Leave: it makes the last renewal of a lease,
+// repeated like a release. Close waits for it and does not end the hold.
 func (f *Life[L, P]) Abandon(ctx context.Context, l P, ttl time.Duration) error {
 	f.BeginRelease(l)
 	defer f.Leave()
@@ -118,18 +117,18 @@ func (f *Life[L, P]) Abandon(ctx context.Context, l P, ttl time.Duration) error 
 // mutex of the lease, except for Expires.
 type Term struct {
 	expires  atomic.Int64
-	lasts    int64 // until when the hold can last if every request to renew it is carried out
+	lasts    int64 // until when the hold can last if every request to renew it is executed
 	renewing int32 // renewals that were sent and not answered
 	shortest int64 // the shortest TTL among these
 }
 
 // Renewal is a request to renew a lease.
 type Renewal struct {
-	at, ttl int64 // when it was sent, and the TTL that it asks for
+	at, ttl int64 // when it was sent, and the TTL that it requests
 	before  int64 // Term.Expires before
 }
 
-// Shortens reports whether the hold ends before it would have.
+// Shortens reports whether the renewal shortens the hold.
 func (r Renewal) Shortens() bool { return r.at+r.ttl < r.before }
 
 // Expires returns the end of the lease.
@@ -141,7 +140,7 @@ func (t *Term) Grant(end int64) {
 	t.Extend(end)
 }
 
-// Extend notes that a request on its way can have the hold last until end.
+// Extend notes that a request on its way can extend the hold until end.
 func (t *Term) Extend(end int64) { t.lasts = max(t.lasts, end) }
 
 // Over returns when nothing is left of the hold in any case.
@@ -151,7 +150,7 @@ func (t *Term) Over() int64 { return t.lasts + int64(Late) }
 func (t *Term) Renewing() bool { return t.renewing > 0 }
 
 // Begin notes that a renewal is about to be sent, unless the lease has ended.
-// From here on the hold may end as early as this renewal says, whatever its
+// From here on the hold may end as early as this renewal requests, whatever its
 // outcome.
 func (t *Term) Begin(at int64, ttl time.Duration) (r Renewal, ok bool) {
 	r = Renewal{at, int64(ttl), t.Expires()}
@@ -167,9 +166,9 @@ func (t *Term) Begin(at int64, ttl time.Duration) (r Renewal, ok bool) {
 	return r, true
 }
 
-// Renewed takes the answer that a renewal was carried out. Renewals that
-// overlap may have been carried out in any order, and an unanswered renewal at
-// any time, so the shortest of them counts.
+// Renewed handles the answer that a renewal was executed. Overlapping renewals
+// may have been executed in any order, and an unanswered renewal at any time,
+// so the shortest of them counts.
 func (t *Term) Renewed(r Renewal, now int64) error {
 	expires := t.Expires()
 	if now >= expires {
@@ -182,7 +181,8 @@ func (t *Term) Renewed(r Renewal, now int64) error {
 // Answered ends a renewal with an answer, after Renewed.
 func (t *Term) Answered() { t.renewing-- }
 
-// Refused ends a renewal that was not carried out, and so ends nothing earlier.
+// Refused ends a renewal that was not executed, and so does not shorten the
+// hold.
 func (t *Term) Refused(r Renewal, now int64) {
 	expires := t.Expires()
 	if t.renewing--; t.renewing == 0 && expires == r.at+r.ttl && now < expires {

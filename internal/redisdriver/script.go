@@ -16,7 +16,7 @@ type Script struct{ Text, SHA string }
 // texts are the texts of all scripts, by SHA.
 var texts = make(map[string]string)
 
-// NewScript is called while a program starts.
+// NewScript is called during program initialization.
 func NewScript(text string) *Script {
 	sum := sha1.Sum([]byte(text))
 	s := &Script{Text: text, SHA: hex.EncodeToString(sum[:])}
@@ -24,7 +24,7 @@ func NewScript(text string) *Script {
 	return s
 }
 
-// Load is the command that gives the script to a server.
+// Load returns the command that gives the script to a server.
 func (s *Script) Load(b rueidis.Builder) rueidis.Completed {
 	return b.ScriptLoad().Script(s.Text).Build()
 }
@@ -35,16 +35,16 @@ type Call struct {
 	Keys, Args []string
 }
 
-// Call is a run of the script.
+// Call returns a run of the script.
 func (s *Script) Call(keys []string, args ...string) Call { return Call{s, keys, args} }
 
-// Command runs the script by its digest.
+// Command returns the command that runs the script by its digest.
 func (c Call) Command(b rueidis.Builder) rueidis.Completed {
 	return b.Evalsha().Sha1(c.Script.SHA).Numkeys(int64(len(c.Keys))).Key(c.Keys...).Arg(c.Args...).Build()
 }
 
-// CommandByText runs the script on a server that does not know the digest, and
-// has the server keep the script.
+// CommandByText returns the command that runs the script on a server that does
+// not know the digest, and makes the server keep the script.
 func (c Call) CommandByText(b rueidis.Builder) rueidis.Completed {
 	return b.Eval().Script(c.Script.Text).Numkeys(int64(len(c.Keys))).Key(c.Keys...).Arg(c.Args...).Build()
 }
@@ -55,8 +55,8 @@ var (
 	commandOfScript = regexp.MustCompile(`call\('([A-Z]+)'`)
 )
 
-// commandAt returns the commands of a script in the line that an error of the
-// server names.
+// commandAt returns the commands of a script in the line that a server error
+// names.
 func commandAt(text string) string {
 	const unknown = "a command of a script"
 	script, known := texts[shaOfScript.FindString(text)]

@@ -17,14 +17,14 @@ const (
 	placeAgain = 300 * time.Millisecond
 
 	// A feed leaves channels at most once in leaveEvery, or in leaveEach for
-	// each channel that it has to subscribe to again for that, if that is
-	// longer. After a failure the pause doubles, up to lastLeave.
+	// each channel to which it must subscribe again for that purpose, if that
+	// is longer. After a failure the pause doubles, up to lastLeave.
 	leaveEvery = time.Second
 	leaveEach  = 200 * time.Microsecond
 	lastLeave  = 8 * time.Second
 
 	// maxUnused is the number of unused channels above which a feed gives up
-	// its connection, although no other is there to replace it.
+	// its connection, although there is no replacement.
 	maxUnused = 10_000
 
 	// perCommand is the number of channels in one SUBSCRIBE.
@@ -34,32 +34,33 @@ const (
 	lookEvery = 250 * time.Millisecond
 )
 
-// feedKey names a feed: by the address of its node for sharded channels in a
-// cluster, else there is one for each kind.
+// feedKey identifies a feed: by the address of its node for sharded channels in
+// a cluster. Otherwise there is one feed for each kind.
 type feedKey struct {
 	node    string
 	sharded bool
 }
 
-// feed is the subscriptions of one kind, over one connection. While it is down,
-// the feed connects again and again, and subscribes to all of its channels.
-// Then one waiter of each channel asks, because messages may have been missed.
+// feed holds the subscriptions of one kind, over one connection. While the
+// connection is down, the feed repeats its attempts to connect, and then
+// subscribes to all of its channels. After that one waiter of each channel
+// tries, because messages may have been missed.
 //
 // A feed never unsubscribes, because the library panics if a server refuses
-// that (BUSY, MISCONF, MASTERDOWN). Instead it subscribes to the channels in
+// this (BUSY, MISCONF, MASTERDOWN). Instead it subscribes to the channels in
 // use on a new connection, and closes the old one when the server has confirmed
 // them.
 type feed struct {
 	listener *Listener
 	key      feedKey
-	kick     chan struct{} // holds a value when there is something to do
+	kick     chan struct{} // holds a value when there is work to do
 
 	// Of the goroutine.
 	connecting bool
 	connectAt  time.Time     // when to connect, if there is no connection
-	pause      time.Duration // before the attempt after that
+	pause      time.Duration // before the following attempt
 	leaveAt    time.Time     // when unused channels may be left
-	leavePause time.Duration // before the attempt after that
+	leavePause time.Duration // before the following attempt
 
 	// Written by the goroutine with Listener.mu held.
 	cur  *link // nil while the connection is down
@@ -68,7 +69,7 @@ type feed struct {
 	// Guarded by Listener.mu.
 	subs  map[string]*subscription // by channel
 	links []*link                  // cur, next, and links that are being closed
-	late  []*link                  // links that were still to be closed when the driver ended
+	late  []*link                  // links that were not closed yet when the driver ended
 }
 
 // link is a connection of a feed.
@@ -80,8 +81,8 @@ type link struct {
 
 	// Guarded by Listener.mu.
 	channels map[string]channelState // the channels that were requested
-	todo     []string                // those of them that are still to be requested
-	missing  int                     // how many of them are needed and not confirmed
+	todo     []string                // the channels that are still to be requested
+	missing  int                     // how many channels are needed and not confirmed
 }
 
 // channelState is the state of a channel on a link.
@@ -106,7 +107,7 @@ func (ln *Listener) feed(key feedKey) *feed {
 func (f *feed) add(s *subscription) {
 	channel := s.hub.channel
 	f.subs[channel] = s
-	carried := f.carriers(channel, false) > 0 // it was not left yet
+	carried := f.carriers(channel, false) > 0 // not left yet
 	if l := f.newest(); l != nil {
 		l.request(channel, carried)
 	}
@@ -116,15 +117,15 @@ func (f *feed) add(s *subscription) {
 	f.wake()
 }
 
-// begin notes that the server has confirmed a subscription. Waiters ask,
+// begin notes that the server has confirmed a subscription. Waiters try,
 // because messages may have been missed (mu).
 func (f *feed) begin(s *subscription) {
 	s.active, s.lost = true, false
 	s.hub.poke()
 }
 
-// unsubscribe ends a subscription, wherever it is. The server is not told until
-// the feed replaces its connection (mu).
+// unsubscribe ends a subscription, wherever it is. The server is not notified
+// until the feed replaces its connection (mu).
 func (ln *Listener) unsubscribe(s *subscription) {
 	s.active = false
 	channel := s.hub.channel
@@ -151,8 +152,8 @@ func (f *feed) newest() *link {
 	return f.cur
 }
 
-// carriers returns how many links deliver the messages of a channel. Closing
-// says that links count that are being closed (mu).
+// carriers returns how many links deliver the messages of a channel. With
+// closing set, links that are being closed count too (mu).
 func (f *feed) carriers(channel string, closing bool) (n int) {
 	for _, l := range f.links {
 		if l.channels[channel].confirmed && (closing || l == f.cur || l == f.next) {
@@ -163,7 +164,7 @@ func (f *feed) carriers(channel string, closing bool) (n int) {
 }
 
 // run ends with the driver. The feed of a node ends when it has no channel, and
-// when its connection is lost, because the node may be gone from the cluster.
+// when its connection is lost, because the node may have left the cluster.
 func (f *feed) run() {
 	life := f.listener.options.Life
 	ctx := life.Context()
@@ -211,7 +212,7 @@ func (f *feed) run() {
 	}
 }
 
-// plan decides what to do next: nothing for wait, or to connect, or to end.
+// plan decides what to do next: to do nothing for wait, to connect, or to end.
 func (f *feed) plan() (wait time.Duration, connect, ended bool) {
 	ln := f.listener
 	ln.mu.Lock()
@@ -261,7 +262,7 @@ func (f *feed) plan() (wait time.Duration, connect, ended bool) {
 	return wait, connect, false
 }
 
-// unused returns how many channels of a link nobody uses (mu).
+// unused returns the number of channels of a link without a subscription (mu).
 func (f *feed) unused(l *link) int { return len(l.channels) - len(f.subs) }
 
 // leftAt notes that unused channels were left (mu).
@@ -281,7 +282,7 @@ func (f *feed) connect() *link {
 	return l
 }
 
-// connected takes a new link, or nil if there is none.
+// connected handles a new link, or nil if there is none.
 func (f *feed) connected(l *link) {
 	f.listener.mu.Lock()
 	defer f.listener.mu.Unlock()
@@ -303,8 +304,8 @@ func (f *feed) connected(l *link) {
 	}
 }
 
-// failed sets the time of the next attempt to connect, after a connection since
-// a time that was lost (mu).
+// failed sets the time of the next attempt to connect, after the loss of a
+// connection that was made at since (mu).
 func (f *feed) failed(since time.Time) {
 	now := time.Now()
 	if !since.IsZero() && now.Sub(since) > lastConnect {
@@ -314,21 +315,21 @@ func (f *feed) failed(since time.Time) {
 	f.pause = min(2*f.pause, lastConnect)
 }
 
-// putOff sets the time of the next attempt to leave channels, after one that
-// failed (mu).
+// putOff sets the time of the next attempt to leave channels, after a failed
+// attempt (mu).
 func (f *feed) putOff() {
 	f.leaveAt = time.Now().Add(f.leavePause)
 	f.leavePause = min(2*f.leavePause, lastLeave)
 }
 
-// drop gives up a link that was lost.
+// drop gives up a lost link.
 func (f *feed) drop(l *link) {
 	f.listener.mu.Lock()
 	defer f.listener.mu.Unlock()
 	f.lose(l)
 }
 
-// lose is drop with Listener.mu held.
+// lose is like drop, with Listener.mu held.
 func (f *feed) lose(l *link) {
 	switch l {
 	case f.cur:
@@ -339,7 +340,7 @@ func (f *feed) lose(l *link) {
 	case f.next:
 		f.next = nil
 		f.putOff()
-		for channel := range f.subs { // those that only the lost link had
+		for channel := range f.subs { // the channels that only the lost link had
 			f.cur.request(channel, false)
 		}
 	}
@@ -347,7 +348,7 @@ func (f *feed) lose(l *link) {
 	f.close(l)
 }
 
-// forget takes a link off, whose messages do not arrive any more (mu).
+// forget removes a link whose messages no longer arrive (mu).
 func (f *feed) forget(l *link) {
 	for i, other := range f.links {
 		if other == l {
@@ -367,7 +368,7 @@ func (f *feed) forget(l *link) {
 	clear(l.channels)
 }
 
-// close closes a link. Until it is closed, its messages are taken (mu).
+// close closes a link. Its messages are handled until it is closed (mu).
 func (f *feed) close(l *link) {
 	end := func() {
 		l.conn.End()
@@ -396,7 +397,7 @@ func (f *feed) closeAll() {
 	}
 }
 
-// flush requests the channels that are to be requested.
+// flush sends the requests for pending channels.
 func (f *feed) flush(ctx context.Context) {
 	for _, l := range []*link{f.cur, f.next} {
 		if l != nil && !l.flush(ctx) {
@@ -405,7 +406,7 @@ func (f *feed) flush(ctx context.Context) {
 	}
 }
 
-// request has a channel requested, unless it was (mu).
+// request queues the request for a channel, unless it was made (mu).
 func (l *link) request(channel string, needed bool) {
 	if _, known := l.channels[channel]; known {
 		return
@@ -418,7 +419,7 @@ func (l *link) request(channel string, needed bool) {
 }
 
 // flush requests channels, and reports whether the link still works. A channel
-// that is refused together with others is requested again by itself.
+// that is refused together with others is requested again separately.
 func (l *link) flush(ctx context.Context) bool {
 	ln := l.feed.listener
 	ln.mu.Lock()
@@ -459,8 +460,8 @@ func (l *link) flush(ctx context.Context) bool {
 	return true
 }
 
-// message takes a message, after which waiters of the channel ask. It is called
-// by the connection's reader.
+// message handles a message, after which waiters of the channel try. It is
+// called by the connection's reader.
 func (l *link) message(m rueidis.PubSubMessage) {
 	f := l.feed
 	f.listener.mu.Lock()
@@ -470,8 +471,8 @@ func (l *link) message(m rueidis.PubSubMessage) {
 	}
 }
 
-// confirmed takes what the server says about a subscription. A sharded channel
-// whose slot moves away is unsubscribed by the server.
+// confirmed handles the server's confirmation of a subscription. A sharded
+// channel whose slot moves away is unsubscribed by the server.
 func (l *link) confirmed(c rueidis.PubSubSubscription) {
 	f := l.feed
 	ln := f.listener
@@ -500,7 +501,7 @@ func (l *link) confirmed(c rueidis.PubSubSubscription) {
 	f.wake()
 }
 
-// remove takes off a channel that the link does not have (mu).
+// remove removes a channel that the link does not have (mu).
 func (l *link) remove(channel string) {
 	state := l.channels[channel]
 	if state.confirmed {
@@ -511,9 +512,9 @@ func (l *link) remove(channel string) {
 	delete(l.channels, channel)
 }
 
-// refused takes a channel that the server did not accept, and reports whether
-// the link is of use without it. A link that is to replace another one is not,
-// if that one has the channel.
+// refused handles a channel that the server did not accept, and reports whether
+// the link is useful without it. A link that is to replace another one is
+// useless if that one has the channel.
 func (l *link) refused(channel string) bool {
 	f := l.feed
 	ln := f.listener
@@ -530,8 +531,8 @@ func (l *link) refused(channel string) bool {
 	return true
 }
 
-// replace finds another place for a subscription that the server does not want
-// here (mu).
+// replace finds another place for a subscription that the server refuses here
+// (mu).
 func (f *feed) replace(s *subscription) {
 	ln := f.listener
 	s.lost = true

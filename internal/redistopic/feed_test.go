@@ -23,7 +23,7 @@ import (
 
 func TestMain(m *testing.M) { testenv.NoLeaks(m) }
 
-// hangGuard is no expectation of how long something takes.
+// hangGuard is not an expectation of how long something takes.
 const hangGuard = 30 * time.Second
 
 // connectBy returns a function for Options.Connect.
@@ -61,7 +61,7 @@ func listen(t *testing.T, sharded bool, connect func(string) (Conn, bool)) *List
 	return ln
 }
 
-// awaitWake waits until a waiter of the topic is to ask.
+// awaitWake waits until a waiter of the topic is woken.
 func awaitWake(t *testing.T, topic *Topic, why string) {
 	t.Helper()
 	select {
@@ -71,9 +71,9 @@ func awaitWake(t *testing.T, topic *Topic, why string) {
 	}
 }
 
-// TestRefusals: whatever the server refuses, the client library does not panic,
-// and when the server accepts commands again, messages arrive and unused
-// channels are left.
+// TestRefusals: whatever the server refuses, the client library does not panic.
+// When the server accepts commands again, messages arrive and unused channels
+// are left.
 func TestRefusals(t *testing.T) {
 	for _, refusal := range []string{
 		"BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.",
@@ -127,8 +127,8 @@ func testRefusal(t *testing.T, refusal, words string, resp2, sharded bool) {
 	}
 }
 
-// TestEveryMessageArrives: while a feed replaces its connection again and
-// again, no message is missed.
+// TestEveryMessageArrives: while a feed replaces its connection repeatedly, no
+// message is missed.
 func TestEveryMessageArrives(t *testing.T) {
 	s := testenv.Redis(t)
 	var conns atomic.Int64
@@ -170,7 +170,7 @@ func TestEveryMessageArrives(t *testing.T) {
 }
 
 // TestUnusedIsNoWaiter: until an unused channel is left, it counts as a
-// subscription of this driver that stands for no waiter.
+// subscription of this driver without a waiter.
 func TestUnusedIsNoWaiter(t *testing.T) {
 	s := testenv.Redis(t)
 	ln := listen(t, false, connectBy(s.Addr, nil))
@@ -207,8 +207,8 @@ func TestUnusedIsNoWaiter(t *testing.T) {
 	last.LeaveForGood()
 }
 
-// TestUnusedChannelsAreBounded: where no new connection can be made, a feed
-// gives up its connection rather than collect unused channels.
+// TestUnusedChannelsAreBounded: if no new connection can be made, a feed gives
+// up its connection rather than collect unused channels.
 func TestUnusedChannelsAreBounded(t *testing.T) {
 	s := testenv.Redis(t)
 	var full atomic.Bool
@@ -232,7 +232,7 @@ func TestUnusedChannelsAreBounded(t *testing.T) {
 }
 
 // TestStaleConnection: when the client uses another server, so does the feed,
-// and waiters ask.
+// and waiters try.
 func TestStaleConnection(t *testing.T) {
 	servers := []*testenv.RedisServer{testenv.Redis(t), testenv.Redis(t)}
 	var current atomic.Int64
@@ -251,8 +251,8 @@ func TestStaleConnection(t *testing.T) {
 	testenv.Eventually(t, func() bool { return servers[0].SubscriberCount("x") == 0 }, "the old server is left")
 }
 
-// server speaks enough of the protocol for subscriptions, and refuses commands
-// as a test wants.
+// server implements enough of the protocol for subscriptions, and refuses
+// commands as a test wants.
 type server struct {
 	wg           sync.WaitGroup
 	resp2        bool

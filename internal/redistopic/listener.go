@@ -1,5 +1,6 @@
-// Package redistopic listens to the channels by which Redis tells the end of
-// holds: one subscription for each name with waiters, however many wait.
+// Package redistopic listens to the channels on which Redis announces the end
+// of holds. It has one subscription for each name with waiters, however many
+// wait.
 package redistopic
 
 import (
@@ -22,8 +23,8 @@ const lingerFor = 250 * time.Millisecond
 type Options struct {
 	Life  *lifecycle.Lifecycle         // the connections end with its context
 	Kinds func() (plain, sharded bool) // the kinds of channels to subscribe to
-	// to a node of the cluster, or to the only one: "". It fails if the node is
-	// no longer known
+	// connects to a node of the cluster, or to the only one: "". Connect fails
+	// if the node is no longer known
 	Connect func(node string) (Conn, bool)
 	Shards  Shards     // nil outside of a cluster
 	Label   func() int // of the database, or 0; nil if messages have none
@@ -33,36 +34,35 @@ type Options struct {
 type Conn struct {
 	rueidis.DedicatedClient
 
-	// End closes the connection, and takes messages until then. It must not
-	// give an open connection back to the client, which would unsubscribe: see
+	// End closes the connection, and handles messages until then. It must not
+	// return an open connection to the client, which would unsubscribe: see
 	// feed.
 	End func()
 
-	// Stale reports whether the client uses another server by now. It may be
-	// nil.
+	// Stale reports whether the client now uses another server. It may be nil.
 	Stale func() bool
 }
 
 // Shards knows which node of a cluster has a sharded channel.
 type Shards interface {
-	Refresh(ctx context.Context) error // unless the last refresh was of late
-	Expire()                           // has the next Refresh ask
+	Refresh(ctx context.Context) error // unless the last refresh was recent
+	Expire()                           // makes the next Refresh query
 	Node(channel string) string        // "" if the node is not known
 }
 
-// Groups is how many groups of waiters a channel can have: all waiters of a
-// group wait for the same, so one of them asks for all.
+// Groups is how many groups of waiters a channel can have. All waiters of a
+// group wait for the same event, so one of them tries for all.
 const Groups = 3
 
-// Each is in place of a group for waiters who wait for different things, so
-// that each of them asks after a message.
+// Each replaces a group for waiters that wait for different events, so that
+// each of them tries after a message.
 const Each = -1
 
 // Functions that are marked (mu) are called with Listener.mu held.
 
 // Listener keeps the subscriptions of a driver: one for each name with waiters,
 // however many, over one connection (in a cluster with sharded channels over
-// one to each node).
+// one connection to each node).
 type Listener struct {
 	options Options
 	active  atomic.Int64 // len(hubs)+len(heard), for a look without the mutex
@@ -70,8 +70,8 @@ type Listener struct {
 	mu     sync.Mutex
 	closed bool
 	hubs   map[string]*hub // by channel
-	// by channel: how many subscriptions the server has confirmed, those of
-	// unused channels included
+	// by channel: how many subscriptions the server has confirmed, including
+	// unused channels
 	heard  map[string]int
 	feeds  map[feedKey]*feed
 	router *router // where sharded channels in a cluster begin
@@ -97,12 +97,12 @@ type hub struct {
 type Topic struct {
 	hub *hub
 
-	// Wake holds a value when one of the group should ask for the lock. The
-	// waiter that takes the value asks, or passes it on.
+	// Wake holds a value when a waiter of the group should try to acquire the
+	// lock. The waiter that takes the value tries, or passes it on.
 	Wake chan struct{}
 
 	waiters int  // guarded by Listener.mu
-	turn    turn // of all in a group; those of Each have none
+	turn    turn // of all waiters in a group; waiters of Each have no turn
 }
 
 // watch is one call of Watch.
@@ -118,14 +118,14 @@ type subscription struct {
 	lost bool
 }
 
-// leaving is a hub whose last waiter left at a time.
+// leaving is a hub together with the time when its last waiter left.
 type leaving struct {
 	hub    *hub
 	leaves int
 	at     time.Time
 }
 
-// New returns a Listener that is subscribed to nothing.
+// New returns a Listener without subscriptions.
 func New(o Options) *Listener {
 	ln := &Listener{options: o, hubs: make(map[string]*hub), heard: make(map[string]int), feeds: make(map[feedKey]*feed)}
 	ln.router = &router{listener: ln, kick: make(chan struct{}, 1)}
@@ -144,8 +144,8 @@ func (ln *Listener) JoinActive(channel string, group int, pending bool) *Topic {
 	return h.enter(group)
 }
 
-// enter adds a waiter. The first waiter after a group was empty gets no value
-// of Wake that was for the earlier ones.
+// enter adds a waiter. The first waiter of a group that was empty does not get
+// a value of Wake that was for the earlier waiters.
 func (h *hub) enter(group int) *Topic {
 	h.waiters++
 	if group == Each {
@@ -168,9 +168,9 @@ func (h *hub) enter(group int) *Topic {
 	return t
 }
 
-// Join adds a waiter to a group of a channel. There will be a value in Wake
-// when the server has confirmed the subscription, or at once if it has done so
-// before: events until then could have been missed.
+// Join adds a waiter to a group of a channel. Wake will hold a value when the
+// server has confirmed the subscription, or at once if it has already done so,
+// because earlier events could have been missed.
 func (ln *Listener) Join(channel string, group int) *Topic {
 	ln.mu.Lock()
 	defer ln.mu.Unlock()
@@ -196,8 +196,8 @@ func (ln *Listener) hub(channel string) *hub {
 	return h
 }
 
-// Watch has changed called after each message of a channel, and whenever the
-// channel was subscribed to, until stop is called. changed does not block.
+// Watch calls changed after each message of a channel, and whenever the channel
+// was subscribed to, until stop is called. changed must not block.
 func (ln *Listener) Watch(channel string, changed func()) (stop func()) {
 	ln.mu.Lock()
 	defer ln.mu.Unlock()
@@ -235,8 +235,8 @@ func (ln *Listener) subscribe(h *hub) {
 	}
 }
 
-// Leave takes a waiter off. A waiter that took a value from Wake and did not
-// get to ask, or got no clear answer, passes the value on.
+// Leave removes a waiter. A waiter that took a value from Wake and could not
+// try, or got no clear answer, passes the value on.
 func (t *Topic) Leave(pass bool) {
 	h := t.hub
 	ln := h.listener
@@ -246,7 +246,7 @@ func (t *Topic) Leave(pass bool) {
 	ln.linger(h)
 }
 
-// linger has sweep drop a hub without waiters (mu).
+// linger makes sweep drop a hub without waiters (mu).
 func (ln *Listener) linger(h *hub) {
 	if h.waiters > 0 {
 		return
@@ -263,8 +263,8 @@ func (ln *Listener) linger(h *hub) {
 	}
 }
 
-// LeaveForGood is Leave when there is nothing to listen for any more: the
-// subscription does not linger.
+// LeaveForGood is Leave for a channel without further events: the subscription
+// does not linger.
 func (t *Topic) LeaveForGood() {
 	h := t.hub
 	ln := h.listener
@@ -277,7 +277,7 @@ func (t *Topic) LeaveForGood() {
 	}
 }
 
-// leave takes a waiter off (mu).
+// leave removes a waiter (mu).
 func (t *Topic) leave(pass bool) {
 	if t.waiters--; t.waiters == 0 && t.turn.timer != nil {
 		t.turn.timer.Stop()
@@ -300,7 +300,7 @@ func (ln *Listener) drop(h *hub) {
 	}
 }
 
-// sweep ends the subscriptions of hubs that got no new waiters.
+// sweep ends the subscriptions of hubs without new waiters.
 func (ln *Listener) sweep() {
 	ln.mu.Lock()
 	defer ln.mu.Unlock()
@@ -321,7 +321,7 @@ func (ln *Listener) sweep() {
 }
 
 // subscribed reports whether every message from now on will arrive, as far as
-// one can know (mu).
+// is known (mu).
 func (h *hub) subscribed() bool {
 	for _, s := range h.subs {
 		if !s.active {
@@ -331,8 +331,8 @@ func (h *hub) subscribed() bool {
 	return len(h.subs) > 0
 }
 
-// poke lets one waiter of each group ask, and tells all watches, since messages
-// may have been missed (mu).
+// poke lets one waiter of each group try, and calls all watches, because
+// messages may have been missed (mu).
 func (h *hub) poke() {
 	for i := range h.topics {
 		h.topics[i].poke()
@@ -340,7 +340,7 @@ func (h *hub) poke() {
 	h.others()
 }
 
-// others tells those that are in no group (mu).
+// others wakes the waiters that are in no group, and calls the watches (mu).
 func (h *hub) others() {
 	for _, t := range h.each {
 		t.poke()
@@ -350,12 +350,13 @@ func (h *hub) others() {
 	}
 }
 
-// readerEnded is the message that a reader has ended beside other readers,
-// which concerns only watchers. To Redisson it is a number without a meaning,
-// and no message about permits, which has their number, is the same.
+// readerEnded is the message that a reader has ended while other readers
+// remain, which concerns only watchers. To Redisson it is a number without
+// meaning, and it never equals a message about permits, which contains their
+// number.
 const readerEnded = "9000000000000000000"
 
-// heard takes a message. Counts says that no other message tells of the same
+// heard handles a message. counts means that no other message reports the same
 // event.
 func (h *hub) heard(message string, counts bool) {
 	if message == readerEnded {
@@ -385,7 +386,7 @@ func (h *hub) heard(message string, counts bool) {
 	h.others()
 }
 
-// poke lets one waiter of the group ask, whether it is its turn or not (mu).
+// poke lets one waiter of the group try, whether or not it is its turn (mu).
 func (t *Topic) poke() {
 	t.turn.owed = true
 	t.wake()
@@ -413,8 +414,8 @@ func (ln *Listener) Own(channel string) int {
 	return ln.heard[channel]
 }
 
-// Unused returns how many subscriptions of this driver to a channel stand for
-// no waiter.
+// Unused returns how many subscriptions of this driver to a channel have no
+// waiter.
 func (ln *Listener) Unused(channel string) int {
 	ln.mu.Lock()
 	defer ln.mu.Unlock()
@@ -429,7 +430,7 @@ func (ln *Listener) Unused(channel string) int {
 	return n
 }
 
-// count changes how many subscriptions to a channel there are (mu).
+// count changes the number of subscriptions to a channel (mu).
 func (ln *Listener) count(channel string, change int) {
 	if ln.heard[channel] += change; ln.heard[channel] == 0 {
 		delete(ln.heard, channel)
@@ -440,7 +441,7 @@ func (ln *Listener) count(channel string, change int) {
 // note updates active (mu).
 func (ln *Listener) note() { ln.active.Store(int64(len(ln.hubs) + len(ln.heard))) }
 
-// Idle reports whether nobody waits, and no subscription is left.
+// Idle reports whether there is no waiter and no subscription left.
 func (ln *Listener) Idle() bool {
 	ln.mu.Lock()
 	defer ln.mu.Unlock()

@@ -6,7 +6,7 @@ import "time"
 // nodes. It runs from the first subscription on.
 type router struct {
 	listener *Listener
-	kick     chan struct{} // holds a value when there is something in todo
+	kick     chan struct{} // holds a value when todo is not empty
 
 	// Guarded by Listener.mu.
 	running     bool

@@ -8,79 +8,81 @@ import (
 	"time"
 )
 
-// A line is all clients that wait for one name, each with a ticket of the
-// server. It says who asks first when the name may be free, and promises
-// nothing.
+// A line consists of all clients that wait for one name, each with a ticket of
+// the server. It determines who tries first when the name may be free, and
+// promises nothing.
 //
-// Each client counts the releases that it hears of, since the next in line is
-// granted the name after each. A client whose turn it is asks at once, and one
-// with n clients in front of it when n pauses have passed without a message, or
-// fewer where n is large. So a dead client holds up the others for a pause.
+// Each client counts the releases that it receives, since the next in line is
+// granted the name after each release. A client whose turn it is tries at once.
+// A client with n clients in front of it tries when n pauses have passed
+// without a message, or fewer if n is large. So a dead client delays the others
+// by a pause.
 //
-// A second message tells for how long the name is held, and which ticket was
-// granted last: after a grant out of turn, a refusal in turn, and each grant in
-// a slow line. A client that is granted the name out of turn makes most of
-// those in front ask for a new place, so clients far back leave the first
-// question to those in front even while messages are late.
+// A second message reports how long the name is held, and which ticket was
+// granted last. It is sent after a grant out of turn, a refusal in turn, and
+// each grant in a slow line. A client that is granted the name out of turn
+// makes most clients in front request a new place, so clients far back let the
+// clients in front try first, even while messages are late.
 
-// Place is a place in a line, as the server says it.
+// Place is a place in a line, as the server reports it.
 type Place struct {
 	Ticket  int64 // 0: the server keeps no line
 	Granted int64 // the last ticket that was granted the name
 	Last    int64 // the last ticket that was given out
-	Free    bool  // nobody has the name, and another client is before this one
+	Free    bool  // the name is free, and another client is before this one
 }
 
-// before is how many clients are in front, or not above 0.
+// before returns how many clients are in front; it may be negative.
 func (p Place) before() int64 { return p.Ticket - p.Granted - 1 }
 
 // turn is the place of a topic. It is guarded by Listener.mu.
 type turn struct {
 	place Place // as far as it is known
-	// place.before() when the server said it: in the same line there are no
-	// more later
+	// place.before() when the server reported it; it does not grow later in the
+	// same line
 	most  int64
 	freed time.Time // if place.Free: when
-	// if place.Free: when it is the turn of the topic, if there is no message
-	// before
+	// if place.Free: when the turn of the topic comes, unless a message arrives
+	// earlier
 	begin time.Time
 	pace  time.Duration // on average from a release to the next message
 	due   bool          // Wake has a value because it is the turn of the topic
 	// or because messages may have been missed, or the waiter who took the last
-	// value could not ask
+	// value could not try
 	owed  bool
-	ended bool // after the last TakeTurn a release was heard, and no grant after that release
+	ended bool // after the last TakeTurn a release was received, and no grant after that release
 	timer *time.Timer
 	at    time.Time // when the timer is to fire
 }
 
 const (
 	// The pause for each client in front is twice the pace, within these
-	// bounds. The lower one is about a round trip, and what a message to all in
-	// a long line takes.
+	// bounds. The lower bound is about a round trip, and the time that a
+	// message to all in a long line takes.
 	shortStep  = 2 * time.Millisecond
 	stepOfEach = 10 * time.Microsecond
 	longStep   = 30 * time.Millisecond
 
-	// manySteps is for how many clients in front there is a pause each. For
-	// twice as many there are as many pauses more, and so on.
+	// manySteps is the number of clients in front that get a pause each. Twice
+	// as many clients get as many pauses more, and so on.
 	manySteps = 16
 
-	// longest is the longest wait of the first in line without a message. Those
-	// behind wait for lastPauses more at most, and so for five seconds.
+	// longest is the longest wait of the first in line without a message. The
+	// waiters behind it wait for at most lastPauses more, and so for five
+	// seconds.
 	longest    = 3750 * time.Millisecond
 	lastPauses = 1250 * time.Millisecond
 
 	// A message that the name is held begins with heldMark and the label of the
-	// database, if that is known. Ten digits follow with the milliseconds that
-	// are left, and six with the ticket modulo ticketsTold. To Redisson it is a
-	// number without a meaning.
+	// database, if that is known. Ten digits follow with the remaining
+	// milliseconds, and six with the ticket modulo ticketsTold. To Redisson it
+	// is a number without meaning.
 	ticketsTold = 1_000_000
 	timesTold   = 10_000_000_000
 	heldMark    = "-"
 
-	// lastLabel is the greatest label of a database with which a message is a
-	// number of 64 bits, and lastZeros the most zeros in a ReleaseMessage.
+	// lastLabel is the greatest label of a database with which a message fits
+	// into 64 bits, and lastZeros the most zeros in a ReleaseMessage.
 	lastLabel = 900
 	lastZeros = 16
 )
@@ -89,7 +91,7 @@ const (
 // its own. So messages have the label of the database: its number plus one, or
 // 0 if it is not known.
 
-// Label is the label of a database as the scripts of a line take it.
+// Label returns the label of a database in the format of the scripts of a line.
 func Label(label int) string {
 	if label < 1 || label > lastLabel {
 		return ""
@@ -97,9 +99,9 @@ func Label(label int) string {
 	return strconv.Itoa(label)
 }
 
-// ReleaseMessage is the message that a hold has ended: a number of zeros for
-// each database up to 15, which Redisson reads as 0. One zero is from any
-// database.
+// ReleaseMessage returns the message that a hold has ended: a number of zeros
+// for each database up to 15, which Redisson reads as 0. A single zero may be
+// from any database.
 func ReleaseMessage(label int) string {
 	if label < 1 || label > lastZeros {
 		return "0"
@@ -120,8 +122,8 @@ func (t *Topic) Ticket() int64 {
 	return t.turn.place.Ticket
 }
 
-// Text says for the script of a line which ticket a client has, and by a
-// question mark that it is not its turn.
+// Text returns, for the script of a line, the ticket of a client, with a
+// question mark if it is not its turn.
 func Text(ticket int64, due bool) string {
 	if due {
 		return strconv.FormatInt(ticket, 10)
@@ -129,9 +131,10 @@ func Text(ticket int64, due bool) string {
 	return "?" + strconv.FormatInt(ticket, 10)
 }
 
-// TakeTurn is called by a waiter that is about to ask. It returns the ticket,
-// and whether it is the turn of the topic. void reports that a message took the
-// turn back after the waiter had taken the value from Wake: it need not ask.
+// TakeTurn is called by a waiter that is about to try. It returns the ticket,
+// and whether it is the turn of the topic. void reports that the turn was
+// revoked after the waiter had taken the value from Wake, so the waiter need
+// not try.
 func (t *Topic) TakeTurn() (ticket int64, due, void bool) {
 	ln := t.hub.listener
 	ln.mu.Lock()
@@ -142,8 +145,8 @@ func (t *Topic) TakeTurn() (ticket int64, due, void bool) {
 	return u.place.Ticket, due, void
 }
 
-// Placed takes the place with which a waiter was refused, and for how long the
-// name is held (negative if that is not known).
+// Placed notes the place with which a waiter was refused, and how long the name
+// is held (negative if unknown).
 func (t *Topic) Placed(p Place, left time.Duration) {
 	ln := t.hub.listener
 	ln.mu.Lock()
@@ -155,8 +158,8 @@ func (t *Topic) Placed(p Place, left time.Duration) {
 		u.place.Free, left = true, 0
 	}
 	if u.place.Free && paused {
-		// the pause goes on: callers that ask again and again, each time for
-		// less than a pause, get a turn as well
+		// the pause continues: callers that try repeatedly, each time for less
+		// than a pause, get a turn as well
 		t.scheduleIn(min(time.Until(u.begin), u.delay()))
 		return
 	}
@@ -166,8 +169,8 @@ func (t *Topic) Placed(p Place, left time.Duration) {
 	t.scheduleTurn(left)
 }
 
-// Granted notes that a waiter was granted the name for a time, and so the
-// ticket is used up.
+// Granted notes that a waiter was granted the name for a time, so the ticket is
+// used up.
 func (t *Topic) Granted(ttl time.Duration) {
 	ln := t.hub.listener
 	ln.mu.Lock()
@@ -178,8 +181,8 @@ func (t *Topic) Granted(ttl time.Duration) {
 	}
 }
 
-// released takes the message that the name is free. Counts says that no other
-// message tells of the same release.
+// released handles the message that the name is free. counts means that no
+// other message reports the same release.
 func (t *Topic) released(counts bool) {
 	p := &t.turn.place
 	if p.Ticket == 0 {
@@ -187,26 +190,26 @@ func (t *Topic) released(counts bool) {
 		return
 	}
 	if p.Free && counts && p.before() > 0 {
-		p.Granted++ // the next in line was granted the name after the release before
+		p.Granted++ // the next in line was granted the name after the previous release
 	}
 	t.turn.measure()
 	p.Free, t.turn.freed, t.turn.ended = true, time.Now(), true
 	t.scheduleTurn(0)
 }
 
-// held takes the message that somebody has the name.
+// held handles the message that the name is held.
 func (t *Topic) held(left time.Duration, granted int64) {
 	p := &t.turn.place
 	if p.Ticket == 0 {
 		return
 	}
-	// tickets since the one that was granted
+	// tickets since the granted one
 	since := (p.Ticket%ticketsTold - granted + ticketsTold) % ticketsTold
 	if since > ticketsTold/2 {
-		since -= ticketsTold // passed by
+		since -= ticketsTold // overtaken
 	}
 	if since-1 > t.turn.most {
-		// of a later line: that of the ticket is gone, and who asks gets
+		// of a later line: the ticket's line is gone, and the next attempt gets
 		// another ticket
 		since = 0
 	}
@@ -216,8 +219,7 @@ func (t *Topic) held(left time.Duration, granted int64) {
 	t.scheduleTurn(left)
 }
 
-// takeBack takes back that it is the turn of the topic, and reports whether it
-// was.
+// takeBack revokes the turn of the topic, and reports whether it had the turn.
 func (t *Topic) takeBack() bool {
 	if !t.turn.due {
 		return false
@@ -232,7 +234,7 @@ func (t *Topic) takeBack() bool {
 	return true
 }
 
-// scheduleTurn has a waiter ask in its turn, once the name may be free.
+// scheduleTurn makes a waiter try in its turn, once the name may be free.
 func (t *Topic) scheduleTurn(left time.Duration) {
 	d := t.turn.delay()
 	if left < 0 || left > longest {
@@ -241,7 +243,7 @@ func (t *Topic) scheduleTurn(left time.Duration) {
 	t.scheduleIn(left + d)
 }
 
-// scheduleIn has a waiter ask after a time, or at once.
+// scheduleIn makes a waiter try after a time, or at once.
 func (t *Topic) scheduleIn(d time.Duration) {
 	t.turn.begin = time.Now().Add(d)
 	if d > 0 {
@@ -251,7 +253,7 @@ func (t *Topic) scheduleIn(d time.Duration) {
 	}
 }
 
-// wakeInTurn has a waiter ask at once, and again if it does not.
+// wakeInTurn makes a waiter try at once, and again if it does not.
 func (t *Topic) wakeInTurn() {
 	t.turn.due = true
 	t.wake()
@@ -260,7 +262,7 @@ func (t *Topic) wakeInTurn() {
 	}
 }
 
-// setTimer has a waiter ask after a time.
+// setTimer makes a waiter try after a time.
 func (t *Topic) setTimer(d time.Duration) {
 	if t.waiters == 0 {
 		return
@@ -277,21 +279,22 @@ func (t *Topic) timerFired() {
 	ln := t.hub.listener
 	ln.mu.Lock()
 	defer ln.mu.Unlock()
-	if t.waiters > 0 && !time.Now().Before(t.turn.at) { // else it was set anew meanwhile
+	if t.waiters > 0 && !time.Now().Before(t.turn.at) { // otherwise it was reset in the meantime
 		t.turn.due = true
 		t.wake()
 		t.setTimer(longest)
 	}
 }
 
-// measure updates pace by the time from the last release to the message of now.
+// measure updates pace by the time from the last release to the current
+// message.
 func (u *turn) measure() {
 	if u.place.Free {
 		u.pace += (time.Since(u.freed) - u.pace) / 8
 	}
 }
 
-// delay is how long those in front are given.
+// delay returns how much time the clients in front get.
 func (u *turn) delay() time.Duration {
 	p := u.place
 	before := p.before()
@@ -305,9 +308,9 @@ func (u *turn) delay() time.Duration {
 	return time.Duration(float64(manySteps*step) * (1 + math.Log2(float64(before)/manySteps)))
 }
 
-// readHeld reads the message that somebody has the name: the label of the
-// database, for how long, and the last six digits of the last ticket that was
-// granted, as a negative number.
+// readHeld reads the message that the name is held. It contains the label of
+// the database, how long the name is held, and the last six digits of the last
+// granted ticket, as a negative number.
 func readHeld(message string) (label int, left time.Duration, granted int64, ok bool) {
 	text, ok := strings.CutPrefix(message, heldMark)
 	if !ok {

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// inLine is a topic of one waiter who has a place in a line.
+// inLine returns a topic with one waiter that has a place in a line.
 func inLine(p Place) *Topic {
 	h := &hub{listener: &Listener{}}
 	t := &h.topics[0]
@@ -25,14 +25,14 @@ func (t *Topic) behind() (clients int64, known bool) {
 	return max(p.before(), 0), known
 }
 
-// heldMessage is the message that another client has the name for an unknown
+// heldMessage is the message that another client holds the name for an unknown
 // time, and which ticket was granted last.
 func heldMessage(granted int64) string {
 	const unknownLeft = 1_000_000 * time.Second
 	return fmt.Sprintf("%s%d%06d", heldMark, unknownLeft.Milliseconds(), granted%ticketsTold)
 }
 
-// hear has the topic take a message.
+// hear has the topic handle a message.
 func (t *Topic) hear(take func()) { locked(&t.hub.listener.mu, take) }
 
 func locked(mu *sync.Mutex, f func()) {
@@ -48,7 +48,7 @@ func TestTurn(t *testing.T) {
 	for _, test := range []struct {
 		what   string
 		happen func(topic *Topic)
-		// The waiter is woken in these bounds.
+		// The waiter is woken within these bounds.
 		from, to time.Duration
 	}{
 		{"nothing is heard", func(*Topic) {}, longest, 5 * time.Second},
@@ -64,7 +64,7 @@ func TestTurn(t *testing.T) {
 		}, longest, 5 * time.Second},
 		{"the end of the hold without a release", func(p *Topic) { p.hear(func() { p.held(time.Second, behind) }) }, time.Second, 2 * time.Second},
 		{"a release after the server has refused, which is heard before the answer", func(p *Topic) {
-			p.TakeTurn() // the waiter asks
+			p.TakeTurn() // the waiter tries
 			p.hear(func() { p.released(true) })
 			p.Placed(refused, time.Minute)
 		}, behind * shortStep, behind * longStep},
@@ -105,11 +105,11 @@ func TestTurn(t *testing.T) {
 	}
 }
 
-// TestMessageOfALaterLine: the line of a ticket is gone, and messages come of a
-// line that began later. Tickets begin with the time, so one in two such
-// messages, in whose numbers there are the last six digits alone, has hundreds
-// of thousands in front of the ticket. Releases, each of which would put the
-// question off again, come in quick succession.
+// TestMessageOfALaterLine: the line of a ticket is gone, and messages arrive
+// from a line that began later. Tickets begin with the time, and messages
+// contain only the last six digits. So in every second such message there seem
+// to be hundreds of thousands in front of the ticket. Releases follow in quick
+// succession, and each would postpone the attempt again.
 func TestMessageOfALaterLine(t *testing.T) {
 	const began = 1_795_654_800_000_000
 	for _, later := range []int64{1, 200_000, 499_999, 500_001, 700_000, 999_990, 999_999} { // microseconds
@@ -125,7 +125,7 @@ func TestMessageOfALaterLine(t *testing.T) {
 				case <-time.After(shortStep / 2):
 				}
 			}
-			if releases > 4 { // what is told may also be of the ticket's line
+			if releases > 4 { // the message may also be about the ticket's line
 				t.Errorf("%d us later: the waiter does not ask after %d releases", later, releases)
 			}
 			topic.hear(func() { topic.turn.timer.Stop() })
@@ -134,12 +134,12 @@ func TestMessageOfALaterLine(t *testing.T) {
 }
 
 // TestLateMessages: while messages to a long line are late, since servers or
-// clients are busy, those who ask are the first of the line, and few. Others
-// would pass by most of the line.
+// clients are busy, only a few clients try, the first of the line. Other
+// clients would overtake most of the line.
 func TestLateMessages(t *testing.T) {
 	const clients = 1000
 	const step = shortStep + clients*stepOfEach
-	for late, want := range map[time.Duration]int{ // pauses since a release, and how many ask
+	for late, want := range map[time.Duration]int{ // pauses since a release, and how many clients try
 		manySteps / 2: manySteps/2 + 1,
 		manySteps:     manySteps + 1,
 		2 * manySteps: 2*manySteps + 1,
@@ -167,8 +167,8 @@ func TestLateMessages(t *testing.T) {
 	}
 }
 
-// TestNothingIsHeard: who hears nothing asks within five seconds, wherever in a
-// line.
+// TestNothingIsHeard: a waiter that receives no message tries within five
+// seconds, at any place in a line.
 func TestNothingIsHeard(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for before := int64(1); before < 1_000_000; before *= 4 {
@@ -208,15 +208,15 @@ func TestBehind(t *testing.T) {
 }
 
 // TestMessagesOfDatabases: channels belong to all databases of a server, and a
-// waiter is woken by messages of its own database, and by those that do not say
-// from which they are.
+// waiter is woken by messages of its own database, and by messages without a
+// database.
 func TestMessagesOfDatabases(t *testing.T) {
 	held := func(label int, left int64) string { return fmt.Sprintf("-%s%010d%06d", Label(label), left, 0) }
 	for _, test := range []struct {
 		own     int
 		message string
 		wakes   bool
-		left    time.Duration // for which the name is held, if the message is taken and does not wake
+		left    time.Duration // for which the name is held, if the message is accepted and does not wake
 	}{
 		{own: 1, message: ReleaseMessage(1), wakes: true},
 		{own: 1, message: ReleaseMessage(2)},
