@@ -89,7 +89,7 @@ func crowdLeaves(c *cell, i int) {
 	joined := waiters.do("wait", c.crowded, crowdSize, limit)
 	c.joined = joined
 	if limit > 0 {
-		c.sleep(limit - joined - time.Second) // the crowd does not cause requests in this time
+		c.sleep(limit - joined - time.Second) // requests of this time do not count
 	}
 	stall := watchStalls()
 	if c.bed.strain != nil {
