@@ -1,3 +1,3 @@
-// Package sqltest tests drivers/sqllock on servers. The clients of the
-// databases are requirements of this module only.
+// Package sqltest tests drivers/sqllock on servers. Only this module requires
+// the clients of the databases.
 package sqltest

@@ -26,14 +26,14 @@ func TestMain(m *testing.M) {
 	m.Run()
 }
 
-// poll is how often waiters look.
+// poll is the interval at which waiters query the database.
 const poll = 20 * time.Millisecond
 
 // server is a database with the table.
 type server struct {
 	url     string
 	dialect *sqllock.Dialect
-	dial    func(tb testing.TB, w *wire.Wire) *sql.DB // through a wire, or not
+	dial    func(tb testing.TB, w *wire.Wire) *sql.DB // through w, or directly if w is nil
 	freeze  interface {
 		Freeze()
 		Thaw()
@@ -69,7 +69,8 @@ func postgres(tb testing.TB) *server {
 	return p
 }
 
-// pgbouncer gives each statement any connection.
+// pgbouncer returns a server behind a PgBouncer, which may use a different
+// connection for each statement.
 func pgbouncer(tb testing.TB) *server {
 	s := testenv.Postgres(tb)
 	run(tb, overPostgres(s.Addr).dial(tb, nil), ddl)
@@ -116,8 +117,8 @@ func run(tb testing.TB, db *sql.DB, statement string) {
 // servers are the databases by name.
 var servers = map[string]func(testing.TB) *server{"mariadb": mariadb, "postgres": postgres, "pgbouncer": pgbouncer}
 
-// TestConformance runs the suite. On PostgreSQL it takes the long form of the
-// tests, since the store differs in the text of statements only.
+// TestConformance runs the suite. PostgreSQL runs only in the long form of the
+// tests, because its store differs only in the text of statements.
 func TestConformance(t *testing.T) {
 	for name, start := range servers {
 		t.Run(name, func(t *testing.T) {
@@ -135,7 +136,7 @@ func TestConformance(t *testing.T) {
 					},
 					Expire: func(tb testing.TB, name string) {
 						d := open(tb, s, admin).(driver.ForceUnlocker)
-						_ = d.ForceUnlock(tb.Context(), name) // ErrNotHeld: there is none
+						_ = d.ForceUnlock(tb.Context(), name) // ErrNotHeld if it does not exist
 					},
 					Ping: func(ctx context.Context) error { return admin.PingContext(ctx) },
 					URL:  s.url,

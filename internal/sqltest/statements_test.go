@@ -31,8 +31,8 @@ func hold(tb testing.TB, d driver.Driver, name string) driver.Lease {
 	return l
 }
 
-// TestManyHeld has a client renew many locks on each database. On MariaDB, it
-// counts the statements.
+// TestManyHeld checks that a client renews many locks on each database. On
+// MariaDB, it counts the statements.
 func TestManyHeld(t *testing.T) {
 	const many = 2500
 	for name, start := range servers {
@@ -67,7 +67,7 @@ func TestManyHeld(t *testing.T) {
 	}
 }
 
-// counter returns a counter of MariaDB's.
+// counter returns the value of a MariaDB counter.
 func counter(tb testing.TB, s *server, db *sql.DB, name string) (n int) {
 	tb.Helper()
 	if s.dialect != sqllock.MySQL {
@@ -79,7 +79,7 @@ func counter(tb testing.TB, s *server, db *sql.DB, name string) (n int) {
 	return n
 }
 
-// TestDeadlockVictim has a batch of renewals be the victim of a deadlock.
+// TestDeadlockVictim makes a batch of renewals the victim of a deadlock.
 func TestDeadlockVictim(t *testing.T) {
 	s := mariadb(t)
 	db := s.dial(t, nil)
@@ -123,7 +123,7 @@ func TestDeadlockVictim(t *testing.T) {
 	}
 }
 
-// TestMissingTable has New say what is missing.
+// TestMissingTable checks that the error of New names the missing table.
 func TestMissingTable(t *testing.T) {
 	for name, start := range servers {
 		t.Run(name, func(t *testing.T) {
@@ -153,7 +153,7 @@ func TestMissingTable(t *testing.T) {
 	}
 }
 
-// TestMissingRights has a role that may only read.
+// TestMissingRights tests a role that may only read.
 func TestMissingRights(t *testing.T) {
 	s := postgres(t)
 	admin := s.dial(t, nil)

@@ -1,5 +1,5 @@
-// Package tlsurl reads the parameters about TLS of backend URLs: those of all
-// drivers but pglock, whose URLs have the parameters of libpq.
+// Package tlsurl reads the TLS parameters of backend URLs. All drivers use them
+// except pglock, whose URLs have the parameters of libpq.
 package tlsurl
 
 import (
@@ -16,10 +16,10 @@ import (
 // Read returns the TLS configuration of a URL, or nil for a plain connection.
 // Parameters:
 //
-//	tls=true                       encrypt, and check the server's certificate against those of the system
+//	tls=true                       encrypt, and verify the server's certificate against the system's CA certificates
 //	tls_ca=                        or against those in this PEM file
-//	tls_cert=, tls_key=            PEM files with the client's own certificate, read anew for each connection
-//	tls_server_name=               the name that the server's certificate has to have, if it is not that of the host
+//	tls_cert=, tls_key=            PEM files with the client's own certificate, read again for each connection
+//	tls_server_name=               the name that the server's certificate must have, if it is not that of the host
 //	tls_insecure_skip_verify=true  accept any certificate
 func Read(u *driver.URL) (*tls.Config, error) {
 	bad := func(format string, args ...any) error {
@@ -66,8 +66,8 @@ func Read(u *driver.URL) (*tls.Config, error) {
 	return config, nil
 }
 
-// unnamed returns why a file cannot be read, without its name: somebody may
-// have given a key in place of a name.
+// unnamed returns why a file cannot be read, without its name, because a user
+// may have passed a key instead of a file name.
 func unnamed(err error) error {
 	var path *fs.PathError
 	if errors.As(err, &path) {

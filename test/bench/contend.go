@@ -82,7 +82,7 @@ type tally struct {
 	Error   string `json:",omitempty"`
 }
 
-// contest is a contention that is going on.
+// contest is a contention in progress.
 type contest struct {
 	bout
 	guard  *guard
@@ -128,7 +128,7 @@ func contend(ctx context.Context, clients []Locker, o bout, g *guard) (*tally, e
 	return t, first(append([]error{g.err(), err}, errs...)...)
 }
 
-// caller acquires and releases a name until the contest is over. A wait that
+// caller acquires and releases a name until the contest has ended. A wait that
 // began before grants count is measured from then on.
 func (c *contest) caller(ctx context.Context, l Locker, name int) (count int64, longest time.Duration, err error) {
 	for asked := time.Since(c.origin); !c.over.Load(); asked = time.Since(c.origin) {

@@ -44,7 +44,7 @@ func TestGates(t *testing.T) {
 	})
 }
 
-// TestGatesCloseForALoss has dsync acquire four more names with each lock.
+// TestGatesCloseForALoss makes dsync acquire four more names with each lock.
 func TestGatesCloseForALoss(t *testing.T) {
 	atGates(t, func(t *testing.T, b *bed, g gate) {
 		if g.workload().Number == 5 {

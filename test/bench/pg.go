@@ -35,8 +35,8 @@ var pgBackend = &Backend{
 		{Name: "floor: advisory locks, one connection", Kind: Floor, In: []int{6}, Open: openPGOne},
 		{Name: "advisory locks over a pgxpool of 64", Kind: Peer, In: []int{1, 2, 3, 4, 5, 8}, Open: openPGPool(pgConns)},
 		{Name: "allisson/go-pglock, 64 connections", Kind: Peer, In: []int{1, 2, 3, 4, 5}, Open: openGoPGLock},
-		// It waits for a whole lease before it tries again, so workload 4
-		// would have no result.
+		// It waits for a whole lease before it tries again, so workload 4 would
+		// have no result.
 		{Name: "cirello.io/pglock", Kind: Peer, In: []int{1, 2, 3, 5, 6}, Open: openCirello},
 		ours("dsync", "pglock", pgPath+"&max_locks=200000"),
 		ours("dsync, no tokens", "pglock", pgPath+"&fenced=false", 1, 2, 4),
@@ -90,8 +90,8 @@ func (l *pgOne) Lock(ctx context.Context, name string) (Held, error) {
 
 func (l *pgOne) Close() error { return l.conn.Close(context.Background()) }
 
-// pgPool takes a connection out of a pool for each lock that is held or waited
-// for, on which the statement blocks.
+// pgPool uses one connection of a pool for each lock that is held or waited
+// for. The statement of a waiter blocks on its connection.
 type pgPool struct{ *pgxpool.Pool }
 
 func openPGPool(conns int32) func(context.Context, []string) (Locker, error) {

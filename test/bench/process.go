@@ -14,10 +14,10 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// Roles are what other processes of the test binary do.
+// Roles are the main functions of other processes of the test binary.
 var Roles = map[string]func(){"contender": contender}
 
-// task is what a contender is told in its environment.
+// task is passed to a contender in its environment.
 type task struct {
 	Backend, Row string
 	Addrs        []string
@@ -98,13 +98,13 @@ func say(t tally) { fmt.Println(text(t)) }
 func text(v any) string {
 	text, err := json.Marshal(v)
 	if err != nil {
-		panic(err) // they have nothing that JSON lacks
+		panic(err) // these types have nothing that JSON lacks
 	}
 	return string(text)
 }
 
-// fight has clients of a row contend in processes of their own. No client is
-// left behind whose session would be kept alive beside the next row.
+// fight makes clients of a row contend in separate processes. No client remains
+// whose session would be kept alive during the next row.
 func (b *bed) fight(r *Row, clients []int, o bout) (*tally, error) {
 	var processes []*testenv.Process
 	defer func() {

@@ -89,7 +89,7 @@ type quorumHeld struct {
 	asked    []chan struct{} // closed on the node's answer: the DEL must not overtake the SET
 }
 
-// majority reports whether most nodes say yes, as soon as that is known.
+// majority reports whether most nodes agree, as soon as that is known.
 func (h *quorumHeld) majority(ask func(i int, node *redisScripts) bool) bool {
 	n := len(h.q.nodes)
 	votes := make(chan bool, n)

@@ -40,10 +40,10 @@ var (
 )
 
 const (
-	// hangGuard bounds everything. It is no expectation.
+	// hangGuard limits everything. It is not an expected duration.
 	hangGuard = 3 * time.Minute
-	// peerGuard bounds a round of a peer, because some peers wait forever now
-	// and then, even for a free lock. Larger workloads get more time.
+	// peerGuard limits a round of a peer, because some peers occasionally wait
+	// forever, even for a free lock. Larger workloads get more time.
 	peerGuard = 10 * time.Second
 )
 
@@ -107,7 +107,7 @@ func (b *bed) closeClients() error {
 	return errors.Join(errs...)
 }
 
-// forget gives up the clients of a peer that has failed, because their Close
+// forget abandons the clients of a peer that has failed, because their Close
 // may hang.
 func (b *bed) forget(r *Row) {
 	if all := b.open[r]; r.Kind == Peer && all != nil {

@@ -117,8 +117,8 @@ func tempGuard(t *testing.T, path string) *guard {
 	return g
 }
 
-// TestContentionFindsAnOverlap has callers hold a name for longer than the
-// scheduler needs to run another one.
+// TestContentionFindsAnOverlap makes callers hold a name for longer than the
+// scheduler needs to run another caller.
 func TestContentionFindsAnOverlap(t *testing.T) {
 	g := tempGuard(t, filepath.Join(t.TempDir(), "guard"))
 	o := bout{Names: []string{"x", "y"}, Callers: 8, Hold: time.Millisecond, For: 20 * time.Millisecond}

@@ -190,7 +190,7 @@ func (t *tally) sample() Sample {
 // opening is the time for connections that clients open for their first waits.
 const opening = 150 * time.Millisecond
 
-// measureHot has 32 goroutines of one client contend for each of some names.
+// measureHot makes 32 goroutines of one client contend for each of the names.
 func measureHot(ctx context.Context, b *bed, r *Row, round, names int) (Sample, error) {
 	clients, err := b.lockers(ctx, r, 1)
 	if err != nil {
@@ -217,8 +217,8 @@ func measureProcesses(_ context.Context, b *bed, r *Row, round int) (Sample, err
 	return t.sample(), nil
 }
 
-// measureCrowd has clients with their own connections contend for a name that
-// each of them holds for 1 ms. A large crowd gets the time for its start and
+// measureCrowd makes clients with their own connections contend for a name that
+// each of them holds for 1 ms. A large crowd gets enough time for its start and
 // for a turn of each client.
 func measureCrowd(b *bed, r *Row, clients int) (Sample, error) {
 	processes := min(clients, 4)
@@ -290,8 +290,8 @@ func handTo(ctx context.Context, next Locker, held Held, name string, settle tim
 	return got.at.Sub(start), got.held, first(g.err(), err, got.err)
 }
 
-// measureHeld has one client hold many locks, and renews the locks of
-// libraries that do not. A lost lock is an error.
+// measureHeld makes one client hold many locks, and renews the locks of
+// libraries that do not renew them. A lost lock is an error.
 func measureHeld(ctx context.Context, b *bed, r *Row, _ int) (Sample, error) {
 	if err := b.closeClients(); err != nil { // their sessions use the CPU, too
 		return nil, err
@@ -347,7 +347,7 @@ func measureHeld(ctx context.Context, b *bed, r *Row, _ int) (Sample, error) {
 	return s, nil
 }
 
-// renewAll renews the locks whose libraries do not.
+// renewAll renews the locks of libraries that do not renew them.
 func renewAll(ctx context.Context, l Locker, names []string, held []Held) error {
 	if l, ok := l.(BatchRenewer); ok {
 		return l.RenewAll(ctx, names)

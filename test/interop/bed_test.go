@@ -1,5 +1,5 @@
-// Package interop proves drivers/redisson against Java's Redisson: Java and Go
-// programs on one Redis.
+// Package interop tests drivers/redisson together with Java's Redisson: Java
+// and Go programs share one Redis.
 package interop
 
 import (
@@ -23,30 +23,30 @@ func TestMain(m *testing.M) {
 	testenv.Main(m, map[string]func(){"java": javaRole, "holder": holderRole, "soak": soakRole, "reader": readWriteRole})
 }
 
-// hangGuard is no expectation of how long something takes.
+// hangGuard limits every wait. It is not an expected duration.
 const hangGuard = 60 * time.Second
 
 const (
-	watchdog      = 30 * time.Second // of Redisson, where a scenario does not wait for it
-	shortWatchdog = 3 * time.Second  // and where it does
+	watchdog      = 30 * time.Second // of Redisson, where a scenario does not wait for it to expire
+	shortWatchdog = 3 * time.Second  // where a scenario waits
 )
 
-// bed is where scenarios take place: Redis, and a Java process that has a
-// client of it.
+// bed is the environment of scenarios: Redis, and a Java process with a client
+// of it.
 type bed struct {
 	version   string // of Redisson
 	java      *jvm
 	mode      string // single or cluster
 	addrs     []string
 	nodes     []*testenv.RedisServer
-	node      func(key string) *testenv.RedisServer // who keeps a key
+	node      func(key string) *testenv.RedisServer // the server that stores a key
 	parameter string                                // of URLs
 	redisson  *redisson
-	hasty     *redisson // with the short watchdog
+	hasty     *redisson // with shortWatchdog
 }
 
-// onBeds runs scenarios with each version of Redisson, side by side, since they
-// mostly wait.
+// onBeds runs scenarios with each version of Redisson. They run concurrently,
+// because they usually wait.
 func onBeds(t *testing.T, kind string, run func(t *testing.T, b *bed)) {
 	if kind == "single" {
 		for _, version := range agent.Versions(agent.New, agent.Old) {
@@ -67,14 +67,14 @@ func clusterBed(t *testing.T, version string) *bed {
 	return mastersBed(testenv.RedisCluster(t, 3, 0), version).withJava(t)
 }
 
-// serverBed is a bed of a server without a Java process.
+// serverBed returns a bed with one server and without a Java process.
 func serverBed(server *testenv.RedisServer, version string) *bed {
 	b := &bed{version: version, mode: "single", addrs: []string{server.Addr}, nodes: []*testenv.RedisServer{server}}
 	b.node = func(string) *testenv.RedisServer { return server }
 	return b
 }
 
-// mastersBed is a bed of a cluster without a Java process.
+// mastersBed returns a bed with a cluster and without a Java process.
 func mastersBed(cluster *testenv.Cluster, version string) *bed {
 	b := &bed{version: version, mode: "cluster", addrs: cluster.Addrs(), nodes: cluster.Nodes, node: cluster.Owner}
 	b.parameter = "&mode=cluster"
@@ -91,12 +91,13 @@ func (b *bed) withJava(t *testing.T) *bed {
 	return b
 }
 
-// url is how Go opens the bed, with further parameters ("&ttl=3s").
+// url returns the URL with which Go opens the bed, with additional parameters
+// ("&ttl=3s").
 func (b *bed) url(parameters string) string {
 	return "redisson://" + strings.Join(b.addrs, ",") + "?fence=redisson" + b.parameter + parameters
 }
 
-// client is a Go client.
+// client returns a Go client.
 func (b *bed) client(tb testing.TB, parameters string) *dsync.Client {
 	tb.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), hangGuard)
@@ -117,8 +118,8 @@ func (b *bed) client(tb testing.TB, parameters string) *dsync.Client {
 
 var names atomic.Int64
 
-// fresh returns a name that no scenario used before, and that is no part of
-// another.
+// fresh returns a name that no scenario has used before and that is not part of
+// another name.
 func fresh(what string) string { return fmt.Sprintf("%s-%d.", what, names.Add(1)) }
 
 func channelOf(name string) string {
@@ -128,8 +129,8 @@ func channelOf(name string) string {
 	return "redisson_lock__channel:{" + name + "}"
 }
 
-// fields returns the hash at a name. The value of a hold of Go with tokens,
-// which says more than a count, is returned as the count 1.
+// fields returns the hash stored at a name. The value of a Go hold with tokens
+// contains more than a count. It is returned as the count 1.
 func (b *bed) fields(name string) map[string]string {
 	got := make(map[string]string)
 	list := b.node(name).Do("HGETALL", name).([]any)
@@ -143,7 +144,7 @@ func (b *bed) fields(name string) map[string]string {
 	return got
 }
 
-// holds wants the hash at a name to consist of one field, the owner, with a
+// holds checks that the hash at a name consists of one field, the owner, with a
 // count.
 func (b *bed) holds(tb testing.TB, name, owner, count string) {
 	tb.Helper()
@@ -152,7 +153,8 @@ func (b *bed) holds(tb testing.TB, name, owner, count string) {
 	}
 }
 
-// heldByGo wants one field that is no thread of Java's, and returns it.
+// heldByGo checks that there is one field, which does not belong to a Java
+// thread, and returns the field.
 func (b *bed) heldByGo(tb testing.TB, name string, lease *dsync.Lease) string {
 	tb.Helper()
 	got := b.fields(name)
@@ -165,7 +167,7 @@ func (b *bed) heldByGo(tb testing.TB, name string, lease *dsync.Lease) string {
 	return ""
 }
 
-// lasts wants the TTL of a key to be positive and at most that long.
+// lasts checks that the TTL of a key is positive and not longer than most.
 func (b *bed) lasts(tb testing.TB, name string, most time.Duration) {
 	tb.Helper()
 	if left := b.node(name).Do("PTTL", name).(int64); left <= 0 || left > most.Milliseconds() {
@@ -173,17 +175,18 @@ func (b *bed) lasts(tb testing.TB, name string, most time.Duration) {
 	}
 }
 
-// free waits until nothing is left of a lock, and nobody listens for its end.
+// free waits until no key is left of a lock, and no client subscribes to its
+// channel.
 func (b *bed) free(tb testing.TB, name string) {
 	tb.Helper()
 	b.gone(tb, name)
 	testenv.Eventually(tb, func() bool { return b.node(name).SubscriberCount(channelOf(name)) == 0 }, "nobody listens for "+name)
 }
 
-// gone waits until no key is left of a lock but what fenced locks count in, the
-// line of those who wait, and the latches by which Redisson knows an unlock
-// that it repeats: 4.2.0 in a cluster leaves them until they expire, after 20 s
-// at most, and others delete them behind the answer.
+// gone waits until no key is left of a lock, except the counter of fenced
+// locks, the queue of waiters, and the latches by which Redisson recognizes a
+// repeated unlock. In a cluster, Redisson 4.2.0 leaves these latches until they
+// expire after at most 20 s. Other versions delete them after the answer.
 func (b *bed) gone(tb testing.TB, name string) {
 	tb.Helper()
 	testenv.Eventually(tb, func() bool {
@@ -198,7 +201,7 @@ func (b *bed) gone(tb testing.TB, name string) {
 	}, "nothing is left of "+name)
 }
 
-// subscribed waits until so many clients listen on a channel.
+// subscribed waits until a channel has the given number of subscribers.
 func (b *bed) subscribed(tb testing.TB, channel string, want int64) {
 	tb.Helper()
 	testenv.Eventually(tb, func() bool {
@@ -206,20 +209,20 @@ func (b *bed) subscribed(tb testing.TB, channel string, want int64) {
 			return b.node(channel).SubscriberCount(channel) >= want
 		}
 		n := int64(0)
-		for _, node := range b.nodes { // plain channels of a cluster have subscribers anywhere
+		for _, node := range b.nodes { // in a cluster, a plain channel has subscribers on any node
 			n += node.SubscriberCount(channel)
 		}
 		return n >= want
 	}, fmt.Sprintf("%d subscribers of %s", want, channel))
 }
 
-// goWait is a Lock in another goroutine.
+// goWait is a call of Lock in another goroutine.
 type goWait struct {
 	cancel context.CancelFunc
 	done   chan struct{}
 	lease  *dsync.Lease
 	err    error
-	at     time.Time // when it ended
+	at     time.Time // end of the call
 }
 
 func lockLater(l dsync.Locker, name string) *goWait {
@@ -269,7 +272,7 @@ func unlock(tb testing.TB, l *dsync.Lease) {
 	}
 }
 
-// refuses wants TryLock to say that somebody else holds the lock.
+// refuses checks that TryLock returns ErrLocked.
 func refuses(tb testing.TB, c dsync.Locker, name string) {
 	tb.Helper()
 	lease, err := c.TryLock(context.Background(), name)
@@ -278,8 +281,7 @@ func refuses(tb testing.TB, c dsync.Locker, name string) {
 	}
 }
 
-// lost waits until a lease is told that it is over, and wants that to be a
-// loss.
+// lost waits until a lease ends, and checks that the lease reports a loss.
 func lost(tb testing.TB, l *dsync.Lease) {
 	tb.Helper()
 	select {
@@ -295,8 +297,9 @@ func lost(tb testing.TB, l *dsync.Lease) {
 	}
 }
 
-// holderRole takes a lock and holds it until its standard input ends. It tells
-// when it has the lock and when it has not any more.
+// holderRole acquires a lock and holds it until its standard input ends. It
+// prints a line when it has acquired the lock, and another when the lease has
+// ended.
 func holderRole() {
 	ctx := context.Background()
 	c, err := dsync.Open(ctx, os.Getenv("LOCK_URL"), nil)
@@ -313,7 +316,7 @@ func holderRole() {
 	select {}
 }
 
-// holder is a Go process that holds, or waits for, a name.
+// holder starts a Go process that waits for a name and holds it.
 func (b *bed) holder(tb testing.TB, name, parameters string) *testenv.Process {
 	return testenv.Spawn(tb, "holder", "LOCK_NAME="+name, "LOCK_URL="+b.url(parameters))
 }

@@ -12,8 +12,8 @@ import (
 	"github.com/go-dsync/dsync/test/interop/agent"
 )
 
-// player takes a lock and gives it back, and says when, by the clock of the
-// machine.
+// player acquires and releases a lock, and returns the times by the clock of
+// the machine.
 type player interface {
 	begin(tb testing.TB) (granted func() time.Time)
 	unlock(tb testing.TB) (begun time.Time)
@@ -56,8 +56,8 @@ func (p *goPlayer) unlock(tb testing.TB) time.Time {
 	return at
 }
 
-// BenchmarkHandOver is the time from an unlock until another client, which
-// waits for it, has the lock: the median.
+// BenchmarkHandOver measures the median time from an unlock until a waiting
+// client has acquired the lock.
 func BenchmarkHandOver(b *testing.B) {
 	version := agent.Versions(agent.New)[0]
 	bed := &bed{version: version, mode: "single", java: startJava(b, version)}
@@ -110,7 +110,7 @@ func handOver(b *testing.B, bed *bed, kind, name string, from, to player) {
 		default:
 			bed.subscribed(b, readWriteChannel(name), 1)
 		}
-		time.Sleep(20 * time.Millisecond) // the waiter asks again when it is subscribed; a reader of Java misses a message before it then waits
+		time.Sleep(20 * time.Millisecond) // until the waiter has subscribed; a Java reader misses an earlier message
 		begun := from.unlock(b)
 		all = append(all, granted().Sub(begun))
 		to.unlock(b)

@@ -61,7 +61,7 @@ func tagged(name string) string {
 	return "{" + name + "}"
 }
 
-// queue returns who waits for a fair lock.
+// queue returns the waiters of a fair lock.
 func (b *bed) queue(name string) []string {
 	var holds []string
 	for _, hold := range b.node(name).Do("LRANGE", "redisson_lock_queue:"+tagged(name), "0", "-1").([]any) {
@@ -70,8 +70,8 @@ func (b *bed) queue(name string) []string {
 	return holds
 }
 
-// time returns when a waiter may be thrown out, relative to now by the server's
-// clock.
+// time returns when a waiter may be removed from the queue, relative to the
+// server's clock.
 func (b *bed) time(tb testing.TB, name, hold string) time.Duration {
 	tb.Helper()
 	score, _ := b.node(name).Do("ZSCORE", "redisson_lock_timeout:"+tagged(name), hold).(string)
@@ -84,7 +84,7 @@ func (b *bed) time(tb testing.TB, name, hold string) time.Duration {
 	return time.Duration(at-1000*seconds) * time.Millisecond
 }
 
-// queued waits until so many wait.
+// queued waits until the lock has n waiters.
 func (b *bed) queued(tb testing.TB, name string, n int) []string {
 	tb.Helper()
 	testenv.Eventually(tb, func() bool { return len(b.queue(name)) == n }, fmt.Sprintf("%d wait for %s", n, name))
@@ -95,7 +95,8 @@ func (b *bed) queued(tb testing.TB, name string, n int) []string {
 	return queue
 }
 
-// fairUnlockFree: Redisson reports success to whoever unlocks a free fair lock.
+// fairUnlockFree checks that Redisson reports success to any client that
+// unlocks a free fair lock.
 func fairUnlockFree(t *testing.T, b *bed) {
 	name := fresh("free")
 	stale := lock(t, b.client(t, "&fair=true"), name)
@@ -106,17 +107,17 @@ func fairUnlockFree(t *testing.T, b *bed) {
 	}
 }
 
-// inLine is who waits for a fair lock.
+// inLine is a waiter of a fair lock.
 type inLine struct {
 	hold    string
 	granted func()
 	release func()
-	cancel  func() // of Go
-	call    *call  // of Java
+	cancel  func() // cancels a Go waiter
+	call    *call  // the call of a Java waiter
 }
 
-// stand adds waiters behind each other, and returns them: g is one of Go, j one
-// of Java, t one of Java that waits for three seconds.
+// stand adds waiters one behind the other, and returns them. g is a Go waiter,
+// j a Java waiter, and t a Java waiter with a timeout of three seconds.
 func (b *bed) stand(t *testing.T, name, letters string) []*inLine {
 	t.Helper()
 	c := b.client(t, "&fair=true&order=fifo")
@@ -130,7 +131,7 @@ func (b *bed) stand(t *testing.T, name, letters string) []*inLine {
 			w.cancel = func() {
 				g.cancel()
 				switch <-g.done; {
-				case errors.Is(g.err, dsync.ErrUnknown): // it was about to ask again
+				case errors.Is(g.err, dsync.ErrUnknown): // it was about to send another request
 					testenv.Eventually(t, func() bool { return !slices.Contains(b.queue(name), w.hold) }, "the canceled waiter is gone")
 				case !errors.Is(g.err, dsync.ErrLocked):
 					t.Errorf("Lock that was canceled: got %v, want ErrLocked", g.err)
@@ -151,7 +152,7 @@ func (b *bed) stand(t *testing.T, name, letters string) []*inLine {
 	return all
 }
 
-// served wants waiters to be granted the lock one after the other.
+// served checks that waiters are granted the lock one after the other.
 func (b *bed) served(t *testing.T, name string, line ...*inLine) {
 	t.Helper()
 	for i, w := range line {
@@ -195,7 +196,7 @@ func fairOrder(t *testing.T, b *bed) {
 	line = b.stand(t, name, "jgjg")
 	unlock(t, lease)
 	b.served(t, name, line...)
-	sp.expect(t) // each was told on its own channel
+	sp.expect(t) // each waiter was notified on its own channel
 }
 
 func fairGiveUp(t *testing.T, b *bed) {
@@ -210,7 +211,7 @@ func fairGiveUp(t *testing.T, b *bed) {
 	if got := b.queue(name); !slices.Equal(got, holdsOf(line[2:])) {
 		t.Errorf("queue: got %q, want %q", got, holdsOf(line[2:]))
 	}
-	for _, w := range line[2:] { // nobody may be thrown out while the lock is held
+	for _, w := range line[2:] { // no waiter may be removed while the lock is held
 		if at := b.time(t, name, w.hold); at < 0 {
 			t.Errorf("time of a waiter: in %v", at)
 		}
@@ -219,8 +220,8 @@ func fairGiveUp(t *testing.T, b *bed) {
 	b.served(t, name, line[2:]...)
 }
 
-// quiet wants a waiter not to ask more often than 20 times a second while f
-// lasts.
+// quiet checks that a waiter sends at most about 20 requests per second while f
+// runs.
 func (b *bed) quiet(t *testing.T, server *testenv.RedisServer, f func()) {
 	t.Helper()
 	start, before := time.Now(), server.Commands()
@@ -285,10 +286,10 @@ func fairJavaDies(t *testing.T, b *bed) {
 	line[1].release()
 }
 
-// fairHolderDies: Redisson before 3.32 takes the end of the lease, as it was
-// when a waiter came, for the time to ask again. When the holder has been
-// renewed, that lies in the past, and the waiter sleeps until somebody wakes
-// it.
+// fairHolderDies covers a bug of Redisson before 3.32. A waiter takes the end
+// of the lease at its arrival as the time of its next request. If the holder
+// has renewed the lease, that time lies in the past, and the waiter sleeps
+// until another client wakes it.
 func fairHolderDies(t *testing.T, b *bed) {
 	own := singleBed(t, b.version)
 	name := fresh("renewed")
@@ -304,7 +305,7 @@ func fairHolderDies(t *testing.T, b *bed) {
 	if sleeps {
 		testenv.Eventually(t, func() bool { return server.Commands()["eval"] >= before+3 }, "java has asked when it came, when it listened, and later")
 	} else {
-		time.Sleep(4 * time.Second) // the lease that java saw is over
+		time.Sleep(4 * time.Second) // the lease that java saw has ended
 	}
 	p.Kill()
 	if sleeps {
@@ -314,7 +315,7 @@ func fairHolderDies(t *testing.T, b *bed) {
 			t.Errorf("java came back by itself (%v), which Redisson %s does not", w.err, b.version)
 		case <-time.After(time.Second):
 		}
-		g := lockLater(own.client(t, "&fair=true"), name) // who comes behind it wakes it
+		g := lockLater(own.client(t, "&fair=true"), name) // the next waiter wakes it
 		w.ok(t)
 		j.do(t, "unlock")
 		unlock(t, g.granted(t))
@@ -325,8 +326,8 @@ func fairHolderDies(t *testing.T, b *bed) {
 	own.gone(t, name)
 }
 
-// fairInterrupted: Redisson does not take a waiter out of the queue that is
-// interrupted in lock.
+// fairInterrupted covers a waiter that is interrupted in lock. Redisson does
+// not remove it from the queue.
 func fairInterrupted(t *testing.T, b *bed) {
 	name := fresh("interrupted")
 	lease := lock(t, b.client(t, "&fair=true"), name)
@@ -393,7 +394,7 @@ func fairJavaForces(t *testing.T, b *bed) {
 	b.served(t, name, line...)
 }
 
-// fairDelete is what delete() of RFairLock does, which tells nobody.
+// fairDelete does what delete() of RFairLock does, which notifies no client.
 func fairDelete(t *testing.T, b *bed) {
 	name := fresh("delete")
 	lease := lock(t, b.client(t, "&fair=true&ttl=3s"), name)
@@ -403,9 +404,9 @@ func fairDelete(t *testing.T, b *bed) {
 	b.served(t, name, line...)
 }
 
-// fairLongHold: a waiter whose time is over is thrown out of the queue by the
-// next request of Redisson, whoever it is. One of Go that was next is next
-// again.
+// fairLongHold covers waiters whose time has expired. The next request of any
+// Redisson client removes such a waiter from the queue. A Go waiter that was
+// next is next again.
 func fairLongHold(t *testing.T, b *bed) {
 	name := fresh("long")
 	j := b.redisson.thread(name, "fair", name)
@@ -420,9 +421,9 @@ func fairLongHold(t *testing.T, b *bed) {
 
 func fairCrowd(t *testing.T, b *bed) { b.crowd(t, "fair", "&fair=true") }
 
-// fairShare: the callers of a Go client have one place in the queue together,
-// as a thread of Java has. Between two turns of the thread the client passes
-// the lock on inside.
+// fairShare checks that all callers of a Go client share one place in the
+// queue, as a Java thread has one. Between two turns of the thread, the client
+// passes the lock on among its callers.
 func fairShare(t *testing.T, b *bed) {
 	const callers, turns = 8, 20
 	name := fresh("share")

@@ -7,10 +7,10 @@ import (
 	"time"
 )
 
-// Holders that live, and are renewed, or do not.
+// Live holders, with and without renewal.
 
-// staysHeld wants a hold to be renewed over three times its TTL, and never
-// beyond it.
+// staysHeld checks that a hold is renewed for three times its TTL, and that its
+// TTL never exceeds ttl.
 func (b *bed) staysHeld(t *testing.T, name string, ttl time.Duration, refused func()) {
 	t.Helper()
 	renewed := 0
@@ -52,7 +52,7 @@ func goWatchdog(t *testing.T, b *bed) {
 	b.staysHeld(t, name, shortWatchdog, func() { j.begin("tryLock").equals(t, "false") })
 	unlock(t, lease)
 	j.begin("tryLock").equals(t, "true")
-	b.lasts(t, name, watchdog) // each side sets its own
+	b.lasts(t, name, watchdog) // each side sets its own TTL
 	j.do(t, "unlock")
 }
 

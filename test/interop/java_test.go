@@ -17,11 +17,11 @@ import (
 	"github.com/go-dsync/dsync/test/interop/agent"
 )
 
-// commandVariable carries the command line of the Java program to the process
+// commandVariable passes the command line of the Java program to the process
 // that becomes it.
 const commandVariable = "DSYNC_INTEROP_COMMAND"
 
-// separator is between the words of a command line.
+// separator separates the words of a command line.
 const separator = "\x1f"
 
 // javaRole turns a process of testenv.Spawn, which ends with the test, into the
@@ -33,9 +33,9 @@ func javaRole() {
 	os.Exit(2)
 }
 
-// builds are the Java programs by the version of Redisson. No two processes of
-// Maven use its repository at a time, and nobody waits for the build of another
-// version.
+// builds holds the Java programs by version of Redisson. Only one process of
+// Maven uses its repository at a time, and no test waits for the build of
+// another version.
 var builds = struct {
 	maven     sync.Mutex
 	mu        sync.Mutex
@@ -82,12 +82,12 @@ type jvm struct {
 	ended   bool
 }
 
-// call is a command that a Java process carries out.
+// call is a command that a Java process executes.
 type call struct {
 	what string
 	done chan struct{}
 	text string
-	err  error // what Java threw, or that the process has ended
+	err  error // the exception of Java, or that the process has ended
 	java *jvm
 }
 
@@ -99,7 +99,8 @@ func startJava(tb testing.TB, version string) *jvm {
 	return j
 }
 
-// start begins to read what a process says that is ready to carry commands out.
+// start begins to read the output of a process that is ready to execute
+// commands.
 func (j *jvm) start(tb testing.TB, p *testenv.Process) {
 	tb.Helper()
 	j.Process = p
@@ -138,10 +139,10 @@ func (j *jvm) read() {
 	j.pending = nil
 }
 
-// kill kills the process. Calls under way fail, and so do later ones.
+// kill kills the process. Pending and later calls fail.
 func (j *jvm) kill() {
 	j.mu.Lock()
-	j.ended = true // nothing is sent any more
+	j.ended = true // nothing is sent from now on
 	j.mu.Unlock()
 	j.Kill()
 }
@@ -175,7 +176,7 @@ type redisson struct {
 	name string
 }
 
-// open makes a client. Mode is single, cluster, or replicated, with the master
+// open creates a client. Mode is single, cluster, or replicated with the master
 // first.
 func (j *jvm) open(tb testing.TB, mode string, addrs []string, watchdog time.Duration) *redisson {
 	tb.Helper()
@@ -191,19 +192,18 @@ func (j *jvm) open(tb testing.TB, mode string, addrs []string, watchdog time.Dur
 	return c
 }
 
-// thread is a Java thread and the lock that it uses.
+// thread is a Java thread with the lock that it uses.
 type thread struct {
 	client     *redisson
 	name       string
 	kind, lock string
 }
 
-// thread returns a thread, the same one for the same name. Kind is plain, fair,
-// fenced, read, write, latch or permits.
+// thread returns a thread, the same thread for the same name. Kind is plain,
+// fair, fenced, read, write, latch or permits.
 func (c *redisson) thread(name, kind, lock string) *thread { return &thread{c, name, kind, lock} }
 
-// begin has the thread carry out a command after those that it has not yet
-// finished.
+// begin makes the thread execute a command after its unfinished ones.
 func (t *thread) begin(command string, args ...string) *call {
 	return t.client.java.call(t.client.name, t.name, command, append([]string{t.kind, t.lock}, args...)...)
 }
@@ -221,19 +221,19 @@ func (t *thread) acquire(lease time.Duration) *call {
 	return t.begin("lock", strconv.FormatInt(lease.Milliseconds(), 10))
 }
 
-// interrupt interrupts what the thread does.
+// interrupt interrupts the current command of the thread.
 func (t *thread) interrupt(tb testing.TB) {
 	tb.Helper()
 	t.client.java.call(t.client.name, t.name, "interrupt").ok(tb)
 }
 
-// owner is the field by which Redisson knows the thread.
+// owner returns the field by which Redisson identifies the thread.
 func (t *thread) owner(tb testing.TB) string {
 	tb.Helper()
 	return t.client.java.call(t.client.name, t.name, "owner").ok(tb)
 }
 
-// wait returns when the call has ended.
+// wait waits until the call has ended.
 func (c *call) wait(tb testing.TB) {
 	tb.Helper()
 	select {
@@ -243,7 +243,7 @@ func (c *call) wait(tb testing.TB) {
 	}
 }
 
-// stacks tells what the threads of the process do.
+// stacks returns the stacks of the threads of the process.
 func (j *jvm) stacks() string {
 	out, err := exec.Command("jstack", strconv.Itoa(j.Pid())).CombinedOutput()
 	if err != nil {
@@ -269,7 +269,7 @@ func (c *call) ended() bool {
 	}
 }
 
-// refused wants an IllegalMonitorStateException.
+// refused checks that the call ended with an IllegalMonitorStateException.
 func (c *call) refused(tb testing.TB) {
 	tb.Helper()
 	if c.wait(tb); c.err == nil || !strings.HasPrefix(c.err.Error(), "IllegalMonitorStateException") {

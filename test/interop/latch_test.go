@@ -17,8 +17,9 @@ var latches = []scenario{
 
 func latchChannel(name string) string { return "redisson_countdownlatch__channel__{" + name + "}" }
 
-// sideOfLatch is what one side does with a latch. What begin returns waits for
-// the end of a wait, and says whether it goes on.
+// sideOfLatch is one side's view of a latch. begin starts a wait and returns
+// two functions. returned waits until the wait has ended, and waits reports
+// whether it is still in progress.
 type sideOfLatch struct {
 	name      string
 	set       func(tb testing.TB, n int) bool
@@ -27,7 +28,7 @@ type sideOfLatch struct {
 	begin     func(tb testing.TB) (returned func(tb testing.TB), waits func() bool)
 }
 
-// javaLatch is a latch in Java. A thread of its own waits.
+// javaLatch returns a latch in Java. A separate thread waits.
 func (b *bed) javaLatch(name string) *sideOfLatch {
 	does, waits := b.redisson.thread("does", "latch", name), b.redisson.thread("waits", "latch", name)
 	return &sideOfLatch{
@@ -49,7 +50,7 @@ func (b *bed) javaLatch(name string) *sideOfLatch {
 	}
 }
 
-// goLatch is a latch in Go.
+// goLatch returns a latch in Go.
 func goLatch(c *dsync.Client, name string) *sideOfLatch {
 	l := c.Latch(name)
 	must := func(tb testing.TB, err error) {
@@ -85,7 +86,7 @@ func goLatch(c *dsync.Client, name string) *sideOfLatch {
 }
 
 // bothWays runs a scenario on a new latch, as both sides see it, and once more
-// on another one with the sides changed.
+// on another latch with the sides exchanged.
 func (b *bed) bothWays(tb testing.TB, what string, run func(name string, first, second *sideOfLatch)) {
 	c := b.client(tb, "")
 	for i := range 2 {
@@ -102,7 +103,7 @@ func (l *sideOfLatch) wantCount(tb testing.TB, want int) {
 	}
 }
 
-// latchCounted looks at what either side keeps in Redis: it is the same.
+// latchCounted checks that both sides store the same data in Redis.
 func latchCounted(t *testing.T, b *bed) {
 	b.bothWays(t, "latch-counted", func(name string, first, second *sideOfLatch) {
 		node := b.node(name)

@@ -14,10 +14,10 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// scenario is something that Java and Go do together.
+// scenario is a test that involves Java and Go.
 type scenario struct {
 	name    string
-	cluster bool // run in a cluster too
+	cluster bool // also runs in a cluster
 	run     func(t *testing.T, b *bed)
 }
 
@@ -69,11 +69,11 @@ func TestLockCluster(t *testing.T) {
 	})
 }
 
-// byMessage wants a hand-over to be faster than one without a message can be.
-// That is tried a few times: the machine may be slow.
+// byMessage checks that a hand-over is faster than it can be without a message.
+// It tries a few times, because the machine may be slow.
 func byMessage(t *testing.T, handOver func() time.Duration) {
 	t.Helper()
-	const poll = 3 * time.Second // Go asks again after 3.75 s, Java when the TTL is over
+	const poll = 3 * time.Second // Go sends another request after 3.75 s, Java when the TTL has expired
 	took := handOver()
 	for range 3 {
 		if took < poll {
@@ -206,7 +206,7 @@ func javaReenters(t *testing.T, b *bed) {
 	sp.expect(t, "0")
 }
 
-// goReenters: leases of one Owner share one hold in Redis.
+// goReenters checks that leases of one Owner share one hold in Redis.
 func goReenters(t *testing.T, b *bed) {
 	name := fresh("again")
 	j, c := b.redisson.thread(name, "plain", name), b.client(t, "")
@@ -256,8 +256,8 @@ func strangers(t *testing.T, b *bed) {
 	b.forged(t, name, j)
 }
 
-// forged: the driver is made to release a hold with the identity of another
-// client's thread.
+// forged makes the driver release a hold with the identity of another client's
+// thread.
 func (b *bed) forged(t *testing.T, name string, j *thread) {
 	d, _, err := driver.Open(t.Context(), b.url(""))
 	if err != nil {
@@ -277,7 +277,7 @@ func (b *bed) forged(t *testing.T, name string, j *thread) {
 	j.do(t, "unlock")
 }
 
-// silent are driver.Events that nobody listens to.
+// silent discards all driver.Events.
 type silent struct{}
 
 func (silent) Waiting()    {}
@@ -395,8 +395,8 @@ func nameForms(t *testing.T, b *bed) {
 
 func crowd(t *testing.T, b *bed) { b.crowd(t, "plain", "") }
 
-// crowd has threads and goroutines of several clients enter a section in which
-// each looks whether somebody else is there.
+// crowd makes threads and goroutines of several clients enter a section in
+// which each checks that no other one is inside.
 func (b *bed) crowd(t *testing.T, kind, parameters string) {
 	const threads, times = 6, 10
 	name := fresh("crowd")
@@ -470,9 +470,10 @@ func tokens(t *testing.T, b *bed) {
 	}
 }
 
-// subscriptionsCut: what is published while they are down is missed.
+// subscriptionsCut checks waiters that miss the messages published while their
+// subscriptions are down.
 func subscriptionsCut(t *testing.T, b *bed) {
-	own := singleBed(t, b.version) // others would be cut off as well
+	own := singleBed(t, b.version) // otherwise other scenarios would be disconnected as well
 	name := fresh("cut")
 	j, c := own.hasty.thread(name, "plain", name), own.client(t, "")
 	first := lock(t, c, name)
@@ -489,9 +490,10 @@ func subscriptionsCut(t *testing.T, b *bed) {
 	testenv.Eventually(t, func() bool { return own.node(name).Do("EXISTS", name) == int64(0) }, "the lock is free")
 }
 
-// nonsense: one message that Redisson cannot decode on a lock's channel does
-// not keep it from hearing what follows. After three in a row, some versions
-// miss the next one, and their waiters come at the end of the lease.
+// nonsense sends a message that Redisson cannot decode on the channel of a
+// lock. One such message does not keep Redisson from receiving the next one.
+// After three in a row, some versions miss the next message, and their waiters
+// wake up at the end of the lease.
 func nonsense(t *testing.T, b *bed) {
 	name := fresh("nonsense")
 	j, c := b.redisson.thread(name, "plain", name), b.client(t, "")
@@ -513,8 +515,9 @@ func nonsense(t *testing.T, b *bed) {
 	})
 }
 
-// twoObjects: an RLock remembers the lease of the last who locked by it, so an
-// unlock by another RLock that leaves holds gives these the watchdog's time.
+// twoObjects covers the lease that an RLock remembers from its last lock call.
+// An unlock by another RLock that leaves holds sets their TTL to that of the
+// watchdog.
 func twoObjects(t *testing.T, b *bed) {
 	name := fresh("objects")
 	j := b.redisson.thread(name, "plain", name)
@@ -530,7 +533,7 @@ func twoObjects(t *testing.T, b *bed) {
 	j.do(t, "unlock")
 }
 
-// TestRestart is a Redis that forgets everything.
+// TestRestart restarts a Redis that loses all data.
 func TestRestart(t *testing.T) {
 	onBeds(t, "single", func(t *testing.T, b *bed) {
 		name, other := fresh("restart"), fresh("restart")
@@ -539,7 +542,7 @@ func TestRestart(t *testing.T) {
 		lease := lock(t, c, other)
 		b.node(name).Restart()
 		lost(t, lease)
-		testenv.Eventually(t, func() bool { // Redisson needs a while to connect again
+		testenv.Eventually(t, func() bool { // Redisson needs a while to reconnect
 			c := j.begin("unlock")
 			c.wait(t)
 			return c.err != nil && len(c.err.Error()) > 0 && c.err.Error()[:7] == "Illegal"

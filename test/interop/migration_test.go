@@ -20,7 +20,7 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// Java that is left behind on the old backend of a migration.
+// A Java program that still uses the old backend of a migration.
 
 func TestMigration(t *testing.T) {
 	tool := buildTool(t)
@@ -36,7 +36,7 @@ func TestMigration(t *testing.T) {
 type move struct {
 	*bed
 	to   string
-	tool string // the command dsync
+	tool string // the dsync command
 }
 
 func buildTool(t *testing.T) string {
@@ -72,8 +72,8 @@ func (m *move) mover(t *testing.T, phase migrate.Phase) (*dsync.Client, *migrate
 	return c, d.(*migrate.Driver)
 }
 
-// status runs `dsync migrate status` until it ends with a status and has all
-// texts.
+// status runs `dsync migrate status` until it exits with the given status and
+// prints all texts.
 func (m *move) status(t *testing.T, status int, name string, texts ...string) {
 	t.Helper()
 	var out []byte
@@ -81,7 +81,7 @@ func (m *move) status(t *testing.T, status int, name string, texts ...string) {
 	for end := time.Now().Add(hangGuard); time.Now().Before(end); {
 		cmd := exec.Command(m.tool, "migrate", "status", name)
 		cmd.Env = append(os.Environ(), "DSYNC_FROM="+m.url(""), "DSYNC_TO="+m.to)
-		out, _ = cmd.CombinedOutput() // the exit code says it
+		out, _ = cmd.CombinedOutput() // the exit code reports it
 		got = cmd.ProcessState.ExitCode()
 		missing := 0
 		for _, text := range texts {
@@ -96,8 +96,8 @@ func (m *move) status(t *testing.T, status int, name string, texts ...string) {
 	t.Errorf("dsync migrate status: got status %d, want %d and %q in\n%s", got, status, texts, out)
 }
 
-// leftBehind: a name moves when the Java program lets go, and never comes back
-// to it.
+// leftBehind checks that a name moves when the Java program releases it, and
+// never comes back to the program.
 func (m *move) leftBehind(t *testing.T) {
 	name := fresh("behind")
 	now, _ := m.mover(t, migrate.PhaseNew)
@@ -126,7 +126,7 @@ func (m *move) leftBehind(t *testing.T) {
 		j.begin("tryLock").equals(t, "false")
 	}
 	unlock(t, lease)
-	j.begin("tryLock").equals(t, "false") // nor when nobody has it
+	j.begin("tryLock").equals(t, "false") // nor when the name is free
 	if vain.ended() {
 		t.Errorf("java got a lock that has moved: %v", vain.err)
 	}
@@ -137,7 +137,8 @@ func (m *move) leftBehind(t *testing.T) {
 	m.status(t, 0, name, "1 moved")
 }
 
-// waitsMeanwhile: Java waits on the old backend when the name is sealed.
+// waitsMeanwhile covers a Java waiter on the old backend when the name is
+// sealed.
 func (m *move) waitsMeanwhile(t *testing.T) {
 	name := fresh("meanwhile")
 	dual, _ := m.mover(t, migrate.PhaseDual)
@@ -149,7 +150,7 @@ func (m *move) waitsMeanwhile(t *testing.T) {
 	next := lockLater(moving, name)
 	unlock(t, lease)
 	select {
-	case <-w.done: // it came first
+	case <-w.done: // it was granted first
 		j.do(t, "unlock")
 	case <-next.done:
 	}
@@ -163,8 +164,8 @@ func (m *move) waitsMeanwhile(t *testing.T) {
 	m.status(t, 0, name, "1 moved")
 }
 
-// crowd: threads of Java lock names as Go programs do, which go on to phase new
-// one after the other.
+// crowd makes threads of Java lock the same names as Go programs, which switch
+// to phase new one after the other.
 func (m *move) crowd(t *testing.T) {
 	names := []string{fresh("crowd"), fresh("crowd"), fresh("crowd")}
 	sealed := func(name string) bool { return m.fields(name)["dsync:seal"] != "" }
@@ -214,8 +215,8 @@ func (m *move) crowd(t *testing.T) {
 			t.Errorf("nobody was counted as %s: %v", who, c.granted)
 		}
 	}
-	// Redisson may go on to listen after a tryLock that ran out of time. The Go
-	// programs, which are still there, do not.
+	// Redisson may stay subscribed after a tryLock that timed out. The Go
+	// programs, which are still running, do not.
 	m.java.call(javas.name, "main", "close").ok(t)
 	for _, name := range names {
 		if !c.moved[name] {
@@ -225,15 +226,15 @@ func (m *move) crowd(t *testing.T) {
 	}
 }
 
-// crowdState is who holds what, as far as they have told.
+// crowdState records the holders of the names, as far as they have reported.
 type crowdState struct {
 	t       *testing.T
 	mu      sync.Mutex
 	inside  map[string]string
 	sealed  func(name string) bool
-	moved   map[string]bool // a grant has sealed it
+	moved   map[string]bool // sealed by a grant
 	tokens  map[string]uint64
-	granted map[string]int // by phase, or "java"; "refused" are those of java after the move
+	granted map[string]int // by phase, or "java", or "refused" for Java after the move
 }
 
 func (c *crowdState) enter(name, who string) {

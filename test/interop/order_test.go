@@ -14,23 +14,23 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// arrivals tells from the commands that a server carries out who asked for fair
-// locks in which order, and who was granted one before somebody who had asked
-// earlier. The server carries out one script after the other, so there is no
-// doubt about either.
+// arrivals watches the commands of a server. It determines the order in which
+// clients requested fair locks, and reports a grant that overtook an earlier
+// request. The order is certain, because the server executes one script at a
+// time.
 type arrivals struct {
 	mu         sync.Mutex
 	locks      map[string]*arrivalsOf
-	grants     int // of a lock for which others waited
+	grants     int // of a lock with other waiters
 	overtaking []overtaking
 }
 
-// arrivalsOf is what is known of one lock.
+// arrivalsOf is the state of one lock.
 type arrivalsOf struct {
 	name    string
 	seen    int
-	waiting []arrival // who asked and neither got the lock nor left the queue by itself; may have been thrown out by others
-	left    arrival   // who left the queue last, perhaps to take the lock
+	waiting []arrival // waiters, including any that other clients removed
+	left    arrival   // the last client that left the queue, possibly to acquire the lock
 	story   []string  // the last commands
 }
 
@@ -40,7 +40,8 @@ type arrival struct {
 	at    time.Time
 }
 
-// overtaking is a grant to somebody who asked later than one who still waits.
+// overtaking is a grant to a client that arrived later than a client that is
+// still waiting.
 type overtaking struct {
 	name string
 	by   arrival
@@ -55,8 +56,8 @@ func (o overtaking) String() string {
 		o.by.at.Sub(o.who.at), o.who.hold)
 }
 
-// watchArrivals begins to watch locks. The function that it returns ends that,
-// when all that the server did before is known.
+// watchArrivals starts watching locks. The returned function stops that when
+// all earlier commands of the server have been seen.
 func watchArrivals(t *testing.T, server *testenv.RedisServer, names []string) (_ *arrivals, stop func()) {
 	t.Helper()
 	conn, err := net.Dial("tcp", server.Addr)
@@ -97,8 +98,8 @@ func newArrivals(names []string) *arrivals {
 	return a
 }
 
-// line takes a line of MONITOR: +1700000000.123456 [0 lua] "command" "argument"
-// ...
+// line parses a line of MONITOR: +1700000000.123456 [0 lua] "command"
+// "argument" ...
 func (a *arrivals) line(line string) {
 	head, rest, ok := strings.Cut(line, `] "`)
 	if !ok {
@@ -143,8 +144,8 @@ func (a *arrivals) command(at time.Time, words []string) {
 	}
 }
 
-// arrive notes who asks. One that was thrown out and asks again keeps its
-// place.
+// arrive records a request. A client that was removed and sends another request
+// keeps its place.
 func (l *arrivalsOf) arrive(at time.Time, hold string) {
 	if l.index(hold) < 0 {
 		l.seen++
@@ -163,7 +164,7 @@ func (l *arrivalsOf) leave(hold string) {
 	}
 }
 
-// granted looks for those who asked before. Each is told of once.
+// granted looks for clients that arrived earlier. It reports each of them once.
 func (a *arrivals) granted(l *arrivalsOf, at time.Time, hold string) {
 	l.leave(hold)
 	by := l.left
@@ -183,12 +184,12 @@ func (a *arrivals) granted(l *arrivalsOf, at time.Time, hold string) {
 	})
 }
 
-// TestArrivals is a test of the judge.
+// TestArrivals tests the judge.
 func TestArrivals(t *testing.T) {
 	for _, c := range []struct {
 		what, script string
 		grants       int
-		want         string // who was overtaken by whom
+		want         string // which client overtook which
 	}{
 		{"in order", "rpush a, rpush b, lrem a, hset a, lrem b, hset b", 1, ""},
 		{"java in order", "rpush a, rpush b, lpop, zrem a, hset a, lpop, hset b", 1, ""},

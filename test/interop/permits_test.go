@@ -29,7 +29,7 @@ func (b *bed) wantFree(tb testing.TB, name string, want int) {
 	}
 }
 
-// permitsShared looks at what either side keeps in Redis: it is the same.
+// permitsShared checks that both sides store the same data in Redis.
 func permitsShared(t *testing.T, b *bed) {
 	ctx := t.Context()
 	c := b.client(t, "")
@@ -160,7 +160,8 @@ func javaPermitsExpire(t *testing.T, b *bed) {
 	b.wantFree(t, name, 1)
 }
 
-// javaRaisesLimit wakes who waits, and whoever names the old limit is told.
+// javaRaisesLimit checks that a raised limit wakes the waiters, and that a call
+// with the old limit fails.
 func javaRaisesLimit(t *testing.T, b *bed) {
 	name := fresh("permit-raised")
 	c := b.client(t, "")
@@ -180,7 +181,7 @@ func javaRaisesLimit(t *testing.T, b *bed) {
 	b.wantFree(t, name, 2)
 }
 
-// permitCrowd has a number in Redis say how many hold a permit.
+// permitCrowd counts the holders of a permit with a number in Redis.
 func permitCrowd(t *testing.T, b *bed) {
 	const limit, threads, rounds = 3, 4, 60
 	name := fresh("permit-crowd")

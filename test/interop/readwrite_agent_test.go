@@ -16,9 +16,9 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// startReader starts a Go process that carries out the commands of the Java
-// program for read-write locks, and takes permits, so that scenarios are the
-// same for both sides.
+// startReader starts a Go process that executes the Java program's commands for
+// read-write locks and for permits, so that the scenarios are the same for both
+// sides.
 func (b *bed) startReader(tb testing.TB, ttl time.Duration) (*jvm, *redisson) {
 	tb.Helper()
 	g := &jvm{pending: make(map[string]*call)}
@@ -26,8 +26,8 @@ func (b *bed) startReader(tb testing.TB, ttl time.Duration) (*jvm, *redisson) {
 	return g, &redisson{g, "go"}
 }
 
-// startEither starts a process of a fleet that soaks: of Java if i is even, of
-// Go if not.
+// startEither starts a process of a fleet: a Java process if i is even, a Go
+// process if it is odd.
 func (b *bed) startEither(tb testing.TB, i int) (*jvm, *redisson) {
 	if i%2 != 0 {
 		return b.startReader(tb, soakTTL)
@@ -42,12 +42,12 @@ type goAgent struct {
 	config *driver.Config
 	id     string
 
-	mu      sync.Mutex // also of the output
+	mu      sync.Mutex // also guards the output
 	holds   int
 	threads map[string]*goThread
 }
 
-// goThread carries one command out after the other.
+// goThread executes one command after the other.
 type goThread struct {
 	agent *goAgent
 	todo  chan []string
@@ -88,7 +88,7 @@ func (t *goThread) run() {
 	}
 }
 
-// do carries a command out: number, client, thread, command, kind, name.
+// do executes a command: number, client, thread, command, kind, name.
 func (t *goThread) do(f []string) (string, error) {
 	switch f[3] {
 	case "owner":
@@ -98,7 +98,7 @@ func (t *goThread) do(f []string) (string, error) {
 	case "lockAt":
 		err := t.acquire(f[4], &driver.Request{Name: f[5]})
 		return fmt.Sprint(time.Now().UnixNano()), err
-	case "take": // so many permits, of those that there are
+	case "take": // n permits, with the limit that is set
 		n, err := strconv.Atoi(f[6])
 		if err != nil {
 			return "", err
@@ -140,7 +140,7 @@ func (t *goThread) acquire(kind string, r *driver.Request) error {
 		return err
 	}
 	if t.lease, t.hold = l, r.Hold; r.Mode == driver.Read {
-		t.hold += ":read" // the field by which the lock knows it
+		t.hold += ":read" // the field by which the lock identifies it
 	}
 	renewing, stop := context.WithCancel(context.Background())
 	t.stop = stop
@@ -148,7 +148,7 @@ func (t *goThread) acquire(kind string, r *driver.Request) error {
 	return nil
 }
 
-// renew ends with ctx.
+// renew runs until ctx ends.
 func (t *goThread) renew(ctx context.Context, l driver.Lease) {
 	ttl := t.agent.config.TTL
 	for {

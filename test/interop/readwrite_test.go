@@ -35,7 +35,7 @@ var readWrite = []scenario{
 
 func readWriteChannel(name string) string { return "redisson_rwlock:" + tagged(name) }
 
-// timeoutKey is the key of the only hold of a reader.
+// timeoutKey returns the key of the only hold of a reader.
 func timeoutKey(name, owner string) string { return "{" + name + "}:" + owner + ":rwlock_timeout:1" }
 
 func (b *bed) wantFields(tb testing.TB, name string, want map[string]string) {
@@ -45,7 +45,7 @@ func (b *bed) wantFields(tb testing.TB, name string, want map[string]string) {
 	}
 }
 
-// sides are the two ways round to have Java and Go meet.
+// sides returns the two ways to pair Java and the other side.
 func sides(java, other *redisson) [][2]*redisson { return [][2]*redisson{{java, other}, {other, java}} }
 
 func sideOf(r *redisson) string {
@@ -55,7 +55,7 @@ func sideOf(r *redisson) string {
 	return "java"
 }
 
-// refusesBoth wants threads of both sides to be refused.
+// refusesBoth checks that threads of both sides are refused.
 func refusesBoth(t *testing.T, java, other *redisson, kind, name string) {
 	t.Helper()
 	for _, side := range []*redisson{java, other} {
@@ -63,7 +63,7 @@ func refusesBoth(t *testing.T, java, other *redisson, kind, name string) {
 	}
 }
 
-// readersShare looks at what either side keeps in Redis.
+// readersShare checks the data that either side stores in Redis.
 func readersShare(t *testing.T, b *bed) {
 	_, g := b.startReader(t, watchdog)
 	for _, pair := range sides(b.redisson, g) {
@@ -77,7 +77,7 @@ func readersShare(t *testing.T, b *bed) {
 		two := second.owner(t)
 		b.wantFields(t, name, map[string]string{"mode": "read", one: "1", two: "1"})
 		for _, owner := range []string{one, two} {
-			// Java looks at the TTL of this key alone, and Go keeps the text
+			// Java checks only the TTL of this key, and Go stores the text
 			// about the reader in it.
 			text, _ := node.Do("GET", timeoutKey(name, owner)).(string)
 			if ofGo := strings.HasSuffix(owner, ":read"); ofGo && !strings.HasPrefix(text, "#1\n") || !ofGo && text != "1" {
@@ -113,7 +113,7 @@ func writerIsAlone(t *testing.T, b *bed) {
 	}
 }
 
-// readWriteHandOvers: the end of each hold is told to the other side.
+// readWriteHandOvers checks that the end of each hold notifies the other side.
 func readWriteHandOvers(t *testing.T, b *bed) {
 	_, g := b.startReader(t, watchdog)
 	for _, pair := range sides(b.redisson, g) {
@@ -125,7 +125,7 @@ func readWriteHandOvers(t *testing.T, b *bed) {
 					from.acquire(0).ok(t)
 					w := to.acquire(0)
 					b.subscribed(t, readWriteChannel(name), 1)
-					time.Sleep(20 * time.Millisecond) // who waits asks again when it is subscribed
+					time.Sleep(20 * time.Millisecond) // a waiter sends another request once it has subscribed
 					if w.ended() {
 						t.Fatalf("the one that waits was granted: %v", w.err)
 					}
@@ -196,8 +196,8 @@ func readersAreRenewed(t *testing.T, b *bed) {
 	b.gone(t, name)
 }
 
-// locksOfGoWrite: with write=true the read-write lock of Java and each Lock of
-// Go exclude each other.
+// locksOfGoWrite checks that, with write=true, the read-write lock of Java and
+// each Lock of Go exclude each other.
 func locksOfGoWrite(t *testing.T, b *bed) {
 	c := b.client(t, "&write=true")
 	for _, kind := range []string{"read", "write"} {
@@ -218,10 +218,10 @@ func locksOfGoWrite(t *testing.T, b *bed) {
 	}
 }
 
-// javaBesideALock is what redisson.md warns of: the read-write lock of Java is
-// granted beside a lock of Go. The end of a read removes the hold of Go; the
-// end of a write leaves it, and a mark by which the name counts as read until
-// the hash ends.
+// javaBesideALock covers the warning in redisson.md: the read-write lock of
+// Java is granted while Go holds a plain lock. The end of a read removes the
+// hold of Go. The end of a write leaves that hold, and a mark that makes the
+// name count as read until the hash ends.
 func javaBesideALock(t *testing.T, b *bed) {
 	c := b.client(t, "&ttl="+shortWatchdog.String())
 	read, written := fresh("beside"), fresh("beside")
@@ -256,7 +256,7 @@ func (b *bed) heldBeside(tb testing.TB, name string) string {
 }
 
 // TestReadersOfJavaStay runs one scenario with a version of Redisson that lets
-// keys of readers lapse.
+// keys of readers expire.
 func TestReadersOfJavaStay(t *testing.T) {
 	t.Parallel()
 	for _, version := range agent.Versions(agent.Lapses) {
@@ -264,10 +264,11 @@ func TestReadersOfJavaStay(t *testing.T) {
 	}
 }
 
-// javaReadersStay: Redisson renews the lock of a reader, but from 3.44 to 3.52
-// not all keys of a client that reads two names or re-enters a read, and before
-// 3.44 not the key of a thread that wrote first. Such a reader still keeps
-// writers of Java out, and those of Go.
+// javaReadersStay covers readers whose keys Redisson does not renew although it
+// renews their lock. From 3.44 to 3.52 these are some keys of a client that
+// reads two names or re-enters a read. Before 3.44 it is the key of a thread
+// that wrote first. Such a reader still excludes the writers of both Java and
+// Go.
 func javaReadersStay(t *testing.T, b *bed) {
 	c := b.client(t, "&ttl="+watchdog.String())
 	first, second, again, downgraded := fresh("stays"), fresh("stays"), fresh("stays"), fresh("stays")
@@ -277,7 +278,7 @@ func javaReadersStay(t *testing.T, b *bed) {
 	for _, name := range []string{first, second, again, again, downgraded} {
 		reader(name).acquire(0).ok(t)
 	}
-	time.Sleep(shortWatchdog + shortWatchdog/3) // a key that is not renewed is gone by then
+	time.Sleep(shortWatchdog + shortWatchdog/3) // a key that is not renewed has expired by then
 	writer.do(t, "unlock")
 	stays := func(name string) {
 		if lease, err := c.TryLock(t.Context(), name, dsync.Write()); !errors.Is(err, dsync.ErrLocked) {
@@ -289,7 +290,7 @@ func javaReadersStay(t *testing.T, b *bed) {
 		stays(name)
 		unlock(t, lock(t, c, name, dsync.Read())) // nor does the end of another reader
 		stays(name)
-		if name == again { // the first unlock of a re-entered read whose keys are gone ends it in Redisson
+		if name == again { // without its keys, the first unlock of a re-entered read ends it
 			reader(name).begin("force").equals(t, "true")
 		} else {
 			reader(name).do(t, "unlock")
@@ -299,9 +300,9 @@ func javaReadersStay(t *testing.T, b *bed) {
 	}
 }
 
-// javaReaderKilled: a dead reader of Java lasts as long as the lock, which
-// nobody renews after the last living reader. Redisson before 4.4 renews the
-// dead one, too, while one of its own reads.
+// javaReaderKilled covers a dead reader of Java. It lasts as long as the lock,
+// which is not renewed after the last live reader has left. Redisson before 4.4
+// also renews the dead reader while another Java reader holds the lock.
 func javaReaderKilled(t *testing.T, b *bed) {
 	name := fresh("dead")
 	java, j := b.ownJava(t, "read", name)
@@ -364,8 +365,8 @@ func goReaderFrozen(t *testing.T, b *bed) {
 	b.gone(t, name)
 }
 
-// readWriteForced: each side removes the holds of the other one, and wakes who
-// waits.
+// readWriteForced checks that each side can remove the holds of the other side,
+// and that this wakes the waiters.
 func readWriteForced(t *testing.T, b *bed) {
 	_, g := b.startReader(t, watchdog)
 	for _, pair := range sides(b.redisson, g) {
@@ -387,15 +388,15 @@ func readWriteForced(t *testing.T, b *bed) {
 	}
 }
 
-// ledger is what a read-write lock protects: two numbers that are the same,
-// unless somebody is about to write.
+// ledger is protected by a read-write lock. Its two numbers are equal unless a
+// writer is active.
 type ledger struct {
 	a, b          atomic.Int64
 	writes, reads atomic.Int64
 	torn, lost    atomic.Int64
 }
 
-// use reads or writes, while a claim is good.
+// use reads or writes while a claim is valid.
 func (l *ledger) use(kind string, until time.Time) {
 	hold := rand.N(4 * time.Millisecond)
 	good := func() bool { return time.Until(until) > claimMargin }
@@ -423,8 +424,8 @@ func (l *ledger) use(kind string, until time.Time) {
 	l.writes.Add(1)
 }
 
-// claimMargin is how long before its end a claim is not used any more, so that
-// a machine that is busy does not use it afterwards.
+// claimMargin is the part at the end of a claim that is not used, so that a
+// busy machine does not use the claim after its end.
 const claimMargin = time.Second
 
 func (l *ledger) judge(t *testing.T) {
@@ -438,15 +439,15 @@ func (l *ledger) judge(t *testing.T) {
 	}
 }
 
-// visit takes the lock for a moment, mostly to read. It reports false when the
-// process has ended.
+// visit acquires the lock for a moment, usually to read. It reports false when
+// the process has ended.
 func (l *ledger) visit(t *testing.T, r *redisson, who, name string, ttl time.Duration) bool {
 	kind := "read"
 	if rand.IntN(4) == 0 {
 		kind = "write"
 	}
 	j := r.thread(who, kind, name)
-	until := time.Now().Add(ttl) // which is the least that a hold can last
+	until := time.Now().Add(ttl) // the shortest duration of a hold
 	c := j.acquire(0)
 	if c.wait(t); c.err != nil {
 		return false
@@ -480,10 +481,10 @@ func readWriteCrowd(t *testing.T, b *bed) {
 	b.gone(t, name)
 }
 
-// TestSoakReadWrite has threads and goroutines of two processes each read and
+// TestSoakReadWrite makes threads and goroutines of two processes each read and
 // write, on one server and in a cluster, while processes are frozen and killed.
-// What the lock protects is here, and used for as long as a hold is known to
-// last.
+// The ledger that the lock protects is in this process. It is used only as long
+// as a hold is known to last.
 func TestSoakReadWrite(t *testing.T) {
 	t.Parallel()
 	for _, version := range agent.Versions(agent.New, agent.Middle, agent.Old) {
@@ -492,8 +493,8 @@ func TestSoakReadWrite(t *testing.T) {
 	}
 }
 
-// soakReadWrite needs no Java process of the bed: those of the fleet come and
-// go.
+// soakReadWrite does not use the Java process of the bed, because the processes
+// of the fleet are replaced.
 func soakReadWrite(t *testing.T, b *bed) {
 	name := fresh("soak")
 	var l ledger
@@ -513,7 +514,7 @@ func soakReadWrite(t *testing.T, b *bed) {
 	faults := 0
 	for end := time.Now().Add(*soakFor / 2); time.Until(end) > soakCalm+soakFreeze; faults++ {
 		time.Sleep(soakCalm)
-		if i := faults % len(now); faults/2%2 == faults%2 { // java and go by turns, and each of them frozen and killed by turns
+		if i := faults % len(now); faults/2%2 == faults%2 { // Java and Go in turn, frozen and killed in turn
 			now[i].Stop()
 			time.Sleep(soakFreeze)
 			now[i].Cont()

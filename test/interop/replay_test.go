@@ -17,8 +17,8 @@ import (
 
 // Requests whose answers are lost, and grants that no replica confirms.
 
-// unlockAnswerLost: the server frees the lock, and the connection breaks before
-// it says so.
+// unlockAnswerLost covers a connection that breaks after the server has freed
+// the lock but before the client has received the answer.
 func unlockAnswerLost(t *testing.T, b *bed) {
 	own := singleBed(t, b.version)
 	name := fresh("answer")
@@ -32,7 +32,7 @@ func unlockAnswerLost(t *testing.T, b *bed) {
 	lease := lock(t, c, name)
 	w := j.acquire(0)
 	own.subscribed(t, channelOf(name), 2)
-	lost := link.LoseReply(channelOf(name)) // what ends a hold names its channel
+	lost := link.LoseReply(channelOf(name)) // the script that ends a hold contains the name of its channel
 	if err := lease.Unlock(t.Context()); err != nil {
 		t.Errorf("Unlock whose answer was lost: %v", err)
 	}
@@ -48,8 +48,8 @@ func unlockAnswerLost(t *testing.T, b *bed) {
 	own.gone(t, name)
 }
 
-// acquireTwice: a request of Go that is sent twice takes the lock once, whereas
-// Redisson would count.
+// acquireTwice checks that a Go request that is sent twice acquires the lock
+// once. Redisson would count two holds.
 func acquireTwice(t *testing.T, b *bed) {
 	name := fresh("twice")
 	d, _, err := driver.Open(t.Context(), b.url(""))
@@ -82,7 +82,7 @@ func TestReplicas(t *testing.T) {
 	}
 }
 
-// replicas: a replica is there and confirms nothing.
+// replicas covers a replica that is connected but confirms nothing.
 func replicas(t *testing.T, b *bed) {
 	primary := b.node("")
 	link, addr := testenv.Wire(t, primary.Addr)

@@ -8,14 +8,14 @@ import (
 	"time"
 
 	"github.com/go-dsync/dsync/driver"
-	moving "github.com/go-dsync/dsync/driver/move" // there is a type move
+	moving "github.com/go-dsync/dsync/driver/move" // the name move is a type of this package
 	"github.com/go-dsync/dsync/internal/drivertest"
 	"github.com/go-dsync/dsync/internal/testenv"
 	"github.com/go-dsync/dsync/test/interop/agent"
 )
 
-// TestSealed lets Java meet names that a migration has sealed, and the other
-// way round.
+// TestSealed makes Java use names that a migration has sealed, and a migration
+// seal names that Java uses.
 func TestSealed(t *testing.T) {
 	server := testenv.Redis(t)
 	for _, version := range agent.Versions(agent.New, agent.Middle, agent.Old) {
@@ -30,15 +30,15 @@ func TestSealed(t *testing.T) {
 	}
 }
 
-// kinds are the locks of Java that look at the key of a name.
+// kinds are the Java locks that use the key of a name.
 var kinds = []string{"read", "write", "plain", "fair", "fenced"}
 
-// request asks for a name at once.
+// request returns a request for a name that does not wait.
 func (b *bed) request(name string, mode driver.Mode) *driver.Request {
 	return &driver.Request{Name: name, Hold: fresh("hold"), Mode: mode, TTL: watchdog, NoWait: true, Events: silent{}}
 }
 
-// sealed returns a name that is sealed.
+// sealed returns a sealed name.
 func (b *bed) sealed(t *testing.T, d driver.Driver, what string) string {
 	t.Helper()
 	name := fresh(what)
@@ -52,7 +52,7 @@ func (b *bed) sealed(t *testing.T, d driver.Driver, what string) string {
 	return name
 }
 
-// unseal makes a name free again.
+// unseal frees a name.
 func unseal(t *testing.T, d driver.Driver, name string) {
 	t.Helper()
 	u := d.(moving.Unsealer)
@@ -69,7 +69,7 @@ func (b *bed) nobodyBesideASeal(t *testing.T) {
 		j := b.redisson.thread(name, kind, name)
 		j.begin("tryLock").equals(t, "false")
 		c := j.begin("unlock")
-		if c.wait(t); c.err == nil && kind != "fair" { // Redisson lets anybody unlock a fair lock
+		if c.wait(t); c.err == nil && kind != "fair" { // any Redisson client can unlock a fair lock
 			t.Errorf("unlock of a sealed name as a %s lock: got no error", kind)
 		}
 		b.wantFields(t, name, before)
@@ -84,7 +84,7 @@ func (b *bed) nobodyBesideASeal(t *testing.T) {
 	}
 }
 
-// waitsForASeal: Java sleeps until it is told, or for 100 years.
+// waitsForASeal checks that Java sleeps until it is notified, or for 100 years.
 func (b *bed) waitsForASeal(t *testing.T) {
 	d := drivertest.Open(t, b.url(""))
 	for kind, waiters := range map[string]int{"read": 3, "write": 1, "plain": 1} {
@@ -100,7 +100,7 @@ func (b *bed) waitsForASeal(t *testing.T) {
 			threads, calls = append(threads, j), append(calls, j.acquire(0))
 		}
 		b.subscribed(t, channel, 1)
-		time.Sleep(50 * time.Millisecond) // who waits asks again when it is subscribed
+		time.Sleep(50 * time.Millisecond) // a waiter sends another request once it has subscribed
 		status, err := d.(driver.Inspector).Inspect(t.Context(), name)
 		if err != nil || !status.Held || status.Owner != "seal" || status.Mode != driver.Exclusive || status.Waiters < 1 {
 			t.Errorf("Inspect of a sealed name that java waits for: got %+v, %v, want a seal and a waiter", status, err)
@@ -149,9 +149,9 @@ func (b *bed) sealsNothingOfJava(t *testing.T) {
 	}
 }
 
-// sealsNothingBesideJava: who reads or writes in Java is granted a name that is
-// locked, as beside a lock of Java's own. That hold stays, and the one of Go is
-// over.
+// sealsNothingBesideJava covers a Java reader or writer that is granted a
+// locked name, as it is when Java itself holds a plain lock. The hold of Java
+// stays, and the hold of Go ends.
 func (b *bed) sealsNothingBesideJava(t *testing.T) {
 	d := drivertest.Open(t, b.url(""))
 	for _, kind := range []string{"read", "write"} {

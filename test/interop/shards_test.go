@@ -10,8 +10,8 @@ import (
 	"github.com/go-dsync/dsync/test/interop/agent"
 )
 
-// plainOf counts the plain subscribers of a channel, which may be anywhere in a
-// cluster.
+// plainOf returns the number of plain subscribers of a channel. In a cluster,
+// they may be on any node.
 func (b *bed) plainOf(channel string) int64 {
 	n := int64(0)
 	for _, node := range b.nodes {
@@ -20,16 +20,16 @@ func (b *bed) plainOf(channel string) int64 {
 	return n
 }
 
-// shardedOf counts the sharded subscribers of a channel, which are on the node
-// of its slot.
+// shardedOf returns the number of sharded subscribers of a channel, which are
+// on the node of its slot.
 func (b *bed) shardedOf(channel string) int64 {
 	return b.node(channel).Do("PUBSUB", "SHARDNUMSUB", channel).([]any)[1].(int64)
 }
 
-// plainThread returns a thread of a client that took the cluster for one
-// without sharded channels, since the node that it asked is not the master of
-// slot 0. Redisson 3.22 to 3.26 ask the first address, and 3.27 any one of the
-// three masters.
+// plainThread returns a thread of a client that does not know that the cluster
+// has sharded channels, because the node that it queried is not the master of
+// slot 0. Redisson 3.22 to 3.26 query the first address, and 3.27 queries any
+// of the three masters.
 func (b *bed) plainThread(t *testing.T, name string) *thread {
 	t.Helper()
 	const most = 60 // all of them are sharded once in 10^28 runs
@@ -54,8 +54,9 @@ func (b *bed) plainThread(t *testing.T, name string) *thread {
 	return nil
 }
 
-// TestPlainByChance: beside a client of Redisson 3.22 to 3.27 in a cluster,
-// neither side hears the other with pubsub=auto, and both do with pubsub=both.
+// TestPlainByChance covers a client of Redisson 3.22 to 3.27 in a cluster. With
+// pubsub=auto, neither side receives the messages of the other. With
+// pubsub=both, both sides do.
 func TestPlainByChance(t *testing.T) {
 	t.Parallel()
 	for _, version := range agent.Versions(agent.Middle) {
@@ -69,8 +70,8 @@ func TestPlainByChance(t *testing.T) {
 	}
 }
 
-// asked waits until a node has carried out two scripts more than before, which
-// one who waits has sent when it listens.
+// asked waits until a node has executed two more scripts than before. A waiter
+// has sent the second one after it has subscribed.
 func (b *bed) asked(t *testing.T, name, command string, begin func()) {
 	t.Helper()
 	node := b.node(name)
@@ -79,8 +80,8 @@ func (b *bed) asked(t *testing.T, name, command string, begin func()) {
 	testenv.Eventually(t, func() bool { return node.Commands()[command] >= before+2 }, "a waiter has asked again")
 }
 
-// javaWaits begins lock() and returns when it waits for a message. Redisson
-// sends its scripts by EVAL, and dsync by EVALSHA.
+// javaWaits begins lock() and returns when Java is waiting for a message.
+// Redisson sends its scripts with EVAL, and dsync with EVALSHA.
 func (b *bed) javaWaits(t *testing.T, j *thread) (w *call) {
 	t.Helper()
 	b.asked(t, j.lock, "eval", func() { w = j.acquire(0) })
@@ -93,7 +94,7 @@ func (b *bed) goWaits(t *testing.T, c dsync.Locker, name string) (w *goWait) {
 	return w
 }
 
-// unheard: each side listens where the other does not publish.
+// unheard checks that each side listens where the other side does not publish.
 func (b *bed) unheard(t *testing.T, j *thread) {
 	auto := *b
 	auto.parameter = "&mode=cluster"
@@ -111,7 +112,7 @@ func (b *bed) unheard(t *testing.T, j *thread) {
 	if w.ended() {
 		t.Error("java was woken by a message that it does not listen for")
 	}
-	b.node(channel).Do("PUBLISH", channel, "0") // which Go does not
+	b.node(channel).Do("PUBLISH", channel, "0") // Go does not publish there
 	w.ok(t)
 
 	testenv.Eventually(t, func() bool { return b.plainOf(channel) == 1 }, "java listens no more")
@@ -120,9 +121,9 @@ func (b *bed) unheard(t *testing.T, j *thread) {
 		t.Errorf("while go waits: got %d plain and %d sharded subscribers, want the spy and 2", plain, sharded)
 	}
 	j.do(t, "unlock")
-	plain.expect(t, "0", "0") // the one by hand, and that of java
+	plain.expect(t, "0", "0") // the message published by this test, and Java's
 	sharded.expect(t)
-	unlock(t, g.granted(t)) // it asks every 5 s
+	unlock(t, g.granted(t)) // it sends a request every 5 s
 }
 
 func (b *bed) heard(t *testing.T, j *thread) {

@@ -20,11 +20,12 @@ import (
 )
 
 const (
-	soakWait = time.Second // of those who do not wait for as long as it takes
+	soakWait = time.Second // limit of impatient attempts
 	soakHold = 20 * time.Millisecond
 )
 
-// impatient is whether an attempt waits for soakWait at most. Half of them do.
+// impatient reports whether an attempt waits for at most soakWait. Half of the
+// attempts do.
 func impatient() bool { return rand.IntN(2) == 0 }
 
 // startJava starts a Java process of two threads.
@@ -42,7 +43,8 @@ func (s *soaking) startJava(t *testing.T, version string) *life {
 	return l
 }
 
-// useJava makes a thread take a lock, and reports whether its process is alive.
+// useJava makes a thread acquire a lock, and reports whether its process is
+// alive.
 func (s *soaking) useJava(t *testing.T, client *redisson, label string, i int) bool {
 	name := s.names[rand.IntN(len(s.names))]
 	j := client.thread(fmt.Sprint(label, ".", i), s.kind, name)
@@ -71,7 +73,7 @@ func (s *soaking) useJava(t *testing.T, client *redisson, label string, i int) b
 	c.wait(t)
 	switch {
 	case c.err == nil:
-		op.Released(over) // Java may still have held what is no longer claimed
+		op.Released(over) // Java may still have held the lock after its claim ended
 	case strings.HasPrefix(c.err.Error(), "IllegalMonitorStateException"):
 		op.Released(dsync.ErrNotHeld)
 	default:
@@ -81,8 +83,8 @@ func (s *soaking) useJava(t *testing.T, client *redisson, label string, i int) b
 	return true
 }
 
-// javaClaim is a hold of Java's until the watchdog's time from the call on,
-// which is the least that it can last.
+// javaClaim is a hold of Java. It ends the watchdog's time after the call,
+// which is the shortest time that the hold can last.
 type javaClaim struct{ deadline time.Time }
 
 func (javaClaim) Token() uint64         { return 0 }
@@ -144,7 +146,7 @@ func soakRole() {
 	fmt.Println("ended")
 }
 
-// useGo takes a lock for a while. It returns the error of an attempt that
+// useGo acquires a lock for a while. It returns the error of an attempt that
 // should have been granted.
 func useGo(h *history.History, client *dsync.Client, label, name string) error {
 	wait := hangGuard

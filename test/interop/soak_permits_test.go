@@ -20,14 +20,15 @@ import (
 const (
 	permitLimit   = 5
 	permitAskers  = 3               // threads or goroutines of each process
-	permitKills   = 2 * time.Second // from one to the next
+	permitKills   = 2 * time.Second // between two kills
 	permitMargin  = 50 * time.Millisecond
 	permitFreedIn = soakTTL + 2*time.Second
 )
 
-// TestSoakPermits has threads and goroutines of two processes each take permits
-// of one name, while processes are killed, in the end all of them. How many are
-// held is counted here, and read off the server's keys.
+// TestSoakPermits makes threads and goroutines of two processes each acquire
+// permits of one name, while processes are killed. At the end all of them are
+// killed. The test counts the held permits itself, and also reads them from the
+// server's keys.
 func TestSoakPermits(t *testing.T) {
 	t.Parallel()
 	for _, version := range agent.Versions(agent.New, agent.Middle, agent.Old) {
@@ -35,7 +36,7 @@ func TestSoakPermits(t *testing.T) {
 	}
 }
 
-// places is what permits protect: so many may be inside.
+// places is protected by permits: it counts the permits of the visits inside.
 type places struct {
 	mu      sync.Mutex
 	inside  []*visit
@@ -44,8 +45,9 @@ type places struct {
 	tooMany []string
 }
 
-// visit is permits that a process has until it gives them back, or, also if it
-// is killed, until a moment up to which no server ends them.
+// visit is the stay of a process with permits. It ends when the process
+// releases them. If the process is killed, it ends at a moment before which no
+// server ends the permits.
 type visit struct {
 	who   string
 	n     int
@@ -75,7 +77,7 @@ func (p *places) leave(v *visit) {
 	p.inside = slices.DeleteFunc(p.inside, func(x *visit) bool { return x == v })
 }
 
-// visit takes permits for a moment, now and then for long. It reports false
+// visit acquires permits for a moment, sometimes for longer. It reports false
 // when the process has ended.
 func (p *places) visit(t *testing.T, r *redisson, who, name string) bool {
 	j := r.thread(who, "permits", name)
@@ -97,7 +99,7 @@ func (p *places) visit(t *testing.T, r *redisson, who, name string) bool {
 	}
 	time.Sleep(hold)
 	if r.java.hasEnded() {
-		return false // and v has its permits until its time is over
+		return false // v keeps its permits until they expire
 	}
 	p.leave(v)
 	if sideOf(r) == "go" {
@@ -109,15 +111,16 @@ func (p *places) visit(t *testing.T, r *redisson, who, name string) bool {
 	return c.err == nil || strings.Contains(c.err.Error(), "not held")
 }
 
-// permitsAt reads in one step how many permits are free and how many are held,
-// with those that are over, how many of these are not over, and when the last
-// of them is, in milliseconds from the server's now.
+// permitsAt reads in one step the number of free permits, the number of held
+// ones including expired ones, the number of held ones that have not expired,
+// and the time until the last of these expires, in milliseconds from the
+// server's current time.
 const permitsAt = `local t = redis.call('TIME')
 local now = t[1] * 1000 + math.floor(t[2] / 1000)
 local last = redis.call('ZRANGE', KEYS[2], -1, -1, 'WITHSCORES')[2]
 return {tonumber(redis.call('GET', KEYS[1])), redis.call('ZCARD', KEYS[2]), redis.call('ZCOUNT', KEYS[2], '(' .. string.format('%.0f', now), '+inf'), last and last - now or 0}`
 
-// watchPermits compares the server's keys with the limit until ended.
+// watchPermits compares the server's keys with the limit until ended is set.
 func watchPermits(t *testing.T, s *testenv.RedisServer, name string, ended *atomic.Bool) {
 	looks, most := 0, int64(0)
 	for ; !ended.Load(); time.Sleep(3 * time.Millisecond) {
@@ -196,7 +199,7 @@ func soakPermits(t *testing.T, version string) {
 	b.onlyLimit(t, name)
 }
 
-// takeAll takes all permits at once, gives them back, and closes the client.
+// takeAll acquires all permits at once, releases them, and closes the client.
 func takeAll(t *testing.T, c *dsync.Client, name string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), hangGuard)
@@ -211,7 +214,8 @@ func takeAll(t *testing.T, c *dsync.Client, name string) {
 	}
 }
 
-// onlyLimit wants nothing on the server but the limit, and all permits free.
+// onlyLimit checks that the server has no key but the limit, and that all
+// permits are free.
 func (b *bed) onlyLimit(t *testing.T, name string) {
 	t.Helper()
 	node := b.node(name)

@@ -25,11 +25,11 @@ const (
 	soakFreeze = soakTTL + time.Second
 )
 
-// TestSoak has threads and goroutines of two processes each take three locks at
-// random, while processes are frozen and killed. What they were told is judged
-// as a whole, and of the fair lock the order of grants and how they were shared
-// as well. The fair lock of versions whose waiters may sleep for ever when a
-// holder dies is left out.
+// TestSoak makes threads and goroutines of two processes each acquire three
+// locks at random, while processes are frozen and killed. The test judges all
+// results together. For the fair lock it also judges the order of grants and
+// their distribution. It omits the fair lock of versions whose waiters may
+// sleep forever when a holder dies.
 func TestSoak(t *testing.T) {
 	t.Parallel()
 	t.Run("plain", func(t *testing.T) { t.Parallel(); soak(t, "plain", agent.Versions(agent.New, agent.Old)) })
@@ -51,18 +51,18 @@ type soaking struct {
 	dir     string
 	names   []string
 	ended   atomic.Bool
-	wg      sync.WaitGroup // of what speaks for the threads of Java
+	wg      sync.WaitGroup // goroutines that record for the threads of Java
 	lives   []*life
 }
 
-// life is one process, from its start to its end.
+// life is the lifetime of one process.
 type life struct {
 	label   string
 	version string // of Redisson, or ""
 	process *testenv.Process
-	id      string    // which its holds begin with
+	id      string    // the prefix of its holds
 	askers  int       // threads or goroutines
-	to      time.Time // zero while it lives
+	to      time.Time // zero while it is alive
 	killed  bool
 	frozen  []span
 }
@@ -110,7 +110,7 @@ func soak(t *testing.T, kind string, versions []string) {
 	}
 }
 
-// disturb freezes and kills processes in turn, until the end.
+// disturb freezes and kills processes in turn until end.
 func (s *soaking) disturb(t *testing.T, now []*life, end time.Time) {
 	for i := 0; ; i++ {
 		time.Sleep(soakCalm)
@@ -122,13 +122,13 @@ func (s *soaking) disturb(t *testing.T, now []*life, end time.Time) {
 			s.freeze(*l)
 		} else {
 			*l = s.replace(t, *l)
-			time.Sleep(*soakFor / 10) // each waiter of a fair lock that died holds up the others for 5 s
+			time.Sleep(*soakFor / 10) // each dead waiter of a fair lock delays the others for 5 s
 		}
 	}
 	time.Sleep(soakCalm)
 }
 
-// soakVictims are frozen and killed, by turns.
+// soakVictims are frozen and killed, in turn.
 var soakVictims = []int{0, 1, 2, 3, 1, 0, 3, 2}
 
 func (s *soaking) freeze(l *life) {
@@ -146,7 +146,7 @@ func (s *soaking) freeze(l *life) {
 func (s *soaking) replace(t *testing.T, l *life) *life {
 	fault := history.FaultKill
 	if l.version != "" {
-		fault = "kill of java" // whose events are recorded here
+		fault = "kill of java" // this process records its events
 	}
 	off := s.history.Fault(fault, l.label)
 	defer off()
@@ -161,7 +161,7 @@ func (s *soaking) replace(t *testing.T, l *life) *life {
 func (s *soaking) url() string {
 	url := "redisson://" + s.server.Addr + "?ttl=" + soakTTL.String()
 	if s.kind == "fair" {
-		url += "&fair=true&order=fifo" // so that all callers have the same share
+		url += "&fair=true&order=fifo" // gives all callers the same share
 	}
 	return url
 }
@@ -172,7 +172,7 @@ func (s *soaking) born(l *life) *life {
 	return l
 }
 
-// judge looks for two holders of a lock, and for attempts that got stuck.
+// judge looks for a lock with two holders, and for attempts that got stuck.
 func (s *soaking) judge(t *testing.T) {
 	if err := s.history.Close(); err != nil {
 		t.Fatal(err)
@@ -198,16 +198,16 @@ func (s *soaking) events(t *testing.T) []history.Event {
 	return events
 }
 
-// free wants all locks to be free soon after everybody has gone.
+// free checks that all locks are free soon after all processes have ended.
 func (s *soaking) free(t *testing.T) {
 	for _, name := range s.names {
 		testenv.Eventually(t, func() bool { return s.server.Do("EXISTS", name) == int64(0) }, name+" is free")
 	}
 }
 
-// judgeOrder wants nobody to have been overtaken in the queue but those who
-// were frozen or dead while they waited: the protocol lets others throw them
-// out when their time is over.
+// judgeOrder checks that no waiter was overtaken in the queue, except waiters
+// that were frozen or dead while they waited. The protocol lets other clients
+// remove such a waiter when its time has expired.
 func (s *soaking) judgeOrder(t *testing.T, order *arrivals) {
 	excused, bad := 0, 0
 	for _, o := range order.overtaking {
@@ -228,15 +228,16 @@ func (s *soaking) judgeOrder(t *testing.T, order *arrivals) {
 }
 
 // disturbed reports whether the process was frozen or dead at some time between
-// the two.
+// from and to.
 func (l *life) disturbed(from, to time.Time) bool {
 	return l.killed && l.to.Before(to) || slices.ContainsFunc(l.frozen, func(f span) bool { return f.from.Before(to) && f.to.After(from) })
 }
 
-// shares returns how many grants the askers of each side got for each that they
-// would have got if every grant went to any of those who could ask at the time
-// with the same probability. A rate would not do: there are twenty times as
-// many grants before the first fault as after some, and not both sides have the
+// shares returns, for each side, the ratio of the grants that its callers
+// received to the grants that they would have received if each grant went with
+// equal probability to any caller that was able to request the lock at the
+// time. A rate would be misleading: there are twenty times as many grants
+// before the first fault as after some faults, and the sides do not have the
 // same processes at both times.
 func (s *soaking) shares(t *testing.T) map[string]float64 {
 	events := s.events(t)
@@ -287,8 +288,8 @@ func (s *soaking) shares(t *testing.T) map[string]float64 {
 // side returns "java" or "go".
 func side(label string) string { return strings.TrimRight(label, "0123456789") }
 
-// jain is Jain's index of fairness: 1 if all are equal, 1/n if one of n has
-// everything.
+// jain returns Jain's fairness index: 1 if all values are equal, 1/n if one of
+// n has everything.
 func jain(x []float64) float64 {
 	sum, squares := 0.0, 0.0
 	for _, v := range x {

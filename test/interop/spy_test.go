@@ -10,17 +10,17 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// spy listens on a channel.
+// spy subscribes to a channel.
 type spy struct{ messages chan string }
 
-// spyOn listens to the plain messages of a channel.
+// spyOn subscribes to the plain messages of a channel.
 func spyOn(tb testing.TB, s *testenv.RedisServer, channel string) *spy {
 	tb.Helper()
 	return spyBy(tb, s, func(b rueidis.Builder) rueidis.Completed { return b.Subscribe().Channel(channel).Build() })
 }
 
-// spyOnShard listens to the sharded messages of a channel, on the node of its
-// slot.
+// spyOnShard subscribes to the sharded messages of a channel, on the node of
+// its slot.
 func spyOnShard(tb testing.TB, s *testenv.RedisServer, channel string) *spy {
 	tb.Helper()
 	return spyBy(tb, s, func(b rueidis.Builder) rueidis.Completed { return b.Ssubscribe().Channel(channel).Build() })
@@ -48,8 +48,8 @@ func spyBy(tb testing.TB, s *testenv.RedisServer, subscribe func(rueidis.Builder
 	return sp
 }
 
-// expect waits for the messages, and wants no other one before them or soon
-// after.
+// expect waits for the messages, and checks that no other message arrives
+// before them or soon after.
 func (sp *spy) expect(tb testing.TB, want ...string) {
 	tb.Helper()
 	var got []string

@@ -9,43 +9,44 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// bed is the servers of one backend, for all its cells.
+// bed describes the servers of one backend. All cells of the backend share it.
 type bed struct {
 	name   string
-	faults map[string]string // those that apply, and why exclusion is not promised under them, or ""
+	faults map[string]string // applicable faults, each with why exclusion is not promised, or ""
 	info   driver.Info
 
-	nodes   []node         // that clients connect to
-	hosts   *testenv.Hosts // of the nodes, if they have their own
+	nodes   []node         // nodes that clients connect to
+	hosts   *testenv.Hosts // hosts of the nodes, if they have their own
 	links   bool           // workers reach them through links that can be disturbed
-	pace    time.Duration  // between two attempts of a goroutine, at most; 0 is pace
-	clients int            // in one process, for a backend inside of it; otherwise 0
+	pace    time.Duration  // longest pause between two attempts of a goroutine; 0 means pace
+	clients int            // clients per process if the backend is inside the process, otherwise 0
 	url     func(addrs []string) string
-	left    func(names []string) []string // what there is of locks with these names, and of clients
-	rest    map[string]time.Duration      // after a fault, beside that after every fault
-	// within which everybody is granted everything again after a fault
+	left    func(names []string) []string // the remains of these locks, and connected clients
+	rest    map[string]time.Duration      // extra pause after a fault, by fault
+	// time after a fault within which every name must be granted again
 	recover time.Duration
-	votes   bool          // two that ask at the same time may refuse each other
-	tied    bool          // what has a connection ends with it, at the server, at once
-	early   time.Duration // by which a session may end before its time, as documented
+	votes   bool          // two concurrent attempts may refuse each other
+	tied    bool          // the server ends everything a connection holds as soon as it closes
+	early   time.Duration // how much a session may end before its time, as documented
 	// the fault after which the backend may end sessions that were kept alive
 	ends string
 
-	leader      func() int          // of nodes, or -1
+	leader      func() int          // number of the leading node, or -1
 	newLeader   func()              // makes another node the leader
-	endSessions func() int          // of clients, at the server, and says how many
-	wipe        func(nodes ...node) // removes what nodes that are down have on disk
+	endSessions func() int          // ends client sessions at the server, and returns their number
+	wipe        func(nodes ...node) // removes the data on disk of nodes that are down
 	clock       func(i int, d time.Duration)
 	clockOff    func(i int) time.Duration
 	strain      func() strain
 
 	refusals []refusal
-	refused  func() int64 // requests so far
-	// addresses of proxies that refuse requests, one for each node, where the
-	// servers do not refuse by themselves
+	refused  func() int64 // requests refused so far
+	// addresses of proxies that refuse requests, one for each node, if the
+	// servers cannot refuse requests themselves
 	front []string
-	// takeOver makes another server take over from a node, and returns its
-	// address, and what has to be done when the address has moved.
+	// takeOver makes another server take over from a node. It returns the
+	// address of that server, and a function to call when the address has
+	// moved.
 	takeOver func(c *cell, node int) (addr string, after func())
 }
 
@@ -58,7 +59,7 @@ type node interface {
 	Pid() int
 }
 
-// processes is how many workers the bed has.
+// processes returns the number of workers of the bed.
 func (b *bed) processes() int {
 	if b.clients > 0 {
 		return 1
@@ -94,14 +95,14 @@ func (b *bed) ask(tb testing.TB) *bed {
 	return b
 }
 
-// apart is the bed with nodes on hosts.
+// apart puts the bed's nodes on hosts.
 func (b *bed) apart(hosts *testenv.Hosts) *bed {
 	b.hosts = hosts
 	return b
 }
 
-// oneAddress is the bed of clients that have one address for several servers.
-// The server behind it freezes, and another one takes over.
+// oneAddress prepares a bed whose clients use one address for several servers.
+// The server behind the address freezes, and another one takes over.
 func (b *bed) oneAddress(tb testing.TB, servers []node) *bed {
 	b.nodes, b.front = servers[:1], nil
 	active := 0
@@ -117,8 +118,8 @@ func (b *bed) oneAddress(tb testing.TB, servers []node) *bed {
 	return b.ask(tb)
 }
 
-// leftBehind gives holds of those that were killed the time to run out, and
-// says what is left then.
+// leftBehind waits for the holds of killed workers to expire, and returns what
+// is left then.
 func (b *bed) leftBehind(names []string) []string {
 	if b.left == nil {
 		return nil
@@ -138,7 +139,7 @@ func join(kind string, found []string) (left []string) {
 	return left
 }
 
-// address is where clients connect to a server.
+// address returns the address at which clients connect to a server.
 func address(n node) string {
 	switch s := n.(type) {
 	case *testenv.RedisServer:

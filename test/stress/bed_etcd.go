@@ -13,13 +13,13 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// etcdBed is one etcd, or a cluster.
+// etcdBed returns a bed of one etcd server or of a cluster.
 func etcdBed(tb testing.TB, servers ...*testenv.EtcdServer) *bed {
 	b := &bed{name: "etcd", links: true}
 	if len(servers) > 1 {
 		b.name = fmt.Sprint("etcd ×", len(servers))
-		// a leader that goes on ends leases by what it knew before it stood
-		// still
+		// a frozen leader that continues ends leases by its state from before
+		// the freeze
 		b.ends = "server-freeze"
 	}
 	for _, s := range servers {
@@ -34,13 +34,13 @@ func etcdBed(tb testing.TB, servers ...*testenv.EtcdServer) *bed {
 	e := etcdAdmin{tb: tb, client: client, servers: servers}
 	b.left, b.leader, b.newLeader, b.endSessions = e.left, e.leader, e.newLeader, e.revoke
 	b.strain = e.strain()
-	b.recover = 30 * time.Second // leases last anew when the leader has failed
+	b.recover = 30 * time.Second // a new leader restarts the TTL of all leases
 	g, front := etcdGate(tb, b.addrs())
 	b.refusals, b.refused, b.front = []refusal{g.refusal(answersOfEtcd)}, g.count.Load, front
 	return b.ask(tb)
 }
 
-// etcdOneAddressBed is a cluster behind one address.
+// etcdOneAddressBed returns a bed of a cluster behind one address.
 func etcdOneAddressBed(tb testing.TB) *bed {
 	servers := testenv.EtcdCluster(tb, 3)
 	b := etcdBed(tb, servers...)
@@ -49,13 +49,14 @@ func etcdOneAddressBed(tb testing.TB) *bed {
 	return b.oneAddress(tb, b.nodes)
 }
 
-// etcdApartBed is a cluster on hosts of their own.
+// etcdApartBed returns a bed of a cluster whose servers have hosts of their
+// own.
 func etcdApartBed(tb testing.TB) *bed {
 	hosts := testenv.NewHosts(tb, 3)
 	return etcdBed(tb, testenv.EtcdClusterOn(hosts)...).apart(hosts)
 }
 
-// etcdAdmin asks servers behind the back of the driver.
+// etcdAdmin queries servers without the driver.
 type etcdAdmin struct {
 	tb      testing.TB
 	client  *clientv3.Client
@@ -84,7 +85,8 @@ func (e etcdAdmin) left(names []string) (left []string) {
 	return left
 }
 
-// leader returns the number of the leader in the eyes of itself, or -1.
+// leader returns the number of the server that considers itself the leader, or
+// -1.
 func (e etcdAdmin) leader() int {
 	for i, s := range e.servers {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
@@ -122,7 +124,7 @@ func (e etcdAdmin) newLeader() {
 	testenv.Eventually(e.tb, func() bool { now := e.leader(); return now >= 0 && now != old }, "another node leads")
 }
 
-// strain tells requests alone.
+// strain reports only the number of requests.
 func (e etcdAdmin) strain() func() strain {
 	var before int64
 	return func() strain {
@@ -137,7 +139,7 @@ func (e etcdAdmin) strain() func() strain {
 	}
 }
 
-// revoke ends every second lease, and says how many.
+// revoke revokes every second lease and returns their number.
 func (e etcdAdmin) revoke() (n int) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
@@ -149,7 +151,7 @@ func (e etcdAdmin) revoke() (n int) {
 		if i%2 == 1 {
 			continue
 		}
-		if _, err := e.client.Revoke(ctx, l.ID); err == nil { // else it has just ended
+		if _, err := e.client.Revoke(ctx, l.ID); err == nil { // on an error, the lease has just ended
 			n++
 		}
 	}

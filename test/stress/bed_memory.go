@@ -5,7 +5,8 @@ import (
 	"time"
 )
 
-// memoryBed is a process with the backend inside, and three clients of it.
+// memoryBed returns a bed of one process that contains the backend and three
+// clients.
 func memoryBed(tb testing.TB) *bed {
 	b := &bed{name: "memory", clients: 3, pace: 3 * time.Millisecond}
 	b.url = func([]string) string { return "memory://stress?ttl=" + TTL.String() }

@@ -14,7 +14,7 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// postgresBed is one PostgreSQL.
+// postgresBed returns a bed of one PostgreSQL server.
 func postgresBed(tb testing.TB) *bed {
 	server, clock := testenv.PostgresClock(tb)
 	for _, command := range []string{"create role locker login", "grant create on database postgres to locker", "grant set on parameter deadlock_timeout to locker"} {
@@ -36,8 +36,8 @@ func postgresBed(tb testing.TB) *bed {
 		return time.Until(time.Unix(seconds, 0))
 	}
 	b.endSessions = func() int {
-		// Those that have an odd number, or those that have an even one, but
-		// with locks among them.
+		// All sessions with odd process IDs or all sessions with even ones, so
+		// that sessions with locks are among them.
 		return len(ask(tb, server, `select 'ended ' || ended from (
 				select pg_terminate_backend(pid), pid as ended from pg_stat_activity where backend_type = 'client backend'
 					and pid <> pg_backend_pid() and pid % 2 = (select pid % 2 from pg_locks where locktype = 'advisory' limit 1)
@@ -93,8 +93,8 @@ func postgresRefusals(tb testing.TB, server *testenv.PostgresServer) (all []refu
 	return all
 }
 
-// postgresOneAddressBed is a server of which a replica takes over, which has no
-// locks. The old server stands still then, and comes to an end.
+// postgresOneAddressBed returns a bed of a server and a replica that takes
+// over. The replica has no locks. The old server freezes and is then stopped.
 func postgresOneAddressBed(tb testing.TB) *bed {
 	server := testenv.Postgres(tb)
 	b := &bed{name: "pglock behind one address", tied: true, nodes: []node{server}, links: true}
@@ -124,7 +124,7 @@ func do(tb testing.TB, s *testenv.PostgresServer, commands string) {
 		tb.Fatal(err)
 	}
 	for _, setting := range []string{"statement_timeout", "lock_timeout", "idle_session_timeout", "default_transaction_read_only"} {
-		config.RuntimeParams[setting] = "0" // whatever the server's configuration says
+		config.RuntimeParams[setting] = "0" // overrides the server's configuration
 	}
 	conn, err := pgconn.ConnectConfig(ctx, config)
 	if err != nil {

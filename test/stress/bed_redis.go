@@ -14,12 +14,12 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// redisBed is one server that keeps everything on disk. Order is that of the
-// waiters: "", "fair" or "fifo".
+// redisBed returns a bed of one server that keeps everything on disk. The order
+// of the waiters is "", "fair" or "fifo".
 func redisBed(tb testing.TB, order string) *bed {
 	dir := tb.TempDir()
 	if err := os.Mkdir(filepath.Join(dir, "snapshot"), 0o755); err != nil {
-		// so that none can be written
+		// so that no file can be written
 		tb.Fatal(err)
 	}
 	server, clock := testenv.RedisClock(tb, "--appendonly", "yes", "--appendfsync", "always", "--dir", dir, "--dbfilename", "snapshot",
@@ -31,7 +31,7 @@ func redisBed(tb testing.TB, order string) *bed {
 	}
 	if order != "" {
 		b.name += " " + order
-		b.recover = 50 * time.Second // each waiter that has died holds up the others for 5 s
+		b.recover = 50 * time.Second // each dead waiter delays the others for 5 s
 		b.rest = map[string]time.Duration{"worker-kill": 15 * time.Second}
 	}
 	b.left = func(names []string) []string { return leftOnRedis(names, server) }
@@ -48,7 +48,8 @@ func redisBed(tb testing.TB, order string) *bed {
 	return b.ask(tb)
 }
 
-// oneAddressBed is servers behind addresses of which replicas take over.
+// oneAddressBed returns a bed of servers behind addresses at which replicas
+// take over.
 func oneAddressBed(tb testing.TB, scheme string, nodes int) *bed {
 	b := &bed{name: scheme + " behind one address", votes: nodes > 1, links: true}
 	var servers []*testenv.RedisServer
@@ -59,7 +60,7 @@ func oneAddressBed(tb testing.TB, scheme string, nodes int) *bed {
 	b.url = func(addrs []string) string {
 		options := "?ttl=" + TTL.String()
 		if scheme != "redisson" {
-			options += "&durable=true" // the replicas have what the servers had
+			options += "&durable=true" // the replicas have the data of the servers
 		}
 		return scheme + "://" + strings.Join(addrs, ",") + options
 	}
@@ -69,7 +70,7 @@ func oneAddressBed(tb testing.TB, scheme string, nodes int) *bed {
 	return b.ask(tb)
 }
 
-// redlockBed is five servers that keep nothing.
+// redlockBed returns a bed of five servers without persistence.
 func redlockBed(tb testing.TB) *bed {
 	b := &bed{name: "redlock", votes: true, links: true}
 	var servers []*testenv.RedisServer
@@ -84,12 +85,12 @@ func redlockBed(tb testing.TB) *bed {
 	b.left = func(names []string) []string { return leftOnRedis(names, servers...) }
 	b.clock, b.clockOff = func(i int, d time.Duration) { clocks[i].Set(d) }, b.redisClock
 	b.strain = redisStrain(servers...)
-	b.wipe = func(...node) {} // they keep nothing
+	b.wipe = func(...node) {} // nothing is on disk
 	// new nodes do not count for their first TTL, in whole seconds
 	b.rest = map[string]time.Duration{"majority-loss": TTL + 2*time.Second}
 	b.endSessions = func() int { return killClients(servers...) }
 	b.refusals = redisRefusals(tb, func(random *rand.Rand) []*testenv.RedisServer {
-		// a majority now and then
+		// sometimes a majority
 		some := slices.Clone(servers)
 		random.Shuffle(len(some), func(i, j int) { some[i], some[j] = some[j], some[i] })
 		return some[:1+random.IntN(len(some))]
@@ -99,7 +100,8 @@ func redlockBed(tb testing.TB) *bed {
 	return b.ask(tb)
 }
 
-// sentinelBed is a primary with replicas that three sentinels watch.
+// sentinelBed returns a bed of a primary and its replicas, monitored by three
+// sentinels.
 func sentinelBed(tb testing.TB, s *testenv.Sentinel) *bed {
 	b := &bed{name: "redisson sentinel"}
 	for _, n := range s.Nodes {
@@ -107,7 +109,8 @@ func sentinelBed(tb testing.TB, s *testenv.Sentinel) *bed {
 	}
 	turn := 0
 	b.url = func([]string) string {
-		// each begins with another sentinel, which may be apart from the others
+		// each client begins with another sentinel, which may be cut off from
+		// the others
 		sentinels := s.SentinelAddrs()
 		turn = (turn + 1) % len(sentinels)
 		sentinels = slices.Concat(sentinels[turn:], sentinels[:turn])
@@ -123,8 +126,8 @@ func sentinelBed(tb testing.TB, s *testenv.Sentinel) *bed {
 			if s.Primary() != before {
 				return redisInfo(s.Primary(), "replication", "role") == "master"
 			}
-			// Refused while one is under way, and asked for again when that was
-			// given up.
+			// Refused while a failover is in progress, and requested again
+			// after that one was abandoned.
 			_, _ = s.Sentinels[0].Try("SENTINEL", "FAILOVER", s.Master)
 			return false
 		}, "there is a new primary")
@@ -135,7 +138,7 @@ func sentinelBed(tb testing.TB, s *testenv.Sentinel) *bed {
 	return b.ask(tb)
 }
 
-// clusterBed is masters with a replica each.
+// clusterBed returns a bed of masters with one replica each.
 func clusterBed(tb testing.TB, k *testenv.Cluster) *bed {
 	b := &bed{name: "redisson cluster"}
 	for _, n := range k.Nodes {
@@ -148,7 +151,7 @@ func clusterBed(tb testing.TB, k *testenv.Cluster) *bed {
 	b.endSessions = func() int { return killClients(k.Nodes...) }
 	b.strain = redisStrain(k.Nodes...)
 	role := func(i int) string { return redisInfo(k.Nodes[i], "replication", "role") }
-	b.leader = func() int { // any master does
+	b.leader = func() int { // any master will do
 		for i, n := range k.Nodes {
 			if state, err := n.Try("CLUSTER", "INFO"); err == nil && strings.Contains(state.(string), "cluster_state:ok") && role(i) == "master" {
 				return i
@@ -163,7 +166,7 @@ func clusterBed(tb testing.TB, k *testenv.Cluster) *bed {
 				var asked time.Time
 				testenv.Eventually(tb, func() bool {
 					if time.Since(asked) > 6*time.Second { // the servers give up after 5 s
-						_, _ = k.Nodes[i].Try("CLUSTER", "FAILOVER") // the two agree, and nothing is lost
+						_, _ = k.Nodes[i].Try("CLUSTER", "FAILOVER") // a coordinated switch; nothing is lost
 						asked = time.Now()
 					}
 					return role(i) == "master" && role(old) == "slave"
@@ -187,8 +190,8 @@ func clusterBed(tb testing.TB, k *testenv.Cluster) *bed {
 	return b.ask(tb)
 }
 
-// sentinelApartBed is a primary with replicas and sentinels on three hosts.
-// Where replicas have to confirm, there is one.
+// sentinelApartBed returns a bed of a primary with replicas and sentinels on
+// three hosts. If replicas must confirm, there is only one replica.
 func sentinelApartBed(tb testing.TB, confirm bool) *bed {
 	hosts := testenv.NewHosts(tb, 3)
 	if !confirm {
@@ -197,8 +200,8 @@ func sentinelApartBed(tb testing.TB, confirm bool) *bed {
 	return sentinelBed(tb, testenv.RedisSentinelOn(hosts, 1)).confirmed(tb).apart(hosts)
 }
 
-// clusterApartBed is a cluster on three hosts, with each replica on another one
-// than its master.
+// clusterApartBed returns a bed of a cluster on three hosts. Each replica is on
+// a different host than its master.
 func clusterApartBed(tb testing.TB, confirm bool) *bed {
 	hosts := testenv.NewHosts(tb, 3)
 	b := clusterBed(tb, testenv.RedisClusterOn(hosts, 1)).apart(hosts)
@@ -208,8 +211,8 @@ func clusterApartBed(tb testing.TB, confirm bool) *bed {
 	return b
 }
 
-// confirmed is the bed of clients whose grants and renewals a replica has to
-// confirm.
+// confirmed returns the bed with clients that require a replica to confirm
+// grants and renewals.
 func (b *bed) confirmed(tb testing.TB) *bed {
 	url := b.url
 	b.name += ", waitreplicas"
@@ -238,14 +241,14 @@ func redisInfo(s *testenv.RedisServer, section, field string) string {
 	return ""
 }
 
-// redisClock is how far a server's clock is off.
+// redisClock returns the offset of a server's clock.
 func (b *bed) redisClock(i int) time.Duration {
 	seconds, _ := strconv.ParseInt(asRedis(b.nodes[i]).Do("TIME").([]any)[0].(string), 10, 64)
 	return time.Until(time.Unix(seconds, 0))
 }
 
-// redisStrain returns the strain of servers, and looks from now on for requests
-// that take longer than some milliseconds.
+// redisStrain returns the strain of the servers. From now on, the servers
+// record requests that take longer than a few milliseconds.
 func redisStrain(servers ...*testenv.RedisServer) func() strain {
 	var before int64
 	for _, s := range servers {
@@ -267,7 +270,7 @@ func redisStrain(servers ...*testenv.RedisServer) func() strain {
 	}
 }
 
-// killClients ends the connections of all clients, and says how many.
+// killClients closes the connections of all clients and returns their number.
 func killClients(servers ...*testenv.RedisServer) (n int) {
 	for _, s := range servers {
 		for _, kind := range []string{"normal", "pubsub"} {
@@ -277,14 +280,14 @@ func killClients(servers ...*testenv.RedisServer) (n int) {
 	return n
 }
 
-// isFullLimit reports whether a key is that of permits which are all free: the
-// limit is kept.
+// isFullLimit reports whether a key belongs to permits that are all free. The
+// backend keeps such a key for the limit.
 func isFullLimit(s *testenv.RedisServer, key string) bool {
 	return s.Do("TYPE", key) == "string" && s.Do("GET", key) == strconv.Itoa(permitLimit)
 }
 
-// leftOnRedis says what there is of locks, except what tokens are counted in,
-// and of clients.
+// leftOnRedis lists the clients and what is left of the locks, except the token
+// counters.
 func leftOnRedis(names []string, servers ...*testenv.RedisServer) (left []string) {
 	ours := func(s string) bool {
 		return !strings.HasPrefix(s, "dsync_turn:") && !strings.HasSuffix(s, ":dsync_turn") && slices.ContainsFunc(names, func(name string) bool { return strings.Contains(s, name) })

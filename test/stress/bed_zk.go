@@ -15,7 +15,7 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// zkBed is one ZooKeeper, or an ensemble.
+// zkBed returns a bed of one ZooKeeper server or of an ensemble.
 func zkBed(tb testing.TB, servers ...*testenv.ZooKeeperServer) *bed {
 	b := &bed{name: "zk", links: true, early: 50 * time.Millisecond}
 	if len(servers) > 1 {
@@ -29,7 +29,7 @@ func zkBed(tb testing.TB, servers ...*testenv.ZooKeeperServer) *bed {
 	b.left, b.endSessions, b.strain = z.left, z.endSessions, z.strain
 	if len(servers) > 1 {
 		b.leader = func() int { return slices.IndexFunc(servers, (*testenv.ZooKeeperServer).Leads) }
-		b.newLeader = func() { // the protocol has no other way
+		b.newLeader = func() { // the protocol offers no other way
 			old := servers[b.leader()]
 			old.Kill()
 			testenv.Eventually(tb, func() bool { return b.leader() >= 0 }, "the others have a leader")
@@ -42,16 +42,16 @@ func zkBed(tb testing.TB, servers ...*testenv.ZooKeeperServer) *bed {
 	return b.ask(tb)
 }
 
-// zkOneAddressBed is an ensemble behind one address.
+// zkOneAddressBed returns a bed of an ensemble behind one address.
 func zkOneAddressBed(tb testing.TB) *bed {
 	b := zkBed(tb, testenv.ZooKeeperEnsemble(tb, 3)...)
 	b.name += " behind one address"
 	return b.oneAddress(tb, b.nodes)
 }
 
-// zkApartBed is an ensemble on hosts of their own. A follower that does not
-// hear of its leader gives up after twice the TTL, as with the usual settings
-// and a TTL of 5 s.
+// zkApartBed returns a bed of an ensemble whose servers have hosts of their
+// own. A follower that does not hear from its leader gives up after twice the
+// TTL, as with the usual settings and a TTL of 5 s.
 func zkApartBed(tb testing.TB) *bed {
 	hosts := testenv.NewHosts(tb, 3)
 	b := zkBed(tb, testenv.ZooKeeperEnsembleOn(hosts, "tickTime=500", "syncLimit=8")...).apart(hosts)
@@ -59,13 +59,13 @@ func zkApartBed(tb testing.TB) *bed {
 	return b
 }
 
-// zkAdmin asks servers behind the back of the driver.
+// zkAdmin queries servers without the driver.
 type zkAdmin struct {
 	tb      testing.TB
 	servers []*testenv.ZooKeeperServer
 }
 
-// command sends one of the commands of four letters.
+// command sends a four-letter command.
 func (z zkAdmin) command(s *testenv.ZooKeeperServer, four string) string {
 	c, err := net.DialTimeout("tcp", s.Addr, patience)
 	if err != nil {
@@ -80,8 +80,8 @@ func (z zkAdmin) command(s *testenv.ZooKeeperServer, four string) string {
 	return string(text)
 }
 
-// left says what sessions, with nodes of theirs, and connections there are.
-// Nodes are those of the leader.
+// left lists the connections, and the sessions that have nodes. The leader's
+// nodes count.
 func (z zkAdmin) left([]string) (left []string) {
 	leader := z.leader()
 	for _, node := range z.nodes(leader) {
@@ -100,8 +100,8 @@ func (z zkAdmin) left([]string) (left []string) {
 	return left
 }
 
-// logStrays logs what followers have and their leader has not, and do not get
-// rid of. That is between them, and no client's doing.
+// logStrays logs nodes that followers keep although their leader does not have
+// them. No client causes these.
 func (z zkAdmin) logStrays(leader *testenv.ZooKeeperServer) {
 	for end := time.Now().Add(TTL); ; time.Sleep(50 * time.Millisecond) {
 		var strays []string
@@ -122,7 +122,7 @@ func (z zkAdmin) logStrays(leader *testenv.ZooKeeperServer) {
 	}
 }
 
-// nodes returns the ephemeral nodes that a server has, with their sessions.
+// nodes returns the ephemeral nodes of a server, with their sessions.
 func (z zkAdmin) nodes(s *testenv.ZooKeeperServer) (nodes []string) {
 	session := ""
 	for line := range strings.Lines(z.command(s, "dump")) {
@@ -136,17 +136,17 @@ func (z zkAdmin) nodes(s *testenv.ZooKeeperServer) (nodes []string) {
 	return nodes
 }
 
-// strain tells requests alone: what a server says of the time that it takes for
-// them is that in its queue.
+// strain reports only the number of requests, because the time that a server
+// reports for them is the time in its queue.
 func (z zkAdmin) strain() (all strain) {
 	for _, s := range z.servers {
 		all.requests += s.Requests()
-		z.command(s, "srst") // they count from 0 again
+		z.command(s, "srst") // resets the counters
 	}
 	return all
 }
 
-// leader is the server that knows all sessions.
+// leader returns the server that knows all sessions.
 func (z zkAdmin) leader() *testenv.ZooKeeperServer {
 	if i := slices.IndexFunc(z.servers, (*testenv.ZooKeeperServer).Leads); i >= 0 {
 		return z.servers[i]
@@ -155,7 +155,7 @@ func (z zkAdmin) leader() *testenv.ZooKeeperServer {
 }
 
 // endSessions closes every second session that has a node, as its client would,
-// and says how many.
+// and returns their number.
 func (z zkAdmin) endSessions() (n int) {
 	i := 0
 	for line := range strings.Lines(z.command(z.leader(), "dump")) {
@@ -175,7 +175,8 @@ func (z zkAdmin) endSessions() (n int) {
 	return n
 }
 
-// endSession connects as the client of the session would, and says good-bye.
+// endSession connects as the client of the session would, and closes the
+// session.
 func (z zkAdmin) endSession(id uint64) error {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
@@ -186,7 +187,7 @@ func (z zkAdmin) endSession(id uint64) error {
 	defer c.Close()
 	_ = c.SetDeadline(time.Now().Add(patience))
 	hello := binary.BigEndian.AppendUint32(nil, 44)
-	hello = append(hello, make([]byte, 12)...) // version of the protocol, last transaction seen
+	hello = append(hello, make([]byte, 12)...) // protocol version, last transaction seen
 	hello = binary.BigEndian.AppendUint32(hello, uint32(TTL.Milliseconds()))
 	hello = binary.BigEndian.AppendUint64(hello, id)
 	hello = binary.BigEndian.AppendUint32(hello, 16)
@@ -210,8 +211,9 @@ func (z zkAdmin) endSession(id uint64) error {
 	return err
 }
 
-// sessionPassword is what a server gives a session: 16 bytes of
-// java.util.Random, with the number of the session and a constant as seed.
+// sessionPassword computes the password that a server gives to a session: 16
+// bytes of java.util.Random, seeded with the number of the session and a
+// constant.
 func sessionPassword(id uint64) []byte {
 	const multiplier, mask = 0x5DEECE66D, 1<<48 - 1
 	state := (id ^ 0xB3415C00 ^ multiplier) & mask

@@ -1,7 +1,7 @@
-// Package stress lets processes lock on real servers while servers, networks,
-// clocks and processes fail, and decides from the records of all of them
-// whether every promise was kept. A cell is one backend under one fault; the
-// table of all cells is what a user can expect of the backends.
+// Package stress runs processes that lock on real servers while servers,
+// networks, clocks and processes fail. From the records of all processes it
+// decides whether every promise was kept. A cell is one backend under one
+// fault. The table of all cells shows users what to expect of the backends.
 package stress
 
 import (
@@ -21,31 +21,31 @@ import (
 )
 
 const (
-	// TTL is that of all locks.
+	// TTL is the TTL of all locks.
 	TTL = 2 * time.Second
-	// patience is how long an attempt waits that should be granted. What takes
+	// patience limits an attempt that must be granted. An attempt that takes
 	// longer is stuck.
 	patience = 60 * time.Second
 
 	workers = 3                     // processes
-	pace    = 15 * time.Millisecond // between two attempts of a goroutine, at most
+	pace    = 15 * time.Millisecond // longest pause between two attempts of a goroutine
 	warmUp  = 1500 * time.Millisecond
-	calm    = 800 * time.Millisecond // after each fault, at least
+	calm    = 800 * time.Millisecond // shortest pause after each fault
 )
 
-// Plan is how cells are run.
+// Plan describes how cells are run.
 type Plan struct {
 	Seed       uint64
-	Injections int // of the fault, in each cell
-	Operations int // in each cell, about, and at least if the machine is not too busy
-	// directory for time lines and pictures; "" keeps them where a failure
-	// needs them
+	Injections int // injections of the fault in each cell
+	Operations int // approximate number in each cell, reached unless the machine is too busy
+	// directory for timelines and pictures; if it is "", they are written only
+	// after a failure, to a temporary directory
 	Out   string
 	Plant string // a bug, for tests of this package
 	Long  bool   // with faults that take minutes
 }
 
-// cell is one backend under one fault, while it runs.
+// cell is a running test of one backend under one fault.
 type cell struct {
 	Plan
 	t      *testing.T
@@ -58,31 +58,31 @@ type cell struct {
 	files    []string
 	own      *history.History
 	resource *resource
-	names    []string // the worker's: those for everybody, the patient one, the long one
-	// the name that the workers read and write; "" where the backend does not
-	// offer that
+	names    []string // names for all workers: the shared ones, the patient one, the long one
+	// name that the workers read and write; "" if the backend does not support
+	// that
 	shared string
-	// the name whose permits the workers take; "" where the backend does not
-	// offer that
+	// name whose permits the workers acquire; "" if the backend does not
+	// support permits
 	permits   string
-	election  string        // the name that the workers campaign for; "" if they do not
-	crowded   string        // the name that crowds wait for
-	unrelated string        // a name that they have nothing to do with
-	joined    time.Duration // how long the last crowd took to wait for it
+	election  string        // name that the workers campaign for; "" if they do not campaign
+	crowded   string        // name that crowds wait for
+	unrelated string        // name that the crowds do not use
+	joined    time.Duration // how long the last crowd took to start waiting
 	workers   []*running
-	begun     int // workers so far
+	begun     int // workers started so far
 
 	result Result
 }
 
-// running is a worker process, and the links that it has to the servers.
+// running is a worker process with its links to the servers.
 type running struct {
 	*testenv.Process
 	label string
-	links []*wire.Wire // one to each server, if the bed has links
+	links []*wire.Wire // one for each server, if the bed has links
 }
 
-// run runs a cell on a bed whose servers are in order, and leaves them so.
+// run runs a cell on a bed whose servers work, and leaves them working.
 func run(t *testing.T, p Plan, b *bed, f *Fault) *Result {
 	seed := fnv.New64a()
 	fmt.Fprint(seed, p.Seed, b.name, f.Name)
@@ -141,7 +141,7 @@ func (c *cell) work() {
 func (c *cell) inject(i int) {
 	start := time.Now()
 	if c.fault.kills {
-		c.fault.inject(c, i) // it records each death by itself
+		c.fault.inject(c, i) // the fault records each death itself
 	} else {
 		off := c.own.Fault(c.fault.Name, fmt.Sprint(i))
 		c.fault.inject(c, i)
@@ -151,13 +151,13 @@ func (c *cell) inject(i int) {
 	c.result.Faulty += time.Since(start)
 }
 
-// invalid says that a fault was not really injected.
+// invalid records that a fault was not really injected.
 func (c *cell) invalid(format string, args ...any) {
 	c.result.Invalid = append(c.result.Invalid, fmt.Sprintf(format, args...))
 }
 
-// require waits for what a fault needs to be one. Without it the run proves
-// nothing.
+// require waits until the precondition of a fault is met. Without it the run
+// proves nothing.
 func (c *cell) require(there func() bool, otherwise string, args ...any) {
 	for end := time.Now().Add(10 * time.Second); !there(); c.sleep(10 * time.Millisecond) {
 		if time.Now().After(end) {
@@ -167,8 +167,8 @@ func (c *cell) require(there func() bool, otherwise string, args ...any) {
 	}
 }
 
-// await waits until there were so many operations, as far as the machine gets
-// there in time.
+// await waits until the workers have completed the given number of operations,
+// or until the machine has had enough time for them.
 func (c *cell) await(operations int) {
 	for end := time.Now().Add(30 * time.Second); c.resource.written() < operations && time.Now().Before(end); {
 		c.sleep(50 * time.Millisecond)
@@ -184,7 +184,7 @@ func (c *cell) sleep(d time.Duration) {
 
 func (c *cell) upTo(d time.Duration) time.Duration { return time.Duration(c.random.Int64N(int64(d))) }
 
-// outlasts is a time that is longer than the TTL.
+// outlasts returns a duration that is longer than the TTL.
 func (c *cell) outlasts() time.Duration { return TTL + TTL/8 + c.upTo(TTL/2) }
 
 func (c *cell) file(label string) string {
@@ -213,8 +213,8 @@ func (c *cell) spawn() *running {
 		Pace: c.bed.pace, Hold: TTL, Bounded: c.fault.bounded,
 	}
 	if c.fault.apart {
-		// some are held from the beginning of the fault until servers end
-		// sessions that others confirm
+		// some locks are held from the beginning of the fault until servers end
+		// sessions that other servers confirm
 		w.Hold = 3 * TTL
 		w.Quiet = c.begun%3 != 0
 	}
@@ -226,15 +226,16 @@ func (c *cell) spawn() *running {
 	return r
 }
 
-// ready waits until the worker was granted something.
+// ready waits until the worker has been granted a lock.
 func (c *cell) ready(w *running) {
 	if got := w.Line(); got != "ready" {
 		c.t.Fatalf("%s says %q, want ready", w.label, got)
 	}
 }
 
-// victim is the worker that holds the long lock, or half of the times the one
-// that leads, or one that has permits, or else one by chance.
+// victim returns the worker that holds the long lock or, sometimes, the leader
+// or a worker that has permits. One time in four, or if there is no such
+// worker, it returns a random one.
 func (c *cell) victim() int {
 	who := c.resource.holder(c.names[3])
 	if c.permits != "" && c.random.IntN(3) == 0 {
@@ -248,31 +249,31 @@ func (c *cell) victim() int {
 	return c.random.IntN(len(c.workers))
 }
 
-// holder is the worker that holds the long lock, as far as the resource knows,
+// holder returns the worker that holds the long lock according to the resource,
 // or -1.
 func (c *cell) holder() int { return c.worker(c.resource.holder(c.names[3])) }
 
-// worker is the worker of a user, or -1.
+// worker returns the worker of a user, or -1.
 func (c *cell) worker(who string) int {
 	label, _, _ := strings.Cut(who, ".")
 	return slices.IndexFunc(c.workers, func(w *running) bool { return w.label == label })
 }
 
-// end lets all workers come to an end by themselves, side by side, and looks at
-// what is left on the servers.
+// end lets all workers finish concurrently, and checks what is left on the
+// servers.
 func (c *cell) end() {
 	for _, w := range c.workers {
 		w.Send("end")
 	}
 	for _, w := range c.workers {
 		last := ""
-		for line := range w.Lines { // until it has ended
+		for line := range w.Lines { // until the worker has ended
 			last = line
 		}
 		if err := w.Wait(); err != nil || last != "ended" {
 			c.result.Failed = append(c.result.Failed, fmt.Sprintf("%s ended with %q and %v", w.label, last, err))
 		}
-		w.each((*wire.Wire).Heal) // servers hear of the end of connections that were silent
+		w.each((*wire.Wire).Heal) // the servers notice the end of connections that were silent
 	}
 	names := append(c.names[:len(c.names):len(c.names)], c.crowded, c.unrelated)
 	for _, name := range []string{c.shared, c.permits, c.election} {
@@ -281,7 +282,7 @@ func (c *cell) end() {
 		}
 	}
 	left := c.bed.leftBehind(names)
-	if c.fault.jumps { // what could not be given back lasts longer by the jump
+	if c.fault.jumps { // the jump extends locks that could not be released
 		c.t.Logf("not promised: %d are left: %v", len(left), left)
 		return
 	}

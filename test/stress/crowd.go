@@ -13,22 +13,22 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// crowd is what a client of a worker has locked, or waits for, by order of the
-// cell.
+// crowd is a group of goroutines of one client that hold or wait for locks on
+// the orders of the cell.
 type crowd struct {
 	client *dsync.Client
-	driver driver.Driver // of the client
+	driver driver.Driver // the driver of the client
 	held   map[string]*dsync.Lease
 
 	waiting sync.WaitGroup
 	started atomic.Int64
 	limit   bool // the deadline ends the wait
 	end     context.CancelFunc
-	wrong   chan error // of waiters that did not return as they should have; one is enough
+	wrong   chan error // from waiters that did not return as they should have; one error is enough
 }
 
-// obey carries out an order, and returns how many milliseconds that took, or -1
-// for one that could not be carried out.
+// obey carries out an order and returns its duration in milliseconds, or -1 if
+// the order could not be carried out.
 func (c *crowd) obey(order string) (int64, error) {
 	var kind, name string
 	var n, ms int
@@ -49,7 +49,7 @@ func (c *crowd) obey(order string) (int64, error) {
 		}
 	case "wait":
 		err = c.wait(name, n, time.Duration(ms)*time.Millisecond)
-	case "settle": // until nobody is in the queue, as far as the backend tells
+	case "settle": // until the queue is empty, as far as the backend reports
 		for end := start.Add(crowdPatience); ; time.Sleep(50 * time.Millisecond) {
 			var s driver.Status
 			if s, err = c.inspect(name); err == nil && s.Waiters <= 0 {
@@ -80,8 +80,8 @@ func (c *crowd) obey(order string) (int64, error) {
 	return time.Since(start).Milliseconds(), nil
 }
 
-// crowdPatience is how long a member of a crowd waits. The one who gave the
-// order hears of the failure.
+// crowdPatience limits the wait of a member of a crowd. The failure is reported
+// to the cell that gave the order.
 const crowdPatience = 45 * time.Second
 
 func (c *crowd) lock(name string) (*dsync.Lease, error) {
@@ -90,9 +90,10 @@ func (c *crowd) lock(name string) (*dsync.Lease, error) {
 	return c.client.Lock(ctx, name)
 }
 
-// wait lets n goroutines wait for a name that another client holds, until they
-// are told to leave, or for a while. It returns when all of them are in the
-// queue of the backend, or of the client if that lets one ask for all.
+// wait makes n goroutines wait for a name that another client holds, until they
+// are canceled or limit has passed. It returns when all of them are in the
+// queue of the backend, or of the client if the client sends one request for
+// all of its waiters.
 func (c *crowd) wait(name string, n int, limit time.Duration) error {
 	var ctx context.Context
 	c.limit = limit > 0
@@ -136,8 +137,9 @@ func (c *crowd) inspect(name string) (driver.Status, error) {
 	return i.Inspect(context.Background(), name)
 }
 
-// inLine is how many wait, as far as the backend tells. Where one asks for all
-// others of a client, all do when they have begun.
+// inLine returns the number of waiters that the backend reports. If a client
+// sends one request for all of its waiters, they all count as soon as they have
+// started.
 func (c *crowd) inLine(name string) (int, error) {
 	s, err := c.inspect(name)
 	if c.client.Info().Order == driver.FIFO {

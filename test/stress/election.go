@@ -12,24 +12,24 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// shortElections are the cells with an election in a short run, by backend. In
-// a long run all cells have one.
+// shortElections lists the cells with an election in a short run, by backend.
+// In a long run every cell has one.
 var shortElections = map[string]string{"etcd": "worker-kill", "redisson": "worker-freeze"}
 
-// longestTerm is how long a leader leads at most.
+// longestTerm limits how long a leader leads.
 const longestTerm = 2 * TTL
 
-// campaign is one call of Elect. It is the Locker of that call, too, and so
-// records each attempt and each term.
+// campaign is one call of Elect. It is also the Locker of that call, so that it
+// can record each attempt and each term.
 type campaign struct {
 	*user
-	end  context.CancelFunc // of Elect's ctx
-	op   *history.Op        // of the term; nil if there is none
+	end  context.CancelFunc // cancels the ctx of Elect
+	op   *history.Op        // the current term, or nil
 	term history.Claim
 }
 
-// elect is a candidate until it has led once and resigned. A term that is lost
-// is followed by another candidacy.
+// elect campaigns until it has led once and resigned. If a term is lost, it
+// campaigns again.
 func (u *user) elect() {
 	ctx, cancel := context.WithTimeout(context.Background(), patience+longestTerm)
 	defer cancel()
@@ -55,13 +55,13 @@ func (c *campaign) Lock(ctx context.Context, name string, opts ...dsync.LockOpti
 	return l, nil
 }
 
-// TryLock implements dsync.Locker. Elect has no use for it.
+// TryLock implements dsync.Locker. Elect does not call it.
 func (c *campaign) TryLock(context.Context, string, ...dsync.LockOption) (*dsync.Lease, error) {
 	return nil, errors.ErrUnsupported
 }
 
-// lead writes for as long as it leads by its own word, then resigns, every
-// other time by the end of ctx.
+// lead writes as long as its lease reports that it leads, then resigns. Every
+// other time, the end of ctx makes it resign.
 func (c *campaign) lead(ctx context.Context, term *dsync.Lease) error {
 	defer func() { c.op.Releasing(ctx) }() // Unlock follows
 	c.once.Do(func() { fmt.Println("ready") })
@@ -70,7 +70,7 @@ func (c *campaign) lead(ctx context.Context, term *dsync.Lease) error {
 	tick := time.NewTicker(TTL / 20)
 	defer tick.Stop()
 	lasts := c.upTo(TTL / 8)
-	if c.random.IntN(3) == 0 { // so that most of the time there is a leader who has renewed
+	if c.random.IntN(3) == 0 { // so that most of the time the leader has renewed its term
 		lasts = TTL/4 + c.upTo(longestTerm-TTL/4)
 	}
 	end := time.NewTimer(lasts)
@@ -79,13 +79,13 @@ func (c *campaign) lead(ctx context.Context, term *dsync.Lease) error {
 		lost := c.op.Check()
 		c.store.access(term.Name(), term.Token(), driver.Exclusive, c.label)
 		if lost != nil {
-			c.op.Lost() // and what was written had been under way
+			c.op.Lost() // the write had already started
 			return nil
 		}
 		select {
 		case <-tick.C:
 		case <-done:
-			done = nil // the lease says whether it is lost
+			done = nil // the lease reports whether it is lost
 		case <-end.C:
 			if c.random.IntN(2) == 0 {
 				c.end()
@@ -96,8 +96,8 @@ func (c *campaign) lead(ctx context.Context, term *dsync.Lease) error {
 	return nil
 }
 
-// over records the end of the term, if there was one. err is what Elect has
-// returned.
+// over records the end of the term, if there was one. err is the error that
+// Elect returned.
 func (c *campaign) over(err error) {
 	if c.op == nil {
 		return
@@ -113,23 +113,23 @@ func (c *campaign) over(err error) {
 	c.op = nil
 }
 
-// believer is the word of a leader who has noted that it was elected, and looks
-// no more.
+// believer is the lease of a leader that remembers that it was elected and does
+// not check again.
 type believer struct{ *dsync.Lease }
 
 func (believer) Err() error { return nil }
 
-// witness observes the election with a client, for as long as there are faults,
-// and then has to know who leads.
+// witness observes the election with a client as long as there are faults. Then
+// it must know the leader.
 type witness struct {
 	client *dsync.Client
 
 	mu   sync.Mutex
 	last dsync.Status
-	err  error // why it has stopped to observe
+	err  error // why it has stopped observing
 }
 
-// observe ends with ctx.
+// observe runs until ctx ends.
 func (w *witness) observe(ctx context.Context, name string) {
 	for status, err := range w.client.Observe(ctx, name) {
 		w.mu.Lock()
@@ -144,7 +144,7 @@ func (w *witness) seen() (dsync.Status, error) {
 	return w.last, w.err
 }
 
-// testify leads, and waits until the witness knows.
+// testify becomes the leader, and waits until the witness sees it.
 func (u *user) testify(ctx context.Context, w *witness) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -172,8 +172,8 @@ func (u *user) testify(ctx context.Context, w *witness) error {
 	}
 }
 
-// observable is a driver that history.Tap has made, with what Observe needs of
-// the driver behind it.
+// observable is a driver made by history.Tap, with the methods of the driver
+// behind it that Observe needs.
 type observable struct {
 	driver.Driver
 	driver.Inspector
@@ -193,7 +193,7 @@ func newObservable(d driver.Driver) driver.Driver {
 	return o
 }
 
-// Watch implements driver.Watcher, also for a driver that does not.
+// Watch implements driver.Watcher, even if the driver does not.
 func (o observable) Watch(name string, changed func()) (stop func(), err error) {
 	if w, ok := o.behind.(driver.Watcher); ok {
 		return w.Watch(name, changed)

@@ -9,26 +9,26 @@ import (
 	"github.com/go-dsync/dsync/conformance/wire"
 )
 
-// Fault is a kind of failure. Inject has one happen, and returns when
-// everything works again, as far as the repair can tell.
+// Fault is a kind of failure. Inject causes it, and returns when everything
+// works again, as far as the repair can determine.
 type Fault struct {
 	Name string
-	What string // for people
+	What string // description for readers of the table
 
-	kills   bool // workers, each death being recorded
-	removes bool // holds of workers that are alive
-	sleeps  bool // the machine of a worker, as the worker sees it, and not the server
-	cuts    bool // connections
-	rare    bool // a fifth of the injections, since each takes long
-	long    bool // in long runs alone
-	apart   bool // hosts of servers, where a bed has hosts
-	jumps   bool // the clock by which the server ends holds
-	refuses bool // requests, at the servers or in front of them
-	bounded bool // no call of a worker may outlast its time
+	kills   bool // kills workers, and records each death
+	removes bool // removes holds of live workers
+	sleeps  bool // suspends the machine as a worker sees it, but not the server
+	cuts    bool // cuts connections
+	rare    bool // a fifth of the injections, because each takes long
+	long    bool // in long runs only
+	apart   bool // separates the hosts of servers, where a bed has hosts
+	jumps   bool // moves the clock by which the server ends holds
+	refuses bool // refuses requests, at the servers or in front of them
+	bounded bool // no call of a worker may exceed its time limit
 	inject  func(c *cell, i int)
 }
 
-// Faults are all faults, in the order of the table.
+// Faults lists all faults in the order of the table.
 var Faults = []*Fault{
 	{Name: "worker-kill", What: "SIGKILL of a process; another one takes its place", kills: true, inject: killWorker},
 	{Name: "worker-freeze", What: "SIGSTOP of a process for longer than the TTL, mostly of one that holds a lock", inject: freezeWorker},
@@ -77,9 +77,9 @@ var Faults = []*Fault{
 		inject: insideFor("lose")},
 }
 
-// killWorker kills a process and starts another one, or, every other time, has
-// the other one wait in line with all workers before the holder is killed: then
-// no newcomer asks after the death, and so helps the waiters out.
+// killWorker kills a process and starts another one. Every other time, the new
+// process waits in line with all workers before the holder is killed. Then no
+// newcomer sends a request after the death, which could help the waiters.
 func killWorker(c *cell, i int) {
 	begin := func() {
 		next := c.spawn()
@@ -109,13 +109,13 @@ func killWorker(c *cell, i int) {
 
 func freezeWorker(c *cell, _ int) {
 	w := c.workers[c.victim()]
-	w.Stop() // returns when the worker stands still
+	w.Stop() // returns when the worker has stopped
 	c.sleep(c.outlasts())
 	w.Cont()
 }
 
-// jumpWorker lets the wall clock of a process jump, and back after more than
-// the TTL.
+// jumpWorker moves the wall clock of a process, and moves it back after more
+// than the TTL.
 func jumpWorker(c *cell, i int) {
 	w := c.workers[c.victim()]
 	hour := int64([]int{3600, -3600}[i%2])
@@ -132,10 +132,10 @@ func jumpWorker(c *cell, i int) {
 	}
 }
 
-// sleepWorker lets a process with a lock believe that its machine has slept for
-// longer than the TTL. The process has to say at once that its leases are over.
-// Only the clocks of the worker tell of the sleep: no time passes, so the
-// servers end nothing by themselves.
+// sleepWorker makes a process with a lock believe that its machine has slept
+// for longer than the TTL. The process must report at once that its leases have
+// ended. Only the clocks of the worker show the sleep. No time passes, so the
+// servers end nothing.
 func sleepWorker(c *cell, _ int) {
 	told := int64(0)
 	c.require(func() bool {
@@ -158,8 +158,8 @@ func (c *cell) askWorker(w *running, order string) (answer int64) {
 
 func connected(l *wire.Wire) bool { return l.Traffic().Open > 0 }
 
-// linked is a victim whose links carry something. After the last fault a client
-// may take a while to connect again.
+// linked returns a victim whose links carry traffic. After the last fault a
+// client may take a while to reconnect.
 func (c *cell) linked() *running {
 	w := c.workers[c.victim()]
 	c.require(w.connected, "%s had no connection when its links were to fail", w.label)
@@ -168,7 +168,7 @@ func (c *cell) linked() *running {
 
 func (w *running) connected() bool { return slices.ContainsFunc(w.links, connected) }
 
-// dropped is how many bytes the links have lost.
+// dropped returns the number of bytes that the links have lost.
 func (w *running) dropped() (n int64) {
 	w.each(func(l *wire.Wire) { n += l.Traffic().Dropped })
 	return n
@@ -218,8 +218,8 @@ func loseAnswers(c *cell, _ int) {
 	w.each((*wire.Wire).Heal)
 }
 
-// partition keeps a process from a node with a connection to it: some clients
-// connect to one of all nodes.
+// partition separates a process from a node to which it is connected. Some
+// clients connect to only one of the nodes.
 func partition(c *cell, i int) {
 	w := c.linked()
 	first := (i + c.random.IntN(2)) % len(w.links)
@@ -231,7 +231,7 @@ func partition(c *cell, i int) {
 	l.Heal()
 }
 
-// starve lets everybody have little of the CPU, as a quota does.
+// starve gives all processes little CPU time, as a quota does.
 func starve(c *cell, _ int) {
 	type stopped struct{ stop, cont func() }
 	var all []stopped

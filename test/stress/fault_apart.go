@@ -5,9 +5,10 @@ import (
 	"time"
 )
 
-// keepApart lets a host be silent to others, them to it, or both. Every other
-// time it is the leader's; otherwise one that a holder has its session with, if
-// it has one with a single node. The others are all, or the leader alone.
+// keepApart blocks the packets from a host to others, from the others to the
+// host, or both. Every other time the host is the leader's. Otherwise it is the
+// host of a holder's session, if the holder has a session with a single node.
+// The others are all other hosts, or only the leader's.
 func keepApart(c *cell, i int) {
 	leader := c.hostOf(c.leader())
 	victim, peers := leader, slices.DeleteFunc([]int{0, 1, 2}, func(k int) bool { return k == leader })
@@ -38,12 +39,13 @@ func keepApart(c *cell, i int) {
 	c.require(reached, "hosts %d and %d are still apart", victim, peers[0])
 }
 
-// hostOf is the host of a node.
+// hostOf returns the host of a node.
 func (c *cell) hostOf(node int) int { return c.bed.hosts.Of(address(c.bed.nodes[node])) }
 
-// follower is a host without the leader: that of the one node to which somebody
-// is connected who has just been granted the long lock. It is any other if
-// nobody is, as where clients are connected to all nodes.
+// follower returns a host other than the leader's: the host of the only node to
+// which the most recent holder of the long lock is connected. It returns any
+// other host if there is no such node, as where clients are connected to all
+// nodes.
 func (c *cell) follower(leader int) int {
 	before := c.holder()
 	for end := time.Now().Add(10 * time.Second); c.bed.links && time.Now().Before(end); c.sleep(10 * time.Millisecond) {

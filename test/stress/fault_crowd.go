@@ -7,25 +7,25 @@ import (
 	"github.com/go-dsync/dsync/conformance/wire"
 )
 
-// strain is what servers had to do since they were asked last.
+// strain is the load of the servers since the last query.
 type strain struct {
-	longest  time.Duration // for one request
-	requests int64         // those inside of scripts included
+	longest  time.Duration // the longest single request
+	requests int64         // including those inside of scripts
 }
 
 const (
 	crowdSize = 1500
-	// perWaiter is how many requests a waiter that leaves may cost the servers,
-	// beside what others ask for meanwhile.
+	// perWaiter is how many requests a leaving waiter may cost the servers, in
+	// addition to the requests of other clients in that time.
 	perWaiter = 50
-	// longestRequest is how long others may have to wait for the server since
-	// it is busy with one request. It is far above what one takes, and below
-	// what a renewal can wait.
+	// longestRequest limits how long other clients may wait while the server is
+	// busy with one request. It is far above the time of one request, and below
+	// the time that a renewal can wait.
 	longestRequest = TTL / 8
 )
 
-// watchStalls begins to watch for how long this process has no processor, as
-// its servers may have none.
+// watchStalls measures for how long this process, and so possibly its servers,
+// gets no processor.
 func watchStalls() (longest func() time.Duration) {
 	const tick = 5 * time.Millisecond
 	stop, longestStall := make(chan struct{}), make(chan time.Duration)
@@ -49,14 +49,14 @@ func watchStalls() (longest func() time.Duration) {
 	}
 }
 
-// party is a client.
+// party is one client of a worker.
 type party struct {
 	*cell
 	w      *running
 	client int
 }
 
-// parties are three clients, in different processes if there are several.
+// parties returns three clients, in different processes if there are several.
 func (c *cell) parties() (a, b, d party) {
 	all := make([]party, 3)
 	for i := range all {
@@ -66,8 +66,8 @@ func (c *cell) parties() (a, b, d party) {
 	return all[0], all[1], all[2]
 }
 
-// do lets a party carry out an order of a crowd. One that cannot be carried out
-// is a failure of the cell.
+// do makes a party carry out an order of a crowd. The cell fails if the order
+// cannot be carried out.
 func (p party) do(kind, name string, n int, limit time.Duration) time.Duration {
 	ms := p.askWorker(p.w, fmt.Sprintf("crowd %d %s %s %d %d", p.client, kind, name, n, limit.Milliseconds()))
 	if ms < 0 {
@@ -76,27 +76,27 @@ func (p party) do(kind, name string, n int, limit time.Duration) time.Duration {
 	return time.Duration(ms) * time.Millisecond
 }
 
-// crowdLeaves lets all waiters of a client end at once: canceled, or every
-// other time by a deadline that they have in common.
+// crowdLeaves makes all waiters of a client stop waiting at once: by
+// cancellation or, every other time, by a common deadline.
 func crowdLeaves(c *cell, i int) {
 	holder, waiters, other := c.parties()
 	holder.do("hold", c.crowded, 0, 0)
 	other.do("hold", c.unrelated, 0, 0)
 	limit := time.Duration(0)
 	if i%2 == 1 {
-		limit = max(6*time.Second, 3*c.joined) // they have to be there before it passes
+		limit = max(6*time.Second, 3*c.joined) // so that all have joined in time
 	}
 	joined := waiters.do("wait", c.crowded, crowdSize, limit)
 	c.joined = joined
 	if limit > 0 {
-		c.sleep(limit - joined - time.Second) // what others ask for meanwhile is not the crowd's
+		c.sleep(limit - joined - time.Second) // requests of this time do not count
 	}
 	stall := watchStalls()
 	if c.bed.strain != nil {
 		c.bed.strain()
 	}
 	left := waiters.do("leave", c.crowded, 0, 0)
-	other.do("free", c.unrelated, 0, 0) // fails if it was lost
+	other.do("free", c.unrelated, 0, 0) // fails if the lock was lost
 	settled := holder.do("settle", c.crowded, 0, 0)
 	holder.do("free", c.crowded, 0, 0)
 	regained := other.do("take", c.crowded, 0, 0)
@@ -114,10 +114,10 @@ func crowdLeaves(c *cell, i int) {
 	}
 }
 
-// outage keeps a process with waiters from the servers for a while, and has
-// them canceled meanwhile, or when it is over. The places that they had in a
-// queue are to be given back before anybody else has to wait for them to run
-// out.
+// outage cuts a process with waiters off from the servers for a while. It
+// cancels the waiters during the outage or after it. Their places in a queue
+// must be released before other clients have to wait for these places to
+// expire.
 func outage(d time.Duration, canceled bool) func(*cell, int) {
 	return func(c *cell, i int) {
 		holder, waiters, other := c.parties()
@@ -130,14 +130,14 @@ func outage(d time.Duration, canceled bool) func(*cell, int) {
 		} else {
 			w.each((*wire.Wire).Cut)
 		}
-		if i%3 != 0 { // until requests are under way that are not answered
+		if i%3 != 0 { // until requests without an answer are pending
 			c.sleep(TTL)
 		}
 		if canceled {
 			waiters.do("leave", c.crowded, 0, 0)
 		}
 		c.sleep(d)
-		w.each((*wire.Wire).Cut) // what is under way is lost
+		w.each((*wire.Wire).Cut) // everything in flight is lost
 		w.each((*wire.Wire).Heal)
 		if !canceled {
 			c.sleep(TTL)

@@ -13,7 +13,7 @@ type refusal struct {
 	begin func(c *cell) (end func())
 }
 
-// refuseCommands has servers refuse one kind of request after the other,
+// refuseCommands makes servers refuse one kind of request after the other,
 // usually for less than the TTL.
 func refuseCommands(c *cell, _ int) {
 	before := c.bed.refused()
@@ -32,19 +32,19 @@ func refuseCommands(c *cell, _ int) {
 	c.require(func() bool { return c.bed.refused() > before }, "the servers refused nothing")
 }
 
-// halfOpen makes a process lose the connections that it has, without notice.
-// New ones work.
+// halfOpen makes a process lose its open connections without notice. New
+// connections work.
 func halfOpen(c *cell, _ int) {
 	w := c.linked()
 	before := w.dropped()
 	c.require(func() bool {
-		w.each((*wire.Wire).Strand) // also a connection that was just being made
+		w.each((*wire.Wire).Strand) // including a connection that is being established
 		return w.dropped() > before
 	}, "%s sent nothing over its silent connections", w.label)
 }
 
-// moveAddress makes another server take over an address. Connections that are
-// open stay with the server before.
+// moveAddress makes another server take over an address. Open connections stay
+// with the old server.
 func moveAddress(c *cell, _ int) {
 	i := c.random.IntN(len(c.bed.nodes))
 	next, after := c.bed.takeOver(c, i)

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// anyNode is a node by chance, or the leader every other time.
+// anyNode returns a random node or, every other time, the leader.
 func (c *cell) anyNode(i int) node {
 	if c.bed.leader != nil && i%2 == 0 {
 		return c.bed.nodes[c.leader()]
@@ -15,7 +15,7 @@ func (c *cell) anyNode(i int) node {
 	return c.bed.nodes[c.random.IntN(len(c.bed.nodes))]
 }
 
-// leader is the number of the leader.
+// leader returns the number of the leader.
 func (c *cell) leader() int {
 	for end := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
 		if i := c.bed.leader(); i >= 0 {
@@ -27,7 +27,7 @@ func (c *cell) leader() int {
 	}
 }
 
-// down keeps nodes down for a while. Before they start again, it calls between.
+// down stops nodes for a while. It calls between before they start again.
 func (c *cell) down(nodes []node, d time.Duration, between func()) {
 	pids := make([]int, len(nodes))
 	for i, n := range nodes {
@@ -38,7 +38,7 @@ func (c *cell) down(nodes []node, d time.Duration, between func()) {
 	if between != nil {
 		between()
 	}
-	var all sync.WaitGroup // nodes of an ensemble answer when there are enough of them
+	var all sync.WaitGroup // nodes of an ensemble answer only when enough of them run
 	for _, n := range nodes {
 		all.Go(n.Start)
 	}
@@ -54,12 +54,12 @@ func restartServer(c *cell, i int) { c.down([]node{c.anyNode(i)}, c.upTo(time.Se
 
 func freezeServer(c *cell, i int) {
 	n := c.anyNode(i)
-	n.Freeze() // returns when it stands still
+	n.Freeze() // returns when the node is frozen
 	c.sleep(c.outlasts())
 	n.Thaw()
 }
 
-// some returns n nodes, the leader first every other time.
+// some returns n nodes. Every other time, the leader is the first.
 func (c *cell) some(n, i int) []node {
 	order := c.random.Perm(len(c.bed.nodes))
 	if c.bed.leader != nil && i%2 == 0 {
@@ -92,12 +92,12 @@ func changeLeader(c *cell, _ int) {
 }
 
 func killSessions(c *cell, _ int) {
-	// as long as nobody has a lock
+	// as long as no lock is held
 	c.require(func() bool { return c.bed.endSessions() > 0 }, "there was no session to end")
 }
 
-// loseDisk restarts one server, or, where there are several, all of them one
-// after the other.
+// loseDisk restarts one server or, if there are several, all of them one after
+// the other.
 func loseDisk(c *cell, i int) {
 	if len(c.bed.nodes) == 1 {
 		n := c.bed.nodes[0]
@@ -106,10 +106,10 @@ func loseDisk(c *cell, i int) {
 	}
 	n := c.bed.nodes[i%len(c.bed.nodes)]
 	c.down([]node{n}, c.upTo(200*time.Millisecond), func() { c.bed.wipe(n) })
-	c.sleep(TTL + time.Second) // until it counts again
+	c.sleep(TTL + time.Second) // until the server counts again
 }
 
-// flush flushes nodes, when there is something on each.
+// flush flushes nodes when each of them has data.
 func (c *cell) flush(nodes []node) {
 	for _, n := range nodes {
 		redis := asRedis(n)
@@ -123,7 +123,7 @@ func (c *cell) flush(nodes []node) {
 func flush(c *cell, i int)         { c.flush(c.some(max(1, c.minority()), i)) }
 func flushMajority(c *cell, i int) { c.flush(c.some(len(c.bed.nodes)/2+1, i)) }
 
-// evict lets a server have less memory than it uses.
+// evict limits the memory of a server to less than it uses.
 func evict(c *cell, _ int) {
 	redis := asRedis(c.bed.nodes[0])
 	before := redisInfo(redis, "stats", "evicted_keys")
@@ -158,7 +158,7 @@ func (c *cell) jump(nodes int, i int) {
 func jumpServer(c *cell, i int)   { c.jump(max(1, c.minority()), i) }
 func jumpMajority(c *cell, i int) { c.jump(len(c.bed.nodes)/2+1, i) }
 
-// inside is a fault that a process of the bed memory carries out by itself.
+// inside is a fault that a process of the memory bed carries out itself.
 func inside(order string) func(*cell, int) {
 	return func(c *cell, i int) { c.askWorker(c.workers[0], fmt.Sprint(order, " ", i%c.bed.clients)) }
 }

@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// Why exclusion is not promised.
+// Reasons why exclusion is not promised.
 const (
 	losesData  = "Redis forgets what it had"
 	losesWrite = "replication is asynchronous: a replica that takes over may not have seen a lock"
@@ -14,8 +14,8 @@ const (
 	losesVote  = "a lock that no more than a majority has got yet is free when one of these nodes forgets it"
 )
 
-// Faults of processes and clocks, of the network, and of one server; of several
-// that agree by a majority.
+// Faults of processes and clocks, of the network, of one server, and of several
+// servers that agree by a majority.
 const (
 	ofProcesses = "worker-kill worker-freeze worker-clock worker-sleep starved crowd-leaves "
 	ofNetworks  = "cut slow black-hole half-open lost-answers outage-canceled outage-long refused-commands "
@@ -29,10 +29,10 @@ var (
 	redisAlone = with(single, unsafe(losesData, "disk-loss flush evict"), unsafe(trusts, "clock"))
 )
 
-// applicable says, for each backend, which faults it can have, and why
-// exclusion is not promised under them, or "". Clients of sentinels and
-// clusters learn the addresses of servers from these, so there is nothing in
-// between that could fail.
+// applicable maps each backend to the faults that it can have, and each fault
+// to the reason why exclusion is not promised under it, or "". Clients of
+// sentinels and clusters learn the addresses of servers from them, so no link
+// between them can fail.
 var applicable = map[string]map[string]string{
 	"redisson":      redisAlone,
 	"redisson fair": redisAlone,
@@ -40,7 +40,7 @@ var applicable = map[string]map[string]string{
 	"redisson sentinel": with(safe(ofProcesses+"session-kill"),
 		unsafe(losesWrite, "leader-change node-loss server-freeze servers-apart refused-commands")),
 	"redisson cluster": with(safe(ofProcesses+"session-kill leader-change refused-commands"), unsafe(losesWrite, "node-loss server-freeze servers-apart")),
-	// What was granted, the one replica of each primary has.
+	// The only replica of each primary has every granted lock.
 	"redisson sentinel, waitreplicas": safe("servers-apart"),
 	"redisson cluster, waitreplicas":  safe("servers-apart"),
 
@@ -62,10 +62,10 @@ var applicable = map[string]map[string]string{
 	"memory": safe("worker-freeze starved crowd-leaves removed inside-cut inside-hang inside-lost-answers"),
 }
 
-// safe is faults under which everything is promised.
+// safe returns faults under which everything is promised.
 func safe(faults string) map[string]string { return unsafe("", faults) }
 
-// unsafe is faults under which exclusion is not promised, and why.
+// unsafe returns faults under which exclusion is not promised, and the reason.
 func unsafe(why, faults string) map[string]string {
 	all := map[string]string{}
 	for _, f := range strings.Fields(faults) {

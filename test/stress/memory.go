@@ -9,7 +9,7 @@ import (
 	"github.com/go-dsync/dsync/drivers/memory"
 )
 
-// memoryFault carries out a fault in the process that has the backend inside.
+// memoryFault carries out a fault in the process that contains the backend.
 func memoryFault(w *worker, kind string, client int) error {
 	d, ok := w.drivers[client].(*memory.Driver)
 	if !ok {

@@ -12,31 +12,32 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// permitLimit is how many permits there are. Each call asks for up to one less.
+// permitLimit is the number of permits. Each call requests at most one less.
 const permitLimit = 4
 
-// tally is how many permits were held at any time, by the word of the holders:
-// a count outside of workers and servers.
+// tally counts the permits that were held at any time, as reported by their
+// holders. The count is independent of workers and servers.
 type tally struct {
 	began time.Time
 
 	mu    sync.Mutex
 	stays []*stay
-	last  string // who told last that it has some
+	last  string // the last holder to report permits
 }
 
-// stay is permits that a holder said it has.
+// stay is a number of permits that a holder reported.
 type stay struct {
 	n int
-	// to is the deadline that the holder told last, or earlier the moment at
-	// which it told the end
+	// to is the last deadline that the holder reported, or the earlier moment
+	// at which it reported the end
 	from, to time.Duration
 }
 
 func (t *tally) now() time.Duration { return time.Since(t.began) }
 
-// told notes that who has n permits until a moment, and returns its stay, which
-// is s from the second time on; or, with n = 0, the end of s.
+// told records that the holder who has n permits until a moment. It returns the
+// stay of the holder; later calls pass that stay as s. With n = 0, told records
+// the end of s.
 func (t *tally) told(s *stay, n int, until time.Duration, who string) *stay {
 	now := t.now()
 	t.mu.Lock()
@@ -69,8 +70,8 @@ func (t *tally) count() int {
 	return len(t.stays)
 }
 
-// most returns how many permits were held at a time, at most, if each stay had
-// ended so much earlier.
+// most returns the largest number of permits held at one time, if each stay is
+// shortened by earlier.
 func (t *tally) most(earlier time.Duration) (most int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -87,8 +88,8 @@ func (t *tally) most(earlier time.Duration) (most int) {
 	return most
 }
 
-// permits takes some of the permits, now and then for as long as a few
-// renewals.
+// permits acquires some of the permits, sometimes for as long as a few renewals
+// take.
 func (u *user) permits() {
 	a := history.Attempt{Name: u.Permits, Mode: driver.Permit, Permits: 1 + u.random.IntN(permitLimit-1), Limit: permitLimit}
 	wait, hold := patience, u.upTo(4*time.Millisecond)
@@ -106,8 +107,8 @@ func (u *user) permits() {
 	time.Sleep(u.upTo(u.Pace))
 }
 
-// restoreLimit does what an operator would, when the backend has forgotten a
-// part of the permits.
+// restoreLimit does what an operator would do after the backend has lost some
+// of the permits.
 func (u *user) restoreLimit() {
 	ctx, cancel := context.WithTimeout(context.Background(), TTL)
 	defer cancel()
@@ -115,8 +116,8 @@ func (u *user) restoreLimit() {
 	done(u.drivers[0].(driver.Limiter).SetLimit(ctx, u.Permits, permitLimit))
 }
 
-// stay holds permits, and says so outside, until a moment in the time of the
-// resource which is not after the deadline of the lease.
+// stay holds permits and reports them to the tally. Their end is a moment in
+// the time of the resource that is not after the deadline of the lease.
 func (u *user) stay(l *dsync.Lease, op *history.Op, n int, d time.Duration) {
 	defer u.store.left()
 	tick := time.NewTicker(TTL / 10)

@@ -14,22 +14,22 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// The bugs that can be put between package dsync and a driver, to see whether
-// they are found.
+// Bugs that can be placed between package dsync and a driver, to check that the
+// cells find them.
 const (
-	// A renewal that crosses a release brings the hold back, and goes on for as
-	// long as the process lives.
+	// A renewal that is concurrent with a release restores the hold, and
+	// continues as long as the process lives.
 	plantRenewal = "renewal outlives release"
-	// The end of a lease is counted too late by a TTL.
+	// The end of a lease is reported too late by one TTL.
 	plantLateLoss = "loss told after the TTL"
-	// A waiter relies on the message of the release alone, which the end of a
-	// holder that is dead does not send.
+	// A waiter relies only on the message of a release. A dead holder does not
+	// send one.
 	plantNoBackstop = "waiter without a back-stop timer"
-	// Permits are given back by their number, whoever has them: a release that
-	// is repeated, or late, takes somebody else's.
+	// Permits are released by their number, regardless of their holder. A
+	// repeated or late release frees the permits of another holder.
 	plantByNumber = "permits given back by their number"
-	// A leader notes that it was elected, and does not stop at the loss of its
-	// term. This one is not in the driver: see campaign.
+	// A leader remembers that it was elected, and does not stop when its term
+	// is lost. This bug is not in the driver; see campaign.
 	plantFlag = "leader that does not stop at its loss"
 )
 
@@ -68,7 +68,7 @@ type revivingLease struct {
 	r *driver.Request
 }
 
-// Release releases, and one time in thirty there was a renewal under way.
+// Release releases. One time in thirty, a renewal was in flight.
 func (l *revivingLease) Release(ctx context.Context) error {
 	err := l.Lease.Release(ctx)
 	if err == nil && rand.IntN(30) == 0 {
@@ -87,7 +87,7 @@ func (l *revivingLease) renew() {
 	}
 }
 
-// unheard is the events of a request that nobody knows of.
+// unheard provides the events of a request that the backend does not know.
 type unheard struct{}
 
 func (unheard) Waiting()    {}
@@ -164,7 +164,7 @@ type countingLease struct {
 	n    int
 }
 
-// Release releases, and one time in ten twice.
+// Release releases, one time in ten twice.
 func (l *countingLease) Release(ctx context.Context) error {
 	err := l.Lease.Release(ctx)
 	if err == nil && rand.IntN(10) == 0 || errors.Is(err, driver.ErrNotHeld) {

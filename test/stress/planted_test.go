@@ -12,8 +12,8 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// TestPlanted puts known bugs into a driver and wants them to be found in cells
-// as TestStress runs them, and by the right rule.
+// TestPlanted puts known bugs into a driver, and checks that cells as
+// TestStress runs them find each bug by the right rule.
 func TestPlanted(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
@@ -24,7 +24,7 @@ func TestPlanted(t *testing.T) {
 		{plantLateLoss, "worker-freeze", []history.Rule{history.RuleOverlap, history.RuleLoss}},
 		{plantNoBackstop, "worker-kill", []history.Rule{history.RuleWake, history.RuleStuck}},
 		{plantByNumber, "worker-freeze", []history.Rule{history.RuleOverlap, history.RuleLoss}},
-		{plantFlag, "worker-freeze", []history.Rule{history.RuleOverlap, history.RuleLoss}}, // the latter if its time is over at its first look
+		{plantFlag, "worker-freeze", []history.Rule{history.RuleOverlap, history.RuleLoss}}, // RuleLoss if the term has ended at the first check
 	} {
 		t.Run(fmt.Sprint(test.bug, " under ", test.fault), func(t *testing.T) {
 			t.Parallel()
@@ -46,7 +46,7 @@ func TestPlanted(t *testing.T) {
 	}
 }
 
-// TestStaleWritesAreRefused asks the resource itself.
+// TestStaleWritesAreRefused tests the resource directly.
 func TestStaleWritesAreRefused(t *testing.T) {
 	h := history.New()
 	r := startResource(t, h)
@@ -62,7 +62,7 @@ func TestStaleWritesAreRefused(t *testing.T) {
 	write(b, "n", 7, "b")
 	write(a, "other", 1, "a")
 	a.access("n", 9, driver.Read, "a")
-	b.access("n", 8, driver.Read, "b") // beside the one before
+	b.access("n", 8, driver.Read, "b") // concurrent with the previous one
 	a.access("n", 6, driver.Read, "a") // late
 	if got := r.holder("n"); got != "b" {
 		t.Errorf("who wrote last: got %s, want b", got)
@@ -81,7 +81,7 @@ func TestStaleWritesAreRefused(t *testing.T) {
 	}
 }
 
-// TestTally asks the count of permits itself.
+// TestTally tests the count of permits directly.
 func TestTally(t *testing.T) {
 	a, b := &stay{n: 3, from: 10, to: 20}, &stay{n: 2, from: 20, to: 40}
 	c, d := &stay{n: 1, from: 30, to: 35}, &stay{n: 2, from: 33, to: 33}
@@ -109,7 +109,7 @@ func TestTally(t *testing.T) {
 	x.left()
 	y.left()
 	y.holds(3, y.now()+time.Hour, "y")
-	x.holds(1, 1, "x") // over when it was told
+	x.holds(1, 1, "x") // already ended when it was reported
 	if got := r.tally.most(0); got != 3 {
 		t.Errorf("got %d permits at a time, want 3", got)
 	}

@@ -30,7 +30,7 @@ type gate struct {
 	mu    sync.Mutex // guards random
 }
 
-// answer returns the error that a request is to be answered with, or nil.
+// answer returns the error with which to answer a request, or nil.
 func (g *gate) answer(request string) error {
 	g.seen.Store(request, nil)
 	rule := g.rule.Load()
@@ -44,8 +44,8 @@ func (g *gate) answer(request string) error {
 	return err
 }
 
-// refusal answers requests of one kind that was seen, or some of every kind,
-// with errors by chance.
+// refusal answers requests of one kind that was seen, or some requests of every
+// kind, with random errors.
 func (g *gate) refusal(answers []error) refusal {
 	return refusal{"by a proxy", func(c *cell) func() {
 		kinds := []string{""}
@@ -75,7 +75,7 @@ type unsure struct{ error }
 
 func asUnsure(err error) (u unsure, ok bool) { return u, errors.As(err, &u) }
 
-// answersOfEtcd are errors that say nothing untrue of keys and leases.
+// answersOfEtcd are errors that make no false statement about keys and leases.
 var answersOfEtcd = []error{
 	rpctypes.ErrGRPCNoSpace, rpctypes.ErrGRPCRequestTooManyRequests, rpctypes.ErrGRPCStopped, rpctypes.ErrGRPCNoLeader, rpctypes.ErrGRPCNotLeader,
 	rpctypes.ErrGRPCNotCapable, rpctypes.ErrGRPCNotSupportedForLearner, rpctypes.ErrGRPCUnhealthy, rpctypes.ErrGRPCCorrupt,
@@ -84,7 +84,7 @@ var answersOfEtcd = []error{
 	unsure{rpctypes.ErrGRPCLeaderChanged}, unsure{rpctypes.ErrGRPCTimeoutWaitAppliedIndex},
 }
 
-// etcdGate starts a proxy before each server.
+// etcdGate starts a proxy in front of each server.
 func etcdGate(tb testing.TB, servers []string) (g *gate, addrs []string) {
 	g = &gate{}
 	for _, server := range servers {
@@ -112,7 +112,7 @@ func etcdGate(tb testing.TB, servers []string) (g *gate, addrs []string) {
 	return g, addrs
 }
 
-// passRPC passes one RPC on, or refuses it, or refuses a message of its stream.
+// passRPC forwards one RPC. It may refuse the RPC, or a message of its stream.
 func (g *gate) passRPC(conn *grpc.ClientConn, in grpc.ServerStream) error {
 	method, _ := grpc.MethodFromServerStream(in)
 	kind := method[strings.LastIndexByte(method, '/')+1:]
@@ -126,7 +126,7 @@ func (g *gate) passRPC(conn *grpc.ClientConn, in grpc.ServerStream) error {
 		return err
 	}
 	ends := make(chan error, 2)
-	go func() { // ends when this function has returned, which ends RecvMsg
+	go func() { // ends after this function has returned, which ends RecvMsg
 		for {
 			var m []byte
 			if err := in.RecvMsg(&m); err != nil {
@@ -135,7 +135,7 @@ func (g *gate) passRPC(conn *grpc.ClientConn, in grpc.ServerStream) error {
 			}
 			refused := g.answer(kind)
 			if _, passes := asUnsure(refused); refused == nil || passes {
-				_ = out.SendMsg(m) // an error is that of RecvMsg, too
+				_ = out.SendMsg(m) // RecvMsg returns the same error
 			}
 			if refused != nil {
 				ends <- refused
@@ -169,7 +169,7 @@ func (g *gate) passRPC(conn *grpc.ClientConn, in grpc.ServerStream) error {
 	return err
 }
 
-// plainCodec leaves messages as they are.
+// plainCodec does not change messages.
 type plainCodec struct{}
 
 func (plainCodec) Marshal(v any) (mem.BufferSlice, error) {
@@ -185,25 +185,25 @@ func (plainCodec) Name() string { return "proto" }
 
 var _ encoding.CodecV2 = plainCodec{}
 
-// zkError is the code in an answer of ZooKeeper.
+// zkError is the error code in an answer of ZooKeeper.
 type zkError int32
 
 func (e zkError) Error() string { return fmt.Sprint("code ", int32(e)) }
 
-// answersOfZooKeeper are codes that say nothing untrue of nodes and sessions,
-// the names of which are in ZooKeeper's KeeperException.
+// answersOfZooKeeper are codes that make no false statement about nodes and
+// sessions. Their names are in ZooKeeper's KeeperException.
 var answersOfZooKeeper = []error{
 	zkError(-1), zkError(-2), zkError(-3), zkError(-5), zkError(-9), zkError(-102), zkError(-119), zkError(-124), zkError(-125), zkError(-127),
 	unsure{zkError(-4)}, unsure{zkError(-7)},
 }
 
-// requestsToZooKeeper are the kinds of requests by their numbers.
+// requestsToZooKeeper names the kinds of requests by their numbers.
 var requestsToZooKeeper = map[int32]string{
 	1: "create", 2: "delete", 3: "exists", 4: "getData", 5: "setData", 6: "getACL", 8: "getChildren", 9: "sync", 12: "getChildren2", 13: "check",
 	14: "multi", 15: "create2", 18: "removeWatches", 19: "createContainer", 21: "createTTL", 22: "multiRead", 106: "addWatch",
 }
 
-// zkGate starts a proxy before each server.
+// zkGate starts a proxy in front of each server.
 func zkGate(tb testing.TB, servers []string) (g *gate, addrs []string) {
 	g = &gate{}
 	for _, server := range servers {
@@ -232,8 +232,8 @@ func zkGate(tb testing.TB, servers []string) (g *gate, addrs []string) {
 	return g, addrs
 }
 
-// passZooKeeper passes the frames of a connection on, and answers those
-// requests that are refused.
+// passZooKeeper forwards the frames of a connection, and answers the requests
+// that are refused.
 func (g *gate) passZooKeeper(ctx context.Context, client net.Conn, addr string) {
 	defer client.Close()
 	server, err := new(net.Dialer).DialContext(ctx, "tcp", addr)
@@ -246,9 +246,9 @@ func (g *gate) passZooKeeper(ctx context.Context, client net.Conn, addr string) 
 		server.Close()
 	})
 	defer stop()
-	var mu sync.Mutex              // guards what follows, and writes to client
+	var mu sync.Mutex              // guards the following variables, and writes to client
 	var zxid uint64                // of the last answer
-	var unheard = map[int32]bool{} // requests whose answers are thrown away
+	var unheard = map[int32]bool{} // requests whose answers are discarded
 	var answers sync.WaitGroup
 	defer answers.Wait()
 	answers.Go(func() {

@@ -14,14 +14,14 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// requestsToRedis are the commands that drivers send. What scripts call is not
-// among them: a script that is stopped halfway is no refusal.
+// requestsToRedis are the commands that drivers send. Commands inside scripts
+// are not included, because a script that is stopped halfway was not refused.
 var requestsToRedis = strings.Fields("evalsha eval script subscribe ssubscribe unsubscribe sunsubscribe ping hello client info time wait pubsub " +
 	"set get del exists type scan config cluster")
 
-// redisRefusals makes servers refuse commands, those that pick chooses each
-// time. A server that is alone can also become the replica of nothing, and a
-// server with a directory can fail to write to it.
+// redisRefusals makes servers refuse commands. pick chooses the servers each
+// time. A single server can also become a replica of a master that does not
+// exist, and a server with a directory can fail to write to it.
 func redisRefusals(tb testing.TB, pick func(*rand.Rand) []*testenv.RedisServer, alone, disk bool) (all []refusal) {
 	add := func(name string, begin, end []string) {
 		all = append(all, refusal{name, func(c *cell) func() {
@@ -39,7 +39,7 @@ func redisRefusals(tb testing.TB, pick func(*rand.Rand) []*testenv.RedisServer, 
 			}
 		}})
 	}
-	for range 5 { // as often as the others together
+	for range 5 { // as often as all others together
 		all = append(all, refusal{"NOPERM", func(c *cell) func() {
 			var ends []func()
 			for _, s := range pick(c.random) {
@@ -66,7 +66,7 @@ func redisRefusals(tb testing.TB, pick func(*rand.Rand) []*testenv.RedisServer, 
 	add("max number of clients", append([]string{"CONFIG SET maxclients 1"}, kill...), []string{"CONFIG SET maxclients 10000"})
 	add("NOSCRIPT", []string{"SCRIPT FLUSH"}, nil)
 	policy := "noeviction"
-	if disk { // as the bed was started
+	if disk { // the settings with which the bed was started
 		policy = "allkeys-random"
 	}
 	add("OOM", []string{"CONFIG SET maxmemory-policy noeviction maxmemory 1"}, []string{"CONFIG SET maxmemory 0 maxmemory-policy " + policy})
@@ -76,7 +76,7 @@ func redisRefusals(tb testing.TB, pick func(*rand.Rand) []*testenv.RedisServer, 
 		add("MASTERDOWN", []string{"CONFIG SET replica-serve-stale-data no", "REPLICAOF 127.0.0.1 1"},
 			[]string{"REPLICAOF NO ONE", "CONFIG SET replica-serve-stale-data yes"})
 	}
-	if disk { // the name of the file is that of a directory
+	if disk { // a directory has the name of the file
 		add("MISCONF", []string{`CONFIG SET save "3600 1000000"`, "BGSAVE"}, []string{`CONFIG SET save ""`})
 	}
 	return append(all, refusal{"BUSY", func(c *cell) func() {
@@ -92,8 +92,7 @@ func redisRefusals(tb testing.TB, pick func(*rand.Rand) []*testenv.RedisServer, 
 	}})
 }
 
-// keepBusy runs a script on a server until the function that it returns is
-// called.
+// keepBusy runs a script on a server until the returned function is called.
 func keepBusy(tb testing.TB, s *testenv.RedisServer) (end func()) {
 	chief, script := dialRedis(tb, s), dialRedis(tb, s)
 	chief.do("CONFIG SET busy-reply-threshold 20")
@@ -130,8 +129,8 @@ func redisRefused(servers ...*testenv.RedisServer) func() int64 {
 	}
 }
 
-// redisChief is a connection of a user of its own, which servers refuse
-// nothing.
+// redisChief is a connection of a separate user, whose commands the server
+// never refuses.
 type redisChief struct {
 	net.Conn
 	tb testing.TB
@@ -166,7 +165,7 @@ func (r *redisChief) try(command string) string {
 
 func (r *redisChief) send(command string) {
 	_ = r.SetDeadline(time.Now().Add(patience))
-	fmt.Fprint(r, command, "\r\n") // an error makes the answer empty
+	fmt.Fprint(r, command, "\r\n") // on an error the answer is empty
 }
 
 func (r *redisChief) line() string {
@@ -174,8 +173,8 @@ func (r *redisChief) line() string {
 	return strings.TrimSpace(line)
 }
 
-// takeOverRedis makes each of several servers fail over to a replica and back.
-// Nothing is lost by it.
+// takeOverRedis makes each of several servers fail over to a replica and back,
+// without losing data.
 func takeOverRedis(tb testing.TB, servers []*testenv.RedisServer) (replicas []*testenv.RedisServer, takeOver func(*cell, int) (string, func())) {
 	for _, s := range servers {
 		host, port, _ := strings.Cut(s.Addr, ":")

@@ -14,10 +14,11 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// resource is what the locks protect: for each name the largest token of a
-// write. The resource refuses writes and reads with a smaller token, and
-// records each access. The token of a read is not kept: of two readers at the
-// same time neither is late. Workers reach the resource by a socket.
+// resource is the object that the locks protect. For each name it keeps the
+// largest token of a write. It refuses writes and reads with a smaller token,
+// and records each access. It does not keep the token of a read, because of two
+// concurrent readers neither is late. Workers connect to the resource through a
+// socket.
 type resource struct {
 	path    string
 	history *history.History
@@ -26,7 +27,7 @@ type resource struct {
 
 	mu      sync.Mutex
 	highest map[string]uint64
-	writer  map[string]string // who wrote last
+	writer  map[string]string // the last writer of each name
 	conns   map[net.Conn]bool
 	closed  bool
 	writes  int
@@ -104,7 +105,8 @@ func (r *resource) serve(c net.Conn) {
 	}
 }
 
-// access reports whether the write, or in the mode Read the read, was accepted.
+// access reports whether the write was accepted, or the read if the mode is
+// Read.
 func (r *resource) access(name string, token uint64, mode driver.Mode, who string) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -132,15 +134,15 @@ func (r *resource) holder(name string) string {
 	return r.writer[name]
 }
 
-// written is the number of writes and reads, accepted or not, and of stays with
-// permits: about one for each operation on a lock.
+// written returns the number of writes and reads, accepted or not, and of stays
+// with permits. There is about one for each operation on a lock.
 func (r *resource) written() int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.writes + r.tally.count()
 }
 
-// resourceClient is one user's way to the resource.
+// resourceClient is one user's connection to the resource.
 type resourceClient struct {
 	conn net.Conn
 	in   *bufio.Reader
@@ -158,15 +160,15 @@ func (c *resourceClient) access(name string, token uint64, mode driver.Mode, who
 	c.ask("access", token, int(mode), name, who)
 }
 
-// holds tells that the user has n permits until a moment; see now.
+// holds reports that the user has n permits until a moment on the clock of now.
 func (c *resourceClient) holds(n int, until time.Duration, who string) {
 	c.ask("holds", n, int64(until), who)
 }
 
-// left tells that the user has no permits any more.
+// left reports that the user has no permits any more.
 func (c *resourceClient) left() { c.holds(0, 0, "nobody") }
 
-// now returns a moment at the resource, not later than the return.
+// now returns a moment on the clock of the resource, not later than the return.
 func (c *resourceClient) now() time.Duration {
 	var now int64
 	if _, err := fmt.Sscan(c.ask("now"), &now); err != nil {

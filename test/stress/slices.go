@@ -14,16 +14,16 @@ import (
 
 const (
 	sliceLength = 200             // operations
-	sliceFor    = 5 * time.Second // of searching
+	sliceFor    = 5 * time.Second // limit of one search
 )
 
-// step is an operation on a lock: what a client did, and what came of it.
+// step is an operation of a client on a lock, and its outcome.
 type step struct {
 	release bool
-	attempt int // whose hold it is about
+	attempt int // the attempt that acquired the hold
 }
 
-// outcome of a step.
+// outcome is the result of a step.
 type outcome string
 
 const (
@@ -32,12 +32,12 @@ const (
 	either  outcome = "?"
 )
 
-// free is the state of a lock that nobody holds. All others are the number of
-// an attempt.
+// free is the state of a lock without a holder. Every other state is the number
+// of an attempt.
 const free = 0
 
-// mutex is the sequential model of a lock: what is to be explained by some
-// order of the operations.
+// mutex is the sequential model of a lock. Some order of the operations must
+// explain the record.
 var mutex = porcupine.NondeterministicModel{
 	Init: func() []any { return []any{free} },
 	Step: func(state, input, output any) []any {
@@ -47,7 +47,7 @@ var mutex = porcupine.NondeterministicModel{
 			if held == s.attempt {
 				next = append(next, free)
 			}
-			if output == either { // it has not happened yet, or the hold was over
+			if output == either { // it has not happened yet, or the hold had ended
 				next = append(next, held)
 			}
 			return next
@@ -75,10 +75,9 @@ var mutex = porcupine.NondeterministicModel{
 	},
 }
 
-// crossCheck has porcupine look for an order that explains what happened to
-// each name before the first fault, refusals included, which the judge does not
-// search for. A slice that cannot be explained fails the cell, and leaves a
-// picture.
+// crossCheck makes porcupine search for an order that explains the operations
+// on each name before the first fault. Unlike the judge, it includes refusals.
+// A slice without such an order fails the cell and leaves a picture.
 func (c *cell) crossCheck(events []history.Event) {
 	for _, name := range c.names {
 		operations := firstOperations(events, name)
@@ -105,8 +104,8 @@ func (c *cell) crossCheck(events []history.Event) {
 	}
 }
 
-// firstOperations is the first operations on a name, up to the first fault.
-// What had not returned by then may have happened or not.
+// firstOperations returns the operations on a name up to the first fault.
+// Operations that had not returned by then may have happened or not.
 func firstOperations(events []history.Event, name string) []porcupine.Operation {
 	r := reader{attempts: map[attemptID]int{}, open: map[attemptID]int{},
 		called: map[attemptID]history.Event{}, granted: map[attemptID]history.Event{}}
@@ -126,10 +125,10 @@ type attemptID struct {
 	call uint64
 }
 
-// reader makes operations of events.
+// reader converts events to operations.
 type reader struct {
 	all             []porcupine.Operation
-	attempts        map[attemptID]int // their numbers, from 1
+	attempts        map[attemptID]int // numbers from 1
 	called, granted map[attemptID]history.Event
 	open            map[attemptID]int // the operation that has not returned
 }
@@ -145,14 +144,14 @@ func (r *reader) read(e history.Event) {
 		r.end(key, e.Time, done)
 	case history.KindRefuse:
 		r.end(key, e.Time, refused)
-	case history.KindFail: // it may have had the lock for a while
+	case history.KindFail: // the attempt may have held the lock for a while
 		r.end(key, e.Time, either)
 		r.freed(key, r.called[key])
 	case history.KindRelease:
 		r.begin(e, step{release: true, attempt: r.attempts[key]})
 	case history.KindReleased:
 		r.end(key, e.Time, done)
-	case history.KindNotReleased, history.KindLose: // it was over at some time since the grant
+	case history.KindNotReleased, history.KindLose: // the hold ended at some time after the grant
 		r.end(key, e.Time, either)
 		r.freed(key, r.granted[key])
 	}
@@ -175,8 +174,7 @@ func (r *reader) end(key attemptID, at time.Duration, o outcome) {
 	}
 }
 
-// freed adds an end of the hold that nobody was told of, at some time from an
-// event on.
+// freed adds an unreported end of the hold, at some time after an event.
 func (r *reader) freed(key attemptID, from history.Event) {
 	r.begin(from, step{release: true, attempt: r.attempts[key]})
 	delete(r.open, key)

@@ -11,7 +11,8 @@ import (
 	"github.com/go-dsync/dsync/conformance/history"
 )
 
-// story makes events of lines "attempt kind", a millisecond apart.
+// story makes events from lines of the form "attempt kind", a millisecond
+// apart.
 func story(lines ...string) (events []history.Event) {
 	for i, line := range lines {
 		attempt, kind, _ := strings.Cut(line, " ")
@@ -61,8 +62,8 @@ func TestTimelineShowsHoldsAndFaults(t *testing.T) {
 	}
 }
 
-// TestSessionPassword compares with what new java.util.Random(0x1234L ^
-// 0xB3415C00L).nextBytes gives.
+// TestSessionPassword compares the password with the result of new
+// java.util.Random(0x1234L ^ 0xB3415C00L).nextBytes.
 func TestSessionPassword(t *testing.T) {
 	if got, want := fmt.Sprintf("%x", sessionPassword(0x1234)), "3c18abe05b0e6182741d625d127c15b0"; got != want {
 		t.Errorf("got %s, want %s", got, want)

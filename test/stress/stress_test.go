@@ -27,8 +27,8 @@ func TestMain(m *testing.M) {
 	testenv.Main(m, map[string]func(){"worker": runWorker})
 }
 
-// beds are started side by side, as many as -parallel says. Those with many
-// cells are started twice, and share them.
+// beds are started concurrently, as many as -parallel allows. A bed with many
+// cells is started twice, and the two share its cells.
 var beds = []struct {
 	name  string
 	times int
@@ -86,7 +86,7 @@ func TestStress(t *testing.T) {
 									needWallClock(t)
 								}
 								all.add(t, run(t, p, b, f))
-								all.write(t, *table, p, start, *about) // a run that is ended early leaves what it has
+								all.write(t, *table, p, start, *about) // a run that ends early keeps its results
 							})
 						}
 					}
@@ -105,8 +105,8 @@ func TestStress(t *testing.T) {
 	}
 }
 
-// TestEveryFaultHasACell fails if a bed names a fault that there is not, or a
-// fault is nowhere injected.
+// TestEveryFaultHasACell fails if a bed names an unknown fault, or if no cell
+// injects a fault.
 func TestEveryFaultHasACell(t *testing.T) {
 	used := map[string]bool{}
 	for name, faults := range applicable {

@@ -12,7 +12,7 @@ import (
 	"github.com/go-dsync/dsync/conformance/history"
 )
 
-// Table is the results of all cells. It may be filled concurrently.
+// Table holds the results of all cells. It may be filled concurrently.
 type Table struct {
 	mu      sync.Mutex
 	results []*Result
@@ -34,7 +34,7 @@ func (a *Table) add(t *testing.T, r *Result) {
 	a.results = append(a.results, r)
 }
 
-// Sums is what all cells come to.
+// Sums holds the totals of all cells.
 type Sums struct {
 	Cells, Operations, Injected int
 	Slices, Inconclusive        int
@@ -70,7 +70,7 @@ func (a *Table) summary() string {
 		s.Cells, s.Operations, s.Injected, s.Violations, s.Reads, s.Writes, s.Permits, s.Terms, s.Allowed, s.StaleTried, s.StaleAccepted, s.Slices, s.Inconclusive)
 }
 
-// write writes the table to a file, if there is to be one.
+// write writes the table to a file, if path is set.
 func (a *Table) write(t *testing.T, path string, p Plan, start time.Time, about string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -82,7 +82,7 @@ func (a *Table) write(t *testing.T, path string, p Plan, start time.Time, about 
 	}
 }
 
-// markdown is the table for people: an overview, and a line for each cell.
+// markdown renders the table: an overview, and a line for each cell.
 func (a *Table) markdown(p Plan, lasted time.Duration, about string) string {
 	s := a.sums()
 	var b strings.Builder
@@ -129,7 +129,8 @@ func orDash(n int) string {
 	return fmt.Sprint(n)
 }
 
-// permits is how often they were granted, and how many were held at a time.
+// permits renders how often permits were granted, and how many were held at a
+// time.
 func (r *Result) permits() string {
 	if r.Permits == 0 {
 		return "–"
@@ -144,8 +145,8 @@ func margin(s history.Spread) string {
 	return s.Min.Round(100 * time.Microsecond).String()
 }
 
-// count is how often some rules were violated, in bold where that is not
-// promised.
+// count renders how often some rules were violated, in bold if the backend
+// promises to keep them.
 func (r *Result) count(rules ...history.Rule) string {
 	n := 0
 	for _, v := range r.Verdict.Violations {
@@ -163,7 +164,7 @@ func (r *Result) count(rules ...history.Rule) string {
 	return text
 }
 
-// matrix is backends by faults: what broke exclusion, and dashes where a fault
+// matrix renders backends by faults: what broke exclusion, or a dash if a fault
 // does not apply.
 func (a *Table) matrix(b *strings.Builder) {
 	var backends []string
@@ -190,7 +191,7 @@ func (a *Table) matrix(b *strings.Builder) {
 	b.WriteString("\n")
 }
 
-// sorted is the results by backend, and faults in their order.
+// sorted returns the results by backend, with faults in their order.
 func (a *Table) sorted() []*Result {
 	place := func(fault string) int {
 		return slices.IndexFunc(Faults, func(f *Fault) bool { return f.Name == fault })

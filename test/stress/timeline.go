@@ -12,7 +12,7 @@ import (
 	"github.com/go-dsync/dsync/conformance/history"
 )
 
-// The measures of a time line, in pixels.
+// Dimensions of a timeline, in pixels.
 const (
 	perSecond = 120
 	laneGap   = 16
@@ -24,8 +24,7 @@ const (
 // colors of workers, in the order of their appearance.
 var colors = []string{"#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb", "#e08214", "#5e3c99", "#1b7837"}
 
-// draw makes a time line of the cell, if somebody wants one or something is
-// wrong.
+// draw writes a timeline of the cell if one was requested or the cell failed.
 func (c *cell) draw(events []history.Event) {
 	if c.Out == "" && c.result.Err() == nil {
 		return
@@ -39,7 +38,7 @@ func (c *cell) draw(events []history.Event) {
 	}
 }
 
-// pictures is where they go.
+// pictures returns the directory for pictures.
 func (c *cell) pictures() string {
 	dir := c.Out
 	if dir == "" {
@@ -59,8 +58,8 @@ type bar struct {
 	lost     bool
 }
 
-// timeline draws who held what when, and the faults: one band for each name, a
-// lane for each worker in it.
+// timeline draws the faults and the holds: one band for each name, with a lane
+// for each worker.
 func timeline(events []history.Event, names []string) string {
 	var b strings.Builder
 	if len(events) == 0 {
@@ -96,7 +95,7 @@ func timeline(events []history.Event, names []string) string {
 	return b.String()
 }
 
-// lane is the worker that an event is about.
+// lane returns the worker of an event.
 func lane(e history.Event) string {
 	if e.Client == "" {
 		return e.Proc
@@ -119,7 +118,7 @@ func drawFaults(b *strings.Builder, events []history.Event, x func(time.Duration
 	}
 }
 
-// bars returns the holds of a name by one worker. Short ones that follow each
+// bars returns the holds of a name by one worker. Short holds that follow each
 // other closely are drawn as one.
 func bars(events []history.Event, name, proc string) (all []bar) {
 	type id struct {
@@ -154,7 +153,7 @@ func bars(events []history.Event, name, proc string) (all []bar) {
 			add(k, e.Time, !e.OK)
 		}
 	}
-	for k := range open { // it was killed, or frozen until the end
+	for k := range open { // the worker was killed, or frozen until the end
 		add(k, events[len(events)-1].Time, true)
 	}
 	return all

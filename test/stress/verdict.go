@@ -9,7 +9,7 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// Result is what came of a cell.
+// Result is the outcome of a cell.
 type Result struct {
 	Backend, Fault string
 	Unsafe         string // why exclusion is not promised
@@ -21,22 +21,21 @@ type Result struct {
 	Reads, Writes  int // grants of the name that is read and written
 	Terms          int // of leaders
 	Permits        int // grants of permits
-	Most           int // of them at a time, as their holders told the resource
+	Most           int // largest number of permits held at a time, as reported by their holders
 	Verdict        *history.Verdict
-	Bound          time.Duration // of Regained
-	Slices         int           // that porcupine found an order for
-	Inconclusive   int           // those that took it too long
-	// the longest time from the end of a fault until somebody was granted a
-	// name again
+	Bound          time.Duration // upper bound of Regained
+	Slices         int           // for which porcupine found an order
+	Inconclusive   int           // slices for which porcupine ran out of time
+	// the longest time from the end of a fault until a name was granted again
 	Regained time.Duration
 
-	Allowed []history.Violation // of a cell whose backend does not promise better
+	Allowed []history.Violation // violations that the backend does not promise to prevent
 	Failed  []string            // what must not have happened
-	Left    []string            // on the servers, after all clients were gone
-	Invalid []string            // why the cell proves nothing
+	Left    []string            // left on the servers after all clients had ended
+	Invalid []string            // reasons why the cell proves nothing
 }
 
-// judge decides.
+// judge computes the verdict.
 func (c *cell) judge() {
 	events, err := history.Read(c.files...)
 	if err != nil {
@@ -47,7 +46,7 @@ func (c *cell) judge() {
 	r.Invalid = append(r.Invalid, r.Verdict.Invalid...)
 	for _, v := range r.Verdict.Violations {
 		if r.Unsafe != "" && (isExclusion(v.Rule) || v.Rule == history.RuleResult && v.Name == c.permits) {
-			// the limit is forgotten, too
+			// the limit is lost, too
 			r.Allowed = append(r.Allowed, v)
 		} else {
 			r.Failed = append(r.Failed, v.String())
@@ -84,8 +83,8 @@ func (c *cell) judge() {
 	}
 }
 
-// count looks at the permits that were held at a time, by the count outside.
-// Who may not yet know that a hold was removed is not counted.
+// count checks the number of permits held at a time, by the independent count.
+// It leaves out a holder that may not know yet that its hold was removed.
 func (c *cell) count() {
 	if c.permits == "" {
 		return
@@ -103,10 +102,10 @@ func isExclusion(r history.Rule) bool {
 	return r == history.RuleOverlap || r == history.RuleLoss || r == history.RuleTokens
 }
 
-// bounds is what the backend promises under the fault, but for the order of
-// those who wait: who has to start anew, since its session has ended, is at the
-// end of the queue, and nothing in the records tells that from being overtaken.
-// The storms of the suite judge it.
+// bounds returns what the backend promises under the fault, except for the
+// order of waiters. A waiter that must start again because its session has
+// ended goes to the end of the queue, and the records do not distinguish that
+// from being overtaken. The storms of the suite check the order.
 func (c *cell) bounds() history.Bounds {
 	i := c.bed.info
 	b := history.Bounds{
@@ -118,21 +117,21 @@ func (c *cell) bounds() history.Bounds {
 		Stuck:       patience,
 		Recover:     c.bed.recover,
 		MinGrants:   20,
-		MaxUnknown:  0.5, // who is impatient hears of nothing else while a server is down
+		MaxUnknown:  0.5, // while a server is down, impatient callers get no other result
 	}
 	if c.fault.removes || c.bed.tied && c.fault.cuts || c.bed.ends == c.fault.Name {
-		b.Detect = i.Detect + time.Second // for a machine that is busy
+		b.Detect = i.Detect + time.Second // for a busy machine
 		if i.Detect == 0 {
 			b.Detect = TTL/2 + time.Second
 		}
 	}
 	if c.fault.sleeps {
-		// who wakes up frees what it lost, and the record of that loss is made
-		// by a goroutine of its own
+		// a process that wakes up frees its lost locks, and a separate
+		// goroutine records the loss
 		b.Detect = max(b.Detect, TTL/8)
 	}
 	if c.result.Unsafe != "" {
-		b.Detect = 0 // what is not promised is counted in full
+		b.Detect = 0 // without a promise, every overlap counts
 	}
 	return b
 }
@@ -166,7 +165,7 @@ func (c *cell) regained(events []history.Event) {
 	}
 }
 
-// Err is nil if the cell proves something, and nothing happened that must not.
+// Err returns nil if the cell proves something and nothing forbidden happened.
 func (r *Result) Err() error {
 	var all []string
 	all = append(all, r.Failed...)

@@ -26,53 +26,54 @@ import (
 	_ "github.com/go-dsync/dsync/drivers/zk"
 )
 
-// worker is a process that locks a few names in all ways that there are, until
-// it is told to end. On its standard output it says "ready" when it has been
-// granted something, and at last "ended".
+// worker is a process that locks a few names in all supported ways until it
+// receives the order to end. It prints "ready" on its standard output when it
+// has been granted a lock, and "ended" at the end.
 type worker struct {
 	Label, URL, History, Resource string
 
-	Names []string // for everybody
-	// for those only who wait for as long as it takes: nobody who happens to
-	// ask gets the others out of a hole
+	Names []string // locked by all users
+	// locked only by users that wait without a limit: no other request can help
+	// a stuck waiter
 	Patient string
 	Long    string // held for longer than a renewal takes
-	// read by all nine times out of ten, and written; "" where the backend does
-	// not offer that
+	// read by all users nine times out of ten, and otherwise written; "" if the
+	// backend does not support that
 	Shared string
-	// held by as many at a time as permitLimit says; "" where the backend does
-	// not offer that
+	// held by up to permitLimit users at a time; "" if the backend does not
+	// support permits
 	Permits string
-	// under this fault the backend may forget a part of the permits, and with
-	// them how many there are
+	// under this fault the backend may lose some of the permits, and their
+	// limit
 	Forgets bool
-	// Election is what all campaign for, and observe; "" if there is none.
+	// Election is the name for which all workers campaign, and which they
+	// observe. It is "" if there is no election.
 	Election string
 	Seed     uint64
-	Clients  int    // in this process; the first is the one that faults concern
+	Clients  int    // clients in this process; faults affect the first
 	Plant    string // a bug, see plant
 
-	Pace time.Duration // between two attempts of a goroutine, at most
-	Hold time.Duration // of the long lock, at most, beside a quarter of the TTL
+	Pace time.Duration // longest pause between two attempts of a goroutine
+	Hold time.Duration // longest hold of the long lock, in addition to a quarter of the TTL
 
-	// Bounded says that no call may outlast its time by more than slack. A call
-	// without a time of its own has soon.
+	// Bounded means that no call may exceed its time limit by more than slack.
+	// The limit of a call without one of its own is soon.
 	Bounded bool
 
-	Quiet bool // uses the long lock alone, so that nothing but what keeps it goes to the servers
+	Quiet bool // only the long lock is used, so that the servers see only the requests that keep it
 
 	client  []*dsync.Client
 	crowds  []*crowd // one for each client
-	held    sync.Map // leases, while their holders work under them
+	held    sync.Map // leases whose holders are working under them
 	drivers []driver.Driver
 	witness []*witness // one for each client, if there is an election
 	history *history.History
 	ended   atomic.Bool
 	once    sync.Once
-	stuck   error // in the end, when there are no more faults
+	stuck   error // at the end, when there are no more faults
 
 	lateMu sync.Mutex
-	late   []error // calls that outlasted their time
+	late   []error // calls that exceeded their time limit
 }
 
 const (
@@ -80,7 +81,7 @@ const (
 	slack = 2 * time.Second // for a busy machine
 )
 
-// inTime notes a call that outlasted its time, if that is judged.
+// inTime records a call that exceeded its time limit, if the limit is checked.
 func (w *worker) inTime(what string, start time.Time, bound time.Duration) {
 	if took := time.Since(start); w.Bounded && took > bound+slack {
 		w.lateMu.Lock()
@@ -91,7 +92,7 @@ func (w *worker) inTime(what string, start time.Time, bound time.Duration) {
 
 const workerVariable = "DSYNC_STRESS_WORKER"
 
-// runWorker is the role of a process.
+// runWorker is the main function of a worker process.
 func runWorker() {
 	var w worker
 	err := json.Unmarshal([]byte(os.Getenv(workerVariable)), &w)
@@ -160,8 +161,8 @@ func (w *worker) run(ctx context.Context) (err error) {
 	return errors.Join(w.stuck, errors.Join(w.late...), err, w.history.Close(), leftGoroutines(before))
 }
 
-// open opens the clients, as whoever supervises the process would: again, while
-// the backend is out of reach.
+// open opens the clients. Like a supervisor of the process, it retries while
+// the backend is unreachable.
 func (w *worker) open(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -197,7 +198,7 @@ func isTemporary(err error) bool {
 	return false
 }
 
-// start lets goroutines work with a client.
+// start starts goroutines that work with a client.
 func (w *worker) start(work *sync.WaitGroup, client int) {
 	roles := []func(*user){(*user).patient, (*user).patient, (*user).impatient, (*user).long}
 	if w.Shared != "" {
@@ -228,7 +229,7 @@ func (w *worker) start(work *sync.WaitGroup, client int) {
 	}
 }
 
-// last locks every name once more: everybody has to get on.
+// last locks every name once more, to check that no user is stuck.
 func (w *worker) last(ctx context.Context, client int) {
 	u := &user{worker: w, client: w.client[client], label: fmt.Sprint(w.Label, ".last.", client), random: rand.New(rand.NewPCG(w.Seed, 100))}
 	u.store = dialResource(w.Resource)
@@ -282,7 +283,7 @@ func (u *user) patient() {
 	time.Sleep(u.upTo(u.Pace))
 }
 
-// impatient gives up soon, or does not wait at all.
+// impatient waits for a short time, or not at all.
 func (u *user) impatient() {
 	wait := u.upTo(300*time.Millisecond) + time.Millisecond
 	if u.random.IntN(3) == 0 {
@@ -292,8 +293,8 @@ func (u *user) impatient() {
 	time.Sleep(u.upTo(2 * u.Pace))
 }
 
-// shared reads nine times out of ten, now and then for as long as a few
-// renewals, and writes otherwise.
+// shared reads nine times out of ten, sometimes for as long as a few renewals
+// take. Otherwise it writes.
 func (u *user) shared() {
 	mode, hold := driver.Read, u.upTo(4*time.Millisecond)
 	if u.random.IntN(10) == 0 {
@@ -305,16 +306,17 @@ func (u *user) shared() {
 	time.Sleep(u.upTo(u.Pace))
 }
 
-// long pauses after each hold: where a lock has no order and the machine is
-// busy, one that locks again at once keeps all others out.
+// long pauses after each hold. Without the pause, on a busy machine and with a
+// lock that has no order, a user that locks again at once would keep all others
+// out.
 func (u *user) long() {
 	_ = u.use(context.Background(), history.Attempt{Name: u.Long}, patience, TTL/4+u.upTo(u.Hold))
 	time.Sleep(u.upTo(20 * time.Millisecond))
 }
 
-// use takes a lock, writes or reads what it protects, and gives it back. The
-// error is that of the attempt: whether it was right to fail, while there are
-// faults, is for the judge to say.
+// use acquires a lock, writes or reads the resource, and releases the lock. It
+// returns the error of the attempt. The judge decides whether the attempt was
+// right to fail while there are faults.
 func (u *user) use(ctx context.Context, a history.Attempt, wait, hold time.Duration) error {
 	a.Client, a.NoWait = u.label, wait == 0
 	lock := u.client.Lock
@@ -344,7 +346,7 @@ func (u *user) use(ctx context.Context, a history.Attempt, wait, hold time.Durat
 	}
 	u.inTime(fmt.Sprintf("a call for %q", a.Name), start, wait)
 	if err != nil {
-		if !errors.Is(err, dsync.ErrLocked) { // who is refused at once asks again at once
+		if !errors.Is(err, dsync.ErrLocked) { // a user that is refused at once retries at once
 			time.Sleep(u.upTo(20 * time.Millisecond))
 		}
 		return err
@@ -357,8 +359,8 @@ func (u *user) use(ctx context.Context, a history.Attempt, wait, hold time.Durat
 	return nil
 }
 
-// hold works under a lock as programs do that look at the lease before they
-// begin, and cannot look at the instant of the write.
+// hold works under a lock like a program that checks the lease before it begins
+// a write, but cannot check it at the instant of the write.
 func (u *user) hold(l *dsync.Lease, op *history.Op, a history.Attempt, d time.Duration) {
 	if op.Check() != nil {
 		return
@@ -378,7 +380,7 @@ func (u *user) hold(l *dsync.Lease, op *history.Op, a history.Attempt, d time.Du
 	select {
 	case <-l.Done():
 		op.Lost()
-		u.store.access(l.Name(), l.Token(), a.Mode, u.label) // the write that was already under way
+		u.store.access(l.Name(), l.Token(), a.Mode, u.label) // the write had already started
 		return
 	case <-work.C:
 	}
@@ -414,8 +416,8 @@ func leftGoroutines(before int) error {
 	return nil
 }
 
-// obey carries out a fault inside of this process, and returns 1, or, for the
-// order "time", the wall clock in seconds.
+// obey carries out a fault inside of this process and returns 1. For the order
+// "time", it returns the wall clock in seconds.
 func (w *worker) obey(line string) (int64, error) {
 	kind, rest, _ := strings.Cut(line, " ")
 	if kind == "crowd" {
@@ -442,9 +444,10 @@ func (w *worker) obey(line string) (int64, error) {
 	return 1, memoryFault(w, kind, int(n))
 }
 
-// sleep lets the machine have slept as soon as a lease is held, and returns how
-// many leases were held before that, all of which said at once that they are
-// over, or -1 if one did not. It returns 0 if none was held for two seconds.
+// sleep makes the clocks show a sleep of the machine as soon as a lease is
+// held. It returns the number of leases that were held before the sleep if all
+// of them reported at once that they had ended, or -1 if one did not. It
+// returns 0 if no lease was held for two seconds.
 func (w *worker) sleep(seconds int64) (told int64) {
 	var held []*dsync.Lease
 	for end := time.Now().Add(2 * time.Second); len(held) == 0 && time.Now().Before(end); time.Sleep(time.Millisecond) {

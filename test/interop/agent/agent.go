@@ -1,5 +1,6 @@
-// Package agent builds the Java program of the interop tests, which does with
-// Redisson what its standard input says, and tells how to run it.
+// Package agent builds the Java program of the interop tests and returns its
+// command line. The program executes on Redisson the commands that it reads
+// from its standard input.
 package agent
 
 import (
@@ -14,11 +15,11 @@ import (
 	"strings"
 )
 
-// ErrNoJava: there is no Java, or no Maven, on this machine.
+// ErrNoJava is returned if Java or Maven is missing on this machine.
 var ErrNoJava = errors.New("java and mvn are needed (packages openjdk-17-jdk-headless and maven)")
 
-// Command builds the program on a version of Redisson, unless that was done
-// before, and returns the command line that runs it.
+// Command builds the program with a version of Redisson, unless it has been
+// built before, and returns the command line that runs it.
 func Command(ctx context.Context, version string) ([]string, error) {
 	java, err1 := exec.LookPath("java")
 	maven, err2 := exec.LookPath("mvn")
@@ -54,15 +55,15 @@ func Command(ctx context.Context, version string) ([]string, error) {
 		"-cp", path, "interop.Agent"}, nil
 }
 
-// unpublished reports whether Maven has been told by the registry, now or
-// before, that it does not have a version.
+// unpublished reports whether the registry has answered Maven, now or before,
+// that it does not have a version.
 func unpublished(version string, out []byte) bool {
 	artifact := "org.redisson:redisson:jar:" + version
 	return bytes.Contains(out, []byte("Could not find artifact "+artifact)) || bytes.Contains(out, []byte(artifact+" was not found in"))
 }
 
-// project returns the directory of the Java project, which is beside that of
-// this file.
+// project returns the directory of the Java project, which is next to the
+// directory of this file.
 func project() (string, error) {
 	_, file, _, ok := runtime.Caller(0)
 	if !ok || !filepath.IsAbs(file) {
@@ -71,7 +72,7 @@ func project() (string, error) {
 	return filepath.Join(filepath.Dir(file), "..", "java"), nil
 }
 
-// newer reports whether file is there and not older than any of its sources.
+// newer reports whether file exists and is not older than any of its sources.
 func newer(file string, sources ...string) bool {
 	built, err := os.Stat(file)
 	if err != nil {

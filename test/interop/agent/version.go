@@ -9,10 +9,10 @@ import (
 	"strings"
 )
 
-// The versions of Redisson that the tests run with: an old one, one that finds
-// out by chance whether a cluster has sharded channels, one that lets keys of
-// readers lapse while it renews their lock (as 3.44 to 3.52 do), and the newest
-// that they were written for.
+// The versions of Redisson that the tests run with: an old version, a version
+// that detects the sharded channels of a cluster only by chance, a version that
+// lets keys of readers expire while it renews their lock (as 3.44 to 3.52 do),
+// and the newest version at the time of writing.
 const (
 	Old    = "3.19.1"
 	Middle = "3.27.2"
@@ -20,24 +20,24 @@ const (
 	New    = "4.7.0"
 )
 
-// The versions in which something changed that a Go program beside Redisson
-// notices.
+// The versions that introduced a change visible to a Go program that shares
+// locks with Redisson.
 const (
-	Fenced = "3.19.0" // RFencedLock is there
+	Fenced = "3.19.0" // RFencedLock exists
 	// sharded channels in a cluster, if the client happens to see that the
 	// cluster has them
 	Sharded    = "3.22.0"
-	SeesShards = "3.28.0" // every client sees that
-	// a waiter of the fair lock asks again at the end of a lease that was
-	// renewed; before, it may sleep for ever
+	SeesShards = "3.28.0" // every client sees them
+	// a waiter of the fair lock sends another request at the end of a lease
+	// that was renewed; in earlier versions, it may sleep forever
 	AsksAgain = "3.32.0"
 )
 
-// variable names the only version to run with.
+// variable is the environment variable that names the only version to run with.
 const variable = "REDISSON"
 
-// Versions returns the versions to run with: these, or the one that the
-// environment names by REDISSON.
+// Versions returns the versions to run with: its arguments, or the single
+// version in the environment variable REDISSON.
 func Versions(versions ...string) []string {
 	if version := os.Getenv(variable); version != "" {
 		return []string{version}
@@ -47,20 +47,21 @@ func Versions(versions ...string) []string {
 
 var threeNumbers = regexp.MustCompile(`^[0-9]{1,9}\.[0-9]{1,9}\.[0-9]{1,9}$`)
 
-// Before reports whether a version, of three numbers, is older than another
-// one.
+// Before reports whether a version is older than another one. A version
+// consists of three numbers.
 func Before(version, other string) bool { return slices.Compare(numbers(version), numbers(other)) < 0 }
 
 func numbers(version string) []int {
 	var all []int
 	for part := range strings.SplitSeq(version, ".") {
-		n, _ := strconv.Atoi(part) // check has seen that
+		n, _ := strconv.Atoi(part) // check has verified the numbers
 		all = append(all, n)
 	}
 	return all
 }
 
-// check refuses what is no version that the Java program can be built on.
+// check rejects a string that is not a version with which the Java program can
+// be built.
 func check(version string) error {
 	if !threeNumbers.MatchString(version) {
 		return fmt.Errorf("%q is no version of Redisson: those have three numbers, as %s", version, New)

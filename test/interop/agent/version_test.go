@@ -29,7 +29,8 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// TestUnpublished takes what Maven 3.8 says the first time, and from then on.
+// TestUnpublished uses the output of Maven 3.8 for the first attempt and for
+// later ones.
 func TestUnpublished(t *testing.T) {
 	for out, want := range map[string]bool{
 		"Could not find artifact org.redisson:redisson:jar:9.9.9 in central (https://repo.maven.apache.org/maven2)":                     true,

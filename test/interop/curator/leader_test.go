@@ -8,8 +8,8 @@ import (
 	"github.com/go-dsync/dsync"
 )
 
-// queries are what makes a client of dsync a candidate beside a recipe of
-// Curator.
+// queries are the URL parameters with which a dsync client competes with
+// candidates of a Curator recipe.
 var queries = map[string]string{"LeaderSelector": "?value=note", "LeaderLatch": "?value=note&node=latch-"}
 
 // candidate returns a client of dsync.
@@ -23,8 +23,8 @@ func (b *bed) candidate(recipe, note string) *dsync.Client {
 	return c
 }
 
-// TestLeaders has leaders of dsync and of Curator follow each other, by each
-// recipe. Each sees who leads.
+// TestLeaders makes leaders of dsync and of Curator follow each other, with
+// each recipe. Both libraries must report the same leader.
 func TestLeaders(t *testing.T) {
 	t.Parallel()
 	for version, java := range commands(t, "Candidate") {
@@ -99,7 +99,7 @@ func (b *bed) elected(who string, leading <-chan string) {
 	b.Logf("%s leads, after %v", who, time.Since(began))
 }
 
-// leader has both libraries say who leads.
+// leader checks that both libraries report the leader.
 func (b *bed) leader(c *dsync.Client, java *peer, want string) {
 	b.Helper()
 	if got := await(b.T, "leader", java.begin("l", "leader")); got != want {

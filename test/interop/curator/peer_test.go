@@ -19,31 +19,32 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// peer is a process that does with one name what it is told, by dsync or by
-// Curator. A command is of a thread: "read" and "write" take the name, "unread"
-// and "unwrite" give it back, "reads N" and "writes N" do both so many times,
-// and look at a file meanwhile, or add to it. Candidates of Curator know
-// "lead", "resign", and "leader", whose outcome is who leads. Where there are
-// permits, "take N", "try N" and "give" do what they say, and "work" takes and
-// gives back all the time, and says so.
+// peer is a process that executes commands on one name with dsync or with
+// Curator. Each command names a thread. "read" and "write" acquire the name,
+// "unread" and "unwrite" release it. "reads N" and "writes N" do both N times,
+// and read a file or add to it while they hold the name. Candidates of Curator
+// know "lead", "resign", and "leader", which returns the leader. For permits
+// there are "take N", "try N" and "give". "work" acquires and releases permits
+// repeatedly, and reports each of them.
 type peer struct {
 	*testenv.Process
 	wrote atomic.Int64
-	done  chan struct{} // closed when the process has ended and all is read
-	kind  string        // where it works
-	works []string      // what it says of its work; to be read after done
+	done  chan struct{} // closed when the process has ended and all output has been read
+	kind  string        // the library of the process
+	works []string      // reports of "work"; to be read after done
 
 	mu      sync.Mutex
 	pending map[string]chan string // by thread and command
 }
 
-// separator is between the words of a command line.
+// separator separates the words of a command line.
 const separator = "\x1f"
 
-// guard is how long a command may take. It is no expectation.
+// guard limits a command. It is not an expected duration.
 const guard = 60 * time.Second
 
-// startPeer starts a process: of Java with a command, otherwise of dsync.
+// startPeer starts a process. With a command it is a Java process, otherwise a
+// dsync process.
 func startPeer(t *testing.T, command []string, env ...string) *peer {
 	t.Helper()
 	role := "dsync"
@@ -77,8 +78,8 @@ func (p *peer) read() {
 	close(p.done)
 }
 
-// begin has a thread carry out a command, and returns where the outcome will
-// be: "ok", or an error.
+// begin makes a thread execute a command. The returned channel delivers the
+// outcome: "ok" or an error.
 func (p *peer) begin(thread, command string) <-chan string {
 	answer := make(chan string, 1)
 	name, _, _ := strings.Cut(command, " ")
@@ -101,7 +102,7 @@ func await(t *testing.T, what string, answer <-chan string) string {
 	return ""
 }
 
-// do has a thread carry out a command, which has to succeed.
+// do makes a thread execute a command, which must succeed.
 func (p *peer) do(t *testing.T, thread, command string) {
 	t.Helper()
 	if outcome := await(t, command, p.begin(thread, command)); outcome != "ok" {
@@ -120,7 +121,7 @@ func exitOn(err error) {
 	}
 }
 
-// agent is the process of dsync.
+// agent is the dsync process.
 type agent struct {
 	client  *dsync.Client
 	name    string
@@ -204,7 +205,7 @@ func (a *agent) run(words []string, held **dsync.Lease) (err error) {
 		}
 		ended := l.Unlock(ctx)
 		if words[1] == "reads" && errors.Is(ended, dsync.ErrNotHeld) {
-			ended = nil // who reads may have been frozen
+			ended = nil // the reader may have been frozen
 		}
 		if err := errors.Join(err, ended); err != nil {
 			return err
@@ -215,7 +216,8 @@ func (a *agent) run(words []string, held **dsync.Lease) (err error) {
 
 const digits = 10
 
-// add adds one to the first number in the file, and makes the second the same.
+// add increments the first number in the file, and sets the second number to
+// the same value.
 func (a *agent) add() error {
 	text, err := a.read()
 	if err != nil {
@@ -229,12 +231,12 @@ func (a *agent) add() error {
 		if _, err := a.numbers.WriteAt(fmt.Appendf(nil, "%010d", n+1), i*digits); err != nil {
 			return err
 		}
-		time.Sleep(time.Millisecond) // the others may see half of it, if they do not wait
+		time.Sleep(time.Millisecond) // without the lock, the other processes could see half of the update
 	}
 	return nil
 }
 
-// look sees that nobody writes while the lease lasts.
+// look checks that no process writes while the lease lasts.
 func (a *agent) look(l *dsync.Lease) error {
 	before, err := a.read()
 	if err != nil {

@@ -22,7 +22,7 @@ import (
 
 var soak = flag.Duration("soak", 6*time.Second, "how long TestPermitsOfFleet goes on, with a kill every 2 s")
 
-// permits is what an agent of dsync does with permits.
+// permits executes the commands of a dsync agent for permits.
 func (a *agent) permits(ctx context.Context, words []string, held **dsync.Lease) (err error) {
 	if words[1] == "work" {
 		return a.work(ctx, words[0])
@@ -45,8 +45,8 @@ func (a *agent) permits(ctx context.Context, words []string, held **dsync.Lease)
 	return err
 }
 
-// work takes one to three permits and gives them back, until the process is
-// killed. A hold is "lost" if the time of the end is not known.
+// work acquires one to three permits and releases them, until the process is
+// killed. A hold is "lost" if the time of its end is unknown.
 func (a *agent) work(ctx context.Context, thread string) error {
 	for {
 		n := 1 + rand.N(3)
@@ -55,7 +55,7 @@ func (a *agent) work(ctx context.Context, thread string) error {
 			return err
 		}
 		fmt.Println(thread, "holds", n, time.Now().UnixMicro(), l.Owner())
-		time.Sleep(rand.N(50 * time.Millisecond)) // longer than the line takes, so that all permits are wanted
+		time.Sleep(rand.N(50 * time.Millisecond)) // longer than queueing takes, so all permits are in demand
 		end, what := time.Now(), "frees"
 		if l.Err() != nil {
 			what = "lost"
@@ -67,8 +67,8 @@ func (a *agent) work(ctx context.Context, thread string) error {
 	}
 }
 
-// TestPermits has the two libraries wait for each other's permits, and agree on
-// the limit.
+// TestPermits checks that clients of the two libraries wait for each other's
+// permits, and agree on the limit.
 func TestPermits(t *testing.T) {
 	t.Parallel()
 	for version, java := range commands(t, "Semaphore") {
@@ -87,8 +87,8 @@ func TestPermits(t *testing.T) {
 	}
 }
 
-// takeTurns: who waits for permits is granted them in the order of the line,
-// whichever library had them.
+// takeTurns checks that waiters are granted permits in the order of the queue,
+// regardless of the library that held them.
 func (b *bed) takeTurns() {
 	ours, java := b.peer(dsyncs, long, "LIMIT=3"), b.peer(javas, long, "LIMIT=3", "ID=java")
 	line := b.on(b.name + "/locks")
@@ -119,7 +119,8 @@ func (b *bed) takeTurns() {
 	b.on(b.name + "/leases").contenders(0)
 }
 
-// shareLimit: a SharedCount at the path of the name is the limit of both.
+// shareLimit checks that a SharedCount at the path of the name is the limit for
+// both libraries.
 func (b *bed) shareLimit() {
 	java := b.peer(javas, long, "SHARED=yes", "ID=java")
 	ours := b.peer(dsyncs, long, "LIMIT=0")
@@ -155,23 +156,23 @@ func (b *bed) shareLimit() {
 	}
 }
 
-// claim is a time for which somebody said to hold permits.
+// claim is an interval in which a process claimed to hold permits.
 type claim struct {
 	who        string
 	n          int
 	begin, end int64 // in microseconds
 }
 
-// excess is a look at the leases that had one beyond the limit.
+// excess is a query of the leases that found a lease beyond the limit.
 type excess struct {
 	who        string
 	begin, end int64
 }
 
-// TestPermitsOfFleet has processes of both libraries take and give back
-// permits, while one after the other is killed. Nobody says to hold permits
-// beyond the limit, nor does anybody say to hold a lease that is beyond the
-// limit at the server.
+// TestPermitsOfFleet makes processes of both libraries acquire and release
+// permits while they are killed one after the other. The processes must not
+// claim to hold permits beyond the limit, and no process may claim a lease that
+// is beyond the limit at the server.
 func TestPermitsOfFleet(t *testing.T) {
 	t.Parallel()
 	b := newBed(t, commands(t, "Semaphore")[newest], "-Dznode.container.checkIntervalMs=100").on("permits")
@@ -203,7 +204,7 @@ func TestPermitsOfFleet(t *testing.T) {
 	watching, first, seen := make(chan struct{}), make(chan struct{}), make(chan []excess)
 	go func() { seen <- b.excesses(limit, first, watching) }() // ends when the test has closed watching
 	began := time.Now()
-	waits := func() bool { // until one of Curator's waiters was seen to wait
+	waits := func() bool { // until one of Curator's clients was seen waiting
 		select {
 		case <-first:
 			return false
@@ -234,7 +235,7 @@ func TestPermitsOfFleet(t *testing.T) {
 	t.Logf("%d processes had permits %v times, %d looks at leases beyond the limit", made, held, len(excesses))
 }
 
-// claimsOf returns what a process that was killed has said.
+// claimsOf returns the claims of a process that was killed.
 func claimsOf(t *testing.T, p *peer, killed int64) (claims []claim) {
 	t.Helper()
 	open := map[string]claim{}
@@ -268,8 +269,8 @@ func claimsOf(t *testing.T, p *peer, killed int64) (claims []claim) {
 	return claims
 }
 
-// allFree waits until nothing is left, and sees that all permits are free in
-// time.
+// allFree waits until no lease is left, and checks that all permits become free
+// in time.
 func (b *bed) allFree(limit int, until time.Time) {
 	b.Helper()
 	testenv.Eventually(b.T, func() bool {
@@ -294,8 +295,8 @@ func (b *bed) allFree(limit int, until time.Time) {
 	b.contenders(0) // nor the node of the name
 }
 
-// excesses looks at the leases until told to stop, and returns whose were
-// beyond the limit. It closes first when there is one.
+// excesses queries the leases until stop is closed, and returns the owners of
+// leases beyond the limit. It closes first when it finds the first one.
 func (b *bed) excesses(limit int, first chan<- struct{}, stop <-chan struct{}) (found []excess) {
 	dir := "/" + b.name + "/leases"
 	for {
@@ -318,7 +319,7 @@ func (b *bed) excesses(limit int, first chan<- struct{}, stop <-chan struct{}) (
 			own := slices.IndexFunc(leases, func(l string) bool { return head(l) == head(lease) })
 			text, _, err := b.users.Get(dir + "/" + leases[own])
 			if err != nil {
-				continue // gone meanwhile
+				continue // deleted in the meantime
 			}
 			var value struct{ Owner string }
 			if json.Unmarshal(text, &value) != nil {
@@ -332,7 +333,7 @@ func (b *bed) excesses(limit int, first chan<- struct{}, stop <-chan struct{}) (
 	}
 }
 
-// checkClaims adds up the permits that were held at a time.
+// checkClaims adds up the permits that were held at the same time.
 func checkClaims(t *testing.T, claims []claim, limit int) {
 	t.Helper()
 	type change struct {
@@ -357,8 +358,8 @@ func checkClaims(t *testing.T, claims []claim, limit int) {
 	}
 }
 
-// checkExcesses sees that nobody said to hold what was beyond the limit at the
-// server.
+// checkExcesses checks that no process claimed to hold a lease beyond the limit
+// at the server.
 func checkExcesses(t *testing.T, claims []claim, excesses []excess) {
 	t.Helper()
 	by := map[string][]claim{}

@@ -1,5 +1,5 @@
-// Package curator proves the modes Read, Write and Permit of drivers/zk beside
-// Curator's InterProcessReadWriteLock and InterProcessSemaphoreV2.
+// Package curator tests the modes Read, Write and Permit of drivers/zk together
+// with Curator's InterProcessReadWriteLock and InterProcessSemaphoreV2.
 package curator
 
 import (
@@ -28,12 +28,13 @@ var (
 	meetings = flag.Int("meetings", 3, "how often any two meet in TestReadersAndWriters, in each pair of modes")
 )
 
-// newest is a version of Curator in which a thread that writes keeps its place
-// when it goes on reading, as none did before 5.5.0. Debian's does not.
+// newest is a version of Curator in which a writing thread keeps its place when
+// it continues as a reader. Versions before 5.5.0, like Debian's, do not do
+// that.
 const newest = "5.9.0"
 
-// becomeJava makes a process of testenv.Spawn, which ends with the test, the
-// Java program.
+// becomeJava turns a process of testenv.Spawn, which ends with the test, into
+// the Java program.
 func becomeJava() {
 	command := strings.Split(os.Getenv("COMMAND"), separator)
 	exitOn(syscall.Exec(command[0], command, os.Environ()))
@@ -41,7 +42,7 @@ func becomeJava() {
 
 const javaDir = "../java-curator"
 
-// commands returns the command lines of a Java program by what its Curator is.
+// commands returns the command lines of a Java program by version of Curator.
 func commands(t *testing.T, class string) map[string][]string {
 	t.Helper()
 	source := filepath.Join(javaDir, class+".java")
@@ -51,9 +52,9 @@ func commands(t *testing.T, class string) map[string][]string {
 	}
 }
 
-var asked sync.Mutex // of Maven's repository
+var asked sync.Mutex // held while querying Maven's repository
 
-// classpath returns that of the newest Curator.
+// classpath returns the class path of the newest Curator.
 func classpath(t *testing.T) string {
 	t.Helper()
 	asked.Lock()
@@ -78,7 +79,7 @@ func classpath(t *testing.T) string {
 	return strings.TrimSpace(string(text))
 }
 
-// bed is a server, a name, and a file that the name protects.
+// bed consists of a server, a name, and a file that the name protects.
 type bed struct {
 	*testing.T
 	server *testenv.ZooKeeperServer
@@ -116,7 +117,7 @@ const (
 	javas  = "Java"
 )
 
-// peer starts a process with sessions of a length.
+// peer starts a process whose sessions have the given length.
 func (b *bed) peer(kind string, session time.Duration, env ...string) *peer {
 	b.Helper()
 	var command []string
@@ -127,7 +128,7 @@ func (b *bed) peer(kind string, session time.Duration, env ...string) *peer {
 	return startPeer(b.T, command, env...)
 }
 
-// contenders waits until so many nodes stand in line.
+// contenders waits until the queue has n nodes.
 func (b *bed) contenders(n int) {
 	b.Helper()
 	testenv.Eventually(b.T, func() bool {
@@ -136,7 +137,7 @@ func (b *bed) contenders(n int) {
 	}, fmt.Sprint(n, " stand in line"))
 }
 
-// waits sees that there is no outcome yet.
+// waits checks that there is no outcome yet.
 func (b *bed) waits(what string, answer <-chan string) {
 	b.Helper()
 	select {
@@ -146,11 +147,11 @@ func (b *bed) waits(what string, answer <-chan string) {
 	}
 }
 
-// long is a session that lasts for the test.
+// long is the length of a session that lasts for the whole test.
 const long = 30 * time.Second
 
-// TestReadersAndWriters has one of each library meet one of the other, in all
-// modes, and measures how soon who waits is woken.
+// TestReadersAndWriters makes a process of each library wait for a process of
+// the other, in all modes, and measures how soon a waiter wakes up.
 func TestReadersAndWriters(t *testing.T) {
 	t.Parallel()
 	for version, java := range commands(t, "ReadWrite") {
@@ -183,8 +184,8 @@ func TestReadersAndWriters(t *testing.T) {
 	}
 }
 
-// meet has one hold the name and another one wait, in the modes that exclude
-// each other, and returns how soon who waits is woken.
+// meet makes one process hold the name and the other one wait, in the modes
+// that exclude each other. It returns how soon the waiter woke up each time.
 func (b *bed) meet(holder, waiter *peer, what string) (took []time.Duration) {
 	for _, modes := range [][2]string{{"write", "read"}, {"read", "write"}, {"write", "write"}} {
 		holder.do(b.T, "a", modes[0])
@@ -205,7 +206,8 @@ func (b *bed) meet(holder, waiter *peer, what string) (took []time.Duration) {
 	return took
 }
 
-// share has both read at once, and a writer of each wait for both.
+// share makes both processes read at the same time, and a writer of each wait
+// for both.
 func (b *bed) share(one, other *peer) {
 	for _, writer := range []*peer{one, other} {
 		one.do(b.T, "a", "read")
@@ -223,8 +225,9 @@ func (b *bed) share(one, other *peer) {
 	}
 }
 
-// goOnReading has a thread of Curator that writes go on reading, with the
-// number of its writer: readers get in beside the thread, and writers do not.
+// goOnReading makes a writing thread of Curator continue as a reader with the
+// number of its writer. Other readers are granted the name at the same time;
+// writers are not.
 func (b *bed) goOnReading(java, reader, writer *peer) {
 	java.do(b.T, "a", "write")
 	reading := reader.begin("r", "read")
@@ -248,8 +251,8 @@ func (b *bed) goOnReading(java, reader, writer *peer) {
 	writer.do(b.T, "w", "unwrite")
 }
 
-// TestVictims kills and freezes processes of each library that read and that
-// write, and waits in the other library.
+// TestVictims kills and freezes readers and writers of each library while a
+// process of the other library waits.
 func TestVictims(t *testing.T) {
 	t.Parallel()
 	bed := newBed(t, commands(t, "ReadWrite")[newest])
@@ -259,7 +262,7 @@ func TestVictims(t *testing.T) {
 		for _, modes := range [][2]string{{"read", "write"}, {"write", "read"}} {
 			for _, frozen := range []bool{false, true} {
 				if victim == javas && frozen && modes[0] == "write" {
-					continue // Java does not tell it afterwards
+					continue // Java does not report it afterwards
 				}
 				name := fmt.Sprintf("%s-%s-%v", victim, modes[0], frozen)
 				t.Run(name, func(t *testing.T) {
@@ -293,9 +296,9 @@ func TestVictims(t *testing.T) {
 	}
 }
 
-// TestFleet has processes of both libraries read and write a file at once,
-// while some of them are killed and frozen: no update is lost, and nobody who
-// reads sees half of one.
+// TestFleet makes processes of both libraries read and write a file
+// concurrently, while some of them are killed and frozen. No update may be
+// lost, and no reader may see half of an update.
 func TestFleet(t *testing.T) {
 	t.Parallel()
 	for version, java := range commands(t, "ReadWrite") {
@@ -311,7 +314,7 @@ func TestFleet(t *testing.T) {
 				}
 				all = append(all, b.peer(kind, lasts))
 			}
-			frozen := b.peer(dsyncs, session) // reads alone: nobody can keep a writer that was frozen from going on
+			frozen := b.peer(dsyncs, session) // it only reads: nothing stops a frozen writer that resumes
 			reads := frozen.begin("r", fmt.Sprint("reads ", 4**holds))
 			var outcomes []<-chan string
 			for i, p := range all {
@@ -325,7 +328,7 @@ func TestFleet(t *testing.T) {
 					}
 				}
 			}
-			progress := func(n int64) { // of those that live
+			progress := func(n int64) { // of the live processes
 				for _, p := range all[victims:] {
 					from := p.wrote.Load()
 					testenv.Eventually(t, func() bool { return p.wrote.Load() >= min(from+n, int64(2**holds)) }, "all write")
@@ -348,13 +351,13 @@ func TestFleet(t *testing.T) {
 	}
 }
 
-// count sees that each update is in the file. One who was killed may have
-// written without a word.
+// count checks that the file contains each update. A killed process may have
+// written without a report.
 func (b *bed) count(all []*peer, killed int64) {
 	b.Helper()
 	var want int64
 	for _, p := range all[:killed] {
-		<-p.done // has said all
+		<-p.done // all output has been read
 	}
 	for _, p := range all {
 		want += p.wrote.Load()

@@ -1,6 +1,6 @@
-// Package redisstring proves the migration from plain string locks: programs
-// with redislock, and with redsync on one node, beside programs of dsync that
-// move away from these.
+// Package redisstring tests the migration from plain string locks. Programs
+// with redislock, and with redsync on one node, run together with dsync
+// programs that migrate from these libraries.
 package redisstring
 
 import (
@@ -45,8 +45,8 @@ func exitOn(err error) {
 	}
 }
 
-// A locker takes a lock of one of the libraries once. It returns nil if
-// somebody else has the lock.
+// A locker tries once to acquire a lock of one of the libraries. It returns nil
+// if another client holds the lock.
 type locker func(ctx context.Context, name string) (release func() error, err error)
 
 func newRedislock(address string) (locker, func()) {
@@ -83,8 +83,8 @@ func newRedsync(address string) (locker, func()) {
 	}, client.Close
 }
 
-// count adds to the file of a counter, by locks that are asked for again and
-// again.
+// count increments the counter in a file, under a lock that it requests until
+// it is granted.
 func count(l locker) {
 	testenv.Count(func() (func() error, error) {
 		for {
@@ -124,14 +124,14 @@ func byDsync() {
 
 func oldURL(s *testenv.RedisServer) string { return "redis-string://" + s.Addr + "?durable=true" }
 
-// migrateURL leads to another database of the same server: there the names are
-// free for other kinds of keys.
+// migrateURL migrates to another database of the same server, where the names
+// are free for other kinds of keys.
 func migrateURL(s *testenv.RedisServer, phase migrate.Phase) string {
 	return "migrate:?from=" + url.QueryEscape(oldURL(s)) + "&to=" + url.QueryEscape("redisson://"+s.Addr+"/1") + "&phase=" + phase.String()
 }
 
-// TestCounter lets processes of both libraries, and of dsync before and in a
-// migration, add to one number under one lock.
+// TestCounter makes processes of both libraries, and of dsync before and during
+// a migration, increment one number under one lock.
 func TestCounter(t *testing.T) {
 	s := testenv.Redis(t)
 	address := addressVariable + "=" + s.Addr
@@ -144,8 +144,8 @@ func TestCounter(t *testing.T) {
 	testenv.Eventually(t, func() bool { return s.Do("EXISTS", lockName) == int64(0) }, "the lock is gone")
 }
 
-// TestMigration goes from string locks to redisson, beside a program that was
-// left behind, and back.
+// TestMigration migrates from string locks to redisson and back, while another
+// program still uses the old locks.
 func TestMigration(t *testing.T) {
 	for name, open := range map[string]func(string) (locker, func()){"redislock": newRedislock, "redsync": newRedsync} {
 		t.Run(name, func(t *testing.T) {
@@ -177,7 +177,7 @@ func TestMigration(t *testing.T) {
 				l := m.lock()
 				m.inVain()
 				m.unlock(l)
-				m.inVain() // nor when nobody has it
+				m.inVain() // nor when the name is free
 			}
 			if err := d.(*migrate.Driver).SetPhase(t.Context(), migrate.PhaseDual); err != nil {
 				t.Fatal(err)
@@ -190,7 +190,7 @@ func TestMigration(t *testing.T) {
 	}
 }
 
-// moving is a program that takes part in the migration, beside an incumbent.
+// moving is a program that takes part in the migration, with an incumbent.
 type moving struct {
 	t         *testing.T
 	incumbent locker
@@ -213,7 +213,8 @@ func (m *moving) unlock(l *dsync.Lease) {
 	}
 }
 
-// refused: the incumbent has the lock.
+// refused checks that the moving program is refused while the incumbent holds
+// the lock.
 func (m *moving) refused() {
 	m.t.Helper()
 	if _, err := m.client.TryLock(m.t.Context(), lockName); !errors.Is(err, dsync.ErrLocked) {
@@ -221,7 +222,7 @@ func (m *moving) refused() {
 	}
 }
 
-// inVain: the incumbent does not get the lock.
+// inVain checks that the incumbent cannot acquire the lock.
 func (m *moving) inVain() {
 	m.t.Helper()
 	if release, err := m.incumbent(m.t.Context(), lockName); release != nil || err != nil {

@@ -1,5 +1,5 @@
-// Package redsync proves drivers/redlock against redsync: both libraries on the
-// same nodes.
+// Package redsync tests drivers/redlock together with redsync on the same
+// nodes.
 package redsync
 
 import (
@@ -32,8 +32,8 @@ const (
 	lockName      = "interop {lock}/ä"
 )
 
-// startNodes starts five independent servers, which need not be waited for:
-// durable=true.
+// startNodes starts five independent servers. Clients do not have to wait for
+// new nodes, because of durable=true.
 func startNodes(t *testing.T) (nodes []*testenv.RedisServer, addresses string) {
 	var all []string
 	for range 5 {
@@ -86,8 +86,7 @@ func incrementByRedsync() {
 	defer stop()
 	testenv.Count(func() (func() error, error) {
 		m := rs.NewMutex(lockName, redsync.WithTries(1_000_000), redsync.WithExpiry(20*time.Second),
-			// Those that ask again in step share the votes out among them
-			// again.
+			// Clients that retry in step split the votes again.
 			redsync.WithRetryDelayFunc(func(int) time.Duration { return time.Millisecond + rand.N(8*time.Millisecond) }))
 		return func() error {
 			_, err := m.Unlock()
@@ -109,7 +108,7 @@ func incrementByDsync() {
 	exitOn(c.Close(context.Background()))
 }
 
-// TestCounter lets processes of both libraries add to one number under one
+// TestCounter makes processes of both libraries increment one number under one
 // lock.
 func TestCounter(t *testing.T) {
 	nodes, addresses := startNodes(t)
@@ -121,7 +120,8 @@ func TestCounter(t *testing.T) {
 	awaitClear(t, nodes)
 }
 
-// TestExclusion lets each library hold the lock while the other one asks.
+// TestExclusion makes each library hold the lock while the other one requests
+// it.
 func TestExclusion(t *testing.T) {
 	nodes, addresses := startNodes(t)
 	c, err := dsync.Open(t.Context(), dsyncURL(addresses), nil)

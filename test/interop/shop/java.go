@@ -19,7 +19,7 @@ type java struct {
 	stdin io.WriteCloser
 
 	buyers  atomic.Int64
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards the following fields
 	calls   int
 	pending map[string]chan string // by the number of the call
 	ended   bool
@@ -44,7 +44,8 @@ func startJava(ctx context.Context, command []string, addr string) (*java, error
 	return j, nil
 }
 
-// read hands the answers out: a number, "ok" or "error", and a text.
+// read delivers the answers. Each consists of a number, "ok" or "error", and a
+// text.
 func (j *java) read(stdout io.Reader) {
 	for in := bufio.NewScanner(stdout); in.Scan(); {
 		number, answer, _ := strings.Cut(in.Text(), "\t")
@@ -87,7 +88,7 @@ func (j *java) call(thread, command string, args ...string) (string, error) {
 	return text, nil
 }
 
-// buy is a purchase by a thread of its own.
+// buy makes a separate thread buy a coupon.
 func (j *java) buy(_ context.Context, lock string) (string, error) {
 	thread := "buyer " + strconv.FormatInt(j.buyers.Add(1), 10)
 	return j.call(thread, "buy", lock, stock, strconv.FormatInt(moment.Milliseconds(), 10))

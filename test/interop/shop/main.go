@@ -1,10 +1,10 @@
-// Command shop sells coupons to buyers of whom half are Java programs' threads,
-// with Redisson's RLock, and half goroutines, with dsync. All read and write
-// one number in Redis, without a lock and then with it; only the second time
-// are as many coupons issued as there were. Then goroutines read a price list
-// that a Java thread changes, without and with Redisson's RReadWriteLock. It
-// starts a Redis of its own unless -addr names one, of which it uses keys that
-// begin with shop.
+// Command shop sells coupons to buyers. Half of the buyers are threads of a
+// Java program with Redisson's RLock, and half are goroutines with dsync. All
+// of them read and write one number in Redis, first without a lock and then
+// with it. Only with the lock are as many coupons issued as there were. Then
+// goroutines read a price list that a Java thread changes, without and with
+// Redisson's RReadWriteLock. Shop starts its own Redis unless -addr names one.
+// It only uses keys that begin with shop.
 package main
 
 import (
@@ -32,7 +32,7 @@ const (
 	coupons = 50
 	stock   = "shop:stock"
 	name    = "shop:lock"
-	moment  = 5 * time.Millisecond // between reading how many are left and writing one less
+	moment  = 5 * time.Millisecond // between reading the number of coupons and writing the new one
 )
 
 func main() {
@@ -95,18 +95,19 @@ func run(ctx context.Context, addr, version string, out io.Writer) error {
 	return err
 }
 
-// shop is Redis, where the stock is, and what buyers of both kinds need.
+// shop has the connection to Redis, which stores the stock, and the clients of
+// both kinds of buyers.
 type shop struct {
 	client *dsync.Client
 	redis  rueidis.Client
 	java   *java
 }
 
-// sale is what came of a day: purchases, refusals, and the coupons that seem to
-// be left.
+// sale is the result of a day: purchases, refusals, and the coupons that seem
+// to be left.
 type sale struct{ issued, refused, remaining int }
 
-// open lets all buyers come at once. Without a name they take no lock.
+// open lets all buyers in at once. Without a lock name they use no lock.
 func (s *shop) open(ctx context.Context, lock string, out io.Writer, title string) (sale, error) {
 	if err := s.redis.Do(ctx, s.redis.B().Set().Key(stock).Value(strconv.Itoa(coupons)).Build()).Error(); err != nil {
 		return sale{}, err
@@ -154,7 +155,7 @@ func (s *shop) open(ctx context.Context, lock string, out io.Writer, title strin
 	return result, err
 }
 
-// buy is a purchase by Go.
+// buy makes a goroutine buy a coupon.
 func (s *shop) buy(ctx context.Context, lock string) (answer string, err error) {
 	if lock != "" {
 		lease, err := s.client.Lock(ctx, lock)

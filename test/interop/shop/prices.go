@@ -24,11 +24,11 @@ const (
 	lookers          = 3
 )
 
-// look is what came of all looks at the price list.
+// look is the total of all reads of the price list.
 type look struct{ changes, reads, torn int64 }
 
-// showPrices has goroutines read the list while a Java thread changes it.
-// Without a name they take no lock.
+// showPrices makes goroutines read the list while a Java thread changes it.
+// Without a lock name they use no lock.
 func (s *shop) showPrices(ctx context.Context, lock string, out io.Writer, title string) (look, error) {
 	for _, key := range []string{netKey, grossKey} {
 		if err := s.redis.Do(ctx, s.redis.B().Set().Key(key).Value("0").Build()).Error(); err != nil {
@@ -47,8 +47,8 @@ func (s *shop) showPrices(ctx context.Context, lock string, out io.Writer, title
 					torn.Add(1)
 				}
 				reads.Add(1)
-				// Redisson lets readers pass its writers, so they must not come
-				// without a pause
+				// Redisson lets readers overtake its writers, so readers must
+				// pause
 				time.Sleep(moment + rand.N(2*moment))
 			}
 		})
@@ -67,7 +67,7 @@ func (s *shop) showPrices(ctx context.Context, lock string, out io.Writer, title
 	return result, err
 }
 
-// readPrices reports whether the two prices are of one list.
+// readPrices reports whether the two prices belong to the same list.
 func (s *shop) readPrices(ctx context.Context, lock string) (whole bool, err error) {
 	if lock != "" {
 		lease, err := s.client.Lock(ctx, lock, dsync.Read())

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// redis is a server for the time of the demo.
+// redis is a server that runs during the demo.
 type redis struct {
 	addr string
 	dir  string
@@ -32,7 +32,7 @@ func startRedis(ctx context.Context) (*redis, error) {
 		os.RemoveAll(r.dir)
 		return nil, fmt.Errorf("redis-server: %w", err)
 	}
-	for range 200 { // it tells nobody when it listens
+	for range 200 { // it does not report when it listens
 		c, err := net.Dial("tcp", r.addr)
 		if err == nil {
 			c.Close()
