@@ -104,7 +104,7 @@ func writeLong(c *cobra.Command, b *cli.Backend, names []string, asJSON bool) er
 	return cli.WriteTable(out, cli.WidthOf(out), Rows(reports), 3)
 }
 
-// waitersColumn is the index of the number of waiters in longRows.
+// WaitersColumn is the index of the number of waiters in longRows.
 const WaitersColumn = 6
 
 // longRows returns a table of holders.

@@ -69,7 +69,7 @@ Exit status
 	return c
 }
 
-// errDeclined is returned if the user does not answer yes.
+// ErrDeclined is returned if the user does not answer yes.
 var ErrDeclined = errors.New("not released")
 
 // releaseShown ends the displayed hold. It asks the user first unless yes is
@@ -93,7 +93,7 @@ func releaseShown(c *cobra.Command, b *cli.Backend, name, hold string, yes bool)
 	return err
 }
 
-// release ends the hold of a name unless agree, called with the hold, returns
+// Release ends the hold of a name unless agree, called with the hold, returns
 // an error.
 func Release(ctx context.Context, b *cli.Backend, name string, agree func(*Report) error) error {
 	over := cli.Unfinished("%s: the hold that was shown is over: nothing was released", cli.Show(name))
@@ -125,7 +125,7 @@ func Release(ctx context.Context, b *cli.Backend, name string, agree func(*Repor
 	return err
 }
 
-// grant returns a string that distinguishes the hold of a report from other
+// Grant returns a string that distinguishes the hold of a report from other
 // holds of the name, as far as the backend can. It consists of letters and
 // digits.
 func (r *Report) Grant() string {

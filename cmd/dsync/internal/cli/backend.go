@@ -19,7 +19,7 @@ import (
 	_ "github.com/go-dsync/dsync/drivers/zk"
 )
 
-// backendFlags are the flags of commands that inspect one backend.
+// BackendFlags are the flags of commands that inspect one backend.
 type BackendFlags struct{ Connect time.Duration }
 
 func (f *BackendFlags) Add(c *cobra.Command) {
@@ -27,14 +27,14 @@ func (f *BackendFlags) Add(c *cobra.Command) {
 	c.Flags().DurationVar(&f.Connect, "connect", 10*time.Second, "how long to try to reach the backend")
 }
 
-// backend is the backend that a command inspects.
+// Backend is the backend that a command inspects.
 type Backend struct {
 	Client *dsync.Client
 	Driver driver.Driver
 	URL    *driver.URL
 }
 
-// valid returns an error for invalid flags.
+// Valid returns an error for invalid flags.
 func (f *BackendFlags) Valid() error {
 	if f.Connect <= 0 {
 		return Usage(errors.New("--connect has to be positive"))
@@ -54,14 +54,14 @@ func (f *BackendFlags) open(c *cobra.Command) (*Backend, error) {
 	return f.OpenURL(c.Context(), raw)
 }
 
-// openURL opens a backend within --connect.
+// OpenURL opens a backend within --connect.
 func (f *BackendFlags) OpenURL(ctx context.Context, raw string) (*Backend, error) {
 	ctx, cancel := context.WithTimeout(ctx, f.Connect)
 	defer cancel()
 	return OpenBackend(ctx, raw)
 }
 
-// openBackend opens a backend as programs do. Opening does not acquire a lock.
+// OpenBackend opens a backend as programs do. Opening does not acquire a lock.
 func OpenBackend(ctx context.Context, raw string) (*Backend, error) {
 	d, config, err := driver.Open(ctx, raw)
 	if err != nil {
@@ -80,7 +80,7 @@ func (b *Backend) Close() error {
 	return b.Client.Close(ctx)
 }
 
-// withBackend calls f with the backend of a command and then closes the
+// WithBackend calls f with the backend of a command and then closes the
 // backend.
 func (f *BackendFlags) WithBackend(c *cobra.Command, do func(b *Backend) error) error {
 	b, err := f.open(c)
@@ -104,7 +104,7 @@ func CloseDriver(d driver.Driver) error {
 	return d.Close(ctx)
 }
 
-// list returns the held names with a prefix. If more is set, the backend has
+// List returns the held names with a prefix. If more is set, the backend has
 // further names that it did not return.
 func (b *Backend) List(ctx context.Context, prefix string, most int) (names []string, more bool, err error) {
 	lister, can := b.Driver.(driver.Lister)

@@ -56,7 +56,7 @@ var statuses = [...]statusRow{
 	{false, "130", "interrupted"},
 }
 
-// statusTable returns the statuses of run as text for a terminal.
+// StatusTable returns the statuses of run as text for a terminal.
 func StatusTable() string {
 	var b strings.Builder
 	for _, row := range statuses {
@@ -85,12 +85,12 @@ func (e *exitError) Unwrap() error { return e.err }
 
 func Exit(status int, err error) error { return &exitError{status, err} }
 
-// misused turns the error of a wrong call into an error of `dsync run`.
+// Misused turns the error of a wrong call into an error of `dsync run`.
 func Misused(format string, args ...any) error {
 	return Exit(ExitMisused, fmt.Errorf(format, args...))
 }
 
-// statusOf returns the exit status for err.
+// StatusOf returns the exit status for err.
 func StatusOf(err error) (int, bool) {
 	var e *exitError
 	if errors.As(err, &e) {
@@ -99,14 +99,14 @@ func StatusOf(err error) (int, bool) {
 	return 0, false
 }
 
-// usageError is a mistake in how the program was called.
+// UsageError is a mistake in how the program was called.
 type UsageError struct{ error }
 
 func (e UsageError) Unwrap() error { return e.error }
 
 func Usage(err error) error { return UsageError{err} }
 
-// unfinishedError describes the remaining work.
+// UnfinishedError describes the remaining work.
 type UnfinishedError struct{ error }
 
 func (e UnfinishedError) Unwrap() error { return e.error }

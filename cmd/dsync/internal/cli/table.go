@@ -14,7 +14,7 @@ import (
 	"golang.org/x/term"
 )
 
-// widthOf returns the width of a terminal, or 0 for any other writer, whose
+// WidthOf returns the width of a terminal, or 0 for any other writer, whose
 // text is not cut or wrapped.
 func WidthOf(w io.Writer) int {
 	file, ok := w.(*os.File)
@@ -35,7 +35,7 @@ const (
 	Yellow = "33"
 )
 
-// painter returns a function that colours a text. It colours only on a
+// Painter returns a function that colours a text. It colours only on a
 // terminal, and only if NO_COLOR is not set.
 func Painter(w io.Writer) func(colour, text string) string {
 	if WidthOf(w) == 0 || os.Getenv("NO_COLOR") != "" || os.Getenv("TERM") == "dumb" {
@@ -44,7 +44,7 @@ func Painter(w io.Writer) func(colour, text string) string {
 	return func(colour, text string) string { return "\x1b[" + colour + "m" + text + "\x1b[0m" }
 }
 
-// writeTable writes rows in columns, below a row of headings. On a terminal of
+// WriteTable writes rows in columns, below a row of headings. On a terminal of
 // the given width, columns without a value are left out, and long cells of the
 // first some columns are cut.
 func WriteTable(w io.Writer, width int, rows [][]string, some int) error {
@@ -87,10 +87,10 @@ func WriteTable(w io.Writer, width int, rows [][]string, some int) error {
 // shortest is the minimum width of a cut cell.
 const shortest = 8
 
-// noValue is a cell whose value the backend does not know.
+// NoValue is a cell whose value the backend does not know.
 const NoValue = "-"
 
-// columnsOf returns the widths of the columns. The width is 0 for empty columns
+// ColumnsOf returns the widths of the columns. The width is 0 for empty columns
 // if these are to be left out.
 func ColumnsOf(rows [][]string, leaveOut bool) []int {
 	columns := make([]int, len(rows[0]))
@@ -118,7 +118,7 @@ func cut(text string, n int) string {
 	return string(runes[:n-1-end]) + "…" + string(runes[len(runes)-end:])
 }
 
-// wrap breaks a text between words into lines of at most width characters that
+// Wrap breaks a text between words into lines of at most width characters that
 // begin with indent. A width of 0 means one line.
 func Wrap(text, indent string, width int) string {
 	room := width - utf8.RuneCountInString(indent)
@@ -145,7 +145,7 @@ func Wrap(text, indent string, width int) string {
 	return out.String() + "\n"
 }
 
-// printable replaces characters that a terminal would interpret, in texts of
+// Printable replaces characters that a terminal would interpret, in texts of
 // servers or other programs.
 func Printable(text string) string {
 	return strings.Map(func(r rune) rune {

@@ -17,13 +17,13 @@ import (
 // that has it. Other users of a machine can see the flags of a command.
 const URLVariable = "DSYNC_URL"
 
-// addURL gives a command the flags that backendURL reads.
+// AddURL gives a command the flags that backendURL reads.
 func AddURL(c *cobra.Command) {
 	c.Flags().String("url", "", "`URL` of the backend, without a password ($"+URLVariable+" if it is not given)")
 	c.Flags().String("url-file", "", "`FILE` with the URL of the backend; with a password in it, not for all users to read")
 }
 
-// backendURL returns the URL of the backend from a flag, a file or the
+// BackendURL returns the URL of the backend from a flag, a file or the
 // environment. Its errors are usageErrors without passwords.
 func BackendURL(c *cobra.Command) (string, error) {
 	raw, _ := c.Flags().GetString("url")
@@ -56,7 +56,7 @@ func BackendURL(c *cobra.Command) (string, error) {
 	return raw, nil
 }
 
-// argumentURL returns the URL given as an argument, or otherwise the result of
+// ArgumentURL returns the URL given as an argument, or otherwise the result of
 // backendURL.
 func ArgumentURL(c *cobra.Command, args []string) (string, error) {
 	switch {

@@ -157,8 +157,8 @@ func (r *statusReport) finalizeGate(ctx context.Context, f *pairFlags, w io.Writ
 }
 
 // closeGate joins phase new, permanently closes phase old if possible, and
-// reports the result. A member in phase old blocks it if any program but the
-// backends' own reports shows the member.
+// reports the result. A member in phase old blocks it, because the gate detects
+// members that the backends do not report.
 func (f *pairFlags) closeGate(ctx context.Context) (done string, err error) {
 	m, err := f.join(ctx, migrate.PhaseNew)
 	if err != nil {

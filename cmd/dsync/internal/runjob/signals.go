@@ -74,7 +74,7 @@ type signalError struct{ signal syscall.Signal }
 
 func (e signalError) Error() string { return "interrupted: " + e.signal.String() }
 
-// notify is signal.Notify without the signals that were ignored at the start of
+// Notify is signal.Notify without the signals that were ignored at the start of
 // this process, as nohup does. They stay ignored, in the command as well.
 func Notify(to chan<- os.Signal, signals []os.Signal) {
 	for _, s := range signals {

@@ -21,7 +21,7 @@ import (
 	"github.com/go-dsync/dsync/internal/redisdial"
 )
 
-// dial connects to a host, with TLS if config is not nil.
+// Dial connects to a host, with TLS if config is not nil.
 func Dial(ctx context.Context, host string, config *tls.Config) (net.Conn, error) {
 	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", host)
 	if err != nil || config == nil {
@@ -41,7 +41,7 @@ func Dial(ctx context.Context, host string, config *tls.Config) (net.Conn, error
 	return secure, nil
 }
 
-// redisOption returns the client option for the servers of a URL, and their
+// RedisOption returns the client option for the servers of a URL, and their
 // mode.
 func RedisOption(u *driver.URL, clientName string) (option rueidis.ClientOption, mode string, err error) {
 	if option, err = redisdial.ReadURL(u, clientName); err != nil {
@@ -62,7 +62,7 @@ func RedisOption(u *driver.URL, clientName string) (option rueidis.ClientOption,
 	return option, mode, nil
 }
 
-// redisKey returns the key with a prefix that belongs to a lock.
+// RedisKey returns the key with a prefix that belongs to a lock.
 func RedisKey(prefix, lock string) string {
 	if strings.Contains(lock, "{") {
 		return prefix + ":" + lock
@@ -76,7 +76,7 @@ var (
 	ErrNoLogin   = errors.New("the server refuses user and password")
 )
 
-// zooKeeper calls do with a connection that has a session and the user of a
+// ZooKeeper calls do with a connection that has a session and the user of a
 // URL, and with the user's name in ACLs. The limit applies to the whole call.
 func ZooKeeper(ctx context.Context, limit time.Duration, u *driver.URL, hosts []string, config *tls.Config,
 	do func(ctx context.Context, conn *gozk.Conn, id string) error) error {
@@ -108,7 +108,7 @@ func ZooKeeper(ctx context.Context, limit time.Duration, u *driver.URL, hosts []
 	return do(ctx, conn, u.User.Username()+":"+base64.StdEncoding.EncodeToString(sum[:]))
 }
 
-// missingNodes returns the nodes of a path that do not exist and that the
+// MissingNodes returns the nodes of a path that do not exist and that the
 // driver will create, deepest first.
 func MissingNodes(conn *gozk.Conn, chroot string) (missing []string) {
 	for node := path.Clean("/" + chroot); node != "/"; node = path.Dir(node) {
@@ -137,7 +137,7 @@ func zkSession(ctx context.Context, events <-chan gozk.Event) error {
 	}
 }
 
-// deleteNodes deletes nodes unless they have children by now.
+// DeleteNodes deletes nodes unless they have children by now.
 func DeleteNodes(conn *gozk.Conn, nodes []string) {
 	for _, node := range nodes {
 		_ = conn.Delete(node, -1)
