@@ -38,6 +38,7 @@ func TestRunOnceInAPeriod(t *testing.T) {
 }
 
 // TestRunOncePerPeriod runs such a job once in each of twenty short periods.
+//
 // Under any load, two runs are at least --at-least apart. One run per period is
 // promised only if all attempts of the period and of the previous one ended in
 // time. Otherwise the machine is too busy, and the next period is twice as

@@ -112,6 +112,7 @@ func trialBeds(t *testing.T, all bool) []*bed {
 // started processes that ignore TERM, while another `dsync run` waits for the
 // lock. When the second one starts its command, no process of the first one may
 // run.
+//
 // This is promised if the guard gets a processor once in the last tenth of the
 // TTL, its reserve. A trial is therefore void if a process of the commands got
 // no processor for a third of that time, or if a lock was lost before the
