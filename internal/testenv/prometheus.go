@@ -17,9 +17,9 @@ import (
 type PrometheusServer struct{ Server }
 
 // Prometheus starts a Prometheus that scrapes the address target every second
-// and evaluates the rules of a file. If Prometheus is not installed, the test is
-// skipped, or fails if CI is set. A new Prometheus scrapes nothing for the first
-// seconds.
+// and evaluates the rules of a file. If Prometheus is not installed, the test
+// is skipped, or fails if CI is set. A new Prometheus scrapes nothing for the
+// first seconds.
 func Prometheus(tb testing.TB, target, rules string) *PrometheusServer {
 	tb.Helper()
 	binary := need(tb, "prometheus", "prometheus")

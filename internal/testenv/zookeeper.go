@@ -102,7 +102,7 @@ func newZooKeeper(tb testing.TB, at host, id int, settings []string) *ZooKeeperS
 		"clientPortAddress=" + at.ip, "clientPort=" + strconv.Itoa(port), "dataDir=" + dir, "maxClientCnxns=0",
 		"admin.enableServer=false", "4lw.commands.whitelist=*", "preAllocSize=1024", "quorumListenOnAllIPs=false",
 	}, settings...)
-	// The server does not live long enough for more to pay off.
+	// The server does not live long enough to benefit from more.
 	machine := at.command(java, "-Xmx192m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
 		"-Dzookeeper.forceSync=no", "-Dzookeeper.jmx.log4j.disable=true")
 	config = slices.DeleteFunc(config, func(line string) bool {

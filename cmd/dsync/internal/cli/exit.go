@@ -78,7 +78,7 @@ func (e *exitError) Error() string {
 	if e.err == nil {
 		return ""
 	}
-	return strings.TrimPrefix(e.err.Error(), "dsync: ") // the program prefixes all errors with its name
+	return strings.TrimPrefix(e.err.Error(), "dsync: ") // the program adds its name to all errors
 }
 
 func (e *exitError) Unwrap() error { return e.err }

@@ -46,7 +46,7 @@ type looker struct {
 	from, to driver.Inspector
 	sealer   move.Sealer   // nil with a gate
 	floor    uint64        // of the tokens of from
-	sessions bool          // from shows only the application_name of the holder's session, not its hold
+	sessions bool          // from shows the holder's application_name, but not its hold
 	lasting  time.Duration // how long to watch names that have not moved; 0 means one look
 }
 

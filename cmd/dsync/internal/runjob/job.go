@@ -299,8 +299,8 @@ func (j *job) gone() bool {
 		return false
 	}
 	for _, p := range all {
-		// The remaining processes may have children of other users, which this
-		// process cannot end.
+		// A process outside of the group may belong to another user, so that
+		// this process cannot end it.
 		if p.group == j.guard.pid || p.signal(0) != unix.EPERM {
 			return false
 		}
