@@ -20,10 +20,10 @@ import (
 )
 
 // guard is a second process of this program. It leads the process group of the
-// command and starts the command there. It kills the command, with everything
-// that the command has started, at a given time unless it has received a later
-// time, or when this process is gone. A frozen or killed dsync therefore leaves
-// no command running without the lock.
+// command and starts the command there. The guard kills the command and
+// everything that it has started at the time that this process sent last, or
+// when this process is gone. A frozen or killed dsync therefore leaves no
+// command running without the lock.
 type guard struct {
 	pid    int // and the process group
 	times  *os.File
