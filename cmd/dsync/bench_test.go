@@ -49,7 +49,7 @@ func TestBenchWarnsOfWhatItCannotSee(t *testing.T) {
 	}
 }
 
-// unlisted is a backend that does not tell which names are held.
+// unlisted is a backend that cannot list held names.
 type unlisted struct{ driver.Driver }
 
 func init() {

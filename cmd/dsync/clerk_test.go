@@ -14,22 +14,22 @@ import (
 	"github.com/go-dsync/dsync/conformance/history"
 )
 
-// clerk is a process that locks names, as a program with a URL does.
+// clerk is a process that locks names, like a program with a URL.
 type clerk struct {
 	Label, URL, History string
 	Names               []string
 	Seed                uint64
-	Work                time.Duration // at most, under a lock
+	Work                time.Duration // maximum duration under a lock
 	Speaks              string        // "" for a program with dsync, else the key of an incumbent
 }
 
-// locks is how a clerk gets locks.
+// locks is the clerk's source of locks.
 type locks interface {
 	Lock(ctx context.Context, name string) (taken, error)
 	Close(ctx context.Context) error
 }
 
-// taken is a lock that a clerk has.
+// taken is a lock that a clerk holds.
 type taken interface {
 	history.Claim
 	Done() <-chan struct{}
@@ -41,7 +41,7 @@ const (
 	fleetPatience = time.Minute
 )
 
-// clerkMain is a clerk, until its standard input ends.
+// clerkMain runs a clerk until its standard input ends.
 func clerkMain() {
 	var c clerk
 	err := json.Unmarshal([]byte(os.Getenv(clerkVariable)), &c)
@@ -71,7 +71,7 @@ func (c *clerk) run(ctx context.Context) error {
 	fmt.Println("ready")
 	workers := uint64(2)
 	if c.Speaks != "" {
-		workers = 1 // the holds of a session of etcd are one
+		workers = 1 // all holds of an etcd session are one
 	}
 	var work sync.WaitGroup
 	for i := range workers {
@@ -85,12 +85,12 @@ func (c *clerk) run(ctx context.Context) error {
 	work.Wait()
 	bound, cancel := context.WithTimeout(context.WithoutCancel(ctx), fleetPatience)
 	defer cancel()
-	_ = l.Close(bound) // a backend may be down at that moment: then what is left ends by itself
+	_ = l.Close(bound) // a backend may be down at that moment: then the remaining locks expire
 	return h.Close()
 }
 
-// open opens what gives the locks, as whoever supervises the clerk would: again
-// and again.
+// open opens the source of locks repeatedly until it succeeds, like a
+// supervised clerk that is restarted.
 func (c *clerk) open(ctx context.Context) (locks, error) {
 	bound, cancel := context.WithTimeout(ctx, fleetPatience)
 	defer cancel()

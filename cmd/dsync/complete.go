@@ -7,10 +7,10 @@ import (
 	"github.com/go-dsync/dsync/cmd/dsync/internal/cli"
 )
 
-// complete adds the command that writes completion scripts for shells, and says
-// of all commands below root what their arguments and flags can be. Completion
-// knows the command line alone: no backend is asked, and no variable and no
-// file is read, so nothing of a password can be shown.
+// complete adds the command that writes completion scripts for shells, and
+// declares the possible arguments and flags of every command below root.
+// Completion uses only the command line. It sends no request to a backend and
+// reads no variable and no file, so it cannot reveal a password.
 func complete(root *cobra.Command) {
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd()
@@ -31,10 +31,11 @@ func complete(root *cobra.Command) {
 	completeValues(root)
 }
 
-// completeValues goes through a command and all below it.
+// completeValues completes the flag values of a command and all its
+// subcommands.
 func completeValues(c *cobra.Command) {
 	if c.ValidArgsFunction == nil {
-		c.ValidArgsFunction = cobra.NoFileCompletions // a name: no backend knows those that nobody holds
+		c.ValidArgsFunction = cobra.NoFileCompletions // a name: backends do not list free names
 	}
 	add := func(f *pflag.Flag) {
 		values := cobra.NoFileCompletions
@@ -44,7 +45,7 @@ func completeValues(c *cobra.Command) {
 		case kind == "URL":
 			values = cli.CompleteURL
 		}
-		// which fails for flags that the command does not have
+		// The error is for flags that the command does not have.
 		_ = c.RegisterFlagCompletionFunc(f.Name, values)
 	}
 	c.Flags().VisitAll(add)

@@ -18,8 +18,8 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// completed returns what is offered in place of the last argument, and whether
-// files are.
+// completed returns the completions of the last argument, and whether files are
+// offered.
 func completed(t *testing.T, args ...string) (offers []string, files bool) {
 	t.Helper()
 	var out, errs bytes.Buffer
@@ -35,14 +35,14 @@ func completed(t *testing.T, args ...string) (offers []string, files bool) {
 	return lines[:len(lines)-1], last == ":0"
 }
 
-// TestCompletion looks at what shells are offered. None of it depends on what
-// the environment has.
+// TestCompletion checks the completions for shells. They must not depend on the
+// environment.
 func TestCompletion(t *testing.T) {
 	t.Setenv("DSYNC_URL", "redisson://user:"+testenv.PasswordMark+"@127.0.0.1:1")
 	t.Setenv("DSYNC_FROM", "redisson://user:"+testenv.PasswordMark+"@127.0.0.1:1")
 	for _, test := range []struct {
-		args  string // a trailing space for an argument that is empty
-		want  string // that has to be offered, among others
+		args  string // a trailing space stands for an empty argument
+		want  string // some of the completions that are required
 		files bool
 	}{
 		{"", "bench", false},
@@ -87,8 +87,8 @@ func TestCompletionScripts(t *testing.T) {
 	p.bare("completion", "tcsh").want(cli.ExitUsage, "no command tcsh")
 }
 
-// TestCompletionInBash has bash complete a line by the script, with what that
-// needs of the package bash-completion.
+// TestCompletionInBash lets bash complete a line with the script and the
+// required part of the package bash-completion.
 func TestCompletionInBash(t *testing.T) {
 	t.Parallel()
 	program, _, _ := testenv.Program(t)
@@ -109,11 +109,11 @@ printf '%s\n' "${COMPREPLY[@]}"`
 	}
 }
 
-// acts are the commands that do something, and say by their exit status what
-// came of it, and serve, whose pages are for browsers.
+// acts are the commands that change something and report the result by their
+// exit status, and serve, whose pages are for browsers.
 var acts = []string{"dsync", "run", "release", "serve", "migrate", "seal", "rollback", "finalize", "untie", "help", "completion", "bash", "zsh", "fish", "powershell"}
 
-// TestCommands holds each command to what all have.
+// TestCommands checks the properties that all commands share.
 func TestCommands(t *testing.T) {
 	page := clitest.Page(t, "docs/command.md")
 	everyCommand(newRoot(io.Discard), func(c *cobra.Command) {

@@ -17,7 +17,7 @@ func TestDoctorIsReadable(t *testing.T) {
 	p.bare("doctor", "redisson://:"+testenv.PasswordMark+"@127.0.0.1").want(cli.ExitUsage, "DSYNC_URL").not(testenv.PasswordMark)
 }
 
-// TestDoctorLeavesNothing interrupts it at any time.
+// TestDoctorLeavesNothing interrupts doctor at arbitrary times.
 func TestDoctorLeavesNothing(t *testing.T) {
 	t.Parallel()
 	s := testenv.Redis(t)
@@ -33,7 +33,7 @@ func TestDoctorLeavesNothing(t *testing.T) {
 			testenv.Eventually(t, func() bool { return s.Do("EXISTS", key.(string)) == int64(0) }, key.(string)+" is gone")
 		}
 	}
-	for _, key := range s.Do("KEYS", "*").([]any) { // what remembers the last token
+	for _, key := range s.Do("KEYS", "*").([]any) { // the record of the last token
 		if s.Do("PTTL", key.(string)) == int64(-1) {
 			t.Errorf("the key %s stays for ever", key)
 		}

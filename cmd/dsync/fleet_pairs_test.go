@@ -15,7 +15,7 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// fleetPairs are what a fleet of six goes from and to.
+// fleetPairs are the pairs of backends between which a fleet of six moves.
 var fleetPairs = []struct {
 	name         string
 	gated, short bool
@@ -30,12 +30,12 @@ var fleetPairs = []struct {
 	{"zookeeper to etcd", false, false, fromZooKeeper, toEtcd},
 }
 
-// server is a backend that can be killed and started again, with what it has
-// acknowledged.
+// server is a backend that can be killed and restarted without losing what it
+// has acknowledged.
 type server interface{ Restart() }
 
-// The users of an old backend: one of the programs that know it alone, and one
-// of those in the migration.
+// The users of an old backend: a program that uses only that backend, and a
+// program in the migration.
 const (
 	oldUser   = "old"
 	moverUser = "mover"
@@ -47,7 +47,7 @@ type oldPlace struct {
 	url      string            // with USER@ in place of "user:password@"
 	secret   string            // the password of both users
 	cutOff   func(user string) // permanently
-	speaks   string            // how its incumbent does, see clerk
+	speaks   string            // kind of its incumbent, see clerk
 	tokens   bool
 	stays    bool // names cannot come back
 	unlisted bool // it cannot list names
@@ -63,7 +63,8 @@ type newPlace struct {
 	url string
 }
 
-// durable are the arguments of a Redis that keeps what it has acknowledged.
+// durable holds the arguments of a Redis that does not lose what it has
+// acknowledged.
 var durable = []string{"--appendonly", "yes", "--appendfsync", "always"}
 
 func fromRedis(scheme, speaks string) func(*testing.T) *oldPlace {
@@ -90,7 +91,7 @@ func fromRedis(scheme, speaks string) func(*testing.T) *oldPlace {
 	}
 }
 
-// fromEtcd is an etcd whose users may do what docs/backends says.
+// fromEtcd is an etcd whose users have the rights listed in docs/backends.
 func fromEtcd(t *testing.T) *oldPlace {
 	s, password := testenv.Etcd(t, "--bcrypt-cost", "4"), testenv.Password()
 	dial := func(user string) *clientv3.Client {
@@ -133,8 +134,8 @@ func (m *mortal) Restart() {
 	}
 }
 
-// fromZooKeeper is a ZooKeeper without users, which is shut down to cut
-// programs off.
+// fromZooKeeper is a ZooKeeper without users. The tests shut it down to
+// disconnect programs.
 func fromZooKeeper(t *testing.T) *oldPlace {
 	s := &mortal{ZooKeeperServer: testenv.ZooKeeper(t)}
 	return &oldPlace{server: s, url: "zk://" + s.Addr + "/locks", tokens: true, cutOff: func(string) {

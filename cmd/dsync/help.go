@@ -10,8 +10,8 @@ import (
 	"github.com/go-dsync/dsync/cmd/dsync/internal/cli"
 )
 
-// wrapHelp has a command and those below it fill the lines of their help anew
-// where a terminal is less wide than the help was written for.
+// wrapHelp refills the help of a command and its subcommands if the terminal is
+// narrower than the help was written for.
 func wrapHelp(c *cobra.Command, width int) {
 	if width == 0 {
 		return
@@ -28,8 +28,8 @@ func wrapHelp(c *cobra.Command, width int) {
 }
 
 // refill breaks a text into lines of the given width. Lines without an indent
-// are one paragraph, and so are an item of a list and the lines indented as far
-// as the explanation of the item.
+// form one paragraph. A list item and the following lines with the same indent
+// as its explanation form one, too.
 func refill(text string, width int) string {
 	var out strings.Builder
 	var paragraph []string

@@ -16,8 +16,8 @@ import (
 	"github.com/go-dsync/dsync"
 )
 
-// incumbents are programs that know the old backend alone, and nothing of
-// dsync. Each is opened by a URL of dsync.
+// incumbents are programs that use only the old backend and do not know dsync.
+// Each is opened by a URL of dsync.
 var incumbents = map[string]func(ctx context.Context, raw string) (locks, error){
 	"SET NX PX": openTexts,
 	"Mutex":     openMutexes,
@@ -25,7 +25,7 @@ var incumbents = map[string]func(ctx context.Context, raw string) (locks, error)
 
 // foreign is a lock of an incumbent, without a token.
 type foreign struct {
-	until  time.Time // it is surely there
+	until  time.Time // the lock certainly exists until then
 	done   <-chan struct{}
 	unlock func(ctx context.Context) error
 }
@@ -42,8 +42,8 @@ func (f *foreign) Err() error {
 	return nil
 }
 
-// unknown is err as an error that a history has a class for: whether the
-// request was carried out is not known.
+// unknown turns err into an error of a class that histories record as unknown:
+// the request may have been carried out.
 func unknown(err error) error {
 	if err != nil {
 		err = fmt.Errorf("%w: %v", dsync.ErrUnknown, err)
@@ -90,16 +90,15 @@ func (t texts) Close(context.Context) error {
 	return nil
 }
 
-// mutexes are those of the concurrency package of etcd's client, all in one
-// session.
+// mutexes are the mutexes of etcd's concurrency package, all in one session.
 type mutexes struct {
 	client  *clientv3.Client
 	prefix  string
 	session *concurrency.Session
 }
 
-// mutexTTL is how long a mutex is surely there: two thirds of the TTL of a
-// session that is kept alive, less what a busy machine takes.
+// mutexTTL is the time for which a mutex certainly exists: two thirds of the
+// TTL of a session that is kept alive, minus the delays of a busy machine.
 const mutexTTL = runbookTTL / 2
 
 func openMutexes(_ context.Context, raw string) (locks, error) {
@@ -121,7 +120,7 @@ func (m *mutexes) Lock(ctx context.Context, name string) (_ taken, err error) {
 	}
 	mutex := concurrency.NewMutex(m.session, m.prefix+name)
 	if err := mutex.Lock(ctx); err != nil {
-		m.session.Orphan() // what it may have left behind ends with the lease
+		m.session.Orphan() // leftovers end with the lease
 		m.session = nil
 		return nil, unknown(err)
 	}

@@ -1,6 +1,6 @@
 // Command dsync is the command line tool of package dsync. `dsync run` runs a
-// command under a lock, `dsync migrate` moves locks from one backend to
-// another, and others show locks, and look at backends: see `dsync --help`.
+// command under a lock, and `dsync migrate` moves locks from one backend to
+// another. Other commands show locks and inspect backends: see `dsync --help`.
 package main
 
 import (
@@ -36,7 +36,7 @@ func main() {
 	os.Exit(run(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
 }
 
-// newRoot returns the command with all below it, which writes to stdout.
+// newRoot returns the command with all subcommands. It writes to stdout.
 func newRoot(stdout io.Writer) *cobra.Command {
 	root := &cobra.Command{
 		Use:   "dsync",
@@ -60,11 +60,11 @@ func newRoot(stdout io.Writer) *cobra.Command {
 	return root
 }
 
-// run is the program with its surroundings as parameters. It returns the exit
+// run is the program, with its environment as parameters. It returns the exit
 // status.
 func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	root := newRoot(stdout)
-	root.SetArgs(append([]string{}, args...)) // nil would stand for those of the process
+	root.SetArgs(append([]string{}, args...)) // nil would stand for the arguments of the process
 	root.SetIn(stdin)
 	root.SetErr(stderr)
 	wrapHelp(root, cli.WidthOf(stdout))

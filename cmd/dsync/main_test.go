@@ -21,9 +21,9 @@ import (
 func TestMain(m *testing.M) {
 	testenv.RunRole(map[string]func(){"clerk": clerkMain})
 	testenv.RunProgram(main)
-	// The commands of tests get each signal, also if whoever started the tests
-	// ignores some, as nohup does, and a shell for what is in the background:
-	// what a program takes is not ignored in the programs that it starts.
+	// Commands of tests must receive each signal, even if the caller of the
+	// tests ignores some, as nohup does or a shell for background jobs. A
+	// signal that a program catches is not ignored in its child processes.
 	for _, s := range []os.Signal{syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM} {
 		if signal.Ignored(s) {
 			signal.Notify(make(chan os.Signal, 1), s)
@@ -32,12 +32,12 @@ func TestMain(m *testing.M) {
 	clitest.Main(m)
 }
 
-// two is two backends, and how to run the command on them.
+// two is a pair of backends, with the means to run the command on them.
 type two struct {
 	t        *testing.T
 	from, to string
 	stdin    string
-	ctx      context.Context // that of the test unless it is set
+	ctx      context.Context // the test's context unless it is set
 }
 
 var pairs atomic.Int64
@@ -51,13 +51,13 @@ func inMemory(t *testing.T) *two {
 	return p
 }
 
-// bareURLs leaves out the floor of the new backend.
+// bareURLs omits the floor of the new backend.
 func (p *two) bareURLs() *two {
 	p.to, _, _ = strings.Cut(p.to, "?")
 	return p
 }
 
-// result is what became of the command.
+// result is the outcome of the command.
 type result struct {
 	t           *testing.T
 	args        string
@@ -82,8 +82,8 @@ func (p *two) bare(args ...string) result {
 	return result{p.t, strings.Join(args, " "), status, out.String(), errors.String()}
 }
 
-// want fails the test unless the command ended so, and all texts are in what it
-// wrote. It returns what it was called on.
+// want fails the test unless the command ended with the status and its output
+// contains all texts. It returns its receiver.
 func (r result) want(status int, texts ...string) result {
 	r.t.Helper()
 	if r.status != status || (r.errors == "") != (status == cli.ExitDone) {
@@ -97,7 +97,7 @@ func (r result) want(status int, texts ...string) result {
 	return r
 }
 
-// not fails the test if the text is in what the command wrote.
+// not fails the test if the command's output contains the text.
 func (r result) not(text string) {
 	r.t.Helper()
 	if strings.Contains(r.out+r.errors, text) {
@@ -105,7 +105,7 @@ func (r result) not(text string) {
 	}
 }
 
-// statusJSON is the answer of `status --json`.
+// statusJSON is the output of `status --json`.
 type statusJSON struct {
 	Moved, Held, Idle, Behind int
 	Names                     []nameJSON
@@ -119,7 +119,7 @@ type nameJSON struct {
 	Holders, Waiters                       int
 }
 
-// status returns what `status` says of the names as JSON.
+// status returns the JSON status of the names.
 func (p *two) status(wantExit int, names ...string) statusJSON {
 	p.t.Helper()
 	r := p.run(append([]string{"status", "--json"}, names...)...).want(wantExit)
@@ -130,7 +130,7 @@ func (p *two) status(wantExit int, names ...string) statusJSON {
 	return s
 }
 
-// wantState fails the test unless all names are in a state.
+// wantState fails the test unless all names are in the state.
 func (p *two) wantState(state string, names ...string) {
 	p.t.Helper()
 	for _, n := range p.status(cli.ExitDone, names...).Names {

@@ -16,8 +16,8 @@ import (
 
 var manPages = flag.String("man", "", "write the man pages to this `directory`")
 
-// TestManPages makes a man page of each command; `make man` keeps them. It is a
-// test, so that the program has nothing of what makes them.
+// TestManPages generates a man page for each command; `make man` keeps them. It
+// is a test so that the program does not contain the generator.
 func TestManPages(t *testing.T) {
 	dir := *manPages
 	if dir == "" {
@@ -39,7 +39,7 @@ func TestManPages(t *testing.T) {
 		t.Fatal(err)
 	}
 	files, err := filepath.Glob(filepath.Join(dir, "dsync*.1"))
-	if err != nil || len(files) < pages-1 { // of the command help there is no page
+	if err != nil || len(files) < pages-1 { // the command help has no page
 		t.Errorf("%d pages (%v) of %d commands", len(files), err, pages)
 	}
 	page, err := os.ReadFile(filepath.Join(dir, "dsync-run.1"))
@@ -53,7 +53,8 @@ func TestManPages(t *testing.T) {
 	}
 }
 
-// TestProgramHasNoGenerator: what makes the man pages is in no program.
+// TestProgramHasNoGenerator checks that the generator of the man pages is in no
+// program.
 func TestProgramHasNoGenerator(t *testing.T) {
 	out, err := exec.CommandContext(t.Context(), "go", "list", "-deps", ".").Output()
 	if err != nil || !strings.Contains(string(out), "spf13/cobra\n") {
@@ -64,7 +65,7 @@ func TestProgramHasNoGenerator(t *testing.T) {
 	}
 }
 
-// everyCommand calls f with a command and all below it.
+// everyCommand calls f with a command and all its subcommands.
 func everyCommand(c *cobra.Command, f func(*cobra.Command)) {
 	f(c)
 	for _, below := range c.Commands() {

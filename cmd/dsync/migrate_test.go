@@ -71,13 +71,14 @@ func TestStatusNamesForeignHolders(t *testing.T) {
 	r.Hold, r.Owner = "694d8f2b", "694d8f2b" // as etcdctl does, without an identity of dsync
 	drivertest.Acquire(t, drivertest.Open(t, p.from), r)
 	p.run("status", "x").want(cli.ExitUnfinished, "a program that knows the old backend alone holds it: 694d8f2b\n")
-	drivertest.Acquire(t, drivertest.Open(t, p.to), drivertest.Request("x")) // which is no half of that hold
+	drivertest.Acquire(t, drivertest.Open(t, p.to), drivertest.Request("x")) // not a half of that hold
 	if n := p.status(cli.ExitUnfinished, "x").Names[0]; n.HeldOn != "old" {
 		t.Errorf("got %+v, want that it is held on the old backend", n)
 	}
 }
 
-// TestStatusTellsSessionsOfPostgresApart by their names.
+// TestStatusTellsSessionsOfPostgresApart checks that status distinguishes
+// sessions by their names.
 func TestStatusTellsSessionsOfPostgresApart(t *testing.T) {
 	server := testenv.Postgres(t)
 	for _, name := range []string{"", "?application_name=orders"} {
@@ -92,8 +93,8 @@ func TestStatusTellsSessionsOfPostgresApart(t *testing.T) {
 	}
 }
 
-// TestStatusNamesReadersAndWriters of the old backend, which no program of a
-// migration is.
+// TestStatusNamesReadersAndWriters checks readers and writers of the old
+// backend, which are outside of the migration.
 func TestStatusNamesReadersAndWriters(t *testing.T) {
 	p := inMemory(t)
 	d := drivertest.Open(t, p.from)
@@ -119,8 +120,8 @@ func TestStatusNamesReadersAndWriters(t *testing.T) {
 	}
 }
 
-// TestStatusNamesAnIncumbent in a fleet of six, which holds a name a hundredth
-// of the time, by either procedure and in each phase.
+// TestStatusNamesAnIncumbent checks a fleet of six with an incumbent that holds
+// a name one percent of the time, by either procedure and in each phase.
 func TestStatusNamesAnIncumbent(t *testing.T) {
 	for _, test := range []struct {
 		more  string
@@ -159,14 +160,14 @@ func TestStatusNamesAnIncumbent(t *testing.T) {
 	}
 }
 
-// TestStatusFor: one who is behind now and then is found by looking for longer,
-// also on names that nobody else uses.
+// TestStatusFor checks that a longer look finds a client that is behind only
+// occasionally, even on names that no other client uses.
 func TestStatusFor(t *testing.T) {
 	for _, test := range []struct {
 		what  string
-		pause time.Duration // of a program that knows the old backend alone, before each time that it locks x
+		pause time.Duration // pause of a program on the old backend only, before each time that it locks x
 		holds time.Duration
-		dual  bool // a program in phase dual holds it for long, again and again
+		dual  bool // a program in phase dual repeatedly holds it for long
 		found bool
 	}{
 		{"now and then", 5 * time.Second, 3 * time.Second, false, true},
@@ -176,7 +177,7 @@ func TestStatusFor(t *testing.T) {
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			p := inMemory(t)
-			p.ctx = t.Context() // it may take longer than tests usually do
+			p.ctx = t.Context() // this may take longer than tests usually do
 			ctx, cancel := context.WithCancel(t.Context())
 			var all sync.WaitGroup
 			if test.dual {
@@ -202,8 +203,8 @@ func TestStatusFor(t *testing.T) {
 	inMemory(t).run("status", "--for", "-1s", "x").want(cli.ExitUsage, "--for -1s is negative")
 }
 
-// TestSealFor: seal finds a program that holds a name now and then if it looks
-// for long enough.
+// TestSealFor checks that seal finds an occasional holder if it looks for long
+// enough.
 func TestSealFor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := inMemory(t)
@@ -220,12 +221,11 @@ func TestSealFor(t *testing.T) {
 	inMemory(t).run("seal", "--for", "-1s", "x").want(cli.ExitUsage, "--for -1s is negative")
 }
 
-// nameless is a client whose holds do not begin alike, as the random values of
+// nameless is a client whose holds share no prefix, like the random values of
 // string locks.
 const nameless = "random"
 
-// holdAgain locks x again and again, after a pause and for a while, until ctx
-// ends.
+// holdAgain repeatedly pauses, then locks x for a while, until ctx ends.
 func holdAgain(ctx context.Context, client string, d driver.Driver, before, holds time.Duration) {
 	for n := 0; ctx.Err() == nil; n++ {
 		pause(ctx, before)
@@ -337,7 +337,8 @@ func init() {
 	})
 }
 
-// TestANameThatABackendRefusesHidesNoOther.
+// TestANameThatABackendRefusesHidesNoOther checks names beside one that a
+// backend refuses.
 func TestANameThatABackendRefusesHidesNoOther(t *testing.T) {
 	p := inMemory(t)
 	p.from = strings.Replace(p.from, "memory:", "picky:", 1)
@@ -395,8 +396,8 @@ func TestRollbackIsRefused(t *testing.T) {
 	p.wantState("moved", "x")
 }
 
-// TestAtLeastInAMigration keeps the name after the end of the command, on both
-// backends.
+// TestAtLeastInAMigration checks that the name stays locked on both backends
+// after the command ends.
 func TestAtLeastInAMigration(t *testing.T) {
 	p := &two{t: t, from: "redisson://" + testenv.Redis(t).Addr, to: "etcd://" + testenv.Etcd(t).Addr + "/locks/"}
 	raw := "migrate:?phase=dual&from=" + url.QueryEscape(p.from) + "&to=" + url.QueryEscape(p.to)
@@ -450,7 +451,7 @@ func TestGate(t *testing.T) {
 	}
 	run("status", "x").want(cli.ExitDone, "in phase old: 0, in phase new: 1", "new: slot 0")
 	run("finalize", "x").want(cli.ExitDone, "no process is in phase old, and none gets there any more", "with floor=")
-	if err := d.SetPhase(t.Context(), migrate.PhaseDual); err != nil { // nothing of the command is left in phase new
+	if err := d.SetPhase(t.Context(), migrate.PhaseDual); err != nil { // the command is no longer in phase new
 		t.Fatal(err)
 	}
 	if err := d.SetPhase(t.Context(), migrate.PhaseOld); !errors.Is(err, migrate.ErrFinalized) {
@@ -462,8 +463,8 @@ func TestGate(t *testing.T) {
 	}
 }
 
-// TestGateShowsWhoWantsToBeInPhaseOld, at every look, also when phase old is
-// closed.
+// TestGateShowsWhoWantsToBeInPhaseOld checks this at every look, even when
+// phase old is closed.
 func TestGateShowsWhoWantsToBeInPhaseOld(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := inMemory(t)
@@ -508,8 +509,8 @@ func TestOperatorsAreToldOfEachOther(t *testing.T) {
 	})
 }
 
-// TestFinalizeAsksForAFloor: without one tokens fall for a name that nobody
-// locks before the end.
+// TestFinalizeAsksForAFloor covers tokens that would fall without a floor, for
+// a name that is not locked before the end.
 func TestFinalizeAsksForAFloor(t *testing.T) {
 	p := inMemory(t).bareURLs()
 	old := drivertest.Open(t, p.from)
@@ -531,7 +532,7 @@ func TestFinalizeAsksForAFloor(t *testing.T) {
 	p.run("finalize", "x").want(cli.ExitDone, "tokens rise for all others", "alone: memory://", "with "+floor)
 }
 
-// TestToolFindsTheWrongPair: another new backend, or the two swapped.
+// TestToolFindsTheWrongPair uses another new backend, or swaps the two.
 func TestToolFindsTheWrongPair(t *testing.T) {
 	p, other := inMemory(t), inMemory(t)
 	drivertest.Release(t, drivertest.Acquire(t, p.program(migrate.PhaseNew, ""), drivertest.Request("x")))
@@ -549,8 +550,8 @@ func TestToolFindsTheWrongPair(t *testing.T) {
 	swapped.run("plan").want(cli.ExitDone)
 }
 
-// TestTheWayBackTakesBackAllNames, also those that nobody listed, which moved
-// as they were locked.
+// TestTheWayBackTakesBackAllNames covers names that moved as they were locked
+// and that no list contained.
 func TestTheWayBackTakesBackAllNames(t *testing.T) {
 	t.Parallel()
 	for kind, from := range map[string]string{
@@ -582,7 +583,8 @@ func TestTheWayBackTakesBackAllNames(t *testing.T) {
 	}
 }
 
-// TestTheNextMigrationHasAHigherFloor than the tokens of names that came back.
+// TestTheNextMigrationHasAHigherFloor compares the floor with the tokens of
+// names that came back.
 func TestTheNextMigrationHasAHigherFloor(t *testing.T) {
 	p := inMemory(t).bareURLs()
 	p.from = "redisson://" + testenv.Redis(t).Addr
@@ -607,7 +609,8 @@ func TestUntieWhereTokensCannotBeRaised(t *testing.T) {
 	p.run("plan").want(cli.ExitDone)
 }
 
-// TestToolFindsTheWrongNewBackendOfAGate: one operator has another one.
+// TestToolFindsTheWrongNewBackendOfAGate gives one operator a different new
+// backend.
 func TestToolFindsTheWrongNewBackendOfAGate(t *testing.T) {
 	p, other := inMemory(t), inMemory(t)
 	if err := p.program(migrate.PhaseDual, "&gate=true&fenced=false").Close(t.Context()); err != nil {
@@ -622,8 +625,8 @@ func TestToolFindsTheWrongNewBackendOfAGate(t *testing.T) {
 	wrong.run("finalize", "--gate", "--fenced=false").want(cli.ExitDone)
 }
 
-// TestSealLooksForProgramsThatWouldWaitInVain, and leaves all names as they
-// are.
+// TestSealLooksForProgramsThatWouldWaitInVain checks that seal leaves all names
+// unchanged.
 func TestSealLooksForProgramsThatWouldWaitInVain(t *testing.T) {
 	p := inMemory(t)
 	l := drivertest.Acquire(t, drivertest.Open(t, p.from), drivertest.Request("held"))
@@ -635,8 +638,8 @@ func TestSealLooksForProgramsThatWouldWaitInVain(t *testing.T) {
 	p.run("seal", "--all", "--names", "-").want(cli.ExitDone, "sealed: 1; sealed already: 1")
 }
 
-// TestStatusKnowsHoldsOfTheMigration: a command that was killed leaves a half
-// of what it held.
+// TestStatusKnowsHoldsOfTheMigration kills a command, which leaves one half of
+// its hold.
 func TestStatusKnowsHoldsOfTheMigration(t *testing.T) {
 	p := inMemory(t)
 	r := drivertest.Request("x")

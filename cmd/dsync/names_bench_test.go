@@ -16,9 +16,9 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// BenchmarkNames moves 10,000 idle names from Redis to etcd over links whose
-// round trip takes a millisecond more, and reports the seconds of each command,
-// without a limit of the rate: -bench Names -benchtime 1x.
+// BenchmarkNames moves 10,000 idle names from Redis to etcd over links that add
+// a millisecond per round trip. It reports the seconds of each command without
+// a rate limit: -bench Names -benchtime 1x.
 func BenchmarkNames(b *testing.B) {
 	const names, way = 10_000, 500 * time.Microsecond
 	far := func(addr string) string {

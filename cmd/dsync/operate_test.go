@@ -19,7 +19,7 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// lockJSON is a lock in the answer of `show --json`.
+// lockJSON is a lock in the output of `show --json`.
 type lockJSON struct {
 	Name, Mode, Hold, Owner, Note, Process string
 	Held                                   bool
@@ -31,7 +31,7 @@ type lockJSON struct {
 	Seen                                   time.Time
 }
 
-// shown returns what `show --json` says of one name.
+// shown returns the report of `show --json` about one name.
 func (p *two) shown(url, name string) lockJSON {
 	p.t.Helper()
 	var reports []lockJSON
@@ -90,7 +90,7 @@ func TestShowWatches(t *testing.T) {
 	command.Wait()
 }
 
-// TestLs lists what is held on each backend that can.
+// TestLs lists the held names on each backend that supports lists.
 func TestLs(t *testing.T) {
 	t.Parallel()
 	for scheme, url := range map[string]string{
@@ -204,7 +204,7 @@ func TestURLs(t *testing.T) {
 	p.bare("show", "--connect", "1s", "x").want(cli.ExitFailed, "redisson://user@127.0.0.1:1").not(secret)
 }
 
-// TestURLFileOfOthers: a password that all users can read is none.
+// TestURLFileOfOthers refuses a password that all users can read.
 func TestURLFileOfOthers(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "url")
 	p := &two{t: t}

@@ -16,14 +16,13 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// plain is a backend that keeps no seals and no marks, and tells who holds a
-// lock.
+// plain is a backend without seals and marks that reports the holder of a lock.
 type plain struct {
 	driver.Driver
 	driver.Inspector
 }
 
-// oneWay is a backend that seals, and takes nothing back.
+// oneWay is a backend that seals but cannot unseal.
 type oneWay struct {
 	driver.Driver
 	driver.Inspector
@@ -45,7 +44,7 @@ func init() {
 	})
 }
 
-// planJSON is the answer of `plan --json`.
+// planJSON is the output of `plan --json`.
 type planJSON struct {
 	Possible bool
 	Phases   []string
@@ -104,8 +103,8 @@ func TestPlan(t *testing.T) {
 	}
 }
 
-// TestPlanTellsOneFloor, at each call, and after the first program the floor of
-// that program.
+// TestPlanTellsOneFloor checks that each call reports the same floor, and after
+// the first program the floor of that program.
 func TestPlanTellsOneFloor(t *testing.T) {
 	p := inMemory(t).bareURLs()
 	plan := func(status int) (r planJSON) {
@@ -136,8 +135,8 @@ func TestPlanTellsOneFloor(t *testing.T) {
 	}
 }
 
-// TestPlanTellsTheURLsOfThePrograms, with passwords only where that is asked
-// for.
+// TestPlanTellsTheURLsOfThePrograms checks that the URLs have passwords only on
+// request.
 func TestPlanTellsTheURLsOfThePrograms(t *testing.T) {
 	redis := testenv.Redis(t)
 	const secret = testenv.PasswordMark + "%2F%40%25"
@@ -156,7 +155,7 @@ func TestPlanTellsTheURLsOfThePrograms(t *testing.T) {
 	}
 }
 
-// TestWhatMayNotBeSeenIsNoYes has a user without rights for the names of the
+// TestWhatMayNotBeSeenIsNoYes uses a user without rights for the names of the
 // migration.
 func TestWhatMayNotBeSeenIsNoYes(t *testing.T) {
 	s := redisToEtcd(t, 1)

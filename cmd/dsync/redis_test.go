@@ -30,8 +30,8 @@ const (
 // etcdFloor is above all tokens of Redis for years.
 const etcdFloor = 2_100_000_000_000_000
 
-// service is a Redis that Java services use too, and the etcd that its locks
-// move to.
+// service is a Redis that Java services also use, and the etcd to which its
+// locks move.
 type service struct {
 	*two
 	redis *testenv.RedisServer
@@ -53,7 +53,7 @@ func redisToEtcd(t *testing.T, n int) *service {
 	return s
 }
 
-// sealed returns how many names have a seal.
+// sealed returns the number of sealed names.
 func (s *service) sealed() (n int64) {
 	for _, name := range s.names {
 		n += s.redis.Do("HEXISTS", name, "dsync:seal").(int64)
@@ -107,8 +107,8 @@ func (s *service) work(phase migrate.Phase) (stop func()) {
 	}
 }
 
-// TestSealIsInterruptedAndRepeated runs the command as a user does, beside a
-// program that locks the names, and ends it in the middle.
+// TestSealIsInterruptedAndRepeated runs the command beside a program that locks
+// the names, and interrupts it in the middle.
 func TestSealIsInterruptedAndRepeated(t *testing.T) {
 	for _, how := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGKILL} {
 		t.Run(how.String(), func(t *testing.T) {
@@ -159,13 +159,13 @@ func checkInterrupted(t *testing.T, status int, sealed int64, stdout, stderr str
 	if _, err := fmt.Sscan(strings.TrimSuffix(strings.Fields(rest + " ?")[0], ";"), &told); err != nil {
 		t.Fatalf("%v in\n%s", err, stdout)
 	}
-	if sealed < told || sealed > told+64 { // those under way may be sealed without an answer
+	if sealed < told || sealed > told+64 { // names in progress may be sealed without a response
 		t.Errorf("%d names are sealed, and it told of %d\n%s", sealed, told, stdout)
 	}
 }
 
-// TestRedissonToEtcd is the runbook of docs/migration.md, with a Java service
-// that is moved late.
+// TestRedissonToEtcd follows the runbook of docs/migration.md with a Java
+// service that is moved late.
 func TestRedissonToEtcd(t *testing.T) {
 	s := redisToEtcd(t, 5)
 	s.run("plan").want(cli.ExitDone, "yes  name by name", "yes  they rise over the switch").not(password)
@@ -179,7 +179,7 @@ func TestRedissonToEtcd(t *testing.T) {
 	s.run("seal", "--all", "--names", s.file, "--anyway").want(cli.ExitUnfinished, "sealed: 3;", "held: orders/0\n", "held: orders/1\n").not(password)
 
 	s.redis.Do("DEL", "orders/1")
-	s.redis.Do("DEL", "orders/0") // its holder is told
+	s.redis.Do("DEL", "orders/0") // its holder is notified
 	s.run("seal", "--all", "--names", s.file).want(cli.ExitDone, "sealed: 2; sealed already: 3;")
 
 	// A Java service waits for a name that has moved.
@@ -189,7 +189,7 @@ func TestRedissonToEtcd(t *testing.T) {
 	leave()
 	s.run("finalize", "--names", s.file).want(cli.ExitDone, "redisson://mover@"+s.redis.Addr, "have moved (5)").not(password)
 
-	// The new backend alone.
+	// Only the new backend.
 	l := drivertest.Acquire(t, drivertest.Open(t, s.to), drivertest.Request("orders/0"))
 	if got, _ := driver.Tokens(l, etcdFloor); got <= token {
 		t.Errorf("got token %d of the new backend alone after %d", got, token)

@@ -15,11 +15,11 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// leavers are commands that start job, a script, outside of the process group
-// of the command, or hide it in another way.
+// leavers are commands that start the script job outside of the command's
+// process group, or hide it in another way.
 var leavers = []struct {
 	name    string
-	program string // that it needs
+	program string // required programs
 	command func(job string) []string
 }{
 	{"timeout", "timeout", func(job string) []string { return []string{"timeout", "300", job} }},
@@ -43,8 +43,8 @@ var leavers = []struct {
 	{"su", "su", func(job string) []string { return []string{"su", "-c", job} }},
 }
 
-// jobOf returns a script that never ends by itself, and the processes that run
-// it. If it is stubborn, it ignores TERM.
+// jobOf returns a script that never ends by itself, and its number of
+// processes. A stubborn script ignores TERM.
 func jobOf(t *testing.T, stubborn bool) (job string, pids func() []string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -62,7 +62,7 @@ func jobOf(t *testing.T, stubborn bool) (job string, pids func() []string) {
 	}
 }
 
-// startLeaver starts a `dsync run`, and returns when its job runs.
+// startLeaver starts a `dsync run`, and returns when its job is running.
 func startLeaver(t *testing.T, command func(string) []string, stubborn bool, flags ...string) (c *command, isOver func() bool) {
 	t.Helper()
 	job, pids := jobOf(t, stubborn)
@@ -87,7 +87,7 @@ func guardOf(t *testing.T, c *command) int {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, task := range tasks { // each has the children that it has started
+	for _, task := range tasks { // each one has the children that it has started
 		text, _ := os.ReadFile(task)
 		var pid int
 		if n, _ := fmt.Sscan(string(text), &pid); n == 1 {
@@ -98,8 +98,8 @@ func guardOf(t *testing.T, c *command) int {
 	return 0
 }
 
-// TestRunEndsWhatLeavesItsGroup: a process that is not in the group of the
-// command any more ends with the command, however that ends.
+// TestRunEndsWhatLeavesItsGroup checks that a process that has left the
+// command's group ends with the command, however that ends.
 func TestRunEndsWhatLeavesItsGroup(t *testing.T) {
 	t.Parallel()
 	free := make(chan struct{}, 4)
@@ -143,7 +143,7 @@ func TestRunEndsWhatLeavesItsGroup(t *testing.T) {
 	}
 }
 
-// TestRunFrozenEndsWhatLeavesItsGroup: the guard acts alone.
+// TestRunFrozenEndsWhatLeavesItsGroup checks the guard without dsync.
 func TestRunFrozenEndsWhatLeavesItsGroup(t *testing.T) {
 	t.Parallel()
 	c, isOver := startLeaver(t, leavers[0].command, true, "--ttl", "3s")
@@ -155,8 +155,8 @@ func TestRunFrozenEndsWhatLeavesItsGroup(t *testing.T) {
 	}
 }
 
-// TestRunEndsADaemon: a command may end and leave a process that has left its
-// group.
+// TestRunEndsADaemon runs a command that ends and leaves a process outside of
+// its group.
 func TestRunEndsADaemon(t *testing.T) {
 	t.Parallel()
 	for _, stubborn := range []bool{false, true} {
@@ -169,8 +169,9 @@ func TestRunEndsADaemon(t *testing.T) {
 	}
 }
 
-// TestRunPassesSignalsToATimeout: the command has left its group, and a shell
-// below it counts the signals. The signal comes once, and CONT to all.
+// TestRunPassesSignalsToATimeout runs a command that has left its group, with a
+// shell below it that counts signals. The signal arrives once, and CONT reaches
+// all processes.
 func TestRunPassesSignalsToATimeout(t *testing.T) {
 	t.Parallel()
 	for _, s := range []syscall.Signal{syscall.SIGINT, syscall.SIGUSR1, syscall.SIGHUP} {
@@ -189,8 +190,8 @@ func TestRunPassesSignalsToATimeout(t *testing.T) {
 	}
 }
 
-// TestRunLetsItsGuardGoOn: a guard that somebody stops would not report the end
-// of the command.
+// TestRunLetsItsGuardGoOn stops the guard. A stopped guard cannot report the
+// end of the command, so dsync continues it.
 func TestRunLetsItsGuardGoOn(t *testing.T) {
 	t.Parallel()
 	c, next := lines(t, "x", "--", "sh", "-c", "trap 'exit 6' USR1; echo ready; while :; do sleep 0.05; done")
@@ -202,8 +203,9 @@ func TestRunLetsItsGuardGoOn(t *testing.T) {
 	c.over(6)
 }
 
-// TestRunLeavesOthersAlone: a shell that becomes dsync may have started others
-// before. They are not of the command, also if the guard is killed.
+// TestRunLeavesOthersAlone uses a shell that has started other processes before
+// it becomes dsync. They do not belong to the command, even if the guard is
+// killed.
 func TestRunLeavesOthersAlone(t *testing.T) {
 	t.Parallel()
 	program, _, _ := testenv.Program(t)
@@ -236,8 +238,8 @@ func TestRunLeavesOthersAlone(t *testing.T) {
 	}
 }
 
-// TestRunKeepsFilesOpen: the command has the files that it would have without
-// dsync, with the same numbers.
+// TestRunKeepsFilesOpen checks that the command has the same open files as
+// without dsync, with the same numbers.
 func TestRunKeepsFilesOpen(t *testing.T) {
 	t.Parallel()
 	r, w := pipe(t)

@@ -22,8 +22,8 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// inProcess is a backend that `dsync run` takes, for tests of what it does with
-// a lock that nobody else wants.
+// inProcess is a backend that `dsync run` accepts, for tests with a lock that
+// no other client wants.
 const inProcess = "process://"
 
 func init() {
@@ -39,10 +39,10 @@ func dsyncRun(t *testing.T, args ...string) ended {
 	return r
 }
 
-// ended is a `dsync run` that has.
+// ended is a `dsync run` that has ended.
 type ended struct{ result }
 
-// is is result.want where the command may be silent.
+// is is like result.want, but accepts a command without output.
 func (r ended) is(status int, texts ...string) {
 	r.t.Helper()
 	if r.status != status {
@@ -162,8 +162,8 @@ func TestRunEnvironment(t *testing.T) {
 	}
 }
 
-// lines starts a `dsync run`, and returns how to read its output. Its command
-// ends with the test.
+// lines starts a `dsync run`, and returns a function that reads its output. Its
+// command ends with the test.
 func lines(t *testing.T, args ...string) (c *command, next func() string) {
 	t.Helper()
 	cmd, _, errs := testenv.Program(t, append([]string{"run", "--url", inProcess}, args...)...)
@@ -189,7 +189,7 @@ func lines(t *testing.T, args ...string) (c *command, next func() string) {
 	return c, next
 }
 
-// over waits for the end of a command of lines, all lines of which were read.
+// over waits for the end of a command of lines after all its lines were read.
 func (c *command) over(want int) {
 	c.t.Helper()
 	guard := time.AfterFunc(trialGuard, func() { _ = c.Process.Kill() })
@@ -200,7 +200,7 @@ func (c *command) over(want int) {
 	}
 }
 
-// alive reports whether a process is there that has not ended.
+// alive reports whether a process exists that has not ended.
 func alive(t *testing.T, pid string) bool {
 	t.Helper()
 	if _, err := strconv.Atoi(pid); err != nil {
@@ -230,8 +230,8 @@ func TestRunPassesSignals(t *testing.T) {
 	}
 }
 
-// TestRunHeedsWhatIsIgnored: in a background job of a script, INT is for
-// others.
+// TestRunHeedsWhatIsIgnored checks a background job of a script, for which INT
+// is ignored.
 func TestRunHeedsWhatIsIgnored(t *testing.T) {
 	t.Parallel()
 	self, err := os.Executable()
@@ -267,8 +267,8 @@ func TestRunEndsWhatItsCommandLeaves(t *testing.T) {
 	}
 }
 
-// TestRunWithoutItsGuard: if somebody kills the guard, nobody would end the
-// command if dsync were frozen.
+// TestRunWithoutItsGuard kills the guard. Without it, the command would
+// continue if dsync were frozen.
 func TestRunWithoutItsGuard(t *testing.T) {
 	t.Parallel()
 	c, next := lines(t, "x", "--", "sh", "-c", "ps -o pgid= -p $$; echo $$; exec sleep 300")
@@ -286,8 +286,8 @@ func TestRunWithoutItsGuard(t *testing.T) {
 	}
 }
 
-// TestRunWhileTheCommandIsStopped: the lock is kept and, in the long form,
-// renewed.
+// TestRunWhileTheCommandIsStopped checks that the lock is kept and, in the long
+// form, renewed.
 func TestRunWhileTheCommandIsStopped(t *testing.T) {
 	t.Parallel()
 	ttl := testenv.Briefly("30s", "6s")
@@ -387,7 +387,7 @@ func TestRunOnAServer(t *testing.T) {
 			file := t.TempDir() + "/terms"
 			script := fmt.Sprintf("echo term >> %s; test $(wc -l < %s) = 2 && exit 6; exec sleep 300", file, file)
 			cmd, _, errs := testenv.Program(t, "run", "--url", url, "--ttl", "6s", "--elect", name, "--", "sh", "-c", script)
-			if !heard { // what it says of the loss must not end it
+			if !heard { // its message about the loss must not end it
 				r, w := pipe(t)
 				r.Close()
 				cmd.Stderr = w
@@ -405,7 +405,7 @@ func TestRunOnAServer(t *testing.T) {
 	t.Run("at least", func(t *testing.T) {
 		t.Parallel()
 		dsyncRun(t, "--url", url, "--try", "--at-least", "1s", "short", "--", "true").is(cli.ExitDone)
-		dsyncRun(t, "--url", url, "short", "--", "true").is(cli.ExitDone) // which waits for the rest
+		dsyncRun(t, "--url", url, "short", "--", "true").is(cli.ExitDone) // it waits for the rest
 	})
 }
 

@@ -16,14 +16,14 @@ const (
 
 // attempt is one `dsync run` of a job.
 type attempt struct {
-	late, began, ended time.Duration // the first: until the end, since the time on its own clock
+	late, began, ended time.Duration // of the first attempt: until the end, from the time on its own clock
 	atLeast            time.Duration
 	ran                bool
 }
 
-// TestRunOnceInAPeriod runs a job from the crontabs of three machines, whose
-// clocks are 150 ms apart: once. The period is so long that no load makes an
-// attempt late.
+// TestRunOnceInAPeriod runs a job once from the crontabs of three machines
+// whose clocks are 150 ms apart. The period is so long that no load delays an
+// attempt too much.
 func TestRunOnceInAPeriod(t *testing.T) {
 	t.Parallel()
 	ran, now := 0, time.Now()
@@ -37,12 +37,12 @@ func TestRunOnceInAPeriod(t *testing.T) {
 	}
 }
 
-// TestRunOncePerPeriod runs such a job in twenty short periods: once in each.
+// TestRunOncePerPeriod runs such a job once in each of twenty short periods.
 //
-// What is promised at any load is that two runs are not closer to each other
-// than --at-least. One run per period is promised if all attempts of the period
-// and of the one before ended in time; if not, the machine is too busy, and the
-// next period is twice as long.
+// Under any load, two runs are at least --at-least apart. One run per period is
+// promised only if all attempts of the period and of the previous one ended in
+// time. Otherwise the machine is too busy, and the next period is twice as
+// long.
 func TestRunOncePerPeriod(t *testing.T) {
 	if *trials == 0 {
 		t.Skip("left to make run-long")
@@ -54,7 +54,7 @@ func TestRunOncePerPeriod(t *testing.T) {
 	var runs []attempt
 	for good, wasInTime := 0, false; good < 20 && !t.Failed(); due += period {
 		atLeast := period * 6 / 10
-		inTime := period - atLeast - (machines-1)*clocksApart - 20*time.Millisecond // which is for rounding
+		inTime := period - atLeast - (machines-1)*clocksApart - 20*time.Millisecond // allowance for rounding
 		ran, isInTime := 0, true
 		for _, a := range onAllMachines(t, url, start.Add(due), start, atLeast) {
 			isInTime = isInTime && a.late < inTime
@@ -82,8 +82,7 @@ func TestRunOncePerPeriod(t *testing.T) {
 	}
 }
 
-// onAllMachines lets each machine try the job when its own clock says that it
-// is due.
+// onAllMachines lets each machine try the job at the due time on its own clock.
 func onAllMachines(t *testing.T, url string, due, start time.Time, atLeast time.Duration) (attempts [machines]attempt) {
 	var all sync.WaitGroup
 	for i := range attempts {

@@ -13,13 +13,13 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// soon is less than any backend needs for the removal of a young hold of which
-// nothing tells but a look or a renewal.
+// soon is shorter than the time that any backend needs to notice the removal of
+// a young hold by a look or a renewal only.
 const soon = 300 * time.Millisecond
 
-// TestRunLearnsOfARemoval: a command ends as soon as its lock is removed, and
-// the wait for the removal makes no waiter. A try that takes longer is
-// repeated, since the machine may be busy.
+// TestRunLearnsOfARemoval checks that a command ends as soon as its lock is
+// removed, and that waiting for the removal creates no waiter. A try that takes
+// longer is repeated because the machine may be busy.
 func TestRunLearnsOfARemoval(t *testing.T) {
 	t.Parallel()
 	beds := trialBeds(t, true)
@@ -67,7 +67,7 @@ func TestRunLearnsOfARemoval(t *testing.T) {
 					t.Fatal(err)
 				}
 				began := time.Now()
-				stuck := time.AfterFunc(drivertest.HangGuard, func() { _ = c.Process.Signal(syscall.SIGABRT) }) // says where it is
+				stuck := time.AfterFunc(drivertest.HangGuard, func() { _ = c.Process.Signal(syscall.SIGABRT) }) // reports where it is
 				status := c.wait()
 				stuck.Stop()
 				if status != cli.ExitLost {

@@ -26,7 +26,7 @@ func inTerminal(t *testing.T, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// shell is a bash with job control, which somebody types into.
+// shell is a bash with job control, driven by typed input.
 type shell struct {
 	*os.File
 	t   *testing.T
@@ -48,20 +48,21 @@ func (s *shell) types(keys string) {
 	}
 }
 
-// shows waits for a text, and returns what was shown since the last call. What
-// comes soon after the text may be a part of that.
+// shows waits for a text, and returns the output since the last call. That may
+// include output shortly after the text.
 func (s *shell) shows(text string) (before string) {
 	s.t.Helper()
 	return until(s.t, s.File, text)
 }
 
-// resumes types fg, and waits until the shell, which says so first, has given
-// the terminal to the job: until then keys such as Ctrl-C are for the shell.
+// resumes types fg and waits until the shell has given the terminal to the job.
+// The shell prints its message first, and until it hands over, keys such as
+// Ctrl-C go to the shell.
 func (s *shell) resumes() {
 	s.t.Helper()
 	s.types("fg\n")
 	s.shows("run x")
-	terminal, err := s.SyscallConn() // Fd would take the deadlines away
+	terminal, err := s.SyscallConn() // Fd would remove the deadlines
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -77,8 +78,7 @@ func (s *shell) exits() {
 	_ = s.cmd.Wait()
 }
 
-// TestRunOnATerminal stops a command by Ctrl-Z, and lets it go on, in a shell
-// with job control.
+// TestRunOnATerminal stops and continues a command in a shell with job control.
 func TestRunOnATerminal(t *testing.T) {
 	t.Parallel()
 	s := startShell(t)
@@ -101,14 +101,14 @@ func TestRunOnATerminal(t *testing.T) {
 	s.types("\x03")
 	s.shows("the script has 130")
 	s.types(`bash -c '"$DSYNC" run x -- ` + notExecutable(t) + `; read line; echo the script g""ot $line'` + "\n")
-	s.shows("exec format error") // which comes when the command is in the foreground already
+	s.shows("exec format error") // it arrives when the command is in the foreground
 	s.types("hello\n")
 	s.shows("the script got hello")
 	s.exits()
 }
 
-// TestRunOfTimeoutOnATerminal: timeout moves to a process group of its own, and
-// Ctrl-Z and Ctrl-C concern it nevertheless.
+// TestRunOfTimeoutOnATerminal uses timeout, which moves to its own process
+// group. Ctrl-Z and Ctrl-C must reach it anyway.
 func TestRunOfTimeoutOnATerminal(t *testing.T) {
 	t.Parallel()
 	s := startShell(t)
@@ -124,7 +124,7 @@ func TestRunOfTimeoutOnATerminal(t *testing.T) {
 }
 
 // TestRunInAPipeline gives the terminal to a command that reads from it, though
-// others of the pipeline are in the foreground.
+// other members of the pipeline are in the foreground.
 func TestRunInAPipeline(t *testing.T) {
 	t.Parallel()
 	s := startShell(t)
@@ -137,8 +137,8 @@ func TestRunInAPipeline(t *testing.T) {
 	s.exits()
 }
 
-// TestRunIsStoppedForLong stops a command by Ctrl-Z, and dsync with it, until
-// the lock is over.
+// TestRunIsStoppedForLong stops a command and dsync by Ctrl-Z until the lock
+// has ended.
 func TestRunIsStoppedForLong(t *testing.T) {
 	t.Parallel()
 	s := startShell(t)
@@ -155,7 +155,8 @@ func TestRunIsStoppedForLong(t *testing.T) {
 	s.exits()
 }
 
-// TestTerminalOfRunIsClosed: the command gets HUP, as it would without dsync.
+// TestTerminalOfRunIsClosed checks that the command gets HUP, as it would
+// without dsync.
 func TestTerminalOfRunIsClosed(t *testing.T) {
 	t.Parallel()
 	file := t.TempDir() + "/hup"

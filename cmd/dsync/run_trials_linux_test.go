@@ -30,11 +30,11 @@ const (
 	trialTTL     = 3 * time.Second
 	trialTTLMost = time.Minute
 	packSize     = 5
-	packAlive    = 50 * time.Millisecond // how long the second pack is watched beside what is left of the first one
+	packAlive    = 50 * time.Millisecond // observation time of the second pack beside the rest of the first
 	trialGuard   = 2 * time.Minute       // no expectation
 )
 
-// mishap is what happens to the holder.
+// mishap is an event that hits the holder.
 type mishap struct {
 	name   string
 	status int // of the holder
@@ -55,8 +55,7 @@ var mishaps = []mishap{
 			tr.t.Errorf("force: %v", err)
 		}
 	}, always},
-	// The server of PostgreSQL frees the locks of a process that is gone at
-	// once.
+	// A PostgreSQL server frees the locks of a dead process at once.
 	{"killed", -1, func(tr *trial) { tr.signal(syscall.SIGKILL) }, func(backend string) bool { return backend == "pglock" }},
 	{"guard killed", cli.ExitBroken, func(tr *trial) {
 		guard, err := syscall.Getpgid(tr.leader("first"))
@@ -67,7 +66,7 @@ var mishaps = []mishap{
 			tr.t.Errorf("kill the guard: %v", err)
 		}
 	}, never},
-	{"command killed", cli.ExitBySignal + int(syscall.SIGKILL), func(tr *trial) { // and what it has started is left
+	{"command killed", cli.ExitBySignal + int(syscall.SIGKILL), func(tr *trial) { // and its children are left
 		if err := syscall.Kill(tr.leader("first"), syscall.SIGKILL); err != nil {
 			tr.t.Errorf("kill the command: %v", err)
 		}
@@ -109,24 +108,26 @@ func trialBeds(t *testing.T, all bool) []*bed {
 	return beds
 }
 
-// TestNoTwoCommands lets something happen to a `dsync run` whose command has
-// started others that ignore TERM, while another `dsync run` waits for the
-// lock: when that starts its command, nobody of the first one runs.
+// TestNoTwoCommands lets mishaps happen to a `dsync run` whose command has
+// started processes that ignore TERM, while another `dsync run` waits for the
+// lock. When the second one starts its command, no process of the first one may
+// run.
 //
-// This is promised if the guard has a processor once in the last tenth of the
-// TTL, its reserve. So a trial is void in which a process of the commands had
-// none for a third of that, or a lock was lost before the mishap: it is made
-// again with twice the TTL. No other time is a promise.
+// This is promised if the guard gets a processor once in the last tenth of the
+// TTL, its reserve. A trial is therefore void if a process of the commands got
+// no processor for a third of that time, or if a lock was lost before the
+// mishap. A void trial is repeated with twice the TTL. No other time is
+// promised.
 func TestNoTwoCommands(t *testing.T) {
 	t.Parallel()
 	pack := filepath.Join(t.TempDir(), "pack")
 	if out, err := exec.Command("go", "build", "-o", pack, "./testdata/pack").CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	of := max(1, (*trials+len(mishaps)-1)/len(mishaps)) // each mishap
+	of := max(1, (*trials+len(mishaps)-1)/len(mishaps)) // trials of each mishap
 	var all sync.WaitGroup
 	for _, b := range trialBeds(t, *trials > 0) {
-		free := make(chan struct{}, 3) // as many mishaps at a time: too many make trials void
+		free := make(chan struct{}, 3) // concurrent mishaps: too many make trials void
 		for _, m := range mishaps {
 			for _, kind := range b.kinds(m, *trials > 0) {
 				all.Go(func() {
@@ -140,14 +141,14 @@ func TestNoTwoCommands(t *testing.T) {
 	all.Wait()
 }
 
-// kind is what the two commands of a trial exclude each other by.
+// kind is the kind of lock that the two commands of a trial use.
 type kind struct {
 	name string
 	args []string
 }
 
-// kinds returns the lock, and where the backend has them permits of which a
-// third party has one: in a short run only for some mishaps.
+// kinds returns the lock and, if the backend supports them, permits of which a
+// third party holds one. A short run tests permits with some mishaps only.
 func (b *bed) kinds(m mishap, all bool) []kind {
 	kinds := []kind{{}}
 	if b.client.Info().Permits.Offered && (all || m.name == "frozen" || m.name == "killed") {
@@ -156,7 +157,7 @@ func (b *bed) kinds(m mishap, all bool) []kind {
 	return kinds
 }
 
-// tryAll makes a number of trials, beside those that are void.
+// tryAll makes a number of trials, not counting void ones.
 func (b *bed) tryAll(t *testing.T, m mishap, k kind, pack string, number int) {
 	ttl, voids := trialTTL, 0
 	for n := 0; n < number && !t.Failed(); {
@@ -186,12 +187,12 @@ type trial struct {
 	dir    string
 	wire   *wire.Wire
 	first  *command
-	wrong  []string // what should not be
+	wrong  []string // violations
 }
 
 const lostBefore = "a lock was lost before the mishap"
 
-// run makes the trial, and returns why it says nothing, or "".
+// run makes the trial. It returns the reason if the trial is void, or "".
 func (tr *trial) run() (void string) {
 	t := tr.t
 	tr.name, tr.dir, tr.wire = fmt.Sprint("trial-", trialNames.Add(1)), t.TempDir(), new(wire.Wire)
@@ -222,7 +223,7 @@ func (tr *trial) run() (void string) {
 	}
 	second := tr.start("second", tr.url(tr.addrs), args...)
 	defer second.end()
-	pause(t.Context(), rand.N(tr.ttl/3)) // so that the mishap comes at any time between two renewals
+	pause(t.Context(), rand.N(tr.ttl/3)) // so that the mishap hits at any time between two renewals
 	if tr.first.hasEnded() {
 		return lostBefore
 	}
@@ -246,7 +247,7 @@ func (tr *trial) run() (void string) {
 	return tr.verdict()
 }
 
-// judge looks at the first command, after the second one has begun.
+// judge examines the first command after the second one has begun.
 func (tr *trial) judge(began time.Duration) {
 	if last, _ := tr.times("first"); last >= began {
 		tr.not("a process of the first command ran %v after the start of the second one", last-began)
@@ -263,7 +264,7 @@ func (tr *trial) not(format string, args ...any) {
 	tr.wrong = append(tr.wrong, fmt.Sprintf(format, args...))
 }
 
-// verdict fails the test for what is wrong, unless the machine was too busy for
+// verdict fails the test for violations, unless the machine was too busy for
 // the promise.
 func (tr *trial) verdict() (void string) {
 	_, gap1 := tr.times("first")
@@ -301,7 +302,7 @@ func startCommand(t *testing.T, cmd *exec.Cmd, errs fmt.Stringer) *command {
 		t.Fatal(err)
 	}
 	c := &command{Cmd: cmd, t: t, ended: make(chan struct{})}
-	c.errors = func() string { // what it said, once it has ended
+	c.errors = func() string { // its output, once it has ended
 		select {
 		case <-c.ended:
 			return errs.String()
@@ -316,7 +317,7 @@ func startCommand(t *testing.T, cmd *exec.Cmd, errs fmt.Stringer) *command {
 	return c
 }
 
-// end kills dsync, unless it has ended.
+// end kills dsync unless it has ended.
 func (c *command) end() {
 	_ = c.Process.Kill()
 	<-c.ended
@@ -348,8 +349,8 @@ func (tr *trial) signal(s syscall.Signal) {
 	}
 }
 
-// await looks until it is so. False means that the command has lost the lock
-// before.
+// await polls until the condition is true. It returns false if the command has
+// lost the lock before.
 func (tr *trial) await(c *command, so func() bool) bool {
 	tr.t.Helper()
 	for end := time.Now().Add(trialGuard); !so(); pause(tr.t.Context(), 5*time.Millisecond) {
@@ -369,7 +370,7 @@ func (tr *trial) await(c *command, so func() bool) bool {
 	return true
 }
 
-// started returns when a command has started, or 0.
+// started returns the start time of a command, or 0.
 func (tr *trial) started(label string) time.Duration {
 	at, _ := tr.beginning(label)
 	return at
@@ -381,7 +382,7 @@ func (tr *trial) leader(label string) (pid int) {
 	return pid
 }
 
-// beginning returns what the first process of a command wrote at its start.
+// beginning returns the output of a command's first process at its start.
 func (tr *trial) beginning(label string) (at time.Duration, pid int) {
 	text, err := os.ReadFile(filepath.Join(tr.dir, label+".start"))
 	if err != nil {
@@ -402,8 +403,8 @@ func (tr *trial) files(label string) []string {
 	return files
 }
 
-// times returns when one of the processes of a command last ran, and the
-// longest time for which one of them did not.
+// times returns when a process of a command last ran, and the longest time for
+// which one of them did not run.
 func (tr *trial) times(label string) (last, gap time.Duration) {
 	for _, file := range tr.files(label) {
 		b, err := os.ReadFile(file)
@@ -415,7 +416,7 @@ func (tr *trial) times(label string) (last, gap time.Duration) {
 	return last, gap
 }
 
-// othersThan returns the processes of all commands but one that have not ended.
+// othersThan returns the living processes of all other commands.
 func (tr *trial) othersThan(label string) string {
 	out, err := exec.Command(tr.pack, tr.dir, label, "look").CombinedOutput()
 	if err != nil {

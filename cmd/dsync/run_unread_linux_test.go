@@ -24,8 +24,7 @@ func pipe(t *testing.T) (r, w *os.File) {
 	return r, w
 }
 
-// fullPipe returns the end of a pipe into which nobody can write, and lets
-// everybody write from the call of drain on.
+// fullPipe returns the end of a full pipe. Writes block until drain is called.
 func fullPipe(t *testing.T) (w *os.File, drain func()) {
 	t.Helper()
 	r, w := pipe(t)
@@ -48,7 +47,7 @@ func fullPipe(t *testing.T) (w *os.File, drain func()) {
 	}
 }
 
-// unread starts a `dsync run` whose messages nobody reads, and returns the
+// unread starts a `dsync run` whose messages are not read, and returns the
 // first line of its command.
 func unread(t *testing.T, args ...string) (c *command, line string, drain func()) {
 	t.Helper()
@@ -64,8 +63,8 @@ func unread(t *testing.T, args ...string) (c *command, line string, drain func()
 	return c, strings.TrimSpace(line), drain
 }
 
-// TestGuardKillsThoughNobodyReads: the message of a guard must not delay what
-// it does.
+// TestGuardKillsThoughNobodyReads checks that an unread message of a guard does
+// not delay its work.
 func TestGuardKillsThoughNobodyReads(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {

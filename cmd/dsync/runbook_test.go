@@ -29,7 +29,7 @@ var longFleet = flag.Bool("fleet", false, "run TestFleetOfSix on all pairs and w
 
 const (
 	runbookTTL  = 5 * time.Second // of the programs
-	fleetSize   = 6               // one of them only knows the old backend
+	fleetSize   = 6               // one of them uses only the old backend
 	fleetTries  = 60              // of a command while backends are killed and the slot of a frozen process lasts
 	frozenClerk = 2
 	looksAtOne  = 5 // of a tool that has to see a program each time
@@ -38,7 +38,7 @@ const (
 	targetName = cli.Reserved + "target"
 )
 
-// fleet is six programs, which follow the runbook of docs/migration.md.
+// fleet is six programs that follow the runbook of docs/migration.md.
 type fleet struct {
 	*two
 	old     *oldPlace
@@ -53,17 +53,17 @@ type fleet struct {
 	own      *history.History
 	files    []string
 	programs []*testenv.Process
-	stranger *testenv.Process // it only knows the old backend
+	stranger *testenv.Process // it uses only the old backend
 	frozen   *testenv.Process
 	thawed   func()
 }
 
-var fleetNames = []string{"a", "b", "c", "d", "e"} // of which a, b and c are listed
+var fleetNames = []string{"a", "b", "c", "d", "e"} // including the listed names a, b and c
 
 // TestFleetOfSix follows the runbook from the plain URL of the old backend to
-// phase new, goes back to the plain URL of the old backend, and follows the
-// runbook again to the plain URL of the new one. After each command it compares
-// the exit status with what the backends say.
+// phase new and goes back to the plain URL of the old backend. Then it follows
+// the runbook again to the plain URL of the new one. After each command it
+// compares the exit status with the state of the backends.
 func TestFleetOfSix(t *testing.T) {
 	for _, pair := range fleetPairs {
 		if !*longFleet && !pair.short {
@@ -135,7 +135,8 @@ type step struct {
 	commands []string
 }
 
-// steps returns those of a section of docs/migration.md that concern this pair.
+// steps returns the steps in a section of docs/migration.md that concern this
+// pair.
 func (s *fleet) steps(section string) (steps []step) {
 	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "migration.md"))
 	if err != nil {
@@ -169,7 +170,7 @@ func (s *fleet) steps(section string) (steps []step) {
 
 var phaseOf = regexp.MustCompile(`phase=(old|dual|new)`)
 
-// follow does what steps say.
+// follow performs steps.
 func (s *fleet) follow(steps []step) {
 	for _, x := range steps {
 		s.t.Log(x.text)
@@ -217,8 +218,8 @@ func (s *fleet) gate() []string {
 	return []string{"--gate", "--fenced=false"}
 }
 
-// command runs a line of the runbook, and compares its exit status with what
-// the backends say.
+// command runs a line of the runbook, and compares its exit status with the
+// state of the backends.
 func (s *fleet) command(text string) {
 	s.t.Helper()
 	if strings.HasPrefix(text, "export ") { // s.from and s.to are the values
@@ -264,7 +265,7 @@ func (s *fleet) command(text string) {
 	}
 }
 
-// sealed asks the old backend how many names are sealed.
+// sealed queries the old backend for the number of sealed names.
 func (s *fleet) sealed(names []string) (n int) {
 	s.t.Helper()
 	if len(names) == 0 {
@@ -341,8 +342,8 @@ func (s *fleet) after(x step) {
 	}
 }
 
-// thaw lets the frozen program go on, two phases or a seal behind others, and
-// then gives it the URL that it has missed.
+// thaw continues the frozen program, two phases or a seal behind the others,
+// and then gives it the missed URL.
 func (s *fleet) thaw() {
 	s.t.Helper()
 	p := s.frozen
@@ -361,7 +362,7 @@ func (s *fleet) thaw() {
 	s.end(p)
 }
 
-// sees wants a command to end with 3 and a text. A backend that was killed may
+// sees expects a command to end with status 3 and a text. A killed backend may
 // not be back yet.
 func (s *fleet) sees(text string, args ...string) {
 	s.t.Helper()
@@ -375,7 +376,7 @@ func (s *fleet) sees(text string, args ...string) {
 	}
 }
 
-// trouble kills each backend once, while f goes on.
+// trouble kills each backend once while f runs.
 func (s *fleet) trouble(f func()) {
 	var faults sync.WaitGroup
 	faults.Go(func() {
@@ -404,14 +405,15 @@ func (s *fleet) start(raw string) *testenv.Process {
 	return s.employ(clerk{URL: raw, Work: 5 * time.Millisecond})
 }
 
-// leaveBehind starts a program that only knows the old backend. Its holds last
-// for so long that status has something to see.
+// leaveBehind starts a program that uses only the old backend. Its holds last
+// long enough for status to see them.
 func (s *fleet) leaveBehind() {
 	s.t.Helper()
 	s.stranger = s.employ(clerk{URL: s.old.as(oldUser), Work: 50 * time.Millisecond, Speaks: s.old.speaks})
 }
 
-// foreignLabel begins the labels of clerks whose locks have no tokens.
+// foreignLabel is the prefix of the labels of clerks whose locks have no
+// tokens.
 const foreignLabel = "foreign-"
 
 // employ starts a clerk.
@@ -455,8 +457,8 @@ func (s *fleet) restart(raw string) {
 	}
 }
 
-// tooLate starts a program with an old configuration. It returns why that gets
-// no lock.
+// tooLate starts a program with an old configuration. It returns why the
+// program gets no lock.
 func (s *fleet) tooLate(raw string) error {
 	s.t.Helper()
 	ctx, cancel := context.WithTimeout(s.t.Context(), 3*time.Second)
@@ -480,7 +482,7 @@ func (s *fleet) idle(raw string) uint64 {
 	return l.Token()
 }
 
-// take locks a name by a program of its own.
+// take locks a name with a program of its own.
 func (s *fleet) take(raw, name string) (*dsync.Client, *dsync.Lease) {
 	s.t.Helper()
 	c, err := dsync.Open(s.t.Context(), raw, &dsync.Options{TTL: runbookTTL})
@@ -526,8 +528,8 @@ func (s *fleet) judge() {
 	}
 }
 
-// fenced leaves out the grants that may be without a token, as all are that a
-// gate gives, and the faults, after which there may be no others.
+// fenced omits the grants that may have no token, such as all grants of a gate.
+// It also omits the faults, after which such grants are not allowed.
 func (s *fleet) fenced(events []history.Event) []history.Event {
 	type op struct {
 		process string

@@ -14,8 +14,8 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// TestProgressOnTerminal runs a seal on a terminal, where a progress bar is
-// shown, and ends it with Ctrl-C.
+// TestProgressOnTerminal runs a seal on a terminal, which shows a progress bar,
+// and ends it with Ctrl-C.
 func TestProgressOnTerminal(t *testing.T) {
 	var names []string
 	for i := range 200 {
@@ -24,8 +24,8 @@ func TestProgressOnTerminal(t *testing.T) {
 	cmd, stdout, _ := testenv.Program(t, append([]string{"migrate", "seal", "--from", "memory://a", "--to", "memory://b?floor=281474976710656", "--rate", "20"}, names...)...)
 	terminal := testenv.Terminal(t, cmd)
 	until(t, terminal, "/200)")
-	// What the program writes last may be lost with the terminal if nobody else
-	// has that open.
+	// The program's last output may be lost with the terminal if no other
+	// process has the terminal open.
 	tty, err := os.OpenFile(fmt.Sprintf("/proc/%d/fd/2", cmd.Process.Pid), os.O_RDWR|syscall.O_NOCTTY, 0)
 	if err != nil {
 		t.Fatal(err)
@@ -74,7 +74,7 @@ func TestReleaseAsks(t *testing.T) {
 	}
 }
 
-// until reads what is shown until it contains text, and returns what was shown.
+// until reads the output until it contains text, and returns the output.
 func until(t *testing.T, terminal *os.File, text string) string {
 	t.Helper()
 	var shown strings.Builder

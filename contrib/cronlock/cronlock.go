@@ -1,11 +1,11 @@
 // Package cronlock runs the jobs of gocron and of robfig/cron in one process of
-// a fleet at a time. Package cron of dsync needs no scheduler.
+// a fleet at a time. Package cron of dsync does the same without a scheduler.
 //
-// The clocks of a fleet differ. A process that is late by more than the length
-// of a short job would run the job again, so a Locker and a Wrapper keep the
-// lock for a time that is longer than the clocks differ and shorter than the
-// period. The backend must offer dsync.HoldAtLeast for that: in memory, Redis
-// and etcd do.
+// The clocks of a fleet differ. A process whose clock is late by more than the
+// length of a short job would run the job again. A Locker and a Wrapper
+// therefore keep the lock for a time that must be longer than the differences
+// of the clocks and shorter than the period. The backend must support
+// dsync.HoldAtLeast: the memory, Redis and etcd backends do.
 package cronlock
 
 import (
@@ -19,14 +19,16 @@ import (
 	"github.com/go-dsync/dsync"
 )
 
-// Locker is a gocron.Locker. The lock of a job is named as the job, and with
-// Keep the run of the job as the job with "/run" behind it.
+// Locker is a gocron.Locker. The lock has the name of the job. With Keep, the
+// Locker also acquires a lock for the run, which has the name of the job
+// followed by "/run".
 //
-// gocron does not tell a job that its lock is lost. A job that must not overlap
-// with its next run calls dsync.Do itself, or uses package cron of dsync.
+// gocron does not notify a job of the loss of its lock. A job that must not
+// overlap with its next run calls dsync.Do itself, or uses package cron of
+// dsync.
 type Locker struct {
 	Locker dsync.Locker
-	Keep   time.Duration // at least; 0 releases the lock with the end of the job
+	Keep   time.Duration // minimum time; 0 releases the lock when the job ends
 }
 
 var (
@@ -44,13 +46,13 @@ func (l Locker) Lock(ctx context.Context, key string) (gocron.Lock, error) {
 		return lease, nil
 	}
 	if lease != nil {
-		_ = lease.Unlock(ctx) // err says why the job is skipped
+		_ = lease.Unlock(ctx) // err reports why the job is skipped
 	}
 	return nil, err
 }
 
-// keep takes the run of a job from other processes for a time. The lock of the
-// job itself is renewed, and so it cannot outlast its holder.
+// keep keeps the run of a job from other processes for a time. The lock of the
+// job itself is renewed, so it cannot outlast its holder.
 func keep(ctx context.Context, l dsync.Locker, name string, d time.Duration) error {
 	if d == 0 {
 		return nil
@@ -73,7 +75,7 @@ type Elector struct {
 // ends.
 func Campaign(ctx context.Context, l dsync.Locker, name string) *Elector {
 	e := &Elector{done: make(chan struct{})}
-	go func() { // ends with ctx, or with an error that lasts
+	go func() { // ends with ctx, or with a permanent error
 		defer close(e.done)
 		e.err = dsync.Elect(ctx, l, name, func(ctx context.Context, term *dsync.Lease) error {
 			e.term.Store(term)
@@ -99,7 +101,7 @@ func (e *Elector) IsLeader(context.Context) error {
 	return dsync.ErrLocked
 }
 
-// Wait returns the error of dsync.Elect when the process is no longer a
+// Wait returns the error of dsync.Elect after the process has stopped being a
 // candidate and has released the leadership. A service calls Wait after it has
 // ended the context of Campaign.
 func (e *Elector) Wait() error {
@@ -107,8 +109,8 @@ func (e *Elector) Wait() error {
 	return e.err
 }
 
-// Wrapper returns a cron.JobWrapper of robfig/cron. A run whose lock is taken
-// is skipped. report gets its ErrLocked, and other errors of the lock.
+// Wrapper returns a cron.JobWrapper of robfig/cron. A run is skipped if its
+// lock is held. report receives that ErrLocked and any other error of the lock.
 func Wrapper(ctx context.Context, l dsync.Locker, name string, keepFor time.Duration, report func(error)) cron.JobWrapper {
 	return func(job cron.Job) cron.Job {
 		return cron.FuncJob(func() {

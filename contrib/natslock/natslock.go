@@ -1,9 +1,9 @@
-// Package natslock locks names in a key-value bucket of NATS JetStream, by
+// Package natslock locks names in a key-value bucket of NATS JetStream, with
 // package driver/cas.
 //
-// Expiry is observed, since no answer of NATS has the time at the server.
-// Tokens are the sequence numbers of the stream. A deleted key leaves a marker
-// in the stream, as in every bucket.
+// Clients observe expiry themselves, because NATS responses do not contain the
+// server's time. Tokens are the sequence numbers of the stream. A deleted key
+// leaves a marker in the stream, as in every bucket.
 package natslock
 
 import (
@@ -24,9 +24,9 @@ import (
 	"github.com/go-dsync/dsync/driver/cas"
 )
 
-// New returns a driver of a bucket, which it makes if there is none. Unlike
-// other buckets this one is read at the leader, because a replica may lag
-// behind.
+// New returns a driver for a bucket, and creates the bucket if it does not
+// exist. Unlike other buckets, this one is read at the leader, because a
+// replica may lag behind.
 func New(ctx context.Context, js jetstream.JetStream, bucket string, replicas int, fenced bool) (*cas.Driver, error) {
 	stream, err := js.CreateStream(ctx, jetstream.StreamConfig{
 		Name: "KV_" + bucket, Subjects: []string{"$KV." + bucket + ".>"}, Replicas: replicas,
@@ -51,7 +51,7 @@ func New(ctx context.Context, js jetstream.JetStream, bucket string, replicas in
 // store is a cas.Store.
 type store struct{ kv jetstream.KeyValue }
 
-// key encodes a name, as keys have few characters.
+// key encodes a name, because keys permit few characters.
 func key(name string) string { return fmt.Sprintf("%x", sha256.Sum256([]byte(name))) }
 
 func entry(e jetstream.KeyValueEntry) cas.Entry {
@@ -86,10 +86,10 @@ func revision(version string) uint64 {
 	return n
 }
 
-// sorted returns an error as package cas wants it.
+// sorted converts an error to the form that package cas expects.
 func sorted(err error) error {
 	switch {
-	case errors.Is(err, jetstream.ErrKeyExists): // the code of every revision that is another one
+	case errors.Is(err, jetstream.ErrKeyExists): // the code of every mismatched revision
 		return cas.ErrChanged
 	case errors.Is(err, nats.ErrAuthorization):
 		return fmt.Errorf("%w: %w", driver.ErrCredentials, err)
@@ -101,7 +101,7 @@ func sorted(err error) error {
 	return err
 }
 
-// List implements cas.Lister. The keys do not tell the names.
+// List implements cas.Lister. The keys do not reveal the names.
 func (s *store) List(ctx context.Context, _ string) iter.Seq2[cas.Entry, error] {
 	return func(yield func(cas.Entry, error) bool) {
 		w, err := s.kv.WatchAll(ctx, jetstream.IgnoreDeletes())
@@ -113,7 +113,7 @@ func (s *store) List(ctx context.Context, _ string) iter.Seq2[cas.Entry, error] 
 		for {
 			select {
 			case e := <-w.Updates():
-				if e == nil || !yield(entry(e), nil) { // nil: these were all
+				if e == nil || !yield(entry(e), nil) { // nil: the list is complete
 					return
 				}
 			case <-ctx.Done():
@@ -124,11 +124,11 @@ func (s *store) List(ctx context.Context, _ string) iter.Seq2[cas.Entry, error] 
 	}
 }
 
-// Notify implements cas.Notifier. The watch goes on after an outage.
+// Notify implements cas.Notifier. The watch continues after an outage.
 func (s *store) Notify(name string, changed func()) (stop func(), err error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var mu sync.Mutex
-	go s.follow(ctx, name, func() { // until stop
+	go s.follow(ctx, name, func() { // until stop is called
 		mu.Lock()
 		defer mu.Unlock()
 		if ctx.Err() == nil {
@@ -136,7 +136,7 @@ func (s *store) Notify(name string, changed func()) (stop func(), err error) {
 		}
 	})
 	return func() {
-		mu.Lock() // no call is under way
+		mu.Lock() // no call is in progress
 		defer mu.Unlock()
 		cancel()
 	}, nil

@@ -25,7 +25,7 @@ func TestMain(m *testing.M) {
 	m.Run()
 }
 
-// TestConformance runs the suite on a server in the process, which writes to
+// TestConformance runs the suite on a server in this process, which writes to
 // disk.
 func TestConformance(t *testing.T) {
 	s, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: -1, JetStream: true, StoreDir: t.TempDir(), NoSigs: true})
@@ -56,7 +56,7 @@ func TestConformance(t *testing.T) {
 			},
 			Expire: func(tb testing.TB, name string) {
 				d := open(tb, admin).(driver.ForceUnlocker)
-				_ = d.ForceUnlock(tb.Context(), name) // ErrNotHeld: there is none
+				_ = d.ForceUnlock(tb.Context(), name) // ErrNotHeld: there is no lock
 			},
 			Ping: func(ctx context.Context) error {
 				_, err := admin.AccountInfo(ctx)
@@ -87,7 +87,7 @@ func open(tb testing.TB, js jetstream.JetStream) driver.Driver {
 	return d
 }
 
-// openURL opens natslock://host:4222/bucket, with a user where one is named,
+// openURL opens natslock://host:4222/bucket, with a user if the URL names one,
 // for the checks with several processes.
 func openURL(ctx context.Context, c *driver.Config) (driver.Driver, error) {
 	u, replicas := c.URL, c.URL.Int("replicas", 1, 1, 5)
@@ -120,7 +120,7 @@ func openURL(ctx context.Context, c *driver.Config) (driver.Driver, error) {
 	return owner{d, nc}, nil
 }
 
-// owner is a driver with a connection of its own.
+// owner is a driver with its own connection.
 type owner struct {
 	*cas.Driver
 	nc *nats.Conn

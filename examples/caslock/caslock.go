@@ -1,9 +1,9 @@
 //go:build unix
 
-// Package caslock is a worked example of a backend that can do nothing but
-// replace a value if it has not changed: no clock at the server, no session, no
-// message to waiters. Its store is a folder, for the processes of one machine.
-// Package cas makes the driver of it.
+// Package caslock is a worked example of a backend that can only replace a
+// value if it has not changed. It has no server clock, no sessions, and no
+// messages to waiters. Its store is a folder, for the processes of one machine.
+// Package cas turns it into a driver.
 package caslock
 
 import (
@@ -37,12 +37,12 @@ func init() {
 	})
 }
 
-// Folder is a cas.Store. A name has two files: one with the record, which is
+// Folder is a cas.Store. Each name has two files: one with the record, which is
 // replaced as a whole, and one to lock in the meantime. The version of a record
-// is a hash of its value, since no two values are equal.
+// is a hash of its value, because no two values are equal.
 type Folder string
 
-// Read implements cas.Store. It needs no lock, since a file is replaced as a
+// Read implements cas.Store. It needs no lock because a file is replaced as a
 // whole.
 func (f Folder) Read(ctx context.Context, name string) (cas.Entry, error) {
 	if err := ctx.Err(); err != nil {
@@ -76,7 +76,7 @@ func (f Folder) Delete(ctx context.Context, name, version string) error {
 	})
 }
 
-// List implements cas.Lister. The names are in the records alone.
+// List implements cas.Lister. Only the records contain the names.
 func (f Folder) List(ctx context.Context, _ string) iter.Seq2[cas.Entry, error] {
 	return func(yield func(cas.Entry, error) bool) {
 		files, err := os.ReadDir(string(f))
@@ -100,8 +100,8 @@ func (f Folder) List(ctx context.Context, _ string) iter.Seq2[cas.Entry, error] 
 
 func hash(b []byte) string { return fmt.Sprintf("%x", sha256.Sum256(b)) }
 
-// locked calls do with the path of a name while no other process does. An error
-// of it says that nothing has changed.
+// locked calls do with the path of a name while no other process does. If it
+// returns an error, nothing has changed.
 func (f Folder) locked(ctx context.Context, name string, do func(path string) error) error {
 	path := f.path(name)
 	file, err := os.OpenFile(path+".lock", os.O_RDWR|os.O_CREATE, 0o666)

@@ -21,7 +21,7 @@ func TestMain(m *testing.M) {
 	testenv.NoLeaks(m)
 }
 
-// checkSuccess checks what a run has to say whose lock did what it is for.
+// checkSuccess checks the output of a run whose lock worked.
 func checkSuccess(t *testing.T, buyers, coupons, status int, stdout, stderr string) {
 	t.Helper()
 	sold := min(buyers, coupons)
@@ -67,8 +67,7 @@ func TestRunCountsLostUpdates(t *testing.T) {
 	}
 }
 
-// sieve is a backend that locks out nobody in other processes: memory under
-// another name.
+// sieve is a backend that excludes no other process: memory under another name.
 type sieve struct{ *memory.Driver }
 
 func (s sieve) Info() driver.Info {

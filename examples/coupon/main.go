@@ -1,7 +1,8 @@
-// Command coupon shows what a distributed lock is for. A shop has 50 coupons,
-// and 100 buyers come at once. Each purchase reads how many are left, takes a
-// moment, and writes one less. The shop opens twice, without a lock and with
-// one, and only the second time are as many coupons issued as there were.
+// Command coupon shows the purpose of a distributed lock. A shop has 50
+// coupons, and 100 buyers come at once. Each purchase reads the number of
+// coupons left, takes a moment, and writes one less. The shop opens twice,
+// without a lock and with one. Only with the lock does it issue as many coupons
+// as it had.
 package main
 
 import (
@@ -33,17 +34,17 @@ func main() {
 	os.Exit(run(ctx, os.Args[1:], os.Stdout, os.Stderr))
 }
 
-// options are what the flags say.
+// options are the values of the flags.
 type options struct {
 	URL                    string
 	Connect, Moment        time.Duration
 	Buyers, Coupons, Procs int
 }
 
-// usageError is an error of whoever called the program.
+// usageError is a mistake in how the program was called.
 type usageError struct{ error }
 
-// run is the program with its surroundings as parameters. It returns the exit
+// run is the program, with its environment as parameters. It returns the exit
 // status.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	var o options
@@ -58,7 +59,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	if err := flags.Parse(args); errors.Is(err, flag.ErrHelp) {
 		return 0
 	} else if err != nil {
-		return 2 // Parse has said why
+		return 2 // Parse has printed the error
 	}
 	err := o.check(flags.Args())
 	if err == nil {
@@ -107,7 +108,7 @@ func (o *options) withClient(ctx context.Context, fn func(*dsync.Client) error) 
 }
 
 // openTwice opens the shop without and with the lock, and fails if the lock did
-// not do what it is for.
+// not do its job.
 func (o *options) openTwice(ctx context.Context, client *dsync.Client, stdout, stderr io.Writer) error {
 	backend := client.Info().Name
 	if o.Procs > 1 && backend == "memory" {
@@ -137,14 +138,14 @@ func (o *options) openTwice(ctx context.Context, client *dsync.Client, stdout, s
 	return nil
 }
 
-// result is what became of the shop in one run.
+// result is the outcome of the shop in one run.
 type result struct {
 	run string
 	shop.Sale
 	took time.Duration
 }
 
-// open opens the shop for one run, and returns when all buyers were there.
+// open opens the shop for one run and returns after all buyers have come.
 func (o *options) open(ctx context.Context, run string, locker dsync.Locker, stderr io.Writer) (result, error) {
 	r := result{run: run}
 	file, err := os.CreateTemp("", "coupons-")

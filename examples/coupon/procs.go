@@ -19,23 +19,23 @@ import (
 	"github.com/go-dsync/dsync/examples/coupon/shop"
 )
 
-// childVariable in the environment tells a process that it is to do a job.
+// childVariable in the environment marks a child process with a job.
 const childVariable = "COUPON_CHILD"
 
 var errOrphan = errors.New("the process that gave the job is gone")
 
-// job is what a child process does: it is the shop for some of the buyers. Over
-// its standard input it gets the job, and then the word to start; the end of
-// the input means that it has to end too. On its standard output it says when
-// it is ready, and then, after each buyer, the count so far.
+// job is the work of a child process, which is the shop for some of the buyers.
+// The child reads the job from its standard input, and then the word to start.
+// The end of the input means that it must end, too. On its standard output it
+// reports when it is ready, and after each buyer the count so far.
 type job struct {
 	options
 	Stock  string // the file
 	Locked bool
 }
 
-// split has the job done by several processes, which start to sell together,
-// and adds up their counts. The first error ends them all.
+// split divides the job among several processes, which start to sell together,
+// and adds up their counts. The first error ends all of them.
 func (j job) split(ctx context.Context, served func(shop.Tally)) (shop.Tally, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -70,8 +70,8 @@ func (j job) split(ctx context.Context, served func(shop.Tally)) (shop.Tally, er
 	return total, context.Cause(ctx)
 }
 
-// delegate has the job done by one process, which is this program again. It
-// calls meet when the process is ready to start.
+// delegate runs the job in one process, which is this program again. It calls
+// meet when the process is ready to start.
 func (j job) delegate(ctx context.Context, meet func(), served func(shop.Tally)) (t shop.Tally, err error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -86,7 +86,7 @@ func (j job) delegate(ctx context.Context, meet func(), served func(shop.Tally))
 	if err := errors.Join(inErr, outErr); err != nil {
 		return t, err
 	}
-	cmd.Cancel = stdin.Close                   // the child gives back the lock and ends by itself,
+	cmd.Cancel = stdin.Close                   // the child releases the lock and ends by itself,
 	cmd.WaitDelay = j.Connect + 10*time.Second // or is killed
 	if err := cmd.Start(); err != nil {
 		return t, err
@@ -98,7 +98,7 @@ func (j job) delegate(ctx context.Context, meet func(), served func(shop.Tally))
 		fmt.Fprintln(stdin, "start")
 	}
 	for lines.Scan() {
-		t, _ = shop.ParseTally(lines.Text()) // what is missing is noticed at the end
+		t, _ = shop.ParseTally(lines.Text()) // missing input is noticed at the end
 		served(t)
 	}
 	if err := cmd.Wait(); err != nil {
@@ -113,9 +113,9 @@ func (j job) delegate(ctx context.Context, meet func(), served func(shop.Tally))
 	return t, nil
 }
 
-// child is the main function of a process that has a job to do.
+// child is the main function of a process with a job.
 func child(ctx context.Context, stdin io.Reader, stdout, stderr io.Writer) (status int) {
-	signal.Ignore(syscall.SIGPIPE) // that the parent is gone is noticed at stdin, with time to give back the lock
+	signal.Ignore(syscall.SIGPIPE) // the end of the parent is noticed at stdin, with time to release the lock
 	if err := doJob(ctx, bufio.NewScanner(stdin), stdout); err != nil {
 		fmt.Fprintln(stderr, err)
 		return 1
@@ -147,7 +147,7 @@ func doJob(ctx context.Context, in *bufio.Scanner, out io.Writer) error {
 		}
 		ctx, cancel := context.WithCancelCause(ctx)
 		defer cancel(nil)
-		go func() { // ends with the input, hence at the latest with this process
+		go func() { // ends with the input, so at the latest with this process
 			in.Scan()
 			cancel(errOrphan)
 		}()

@@ -31,8 +31,8 @@ func TestProcsShareBuyers(t *testing.T) {
 	}
 }
 
-// startSelling starts the program with four processes, and returns when one of
-// them holds the lock, with much left to be done.
+// startSelling starts the program with four processes. It returns when one of
+// them holds the lock and most of the work remains.
 func startSelling(t *testing.T, server *testenv.RedisServer) (cmd *exec.Cmd, stdout, stderr *bytes.Buffer) {
 	t.Helper()
 	cmd, stdout, stderr = testenv.Program(t, "-procs", "4", "-url", "redisson://"+server.Addr, "-moment", "100ms", "-coupons", "100")
@@ -45,12 +45,12 @@ func startSelling(t *testing.T, server *testenv.RedisServer) (cmd *exec.Cmd, std
 
 func locked(server *testenv.RedisServer) bool { return server.Do("EXISTS", lockName) == int64(1) }
 
-// awaitNoClients returns when nobody is connected to the server, hence all
-// processes have ended.
+// awaitNoClients returns when the server has no clients, so all processes have
+// ended.
 func awaitNoClients(t *testing.T, server *testenv.RedisServer) {
 	t.Helper()
 	testenv.Eventually(t, func() bool {
-		return strings.Count(server.Do("CLIENT", "LIST").(string), "\n") == 1 // the one that asks
+		return strings.Count(server.Do("CLIENT", "LIST").(string), "\n") == 1 // the connection of this query
 	}, "all processes have ended")
 }
 

@@ -11,15 +11,16 @@ import (
 	"github.com/go-dsync/dsync/examples/coupon/shop"
 )
 
-// When a progress bar is first drawn, and how often it is drawn anew.
+// The delay before a progress bar is first drawn, and the interval between
+// updates.
 const (
 	quietStart = time.Second
 	drawEvery  = 50 * time.Millisecond
 )
 
-// newProgress returns a function that counts a buyer, and one to be called at
-// the end. In between there is a progress bar on w, unless the run is fast, if
-// w is a terminal.
+// newProgress returns a function that counts a buyer, and a function to call at
+// the end. In between, it shows a progress bar on w if w is a terminal, unless
+// the run is fast.
 func newProgress(w io.Writer, run string, buyers int) (served func(shop.Tally), stop func()) {
 	file, ok := w.(*os.File)
 	if !ok || !isTerminal(file) {
@@ -29,14 +30,14 @@ func newProgress(w io.Writer, run string, buyers int) (served func(shop.Tally), 
 	return func(shop.Tally) { b.add() }, b.clear
 }
 
-// isTerminal also takes other devices with characters for one, such as
-// /dev/null, which does no harm.
+// isTerminal also accepts other character devices, such as /dev/null, which is
+// harmless.
 func isTerminal(file *os.File) bool {
 	info, err := file.Stat()
 	return err == nil && info.Mode()&os.ModeCharDevice != 0
 }
 
-// bar is a line that says how far a run is.
+// bar is a line that shows the progress of a run.
 type bar struct {
 	w     io.Writer
 	label string
@@ -44,8 +45,8 @@ type bar struct {
 
 	mu    sync.Mutex
 	done  int
-	next  time.Time // when it is drawn next
-	width int       // of what is drawn
+	next  time.Time // time of the next update
+	width int       // length of the drawn line
 }
 
 func (b *bar) add() {
@@ -62,7 +63,7 @@ func (b *bar) add() {
 	}
 }
 
-// clear leaves nothing of the bar on the terminal.
+// clear removes the bar from the terminal.
 func (b *bar) clear() {
 	b.mu.Lock()
 	defer b.mu.Unlock()

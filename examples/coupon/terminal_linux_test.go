@@ -11,10 +11,10 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// terminal is a pseudo-terminal that the program runs on, as its standard input
-// and standard error.
+// terminal is a pseudo-terminal that is the program's standard input and
+// standard error.
 type terminal struct {
-	*os.File // what the user types and sees
+	*os.File // the user's side
 	cmd      *exec.Cmd
 	stdout   *bytes.Buffer
 }
@@ -25,8 +25,8 @@ func startOnTerminal(t *testing.T, args ...string) *terminal {
 	return &terminal{testenv.Terminal(t, cmd), cmd, stdout}
 }
 
-// until reads what the program shows until that contains text, or the program
-// has ended.
+// until reads the program's output until it contains text or the program has
+// ended.
 func (p *terminal) until(t *testing.T, text string) string {
 	t.Helper()
 	var shown strings.Builder
@@ -40,10 +40,10 @@ func (p *terminal) until(t *testing.T, text string) string {
 	return shown.String()
 }
 
-// end waits for the end of the program, and returns what it shows until then.
+// end waits for the end of the program, and returns its output until then.
 func (p *terminal) end(t *testing.T) (shown string, status int) {
 	t.Helper()
-	rest, _ := io.ReadAll(p) // ends with EIO when nobody has the terminal open
+	rest, _ := io.ReadAll(p) // ends with EIO when no process has the terminal open
 	_ = p.cmd.Wait()
 	return string(rest), p.cmd.ProcessState.ExitCode()
 }

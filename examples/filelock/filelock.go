@@ -1,8 +1,8 @@
 //go:build unix
 
 // Package filelock is a worked example of a driver: locks between the processes
-// of one machine, by flock(2) on files of a folder. A file stays behind for
-// each name, with the last fencing token in it.
+// of one machine, by flock(2) on files of a folder. For each name a file
+// remains, which contains the last fencing token.
 package filelock
 
 import (
@@ -34,12 +34,12 @@ func init() {
 	})
 }
 
-// Options are the options of a Driver. The zero value is fine.
+// Options are the options of a Driver. The zero value is ready to use.
 type Options struct {
-	NoTokens bool // leases have no fencing tokens, and none are kept: fenced=false
+	NoTokens bool // leases have no fencing tokens, and none are stored: fenced=false
 }
 
-// Driver is a folder, and implements driver.Driver.
+// Driver is a folder. It implements driver.Driver.
 type Driver struct {
 	dir    string
 	o      Options
@@ -49,8 +49,8 @@ type Driver struct {
 	leases map[*lease]bool
 }
 
-// New returns a driver that keeps its files in dir, which has to exist. nil
-// means the default options.
+// New returns a driver that stores its files in dir, which must exist. If
+// options is nil, it uses the defaults.
 func New(dir string, o *Options) *Driver {
 	d := &Driver{dir: dir, leases: map[*lease]bool{}}
 	d.life, d.end = context.WithCancel(context.Background())
@@ -67,8 +67,8 @@ func (d *Driver) Info() driver.Info {
 	return driver.Info{Name: "filelock", Fencing: driver.Durable}
 }
 
-// Acquire asks again and again, after 1 ms at first and 20 ms in the end: a
-// blocked flock cannot be canceled.
+// Acquire polls, at first after 1 ms and finally every 20 ms, because a blocked
+// flock cannot be canceled.
 func (d *Driver) Acquire(ctx context.Context, r *driver.Request) (l driver.Lease, err error) {
 	for pause := time.Millisecond; ctx.Err() == nil; pause = min(2*pause, 20*time.Millisecond) {
 		if l, err = d.try(ctx, r); !errors.Is(err, driver.ErrLocked) || r.NoWait {
@@ -84,7 +84,7 @@ func (d *Driver) Acquire(ctx context.Context, r *driver.Request) (l driver.Lease
 		case <-ctx.Done():
 		}
 	}
-	return nil, errors.Join(ctx.Err(), err) // err is the last refusal, if there was one
+	return nil, errors.Join(ctx.Err(), err) // err is the last refusal, if any
 }
 
 func (d *Driver) try(ctx context.Context, r *driver.Request) (driver.Lease, error) {
@@ -134,7 +134,7 @@ type lease struct {
 	end    time.Time // guarded by driver.mu
 }
 
-func (l *lease) takeTokens() error { // the file keeps the last one
+func (l *lease) takeTokens() error { // the file stores the last one
 	if l.tokens == 0 {
 		return nil
 	}
@@ -174,7 +174,7 @@ func (l *lease) Release(context.Context) error {
 	}
 	delete(l.driver.leases, l)
 	l.timer.Stop()
-	// Closing is not enough: a process that is being started at this moment has
+	// Closing the file is not enough: a process that is just being started has
 	// a copy of the file until it begins.
 	err := errors.Join(syscall.Flock(int(l.file.Fd()), syscall.LOCK_UN), l.file.Close())
 	if err == nil && !time.Now().Before(l.end) {

@@ -19,7 +19,7 @@ func TestConformance(t *testing.T) {
 			b := &conformance.Backend{New: func(testing.TB) (driver.Driver, *conformance.Link) {
 				return filelock.New(dir, nil), nil
 			}}
-			// The checks between processes need a URL too, and a lock file is
+			// The checks between processes also need a URL. A lock file is
 			// freed at once when its process dies.
 			if strings.Contains(tb.Name(), "/url/") {
 				b.URL = "filelock://" + dir

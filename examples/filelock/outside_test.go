@@ -13,8 +13,8 @@ import (
 	"testing"
 )
 
-// outside makes a module outside of the repository, as third parties have
-// theirs, and returns its folder.
+// outside makes a module outside of the repository, like the module of a third
+// party, and returns its folder.
 func outside(t *testing.T, module string, files map[string]string) (dir string) {
 	t.Helper()
 	root, err := filepath.Abs("../..")
@@ -51,8 +51,8 @@ func goTest(t *testing.T, dir, run string) (out []byte, err error) {
 	return cmd.CombinedOutput()
 }
 
-// The driver in a module of its own passes the suite too: nothing of it needs
-// to be inside of dsync.
+// The driver also passes the suite in its own module: it uses no internals of
+// dsync.
 func TestConformanceOutsideOfTheRepository(t *testing.T) {
 	t.Parallel()
 	const here, there = "github.com/go-dsync/dsync/examples/filelock", "example.com/filelock"
@@ -66,8 +66,8 @@ func TestConformanceOutsideOfTheRepository(t *testing.T) {
 	}
 }
 
-// What conformance/README.md tells authors to begin with compiles, and the
-// suite tells them how to go on.
+// The starting point for authors in conformance/README.md compiles, and the
+// suite guides them from there.
 func TestBeginningOfTheReadme(t *testing.T) {
 	t.Parallel()
 	files := map[string]string{}

@@ -10,19 +10,19 @@ import (
 	"time"
 )
 
-// team starts nodes: as processes, or as clients in this process.
+// team starts nodes, either as processes or as clients in this process.
 type team interface {
-	// start returns at once. say is called with what the node tells.
+	// start returns at once. say is called with the events of the node.
 	start(say func(event)) (member, error)
 
 	String() string
-	ways() [3]string // what terminate, kill and freeze are
+	ways() [3]string // what terminate, kill and freeze do
 }
 
-// member is a node whose end is in the hands of the demonstration.
+// member is a node whose end is under the control of the demonstration.
 type member interface {
 	terminate() // asks it to end
-	kill()      // ends it without a word
+	kill()      // ends it without notice
 	freeze()
 	thaw()
 	ended() <-chan struct{}
@@ -33,27 +33,27 @@ type member interface {
 type actor struct {
 	member
 	name, url string
-	leaving   bool // its end is no error
+	leaving   bool // its end is not an error
 }
 
-// demo is a team of which one leads.
+// demo is a team with one leader.
 type demo struct {
 	team   team
 	out    io.Writer
 	actors []*actor
-	told   chan func() error // what the actors tell, for await to carry out
-	closed chan struct{}     // nobody wants to know any more
+	told   chan func() error // calls from the actors, for await to carry out
+	closed chan struct{}     // the demonstration has ended
 
 	leader *actor
 	term   uint64
-	over   map[uint64]string // why terms are over
+	over   map[uint64]string // reasons for the ends of terms
 }
 
 func newDemo(t team, out io.Writer) *demo {
 	return &demo{team: t, out: out, told: make(chan func() error), closed: make(chan struct{}), over: map[uint64]string{}}
 }
 
-// start starts one node more, and returns when its page is there.
+// start starts another node and returns when its page is available.
 func (d *demo) start(ctx context.Context) error {
 	a := &actor{name: fmt.Sprint("node ", len(d.actors)+1)}
 	m, err := d.team.start(func(e event) { d.tell(func() error { return d.hear(a, e) }) })
@@ -74,7 +74,7 @@ func (d *demo) start(ctx context.Context) error {
 	return d.await(ctx, func() bool { return a.url != "" })
 }
 
-// tell has await carry out f.
+// tell makes await carry out f.
 func (d *demo) tell(f func() error) {
 	select {
 	case d.told <- f:
@@ -82,7 +82,7 @@ func (d *demo) tell(f func() error) {
 	}
 }
 
-// await hears what the nodes tell until there is what it waits for.
+// await handles the events of nodes until its condition is met.
 func (d *demo) await(ctx context.Context, until func() bool) error {
 	for !until() {
 		select {
@@ -113,7 +113,7 @@ func (d *demo) hear(a *actor, e event) error {
 	return nil
 }
 
-// run shows three ends of a leader.
+// run shows three ways in which a leader ends.
 func (d *demo) run(ctx context.Context) error {
 	fmt.Fprintf(d.out, "%v:\n", d.team)
 	for range 3 {
@@ -144,8 +144,8 @@ func (d *demo) end(ctx context.Context, way string, strike func(member)) error {
 	return d.start(ctx)
 }
 
-// pause has the leader stand still until another one leads, and waits for it to
-// find out that its term is over.
+// pause freezes the leader until another node leads, and waits until the old
+// leader notices that its term has ended.
 func (d *demo) pause(ctx context.Context, way string) error {
 	old, term := d.leader, d.term
 	took, err := d.strike(ctx, way, member.freeze)
@@ -160,7 +160,7 @@ func (d *demo) pause(ctx context.Context, way string) error {
 	return nil
 }
 
-// strike does something to the leader, and returns when there is the next one,
+// strike does something to the leader. It returns when there is a new leader,
 // with the time until then.
 func (d *demo) strike(ctx context.Context, way string, strike func(member)) (time.Duration, error) {
 	old, start := d.leader, time.Now()

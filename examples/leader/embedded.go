@@ -10,8 +10,8 @@ import (
 	"github.com/go-dsync/dsync/drivers/memory"
 )
 
-// embedded is nodes in this process, each with a client of its own. Who cannot
-// reach the others is as good as dead to them.
+// embedded is a team of nodes in this process, each with its own client. A node
+// that cannot reach the others seems dead to them.
 type embedded struct {
 	job
 	server *memory.Server
@@ -38,7 +38,7 @@ func (t *embedded) start(say func(event)) (member, error) {
 	return m, nil
 }
 
-// client is one of them.
+// client is one of these nodes.
 type client struct {
 	driver *memory.Driver
 	cancel context.CancelFunc

@@ -30,7 +30,7 @@ func TestMain(m *testing.M) {
 	testenv.NoLeaks(m)
 }
 
-// TestLeader has three leaders end, on the embedded backend and on an etcd.
+// TestLeader ends three leaders, on the embedded backend and on an etcd.
 func TestLeader(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
@@ -62,7 +62,7 @@ func TestLeader(t *testing.T) {
 	}
 }
 
-// TestPage looks at the page of a candidate in a browser, while the leader
+// TestPage opens the page of a candidate in a browser, while the leader
 // changes.
 func TestPage(t *testing.T) {
 	t.Parallel()
@@ -145,7 +145,7 @@ func TestStoreRefusesALateLeader(t *testing.T) {
 }
 
 // TestCanceledWritesLeaveReadsAlone ends terms at the moment at which the store
-// answers the leader, while nodes follow the plan.
+// responds to the leader, while nodes follow the plan.
 func TestCanceledWritesLeaveReadsAlone(t *testing.T) {
 	t.Parallel()
 	s := new(store)
@@ -173,7 +173,7 @@ func TestCanceledWritesLeaveReadsAlone(t *testing.T) {
 		for ctx.Err() == nil {
 			term, end := context.WithCancel(ctx)
 			endTerm.Store(&end)
-			_ = c.write(term, plan{Term: 1}) // an error as often as not
+			_ = c.write(term, plan{Term: 1}) // fails about half of the time
 			end()
 		}
 	})
@@ -184,7 +184,7 @@ func TestCanceledWritesLeaveReadsAlone(t *testing.T) {
 	}
 }
 
-// TestTermsThatFallAreAnError has a node tell of an old term.
+// TestTermsThatFallAreAnError lets a node report an old term.
 func TestTermsThatFallAreAnError(t *testing.T) {
 	d := newDemo(nil, io.Discard)
 	a := &actor{name: "node 1"}

@@ -1,9 +1,9 @@
 //go:build unix
 
-// Command leader shows an elected leader and its ends. Of three nodes one leads
-// and makes the plan; the others watch who leads, and all of them show it on a
-// web page, live. The program ends the leader in three ways, and prints how
-// long it takes until the next one leads.
+// Command leader shows an elected leader and the ways in which it can end. One
+// of three nodes leads and makes the plan. The others observe the leader, and
+// all of them show it live on a web page. The program ends the leader in three
+// ways, and prints the time until the next one leads.
 package main
 
 import (
@@ -38,7 +38,7 @@ func main() {
 	os.Exit(run(ctx, os.Args[1:], os.Stdout, os.Stderr))
 }
 
-// options are what the flags say.
+// options are the values of the flags.
 type options struct {
 	url      string
 	etcd     bool
@@ -47,7 +47,7 @@ type options struct {
 	patience time.Duration
 }
 
-// run is the program with its surroundings as parameters. It returns the exit
+// run is the program, with its environment as parameters. It returns the exit
 // status.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	var o options
@@ -61,7 +61,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	if err := flags.Parse(args); errors.Is(err, flag.ErrHelp) {
 		return 0
 	} else if err != nil {
-		return 2 // Parse has said why
+		return 2 // Parse has printed the error
 	}
 	if flags.NArg() > 0 || o.etcd && o.url != "" || o.patience <= 0 {
 		fmt.Fprintln(stderr, "leader: it takes -url or -etcd or none of them, a -patience that is positive, and no arguments")
@@ -77,7 +77,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	return 0
 }
 
-// show gathers what the demonstration needs, and has it run.
+// show creates the resources of the demonstration and runs it.
 func (o *options) show(ctx context.Context, stdout io.Writer) (err error) {
 	if o.etcd {
 		dir, err := os.MkdirTemp("", "leader-")
@@ -108,8 +108,8 @@ func (o *options) show(ctx context.Context, stdout io.Writer) (err error) {
 	return err
 }
 
-// team is who plays. On a given backend the name of the election is another one
-// each time.
+// team returns the team. On a given backend, the name of the election is
+// different each time.
 func (o *options) team(store string) team {
 	j := job{o.url, o.ttl, "planner-" + rand.Text()[:6], store}
 	if o.url != "" {
@@ -118,8 +118,8 @@ func (o *options) team(store string) team {
 	return &embedded{j, memory.NewServer(nil)}
 }
 
-// serve serves on an address of this machine. stop returns when nothing is
-// served any more.
+// serve listens on an address of this machine. stop returns when the server has
+// ended.
 func serve(h http.Handler) (url string, stop func(), err error) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -129,7 +129,7 @@ func serve(h http.Handler) (url string, stop func(), err error) {
 	var serving sync.WaitGroup
 	serving.Go(func() { _ = server.Serve(listener) }) // ends with Close
 	return "http://" + listener.Addr().String() + "/", func() {
-		server.Close() // and not Shutdown, which would wait for the streams of pages
+		server.Close() // not Shutdown, which would wait for the streams of pages
 		serving.Wait()
 	}, nil
 }

@@ -15,11 +15,11 @@ import (
 
 const (
 	planEvery = 100 * time.Millisecond
-	leaveFor  = 5 * time.Second // how long a node tries to give back what it has
+	leaveFor  = 5 * time.Second // how long a node tries to release its locks
 )
 
-// node is one candidate. It makes the plan while it leads, and shows on its
-// page who leads, and the plan.
+// node is one candidate. While it leads, it makes the plan. Its page shows the
+// leader and the plan.
 type node struct {
 	client   *dsync.Client
 	election string
@@ -29,25 +29,25 @@ type node struct {
 	say      func(event)
 }
 
-// event is what a node tells the demonstration.
+// event is a message from a node to the demonstration.
 type event struct {
 	Kind kind
 	URL  string `json:",omitempty"` // of the page that is ready
 	Term uint64 `json:",omitempty"`
-	Why  string `json:",omitempty"` // it is over
+	Why  string `json:",omitempty"` // the node has ended
 }
 
 type kind string
 
 const (
-	ready   kind = "ready"   // the page is there
+	ready   kind = "ready"   // the page is available
 	elected kind = "elected" // the first of the term
 	over    kind = "over"    // the last of the term
 )
 
-// runNode runs a node until ctx is over. open connects to the backend, with the
-// URL of the node's page as the note of its locks: so those who observe the
-// election know where the leader is.
+// runNode runs a node until ctx ends. open connects to the backend, with the
+// URL of the node's page as the note of its locks, so that observers of the
+// election can find the leader.
 func runNode(ctx context.Context, open func(ctx context.Context, note string) (*dsync.Client, error), election, store string,
 	say func(event)) (err error) {
 	n := &node{election: election, store: newStoreClient(store), page: newPage(), say: say}
@@ -68,7 +68,7 @@ func runNode(ctx context.Context, open func(ctx context.Context, note string) (*
 	return errors.Join(err, n.client.Close(leaving))
 }
 
-// run ends when it is asked to, or with the first error.
+// run ends on request or with the first error.
 func (n *node) run(asked context.Context) error {
 	ctx, cancel := context.WithCancelCause(asked)
 	defer cancel(nil)
@@ -93,8 +93,8 @@ func (n *node) candidate(ctx context.Context) error {
 	return dsync.Elect(ctx, n.client, n.election, n.lead)
 }
 
-// lead makes one plan after the other, until the term is over. Each goes to the
-// store with the token of the term.
+// lead makes one plan after the other until the term has ended. It sends each
+// plan to the store with the token of the term.
 func (n *node) lead(ctx context.Context, term *dsync.Lease) (err error) {
 	p := plan{Leader: n.url, Term: term.Token(), Since: time.Now().UTC()}
 	n.say(event{Kind: elected, Term: p.Term})
@@ -114,7 +114,7 @@ func (n *node) lead(ctx context.Context, term *dsync.Lease) (err error) {
 	}
 }
 
-// observe shows who leads.
+// observe shows the leader.
 func (n *node) observe(ctx context.Context) error {
 	for status, err := range n.client.Observe(ctx, n.election) {
 		if err != nil {

@@ -13,24 +13,24 @@ import (
 //go:embed page.html
 var pageHTML []byte
 
-// state is what a page shows.
+// state is the content of a page.
 type state struct {
-	Node   string // whose page it is
-	Leader string // the URL of the leader's page; "" while there is none
+	Node   string // the owner of the page
+	Leader string // the URL of the leader's page; "" without a leader
 	Plan   plan   // the last one
 }
 
-// page is the web page of a node. It shows a state, and each change of that at
-// once.
+// page is the web page of a node. It shows a state and, immediately, each
+// change of it.
 type page struct {
 	mu      sync.Mutex
 	state   state
-	changed chan struct{} // closed, and replaced, by each change
+	changed chan struct{} // closed and replaced by each change
 }
 
 func newPage() *page { return &page{changed: make(chan struct{})} }
 
-// update has change change the state.
+// update lets change modify the state.
 func (p *page) update(change func(*state)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -41,8 +41,8 @@ func (p *page) update(change func(*state)) {
 	}
 }
 
-// look returns the state, and a channel that is closed when it is no longer the
-// present one.
+// look returns the state, and a channel that is closed when the state has
+// changed.
 func (p *page) look() (state, <-chan struct{}) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -55,7 +55,7 @@ func (p *page) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
-	_, _ = w.Write(pageHTML) // an error means that nobody looks any more
+	_, _ = w.Write(pageHTML) // an error means that the client is gone
 }
 
 // stream sends the states as server-sent events, until the browser leaves.

@@ -20,12 +20,12 @@ import (
 	"github.com/go-dsync/dsync"
 )
 
-// nodeVariable in the environment tells a process that it is a node.
+// nodeVariable in the environment marks a process that is a node.
 const nodeVariable = "LEADER_NODE"
 
-// job is what a node needs to know. A process gets it over its standard input,
-// whose end means that the node has to end, too. On its standard output it
-// tells events.
+// job is the configuration of a node. A process reads it from its standard
+// input, whose end means that the node must end, too. On its standard output it
+// writes events.
 type job struct {
 	URL      string // of the backend
 	TTL      time.Duration
@@ -33,9 +33,9 @@ type job struct {
 	Store    string // URL
 }
 
-// nodeMain is the main function of a node that is a process.
+// nodeMain is the main function of a node process.
 func nodeMain(ctx context.Context, stdin io.Reader, stdout, stderr io.Writer) (status int) {
-	signal.Ignore(syscall.SIGPIPE) // that the parent is gone is noticed at stdin, with time to resign
+	signal.Ignore(syscall.SIGPIPE) // the end of the parent is noticed at stdin, with time to resign
 	if err := doJob(ctx, bufio.NewReader(stdin), json.NewEncoder(stdout)); err != nil {
 		fmt.Fprintln(stderr, err)
 		return 1
@@ -54,7 +54,7 @@ func doJob(ctx context.Context, in *bufio.Reader, out *json.Encoder) error {
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	go func() { // ends with the input, hence at the latest with this process
+	go func() { // ends with the input, so at the latest with this process
 		_, _ = io.Copy(io.Discard, in)
 		cancel()
 	}()
@@ -69,7 +69,7 @@ func doJob(ctx context.Context, in *bufio.Reader, out *json.Encoder) error {
 	})
 }
 
-// processes is nodes that are processes of the operating system.
+// processes is a team whose nodes are operating system processes.
 type processes struct{ job }
 
 func (t *processes) String() string {
@@ -98,7 +98,7 @@ func (t *processes) start(say func(event)) (member, error) {
 	return p, nil
 }
 
-// process is one of them.
+// process is one of these nodes.
 type process struct {
 	cmd    *exec.Cmd
 	stderr bytes.Buffer

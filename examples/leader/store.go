@@ -14,18 +14,18 @@ import (
 	"github.com/go-dsync/dsync/guard"
 )
 
-// plan is what the leader makes, for all nodes.
+// plan is the leader's plan for all nodes.
 type plan struct {
 	Leader string    // the URL of its page
-	Term   uint64    // the token of the lease by which it leads
+	Term   uint64    // the token of its lease
 	Since  time.Time // of the term
 	Number int       // of the plan, in the term
 }
 
-// store keeps the last plan. It is the resource that the leader writes to, and
-// it refuses the plan of a leader who is late.
+// store stores the last plan. It is the resource that the leader writes to. It
+// refuses the plan of a late leader.
 type store struct {
-	mu     sync.Mutex // over the check and the write, which have to be one
+	mu     sync.Mutex // covers the check and the write, which must be atomic
 	tokens guard.Memory
 	plan   plan
 }
@@ -43,7 +43,7 @@ func (s *store) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.mu.Lock()
 	p := s.plan
 	s.mu.Unlock()
-	_ = json.NewEncoder(w).Encode(p) // an error means that nobody wants to know any more
+	_ = json.NewEncoder(w).Encode(p) // an error means that the client is gone
 }
 
 func (s *store) write(p plan) error {
@@ -56,7 +56,7 @@ func (s *store) write(p plan) error {
 	return nil
 }
 
-// storeClient is the store as a node sees it.
+// storeClient is a node's view of the store.
 type storeClient struct {
 	url  string
 	http http.Client

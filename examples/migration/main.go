@@ -1,8 +1,8 @@
 // Command migration moves the lock of a shop from Redis to etcd while the shop
-// sells. Four processes of the operating system sell: three that take part in
-// the migration, and one that knows Redis alone. The program is their operator:
-// it restarts them with other URLs, one after the other, and calls `dsync
-// migrate` in between, as the runbook in docs/migration.md says.
+// sells. Four processes sell: three that take part in the migration, and one
+// that uses only Redis. The program is their operator. It restarts them with
+// other URLs, one after the other, and calls `dsync migrate` in between,
+// following the runbook in docs/migration.md.
 package main
 
 import (
@@ -35,7 +35,7 @@ func main() {
 	os.Exit(run(ctx, os.Args[1:], os.Stdout, os.Stderr))
 }
 
-// options are what the flags say.
+// options are the values of the flags.
 type options struct {
 	from, to string
 	command  string
@@ -43,7 +43,7 @@ type options struct {
 	patience time.Duration
 }
 
-// run is the program with its surroundings as parameters. It returns the exit
+// run is the program, with its environment as parameters. It returns the exit
 // status.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	var o options
@@ -57,7 +57,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	if err := flags.Parse(args); errors.Is(err, flag.ErrHelp) {
 		return 0
 	} else if err != nil {
-		return 2 // Parse has said why
+		return 2 // Parse has printed the error
 	}
 	if flags.NArg() > 0 || (o.from == "") != (o.to == "") || o.moment < 0 || o.patience <= 0 {
 		fmt.Fprintln(stderr, "migration: it takes both of -from and -to or none, a -patience that is positive, a -moment that is not negative, "+
@@ -75,15 +75,15 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	return 1
 }
 
-// migrate gathers what the runbook needs, and goes through it.
+// migrate creates the resources of the runbook and follows it.
 func (o *options) migrate(ctx context.Context, stdout io.Writer) (err error) {
 	dir, err := os.MkdirTemp("", "migration-")
 	if err != nil {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	// On given backends the names must be others each time, since one can move
-	// once. The shop uses the first of them.
+	// On given backends, the names must be different each time, because a name
+	// can move only once. The shop uses the first name.
 	id := rand.Text()[:6]
 	names := []string{"coupons-" + id, "stock-take-" + id, "returns-" + id}
 	r := &runbook{from: o.from, to: o.to, patience: o.patience, out: stdout, names: filepath.Join(dir, "names.txt")}

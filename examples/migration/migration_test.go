@@ -21,8 +21,8 @@ func TestMain(m *testing.M) {
 	testenv.NoLeaks(m)
 }
 
-// TestMigration is the whole runbook. The Redis has a user with a password,
-// which nothing shows.
+// TestMigration follows the whole runbook. The Redis has a user with a
+// password, which must not appear in any output.
 func TestMigration(t *testing.T) {
 	password := testenv.Password()
 	redis, etcd := testenv.Redis(t), testenv.Etcd(t)
@@ -62,8 +62,7 @@ func TestExitStatus(t *testing.T) {
 	}
 }
 
-// newSeller returns a seller that has nothing but the files in common with
-// others.
+// newSeller returns a seller that shares only the files with others.
 func newSeller(t *testing.T, dir string) *seller {
 	t.Helper()
 	open := func(name string) *os.File {

@@ -20,25 +20,24 @@ const (
 
 var wanted = shop.WithLock(buyers, coupons)
 
-// runbook is the one of docs/migration.md, while the shop sells.
+// runbook is the runbook of docs/migration.md, followed while the shop sells.
 type runbook struct {
 	from, to string
 	names    string // the file with the names of all locks
-	stopOld  func() // nil if the old backend is not ours to stop
+	stopOld  func() // nil if this program must not stop the old backend
 	patience time.Duration
 	tool     *tool
 	staff    *staff
 	out      io.Writer
 }
 
-// service is the seller that knows one backend alone, at first the old one.
+// service is the seller that uses only one backend, at first the old one.
 const service = "service"
 
 // programs are the sellers that take part in the migration.
 var programs = []string{"program 1", "program 2", "program 3"}
 
-// step is one of the runbook. An equal share of the coupons is sold while it is
-// taken.
+// step is a step of the runbook. Each step sells an equal share of the coupons.
 type step struct {
 	title string
 	take  func(ctx context.Context) error
@@ -92,7 +91,7 @@ func (r *runbook) steps() []step {
 	}
 }
 
-// addFloor puts the floor that plan tells into the URL of the new backend.
+// addFloor adds the floor that plan reports to the URL of the new backend.
 func (r *runbook) addFloor(ctx context.Context) error {
 	status, said, err := r.tool.migrate(ctx, "plan", "--json")
 	var plan struct{ Floor uint64 }
@@ -121,7 +120,7 @@ func (r *runbook) phase(p string) string {
 
 func (r *runbook) say(format string, args ...any) { fmt.Fprintf(r.out, format+"\n", args...) }
 
-// run takes one step after the other. When all coupons are sold, the rest of
+// run performs one step after the other. When all coupons are sold, the rest of
 // the buyers come at once.
 func (r *runbook) run(ctx context.Context) (sale shop.Sale, err error) {
 	steps := r.steps()
@@ -146,8 +145,8 @@ func (r *runbook) run(ctx context.Context) (sale shop.Sale, err error) {
 	return sale, err
 }
 
-// restart starts sellers with a URL, one after the other. Those that are there
-// already serve who waits in them, and end first.
+// restart restarts sellers with a URL, one after the other. Running sellers
+// first serve their waiting buyers and end.
 func (r *runbook) restart(ctx context.Context, url string, names ...string) error {
 	for _, name := range names {
 		if slices.Contains(r.staff.names(), name) {
@@ -162,7 +161,7 @@ func (r *runbook) restart(ctx context.Context, url string, names ...string) erro
 	return nil
 }
 
-// until repeats `dsync migrate` until it ends with a status and says something.
+// until repeats `dsync migrate` until it ends with the given status and output.
 func (r *runbook) until(ctx context.Context, status int, says string, args ...string) error {
 	bound, cancel := context.WithTimeout(ctx, r.patience)
 	defer cancel()
@@ -177,7 +176,7 @@ func (r *runbook) until(ctx context.Context, status int, says string, args ...st
 				r.say("    %s", strings.TrimSuffix(line, "\n"))
 			}
 			return nil
-		case bound.Err() != nil || got != 0 && got != 3: // 3 stands for "not there yet"
+		case bound.Err() != nil || got != 0 && got != 3: // 3 means "not there yet"
 			return fmt.Errorf("dsync migrate %s: want status %d and %q, got %d and\n%s", args[0], status, says, got, said)
 		}
 	}

@@ -17,27 +17,27 @@ import (
 	"github.com/go-dsync/dsync/examples/coupon/shop"
 )
 
-// sellerVariable in the environment tells a process that it is a seller.
+// sellerVariable in the environment marks a process that is a seller.
 const sellerVariable = "MIGRATION_SELLER"
 
-// connectLimit is how long a seller tries to connect to its backends, and to
+// connectLimit bounds a seller's attempts to connect to its backends and to
 // leave them.
 const connectLimit = 10 * time.Second
 
 var errOrphan = errors.New("the process that it sells for is gone")
 
-// Over its standard input a seller gets its job, and then words. On its
-// standard output it says when it is ready, and then how each buyer fared. The
-// end of the input means that it has to end too.
+// A seller reads its job and then words from its standard input. On its
+// standard output it reports when it is ready, and then the result for each
+// buyer. The end of the input means that it must end, too.
 const (
 	wordBuy     = "buy"     // a buyer comes in
-	wordClose   = "close"   // serve who is in, and end
+	wordClose   = "close"   // serve the buyers inside, then end
 	wordReady   = "ready"   // the shop is open
 	wordSold    = "sold"    // a buyer got a coupon
 	wordRefused = "refused" // a buyer came too late
 )
 
-// job is what a seller needs to know.
+// job is the configuration of a seller.
 type job struct {
 	URL, Lock     string
 	Stock, Tokens string // files
@@ -46,7 +46,7 @@ type job struct {
 
 // sellerMain is the main function of a seller.
 func sellerMain(ctx context.Context, stdin io.Reader, stdout, stderr io.Writer) (status int) {
-	signal.Ignore(syscall.SIGPIPE) // that the parent is gone is noticed at stdin, with time to give back the lock
+	signal.Ignore(syscall.SIGPIPE) // the end of the parent is noticed at stdin, with time to release the lock
 	if err := doJob(ctx, bufio.NewScanner(stdin), stdout); err != nil {
 		fmt.Fprintln(stderr, err)
 		return 1
@@ -87,7 +87,7 @@ func doJob(ctx context.Context, in *bufio.Scanner, out io.Writer) error {
 	return errors.Join(err, client.Close(closing))
 }
 
-// seller sells to those who come in, and audits the stock all the time.
+// seller sells to the buyers that come in, and continuously audits the stock.
 type seller struct {
 	shop   *shop.Shop
 	tokens shop.Stock // the last fencing token
@@ -103,7 +103,7 @@ func (s *seller) say(word string) {
 }
 
 // serve lets buyers in until it gets the word to close. The first error sends
-// all home.
+// all of them home.
 func (s *seller) serve(ctx context.Context, in *bufio.Scanner) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -116,7 +116,7 @@ func (s *seller) serve(ctx context.Context, in *bufio.Scanner) error {
 		}
 	})
 	closed := make(chan struct{})
-	go func() { // ends with the input, hence at the latest with this process
+	go func() { // ends with the input, so at the latest with this process
 		defer close(closed)
 		for in.Scan() && in.Text() != wordClose {
 			inside.Go(func() {
@@ -152,7 +152,7 @@ func (s *seller) sell(ctx context.Context) error {
 	return nil
 }
 
-// auditAll audits the stock again and again until the end of ctx.
+// auditAll audits the stock repeatedly until ctx ends.
 func (s *seller) auditAll(ctx context.Context) error {
 	pause := time.NewTicker(10 * time.Millisecond)
 	defer pause.Stop()
@@ -168,8 +168,8 @@ func (s *seller) auditAll(ctx context.Context) error {
 	}
 }
 
-// audit finds out whether somebody else has the lock too, or had it with a
-// later token: it counts the stock twice under the lock, and compares the
+// audit detects whether another client also holds the lock, or held it with a
+// later token. It counts the stock twice under the lock, and compares the
 // tokens of the leases.
 func (s *seller) audit(ctx context.Context) (err error) {
 	lease, err := s.shop.Locker.Lock(ctx, s.shop.Name)

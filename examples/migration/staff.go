@@ -28,12 +28,12 @@ type staff struct {
 	mu     sync.Mutex // guards what follows
 	tally  shop.Tally
 	team   []*worker
-	next   int // who serves the next buyer
+	next   int // the seller for the next buyer
 	broken chan struct{}
-	err    error // why broken is closed
+	err    error // the reason why broken is closed
 }
 
-// worker is one of them.
+// worker is one of these processes.
 type worker struct {
 	name   string
 	cmd    *exec.Cmd
@@ -55,7 +55,7 @@ func newStaff(dir, lock string, moment time.Duration) (*staff, error) {
 	return s, errors.Join(s.stock.Write(coupons), s.tokens.Write(0))
 }
 
-// start starts a seller, and returns when it is ready.
+// start starts a seller and returns when it is ready.
 func (s *staff) start(ctx context.Context, name, url string) error {
 	self, err := os.Executable()
 	if err != nil {
@@ -108,14 +108,14 @@ func (s *staff) listen(w *worker, stdout io.Reader, ready chan<- struct{}) {
 	close(w.ended)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if slices.Contains(s.team, w) && s.err == nil { // it was not asked to
+	if slices.Contains(s.team, w) && s.err == nil { // it ended without a request
 		s.err = fmt.Errorf("%s has ended before its time: %w", w.name, w.err)
 		close(s.broken)
 	}
 }
 
-// end waits until a process has ended that was asked to, or whose input ends
-// now.
+// end waits until a process has ended that received a request to end, or whose
+// input ends now.
 func (w *worker) end() error {
 	w.stdin.Close()
 	select {
@@ -127,7 +127,7 @@ func (w *worker) end() error {
 	return w.err
 }
 
-// close has sellers serve who is in, and end.
+// close lets sellers serve the buyers inside, and end.
 func (s *staff) close(names ...string) error {
 	for _, name := range names {
 		s.mu.Lock()
@@ -176,7 +176,7 @@ func (s *staff) soFar() shop.Tally {
 	return s.tally
 }
 
-// admit sends a buyer to the seller whose turn it is, if there is one.
+// admit sends a buyer to the next seller, if there is one.
 func (s *staff) admit() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -184,11 +184,11 @@ func (s *staff) admit() bool {
 		return false
 	}
 	s.next++
-	fmt.Fprintln(s.team[s.next%len(s.team)].stdin, wordBuy) // if it is gone, that is noticed
+	fmt.Fprintln(s.team[s.next%len(s.team)].stdin, wordBuy) // a missing seller is noticed elsewhere
 	return true
 }
 
-// await returns when so many buyers have been served.
+// await returns when the given number of buyers has been served.
 func (s *staff) await(ctx context.Context, n int) error {
 	for range n {
 		select {
@@ -210,7 +210,7 @@ func (s *staff) sell(ctx context.Context, n int) error {
 	return s.await(ctx, n)
 }
 
-// sellDuring serves buyers, one after the other, while work is done.
+// sellDuring serves buyers one after the other until work returns.
 func (s *staff) sellDuring(ctx context.Context, n int, work func(context.Context) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)

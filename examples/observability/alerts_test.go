@@ -29,8 +29,8 @@ const (
 	scrapes     = 240 // an hour
 )
 
-// scraped is what Prometheus has of a program: for each series the value of
-// each scrape, "_" for none.
+// scraped is the data that Prometheus has of a program: for each series the
+// value of each scrape, "_" for none.
 type scraped map[string][]string
 
 func (s scraped) scrape(t *testing.T, from *prometheus.Registry, n int) {
@@ -75,8 +75,8 @@ func (s scraped) add(n int, name string, m *dto.Metric, le string, value float64
 	s[name] = append(s[name], fmt.Sprint(value))
 }
 
-// hour returns what Prometheus has of a program that works for an hour, to
-// which something happens in the middle.
+// hour returns the data that Prometheus has of a program that works for an
+// hour, with an incident in the middle.
 func hour(t *testing.T, happens func(t *testing.T, c *dsync.Client, d *memory.Driver)) scraped {
 	t.Helper()
 	s := scraped{}
@@ -101,7 +101,7 @@ func hour(t *testing.T, happens func(t *testing.T, c *dsync.Client, d *memory.Dr
 			})
 		}()
 		for n := range scrapes {
-			synctest.Wait() // all is told
+			synctest.Wait() // everything is reported
 			s.scrape(t, registry, n)
 			if n == scrapes/2 {
 				happens(t, c, d)
@@ -116,8 +116,8 @@ func hour(t *testing.T, happens func(t *testing.T, c *dsync.Client, d *memory.Dr
 	return s
 }
 
-// work is one second of normal work: locks, waits, refusals, waits that are
-// given up, leases that end as they should.
+// work is one second of normal work: locks, waits, refusals, canceled waits,
+// and leases that end as intended.
 func work(t *testing.T, c *dsync.Client) {
 	end := time.Now().Add(time.Second)
 	ctx := t.Context()
@@ -133,13 +133,13 @@ func work(t *testing.T, c *dsync.Client) {
 	time.Sleep(time.Until(end))
 }
 
-// TestAlerts has promtool, which is the engine of Prometheus, look at
-// docs/alerts.yml with what dsync has told in an hour.
+// TestAlerts lets promtool, which is the engine of Prometheus, evaluate
+// docs/alerts.yml on the data that dsync reported in an hour.
 func TestAlerts(t *testing.T) {
 	for _, test := range []struct {
 		name    string
 		happens func(t *testing.T, c *dsync.Client, d *memory.Driver)
-		after   time.Duration // since then, when one scrape and one evaluation have been made
+		after   time.Duration // after one scrape and one evaluation
 		want    []string
 	}{
 		{"an hour of normal work", func(*testing.T, *dsync.Client, *memory.Driver) {}, time.Minute, nil},
@@ -152,7 +152,7 @@ func TestAlerts(t *testing.T) {
 			if err := c.ForceUnlock(t.Context(), "planner"); err != nil {
 				t.Error(err)
 			}
-			if _, err := c.TryLock(t.Context(), "planner"); err != nil { // by somebody who is no candidate
+			if _, err := c.TryLock(t.Context(), "planner"); err != nil { // by a client that is not a candidate
 				t.Error(err)
 			}
 		}, 4 * time.Minute, []string{"DsyncLockLost", "DsyncNoLeader"}},
@@ -177,9 +177,9 @@ func TestAlerts(t *testing.T) {
 	}
 }
 
-// TestDashboardInPrometheus has the engine of Prometheus answer all queries of
-// the dashboard, some minutes after the begin of an outage, when there is
-// something to see in each panel.
+// TestDashboardInPrometheus lets the engine of Prometheus answer all queries of
+// the dashboard, some minutes after the start of an outage, when each panel has
+// data.
 func TestDashboardInPrometheus(t *testing.T) {
 	s := hour(t, func(t *testing.T, c *dsync.Client, d *memory.Driver) {
 		d.Cut()
@@ -195,7 +195,7 @@ func TestDashboardInPrometheus(t *testing.T) {
 	s.check(t, asks)
 }
 
-// An ask is a query at a time after the begin, and what it is to return.
+// ask is a query at a time after the start, with the expected result.
 type ask struct {
 	Expr    string   `json:"expr"`
 	Time    string   `json:"eval_time"`
@@ -207,7 +207,7 @@ type sample struct {
 	Value  int    `json:"value"`
 }
 
-// check has promtool compare answers to queries, with the alerts of
+// check lets promtool compare the results of queries, with the alerts of
 // docs/alerts.yml.
 func (s scraped) check(t *testing.T, asks []ask) {
 	t.Helper()
@@ -220,7 +220,7 @@ func (s scraped) check(t *testing.T, asks []ask) {
 	for name, values := range s {
 		series = append(series, map[string]string{"series": name, "values": strings.Join(values, " ")})
 	}
-	text, err := json.Marshal(map[string]any{ // which is YAML, too
+	text, err := json.Marshal(map[string]any{ // YAML is a superset
 		"rule_files": []string{rules}, "evaluation_interval": scrapeEvery.String(),
 		"tests": []any{map[string]any{"interval": scrapeEvery.String(), "input_series": series, "promql_expr_test": asks}},
 	})
@@ -236,7 +236,7 @@ func (s scraped) check(t *testing.T, asks []ask) {
 	}
 }
 
-// TestAlertsAreThoseOfThePage holds the table of docs/observability.md against
+// TestAlertsAreThoseOfThePage compares the table of docs/observability.md with
 // the file.
 func TestAlertsAreThoseOfThePage(t *testing.T) {
 	page, err := os.ReadFile("../../docs/observability.md")

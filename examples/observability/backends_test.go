@@ -61,8 +61,8 @@ func realBackends() []realBackend {
 	}
 }
 
-// through returns addresses that lead to servers, and what cuts and heals the
-// ways.
+// through returns addresses that lead to servers, and functions that cut and
+// heal the connections.
 func through(tb testing.TB, addrs string) (hosts string, cut, heal func()) {
 	w := new(wire.Wire)
 	tb.Cleanup(w.Close)
@@ -82,7 +82,8 @@ func threeRedis(tb testing.TB, args ...string) (addrs string) {
 	return strings.Join([]string{testenv.Redis(tb, args...).Addr, testenv.Redis(tb, args...).Addr, testenv.Redis(tb, args...).Addr}, ",")
 }
 
-// TestTelemetryOnRealBackends runs there what the root package runs on memory.
+// TestTelemetryOnRealBackends runs the scenarios that the root package runs on
+// memory.
 func TestTelemetryOnRealBackends(t *testing.T) {
 	for _, b := range realBackends() {
 		t.Run(b.name, func(t *testing.T) {

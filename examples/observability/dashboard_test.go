@@ -22,11 +22,11 @@ import (
 	"github.com/go-dsync/dsync/internal/telemetrytest"
 )
 
-// series are the names of what Prometheus gets, with their labels.
+// series are the names of the series that Prometheus gets, with their labels.
 type series map[string]map[string]bool
 
-// exported lets all happen that there is to tell of, and returns what
-// Prometheus is told.
+// exported makes everything happen that dsync reports, and returns the data for
+// Prometheus.
 func exported(t *testing.T) series {
 	t.Helper()
 	all := series{}
@@ -63,7 +63,7 @@ func exported(t *testing.T) series {
 	return all
 }
 
-// queries returns all that the dashboard asks Prometheus, by what each is for.
+// queries returns all queries of the dashboard with their purposes.
 func queries(t *testing.T) map[string]string {
 	t.Helper()
 	text, err := os.ReadFile("../../docs/grafana.json")
@@ -112,8 +112,8 @@ var (
 	wordsOfPromQL    = regexp.MustCompile(`\$\w+|\b(?:histogram_quantile|increase|rate|sum|or|vector)\b|\b[0-9.]+\b`)
 )
 
-// check returns what a query asks for that is not there, or what of it is not
-// understood.
+// check returns the series that a query uses but that do not exist, or the part
+// of the query that it does not understand.
 func (s series) check(query string) (wrong []string) {
 	need := func(metric, label string) {
 		if !s[metric][label] {
@@ -212,9 +212,9 @@ func points(t *testing.T, registry *prometheus.Registry, names ...string) map[st
 	return all
 }
 
-// TestIncreaseSeesTheFirst looks for each counter that an alert watches in the
-// scrape before it has counted: what Prometheus first sees with the value 1 has
-// not risen to it, and increase() is 0.
+// TestIncreaseSeesTheFirst checks that each counter of an alert is reported
+// with 0 before it counts. If Prometheus first sees a counter at 1, the counter
+// has not risen, and increase() is 0.
 func TestIncreaseSeesTheFirst(t *testing.T) {
 	for name, backend := range map[string]memory.Options{"renewed": {}, "sessions": {KeepsAlive: true}} {
 		t.Run(name, func(t *testing.T) {

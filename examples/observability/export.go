@@ -20,7 +20,7 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 )
 
-// export is where spans and metrics go.
+// export is the destination of spans and metrics.
 type export struct {
 	spans  *sdktrace.TracerProvider
 	points *sdkmetric.MeterProvider
@@ -28,7 +28,7 @@ type export struct {
 }
 
 // newExport sends to the collector that the environment names, as all programs
-// with OpenTelemetry do, or else prints to w.
+// with OpenTelemetry do. Without a collector it prints to w.
 func newExport(ctx context.Context, w io.Writer) (*export, error) {
 	named := os.Getenv("OTEL_EXPORTER_OTLP_ENDPOINT") != "" ||
 		os.Getenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") != "" && os.Getenv("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT") != ""
@@ -53,7 +53,7 @@ func newExport(ctx context.Context, w io.Writer) (*export, error) {
 	}, nil
 }
 
-// shutdown sends what is left.
+// shutdown sends the remaining data.
 func (e *export) shutdown(ctx context.Context) error {
 	var err error
 	if e.last != nil {
@@ -62,7 +62,8 @@ func (e *export) shutdown(ctx context.Context) error {
 	return errors.Join(err, e.spans.Shutdown(ctx), e.points.Shutdown(ctx))
 }
 
-// printer prints spans as trees and metrics as a table, when all is over.
+// printer prints spans as trees and metrics as a table, at the end of the
+// program.
 type printer struct {
 	w      io.Writer
 	reader *sdkmetric.ManualReader

@@ -1,8 +1,7 @@
 // Command observability is a shop whose buyers come at once and take turns
-// under a lock, and what can be seen of that in spans and metrics: which
-// purchase was slow, how long it waited for the lock, and which other purchase
-// held the lock meanwhile. They go to an OpenTelemetry collector, or are
-// printed.
+// under a lock. Its spans and metrics show which purchase was slow, how long it
+// waited for the lock, and which other purchase held the lock in the meantime.
+// They go to an OpenTelemetry collector, or are printed.
 package main
 
 import (
@@ -35,14 +34,14 @@ func main() {
 	os.Exit(run(ctx, os.Args[1:], os.Stdout, os.Stderr))
 }
 
-// options are what the flags say.
+// options are the values of the flags.
 type options struct {
 	url                string
 	buyers, coupons    int
 	moment, slowMoment time.Duration
 }
 
-// run is the program with its surroundings as parameters. It returns the exit
+// run is the program, with its environment as parameters. It returns the exit
 // status.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	var o options
@@ -56,7 +55,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	if err := flags.Parse(args); errors.Is(err, flag.ErrHelp) {
 		return 0
 	} else if err != nil {
-		return 2 // Parse has said why
+		return 2 // Parse has printed the error
 	}
 	if flags.NArg() > 0 || o.buyers < 1 || o.coupons < 0 || o.moment < 0 || o.slowMoment < 0 {
 		fmt.Fprintln(stderr, "observability: -buyers has to be positive, the other numbers not negative, and there are no arguments")
@@ -69,8 +68,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	return 0
 }
 
-// observed opens the shop with spans and metrics on their way to whoever wants
-// them.
+// observed opens the shop and exports its spans and metrics.
 func (o *options) observed(ctx context.Context, stdout, stderr io.Writer) error {
 	export, err := newExport(ctx, stdout)
 	if err != nil {
@@ -86,7 +84,7 @@ func (o *options) observed(ctx context.Context, stdout, stderr io.Writer) error 
 	return errors.Join(err, export.shutdown(ctx))
 }
 
-// open opens the shop until all buyers were there.
+// open opens the shop until all buyers have come.
 func (o *options) open(ctx context.Context, stdout, stderr io.Writer) error {
 	opening, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()

@@ -14,7 +14,7 @@ import (
 	"testing"
 )
 
-// program runs the program in a process of its own, since it sets the global
+// program runs the program in a new process, because it sets the global
 // providers.
 func program(t *testing.T, env []string, args ...string) string {
 	t.Helper()
@@ -53,8 +53,8 @@ func TestPrints(t *testing.T) {
 	}
 }
 
-// TestExports is about a collector that the environment names. What it gets is
-// in protocol buffers, in which text stands as it is.
+// TestExports uses a collector that the environment names. The collector
+// receives protocol buffers, which contain text unchanged.
 func TestExports(t *testing.T) {
 	var mu sync.Mutex
 	got := map[string]string{}

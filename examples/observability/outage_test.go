@@ -13,7 +13,7 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// server is what can happen to a server of any kind.
+// server has the faults that can happen to any kind of server.
 type server interface {
 	Start()
 	Kill()
@@ -21,7 +21,7 @@ type server interface {
 	Thaw()
 }
 
-// lines is a log by lines.
+// lines is a log that is read line by line.
 type lines struct {
 	mu  sync.Mutex
 	all []string
@@ -50,8 +50,8 @@ func (l *lines) text() string {
 	return strings.Join(l.all, "")
 }
 
-// await waits for the first record with a text, and returns its number. One
-// goroutine calls it.
+// await waits for the first record with a text, and returns its number. Only
+// one goroutine may call it.
 func (l *lines) await(t *testing.T, text string) int {
 	t.Helper()
 	guard := time.NewTimer(time.Minute)
@@ -72,7 +72,7 @@ func (l *lines) await(t *testing.T, text string) int {
 }
 
 // TestOutageOnRealBackends stops a server while one client holds a lock,
-// another waits, and nobody asks for anything else.
+// another waits, and there are no other requests.
 func TestOutageOnRealBackends(t *testing.T) {
 	const ttl = 3 * time.Second
 	for _, b := range []struct {
@@ -95,7 +95,7 @@ func TestOutageOnRealBackends(t *testing.T) {
 		{"pglock", func(tb testing.TB) (server, string) {
 			s := testenv.Postgres(tb)
 			return s, "pglock://postgres@" + s.Addr + "/postgres"
-		}, "unreachable"}, // with its connection, at once
+		}, "unreachable"}, // with its connection, immediately
 	} {
 		for _, killed := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, killed %t", b.name, killed), func(t *testing.T) {

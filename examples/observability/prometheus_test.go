@@ -23,10 +23,10 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// TestAlertsInPrometheus has a real Prometheus scrape a client whose backend is
-// a real Redis, while the client works as usual, loses a lock, and then its
-// server. In the short form the rules do not wait for 30 s. TestAlerts has an
-// hour of normal work.
+// TestAlertsInPrometheus lets a real Prometheus scrape a client whose backend
+// is a real Redis. The client works as usual, loses a lock, and then loses its
+// server. In the short form the rules do not wait for 30 s. TestAlerts covers
+// an hour of normal work.
 func TestAlertsInPrometheus(t *testing.T) {
 	t.Parallel()
 	rules, err := os.ReadFile("../../docs/alerts.yml")
@@ -94,7 +94,7 @@ func TestAlertsInPrometheus(t *testing.T) {
 		t.Errorf("alerts after a loss: %v", firing)
 	}
 
-	if _, err := c.Lock(t.Context(), "leader"); err != nil { // so that there is one to renew
+	if _, err := c.Lock(t.Context(), "leader"); err != nil { // so that there is a lock to renew
 		t.Fatal(err)
 	}
 	redis.Kill()
@@ -107,8 +107,8 @@ func TestAlertsInPrometheus(t *testing.T) {
 	checkDashboard(t, server)
 }
 
-// checkDashboard asks all that the dashboard does. A scrape that took too long
-// leaves a gap, so what has no data is asked again.
+// checkDashboard makes all queries of the dashboard. A slow scrape leaves a
+// gap, so queries without data are repeated.
 func checkDashboard(t *testing.T, server *testenv.PrometheusServer) {
 	values := strings.NewReplacer("$driver", ".*", "$class", ".*", "$__rate_interval", "5m", "$__range", "1h")
 	for what, query := range queries(t) {

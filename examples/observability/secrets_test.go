@@ -18,9 +18,10 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// TestNothingSecretIsReported searches all that is exported of a run with a
-// password in its URL, which ends with the backend out of reach, for the
-// password and for the identities of holds, by which others could release them.
+// TestNothingSecretIsReported searches all exported data of a run for secrets.
+// The run has a password in its URL and ends with the backend out of reach. The
+// secrets are the password and the identities of holds, by which other clients
+// could release them.
 func TestNothingSecretIsReported(t *testing.T) {
 	const password, escaped = testenv.PasswordMark + "/ p@ss", testenv.PasswordMark + "%2F%20p%40ss"
 	for _, test := range []struct {
@@ -65,8 +66,8 @@ func TestNothingSecretIsReported(t *testing.T) {
 	}
 }
 
-// lockAndLose goes through what can happen to a lock, until the backend is out
-// of reach. It returns the identity of the hold.
+// lockAndLose goes through the events of a lock until the backend is out of
+// reach. It returns the identity of the hold.
 func lockAndLose(t *testing.T, client *dsync.Client, cut func()) (holds []string) {
 	t.Helper()
 	const name = "orders/42"
@@ -98,7 +99,7 @@ func lockAndLose(t *testing.T, client *dsync.Client, cut func()) (holds []string
 	return holds
 }
 
-// everything is all that a client exports.
+// everything is the data that a client exports.
 type everything struct {
 	spans  *tracetest.InMemoryExporter
 	reader *sdkmetric.ManualReader

@@ -13,7 +13,7 @@ import (
 	"github.com/go-dsync/dsync"
 )
 
-// lockName is the name of the lock; what stands before the slash is its class.
+// lockName is the name of the lock. The part before the slash is its class.
 const lockName = "coupons/summer"
 
 // shop sells coupons.
@@ -23,8 +23,8 @@ type shop struct {
 	moment, slowMoment time.Duration
 }
 
-// buy is one purchase, in a span of its own. The spans of the lock are below it
-// without further ado, since they are made from its context.
+// buy makes one purchase in its own span. The spans of the lock become its
+// children automatically, because they are created from its context.
 func (s *shop) buy(ctx context.Context, buyer int) (sold bool, err error) {
 	ctx, span := otel.Tracer("shop").Start(ctx, "purchase", trace.WithAttributes(attribute.Int("shop.buyer", buyer)))
 	defer span.End()
@@ -47,7 +47,8 @@ func (s *shop) buy(ctx context.Context, buyer int) (sold bool, err error) {
 	return sold, err
 }
 
-// serve lets the buyers in, all at once, and returns how many got a coupon.
+// serve lets all buyers in at once and returns the number of buyers that got a
+// coupon.
 func (s *shop) serve(ctx context.Context, buyers int) (sold int, err error) {
 	var mu sync.Mutex
 	var wg sync.WaitGroup

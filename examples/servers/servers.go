@@ -1,5 +1,5 @@
-// Package servers starts the servers that the examples run on, for the time of
-// a program.
+// Package servers starts the servers of the examples. They run as long as the
+// program.
 package servers
 
 import (
@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// Redis starts a Redis that forgets everything when it ends.
+// Redis starts a Redis that stores nothing on disk.
 func Redis(ctx context.Context, dir string) (*Server, error) {
 	addrs, err := freeAddrs(1)
 	if err != nil {
@@ -30,25 +30,25 @@ func Etcd(ctx context.Context, dir string) (*Server, error) {
 		return nil, err
 	}
 	client, peer := "http://"+addrs[0], "http://"+addrs[1]
-	return start(ctx, addrs[0], "etcd", "--data-dir", filepath.Join(dir, "etcd"), "--unsafe-no-fsync", // it is thrown away
+	return start(ctx, addrs[0], "etcd", "--data-dir", filepath.Join(dir, "etcd"), "--unsafe-no-fsync", // the data is thrown away
 		"--listen-client-urls", client, "--advertise-client-urls", client,
 		"--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", "default="+peer)
 }
 
-// freeAddrs returns addresses that are free now.
+// freeAddrs returns addresses that are currently free.
 func freeAddrs(n int) (addrs []string, err error) {
 	for range n {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
 		if err != nil {
 			return nil, err
 		}
-		defer l.Close() // all at the end: they have to differ
+		defer l.Close() // all at the end, so that they differ
 		addrs = append(addrs, l.Addr().String())
 	}
 	return addrs, nil
 }
 
-// Server is a process that listens.
+// Server is a server process.
 type Server struct {
 	Addr string
 
@@ -70,7 +70,7 @@ func start(ctx context.Context, addr, command string, args ...string) (*Server, 
 	}()
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
-	tick := time.NewTicker(20 * time.Millisecond) // it tells nobody when it listens
+	tick := time.NewTicker(20 * time.Millisecond) // the server does not report when it listens
 	defer tick.Stop()
 	for {
 		if c, err := net.Dial("tcp", addr); err == nil {
@@ -87,7 +87,7 @@ func start(ctx context.Context, addr, command string, args ...string) (*Server, 
 	}
 }
 
-// Stop ends the server. It may be called again.
+// Stop ends the server. It may be called several times.
 func (s *Server) Stop() {
 	s.cmd.Process.Kill() // an error means that it has ended
 	<-s.ended

@@ -19,8 +19,8 @@ func TestMain(m *testing.M) {
 	}})
 }
 
-// TestTutorial suspends a worker that holds the lock, and expects that its
-// write is refused after another worker has written.
+// TestTutorial suspends a worker that holds the lock, and expects the store to
+// refuse its write after another worker has written.
 func TestTutorial(t *testing.T) {
 	service := httptest.NewServer(counter())
 	defer service.Close()

@@ -5,23 +5,23 @@ import (
 	"time"
 )
 
-// load is what processes send to a backend and keep there. All figures are for
-// a TTL of 30 s.
+// load is the load that processes put on a backend, and the memory that they
+// use there. All figures are for a TTL of 30 s.
 type load struct {
 	backend string
 	model   string // its name
 
-	// Requests a second of a process that holds ten locks, without renewals by
-	// the batch, and of one that waits: the server counted them, for 20
+	// Requests per second of a process that holds ten locks, without renewals
+	// by the batch, and of a waiting process. The server counted them for 20
 	// processes and 30 s.
 	perHolder, perWaiting float64
 
-	batch   int           // locks that one request renews, each third of the TTL; 0: a session carries all of them
-	renewal time.Duration // of the server's time for each lock in a renewal
+	batch   int           // locks renewed by one request, each third of the TTL; 0: a session carries all of them
+	renewal time.Duration // of server time for each lock in a renewal
 	pair    float64       // requests of a lock and its release
-	service time.Duration // of the server's time for a request
+	service time.Duration // of server time for a request
 	perConn float64       // bytes at the server for each process
-	perLock float64       // bytes at the server for each lock that is held
+	perLock float64       // bytes at the server for each held lock
 }
 
 var loads = []load{
@@ -33,10 +33,10 @@ var loads = []load{
 
 const renewals = 10 * time.Second // a third of the TTL
 
-// total is what processes ask of the backend, which hold locks each and take
-// and give back others.
+// total is the load of processes on the backend. Each process holds some locks
+// permanently, and acquires and releases others.
 type total struct {
-	requests float64 // a second
+	requests float64 // per second
 	busy     float64 // CPUs of the server
 	bytes    float64
 }

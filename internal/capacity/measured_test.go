@@ -7,15 +7,15 @@ import (
 	"time"
 )
 
-// within is how far a simulated value may be from the measured one: a fifth of
-// that.
+// within is the permitted difference between a simulated and a measured value:
+// a fifth of the measured one.
 const within = 0.2
 
-// figure is a measured value, and what the simulation has for it.
+// figure is a measured value with its simulated counterpart.
 type figure struct {
 	row, column         string // of the table in the page
 	measured, simulated float64
-	fitted              bool // a constant was made of the measured value
+	fitted              bool // a constant was derived from the measured value
 }
 
 func (f figure) off() float64 { return f.simulated/f.measured - 1 }
@@ -27,7 +27,7 @@ func (f figure) check(t *testing.T) {
 	}
 }
 
-// crowds is hand-overs a second of clients who keep a name for 1 ms, in
+// crowds are hand-overs per second of clients that hold a name for 1 ms, from
 // docs/measured.md.
 var crowds = []struct {
 	model   model
@@ -53,11 +53,11 @@ func crowdFigures(t *testing.T) (all []figure) {
 	return all
 }
 
-// bout is for how long a crowd is watched.
+// bout is the observation time of a crowd.
 func bout(n int) time.Duration { return time.Second + time.Duration(n)*2*time.Millisecond }
 
-// A model without one of its parts is off the measured curve: TestCapacityPage
-// sees that.
+// A model that lacks one of its parts deviates from the measured curve, and
+// TestCapacityPage detects that.
 func TestCrowdsNeedEachPart(t *testing.T) {
 	for _, test := range []struct {
 		part     string
@@ -78,8 +78,8 @@ func TestCrowdsNeedEachPart(t *testing.T) {
 	}
 }
 
-// networks is ms that a free lock and its release, and a hand-over, take with
-// 0, 1, 2 and 5 ms for a round trip, in docs/measured.md.
+// networks are the times in ms of a free lock with its release and of a
+// hand-over, for round trips of 0, 1, 2 and 5 ms, from docs/measured.md.
 var networks = []struct {
 	model          model
 	free, handOver [4]float64
@@ -108,8 +108,8 @@ func networkFigures(t *testing.T) (all []figure) {
 
 func ms(s simulated) float64 { return float64(s.mean) / float64(time.Millisecond) }
 
-// hotFigures is hand-overs a second of 32 goroutines of a process, workload 3
-// of docs/performance.md without a disk.
+// hotFigures are hand-overs per second of 32 goroutines of a process: workload
+// 3 of docs/performance.md without a disk.
 func hotFigures(t *testing.T) (all []figure) {
 	for _, c := range []struct {
 		model    model

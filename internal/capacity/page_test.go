@@ -15,7 +15,7 @@ var update = flag.Bool("update", false, "write the tables of docs/capacity.md an
 
 const page = "../../docs/capacity.md"
 
-// table is one of the page, between two lines that name it.
+// table is a table of the page, between two marker lines.
 type table struct {
 	name string
 	rows func(t *testing.T) []string
@@ -29,8 +29,8 @@ var tables = []table{
 	{"load", totals},
 }
 
-// comparison checks each figure, and has what was measured, and what is
-// simulated, in italics where it is fitted.
+// comparison checks each figure. It returns the measured and the simulated
+// values, with fitted ones in italics.
 func comparison(t *testing.T, all []figure) []string {
 	head := "| |"
 	lines := map[string]string{}
@@ -60,8 +60,8 @@ func comparison(t *testing.T, all []figure) []string {
 	return rows
 }
 
-// Crowds over a network between machines, and a time for which a name is kept
-// that is longer than the hand-over.
+// Crowds over a network between machines that hold a name for longer than a
+// hand-over takes.
 func extended(t *testing.T) []string {
 	if testing.Short() {
 		return nil
@@ -94,7 +94,7 @@ func totals(*testing.T) []string {
 	return rows
 }
 
-// digits has three of them that count, and commas.
+// digits formats a number with three significant digits and with commas.
 func digits(v float64) string {
 	if v == 0 {
 		return "0"
@@ -117,9 +117,9 @@ func size(bytes float64) string {
 	return digits(math.Round(bytes/1e6)) + " MB"
 }
 
-// TestCapacityPage holds the simulation to what was measured, and the tables of
-// docs/capacity.md to the simulation and the formulas. The order of goroutines
-// at one instant is chance, so figures may differ a little.
+// TestCapacityPage compares the simulation with the measurements, and the
+// tables of docs/capacity.md with the simulation and the formulas. The order of
+// goroutines at one instant is random, so figures may differ a little.
 func TestCapacityPage(t *testing.T) {
 	text, err := os.ReadFile(page)
 	if err != nil {
@@ -150,8 +150,7 @@ func TestCapacityPage(t *testing.T) {
 	}
 }
 
-// compare tells the first cell in which a table of the page is not what it
-// should be.
+// compare returns the first cell of a table that is wrong.
 func compare(t *testing.T, name string, have, want []string) {
 	t.Helper()
 	if len(have) != len(want) {
@@ -175,8 +174,8 @@ func compare(t *testing.T, name string, have, want []string) {
 
 func isGap(r rune) bool { return strings.ContainsRune(" |;*", r) }
 
-// near says whether two words are the same, or numbers that differ by a tenth,
-// or by two, which small percents do.
+// near reports whether two words are equal, or are numbers that differ by at
+// most a tenth, or by at most two, as small percentages do.
 func near(a, b string) bool {
 	x, errX := strconv.ParseFloat(strings.ReplaceAll(a, ",", ""), 64)
 	y, errY := strconv.ParseFloat(strings.ReplaceAll(b, ",", ""), 64)

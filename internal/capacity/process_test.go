@@ -8,8 +8,8 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// process is the driver of a simulated process: one client of drivers/memory,
-// whose requests take their time. It has none of the optional interfaces.
+// process is the driver of a simulated process: one client of drivers/memory
+// with slow requests. It implements no optional interface.
 type process struct {
 	driver.Driver
 	world *world
@@ -39,13 +39,13 @@ func (p process) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, 
 	return lease{l, w}, nil
 }
 
-// waiting is the time of an attempt in the queue of the server.
+// waiting is the time that an attempt spends in the queue of the server.
 type waiting struct {
 	driver.Events
 	world   *world
 	queued  bool
-	before  int            // how many waited when the attempt was told to wait
-	pending sync.WaitGroup // requests of an attempt that waits
+	before  int            // number of waiters when the attempt learned that it must wait
+	pending sync.WaitGroup // requests of a waiting attempt
 }
 
 // Waiting implements driver.Events.
@@ -53,7 +53,7 @@ func (a *waiting) Waiting() {
 	w := a.world
 	a.queued, a.before = true, int(w.waiting.Add(1))
 	a.pending.Go(func() {
-		w.halfWay() // the answer that tells to wait
+		w.halfWay() // the response that makes it wait
 		for range w.extra {
 			w.request(w.asksQueue)
 		}
@@ -61,8 +61,8 @@ func (a *waiting) Waiting() {
 	a.Events.Waiting()
 }
 
-// over ends a wait. A client does one thing after the other, so what it has
-// begun for its wait comes first.
+// over ends a wait. A client does one thing after the other, so work that it
+// has begun for its wait comes first.
 func (a *waiting) over() {
 	if !a.queued {
 		return

@@ -6,40 +6,41 @@ import (
 	"time"
 )
 
-// model is what a backend takes for its part of a lock. All times but those
-// that are said to be fitted were measured one by one.
+// model describes the cost of a backend's part of a lock. All times were
+// measured one by one, except those marked as fitted.
 type model struct {
 	name string
 
-	// service is how long the server is busy with a request, and latency what a
-	// request takes besides on a network that takes no time: system calls, and
-	// goroutines and processes that have to be woken.
+	// service is the time that the server is busy with a request. latency is
+	// the rest of a request's duration on an instantaneous network: system
+	// calls, and wake-ups of goroutines and processes.
 	service, latency time.Duration
 
-	// event is what a message from the server takes until the waiter goes on,
-	// beyond half of latency.
+	// event is the time from a message of the server until the waiter
+	// continues, in addition to half of latency.
 	event time.Duration
 
-	// extra is how many requests a waiter sends after the first one until it
-	// waits, and looks how many when it was told, before it has the name; the
-	// latter only if more clients wait than unseen.
+	// extra is the number of requests that a waiter sends after the first one
+	// until it waits. looks is the number that it sends between its
+	// notification and its grant, only if more clients wait than unseen.
 	extra, looks, unseen int
 
-	// perWaiter is for how much longer the server is busy with a request that
-	// reads the queue, for each client that waits: the first one, if asksQueue,
-	// and the looks. It is fitted.
+	// perWaiter is the additional server time, for each waiting client, of a
+	// request that reads the queue. These requests are the first one, if
+	// asksQueue is set, and the looks. It is fitted.
 	perWaiter time.Duration
 	asksQueue bool
 
-	// beside is what a hand-over in a crowd takes longer for the work of
-	// clients that are not concerned, with a CPU for all of them. It is fitted.
+	// beside is the additional duration of a hand-over in a crowd, caused by
+	// the work of clients that are not involved, with one CPU for all of them.
+	// It is fitted.
 	beside time.Duration
 
-	// alive is how often a client that waits sends a request that keeps its
+	// alive is how often a waiting client sends a request that keeps its
 	// connection or session alive.
 	alive time.Duration
 
-	// passed is what a hand-over inside a process takes of its CPU time.
+	// passed is the CPU time of a hand-over inside a process.
 	passed time.Duration
 }
 
@@ -48,19 +49,18 @@ type world struct {
 	model
 	roundTrip time.Duration
 	server    thread
-	waiting   atomic.Int64 // clients, for the one name that is contended
+	waiting   atomic.Int64 // clients of the one contended name
 	requests  atomic.Int64
 }
 
 // thread does one thing after the other.
 type thread struct {
 	mu   sync.Mutex
-	free time.Time // when all that has arrived is done
+	free time.Time // when all the work that has arrived is done
 	busy time.Duration
 }
 
-// serve returns when the thread has done something that takes it d, in its
-// turn.
+// serve returns when the thread has finished work of duration d, in its turn.
 func (t *thread) serve(d time.Duration) {
 	t.mu.Lock()
 	now := time.Now()
@@ -91,7 +91,7 @@ func (w *world) serve(readsQueue bool) {
 	w.server.serve(d)
 }
 
-// request is a request with its answer.
+// request is a request with its response.
 func (w *world) request(readsQueue bool) {
 	w.arrive(readsQueue)
 	w.halfWay()

@@ -16,15 +16,15 @@ import (
 	"github.com/go-dsync/dsync/drivers/memory"
 )
 
-// simulated is what came out of a simulation.
+// simulated is the result of a simulation.
 type simulated struct {
 	perSecond float64       // hand-overs
-	mean      time.Duration // of what was measured, where that is a time
-	requests  float64       // for each hand-over
-	busy      float64       // the share of the time in which the server had something to do
+	mean      time.Duration // the measured durations, if it measures durations
+	requests  float64       // per hand-over
+	busy      float64       // the share of the time in which the server was busy
 }
 
-// inBubble runs f in fake time, with n clients of a server of their own.
+// inBubble runs f in fake time, with n clients of a new server.
 func inBubble(t *testing.T, m model, roundTrip time.Duration, n int, f func(t *testing.T, w *world, clients []*dsync.Client)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -49,7 +49,7 @@ func inBubble(t *testing.T, m model, roundTrip time.Duration, n int, f func(t *t
 	})
 }
 
-// freeLock simulates locks that nobody else wants, one after the other.
+// freeLock simulates uncontended locks, one after the other.
 func freeLock(t *testing.T, m model, roundTrip time.Duration) (s simulated) {
 	t.Helper()
 	inBubble(t, m, roundTrip, 1, func(t *testing.T, _ *world, clients []*dsync.Client) {
@@ -69,11 +69,11 @@ func freeLock(t *testing.T, m model, roundTrip time.Duration) (s simulated) {
 	return s
 }
 
-// handOver simulates the time from the release of one client to the grant of
-// another that waits.
+// handOver simulates the time from the release of one client to the grant of a
+// waiting one.
 func handOver(t *testing.T, m model, roundTrip time.Duration) (s simulated) {
 	t.Helper()
-	m.beside = 0 // nobody else is there
+	m.beside = 0 // there is no other client
 	inBubble(t, m, roundTrip, 2, func(t *testing.T, _ *world, clients []*dsync.Client) {
 		held, err := clients[0].Lock(t.Context(), "name")
 		if err != nil {
@@ -102,9 +102,9 @@ func handOver(t *testing.T, m model, roundTrip time.Duration) (s simulated) {
 	return s
 }
 
-// crowd simulates n clients who want one name, keep it, give it back and want
-// it again, with callers goroutines in each of them, for d after a turn of all
-// of them.
+// crowd simulates n clients, each with callers goroutines. All of them
+// repeatedly acquire one name, hold it, and release it. The simulation lasts d
+// after each of them has had a turn.
 func crowd(t *testing.T, m model, roundTrip time.Duration, n, callers int, hold, d time.Duration) (s simulated) {
 	t.Helper()
 	inBubble(t, m, roundTrip, n, func(t *testing.T, w *world, clients []*dsync.Client) {

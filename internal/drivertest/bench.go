@@ -14,7 +14,7 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// Locker locks a name, by whatever library. An error fails the benchmark.
+// Locker locks a name with any library. An error fails the benchmark.
 type Locker func(name string) (unlock func())
 
 // LockerOf returns the Locker of a driver.
@@ -28,7 +28,7 @@ func LockerOf(tb testing.TB, d driver.Driver) Locker {
 	})
 }
 
-// LockerBy makes a Locker of functions that return errors.
+// LockerBy makes a Locker from functions that return errors.
 func LockerBy(tb testing.TB, lock func(name string) (unlock func() error, err error)) Locker {
 	return func(name string) func() {
 		unlock, err := lock(name)
@@ -44,9 +44,9 @@ func LockerBy(tb testing.TB, lock func(name string) (unlock func() error, err er
 	}
 }
 
-// InTurn runs slices of work that take turns, so that all see the same machine,
-// and returns how long each took in all. What happens in the first turns, when
-// servers and caches are cold, does not count.
+// InTurn runs slices of work in turns, so that all of them meet the same
+// conditions on the machine, and returns the total duration of each. The first
+// turns, when servers and caches are cold, do not count.
 func InTurn(b *testing.B, slices ...func()) []time.Duration {
 	const cold = 3
 	for range cold {
@@ -78,10 +78,10 @@ func Crowd(goroutines, rounds int, f func(i int)) {
 	wg.Wait()
 }
 
-// CrowdCost reports how many requests and how much time it costs each of the
-// callers of a client who wait for a name that another one of them holds, from
-// the first call to the last release. The function waits says that as many as
-// expected are seen to wait at the server.
+// CrowdCost reports the number of requests and the time that each caller costs,
+// from the first call to the last release. The callers belong to one client and
+// wait for a name that another caller of that client holds. The function waits
+// reports whether the server sees the expected number of waiters.
 func CrowdCost(b *testing.B, c *dsync.Client, name string, waiters int, requests func() int64, waits func() bool) {
 	lock := func() *dsync.Lease {
 		l, err := c.Lock(b.Context(), name)
@@ -121,10 +121,10 @@ func CrowdCost(b *testing.B, c *dsync.Client, name string, waiters int, requests
 	b.ReportMetric(float64(b.Elapsed().Microseconds())/n, "µs/waiter")
 }
 
-// HandOvers returns a function that hands a lock over from one client to the
-// other, back and forth, and returns how long it took from the beginning of the
-// release to the grant. The function waits returns when the other client is
-// seen to wait.
+// HandOvers returns a function that hands a lock over between two clients, back
+// and forth. It returns the time from the start of the release to the grant.
+// The function waits returns when the server shows that the other client is
+// waiting.
 func HandOvers(b *testing.B, clients [2]Locker, name string, waits func()) func() time.Duration {
 	type grant struct {
 		at     time.Time
@@ -155,7 +155,7 @@ func Median(d []time.Duration) time.Duration {
 	return d[len(d)/2]
 }
 
-// Heap returns how many bytes of the heap are in use.
+// Heap returns the number of bytes in use on the heap.
 func Heap() int64 {
 	var m runtime.MemStats
 	runtime.GC()
@@ -164,11 +164,11 @@ func Heap() int64 {
 	return int64(m.HeapAlloc)
 }
 
-// HoldMany holds b.N locks of their own, and reports what each costs in the
-// driver. What is to settle first does so in settled.
+// HoldMany holds b.N different locks, and reports the cost of each in the
+// driver. The function settled performs everything that must settle first.
 func HoldMany(b *testing.B, d driver.Driver, settled func()) {
 	const warm = 100
-	requests := make([]*driver.Request, warm+b.N) // which are no part of the driver
+	requests := make([]*driver.Request, warm+b.N) // not part of the driver
 	for i := range requests {
 		requests[i] = Request("held-" + time.Duration(i).String())
 	}

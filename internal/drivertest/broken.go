@@ -12,13 +12,13 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// garbledCall is how long a call may ask a server whose answers make no sense.
+// garbledCall bounds a call to a server with meaningless responses.
 const garbledCall = 500 * time.Millisecond
 
-// SurviveGarbled uses drivers while bytes that come over the link are wrong,
-// from the beginning or later, many or few. What the calls return then means
-// nothing. But none of them panics, all return, and a new driver is as good as
-// ever when the servers are. The short form has two rounds.
+// SurviveGarbled uses drivers while the link corrupts bytes, from the start or
+// later, many or few. The results of the calls then mean nothing. But no call
+// panics, all calls return, and a new driver works once the servers do. The
+// short form has two rounds.
 func SurviveGarbled(t *testing.T, url string, rounds int, link *wire.Wire) {
 	for seed := range uint64(testenv.Briefly(2, rounds)) {
 		t.Run(fmt.Sprintf("seed %d", seed), func(t *testing.T) {
@@ -53,7 +53,7 @@ func SurviveGarbled(t *testing.T, url string, rounds int, link *wire.Wire) {
 	Release(t, Acquire(t, d, Request("sound")))
 }
 
-// SurviveAnswers uses a driver whose server answers what makes no sense. All
+// SurviveAnswers uses a driver whose server sends meaningless responses. All
 // calls return.
 func SurviveAnswers(t *testing.T, url string) {
 	const limit = 50 * time.Millisecond
@@ -85,8 +85,8 @@ func returns(t *testing.T, what string, f func()) {
 	}
 }
 
-// CallAll makes each call of a driver, with so much time for each, as far as it
-// is granted anything. Only the caller knows what the calls should return.
+// CallAll makes each call of a driver, with the given time for each, as far as
+// its requests are granted. The caller decides which results are correct.
 func CallAll(t *testing.T, d driver.Driver, name string, limit time.Duration) {
 	call := func(what string, f func(ctx context.Context) error) {
 		ctx, cancel := context.WithTimeout(t.Context(), limit)

@@ -10,9 +10,10 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// Fight has drivers take and release a lock until each had it so many times on
-// average, and returns how often each of them had it. Like package dsync, each
-// leaves the others a moment after a release.
+// Fight lets drivers acquire and release a lock until each has held it the
+// given number of times on average. It returns the number of grants of each
+// driver. Like package dsync, each driver pauses after a release so that others
+// can acquire the lock.
 func Fight[D driver.Driver](tb testing.TB, drivers []D, each int, request func() *driver.Request) []int {
 	tb.Helper()
 	ctx, cancel := context.WithCancel(tb.Context())
@@ -48,7 +49,7 @@ func Fight[D driver.Driver](tb testing.TB, drivers []D, each int, request func()
 	return counts
 }
 
-// Jain returns Jain's index of fairness: 1 if all are equal.
+// Jain returns Jain's fairness index: 1 if all values are equal.
 func Jain[N int | int64](counts []N) float64 {
 	var sum, squares float64
 	for _, n := range counts {

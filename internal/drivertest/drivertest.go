@@ -1,5 +1,5 @@
-// Package drivertest has what the tests of drivers need that call a driver
-// directly, as package dsync does.
+// Package drivertest provides helpers for tests that call a driver directly, as
+// package dsync does.
 package drivertest
 
 import (
@@ -14,8 +14,7 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// HangGuard bounds every wait. It is no expectation of how long something
-// takes.
+// HangGuard bounds every wait. It does not predict how long an operation takes.
 const HangGuard = 60 * time.Second
 
 // Guard returns a context that ends after HangGuard.
@@ -27,7 +26,7 @@ func Guard(tb testing.TB) context.Context {
 
 var holds atomic.Int64
 
-// Events notes what a driver tells of a request.
+// Events records the events of a request.
 type Events struct {
 	waiting chan struct{} // closed by Waiting: a second call panics
 	lost    chan error
@@ -42,7 +41,7 @@ func (e *Events) Tokens() int { return 1 }
 // Lost implements driver.Events.
 func (e *Events) Lost(cause error) { e.lost <- cause }
 
-// Request returns a request for 30 s, with a hold of its own.
+// Request returns a request for 30 s with its own hold.
 func Request(name string) *driver.Request {
 	hold := fmt.Sprintf("00000000-0000-4000-8000-000000000000:%d", holds.Add(1))
 	return &driver.Request{Name: name, Hold: hold, Owner: "owner of " + name, TTL: 30 * time.Second,
@@ -62,13 +61,13 @@ func WithTTL(r *driver.Request, ttl time.Duration) *driver.Request {
 	return r
 }
 
-// Fixed makes a request that is not renewed of r.
+// Fixed turns r into a request without renewal.
 func Fixed(r *driver.Request, ttl time.Duration) *driver.Request {
 	r.TTL, r.Fixed = ttl, true
 	return r
 }
 
-// LostBy waits until the driver tells that a hold is lost.
+// LostBy waits until the driver reports the loss of a hold.
 func LostBy(tb testing.TB, r *driver.Request) error {
 	tb.Helper()
 	select {
@@ -80,7 +79,7 @@ func LostBy(tb testing.TB, r *driver.Request) error {
 	}
 }
 
-// Open opens a driver that is closed when the test ends, in good order.
+// Open opens a driver and closes it gracefully at the end of the test.
 func Open(tb testing.TB, url string) driver.Driver {
 	tb.Helper()
 	d, _, err := driver.Open(Guard(tb), url)
@@ -91,7 +90,8 @@ func Open(tb testing.TB, url string) driver.Driver {
 	return d
 }
 
-// CloseLater closes a driver when the test ends, unless that was done before.
+// CloseLater closes a driver at the end of the test unless it is already
+// closed.
 func CloseLater(tb testing.TB, d driver.Driver) {
 	tb.Cleanup(func() {
 		if err := d.Close(Guard(tb)); err != nil && err != driver.ErrClosed {
@@ -100,7 +100,7 @@ func CloseLater(tb testing.TB, d driver.Driver) {
 	})
 }
 
-// Acquire fails the test if it is not granted.
+// Acquire fails the test if the request is not granted.
 func Acquire(tb testing.TB, d driver.Driver, r *driver.Request) driver.Lease {
 	tb.Helper()
 	l, err := d.Acquire(Guard(tb), r)
@@ -110,7 +110,7 @@ func Acquire(tb testing.TB, d driver.Driver, r *driver.Request) driver.Lease {
 	return l
 }
 
-// Release fails the test if the lease was over.
+// Release fails the test if the lease had ended.
 func Release(tb testing.TB, l driver.Lease) {
 	tb.Helper()
 	if err := l.Release(Guard(tb)); err != nil {
@@ -137,14 +137,14 @@ type Waiter struct {
 func Begin(d driver.Driver, r *driver.Request) *Waiter {
 	ctx, cancel := context.WithCancel(context.Background())
 	w := &Waiter{Cancel: cancel, Done: make(chan struct{})}
-	go func() { // ends with Acquire, which the cleanup of the driver ends at the latest
+	go func() { // ends with Acquire, which the driver's cleanup ends at the latest
 		defer close(w.Done)
 		w.lease, w.err = d.Acquire(ctx, r)
 	}()
 	return w
 }
 
-// Wait begins an Acquire and returns when it waits.
+// Wait begins an Acquire and returns when it is waiting.
 func Wait(tb testing.TB, d driver.Driver, r *driver.Request) *Waiter {
 	tb.Helper()
 	w := Begin(d, r)
@@ -190,10 +190,10 @@ func (w *Waiter) Waits() bool {
 	}
 }
 
-// WantErr fails the test unless the error matches all of want.
+// WantErr fails the test unless the error matches every error of want.
 func WantErr(tb testing.TB, what string, err error, want ...error) {
 	tb.Helper()
-	tb.Logf("%s: %v", what, err) // where passwords are looked for
+	tb.Logf("%s: %v", what, err) // searched for passwords
 	for _, target := range want {
 		if !errors.Is(err, target) {
 			tb.Errorf("%s: got %v, want an error that matches %q", what, err, target)
@@ -201,14 +201,14 @@ func WantErr(tb testing.TB, what string, err error, want ...error) {
 	}
 }
 
-// WantText fails the test unless the text of the error has all parts.
+// WantText fails the test unless the text of the error contains all parts.
 func WantText(tb testing.TB, what string, err error, parts ...string) {
 	tb.Helper()
 	if err == nil {
 		tb.Errorf("%s: got no error", what)
 		return
 	}
-	tb.Logf("%s: %v", what, err) // where passwords are looked for
+	tb.Logf("%s: %v", what, err) // searched for passwords
 	for _, part := range parts {
 		if !strings.Contains(err.Error(), part) {
 			tb.Errorf("%s: got %q, want %q in it", what, err, part)

@@ -15,9 +15,9 @@ const (
 )
 
 // FrozenServerCostsNoLock stops the servers of a URL for less than the TTL. No
-// lock is lost, a call that was under way ends, and waiters are served
-// afterwards. The locks of more leases, which have a TTL of FrozenTTL or more,
-// are not lost either.
+// lock is lost, a call in progress ends, and waiters are served afterwards. The
+// locks of more leases, which have a TTL of at least FrozenTTL, are not lost
+// either.
 func FrozenServerCostsNoLock(t *testing.T, url string, freeze, thaw func(), more ...*dsync.Lease) {
 	t.Helper()
 	c, other := openTTL(t, url, FrozenTTL), openTTL(t, url, FrozenTTL)

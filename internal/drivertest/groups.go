@@ -2,16 +2,15 @@ package drivertest
 
 import "github.com/go-dsync/dsync/internal/testenv"
 
-// OrderGroups returns the groups of the suite that come out differently with
-// another order of waiters, and more. In the long form it returns nil, for all
+// OrderGroups returns the groups of the suite whose results depend on the order
+// of waiters, and some more. In the long form it returns nil, which means all
 // groups.
 func OrderGroups(more ...string) []string {
 	return testenv.Briefly(append(more, "waiting", "contention", "wakeup", "order", "crossing", "inspect", "storm"), nil)
 }
 
-// ClusterGroups returns the groups of the suite that come out differently with
-// several servers in place of one. In the long form it returns nil, for all
-// groups.
+// ClusterGroups returns the groups of the suite whose results depend on the
+// number of servers. In the long form it returns nil, which means all groups.
 func ClusterGroups() []string {
 	return testenv.Briefly([]string{"exclusion", "faults", "closing", "expiry", "loss", "refusal", "scale", "storm"}, nil)
 }

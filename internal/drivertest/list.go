@@ -9,8 +9,8 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// Listed returns the names that a driver lists, each once and in order. The
-// error is the last thing that a List may yield.
+// Listed returns the names that a driver lists, sorted and without duplicates.
+// It fails the test if List yields anything after an error.
 func Listed(tb testing.TB, ctx context.Context, d driver.Driver, prefix string) (names []string, err error) {
 	tb.Helper()
 	for name, one := range d.(driver.Lister).List(ctx, prefix) {
@@ -26,7 +26,7 @@ func Listed(tb testing.TB, ctx context.Context, d driver.Driver, prefix string) 
 }
 
 // ListOfSilentServer fails the test unless a List ends with its context while
-// the server stands still, and by itself in the end.
+// the server is frozen, and eventually by itself.
 func ListOfSilentServer(t *testing.T, d driver.Driver, freeze, thaw func()) {
 	t.Helper()
 	freeze()

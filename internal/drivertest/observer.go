@@ -12,14 +12,13 @@ import (
 
 const (
 	observerAwayFor = 30 * time.Second
-	observerKnowsIn = time.Second // after an observer knows that begins when that is over
+	observerKnowsIn = time.Second // after a new observer knows the leader
 )
 
-// ObserverComesBack cuts an observer off while the leader changes, by
-// connections that break and by ones on which nothing arrives. Soon after the
-// end of that the observer knows who leads, by the measure of an observer that
-// begins then. url makes a URL of the address of a server, whose TTL is to be
-// less than a minute.
+// ObserverComesBack disconnects an observer while the leader changes, by broken
+// connections and by silent ones. Soon after the outage the observer must know
+// the leader, compared with an observer that starts then. url makes a URL from
+// the address of a server. Its TTL must be less than a minute.
 func ObserverComesBack(t *testing.T, server string, url func(addr string) string) {
 	for name, cut := range map[string]func(*wire.Wire){
 		"cut":        (*wire.Wire).Cut,

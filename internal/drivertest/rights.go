@@ -7,9 +7,9 @@ import (
 	"testing"
 )
 
-// Recipe returns the first block of code in docs/backends that comes after a
-// text, so that tests run with the rights that are recommended there. It is for
-// the packages of drivers.
+// Recipe returns the first code block in docs/backends after a text, so that
+// tests run with the rights recommended there. It is for the packages of
+// drivers.
 func Recipe(tb testing.TB, after string) string {
 	tb.Helper()
 	_, rest, found := strings.Cut(backends(tb), after)
@@ -22,8 +22,8 @@ func Recipe(tb testing.TB, after string) string {
 	return block
 }
 
-// RecipeRow returns the words in the second cell of the row of a table in
-// docs/backends whose first cell is given.
+// RecipeRow returns the words in the second cell of the table row in
+// docs/backends with the given first cell.
 func RecipeRow(tb testing.TB, first string) []string {
 	tb.Helper()
 	_, row, found := strings.Cut(backends(tb), "\n| "+first+" | `")

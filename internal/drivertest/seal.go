@@ -10,8 +10,8 @@ import (
 	"github.com/go-dsync/dsync/driver/move"
 )
 
-// Kinds returns requests for holds that are carried in different ways, each for
-// a name of its own below name.
+// Kinds returns requests for all kinds of holds, each for its own name below
+// name.
 func Kinds(name string) map[string]*driver.Request {
 	return map[string]*driver.Request{"kept": Request(name + "/kept"), "fixed": Fixed(Request(name+"/fixed"), 30*time.Second)}
 }
@@ -46,7 +46,7 @@ func Unmark(tb testing.TB, d move.Unmarker, l driver.Lease) {
 	}
 }
 
-// Loosen fails the test if the seal of the name has not got the id.
+// Loosen fails the test if the seal of the name lacks the id.
 func Loosen(tb testing.TB, d move.Unsealer, name, id string, floor uint64) {
 	tb.Helper()
 	if err := d.Loosen(Guard(tb), name, id, floor); err != nil {
@@ -62,10 +62,11 @@ func Unseal(tb testing.TB, d move.Unsealer, name, id string) {
 	}
 }
 
-// LateUnseal has b write another id next to the seal of a name while a request
-// of a to unseal it is under way, and fails the test unless that does nothing.
-// Delay holds the request up; the channel, if there is one, is closed when it
-// has come to where it is held. Arrive lets it go on.
+// LateUnseal lets b write another id to the seal of a name while a's request to
+// unseal it is in progress. It fails the test unless a's request then has no
+// effect. Delay delays the request and returns a channel, or nil. The channel
+// is closed when the request has reached the point of the delay. Arrive lets
+// the request continue.
 func LateUnseal(tb testing.TB, a, b Unsealer, name string, delay func() <-chan struct{}, arrive func()) {
 	tb.Helper()
 	l := Acquire(tb, a, Request(name))
@@ -85,10 +86,10 @@ func LateUnseal(tb testing.TB, a, b Unsealer, name string, delay func() <-chan s
 	Release(tb, Acquire(tb, b, NoWait(name)))
 }
 
-// LateSeal has requests of a to seal what it holds by r, and to release it,
-// held up while both are given up, and fails the test unless b then finds one
-// thing: the name is sealed, or it is free. Delay holds them up, and arrive
-// lets them go on; where they are lost instead, it must be free.
+// LateSeal delays a's requests to seal its hold by r and to release it until
+// both are abandoned. It fails the test unless b then finds exactly one state:
+// the name is sealed, or it is free. Delay delays the requests and arrive lets
+// them continue. If the requests are lost instead, the name must be free.
 func LateSeal(tb testing.TB, a, b Sealer, r *driver.Request, delay, arrive func(), lost bool) {
 	tb.Helper()
 	l := Acquire(tb, a, r)
@@ -110,7 +111,7 @@ func LateSeal(tb testing.TB, a, b Sealer, r *driver.Request, delay, arrive func(
 	}
 }
 
-// SurviveRestart fails the test unless a seal, a mark and a floor outlast a
+// SurviveRestart fails the test unless a seal, a mark and a floor survive a
 // restart of the server.
 func SurviveRestart(tb testing.TB, d Marker, floor uint64, restart func()) {
 	tb.Helper()
@@ -134,7 +135,7 @@ type Sealer interface {
 	move.Sealer
 }
 
-// Unsealer is a driver that takes seals back.
+// Unsealer is a driver that can remove seals.
 type Unsealer interface {
 	Sealer
 	move.Unsealer
@@ -146,7 +147,7 @@ type Marker interface {
 	move.Marker
 }
 
-// IsSealed fails the test unless the driver says that the name is sealed, and
+// IsSealed fails the test unless the driver reports that the name is sealed
 // with this last token.
 func IsSealed(tb testing.TB, d Sealer, name string, last uint64) {
 	tb.Helper()

@@ -15,7 +15,7 @@ import (
 
 const urlVariable = "DSYNC_TEST_URL"
 
-// lockedNames are those that TerminatedRole holds.
+// lockedNames are the names that TerminatedRole holds.
 func lockedNames() (names []string) {
 	for i := range 10 {
 		names = append(names, fmt.Sprint("terminated/", i))
@@ -40,8 +40,8 @@ func TerminatedRole() {
 }
 
 // FreesWhenTerminated checks that the locks of such a program are free once it
-// has ended, long before their TTL is over. The test binary has TerminatedRole
-// as its role "terminated".
+// has ended, long before their TTL expires. The test binary must have
+// TerminatedRole as its role "terminated".
 func FreesWhenTerminated(t *testing.T, url string) {
 	p := testenv.Spawn(t, "terminated", urlVariable+"="+url)
 	if got, want := p.Line(), "locked: <nil>"; got != want {

@@ -16,7 +16,7 @@ import (
 	"github.com/go-dsync/dsync/guard"
 )
 
-// admission is a call of Write or Read, and the error that it gets.
+// admission is a call of Write or Read, with the expected error.
 type admission struct {
 	name  string
 	token uint64
@@ -24,10 +24,10 @@ type admission struct {
 	want  error
 }
 
-// long is as long as a name can be, but for one byte.
+// long is one byte shorter than the longest valid name.
 var long = strings.Repeat("n", 1023)
 
-// admissions are calls one after the other, for every guard.
+// admissions are successive calls, for every guard.
 var admissions = []admission{
 	{name: "a", token: 1, read: true},
 	{name: "a", token: 5},
@@ -100,8 +100,8 @@ func admissionsBySQL(t *testing.T, db *database) {
 	})
 }
 
-// nullIsNoToken finds a null in the table, where somebody left out that token
-// may not be null.
+// nullIsNoToken checks a null in a table that was created without the
+// constraint that token is not null.
 func nullIsNoToken(t *testing.T, db *database) {
 	if _, err := db.ExecContext(t.Context(), "insert into dsync_guard (name, token) values ('x', null)"); err != nil {
 		t.Fatal(err)
@@ -116,7 +116,7 @@ func nullIsNoToken(t *testing.T, db *database) {
 	}
 }
 
-// otherScaleOfTokens has a program change its backend: first by the URL alone,
+// otherScaleOfTokens changes the backend of a program, first only by the URL
 // and then with a floor.
 func otherScaleOfTokens(t *testing.T, db *database) {
 	write := func(floor uint64) error {
@@ -155,8 +155,8 @@ func noTable(t *testing.T, db *database) {
 	}
 }
 
-// rowsAreNotCounted has a connection say that each statement changed no row, as
-// some say where a value stays the same.
+// rowsAreNotCounted uses a connection that reports no changed row for any
+// statement, as some do if a value stays the same.
 func rowsAreNotCounted(t *testing.T, db *database) {
 	for _, step := range []struct {
 		token uint64

@@ -17,32 +17,32 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// database is a database that package guard knows.
+// database is a database that package guard supports.
 type database struct {
 	*sql.DB
 	url   string // of a PostgreSQL
 	guard guard.SQL
 
-	// table is what the documentation of guard says, but with a table that lets
-	// token be null.
+	// table is the table in the documentation of guard, except that token may
+	// be null.
 	table string
 
 	levels   []level
-	conflict func(error) bool // whether an error is that of a transaction which was ended because of another one
+	conflict func(error) bool // whether an error means that another transaction caused the end of this one
 
-	// waiting asks how many transactions wait for another one. It is empty
-	// where nobody waits, and all conflicts are errors.
+	// waiting queries the number of transactions that wait for another one. It
+	// is empty if transactions never wait and all conflicts are errors.
 	waiting string
 }
 
-// level is how far transactions are kept apart.
+// level is an isolation level.
 type level struct {
 	sql.IsolationLevel
-	conflicts bool // a transaction that meets another one may be ended for that
-	locks     bool // what a transaction has read nobody else can write
+	conflicts bool // a conflicting transaction may be ended
+	locks     bool // no other transaction can write data that this one has read
 }
 
-// open has the databases by name.
+// open contains the databases by name.
 var open = map[string]func(t *testing.T) *database{
 	"postgres":   openPostgres,
 	"mysql":      openMySQL,
@@ -109,7 +109,7 @@ func openSQL(t *testing.T, driver, source string) *sql.DB {
 	return db
 }
 
-// TestDatabases runs the tests on each database, with tables of their own.
+// TestDatabases runs the tests on each database, with separate tables.
 func TestDatabases(t *testing.T) {
 	tests := []struct {
 		name string
@@ -141,8 +141,8 @@ func TestDatabases(t *testing.T) {
 	}
 }
 
-// clear makes empty tables: that of guard, and an account, with no money, that
-// the name "x" protects.
+// clear creates empty tables: the table of guard, and an account with no money
+// that the name "x" protects.
 func (db *database) clear(t *testing.T) {
 	t.Helper()
 	for _, statement := range []string{
@@ -156,7 +156,7 @@ func (db *database) clear(t *testing.T) {
 	}
 }
 
-// work is what a transaction does.
+// work is the work of a transaction.
 type work func(ctx context.Context, tx *sql.Tx) error
 
 // transact does work in a transaction.
@@ -174,12 +174,12 @@ func (db *database) transact(ctx context.Context, level sql.IsolationLevel, do w
 		return errors.Join(err, tx.Rollback())
 	}
 	if err = tx.Commit(); err != nil {
-		conn.ExecContext(ctx, "rollback") // on SQLite the transaction may be there still
+		conn.ExecContext(ctx, "rollback") // on SQLite the transaction may still exist
 	}
 	return err
 }
 
-// write sets the balance to the token, by the holder with the token.
+// write sets the balance to the token, as the holder with the token.
 func (db *database) write(token uint64) work {
 	return func(ctx context.Context, tx *sql.Tx) error {
 		if err := db.guard.Write(ctx, tx, "x", token); err != nil {
@@ -190,7 +190,7 @@ func (db *database) write(token uint64) work {
 	}
 }
 
-// balance looks at the balance, and expects one.
+// balance checks the balance.
 func balance(ctx context.Context, tx *sql.Tx, want uint64) error {
 	var got uint64
 	err := tx.QueryRowContext(ctx, "select balance from account").Scan(&got)

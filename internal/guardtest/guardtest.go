@@ -1,4 +1,4 @@
-// Package guardtest checks packages guard and httplock on the databases that it
-// knows, each by the driver that most programs have. It is a module of its own,
-// so that users of dsync do not get these drivers.
+// Package guardtest checks packages guard and httplock on the supported
+// databases, each with the driver that most programs use. It is a separate
+// module, so that users of dsync do not depend on these drivers.
 package guardtest

@@ -17,7 +17,7 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// read looks at the balance, by a reader with the token, and expects one.
+// read checks the balance, as a reader with the token.
 func (db *database) read(token, want uint64) work {
 	return func(ctx context.Context, tx *sql.Tx) error {
 		if err := db.guard.Read(ctx, tx, "x", token); err != nil {
@@ -32,8 +32,8 @@ var errUndo = errors.New("rolled back by the test")
 func undo(context.Context, *sql.Tx) error { return errUndo }
 func keep(context.Context, *sql.Tx) error { return nil }
 
-// meet has a second transaction begin while a first one is open, which goes on
-// with last when the second waits or has ended.
+// meet begins a second transaction while a first one is open. When the second
+// waits or has ended, the first continues with last.
 func (db *database) meet(t *testing.T, level sql.IsolationLevel, first, second, last work) (ofFirst, ofSecond error) {
 	t.Helper()
 	answer := make(chan error, 1)
@@ -58,7 +58,7 @@ func (db *database) meet(t *testing.T, level sql.IsolationLevel, first, second, 
 	return ofFirst, ofSecond
 }
 
-// waits reports whether a transaction waits for another one.
+// waits reports whether a transaction is waiting for another one.
 func (db *database) waits(t *testing.T) bool {
 	if db.waiting == "" {
 		return false
@@ -70,8 +70,8 @@ func (db *database) waits(t *testing.T) bool {
 	return n > 0
 }
 
-// expect compares the outcome of a transaction that met another one: a conflict
-// is no ErrStale, and lets nothing pass.
+// expect checks the outcome of a transaction that met another one. A conflict
+// is not an ErrStale, and must not let the transaction pass.
 func (db *database) expect(t *testing.T, level level, got, want error) {
 	t.Helper()
 	switch {
@@ -82,8 +82,8 @@ func (db *database) expect(t *testing.T, level level, got, want error) {
 	}
 }
 
-// onEach runs a test on each level, for a name that nobody has written, and for
-// one with the token 1.
+// onEach runs a test on each level, for a name that has never been written and
+// for a name with the token 1.
 func (db *database) onEach(t *testing.T, test func(t *testing.T, level level, written uint64)) {
 	for _, level := range db.levels {
 		for written := range uint64(2) {
@@ -100,8 +100,8 @@ func (db *database) onEach(t *testing.T, test func(t *testing.T, level level, wr
 	}
 }
 
-// writerMeetsWriter has a writer come while another one has not ended. The
-// second finds what the first has written.
+// writerMeetsWriter starts a writer before another one has ended. The second
+// sees the write of the first.
 func writerMeetsWriter(t *testing.T, db *database) {
 	for _, c := range []struct {
 		what          string
@@ -143,8 +143,8 @@ func writerMeetsWriter(t *testing.T, db *database) {
 	}
 }
 
-// readerMeetsWriter has a reader come while a writer has not ended. On a
-// database where nobody waits the reader sees what was there before.
+// readerMeetsWriter starts a reader before a writer has ended. On a database
+// without waits, the reader sees the previous state.
 func readerMeetsWriter(t *testing.T, db *database) {
 	for _, c := range []struct {
 		what           string
@@ -171,8 +171,8 @@ func readerMeetsWriter(t *testing.T, db *database) {
 	}
 }
 
-// writerMeetsReader has a writer, and another reader, come while a reader has
-// not ended: the first sees one state all the time.
+// writerMeetsReader starts a writer, and another reader, before a reader has
+// ended. The first reader sees one state throughout.
 func writerMeetsReader(t *testing.T, db *database) {
 	db.onEach(t, func(t *testing.T, level level, written uint64) {
 		same := func(ctx context.Context, tx *sql.Tx) error { return balance(ctx, tx, written) }
@@ -191,7 +191,7 @@ func writerMeetsReader(t *testing.T, db *database) {
 	})
 }
 
-// snapshot has a transaction look at the table before another one writes.
+// snapshot reads the table in a transaction before another one writes.
 func snapshot(t *testing.T, db *database) {
 	for _, c := range []struct {
 		what         string
@@ -209,7 +209,7 @@ func snapshot(t *testing.T, db *database) {
 					}
 					other := db.transact(ctx, sql.LevelDefault, db.write(c.other))
 					if level.conflicts && db.conflict(other) {
-						return other // SQLite lets nobody write
+						return other // SQLite permits no other writer
 					}
 					return errors.Join(other, db.guard.Write(ctx, tx, "x", c.token))
 				})
@@ -219,8 +219,8 @@ func snapshot(t *testing.T, db *database) {
 	}
 }
 
-// crowd has many write at once, each in a new transaction after a conflict, as
-// programs do.
+// crowd runs many concurrent writers, each in a new transaction after a
+// conflict, as programs do.
 func crowd(t *testing.T, db *database) {
 	for _, level := range db.levels {
 		t.Run(level.String(), func(t *testing.T) {
@@ -232,7 +232,7 @@ func crowd(t *testing.T, db *database) {
 				group.Go(func() {
 					for range 15 {
 						token := tokens.Add(1)
-						time.Sleep(rand.N(3 * time.Millisecond)) // later ones may come first
+						time.Sleep(rand.N(3 * time.Millisecond)) // later writers may come first
 						err := db.writeOnce(t, level, token)
 						switch {
 						case err == nil:
@@ -254,8 +254,8 @@ func crowd(t *testing.T, db *database) {
 	}
 }
 
-// writeOnce writes until there is no conflict. The balance never falls; who is
-// refused finds a larger one.
+// writeOnce writes until there is no conflict. The balance never falls. A
+// refused writer finds a larger balance.
 func (db *database) writeOnce(t *testing.T, level level, token uint64) error {
 	for {
 		err := db.transact(t.Context(), level.IsolationLevel, func(ctx context.Context, tx *sql.Tx) error {
@@ -288,7 +288,7 @@ func (db *database) writeOnce(t *testing.T, level level, token uint64) error {
 }
 
 // enterMeetsWriter pauses a holder just before its commit, while the next
-// holder enters, reads, and computes what it writes from what it has read.
+// holder enters, reads, and computes its write from the data that it read.
 func enterMeetsWriter(t *testing.T, db *database) {
 	testEnter(t, db, func(ctx context.Context, token uint64) error { return db.guard.Enter(ctx, db.DB, "x", token) })
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/go-dsync/dsync/drivers/memory"
 )
 
-// observed are clients by what is observed of them.
+// observed are clients, by the kind of telemetry that observes them.
 func observed() map[string]*dsync.Options {
 	return map[string]*dsync.Options{
 		"unset":       nil,

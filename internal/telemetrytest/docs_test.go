@@ -20,7 +20,7 @@ import (
 
 var update = flag.Bool("update", false, "write the tables of docs/observability.md")
 
-// What the tables say beside what they are made of.
+// Texts of the tables that are not derived from telemetry.
 var (
 	spanTexts = map[string]string{
 		"dsync.acquire":      "a call of `Lock` or `TryLock`",
@@ -59,8 +59,8 @@ var (
 	}
 )
 
-// TestTelemetryDocs makes the tables of docs/observability.md out of all that
-// is reported.
+// TestTelemetryDocs generates the tables of docs/observability.md from all
+// reported telemetry.
 func TestTelemetryDocs(t *testing.T) {
 	tables := map[string]string{}
 	synctest.Test(t, func(t *testing.T) {
@@ -94,7 +94,7 @@ func TestTelemetryDocs(t *testing.T) {
 	}
 }
 
-// set is a set of strings, in order when it is shown.
+// set is a set of strings that is displayed in sorted order.
 type set map[string]bool
 
 func (s set) String() string {
@@ -179,7 +179,8 @@ func metricTable(t *testing.T, ob *observer) string {
 	return b.String()
 }
 
-// attributeTable shows the values of those attributes of metrics that have few.
+// attributeTable lists the values of the metric attributes that have few
+// values.
 func attributeTable(t *testing.T, ob *observer) string {
 	values, kinds := map[string]set{}, map[attribute.Key]attribute.Type{}
 	saw := func(a attribute.KeyValue) { kinds[a.Key] = a.Value.Type() }

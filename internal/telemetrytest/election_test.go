@@ -14,8 +14,8 @@ import (
 	"github.com/go-dsync/dsync/internal/telemetrytest"
 )
 
-// TestTelemetryOfElections has a leader and a candidate, and ends terms in all
-// ways that there are.
+// TestTelemetryOfElections uses a leader and a candidate, and ends terms in all
+// possible ways.
 func TestTelemetryOfElections(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memory.NewServer(nil)
@@ -65,7 +65,7 @@ func TestTelemetryOfElections(t *testing.T) {
 			t.Fatal(err)
 		}
 		wants("a term was lost", 1, 0, "lost")
-		time.Sleep(time.Second) // the pause after a loss, at most
+		time.Sleep(time.Second) // the maximum pause after a loss
 		cancel()
 		<-ended
 		wants("one resigned", 0, 0, "lost", "resigned")

@@ -12,9 +12,9 @@ import (
 	"github.com/go-dsync/dsync/drivers/memory"
 )
 
-// Everything lets all happen to locks that telemetry tells of, with spans,
-// metrics and logs going where o says. It runs in a bubble of testing/synctest.
-// The names of the locks have classes.
+// Everything makes everything happen to locks that telemetry reports. Spans,
+// metrics and logs go to the destinations in o. It runs in a bubble of
+// testing/synctest. The names of the locks have classes.
 func Everything(t *testing.T, o dsync.Options) {
 	t.Helper()
 	o.TTL = 10 * time.Second
@@ -38,7 +38,7 @@ type stage struct {
 	options dsync.Options
 	server  *memory.Server
 	mode    []dsync.LockOption // of the locks
-	alone   []dsync.LockOption // of others who want them
+	alone   []dsync.LockOption // of other clients that want them
 }
 
 func (s *stage) client() (*dsync.Client, *memory.Driver) {
@@ -68,14 +68,14 @@ func (s *stage) unlock(leases ...*dsync.Lease) {
 	}
 }
 
-// close waits for what is reported behind the scenes.
+// close waits for reports of background work.
 func (s *stage) close(clients ...*dsync.Client) {
 	for _, c := range clients {
 		_ = c.Close(context.Background())
 	}
 }
 
-// play is what happens to locks while all goes well.
+// play makes locks go through their events while all goes well.
 func (s *stage) play() {
 	a, _ := s.client()
 	b, _ := s.client()
@@ -101,8 +101,7 @@ func (s *stage) play() {
 	s.lock(a, "orders/2") // ends with the client
 }
 
-// trouble is what happens to locks that get lost, where they are renewed one by
-// one.
+// trouble loses locks that are renewed one by one.
 func (s *stage) trouble() {
 	a, d := s.client()
 	b, _ := s.client()
@@ -115,7 +114,7 @@ func (s *stage) trouble() {
 	<-removed.Done()
 	silently := s.lock(a, "users/2")
 	s.server.Flush()
-	<-silently.Done() // a renewal tells
+	<-silently.Done() // a renewal notices
 	recovers := s.lock(a, "users/3")
 	d.Inject(memory.Fault{Kind: memory.CutOff, On: memory.Renewals, Times: 1})
 	time.Sleep(s.options.TTL)
@@ -137,7 +136,7 @@ func (s *stage) trouble() {
 	synctest.Wait()
 }
 
-// elections is the ends of a leader, and of candidates who are not elected.
+// elections ends a leader, and candidates that are not elected.
 func (s *stage) elections() {
 	a, _ := s.client()
 	b, _ := s.client()
@@ -178,7 +177,7 @@ func (s *stage) loseSession() {
 	<-l.Done()
 }
 
-// inPhases is a driver that is in one phase after the other.
+// inPhases is a driver that goes through phases.
 type inPhases struct {
 	*memory.Driver
 	tell func(phase string)

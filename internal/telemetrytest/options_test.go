@@ -27,14 +27,14 @@ import (
 	"github.com/go-dsync/dsync/internal/telemetrytest"
 )
 
-// observer collects what a client reports.
+// observer collects the telemetry of a client.
 type observer struct {
 	spans  *tracetest.InMemoryExporter
 	reader *sdkmetric.ManualReader
 	log    logBuffer
 }
 
-// logBuffer is a bytes.Buffer that may be read while it is written.
+// logBuffer is a bytes.Buffer that may be read during writes.
 type logBuffer struct {
 	mu   sync.Mutex
 	text bytes.Buffer
@@ -55,7 +55,7 @@ func (b *logBuffer) String() string {
 // observe sets the providers and the logger of o.
 func observe(o *dsync.Options) *observer { return observeFrom(o, slog.LevelInfo) }
 
-// observeFrom is observe with the log records from a level on.
+// observeFrom is like observe, with log records from a level on.
 func observeFrom(o *dsync.Options, level slog.Level) *observer {
 	ob := &observer{spans: tracetest.NewInMemoryExporter(), reader: sdkmetric.NewManualReader()}
 	o.TracerProvider = sdktrace.NewTracerProvider(sdktrace.WithSyncer(ob.spans))
@@ -81,7 +81,7 @@ func (ob *observer) points(t *testing.T) string {
 	return telemetrytest.RenderPoints(&all)
 }
 
-// all is everything that was reported.
+// all is all reported telemetry.
 func (ob *observer) all(t *testing.T) string {
 	return telemetrytest.RenderSpans(ob.spans.GetSpans()) + ob.points(t) + ob.log.String()
 }
@@ -89,7 +89,7 @@ func (ob *observer) all(t *testing.T) string {
 func TestTelemetryOfRenewalsThatRecover(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := &dsync.Options{TTL: 12 * time.Second}
-		early := o.TTL / 64 // as much a renewal may come before its time
+		early := o.TTL / 64 // how early a renewal may come
 		ob, d := observe(o), memory.New(nil)
 		c := newClient(t, d, o)
 		start := time.Now()
@@ -185,7 +185,8 @@ func TestTelemetryOfErrors(t *testing.T) {
 	}
 }
 
-// TestTelemetryLeavesOutTheCauseOfAContext is about what only the caller knows.
+// TestTelemetryLeavesOutTheCauseOfAContext covers causes that only the caller
+// knows.
 func TestTelemetryLeavesOutTheCauseOfAContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := &dsync.Options{}
@@ -205,8 +206,8 @@ func TestTelemetryLeavesOutTheCauseOfAContext(t *testing.T) {
 	})
 }
 
-// TestTelemetryOfALossThatUnlockFinds is about a lock of which nobody was told
-// that it is gone.
+// TestTelemetryOfALossThatUnlockFinds covers a lost lock whose loss was not
+// reported before Unlock.
 func TestTelemetryOfALossThatUnlockFinds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := &dsync.Options{}
@@ -263,7 +264,7 @@ func TestTelemetryOmitsNamesAndOwners(t *testing.T) {
 	}
 }
 
-// loser is a driver whose leases cannot be renewed, and that says why.
+// loser is a driver whose leases cannot be renewed and that reports the reason.
 type loser struct {
 	driver.Driver
 	says error
@@ -315,8 +316,9 @@ func TestTelemetryClass(t *testing.T) {
 	})
 }
 
-// TestTelemetryLinksToTheHolderThatMatters lets several calls go before one
-// that waits: it links to the first and to the longest.
+// TestTelemetryLinksToTheHolderThatMatters lets several calls overtake one that
+// waits. It links to the first holder and to the one that held the lock
+// longest.
 func TestTelemetryLinksToTheHolderThatMatters(t *testing.T) {
 	for name, clients := range map[string]int{"of the same client": 1, "of other clients": 4} {
 		t.Run(name, func(t *testing.T) {
@@ -356,7 +358,7 @@ func TestTelemetryLinksToTheHolderThatMatters(t *testing.T) {
 	}
 }
 
-// TestTelemetryNote is about what others can read of a holder.
+// TestTelemetryNote covers the note of a holder that others can read.
 func TestTelemetryNote(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, note := range []string{"", "host 7"} {
@@ -380,8 +382,8 @@ func TestTelemetryNote(t *testing.T) {
 	})
 }
 
-// TestTelemetryOfProvidersThatAreSetLater runs in a process of its own, since
-// global providers cannot be unset.
+// TestTelemetryOfProvidersThatAreSetLater runs in a new process, because global
+// providers cannot be unset.
 func TestTelemetryOfProvidersThatAreSetLater(t *testing.T) {
 	const variable = "DSYNC_TEST_GLOBAL_PROVIDERS"
 	if os.Getenv(variable) == "" {
@@ -413,7 +415,7 @@ func TestTelemetryOfProvidersThatAreSetLater(t *testing.T) {
 	}
 }
 
-// TestTelemetryHoldsUpNoRenewal has a log handler that hangs while locks are
+// TestTelemetryHoldsUpNoRenewal uses a log handler that hangs while locks are
 // renewed.
 func TestTelemetryHoldsUpNoRenewal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -448,8 +450,8 @@ func (h *hangingHandler) Handle(context.Context, slog.Record) error {
 	return nil
 }
 
-// TestTelemetryMayCallTheClient has a span processor and a log handler that use
-// the client whose locks they hear of.
+// TestTelemetryMayCallTheClient uses a span processor and a log handler that
+// call the client whose locks they report.
 func TestTelemetryMayCallTheClient(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var c *dsync.Client

@@ -17,13 +17,13 @@ import (
 	"github.com/go-dsync/dsync/drivers/memory"
 )
 
-// carriers are the two ways in which a backend is kept from ending the locks of
-// a client.
+// carriers are the two ways to keep a backend from ending the locks of a
+// client.
 func carriers() map[string]memory.Options {
 	return map[string]memory.Options{"renewed": {}, "sessions": {KeepsAlive: true}}
 }
 
-// records returns the lines of the log that have a text in them.
+// records returns the lines of the log that contain a text.
 func (ob *observer) records(text string) (lines []string) {
 	for line := range strings.Lines(ob.log.String()) {
 		if strings.Contains(line, text) {
@@ -33,7 +33,8 @@ func (ob *observer) records(text string) (lines []string) {
 	return lines
 }
 
-// wantRecords wants so many records with each text, and no others.
+// wantRecords expects the given number of records with each text, and no
+// others.
 func wantRecords(t *testing.T, ob *observer, want map[string]int) {
 	t.Helper()
 	all, wrong := 0, false
@@ -67,7 +68,7 @@ func (ob *observer) count(t *testing.T, metric string) (n int64) {
 	return n
 }
 
-// zeros returns the points of counters that are 0, in words.
+// zeros describes the points of counters that are 0.
 func (ob *observer) zeros(t *testing.T) map[string]bool {
 	t.Helper()
 	all := map[string]bool{}
@@ -93,7 +94,7 @@ func (ob *observer) sums(t *testing.T, f func(name string, p metricdata.DataPoin
 	}
 }
 
-// metrics returns what the metrics are now.
+// metrics returns the current metrics.
 func (ob *observer) metrics(t *testing.T) (metrics []metricdata.Metrics) {
 	t.Helper()
 	var all metricdata.ResourceMetrics
@@ -113,7 +114,7 @@ const (
 	lostMore = `level=ERROR msg="dsync: more locks lost"`
 )
 
-// TestOutageIsToldOnce has many locks lost in one outage.
+// TestOutageIsToldOnce loses many locks in one outage.
 func TestOutageIsToldOnce(t *testing.T) {
 	for name, o := range carriers() {
 		t.Run(name, func(t *testing.T) {
@@ -157,8 +158,8 @@ func TestOutageIsToldOnce(t *testing.T) {
 	}
 }
 
-// TestOutageIsSeenByThoseWhoWait has calls of Lock wait in an outage: for a
-// lock that another client holds, and for one that is free.
+// TestOutageIsSeenByThoseWhoWait makes calls of Lock wait in an outage, for a
+// lock that another client holds and for a free one.
 func TestOutageIsSeenByThoseWhoWait(t *testing.T) {
 	for _, held := range []bool{true, false} {
 		t.Run(fmt.Sprintf("held %t", held), func(t *testing.T) {
@@ -207,7 +208,8 @@ func TestOutageIsSeenByThoseWhoWait(t *testing.T) {
 	}
 }
 
-// TestOutageThatFlaps has the backend come and go, and then stay away.
+// TestOutageThatFlaps makes the backend go and return several times, and then
+// stay away.
 func TestOutageThatFlaps(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		opts := &dsync.Options{}
@@ -245,8 +247,8 @@ func TestOutageThatFlaps(t *testing.T) {
 	})
 }
 
-// TestOutageAtClose closes a client whose backend is out of reach: the rest is
-// told, and the client is in no state any more.
+// TestOutageAtClose closes a client whose backend is out of reach. The
+// remaining events are reported, and the client is in no state afterwards.
 func TestOutageAtClose(t *testing.T) {
 	for name, o := range carriers() {
 		t.Run(name, func(t *testing.T) {
@@ -285,8 +287,8 @@ func TestOutageAtClose(t *testing.T) {
 	}
 }
 
-// TestOutageOfATryLock is about callers who leave before they have an answer:
-// one of them who was patient has seen the outage.
+// TestOutageOfATryLock covers callers that leave before they have a response. A
+// patient one of them notices the outage.
 func TestOutageOfATryLock(t *testing.T) {
 	for patience, want := range map[time.Duration]int{100 * time.Millisecond: 0, 2 * time.Second: 1} {
 		synctest.Test(t, func(t *testing.T) {
@@ -306,7 +308,7 @@ func TestOutageOfATryLock(t *testing.T) {
 	}
 }
 
-// TestExpiryAsAsked tells the end of a lease that asked for it from a loss.
+// TestExpiryAsAsked distinguishes a requested end of a lease from a loss.
 func TestExpiryAsAsked(t *testing.T) {
 	const asked, lost = `level=DEBUG msg="dsync: lock expired as asked"`, lostOne
 	for _, test := range []struct {
@@ -364,7 +366,7 @@ func TestExpiryAsAsked(t *testing.T) {
 	}
 }
 
-// TestManyLossesAreSummedUp removes many locks at once, with the backend in
+// TestManyLossesAreSummedUp removes many locks at once while the backend is in
 // reach.
 func TestManyLossesAreSummedUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -394,7 +396,7 @@ func TestManyLossesAreSummedUp(t *testing.T) {
 	})
 }
 
-// TestCountersBeginWithZero looks for the points that an alert needs before
+// TestCountersBeginWithZero checks the points that an alert needs before
 // anything has happened.
 func TestCountersBeginWithZero(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -10,7 +10,7 @@ import (
 	"github.com/go-dsync/dsync/drivers/memory"
 )
 
-// inPhases is a driver that is in one phase after the other.
+// inPhases is a driver that goes through phases.
 type inPhases struct {
 	*memory.Driver
 	tell func(phase string)
@@ -21,8 +21,8 @@ func (d *inPhases) OnPhase(f func(phase string)) {
 	f("dual")
 }
 
-// TestPhaseOfAMigration: it is told at open and at each change, and the client
-// counts in the one that it is in.
+// TestPhaseOfAMigration checks that the phase is reported at open and at each
+// change, and that the client counts in its current phase.
 func TestPhaseOfAMigration(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := dsync.Options{}

@@ -14,9 +14,10 @@ import (
 	"github.com/go-dsync/dsync"
 )
 
-// RenderSpans returns spans as text: one a line, children indented, siblings by
-// their start. Links are shown as the name of the span and of the root above
-// it, and the texts of errors, in which backends differ, as a star.
+// RenderSpans returns spans as text, one per line, with children indented and
+// siblings ordered by their start. A link is shown as the name of the span and
+// of the root above it. The text of an error, which depends on the backend, is
+// shown as a star.
 func RenderSpans(stubs tracetest.SpanStubs) string {
 	tree := spanTree{byID: map[trace.SpanID]tracetest.SpanStub{}, children: map[trace.SpanID][]tracetest.SpanStub{}}
 	for _, s := range stubs {
@@ -45,7 +46,7 @@ func (t *spanTree) render(parent trace.SpanID, indent string) {
 		if c := a.StartTime.Compare(b.StartTime); c != 0 {
 			return c
 		}
-		return strings.Compare(a.Name, b.Name) // in fake time, much happens at once
+		return strings.Compare(a.Name, b.Name) // in fake time, many events coincide
 	})
 	for _, s := range spans {
 		fmt.Fprintf(&t.text, "%s%s%s", indent, s.Name, set(s.Attributes))
@@ -59,7 +60,7 @@ func (t *spanTree) render(parent trace.SpanID, indent string) {
 		last := ""
 		for _, event := range s.Events {
 			line := fmt.Sprintf("%s  ! %s%s\n", indent, event.Name, set(event.Attributes))
-			if line != last { // a renewal fails as often as there is time for it
+			if line != last { // the number of failed renewals depends on time
 				t.text.WriteString(line)
 			}
 			last = line
@@ -79,8 +80,8 @@ func (t *spanTree) path(c trace.SpanContext) string {
 	return s.Name
 }
 
-// RenderPoints returns the points of metrics as text, histograms as the number
-// of their values. Counters that have counted nothing are left out.
+// RenderPoints returns the points of metrics as text, with histograms as the
+// number of their values. Counters that have counted nothing are omitted.
 func RenderPoints(all *metricdata.ResourceMetrics) string {
 	var lines []string
 	add := func(m metricdata.Metrics, attributes attribute.Set, n any) {
@@ -94,7 +95,7 @@ func RenderPoints(all *metricdata.ResourceMetrics) string {
 					switch {
 					case data.IsMonotonic && p.Value == 0:
 					case m.Name == "dsync.renewals":
-						add(m, p.Attributes, "+") // as many as there was time for
+						add(m, p.Attributes, "+") // the number depends on time
 					default:
 						add(m, p.Attributes, p.Value)
 					}
@@ -128,13 +129,14 @@ func set(attributes []attribute.KeyValue) string {
 	return " {" + strings.Join(words, " ") + "}"
 }
 
-// expand puts what the backend and the leases say into the text of a scenario.
-// @backend, @name and @ttl stand for attributes, and @A for those of the lease
-// A. What depends on the backend is marked: " ->? " is a link that needs the
-// note of the holder; a line that begins with "renewed? " is there where the
-// root package renews, with "asked? " where only a renewal tells of a removed
-// lock, with "unreachable? " where a lock of which the backend is cut off is
-// lost for that. All clients are closed at the end.
+// expand inserts the values of the backend and the leases into the text of a
+// scenario. @backend, @name and @ttl stand for attributes, and @A for the
+// attributes of the lease A. Parts that depend on the backend are marked. " ->?
+// " is a link that requires the holder's note. A line that begins with
+// "renewed? " is present if the root package renews. A line with "asked? " is
+// present if only a renewal notices a removed lock. A line with "unreachable? "
+// is present if a lock is lost because its backend is cut off. All clients are
+// closed at the end.
 func (e *env) expand(text string) string {
 	var out []string
 	info := e.clients["first"].driver.Info()
@@ -168,7 +170,7 @@ func (e *env) expand(text string) string {
 	return strings.Join(out, "")
 }
 
-// losses are the causes of losses in words.
+// losses maps the causes of losses to words.
 var losses = map[string]string{
 	"removed": "removed", "session_ended": "session ended", "unreachable": "backend out of reach",
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// Scenarios is what is to be reported of what happens to a lock.
+// Scenarios are events of a lock with the expected telemetry.
 var Scenarios = []Scenario{
 	{Name: "free", run: free, spans: `
 first
@@ -265,7 +265,7 @@ func canceled(e *env) {
 func timedOut(e *env) {
 	e.lock(e.client("first"), "first", "A")
 	e.client("second")
-	ctx, cancel := context.WithTimeout(e.Context(), 3*time.Second+e.held) // time enough to be blocked
+	ctx, cancel := context.WithTimeout(e.Context(), 3*time.Second+e.held) // enough time to be blocked
 	defer cancel()
 	_, err := e.wait(ctx, e.client("second"), "second", func() {})
 	if !errors.Is(err, context.DeadlineExceeded) {
@@ -304,7 +304,7 @@ func readNested(e *env) {
 	nested(e, o, dsync.With(o, dsync.Read()), func() {})
 }
 
-// nested has one request lock twice, and do something else between the unlocks.
+// nested locks twice in one request, and does other work between the unlocks.
 func nested(e *env, outer, inner dsync.Locker, between func()) {
 	e.lock(outer, "first", "A")
 	pause(e.Context(), time.Millisecond) // spans are in the order of their start

@@ -1,6 +1,6 @@
-// Package telemetrytest checks what package dsync reports to OpenTelemetry, on
-// any backend: the exact tree of spans with their attributes, status, events
-// and links, and the exact points of the metrics.
+// Package telemetrytest checks the telemetry that package dsync reports to
+// OpenTelemetry, on any backend. It compares the exact tree of spans with their
+// attributes, status, events and links, and the exact points of the metrics.
 package telemetrytest
 
 import (
@@ -25,41 +25,40 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// Backend is what a test of a driver brings along.
+// Backend is the part of a test that a driver provides.
 type Backend struct {
-	// New returns another client of the backend, and a function that puts the
-	// backend out of its reach for good.
+	// New returns another client of the backend, and a function that
+	// permanently cuts the backend off from it.
 	New func(testing.TB) (d driver.Driver, cut func())
 
 	TTL   time.Duration
-	Notes bool // the backend keeps Request.Note of a holder, for others to see
+	Notes bool // the backend stores a holder's Request.Note for others to see
 
-	// CutOff is the cause of the loss of a lock that is held when the backend
-	// goes out of reach, and Forced that of one that is unlocked by force;
-	// empty if the one or the other cannot be.
+	// CutOff is the cause of loss of a lock that is held when the backend goes
+	// out of reach. Forced is the cause of loss of a lock that is unlocked by
+	// force. Either is empty if that cannot happen.
 	CutOff, Forced string
 
-	// EndSession ends the session that carries the locks of a driver. Nil if
-	// there is none.
+	// EndSession ends the session that carries the locks of a driver. It is nil
+	// if there is no session.
 	EndSession func(driver.Driver)
 
-	// Exact says that time is that of a bubble of testing/synctest, so that
+	// Exact means that time is fake, in a bubble of testing/synctest, so that
 	// durations are exact.
 	Exact bool
 }
 
-// Scenario is something that happens to a lock, and what is to be reported of
-// it.
+// Scenario is an event of a lock with the expected telemetry.
 type Scenario struct {
 	Name          string
-	needs         func(b *Backend, info driver.Info) bool // nil if it needs nothing
+	needs         func(b *Backend, info driver.Info) bool // nil if it has no requirements
 	run           func(e *env)
 	spans, points string // see expand
 }
 
-// Run lets the scenario happen on the backend, and compares. Where the answer
-// to who holds the lock takes part in it, the lock is held for longer and
-// longer until the answer came in time.
+// Run runs the scenario on the backend and compares the telemetry. If the
+// result depends on a response about the holder, Run holds the lock for longer
+// and longer until the response arrives in time.
 func (s *Scenario) Run(t *testing.T, b *Backend) {
 	t.Helper()
 	for held := 50 * time.Millisecond; ; held *= 2 {
@@ -83,7 +82,7 @@ func (s *Scenario) Run(t *testing.T, b *Backend) {
 	}
 }
 
-// env is where one scenario happens.
+// env is the environment of one scenario.
 type env struct {
 	testing.TB
 	backend  *Backend
@@ -96,7 +95,7 @@ type env struct {
 	requests map[string]*request
 	leases   map[string]*dsync.Lease
 	blocked  map[string]span // when a call was blocked, by its request
-	held     time.Duration   // how long a lock is held for which another call waits
+	held     time.Duration   // how long a lock is held while another call waits for it
 }
 
 type client struct {
@@ -125,7 +124,7 @@ func newEnv(t testing.TB, b *Backend, held time.Duration) *env {
 	return e
 }
 
-// client returns the client of that label.
+// client returns the client with the label.
 func (e *env) client(label string) *client {
 	if c := e.clients[label]; c != nil {
 		return c
@@ -140,7 +139,7 @@ func (e *env) client(label string) *client {
 	return e.clients[label]
 }
 
-// request returns the context of the request of that label, which lasts until
+// request returns the context of the request with the label, which lasts until
 // the end of the scenario.
 func (e *env) request(label string) context.Context {
 	r := e.requests[label]
@@ -152,7 +151,8 @@ func (e *env) request(label string) context.Context {
 	return r
 }
 
-// lock locks through a client, in a request, and calls the lease by a label.
+// lock locks through a client, in a request, and stores the lease under a
+// label.
 func (e *env) lock(l dsync.Locker, request, lease string, opts ...dsync.LockOption) {
 	e.Helper()
 	got, err := l.Lock(e.request(request), e.name, opts...)
@@ -162,8 +162,8 @@ func (e *env) lock(l dsync.Locker, request, lease string, opts ...dsync.LockOpti
 	e.leased(lease, got)
 }
 
-// leased calls a lease by a label. Its token is asked for while the lease
-// lasts: on some backends there is none afterwards.
+// leased stores a lease under a label. It reads the token while the lease
+// lasts, because on some backends there is none afterwards.
 func (e *env) leased(label string, l *dsync.Lease) {
 	_ = l.Token()
 	e.leases[label] = l
@@ -176,7 +176,7 @@ func (e *env) unlock(request, lease string) {
 	}
 }
 
-// wait lets a call wait until it has been blocked for some time, then calls
+// wait makes a call wait until it has been blocked for some time, then calls
 // release, and returns the outcome of the call.
 func (e *env) wait(ctx context.Context, l dsync.Locker, request string, release func()) (*dsync.Lease, error) {
 	e.Helper()
@@ -211,7 +211,7 @@ func pause(ctx context.Context, d time.Duration) {
 	}
 }
 
-// until waits for what no event tells of.
+// until polls for a condition that no event reports.
 func (e *env) until(what string, cond func() bool) {
 	e.Helper()
 	guard := time.Now().Add(time.Minute)
@@ -246,8 +246,8 @@ func (e *env) sum(metric string) (n int64) {
 	return n
 }
 
-// closeAndCollect ends clients and requests, so that all is reported, and
-// returns spans and points as text.
+// closeAndCollect ends clients and requests, so that everything is reported,
+// and returns spans and points as text.
 func (e *env) closeAndCollect() (spans, points string) {
 	e.close()
 	stubs := e.recorder.GetSpans()
@@ -266,8 +266,8 @@ func (e *env) closeAndCollect() (spans, points string) {
 	return RenderSpans(stubs), e.withoutLuck(RenderPoints(&all))
 }
 
-// withoutLuck leaves out renewals that succeeded, of which a slow machine sees
-// some, in time that is not exact.
+// withoutLuck removes successful renewals if time is not exact, because a slow
+// machine may have some.
 func (e *env) withoutLuck(points string) string {
 	var kept []string
 	for line := range strings.Lines(points) {
@@ -278,7 +278,7 @@ func (e *env) withoutLuck(points string) string {
 	return strings.Join(kept, "")
 }
 
-// close may be called more than once.
+// close may be called several times.
 func (e *env) close() {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()

@@ -14,8 +14,8 @@ import (
 	"time"
 )
 
-// Browser is a headless Chromium that shows one page. It speaks the DevTools
-// protocol: messages of JSON over two pipes, each with a zero byte at its end.
+// Browser is a headless Chromium that shows one page. It uses the DevTools
+// protocol: JSON messages over two pipes, each followed by a zero byte.
 type Browser struct {
 	tb      testing.TB
 	proc    *process
@@ -25,7 +25,7 @@ type Browser struct {
 	last    int
 }
 
-// Chromium shows the page of a URL, and returns when it is loaded.
+// Chromium opens the page of a URL and returns when it is loaded.
 func Chromium(tb testing.TB, url string) *Browser {
 	tb.Helper()
 	dir := memoryDir(tb)
@@ -38,7 +38,7 @@ func Chromium(tb testing.TB, url string) *Browser {
 	out, theirOut := pipe(tb)
 	cmd := exec.Command(need(tb, "chromium", "chromium"), "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
 		"--no-first-run", "--window-size=800,450", "--user-data-dir="+dir, "--remote-debugging-pipe")
-	cmd.ExtraFiles = []*os.File{theirIn, theirOut} // 3 and 4, as the flag wants it
+	cmd.ExtraFiles = []*os.File{theirIn, theirOut} // 3 and 4, as the flag requires
 	cmd.Stderr = log
 	proc, err := startProcess(cmd)
 	if err != nil {
@@ -65,8 +65,8 @@ func Chromium(tb testing.TB, url string) *Browser {
 	return b
 }
 
-// Await waits until an expression of JavaScript is true in the page, or in
-// another one that takes its place meanwhile.
+// Await waits until a JavaScript expression is true in the page, or in a page
+// that replaces it in the meantime.
 func (b *Browser) Await(expression string) {
 	b.tb.Helper()
 	expression = `new Promise(done => { const look = () => ` + expression + ` ? done("") : setTimeout(look, 10); look() })`
@@ -81,7 +81,7 @@ func (b *Browser) Await(expression string) {
 	}
 }
 
-// Text returns the text that the page shows.
+// Text returns the visible text of the page.
 func (b *Browser) Text() string {
 	b.tb.Helper()
 	return b.eval("document.body.innerText")
@@ -123,7 +123,7 @@ func (b *Browser) Screenshot() []byte {
 	return png
 }
 
-// devMessage is an answer, or an event.
+// devMessage is a response or an event.
 type devMessage struct {
 	ID     int
 	Method string // of an event
@@ -137,7 +137,7 @@ func (b *Browser) Phone() {
 	b.call("Emulation.setDeviceMetricsOverride", map[string]any{"width": 360, "height": 740, "deviceScaleFactor": 1, "mobile": true}, nil)
 }
 
-// call sends a request, and waits for its answer.
+// call sends a request and waits for its response.
 func (b *Browser) call(method string, params map[string]any, result any) {
 	b.tb.Helper()
 	if err := b.try(method, params, result); err != nil {
@@ -191,8 +191,8 @@ func (b *Browser) read() (m devMessage, err error) {
 	return m, json.Unmarshal(text[:len(text)-1], &m)
 }
 
-// close lets the browser end by itself, with all of its processes, and returns
-// when it has.
+// close asks the browser to end, with all of its processes, and returns when it
+// has ended.
 func (b *Browser) close() {
 	b.session = ""
 	if err := b.try("Browser.close", nil, nil); err == nil {

@@ -30,10 +30,10 @@ type EtcdServer struct {
 	http *http.Client
 }
 
-// etcdRelease is which etcd to start.
+// etcdRelease is an etcd version to start.
 type etcdRelease struct {
 	server, ctl string
-	fast        []string // arguments that save time where the data need not survive the machine
+	fast        []string // arguments that save time if the data need not survive the machine
 }
 
 func currentEtcd(tb testing.TB) etcdRelease {
@@ -47,25 +47,24 @@ func packagedEtcd(tb testing.TB) etcdRelease {
 }
 
 // Etcd starts an etcd of the current version, built from its Go module. It
-// elects a leader, and counts leases, twice as fast as one with the default
-// settings, so that the shortest lease lasts a second. It takes args as etcd
-// does, and they win over the defaults.
+// elects leaders and measures leases twice as fast as with the default
+// settings, so that the shortest lease lasts a second. Args are passed to etcd
+// and override the defaults.
 func Etcd(tb testing.TB, args ...string) *EtcdServer {
 	tb.Helper()
 	return startEtcd(tb, loopback, currentEtcd(tb), nil, args)
 }
 
-// PackagedEtcd is Etcd with the version that the operating system's package
-// etcd-server has. Where that is not installed, the test is skipped, or fails
+// PackagedEtcd is Etcd with the version of the operating system's package
+// etcd-server. If the package is not installed, the test is skipped, or fails
 // if CI is set.
 func PackagedEtcd(tb testing.TB, args ...string) *EtcdServer {
 	tb.Helper()
 	return startEtcd(tb, loopback, packagedEtcd(tb), nil, args)
 }
 
-// EtcdTLS is Etcd with a server that listens with TLS only, with the server
-// certificate of certs, and asks clients for a certificate of the same
-// authority.
+// EtcdTLS is Etcd with a server that only listens with TLS. It uses the server
+// certificate of certs, and requires client certificates of the same authority.
 func EtcdTLS(tb testing.TB, certs *Certificates, args ...string) *EtcdServer {
 	tb.Helper()
 	return startEtcd(tb, loopback, currentEtcd(tb), certs.Client, append([]string{
@@ -81,7 +80,7 @@ func startEtcd(tb testing.TB, at host, release etcdRelease, tlsConfig *tls.Confi
 	return s
 }
 
-// EtcdCluster starts a cluster of n servers of the current version, and returns
+// EtcdCluster starts a cluster of n servers of the current version and returns
 // when all of them know a leader.
 func EtcdCluster(tb testing.TB, n int, args ...string) []*EtcdServer {
 	tb.Helper()
@@ -129,7 +128,7 @@ func etcdCluster(tb testing.TB, hosts []host, args []string) []*EtcdServer {
 	return servers
 }
 
-// newEtcd makes a server that is not yet started.
+// newEtcd makes a server without starting it.
 func newEtcd(tb testing.TB, at host, release etcdRelease, name string, peerPort int, tlsConfig *tls.Config, args []string) *EtcdServer {
 	tb.Helper()
 	dir, port := memoryDir(tb), freePort(tb)
@@ -162,8 +161,8 @@ func newEtcd(tb testing.TB, at host, release etcdRelease, name string, peerPort 
 	return s
 }
 
-// memoryDir returns a temporary directory, in memory where the system has one
-// for that: not every release can do without fsync.
+// memoryDir returns a temporary directory, in memory if the system supports
+// that, because not every release can skip fsync.
 func memoryDir(tb testing.TB) string {
 	tb.Helper()
 	dir, err := serverDir(tb, "/dev/shm", "dsync-memory-")
@@ -173,7 +172,8 @@ func memoryDir(tb testing.TB) string {
 	return dir
 }
 
-// healthy asks once whether the server has a leader and answers requests.
+// healthy makes one attempt to check whether the server has a leader and
+// answers requests.
 func (s *EtcdServer) healthy(ctx context.Context) error {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, s.url+"/health", nil)
 	if err != nil {
@@ -194,10 +194,10 @@ func (s *EtcdServer) healthy(ctx context.Context) error {
 	return nil
 }
 
-// Requests returns how many requests of each kind ("Txn", "DeleteRange") the
-// server has handled since it started, and as "ranges" how many times it has
-// read keys, also for the conditions and parts of transactions. A stream counts
-// once it has ended.
+// Requests returns the number of requests of each kind ("Txn", "DeleteRange")
+// that the server has handled since it started. The kind "ranges" counts reads
+// of keys, including reads in conditions and parts of transactions. A stream
+// counts once it has ended.
 func (s *EtcdServer) Requests() map[string]int64 {
 	s.tb.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), hangGuard)
@@ -234,21 +234,21 @@ func (s *EtcdServer) Requests() map[string]int64 {
 	return counts
 }
 
-// etcdModule is the directory, below the root of this module, of the module
-// that names the version of the current etcd.
+// etcdModule is the directory, relative to the root of this module, of the
+// module that specifies the version of the current etcd.
 const etcdModule = "test/etcdserver"
 
-// buildGuard bounds the build of a server from source. It is no expectation of
-// how long that takes.
+// buildGuard bounds the build of a server from source. It does not predict how
+// long a build takes.
 const buildGuard = 10 * time.Minute
 
-// built has the outcome of building each binary in this process.
+// built caches the outcome of each build in this process.
 var built sync.Map // package path to func() (string, error)
 
-// etcdBinary returns the path of the current etcd server, and etcdctlBinary
-// that of the command line client that belongs to it. They are built from the
-// Go module once a version, into the user's cache directory. Where that cannot
-// be done, the test fails if CI is set, and is skipped otherwise.
+// etcdBinary returns the path of the current etcd server, and etcdctlBinary the
+// path of the command line client that belongs to it. They are built from the
+// Go module once per version, into the user's cache directory. If they cannot
+// be built, the test fails if CI is set, and is skipped otherwise.
 func etcdBinary(tb testing.TB) string {
 	tb.Helper()
 	return builtBinary(tb, "go.etcd.io/etcd/server/v3", "etcd")
@@ -302,7 +302,7 @@ func buildBinary(pkg, name string) (string, error) {
 	if _, err := goCommand(ctx, dir, "build", "-o", filepath.Join(scratch, name), pkg); err != nil {
 		return "", err
 	}
-	// whoever builds at the same time gets the same
+	// A concurrent build produces the same file.
 	return path, os.Rename(filepath.Join(scratch, name), path)
 }
 

@@ -22,15 +22,15 @@ import (
 //go:embed preload/clock.c
 var clockShim []byte
 
-// Clock is the wall clock of a server, which can jump. Its other clocks go on
-// as they do.
+// Clock is the wall clock of a server, which can jump. The server's other
+// clocks are not affected.
 type Clock struct {
 	tb   testing.TB
 	file *os.File
 }
 
-// Set puts the clock off the true time by d, from one instant to the next. It
-// stays so when the server is started again.
+// Set makes the clock jump to an offset of d from the true time. The offset
+// persists when the server is restarted.
 func (c *Clock) Set(d time.Duration) {
 	c.tb.Helper()
 	if _, err := c.file.WriteAt(binary.NativeEndian.AppendUint64(nil, uint64(d)), 0); err != nil {
@@ -38,9 +38,10 @@ func (c *Clock) Set(d time.Duration) {
 	}
 }
 
-// newClock makes a clock for a server, and the beginning of the command line of
-// one that goes by it. What the server needs for that is in dir. It takes a C
-// compiler; where there is none, the test is skipped, or fails if CI is set.
+// newClock makes a clock for a server, and returns the start of the command
+// line of a server that uses it. The files that the server needs are in dir.
+// newClock requires a C compiler. Without one the test is skipped, or fails if
+// CI is set.
 func newClock(tb testing.TB, dir string) (c *Clock, program []string) {
 	tb.Helper()
 	source, shim := filepath.Join(dir, "clock.c"), filepath.Join(dir, "clock.so")
@@ -77,10 +78,11 @@ func PostgresClock(tb testing.TB, settings ...string) (*PostgresServer, *Clock) 
 	return s, c
 }
 
-// Front forwards connections to a server under another address, on a host such
-// as 127.0.0.2, and returns that address. With certs it speaks TLS to clients,
-// has the server certificate of certs, and asks for a client certificate of the
-// same authority: for servers that do not speak TLS themselves.
+// Front forwards connections to a server from another address, on a host such
+// as 127.0.0.2, and returns that address. If certs is set, Front speaks TLS to
+// clients with the server certificate of certs, and requires a client
+// certificate of the same authority. It is for servers without TLS of their
+// own.
 func Front(tb testing.TB, host, target string, certs *Certificates) (addr string) {
 	tb.Helper()
 	listener, err := net.Listen("tcp", net.JoinHostPort(host, "0"))
@@ -115,7 +117,7 @@ func (c *Certificates) server(tb testing.TB) *tls.Config {
 }
 
 // Wire returns a network to the server at target (host:port) that can be
-// disturbed until the test ends, and the address that leads over it.
+// disturbed until the test ends, and the address that leads through it.
 func Wire(tb testing.TB, target string) (w *wire.Wire, addr string) {
 	tb.Helper()
 	w = new(wire.Wire)
@@ -127,10 +129,9 @@ func Wire(tb testing.TB, target string) (w *wire.Wire, addr string) {
 	return w, addr
 }
 
-// HostileRedis starts a server that speaks the Redis protocol and looks like a
-// sound one, but whose answers to all that matters are those that data
-// describes: well formed, and of any kind. When data is at its end it answers
-// 0. It returns the address.
+// HostileRedis starts a server that speaks the Redis protocol and looks sound,
+// but takes its important responses from data. They are well formed and of any
+// type. At the end of data it responds with 0. It returns the address.
 func HostileRedis(tb testing.TB, data []byte) string {
 	tb.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -229,8 +230,7 @@ func (h *hostile) answer(words []string) string {
 	return value.String()
 }
 
-// writeValue writes the value that data begins to describe, and returns what
-// follows.
+// writeValue writes the value at the beginning of data and returns the rest.
 func writeValue(w *strings.Builder, data []byte, depth int) []byte {
 	if len(data) == 0 {
 		w.WriteString(":0\r\n")

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// reflector serves what it is sent.
+// reflector echoes the data that it receives.
 func reflector(t *testing.T) (addr string) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -25,26 +25,25 @@ import (
 	"time"
 )
 
-// host is where a server runs.
+// host is the machine that a server runs on.
 type host struct {
 	ip    string
-	enter []string // the beginning of the command line of each server
+	enter []string // the start of the command line of each server
 }
 
 // loopback is the host of all servers that are not on [Hosts].
 var loopback = host{ip: "127.0.0.1"}
 
-// command is the command line of a server on the host.
+// command returns the command line of a server on the host.
 func (h host) command(argv ...string) []string {
 	return append(h.enter[:len(h.enter):len(h.enter)], argv...)
 }
 
-// Hosts are machines of their own for servers: each has an address, which the
-// test reaches, and links to the others that can go silent. A host is a network
-// namespace that lives as long as a process in it, and one more namespace is
-// the switch between them; the kernel ends all of them with the test binary.
-// The methods may be called concurrently, and fail the test when they cannot do
-// what they say.
+// Hosts are separate machines for servers. Each has an address that the test
+// can reach, and links to the others that can go silent. A host is a network
+// namespace that exists as long as a process in it. One more namespace is the
+// switch between them. The kernel ends all of them with the test binary. The
+// methods may be called concurrently, and fail the test on errors.
 type Hosts struct {
 	tb    testing.TB
 	hosts []host
@@ -53,15 +52,16 @@ type Hosts struct {
 	silent map[[2]int]bool // by the numbers of the sender and the receiver
 }
 
-// The networks of Hosts are parts of 198.18.0.0/15, which is set aside for
-// tests of networks. Each has 16 addresses.
+// The networks of Hosts are parts of 198.18.0.0/15, which is reserved for tests
+// of networks. Each has 16 addresses.
 const (
 	networks    = 1 << 17 / 16
-	mostOfHosts = 13 // 16 without the first, the last, and the one of the test
+	mostOfHosts = 13 // 16 without the first, the last, and the address of the test
 )
 
-// NewHosts makes n hosts, numbered from 0. It takes Linux, root and the program
-// ip; where one of them is missing, the test is skipped, or fails if CI is set.
+// NewHosts makes n hosts, numbered from 0. It requires Linux, root and the
+// program ip. If one of them is missing, the test is skipped, or fails if CI is
+// set.
 func NewHosts(tb testing.TB, n int) *Hosts {
 	tb.Helper()
 	switch {
@@ -74,7 +74,7 @@ func NewHosts(tb testing.TB, n int) *Hosts {
 	h := &Hosts{tb: tb, silent: make(map[[2]int]bool)}
 	center := newNetwork(tb)
 	link, network := joinNetwork(tb, ip, center)
-	// the end of the namespaces would, a little later
+	// The end of the namespaces would do the same a little later.
 	tb.Cleanup(func() { _ = exec.Command(ip, "link", "delete", link).Run() })
 	enter := func(pid int) []string { return []string{nsenter, fmt.Sprintf("--net=/proc/%d/ns/net", pid)} }
 
@@ -104,9 +104,9 @@ func NewHosts(tb testing.TB, n int) *Hosts {
 	return h
 }
 
-// Silence lets nothing arrive any more that a host sends to another one, over
-// connections that there are and over new ones, without an error for either.
-// What the other one sends goes on to arrive.
+// Silence drops everything that one host sends to another, over existing and
+// new connections, without an error on either side. The opposite direction
+// still works.
 func (h *Hosts) Silence(from, to int) {
 	h.tb.Helper()
 	h.mu.Lock()
@@ -115,7 +115,7 @@ func (h *Hosts) Silence(from, to int) {
 	h.direct(from, to, nowhere)
 }
 
-// Of is the number of the host that has an address, which may end with a port.
+// Of returns the number of the host with an address, which may end with a port.
 func (h *Hosts) Of(addr string) int {
 	h.tb.Helper()
 	ip, _, _ := strings.Cut(addr, ":")
@@ -126,8 +126,8 @@ func (h *Hosts) Of(addr string) int {
 	return i
 }
 
-// Reaches reports whether a connection from a host to an address is made soon,
-// which takes both directions.
+// Reaches reports whether a connection from a host to an address succeeds soon.
+// It needs both directions.
 func (h *Hosts) Reaches(from int, addr string) bool {
 	h.tb.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 300*time.Millisecond)
@@ -136,7 +136,7 @@ func (h *Hosts) Reaches(from int, addr string) bool {
 	return exec.CommandContext(ctx, argv[0], argv[1:]...).Run() == nil
 }
 
-// Heal ends all silence. What was sent meanwhile arrives when it is sent again.
+// Heal ends all silence. Dropped data arrives when it is retransmitted.
 func (h *Hosts) Heal() {
 	h.tb.Helper()
 	h.mu.Lock()
@@ -147,7 +147,7 @@ func (h *Hosts) Heal() {
 	}
 }
 
-// direct lets a host send what is for another one to a hardware address.
+// direct makes a host send packets for another host to a hardware address.
 func (h *Hosts) direct(from, to int, lladdr string) {
 	h.tb.Helper()
 	batch(h.tb, h.hosts[from].command("ip"), neighbor(h.hosts[to].ip, lladdr))
@@ -156,16 +156,19 @@ func (h *Hosts) direct(from, to int, lladdr string) {
 // nowhere is a hardware address that no host has.
 const nowhere = "02:00:00:00:00:ff"
 
-// hardware is the hardware address of a host, or, one further, of the test.
+// hardware returns the hardware address of a host, or of the test for the
+// number after the last host.
 func hardware(i int) string { return fmt.Sprintf("02:00:00:00:01:%02x", i) }
 
-// neighbor tells a host where another one is. So the kernel never asks, and
-// silence one way does not keep answers from the other.
+// neighbor sets a host's entry for another host's hardware address. The kernel
+// then never queries it, so silence in one direction does not block responses
+// in the other.
 func neighbor(ip, lladdr string) string {
 	return "neighbor replace " + ip + " lladdr " + lladdr + " dev eth0 nud permanent"
 }
 
-// newNetwork makes a network namespace, and returns the process that keeps it.
+// newNetwork makes a network namespace and returns the process that keeps it
+// alive.
 func newNetwork(tb testing.TB) (pid int) {
 	tb.Helper()
 	keeper := exec.Command("sleep", "infinity")
@@ -178,9 +181,9 @@ func newNetwork(tb testing.TB) (pid int) {
 	return keeper.Process.Pid
 }
 
-// joinNetwork makes a link between the test and a namespace, and returns the
-// name of its end here, and the number of a network that nobody else on this
-// machine has, for as long as there is a link of this name.
+// joinNetwork links the test to a namespace. It returns the name of the local
+// end and the number of a network. No other process on this machine has that
+// network as long as a link with this name exists.
 func joinNetwork(tb testing.TB, ip string, pid int) (link string, network int) {
 	tb.Helper()
 	for {
@@ -196,7 +199,7 @@ func joinNetwork(tb testing.TB, ip string, pid int) (link string, network int) {
 	}
 }
 
-// batch lets the program ip carry out commands.
+// batch runs commands with the program ip.
 func batch(tb testing.TB, ip []string, commands ...string) {
 	tb.Helper()
 	cmd := exec.Command(ip[0], append(ip[1:], "-batch", "-")...)
@@ -206,9 +209,9 @@ func batch(tb testing.TB, ip []string, commands ...string) {
 	}
 }
 
-// Certificates is a certificate authority, and one certificate for servers on
-// 127.0.0.1 and localhost and one for clients that it signed. The files are
-// PEM.
+// Certificates is a certificate authority with two certificates that it signed:
+// one for servers on 127.0.0.1 and localhost, and one for clients. The files
+// are PEM.
 type Certificates struct {
 	CAFile                        string
 	ServerCertFile, ServerKeyFile string
@@ -219,8 +222,8 @@ type Certificates struct {
 }
 
 // NewCertificates makes certificates in a temporary directory. Each call makes
-// an authority of its own, so that those of one call are strangers to those of
-// another.
+// its own authority, so certificates of different calls do not trust each
+// other.
 func NewCertificates(tb testing.TB) *Certificates {
 	tb.Helper()
 	dir := tb.TempDir()

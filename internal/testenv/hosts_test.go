@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// TestSilence lets each of three hosts send datagrams to the others all the
-// time, and looks at who hears whom.
+// TestSilence lets each of three hosts continuously send datagrams to the
+// others, and checks which of them arrive.
 func TestSilence(t *testing.T) {
 	h := NewHosts(t, 3)
 	addrs := make([]string, 3)
@@ -39,7 +39,7 @@ func TestSilence(t *testing.T) {
 			h.Silence(l.from, l.to)
 		}
 		before := make(map[link]int)
-		for range 2 { // what was under way arrives in the first round
+		for range 2 { // packets in flight arrive in the first round
 			for _, l := range all {
 				before[l] = heard(l.from, l.to)
 			}
@@ -57,8 +57,8 @@ func TestSilence(t *testing.T) {
 	}
 }
 
-// beacon sends datagrams to others, and says for each line, which is an
-// address, how many came from there.
+// beacon sends datagrams to others. For each input line, which is an address,
+// it writes how many datagrams came from there.
 func beacon() {
 	addrs := strings.Fields(os.Getenv("DSYNC_TEST_BEACON")) // its own first
 	socket, err := net.ListenPacket("udp4", addrs[0])
@@ -67,7 +67,7 @@ func beacon() {
 	}
 	var mu sync.Mutex
 	count := make(map[string]int)
-	go func() { // ends with the process, as the next one
+	go func() { // ends with the process, like the next one
 		for buffer := make([]byte, 1); ; {
 			if _, from, err := socket.ReadFrom(buffer); err == nil {
 				mu.Lock()
@@ -92,8 +92,8 @@ func beacon() {
 	}
 }
 
-// TestHostsEnd looks at what is left of hosts and a server on one of them,
-// frozen, after their test, and after the end of its process.
+// TestHostsEnd checks for remains of hosts and a frozen server on one of them,
+// after their test and after the end of its process.
 func TestHostsEnd(t *testing.T) {
 	var s *RedisServer
 	var link string
@@ -142,7 +142,7 @@ func hostsRole() {
 	select {}
 }
 
-// linkTo is the name of the device whose network has an address.
+// linkTo returns the name of the device whose network contains an address.
 func linkTo(tb testing.TB, addr string) string {
 	host, _, _ := net.SplitHostPort(addr)
 	all, err := net.Interfaces()
@@ -150,7 +150,7 @@ func linkTo(tb testing.TB, addr string) string {
 		tb.Fatal(err)
 	}
 	for _, device := range all {
-		networks, _ := device.Addrs() // without any for one that is just going away
+		networks, _ := device.Addrs() // none for a device that is being removed
 		for _, network := range networks {
 			if n, ok := network.(*net.IPNet); ok && strings.HasPrefix(device.Name, "dsync") && n.Contains(net.ParseIP(host)) {
 				return device.Name

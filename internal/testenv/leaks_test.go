@@ -9,9 +9,9 @@ import (
 
 func stayBehind(end <-chan struct{}) { <-end }
 
-// leaks is a process with no goroutines but its own. It says how many are seen:
-// before it starts one, while that runs, if that may stay, and after it has
-// ended a little late.
+// leaks is a process with no goroutines but its own. It prints the number of
+// leaks before it starts a goroutine, while that is running, the same with an
+// exception for it, and after it has ended with a small delay.
 func leaks() {
 	seen := func(atMost time.Duration, except ...string) { fmt.Println(len(awaitGoroutines(except, atMost))) }
 	seen(leakGuard)

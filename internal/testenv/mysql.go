@@ -9,19 +9,19 @@ import (
 	"testing"
 )
 
-// MySQLServer is a private MariaDB, which speaks the protocol of MySQL. It lets
-// everybody in, and has no databases but those of its own.
+// MySQLServer is a private MariaDB, which speaks the MySQL protocol. It accepts
+// all users and has no databases except its system databases.
 type MySQLServer struct{ Server }
 
 // MySQL starts a MariaDB server with the given settings, as in
 // "innodb-lock-wait-timeout=5". It does not wait for its disk unless a setting
-// says otherwise. Where MariaDB is not installed, the test is skipped, or fails
-// if CI is set.
+// enables that. If MariaDB is not installed, the test is skipped, or fails if
+// CI is set.
 func MySQL(tb testing.TB, settings ...string) *MySQLServer {
 	tb.Helper()
 	binary := need(tb, "mariadbd", "mariadb-server-core")
 	account := serverAccount(tb)
-	dir := account.tempDir(tb) // with a short path, since the path of a socket has to be short
+	dir := account.tempDir(tb) // with a short path, because the path of a socket has to be short
 	port := freePort(tb)
 	argv := account.command(binary, "--no-defaults", "--datadir="+dir, "--socket="+filepath.Join(dir, "socket"))
 	defaults := []string{
@@ -45,8 +45,7 @@ func MySQL(tb testing.TB, settings ...string) *MySQLServer {
 	return s
 }
 
-// ping waits for the greeting that the server begins with: a packet of version
-// 10 of the protocol.
+// ping waits for the server's greeting: a packet of version 10 of the protocol.
 func (s *MySQLServer) ping(ctx context.Context) error {
 	conn, err := dial(ctx, s.Addr)
 	if err != nil {

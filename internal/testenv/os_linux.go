@@ -23,8 +23,8 @@ func attr(cmd *exec.Cmd) *syscall.SysProcAttr {
 	return cmd.SysProcAttr
 }
 
-// waitStopped returns when all threads of a child that was sent SIGSTOP stand
-// still, or when the child is gone.
+// waitStopped returns when all threads of a child that received SIGSTOP have
+// stopped, or when the child is gone.
 func waitStopped(pid int) error {
 	const idPID = 1
 	for {
@@ -46,11 +46,10 @@ func inMemory(dir string) bool {
 	return syscall.Statfs(dir, &fs) == nil && fs.Type == tmpfs
 }
 
-// freePort returns a loopback port that belongs to the test until it ends. A
-// socket that is bound and does not listen keeps the kernel from giving the
-// port to anybody else, also while the server is down, and lets through those
-// who ask for this port by number and allow the reuse of addresses, as servers
-// do.
+// freePort returns a loopback port that belongs to the test until it ends. It
+// binds a socket without listening, so that the kernel does not give the port
+// to another process, even while the server is down. Servers can still use the
+// port because they request it by number and allow the reuse of addresses.
 func freePort(tb testing.TB) int {
 	tb.Helper()
 	port, err := bind(tb, 0)
@@ -60,7 +59,8 @@ func freePort(tb testing.TB) int {
 	return port
 }
 
-// bind reserves a loopback port until the end of the test; 0 stands for any.
+// bind reserves a loopback port until the end of the test. Port 0 means any
+// port.
 func bind(tb testing.TB, port int) (int, error) {
 	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -80,10 +80,9 @@ func bind(tb testing.TB, port int) (int, error) {
 	return addr.(*syscall.SockaddrInet4).Port, nil
 }
 
-// Terminal makes a pseudo-terminal the standard input and the standard error of
-// a command, which it starts, with a session of its own. It returns what the
-// user types and sees; reading fails when the command and its children have
-// ended.
+// Terminal starts a command in its own session, with a pseudo-terminal as
+// standard input and standard error. It returns the user's side of the
+// terminal. Reading fails when the command and its children have ended.
 func Terminal(tb testing.TB, cmd *exec.Cmd) *os.File {
 	tb.Helper()
 	user, err := os.OpenFile("/dev/ptmx", os.O_RDWR|syscall.O_NOCTTY, 0)

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// EndWithUs has nothing to ask for: only Linux ties a child's life to ours.
-// Elsewhere the cleanup of the test ends it.
+// EndWithUs does nothing: only Linux ties a child's life to ours. Elsewhere the
+// cleanup of the test ends it.
 func EndWithUs(*exec.Cmd) {}
 
 // ownNetwork is never called: only Linux has network namespaces.
@@ -19,7 +19,8 @@ func ownNetwork(*exec.Cmd) {}
 // signal.
 func waitStopped(int) error { return nil }
 
-// inMemory does not know of file systems without a disk.
+// inMemory always returns false: file systems without a disk are not recognized
+// here.
 func inMemory(string) bool { return false }
 
 // freePort returns a loopback port that was free a moment ago.
@@ -32,7 +33,7 @@ func freePort(tb testing.TB) int {
 	return port
 }
 
-// bind finds out whether a loopback port is free; 0 stands for any.
+// bind checks whether a loopback port is free. Port 0 means any port.
 func bind(_ testing.TB, port int) (int, error) {
 	l, err := net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: port})
 	if err != nil {

@@ -7,8 +7,7 @@ import (
 	"syscall"
 )
 
-// Tests need no servers on Windows, where they can be compiled, and those that
-// do fail.
+// Tests that need servers compile on Windows, but fail there.
 
 const sigStop, sigCont = syscall.Signal(19), syscall.Signal(18)
 

@@ -25,8 +25,8 @@ func TestSkips(t *testing.T)   { t.Skip("there is no server") }
 func TestOutcome(t *testing.T) { if FAILS { t.Error("what is wrong") } }
 `
 
-// TestScriptForTests runs the script behind `make test`. The password is in
-// the log of a test that passes, in a line that go test splits.
+// TestScriptForTests runs the script behind `make test`. The password is in the
+// log of a passing test, in a line that go test splits.
 func TestScriptForTests(t *testing.T) {
 	script, err := filepath.Abs("../../.ci/test")
 	if err != nil {
@@ -67,11 +67,11 @@ func TestScriptForTests(t *testing.T) {
 	}
 }
 
-// literalPassword finds URLs with a literal password. A password that is put
-// in by + or %s comes from testenv.
+// literalPassword finds URLs with a literal password. A password inserted by +
+// or %s comes from testenv.
 var literalPassword = regexp.MustCompile(`://[^/@"'` + "`" + ` ]*:([^/@"'` + "`" + ` ]{2,})@`)
 
-// exempt lists tests of URLs, which look for passwords of their own.
+// exempt lists tests of URLs that search for passwords of their own.
 var exempt = []string{"driver/url_test.go", "internal/testenv/password_test.go"}
 
 // TestNoPasswordIsWrittenOut checks the sources, because the script could not

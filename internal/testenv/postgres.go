@@ -19,8 +19,8 @@ import (
 	"testing"
 )
 
-// PostgresServer is a private PostgreSQL. Its superuser is "postgres", who
-// needs no password; members of the role "secret" need one over TCP.
+// PostgresServer is a private PostgreSQL. Its superuser "postgres" needs no
+// password. Members of the role "secret" need one over TCP.
 type PostgresServer struct {
 	Server
 
@@ -33,8 +33,8 @@ type PostgresServer struct {
 
 // Postgres starts a PostgreSQL server with the given settings, as in
 // "max_connections=20". It does not wait for its disk (fsync=off) unless a
-// setting says otherwise. Where PostgreSQL is not installed, the test is
-// skipped, or fails if CI is set.
+// setting enables that. If PostgreSQL is not installed, the test is skipped, or
+// fails if CI is set.
 func Postgres(tb testing.TB, settings ...string) *PostgresServer {
 	tb.Helper()
 	s := newPostgres(tb, settings)
@@ -42,8 +42,8 @@ func Postgres(tb testing.TB, settings ...string) *PostgresServer {
 	return s
 }
 
-// PostgresTLS is Postgres with a server that speaks TLS too, with the server
-// certificate of certs. Members of the role "certified" need TLS, and a client
+// PostgresTLS is Postgres with a server that also supports TLS, with the server
+// certificate of certs. Members of the role "certified" need TLS and a client
 // certificate of the same authority.
 func PostgresTLS(tb testing.TB, certs *Certificates, settings ...string) *PostgresServer {
 	tb.Helper()
@@ -92,7 +92,7 @@ func newPostgres(tb testing.TB, settings []string) *PostgresServer {
 	return preparePostgres(tb, dir, data, settings)
 }
 
-// preparePostgres makes a server that is not yet started.
+// preparePostgres makes a server without starting it.
 func preparePostgres(tb testing.TB, dir, data string, settings []string) *PostgresServer {
 	tb.Helper()
 	port := freePort(tb)
@@ -100,8 +100,8 @@ func preparePostgres(tb testing.TB, dir, data string, settings []string) *Postgr
 	defaults := []string{
 		"listen_addresses=127.0.0.1", "port=" + strconv.Itoa(port), "unix_socket_directories=" + dir,
 		"fsync=off", "full_page_writes=off", "max_connections=500", "autovacuum=off", "shared_buffers=16MB",
-		// files in the data directory, and not in /dev/shm, where a kill would
-		// leave them
+		// Use files in the data directory and not in /dev/shm, where a kill
+		// would leave them.
 		"dynamic_shared_memory_type=mmap",
 	}
 	for _, setting := range append(defaults, settings...) {
@@ -122,7 +122,7 @@ func preparePostgres(tb testing.TB, dir, data string, settings []string) *Postgr
 func (s *PostgresServer) launchPostgres() {
 	s.tb.Helper()
 	s.launch()
-	s.tb.Cleanup(s.Kill) // before the one of launch, which knows one process only
+	s.tb.Cleanup(s.Kill) // before the cleanup of launch, which knows one process only
 }
 
 // URL returns a connection string: scheme://postgres@host:port/postgres.
@@ -130,12 +130,12 @@ func (s *PostgresServer) URL(scheme string) string {
 	return fmt.Sprintf("%s://postgres@%s/postgres", scheme, s.Addr)
 }
 
-// Kill ends all processes of the server by SIGKILL, as a crash of the machine's
-// memory would, and returns when they are gone.
+// Kill ends all processes of the server by SIGKILL, like a memory failure of
+// the machine, and returns when they are gone.
 //
-// The first process stands still, and is killed last: it starts no others
-// meanwhile, and no other process sees its end. A process that sees the end of
-// the first one frees its locks in good order, and they may be granted to a
+// The first process is stopped and killed last. It starts no other process in
+// the meantime, and no other process sees its end. A process that sees the end
+// of the first one frees its locks gracefully, and they may be granted to a
 // client whose process has not been killed yet.
 func (s *PostgresServer) Kill() {
 	s.mu.Lock()
@@ -156,9 +156,9 @@ func (s *PostgresServer) Kill() {
 	}
 }
 
-// segment returns the number of the segment of System V shared memory by which
-// the running server keeps a second one away, or "". The system has few of
-// them, and a server that is killed leaves its own.
+// segment returns the number of the System V shared memory segment by which the
+// running server prevents a second one, or "". The system has few segments, and
+// a killed server leaves its segment behind.
 func (s *PostgresServer) segment() string {
 	s.Server.mu.Lock()
 	ended := s.proc.ended()
@@ -166,7 +166,7 @@ func (s *PostgresServer) segment() string {
 	if ended {
 		return ""
 	}
-	text, _ := os.ReadFile(filepath.Join(s.Dir, "postmaster.pid")) // nothing if it is about to start
+	text, _ := os.ReadFile(filepath.Join(s.Dir, "postmaster.pid")) // empty while it starts
 	if lines := strings.Split(string(text), "\n"); len(lines) > 6 {
 		if words := strings.Fields(lines[6]); len(words) == 2 {
 			return words[1] // after its key
@@ -215,14 +215,14 @@ func (s *PostgresServer) children() []int {
 	return childPids(s.Pid())
 }
 
-// childPids returns the processes that a process has started, where the system
-// tells.
+// childPids returns the processes that a process has started, if the system can
+// list them.
 func childPids(pid int) []int {
 	// the pattern is not malformed
 	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
 	var pids []int
 	for _, thread := range threads {
-		text, _ := os.ReadFile(thread) // nothing for one that has ended
+		text, _ := os.ReadFile(thread) // empty for a process that has ended
 		for _, word := range strings.Fields(string(text)) {
 			if pid, err := strconv.Atoi(word); err == nil {
 				pids = append(pids, pid)
@@ -232,8 +232,8 @@ func childPids(pid int) []int {
 	return pids
 }
 
-// isPostgres reports whether a process is there that belongs to a server. The
-// number may have gone to another.
+// isPostgres reports whether a process exists that belongs to a server. Another
+// process may have the number by now.
 func isPostgres(pid int) bool {
 	name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
 	return err == nil && strings.HasPrefix(string(name), "postgres") && stateLetter(pid) != 'Z'
@@ -285,8 +285,8 @@ func (s *PostgresServer) ping(ctx context.Context) error {
 // PoolerServer is a private pgbouncer.
 type PoolerServer struct{ Server }
 
-// PgBouncer starts a pgbouncer in front of a server, in the given pool_mode.
-// Everybody is let in, as the superuser.
+// PgBouncer starts a pgbouncer in front of a server, in the given pool_mode. It
+// accepts every user as the superuser.
 func PgBouncer(tb testing.TB, pg *PostgresServer, mode string) *PoolerServer {
 	tb.Helper()
 	binary := need(tb, "pgbouncer", "pgbouncer")
@@ -313,10 +313,11 @@ func PgBouncer(tb testing.TB, pg *PostgresServer, mode string) *PoolerServer {
 	return s
 }
 
-// account is the user that servers run as which refuse to be root.
+// account is the user account of servers that refuse to run as root.
 type account struct{ uid, gid int }
 
-// serverAccount returns that of this process, or another one if this is root.
+// serverAccount returns the account of this process, or another one if this is
+// root.
 func serverAccount(tb testing.TB) account {
 	tb.Helper()
 	if os.Getuid() != 0 {
@@ -338,8 +339,8 @@ func serverAccount(tb testing.TB) account {
 	return account{}
 }
 
-// command returns a command line that runs as the account, and dies with the
-// process that starts it.
+// command returns a command line that runs as the account, and that dies with
+// its parent process.
 func (a account) command(argv ...string) []string {
 	if a.uid == os.Getuid() {
 		return argv
@@ -358,7 +359,7 @@ func (a account) run(tb testing.TB, argv ...string) {
 	}
 }
 
-// tempDir makes a directory of the account's, which is removed at the end of
+// tempDir makes a directory that the account owns and removes it at the end of
 // the test.
 func (a account) tempDir(tb testing.TB) string {
 	tb.Helper()
@@ -379,8 +380,8 @@ func (a account) writeFile(path string, text []byte) error {
 	return os.Chown(path, a.uid, a.gid)
 }
 
-// postgresBinary returns the path of a program of the newest PostgreSQL that is
-// installed.
+// postgresBinary returns the path of a program of the newest installed
+// PostgreSQL.
 func postgresBinary(tb testing.TB, name string) string {
 	tb.Helper()
 	found, _ := filepath.Glob("/usr/lib/postgresql/*/bin/" + name)
@@ -395,7 +396,7 @@ func postgresBinary(tb testing.TB, name string) string {
 }
 
 // postgresTemplate returns a data directory to copy. It is made once and kept
-// for later runs: that takes most of the time of a start.
+// for later runs, because making it takes most of the time of a start.
 func postgresTemplate(tb testing.TB) string {
 	tb.Helper()
 	initdb := postgresBinary(tb, "initdb")

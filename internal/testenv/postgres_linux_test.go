@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// TestPostgresLeavesNothing kills a server, which has no chance to remove what
-// it has outside of its directory.
+// TestPostgresLeavesNothing kills a server, which then cannot remove its
+// resources outside of its directory.
 func TestPostgresLeavesNothing(t *testing.T) {
 	pg := Postgres(t)
 	for range 2 {

@@ -14,13 +14,13 @@ import (
 	"time"
 )
 
-// programVariable tells a process that it was made by Program.
+// programVariable marks a process that was made by Program.
 const programVariable = "DSYNC_TEST_PROGRAM"
 
 // RunProgram is the first half of a TestMain of package main whose tests call
-// [Program]: where this process is to be the program, or has one of the
-// variables in its environment by which the program knows the processes that it
-// starts, it calls main, which has to exit. Otherwise it returns.
+// [Program]. It calls main, which must exit, if this process was made by
+// Program, or if its environment has one of the variables by which the program
+// recognizes its child processes. Otherwise it returns.
 func RunProgram(main func(), variables ...string) {
 	for _, variable := range append(variables, programVariable) {
 		if os.Getenv(variable) != "" {
@@ -31,8 +31,8 @@ func RunProgram(main func(), variables ...string) {
 	os.Setenv("GORACE", strings.TrimSpace(os.Getenv("GORACE")+" atexit_sleep_ms=0"))
 }
 
-// Program returns the program as a process that is yet to be started. It has a
-// directory of its own for temporary files.
+// Program returns the program as a process that is not started yet. It has its
+// own directory for temporary files.
 func Program(tb testing.TB, args ...string) (cmd *exec.Cmd, stdout, stderr *bytes.Buffer) {
 	tb.Helper()
 	self, err := os.Executable()
@@ -50,15 +50,15 @@ func Program(tb testing.TB, args ...string) (cmd *exec.Cmd, stdout, stderr *byte
 func Execute(tb testing.TB, args ...string) (status int, stdout, stderr string) {
 	tb.Helper()
 	cmd, out, errs := Program(tb, args...)
-	_ = cmd.Run() // the exit code says it all
+	_ = cmd.Run() // the exit code has all the information
 	return cmd.ProcessState.ExitCode(), out.String(), errs.String()
 }
 
-// roleVariable tells a process that it was made by Spawn, and what for.
+// roleVariable names the role of a process that was made by Spawn.
 const roleVariable = "DSYNC_TEST_ROLE"
 
-// Main is the body of a TestMain whose tests call [Spawn]. It runs the tests,
-// or the role that this process was made for, and exits.
+// Main is the body of a TestMain whose tests call [Spawn]. It runs the tests or
+// the role of this process, and exits.
 //
 //	func TestMain(m *testing.M) {
 //		testenv.Main(m, map[string]func(){"holder": holder})
@@ -68,9 +68,9 @@ func Main(m *testing.M, roles map[string]func()) {
 	os.Exit(m.Run())
 }
 
-// RunRole is the first half of Main, for a TestMain that has its own way to run
-// the tests: it returns if this process was not made by Spawn; otherwise it
-// runs the role and exits.
+// RunRole is the first half of Main, for a TestMain that runs the tests in its
+// own way. If this process was made by Spawn, it runs the role and exits.
+// Otherwise it returns.
 func RunRole(roles map[string]func()) {
 	role, ok := os.LookupEnv(roleVariable)
 	if !ok {
@@ -86,10 +86,10 @@ func RunRole(roles map[string]func()) {
 }
 
 // Process is another process that runs a role of this test binary. Its methods
-// fail the test when they cannot do what they say.
+// fail the test on errors.
 type Process struct {
-	// Lines is what the process writes to its standard output. It is closed
-	// when the process has ended and all is read.
+	// Lines receives the lines of the process's standard output. It is closed
+	// after the process has ended and its output was read.
 	Lines <-chan string
 
 	tb    testing.TB
@@ -100,10 +100,10 @@ type Process struct {
 	proc *process
 }
 
-// Spawn runs a role of this test binary in a process of its own, with env
-// ("KEY=value") added to the environment. It is killed at the end of the test,
-// or when this process ends in whatever way. A data race that it reports fails
-// the test.
+// Spawn runs a role of this test binary in a new process, with env
+// ("KEY=value") added to the environment. The process is killed at the end of
+// the test, or when this process ends for any reason. A data race that it
+// reports fails the test.
 func Spawn(tb testing.TB, role string, env ...string) *Process {
 	tb.Helper()
 	return spawn(tb, loopback, role, env...)
@@ -162,7 +162,8 @@ func pipe(tb testing.TB) (r, w *os.File) {
 	return r, w
 }
 
-// readLines ends when the process has ended, or nobody wants more.
+// readLines ends when the process has ended, or when no reader wants more
+// lines.
 func readLines(r io.Reader, lines chan<- string, unread <-chan struct{}) {
 	defer close(lines)
 	for in := bufio.NewScanner(r); in.Scan(); {
@@ -203,18 +204,18 @@ func (p *Process) Line() string {
 // Pid is the process id.
 func (p *Process) Pid() int { return p.proc.cmd.Process.Pid }
 
-// Kill ends the process by SIGKILL, stopped or not, and returns when it is
-// gone.
+// Kill ends the process by SIGKILL, even if it is stopped, and returns when it
+// is gone.
 func (p *Process) Kill() { p.proc.kill() }
 
-// Stop stops the process (SIGSTOP) and returns when all its threads stand
-// still.
+// Stop stops the process (SIGSTOP) and returns when all its threads have
+// stopped.
 func (p *Process) Stop() {
 	p.tb.Helper()
 	p.signal((*process).freeze)
 }
 
-// Cont lets a stopped process go on.
+// Cont continues a stopped process.
 func (p *Process) Cont() {
 	p.tb.Helper()
 	p.signal((*process).thaw)
@@ -229,9 +230,9 @@ func (p *Process) signal(send func(*process) error) {
 	}
 }
 
-// Wait ends the standard input of the process, waits until it has ended by
-// itself, and returns nil if its exit code is 0. Lines that it writes meanwhile
-// must be read by another goroutine, or fit into a pipe.
+// Wait closes the standard input of the process, waits until it has ended by
+// itself, and returns nil if its exit code is 0. Another goroutine must read
+// the lines that it writes in the meantime, unless they fit into a pipe.
 func (p *Process) Wait() error {
 	p.tb.Helper()
 	p.stdin.Close()
@@ -245,7 +246,7 @@ func (p *Process) Wait() error {
 	return p.proc.err
 }
 
-// report looks at what the process had to say beside its lines.
+// report checks the process's standard error.
 func (p *Process) report(stderr string) {
 	text, err := os.ReadFile(stderr)
 	if err != nil {

@@ -16,15 +16,15 @@ import (
 // PrometheusServer is a private Prometheus.
 type PrometheusServer struct{ Server }
 
-// Prometheus starts a Prometheus that looks at the metrics of target, which is
-// an address, every second, and at the rules of a file. Where Prometheus is not
-// installed, the test is skipped, or fails if CI is set. A new Prometheus looks
-// at nothing for some seconds.
+// Prometheus starts a Prometheus that scrapes the address target every second
+// and evaluates the rules of a file. If Prometheus is not installed, the test
+// is skipped, or fails if CI is set. A new Prometheus scrapes nothing for the
+// first seconds.
 func Prometheus(tb testing.TB, target, rules string) *PrometheusServer {
 	tb.Helper()
 	binary := need(tb, "prometheus", "prometheus")
 	dir, port := tb.TempDir(), freePort(tb)
-	config, err := json.Marshal(map[string]any{ // which is YAML, too
+	config, err := json.Marshal(map[string]any{ // YAML is a superset
 		// a scrape that takes longer fails
 		"global":     map[string]any{"scrape_interval": "1s", "evaluation_interval": "250ms"},
 		"rule_files": []string{rules},
@@ -74,8 +74,8 @@ func (s *PrometheusServer) get(ctx context.Context, path string) ([]byte, error)
 	return body, err
 }
 
-// Query returns what the API answers at a path, as in "query" with the
-// parameter query, into data.
+// Query decodes the API's response at a path into data, as in "query" with the
+// parameter query.
 func (s *PrometheusServer) Query(path string, parameters url.Values, data any) {
 	s.tb.Helper()
 	ctx, cancel := context.WithTimeout(s.tb.Context(), hangGuard)
@@ -89,7 +89,7 @@ func (s *PrometheusServer) Query(path string, parameters url.Values, data any) {
 	}
 }
 
-// Await waits until done, which asks every 100 ms.
+// Await calls done every 100 ms until it returns true.
 func (s *PrometheusServer) Await(what string, done func() bool) {
 	s.tb.Helper()
 	tick := time.NewTicker(100 * time.Millisecond)
@@ -101,7 +101,7 @@ func (s *PrometheusServer) Await(what string, done func() bool) {
 	}
 }
 
-// Firing returns the names of the alerts that fire.
+// Firing returns the names of the firing alerts.
 func (s *PrometheusServer) Firing() map[string]bool {
 	s.tb.Helper()
 	var all struct {

@@ -16,8 +16,8 @@ import (
 	"time"
 )
 
-// RedisServer is a private redis-server. What its methods ask goes over a
-// connection of their own, as the default user.
+// RedisServer is a private redis-server. Its methods use their own connections,
+// as the default user.
 type RedisServer struct {
 	Server
 
@@ -25,14 +25,13 @@ type RedisServer struct {
 	tls      *tls.Config // nil for plain TCP
 }
 
-// Redis starts a redis-server that keeps nothing on disk. It takes args as
-// redis-server does, and they win over the defaults:
+// Redis starts a redis-server that stores nothing on disk. Args are passed to
+// redis-server and override the defaults:
 //
 //	testenv.Redis(t, "--requirepass", testenv.Password())
 //	testenv.Redis(t, "--appendonly", "yes", "--appendfsync", "always")
 //
-// Where redis-server is not installed, the test is skipped, or fails if CI is
-// set.
+// If redis-server is not installed, the test is skipped, or fails if CI is set.
 func Redis(tb testing.TB, args ...string) *RedisServer {
 	tb.Helper()
 	return redisAt(tb, loopback, args)
@@ -44,9 +43,9 @@ func redisAt(tb testing.TB, at host, args []string) *RedisServer {
 	return startRedis(tb, at, port, nil, append([]string{"--port", strconv.Itoa(port)}, args...))
 }
 
-// RedisTLS is Redis with a server that listens with TLS only, with the server
-// certificate of certs, and by default asks clients for a certificate of the
-// same authority ("--tls-auth-clients", "no" turns that off).
+// RedisTLS is Redis with a server that only listens with TLS, with the server
+// certificate of certs. By default it requires client certificates of the same
+// authority ("--tls-auth-clients", "no" turns that off).
 func RedisTLS(tb testing.TB, certs *Certificates, args ...string) *RedisServer {
 	tb.Helper()
 	port := freePort(tb)
@@ -67,7 +66,7 @@ func startRedis(tb testing.TB, at host, port int, tlsConfig *tls.Config, args []
 	return s
 }
 
-// newRedis makes a server that is not yet started.
+// newRedis makes a server without starting it.
 func newRedis(tb testing.TB, at host, name string, port int, args []string) *RedisServer {
 	tb.Helper()
 	s := &RedisServer{}
@@ -82,8 +81,8 @@ func newRedis(tb testing.TB, at host, name string, port int, args []string) *Red
 	return s
 }
 
-// ping asks once for a PONG. A server that still loads its data answers with an
-// error.
+// ping makes one attempt to get a PONG. A server that is still loading its data
+// responds with an error.
 func (s *RedisServer) ping(ctx context.Context) error {
 	answer, err := s.call(ctx, "PING")
 	if err != nil {
@@ -95,11 +94,11 @@ func (s *RedisServer) ping(ctx context.Context) error {
 	return nil
 }
 
-// Do runs a command and returns its answer: a string, an int64, nil, or a []any
-// of these (with errors in it where the server puts them there). An error fails
-// the test. A server that is frozen lets Do wait until it is thawed. Each call
-// is a connection of its own: MULTI, SUBSCRIBE or WAIT (see AwaitReplicas) make
-// no sense here.
+// Do runs a command and returns its response: a string, an int64, nil, or a
+// []any of these (which may contain errors of the server). An error fails the
+// test. If the server is frozen, Do waits until it is thawed. Each call uses a
+// new connection, so MULTI, SUBSCRIBE and WAIT (see AwaitReplicas) are useless
+// here.
 func (s *RedisServer) Do(args ...string) any {
 	s.tb.Helper()
 	s.checkPasswords(args)
@@ -110,8 +109,8 @@ func (s *RedisServer) Do(args ...string) any {
 	return answer
 }
 
-// checkPasswords fails the test if it makes a password that `make test` does
-// not find.
+// checkPasswords fails the test if it creates a password that `make test`
+// cannot find.
 func (s *RedisServer) checkPasswords(args []string) {
 	s.tb.Helper()
 	user := slices.ContainsFunc(args, func(arg string) bool { return strings.EqualFold(arg, "SETUSER") || arg == "--user" })
@@ -123,8 +122,8 @@ func (s *RedisServer) checkPasswords(args []string) {
 	}
 }
 
-// Try is Do for commands that may fail: errors of the server are a
-// [RedisError], others come from the network.
+// Try is like Do, for commands that may fail. An error of the server is a
+// [RedisError]; other errors come from the network.
 func (s *RedisServer) Try(args ...string) (any, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), hangGuard)
 	defer cancel()
@@ -132,9 +131,9 @@ func (s *RedisServer) Try(args ...string) (any, error) {
 }
 
 // Commands returns how often the server ran each command since it started,
-// those inside scripts included. The names are those of INFO commandstats
-// ("evalsha", "client|setinfo"); INFO itself is left out, so that two calls
-// differ by the work of others only.
+// including commands in scripts. The names are those of INFO commandstats
+// ("evalsha", "client|setinfo"). INFO itself is omitted, so the difference of
+// two calls shows only the work of other clients.
 func (s *RedisServer) Commands() map[string]int64 {
 	s.tb.Helper()
 	stats := make(map[string]int64)
@@ -153,8 +152,8 @@ func (s *RedisServer) Commands() map[string]int64 {
 	return stats
 }
 
-// SubscriberCount returns how many clients of this server are subscribed to a
-// channel, by SUBSCRIBE or SSUBSCRIBE.
+// SubscriberCount returns the number of clients of this server that are
+// subscribed to a channel, by SUBSCRIBE or SSUBSCRIBE.
 func (s *RedisServer) SubscriberCount(channel string) int64 {
 	s.tb.Helper()
 	n := s.Do("PUBSUB", "NUMSUB", channel).([]any)[1].(int64)
@@ -168,8 +167,8 @@ func (s *RedisServer) SubscriberCount(channel string) int64 {
 	return n + sharded.([]any)[1].(int64)
 }
 
-// AwaitReplicas waits until n replicas have received all that the server has
-// written so far.
+// AwaitReplicas waits until n replicas have received everything that the server
+// has written so far.
 func (s *RedisServer) AwaitReplicas(n int) {
 	s.tb.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), hangGuard)
@@ -187,9 +186,9 @@ func (s *RedisServer) AwaitReplicas(n int) {
 	}
 }
 
-// info decodes an answer of lines "name:value". It is empty if there is no
-// answer: a sentinel or a cluster that changes roles closes connections as it
-// pleases.
+// info decodes a response with lines "name:value". The result is empty if there
+// is no response: a sentinel, or a cluster whose roles change, may close
+// connections at any time.
 func (s *RedisServer) info(args ...string) map[string]string {
 	info := make(map[string]string)
 	answer, err := s.Try(args...)
@@ -204,8 +203,8 @@ func (s *RedisServer) info(args ...string) map[string]string {
 	return info
 }
 
-// Kept returns how many keys the server has, how many of them have no time at
-// which they end, and what memory it uses.
+// Kept returns the number of keys of the server, the number of keys without an
+// expiry, and the used memory.
 func (s *RedisServer) Kept() (keys, forGood, bytes int64) {
 	s.tb.Helper()
 	bytes, err := strconv.ParseInt(s.info("INFO", "memory")["used_memory"], 10, 64)
@@ -221,15 +220,15 @@ func (s *RedisServer) Kept() (keys, forGood, bytes int64) {
 	return keys, keys - ending, bytes
 }
 
-// Refuse makes the server refuse all writes, as one without its replicas does,
-// until Allow.
+// Refuse makes the server refuse all writes until Allow, like a server without
+// its replicas.
 func (s *RedisServer) Refuse() { s.Do("CONFIG", "SET", "min-replicas-to-write", "1") }
 
 // Allow ends Refuse.
 func (s *RedisServer) Allow() { s.Do("CONFIG", "SET", "min-replicas-to-write", "0") }
 
 // Left returns the keys of the server, each with its type, and the channels
-// that clients listen to.
+// with subscribers.
 func (s *RedisServer) Left() (all []string) {
 	s.tb.Helper()
 	for _, key := range s.Do("KEYS", "*").([]any) {
@@ -271,7 +270,7 @@ func (s *RedisServer) dial(ctx context.Context) (*respConn, error) {
 	return conn, nil
 }
 
-// lastValue returns what follows the last mention of option in args.
+// lastValue returns the value after the last occurrence of option in args.
 func lastValue(args []string, option string) string {
 	value := ""
 	for i, arg := range args[:max(0, len(args)-1)] {
@@ -282,8 +281,8 @@ func lastValue(args []string, option string) string {
 	return value
 }
 
-// RedisError is an error that a Redis server answered with, as it stands:
-// "WRONGTYPE Operation against …".
+// RedisError is the unchanged error of a Redis server: "WRONGTYPE Operation
+// against …".
 type RedisError string
 
 func (e RedisError) Error() string { return string(e) }
@@ -294,7 +293,7 @@ type respConn struct {
 	in *bufio.Reader
 }
 
-// dialRESP connects; the deadline of ctx holds for all that is asked over the
+// dialRESP connects. The deadline of ctx applies to all requests over the
 // connection.
 func dialRESP(ctx context.Context, addr string, config *tls.Config) (*respConn, error) {
 	conn, err := dial(ctx, addr)
@@ -309,8 +308,8 @@ func dialRESP(ctx context.Context, addr string, config *tls.Config) (*respConn, 
 	return newRESP(conn), nil
 }
 
-// dial connects; the deadline of ctx, or hangGuard if there is none, holds for
-// all that is read and written.
+// dial connects. The deadline of ctx, or hangGuard if there is none, applies to
+// all reads and writes.
 func dial(ctx context.Context, addr string) (net.Conn, error) {
 	conn, err := new(net.Dialer).DialContext(ctx, "tcp", addr)
 	if err != nil {

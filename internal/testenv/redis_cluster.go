@@ -15,8 +15,8 @@ import (
 
 // Cluster is a private Redis Cluster.
 type Cluster struct {
-	// Nodes are the servers, at first the masters and then the replicas, in the
-	// order of their masters.
+	// Nodes are the servers: first the masters, then the replicas in the order
+	// of their masters.
 	Nodes []*RedisServer
 
 	tb testing.TB
@@ -25,17 +25,17 @@ type Cluster struct {
 // clusterSlots is the number of hash slots of a Redis Cluster.
 const clusterSlots = 16384
 
-// RedisCluster starts a cluster and returns when every node finds it complete,
-// which takes more than two seconds: Redis lets a new master wait that long. A
-// node counts as failed after it has not answered for two seconds. Args are
-// passed to each server.
+// RedisCluster starts a cluster and returns when every node finds it complete.
+// That takes more than two seconds because Redis makes a new master wait that
+// long. A node counts as failed if it has not responded for two seconds. Args
+// are passed to each server.
 func RedisCluster(tb testing.TB, masters, replicasPerMaster int, args ...string) *Cluster {
 	tb.Helper()
 	return redisCluster(tb, []host{loopback}, masters, replicasPerMaster, args)
 }
 
-// RedisClusterOn is RedisCluster with a master on each host, whose replicas are
-// on the hosts that come next.
+// RedisClusterOn is RedisCluster with a master on each host. Its replicas are
+// on the following hosts.
 func RedisClusterOn(h *Hosts, replicasPerMaster int, args ...string) *Cluster {
 	h.tb.Helper()
 	return redisCluster(h.tb, h.hosts, len(h.hosts), replicasPerMaster, args)
@@ -55,7 +55,7 @@ func redisCluster(tb testing.TB, hosts []host, masters, replicasPerMaster int, a
 			"--cluster-enabled", "yes",
 			"--cluster-announce-ip", at.ip,
 			"--cluster-node-timeout", "2000",
-			"--cluster-replica-validity-factor", "0", // a replica that lags may take over all the same
+			"--cluster-replica-validity-factor", "0", // a lagging replica may take over anyway
 		}, args...)))
 	}
 	for i, node := range c.Nodes[:masters] {
@@ -91,8 +91,7 @@ func (c *Cluster) Addrs() []string {
 	return addrs
 }
 
-// Owner returns the master that serves key, in the eyes of the first node that
-// answers.
+// Owner returns the master of key, according to the first node that responds.
 func (c *Cluster) Owner(key string) *RedisServer {
 	c.tb.Helper()
 	var errs []error
@@ -120,8 +119,8 @@ func (c *Cluster) Owner(key string) *RedisServer {
 	return nil
 }
 
-// MoveSlot moves the slot of key, with all that is in it, to another master,
-// while clients may use it.
+// MoveSlot moves the slot of key, with all its data, to another master, while
+// clients may use it.
 func (c *Cluster) MoveSlot(key string, to *RedisServer) {
 	c.tb.Helper()
 	from := c.Owner(key)
@@ -136,14 +135,14 @@ func (c *Cluster) MoveSlot(key string, to *RedisServer) {
 			break
 		}
 		for _, key := range keys {
-			from.Do("MIGRATE", host, port, key.(string), "0", "5000") // NOKEY for one that is gone
+			from.Do("MIGRATE", host, port, key.(string), "0", "5000") // NOKEY for a key that is gone
 		}
 	}
 	to.Do("CLUSTER", "SETSLOT", slot, "NODE", toID)
 	from.Do("CLUSTER", "SETSLOT", slot, "NODE", toID)
 	for _, node := range c.Nodes {
 		if node != to && node != from {
-			// replicas refuse; they learn it all the same
+			// Replicas refuse this, but learn it anyway.
 			_, _ = node.Try("CLUSTER", "SETSLOT", slot, "NODE", toID)
 		}
 	}
@@ -153,7 +152,7 @@ func (c *Cluster) everyNode(cond func(*RedisServer) bool) bool {
 	return !slices.ContainsFunc(c.Nodes, func(node *RedisServer) bool { return !cond(node) })
 }
 
-// knowsAll reports whether a node has made the acquaintance of all others.
+// knowsAll reports whether a node knows all other nodes.
 func (c *Cluster) knowsAll(node *RedisServer) bool {
 	view := node.clusterView()
 	return len(view) == len(c.Nodes) && !slices.ContainsFunc(view, func(line []string) bool {
@@ -161,8 +160,8 @@ func (c *Cluster) knowsAll(node *RedisServer) bool {
 	})
 }
 
-// complete reports whether a node finds all slots served, sees the others in
-// their roles, and has its data if it is a replica.
+// complete reports whether a node finds all slots served and sees the others in
+// their roles. A replica must also have its data.
 func (c *Cluster) complete(node *RedisServer, masters int) bool {
 	seen := 0
 	for _, line := range node.clusterView() {
@@ -191,8 +190,8 @@ func (s *RedisServer) clusterOK() bool {
 	return s.info("CLUSTER", "INFO")["cluster_state"] == "ok"
 }
 
-// freePortPair returns a port p so that p and p+10000, where Redis puts the bus
-// of a cluster, belong to the test.
+// freePortPair returns a port p so that p and p+10000, the port of the cluster
+// bus, belong to the test.
 func freePortPair(tb testing.TB) int {
 	tb.Helper()
 	for range 100 {
@@ -210,27 +209,27 @@ func freePortPair(tb testing.TB) int {
 
 // Sentinel is a private Redis primary with replicas, watched by sentinels.
 type Sentinel struct {
-	// Master is the name under which the sentinels know the primary.
+	// Master is the sentinels' name for the primary.
 	Master string
-	// Nodes are the servers that hold data; at first the primary is Nodes[0].
+	// Nodes are the data servers. At first the primary is Nodes[0].
 	Nodes []*RedisServer
-	// Sentinels are three; two of them must agree that a primary is down.
+	// Sentinels are three. Two of them must agree that a primary is down.
 	Sentinels []*RedisServer
 
 	tb testing.TB
 }
 
-// RedisSentinel starts a primary with replicas and three sentinels, and returns
-// when all sentinels know each other and the replicas. They take a server that
-// has not answered for two seconds as down. Args are passed to the servers that
-// hold data; one with "--requirepass" needs "--masterauth" as well.
+// RedisSentinel starts a primary with replicas and three sentinels. It returns
+// when all sentinels know each other and the replicas. The sentinels consider a
+// server down that has not responded for two seconds. Args are passed to the
+// data servers. With "--requirepass" they need "--masterauth", too.
 func RedisSentinel(tb testing.TB, replicas int, args ...string) *Sentinel {
 	tb.Helper()
 	return redisSentinel(tb, []host{loopback}, replicas, args)
 }
 
 // RedisSentinelOn is RedisSentinel with a sentinel on each of the first three
-// hosts, and the primary and the replicas on the first ones.
+// hosts. The primary and the replicas are on the first hosts.
 func RedisSentinelOn(h *Hosts, replicas int, args ...string) *Sentinel {
 	h.tb.Helper()
 	return redisSentinel(h.tb, h.hosts, replicas, args)
@@ -245,8 +244,8 @@ func redisSentinel(tb testing.TB, hosts []host, replicas int, args []string) *Se
 		s.Nodes = append(s.Nodes, redisAt(tb, hosts[(i+1)%len(hosts)],
 			append([]string{"--replicaof", strings.Replace(primary.Addr, ":", " ", 1)}, args...)))
 	}
-	// Sentinels learn of replicas when they ask the primary, which they do at
-	// once and then seldom.
+	// Sentinels discover replicas by querying the primary, which they do at
+	// once and then rarely.
 	Eventually(tb, func() bool {
 		return primary.info("INFO", "replication")["connected_slaves"] == strconv.Itoa(replicas) &&
 			!slices.ContainsFunc(s.Nodes[1:], func(node *RedisServer) bool { return !node.replicates() })
@@ -260,8 +259,7 @@ func redisSentinel(tb testing.TB, hosts []host, replicas int, args []string) *Se
 	return s
 }
 
-// Primary returns the server that the sentinels name as the primary, in the
-// eyes of the first of them that answers.
+// Primary returns the primary, according to the first sentinel that responds.
 func (s *Sentinel) Primary() *RedisServer {
 	s.tb.Helper()
 	for _, sentinel := range s.Sentinels {
@@ -273,9 +271,9 @@ func (s *Sentinel) Primary() *RedisServer {
 	return nil
 }
 
-// AwaitPrimary waits until all sentinels name one server that is a primary.
-// Soon after a fail-over one of them may not know of it yet, and turn the new
-// primary into a replica once more, until the others put that right.
+// AwaitPrimary waits until all sentinels name the same server and it is a
+// primary. Shortly after a fail-over, a sentinel that has not noticed it may
+// turn the new primary into a replica again, until the others correct that.
 func (s *Sentinel) AwaitPrimary() {
 	s.tb.Helper()
 	Eventually(s.tb, func() bool {
@@ -287,8 +285,8 @@ func (s *Sentinel) AwaitPrimary() {
 	}, "the sentinels name one primary")
 }
 
-// named returns the server that a sentinel names as the primary, or nil if it
-// does not answer.
+// named returns the server that a sentinel names as the primary, or nil if the
+// sentinel does not respond.
 func (s *Sentinel) named(sentinel *RedisServer) *RedisServer {
 	answer, err := sentinel.Try("SENTINEL", "GET-MASTER-ADDR-BY-NAME", s.Master)
 	if err != nil {
@@ -314,7 +312,7 @@ func (s *Sentinel) SentinelAddrs() []string {
 func startSentinel(tb testing.TB, at host, master string, primary *RedisServer) *RedisServer {
 	tb.Helper()
 	port := freePort(tb)
-	config := filepath.Join(tb.TempDir(), "sentinel.conf") // which the sentinel writes its state into
+	config := filepath.Join(tb.TempDir(), "sentinel.conf") // the sentinel writes its state to it
 	text := fmt.Sprintf(`port %d
 bind %s
 protected-mode no
@@ -333,8 +331,8 @@ sentinel failover-timeout %[3]s 5000
 		if err := s.ping(ctx); err != nil {
 			return err
 		}
-		// Meet soon, and do not refuse to act for half a minute because this
-		// machine was busy for two seconds. Servers before 7.0 do not have the
+		// Find each other soon. Do not refuse to act for half a minute because
+		// this machine was busy for two seconds. Servers before 7.0 lack the
 		// command and take longer.
 		_, err := s.call(ctx, "SENTINEL", "DEBUG", "PUBLISH-PERIOD", "200", "INFO-PERIOD", "500", "TILT-PERIOD", "1000")
 		if errors.As(err, new(RedisError)) {
@@ -346,7 +344,7 @@ sentinel failover-timeout %[3]s 5000
 	return s
 }
 
-// informed reports whether a sentinel could carry out a fail-over.
+// informed reports whether a sentinel knows enough to carry out a fail-over.
 func (s *Sentinel) informed(sentinel *RedisServer, replicas int) bool {
 	s.tb.Helper()
 	master := pairs(sentinel.Do("SENTINEL", "MASTER", s.Master))

@@ -25,7 +25,7 @@ func TestRedisCluster(t *testing.T) {
 		}
 	}
 
-	// A node that comes back has its slots, and none of the data.
+	// A returning node has its slots but no data.
 	c.Nodes[0].Restart()
 	Eventually(t, func() bool { return c.everyNode((*RedisServer).clusterOK) }, "the cluster is complete again")
 	if got := c.Nodes[0].Do("GET", keys[c.Nodes[0]]); got != nil {

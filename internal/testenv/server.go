@@ -1,11 +1,11 @@
-// Package testenv starts real servers for tests: private ones, on loopback
-// ports and in temporary directories of their own, which are gone when the test
-// ends, also when the test binary is killed. A server can be killed, started
-// again, frozen and thawed; the link to it can be disturbed ([Wire]); and a
+// Package testenv starts real servers for tests. The servers are private, use
+// loopback ports and temporary directories of their own, and are gone when the
+// test ends, even if the test binary is killed. A server can be killed,
+// restarted, frozen and thawed. The link to it can be disturbed ([Wire]). A
 // test can run parts of itself in other processes ([Main], [Spawn]).
 //
-// Nothing here knows a driver or its client library: what a test asks a server
-// through this package, it asks behind the back of the code under test.
+// The package does not use drivers or their client libraries: its requests to a
+// server bypass the code under test.
 package testenv
 
 import (
@@ -22,28 +22,27 @@ import (
 	"time"
 )
 
-// hangGuard bounds every wait of this package. It is no expectation of how long
-// something takes.
+// hangGuard bounds every wait of this package. It does not predict how long an
+// operation takes.
 const hangGuard = 60 * time.Second
 
-// Server is a process that serves, on the same address for as long as the test
-// lasts. Its methods fail the test when they cannot do what they say, and may
-// be called concurrently.
+// Server is a server process that has the same address throughout the test. Its
+// methods may be called concurrently, and fail the test on errors.
 type Server struct {
-	// Addr is where it listens, as host:port.
+	// Addr is the address of the server as host:port.
 	Addr string
 
 	tb    testing.TB
 	name  string
-	log   string                          // path of what the process writes
+	log   string                          // path of the process's output
 	argv  []string                        // its command line
-	ready func(ctx context.Context) error // one attempt to be answered
+	ready func(ctx context.Context) error // one attempt to get a response
 
 	mu   sync.Mutex
 	proc *process // nil before the first start
 }
 
-// Start starts the server where it is not running and returns when it answers.
+// Start starts the server if it is not running, and returns when it responds.
 func (s *Server) Start() {
 	s.tb.Helper()
 	s.mu.Lock()
@@ -53,40 +52,42 @@ func (s *Server) Start() {
 	}
 }
 
-// Kill ends the server by SIGKILL, frozen or not, and returns when the process
-// is gone. The address stays refused until Start.
+// Kill ends the server by SIGKILL, even if it is frozen, and returns when the
+// process is gone. Connections to the address are refused until Start.
 func (s *Server) Kill() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.kill()
 }
 
-// Restart is Kill and Start: what the server did not keep on disk is lost.
+// Restart is Kill and Start. Data that the server did not store on disk is
+// lost.
 func (s *Server) Restart() {
 	s.tb.Helper()
 	s.Kill()
 	s.Start()
 }
 
-// Freeze stops the server (SIGSTOP) and returns when all its threads stand
-// still. The kernel goes on to accept connections and requests for it, which it
-// handles after Thaw.
+// Freeze stops the server (SIGSTOP) and returns when all its threads have
+// stopped. The kernel still accepts connections and requests for it. The server
+// handles them after Thaw.
 func (s *Server) Freeze() {
 	s.tb.Helper()
 	s.signal((*process).freeze)
 }
 
-// Thaw lets a frozen server go on.
+// Thaw continues a frozen server.
 func (s *Server) Thaw() {
 	s.tb.Helper()
 	s.signal((*process).thaw)
 }
 
-// Ping returns when the server has answered to a small request, or an error if
-// it does not.
+// Ping returns nil when the server has responded to a small request, and an
+// error if it does not respond.
 func (s *Server) Ping(ctx context.Context) error { return s.ready(ctx) }
 
-// Pid is the process id of the server, of its last life if it is not running.
+// Pid returns the process id of the server, or its last one if it is not
+// running.
 func (s *Server) Pid() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -102,11 +103,11 @@ func (s *Server) signal(send func(*process) error) {
 	}
 }
 
-// launch starts s for the first time and has it stopped at the end of the test.
+// launch starts s for the first time and stops it at the end of the test.
 func (s *Server) launch() {
 	s.tb.Helper()
 	s.tb.Cleanup(func() {
-		s.Kill() // at once: nothing in the temporary directory is worth an orderly end
+		s.Kill() // at once: the temporary directory is not worth a graceful end
 		if s.tb.Failed() {
 			s.tb.Logf("end of the log of %s at %s:\n%s", s.name, s.Addr, s.tail())
 		}
@@ -170,7 +171,7 @@ func (s *Server) tail() []byte {
 type process struct {
 	cmd    *exec.Cmd
 	done   chan struct{} // closed when the process is gone
-	err    error         // why it ended; to be read after done
+	err    error         // why it ended; valid after done
 	frozen bool          // guarded by the owner of the process
 }
 
@@ -180,8 +181,7 @@ func startProcess(cmd *exec.Cmd) (*process, error) {
 	started := make(chan error)
 	go func() { // ends with the process
 		// The kernel ties the child's life to the thread that forked it, not to
-		// our process: so that thread stays here for as long as the child
-		// lives.
+		// our process. So that thread stays here as long as the child lives.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		err := cmd.Start()
@@ -240,13 +240,13 @@ func (p *process) signal(sig os.Signal) error {
 	return err
 }
 
-// Storage is what servers do with what they write. The zero value keeps
-// nothing, and so do all servers that are started without one.
+// Storage describes how servers store their data. The zero value stores
+// nothing, and it is the default.
 type Storage struct {
-	// Disk has servers keep their data below [os.TempDir], which has to be on a
-	// disk, and flush them as their packages do. Redis, which has snapshots
-	// alone unless it is told otherwise, writes a log, and flushes that as its
-	// redis.conf says: once a second.
+	// Disk makes servers store their data below [os.TempDir], which must be on
+	// a disk, and flush it as their packages do by default. Redis, which by
+	// default only has snapshots, writes a log and flushes it once a second, as
+	// its redis.conf specifies.
 	Disk bool
 }
 
@@ -300,7 +300,7 @@ func (s Storage) dir(tb testing.TB) string {
 	return dir
 }
 
-// check fails the test where the directories of servers are not on a disk.
+// check fails the test if the directories of servers are not on a disk.
 func (Storage) check(tb testing.TB) {
 	tb.Helper()
 	if inMemory(os.TempDir()) {
@@ -308,10 +308,10 @@ func (Storage) check(tb testing.TB) {
 	}
 }
 
-// serverDir makes a directory with the data of a server, which is removed at
-// the end of the test. The test holds a lock on the directory meanwhile.
-// Directories of the same prefix without a lock are those of test binaries that
-// were killed, and are removed before.
+// serverDir makes a data directory for a server and removes it at the end of
+// the test. In the meantime the test holds a lock on the directory. Unlocked
+// directories with the same prefix belong to killed test binaries, and are
+// removed first.
 func serverDir(tb testing.TB, parent, prefix string) (string, error) {
 	tb.Helper()
 	left, _ := filepath.Glob(filepath.Join(parent, prefix+"*")) // the pattern is not malformed
@@ -328,7 +328,7 @@ func serverDir(tb testing.TB, parent, prefix string) (string, error) {
 		}
 		unlock, err := lockDir(dir, true)
 		if os.IsNotExist(err) {
-			continue // another test took the directory for one that is left
+			continue // another test took the directory for an abandoned one
 		}
 		if err != nil {
 			return "", err
@@ -342,8 +342,8 @@ func serverDir(tb testing.TB, parent, prefix string) (string, error) {
 }
 
 // lockDir locks a directory until unlock is called or the process ends. Without
-// a wait, one that somebody else has locked is an error. A directory that was
-// removed before is fs.ErrNotExist.
+// wait, it returns an error if another process has locked the directory. If the
+// directory was removed before, the error is fs.ErrNotExist.
 func lockDir(dir string, wait bool) (unlock func() error, err error) {
 	f, err := os.Open(dir)
 	if err != nil {

@@ -9,8 +9,7 @@ import (
 	"testing"
 )
 
-// outcome is a testing.TB that records how a test ends, so that what must fail
-// can be seen to fail.
+// outcome is a testing.TB that records how a test ends, to verify failures.
 type outcome struct {
 	testing.TB
 	failed, skipped bool

@@ -31,7 +31,7 @@ func echo() {
 	}
 }
 
-// race is a bug on purpose.
+// race is an intentional data race.
 func race() {
 	n := 0
 	done := make(chan struct{})
@@ -45,8 +45,8 @@ func race() {
 	bufio.NewReader(os.Stdin).ReadString('\n')
 }
 
-// parent starts a server and another process, says who they are, and does not
-// come to its end.
+// parent starts a server and another process, prints their ids, and never ends
+// by itself.
 func parent() {
 	tb := &outcome{}
 	s := Redis(tb)

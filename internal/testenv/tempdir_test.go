@@ -37,8 +37,8 @@ func TestServerDirRemovesWhatIsLeft(t *testing.T) {
 	}
 }
 
-// TestServerDirsAtOnce has many tests make directories, none of which may be
-// taken for one that is left.
+// TestServerDirsAtOnce lets many tests make directories, none of which may be
+// taken for an abandoned one.
 func TestServerDirsAtOnce(t *testing.T) {
 	parent := t.TempDir()
 	var wg sync.WaitGroup

@@ -15,8 +15,8 @@ import (
 	"time"
 )
 
-// Long skips a test that `make test` leaves to `make test-long`, since others
-// look at nearly the same in less time.
+// Long skips a test that `make test` leaves to `make test-long`, because other
+// tests cover nearly the same in less time.
 func Long(tb testing.TB) {
 	tb.Helper()
 	if testing.Short() {
@@ -33,8 +33,8 @@ func Briefly[T any](short, long T) T {
 	return long
 }
 
-// need returns the path of a server's binary. Where it is not installed, the
-// test fails if CI is set, and is skipped otherwise.
+// need returns the path of a server's binary. If it is not installed, the test
+// fails if CI is set, and is skipped otherwise.
 func need(tb testing.TB, binary, pkg string) string {
 	tb.Helper()
 	path, err := exec.LookPath(binary)
@@ -65,9 +65,10 @@ func Promtool(tb testing.TB) string {
 	return need(tb, "promtool", "prometheus")
 }
 
-// Apart gives servers the last CPU of the machine, and this process the others,
-// until tb ends. It is for benchmarks of throughput, which measure the
-// scheduler otherwise. Where there is one CPU or no taskset, it does nothing.
+// Apart reserves the last CPU of the machine for servers and the other CPUs for
+// this process until tb ends. It is for benchmarks of throughput, which would
+// otherwise measure the scheduler. With one CPU or without taskset, it does
+// nothing.
 func Apart(tb testing.TB, servers ...int) {
 	tb.Helper()
 	cpus := runtime.NumCPU()
@@ -85,8 +86,8 @@ func Apart(tb testing.TB, servers ...int) {
 	})
 }
 
-// ServersApart gives servers that were started after [Apart] their CPU, with
-// the processes that they have started.
+// ServersApart moves servers that were started after [Apart] to their CPU, with
+// their child processes.
 func ServersApart(tb testing.TB, servers ...int) {
 	tb.Helper()
 	cpus := runtime.NumCPU()
@@ -117,9 +118,9 @@ func affinity(cpus string, pid int) error {
 	return nil
 }
 
-// Eventually waits until cond holds, and fails the test with what if that does
-// not happen within a time that only a hang takes. It is for the state of a
-// server that tells nobody when it changes.
+// Eventually waits until cond holds. It fails the test with what if that takes
+// so long that only a hang explains it. It is for server state whose changes
+// are not reported.
 func Eventually(tb testing.TB, cond func() bool, what string) {
 	tb.Helper()
 	tick := time.NewTicker(2 * time.Millisecond)
@@ -131,8 +132,7 @@ func Eventually(tb testing.TB, cond func() bool, what string) {
 	}
 }
 
-// OnClose returns conn as a connection whose Close calls closed first, each
-// time.
+// OnClose wraps conn so that each Close first calls closed.
 func OnClose(conn net.Conn, closed func()) net.Conn { return &closing{conn, closed} }
 
 type closing struct {
@@ -145,9 +145,9 @@ func (c *closing) Close() error {
 	return c.Conn.Close()
 }
 
-// Counter is a number in a file, to which processes add under a lock. Reading
-// and writing it is not one step, so it comes out too small if two of them ever
-// have the lock at a time.
+// Counter is a number in a file that processes increment under a lock. Reading
+// and writing it is not atomic, so the result is too small if two processes
+// ever hold the lock at the same time.
 type Counter struct {
 	tb   testing.TB
 	file string
@@ -171,9 +171,9 @@ const (
 	counterEach  = "DSYNC_TEST_COUNTER_EACH"
 )
 
-// Spawn adds processes whose role calls [Count]. Each takes the lock holds
-// times, in the short form of the tests a fifth of that, and adds one each
-// times while it has it.
+// Spawn adds processes whose role calls [Count]. Each process acquires the lock
+// holds times, or a fifth of that in the short form of the tests. During each
+// hold it makes the number of increments given by each.
 func (c *Counter) Spawn(processes int, role string, holds, each int, env ...string) {
 	c.tb.Helper()
 	holds = Briefly(holds/5, holds)
@@ -184,8 +184,8 @@ func (c *Counter) Spawn(processes int, role string, holds, each int, env ...stri
 	}
 }
 
-// Run has all of them begin together, waits for them, and fails the test unless
-// each addition is in the file.
+// Run starts all processes at the same time, waits for them, and fails the test
+// unless the file contains every increment.
 func (c *Counter) Run() {
 	c.tb.Helper()
 	for _, p := range c.all {
@@ -212,8 +212,8 @@ func (c *Counter) Run() {
 	}
 }
 
-// Count is what a process of a [Counter] does. The lock is taken by a call of
-// lock and given back by what that returns.
+// Count is the work of a process of a [Counter]. The function lock acquires the
+// lock, and its result releases it.
 func Count(lock func() (unlock func() error, err error)) {
 	if err := count(lock); err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -268,13 +268,13 @@ func readNumber(file string) (int, error) {
 	return strconv.Atoi(string(text))
 }
 
-// leakGuard is how long goroutines that are about to end may take. It is no
-// expectation.
+// leakGuard bounds the wait for goroutines that are about to end. It does not
+// predict how long they take.
 const leakGuard = 10 * time.Second
 
-// NoLeaks is the second half of a TestMain: it runs the tests, and fails if a
-// goroutine stays behind that none of the functions in except runs, each with
-// its package: "net/http.(*Server).Serve".
+// NoLeaks is the second half of a TestMain. It runs the tests, and fails if a
+// goroutine is left, except goroutines that run one of the functions in except.
+// Functions are given with their packages: "net/http.(*Server).Serve".
 func NoLeaks(m *testing.M, except ...string) {
 	code := m.Run()
 	if left := awaitGoroutines(except, leakGuard); code == 0 && len(left) > 0 {
@@ -285,7 +285,7 @@ func NoLeaks(m *testing.M, except ...string) {
 }
 
 // awaitGoroutines returns the stacks of goroutines that have not ended in time.
-// The runtime tells of no end of a goroutine.
+// It polls because the runtime does not report the end of a goroutine.
 func awaitGoroutines(except []string, atMost time.Duration) (left []string) {
 	for deadline, pause := time.Now().Add(atMost), time.Millisecond; ; pause = min(2*pause, 100*time.Millisecond) {
 		if left = goroutines(except); len(left) == 0 || time.Now().After(deadline) {
@@ -295,8 +295,9 @@ func awaitGoroutines(except []string, atMost time.Duration) (left []string) {
 	}
 }
 
-// goroutines returns the stacks of all goroutines but the calling one, that of
-// package os/signal, which has no end, and those that run a function of except.
+// goroutines returns the stacks of all goroutines except the calling one, the
+// goroutine of package os/signal, which never ends, and goroutines that run a
+// function of except.
 func goroutines(except []string) (stacks []string) {
 	all := make([]byte, 1<<20)
 	for n := 0; ; all = make([]byte, 2*len(all)) {
@@ -313,8 +314,8 @@ func goroutines(except []string) (stacks []string) {
 	return stacks
 }
 
-// runs says whether a goroutine is inside one of the functions: they begin a
-// line of its stack, with their arguments.
+// runs reports whether a goroutine is inside one of the functions. Each
+// function begins a line of its stack, followed by its arguments.
 func runs(stack string, functions []string) bool {
 	for _, f := range functions {
 		if strings.Contains(stack, "\n"+f+"(") {
@@ -329,6 +330,6 @@ func runs(stack string, functions []string) bool {
 // (.ci/test).
 const PasswordMark = "never-shown-"
 
-// Password returns a new password. One with special characters is made by
-// adding them.
+// Password returns a new password. Append special characters if a test needs
+// them.
 func Password() string { return PasswordMark + rand.Text()[:8] }

@@ -16,8 +16,8 @@ import (
 )
 
 // zookeeperJars are the libraries of Debian's packages zookeeper and
-// libzookeeper-java that a server needs. The manifest of the first names the
-// others.
+// libzookeeper-java that a server needs. The manifest of the first one names
+// the others.
 const zookeeperJars = "/usr/share/java/zookeeper.jar"
 
 // ZooKeeperServer is a private ZooKeeper. It counts in ticks of 100 ms, and
@@ -26,9 +26,9 @@ type ZooKeeperServer struct {
 	Server
 }
 
-// ZooKeeper starts a single ZooKeeper. Each line of settings is put into its
-// configuration, and wins over the defaults; what begins with a dash is an
-// argument of the virtual machine, such as -Xmx1g.
+// ZooKeeper starts a single ZooKeeper. Each line of settings is added to its
+// configuration and overrides the defaults. A setting that begins with a dash
+// is an argument of the virtual machine, such as -Xmx1g.
 func ZooKeeper(tb testing.TB, settings ...string) *ZooKeeperServer {
 	tb.Helper()
 	return startZooKeeper(tb, loopback, settings)
@@ -87,8 +87,8 @@ func zooKeeperEnsemble(tb testing.TB, hosts []host, settings []string) []*ZooKee
 	return servers
 }
 
-// newZooKeeper makes a server that is not yet started. The id is 0 outside of
-// an ensemble.
+// newZooKeeper makes a server without starting it. The id is 0 outside of an
+// ensemble.
 func newZooKeeper(tb testing.TB, at host, id int, settings []string) *ZooKeeperServer {
 	tb.Helper()
 	java := need(tb, "java", "default-jre-headless")
@@ -102,7 +102,7 @@ func newZooKeeper(tb testing.TB, at host, id int, settings []string) *ZooKeeperS
 		"clientPortAddress=" + at.ip, "clientPort=" + strconv.Itoa(port), "dataDir=" + dir, "maxClientCnxns=0",
 		"admin.enableServer=false", "4lw.commands.whitelist=*", "preAllocSize=1024", "quorumListenOnAllIPs=false",
 	}, settings...)
-	// it does not live long enough for more to pay off
+	// The server does not live long enough to benefit from more.
 	machine := at.command(java, "-Xmx192m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
 		"-Dzookeeper.forceSync=no", "-Dzookeeper.jmx.log4j.disable=true")
 	config = slices.DeleteFunc(config, func(line string) bool {
@@ -133,8 +133,8 @@ func newZooKeeper(tb testing.TB, at host, id int, settings []string) *ZooKeeperS
 	return s
 }
 
-// serves asks once whether the server takes requests. What comes before it does
-// may never be answered.
+// serves makes one attempt to check whether the server accepts requests. A
+// server that does not accept requests yet may never answer.
 func (s *ZooKeeperServer) serves(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
@@ -145,7 +145,7 @@ func (s *ZooKeeperServer) serves(ctx context.Context) error {
 	return err
 }
 
-// command sends one of the commands of four letters.
+// command sends one of the four-letter commands.
 func (s *ZooKeeperServer) command(ctx context.Context, four string) (string, error) {
 	c, err := new(net.Dialer).DialContext(ctx, "tcp", s.Addr)
 	if err != nil {
@@ -169,15 +169,15 @@ func (s *ZooKeeperServer) Leads() bool {
 	return err == nil && strings.Contains(text, "Mode: leader")
 }
 
-// Requests returns how many requests the server has received since it started,
-// pings included.
+// Requests returns the number of requests, including pings, that the server has
+// received since it started.
 func (s *ZooKeeperServer) Requests() int64 {
 	s.tb.Helper()
 	return s.counter("zk_packets_received")
 }
 
-// Logged returns how many transactions the server has written to its log,
-// refused ones included, under the leader that there is.
+// Logged returns the number of transactions that the server has written to its
+// log under the current leader, including refused ones.
 func (s *ZooKeeperServer) Logged() int64 {
 	s.tb.Helper()
 	text := s.says("srvr")
@@ -190,13 +190,13 @@ func (s *ZooKeeperServer) Logged() int64 {
 	return zxid & (1<<32 - 1)
 }
 
-// Watches returns how many watches the server has set.
+// Watches returns the number of watches on the server.
 func (s *ZooKeeperServer) Watches() int64 {
 	s.tb.Helper()
 	return s.counter("zk_watch_count")
 }
 
-// says returns the answer to a command of four letters.
+// says returns the response to a four-letter command.
 func (s *ZooKeeperServer) says(command string) string {
 	s.tb.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), hangGuard)
@@ -208,7 +208,7 @@ func (s *ZooKeeperServer) says(command string) string {
 	return text
 }
 
-// counter returns one of the figures that the server tells about itself.
+// counter returns one of the figures that the server reports about itself.
 func (s *ZooKeeperServer) counter(name string) int64 {
 	s.tb.Helper()
 	text := s.says("mntr")

@@ -1,5 +1,5 @@
-// Package shop is a shop that sells coupons under a lock. It is what the
-// programs coupon and migration have in common.
+// Package shop is a shop that sells coupons under a lock. The programs coupon
+// and migration share it.
 package shop
 
 import (
@@ -15,13 +15,13 @@ import (
 // Shop sells coupons to buyers who come at once.
 type Shop struct {
 	Stock  Stock
-	Locker dsync.Locker  // nil stands for no lock
-	Name   string        // of the lock: all who change the stock have to use the same
-	Moment time.Duration // how long a purchase takes
+	Locker dsync.Locker  // nil means no lock
+	Name   string        // of the lock: everyone who changes the stock must use the same
+	Moment time.Duration // duration of a purchase
 }
 
-// Buy is one purchase, under the lock if there is one. Sold is false if nothing
-// was left.
+// Buy makes one purchase, under the lock if there is one. Sold is false if no
+// coupon was left.
 func (s *Shop) Buy(ctx context.Context) (sold bool, err error) {
 	if s.Locker == nil {
 		return s.sell(ctx)
@@ -33,9 +33,9 @@ func (s *Shop) Buy(ctx context.Context) (sold bool, err error) {
 	return sold, err
 }
 
-// sell reads the stock, takes its moment, and writes the stock. Under the lock
-// ctx is that of the lease: when it ends, somebody else may be selling, and
-// what was read is out of date.
+// sell reads the stock, waits a moment, and writes the stock. Under the lock,
+// ctx is the context of the lease. When it ends, another seller may be active,
+// and the number that was read is out of date.
 func (s *Shop) sell(ctx context.Context) (sold bool, err error) {
 	left, err := s.Stock.Read()
 	if err != nil || left == 0 {
@@ -51,9 +51,8 @@ func (s *Shop) sell(ctx context.Context) (sold bool, err error) {
 	return true, s.Stock.Write(left - 1)
 }
 
-// Serve lets the buyers in, all at once, and returns how they fared. After each
-// of them it calls served with the count so far. The first error sends the
-// others home.
+// Serve lets all buyers in at once and returns the result. After each buyer it
+// calls served with the count so far. The first error sends the others home.
 func (s *Shop) Serve(ctx context.Context, buyers int, served func(Tally)) (Tally, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -77,7 +76,7 @@ func (s *Shop) Serve(ctx context.Context, buyers int, served func(Tally)) (Tally
 	return t, context.Cause(ctx)
 }
 
-// Tally is how many buyers got a coupon, and how many came too late.
+// Tally counts the buyers that got a coupon and the buyers that came too late.
 type Tally struct{ Issued, Refused int }
 
 const tallyFormat = "issued=%d refused=%d"
@@ -93,20 +92,19 @@ func (t *Tally) Add(sold bool) {
 
 func (t Tally) String() string { return fmt.Sprintf(tallyFormat, t.Issued, t.Refused) }
 
-// ParseTally reads what String wrote.
+// ParseTally parses the output of String.
 func ParseTally(text string) (t Tally, err error) {
 	_, err = fmt.Sscanf(text, tallyFormat, &t.Issued, &t.Refused)
 	return t, err
 }
 
-// Sale is what became of all buyers, and of the stock.
+// Sale is the outcome for all buyers and for the stock.
 type Sale struct {
 	Tally
 	Remaining int
 }
 
-// WithLock is what has to become of buyers and coupons if the lock does what it
-// is for.
+// WithLock is the expected outcome for buyers and coupons if the lock works.
 func WithLock(buyers, coupons int) Sale {
 	sold := min(buyers, coupons)
 	return Sale{Tally{sold, buyers - sold}, coupons - sold}
@@ -114,19 +112,19 @@ func WithLock(buyers, coupons int) Sale {
 
 func (s Sale) String() string { return fmt.Sprintf("%v remaining=%d", s.Tally, s.Remaining) }
 
-// Stock is how many coupons are left: eight bytes in a file, in place of a row
-// in a database. A read and a write are atomic, each for itself. Nothing but
-// the lock holds the two of a purchase together.
+// Stock is the number of coupons left: eight bytes in a file that stands for a
+// row in a database. A read is atomic, and so is a write, but only the lock
+// makes the two of a purchase atomic together.
 type Stock struct{ File *os.File }
 
-// Read returns how many are left.
+// Read returns the number of coupons left.
 func (s Stock) Read() (int, error) {
 	var b [8]byte
 	_, err := s.File.ReadAt(b[:], 0)
 	return int(binary.BigEndian.Uint64(b[:])), err
 }
 
-// Write sets how many are left.
+// Write sets the number of coupons left.
 func (s Stock) Write(left int) error {
 	_, err := s.File.WriteAt(binary.BigEndian.AppendUint64(nil, uint64(left)), 0)
 	return err

@@ -78,7 +78,7 @@ func writeNames(w io.Writer, names []string, asJSON bool) error {
 		}
 		return cli.WriteJSON(w, list)
 	}
-	text := func(name string) string { return name } // as it is, for other programs
+	text := func(name string) string { return name } // unescaped, for other programs
 	if cli.WidthOf(w) > 0 {
 		text = cli.Show
 	}
@@ -90,7 +90,7 @@ func writeNames(w io.Writer, names []string, asJSON bool) error {
 	return nil
 }
 
-// writeLong leaves out the names that are free by now.
+// writeLong omits names that have become free.
 func writeLong(c *cobra.Command, b *cli.Backend, names []string, asJSON bool) error {
 	reports, err := Inspect(c.Context(), b, names)
 	if err != nil {
@@ -104,10 +104,10 @@ func writeLong(c *cobra.Command, b *cli.Backend, names []string, asJSON bool) er
 	return cli.WriteTable(out, cli.WidthOf(out), Rows(reports), 3)
 }
 
-// waitersColumn is where longRows has how many wait.
+// WaitersColumn is the index of the number of waiters in longRows.
 const WaitersColumn = 6
 
-// longRows is a table of holders.
+// longRows returns a table of holders.
 func Rows(reports []Report) [][]string {
 	rows := [][]string{{"NAME", "HOLDER", "PROCESS", "HELD", "FOR", "TTL", "WAITERS", "TOKEN"}}
 	for _, r := range reports {

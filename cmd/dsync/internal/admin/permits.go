@@ -70,7 +70,7 @@ Exit status
 	return c
 }
 
-// permits says how many permits are held, of how many.
+// permits returns a text with the number of held permits and the limit.
 func (r *Report) permits() string {
 	if r.Limit == 0 {
 		return "no limit is kept"

@@ -69,10 +69,11 @@ Exit status
 	return c
 }
 
-// errDeclined is the answer of whoever was asked.
+// ErrDeclined is returned if the user does not answer yes.
 var ErrDeclined = errors.New("not released")
 
-// releaseShown ends the hold that is shown, after a question unless yes.
+// releaseShown ends the displayed hold. It asks the user first unless yes is
+// set.
 func releaseShown(c *cobra.Command, b *cli.Backend, name, hold string, yes bool) error {
 	err := Release(c.Context(), b, name, func(r *Report) error {
 		if err := r.write(c.OutOrStdout()); err != nil {
@@ -92,8 +93,8 @@ func releaseShown(c *cobra.Command, b *cli.Backend, name, hold string, yes bool)
 	return err
 }
 
-// release ends the hold of a name, unless agree, which is told of the hold,
-// returns an error.
+// Release ends the hold of a name unless agree, called with the hold, returns
+// an error.
 func Release(ctx context.Context, b *cli.Backend, name string, agree func(*Report) error) error {
 	over := cli.Unfinished("%s: the hold that was shown is over: nothing was released", cli.Show(name))
 	seen, err := b.Client.Inspect(ctx, name)
@@ -124,8 +125,9 @@ func Release(ctx context.Context, b *cli.Backend, name string, agree func(*Repor
 	return err
 }
 
-// grant tells the hold of a report from others of the name, as far as the
-// backend does. It has no more than letters and digits.
+// Grant returns a string that distinguishes the hold of a report from other
+// holds of the name, as far as the backend can. It consists of letters and
+// digits.
 func (r *Report) Grant() string {
 	if !r.Held {
 		return ""
@@ -137,11 +139,11 @@ func (r *Report) Grant() string {
 	return fmt.Sprintf("%x", sha256.Sum256(fmt.Appendf(nil, "%q %q %s %d %d", r.Hold, r.Owner, r.Mode, r.Token, since)))
 }
 
-// ask returns nil if the answer to a question is yes.
+// ask prompts the user, and returns nil if the answer is yes.
 func ask(ctx context.Context, in io.Reader, out io.Writer, question string) error {
 	fmt.Fprint(out, question)
 	answer := make(chan string, 1)
-	go func() { // ends with the line, or with the program: nothing ends a read from a terminal
+	go func() { // ends with the line, or with the program: the read cannot be interrupted
 		line, _ := bufio.NewReader(in).ReadString('\n')
 		answer <- strings.ToLower(strings.TrimSpace(line))
 	}()

@@ -16,22 +16,21 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// lockReport is what is known of one lock. Its JSON is part of the command's
-// interface.
+// lockReport describes one lock. Its JSON is part of the command's interface.
 type Report struct {
 	Name       string     `json:"name"`
 	Held       bool       `json:"held"`
 	Mode       string     `json:"mode,omitempty"`    // exclusive, read, write or permit
-	Used       int        `json:"used,omitempty"`    // permits that are held
-	Limit      int        `json:"limit,omitempty"`   // of permits, where one is kept, also of a name that is free
-	Holders    int        `json:"holders,omitempty"` // more than 1 if several read it or have permits, and what follows is about one of them
+	Used       int        `json:"used,omitempty"`    // held permits
+	Limit      int        `json:"limit,omitempty"`   // limit of permits if the backend stores one, even for a free name
+	Holders    int        `json:"holders,omitempty"` // more than 1 for several readers or permit holders; the fields below describe one of them
 	Hold       string     `json:"hold,omitempty"`
 	Owner      string     `json:"owner,omitempty"`
 	Note       string     `json:"note,omitempty"`
 	Process    string     `json:"process,omitempty"` // host:pid
 	Since      *time.Time `json:"since,omitempty"`
 	TTLSeconds float64    `json:"ttl_seconds,omitempty"`
-	Token      uint64     `json:"token,omitempty"` // the last of the present grant; 0 if unknown
+	Token      uint64     `json:"token,omitempty"` // the latest token of the present grant; 0 if unknown
 	Waiters    int        `json:"waiters"`         // -1 if the backend cannot tell
 	Queue      []string   `json:"queue,omitempty"`
 	Seen       time.Time  `json:"seen"`
@@ -102,7 +101,7 @@ Exit status
 	return c
 }
 
-// inspectAll asks for all names, for some at a time.
+// inspectAll inspects all names, several at a time.
 func Inspect(ctx context.Context, b *cli.Backend, names []string) ([]Report, error) {
 	const atOnce = 16
 	reports := make([]Report, len(names))
@@ -116,7 +115,7 @@ func Inspect(ctx context.Context, b *cli.Backend, names []string) ([]Report, err
 	return reports, err
 }
 
-// watchLocks prints each change of the names until ctx is over.
+// watchLocks prints each change of the names until ctx ends.
 func watchLocks(ctx context.Context, b *cli.Backend, names []string, print func(Report) error) error {
 	inner, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -139,7 +138,7 @@ func watchLocks(ctx context.Context, b *cli.Backend, names []string, print func(
 	}
 	observers.Wait()
 	if ctx.Err() != nil {
-		return nil // Ctrl-C is how a watch ends
+		return nil // Ctrl-C is the usual end of a watch
 	}
 	return context.Cause(inner)
 }
@@ -157,7 +156,7 @@ func lockPrinter(w io.Writer, asJSON bool) func(Report) error {
 	}
 }
 
-// Summary is the report in one line.
+// Summary returns the report as one line.
 func (r *Report) Summary() string {
 	if !r.Held {
 		return "free"
@@ -175,7 +174,7 @@ func (r *Report) Summary() string {
 	return text
 }
 
-// state says whether the name is held, and how.
+// state returns whether the name is held, and in which mode.
 func (r *Report) state() string {
 	switch {
 	case !r.Held:
@@ -190,7 +189,7 @@ func (r *Report) state() string {
 	return "held"
 }
 
-// who names the holder.
+// who returns a text that names the holder.
 func (r *Report) who() string {
 	if r.Owner != "" {
 		return cli.Show(r.Owner)
@@ -216,7 +215,7 @@ func writeLocks(w io.Writer, reports []Report, asJSON bool) error {
 	return nil
 }
 
-// write writes all that is known, a line each.
+// write writes the whole report, one field per line.
 func (r *Report) write(w io.Writer) error {
 	paint, colour := cli.Painter(w), cli.Green
 	if r.Held {

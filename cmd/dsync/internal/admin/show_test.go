@@ -9,8 +9,8 @@ import (
 	"github.com/go-dsync/dsync/cmd/dsync/internal/clitest"
 )
 
-// TestPictures holds what docs/operations.md shows of `show` and `ls` to the
-// code.
+// TestPictures compares the output of `show` and `ls` in docs/operations.md
+// with the code.
 func TestPictures(t *testing.T) {
 	seen := time.Date(2026, 11, 23, 12, 0, 5, 0, time.UTC)
 	since := seen.Add(-83 * time.Second)

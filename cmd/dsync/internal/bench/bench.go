@@ -15,28 +15,28 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// benchReport is what `bench` has measured. Its JSON is part of the command's
+// benchReport is the result of `bench`. Its JSON is part of the command's
 // interface.
 type benchReport struct {
 	URL       string     `json:"url"`
-	Rate      int        `json:"rate"` // locks in a second, at most; 0 is for no bound
+	Rate      int        `json:"rate"` // maximum locks per second; 0 means no limit
 	Seconds   float64    `json:"seconds"`
 	Workloads []measured `json:"workloads"`
 }
 
-// measured is what came of a workload.
+// measured is the result of one workload.
 type measured struct {
 	Workload  int     `json:"workload"`
 	Title     string  `json:"title"`
-	Of        string  `json:"of"` // what the two percentiles are of
+	Of        string  `json:"of"` // the operation that the percentiles describe
 	Locks     int     `json:"locks"`
 	PerSecond float64 `json:"locks_per_second,omitempty"`
-	Bounded   bool    `json:"bounded"` // the rate is what limited it
+	Bounded   bool    `json:"bounded"` // the result was limited by the rate
 	P50Msec   float64 `json:"p50_ms"`
 	P99Msec   float64 `json:"p99_ms"`
 }
 
-// benchFlags are the bounds on what `bench` does to a server.
+// benchFlags limit the load that `bench` puts on a server.
 type benchFlags struct {
 	cli.BackendFlags
 	rate, callers int
@@ -47,7 +47,7 @@ type benchFlags struct {
 
 const (
 	mostCallers = 512
-	longestRun  = time.Minute // of a workload
+	longestRun  = time.Minute // duration of a workload
 )
 
 func Command() *cobra.Command {
@@ -109,7 +109,7 @@ Exit status
 	return c
 }
 
-// check returns the URL, unless the command line is wrong.
+// check returns the URL, or an error if the command line is wrong.
 func (f *benchFlags) check(c *cobra.Command, args []string) (string, error) {
 	switch {
 	case f.rate < 0:
@@ -130,14 +130,14 @@ func (f *benchFlags) check(c *cobra.Command, args []string) (string, error) {
 	return cli.ArgumentURL(c, args)
 }
 
-// ownDigits tell the names of one run of this command from those of others.
-// Names end with digits alone, as a backend may want them.
+// ownDigits distinguish the names of this run from those of other runs. Names
+// end with digits only because a backend may require it.
 var ownDigits = rand.IntN(1e6)
 
 // name returns one of the names.
 func (f *benchFlags) name(i int) string { return fmt.Sprintf("%s%06d%03d", f.prefix, ownDigits, i) }
 
-// run measures all workloads, and leaves nothing behind.
+// run measures all workloads and cleans up after itself.
 func (f *benchFlags) run(c *cobra.Command, raw string) (r *benchReport, err error) {
 	ctx, out := c.Context(), c.ErrOrStderr()
 	u, err := driver.ParseURL(raw)
@@ -175,7 +175,8 @@ func (f *benchFlags) run(c *cobra.Command, raw string) (r *benchReport, err erro
 	return r, err
 }
 
-// nobodyElse returns an error if somebody holds a name, unless that is allowed.
+// nobodyElse returns an error if another client holds a name, unless that is
+// allowed.
 func (f *benchFlags) nobodyElse(ctx context.Context, b *cli.Backend, out io.Writer) error {
 	if f.yes {
 		return nil
@@ -199,7 +200,7 @@ func (f *benchFlags) nobodyElse(ctx context.Context, b *cli.Backend, out io.Writ
 	return ctx.Err()
 }
 
-// write writes a table, whose titles are cut where a terminal is narrow.
+// write writes a table. Its titles are cut if the terminal is narrow.
 func (r *benchReport) write(w io.Writer) error { return r.fill(w, cli.WidthOf(w)) }
 
 func (r *benchReport) fill(w io.Writer, width int) error {

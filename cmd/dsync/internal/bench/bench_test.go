@@ -19,8 +19,8 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// benched returns what `bench --json` says, of short workloads without a bound
-// on the rate.
+// benched returns the report of `bench --json` for short workloads without a
+// rate limit.
 func benched(t *testing.T, args ...string) benchReport {
 	t.Helper()
 	var r benchReport
@@ -34,8 +34,7 @@ func benched(t *testing.T, args ...string) benchReport {
 	return r
 }
 
-// TestBench measures backends, where nothing is there afterwards that was not
-// there before.
+// TestBench measures backends, and checks that nothing new is left on them.
 func TestBench(t *testing.T) {
 	t.Parallel()
 	redis := testenv.Redis(t)
@@ -73,7 +72,6 @@ func TestBench(t *testing.T) {
 	}
 }
 
-// redisKeys returns the keys of a server.
 // redisKeys returns the keys of a server, except the sequences of tokens, which
 // belong to no name.
 func redisKeys(s *testenv.RedisServer) string {
@@ -95,7 +93,8 @@ func zkNodes(t *testing.T, addr string) string {
 	return fmt.Sprint(nodes)
 }
 
-// TestBenchEndsWhenInterrupted: at any time, with nothing left behind.
+// TestBenchEndsWhenInterrupted interrupts bench at arbitrary times and checks
+// that nothing is left behind.
 func TestBenchEndsWhenInterrupted(t *testing.T) {
 	t.Parallel()
 	s := testenv.Redis(t)
@@ -111,8 +110,8 @@ func TestBenchEndsWhenInterrupted(t *testing.T) {
 	}
 }
 
-// TestPacer has many callers come at once: as many go on as the rate allows
-// until the end, evenly.
+// TestPacer makes many calls at once. As many continue as the rate allows until
+// the end, at even intervals.
 func TestPacer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, began := newPacer(100), time.Now()
@@ -140,8 +139,8 @@ func TestPacer(t *testing.T) {
 	})
 }
 
-// TestPictureOfBench holds what docs/operations.md shows of `bench` to the
-// code.
+// TestPictureOfBench compares the output of `bench` in docs/operations.md with
+// the code.
 func TestPictureOfBench(t *testing.T) {
 	r := benchReport{URL: "redisson://redis:6379", Rate: 1000}
 	for i, m := range []measured{

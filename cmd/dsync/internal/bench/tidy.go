@@ -14,11 +14,11 @@ import (
 	"github.com/go-dsync/dsync/internal/tlsurl"
 )
 
-// tidy returns a function that removes what the locks leave on the backend of a
-// URL, to be called when all clients are closed: the counters of fence=redisson
-// on Redis, and on ZooKeeper the nodes of names, and the path of the URL if it
-// was not there before. Other backends keep nothing of a lock that was
-// released.
+// tidy returns a function that removes everything that the locks leave on the
+// backend of a URL. The caller calls it after all clients are closed. On Redis
+// with fence=redisson it removes the counters. On ZooKeeper it removes the
+// nodes of names, and the path of the URL if that did not exist before. Other
+// backends store nothing for a released lock.
 func (f *benchFlags) tidy(ctx context.Context, u *driver.URL) (undo func() error, err error) {
 	switch {
 	case u.Scheme == "redisson" && u.Bool("fenced", true) && u.Param("fence", "") == "redisson":
@@ -33,7 +33,7 @@ func (f *benchFlags) tidy(ctx context.Context, u *driver.URL) (undo func() error
 	return func() error { return nil }, nil
 }
 
-// removeCounters removes the counters of the tokens of each name.
+// removeCounters removes the token counters of each name.
 func (f *benchFlags) removeCounters(option rueidis.ClientOption) error {
 	ctx, cancel := context.WithTimeout(context.Background(), cli.CloseLimit)
 	defer cancel()
@@ -70,8 +70,8 @@ func (f *benchFlags) tidyPath(ctx context.Context, u *driver.URL) (undo func() e
 	return func() error {
 		return servers.ZooKeeper(context.Background(), cli.CloseLimit, u, hosts, config, func(ctx context.Context, conn *gozk.Conn, _ string) error {
 			for i := range f.callers {
-				// most have gone with their last lock, and the server removes
-				// the others some time
+				// Most nodes were removed with their last lock. The server
+				// removes the others later.
 				_ = conn.Delete(path.Join("/", u.Path, f.name(i)), -1)
 			}
 			servers.DeleteNodes(conn, made)

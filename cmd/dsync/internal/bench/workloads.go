@@ -15,15 +15,15 @@ import (
 	"github.com/go-dsync/dsync/cmd/dsync/internal/cli"
 )
 
-// bench is two clients on a backend, and what bounds what they do there.
+// bench holds two clients on a backend, and the limits on their load.
 type bench struct {
 	*benchFlags
 	clients [2]*dsync.Client
 	pace    *pacer
-	longest time.Duration // of locks and their unlocks in the first workload
+	longest time.Duration // number of locks and unlocks in the first workload
 }
 
-// close closes the clients that are open.
+// close closes all open clients.
 func (b *bench) close() (err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), cli.CloseLimit)
 	defer cancel()
@@ -35,7 +35,7 @@ func (b *bench) close() (err error) {
 	return err
 }
 
-// measureAll runs one workload after the other.
+// measureAll runs the workloads one after the other.
 func (b *bench) measureAll(ctx context.Context, out io.Writer) (*benchReport, error) {
 	r := &benchReport{Rate: b.rate, Seconds: b.lasting.Seconds()}
 	shown := cli.NewProgress(out, "measuring", len(workloads))
@@ -52,19 +52,19 @@ func (b *bench) measureAll(ctx context.Context, out io.Writer) (*benchReport, er
 	return r, nil
 }
 
-// workload is something to do with locks.
+// workload is one way to use locks.
 type workload struct {
 	title string
-	of    string // what is timed
+	of    string // the operation that is timed
 
-	// run does so until the end, and returns how long each took. Those that are
-	// under way at the end go on.
+	// run works until the end and returns the duration of each operation.
+	// Operations that are in progress at the end are completed.
 	run func(b *bench, ctx context.Context, end time.Time) ([]time.Duration, error)
 
-	settles bool // most of the time goes by without locks, so their number says nothing
+	settles bool // most of the time passes without locks, so their number is meaningless
 }
 
-// workloads are those of docs/performance.md with these numbers.
+// workloads are the workloads of docs/performance.md, with the same numbers.
 var workloads = []workload{
 	{title: "a free lock, one caller", of: "lock and unlock", run: func(b *bench, ctx context.Context, end time.Time) ([]time.Duration, error) {
 		took, err := b.crowd(ctx, end, 1, false, 1)
@@ -85,8 +85,8 @@ var workloads = []workload{
 
 const hotCallers = 32
 
-// measure runs a workload. A lock that is not granted within --connect after
-// the end is an error.
+// measure runs a workload. It returns an error if a lock is not granted within
+// --connect after the end.
 func (b *bench) measure(ctx context.Context, w workload) (measured, error) {
 	began := time.Now()
 	end := began.Add(b.lasting)
@@ -107,27 +107,28 @@ func (b *bench) measure(ctx context.Context, w workload) (measured, error) {
 	return m, nil
 }
 
-// percentile returns the smallest of the times that at least a share p of them
-// does not exceed.
+// percentile returns the smallest duration that is not exceeded by at least a
+// share p of the durations.
 func percentile(took []time.Duration, p float64) time.Duration {
 	slices.Sort(took)
 	return took[max(0, int(math.Ceil(p*float64(len(took))))-1)]
 }
 
-// crowd has callers of some clients take and give back locks: all one lock, for
-// which their waits are returned; or one each, for which the whole is.
+// crowd lets callers of some clients acquire and release locks. If all callers
+// share one lock, crowd returns the durations of their waits. If each has its
+// own lock, it returns the durations of whole cycles.
 func (b *bench) crowd(ctx context.Context, end time.Time, callers int, hot bool, clients int) ([]time.Duration, error) {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	took := make([][]time.Duration, callers)
-	var holders atomic.Int32 // of the hot lock
+	var holders atomic.Int32 // duration of waits for the hot lock
 	var all sync.WaitGroup
 	for i := range callers {
 		client, name := b.clients[i%clients], b.name(i)
 		if hot {
 			name = b.name(0)
 		}
-		all.Go(func() { // ends with the time, or with ctx
+		all.Go(func() { // ends at the deadline, or with ctx
 			for b.pace.wait(ctx, end) || first(ctx, i, took[i]) {
 				start := time.Now()
 				lease, err := client.Lock(ctx, name)
@@ -156,19 +157,19 @@ func (b *bench) crowd(ctx context.Context, end time.Time, callers int, hot bool,
 	return slices.Concat(took...), context.Cause(ctx)
 }
 
-// first reports whether the first caller has yet to do something: on a slow
-// server the time may be over before.
+// first reports whether the first caller has not completed an operation yet. On
+// a slow server the time may run out before that.
 func first(ctx context.Context, caller int, took []time.Duration) bool {
 	return caller == 0 && len(took) == 0 && ctx.Err() == nil
 }
 
 var errNotExcluded = errors.New("two callers hold one lock at once: the clients of this URL do not exclude each other")
 
-// settling is how long somebody is given to ask the backend, beside the time
-// that a lock takes.
+// settling is the time allowed for a request to the backend, in addition to the
+// duration of a lock.
 const settling = 5 * time.Millisecond
 
-// handOvers has the two clients hand a lock over to each other.
+// handOvers measures how the two clients hand over a lock to each other.
 func (b *bench) handOvers(ctx context.Context, end time.Time) (took []time.Duration, err error) {
 	lease, err := b.clients[0].Lock(ctx, b.name(0))
 	if err != nil {
@@ -182,13 +183,14 @@ func (b *bench) handOvers(ctx context.Context, end time.Time) (took []time.Durat
 		took = append(took, d)
 	}
 	if len(took) > 1 {
-		took = took[1:] // the first makes what a client needs to wait
+		took = took[1:] // the first one creates the state that a client needs to wait
 	}
 	return took, lease.Unlock(ctx)
 }
 
-// handOver gives the lock back when another client waits for it, and returns
-// how long that took, and the other's lease. With an error nobody has the lock.
+// handOver releases the lock while another client waits for it. It returns the
+// time until the grant, and the other client's lease. If it returns an error,
+// neither client holds the lock.
 func (b *bench) handOver(ctx context.Context, lease *dsync.Lease, next *dsync.Client) (time.Duration, *dsync.Lease, error) {
 	type grant struct {
 		at    time.Time
@@ -223,11 +225,11 @@ func (b *bench) handOver(ctx context.Context, lease *dsync.Lease, next *dsync.Cl
 	return got.at.Sub(start), got.lease, err
 }
 
-// pacer spreads calls evenly over the time.
+// pacer spreads calls evenly over time.
 type pacer struct {
-	every time.Duration // 0 is for no bound
+	every time.Duration // 0 means no limit
 	mu    sync.Mutex
-	next  time.Time // when the next call may be
+	next  time.Time // earliest time of the next call
 }
 
 func newPacer(rate int) *pacer {
@@ -237,8 +239,8 @@ func newPacer(rate int) *pacer {
 	return &pacer{every: time.Second / time.Duration(rate)}
 }
 
-// wait waits for the caller's turn. It returns false when that would be after
-// the end, or ctx is over.
+// wait waits for the caller's turn. It returns false if the turn would come
+// after the end, or if ctx ends.
 func (p *pacer) wait(ctx context.Context, end time.Time) bool {
 	now := time.Now()
 	turn := now
@@ -247,7 +249,7 @@ func (p *pacer) wait(ctx context.Context, end time.Time) bool {
 		if p.next.After(turn) {
 			turn = p.next
 		}
-		if turn.Before(end) { // the other turns are for those who come in the next workload
+		if turn.Before(end) { // the other turns are for the callers of the next workload
 			p.next = turn.Add(p.every)
 		}
 		p.mu.Unlock()

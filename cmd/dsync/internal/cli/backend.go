@@ -19,7 +19,7 @@ import (
 	_ "github.com/go-dsync/dsync/drivers/zk"
 )
 
-// backendFlags are the flags of commands that look at one backend.
+// BackendFlags are the flags of commands that inspect one backend.
 type BackendFlags struct{ Connect time.Duration }
 
 func (f *BackendFlags) Add(c *cobra.Command) {
@@ -27,14 +27,14 @@ func (f *BackendFlags) Add(c *cobra.Command) {
 	c.Flags().DurationVar(&f.Connect, "connect", 10*time.Second, "how long to try to reach the backend")
 }
 
-// backend is a backend that a command looks at.
+// Backend is the backend that a command inspects.
 type Backend struct {
 	Client *dsync.Client
 	Driver driver.Driver
 	URL    *driver.URL
 }
 
-// valid returns an error for a flag that makes no sense.
+// Valid returns an error for invalid flags.
 func (f *BackendFlags) Valid() error {
 	if f.Connect <= 0 {
 		return Usage(errors.New("--connect has to be positive"))
@@ -42,7 +42,7 @@ func (f *BackendFlags) Valid() error {
 	return nil
 }
 
-// open opens the backend that the flags of a command name.
+// open opens the backend that the command's flags name.
 func (f *BackendFlags) open(c *cobra.Command) (*Backend, error) {
 	raw, err := BackendURL(c)
 	if err == nil {
@@ -54,14 +54,14 @@ func (f *BackendFlags) open(c *cobra.Command) (*Backend, error) {
 	return f.OpenURL(c.Context(), raw)
 }
 
-// openURL opens a backend within --connect.
+// OpenURL opens a backend within --connect.
 func (f *BackendFlags) OpenURL(ctx context.Context, raw string) (*Backend, error) {
 	ctx, cancel := context.WithTimeout(ctx, f.Connect)
 	defer cancel()
 	return OpenBackend(ctx, raw)
 }
 
-// openBackend opens a backend as programs do. Opening takes no lock.
+// OpenBackend opens a backend as programs do. Opening does not acquire a lock.
 func OpenBackend(ctx context.Context, raw string) (*Backend, error) {
 	d, config, err := driver.Open(ctx, raw)
 	if err != nil {
@@ -80,7 +80,8 @@ func (b *Backend) Close() error {
 	return b.Client.Close(ctx)
 }
 
-// withBackend calls f with the backend of a command, and closes the backend.
+// WithBackend calls f with the backend of a command and then closes the
+// backend.
 func (f *BackendFlags) WithBackend(c *cobra.Command, do func(b *Backend) error) error {
 	b, err := f.open(c)
 	if err != nil {
@@ -103,8 +104,8 @@ func CloseDriver(d driver.Driver) error {
 	return d.Close(ctx)
 }
 
-// list returns the names with a prefix that are held. More says that there are
-// others beside the first that the backend told.
+// List returns the held names with a prefix. If more is set, the backend has
+// further names that it did not return.
 func (b *Backend) List(ctx context.Context, prefix string, most int) (names []string, more bool, err error) {
 	lister, can := b.Driver.(driver.Lister)
 	if !can {
@@ -126,7 +127,7 @@ func (b *Backend) List(ctx context.Context, prefix string, most int) (names []st
 
 func Bounds(i driver.Info) string {
 	s := "any"
-	const longest = 100 * 365 * 24 * time.Hour // which no program needs
+	const longest = 100 * 365 * 24 * time.Hour // no program needs such a name
 	switch {
 	case i.MinTTL > 0 && i.MaxTTL > 0 && i.MaxTTL < longest:
 		s = fmt.Sprintf("%v to %v", i.MinTTL, i.MaxTTL)

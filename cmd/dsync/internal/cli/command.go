@@ -11,7 +11,7 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// asGroup makes a command that only has others below it.
+// AsGroup makes a command that only groups subcommands.
 func AsGroup(c *cobra.Command) {
 	c.Args = func(c *cobra.Command, args []string) error {
 		if len(args) == 0 {
@@ -26,7 +26,7 @@ func AsGroup(c *cobra.Command) {
 	c.RunE = func(c *cobra.Command, _ []string) error { return c.Help() }
 }
 
-// flagError leaves out the text of a flag that may be a URL with a password.
+// FlagError omits the text of a flag, which may be a URL with a password.
 func FlagError(c *cobra.Command, err error) error {
 	if strings.Contains(err.Error(), "://") {
 		err = errors.New("a flag has a URL as its value that takes none")
@@ -50,7 +50,7 @@ func AtMostOnePrefix(c *cobra.Command, args []string) error {
 
 func PrefixOf(args []string) string { return strings.Join(args, "") }
 
-// completeURL offers the beginnings of URLs.
+// CompleteURL completes the beginnings of URLs.
 func CompleteURL(_ *cobra.Command, args []string, begun string) ([]cobra.Completion, cobra.ShellCompDirective) {
 	var urls []cobra.Completion
 	for _, scheme := range driver.Schemes() {
@@ -61,7 +61,7 @@ func CompleteURL(_ *cobra.Command, args []string, begun string) ([]cobra.Complet
 	return urls, cobra.ShellCompDirectiveNoSpace | cobra.ShellCompDirectiveNoFileComp
 }
 
-// completeOneURL is for commands whose only argument is a URL.
+// CompleteOneURL is for commands whose only argument is a URL.
 func CompleteOneURL(c *cobra.Command, args []string, begun string) ([]cobra.Completion, cobra.ShellCompDirective) {
 	if len(args) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp

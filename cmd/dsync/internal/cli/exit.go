@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// The exit statuses of all commands but run. They are part of the command's
+// Exit statuses of all commands except run. They are part of the command's
 // interface.
 const (
 	ExitDone        = 0
@@ -17,8 +17,8 @@ const (
 	ExitInterrupted = 130
 )
 
-// The exit statuses of `dsync run` beside those of its command: as sysexits.h,
-// env(1) and shells have them.
+// Exit statuses of `dsync run`, in addition to those of its command. They
+// follow sysexits.h, env(1) and shells.
 const (
 	ExitMisused       = 64
 	ExitBroken        = 70
@@ -27,7 +27,7 @@ const (
 	ExitOutOfReach    = 77
 	ExitNotExecutable = 126
 	ExitNotFound      = 127
-	ExitBySignal      = 128 // and the number of the signal
+	ExitBySignal      = 128 // plus the number of the signal
 )
 
 type statusRow struct {
@@ -35,9 +35,9 @@ type statusRow struct {
 	status, meaning string
 }
 
-// statuses is the table of docs/command.md. The rows of run are in the help of
-// run, too; the help of each other command says which of the other rows there
-// are, in its own words.
+// statuses is the table of docs/command.md. The help of run has the rows of
+// run, too. The help of every other command describes its rows in its own
+// words.
 var statuses = [...]statusRow{
 	{true, "0-255", "the command has ended with this status"},
 	{true, "128+n", "the command was ended by signal n, or dsync was before it started the command"},
@@ -56,7 +56,7 @@ var statuses = [...]statusRow{
 	{false, "130", "interrupted"},
 }
 
-// statusTable returns the statuses of run as text for a terminal.
+// StatusTable returns the statuses of run as text for a terminal.
 func StatusTable() string {
 	var b strings.Builder
 	for _, row := range statuses {
@@ -67,8 +67,8 @@ func StatusTable() string {
 	return b.String()
 }
 
-// exitError is an error with the status that the program ends with. Without an
-// error inside there is nothing to say.
+// exitError is an error with the exit status of the program. If it wraps no
+// error, the program prints nothing.
 type exitError struct {
 	status int
 	err    error
@@ -78,19 +78,19 @@ func (e *exitError) Error() string {
 	if e.err == nil {
 		return ""
 	}
-	return strings.TrimPrefix(e.err.Error(), "dsync: ") // the program puts its name before all errors
+	return strings.TrimPrefix(e.err.Error(), "dsync: ") // the program adds its name to all errors
 }
 
 func (e *exitError) Unwrap() error { return e.err }
 
 func Exit(status int, err error) error { return &exitError{status, err} }
 
-// misused makes the error of a wrong call one of `dsync run`.
+// Misused turns the error of a wrong call into an error of `dsync run`.
 func Misused(format string, args ...any) error {
 	return Exit(ExitMisused, fmt.Errorf(format, args...))
 }
 
-// statusOf returns the status that err asks for.
+// StatusOf returns the exit status for err.
 func StatusOf(err error) (int, bool) {
 	var e *exitError
 	if errors.As(err, &e) {
@@ -99,14 +99,14 @@ func StatusOf(err error) (int, bool) {
 	return 0, false
 }
 
-// usageError is an error of whoever called the program.
+// UsageError is a mistake in how the program was called.
 type UsageError struct{ error }
 
 func (e UsageError) Unwrap() error { return e.error }
 
 func Usage(err error) error { return UsageError{err} }
 
-// unfinishedError says what is left.
+// UnfinishedError describes the remaining work.
 type UnfinishedError struct{ error }
 
 func (e UnfinishedError) Unwrap() error { return e.error }

@@ -12,8 +12,8 @@ import (
 	"github.com/go-dsync/dsync/cmd/dsync/internal/clitest"
 )
 
-// TestStatusesAreInTheDocs holds the table of docs/command.md to that of the
-// code.
+// TestStatusesAreInTheDocs compares the table of docs/command.md with the table
+// in the code.
 func TestStatusesAreInTheDocs(t *testing.T) {
 	_, table, _ := strings.Cut(clitest.Page(t, "docs/command.md"), "| of | status | meaning |\n|---|---|---|\n")
 	table, _, _ = strings.Cut(table, "\n\n")
@@ -48,7 +48,7 @@ func TestStatusesAreThoseOfTheCode(t *testing.T) {
 		return true
 	})
 	for _, row := range statuses {
-		if row.status != "0-255" { // those of other programs
+		if row.status != "0-255" { // statuses of other programs
 			want = append(want, row.status)
 		}
 	}

@@ -19,19 +19,19 @@ import (
 const (
 	maxName = 1024
 
-	// reserved is how names begin that drivers/migrate has for itself.
+	// Reserved is the prefix of names that drivers/migrate uses internally.
 	Reserved = "dsync:migrate:"
 )
 
-// nameFlags say which names a command is about. No backend can list those that
-// nobody holds.
+// NameFlags select the names that a command works on. No backend can list free
+// names.
 type NameFlags struct{ File string }
 
 func (f *NameFlags) Add(c *cobra.Command) {
 	c.Flags().StringVar(&f.File, "names", "", "`FILE` with names of locks, one in a line; - is the standard input")
 }
 
-// read returns the names that are given, each once.
+// Read returns the given names without duplicates.
 func (f *NameFlags) Read(c *cobra.Command, args []string) ([]string, error) {
 	var names []string
 	seen := map[string]bool{}
@@ -61,7 +61,7 @@ func (f *NameFlags) Read(c *cobra.Command, args []string) ([]string, error) {
 	lines := bufio.NewScanner(in)
 	for n := 1; lines.Scan(); n++ {
 		if lines.Text() == "" || strings.HasPrefix(lines.Text(), Reserved) {
-			// ls lists the seals of the migration itself, too
+			// ls also lists the seals of the migration itself.
 			continue
 		}
 		if err := add(lines.Text(), fmt.Sprintf("--names %s, line %d", f.File, n)); err != nil {
@@ -74,7 +74,7 @@ func (f *NameFlags) Read(c *cobra.Command, args []string) ([]string, error) {
 	return names, nil
 }
 
-// some is read, and fails without names where they are needed.
+// Some is like read, but fails if names are required and none are given.
 func (f *NameFlags) Some(c *cobra.Command, args []string, needed bool) ([]string, error) {
 	names, err := f.Read(c, args)
 	if err == nil && len(names) == 0 && needed {
@@ -104,8 +104,7 @@ func CheckName(name string) error {
 	return nil
 }
 
-// show returns a name as it stands, or quoted where that would not be read as
-// one word.
+// Show returns a name unchanged, or quoted if it could not be read as one word.
 func Show(name string) string {
 	if len(name) > maxName {
 		name = name[:64] + "..."
@@ -117,7 +116,7 @@ func Show(name string) string {
 	return name
 }
 
-// plural returns "1 name" or "2 names".
+// Plural returns "1 name" or "2 names".
 func Plural(n int, noun string) string {
 	if n == 1 {
 		return "1 " + noun
@@ -125,7 +124,7 @@ func Plural(n int, noun string) string {
 	return fmt.Sprintf("%d %ss", n, noun)
 }
 
-// are returns "1 name is" or "2 names are".
+// Are returns "1 name is" or "2 names are".
 func Are(n int, noun string) string {
 	if n == 1 {
 		return Plural(n, noun) + " is"

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/term"
 )
 
-// progress is a progress bar on a terminal, and nothing elsewhere.
+// Progress shows a progress bar on a terminal and nothing elsewhere.
 type Progress struct{ bar *progressbar.ProgressBar }
 
 func NewProgress(w io.Writer, what string, total int) *Progress {

@@ -5,9 +5,9 @@ import (
 	"sync"
 )
 
-// sideBySide calls do with 0 to n-1, for at most atOnce numbers at a time, and
-// returns the first error. After an error, or the end of ctx, no call begins,
-// and the context of the calls under way ends.
+// SideBySide calls do with 0 to n-1, at most atOnce calls at a time, and
+// returns the first error. After an error or the end of ctx it starts no
+// further call, and cancels the context of the running ones.
 func SideBySide(ctx context.Context, atOnce, n int, do func(ctx context.Context, i int) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -17,7 +17,7 @@ func SideBySide(ctx context.Context, atOnce, n int, do func(ctx context.Context,
 		workers.Go(func() { // ends with next
 			for i := range next {
 				if err := do(ctx, i); err != nil {
-					cancel(err) // what fails because of another one comes later
+					cancel(err) // later errors are only consequences
 				}
 			}
 		})

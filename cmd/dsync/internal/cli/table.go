@@ -14,8 +14,8 @@ import (
 	"golang.org/x/term"
 )
 
-// widthOf returns the width of a terminal, or 0 for what is none: nothing is
-// cut or wrapped there.
+// WidthOf returns the width of a terminal, or 0 for any other writer, whose
+// text is not cut or wrapped.
 func WidthOf(w io.Writer) int {
 	file, ok := w.(*os.File)
 	if !ok {
@@ -35,8 +35,8 @@ const (
 	Yellow = "33"
 )
 
-// painter returns a function that colours a text, on a terminal alone, and not
-// where NO_COLOR is set.
+// Painter returns a function that colours a text. It colours only on a
+// terminal, and only if NO_COLOR is not set.
 func Painter(w io.Writer) func(colour, text string) string {
 	if WidthOf(w) == 0 || os.Getenv("NO_COLOR") != "" || os.Getenv("TERM") == "dumb" {
 		return func(_, text string) string { return text }
@@ -44,7 +44,7 @@ func Painter(w io.Writer) func(colour, text string) string {
 	return func(colour, text string) string { return "\x1b[" + colour + "m" + text + "\x1b[0m" }
 }
 
-// writeTable writes rows in columns, below a row of headings. On a terminal of
+// WriteTable writes rows in columns, below a row of headings. On a terminal of
 // the given width, columns without a value are left out, and long cells of the
 // first some columns are cut.
 func WriteTable(w io.Writer, width int, rows [][]string, some int) error {
@@ -84,13 +84,13 @@ func WriteTable(w io.Writer, width int, rows [][]string, some int) error {
 	return nil
 }
 
-// shortest is what is left of a cell at least.
+// shortest is the minimum width of a cut cell.
 const shortest = 8
 
-// noValue is a cell of a column that a backend does not know.
+// NoValue is a cell whose value the backend does not know.
 const NoValue = "-"
 
-// columnsOf returns how wide the columns are: 0 for those that have no value,
+// ColumnsOf returns the widths of the columns. The width is 0 for empty columns
 // if these are to be left out.
 func ColumnsOf(rows [][]string, leaveOut bool) []int {
 	columns := make([]int, len(rows[0]))
@@ -107,8 +107,8 @@ func ColumnsOf(rows [][]string, leaveOut bool) []int {
 	return columns
 }
 
-// cut returns a text of n characters at most, without what is behind the
-// middle: names that begin alike often end differently.
+// cut shortens a text to at most n characters. It removes the middle because
+// names that begin alike often end differently.
 func cut(text string, n int) string {
 	runes := []rune(text)
 	if len(runes) <= n {
@@ -118,8 +118,8 @@ func cut(text string, n int) string {
 	return string(runes[:n-1-end]) + "…" + string(runes[len(runes)-end:])
 }
 
-// wrap breaks a text between words into lines of at most width characters,
-// which begin with indent; 0 is for one line.
+// Wrap breaks a text between words into lines of at most width characters that
+// begin with indent. A width of 0 means one line.
 func Wrap(text, indent string, width int) string {
 	room := width - utf8.RuneCountInString(indent)
 	if width == 0 || room < 20 {
@@ -145,8 +145,8 @@ func Wrap(text, indent string, width int) string {
 	return out.String() + "\n"
 }
 
-// printable makes characters visible that a terminal would obey, in texts that
-// servers or other programs have written.
+// Printable replaces characters that a terminal would interpret, in texts of
+// servers or other programs.
 func Printable(text string) string {
 	return strings.Map(func(r rune) rune {
 		if r == '\n' || r == '\t' {
@@ -180,7 +180,7 @@ func Token(n uint64) string {
 	return strconv.FormatUint(n, 10)
 }
 
-// Write writes the answer of a command, as JSON or by text.
+// Write writes the result of a command as JSON or as text.
 func Write(w io.Writer, asJSON bool, v any, text func(io.Writer) error) error {
 	if asJSON {
 		return WriteJSON(w, v)
@@ -188,7 +188,7 @@ func Write(w io.Writer, asJSON bool, v any, text func(io.Writer) error) error {
 	return text(w)
 }
 
-// WriteJSON writes a value with an indent.
+// WriteJSON writes a value as indented JSON.
 func WriteJSON(w io.Writer, v any) error {
 	e := json.NewEncoder(w)
 	e.SetIndent("", "  ")

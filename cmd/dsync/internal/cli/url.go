@@ -13,19 +13,18 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// urlVariable is where the URL of the backend comes from, unless a flag has it
-// or names a file that has it: other users of a machine see the flags of a
-// command.
+// urlVariable holds the URL of the backend unless a flag has it or names a file
+// that has it. Other users of a machine can see the flags of a command.
 const URLVariable = "DSYNC_URL"
 
-// addURL gives a command the flags that backendURL reads.
+// AddURL gives a command the flags that backendURL reads.
 func AddURL(c *cobra.Command) {
 	c.Flags().String("url", "", "`URL` of the backend, without a password ($"+URLVariable+" if it is not given)")
 	c.Flags().String("url-file", "", "`FILE` with the URL of the backend; with a password in it, not for all users to read")
 }
 
-// backendURL returns the URL of the backend: that of a flag, of a file, or of
-// the environment. Errors are usageErrors without passwords.
+// BackendURL returns the URL of the backend from a flag, a file or the
+// environment. Its errors are usageErrors without passwords.
 func BackendURL(c *cobra.Command) (string, error) {
 	raw, _ := c.Flags().GetString("url")
 	file, _ := c.Flags().GetString("url-file")
@@ -57,8 +56,8 @@ func BackendURL(c *cobra.Command) (string, error) {
 	return raw, nil
 }
 
-// argumentURL returns the URL that is given as an argument, or otherwise the
-// one that backendURL returns.
+// ArgumentURL returns the URL given as an argument, or otherwise the result of
+// backendURL.
 func ArgumentURL(c *cobra.Command, args []string) (string, error) {
 	switch {
 	case len(args) == 0:
@@ -71,8 +70,8 @@ func ArgumentURL(c *cobra.Command, args []string) (string, error) {
 	return args[0], checkVisible(args[0])
 }
 
-// checkVisible returns an error for a URL that other users of the machine must
-// not see among the arguments of a command.
+// checkVisible returns an error for an argument with a URL that other users of
+// the machine must not see.
 func checkVisible(raw string) error {
 	u, err := driver.ParseURL(raw)
 	if err != nil {
@@ -84,9 +83,9 @@ func checkVisible(raw string) error {
 	return nil
 }
 
-// readURL returns the URL in a file. It refuses one with a password in a file
-// that everybody may read, or change. A group may: that is how services are
-// given what is theirs.
+// readURL reads a URL from a file. It refuses a URL with a password if every
+// user may read or change the file. Access by a group is allowed because
+// services get their secrets that way.
 func readURL(file string) (string, error) {
 	f, err := os.Open(file)
 	if err != nil {
@@ -108,7 +107,7 @@ func readURL(file string) (string, error) {
 	const others = 0o006
 	mode := info.Mode()
 	if runtime.GOOS == "windows" || !mode.IsRegular() || mode.Perm()&others == 0 {
-		// a pipe is between two processes; Windows has other rights
+		// A pipe connects only two processes. Windows has other permissions.
 		return raw, nil
 	}
 	if u, err := driver.ParseURL(raw); err == nil && hasPassword(u) {
@@ -118,7 +117,7 @@ func readURL(file string) (string, error) {
 	return raw, nil
 }
 
-// hasPassword reports whether a URL has a password, of whatever kind.
+// hasPassword reports whether a URL has a password of any kind.
 func hasPassword(u *driver.URL) bool {
 	if u.User != nil {
 		if _, given := u.User.Password(); given {

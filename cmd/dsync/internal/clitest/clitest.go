@@ -1,4 +1,4 @@
-// Package clitest has the helpers that the tests of several commands share.
+// Package clitest provides helpers for the tests of several commands.
 package clitest
 
 import (
@@ -23,7 +23,7 @@ func Main(m *testing.M) {
 	testenv.NoLeaks(m)
 }
 
-// Run runs a command without the program around it, and returns its output.
+// Run runs a command in this process and returns its output.
 func Run(ctx context.Context, c *cobra.Command, args ...string) (string, error) {
 	var out strings.Builder
 	c.SetArgs(args)
@@ -33,7 +33,7 @@ func Run(ctx context.Context, c *cobra.Command, args ...string) (string, error) 
 	return out.String(), err
 }
 
-// Client returns a client on the backend of a URL. It lasts until the end of
+// Client returns a client on the backend of a URL. It is closed at the end of
 // the test.
 func Client(t *testing.T, url string) *dsync.Client {
 	t.Helper()
@@ -64,7 +64,7 @@ func Lock(t *testing.T, l dsync.Locker, name string) *dsync.Lease {
 	return lease
 }
 
-// WantPicture fails the test unless docs/operations.md shows the text.
+// WantPicture fails the test unless docs/operations.md contains the text.
 func WantPicture(t *testing.T, text string) {
 	t.Helper()
 	if !strings.Contains(Page(t, "docs/operations.md"), "\n"+text) {
@@ -72,7 +72,7 @@ func WantPicture(t *testing.T, text string) {
 	}
 }
 
-// Page returns a page of the documents.
+// Page returns a page of the documentation.
 func Page(t *testing.T, path string) string {
 	t.Helper()
 	_, file, _, _ := runtime.Caller(0)

@@ -15,7 +15,7 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// doctorReport is what `doctor` finds. Its JSON is part of the command's
+// doctorReport is the result of `doctor`. Its JSON is part of the command's
 // interface.
 type doctorReport struct {
 	URL      string        `json:"url"`
@@ -23,7 +23,7 @@ type doctorReport struct {
 	Warnings int           `json:"warnings"`
 	Findings []finding     `json:"findings"`
 	Promises []string      `json:"promises,omitempty"` // what the backend promises, in words
-	Pairs    *pairsMeasure `json:"pairs,omitempty"`    // a lock and its unlock, one after the other
+	Pairs    *pairsMeasure `json:"pairs,omitempty"`    // a lock followed by its unlock
 }
 
 // finding is the outcome of one check.
@@ -32,7 +32,7 @@ type finding struct {
 	Level level  `json:"level"`
 	Text  string `json:"text"`
 	Cure  string `json:"cure,omitempty"`
-	See   string `json:"see,omitempty"` // the section of the documents that explains it
+	See   string `json:"see,omitempty"` // the section of the documentation that explains it
 }
 
 type level string
@@ -40,11 +40,11 @@ type level string
 const (
 	ok      level = "ok"
 	note    level = "note"    // nothing is wrong
-	warning level = "warning" // locks work today, and may not do as promised when something happens
+	warning level = "warning" // locks work today, but may break their promises in some event
 	fault   level = "fault"   // locks do not work, or not as promised
 )
 
-// pairsMeasure is how long it took to get and to give back a free lock.
+// pairsMeasure is the time to acquire and release a free lock.
 type pairsMeasure struct {
 	Pairs   int     `json:"pairs"`
 	P50Msec float64 `json:"p50_ms"`
@@ -55,15 +55,15 @@ type pairsMeasure struct {
 type examination struct {
 	raw     string
 	url     *driver.URL
-	name    string // of the lock that is taken, and the beginning of those that rights are tried with
+	name    string // of the lock that is acquired, and the prefix of names used to try rights
 	connect time.Duration
-	undo    func() // removes what the driver has made that was not there before; may be nil
+	undo    func() // removes what the driver has created; may be nil
 	report  doctorReport
 }
 
-// examiners look at servers before a driver does, by the scheme of the URL: a
-// driver tells one fault, and refuses what it cannot use. They report whether
-// it makes sense to open the driver.
+// examiners inspect servers before a driver does, by URL scheme. A driver
+// reports only one fault and refuses a server that it cannot use. Examiners
+// report whether opening the driver makes sense.
 var examiners = map[string]func(ctx context.Context, x *examination) bool{
 	"redisson":     examineRedis,
 	"redlock":      examineRedis,
@@ -75,7 +75,7 @@ var examiners = map[string]func(ctx context.Context, x *examination) bool{
 
 const (
 	pairsMeasured = 20
-	doctorName    = "dsync:doctor" // the lock, unless another one is given
+	doctorName    = "dsync:doctor" // the lock, unless the user names another one
 )
 
 func Command() *cobra.Command {
@@ -130,7 +130,8 @@ Exit status
 	return c
 }
 
-// examine looks at the backend of a URL. Connect bounds each of its parts.
+// examine inspects the backend of a URL. The connect duration limits each part
+// of it.
 func examine(ctx context.Context, raw, name string, connect time.Duration) *doctorReport {
 	x := &examination{raw: raw, name: name, connect: connect}
 	x.url, _ = driver.ParseURL(raw) // checked before
@@ -155,23 +156,23 @@ func examine(ctx context.Context, raw, name string, connect time.Duration) *doct
 
 func (x *examination) add(f finding) { x.report.Findings = append(x.report.Findings, f) }
 
-// good adds a finding of something that is as it should be.
+// good adds a finding without a fault.
 func (x *examination) good(check, format string, args ...any) {
 	x.add(finding{Check: check, Level: ok, Text: fmt.Sprintf(format, args...)})
 }
 
-// bad adds a finding with its cure.
+// bad adds a finding with its remedy.
 func (x *examination) bad(l level, check, text, cure, see string) {
 	x.add(finding{check, l, text, cure, see})
 }
 
-// hasFault reports whether a check has found a fault so far; "" stands for any
+// hasFault reports whether a check has found a fault so far; "" matches any
 // check.
 func (x *examination) hasFault(check string) bool {
 	return slices.ContainsFunc(x.report.Findings, func(f finding) bool { return f.Level == fault && (check == "" || f.Check == check) })
 }
 
-// open opens the driver as programs do, and measures the lock.
+// open opens the driver as programs do and measures the lock.
 func (x *examination) open(ctx context.Context) {
 	opening, cancel := context.WithTimeout(ctx, x.connect)
 	defer cancel()
@@ -186,8 +187,8 @@ func (x *examination) open(ctx context.Context) {
 	x.measure(ctx, b.Client)
 }
 
-// refused is what the driver said when it was opened. What the checks have
-// found before mostly explains that.
+// refused adds the error of opening the driver. The earlier findings usually
+// explain it.
 func (x *examination) refused(err error) {
 	text := "the driver refuses the server: " + err.Error()
 	switch {
@@ -200,7 +201,7 @@ func (x *examination) refused(err error) {
 	}
 }
 
-// limitedTTL is a finding about a TTL that the server does not keep.
+// limitedTTL is a finding about a TTL that the server does not honor.
 func (x *examination) limitedTTL(err error) {
 	cure, see := "a ttl= in the URL within these limits", "docs/backends/etcd.md#limits"
 	if x.url.Scheme == "zk" {
@@ -210,7 +211,7 @@ func (x *examination) limitedTTL(err error) {
 	x.bad(fault, "session limit", err.Error(), cure, see)
 }
 
-// measure takes and gives back a lock again and again.
+// measure acquires and releases a lock repeatedly.
 func (x *examination) measure(ctx context.Context, client *dsync.Client) {
 	ctx, cancel := context.WithTimeout(ctx, x.connect)
 	defer cancel()

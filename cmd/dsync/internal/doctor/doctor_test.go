@@ -14,14 +14,14 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// examined is what `doctor` said of a backend.
+// examined is the report of `doctor` about a backend.
 type examined struct {
 	t *testing.T
 	doctorReport
 }
 
-// doctor runs `dsync doctor`, and fails the test unless it ends with a fault or
-// without one.
+// doctor runs `dsync doctor`. It fails the test unless the command finds a
+// fault or not, as expected.
 func doctor(t *testing.T, faults bool, url string, args ...string) examined {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "url")
@@ -52,7 +52,7 @@ func doctor(t *testing.T, faults bool, url string, args ...string) examined {
 
 var notInAnchor = regexp.MustCompile("[^a-z0-9 _-]")
 
-// wantSection fails the test unless there is a section of a page.
+// wantSection fails the test unless the section of a page exists.
 func wantSection(t *testing.T, link string) {
 	t.Helper()
 	page, anchor, _ := strings.Cut(link, "#")
@@ -67,8 +67,8 @@ func wantSection(t *testing.T, link string) {
 	t.Errorf("there is no section %s", link)
 }
 
-// want fails the test unless there is a finding of a check with a level, whose
-// text and cure have the parts.
+// want fails the test unless there is a finding of the check with the level,
+// whose text and cure contain the parts.
 func (e examined) want(check string, l level, text, cure string) {
 	e.t.Helper()
 	for _, f := range e.Findings {
@@ -79,7 +79,7 @@ func (e examined) want(check string, l level, text, cure string) {
 	e.t.Errorf("want %s %s with %q, and the cure %q, in %+v", l, check, text, cure, e.Findings)
 }
 
-// no fails the test if there is a finding of a level.
+// no fails the test if there is a finding of the level.
 func (e examined) no(l level) {
 	e.t.Helper()
 	for _, f := range e.Findings {
@@ -98,8 +98,8 @@ func TestDoctorInMemory(t *testing.T) {
 	}
 }
 
-// TestPictureOfDoctor holds what docs/operations.md shows of `doctor` to what
-// it says of a server, but for numbers.
+// TestPictureOfDoctor compares the output of `doctor` in docs/operations.md
+// with a real report, except for numbers.
 func TestPictureOfDoctor(t *testing.T) {
 	t.Parallel()
 	s := testenv.Redis(t)

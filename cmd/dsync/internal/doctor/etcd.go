@@ -29,8 +29,7 @@ func examineEtcd(ctx context.Context, x *examination) bool {
 	}
 	if config.TLS != nil && config.TLS.ServerName != "" {
 		config.TLS = config.TLS.Clone()
-		// reach has looked at the name, and the library would look at that of
-		// the host
+		// reach has checked the name. The library would check the host's name.
 		config.TLS.InsecureSkipVerify = true
 	}
 	if x.url.User != nil {
@@ -62,7 +61,7 @@ func (x *examination) etcdLogin(err error) {
 	x.bad(fault, "reach", fmt.Sprintf("no server answers: %v", err), "is it etcd that listens there? has it a majority?", seeEtcd)
 }
 
-// etcdMember looks at one server, and returns what that says of itself, or nil.
+// etcdMember queries one server and returns its status, or nil.
 func (x *examination) etcdMember(ctx context.Context, client *clientv3.Client, endpoint string) *clientv3.StatusResponse {
 	ctx, cancel := context.WithTimeout(ctx, x.connect)
 	defer cancel()
@@ -76,7 +75,7 @@ func (x *examination) etcdMember(ctx context.Context, client *clientv3.Client, e
 	return status
 }
 
-// etcdStatus judges what a server says of itself.
+// etcdStatus judges the status of a server.
 func (x *examination) etcdStatus(endpoint string, status *clientv3.StatusResponse) {
 	major, minor, _ := parseVersion(status.Version)
 	switch {
@@ -99,13 +98,13 @@ func (x *examination) etcdStatus(endpoint string, status *clientv3.StatusRespons
 	}
 }
 
-// etcdMembers looks at how many members there are.
+// etcdMembers checks the number of members.
 func (x *examination) etcdMembers(ctx context.Context, client *clientv3.Client) {
 	ctx, cancel := context.WithTimeout(ctx, x.connect)
 	defer cancel()
 	list, err := client.MemberList(ctx)
 	if err != nil {
-		return // not everybody may ask
+		return // not every user may list members
 	}
 	x.etcdNumber(len(list.Members))
 }
@@ -122,9 +121,9 @@ func (x *examination) etcdNumber(n int) {
 	}
 }
 
-// etcdRights tries what the driver does. The puts and deletes are branches of
-// transactions that are never taken: the server looks at the rights all the
-// same.
+// etcdRights tries the operations of the driver. The puts and deletes are in
+// transaction branches that are never executed, but the server checks their
+// permissions anyway.
 func (x *examination) etcdRights(ctx context.Context, client *clientv3.Client) {
 	ctx, cancel := context.WithTimeout(ctx, x.connect)
 	defer cancel()

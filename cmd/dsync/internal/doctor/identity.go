@@ -20,11 +20,11 @@ import (
 	"github.com/go-dsync/dsync/cmd/dsync/internal/servers"
 )
 
-// identity is what a server says of the group of servers that it belongs to.
+// identity is a server's description of the group that it belongs to.
 type identity struct{ host, group string }
 
-// sameGroup adds a finding about servers of one URL. Servers that do not know
-// each other grant the same lock to several clients.
+// sameGroup adds a finding about the servers of one URL. Unrelated servers
+// grant the same lock to several clients.
 func (x *examination) sameGroup(what string, servers []identity, cure, see string) {
 	if len(servers) < 2 {
 		return
@@ -49,8 +49,9 @@ func (x *examination) etcdGroups(statuses map[string]*clientv3.StatusResponse, e
 	x.sameGroup("cluster", servers, "the members of one cluster in the URL: etcdctl member list", seeEtcd)
 }
 
-// zkGroups finds out whether the hosts are of one ensemble, which has all
-// sessions in common: a session of the first host can go on at each other one.
+// zkGroups finds out whether the hosts belong to one ensemble. An ensemble
+// shares its sessions, so a session of the first host can continue on any other
+// one.
 func (x *examination) zkGroups(ctx context.Context, hosts []string, config *tls.Config) {
 	if len(hosts) < 2 {
 		return
@@ -58,13 +59,13 @@ func (x *examination) zkGroups(ctx context.Context, hosts []string, config *tls.
 	ctx, cancel := context.WithTimeout(ctx, x.connect)
 	defer cancel()
 	var servers []identity
-	session := make([]byte, 8+zkPasswordSize) // zero: a new one
+	session := make([]byte, 8+zkPasswordSize) // zero: a new session
 	var owner net.Conn
 	for _, host := range hosts {
 		conn, granted, err := zkHandshake(ctx, host, config, session)
 		switch {
 		case err != nil:
-			continue // other checks say why
+			continue // other checks explain it
 		case granted == nil:
 			conn.Close()
 			servers = append(servers, identity{host, host})
@@ -94,7 +95,7 @@ func zkSend(conn net.Conn, b []byte) error {
 	return err
 }
 
-// zkHandshake asks a host for a session, given by its number and password, and
+// zkHandshake resumes a session on a host by its number and password. It
 // returns the session, or nil if the host does not know it.
 func zkHandshake(ctx context.Context, host string, config *tls.Config, session []byte) (conn net.Conn, granted []byte, err error) {
 	if conn, err = servers.Dial(ctx, host, config); err != nil {
@@ -112,7 +113,7 @@ func zkHandshake(ctx context.Context, host string, config *tls.Config, session [
 	if err == nil {
 		err = zkSend(conn, request)
 	}
-	// length, version, timeout, session, length of the password, password
+	// Length, version, timeout, session, length of the password, password.
 	answer := make([]byte, 4+4+4+8+4+zkPasswordSize)
 	if err == nil {
 		_, err = io.ReadFull(conn, answer)
@@ -162,8 +163,7 @@ func (x *examination) postgresGroups(ctx context.Context, config *pgconn.Config)
 	}
 }
 
-// eachHost returns a configuration for each host of a configuration, if there
-// are several.
+// eachHost splits a configuration into one for each host, if there are several.
 func eachHost(config *pgconn.Config) (each []*pgconn.Config) {
 	tries := append([]*pgconn.FallbackConfig{{Host: config.Host, Port: config.Port, TLSConfig: config.TLSConfig}}, config.Fallbacks...)
 	for _, try := range tries {
@@ -181,7 +181,7 @@ func eachHost(config *pgconn.Config) (each []*pgconn.Config) {
 	return each
 }
 
-// sentinelGroups compares the primaries that the sentinels of a URL name.
+// sentinelGroups compares the primaries that the sentinels of a URL report.
 func (x *examination) sentinelGroups(ctx context.Context, option rueidis.ClientOption, hosts []string) {
 	master := option.Sentinel.MasterSet
 	option.Username, option.Password, option.SelectDB = option.Sentinel.Username, option.Sentinel.Password, 0
@@ -193,7 +193,7 @@ func (x *examination) sentinelGroups(ctx context.Context, option rueidis.ClientO
 }
 
 // clusterGroups compares the clusters of the nodes of a URL. A node belongs to
-// the cluster of the first one if that knows it.
+// the first node's cluster if the first node knows it.
 func (x *examination) clusterGroups(ctx context.Context, option rueidis.ClientOption, hosts []string) {
 	known := ""
 	x.redisGroups(ctx, option, hosts, "cluster", "the nodes of one cluster in the URL: CLUSTER NODES", func(c rueidis.Client, ctx context.Context) (string, error) {

@@ -13,8 +13,8 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// TestDoctorOnStrangers: two servers of one URL do not know each other, so two
-// clients hold one name.
+// TestDoctorOnStrangers examines a URL of two unrelated servers, on which two
+// clients can hold one name.
 func TestDoctorOnStrangers(t *testing.T) {
 	t.Parallel()
 	t.Run("etcd", func(t *testing.T) {
@@ -44,7 +44,7 @@ func addrs[S any](servers []S) (all []string) {
 	return all
 }
 
-// TestDoctorOnFriends: the servers of one URL are of one group.
+// TestDoctorOnFriends examines URLs whose servers belong to one group.
 func TestDoctorOnFriends(t *testing.T) {
 	t.Parallel()
 	for scheme, start := range map[string]func() []string{
@@ -88,8 +88,8 @@ func TestDoctorOnStrangersOfRedis(t *testing.T) {
 	})
 }
 
-// TestDoctorOnNodesOfZooKeeper measures a session and a counter, as the walk
-// and as the word dump show them.
+// TestDoctorOnNodesOfZooKeeper measures a session and a counter by the walk and
+// by the word dump.
 func TestDoctorOnNodesOfZooKeeper(t *testing.T) {
 	t.Parallel()
 	for _, words := range []string{"srvr", "srvr,dump"} {

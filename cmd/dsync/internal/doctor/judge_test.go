@@ -12,8 +12,8 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// TestDoctorJudges has servers say of themselves what test servers cannot
-// easily be made to say.
+// TestDoctorJudges judges server descriptions that test servers cannot easily
+// produce.
 func TestDoctorJudges(t *testing.T) {
 	redis := func(url string, info map[string]string, check func(*redisServer)) func(*examination) {
 		return func(x *examination) {

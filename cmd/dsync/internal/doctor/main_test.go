@@ -8,7 +8,8 @@ import (
 	"github.com/go-dsync/dsync/cmd/dsync/internal/clitest"
 )
 
-// TestMain runs the tests where package drivertest finds docs/backends.
+// TestMain runs the tests in the directory where package drivertest finds
+// docs/backends.
 func TestMain(m *testing.M) {
 	if err := os.Chdir("../.."); err != nil {
 		log.Fatal(err)

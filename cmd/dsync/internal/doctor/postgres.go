@@ -23,7 +23,7 @@ func examinePostgres(ctx context.Context, x *examination) bool {
 	config, err := x.postgresConfig()
 	if err != nil {
 		x.bad(fault, "URL", "the parameters of the connection cannot be used", "those of libpq; a driver's error names the wrong one", seeTLS)
-		return true // and the driver tells
+		return true // and the driver reports it
 	}
 	connecting, cancel := context.WithTimeout(ctx, x.connect)
 	defer cancel()
@@ -55,8 +55,8 @@ func examinePostgres(ctx context.Context, x *examination) bool {
 	return true
 }
 
-// postgresConfig leaves out what is for the driver, and keeps the password out
-// of what is parsed.
+// postgresConfig parses the URL without the driver's parameters and keeps the
+// password out of the parser.
 func (x *examination) postgresConfig() (*pgconn.Config, error) {
 	u := x.url
 	for _, ours := range []string{"ttl", "fenced", "require", "floor", "max_locks", "max_waiters", "force_unlock", "tokens", "pooler", "key"} {
@@ -89,8 +89,7 @@ func (x *examination) postgresConfig() (*pgconn.Config, error) {
 	return config, nil
 }
 
-// postgresLogin is a finding about a server that no connection could be made
-// to.
+// postgresLogin is a finding about a server that refuses connections.
 func (x *examination) postgresLogin(config *pgconn.Config, err error) {
 	host := fmt.Sprintf("%s:%d", config.Host, config.Port)
 	if x.certificate(host, err) {
@@ -122,8 +121,8 @@ func (x *examination) postgresLogin(config *pgconn.Config, err error) {
 	}
 }
 
-// pooler looks what is between this machine and the server, and reports whether
-// the driver is to be opened.
+// pooler checks for a pooler between this machine and the server, and reports
+// whether to open the driver.
 func (x *examination) pooler(ctx context.Context, host string) bool {
 	const check = "pooler"
 	ctx, cancel := context.WithTimeout(ctx, x.connect)
@@ -154,7 +153,7 @@ func (x *examination) pooler(ctx context.Context, host string) bool {
 	return true
 }
 
-// postgresServer is a server of PostgreSQL that is looked at.
+// postgresServer is a PostgreSQL server under examination.
 type postgresServer struct {
 	x          *examination
 	conn       *pgconn.PgConn
@@ -162,7 +161,7 @@ type postgresServer struct {
 	pooled     bool
 }
 
-// facts are asked for by their names.
+// facts are queried by their names.
 var facts = []struct{ name, sql string }{
 	{"version", "current_setting('server_version_num')"},
 	{"text", "current_setting('server_version')"},
@@ -208,7 +207,7 @@ func (s *postgresServer) examine(ctx context.Context) error {
 	return s.rights(ctx, f)
 }
 
-// ask asks by the simple protocol, which poolers pass on too.
+// ask queries by the simple protocol, which poolers also support.
 func (s *postgresServer) ask(ctx context.Context, sql string) ([][][]byte, error) {
 	results, err := s.conn.Exec(ctx, sql).ReadAll()
 	if err != nil || len(results) == 0 {
@@ -227,8 +226,7 @@ func (s *postgresServer) version(f map[string]string) {
 
 func (s *postgresServer) state(f map[string]string) {
 	if f["standby"] == "t" {
-		// locks and tokens of read-only transactions are as good as those of
-		// others
+		// Locks and tokens of read-only transactions are as good as any others.
 		s.x.bad(fault, "read-only", s.host+" is a standby: its locks are not those of the primary, and it gives no tokens",
 			"the address of the primary in the URL; of several hosts the driver finds it", seePostgres)
 	}
@@ -243,7 +241,7 @@ func (s *postgresServer) state(f map[string]string) {
 	}
 }
 
-// limits looks at the limit of connections that is reached first.
+// limits checks the connection limit that is reached first.
 func (s *postgresServer) limits(f map[string]string) {
 	least, where, used, setting := -1, "", "", ""
 	for _, l := range []struct{ prefix, where, setting string }{
@@ -265,8 +263,8 @@ func (s *postgresServer) limits(f map[string]string) {
 	}
 }
 
-// functions are those that the driver calls, and for which a role needs EXECUTE
-// where that was revoked from PUBLIC.
+// functions are the functions that the driver calls. A role needs EXECUTE on
+// them if that was revoked from PUBLIC.
 var functions = []string{
 	"pg_advisory_lock", "pg_try_advisory_lock", "pg_advisory_unlock", "pg_advisory_lock_shared", "pg_try_advisory_lock_shared",
 	"pg_advisory_unlock_shared", "pg_try_advisory_xact_lock_shared", "pg_current_xact_id", "pg_logical_emit_message",
@@ -295,8 +293,8 @@ func (s *postgresServer) rights(ctx context.Context, f map[string]string) error 
 	return s.crowds(ctx, f)
 }
 
-// crowds looks whether sessions of the driver that wait may look for no
-// deadlocks, which they can be allowed from PostgreSQL 15 on.
+// crowds checks whether waiting sessions of the driver may skip the search for
+// deadlocks. PostgreSQL 15 and later can grant that right.
 func (s *postgresServer) crowds(ctx context.Context, f map[string]string) error {
 	if number, err := strconv.Atoi(f["version"]); err != nil || number < 150000 {
 		return nil

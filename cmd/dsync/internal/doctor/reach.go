@@ -15,8 +15,8 @@ import (
 	"github.com/go-dsync/dsync/cmd/dsync/internal/servers"
 )
 
-// reach connects to each host, and returns those that answer. Where enough do,
-// the others are no fault.
+// reach connects to each host and returns the hosts that answer. If enough of
+// them answer, the others are not a fault.
 func (x *examination) reach(ctx context.Context, hosts []string, config *tls.Config) (reached []string) {
 	for _, host := range hosts {
 		limited, cancel := context.WithTimeout(ctx, x.connect)
@@ -27,7 +27,7 @@ func (x *examination) reach(ctx context.Context, hosts []string, config *tls.Con
 			x.unreached(host, config != nil, err)
 			continue
 		}
-		_ = conn.Close() // only whether it can be made was asked
+		_ = conn.Close() // the check only tries the connection
 		reached = append(reached, host)
 		x.good(checkReach, "%s takes a connection within %.2f ms", host, cli.Milliseconds(time.Since(began)))
 		if config != nil {
@@ -51,13 +51,13 @@ func (x *examination) reach(ctx context.Context, hosts []string, config *tls.Con
 
 const checkReach = "reach"
 
-// The sections of documents that several checks name.
+// Sections of the documentation that several checks name.
 const (
 	seeTLS   = "docs/security.md#tls"
 	seeReach = "docs/choosing.md#ten-lines-for-each"
 )
 
-// inTheClear is a finding about hosts of other machines without TLS.
+// inTheClear is a finding about remote hosts without TLS.
 func (x *examination) inTheClear(hosts []string) {
 	for _, host := range hosts {
 		if !isLocal(host) {
@@ -75,7 +75,7 @@ func isLocal(hostport string) bool {
 	return host == "localhost" || strings.HasPrefix(host, "/") || ip != nil && ip.IsLoopback()
 }
 
-// unreached is a finding about a host that cannot be connected to.
+// unreached is a finding about an unreachable host.
 func (x *examination) unreached(host string, secure bool, err error) {
 	if x.certificate(host, err) {
 		return
@@ -94,7 +94,7 @@ func (x *examination) unreached(host string, secure bool, err error) {
 	x.bad(fault, checkReach, fmt.Sprintf("%s cannot be reached: %v", host, err), cure, seeReach)
 }
 
-// certificate is a finding if an error is about the server's certificate.
+// certificate is a finding if an error concerns the server's certificate.
 func (x *examination) certificate(host string, err error) bool {
 	var name x509.HostnameError
 	var authority x509.UnknownAuthorityError
@@ -125,8 +125,8 @@ func namesIn(c *x509.Certificate) string {
 	return strings.Join(names, ", ")
 }
 
-// parseVersion returns the first two numbers of a version, as in 3.4.1: 0 for
-// what is no number.
+// parseVersion returns the first two numbers of a version such as 3.4.1, or 0
+// for a part that is not a number.
 func parseVersion(version string) (major, minor int, known bool) {
 	first, rest, _ := strings.Cut(version, ".")
 	second, _, _ := strings.Cut(rest, ".")
@@ -135,7 +135,7 @@ func parseVersion(version string) (major, minor int, known bool) {
 	return major, minor, err1 == nil && err2 == nil
 }
 
-// clock is the clock of a server, as one answer told it.
+// clock is the clock of a server according to one response.
 func (x *examination) clock(host string, server, asked, answered time.Time, see string) {
 	const allowed = time.Second
 	doubt := answered.Sub(asked) / 2

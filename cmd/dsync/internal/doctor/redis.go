@@ -13,22 +13,22 @@ import (
 	"github.com/go-dsync/dsync/cmd/dsync/internal/servers"
 )
 
-// redisServer is one server of Redis that is looked at.
+// redisServer is one Redis server under examination.
 type redisServer struct {
 	x       *examination
 	client  rueidis.Client
 	address string
 	hello   map[string]string
-	info    map[string]string // nil if the user may not ask
+	info    map[string]string // nil if the user has no right to query it
 }
 
-// redisChecks are made of each server.
+// redisChecks run for each server.
 var redisChecks = []func(*redisServer, context.Context){
 	(*redisServer).version, (*redisServer).role, (*redisServer).eviction, (*redisServer).persistence, (*redisServer).replicas,
 	(*redisServer).connections, (*redisServer).clock, (*redisServer).counts, (*redisServer).readWrite,
 }
 
-// seeRedis is the section about what the backend promises.
+// seeRedis is the section about the promises of the backend.
 func (x *examination) seeRedis() string {
 	if isRedlock(x) {
 		return "docs/backends/redlock.md#faults"
@@ -80,7 +80,7 @@ func examineRedis(ctx context.Context, x *examination) bool {
 	})
 }
 
-// withRedis calls f with a client, and reports whether there is one.
+// withRedis calls f with a client, and reports whether it could connect.
 func (x *examination) withRedis(option rueidis.ClientOption, host string, f func(rueidis.Client)) bool {
 	client, err := rueidis.NewClient(option)
 	if err != nil {
@@ -95,7 +95,8 @@ func (x *examination) withRedis(option rueidis.ClientOption, host string, f func
 	return true
 }
 
-// redisLogin is a finding about a server that takes a connection, and no more.
+// redisLogin is a finding about a server that accepts a connection but no
+// commands.
 func (x *examination) redisLogin(host string, err error) {
 	const see = "docs/security.md#passwords"
 	text := fmt.Sprintf("%s: %v", host, err)
@@ -113,7 +114,7 @@ func (x *examination) redisLogin(host string, err error) {
 	}
 }
 
-// redisServer looks at one server and at the rights of the user there.
+// redisServer checks one server and the user's rights on it.
 func (x *examination) redisServer(ctx context.Context, client rueidis.Client, address string) {
 	s := &redisServer{x: x, client: client, address: address}
 	s.ask(ctx)
@@ -123,7 +124,7 @@ func (x *examination) redisServer(ctx context.Context, client rueidis.Client, ad
 	}
 }
 
-// ask asks for what the checks look at.
+// ask queries the facts that the checks need.
 func (s *redisServer) ask(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, s.x.connect)
 	defer cancel()
@@ -162,9 +163,9 @@ func (x *examination) user() string {
 	return x.url.User.Username()
 }
 
-// redisCounter has the counter of tokens removed in the end, unless the counter
-// was there before. Counters of Java's locks stay for ever, unlike those of
-// dsync.
+// redisCounter arranges for the token counter to be removed at the end, unless
+// it existed before. Unlike the counters of dsync, those of Redisson's locks
+// never expire.
 func (x *examination) redisCounter(ctx context.Context, client rueidis.Client, option rueidis.ClientOption) {
 	if x.url.Param("fence", "") != "redisson" {
 		return
@@ -172,7 +173,7 @@ func (x *examination) redisCounter(ctx context.Context, client rueidis.Client, o
 	ctx, cancel := context.WithTimeout(ctx, x.connect)
 	defer cancel()
 	key := servers.RedisKey("redisson_lock_token", x.name)
-	// what a doctor just before has removed may last for a millisecond more
+	// A key removed by an earlier doctor may still exist for a millisecond.
 	const absent, ending = -2, 1000
 	if left, err := client.Do(ctx, client.B().Pttl().Key(key).Build()).AsInt64(); err != nil || left != absent && (left < 0 || left > ending) {
 		return
@@ -185,7 +186,7 @@ func (x *examination) redisCounter(ctx context.Context, client rueidis.Client, o
 			defer client.Close()
 		}
 		if err == nil {
-			// the user may lack the right to DEL
+			// The user may lack the right to DEL.
 			_ = client.Do(ctx, client.B().Pexpire().Key(key).Milliseconds(1).Build()).Error()
 		}
 	}
@@ -204,7 +205,7 @@ func (s *redisServer) version(context.Context) {
 	}
 }
 
-// isReplica reports whether the server takes no writes.
+// isReplica reports whether the server refuses writes.
 func (s *redisServer) isReplica() bool {
 	return s.hello["role"] == "replica" || s.hello["role"] == "slave" || s.info["role"] == "slave"
 }
@@ -276,7 +277,7 @@ func (s *redisServer) replicas(context.Context) {
 	}
 }
 
-// counts is whether a node of Redlock has been up for long enough to count.
+// counts checks whether a Redlock node has been up for long enough to count.
 func (s *redisServer) counts(context.Context) {
 	up, err := strconv.ParseInt(s.info["uptime_in_seconds"], 10, 64)
 	if err != nil || !isRedlock(s.x) || s.isReplica() || s.x.url.Bool("durable", false) {
@@ -299,7 +300,8 @@ func (s *redisServer) connections(context.Context) {
 	s.x.connections(s.address, limit-used, fmt.Sprintf("%d of %d connections", used, limit), "maxclients in redis.conf")
 }
 
-// connections is how many connections are left; a process needs one or two.
+// connections checks the number of free connections; a process needs one or
+// two.
 func (x *examination) connections(where string, left int, used, setting string) {
 	const few, none = 20, 3
 	const see = "docs/capacity.md#one-process"
@@ -322,7 +324,7 @@ func (s *redisServer) clock(ctx context.Context) {
 	answer, err := s.client.Do(ctx, s.client.B().Time().Build()).AsStrSlice()
 	answered := time.Now()
 	if err != nil || len(answer) != 2 {
-		return // the rights tell
+		return // the check of rights reports it
 	}
 	seconds, err1 := strconv.ParseInt(answer[0], 10, 64)
 	micros, err2 := strconv.ParseInt(answer[1], 10, 64)
@@ -331,11 +333,11 @@ func (s *redisServer) clock(ctx context.Context) {
 	}
 }
 
-// keysAtMost bounds how many keys are looked at for read-write locks.
+// keysAtMost limits the number of keys that are searched for read-write locks.
 const keysAtMost = 20000
 
-// readWrite looks for read-write locks, whose users a plain Lock does not
-// exclude if they use Redisson.
+// readWrite looks for read-write locks. With Redisson, a plain Lock does not
+// exclude the users of a read-write lock.
 func (s *redisServer) readWrite(ctx context.Context) {
 	if !isRedisson(s.x) || s.isReplica() || s.x.url.Bool("write", false) {
 		return
@@ -346,7 +348,7 @@ func (s *redisServer) readWrite(ctx context.Context) {
 	for seen := 0; seen < keysAtMost; {
 		page, err := s.client.Do(ctx, b.Scan().Cursor(cursor).Count(1000).Type("hash").Build()).AsScanEntry()
 		if err != nil {
-			return // the rights tell
+			return // the check of rights reports it
 		}
 		var asks rueidis.Commands
 		for _, key := range page.Elements {

@@ -17,19 +17,19 @@ import (
 
 const seeRights = "docs/security.md#rights"
 
-// redisUse is something that a user does with locks, and the requests that try
-// its rights one by one. The words $lock, $fence and so on stand for keys. The
-// key $lock is a text for some seconds, so all that is for keys of another kind
-// is refused when its right is checked already, and changes nothing.
+// redisUse is an operation on locks, with requests that try its rights one by
+// one. The words $lock, $fence and so on stand for keys. The key $lock holds a
+// string for a few seconds. Commands for other types of keys therefore fail
+// after the check of rights, and change nothing.
 type redisUse struct {
 	what    string
-	without string // what is so without the rights; "" where what does not work
-	level   level  // of a finding that a right is missing
+	without string // effect of missing rights; "" if the operation fails
+	level   level  // severity of a finding that a right is missing
 	when    func(x *examination) bool
 	try     []string
 }
 
-// tryScript does nothing.
+// tryScript has no effect.
 const tryScript = "return{}"
 
 var redisUses = []redisUse{
@@ -65,9 +65,10 @@ var redisUses = []redisUse{
 func isRedisson(x *examination) bool { return x.url.Scheme == "redisson" }
 func isRedlock(x *examination) bool  { return !isRedisson(x) }
 
-// makes are commands with which a key begins to exist. A trial of one has a
-// text as its key, made by the request before, and is refused. Should the text
-// be over too early, the request after the trial gives the new key an end.
+// makes are commands that can create a key. A trial of such a command runs on a
+// key to which the request before it has written a string, so the server
+// refuses it. If the string expires too early, the request after the trial sets
+// an expiry on the new key.
 var makes = []string{"HSET", "LPUSH", "RPUSH", "ZADD", "INCRBY"}
 
 const (
@@ -75,11 +76,12 @@ const (
 	tryEnd  = "PEXPIRE $lock 5000"
 )
 
-// fencePrefix begins the keys of sequences of tokens, which many names share.
+// fencePrefix is the prefix of the keys of token sequences, which many names
+// share.
 const fencePrefix = "dsync_fence:"
 
-// redisKeys returns what the words of redisUse stand for, for a lock that
-// nobody has.
+// redisKeys returns the replacements for the words of redisUse, for a lock that
+// no client holds.
 func (x *examination) redisKeys() map[string]string {
 	lock := x.name + ":" + strings.ToLower(rand.Text()[:12])
 	of := func(prefix string) string { return servers.RedisKey(prefix, lock) }
@@ -96,15 +98,15 @@ func (x *examination) redisKeys() map[string]string {
 	}
 }
 
-// redisRights tries the rights of the user on one server, or where a cluster
-// has the name.
+// redisRights tries the user's rights on one server, or on the cluster node
+// that owns the name.
 func (x *examination) redisRights(ctx context.Context, client rueidis.Client, where string) {
 	ctx, cancel := context.WithTimeout(ctx, x.connect)
 	defer cancel()
 	t := redisTrial{client, x.redisKeys(), x.prefix()}
 	defer t.remove()
 	made := t.lacks(ctx, tryMake)[0] == ""
-	var all []string // what the user has all rights to
+	var all []string // the uses that the user has all rights for
 	for _, use := range redisUses {
 		if use.when != nil && !use.when(x) {
 			continue
@@ -140,7 +142,7 @@ func (x *examination) redisRights(ctx context.Context, client rueidis.Client, wh
 	}
 }
 
-// redisLacks is a finding about rights that are missing, or were not tried.
+// redisLacks is a finding about rights that are missing or were not tried.
 func (x *examination) redisLacks(where string, use redisUse, missing, untried []string) {
 	text := fmt.Sprintf("%s: %s: the user lacks %s", where, use.what, strings.Join(missing, " "))
 	if len(missing) == 0 {
@@ -160,8 +162,8 @@ func (x *examination) redisLacks(where string, use redisUse, missing, untried []
 	x.bad(use.level, "rights", text, cure, seeRights)
 }
 
-// prefix is what the names of the programs begin with: that of --name, or
-// nothing.
+// prefix is the prefix of the programs' lock names, taken from --name, or
+// empty.
 func (x *examination) prefix() string {
 	if x.name == doctorName {
 		return ""
@@ -173,19 +175,19 @@ func (x *examination) prefix() string {
 type redisTrial struct {
 	client rueidis.Client
 	keys   map[string]string
-	prefix string // of names, for which the rights are to be
+	prefix string // prefix of the names that the rights must cover
 }
 
-// remove removes the key of the trials, also of interrupted ones. Without the
-// rights for both requests the key ends after some seconds.
+// remove removes the trial key, even after an interrupted trial. If the user
+// lacks the rights for both requests, the key expires after a few seconds.
 func (t redisTrial) remove() {
 	ctx, cancel := context.WithTimeout(context.Background(), cli.CloseLimit)
 	defer cancel()
 	t.lacks(ctx, "PEXPIRE $lock 1", "DEL $lock")
 }
 
-// lacks sends some requests at once, and returns for each the right that is
-// missing, or "". Any answer but a refusal by rights shows the right.
+// lacks sends several requests at once. For each it returns the missing right,
+// or "". Any response except a permission error proves the right.
 func (t redisTrial) lacks(ctx context.Context, lines ...string) []string {
 	var asked []askedFor
 	var requests []rueidis.Completed
@@ -204,10 +206,10 @@ func (t redisTrial) lacks(ctx context.Context, lines ...string) []string {
 	return rights
 }
 
-// askedFor is what a request needs rights to.
+// askedFor names the object that a request needs rights to.
 type askedFor struct{ name, key, channel string }
 
-// request makes a request of a line of redisUses.
+// request builds the request for a line of redisUses.
 func (t redisTrial) request(line string) (rueidis.Completed, askedFor) {
 	words := strings.Fields(line)
 	a := askedFor{name: words[0]}
@@ -232,7 +234,7 @@ func (t redisTrial) request(line string) (rueidis.Completed, askedFor) {
 	return request.Build(), a
 }
 
-// right returns the right for want of which a request was refused, or "".
+// right returns the missing right that made the server refuse a request, or "".
 func (t redisTrial) right(a askedFor, err error) string {
 	answer, refused := rueidis.IsRedisErr(err)
 	if !refused || !strings.HasPrefix(answer.Error(), "NOPERM") {
@@ -247,7 +249,7 @@ func (t redisTrial) right(a askedFor, err error) string {
 	return "~" + t.pattern(a.key)
 }
 
-// pattern stands for the keys or channels of all names with the prefix.
+// pattern matches the keys or channels of all names with the prefix.
 func (t redisTrial) pattern(key string) string {
 	if strings.HasPrefix(key, fencePrefix) {
 		return strings.TrimSuffix(key, "{0}") + "*"
@@ -256,7 +258,7 @@ func (t redisTrial) pattern(key string) string {
 	return before + t.prefix + "*"
 }
 
-// subscribe subscribes to a channel for a moment.
+// subscribe subscribes briefly to a channel.
 func (t redisTrial) subscribe(ctx context.Context, channel string) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

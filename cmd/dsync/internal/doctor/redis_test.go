@@ -91,7 +91,7 @@ func newRedlockNodes(t *testing.T) *redlockNodes {
 	return n
 }
 
-// user makes the user of a node anew, without one of its rights.
+// user recreates the user of a node without one of its rights.
 func (n *redlockNodes) user(node int, password, without string) {
 	words := strings.Fields(drivertest.Recipe(n.t, "**Redis, `redlock://`**"))
 	args := append([]string{"ACL", "SETUSER", "app", "reset", "on", ">" + password}, words[slices.Index(words, "resetkeys"):]...)
@@ -136,8 +136,8 @@ func TestDoctorOnRedlock(t *testing.T) {
 	n.doctor(true, strings.Replace(durable, last, olderRedis(t, n.nodes[2]), 1)).want("version", fault, "Redis 6.0.9", "6.2 or newer")
 }
 
-// TestDoctorOnRedlockNodes has nodes that forget, that are replicas, or that
-// are down.
+// TestDoctorOnRedlockNodes uses nodes that lose their data, that are replicas,
+// or that are down.
 func TestDoctorOnRedlockNodes(t *testing.T) {
 	t.Parallel()
 	n := newRedlockNodes(t)
@@ -159,8 +159,7 @@ func TestDoctorOnRedlockNodes(t *testing.T) {
 	n.doctor(true, durable, "--connect", "3s").want("reach", fault, last, "is the server running")
 }
 
-// TestDoctorKnowsEachRight takes away one right after the other of those in
-// docs/backends.
+// TestDoctorKnowsEachRight revokes the rights in docs/backends one by one.
 func TestDoctorKnowsEachRight(t *testing.T) {
 	t.Parallel()
 	for scheme, rows := range map[string][]string{
@@ -199,7 +198,7 @@ func testDoctorKnowsEachRight(t *testing.T, scheme, parameters string, rights []
 	doctor(t, true, strings.Replace(user(""), password, testenv.PasswordMark+"wrong", 1)).want("password", fault, "WRONGPASS", "the right user and password")
 	for _, right := range rights {
 		switch right {
-		case "resetkeys", "resetchannels", "-@all", "+hello", "+auth", "+unsubscribe": // nobody is asked for these
+		case "resetkeys", "resetchannels", "-@all", "+hello", "+auth", "+unsubscribe": // doctor does not check these
 			continue
 		}
 		u, err := driver.ParseURL(user(right))
@@ -217,8 +216,8 @@ func testDoctorKnowsEachRight(t *testing.T, scheme, parameters string, rights []
 	}
 }
 
-// TestTrialsWithoutTheirKey tries rights with a key that is over at once: what
-// makes keys makes none that stay.
+// TestTrialsWithoutTheirKey tries rights with a key that expires at once.
+// Commands that create keys must not leave any.
 func TestTrialsWithoutTheirKey(t *testing.T) {
 	t.Parallel()
 	s := testenv.Redis(t)
@@ -254,7 +253,7 @@ func TestDoctorOnOldRedis(t *testing.T) {
 }
 
 // olderRedis returns the address of a proxy that changes the version that a
-// server tells.
+// server reports.
 func olderRedis(t *testing.T, s *testenv.RedisServer) string {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

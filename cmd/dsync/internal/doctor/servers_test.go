@@ -91,7 +91,7 @@ func TestDoctorOnStandby(t *testing.T) {
 	e := doctor(t, false, primary.URL("pglock")+"?sslmode=verify-full&sslrootcert="+certs.CAFile)
 	e.want("persistence", warning, "fsync=off", "fsync = on")
 	e.want("TLS", ok, "encrypted", "")
-	other := strings.Replace(primary.URL("pglock"), "127.0.0.1", "127.0.0.2", 1) // which no certificate has, and nobody listens at
+	other := strings.Replace(primary.URL("pglock"), "127.0.0.1", "127.0.0.2", 1) // no certificate has it, and no server listens on it
 	doctor(t, true, other+"?connect_timeout=5").want("reach", fault, "", "is the server running")
 	doctor(t, true, primary.URL("pglock")+"?sslmode=verify-full&sslrootcert="+testenv.NewCertificates(t).CAFile).want("TLS", fault, "authority", "sslrootcert")
 }

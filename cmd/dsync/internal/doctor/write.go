@@ -40,7 +40,7 @@ func (r *doctorReport) fill(w io.Writer, width int, paint func(colour, text stri
 	return err
 }
 
-// promises says in words what a backend promises.
+// promises describes the promises of a backend in words.
 func promises(i driver.Info, ttl time.Duration) []string {
 	list := []string{orderText("locks", i.Order), tokensText(i.Fencing)}
 	if i.ReadWrite.Offered {

@@ -36,7 +36,8 @@ func examineZooKeeper(ctx context.Context, x *examination) bool {
 	return true
 }
 
-// zkServer asks one server by the word srvr, which servers answer by default.
+// zkServer queries one server with the word srvr, which servers answer by
+// default.
 func (x *examination) zkServer(ctx context.Context, host string, config *tls.Config) {
 	ctx, cancel := context.WithTimeout(ctx, x.connect)
 	defer cancel()
@@ -44,7 +45,7 @@ func (x *examination) zkServer(ctx context.Context, host string, config *tls.Con
 	x.zkAnswer(host, text, err)
 }
 
-// zkAnswer judges what a server says of itself.
+// zkAnswer judges a server's response to srvr.
 func (x *examination) zkAnswer(host, text string, err error) {
 	var version, mode string
 	for line := range strings.Lines(text) {
@@ -91,7 +92,7 @@ func zkWord(ctx context.Context, host string, config *tls.Config, word string) (
 	return string(text), err
 }
 
-// zkRights compares the rights of the path of the URL with those that the
+// zkRights compares the permissions on the URL's path with those that the
 // driver needs.
 func (x *examination) zkRights(ctx context.Context, hosts []string, config *tls.Config) {
 	err := servers.ZooKeeper(ctx, x.connect, x.url, hosts, config, func(ctx context.Context, conn *gozk.Conn, id string) error {
@@ -118,8 +119,8 @@ func (x *examination) zkRights(ctx context.Context, hosts []string, config *tls.
 	}
 }
 
-// zkPath looks at the rights of a path, or where that is not there of the first
-// one above it, in which it is to be made.
+// zkPath checks the permissions on a path. If the path does not exist, it
+// checks the nearest existing ancestor, in which the path would be created.
 func (x *examination) zkPath(conn *gozk.Conn, chroot, id string) {
 	needed, node := "cdrwa", path.Clean("/"+chroot)
 	if node == "/" {
@@ -150,8 +151,9 @@ func (x *examination) zkPath(conn *gozk.Conn, chroot, id string) {
 	}
 }
 
-// missingPerms returns which of the needed rights an ACL does not give to
-// everybody or to a digest id. Unknown: others may be meant.
+// missingPerms returns the needed permissions that an ACL grants neither to
+// every user nor to a digest id. If unknown is set, the ACL has entries that
+// may apply to other identities.
 func missingPerms(acl []gozk.ACL, id, needed string) (missing string, unknown bool) {
 	bits := map[rune]int32{'r': gozk.PermRead, 'w': gozk.PermWrite, 'c': gozk.PermCreate, 'd': gozk.PermDelete, 'a': gozk.PermAdmin}
 	var have int32

@@ -13,37 +13,36 @@ import (
 )
 
 const (
-	// zkNodesAtMost bounds how many nodes are looked at.
+	// zkNodesAtMost limits the number of nodes that are inspected.
 	zkNodesAtMost = 5000
 
-	// A server reads no transaction above twice its jute.maxbuffer, which is 1
-	// MiB by default, and the one that ends a session has the paths of all its
-	// ephemeral nodes.
+	// A server refuses to read a transaction larger than twice its
+	// jute.maxbuffer (1 MiB by default). The transaction that ends a session
+	// contains the paths of all its ephemeral nodes.
 	zkSessionMuch    = 1 << 20
 	zkSessionTooMuch = 2 * zkSessionMuch / 10 * 9
 
-	// zkNumbersMuch is half of the numbers that the children of a node can
-	// have.
+	// zkNumbersMuch is half of the sequence numbers available below a node.
 	zkNumbersMuch = 1 << 30
 )
 
-// zkTree is what the nodes of a server say.
+// zkTree describes the nodes of a server.
 type zkTree struct {
-	sessions map[uint64]int    // the path bytes of the ephemeral nodes of a session
-	counters map[string]uint32 // the next number below a node
+	sessions map[uint64]int    // total bytes of the paths of a session's ephemeral nodes
+	counters map[string]uint32 // the next sequence number below a node
 	seen     int
-	more     bool // not all nodes were looked at
+	more     bool // not all nodes were inspected
 }
 
 func (n *zkTree) ephemeral(session uint64, node string) {
 	n.sessions[session] += len(node) + 4 // as the server counts
 }
 
-// zkNodes looks at the sizes of sessions and at the counters of names.
+// zkNodes checks the sizes of sessions and the counters of names.
 func (x *examination) zkNodes(ctx context.Context, conn *gozk.Conn, hosts []string, config *tls.Config) {
 	n := &zkTree{sessions: map[uint64]int{}, counters: map[string]uint32{}}
 	n.walk(ctx, conn, path.Clean("/"+x.url.Path))
-	for _, host := range hosts { // the first server that tells it: each one knows all sessions
+	for _, host := range hosts { // the first server that answers: each server knows all sessions
 		if text, err := zkWord(ctx, host, config, "dump"); err == nil && strings.Contains(text, "Sessions with Ephemerals") {
 			n.dump(text)
 			break
@@ -52,7 +51,7 @@ func (x *examination) zkNodes(ctx context.Context, conn *gozk.Conn, hosts []stri
 	x.zkJudge(n)
 }
 
-// walk visits a node and those below it.
+// walk visits a node and its descendants.
 func (n *zkTree) walk(ctx context.Context, conn *gozk.Conn, root string) {
 	for nodes := []string{root}; len(nodes) > 0; nodes = nodes[1:] {
 		if n.more = n.seen == zkNodesAtMost || ctx.Err() != nil; n.more {
@@ -61,13 +60,13 @@ func (n *zkTree) walk(ctx context.Context, conn *gozk.Conn, root string) {
 		n.seen++
 		children, stat, err := conn.Children(nodes[0])
 		if err != nil {
-			continue // it is gone, or the user may not look; the rights tell
+			continue // it is gone, or the user may not read it, which the check of rights reports
 		}
 		if stat.EphemeralOwner != 0 {
 			n.ephemeral(uint64(stat.EphemeralOwner), nodes[0])
 			continue
 		}
-		// The server shows 2*creations - children.
+		// The server reports 2*creations - children.
 		n.counters[nodes[0]] = uint32(stat.Cversion+stat.NumChildren) / 2
 		for _, child := range children {
 			nodes = append(nodes, path.Join(nodes[0], child))
@@ -75,7 +74,7 @@ func (n *zkTree) walk(ctx context.Context, conn *gozk.Conn, root string) {
 	}
 }
 
-// dump replaces what is known of sessions by the answer to the word dump.
+// dump replaces the session data by the response to the word dump.
 func (n *zkTree) dump(text string) {
 	n.sessions = map[uint64]int{}
 	var session uint64
@@ -89,7 +88,7 @@ func (n *zkTree) dump(text string) {
 	}
 }
 
-// zkJudge judges what the nodes say.
+// zkJudge judges the collected data.
 func (x *examination) zkJudge(n *zkTree) {
 	if session, size := largest(n.sessions); size >= zkSessionMuch {
 		l := warning
@@ -113,7 +112,7 @@ func (x *examination) zkJudge(n *zkTree) {
 	}
 }
 
-// largest returns the entry with the largest value, if there is any.
+// largest returns the entry with the largest value, if the map is not empty.
 func largest[K comparable, V cmp.Ordered](m map[K]V) (key K, value V) {
 	for k, v := range m {
 		if v > value {

@@ -13,13 +13,13 @@ import (
 	"github.com/go-dsync/dsync/drivers/migrate"
 )
 
-// errNotMoved: names are still on the old backend.
+// errNotMoved means that names are still on the old backend.
 var errNotMoved = errors.New("names have not moved")
 
-// errBlocked: somebody waits on the old backend.
+// errBlocked means that a client is waiting on the old backend.
 var errBlocked = errors.New("programs wait on the old backend for names that have moved")
 
-// errFall: the URL of the new backend lacks a floor.
+// errFall means that the URL of the new backend lacks a floor.
 var errFall = errors.New("tokens would fall for names that nobody locks before the programs use the new backend alone")
 
 func finalizeCommand(f *pairFlags) *cobra.Command {
@@ -60,8 +60,7 @@ The exit status is 3 if it is too early: names are left, a program is behind, or
 	return c
 }
 
-// alone returns how the new backend is written in the programs' URL, without
-// what is nobody's business.
+// alone returns the new backend's URL as programs use it, without secrets.
 func (r *statusReport) alone(floor uint64) string {
 	if floor == 0 {
 		return r.To
@@ -69,8 +68,8 @@ func (r *statusReport) alone(floor uint64) string {
 	return fmt.Sprintf("%s with floor=%d", r.To, floor)
 }
 
-// floor returns that of the new backend's URL, or an error if tokens would fall
-// with it.
+// floor returns the floor of the new backend's URL, or an error if tokens would
+// fall with it.
 func (f *pairFlags) floor(ctx context.Context) (floor uint64, err error) {
 	err = f.with(ctx, func(p *pair) error {
 		t, err := f.tokens(ctx, p)
@@ -116,7 +115,7 @@ func (r *statusReport) finalizeSeals(ctx context.Context, f *pairFlags, w io.Wri
 	return nil
 }
 
-// writeSteps writes what is left to do.
+// writeSteps writes the remaining steps.
 func (r *statusReport) writeSteps(w io.Writer, floor uint64, found string) {
 	fmt.Fprintf(w, `%s
 
@@ -157,9 +156,9 @@ func (r *statusReport) finalizeGate(ctx context.Context, f *pairFlags, w io.Writ
 	return nil
 }
 
-// closeGate joins phase new, closes phase old for good where that is possible,
-// and says what it did. A member in phase old, seen by more than what backends
-// tell, is in the way.
+// closeGate joins phase new, permanently closes phase old if possible, and
+// reports the result. A member in phase old blocks it, because the gate detects
+// members that the backends do not report.
 func (f *pairFlags) closeGate(ctx context.Context) (done string, err error) {
 	m, err := f.join(ctx, migrate.PhaseNew)
 	if err != nil {

@@ -16,39 +16,38 @@ import (
 // Where a name is.
 const (
 	stateMoved = "moved" // sealed on the old backend
-	stateHeld  = "held"  // somebody holds it, and it has not moved
-	stateIdle  = "idle"  // nobody holds it, and it has not moved
+	stateHeld  = "held"  // held, and has not moved
+	stateIdle  = "idle"  // free, and has not moved
 
 	stateRefused = "refused" // a backend does not accept the name
 )
 
-// nameReport is what is known of one name. Its JSON is part of the command's
-// interface.
+// nameReport describes one name. Its JSON is part of the command's interface.
 type nameReport struct {
 	Name       string   `json:"name"`
 	State      string   `json:"state"`
 	HeldOn     string   `json:"held_on,omitempty"` // old, new or both
 	Mode       string   `json:"mode,omitempty"`    // exclusive, read or write
-	Holders    int      `json:"holders,omitempty"` // more than 1 if several read it, and the others are about one of them
+	Holders    int      `json:"holders,omitempty"` // more than 1 for several readers; the other fields describe one of them
 	Hold       string   `json:"hold,omitempty"`
 	Owner      string   `json:"owner,omitempty"`
 	TTLSeconds float64  `json:"ttl_seconds,omitempty"`
-	Waiters    int      `json:"waiters"` // on the backend that holders of the name are on; -1 if it cannot tell
+	Waiters    int      `json:"waiters"` // on the backend of the name's holders; -1 if it cannot tell
 	Queue      []string `json:"queue,omitempty"`
 	TokenFloor uint64   `json:"token_floor,omitempty"` // the last token of the old backend, if the name has moved
-	Blocked    int      `json:"blocked,omitempty"`     // who wait on the old backend, though the name has moved
-	Behind     string   `json:"behind,omitempty"`      // why somebody is behind
+	Blocked    int      `json:"blocked,omitempty"`     // waiters on the old backend, though the name has moved
+	Behind     string   `json:"behind,omitempty"`      // why a client is behind
 
-	idle, blocked int // looks in a row that showed no holder, and a waiter for a name that has moved
+	idle, blocked int // consecutive looks without a holder but with a waiter for a moved name
 }
 
-// looker looks at names, and changes nothing.
+// looker inspects names and changes nothing.
 type looker struct {
 	from, to driver.Inspector
 	sealer   move.Sealer   // nil with a gate
 	floor    uint64        // of the tokens of from
-	sessions bool          // from shows the application_name of the holder's session, and no hold
-	lasting  time.Duration // how long to look at names that have not moved; 0 is once
+	sessions bool          // from shows the holder's application_name, but not its hold
+	lasting  time.Duration // how long to watch names that have not moved; 0 means one look
 }
 
 func newLooker(p *pair, gate bool) (*looker, error) {
@@ -65,20 +64,20 @@ func newLooker(p *pair, gate bool) (*looker, error) {
 	return l, nil
 }
 
-// lookers is how many names are looked at side by side.
+// lookers is the number of names that are inspected concurrently.
 const lookers = 64
 
 const (
 	lookEvery = 20 * time.Millisecond
-	idleLooks = 20 // of a name without a holder; after so many, only one look in so many is made
+	idleLooks = 20 // looks at a name without a holder; after that, only one look in so many is made
 
-	// A program in the migration that waits for a name when it is sealed
-	// notices soon. Who still waits after so many looks is behind.
+	// A program in the migration that is waiting for a name soon notices its
+	// seal. A waiter that is still there after so many looks is behind.
 	waitLooks = 3
 )
 
-// all looks at all names, and at those that may show more until the time is
-// over.
+// all inspects all names. It repeats that until the time is up for names whose
+// reports may change.
 func (l *looker) all(ctx context.Context, names []string) ([]nameReport, error) {
 	reports := make([]nameReport, len(names))
 	due := make([]int, len(names))
@@ -96,7 +95,7 @@ func (l *looker) all(ctx context.Context, names []string) ([]nameReport, error) 
 		for i, r := range reports {
 			switch {
 			case r.State == stateRefused, r.State == stateMoved && (r.blocked == 0 || r.blocked >= waitLooks), r.State == stateHeld && r.Behind != "":
-				continue // another look would tell no more
+				continue // another look would show nothing new
 			case r.State != stateMoved && !lasting:
 				continue
 			case r.idle < idleLooks || looks%idleLooks == 0:
@@ -138,7 +137,8 @@ func (l *looker) each(ctx context.Context, names []string, which []int, reports 
 	})
 }
 
-// look looks at one name, and again if the name was sealed in the meantime.
+// look inspects one name, and repeats that if the name was sealed in the
+// meantime.
 func (l *looker) look(ctx context.Context, name string) (r nameReport, err error) {
 	r.Name = name
 	for ctx.Err() == nil {
@@ -179,8 +179,8 @@ func (l *looker) sealed(ctx context.Context, name string) (floor uint64, sealed 
 	return floor, sealed, nil
 }
 
-// moved describes a name that is sealed: the new backend has its holder, and
-// whoever waits on the old one waits in vain.
+// moved describes a sealed name. The new backend has its holder, so clients on
+// the old one wait without success.
 func (l *looker) moved(r *nameReport, floor uint64, old, now driver.Status) {
 	r.State, r.TokenFloor = stateMoved, floor
 	r.holder(now, "new")
@@ -194,8 +194,7 @@ func (l *looker) moved(r *nameReport, floor uint64, old, now driver.Status) {
 }
 
 // notMoved describes a name that is not sealed. Holds of programs in the
-// migration are marked as such, so any other hold is of a program that takes no
-// part.
+// migration are marked, so any other hold belongs to a program outside of it.
 func (l *looker) notMoved(r *nameReport, old, now driver.Status) {
 	r.State = stateIdle
 	switch {
@@ -218,10 +217,10 @@ func (l *looker) notMoved(r *nameReport, old, now driver.Status) {
 	}
 }
 
-// takesPart reports whether a hold is of a migration.
+// takesPart reports whether a hold belongs to a migration.
 func takesPart(s driver.Status) bool { return strings.HasPrefix(s.Hold, migrate.HoldPrefix) }
 
-// holder fills in who holds the name, if anybody does.
+// holder fills in the holder of the name, if there is one.
 func (r *nameReport) holder(s driver.Status, on string) {
 	r.Waiters, r.Queue = s.Waiters, s.Queue
 	if s.Held {
@@ -230,7 +229,7 @@ func (r *nameReport) holder(s driver.Status, on string) {
 	}
 }
 
-// who names the holder.
+// who returns a text that names the holder.
 func (r *nameReport) who() string {
 	switch {
 	case r.HeldOn == "":

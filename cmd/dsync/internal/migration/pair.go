@@ -18,15 +18,15 @@ import (
 	"github.com/go-dsync/dsync/drivers/migrate"
 )
 
-// Where the URLs come from that are not given as flags: other users of a
-// machine see the flags of a command.
+// Variables for URLs that are not given as flags. Other users of a machine can
+// see the flags of a command.
 const (
 	fromVariable = "DSYNC_FROM"
 	toVariable   = "DSYNC_TO"
 )
 
-// pairFlags are the flags that say which migration it is about: those of the
-// programs' migrate URL.
+// pairFlags identify the migration. They correspond to the programs' migrate
+// URL.
 type pairFlags struct {
 	from, to     string
 	gate, fenced bool
@@ -43,7 +43,7 @@ func (f *pairFlags) add(c *cobra.Command) {
 	flags.DurationVar(&f.connect, "connect", 10*time.Second, "how long to try to reach the backends")
 }
 
-// read fills in what the environment says, and parses the URLs.
+// read fills in values from the environment and parses the URLs.
 func (f *pairFlags) read() (from, to *driver.URL, err error) {
 	if f.from == "" {
 		f.from = os.Getenv(fromVariable)
@@ -95,7 +95,7 @@ func sameHosts(a, b *driver.URL) bool {
 	return slices.Equal(slices.Sorted(slices.Values(a.Hosts)), slices.Sorted(slices.Values(b.Hosts)))
 }
 
-// pair is the two backends, opened to be looked at.
+// pair is the two backends, opened for inspection.
 type pair struct {
 	from, to       driver.Driver
 	fromURL, toURL *driver.URL
@@ -103,7 +103,7 @@ type pair struct {
 	fromFloor, toFloor uint64 // of their tokens
 }
 
-// openBoth opens the two backends. It changes nothing on them.
+// openBoth opens the two backends without changing them.
 func (f *pairFlags) openBoth(ctx context.Context) (*pair, error) {
 	p := &pair{}
 	var err error
@@ -124,7 +124,7 @@ func (f *pairFlags) openBoth(ctx context.Context) (*pair, error) {
 	return p, nil
 }
 
-// with calls do with the two backends, and closes them.
+// with calls do with the two backends and then closes them.
 func (f *pairFlags) with(ctx context.Context, do func(*pair) error) error {
 	p, err := f.openBoth(ctx)
 	if err != nil {
@@ -141,8 +141,8 @@ func (f *pairFlags) options(p *pair) *migrate.Options {
 	return &migrate.Options{Unfenced: !f.fenced, Gated: f.gate, TTL: f.ttl, FromFloor: p.fromFloor, ToFloor: p.toFloor}
 }
 
-// listOld lists the names that are held or sealed on the old backend, without
-// those of the migration itself.
+// listOld lists the names that are held or sealed on the old backend, except
+// the names of the migration itself.
 func (p *pair) listOld(ctx context.Context) ([]string, error) {
 	names, _, err := (&cli.Backend{Driver: p.from}).List(ctx, "", math.MaxInt)
 	if err != nil {
@@ -161,8 +161,8 @@ func (f *pairFlags) listOld(ctx context.Context) (names []string, err error) {
 
 func (p *pair) close() error { return errors.Join(cli.CloseDriver(p.from), cli.CloseDriver(p.to)) }
 
-// join opens the migration to change something, as the programs do: in a phase,
-// and after a look whether the backends are two.
+// join opens the migration in a phase, as programs do, in order to change it.
+// It first verifies that the two backends differ.
 func (f *pairFlags) join(ctx context.Context, p migrate.Phase) (*migrate.Driver, error) {
 	if _, _, err := f.read(); err != nil {
 		return nil, err
@@ -176,7 +176,7 @@ func (f *pairFlags) join(ctx context.Context, p migrate.Phase) (*migrate.Driver,
 	return d.(*migrate.Driver), nil
 }
 
-// url returns that of a program in a phase.
+// url returns the URL of a program in a phase.
 func (f *pairFlags) url(phase string) string {
 	q := url.Values{"from": {f.from}, "to": {f.to}, "phase": {phase}}
 	if f.gate {
@@ -191,8 +191,8 @@ func (f *pairFlags) url(phase string) string {
 	return "migrate:?" + q.Encode()
 }
 
-// pretend opens a migration that is only looked at, and changes nothing. Check
-// says what else would be refused.
+// pretend opens a migration for inspection and changes nothing. Check returns
+// the other reasons to refuse it.
 func (f *pairFlags) pretend(ctx context.Context, check func(*migrate.Driver, context.Context) error) (*migrate.Driver, error) {
 	p, err := f.openBoth(ctx)
 	if err != nil {
@@ -211,8 +211,8 @@ func (f *pairFlags) pretend(ctx context.Context, check func(*migrate.Driver, con
 	return m, nil
 }
 
-// operate has the command be told if another operator is at work, and the other
-// way round.
+// operate detects another operator at work, and lets the other operator detect
+// this command.
 func operate(ctx context.Context, m *migrate.Driver, what string) (end func(), err error) {
 	if end, err = m.Operate(ctx, what); errors.Is(err, migrate.ErrOperator) {
 		err = cli.Unfinished("%w: repeat it when that has ended", err)

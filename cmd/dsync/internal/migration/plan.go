@@ -18,12 +18,13 @@ import (
 	"github.com/go-dsync/dsync/drivers/migrate"
 )
 
-// planReport is what `plan` finds. Its JSON is part of the command's interface.
+// planReport is the result of `plan`. Its JSON is part of the command's
+// interface.
 type planReport struct {
 	From     string            `json:"from"`
 	To       string            `json:"to"`
-	Gate     bool              `json:"gate"`   // as asked for by --gate
-	Fenced   bool              `json:"fenced"` // as asked for by --fenced
+	Gate     bool              `json:"gate"`   // as requested by --gate
+	Fenced   bool              `json:"fenced"` // as requested by --fenced
 	Possible bool              `json:"possible"`
 	Phases   []string          `json:"phases,omitempty"`
 	URLs     map[string]string `json:"urls,omitempty"`  // of the programs: by phase, and "alone" for the end
@@ -31,7 +32,7 @@ type planReport struct {
 	Facts    []fact            `json:"facts"`
 }
 
-// fact is one thing that the pair can do or cannot do.
+// fact is one ability of the pair, or one limitation.
 type fact struct {
 	What string `json:"what"`
 	OK   bool   `json:"ok"`
@@ -72,8 +73,8 @@ Plan does not find out whether the two URLs lead to the same server. The program
 	return c
 }
 
-// plan returns, beside the report, why the migration is refused that the flags
-// describe, if it is.
+// plan returns the report. If the migration that the flags describe is refused,
+// it also returns the reason.
 func (p *pair) plan(ctx context.Context, f *pairFlags, passwords bool) (r *planReport, refusal, err error) {
 	r = &planReport{From: p.fromURL.String(), To: p.toURL.String(), Gate: f.gate, Fenced: f.fenced, Phases: []string{"dual", "new"}}
 	one := *f
@@ -110,8 +111,9 @@ func (p *pair) plan(ctx context.Context, f *pairFlags, passwords bool) (r *planR
 	return r, refusal, nil
 }
 
-// procedure returns a migration, which is not to be closed, why its backends
-// are not tied to each other, if they are not, and why it is refused.
+// procedure returns a migration, which must not be closed. It also returns the
+// reason if its backends are not tied to each other, and the reason if it is
+// refused.
 func (p *pair) procedure(ctx context.Context, o *migrate.Options) (m *migrate.Driver, ties, err error) {
 	if m, err = migrate.New(p.from, p.to, o); err != nil {
 		return nil, err, err
@@ -125,7 +127,7 @@ func (p *pair) procedure(ctx context.Context, o *migrate.Options) (m *migrate.Dr
 	return m, ties, err
 }
 
-// urls returns those of the programs.
+// urls returns the URLs of the programs.
 func (f *pairFlags) urls(phases []string, floor uint64, passwords bool) map[string]string {
 	one := *f
 	if one.to = withFloor(f.to, floor); !passwords {
@@ -138,7 +140,7 @@ func (f *pairFlags) urls(phases []string, floor uint64, passwords bool) map[stri
 	return urls
 }
 
-// withFloor gives a URL a floor in place of another one.
+// withFloor replaces the floor of a URL.
 func withFloor(raw string, floor uint64) string {
 	before, query, _ := strings.Cut(raw, "?")
 	params := strings.FieldsFunc(query, func(r rune) bool { return r == '&' })
@@ -152,8 +154,8 @@ func withFloor(raw string, floor uint64) string {
 	return before + "?" + strings.Join(params, "&")
 }
 
-// withoutPassword puts the word PASSWORD in place of the passwords of a URL
-// that driver.ParseURL accepts.
+// withoutPassword replaces the passwords of a URL by the word PASSWORD. The URL
+// must be accepted by driver.ParseURL.
 func withoutPassword(raw string) string {
 	const word = "PASSWORD"
 	before, query, has := strings.Cut(raw, "?")
@@ -175,12 +177,12 @@ func withoutPassword(raw string) string {
 	return before + "?" + strings.Join(params, "&")
 }
 
-// tokens compares the tokens that the two backends give to a name without a
-// history. They are zero if one of the two has none.
+// tokens compares the tokens that the two backends issue for a name without a
+// history. Both are zero if one of the backends has no tokens.
 func (f *pairFlags) tokens(ctx context.Context, p *pair) (migrate.Tokens, error) {
 	m, err := migrate.New(p.from, p.to, &migrate.Options{Unfenced: true, Gated: true, TTL: f.ttl, FromFloor: p.fromFloor, ToFloor: p.toFloor})
 	if err != nil {
-		return migrate.Tokens{}, nil // there is no migration, and plan says why
+		return migrate.Tokens{}, nil // there is no migration, and plan reports why
 	}
 	return m.Tokens(ctx)
 }
@@ -218,7 +220,7 @@ func (p *pair) tokens(f *pairFlags, t migrate.Tokens, refusal error) fact {
 	return fact{"fencing tokens", true, "they rise over the switch, for names that move by seals; for all others too, " + p.floorText(t)}
 }
 
-// floorText says what makes tokens rise for names that nobody locks during the
+// floorText explains why tokens rise for names that are not locked during the
 // migration.
 func (p *pair) floorText(t migrate.Tokens) string {
 	if t.Floor == p.toFloor {

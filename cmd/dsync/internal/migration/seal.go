@@ -61,7 +61,7 @@ Held names are left out, or waited for with --wait. Seal can be interrupted and 
 	return c
 }
 
-// nobodyBehind fails if a program is seen that knows the old backend alone.
+// nobodyBehind fails if it sees a program that uses only the old backend.
 func nobodyBehind(c *cobra.Command, f *pairFlags, names []string, lasting time.Duration) error {
 	r, err := status(c.Context(), f, names, lasting)
 	if err != nil {

@@ -16,7 +16,7 @@ import (
 	"github.com/go-dsync/dsync/drivers/migrate"
 )
 
-// statusReport is what `status` finds. Its JSON is part of the command's
+// statusReport is the result of `status`. Its JSON is part of the command's
 // interface.
 type statusReport struct {
 	From    string           `json:"from"`
@@ -24,7 +24,7 @@ type statusReport struct {
 	Moved   int              `json:"moved"`
 	Held    int              `json:"held"`
 	Idle    int              `json:"idle"`
-	Behind  int              `json:"behind"` // names where somebody is behind, and processes in phase old, or that want to be there
+	Behind  int              `json:"behind"` // names with a client behind, and processes that are in phase old or want to be
 	Names   []nameReport     `json:"names"`
 	Members []migrate.Member `json:"members,omitempty"` // with a gate
 	fenced  bool             // the old backend has tokens
@@ -72,8 +72,8 @@ PostgreSQL shows the application_name of sessions, which begins with migrate- fo
 	return c
 }
 
-// statusOfNames looks at the names that a command was given. It needs none
-// where there is a gate to look at.
+// statusOfNames inspects the names given to a command. With a gate, names are
+// optional.
 func statusOfNames(c *cobra.Command, f *pairFlags, n *cli.NameFlags, args []string, lasting time.Duration) (*statusReport, error) {
 	list, err := n.Some(c, args, !f.gate)
 	if err != nil {
@@ -153,14 +153,14 @@ func (r *statusReport) write(w io.Writer) error {
 	return nil
 }
 
-// writeBehind says who is behind at a name, if anybody is.
+// writeBehind writes which client is behind at a name, if any.
 func (r *nameReport) writeBehind(w io.Writer) {
 	if r.Behind != "" {
 		fmt.Fprintf(w, "behind: %s: %s\n", cli.Show(r.Name), r.Behind)
 	}
 }
 
-// inOld returns the members that are in phase old, or want to be.
+// inOld returns the members that are in phase old or want to be.
 func (r *statusReport) inOld() []migrate.Member {
 	return slices.DeleteFunc(slices.Clone(r.Members), func(m migrate.Member) bool { return m.Phase != migrate.PhaseOld })
 }
@@ -188,8 +188,8 @@ func (r *statusReport) writeMembers(w io.Writer) {
 	}
 }
 
-// failed returns the error of a command, and writes it as JSON if that is
-// wanted.
+// failed returns the error of a command. If JSON is requested, it also writes
+// the error as JSON.
 func failed(w io.Writer, asJSON bool, err error) error {
 	if !asJSON {
 		return err

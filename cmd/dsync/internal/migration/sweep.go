@@ -15,8 +15,7 @@ import (
 	"github.com/go-dsync/dsync/drivers/migrate"
 )
 
-// sweepFlags are those of commands that do something with one name after the
-// other.
+// sweepFlags are the flags of commands that process one name after the other.
 type sweepFlags struct {
 	names  cli.NameFlags
 	dryRun bool
@@ -38,15 +37,15 @@ func (f *sweepFlags) valid() error {
 	return nil
 }
 
-// sweep does something with one name after the other. What it has done stays
-// when it ends early, and another one goes on from there.
+// sweep applies a step to one name after the other. If it ends early, its
+// results remain, and another sweep continues from there.
 type sweep struct {
 	sweepFlags
-	done  string // what a name is when it is done
-	moved bool   // whether it has moved then
-	does  string // what is done to a name, for people
+	done  string // state of a name that is done
+	moved bool   // whether a done name has moved
+	does  string // the step, described for people
 	step  func(*migrate.Driver, context.Context, string) error
-	// says, for a dry run, what the step would refuse
+	// It returns, for a dry run, why the step would refuse the name.
 	check func(*migrate.Driver, context.Context) error
 
 	m   *migrate.Driver
@@ -56,12 +55,12 @@ type sweep struct {
 	pace <-chan time.Time // nil without a rate
 
 	mu             sync.Mutex
-	stepped, there int      // names that it has done, and that were so before
-	held           []string // names that somebody holds
+	stepped, there int      // names that this sweep has done, and names that were done before
+	held           []string // names that a client holds
 	refused        []error  // of names that a backend does not accept
 }
 
-// fate is what to do with a name.
+// fate decides what to do with a name.
 type fate int
 
 const (
@@ -78,7 +77,7 @@ func (s *sweep) fate(ctx context.Context, name string) (fate, error) {
 	}
 	switch status, err := s.m.Inspect(ctx, name); {
 	case errors.Is(err, errors.ErrUnsupported):
-		return isFree, nil // it does not tell: the step will find out
+		return isFree, nil // unknown: the step will find out
 	case err != nil:
 		return 0, err
 	case status.Held:
@@ -87,7 +86,7 @@ func (s *sweep) fate(ctx context.Context, name string) (fate, error) {
 	return isFree, nil
 }
 
-// list returns the names that a command was given.
+// list returns the names given to a command.
 func (s *sweep) list(c *cobra.Command, f *pairFlags, args []string) ([]string, error) {
 	if err := s.valid(); err != nil {
 		return nil, err
@@ -98,7 +97,7 @@ func (s *sweep) list(c *cobra.Command, f *pairFlags, args []string) ([]string, e
 	return s.names.Some(c, args, true)
 }
 
-// execute does it to names.
+// execute applies the step to names.
 func (s *sweep) execute(c *cobra.Command, f *pairFlags, names []string) (err error) {
 	from, to, err := f.read()
 	if err != nil {
@@ -164,10 +163,10 @@ func (s *sweep) sweep(ctx context.Context, names []string) error {
 	return s.waitForHeld(ctx)
 }
 
-// side is how many names are done side by side.
+// side is the number of names that are processed concurrently.
 const side = 64
 
-// all does all names that nobody holds, and ends with the first error.
+// all processes all free names and ends with the first error.
 func (s *sweep) all(ctx context.Context, names []string) error {
 	return cli.SideBySide(ctx, side, len(names), func(ctx context.Context, i int) error {
 		err := s.one(ctx, names[i])
@@ -178,13 +177,13 @@ func (s *sweep) all(ctx context.Context, names []string) error {
 	})
 }
 
-// retryAfter is how long after a failure a name is tried once more.
+// retryAfter is the delay after a failure before the one retry.
 const retryAfter = time.Second
 
-// stepLimit bounds what is done with a name that nobody seemed to hold.
+// stepLimit bounds the step for a name that seemed free.
 const stepLimit = 10 * time.Second
 
-// one does a name, and tries once more where a backend was out of reach.
+// one processes a name. It retries once if a backend was out of reach.
 func (s *sweep) one(ctx context.Context, name string) error {
 	f, err := s.once(ctx, name)
 	if errors.Is(err, driver.ErrUnavailable) || errors.Is(err, driver.ErrUnknown) {
@@ -221,7 +220,7 @@ func (s *sweep) once(ctx context.Context, name string) (fate, error) {
 	return s.try(ctx, bound, name)
 }
 
-// count takes note of a name that was done before, is held, or has been done
+// count records a name that was done before, is held, or has just been done
 // (isFree).
 func (s *sweep) count(name string, f fate) {
 	s.mu.Lock()
@@ -231,14 +230,14 @@ func (s *sweep) count(name string, f fate) {
 		s.there++
 	case isHeld:
 		s.held = append(s.held, name)
-		return // it may get on yet
+		return // it may still succeed
 	default:
 		s.stepped++
 	}
 	s.bar.Add()
 }
 
-// turn waits until the pace allows for another name.
+// turn waits until the rate permits another name.
 func (s *sweep) turn(ctx context.Context) error {
 	if s.pace == nil {
 		return ctx.Err()
@@ -251,8 +250,8 @@ func (s *sweep) turn(ctx context.Context) error {
 	}
 }
 
-// try does the step, until bound ends. It returns isFree when it is done, and
-// isHeld if somebody came first.
+// try runs the step until bound ends. It returns isFree when the name is done,
+// and isHeld if another client acquired it first.
 func (s *sweep) try(ctx, bound context.Context, name string) (fate, error) {
 	err := s.step(s.m, bound, name)
 	switch {
@@ -267,14 +266,14 @@ func (s *sweep) try(ctx, bound context.Context, name string) (fate, error) {
 		return 0, errors.Join(err, e)
 	case f == isFree && errors.Is(err, driver.ErrLocked):
 		return isHeld, nil
-	case f == isFree: // nobody has it, and it took too long all the same
+	case f == isFree: // free, but the step timed out
 		return 0, err
 	}
 	return f, nil
 }
 
-// waitForHeld waits in the queues of the names that were held, and does each
-// when its turn comes.
+// waitForHeld queues for the held names and processes each one when its turn
+// comes.
 func (s *sweep) waitForHeld(ctx context.Context) error {
 	held := s.held
 	s.held = nil
@@ -288,7 +287,7 @@ func (s *sweep) waitForHeld(ctx context.Context) error {
 		f, err := s.try(ctx, inner, held[i])
 		if err != nil {
 			if inner.Err() != nil {
-				return nil // because of another one, or the wait is over
+				return nil // another name failed, or the wait has ended
 			}
 			return fmt.Errorf("%s: %w", cli.Show(held[i]), err)
 		}
@@ -302,12 +301,12 @@ func (s *sweep) waitForHeld(ctx context.Context) error {
 		}
 	}
 	if err == context.Cause(bound) {
-		return ctx.Err() // the wait is over
+		return ctx.Err() // the wait has ended
 	}
 	return err
 }
 
-// report says what was done and what is left.
+// report describes the finished and the remaining work.
 func (s *sweep) report(ctx context.Context, total int, err error) error {
 	left := total - s.stepped - s.there - len(s.held) - len(s.refused)
 	if s.dryRun {

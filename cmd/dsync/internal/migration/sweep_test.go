@@ -18,7 +18,7 @@ import (
 	"github.com/go-dsync/dsync/internal/drivertest"
 )
 
-// flaky does not answer the first time when it is asked for the seal of x.
+// flaky fails the first request for the seal of x.
 type flaky struct {
 	*memory.Driver
 	asked *atomic.Bool
@@ -31,8 +31,8 @@ func (d flaky) Sealed(ctx context.Context, name string) (uint64, bool, error) {
 	return d.Driver.Sealed(ctx, name)
 }
 
-// aSweep seals names of the two, whose drivers it returns, without a look at
-// programs behind.
+// aSweep seals names of two backends without a check for programs that are
+// behind. It returns the drivers.
 func aSweep(t *testing.T, wrap func(*memory.Driver) driver.Driver) (s *sweep, old *memory.Driver) {
 	old = memory.New(nil)
 	m, err := migrate.New(wrap(old), memory.New(nil), nil)
@@ -43,7 +43,7 @@ func aSweep(t *testing.T, wrap func(*memory.Driver) driver.Driver) (s *sweep, ol
 	return &sweep{done: "sealed", moved: true, step: (*migrate.Driver).Seal, m: m, out: io.Discard}, old
 }
 
-// TestASweepTriesASecondTime where a backend was out of reach.
+// TestASweepTriesASecondTime makes a backend unreachable for the first try.
 func TestASweepTriesASecondTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, _ := aSweep(t, func(d *memory.Driver) driver.Driver { return flaky{d, &atomic.Bool{}} })
@@ -53,7 +53,8 @@ func TestASweepTriesASecondTime(t *testing.T) {
 	})
 }
 
-// TestANameThatIsTakenBeforeItsTurnIsLeftOut, and the others are done.
+// TestANameThatIsTakenBeforeItsTurnIsLeftOut checks that the other names are
+// done.
 func TestANameThatIsTakenBeforeItsTurnIsLeftOut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, old := aSweep(t, func(d *memory.Driver) driver.Driver { return d })
@@ -74,7 +75,7 @@ func TestANameThatIsTakenBeforeItsTurnIsLeftOut(t *testing.T) {
 	})
 }
 
-// TestRollbackLooksAgain has a program in phase new lock a name right after it
+// TestRollbackLooksAgain lets a program in phase new lock a name right after it
 // was taken back.
 func TestRollbackLooksAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

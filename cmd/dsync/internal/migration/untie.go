@@ -51,8 +51,8 @@ and phase old is open again afterwards. After the loss of the new backend, --any
 	return c
 }
 
-// nothingSealed fails while names are sealed on the old backend, and with a
-// gate while processes are in phases old and new.
+// nothingSealed fails while names are sealed on the old backend. With a gate,
+// it also fails while processes are in phases old and new.
 func (p *pair) nothingSealed(ctx context.Context, m *migrate.Driver, gate bool) error {
 	if gate {
 		members, err := m.Members(ctx)

@@ -8,16 +8,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// adopts reports whether the system can make a process the parent of all its
-// descendants that lose theirs. Without that, a command is its process group.
+// adopts reports whether the system can make a process the new parent of its
+// orphaned descendants. If it cannot, a command consists of its process group.
 const adopts = false
 
 func adopt() error { return nil }
 
 func ownBinary() (string, error) { return os.Executable() }
 
-// sinceBoot is a clock that all processes share. On macOS this one goes on
-// while the machine sleeps.
+// sinceBoot is a clock that all processes share. On macOS it continues while
+// the machine sleeps.
 func sinceBoot() time.Duration {
 	var ts unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {

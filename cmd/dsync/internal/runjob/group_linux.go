@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// adopts reports whether the system can make a process the parent of all its
-// descendants that lose theirs.
+// adopts reports whether the system can make a process the new parent of its
+// orphaned descendants.
 const adopts = true
 
 // adopt makes this process such a parent.
@@ -20,12 +20,12 @@ func adopt() error {
 	return os.NewSyscallError("prctl", unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
 }
 
-// ownBinary returns this program, also if the file was replaced since its
+// ownBinary returns this program, even if the file was replaced since its
 // start.
 func ownBinary() (string, error) { return "/proc/self/exe", nil }
 
-// sinceBoot is a clock that all processes share, and that goes on while the
-// machine sleeps.
+// sinceBoot is a clock that all processes share. It continues while the machine
+// sleeps.
 func sinceBoot() time.Duration {
 	var ts unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts); err != nil {
@@ -34,16 +34,15 @@ func sinceBoot() time.Duration {
 	return time.Duration(ts.Nano())
 }
 
-// process is a process of a command. Its start time tells it from another
-// process that has the same number later.
+// process is a process of a command. Its start time distinguishes it from a
+// later process with the same number.
 type process struct {
 	pid, parent, group int
 	start              uint64
 }
 
-// family returns the living descendants of root, without those of the
-// processes in except. A process whose parent ends during the call may be
-// missing.
+// family returns the living descendants of root, except the processes in
+// except. It may miss a process whose parent ends during the call.
 func family(root int, except map[int]bool) (all []process, err error) {
 	dir, err := os.Open("/proc")
 	if err != nil {
@@ -80,14 +79,14 @@ func family(root int, except map[int]bool) (all []process, err error) {
 	return all, nil
 }
 
-// readProcess returns a process, and whether it is only waiting for its parent
-// to notice its end.
+// readProcess returns a process, and whether it is a zombie.
 func readProcess(pid int) (p process, hasEnded bool, err error) {
 	stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
 	if err != nil {
 		return p, false, err
 	}
-	// pid (name) state parent group ...; the name may contain anything
+	// The format is: pid (name) state parent group ... The name may contain
+	// anything.
 	fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
 	if len(fields) < 20 {
 		return p, false, errors.New("/proc has an unknown format")
@@ -99,12 +98,12 @@ func readProcess(pid int) (p process, hasEnded bool, err error) {
 	}
 	state, threads := fields[0][0], fields[17]
 	p = process{pid: pid, parent: int(number(1)), group: int(number(2)), start: number(19)}
-	// A process whose first thread has ended runs on in the others.
+	// A process whose first thread has ended continues in its other threads.
 	return p, (state == 'Z' || state == 'X') && len(threads) == 1 && threads[0] <= '1', err
 }
 
-// signal sends a signal to the process, and to no other one that has its
-// number now.
+// signal sends a signal to the process, but never to a later process with its
+// number.
 func (p process) signal(s syscall.Signal) error {
 	fd, pidfdErr := unix.PidfdOpen(p.pid, 0) // since Linux 5.3
 	if pidfdErr == nil {

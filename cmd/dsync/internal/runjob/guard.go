@@ -20,15 +20,15 @@ import (
 )
 
 // guard is a second process of this program. It leads the process group of the
-// command, starts the command there, and kills it with everything that the
-// command has started: when it is time, unless it was told a later time before,
-// or when this process is gone. So a dsync that is frozen or killed leaves no
-// command behind that runs without the lock.
+// command and starts the command there. The guard kills the command and
+// everything that it has started at the time that this process sent last, or
+// when this process is gone. A frozen or killed dsync therefore leaves no
+// command running without the lock.
 type guard struct {
 	pid    int // and the process group
 	times  *os.File
 	voice  *os.File
-	heard  chan report // closed when the guard says no more
+	heard  chan report // closed when the guard sends no more reports
 	reaped bool
 }
 
@@ -52,11 +52,11 @@ const (
 
 const reportSize = 8
 
-// guardStart bounds how long a guard takes to be ready.
+// guardStart bounds the start of a guard.
 const guardStart = 30 * time.Second
 
-// startGuard starts a guard, and returns when it is ready to be told a time.
-// The guard starts the command when it is told the first one.
+// startGuard starts a guard and returns when it is ready for its first time.
+// The guard starts the command when it receives that time.
 func startGuard(path string, argv, environment []string) (*guard, error) {
 	self, err := ownBinary()
 	if err != nil {
@@ -74,8 +74,9 @@ func startGuard(path string, argv, environment []string) (*guard, error) {
 	}
 	args := []string{"dsync", guardName}
 	for _, f := range []*os.File{in, out} {
-		// The guard gets the number that the file has here: files that whoever
-		// started dsync has left open for the command keep theirs.
+		// The guard inherits the file under its present number, so that files
+		// that the caller of dsync left open for the command keep their
+		// numbers.
 		if _, err := unix.FcntlInt(f.Fd(), unix.F_SETFD, 0); err != nil {
 			return nil, errors.Join(err, times.Close(), voice.Close(), out.Close())
 		}
@@ -121,9 +122,9 @@ func (g *guard) hear() (report, error) {
 	return report{reportKind(binary.LittleEndian.Uint32(b[:])), binary.LittleEndian.Uint32(b[4:])}, err
 }
 
-// tell tells the guard when to kill.
+// tell sends the guard the time at which to kill.
 func (g *guard) tell(killAt time.Time) error {
-	now := sinceBoot() // first: what comes between the two readings makes the time earlier
+	now := sinceBoot() // first: a delay between the two readings makes the time earlier
 	at := now + time.Until(killAt)
 	if err := g.times.SetWriteDeadline(time.Now().Add(deadlineEvery)); err != nil {
 		return err
@@ -132,12 +133,12 @@ func (g *guard) tell(killAt time.Time) error {
 	return err
 }
 
-// signal sends a signal to the group. The guard passes it on to processes of
-// the command that have left the group.
+// signal sends a signal to the group. The guard forwards it to processes of the
+// command that have left the group.
 func (g *guard) signal(s syscall.Signal) { _ = unix.Kill(-g.pid, s) }
 
 // end kills the guard, waits for its end, and passes the last reports to note.
-// From then on the number of the group may be that of another one.
+// After that, the number of the group may belong to another one.
 func (g *guard) end(note func(report)) {
 	if !g.reaped {
 		_ = unix.Kill(g.pid, syscall.SIGKILL)
@@ -148,7 +149,7 @@ func (g *guard) end(note func(report)) {
 		}
 		g.reaped = true
 	}
-	// at once: no other process has the other end
+	// This ends at once because no other process has the other end.
 	_ = g.voice.SetReadDeadline(time.Now().Add(deadlineEvery))
 	for r := range g.heard {
 		note(r)
@@ -161,7 +162,7 @@ func guardCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:                guardName,
 		Hidden:             true,
-		DisableFlagParsing: true, // the flags are those of the command
+		DisableFlagParsing: true, // the flags belong to the command
 		RunE: func(_ *cobra.Command, args []string) error {
 			if unix.Getpgrp() != os.Getpid() || len(args) < 4 {
 				return cli.Usage(errors.New("this command is a part of run, which starts it"))
@@ -184,15 +185,15 @@ func guardCommand() *cobra.Command {
 	}
 }
 
-// watch is what the guard does.
+// watch is the main function of the guard.
 type watch struct {
 	times, voice  *os.File
-	signals, wake *os.File // two ends of a pipe: the numbers of the signals that this process gets
+	signals, wake *os.File // two ends of a pipe with the numbers of this process's signals
 	path          string
 	argv          []string
 	pid           int // of the command; 0: not started
 	killing       bool
-	alone         bool // the command has ended, and so has all that it has started
+	alone         bool // the command and everything that it started have ended
 }
 
 func newWatch(times, voice *os.File, path string, argv []string) (*watch, error) {
@@ -205,8 +206,9 @@ func newWatch(times, voice *os.File, path string, argv []string) (*watch, error)
 	}
 	w := &watch{times: times, voice: voice, signals: signals, wake: wake, path: path, argv: argv}
 	got := make(chan os.Signal, 64)
-	// The group gets signals that are for the command. They are caught, and not
-	// ignored, since the command would inherit that.
+	// The group receives signals that are meant for the command. They are
+	// caught rather than ignored, because the command would inherit an ignored
+	// signal.
 	Notify(got, append([]os.Signal{syscall.SIGALRM, syscall.SIGPIPE, syscall.SIGTTIN, syscall.SIGTTOU,
 		syscall.SIGTSTP, syscall.SIGCONT}, passedSignals...))
 	signal.Notify(got, syscall.SIGCHLD)
@@ -218,7 +220,7 @@ func newWatch(times, voice *os.File, path string, argv []string) (*watch, error)
 	return w, nil
 }
 
-// stand returns an error if something is wrong, and nil when it has killed.
+// stand returns an error if something is wrong, and nil after it has killed.
 func (w *watch) stand() error {
 	w.report(isReady, 0)
 	killAt := time.Duration(math.MaxInt64)
@@ -238,7 +240,7 @@ func (w *watch) stand() error {
 			}
 			if w.pid == 0 && killAt > sinceBoot() {
 				if err := w.start(); err != nil {
-					return nil // dsync says why
+					return nil // dsync reports the reason
 				}
 			}
 		case killAt <= sinceBoot():
@@ -248,8 +250,8 @@ func (w *watch) stand() error {
 	}
 }
 
-// report tells dsync. If dsync has not read thousands of reports, it is frozen,
-// and must not delay this process.
+// report sends a report to dsync. If dsync has not read thousands of reports,
+// it is frozen and must not delay this process.
 func (w *watch) report(kind reportKind, value int) {
 	poll := []unix.PollFd{{Fd: int32(w.voice.Fd()), Events: unix.POLLOUT}}
 	if n, err := unix.Poll(poll, 0); n > 0 || err == unix.EINTR {
@@ -281,7 +283,7 @@ func (w *watch) start() error {
 	return p.Release() // reap waits for it
 }
 
-// serve does what the signals ask for that have come.
+// serve handles the signals that have arrived.
 func (w *watch) serve() {
 	b := make([]byte, 64)
 	n, _ := unix.Read(int(w.signals.Fd()), b)
@@ -295,9 +297,9 @@ func (w *watch) serve() {
 	w.reap()
 }
 
-// pass passes a signal of the group on to processes that have left it. Only the
-// first of those that left together gets it, as timeout does, which passes it
-// on by itself. A stop concerns all.
+// pass forwards a signal of the group to processes that have left it. Of
+// processes that left together, only the first gets the signal, because a
+// program such as timeout forwards it by itself. A stop goes to all of them.
 func (w *watch) pass(s syscall.Signal) {
 	all, err := family(os.Getpid(), nil)
 	if err != nil {
@@ -315,9 +317,9 @@ func (w *watch) pass(s syscall.Signal) {
 	}
 }
 
-// reap takes note of children that have ended or stopped. Since each process of
-// the command that loses its parent becomes a child of this process, none is
-// left when there are no children.
+// reap records children that have ended or stopped. Each orphaned process of
+// the command becomes a child of this process, so the command has ended when
+// there are no children.
 func (w *watch) reap() {
 	for w.pid != 0 && !w.alone {
 		var status syscall.WaitStatus
@@ -350,19 +352,18 @@ func exitStatusOf(status syscall.WaitStatus) int {
 	return status.ExitStatus()
 }
 
-// sayAtMost bounds how long the guard waits for a message whose reader does not
-// read.
+// sayAtMost bounds the wait for the reader of a message.
 const sayAtMost = time.Second
 
-// kill ends the command. The processes are killed before anything is said: no
-// one may be there to listen.
+// kill ends the command. It kills the processes before it writes a message,
+// because there may be no reader.
 func (w *watch) kill(why string) {
 	w.killing = true
 	w.report(isKilling, 0)
 	for w.pid != 0 && !w.alone {
 		all, err := killAll(func() ([]process, error) { return family(os.Getpid(), nil) })
 		if err == nil && (len(all) > 0 || !adopts) && !reachable(all) {
-			break // what other users run
+			break // processes of other users
 		}
 		poll := []unix.PollFd{{Fd: int32(w.signals.Fd()), Events: unix.POLLIN}}
 		if n, _ := unix.Poll(poll, int(killEvery.Milliseconds())); n > 0 {
@@ -382,13 +383,14 @@ func (w *watch) kill(why string) {
 
 const (
 	killEvery = 10 * time.Millisecond // until none is left
-	// how often to look for processes that began before their parents were
-	// stopped
+	// The interval between searches for processes that began before their
+	// parents were stopped.
 	stopsAtMost = 20
 )
 
-// killAll stops all processes, so that none starts another one or heeds the end
-// of another one, and kills them then. It returns those that it found.
+// killAll first stops all processes, so that none of them starts another one or
+// reacts to the end of another one. Then it kills them. It returns the
+// processes that it found.
 func killAll(family func() ([]process, error)) (all []process, err error) {
 	known := map[int]bool{}
 	for range stopsAtMost {
@@ -414,7 +416,8 @@ func killAll(family func() ([]process, error)) (all []process, err error) {
 	return all, err
 }
 
-// reachable reports whether this process may end one of the processes.
+// reachable reports whether this process has permission to end one of the
+// processes.
 func reachable(all []process) bool {
 	for _, p := range all {
 		if p.signal(0) != unix.EPERM {
@@ -437,8 +440,8 @@ func nextTime(times *os.File) (time.Duration, error) {
 }
 
 // wait returns when a new time or a signal has arrived, or after atMost. A new
-// time counts first, however long this process was frozen. A wait takes a
-// second at most, because timers stand still while the machine sleeps.
+// time takes precedence, however long this process was frozen. A wait lasts a
+// second at most, because timers stop while the machine sleeps.
 func (w *watch) wait(atMost time.Duration) (told, signaled bool, err error) {
 	ms := min(max(atMost, 0), time.Second).Milliseconds()
 	poll := []unix.PollFd{{Fd: int32(w.times.Fd()), Events: unix.POLLIN}, {Fd: int32(w.signals.Fd()), Events: unix.POLLIN}}

@@ -11,8 +11,8 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// TestNoCommandStartsTooLate: a dsync that was frozen just before may come to
-// start its command when the lock is over.
+// TestNoCommandStartsTooLate checks that a dsync that was frozen just before
+// the start does not start its command after the lock has ended.
 func TestNoCommandStartsTooLate(t *testing.T) {
 	program, _, _ := testenv.Program(t)
 	for _, v := range program.Env {
@@ -35,7 +35,7 @@ func TestNoCommandStartsTooLate(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := g.tell(time.Now()); err != nil { // as if this process had been frozen after its look at the time
+		if err := g.tell(time.Now()); err != nil { // as if this process had been frozen after it read the clock
 			t.Fatal(err)
 		}
 		killed := false

@@ -22,43 +22,43 @@ func groupsWork() error { return nil }
 // endSignals ask this process to end.
 var endSignals = []os.Signal{syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM}
 
-// passedSignals go on to the command.
+// passedSignals are forwarded to the command.
 var passedSignals = append([]os.Signal{syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGWINCH}, endSignals...)
 
 const (
-	deadlineEvery = 100 * time.Millisecond // at the deadline of the lease, which nobody tells to move
-	goneEvery     = 50 * time.Millisecond  // whether the group is gone
-	// how long after the deadline to wait for processes that KILL did not end
+	deadlineEvery = 100 * time.Millisecond // at the deadline of the lease, which is no longer extended
+	goneEvery     = 50 * time.Millisecond  // interval between checks whether the group is gone
+	// The time after the deadline to wait for processes that KILL did not end.
 	overstayed = 10 * time.Second
 )
 
-// job is a command that runs under a lease, in a process group of its own, with
+// job is a command that runs under a lease in its own process group, with
 // everything that the command has started. The guard is the parent of the
-// command. Where the system allows it, the guard also becomes the parent of
-// each process of the command that loses its parent, and if the guard is gone,
-// this process does.
+// command. If the system allows it, the guard also becomes the parent of each
+// orphaned process of the command. If the guard is gone, this process becomes
+// that parent.
 //
-// All is done by one goroutine: run.
+// One goroutine, run, does all the work.
 type job struct {
 	*runner
 	lease    *dsync.Lease
 	guard    *guard
 	terminal *terminal    // nil if there is none
 	pid      int          // of the command
-	others   map[int]bool // children of this process that were there before the guard
+	others   map[int]bool // children of this process that are older than the guard
 
 	children, stops, continued chan os.Signal
 
 	done   ending
 	over   bool      // no command was started, and none will be
-	ended  bool      // the command has
+	ended  bool      // the command has ended
 	alone  bool      // no process of the command is left
-	killAt time.Time // everything is to be killed then
-	termed time.Time // when the group got TERM; zero: not yet
+	killAt time.Time // time to kill everything
+	termed time.Time // when the group got TERM; zero if it has not
 	killed bool
 }
 
-// supervise runs the command, and returns when no process of it is left.
+// supervise runs the command and returns when no process of it is left.
 func (r *runner) supervise(lease *dsync.Lease) ending {
 	j := &job{runner: r, lease: lease, terminal: openTerminal(), others: map[int]bool{},
 		children: make(chan os.Signal, 1), stops: make(chan os.Signal, 1), continued: make(chan os.Signal, 1)}
@@ -74,14 +74,15 @@ func (r *runner) supervise(lease *dsync.Lease) ending {
 	if err := j.prepare(); err != nil {
 		return ending{err: cli.Exit(cli.ExitBroken, fmt.Errorf("the guard of the command does not start: %w", err))}
 	}
-	// by which a terminal stops who changes it, or writes, in the background
+	// A terminal uses these to stop background processes that change it or
+	// write to it.
 	signal.Ignore(syscall.SIGTTOU)
 	defer signal.Reset(syscall.SIGTTOU)
 	j.start()
 	j.run()
-	j.terminal.take(j.guard.pid) // a command that cannot be executed has it, too
+	j.terminal.take(j.guard.pid) // a command that cannot be executed has this status, too
 	if !j.guard.reaped {
-		j.guard.signal(syscall.SIGKILL) // the guard is left, and whoever could not be seen
+		j.guard.signal(syscall.SIGKILL) // the guard is left, and any process that was not visible
 	}
 	j.guard.end(j.note)
 	return j.done
@@ -89,7 +90,7 @@ func (r *runner) supervise(lease *dsync.Lease) ending {
 
 // prepare starts the guard.
 func (j *job) prepare() (err error) {
-	if adopts { // a shell that became this program may have started others before
+	if adopts { // the shell that this program replaced may have started children
 		if err := adopt(); err != nil {
 			return err
 		}
@@ -105,8 +106,8 @@ func (j *job) prepare() (err error) {
 	return err
 }
 
-// start lets the guard start the command, unless the time of the lease is over,
-// or so short that the command would have to end at once.
+// start lets the guard start the command, unless the lease has ended or is so
+// short that the command would have to end at once.
 func (j *job) start() {
 	j.killAt = j.lease.Deadline().Add(-j.reserve)
 	if j.done.lost = j.mayNot(time.Now().Add(j.killAfter)); j.done.lost != nil {
@@ -116,7 +117,7 @@ func (j *job) start() {
 	}
 }
 
-// note takes note of a report of the guard.
+// note records a report of the guard.
 func (j *job) note(r report) {
 	switch r.kind {
 	case hasStarted:
@@ -139,7 +140,7 @@ func (j *job) note(r report) {
 	}
 }
 
-// startError returns what the program ends with if the command does not start.
+// startError returns the program's error if the command does not start.
 func startError(err error) error {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -156,7 +157,7 @@ func (j *job) run() {
 	defer timer.Stop()
 	lost, heard := j.lease.Done(), j.guard.heard
 	for !j.over {
-		var signals, stops chan os.Signal // nil until there is a command that can get them
+		var signals, stops chan os.Signal // nil until a command can receive them
 		if j.done.started {
 			signals, stops = j.signals.got, j.stops
 		}
@@ -190,7 +191,7 @@ func (j *job) run() {
 	}
 }
 
-// mayNot returns why the command may not run at a time, or nil.
+// mayNot returns why the command must not run at a time, or nil.
 func (j *job) mayNot(at time.Time) error {
 	switch err := j.lease.Err(); {
 	case err != nil:
@@ -201,13 +202,13 @@ func (j *job) mayNot(at time.Time) error {
 	return nil
 }
 
-// step does what is due, and says when to look again.
+// step does the work that is due and returns when to call it again.
 func (j *job) step(now time.Time) (next time.Duration, over bool) {
 	deadline := j.lease.Deadline()
 	if at := deadline.Add(-j.reserve); !at.Equal(j.killAt) && j.lease.Err() == nil {
 		j.killAt = at
 		if err := j.guard.tell(at); errors.Is(err, os.ErrDeadlineExceeded) && !j.killed {
-			j.broken(err) // or else it has ended, and reap finds out why
+			j.broken(err) // otherwise it has ended, and reap finds out why
 		}
 	}
 	if j.over || j.gone() {
@@ -221,15 +222,15 @@ func (j *job) step(now time.Time) (next time.Duration, over bool) {
 			j.done.err = cli.Exit(cli.ExitLost, errors.New("processes of the command do not end by KILL, and the lock is over"))
 			return 0, true
 		}
-		j.kill() // also those that could not be seen before
+		j.kill() // also processes that were not visible before
 	case why != nil:
 		j.lose(why)
 		j.kill()
 	case j.termed.IsZero() && !now.Before(termAt):
 		j.lose(errNotRenewed)
-		j.term(now) // first: nobody may read what is said
+		j.term(now) // first: the message may have no reader
 		j.say("%v: the command gets TERM, and KILL in %v", errNotRenewed, j.killAt.Sub(now).Round(10*time.Millisecond))
-	case j.termed.IsZero() && j.ended: // and has left others
+	case j.termed.IsZero() && j.ended: // and has left other processes
 		j.term(now)
 	case j.termed.IsZero():
 		return min(deadlineEvery, termAt.Sub(now)), false
@@ -251,13 +252,15 @@ func (j *job) lose(why error) {
 	}
 }
 
-// broken ends the command, since nobody would if this process were frozen.
+// broken ends the command, because no process would end it if this one were
+// frozen.
 func (j *job) broken(err error) {
 	j.done.err = cli.Exit(cli.ExitBroken, fmt.Errorf("the guard of the command is gone, so the command was ended: %w", err))
 	j.kill()
 }
 
-// term asks the group to end. Members that are stopped could not.
+// term asks the group to end. It also continues stopped members, which could
+// not react otherwise.
 func (j *job) term(now time.Time) {
 	j.termed = now
 	j.guard.signal(syscall.SIGTERM)
@@ -272,8 +275,9 @@ func (j *job) family() ([]process, error) {
 	return family(j.guard.pid, nil)
 }
 
-// kill kills all that is left of the command. The guard stays, which would do
-// so if this process were killed now, unless it may still start the command.
+// kill kills the rest of the command. It keeps the guard, which would do the
+// same if this process were killed now, unless the guard may still start the
+// command.
 func (j *job) kill() {
 	j.killed = true
 	if !j.done.started && !j.guard.reaped {
@@ -295,17 +299,17 @@ func (j *job) gone() bool {
 		return false
 	}
 	for _, p := range all {
-		// Others may have left processes of other users, which nobody here can
-		// end.
+		// A process outside of the group may belong to another user, so that
+		// this process cannot end it.
 		if p.group == j.guard.pid || p.signal(0) != unix.EPERM {
 			return false
 		}
 	}
-	return len(all) > 0 || !adopts || j.guard.reaped // or else the guard reports it
+	return len(all) > 0 || !adopts || j.guard.reaped // otherwise the guard reports it
 }
 
-// reap takes note of children that have ended. Where this process is the first
-// of a container, some are nobody else's.
+// reap records children that have ended. If this process is the first of a
+// container, it also inherits unrelated children.
 func (j *job) reap() {
 	for {
 		var status syscall.WaitStatus
@@ -319,7 +323,7 @@ func (j *job) reap() {
 		case err != nil || pid == 0:
 			return
 		case status.Stopped():
-			if pid == j.guard.pid { // somebody has stopped it
+			if pid == j.guard.pid { // a signal has stopped it
 				_ = unix.Kill(pid, syscall.SIGCONT)
 			}
 		case pid == j.guard.pid:
@@ -336,8 +340,8 @@ func (j *job) reap() {
 	}
 }
 
-// lostToGuard takes note that the guard has killed the group, which may be why
-// the command did not start.
+// lostToGuard records that the guard has killed the group, possibly before the
+// command started.
 func (j *job) lostToGuard() {
 	j.done.err = nil
 	if j.done.lost = j.lease.Err(); j.done.lost == nil {
@@ -345,12 +349,12 @@ func (j *job) lostToGuard() {
 	}
 }
 
-// stopped is called when the command was stopped: by Ctrl-Z, or because it
-// wants the terminal.
+// stopped is called when the command was stopped, by Ctrl-Z or because it needs
+// the terminal.
 func (j *job) stopped(by syscall.Signal) {
 	wants := by == syscall.SIGTTIN || by == syscall.SIGTTOU
 	switch {
-	case j.terminal == nil, by == syscall.SIGSTOP: // somebody else's will; the lock is kept
+	case j.terminal == nil, by == syscall.SIGSTOP: // stopped by another process; keep the lock
 		return
 	case wants && j.terminal.mine():
 		group, err := unix.Getpgid(j.pid) // which may have left that of the guard
@@ -373,7 +377,7 @@ func (j *job) stopped(by syscall.Signal) {
 }
 
 // suspend stops the group of this process, as Ctrl-Z would, and returns when
-// somebody lets it go on.
+// the group is continued.
 func (j *job) suspend() {
 	if !j.terminal.shared() {
 		return

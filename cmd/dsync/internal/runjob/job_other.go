@@ -18,8 +18,8 @@ var (
 	passedSignals = endSignals
 )
 
-// groupsWork returns an error: without process groups nobody could promise that
-// all of a command is over in time.
+// groupsWork returns an error: without process groups, dsync cannot promise
+// that the whole command ends in time.
 func groupsWork() error {
 	return errors.New("run needs the process groups of Linux and macOS, and is not offered on " + runtime.GOOS)
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// TestMain lets the test be the program that runs as the guard.
+// TestMain lets the test binary run as the guard.
 func TestMain(m *testing.M) {
 	testenv.RunProgram(func() {
 		c := guardCommand()

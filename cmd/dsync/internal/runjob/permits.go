@@ -8,8 +8,8 @@ import (
 	"github.com/go-dsync/dsync"
 )
 
-// permits is the value of a flag: how many are asked for, of how many. The zero
-// value is a lock in place of permits.
+// permits is a flag value: the number of permits and their limit. The zero
+// value requests a lock instead of permits.
 type permits struct{ n, limit int }
 
 // Set implements pflag.Value.

@@ -26,7 +26,7 @@ type runFlags struct {
 	note                                     string
 }
 
-// runCommands returns run, and the command that it starts itself.
+// runCommands returns run, and the internal command that run starts.
 func Commands() []*cobra.Command { return []*cobra.Command{runCommand(), guardCommand()} }
 
 func runCommand() *cobra.Command {
@@ -126,7 +126,8 @@ func arguments(c *cobra.Command, args []string) (name string, argv []string, err
 	return args[0], args[1:], nil
 }
 
-// keepsOthersOut returns an error for a URL whose locks no other process sees.
+// keepsOthersOut returns an error for a URL whose locks are invisible to other
+// processes.
 func keepsOthersOut(raw string) error {
 	u, err := driver.ParseURL(raw)
 	if err != nil {
@@ -144,7 +145,7 @@ func keepsOthersOut(raw string) error {
 	return nil
 }
 
-// find returns the file of a command, before anybody waits for a lock.
+// find returns the file of a command, before any wait for a lock.
 func find(command string) (string, error) {
 	path, err := exec.LookPath(command)
 	switch {
@@ -191,8 +192,8 @@ func (f *runFlags) run(c *cobra.Command, args []string) (err error) {
 	return r.once(ctx)
 }
 
-// close closes the connection. After a loss nothing is left to be given back,
-// and the backend may be out of reach.
+// close closes the connection. After a loss there is nothing to release, and
+// the backend may be out of reach.
 func (r *runner) close(err error) {
 	limit := cli.CloseLimit
 	if status, _ := cli.StatusOf(err); status == cli.ExitLost {
@@ -205,8 +206,8 @@ func (r *runner) close(err error) {
 	}
 }
 
-// open connects to the backend, and finds out whether its TTL leaves the time
-// to end the command.
+// open connects to the backend and checks whether its TTL leaves enough time to
+// end the command.
 func (r *runner) open(ctx context.Context, raw string) error {
 	if r.note == "" {
 		host, _ := os.Hostname()
@@ -235,8 +236,8 @@ func (r *runner) open(ctx context.Context, raw string) error {
 	return nil
 }
 
-// completeCommand leaves to the shell what comes after the name. Cobra does not
-// tell on which side of the two dashes that is.
+// completeCommand leaves the words after the name to the shell. Cobra does not
+// report their side of the two dashes.
 func completeCommand(_ *cobra.Command, args []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
 	if len(args) == 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp

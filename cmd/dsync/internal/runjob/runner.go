@@ -17,11 +17,11 @@ import (
 	"github.com/go-dsync/dsync/cmd/dsync/internal/cli"
 )
 
-// guardName is the command that run starts beside its own, to end that one in
-// time whatever becomes of run.
+// guardName is the command that run starts in addition to the user's command.
+// It ends that command in time, whatever happens to run.
 const guardName = "guard"
 
-// runner runs a command under a lock: once, or in each of its terms.
+// runner runs a command under a lock, once or in each of its terms.
 type runner struct {
 	runFlags
 	name    string
@@ -30,26 +30,26 @@ type runner struct {
 	stderr  io.Writer
 	client  *dsync.Client
 	signals *signals
-	// from KILL to the deadline of the lease: what the kernel needs to end
-	// processes, and a busy machine to begin
+	// The time from KILL to the deadline of the lease, in which the kernel ends
+	// processes, even on a busy machine.
 	reserve time.Duration
 }
 
-// ending is what became of a command.
+// ending is the outcome of a command.
 type ending struct {
 	started bool
 	status  int   // of the command
-	lost    error // why the command was ended, or not started; nil if it has ended by itself
+	lost    error // why the command was ended or not started; nil if it ended by itself
 	err     error // an exitError: the command could not be started or watched
 }
 
-// say tells whoever reads standard error.
+// say writes a message to standard error.
 func (r *runner) say(format string, args ...any) {
 	fmt.Fprintf(r.stderr, "dsync: %s\n", fmt.Sprintf(format, args...))
 }
 
 // once runs the command under one lease. If the lock is lost before the command
-// begins, once waits for the lock again, unless it is not to wait.
+// begins, once waits for the lock again unless waiting is disabled.
 func (r *runner) once(ctx context.Context) error {
 	lock := r.client.Lock
 	if r.try {
@@ -75,7 +75,7 @@ func (r *runner) once(ctx context.Context) error {
 	}
 }
 
-// elect runs the command in each term, until it ends by itself.
+// elect runs the command in each term until the command ends by itself.
 func (r *runner) elect(ctx context.Context) error {
 	ctx, end := context.WithCancel(ctx)
 	defer end()
@@ -87,7 +87,7 @@ func (r *runner) elect(ctx context.Context) error {
 		var done ending
 		err := dsync.Elect(ctx, locker, r.name, func(_ context.Context, term *dsync.Lease) error {
 			if done = r.under(ctx, term); done.err != nil {
-				end() // also if the lock is lost: another term would be no better
+				end() // even if the lock is lost: another term would be no better
 			} else if done.lost != nil {
 				r.say("%v", cli.Exit(cli.ExitLost, done.lost))
 			}
@@ -101,7 +101,7 @@ func (r *runner) elect(ctx context.Context) error {
 			return r.notLocked(ctx, err)
 		}
 		if done.lost != nil && ctx.Err() == nil {
-			continue // the command was ended in time, and the lease renewed after all
+			continue // the command was ended in time, but the lease was renewed after all
 		}
 		if left != nil {
 			err = left.Unlock
@@ -110,8 +110,7 @@ func (r *runner) elect(ctx context.Context) error {
 	}
 }
 
-// options returns those of a call that may wait for some time, if the wait has
-// a bound.
+// options returns the options of a waiting call, if the wait has a bound.
 func (r *runner) options(left time.Duration) []dsync.LockOption {
 	var opts []dsync.LockOption
 	if r.wait > 0 {
@@ -132,8 +131,8 @@ func (r *runner) options(left time.Duration) []dsync.LockOption {
 	return opts
 }
 
-// lasting returns the length of a lease that lasts so long and is no shorter
-// than others, in the units of the backend.
+// lasting returns a lease length of at least d, in the units of the backend,
+// that is no shorter than other leases.
 func (r *runner) lasting(d time.Duration) time.Duration {
 	d = max(d, r.ttl)
 	if unit := r.client.Info().TTLUnit; unit > 0 {
@@ -142,8 +141,8 @@ func (r *runner) lasting(d time.Duration) time.Duration {
 	return d
 }
 
-// under runs the command under a lease, and returns when nobody is left of its
-// group.
+// under runs the command under a lease and returns when no process of its group
+// is left.
 func (r *runner) under(ctx context.Context, lease *dsync.Lease) ending {
 	var beside sync.WaitGroup
 	defer beside.Wait()
@@ -165,10 +164,10 @@ func (r *runner) under(ctx context.Context, lease *dsync.Lease) ending {
 	return r.supervise(lease)
 }
 
-// settled waits until a holder is over who has the same TTL and was not told of
-// a loss: the backend may have forgotten the holder, but its last renewal was
-// before this grant. False means that the lease is over, or the wait was
-// interrupted.
+// settled waits out a possible earlier holder with the same TTL that was not
+// notified of a loss. The backend may have forgotten that holder, but the
+// holder's last renewal was before this grant. It returns false if the lease
+// has ended or the wait was interrupted.
 func (r *runner) settled(ctx context.Context, lease *dsync.Lease) bool {
 	timer := time.NewTimer(r.ttl)
 	defer timer.Stop()
@@ -181,7 +180,7 @@ func (r *runner) settled(ctx context.Context, lease *dsync.Lease) bool {
 	return false
 }
 
-// keep prolongs a lease which package dsync does not renew, since it may
+// keep renews a lease that package dsync does not renew because the lease may
 // outlive its holder. It ends with ctx or the lease.
 func (r *runner) keep(ctx context.Context, lease *dsync.Lease, until time.Time) {
 	timer := time.NewTimer(r.ttl / 3)
@@ -204,8 +203,8 @@ func (r *runner) keep(ctx context.Context, lease *dsync.Lease, until time.Time) 
 	}
 }
 
-// verdict returns what the program ends with after a command, whose lease was
-// unlocked with some outcome.
+// verdict returns the program's error after a command whose lease was unlocked
+// with the given outcome.
 func (r *runner) verdict(ctx context.Context, done ending, unlocked error) error {
 	switch interrupted := interruption(ctx); {
 	case done.err != nil:
@@ -227,7 +226,7 @@ func (r *runner) verdict(ctx context.Context, done ending, unlocked error) error
 	return cli.Exit(done.status, nil)
 }
 
-// notLocked returns what the program ends with when it did not get the lock.
+// notLocked returns the program's error if it did not get the lock.
 func (r *runner) notLocked(ctx context.Context, err error) error {
 	switch interrupted := interruption(ctx); {
 	case interrupted != nil:
@@ -238,8 +237,8 @@ func (r *runner) notLocked(ctx context.Context, err error) error {
 	return backendError(err)
 }
 
-// backendError returns what the program ends with after an error of the
-// backend, which is out of reach or refuses.
+// backendError returns the program's error if the backend is out of reach or
+// refuses a request.
 func backendError(err error) error {
 	if errors.Is(err, dsync.ErrUnavailable) || errors.Is(err, dsync.ErrUnknown) || errors.Is(err, context.DeadlineExceeded) {
 		return cli.Exit(cli.ExitOutOfReach, err)
@@ -247,7 +246,7 @@ func backendError(err error) error {
 	return cli.Exit(cli.ExitMisused, err)
 }
 
-// environment returns that of the command.
+// environment returns the environment of the command.
 func (r *runner) environment(lease *dsync.Lease) []string {
 	env := slices.DeleteFunc(os.Environ(), func(v string) bool {
 		name, _, _ := strings.Cut(v, "=")

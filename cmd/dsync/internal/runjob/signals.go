@@ -11,9 +11,9 @@ import (
 	"github.com/go-dsync/dsync/cmd/dsync/internal/cli"
 )
 
-// signals are those that this process gets: they end a wait for the lock, or go
-// on to the command. One of the two has them at any time, so that none is lost
-// between the two.
+// signals receives the signals of this process. They either end a wait for the
+// lock or are forwarded to the command. At any time one of the two receives
+// them, so none is lost in between.
 type signals struct {
 	got     chan os.Signal
 	cancel  context.CancelCauseFunc
@@ -27,7 +27,7 @@ func watchSignals(parent context.Context) (context.Context, *signals) {
 	ctx, cancel := context.WithCancelCause(parent)
 	s := &signals{got: make(chan os.Signal, 16), cancel: cancel}
 	Notify(s.got, passedSignals)
-	// a message that nobody reads does not end this process
+	// An unread message must not end this process.
 	Notify(make(chan os.Signal, 1), []os.Signal{syscall.SIGPIPE})
 	s.watch()
 	return ctx, s
@@ -39,7 +39,7 @@ func (s *signals) close() {
 	s.cancel(nil)
 }
 
-// watch lets signals end the wait, until take.
+// watch lets signals end the wait until take is called.
 func (s *signals) watch() {
 	s.stop, s.stopped = make(chan struct{}), make(chan struct{})
 	go func() { // ends with take
@@ -55,13 +55,14 @@ func (s *signals) watch() {
 	}()
 }
 
-// take returns when the signals in got are the caller's, until watch.
+// take returns when the caller receives the signals in got, until watch is
+// called.
 func (s *signals) take() {
 	close(s.stop)
 	<-s.stopped
 }
 
-// note ends the context if the signal asks for that.
+// note ends the context if the signal asks for it.
 func (s *signals) note(sig os.Signal) {
 	if slices.Contains(endSignals, sig) {
 		s.cancel(signalError{sig.(syscall.Signal)})
@@ -73,8 +74,8 @@ type signalError struct{ signal syscall.Signal }
 
 func (e signalError) Error() string { return "interrupted: " + e.signal.String() }
 
-// notify is signal.Notify for the signals that were not ignored when this
-// process was started, as by nohup: those stay ignored, also by the command.
+// Notify is signal.Notify without the signals that were ignored at the start of
+// this process, as nohup does. They stay ignored, in the command as well.
 func Notify(to chan<- os.Signal, signals []os.Signal) {
 	for _, s := range signals {
 		if !signal.Ignored(s) {
@@ -83,8 +84,8 @@ func Notify(to chan<- os.Signal, signals []os.Signal) {
 	}
 }
 
-// interruption returns what the program ends with after a signal that asked it
-// to end, or nil.
+// interruption returns the program's error after a signal that asked it to end,
+// or nil.
 func interruption(ctx context.Context) error {
 	var e signalError
 	if errors.As(context.Cause(ctx), &e) {

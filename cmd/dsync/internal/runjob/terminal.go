@@ -9,7 +9,8 @@ import (
 	"golang.org/x/term"
 )
 
-// terminal is the controlling terminal of this process. A nil terminal is none.
+// terminal is the controlling terminal of this process. It is nil if there is
+// none.
 type terminal struct {
 	file *os.File
 	own  int // the process group of this process
@@ -40,8 +41,8 @@ func (t *terminal) foreground() int {
 	return group
 }
 
-// shared reports whether another group leads the session: a shell, which lets
-// jobs go on that were stopped.
+// shared reports whether another group leads the session: a shell, which can
+// continue stopped jobs.
 func (t *terminal) shared() bool {
 	session, err := unix.Getsid(0)
 	if err != nil {
@@ -52,20 +53,20 @@ func (t *terminal) shared() bool {
 }
 
 // interactive reports whether the command begins in the foreground. In a
-// pipeline, others of this group have the terminal, and the command gets it
-// when it asks for it.
+// pipeline, other members of this group use the terminal, and the command gets
+// it on request.
 func (t *terminal) interactive() bool {
 	return t != nil && t.mine() && term.IsTerminal(int(os.Stdin.Fd())) && term.IsTerminal(int(os.Stdout.Fd()))
 }
 
-// give puts a group into the foreground. SIGTTOU is ignored, which would stop
-// who does so in the background.
+// give puts a group into the foreground. It ignores SIGTTOU, which would stop a
+// caller in the background.
 func (t *terminal) give(group int) {
 	_ = unix.IoctlSetPointerInt(int(t.file.Fd()), unix.TIOCSPGRP, group)
 }
 
 // take puts the group of this process into the foreground in place of another
-// one, or of one that has ended, and reports whether it did.
+// group, which may have ended. It reports whether it succeeded.
 func (t *terminal) take(from int) bool {
 	if t == nil {
 		return false

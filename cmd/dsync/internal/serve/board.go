@@ -13,64 +13,64 @@ import (
 	"github.com/go-dsync/dsync/drivers/migrate"
 )
 
-// The bounds of what all pages of `dsync serve` together ask of the backend,
-// and keep of its answers.
+// Limits on the load that all pages of `dsync serve` together put on the
+// backend, and on the stored results.
 const (
 	mostListed    = 100_000                // names of one look
 	rowsOfPage    = 100                    // names of one page
 	mostChanges   = 100                    // of holders, of all pages
-	askedAtOnce   = 50                     // names, with a pause afterwards
-	askPause      = 100 * time.Millisecond // so 500 names in a second are asked for
-	askPatience   = 10 * time.Second       // for the answers about askedAtOnce names
-	mostPages     = 100                    // that are open at a time
-	writePatience = 5 * time.Second        // with a page that does not read
+	askedAtOnce   = 50                     // names, followed by a pause
+	askPause      = 100 * time.Millisecond // so 500 names per second are inspected
+	askPatience   = 10 * time.Second       // for the results of askedAtOnce names
+	mostPages     = 100                    // open at a time
+	writePatience = 5 * time.Second        // for a page that does not read
 )
 
-// board is the one look at a backend that all pages share. A look lists the
-// names, and asks for the holders of the names that pages show. It begins a
-// while after the one before, and as long after that as that took; nothing is
-// asked while no page is open.
+// board inspects a backend on behalf of all pages. A look lists the names and
+// queries the holders of the names on pages. It begins a while after the one
+// before, and as long after it as that look took. While no page is open, board
+// sends no requests.
 type board struct {
 	backend *cli.Backend
 	prefix  string
 	every   time.Duration
 	wake    chan struct{} // has an element when a page was opened
 
-	// Of run alone.
+	// The following fields belong to run.
 	names []string
 	more  bool // names than these
 	pace  *time.Ticker
-	// the last report of each listed name that was seen free, or on a page; nil
-	// before the first list
+	// The last report of each listed name that was seen free or is on a page.
+	// It is nil before the first list.
 	known   map[string]admin.Report
-	history []change // the last ones first
+	history []change // newest first
 
 	mu      sync.Mutex // guards what follows
 	views   map[view]int
 	sheets  map[view]*sheet
-	last    time.Time // when the backend answered
-	problem string    // why it does not
+	last    time.Time // time of the last successful response
+	problem string    // why the backend does not respond
 	changed chan struct{}
 }
 
-// view is a part of the names that a page shows: from a name on, those that
-// contain a text.
+// view is the part of the names that a page shows: from a given name on, the
+// names that contain a text.
 type view struct{ find, from string }
 
-// sheet is what a view shows at one time. It is never changed.
+// sheet is the content of a view at one time. It is never changed.
 type sheet struct {
 	reports            []admin.Report
-	first, last, total int // positions among the names that are found, from 1 on
+	first, last, total int // positions among the matching names, from 1 on
 	more               bool
-	prev, next         *string // the first names of the pages before and behind
+	prev, next         *string // the first names of the previous and next pages
 	history            []change
 }
 
-// change is a grant or an end of a hold that the board has seen.
+// change is a grant or the end of a hold, as seen by the board.
 type change struct{ At, Name, Text string }
 
-// posted is all that a page shows. Two of them differ if a page has to be sent
-// anew.
+// posted is the whole content of a page. A page is sent again if its content
+// differs.
 type posted struct {
 	sheet   *sheet
 	last    time.Time
@@ -82,7 +82,7 @@ func newBoard(b *cli.Backend, prefix string, every time.Duration) *board {
 		changed: make(chan struct{})}
 }
 
-// join has the board look at what a view shows, until leave is called.
+// join makes the board inspect the names of a view until leave is called.
 func (b *board) join(v view) (leave func()) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -101,15 +101,15 @@ func (b *board) join(v view) (leave func()) {
 	}
 }
 
-// look returns what a view shows, and a channel that is closed when there is
-// something new on the board.
+// look returns the content of a view, and a channel that is closed when the
+// board has news.
 func (b *board) look(v view) (posted, <-chan struct{}) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return posted{b.sheets[v], b.last, b.problem}, b.changed
 }
 
-// tell puts up an answer of the backend, or that there was none.
+// tell publishes a response of the backend, or its failure.
 func (b *board) tell(v view, s *sheet, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -125,8 +125,7 @@ func (b *board) tell(v view, s *sheet, err error) {
 	b.changed = make(chan struct{})
 }
 
-// wanted returns the views of all pages, and those of them that show nothing
-// yet.
+// wanted returns the views of all pages, and the views without content.
 func (b *board) wanted() (all, missing []view) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -139,8 +138,8 @@ func (b *board) wanted() (all, missing []view) {
 	return all, missing
 }
 
-// run looks until ctx is over, at first without a page: a backend that cannot
-// list names is an error at once.
+// run inspects the backend until ctx ends. The first look happens without a
+// page, so a backend that cannot list names is an error at once.
 func (b *board) run(ctx context.Context) error {
 	b.pace = time.NewTicker(askPause)
 	defer b.pace.Stop()
@@ -180,8 +179,8 @@ func (b *board) run(ctx context.Context) error {
 	}
 }
 
-// list lists the names. What no client of dsync can lock is left out: no holder
-// of that can be asked for.
+// list lists the names. It omits names that no dsync client can lock, because
+// their holders cannot be queried.
 func (b *board) list(ctx context.Context) error {
 	names, more, err := b.backend.List(ctx, b.prefix, mostListed)
 	if err != nil {
@@ -210,8 +209,7 @@ func (b *board) list(ctx context.Context) error {
 	return nil
 }
 
-// fill asks for the holders of the names in some views, and puts up each of
-// these.
+// fill queries the holders of the names in some views and publishes each view.
 func (b *board) fill(ctx context.Context, views []view) error {
 	for _, v := range views {
 		s, names := b.cut(v)
@@ -236,8 +234,8 @@ func (b *board) fill(ctx context.Context, views []view) error {
 	return nil
 }
 
-// note compares reports with the ones before. A hold that began and ended
-// between two looks is missing, as is all that happens while no page is open.
+// note compares reports with the previous ones. It misses a hold that began and
+// ended between two looks, and all changes while no page is open.
 func (b *board) note(reports []admin.Report) {
 	for _, r := range reports {
 		before, seen := b.known[r.Name]

@@ -20,12 +20,11 @@ import (
 	"github.com/go-dsync/dsync/internal/drivertest"
 )
 
-// spy is a backend that counts what it is asked, and has names of its own if
-// there are any.
+// spy is a backend that counts its requests and may have names of its own.
 type spy struct {
 	*memory.Driver
 	names        []string
-	late         time.Duration // each list
+	late         time.Duration // returned by each list
 	lists, asked atomic.Int64
 }
 
@@ -62,8 +61,8 @@ func manyNames(n int) (names []string) {
 	return names
 }
 
-// boardOf returns a board on a driver, which looks until stop is called, or the
-// end of the test.
+// boardOf returns a board on a driver. It runs until stop is called or the test
+// ends.
 func boardOf(t *testing.T, d driver.Driver, every time.Duration) (b *board, stop func() error) {
 	t.Helper()
 	client, err := dsync.New(d, nil)
@@ -86,7 +85,7 @@ func boardOf(t *testing.T, d driver.Driver, every time.Duration) (b *board, stop
 	return b, stop
 }
 
-// TestServeAsksForAllPagesTogether counts what a backend is asked.
+// TestServeAsksForAllPagesTogether counts the requests to a backend.
 func TestServeAsksForAllPagesTogether(t *testing.T) {
 	t.Parallel()
 	const every, window, many = 2 * time.Second, time.Minute, 20
@@ -95,7 +94,7 @@ func TestServeAsksForAllPagesTogether(t *testing.T) {
 		late  time.Duration
 		pages int
 		views func(i int) view
-		lists int64 // at most, in the window
+		lists int64 // maximum in the window
 		asked int64
 	}{
 		{name: "no page", lists: 0, asked: 0},
@@ -170,9 +169,7 @@ func TestServeHasTenThousandNames(t *testing.T) {
 	})
 }
 
-// TestServeListsNotMore has a backend with more names than are listed, and with
-// one that nobody can lock. TestServeHasAHistory has a lock change hands while
-// a page is open.
+// TestServeHasAHistory lets a lock change hands while a page is open.
 func TestServeHasAHistory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		server := memory.NewServer(nil)
@@ -231,8 +228,8 @@ func TestServeListsNotMore(t *testing.T) {
 	})
 }
 
-// TestServeDuringAnOutage puts the backend out of reach while a page is open,
-// and while none is.
+// TestServeDuringAnOutage makes the backend unreachable, with and without an
+// open page.
 func TestServeDuringAnOutage(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -270,7 +267,7 @@ func TestServeDuringAnOutage(t *testing.T) {
 	})
 }
 
-// TestServeNeedsALister has a backend that cannot list names.
+// TestServeNeedsALister uses a backend that cannot list names.
 func TestServeNeedsALister(t *testing.T) {
 	t.Parallel()
 	d := struct{ driver.Driver }{memory.New(nil)}

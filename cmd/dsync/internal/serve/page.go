@@ -29,15 +29,15 @@ var templates = template.Must(template.ParseFS(web, "web/*.html"))
 type page struct {
 	board  *board
 	hosts  map[string]bool // by which browsers may call this server
-	token  string          // of those who may release; "" for nobody
+	token  string          // secret for releases; "" disables them
 	log    *log.Logger     // of releases
-	places chan struct{}   // has an element for each page that is open
+	places chan struct{}   // has an element for each open page
 	over   context.Context // ends the streams
 }
 
-// headers let a page load nothing from elsewhere, run nothing that is written
-// in it, and be in no frame. The last one leaves the header Origin in the
-// requests of forms.
+// headers stop a page from loading anything from other sites, from running
+// inline scripts, and from being framed. The last header keeps the header
+// Origin in the requests of forms.
 var headers = map[string]string{
 	"Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; form-action 'self'; " +
 		"base-uri 'none'; frame-ancestors 'none'",
@@ -82,8 +82,8 @@ func hostOf(header string) string {
 	return strings.ToLower(strings.Trim(host, "[]"))
 }
 
-// fromElsewhere reports whether a page of another site has a browser send a
-// request. Such a page may have a link to this one, and no more.
+// fromElsewhere reports whether a browser sends a request on behalf of another
+// site's page. Such a page may only link to this one.
 func fromElsewhere(r *http.Request) bool {
 	if new(http.CrossOriginProtection).Check(r) != nil {
 		return true
@@ -92,17 +92,18 @@ func fromElsewhere(r *http.Request) bool {
 	return (site == "cross-site" || site == "same-site") && r.URL.Path != "/"
 }
 
-// frame writes the page around the locks, which the script gets from stream.
+// frame writes the page around the locks. The script gets the locks from
+// stream.
 func (p *page) frame(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
 	_ = templates.ExecuteTemplate(w, "page.html", map[string]any{
-		// an error means that nobody looks any more
+		// An error means that the client is gone.
 		"URL": p.board.backend.URL.String(), "Prefix": p.board.prefix, "Find": r.FormValue("find"), "Release": p.token != "",
 	})
 }
 
-// stream sends what a page shows, as server-sent events, whenever that has
-// changed. It waits for the browser to read, and nobody waits for it.
+// stream sends the content of a page as server-sent events whenever it has
+// changed. It waits for the browser to read, but delays no other page.
 func (p *page) stream(w http.ResponseWriter, r *http.Request) {
 	select {
 	case p.places <- struct{}{}:
@@ -138,8 +139,8 @@ func (p *page) stream(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// event returns the locks of a view as HTML, in a string of JSON: a line of an
-// event ends with any line break.
+// event returns the locks of a view as HTML in a JSON string, because any line
+// break ends a line of an event.
 func (p *page) event(v view, now posted) []byte {
 	shown := map[string]any{"Find": v.find, "Problem": now.problem, "Sheet": nil, "Release": p.token != ""}
 	if !now.last.IsZero() {
@@ -152,8 +153,8 @@ func (p *page) event(v view, now posted) []byte {
 	}
 	var html, event bytes.Buffer
 	if err := templates.ExecuteTemplate(&html, "locks.html", shown); err != nil {
-		// a template and its values are the same in all pages, so tests would
-		// have found this
+		// A template and its values are the same in all pages, so tests would
+		// have found an error.
 		html.Reset()
 	}
 	event.WriteString("data: ")
@@ -164,14 +165,14 @@ func (p *page) event(v view, now posted) []byte {
 	return event.Bytes()
 }
 
-// pageRow is a row of the table, and what its button releases.
+// pageRow is a row of the table, and the hold that its button releases.
 type pageRow struct {
 	Cells       []string
 	Name, Grant string
 }
 
-// pageRows is the table of `ls --long` with notes and queues, without columns
-// that have no value.
+// pageRows is the table of `ls --long` with notes and queues, without empty
+// columns.
 func pageRows(reports []admin.Report) (head []string, rows []pageRow) {
 	table := admin.Rows(reports)
 	table[0] = append(table[0], "NOTE")
@@ -197,15 +198,15 @@ func pageRows(reports []admin.Report) (head []string, rows []pageRow) {
 	return head, rows
 }
 
-// mayRelease reports whether a request has the token, in its body. That takes
-// as long whatever the two have in common.
+// mayRelease reports whether the body of a request has the token. It compares
+// in constant time.
 func (p *page) mayRelease(w http.ResponseWriter, r *http.Request) bool {
 	r.Body = http.MaxBytesReader(w, r.Body, 4096)
 	given, wanted := sha256.Sum256([]byte(r.PostFormValue("token"))), sha256.Sum256([]byte(p.token))
 	return subtle.ConstantTimeCompare(given[:], wanted[:]) == 1
 }
 
-// release ends the hold that a page showed.
+// release ends the hold that a page displayed.
 func (p *page) release(w http.ResponseWriter, r *http.Request) {
 	name, grant := r.URL.Query().Get("name"), r.URL.Query().Get("grant")
 	status, text := http.StatusForbidden, "The token is not the one that dsync serve was given. Nothing was released."
@@ -234,5 +235,5 @@ func (p *page) release(w http.ResponseWriter, r *http.Request) {
 	p.log.Printf("%s  %s  release %s: %d %s", time.Now().Format(time.RFC3339), r.RemoteAddr, cli.Show(name), status, http.StatusText(status))
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
 	w.WriteHeader(status)
-	_ = templates.ExecuteTemplate(w, "result.html", text) // an error means that nobody looks any more
+	_ = templates.ExecuteTemplate(w, "result.html", text) // an error means that the client is gone
 }

@@ -34,8 +34,8 @@ var (
 	formAction = regexp.MustCompile(` formaction="([^"]*)"`)
 )
 
-// TestServeShowsEveryName has names with all characters below U+0600, and
-// others that browsers or terminals obey.
+// TestServeShowsEveryName uses names with all characters below U+0600, and
+// names that browsers or terminals interpret.
 func TestServeShowsEveryName(t *testing.T) {
 	t.Parallel()
 	var names []string
@@ -70,7 +70,8 @@ func TestServeShowsEveryName(t *testing.T) {
 	}
 }
 
-// harmless is a sheet with as many names, which have letters alone.
+// harmless returns a sheet with the same number of names, which consist of
+// letters only.
 func harmless(s *sheet) *sheet {
 	h := *s
 	h.reports = slices.Clone(s.reports)

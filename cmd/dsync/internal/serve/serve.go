@@ -17,11 +17,10 @@ import (
 	"github.com/go-dsync/dsync/cmd/dsync/internal/cli"
 )
 
-// tokenVariable is where the token for releases comes from, unless a file has
-// it.
+// tokenVariable holds the token for releases, unless a file has it.
 const tokenVariable = "DSYNC_RELEASE_TOKEN"
 
-// shortestToken is so long that nobody finds it by trying.
+// shortestToken is the minimum length that makes a token infeasible to guess.
 const shortestToken = 16
 
 func Command() *cobra.Command {
@@ -70,7 +69,8 @@ Exit status
 	return c
 }
 
-// serveFlags are the flags of `serve`, and what check makes of them.
+// serveFlags are the flags of `serve`, and the values that check derives from
+// them.
 type serveFlags struct {
 	listen, file string
 	names        []string
@@ -111,8 +111,8 @@ func (s *serveFlags) check() (err error) {
 	return s.readToken()
 }
 
-// readToken reads the token from its file, or from the environment. No error
-// has it.
+// readToken reads the token from its file or from the environment. Its errors
+// never contain the token.
 func (s *serveFlags) readToken() error {
 	from, text := "$"+tokenVariable, os.Getenv(tokenVariable)
 	if s.file != "" {
@@ -128,7 +128,7 @@ func (s *serveFlags) readToken() error {
 	return nil
 }
 
-// serve serves until the context of the command is over.
+// serve runs the server until the command's context ends.
 func (s *serveFlags) serve(c *cobra.Command, b *board) error {
 	listener, err := net.ListenTCP("tcp", s.address)
 	if err != nil {
@@ -157,7 +157,7 @@ func (s *serveFlags) serve(c *cobra.Command, b *board) error {
 	}
 	work.Wait()
 	if c.Context().Err() != nil {
-		return nil // Ctrl-C or TERM is how a server ends
+		return nil // Ctrl-C or TERM is the usual end of a server
 	}
 	return context.Cause(ctx)
 }

@@ -32,16 +32,16 @@ import (
 
 var screenshot = flag.String("screenshot", "", "file to write the picture of the page of `dsync serve` to")
 
-// site is a page that is served.
+// site is a served page.
 type site struct {
 	*httptest.Server
 	t    *testing.T
 	page *page
-	log  bytes.Buffer // to be read after Close
+	log  bytes.Buffer // must be read after Close
 }
 
-// serveSite serves a page of a board until the end of the test. Connections
-// keep little of what is not read.
+// serveSite serves a page of a board until the end of the test. Its connections
+// buffer little unread data.
 func serveSite(t *testing.T, b *board, token string) *site {
 	t.Helper()
 	over, end := context.WithCancel(t.Context())
@@ -61,7 +61,7 @@ func serveSite(t *testing.T, b *board, token string) *site {
 	return s
 }
 
-// do sends a request, and returns the status and the text of the answer.
+// do sends a request, and returns the status and the text of the response.
 func (s *site) do(method, path string, change func(*http.Request), form url.Values) (int, string, http.Header) {
 	s.t.Helper()
 	r, err := http.NewRequestWithContext(s.t.Context(), method, s.URL+path, strings.NewReader(form.Encode()))
@@ -109,7 +109,7 @@ func openEvents(t *testing.T, c *http.Client, url string) *events {
 	return &events{t, bufio.NewReader(answer.Body), answer.Body}
 }
 
-// await reads events until one fits.
+// await reads events until one matches.
 func (e *events) await(fits func(html string) bool) string {
 	e.t.Helper()
 	for {
@@ -132,8 +132,8 @@ func (e *events) awaitText(part string) string {
 	return e.await(func(html string) bool { return strings.Contains(html, part) })
 }
 
-// TestServeRefusesOtherNames has browsers call the server by names that are not
-// its own, as when a name of somebody else leads to it.
+// TestServeRefusesOtherNames sends requests with foreign host names, as if
+// another owner's name pointed to the server.
 func TestServeRefusesOtherNames(t *testing.T) {
 	t.Parallel()
 	f := serveFlags{listen: "127.0.0.1:0", every: time.Second, names: []string{"locks.example.org"}}
@@ -155,8 +155,8 @@ func TestServeRefusesOtherNames(t *testing.T) {
 	}
 }
 
-// TestServeIsForItsOwnPages sends what other sites can have a browser send, and
-// looks at what they cannot read.
+// TestServeIsForItsOwnPages sends the requests that other sites can trigger in
+// a browser, and checks what they cannot read.
 func TestServeIsForItsOwnPages(t *testing.T) {
 	t.Parallel()
 	b, _ := boardOf(t, memory.New(nil), time.Hour)
@@ -188,8 +188,8 @@ func TestServeIsForItsOwnPages(t *testing.T) {
 	}
 }
 
-// TestServeReleases releases a lock with all that is needed, after requests
-// with something missing.
+// TestServeReleases sends incomplete release requests, and then releases a lock
+// with a complete one.
 func TestServeReleases(t *testing.T) {
 	t.Parallel()
 	d := memory.New(nil)
@@ -260,7 +260,7 @@ func TestServeReleases(t *testing.T) {
 	}
 }
 
-// TestServeWaitsForNoPage has a page that does not read, and one that does.
+// TestServeWaitsForNoPage opens a page that does not read, and one that does.
 func TestServeWaitsForNoPage(t *testing.T) {
 	t.Parallel()
 	d := memory.New(nil)
@@ -290,7 +290,7 @@ func TestServeWaitsForNoPage(t *testing.T) {
 		e.await(func(html string) bool { return !strings.Contains(html, "<td>"+name+"</td>") })
 	}
 	testenv.Eventually(t, func() bool { return len(s.page.places) < 2 }, "the page that does not read has to go")
-	clitest.Lock(t, b.backend.Client, "another/2") // long after ReadTimeout, which is for requests
+	clitest.Lock(t, b.backend.Client, "another/2") // long after ReadTimeout, which applies to requests
 	e.awaitText("<td>another/2</td>")
 }
 
@@ -346,8 +346,8 @@ func TestServeChecksItsFlags(t *testing.T) {
 	}
 }
 
-// TestServe is the whole command: it shows a change, and ends with its pages
-// when it is asked to.
+// TestServe runs the whole command. It shows a change, and ends with its pages
+// on request.
 func TestServe(t *testing.T) {
 	t.Parallel()
 	const url = "memory://serve"
@@ -393,7 +393,7 @@ func TestServe(t *testing.T) {
 	}
 }
 
-// TestServeInABrowser looks at the page, sees it change, and releases a lock
+// TestServeInABrowser opens the page, sees it change, and releases a lock
 // there.
 func TestServeInABrowser(t *testing.T) {
 	t.Parallel()

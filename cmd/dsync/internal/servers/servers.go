@@ -21,7 +21,7 @@ import (
 	"github.com/go-dsync/dsync/internal/redisdial"
 )
 
-// dial connects to a host, with TLS if config is not nil.
+// Dial connects to a host, with TLS if config is not nil.
 func Dial(ctx context.Context, host string, config *tls.Config) (net.Conn, error) {
 	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", host)
 	if err != nil || config == nil {
@@ -35,14 +35,14 @@ func Dial(ctx context.Context, host string, config *tls.Config) (net.Conn, error
 	}
 	secure := tls.Client(conn, config)
 	if err := secure.HandshakeContext(ctx); err != nil {
-		_ = conn.Close() // of no use any more
+		_ = conn.Close() // no longer usable
 		return nil, err
 	}
 	return secure, nil
 }
 
-// redisOption returns the option of a client for the servers of a URL, and
-// their mode.
+// RedisOption returns the client option for the servers of a URL, and their
+// mode.
 func RedisOption(u *driver.URL, clientName string) (option rueidis.ClientOption, mode string, err error) {
 	if option, err = redisdial.ReadURL(u, clientName); err != nil {
 		return option, "", err
@@ -62,7 +62,7 @@ func RedisOption(u *driver.URL, clientName string) (option rueidis.ClientOption,
 	return option, mode, nil
 }
 
-// redisKey returns the key with a prefix that belongs to a lock.
+// RedisKey returns the key with a prefix that belongs to a lock.
 func RedisKey(prefix, lock string) string {
 	if strings.Contains(lock, "{") {
 		return prefix + ":" + lock
@@ -70,15 +70,14 @@ func RedisKey(prefix, lock string) string {
 	return prefix + ":{" + lock + "}"
 }
 
-// Why there is no connection to ZooKeeper.
+// Reasons for a missing connection to ZooKeeper.
 var (
 	ErrNoSession = errors.New("the server gives no session")
 	ErrNoLogin   = errors.New("the server refuses user and password")
 )
 
-// zooKeeper calls do with a connection that has a session and the user of a
-// URL, and with the name that an ACL has for the user. All of it takes limit at
-// most.
+// ZooKeeper calls do with a connection that has a session and the user of a
+// URL, and with the user's name in ACLs. The limit applies to the whole call.
 func ZooKeeper(ctx context.Context, limit time.Duration, u *driver.URL, hosts []string, config *tls.Config,
 	do func(ctx context.Context, conn *gozk.Conn, id string) error) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
@@ -96,7 +95,7 @@ func ZooKeeper(ctx context.Context, limit time.Duration, u *driver.URL, hosts []
 	if err := zkSession(ctx, events); err != nil {
 		return fmt.Errorf("%w: %w", ErrNoSession, err)
 	}
-	defer context.AfterFunc(ctx, conn.Close)() // the library's requests know no context
+	defer context.AfterFunc(ctx, conn.Close)() // the library's requests take no context
 	if u.User == nil {
 		return do(ctx, conn, "")
 	}
@@ -109,8 +108,8 @@ func ZooKeeper(ctx context.Context, limit time.Duration, u *driver.URL, hosts []
 	return do(ctx, conn, u.User.Username()+":"+base64.StdEncoding.EncodeToString(sum[:]))
 }
 
-// missingNodes returns the nodes of a path that are not there, which the driver
-// will make, the last of them first.
+// MissingNodes returns the nodes of a path that do not exist and that the
+// driver will create, deepest first.
 func MissingNodes(conn *gozk.Conn, chroot string) (missing []string) {
 	for node := path.Clean("/" + chroot); node != "/"; node = path.Dir(node) {
 		if there, _, err := conn.Exists(node); there || err != nil {
@@ -138,7 +137,7 @@ func zkSession(ctx context.Context, events <-chan gozk.Event) error {
 	}
 }
 
-// deleteNodes deletes nodes unless there is something below them by now.
+// DeleteNodes deletes nodes unless they have children by now.
 func DeleteNodes(conn *gozk.Conn, nodes []string) {
 	for _, node := range nodes {
 		_ = conn.Delete(node, -1)

@@ -1,7 +1,6 @@
-// Command pack is the command of the trials of `dsync run`: it starts processes
-// that start others, all of which ignore TERM, and each writes the time to a
-// file of its own for as long as it runs, and the longest time between two such
-// writes.
+// Command pack is the test command of `dsync run`. It starts processes that
+// start others. All of them ignore TERM. While it runs, each process writes the
+// time to a file of its own, and the longest time between two such writes.
 //
 //	pack DIR LABEL DEPTH
 //	pack DIR LABEL look     shows the processes of other packs
@@ -22,7 +21,7 @@ import (
 )
 
 const (
-	atMost = 2 * time.Minute // so that nothing stays behind
+	atMost = 2 * time.Minute // leave nothing behind
 	every  = 5 * time.Millisecond
 )
 
@@ -59,7 +58,7 @@ func main() {
 	}
 }
 
-// others returns the processes of other packs that are there right now.
+// others returns the processes of other packs that exist right now.
 func others(dir, label string) (saw string) {
 	files, err := filepath.Glob(filepath.Join(dir, "*.pid.*"))
 	check(err)
@@ -73,12 +72,12 @@ func others(dir, label string) (saw string) {
 	return saw
 }
 
-// runs reports whether a process of a pack is there that may run again. One
-// that got KILL may wait for a processor to end on, but its program goes no
-// step further.
+// runs reports whether a process of a pack exists that may run again. A process
+// that got KILL may need a processor in order to end, but its program makes no
+// further step.
 func runs(pid string) bool {
 	const exiting, signaled = 0x4, 0x400 // flags of a task, see proc(5)
-	// first: KILL is pending, and then the process is exiting
+	// This comes first: KILL is pending, and then the process is exiting.
 	status, _ := os.ReadFile("/proc/" + pid + "/status")
 	stat, err := os.ReadFile("/proc/" + pid + "/stat")
 	_, rest, isPack := strings.Cut(string(stat), "(pack) ")
