@@ -41,7 +41,7 @@ type Event struct {
 	Text     string        `json:"txt,omitempty"` // of an error outside of all classes, of a note; of a fault: its target
 }
 
-// Kind says what an [Event] records.
+// Kind is the kind of an [Event].
 type Kind string
 
 const (
@@ -141,8 +141,8 @@ func merge(events ...[]Event) []Event {
 	return all
 }
 
-// compareEvents orders by time; events of one moment by process and sequence
-// number.
+// compareEvents orders by time, and events of one moment by process and
+// sequence number.
 func compareEvents(a, b Event) int {
 	if a.Time != b.Time {
 		return cmp.Compare(a.Time, b.Time)
@@ -180,13 +180,13 @@ func (e Event) String() string {
 }
 
 // Create returns a History that writes to a new file at path: one JSON object
-// per line, one write per line, nothing kept back, so that the records survive
+// per line, one write per line, without buffering, so that the records survive
 // the death of the process. process is the label of this process, unique in the
-// run; a process that is started again takes a new label and a new file.
+// run. A process that is started again uses a new label and a new file.
 //
-// The time is that of a clock which all processes of the machine share:
-// CLOCK_MONOTONIC on Linux. Elsewhere it is the wall clock, and a run in which
-// somebody sets the wall clock is worthless.
+// The time comes from a clock that all processes of the machine share:
+// CLOCK_MONOTONIC on Linux, and elsewhere the wall clock. A run in which the
+// wall clock is set is worthless there.
 func Create(path, process string) (*History, error) {
 	if process == "" {
 		return nil, errors.New("history: the process needs a label")
@@ -217,9 +217,9 @@ func (f *file) write(e Event) error {
 }
 
 // Read reads the files of all processes of a run and returns their events in
-// the order that Judge expects. Each file has to be the whole and unbroken
-// record of one process, otherwise Read returns an error; only a last line
-// without its end, cut off by the death of the process, is left out.
+// the order that Judge expects. Each file must be the whole and unbroken record
+// of one process, otherwise Read returns an error. Read ignores only a last
+// line that was cut off by the death of the process.
 func Read(paths ...string) ([]Event, error) {
 	var all [][]Event
 	from := map[string]string{}
