@@ -72,8 +72,8 @@ func freshAfterWait(e *env) error {
 			if got := r.granted().lease.Expires(); !got.After(released) {
 				return fmt.Errorf("a lease after a wait expired at %s, before the release at %s", e.events.at(got), e.events.at(released))
 			}
-			// the time of a request by a client that polls, and polled when the
-			// lock was released
+			// the driver may poll, and have polled just when the lock was
+			// released
 			asked := released.Add(-r.TTL / 2)
 			return r.expiresWithin("a lease after a wait", asked, r.at, r.TTL)
 		}

@@ -288,7 +288,7 @@ type faultTime int
 const (
 	fromStart faultTime = iota
 	// from just before the first request that can grant, if the driver calls
-	// Events.Tokens earlier
+	// Events.Tokens before it
 	fromGrant
 )
 

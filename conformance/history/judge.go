@@ -103,7 +103,7 @@ type Violation struct {
 	Excerpt string
 }
 
-// Verdict is what [Judge] found. A run is good if Err returns nil.
+// Verdict is the result of [Judge]. A run is good if Err returns nil.
 type Verdict struct {
 	Violations []Violation // ordered by rule, and by time within a lock
 	Invalid    []string    // the reasons why the run proves nothing, whether or not there are violations

@@ -406,7 +406,7 @@ func byFrom(a, b *attempt) int {
 	return cmp.Or(cmp.Compare(a.from.t, b.from.t), cmp.Compare(a.from.seq, b.from.seq))
 }
 
-// claim determines how the hold of a ended and what its holder claimed.
+// claim determines how the hold of a ended, and the claim of its holder.
 func (j *judge) claim(a *attempt) {
 	a.from, a.to = j.point(a.returned), point{a.deadline, 0}
 	switch e := a.over; {
