@@ -165,7 +165,7 @@ func (c *connection) outages() []func() {
 		all = append(all, c.hang)
 	}
 	if c.link.Cut != nil && !c.env.driverInfo().KeepsAlive {
-		// with its connection, a session may end at once
+		// a session may end at once with its connection
 		all = append(all, c.cut)
 	}
 	c.env.need(len(all) > 0, "Link.Hang")

@@ -32,7 +32,7 @@ func oneReleaseEndsOneHold(e *env) error {
 	d, lasts := e.driver(), e.long()
 	if e.driverInfo().KeepsAlive {
 		lasts = e.allowed(2 * e.ttl())
-		e.need(d.link.Hang != nil, "Link.Hang") // with its connection, a session may end at once
+		e.need(d.link.Hang != nil, "Link.Hang") // a session may end at once with its connection
 	} else {
 		e.need(d.link.LoseAnswers != nil, "Link.LoseAnswers")
 	}
@@ -290,7 +290,7 @@ func lostRenewal(e *env) error {
 	link, d := e.outsider().link, e.brief()
 	var faults []func(*rawDriver)
 	if link.LoseAnswers != nil && !e.driverInfo().KeepsAlive {
-		// with its connection, a session may end at once
+		// a session may end at once with its connection
 		faults = append(faults, func(a *rawDriver) { a.loseAnswers() })
 	}
 	if link.Delay != nil {

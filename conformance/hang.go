@@ -91,7 +91,7 @@ func labelled(name, value string) (n int) {
 }
 
 // bubbleFor is how long a check in fake time may take in real time. A check
-// there never waits in real time, and takes a second or two.
+// there never waits in real time, and needs a second or two.
 const bubbleFor = 3 * time.Minute
 
 // runInBubble runs a check in a bubble of testing/synctest. If the check leaves

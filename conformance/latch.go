@@ -307,7 +307,7 @@ func latchSurvivesFaults(e *env) error {
 	e.outsider().latch(e.name())
 	e.together("changes of latches under faults", len(faults), func(i int) error {
 		a, b := e.latches()
-		a.has(0, "at first") // the connection is there
+		a.has(0, "at first") // the connection is established
 		a.through(faults[i], func(ctx context.Context, id string) error {
 			set, err := a.backend.SetLatch(ctx, a.name, id, 9)
 			if err == nil && !set {
@@ -367,7 +367,7 @@ func (l *latch) through(fault func(*rawDriver), f func(ctx context.Context, id s
 // watch watches the latch, and returns when the watch has begun.
 func (l *latch) watch() *watch {
 	w := &watch{d: l.d, what: fmt.Sprintf("the latch %q", l.name)}
-	l.has(0, "before the watch begins") // drivers may look at the server first
+	l.has(0, "before the watch begins") // drivers may query the server first
 	l.did("WatchLatch", func() (err error) {
 		w.stop, err = l.backend.WatchLatch(l.name, w.changed)
 		return err

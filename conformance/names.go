@@ -421,6 +421,6 @@ func urlWithWrongPassword(e *env) error {
 		return fmt.Errorf("an Open with a wrong password is no error, and the first request is: %w", r.err)
 	}
 	r.release()
-	e.end(&refusedError{"a password"}) // the server takes anybody
+	e.end(&refusedError{"a password"}) // the server accepts any client
 	return nil
 }

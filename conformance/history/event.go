@@ -50,7 +50,7 @@ const (
 	KindGrant   Kind = "acq.ok"      // the call returned a lease
 	KindRefuse  Kind = "acq.refused" // the call returned ErrLocked
 	KindFail    Kind = "acq.err"     // the call returned another error
-	KindCheck   Kind = "valid"       // the lease was asked whether it is held
+	KindCheck   Kind = "valid"       // the lease was checked
 	KindRenew   Kind = "renew.ok"    // Extend returned nil
 	KindLose    Kind = "lost"        // Done is closed
 	KindRelease Kind = "rel.call"    // Unlock is about to be called
@@ -64,7 +64,7 @@ const (
 	KindWrite       Kind = "cs.write"   // the protected resource was written
 	KindRead        Kind = "cs.read"    // the protected resource was read
 	KindFaultOn     Kind = "fault.on"   // a fault is about to begin
-	KindFaultOff    Kind = "fault.off"  // the fault is over
+	KindFaultOff    Kind = "fault.off"  // the fault has ended
 	KindMeta        Kind = "meta"       // first event of a process, and notes
 	KindEnd         Kind = "end"        // last event of a process that was not killed
 )
@@ -77,7 +77,7 @@ const (
 	ClassUnknown      = "unknown"     // dsync.ErrUnknown
 	ClassRemoved      = "removed"     // driver.ErrRemoved
 	ClassSessionEnded = "session"     // driver.ErrSessionEnded
-	ClassNotHeld      = "notheld"     // dsync.ErrNotHeld, and none of the two before
+	ClassNotHeld      = "notheld"     // dsync.ErrNotHeld, but neither of the two above
 	ClassCanceled     = "canceled"    // context.Canceled
 	ClassDeadline     = "deadline"    // context.DeadlineExceeded
 	ClassLocked       = "locked"      // dsync.ErrLocked
@@ -91,7 +91,7 @@ const (
 	ClassOther        = "other"       // none of these, and so not legal
 )
 
-// An error that matches several classes is put into the first of them.
+// An error that matches several classes belongs to the first of them.
 var classes = []struct {
 	err  error
 	name string

@@ -128,7 +128,7 @@ func (h *History) nextCall() uint64 {
 	return h.calls
 }
 
-// Attempt describes a request: the client, and what it requests.
+// Attempt describes a request for a lock by a client.
 type Attempt struct {
 	Client string // any label; distinct clients must exclude each other
 	// attempts with the same Client and Owner re-enter; if empty, this attempt

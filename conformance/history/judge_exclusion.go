@@ -205,7 +205,7 @@ func (j *judge) tokens(holds []*attempt) {
 // owner re-enter it, without another request. If another client has ended that
 // hold and this client has not noticed, its tokens are below those of later
 // grants. A hold that the backend had until its release was not passed on. The
-// holds are those before b.
+// holds include only those granted before b.
 func (b *attempt) inherited(holds []*attempt) time.Duration {
 	asked := b.called.Time
 	for _, a := range slices.Backward(holds) {

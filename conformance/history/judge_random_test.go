@@ -334,7 +334,7 @@ func (s *sim) remove() {
 		s.endRemoved(h, now, told)
 		return
 	}
-	s.fault("removal", of.Client, removed-ms, told) // after which nobody promises the order of waiters
+	s.fault("removal", of.Client, removed-ms, told) // afterwards the order of waiters is not promised
 	s.token++
 	token := s.token // for another attempt of the client, which begins after the next grant
 	s.beside = func(next *simHold) {

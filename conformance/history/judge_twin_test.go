@@ -165,7 +165,7 @@ func (w *twin) gone(t *tale) time.Duration {
 	switch {
 	case answer.Kind != "" && answer.Class == "":
 		return answer.Time
-	case t.got && t.over.Kind != "" && t.over.Kind != KindRelease: // told of the end before Unlock
+	case t.got && t.over.Kind != "" && t.over.Kind != KindRelease: // notified of the end before Unlock
 		return t.over.Time + w.Linger
 	case released.Kind != "":
 		return released.Time
