@@ -75,7 +75,7 @@ func ttlBounds(e *env) error {
 		if err := r.lasts(); err != nil {
 			return err
 		}
-		_ = r.tryRelease(e.ctx) // the shortest may be over
+		_ = r.tryRelease(e.ctx) // the shortest TTLs may have ended
 	}
 	var outside []time.Duration
 	if t := i.MinTTL - 1; t > 10*time.Millisecond { // every driver refuses shorter TTLs
@@ -99,8 +99,8 @@ func ttlBounds(e *env) error {
 // cut to its lower bits.
 const overflown = 20 * time.Millisecond
 
-// overflows returns TTLs up to longest that slightly exceed 31 or 32 bits, in
-// the units in which backends count.
+// overflows returns TTLs up to longest that slightly exceed 31 or 32 bits in
+// the units that backends use.
 func overflows(longest time.Duration) (all []time.Duration) {
 	for _, unit := range []time.Duration{time.Microsecond, time.Millisecond, time.Second} {
 		for _, d := range []time.Duration{unit << 31, unit << 32} {
@@ -112,8 +112,9 @@ func overflows(longest time.Duration) (all []time.Duration) {
 	return all
 }
 
-// lasts returns an error if a fixed lease that has just been granted is over
-// already, or will be before its time. Leases of the shortest TTLs may be.
+// lasts returns an error if a fixed lease that has just been granted has
+// already ended, or will end before its time. Leases of the shortest TTLs may
+// end.
 func (r *request) lasts() error {
 	e := r.driver.env
 	if r.TTL < longTTL {
@@ -161,8 +162,8 @@ func pingTells(e *env) error {
 	})
 }
 
-// waiterIsReported tries several times: a driver may say that a request waits
-// before the backend can tell.
+// waiterIsReported tries several times, because a driver may report that a
+// request waits before the backend can tell.
 func waiterIsReported(e *env) error {
 	if err := e.reportsWaiter(false); err != nil || e.mode != driver.Read {
 		return err
@@ -170,8 +171,8 @@ func waiterIsReported(e *env) error {
 	return e.reportsWaiter(true)
 }
 
-// reportsWaiter is waiterIsReported for a hold of a name that has other holds
-// or not.
+// reportsWaiter is waiterIsReported for a hold of a name that has other holds,
+// or has none.
 func (e *env) reportsWaiter(others bool) error {
 	a, b, name := e.driver(), e.rival(), e.name()
 	const tries = 10
@@ -254,8 +255,8 @@ func inspectTells(e *env) error {
 	return nil
 }
 
-// inspect returns an error unless Inspect says that h holds name; nil means
-// that nobody does.
+// inspect returns an error unless Inspect reports that h holds name. A nil h
+// means that no client holds it.
 func (d *rawDriver) inspect(ctx context.Context, name string, h *request) (driver.Status, error) {
 	s, err := d.driver.(driver.Inspector).Inspect(ctx, name)
 	switch {
@@ -271,7 +272,7 @@ func (d *rawDriver) inspect(ctx context.Context, name string, h *request) (drive
 	return s, err
 }
 
-// The checks of holds that are given to another caller of their client:
+// The checks of holds that are passed to another caller of their client:
 // driver.Passer.
 
 func isPasser(r *request) bool {
@@ -296,7 +297,7 @@ func passIsLikeAGrant(e *env) error {
 	before.release()
 	h := a.hold(name, note("the first note")).passer()
 	inspects := inspection.claimed(e.client())
-	var of string // what tells the hold from others
+	var of string // distinguishes the hold from others
 	if inspects {
 		of = b.status(name).Hold
 	}
@@ -343,7 +344,7 @@ func passIsLikeAGrant(e *env) error {
 	return e.passedIsLost(a.hold(name))
 }
 
-// pass gives the hold to another caller, and returns its token.
+// pass passes the hold to another caller, and returns its token.
 func (r *request) pass(owner, note string) (token uint64, err error) {
 	r.driver.env.within(fmt.Sprintf("Pass of %q by %s", r.Name, r.driver.label), func() {
 		err = r.lease.(driver.Passer).Pass(r.driver.env.ctx, owner, note)
@@ -356,8 +357,8 @@ func (r *request) pass(owner, note string) (token uint64, err error) {
 	return token, err
 }
 
-// passedIsLost removes a hold that was passed on. The new holder is told, if
-// the driver tells by itself, and the hold cannot be passed again.
+// passedIsLost removes a hold that was passed on. The new holder is notified,
+// if the driver notifies by itself, and the hold cannot be passed again.
 func (e *env) passedIsLost(h *request) error {
 	if _, err := h.pass("the next", ""); err != nil || !e.canRemove() {
 		return err
@@ -403,7 +404,7 @@ func expiredHoldIsNotPassed(e *env) error {
 }
 
 // passedEndsInTime passes a hold on in the middle of its lease, and then does
-// not keep it alive.
+// not renew it.
 func (e *env) passedEndsInTime() error {
 	a := e.driver()
 	h := a.hold(e.name(), ttl(e.allowed(2*e.ttl())))

@@ -10,7 +10,7 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// lease is what the checks use of a *dsync.Lease.
+// lease is the part of a *dsync.Lease that the checks use.
 type lease interface {
 	Token() uint64
 	Deadline() time.Time
@@ -20,7 +20,7 @@ type lease interface {
 	Unlock(ctx context.Context) error
 }
 
-// locker is what the checks use of a dsync.Locker.
+// locker is the part of a dsync.Locker that the checks use.
 type locker interface {
 	lock(ctx context.Context, try bool, name string, opts ...dsync.LockOption) (lease, error)
 }
@@ -57,7 +57,7 @@ func (e *env) connect() *connection {
 	}
 	c := &connection{env: e, label: e.label(), link: link}
 	c.tap, c.driver = e.tap(c.label, d)
-	e.onClose(func(context.Context) { <-c.tap.closed }) // Close of package dsync may return before
+	e.onClose(func(context.Context) { <-c.tap.closed }) // Close of package dsync may return earlier
 	info := d.Info()
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -111,7 +111,7 @@ func (e *env) clientWith(o *dsync.Options) *client {
 		e.end(err)
 	}
 	c := &client{user{conn, conn.label, dsyncLocker{d}}, d}
-	// the checks of Close look at the error
+	// the checks of Close examine the error
 	e.onClose(func(ctx context.Context) { _ = c.dsync.Close(ctx) })
 	return c
 }
@@ -146,7 +146,7 @@ func (c *client) inspect(ctx context.Context, name string) (s driver.Status, err
 	return s, err
 }
 
-// ForceUnlock ends the holds of name, whoever has them.
+// ForceUnlock ends the holds of name, whoever holds them.
 func (c *client) ForceUnlock(ctx context.Context, name string) (err error) {
 	e := c.env
 	e.within("ForceUnlock", func() { err = c.dsync.ForceUnlock(ctx, name) })
@@ -154,8 +154,8 @@ func (c *client) ForceUnlock(ctx context.Context, name string) (err error) {
 	return err
 }
 
-// user is a caller of locks: a client, each call of which is an owner of its
-// own, or an owner.
+// user is a caller of locks. It is either a client, where each call is an owner
+// of its own, or an owner.
 type user struct {
 	*connection
 	label  string
@@ -176,7 +176,7 @@ func (u *user) lock(name string, opts ...dsync.LockOption) *holding {
 	return h
 }
 
-// tryLock takes name, which is free.
+// tryLock acquires name, which is free.
 func (u *user) tryLock(name string, opts ...dsync.LockOption) *holding {
 	h, err := u.try(name, opts...)
 	if err != nil {
@@ -185,7 +185,7 @@ func (u *user) tryLock(name string, opts ...dsync.LockOption) *holding {
 	return h
 }
 
-// try asks for name once.
+// try calls TryLock for name once.
 func (u *user) try(name string, opts ...dsync.LockOption) (*holding, error) {
 	return u.ask(u.env.ctx, true, name, opts...)
 }
@@ -228,7 +228,7 @@ func (u *user) refused(name string) error {
 	return nil
 }
 
-// call is a Lock that is under way.
+// call is a call of Lock that is under way.
 type call struct {
 	user   *user
 	name   string
@@ -241,7 +241,7 @@ type call struct {
 	err  error
 }
 
-// start begins to Lock name.
+// start begins a Lock of name.
 func (u *user) start(name string, opts ...dsync.LockOption) *call {
 	ctx, cancel := context.WithCancel(u.env.ctx)
 	return u.startWith(ctx, cancel, name, opts...)
@@ -260,7 +260,7 @@ func (u *user) startWith(ctx context.Context, cancel context.CancelFunc, name st
 	return c
 }
 
-// waits returns when the call waits at the backend.
+// waits returns when the call is waiting at the backend.
 func (c *call) waits() *call {
 	e := c.user.env
 	e.until(fmt.Sprintf("%s waits for %q", c.user.label, c.name), func() bool {

@@ -237,7 +237,7 @@ func leasesAfterClose(e *env) error {
 		if err := r.renew(e.long()); err == nil {
 			return errors.New("Renew after Close returned nil")
 		}
-		_ = r.tryRelease(e.ctx) // the outcome does not matter any more
+		_ = r.tryRelease(e.ctx) // the outcome no longer matters
 	}
 	if err := e.isFree(left.Name); err != nil {
 		return fmt.Errorf("after Renew of a closed driver: %w", err)
@@ -302,12 +302,12 @@ func closeWhileHung(e *env) error {
 	return nil
 }
 
-// The check of what clients leave on the backend.
+// The check of what clients leave behind on the backend.
 var remainsChecks = []check{
 	{"closing/remains", "After Close nothing is left on the backend of a client and of the names that only this client has used, except what later tokens, limits, seals and latches need.", closeLeavesNothing},
 }
 
-// remains returns what clients have on the backend, sorted.
+// remains returns everything that clients have on the backend, sorted.
 func (e *env) remains() (all []string) {
 	e.harness("Backend.Left", func() { all = slices.Clone(e.backend.Left(e.tb)) })
 	slices.Sort(all)
@@ -372,12 +372,12 @@ func (e *env) useInMode(a, b *rawDriver, m driver.Mode) {
 	}
 }
 
-// loseGrants lets a client be granted names in all modes, without an answer.
+// loseGrants lets names be granted to a client in all modes, without an answer.
 func (e *env) loseGrants(d *rawDriver) {
 	if d.link.LoseAnswers == nil {
 		return
 	}
-	d.hold(e.name()).release() // the connection is there
+	d.hold(e.name()).release() // the connection is established
 	d.loseAnswers()
 	for _, m := range e.offered(allModes) {
 		ctx, cancel := context.WithTimeout(e.ctx, patience)
@@ -387,7 +387,7 @@ func (e *env) loseGrants(d *rawDriver) {
 	d.heal()
 }
 
-// useLatchAndWatch lets clients watch a name, and a latch until it is gone.
+// useLatchAndWatch lets clients watch a name, and a latch until it is deleted.
 func (e *env) useLatchAndWatch(a, b *rawDriver) {
 	if w, ok := a.tap.Driver.(driver.Watcher); ok {
 		stop, err := w.Watch(e.name(), func() {})
@@ -423,7 +423,7 @@ const answersLate = 100 * time.Millisecond
 // crossed is a call of a driver during which the driver is closed.
 type crossed struct {
 	what string
-	name string // that the call is about
+	name string // the name that the call is about
 	call func(ctx context.Context) error
 
 	// done reports whether the backend has carried out the call, as another
@@ -433,7 +433,7 @@ type crossed struct {
 	ends bool // Close does the same as the call
 }
 
-// enteredContext is a context that knows whether a driver has looked at it.
+// enteredContext is a context that records whether a driver has used it.
 type enteredContext struct {
 	context.Context
 	env    *env
@@ -467,9 +467,9 @@ func (c *enteredContext) Value(key any) any {
 }
 
 // cross closes d while a call is under way, and returns the call's error. It
-// begins Close when the driver has begun the call, or, with late, when the
-// backend has carried out the call; carriedOut says whether it has. If no
-// client can see that, late is a moment at which the answer is under way.
+// begins Close when the driver has begun the call or, with late, when the
+// backend has carried out the call. carriedOut reports whether it has. If no
+// client can see that, late means a moment at which the answer is under way.
 func (d *rawDriver) cross(c *crossed, late bool) (carriedOut bool, err error) {
 	e := d.env
 	ctx := &enteredContext{Context: e.ctx, env: e}
@@ -502,7 +502,7 @@ func (e *env) crossAll(makers []func(d *rawDriver) *crossed, verdict func(d *raw
 		for _, late := range []bool{true, false} {
 			runs = append(runs, func() error {
 				d := e.driver()
-				d.hold(e.name()).release() // the connection is there
+				d.hold(e.name()).release() // the connection is established
 				c := maker(d)
 				if c == nil {
 					return nil
@@ -734,7 +734,7 @@ func closeCrossesWaits(e *env) error {
 		}{conn.tap, conn.tap.Driver.(driver.Latcher)}, &dsync.Options{TTL: e.long()})
 		e.must(err)
 		e.onClose(func(ctx context.Context) { _ = c.Close(ctx) })
-		_, err = c.Latch(seen.name).Count(e.ctx) // the connection is there
+		_, err = c.Latch(seen.name).Count(e.ctx) // the connection is established
 		e.must(err)
 		conn.delay(answersLate)
 		ctx := &enteredContext{Context: e.ctx, env: e}

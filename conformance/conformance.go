@@ -1,4 +1,4 @@
-// Package conformance is the suite that shows whether a driver keeps the
+// Package conformance is a test suite that checks whether a driver keeps the
 // promises of package driver. It is for authors of drivers:
 //
 //	func TestConformance(t *testing.T) {
@@ -11,12 +11,12 @@
 //		})
 //	}
 //
-// The promises are listed in SPEC.md, one for each check. The suite learns what
-// a driver can do from its [driver.Info] and from its optional interfaces,
-// never from the harness. If a driver does not claim something, the suite
-// checks that the driver answers errors.ErrUnsupported. If the harness cannot
-// do something, such as cutting a connection, Run leaves the check out and says
-// so.
+// The promises are listed in SPEC.md, one for each check. The suite learns the
+// capabilities of a driver from its [driver.Info] and from its optional
+// interfaces, never from the harness. If a driver does not claim a capability,
+// the suite checks that the driver returns errors.ErrUnsupported. If the
+// harness cannot do something, such as cutting a connection, Run skips the
+// check and reports that.
 package conformance
 
 import (
@@ -33,107 +33,109 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// Harness is how the suite gets at a driver.
+// Harness gives the suite access to a driver.
 type Harness struct {
-	// Backend returns the backend for one check. The names of the locks are
-	// fresh in each check, so it may be the same backend every time. Checks run
-	// side by side, since most of them wait most of the time: Backend, and the
-	// functions of a *Backend, are called concurrently, except for the
-	// functions that stop the server. With FakeTime one check runs after the
-	// other; Backend is called in the bubble of the check, and the *Backend
+	// Backend returns the backend for one check. Each check uses fresh lock
+	// names, so Backend may return the same backend every time. Checks run
+	// concurrently, since most of them wait most of the time. So Backend and
+	// the functions of a *Backend are called concurrently, except for the
+	// functions that stop the server. With FakeTime, checks run one after the
+	// other. Backend is called in the bubble of the check, and the *Backend
 	// belongs to this bubble.
 	Backend func(tb testing.TB) *Backend
 
 	// FakeTime runs each check in a bubble of testing/synctest, for drivers
-	// without a network: in no time, and with exact times.
+	// without a network. The checks then take no time, and times are exact.
 	FakeTime bool
 
 	// TTL is the shortest TTL with which a lease does not run out by accident
 	// on this backend and machine. The default is 1 s. The suite raises TTL to
-	// what Info allows. Checks that wait for the end of a lease use it; the
-	// others use a long one.
+	// the minimum that Info allows. Checks that wait for the end of a lease use
+	// TTL; the other checks use a long one.
 	TTL time.Duration
 
 	// Groups are the groups of checks to run, by the first words of their
-	// names, such as "order" and "waiting". Nil runs all. A driver that runs
-	// the suite on a second server or with other parameters can name those
-	// groups that may come out differently there.
+	// names, such as "order" and "waiting". Nil runs all groups. A driver that
+	// runs the suite on a second server or with other parameters can name the
+	// groups whose results may differ there.
 	Groups []string
 
-	// In tests of the suite.
+	// Used in tests of the suite.
 	breakOwner func(*client, locker) locker
 	hangs      time.Duration // the time that counts as a hang
 }
 
-// Backend is one backend, and the ways to disturb it. Everything but New is
-// optional. Each function fails tb when it cannot do what its comment says, and
-// returns when that is done.
+// Backend is one backend, with the ways to disturb it. Everything but New is
+// optional. Each function returns when it has done what its comment says, and
+// fails tb if it cannot.
 type Backend struct {
-	// New returns an independent client of the backend: with connections and an
-	// identity of its own, as another process would have. The suite closes the
-	// driver; anything else that New makes, such as a client of a library, ends
-	// by tb.Cleanup, which begins when Close has returned. The Link is nil if
-	// the connections of the driver cannot be disturbed.
+	// New returns an independent client of the backend, with its own
+	// connections and its own identity, as another process would have. The
+	// suite closes the driver. Anything else that New makes, such as a client
+	// of a library, should end by tb.Cleanup, which begins when Close has
+	// returned. The Link is nil if the connections of the driver cannot be
+	// disturbed.
 	New func(tb testing.TB) (driver.Driver, *Link)
 
-	// Expire ends all holds of name, one or those of several readers, behind
-	// the backs of the holders, as if their TTLs had passed. Without a hold it
-	// does nothing.
+	// Expire ends all holds of name, a single hold or those of several readers,
+	// without notice to the holders, as if their TTLs had passed. Without a
+	// hold it does nothing.
 	Expire func(tb testing.TB, name string)
 
-	// ExpireHold does so with one of the holds of several readers of a name, by
-	// its driver.Request.Hold.
+	// ExpireHold ends one of the holds of several readers of a name in the same
+	// way. The hold is identified by its driver.Request.Hold.
 	ExpireHold func(tb testing.TB, name, hold string)
 
-	// Freeze stops the server, with its connections open; Thaw lets it go on.
+	// Freeze stops the server, with its connections open. Thaw lets it
+	// continue.
 	Freeze, Thaw func(tb testing.TB)
 
-	// Refuse makes the server refuse at least every new hold while it goes on
-	// answering, as a server that is full or read-only, or that has taken the
-	// rights of its clients away. Allow ends that.
+	// Refuse makes the server refuse at least every new hold while it still
+	// answers, like a server that is full or read-only, or that has revoked the
+	// rights of its clients. Allow ends that.
 	Refuse, Allow func(tb testing.TB)
 
-	// Left returns what all clients have on the server at this moment: keys,
-	// rows, nodes, sessions, subscriptions, each as one text. It leaves out
-	// what the driver keeps for later tokens, limits, seals and latches. The
-	// suite compares two results.
+	// Left returns everything that all clients have on the server at this
+	// moment: keys, rows, nodes, sessions and subscriptions, each as one text.
+	// It omits the data that the driver keeps for later tokens, limits, seals
+	// and latches. The suite compares two results.
 	Left func(tb testing.TB) []string
 
-	// Restart ends the server by force and starts it again.
+	// Restart kills the server and starts it again.
 	Restart func(tb testing.TB)
 
-	// Ping asks the server, or each of several, for something small that takes
-	// what keeping a lease takes, over a connection of its own that no Link
-	// disturbs, and returns when all have answered or ctx is over. The suite
-	// calls Ping again and again, to know whether a server stood still when a
-	// check failed.
+	// Ping sends the server, or each of several servers, a small request that
+	// needs the same resources as keeping a lease. It uses a connection of its
+	// own that no Link disturbs, and returns when all servers have answered or
+	// ctx has ended. The suite calls Ping again and again, to find out whether
+	// a server stood still when a check failed.
 	Ping func(ctx context.Context) error
 
-	// URL opens the driver in another process, by driver.Open. A driver that
-	// has no URLs can register a scheme in its tests. The TestMain of the
-	// package has to call RunWorker.
+	// URL opens the driver in another process, by driver.Open. A driver without
+	// URLs can register a scheme in its tests. The TestMain of the package must
+	// call RunWorker.
 	URL string
 }
 
-// Link is the connection of one client to the backend, and the ways to disturb
-// it. A function is nil if the harness does not have it. Each call replaces the
-// effect of the call before, and holds for requests and answers that come after
-// it returned.
+// Link is the connection of one client to the backend, with the ways to disturb
+// it. A function is nil if the harness does not support it. Each call replaces
+// the effect of the call before, and applies to requests and answers after it
+// has returned.
 type Link struct {
-	Cut  func() // connections break and cannot be made
-	Hang func() // connections stay open, but nothing is answered
+	Cut  func() // connections break, and new ones cannot be made
+	Hang func() // connections stay open, but no request is answered
 	// requests are carried out, but their answers do not arrive and the
 	// connection breaks
 	LoseAnswers func()
-	Delay       func(d time.Duration) // answers come at least d late
+	Delay       func(d time.Duration) // answers arrive at least d late
 	// requests and answers vanish, and connections cannot be made; Heal breaks
 	// the open ones
 	Drop func()
 	// the next request is carried out, but its answer does not arrive and its
 	// connection breaks
 	LoseOne func()
-	// the next request is held back until Heal, with its connection; requests
-	// on others overtake it
+	// the next request is held back until Heal, together with its connection;
+	// requests on other connections overtake it
 	HoldOne func()
 	Heal    func() // back to normal; requests that hang may be carried out now
 }
@@ -164,7 +166,7 @@ func LinkOver(w *wire.Wire) *Link {
 // Run checks all promises, one subtest each, logs a summary, and prints its
 // first line on the standard output. A check that fails reports the broken
 // promise, what the check saw, and what its clients did. A check that could not
-// be judged because the machine stood still fails, too.
+// be judged because the machine stood still also fails.
 //
 // The flag -conformance.report of the test binary names a file to which Run
 // appends a line when a check begins and a line when it has ended: the result,
@@ -187,7 +189,7 @@ func runChecks(t *testing.T, h Harness, checks []check) {
 	if h.Backend == nil {
 		t.Fatal("conformance: Harness.Backend is missing")
 	}
-	results := make([]*result, len(checks)) // nil for checks that -run leaves out
+	results := make([]*result, len(checks)) // nil for checks that -run skips
 	file := openResultFile(t)
 	run := func(i int) {
 		t.Run(checks[i].Name, func(t *testing.T) {
@@ -225,12 +227,12 @@ func runChecks(t *testing.T, h Harness, checks []check) {
 	fmt.Printf("%s: %s\n", t.Name(), s.counts())
 }
 
-// sideBySide is how many checks run at once in real time: most of them wait
+// sideBySide is how many checks run at once in real time. Most of them wait
 // most of the time.
 const sideBySide = 8
 
-// alone reports whether the check runs beside no others of the same harness. In
-// fake time nothing waits.
+// alone reports whether the check runs without other checks of the same
+// harness. In fake time checks do not really wait.
 func (c check) alone(h Harness) bool { return h.FakeTime || alone[c.Name] != "" }
 
 // group returns the first word of the check's name.
@@ -239,7 +241,7 @@ func (c check) group() string {
 	return word
 }
 
-// report says how the check ended.
+// report reports how the check ended.
 func (c check) report(t *testing.T, r result) {
 	switch {
 	case r.byHarness():
@@ -264,7 +266,7 @@ func (c check) invalid(r result) string {
 		"Not verified: %s\nseen: %v\nevents:\n%s", tries, 1<<(tries-1), r.stalled, c.Promise, r.err, r.events)
 }
 
-// tries is how often a check is run if its failure may have come of a
+// tries is how often a check is run if its failure may have been caused by a
 // standstill, each time with twice the TTL.
 const tries = 3
 
@@ -295,9 +297,9 @@ func (c check) result(t *testing.T, h Harness) result {
 //
 //   - A check returns an error with what the check saw. Run adds the promise
 //     and the events.
-//   - A check never waits for a guessed time: a check awaits progress through
-//     states (waits, until), proves by the order of other events the absence of
-//     an event, and compares times in the direction that a slow machine cannot
+//   - A check never waits for a guessed time. It awaits progress through states
+//     (waits, until), proves the absence of an event by the order of other
+//     events, and compares times in the direction that a slow machine cannot
 //     falsify. The env ends a check that hangs. A loop that ends by time sleeps
 //     in each round: in fake time nothing else lets time pass.
 //   - A check shares the process and the backend with other checks, unless it
@@ -314,7 +316,7 @@ type check struct {
 	run     func(*env) error
 }
 
-// alone has the checks to run beside no others, and the reasons.
+// alone has the checks that must run without other checks, with the reasons.
 var alone = map[string]string{
 	"closing/remains":  "others leave something while it looks",
 	"refusal/requests": "it makes the server refuse requests",
@@ -333,7 +335,7 @@ var alone = map[string]string{
 }
 
 // allChecks returns all checks, each after the checks that it builds on. Run
-// takes the checks in this order, with the checks in alone at the end.
+// runs the checks in this order, with the checks in alone at the end.
 func allChecks() []check {
 	return slices.Concat(
 		exclusionChecks,
@@ -379,9 +381,10 @@ func allChecks() []check {
 	)
 }
 
-// modeChecks are checks of the groups before, run again in the other modes than
-// Exclusive: checks of what a driver does in its own way, or at another place
-// of the backend, in each mode. Package dsync does the same in all modes.
+// modeChecks are checks of earlier groups that run again in the modes other
+// than Exclusive. They check things that a driver does differently, or at
+// another place of the backend, in each mode. Package dsync does the same in
+// all modes.
 var modeChecks = inModes(
 	"waiting/cancel-at-grant",
 	"lease/after-wait", "lease/renew", "lease/over", "lease/renew-all",
@@ -411,10 +414,10 @@ func inModes(names ...string) (all []check) {
 	return all
 }
 
-// moreModes are the modes beside Exclusive.
+// moreModes are the modes other than Exclusive.
 var moreModes = []driver.Mode{driver.Read, driver.Write, driver.Permit}
 
-// rivals is a mode whose requests exclude those of the check.
+// rivals returns a mode whose requests exclude the requests of the check.
 func (e *env) rivals() driver.Mode {
 	if e.mode == driver.Read {
 		return driver.Write
@@ -422,8 +425,8 @@ func (e *env) rivals() driver.Mode {
 	return e.mode
 }
 
-// rival returns a new driver whose requests exclude those of the other drivers
-// of the check.
+// rival returns a new driver whose requests exclude the requests of the check's
+// other drivers.
 func (e *env) rival() *rawDriver {
 	d := e.driver()
 	d.mode = e.rivals()

@@ -18,17 +18,17 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// env is what a check works with: clients of one backend, names, and bounded
-// ways to wait.
+// env provides a check with clients of one backend, names, and bounded ways to
+// wait.
 //
-// Methods of an env, and of what it has made, that return no error end the
-// check when they fail, as if the check had returned their error. They may be
-// called by the goroutine of the check and by goroutines that the check started
-// with run.
+// Methods of an env, and of the values that it made, that return no error end
+// the check when they fail, as if the check had returned their error. They may
+// be called by the goroutine of the check and by goroutines that the check
+// started with run.
 type env struct {
 	tb       testing.TB
 	backend  *Backend
-	ctx      context.Context // until the check is over
+	ctx      context.Context // ends with the check
 	cancel   context.CancelFunc
 	events   *events
 	work     sync.WaitGroup               // goroutines of the check
@@ -51,7 +51,7 @@ type env struct {
 	links   []*Link
 	labels  int
 	info    *driver.Info
-	undo    func()     // ends what the check did to the backend, unless nil
+	undo    func()     // ends the check's effect on the backend, unless nil
 	other   *rawDriver // see outsider
 	taps    []*tap
 }
@@ -70,7 +70,7 @@ func newEnv(tb testing.TB, h Harness) *env {
 func (e *env) check(f func(*env) error) result {
 	finished := false
 	done := make(chan struct{})
-	go func() { // ends with f, which waits for nothing without a bound
+	go func() { // ends with f, which has no unbounded waits
 		defer close(done)
 		pprof.SetGoroutineLabels(pprof.WithLabels(e.ctx, pprof.Labels(checkLabel, e.id)))
 		e.failed(f(e))
@@ -99,8 +99,8 @@ func (e *env) check(f func(*env) error) result {
 	return r
 }
 
-// isNoAnswer reports whether the error of a check is that of a request without
-// an answer in time.
+// isNoAnswer reports whether the error of a check is the error of a request
+// without an answer in time.
 func isNoAnswer(err error) bool {
 	return errors.Is(err, driver.ErrUnknown) || errors.Is(err, driver.ErrUnavailable)
 }
@@ -152,8 +152,8 @@ func (e *env) must(err error) {
 	}
 }
 
-// endHung ends the check since something is not done after hangs. The error
-// says which requests are still under way.
+// endHung ends the check because a step is not done after hangs. The error
+// lists the requests that are still under way.
 func (e *env) endHung(err error) {
 	bound := e.hangs()
 	what, stack, _ := strings.Cut(err.Error(), "\n")
@@ -181,7 +181,7 @@ func (e *hungError) Error() string { return e.text }
 
 func (e *hungError) Unwrap() error { return e.error }
 
-// tap puts a tap before a driver of the check.
+// tap puts a tap in front of a driver of the check.
 func (e *env) tap(label string, d driver.Driver) (*tap, driver.Driver) {
 	t, tapped := newTap(e, label, d)
 	e.mu.Lock()
@@ -190,8 +190,8 @@ func (e *env) tap(label string, d driver.Driver) (*tap, driver.Driver) {
 	return t, tapped
 }
 
-// underWay says which requests have no answer yet, and how many others for
-// their names have been granted.
+// underWay returns a description of the requests that have no answer yet, and
+// how many other requests for their names have been granted.
 func (e *env) underWay() string {
 	e.mu.Lock()
 	taps := slices.Clone(e.taps)
@@ -259,19 +259,19 @@ func (e *env) close() {
 	}
 }
 
-// closeFor bounds the closing of the clients of a check. With a good driver it
-// takes a round trip or two.
+// closeFor bounds the closing of the clients of a check. A good driver needs
+// one or two round trips.
 const closeFor = 2 * time.Second
 
-// onClose lets f be called when the check is over.
+// onClose registers f to be called at the end of the check.
 func (e *env) onClose(f func(context.Context)) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.closers = append(e.closers, f)
 }
 
-// hangs is how long a step may take before it counts as hanging. Nobody
-// promises this time: a good driver is much faster.
+// hangs returns how long a step may take before it counts as hanging. This time
+// is not part of the contract: a good driver is much faster.
 func (e *env) hangs() time.Duration {
 	if e.patience > 0 {
 		return e.patience
@@ -287,7 +287,7 @@ type goroutine struct {
 	id   atomic.Pointer[string] // for stack dumps
 }
 
-// run runs f in a goroutine, which has to end when all clients are closed.
+// run runs f in a goroutine, which must end when all clients are closed.
 func (e *env) run(f func()) *goroutine {
 	g := &goroutine{done: make(chan struct{})}
 	e.work.Go(func() {
@@ -310,8 +310,8 @@ func (g *goroutine) isDone() bool {
 	}
 }
 
-// await waits until g has ended. After so long that g must hang, await ends the
-// check.
+// await waits until g has ended. If that takes so long that g must be hanging,
+// await ends the check.
 func (e *env) await(what string, g *goroutine) { e.awaitFor(e.hangs(), what, g) }
 
 func (e *env) awaitFor(bound time.Duration, what string, g *goroutine) {
@@ -328,7 +328,7 @@ func (e *env) awaitFor(bound time.Duration, what string, g *goroutine) {
 	}
 }
 
-// within runs f, bounded as await is.
+// within runs f with the same bound as await.
 func (e *env) within(what string, f func()) { e.await(what, e.run(f)) }
 
 // until waits for cond to hold. Events make cond true.
@@ -349,7 +349,7 @@ func (e *env) until(what string, cond func() bool) {
 }
 
 // poll waits until f returns nil, for states of the backend that no event
-// tells.
+// reports.
 func (e *env) poll(what string, f func() error) {
 	deadline := time.Now().Add(e.hangs())
 	for pause := time.Millisecond; ; pause = min(2*pause, 200*time.Millisecond) {
@@ -374,8 +374,8 @@ func (e *env) sleepUntil(t time.Time) {
 	}
 }
 
-// expired waits until the Expires of a lease has passed, and returns Expires.
-// Until then a session may move it.
+// expired waits until the Expires of a lease has passed, and returns it. A
+// session may move it until then.
 func (e *env) expired(r *request) time.Time {
 	for {
 		end := r.lease.Expires()
@@ -386,8 +386,8 @@ func (e *env) expired(r *request) time.Time {
 	}
 }
 
-// together runs f n times at once, with the numbers from 0, and waits until all
-// calls have returned. If one fails, the check ends.
+// together runs f n times concurrently, with the numbers from 0, and waits
+// until all calls have returned. If a call fails, the check ends.
 func (e *env) together(what string, n int, f func(i int) error) {
 	all := make([]*goroutine, n)
 	start := make(chan struct{})
@@ -398,7 +398,7 @@ func (e *env) together(what string, n int, f func(i int) error) {
 		})
 	}
 	close(start)
-	for i, g := range all { // a step of one that hangs says more
+	for i, g := range all { // the description of a step that hangs is more useful
 		e.awaitFor(e.hangs()+e.hangs()/4, fmt.Sprintf("%s (%d of %d)", what, i+1, n), g)
 	}
 	e.mu.Lock()
@@ -409,7 +409,7 @@ func (e *env) together(what string, n int, f func(i int) error) {
 	}
 }
 
-// name returns the name of a lock that nobody has used before.
+// name returns the name of a lock that no client has used before.
 func (e *env) name() string {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -460,14 +460,14 @@ const defaultTTL = time.Second
 // the end does not matter.
 func (e *env) brief() time.Duration { return e.allowed(e.ttl() / 4) }
 
-// crooked returns a TTL that is a round number in no unit, if the driver keeps
-// such TTLs.
+// crooked returns a TTL that is not a round number in any unit, if the driver
+// keeps such TTLs exactly.
 func (e *env) crooked() time.Duration {
 	e.timed.Store(true)
 	return e.allowed(time.Second + 317*time.Millisecond + 400*time.Microsecond)
 }
 
-// allowed returns the TTL next to d that the driver keeps.
+// allowed returns the TTL closest to d that the driver keeps.
 func (e *env) allowed(d time.Duration) time.Duration {
 	i := e.driverInfo()
 	d = max(d, i.MinTTL)
@@ -491,8 +491,8 @@ const slack = 500 * time.Millisecond
 // driver claims.
 type lateError struct{ error }
 
-// late returns an error if something came more than slack later than the driver
-// claims; what says what.
+// late returns an error if an event came more than slack later than the driver
+// claims. what describes the event.
 func (e *env) late(by time.Duration, what string, args ...any) error {
 	if by <= 0 || by <= slack && !e.fakeTime {
 		return nil
@@ -500,8 +500,9 @@ func (e *env) late(by time.Duration, what string, args ...any) error {
 	return &lateError{fmt.Errorf("%s: %v too late", fmt.Sprintf(what, args...), by)}
 }
 
-// punctual runs f, in real time up to three times while f returns a lateError:
-// a machine that stands still delays one try, and not all of them.
+// punctual runs f. In real time it runs f up to three times while f returns a
+// lateError, because a machine that stands still delays one try but not all of
+// them.
 func (e *env) punctual(f func() error) (err error) {
 	for range 3 {
 		if err = f(); e.fakeTime || !errors.As(err, new(*lateError)) {
@@ -511,12 +512,12 @@ func (e *env) punctual(f func() error) (err error) {
 	return err
 }
 
-// progress counts what goroutines of a check have done. Many steps together may
-// take long on a slow backend; but if not a single step is done for a time in
-// which only a hang takes so long, the check hangs.
+// progress counts steps of goroutines of a check. Many steps together may take
+// long on a slow backend. But if no step completes in a time in which only a
+// hang takes so long, the check hangs.
 type progress struct{ atomic.Int64 }
 
-// awaitAll waits until all goroutines have ended, for as long as p moves on.
+// awaitAll waits until all goroutines have ended, as long as p advances.
 func (e *env) awaitAll(what string, all []*goroutine, p *progress) {
 	last := p.Load()
 	hangs := time.NewTimer(e.hangs())

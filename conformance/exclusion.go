@@ -88,7 +88,7 @@ func raceOfClients(e *env) error {
 	return nil
 }
 
-// atMostOne unlocks the lease that was granted, or returns an error if there
+// atMostOne unlocks the lease that was granted. It returns an error if there
 // are several.
 func atMostOne(granted []*holding, name string) error {
 	var winner *holding
@@ -148,8 +148,8 @@ func contendingOwners(e *env) error {
 	return e.contend(users, 20)
 }
 
-// contend lets each user lock one name so many times, and add to a counter that
-// would lose concurrent updates.
+// contend makes each user lock one name the given number of times, and
+// increment a counter that would lose concurrent updates.
 func (e *env) contend(users []*user, times int) error {
 	name := e.name()
 	var counter atomic.Int64
@@ -187,7 +187,7 @@ var ownershipChecks = []check{
 	{"ownership/force-unlock-wakes", "A waiter is granted the name when the hold is removed.", forceUnlockWakes},
 }
 
-// keeps returns an error unless r still holds its name; it then releases it.
+// keeps returns an error unless r still holds its name. It then releases it.
 func (r *request) keeps(what string) error {
 	e := r.driver.env
 	if err := e.outsider().refused(r.Name); err != nil {
@@ -207,8 +207,9 @@ func isNotHeld(what string, err error) error {
 	return nil
 }
 
-// areRemoved returns an error unless the releases of holds say that these were
-// removed. They may be unknown: a session may end meanwhile.
+// areRemoved returns an error unless the releases of holds report that these
+// were removed. The outcomes may be unknown, because a session may end in the
+// meantime.
 func (e *env) areRemoved(holds ...*request) error {
 	for _, r := range holds {
 		err := r.tryRelease(e.ctx)
@@ -233,8 +234,8 @@ func releaseTwice(e *env) error {
 	return next.keeps("a release by the one before")
 }
 
-// afterExpiry lets leases run out, and calls f with each and with the next hold
-// of the name: another client's, and the same client's.
+// afterExpiry lets leases run out. It calls f with each lease and the next hold
+// of the name, which belongs to another client or to the same client.
 func (e *env) afterExpiry(f func(old, next *request, heir string) error) error {
 	a, b := e.driver(), e.driver()
 	e.together("leases that run out", 2, func(i int) error {
@@ -262,8 +263,8 @@ func staleRelease(e *env) error {
 	})
 }
 
-// staleRenew renews for less than the TTL of the next lease, which would end
-// early if the renewal were taken for one of the next lease.
+// staleRenew renews for less than the TTL of the next lease. That lease would
+// end early if the backend took the renewal for one of the next lease.
 func staleRenew(e *env) error {
 	return e.afterExpiry(func(old, next *request, heir string) error {
 		if err := isNotHeld("the renewal of a lease that ran out, when "+heir+" had the name,", old.renew(e.brief())); err != nil {
@@ -274,8 +275,8 @@ func staleRenew(e *env) error {
 	})
 }
 
-// releaseAfterEnd waits until the backend says that the hold has ended, or
-// otherwise for as long as the driver claims that this takes.
+// releaseAfterEnd waits until the backend reports that the hold has ended, or
+// otherwise for as long as this takes according to the driver's claims.
 func releaseAfterEnd(e *env) error {
 	a, b := e.driver(), e.outsider()
 	h := a.hold(e.name(), fixed, ttl(e.brief()))
@@ -345,8 +346,8 @@ func forceUnlockEndsHold(e *env) error {
 		return fmt.Errorf("after ForceUnlock: %w", err)
 	}
 	if e.driverInfo().KeepsAlive {
-		// notices, at the latest; a release may not know whether its session
-		// ended before
+		// notices the loss, at the latest; a release may not know whether its
+		// session ended before
 		_ = h.renew(e.long())
 	}
 	return isNotHeld("the release of a hold that was removed", h.tryRelease(e.ctx))
@@ -360,7 +361,7 @@ func forceUnlockTells(e *env) error {
 	return h.lost()
 }
 
-// lost waits until h is lost, and returns an error unless it says so.
+// lost waits until h is lost, and returns an error unless h reports the loss.
 func (h *holding) lost() error {
 	e := h.user.env
 	e.within(fmt.Sprintf("%s learns that its hold of %q is gone", h.user.label, h.name), func() {
@@ -422,7 +423,7 @@ func nested(e *env) error {
 	return e.isFree(name)
 }
 
-// isHeld returns an error unless h is held, by its own word and by that of
+// isHeld returns an error unless h is held, both according to h and as seen by
 // others.
 func (h *holding) isHeld(when string) error {
 	e := h.user.env
@@ -498,7 +499,7 @@ func nestedLoss(e *env) error {
 	return nil
 }
 
-// remove ends the hold of name behind the back of its holder.
+// remove ends the hold of name without notice to its holder.
 func (e *env) remove(name string) {
 	e.need(e.canRemove(), "Backend.Expire")
 	if c := e.client(); forceUnlock.claimed(c) {

@@ -11,7 +11,8 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// The checks of leases that nobody releases, as others see their end.
+// The checks of leases that no client releases, and of their end as others see
+// it.
 var expiryChecks = []check{
 	{"expiry/not-early", "Nobody is granted a name before the lease of its holder expires, however often it asks.", notBeforeExpires},
 	{"expiry/waiters", "When leases end without a release, the waiters are granted the name one after the other, and not before.", expiryServesWaiters},
@@ -31,7 +32,7 @@ func (r *request) after(h *request) error {
 	return nil
 }
 
-// overBefore returns an error unless h was over when next was granted.
+// overBefore returns an error unless h had ended when next was granted.
 func (h *holding) overBefore(next *request) error {
 	if h.Err() == nil {
 		return fmt.Errorf("the lease of %s still says that it is held after %s was granted %q", h.user.label, next.driver.label, h.name)
@@ -43,7 +44,7 @@ func (h *holding) overBefore(next *request) error {
 }
 
 // first waits until one of the requests is done, and returns the index of the
-// one that was done first.
+// request that was done first.
 func (e *env) first(of []*request) int {
 	done := -1
 	e.until("one of those who wait is granted the name", func() bool {
@@ -91,8 +92,8 @@ func expiryServesWaiters(e *env) error {
 	return nil
 }
 
-// lineBehindLease returns a hold that nobody renews and two requests for such
-// leases that have waited for its end.
+// lineBehindLease returns a hold that no client renews, and two requests for
+// such leases that have waited for its end.
 func (e *env) lineBehindLease() (*request, []*request) {
 	a, b, c := e.driver(), e.driver(), e.driver()
 	for d := e.ttl(); d < e.hangs(); d *= 2 {
@@ -111,8 +112,8 @@ func (e *env) lineBehindLease() (*request, []*request) {
 	return nil, nil
 }
 
-// waitsBehind returns whether r has waited for h. If not, the lease of h was
-// over before r could.
+// waitsBehind reports whether r has waited for h. If not, the lease of h ended
+// before r could wait.
 func (r *request) waitsBehind(h *request) bool {
 	if r.waitsOrEnds(); r.waited() > 0 {
 		return true
@@ -126,8 +127,7 @@ func (r *request) waitsBehind(h *request) bool {
 func extendMovesEnd(e *env) error {
 	short := e.ttl()
 	a, b, names := e.client(), e.driver(), []string{e.name(), e.name()}
-	// first: on a busy machine, the other lease may be over before two are
-	// granted
+	// first: on a busy machine, the other lease may end before two are granted
 	long := a.lock(names[1], dsync.ExpireAfter(e.long()))
 	held := []*holding{a.lock(names[0], dsync.ExpireAfter(short)), long}
 	called := time.Now()
@@ -158,21 +158,21 @@ func extendMovesEnd(e *env) error {
 }
 
 // outages returns the ways of putting the backend out of reach of a client
-// behind the backend's back.
+// without notice to the backend.
 func (c *connection) outages() []func() {
 	var all []func()
 	if c.link.Hang != nil {
 		all = append(all, c.hang)
 	}
 	if c.link.Cut != nil && !c.env.driverInfo().KeepsAlive {
-		// with its connection, a session may end at once
+		// a session may end at once with its connection
 		all = append(all, c.cut)
 	}
 	c.env.need(len(all) > 0, "Link.Hang")
 	return all
 }
 
-// silences returns the ways in which answers do not arrive: those of outages
+// silences returns the ways in which answers do not arrive: the ways of outages
 // and, where a session does not end with its connection at once, lost answers.
 func (c *connection) silences() []func() {
 	all := c.outages()
@@ -182,8 +182,8 @@ func (c *connection) silences() []func() {
 	return all
 }
 
-// inOutages runs f for each way of putting the backend out of reach of a
-// client, at the same time.
+// inOutages runs f concurrently for each way of putting the backend out of
+// reach of a client.
 func (e *env) inOutages(f func(outage func(*connection)) error) error {
 	e.together("a check of an outage", len(e.outsider().outages()), func(i int) error {
 		return f(func(c *connection) { c.outages()[i]() })
@@ -208,7 +208,7 @@ func abandonedLeaseEnds(e *env) error {
 }
 
 func holderKnowsFirst(e *env) error {
-	// a driver that has to connect anew needs some answers within a TTL
+	// a driver that has to reconnect needs some answers within a TTL
 	late := []time.Duration{0, e.brief() / 8}
 	e.together("a holder and a waiter", len(late), func(i int) error {
 		a, b, c, name := e.client(), e.driver(), e.client(), e.name()
@@ -238,7 +238,7 @@ func raceAtExpiry(e *env) error {
 	var over atomic.Bool
 	e.together("TryLock", len(clients), func(i int) error {
 		e.sleepUntil(start)
-		for last := false; ; last = over.Load() { // once more after somebody was granted the name
+		for last := false; ; last = over.Load() { // once more after another client was granted the name
 			l, err := clients[i].try(name)
 			switch {
 			case err == nil:
@@ -263,12 +263,12 @@ func raceAtExpiry(e *env) error {
 	return atMostOne(granted, name)
 }
 
-// tenure is a way in which a lease of a gets its last TTL. If somebody has to
-// wait for the name in the meantime, begin returns the waiter.
+// tenure is a way in which a lease of a gets its last TTL. If another request
+// must wait for the name in the meantime, begin returns the waiter.
 type tenure struct {
 	what    string
 	begin   func(a *rawDriver, name string) (h, waiter *request)
-	unasked bool // nobody asks for the name before the lease has expired
+	unasked bool // no client requests the name before the lease has expired
 }
 
 // tenures returns the ways that the driver has. The leases are those of raw
@@ -306,7 +306,7 @@ func (e *env) tenures() []tenure {
 			return r.granted()
 		})},
 	}
-	if e.driverInfo().KeepsAlive { // the others do not end
+	if e.driverInfo().KeepsAlive { // other sessions do not end
 		return all
 	}
 	return append(all,
@@ -346,8 +346,9 @@ func endsInBounds(e *env) error {
 	return nil
 }
 
-// soonAfter returns an error if r was granted its name later after h expired
-// than Info.LateFor and the time for a waiter to find out allow.
+// soonAfter returns an error if r was granted its name too late after h
+// expired. The limit is Info.LateFor plus the time that a waiter needs to find
+// out.
 func (r *request) soonAfter(h *request, what string) error {
 	e, end := r.driver.env, h.lease.Expires()
 	late := e.driverInfo().LateFor(h.TTL)

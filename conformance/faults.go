@@ -32,7 +32,7 @@ func oneReleaseEndsOneHold(e *env) error {
 	d, lasts := e.driver(), e.long()
 	if e.driverInfo().KeepsAlive {
 		lasts = e.allowed(2 * e.ttl())
-		e.need(d.link.Hang != nil, "Link.Hang") // with its connection, a session may end at once
+		e.need(d.link.Hang != nil, "Link.Hang") // a session may end at once with its connection
 	} else {
 		e.need(d.link.LoseAnswers != nil, "Link.LoseAnswers")
 	}
@@ -67,7 +67,7 @@ func oneReleaseEndsOneHold(e *env) error {
 	return nil
 }
 
-// patience is how long the context of a request lasts that will get no answer.
+// patience is how long the context of a request lasts that gets no answer.
 const patience = 300 * time.Millisecond
 
 // briefly starts a request whose context ends soon.
@@ -97,13 +97,13 @@ func cutOff(e *env) error {
 func hungAcquire(e *env) error {
 	for i, opts := range [][]option{{noWait}, nil, {noWait}, nil} {
 		d, name := e.driver(), e.name()
-		d.hold(name).release() // the connection is there
+		d.hold(name).release() // the connection is established
 		f := d.hanging(faultTimes[i/2])
 		if err := f.failed(d.briefly(name, append(opts, f.of)...)); err != nil {
 			return err
 		}
 		d.heal()
-		e.sleep(patience) // requests on their way arrive, and nobody else has changed anything before
+		e.sleep(patience) // requests on their way arrive, and no other client has changed anything before
 		e.awaitFree(name)
 	}
 	return nil
@@ -161,7 +161,7 @@ func hungLease(e *env) error {
 
 func lateAnswer(e *env) error {
 	d := e.driver()
-	d.hold(e.name()).release() // the connection is there
+	d.hold(e.name()).release() // the connection is established
 	const late = time.Second / 2
 	d.delay(late)
 	r := d.hold(e.name(), fixed)
@@ -191,7 +191,7 @@ func lateAnswer(e *env) error {
 func lostAcquire(e *env) error {
 	for i, opts := range [][]option{{noWait}, nil, {noWait}, nil} {
 		d, name := e.driver(), e.name()
-		d.hold(name).release() // the connection is there
+		d.hold(name).release() // the connection is established
 		f := d.losing(faultTimes[i/2], 1)
 		r := d.briefly(name, append(opts, f.of)...)
 		if err := f.failed(r); err != nil {
@@ -208,8 +208,8 @@ func lostAcquire(e *env) error {
 	return nil
 }
 
-// grantDoesNotArrive loses the answer by which a waiter is granted a name, for
-// which another one waits behind it or not.
+// grantDoesNotArrive loses the answer by which a waiter is granted a name. With
+// followed, another request waits behind it.
 func (e *env) grantDoesNotArrive(followed bool) error {
 	a, b, name := e.rival(), e.driver(), e.name()
 	h := a.hold(name)
@@ -251,20 +251,20 @@ func lostRelease(e *env) error {
 	return next.keeps("the repetition of a release")
 }
 
-// The checks of requests whose answers are lost, apart from the requests that
-// follow at once.
+// The checks of requests whose answers are lost, except for the checks in which
+// further requests follow at once.
 
 func lostGrant(e *env) error {
 	how := [][]option{{noWait}, nil}
 	e.together("requests whose answers are lost", len(how)*len(faultTimes), func(i int) error {
 		d, name := e.driver(), e.name()
-		d.hold(e.name()).release() // the connection is there
+		d.hold(e.name()).release() // the connection is established
 		f := d.losing(faultTimes[i/len(how)], 1)
-		// the driver may ask again
+		// the driver may send the request again
 		r := d.start(name, append(how[i%len(how)], fixed, ttl(e.ttl()), f.of)...)
 		// by then the request has been carried out, as a rule
 		e.sleep(e.ttl() / 10)
-		// where contenders observe a hold, from here on
+		// where contenders observe a hold, they do so from here on
 		next := e.outsider().start(name)
 		e.sleep(e.ttl() / 2)
 		d.heal()
@@ -290,14 +290,14 @@ func lostRenewal(e *env) error {
 	link, d := e.outsider().link, e.brief()
 	var faults []func(*rawDriver)
 	if link.LoseAnswers != nil && !e.driverInfo().KeepsAlive {
-		// with its connection, a session may end at once
+		// a session may end at once with its connection
 		faults = append(faults, func(a *rawDriver) { a.loseAnswers() })
 	}
 	if link.Delay != nil {
 		faults = append(faults, func(a *rawDriver) { a.delay(2 * d) })
 	}
 	e.need(len(faults) > 0, "Link.Delay")
-	carriedOut := 2 * d // by then, or not at all
+	carriedOut := 2 * d // by then, or never
 	if i := e.driverInfo(); !i.KeepsAlive {
 		carriedOut += i.LateFor(d)
 	}
@@ -342,7 +342,7 @@ func cleanUpGoesOn(e *env) error {
 	ctx, cancel := context.WithTimeout(e.ctx, patience)
 	defer cancel()
 	_ = released.tryRelease(ctx)
-	e.sleep(time.Second) // to try in vain
+	e.sleep(time.Second) // to try without success
 	d.heal()
 	for _, r := range append(asked, released) {
 		e.awaitFree(r.Name)
@@ -366,14 +366,14 @@ func fewCleanUps(e *env) error {
 
 func (e *env) cleansUpMany(when faultTime) error {
 	d := e.driver()
-	d.hold(e.name()).release() // the connection is there
+	d.hold(e.name()).release() // the connection is established
 	names := make([]string, many)
 	for i := range names {
 		names[i] = e.name()
 	}
 	before, f := e.goroutines(), d.losing(when, many)
 	e.together("requests whose answers are lost", many, func(i int) error { return f.failed(d.briefly(names[i], noWait, f.of)) })
-	d.cut() // so the driver can do nothing but wait
+	d.cut() // so the driver can only wait
 	e.poll("the goroutines of what is to be cleaned up", func() error {
 		if more := e.goroutines() - before; more > many*9/10 {
 			return fmt.Errorf("%d more after %d requests that failed", more, many)
@@ -387,9 +387,9 @@ func (e *env) cleansUpMany(when faultTime) error {
 	return nil
 }
 
-// The checks of faults that hit one request, or of which no client is told. The
-// request that is hit may be another one than that of the check, such as a
-// keep-alive. So the promises hold in both cases.
+// The checks of faults that hit one request, or that no client is notified of.
+// The fault may hit another request than the check's, such as a keep-alive. So
+// the promises hold in both cases.
 var singleChecks = []check{
 	{"single/lost-acquire", "After one lost answer to an Acquire of a free name, the name is held by the lease that Acquire returned, or it becomes free. Acquire does not find its own hold in the way.", oneLostAcquire},
 	{"single/lost-renewal", "After one lost answer to a renewal, the lease and the others of the client go on and can be renewed.", oneLostRenewal},
@@ -402,7 +402,7 @@ func oneLostAcquire(e *env) error {
 	how := [][]option{{noWait}, nil, {noWait, fixed}, {fixed}}
 	e.together("requests of which one answer is lost", len(how), func(i int) error {
 		d, name := e.driver(), e.name()
-		d.hold(e.name()).release() // the connection is there
+		d.hold(e.name()).release() // the connection is established
 		d.loseOne()
 		r := d.acquire(name, how[i]...)
 		d.heal()
@@ -513,7 +513,7 @@ func oneLostRelease(e *env) error {
 			return fmt.Errorf("the renewal of another lease after one lost answer to a release: %w", err)
 		}
 	} else {
-		e.sleep(2 * t) // a session that nobody keeps alive ends
+		e.sleep(2 * t) // a session that is not kept alive ends
 	}
 	return other.keeps("one lost answer to the release of another lease")
 }
@@ -556,8 +556,8 @@ func overtakenRenewal(e *env) error {
 	return nil
 }
 
-// awaitFreeAfter releases a hold that may be over, and waits until its name is
-// free.
+// awaitFreeAfter releases a hold that may have ended, and waits until its name
+// is free.
 func (e *env) awaitFreeAfter(h *request) {
 	_ = h.tryRelease(e.ctx)
 	e.awaitFree(h.Name)
@@ -577,8 +577,8 @@ func vanishedRelease(e *env) error {
 	return nil
 }
 
-// The checks of a backend that answers and refuses work: its disk is full, it
-// has become read-only, or the client has lost its rights.
+// The checks of a backend that answers and refuses work, because its disk is
+// full, it has become read-only, or the client has lost its rights.
 var refusalChecks = []check{
 	{"refusal/requests", "A backend that refuses new holds does not look like a lock that another client holds: Acquire returns another error or waits, leaves nothing behind, and a waiter is served in the end.", refusalIsNoHold},
 	{"refusal/holds", "A backend that refuses requests does not look like the end of a hold: no call about the hold returns ErrNotHeld, Inspect and List do not omit it, and it can be released in the end.", refusalIsNoEnd},
@@ -615,7 +615,7 @@ func misread(what string, err error, answers ...error) error {
 	return nil
 }
 
-// notRefusals are errors of Acquire that say nothing about a refusal.
+// notRefusals are errors of Acquire that do not indicate a refusal.
 var notRefusals = []error{driver.ErrLocked, driver.ErrNotHeld, driver.ErrLimit, driver.ErrSealed, driver.ErrClosed}
 
 // grantedInTheEnd waits until a request like r, which began while the backend
@@ -632,7 +632,7 @@ func (r *request) grantedInTheEnd() (*request, error) {
 
 func refusalIsNoHold(e *env) error {
 	d, o := e.driver(), e.outsider()
-	d.hold(e.name()).release() // the connections are there
+	d.hold(e.name()).release() // the connections are established
 	h := o.hold(e.name())
 	waiter := e.driver().start(h.Name).waits()
 	var asked []*request
@@ -723,8 +723,8 @@ func refusalIsNoEnd(e *env) error {
 	return nil
 }
 
-// stillSeen returns an error if Inspect or List by a client says that a name is
-// free, which h holds.
+// stillSeen returns an error if Inspect or List of a client reports that a name
+// is free while h holds it.
 func (e *env) stillSeen(h *request) error {
 	for _, d := range []*rawDriver{h.driver, e.outsider()} {
 		if i, ok := d.driver.(driver.Inspector); ok {
@@ -753,7 +753,7 @@ func (e *env) stillSeen(h *request) error {
 
 func refusalIsNoChange(e *env) error {
 	d, o := e.driver(), e.outsider()
-	d.hold(e.name()).release() // the connections are there
+	d.hold(e.name()).release() // the connections are established
 	type change struct {
 		what string
 		call func(context.Context) error

@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// goroutineID returns the number of the calling goroutine, as it stands in
+// goroutineID returns the number of the calling goroutine, as it appears in
 // stack dumps.
 func goroutineID() string {
 	var buf [64]byte
@@ -23,7 +23,8 @@ func goroutineID() string {
 	return id
 }
 
-// stacks returns the stacks of the goroutines whose first line is meant.
+// stacks returns the stacks of the goroutines for whose header meant returns
+// true.
 func stacks(meant func(header string) bool) string {
 	buf := make([]byte, 1<<20)
 	buf = buf[:runtime.Stack(buf, true)]
@@ -37,13 +38,13 @@ func stacks(meant func(header string) bool) string {
 	return strings.Join(found, "\n\n")
 }
 
-// stackOf returns the stack of the goroutine with this number.
+// stackOf returns the stack of the goroutine with the given number.
 func stackOf(id string) string {
 	return stacks(func(header string) bool { return strings.HasPrefix(header, "goroutine "+id+" ") })
 }
 
-// leftBehind makes an error of the panic by which a bubble reports goroutines
-// that were left behind. Other panics go on.
+// leftBehind converts the panic by which a bubble reports leftover goroutines
+// to an error. It does not recover other panics.
 func leftBehind(p any) error {
 	if !strings.HasPrefix(fmt.Sprint(p), "deadlock:") {
 		panic(p)
@@ -57,9 +58,9 @@ func leftBehind(p any) error {
 // inherits the labels of its starter.
 const checkLabel = "dsync.check"
 
-// goroutines returns how many goroutines the check has, beside which others may
-// run: in fake time all in its bubble, otherwise all with its label, which
-// goroutines of timers lack.
+// goroutines returns the number of goroutines of the check while others may
+// run. In fake time it counts all goroutines in the bubble. Otherwise it counts
+// all with the check's label, which goroutines of timers lack.
 func (e *env) goroutines() int {
 	if !e.fakeTime {
 		return labelled(checkLabel, e.id)
@@ -76,7 +77,7 @@ func labelled(name, value string) (n int) {
 	var groups bytes.Buffer
 	_ = pprof.Lookup("goroutine").WriteTo(&groups, 1) // to memory
 	label := fmt.Appendf(nil, "%q:%q", name, value)
-	of := 0 // of the group, whose first line begins with their number
+	of := 0 // goroutines in the group, whose first line begins with their number
 	for line := range bytes.Lines(groups.Bytes()) {
 		switch {
 		case bytes.HasPrefix(line, []byte("# labels: ")) && bytes.Contains(line, label):
@@ -90,13 +91,13 @@ func labelled(name, value string) (n int) {
 }
 
 // bubbleFor is how long a check in fake time may take in real time. A check
-// there never waits in real time, and takes a second or two.
+// there never waits in real time, and needs a second or two.
 const bubbleFor = 3 * time.Minute
 
 // runInBubble runs a check in a bubble of testing/synctest. If the check leaves
-// goroutines behind, the result is an error, and not the end of the process. A
-// bubble that hangs in real time, since a goroutine waits for a mutex or never
-// stops to run, is abandoned.
+// goroutines behind, the result is an error, and the process goes on. It
+// abandons a bubble that hangs in real time, because a goroutine waits for a
+// mutex or never stops running.
 func runInBubble(t *testing.T, run func(tb testing.TB) result) result {
 	return runInBubbleFor(t, bubbleFor, run)
 }
@@ -106,7 +107,7 @@ func runInBubbleFor(t *testing.T, limit time.Duration, run func(tb testing.TB) r
 	ended := make(chan error, 1)
 	go func() { // ends with the bubble
 		var err error
-		// also when the goroutine exits, since the test in the bubble has
+		// also when the goroutine exits, because the test in the bubble has
 		// failed
 		defer func() { ended <- err }()
 		err = inBubble(t, func(t *testing.T) { r = run(t) })
@@ -139,12 +140,12 @@ func inBubble(t *testing.T, f func(t *testing.T)) (err error) {
 	return nil
 }
 
-// stalls notices when this process, or the server, stands still. A lease that
-// runs out meanwhile, or a waiter whose session ends, is no fault of the
-// driver. A nil *stalls notices nothing, as in fake time, where nothing stands
-// still.
+// stalls notices when this process or the server stands still. A lease that
+// runs out during a standstill, or a waiter whose session ends, is not a fault
+// of the driver. A nil *stalls notices nothing. It is used in fake time, in
+// which nothing stands still.
 type stalls struct {
-	ttl    time.Duration // of leases whose end a check waits for
+	ttl    time.Duration // the TTL of leases whose end a check waits for
 	cancel context.CancelFunc
 	work   sync.WaitGroup
 	of     []*standstill
@@ -157,8 +158,8 @@ type standstill struct {
 	mu     sync.Mutex
 	off    bool // a check stops the server on purpose
 	recent []stall
-	worst  time.Duration // the most within one TTL
-	when   time.Time     // when the worst was
+	worst  time.Duration // the longest standstill within one TTL
+	when   time.Time     // the time of the worst standstill
 	total  time.Duration
 }
 
@@ -167,8 +168,8 @@ type stall struct {
 	took  time.Duration
 }
 
-// watchStalls looks every now and then whether this process still runs, and
-// whether ping, unless nil, returns soon.
+// watchStalls checks periodically whether this process still runs, and whether
+// ping, unless nil, returns soon.
 func watchStalls(ttl time.Duration, ping func(context.Context) error) *stalls {
 	ctx, cancel := context.WithCancel(context.Background())
 	s := &stalls{ttl: ttl, cancel: cancel}
@@ -199,7 +200,7 @@ func watchStalls(ttl time.Duration, ping func(context.Context) error) *stalls {
 	return s
 }
 
-// add takes note of a stall, if next is one.
+// add records next if it is a stall.
 func (o *standstill) add(ttl time.Duration, next stall) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -234,9 +235,9 @@ func (s *stalls) onPurpose() {
 	}
 }
 
-// explain says how a failure may have come of a standstill of a quarter of the
-// TTL, or of the bound by which something counted as a hang. It returns "" if
-// there was none.
+// explain describes how a failure may have been caused by a standstill of a
+// quarter of the TTL, or of a quarter of hung, the bound after which a step
+// counts as a hang. It returns "" if there was none.
 func (s *stalls) explain(v *events, hung time.Duration) string {
 	if s == nil {
 		return ""

@@ -11,19 +11,20 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// The checks of what Inspect says, beside whether a name is held.
+// The checks of the results of Inspect, beyond whether a name is held.
 var inspectChecks = []check{
 	{"inspect/status", "Every field that Inspect returns is true: owner, note, token, time of the grant, rest of the TTL, and waiters.", statusIsTrue},
 	{"inspect/list", "List yields the held names with a prefix, of every client and mode. It yields no free name, even with a limit or a latch.", listIsTrue},
 }
 
-// oddNotes are texts that some encoding has stumbled over.
+// oddNotes are texts that have caused problems in some encoding.
 var oddNotes = []string{"plain", "a \"quoted\" one\nof two lines | {and} more\\", "日本語 é 👩‍👩‍👧", strings.Repeat("n", 1024)}
 
 func note(text string) option { return func(r *driver.Request) { r.Note = text } }
 
-// statusUnit is the coarsest unit in which a backend counts the rest of a TTL,
-// and how much its clock may differ from this one.
+// statusUnit is the coarsest unit in which a backend counts the rest of a TTL.
+// It is also the greatest assumed difference between the backend's clock and
+// this one.
 const statusUnit = time.Second
 
 func statusIsTrue(e *env) error {
@@ -33,7 +34,7 @@ func statusIsTrue(e *env) error {
 	return nil
 }
 
-// status returns what d knows of name.
+// status returns what d reports about name.
 func (d *rawDriver) status(name string) (s driver.Status) {
 	d.env.within("Inspect", func() {
 		var err error
@@ -43,8 +44,8 @@ func (d *rawDriver) status(name string) (s driver.Status) {
 	return s
 }
 
-// describedTo returns what d knows of a fixed lease, and an error if a field is
-// wrong. Fields that are zero are not known.
+// describedTo returns what d reports about a fixed lease, and an error if a
+// field is wrong. Zero fields are unknown.
 func (r *request) describedTo(d *rawDriver) (driver.Status, error) {
 	e := r.driver.env
 	s := d.status(r.Name)
@@ -57,7 +58,7 @@ func (r *request) describedTo(d *rawDriver) (driver.Status, error) {
 	case !s.Held || s.Hold == "":
 		return wrong("Hold", fmt.Sprintf("%q", s.Hold), "what tells its client from others")
 	case s.Hold == r.Hold && s.Owner != "" && s.Owner != r.Owner:
-		// otherwise the owner is a stand-in, as the hold is
+		// otherwise the owner is a stand-in, like the hold
 		return wrong("Owner", fmt.Sprintf("%q", s.Owner), fmt.Sprintf("%q", r.Owner))
 	case s.Note != "" && s.Note != r.Note:
 		return wrong("Note", fmt.Sprintf("%.80q of %d bytes", s.Note, len(s.Note)), fmt.Sprintf("%.80q of %d bytes", r.Note, len(r.Note)))
@@ -142,7 +143,7 @@ func statusTellsTime(e *env) error {
 	return nil
 }
 
-// statusTellsClients looks at holds that differ in nothing but their clients.
+// statusTellsClients inspects holds that differ only in their clients.
 func statusTellsClients(e *env) error {
 	a, b := e.driver(), e.driver()
 	of := func(d *rawDriver) string {
@@ -176,8 +177,8 @@ func statusNamesQueue(e *env) error {
 	return nil
 }
 
-// listIsTrue holds names that look alike, and compares them with what is
-// listed.
+// listIsTrue holds names that look alike, and compares them with the listed
+// names.
 func listIsTrue(e *env) error {
 	a, b := e.driver(), e.driver()
 	base := e.name()
@@ -228,8 +229,7 @@ func listIsTrue(e *env) error {
 	return b.listsPolitely(base)
 }
 
-// listsPolitely lists names of which there are several. The loop calls the
-// driver, and ends early.
+// listsPolitely lists several names. The loop calls the driver, and ends early.
 func (d *rawDriver) listsPolitely(prefix string) error {
 	names := d.tap.Driver.(driver.Lister).List(d.env.ctx, prefix)
 	yielded := 0
@@ -399,7 +399,7 @@ func (e *env) fieldsInMode(m driver.Mode) error {
 		}
 		held = append(held, d.hold(name, opts...))
 		if e.fakeTime {
-			e.sleep(3 * statusUnit) // the grants differ in their time
+			e.sleep(3 * statusUnit) // the grants differ in their times
 		}
 		for _, asks := range []*rawDriver{a, e.outsider()} {
 			s := asks.status(name)
@@ -419,8 +419,8 @@ func (e *env) fieldsInMode(m driver.Mode) error {
 	return nil
 }
 
-// fits returns an error unless the fields of s are those of one of the holds.
-// A backend that does not tell Write from Exclusive reports Exclusive.
+// fits returns an error unless the fields of s match one of the holds. A
+// backend that does not distinguish Write from Exclusive reports Exclusive.
 func (e *env) fits(s driver.Status, held []*request) error {
 	m := held[0].Mode
 	if s.Mode != m && !(m == driver.Write && s.Mode == driver.Exclusive) {
@@ -461,7 +461,7 @@ func waitersAreCounted(e *env) error {
 	h := a.hold(name)
 	clients := []*rawDriver{e.driver(), e.driver(), e.driver()}
 	by := slices.Clone(clients)
-	if e.driverInfo().Order == driver.FIFO { // otherwise one request of a client waits at a time
+	if e.driverInfo().Order == driver.FIFO { // otherwise only one request of a client waits at a time
 		by = append(by, clients[0], clients[0])
 	}
 	waiting := e.lineOfClients(name, by, len(clients))
@@ -491,8 +491,8 @@ func waitersAreCounted(e *env) error {
 	return nil
 }
 
-// lineOfClients lets the clients wait for name, and sees each of the first n in
-// the queue before the next one comes.
+// lineOfClients lets the clients wait for name, and sees each of the first n
+// requests in the queue before the next one starts.
 func (e *env) lineOfClients(name string, by []*rawDriver, n int) []*request {
 	waiting := e.lineOf(name, by[:n])
 	for _, d := range by[n:] {
@@ -501,7 +501,7 @@ func (e *env) lineOfClients(name string, by []*rawDriver, n int) []*request {
 	return waiting
 }
 
-// meant are characters that mean something in the patterns of some backend.
+// meant are characters with a special meaning in the patterns of some backend.
 const meant = `%_*?[]\^{}.+'"aA/` + "\n"
 
 func namesAreListed(e *env) error {
@@ -548,7 +548,8 @@ func namesAreListed(e *env) error {
 	return nil
 }
 
-// differs says how what is listed differs from what should be.
+// differs describes the differences between the listed names and the expected
+// ones.
 func differs(got, want []string) string {
 	var missing, odd []string
 	for _, name := range want {
@@ -602,7 +603,7 @@ func deadAreNotListed(e *env) error {
 		held := []*request{a.hold(name+"/fixed", fixed, t), a.hold(name+"/kept", t)}
 		seen := func(want bool) error {
 			var listed []string
-			if lists { // before Inspect, in which a backend may end a hold
+			if lists { // before Inspect, during which a backend may end a hold
 				listed = asks.list(name)
 			}
 			for _, h := range held {

@@ -11,7 +11,7 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// The checks of drivers that keep latches: driver.Latcher.
+// The checks of drivers with latches: driver.Latcher.
 var latchChecks = []check{
 	{"latch/set", "A latch is set where there is none, with its count, and nowhere else; at 0 it is gone, and can be set again.", latchIsSetOnce},
 	{"latch/count", "Each count-down lowers the count by one, however many come at once and whichever client asks; without a latch nothing happens.", latchCounts},
@@ -27,7 +27,7 @@ var latchChecks = []check{
 	{"latch/stop", "After stop changed is not called any more, and other watches of the latch go on.", latchWatchStops},
 }
 
-// latch is a name of a latch, as one driver sees the latch.
+// latch is the latch of a name, as one driver sees it.
 type latch struct {
 	d       *rawDriver
 	backend driver.Latcher
@@ -53,7 +53,7 @@ func (e *env) latches() (a, b *latch) {
 // changeID returns the id of a new change.
 func (e *env) changeID() string { return fmt.Sprintf("%s:%d", e.id, e.changes.Add(1)) }
 
-// did bounds a call of the driver. An error ends the check.
+// did runs a call of the driver with a bound. An error ends the check.
 func (l *latch) did(what string, f func() error) {
 	e := l.d.env
 	var err error
@@ -64,7 +64,7 @@ func (l *latch) did(what string, f func() error) {
 	}
 }
 
-// trySet asks for a count.
+// trySet tries to set the count to n.
 func (l *latch) trySet(id string, n int) (set bool) {
 	l.did(fmt.Sprintf("SetLatch to %d", n), func() (err error) {
 		set, err = l.backend.SetLatch(l.d.env.ctx, l.name, id, n)
@@ -73,7 +73,7 @@ func (l *latch) trySet(id string, n int) (set bool) {
 	return set
 }
 
-// set sets the latch where there is none.
+// set sets the count of a latch that does not exist yet.
 func (l *latch) set(n int) {
 	if !l.trySet(l.d.env.changeID(), n) {
 		l.d.env.endf("SetLatch of %q by %s: there is a latch, want none", l.name, l.d.label)
@@ -88,7 +88,7 @@ func (l *latch) delete(id string) {
 	l.did("DeleteLatch", func() error { return l.backend.DeleteLatch(l.d.env.ctx, l.name, id) })
 }
 
-// count asks for the count.
+// count returns the count.
 func (l *latch) count() (left int) {
 	l.did("Latch", func() (err error) {
 		left, err = l.backend.Latch(l.d.env.ctx, l.name)
@@ -307,7 +307,7 @@ func latchSurvivesFaults(e *env) error {
 	e.outsider().latch(e.name())
 	e.together("changes of latches under faults", len(faults), func(i int) error {
 		a, b := e.latches()
-		a.has(0, "at first") // the connection is there
+		a.has(0, "at first") // the connection is established
 		a.through(faults[i], func(ctx context.Context, id string) error {
 			set, err := a.backend.SetLatch(ctx, a.name, id, 9)
 			if err == nil && !set {
@@ -340,8 +340,8 @@ func (l *latch) notCarriedOut(fault func(*rawDriver), other *latch) error {
 	return nil
 }
 
-// through calls f during a fault, and after its end, again and again until
-// there is an answer.
+// through calls f during a fault, and after its end, again and again until it
+// gets an answer.
 func (l *latch) through(fault func(*rawDriver), f func(ctx context.Context, id string) error) {
 	e := l.d.env
 	id := e.changeID()
@@ -367,7 +367,7 @@ func (l *latch) through(fault func(*rawDriver), f func(ctx context.Context, id s
 // watch watches the latch, and returns when the watch has begun.
 func (l *latch) watch() *watch {
 	w := &watch{d: l.d, what: fmt.Sprintf("the latch %q", l.name)}
-	l.has(0, "before the watch begins") // drivers may look at the server first
+	l.has(0, "before the watch begins") // drivers may query the server first
 	l.did("WatchLatch", func() (err error) {
 		w.stop, err = l.backend.WatchLatch(l.name, w.changed)
 		return err
@@ -421,7 +421,7 @@ func latchWatchStops(e *env) error {
 	})
 }
 
-// The checks of drivers that tell of changes: driver.Watcher.
+// The checks of drivers that report changes: driver.Watcher.
 var watchingChecks = []check{
 	{"watching/changes", "A watch of a name calls changed when it begins and after each end of a hold, of every client and mode, also while other holds of the name go on.", watchTellsEnds},
 	{"watching/outage", "A change while the watcher was out of reach of the backend is followed by a call when it is in reach again.", watchSurvivesOutages},
@@ -429,16 +429,16 @@ var watchingChecks = []check{
 	{"watching/stop", "After stop changed is not called any more. Other watches of the name go on, also when another client that watches it is closed.", watchStops},
 }
 
-// watch is a name, or a latch, that is watched.
+// watch is a watch of a name or a latch.
 type watch struct {
 	d     *rawDriver
-	what  string // is watched
+	what  string // the watched name or latch
 	calls atomic.Int64
 	stop  func()
 }
 
-// watch watches name, and returns when the watch has begun. If the driver tells
-// of no changes, the check ends.
+// watch watches name, and returns when the watch has begun. If the driver does
+// not report changes, the check ends.
 func (d *rawDriver) watch(name string) *watch {
 	w := &watch{d: d, what: fmt.Sprintf("%q", name)}
 	watcher, ok := d.tap.Driver.(driver.Watcher)
@@ -484,7 +484,7 @@ func watchTellsEnds(e *env) error {
 
 func (e *env) watchTellsEnds(offered []driver.Mode) error {
 	a, b, name := e.driver(), e.driver(), e.name()
-	b.hold(name, in(offered[0])).release() // drivers may look at the server first
+	b.hold(name, in(offered[0])).release() // drivers may query the server first
 	w := b.watch(name)
 	defer w.end()
 	for _, m := range offered {
@@ -600,8 +600,9 @@ func watchStops(e *env) error {
 	return goesOn.goesOn(stopped, "a release", func() func() { return a.hold(name).release })
 }
 
-// goesOn ends another watch of the same, and returns an error unless w alone is
-// called after changes. begin prepares a change, and returns how to make it.
+// goesOn ends another watch of the same name or latch, and returns an error
+// unless only w is called after changes. begin prepares a change, and returns a
+// function that makes it.
 func (w *watch) goesOn(stopped *watch, what string, begin func() (change func())) error {
 	stopped.end()
 	before := stopped.calls.Load()

@@ -12,7 +12,8 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// The checks of one lease at a time: what Expires, Renew and RenewAll say.
+// The checks of one lease at a time: the results of Expires, Renew and
+// RenewAll.
 var leaseChecks = []check{
 	{"lease/expires", "Expires is the send time plus the TTL, without a margin, or the end of the session that carries the lease, on the monotonic clock.", expiresAfterTTL},
 	{"lease/after-wait", "After a wait of any length a lease is fresh: Expires counts from the request that was granted, and not from the beginning of the wait.", freshAfterWait},
@@ -39,7 +40,7 @@ func expiresAfterTTL(e *env) error {
 	d := e.driver()
 	for _, opts := range [][]option{{fixed}, nil} {
 		r := d.hold(e.name(), opts...)
-		if isMonotonic(r.called) && !isMonotonic(r.lease.Expires()) { // in fake time nothing is
+		if isMonotonic(r.called) && !isMonotonic(r.lease.Expires()) { // in fake time no time is monotonic
 			return fmt.Errorf("the Expires of %s is a time of the wall clock, which can be set, and not one of the monotonic clock", d.label)
 		}
 		if err := r.expiresWithin("a lease after the grant", r.called, r.at, r.TTL); err != nil {
@@ -71,7 +72,7 @@ func freshAfterWait(e *env) error {
 			if got := r.granted().lease.Expires(); !got.After(released) {
 				return fmt.Errorf("a lease after a wait expired at %s, before the release at %s", e.events.at(got), e.events.at(released))
 			}
-			// by somebody who asks now and then, and asked when the lock was
+			// the driver may poll, and have polled just when the lock was
 			// released
 			asked := released.Add(-r.TTL / 2)
 			return r.expiresWithin("a lease after a wait", asked, r.at, r.TTL)
@@ -217,8 +218,8 @@ func (r *request) wasRenewed(errs []error, over bool, called, returned time.Time
 	return r.expiresWithin("after RenewAll", called, returned, r.TTL)
 }
 
-// The checks of leases whose lengths have nothing to do with each other, as in
-// programs that compute them.
+// The checks of leases with unrelated lengths, as in programs that compute
+// them.
 var lengthChecks = []check{
 	{"lengths/extended", "A lease that is extended to 200 times its first length goes on, also where a session with the first length carries it.", extendedFar},
 	{"lengths/many", "A free name is granted for any length, also while leases of 20 other lengths are held.", manyLengths},
@@ -229,8 +230,8 @@ var laterLengthChecks = []check{
 	{"lengths/renewed", "A fixed lease can be renewed for any TTL that Info allows, and lasts for that time.", renewedFar},
 }
 
-// renewedFar leaves out sessions, whose ends come first, and of which Inspect
-// tells that.
+// renewedFar omits sessions, because a session ends before its leases and
+// Inspect reports its end.
 func renewedFar(e *env) error {
 	i := e.driverInfo()
 	if i.KeepsAlive {
@@ -260,8 +261,8 @@ func renewedFar(e *env) error {
 	return nil
 }
 
-// lives returns an error unless the lease is held, and was given a deadline in
-// the future.
+// lives returns an error unless the lease is held and got a deadline in the
+// future.
 func (h *holding) lives(what string) error {
 	if err := h.Err(); err != nil {
 		return fmt.Errorf("%s: %w", what, err)
@@ -306,7 +307,7 @@ func manyLengths(e *env) error {
 	return nil
 }
 
-// The checks of RenewAll with leases that are not alike: driver.BatchRenewer.
+// The checks of RenewAll with leases that differ: driver.BatchRenewer.
 var batchChecks = []check{
 	{"batches/ttls", "RenewAll renews each lease for the TTL of its own Request, whatever the other leases of the batch have, and Expires counts from before the request was sent.", batchOfTTLs},
 	{"batches/same-name", "RenewAll renews each of several Read or Permit holds of one name.", batchOfOneName},
@@ -324,7 +325,7 @@ func (e *env) batches() {
 }
 
 // renewAll renews leases of d in one batch, and returns the outcome of each. If
-// an outcome is not reported once, the check ends.
+// an outcome is not reported exactly once, the check ends.
 func (d *rawDriver) renewAll(ctx context.Context, all ...*request) []error {
 	e := d.env
 	leases := make([]driver.Lease, len(all))
@@ -386,13 +387,13 @@ func batchOfTTLs(e *env) error {
 	return nil
 }
 
-// renewsTTLs renews leases with some TTLs in one batch, and awaits the ends of
-// those that are not long.
+// renewsTTLs renews leases with several TTLs in one batch, and awaits the ends
+// of the leases that are not long.
 func (e *env) renewsTTLs(ttls []time.Duration) error {
 	d, long := e.driver(), e.long()
 	all := make([]*request, len(ttls))
 	for _, t := range []time.Duration{long, e.renewed(), e.allowed(2 * e.ttl())} {
-		// the shortest at last, since grants may be slow
+		// the shortest last, because grants may be slow
 		for i := range ttls {
 			if ttls[i] == t {
 				all[i] = d.hold(e.name(), ttl(t))
@@ -473,7 +474,7 @@ func batchOfOneName(e *env) error {
 	return nil
 }
 
-// batchSize returns how many leases a large batch has.
+// batchSize returns the number of leases in a large batch.
 func (e *env) batchSize() int {
 	if e.fakeTime {
 		return 1000

@@ -113,23 +113,22 @@ func leftLeaseIsOver(e *env) error {
 	return h.endsAt(end, e.ttl())
 }
 
-// The checks of when a hold ends that was left.
+// The checks of the time at which a left hold ends.
 
-// leftEnd is the interval in which a hold that was left must end at the
-// backend.
+// leftEnd is the interval in which a left hold must end at the backend.
 type leftEnd struct {
 	name     string
 	mode     driver.Mode // of the hold
 	from, to time.Time
 }
 
-// leftFor leaves the hold for d, and returns when it must end.
+// leftFor leaves the hold for d, and returns the interval in which it must end.
 func (r *request) leftFor(d time.Duration) leftEnd {
 	from := r.leave(d)
 	return leftEnd{r.Name, r.Mode, from, time.Now().Add(d + r.driver.env.driverInfo().LateFor(max(d, r.TTL)))}
 }
 
-// rivalOf is an option of a request that a hold in mode m excludes.
+// rivalOf is a request option for a mode that a hold in mode m excludes.
 func rivalOf(m driver.Mode) option {
 	if m == driver.Read {
 		return writing
@@ -149,14 +148,14 @@ func (l leftEnd) meets(next *request, what string) error {
 		what, e.events.at(l.from), e.events.at(l.to), next.driver.label, l.name, e.events.at(next.at))
 }
 
-// isMet is meets for a request that asks now.
+// isMet is meets for a request that begins now.
 func (l leftEnd) isMet(e *env, what string) error {
 	return l.meets(e.outsider().start(l.name, rivalOf(l.mode)), what)
 }
 
-// unheard is how long a waiter may take to find out that a hold has become
-// shorter. No field of Info tells. A backend may have no message for it, and
-// then the waiter looks now and then. In fake time there are messages.
+// unheard returns how long a waiter may take to find out that a hold has become
+// shorter. No field of Info reports this. A backend may have no message for it,
+// and then the waiter polls. In fake time there are messages.
 func (e *env) unheard() time.Duration {
 	if e.fakeTime {
 		return 0
@@ -363,7 +362,7 @@ func (e *env) leftHoldIsSeen() error {
 		defer w.end()
 		n := w.calls.Load()
 		e.sleepUntil(end.to)
-		// a backend may end a hold when a client asks; a grant would be
+		// a backend may end a hold when a client queries it; a grant would be
 		// reported, too
 		_ = o.status(h.Name)
 		w.told("the end of a hold that was left", n)

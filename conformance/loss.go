@@ -12,7 +12,7 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// The checks of how a holder learns that its hold is gone.
+// The checks of how a holder learns that its hold is lost.
 var lossChecks = []check{
 	{"loss/unlock", "A lease that is released in good order is never told to be lost.", releaseIsNoLoss},
 	{"loss/told", "A driver says by itself, within Info.Detect, that a hold was removed, and with ErrRemoved; where Detect is 0 the next renewal does.", removalIsTold},
@@ -98,8 +98,8 @@ func (e *env) tellsAfterOutage() error {
 	return nil
 }
 
-// tellsOfRemoval removes a hold, for which another client waits or not, and
-// looks at what the holder is told.
+// tellsOfRemoval removes a hold, with or without another client waiting for it,
+// and checks how the holder is notified.
 func (e *env) tellsOfRemoval(waits bool) error {
 	a, name, detect := e.driver(), e.name(), e.driverInfo().Detect
 	h, other := a.hold(name), a.hold(e.name())
@@ -140,7 +140,7 @@ func fixedRemovalIsTold(e *env) error {
 	var ways []func() error
 	for _, opts := range modes {
 		ways = append(ways, func() error {
-			c, name := e.renewing(), e.name() // a client each: holds of one client may end with its session
+			c, name := e.renewing(), e.name() // one client each, because holds of one client may end with its session
 			h := c.lock(name, append(opts, dsync.ExpireAfter(e.allowed(e.long()+2*detect)))...)
 			e.remove(name)
 			removed := time.Now()
@@ -173,7 +173,7 @@ func toldOnce(e *env) error {
 	a, name := e.driver(), e.name()
 	h := a.hold(name, fixed)
 	e.remove(name)
-	_ = h.renew(e.long()) // notices, at the latest
+	_ = h.renew(e.long()) // notices the loss, at the latest
 	if err := isNotHeld("the release of a hold that was removed", h.tryRelease(e.ctx)); err != nil {
 		return err
 	}
@@ -203,7 +203,7 @@ func toldOnce(e *env) error {
 	return nil
 }
 
-// lostAndRemoved has a client lose its session, which the backend may still
+// lostAndRemoved makes a client lose its session, which the backend may still
 // have, and removes the hold after that.
 func (e *env) lostAndRemoved() *request {
 	d := e.driver()
@@ -226,8 +226,8 @@ func (e *env) lostAndRemoved() *request {
 type askingEvents struct {
 	driver.Events
 	lease driver.Lease
-	// gets one value when a loss was told: whether a call that began in the
-	// event waits for a lock
+	// receives one value when a loss is reported: whether a call that began in
+	// the event is waiting for a lock
 	lost  chan bool
 	call  func() // a call of the driver, in Tokens
 	start func() *request
@@ -266,8 +266,7 @@ func (a *askingEvents) Lost(cause error) {
 }
 
 // waitsForLock reports whether a goroutine has begun to wait for a mutex. It
-// does not wait for the goroutine's end: the caller may be one on which that
-// depends.
+// does not wait for the goroutine's end, because that may depend on the caller.
 func (e *env) waitsForLock(g *goroutine) bool {
 	pause := runtime.Gosched // fake time stands still for a goroutine that waits for a mutex
 	if !e.fakeTime {

@@ -10,8 +10,8 @@ import (
 	"github.com/go-dsync/dsync/driver/move"
 )
 
-// The checks of what drivers/migrate builds on. Package dsync knows nothing of
-// migrations, so these checks ask the driver.
+// The checks of the operations that drivers/migrate builds on. Package dsync
+// does not know about migrations, so these checks call the driver.
 var migrationChecks = []check{
 	{"migration/seal", "After Seal every Acquire of the name returns ErrSealed, to every client, including waiters.", sealRefuses},
 	{"migration/seal-over", "The lease that became a seal has ended without a loss: Renew and Release return ErrNotHeld, and the seal stays.", sealEndsLease},
@@ -32,8 +32,8 @@ var migrationChecks = []check{
 	{"migration/unmark-lost", "After an Unmark whose answer was lost, all later leases say the same, and the tokens go on to rise.", unmarkLost},
 }
 
-// ask has the driver do something to a lease of its own, by one of the optional
-// interfaces. If the driver does not have it, the check ends.
+// ask makes the driver do something to one of its own leases, through one of
+// the optional interfaces. If the driver does not implement it, the check ends.
 func ask[T any](r *request, what string, f func(T, driver.Lease) error) (err error) {
 	d := r.driver
 	t, ok := d.tap.Driver.(T)
@@ -44,7 +44,7 @@ func ask[T any](r *request, what string, f func(T, driver.Lease) error) (err err
 	return err
 }
 
-// seal has the driver seal the name of one of its leases.
+// seal makes the driver seal the name of one of its leases.
 func (r *request) seal() error { return r.sealWith(r.driver.env.ctx) }
 
 func (r *request) sealWith(ctx context.Context) error {
@@ -53,7 +53,7 @@ func (r *request) sealWith(ctx context.Context) error {
 	return err
 }
 
-// sealed asks whether a name is sealed.
+// sealed returns whether a name is sealed, and its last token.
 func (d *rawDriver) sealed(name string) (last uint64, sealed bool) {
 	var err error
 	d.env.within(fmt.Sprintf("Sealed of %q by %s", name, d.label), func() {
@@ -64,7 +64,7 @@ func (d *rawDriver) sealed(name string) (last uint64, sealed bool) {
 	return last, sealed
 }
 
-// mark has the driver mark the name of one of its leases.
+// mark makes the driver mark the name of one of its leases.
 func (r *request) mark(floor uint64) error { return r.markWithin(r.driver.env.ctx, floor) }
 
 func (r *request) markWithin(ctx context.Context, floor uint64) error {
@@ -74,7 +74,7 @@ func (r *request) markWithin(ctx context.Context, floor uint64) error {
 	return err
 }
 
-// marked asks whether the name of a lease is marked.
+// marked returns whether the name of a lease is marked.
 func (r *request) marked() (marked bool, err error) {
 	err = ask(r, "Marked", func(m move.Marker, l driver.Lease) (err error) {
 		marked, err = m.Marked(r.driver.env.ctx, l)
@@ -84,8 +84,8 @@ func (r *request) marked() (marked bool, err error) {
 	return marked, err
 }
 
-// isMarked returns an error unless the driver says that the name of the lease
-// is marked, or that it is not, as wanted.
+// isMarked returns an error unless the driver reports that the name of the
+// lease is marked or is not, as wanted.
 func (r *request) isMarked(want bool) error {
 	marked, err := r.marked()
 	if err == nil && marked != want {
@@ -94,8 +94,8 @@ func (r *request) isMarked(want bool) error {
 	return err
 }
 
-// A driver that never seals or marks need not have the methods. A driver that
-// has them says that it does not, and changes nothing then.
+// A driver that never seals or marks need not have the methods. If it has them,
+// they return that it does not support them, and change nothing.
 var (
 	sealing = byAnswer("seals", func(c *client) error { return c.refusesHold((*request).seal) })
 	marking = capability{
@@ -136,7 +136,7 @@ func (c *client) refusesHold(f func(*request) error) error {
 	return err
 }
 
-// sealHeld takes a name and seals it.
+// sealHeld acquires a name and seals it.
 func (d *rawDriver) sealHeld(name string, opts ...option) *request {
 	h := d.hold(name, opts...)
 	if err := h.seal(); err != nil {
@@ -145,7 +145,7 @@ func (d *rawDriver) sealHeld(name string, opts ...option) *request {
 	return h
 }
 
-// isSealed returns an error unless the clients are told that a name is sealed.
+// isSealed returns an error unless the clients see that a name is sealed.
 func (e *env) isSealed(name string, clients ...*rawDriver) error {
 	for _, d := range clients {
 		for _, opts := range [][]option{{noWait}, {noWait, fixed}, nil, {fixed}} {
@@ -169,8 +169,9 @@ func (r *request) sealed() error {
 	return nil
 }
 
-// waiters returns requests that wait for a name: of several clients, and
-// several of one client where the order allows more than one.
+// waiters returns requests that wait for a name. They belong to several
+// clients, with several requests of one client where the order allows more than
+// one.
 func (e *env) waiters(name string, d *rawDriver) []*request {
 	all := []*request{d.start(name).waits(), e.driver().start(name, fixed).waits()}
 	if e.driverInfo().Order == driver.FIFO {
@@ -283,7 +284,7 @@ func sealedTells(e *env) error {
 	return nil
 }
 
-// reportsSealed returns an error if Inspect or List takes a sealed name for
+// reportsSealed returns an error if Inspect or List reports a sealed name as
 // free.
 func (d *rawDriver) reportsSealed(name string) error {
 	if inspection.claimed(d.env.client()) && !d.status(name).Held {
@@ -301,7 +302,7 @@ func (d *rawDriver) reportsSealed(name string) error {
 	return nil
 }
 
-// ended makes holds of a driver that are over in several ways, and calls then
+// ended makes holds of a driver that have ended in several ways, and calls then
 // with each and with the next request for the name.
 func (e *env) ended(a, b *rawDriver, then func(what string, h, next *request) error) error {
 	released := a.hold(e.name())
@@ -340,7 +341,7 @@ func sealNeedsHold(e *env) error {
 	})
 }
 
-// unanswered makes a request whose answer is lost. Answers to later requests
+// unanswered sends a request whose answer is lost. Answers to later requests
 // are lost too, until d is healed.
 func (d *rawDriver) unanswered(what string, f func(context.Context) error) error {
 	e := d.env
@@ -386,8 +387,8 @@ func (e *env) seesSeal(name string) bool {
 	return sealed
 }
 
-// markHeld marks a name that a request holds, with a floor so much above the
-// tokens of the request.
+// markHeld marks a name that a request holds, with a floor that is above higher
+// than the tokens of the request.
 func (r *request) markHeld(above uint64) (floor uint64) {
 	first, n := r.lease.Tokens()
 	if n > 0 {
@@ -538,14 +539,14 @@ func markLost(e *env) error {
 	return nil
 }
 
-// loosen has the driver put an id next to a seal.
+// loosen makes the driver put an id next to a seal.
 func (d *rawDriver) loosen(name, id string, floor uint64) error {
 	return d.changeSeal(d.env.ctx, fmt.Sprintf("Loosen of %q with the id %q and the floor %d", name, id, floor), func(ctx context.Context, u move.Unsealer) error {
 		return u.Loosen(ctx, name, id, floor)
 	})
 }
 
-// unseal has the driver take a seal away.
+// unseal makes the driver remove a seal.
 func (d *rawDriver) unseal(name, id string) error {
 	return d.changeSeal(d.env.ctx, fmt.Sprintf("Unseal of %q with the id %q", name, id), func(ctx context.Context, u move.Unsealer) error {
 		return u.Unseal(ctx, name, id)
@@ -562,7 +563,7 @@ func (d *rawDriver) changeSeal(ctx context.Context, what string, f func(context.
 	return err
 }
 
-// unmark has the driver take the mark off the name of one of its leases.
+// unmark makes the driver remove the mark from the name of one of its leases.
 func (r *request) unmark() error { return r.unmarkWith(r.driver.env.ctx) }
 
 func (r *request) unmarkWith(ctx context.Context) error {
@@ -571,7 +572,7 @@ func (r *request) unmarkWith(ctx context.Context) error {
 	return err
 }
 
-// A driver that seals or marks need not undo either.
+// A driver that seals or marks need not support undoing either.
 var (
 	unsealing = byAnswer("taking seals back", (*client).refusesLoosen)
 	unmarking = byAnswer("taking marks back", func(c *client) error { return c.refusesHold((*request).unmark) })
@@ -586,7 +587,7 @@ func (e *env) sealed(d *rawDriver, opts ...option) (name string, last uint64) {
 	return h.Name, last
 }
 
-// loosenAndUnseal takes the seal of a name back.
+// loosenAndUnseal revokes the seal of a name.
 func (d *rawDriver) loosenAndUnseal(name, id string) error {
 	if err := d.loosen(name, id, 0); err != nil {
 		return fmt.Errorf("the Loosen by %s of %q, which is sealed: %w", d.label, name, err)
@@ -718,7 +719,7 @@ func loosenRaises(e *env) error {
 	return b.loosenAndUnseal(name, "z")
 }
 
-// isRefusedWhole returns an error if a refused Loosen has left its id.
+// isRefusedWhole returns an error if a refused Loosen has left its id behind.
 func isRefusedWhole(e *env, d *rawDriver, name string) error {
 	e.must(d.loosen(name, "before", 0))
 	err := d.loosen(name, "refused", 1<<64-1)

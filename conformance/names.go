@@ -19,7 +19,8 @@ var namesChecks = []check{
 	{"names/alike", "Names that a backend may take for one another are different locks and latches in every mode, for holders and for waiters, or are refused in every mode.", alikeNames},
 }
 
-// oddNames are names that some backend, encoding or script has stumbled over.
+// oddNames are names that have caused problems in some backend, encoding or
+// script.
 var oddNames = []string{
 	" ", "a", "A", "a ", " a", "a b", "a\tb", "a\nb", "a\r\nb", "\x01", "\x7f", "~", "-", "_", ":", ";", ".", "..", "a.", "...",
 	"/", "//", "/a", "a/", "a/b", "a//b", "a/b/c", "a/./b", "a/../b", "/a/b", "zookeeper", "lock", "0", "a0",
@@ -29,7 +30,8 @@ var oddNames = []string{
 	"é", "e\u0301", "ß", "SS", "ss", "İ", "i", "日本語", "\u0639\u0631\u0628", "👩‍👩‍👧", "\u200b", "\ufeff", "\u202e", "\ufffd", "\U0010ffff",
 }
 
-// oddNames returns the odd names, and long ones. Nobody else uses these names.
+// oddNames returns the odd names, and long ones. No other client uses these
+// names.
 func (e *env) oddNames() []string {
 	var all []string
 	for _, n := range oddNames {
@@ -45,7 +47,7 @@ func anyName(e *env) error {
 		r := a.acquire(name, noWait)
 		if r.lease == nil {
 			if errors.Is(r.err, errors.ErrUnsupported) {
-				continue // a driver may say that its backend cannot keep a name
+				continue // a driver may report that its backend cannot keep a name
 			}
 			return fmt.Errorf("the name %.80q cannot be locked: %w", name, r.err)
 		}
@@ -81,8 +83,8 @@ func distinctNames(e *env) error {
 	return nil
 }
 
-// alike returns the name x, and names that a backend may take for x or for
-// what it keeps beside x. The first ones are the most likely.
+// alike returns the name x, and names that a backend may confuse with x or with
+// the data that it stores beside x. The first names are the most likely.
 func alike(x string) []string {
 	number := fmt.Sprint(int64(1e11) + rand.N(int64(1e11)))
 	return []string{
@@ -98,8 +100,8 @@ func alike(x string) []string {
 	}
 }
 
-// waitersAlike is how many of the names that are alike get a waiter. On some
-// backends each takes a connection.
+// waitersAlike is how many of the similar names get a waiter. On some backends
+// each waiter needs a connection.
 const waitersAlike = 8
 
 func alikeNames(e *env) error {
@@ -131,8 +133,8 @@ func alikeNames(e *env) error {
 	return nil
 }
 
-// locksAlike holds names that are alike, lets others wait for some of them, and
-// returns which were refused.
+// locksAlike holds similar names, lets other requests wait for some of them,
+// and returns the names that were refused.
 func (e *env) locksAlike(round []driver.Mode) (refused map[int]error, err error) {
 	a, b := e.driver(), e.driver()
 	names := alike(e.name())
@@ -172,7 +174,7 @@ func (e *env) locksAlike(round []driver.Mode) (refused map[int]error, err error)
 	return refused, nil
 }
 
-// rival is a mode that excludes the request.
+// rival returns a mode that excludes the request.
 func (r *request) rival() driver.Mode {
 	if r.Mode == driver.Read {
 		return driver.Write
@@ -236,7 +238,7 @@ var urlChecks = []check{
 	{"url/password", "Open with a password that the server refuses is an error, which does not tell it.", urlWithWrongPassword},
 }
 
-// openFor is how long the context of an Open lasts that has to succeed.
+// openFor is how long the context of an Open lasts that must succeed.
 const openFor = 10 * time.Second
 
 // secret is a password that no server knows.
@@ -251,7 +253,7 @@ func (e *env) open(ctx context.Context, url string) (d driver.Driver, err error)
 	return d, err
 }
 
-// raw returns d as a client of the check, which does not close it.
+// raw returns d as a client of the check. The check does not close it.
 func (e *env) raw(d driver.Driver) *rawDriver {
 	r := &rawDriver{connection: &connection{env: e, label: e.label(), link: &Link{}}}
 	r.tap, r.driver = e.tap(r.label, d)
@@ -292,7 +294,7 @@ func (e *env) urlAt(host string) string {
 }
 
 // fails returns an error unless Open of url fails soon after the end of ctx,
-// with an error without the secret.
+// with an error that does not contain the secret.
 func (e *env) fails(ctx context.Context, what, url string) error {
 	switch d, err := e.open(ctx, url); {
 	case err == nil:
@@ -419,6 +421,6 @@ func urlWithWrongPassword(e *env) error {
 		return fmt.Errorf("an Open with a wrong password is no error, and the first request is: %w", r.err)
 	}
 	r.release()
-	e.end(&refusedError{"a password"}) // the server takes anybody
+	e.end(&refusedError{"a password"}) // the server accepts any client
 	return nil
 }

@@ -46,8 +46,8 @@ func (e *env) inOrder(waiters []*request) error {
 }
 
 // line returns requests of n new clients that wait for a name, in this order. A
-// driver reports the wait when its request is on the way; where the backend can
-// be asked, line sees each request in the queue before the next one comes.
+// driver reports the wait when its request is on the way. Where the backend can
+// be queried, line sees each request in the queue before the next one starts.
 func (e *env) line(name string, n int) []*request {
 	drivers := make([]*rawDriver, n)
 	for i := range drivers {
@@ -56,7 +56,7 @@ func (e *env) line(name string, n int) []*request {
 	return e.lineOf(name, drivers)
 }
 
-// lineOf is line for requests of these clients.
+// lineOf is line for requests of the given clients.
 func (e *env) lineOf(name string, drivers []*rawDriver) []*request {
 	waiters := make([]*request, len(drivers))
 	for i := range waiters {
@@ -65,8 +65,8 @@ func (e *env) lineOf(name string, drivers []*rawDriver) []*request {
 	return waiters
 }
 
-// queued returns when so many are seen to wait for the name, where the backend
-// can be asked.
+// queued returns when n requests are seen to wait for the name, where the
+// backend can be queried.
 func (r *request) queued(n int) *request {
 	e := r.driver.env
 	inspector, ok := r.driver.driver.(driver.Inspector)
@@ -353,7 +353,7 @@ func tokensAreKept(e *env) error {
 	return nil
 }
 
-// block makes a request that could use n tokens.
+// block makes a request that can use n tokens.
 func block(n int) option {
 	return func(r *driver.Request) { r.Events = &blockEvents{r.Events, n} }
 }
@@ -412,8 +412,8 @@ func heldWithoutGoroutines(e *env) error {
 	for range many {
 		c.tryLock(e.name())
 	}
-	// Goroutines of requests end some time; goroutines of names that are held
-	// would not.
+	// Goroutines of requests end at some time. Goroutines of held names would
+	// not.
 	e.poll("the goroutines of what is held", func() error {
 		if more := e.goroutines() - before; more > many/10 {
 			return fmt.Errorf("%d more for %d more names", more, many)
@@ -444,7 +444,7 @@ func manyWaiters(e *env) error {
 			}
 		})
 	}
-	waiting := 1 // the others wait in line in their process
+	waiting := 1 // the other requests wait in line in their process
 	if e.driverInfo().Order == driver.FIFO {
 		waiting = many
 	}

@@ -13,8 +13,8 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// The checks of names of which a limited number of permits is held. They ask
-// drivers, since package dsync would mend what a driver fails to do.
+// The checks of names with a limited number of permits. They call drivers,
+// because package dsync would hide a driver's failures.
 var permitChecks = []check{
 	{"permits/fill", "Permits are granted up to the limit, and not beyond it, to holds of any sizes.", permitsFillUp},
 	{"permits/at-once", "All permits of a request are granted together: one that waits for many holds none of them, and two that want more than half each get them one after the other.", permitsAtOnce},
@@ -61,7 +61,7 @@ var (
 	}
 )
 
-// permits is an option of a request: n permits of limit.
+// permits is a request option: n permits of limit.
 func permits(n, limit int) option {
 	return func(r *driver.Request) { r.Mode, r.Permits, r.Limit = driver.Permit, n, limit }
 }
@@ -86,7 +86,7 @@ func (r *request) wrongLimit() error {
 	return nil
 }
 
-// left returns an error unless just so many permits of name can be taken.
+// left returns an error unless exactly n permits of name can be acquired.
 func (e *env) left(name string, n, limit int) error {
 	d := e.outsider()
 	if n < limit {
@@ -133,7 +133,7 @@ func permitsAtOnce(e *env) error {
 	a, b, c, name := e.driver(), e.driver(), e.driver(), e.name()
 	h, other := a.hold(name, permits(2, limit)), a.hold(name, permits(2, limit))
 	waiting := []*request{b.start(name, permits(3, limit)).waits(), c.start(name, permits(3, limit)).waits()}
-	h.release() // two are free, which is enough for none of them
+	h.release() // two are free, too few for any of the requests
 	if err := e.outsider().refused(name, permits(3, limit)); err != nil {
 		return err
 	}
@@ -199,8 +199,8 @@ func allThatFitAreWoken(e *env) error {
 	return e.fewAreWoken()
 }
 
-// fewAreWoken has one permit given back while one waits for many and others, of
-// the same client and of another one, for one.
+// fewAreWoken releases one permit while one request waits for many and other
+// requests, of the same client and of another one, wait for one.
 func (e *env) fewAreWoken() error {
 	const limit = 4
 	a, b, name := e.driver(), e.driver(), e.name()
@@ -219,8 +219,8 @@ func (e *env) fewAreWoken() error {
 	return e.newcomerFits()
 }
 
-// newcomerFits has one wait for more permits than are free, and another one
-// come for those that are.
+// newcomerFits lets a request wait for more permits than are free, and starts
+// another request for the free ones.
 func (e *env) newcomerFits() error {
 	const limit = 4
 	a, b, name := e.driver(), e.driver(), e.name()
@@ -244,7 +244,7 @@ func releaseMakesNoPermits(e *env) error {
 	if err := isNotHeld("the second release of permits", h.tryRelease(e.ctx)); err != nil {
 		return err
 	}
-	next := b.start(name, permits(2, limit)).granted() // with that of the lease that runs out
+	next := b.start(name, permits(2, limit)).granted() // including the permit of the lease that runs out
 	if err := isNotHeld("the release of permits that ran out", brief.tryRelease(e.ctx)); err != nil {
 		return err
 	}
@@ -336,7 +336,7 @@ func limitsDisagree(e *env) error {
 		return fmt.Errorf("of a name without a limit: %w", err)
 	}
 	h := a.hold(name, permits(1, limit))
-	for range 2 { // while permits are free, and while none is
+	for range 2 { // while permits are free, and while none is free
 		for _, wrong := range []option{permits(1, limit-1), permits(1, limit+1), permits(limit+1, 0)} {
 			for _, d := range []*rawDriver{a, b} {
 				for _, opts := range [][]option{{wrong, noWait}, {wrong}} {
@@ -470,8 +470,7 @@ func sealedForPermits(e *env) error {
 	return nil
 }
 
-// The checks of limits that change, and of the order in which permits are
-// granted.
+// The checks of changing limits, and of the order in which permits are granted.
 
 func limitGrows(e *env) error {
 	e.claims(permitting)
@@ -604,7 +603,7 @@ func limitStays(e *env) error {
 	b.hold(used, permits(1, 2)).release()
 	a.setLimit(used, 4)
 	has := func(when string) error {
-		for range 2 { // each time takes all permits and gives them back
+		for range 2 { // each time acquires and releases all permits
 			for name, limit := range map[string]int{x: 3, y: 5, used: 4} {
 				if err := e.outsider().start(name, permits(1, limit+1), noWait).wrongLimit(); err != nil {
 					return fmt.Errorf("%s: %w", when, err)
@@ -647,7 +646,7 @@ func limitStays(e *env) error {
 	return has("after the end of the client that set the limits")
 }
 
-// bounded reports whether a request was refused since it wants more than the
+// bounded reports whether a request was refused because it wants more than the
 // driver is able to grant at once. The error must name the bound.
 func (r *request) bounded() bool {
 	if r.result().lease != nil || !errors.Is(r.err, errors.ErrUnsupported) {

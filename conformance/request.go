@@ -11,10 +11,10 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// rawDriver is a driver that a check asks without package dsync.
+// rawDriver is a driver that a check calls without package dsync.
 type rawDriver struct {
 	*connection
-	mode   driver.Mode // of its requests
+	mode   driver.Mode // the mode of its requests
 	mu     sync.Mutex
 	serial int
 	closed bool
@@ -23,7 +23,7 @@ type rawDriver struct {
 // driver returns a new driver.
 func (e *env) driver() *rawDriver {
 	d := &rawDriver{connection: e.connect(), mode: e.mode}
-	e.onClose(func(ctx context.Context) { _ = d.close(ctx) }) // the checks of Close look at the error
+	e.onClose(func(ctx context.Context) { _ = d.close(ctx) }) // the checks of Close examine the error
 	return d
 }
 
@@ -55,10 +55,10 @@ type request struct {
 	mu      sync.Mutex
 	waiting int
 	losses  []error
-	lostAt  time.Time // when the first was told
+	lostAt  time.Time // when the first loss was reported
 }
 
-// An option of a request.
+// An option changes a request.
 type option func(*driver.Request)
 
 func noWait(r *driver.Request) { r.NoWait = true }
@@ -67,7 +67,7 @@ func fixed(r *driver.Request)  { r.Fixed = true }
 func ttl(d time.Duration) option { return func(r *driver.Request) { r.TTL = d } }
 func owner(id string) option     { return func(r *driver.Request) { r.Owner = id } }
 
-// start begins an Acquire. Its TTL is a long one.
+// start begins an Acquire with a long TTL.
 func (d *rawDriver) start(name string, opts ...option) *request {
 	ctx, cancel := context.WithCancel(d.env.ctx)
 	return d.startWith(ctx, cancel, name, opts...)
@@ -92,13 +92,13 @@ func (d *rawDriver) startWith(ctx context.Context, cancel context.CancelFunc, na
 	return r
 }
 
-// acquire is start, and waits until Acquire has returned.
+// acquire is like start, but waits until Acquire has returned.
 func (d *rawDriver) acquire(name string, opts ...option) *request {
 	return d.start(name, opts...).result()
 }
 
-// hold acquires name, which is free. A TTL that is too short for the machine,
-// as busy as it is, becomes longer.
+// hold acquires name, which is free. If the TTL is too short for this busy
+// machine, hold uses a longer one.
 func (d *rawDriver) hold(name string, opts ...option) *request {
 	r := d.acquire(name, opts...)
 	for t := r.longer(); t > 0; t = r.longer() {
@@ -107,8 +107,9 @@ func (d *rawDriver) hold(name string, opts ...option) *request {
 	return r.granted()
 }
 
-// wait starts a request for name, which somebody has, and returns when the
-// request waits. A TTL that is too short becomes longer, as in hold.
+// wait starts a request for name, which another client holds, and returns when
+// the request waits. If the TTL is too short, wait uses a longer one, as hold
+// does.
 func (d *rawDriver) wait(name string, opts ...option) *request {
 	r := d.start(name, opts...)
 	for {
@@ -123,8 +124,8 @@ func (d *rawDriver) wait(name string, opts ...option) *request {
 	}
 }
 
-// longer returns twice the TTL of r, to ask again with, if r was slow. It
-// returns 0 if r was not, or was with the longest TTL that is tried.
+// longer returns twice the TTL of r, for another try, if r was slow. It returns
+// 0 if r was not slow, or already had the longest TTL that is tried.
 func (r *request) longer() time.Duration {
 	e := r.driver.env
 	if t := e.allowed(2 * r.TTL); r.slow() && t > r.TTL && t < e.hangs() {
@@ -133,7 +134,7 @@ func (r *request) longer() time.Duration {
 	return 0
 }
 
-// inTime is acquire, again if that was slow, and with the same TTL.
+// inTime is acquire, repeated with the same TTL if the request was slow.
 func (d *rawDriver) inTime(name string, opts ...option) *request {
 	r := d.acquire(name, opts...)
 	for i := 1; i < tries && r.slow(); i++ {
@@ -142,9 +143,9 @@ func (d *rawDriver) inTime(name string, opts ...option) *request {
 	return r
 }
 
-// slow reports whether the request failed after a time in which drivers give up
-// when the TTL is that short, as on a busy machine: when the lease would be
-// over, or could not be made sure of. Acquire has returned.
+// slow reports whether the request failed after the time in which drivers give
+// up with such a short TTL, as on a busy machine. By then the lease would have
+// ended, or the driver could not be sure of it. Acquire has returned.
 func (r *request) slow() bool {
 	return r.at.Sub(r.called) >= r.TTL/4 && (errors.Is(r.err, driver.ErrUnknown) || errors.Is(r.err, driver.ErrUnavailable))
 }
@@ -164,7 +165,7 @@ func (d *rawDriver) refused(name string, opts ...option) error {
 // result waits until Acquire has returned.
 func (r *request) result() *request { return r.resultAfter("") }
 
-// resultAfter is result, with what was done before in the error.
+// resultAfter is result, with a description of the earlier steps in the error.
 func (r *request) resultAfter(what string) *request {
 	r.driver.env.await(fmt.Sprintf("Acquire of %s by %s%s", asks(&r.Request), r.driver.label, word(what != "", " after "+what)), r.goroutine)
 	return r
@@ -173,7 +174,8 @@ func (r *request) resultAfter(what string) *request {
 // granted waits until Acquire has returned a lease.
 func (r *request) granted() *request { return r.grantedAfter("") }
 
-// grantedAfter is granted, with what was done before in the error.
+// grantedAfter is granted, with a description of the earlier steps in the
+// error.
 func (r *request) grantedAfter(what string) *request {
 	r.resultAfter(what)
 	if r.lease == nil {
@@ -182,7 +184,7 @@ func (r *request) grantedAfter(what string) *request {
 	return r
 }
 
-// waitsOrEnds returns when the request waits, or Acquire has returned.
+// waitsOrEnds returns when the request waits or Acquire has returned.
 func (r *request) waitsOrEnds() {
 	r.driver.env.until(fmt.Sprintf("%s waits for %q", r.driver.label, r.Name), func() bool { return r.isDone() || r.waited() > 0 })
 }
@@ -248,7 +250,7 @@ func (r *request) lost() []error {
 	return append([]error(nil), r.losses...)
 }
 
-// isFree returns an error unless a new client gets name at once.
+// isFree returns an error unless a new client can acquire name at once.
 func (e *env) isFree(name string) error {
 	r := e.outsider().acquire(name, noWait)
 	if r.lease == nil {
@@ -258,12 +260,12 @@ func (e *env) isFree(name string) error {
 	return nil
 }
 
-// awaitFree waits until others get name.
+// awaitFree waits until other clients can acquire name.
 func (e *env) awaitFree(name string) {
 	e.poll(fmt.Sprintf("%q becomes free", name), func() error { return e.isFree(name) })
 }
 
-// outsider returns a driver without ties to the others of the check, whose
+// outsider returns a driver without ties to the other drivers of the check. Its
 // requests exclude theirs.
 func (e *env) outsider() *rawDriver {
 	e.mu.Lock()
@@ -278,15 +280,15 @@ func (e *env) outsider() *rawDriver {
 	return d
 }
 
-// faultTime is when the network between a client and its backend begins to
-// fail. A driver that reads before it writes never comes to write if the
-// network fails before the read.
+// faultTime is the moment at which the network between a client and its backend
+// begins to fail. If the network fails before a driver's read, a driver that
+// reads before it writes never writes.
 type faultTime int
 
 const (
 	fromStart faultTime = iota
 	// from just before the first request that can grant, if the driver calls
-	// Events.Tokens before
+	// Events.Tokens before it
 	fromGrant
 )
 
@@ -299,19 +301,19 @@ type timedFault struct {
 	begin func() // once
 
 	mu    sync.Mutex
-	left  int           // requests that are not yet at the point where they can be granted
-	asked bool          // one of them has
-	all   chan struct{} // closed when all have
+	left  int           // requests that have not reached the point at which they can be granted
+	asked bool          // whether one of them has
+	all   chan struct{} // closed when all of them have
 }
 
-// losing has d lose the answers to n requests, which are made at about the same
-// time.
+// losing makes d lose the answers to n requests, which are made at about the
+// same time.
 func (d *rawDriver) losing(when faultTime, n int) *timedFault {
 	d.env.need(d.link.LoseAnswers != nil, "Link.LoseAnswers")
 	return newTimedFault(when, n, d.loseAnswers)
 }
 
-// hanging returns how d has no answer to one request.
+// hanging returns the fault in which d gets no answer to one request.
 func (d *rawDriver) hanging(when faultTime) *timedFault {
 	d.env.need(d.link.Hang != nil, "Link.Hang")
 	return newTimedFault(when, 1, d.hang)
@@ -321,7 +323,7 @@ func newTimedFault(when faultTime, n int, begin func()) *timedFault {
 	return &timedFault{when: when, begin: sync.OnceFunc(begin), left: n, all: make(chan struct{})}
 }
 
-// of is an option of the requests.
+// of is an option for the requests.
 func (f *timedFault) of(r *driver.Request) {
 	if f.when == fromStart {
 		f.begin()
@@ -331,8 +333,8 @@ func (f *timedFault) of(r *driver.Request) {
 	r.Events = &faultEvents{r.Events, sync.OnceFunc(func() { f.arrive(late) })}
 }
 
-// arrive is called for each request once, and returns when all are there, or if
-// it is late.
+// arrive is called once for each request. It returns when all requests have
+// arrived, or at late.
 func (f *timedFault) arrive(late time.Time) {
 	f.mu.Lock()
 	f.asked = true
@@ -356,7 +358,7 @@ func (f *timedFault) failed(r *request) error {
 	never := f.when == fromGrant && !f.asked
 	f.mu.Unlock()
 	if never && r.lease != nil {
-		return r.tryRelease(r.driver.env.ctx) // the driver has nothing to ask for
+		return r.tryRelease(r.driver.env.ctx) // the driver has no request to send
 	}
 	return r.failed()
 }

@@ -13,8 +13,8 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// The checks of names with many readers or one writer. Most ask drivers, since
-// package dsync would mend what a driver fails to do.
+// The checks of names with many readers or one writer. Most of them call
+// drivers, because package dsync would hide a driver's failures.
 var sharingChecks = []check{
 	{"sharing/readers", "Any number of clients read a name at once, also by many holds of one client.", manyRead},
 	{"sharing/read-write", "While a client reads a name, no other client writes or locks it. While a client writes or locks it, no other client holds it in any mode.", modesExclude},
@@ -65,21 +65,21 @@ var (
 	}
 )
 
-// modes are those of which one name has several, and alone are the modes in
-// which a hold is the only one of its name.
+// modes are the modes of which one name can have several holds. alone are the
+// modes in which a hold is the only one of its name.
 var (
 	allModes   = []driver.Mode{driver.Exclusive, driver.Read, driver.Write, driver.Permit}
 	modes      = []driver.Mode{driver.Exclusive, driver.Read, driver.Write}
 	aloneModes = []driver.Mode{driver.Exclusive, driver.Write}
 )
 
-// offered returns those of the modes that the driver offers.
+// offered returns the modes that the driver offers.
 func (e *env) offered(all []driver.Mode) []driver.Mode {
 	return slices.DeleteFunc(slices.Clone(all), func(m driver.Mode) bool { return !e.driverInfo().Offers(m) })
 }
 
-// in is an option of a request. Those for permits ask for all there are, so
-// they exclude each other, and one that is left behind shows.
+// in is a request option. A request for permits asks for all permits, so such
+// requests exclude each other, and a permit that is left behind shows.
 func in(m driver.Mode) option {
 	return func(r *driver.Request) {
 		if r.Mode = m; m == driver.Permit {
@@ -204,13 +204,13 @@ func readersDoNotOvertake(e *env) error {
 	return nil
 }
 
-// writerFirst has three clients read a name so that each lets go only when its
-// next Read is granted, or refused.
+// writerFirst lets three clients read a name so that each releases only when
+// its next Read is granted or refused.
 func writerFirst(e *env) error {
 	e.claims(sharing)
 	w, name := e.driver(), e.name()
-	var waiting, granted atomic.Bool // the one that writes
-	var overtook atomic.Int64        // readers that came when it waited
+	var waiting, granted atomic.Bool // of the writer
+	var overtook atomic.Int64        // readers that arrived while it waited
 	stream := make([]*goroutine, 3)
 	for i := range stream {
 		d := e.driver()
@@ -244,7 +244,7 @@ func writerFirst(e *env) error {
 	return nil
 }
 
-// readsOn takes and releases another Read of the name of r.
+// readsOn acquires and releases another Read of the name of r.
 func (d *rawDriver) readsOn(r *request) *request {
 	next := d.acquire(r.Name, reading, noWait)
 	r.release()
@@ -421,7 +421,7 @@ func readersCleanUp(e *env) error {
 	e.claims(sharing)
 	a, b := e.driver(), e.driver()
 	e.need(b.link.LoseAnswers != nil, "Link.LoseAnswers")
-	b.hold(e.name()).release() // the connection is there
+	b.hold(e.name()).release() // the connection is established
 	h := a.hold(e.name(), reading, fixed)
 	b.loseAnswers()
 	r := b.briefly(h.Name, reading, noWait).result()
@@ -444,8 +444,8 @@ func readersCleanUp(e *env) error {
 	return nil
 }
 
-// oneHolds returns an error while Inspect counts other holds than one, until
-// next is granted.
+// oneHolds returns an error while Inspect counts more or fewer than one hold,
+// until next is granted.
 func (e *env) oneHolds(h, next *request) error {
 	o := e.outsider()
 	i, ok := o.driver.(driver.Inspector)
@@ -462,7 +462,7 @@ func (e *env) oneHolds(h, next *request) error {
 	return err
 }
 
-// allAreTold has many holds of a name: 300 in fake time, where they cost
+// allAreTold makes many holds of a name: 300 in fake time, where they cost
 // little.
 func allAreTold(e *env) error {
 	e.claims(sharing)
@@ -546,9 +546,10 @@ func closedWriter(e *env) error {
 	return nil
 }
 
-// The checks of how the hold of one reader ends while others read.
+// The checks of the end of one reader's hold while other clients read.
 
-// over returns when the hold of r, which nobody renews, is over at the backend.
+// over returns when the hold of r, which no client renews, has ended at the
+// backend.
 func (r *request) over() time.Time {
 	return r.lease.Expires().Add(r.driver.env.driverInfo().LateFor(r.TTL))
 }
@@ -693,7 +694,7 @@ func inspectReaders(e *env) error {
 	e.claims(inspection)
 	readers, name := []*rawDriver{e.driver(), e.driver(), e.driver()}, e.name()
 	var last uint64
-	for i, d := range readers { // a backend may know of one of several holds of a client
+	for i, d := range readers { // a backend may know only one of several holds of a client
 		h := d.hold(name, reading)
 		if first, n := h.lease.Tokens(); n > 0 {
 			last = first + uint64(n) - 1
@@ -738,10 +739,11 @@ func listReaders(e *env) error {
 	return nil
 }
 
-// The checks of what package dsync makes of the calls of one client.
+// The checks of the way in which package dsync combines the calls of one
+// client.
 
-// youth is how long after its grant a hold of a reader is joined by others, at
-// most.
+// youth is the longest time after its grant for which other readers join a
+// reader's hold.
 const youth = 100 * time.Millisecond
 
 func readersJoin(e *env) error {

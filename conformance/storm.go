@@ -16,7 +16,7 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// The checks of everything together: many clients lock as they like, and
+// The checks of everything together: many clients lock at random, and
 // history.Judge decides whether the outcomes were legal.
 var stormChecks = []check{
 	{"storm/calm", "Under any load, claims never overlap, tokens rise, the order is kept, and no client waits forever.", calmStorm},
@@ -32,12 +32,12 @@ type storm struct {
 	seed    uint64
 	history *history.History
 	names   []string
-	// the modes in which a name is asked for, each as often as it is listed
+	// the modes in which a name is requested, each as often as it is listed
 	modes   map[string][]driver.Mode
 	ttl     time.Duration
-	expire  bool          // holders have their holds removed behind their own backs
+	expire  bool          // holders have their holds removed without notice
 	pause   time.Duration // how long a lock is held, at most
-	ended   atomic.Bool   // the workers finish what they are doing
+	ended   atomic.Bool   // the workers finish their current operations
 	granted atomic.Bool
 }
 
@@ -52,7 +52,7 @@ func (e *env) storm() *storm {
 	return s
 }
 
-// stormModes are the modes in which a name of a storm may be asked for.
+// stormModes are the modes in which a name of a storm may be requested.
 var stormModes = [][]driver.Mode{
 	{driver.Exclusive},
 	append(slices.Repeat([]driver.Mode{driver.Read}, 9), driver.Write),
@@ -63,7 +63,7 @@ var stormModes = [][]driver.Mode{
 // stormPermits is the limit of the permits of a storm.
 const stormPermits = 4
 
-// draw makes names, each with modes. The first is always a lock.
+// draw creates the names, with the modes of each. The first is always a lock.
 func (s *storm) draw() {
 	s.modes = map[string][]driver.Mode{}
 	random := s.random(-2)
@@ -97,7 +97,7 @@ func (s *storm) bounds() history.Bounds {
 		MaxUnknown: 0.9,
 	}
 	if s.expire || i.KeepsAlive {
-		b.Detect = 2*s.ttl + i.Detect // told by a renewal at the latest; a machine may be busy
+		b.Detect = 2*s.ttl + i.Detect // notified by a renewal at the latest; a machine may be busy
 	}
 	return b
 }
@@ -107,8 +107,8 @@ var ruleNumber = regexp.MustCompile(`(?m)^V\d+ `)
 // inWords returns an error of package history without the numbers of its rules.
 func inWords(err error) error { return errors.New(ruleNumber.ReplaceAllString(err.Error(), "")) }
 
-// judge ends the storm, and returns what is wrong with it, apart from the rules
-// that are excepted.
+// judge ends the storm and returns the violations of all rules except the given
+// ones.
 func (s *storm) judge(except ...history.Rule) error {
 	e := s.env
 	e.must(s.history.Close())
@@ -127,11 +127,11 @@ type stormUser struct {
 	*user
 	attempt history.Attempt
 	random  *rand.Rand
-	asks    *atomic.Pointer[history.Op] // that of the client, which has one user; otherwise nil
+	asks    *atomic.Pointer[history.Op] // the pending Lock of the client, if it has only one user; otherwise nil
 }
 
-// run lets workers do so many operations each; 0: until the storm is ended.
-// Then each of them locks every name once more.
+// run makes workers do the given number of operations each; 0 means until the
+// storm ends. Then each worker locks every name once more.
 func (s *storm) run(operations int, clients []*client) []*goroutine {
 	var users []*stormUser
 	add := func(u *user, a history.Attempt) *stormUser {
@@ -198,7 +198,7 @@ func (u *stormUser) step(name string, depth int) error {
 		return illegal(err)
 	}
 	if depth < 2 && a.Owner != "" && a.Mode != driver.Permit && r.IntN(2) == 0 {
-		// two with permits who want more could wait for each other
+		// two users with permits that request more could wait for each other
 		if err := u.step(name, depth+1); err != nil {
 			return err
 		}
@@ -211,7 +211,7 @@ func (u *stormUser) step(name string, depth int) error {
 			}
 		}
 	case n == 20 && depth == 0 && !fixed && a.Owner == "" && a.Mode.Excludes(a.Mode) && u.expire:
-		// among several holds Expire would hit others
+		// among several holds Expire would hit other holds
 		u.env.expire(name)
 		u.outlive(op, l)
 		return nil
@@ -223,7 +223,7 @@ func (u *stormUser) step(name string, depth int) error {
 	return u.unlock(op, l)
 }
 
-// asksFor returns how u asks for name next.
+// asksFor returns how u requests name next.
 func (u *stormUser) asksFor(name string) (history.Attempt, []dsync.LockOption) {
 	a, m := u.attempt, u.modes[name]
 	a.Name, a.Mode = name, m[u.random.IntN(len(m))]
@@ -239,7 +239,7 @@ func (u *stormUser) asksFor(name string) (history.Attempt, []dsync.LockOption) {
 	return a, nil
 }
 
-// rest lets others go on.
+// rest lets other users proceed.
 func (u *stormUser) rest() { u.env.sleep(1 + time.Duration(u.random.Int64N(int64(u.pause)))) }
 
 // lock is Lock or TryLock, recorded.
@@ -264,7 +264,7 @@ func (u *stormUser) lock(ctx context.Context, a history.Attempt, opts ...dsync.L
 // begun waits for the first grant: a fault before it would prove nothing.
 func (s *storm) begun() { s.env.until("the storm has begun", s.granted.Load) }
 
-// outlive holds a lease until it is over.
+// outlive holds a lease until it has ended.
 func (u *stormUser) outlive(op *history.Op, l lease) {
 	select {
 	case <-l.Done():
@@ -279,7 +279,7 @@ func (u *stormUser) unlock(op *history.Op, l lease) error {
 	return illegal(err)
 }
 
-// last locks name when the storm is over: everybody has to get it.
+// last locks name after the storm. Every user must get it.
 func (u *stormUser) last(name string) error {
 	a, opts := u.asksFor(name)
 	op, l, err := u.lock(u.env.ctx, a, opts...)
@@ -289,7 +289,7 @@ func (u *stormUser) last(name string) error {
 	return u.unlock(op, l)
 }
 
-// illegal returns err unless such an error may happen in a storm.
+// illegal returns err unless the error may happen in a storm.
 func illegal(err error) error {
 	for _, legal := range []error{dsync.ErrLocked, dsync.ErrNotHeld, dsync.ErrUnknown, dsync.ErrUnavailable, context.DeadlineExceeded} {
 		if errors.Is(err, legal) {
@@ -419,7 +419,7 @@ func serverStorm(e *env) error {
 	if b.Restart == nil {
 		return nil
 	}
-	// Holds may be gone with the server.
+	// Holds may be lost with the server.
 	return e.serverStorm("restart", func(time.Duration) { e.harness("Backend.Restart", func() { b.Restart(e.tb) }) },
 		history.RuleOverlap, history.RuleLoss, history.RuleTokens, history.RuleOrder, history.RuleResult)
 }

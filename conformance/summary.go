@@ -15,13 +15,13 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// result is how a check ended.
+// result is the outcome of a check.
 type result struct {
-	err     error  // how the promise is broken
+	err     error  // the broken promise
 	refused string // the capability that the driver does not claim, and was seen to refuse
 	missing string // the ability that the harness lacks
-	events  string // what the clients did
-	stalled string // how err may have come of a standstill, which makes the check invalid
+	events  string // the actions of the clients
+	stalled string // how a standstill may have caused err, which makes the check invalid
 }
 
 // outcome returns how the check ended in one word.
@@ -50,18 +50,18 @@ func (r result) byHarness() bool {
 // summary counts how checks ended.
 type summary struct {
 	kept, broken        int
-	failed              int // by the harness
+	failed              int // failed by the harness
 	invalid, unverified []string
 	refused             int
 	groups              []*group // in the order of their first checks
 }
 
-// group is the part of a summary about the checks with one first word in their
-// names, or about those that run again in one mode.
+// group is the part of a summary for the checks with the same first word in
+// their names, or for the checks that run again in one mode.
 type group struct {
 	name    string
 	checks  int
-	refused []string // the checks that were, each with the capability
+	refused []string // the refused checks, each with the capability
 	claims  []string // the capabilities, each once
 }
 
@@ -79,8 +79,8 @@ func (s *summary) group(c check) *group {
 	return s.groups[i]
 }
 
-// refusals returns the checks that were refused, as one where the whole group
-// was.
+// refusals returns the refused checks, with one entry for a group that was
+// refused as a whole.
 func (s *summary) refusals() (all []string) {
 	for _, g := range s.groups {
 		if n := len(g.refused); n > 1 && n == g.checks {
@@ -179,7 +179,7 @@ func (r *resultFile) write(outcome, test string, c check) {
 	}
 }
 
-// refusedError ends a check of something that the driver does not claim. The
+// refusedError ends a check of a capability that the driver does not claim. The
 // driver was seen to refuse it.
 type refusedError struct{ capability string }
 
@@ -202,7 +202,7 @@ func (e *env) need(able bool, ability string) {
 type capability struct {
 	name    string
 	claimed func(*client) bool
-	refused func(*client) error // the answer of package dsync when it is asked for all the same
+	refused func(*client) error // the error of package dsync when the capability is used anyway
 }
 
 var (
@@ -233,8 +233,8 @@ var (
 	}
 )
 
-// claims ends the check unless the driver claims a capability; before that it
-// checks that the driver refuses it.
+// claims ends the check unless the driver claims a capability. Before that it
+// checks that the driver refuses the capability.
 func (e *env) claims(k capability) {
 	c := e.client()
 	if k.claimed(c) {

@@ -36,8 +36,8 @@ type tap struct {
 	abrupt    bool    // see unannounced
 }
 
-// newTap returns a driver with the same optional interfaces as d, as package
-// dsync finds them.
+// newTap returns a driver that has the same optional interfaces as d when
+// package dsync looks for them.
 func newTap(e *env, label string, d driver.Driver) (*tap, driver.Driver) {
 	t := &tap{
 		Driver: d, env: e, label: label, names: map[string]int{}, waiting: map[string]int{}, granted: map[string]int{}, open: map[*tapped]bool{},
@@ -122,7 +122,7 @@ func (t *tap) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, err
 	return tl, err
 }
 
-// noLease returns what is wrong with an answer without a lease, or nil.
+// noLease returns the error in an answer without a lease, or nil.
 func noLease(l driver.Lease, err error) error {
 	switch {
 	case l != nil:
@@ -157,16 +157,16 @@ type tapped struct {
 	driver.Events
 	tap  *tap
 	name string
-	n    int // of the request, at this tap
+	n    int // the number of the request at this tap
 
-	asks  string // what it asks for
+	asks  string // a description of the request
 	since time.Time
 
 	// Guarded by tap.mu.
 	waits, done bool
 }
 
-// ask takes note of a request, and puts itself before its Events.
+// ask records a request, and puts itself in front of the request's Events.
 func (t *tap) ask(r *driver.Request) *tapped {
 	t.mu.Lock()
 	t.asked++
@@ -179,7 +179,7 @@ func (t *tap) ask(r *driver.Request) *tapped {
 	return a
 }
 
-// asks says what a request is for.
+// asks describes a request.
 func asks(r *driver.Request) string {
 	return fmt.Sprintf("%q%s%s", r.Name, word(r.Mode != driver.Exclusive, ", "+r.Mode.String()),
 		word(r.Mode == driver.Permit, fmt.Sprintf("s %d of %d", r.Permits, r.Limit)))
@@ -248,7 +248,7 @@ func (a *tapped) Lost(cause error) {
 	a.add("lost: %v", cause)
 }
 
-// lastFailure says how a renewal failed, if one did.
+// lastFailure describes the last failure of a renewal, if any.
 func (t *tap) lastFailure() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -262,7 +262,7 @@ func (t *tap) waits(name string) int {
 	return t.waiting[name]
 }
 
-// requests returns how many requests there were for name, and in all.
+// requests returns the number of requests for name, and of all requests.
 func (t *tap) requests(name string) (n, all int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -383,7 +383,7 @@ func untap(l driver.Lease) *tapLease { return l.(interface{ untap() *tapLease })
 
 func (l *tapLease) untap() *tapLease { return l }
 
-// outcome is an error in the words of the events.
+// outcome returns the error in the words of the events.
 func outcome(err error) error {
 	if err == nil {
 		return errOK
@@ -393,18 +393,20 @@ func outcome(err error) error {
 
 var errOK = errors.New("ok")
 
-// events is what the clients of a check did, to be shown if it fails.
+// events records the actions of the clients of a check, to be shown if it
+// fails.
 type events struct {
 	start time.Time
 
 	mu      sync.Mutex
 	first   []string // the beginning, up to keepEvents
-	last    []string // of the rest a ring of the last ones
+	last    []string // a ring of the last events after those
 	n       int
 	changed chan struct{} // closed, and replaced, with each event
 }
 
-// keepEvents is how many events are kept of the beginning, and of the end.
+// keepEvents is the number of events that are kept of the beginning, and of the
+// end.
 const keepEvents = 100
 
 func newEvents() *events { return &events{start: time.Now(), changed: make(chan struct{})} }
@@ -426,7 +428,7 @@ func (v *events) add(who, format string, args ...any) {
 	v.notify()
 }
 
-// wake has waits for events look again.
+// wake makes callers that wait for events check again.
 func (v *events) wake() {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -439,7 +441,7 @@ func (v *events) notify() {
 	v.changed = make(chan struct{})
 }
 
-// next returns a channel that is closed by the next event, or wake.
+// next returns a channel that is closed by the next event or wake.
 func (v *events) next() <-chan struct{} {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -463,10 +465,10 @@ func (v *events) latest() string {
 	return lines[len(lines)-1]
 }
 
-// at formats a time as the events have it.
+// at formats a time as in the events.
 func (v *events) at(t time.Time) string { return fmt.Sprintf("%.6f", t.Sub(v.start).Seconds()) }
 
-// String returns the events, one on a line, with the time in seconds since the
+// String returns the events, one per line, with the time in seconds since the
 // beginning of the check.
 func (v *events) String() string {
 	v.mu.Lock()

@@ -37,8 +37,8 @@ func tryIsRefused(e *env) error {
 	return e.isFree(name)
 }
 
-// asksOnce returns an error unless a try of d, while another holds name, does
-// all that it has to.
+// asksOnce returns an error unless one try of d, while another client holds
+// name, sends all the requests that it has to.
 func (d *rawDriver) asksOnce(name string) error {
 	asked := &countingEvents{}
 	r := d.acquire(name, noWait, asked.of)
@@ -57,8 +57,8 @@ func (d *rawDriver) asksOnce(name string) error {
 	return nil
 }
 
-// countingEvents counts the calls of Tokens: one before each request that can
-// grant.
+// countingEvents counts the calls of Tokens. There is one before each request
+// that can grant.
 type countingEvents struct {
 	driver.Events
 	tokens atomic.Int32
@@ -72,8 +72,8 @@ func (c *countingEvents) Tokens() int {
 	return c.Events.Tokens()
 }
 
-// prompt is how soon a waiter has to hear of a release, beside twenty times the
-// time in which a free name is just then locked and released.
+// prompt is how soon a waiter must notice a release, in addition to twenty
+// times the time that locking and releasing a free name takes at that moment.
 const prompt = 50 * time.Millisecond
 
 // wakes returns how long a waiter may take to find out that a name is free.
@@ -135,7 +135,7 @@ func leaseOutlivesContext(e *env) error {
 			e.sleep(e.brief())
 		case e.driverInfo().KeepsAlive:
 			e.sleep(e.ttl() * 3 / 2)
-		default: // nobody else renews the lease
+		default: // no other client renews the lease
 			e.sleep(e.brief())
 			if err := r.renew(r.TTL); err != nil {
 				return fmt.Errorf("%s, after the context of its Acquire had ended: renewal: %w", how[i].what, err)
@@ -210,7 +210,7 @@ func deadlineEndsWait(e *env) error {
 }
 
 // endedBy returns an error unless a wait ended with the error of its context
-// while another held the name.
+// while another client held the name.
 func (r *request) endedBy(ctxErr error) error {
 	switch {
 	case r.lease != nil:
@@ -218,14 +218,14 @@ func (r *request) endedBy(ctxErr error) error {
 	case !errors.Is(r.err, ctxErr):
 		return fmt.Errorf("the wait of %s ended with %q, want an error that matches %q", r.driver.label, outcome(r.err), ctxErr)
 	case r.waited() > 0 && !errors.Is(r.err, driver.ErrLocked) && !errors.Is(r.err, driver.ErrUnknown):
-		// unknown: the driver had asked again
+		// unknown: the driver had sent another request
 		return fmt.Errorf("the wait of %s, which had been refused, ended with %q, want an error that matches ErrLocked too", r.driver.label, outcome(r.err))
 	}
 	return nil
 }
 
 // isFreeAfter returns an error if name is not free after a request for it
-// failed with err: at once, unless the outcome was unknown.
+// failed with err. It must be free at once, unless the outcome was unknown.
 func (e *env) isFreeAfter(err error, name string) error {
 	if errors.Is(err, driver.ErrUnknown) {
 		e.awaitFree(name)
@@ -251,7 +251,7 @@ func cancelEndsWait(e *env) error {
 			return err
 		}
 		if errors.Is(r.err, driver.ErrUnknown) {
-			name = e.name() // what was sent may reach the server after this, and be taken back
+			name = e.name() // earlier requests may reach the server after this, and be revoked
 		}
 	}
 	return nil
@@ -307,8 +307,8 @@ func cancelAtGrant(e *env) error {
 	return nil
 }
 
-// canceledAtEvent asks for a name that h has. Before the driver begins to wait,
-// h is released and the context of the request ends.
+// canceledAtEvent requests a name that h holds. Before the driver begins to
+// wait, it releases h and cancels the context of the request.
 func (d *rawDriver) canceledAtEvent(h *request) error {
 	ctx, cancel := context.WithCancel(d.env.ctx)
 	r := d.startWith(ctx, cancel, h.Name, func(r *driver.Request) {
@@ -408,7 +408,7 @@ func missedRelease(e *env) error {
 			waiting := b.start(name).waits()
 			outage(b.connection)
 			if i == 1 {
-				e.sleep(e.ttl() * 3 / 2) // what the backend kept of the waiter is gone
+				e.sleep(e.ttl() * 3 / 2) // the backend has dropped the waiter
 			}
 			h.unlock()
 			b.heal()
@@ -426,8 +426,8 @@ func missedRelease(e *env) error {
 	})
 }
 
-// outwaits lets a request wait in an outage that is longer than its TTL, so
-// that its place in the queue, or the hold that it was granted, is gone.
+// outwaits lets a request wait in an outage that is longer than its TTL. So its
+// place in the queue, or the hold that it was granted, is lost.
 func (e *env) outwaits(granted bool, outage func(*connection)) error {
 	a, b, name := e.driver(), e.driver(), e.name()
 	h := a.hold(name)
@@ -439,7 +439,7 @@ func (e *env) outwaits(granted bool, outage func(*connection)) error {
 	e.sleep(e.ttl() * 3 / 2)
 	b.heal()
 	if !granted {
-		e.sleep(e.ttl() / 2) // the request asks again
+		e.sleep(e.ttl() / 2) // the driver sends the request again
 		h.release()
 	}
 	w.result()
@@ -465,7 +465,8 @@ func deadWaiter(e *env) error {
 }
 
 // vanishedWaiter is how long the request of a vanished client may keep its
-// place with any TTL. Queues that their waiters keep alive need some seconds.
+// place with any TTL. Queues that are kept alive by their waiters need some
+// seconds.
 const vanishedWaiter = 15 * time.Second
 
 // deadWaiterLeaves lets a waiter vanish. From then on its TTL counts.
@@ -484,18 +485,18 @@ func (e *env) deadWaiterLeaves(outage func(*connection)) error {
 		b.label, t, e.events.at(last), c.label, e.events.at(behind.at), late)
 }
 
-// The checks of calls of Lock whose contexts end, at any moment, while somebody
-// else has the name.
+// The checks of calls of Lock whose contexts end, at any moment, while another
+// client holds the name.
 var deadlineChecks = []check{
 	{"deadlines/held", "A Lock whose context ends after its client was refused the name says ErrLocked too, whatever request its end cuts off.", deadlineTellsLocked},
 	{"deadlines/silent", "WaitAtMost, a deadline and a cancellation end a Lock at their time, also if the backend falls silent during the wait.", silenceIsBounded},
 }
 
-// deadlines is how many waits end in a check, at moments drawn at random.
+// deadlines is the number of waits that end in a check, at random moments.
 const deadlines = 40
 
-// endsWithin calls Lock of a name that is held, with a deadline drawn at
-// random, and returns the error.
+// endsWithin calls Lock for a held name with a random deadline, and returns the
+// error.
 func (u *user) endsWithin(name string) (after time.Duration, err error) {
 	after = time.Millisecond + rand.N(60*time.Millisecond)
 	ctx, cancel := context.WithTimeout(u.env.ctx, after)
@@ -536,12 +537,12 @@ func deadlineTellsLocked(e *env) error {
 	return nil
 }
 
-// overrun is by how much a Lock may outlast its bound when the backend is
-// silent, beyond what it takes when the backend answers. Drivers that wait for
+// overrun is how much a Lock may exceed its bound when the backend is silent,
+// beyond the time that it takes when the backend answers. Drivers that wait for
 // the answer to a farewell take half a second or more.
 const overrun = 250 * time.Millisecond
 
-// waitBound is how long the waits last that a check bounds.
+// waitBound is the length of the waits that a check bounds.
 const waitBound = 200 * time.Millisecond
 
 // bounds are the ways to bound a call of Lock by waitBound.
@@ -576,7 +577,8 @@ func silenceIsBounded(e *env) error {
 	return nil
 }
 
-// boundedInSilence tries several times, since a busy machine is late at times.
+// boundedInSilence tries several times, because a busy machine is sometimes
+// late.
 func (e *env) boundedInSilence(what string, bound func(*user, string, ...dsync.LockOption) *call, m driver.Mode, opts []dsync.LockOption) error {
 	holder, name := e.driver(), e.name()
 	other := m

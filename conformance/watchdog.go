@@ -10,7 +10,7 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// The checks of leases that are renewed, by package dsync or by the driver
+// The checks of leases that are renewed by package dsync or by the driver
 // itself.
 var watchdogChecks = []check{
 	{"watchdog/keeps", "A lease is held for many TTLs, while other clients try and wait.", heldForLong},
@@ -21,10 +21,10 @@ var watchdogChecks = []check{
 	{"watchdog/ends", "Nothing is renewed after Unlock: the name stays free.", renewalEnds},
 }
 
-// renewing returns a client whose leases have to be renewed during a check.
+// renewing returns a client whose leases must be renewed during a check.
 func (e *env) renewing() *client { return e.clientWith(&dsync.Options{TTL: e.ttl()}) }
 
-// renewals waits until the lease was renewed so many times, by its deadline. It
+// renewals waits until the lease was renewed n times, as its deadline shows. It
 // returns an error if the lease was lost.
 func (h *holding) renewals(n int) error {
 	for range n {
@@ -72,8 +72,8 @@ func heldForLong(e *env) error {
 }
 
 func allAreRenewed(e *env) error {
-	// the first leases are renewed while the others are still taken, which
-	// takes a busy machine seconds
+	// the first leases are renewed while the others are still being acquired,
+	// which takes seconds on a busy machine
 	ttl := e.renewed()
 	a, b := e.clientWith(&dsync.Options{TTL: ttl}), e.driver()
 	held := make([]*holding, 100)
@@ -105,8 +105,8 @@ func allAreRenewed(e *env) error {
 	return nil
 }
 
-// expire ends the hold of name, if there is one, in a way that leaves the
-// driver to find out, if the harness has such a way.
+// expire ends the hold of name, if there is one. If the harness can, expire
+// does so without notice to the driver.
 func (e *env) expire(name string) {
 	e.need(e.canRemove(), "Backend.Expire")
 	if e.backend.Expire != nil {
@@ -181,7 +181,7 @@ func renewalEnds(e *env) error {
 		if err := e.isFree(name); err != nil {
 			return fmt.Errorf("after Unlock: %w", err)
 		}
-		if err := other.renewals(1); err != nil { // by then the other would have been, too
+		if err := other.renewals(1); err != nil { // by then the other would have been renewed, too
 			return err
 		}
 	}
@@ -211,7 +211,7 @@ func removedStaysRemoved(e *env) error {
 	return nil
 }
 
-// The checks of drivers that keep sessions alive and report how that goes:
+// The checks of drivers that keep sessions alive and report the outcomes:
 // driver.KeepAliveReporter.
 var keepAliveChecks = []check{
 	{"keepalive/outage", "A driver that says how it keeps sessions alive says that it cannot before a lease is lost for that.", outageIsTold},
@@ -223,7 +223,7 @@ var keepAliveChecks = []check{
 }
 
 // OnKeepAlive implements driver.KeepAliveReporter. If the driver reports
-// nothing, so does the tap.
+// nothing, the tap reports nothing either.
 func (t *tap) OnKeepAlive(f func(err error)) {
 	r, ok := t.Driver.(driver.KeepAliveReporter)
 	if !ok {
@@ -238,7 +238,7 @@ func (t *tap) OnKeepAlive(f func(err error)) {
 	})
 }
 
-// silent reports whether the driver says nothing of keep-alives.
+// silent reports whether the driver does not report keep-alives.
 func (t *tap) silent() bool {
 	_, tells := t.Driver.(driver.KeepAliveReporter)
 	return !tells || !t.Info().KeepsAlive
@@ -255,7 +255,7 @@ func (t *tap) lastKeepAlive() (err error, said bool) {
 }
 
 // unannounced reports whether a loss was reported while the last keep-alive was
-// reported to have succeeded, or none was reported.
+// reported as successful, or no keep-alive was reported.
 func (t *tap) unannounced() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -321,7 +321,7 @@ func endOfOutageIsTold(e *env) error {
 			return nil
 		})
 		b.heal()
-		b.lock(e.name()) // its session may be over, and then there is none to keep alive
+		b.lock(e.name()) // its session may have ended, and then there is none to keep alive
 		e.poll(b.label+" says that it can again", func() error {
 			err, _ := b.tap.lastKeepAlive()
 			return err
@@ -337,8 +337,7 @@ func (e *env) sessions() {
 	}
 }
 
-// sessionIsAsTold looks at a session that is new, of a client whose answers are
-// late.
+// sessionIsAsTold checks a new session of a client whose answers are late.
 func sessionIsAsTold(e *env) error {
 	const late = time.Second / 2
 	e.sessions()
@@ -421,7 +420,7 @@ func allOfSessionAreTold(e *env) error {
 	e.sessions()
 	times := 1
 	if e.fakeTime {
-		times = 10 // the driver and the backend come first by lot
+		times = 10 // random whether the driver or the backend comes first
 	}
 	e.together("ends of sessions", times, func(int) error { return e.endOfSessionIsTold() })
 	return nil

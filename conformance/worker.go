@@ -32,7 +32,8 @@ type worker struct {
 	killed  atomic.Bool
 }
 
-// workerAttr makes workers end when the suite is killed, where the system can.
+// workerAttr makes workers end when the suite is killed, where the system
+// supports that.
 var workerAttr *syscall.SysProcAttr
 
 // worker starts a process with a client whose leases have the given TTL. The
@@ -80,7 +81,7 @@ func (e *env) worker(ttl time.Duration) *worker {
 	return p
 }
 
-// end lets the process end in order, or else kills it.
+// end lets the process end in an orderly way, or else kills it.
 func (p *worker) end(ctx context.Context, in io.Closer, out io.Closer) {
 	p.cont()
 	in.Close()
@@ -93,7 +94,7 @@ func (p *worker) end(ctx context.Context, in io.Closer, out io.Closer) {
 	out.Close()
 }
 
-// kill ends the process by force.
+// kill kills the process.
 func (p *worker) kill() {
 	p.env.events.add(p.label, "killed")
 	p.killed.Store(true)
@@ -101,7 +102,7 @@ func (p *worker) kill() {
 	p.env.await("the end of a process that was killed", p.ended)
 }
 
-// tell gives an order, and returns the worker's report.
+// tell sends an order to the worker, and returns its report.
 func (p *worker) tell(o order) report {
 	p.env.events.add(p.label, "%s %q", o.Op, o.Name)
 	p.env.must(p.orders.Encode(o))
@@ -110,7 +111,7 @@ func (p *worker) tell(o order) report {
 	return r
 }
 
-// does gives an order. If the worker cannot carry it out, the check ends.
+// does sends an order. If the worker cannot carry it out, the check ends.
 func (p *worker) does(o order) {
 	if r := p.tell(o); r.Err != "" {
 		p.env.endf("%s of %q by the process %s: %s", o.Op, o.Name, p.label, r.Err)
@@ -141,7 +142,7 @@ func (r report) String() string {
 const workerEnv = "DSYNC_CONFORMANCE_WORKER"
 
 // RunWorker does nothing in a process that runs tests. In a process that the
-// suite has started (see Backend.URL), it carries out the suite's orders, and
+// suite has started (see Backend.URL), it carries out the suite's orders and
 // does not return. Call it in TestMain, before anything else:
 //
 //	func TestMain(m *testing.M) {
@@ -170,7 +171,7 @@ type order struct {
 	Label string `json:",omitempty"` // contend: the label of the process in the History
 }
 
-// report is its answer.
+// report is the worker's answer to an order.
 type report struct {
 	Err  string `json:",omitempty"`
 	Lost bool   `json:",omitempty"` // the error matches ErrLost
@@ -235,8 +236,8 @@ func (w *role) carryOut(ctx context.Context, o order) error {
 	return fmt.Errorf("unknown order %q", o.Op)
 }
 
-// contend locks a name, adds one to a counter that would lose concurrent
-// updates, and unlocks the name, so many times.
+// contend repeatedly locks a name, increments a counter that would lose
+// concurrent updates, and unlocks the name.
 func (w *role) contend(ctx context.Context, o order) error {
 	h, err := history.Create(o.Log, o.Label)
 	if err != nil {

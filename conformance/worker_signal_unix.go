@@ -10,7 +10,7 @@ func (p *worker) stop() {
 	p.env.must(p.process.Signal(syscall.SIGSTOP))
 }
 
-// cont lets the process go on, if it still exists.
+// cont lets the process continue, if it still exists.
 func (p *worker) cont() {
 	p.env.events.add(p.label, "goes on")
 	_ = p.process.Signal(syscall.SIGCONT)

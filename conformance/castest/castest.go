@@ -1,6 +1,6 @@
-// Package castest tests stores of package driver/cas where there is no network
-// that package wire could disturb: a store in the process, or behind a client
-// library that takes neither an address nor a dialer.
+// Package castest tests stores of package driver/cas that have no network for
+// package wire to disturb: in-process stores, and stores behind a client
+// library that accepts neither an address nor a dialer.
 package castest
 
 import (
@@ -19,10 +19,11 @@ import (
 )
 
 // Disturb returns a store that passes requests on to s, as one client does, and
-// the link by which the suite disturbs them. It is a Notifier if s is one.
+// the link through which the suite disturbs them. The store is a Notifier if s
+// is one.
 func Disturb(tb testing.TB, s cas.Store) (cas.Store, *conformance.Link) {
 	n := &network{store: s, changed: make(chan struct{}), over: make(chan struct{}), deaf: map[*listener]bool{}}
-	tb.Cleanup(func() { // nothing is on its way any more
+	tb.Cleanup(func() { // no request is on its way any more
 		close(n.over)
 		n.onTheirWay.Wait()
 	})
@@ -38,14 +39,14 @@ type network struct {
 
 	mu      sync.Mutex
 	fault   fault
-	changed chan struct{}      // closed when there is another fault
-	deaf    map[*listener]bool // those that missed a change
+	changed chan struct{}      // closed when the fault changes
+	deaf    map[*listener]bool // listeners that missed a change
 
 	over       chan struct{}
-	onTheirWay sync.WaitGroup // requests that nobody waits for any more
+	onTheirWay sync.WaitGroup // requests with no caller waiting for them
 }
 
-// fault is the fate of requests, or of the next one.
+// fault is the fate of requests, or of the next request.
 type fault struct {
 	cut, loses, hangs, drops, once bool
 	late                           time.Duration
@@ -81,8 +82,8 @@ func (n *network) set(f fault) {
 	}
 }
 
-// take returns the fault of the next request, and what is closed when there is
-// another one.
+// take returns the fault of the next request, and a channel that is closed when
+// the fault changes.
 func (n *network) take() (fault, <-chan struct{}) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -95,7 +96,7 @@ func (n *network) take() (fault, <-chan struct{}) {
 
 var errNetwork = errors.New("the network is down")
 
-// request has a request carried out: now, late or never.
+// request carries out a request: now, late or never.
 func request[T any](ctx context.Context, n *network, do func(context.Context) (T, error)) (answer T, err error) {
 	if err := ctx.Err(); err != nil {
 		return answer, err
@@ -152,8 +153,8 @@ func (n *network) Delete(ctx context.Context, name, version string) error {
 	return err
 }
 
-// WriteAll passes one request for the whole batch. Its writes are requests of
-// their own if the store is no Batcher.
+// WriteAll passes one request for the whole batch. If the store is not a
+// Batcher, each write is a request of its own.
 func (n *network) WriteAll(ctx context.Context, writes []*cas.Write) error {
 	b, ok := n.store.(cas.Batcher)
 	if !ok {

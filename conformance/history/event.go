@@ -41,7 +41,7 @@ type Event struct {
 	Text     string        `json:"txt,omitempty"` // of an error outside of all classes, of a note; of a fault: its target
 }
 
-// Kind says what an [Event] records.
+// Kind is the kind of an [Event].
 type Kind string
 
 const (
@@ -50,7 +50,7 @@ const (
 	KindGrant   Kind = "acq.ok"      // the call returned a lease
 	KindRefuse  Kind = "acq.refused" // the call returned ErrLocked
 	KindFail    Kind = "acq.err"     // the call returned another error
-	KindCheck   Kind = "valid"       // the lease was asked whether it is held
+	KindCheck   Kind = "valid"       // the lease was checked
 	KindRenew   Kind = "renew.ok"    // Extend returned nil
 	KindLose    Kind = "lost"        // Done is closed
 	KindRelease Kind = "rel.call"    // Unlock is about to be called
@@ -64,7 +64,7 @@ const (
 	KindWrite       Kind = "cs.write"   // the protected resource was written
 	KindRead        Kind = "cs.read"    // the protected resource was read
 	KindFaultOn     Kind = "fault.on"   // a fault is about to begin
-	KindFaultOff    Kind = "fault.off"  // the fault is over
+	KindFaultOff    Kind = "fault.off"  // the fault has ended
 	KindMeta        Kind = "meta"       // first event of a process, and notes
 	KindEnd         Kind = "end"        // last event of a process that was not killed
 )
@@ -77,7 +77,7 @@ const (
 	ClassUnknown      = "unknown"     // dsync.ErrUnknown
 	ClassRemoved      = "removed"     // driver.ErrRemoved
 	ClassSessionEnded = "session"     // driver.ErrSessionEnded
-	ClassNotHeld      = "notheld"     // dsync.ErrNotHeld, and none of the two before
+	ClassNotHeld      = "notheld"     // dsync.ErrNotHeld, but neither of the two above
 	ClassCanceled     = "canceled"    // context.Canceled
 	ClassDeadline     = "deadline"    // context.DeadlineExceeded
 	ClassLocked       = "locked"      // dsync.ErrLocked
@@ -91,7 +91,7 @@ const (
 	ClassOther        = "other"       // none of these, and so not legal
 )
 
-// An error that matches several classes is put into the first of them.
+// An error that matches several classes belongs to the first of them.
 var classes = []struct {
 	err  error
 	name string
@@ -118,7 +118,7 @@ func (e Event) because(err error) Event {
 	case err == nil:
 		return e
 	case e.Kind == KindFail && errors.Is(err, dsync.ErrUnknown):
-		// the hold may be there, whatever else the error says
+		// the hold may exist, whatever else the error says
 		e.Class = ClassUnknown
 		return e
 	}
@@ -141,8 +141,8 @@ func merge(events ...[]Event) []Event {
 	return all
 }
 
-// compareEvents orders by time; events of one moment by process and sequence
-// number.
+// compareEvents orders by time, and events of one moment by process and
+// sequence number.
 func compareEvents(a, b Event) int {
 	if a.Time != b.Time {
 		return cmp.Compare(a.Time, b.Time)
@@ -180,13 +180,13 @@ func (e Event) String() string {
 }
 
 // Create returns a History that writes to a new file at path: one JSON object
-// per line, one write per line, nothing kept back, so that the records survive
+// per line, one write per line, without buffering, so that the records survive
 // the death of the process. process is the label of this process, unique in the
-// run; a process that is started again takes a new label and a new file.
+// run. A process that is started again uses a new label and a new file.
 //
-// The time is that of a clock which all processes of the machine share:
-// CLOCK_MONOTONIC on Linux. Elsewhere it is the wall clock, and a run in which
-// somebody sets the wall clock is worthless.
+// The time comes from a clock that all processes of the machine share:
+// CLOCK_MONOTONIC on Linux, and elsewhere the wall clock. A run in which the
+// wall clock is set is worthless there.
 func Create(path, process string) (*History, error) {
 	if process == "" {
 		return nil, errors.New("history: the process needs a label")
@@ -217,9 +217,9 @@ func (f *file) write(e Event) error {
 }
 
 // Read reads the files of all processes of a run and returns their events in
-// the order that Judge expects. Each file has to be the whole and unbroken
-// record of one process, otherwise Read returns an error; only a last line
-// without its end, cut off by the death of the process, is left out.
+// the order that Judge expects. Each file must be the whole and unbroken record
+// of one process, otherwise Read returns an error. Read ignores only a last
+// line that was cut off by the death of the process.
 func Read(paths ...string) ([]Event, error) {
 	var all [][]Event
 	from := map[string]string{}

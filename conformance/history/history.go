@@ -1,7 +1,7 @@
-// Package history records what users of locks did and were told, and judges
-// whether it was legal. The judge knows nothing but the records, so it can
-// judge a run on any locks of package dsync, on any backend, in any number of
-// processes.
+// Package history records the calls that users of locks made and the results
+// that they got, and judges whether these were legal. The judge knows only the
+// records, so it can judge a run on any locks of package dsync, on any backend,
+// in any number of processes.
 //
 //	h := history.New() // in memory; for several processes, each has a file: history.Create, history.Read
 //	...                // workers record their attempts: see History
@@ -11,15 +11,15 @@
 //		t.Error(err)
 //	}
 //
-// [Bounds] says what the run promised. [Rule] lists the rules: holds of two
-// owners must not overlap, tokens have to rise, a holder has to be told of a
-// loss in time, waiters have to be woken, results must not contradict each
-// other. A [Verdict] also says when a run proves nothing, since too little
-// happened. Where the records leave something open, the judge decides for the
-// locks.
+// [Bounds] has the promises of the run. [Rule] lists the rules: holds of two
+// owners must not overlap, tokens must rise, a holder must be notified of a
+// loss in time, waiters must be woken, and results must not contradict each
+// other. A [Verdict] also reports when a run proves nothing because too little
+// happened. Where the records leave something open, the judge decides in favor
+// of the locks.
 //
-// Faults that a test injects are recorded too ([History.Fault]), for progress
-// is not expected during one.
+// Injected faults are recorded too ([History.Fault]), because no progress is
+// expected during a fault.
 package history
 
 import (
@@ -32,13 +32,14 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// A History records what users of locks did and were told, for [Judge] to
-// decide whether it was legal. All methods may be called from many goroutines.
+// A History records the calls that users of locks made and the results that
+// they got. [Judge] decides whether these were legal. All methods may be called
+// from many goroutines.
 //
-// Every record is a conservative bracket: the beginning of a hold is stamped
+// Every record is a conservative bracket. The beginning of a hold is stamped
 // after the call returned, and its end before the release is called. So a hold
-// is never recorded longer than it was, and a violation that Judge finds did
-// happen.
+// is never recorded longer than it was, and every violation that Judge finds
+// did happen.
 //
 // A worker is instrumented as follows.
 //
@@ -55,12 +56,12 @@ import (
 //	op.Released(lease.Unlock(op.Releasing(ctx)))
 //
 // A History in memory ([New]) takes its time from time.Now, so it works on the
-// fake clock of testing/synctest. For several processes, each writes a file of
-// its own ([Create]); [Read] merges them.
+// fake clock of testing/synctest. In a run of several processes, each writes a
+// file of its own ([Create]), and [Read] merges them.
 type History struct {
 	now  func() time.Duration
 	proc string
-	out  *file // nil: in memory
+	out  *file // nil means in memory
 
 	mu     sync.Mutex
 	events []Event
@@ -79,17 +80,17 @@ func New() *History {
 }
 
 // Events returns the records of a History in memory, in the order that Judge
-// expects. Close the History first: an attempt that has not returned is judged
-// as one that was pending at Close.
+// expects. Close the History first: Judge treats an attempt that has not
+// returned as pending at Close.
 func (h *History) Events() []Event {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return merge(h.events)
 }
 
-// Close records the orderly end of this process, which otherwise counts as
-// killed. Later records are dropped. Close returns the first error of writing
-// the file.
+// Close records the orderly end of this process. A process without this record
+// counts as killed. Later records are dropped. Close returns the first error of
+// writing the file.
 func (h *History) Close() error {
 	h.record(Event{Time: h.now(), Kind: KindEnd})
 	h.mu.Lock()
@@ -127,35 +128,36 @@ func (h *History) nextCall() uint64 {
 	return h.calls
 }
 
-// Attempt says who asks for what.
+// Attempt describes a request for a lock by a client.
 type Attempt struct {
-	Client string // a label of your choice; distinct clients have to exclude each other
-	// attempts with the same Client and Owner re-enter; empty: this attempt is
-	// an owner of its own
+	Client string // any label; distinct clients must exclude each other
+	// attempts with the same Client and Owner re-enter; if empty, this attempt
+	// is an owner of its own
 	Owner  string
 	Name   string
 	NoWait bool        // TryLock
 	Mode   driver.Mode // the mode of the request
 
-	Permits, Limit int // as dsync.Permits has them
+	Permits, Limit int // as in dsync.Permits
 }
 
-// Claim is what a History reads of a lease. A *dsync.Lease is a Claim.
+// Claim is the part of a lease that a History reads. A *dsync.Lease is a Claim.
 type Claim interface {
 	Token() uint64
 	Deadline() time.Time
 	Err() error
 }
 
-// An Op is one attempt to get a lock, with its hold. Its methods are called by
-// one goroutine at a time; only Lost may be called beside the others.
+// An Op is one attempt to acquire a lock, with its hold. Its methods must be
+// called by one goroutine at a time, except for Lost, which may be called
+// concurrently with the others.
 type Op struct {
 	h     *History
 	event Event // the fields that all events of this Op share
 	lease Claim
 }
 
-// Begin records that the lock is about to be asked for.
+// Begin records that the lock is about to be requested.
 func (h *History) Begin(a Attempt) *Op {
 	o := &Op{h: h, event: Event{Call: h.nextCall(), Client: a.Client, Owner: a.Owner, Name: a.Name, NoWait: a.NoWait, Mode: a.Mode,
 		Permits: a.Permits, Limit: a.Limit}}
@@ -174,15 +176,15 @@ func (o *Op) record(e Event) {
 	o.h.record(e)
 }
 
-// Waiting records that the attempt has been seen in the queue of the backend;
-// otherwise Judge cannot tell who came first. Call Waiting before Returned,
-// from any one goroutine.
+// Waiting records that the attempt has been seen in the queue of the backend.
+// Without this record Judge cannot tell which attempt came first. Call Waiting
+// before Returned, from any one goroutine.
 func (o *Op) Waiting() {
 	o.record(Event{Time: o.h.now(), Kind: KindWait})
 }
 
 // Returned records the outcome of the attempt, right after the call returned. l
-// is not looked at if err is not nil.
+// is ignored if err is not nil.
 func (o *Op) Returned(l Claim, err error) {
 	now := o.h.now()
 	if err != nil {
@@ -197,9 +199,9 @@ func (o *Op) Returned(l Claim, err error) {
 	o.record(Event{Time: now, Kind: KindGrant, Token: l.Token(), Deadline: deadline(now, time.Now(), l)})
 }
 
-// Check asks the lease whether it is still held, records the answer and returns
-// it. Call Check before an access to what the lock protects, and now and then
-// during a long hold: Judge learns of renewals from these records.
+// Check calls the lease's Check, records the result and returns it. Call Check
+// before an access to what the lock protects, and from time to time during a
+// long hold: Judge learns of renewals from these records.
 func (o *Op) Check() error {
 	e, err := o.sample(KindCheck)
 	o.record(e)
@@ -212,14 +214,14 @@ func (o *Op) Renewed() {
 	o.record(Event{Time: now, Kind: KindRenew, Deadline: deadline(now, time.Now(), o.lease)})
 }
 
-// Lost records that the lease's Done is closed, but not by Unlock. Call it as
-// soon as you notice.
+// Lost records that the lease's Done is closed, but not because of Unlock. Call
+// Lost as soon as you notice.
 func (o *Op) Lost() {
 	o.record(Event{Time: o.h.now(), Kind: KindLose}.because(o.lease.Err()))
 }
 
 // Releasing records that the lease is about to be unlocked, and whether the
-// lease said that it was still held. It returns the context for Unlock, by
+// lease reported that it was still held. It returns the context for Unlock, by
 // which [Answered] knows the Op of a release.
 func (o *Op) Releasing(ctx context.Context) context.Context {
 	e, _ := o.sample(KindRelease)
@@ -231,13 +233,13 @@ type opKey struct{}
 
 // Answered records that the driver's Release has returned err, if Release was
 // called by an Unlock with the context of [Op.Releasing]. Code between package
-// dsync and the driver calls Answered: see [Tap]. ctx is that of Release, mode
-// that of the driver's request, and granted is when the driver's Acquire had
-// returned the lease.
+// dsync and the driver calls Answered: see [Tap]. ctx is Release's context,
+// mode is the mode of the driver's request, and granted is the time at which
+// the driver's Acquire returned the lease.
 //
-// An Unlock need not ask the backend, since it may leave the hold to another
-// lease. So the nil of Release proves that the backend had the hold until then,
-// and the nil of Unlock does not.
+// An Unlock need not send a request to the backend, since it may leave the hold
+// to another lease. So a nil result of Release proves that the backend had the
+// hold until then, and a nil result of Unlock does not.
 func Answered(ctx context.Context, mode driver.Mode, granted time.Time, err error) {
 	o, ok := ctx.Value(opKey{}).(*Op)
 	if !ok {
@@ -264,8 +266,8 @@ func (o *Op) Released(err error) {
 	o.record(e)
 }
 
-// sample asks the lease for its state. The clock is read before: a lease that
-// is held later was held then, as no lease is ever revived.
+// sample queries the state of the lease. It reads the clock first: a lease that
+// is held after that was held at that time, because no lease is ever revived.
 func (o *Op) sample(k Kind) (Event, error) {
 	now, before := o.h.now(), time.Now()
 	err := o.lease.Err()
@@ -276,8 +278,9 @@ func (o *Op) sample(k Kind) (Event, error) {
 	return e, err
 }
 
-// deadline puts the deadline of l on the clock of the History, by t, which was
-// read just before local. It is never later than in truth.
+// deadline converts the deadline of l to the clock of the History, using t,
+// which was read just before local. The result is never later than the true
+// deadline.
 func deadline(t time.Duration, local time.Time, l Claim) time.Duration {
 	d := l.Deadline()
 	if d.IsZero() {
@@ -286,15 +289,15 @@ func deadline(t time.Duration, local time.Time, l Claim) time.Duration {
 	return t + min(max(d.Sub(local), 1-t), math.MaxInt64/4)
 }
 
-// Wrote records a request to write what the lock of this name protects. The
-// resource itself calls Wrote, while it holds whatever makes its accesses
-// follow one another. All accesses to one name are recorded by one process.
+// Wrote records a request to write data that the lock of this name protects.
+// The resource itself calls Wrote, while it holds whatever serializes its
+// accesses. All accesses to one name must be recorded by one process.
 func (h *History) Wrote(name string, token uint64, accepted bool) {
 	h.record(Event{Time: h.now(), Kind: KindWrite, Name: name, Token: token, OK: accepted})
 }
 
-// Saw records a request to read what the lock of this name protects, as Wrote
-// does for writes.
+// Saw records a request to read data that the lock of this name protects, as
+// Wrote does for writes.
 func (h *History) Saw(name string, token uint64, accepted bool) {
 	h.record(Event{Time: h.now(), Kind: KindRead, Name: name, Token: token, OK: accepted})
 }
@@ -316,7 +319,7 @@ func (h *History) SettingLimit(name string, limit int) (returned func(error)) {
 const FaultKill = "kill"
 
 // Fault records that a fault is about to be injected. The function off records
-// that the fault is over; call it once, when everything works again. Between
+// that the fault has ended; call it once, when everything works again. Between
 // the two, and for a while after (Bounds.Recover), Judge expects no progress.
 func (h *History) Fault(kind, target string) (off func()) {
 	e := Event{Call: h.nextCall(), Class: kind, Text: target}
@@ -335,8 +338,8 @@ func (h *History) Note(text string) {
 
 // Tap returns a driver for dsync.New that records the answers of d to releases
 // ([Answered]). Where Bounds.Detect is not 0, Judge needs these records to see
-// what happened shortly before the end of a hold. Of the optional interfaces of
-// d it has driver.BatchRenewer alone.
+// what happened shortly before the end of a hold. The returned driver has only
+// one of the optional interfaces of d, driver.BatchRenewer.
 func Tap(d driver.Driver) driver.Driver {
 	if b, ok := d.(driver.BatchRenewer); ok {
 		return batchTap{tap{d}, b}

@@ -20,7 +20,7 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// testLease is a lease of a lock service in this process.
+// testLease is a lease of an in-process lock service.
 type testLease struct {
 	mu       sync.Mutex
 	token    uint64
@@ -210,8 +210,8 @@ func TestHistoryNeverRecordsADeadlineTooLate(t *testing.T) {
 	}
 }
 
-// testService is a lock service in this process, with leases and tokens. A
-// broken one forgets a lock now and then.
+// testService is an in-process lock service with leases and tokens. A broken
+// testService forgets a lock now and then.
 type testService struct {
 	mu     sync.Mutex
 	freed  *sync.Cond
@@ -391,7 +391,7 @@ func FuzzReadEvents(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if last := len(events) - 1; events[last].Kind == KindEnd { // Close writes one of its own
+		if last := len(events) - 1; events[last].Kind == KindEnd { // Close writes an event of its own
 			events = events[:last]
 		}
 		for _, e := range events {
@@ -421,8 +421,8 @@ func FuzzReadEvents(f *testing.F) {
 
 const writerEnv = "DSYNC_TEST_HISTORY_WRITER" // path of the history and label of the process
 
-// TestHistoryWriterProcess is what the processes of the tests below run.
-// Otherwise it has nothing to do.
+// TestHistoryWriterProcess is the program of the processes that the tests below
+// start. Otherwise it does nothing.
 func TestHistoryWriterProcess(t *testing.T) {
 	path, label, ok := strings.Cut(os.Getenv(writerEnv), ":")
 	if !ok {
@@ -479,8 +479,8 @@ func TestHistoryOfKilledProcesses(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// One clock for all: what the processes wrote lies between what this one
-	// wrote before and after.
+	// All processes share one clock: the events of the started processes lie
+	// between the events that this process wrote before and after.
 	written := map[string]int{}
 	now := ""
 	for _, e := range events {

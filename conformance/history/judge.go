@@ -10,82 +10,85 @@ import (
 )
 
 // Bounds are the promises of a run, for [Judge]. With the zero value, Judge
-// looks only for what every backend has to keep.
+// checks only what every backend must guarantee.
 type Bounds struct {
-	// Fenced: tokens of a name rise from grant to grant, those of Reads not
-	// among themselves (RuleTokens).
+	// Fenced: tokens of a name rise from grant to grant. Tokens of Reads need
+	// not rise among themselves (RuleTokens).
 	Fenced bool
 	// FIFO: waiters whose modes exclude each other are granted in the order in
-	// which they were seen to queue (RuleOrder), unless a fault came between.
+	// which they were seen in the queue (RuleOrder), unless a fault came
+	// between.
 	FIFO bool
 	// StoreFences: the protected resource rejects tokens below the highest
 	// token of its writes so far (RuleStale).
 	StoreFences bool
 
-	// Detect is how long a holder may go on after somebody else removed its
-	// hold or ended its session. 0: nobody does in this run.
+	// Detect is how long a holder may go on after another client removed its
+	// hold or ended its session. 0 means that no client does so in this run.
 	Detect time.Duration
-	// Linger is how long after the end of a claim, or of an attempt whose
-	// outcome is unknown, the backend may still keep the hold: at least the TTL
-	// and driver.Info.Late. 0 takes "released" for the only proof that a name
-	// is free.
+	// Linger is how long the backend may still keep the hold after the end of a
+	// claim, or of an attempt whose outcome is unknown. It is at least the TTL
+	// plus driver.Info.Late. With 0, only a release proves that a name is free.
 	Linger time.Duration
-	// Wake is how long a free lock may stay free while somebody waits for it
-	// (RuleWake). 0: not judged.
+	// Wake is how long a free lock may stay free while a caller waits for it
+	// (RuleWake). 0 means not judged.
 	Wake time.Duration
-	// Stuck is how long an attempt may last without a fault (RuleStuck). 0: not
-	// judged.
+	// Stuck is how long an attempt may last without a fault (RuleStuck). 0
+	// means not judged.
 	Stuck time.Duration
-	// Recover is how long after the end of a fault Wake and Stuck are not yet
-	// expected.
+	// Recover is how long after the end of a fault Judge does not yet expect
+	// Wake and Stuck.
 	Recover time.Duration
 
-	// MinGrants before the first fault make the run worth judging. 0 means 1.
+	// MinGrants is the least number of grants before the first fault for a run
+	// to be worth judging. 0 means 1.
 	MinGrants int
-	// MinClients is how many clients at least must have been granted something
-	// for a run worth judging. 0 means 2.
+	// MinClients is the least number of clients with a grant for a run to be
+	// worth judging. 0 means 2.
 	MinClients int
-	// MaxUnknown is the greatest share of attempts with unknown outcome in a
-	// run worth judging. 0 means 0.2.
+	// MaxUnknown is the greatest share of attempts with unknown outcome for a
+	// run to be worth judging. 0 means 0.2.
 	MaxUnknown float64
 }
 
-// Rule is what a [Violation] violates. Leaks (V7) are not in a history.
+// Rule is a rule that a [Violation] violates. Leaks (V7) do not show in a
+// history.
 type Rule string
 
 const (
-	// RuleOverlap: two owners claimed one name at the same time, not both to
-	// read, or more permits than the limit were claimed. A claim begins when
-	// the grant returned, and ends when Unlock is called, when the last known
-	// deadline passes, or when the lease says that it is lost, whichever comes
-	// first. The claim ends Bounds.Detect earlier, unless the backend's answer
-	// to the release says that it had the hold (Answered). Such an answer also
-	// covers the time since the backend's grant, in which leases may have
-	// followed one another without a request.
+	// RuleOverlap: two owners claimed one name at the same time, not both of
+	// them to read, or more permits than the limit were claimed. A claim begins
+	// when the grant returned. It ends when Unlock is called, when the last
+	// known deadline passes, or when the lease reports its loss, whichever
+	// comes first. The claim ends Bounds.Detect earlier, unless the backend's
+	// answer to the release says that it had the hold (Answered). Such an
+	// answer also covers the time since the backend's grant, in which several
+	// leases may have used the hold without a request.
 	RuleOverlap Rule = "V1 claimed overlap"
-	// RuleStale: the protected resource accepted a token below that of an
+	// RuleStale: the protected resource accepted a token below the token of an
 	// earlier write, or a write with the token of a Read.
 	RuleStale Rule = "V2 stale access"
-	// RuleTokens: a grant had no greater token than an earlier one, not both
-	// being Reads; or permits had a token. Where somebody else may have removed
-	// a hold (Bounds.Detect), what its client may have passed on or re-entered
-	// counts as granted when the first of its holders asked.
+	// RuleTokens: the token of a grant was not greater than an earlier one, not
+	// both being Reads, or permits had a token. Where another client may have
+	// removed a hold (Bounds.Detect), a hold that its client may have passed on
+	// or re-entered counts as granted when the first of its holders requested
+	// it.
 	RuleTokens Rule = "V3 token regression"
-	// RuleLoss: an overlap after which the loser was told of the loss, but too
-	// late.
+	// RuleLoss: an overlap after which the loser was notified of the loss, but
+	// too late.
 	RuleLoss Rule = "V4 late loss"
-	// RuleWake: a lock stayed free for too long while somebody waited for it.
-	// For a Read a lock is free while nobody has it in another mode, or waits
-	// for it in another mode. Permits are looked at for the one that has waited
-	// longest.
+	// RuleWake: a lock stayed free for too long while a caller waited for it.
+	// For a Read, a lock is free while no client holds it or waits for it in
+	// another mode. For permits, only the request that has waited longest is
+	// checked.
 	RuleWake Rule = "V5 lost wake-up"
-	// RuleStuck: an attempt lasted too long, or was refused while nobody could
-	// have held the lock.
+	// RuleStuck: an attempt lasted too long, or was refused while no client
+	// could have held the lock.
 	RuleStuck Rule = "V6 stuck"
 	// RuleResult: a call returned what it must not return.
 	RuleResult Rule = "V8 illegal result"
-	// RuleOrder: a waiter was granted the name after another one, which asked
-	// after the first had been seen in the queue.
+	// RuleOrder: a waiter was granted the name after another attempt that began
+	// when the waiter had already been seen in the queue.
 	RuleOrder Rule = "V9 overtaken in the queue"
 )
 
@@ -100,17 +103,17 @@ type Violation struct {
 	Excerpt string
 }
 
-// Verdict is what [Judge] found. A run is good if Err returns nil.
+// Verdict is the result of [Judge]. A run is good if Err returns nil.
 type Verdict struct {
-	Violations []Violation // in the order of rules and time within a lock
-	Invalid    []string    // why the run proves nothing, whether or not there are violations
+	Violations []Violation // ordered by rule, and by time within a lock
+	Invalid    []string    // the reasons why the run proves nothing, whether or not there are violations
 
-	Attempts, Granted, Refused, Unknown int // Unknown: also attempts that did not return
+	Attempts, Granted, Refused, Unknown int // Unknown includes attempts that did not return
 	// holds that ended by Unlock; holds that were lost or ran out
 	Released, Lost             int
 	Claims                     int // holds that were compared with each other
 	Faults                     int
-	StaleWrites, StaleAccepted int // of reads, too
+	StaleWrites, StaleAccepted int // including reads
 
 	LossMargin Spread // from the moment when a holder knew of its loss to the next grant
 	Wake       Spread // from the moment when a lock was surely free to the grant of a waiter
@@ -119,10 +122,10 @@ type Verdict struct {
 // Judge decides whether a history is legal. The events are those of
 // [History.Events] or [Read].
 //
-// Everybody who uses the names has to be in the history. Judge compares
-// intervals and does not search for an order that explains the history: its
-// time is in proportion to the number of events, however many outcomes are
-// unknown. Judge never raises a false alarm: where the history leaves open what
+// The history must include every user of the names. Judge compares intervals
+// and does not search for an order that explains the history. Its time is
+// proportional to the number of events, however many outcomes are unknown.
+// Judge never raises a false alarm: where the history does not show what
 // happened, it assumes that all was legal.
 func Judge(events []Event, b Bounds) *Verdict {
 	j := newJudge(events, b)
@@ -167,22 +170,22 @@ type id struct {
 	call uint64
 }
 
-// process is what is known of one recording process.
+// process is the known state of one recording process.
 type process struct {
 	last   time.Duration // the time of its last sign of life
-	ended  bool          // in good order
-	killed time.Duration // when a fault had killed it; never: not known
+	ended  bool          // in an orderly way
+	killed time.Duration // the time at which a fault had killed it; never means not known
 }
 
-// lock is what is known of one name.
+// lock is the known state of one name.
 type lock struct {
 	attempts []*attempt // in the order of their calls
 	steps    []*attempt // each at its call, and again at its return
-	holds    []*attempt // in the order of their grants, but for those of permits
+	holds    []*attempt // in the order of their grants, except permits
 
 	takesPermits bool
 	permits      []*attempt // the holds of permits, in the order of their grants
-	named        []int      // the limits that requests named which were granted
+	named        []int      // the limits in requests that were granted
 	set          []*setLimit
 }
 
@@ -212,8 +215,8 @@ func (j *judge) invalid(format string, args ...any) {
 	j.v.Invalid = append(j.v.Invalid, fmt.Sprintf(format, args...))
 }
 
-// violation adds a violation, with the events that show it; some of them may be
-// nil.
+// violation adds a violation with the events that show it. Some of the events
+// may be nil.
 func (j *judge) violation(r Rule, text string, events ...*Event) {
 	v := Violation{Rule: r, Text: text}
 	for _, e := range events {
@@ -240,8 +243,8 @@ func spread(d []time.Duration) Spread {
 	return Spread{N: n, Min: d[0], P50: d[n/2], P99: d[n*99/100], Max: d[n-1]}
 }
 
-// assumptions checks that the run proves something: that enough happened,
-// before the faults and after each of them.
+// assumptions checks that the run proves something: that enough happened before
+// the faults and after each of them.
 func (j *judge) assumptions() {
 	type client struct{ proc, name string }
 	clients, grants := map[client]bool{}, map[window]int{}
@@ -304,14 +307,15 @@ func (j *judge) writes() {
 	}
 }
 
-// access is a token used on what the lock of a name protects.
+// access is the use of a token on the resource that the lock of a name
+// protects.
 type access struct {
 	name  string
 	token uint64
 }
 
-// readers returns the grants of tokens that were given out for Reads alone. A
-// Read inside of a hold in another mode has the token of that hold.
+// readers returns the grants of tokens that were given only to Reads. A Read
+// inside a hold in another mode has the token of that hold.
 func (j *judge) readers() map[access]*Event {
 	reads := map[access]*Event{}
 	for _, l := range j.locks {
@@ -335,7 +339,7 @@ const (
 )
 
 // Err returns nil if the run is worth judging and nothing illegal happened.
-// Otherwise its text lists what did.
+// Otherwise the text of the error lists the violations and shortcomings.
 func (v *Verdict) Err() error {
 	var b strings.Builder
 	if len(v.Invalid) > 0 {

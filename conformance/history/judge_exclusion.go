@@ -10,9 +10,9 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// exclusion looks through the holds of a lock in the order of their beginnings:
-// for overlaps (RuleOverlap, RuleLoss), tokens without a rise (RuleTokens), and
-// overtaking (RuleOrder).
+// exclusion goes through the holds of a lock in the order of their beginnings,
+// and looks for overlaps (RuleOverlap, RuleLoss), tokens that do not rise
+// (RuleTokens), and overtaking (RuleOrder).
 func (j *judge) exclusion(l *lock) {
 	reentries(l.holds)
 	j.overlaps(l.holds)
@@ -27,7 +27,7 @@ func (j *judge) exclusion(l *lock) {
 }
 
 // reentries marks the holds whose owner may have had the lock already. Claims
-// do not tell, since a claim may be shorter than its hold.
+// do not show this, since a claim may be shorter than its hold.
 func reentries(holds []*attempt) {
 	until := map[owner]time.Duration{}
 	for _, a := range holds {
@@ -41,7 +41,7 @@ func reentries(holds []*attempt) {
 	}
 }
 
-// span is a time in which one owner surely had the lock.
+// span is an interval in which one owner surely had the lock.
 type span struct {
 	of       *attempt
 	owner    owner
@@ -50,9 +50,9 @@ type span struct {
 }
 
 // overlaps compares the claims of different owners, and also the holds that the
-// backend confirmed at their release. A confirmed hold was there without a
-// break since its grant. Several leases may have had the hold in turn, and only
-// the last asked the backend.
+// backend confirmed at their release. A confirmed hold existed without a break
+// since its grant. Several leases may have used the hold in turn, and only the
+// last one sent a request to the backend.
 func (j *judge) overlaps(holds []*attempt) {
 	var claims, confirmed []span
 	for _, a := range holds {
@@ -79,7 +79,7 @@ func (j *judge) overlaps(holds []*attempt) {
 }
 
 // eachOverlap compares each span with the earlier span that ends last, among
-// those of other owners in modes that exclude its own. The spans are in the
+// the spans of other owners in modes that exclude its own. The spans are in the
 // order of their beginnings.
 func eachOverlap(spans []span, found func(a, b span)) {
 	reads, others := newLatest(), newLatest()
@@ -135,10 +135,11 @@ func (j *judge) twoOwners(a, b *attempt) {
 	j.violation(RuleOverlap, fmt.Sprintf("two owners had the lock for %v", both), a.returned, b.returned, a.releasing)
 }
 
-// successors measures, for each lost hold, the time from when the holder knew
-// to the next grant of another owner that surely came later.
+// successors measures, for each lost hold, the time from the moment when the
+// holder knew of the loss to the next grant of another owner that surely came
+// later.
 func (j *judge) successors(holds []*attempt) {
-	var ended []*attempt // lost, and nobody was granted the lock since
+	var ended []*attempt // lost, with no grant of the lock since
 	for _, b := range holds {
 		if b.claimed() {
 			ended = slices.DeleteFunc(ended, func(a *attempt) bool {
@@ -156,14 +157,14 @@ func (j *judge) successors(holds []*attempt) {
 }
 
 // tokens compares each token with the highest token of the surely earlier
-// grants: for a Read, of grants in another mode.
+// grants. For a Read, only grants in another mode count.
 func (j *judge) tokens(holds []*attempt) {
 	highest := make([]*attempt, len(holds)+1) // [i]: among the first i holds
 	written := make([]*attempt, len(holds)+1) // the same without Reads
 	for i, b := range holds {
 		token := b.returned.Token
 		if token == 0 && (b.ending == released || b.evidence > b.returned.Time) {
-			// otherwise the lease may have been over before the token came
+			// otherwise the lease may have ended before the token arrived
 			j.violation(RuleTokens, "a grant has no token", b.returned)
 		}
 		// above returns a hold that was surely granted before since, if its
@@ -199,12 +200,12 @@ func (j *judge) tokens(holds []*attempt) {
 	}
 }
 
-// inherited returns when the backend may have been asked first for what b was
-// granted. A client passes a hold on to its waiters, and lets the owner
-// re-enter it, without another question; if somebody else has ended that hold
-// and the client not heard of it, its tokens are below those of grants that
-// came after it. A hold that the backend had until its release was not passed
-// on. The holds are those before b.
+// inherited returns the earliest time at which the backend may have been asked
+// for the hold of b. A client passes a hold on to its waiters, and lets the
+// owner re-enter it, without another request. If another client has ended that
+// hold and this client has not noticed, its tokens are below those of later
+// grants. A hold that the backend had until its release was not passed on. The
+// holds include only those granted before b.
 func (b *attempt) inherited(holds []*attempt) time.Duration {
 	asked := b.called.Time
 	for _, a := range slices.Backward(holds) {
@@ -221,7 +222,7 @@ func (b *attempt) inherited(holds []*attempt) time.Duration {
 	return asked
 }
 
-// higher returns b if its token is higher than that of a, which may be nil.
+// higher returns b if its token is higher than a's. a may be nil.
 func higher(a, b *attempt) *attempt {
 	if a == nil || a.returned.Token < b.returned.Token {
 		return b
@@ -231,14 +232,14 @@ func higher(a, b *attempt) *attempt {
 
 func (a *attempt) excludes(b *attempt) bool { return a.called.Mode.Excludes(b.called.Mode) }
 
-// lonely marks the Reads that asked for themselves: no other Read of the client
-// waited, or had the name, at the time. The attempts are in the order of their
-// calls.
+// lonely marks the Reads that were requested on their own: no other Read of the
+// client was waiting for the name, or had it, at the time. The attempts are in
+// the order of their calls.
 func lonely(attempts []*attempt) {
 	type client struct{ proc, name string }
 	type reads struct {
 		last *attempt
-		left time.Duration // when the backend has surely nothing left of these Reads so far
+		left time.Duration // when the backend surely has nothing left of these Reads so far
 	}
 	seen := map[client]*reads{}
 	for _, a := range attempts {
@@ -264,10 +265,10 @@ func lonely(attempts []*attempt) {
 }
 
 // order compares each hold that was seen in the queue with holds that were
-// asked for after that, and granted before. Two Reads are not compared, and a
-// Read that may have joined a hold of its client overtakes nobody.
+// requested later and granted earlier. Two Reads are not compared, and a Read
+// that may have joined a hold of its client does not overtake.
 func (j *judge) order(holds []*attempt) {
-	var reads, others *attempt // the attempts that asked last, among all granted so far
+	var reads, others *attempt // the attempts with the latest call, among all granted so far
 	for _, a := range holds {
 		if a.called.NoWait || a.reentry {
 			continue
@@ -291,8 +292,8 @@ func (j *judge) order(holds []*attempt) {
 }
 
 // point is a moment of a history. Among events that one process recorded at the
-// same moment (on a fake clock, there are many) seq tells the order; otherwise
-// seq is 0, and neither of two such events is before the other.
+// same moment (frequent on a fake clock) seq gives the order. Otherwise seq is
+// 0, and neither of two such events is before the other.
 type point struct {
 	t   time.Duration
 	seq uint64
@@ -308,8 +309,8 @@ func (j *judge) point(e *Event) point {
 	return point{e.Time, e.Seq}
 }
 
-// owner is the owner of a lock. Attempts of the same owner re-enter; number is
-// that of an attempt that is an owner of its own.
+// owner is the owner of a lock. Attempts of the same owner re-enter. number
+// identifies an attempt that is an owner of its own.
 type owner struct {
 	proc, client, name string
 	number             int
@@ -321,19 +322,19 @@ type attempt struct {
 	proc  *process
 	owner owner
 
-	called, waited, returned, releasing, answer, released *Event // nil: did not happen
+	called, waited, returned, releasing, answer, released *Event // nil means did not happen
 
-	// the first event by which the holder ended the hold or was told of its
-	// end; nil: none
+	// the first event by which the holder ended the hold or was notified of its
+	// end, or nil
 	over     *Event
-	evidence time.Duration // the last moment before over for which the lease said that it was held
+	evidence time.Duration // the last moment before over at which the lease reported that it was held
 	deadline time.Duration // the last one known before over
 
-	// The claim: what the holder was told that it has. The claim is empty
-	// unless from is before to.
+	// The claim is the interval in which the holder believed that it held the
+	// lock. The claim is empty unless from is before to.
 	from, to point
-	// of the claim, if nobody removed the hold meanwhile; otherwise to is
-	// Bounds.Detect earlier
+	// the end of the claim, if no other client removed the hold in the
+	// meantime; otherwise to is Bounds.Detect earlier
 	end     time.Duration
 	ending  ending
 	used    int  // the permits that were claimed when this claim began, with its own
@@ -349,28 +350,28 @@ type ending int
 const (
 	expired ending = iota // its deadline passed
 	released
-	lost // the holder was told
+	lost // the holder was notified
 )
 
 func (a *attempt) reads() bool { return a.called.Mode == driver.Read }
 
 func (a *attempt) granted() bool { return a.returned != nil && a.returned.Kind == KindGrant }
 
-// claimed says that there is a claim. Then the backend granted the hold after
-// every grant that returned earlier: the hold was there without a break from
-// its grant until after the grant returned, so no other grant can lie between.
-// That is not known of a hold that was over, or may have been removed, when its
-// grant returned.
+// claimed reports whether there is a claim. If there is, the backend granted
+// the hold after every grant that returned earlier: the hold existed without a
+// break from its grant until after the grant returned, so no other grant can
+// lie between. This is not known of a hold that had ended, or may have been
+// removed, when its grant returned.
 func (a *attempt) claimed() bool { return a.granted() && a.from.before(a.to) }
 
-// confirmed says that the backend had the hold until Unlock was called, by the
-// backend's own answer to the release.
+// confirmed reports whether the backend had the hold until Unlock was called,
+// according to the backend's own answer to the release.
 func (a *attempt) confirmed() bool {
 	return a.ending == released && a.answer != nil && a.answer.Class == ""
 }
 
-// doubtful says that the attempt may have left a hold at the backend that
-// nobody was told of.
+// doubtful reports whether the attempt may have left a hold at the backend that
+// no client knows of.
 func (a *attempt) doubtful() bool {
 	return a.returned == nil || !a.granted() && a.free > a.returned.Time
 }
@@ -405,11 +406,11 @@ func byFrom(a, b *attempt) int {
 	return cmp.Or(cmp.Compare(a.from.t, b.from.t), cmp.Compare(a.from.seq, b.from.seq))
 }
 
-// claim determines how the hold of a ended and what its holder claimed.
+// claim determines how the hold of a ended, and the claim of its holder.
 func (j *judge) claim(a *attempt) {
 	a.from, a.to = j.point(a.returned), point{a.deadline, 0}
 	switch e := a.over; {
-	case e == nil && !a.proc.ended: // the dead claim nothing
+	case e == nil && !a.proc.ended: // dead processes claim nothing
 		a.to.t = min(a.deadline, a.proc.last)
 	case e == nil:
 	case e.Kind == KindRelease && e.OK:
@@ -420,11 +421,12 @@ func (j *judge) claim(a *attempt) {
 	case e.Kind == KindLose:
 		a.to.t, a.ending = min(a.deadline, e.Time), lost
 	case e.Time < a.deadline || e.Class == ClassRemoved || e.Class == ClassSessionEnded:
-		a.to.t, a.ending = min(a.deadline, a.evidence), lost // nobody knows when Done was closed
+		a.to.t, a.ending = min(a.deadline, a.evidence), lost // the time at which Done was closed is not known
 	}
 	a.end = a.to.t
 	if j.b.Detect > 0 && !a.confirmed() {
-		// somebody may have ended the hold, and the holder not know it yet
+		// another client may have ended the hold, and the holder may not know
+		// it yet
 		a.to = point{a.end - j.b.Detect, 0}
 	}
 	switch {
@@ -438,21 +440,20 @@ func (j *judge) claim(a *attempt) {
 	}
 }
 
-// gone reports whether an error says that a hold had been over before it was
+// gone reports whether an error says that a hold had ended before it was
 // released.
 func (e *Event) gone() bool {
 	return e.Class == ClassNotHeld || e.Class == ClassRemoved || e.Class == ClassSessionEnded
 }
 
-// harmless are the errors after which an attempt has surely left nothing
-// behind.
+// harmless are the errors of attempts that have surely left nothing behind.
 var harmless = []string{ClassLocked, ClassCanceled, ClassDeadline, ClassDeadlock, ClassUnavailable, ClassUnsupported, ClassLimit}
 
 // free returns when the backend surely has nothing left of a.
 func (j *judge) free(a *attempt) time.Duration {
 	end := a.returned // only a remnant can be left after this
 	if a.granted() {
-		if end = a.released; a.over != a.releasing { // the holder was told before, or never released it
+		if end = a.released; a.over != a.releasing { // the holder was notified before, or never released it
 			end = a.over
 		}
 	}

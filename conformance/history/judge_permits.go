@@ -10,24 +10,24 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// passedOn is how long after its grant package dsync gives a hold from caller
+// passedOn is how long after its grant package dsync passes a hold from caller
 // to caller.
 const passedOn = 100 * time.Millisecond
 
 // setLimit is one call that set the limit of the permits of a name.
 type setLimit struct {
 	called   *Event
-	returned *Event // nil: did not happen
+	returned *Event // nil means did not happen
 }
 
 func (a *attempt) takesPermits() bool { return a.called.Mode == driver.Permit }
 
-// permits looks through the holds of permits of a lock in the order of their
-// beginnings: for more permits than the limit (RuleOverlap, RuleLoss), for
-// tokens (RuleTokens), overtaking (RuleOrder), and for refusals because of a
-// limit (RuleResult).
+// permits goes through the holds of permits of a lock in the order of their
+// beginnings. It looks for more permits than the limit (RuleOverlap, RuleLoss),
+// tokens (RuleTokens), overtaking (RuleOrder), and refusals because of a limit
+// (RuleResult).
 func (j *judge) permits(l *lock) {
-	var held []*attempt // whose claims cover a moment
+	var held []*attempt // holds whose claims cover a moment
 	for i, b := range l.permits {
 		if b.returned.Token != 0 {
 			j.violation(RuleTokens, "permits have a token", b.returned)
@@ -60,8 +60,8 @@ func sum(of []*attempt) (n int) {
 	return n
 }
 
-// overLimit reports holds of more permits than the limit. If the permits of
-// lost holds are too many, the losses were told too late.
+// overLimit reports holds of more permits than the limit. If only the permits
+// of lost holds exceed it, the holders were notified of the losses too late.
 func (j *judge) overLimit(held []*attempt, limit int) {
 	last := held[len(held)-1]
 	rest := slices.DeleteFunc(slices.Clone(held), func(a *attempt) bool { return a != last && a.ending == lost })
@@ -77,9 +77,9 @@ func (j *judge) overLimit(held []*attempt, limit int) {
 }
 
 // limitOf returns the largest limit under which the backend can have granted
-// the last of the holds beside the others. The records leave open which hold
-// was the last. No hold is older than its call but for passedOn, so the last
-// grant is not before the last call less passedOn.
+// the last of the holds in addition to the others. The records do not show
+// which hold was the last. A hold is at most passedOn older than its call, so
+// the last grant is at the earliest passedOn before the last call.
 func (l *lock) limitOf(held []*attempt) int {
 	last := time.Duration(-never)
 	for _, a := range held {
@@ -98,8 +98,8 @@ func (l *lock) limitOf(held []*attempt) int {
 	return limit
 }
 
-// largest returns the largest limit that a request without one can have found
-// between two moments.
+// largest returns the largest limit that a request without a limit can have
+// found between two moments.
 func (l *lock) largest(from, to time.Duration) int {
 	limit := 0
 	l.limits(from, to, func(n int) { limit = max(limit, n) })
@@ -109,7 +109,8 @@ func (l *lock) largest(from, to time.Duration) int {
 	return limit
 }
 
-// smallest is largest for the smallest one, or 0 if none is known.
+// smallest is like largest, but returns the smallest limit, or 0 if none is
+// known.
 func (l *lock) smallest(from, to time.Duration) int {
 	limit := math.MaxInt
 	l.limits(from, to, func(n int) { limit = min(limit, n) })
@@ -160,8 +161,8 @@ func (l *lock) onlyLimit() (only int) {
 }
 
 // permitOrder compares a hold a, seen in the queue, with holds that were
-// granted before a, but asked for after a was seen. Such a hold has overtaken a
-// if the limit had no room for a's permits when the call returned; otherwise
+// granted before a but requested after a was seen. Such a hold has overtaken a
+// if the limit had no room for a's permits when the call returned. Otherwise
 // the two may have been granted together.
 func (j *judge) permitOrder(l *lock, before []*attempt, a *attempt) {
 	if _, calm := j.quietAround(a.called.Time, a.from.t); a.called.NoWait || a.waited == nil || !a.claimed() || !calm {
@@ -180,23 +181,23 @@ func (j *judge) permitOrder(l *lock, before []*attempt, a *attempt) {
 	}
 }
 
-// permitWaits is the state of a name of permits while its attempts are gone
-// through in the order of time.
+// permitWaits is the state of a name of permits during a pass over its attempts
+// in the order of time.
 type permitWaits struct {
 	lock    *lock
-	pending []*attempt // attempts with a return to come, in the order of their calls
+	pending []*attempt // attempts that have not returned yet, in the order of their calls
 	taken   []taking
 	turned  time.Duration // when a call of Lock last returned, or any grant
 }
 
-// taking is permits that may be held until a moment.
+// taking is a number of permits that may be held until a moment.
 type taking struct {
 	n     int
 	until time.Duration
 	freed *Event // of the release; nil: unknown
 }
 
-// waitsForPermits looks for permits that stay free while somebody waits
+// waitsForPermits looks for permits that stay free while a caller waits
 // (RuleWake), and for attempts that last too long or are refused without reason
 // (RuleStuck).
 func (j *judge) waitsForPermits(l *lock) {
@@ -243,8 +244,8 @@ func (j *judge) permitWaitEnds(w *permitWaits, a *attempt, i int) {
 	}
 }
 
-// free returns since when a's permits are surely free at a moment, and by which
-// event.
+// free returns the time since which a's permits are surely free at a moment,
+// and the event that freed them.
 func (w *permitWaits) free(a *attempt, at time.Duration) (since time.Duration, freed *Event, known bool) {
 	limit := a.called.Limit
 	if limit == 0 {
@@ -260,8 +261,8 @@ func (w *permitWaits) free(a *attempt, at time.Duration) (since time.Duration, f
 	return -never, nil, limit > 0
 }
 
-// idlePermits looks at the time before e, for the sake of the call of Lock with
-// the longest wait.
+// idlePermits checks the time before e, for the call of Lock that has waited
+// longest.
 func (j *judge) idlePermits(w *permitWaits, e *Event) {
 	i := slices.IndexFunc(w.pending, func(a *attempt) bool { return !a.called.NoWait })
 	if i < 0 {

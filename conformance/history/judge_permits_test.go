@@ -12,8 +12,8 @@ import (
 )
 
 // permitSim simulates a correct service of permits, which grants them in the
-// order of arrival, and records what its clients would. Only what was recorded
-// of the requests before decides on the next one.
+// order of arrival, and records what its clients would record. Only the records
+// of the earlier requests decide on the next one.
 type permitSim struct {
 	r       *rand.Rand
 	events  []Event
@@ -27,13 +27,13 @@ type permitSim struct {
 	tapped  bool
 }
 
-// permitTime is a time in which permits are held at the server.
+// permitTime is an interval in which permits are held at the server.
 type permitTime struct {
 	n    int
 	gone time.Duration
 }
 
-// permitHold is one grant in good order, as far as plants need it.
+// permitHold is one regular grant, as far as plants need it.
 type permitHold struct {
 	of               Event
 	n                int
@@ -41,7 +41,8 @@ type permitHold struct {
 	waited, kept     bool
 }
 
-// sure returns until when the records prove that the server had the hold.
+// sure returns the time until which the records prove that the server had the
+// hold.
 func (h *permitHold) sure() time.Duration {
 	if h.kept {
 		return h.unlock
@@ -62,8 +63,8 @@ func (s *permitSim) add(of Event, k Kind, t time.Duration, with func(*Event)) {
 	s.events = append(s.events, of)
 }
 
-// fits returns when n permits are free from then on, if nobody else is granted
-// any.
+// fits returns the time from which n permits are free, if no other client is
+// granted any.
 func (s *permitSim) fits(t time.Duration, n int) time.Duration {
 	for {
 		used, next := 0, never
@@ -121,7 +122,7 @@ func (s *permitSim) hold(h *permitHold, granted time.Duration) {
 	h.ok = granted + s.upTo(5*ms)
 	deadline := max(h.call, granted-s.upTo(3*ms)) + simTTL - simMargin
 	s.add(h.of, KindGrant, h.ok, func(e *Event) { e.Deadline = deadline })
-	if s.once(10) { // nobody releases it
+	if s.once(10) { // no client releases it
 		s.served = append(s.served, permitTime{h.n, granted + simTTL})
 		now := deadline + s.upTo(80*ms)
 		s.add(h.of, KindLose, now, class(ClassNotHeld))
@@ -156,7 +157,7 @@ func (s *permitSim) used(t time.Duration) (n int) {
 	return n
 }
 
-// end returns a time at which nothing is left.
+// end returns a time at which no permit is held.
 func (s *permitSim) end() time.Duration {
 	last := time.Duration(0)
 	for _, e := range s.events {
@@ -178,7 +179,7 @@ func (s *permitSim) stranger(k Kind, t time.Duration, n int) Event {
 // no place.
 type permitPlant struct {
 	name  string
-	rules []Rule // one of which is violated then
+	rules []Rule // one of these is violated then
 	in    func(s *permitSim, events []Event) []Event
 }
 

@@ -12,8 +12,8 @@ import (
 type plant struct {
 	name string
 	rule Rule
-	// in changes the events and returns them, or returns nil if there is no
-	// place for this plant in what s has made.
+	// in changes the events and returns them. It returns nil if there is no
+	// place for this plant in the events of s.
 	in func(r *rand.Rand, s *sim, events []Event) []Event
 }
 
@@ -56,7 +56,7 @@ func (s *sim) stranger(e Event) Event {
 		Kind: e.Kind, Time: e.Time}
 }
 
-// intruder grants the lock to somebody else at t.
+// intruder grants the lock to another client at t.
 func (s *sim) intruder(events []Event, t time.Duration) []Event {
 	e := s.stranger(Event{Kind: KindCall, Time: t - ms})
 	grant := e
@@ -69,7 +69,7 @@ func plantOverlap(r *rand.Rand, s *sim, events []Event) []Event {
 		return e.Name == s.name && reads(e) && (e.Kind == KindLose || e.Kind == KindNotReleased)
 	})
 	h := anyHold(r, s, func(h *simHold) bool {
-		return h.sure()-h.ok > 2 && !(reads(h.of) && lost) // of several Reads one that was lost may show it, as a late loss
+		return h.sure()-h.ok > 2 && !(reads(h.of) && lost) // among several Reads a lost one may show it, as a late loss
 	})
 	if h == nil {
 		return nil
@@ -89,8 +89,8 @@ func plantReader(r *rand.Rand, s *sim, events []Event) []Event {
 	return events
 }
 
-// plantTwoHolds lets the server say of two holds that it had both: while the
-// leases of one of them followed one another.
+// plantTwoHolds lets the server report of two holds that it had both, while
+// several leases used one of them in turn.
 func plantTwoHolds(r *rand.Rand, s *sim, events []Event) []Event {
 	h := anyHold(r, s, func(h *simHold) bool { return h.kept && h.ok-h.since > 10*ms })
 	if h == nil {
@@ -157,7 +157,7 @@ func plantToken(r *rand.Rand, s *sim, events []Event) []Event {
 	return events
 }
 
-// stretch makes d pass after t.
+// stretch inserts a time of d after t.
 func stretch(events []Event, t, d time.Duration) []Event {
 	for i := range events {
 		if e := &events[i]; e.Time > t {
@@ -178,15 +178,15 @@ const aLongTime = 5 * time.Second
 func everything(Event) bool { return true }
 func writes(e Event) bool   { return !reads(e) }
 
-// at tells what is going on at t: how many attempts of a kind are under way for
-// the name of s, and whether one of them has an unknown outcome, a hold has not
-// ended, or a fault is on.
+// at returns what is going on at t: how many attempts of a kind are under way
+// for the name of s, and whether one of them has an unknown outcome, a hold has
+// not ended, or a fault is active.
 func (s *sim) at(events []Event, t time.Duration, kind func(Event) bool) (attempts int, unclear bool) {
 	faults := 0
 	held := map[uint64]bool{}
 	pending := map[uint64]bool{}
 	returned := map[uint64]bool{}
-	gaveUp, answered := map[uint64]bool{}, map[uint64]bool{} // the calls whose Unlock had returned by t; those that the server answered after t
+	gaveUp, answered := map[uint64]bool{}, map[uint64]bool{} // calls whose Unlock had returned by t, and calls that the server answered after t
 	for _, e := range events {
 		switch {
 		case e.Kind == KindFaultOn && e.Time <= t:
@@ -230,8 +230,8 @@ func plantLostWakeup(r *rand.Rand, s *sim, events []Event) []Event {
 	return nil
 }
 
-// plantLoneReader lets a Read wait for long that nothing keeps from the name,
-// which somebody reads.
+// plantLoneReader makes a Read wait for long, although other clients only read
+// the name and nothing keeps the Read from it.
 func plantLoneReader(r *rand.Rand, s *sim, events []Event) []Event {
 	h := anyHold(r, s, func(h *simHold) bool {
 		n, unclear := s.at(events, h.ok+1, writes)
@@ -251,7 +251,7 @@ func plantLoneReader(r *rand.Rand, s *sim, events []Event) []Event {
 func plantRefusal(r *rand.Rand, s *sim, events []Event) []Event {
 	h := anyHold(r, s, func(h *simHold) bool {
 		n, unclear := s.at(events, h.gone, everything)
-		return n == 0 && !unclear && h.sure() > h.ok && !slices.ContainsFunc(events, func(e Event) bool { // nobody has it already
+		return n == 0 && !unclear && h.sure() > h.ok && !slices.ContainsFunc(events, func(e Event) bool { // no client has it already
 			return e.Name == s.name && e.Kind == KindGrant && e.Time > h.unlock && e.Time <= h.gone
 		})
 	})
@@ -285,7 +285,7 @@ func plantRevival(r *rand.Rand, s *sim, events []Event) []Event {
 	return append(events, check)
 }
 
-// accompanied reports whether the client of h reads the name another time.
+// accompanied reports whether the client of h holds another Read of the name.
 func (h *simHold) accompanied(events []Event) bool {
 	return slices.ContainsFunc(events, func(e Event) bool {
 		return reads(e) && e.Name == h.of.Name && e.Client == h.of.Client && e.Call != h.of.Call

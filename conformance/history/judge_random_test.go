@@ -18,7 +18,7 @@ var (
 	firstHistory = flag.Uint64("first", 0, "seed of the first of them")
 )
 
-// The service that the random histories come from.
+// The service that produces the random histories.
 const (
 	simTTL    = 100 * ms
 	simMargin = 2 * ms
@@ -30,41 +30,42 @@ var simBounds = Bounds{
 	Detect: simDetect, Linger: simTTL + 60*ms, Wake: 30 * ms, Stuck: 2 * time.Second, Recover: 50 * ms,
 }
 
-// sim simulates a correct lock service, and records what its clients would. It
-// goes from grant to grant of one name, as the server does, and adds what the
-// clients see, with delays of the network on the way.
+// sim simulates a correct lock service, and records what its clients would
+// record. It goes from grant to grant of one name, as the server does, and adds
+// the clients' view, with delays of the network.
 type sim struct {
 	r      *rand.Rand
 	name   string
 	events []Event
 	calls  *uint64
-	free   time.Duration // since when the server can grant the name again
-	unread time.Duration // since when nobody has it but to read
+	free   time.Duration // the time since which the server can grant the name again
+	unread time.Duration // the time since which only readers have it
 	shared bool          // readers use it, too
 	read   bool          // the last grant was for Read
 	token  uint64
 	asks   int
-	asked  time.Duration // when the one that was granted last had asked; in order, as this is a FIFO lock
+	asked  time.Duration // the call of the last granted attempt; in order, as this is a FIFO lock
 	story  []*simHold
 	tapped bool // the answers of the server to releases are recorded
-	// beside adds what becomes of a removed hold, whose client has not been
-	// told, after the next grant; or nil
+	// beside, unless nil, adds the further use of a removed hold after the next
+	// grant, while the hold's client has not been notified
 	beside func(next *simHold)
 }
 
-// simHold is one grant in good order, as far as plants need it.
+// simHold is one regular grant, as far as plants need it.
 type simHold struct {
-	of                           Event // what its events have in common
+	of                           Event // the common fields of its events
 	call, wait, ok, unlock, gone time.Duration
 	deadline                     time.Duration
 	token                        uint64
-	since                        time.Duration // when the driver had been granted it
+	since                        time.Duration // when the driver was granted it
 	waited                       bool
-	kept                         bool // the server said at its release that it was still there
-	n                            int  // how many asked before
+	kept                         bool // at its release the server reported that it still existed
+	n                            int  // the number of earlier calls
 }
 
-// sure returns until when the records prove that the server had the hold.
+// sure returns the time until which the records prove that the server had the
+// hold.
 func (h *simHold) sure() time.Duration {
 	if h.kept {
 		return h.unlock
@@ -84,7 +85,7 @@ func (s *sim) who() Event {
 		Mode: s.mode()}
 }
 
-// mode returns that of an attempt.
+// mode returns the mode of an attempt.
 func (s *sim) mode() driver.Mode {
 	if !s.shared {
 		return driver.Exclusive
@@ -94,7 +95,7 @@ func (s *sim) mode() driver.Mode {
 
 func reads(e Event) bool { return e.Mode == driver.Read }
 
-// ends lets the server have nothing left of a hold from t on.
+// ends makes the server forget a hold at t.
 func (s *sim) ends(of Event, t time.Duration) {
 	s.free = max(s.free, t)
 	if !reads(of) {
@@ -149,7 +150,7 @@ func (s *sim) ask(of Event) (h *simHold, granted time.Duration) {
 }
 
 // grant adds the grant that returns at t, with the deadline that the client
-// computes for one that the server made at granted.
+// computes for a grant that the server made at granted.
 func (s *sim) grant(h *simHold, granted, t time.Duration) {
 	h.since, h.ok, h.deadline = granted+s.upTo(t-granted), t, max(h.call, granted-s.upTo(3*ms))+simTTL-simMargin
 	s.add(h.of, KindGrant, t, func(e *Event) { e.Token, e.Deadline = h.token, h.deadline })
@@ -159,8 +160,8 @@ func (s *sim) grant(h *simHold, granted, t time.Duration) {
 	}
 }
 
-// use adds a hold that ends with Unlock, perhaps after renewals, and with
-// re-entries and attempts of others meanwhile.
+// use adds a hold that ends with Unlock, perhaps after renewals, with
+// re-entries and with attempts of others in the meantime.
 func (s *sim) use() {
 	of := s.who()
 	if s.once(3) {
@@ -208,8 +209,8 @@ func (s *sim) use() {
 		s.story = append(s.story, h)
 		return
 	}
-	// The answer is lost, and perhaps the request was. The driver may get one
-	// to a second request, after Unlock has returned.
+	// The answer is lost, and perhaps the request was. The driver may get an
+	// answer to a second request, after Unlock has returned.
 	s.add(h.of, KindNotReleased, h.gone, class(ClassUnknown))
 	switch s.r.IntN(3) {
 	case 0:
@@ -229,8 +230,8 @@ func (s *sim) write(h *simHold) {
 	s.add(Event{Proc: "store", Name: s.name, Token: h.token, OK: true}, k, h.unlock, nil)
 }
 
-// join adds a Read of the same client that the server is not asked for, and
-// returns when it is over.
+// join adds a Read of the same client for which no request is sent to the
+// server, and returns its end.
 func (s *sim) join(first *simHold, now time.Duration) time.Duration {
 	of := first.of
 	*s.calls++
@@ -243,7 +244,7 @@ func (s *sim) join(first *simHold, now time.Duration) time.Duration {
 	return now
 }
 
-// answer adds what the driver's Release returned.
+// answer adds the result of the driver's Release.
 func (s *sim) answer(h *simHold, t time.Duration, with func(*Event)) {
 	if s.tapped {
 		s.add(h.of, KindAnswer, t, func(e *Event) {
@@ -270,7 +271,7 @@ func (s *sim) reenter(outer *simHold, now time.Duration) time.Duration {
 	return now
 }
 
-// others adds attempts that do not get the lock, which holder has at that
+// others adds attempts that do not get the lock, because holder has it at that
 // moment.
 func (s *sim) others(holder Event, now time.Duration) {
 	of := s.who()
@@ -289,8 +290,8 @@ func (s *sim) others(holder Event, now time.Duration) {
 	}
 }
 
-// runOut adds a hold that its client does not end in time, since it is frozen:
-// while it holds the lock, or before the call returns.
+// runOut adds a hold that its client does not end in time, because the client
+// is frozen while it holds the lock, or before the call returns.
 func (s *sim) runOut() {
 	of := s.who()
 	h, granted := s.ask(of)
@@ -310,9 +311,9 @@ func (s *sim) runOut() {
 	s.add(of, KindNotReleased, max(back, h.deadline), class(ClassNotHeld))
 }
 
-// remove adds a hold that an administrator ends. Its holder may go on for a
-// while, and even release it or leave it to others who wait in its client,
-// before it is told.
+// remove adds a hold that an administrator ends. Until its holder is notified,
+// it may go on for a while, and even release the hold or pass it on to other
+// waiters of its client.
 func (s *sim) remove() {
 	of := s.who()
 	h, granted := s.ask(of)
@@ -333,11 +334,11 @@ func (s *sim) remove() {
 		s.endRemoved(h, now, told)
 		return
 	}
-	s.fault("removal", of.Client, removed-ms, told) // after which nobody promises the order of waiters
+	s.fault("removal", of.Client, removed-ms, told) // afterwards the order of waiters is not promised
 	s.token++
-	token := s.token // for one more of the client, who asks after the next grant
+	token := s.token // for another attempt of the client, which begins after the next grant
 	s.beside = func(next *simHold) {
-		if called := max(now, next.ok+1); called < told && next.of.Client != of.Client { // a client asks for what it has only once that is over
+		if called := max(now, next.ok+1); called < told && next.of.Client != of.Client { // a client requests a name that it holds only when that hold has ended
 			now = called + s.upTo(told-called)
 			h = s.handOn(h, called, now, token)
 		}
@@ -345,8 +346,8 @@ func (s *sim) remove() {
 	}
 }
 
-// endRemoved adds how h ends, which somebody has removed, and whose holder is
-// told then.
+// endRemoved adds the end of h, which another client has removed. The holder is
+// notified at told.
 func (s *sim) endRemoved(h *simHold, now, told time.Duration) {
 	of := h.of
 	if now < told && s.once(2) {
@@ -364,8 +365,8 @@ func (s *sim) endRemoved(h *simHold, now, told time.Duration) {
 	s.add(of, KindNotReleased, now+ms, class(ClassRemoved))
 }
 
-// handOn ends h in favour of another one of the client, who called at that
-// time. The server is not asked.
+// handOn ends h in favor of another attempt of the client, which began at
+// called. No request is sent to the server.
 func (s *sim) handOn(h *simHold, called, now time.Duration, token uint64) *simHold {
 	s.add(h.of, KindRelease, now, held(h.deadline))
 	s.add(h.of, KindReleased, now, nil)
@@ -399,7 +400,7 @@ func (s *sim) kill() {
 	}
 	at := max(granted+5*ms, h.call) + s.upTo(20*ms)
 	s.fault(FaultKill, of.Proc, at-ms, at+s.upTo(5*ms))
-	if s.once(2) { // its session died with it
+	if s.once(2) { // its session ended with it
 		s.ends(of, max(at, granted))
 		return
 	}
@@ -494,7 +495,8 @@ func TestJudgeOfRandomHistories(t *testing.T) {
 	}
 }
 
-// judgeRandom judges a history, and perhaps compares what its twin says.
+// judgeRandom judges a history, and optionally compares the verdict with that
+// of its twin.
 func judgeRandom(t *testing.T, seed uint64, events []Event, compare bool) *Verdict {
 	events = finish(events)
 	v := Judge(events, simBounds)
@@ -510,8 +512,9 @@ func judgeRandom(t *testing.T, seed uint64, events []Event, compare bool) *Verdi
 	return v
 }
 
-// counts returns what Judge found of the rules that the twin knows. It tells
-// overlaps from late losses; the twin does not.
+// counts returns the number of violations that Judge found, for the rules that
+// the twin knows. Judge distinguishes overlaps from late losses; the twin does
+// not.
 func counts(v *Verdict) map[Rule]int {
 	found := map[Rule]int{}
 	for _, violation := range v.Violations {
@@ -525,8 +528,8 @@ func counts(v *Verdict) map[Rule]int {
 	return found
 }
 
-// plantIn returns a legal history made illegal, and by what: nil if it has no
-// room for that.
+// plantIn returns a legal history made illegal, and the plant that did so. The
+// plant is nil if the history has no room for any.
 func plantIn(r *rand.Rand, sims []*sim, events []Event) (*plant, []Event) {
 	for range 50 {
 		p := &plants[r.IntN(len(plants))]

@@ -20,8 +20,8 @@ const ms = time.Millisecond
 //
 // which is time in milliseconds, process (p if it is left out) and attempt,
 // kind of event (acq. is left out), and fields. The client of an attempt is its
-// letter. Every process is closed after the last event but those that a fault
-// kills.
+// letter. Every process is closed after the last event, unless a fault kills
+// it.
 func parseStory(t testing.TB, story string) []Event {
 	t.Helper()
 	var events []Event

@@ -7,13 +7,13 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// twin finds by brute force what the judge finds by sweeps. It shares nothing
-// with the judge but the events and the bounds, and says what each rule means
-// in the plainest words, whatever that costs.
+// twin finds by brute force the violations that the judge finds by sweeps. It
+// shares only the events and the bounds with the judge, and states each rule in
+// the plainest way, at any cost.
 type twin struct {
 	Bounds
 	tales   map[string][]*tale     // by name, in the order of their calls
-	crowded map[time.Duration]bool // moments of several processes
+	crowded map[time.Duration]bool // moments at which several processes recorded something
 	procs   map[string]*twinProc   // by label
 	calm    [][2]time.Duration     // without faults
 }
@@ -23,20 +23,20 @@ type twinProc struct {
 	last, dead time.Duration // its last event, and when a fault had surely killed it
 }
 
-// tale is what is known of one call.
+// tale is the known state of one call.
 type tale struct {
-	call, back Event   // back: what the call returned; none yet has no kind
+	call, back Event   // back is the result of the call; it has no kind if there is none yet
 	after      []Event // all others
 	proc       *twinProc
-	got        bool  // a lease
-	over       Event // what ended the hold, or told the holder first that it is over; at forever: nothing did
+	got        bool  // whether it returned a lease
+	over       Event // the event that ended the hold or first notified the holder of its end; at forever if none did
 	until      time.Duration
-	unlock     Event // that ends the claim at until, if it has a kind
-	kept       bool  // the backend said at the release that it had the hold
+	unlock     Event // the event that ends the claim at until, if it has a kind
+	kept       bool  // at the release the backend reported that it had the hold
 	since      time.Duration
 	sure, more bool // it had the lock when the call returned; its owner may have had it before
 	free       time.Duration
-	next       *tale // by whose grant all was surely over that was left of this one; nil if there is none
+	next       *tale // the call by whose grant all that was left of this one had surely ended; nil if there is none
 }
 
 const forever = time.Duration(1<<63 - 1)
@@ -114,8 +114,8 @@ func (t *tale) find(k Kind) Event {
 	return Event{}
 }
 
-// claim finds out until when the holder had been told that it has the lock,
-// even if somebody removes it without a word.
+// claim determines until when the holder believed that it held the lock, even
+// if another client removed it silently.
 func (w *twin) claim(t *tale) {
 	if !t.got {
 		return
@@ -152,19 +152,20 @@ func (w *twin) claim(t *tale) {
 	t.sure = w.had(t, t.back)
 }
 
-// had reports whether the holder of a had been told, as late as x, that it has
-// the lock.
+// had reports whether the holder of a believed, as late as x, that it held the
+// lock.
 func (w *twin) had(a *tale, x Event) bool {
 	return x.Time < a.until || a.unlock.Kind != "" && w.follows(x, a.unlock)
 }
 
-// gone returns when the backend surely has nothing left of a call.
+// gone returns the time from which the backend surely has nothing left of a
+// call.
 func (w *twin) gone(t *tale) time.Duration {
 	answer, released, failed := t.find(KindAnswer), t.find(KindReleased), t.find(KindNotReleased)
 	switch {
 	case answer.Kind != "" && answer.Class == "":
 		return answer.Time
-	case t.got && t.over.Kind != "" && t.over.Kind != KindRelease: // told of the end before Unlock
+	case t.got && t.over.Kind != "" && t.over.Kind != KindRelease: // notified of the end before Unlock
 		return t.over.Time + w.Linger
 	case released.Kind != "":
 		return released.Time
@@ -180,7 +181,7 @@ func (w *twin) gone(t *tale) time.Duration {
 	return forever
 }
 
-// violations counts those of the rules that the twin knows.
+// violations counts the violations of the rules that the twin knows.
 func (w *twin) violations() map[Rule]int {
 	found := map[Rule]int{}
 	count := func(r Rule, is bool) {
@@ -195,8 +196,8 @@ func (w *twin) violations() map[Rule]int {
 		}
 		var kept []*tale
 		for _, b := range tales {
-			// before reports whether there is an earlier grant that is as f
-			// says.
+			// before reports whether there is an earlier grant for which f
+			// returns true.
 			before := func(f func(a *tale) bool) bool {
 				return b.got && slices.ContainsFunc(tales, func(a *tale) bool { return a != b && a.got && w.follows(a.back, b.back) && f(a) })
 			}
@@ -229,9 +230,10 @@ func (w *twin) violations() map[Rule]int {
 	return found
 }
 
-// asked returns when the backend may have been asked for what b got: before its
-// call, if its client had a hold then that may have become that of b. It has
-// not if the backend still had it when it was released.
+// asked returns the earliest time at which the backend may have been asked for
+// the hold of b. That is before b's call if its client then had a hold that may
+// have become b's. It is not if the backend still had that hold when it was
+// released.
 func (w *twin) asked(tales []*tale, b *tale) time.Duration {
 	var last *tale // such a hold of the client
 	for _, a := range tales {
@@ -245,8 +247,8 @@ func (w *twin) asked(tales []*tale, b *tale) time.Duration {
 	return max(w.line(tales, b, last.back), min(last.unlock.Time, b.call.Time))
 }
 
-// line returns the earliest call of those, granted after a moment, from whom b
-// may have its hold.
+// line returns the earliest call among those that were granted after a moment
+// and from which b may have its hold.
 func (w *twin) line(tales []*tale, b *tale, after Event) time.Duration {
 	first := b.call.Time
 	for _, a := range tales {
@@ -268,7 +270,7 @@ func (w *twin) quiet(t *tale) bool {
 	return slices.ContainsFunc(w.calm, func(c [2]time.Duration) bool { return c[0] <= t.call.Time && t.back.Time <= c[1] })
 }
 
-// doubtful says that there may be a hold that nobody was told of.
+// doubtful reports whether there may be a hold that no client knows of.
 func (t *tale) doubtful() bool { return t.back.Kind == "" || !t.got && t.free > t.back.Time }
 
 func (t *tale) reads() bool         { return t.call.Mode == driver.Read }
@@ -283,8 +285,9 @@ func (w *twin) brought(tales []*tale, a *tale) bool {
 	})
 }
 
-// whose is for whom a lock may have been free: the one that waits for longest
-// to do more than to read, or to read; or a Read itself.
+// whose is the waiter for whom a lock may have been free: the one that has
+// waited longest in another mode than Read, the one that has waited longest to
+// read, or a particular Read.
 type whose int
 
 const (
@@ -293,8 +296,8 @@ const (
 	thisRead
 )
 
-// idle looks back from e, an event of x, at which nobody may have been waiting
-// for a free lock for long.
+// idle looks back from e, an event of x, at which a caller may have been
+// waiting for a free lock for too long.
 func (w *twin) idle(tales []*tale, x *tale, e Event, who whose) bool {
 	free, oldest := -forever, forever
 	if who == thisRead {
@@ -337,8 +340,7 @@ func (w *twin) precedes(x, y Event) bool {
 	return x.Time < y.Time || x.Time == y.Time && (x.Proc < y.Proc || x.Proc == y.Proc && x.Seq < y.Seq)
 }
 
-// permits counts the violations of a name of permits, of which there was one
-// limit.
+// permits counts the violations of a name of permits that had only one limit.
 func (w *twin) permits(tales []*tale, count func(Rule, bool)) {
 	limit := 0
 	for _, a := range tales {
@@ -367,8 +369,8 @@ func (w *twin) permits(tales []*tale, count func(Rule, bool)) {
 	}
 }
 
-// permitsIdle looks back from e, at which nobody may have been waiting for free
-// permits for long.
+// permitsIdle looks back from e, at which a caller may have been waiting for
+// free permits for too long.
 func (w *twin) permitsIdle(tales []*tale, e Event, limit int) bool {
 	var oldest *tale
 	since := -forever
@@ -387,7 +389,7 @@ func (w *twin) permitsIdle(tales []*tale, e Event, limit int) bool {
 	takes := func(a *tale) bool {
 		return a.got && w.precedes(a.back, e) || a.doubtful() && w.precedes(a.call, e)
 	}
-	for _, u := range tales { // as late as that, were too many taken?
+	for _, u := range tales { // were too many permits taken as late as that?
 		n := oldest.call.Permits
 		for _, a := range tales {
 			if takes(a) && a.free >= u.free {

@@ -43,21 +43,21 @@ func (j *judge) tooLong(from, to, limit time.Duration) bool {
 	return false
 }
 
-// waiting is the state of a lock while its attempts are gone through in the
-// order of time.
+// waiting is the state of a lock during a pass over its attempts in the order
+// of time.
 type waiting struct {
-	pending       []*attempt // attempts that return some day, in the order of their calls
-	reads, others side       // the holds for Read, and those in the other modes
+	pending       []*attempt // attempts that return later, in the order of their calls
+	reads, others side       // the holds for Read, and the holds in the other modes
 	// when an attempt in another mode than Read last gave up, or was granted
 	barred time.Duration
 }
 
-// side has what is known of the holds of one kind.
+// side is the known state of the holds of one kind.
 type side struct {
 	lastEnd time.Duration // when an attempt last returned
 	free    time.Duration // when the last hold was surely gone
 	freed   *Event        // the event that freed the lock
-	shadow  time.Duration // until when there may be a hold that nobody knows of
+	shadow  time.Duration // until when there may be a hold that no client knows of
 }
 
 func (w *waiting) side(a *attempt) *side {
@@ -67,8 +67,8 @@ func (w *waiting) side(a *attempt) *side {
 	return &w.others
 }
 
-// last returns when the last hold that excludes a was surely gone, and by which
-// event.
+// last returns when the last hold that excludes a was surely gone, and the
+// event that ended it.
 func (w *waiting) last(a *attempt) (free time.Duration, freed *Event) {
 	if a.reads() || w.reads.free <= w.others.free {
 		return w.others.free, w.others.freed
@@ -76,8 +76,8 @@ func (w *waiting) last(a *attempt) (free time.Duration, freed *Event) {
 	return w.reads.free, w.reads.freed
 }
 
-// shadow returns until when there may be a hold that excludes a and that nobody
-// knows of.
+// shadow returns until when there may be a hold that excludes a and that no
+// client knows of.
 func (w *waiting) shadow(a *attempt) time.Duration {
 	if a.reads() {
 		return w.others.shadow
@@ -94,7 +94,7 @@ func (w *waiting) lastEnd(a *attempt) time.Duration {
 }
 
 // oldest returns the attempt that has waited longest, among Reads or among the
-// others; nil if there is none.
+// other attempts, or nil if there is none.
 func (w *waiting) oldest(reads bool) *attempt {
 	i := slices.IndexFunc(w.pending, func(a *attempt) bool { return a.reads() == reads && !a.called.NoWait })
 	if i < 0 {
@@ -103,7 +103,7 @@ func (w *waiting) oldest(reads bool) *attempt {
 	return w.pending[i]
 }
 
-// waits looks for a lock that stays free while somebody waits (RuleWake), and
+// waits looks for a lock that stays free while a caller waits (RuleWake), and
 // for attempts that last too long or are refused without reason (RuleStuck).
 func (j *judge) waits(l *lock) {
 	none := side{lastEnd: -never, free: -never, shadow: -never}
@@ -138,7 +138,7 @@ func (j *judge) waitBegins(w *waiting, a *attempt) {
 	}
 }
 
-// waitEnds looks at the return of a, the ith of the pending attempts.
+// waitEnds processes the return of a, the ith of the pending attempts.
 func (j *judge) waitEnds(w *waiting, a *attempt, i int) {
 	e := a.returned
 	if a.granted() || !e.NoWait {
@@ -159,13 +159,13 @@ func (j *judge) waitEnds(w *waiting, a *attempt, i int) {
 	w.ended(a)
 }
 
-// ended takes note of what the return of a says about the lock.
+// ended records what the return of a shows about the lock.
 func (w *waiting) ended(a *attempt) {
 	e, s := a.returned, w.side(a)
 	switch {
-	case a.claimed() && !a.reentry && !a.reads(): // whatever was held before is gone
+	case a.claimed() && !a.reentry && !a.reads(): // all earlier holds are gone
 		s.free, s.freed, w.reads.free = a.free, a.released, -never
-	case a.claimed() && !a.reentry: // but for other Reads
+	case a.claimed() && !a.reentry: // except other Reads
 		w.others.free = min(w.others.free, e.Time)
 		fallthrough
 	case a.granted() || !e.NoWait:
@@ -180,9 +180,8 @@ func (w *waiting) ended(a *attempt) {
 	}
 }
 
-// idle looks at the time before e, in which nobody was granted the lock but to
-// read, for the sake of the attempt in another mode than Read that has waited
-// longest.
+// idle checks the time before e, in which the lock was granted only to Reads,
+// for the attempt in another mode than Read that has waited longest.
 func (j *judge) idle(w *waiting, e *Event) {
 	oldest := w.oldest(false)
 	if oldest == nil {
@@ -198,9 +197,9 @@ func (j *judge) idle(w *waiting, e *Event) {
 	}
 }
 
-// idleToReaders looks at the time before e, in which nobody held the lock in
-// another mode, for the sake of a Read that waits. A waiter in another mode
-// goes first, whatever the order.
+// idleToReaders checks the time before e, in which no client held the lock in
+// another mode, for a waiting Read. A waiter in another mode goes first,
+// whatever the order.
 func (j *judge) idleToReaders(w *waiting, a *attempt, e *Event) {
 	if a == nil || w.oldest(false) != nil {
 		return
@@ -215,15 +214,15 @@ func (j *judge) idleToReaders(w *waiting, a *attempt, e *Event) {
 	}
 }
 
-// lasted looks at an attempt that waited until a moment.
+// lasted checks an attempt that waited until a moment.
 func (j *judge) lasted(a *attempt, until time.Duration) {
 	if j.b.Stuck > 0 && !a.called.NoWait && j.tooLong(a.called.Time, until, j.b.Stuck) {
 		j.violation(RuleStuck, fmt.Sprintf("an attempt lasted %v", until-a.called.Time), a.called, a.returned)
 	}
 }
 
-// refused looks at an attempt that was refused although nobody is known to have
-// held the lock since a given moment.
+// refused checks an attempt that was refused although no client is known to
+// have held the lock since a given moment.
 func (j *judge) refused(a *attempt, since time.Duration, freed *Event) {
 	w, ok := j.quietAround(a.called.Time, a.returned.Time)
 	if !ok || j.b.Wake == 0 || a.called.Time <= after(since, j.b.Wake) {
@@ -292,7 +291,7 @@ func (j *judge) read() {
 	if len(faults) > 0 {
 		j.invalid("the last fault did not end")
 	}
-	// faults that touch leave windows of no length
+	// adjacent faults leave windows of no length
 	j.quiet = slices.DeleteFunc(j.quiet, func(w window) bool { return w.from == w.to })
 }
 
@@ -306,7 +305,7 @@ func (j *judge) process(label string) *process {
 	return p
 }
 
-// lock returns what is known of a name.
+// lock returns the known state of a name.
 func (j *judge) lock(name string) *lock {
 	l := j.byName[name]
 	if l == nil {
@@ -336,7 +335,7 @@ func (j *judge) add(a *attempt, e *Event) bool {
 	j.checkResult(a, e)
 	switch e.Kind {
 	case KindWait:
-		if a.returned == nil { // otherwise it comes too late to tell anything
+		if a.returned == nil { // otherwise it comes too late to show anything
 			a.waited = e
 		}
 		return true
@@ -367,8 +366,8 @@ func (j *judge) add(a *attempt, e *Event) bool {
 	return true
 }
 
-// hear adds what the holder was told while it had the lock, until the holder
-// ended the hold or knew its end.
+// hear adds the information that the holder got while it had the lock, until
+// the holder ended the hold or knew its end.
 func (a *attempt) hear(e *Event) {
 	if e.Kind == KindRelease && a.releasing == nil {
 		a.releasing = e
@@ -384,8 +383,8 @@ func (a *attempt) hear(e *Event) {
 	}
 }
 
-// checkResult finds results that a call must not return, by what was known of
-// its attempt before (RuleResult).
+// checkResult looks for results that a call must not return, given the earlier
+// events of its attempt (RuleResult).
 func (j *judge) checkResult(a *attempt, e *Event) {
 	wrong := func(text string, because *Event) {
 		j.violation(RuleResult, text, because, e)

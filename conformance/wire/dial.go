@@ -9,9 +9,10 @@ import (
 	"time"
 )
 
-// DialContext connects to a server through the Wire. It has the form in which
-// client libraries take a dialer. While traffic is held or dropped, DialContext
-// waits until ctx ends, as an attempt to connect into a black hole does.
+// DialContext connects to a server through the Wire. It has the signature that
+// client libraries expect of a dialer. While traffic is held or dropped,
+// DialContext waits until ctx ends, as a connection attempt into a black hole
+// does.
 func (w *Wire) DialContext(ctx context.Context, network, addr string) (net.Conn, error) {
 	ctx, stop := w.lifetime(ctx)
 	defer stop()
@@ -56,7 +57,7 @@ func (w *Wire) isClosed() bool {
 }
 
 // conn is the client's end of a connection. Its remote address is the server's,
-// for some libraries connect there again.
+// because some libraries connect to that address again.
 type conn struct {
 	*net.TCPConn
 	server net.Addr
@@ -64,8 +65,8 @@ type conn struct {
 
 func (c *conn) RemoteAddr() net.Addr { return c.server }
 
-// cutsSoFar counts the calls of Cut, so that a connection which is being made
-// can tell later whether Cut was called meanwhile.
+// cutsSoFar counts the calls of Cut, so that a connection being made can find
+// out later whether Cut was called in the meantime.
 func (w *Wire) cutsSoFar() int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -88,7 +89,7 @@ func (w *Wire) lifetime(ctx context.Context) (context.Context, func()) {
 }
 
 // connectable waits until connections can be made. It returns an error if they
-// cannot, or if Cut was called since cuts was counted.
+// cannot, or if Cut was called after cuts was counted.
 func (w *Wire) connectable(ctx context.Context, cuts int) error {
 	for {
 		w.mu.Lock()
@@ -105,8 +106,8 @@ func (w *Wire) connectable(ctx context.Context, cuts int) error {
 	}
 }
 
-// refusal is the error of a connection that cannot be made, or was begun before
-// the last Cut. w.mu is held.
+// refusal returns the error of a connection that cannot be made, or that was
+// begun before the last Cut. w.mu is held.
 func (w *Wire) refusal(cuts int) error {
 	switch {
 	case w.closed:
@@ -147,12 +148,12 @@ func connectTo(ctx context.Context, ln net.Listener) (client *net.TCPConn, inner
 		if inner.RemoteAddr().String() == c.LocalAddr().String() {
 			return c.(*net.TCPConn), inner, nil
 		}
-		inner.Close() // of a pair that did not come about, or of a stranger
+		inner.Close() // of an incomplete pair, or of a stranger
 	}
 }
 
-// join lets a new connection flow between its two ends. If the connection is
-// refused by now, join closes both ends and returns an error.
+// join connects the two ends of a new connection. If the connection has been
+// refused in the meantime, join closes both ends and returns an error.
 func (w *Wire) join(client, server net.Conn, cuts int) error {
 	l := &link{wire: w, client: client, server: server}
 	l.requests = pipe{link: l, dir: Requests, src: client, dst: server}
@@ -170,11 +171,11 @@ func (w *Wire) join(client, server net.Conn, cuts int) error {
 	w.links[l] = true
 	w.traffic.Connections++
 	w.notify()
-	w.wg.Go(l.run) // ends when both ends have closed, or with cut
+	w.wg.Go(l.run) // ends when both ends have closed, or at cut
 	return nil
 }
 
-// reset breaks a connection rather than end it in good order.
+// reset breaks a connection without an orderly end.
 func reset(c net.Conn) {
 	if tcp, ok := c.(interface{ SetLinger(sec int) error }); ok {
 		tcp.SetLinger(0) // best effort: Close ends the connection in any case
@@ -182,7 +183,7 @@ func reset(c net.Conn) {
 	c.Close()
 }
 
-// closeWrite ends one direction of a connection in good order.
+// closeWrite ends one direction of a connection in an orderly way.
 func closeWrite(c net.Conn) error {
 	half, ok := c.(interface{ CloseWrite() error })
 	if !ok {
@@ -195,7 +196,7 @@ func closeWrite(c net.Conn) error {
 type proxy struct {
 	addr, target string
 	ln           net.Listener // nil while connections are refused
-	keeper       net.Conn     // is connected at addr, so nobody else gets the port while ln is nil
+	keeper       net.Conn     // is connected at addr, so no other process gets the port while ln is nil
 }
 
 // Listen opens a proxy on the loopback interface and returns its address. Every
@@ -253,10 +254,10 @@ func (p *proxy) refuse() {
 	}
 }
 
-// Serve makes a proxy of a listener, as Listen does of a listener on the
-// loopback interface. Close closes the listener; Cut does not, so connections
-// are accepted and then broken. A connection of package crypto/tls breaks when
-// Hold interrupts a write on it.
+// Serve makes ln a proxy, as Listen does with a listener on the loopback
+// interface. Close closes the listener. Cut does not, so connections are
+// accepted and then broken. A connection of package crypto/tls breaks when Hold
+// interrupts a write on it.
 func (w *Wire) Serve(ln net.Listener, target string) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -269,8 +270,8 @@ func (w *Wire) Serve(ln net.Listener, target string) error {
 	return nil
 }
 
-// accept connects clients to the target until the listener is closed; cuts is
-// how often Cut was called before a client came. w.mu is held.
+// accept connects clients to the target until the listener is closed. cuts
+// returns how often Cut was called before a client arrived. w.mu is held.
 func (w *Wire) accept(ln net.Listener, target string, cuts func() int) {
 	w.wg.Go(func() { // ends with the listener, which Close closes
 		for {

@@ -22,14 +22,14 @@ type link struct {
 	seen   []byte // the last bytes of the client, while a trap waits
 	trap   *trap  // the trap that a request has sprung
 	sent   bool   // the request of the trap has passed
-	silent bool   // the reply was lost: the client's end is closed, and the server is heard out
-	torn   bool   // something has vanished, or was changed
+	silent bool   // the reply was lost: the client's end is closed, and the Wire reads the server to its end
+	torn   bool   // some bytes have vanished, or were changed
 
-	stranded bool // all bytes vanish, by Strand
+	stranded bool // all bytes vanish, because of Strand
 
-	stuck bool // requests wait, by HoldRequest
-	// requests have waited so: the server has to be heard out though its client
-	// hangs up
+	stuck bool // requests wait, because of HoldRequest
+	// requests have waited so: the Wire must read the server to its end even if
+	// the client hangs up
 	overtaken bool
 }
 
@@ -39,7 +39,7 @@ type pipe struct {
 	dir      Direction
 	src, dst net.Conn
 	mu       sync.Mutex // held from the decision that bytes may pass until they have passed
-	over     bool       // guarded by wire.mu: src has ended, and dst was told
+	over     bool       // guarded by wire.mu: src has ended, and dst was notified
 }
 
 // run moves bytes until both directions have ended.
@@ -61,7 +61,8 @@ func (l *link) cut() {
 	l.abort()
 }
 
-// abort breaks both ends, since one end broke the connection. wire.mu is held.
+// abort breaks both ends, because one end broke the connection. wire.mu is
+// held.
 func (l *link) abort() {
 	l.end(func(c net.Conn) error {
 		reset(c)
@@ -82,8 +83,8 @@ func (l *link) end(closeConn func(net.Conn) error) {
 	l.wire.notify()
 }
 
-// lose breaks the connection for the client, and ends it in good order for the
-// server, so that the server still gets all requests. wire.mu is held.
+// lose breaks the connection for the client and ends it in an orderly way for
+// the server, so that the server still receives all requests. wire.mu is held.
 func (l *link) lose() {
 	if l.gone || l.silent {
 		return
@@ -97,7 +98,7 @@ func (l *link) lose() {
 	l.wire.notify()
 }
 
-// verdict is what becomes of bytes.
+// verdict is the fate of a chunk of bytes.
 type verdict int
 
 const (
@@ -105,14 +106,14 @@ const (
 	waits
 	vanishes
 	isLost // the reply is lost, and the connection with it
-	isOver // the link
+	isOver // the link has ended
 )
 
-// verdict decides about the bytes in p. If they have to wait, changed tells
-// when to ask again. wire.mu is held.
+// verdict decides the fate of the bytes in p. If they have to wait, changed is
+// closed when the caller should call verdict again. wire.mu is held.
 func (p *pipe) verdict() (v verdict, changed <-chan struct{}) {
 	l, w := p.link, p.link.wire
-	waiting := l.trap != nil && !l.trap.hold // for the reply that is to be lost
+	waiting := l.trap != nil && !l.trap.hold // for the reply to be lost
 	switch {
 	case l.gone, l.silent && p.dir == Requests:
 		return isOver, nil
@@ -131,14 +132,14 @@ func (p *pipe) verdict() (v verdict, changed <-chan struct{}) {
 // chunk is the result of one read.
 type chunk struct {
 	b   []byte
-	due time.Time // when b may arrive; zero for at once
+	due time.Time // when b may arrive; zero means at once
 	err error     // the error that ended the reading, after b
 }
 
-// run moves bytes until src ends, or the link.
+// run moves bytes until src or the link ends.
 func (p *pipe) run() {
 	defer p.finish()
-	const ahead = 256 // chunks that are late do not delay the reading of the next
+	const ahead = 256 // late chunks do not delay the reading of the next ones
 	chunks, stop := make(chan chunk, ahead), make(chan struct{})
 	var reader sync.WaitGroup
 	reader.Go(func() { p.read(chunks, stop) })
@@ -155,7 +156,7 @@ func (p *pipe) run() {
 	}
 }
 
-// read reads until src ends, at the latest with the link.
+// read reads until src ends, at the latest when the link ends.
 func (p *pipe) read(chunks chan<- chunk, stop <-chan struct{}) {
 	buf := make([]byte, 32<<10)
 	for {
@@ -175,7 +176,7 @@ func (p *pipe) read(chunks chan<- chunk, stop <-chan struct{}) {
 	}
 }
 
-// lateness is for how long the Wire delays the bytes in p.
+// lateness returns how long the Wire delays the bytes in p.
 func (p *pipe) lateness() time.Duration {
 	w := p.link.wire
 	w.mu.Lock()
@@ -232,7 +233,7 @@ func (p *pipe) forward(c chunk) bool {
 	return true
 }
 
-// write decides about b, and writes b, or a part of it, if it may pass.
+// write decides the fate of b. If b may pass, it writes all or part of it.
 func (p *pipe) write(b []byte) (n int, v verdict, changed <-chan struct{}, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -265,7 +266,7 @@ func (p *pipe) write(b []byte) (n int, v verdict, changed <-chan struct{}, err e
 		p.count(n - len(b))
 		w.mu.Unlock()
 	}
-	if errors.Is(err, os.ErrDeadlineExceeded) { // by settle: decide again
+	if errors.Is(err, os.ErrDeadlineExceeded) { // set by settle: decide again
 		err = nil
 	}
 	return n, v, nil, err
@@ -285,13 +286,13 @@ func settle(links []*link, d Direction) {
 }
 
 func (p *pipe) settle() {
-	p.dst.SetWriteDeadline(time.Unix(1, 0)) // an error means that the link is over
+	p.dst.SetWriteDeadline(time.Unix(1, 0)) // an error means that the link has ended
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.dst.SetWriteDeadline(time.Time{})
 }
 
-// count notes that so many bytes pass. wire.mu is held.
+// count records that n bytes pass. wire.mu is held.
 func (p *pipe) count(n int) {
 	if t := &p.link.wire.traffic; p.dir == Requests {
 		t.Requests += int64(n)
@@ -300,7 +301,7 @@ func (p *pipe) count(n int) {
 	}
 }
 
-// await waits until a time. It returns false if the link ended meanwhile.
+// await waits until due. It returns false if the link ended in the meantime.
 func (p *pipe) await(due time.Time) bool {
 	if due.IsZero() {
 		return true
@@ -323,7 +324,7 @@ func (p *pipe) await(due time.Time) bool {
 	}
 }
 
-// end tells dst that src has ended, as soon as that may pass.
+// end notifies dst that src has ended, as soon as that may pass.
 func (p *pipe) end(err error) {
 	l, w := p.link, p.link.wire
 	for {
@@ -331,9 +332,10 @@ func (p *pipe) end(err error) {
 		v, changed := p.verdict()
 		switch {
 		case v == isLost, v == passes && p.dir == Requests && (l.trap != nil || l.overtaken):
-			// the server has to be heard out though its client hangs up
+			// the Wire must read the server to its end even if the client hangs
+			// up
 			l.lose()
-		case v == vanishes && !l.silent: // nobody gets to know before Heal
+		case v == vanishes && !l.silent: // the other side does not notice before Heal
 			v, changed = waits, w.wait()
 		case v == passes && (err != io.EOF || closeWrite(p.dst) != nil):
 			l.abort()
@@ -346,9 +348,9 @@ func (p *pipe) end(err error) {
 	}
 }
 
-// broken tells src that dst takes no more, since dst has closed the connection.
-// It waits until the other direction, in which this news travels, has delivered
-// all bytes before.
+// broken notifies src that dst accepts no more bytes, because dst has closed
+// the connection. It first waits until the other direction, in which this news
+// travels, has delivered all earlier bytes.
 func (p *pipe) broken() {
 	l, w := p.link, p.link.wire
 	back := &l.requests

@@ -14,10 +14,10 @@ import (
 	"time"
 )
 
-// hang bounds what would otherwise wait for ever.
+// hang bounds waits that could otherwise last forever.
 const hang = 30 * time.Second
 
-// lineServer answers each line with the same line, and keeps what it got.
+// lineServer answers each line with the same line, and records the lines.
 type lineServer struct {
 	addr    string
 	answers sync.Mutex // held while it answers
@@ -85,8 +85,8 @@ func (s *lineServer) log(what string) {
 	s.cond.Broadcast()
 }
 
-// await waits until the server has got what is wanted, no more and no less, in
-// this order.
+// await waits until the server has received exactly the wanted lines, in this
+// order.
 func (s *lineServer) await(t *testing.T, want ...string) {
 	t.Helper()
 	timer := time.AfterFunc(hang, s.cond.Broadcast)
@@ -150,7 +150,7 @@ func onWire(t *testing.T, test func(t *testing.T, w *Wire, s *lineServer, dial f
 	}
 }
 
-// await waits until something is true, which is asked with w.mu held.
+// await waits until a condition is true. It is evaluated with w.mu held.
 func await(w *Wire, is func() bool) {
 	for {
 		w.mu.Lock()

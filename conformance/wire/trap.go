@@ -6,36 +6,37 @@ import "bytes"
 type trap struct {
 	match []byte
 	hold  bool // the replies; otherwise the reply is lost
-	back  bool // the request is held back, and none of the above
-	// closed when the request has passed (hold), or been carried out (lose), or
-	// is held (back), or its connection has ended
+	back  bool // the request is held back, and neither of the above applies
+	// closed when the request has passed (hold), was carried out (lose) or is
+	// held (back), or when its connection has ended
 	sprung chan struct{}
 }
 
 // LoseReply waits for the next request that contains match, lets it pass, and
-// breaks its connection when the reply arrives: the request is carried out,
-// even if the client hangs up, but the client does not get to know. Other
-// connections, and later ones, are not disturbed. The channel is closed when
-// the server has ended the connection too, and so has carried out all its
+// breaks its connection when the reply arrives. The request is carried out,
+// even if the client hangs up, but the client is not notified. Other
+// connections and later ones are not disturbed. The channel is closed when the
+// server has also ended the connection, and so has carried out all its
 // requests.
 //
-// The reply is taken to be the next bytes on the connection. Where several
-// requests share a connection, as in HTTP/2, these may be something else, and a
-// server that abandons its work when a client hangs up may abandon the request:
-// take HoldReply.
+// The next bytes on the connection count as the reply. Where several requests
+// share a connection, as in HTTP/2, these bytes may be something else, and a
+// server that abandons its work when a client hangs up may abandon the request.
+// Use HoldReply there.
 //
-// A request may be sent in pieces. Under TLS only an empty match, for any
-// request, is of use. The Wire waits for one request at a time: LoseReply,
-// HoldReply and HoldRequest forget an earlier one.
+// A request may be sent in pieces. Under TLS only an empty match, which matches
+// any request, is useful. The Wire waits for one request at a time: LoseReply,
+// HoldReply and HoldRequest forget an earlier match.
 func (w *Wire) LoseReply(match string) <-chan struct{} {
 	return w.set(&trap{match: []byte(match)})
 }
 
 // HoldReply waits for the next request that contains match, as LoseReply does,
-// and lets it pass, but holds the replies on all connections from the moment
-// before, as Hold does. The channel is closed when the request has passed. The
-// test can then look at the server until the request shows there, and go on
-// with Heal (the reply is late), or with Cut before it (the reply is lost).
+// and lets it pass. It holds the replies on all connections from just before
+// that request, as Hold does. The channel is closed when the request has
+// passed. The test can then watch the server until the request shows there, and
+// continue with Heal (the reply is late), or with Cut before Heal (the reply is
+// lost).
 func (w *Wire) HoldReply(match string) <-chan struct{} {
 	return w.set(&trap{match: []byte(match), hold: true})
 }
@@ -57,7 +58,7 @@ func (w *Wire) set(t *trap) <-chan struct{} {
 	return t.sprung
 }
 
-// spring looks in the client's bytes for the request of the trap.
+// spring searches the client's bytes for the request of the trap.
 func (l *link) spring(b []byte) {
 	w := l.wire
 	w.mu.Lock()
@@ -84,7 +85,7 @@ func (l *link) spring(b []byte) {
 	settle(stopped, Replies)
 }
 
-// passed notes that all bytes of the client so far have passed.
+// passed records that all bytes of the client so far have passed.
 func (l *link) passed() {
 	w := l.wire
 	w.mu.Lock()
@@ -95,7 +96,7 @@ func (l *link) passed() {
 	w.notify()
 }
 
-// release tells the test that its trap was sprung. wire.mu is held.
+// release notifies the test that its trap was sprung. wire.mu is held.
 func (l *link) release() {
 	if l.trap != nil {
 		close(l.trap.sprung)

@@ -40,7 +40,7 @@ func TestWireLoseReplyToTheLastOfManyRequests(t *testing.T) {
 		s.mu.Lock()
 		got := len(s.got)
 		s.mu.Unlock()
-		if want := many + 2; got != want { // with its EOF
+		if want := many + 2; got != want { // including its EOF
 			t.Errorf("the server had carried out %d requests when the reply was lost, want %d", got, want)
 		}
 		a.receiveEnd()
@@ -78,7 +78,7 @@ func TestWireLoseReplyToAnyRequest(t *testing.T) {
 	})
 }
 
-// The request is carried out though its client has hung up before the reply.
+// The request is carried out although its client has hung up before the reply.
 func TestWireLoseReplyToAClientThatHangsUp(t *testing.T) {
 	for name, hangUp := range map[string]func(a *peer){
 		"close": func(a *peer) { a.Close() },
@@ -188,7 +188,7 @@ func TestWireHoldRequest(t *testing.T) {
 	})
 }
 
-// The request arrives though its client has hung up before.
+// The request arrives although its client has hung up before.
 func TestWireHoldRequestOfAClientThatHangsUp(t *testing.T) {
 	for name, hangUp := range map[string]func(a *peer){
 		"close": func(a *peer) { a.Close() },

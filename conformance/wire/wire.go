@@ -13,18 +13,18 @@
 //
 //   - [Wire.Cut] breaks connections and refuses new ones.
 //   - [Wire.Hold] stops a direction and [Wire.Drop] loses what flows in it,
-//     with the connections open: the client does not get to know.
+//     with the connections open: the client does not notice.
 //   - [Wire.Strand] does the same to the connections that are open, while new
 //     ones work.
 //   - [Wire.LoseReplies] lets requests arrive and breaks the connection in
 //     place of the reply.
-//   - [Wire.Delay] makes a direction late, [Wire.Garble] changes bytes of
+//   - [Wire.Delay] makes a direction late, and [Wire.Garble] changes bytes of
 //     replies.
 //
 // A trap finds a single request by its text: [Wire.LoseReply] loses the reply
 // to the request, [Wire.HoldReply] holds it. [Wire.HoldRequest] holds back the
-// request itself. [Wire.Traffic] counts what was disturbed: a test that sees
-// zeros there has disturbed nothing.
+// request itself. [Wire.Traffic] counts the disturbed connections and bytes: a
+// test that sees zeros there has disturbed nothing.
 //
 // conformance.LinkOver lets the conformance suite disturb a Wire.
 package wire
@@ -40,15 +40,15 @@ import (
 )
 
 // A Wire is the network between one client and its servers, and can be
-// disturbed. A client library connects through it by [Wire.DialContext], or, if
-// it cannot take a dialer, by the address of a proxy ([Wire.Listen]). The zero
+// disturbed. A client library connects through [Wire.DialContext] or, if it
+// cannot use a dialer, through the address of a proxy ([Wire.Listen]). The zero
 // Wire is a healthy network.
 //
-// Client and server talk over real sockets, with the Wire between them; so
-// deadlines work whatever the Wire does, and a client's writes are accepted
-// while nothing gets through, as by a real network. A disturbance is in force
-// when its method returns: from then on not a byte passes that should not. It
-// lasts until [Wire.Heal]. All methods may be called concurrently.
+// Client and server use real sockets, with the Wire between them. So deadlines
+// work whatever the Wire does, and a client's writes are accepted while no
+// bytes arrive, as in a real network. A disturbance is in force when its method
+// returns: from then on no disturbed byte passes. It lasts until [Wire.Heal].
+// All methods may be called concurrently.
 type Wire struct {
 	wg sync.WaitGroup // all goroutines; each ends with its connection or listener
 
@@ -58,10 +58,10 @@ type Wire struct {
 	links   map[*link]bool
 	proxies []*proxy
 	served  []net.Listener
-	// closed when anything changes that somebody may wait for; nil if nobody
-	// waits
+	// closed at the next change that a caller may be waiting for; nil if no
+	// caller is waiting
 	changed chan struct{}
-	ctx     context.Context // ends with Close; made when needed
+	ctx     context.Context // ends at Close; made when needed
 	cancel  context.CancelFunc
 	closed  bool
 	cuts    int               // calls of Cut
@@ -82,7 +82,7 @@ type faults struct {
 	garble *garbler
 }
 
-// Direction is one of the two ways through a [Wire], or both.
+// Direction is one of the two directions of a [Wire], or both.
 type Direction uint8
 
 const (
@@ -91,21 +91,21 @@ const (
 	Both     = Requests | Replies
 )
 
-// Traffic counts what has happened on a [Wire] so far. A test that disturbs a
-// Wire should look whether it did.
+// Traffic counts the traffic of a [Wire] so far. A test that disturbs a Wire
+// should check that the disturbance happened.
 type Traffic struct {
 	Connections int   // connections that were made
-	Open        int   // connections that are there now
+	Open        int   // connections that exist now
 	Cut         int   // connections that the Wire broke
 	Requests    int64 // bytes that reached a server
 	Replies     int64 // bytes that reached the client
-	Held        int64 // bytes that had to wait for Heal, or still do
+	Held        int64 // bytes that had to wait for Heal, or are still waiting
 	Dropped     int64 // bytes that vanished
 	Garbled     int64 // bytes that were changed
 }
 
-// Cut breaks all connections, those being made included, and refuses new ones
-// until Heal. Bytes that were held are lost.
+// Cut breaks all connections, including those being made, and refuses new ones
+// until Heal. Held bytes are lost.
 func (w *Wire) Cut() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -120,23 +120,23 @@ func (w *Wire) Cut() {
 	w.notify()
 }
 
-// Hold stops the bytes in a direction, on all connections, and the making of
-// new connections: a black hole, of which neither side can know when it will
-// end. Heal delivers the bytes late, also if their sender has closed the
-// connection meanwhile. If they must never arrive, call Cut before Heal.
+// Hold stops the bytes in a direction on all connections, and prevents new
+// connections: a black hole, of which neither side can know when it will end.
+// Heal delivers the bytes late, even if their sender has closed the connection
+// in the meantime. If they must never arrive, call Cut before Heal.
 func (w *Wire) Hold(d Direction) {
 	w.disturb(d, func(f *faults) { f.hold |= d })
 }
 
-// Drop makes the bytes in a direction vanish, on all connections, and stops the
-// making of new ones. A connection on which bytes have vanished is of no use
-// any more: Heal breaks it.
+// Drop makes the bytes in a direction vanish on all connections, and prevents
+// new connections. A connection on which bytes have vanished is useless
+// afterwards, so Heal breaks it.
 func (w *Wire) Drop(d Direction) {
 	w.disturb(d, func(f *faults) { f.drop |= d })
 }
 
-// Strand makes both directions of every open connection lose all bytes, as a
-// router does that forgot the connection: neither side notices. New
+// Strand makes every open connection lose all bytes in both directions, as a
+// router does that has forgotten the connection. Neither side notices. New
 // connections work. Heal breaks the stranded connections.
 func (w *Wire) Strand() {
 	w.mu.Lock()
@@ -150,8 +150,8 @@ func (w *Wire) Strand() {
 }
 
 // Redirect makes new connections to the server at target lead to another
-// server, as a virtual address that moves does. Open connections stay where
-// they are.
+// server, as a moved virtual address does. Open connections stay where they
+// are.
 func (w *Wire) Redirect(target, to string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -172,15 +172,15 @@ func (w *Wire) route(target string) string {
 }
 
 // LoseReplies breaks each connection when the next reply arrives on it, instead
-// of delivering the reply: requests are carried out, but the client does not
-// get to know. The server sees the end of the connection only after all
-// requests before.
+// of delivering the reply. Requests are carried out, but the client is not
+// notified. The server sees the end of the connection only after all earlier
+// requests.
 func (w *Wire) LoseReplies() {
 	w.disturb(Replies, func(f *faults) { f.lose = true })
 }
 
-// Delay makes the bytes in a direction arrive late. Connections are not made
-// more slowly.
+// Delay makes the bytes in a direction arrive late. It does not slow down the
+// making of connections.
 func (w *Wire) Delay(d Direction, late time.Duration) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -191,9 +191,9 @@ func (w *Wire) Delay(d Direction, late time.Duration) {
 	}
 }
 
-// Garble changes bytes of replies, one of every so many on average. The seed
-// decides which bytes, and to what. Heal breaks the connections on which bytes
-// were changed.
+// Garble changes bytes of replies, on average one of every so many. The seed
+// decides which bytes change, and how. Heal breaks the connections on which
+// bytes were changed.
 func (w *Wire) Garble(seed uint64, every int) {
 	w.disturb(Replies, func(f *faults) { f.garble = &garbler{rand.New(rand.NewPCG(seed, 0)), every} })
 }
@@ -220,8 +220,8 @@ func (w *Wire) Heal() {
 	w.notify()
 }
 
-// disturb adds to the faults, and returns when earlier bytes in direction d
-// have passed or are stopped.
+// disturb adds to the faults. It returns when earlier bytes in direction d have
+// passed or are stopped.
 func (w *Wire) disturb(d Direction, add func(*faults)) {
 	w.mu.Lock()
 	add(&w.faults)
@@ -243,8 +243,8 @@ func (w *Wire) Traffic() Traffic {
 	return t
 }
 
-// Close breaks all connections, closes the proxies, and waits until nothing is
-// left of the Wire. Later attempts to connect fail.
+// Close breaks all connections, closes the proxies, and waits until all
+// goroutines of the Wire have ended. Later attempts to connect fail.
 func (w *Wire) Close() {
 	w.mu.Lock()
 	w.closed = true

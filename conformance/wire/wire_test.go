@@ -133,8 +133,8 @@ func receiveReset(t *testing.T, addr string) {
 	}
 }
 
-// A process that is just being started has copies of all sockets, those
-// included that Cut closes and Heal opens again.
+// A process that is just being started has copies of all sockets, including
+// those that Cut closes and Heal opens again.
 func TestWireHealsWhileProcessesAreStarted(t *testing.T) {
 	s := newLineServer(t)
 	var w Wire
@@ -165,7 +165,7 @@ func TestWireHealsWhileProcessesAreStarted(t *testing.T) {
 	starting.Wait()
 }
 
-// A connection that is being made when Cut is called does not come about
+// A connection that is being made when Cut is called is not established
 // afterwards.
 func TestWireCutRefusesWhatIsBeingConnected(t *testing.T) {
 	for name, cut := range map[string]func(w *Wire){
@@ -461,7 +461,7 @@ func TestWireHoldReturnsWhileThePeerDoesNotRead(t *testing.T) {
 	})
 	defer wg.Wait()
 	defer server.Close()
-	for before := int64(-1); before != w.Traffic().Replies; time.Sleep(20 * ms) { // until nothing moves any more
+	for before := int64(-1); before != w.Traffic().Replies; time.Sleep(20 * ms) { // until no more bytes move
 		before = w.Traffic().Replies
 	}
 	for range 20 {
