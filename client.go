@@ -27,20 +27,20 @@ type Client struct {
 	floor  uint64 // of the tokens
 	id     string // of this client, on the wire
 	clock  *clock.Clock
-	// by mode: few callers per name ask the backend, and the others wait in
-	// line here
+	// by mode: whether few callers per name ask the backend, and the others
+	// wait in line here
 	queues     [modes]bool
-	readers    Owner // the group of all calls that read
+	readers    Owner // the group of all Read calls
 	serial     atomic.Uint64
-	limit      atomic.Pointer[limit] // of the last releases
+	limit      atomic.Pointer[limit] // shared by the latest releases
 	watchdog   *watchdog
 	releaser   releaser
 	departures departures
 	telemetry  *telemetry.Telemetry
 	reach      reach
 	latches    latches
-	maxHold    time.Duration // the default; 0: no bound
-	slowHold   time.Duration // 0: nobody is told
+	maxHold    time.Duration // the default; 0 means no bound
+	slowHold   time.Duration // 0 means no report
 	debug      bool
 	forgotten  forgotten     // empty without debug
 	closing    chan struct{} // closed when Close begins
@@ -98,7 +98,8 @@ type Client struct {
 //	errors.ErrUnsupported   the backend does not support an option
 //	fs.ErrPermission        the user lacks a right
 //
-// and so do other refusals of the server, and invalid names and options.
+// Lock also returns at once for other refusals of the server, and for invalid
+// names and options.
 func (c *Client) Lock(ctx context.Context, name string, opts ...LockOption) (*Lease, error) {
 	return c.lock(ctx, nil, name, opts, false)
 }
@@ -233,8 +234,8 @@ const (
 	ModePermit    = driver.Permit    // Permits(n, limit)
 )
 
-// Inspect requests the holder of name from the backend. The answer may be out
-// of date on arrival. If the backend does not support it, Inspect returns
+// Inspect returns the state of name on the backend. The answer may be out of
+// date on arrival. If the backend does not support it, Inspect returns
 // errors.ErrUnsupported.
 func (c *Client) Inspect(ctx context.Context, name string) (Status, error) {
 	var s Status
@@ -251,11 +252,11 @@ func (c *Client) Inspect(ctx context.Context, name string) (Status, error) {
 	return s, err
 }
 
-// ForceUnlock ends the hold of name of any client. If several clients read
-// the name or have permits, it ends all their holds. The holders are notified
-// within Info.Detect. ForceUnlock is meant for administrators. It returns
-// ErrNotHeld if the name is free, and errors.ErrUnsupported if the backend does
-// not support it.
+// ForceUnlock ends the hold of name, whichever client holds it. If several
+// clients read the name or have permits, it ends all their holds. The holders
+// are notified within Info.Detect. ForceUnlock is meant for administrators. It
+// returns ErrNotHeld if the name is free, and errors.ErrUnsupported if the
+// backend does not support it.
 func (c *Client) ForceUnlock(ctx context.Context, name string) error {
 	var span telemetry.Span
 	if checkName(name) == nil {
@@ -277,9 +278,9 @@ func (c *Client) ForceUnlock(ctx context.Context, name string) error {
 }
 
 // SetLimit sets the number of permits of name, 1 or more, until the next
-// SetLimit. A limit below the number of held permits takes none away: nothing
-// is granted until enough permits are released. Waiting calls that pass a
-// different limit, or request more permits than the limit, fail with
+// SetLimit. A limit below the number of held permits revokes none of them.
+// Nothing is granted until enough permits are released. Waiting calls that pass
+// a different limit, or request more permits than the limit, fail with
 // [ErrLimit]. After ErrUnknown call SetLimit again. If the backend does not
 // support permits, SetLimit returns errors.ErrUnsupported.
 func (c *Client) SetLimit(ctx context.Context, name string, limit int) error {
@@ -312,8 +313,8 @@ func (c *Client) admin(op, name string, f func() error) error {
 	return nil
 }
 
-// recheck renews our own holds of name now, if there are any, to see whether
-// the backend still has them.
+// recheck renews the client's own holds of name now, if there are any, to find
+// out whether the backend still has them.
 func (c *Client) recheck(name string) {
 	for _, k := range c.known(name) {
 		if k == nil {
@@ -327,7 +328,7 @@ func (c *Client) recheck(name string) {
 	}
 }
 
-// known returns the locks of a name by mode, as far as there are any.
+// known returns the existing locks of a name, by mode.
 func (c *Client) known(name string) (locks [modes]*lock) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -342,7 +343,7 @@ type moment = clock.Moment
 
 func (c *Client) now() moment { return c.clock.Now() }
 
-// lock is Lock and TryLock.
+// lock implements Lock and TryLock.
 func (c *Client) lock(ctx context.Context, owner *Owner, name string, opts []LockOption, try bool) (*Lease, error) {
 	for _, o := range opts {
 		if o.waitAtMost == nil {
@@ -395,8 +396,8 @@ func (c *Client) lockName(ctx context.Context, r request, name string, try bool)
 	return k.lockWait(ctx, r)
 }
 
-// overBefore is the error of a call whose context was over before the call
-// began: what is known of the name is told all the same.
+// overBefore returns the error of a call whose context had ended before the
+// call began. The error still includes what is known of the name.
 func (c *Client) overBefore(ctx context.Context, r request, name string) error {
 	k := c.known(name)[r.mode]
 	if k == nil {
@@ -410,7 +411,7 @@ func (c *Client) overBefore(ctx context.Context, r request, name string) error {
 	return k.waitError(ctx, nil)
 }
 
-// modes is how many modes there are.
+// modes is the number of modes.
 const modes = driver.Permit + 1
 
 // enter returns the lock of a name and mode for one use, until leave.
@@ -443,8 +444,7 @@ func (c *Client) leave(k *lock) {
 	}
 }
 
-// newHold returns an attempt to be given to the driver, with an identity of its
-// own.
+// newHold returns an attempt for the driver, with its own identity.
 func (c *Client) newHold(k *lock, r request, noWait bool) *hold {
 	h := &hold{lock: k, ttl: r.ttl, call: r.call}
 	id := c.newHoldID()
