@@ -259,11 +259,9 @@ func (e Expiry) String() string {
 type Order int
 
 const (
-	Unordered Order = iota // any waiter may be next
-	// clients in the order of arrival, and the callers inside a client in the
-	// order of arrival
-	FIFOByClient
-	FIFO // all waiters of all clients in the order of arrival
+	Unordered    Order = iota // any waiter may be next
+	FIFOByClient              // clients in the order of arrival, and callers inside a client in theirs
+	FIFO                      // all waiters of all clients in the order of arrival
 )
 
 func (o Order) String() string {
