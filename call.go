@@ -24,7 +24,7 @@ const (
 //
 //	state     the call                              ended by                              next
 //	(begin)   is no re-entry                        callers before it                     inLine
-//	                                                nobody before it                      settling, yielding or asking
+//	                                                no call before it                     settling, yielding or asking
 //	inLine    waits in line in the process          callNext: it contends                 settling, yielding or asking
 //	settling  waits for our own release to return   the return of the release             yielding or asking
 //	                                                the bound of the wait                 asking

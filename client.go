@@ -137,8 +137,8 @@ func (o *Owner) TryLock(ctx context.Context, name string, opts ...LockOption) (*
 	return o.client.lock(ctx, o, name, opts, true)
 }
 
-// Info returns what the backend promises. If a removed lock is noticed only by
-// a renewal, Detect is filled in from the TTL.
+// Info returns the promises of the backend. If a removed lock is noticed only
+// by a renewal, Detect is filled in from the TTL.
 func (c *Client) Info() Info {
 	info := c.info
 	if info.Detect == 0 {
@@ -164,7 +164,7 @@ func (c *Client) TTL() time.Duration { return c.ttl }
 //	Detect     time.Duration // until the holder notices that its lock was removed
 //	Late       time.Duration // how long after its TTL a vanished client keeps a name,
 //	LatePerTTL float64       // and in addition per TTL
-//	Expiry     Expiry        // what ends the hold of a vanished client
+//	Expiry     Expiry        // how the hold of a vanished client ends
 //	Poll       time.Duration // how often a waiter looks; 0 if it is notified
 //
 // Info.Check(require) returns an error if the backend promises less than
@@ -199,7 +199,7 @@ const (
 const (
 	NoTokens       = driver.None     // Lease.Token is 0
 	VolatileTokens = driver.Volatile // tokens rise, but may restart when the backend loses data
-	// tokens rise for as long as the backend keeps what was acknowledged
+	// tokens rise as long as the backend keeps acknowledged data
 	DurableTokens = driver.Durable
 )
 
@@ -397,7 +397,7 @@ func (c *Client) lockName(ctx context.Context, r request, name string, try bool)
 }
 
 // overBefore returns the error of a call whose context had ended before the
-// call began. The error still includes what is known of the name.
+// call began. The error still includes the known state of the name.
 func (c *Client) overBefore(ctx context.Context, r request, name string) error {
 	k := c.known(name)[r.mode]
 	if k == nil {

@@ -202,7 +202,7 @@ func TestDebugEndsForgottenLeases(t *testing.T) {
 			if err != nil {
 				t.Fatalf("the forgotten lock is not free: %v", err)
 			}
-			if err := c.Close(t.Context()); err != nil { // all is told
+			if err := c.Close(t.Context()); err != nil { // everything is logged
 				t.Error(err)
 			}
 			if got := log.String(); !strings.Contains(got, "dsync.loss.cause=forgotten") || !strings.Contains(got, "dsync_test.forget (forgotten_test.go:") {

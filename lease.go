@@ -61,8 +61,9 @@ func (l *Lease) Owner() string {
 // else protects against a late write.
 //
 // The token of a [Read] is larger than the tokens of all earlier exclusive
-// holders, and smaller than those of all later ones. A resource compares it,
-// and does not store it. A re-entry has the token of the hold that it joined.
+// holders, and smaller than the tokens of all later ones. A resource compares
+// it but does not store it. A re-entry has the token of the hold that it
+// joined.
 //
 // On PostgreSQL the first call for a hold waits until the server has the token
 // on its disk. If the lease ends before that, Token is 0. Package guard refuses
@@ -154,7 +155,7 @@ func (l *Lease) Done() <-chan struct{} {
 // lock by [Client.ForceUnlock]. Otherwise the client notices it at its next
 // renewal, or within Info.Detect. WatchRemoval returns when the lease ends, or
 // ctx is done. On most backends it costs a subscription, so use it for a few
-// leases whose work has to stop soon. A removal without a message, such as DEL,
+// leases whose work must stop soon. A removal without a message, such as DEL,
 // is noticed as late as without WatchRemoval.
 func (l *Lease) WatchRemoval(ctx context.Context) {
 	view := l.view()

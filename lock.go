@@ -392,7 +392,7 @@ func (a *answers) queued(h *hold, now moment) {
 }
 
 // returned records the end of the request of h. An error by the caller's own
-// context is no trouble.
+// context does not count.
 func (a *answers) returned(h *hold, now moment, err error, canceled bool) {
 	if h.waits {
 		h.waits = false
@@ -432,7 +432,7 @@ func (k *lock) waitError(ctx context.Context, answer error) error {
 //	Read              Write, Exclusive    ErrDeadlock     ErrDeadlock
 //	Write, Exclusive  Read                joins           joins
 //	Write, Exclusive  Write, Exclusive    joins           ErrDeadlock
-//	Permit            Permit              -               ErrDeadlock, if the limit leaves too few beside those of the leases
+//	Permit            Permit              -               ErrDeadlock, if the limit leaves too few permits beside the leases
 //	Permit            another mode        ErrDeadlock     ErrDeadlock
 //	another mode      Permit              ErrDeadlock     ErrDeadlock
 //

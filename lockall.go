@@ -27,9 +27,10 @@ type Target struct {
 }
 
 // LockAll waits until it holds all names, or ctx is done. It acquires the names
-// in the order of their bytes, whatever the order of the arguments, so calls of
-// LockAll do not wait for each other in a circle. While it waits for one name,
-// LockAll keeps the others. If one of them is lost, LockAll returns its error.
+// in the order of their bytes, regardless of the order of the arguments, so
+// calls of LockAll do not wait for each other in a circle. While it waits for
+// one name, LockAll keeps the others. If one of them is lost, LockAll returns
+// its error.
 //
 // After an error nothing is held, as with Lock. LockAll without names, or with
 // a name given twice, even in two modes, is an error.

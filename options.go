@@ -29,9 +29,9 @@ type Options struct {
 	Require Require
 
 	// Floor is added to each fencing token. A program that has moved from
-	// another backend needs a Floor above all tokens of that backend,
-	// because resources remember those; `dsync migrate` reports it. All
-	// programs that lock the same names need the same Floor. The parameter
+	// another backend needs a Floor above all tokens of that backend, because
+	// resources remember those tokens. `dsync migrate` prints a suitable Floor.
+	// All programs that lock the same names need the same Floor. The parameter
 	// floor of the URL takes precedence.
 	Floor uint64
 
@@ -48,11 +48,11 @@ type Options struct {
 	// is held for longer. 0 means no report.
 	SlowHold time.Duration
 
-	// Debug finds forgotten leases. When the garbage collector finds that
-	// the program has no reference to a Lease any more, the lease ends with
-	// an error that matches ErrLost, and the Logger reports the caller of
-	// Lock. A context of Lease.Context, and contexts made from it, refer to
-	// its lease. Debug costs some µs and 5 allocations for each lease.
+	// Debug finds forgotten leases. When the garbage collector finds that the
+	// program no longer has a reference to a Lease, the lease ends with an
+	// error that matches ErrLost, and the Logger reports the caller of Lock. A
+	// context of Lease.Context, and contexts made from it, refer to its lease.
+	// Debug costs some µs and 5 allocations for each lease.
 	Debug bool
 
 	// TracerProvider and MeterProvider make the spans and metrics of the
@@ -72,13 +72,13 @@ type Options struct {
 	// must not block. Nil means no class.
 	Class func(name string) string
 
-	// Logger receives the records that an operator should see: the begin and
+	// Logger receives the records that an operator should see: the start and
 	// the end of an outage of the backend, at most once a minute, and locks
 	// that were lost or removed by force, batched into one record. It also gets
 	// a WARN when a call has waited for 10 s for one lease of the same client,
-	// at most once per name and minute; with Debug the WARN says who acquired
-	// the lease. Nil means no logs, except that an Open and such a call without
-	// a deadline log to slog.Default.
+	// at most once per name and minute. With Debug the WARN includes the caller
+	// that acquired the lease. Nil means no logs, except that an Open without a
+	// deadline and such a call without a deadline log to slog.Default.
 	Logger *slog.Logger
 }
 

@@ -269,10 +269,10 @@ func (r *releaser) close() {
 }
 
 // gone reports whether no request for the hold can have left anything on the
-// backend: the last renewal was sent before the hold expired, and cannot have
-// lasted longer than another TTL. If a session carries the hold, only the
-// driver knows, because the driver keeps the session alive: the server may have
-// slept together with this machine.
+// backend. This is so after one more TTL, because the last renewal was sent
+// before the hold expired and cannot have lasted longer. If a session carries
+// the hold, only the driver knows, because the driver keeps the session alive:
+// the server may have slept together with this machine.
 func (h *hold) gone(info driver.Info) bool {
 	if info.KeepsAlive {
 		return false

@@ -48,18 +48,17 @@ import (
 // Locker with options. Accept a Locker in functions that only lock. Tests can
 // pass a client of package dsynctest.
 type Locker interface {
-	// Lock waits until it holds name or ctx is done. ctx bounds only the
-	// wait: its cancellation after the grant does not end the lease. While
-	// the backend is out of reach, Lock tries again. Other errors return at
-	// once.
+	// Lock waits until it holds name or ctx is done. ctx bounds only the wait:
+	// its cancellation after the grant does not end the lease. While the
+	// backend is out of reach, Lock tries again. Other errors return at once.
 	//
-	// If ctx ends while a grant is on its way, Lock returns either the
-	// lease or an error. After an error nothing is held, and the caller is
-	// in no queue. What a request without an answer may have left is
-	// cleaned up in the background.
+	// If ctx ends while a grant is on its way, Lock returns either the lease or
+	// an error. After an error nothing is held, and the caller is in no queue.
+	// The remains of a request without an answer are cleaned up in the
+	// background.
 	//
-	// Names are valid UTF-8 without NUL, 1 to 1024 bytes. Different names
-	// are different locks.
+	// Names are valid UTF-8 without NUL, 1 to 1024 bytes. Different names are
+	// different locks.
 	Lock(ctx context.Context, name string, opts ...LockOption) (*Lease, error)
 
 	// TryLock is Lock without the wait. If another owner holds name, the

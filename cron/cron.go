@@ -61,7 +61,7 @@ func (o Outcome) String() string { return [...]string{"elsewhere", "ran", "misse
 
 // Result is the outcome of a period, as this process knows it.
 type Result struct {
-	At      time.Time // the begin of the period
+	At      time.Time // the start of the period
 	Outcome Outcome
 
 	// Err is the error of Run, or the reason why the period was missed. It

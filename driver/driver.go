@@ -201,8 +201,8 @@ type Info struct {
 
 	// Detect bounds the time until a holder is notified that another client
 	// removed its hold, while the backend is in reach. 0 means that only a
-	// renewal finds out. Package dsync sends one every third of the TTL, for a
-	// fixed lease with a TTL of 0.
+	// renewal finds out. Package dsync sends one every third of the TTL, and
+	// for a fixed lease the renewal has a TTL of 0.
 	Detect time.Duration
 
 	// Late and LatePerTTL bound how long after its TTL the backend may still
@@ -215,7 +215,7 @@ type Info struct {
 	Late       time.Duration
 	LatePerTTL float64
 
-	// Expiry is what ends the hold of a vanished client.
+	// Expiry is how the hold of a vanished client ends.
 	Expiry Expiry
 
 	// Poll is how often a waiting request looks at the backend, if the backend
@@ -496,8 +496,8 @@ type RemovalWatcher interface {
 // other clients of the backend. Without it, package dsync uses Inspect to find
 // out whether the backend answers.
 type Pinger interface {
-	// Ping returns nil when the backend has answered anything, whatever the
-	// next request's name is. Its errors match ErrUnavailable, ErrUnknown or
+	// Ping returns nil when the backend has given any answer, whatever name the
+	// next request is for. Its errors match ErrUnavailable, ErrUnknown or
 	// ErrClosed, or are refusals of the server.
 	Ping(ctx context.Context) error
 }
@@ -505,17 +505,18 @@ type Pinger interface {
 // Watcher is an optional interface of a Driver with an Inspector that notices
 // by itself when a client acquires or releases a name.
 type Watcher interface {
-	// Watch calls changed soon after each end of a hold of name, also of one of
-	// several Read or Permit holds, and after each grant if the backend reports
-	// grants, until stop is called. The end of a hold by its TTL need not be
-	// reported, because package dsync knows from Inspect when to query. Watch
-	// may also call changed when nothing has changed. It does not wait for the
-	// backend. Whenever the backend begins to report changes to the driver,
-	// initially and after each outage, Watch also calls changed, because an
-	// earlier change may have gone unnoticed. changed does not block, and calls
-	// no method of the driver. After stop has returned, changed is not called
-	// any more. Watch is called after Inspect has answered once, and returns
-	// errors.ErrUnsupported if the driver's options leave nothing to report.
+	// Watch calls changed shortly after each end of a hold of name, including
+	// one of several Read or Permit holds, and after each grant if the backend
+	// reports grants, until stop is called. The end of a hold by its TTL need
+	// not be reported, because package dsync knows from Inspect when to query.
+	// Watch may also call changed when nothing has changed. It does not wait
+	// for the backend. Whenever the backend begins to report changes to the
+	// driver, initially and after each outage, Watch also calls changed,
+	// because an earlier change may have gone unnoticed. changed does not
+	// block, and calls no method of the driver. After stop has returned,
+	// changed is no longer called. Watch is called after Inspect has answered
+	// once, and returns errors.ErrUnsupported if the driver's options leave
+	// nothing to report.
 	Watch(name string, changed func()) (stop func(), err error)
 }
 

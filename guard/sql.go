@@ -15,14 +15,14 @@ import (
 // The names of MySQL are binary because MySQL treats texts as equal that differ
 // in case, in accents or in trailing spaces.
 //
-// Write and Read work in the transaction of the caller, together with what the
-// token protects, so the check and the work are one, at every isolation level.
-// Call them first in the transaction, before the transaction reads the data
-// that its writes depend on: data that it has read before may be older. A value
-// that was read before the transaction began needs Enter before that read.
-// After an error roll the transaction back. If the database ends a transaction
-// because of a conflict with another one, the error is the database's and not
-// ErrStale. As usual, try the whole transaction again.
+// Write and Read work in the transaction of the caller, together with the work
+// that the token protects, so the check and the work are atomic at every
+// isolation level. Call them first in the transaction, before the transaction
+// reads the data that its writes depend on: data that it has read before may be
+// older. A value that was read before the transaction began needs Enter before
+// that read. After an error roll the transaction back. If the database ends a
+// transaction because of a conflict with another one, the error is the
+// database's and not ErrStale. As usual, try the whole transaction again.
 type SQL struct{ dialect *dialect }
 
 // The databases: PostgreSQL 9.5 or later, SQLite 3.35 or later, MySQL 5.7 or

@@ -120,11 +120,11 @@ var ErrChanged = errors.New("the record has another version")
 
 // Notifier is an optional interface of a Store that reports changes.
 type Notifier interface {
-	// Notify calls changed soon after each change of the record of name, until
-	// stop is called. It also calls changed whenever the store begins to report
-	// changes to this client, at first and after each outage, because an
-	// earlier change may have passed unseen. changed does not block. After stop
-	// has returned, changed is not called any more. Notify does not wait for
+	// Notify calls changed shortly after each change of the record of name,
+	// until stop is called. It also calls changed whenever the store begins to
+	// report changes to this client, at first and after each outage, because an
+	// earlier change may have gone unnoticed. changed does not block. After
+	// stop has returned, changed is no longer called. Notify does not wait for
 	// the store.
 	Notify(name string, changed func()) (stop func(), err error)
 }

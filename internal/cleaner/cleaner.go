@@ -87,7 +87,8 @@ func (c *Cleaner[G]) Add(g G) {
 	c.kick()
 }
 
-// Expect announces n more requests that may each leave a ghost.
+// Expect adds n to the number of requests that may leave a ghost. n may be
+// negative.
 func (c *Cleaner[G]) Expect(n int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -10,7 +10,7 @@ import (
 
 // The methods of this file may be called with a lock held.
 
-// OutOfReach logs the begin of an outage.
+// OutOfReach logs the start of an outage.
 func (t *Telemetry) OutOfReach(why Failure) {
 	if t.config.Logger == nil {
 		return

@@ -34,7 +34,7 @@ type Config struct {
 	Driver                string               // Info.Name
 	Logger                *slog.Logger         // nil: no records
 	Traces                trace.TracerProvider // nil: the global provider, even if it is set later
-	Meters                metric.MeterProvider // likewise
+	Meters                metric.MeterProvider // as Traces
 	OmitNames, OmitOwners bool
 	Class                 func(name string) string // of a lock, for metrics; may be nil
 
