@@ -200,7 +200,7 @@ type latchGroup struct {
 	kick    chan struct{} // has an element when it is time for a query
 
 	// Guarded by latches.mu.
-	asked   uint64 // questions
+	asked   uint64 // number of queries
 	waits   map[*latchWait]struct{}
 	trouble error // why the last query has no answer
 }

@@ -71,9 +71,9 @@ func (k *lock) hasLine() bool { return k.client.queues[k.mode] }
 func (k *lock) alone() bool { return k.mode.Excludes(k.mode) }
 
 // engaged reports whether calls in line must not ask the backend for now,
-// because another call asks or the client has the name. For permits, the call
-// that asks is one that was refused: calls for few permits then do not overtake
-// a call for many. Called with mu held.
+// because another call asks or the client has the name. For permits, they must
+// not ask while a refused call waits at the backend, so that calls for few
+// permits do not overtake a call for many. Called with mu held.
 func (k *lock) engaged() bool {
 	if k.alone() {
 		return k.contending > 0 || k.hold != nil
@@ -408,7 +408,7 @@ func (a *answers) returned(h *hold, now moment, err error, canceled bool) {
 }
 
 // locked reports whether another owner has the name, as far as known. A refusal
-// that was not confirmed for a TTL is worthless, because the holder may be
+// that was not confirmed for a TTL no longer counts, because the holder may be
 // gone.
 func (a *answers) locked(now moment, ttl time.Duration) bool {
 	return a.waiting > 0 || a.refused && now-a.at < ttl

@@ -225,10 +225,10 @@ func (c *Client) Ping(ctx context.Context) error {
 // of ctx, which is often the reason why a program ends. Close returns after 5 s
 // at most, or by the deadline of ctx if it has not yet passed.
 //
-// If a lock may be left on the backend, the error matches [ErrUnknown] and says
-// how many locks. It also matches context.DeadlineExceeded if the time was too
-// short. Such a lock is free after its TTL. Further calls of Close wait for the
-// first.
+// If a lock may be left on the backend, the error matches [ErrUnknown] and
+// reports how many locks. It also matches context.DeadlineExceeded if the time
+// was too short. Such a lock is free after its TTL. Further calls of Close wait
+// for the first.
 func (c *Client) Close(ctx context.Context) error {
 	ctx, cancel := leaving(ctx)
 	defer cancel()

@@ -94,17 +94,17 @@ import (
 //     combined request fails, the outcome of each operation is unknown.
 //  10. [FIFO] means that all waiters of all clients are granted in the order of
 //     their arrival, as far as their modes exclude each other. Package dsync
-//     then passes every waiter on. With any other [Order] package dsync lets
-//     one waiting Acquire per client, name and mode contend at a time, and
-//     passes a hold from caller to caller of the client for a while before the
-//     release. It does so with a token of the grant, or by [Passer] if no token
-//     is left. For the Reads of a client, one contends at a time for all of
-//     them, with any Order, but each Read with a fixed lease contends for
-//     itself. With an order other than Unordered, a Read does not overtake an
-//     earlier Write or Exclusive request, and a Permit request does not
-//     overtake any waiting Permit request, however many permits each of them
-//     asks for. For permits, with any Order but FIFO, several Acquires of a
-//     client contend, but none begins while another one waits. A hold of
+//     then passes every waiter on to the driver. With any other [Order] package
+//     dsync lets one waiting Acquire per client, name and mode contend at a
+//     time, and passes a hold from caller to caller of the client for a while
+//     before the release. It does so with a token of the grant, or by [Passer]
+//     if no token is left. For the Reads of a client, one contends at a time
+//     for all of them, with any Order, but each Read with a fixed lease
+//     contends for itself. With an order other than Unordered, a Read does not
+//     overtake an earlier Write or Exclusive request, and a Permit request does
+//     not overtake any waiting Permit request, however many permits each of
+//     them asks for. For permits, with any Order but FIFO, several Acquires of
+//     a client contend, but none begins while another one waits. A hold of
 //     permits passes to a caller that asks for as many.
 //  11. The permits of a request are granted, renewed, lost and released
 //     together. A grant is one step at the backend, which checks the limit, and
@@ -427,12 +427,12 @@ type PhaseReporter interface {
 type KeepAliveReporter interface {
 	// OnKeepAlive is called once, before the first Acquire. From then on the
 	// driver reports each request that keeps a session alive or creates a new
-	// one. The driver calls f(err) if the request failed, or was not answered
-	// in time: within half the TTL after the last answered request was sent,
-	// and before the driver reports Lost for the same reason. It calls f(nil)
-	// if the request was answered, at least for the first answer after an
-	// error. An end of the session that the server reports is an answer. A
-	// connection that breaks is not, so if the session ends with its
+	// one. The driver calls f(err) if the request failed or was not answered in
+	// time. This call comes within half the TTL after the last answered request
+	// was sent, and before the driver reports Lost for the same reason. It
+	// calls f(nil) if the request was answered, at least for the first answer
+	// after an error. An end of the session that the server reports is an
+	// answer. A connection that breaks is not, so if the session ends with its
 	// connection, f(err) comes before Lost.
 	//
 	// f never blocks. The driver may call f from any goroutine. As with the
