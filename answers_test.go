@@ -15,8 +15,8 @@ import (
 	"github.com/go-dsync/dsync/drivers/memory"
 )
 
-// wantBoth fails the test unless err is the end of a context while somebody
-// else held the lock.
+// wantBoth fails the test unless err is the end of a context while another
+// owner held the lock.
 func wantBoth(t *testing.T, what string, err error) {
 	t.Helper()
 	if !errors.Is(err, dsync.ErrLocked) || !errors.Is(err, context.DeadlineExceeded) {
@@ -41,7 +41,7 @@ func TestDeadlineWhileALockIsHeld(t *testing.T) {
 					var wg sync.WaitGroup
 					defer wg.Wait()
 					defer cancel()
-					wg.Go(func() { _, _ = c.Lock(ctx, "x") }) // is refused, and waits
+					wg.Go(func() { _, _ = c.Lock(ctx, "x") }) // it is refused, and waits
 					synctest.Wait()
 					d.Inject(fault)
 					defer d.Heal()
@@ -68,7 +68,7 @@ func TestRequestThatIsCutOffAfterARefusal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := &stub{acquire: func(ctx context.Context, _ int, r *driver.Request) (driver.Lease, error) {
 			r.Events.Waiting()
-			return nil, unanswered(ctx) // it asks again, and gets no answer
+			return nil, unanswered(ctx) // the call asks again, and gets no answer
 		}}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
@@ -144,8 +144,8 @@ func TestWaitForOurOwnReleaseThatHangs(t *testing.T) {
 	})
 }
 
-// TestContextThatIsOverAlready: a call that may not even ask tells what the
-// client knows.
+// TestContextThatIsOverAlready: the error of a call that must not even ask
+// includes the client's knowledge of the name.
 func TestContextThatIsOverAlready(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newClient(t, memory.New(nil), nil)

@@ -77,8 +77,8 @@ func BenchmarkErr(b *testing.B) {
 	_ = lease.Unlock(b.Context())
 }
 
-// BenchmarkHot is one lock that 32 goroutines want; in line at the backend, and
-// in line in the process.
+// BenchmarkHot is one lock that 32 goroutines contend for, in line at the
+// backend and in line in the process.
 func BenchmarkHot(b *testing.B) {
 	for name, o := range map[string]*memory.Options{"fifo": nil, "hand-over": {Order: memory.Unordered}} {
 		b.Run(name, func(b *testing.B) {
@@ -93,8 +93,8 @@ func BenchmarkHot(b *testing.B) {
 	}
 }
 
-// BenchmarkRead is one lock that is read: by one goroutine, whose every Read
-// asks the backend, and by 64, which share holds.
+// BenchmarkRead reads one lock, by one goroutine, whose every Read asks the
+// backend, and by 64 goroutines, which share holds.
 func BenchmarkRead(b *testing.B) {
 	for _, goroutines := range []int{1, 64} {
 		b.Run(fmt.Sprint(goroutines), func(b *testing.B) {
@@ -112,8 +112,8 @@ func BenchmarkRead(b *testing.B) {
 	}
 }
 
-// BenchmarkPermits is a name of which 32 permits may be held: by one goroutine,
-// and by 64, to which holds are handed over.
+// BenchmarkPermits acquires up to 32 permits of a name, by one goroutine, and
+// by 64 goroutines, which hand holds over.
 func BenchmarkPermits(b *testing.B) {
 	for _, goroutines := range []int{1, 64} {
 		b.Run(fmt.Sprint(goroutines), func(b *testing.B) {
@@ -131,7 +131,7 @@ func BenchmarkPermits(b *testing.B) {
 	}
 }
 
-// BenchmarkHeld reports what a lock costs that is held and renewed.
+// BenchmarkHeld reports the cost of a lock that is held and renewed.
 func BenchmarkHeld(b *testing.B) {
 	const locks = 10_000
 	names := make([]string, locks)

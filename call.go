@@ -9,22 +9,22 @@ import (
 	"github.com/go-dsync/dsync/internal/telemetry"
 )
 
-// Pauses of a contender.
+// The pauses of a contender.
 const (
 	firstRetry = 10 * time.Millisecond // after the backend was out of reach; doubled up to lastRetry
 	lastRetry  = time.Second
 	yieldFor   = time.Millisecond // after our own release, where other clients may be waiting
 
-	ownFor = 10 * time.Second // a call that waits so long for one lease of its own client is reported
+	ownFor = 10 * time.Second // a call that waits this long for a lease of its own client is reported
 )
 
-// lockCall is one call of Lock, as a state machine: step decides in one go,
-// under lock.mu, on the next state; dwell does what the state says without the
-// mutex, until something has ended the state.
+// lockCall is one call of Lock, as a state machine. step chooses the next state
+// under lock.mu. dwell does what the state requires, without the mutex, until
+// an event ends the state.
 //
 //	state     the call                              ended by                              next
 //	(begin)   is no re-entry                        callers before it                     inLine
-//	                                                nobody before it                      settling, yielding or asking
+//	                                                no call before it                     settling, yielding or asking
 //	inLine    waits in line in the process          callNext: it contends                 settling, yielding or asking
 //	settling  waits for our own release to return   the return of the release             yielding or asking
 //	                                                the bound of the wait                 asking
@@ -37,41 +37,41 @@ const (
 //	over      has a lease or an error
 //
 // Two more events can end each state in which a call waits. Another call may
-// serve the call: the holder before by a hand-over, or a call of the same group
-// with its own grant. And the context or the client may end. No call is served
+// serve it: the previous holder by a hand-over, or a call of the same group
+// with its own grant. Or the context or the client may end. No call is served
 // after the end of its context, and a lease wins over an error: a call that was
-// served before its context ended returns the lease. A grant to a call that was
-// served meanwhile is given back.
+// served before its context ended returns the lease. If a call is granted the
+// lock after it was served, it releases the grant.
 //
-// From settling to pausing the call contends: lock.contending counts
-// contenders, and where one asks for all, no other call begins to ask. A call
-// in line contends too once callNext has chosen the call, even before the call
-// knows. At the end of a contender callNext chooses anew.
+// From settling to pausing the call contends. lock.contending counts the
+// contenders. Where one contender asks for all calls, no other call begins to
+// ask. A call in line contends too once callNext has chosen the call, even
+// before the call knows. When a contender ends, callNext chooses the next.
 //
-// The fields belong to the goroutine of the call. Whatever others change is in
-// the waiter.
+// The fields belong to the goroutine of the call. The fields that other
+// goroutines change are in the waiter.
 type lockCall struct {
 	lock    *lock
 	ctx     context.Context
 	request request
-	// for others to serve the call; nil if the call is of no group and was
+	// lets other calls serve this call; nil if the call has no group and was
 	// never in line
 	waiter *waiter
 	state  callState
-	retry  time.Duration // about the next pause
+	retry  time.Duration // the next pause, approximately
 
-	// For dwell, by the state.
-	holder   *telemetry.Call // inLine: of the present hold
-	wait     time.Duration   // settling, yielding, pausing: for so long at most
+	// Used by dwell, depending on the state.
+	holder   *telemetry.Call // inLine: the call of the present holder
+	wait     time.Duration   // settling, yielding, pausing: the longest wait
 	released <-chan struct{} // settling: closed when the release has returned
 
-	// Of dwell.
+	// Set by dwell.
 	ended  ending
 	hold   *hold        // asking: the attempt
 	lease  driver.Lease // and its outcome
 	answer error
 
-	// When the call is over.
+	// The result, when the call has ended.
 	view *Lease
 	err  error
 }
@@ -87,7 +87,7 @@ const (
 	over
 )
 
-// ending is what ended a wait.
+// ending is the event that ended a wait.
 type ending uint8
 
 const (
@@ -98,7 +98,7 @@ const (
 	byClose
 )
 
-// lockWait asks until a grant or the end of ctx.
+// lockWait tries to acquire the lock until it is granted or ctx ends.
 func (k *lock) lockWait(ctx context.Context, r request) (*Lease, error) {
 	k.mu.Lock()
 	if l := k.reenter(r); l != nil {
@@ -140,7 +140,7 @@ func (c *lockCall) step() {
 	}
 }
 
-// next is the state that follows. Called with lock.mu held.
+// next returns the next state. Called with lock.mu held.
 func (c *lockCall) next() callState {
 	switch {
 	case c.state == asking:
@@ -165,8 +165,8 @@ func (c *lockCall) next() callState {
 // held.
 func (c *lockCall) served() bool { return c.waiter != nil && c.waiter.lease != nil }
 
-// begin is the state of a new call, which is no re-entry. Called with lock.mu
-// held.
+// begin returns the state of a new call that is no re-entry. Called with
+// lock.mu held.
 func (c *lockCall) begin() callState {
 	k := c.lock
 	waits := k.mustWait(c.request)
@@ -182,8 +182,8 @@ func (c *lockCall) begin() callState {
 	return c.settle()
 }
 
-// settle is the state of a call that begins to contend. Before our own last
-// release of the name has its answer, the backend would say that the lock is
+// settle returns the state of a call that begins to contend. Until our last
+// release of the name is answered, the backend would report that the lock is
 // taken. The wait for a release that hangs is bounded by min(TTL/6, 1 s).
 // Called with lock.mu held.
 func (c *lockCall) settle() callState {
@@ -202,9 +202,9 @@ func (c *lockCall) settle() callState {
 	return settling
 }
 
-// yield is the state of a contender with no release to wait for. Where other
-// clients may be waiting the contender gives them a moment: they have a message
-// to receive first, and would never win otherwise. Called with lock.mu held.
+// yield returns the state of a contender with no release to wait for. If other
+// clients may be waiting, the contender gives them a moment. They must receive
+// a message first, and would never win otherwise. Called with lock.mu held.
 func (c *lockCall) yield() callState {
 	if c.wait = c.lock.yieldUntil - c.lock.client.clock.Plain(); c.wait > 0 {
 		return yielding
@@ -212,7 +212,7 @@ func (c *lockCall) yield() callState {
 	return asking
 }
 
-// answered is the state of a call whose request has returned. Called with
+// answered returns the state of a call whose request has returned. Called with
 // lock.mu held.
 func (c *lockCall) answered() callState {
 	k := c.lock
@@ -242,8 +242,8 @@ func (c *lockCall) answered() callState {
 	return c.pause() // again: the session is about to end, or the backend is slow
 }
 
-// refused is the state of a call whose request has failed. Called with lock.mu
-// held.
+// refused returns the state of a call whose request has failed. Called with
+// lock.mu held.
 func (c *lockCall) refused() callState {
 	k := c.lock
 	canceled := c.ctx.Err() != nil
@@ -266,7 +266,7 @@ func (c *lockCall) pause() callState {
 	return pausing
 }
 
-// dwell does what the state says, and returns when something has ended the
+// dwell does what the state requires, and returns when an event has ended the
 // state.
 func (c *lockCall) dwell() {
 	call := c.request.call
@@ -314,8 +314,8 @@ func (c *lockCall) await() {
 	}
 }
 
-// ask asks the backend once. The grant of another call of the same group ends
-// the request.
+// ask sends one request to the backend. The grant of another call of the same
+// group ends the request.
 func (c *lockCall) ask() {
 	k, ctx := c.lock, c.ctx
 	if c.request.group != nil {
@@ -332,8 +332,8 @@ func (c *lockCall) ask() {
 	c.lease, c.answer = k.askBackend(ctx, c.hold)
 }
 
-// waiter is what others know of a call of Lock: of a call in line, and of a
-// contender for a group.
+// waiter is the part of a call of Lock that other calls use. Calls in line and
+// contenders of a group have one.
 type waiter struct {
 	ctx     context.Context
 	request request
@@ -359,12 +359,12 @@ func (w *waiter) serve(l *Lease) {
 func (w *waiter) signal() {
 	select {
 	case w.wake <- struct{}{}:
-	default: // the last signal is still there
+	default: // the previous signal is still pending
 	}
 }
 
-// ended reports whether the context of the call has ended. Such a call is on
-// its way out, and is not served any more.
+// ended reports whether the context of the call has ended. Such a call is about
+// to return, and must not be served.
 func (w *waiter) ended() bool { return w.ctx.Err() != nil }
 
 // waiters is a queue in order of arrival.
@@ -380,8 +380,8 @@ func (q *waiters) push(w *waiter) {
 	q.last = w
 }
 
-// head returns the first call whose context has not ended. Those before it
-// leave the line.
+// head returns the first call whose context has not ended. Earlier calls leave
+// the line.
 func (q *waiters) head() *waiter {
 	for q.first != nil && q.first.ended() {
 		q.remove(q.first)

@@ -27,20 +27,20 @@ type Client struct {
 	floor  uint64 // of the tokens
 	id     string // of this client, on the wire
 	clock  *clock.Clock
-	// by mode: few callers per name ask the backend, and the others wait in
-	// line here
+	// by mode: whether few callers per name ask the backend, and the others
+	// wait in line here
 	queues     [modes]bool
-	readers    Owner // the group of all calls that read
+	readers    Owner // the group of all Read calls
 	serial     atomic.Uint64
-	limit      atomic.Pointer[limit] // of the last releases
+	limit      atomic.Pointer[limit] // shared by the latest releases
 	watchdog   *watchdog
 	releaser   releaser
 	departures departures
 	telemetry  *telemetry.Telemetry
 	reach      reach
 	latches    latches
-	maxHold    time.Duration // the default; 0: no bound
-	slowHold   time.Duration // 0: nobody is told
+	maxHold    time.Duration // the default; 0 means no bound
+	slowHold   time.Duration // 0 means no report
 	debug      bool
 	forgotten  forgotten     // empty without debug
 	closing    chan struct{} // closed when Close begins
@@ -98,7 +98,8 @@ type Client struct {
 //	errors.ErrUnsupported   the backend does not support an option
 //	fs.ErrPermission        the user lacks a right
 //
-// and so do other refusals of the server, and invalid names and options.
+// Lock also returns at once for other refusals of the server, and for invalid
+// names and options.
 func (c *Client) Lock(ctx context.Context, name string, opts ...LockOption) (*Lease, error) {
 	return c.lock(ctx, nil, name, opts, false)
 }
@@ -136,8 +137,8 @@ func (o *Owner) TryLock(ctx context.Context, name string, opts ...LockOption) (*
 	return o.client.lock(ctx, o, name, opts, true)
 }
 
-// Info returns what the backend promises. If a removed lock is noticed only by
-// a renewal, Detect is filled in from the TTL.
+// Info returns the promises of the backend. If a removed lock is noticed only
+// by a renewal, Detect is filled in from the TTL.
 func (c *Client) Info() Info {
 	info := c.info
 	if info.Detect == 0 {
@@ -163,7 +164,7 @@ func (c *Client) TTL() time.Duration { return c.ttl }
 //	Detect     time.Duration // until the holder notices that its lock was removed
 //	Late       time.Duration // how long after its TTL a vanished client keeps a name,
 //	LatePerTTL float64       // and in addition per TTL
-//	Expiry     Expiry        // what ends the hold of a vanished client
+//	Expiry     Expiry        // how the hold of a vanished client ends
 //	Poll       time.Duration // how often a waiter looks; 0 if it is notified
 //
 // Info.Check(require) returns an error if the backend promises less than
@@ -198,7 +199,7 @@ const (
 const (
 	NoTokens       = driver.None     // Lease.Token is 0
 	VolatileTokens = driver.Volatile // tokens rise, but may restart when the backend loses data
-	// tokens rise for as long as the backend keeps what was acknowledged
+	// tokens rise as long as the backend keeps acknowledged data
 	DurableTokens = driver.Durable
 )
 
@@ -233,8 +234,8 @@ const (
 	ModePermit    = driver.Permit    // Permits(n, limit)
 )
 
-// Inspect requests the holder of name from the backend. The answer may be out
-// of date on arrival. If the backend does not support it, Inspect returns
+// Inspect returns the state of name on the backend. The answer may be out of
+// date on arrival. If the backend does not support it, Inspect returns
 // errors.ErrUnsupported.
 func (c *Client) Inspect(ctx context.Context, name string) (Status, error) {
 	var s Status
@@ -251,11 +252,11 @@ func (c *Client) Inspect(ctx context.Context, name string) (Status, error) {
 	return s, err
 }
 
-// ForceUnlock ends the hold of name of any client. If several clients read
-// the name or have permits, it ends all their holds. The holders are notified
-// within Info.Detect. ForceUnlock is meant for administrators. It returns
-// ErrNotHeld if the name is free, and errors.ErrUnsupported if the backend does
-// not support it.
+// ForceUnlock ends the hold of name, whichever client holds it. If several
+// clients read the name or have permits, it ends all their holds. The holders
+// are notified within Info.Detect. ForceUnlock is meant for administrators. It
+// returns ErrNotHeld if the name is free, and errors.ErrUnsupported if the
+// backend does not support it.
 func (c *Client) ForceUnlock(ctx context.Context, name string) error {
 	var span telemetry.Span
 	if checkName(name) == nil {
@@ -277,9 +278,9 @@ func (c *Client) ForceUnlock(ctx context.Context, name string) error {
 }
 
 // SetLimit sets the number of permits of name, 1 or more, until the next
-// SetLimit. A limit below the number of held permits takes none away: nothing
-// is granted until enough permits are released. Waiting calls that pass a
-// different limit, or request more permits than the limit, fail with
+// SetLimit. A limit below the number of held permits revokes none of them.
+// Nothing is granted until enough permits are released. Waiting calls that pass
+// a different limit, or request more permits than the limit, fail with
 // [ErrLimit]. After ErrUnknown call SetLimit again. If the backend does not
 // support permits, SetLimit returns errors.ErrUnsupported.
 func (c *Client) SetLimit(ctx context.Context, name string, limit int) error {
@@ -312,8 +313,8 @@ func (c *Client) admin(op, name string, f func() error) error {
 	return nil
 }
 
-// recheck renews our own holds of name now, if there are any, to see whether
-// the backend still has them.
+// recheck renews the client's own holds of name now, if there are any, to find
+// out whether the backend still has them.
 func (c *Client) recheck(name string) {
 	for _, k := range c.known(name) {
 		if k == nil {
@@ -327,7 +328,7 @@ func (c *Client) recheck(name string) {
 	}
 }
 
-// known returns the locks of a name by mode, as far as there are any.
+// known returns the existing locks of a name, by mode.
 func (c *Client) known(name string) (locks [modes]*lock) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -342,7 +343,7 @@ type moment = clock.Moment
 
 func (c *Client) now() moment { return c.clock.Now() }
 
-// lock is Lock and TryLock.
+// lock implements Lock and TryLock.
 func (c *Client) lock(ctx context.Context, owner *Owner, name string, opts []LockOption, try bool) (*Lease, error) {
 	for _, o := range opts {
 		if o.waitAtMost == nil {
@@ -395,8 +396,8 @@ func (c *Client) lockName(ctx context.Context, r request, name string, try bool)
 	return k.lockWait(ctx, r)
 }
 
-// overBefore is the error of a call whose context was over before the call
-// began: what is known of the name is told all the same.
+// overBefore returns the error of a call whose context had ended before the
+// call began. The error still includes the known state of the name.
 func (c *Client) overBefore(ctx context.Context, r request, name string) error {
 	k := c.known(name)[r.mode]
 	if k == nil {
@@ -410,7 +411,7 @@ func (c *Client) overBefore(ctx context.Context, r request, name string) error {
 	return k.waitError(ctx, nil)
 }
 
-// modes is how many modes there are.
+// modes is the number of modes.
 const modes = driver.Permit + 1
 
 // enter returns the lock of a name and mode for one use, until leave.
@@ -443,8 +444,7 @@ func (c *Client) leave(k *lock) {
 	}
 }
 
-// newHold returns an attempt to be given to the driver, with an identity of its
-// own.
+// newHold returns an attempt for the driver, with its own identity.
 func (c *Client) newHold(k *lock, r request, noWait bool) *hold {
 	h := &hold{lock: k, ttl: r.ttl, call: r.call}
 	id := c.newHoldID()

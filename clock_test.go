@@ -13,8 +13,8 @@ import (
 	"github.com/go-dsync/dsync/drivers/memory"
 )
 
-// whoKnows runs a test with a system that knows how long it slept, and with one
-// where only the wall clock tells.
+// whoKnows runs a test with a system that knows how long it slept, and with a
+// system where only the wall clock shows it.
 func whoKnows(t *testing.T, f func(t *testing.T, known bool)) {
 	for _, known := range []bool{true, false} {
 		t.Run(fmt.Sprintf("known %t", known), func(t *testing.T) {
@@ -23,8 +23,8 @@ func whoKnows(t *testing.T, f func(t *testing.T, known bool)) {
 	}
 }
 
-// near reports whether two times are the same but for what the real clocks of
-// the machine differ in the time between two readings.
+// near reports whether two times are equal, except for the drift of the
+// machine's real clocks between two readings.
 func near(a, b time.Duration) bool { return (a - b).Abs() < time.Millisecond }
 
 func TestLeaseIsOverAfterASleepOfItsTTL(t *testing.T) {
@@ -124,7 +124,7 @@ func TestStepsOfTheWallClock(t *testing.T) {
 		{true, time.Hour, 0},
 		{true, -time.Hour, 0},
 		{false, -time.Hour, 0},
-		{false, time.Second, time.Second}, // could be a sleep
+		{false, time.Second, time.Second}, // may be a sleep
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			c := newStub(t, &stub{info: driver.Info{KeepsAlive: true}})
@@ -143,7 +143,7 @@ func TestStepsOfTheWallClock(t *testing.T) {
 	}
 }
 
-// The server slept as well, so its session goes on, and the driver keeps that
+// The server slept as well, so its session goes on, and the driver keeps it
 // alive.
 func TestLockIsFreeAfterASleepOfClientAndServer(t *testing.T) {
 	whoKnows(t, func(t *testing.T, known bool) {

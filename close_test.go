@@ -125,7 +125,7 @@ func TestCloseWithAContextThatIsOverFreesWhatIsHeld(t *testing.T) {
 	}
 }
 
-// spied is a driver that keeps the context of its Close.
+// spied is a driver that records the context of its Close.
 type spied struct {
 	driver.Driver
 	closedWith context.Context
@@ -184,8 +184,7 @@ func TestCloseOfABackendThatHangsIsBounded(t *testing.T) {
 	}
 }
 
-// closing is a driver whose Close does not come to an end before its context
-// does.
+// closing is a driver whose Close does not return before its context ends.
 type closing struct{ stub }
 
 func (d *closing) Close(ctx context.Context) error {

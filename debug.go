@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// overdue makes the watchdog look at a new lease when it has been held for
-// long. Called with lock.mu held.
+// overdue makes the watchdog check a new lease after it has been held for long.
+// Called with lock.mu held.
 func (l *Lease) overdue(r request) {
 	c := l.hold.lock.client
 	if r.fixed || r.maxHold == 0 && c.slowHold == 0 {
@@ -27,8 +27,8 @@ func (l *Lease) overdue(r request) {
 	}
 }
 
-// tellSlow tells an operator of a lease that is held for longer than
-// Options.SlowHold. Called with lock.mu held.
+// tellSlow logs that a lease is held for longer than Options.SlowHold. Called
+// with lock.mu held.
 func (l *Lease) tellSlow(now moment) {
 	c := l.hold.lock.client
 	if at := l.slow.At(); now < at {
@@ -39,8 +39,8 @@ func (l *Lease) tellSlow(now moment) {
 	c.telemetry.HeldForLong(l.reported(), l.hold.call, c.slowHold)
 }
 
-// soleLease returns the lease of a live hold that has no other, or nil. Called
-// with mu held.
+// soleLease returns the lease of a live hold that has only one lease, or nil.
+// Called with mu held.
 func (k *lock) soleLease() *Lease {
 	if !k.alone() || k.hold == nil || k.hold.views == nil || k.hold.views.next != nil {
 		return nil
@@ -48,10 +48,10 @@ func (k *lock) soleLease() *Lease {
 	return k.hold.views
 }
 
-// watchOwn tells an operator when a call has waited for one lease of its own
-// client for ownFor. A caller may have locked a name twice. Of the calls that
-// wait for a name, one does so at a time. Stop is called when the call has
-// returned. Called with mu held.
+// watchOwn logs a warning when a call has waited for one lease of its own
+// client for ownFor, because a caller may have locked a name twice. Only one of
+// the calls that wait for a name does so at a time. Stop must be called when
+// the call has returned. Called with mu held.
 func (k *lock) watchOwn(ctx context.Context, l *Lease) (stop func()) {
 	k.watched = true
 	stopped := false
@@ -92,8 +92,8 @@ func (k *lock) tellOwn(ctx context.Context, l *Lease) {
 // errNoLease is the error of a nil Lease, and of the zero Lease.
 var errNoLease = &notHeldError{text: "lock not held: no lease"}
 
-// view returns the lease that l stands for: l itself, or what l is the handle
-// of; nil if l stands for none.
+// view returns the lease that l represents: l itself, or the lease of a handle.
+// It returns nil if l represents none.
 func (l *Lease) view() *Lease {
 	if l == nil || l.hold != nil {
 		return l
@@ -120,9 +120,9 @@ func (l *Lease) contextOfView(parent context.Context) (context.Context, context.
 	return &leaseContext{Context: ctx, lease: view, handle: l, outer: ctx.(*leaseContext).outer}, cancel
 }
 
-// forgotten has the leases whose handles are gone, until the watchdog ends
-// them: the cleanup of a handle runs in no goroutine of the client, and outside
-// of a bubble of testing/synctest.
+// forgotten keeps the leases whose handles are gone, until the watchdog ends
+// them. The cleanup of a handle does not run in a goroutine of the client, and
+// runs outside of a bubble of testing/synctest.
 type forgotten struct {
 	mu     sync.Mutex
 	leases []forgottenLease
@@ -133,9 +133,9 @@ type forgottenLease struct {
 	by []uintptr // who called Lock
 }
 
-// handOut returns what the caller of Lock gets. With Options.Debug that is a
-// handle. Nothing of the client refers to the handle, so the garbage collector
-// finds the handle when nobody can unlock the lease any more.
+// handOut returns the lease for the caller of Lock. With Options.Debug it is a
+// handle. The client has no reference to the handle, so the garbage collector
+// finds the handle when the lease can no longer be unlocked.
 func (c *Client) handOut(l *Lease) *Lease {
 	if !c.debug || l == nil {
 		return l
@@ -180,7 +180,7 @@ func (g *forgotten) end() {
 	}
 }
 
-// callers is who took a lease that was forgotten.
+// callers is the call stack that acquired a lease that was forgotten.
 type callers []uintptr
 
 func (c callers) Error() string {

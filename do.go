@@ -29,14 +29,14 @@ func do(ctx context.Context, lock func(context.Context, string, ...LockOption) (
 	fn func(context.Context) error, opts []LockOption) (err error) {
 	lease, err := lock(ctx, name, opts...)
 	if err != nil {
-		if !didNotLock(err) { // of a Locker that is not of this package
+		if !didNotLock(err) { // a Locker of another package returned it
 			err = &LockError{"lock", name, err}
 		}
 		return err
 	}
 	under, cancel := lease.Context(ctx)
 	defer cancel()
-	defer func() { // also if fn panics
+	defer func() { // even if fn panics
 		unlocked := lease.Unlock(ctx)
 		if unlocked != nil && errors.Is(err, lease.Err()) {
 			unlocked = nil // the error of fn reports the loss
@@ -65,7 +65,7 @@ func didNotLock(err error) bool {
 	return ok && e.Op == "lock"
 }
 
-// DoError is the error of Do and TryDo if fn has run, and there is more to
+// DoError is the error of Do and TryDo if fn has run and there is more to
 // report than the error of fn.
 type DoError struct {
 	// Err is the error of fn; nil if fn succeeded.

@@ -53,7 +53,7 @@ func TestDoReportsTheLoss(t *testing.T) {
 			t.Errorf("Do: %v, want ErrLost and what fn returned", err)
 		}
 		err = dsync.Do(t.Context(), c, "x", func(context.Context) error {
-			return admin.ForceUnlock(t.Context(), "x") // and fn does not notice
+			return admin.ForceUnlock(t.Context(), "x") // fn does not notice
 		})
 		if !errors.Is(err, dsync.ErrLost) {
 			t.Errorf("Do: %v, want ErrLost though fn returned nil", err)
@@ -78,7 +78,7 @@ func TestDoTellsALossOnce(t *testing.T) {
 	})
 }
 
-// TestDoTellsWhetherFnHasRun has Do fail in every way.
+// TestDoTellsWhetherFnHasRun makes Do fail in every way.
 func TestDoTellsWhetherFnHasRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memory.NewServer(nil)
@@ -115,7 +115,7 @@ func TestDoTellsWhetherFnHasRun(t *testing.T) {
 				t.Errorf("%s: got %#v, want a DoError with the error of fn: %t", name, err, unlock)
 			}
 			d.Heal()
-			time.Sleep(time.Minute) // what an unanswered release left is cleaned up
+			time.Sleep(time.Minute) // the remains of an unanswered release are cleaned up
 		}
 	})
 }
@@ -140,8 +140,8 @@ func TestDoTakesOptions(t *testing.T) {
 	})
 }
 
-// TestWaitAtMost: the bound is that of the wait, and not of what is done under
-// the lock.
+// TestWaitAtMost: the bound applies to the wait, and not to the work under the
+// lock.
 func TestWaitAtMost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newClient(t, memory.New(nil), nil)
@@ -197,8 +197,8 @@ func TestLeaseFrom(t *testing.T) {
 	})
 }
 
-// TestRan calls Do with functions that return what looks like the error of Do
-// itself.
+// TestRan calls Do with functions that return errors that look like the error
+// of Do itself.
 func TestRan(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memory.NewServer(nil)

@@ -26,8 +26,8 @@ func squeezed(code []byte) []byte {
 	return out.Bytes()
 }
 
-// TestDocs looks for the code of the pages in docs and of the README in files
-// of Go, where `make lint` compiles it. It runs whole programs. Other tests run
+// TestDocs looks for the code of the pages in docs and of the README in Go
+// files, which `make lint` compiles. It runs whole programs. Other tests run
 // the program of the README, the code of conformance/README.md, the least
 // rights in docs/backends, and the runbooks of docs/migration.md.
 func TestDocs(t *testing.T) {
@@ -84,7 +84,7 @@ func isIn(sources [][]byte, code []byte) bool {
 	return false
 }
 
-// runMain runs a program that takes a lock on the backend of a URL.
+// runMain runs a program that acquires a lock on the backend of a URL.
 func runMain(t *testing.T, code []byte, url string) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "main.go")
@@ -115,8 +115,8 @@ func TestCommandsOfChoosing(t *testing.T) {
 }
 
 // TestQuickStarts runs the program of docs/choosing.md on a server of each
-// kind, as the table there says: the import, and the URL with the address of
-// the server that the test has.
+// kind, with the import and the URL from the table there. The address in the
+// URL is that of the test's server.
 func TestQuickStarts(t *testing.T) {
 	testenv.Long(t)
 	page, err := os.ReadFile("docs/choosing.md")
@@ -146,7 +146,7 @@ func TestQuickStarts(t *testing.T) {
 			continue
 		}
 		if tried[name] {
-			continue // Valkey, which tests do not have
+			continue // the tests have no Valkey
 		}
 		tried[name] = true
 		t.Run(name, func(t *testing.T) {
@@ -182,8 +182,8 @@ func checkLinks(t *testing.T, page string, text []byte) {
 	}
 }
 
-// hasHeading reports whether a page has a heading with this anchor, as GitHub
-// makes them.
+// hasHeading reports whether a page has a heading with this anchor, in GitHub's
+// form.
 func hasHeading(t *testing.T, page, anchor string) bool {
 	t.Helper()
 	text, err := os.ReadFile(page)

@@ -11,12 +11,12 @@ import (
 )
 
 // Elect makes the caller a candidate for the leadership name, and runs lead
-// each time that the candidate is elected, while it holds name through l. One
-// candidate leads at a time. The ctx of lead ends when the leadership is lost,
-// and before another candidate can be elected, as far as the backend's promises
-// go. context.Cause then returns the loss. term.Token() rises from term to
-// term. Send it with every write, so that the resource can refuse a late leader
-// (see package guard).
+// each time the candidate is elected, while the candidate holds name through l.
+// One candidate leads at a time. The ctx of lead ends when the leadership is
+// lost, and before another candidate can be elected, as far as the backend's
+// promises go. context.Cause then returns the loss. term.Token() rises from
+// term to term. Send it with every write, so that the resource can refuse a
+// late leader (see package guard).
 //
 // When lead returns while it still leads, Elect resigns and returns what Do
 // would return: the error of lead unchanged, or a [*DoError]. After a loss
@@ -35,12 +35,12 @@ func Elect(ctx context.Context, l Locker, name string, lead func(ctx context.Con
 	for {
 		lost := false
 		err := Do(election.Campaign(ctx), l, name, func(under context.Context) error {
-			if ctx.Err() != nil { // the grant crossed the end of ctx
+			if ctx.Err() != nil { // the grant and the end of ctx crossed
 				return over()
 			}
 			term := LeaseFrom(under)
 			under = election.Elected(under, ctx, termOf(term))
-			defer func() { election.TermOver(endOf(term)) }() // also if lead panics
+			defer func() { election.TermOver(endOf(term)) }() // even if lead panics
 			err := lead(under, term)
 			lost = errors.Is(term.Err(), ErrLost)
 			return err
@@ -99,15 +99,15 @@ type observer struct {
 	client  *Client
 	name    string
 	watched bool
-	stop    func()        // ends the watch, where there is one
-	changed chan struct{} // has an element when the driver told of a change
+	stop    func()        // ends the watch, if there is one
+	changed chan struct{} // has an element when the driver reported a change
 	seen    *Status       // yielded last
-	// before the last question, while nobody held the name or the backend was
-	// out of reach
+	// before the last query, while the name was free or the backend was out of
+	// reach
 	pause time.Duration
 }
 
-// watch has the driver tell of changes, once, if the driver can.
+// watch asks the driver to report changes, once, if the driver supports it.
 func (o *observer) watch() {
 	w, ok := o.client.driver.(driver.Watcher)
 	if !ok || o.watched {
@@ -119,7 +119,7 @@ func (o *observer) watch() {
 	}
 }
 
-// change notes that somebody got or gave back the name. The driver calls
+// change records that a client acquired or released the name. The driver calls
 // change.
 func (o *observer) change() {
 	select {
@@ -128,17 +128,17 @@ func (o *observer) change() {
 	}
 }
 
-// ask asks the backend, and waits no longer for the answer than a third of the
-// TTL.
+// ask queries the backend, and waits for the answer for a third of the TTL at
+// most.
 func (o *observer) ask(ctx context.Context) (Status, error) {
 	ctx, cancel := context.WithTimeout(ctx, o.client.ttl/3)
 	defer cancel()
 	return o.client.Inspect(ctx, o.name)
 }
 
-// news reports whether s tells another holder than the state that was yielded
-// last, and a later one: an answer may come from a server that is behind.
-// Tokens that are not durable may restart, and prove nothing.
+// news reports whether s has a different holder than the last yielded state,
+// and is later. An answer may come from a server that lags behind. Tokens that
+// are not durable may restart, and prove nothing.
 func (o *observer) news(s Status) bool {
 	if last := o.seen; last != nil {
 		same := s.Held == last.Held && s.Hold == last.Hold && s.Owner == last.Owner && s.Note == last.Note && s.Token == last.Token &&
@@ -157,10 +157,10 @@ const (
 	maxReachPause = 500 * time.Millisecond
 )
 
-// wait returns when it is time for another question: after a change of which
-// the driver tells, or after a pause. The pause doubles from question to
-// question while nobody holds the name, since not every backend tells of a
-// grant, and while the backend is out of reach.
+// wait returns when it is time for the next query: after a change that the
+// driver reports, or after a pause. The pause doubles from query to query while
+// the backend is out of reach. It also doubles while the name is free, because
+// not every backend reports a grant.
 func (o *observer) wait(ctx context.Context, s Status, outOfReach bool) {
 	pause := o.client.ttl / 3
 	if s.Held {

@@ -13,7 +13,7 @@ import (
 	"github.com/go-dsync/dsync/drivers/memory"
 )
 
-// TestElect has three candidates, and cuts each leader off.
+// TestElect has three candidates, and cuts off each leader.
 func TestElect(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memory.NewServer(nil)
@@ -106,7 +106,7 @@ func TestElectResigns(t *testing.T) {
 	})
 }
 
-// TestElectGivesAGrantAtTheEndBack has ctx end while the backend grants.
+// TestElectGivesAGrantAtTheEndBack ends ctx while the backend grants.
 func TestElectGivesAGrantAtTheEndBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -128,7 +128,7 @@ func TestElectGivesAGrantAtTheEndBack(t *testing.T) {
 	})
 }
 
-// TestElectWaitsForLead has a leader go on for a minute after its loss.
+// TestElectWaitsForLead has a leader that goes on for a minute after its loss.
 func TestElectWaitsForLead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := memory.NewServer(nil).NewDriver()

@@ -12,12 +12,12 @@ import (
 // The errors to match with errors.Is. An operation that the backend does not
 // support returns errors.ErrUnsupported.
 var (
-	// ErrLocked: another owner holds the name. If a wait ends with its
-	// context, the error matches the context's error, and ErrLocked if
-	// another owner held the name by the last answer of the backend. If
-	// later requests got no answer, the error also matches ErrUnavailable
-	// or ErrUnknown, and no longer ErrLocked once that answer is older than
-	// the TTL. A fault of the backend alone never matches ErrLocked.
+	// ErrLocked: another owner holds the name. If a wait ends with its context,
+	// the error matches the context's error. It also matches ErrLocked if the
+	// last answer of the backend was that another owner held the name. If later
+	// requests got no answer, the error also matches ErrUnavailable or
+	// ErrUnknown, and no longer ErrLocked once that answer is older than the
+	// TTL. A backend failure by itself never matches ErrLocked.
 	ErrLocked = driver.ErrLocked
 
 	// ErrNotHeld: the lease has ended, so there was nothing to do.
@@ -43,9 +43,9 @@ var (
 	// holds the name for Read and requests more.
 	ErrDeadlock = errors.New("deadlock: the caller's own lease holds the name")
 
-	// ErrLimit: the call passes another limit of permits than the name has.
-	// If the call leaves the limit open, the name has no limit, or one
-	// below the requested permits.
+	// ErrLimit: the name has a different limit of permits than the call passes.
+	// If the call passes no limit, the name has no limit, or its limit is below
+	// the number of requested permits.
 	ErrLimit = driver.ErrLimit
 
 	// ErrClosed: the Client is closed.
@@ -56,13 +56,13 @@ var (
 // is repeated.
 func transient(err error) bool { return errors.Is(err, ErrUnavailable) || errors.Is(err, ErrUnknown) }
 
-// errNested is the answer to TryLock where Lock returns ErrDeadlock.
+// errNested is the error of TryLock where Lock returns ErrDeadlock.
 var errNested = fmt.Errorf("%w: the caller's own lease holds the name", ErrLocked)
 
 // LockError is the error of a method of Client, Owner, Lease or Latch, with the
 // name of the lock. Match its cause with errors.Is.
 type LockError struct {
-	Op   string // what failed, such as "lock", "unlock" or "inspect"; "lease" is the loss of a lease
+	Op   string // what failed, such as "lock", "unlock" or "inspect"; "lease" for the loss of a lease
 	Name string // of the lock or latch
 	Err  error  // the cause
 }
@@ -78,19 +78,19 @@ func (e *LockError) Error() string {
 // Unwrap returns the cause.
 func (e *LockError) Unwrap() error { return e.Err }
 
-// lossCause is why a lease was lost.
+// lossCause is the reason why a lease was lost.
 type lossCause int
 
 const (
 	lossExpired lossCause = iota + 1 // its time ran out
-	// somebody removed the lock from the backend, or the backend lost it
+	// another client removed the lock from the backend, or the backend lost it
 	lossRemoved
 	lossSession // its session ended
 	// its time ran out, or its session ended, while the backend was out of
 	// reach
 	lossUnreachable
 	lossMaxHold   // it was held for longer than MaxHold
-	lossForgotten // nobody could unlock it any more
+	lossForgotten // it could no longer be unlocked
 )
 
 var lossCauses = [...]telemetry.Cause{
@@ -105,10 +105,11 @@ var lossCauses = [...]telemetry.Cause{
 func (c lossCause) String() string            { return c.reported().Text }
 func (c lossCause) reported() telemetry.Cause { return lossCauses[c] }
 
-// lostError is a loss. The zero value is the sentinel ErrLost.
+// lostError is the error of a lost lease. The zero value is the sentinel
+// ErrLost.
 type lostError struct {
 	cause lossCause
-	err   error // what the backend or the last renewal said; may be nil
+	err   error // from the backend or the last renewal; may be nil
 	asked bool  // by ExpireAfter
 }
 
@@ -119,7 +120,7 @@ func (e *lostError) Error() string {
 	case e.err == nil:
 		return "lock lost: " + e.cause.String()
 	case e.cause == lossSession:
-		return "lock lost: " + e.err.Error() // which begins with the cause
+		return "lock lost: " + e.err.Error() // the text of err begins with the cause
 	}
 	return fmt.Sprintf("lock lost: %v: %v", e.cause, e.err)
 }
@@ -127,7 +128,7 @@ func (e *lostError) Error() string {
 func (e *lostError) Is(target error) bool { return target == ErrLost || target == ErrNotHeld }
 func (e *lostError) Unwrap() error        { return e.err }
 
-// lossFrom classifies what a driver gave as the cause of a loss.
+// lossFrom classifies the cause of a loss that a driver reported.
 func lossFrom(err error) *lostError {
 	if errors.Is(err, driver.ErrSessionEnded) {
 		return &lostError{cause: lossSession, err: err}
@@ -138,15 +139,15 @@ func lossFrom(err error) *lostError {
 	return &lostError{cause: lossRemoved, err: err}
 }
 
-// unreachable is a loss while requests failed with err.
+// unreachable returns the loss of a lease while requests failed with err.
 func unreachable(err error) *lostError {
 	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
-		err = ErrUnavailable // the bound of a request is no error of the user's contexts
+		err = ErrUnavailable // the timeout of a request is no error of the user's contexts
 	}
 	return &lostError{cause: lossUnreachable, err: err}
 }
 
-// notHeldError is the state of a lease after an end in good order.
+// notHeldError is the error of a lease that ended without a loss.
 type notHeldError struct {
 	text string
 	also error // ErrClosed, or nil
@@ -164,9 +165,9 @@ var (
 // waitError is the error of a wait that ended with its context.
 type waitError struct {
 	ctx     error // ctx.Err()
-	cause   error // context.Cause, if another error
+	cause   error // context.Cause, if it is a different error
 	answer  error // to the request that the context cut off; may be nil
-	trouble error // why requests before got no answer; may be nil
+	trouble error // why earlier requests got no answer; may be nil
 	locked  bool  // another owner held the lock, as far as known
 }
 
@@ -198,8 +199,8 @@ func (e *waitError) Error() string {
 	return text
 }
 
-// reason returns what the backend said last, or else the error of the context,
-// without its cause.
+// reason returns the last answer of the backend, or else the error of the
+// context, without its cause.
 func (e *waitError) reason() error {
 	switch {
 	case e.trouble != nil:

@@ -2,7 +2,7 @@ package dsync
 
 import "time"
 
-// KnownNames returns how many names the client keeps something for.
+// KnownNames returns how many names the client has state for.
 func KnownNames(c *Client) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -13,8 +13,8 @@ func KnownNames(c *Client) int {
 	return n
 }
 
-// Sleep is a sleep of the machine that is over: the monotonic clock has stood
-// still. If it is not known, only the wall clock tells.
+// Sleep simulates a past sleep of the machine, in which the monotonic clock
+// stood still. If known is false, only the wall clock shows it.
 func Sleep(c *Client, d time.Duration, known bool) {
 	c.clock.Sleep(d, known)
 }

@@ -8,8 +8,8 @@ import (
 	"github.com/go-dsync/dsync/drivers/memory"
 )
 
-// TestFloorIsAddedToEachToken, also to those that are passed on inside the
-// process, and in the URL before the option.
+// TestFloorIsAddedToEachToken also covers tokens that are passed on inside the
+// process, and a floor in the URL, which takes precedence over the option.
 func TestFloorIsAddedToEachToken(t *testing.T) {
 	const floor = 1 << 50
 	for url, want := range map[string]uint64{"memory://floor": 2 * floor, "memory://floor?floor=1125899906842624": floor, "memory://floor?floor=0": 0} {

@@ -16,7 +16,7 @@ import (
 	"github.com/go-dsync/dsync/drivers/memory"
 )
 
-// records is a log that may be read while it is written.
+// records is a log that may be read while it is being written.
 type records struct {
 	mu   sync.Mutex
 	text bytes.Buffer
@@ -40,7 +40,7 @@ func TestMaxHoldEndsALease(t *testing.T) {
 	for name, option := range map[string]struct {
 		options dsync.Options
 		opts    []dsync.LockOption
-		held    time.Duration // 0: for as long as anybody looks
+		held    time.Duration // 0: until the end of the test
 	}{
 		"option":               {opts: []dsync.LockOption{dsync.MaxHold(time.Minute)}, held: time.Minute},
 		"default":              {options: dsync.Options{MaxHold: time.Minute}, held: time.Minute},
@@ -156,7 +156,7 @@ func TestWaitForAnOwnLease(t *testing.T) {
 		if strings.Count(got, "\n") != 1 || !strings.Contains(got, "level=WARN") || !strings.Contains(got, "dsync.lock.name=twice") || !strings.Contains(got, "TestWaitForAnOwnLease") {
 			t.Errorf("got the records\n%swant one WARN that names the caller", got)
 		}
-		for range 3 { // the next waits begin with a lease that does not last
+		for range 3 { // the first waits are for a lease that does not last
 			time.Sleep(time.Minute)
 			granted := make(chan *dsync.Lease)
 			go func() { granted <- mustLock(t, c, "twice") }()
@@ -202,20 +202,20 @@ func TestDebugEndsForgottenLeases(t *testing.T) {
 			if err != nil {
 				t.Fatalf("the forgotten lock is not free: %v", err)
 			}
-			if err := c.Close(t.Context()); err != nil { // all is told
+			if err := c.Close(t.Context()); err != nil { // everything is logged
 				t.Error(err)
 			}
 			if got := log.String(); !strings.Contains(got, "dsync.loss.cause=forgotten") || !strings.Contains(got, "dsync_test.forget (forgotten_test.go:") {
 				t.Errorf("the log does not say which lock was forgotten, and by whom: %s", got)
 			}
 			return
-		case <-time.After(10 * time.Millisecond): // the collector's work is done in the background
+		case <-time.After(10 * time.Millisecond): // the collector works in the background
 		}
 	}
 }
 
-// TestDebugLeavesLeasesInUse holds what a program may hold on to: the lease,
-// its context, and a context made of that.
+// TestDebugLeavesLeasesInUse keeps references that a program may keep: the
+// lease, its context, and a context derived from it.
 func TestDebugLeavesLeasesInUse(t *testing.T) {
 	var log records
 	c := newClient(t, memory.New(nil), &dsync.Options{Debug: true, Logger: log.logger()})
@@ -233,7 +233,7 @@ func TestDebugLeavesLeasesInUse(t *testing.T) {
 	if _, err := c.Lock(under, "context"); !errors.Is(err, dsync.ErrDeadlock) {
 		t.Errorf("Lock under the context of the lock: %v, want ErrDeadlock", err)
 	}
-	forget(t, c) // whose end shows that the collector has run
+	forget(t, c) // the end of this lease shows that the collector has run
 	for began := time.Now(); strings.Count(log.String(), "forgotten") == 0; {
 		if time.Since(began) > time.Minute {
 			t.Fatal("the collector finds nothing")
@@ -255,7 +255,7 @@ func TestDebugLeavesLeasesInUse(t *testing.T) {
 }
 
 // The cleanup of a handle runs outside of the bubble, where channels of the
-// bubble may not be closed.
+// bubble must not be closed.
 func TestDebugInABubble(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newClient(t, memory.New(nil), &dsync.Options{Debug: true})

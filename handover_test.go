@@ -13,8 +13,8 @@ import (
 	"github.com/go-dsync/dsync/drivers/memory"
 )
 
-// line makes n callers of c wait for name in order, each of which runs hold
-// with its lease, and unlocks.
+// line makes n callers of c wait for name in order. Each runs hold with its
+// lease, and unlocks.
 func line(t *testing.T, c dsync.Locker, n int, hold func(i int, l *dsync.Lease), opts ...dsync.LockOption) *sync.WaitGroup {
 	var wg sync.WaitGroup
 	for i := range n {
@@ -40,7 +40,7 @@ func TestHandOverInOrderWithoutARequest(t *testing.T) {
 		c := newStub(t, d)
 		var order []int
 		var last uint64
-		first := mustLock(t, c, "x") // nobody waits yet: it brings one token, so this one is not handed over
+		first := mustLock(t, c, "x") // no call waits yet: the grant brings one token, so this hold is not handed over
 		wg := line(t, c, 50, func(i int, l *dsync.Lease) {
 			order = append(order, i)
 			if l.Token() <= last {
@@ -70,9 +70,9 @@ func TestHandOverIsBounded(t *testing.T) {
 		fencing       driver.Fencing
 		hold          time.Duration
 		opts          []dsync.LockOption
-		waiters, want int // want: requests in all
+		waiters, want int // want: all requests
 	}{
-		{"by number with tokens", driver.Volatile, 0, nil, 128, 3},  // 1 alone, then 2 blocks of 64
+		{"by number with tokens", driver.Volatile, 0, nil, 128, 3},  // 1, then 2 blocks of 64
 		{"by number without tokens", driver.None, 0, nil, 129, 2},   // 1 + 64 handed over, then 65
 		{"by time", driver.None, 30 * time.Millisecond, nil, 12, 3}, // 4 more in 100 ms, then 5, then the rest
 		{"not for fixed leases", driver.None, 0, []dsync.LockOption{dsync.ExpireAfter(time.Second)}, 10, 11},

@@ -7,9 +7,9 @@ import (
 	"github.com/go-dsync/dsync/internal/telemetry"
 )
 
-// The bounds of handing a hold over inside the process: after this many times,
-// or this long after the backend's grant, the lock is really released, so that
-// other processes get their turn.
+// The bounds of handing a hold over inside the process. After this many
+// hand-overs, or this long after the backend's grant, the lock is really
+// released, so that other processes get their turn.
 const (
 	maxHandOvers   = 64
 	maxHandOverFor = 100 * time.Millisecond
@@ -19,17 +19,18 @@ type holdState uint8
 
 const (
 	holdPending holdState = iota // Acquire has not returned
-	holdLive                     // granted, and not past its deadline as far as anybody looked
-	// lost on the local clock; to be released when past at the backend too
+	holdLive                     // granted, and not known to be past its deadline
+	// lost on the local clock; to be released when its time at the backend is
+	// up too
 	holdLapsed
 	holdReleased // given to the driver to release
 	holdOver     // nothing is left to do
 )
 
-// hold is one attempt to get a lock from the driver, and then the hold which
-// the driver gave. Leases are views of a hold: first the view of its owner and
-// of re-entries, and after a hand-over inside the process the views of the next
-// owner. The last view to end releases the hold.
+// hold is one attempt to acquire a lock from the driver, and then the hold that
+// the driver granted. Leases are views of a hold: first the views of its owner
+// and of re-entries, and after a hand-over inside the process the views of the
+// next owner. When the last view ends, it releases the hold.
 type hold struct {
 	lock  *lock
 	req   driver.Request
@@ -40,35 +41,33 @@ type hold struct {
 	releasing releaseContext // of its release
 
 	// Guarded by lock.mu.
-	older *hold // another live hold of the lock, as Read and Permit alone can have it; nil if there is none
-	// the pointer to this live hold, in the list of those; nil if it is not
-	// live
+	older *hold // another live hold of the lock, only for Read and Permit; nil if there is none
+	// the pointer to this hold in the list of live holds; nil if it is not live
 	at      **hold
-	views   *Lease // all views that are not over
-	ownedBy *Owner // the group that has the views, and may re-enter; nil: nobody may
-	// of the call that asks, and then of the owner's first lease; nil if there
-	// is none
+	views   *Lease // all views that have not ended
+	ownedBy *Owner // the group that has the views and may re-enter; nil: no re-entry
+	// of the call that asks, and then of the owner's first lease; may be nil
 	call  *telemetry.Call
 	ttl   time.Duration // as granted or last extended
 	since moment        // the time of the grant by the backend, or of the last Extend
-	// until when the name stays taken, whatever ends the hold here; 0: no
+	// the name stays taken until this time, however the hold ends here; 0: no
 	// longer than the hold
 	keepUntil moment
 	token     uint64 // of the current owner
-	// if the last renewal failed: what the end of the hold is then; otherwise
-	// nil
+	// if the last renewal failed: the loss to report if the hold ends now;
+	// otherwise nil
 	outage  *lostError
-	settled chan struct{} // closed when the release has returned; nil if nobody waits for it
-	// to whom a request is to give the hold, in place of its release; nil if
+	settled chan struct{} // closed when the release has returned; nil if no call waits for it
+	// the waiter that a request gives the hold to, instead of a release; nil if
 	// there is none
 	heir      *waiter
-	tokens    int8 // how many more came with the grant, as far as they are of use
+	tokens    int8 // how many more useful tokens came with the grant
 	handOvers int8
 	state     holdState
-	waits     bool // refused, and in a wait at the backend
+	waits     bool // refused, and waiting at the backend
 	renewing  bool // in a batch of renewals
 	again     bool // to be renewed after this batch
-	ask       bool // to be asked for, and not renewed, until that is answered
+	ask       bool // the backend must be queried instead of renewing, until it answers
 	counted   bool // in lock.uses
 	departing bool // in Client.departures
 }
@@ -84,7 +83,7 @@ func (h *hold) Waiting() {
 	call.Waits(k, holder)
 }
 
-// waited reports whether the request was refused, and waits or has waited.
+// waited reports whether the request was refused and is waiting or has waited.
 func (h *hold) waited() bool {
 	h.lock.mu.Lock()
 	defer h.lock.mu.Unlock()
@@ -109,31 +108,31 @@ func (h *hold) Lost(cause error) {
 	defer k.mu.Unlock()
 	switch h.state {
 	case holdPending:
-		h.state = holdOver // what is left is the driver's
+		h.state = holdOver // the driver cleans up the rest
 	case holdLive, holdLapsed:
 		h.lose(h.classify(cause), true)
 	}
 }
 
-// deadline returns the local end of the hold: the margin covers a clock that
-// runs at a slightly different rate than the backend's from the request with
-// which the end was counted, and the time between a look at the clock and the
+// deadline returns the local end of the hold. Its margin covers a clock that
+// runs at a slightly different rate than the backend's, counted from the
+// request that set the end, and the time between a look at the clock and the
 // act. Called with lock.mu held.
 func (h *hold) deadline() moment {
 	end, ttl := h.ends()
 	return end - ttl/100 - 5*time.Millisecond
 }
 
-// expires returns when the hold ends at the backend, as far as known here.
-// Called with lock.mu held.
+// expires returns the time when the hold ends at the backend, as far as known
+// here. Called with lock.mu held.
 func (h *hold) expires() moment {
 	end, _ := h.ends()
 	return end
 }
 
-// ends returns expires, and the TTL with which expires was counted: the
-// session's, if the session ends first, or the hold's own. What the clock has
-// missed since then is taken off. Called with lock.mu held.
+// ends returns expires, and the TTL that expires was computed with: the
+// session's TTL if the session ends first, and otherwise the hold's own. Time
+// that the clock has missed since then is subtracted. Called with lock.mu held.
 func (h *hold) ends() (end moment, ttl time.Duration) {
 	clock := h.lock.client.clock
 	ttl = h.ttl
@@ -150,20 +149,20 @@ func (h *hold) ends() (end moment, ttl time.Duration) {
 	return end - clock.Missed(end-ttl), ttl
 }
 
-// young reports whether the hold may still go to other callers of the client
-// without a request, by the bounds that keep other clients from starving.
+// young reports whether the hold may still pass to other callers of the client
+// without a request, within the bounds that keep other clients from starving.
 // Called with lock.mu held.
 func (h *hold) young(now moment) bool {
 	return !h.req.Fixed && now-h.since < min(h.ttl/3, maxHandOverFor) && h.expires()-now >= h.ttl/2
 }
 
-// fits reports whether the hold is what a call asks for. Called with lock.mu
+// fits reports whether the hold satisfies a call's request. Called with lock.mu
 // held.
 func (h *hold) fits(r request) bool {
 	return !r.fixed && r.permits == h.req.Permits && (r.limit == 0 || r.limit == h.req.Limit)
 }
 
-// join makes a lease of the hold for another call than the first. Called with
+// join makes a lease of the hold for a call other than the first. Called with
 // lock.mu held.
 func (h *hold) join(r request) *Lease {
 	l := h.addView(r)
@@ -183,7 +182,7 @@ func (h *hold) addView(r request) *Lease {
 		if r.owner != nil {
 			l.owner = r.owner.id
 		} else {
-			l.owner = h.lock.client.newHoldID() // the next owner, after a hand-over
+			l.owner = h.lock.client.newHoldID() // of the next owner, after a hand-over
 		}
 	}
 	r.call.Granted(h.views != nil)
@@ -203,10 +202,10 @@ func (h *hold) removeView(l *Lease) {
 	l.next, l.at = nil, nil
 }
 
-// leave is called with lock.mu held when a view has ended in good order. After
-// the last view the hold goes to the next local waiter, or leave reports true
-// and the caller has to release the hold. The release gives the hold to the
-// heir, if there is one.
+// leave is called with lock.mu held when a view has ended without a loss. After
+// the last view, either the hold passes to the next local waiter, or leave
+// returns true and the caller must release the hold. The release gives the hold
+// to the heir, if there is one.
 func (h *hold) leave(now moment) (release bool) {
 	k := h.lock
 	if h.views != nil || h.state != holdLive || k.handOver(h, now) {
@@ -236,7 +235,7 @@ func (h *hold) link() {
 	h.at, k.hold = &k.hold, h
 }
 
-// end takes the hold out of the tables of the client; the lock stays in use
+// end removes the hold from the tables of the client. The lock stays in use
 // until a release has returned. Called with lock.mu held.
 func (h *hold) end(s holdState) {
 	k := h.lock
@@ -283,16 +282,17 @@ func (h *hold) expire() {
 	h.lose(loss, false)
 }
 
-// inFull reports whether a hold past its time is fixed and has lasted as asked:
-// no session ended the hold early, which shows in an end at the backend at
-// least three quarters of the TTL after the grant. Called with lock.mu held.
+// inFull reports whether a hold past its time is fixed and has lasted as
+// requested. It has not if a session ended the hold early: the hold then ends
+// at the backend before three quarters of the TTL have passed since the grant.
+// Called with lock.mu held.
 func (h *hold) inFull() bool {
 	return h.req.Fixed && (!h.lock.client.info.KeepsAlive || h.expires() >= h.since+h.ttl*3/4)
 }
 
-// classify returns the loss for the driver's cause. The end of a session out of
-// reach is a loss by the outage; that of another session is noted as the end of
-// the session.
+// classify returns the loss for the driver's cause. If a session ended while it
+// was out of reach, the loss is due to the outage. The end of any other session
+// is recorded as such.
 func (h *hold) classify(cause error) *lostError {
 	loss := lossFrom(cause)
 	if loss.cause == lossSession {
@@ -305,17 +305,17 @@ func (h *hold) classify(cause error) *lostError {
 }
 
 // outOfReach returns the error of a request that failed after the session of
-// the hold was last kept alive, or nil if none did. It is called with lock.mu
-// held.
+// the hold was last kept alive, or nil. Called with lock.mu held.
 func (h *hold) outOfReach() error {
 	end, ttl := h.ends()
 	return h.lock.client.reach.failedSince(end - ttl)
 }
 
 // lose ends the hold and all its views at once, and lets the next waiter ask.
-// Unless the hold is gone from the backend, or the driver cleans up behind the
-// hold, the releaser releases it when its time at the backend is over too: an
-// earlier release would give the margin away. Called with lock.mu held.
+// The releaser then releases the hold, but only when its time at the backend is
+// up too: an earlier release would give the margin away. There is no release if
+// the hold is gone from the backend or the driver cleans it up. Called with
+// lock.mu held.
 func (h *hold) lose(loss *lostError, gone bool) {
 	k := h.lock
 	if h.state == holdLapsed && gone {
@@ -340,7 +340,7 @@ func (h *hold) lose(loss *lostError, gone bool) {
 	for h.views != nil {
 		h.views.finish(err)
 	}
-	if first != nil { // or else it is on its way to an heir
+	if first != nil { // otherwise the hold is on its way to an heir
 		first.lost(loss)
 	}
 	k.callNext()

@@ -13,7 +13,7 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// keptLease is one of a stub whose tokens are to be kept.
+// keptLease is a lease of a stub whose tokens must be kept.
 type keptLease struct {
 	*stubLease
 	keep func() error
@@ -22,7 +22,7 @@ type keptLease struct {
 // KeepTokens implements driver.TokenKeeper.
 func (l *keptLease) KeepTokens(context.Context) error { return l.keep() }
 
-// newKeeper returns a client whose leases keep their tokens by keep.
+// newKeeper returns a client whose leases keep their tokens with keep.
 func newKeeper(t *testing.T, keep func() error) *dsync.Client {
 	d := &stub{info: driver.Info{Fencing: driver.Durable, Order: driver.FIFOByClient, KeepsAlive: true}}
 	d.acquire = func(_ context.Context, _ int, r *driver.Request) (driver.Lease, error) {
@@ -117,7 +117,8 @@ func TestTokenThatIsNotKeptIsNone(t *testing.T) {
 	})
 }
 
-// TestTokenBlocksNobody waits for KeepTokens while others use the lease.
+// TestTokenBlocksNobody waits for KeepTokens while other goroutines use the
+// lease.
 func TestTokenBlocksNobody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		keeps := make(chan struct{})

@@ -88,7 +88,7 @@ func (l *Latch) Wait(ctx context.Context) error {
 	return l.call("wait for latch", func(backend driver.Latcher) error { return l.client.latches.wait(ctx, backend, l.name) })
 }
 
-// call has f ask the backend.
+// call runs f, which sends a request to the backend.
 func (l *Latch) call(op string, f func(backend driver.Latcher) error) error {
 	return l.client.admin(op, l.name, func() error {
 		backend, ok := l.client.driver.(driver.Latcher)
@@ -99,10 +99,10 @@ func (l *Latch) call(op string, f func(backend driver.Latcher) error) error {
 	})
 }
 
-// change has f ask for a change, again and again under one id, until the
-// backend has answered or ctx is done. When a request may have been carried
-// out, change goes on for driver.RepeatFor: later the backend need not know the
-// id any more.
+// change runs f, which requests a change, repeatedly with one id, until the
+// backend has answered or ctx is done. If a request may have been carried out,
+// change goes on for driver.RepeatFor only: after that the backend may have
+// forgotten the id.
 func (l *Latch) change(ctx context.Context, op string, f func(ctx context.Context, backend driver.Latcher, id string) error) error {
 	return l.call(op, func(backend driver.Latcher) error {
 		c := l.client
@@ -111,7 +111,7 @@ func (l *Latch) change(ctx context.Context, op string, f func(ctx context.Contex
 		}
 		id := c.newHoldID()
 		var doubt bool   // a request may have been carried out
-		var until moment // when there is doubt
+		var until moment // the end of the repeats, if in doubt
 		for pause := firstRetry; ; pause = min(2*pause, lastRetry) {
 			sent := c.now()
 			err := c.patiently(ctx, func(ctx context.Context) error { return f(ctx, backend, id) })
@@ -147,9 +147,9 @@ func inDoubt(err error) bool {
 	return errors.Is(err, ErrUnknown) || ended && !errors.Is(err, ErrUnavailable)
 }
 
-// patiently calls f, which sends a request, with a bound. If the bound cuts the
-// request off, the error says whether the request may have been carried out,
-// and matches that of no context.
+// patiently calls f, which sends a request, with a timeout. If the timeout cuts
+// the request off, the error reports whether the request may have been carried
+// out, and matches the error of no context.
 func (c *Client) patiently(ctx context.Context, f func(ctx context.Context) error) error {
 	bounded, cancel := context.WithTimeout(ctx, c.reach.patience())
 	defer cancel()
@@ -178,8 +178,8 @@ func (c *Client) pause(ctx context.Context, d time.Duration) bool {
 	return false
 }
 
-// latches has the waits of a client for latches, by name. All waits for a latch
-// share the questions to the backend.
+// latches holds the waits of a client for latches, by name. All waits for a
+// latch share the queries to the backend.
 type latches struct {
 	client *Client
 	asking sync.WaitGroup // goroutines of groups
@@ -189,30 +189,31 @@ type latches struct {
 	groups map[string]*latchGroup
 }
 
-// latchGroup is the waits for one latch, and the goroutine that asks for them.
+// latchGroup is the waits for one latch, and the goroutine that queries the
+// backend for them.
 type latchGroup struct {
 	latches *latches
 	backend driver.Latcher
 	name    string
-	ctx     context.Context // until the last wait is over
+	ctx     context.Context // ends with the last wait
 	end     context.CancelFunc
-	kick    chan struct{} // has an element when it is time for a question
+	kick    chan struct{} // has an element when it is time for a query
 
 	// Guarded by latches.mu.
-	asked   uint64 // questions
+	asked   uint64 // number of queries
 	waits   map[*latchWait]struct{}
-	trouble error // why the last question has no answer
+	trouble error // why the last query has no answer
 }
 
 // latchWait is one call of Wait.
 type latchWait struct {
-	// only an answer to a later question counts: an earlier one may have been
-	// asked before the latch was set
+	// only an answer to a later query counts: an earlier one may have been sent
+	// before the latch was set
 	after uint64
-	done  chan error // gets the outcome when the wait is taken off the group
+	done  chan error // receives the outcome when the wait is removed from the group
 }
 
-// wait is Latch.Wait.
+// wait implements Latch.Wait.
 func (ls *latches) wait(ctx context.Context, backend driver.Latcher, name string) error {
 	if ctx.Err() != nil {
 		return newWaitError(ctx, nil, nil, false)
@@ -229,7 +230,7 @@ func (ls *latches) wait(ctx context.Context, backend driver.Latcher, name string
 	}
 	trouble := g.leave(w)
 	select {
-	case err := <-w.done: // the latch was gone at this very instant
+	case err := <-w.done: // the latch was removed at the same moment
 		return err
 	default:
 	}
@@ -239,8 +240,8 @@ func (ls *latches) wait(ctx context.Context, backend driver.Latcher, name string
 	return ErrClosed
 }
 
-// join adds a wait to the group of a latch, which join makes if there is none.
-// After close it returns nil.
+// join adds a wait to the group of a latch. It creates the group if there is
+// none. After close it returns nil.
 func (ls *latches) join(backend driver.Latcher, name string) (*latchGroup, *latchWait) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
@@ -263,7 +264,7 @@ func (ls *latches) join(backend driver.Latcher, name string) (*latchGroup, *latc
 	return g, w
 }
 
-// close ends all waits, and returns when nobody asks any more.
+// close ends all waits, and returns when no more queries run.
 func (ls *latches) close() {
 	ls.mu.Lock()
 	ls.closed = true
@@ -274,9 +275,9 @@ func (ls *latches) close() {
 	ls.asking.Wait()
 }
 
-// run asks whether the latch is there: when the driver says that it may be
-// gone, when another wait begins, and every third of the TTL; while the backend
-// is out of reach, more often.
+// run queries whether the latch exists: when the driver reports that it may be
+// gone, when another wait begins, and every third of the TTL. While the backend
+// is out of reach, it queries more often.
 func (g *latchGroup) run() {
 	stop := func() {}
 	defer func() { stop() }()
@@ -307,8 +308,8 @@ func (g *latchGroup) run() {
 	}
 }
 
-// ask asks the backend, ends the waits for which the answer counts, and reports
-// whether there was an answer.
+// ask queries the backend, ends the waits for which the answer counts, and
+// reports whether there was an answer.
 func (g *latchGroup) ask() bool {
 	ls := g.latches
 	ls.mu.Lock()
@@ -323,7 +324,7 @@ func (g *latchGroup) ask() bool {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	if transient(err) {
-		// also if the outcome is unknown: a question has none
+		// also if the outcome is unknown, because a query changes nothing
 		g.trouble = fmt.Errorf("%w: %v", ErrUnavailable, err)
 		return false
 	}
@@ -334,7 +335,7 @@ func (g *latchGroup) ask() bool {
 	return true
 }
 
-// changed has the goroutine ask. The driver calls changed.
+// changed makes the goroutine query the backend. The driver calls changed.
 func (g *latchGroup) changed() {
 	select {
 	case g.kick <- struct{}{}:
@@ -342,8 +343,8 @@ func (g *latchGroup) changed() {
 	}
 }
 
-// leave takes a wait off the group, unless its outcome is there, and returns
-// why the last question has no answer.
+// leave removes a wait from the group, unless its outcome is there, and returns
+// why the last query has no answer.
 func (g *latchGroup) leave(w *latchWait) (trouble error) {
 	g.latches.mu.Lock()
 	defer g.latches.mu.Unlock()
@@ -353,7 +354,7 @@ func (g *latchGroup) leave(w *latchWait) (trouble error) {
 
 // The methods below are called with latches.mu held.
 
-// tell gives the waits that began before a question their outcome.
+// tell gives the outcome of a query to the waits that began before it.
 func (g *latchGroup) tell(question uint64, err error) {
 	for w := range g.waits {
 		if w.after < question {
@@ -363,7 +364,7 @@ func (g *latchGroup) tell(question uint64, err error) {
 	}
 }
 
-// remove takes a wait off the group. With the last one the group is over.
+// remove removes a wait from the group. The group ends with the last one.
 func (g *latchGroup) remove(w *latchWait) {
 	delete(g.waits, w)
 	if ls := g.latches; len(g.waits) == 0 && ls.groups[g.name] == g {

@@ -14,7 +14,7 @@ import (
 	"github.com/go-dsync/dsync/drivers/memory"
 )
 
-// setLatch sets a latch that is not there.
+// setLatch sets a latch that does not exist.
 func setLatch(t *testing.T, l *dsync.Latch, n int) {
 	t.Helper()
 	if set, err := l.Set(t.Context(), n); err != nil || !set {
@@ -36,8 +36,8 @@ func wantCount(t *testing.T, l *dsync.Latch, want int) {
 	}
 }
 
-// passing begins n Waits, and returns how many have returned nil. Others fail
-// the test.
+// passing begins n Waits, and returns how many have returned nil. Any other
+// result fails the test.
 func passing(t *testing.T, l *dsync.Latch, n int) *atomic.Int64 {
 	var passed atomic.Int64
 	for range n {
@@ -92,8 +92,8 @@ func TestLatch(t *testing.T) {
 	})
 }
 
-// TestLatchAnswersLost loses the answers to changes: they are repeated, and
-// carried out once.
+// TestLatchAnswersLost loses the answers to changes. The changes are repeated,
+// and carried out once.
 func TestLatchAnswersLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memory.NewServer(nil)
@@ -118,8 +118,8 @@ func TestLatchAnswersLost(t *testing.T) {
 	})
 }
 
-// TestLatchChangeUnanswered has requests without answers until the caller, or
-// package dsync, gives up.
+// TestLatchChangeUnanswered has requests without answers until the caller or
+// package dsync gives up.
 func TestLatchChangeUnanswered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := memory.New(nil)
@@ -195,11 +195,11 @@ func TestLatchWaitSurvivesOutages(t *testing.T) {
 	})
 }
 
-// untold has latches of which the driver tells nothing.
+// untold is a driver of latches that reports no changes.
 type untold struct {
 	*memory.Driver
 	asked  atomic.Int64
-	before func() // if not nil, called with each question that was answered, before the caller gets the answer
+	before func() // if not nil, called with each answered query, before the caller gets the answer
 }
 
 func (u *untold) WatchLatch(string, func()) (func(), error) { return nil, errors.ErrUnsupported }
@@ -236,8 +236,8 @@ func TestLatchWaitsAskTogether(t *testing.T) {
 	})
 }
 
-// TestLatchWaitHeedsNoEarlierAnswer begins a Wait while a question is under way
-// that was asked before the latch was set.
+// TestLatchWaitHeedsNoEarlierAnswer begins a Wait while a query is pending that
+// was sent before the latch was set.
 func TestLatchWaitHeedsNoEarlierAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := &untold{Driver: memory.New(nil)}
@@ -298,8 +298,8 @@ func TestLatchWaitEnds(t *testing.T) {
 	})
 }
 
-// TestLatchEndsWithContext has the count reach 0 at the very instant at which
-// the context of a Wait ends: either outcome is right, and the next Wait works.
+// TestLatchEndsWithContext has the count reach 0 at the moment when the context
+// of a Wait ends. Either outcome is right, and the next Wait works.
 func TestLatchEndsWithContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memory.NewServer(nil)

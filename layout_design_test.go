@@ -11,7 +11,7 @@ import (
 )
 
 // TestLayoutIsInDesign compares the table layout with the table of places in
-// docs/design.md: the places, and what they may import of this module.
+// docs/design.md: the places, and their allowed imports from this module.
 func TestLayoutIsInDesign(t *testing.T) {
 	var places []string
 	for _, row := range tableBehind(t, "| place | what it is | may import |\n|---|---|---|\n") {
@@ -21,7 +21,7 @@ func TestLayoutIsInDesign(t *testing.T) {
 		for _, place := range placesOf(row[0]) {
 			places = append(places, place)
 			if strings.HasPrefix(place, "test/") {
-				continue // modules of their own, without an entry
+				continue // separate modules, without an entry
 			}
 			i := entryOf(place)
 			if i < 0 {
@@ -41,8 +41,8 @@ func TestLayoutIsInDesign(t *testing.T) {
 }
 
 // TestLayersAreTheImports compares the drawing of packages in docs/design.md
-// with what they import: each stands there once, itself or a directory above
-// it, and what it imports of this module stands below it.
+// with their imports. Each package appears there once, itself or as a directory
+// above it, and its imports from this module appear below it.
 func TestLayersAreTheImports(t *testing.T) {
 	page, err := os.ReadFile("docs/design.md")
 	if err != nil {
@@ -103,7 +103,7 @@ func TestLayersAreTheImports(t *testing.T) {
 }
 
 // TestFilesAreInDesign looks for the files of the root package and of
-// internal/telemetry in docs/design.md, and the other way round.
+// internal/telemetry in docs/design.md, and vice versa.
 func TestFilesAreInDesign(t *testing.T) {
 	for dir, heading := range map[string]string{".": "In the root package:", "internal/telemetry": "In `internal/telemetry`:"} {
 		var got []string
@@ -119,8 +119,7 @@ func TestFilesAreInDesign(t *testing.T) {
 	}
 }
 
-// sourcesOf returns the names of the Go files in a directory that are no tests,
-// sorted.
+// sourcesOf returns the names of the non-test Go files in a directory, sorted.
 func sourcesOf(t *testing.T, dir string) []string {
 	t.Helper()
 	paths, err := filepath.Glob(filepath.Join(dir, "*.go"))
@@ -138,7 +137,7 @@ func sourcesOf(t *testing.T, dir string) []string {
 }
 
 // tableBehind returns the cells of the table in docs/design.md whose rows begin
-// behind a text.
+// after a text.
 func tableBehind(t *testing.T, head string) (rows [][]string) {
 	t.Helper()
 	page, err := os.ReadFile("docs/design.md")
@@ -158,8 +157,8 @@ func tableBehind(t *testing.T, head string) (rows [][]string) {
 
 var inBackticks = regexp.MustCompile("`([^`]+)`")
 
-// placesOf returns the directories in a cell. Those after the first may leave
-// out its parent.
+// placesOf returns the directories in a cell. All but the first may omit its
+// parent.
 func placesOf(cell string) (dirs []string) {
 	if strings.HasPrefix(strings.TrimSpace(cell), "root ") {
 		return []string{"."}
@@ -192,7 +191,7 @@ func localNames(cell string) (names []string) {
 }
 
 // ownImports returns the packages of this module among patterns of the table
-// layout, in the words of docs/design.md, sorted.
+// layout, in the notation of docs/design.md, sorted.
 func ownImports(patterns []string) (names []string) {
 	for _, p := range patterns {
 		dir, own := strings.CutPrefix(p, "./")

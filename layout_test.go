@@ -17,11 +17,12 @@ import (
 
 const module = "github.com/go-dsync/dsync"
 
-// layout is who may import what, beside the standard library and the packages
-// below its own directory. A package falls under the entry with the longest
-// directory that contains it. "./" stands for this module, "/..." for a package
-// and all below it. Package testing and those below it belong to the standard
-// library only where they are named. Test files are free.
+// layout lists the allowed imports of each package, besides the standard
+// library and the packages below its own directory. A package belongs to the
+// entry with the longest directory that contains it. "./" stands for this
+// module, "/..." for a package and all packages below it. Package testing and
+// the packages below it count as the standard library only where they are
+// named. Test files are exempt.
 var layout = []struct {
 	dir string
 	may []string
@@ -38,8 +39,8 @@ var layout = []struct {
 	{"driver/cas", []string{"./driver", "./internal/cleaner", "./internal/lifecycle"}},
 	{"driver/move", []string{"./driver"}},
 
-	// Every package of internal. None imports a driver, but telemetrytest,
-	// which is for tests alone.
+	// Every package of internal. None imports a driver, except telemetrytest,
+	// which is only for tests.
 	{"internal/lifecycle", []string{"./driver"}},
 	{"internal/cleaner", []string{"./internal/lifecycle"}},
 	{"internal/session", []string{"./driver", "./internal/lifecycle"}},
@@ -106,16 +107,16 @@ var rootModules = []string{
 	"go.opentelemetry.io/otel/metric",
 	"go.opentelemetry.io/otel/trace",
 
-	// Of which these are made.
+	// The modules that these depend on.
 	"github.com/go-logr/logr",
 	"github.com/go-logr/stdr",
 }
 
-// nested are the modules below the root that are not in it, with the same
-// import paths, by what they bring along.
+// nested are the separate modules below the root, with the same import paths,
+// by their dependencies.
 var nested = []string{"cmd/dsync", "contrib/cronlock", "contrib/natslock", "examples/observability", "internal/guardtest", "internal/sqltest", "internal/telemetrytest"}
 
-// goPackage is what `go list` says about a package.
+// goPackage is the output of `go list` for a package.
 type goPackage struct {
 	ImportPath string
 	Standard   bool
@@ -147,7 +148,7 @@ func TestLayoutImports(t *testing.T) {
 	}
 }
 
-// TestLayoutDependencies looks at what comes along indirectly.
+// TestLayoutDependencies checks indirect dependencies.
 func TestLayoutDependencies(t *testing.T) {
 	modules := make(map[string]bool)
 	for _, p := range goList(t, "-deps", ".") {
@@ -234,7 +235,7 @@ func TestLayoutTable(t *testing.T) {
 	}
 }
 
-// allowed returns what a package of this module may import.
+// allowed returns the allowed imports of a package of this module.
 func allowed(path string) (may func(string) bool, ok bool) {
 	dir, _ := relative(path)
 	place := -1
@@ -250,7 +251,7 @@ func allowed(path string) (may func(string) bool, ok bool) {
 	entry := layout[place]
 	return func(target string) bool {
 		if target == module+"/internal/testenv" {
-			return slices.Contains(entry.may, "./internal/testenv") // else it is for test files, which nothing here looks at
+			return slices.Contains(entry.may, "./internal/testenv") // otherwise it is for test files, which are not checked here
 		}
 		for _, pattern := range entry.may {
 			if matches(pattern, target) {
@@ -287,15 +288,15 @@ func matches(pattern, path string) bool {
 	return path == pattern
 }
 
-// goList lists packages of the root module, as users get it: its own go.mod
-// alone says which versions there are.
+// goList lists packages of the root module as users get it: only its own go.mod
+// determines the versions.
 func goList(t *testing.T, args ...string) []*goPackage {
 	t.Helper()
 	return goListIn(t, ".", args...)
 }
 
 // goListIn lists packages of the module in a directory. Modules below the root
-// know it by the workspace.
+// find it by the workspace.
 func goListIn(t *testing.T, dir string, args ...string) []*goPackage {
 	t.Helper()
 	watchSources(t)
@@ -323,7 +324,7 @@ func goListIn(t *testing.T, dir string, args ...string) []*goPackage {
 }
 
 // watchSources reads all directories of the module, so that `go test` does not
-// answer from its cache when a file has changed that only `go list` looks at.
+// use its cache when a file has changed that only `go list` reads.
 func watchSources(t *testing.T) {
 	t.Helper()
 	err := filepath.WalkDir(".", func(path string, entry fs.DirEntry, err error) error {

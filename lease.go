@@ -24,14 +24,14 @@ type Lease struct {
 
 	// Guarded by hold.lock.mu.
 	end      *holdAlarm    // when a re-entry with ExpireAfter, or a lease with MaxHold, ends at the latest; otherwise nil
-	slow     *holdAlarm    // when Options.SlowHold is over; nil if nobody is to be told any more
+	slow     *holdAlarm    // when Options.SlowHold has passed; nil if there is nothing more to report
 	err      error         // of the end; nil while the lease is held
 	last     moment        // the deadline at the end
 	done     chan struct{} // nil until the first call of Done
-	contexts *leaseContext // those that this lease is to end
+	contexts *leaseContext // the contexts that this lease ends
 	next     *Lease        // in hold.views; of a handle: its lease
-	at       **Lease       // the pointer to this lease there
-	by       callers       // who called Lock, with Options.Debug
+	at       **Lease       // the pointer to this lease in hold.views
+	by       callers       // the stack of the call of Lock, with Options.Debug
 }
 
 // Name returns the name of the lock.
@@ -61,8 +61,9 @@ func (l *Lease) Owner() string {
 // else protects against a late write.
 //
 // The token of a [Read] is larger than the tokens of all earlier exclusive
-// holders, and smaller than those of all later ones. A resource compares it,
-// and does not store it. A re-entry has the token of the hold that it joined.
+// holders, and smaller than the tokens of all later ones. A resource compares
+// it but does not store it. A re-entry has the token of the hold that it
+// joined.
 //
 // On PostgreSQL the first call for a hold waits until the server has the token
 // on its disk. If the lease ends before that, Token is 0. Package guard refuses
@@ -118,7 +119,7 @@ func (l *Lease) Err() error {
 	return l.check(k.client.now())
 }
 
-// check ends the lease if its time is over, and returns its error. Called with
+// check ends the lease if its time is up, and returns its error. Called with
 // lock.mu held.
 func (l *Lease) check(now moment) error {
 	if l.err == nil && now >= l.deadline() {
@@ -154,7 +155,7 @@ func (l *Lease) Done() <-chan struct{} {
 // lock by [Client.ForceUnlock]. Otherwise the client notices it at its next
 // renewal, or within Info.Detect. WatchRemoval returns when the lease ends, or
 // ctx is done. On most backends it costs a subscription, so use it for a few
-// leases whose work has to stop soon. A removal without a message, such as DEL,
+// leases whose work must stop soon. A removal without a message, such as DEL,
 // is noticed as late as without WatchRemoval.
 func (l *Lease) WatchRemoval(ctx context.Context) {
 	view := l.view()
@@ -307,9 +308,9 @@ func (l *Lease) setEnd(end moment) {
 // After a loss the error of Unlock matches ErrLost and ErrNotHeld. After an
 // earlier Unlock it matches ErrNotHeld. In both cases Unlock changes nothing.
 //
-// Unlock sends no request if the hold goes on: for another of its leases, or
-// for a waiter of the same client. Then Unlock may return nil although the hold
-// was removed, for as long as Info.Detect, as Err does.
+// Unlock sends no request if the hold goes on, either for another of its leases
+// or for a waiter of the same client. In this case Unlock, like Err, may return
+// nil for up to Info.Detect after the hold was removed.
 func (l *Lease) Unlock(ctx context.Context) error {
 	view := l.view()
 	if view == nil {
@@ -353,8 +354,8 @@ func (l *Lease) unlock(ctx context.Context) error {
 	return err
 }
 
-// overEnd is the loss of a lease whose own time is over, though that of its
-// hold is not.
+// overEnd returns the loss of a lease whose own time is up, although its hold
+// goes on.
 func (l *Lease) overEnd() *lostError {
 	if l.fixed {
 		return &lostError{cause: lossExpired, asked: true}
@@ -362,7 +363,7 @@ func (l *Lease) overEnd() *lostError {
 	return &lostError{cause: lossMaxHold}
 }
 
-// endItself ends a lease for the reason why, and with the last view the hold.
+// endItself ends a lease for the reason why, and the hold with its last view.
 // Called with lock.mu held.
 func (l *Lease) endItself(now moment, why *lostError) {
 	l.finish(&LockError{"lease", l.Name(), why})
@@ -372,10 +373,10 @@ func (l *Lease) endItself(now moment, why *lostError) {
 	}
 }
 
-// finish marks the lease as over, for the reason err, and takes the lease out
-// of its hold. It is called once, with lock.mu held.
+// finish ends the lease with the error err, and takes the lease out of its
+// hold. It is called once, with lock.mu held.
 func (l *Lease) finish(err error) {
-	l.last = l.deadline() // that of the backend may move on with its session
+	l.last = l.deadline() // the backend's deadline may move on with its session
 	l.err = err
 	l.hold.removeView(l)
 	for _, a := range []*holdAlarm{l.end, l.slow} {
@@ -388,17 +389,17 @@ func (l *Lease) finish(err error) {
 	}
 	l.contexts = nil
 	if l.done != nil {
-		close(l.done) // after the contexts, so nobody sees Done before them
+		close(l.done) // after the contexts, so that no goroutine sees Done before them
 	}
 }
 
-// leaseContext is the context of Lease.Context. It knows its lease, and the
-// leases under whose contexts it was made.
+// leaseContext is the context of Lease.Context. It refers to its lease, and to
+// the leases whose contexts it was derived from.
 type leaseContext struct {
 	context.Context
 	lease  *Lease
 	handle *Lease        // for LeaseFrom to return in place of lease; nil without Options.Debug
-	outer  *leaseContext // of the lease under whose context this one was made; may be nil
+	outer  *leaseContext // of the lease whose context this one was derived from; may be nil
 	cancel context.CancelCauseFunc
 	next   *leaseContext // in lease.contexts
 }
@@ -410,10 +411,10 @@ func (c *leaseContext) Value(key any) any {
 	return c.Context.Value(key)
 }
 
-// permits returns how many permits of a name the leases have to which the
-// context belongs.
+// permits returns how many permits of a name are held by the leases that the
+// context belongs to.
 func (c *leaseContext) permits(of *Client, name string) (n int) {
-	var counted []*Lease // of one lease there may be several contexts
+	var counted []*Lease // one lease may have several contexts
 	for ; c != nil; c = c.outer {
 		k := c.lease.hold.lock
 		if k.client != of || k.name != name || k.mode != driver.Permit || slices.Contains(counted, c.lease) {

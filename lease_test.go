@@ -131,7 +131,7 @@ func TestExtendOfARenewedLeaseIsUnsupported(t *testing.T) {
 }
 
 func TestExtendOfAReentry(t *testing.T) {
-	for _, fixed := range []bool{false, true} { // the hold that it joined
+	for _, fixed := range []bool{false, true} { // of the hold that it joined
 		synctest.Test(t, func(t *testing.T) {
 			o := newClient(t, memory.New(nil), nil).NewOwner()
 			var opts []dsync.LockOption

@@ -13,8 +13,8 @@ import (
 	"github.com/go-dsync/dsync/drivers/memory"
 )
 
-// forSessions runs f on a backend whose leases have a TTL each, and on one with
-// sessions.
+// forSessions runs f on a backend whose leases each have a TTL, and on a
+// backend with sessions.
 func forSessions(t *testing.T, f func(t *testing.T, s *memory.Server)) {
 	for name, sessions := range map[string]bool{"TTL": false, "sessions": true} {
 		t.Run(name, func(t *testing.T) {
@@ -23,8 +23,7 @@ func forSessions(t *testing.T, f func(t *testing.T, s *memory.Server)) {
 	}
 }
 
-// takenUntil checks that the name is taken until some time from now, and free
-// then.
+// takenUntil checks that the name is taken until d from now, and free then.
 func takenUntil(t *testing.T, l dsync.Locker, name string, d time.Duration) {
 	t.Helper()
 	time.Sleep(d - time.Millisecond)
@@ -91,8 +90,8 @@ func TestHoldAtLeastOutlivesTheClient(t *testing.T) {
 	})
 }
 
-// TestHoldAtLeastWithoutAnAnswer has Unlock fail in every way: the name is free
-// when the lease would have ended.
+// TestHoldAtLeastWithoutAnAnswer makes Unlock fail in every way. The name is
+// free when the lease would have ended.
 func TestHoldAtLeastWithoutAnAnswer(t *testing.T) {
 	for name, fault := range map[string]memory.Fault{
 		"cut off":     {Kind: memory.CutOff},
@@ -237,8 +236,8 @@ func TestHoldAtLeastIsRefused(t *testing.T) {
 	})
 }
 
-// TestCronJob has three machines, whose clocks are apart, do the job of each
-// period: once, also if one is stopped in the middle.
+// TestCronJob has three machines with different clocks do the job of each
+// period. The job runs once, even if a machine is stopped in the middle.
 func TestCronJob(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const period, periods = time.Minute, 20
@@ -281,7 +280,7 @@ func TestCronJob(t *testing.T) {
 		}
 		<-ctx.Done()
 		synctest.Wait()
-		close(ran) // nobody sends any more
+		close(ran) // no more sends
 		n := time.Duration(0)
 		for at := range ran {
 			if n++; at != n*period {
@@ -294,7 +293,7 @@ func TestCronJob(t *testing.T) {
 	})
 }
 
-// gated is a driver whose Leave waits before it does anything.
+// gated is a driver whose Leave first waits.
 type gated struct {
 	*memory.Driver
 	begun, open chan struct{}
@@ -365,7 +364,7 @@ func TestCloseDuringUnlockIsBounded(t *testing.T) {
 }
 
 // TestHoldAtLeastOutlivesACloseAfterTheDeadline closes the client when the
-// lease is over here, and the hold is not yet over at the backend.
+// lease has ended locally, but the hold has not yet ended at the backend.
 func TestHoldAtLeastOutlivesACloseAfterTheDeadline(t *testing.T) {
 	forSessions(t, func(t *testing.T, s *memory.Server) {
 		c, other := newClient(t, s.NewDriver(), nil), newClient(t, s.NewDriver(), nil)

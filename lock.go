@@ -15,7 +15,7 @@ import (
 type request struct {
 	owner *Owner // nil for a call of the Client's own methods
 	// whose calls share a grant: owner, or in the mode Read one group for all;
-	// nil if the call shares with nobody
+	// nil if the call shares its grant with no other call
 	group   *Owner
 	ttl     time.Duration
 	mode    driver.Mode
@@ -23,20 +23,20 @@ type request struct {
 	maxHold time.Duration   // 0: no bound
 	atLeast time.Duration   // HoldAtLeast
 	permits int             // 0 in all modes but Permit
-	limit   int             // of the permits; 0: the one that is kept
-	call    *telemetry.Call // nil if nobody observes the call
+	limit   int             // of the permits; 0: the stored limit
+	call    *telemetry.Call // nil if the call is not observed
 }
 
-// lock is what a client knows of one name in one mode while the name is in use
-// here: the hold, the calls that wait in the process, the calls that ask the
-// backend. The locks of one name in several modes know nothing of each other:
-// the backend keeps them apart.
+// lock is the client's state of one name in one mode while the name is in use
+// in this process: the hold, the calls that wait in the process, and the calls
+// that ask the backend. The locks of one name in different modes are
+// independent: the backend keeps them apart.
 //
 // Where the backend is FIFO over all waiters, every call asks the backend
-// itself. Otherwise one call at a time does, the contender, and the rest wait
-// here in line. For permits several calls contend, until one of them is
-// refused. Calls of one Owner share the first grant to any of them, so one asks
-// for all; and so do the client's calls for Read.
+// itself. Otherwise one call at a time asks, the contender, and the rest wait
+// in line here. For permits several calls contend, until one of them is
+// refused. Calls of one Owner share the first grant to any of them, so one call
+// asks for all. The same is true of the client's calls for Read.
 type lock struct {
 	client *Client
 	name   string
@@ -45,35 +45,35 @@ type lock struct {
 
 	mu     sync.Mutex
 	closed bool
-	// the live one, the newest if there are several, as there may be for Read
+	// the live hold: the newest if there are several, as there may be for Read
 	// and Permit; nil if there is none
 	hold       *hold
-	releasing  *hold // the one whose release has not returned, in modes that have one hold
+	releasing  *hold // the hold whose release has not returned, in modes that have one hold
 	queue      waiters
 	contending int       // calls of Lock in the states from settling to pausing
 	trying     int       // calls of TryLock that ask the backend
-	contenders []*waiter // the ones with an Owner, whose other calls can serve them
+	contenders []*waiter // the contenders with an Owner, whose other calls can serve them
 	answers    answers   // of the backend
-	yieldUntil moment    // before this time it is the turn of other clients
-	watched    bool      // a call waits that looks whether it waits for the client's own lease
-	hush       moment    // until then no such call is reported
+	yieldUntil moment    // until this time it is the turn of other clients
+	watched    bool      // a waiting call checks whether it waits for the client's own lease
+	hush       moment    // until this time no such call is reported
 }
 
-// maxAsking bounds how many calls for permits of a name ask the backend at a
-// time.
+// maxAsking bounds how many calls for permits of a name ask the backend at the
+// same time.
 const maxAsking = 16
 
 // hasLine reports whether callers wait in line here rather than at the backend.
-// Readers do so too, but as calls of one group.
+// Readers also wait here, but as calls of one group.
 func (k *lock) hasLine() bool { return k.client.queues[k.mode] }
 
-// alone reports whether a live hold is the only one.
+// alone reports whether a live hold excludes all other holds.
 func (k *lock) alone() bool { return k.mode.Excludes(k.mode) }
 
-// engaged reports whether nobody in line may ask the backend for now: another
-// call does, or the client has the name. For permits it is a call that was
-// refused: one that asks for many is then not overtaken by those who ask for
-// few. Called with mu held.
+// engaged reports whether calls in line must not ask the backend for now,
+// because another call asks or the client has the name. For permits, they must
+// not ask while a refused call waits at the backend, so that calls for few
+// permits do not overtake a call for many. Called with mu held.
 func (k *lock) engaged() bool {
 	if k.alone() {
 		return k.contending > 0 || k.hold != nil
@@ -90,8 +90,8 @@ func (k *lock) live() *hold {
 	return k.hold
 }
 
-// reenter returns a lease of a live hold that the call joins, if there is one.
-// Called with mu held.
+// reenter returns a lease of a live hold that the call can join, if there is
+// one. Called with mu held.
 func (k *lock) reenter(r request) *Lease {
 	if r.owner == nil && r.group == nil || k.mode == driver.Permit {
 		return nil
@@ -108,9 +108,9 @@ func (k *lock) reenter(r request) *Lease {
 	return h.join(r)
 }
 
-// readable returns a live hold that a Read joins, or nil: a young one of any
-// reader, or one of its Owner whatever its age. Other Reads ask the backend, so
-// that writers get a turn. Called with mu held.
+// readable returns a live hold that a Read can join, or nil. That is a young
+// hold of any reader, or a hold of the same Owner of any age. Other Reads ask
+// the backend, so that writers get a turn. Called with mu held.
 func (k *lock) readable(r request) *hold {
 	now := k.client.now()
 	if r.group != nil {
@@ -123,7 +123,7 @@ func (k *lock) readable(r request) *hold {
 	return k.leasedTo(r.owner, now)
 }
 
-// leasedTo returns a live hold of which the owner has a lease, or nil. Called
+// leasedTo returns a live hold that the owner has a lease of, or nil. Called
 // with mu held.
 func (k *lock) leasedTo(o *Owner, now moment) *hold {
 	if o == nil {
@@ -139,9 +139,9 @@ func (k *lock) leasedTo(o *Owner, now moment) *hold {
 	return nil
 }
 
-// tryLock asks once.
+// tryLock asks the backend once.
 func (k *lock) tryLock(ctx context.Context, r request) (*Lease, error) {
-	for range 3 { // a second and third time after a grant of no use
+	for range 3 { // a second and third time after a grant that is no longer useful
 		k.mu.Lock()
 		if l := k.reenter(r); l != nil {
 			k.mu.Unlock()
@@ -175,7 +175,7 @@ func (k *lock) tryLock(ctx context.Context, r request) (*Lease, error) {
 	return nil, driver.ErrUnavailable
 }
 
-// mustWait reports whether a new call waits in line. Called with mu held.
+// mustWait reports whether a new call must wait in line. Called with mu held.
 func (k *lock) mustWait(r request) bool {
 	if !k.hasLine() {
 		return k.asks(r.group)
@@ -187,14 +187,14 @@ func (k *lock) mustWait(r request) bool {
 	return k.engaged()
 }
 
-// asks reports whether a call of the group already asks the backend. Called
-// with mu held.
+// asks reports whether a call of the group is already asking the backend.
+// Called with mu held.
 func (k *lock) asks(group *Owner) bool {
 	return group != nil && slices.ContainsFunc(k.contenders, func(w *waiter) bool { return w.request.group == group })
 }
 
-// contend makes a call a contender; w is nil if nobody else can serve the call.
-// Called with mu held.
+// contend makes a call a contender. w is nil if no other call can serve the
+// call. Called with mu held.
 func (k *lock) contend(w *waiter) {
 	k.contending++
 	if w == nil {
@@ -206,7 +206,7 @@ func (k *lock) contend(w *waiter) {
 	}
 }
 
-// retire is the opposite of contend. Called with mu held.
+// retire undoes contend. Called with mu held.
 func (k *lock) retire(w *waiter) {
 	k.contending--
 	if i := slices.Index(k.contenders, w); i >= 0 {
@@ -214,8 +214,8 @@ func (k *lock) retire(w *waiter) {
 	}
 }
 
-// callNext lets the next in line ask the backend, if it is time. Called with mu
-// held.
+// callNext lets the next call in line ask the backend, if it is time. Called
+// with mu held.
 func (k *lock) callNext() {
 	if k.hasLine() {
 		for w := k.queue.head(); w != nil && !k.engaged(); w = k.queue.head() {
@@ -236,7 +236,7 @@ func (k *lock) callNext() {
 	}
 }
 
-// askBackend calls the driver's Acquire, and tells reach of the outcome.
+// askBackend calls the driver's Acquire, and reports the outcome to reach.
 func (k *lock) askBackend(ctx context.Context, h *hold) (driver.Lease, error) {
 	began := k.client.clock.Plain()
 	l, err := k.client.driver.Acquire(ctx, &h.req)
@@ -244,9 +244,9 @@ func (k *lock) askBackend(ctx context.Context, h *hold) (driver.Lease, error) {
 	return l, err
 }
 
-// install makes the live hold of what the driver granted, and returns its first
-// lease. If the hold is of no use any more, install gives the hold back and
-// returns nil, nil. Called with mu held.
+// install makes a live hold of the driver's grant, and returns its first lease.
+// If the hold is no longer useful, install releases it and returns nil, nil.
+// Called with mu held.
 func (k *lock) install(h *hold, granted driver.Lease, r request, now moment) (*Lease, error) {
 	h.lease = granted
 	if k.closed {
@@ -256,12 +256,12 @@ func (k *lock) install(h *hold, granted driver.Lease, r request, now moment) (*L
 		return nil, nil // lost on the way
 	}
 	first, n := driver.Tokens(granted, k.client.floor)
-	var old *hold // of which there is nothing left at the backend
+	var old *hold // of which nothing is left at the backend
 	if k.alone() {
 		old = k.hold
 	}
 	if now >= h.deadline() || old != nil && first != 0 && first < old.token {
-		h.giveBack(granted) // too late, or older than the hold that we know of
+		h.giveBack(granted) // too late, or older than the present hold
 		return nil, nil
 	}
 	if old != nil {
@@ -301,11 +301,11 @@ func (k *lock) serveGroup(h *hold) {
 	}
 }
 
-// handOver passes a hold whose last view has ended to the first in line,
+// handOver passes a hold whose last lease has ended to the first call in line,
 // without a request to the backend, within the bounds that keep the other
-// clients from starving. Where no token is left for the first in line, handOver
-// makes it the heir of the hold, if the driver can pass the hold, and reports
-// false. Called with mu held.
+// clients from starving. If no token is left for the first call in line,
+// handOver makes it the heir of the hold, if the driver can pass the hold, and
+// returns false. Called with mu held.
 func (k *lock) handOver(h *hold, now moment) bool {
 	w := k.queue.head()
 	switch {
@@ -330,8 +330,8 @@ func (k *lock) handOver(h *hold, now moment) bool {
 	return true
 }
 
-// serveFirst makes the first in line the owner of a live hold that has none,
-// and returns its lease. It is called with mu held.
+// serveFirst makes the first call in line the owner of a live hold that has
+// none, and returns its lease. Called with mu held.
 func (k *lock) serveFirst(h *hold) *Lease {
 	w := k.queue.first
 	h.handOvers++
@@ -343,9 +343,9 @@ func (k *lock) serveFirst(h *hold) *Lease {
 	return l
 }
 
-// close ends the holds and their leases on the client's way out, and returns
-// those that are to be left at the backend; the driver's Close gives the others
-// back.
+// close ends the holds and their leases when the client closes. It returns the
+// holds that must be left at the backend. The driver's Close releases the
+// others.
 func (k *lock) close() (left []*hold) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -364,25 +364,25 @@ func (k *lock) close() (left []*hold) {
 	return left
 }
 
-// answers is what the backend said of a name last. When the context of a call
-// ends, the error of the call is made from this record, even if the last answer
-// came to another call of the client, and whatever became of a request that the
-// context cut off. Guarded by lock.mu.
+// answers records the backend's last answers for a name. When the context of a
+// call ends, the error of the call is made from this record. This is so even if
+// the last answer was for another call of the client, and regardless of the
+// fate of a request that the context cut off. Guarded by lock.mu.
 type answers struct {
-	refused bool   // by the last answer another owner holds the name
-	at      moment // the last time at which the answer was so
-	waiting int    // refused requests which wait at the backend
-	trouble error  // why later requests got no answer; nil if there was none
+	refused bool   // in the last answer, another owner holds the name
+	at      moment // the time of the last such answer
+	waiting int    // refused requests that wait at the backend
+	trouble error  // why later requests got no answer, or nil
 }
 
-// refuse takes note of another owner that holds the name.
+// refuse records that another owner holds the name.
 func (a *answers) refuse(now moment) { a.refused, a.at, a.trouble = true, now, nil }
 
-// ours takes note of a grant to this client.
+// ours records a grant to this client.
 func (a *answers) ours() { a.refused, a.trouble = false, nil }
 
-// queued takes note of a refusal of the request of h, which waits at the
-// backend from now on.
+// queued records that the request of h was refused, and waits at the backend
+// from now on.
 func (a *answers) queued(h *hold, now moment) {
 	a.refuse(now)
 	if h.state == holdPending && !h.waits {
@@ -391,8 +391,8 @@ func (a *answers) queued(h *hold, now moment) {
 	}
 }
 
-// returned takes note of the end of the request of h. An error by the caller's
-// own context is no trouble.
+// returned records the end of the request of h. An error by the caller's own
+// context does not count.
 func (a *answers) returned(h *hold, now moment, err error, canceled bool) {
 	if h.waits {
 		h.waits = false
@@ -407,37 +407,39 @@ func (a *answers) returned(h *hold, now moment, err error, canceled bool) {
 	}
 }
 
-// locked reports whether another owner has the name as far as known. A refusal
-// without confirmation for a TTL says nothing: the holder may be gone.
+// locked reports whether another owner has the name, as far as known. A refusal
+// that was not confirmed for a TTL no longer counts, because the holder may be
+// gone.
 func (a *answers) locked(now moment, ttl time.Duration) bool {
 	return a.waiting > 0 || a.refused && now-a.at < ttl
 }
 
-// waitError returns the error of a wait that ended with ctx; answer is that of
-// the caller's last request, if it made one. It is called with mu held.
+// waitError returns the error of a wait that ended with ctx. answer is the
+// answer to the caller's last request, if it made one. Called with mu held.
 func (k *lock) waitError(ctx context.Context, answer error) error {
-	ours := k.alone() && (k.live() != nil || k.releasing != nil) // and so in the way of the call
+	// our own lease or release is in the way of the call
+	ours := k.alone() && (k.live() != nil || k.releasing != nil)
 	locked := ours || k.answers.locked(k.client.clock.Plain(), k.client.ttl)
 	return newWaitError(ctx, answer, k.answers.trouble, locked)
 }
 
-// nest serves a call under a lease of its name: a lease whose context the call
-// has, or a lease that its Owner has in another mode. Without such a lease nest
-// returns nil, nil.
+// nest serves a call under a lease of its name: the lease of the call's
+// context, or a lease that its Owner has in another mode. If there is no such
+// lease, nest returns nil, nil.
 //
 //	the lease is      the call is for     by its Owner    by its context
 //	Read              Read                joins           joins
 //	Read              Write, Exclusive    ErrDeadlock     ErrDeadlock
 //	Write, Exclusive  Read                joins           joins
 //	Write, Exclusive  Write, Exclusive    joins           ErrDeadlock
-//	Permit            Permit              -               ErrDeadlock, if the limit leaves too few beside those of the leases
+//	Permit            Permit              -               ErrDeadlock, if the limit leaves too few permits beside the leases
 //	Permit            another mode        ErrDeadlock     ErrDeadlock
 //	another mode      Permit              ErrDeadlock     ErrDeadlock
 //
-// A call that joins is served whoever waits: otherwise the waiter would wait
-// for the lease, and the call for the waiter. For the same reason there is no
-// upgrade. A call that waits already when its Owner gets the name in another
-// mode is not served by that grant.
+// A call that joins is served even if other calls wait. Otherwise a waiter
+// would wait for the lease, and the call for the waiter. For the same reason
+// there is no upgrade. If a call is already waiting when its Owner is granted
+// the name in another mode, that grant does not serve it.
 func (c *Client) nest(ctx context.Context, r request, name string) (*Lease, error) {
 	innermost, _ := ctx.Value(leaseContextKey{}).(*leaseContext)
 	if r.mode == driver.Permit && r.limit > 0 && innermost.permits(c, name) > r.limit-r.permits {
@@ -466,7 +468,7 @@ func (c *Client) nest(ctx context.Context, r request, name string) (*Lease, erro
 	return nil, nil
 }
 
-// nest serves a call whose context is the lease's.
+// nest serves a call whose context belongs to the lease.
 func (l *Lease) nest(r request) (*Lease, error) {
 	h := l.hold
 	k := h.lock

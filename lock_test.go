@@ -14,8 +14,8 @@ import (
 	"github.com/go-dsync/dsync/drivers/memory"
 )
 
-// orders are the orders in which a backend may grant; with all but FIFO callers
-// wait in line in the process.
+// orders are the orders in which a backend may grant. With all orders except
+// FIFO, callers wait in line in the process.
 var orders = []memory.Order{memory.FIFO, memory.FIFOByClient, memory.Unordered}
 
 // forOrders runs f in a bubble for each order, with two clients of one backend.
@@ -32,7 +32,7 @@ func forOrders(t *testing.T, f func(t *testing.T, a, b *dsync.Client)) {
 
 func TestExclusion(t *testing.T) {
 	forOrders(t, func(t *testing.T, a, b *dsync.Client) {
-		var counter int // unsynchronized but for the lock: the race detector watches
+		var counter int // synchronized only by the lock: the race detector watches
 		var wg sync.WaitGroup
 		for i := range 16 {
 			wg.Go(func() {
@@ -286,7 +286,7 @@ func TestDeadlockIsReported(t *testing.T) {
 		if err := outer.Unlock(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		again, err := a.Lock(context.WithoutCancel(ctx), "x") // the lease is over: no deadlock any more
+		again, err := a.Lock(context.WithoutCancel(ctx), "x") // the lease has ended: no deadlock any more
 		if err != nil {
 			t.Fatalf("Lock under a lease that was unlocked: %v", err)
 		}

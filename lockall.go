@@ -10,14 +10,14 @@ import (
 )
 
 // Leases are locks that were acquired together by [LockAll] or [LockOn]. They
-// are held while all of them are held: the loss of one is the loss of all. All
-// methods may be called concurrently.
+// count as held only while all of them are held: if one is lost, all are lost.
+// All methods may be called concurrently.
 type Leases struct {
 	all []*Lease
 
 	mu     sync.Mutex
 	done   <-chan struct{}
-	cancel context.CancelFunc // of what Done made
+	cancel context.CancelFunc // of the context that Done made
 }
 
 // Target is a set of names on one [Locker], for [LockOn].
@@ -27,9 +27,10 @@ type Target struct {
 }
 
 // LockAll waits until it holds all names, or ctx is done. It acquires the names
-// in the order of their bytes, whatever the order of the arguments, so calls of
-// LockAll do not wait for each other in a circle. While it waits for one name,
-// LockAll keeps the others. If one of them is lost, LockAll returns its error.
+// in the order of their bytes, regardless of the order of the arguments, so
+// calls of LockAll do not wait for each other in a circle. While it waits for
+// one name, LockAll keeps the others. If one of them is lost, LockAll returns
+// its error.
 //
 // After an error nothing is held, as with Lock. LockAll without names, or with
 // a name given twice, even in two modes, is an error.
@@ -68,7 +69,7 @@ func lockOn(ctx context.Context, targets []Target, lock func(context.Context, Lo
 			defer cancel()
 		}
 		if lost := g.Err(); lost != nil {
-			err = lost // and so the wait ended
+			err = lost // this loss ended the wait
 		}
 		if err != nil {
 			return nil, errors.Join(err, g.rollBack(ctx))
@@ -77,7 +78,8 @@ func lockOn(ctx context.Context, targets []Target, lock func(context.Context, Lo
 	return g, nil
 }
 
-// inOrder returns targets of one name each, in the order of locking.
+// inOrder splits targets into targets of one name each, in the order of
+// locking.
 func inOrder(targets []Target) ([]Target, error) {
 	type key struct {
 		client *Client
@@ -119,8 +121,8 @@ func clientOf(l Locker) *Client {
 	return nil
 }
 
-// rollBack gives back what is held after an error. What was lost before is no
-// further error.
+// rollBack releases the leases after an error. A lease that was already lost
+// adds no error.
 func (g *Leases) rollBack(ctx context.Context) error {
 	if err := g.Unlock(ctx); err != nil && !errors.Is(err, ErrNotHeld) {
 		return err

@@ -12,9 +12,9 @@ import (
 	"github.com/go-dsync/dsync"
 )
 
-// TestRandomCalls has callers of two clients, some of which share an owner,
-// lock one name in every way at random times: each call ends with a lease, or
-// when its context does, and nothing is left of any.
+// TestRandomCalls has callers of two clients lock one name in every way at
+// random times. Some of them share an owner. Each call ends with a lease, or
+// when its context does, and no call leaves anything behind.
 func TestRandomCalls(t *testing.T) {
 	for seed := range uint64(20) {
 		forOrders(t, func(t *testing.T, a, b *dsync.Client) {
@@ -45,7 +45,7 @@ func TestRandomCalls(t *testing.T) {
 
 func callAtRandom(t *testing.T, r *rand.Rand, l dsync.Locker) {
 	for range 30 {
-		wait, lock := time.Hour, l.Lock // an hour is for ever
+		wait, lock := time.Hour, l.Lock // an hour is forever
 		var opts []dsync.LockOption
 		switch r.IntN(5) {
 		case 0:

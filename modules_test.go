@@ -12,10 +12,10 @@ import (
 	"testing"
 )
 
-// What a program requires that adds package dsync with memory, which is the API
-// of OpenTelemetry and what that is made of; and what each other driver adds to
-// it. All versions are the oldest with which dsync works; docs/design.md says
-// why each is what it is.
+// The requirements of a program that uses package dsync with memory, namely the
+// API of OpenTelemetry and its dependencies, and the additional requirements of
+// each other driver. All versions are the oldest that dsync works with.
+// docs/design.md gives the reason for each version.
 var (
 	requiredByAll = []string{
 		"github.com/go-logr/logr v1.4.1",
@@ -60,7 +60,7 @@ var (
 	}
 )
 
-// program is a program in a module of its own, outside of the repository.
+// program is a program in its own module, outside of the repository.
 type program struct {
 	t   *testing.T
 	dir string
@@ -80,7 +80,7 @@ func newProgram(t *testing.T, requires ...string) *program {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p.write("go.sum", string(sums)) // so that what is known already is not looked up
+	p.write("go.sum", string(sums)) // so that known modules are not looked up
 	return p
 }
 
@@ -91,8 +91,8 @@ func (p *program) write(name, text string) {
 	}
 }
 
-// imports makes packages all that the program imports, and returns the versions
-// of all modules that are in go.mod then.
+// imports makes packages the only imports of the program, and returns the
+// versions of all modules that are then in go.mod.
 func (p *program) imports(packages ...string) map[string]string {
 	p.t.Helper()
 	var text strings.Builder
@@ -112,7 +112,8 @@ func (p *program) imports(packages ...string) map[string]string {
 	return versions
 }
 
-// unreachable is how the go command says that it could not fetch a module.
+// unreachable matches the message of the go command when it could not fetch a
+// module.
 var unreachable = regexp.MustCompile(`dial tcp|module lookup disabled|i/o timeout|TLS handshake|connection re|unexpected EOF|: 50\d `)
 
 func (p *program) command(args ...string) string {
@@ -130,7 +131,7 @@ func (p *program) command(args ...string) string {
 	return string(out)
 }
 
-// required returns the lines of go.mod, without the module that is under test.
+// required returns the lines of go.mod, except the module under test.
 func (p *program) required() (lines []string) {
 	p.t.Helper()
 	text, err := os.ReadFile(filepath.Join(p.dir, "go.mod"))
@@ -146,8 +147,8 @@ func (p *program) required() (lines []string) {
 	return lines
 }
 
-// TestWhatADriverRequires adds each driver alone to a program that has nothing
-// else.
+// TestWhatADriverRequires adds each driver separately to a program that has
+// nothing else.
 func TestWhatADriverRequires(t *testing.T) {
 	watchSources(t)
 	for name, own := range requiredBy {
@@ -164,8 +165,8 @@ func TestWhatADriverRequires(t *testing.T) {
 }
 
 // TestWhatADriverMoves adds a driver to a program that has the clients of other
-// backends and more, in older versions. Minimal version selection moves what
-// go.mod of dsync mentions, for whichever driver, and nothing else.
+// backends and more, in older versions. Minimal version selection moves the
+// modules in the go.mod of dsync, for whichever driver, and nothing else.
 func TestWhatADriverMoves(t *testing.T) {
 	watchSources(t)
 	has := map[string]string{

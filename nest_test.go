@@ -11,8 +11,8 @@ import (
 	"github.com/go-dsync/dsync"
 )
 
-// TestNesting is the table of what may be taken under a lease of the same name,
-// by the Owner of the lease or with its context.
+// TestNesting is the table of the locks that may be acquired under a lease of
+// the same name, by the Owner of the lease or with its context.
 func TestNesting(t *testing.T) {
 	exclusive, read, write := []dsync.LockOption(nil), []dsync.LockOption{dsync.Read()}, []dsync.LockOption{dsync.Write()}
 	for _, tt := range []struct {
@@ -56,14 +56,14 @@ func TestNesting(t *testing.T) {
 				lease := mustLock(t, outer, "x", tt.has...)
 				ctx, cancel := lease.Context(t.Context())
 				waits := make(chan error)
-				go func() { // ends when the lease is over
+				go func() { // ends with the lease
 					l, err := b.Lock(t.Context(), "x", dsync.Write())
 					if err == nil {
 						err = l.Unlock(t.Context())
 					}
 					waits <- err
 				}()
-				time.Sleep(time.Second) // nobody joins by age
+				time.Sleep(time.Second) // the hold is too old to be joined
 				nested(ctx, lease, a, tt.byContext)
 				nested(ctx, lease, a.NewOwner(), tt.byContext)
 				if o, ok := outer.(*dsync.Owner); ok {
@@ -80,7 +80,7 @@ func TestNesting(t *testing.T) {
 	}
 }
 
-// A nested Read keeps the name exclusive when the lease above it is over.
+// A nested Read keeps the name exclusive after the outer lease has ended.
 func TestReadUnderWriteKeepsTheName(t *testing.T) {
 	forOrders(t, func(t *testing.T, a, b *dsync.Client) {
 		for _, has := range [][]dsync.LockOption{nil, {dsync.Write()}} {
@@ -99,7 +99,8 @@ func TestReadUnderWriteKeepsTheName(t *testing.T) {
 	})
 }
 
-// An Owner that joined the hold of another reader nests in it as in its own.
+// An Owner that joined the hold of another reader nests in it as in its own
+// hold.
 func TestOwnerNestsInAJoinedHold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := &stub{info: bothModes}
@@ -120,8 +121,8 @@ func TestOwnerNestsInAJoinedHold(t *testing.T) {
 	})
 }
 
-// Goroutines of an Owner that ask for a name in two modes at once both get it
-// in the end.
+// If goroutines of an Owner request a name in two modes at once, both acquire
+// it in the end.
 func TestOwnerAsksInTwoModesAtOnce(t *testing.T) {
 	forOrders(t, func(t *testing.T, a, b *dsync.Client) {
 		for range 20 {

@@ -16,7 +16,7 @@ import (
 	"github.com/go-dsync/dsync/drivers/memory"
 )
 
-// observed is what an observer has seen.
+// observed records the states that an observer has seen.
 type observed struct {
 	t      *testing.T
 	mu     sync.Mutex
@@ -44,7 +44,7 @@ func observe(t *testing.T, seq iter.Seq2[dsync.Status, error]) *observed {
 }
 
 // sees checks the states that were seen since the last call, by their notes; ""
-// is a name that is free.
+// is a free name.
 func (o *observed) sees(what string, want ...string) {
 	o.t.Helper()
 	synctest.Wait()
@@ -63,7 +63,7 @@ func (o *observed) sees(what string, want ...string) {
 	}
 }
 
-// asked hides from package dsync that the driver tells of changes.
+// asked hides from package dsync that the driver reports changes.
 type asked struct {
 	driver.Driver
 	driver.Inspector
@@ -111,7 +111,7 @@ func TestObserve(t *testing.T) {
 	})
 }
 
-// TestObserveIsTold has a driver tell of changes: nothing is waited for.
+// TestObserveIsTold has a driver report changes: there is no delay.
 func TestObserveIsTold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memory.NewServer(nil)
@@ -179,8 +179,7 @@ func TestObserveEndsWithAnError(t *testing.T) {
 	})
 }
 
-// behind is a driver whose answers come from servers that are not at the same
-// point.
+// behind is a driver whose answers come from servers in different states.
 type behind struct {
 	stub
 	tokens []uint64
@@ -198,7 +197,7 @@ func TestObserveNeverGoesBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for fencing, want := range map[driver.Fencing][]string{
 			driver.Durable:  {"5", "7", "8"},
-			driver.Volatile: {"5", "4", "7", "6", "8"}, // the backend may have lost what it had
+			driver.Volatile: {"5", "4", "7", "6", "8"}, // the backend may have lost data
 		} {
 			d := &behind{stub: stub{info: driver.Info{Fencing: fencing}}, tokens: []uint64{5, 4, 5, 7, 6, 7, 8}}
 			if fencing == driver.Volatile {

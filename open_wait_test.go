@@ -18,7 +18,7 @@ import (
 	"github.com/go-dsync/dsync/drivers/memory"
 )
 
-// late is a backend that is not there for the first attempts.
+// late is a backend that is out of reach for the first attempts.
 var late struct {
 	attempts, missing atomic.Int32
 	err               error
@@ -80,8 +80,8 @@ func TestOpenGivesUpWithItsContext(t *testing.T) {
 	})
 }
 
-// TestOpenLogsByDefault waits without a Logger: a record goes to the default
-// one if nothing else ends the wait.
+// TestOpenLogsByDefault waits without a Logger. A record goes to the default
+// Logger if nothing else ends the wait.
 func TestOpenLogsByDefault(t *testing.T) {
 	old := slog.Default()
 	defer slog.SetDefault(old)
@@ -150,7 +150,7 @@ func TestPing(t *testing.T) {
 	})
 }
 
-// pinger is a backend that one does better not to inspect.
+// pinger is a backend that should not be inspected.
 type pinger struct {
 	*memory.Driver
 	pings, inspects atomic.Int64
@@ -171,7 +171,8 @@ func (p *pinger) Inspect(ctx context.Context, name string) (driver.Status, error
 	return p.Driver.Inspect(ctx, name)
 }
 
-// TestPinger has Ping, and the probe of an outage, ask by the driver's Ping.
+// TestPinger checks that Ping, and the probe of an outage, use the driver's
+// Ping.
 func TestPinger(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := &pinger{Driver: memory.New(nil)}
@@ -201,7 +202,7 @@ func TestPinger(t *testing.T) {
 	})
 }
 
-// TestPingOfARefusedClient has the server refuse the user, or the name.
+// TestPingOfARefusedClient has a server that refuses the user, or the name.
 func TestPingOfARefusedClient(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := &pinger{Driver: memory.New(nil), refuses: fmt.Errorf("%w: wrong user", driver.ErrCredentials)}

@@ -29,9 +29,9 @@ type Options struct {
 	Require Require
 
 	// Floor is added to each fencing token. A program that has moved from
-	// another backend needs a Floor above all tokens of that backend,
-	// because resources remember those; `dsync migrate` reports it. All
-	// programs that lock the same names need the same Floor. The parameter
+	// another backend needs a Floor above all tokens of that backend, because
+	// resources remember those tokens. `dsync migrate` prints a suitable Floor.
+	// All programs that lock the same names need the same Floor. The parameter
 	// floor of the URL takes precedence.
 	Floor uint64
 
@@ -48,11 +48,11 @@ type Options struct {
 	// is held for longer. 0 means no report.
 	SlowHold time.Duration
 
-	// Debug finds forgotten leases. When the garbage collector finds that
-	// the program has no reference to a Lease any more, the lease ends with
-	// an error that matches ErrLost, and the Logger reports the caller of
-	// Lock. A context of Lease.Context, and contexts made from it, refer to
-	// its lease. Debug costs some µs and 5 allocations for each lease.
+	// Debug finds forgotten leases. When the garbage collector finds that the
+	// program no longer has a reference to a Lease, the lease ends with an
+	// error that matches ErrLost, and the Logger reports the caller of Lock. A
+	// context of Lease.Context, and contexts made from it, refer to its lease.
+	// Debug costs some µs and 5 allocations for each lease.
 	Debug bool
 
 	// TracerProvider and MeterProvider make the spans and metrics of the
@@ -72,13 +72,13 @@ type Options struct {
 	// must not block. Nil means no class.
 	Class func(name string) string
 
-	// Logger gets a record of what an operator has to see: the begin and the
-	// end of an outage of the backend, at most once a minute, and locks that
-	// were lost or removed by force, many of them in one record. It also gets a
-	// WARN when a call has waited for 10 s for one lease of the same client, at
-	// most once per name and minute; with Debug the WARN says who acquired the
-	// lease. Nil means no logs, except that an Open and such a call without a
-	// deadline log to slog.Default.
+	// Logger receives the records that an operator should see: the start and
+	// the end of an outage of the backend, at most once a minute, and locks
+	// that were lost or removed by force, batched into one record. It also gets
+	// a WARN when a call has waited for 10 s for one lease of the same client,
+	// at most once per name and minute. With Debug the WARN includes the caller
+	// that acquired the lease. Nil means no logs, except that an Open without a
+	// deadline and such a call without a deadline log to slog.Default.
 	Logger *slog.Logger
 }
 
@@ -116,10 +116,10 @@ func WaitAtMost(d time.Duration) LockOption { return LockOption{waitAtMost: &d} 
 // errors.ErrUnsupported.
 func HoldAtLeast(d time.Duration) LockOption { return LockOption{holdAtLeast: &d} }
 
-// A lease can outlive the work that it was taken for: the work hangs, or its
-// code forgot to unlock. The lease would be renewed for as long as the process
-// lives. MaxHold bounds that, SlowHold tells of it, and Debug finds leases that
-// nobody can unlock any more.
+// A lease can outlive its work, because the work hangs or forgot to unlock. The
+// lease would then be renewed for as long as the process lives. MaxHold bounds
+// the renewals, SlowHold reports such leases, and Debug finds leases that can
+// no longer be unlocked.
 
 // MaxHold bounds how long a lease is renewed. At d after the grant the lease is
 // lost, with an error that matches ErrLost, and the lock is free at once.
@@ -146,7 +146,7 @@ func Read() LockOption { return LockOption{mode: driver.Read} }
 
 // Write excludes all other holders, as Lock does without a mode. It also
 // excludes users of the read-write lock of the backend's own libraries, such as
-// Redisson's RReadWriteLock. Use Write where others use Read. Between clients
+// Redisson's RReadWriteLock. Use Write if other calls use Read. Between clients
 // of dsync, Write, Read and Lock without a mode exclude each other. If the
 // backend does not support it (Info.ReadWrite), Lock returns
 // errors.ErrUnsupported.
@@ -217,17 +217,17 @@ func (c *Client) newRequest(owner *Owner, opts []LockOption) request {
 	}
 	switch r.mode {
 	case driver.Permit:
-		r.group = nil // each call has a hold of its own
+		r.group = nil // each call has its own hold
 	case driver.Read:
 		if r.group = &c.readers; r.fixed {
-			r.group = nil // its hold ends when it asked for
+			r.group = nil // its hold ends at the requested time
 		}
 	}
 	return r
 }
 
 // checkRequest returns an error if the options of a call make no sense, or if
-// the backend does not offer what they ask for.
+// the backend does not support them.
 func (c *Client) checkRequest(r request) error {
 	if r.maxHold < 0 {
 		return fmt.Errorf("MaxHold(%v) is less than 0", r.maxHold)
@@ -251,7 +251,7 @@ func (c *Client) checkRequest(r request) error {
 	return nil
 }
 
-// maxLimit is the highest limit, which every backend can keep.
+// maxLimit is the highest limit. Every backend can store it.
 const maxLimit = math.MaxInt32
 
 // checkPermits returns an error if a request for permits makes no sense.
@@ -267,7 +267,8 @@ func checkPermits(r request) error {
 	return nil
 }
 
-// checkLeave returns an error if a request with HoldAtLeast cannot be kept.
+// checkLeave returns an error if the HoldAtLeast of a request cannot be
+// honored.
 func (c *Client) checkLeave(r request) error {
 	_, leaves := c.driver.(driver.Leaver)
 	if m, ok := c.driver.(driver.MayLeave); ok && m.MayLeave() != nil {

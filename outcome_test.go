@@ -221,7 +221,7 @@ func TestNewGrantIsEvidenceThatTheOldHoldIsGone(t *testing.T) {
 		d := &stub{info: driver.Info{Order: driver.FIFO, Fencing: driver.Volatile}}
 		c := newStub(t, d)
 		first := mustLock(t, c, "x")
-		second := mustLock(t, c, "x") // a backend that has forgotten the first
+		second := mustLock(t, c, "x") // the backend has forgotten the first
 		if err := first.Err(); !errors.Is(err, dsync.ErrLost) {
 			t.Errorf("Err of the first lease after a second was granted: %v, want ErrLost", err)
 		}

@@ -75,7 +75,7 @@ func TestReentryWithExpireAfter(t *testing.T) {
 		if err := outer.Err(); err != nil {
 			t.Errorf("Err of the outer lease: %v", err)
 		}
-		// The last lease that ends by itself frees the lock.
+		// When the last lease ends by itself, the lock is free.
 		last := mustLock(t, o, "x", dsync.ExpireAfter(time.Minute))
 		_ = outer.Unlock(t.Context())
 		if _, err := b.TryLock(t.Context(), "x"); !errors.Is(err, dsync.ErrLocked) {
@@ -194,7 +194,7 @@ func TestWaitingCallOfAnOwnerTakesOverWhenTheFirstLeaves(t *testing.T) {
 }
 
 func TestCallThatIsServedWhenItsTurnHasJustComeLeavesTheLine(t *testing.T) {
-	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1)) // so the call has not run since its turn came when it is served
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1)) // so that the call has not run since its turn came when it is served
 	synctest.Test(t, func(t *testing.T) {
 		c := newStub(t, &stub{})
 		o := c.NewOwner()

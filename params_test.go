@@ -15,8 +15,8 @@ import (
 	"testing"
 )
 
-// Where the opener of each driver asks a URL for parameters, beside the driver
-// itself.
+// The files besides the driver's own in which its opener reads parameters of a
+// URL.
 var asksBeside = map[string][]string{
 	"memory": nil, "migrate": nil, "pglock": nil,
 	"etcd": {"internal/tlsurl"}, "zk": {"internal/tlsurl"},
@@ -41,7 +41,7 @@ func TestParameters(t *testing.T) {
 					}
 				}
 			}
-			delete(asked, "ttl") // of a part of migrate, which may have none
+			delete(asked, "ttl") // of a part of migrate, which may lack it
 			if got, want := slices.Sorted(maps.Keys(documented)), slices.Sorted(maps.Keys(asked)); !slices.Equal(got, want) {
 				t.Errorf("the package comment has the parameters %q, and the opener asks for %q", got, want)
 			}
@@ -113,8 +113,8 @@ func askedIn(file *ast.File, names map[string]bool) {
 	})
 }
 
-// documentedIn reads the indented lines of the section Parameters. Before two
-// spaces stand names, each with a =.
+// documentedIn reads the indented lines of the section Parameters. The names,
+// each with a =, come before two spaces.
 func documentedIn(text string, names map[string]bool) {
 	_, section, _ := strings.Cut(text, "# Parameters\n")
 	section, _, _ = strings.Cut(section, "\n# ")

@@ -16,7 +16,7 @@ import (
 // passer is a stub whose grants have one token each, and can be passed.
 type passer struct {
 	stub
-	pass func(ctx context.Context, l *passedLease) error // nil: it is passed
+	pass func(ctx context.Context, l *passedLease) error // nil: Pass succeeds
 
 	passes []string // the owners, in order; guarded by stub.mu
 }
@@ -52,7 +52,7 @@ func (l *passedLease) Pass(ctx context.Context, owner, _ string) error {
 	return nil
 }
 
-// wants checks how many requests of each kind there were.
+// wants checks the number of requests of each kind.
 func (p *passer) wants(t *testing.T, acquires, passes, releases int) {
 	t.Helper()
 	p.mu.Lock()
@@ -117,8 +117,8 @@ func TestPassIsBounded(t *testing.T) {
 	}
 }
 
-// TestPassThatFails has the hold released where it is not known who has it, and
-// the next in line ask the backend.
+// TestPassThatFails: if the owner of the hold is unknown, the hold is released,
+// and the next in line asks the backend.
 func TestPassThatFails(t *testing.T) {
 	for _, tt := range []struct {
 		err, unlock        error
@@ -143,7 +143,7 @@ func TestPassThatFails(t *testing.T) {
 	}
 }
 
-// TestPassUnderWay has something happen between the request and its answer.
+// TestPassUnderWay lets an event happen between the request and its answer.
 func TestPassUnderWay(t *testing.T) {
 	for _, tt := range []struct {
 		name               string
@@ -203,7 +203,7 @@ func TestPassUnderWay(t *testing.T) {
 	}
 }
 
-// TestPassServesAllCallsOfAnOwner has the backend named the owner whose calls
+// TestPassServesAllCallsOfAnOwner: the backend receives the owner whose calls
 // are served together.
 func TestPassServesAllCallsOfAnOwner(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -233,7 +233,7 @@ func TestPassServesAllCallsOfAnOwner(t *testing.T) {
 	})
 }
 
-// TestLossOfAPassedHold has the holder at that time learn of it.
+// TestLossOfAPassedHold: the holder at the time of the loss is notified.
 func TestLossOfAPassedHold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPasser()

@@ -38,7 +38,7 @@ func TestPermits(t *testing.T) {
 		if err := first.Unlock(t.Context()); !errors.Is(err, dsync.ErrNotHeld) {
 			t.Errorf("second Unlock: %v", err)
 		}
-		mustUnlock(t, mustTry(t, a, dsync.Permits(9, 9))) // a new limit: nothing was kept
+		mustUnlock(t, mustTry(t, a, dsync.Permits(9, 9))) // a new limit: none was stored
 		if n := dsync.KnownNames(a) + dsync.KnownNames(b); n != 0 {
 			t.Errorf("%d names are kept", n)
 		}
@@ -111,7 +111,7 @@ func TestPermitsExtendAndLeave(t *testing.T) {
 	})
 }
 
-// Callers for permits that are free ask side by side, some at a time.
+// Callers for free permits ask concurrently, a limited number at a time.
 func TestPermitsAreAskedForSideBySide(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var now, most atomic.Int64
@@ -134,8 +134,8 @@ func TestPermitsAreAskedForSideBySide(t *testing.T) {
 	})
 }
 
-// While one waits at the backend nobody of its client asks, and TryLock is
-// refused.
+// While one call waits at the backend, no other call of its client asks, and
+// TryLock is refused.
 func TestPermitsWaitInLine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		free := make(chan struct{})
@@ -176,8 +176,8 @@ func TestPermitsWaitInLine(t *testing.T) {
 	})
 }
 
-// A hold goes to the next in line who asks for as many, for a while; then it is
-// given back.
+// For a while a hold passes to the next in line that asks for as many permits.
+// Then it is released.
 func TestPermitsAreHandedOver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := &stub{info: withPermits}
@@ -221,8 +221,8 @@ func TestPermitsAreHandedOver(t *testing.T) {
 	})
 }
 
-// Who wants all permits is not passed by for ever by others of its client,
-// though the backend has no order.
+// A call for all permits is not overtaken forever by other calls of its client,
+// even if the backend has no order.
 func TestManyPermitsAreGranted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newClient(t, memory.New(&memory.Options{Order: memory.Unordered}), nil)
@@ -336,7 +336,7 @@ func TestLimitOfPermits(t *testing.T) {
 		mustBeLocked(t, []dsync.Locker{b}, dsync.Permits(1, 0))
 		mustUnlock(t, held)
 		mustUnlock(t, mustTry(t, b, dsync.Permits(1, 1)))
-		wrong(dsync.Permits(1, 2)) // what SetLimit said is kept
+		wrong(dsync.Permits(1, 2)) // the limit of SetLimit stays
 	})
 }
 
@@ -387,8 +387,8 @@ func TestPermitsOfLockAll(t *testing.T) {
 	})
 }
 
-// The driver takes permits of a client that closes back, and those who wait get
-// them.
+// The driver releases the permits of a client that closes, and the waiters
+// acquire them.
 func TestCloseGivesPermitsBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := memory.New(nil)

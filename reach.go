@@ -12,26 +12,26 @@ import (
 )
 
 const (
-	warnEvery = time.Minute // at most one record of an outage, and one of its end, in this time
-	// a request cut off by its caller tells of an outage after so long without
-	// an answer, or after TTL/6
+	warnEvery = time.Minute // at most one record of an outage, and one of its end, per interval
+	// a request that its caller cut off indicates an outage after this long
+	// without an answer, or after TTL/6
 	silentFor = time.Second
 
-	// A probe waits for its answer for TTL/6 within these bounds, and the next
-	// follows after twice that time.
+	// A probe waits for its answer for TTL/6, within these bounds. The next
+	// probe follows after twice that time.
 	minProbe = 50 * time.Millisecond
 	maxProbe = 5 * time.Second
 )
 
-// reach knows whether the backend is in reach, by the last request: answered,
-// or not. It hears of the requests of Lock and TryLock, of renewals and
-// releases, and of requests by which a driver keeps sessions alive. In an
-// outage without any of these a probe asks the backend. All consequences are
-// decided here: the two log records of an outage, the state of the client in
-// its metrics, and the cause of a loss for want of the backend.
+// reach knows whether the backend is in reach, by whether the last request was
+// answered. It counts the requests of Lock and TryLock, renewals, releases, and
+// the requests by which a driver keeps sessions alive. In an outage without any
+// of these, a probe asks the backend. All consequences are decided here: the
+// two log records of an outage, the state of the client in its metrics, and
+// whether a loss is blamed on the outage.
 type reach struct {
 	client *Client
-	// whether the backend answers; nil if there is no way
+	// asks whether the backend answers; nil if the driver has no way to ask
 	ask func(ctx context.Context, name string) error
 	out atomic.Bool // changes with mu held
 	wg  sync.WaitGroup
@@ -39,18 +39,18 @@ type reach struct {
 	mu      sync.Mutex
 	closed  bool
 	probing bool   // probe runs
-	suspect bool   // the probe is to ask although nothing has failed
-	name    string // of a lock, to ask for
+	suspect bool   // the probe must ask although nothing has failed
+	name    string // of a lock, for the probe
 	failed  moment // when the last request failed
-	err     error  // of the last failure; nil if there was none
+	err     error  // of the last failure, or nil
 	since   moment // of the outage
-	warned  bool   // an operator was told of the outage
-	quiet   moment // until then none is told of another
-	hush    moment // until then none is told that the server refuses the client
+	warned  bool   // the outage was logged
+	quiet   moment // until this time no further outage is logged
+	hush    moment // until this time no further refusal of the client is logged
 }
 
-// asker returns what asks the backend of d whether it answers, given the name
-// of a lock; nil if there is no way.
+// asker returns a function that asks the backend of d whether it answers, given
+// the name of a lock. It returns nil if the driver has no way to ask.
 func asker(d driver.Driver) func(ctx context.Context, name string) error {
 	switch d := d.(type) {
 	case driver.Pinger:
@@ -64,7 +64,7 @@ func asker(d driver.Driver) func(ctx context.Context, name string) error {
 	return nil
 }
 
-// answered takes note of an answer of any kind, at no cost while the backend is
+// answered records an answer of any kind. It costs nothing while the backend is
 // in reach.
 func (r *reach) answered() {
 	if !r.out.Load() {
@@ -81,8 +81,8 @@ func (r *reach) answered() {
 	}
 }
 
-// unanswered takes note of a request that failed for want of the backend, for
-// the reason err. name is the name of its lock, or empty.
+// unanswered records that a request failed with err because the backend was out
+// of reach. name is the name of its lock, or empty.
 func (r *reach) unanswered(name string, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -111,8 +111,8 @@ func (r *reach) turn(out bool) {
 // patience is how long a probe waits for its answer.
 func (r *reach) patience() time.Duration { return min(max(r.client.ttl/6, minProbe), maxProbe) }
 
-// sessionEnded has the backend asked at once, since the session of the lock of
-// name may have ended in an outage.
+// sessionEnded makes the probe ask the backend at once, because the session of
+// the lock of name may have ended in an outage.
 func (r *reach) sessionEnded(name string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -133,7 +133,7 @@ func (r *reach) startProbe(name string, wait time.Duration) {
 	}
 }
 
-// probe asks the backend during an outage, if nobody else does. It ends soon
+// probe asks the backend during an outage, if nothing else does. It ends soon
 // after the outage, or with the watchdog.
 func (r *reach) probe(wait time.Duration) {
 	life := r.client.watchdog.life
@@ -159,8 +159,8 @@ func (r *reach) probe(wait time.Duration) {
 	}
 }
 
-// next returns the next question of a probe and its time; over: there is
-// nothing to ask.
+// next returns the next query of a probe and its time. If over is true, there
+// is nothing to query.
 func (r *reach) next() (name string, wait time.Duration, over bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -174,8 +174,8 @@ func (r *reach) next() (name string, wait time.Duration, over bool) {
 	return r.known(), wait, false
 }
 
-// known is the name that a question is about: one that was in use, since the
-// user may have no right to ask for another. Called with mu held.
+// known returns the name for a query. It is a name that was in use, because the
+// user may have no right to query another. Called with mu held.
 func (r *reach) known() string {
 	if r.name == "" {
 		return "dsync"
@@ -183,15 +183,15 @@ func (r *reach) known() string {
 	return r.name
 }
 
-// question is known, for a Ping.
+// question returns known, for a Ping.
 func (r *reach) question() string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.known()
 }
 
-// pinged takes the outcome of a Ping, and returns what Ping is to say. What is
-// wrong with the question is an answer.
+// pinged handles the outcome of a Ping, and returns the result of Ping. An
+// error in the query itself counts as an answer.
 func (r *reach) pinged(ctx context.Context, began moment, err error) error {
 	if ended := ctx.Err(); err != nil && ended != nil {
 		if r.client.clock.Plain()-began >= min(r.client.ttl/6, silentFor) {
@@ -214,8 +214,8 @@ func (r *reach) pinged(ctx context.Context, began moment, err error) error {
 	return nil
 }
 
-// refused takes note of a server that accepts neither this client nor any of
-// its requests.
+// refused records that the server accepts neither this client nor any of its
+// requests.
 func (r *reach) refused(err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -225,8 +225,8 @@ func (r *reach) refused(err error) {
 	}
 }
 
-// probed takes the outcome of a probe. What is wrong with the question is an
-// answer.
+// probed handles the outcome of a probe. An error in the query itself counts as
+// an answer.
 func (r *reach) probed(ctx context.Context, err error) {
 	if err != nil && (ctx.Err() != nil || transient(err)) {
 		r.unanswered("", err)
@@ -235,7 +235,7 @@ func (r *reach) probed(ctx context.Context, err error) {
 	}
 }
 
-// close waits for the probe. The life of the watchdog is over, and the driver
+// close waits for the probe. The life of the watchdog has ended, and the driver
 // is closed.
 func (r *reach) close() {
 	r.mu.Lock()
@@ -244,8 +244,8 @@ func (r *reach) close() {
 	r.wg.Wait()
 }
 
-// failedSince returns the error of the last failed request, if the failure came
-// after a time.
+// failedSince returns the error of the last failed request, if it failed after
+// the given time.
 func (r *reach) failedSince(at moment) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -255,14 +255,14 @@ func (r *reach) failedSince(at moment) error {
 	return r.err
 }
 
-// acquired takes the outcome of a driver's Acquire, and when the Acquire began.
+// acquired handles the outcome of a driver's Acquire that started at began.
 func (r *reach) acquired(ctx context.Context, h *hold, began moment, err error) {
 	switch {
 	case err == nil, errors.Is(err, driver.ErrSealed), errors.Is(err, ErrLimit):
 		r.answered()
 	case ctx.Err() != nil && (h.waited() || r.client.clock.Plain()-began < min(r.client.ttl/6, silentFor)):
-		// The caller left too early to tell, or left a wait, and a wait begins
-		// with an answer.
+		// The caller left too early to draw a conclusion, or it left a wait,
+		// and a wait begins with an answer.
 	case transient(err):
 		r.unanswered(h.lock.name, err)
 	case errors.Is(err, driver.ErrCredentials):
@@ -273,7 +273,7 @@ func (r *reach) acquired(ctx context.Context, h *hold, began moment, err error) 
 	}
 }
 
-// renewed takes the outcome of a renewal in the background.
+// renewed handles the outcome of a renewal in the background.
 func (r *reach) renewed(h *hold, err error) {
 	if err == nil || errors.Is(err, ErrNotHeld) {
 		r.answered()
@@ -282,7 +282,7 @@ func (r *reach) renewed(h *hold, err error) {
 	}
 }
 
-// extended takes the outcome of a renewal by Extend.
+// extended handles the outcome of a renewal by Extend.
 func (r *reach) extended(ctx context.Context, h *hold, err error) {
 	if err == nil || errors.Is(err, ErrNotHeld) {
 		r.answered()
@@ -291,7 +291,8 @@ func (r *reach) extended(ctx context.Context, h *hold, err error) {
 	}
 }
 
-// released takes the outcome of a release, and the time for its answer.
+// released handles the outcome of a release. wait is the time that its answer
+// may take.
 func (r *reach) released(h *hold, wait time.Duration, err error) {
 	if err == nil || errors.Is(err, ErrNotHeld) {
 		r.answered()
@@ -300,8 +301,8 @@ func (r *reach) released(h *hold, wait time.Duration, err error) {
 	}
 }
 
-// keptAlive takes the outcome of a request by which the driver keeps a session
-// alive.
+// keptAlive handles the outcome of a request by which the driver keeps a
+// session alive.
 func (r *reach) keptAlive(err error) {
 	if err == nil {
 		r.answered()

@@ -36,7 +36,7 @@ func TestLossOfASharedHold(t *testing.T) {
 			if err != nil || status.Holders != 3 {
 				t.Errorf("%s: %d holders, want 3; error %v", name, status.Holders, err)
 			}
-			lose(leases[0].Owner()) // for a call of the client also its Hold
+			lose(leases[0].Owner()) // for a call of the client this is also its Hold
 			for _, l := range leases {
 				<-l.Done()
 				if !errors.Is(l.Err(), dsync.ErrLost) || !errors.Is(l.Unlock(t.Context()), dsync.ErrLost) {

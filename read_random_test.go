@@ -13,8 +13,8 @@ import (
 	"github.com/go-dsync/dsync"
 )
 
-// TestRandomReadsAndWrites is TestRandomCalls in all modes, with nested calls:
-// nobody ever has the name beside one who writes.
+// TestRandomReadsAndWrites is TestRandomCalls in all modes, with nested calls.
+// While a writer has the name, no other owner has it.
 func TestRandomReadsAndWrites(t *testing.T) {
 	for seed := range uint64(10) {
 		forOrders(t, func(t *testing.T, a, b *dsync.Client) {
@@ -47,8 +47,8 @@ func TestRandomReadsAndWrites(t *testing.T) {
 	}
 }
 
-// model is who has the name x, by leases. Leases of one owner may be there
-// together.
+// model records the holders of the name x, by leases. Leases of one owner may
+// exist together.
 type model struct {
 	t        *testing.T
 	together atomic.Int64 // readers of two clients
@@ -56,7 +56,7 @@ type model struct {
 	mu     sync.Mutex
 	reads  map[*dsync.Lease]bool
 	last   uint64 // token
-	writer uint64 // last token of one who did not read
+	writer uint64 // last token of a lease that was not for Read
 }
 
 func (m *model) enter(l *dsync.Lease, reads bool) {
@@ -101,7 +101,7 @@ func (m *model) callAtRandom(r *rand.Rand, l dsync.Locker) {
 	for range 30 {
 		mode := r.IntN(len(modes))
 		reads := mode < 2
-		wait, lock := time.Hour, l.Lock // an hour is for ever
+		wait, lock := time.Hour, l.Lock // an hour is forever
 		opts := []dsync.LockOption{modes[mode]}
 		switch r.IntN(6) {
 		case 0, 1:

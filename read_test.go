@@ -34,7 +34,7 @@ func mustUnlock(t *testing.T, leases ...*dsync.Lease) {
 	}
 }
 
-// mustBeLocked checks that nobody is granted x now.
+// mustBeLocked checks that x is not granted now.
 func mustBeLocked(t *testing.T, lockers []dsync.Locker, opts ...dsync.LockOption) {
 	t.Helper()
 	for i, l := range lockers {
@@ -76,7 +76,7 @@ func TestInspectReaders(t *testing.T) {
 	})
 }
 
-// A thousand goroutines that read are one hold: one request, one renewal, one
+// A thousand reading goroutines are one hold: one request, one renewal, one
 // release.
 func TestReadersOfAClientAreOneHold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -203,8 +203,8 @@ func TestReadWithExpireAfterIsNotShared(t *testing.T) {
 	})
 }
 
-// All that wait to read are served with the grant to one of them, without a
-// request of theirs.
+// All waiting Reads are served with the grant to one of them, without requests
+// of their own.
 func TestWaitingReadersAreGrantedTogether(t *testing.T) {
 	forOrders(t, func(t *testing.T, a, b *dsync.Client) {
 		writer := mustLock(t, b, "x", dsync.Write())
@@ -246,8 +246,8 @@ func TestWaitingReadersAreGrantedTogether(t *testing.T) {
 	})
 }
 
-// A request that hangs keeps nobody from reading: the grant to another call
-// serves its caller, too.
+// A request that hangs blocks no reader: the grant to another call also serves
+// its caller.
 func TestGrantToTryLockServesAReaderThatWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := &stub{info: bothModes}

@@ -13,8 +13,8 @@ import (
 	"testing"
 )
 
-// TestREADME runs the program in the README as a user would, in a module of its
-// own, and looks for the commands it names.
+// TestREADME runs the program in the README as a user would, in a separate
+// module, and looks for the commands it names.
 func TestREADME(t *testing.T) {
 	readme, err := os.ReadFile("README.md")
 	if err != nil {
@@ -45,7 +45,7 @@ func TestREADME(t *testing.T) {
 }
 
 // shell runs the commands of a page in an empty directory, with a program in
-// main.go and a proxy that has this tree as a released version.
+// main.go and a proxy that serves this tree as a released version.
 func shell(t *testing.T, commands string, program []byte) (out string) {
 	t.Helper()
 	watchSources(t)
@@ -68,7 +68,7 @@ func shell(t *testing.T, commands string, program []byte) (out string) {
 	return string(text)
 }
 
-// release returns a module proxy with a version of the library, which is this
+// release returns a module proxy with one version of the library, which is this
 // tree.
 func release(t *testing.T) (dir string) {
 	t.Helper()
@@ -86,7 +86,7 @@ func release(t *testing.T) (dir string) {
 			return err
 		case entry.IsDir():
 			if _, err := os.Stat(filepath.Join(path, "go.mod")); path != "." && (err == nil || strings.HasPrefix(entry.Name(), ".")) {
-				return fs.SkipDir // a module of its own
+				return fs.SkipDir // a separate module
 			}
 			return nil
 		case !entry.Type().IsRegular():

@@ -13,15 +13,15 @@ import (
 // context has no bound.
 const maxReleaseWait = 5 * time.Second
 
-// canPass reports whether the hold can go to another caller by a request, where
-// it has no token left for it.
+// canPass reports whether the hold can pass to another caller by a request,
+// when it has no token left for that caller.
 func (h *hold) canPass() bool {
 	_, ok := h.lease.(driver.Passer)
 	return ok
 }
 
-// passesTo returns to whom the release of the hold is to give it, or nil. It
-// costs holds of other drivers nothing.
+// passesTo returns the waiter that the release of the hold gives it to, or nil.
+// It costs nothing for holds of other drivers.
 func (h *hold) passesTo() *waiter {
 	if !h.canPass() {
 		return nil
@@ -34,10 +34,10 @@ func (h *hold) passesTo() *waiter {
 	return h.heir
 }
 
-// pass asks the backend to give the hold to its heir, and waits at most that
-// long. It reports whether that settled the matter: otherwise the hold is to be
-// released. Meanwhile it is live and has no owner, so all calls for the name
-// wait in line, or are refused.
+// pass asks the backend to give the hold to its heir, and waits for at most
+// wait. It reports whether that settled the matter; otherwise the hold must be
+// released. In the meantime the hold is live and has no owner, so all calls for
+// the name wait in line or are refused.
 func (h *hold) pass(ctx context.Context, wait time.Duration, heir *waiter) (settled bool, err error) {
 	k := h.lock
 	owner := k.client.newHoldID()
@@ -54,7 +54,7 @@ func (h *hold) pass(ctx context.Context, wait time.Duration, heir *waiter) (sett
 	h.heir = nil
 	now := k.client.now()
 	switch {
-	case h.state != holdLive: // it was lost meanwhile, or the client is closed
+	case h.state != holdLive: // it was lost in the meantime, or the client is closed
 		return true, err
 	case errors.Is(err, ErrNotHeld):
 		h.end(holdOver)
@@ -70,8 +70,8 @@ func (h *hold) pass(ctx context.Context, wait time.Duration, heir *waiter) (sett
 	return false, nil
 }
 
-// giveBack has the releaser give back a grant of no use. Called with lock.mu
-// held.
+// giveBack makes the releaser release a grant that is no longer useful. Called
+// with lock.mu held.
 func (h *hold) giveBack(granted driver.Lease) {
 	h.lease = granted
 	if h.state == holdPending { // and not lost on the way
@@ -80,11 +80,11 @@ func (h *hold) giveBack(granted driver.Lease) {
 	}
 }
 
-// release gives the hold to its heir, or back to the backend, and waits for the
-// answer no longer than wait, whatever becomes of ctx.
+// release gives the hold to its heir, or releases it on the backend. It waits
+// for the answer for wait at most, regardless of ctx.
 func (h *hold) release(ctx context.Context, wait time.Duration) error {
 	if heir := h.passesTo(); heir != nil {
-		wait /= 2 // for what may have to be sent after it
+		wait /= 2 // the rest is for a request that may have to follow
 		if settled, err := h.pass(ctx, wait, heir); settled {
 			return h.releaseError(err)
 		}
@@ -97,8 +97,8 @@ func (h *hold) release(ctx context.Context, wait time.Duration) error {
 	return h.releaseError(err)
 }
 
-// releaseError is what the error of a release, or of what was sent in its
-// place, is for the user.
+// releaseError returns the error for the user when a release, or the request in
+// its place, failed with err.
 func (h *hold) releaseError(err error) error {
 	switch {
 	case err == nil:
@@ -113,7 +113,7 @@ func (h *hold) releaseError(err error) error {
 	return unknown(err)
 }
 
-// released takes note of a release that returned err.
+// released handles the outcome of a release.
 func (h *hold) released(err error) {
 	contended := true
 	reporter, known := h.lease.(driver.ContentionReporter)
@@ -139,7 +139,8 @@ func (h *hold) released(err error) {
 	h.uncount()
 }
 
-// giveUp ends a hold at the backend: at once, or when HoldAtLeast allows it.
+// giveUp ends a hold at the backend, either at once or when HoldAtLeast allows
+// it.
 func (h *hold) giveUp(ctx context.Context) error {
 	c := h.lock.client
 	rest := h.keepUntil - c.now()
@@ -154,12 +155,12 @@ func (h *hold) giveUp(ctx context.Context) error {
 }
 
 // departures counts the holds of a client that HoldAtLeast keeps and whose
-// release has begun. The driver's Close would end a hold of which the driver
-// does not yet know that it is to be left.
+// release has begun. The driver's Close would end such a hold as long as the
+// driver does not know that it must be left.
 type departures struct {
 	mu   sync.Mutex
 	n    int
-	none chan struct{} // closed when n becomes 0; nil if nobody waits
+	none chan struct{} // closed when n becomes 0; nil if no goroutine waits
 }
 
 func (d *departures) begin() {
@@ -192,7 +193,8 @@ func (d *departures) wait(ctx context.Context) {
 	}
 }
 
-// leaveAll ends holds that the driver's Close must not free, some at a time.
+// leaveAll ends the holds that the driver's Close must not free, a few at a
+// time.
 func leaveAll(ctx context.Context, holds []*hold) {
 	var wg sync.WaitGroup
 	free := make(chan struct{}, maxReleases)
@@ -206,10 +208,11 @@ func leaveAll(ctx context.Context, holds []*hold) {
 	wg.Wait()
 }
 
-// maxReleases bounds how many holds are given back in the background at a time.
+// maxReleases bounds how many holds are released in the background at the same
+// time.
 const maxReleases = 16
 
-// releaser gives back holds without a caller that waits: lost on the local
+// releaser releases holds for which no caller waits: holds lost on the local
 // clock, granted too late, or ended by themselves.
 type releaser struct {
 	life context.Context // of the watchdog
@@ -222,8 +225,8 @@ type releaser struct {
 	workers int
 }
 
-// add is called with the lock.mu of h held. The hold has its lease, and is in
-// the state holdReleased, or live with an heir.
+// add is called with the lock.mu of h held. The hold has its lease, and is
+// either in the state holdReleased or live with an heir.
 func (r *releaser) add(h *hold) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -257,7 +260,7 @@ func (r *releaser) work() {
 	}
 }
 
-// close waits for the releases under way.
+// close waits for the pending releases.
 func (r *releaser) close() {
 	r.mu.Lock()
 	r.closed = true
@@ -266,10 +269,10 @@ func (r *releaser) close() {
 }
 
 // gone reports whether no request for the hold can have left anything on the
-// backend: the last renewal was sent before the hold expired, and cannot have
-// lasted longer than another TTL. Where a session carries the hold only the
-// driver knows, since the driver keeps the session alive: the server may have
-// slept together with this machine.
+// backend. This is so after one more TTL, because the last renewal was sent
+// before the hold expired and cannot have lasted longer. If a session carries
+// the hold, only the driver knows, because the driver keeps the session alive:
+// the server may have slept together with this machine.
 func (h *hold) gone(info driver.Info) bool {
 	if info.KeepsAlive {
 		return false
@@ -280,8 +283,8 @@ func (h *hold) gone(info driver.Info) bool {
 	return now > h.expires()+h.ttl+info.LateFor(h.ttl)
 }
 
-// releaseContext bounds a release: with the values of its parent, but without
-// the cancellation.
+// releaseContext is the bounded context of a release. It has the values of its
+// parent, but not its cancellation.
 type releaseContext struct {
 	parent context.Context
 	limit  *limit
@@ -306,10 +309,10 @@ func (c *releaseContext) AfterFunc(f func()) (stop func() bool) {
 	return time.AfterFunc(time.Until(c.limit.at), f).Stop
 }
 
-// limit is when releases are over. Its timer is made at the first call of done:
-// a driver that pipelines its requests may never call done. Releases which
-// begin at about the same time share a limit: a timer of its own would be the
-// larger part of what a release costs in the process.
+// limit is the time by which releases must end. Its timer is made at the first
+// call of done, because a driver that pipelines its requests may never call
+// done. Releases that begin at about the same time share a limit: a separate
+// timer would be most of the cost of a release in the process.
 type limit struct {
 	at     time.Time
 	shared bool
@@ -335,7 +338,7 @@ func (c *Client) limitIn(wait time.Duration) *limit {
 	return last
 }
 
-// done returns a channel that is closed when the time is over.
+// done returns a channel that is closed when the time is up.
 func (l *limit) done() <-chan struct{} {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -9,7 +9,7 @@ import (
 )
 
 // TestRelease runs .ci/release on a repository that can be released, and on
-// what keeps one from that.
+// repositories that cannot.
 func TestRelease(t *testing.T) {
 	script, err := filepath.Abs(".ci/release")
 	if err != nil {

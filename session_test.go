@@ -13,7 +13,7 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// keeper is a driver that keeps sessions alive as a test says.
+// keeper is a driver that keeps sessions alive as directed by a test.
 type keeper struct {
 	stub
 	told  func(error)
@@ -29,7 +29,7 @@ func (k *keeper) Acquire(_ context.Context, r *driver.Request) (driver.Lease, er
 func (k *keeper) OnKeepAlive(f func(error)) { k.told = f }
 
 // TestCauseOfTheLossOfASession ends leases that a session carries, by time and
-// by the word of the driver.
+// by a report of the driver.
 func TestCauseOfTheLossOfASession(t *testing.T) {
 	away := fmt.Errorf("no route: %w", context.DeadlineExceeded)
 	for _, test := range []struct {

@@ -13,8 +13,8 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// stub is a driver that a test scripts, for what no good backend does on
-// demand. Without a script it grants every request at once.
+// stub is a driver that is scripted by a test, for behavior that no good
+// backend shows on demand. Without a script it grants every request at once.
 type stub struct {
 	info    driver.Info
 	acquire func(ctx context.Context, n int, r *driver.Request) (driver.Lease, error) // n counts from 1
@@ -54,7 +54,7 @@ func (d *stub) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, er
 	return d.grant(r, time.Now()), nil
 }
 
-// grant makes a lease of a request that was sent at the given time.
+// grant makes a lease for a request that was sent at the given time.
 func (d *stub) grant(r *driver.Request, sent time.Time) *stubLease {
 	n := r.Events.Tokens()
 	d.mu.Lock()
@@ -137,8 +137,8 @@ func (l *stubLease) Release(ctx context.Context) error {
 	return nil
 }
 
-// until blocks like a backend that does not answer, and returns what a driver
-// does then.
+// unanswered blocks like a backend that does not answer, and returns the error
+// that a driver would return.
 func unanswered(ctx context.Context) error {
 	<-ctx.Done()
 	return fmt.Errorf("%w: %w", driver.ErrUnknown, ctx.Err())

@@ -48,18 +48,17 @@ import (
 // Locker with options. Accept a Locker in functions that only lock. Tests can
 // pass a client of package dsynctest.
 type Locker interface {
-	// Lock waits until it holds name or ctx is done. ctx bounds only the
-	// wait: its cancellation after the grant does not end the lease. While
-	// the backend is out of reach, Lock tries again. Other errors return at
-	// once.
+	// Lock waits until it holds name or ctx is done. ctx bounds only the wait:
+	// its cancellation after the grant does not end the lease. While the
+	// backend is out of reach, Lock tries again. Other errors return at once.
 	//
-	// If ctx ends while a grant is on its way, Lock returns either the
-	// lease or an error. After an error nothing is held, and the caller is
-	// in no queue. What a request without an answer may have left is
-	// cleaned up in the background.
+	// If ctx ends while a grant is on its way, Lock returns either the lease or
+	// an error. After an error nothing is held, and the caller is in no queue.
+	// The remains of a request without an answer are cleaned up in the
+	// background.
 	//
-	// Names are valid UTF-8 without NUL, 1 to 1024 bytes. Different names
-	// are different locks.
+	// Names are valid UTF-8 without NUL, 1 to 1024 bytes. Different names are
+	// different locks.
 	Lock(ctx context.Context, name string, opts ...LockOption) (*Lease, error)
 
 	// TryLock is Lock without the wait. If another owner holds name, the
@@ -117,7 +116,8 @@ func New(d driver.Driver, o *Options) (*Client, error) {
 	return c, nil
 }
 
-// minTTL is the shortest TTL: the margin at the end leaves something.
+// minTTL is the shortest TTL that leaves time to use the lock before the margin
+// at its end.
 const minTTL = 10 * time.Millisecond
 
 func (c *Client) checkTTL(d time.Duration) error {
@@ -202,8 +202,7 @@ func openDriver(ctx context.Context, url string, o *Options) (driver.Driver, *dr
 //
 // Ping also fails if the server does not accept the user or its password. The
 // error then matches fs.ErrPermission, and the Logger reports it, once a
-// minute. Success does not mean that the rights of the user are sufficient for
-// a lock.
+// minute. Success does not mean that the user has the rights that a lock needs.
 func (c *Client) Ping(ctx context.Context) error {
 	switch {
 	case c.isClosed():
@@ -224,12 +223,12 @@ func (c *Client) Ping(ctx context.Context) error {
 // Close ends the client: waiting calls return ErrClosed, leases end, held locks
 // are unlocked, and goroutines end. Like Unlock, Close ignores the cancellation
 // of ctx, which is often the reason why a program ends. Close returns after 5 s
-// at most, or by the deadline of ctx if that is still to come.
+// at most, or by the deadline of ctx if it has not yet passed.
 //
-// If a lock may be left on the backend, the error matches [ErrUnknown] and says
-// how many. It also matches context.DeadlineExceeded if the time was too short.
-// A lock that is left is free after its TTL. Further calls of Close wait for
-// the first.
+// If a lock may be left on the backend, the error matches [ErrUnknown] and
+// reports how many locks. It also matches context.DeadlineExceeded if the time
+// was too short. Such a lock is free after its TTL. Further calls of Close wait
+// for the first.
 func (c *Client) Close(ctx context.Context) error {
 	ctx, cancel := leaving(ctx)
 	defer cancel()
@@ -255,8 +254,8 @@ func (c *Client) Close(ctx context.Context) error {
 }
 
 // closeMargin is how much earlier than Close the driver's Close ends, so that
-// Close can return its error on a busy machine; or a fifth of the time, if
-// less.
+// Close can return its error on a busy machine. It is at most a fifth of the
+// time.
 const closeMargin = 500 * time.Millisecond
 
 func (c *Client) shutdown(ctx context.Context) {
@@ -265,7 +264,7 @@ func (c *Client) shutdown(ctx context.Context) {
 	ctx, cancel := context.WithDeadline(ctx, end.Add(-min(time.Until(end)/5, closeMargin)))
 	defer cancel()
 	c.mu.Lock()
-	var locks []*lock // complete: enter adds none any more
+	var locks []*lock // complete: enter no longer adds any
 	for _, names := range c.locks {
 		locks = slices.AppendSeq(locks, maps.Values(names))
 	}
@@ -298,8 +297,8 @@ func (c *Client) isClosed() bool {
 	}
 }
 
-// leaving returns the context of Close: the caller's without its cancellation,
-// and with a bound where it has none to come.
+// leaving returns the context of Close: the caller's context without its
+// cancellation, and with a bound if it has no future deadline.
 func leaving(ctx context.Context) (context.Context, context.CancelFunc) {
 	end, ok := ctx.Deadline()
 	if now := time.Now(); !ok || !end.After(now) {

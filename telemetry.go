@@ -8,7 +8,7 @@ import (
 	"github.com/go-dsync/dsync/internal/telemetry"
 )
 
-// newTelemetry is called when the watchdog is there.
+// newTelemetry is called after the watchdog is created.
 func newTelemetry(c *Client, o *Options) (*telemetry.Telemetry, error) {
 	config := telemetry.Config{
 		Driver: c.info.Name,
@@ -24,7 +24,7 @@ func newTelemetry(c *Client, o *Options) (*telemetry.Telemetry, error) {
 	return telemetry.New(config)
 }
 
-// observe is lock for a client whose telemetry is on.
+// observe acquires like lock, for a client whose telemetry is on.
 func (c *Client) observe(ctx context.Context, r request, name string, try bool) (*Lease, error) {
 	said := telemetry.Lock{Name: name, Mode: modeValue(r.mode), Permits: r.permits}
 	if checkName(name) != nil {
@@ -52,14 +52,14 @@ func (c *Client) observe(ctx context.Context, r request, name string, try bool) 
 	return l, nil
 }
 
-// reported is what telemetry says of the lease.
+// reported returns the lease as telemetry reports it.
 func (l *Lease) reported() telemetry.Lock {
 	h := l.hold
 	return telemetry.Lock{Name: l.Name(), Owner: l.owner, Token: l.token, Mode: modeValue(h.lock.mode), Permits: h.req.Permits}
 }
 
-// electionObserver is a Locker that tells telemetry of elections: a Client, and
-// what is made of one, or embeds one.
+// electionObserver is a Locker that reports elections to telemetry: a Client, a
+// Locker made from a Client, or one that embeds a Client.
 type electionObserver interface {
 	observeElection(name string) *telemetry.Election
 }
@@ -87,8 +87,8 @@ func (o *optioned) observeElection(name string) *telemetry.Election {
 	return observeElection(o.locker, name)
 }
 
-// termOf is what telemetry says of the lease of a leader, which may be a
-// handle.
+// termOf returns the lease of a leader as telemetry reports it. The lease may
+// be a handle.
 func termOf(l *Lease) telemetry.Lock {
 	term := telemetry.Lock{Name: l.Name(), Owner: l.Owner()}
 	if l = l.view(); l != nil {
@@ -97,7 +97,7 @@ func termOf(l *Lease) telemetry.Lock {
 	return term
 }
 
-// endOf is how the term of a leader ends who has stopped to lead.
+// endOf returns how the term of a former leader ended.
 func endOf(l *Lease) telemetry.TermEnd {
 	switch err := l.Err(); {
 	case errors.Is(err, ErrLost):
@@ -108,8 +108,8 @@ func endOf(l *Lease) telemetry.TermEnd {
 	return telemetry.TermResigned
 }
 
-// modeValue is a mode as telemetry reports it. Of locks in the mode Exclusive
-// nothing is said, as before there were others.
+// modeValue returns a mode as telemetry reports it. Exclusive is not reported,
+// as before other modes existed.
 func modeValue(m driver.Mode) string {
 	if m == driver.Exclusive {
 		return ""
@@ -131,7 +131,7 @@ func (l *Lease) startUnlock(ctx context.Context) (context.Context, telemetry.Spa
 }
 
 // reportRelease reports the end of a hold whose release returned err. call is
-// what endTenure returned.
+// the result of endTenure.
 func (l *Lease) reportRelease(ctx context.Context, call *telemetry.Call, err error) {
 	if lost, ok := err.(*lostError); ok {
 		l.reportLoss(lost, call, call)
@@ -155,7 +155,7 @@ func (l *Lease) reportLoss(why *lostError, of, ended *telemetry.Call) {
 }
 
 // endTenure returns the observed call of a hold if its owner's last lease has
-// ended, otherwise nil. It is called with lock.mu held, before the hold goes to
+// ended, and otherwise nil. Called with lock.mu held, before the hold goes to
 // its next owner.
 func (h *hold) endTenure() *telemetry.Call {
 	if h.call == nil || h.views != nil {
@@ -197,7 +197,7 @@ func (k *lock) holder() *telemetry.Call {
 	return k.hold.call
 }
 
-// outcomeOf returns what became of an acquire. A wait that ended with its
+// outcomeOf returns the outcome of an acquire. A wait that ended with its
 // context is an error only if the backend was out of reach.
 func outcomeOf(ctx context.Context, err error) telemetry.Outcome {
 	switch {
@@ -217,8 +217,8 @@ func outcomeOf(ctx context.Context, err error) telemetry.Outcome {
 	return telemetry.Failed
 }
 
-// failureOf is an error as telemetry reports it, without the cause of the
-// user's own context, which the text of a waitError has.
+// failureOf returns an error as telemetry reports it: without the cause of the
+// user's own context, which is in the text of a waitError.
 func failureOf(err error) telemetry.Failure {
 	if err == nil {
 		return telemetry.Failure{}
@@ -230,8 +230,8 @@ func failureOf(err error) telemetry.Failure {
 	return why
 }
 
-// errorTypeOf returns one of few values for an error, "_OTHER", as in
-// OpenTelemetry, for unknown ones.
+// errorTypeOf returns one of a few values for an error. As in OpenTelemetry, it
+// is "_OTHER" for unknown errors.
 func errorTypeOf(err error) string {
 	for _, kind := range []struct {
 		err  error

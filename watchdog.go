@@ -12,10 +12,10 @@ import (
 )
 
 // watchdog renews the holds of a client, and ends holds past their time, with
-// one goroutine for all: a held lock costs an entry in a list, and neither a
-// goroutine nor a timer. The goroutine never calls the driver but for Expires;
-// renewals run in goroutines of their own, one a batch, and a slow one delays
-// no other.
+// one goroutine for all. A held lock costs an entry in a list, and neither a
+// goroutine nor a timer. The only driver method that the goroutine calls is
+// Expires. Renewals run in their own goroutines, one per batch, so a slow batch
+// delays no other.
 type watchdog struct {
 	client *Client
 	life   context.Context // ends with Close; the parent of all renewals
@@ -30,7 +30,7 @@ type watchdog struct {
 	wake     moment     // when run will look at the alarms next
 }
 
-// The alarms of the watchdog, and what each of them is for.
+// The alarms of the watchdog, and the subject of each.
 type (
 	holdAlarms = alarm.Queue[watched]
 	holdAlarm  = alarm.Alarm[watched]
@@ -40,8 +40,8 @@ type (
 	}
 )
 
-// grains is how many times as long as the grain of the alarms the TTL is. What
-// is renewed comes early by a grain at most.
+// grains is the ratio of the TTL to the grain of the alarms. A renewal comes
+// early by a grain at most.
 const grains = 64
 
 func newWatchdog(c *Client) *watchdog {
@@ -55,13 +55,13 @@ func newWatchdog(c *Client) *watchdog {
 func (w *watchdog) close() {
 	w.stop()
 	w.mu.Lock()
-	w.running = true // from now on run is not started
+	w.running = true // from now on run cannot start
 	w.mu.Unlock()
 	w.wg.Wait()
 }
 
-// watch starts to renew a hold, or to wait for its end if nothing is renewed
-// from here. Called with lock.mu held.
+// watch starts to renew a hold, or waits for its end if the client does not
+// renew it. Called with lock.mu held.
 func (w *watchdog) watch(h *hold) {
 	h.alarm.Of.hold = h
 	if w.renews(h) && !h.req.Fixed {
@@ -71,8 +71,8 @@ func (w *watchdog) watch(h *hold) {
 	}
 }
 
-// renews reports whether requests of the watchdog tell that a hold was removed.
-// For a fixed hold they do not move its end.
+// renews reports whether requests of the watchdog find out that a hold was
+// removed. For a fixed hold, these requests do not move its end.
 func (w *watchdog) renews(h *hold) bool {
 	if h.req.Fixed {
 		return w.client.info.Detect == 0
@@ -80,8 +80,9 @@ func (w *watchdog) renews(h *hold) bool {
 	return !w.client.info.KeepsAlive
 }
 
-// watchEnd waits for the end of a hold that is not renewed from here, and asks
-// for the hold after a pause if it lasts longer. Called with lock.mu held.
+// watchEnd waits for the end of a hold that the client does not renew. If the
+// hold lasts longer than pause, watchEnd asks the backend for it after pause.
+// Called with lock.mu held.
 func (w *watchdog) watchEnd(h *hold, pause time.Duration) {
 	end := h.deadline()
 	if at := w.client.now() + moment(pause); at < end && w.renews(h) {
@@ -94,11 +95,11 @@ func (w *watchdog) watchEnd(h *hold, pause time.Duration) {
 // endAt looks at the hold or view again at the given time.
 func (w *watchdog) endAt(a *holdAlarm, at moment) { w.set(&w.ends, a, at) }
 
-// renewNow makes the next renewal of a hold due at once. Where only renewals
-// tell of a removal, the backend is asked, since a renewal might bring back a
-// hold that is being removed from several nodes. The answer to a renewal that
-// was sent before proves nothing, so another one follows. Called with lock.mu
-// held.
+// renewNow makes the next renewal of a hold due at once. If only renewals
+// reveal a removal, the backend is asked instead, because a renewal might
+// restore a hold that is being removed from several nodes. The answer to a
+// renewal that was sent earlier proves nothing, so another renewal follows.
+// Called with lock.mu held.
 func (w *watchdog) renewNow(h *hold) {
 	switch {
 	case h.state != holdLive || !w.renews(h):
@@ -157,13 +158,13 @@ func (w *watchdog) run() {
 	}
 }
 
-// maxWait is how long the watchdog waits at a time while there is something to
-// watch, since timers stand still while the machine sleeps.
+// maxWait is the longest single wait of the watchdog while there is something
+// to watch. Timers stand still while the machine sleeps.
 const maxWait = time.Second
 
-// due takes the alarms that are due until then, and says how long to wait for
-// the next. With one due renewal go all that would be due soon, to gather them
-// in few batches.
+// due returns the alarms that are due, and the time to wait for the next one.
+// If a renewal is due, it also returns the renewals that are due soon, so that
+// they form few batches.
 func (w *watchdog) due(now, until moment) (renewals []*hold, ends []*holdAlarm, next time.Duration) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -185,7 +186,7 @@ func (w *watchdog) due(now, until moment) (renewals []*hold, ends []*holdAlarm, 
 	return renewals, ends, w.wake - now
 }
 
-// end looks at a hold or view whose time may be over.
+// end checks a hold or lease whose time may be up.
 func (w *watchdog) end(a *holdAlarm) {
 	h := a.Of.hold
 	h.lock.mu.Lock()
@@ -201,7 +202,8 @@ func (w *watchdog) end(a *holdAlarm) {
 			w.endAt(a, a.At())
 		}
 	case h.state == holdLapsed && now < min(a.At(), h.expires()):
-		// a sleep makes the time earlier; a session that goes on, not later
+		// a sleep makes the time earlier; a session that goes on does not make
+		// it later
 		w.endAt(a, min(a.At(), h.expires()))
 	case h.state == holdLapsed:
 		h.state = holdReleased
@@ -214,11 +216,11 @@ func (w *watchdog) end(a *holdAlarm) {
 	}
 }
 
-// renew renews all live holds of due. Each is in no second batch meanwhile, and
-// ends at its deadline whatever the batch does.
+// renew renews all live holds of due. No hold is in a second batch in the
+// meantime. Each ends at its deadline, whatever the batch does.
 func (w *watchdog) renew(due []*hold) {
 	batch, leases := due[:0], make([]driver.Lease, 0, len(due))
-	var asked []*hold // which are not made to last longer
+	var asked []*hold // holds whose end is not moved
 	for _, h := range due {
 		h.lock.mu.Lock()
 		if h.state == holdLive {
@@ -256,7 +258,7 @@ func (w *watchdog) start(n int, f func(ctx context.Context)) {
 	})
 }
 
-// renewed takes the outcome of one renewal.
+// renewed handles the outcome of one renewal.
 func (w *watchdog) renewed(h *hold, err error) {
 	w.client.reach.renewed(h, err)
 	h.lock.mu.Lock()
@@ -268,7 +270,7 @@ func (w *watchdog) renewed(h *hold, err error) {
 	h.renewing, h.again = false, false
 	now := w.client.now()
 	if now >= h.deadline() {
-		h.expire() // also if the renewal succeeded: its answer came too late to count
+		h.expire() // even if the renewal succeeded: its answer came too late to count
 		return
 	}
 	if !h.req.Fixed || errors.Is(err, ErrNotHeld) {
@@ -295,11 +297,11 @@ func (w *watchdog) renewed(h *hold, err error) {
 	}
 }
 
-// maxRenewals bounds how many renewals run at a time for a driver without
-// batches.
+// maxRenewals bounds how many renewals run at the same time for a driver
+// without batches.
 const maxRenewals = 128
 
-// renewAll is the driver's RenewAll, or one Renew a lease.
+// renewAll calls the driver's RenewAll, or Renew once per lease.
 func (c *Client) renewAll(ctx context.Context, leases []driver.Lease, done func(i int, err error)) {
 	if b, ok := c.driver.(driver.BatchRenewer); ok {
 		b.RenewAll(ctx, leases, done)

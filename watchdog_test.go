@@ -54,8 +54,8 @@ func TestFixedLeaseIsNotRenewedAndEndsByItself(t *testing.T) {
 	})
 }
 
-// TestWatchRemoval has a driver learn of a removal while a renewal that was
-// sent before is on its way.
+// TestWatchRemoval has a driver notice a removal while an earlier renewal is
+// pending.
 func TestWatchRemoval(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var renewals, stopped int
@@ -101,8 +101,8 @@ func TestWatchRemoval(t *testing.T) {
 	})
 }
 
-// TestWatchRemovalAsksUntilItIsAnswered: after a question without an answer the
-// client asks again, since a renewal might bring the hold back.
+// TestWatchRemovalAsksUntilItIsAnswered: after a query without an answer the
+// client queries again, because a renewal might restore the hold.
 func TestWatchRemovalAsksUntilItIsAnswered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		removed := make(chan func(), 1)
@@ -122,8 +122,8 @@ func TestWatchRemovalAsksUntilItIsAnswered(t *testing.T) {
 	})
 }
 
-// TestDeadlineOfAnEndedLeaseStays: an answer that arrives late, and moves the
-// end at the backend on, does not change when the lease was over.
+// TestDeadlineOfAnEndedLeaseStays: an answer that arrives late and moves the
+// end at the backend does not change the deadline of the ended lease.
 func TestDeadlineOfAnEndedLeaseStays(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var granted *stubLease
@@ -143,7 +143,7 @@ func TestDeadlineOfAnEndedLeaseStays(t *testing.T) {
 }
 
 // TestRemovalOfAFixedLeaseIsTold has a client with a TTL of 10 s ask for fixed
-// leases every third of that.
+// leases every third of the TTL.
 func TestRemovalOfAFixedLeaseIsTold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var answer atomic.Pointer[error]
@@ -412,8 +412,8 @@ func TestReleasesOfLostHoldsAreBounded(t *testing.T) {
 }
 
 func TestErrComparesTheClockItself(t *testing.T) {
-	// Nothing but Err runs here after the deadline: the driver moves Expires
-	// into the past without telling anybody.
+	// Only Err runs here after the deadline: the driver moves Expires into the
+	// past without a report.
 	synctest.Test(t, func(t *testing.T) {
 		d := &stub{info: driver.Info{KeepsAlive: true}}
 		var lease *stubLease
@@ -433,8 +433,8 @@ func TestErrComparesTheClockItself(t *testing.T) {
 	})
 }
 
-// A session that is kept alive again moves the Expires of a hold that is lost
-// already.
+// A session that is kept alive again moves the Expires of a hold that is
+// already lost.
 func TestLapsedHoldIsReleasedAlthoughItsSessionGoesOn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var lease *stubLease

@@ -1,16 +1,16 @@
 // Package cron runs a job once per period in one of the processes of a fleet.
 //
 // Each process has the same [Job] and calls [Job.Loop], or calls [Job.Once]
-// from a scheduler of its own. A job is not run by TryLock, the job and Unlock:
-// clocks differ, so a short job would have released the lock when the next
-// process asks. The backend therefore keeps the lock of a period until the
-// period is over (dsync.HoldAtLeast). In memory, on Redis and on etcd it can;
-// on Redlock it can up to maxttl. On ZooKeeper and PostgreSQL, Loop and Once
-// fail with errors.ErrUnsupported.
+// from its own scheduler. A job cannot simply call TryLock, do its work and
+// call Unlock: clocks differ, so a short job would have released the lock
+// before the next process asks. The backend therefore keeps the lock of a
+// period until the period has ended (dsync.HoldAtLeast). Memory, Redis and etcd
+// support this. Redlock supports it up to maxttl. On ZooKeeper and PostgreSQL,
+// Loop and Once fail with errors.ErrUnsupported.
 //
-// A period has at most one run. It has none if the process that began the run
+// A period has at most one run. It has no run if the process that began the run
 // dies, or if the backend is out of reach for the first quarter of the period.
-// A job that has to be made up for belongs into a queue.
+// A job that must not be skipped belongs in a queue.
 package cron
 
 import (
@@ -26,8 +26,8 @@ import (
 // Job is a job of a fleet. Its fields must not change while it is in use, and
 // its methods may be called concurrently.
 type Job struct {
-	// Locker is a client of a backend that the fleet shares. Its TTL is how
-	// long a process that dies in a run keeps others from the next run.
+	// Locker is a client of a backend that the fleet shares. If a process dies
+	// in a run, its TTL is how long others are kept from the next run.
 	Locker dsync.Locker
 
 	// Name is the same in each process. The job locks Name, Name/0 and Name/1.
@@ -38,35 +38,36 @@ type Job struct {
 	// quarter of it.
 	Every time.Duration
 
-	// Run is the work. Its context ends with that of Loop or Once, and when the
-	// lock is lost. Two runs never overlap: a run that takes longer than Every
-	// delays the next one by up to a quarter of a period, or lets it be missed.
+	// Run does the work. Its context ends with the context of Loop or Once, and
+	// when the lock is lost. Two runs never overlap. A run that takes longer
+	// than Every delays the next one by up to a quarter of a period, or causes
+	// it to be missed.
 	Run func(ctx context.Context, at time.Time) error
 
 	// Report is called with the outcome of each period. Nil means no reports.
 	Report func(Result)
 }
 
-// Outcome is what became of a period.
+// Outcome is the outcome of a period.
 type Outcome int
 
 const (
 	Elsewhere Outcome = iota // another process has the period
 	Ran                      // Run ran in this process
-	Missed                   // Run did not run, and Result.Err says why
+	Missed                   // Run did not run, for the reason Result.Err
 )
 
 func (o Outcome) String() string { return [...]string{"elsewhere", "ran", "missed"}[o] }
 
 // Result is the outcome of a period, as this process knows it.
 type Result struct {
-	At      time.Time // the begin of the period
+	At      time.Time // the start of the period
 	Outcome Outcome
 
-	// Err is the error of Run, or why the period was missed: it matches
-	// dsync.ErrLocked if the run before it goes on, and dsync.ErrUnavailable or
-	// dsync.ErrUnknown if the backend did not answer. If the lock was lost in
-	// the middle of a run, it matches dsync.ErrLost.
+	// Err is the error of Run, or the reason why the period was missed. It
+	// matches dsync.ErrLocked if the previous run has not ended, and
+	// dsync.ErrUnavailable or dsync.ErrUnknown if the backend did not answer.
+	// If the lock was lost in the middle of a run, it matches dsync.ErrLost.
 	Err error
 
 	// Took is how long Run ran. If it is longer than Job.Every, periods were
@@ -88,14 +89,14 @@ func (j *Job) check() error {
 	return nil
 }
 
-// checkBackend returns an error if the backend cannot keep a lock of a period
+// checkBackend returns an error if the backend cannot keep the lock of a period
 // without its client.
 func (j *Job) checkBackend() error {
 	ended, cancel := context.WithCancel(context.Background())
 	cancel()
 	lease, err := j.period(ended, time.Time{})
 	if err == nil {
-		return lease.Unlock(context.Background()) // a Locker that does not look at its context
+		return lease.Unlock(context.Background()) // this Locker ignored its context
 	}
 	if !errors.Is(err, context.Canceled) {
 		return fmt.Errorf("cron: job %q: %w", j.Name, err)
@@ -103,8 +104,9 @@ func (j *Job) checkBackend() error {
 	return nil
 }
 
-// period locks the period that begins at a time. Two names take turns, so that
-// the lock of a period may outlast it, and is never in the way of the next one.
+// period locks the period that begins at the given time. Two names take turns,
+// so that the lock of a period may outlast the period without blocking the next
+// one.
 func (j *Job) period(ctx context.Context, at time.Time) (*dsync.Lease, error) {
 	name := j.Name + "/" + strconv.FormatInt(at.UnixNano()/int64(j.Every)&1, 10)
 	return j.Locker.TryLock(ctx, name, dsync.HoldAtLeast(j.Every), dsync.ExpireAfter((j.Every * 3 / 2).Truncate(time.Second)))
@@ -112,8 +114,8 @@ func (j *Job) period(ctx context.Context, at time.Time) (*dsync.Lease, error) {
 
 // Loop runs the job in this process whenever a period begins and no other
 // process has it, until ctx is done and the last run has returned. It returns
-// the error of ctx, or at once an error that says why the job cannot work. A
-// period that begins while Run runs is not looked at.
+// the error of ctx, or at once an error if the job cannot work. Loop skips
+// periods that begin while Run runs.
 func (j *Job) Loop(ctx context.Context) error {
 	err := j.check()
 	if err == nil {
@@ -136,8 +138,8 @@ func (j *Job) Loop(ctx context.Context) error {
 }
 
 // Once runs the job if no other process has the period that begins at at, and
-// reports what became of it. All processes pass the same at: the time for which
-// the run was scheduled, and not the time of the call.
+// returns the outcome. All processes pass the same at: the time for which the
+// run was scheduled, and not the time of the call.
 func (j *Job) Once(ctx context.Context, at time.Time) Result {
 	r := j.once(ctx, at)
 	r.At = at
@@ -158,7 +160,7 @@ func (j *Job) once(ctx context.Context, at time.Time) Result {
 	case err != nil:
 		return Result{Outcome: Missed, Err: err}
 	}
-	// Unlock leaves the lock where it is until the period is over.
+	// Unlock leaves the lock on the backend until the period has ended.
 	defer lease.Unlock(ctx)
 	var took time.Duration
 	err = dsync.Do(ctx, j.Locker, j.Name, func(ctx context.Context) error {
@@ -179,9 +181,9 @@ func (j *Job) once(ctx context.Context, at time.Time) Result {
 	return Result{Outcome: Ran, Err: failed, Took: took}
 }
 
-// claim takes the lock of a period. While the backend is out of reach, and
-// after a request without an answer, it asks again until a quarter of the
-// period is over: the client releases a lock that was granted without an
+// claim acquires the lock of a period. While the backend is out of reach, and
+// after a request without an answer, it tries again until a quarter of the
+// period has passed. The client releases a lock that was granted without an
 // answer.
 func (j *Job) claim(ctx context.Context, at time.Time) (*dsync.Lease, error) {
 	if time.Since(at) >= j.Every/4 {
@@ -194,7 +196,7 @@ func (j *Job) claim(ctx context.Context, at time.Time) (*dsync.Lease, error) {
 		if transient := errors.Is(err, dsync.ErrUnavailable) || errors.Is(err, dsync.ErrUnknown); transient {
 			trouble = true
 		} else if !trouble || !errors.Is(err, dsync.ErrLocked) {
-			// else the request without an answer may be in the way
+			// Otherwise the request without an answer may be in the way.
 			return lease, err
 		}
 		select {

@@ -15,7 +15,8 @@ import (
 
 const every = 10 * time.Second
 
-// fleet is processes with the same job, and what became of its periods.
+// fleet is a set of processes with the same job, and the outcomes of its
+// periods.
 type fleet struct {
 	server *memory.Server
 	wg     sync.WaitGroup
@@ -24,7 +25,7 @@ type fleet struct {
 	results map[time.Time][]Result
 }
 
-// start starts a process whose clock is behind, and returns its driver.
+// start starts a process whose clock lags, and returns its driver.
 func (f *fleet) start(ctx context.Context, t *testing.T, behind time.Duration, run func(context.Context, time.Time) error) *memory.Driver {
 	d := f.server.NewDriver()
 	c, err := dsync.New(d, nil)
@@ -50,7 +51,7 @@ func (f *fleet) start(ctx context.Context, t *testing.T, behind time.Duration, r
 	return d
 }
 
-// count returns how many results of a period have an outcome.
+// count returns how many results of a period have the given outcome.
 func (f *fleet) count(at time.Time, o Outcome) (n int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -72,9 +73,9 @@ func TestEachPeriodRunsOnce(t *testing.T) {
 		}
 		first := time.Now().Truncate(every).Add(every)
 		time.Sleep(4*every + every/2)
-		drivers[0].Inject(memory.Fault{Kind: memory.LoseAnswer, Times: 1}) // of the period that follows
+		drivers[0].Inject(memory.Fault{Kind: memory.LoseAnswer, Times: 1}) // of the next period
 		time.Sleep(every)
-		drivers[0].Cut() // for two periods, which others run
+		drivers[0].Cut() // for two periods, which other processes run
 		time.Sleep(2 * every)
 		drivers[0].Heal()
 		time.Sleep(3 * every)
@@ -89,7 +90,7 @@ func TestEachPeriodRunsOnce(t *testing.T) {
 	})
 }
 
-// TestRunsDoNotOverlap has a run that takes two periods and a half.
+// TestRunsDoNotOverlap has a run that takes two and a half periods.
 func TestRunsDoNotOverlap(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())

@@ -23,8 +23,8 @@ func TestMain(m *testing.M) { testenv.Main(m, map[string]func(){"service": beSer
 
 const period = 5 * time.Second
 
-// beService is a process of a fleet, until SIGTERM. Its clock is behind. It
-// writes a line when a run begins, and one for the outcome of a period.
+// beService is a process of a fleet, until SIGTERM. Its clock lags. It writes a
+// line when a run begins, and a line for the outcome of a period.
 func beService() {
 	ctx, cancel := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer cancel()
@@ -40,7 +40,7 @@ func beService() {
 		Run: func(ctx context.Context, at time.Time) error {
 			fmt.Println("run", at.Unix())
 			select {
-			case <-time.After(period / 8): // what the job takes
+			case <-time.After(period / 8): // the duration of the job
 			case <-ctx.Done():
 			}
 			return ctx.Err()
@@ -59,7 +59,7 @@ func beService() {
 	}
 }
 
-// services is a fleet of processes, and what they wrote.
+// services is a fleet of processes, and their output.
 type services struct {
 	t   *testing.T
 	url string
@@ -76,7 +76,8 @@ type service struct {
 	*testenv.Process
 }
 
-// start starts a process. Its clock is behind that of the process before it.
+// start starts a process. Its clock lags behind the clock of the previous
+// process.
 func (s *services) start(number int) {
 	p := testenv.Spawn(s.t, "service", "SERVICE_URL="+s.url, fmt.Sprintf("SERVICE_BEHIND=%dms", 150*number))
 	go func() { // ends with the process

@@ -6,13 +6,13 @@ import (
 	"io/fs"
 )
 
-// The errors on which package dsync acts. Drivers return them as they are or
-// wrapped; errors.Is matches them.
+// The errors that package dsync acts on. Drivers return them unchanged or
+// wrapped; match them with errors.Is.
 var (
 	// ErrLocked: another hold has the name.
 	ErrLocked = errors.New("locked by another owner")
 
-	// ErrNotHeld: the hold is over.
+	// ErrNotHeld: the hold has ended.
 	ErrNotHeld = errors.New("lock not held")
 
 	// ErrUnknown: the request may or may not have been carried out, and the
@@ -22,8 +22,8 @@ var (
 
 	// ErrUnavailable: the backend is out of reach or refuses work for now, and
 	// the request was not carried out. Package dsync then repeats an Acquire,
-	// with a new Hold. A refusal that lasts, such as that of a missing right,
-	// may have an error of its own, but never matches ErrLocked or ErrNotHeld.
+	// with a new Hold. A lasting refusal, such as a missing right, may have its
+	// own error, but never matches ErrLocked or ErrNotHeld.
 	ErrUnavailable = errors.New("backend unavailable")
 
 	// ErrCredentials: the server does not accept the user or its password, so
@@ -34,22 +34,22 @@ var (
 	// ErrClosed: the driver is closed.
 	ErrClosed = errors.New("closed")
 
-	// ErrLimit: the name has another limit of permits than [Request.Limit], or,
-	// where the request leaves it open, none, or a smaller one than
+	// ErrLimit: the name has a limit of permits other than [Request.Limit]. If
+	// the request passes no limit, the name has none, or one smaller than
 	// [Request.Permits].
 	ErrLimit = errors.New("the limit of permits is another one")
 
-	// ErrSealed: the name has moved to another backend for good
+	// ErrSealed: the name has moved to another backend permanently
 	// (drivers/migrate).
 	ErrSealed = errors.New("lock is sealed")
 )
 
-// The causes of a loss, as Events.Lost gets them.
+// The causes of a loss, passed to Events.Lost.
 var (
-	// ErrRemoved: somebody removed the hold from the backend, or the backend
-	// lost the hold.
+	// ErrRemoved: another client removed the hold from the backend, or the
+	// backend lost the hold.
 	ErrRemoved = errors.New("hold was removed")
 
-	// ErrSessionEnded: the session or connection of the hold is over.
+	// ErrSessionEnded: the session or connection of the hold has ended.
 	ErrSessionEnded = errors.New("session ended")
 )

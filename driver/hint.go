@@ -2,8 +2,9 @@ package driver
 
 import "fmt"
 
-// packages has the drivers of this module by their schemes, and others the
-// schemes by those with which other programs name the same servers.
+// packages maps the schemes of this module's drivers to their packages. others
+// maps the schemes that other programs use for the same servers to the schemes
+// of this module.
 var (
 	packages = map[string]string{
 		"memory": "memory", "redisson": "redisson", "redlock": "redlock", "redis-string": "redlock", "etcd": "etcd", "zk": "zk",
@@ -14,7 +15,7 @@ var (
 	}
 )
 
-// hint says what a URL of an unknown scheme lacks, or "".
+// hint returns a hint about a URL of an unknown scheme, or "".
 func hint(scheme string) string {
 	known, text := scheme, ""
 	if ours, ok := others[scheme]; ok {
@@ -44,8 +45,8 @@ func hint(scheme string) string {
 	return text
 }
 
-// distance returns how many bytes have to be inserted, deleted or replaced to
-// make b of a (Levenshtein).
+// distance returns how many bytes must be inserted, deleted or replaced to turn
+// a into b (Levenshtein).
 func distance(a, b string) int {
 	row := make([]int, len(b)+1) // distances of a prefix of a to each prefix of b
 	for j := range row {

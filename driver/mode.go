@@ -5,22 +5,22 @@ import (
 	"fmt"
 )
 
-// Mode is how a name is held.
+// Mode is the kind of a hold.
 type Mode uint8
 
 const (
-	// Exclusive: by one hold, and by nothing else.
+	// Exclusive: one hold, and no other.
 	Exclusive Mode = iota
 
-	// Read: by any number of Read holds, and by nothing else.
+	// Read: any number of Read holds, and no other.
 	Read
 
-	// Write: by one hold, and by nothing else, in the protocol in which the
-	// read-write locks of the backend keep readers out.
+	// Write: one hold, and no other, in the protocol in which the read-write
+	// locks of the backend exclude readers.
 	Write
 
-	// Permit: by any number of Permit holds, as far as their permits add up to
-	// no more than the limit of the name.
+	// Permit: any number of Permit holds, as long as the sum of their permits
+	// is at most the limit of the name.
 	Permit
 )
 
@@ -38,24 +38,23 @@ func (m Mode) String() string {
 	return "invalid mode"
 }
 
-// Excludes says whether two holds of one name cannot be granted at the same
-// time. Only Read holds are granted beside each other, and Permit holds, as far
-// as the limit goes.
+// Excludes reports whether two holds of one name cannot be granted at the same
+// time. Only Read holds are granted beside each other, and Permit holds within
+// the limit.
 func (m Mode) Excludes(other Mode) bool {
 	return m != other || m != Read && m != Permit
 }
 
-// Support says whether a backend serves requests of a mode, and what the
-// backend promises of these requests. The other fields of [Info] hold for all
-// modes.
+// Support describes whether a backend serves requests of a mode, and its
+// promises for these requests. The other fields of [Info] apply to all modes.
 type Support struct {
 	Offered bool
 	Order   Order
 	Fencing Fencing // None for Permit
-	Why     string  // not Offered: the reason, for people, where there is more to say than that
+	Why     string  // if not Offered: the reason, for people, if there is more to say
 }
 
-// of returns the Support of a mode, and what the mode is called in errors.
+// of returns the Support of a mode, and the mode's name in errors.
 func (i Info) of(m Mode) (Support, string) {
 	switch m {
 	case Exclusive:
@@ -68,15 +67,15 @@ func (i Info) of(m Mode) (Support, string) {
 	return Support{}, m.String()
 }
 
-// Offers says whether the backend serves requests of a mode. Package dsync
+// Offers reports whether the backend serves requests of a mode. Package dsync
 // refuses requests of other modes before they reach the driver.
 func (i Info) Offers(m Mode) bool {
 	s, _ := i.of(m)
 	return s.Offered
 }
 
-// CheckMode returns an error, which matches errors.ErrUnsupported and has the
-// reason, if the backend does not offer a mode.
+// CheckMode returns an error if the backend does not offer a mode. The error
+// matches errors.ErrUnsupported and includes the reason.
 func (i Info) CheckMode(m Mode) error {
 	s, what := i.of(m)
 	switch {
@@ -94,7 +93,7 @@ func (i Info) OrderOf(m Mode) Order {
 	return s.Order
 }
 
-// FencingOf says whether leases of a mode carry tokens, and what makes the
+// FencingOf returns whether leases of a mode carry tokens, and what makes the
 // tokens fall.
 func (i Info) FencingOf(m Mode) Fencing {
 	s, _ := i.of(m)

@@ -10,21 +10,21 @@ import (
 	"time"
 )
 
-// Config is what a URL says: the URL itself for the driver's own parameters,
-// and the parameters common to all drivers.
+// Config is the content of a URL: the URL itself, for the driver's own
+// parameters, and the parameters that are common to all drivers.
 type Config struct {
 	URL *URL
-	TTL time.Duration // of most leases: ttl=30s, or what OpenTTL was given; 0 for the default
-	// floor=1000: what is added to each token of the driver, by whoever uses
-	// the driver; see Tokens
+	TTL time.Duration // of most leases: ttl=30s, or the argument of OpenTTL; 0 for the default
+	// floor=1000: the user of the driver adds it to each token of the driver;
+	// see Tokens
 	Floor   uint64
-	Fenced  bool    // fenced=false: no tokens, and nothing is kept for them
+	Fenced  bool    // fenced=false: no tokens, and nothing is stored for them
 	Require Require // require=fair,fifo,fenced,rw,permits; checked by Open
 }
 
 // Opener makes a Driver from a URL. An Opener reads all its parameters, calls
 // [URL.Err], and then connects, or fails within ctx. No Opener is called with a
-// ctx that is over already.
+// ctx that has already ended.
 type Opener func(ctx context.Context, c *Config) (Driver, error)
 
 var (
@@ -59,14 +59,13 @@ func Schemes() []string {
 	return names
 }
 
-// Open opens the driver of the URL's scheme, and returns the driver with what
-// the URL said. Errors never contain the password.
+// Open opens the driver of the URL's scheme, and returns the driver and the
+// parsed URL. Errors never contain the password.
 func Open(ctx context.Context, rawURL string) (Driver, *Config, error) {
 	return OpenTTL(ctx, rawURL, 0)
 }
 
-// OpenTTL is Open for leases of the given TTL, unless the URL has a ttl of its
-// own.
+// OpenTTL is Open for leases of the given TTL, unless the URL has its own ttl.
 func OpenTTL(ctx context.Context, rawURL string, ttl time.Duration) (Driver, *Config, error) {
 	u, err := ParseURL(rawURL)
 	if err != nil {
@@ -96,7 +95,7 @@ func OpenTTL(ctx context.Context, rawURL string, ttl time.Duration) (Driver, *Co
 		return nil, nil, u.err
 	}
 	if err := ctx.Err(); err != nil {
-		return nil, nil, err // no opener connects in vain
+		return nil, nil, err // do not open a connection for nothing
 	}
 	d, err := open(ctx, c)
 	if err != nil {
@@ -111,9 +110,9 @@ func OpenTTL(ctx context.Context, rawURL string, ttl time.Duration) (Driver, *Co
 // maxFloor leaves room above it for all tokens.
 const maxFloor = 1 << 62
 
-// Tokens returns the tokens of a lease with a floor added. Drivers know nothing
-// of floors: a program that locks on a backend in place of another one has a
-// floor in its URL, above all tokens of the other one.
+// Tokens returns the tokens of a lease with a floor added. Drivers do not know
+// the floor. A program that locks on a backend in place of another one has a
+// floor in its URL, above all tokens of the other backend.
 func Tokens(l Lease, floor uint64) (first uint64, n int) {
 	if first, n = l.Tokens(); n > 0 {
 		first += floor
@@ -121,15 +120,15 @@ func Tokens(l Lease, floor uint64) (first uint64, n int) {
 	return first, n
 }
 
-// Require is what a program needs of a backend. Opening a backend with less
-// fails.
+// Require lists the promises that a program needs from a backend. Opening a
+// backend that promises less fails.
 type Require struct {
-	Fair   bool // an order that starves nobody: anything but Unordered
+	Fair   bool // an order that starves no waiter: any except Unordered
 	FIFO   bool // all waiters in the order of arrival
 	Fenced bool // fencing tokens
-	RW     bool // the modes Read and Write; Fair, FIFO and Fenced then concern these modes too
+	RW     bool // the modes Read and Write; Fair, FIFO and Fenced then include these modes
 
-	// Permits: the mode Permit; Fair and FIFO then concern it too.
+	// the mode Permit; Fair and FIFO then include it
 	Permits bool
 }
 
@@ -158,8 +157,8 @@ func ParseRequire(s string) (Require, error) {
 	return r, nil
 }
 
-// Check returns an error, which matches errors.ErrUnsupported, if r asks for
-// more than i promises. The error names the difference.
+// Check returns an error if r requires more than i promises. The error matches
+// errors.ErrUnsupported and names the difference.
 func (i Info) Check(r Require) error {
 	if err := i.check(r, Exclusive, ""); err != nil {
 		return err
@@ -191,8 +190,8 @@ func (i Info) check(r Require, m Mode, what string) error {
 	return nil
 }
 
-// CheckFloor returns an error, which matches errors.ErrUnsupported, if there
-// are no tokens that floor could be added to, or too little room.
+// CheckFloor returns an error that matches errors.ErrUnsupported if there are
+// no tokens to add floor to, or too little room.
 func (i Info) CheckFloor(floor uint64) error {
 	switch {
 	case floor > maxFloor:
@@ -203,9 +202,9 @@ func (i Info) CheckFloor(floor uint64) error {
 	return nil
 }
 
-// CheckTTL returns an error with the bounds if the backend cannot keep a lease
-// of length d. The error matches errors.ErrUnsupported if another backend
-// could.
+// CheckTTL returns an error with the bounds if the backend does not support a
+// lease of length d. The error matches errors.ErrUnsupported if another backend
+// could support it.
 func (i Info) CheckTTL(d time.Duration) error {
 	switch {
 	case d <= 0:

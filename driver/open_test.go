@@ -14,7 +14,7 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// opened is a driver that only knows what it was opened with.
+// opened is a driver that records only how it was opened.
 type opened struct {
 	driver.Driver
 	info   driver.Info
@@ -27,8 +27,8 @@ func (d *opened) Close(context.Context) error { d.closed++; return nil }
 
 var schemes atomic.Int64
 
-// newScheme returns one that is not taken, also not by an earlier run of the
-// test.
+// newScheme returns a scheme that is not registered, not even by an earlier run
+// of the test.
 func newScheme(name string) string { return fmt.Sprintf("%s-%d", name, schemes.Add(1)) }
 
 // register makes a scheme that opens d, and reads the parameter size.

@@ -17,9 +17,9 @@ import (
 // scheme://user:password@host:port,host:port/path?parameter=value. Its errors
 // name the wrong part and never the password.
 //
-// The methods below read parameters, and remember what was malformed and what
-// was asked for; [URL.Err] then reports the first bad value, or a parameter for
-// which nobody asked. So a typing error in a URL is never silently ignored.
+// The methods below read parameters, and record malformed values and the names
+// that were read. [URL.Err] then reports the first bad value, or a parameter
+// that was not read. So a typing error in a URL is never silently ignored.
 type URL struct {
 	Scheme string
 	User   *url.Userinfo // nil if there is none
@@ -31,9 +31,9 @@ type URL struct {
 	err   error
 }
 
-// ParseURL parses s. Unlike url.Parse, ParseURL takes a list of hosts with
+// ParseURL parses s. Unlike url.Parse, ParseURL accepts a list of hosts with
 // ports, and keeps the password out of its errors. An @ in the path or in a
-// parameter has to be written as %40.
+// parameter must be written as %40.
 func ParseURL(s string) (*URL, error) {
 	scheme, rest, ok := strings.Cut(s, ":")
 	if !ok || !validScheme(scheme) {
@@ -63,8 +63,8 @@ func ParseURL(s string) (*URL, error) {
 	return u, nil
 }
 
-// strayAt refuses what would be taken for hosts, a path and parameters, but may
-// be a password with a / or ? inside.
+// strayAt is the error for a string that looks like hosts, a path and
+// parameters, but may be a password with a / or ? inside.
 const strayAt = "an @ after the host (write it as %40; special characters of a password have to be escaped as %XX)"
 
 func notInParamName(r rune) bool {
@@ -110,7 +110,7 @@ func (u *URL) parseBeforeQuery(s string, bad func(string) error) error {
 	}
 	for h := range strings.SplitSeq(authority, ",") {
 		if err := checkHost(h); err != nil {
-			if u.User != nil { // a host may be the tail of a password
+			if u.User != nil { // the host may be the end of a password
 				return bad("host or port (special characters of a password have to be escaped as %XX)")
 			}
 			return bad(err.Error())
@@ -130,8 +130,8 @@ func validScheme(s string) bool {
 	return s != ""
 }
 
-// checkHost returns an error that names the host at most: what looks like its
-// port may be a password whose @host was forgotten.
+// checkHost returns an error that names at most the host: an apparent port may
+// be a password whose @host was forgotten.
 func checkHost(h string) error {
 	rest, isV6 := strings.CutPrefix(h, "[")
 	host, port, hasPort := strings.Cut(h, ":")
@@ -155,7 +155,7 @@ func checkHost(h string) error {
 	return nil
 }
 
-// HostsWithPort returns Hosts, with port added where a host has none, or
+// HostsWithPort returns Hosts, with port added to each host without a port, or
 // fallback if there are no hosts.
 func (u *URL) HostsWithPort(fallback, port string) []string {
 	hosts := slices.Clone(u.Hosts)
@@ -170,8 +170,8 @@ func (u *URL) HostsWithPort(fallback, port string) []string {
 	return hosts
 }
 
-// String returns the URL without its password and parameters: fit for errors
-// and logs.
+// String returns the URL without its password and parameters, for errors and
+// logs.
 func (u *URL) String() string {
 	s := u.Scheme + "://"
 	if u.User != nil && u.User.Username() != "" {
@@ -180,8 +180,7 @@ func (u *URL) String() string {
 	return s + strings.Join(u.Hosts, ",") + (&url.URL{Path: u.Path}).EscapedPath()
 }
 
-// Has reports whether the parameter is given, and counts as asking for the
-// parameter.
+// Has reports whether the parameter is given, and counts as reading it.
 func (u *URL) Has(name string) bool {
 	if !slices.Contains(u.known, name) {
 		u.known = append(u.known, name)
@@ -260,9 +259,9 @@ func (u *URL) Duration(name string, fallback time.Duration) time.Duration {
 	return d
 }
 
-// Password returns a function that returns the password of the URL, or what the
-// file of the parameter password_file contains at the time of the call, without
-// white space around it. Password returns nil if the URL has neither.
+// Password returns a function that returns the password of the URL, or the
+// content of the file in the parameter password_file at the time of the call,
+// without surrounding white space. Password returns nil if the URL has neither.
 func (u *URL) Password() func() (string, error) {
 	file := u.Param("password_file", "")
 	inURL, ok := "", false
@@ -284,9 +283,9 @@ func (u *URL) Password() func() (string, error) {
 	return nil
 }
 
-// Rest returns the parameters for which nobody has asked so far, and counts as
-// asking for all of them: for backends with parameters of their own, which the
-// driver passes on and does not know.
+// Rest returns the parameters that have not been read so far, and counts as
+// reading all of them. It is for backends with their own parameters, which the
+// driver passes on without knowing them.
 func (u *URL) Rest() map[string]string {
 	rest := make(map[string]string)
 	for name := range u.query {
@@ -297,7 +296,7 @@ func (u *URL) Rest() map[string]string {
 	return rest
 }
 
-// fail notes what is wrong with a parameter. The note leaves the value out,
+// fail records what is wrong with a parameter. The record omits the value,
 // which may be a misplaced password.
 func (u *URL) fail(name, why string) {
 	if u.err == nil {
@@ -306,8 +305,8 @@ func (u *URL) fail(name, why string) {
 }
 
 // Err returns an error with the first malformed parameter, or else a parameter
-// for which nobody asked. An opener calls Err after it has read all its
-// parameters, and before it connects.
+// that was not read. An opener calls Err after it has read all its parameters,
+// and before it connects.
 func (u *URL) Err() error {
 	if u.err != nil {
 		return u.err

@@ -117,8 +117,8 @@ func TestParseURLErrors(t *testing.T) {
 	}
 }
 
-// FuzzParseURL puts a marked password into a URL: nothing that ends up in an
-// error or a log may show it, whatever else is wrong.
+// FuzzParseURL puts a marked password into a URL. The password must not appear
+// in any error or log, whatever else is wrong.
 func FuzzParseURL(f *testing.F) {
 	f.Add("user", "", "", "h:1", "/0?mode=single")
 	f.Add("", "1/", "@", "[::1]", "?ttl=0s&ttl=1s")
@@ -230,7 +230,7 @@ func TestURLParameterErrors(t *testing.T) {
 		"d=-1s":          `parameter d:`,
 		"c=one&c=one":    `parameter c: it is given more than once`,
 		"c=four&b=yes":   `parameter c:`, // the first
-		"z=1&ttl2=3&c=x": `parameter c:`, // before those that nobody asked for
+		"z=1&ttl2=3&c=x": `parameter c:`, // before those that were not read
 		"z=1&ttl2=3":     `unknown parameter ttl2, z (known: b, c, d, n)`,
 		"C=one":          `unknown parameter C`,
 	} {

@@ -9,17 +9,17 @@ import (
 	"github.com/go-dsync/dsync/drivers/memory"
 )
 
-// New returns a client of a backend in memory of its own, and the client's
-// driver, to which a test says what goes wrong. The client is closed at the end
-// of the test, in a bubble of testing/synctest at the end of the bubble. A nil
-// o means the default options.
+// New returns a client with its own backend in memory, and the client's driver,
+// with which a test injects faults. The client is closed at the end of the
+// test, or at the end of the bubble in a bubble of testing/synctest. A nil o
+// means the default options.
 func New(tb testing.TB, o *dsync.Options) (*dsync.Client, *memory.Driver) {
 	tb.Helper()
 	return newClient(tb, memory.New(nil), o)
 }
 
-// Beside returns a client of the same backend as other, as another process has
-// it, and the client's driver.
+// Beside returns a client of the same backend as other, like a client in
+// another process, and the client's driver.
 func Beside(tb testing.TB, other *memory.Driver, o *dsync.Options) (*dsync.Client, *memory.Driver) {
 	tb.Helper()
 	return newClient(tb, other.Server().NewDriver(), o)
@@ -32,7 +32,7 @@ func newClient(tb testing.TB, d *memory.Driver, o *dsync.Options) (*dsync.Client
 		tb.Fatal(err)
 	}
 	tb.Cleanup(func() {
-		d.Heal() // so that Close need not wait until locks end by themselves
+		d.Heal() // so that Close need not wait for locks to expire
 		if err := c.Close(tb.Context()); err != nil {
 			tb.Errorf("dsynctest: %v", err)
 		}

@@ -30,27 +30,27 @@ func Token(r *http.Request) (uint64, error) {
 	return token, nil
 }
 
-// Handler admits requests whose token passes check to next. A request without a
-// token is answered with 428 (Precondition Required), one with a malformed
-// token with 400, one that check refuses with ErrStale or ErrNoToken with 412
-// (Precondition Failed). Another error of check is a fault of the service, and
-// answered with 500, without its text.
+// Handler passes requests whose token passes check to next. It answers a
+// request without a token with 428 (Precondition Required), a request with a
+// malformed token with 400, and a request that check refuses with ErrStale or
+// ErrNoToken with 412 (Precondition Failed). Any other error of check is a
+// fault of the service, and is answered with 500, without its text.
 //
 //	var tokens guard.Memory
 //	http.Handle("/accounts/{id}", guard.Handler(accounts, func(r *http.Request, token uint64) error {
 //		return tokens.Write("accounts/"+r.PathValue("id"), token)
 //	}))
 //
-// The pattern has no method, because a client presents its token with the GET
-// that its PUT depends on, too.
+// The pattern has no method, because a client also presents its token with the
+// GET that its PUT depends on.
 //
 // The check ends before next begins. A request that was admitted and then
 // paused in next may write after a later holder has read, and the later holder
-// then writes over it. Where that matters, next presents the token itself,
+// then writes over it. If that matters, next must present the token itself,
 // which [Token] returns: with [SQL.Write] in the transaction that reads and
 // writes, or with [Memory.Write] under the mutex that protects the data. A GET
 // does the same: it calls Write, and not Read, before it reads for a holder
-// that is going to write.
+// that intends to write.
 func Handler(next http.Handler, check func(r *http.Request, token uint64) error) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		token, err := Token(r)

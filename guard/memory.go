@@ -3,8 +3,8 @@ package guard
 import "sync"
 
 // Memory keeps the largest token of each name in the process, for a resource in
-// the same process. The zero value is ready, and forgets nothing. All methods
-// may be called concurrently.
+// the same process. The zero value is ready to use. Memory never forgets a
+// token. All methods may be called concurrently.
 type Memory struct {
 	mu     sync.Mutex
 	tokens map[string]int64
@@ -12,9 +12,9 @@ type Memory struct {
 
 // Write admits a write by the holder with the token, and keeps the token, or
 // returns ErrStale. A write that goes on after Write has returned is not
-// protected from one that begins meanwhile: hold a mutex of the resource over
-// both. What the write depends on is read after Write has returned, under the
-// same mutex.
+// protected from a write that begins in the meantime, so hold a mutex of the
+// resource over both. Read the data that the write depends on after Write has
+// returned, under the same mutex.
 func (m *Memory) Write(name string, token uint64) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -29,7 +29,7 @@ func (m *Memory) Write(name string, token uint64) error {
 }
 
 // Read admits a read by a holder in the mode Read with the token, or returns
-// ErrStale if a later writer was admitted. Nothing is kept.
+// ErrStale if a later writer was admitted. Read does not keep the token.
 func (m *Memory) Read(name string, token uint64) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -6,27 +6,27 @@ import (
 	"fmt"
 )
 
-// SQL is how a database keeps the largest token of each name, in a table that
-// the program creates:
+// SQL keeps the largest token of each name in a database, in a table that the
+// program creates:
 //
 //	create table dsync_guard (name text primary key, token bigint not null)            -- PostgreSQL, SQLite
 //	create table dsync_guard (name varbinary(1024) primary key, token bigint not null) -- MySQL, MariaDB
 //
-// The names of MySQL are binary because its texts are equal when they differ in
-// case, in accents or in spaces at their end.
+// The names of MySQL are binary because MySQL treats texts as equal that differ
+// in case, in accents or in trailing spaces.
 //
-// Write and Read work in the transaction of the caller, together with what the
-// token protects, so the check and the work are one, at every isolation level.
-// Call them first in the transaction, before the transaction reads the data
-// that its writes depend on: what it has read before may be older. A value that
-// was read before the transaction began needs Enter before that read. After an
-// error roll the transaction back. A transaction that the database ended
-// because of a conflict with another one gets the database's error, which is
-// not ErrStale, and is tried again as a whole, as ever.
+// Write and Read work in the transaction of the caller, together with the work
+// that the token protects, so the check and the work are atomic at every
+// isolation level. Call them first in the transaction, before the transaction
+// reads the data that its writes depend on: data that it has read before may be
+// older. A value that was read before the transaction began needs Enter before
+// that read. After an error roll the transaction back. If the database ends a
+// transaction because of a conflict with another one, the error is the
+// database's and not ErrStale. As usual, try the whole transaction again.
 type SQL struct{ dialect *dialect }
 
 // The databases: PostgreSQL 9.5 or later, SQLite 3.35 or later, MySQL 5.7 or
-// later, or MariaDB 10.2 or later, and what speaks as they do.
+// later, MariaDB 10.2 or later, and compatible databases.
 var (
 	Postgres = SQL{&dialect{
 		write: writeReturning,
@@ -50,40 +50,40 @@ const writeReturning = `insert into dsync_guard (name, token) values ($1, $2)
 		else excluded.token
 	end returning token`
 
-// dialect has the statements of a database. None of them counts on how many
-// rows were affected, of which drivers have different ideas.
+// dialect has the statements of a database. None of them relies on the number
+// of affected rows, which drivers count differently.
 type dialect struct {
-	write  string // keeps the token, or the one that is there if that is larger, and returns which
-	kept   string // the token that is kept, or -1; nobody changes it before the end of the transaction
-	silent bool   // write returns nothing, so that kept is asked
+	write  string // stores the token if it is larger than the stored one, and returns the stored token
+	kept   string // returns the stored token, or -1, and locks it until the end of the transaction
+	silent bool   // write returns nothing, so kept must be queried
 }
 
 // Tx is a transaction of package database/sql: a *sql.Tx.
 type Tx interface {
 	ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
 	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
-	// is not called: a *sql.DB, where each statement has a transaction of its
-	// own, does not have it
+	// Commit is not called. A *sql.DB does not have it, because there each
+	// statement has its own transaction.
 	Commit() error
 }
 
-// Write admits a write to what name stands for, by the holder with the token,
-// and keeps the token. Nobody else gets through Write for the name before the
-// transaction ends. Write returns ErrStale if a later holder has written, and
-// ErrNoToken if the token is 0.
+// Write admits a write to the resource called name, by the holder with the
+// token, and keeps the token. No other transaction passes Write for the name
+// before the transaction ends. Write returns ErrStale if a later holder has
+// written, and ErrNoToken if the token is 0.
 func (s SQL) Write(ctx context.Context, tx Tx, name string, token uint64) error {
 	return s.dialect.admitWrite(ctx, sqlTx{tx}, name, token)
 }
 
-// Read admits a read of what name stands for, by a holder in the mode Read with
-// the token. Read returns ErrStale if a later holder has written, and
-// ErrNoToken if the token is 0. The token is not kept, since of two readers the
-// one with the smaller token must not be refused.
+// Read admits a read of the resource called name, by a holder in the mode Read
+// with the token. Read returns ErrStale if a later holder has written, and
+// ErrNoToken if the token is 0. The token is not kept, because of two readers
+// the one with the smaller token must not be refused.
 //
-// Before the transaction ends it sees nothing of later holders: they do not get
-// through Write, or, on SQLite, the transaction goes on to see what was there
-// before. For that the first Read of a name makes its row, and on PostgreSQL
-// any Read takes the privilege to update the table.
+// Until it ends, the transaction sees nothing of later holders: they do not
+// pass Write, or, on SQLite, the transaction continues to see the earlier
+// state. For this purpose the first Read of a name creates its row, and on
+// PostgreSQL any Read requires the privilege to update the table.
 func (s SQL) Read(ctx context.Context, tx Tx, name string, token uint64) error {
 	return s.dialect.admitRead(ctx, sqlTx{tx}, name, token)
 }
@@ -93,8 +93,8 @@ type DB interface {
 	BeginTx(ctx context.Context, o *sql.TxOptions) (*sql.Tx, error)
 }
 
-// Enter presents the token at the beginning of a hold, in a transaction of its
-// own, for work that does not fit into one transaction. Enter waits for the
+// Enter presents the token at the beginning of a hold, in its own transaction,
+// for work that does not fit into one transaction. Enter waits for the
 // transactions that have passed Write or Read for the name, and keeps the
 // token. When Enter returns nil, all writes of earlier holders are committed or
 // will be refused, so the caller may read the data that its work depends on.
@@ -124,8 +124,8 @@ func (s SQL) Enter(ctx context.Context, db DB, name string, token uint64) error 
 // PGX is a transaction of pgx: a pgx.Tx.
 type PGX[Row interface{ Scan(...any) error }] interface {
 	QueryRow(ctx context.Context, query string, args ...any) Row
-	// is not called: a connection or a pool, where each statement has a
-	// transaction of its own, does not have it
+	// Commit is not called. A connection or a pool does not have it, because
+	// there each statement has its own transaction.
 	Commit(ctx context.Context) error
 }
 
@@ -146,7 +146,7 @@ type PGXTx[Row interface{ Scan(...any) error }] interface {
 }
 
 // PGXDB begins transactions of pgx: a *pgx.Conn or a *pgxpool.Pool. A pgx.Tx
-// does not have the method, because only a transaction of its own can commit.
+// does not have the method, because only a separate transaction can commit.
 type PGXDB[Options, Tx any] interface {
 	BeginTx(ctx context.Context, o Options) (Tx, error)
 }
@@ -188,7 +188,7 @@ func (d *dialect) admitRead(ctx context.Context, tx transaction, name string, to
 		return err
 	}
 	kept, err := tx.kept(ctx, d, name)
-	if err == nil && kept < 0 { // there is no row that could be locked
+	if err == nil && kept < 0 { // there is no row to lock
 		kept, err = tx.keep(ctx, d, name, 0)
 	}
 	if err != nil {
@@ -197,13 +197,12 @@ func (d *dialect) admitRead(ctx context.Context, tx transaction, name string, to
 	return compare(name, token, kept)
 }
 
-// transaction is what the two kinds of transactions have in common.
+// transaction is the common part of the two kinds of transactions.
 type transaction interface {
-	// keep keeps the larger one of the token and of that which is kept, and
-	// returns it.
+	// keep stores the larger of the token and the stored one, and returns it.
 	keep(ctx context.Context, d *dialect, name string, token uint64) (kept int64, err error)
 
-	// kept returns the token that is kept, or -1.
+	// kept returns the stored token, or -1.
 	kept(ctx context.Context, d *dialect, name string) (kept int64, err error)
 }
 

@@ -10,17 +10,18 @@ import (
 	"github.com/go-dsync/dsync"
 )
 
-// statusClientClosedRequest is what proxies log if the client has left.
+// statusClientClosedRequest is the status that proxies log if the client has
+// left.
 const statusClientClosedRequest = 499
 
-// Serialize lets one request of a key at a time through to next. The context of
-// the request ends when the lock is lost, and dsync.LeaseFrom returns its
-// lease, whose token next presents to what it writes.
+// Serialize passes one request of a key at a time to next. The context of the
+// request ends when the lock is lost. dsync.LeaseFrom returns the lease, and
+// next presents the lease's token with its writes.
 //
-// opts are those of Locker.Lock. Without dsync.WaitAtMost a request waits until
-// its client leaves. A request that does not get the lock is answered with 409
-// (Conflict) if another one has it, or with 503 (Service Unavailable) and
-// Retry-After if the backend does not answer.
+// opts are the options of Locker.Lock. Without dsync.WaitAtMost a request waits
+// until its client leaves. A request that does not get the lock is answered
+// with 409 (Conflict) if another request has it, or with 503 (Service
+// Unavailable) and Retry-After if the backend does not answer.
 func Serialize(l dsync.Locker, key func(*http.Request) string, next http.Handler, opts ...dsync.LockOption) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		err := dsync.Do(r.Context(), l, key(r), func(ctx context.Context) error {

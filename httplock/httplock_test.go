@@ -47,7 +47,7 @@ func TestSerialize(t *testing.T) {
 			go func() { codes <- ask(t.Context(), h, "", "").Code }()
 		}
 		got := []int{<-codes, <-codes, <-codes}
-		slices.Sort(got) // two have their turn within 1.5 s
+		slices.Sort(got) // two requests have their turn within 1.5 s
 		if !slices.Equal(got, []int{http.StatusOK, http.StatusOK, http.StatusConflict}) {
 			t.Errorf("got %v, want 200, 200 and 409", got)
 		}
@@ -103,7 +103,7 @@ func (m *memoryAnswers) Store(_ context.Context, key string, a *Answer, token ui
 	return nil
 }
 
-// service charges, and gives the number of the charge as its answer.
+// service charges, and answers with the number of the charge.
 type service struct {
 	charges atomic.Int32
 	status  int // of the answer; 0 means 201
@@ -149,7 +149,7 @@ func TestIdempotent(t *testing.T) {
 		other := Idempotent(first, answers, func(*http.Request) string { return "account 8" }, s)
 		check(ask(t.Context(), other, "key", "10"), http.StatusCreated, "/charges/4")
 
-		s.status = http.StatusBadGateway // to be tried again
+		s.status = http.StatusBadGateway // a status that is tried again
 		check(ask(t.Context(), handlers[1], "fails", "10"), http.StatusBadGateway, "/charges/5")
 		s.status = 0
 		check(ask(t.Context(), handlers[1], "fails", "10"), http.StatusCreated, "/charges/6")
@@ -159,8 +159,8 @@ func TestIdempotent(t *testing.T) {
 	})
 }
 
-// TestIdempotentWithoutItsUnlock loses the answer to the Unlock: the client
-// gets its answer.
+// TestIdempotentWithoutItsUnlock loses the answer to the Unlock. The client
+// still gets its answer.
 func TestIdempotentWithoutItsUnlock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client, backend := dsynctest.New(t, nil)

@@ -33,10 +33,10 @@ type Answer struct {
 // Answers stores answers by their keys, such as [Table] does. Its methods may
 // be called concurrently.
 type Answers interface {
-	// Load returns nil if there is no answer.
+	// Load returns the answer, or nil if there is none.
 	Load(ctx context.Context, key string) (*Answer, error)
 
-	// Enter waits until no Store with a smaller token is on its way, and makes
+	// Enter waits until no Store with a smaller token is pending, and makes
 	// Store refuse smaller tokens from now on.
 	Enter(ctx context.Context, key string, token uint64) error
 
@@ -45,20 +45,21 @@ type Answers interface {
 	Store(ctx context.Context, key string, a *Answer, token uint64) error
 }
 
-// Idempotent answers a request whose key has an answer with that answer, and
-// lets only one request of a key at a time through to next. A request without
-// the header is passed to next unchanged. The backend of l must issue tokens.
+// If the key of a request has a stored answer, Idempotent responds with that
+// answer. Otherwise it passes only one request of a key at a time to next. A
+// request without the header is passed to next unchanged. The backend of l must
+// issue tokens.
 //
-// scope returns whose key it is, such as the id of the account: clients must
-// not get each other's answers. opts are those of Locker.Lock, as in
-// [Serialize].
+// scope returns the owner of the key, such as the id of the account, because
+// clients must not get each other's answers. opts are the options of
+// Locker.Lock, as in [Serialize].
 //
-// The answer of next is sent when it has been stored. Answers with the status
+// The answer of next is sent after it has been stored. Answers with the status
 // 409, 425, 429, or 500 and above are not stored, so that the client can try
-// again. A key that was used for another request is answered with 422, and a
-// key above 255 bytes with 400. If next began and its answer could not be
-// stored, the answer is 503, and a repeated request runs next again: next
-// fences what it writes with the token of dsync.LeaseFrom(r.Context()).
+// again. A request whose key was used for a different request is answered with
+// 422, and a key above 255 bytes with 400. If next began and its answer could
+// not be stored, the answer is 503, and a repeated request runs next again. So
+// next must fence its writes with the token of dsync.LeaseFrom(r.Context()).
 func Idempotent(l dsync.Locker, answers Answers, scope func(*http.Request) string, next http.Handler, opts ...dsync.LockOption) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		key := r.Header.Get(Header)
@@ -116,7 +117,7 @@ type call struct {
 
 // answer returns the answer to the request, or nil if there is none.
 func (c *call) answer(l dsync.Locker, r *http.Request, opts []dsync.LockOption) (a *Answer, err error) {
-	if a, _ = c.answers.Load(r.Context(), c.key); a != nil { // an error comes again under the lock
+	if a, _ = c.answers.Load(r.Context(), c.key); a != nil { // an error recurs under the lock
 		return a, nil // most repeated requests end here, without a lock
 	}
 	err = dsync.Do(r.Context(), l, c.key, func(ctx context.Context) (err error) {
@@ -142,7 +143,7 @@ func (c *call) answer(l dsync.Locker, r *http.Request, opts []dsync.LockOption) 
 	return a, err
 }
 
-// lasting reports whether an answer of this status is stored.
+// lasting reports whether an answer with this status is stored.
 func lasting(status int) bool {
 	switch status {
 	case http.StatusConflict, http.StatusTooEarly, http.StatusTooManyRequests:
@@ -156,7 +157,7 @@ func (a *Answer) send(w http.ResponseWriter) {
 		w.Header()[name] = values
 	}
 	w.WriteHeader(a.Status)
-	_, _ = w.Write(a.Body) // fails if the client has left; it can ask again
+	_, _ = w.Write(a.Body) // fails if the client has left; the client can repeat the request
 }
 
 // recorder is a ResponseWriter in memory.

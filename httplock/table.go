@@ -10,12 +10,12 @@ import (
 )
 
 // Table is Answers in a database, in a table that the program creates beside
-// that of guard.SQL:
+// the table of guard.SQL:
 //
 //	create table dsync_answers (key text primary key, answer text not null, stored timestamp not null default current_timestamp)         -- PostgreSQL, SQLite
 //	create table dsync_answers (`key` varchar(255) primary key, answer longtext not null, stored timestamp not null default current_timestamp) -- MySQL, MariaDB
 //
-// Rows stay until the program deletes them, such as those of the day before.
+// Rows stay until the program deletes them, for example once a day.
 type Table struct {
 	db           *sql.DB
 	guard        guard.SQL

@@ -11,14 +11,16 @@ import (
 )
 
 const (
-	// placeFor bounds the TTL of a place in the queue, and so how long a waiter
-	// that is gone holds up those behind it.
+	// placeFor bounds the TTL of a place in the queue, and so how long a
+	// vanished waiter holds up the waiters behind it.
 	placeFor = 10 * time.Second
 
-	// leaveFor bounds how much longer than its context an Acquire takes.
+	// leaveFor bounds how long an Acquire may go on after its context has
+	// ended.
 	leaveFor = 200 * time.Millisecond
 
-	// lookAfter is how often a waiter looks although the store notifies it.
+	// lookAfter is how often a waiter looks at the record even though the store
+	// notifies it.
 	lookAfter = 5 * time.Second
 
 	maxTokens = 1000 // of a grant
@@ -58,8 +60,8 @@ func (d *Driver) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, 
 	return a.lease, nil
 }
 
-// look takes the name if it can be granted. Otherwise it takes a place in the
-// queue, or renews the place.
+// look acquires the name if it can be granted. Otherwise it takes a place in
+// the queue, or renews the place.
 func (a *attempt) look(v *view) error {
 	r, sent := a.request, time.Now()
 	if a.served && sent.Before(a.due) && v.held(r.Mode) {
@@ -97,16 +99,17 @@ func newClaim(r *driver.Request, sent time.Time, ttl time.Duration) claim {
 }
 
 const (
-	// behind is how much less often waiters look, at most, that have others in
-	// front.
+	// behind is the largest factor by which waiters with other waiters in front
+	// look less often.
 	behind = 10
 
-	// burst is how long a waiter lets changes gather, for each one in front.
+	// burst is how long a waiter collects changes before it looks, for each
+	// waiter in front.
 	burst = 20 * time.Millisecond
 )
 
-// failed takes the place of a request out of the queue, and makes the error of
-// Acquire.
+// failed removes the place of a request from the queue, and returns the error
+// of Acquire.
 func (a *attempt) failed(ctx context.Context, k *desk, err error) error {
 	waits := false
 	select {
@@ -147,15 +150,15 @@ func (a *attempt) failed(ctx context.Context, k *desk, err error) error {
 	return why
 }
 
-// ghost is what a request may have left, or may leave yet.
+// ghost is the state that a request may have left, or may leave later.
 type ghost struct {
 	cleaner.Ghost
 	name, hold string
-	pending    bool   // a write may yet be carried out, while the record
+	pending    bool   // a write may still be carried out, while the record
 	version    string // has this version
 }
 
-// ghost returns what the Acquire may have left after the round.
+// ghost returns the state that the Acquire may have left after the round.
 func (j *job) ghost() *ghost {
 	g := &ghost{name: j.request.Name, hold: j.hold}
 	if errors.Is(j.err, driver.ErrUnknown) {
@@ -164,14 +167,14 @@ func (j *job) ghost() *ghost {
 	return g
 }
 
-// settle makes sure that the ghost is gone and cannot come back. To see that it
-// is not there would not be enough: a write without an answer may be on its
-// way. So settle writes, too, where that write could still be carried out.
+// settle makes sure that the ghost is gone and cannot come back. Its absence
+// proves nothing, because a write without an answer may be on its way. So
+// settle also writes if that write could still be carried out.
 func (k *desk) settle(ctx context.Context, g *ghost) error {
 	d := k.d
 	err := k.do(ctx, &job{hold: g.hold, to: func(v *view) error {
 		there := v.remove(g.hold)
-		if g.pending && g.version == "" { // there may be no record again
+		if g.pending && g.version == "" { // the record may be absent again
 			until := int64(forever)
 			if d.Clock {
 				until = v.now.Add(linger).UnixMicro()
@@ -188,11 +191,11 @@ func (k *desk) settle(ctx context.Context, g *ghost) error {
 	return err
 }
 
-// errDone says that there is nothing to change.
+// errDone means that there is nothing to change.
 var errDone = errors.New("nothing to change")
 
-// linger is how long a write may be on its way that demands that there is no
-// record.
+// linger is how long a write that requires that there is no record may be on
+// its way.
 const linger = time.Hour
 
 // settleAll is the Policy of the cleaner.

@@ -19,9 +19,9 @@ type renewal struct {
 	next  *view
 }
 
-// RenewAll implements [driver.BatchRenewer]. If the store is a [Batcher], it
-// renews in batches the leases whose record the driver knows and nobody
-// changes.
+// RenewAll implements [driver.BatchRenewer]. If the store is a [Batcher],
+// RenewAll renews leases in batches, except leases whose record is unknown to
+// the driver or is being changed.
 func (d *Driver) RenewAll(ctx context.Context, leases []driver.Lease, done func(i int, err error)) {
 	if err := d.life.Enter(); err != nil {
 		for i := range leases {
@@ -62,7 +62,7 @@ func (d *Driver) RenewAll(ctx context.Context, leases []driver.Lease, done func(
 }
 
 // prepare returns the renewal of a lease, with the turn and the desk, or nil if
-// the lease has to be renewed by itself.
+// the lease must be renewed by itself.
 func (l *lease) prepare(i int) *renewal {
 	select {
 	case l.turn <- struct{}{}:
@@ -127,7 +127,7 @@ func (d *Driver) renew(ctx context.Context, store Batcher, batch []*renewal, don
 			err = driver.ErrNotHeld // the answer came too late to count
 		}
 		<-r.l.turn
-		if errors.Is(err, ErrChanged) { // others wait for the name
+		if errors.Is(err, ErrChanged) { // other requests wait for the name
 			again.Go(func() { done(r.i, r.l.Renew(ctx, r.l.r.TTL)) })
 		} else {
 			done(r.i, err)

@@ -1,7 +1,7 @@
-// Package cas makes a complete [driver.Driver] of a store that can do nothing
-// but replace a value if the value has not changed. DynamoDB, Consul's keys,
-// Kubernetes objects, NATS, object stores with If-Match and tables in any
-// database are such stores.
+// Package cas makes a complete [driver.Driver] from a store whose only
+// operation is to replace a value if the value has not changed. DynamoDB,
+// Consul's keys, Kubernetes objects, NATS, object stores with If-Match and
+// tables in any database are such stores.
 //
 // The author of a backend implements [Store], three methods, and calls [New]:
 //
@@ -17,10 +17,11 @@
 //
 // The driver has exclusive locks, read-write locks and permits with leases,
 // fencing tokens, Inspect, ForceUnlock and SetLimit. It grants in the order of
-// arrival. It also has List if the store is a [Lister]. It has Watch, and its
-// waiters learn of a release at once, if the store is a [Notifier]. Package
-// conformance shows whether the driver keeps its promises, and with that the
-// store; conformance/castest disturbs a store that has no network.
+// arrival. It also has List if the store is a [Lister]. If the store is a
+// [Notifier], it also has Watch, and its waiters are notified of a release at
+// once. Package conformance tests whether the driver, and so the store, keeps
+// its promises. Package conformance/castest injects faults into a store that
+// has no network.
 //
 // # How it works
 //
@@ -29,37 +30,38 @@
 // its version is still the same. An acquire of a free name takes a read and a
 // write, a renewal and a release take a write each. A waiter writes its place
 // into the queue, renews the place every few seconds, and looks at the record
-// once in Options.Poll or when it is notified. So a waiter does not need luck:
-// nobody overtakes it, and a waiter that is gone loses its place.
+// once in Options.Poll or when it is notified. So a waiter does not depend on
+// luck: no other waiter overtakes it, and a vanished waiter loses its place.
 //
-// Callers that want the same name of one driver share these requests, so a
-// crowd in a process costs the store little more than one waiter. If the store
-// is a [Batcher], one write renews many holds.
+// Callers of one driver that want the same name share these requests, so a
+// crowd in a process costs the store little more than a single waiter. If the
+// store is a [Batcher], one write renews many holds.
 //
 // # Expiry
 //
-// Where the store has a clock (Options.Clock), each Read returns the time at
-// the store and the time at which the record was written. A hold ends when its
-// TTL has passed since then, by this one clock. Where the store has no clock, a
+// If the store has a clock (Options.Clock), each Read returns the time at the
+// store and the time at which the record was written. A hold ends when its TTL
+// has passed since then, by this one clock. If the store has no clock, a
 // contender takes the name over after it has seen the hold unchanged for the
-// hold's TTL, by its own clock ([driver.Observed]). Nobody compares the clocks
-// of two machines. The price is that a contender that comes after the death of
-// the holder waits for one TTL more.
+// hold's TTL, by its own clock ([driver.Observed]). The clocks of two machines
+// are never compared. The price is that a contender that arrives after the
+// death of the holder waits for one more TTL.
 //
 // # Fencing tokens
 //
 // Tokens are the versions themselves if the store says that its versions rise
-// (Options.Rising). Otherwise the record keeps the last token, and so it stays
-// for as long as the store does. With Options.Rising or Options.NoTokens the
+// (Options.Rising). Otherwise the record keeps the last token, so the record
+// lasts as long as the store. With Options.Rising or Options.NoTokens the
 // record of a free name is deleted.
 //
 // # Requests without an answer
 //
 // A write that got no answer may be carried out later, as long as the record
-// has the version that the write demands. The driver ends this in the
-// background by a write of its own, after which no record has that version. A
-// write that demands that there is no record is ended by an empty record, which
-// stays for an hour of the store's clock, or for good where there is no clock.
+// has the version that the write requires. The driver prevents this in the
+// background with its own write, after which no record has that version. A
+// write that requires that there is no record is prevented by an empty record.
+// The empty record stays for an hour of the store's clock, or permanently if
+// there is no clock.
 package cas
 
 import (
@@ -72,55 +74,57 @@ import (
 
 // Store keeps one record for each name, with a version. All methods may be
 // called concurrently. They return soon after the end of their context. An
-// error that matches fs.ErrPermission is passed to the user as it is. Errors
+// error that matches fs.ErrPermission is passed to the user unchanged. Errors
 // never contain a password.
 type Store interface {
 	// Read returns the record of a name, or an Entry without a Version if there
-	// is none. Read sees every write that was answered before Read was called,
-	// by whatever client. A name is any text of up to 1 KiB; the store encodes
-	// it so that different names never meet, by a cryptographic hash if need
-	// be.
+	// is none. Read sees every write of every client that was answered before
+	// Read was called. A name is any text of up to 1 KiB. The store encodes it
+	// so that different names never collide, by a cryptographic hash if
+	// necessary.
 	Read(ctx context.Context, name string) (Entry, error)
 
 	// Write replaces the record if it still has the given version, in one step,
 	// and returns the version of the new record. With the version "" Write
-	// makes a record where there is none. If the record has another version,
+	// creates a record if there is none. If the record has another version,
 	// Write changes nothing and returns ErrChanged. An error that matches
-	// driver.ErrUnavailable says that the write is not carried out, and never
-	// will be. After any other error it may be, at any time.
+	// driver.ErrUnavailable means that the write was not carried out, and never
+	// will be. After any other error it may be carried out at any time.
 	//
 	// A version is never used twice for a name, not even after a Delete. No two
-	// records have the same value, so a store without versions may take the
-	// value itself, or a cryptographic hash of it, for the version.
+	// records have the same value, so a store without versions may use the
+	// value itself, or a cryptographic hash of it, as the version.
 	Write(ctx context.Context, name string, value []byte, version string) (next string, err error)
 
-	// Delete removes the record if it still has the given version. The errors
-	// are those of Write.
+	// Delete removes the record if it still has the given version. It returns
+	// the same errors as Write.
 	Delete(ctx context.Context, name, version string) error
 }
 
-// Entry is a record of a Store as it was read.
+// Entry is a record that was read from a Store.
 type Entry struct {
 	Value   []byte
 	Version string // "" if there is no record
 
-	// Both are times of the store's clock, with Options.Clock. Written is when
-	// the present version was written, and is zero if there is no record. Now
-	// is when the record was read, and is given without a record, too. A clock
-	// with a coarse unit rounds Written up and Now down.
+	// Both are times of the store's clock, with Options.Clock. Written is the
+	// time when the present version was written, and is zero if there is no
+	// record. Now is the time when the record was read, and is set even if
+	// there is no record. A clock with a coarse unit rounds Written up and Now
+	// down.
 	Written, Now time.Time
 }
 
-// ErrChanged is returned by Write and Delete if the record has another version.
+// ErrChanged is returned by Write and Delete if the record has a different
+// version.
 var ErrChanged = errors.New("the record has another version")
 
 // Notifier is an optional interface of a Store that reports changes.
 type Notifier interface {
-	// Notify calls changed soon after each change of the record of name, until
-	// stop is called. It also calls changed whenever the store begins to report
-	// changes to this client, at first and after each outage, because an
-	// earlier change may have passed unseen. changed does not block. After stop
-	// has returned, changed is not called any more. Notify does not wait for
+	// Notify calls changed shortly after each change of the record of name,
+	// until stop is called. It also calls changed whenever the store begins to
+	// report changes to this client, at first and after each outage, because an
+	// earlier change may have gone unnoticed. changed does not block. After
+	// stop has returned, changed is no longer called. Notify does not wait for
 	// the store.
 	Notify(name string, changed func()) (stop func(), err error)
 }
@@ -128,10 +132,10 @@ type Notifier interface {
 // Lister is an optional interface of a Store that can list its records.
 type Lister interface {
 	// List yields the records of all names that begin with prefix, each at
-	// least once if it is there throughout the call. It may yield others, since
-	// the driver looks at the name in the record: a store that knows names by
-	// their hash only yields all records. An error is the last that List
-	// yields.
+	// least once if it exists throughout the call. It may yield other records,
+	// because the driver checks the name in the record. A store that knows
+	// names only by their hash yields all records. An error is the last element
+	// that List yields.
 	List(ctx context.Context, prefix string) iter.Seq2[Entry, error]
 }
 
@@ -139,9 +143,9 @@ type Lister interface {
 // one request.
 type Batcher interface {
 	// WriteAll does for each of the writes what Write would do, and sets Next
-	// or Err. There are no more than Options.Batch, none is of a name without a
-	// record, and no two are of one name. An error of WriteAll is that of each
-	// write.
+	// or Err. There are at most Options.Batch writes. Each is for an existing
+	// record, and no two are for the same name. An error of WriteAll applies to
+	// every write.
 	WriteAll(ctx context.Context, writes []*Write) error
 }
 
@@ -154,24 +158,25 @@ type Write struct {
 	Err     error
 }
 
-// Options say what a store can do. They are the same for all clients of it.
+// Options describe the capabilities of a store. They are the same for all its
+// clients.
 type Options struct {
 	Name string // of the driver in driver.Info; required
 
-	// Clock says that Read returns Written and Now. Without a clock, expiry is
+	// Clock means that Read returns Written and Now. Without a clock, expiry is
 	// observed.
 	Clock bool
 
-	// Rising says that versions are decimal numbers up to 2^62, and that each
-	// version of a name is larger than all earlier ones, those before a Delete
-	// included. They are the fencing tokens then.
+	// Rising means that versions are decimal numbers up to 2^62, and that each
+	// version of a name is larger than all earlier ones, including versions
+	// before a Delete. The versions are then the fencing tokens.
 	Rising bool
 
-	NoTokens bool // no fencing tokens: what driver.Config calls not Fenced
+	NoTokens bool // no fencing tokens: the opposite of driver.Config.Fenced
 
 	// Poll is how often a waiter looks at the record if the store is no
-	// Notifier. The default is 100 ms. Waiters that have others in front of
-	// them look less often, down to a fiftieth.
+	// Notifier. The default is 100 ms. Waiters with other waiters in front look
+	// less often, down to a fiftieth.
 	Poll time.Duration
 
 	// Timeout bounds each request to the store. The default is 5 s.
@@ -180,7 +185,7 @@ type Options struct {
 	// Batch bounds the writes in a request of a Batcher. The default is 1000.
 	Batch int
 
-	MinTTL time.Duration // of leases, for stores that are slow; 0 means no bound
+	MinTTL time.Duration // of leases, for slow stores; 0 means no bound
 }
 
 // withDefaults returns the options with their defaults.

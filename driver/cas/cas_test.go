@@ -14,8 +14,8 @@ import (
 	"github.com/go-dsync/dsync/driver/cas"
 )
 
-// TestConformanceInFakeTime runs the suite on stores that can do more and
-// less.
+// TestConformanceInFakeTime runs the suite on stores with different
+// capabilities.
 func TestConformanceInFakeTime(t *testing.T) {
 	for _, test := range []struct {
 		name     string
@@ -45,7 +45,7 @@ func newMemory(o cas.Options) *memory {
 	return &memory{clock: o.Clock, rising: o.Rising, records: map[string]cas.Entry{}, calls: map[*func()]string{}}
 }
 
-// backend is a backend whose clients have a link each.
+// backend is a backend whose clients each have their own link.
 func backend(s cas.Store, o cas.Options) *conformance.Backend {
 	remove := func(tb testing.TB, name string, its func(hold string) bool) {
 		if err := cas.Remove(context.Background(), s, o, name, its); err != nil {
@@ -64,7 +64,7 @@ func backend(s cas.Store, o cas.Options) *conformance.Backend {
 	}
 }
 
-// late is a memory that does not carry out the first write, but keeps it.
+// late is a memory that stores the first write instead of carrying it out.
 type late struct {
 	*memory
 	write func() (string, error)
@@ -78,9 +78,9 @@ func (l *late) Write(ctx context.Context, name string, value []byte, version str
 	return "", errors.New("no answer")
 }
 
-// TestLateWrite has a write of an Acquire arrive when others have had the name,
-// and its record is gone. The record may stay for that, and no longer than it
-// has to.
+// TestLateWrite lets a write of an Acquire arrive after other clients have held
+// the name and its record is gone. The record may stay for that, but no longer
+// than necessary.
 func TestLateWrite(t *testing.T) {
 	for _, o := range []cas.Options{{NoTokens: true}, {NoTokens: true, Clock: true}, {Rising: true}, {Clock: true}} {
 		synctest.Test(t, func(t *testing.T) {
@@ -128,8 +128,8 @@ func (events) Waiting()    {}
 func (events) Tokens() int { return 3 }
 func (events) Lost(error)  {}
 
-// TestTokensOfDeletedRecords has tokens rise although the record that held the
-// last one is gone.
+// TestTokensOfDeletedRecords checks that tokens rise although the record with
+// the last token is gone.
 func TestTokensOfDeletedRecords(t *testing.T) {
 	for _, o := range []cas.Options{{Clock: true, Rising: true}, {Rising: true}, {}} {
 		synctest.Test(t, func(t *testing.T) {
@@ -164,7 +164,7 @@ func TestTokensOfDeletedRecords(t *testing.T) {
 	}
 }
 
-// slow is a memory in which others come before the first write.
+// slow is a memory in which other writes precede the first write.
 type slow struct {
 	*memory
 	others func()
@@ -178,8 +178,8 @@ func (s *slow) Write(ctx context.Context, name string, value []byte, version str
 	return s.memory.Write(ctx, name, value, version)
 }
 
-// TestTokenOfASlowWrite has others use the name between the read and the write
-// of an Acquire, so that the name is free again.
+// TestTokenOfASlowWrite lets other clients use the name between the read and
+// the write of an Acquire, so that the name is free again.
 func TestTokenOfASlowWrite(t *testing.T) {
 	for _, o := range []cas.Options{{Clock: true}, {Clock: true, Rising: true}, {}} {
 		synctest.Test(t, func(t *testing.T) {
@@ -210,7 +210,8 @@ func TestTokenOfASlowWrite(t *testing.T) {
 	}
 }
 
-// TestWaitersKeepTheirPlaces has two wait for many times the TTL of a place.
+// TestWaitersKeepTheirPlaces has two clients wait for many times the TTL of a
+// place.
 func TestWaitersKeepTheirPlaces(t *testing.T) {
 	for _, o := range []cas.Options{{}, {Clock: true}} {
 		synctest.Test(t, func(t *testing.T) {
@@ -261,8 +262,9 @@ func TestWaitersKeepTheirPlaces(t *testing.T) {
 	}
 }
 
-// TestLostRenewal has a renewal for less be carried out without an answer. Its
-// write is the first request, as nobody else has changed the record.
+// TestLostRenewal lets a renewal with a shorter TTL be carried out without an
+// answer. Its write is the first request, because no other client has changed
+// the record.
 func TestLostRenewal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := cas.Options{Name: "memory"}
@@ -289,8 +291,8 @@ func TestLostRenewal(t *testing.T) {
 	})
 }
 
-// TestCrowd has a thousand wait for one name at a driver. They share reads and
-// writes.
+// TestCrowd has a thousand callers of one driver wait for one name. They share
+// reads and writes.
 func TestCrowd(t *testing.T) {
 	const many = 1000
 	synctest.Test(t, func(t *testing.T) {
@@ -332,8 +334,8 @@ func TestCrowd(t *testing.T) {
 	})
 }
 
-// TestBatches has a driver renew many holds in few requests, and one of them by
-// itself because another driver waits for its name.
+// TestBatches checks that a driver renews many holds in few requests, and
+// renews a hold by itself if another driver waits for its name.
 func TestBatches(t *testing.T) {
 	const many = 2500
 	for _, o := range []cas.Options{{}, {Clock: true}, {Rising: true}} {

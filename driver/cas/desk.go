@@ -21,18 +21,18 @@ type desk struct {
 	d     *Driver
 	name  string
 	users int           // guarded by Driver.mu: callers, leases, and the goroutine
-	wake  chan struct{} // full when the goroutine has to look at what follows
+	wake  chan struct{} // full when the goroutine must look at the fields below
 
 	mu     sync.Mutex
 	busy   bool      // the goroutine runs, or a batch has the desk
-	known  *view     // the record as this driver saw it last, or nil
+	known  *view     // the record as this driver last saw it, or nil
 	jobs   []*job    // in the order of arrival
-	next   time.Time // of the next round, if no new job comes before
-	cancel func()    // of the round under way
-	calls  int       // callers that wait for it
+	next   time.Time // of the next round, if no new job arrives earlier
+	cancel func()    // cancels the current round
+	calls  int       // callers that wait for the round
 
 	changed bool          // the store has reported a change
-	gather  time.Duration // to wait for more of them
+	gather  time.Duration // the time to wait for more changes
 }
 
 // job is a change of a record for one caller.
@@ -40,26 +40,26 @@ type job struct {
 	hold string
 
 	// to changes the record, or fails. A job that fails with errQueued stays at
-	// the desk. It may have changed the record, which is dirty then, and wants
-	// to be called again at due.
+	// the desk and wants to be called again at due. It may have changed the
+	// record, which is then dirty.
 	to  func(v *view) error
 	due time.Time
 
 	request *driver.Request // of an Acquire
 	queued  chan struct{}   // closed when the job first stays at the desk
-	done    chan struct{}   // closed when the rest is final
+	done    chan struct{}   // closed when the fields below are final
 	err     error
 	wrote   bool
-	v       *view // the record after the round, or with an error before it
+	v       *view // the record after the round, or before it in case of an error
 
-	// These are guarded by desk.mu.
+	// Guarded by desk.mu.
 	served bool // the job has been in a round, and has a place in the queue
 	round  bool // the job is in a round now
-	quits  bool // the caller waits for the end of the round and no longer
+	quits  bool // the caller waits only for the end of the round
 	left   bool // the caller is gone, and a clean-up is expected
 }
 
-// errQueued says that the request has a place in the queue.
+// errQueued means that the request has a place in the queue.
 var errQueued = fmt.Errorf("%w, and the request waits", driver.ErrLocked)
 
 // desk returns the desk of a name.
@@ -72,7 +72,7 @@ func (d *Driver) desk(name string) *desk {
 	return &desk{d: d, name: name, wake: make(chan struct{}, 1)}
 }
 
-// enter keeps the desk for others who look for it, until leave is called.
+// enter keeps the desk for other callers of the name, until leave is called.
 func (k *desk) enter() {
 	k.d.mu.Lock()
 	defer k.d.mu.Unlock()
@@ -90,9 +90,9 @@ func (k *desk) leave() {
 	}
 }
 
-// do has a job carried out. If ctx ends before, do returns soon after, with
-// errQueued if the job has a place in the queue, and an error that matches
-// driver.ErrUnknown if the job may yet be carried out.
+// do carries out a job. If ctx ends first, do returns soon after. The error is
+// errQueued if the job has a place in the queue, and matches driver.ErrUnknown
+// if the job may still be carried out.
 func (k *desk) do(ctx context.Context, j *job) error {
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("%w: %w", driver.ErrUnavailable, err)
@@ -148,10 +148,10 @@ func (k *desk) do(ctx context.Context, j *job) error {
 	return errLeft
 }
 
-// errLeft says that the desk cleans up.
+// errLeft means that the desk cleans up.
 var errLeft = fmt.Errorf("%w: the request is under way", driver.ErrUnknown)
 
-// start starts the goroutine, or has it look. It is called with mu held.
+// start starts the goroutine, or wakes it. Called with mu held.
 func (k *desk) start() {
 	if k.busy {
 		k.kick()
@@ -165,7 +165,7 @@ func (k *desk) start() {
 	}
 }
 
-// stop ends the jobs at the end of the driver. It is called with mu held.
+// stop ends the jobs when the driver closes. Called with mu held.
 func (k *desk) stop() {
 	for _, j := range k.jobs {
 		j.err = fmt.Errorf("%w: %w", driver.ErrUnavailable, driver.ErrClosed)
@@ -228,7 +228,7 @@ func (k *desk) waits() bool {
 	return slices.ContainsFunc(k.jobs, func(j *job) bool { return j.served })
 }
 
-// listen has the store report changes for the waiters.
+// listen makes the store report changes for the waiters.
 func (k *desk) listen(n Notifier) (stop func()) {
 	stop, err := n.Notify(k.name, func() {
 		k.mu.Lock()
@@ -242,7 +242,7 @@ func (k *desk) listen(n Notifier) (stop func()) {
 	return stop
 }
 
-// serve is one round.
+// serve runs one round.
 func (k *desk) serve(look bool) {
 	ctx, cancel := context.WithCancel(k.d.life.Context())
 	defer cancel()
@@ -255,7 +255,7 @@ func (k *desk) serve(look bool) {
 			acquires = append(acquires, j)
 		}
 	}
-	jobs = append(jobs, acquires...) // which may be granted what others release
+	jobs = append(jobs, acquires...) // they may be granted names that the other jobs release
 	known := k.known
 	k.known, k.cancel, k.calls = nil, cancel, len(jobs)
 	k.mu.Unlock()
@@ -289,11 +289,11 @@ func (k *desk) serve(look bool) {
 	k.plan()
 }
 
-// change is the only way in which records change. It replaces the record by
-// what the jobs make of it, until no other client changes it in between. Claims
-// that are over are removed, unless they belong to a job. A known record saves
-// the first read. It does not count for a job that fails, because it may be
-// outdated. change returns the record if it is known.
+// change is the only function that changes records. It replaces the record by
+// the result of the jobs, and tries again until no other client has changed it
+// in between. Expired claims are removed, unless they belong to a job. A known
+// record saves the first read. It does not count for a job that fails, because
+// it may be outdated. change returns the record if it is known.
 func (k *desk) change(ctx context.Context, jobs []*job, known *view, look bool) *view {
 	d, fresh := k.d, look || known == nil
 	var err error
@@ -352,7 +352,7 @@ func (k *desk) change(ctx context.Context, jobs []*job, known *view, look bool) 
 	return nil
 }
 
-// plan sets the time of the next round. It is called with mu held.
+// plan sets the time of the next round. Called with mu held.
 func (k *desk) plan() {
 	k.next, k.gather = time.Now(), 0
 	v := k.known
@@ -371,12 +371,12 @@ func (k *desk) plan() {
 	ahead := max(0, slices.IndexFunc(v.Queue, func(c claim) bool { return waiters[c.Hold] }))
 	if _, ok := k.d.store.(Notifier); ok {
 		wait = lookAfter
-		if ahead > 1 { // those in front look first
+		if ahead > 1 { // earlier waiters look first
 			k.gather = time.Duration(min(ahead, 50)) * burst
 		}
 	} else if ahead > 1 {
 		bound := behind
-		if m := v.Queue[ahead].Mode; m.Excludes(m) { // those in front get it one by one
+		if m := v.Queue[ahead].Mode; m.Excludes(m) { // the waiters in front get it one by one
 			bound *= 5
 		}
 		wait *= time.Duration(min(ahead, bound))
@@ -390,7 +390,7 @@ func (k *desk) plan() {
 	k.next = k.next.Add(max(wait, time.Millisecond))
 }
 
-// read returns the record of a name. It does not decode one that is known.
+// read returns the record of a name. It does not decode a record that is known.
 func (d *Driver) read(ctx context.Context, name string, known *view) (*view, error) {
 	short, cancel := context.WithTimeout(ctx, d.Timeout)
 	defer cancel()
@@ -427,7 +427,7 @@ func (d *Driver) write(ctx context.Context, v, next *view) error {
 	return d.outcome(ctx, err)
 }
 
-// outcome returns an error of a write as the driver's.
+// outcome converts the error of a write to an error of the driver.
 func (d *Driver) outcome(ctx context.Context, err error) error {
 	switch {
 	case err == nil, errors.Is(err, fs.ErrPermission), errors.Is(err, ErrChanged), errors.Is(err, driver.ErrUnavailable):

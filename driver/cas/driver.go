@@ -16,22 +16,22 @@ import (
 )
 
 // Driver is a client of a store. It implements [driver.Driver],
-// [driver.Inspector], [driver.ForceUnlocker], [driver.Limiter],
-// [driver.Lister] and [driver.Watcher], of which the last two need a [Lister]
-// and a [Notifier].
+// [driver.Inspector], [driver.ForceUnlocker], [driver.Limiter], [driver.Lister]
+// and [driver.Watcher]. The last two require a store that is a [Lister] or a
+// [Notifier], respectively.
 type Driver struct {
 	Options
 	store  Store
 	life   *lifecycle.Lifecycle
 	clean  *cleaner.Cleaner[*ghost]
-	leases sync.Map // *lease: those that are neither released nor over
+	leases sync.Map // *lease: all leases that are neither released nor expired
 	sights sights
 
 	mu    sync.Mutex
 	desks map[string]*desk // by name
 }
 
-// process is what Status.Process says.
+// process is the value of Status.Process.
 var process = func() string {
 	host, _ := os.Hostname()
 	return host + ":" + strconv.Itoa(os.Getpid())
@@ -48,7 +48,7 @@ func New(s Store, o Options) *Driver {
 	return d
 }
 
-// oldest chooses the ghost that ends by itself first, as far as one can tell.
+// oldest chooses the ghost that ends by itself first, as far as known.
 func oldest(ghosts []*ghost) (index int) {
 	for i, g := range ghosts {
 		if g.Added.Before(ghosts[index].Added) {
@@ -101,7 +101,7 @@ func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error
 	return s, nil
 }
 
-// alter changes a record in the name of no hold.
+// alter changes a record on behalf of no hold.
 func (d *Driver) alter(ctx context.Context, name string, to func(v *view) error) error {
 	if err := d.life.Enter(); err != nil {
 		return err
@@ -110,7 +110,7 @@ func (d *Driver) alter(ctx context.Context, name string, to func(v *view) error)
 	return d.desk(name).do(ctx, &job{to: to})
 }
 
-// ForceUnlock implements [driver.ForceUnlocker]. The holders learn of it when
+// ForceUnlock implements [driver.ForceUnlocker]. The holders notice it when
 // they renew.
 func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
 	return d.alter(ctx, name, func(v *view) error {

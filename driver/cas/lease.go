@@ -15,8 +15,8 @@ type lease struct {
 	d      *Driver
 	desk   *desk
 	r      *driver.Request
-	turn   chan struct{} // full while a renewal is under way
-	forget *time.Timer   // removes the lease from Driver.leases when it is over
+	turn   chan struct{} // full during a renewal
+	forget *time.Timer   // removes the lease from Driver.leases when it has ended
 
 	mu        sync.Mutex
 	end       time.Time
@@ -44,8 +44,8 @@ func (d *Driver) grant(v *view, r *driver.Request, sent time.Time) *lease {
 	return l
 }
 
-// granted takes the lease over when its record is written, and reports whether
-// it is not over already.
+// granted completes the lease when its record is written, and reports whether
+// the lease is still live.
 func (l *lease) granted(k *desk, v *view) bool {
 	if token := l.d.tokenOf(v.version, l.r.Mode); token > 0 {
 		l.first, l.tokens = token, 1
@@ -82,7 +82,7 @@ func (l *lease) Expires() time.Time {
 }
 
 // Renew implements [driver.Lease]. It carries out one renewal at a time, so the
-// last answer is that of the last request.
+// last answer belongs to the last request.
 func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
 	if err := l.d.life.Enter(); err != nil {
 		return err
@@ -126,9 +126,9 @@ func (l *lease) renewed(v *view, ttl time.Duration) error {
 	return nil
 }
 
-// move moves the end of a lease that is not over. Before the request is
-// answered it only makes the end earlier: contenders may go by the shorter TTL
-// although the answer never comes.
+// move moves the end of a lease that has not ended. Before the request is
+// answered it only makes the end earlier: contenders may use the shorter TTL
+// even if the answer never arrives.
 func (l *lease) move(to time.Time, answered bool) (live bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -174,8 +174,8 @@ func (l *lease) Release(ctx context.Context) error {
 	return err
 }
 
-// die ends the lease here, and reports whether it had ended by that or by its
-// time.
+// die ends the lease here, and reports whether it had already ended, by die or
+// by its time.
 func (l *lease) die() (dead, over bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -19,7 +19,7 @@ type memory struct {
 	mu   sync.Mutex
 	last int // version
 
-	requests, batches int // which the tests count
+	requests, batches int // counted by the tests
 
 	records map[string]cas.Entry
 	calls   map[*func()]string // of Notify, with their names

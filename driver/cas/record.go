@@ -12,8 +12,8 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// format is the version of the record's format. A driver refuses records of a
-// later one.
+// format is the version of the record's format. A driver refuses records with a
+// later format.
 const format = 1
 
 // record is the value of a name in the store, in JSON.
@@ -23,18 +23,19 @@ type record struct {
 	Nonce  string  `json:"nonce"` // of this write: no two records are equal
 	Holds  []claim `json:"holds,omitempty"`
 	Queue  []claim `json:"queue,omitempty"` // the waiters in order
-	Limit  int     `json:"limit,omitempty"` // of permits: while some are held, or if Fixed
-	Fixed  bool    `json:"fixed,omitempty"` // the limit was set, and stays
+	Limit  int     `json:"limit,omitempty"` // of permits: stored while permits are held, or if Fixed
+	Fixed  bool    `json:"fixed,omitempty"` // the limit was set by SetLimit, and stays
 	Last   uint64  `json:"last,omitempty"`  // the last token, unless versions are the tokens
 
-	// Keep is the time at the store, in microseconds, up to which the record
-	// stays although it is empty; forever: it is never deleted.
+	// Keep is the time at the store, in microseconds, until which the record
+	// stays even if it is empty. The value forever means that it is never
+	// deleted.
 	Keep int64 `json:"keep,omitempty"`
 }
 
 const forever = math.MaxInt64
 
-// claim is a hold or a place in the queue. Both have to be renewed.
+// claim is a hold or a place in the queue. Both must be renewed.
 type claim struct {
 	Hold    string        `json:"hold"`
 	Owner   string        `json:"owner,omitempty"`
@@ -44,29 +45,30 @@ type claim struct {
 	Permits int           `json:"permits,omitempty"`
 	TTL     time.Duration `json:"ttl"`
 	Since   time.Time     `json:"since"`
-	Token   uint64        `json:"token,omitempty"` // the last of the grant
+	Token   uint64        `json:"token,omitempty"` // the last token of the grant
 
-	// Beat is the nonce of the write that renewed the claim, and At the time of
+	// Beat is the nonce of the write that renewed the claim. At is the time of
 	// that write by the store's clock, in nanoseconds. The write itself does
-	// not know the time. It leaves At 0, and the next one takes it from
-	// Entry.Written. So it is with a Token that is the version of the record.
+	// not know the time, so it leaves At 0, and the next write sets At from
+	// Entry.Written. A Token that is the version of the record is handled in
+	// the same way.
 	Beat string `json:"beat"`
 	At   int64  `json:"at,omitempty"`
 
-	left time.Duration // until the claim is over, when it was read
+	left time.Duration // until the claim ended, when it was read
 }
 
-// view is a record as it was read, or as this driver wrote it.
+// view is a record that was read, or that this driver wrote.
 type view struct {
 	record
 	version string // "": there is no record
 	written time.Time
 	now     time.Time // at the store, when the record was read
-	at      time.Time // here, when the answer had come
+	at      time.Time // the local time when the answer had arrived
 	dirty   bool      // a job has changed it
 }
 
-// next returns a copy that can be changed.
+// next returns a mutable copy.
 func (v *view) next() *view {
 	next := *v
 	next.Holds, next.Queue = slices.Clone(v.Holds), slices.Clone(v.Queue)
@@ -74,8 +76,7 @@ func (v *view) next() *view {
 }
 
 // clock returns a time that the store's clock has passed, in microseconds, or 0
-// where there is no clock. It may be an earlier one if the clocks differ in
-// rate.
+// if there is no clock. It may be an earlier time if the clocks differ in rate.
 func (v *view) clock() int64 {
 	if v.now.IsZero() {
 		return 0
@@ -84,7 +85,7 @@ func (v *view) clock() int64 {
 	return v.now.Add(since - since/100).UnixMicro()
 }
 
-// prune removes the claims that are over, but for those of jobs.
+// prune removes the expired claims, except the claims of jobs.
 func (v *view) prune(jobs []*job) {
 	over := func(c claim) bool {
 		return c.left <= 0 && !slices.ContainsFunc(jobs, func(j *job) bool { return j.hold == c.Hold })
@@ -105,12 +106,12 @@ func find(claims []claim, hold string) int {
 	return slices.IndexFunc(claims, func(c claim) bool { return c.Hold == hold })
 }
 
-// deletable reports whether nothing would be missed.
+// deletable reports whether the record has no state that is still needed.
 func (v *view) deletable() bool {
 	return len(v.Holds)+len(v.Queue) == 0 && !v.Fixed && (v.Keep == 0 || v.Keep < v.clock())
 }
 
-// used returns how many permits are held.
+// used returns the number of held permits.
 func (v *view) used() (n int) {
 	for _, h := range v.Holds {
 		n += h.Permits
@@ -118,7 +119,7 @@ func (v *view) used() (n int) {
 	return n
 }
 
-// limit returns the limit of permits that is kept, or 0.
+// limit returns the stored limit of permits, or 0.
 func (v *view) limit() int {
 	if v.Fixed || v.used() > 0 {
 		return v.Limit
@@ -132,8 +133,8 @@ func (v *view) held(m driver.Mode) bool {
 }
 
 // admits returns nil if a request with this place in the queue can be granted
-// now, ErrLocked if it has to wait, or ErrLimit. A place of len(v.Queue) is
-// that of a newcomer.
+// now, ErrLocked if it must wait, or ErrLimit. A newcomer has the place
+// len(v.Queue).
 func (v *view) admits(r *driver.Request, place int) error {
 	if r.Mode == driver.Permit {
 		limit := v.limit()
@@ -158,8 +159,8 @@ func (v *view) admits(r *driver.Request, place int) error {
 	return nil
 }
 
-// encode returns the value of the record next, which is to replace v. Claims
-// without a Beat are renewed by it.
+// encode returns the value of the record next, which is to replace v. It renews
+// claims without a Beat.
 func (d *Driver) encode(v, next *view) ([]byte, error) {
 	next.Format, next.Nonce = format, rand.Text()[:16]
 	if !next.Fixed && next.used() == 0 {
@@ -172,7 +173,7 @@ func (d *Driver) encode(v, next *view) ([]byte, error) {
 				c.Beat, c.At = next.Nonce, 0
 				c.left = c.TTL + time.Since(next.at)
 			case c.At == 0 && d.Clock && v.written.IsZero():
-				return nil, ErrChanged // only a read tells the time
+				return nil, ErrChanged // only a read returns the time
 			case c.At == 0 && d.Clock:
 				c.At = v.written.UnixNano()
 			}
@@ -196,8 +197,8 @@ func (d *Driver) tokenOf(version string, m driver.Mode) uint64 {
 	return token
 }
 
-// decode reads an entry that has come just now. It need not be read again if
-// the record is known.
+// decode decodes an entry that has just arrived. It skips a record that is
+// known.
 func (d *Driver) decode(name string, e Entry, known *view) (*view, error) {
 	v := &view{}
 	v.Name = name

@@ -5,15 +5,15 @@ import (
 	"time"
 )
 
-// sights are the claims that a driver has seen, where expiry is observed.
+// sights are the claims that a driver has seen, if expiry is observed.
 type sights struct {
 	mu   sync.Mutex
 	seen map[string]sight // by claim.Beat
-	room int              // how many there may be before old ones are swept out
+	room int              // the number of claims above which old ones are swept out
 }
 
 type sight struct {
-	first, last time.Time // when the claim came with an answer: it was renewed before
+	first, last time.Time // when the claim arrived with an answer: it was renewed earlier
 	ttl         time.Duration
 }
 
@@ -31,8 +31,8 @@ func (s *sights) unchanged(c *claim, now time.Time) time.Duration {
 	return now.Sub(seen.first)
 }
 
-// sweep forgets claims that nobody has asked for any more in twice their TTL.
-// If somebody does after all, he observes the claim anew, and waits for longer.
+// sweep forgets claims that were not requested for twice their TTL. A later
+// request for such a claim starts a new observation, and waits for longer.
 func (s *sights) sweep(now time.Time) {
 	if len(s.seen) < s.room {
 		return

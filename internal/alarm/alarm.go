@@ -1,4 +1,5 @@
-// Package alarm has a queue of times, cheap for many that lie close together.
+// Package alarm provides a queue of times that is cheap for many times close
+// together.
 package alarm
 
 import (
@@ -8,11 +9,11 @@ import (
 	"github.com/go-dsync/dsync/internal/linked"
 )
 
-// Queue has the alarms that are set. Alarms of about the same time share a
-// slot, and the heap is one of slots: to set the alarms of a batch anew, one
+// Queue holds the alarms that are set. Alarms of about the same time share a
+// slot, and the heap consists of slots. To reset the alarms of a batch, one
 // after the other, is to append each to the same list. An alarm that is further
-// away than Grain may come early by as much, so whoever takes it looks at the
-// time. An alarm is never late. Calls must not be concurrent.
+// away than Grain may come early by as much, so the code that takes it must
+// check the time. An alarm is never late. Calls must not be concurrent.
 type Queue[T any] struct {
 	Grain clock.Moment
 	heap  slots[T]
@@ -22,13 +23,13 @@ type Queue[T any] struct {
 // Alarm is set in one Queue at a time.
 type Alarm[T any] struct {
 	linked.Links[Alarm[T]]
-	Of   T // what the alarm is for
+	Of   T // the subject of the alarm
 	at   clock.Moment
 	slot *slot[T] // nil if the alarm is not set
 }
 
-// slot is the alarms of one time, which is that of the earliest, or a multiple
-// of the grain before.
+// slot holds the alarms of one time: the time of the earliest alarm, or a
+// multiple of the grain before it.
 type slot[T any] struct {
 	at    clock.Moment
 	index int // in the heap
@@ -36,11 +37,11 @@ type slot[T any] struct {
 	all   linked.List[Alarm[T], *Alarm[T]]
 }
 
-// At returns the time for which the alarm was set last.
+// At returns the time that the alarm was last set for.
 func (a *Alarm[T]) At() clock.Moment { return a.at }
 
-// Set sets an alarm, which may be set for another time, or in another Queue,
-// and returns when the alarm comes.
+// Set sets an alarm, and returns when the alarm comes. The alarm may already be
+// set for another time, or in another Queue.
 func (q *Queue[T]) Set(a *Alarm[T], now, at clock.Moment) clock.Moment {
 	a.Stop()
 	a.at = at
@@ -61,8 +62,8 @@ func (q *Queue[T]) Set(a *Alarm[T], now, at clock.Moment) clock.Moment {
 	return at
 }
 
-// Stop takes the alarm out of its Queue, if it is set. A slot at a multiple of
-// the grain stays, for those who lock and unlock all the time.
+// Stop removes the alarm from its Queue, if it is set. A slot at a multiple of
+// the grain stays, for callers that lock and unlock all the time.
 func (a *Alarm[T]) Stop() {
 	s := a.slot
 	if s == nil {
@@ -88,7 +89,7 @@ func (q *Queue[T]) Next() (at clock.Moment, ok bool) {
 	return q.heap[0].at, true
 }
 
-// Take takes the alarms of the earliest slot out of the Queue.
+// Take removes the alarms of the earliest slot from the Queue and returns them.
 func (q *Queue[T]) Take() []*Alarm[T] {
 	s := q.heap[0]
 	s.drop()

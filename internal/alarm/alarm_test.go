@@ -9,8 +9,8 @@ import (
 	"github.com/go-dsync/dsync/internal/clock"
 )
 
-// TestAlarmsAreNeverLate compares alarms with a list of what is set, while time
-// passes at random.
+// TestAlarmsAreNeverLate compares alarms with a list of the set ones, while
+// time passes at random.
 func TestAlarmsAreNeverLate(t *testing.T) {
 	const grain = clock.Moment(100)
 	for seed := range uint64(200) {
@@ -57,8 +57,8 @@ func TestAlarmsAreNeverLate(t *testing.T) {
 	}
 }
 
-// TestHoldsOfABatchShareSlots counts slots: what each hold of a large batch
-// costs is to be in two lists.
+// TestHoldsOfABatchShareSlots counts slots: the cost of each hold of a large
+// batch is to be in two lists.
 func TestHoldsOfABatchShareSlots(t *testing.T) {
 	const ttl = 30 * time.Second
 	renewals, ends := Queue[int]{Grain: ttl / 64}, Queue[int]{Grain: ttl / 64}

@@ -1,6 +1,6 @@
-// Package cleaner repeats requests of drivers to remove what may be left at a
-// server, until it is gone. The driver decides how to ask, when a ghost is gone
-// for good, and which ghost is given up.
+// Package cleaner repeats requests of drivers to remove the remains of other
+// requests at a server, until they are gone. The driver decides which request
+// to send, when a ghost is permanently gone, and which ghost is given up.
 package cleaner
 
 import (
@@ -12,7 +12,7 @@ import (
 	"github.com/go-dsync/dsync/internal/lifecycle"
 )
 
-// Pauses between the requests about one ghost.
+// The pauses between the requests about one ghost.
 const (
 	firstPause = 50 * time.Millisecond
 	lastPause  = 5 * time.Second
@@ -21,9 +21,8 @@ const (
 	lastInFinish = time.Second / 2
 )
 
-// Ghost is the part of a ghost that its Cleaner needs, to be embedded. A ghost
-// is something that may be left at a server, or may come to be there, and that
-// nobody wants.
+// Ghost is the part of a ghost that its Cleaner needs. Embed it. A ghost is an
+// unwanted thing that may be left at a server, or may appear there later.
 type Ghost struct {
 	Added time.Time // when Add was called
 
@@ -38,23 +37,23 @@ type Haunting interface{ ghost() *Ghost }
 
 // Policy has the driver's decisions.
 type Policy[G Haunting] struct {
-	// Settle asks the server once about some ghosts, and returns those that are
-	// not gone for good. Its requests end with the context of the driver's
-	// lifecycle. It may change the slice.
+	// Settle asks the server once about some ghosts, and returns the ghosts
+	// that are not permanently gone. Its requests end with the context of the
+	// driver's lifecycle. It may change the slice.
 	Settle func(ghosts []G) (left []G)
 
 	Batch int // the most ghosts in one call of Settle
-	Calls int // the most calls of Settle at a time
+	Calls int // the most concurrent calls of Settle
 
-	// Max, if not 0, is how many ghosts may wait. Of more, Forget chooses the
-	// index of one to be given up; -1: none.
+	// Max, if not 0, is how many ghosts may wait. If there are more, Forget
+	// chooses the index of a ghost to be given up; -1: none.
 	Max    int
 	Forget func(ghosts []G) int
 }
 
-// Cleaner settles ghosts, in one goroutine and one for each call of Settle,
-// which live as long as there are ghosts. While a ghost is not gone, the
-// Cleaner asks again, ever more seldom.
+// Cleaner settles ghosts, in one goroutine and one more for each call of
+// Settle. The goroutines live as long as there are ghosts. While a ghost is not
+// gone, the Cleaner asks again, at growing intervals.
 type Cleaner[G Haunting] struct {
 	life   *lifecycle.Lifecycle
 	policy Policy[G]
@@ -62,7 +61,7 @@ type Cleaner[G Haunting] struct {
 
 	mu       sync.Mutex
 	ghosts   ghosts[G]     // the ghosts that wait
-	calls    int           // of Settle, under way
+	calls    int           // of Settle, running
 	settling int           // ghosts in these
 	expected int           // see Expect
 	running  bool          // the goroutine
@@ -74,7 +73,7 @@ func New[G Haunting](life *lifecycle.Lifecycle, p Policy[G]) *Cleaner[G] {
 	return &Cleaner[G]{life: life, policy: p, wake: make(chan struct{}, 1)}
 }
 
-// Add has a ghost settled, beginning now.
+// Add starts to settle a ghost.
 func (c *Cleaner[G]) Add(g G) {
 	base := g.ghost()
 	base.Added = time.Now()
@@ -88,7 +87,8 @@ func (c *Cleaner[G]) Add(g G) {
 	c.kick()
 }
 
-// Expect counts n more requests that may leave a ghost, or fewer.
+// Expect adds n to the number of requests that may leave a ghost. n may be
+// negative.
 func (c *Cleaner[G]) Expect(n int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -96,23 +96,23 @@ func (c *Cleaner[G]) Expect(n int) {
 	c.tell()
 }
 
-// Left returns how much there is to settle, and to expect.
+// Left returns the number of ghosts to settle and to expect.
 func (c *Cleaner[G]) Left() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.left()
 }
 
-// Full reports whether there are as many ghosts as there may be.
+// Full reports whether the number of ghosts has reached its maximum.
 func (c *Cleaner[G]) Full() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return len(c.ghosts)+c.settling >= c.policy.Max
 }
 
-// Finish returns when nothing is left, or when ctx is done, with how much is
-// left. It is called once. Ghosts with a long pause before them are settled at
-// once.
+// Finish returns when nothing is left, or when ctx is done, and returns how
+// much is left. It is called once. Ghosts whose next request is after a long
+// pause are settled at once.
 func (c *Cleaner[G]) Finish(ctx context.Context) (left int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -125,7 +125,7 @@ func (c *Cleaner[G]) Finish(ctx context.Context) (left int) {
 	}
 	heap.Init(&c.ghosts)
 	c.kick()
-	for c.left() > 0 && ctx.Err() == nil { // a ghost may come when nothing was left for an instant
+	for c.left() > 0 && ctx.Err() == nil { // a ghost may arrive after a moment when nothing was left
 		none := make(chan struct{})
 		c.none = none
 		c.mu.Unlock()
@@ -164,8 +164,8 @@ func (c *Cleaner[G]) run() {
 	}
 }
 
-// due takes out the ghosts that are due now, or tells when the next one is;
-// zero: when a call of Settle has ended.
+// due removes and returns the ghosts that are due now, or returns when the next
+// one is due; zero: when a call of Settle has ended.
 func (c *Cleaner[G]) due() (due []G, next time.Time, end bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -188,7 +188,8 @@ func (c *Cleaner[G]) due() (due []G, next time.Time, end bool) {
 	return due, next, false
 }
 
-// settle asks once for each ghost, and puts back the ghosts that are left.
+// settle calls Settle once for each ghost, and puts back the ghosts that are
+// left.
 func (c *Cleaner[G]) settle(ghosts []G) {
 	n := len(ghosts)
 	left := c.policy.Settle(ghosts)
@@ -210,7 +211,7 @@ func (c *Cleaner[G]) settle(ghosts []G) {
 	c.kick()
 }
 
-// push adds a ghost, or puts it back. It is called with mu held.
+// push adds a ghost, or puts it back. Called with mu held.
 func (c *Cleaner[G]) push(g G) {
 	heap.Push(&c.ghosts, g)
 	if c.policy.Max == 0 || len(c.ghosts) <= c.policy.Max {
@@ -221,7 +222,7 @@ func (c *Cleaner[G]) push(g G) {
 	}
 }
 
-// kick has the goroutine look again.
+// kick makes the goroutine look again.
 func (c *Cleaner[G]) kick() {
 	select {
 	case c.wake <- struct{}{}:
@@ -232,8 +233,7 @@ func (c *Cleaner[G]) kick() {
 // left is Left, with mu held.
 func (c *Cleaner[G]) left() int { return len(c.ghosts) + c.settling + c.expected }
 
-// tell lets Finish return when there is nothing left. It is called with mu
-// held.
+// tell lets Finish return when there is nothing left. Called with mu held.
 func (c *Cleaner[G]) tell() {
 	if c.none != nil && c.left() == 0 {
 		close(c.none)
@@ -241,7 +241,7 @@ func (c *Cleaner[G]) tell() {
 	}
 }
 
-// ghosts is a heap with the ghost first that is due first.
+// ghosts is a heap. The ghost that is due first is at its head.
 type ghosts[G Haunting] []G
 
 func (h ghosts[G]) Len() int           { return len(h) }

@@ -82,7 +82,7 @@ func TestGhostIsAskedForEverMoreSeldom(t *testing.T) {
 func TestBatchesAndCallsAreBounded(t *testing.T) {
 	s := &server{takes: time.Second}
 	bubble(t, Policy[*remnant]{Settle: s.settle, Batch: 4, Calls: 3}, func(t *testing.T, c *Cleaner[*remnant], _ *lifecycle.Lifecycle) {
-		c.mu.Lock() // so that they are there all at once
+		c.mu.Lock() // so that they all arrive at once
 		for range 40 {
 			g := &remnant{requests: 1}
 			g.Added = time.Now()
@@ -189,15 +189,15 @@ func TestEndOfTheDriverEndsIt(t *testing.T) {
 		time.Sleep(time.Second)
 		life.End()
 		life.Wait()
-		c.Add(&remnant{requests: 1}) // for which there is no goroutine any more
+		c.Add(&remnant{requests: 1}) // no goroutine is left to settle it
 		if left := c.Left(); left != 2 {
 			t.Errorf("got %d left, want 2", left)
 		}
 	})
 }
 
-// TestFinishWaitsForWhatComesMeanwhile: a ghost that comes at the very instant
-// at which nothing was left is waited for, too.
+// TestFinishWaitsForWhatComesMeanwhile: Finish also waits for a ghost that
+// arrives at the moment when nothing is left.
 func TestFinishWaitsForWhatComesMeanwhile(t *testing.T) {
 	s := &server{takes: time.Second}
 	bubble(t, Policy[*remnant]{Settle: s.settle, Batch: 1, Calls: 1}, func(t *testing.T, c *Cleaner[*remnant], _ *lifecycle.Lifecycle) {

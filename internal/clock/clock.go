@@ -1,5 +1,5 @@
-// Package clock has a monotonic clock that tells how long it stood still while
-// the machine slept.
+// Package clock provides a monotonic clock that knows how long it stood still
+// while the machine slept.
 package clock
 
 import (
@@ -15,23 +15,23 @@ import (
 type Moment = time.Duration
 
 const (
-	// minSleep is how far the clocks go apart before anybody looks for a sleep,
-	// and the shortest sleep. The margin of a lease covers less.
+	// minSleep is the difference of the clocks from which on a sleep is looked
+	// for, and the shortest sleep. The margin of a lease covers less.
 	minSleep = time.Millisecond
 
-	// maxSleeps is how many sleeps are told apart.
+	// maxSleeps is how many sleeps are recorded separately.
 	maxSleeps = 64
 )
 
-// Clock is the monotonic clock of a client, and what this clock has missed: it
-// stands still while the machine sleeps, and the leases on the backend go on.
-// The wall clock, which a reading of the time has at no extra cost, gives the
-// hint of a sleep; asleep tells the length of the sleep, where the system
-// knows, and otherwise the lead of the wall clock over the monotonic one counts
-// as the sleep.
+// Clock is the monotonic clock of a client, and the time that this clock has
+// missed. The clock stands still while the machine sleeps, and the leases on
+// the backend go on. The wall clock, which is read with the time at no extra
+// cost, indicates a sleep. asleep returns the length of the sleep, if the
+// system knows it. Otherwise the lead of the wall clock over the monotonic
+// clock counts as the sleep.
 //
-// A sleep is noticed at the next reading. What was sent before has to be
-// thought of as sent before the sleep.
+// A sleep is noticed at the next reading. Requests that were sent before that
+// reading must be treated as sent before the sleep.
 type Clock struct {
 	Start  time.Time
 	wall   int64                        // Start on the wall clock, in nanoseconds
@@ -41,13 +41,13 @@ type Clock struct {
 	last atomic.Int64 // moment of the last sleep; math.MinInt64 before there is one
 
 	mu     sync.Mutex
-	known  bool          // what asleep said first was known
-	before time.Duration // what asleep said when a sleep was last accounted for
+	known  bool          // whether the first result of asleep was known
+	before time.Duration // the result of asleep when a sleep was last accounted for
 	total  time.Duration // of all sleeps
 	sleeps []sleep       // in order
 }
 
-// sleep stands for one or several sleeps of the machine, noticed at a Moment.
+// sleep represents one or several sleeps of the machine, noticed at a Moment.
 type sleep struct {
 	at     Moment
 	before time.Duration // of all sleeps noticed earlier
@@ -71,21 +71,21 @@ func (c *Clock) Now() Moment {
 	return now
 }
 
-// Plain reads the clock without a look for a sleep, at half the cost, for times
-// on which no lease depends.
+// Plain reads the clock without looking for a sleep, at half the cost, for
+// times that no lease depends on.
 func (c *Clock) Plain() Moment { return time.Since(c.Start) }
 
-// read returns the time, and how far the wall clock is ahead of what is
-// accounted for.
+// read returns the time, and how far the wall clock is ahead of the accounted
+// lead.
 func (c *Clock) read() (now Moment, ahead time.Duration) {
 	t := time.Now()
 	now = t.Sub(c.Start)
 	return now, time.Duration(t.UnixNano() - c.wall - int64(now) - c.lead.Load())
 }
 
-// apart reads the clock, and finds out whether the machine has slept when the
-// clocks have gone apart. A step of the wall clock, or one that is slewed, does
-// the same.
+// apart reads the clock after the clocks have diverged, and finds out whether
+// the machine has slept. A stepped or slewed wall clock also makes them
+// diverge.
 func (c *Clock) apart() Moment {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -102,11 +102,11 @@ func (c *Clock) apart() Moment {
 	if slept >= minSleep {
 		c.slept(now, slept)
 	}
-	c.lead.Add(int64(ahead)) // last: whoever finds this lead finds the sleep too
+	c.lead.Add(int64(ahead)) // last: a reader that finds this lead also finds the sleep
 	return now
 }
 
-// slept enters a sleep. Called with mu held.
+// slept records a sleep. Called with mu held.
 func (c *Clock) slept(now Moment, d time.Duration) {
 	if n := len(c.sleeps); n > 0 {
 		now = max(now, c.sleeps[n-1].at)
@@ -119,9 +119,9 @@ func (c *Clock) slept(now Moment, d time.Duration) {
 	c.last.Store(int64(now))
 }
 
-// merge makes one record of two neighbours, with the effect of both for
-// requests that were sent between them: of the two that are closest to each
-// other in relation to how long ago they were. Called with mu held.
+// merge merges two neighboring records into one, with the effect of both for
+// requests that were sent between them. It chooses the two that are closest to
+// each other in relation to their age. Called with mu held.
 func (c *Clock) merge(now Moment) {
 	best, least := 0, math.Inf(1)
 	for i, from := 0, Moment(0); i+1 < len(c.sleeps); i, from = i+1, c.sleeps[i].at {
@@ -153,8 +153,8 @@ func (c *Clock) Missed(since Moment) time.Duration {
 // there was none.
 func (c *Clock) LastSleep() Moment { return Moment(c.last.Load()) }
 
-// Sleep has the clock find a sleep of the machine at its next reading, in
-// tests. Known reports whether the system knows how long the sleep was.
+// Sleep makes the clock find a sleep of the machine at its next reading, in
+// tests. known is whether the system knows how long the sleep was.
 func (c *Clock) Sleep(d time.Duration, known bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -1,5 +1,5 @@
-// Package lifecycle ends drivers in order: Close waits for calls under way,
-// then for the clean-up behind them, and the goroutines end last.
+// Package lifecycle ends drivers in order: Close waits for the running calls,
+// then for their clean-ups, and the goroutines end last.
 package lifecycle
 
 import (
@@ -10,9 +10,9 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// Lifecycle of a driver counts the calls and the goroutines of the driver. The
-// end is in four steps: Close, AwaitCalls, End (of clean-ups) and Wait, for the
-// goroutines.
+// Lifecycle counts the calls and the goroutines of a driver. The driver ends in
+// four steps: Close, AwaitCalls, End (of clean-ups) and Wait (for the
+// goroutines).
 type Lifecycle struct {
 	open   context.Context
 	close  context.CancelFunc
@@ -39,7 +39,7 @@ func New() *Lifecycle {
 // Open.
 func (l *Lifecycle) Open() context.Context { return l.open }
 
-// Context returns a context that ends when End is called. Clean-ups behind
+// Context returns a context that ends when End is called. The clean-ups after
 // calls end with Context.
 func (l *Lifecycle) Context() context.Context { return l.life }
 
@@ -55,8 +55,8 @@ func (l *Lifecycle) Enter() error {
 	return nil
 }
 
-// EnterLate is Enter for a call that gives something back, and never fails:
-// once AwaitCalls has returned, nobody waits for the call.
+// EnterLate is like Enter for a call that releases something, and never fails.
+// After AwaitCalls has returned, the call is not waited for.
 func (l *Lifecycle) EnterLate() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -73,8 +73,8 @@ func (l *Lifecycle) Leave() {
 	}
 }
 
-// Go runs f in a goroutine, for which Wait waits. After End, Go returns false
-// and does not run f.
+// Go runs f in a goroutine that Wait waits for. After End, Go returns false and
+// does not run f.
 func (l *Lifecycle) Go(f func()) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -85,7 +85,8 @@ func (l *Lifecycle) Go(f func()) bool {
 	return true
 }
 
-// Sleep waits, and reports whether neither ctx nor Context ended meanwhile.
+// Sleep waits, and reports whether neither ctx nor Context ended in the
+// meantime.
 func (l *Lifecycle) Sleep(ctx context.Context, wait time.Duration) bool {
 	timer := time.NewTimer(wait)
 	defer timer.Stop()
@@ -98,7 +99,7 @@ func (l *Lifecycle) Sleep(ctx context.Context, wait time.Duration) bool {
 	return false
 }
 
-// Close has Enter fail from now on, and ends Open. A second Close returns
+// Close makes Enter fail from now on, and ends Open. A second Close returns
 // driver.ErrClosed.
 func (l *Lifecycle) Close() error {
 	l.mu.Lock()
@@ -132,7 +133,7 @@ func (l *Lifecycle) AwaitCalls(ctx context.Context) int {
 	return l.calls
 }
 
-// End has Go fail from now on, and ends Context.
+// End makes Go fail from now on, and ends Context.
 func (l *Lifecycle) End() {
 	l.mu.Lock()
 	l.ended = true

@@ -1,10 +1,10 @@
-// Package linked has a doubly linked list of values with their links in
-// themselves, so that being in the list takes no memory.
+// Package linked provides a doubly linked list of values that contain their own
+// links, so that membership in the list takes no memory.
 package linked
 
 import "iter"
 
-// Links of a T, to be embedded: a T is in one List at a time.
+// Links are the links of a T, to be embedded. A T is in one List at a time.
 type Links[T any] struct{ previous, next *T }
 
 func (l *Links[T]) links() *Links[T] { return l }
@@ -31,7 +31,7 @@ func (l *List[T, P]) Add(e P) {
 	l.last = e
 }
 
-// Remove takes e out, if e is in the list.
+// Remove removes e, if e is in the list.
 func (l *List[T, P]) Remove(e P) {
 	if !l.has(e) {
 		return
@@ -53,10 +53,10 @@ func (l *List[T, P]) Remove(e P) {
 // has reports whether e is in the list; e is in no other list.
 func (l *List[T, P]) has(e P) bool { return e.links().previous != nil || l.first == e }
 
-// Empty reports whether nothing is in.
+// Empty reports whether the list is empty.
 func (l *List[T, P]) Empty() bool { return l.first == nil }
 
-// First is the element that has been in the list for longest, or nil.
+// First returns the element that has been in the list for longest, or nil.
 func (l *List[T, P]) First() P { return l.first }
 
 // All yields all elements in order. The loop may remove the current one.

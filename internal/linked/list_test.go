@@ -29,7 +29,7 @@ func TestList(t *testing.T) {
 				t.Fatalf("step %d: took %v, want %v", step, numbers(got), numbers(want))
 			}
 			want = nil
-		case 1: // all that are even, while it is at them
+		case 1: // all even ones, during the iteration
 			for e := range l.All() {
 				if e.number%2 == 0 {
 					l.Remove(e)
@@ -60,7 +60,7 @@ func numbers(items []*item) (all []int) {
 	return all
 }
 
-// backwards counts from the end.
+// backwards counts the elements from the end.
 func backwards(l *List[item, *item]) (n int) {
 	for e := l.last; e != nil; e = e.previous {
 		n++

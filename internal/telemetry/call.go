@@ -11,15 +11,15 @@ import (
 )
 
 // Call is the record of one call of Lock or TryLock, and then of its hold. A
-// nil Call records nothing, as when nobody wants metrics and the call is not
-// sampled; all methods take a nil Call.
+// nil Call records nothing. A call has a nil Call if no metrics are wanted and
+// the call is not sampled. All methods accept a nil Call.
 //
 // A hold has at most one Call at a time: the Call of its owner's first lease.
 // Callers serialize the methods Granted, EndHold, Renewed and Ended for each
 // hold.
 type Call struct {
 	telemetry *Telemetry
-	lock      Lock // with the owner only if the caller named one
+	lock      Lock // with the owner only if the caller gave one
 	class     string
 	try       bool
 	metering  bool
@@ -27,29 +27,29 @@ type Call struct {
 	span      trace.Span        // nil if the span does not record; until Return
 	context   trace.SpanContext // of span
 
-	// Serialized by whoever has the hold, and settled when the call returns.
-	joined   bool      // a hold that its owner had
-	granted  time.Time // when its hold began; zero if the call has no hold of its own
+	// Serialized by the owner of the hold, and settled when the call returns.
+	joined   bool      // the lease is of a hold that its owner had
+	granted  time.Time // when its hold began; zero if the call has no hold
 	finished time.Time // when its hold ended; settled when EndHold has returned
 
-	trouble trace.Span // of reports alone; nil if renewals succeed
+	trouble trace.Span // used only by reports; nil if renewals succeed
 
 	mu       sync.Mutex
 	over     bool                // the call has returned
-	waiting  time.Time           // since when the call has waited; zero if it never waited
-	blockers []trace.SpanContext // of the calls in its way, as far as they are known
-	look     *time.Timer         // to look who holds the lock
+	waiting  time.Time           // when the call began to wait; zero if it never waited
+	blockers []trace.SpanContext // the known calls in its way
+	look     *time.Timer         // to look for the holder of the lock
 }
 
-// Acquire begins a call of Lock or TryLock, and returns the context to go on
-// with. The name in l is empty if it may not be exported.
+// Acquire begins a call of Lock or TryLock, and returns the context to continue
+// with. The name in l is empty if it must not be exported.
 func (t *Telemetry) Acquire(ctx context.Context, l Lock, try bool) (context.Context, *Call) {
 	t.wanted.Store(true)
 	start := time.Now()
 	var span trace.Span
 	if t.tracing() {
-		// Attributes are added only to a span that records; other calls are
-		// spared the cost.
+		// Attributes are added only to a span that records, which spares other
+		// calls the cost.
 		if ctx, span = t.tracer.Start(ctx, spanAcquire); !span.IsRecording() {
 			span.End()
 			span = nil
@@ -70,8 +70,8 @@ func (t *Telemetry) Acquire(ctx context.Context, l Lock, try bool) (context.Cont
 	return ctx, c
 }
 
-// Note returns the text to be stored with the lock: the user's, and the trace
-// of the holder.
+// Note returns the text to be stored with the lock: the user's text, and the
+// trace of the holder.
 func (c *Call) Note(text string) string {
 	if c == nil || !c.context.IsSampled() {
 		return text
@@ -79,10 +79,9 @@ func (c *Call) Note(text string) string {
 	return appendTrace(text, c.context)
 }
 
-// Waits takes note that the call is blocked. If the client has a hold of the
-// lock, holder is the Call of the hold, and held tells the holder later. held
-// is nil if nobody needs to hold the lock, as in the pause before another
-// attempt.
+// Waits records that the call is blocked. If the client has a hold of the lock,
+// holder is the Call of the hold, and held returns the holder later. held is
+// nil if the lock may be free, as in the pause before another attempt.
 func (c *Call) Waits(held Held, holder *Call) {
 	if c == nil {
 		return
@@ -102,7 +101,7 @@ func (c *Call) Waits(held Held, holder *Call) {
 	}
 }
 
-// Retries takes note that a request failed, with a type of error, and that the
+// Retries records that a request failed, with a type of error, and that the
 // call waits to repeat it.
 func (c *Call) Retries(errorType string) {
 	if c == nil {
@@ -130,8 +129,8 @@ func (c *Call) blockedBy(holder trace.SpanContext) {
 	}
 }
 
-// Granted takes note that the call has got a lease: of a hold that its owner
-// had, or of a new hold.
+// Granted records that the call was granted a lease, either of a hold that its
+// owner had or of a new hold.
 func (c *Call) Granted(joined bool) {
 	if c == nil {
 		return
@@ -171,7 +170,7 @@ func (c *Call) Return(ctx context.Context, r Result) {
 	lock, granted := c.lock, r.Outcome == Acquired
 	if granted {
 		lock = r.Lease
-		lock.Mode = c.lock.Mode // as asked for, also under a hold in another mode
+		lock.Mode = c.lock.Mode // as requested, even under a hold in another mode
 	}
 	attributes := append(c.telemetry.attributes(lock),
 		keyTry.Bool(c.try), keyOutcome.String(string(r.Outcome)), keyTTL.Float64(r.TTL.Seconds()))
@@ -199,9 +198,8 @@ func (c *Call) measure(ctx context.Context, now, waiting time.Time, r Result) {
 	}
 }
 
-// traceWait makes the span of a wait when the wait is over. So a call that
-// turns out not to wait needs no span, and no user's code runs inside the
-// queue.
+// traceWait makes the span of a wait after the wait has ended. So a call that
+// turns out not to wait needs no span, and no user code runs inside the queue.
 func (c *Call) traceWait(ctx context.Context, from, to time.Time, blockers []trace.SpanContext, outcome Outcome) {
 	options := []trace.SpanStartOption{
 		trace.WithTimestamp(from),

@@ -7,16 +7,16 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// Election is what is recorded of one call of Elect: its campaigns, each of
-// which ends with a term or with the call. A nil Election records nothing; all
-// its methods take it. They are called one after the other.
+// Election is the record of one call of Elect: its campaigns, each of which
+// ends with a term or with the call. A nil Election records nothing, and all
+// methods accept it. They must not be called concurrently.
 type Election struct {
 	telemetry *Telemetry
-	name      string // empty if it may not be exported
+	name      string // empty if it must not be exported
 	class     string
 	metering  bool
 
-	campaign trace.Span // nil if there is none that records
+	campaign trace.Span // nil if no span records
 	term     Lock
 	began    time.Time         // of the term; zero if there is none
 	parent   trace.SpanContext // of the term's span
@@ -44,7 +44,7 @@ func (t *Telemetry) Elect(name string) *Election {
 	return e
 }
 
-// Campaign begins a campaign, and returns the context to go on with.
+// Campaign begins a campaign, and returns the context to continue with.
 func (e *Election) Campaign(ctx context.Context) context.Context {
 	if e == nil || !e.telemetry.tracing() {
 		return ctx
@@ -59,8 +59,8 @@ func (e *Election) Campaign(ctx context.Context) context.Context {
 }
 
 // Elected ends the campaign, and begins a term. It returns the context under
-// with the span of outer: what a leader does for days is not in the trace of
-// the campaign.
+// with the span of outer, so that the work of a leader over days is not in the
+// trace of the campaign.
 func (e *Election) Elected(under, outer context.Context, term Lock) context.Context {
 	if e == nil {
 		return under
@@ -97,9 +97,9 @@ func (e *Election) endCampaign(outcome Outcome, why Failure) {
 	e.campaign = nil
 }
 
-// TermOver ends the term. Its span is made now, since one is exported only when
-// it is over, and a term may last for days: the metrics tell of the term
-// meanwhile.
+// TermOver ends the term. Its span is made only now, because a span is exported
+// only when it has ended, and a term may last for days. In the meantime the
+// metrics report the term.
 func (e *Election) TermOver(how TermEnd) {
 	if e == nil {
 		return
@@ -124,7 +124,8 @@ func (e *Election) Over() {
 	}
 }
 
-// label is for the end of a term, or "" for all of the election.
+// label returns the labels for the end of a term, or for the whole election if
+// how is "".
 func (e *Election) label(how TermEnd) *labels {
 	l := label{kind: kind{class: e.class}}
 	if how != "" {

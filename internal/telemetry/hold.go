@@ -8,8 +8,8 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// EndHold takes note that the hold of the call has ended, before it goes to its
-// next owner. troubled says that the last renewal failed. Ended or a method of
+// EndHold records that the hold of the call has ended, before it goes to its
+// next owner. troubled is whether the last renewal failed. Ended or a method of
 // Telemetry counts the end.
 func (c *Call) EndHold(troubled bool) {
 	if c == nil {
@@ -38,9 +38,9 @@ func (c *Call) EndedWithClient() {
 	}
 }
 
-// Renewed reports the outcome of a renewal of the lock, whose Call is of.
-// failing says that the renewal before has failed. Renewed may be called with a
-// lock held.
+// Renewed reports the outcome of a renewal of the lock. of is the Call of the
+// lock, and failing is whether the previous renewal failed. Renewed may be
+// called with a lock held.
 func (t *Telemetry) Renewed(of *Call, l Lock, result Renewal, failing bool, why Failure) {
 	metering, at := t.metering(), time.Now()
 	if !metering && (of == nil || !failing && result == RenewalOK) {

@@ -9,8 +9,8 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// traceMark stands before the trace context of the holder in the note of a
-// lock. The trace context has the form of the W3C's traceparent header.
+// traceMark precedes the trace context of the holder in the note of a lock. The
+// trace context has the form of the W3C's traceparent header.
 const traceMark = "traceparent="
 
 func appendTrace(note string, s trace.SpanContext) string {
@@ -42,27 +42,27 @@ func traceIn(note string) trace.SpanContext {
 	return trace.NewSpanContext(config)
 }
 
-// When a waiting call first asks for the holder of the lock, how long a
-// question may take, and how many there are at a time.
+// The time until a waiting call first queries the holder of the lock, the time
+// a query may take, and how many queries run at the same time.
 const (
 	lookAfter   = 10 * time.Millisecond
 	lookFor     = time.Second
 	maxInspects = 16
 )
 
-// inspects bounds the questions to the backend for holders of locks. On a
-// backend that does not keep the notes of holders they become ever rarer.
+// inspects bounds the queries to the backend for holders of locks. They become
+// ever rarer on a backend that does not store the notes of holders.
 type inspects struct {
 	wg sync.WaitGroup
 
 	mu      sync.Mutex
 	closed  bool
 	running int
-	misses  int // answers in a row that named no trace
-	pass    int // how many questions not to ask
+	misses  int // consecutive answers without a trace
+	pass    int // how many queries to skip
 }
 
-// begin reports whether a question may be asked; end ends it.
+// begin reports whether a query may be sent. end ends it.
 func (i *inspects) begin() bool {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -103,10 +103,10 @@ type Held interface {
 	Holder() (of *Call, ours bool)
 }
 
-// lookAt sees who holds the lock, and looks again when the call has waited
-// twice as long: so it does not miss a hold that takes more than half of the
-// wait, and the number of looks grows with the logarithm of the wait. lookAt
-// does not hold up the call, which may be over before the answer.
+// lookAt queries the holder of the lock, and queries it again when the call has
+// waited twice as long. So it does not miss a hold that takes more than half of
+// the wait, and the number of queries grows with the logarithm of the wait.
+// lookAt does not delay the call, which may end before the answer.
 func (c *Call) lookAt(held Held) {
 	of, ours := held.Holder()
 	holder := of.traced()
@@ -121,7 +121,7 @@ func (c *Call) lookAt(held Held) {
 	}
 }
 
-// inspect asks the backend for the holder of a lock.
+// inspect queries the backend for the holder of a lock.
 func (t *Telemetry) inspect(name string) trace.SpanContext {
 	if t.config.Inspect == nil || !t.inspects.begin() {
 		return trace.SpanContext{}

@@ -7,7 +7,7 @@ import (
 	"go.opentelemetry.io/otel/metric"
 )
 
-// kind is what metrics tell about a lock.
+// kind is the description of a lock in metrics.
 type kind struct{ class, mode string }
 
 // label distinguishes the points of a metric, beside the driver.
@@ -18,13 +18,13 @@ type label struct {
 	errorType string
 }
 
-// labels are a label in the forms that the instruments take.
+// labels is a label in the forms that the instruments accept.
 type labels struct {
 	add    []metric.AddOption
 	record []metric.RecordOption
 }
 
-// labelCache keeps the labels, which are few, so that they are not built again.
+// labelCache keeps the labels, which are few, so that they are built only once.
 type labelCache struct {
 	driver string
 	met    func(kind) // is called for each kind once, without locks
@@ -34,7 +34,7 @@ type labelCache struct {
 	kinds map[kind]bool
 }
 
-// maxLabels bounds the cache against a Config.Class that maps to very many.
+// maxLabels bounds the cache in case a Config.Class returns very many values.
 const maxLabels = 4096
 
 func (c *labelCache) get(l label) *labels {

@@ -10,9 +10,9 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// Cause is why locks are lost: Value in metrics and records, Text in the status
-// of spans. Outage says that the backend was out of reach: then many locks are
-// lost at once.
+// Cause is the reason why locks are lost: Value in metrics and records, Text in
+// the status of spans. Outage means that the backend was out of reach, so that
+// many locks are lost at once.
 type Cause struct {
 	Value, Text string
 	Outage      bool
@@ -23,12 +23,12 @@ type Loss struct {
 	Cause Cause
 	Err   error // the backend's error; may be nil
 	Fixed bool  // the lease was made with ExpireAfter
-	Asked bool  // and ended as ExpireAfter asked
+	Asked bool  // the lease ended as requested by ExpireAfter
 }
 
-// Lost reports that the owner of l has lost it. of is the Call of the hold, and
-// ended is the same if the hold has ended; both may be nil. Lost may be called
-// with a lock held.
+// Lost reports that the owner of l has lost it. of is the Call of the hold.
+// ended is the same Call if the hold has ended. Both may be nil. Lost may be
+// called with a lock held.
 func (t *Telemetry) Lost(l Lock, why Loss, of, ended *Call) {
 	metering := t.metering()
 	if t.config.Logger == nil && !metering && of == nil {
@@ -76,35 +76,35 @@ func (t *Telemetry) traceLoss(ctx context.Context, l Lock, why Loss, at time.Tim
 	span.End(trace.WithTimestamp(at))
 }
 
-// logLoss tells an operator of one lock.
+// logLoss logs the loss of one lock.
 func (t *Telemetry) logLoss(ctx context.Context, level slog.Level, text string, l Lock, why Loss) {
 	more := append(t.said(why.Err), slog.String(string(keyCause), why.Cause.Value), slog.Bool(string(keyFixed), why.Fixed))
 	t.log(ctx, level, text, l, more...)
 }
 
 const (
-	// losses of one cause that are told one by one, before the rest are summed
-	// up
+	// the number of losses of one cause that are logged individually, before
+	// the rest are summed up
 	lossesApart = 10
-	sumUpEvery  = time.Minute // and a sum of them is told
+	sumUpEvery  = time.Minute // the interval of the sums
 	namesInSum  = 10
 )
 
-// lossLog tells an operator of lost locks: of few one by one, of many in sums,
-// and of the losses of an outage in one record for the first lock and one for
-// the rest. Only reports uses it, and close.
+// lossLog logs lost locks: a few one by one, many in sums, and the losses of an
+// outage in one record for the first lock and one for the rest. Only reports
+// and close use it.
 type lossLog struct {
 	telemetry *Telemetry
 	tallies   map[Cause]*lossTally
 }
 
-// lossTally is the losses of one cause.
+// lossTally counts the losses of one cause.
 type lossTally struct {
 	minute *time.Timer
-	apart  int      // told one by one since it began
-	more   int      // not told yet
-	names  []string // of some of those
-	err    error    // of the last of those; may be nil
+	apart  int      // logged individually since it began
+	more   int      // not logged yet
+	names  []string // of some of the other losses
+	err    error    // of the last of these; may be nil
 }
 
 func (g *lossLog) add(ctx context.Context, l Lock, why Loss) {
@@ -132,8 +132,8 @@ func (g *lossLog) add(ctx context.Context, l Lock, why Loss) {
 	}
 }
 
-// next ends the minute of a cause. Another begins unless nothing was left to
-// tell.
+// next ends the minute of a cause. Another minute begins unless there was
+// nothing left to log.
 func (g *lossLog) next(cause Cause) {
 	of := g.tallies[cause]
 	if of.more == 0 {
@@ -144,7 +144,7 @@ func (g *lossLog) next(cause Cause) {
 	of.minute.Reset(sumUpEvery)
 }
 
-// sumUp tells of the losses that were not told one by one.
+// sumUp logs the losses that were not logged individually.
 func (g *lossLog) sumUp(cause Cause, of *lossTally) {
 	t := g.telemetry
 	if of.more == 0 {
@@ -158,7 +158,7 @@ func (g *lossLog) sumUp(cause Cause, of *lossTally) {
 	t.log(context.Background(), slog.LevelError, "more locks lost", Lock{}, more...)
 }
 
-// outageOver tells of the other losses of an outage.
+// outageOver logs the other losses of an outage.
 func (g *lossLog) outageOver() {
 	for cause, of := range g.tallies {
 		if cause.Outage {
@@ -167,7 +167,7 @@ func (g *lossLog) outageOver() {
 	}
 }
 
-// close tells the rest. The life of reports is over.
+// close logs the rest. The life of reports has ended.
 func (g *lossLog) close() {
 	for _, cause := range g.telemetry.config.Causes {
 		if of := g.tallies[cause]; of != nil {

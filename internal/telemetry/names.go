@@ -4,19 +4,19 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 )
 
-// The spans. A wait is a child of its acquire; so are trouble with renewals and
-// the loss of the lock. In an election the campaign is the parent of the
-// acquire, and of the term.
+// The spans. A wait, trouble with renewals and the loss of the lock are
+// children of their acquire. In an election the campaign is the parent of the
+// acquire and of the term.
 const (
 	spanAcquire = "dsync.acquire"
 	spanWait    = "dsync.wait"
 	spanUnlock  = "dsync.unlock"
 	spanForce   = "dsync.force_unlock"
 	// only if renewals fail: from the first failure until a renewal succeeds,
-	// or the lock is over
+	// or the hold ends
 	spanRenew  = "dsync.renew"
 	spanLoss   = "dsync.loss"
-	spanExpire = "dsync.expire" // of a lease that ended as ExpireAfter asked
+	spanExpire = "dsync.expire" // of a lease that ended as requested by ExpireAfter
 
 	spanCampaign = "dsync.election.campaign"
 	spanTerm     = "dsync.election.term"
@@ -24,7 +24,7 @@ const (
 	eventLost = "dsync.lock.lost" // of spanLoss
 )
 
-// The attributes. Names without the prefix dsync are OpenTelemetry's.
+// The attributes. Names without the prefix dsync are defined by OpenTelemetry.
 const (
 	keyDriver    = attribute.Key("dsync.driver")
 	keyName      = attribute.Key("dsync.lock.name")
@@ -47,7 +47,7 @@ const (
 	keyErrorType = attribute.Key("error.type")
 	keyException = attribute.Key("exception.message")
 
-	// Of log records alone.
+	// Used only in log records.
 	keyBefore = attribute.Key("dsync.migration.phase_before")
 	keyOutage = attribute.Key("dsync.outage.duration")
 	keyHeld   = attribute.Key("dsync.hold.longer_than")
@@ -66,7 +66,7 @@ const (
 	Failed   Outcome = "error"
 )
 
-// End is how a hold ended.
+// End is the way in which a hold ended.
 type End string
 
 const (
@@ -76,7 +76,7 @@ const (
 	Closed   End = "closed"
 )
 
-// TermEnd is how the term of a leader ended.
+// TermEnd is the way in which the term of a leader ended.
 type TermEnd string
 
 const (

@@ -10,7 +10,7 @@ import (
 
 // The methods of this file may be called with a lock held.
 
-// OutOfReach tells an operator of an outage.
+// OutOfReach logs the start of an outage.
 func (t *Telemetry) OutOfReach(why Failure) {
 	if t.config.Logger == nil {
 		return
@@ -21,7 +21,7 @@ func (t *Telemetry) OutOfReach(why Failure) {
 	})
 }
 
-// Refused tells an operator that the server does not accept the client.
+// Refused logs that the server does not accept the client.
 func (t *Telemetry) Refused(why Failure) {
 	if t.config.Logger == nil {
 		return
@@ -32,7 +32,7 @@ func (t *Telemetry) Refused(why Failure) {
 	})
 }
 
-// LogOpen tells an operator of an outage before there is a client.
+// LogOpen logs an outage before there is a client.
 func LogOpen(ctx context.Context, to *slog.Logger, err error, omit bool) {
 	var more []slog.Attr
 	if !omit {
@@ -41,8 +41,7 @@ func LogOpen(ctx context.Context, to *slog.Logger, err error, omit bool) {
 	to.LogAttrs(ctx, slog.LevelWarn, "dsync: backend out of reach, Open tries again", more...)
 }
 
-// InReach tells an operator of the end of an outage, after all losses of the
-// outage.
+// InReach logs the end of an outage, after all losses of the outage.
 func (t *Telemetry) InReach(after time.Duration) {
 	if t.config.Logger == nil {
 		return
@@ -53,8 +52,8 @@ func (t *Telemetry) InReach(after time.Duration) {
 	})
 }
 
-// HeldForLong tells an operator of a lease that is held for longer than d. of
-// is the Call of its hold; may be nil.
+// HeldForLong logs that a lease is held for longer than d. of is the Call of
+// its hold, and may be nil.
 func (t *Telemetry) HeldForLong(l Lock, of *Call, d time.Duration) {
 	if t.config.Logger == nil {
 		return
@@ -68,9 +67,9 @@ func (t *Telemetry) HeldForLong(l Lock, of *Call, d time.Duration) {
 	})
 }
 
-// WaitsForOwn tells an operator of a call that has waited for d because its own
-// client holds the lock. by says who acquired it; may be nil. Without a Logger
-// the record of an endless wait goes to slog.Default.
+// WaitsForOwn logs that a call has waited for d because its own client holds
+// the lock. by describes the caller that acquired it, and may be nil. Without a
+// Logger the record of an endless wait goes to slog.Default.
 func (t *Telemetry) WaitsForOwn(l Lock, d time.Duration, by error, endless bool) {
 	to := t.config.Logger
 	if to == nil && endless {
@@ -85,7 +84,7 @@ func (t *Telemetry) WaitsForOwn(l Lock, d time.Duration, by error, endless bool)
 	})
 }
 
-// Turned counts the client in its new state: the backend is out of reach, or in
+// Turned counts the client in its new state: out of reach of the backend, or in
 // reach again.
 func (t *Telemetry) Turned(out bool) {
 	t.mu.Lock()

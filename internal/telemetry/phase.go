@@ -5,8 +5,8 @@ import (
 	"log/slog"
 )
 
-// Phase tells an operator which phase of a migration the client is in from now
-// on, and counts the client there. It may be called with a lock held.
+// Phase logs the new phase of a migration, and counts the client in that phase.
+// It may be called with a lock held.
 func (t *Telemetry) Phase(phase string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

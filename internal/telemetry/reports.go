@@ -2,8 +2,8 @@ package telemetry
 
 import "sync"
 
-// reports runs, one after the other and in a goroutine of its own, the reports
-// of places that must not wait.
+// reports runs the reports of callers that must not wait, sequentially in its
+// own goroutine.
 type reports struct {
 	wg sync.WaitGroup
 

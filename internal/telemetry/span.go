@@ -38,9 +38,9 @@ func (t *Telemetry) fail(span trace.Span, why Failure, at time.Time) {
 	}
 }
 
-// Unlock begins the span of an Unlock if the Call of the hold was sampled, or
-// the span around the Unlock: a decision of its own would show unlocks without
-// their acquire. shared says that other leases of the owner hold the lock as
+// Unlock begins the span of an Unlock if the Call of the hold or the span
+// around the Unlock was sampled. A separate decision would show unlocks without
+// their acquire. shared is whether other leases of the owner hold the lock as
 // well.
 func (t *Telemetry) Unlock(ctx context.Context, of *Call, l Lock, shared bool) (context.Context, Span) {
 	if of != nil && of.context.IsSampled() || t.tracing() && trace.SpanFromContext(ctx).IsRecording() {
@@ -60,8 +60,7 @@ func (t *Telemetry) ForceUnlock(ctx context.Context, name string) (context.Conte
 	return ctx, Span{t, span}
 }
 
-// ForceUnlocked ends the span of a ForceUnlock. It is no error that nobody held
-// the name.
+// ForceUnlocked ends the span of a ForceUnlock. A free name is no error.
 func (t *Telemetry) ForceUnlocked(ctx context.Context, s Span, name string, held bool, why Failure) {
 	if why.Err == nil {
 		t.log(ctx, slog.LevelWarn, "lock taken away by force", Lock{Name: name})

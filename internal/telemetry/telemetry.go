@@ -1,10 +1,10 @@
 // Package telemetry makes the spans, the metrics and the log records of a
-// client. It knows locks only from its arguments: calls of Lock and TryLock,
-// and their holds, as a [Call]; leases by name, owner and token, as a [Lock];
-// errors as a [Failure]; the end of a lease as a [Loss].
+// client. It knows locks only from its arguments. A [Call] is a call of Lock or
+// TryLock, and then its hold. A [Lock] is a lease by name, owner and token, a
+// [Failure] is an error, and a [Loss] is the end of a lease.
 //
 // This package may call the user's code (a span processor, a view, a log
-// handler). So methods that may be called with a lock held call none of it: a
+// handler). So methods that may be called with a lock held do not call it. A
 // goroutine of the package makes their reports, in the order of the calls.
 package telemetry
 
@@ -29,40 +29,41 @@ import (
 
 const instrumentation = "github.com/go-dsync/dsync"
 
-// Config says what to report, and to whom.
+// Config is the configuration of the reports.
 type Config struct {
 	Driver                string               // Info.Name
 	Logger                *slog.Logger         // nil: no records
-	Traces                trace.TracerProvider // nil: the global provider, also if it is set later
-	Meters                metric.MeterProvider // likewise
+	Traces                trace.TracerProvider // nil: the global provider, even if it is set later
+	Meters                metric.MeterProvider // as Traces
 	OmitNames, OmitOwners bool
 	Class                 func(name string) string // of a lock, for metrics; may be nil
 
-	// Causes are the causes of losses, and Retries the types of errors after
+	// Causes are the causes of losses. Retries are the types of errors after
 	// which a request is repeated. Their counters exist with value 0 before
 	// anything is counted.
 	Causes  []Cause
 	Retries []string
 
-	// Inspect asks the backend for the holder of a name, for the links of
-	// waits. It is nil if the backend cannot tell, and not called after the end
-	// of Life.
+	// Inspect queries the backend for the holder of a name, for the links of
+	// waits. It is nil if the backend does not support this, and is not called
+	// after the end of Life.
 	Inspect func(ctx context.Context, name string) (driver.Status, error)
 	Life    context.Context
 }
 
-// Telemetry reports what a client does. All methods may be called concurrently.
+// Telemetry reports the activity of a client. All methods may be called
+// concurrently.
 type Telemetry struct {
 	config Config
 
-	wanted atomic.Bool // somebody wants spans or metrics
-	begun  atomic.Bool // Begin has been called while somebody wanted metrics
+	wanted atomic.Bool // spans or metrics are wanted
+	begun  atomic.Bool // Begin has been called while metrics were wanted
 
 	tracer      trace.Tracer
-	tracerSet   bool                 // to a tracer that does something
+	tracerSet   bool                 // to a tracer that records
 	noTracerYet trace.TracerProvider // the global placeholder, if there was no other provider
 
-	meterSet   bool // likewise
+	meterSet   bool // as tracerSet
 	noMeterYet metric.MeterProvider
 
 	acquireDuration, waitDuration, holdDuration metric.Float64Histogram
@@ -79,10 +80,10 @@ type Telemetry struct {
 	mu      sync.Mutex
 	out     bool   // the backend is out of reach
 	phase   string // of the migration; empty without one
-	counted bool   // the client is, in the metrics
+	counted bool   // the client is counted in the metrics
 }
 
-// New returns the telemetry of a client; Begin and Close are to be called.
+// New returns the telemetry of a client. The caller calls Begin and Close.
 func New(c Config) (*Telemetry, error) {
 	t := &Telemetry{config: c}
 	t.labels.driver, t.labels.met = c.Driver, t.meet
@@ -112,9 +113,9 @@ func New(c Config) (*Telemetry, error) {
 	return t, t.makeInstruments(meters.Meter(instrumentation, metric.WithInstrumentationVersion(version())))
 }
 
-// isPlaceholder reports whether a global provider is the one that stands in
-// until the program sets its own. If its package were renamed one day,
-// telemetry would be made in vain, and nothing would be missed.
+// isPlaceholder reports whether a global provider is the placeholder until the
+// program sets its own. If its package were renamed, telemetry would do useless
+// work, but nothing would be missing.
 func isPlaceholder(provider any) bool {
 	p := reflect.TypeOf(provider)
 	return p.Kind() == reflect.Pointer && p.Elem().PkgPath() == "go.opentelemetry.io/otel/internal/global"
@@ -148,11 +149,12 @@ func (t *Telemetry) makeInstruments(m metric.Meter) error {
 	return errors.Join(errs...)
 }
 
-// On reports whether anybody wants spans or metrics. A global provider that is
-// set after the client was made counts.
+// On reports whether spans or metrics are wanted. A global provider that is set
+// after the client was made counts.
 func (t *Telemetry) On() bool { return t.Wanted() || t.tracing() || t.metering() }
 
-// Wanted reports whether On did, or would have done so from the start.
+// Wanted reports whether On returned true, or would have returned true from the
+// start.
 func (t *Telemetry) Wanted() bool { return t.wanted.Load() }
 
 func (t *Telemetry) tracing() bool {
@@ -163,9 +165,9 @@ func (t *Telemetry) metering() bool {
 	return t.meterSet || t.noMeterYet != nil && otel.GetMeterProvider() != t.noMeterYet
 }
 
-// Begin makes the points that exist before anything has happened. It is called
-// when the client is made; Acquire calls it again, for a meter provider that
-// was set later.
+// Begin makes the points that exist before any event. It is called when the
+// client is made. Acquire calls it again, for a meter provider that was set
+// later.
 func (t *Telemetry) Begin() {
 	if t.begun.Load() || !t.metering() {
 		return
@@ -185,7 +187,7 @@ func (t *Telemetry) Begin() {
 	}
 }
 
-// meet makes the points of a kind before they are first counted: to Prometheus,
+// meet makes the points of a kind before they are first counted. To Prometheus,
 // a counter that begins with 1 has not risen.
 func (t *Telemetry) meet(kind kind) {
 	zero := func(c metric.Int64Counter, l label) {
@@ -201,7 +203,7 @@ func (t *Telemetry) meet(kind kind) {
 	}
 }
 
-// Close waits for the reports and inspections under way. Config.Life is over.
+// Close waits for the pending reports and inspections. Config.Life has ended.
 func (t *Telemetry) Close() {
 	t.reports.close()
 	t.lossLog.close()
@@ -216,7 +218,7 @@ func (t *Telemetry) Close() {
 	t.inspects.close()
 }
 
-// Lock is what spans and records tell about a lock. Fields may be zero.
+// Lock is the description of a lock in spans and records. Fields may be zero.
 type Lock struct {
 	Name, Owner string
 	Token       uint64
@@ -244,15 +246,15 @@ func (t *Telemetry) attributes(l Lock) []attribute.KeyValue {
 	return as
 }
 
-// Failure is an error in a report; the zero Failure is none. Type is one of few
-// values, for attribute error.type. Err may contain the names and owners of
-// locks, but nothing of the contexts of the user.
+// Failure is an error in a report; the zero Failure means no error. Type is one
+// of a few values, for the attribute error.type. Err may contain the names and
+// owners of locks, but nothing from the contexts of the user.
 type Failure struct {
 	Type string
 	Err  error
 }
 
-// text returns the text of an error of the backend, if it may be told.
+// text returns the text of an error of the backend, if it may be exported.
 func (t *Telemetry) text(err error) string {
 	if err == nil || t.config.OmitNames || t.config.OmitOwners {
 		return ""
@@ -260,7 +262,7 @@ func (t *Telemetry) text(err error) string {
 	return strings.ToValidUTF8(err.Error(), "\uFFFD")
 }
 
-// log tells an operator of a lock. more are keys and values.
+// log writes a record about a lock. more are keys and values.
 func (t *Telemetry) log(ctx context.Context, level slog.Level, text string, l Lock, more ...slog.Attr) {
 	t.logTo(t.config.Logger, ctx, level, text, l, more...)
 }
@@ -276,7 +278,7 @@ func (t *Telemetry) logTo(to *slog.Logger, ctx context.Context, level slog.Level
 	to.LogAttrs(ctx, level, "dsync: "+text, append(attrs, more...)...)
 }
 
-// said is the text of an error for a log record.
+// said returns the text of an error for a log record.
 func (t *Telemetry) said(err error) []slog.Attr {
 	if text := t.text(err); text != "" {
 		return []slog.Attr{slog.String(string(keyException), text)}

@@ -5,8 +5,8 @@ import (
 	"sync"
 )
 
-// version is the version of this module in the program, or "" if it is not
-// known, as in the module's own tests.
+// version is the version of this module in the program, or "" if it is unknown,
+// as in the module's own tests.
 var version = sync.OnceValue(func() string {
 	info, _ := debug.ReadBuildInfo()
 	return versionIn(info)
