@@ -14,8 +14,8 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// pageSize is how many keys a request looks at where one or two are expected:
-// keys of locks with names below may be among them.
+// pageSize is how many keys a request reads when one or two are expected. Keys
+// of locks with longer names may be among them.
 const pageSize = 8
 
 const (
@@ -47,7 +47,7 @@ const (
 // An error in any state except boarding leads to leaving. Only hold.leave
 // settles the key, returns the lease and makes the error for the caller. It
 // knows from hold.standing whether the key may be at the server. The table
-// rules has what a mode means.
+// rules defines the modes.
 
 // Acquire implements driver.Driver.
 func (d *Driver) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, error) {
@@ -85,9 +85,9 @@ func (d *Driver) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, 
 	}
 }
 
-// board finds a lease of etcd for the key, and makes the key, whose name
-// contains the lease. A grant that takes too long for board goes on, and is
-// there for the next attempt.
+// board finds a lease of etcd for the key and makes the key, whose name
+// contains the lease. A grant that outlasts board goes on in the background and
+// serves the next attempt.
 func (h *hold) board(ctx context.Context, seconds int64) (err error) {
 	d, dir := h.driver, h.driver.dir(h.request.Name)
 	bounded, cancel := d.asks.under(ctx)
@@ -140,8 +140,8 @@ func (h *hold) contend(ctx context.Context) error {
 	return h.enter()
 }
 
-// try sends one request. If the lock is taken, it puts no key, unless keys that
-// do not count fill the page.
+// try sends one request. If the lock is taken, it puts no key, unless the page
+// is full of keys that do not count.
 func (h *hold) try(ctx context.Context) (view, error) {
 	dir, keys := h.dir(), h.keys()
 	look := clientv3.OpGet(keys.from(), keys.rest(), clientv3.WithKeysOnly(), h.atMost(pageSize))
@@ -172,10 +172,10 @@ func (h *hold) try(ctx context.Context) (view, error) {
 	if missing > 0 || anyExcludes(dir, before, h.request.Mode) {
 		return view{}, final{driver.ErrLocked}
 	}
-	return h.enqueue(ctx) // the keys of this page do not count, and others behind the page may
+	return h.enqueue(ctx) // keys that count may be behind this page
 }
 
-// enqueue puts the key, and returns a view of the keys before it. If there are
+// enqueue puts the key and returns a view of the keys before it. If there are
 // none, the lock is granted.
 func (h *hold) enqueue(ctx context.Context) (view, error) {
 	dir := h.dir()
@@ -211,15 +211,14 @@ func (h *hold) enqueue(ctx context.Context) (view, error) {
 	return h.look(ctx, "") // keys that do not count fill the page
 }
 
-// newest asks for keys alone, the one that was put last first: all of a range,
-// or a page.
+// newest requests only keys, the newest first: all keys of a range, or one
+// page.
 var (
 	newest     = clientv3.OpGet("", clientv3.WithKeysOnly(), clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortDescend))
 	newestPage = clientv3.OpGet("", clientv3.WithKeysOnly(), clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortDescend), clientv3.WithLimit(maxView))
 )
 
-// queue makes the operation that reads the keys before one that is about to be
-// put.
+// queue makes the operation that reads the keys before the key about to be put.
 func (h *hold) queue() clientv3.Op {
 	if h.rule().adds { // all keys count
 		return h.keys().read(newest)
@@ -227,10 +226,10 @@ func (h *hold) queue() clientv3.Op {
 	return h.keys().read(newestPage)
 }
 
-// plain returns the condition under which a key may contend, and what else the
-// request that puts the key has to read. Until the driver has met a name with a
-// record, the condition is that there is no record, which is less work for the
-// server than to read one.
+// plain returns the condition under which a key may contend, and any further
+// reads for the request that puts the key. Until the driver has met a name with
+// a record, the condition is that there is no record, because that costs the
+// server less than reading one.
 func (h *hold) plain(dir string) (clientv3.Cmp, []clientv3.Op) {
 	if h.rule().adds || h.driver.recorded.Load() {
 		return notSealed(dir), []clientv3.Op{getRecord(dir)}
@@ -238,7 +237,7 @@ func (h *hold) plain(dir string) (clientv3.Cmp, []clientv3.Op) {
 	return noRecord(dir), nil
 }
 
-// recordAt takes the record out of the answer at i, if the request has asked
+// recordAt reads the record from response i of the answer, if the request asked
 // for the record.
 func (h *hold) recordAt(dir string, answer *clientv3.TxnResponse, i int) (record, error) {
 	if i >= len(answer.Responses) {
@@ -265,7 +264,7 @@ func (h *hold) leaseID() clientv3.LeaseID {
 	return h.own.carrier().id
 }
 
-// dir returns what the keys of all contenders for a name begin with.
+// dir returns the common prefix of all contenders' keys for a name.
 func (d *Driver) dir(name string) string {
 	if d.options.Flat {
 		name = flatten.Replace(name)
@@ -283,7 +282,7 @@ func (h *hold) keys() keyRange { return keyRange{dir: h.dir(), forRead: h.rule()
 
 func (h *hold) rule() *rule { return &rules[h.request.Mode] }
 
-// mark returns what the last part of the key begins with.
+// mark returns the beginning of the key's last part.
 func (h *hold) mark() string {
 	if h.rule().adds {
 		return markOfPermits(h.request.Permits, h.limit)
@@ -291,14 +290,14 @@ func (h *hold) mark() string {
 	return h.rule().mark
 }
 
-// created takes the answer to the transaction that put the key.
+// created handles the answer to the transaction that put the key.
 func (h *hold) created(answer *clientv3.TxnResponse, r record) {
 	h.revision = answer.Header.Revision
 	h.tokenFrom(r, h.revision)
 }
 
-// sendPut sends a transaction that may put the key, and prolongs a lease from
-// the pool at the same time.
+// sendPut sends a transaction that may put the key. It also prolongs a lease
+// from the pool.
 func (h *hold) sendPut(ctx context.Context, compare []clientv3.Cmp, then, otherwise []clientv3.Op) (*clientv3.TxnResponse, error) {
 	bounded, cancel := h.driver.asks.under(ctx)
 	defer cancel()
@@ -373,7 +372,7 @@ func (h *hold) leave(ctx context.Context, err error) error {
 }
 
 // abandon deletes a key that was put, and returns cause. After the end of ctx
-// it waits for abandonFor at most, and the deletion goes on in the background.
+// it waits for at most abandonFor; the deletion then goes on in the background.
 func (h *hold) abandon(ctx context.Context, cause error) error {
 	d := h.driver
 	left := make(chan bool, 1)
@@ -410,14 +409,14 @@ func (h *hold) abandon(ctx context.Context, cause error) error {
 	return fmt.Errorf("%w: %w", cause, driver.ErrUnknown)
 }
 
-// keyIsGone returns the number and the lease of an attempt. No key is left, and
-// no request that concerns it is under way.
+// keyIsGone returns the number and the lease of an attempt. The caller
+// guarantees that the key is gone and that no request for it is under way.
 func (h *hold) keyIsGone() {
 	h.putNumber()
 	h.giveLeaseBack()
 }
 
-// enter counts a granted hold among those of the driver.
+// enter adds a granted hold to the driver's.
 func (h *hold) enter() error {
 	d := h.driver
 	h.granted = d.now()

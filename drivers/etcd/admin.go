@@ -16,11 +16,11 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// Inspect implements driver.Inspector. Status.Since is when the holder asked
-// for the lock, or when the hold was passed to the holder. Status.Token is
-// known for holders of this driver alone. Contenders that are no clients of
-// dsync are named by the last part of their keys, and the values of their keys
-// are their notes.
+// Inspect implements driver.Inspector. Status.Since is when the holder
+// requested the lock, or when the hold was passed to the holder. Status.Token
+// is known only for holders of this driver. Contenders that are not dsync
+// clients are named by the last part of their keys, and the values of their
+// keys are their notes.
 func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error) {
 	bounded, cancel := d.asks.under(ctx)
 	defer cancel()
@@ -69,7 +69,7 @@ func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error
 }
 
 // readQueue reads some contenders for dir, the record of the name, and more, in
-// one transaction; the answers are in this order.
+// one transaction. The answers have this order.
 func (d *Driver) readQueue(ctx context.Context, dir string, queue clientv3.Op, more ...clientv3.Op) (answer *clientv3.TxnResponse, r record, err error) {
 	answer, err = d.transact(ctx, nil, append([]clientv3.Op{queue, getRecord(dir)}, more...), nil)
 	if err == nil {
@@ -83,10 +83,10 @@ func contenders(dir string, kvs []*mvccpb.KeyValue) []*mvccpb.KeyValue {
 	return slices.DeleteFunc(kvs, func(kv *mvccpb.KeyValue) bool { return !isContender(dir, kv) })
 }
 
-// holdersIn returns how many contenders of a queue have the lock: the first,
-// and if it is a Read, all Reads right behind it; of those who want permits, as
-// many as the limit has room for. Keys that name another limit were granted
-// under that one, or are about to go.
+// holdersIn returns how many contenders of a queue have the lock: the first
+// contender, plus all Reads directly behind it if it is a Read. For permits it
+// returns as many contenders as the limit has room for. A key that names
+// another limit was granted under that limit, or is about to be deleted.
 func holdersIn(dir string, queue []*mvccpb.KeyValue, r record) int {
 	_, limit := permitsIn(dir, queue, r)
 	used := 0
@@ -100,10 +100,10 @@ func holdersIn(dir string, queue []*mvccpb.KeyValue, r record) int {
 	return len(queue)
 }
 
-// holdersOf is holdersIn, and counts the holders of permits that SetLimit has
-// left above the limit. These are older than the limit: they had permits by the
-// queue and the limit of the revision before, if the server still knows that
-// revision. Permits are granted in the order of keys.
+// holdersOf is holdersIn, but also counts the holders of permits that SetLimit
+// has left above the limit. Their keys are older than the limit: they had
+// permits by the queue and the limit of the revision before, if the server
+// still knows that revision. Permits are granted in the order of keys.
 func (d *Driver) holdersOf(ctx context.Context, dir string, queue []*mvccpb.KeyValue, r record) int {
 	n := holdersIn(dir, queue, r)
 	mayHold := func() bool {
@@ -152,7 +152,8 @@ func readValue(dir string, kv *mvccpb.KeyValue) value {
 }
 
 // tokenOf returns the last token of holders of this driver. It returns 0 if
-// another client is among the holders, whose token only that client knows.
+// another client is among the holders, because only that client knows its
+// token.
 func (d *Driver) tokenOf(holders []*mvccpb.KeyValue) (last uint64) {
 	for _, kv := range holders {
 		h := d.own(kv)
@@ -165,7 +166,7 @@ func (d *Driver) tokenOf(holders []*mvccpb.KeyValue) (last uint64) {
 	return last
 }
 
-// own returns the hold of this driver that a key is of, or nil.
+// own returns this driver's hold with the given key, or nil.
 func (d *Driver) own(kv *mvccpb.KeyValue) *hold {
 	ofSessions, fixed, _ := d.held(d.now() + 1)
 	for _, holds := range ofSessions {
@@ -188,7 +189,7 @@ func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
 	if err != nil {
 		return d.queryFault(ctx, err)
 	}
-	outcome := driver.ErrNotHeld // unless one of them is still there when it is deleted
+	outcome := driver.ErrNotHeld // unless a holder is still there when it is deleted
 	for some := range slices.Chunk(holders, maxCombined) {
 		answer, err := d.transact(bounded, []clientv3.Cmp{notSealed(dir)}, deletions(some), nil)
 		if err != nil {
@@ -200,7 +201,7 @@ func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
 		for i, one := range answer.Responses {
 			if one.GetResponseTxn().GetSucceeded() {
 				outcome = nil
-				if h := d.own(some[i]); h != nil { // a call of this client may ask for the name at once
+				if h := d.own(some[i]); h != nil { // a call of this client may request the name at once
 					h.unlist()
 					h.lose(driver.ErrRemoved)
 				}
@@ -219,11 +220,11 @@ func deletions(kvs []*mvccpb.KeyValue) (ops []clientv3.Op) {
 	return ops
 }
 
-// holders returns the keys that have the lock of dir. Behind holders of permits
-// come all that may have been granted theirs under an earlier limit. Those of
-// them that wait ask again when they are removed.
+// holders returns the keys that have the lock of dir. For permits it also
+// returns all keys that may have been granted theirs under an earlier limit. A
+// waiter among them queues again when its key is removed.
 func (d *Driver) holders(ctx context.Context, dir string) ([]*mvccpb.KeyValue, error) {
-	for limit := int64(pageSize); ; limit = 0 { // holders may be behind the page
+	for limit := int64(pageSize); ; limit = 0 { // there may be more holders than the page shows
 		answer, r, err := d.readQueue(ctx, dir, clientv3.OpGet(dir, clientv3.WithPrefix(), clientv3.WithKeysOnly(), clientv3.WithLimit(limit),
 			clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortAscend)))
 		if err != nil {
@@ -244,17 +245,17 @@ func (d *Driver) holders(ctx context.Context, dir string) ([]*mvccpb.KeyValue, e
 // listSize is how many keys one request of List reads.
 const listSize = 1000
 
-// leaseKey is what the last parts of contenders' keys look like: a mode, a
-// lease, and in this driver a number.
+// leaseKey matches the last part of a contender's key: a mode, a lease, and in
+// this driver a number.
 var leaseKey = regexp.MustCompile(`^(\+read-|write-|permits-[0-9]+of[0-9]+-)?[0-9a-f]{8,16}(-[0-9a-f]+)?$`)
 
 var unflatten = strings.NewReplacer("%2F", "/", "%25", "%")
 
-// List implements driver.Lister. Keys with a lease, and a last part that looks
-// like one, are taken for contenders, as all clients of this protocol make
-// them. All is read as of one revision: where a page ends, a name whose
-// contenders come and go would be missed. A List that takes longer than the
-// server keeps old revisions fails.
+// List implements driver.Lister. It treats a key as a contender if the key has
+// a lease and its last part looks like a lease, because all clients of this
+// protocol make such keys. All pages are read at one revision. Otherwise a name
+// at the end of a page could be missed while its contenders come and go. A List
+// that takes longer than the server keeps old revisions fails.
 func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[string, error] {
 	return func(yield func(string, error) bool) {
 		wanted := prefix
@@ -263,7 +264,7 @@ func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[string, erro
 		}
 		from, end := d.options.Prefix+prefix, clientv3.GetPrefixRangeEnd(d.options.Prefix+prefix)
 		if from == "" {
-			from = "\x00" // and so is the end, which stands for all keys
+			from = "\x00" // together with this end it means all keys
 		}
 		for revision, more := int64(0), true; more; {
 			var names []string
@@ -295,10 +296,10 @@ func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[string, erro
 	}
 }
 
-// namesAmong returns the names that some keys contend for. Newer servers tell
-// the lease of a key together with its value alone, so the keys that look like
-// contenders are read once more; values of other keys, which may be large, are
-// not.
+// namesAmong returns the names that some keys contend for. Newer servers return
+// the lease of a key only together with its value, so the keys that look like
+// contenders are read a second time. Values of other keys, which may be large,
+// are not read.
 func (d *Driver) namesAmong(ctx context.Context, keys []*mvccpb.KeyValue, revision int64) (names []string, err error) {
 	var runs []clientv3.Op // of keys without others in between
 	for i, first := 0, -1; i <= len(keys); i++ {

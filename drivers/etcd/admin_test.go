@@ -87,7 +87,8 @@ func TestForceUnlock(t *testing.T) {
 	}
 }
 
-// TestTokenOfReaders: Inspect tells the token of the last grant, or none.
+// TestTokenOfReaders checks that Inspect reports the token of the last grant,
+// or none.
 func TestTokenOfReaders(t *testing.T) {
 	s := testenv.Etcd(t)
 	a, b := openURL(t, "etcd://%s", s.Addr), openURL(t, "etcd://%s", s.Addr)
@@ -108,8 +109,8 @@ func TestTokenOfReaders(t *testing.T) {
 	release(t, third)
 }
 
-// TestLockAfterForceUnlock: the client that has forced its own hold may have
-// the name at once.
+// TestLockAfterForceUnlock checks that a client that has forced its own hold
+// can acquire the name at once.
 func TestLockAfterForceUnlock(t *testing.T) {
 	s := testenv.Etcd(t)
 	c := openClient(t, "etcd://"+s.Addr)
@@ -273,7 +274,7 @@ func TestTTL(t *testing.T) {
 }
 
 // TestTokensAfterARestore puts a server back on an older copy of its data.
-// Tokens fall, unless Floor is above those before.
+// Tokens fall, unless Floor is above the earlier ones.
 func TestTokensAfterARestore(t *testing.T) {
 	t.Parallel()
 	dir, backup := filepath.Join(t.TempDir(), "data"), filepath.Join(t.TempDir(), "backup")
@@ -319,7 +320,7 @@ func TestTokensAfterARestore(t *testing.T) {
 	}
 }
 
-// contenders puts keys with a lease, and other keys, some at a time.
+// contenders puts keys with a lease, and other keys, in batches.
 func contenders(t *testing.T, c *clientv3.Client, lease clientv3.LeaseID, keys ...string) {
 	t.Helper()
 	for some := range slices.Chunk(keys, 100) {
@@ -354,12 +355,12 @@ func TestListOfManyNames(t *testing.T) {
 	if err != nil || !slices.Equal(got, want) {
 		t.Errorf("List: got %d names and %v, want %d", len(got), err, len(want))
 	}
-	if requests := s.Requests()["Txn"] - before; requests != 6 { // 3 pages, and what looks like contenders on each
+	if requests := s.Requests()["Txn"] - before; requests != 6 { // 3 pages, each with keys that look like contenders
 		t.Errorf("List: got %d requests, want 6", requests)
 	}
 }
 
-// TestListWhileAHoldMoves has a name change hands behind the end of a page:
+// TestListWhileAHoldMoves lets a name change hands behind the end of a page:
 // from a key on the next page to one on the page before.
 func TestListWhileAHoldMoves(t *testing.T) {
 	s := testenv.Etcd(t)
@@ -397,8 +398,8 @@ func TestListOfSilentServer(t *testing.T) {
 	drivertest.ListOfSilentServer(t, openURL(t, "etcd://%s", s.Addr), s.Freeze, s.Thaw)
 }
 
-// TestListByABeginningOfALease: the key of a name begins with the prefix, and
-// the name does not.
+// TestListByABeginningOfALease lists with a prefix that matches the key of a
+// name, but not the name.
 func TestListByABeginningOfALease(t *testing.T) {
 	s := testenv.Etcd(t)
 	c := userClient(t, s.Addr)

@@ -15,13 +15,13 @@ import (
 )
 
 // The benchmarks compare with package concurrency on the same server, in turns:
-// x-mutex is how many times as fast as that we are.
+// x-mutex is the speed of the driver relative to that package.
 
 func ours(tb testing.TB, s *testenv.EtcdServer) drivertest.Locker {
 	return drivertest.LockerOf(tb, openURL(tb, "etcd://%s", s.Addr))
 }
 
-// mutexes returns a Locker by package concurrency, with a session of its own.
+// mutexes returns a Locker by package concurrency, with its own session.
 func mutexes(tb testing.TB, client *clientv3.Client) drivertest.Locker {
 	session, err := concurrency.NewSession(client, concurrency.WithTTL(30))
 	if err != nil {
@@ -34,7 +34,7 @@ func mutexes(tb testing.TB, client *clientv3.Client) drivertest.Locker {
 	})
 }
 
-// BenchmarkFree is goroutines with a free name each.
+// BenchmarkFree has goroutines that each lock a different free name.
 func BenchmarkFree(b *testing.B) {
 	for _, goroutines := range []int{1, 64} {
 		b.Run(fmt.Sprint(goroutines), func(b *testing.B) {
@@ -52,8 +52,9 @@ func BenchmarkFree(b *testing.B) {
 
 // BenchmarkHot has 32 goroutines of one process lock one name: by the driver,
 // in strict order at the server, and by a client of package dsync, which passes
-// the lock on inside the process. Those of package concurrency need a session
-// each: on one, its mutexes of one name do not exclude each other.
+// the lock on inside the process. The goroutines of package concurrency need a
+// session each, because its mutexes of one name do not exclude each other on
+// the same session.
 func BenchmarkHot(b *testing.B) {
 	const goroutines, ourRounds, theirRounds = 32, 16, 4
 	s := testenv.Etcd(b)
@@ -87,8 +88,8 @@ func BenchmarkHot(b *testing.B) {
 	}
 }
 
-// BenchmarkCrowd has callers of one client wait for a name that is held, all of
-// them before the first is granted the name.
+// BenchmarkCrowd has callers of one client wait for a held name. All of them
+// wait before the first is granted the name.
 func BenchmarkCrowd(b *testing.B) {
 	s := testenv.Etcd(b)
 	for _, order := range []string{"client", "fifo"} {
@@ -98,8 +99,8 @@ func BenchmarkCrowd(b *testing.B) {
 	}
 }
 
-// crowdOf reports how many requests and how much time each of the waiters
-// costs: from the first call to the last release.
+// crowdOf reports the requests and the time per waiter, from the first call to
+// the last release.
 func crowdOf(b *testing.B, s *testenv.EtcdServer, order string, waiters int) {
 	c, err := dsync.Open(b.Context(), fmt.Sprintf("etcd://%s?ttl=10m&order=%s", s.Addr, order), nil)
 	if err != nil {
@@ -107,7 +108,7 @@ func crowdOf(b *testing.B, s *testenv.EtcdServer, order string, waiters int) {
 	}
 	defer c.Close(context.Background())
 	observer := userClient(b, s.Addr)
-	waits := func() bool { return order == "client" || len(keys(b, observer, order+"/")) == 1+waiters } // or else in the process
+	waits := func() bool { return order == "client" || len(keys(b, observer, order+"/")) == 1+waiters } // otherwise callers wait in the process
 	requests := func() int64 {
 		n := s.Requests()
 		return n["Txn"] + n["DeleteRange"]
@@ -115,8 +116,8 @@ func crowdOf(b *testing.B, s *testenv.EtcdServer, order string, waiters int) {
 	drivertest.CrowdCost(b, c, order, waiters, requests, waits)
 }
 
-// BenchmarkHandOver measures from the release of one client to the grant to
-// another that waits, at the median. Bare is a delete, and the event of it on a
+// BenchmarkHandOver measures the median time from the release of one client to
+// the grant to another that waits. Bare is a delete, and the event of it on a
 // watch that was open before.
 func BenchmarkHandOver(b *testing.B) {
 	s := testenv.Etcd(b)
@@ -168,7 +169,7 @@ func bareHandOver(b *testing.B, addr string) func() time.Duration {
 	}
 }
 
-// BenchmarkHeld reports what a lock costs that is held.
+// BenchmarkHeld reports the cost of a held lock.
 func BenchmarkHeld(b *testing.B) {
 	drivertest.HoldMany(b, openURL(b, "etcd://%s", testenv.Etcd(b).Addr), func() {})
 }

@@ -20,11 +20,12 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// traffic counts what clients of the library send and are told.
+// traffic counts the requests, events and keys that clients of the library send
+// and receive.
 type traffic struct {
-	unary   atomic.Int64 // requests but those of streams
+	unary   atomic.Int64 // requests except on streams
 	watches atomic.Int64 // begun or canceled
-	events  atomic.Int64 // told by watches
+	events  atomic.Int64 // received by watches
 	keys    atomic.Int64 // in answers to transactions
 }
 
@@ -47,7 +48,7 @@ func (t *traffic) dial() []grpc.DialOption {
 	return []grpc.DialOption{grpc.WithChainUnaryInterceptor(unary), grpc.WithChainStreamInterceptor(stream)}
 }
 
-// watchStream is a stream, of watches perhaps.
+// watchStream is a stream, perhaps of watches.
 type watchStream struct {
 	grpc.ClientStream
 	traffic *traffic
@@ -68,7 +69,7 @@ func (s watchStream) RecvMsg(m any) error {
 	return err
 }
 
-// contest has clients lock one name for a moment each, again and again.
+// contest has clients lock one name briefly, again and again.
 type contest struct {
 	traffic traffic
 	lockers []drivertest.Locker
@@ -85,7 +86,7 @@ func newContest(tb testing.TB, addr string, clients int, locker func(tb testing.
 	return c
 }
 
-// driverIn returns a maker of drivers with options.
+// driverIn returns a function that makes drivers with options.
 func driverIn(o etcd.Options) func(tb testing.TB, c *clientv3.Client) drivertest.Locker {
 	return func(tb testing.TB, c *clientv3.Client) drivertest.Locker {
 		d, err := etcd.New(c, &o)
@@ -97,7 +98,7 @@ func driverIn(o etcd.Options) func(tb testing.TB, c *clientv3.Client) drivertest
 	}
 }
 
-// run has all clients lock the name while a function runs.
+// run lets all clients lock the name while a function runs.
 func (c *contest) run(name string, during func()) {
 	var work sync.WaitGroup
 	var stop atomic.Bool
@@ -132,10 +133,10 @@ func (c *contest) goOn(tb testing.TB, n int64) {
 	testenv.Eventually(tb, served, "each client is served")
 }
 
-// measured is what happened in a time.
+// measured is the traffic and the grants of a period.
 type measured struct {
 	all                    int64   // grants
-	shares                 []int64 // of each client in them
+	shares                 []int64 // of each client, in the grants
 	unary, watches, events int64
 	took, busy             time.Duration
 }
@@ -163,8 +164,8 @@ func (c *contest) measure(during func()) measured {
 	return m
 }
 
-// TestManyClientsCostNoMoreThanFew counts what a hand-over costs where 50
-// clients wait for one name, and looks whether each gets its share.
+// TestManyClientsCostNoMoreThanFew counts the cost of a hand-over when 50
+// clients wait for one name, and checks that each gets its share.
 func TestManyClientsCostNoMoreThanFew(t *testing.T) {
 	const clients, rounds = 50, 8
 	for order, o := range map[string]etcd.Options{"client": {}, "fifo": {FIFO: true}} {
@@ -172,14 +173,14 @@ func TestManyClientsCostNoMoreThanFew(t *testing.T) {
 			c := newContest(t, testenv.Etcd(t).Addr, clients, driverIn(o))
 			var m measured
 			c.run("a", func() {
-				c.goOn(t, 2) // until all have their sessions, and nobody is behind few any more
+				c.goOn(t, 2) // until all have their sessions, and each is behind many
 				m = c.measure(func() { c.goOn(t, rounds) })
 			})
 			t.Logf("%d hand-overs: %d requests, %d watches begun or canceled, %d events", m.all, m.unary, m.watches, m.events)
 			if got := float64(m.unary+m.watches) / float64(m.all); got >= 6 {
 				t.Errorf("requests for each hand-over: got %.1f, want less than 6", got)
 			}
-			if got := float64(m.events) / float64(m.all); got >= clients/2 { // the first clients found few before them, and go on hearing of all for a while
+			if got := float64(m.events) / float64(m.all); got >= clients/2 { // the first clients found few before them, and keep receiving all events for a while
 				t.Errorf("events for each hand-over: got %.1f, want less than %d", got, clients/2)
 			}
 			if got := drivertest.Jain(m.shares); got < 0.95 {
@@ -190,8 +191,8 @@ func TestManyClientsCostNoMoreThanFew(t *testing.T) {
 }
 
 // TestLooksOfThoseWhoStayReadNoQueue has callers with a key each wait behind
-// many. Each looks when its watch has begun, and while the key before its own
-// is there, it is not shown the keys before that.
+// many. Each looks when its watch has begun. While the key before its own is
+// there, the answer does not include the keys before that.
 func TestLooksOfThoseWhoStayReadNoQueue(t *testing.T) {
 	const before, callers, page = 20, 5, 7
 	s := testenv.Etcd(t)
@@ -246,7 +247,7 @@ func BenchmarkClients(b *testing.B) {
 	}
 }
 
-// processorTime is what the process has used so far.
+// processorTime is the processor time that the process has used so far.
 func processorTime() time.Duration {
 	var used syscall.Rusage
 	if syscall.Getrusage(syscall.RUSAGE_SELF, &used) != nil {

@@ -11,8 +11,8 @@ import (
 	"github.com/go-dsync/dsync/internal/cleaner"
 )
 
-// Close implements driver.Driver. The locks that a session carries end with its
-// lease, in one request.
+// Close implements driver.Driver. The locks of a session end with its lease, in
+// one request.
 func (d *Driver) Close(ctx context.Context) error {
 	if err := d.life.Close(); err != nil {
 		return err
@@ -42,16 +42,16 @@ const (
 	retireAfter = 2 * time.Second
 )
 
-// ghost is a key or a lease that may be left at the server, or may come to be
-// there, and that nobody wants.
+// ghost is a key or a lease that no caller wants, and that may be at the server
+// or may appear there.
 //
-// A revoked lease is gone for good, with the keys on it and with keys whose
-// request is still on its way. A key that is absent may yet come if the request
-// that puts it was not answered: then the cleaner asks again, ever more seldom;
-// and if the key is one of a session, the session takes no more locks, so that
-// its lease is revoked as soon as the last lock ends. The number of ghosts is
-// bounded by the requests that fail within a TTL: no session outlives a TTL
-// without an answer.
+// A revoked lease is gone permanently, with the keys on it and with keys whose
+// request is still on its way. An absent key may still appear if the request
+// that puts it was not answered. The cleaner then asks again at growing
+// intervals. If the key belongs to a session, the session takes no more locks,
+// so that its lease is revoked as soon as its last lock ends. The number of
+// ghosts is bounded by the requests that fail within a TTL, because no session
+// outlives a TTL without an answer.
 type ghost struct {
 	cleaner.Ghost
 	key      string // "" if the lease is to be revoked
@@ -67,16 +67,17 @@ func newCleaner(d *Driver) *cleaner.Cleaner[*ghost] {
 	return cleaner.New(d.life, cleaner.Policy[*ghost]{Settle: settle, Batch: 1, Calls: maxCleaning})
 }
 
-// refused reports whether the server will refuse a request again that it has
-// refused with err.
+// refused reports whether the server refused a request with err and would
+// refuse it again.
 func refused(ctx context.Context, err error) bool {
 	err, doubt := fault(ctx, err)
 	return !doubt && !errors.Is(err, driver.ErrUnavailable)
 }
 
-// endGhost asks once, and reports whether the ghost is gone for good.
+// endGhost sends one request, and reports whether the ghost is gone
+// permanently.
 func (d *Driver) endGhost(g *ghost) bool {
-	// A server that is busy gets more time with each attempt. It goes on with a
+	// A busy server gets more time with each attempt. It carries on with a
 	// request that was given up.
 	ctx, cancel := d.background(min(max(attemptFor, time.Since(g.Added)), longestGrant))
 	defer cancel()
@@ -87,7 +88,7 @@ func (d *Driver) endGhost(g *ghost) bool {
 		return d.revoke(ctx, g.carrier) == nil || d.now() > g.carrier.lasts.Load()+int64(late)
 	}
 	if g.session != nil && g.session.IsDead() {
-		return true // the lease is a ghost of its own
+		return true // the lease is another ghost
 	}
 	removed, err := d.removeKey(ctx, g.key, g.sealing)
 	if err == nil && (removed || g.definite) {

@@ -29,8 +29,8 @@ func beginClose(tb testing.TB, d *etcd.Driver) (closed <-chan error) {
 	return c
 }
 
-// closeBeside holds a lock with a lease of its own, has Close cross a call
-// whose answer is held back, and returns the errors of both and the keys that
+// closeBeside holds a lock with its own lease, and calls Close during a call
+// whose answer is held back. It returns the errors of both and the keys that
 // are left.
 func closeBeside(t *testing.T, call func(d *etcd.Driver, l driver.Lease) error) (left []string, called, closed error) {
 	t.Helper()
@@ -52,7 +52,8 @@ func closeBeside(t *testing.T, call func(d *etcd.Driver, l driver.Lease) error) 
 	return keys(t, c, "a/"), called, closed
 }
 
-// TestCloseBesideLeave has Close cross a Leave, whose hold Close must not end.
+// TestCloseBesideLeave calls Close during a Leave, whose hold Close must not
+// end.
 func TestCloseBesideLeave(t *testing.T) {
 	left, called, closed := closeBeside(t, func(d *etcd.Driver, l driver.Lease) error { return d.Leave(guard(t), l, 15*time.Second) })
 	if called != nil || closed != nil {
@@ -63,8 +64,8 @@ func TestCloseBesideLeave(t *testing.T) {
 	}
 }
 
-// TestCloseBesideRenew has Close cross a renewal. Close then has to revoke the
-// lease that the renewal moved the key to.
+// TestCloseBesideRenew calls Close during a renewal. Close then has to revoke
+// the lease that the renewal moved the key to.
 func TestCloseBesideRenew(t *testing.T) {
 	left, called, closed := closeBeside(t, func(d *etcd.Driver, l driver.Lease) error { return l.Renew(guard(t), time.Minute) })
 	if called != nil || closed != nil {
@@ -76,7 +77,7 @@ func TestCloseBesideRenew(t *testing.T) {
 }
 
 // withhold dials connections that withhold answers to transactions which have
-// changed something. The channel gets an element for each of them.
+// changed something. The channel receives an element for each such answer.
 func withhold() (dial grpc.DialOption, changed <-chan struct{}) {
 	carried := make(chan struct{}, 1)
 	dial = grpc.WithChainUnaryInterceptor(func(ctx context.Context, method string, request, answer any, c *grpc.ClientConn, invoke grpc.UnaryInvoker, o ...grpc.CallOption) error {
@@ -93,7 +94,7 @@ func withhold() (dial grpc.DialOption, changed <-chan struct{}) {
 
 func isChange(r *pb.ResponseOp) bool { return r.GetResponseRange() == nil }
 
-// TestCloseBesideChanges has Close cross changes that the server has carried
+// TestCloseBesideChanges calls Close during changes that the server has carried
 // out.
 func TestCloseBesideChanges(t *testing.T) {
 	t.Parallel()

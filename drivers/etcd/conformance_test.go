@@ -74,7 +74,8 @@ func conform(t *testing.T, o etcd.Options, groups []string, servers ...*testenv.
 	}})
 }
 
-// alarm says that the server has no space, or that it has space again.
+// alarm makes the server report that it has no space, or that it has space
+// again.
 func alarm(tb testing.TB, c *clientv3.Client, action etcdserverpb.AlarmRequest_AlarmAction) {
 	tb.Helper()
 	_, err := etcdserverpb.NewMaintenanceClient(c.ActiveConnection()).Alarm(guard(tb), &etcdserverpb.AlarmRequest{
@@ -85,7 +86,7 @@ func alarm(tb testing.TB, c *clientv3.Client, action etcdserverpb.AlarmRequest_A
 	}
 }
 
-// left returns the keys and leases of all clients, without those of the ids of
+// left returns the keys and leases of all clients, except those for the ids of
 // changes.
 func left(tb testing.TB, c *clientv3.Client) (all []string) {
 	tb.Helper()

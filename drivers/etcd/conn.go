@@ -21,26 +21,27 @@ import (
 
 const (
 	tendEvery  = 250 * time.Millisecond
-	quietFor   = time.Second      // a line that has been quiet for so long is probed
-	hangsAfter = 2 * time.Second  // a line without an answer for so long is closed
+	quietFor   = time.Second      // a line that was quiet for this long is probed
+	hangsAfter = 2 * time.Second  // a line without an answer for this long is closed
 	hangsLast  = 16 * time.Second // the same on a server that is slow to accept lines
 	renewAfter = 2 * time.Second  // the least time between two renewals of all lines
 )
 
 // lines are the connections of a client that Open has made. gRPC notices a dead
-// connection after 13 s, because it must not ping servers more often than every
-// 10 s. While requests are on their way, or callers wait for an event, lines
-// probe each quiet connection with a cheap read, and close it if no byte
-// arrives. The library then connects again and resumes its watches. To close a
-// connection loses no lock, because locks hang on leases.
+// connection only after 13 s, because it must not ping servers more often than
+// every 10 s. While requests are on their way, or callers wait for an event,
+// lines probe each quiet connection with a cheap read. They close the
+// connection if no byte arrives. The library then connects again and resumes
+// its watches. Closing a connection loses no lock, because locks hang on
+// leases.
 //
-// A server that is overloaded is slow to accept a connection too. After such a
-// connection lines wait longer before they close the next one.
+// An overloaded server is slow to accept connections too. After a slow
+// connection attempt, lines wait longer before they close the next connection.
 //
-// An address may lead to several servers, one after the other. A connection
-// stays with its server, also when that server has no leader or is a learner.
-// If there is one address, lines then close the connection, and the next one
-// may lead to another server.
+// An address may lead to different servers over time. A connection stays with
+// its server, even if that server has no leader or is a learner. If there is
+// only one address, lines then close the connection, and the next one may lead
+// to another server.
 type lines struct {
 	driver  *Driver
 	asking  atomic.Int64 // requests on their way
@@ -62,7 +63,7 @@ type line struct {
 	net.Conn
 	lines *lines
 	began time.Time
-	heard atomic.Int64 // when the last bytes arrived, since began; 0 if none has
+	heard atomic.Int64 // when the last bytes arrived, since began; 0 if none
 	asked atomic.Int64 // when the first bytes after these were sent
 }
 
@@ -95,7 +96,7 @@ func (l *line) Close() error {
 	return l.Conn.Close()
 }
 
-// accepted notes how long a server took to send its first bytes.
+// accepted records how long a server took to send its first bytes.
 func (ls *lines) accepted(took time.Duration) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
@@ -114,7 +115,7 @@ func (ls *lines) end()   { ls.count(func(ls *lines) *atomic.Int64 { return &ls.a
 func (ls *lines) wait() { ls.count(func(ls *lines) *atomic.Int64 { return &ls.waiting }, 1) }
 func (ls *lines) stop() { ls.count(func(ls *lines) *atomic.Int64 { return &ls.waiting }, -1) }
 
-// count does nothing for a client that was handed in.
+// count does nothing for a client that was passed to New.
 func (ls *lines) count(what func(*lines) *atomic.Int64, n int64) {
 	if ls == nil {
 		return
@@ -126,10 +127,11 @@ func (ls *lines) count(what func(*lines) *atomic.Int64, n int64) {
 
 func (ls *lines) busy() bool { return ls.asking.Load()+ls.waiting.Load() > 0 }
 
-// run ends when nobody has asked or waited for a while, or with the driver.
+// run ends when there were no requests or waiting callers for a while, or with
+// the driver.
 func (ls *lines) run() {
 	ls.mu.Lock()
-	ls.since = time.Now() // bytes sent before need no answer
+	ls.since = time.Now() // bytes sent before this need no answer
 	ls.mu.Unlock()
 	tick := time.NewTicker(tendEvery)
 	defer tick.Stop()
@@ -152,7 +154,7 @@ func (ls *lines) run() {
 	}
 }
 
-// tend closes the lines that hang, and has quiet ones probed.
+// tend closes the lines that hang and probes quiet lines.
 func (ls *lines) tend() {
 	ls.mu.Lock()
 	quiet, waits := false, ls.waiting.Load() > 0
@@ -182,8 +184,8 @@ func (ls *lines) tend() {
 	}
 }
 
-// probe sends a read that a server answers by itself. An error is an answer
-// too.
+// probe sends a read that a server answers without the other servers. An error
+// is also an answer.
 func (ls *lines) probe() {
 	d := ls.driver
 	ctx, cancel := d.background(requestFor)
@@ -216,8 +218,8 @@ func (ls *lines) failed(err error) {
 	}
 }
 
-// tracked are credentials that make each connection a line. A dialer would do
-// so too, but would bypass the proxies of the environment.
+// tracked are credentials that make each connection a line. A dialer could do
+// that too, but it would bypass the proxies of the environment.
 type tracked struct {
 	credentials.TransportCredentials
 	lines *lines
@@ -250,10 +252,10 @@ func (t tracked) Clone() credentials.TransportCredentials {
 }
 
 // forgetAfter is how long a cluster that does not answer counts as one of the
-// client's. A cluster that was restored from a backup has another id.
+// client's. A cluster restored from a backup has another id.
 const forgetAfter = 15 * time.Second
 
-// cluster tells whether all answers come from one cluster. Two clusters behind
+// cluster checks whether all answers come from one cluster. Two clusters behind
 // one client would each grant a lock.
 type cluster struct {
 	driver *Driver
@@ -263,18 +265,18 @@ type cluster struct {
 	until atomic.Int64 // when the client may count on one cluster again
 
 	mu    sync.Mutex
-	other uint64 // cluster that has answered too
+	other uint64 // another cluster that has answered
 }
 
-// errClusters matches the error about answers of two clusters.
+// errClusters is the error for answers from two clusters.
 var errClusters = errors.New("the servers belong to different clusters")
 
-// check takes note of the cluster that has sent an answer.
+// check records the cluster that has sent an answer.
 func (c *cluster) check(header *pb.ResponseHeader) error {
 	id, now := header.GetClusterId(), c.driver.now()
 	known := c.id.Load()
 	switch {
-	case id == 0: // what answers is no etcd, or a part of one
+	case id == 0: // the sender is no etcd, or only a part of one
 		return nil
 	case id == known, known == 0 && c.id.CompareAndSwap(0, id):
 		c.heard.Store(now)
@@ -291,12 +293,12 @@ func (c *cluster) check(header *pb.ResponseHeader) error {
 	} else {
 		c.until.Store(now + int64(forgetAfter))
 	}
-	// leases and revisions are those of the other cluster
+	// leases and revisions belong to the other cluster
 	c.driver.life.Go(func() { c.driver.endAll(fmt.Errorf("%w: %w", driver.ErrSessionEnded, err)) })
 	return err
 }
 
-// trouble returns the error about two clusters if both have answered of late.
+// trouble returns the error about two clusters if both have answered recently.
 func (c *cluster) trouble() error {
 	if until := c.until.Load(); until == 0 || c.driver.now() >= until {
 		return nil
@@ -313,8 +315,8 @@ func differ(a, b uint64) error {
 	return fmt.Errorf("%w: one has the id %x, another %x", errClusters, a, b)
 }
 
-// endAll ends all holds, which are lost by cause. Without a cause no holder is
-// told.
+// endAll ends all holds, which are lost with the given cause. Without a cause
+// it notifies no holder.
 func (d *Driver) endAll(cause error) {
 	d.mu.Lock()
 	fixed := d.fixed.Take()

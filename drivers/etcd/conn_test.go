@@ -18,7 +18,7 @@ import (
 // stay open without a byte getting through, while new ones work.
 type router struct {
 	addr string
-	lost atomic.Int64 // connections with a lower number are of no use
+	lost atomic.Int64 // connections with a lower number do not work
 
 	mu     sync.Mutex
 	target string
@@ -84,14 +84,14 @@ func (r *router) forward(number int64, to, from net.Conn) {
 	}
 }
 
-// forget has all connections so far hang.
+// forget makes all existing connections hang.
 func (r *router) forget() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.lost.Store(r.number)
 }
 
-// lead has new connections go to another server.
+// lead sends new connections to another server.
 func (r *router) lead(target string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -108,7 +108,7 @@ func openClient(tb testing.TB, url string) *dsync.Client {
 	return c
 }
 
-// inTime fails the test if f takes much longer than the 5 s that are promised.
+// inTime fails the test if f takes much longer than the promised 5 s.
 func inTime(t *testing.T, what string, f func() error) {
 	t.Helper()
 	began := time.Now()
@@ -120,8 +120,8 @@ func inTime(t *testing.T, what string, f func() error) {
 	}
 }
 
-// TestConnectionsThatHang: new connections work, so nobody waits for long,
-// whatever the TTL is.
+// TestConnectionsThatHang checks that no call waits for long, whatever the TTL
+// is, because new connections work.
 func TestConnectionsThatHang(t *testing.T) {
 	t.Parallel()
 	s := testenv.Etcd(t)
@@ -179,15 +179,16 @@ func TestConnectionsThatHang(t *testing.T) {
 	}
 }
 
-// TestFrozenServer: a server that says nothing for a while costs nobody a lock.
+// TestFrozenServer checks that no lock is lost when a server is silent for a
+// while.
 func TestFrozenServer(t *testing.T) {
 	t.Parallel()
 	s := testenv.Etcd(t)
 	drivertest.FrozenServerCostsNoLock(t, "etcd://"+s.Addr, s.Freeze, s.Thaw)
 }
 
-// TestOneAddressOfSeveralServers: an address leads to another server, while the
-// connections stay with one that has lost the others.
+// TestOneAddressOfSeveralServers lets an address lead to another server, while
+// the connections stay with a server that has lost the others.
 func TestOneAddressOfSeveralServers(t *testing.T) {
 	t.Parallel()
 	h := testenv.NewHosts(t, 3)

@@ -19,8 +19,8 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// TestCrowdIsServedTogether counts what the server is asked by 64 callers with
-// a name each.
+// TestCrowdIsServedTogether counts the server's requests from 64 callers with a
+// name each.
 func TestCrowdIsServedTogether(t *testing.T) {
 	const callers, rounds = 64, 20
 	s := testenv.Etcd(t)
@@ -34,7 +34,7 @@ func TestCrowdIsServedTogether(t *testing.T) {
 }
 
 // TestHistoryOfACrowd has the requests of a crowd combined, some names free and
-// some not, through breaks of the connection, and judges what came of it.
+// some not, through breaks of the connection, and checks the results.
 func TestHistoryOfACrowd(t *testing.T) {
 	t.Parallel()
 	for kind, start := range map[string]func(testing.TB, ...string) *testenv.EtcdServer{"current": testenv.Etcd, "packaged": testenv.PackagedEtcd} {
@@ -102,7 +102,7 @@ func crowd(t *testing.T, s *testenv.EtcdServer) {
 	}
 }
 
-// lockOne locks a name for a moment, and reports whether it was granted.
+// lockOne locks a name briefly, and reports whether it was granted.
 func lockOne(ctx context.Context, h *history.History, c *dsync.Client, label, name string) bool {
 	op := h.Begin(history.Attempt{Client: label, Name: name})
 	l, err := c.Lock(ctx, name)
@@ -116,9 +116,9 @@ func lockOne(ctx context.Context, h *history.History, c *dsync.Client, label, na
 	return true
 }
 
-// TestCrowdOnALeaseThatEnds has the lease revoked that the requests of a crowd
-// hang their keys on: what is refused as a whole is asked for one by one, and
-// nobody is left without an answer.
+// TestCrowdOnALeaseThatEnds revokes the lease that the requests of a crowd hang
+// their keys on. Requests that are refused together are sent again one by one,
+// and every caller gets an answer.
 func TestCrowdOnALeaseThatEnds(t *testing.T) {
 	s := testenv.Etcd(t)
 	c := userClient(t, s.Addr)
@@ -148,8 +148,8 @@ func TestCrowdOnALeaseThatEnds(t *testing.T) {
 	}
 }
 
-// TestCrowdWithNamesThatAreDenied has one user ask for names of which some are
-// not permitted.
+// TestCrowdWithNamesThatAreDenied has one user request several names, some of
+// which are not permitted.
 func TestCrowdWithNamesThatAreDenied(t *testing.T) {
 	s := testenv.Etcd(t)
 	password := testenv.Password()
@@ -170,7 +170,8 @@ func TestCrowdWithNamesThatAreDenied(t *testing.T) {
 	})
 }
 
-// TestCrowdOnAServerThatTakesFewOps has the server refuse what others take.
+// TestCrowdOnAServerThatTakesFewOps has a server that refuses requests which
+// other servers accept.
 func TestCrowdOnAServerThatTakesFewOps(t *testing.T) {
 	s := testenv.Etcd(t, "--max-txn-ops", "8")
 	d := openURL(t, "etcd://%s", s.Addr)

@@ -16,12 +16,11 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// candidate is somebody of whatever library who wants to lead, and says who it
-// is.
+// candidate is a client of any library that wants to lead, with a proposal.
 type candidate struct {
 	said string
 
-	// campaign returns when the candidate leads, with its end.
+	// campaign returns when the candidate leads, with a function that resigns
 	campaign func(ctx context.Context) (resign func(context.Context) error, err error)
 }
 
@@ -50,8 +49,8 @@ func electedByConcurrency(t *testing.T, c *clientv3.Client, said string) candida
 	}}
 }
 
-// electedByEtcdctl runs `etcdctl elect`, which says its proposal when it leads,
-// and resigns at SIGINT.
+// electedByEtcdctl runs `etcdctl elect`, which prints its proposal when it
+// leads, and resigns at SIGINT.
 func electedByEtcdctl(s *testenv.EtcdServer, said string) candidate {
 	return candidate{said, func(context.Context) (func(context.Context) error, error) {
 		cmd, lines, err := etcdctlElect(s, "leader", said)
@@ -70,8 +69,8 @@ func electedByEtcdctl(s *testenv.EtcdServer, said string) candidate {
 	}}
 }
 
-// etcdctlElect starts `etcdctl elect` with some arguments. The channel gives
-// what it says, and is closed at its end.
+// etcdctlElect starts `etcdctl elect` with some arguments. The channel receives
+// its output, and is closed at its end.
 func etcdctlElect(s *testenv.EtcdServer, args ...string) (*exec.Cmd, <-chan string, error) {
 	cmd := exec.Command(s.Ctl, append([]string{"--endpoints", s.Addr, "elect"}, args...)...)
 	cmd.Env = append(cmd.Environ(), "ETCDCTL_API=3")
@@ -181,8 +180,8 @@ func awaitLeader(t *testing.T, who string, seen <-chan string, want string) {
 	t.Errorf("%s: got %q, want %s", who, got, want)
 }
 
-// TestRecordOfALeader has those who observe an Election see a record where a
-// client of dsync does not say that the note is all.
+// TestRecordOfALeader checks that observers of an Election see a record if a
+// client of dsync does not use the note as the whole value.
 func TestRecordOfALeader(t *testing.T) {
 	s := testenv.Etcd(t)
 	c := userClient(t, s.Addr)
@@ -200,7 +199,7 @@ func TestRecordOfALeader(t *testing.T) {
 }
 
 // TestPassOfANote passes a hold to another caller of its client while another
-// client waits, which the key does not tell.
+// client waits. The key does not show the pass.
 func TestPassOfANote(t *testing.T) {
 	s := testenv.Etcd(t)
 	c := userClient(t, s.Addr)
@@ -217,7 +216,7 @@ func TestPassOfANote(t *testing.T) {
 	if token(l) <= before {
 		t.Errorf("tokens: got %d and then %d", before, token(l))
 	}
-	for range 2 { // the other client has looked again by the second
+	for range 2 { // after two passes the other client has looked again
 		answer, err := concurrency.NewElection(newSession(t, c), "leader").Leader(guard(t))
 		if err != nil || string(answer.Kvs[0].Value) != "second" {
 			t.Errorf("Election.Leader: got %v, %v, want second", answer, err)

@@ -14,13 +14,13 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// refusals are answers by which a request was not carried out, for now.
+// refusals are answers to requests that were not carried out, for now.
 var refusals = []error{
 	rpctypes.ErrNoSpace, rpctypes.ErrTooManyRequests, rpctypes.ErrNoLeader, rpctypes.ErrNotCapable, rpctypes.ErrAuthOldRevision,
 	rpctypes.ErrInvalidAuthToken, rpctypes.ErrUnhealthy, rpctypes.ErrCorrupt, rpctypes.ErrNotLeader,
 }
 
-// denials are answers that another request of the same user would get too.
+// denials are answers that any other request of the same user would get too.
 var denials = []error{
 	rpctypes.ErrPermissionDenied, rpctypes.ErrUserEmpty, rpctypes.ErrAuthFailed, rpctypes.ErrAuthNotEnabled,
 	rpctypes.ErrRoleNotFound, rpctypes.ErrUserNotFound,
@@ -29,17 +29,17 @@ var denials = []error{
 // ofUser are the denials that concern the user, whatever the request is.
 var ofUser = []error{rpctypes.ErrUserEmpty, rpctypes.ErrAuthFailed, rpctypes.ErrUserNotFound}
 
-// fault makes the error of a call out of the error of a request. Doubt says
-// that the request was perhaps carried out, or may yet be.
+// fault converts the error of a request into the error of a call. It sets doubt
+// if the request was perhaps carried out, or may still be.
 func fault(ctx context.Context, err error) (_ error, doubt bool) {
 	err = rpctypes.Error(err)
 	if ctx.Err() == nil && isContextError(err) {
-		err = errNoAnswer // the bound of a request is no error of the caller's context
+		err = errNoAnswer // the request's time limit is no error of the caller's context
 	}
 	switch {
 	case err == errOverlooked:
 		return err, false
-	case errors.Is(err, errClusters): // the request may have been carried out on one of them
+	case errors.Is(err, errClusters): // one of the clusters may have carried out the request
 		return err, true
 	case isOneOf(err, ofUser):
 		return fmt.Errorf("%w: %w", driver.ErrCredentials, err), false
@@ -65,7 +65,7 @@ func isInvalid(err error) bool {
 }
 
 // withCause adds the error of ctx to an error, if ctx has ended and the error
-// does not say so.
+// does not include it.
 func withCause(ctx context.Context, kind, err error) error {
 	if ended := ctx.Err(); ended != nil && !errors.Is(err, ended) {
 		return fmt.Errorf("%w: %w (%w)", kind, err, ended)
@@ -79,11 +79,11 @@ var (
 	errAnswer   = errors.New("the server's answer is not one to the request")
 )
 
-// final is an error that the caller gets as it is, because an answer of the
-// server proves it. Other errors are those of requests.
+// final is an error that the caller gets unchanged, because an answer of the
+// server proves it. Other errors are errors of requests.
 type final struct{ error }
 
-// Outcomes of an attempt that leave settles in ways of their own.
+// Outcomes of an attempt for which leave has special cases.
 var (
 	errAgain = errors.New("ask again")                          // with another key
 	errGone  = errors.New("the place in the queue was removed") // by another client
@@ -107,7 +107,7 @@ func isOneOf(err error, list []error) bool {
 func isLeaseGone(err error) bool { return errors.Is(rpctypes.Error(err), rpctypes.ErrLeaseNotFound) }
 
 // isForOne reports whether the server refused a request for several callers,
-// and did not carry it out, for a reason that may be one caller's.
+// without carrying it out, for a reason that may concern only one caller.
 func isForOne(err error) bool {
 	if err == nil {
 		return false
@@ -145,9 +145,9 @@ func (d *Driver) queryFault(ctx context.Context, err error) error {
 	return err
 }
 
-// changeFault is fault for requests that belong to no hold. If Close crosses a
-// request that may have been carried out, the error matches driver.ErrUnknown
-// and driver.ErrClosed.
+// changeFault is fault for requests that belong to no hold. If Close begins
+// during a request that may have been carried out, the error matches
+// driver.ErrUnknown and driver.ErrClosed.
 func (d *Driver) changeFault(ctx context.Context, err error) error {
 	err, doubt := fault(ctx, err)
 	switch {

@@ -13,9 +13,9 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// TestErrorTable has the meaning of the errors with which etcd answers requests
-// of the driver: whether package dsync repeats the call, and whether the
-// request may have been carried out.
+// TestErrorTable checks the meaning of the errors with which etcd answers
+// requests of the driver: whether package dsync repeats the call, and whether
+// the request may have been carried out.
 func TestErrorTable(t *testing.T) {
 	for _, class := range []struct {
 		what   string

@@ -1,8 +1,7 @@
-// Package etcd is the etcd backend of dsync. Its locks are those of etcdctl
-// lock and of the Go package concurrency of the etcd client, key for key, so
-// all of these exclude each other and share one queue. Reads and writes are
-// those of RWMutex in the client's recipes. The package registers the URL
-// scheme "etcd":
+// Package etcd is the etcd backend of dsync. It uses the same keys as etcdctl
+// lock and the Go package concurrency of the etcd client, so all of these
+// exclude each other and share one queue. Reads and writes use the keys of
+// RWMutex in the client's recipes. The package registers the URL scheme "etcd":
 //
 //	etcd://user:password@host1:2379,host2:2379/prefix
 //
@@ -81,48 +80,50 @@ const (
 	maxTTL      = 100 * 365 * 24 * time.Hour
 
 	// late covers the server's scan for leases that have ended, every half
-	// second, and their removal through the log. After the election of a leader
-	// all leases last anew, for a whole TTL.
+	// second, and their removal through the log. After the election of a
+	// leader, all leases start a full TTL again.
 	late = 2 * time.Second
 
-	// These bound a request, and a request that can simply be repeated: a
-	// frozen node must not hold up for long what another node can serve.
+	// Time limits of a request and of a request that can simply be repeated. A
+	// frozen node must not delay for long a request that another node can
+	// serve.
 	requestFor = 3 * time.Second
 	attemptFor = time.Second
 )
 
-// Options of a Driver. The zero value is fine.
+// Options of a Driver. The zero value uses the defaults.
 type Options struct {
 	// Prefix is put before each name as it stands, without a slash in between.
 	Prefix string
 
-	// Flat writes the slashes of names as %2F, and percent signs as %25, so
-	// that no lock is below another one for clients that take every key below a
-	// name for a contender. All clients have to agree.
+	// Flat writes slashes in names as %2F and percent signs as %25. Then no
+	// lock is below another one for clients that treat every key below a name
+	// as a contender. All clients must use the same setting.
 	Flat bool
 
-	// NoteAlone has the key of a hold say the note of its holder and nothing
-	// else, as observers of an Election of package concurrency expect it.
-	// Inspect then names the owner by the key, and knows no time.
+	// NoteAlone makes the value of a hold's key the note of its holder and
+	// nothing else, as observers of an Election of package concurrency expect.
+	// Inspect then names the owner by the key, and does not know when the lock
+	// was requested.
 	NoteAlone bool
 
-	// RoundUp accepts TTLs that etcd cannot keep, and takes the next longer TTL
-	// that etcd can. The lease says which.
+	// RoundUp accepts TTLs that etcd does not support, and uses the next longer
+	// TTL that it does. The lease reports the TTL in use.
 	RoundUp bool
 
-	// NoTokens says that leases carry no fencing tokens.
+	// NoTokens makes leases carry no fencing tokens.
 	NoTokens bool
 
-	// FIFO has every caller ask for itself, so that all callers of all clients
-	// are served in the order in which they came. Otherwise package dsync asks
-	// for one caller of each client at a time: clients are served in that
-	// order, and the callers of a client in theirs, at a fraction of the cost.
+	// FIFO makes every caller queue for itself, so that all callers of all
+	// clients are served in order of arrival. Otherwise package dsync queues
+	// one caller of each client at a time: clients are served in order, and so
+	// are the callers of each client, at a fraction of the cost.
 	FIFO bool
 
-	// Password returns the password of the client's user, instead of the
-	// password that the client was made with. It is called for each token that
+	// Password returns the password of the client's user. It replaces the
+	// password that the client was made with, and is called for each token that
 	// the client requests. While the server refuses the password, the backend
-	// counts as out of reach. New sets client.Auth for it, so call New before
+	// counts as unreachable. New sets client.Auth for it, so call New before
 	// the client is in use.
 	Password func(ctx context.Context) (string, error)
 }
@@ -134,7 +135,7 @@ type Options struct {
 type Driver struct {
 	client      *clientv3.Client
 	leases      pb.LeaseClient
-	closeClient func() // nil if the client was handed in
+	closeClient func() // nil if the client was passed to New
 	options     Options
 	minTTL      time.Duration
 	host        string
@@ -143,14 +144,14 @@ type Driver struct {
 	// clock
 	epoch       time.Time
 	numbers     numbers
-	lines       *lines // nil if the client was handed in
+	lines       *lines // nil if the client was passed to New
 	cluster     cluster
-	slow        atomic.Int32 // grants in a row that servers took too long for
-	onKeepAlive func(error)  // is told of attempts to keep sessions alive; nil if nobody asked
+	slow        atomic.Int32 // consecutive grants for which servers took too long
+	onKeepAlive func(error)  // called after attempts to keep sessions alive; may be nil
 
 	life    *lifecycle.Lifecycle // counts Acquires as calls
 	asks    bound                // requests of callers that end when Close begins
-	looks   bound                // the same, of those that are repeated
+	looks   bound                // the same for requests that are repeated
 	ends    bound                // requests to release a hold
 	sender  *sender
 	feeds   *feeds
@@ -158,7 +159,7 @@ type Driver struct {
 	spare   *pool
 	changes changes
 	checks  *checker
-	turns   [64]chan struct{} // by the hash of what the keys of a name begin with
+	turns   [64]chan struct{} // by the hash of a name's key prefix
 	seed    maphash.Seed
 
 	sessions *sessions.Pool[*session]
@@ -175,12 +176,12 @@ var (
 	_ driver.Lister            = (*Driver)(nil)
 )
 
-// New returns a Driver that uses the client and never closes it. New asks the
-// server nothing. If KV, Lease and Watcher of the client are wrapped, as by
-// package namespace, the Driver uses the wrappers.
+// New returns a Driver that uses the client and never closes it. New sends no
+// request to the server. If KV, Lease and Watcher of the client are wrapped, as
+// by package namespace, the Driver uses the wrappers.
 //
-// Info().MinTTL is the floor of a server with default settings. If the server's
-// floor is higher, Acquire refuses TTLs below the server's; if it is lower,
+// Info().MinTTL is the minimum TTL of a server with default settings. If the
+// server's minimum is higher, Acquire refuses TTLs below it. If it is lower,
 // only a Driver opened by URL makes use of that.
 func New(client *clientv3.Client, o *Options) (*Driver, error) {
 	if client == nil {
@@ -207,7 +208,7 @@ func New(client *clientv3.Client, o *Options) (*Driver, error) {
 	d.asks.life, d.asks.time = d.life.Open(), requestFor
 	d.looks.life, d.looks.time = d.life.Open(), attemptFor
 	d.ends.life, d.ends.time = d.life.Context(), attemptFor
-	d.host, _ = os.Hostname() // for people; a lock without it is as good
+	d.host, _ = os.Hostname() // for people; a lock without it works as well
 	d.sender = newSender(d)
 	d.feeds = newFeeds(d)
 	d.ghosts = newCleaner(d)
@@ -256,7 +257,7 @@ func (d *Driver) OnKeepAlive(f func(err error)) { d.onKeepAlive = f }
 // now is the time since d.epoch.
 func (d *Driver) now() int64 { return int64(time.Since(d.epoch)) }
 
-// seconds returns a TTL as etcd counts it.
+// seconds converts a TTL to etcd's unit.
 func (d *Driver) seconds(ttl time.Duration) (int64, error) {
 	if ttl <= 0 || ttl > maxTTL || ttl%ttlUnit != 0 && !d.options.RoundUp {
 		return 0, fmt.Errorf("TTL %v is not one of %v to %v in steps of %v: %w", ttl, d.minTTL, maxTTL, ttlUnit, errors.ErrUnsupported)

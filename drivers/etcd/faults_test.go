@@ -100,8 +100,8 @@ func either(a, b <-chan struct{}) <-chan struct{} {
 	return c
 }
 
-// TestCutOffHolder cuts a holder off for good: it has to know before the next
-// is granted the lock.
+// TestCutOffHolder cuts a holder off permanently. It has to learn of the loss
+// before the next client is granted the lock.
 func TestCutOffHolder(t *testing.T) {
 	t.Parallel()
 	s := testenv.Etcd(t)
@@ -177,7 +177,7 @@ func TestRenewFixed(t *testing.T) {
 	release(t, other)
 }
 
-// TestLostAnswerOfRenewal has the answer to a renewal lost, after which the key
+// TestLostAnswerOfRenewal loses the answer to a renewal, after which the key
 // may hang on either lease.
 func TestLostAnswerOfRenewal(t *testing.T) {
 	s := testenv.Etcd(t)
@@ -217,8 +217,8 @@ func TestLostAnswerOfRenewal(t *testing.T) {
 	testenv.Eventually(t, func() bool { return len(keys(t, c, "a/")) == 0 }, "the key is gone")
 }
 
-// TestLostAnswerOfAcquire has the answer to the request for a free lock lost:
-// the key that it made must not stay.
+// TestLostAnswerOfAcquire loses the answer to the request for a free lock. The
+// key that the request put must not stay.
 func TestLostAnswerOfAcquire(t *testing.T) {
 	t.Parallel()
 	s := testenv.Etcd(t)
@@ -247,7 +247,7 @@ func TestLostAnswerOfAcquire(t *testing.T) {
 }
 
 // TestLateRequest has a request reach the server long after its caller has
-// left: what it makes must not stay either.
+// left. Its key must not stay either.
 func TestLateRequest(t *testing.T) {
 	s := testenv.Etcd(t)
 	slow, addr := testenv.Wire(t, s.Addr)
@@ -264,8 +264,8 @@ func TestLateRequest(t *testing.T) {
 	testenv.Eventually(t, func() bool { return len(keys(t, c, "a/")) == 0 }, "the key is gone")
 }
 
-// TestLostAnswerOfRelease has the answer to a release lost: its repeat says
-// that it was this release that ended the hold.
+// TestLostAnswerOfRelease loses the answer to a release. The repeat must report
+// that this release ended the hold.
 func TestLostAnswerOfRelease(t *testing.T) {
 	s := testenv.Etcd(t)
 	link, addr := testenv.Wire(t, s.Addr)
@@ -302,8 +302,8 @@ func TestCanceledWaitsLeaveNothing(t *testing.T) {
 			if i%4 == 0 {
 				r = fixed(r, 30*time.Second)
 			}
-			// The server knows the deadline, and may be the one that says that
-			// it has passed.
+			// The server knows the deadline, and may be the first to report
+			// that it has passed.
 			if _, err := d.Acquire(ctx, r); !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, driver.ErrUnknown) {
 				t.Errorf("got %v, want %v", err, context.DeadlineExceeded)
 			}
@@ -337,10 +337,10 @@ func leader(tb testing.TB, c *clientv3.Client, servers []*testenv.EtcdServer) in
 	return 0
 }
 
-// work locks a name again and again in several goroutines of each driver until
-// the test ends them, and fails it if two have the lock at a time. It returns
-// how to wait until each driver has had the lock n more times, and how to end
-// it.
+// work locks a name repeatedly in several goroutines of each driver until the
+// test ends them, and fails the test if two have the lock at a time. It returns
+// a function that waits until each driver has had the lock n more times, and a
+// function that ends the work.
 func work(t *testing.T, drivers ...*etcd.Driver) (progress func(n int), end func()) {
 	var inside atomic.Int32
 	var mu sync.Mutex
@@ -497,7 +497,7 @@ func TestTwoClusters(t *testing.T) {
 			continue
 		}
 		if failed = err; err == nil {
-			_ = l.Release(guard(t)) // the next Acquire says what is wrong
+			_ = l.Release(guard(t)) // the next Acquire reports the error
 		}
 	}
 	wantText(t, "Acquire", failed, ids[a.Addr], ids[b.Addr])
@@ -512,7 +512,7 @@ func TestTwoClusters(t *testing.T) {
 	}
 }
 
-// TestOverwrittenKeys has somebody put or replace the key of a contender.
+// TestOverwrittenKeys has another client put or replace the key of a contender.
 func TestOverwrittenKeys(t *testing.T) {
 	t.Parallel()
 	s := testenv.Etcd(t)
@@ -561,7 +561,7 @@ func TestOverwrittenKeys(t *testing.T) {
 
 				l = acquire(t, d, newRequest(name)) // nothing is left in the way
 				if how == "replaced" {
-					release(t, l) // a waiter may have a new key before the old one is put by hand, for anybody's use
+					release(t, l) // a waiter may have a new key before the old one is put by hand, for use by any client
 					return
 				}
 				waiting := newRequest(name)
@@ -581,7 +581,8 @@ func TestOverwrittenKeys(t *testing.T) {
 	}
 }
 
-// TestServerFallsSilentDuringAWait: the end of the context bounds the call.
+// TestServerFallsSilentDuringAWait checks that the end of the context ends the
+// call.
 func TestServerFallsSilentDuringAWait(t *testing.T) {
 	s := testenv.Etcd(t)
 	link, addr := testenv.Wire(t, s.Addr)
@@ -606,9 +607,9 @@ func TestServerFallsSilentDuringAWait(t *testing.T) {
 	release(t, l)
 }
 
-// TestRefusedUnlock takes a right away from a user who has a lock. The server
-// then refuses the release for good, and the name must not stay locked for as
-// long as the client has other locks to ask for.
+// TestRefusedUnlock takes a right away from a user that has a lock. From then
+// on the server refuses the release, and the name must not stay locked for as
+// long as the client has other locks.
 func TestRefusedUnlock(t *testing.T) {
 	t.Parallel()
 	s := testenv.Etcd(t)
@@ -628,7 +629,7 @@ func TestRefusedUnlock(t *testing.T) {
 	l := acquire(t, d, request("secret"))
 	wantErr(t, "Release", l.Release(guard(t)), driver.ErrUnknown, fs.ErrPermission)
 	testenv.Eventually(t, func() bool {
-		release(t, acquire(t, d, request("other"))) // the client goes on
+		release(t, acquire(t, d, request("other"))) // the client carries on
 		return len(keys(t, c, "secret/")) == 0
 	}, "the name is free")
 }

@@ -16,15 +16,15 @@ import (
 
 const (
 	lingerFor = 2 * time.Second // how long a feed goes on without waiters and watches
-	// the same of a feed of the end of one key: who comes back at once mostly
-	// stands behind the same client
+	// the same for a feed of the end of one key: a waiter that comes back at
+	// once usually waits for the same client
 	keyLingerFor = 200 * time.Millisecond
 	firstRetry   = 50 * time.Millisecond
 	lastRetry    = 2 * time.Second
 	maxRecent    = 32 // events that a feed remembers
 )
 
-// feeds tell the waiters of a driver what happens to the keys before theirs.
+// feeds notify the waiters of a driver of changes to the keys before theirs.
 // The watches of all names share one stream.
 type feeds struct {
 	driver *Driver
@@ -38,21 +38,22 @@ type feeds struct {
 func newFeeds(d *Driver) *feeds { return &feeds{driver: d, byRange: make(map[keyRange]*feed)} }
 
 // feed is the watch on the contenders for one name, on some of them, or on one
-// key of the name's record. The watch has no start revision: the server
-// delivers only ten times a second from a watch that starts in the past. So all
-// waiters are woken when the feed becomes active, and ask what happened before.
+// key of the name's record. The watch has no start revision, because the server
+// delivers events of a watch that starts in the past only ten times a second.
+// So the feed wakes all waiters when it becomes active, and they read what
+// happened before.
 type feed struct {
 	feeds *feeds
 	keys  keyRange
 	idle  chan struct{} // buffered; signaled when the last waiter has left
-	again chan struct{} // buffered; signaled when the watch has to be made anew
+	again chan struct{} // buffered; signaled when the watch must be replaced
 
 	// Guarded by feeds.mu.
 	stream int               // the stream of the watch
-	due    time.Time         // when the watch should have begun; nobody has it made anew before
-	active bool              // the feed tells all that happens
+	due    time.Time         // when the watch should have begun; it is not replaced before
+	active bool              // the feed delivers all events
 	since  int64             // when the feed became active, on feeds.clock
-	recent []*clientv3.Event // the last ones that it has told since then
+	recent []*clientv3.Event // the last events delivered since then
 	// revision of the newest event since then that is no longer among the
 	// recent ones
 	lost    int64
@@ -60,8 +61,8 @@ type feed struct {
 	watches map[*watch]struct{}
 }
 
-// waiter is a contender that waits for those before it to go. It is in one of
-// these states:
+// waiter is a contender that waits for the keys before its own to go. It is in
+// one of these states:
 //
 //	waiting  view                 the view has all keys before the waiter's, or the nearest one
 //	first    view and first       by the view and the events since, no key is before the waiter's
@@ -77,15 +78,15 @@ type waiter struct {
 	feeds   []*feed
 	asked   int64 // when the last request for a view was sent, on feeds.clock
 	view    *view
-	nearest string // the key right before, if the last view knew of that alone; else ""
+	nearest string // the key directly before, if the last view had only that key; else ""
 	first   int64  // revision of the event by which the key became the first
 }
 
-// now is the time for the request that puts the key of a waiter: see join.
+// now is the time of the request that puts the key of a waiter: see join.
 func (fs *feeds) now() int64 { return fs.clock.Add(1) }
 
-// join returns a waiter for a key. It is in doubt, and hears no feed until it
-// has got a view. The request that put the key, and brings the first view, was
+// join returns a waiter for a key. It is in doubt, and listens to no feed until
+// it has a view. The request that put the key, and returns the first view, was
 // sent at asked.
 func (fs *feeds) join(own string, asked int64) *waiter {
 	return &waiter{all: fs, own: own, asked: asked, wake: make(chan struct{}, 1)}
@@ -113,8 +114,8 @@ func (w *waiter) leave() {
 	w.listen(nil)
 }
 
-// listen has the waiter hear the feeds of ranges, and no others. It is called
-// with feeds.mu held.
+// listen makes the waiter listen to the feeds of ranges, and to no others. It
+// is called with feeds.mu held.
 func (w *waiter) listen(ranges []keyRange) {
 	before := w.feeds
 	w.feeds = nil
@@ -131,22 +132,22 @@ func (w *waiter) listen(ranges []keyRange) {
 	}
 }
 
-// active reports whether all feeds of the waiter are. It is called with
+// active reports whether all feeds of the waiter are active. It is called with
 // feeds.mu held.
 func (w *waiter) active() bool {
 	return !slices.ContainsFunc(w.feeds, func(f *feed) bool { return !f.active })
 }
 
-// left has the feed end after a while, unless somebody joins it. It is called
-// with feeds.mu held.
+// left ends the feed after a while, unless a waiter or a watch joins it. It is
+// called with feeds.mu held.
 func (f *feed) left() {
 	if len(f.waiters)+len(f.watches) == 0 {
 		signal(f.idle)
 	}
 }
 
-// beginLook begins a request for a view, and returns the view that the waiter
-// had, or nil, and the key for look.
+// beginLook begins a request for a view. It returns the view that the waiter
+// had, or nil, and the key to pass to look.
 func (w *waiter) beginLook() (old *view, nearest string) {
 	w.all.mu.Lock()
 	defer w.all.mu.Unlock()
@@ -156,11 +157,11 @@ func (w *waiter) beginLook() (old *view, nearest string) {
 	return old, w.nearest
 }
 
-// endLook ends what beginLook began, or the request that put the key: v is the
-// answer, and from now on the waiter hears the feeds of ranges. It reports
-// whether these are active. If they have told all events since the request was
-// sent, and know them still, the waiter goes on from v; otherwise it has to
-// look as soon as all are.
+// endLook ends a look that beginLook began, or the request that put the key. v
+// is the answer, and from now on the waiter listens to the feeds of ranges.
+// endLook reports whether these are active. If they have delivered all events
+// since the request was sent, and still remember them, the waiter goes on from
+// v. Otherwise it must look as soon as all feeds are active.
 func (w *waiter) endLook(v view, ranges []keyRange) (active bool) {
 	w.all.mu.Lock()
 	defer w.all.mu.Unlock()
@@ -186,10 +187,10 @@ func (w *waiter) endLook(v view, ranges []keyRange) (active bool) {
 	return true
 }
 
-// forget leaves the waiter in doubt. It is called with feeds.mu held.
+// forget puts the waiter in doubt. It is called with feeds.mu held.
 func (w *waiter) forget() { w.view, w.first = nil, 0 }
 
-// note takes note of an event of a feed. It is called with feeds.mu held.
+// note handles an event of a feed. It is called with feeds.mu held.
 func (w *waiter) note(f *feed, e *clientv3.Event) {
 	if w.view == nil {
 		return
@@ -212,10 +213,10 @@ func signal(c chan struct{}) {
 	}
 }
 
-// doubt has watches made anew, on another stream and so perhaps to another
-// server: those that should have begun, or, if an event was missed, all that
-// the waiter hears. A server that is frozen, or cut off from the others, says
-// nothing, and its connection may stay.
+// doubt replaces watches by new ones on another stream, and so perhaps on
+// another server. It replaces watches that should have begun, or, if an event
+// was missed, all watches of the waiter. A server that is frozen, or cut off
+// from the others, sends nothing, and its connection may stay.
 func (w *waiter) doubt(missed bool) {
 	fs := w.all
 	fs.mu.Lock()
@@ -249,9 +250,9 @@ func (f *feed) run() {
 	}
 }
 
-// watch follows one watch until it ends, and has it begin within patience if
-// somebody waits. The library resumes a watch by itself when the connection
-// breaks.
+// watch follows one watch until it ends. If there are waiters, the watch must
+// begin within patience. The library resumes a watch by itself when the
+// connection breaks.
 func (f *feed) watch(patience time.Duration) (seen, end bool) {
 	d := f.feeds.driver
 	f.feeds.mu.Lock()
@@ -299,8 +300,8 @@ func (f *feed) watch(patience time.Duration) (seen, end bool) {
 	}
 }
 
-// trust forgets doubts in what the feed was until now. It is called with
-// feeds.mu held.
+// trust ends doubts about the feed's watch so far. It is called with feeds.mu
+// held.
 func (f *feed) trust() {
 	select {
 	case <-f.again:
@@ -308,8 +309,8 @@ func (f *feed) trust() {
 	}
 }
 
-// setActive says whether the feed tells all events from now on. The feed has
-// missed some before in either case, so all waiters are in doubt.
+// setActive sets whether the feed delivers all events from now on. In either
+// case the feed has missed some before, so all waiters are in doubt.
 func (f *feed) setActive(active bool) {
 	f.feeds.mu.Lock()
 	defer f.feeds.mu.Unlock()
@@ -325,15 +326,15 @@ func (f *feed) setActive(active bool) {
 	}
 }
 
-// deliver tells all waiters of events. Waiters hear all events that came
+// deliver notifies all waiters of events. It handles all events that arrived
 // together before any waiter acts on one: the end of a lease deletes keys in
-// any order, and the key of the waiter may be among them.
+// any order, and the waiter's key may be among them.
 func (f *feed) deliver(events []*clientv3.Event) {
 	f.feeds.mu.Lock()
 	defer f.feeds.mu.Unlock()
 	for _, e := range events {
 		if !f.keys.ofRecord && (e.IsCreate() || !isContender(f.keys.dir, e.Kv)) {
-			continue // a new contender, who stands behind, or a name below
+			continue // a new contender, which stands behind, or a longer name
 		}
 		if f.recent = append(f.recent, e); len(f.recent) > maxRecent {
 			f.lost = f.recent[0].Kv.ModRevision
@@ -359,17 +360,17 @@ func (f *feed) close() bool {
 	return true
 }
 
-// watch is one call of Watch, which listens to a feed beside its waiters.
+// watch is one call of Watch, which listens to a feed like a waiter.
 type watch struct{ changed func() }
 
-// Watch implements driver.Watcher. The feed tells of all contenders, new ones
-// too.
+// Watch implements driver.Watcher. The feed delivers events of all contenders,
+// including new ones.
 func (d *Driver) Watch(name string, changed func()) (stop func(), err error) {
 	return d.watch(keyRange{dir: d.dir(name)}, changed)
 }
 
-// watch has changed called when the feed of a range begins, and by each event
-// of the feed.
+// watch calls changed when the feed of a range begins, and at each event of the
+// feed.
 func (d *Driver) watch(keys keyRange, changed func()) (stop func(), err error) {
 	if err := d.life.Context().Err(); err != nil {
 		return nil, driver.ErrClosed

@@ -12,8 +12,8 @@ import (
 	"github.com/go-dsync/dsync/internal/lifecycle"
 )
 
-// slowWatcher is a server that tells of no event. It refuses watches until a
-// time, and lets others begin after a while.
+// slowWatcher is a server that sends no events. It refuses watches until a
+// time, and lets later ones begin after a while.
 type slowWatcher struct {
 	clientv3.Watcher // nil: the driver calls no more than Watch
 
@@ -40,7 +40,7 @@ func (s *slowWatcher) Watch(ctx context.Context, _ string, _ ...clientv3.OpOptio
 
 // TestFeedBeginsBesideThoseWhoDoubt has waiters whose looks are answered while
 // no watch begins, as after an outage, and while the server is busy. Each
-// waiter looks once a second, and has the watch made anew. A feed that never
+// waiter looks once a second, and has the watch replaced. A feed that never
 // begins would leave all hand-overs to those looks.
 func TestFeedBeginsBesideThoseWhoDoubt(t *testing.T) {
 	for _, test := range []struct {

@@ -13,7 +13,7 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// queueUp has n callers of d wait behind whoever holds name.
+// queueUp has n callers of d wait behind the holder of name.
 func queueUp(t *testing.T, d *etcd.Driver, name string, n int) []*drivertest.Waiter {
 	t.Helper()
 	waiters := make([]*drivertest.Waiter, n)
@@ -23,8 +23,8 @@ func queueUp(t *testing.T, d *etcd.Driver, name string, n int) []*drivertest.Wai
 	return waiters
 }
 
-// TestPassIsOneRequest counts what the server is asked when a lock goes from
-// caller to caller of one client. A row that takes longer than a client may
+// TestPassIsOneRequest counts the server's requests when a lock goes from
+// caller to caller of one client. A run that takes longer than a client may
 // keep a lock among its callers costs more.
 func TestPassIsOneRequest(t *testing.T) {
 	const n = 5
@@ -81,14 +81,14 @@ func TestPassIsOneRequest(t *testing.T) {
 	}
 }
 
-// TestPassIsNoNewsForOthers has a hold passed on while another client waits,
-// which knows by the event of the release that it is the next.
+// TestPassIsNoNewsForOthers passes a hold on while another client waits. The
+// event of the release shows the other client that it is the next.
 func TestPassIsNoNewsForOthers(t *testing.T) {
 	const n = 3
 	s := testenv.Etcd(t)
 	a, b := openURL(t, "etcd://%s", s.Addr), openURL(t, "etcd://%s", s.Addr)
 	row := 0
-	testenv.Eventually(t, func() bool { // one that is held up for long enough looks
+	testenv.Eventually(t, func() bool { // a waiter that is delayed for long enough looks
 		row++
 		name := fmt.Sprint("row", row)
 		l := acquire(t, a, request(name))
@@ -115,8 +115,8 @@ func TestPassIsNoNewsForOthers(t *testing.T) {
 	}, "who waits does not look")
 }
 
-// TestPassWithoutAnAnswer has the answer to a pass lost, and the hold released
-// then.
+// TestPassWithoutAnAnswer loses the answer to a pass, and then releases the
+// hold.
 func TestPassWithoutAnAnswer(t *testing.T) {
 	s := testenv.Etcd(t)
 	link, addr := testenv.Wire(t, s.Addr)
@@ -147,10 +147,10 @@ func TestPassOfASeal(t *testing.T) {
 	isSealed(t, d, "a", last)
 }
 
-// TestHandOverBetweenClientsIsOneRequest counts what the server is asked when a
-// lock goes from client to client and back: who waits knows by the event that
-// nobody is before it any more. One that is held up for long enough looks, so
-// some rows may cost more.
+// TestHandOverBetweenClientsIsOneRequest counts the server's requests when a
+// lock goes from client to client and back. The event shows the waiter that no
+// contender is before it any more. A waiter that is delayed for long enough
+// looks, so some runs may cost more.
 func TestHandOverBetweenClientsIsOneRequest(t *testing.T) {
 	const n = 6
 	s := testenv.Etcd(t)
@@ -186,8 +186,8 @@ func TestHandOverBetweenClientsIsOneRequest(t *testing.T) {
 	}, "a row of hand-overs takes one request each")
 }
 
-// TestHandOverPastThoseWhoLeft has those right before a waiter go first: that
-// does not make it the next, however many there are.
+// TestHandOverPastThoseWhoLeft has the contenders directly before a waiter
+// leave first. The waiter does not become the next by that, however many leave.
 func TestHandOverPastThoseWhoLeft(t *testing.T) {
 	s := testenv.Etcd(t)
 	a, b := openURL(t, "etcd://%s", s.Addr), openURL(t, "etcd://%s", s.Addr)
@@ -218,9 +218,9 @@ func TestHandOverPastThoseWhoLeft(t *testing.T) {
 	}
 }
 
-// TestHandOverOfARecordThatChanged has the holder mark a name, and take the
-// mark off, while another waits: that one has the token, and knows of the mark,
-// as if it had come later.
+// TestHandOverOfARecordThatChanged has the holder set a mark on a name, and
+// remove it, while another client waits. The waiter gets the token, and knows
+// of the mark, as if it had come later.
 func TestHandOverOfARecordThatChanged(t *testing.T) {
 	s := testenv.Etcd(t)
 	a, b := openURL(t, "etcd://%s", s.Addr), openURL(t, "etcd://%s", s.Addr)
@@ -259,8 +259,8 @@ func TestHandOverOfARecordThatChanged(t *testing.T) {
 	}
 }
 
-// TestHandOverByTheEndOfALease has one event tell that the holder's key is gone
-// and that the waiter's own is.
+// TestHandOverByTheEndOfALease has one event report the deletion of the
+// holder's key and of the waiter's own key.
 func TestHandOverByTheEndOfALease(t *testing.T) {
 	s := testenv.Etcd(t)
 	c := userClient(t, s.Addr)
@@ -302,8 +302,8 @@ func TestHandOverThatNoWatchTells(t *testing.T) {
 	}
 }
 
-// TestHandOverTokenIsTheRevision compares with what package concurrency
-// exports: the revision of an answer that showed the grant.
+// TestHandOverTokenIsTheRevision compares the token with the value that package
+// concurrency exports: the revision of an answer that showed the grant.
 func TestHandOverTokenIsTheRevision(t *testing.T) {
 	s := testenv.Etcd(t)
 	c := userClient(t, s.Addr)
@@ -319,8 +319,8 @@ func TestHandOverTokenIsTheRevision(t *testing.T) {
 	release(t, next)
 }
 
-// TestHandOverWithoutAnAnswer has the answer lost that says who is next: the
-// waiter finds out for itself.
+// TestHandOverWithoutAnAnswer loses the answer that shows the next holder. The
+// waiter has to find out by itself.
 func TestHandOverWithoutAnAnswer(t *testing.T) {
 	s := testenv.Etcd(t)
 	link, addr := testenv.Wire(t, s.Addr)
@@ -346,7 +346,7 @@ func TestHandOverWithoutAnAnswer(t *testing.T) {
 	release(t, waiters[1].Granted(t))
 }
 
-// TestHandOverToOneWhoLeaves has waits end while the lock comes to them.
+// TestHandOverToOneWhoLeaves has waits end while the lock is handed to them.
 func TestHandOverToOneWhoLeaves(t *testing.T) {
 	s := testenv.Etcd(t)
 	c := userClient(t, s.Addr)
@@ -371,8 +371,8 @@ func TestHandOverToOneWhoLeaves(t *testing.T) {
 	testenv.Eventually(t, func() bool { return len(keys(t, c, "a/")) == 0 }, "all keys are gone")
 }
 
-// TestHandOverToAFixedLease has the next in line hang on a lease of its own,
-// which has to last from the grant.
+// TestHandOverToAFixedLease has the next waiter use its own lease, which has to
+// last from the grant.
 func TestHandOverToAFixedLease(t *testing.T) {
 	const ttl = 30 * time.Second
 	s := testenv.Etcd(t)

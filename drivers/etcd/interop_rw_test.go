@@ -16,10 +16,10 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// rival is somebody who is no client of dsync.
+// rival is a client of another library.
 type rival struct{ lock, unlock func() error }
 
-// rivals make them, each with a session of its own.
+// rivals has functions that make them, each with its own session.
 var rivals = map[string]func(tb testing.TB, c *clientv3.Client, name string) rival{
 	"Mutex": func(tb testing.TB, c *clientv3.Client, name string) rival {
 		m := newMutex(tb, c, name)
@@ -53,7 +53,7 @@ func (r rival) begin(tb testing.TB, c *clientv3.Client, name string) (locked <-c
 }
 
 // waits fails the test if a rival has the lock. It looks for as long as several
-// requests take, and a rival sends one before it waits.
+// requests take; a rival sends one request before it waits.
 func waits(tb testing.TB, c *clientv3.Client, locked <-chan error) {
 	tb.Helper()
 	for range 20 {
@@ -83,8 +83,8 @@ func in(mode driver.Mode, r *driver.Request) *driver.Request {
 	return r
 }
 
-// TestModesBesideRivals has each mode meet each kind of rival, whoever comes
-// first.
+// TestModesBesideRivals has each mode meet each kind of rival, with either of
+// them first.
 func TestModesBesideRivals(t *testing.T) {
 	t.Parallel()
 	s := testenv.Etcd(t)
@@ -104,7 +104,7 @@ func TestModesBesideRivals(t *testing.T) {
 
 				l := acquire(t, d, in(mode, request(name)))
 				locked := theirs.begin(t, c, name)
-				if beside || mode == driver.Exclusive && kind == "RLock" { // who reads does not look for exclusive locks
+				if beside || mode == driver.Exclusive && kind == "RLock" { // a reader does not look for exclusive locks
 					granted(t, locked)
 					release(t, l)
 				} else {
@@ -179,7 +179,7 @@ func TestOrderBesideRWMutex(t *testing.T) {
 				t.Error("our writer has the lock beside our reader")
 			}
 			waits(t, c, locked)
-			ourWriter.Cancel() // and holds their reader up no more
+			ourWriter.Cancel() // and does not delay their reader any more
 			granted(t, locked)
 			if _, err := ourWriter.End(t); !errors.Is(err, context.Canceled) {
 				t.Errorf("our writer: got %v, want %v", err, context.Canceled)
@@ -197,8 +197,8 @@ func TestOrderBesideRWMutex(t *testing.T) {
 	}
 }
 
-// TestRWMutexOverlooksNothing has the two requests refused that would put a key
-// again, while somebody waits who would not see it any more.
+// TestRWMutexOverlooksNothing checks that the two requests that would put a key
+// again are refused while a waiter would no longer see the key.
 func TestRWMutexOverlooksNothing(t *testing.T) {
 	t.Parallel()
 	s := testenv.Etcd(t)
@@ -254,8 +254,8 @@ func TestRWMutexOverlooksNothing(t *testing.T) {
 	granted(t, written)
 }
 
-// TestReadsAreNeverTorn has readers and writers of both kinds see what the
-// writers write.
+// TestReadsAreNeverTorn checks that readers of both kinds see complete values
+// while writers of both kinds write.
 func TestReadsAreNeverTorn(t *testing.T) {
 	t.Parallel()
 	const each = 2

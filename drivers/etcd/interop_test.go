@@ -24,7 +24,7 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// newMutex returns a mutex of package concurrency with a session of its own.
+// newMutex returns a mutex of package concurrency with its own session.
 func newMutex(tb testing.TB, c *clientv3.Client, name string) *concurrency.Mutex {
 	tb.Helper()
 	return concurrency.NewMutex(newSession(tb, c), name)
@@ -74,7 +74,7 @@ func TestMutexOfPackageConcurrency(t *testing.T) {
 	release(t, next)
 }
 
-// etcdctlLock runs `etcdctl lock` until end is called. The channel gives the
+// etcdctlLock runs `etcdctl lock` until end is called. The channel receives the
 // fencing token once it has the lock.
 func etcdctlLock(tb testing.TB, s *testenv.EtcdServer, name string) (token <-chan uint64, end func()) {
 	tb.Helper()
@@ -184,7 +184,8 @@ func TestEtcdctlLock(t *testing.T) {
 	}
 }
 
-// roles are what this test binary does as another process; see testenv.Spawn.
+// roles are the programs that this test binary runs as another process; see
+// testenv.Spawn.
 var roles = map[string]func(){"dsync": dsyncRole, "mutex": mutexRole, "etcdctl": etcdctlRole, "terminated": drivertest.TerminatedRole,
 	"write": writeRole, "rwmutex": rwmutexRole}
 
@@ -233,9 +234,9 @@ func etcdctlRole() {
 	})
 }
 
-// Four processes of either kind add 500 each. The others take the lock less
-// often and add more at a time, since it takes them a tenth of a second to be
-// woken.
+// Four processes of either kind add 500 each. The other processes take the lock
+// less often and add more at a time, because it takes a tenth of a second to
+// wake them.
 func TestCounterBesideOthers(t *testing.T) {
 	for other, ours := range map[string]string{"mutex": "dsync", "etcdctl": "dsync", "rwmutex": "write"} {
 		t.Run(other, func(t *testing.T) {

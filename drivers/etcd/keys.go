@@ -17,9 +17,9 @@ import (
 )
 
 // newKey returns a key that no other attempt has. The key of an exclusive lock
-// begins like the keys of package concurrency, which are the lease alone.
+// begins like the keys of package concurrency, which consist only of the lease.
 func newKey(dir, mark string, id clientv3.LeaseID, number uint64) string {
-	b := append(make([]byte, 0, 64), dir...) // most keys are no longer
+	b := append(make([]byte, 0, 64), dir...) // most keys fit
 	b = append(b, mark...)
 	b = strconv.AppendUint(b, uint64(id), 16)
 	b = append(b, '-')
@@ -27,7 +27,7 @@ func newKey(dir, mark string, id clientv3.LeaseID, number uint64) string {
 	return string(b)
 }
 
-// isOfClient reports whether two keys differ in their numbers alone.
+// isOfClient reports whether two keys differ only in their numbers.
 func isOfClient(key, own string) bool {
 	n := strings.LastIndexByte(own, '-') + 1
 	return len(key) > n && key[:n] == own[:n]
@@ -46,18 +46,18 @@ func excludes(dir string, kv *mvccpb.KeyValue, mode driver.Mode) bool {
 }
 
 // isContender reports whether kv contends for the lock of dir itself, and not
-// for a lock with a name below.
+// for a lock with a longer name.
 func isContender(dir string, kv *mvccpb.KeyValue) bool {
 	last := kv.Key[min(len(dir), len(kv.Key)):]
 	for _, c := range last {
-		if c == '/' || c == 0 { // below, or the record of a name below
+		if c == '/' || c == 0 { // a longer name, or the record of a longer name
 			return isRecipe(last)
 		}
 	}
 	return true
 }
 
-// The last part of a key, behind dir, tells the mode. Keys of this driver begin
+// The last part of a key, behind dir, shows the mode. Keys of this driver begin
 // there with a mark or, in the mode Exclusive, with the lease. RWMutex of
 // etcd's package recipe makes keys of two parts. RWMutex.RLock waits for all
 // keys that begin with "write", and RWMutex.Lock for all keys.
@@ -70,10 +70,10 @@ const (
 	recipeTime  = 19       // digits
 )
 
-// rule is what a mode means to a request for a lock. driver.Mode.Excludes says
-// which keys exclude it.
+// rule describes how a mode affects a request for a lock. driver.Mode.Excludes
+// defines which keys exclude it.
 type rule struct {
-	mark    string // what the last part of the key begins with; permits have a longer one
+	mark    string // the beginning of the key's last part; longer for permits
 	forRead bool   // the range that it reads and watches has no Reads, and not its own key
 	// the permits of all keys before its own count, and so does the record of
 	// the name
@@ -107,8 +107,8 @@ func modeOf(dir string, kv *mvccpb.KeyValue) driver.Mode {
 	return driver.Exclusive
 }
 
-// isRecipe reports whether the last part of a key is RWMutex's, and not that of
-// a lock with a name below.
+// isRecipe reports whether the last part of a key is from RWMutex, and not from
+// a lock with a longer name.
 func isRecipe(last []byte) bool {
 	time, ok := bytes.CutPrefix(last, []byte(recipeRead))
 	if !ok {
@@ -117,24 +117,24 @@ func isRecipe(last []byte) bool {
 	return ok && len(time) == recipeTime && len(bytes.Trim(time, "0123456789")) == 0
 }
 
-// Permits are a mode of the queue. The key of a request says how many permits
-// of what limit: permits-2of10-<lease>-<number>. A key has its permits if no
-// key before it excludes the mode, and if the permits of all keys up to it are
-// no more than the limit. So all keys that have permits are within the limit at
-// each revision, and nobody is overtaken.
+// Permits are a mode of the queue. The key of a request contains its number of
+// permits and their limit: permits-2of10-<lease>-<number>. A key has its
+// permits if no key before it excludes the mode, and if the permits of all keys
+// up to it do not exceed the limit. So all keys that have permits are within
+// the limit at each revision, and no waiter is overtaken.
 //
-// SetLimit makes the limit a part of the record of the name, for good. Without
-// a record the limit is the one that the oldest key names, and is forgotten
-// with the last key. A key may say 0 where there is a record alone.
+// SetLimit stores the limit permanently, in the record of the name. Without a
+// record, the oldest key sets the limit, which is forgotten with the last key.
+// Only if there is a record may a key have the limit 0.
 const permitMark = "permits-"
 
-// markOfPermits returns what the last part of the key of a request begins with.
+// markOfPermits returns the beginning of the last part of a request's key.
 func markOfPermits(n, limit int) string {
 	return permitMark + strconv.Itoa(n) + "of" + strconv.Itoa(limit) + "-"
 }
 
-// permitsOf returns how many permits the key of a contender is for, 0 in other
-// modes, and the limit that the key names.
+// permitsOf returns how many permits the key of a contender requests, 0 in
+// other modes, and the limit that the key names.
 func permitsOf(key []byte) (n, limit int) {
 	rest, ok := bytes.CutPrefix(key[bytes.LastIndexByte(key, '/')+1:], []byte(permitMark))
 	if !ok {
@@ -151,14 +151,14 @@ func permitsOf(key []byte) (n, limit int) {
 }
 
 // keyRange holds the keys of all contenders for a name that can exclude a mode.
-// For a Read these are all but the Reads of this driver, so a thousand Reads
-// cost each other nothing, neither in answers nor in the events of their
-// watches. Or it holds one key.
+// For a Read these are all keys except the Reads of this driver, so a thousand
+// Reads cost each other nothing, neither in answers nor in the events of their
+// watches. A keyRange can also hold a single key.
 type keyRange struct {
 	dir      string
 	forRead  bool
 	ofRecord bool // of the key dir, which is a part of the record of a name
-	ends     bool // of the key dir, which is a contender's or a latch: watched for its deletion alone
+	ends     bool // of the key dir, a contender's or a latch: only its deletion is watched
 }
 
 func (r keyRange) from() string {
@@ -168,7 +168,8 @@ func (r keyRange) from() string {
 	return r.dir
 }
 
-// rest is the option that makes a request for the key from() one for the range.
+// rest returns the option that extends a request for the key from() to the
+// range.
 func (r keyRange) rest() clientv3.OpOption {
 	switch {
 	case r.forRead:
@@ -181,8 +182,8 @@ func (r keyRange) rest() clientv3.OpOption {
 	return clientv3.WithPrefix()
 }
 
-// read makes op, a read of no key yet, a read of the range. It does what from
-// and rest do with fewer allocations.
+// read turns op, a read without a key, into a read of the range. It does the
+// same as from and rest with fewer allocations.
 func (r keyRange) read(op clientv3.Op) clientv3.Op {
 	end := []byte(r.dir)
 	end[len(end)-1]++ // the slash
@@ -200,11 +201,11 @@ func (r keyRange) isEmpty() clientv3.Cmp {
 	return none.WithPrefix()
 }
 
-// errOverlooked says that a key was not put again, because a client of RWMutex
-// would overlook it.
+// errOverlooked is the error for a key that was not put again, because a client
+// of RWMutex would overlook it.
 var errOverlooked = fmt.Errorf("a client of RWMutex has come since, and would overlook a key that is put again: %w", errors.ErrUnsupported)
 
-// value is what a key tells people about its holder.
+// value is the JSON value of a key, which describes its holder for people.
 type value struct {
 	Owner string    `json:"owner,omitempty"`
 	Host  string    `json:"host,omitempty"`
@@ -214,7 +215,7 @@ type value struct {
 	Pass  int       `json:"pass,omitempty"` // how many times the hold was passed to another caller of the client
 }
 
-// text is v as the key has it.
+// text returns v as it is stored in the key.
 func (v value) text() []byte {
 	text, _ := json.Marshal(v) // which does not fail with strings, a number and a time
 	return text
@@ -227,17 +228,17 @@ func opPut(key string, text []byte, options ...clientv3.OpOption) clientv3.Op {
 	return op
 }
 
-// What is known of a name for good is in keys beside its contenders: these keys
-// have a NUL where contenders have a slash.
+// The permanent state of a name is stored in keys beside its contenders. These
+// keys have a NUL where contenders have a slash.
 const (
 	sealSuffix  = "\x00seal"  // the value is the last token
-	looseSuffix = "\x00loose" // the value is the id that Unseal asks for
+	looseSuffix = "\x00loose" // the value is the id of Loosen
 	markSuffix  = "\x00mark"  // no value
-	baseSuffix  = "\x00base"  // the value is what is added to revisions
-	limitSuffix = "\x00limit" // the value is how many permits there are
+	baseSuffix  = "\x00base"  // the value is the number added to revisions
+	limitSuffix = "\x00limit" // the value is the number of permits
 )
 
-// record is what is known of a name for good.
+// record is the permanent state of a name.
 type record struct {
 	sealed, marked bool
 
@@ -247,7 +248,7 @@ type record struct {
 	base   uint64 // tokens less revisions, also after the mark was taken off
 	raised int64  // modification revision of the key of base
 
-	limit   int   // of permits, as SetLimit has set it; 0 if it never was set
+	limit   int   // of permits, as set by SetLimit; 0 if it never was set
 	limited int64 // modification revision of the key of limit
 }
 

@@ -10,9 +10,9 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// TestKeysAreUsedAgain has locks of a name one after the other: the server
-// keeps each key that there ever was until its next compaction, and passes all
-// of a name at every lock.
+// TestKeysAreUsedAgain has consecutive locks of a name. The server keeps each
+// key that ever existed until its next compaction, and passes all keys of a
+// name at every lock.
 func TestKeysAreUsedAgain(t *testing.T) {
 	s := testenv.Etcd(t)
 	c := userClient(t, s.Addr)
@@ -48,7 +48,7 @@ func TestKeysAreUsedAgain(t *testing.T) {
 }
 
 // TestKeyOfALateReleaseIsNotUsedAgain has the request of a release reach the
-// server long after its caller has left: it must not delete the key of the next
+// server long after its caller has left. It must not delete the key of the next
 // hold.
 func TestKeyOfALateReleaseIsNotUsedAgain(t *testing.T) {
 	s := testenv.Etcd(t)

@@ -13,19 +13,19 @@ import (
 
 var _ driver.Latcher = (*Driver)(nil)
 
-// The keys of latches begin with a NUL behind the prefix, so they are below no
-// name, and contend for no lock of anybody.
+// The keys of latches have a NUL after the prefix, so they are below no name
+// and contend for no lock.
 const (
 	latchPrefix = "\x00latch\x00" // and the name; the value is the count as set
-	// and the name, a NUL and the id of a change; the value is what the change
-	// returned
+	// and the name, a NUL and the id of a change; the value is the result of
+	// the change
 	changePrefix = "\x00change\x00"
 )
 
-// latch is the key of a latch. Each count-down puts the key again as it is, and
-// the server counts these puts in the version of the key. So count-downs that
-// come at once are in nobody's way, where a count in the value would let one of
-// them through at a time.
+// latch is the key of a latch. Each count-down puts the key again unchanged,
+// and the server counts these puts in the version of the key. So concurrent
+// count-downs do not conflict, whereas a count in the value would let only one
+// of them through at a time.
 type latch struct {
 	key     string
 	created int64 // create revision; 0 if there is no latch
@@ -41,8 +41,8 @@ func (l latch) left() int64 {
 	return l.n - (l.version - 1)
 }
 
-// latchStep is what a change does to a latch, and the conditions besides the
-// one that the latch is the same. Without ops nothing happens.
+// latchStep is the effect of a change on a latch, with its conditions in
+// addition to the latch being unchanged. Without ops nothing happens.
 type latchStep struct {
 	conditions []clientv3.Cmp
 	ops        []clientv3.Op
@@ -86,8 +86,8 @@ func (d *Driver) DeleteLatch(ctx context.Context, name, id string) error {
 }
 
 // changeLatch carries out a change, unless the key of its id is there, and
-// reports whether there was something to change. The first request takes it
-// that there is no latch, and finds out what there is.
+// reports whether there was something to change. The first request assumes that
+// there is no latch, and reads the actual state.
 func (d *Driver) changeLatch(ctx context.Context, name, id string, change func(latch) latchStep) (did bool, err error) {
 	bounded, cancel := d.asks.under(ctx)
 	defer cancel()

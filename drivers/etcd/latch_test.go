@@ -38,8 +38,8 @@ func wantLeft(tb testing.TB, d *etcd.Driver, name string, want int) {
 	}
 }
 
-// watchLatch watches a latch, and returns how often it was told since the watch
-// began.
+// watchLatch watches a latch, and returns the number of notifications since the
+// watch began.
 func watchLatch(tb testing.TB, d *etcd.Driver, name string) *atomic.Int64 {
 	tb.Helper()
 	calls := new(atomic.Int64)
@@ -52,8 +52,8 @@ func watchLatch(tb testing.TB, d *etcd.Driver, name string) *atomic.Int64 {
 	return calls
 }
 
-// TestKeysOfALatch: they are in nobody's way, and the ids of changes end by
-// themselves.
+// TestKeysOfALatch checks that the keys conflict with no other keys, and that
+// the ids of changes end by themselves.
 func TestKeysOfALatch(t *testing.T) {
 	s := testenv.Etcd(t)
 	c := userClient(t, s.Addr)
@@ -109,8 +109,8 @@ func TestKeysOfALatch(t *testing.T) {
 	}
 }
 
-// TestLatchRequests has many count down at once: none of them has to ask again
-// because of another one.
+// TestLatchRequests has many clients count down at once. None of them has to
+// repeat a request because of another.
 func TestLatchRequests(t *testing.T) {
 	const clients, each = 4, 25
 	s := testenv.Etcd(t)
@@ -139,7 +139,7 @@ func TestLatchRequests(t *testing.T) {
 	}
 }
 
-// TestLatchLastTwoAtOnce has a count-down learn that two are left, and another
+// TestLatchLastTwoAtOnce has a count-down read that two are left, and another
 // one come in between.
 func TestLatchLastTwoAtOnce(t *testing.T) {
 	s := testenv.Etcd(t)
@@ -197,7 +197,8 @@ func leasesOfChanges(tb testing.TB, c *clientv3.Client) map[clientv3.LeaseID]boo
 	return leases
 }
 
-// TestLatchWatchHearsOfTheEnd alone: a count-down costs those who wait nothing.
+// TestLatchWatchHearsOfTheEnd checks that a watch reports only the end: a
+// count-down causes no traffic for the waiters.
 func TestLatchWatchHearsOfTheEnd(t *testing.T) {
 	s := testenv.Etcd(t)
 	d := openURL(t, "etcd://%s", s.Addr)
@@ -215,7 +216,7 @@ func TestLatchWatchHearsOfTheEnd(t *testing.T) {
 }
 
 // TestLatchEndThatNoWatchTells cuts the watcher off, and has the server forget
-// what happened meanwhile.
+// the events in the meantime.
 func TestLatchEndThatNoWatchTells(t *testing.T) {
 	s := testenv.Etcd(t)
 	link, addr := testenv.Wire(t, s.Addr)
@@ -238,8 +239,8 @@ func TestLatchEndThatNoWatchTells(t *testing.T) {
 	}
 }
 
-// TestLatchAnswersLost loses the answer to what changes a latch, and repeats
-// the change when the next latch is there.
+// TestLatchAnswersLost loses the answer to changes of a latch, and repeats the
+// change when the next latch is there.
 func TestLatchAnswersLost(t *testing.T) {
 	s := testenv.Etcd(t)
 	link, addr := testenv.Wire(t, s.Addr)
@@ -254,7 +255,7 @@ func TestLatchAnswersLost(t *testing.T) {
 		if before > 0 {
 			setLatch(t, b, "x", fmt.Sprint("before", i), before)
 		}
-		held := link.HoldReply("true") // what the id says: the request does something
+		held := link.HoldReply("true") // the value of the id: the request does something
 		answered := make(chan error, 1)
 		go func() { answered <- change() }() // ends after 3 s at the latest
 		<-held

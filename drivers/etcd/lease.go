@@ -21,7 +21,7 @@ const (
 	lastRelease  = 500 * time.Millisecond
 )
 
-// hold is one attempt to get a lock, and then the driver.Lease: a key.
+// hold is one attempt to acquire a lock, and then the driver.Lease: a key.
 type hold struct {
 	linked.Links[hold] // in session.holds or Driver.fixed
 
@@ -46,15 +46,15 @@ type hold struct {
 	sealing   bool  // the key may have become a seal
 	deletions int32 // requests to delete the key
 	doubtedAt int64 // when the first unanswered request to release the hold was sent
-	// what the key says since the hold was passed, or is to say; nil if it
+	// the key's value since the hold was passed, or its next value; nil if it
 	// never was passed
 	passed *value
 }
 
-// phase is how far the end of a hold has come.
+// phase is how far the end of a hold has progressed.
 type phase int8
 
-// standing is what the driver knows about the key of an attempt.
+// standing is the state of an attempt's key, as far as the driver knows.
 type standing int8
 
 const (
@@ -91,7 +91,7 @@ func (h *hold) expires() int64 {
 }
 
 // isPast reports whether Expires has passed. A session whose end was seen to
-// have passed is over for good.
+// have passed has ended permanently.
 func (h *hold) isPast() bool {
 	if h.session != nil {
 		return h.session.End.Passed(h.driver.now())
@@ -108,7 +108,7 @@ func (h *hold) Session() (expires time.Time, ttl time.Duration) {
 	return time.Time{}, 0
 }
 
-// list enters a granted hold in the books of the driver, unless its session is
+// list adds a granted hold to the lists of the driver, unless its session is
 // dead.
 func (h *hold) list() bool {
 	if h.session != nil {
@@ -132,8 +132,8 @@ func (h *hold) unlist() {
 	d.fixed.Remove(h)
 }
 
-// lose ends a hold that is over, but not by Release. The hold is no longer
-// listed. Without a cause the holder is not told.
+// lose ends a hold other than by Release. The hold is no longer listed. Without
+// a cause the holder is not notified.
 func (h *hold) lose(cause error) {
 	h.mu.Lock()
 	first := h.phase == held
@@ -150,7 +150,8 @@ func (h *hold) lose(cause error) {
 	}
 }
 
-// giveLeaseBack gives back what carried the key. The key is known to be gone.
+// giveLeaseBack returns the lease that carried the key. The key is known to be
+// gone.
 func (h *hold) giveLeaseBack() {
 	h.mu.Lock()
 	inCleaner := h.inCleaner
@@ -164,7 +165,7 @@ func (h *hold) giveLeaseBack() {
 	}
 }
 
-// leaveToCleaner has the key deleted in the background. Definite says that the
+// leaveToCleaner deletes the key in the background. Definite is set if the
 // request that put the key was answered.
 func (h *hold) leaveToCleaner(definite bool) {
 	h.mu.Lock()
@@ -214,12 +215,12 @@ func (h *hold) Release(ctx context.Context) error {
 	}
 }
 
-// releaseOnce asks once to delete the key, and reports whether the matter is
-// settled.
+// releaseOnce sends one request to delete the key, and reports whether the
+// matter is settled.
 //
-// A repeated request that finds no key counts as the success of the unanswered
-// request before, if that request was sent before the lease could have ended,
-// and if the key cannot have become a seal.
+// If a repeated request finds no key, the unanswered request before it counts
+// as successful, provided that it was sent before the lease could have ended
+// and that the key cannot have become a seal.
 func (h *hold) releaseOnce(ctx context.Context) (settled bool, _ error) {
 	d := h.driver
 	bounded, cancel := d.ends.ending(ctx)
@@ -236,7 +237,7 @@ func (h *hold) releaseOnce(ctx context.Context) (settled bool, _ error) {
 	removed, err := h.remove(bounded, sealing)
 
 	h.mu.Lock()
-	if h.phase == over { // the session died meanwhile, or another Release settled it
+	if h.phase == over { // in the meantime the session died, or another Release settled it
 		h.mu.Unlock()
 		return true, driver.ErrNotHeld
 	}
@@ -292,7 +293,7 @@ func (h *hold) leaveToLease() {
 	}
 }
 
-// holdList is a list of holds, in the order in which they were granted, almost.
+// holdList is a list of holds, almost in the order in which they were granted.
 type holdList struct{ linked.List[hold, *hold] }
 
 // before returns the holds that were granted before a time.
@@ -309,7 +310,7 @@ func (l *holdList) before(granted int64) []*hold {
 
 var _ driver.Passer = (*hold)(nil)
 
-// Pass implements driver.Passer. The key is put again, on the same lease: it
+// Pass implements driver.Passer. The key is put again on the same lease: it
 // stays the oldest one, the waiters behind it go on waiting, and the revision
 // of the answer is the token. If there is no answer, the key is there in either
 // case, for Release to delete.
@@ -327,7 +328,7 @@ func (h *hold) Pass(ctx context.Context, owner, note string) error {
 	}
 	if !o.answer.Succeeded {
 		if h.rule().besideRecipe {
-			return errOverlooked // or the hold is over, as its release will tell
+			return errOverlooked // or the hold has ended, as its release will report
 		}
 		h.vanish()
 		return driver.ErrNotHeld
@@ -339,8 +340,8 @@ func (h *hold) Pass(ctx context.Context, owner, note string) error {
 	return nil
 }
 
-// nextValue returns what the key is to say of its next holder, and remembers it
-// for putAgain.
+// nextValue returns the key's value for its next holder, and remembers it for
+// putAgain.
 func (h *hold) nextValue(owner, note string) value {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -352,8 +353,8 @@ func (h *hold) nextValue(owner, note string) value {
 	return v
 }
 
-// putAgain puts the key of the hold without a change but for the count of
-// passes, so that the event does not look like a pass. It tells the waiters
+// putAgain puts the key of the hold unchanged except for the count of passes,
+// so that the event does not look like a pass. The event notifies the waiters
 // behind the key that the record of the name has changed.
 func (h *hold) putAgain() clientv3.Op {
 	h.mu.Lock()
@@ -366,8 +367,8 @@ func (h *hold) putAgain() clientv3.Op {
 	return opPut(h.key, h.driver.textOf(v), clientv3.WithIgnoreLease())
 }
 
-// textOf is what the key of a hold says. A note alone does not tell that the
-// hold was passed, so those who wait behind it look again.
+// textOf returns the value of a hold's key. A value that is only a note does
+// not show that the hold was passed, so the waiters behind it look again.
 func (d *Driver) textOf(v value) []byte {
 	if d.options.NoteAlone {
 		return []byte(v.Note)
@@ -375,8 +376,8 @@ func (d *Driver) textOf(v value) []byte {
 	return v.text()
 }
 
-// Leave implements driver.Leaver: the last renewal of a hold with an expiry of
-// its own, repeated like a release. Each lease that carries the key from then
+// Leave implements driver.Leaver. It is the last renewal of a hold with its own
+// expiry, repeated like a release. Each lease that carries the key from then
 // on, or may carry it, is left to run out.
 //
 // Close waits for a Leave under way and does not end its hold. The hold leaves
@@ -403,7 +404,7 @@ func transient(err error) bool {
 	return errors.Is(err, driver.ErrUnknown) || errors.Is(err, driver.ErrUnavailable)
 }
 
-// removalPause bounds how often WatchRemoval looks for a key.
+// removalPause limits how often WatchRemoval looks for a key.
 const removalPause = 100 * time.Millisecond
 
 // WatchRemoval implements driver.RemovalWatcher. Any change of the contenders
@@ -441,8 +442,8 @@ func (h *hold) WatchRemoval(func()) (stop func()) {
 	return stop
 }
 
-// verify looks for the key of h in a way that no server which lags behind can
-// answer, and ends the hold if the key is gone.
+// verify looks for the key of h with a read that no lagging server can answer,
+// and ends the hold if the key is gone.
 func (d *Driver) verify(ctx context.Context, h *hold) {
 	h.mu.Lock()
 	phase := h.phase
@@ -450,7 +451,7 @@ func (d *Driver) verify(ctx context.Context, h *hold) {
 	if phase != held {
 		return
 	}
-	answer, err := d.get(ctx, h.key) // servers leave the lease out of answers with keys alone
+	answer, err := d.get(ctx, h.key) // servers omit the lease in answers with only keys
 	if err != nil || len(answer.Kvs) > 0 && h.isOf(answer.Kvs[0]) {
 		return
 	}
@@ -459,7 +460,7 @@ func (d *Driver) verify(ctx context.Context, h *hold) {
 	}
 }
 
-// vanish ends a hold that somebody removed or overwrote.
+// vanish ends a hold whose key another client removed or overwrote.
 func (h *hold) vanish() {
 	h.unlist()
 	if !h.isSealing() {
@@ -468,14 +469,14 @@ func (h *hold) vanish() {
 	h.lose(driver.ErrRemoved)
 }
 
-// sweep has the key deleted in the background. A key that somebody overwrote
-// hangs on no lease, so it would stay for ever.
+// sweep deletes the key in the background. A key that another client overwrote
+// hangs on no lease, so it would stay forever.
 func (h *hold) sweep() {
 	h.driver.ghosts.Add(&ghost{key: h.key, carrier: new(carrier), definite: true})
 }
 
-// isOf reports whether kv is the key of h as this driver put it. A key that
-// somebody put by hand has another create revision, or no lease.
+// isOf reports whether kv is the key of h as this driver put it. A key put by
+// hand has another create revision, or no lease.
 func (h *hold) isOf(kv *mvccpb.KeyValue) bool {
 	return kv.CreateRevision == h.revision && kv.Lease != int64(clientv3.NoLease)
 }

@@ -24,7 +24,7 @@ func TestMain(m *testing.M) {
 	testenv.NoLeaks(m)
 }
 
-// What the tests of all drivers share.
+// Shared by the tests of all drivers.
 const hangGuard = drivertest.HangGuard
 
 var (
@@ -64,7 +64,7 @@ func userClient(tb testing.TB, addrs ...string) *clientv3.Client {
 }
 
 // clientOver returns a client whose connections can be disturbed, and that
-// finds out when one is dead.
+// notices dead connections.
 func clientOver(tb testing.TB, w *wire.Wire, addrs ...string) *clientv3.Client {
 	tb.Helper()
 	dial := func(ctx context.Context, addr string) (net.Conn, error) { return w.DialContext(ctx, "tcp", addr) }
@@ -102,8 +102,8 @@ func keys(tb testing.TB, c *clientv3.Client, prefix string) []string {
 	return list
 }
 
-// remove deletes the key that has a lock, or all keys of those who read. With
-// their leases other holds would end as well.
+// remove deletes the key that has a lock, or all keys of its readers. Deleting
+// their leases would end other holds as well.
 func remove(tb testing.TB, c *clientv3.Client, name string) {
 	tb.Helper()
 	for i, key := range keys(tb, c, name+"/") {
@@ -117,7 +117,7 @@ func remove(tb testing.TB, c *clientv3.Client, name string) {
 	}
 }
 
-// removeHold deletes the key of one of those who read.
+// removeHold deletes the key of one reader.
 func removeHold(tb testing.TB, c *clientv3.Client, name, hold string) {
 	tb.Helper()
 	answer, err := c.Get(guard(tb), name+"/", clientv3.WithPrefix())
@@ -138,8 +138,8 @@ func removeKey(tb testing.TB, c *clientv3.Client, key string) {
 	}
 }
 
-// revision is how many transactions have changed something so far, with an
-// offset.
+// revision returns the number of transactions that have changed something so
+// far, plus an offset.
 func revision(tb testing.TB, c *clientv3.Client) int64 {
 	tb.Helper()
 	answer, err := c.Get(guard(tb), "nobody has this key")

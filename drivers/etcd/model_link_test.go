@@ -16,17 +16,18 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// modelLink is what a client of the library has in place of a connection:
-// nothing gets through it but by a step of the model. Requests about leases are
-// no steps, as long as the link is not cut. All is guarded by modelWorld.mu.
+// modelLink replaces the connection of a client of the library: nothing gets
+// through it except by a step of the model. Requests about leases are not
+// steps, as long as the link is not cut. All fields are guarded by
+// modelWorld.mu.
 type modelLink struct {
 	world   *modelWorld
 	client  string
 	cut     chan struct{} // closed when the requests of the client get through again; nil if they do
 	number  int           // of requests so far
-	calls   []*modelCall  // that the server, or the client, has not got yet
+	calls   []*modelCall  // that the server, or the client, has not received yet
 	watches []*modelWatch
-	told    uint64 // the same for clients that have been told the same
+	told    uint64 // equal for clients that have received the same answers
 }
 
 // modelCall is a request on its way.
@@ -36,7 +37,7 @@ type modelCall struct {
 	carry   func(s *modelServer) (any, error)
 	writes  bool
 	carried bool
-	left    bool // nobody waits for the answer
+	left    bool // no caller waits for the answer
 	answer  any
 	err     error
 	mark    uint64        // of the server when it was carried out
@@ -45,7 +46,7 @@ type modelCall struct {
 
 var errModelLost = status.Error(codes.Unavailable, "the connection broke")
 
-// tell takes note of what a client learns, and so of what it may do next.
+// tell records what a client learns, and so what it may do next.
 func (l *modelLink) tell(what string, mark uint64) {
 	var h maphash.Hash
 	h.SetSeed(modelSeed)
@@ -55,7 +56,7 @@ func (l *modelLink) tell(what string, mark uint64) {
 	l.told = h.Sum64()
 }
 
-// ask sends a request and waits until the model has it answered.
+// ask sends a request and waits until the model has answered it.
 func (l *modelLink) ask(ctx context.Context, what string, writes bool, carry func(s *modelServer) (any, error)) (any, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, status.FromContextError(err).Err()
@@ -87,7 +88,7 @@ func (l *modelLink) forget(c *modelCall) {
 	l.calls = slices.DeleteFunc(l.calls, func(other *modelCall) bool { return other == c })
 }
 
-// lease carries a request about a lease out at once.
+// lease carries out a request about a lease at once.
 func (l *modelLink) lease(ctx context.Context, carry func(s *modelServer) (any, error)) (any, error) {
 	w := l.world
 	w.mu.Lock()
@@ -227,26 +228,26 @@ func (k *modelKeepAlive) Recv() (*pb.LeaseKeepAliveResponse, error) {
 	}))
 }
 
-// modelWatch is a watch, both at the server and in the library, which goes on
-// after the last that it heard when its connection breaks. All but the channels
-// is guarded by modelWorld.mu.
+// modelWatch is a watch, both at the server and in the library, which resumes
+// after its last event when its connection breaks. All fields but the channels
+// are guarded by modelWorld.mu.
 type modelWatch struct {
 	ctx      context.Context
 	key, end string
-	ends     bool // it tells of deletions alone
+	ends     bool // it reports only deletions
 	hears    chan clientv3.WatchResponse
 	begun    chan struct{} // closed when the client knows that the watch has begun
 
 	on     bool  // it is at the server
-	from   int64 // revision that the server is asked to begin with; 0 is the next
-	next   int64 // revision that it tells next, if it is on
+	from   int64 // revision that the server must begin with; 0 is the next
+	next   int64 // revision that it reports next, if it is on
 	told   bool  // begun is closed
-	news   bool  // the server has to tell that it has begun
-	ending bool  // nothing more comes
+	news   bool  // the server has to report that it has begun
+	ending bool  // no more events come
 }
 
-// modelWatcher is a clientv3.Watcher. The library's own uses a channel that no
-// bubble of package synctest has made.
+// modelWatcher is a clientv3.Watcher. The library's own uses a channel that was
+// not made in a bubble of package synctest.
 type modelWatcher struct{ link *modelLink }
 
 func (c modelWatcher) Watch(ctx context.Context, key string, options ...clientv3.OpOption) clientv3.WatchChan {
@@ -294,8 +295,8 @@ func (watch *modelWatch) begin(s *modelServer) {
 	}
 }
 
-// pending returns what the server tells next, or nothing, and the revision that
-// comes then. It tells all that has happened, or one revision.
+// pending returns the events that the server sends next, if any, and the
+// following revision. It sends all past events, or one revision.
 func (watch *modelWatch) pending(s *modelServer, all bool) (answer *clientv3.WatchResponse, next int64) {
 	var events []*clientv3.Event
 	switch {
@@ -315,7 +316,7 @@ func (watch *modelWatch) pending(s *modelServer, all bool) (answer *clientv3.Wat
 	return nil, 0
 }
 
-// concerns returns the events of the keys that are watched.
+// concerns returns the events of the watched keys.
 func (watch *modelWatch) concerns(all []*mvccpb.Event) (events []*clientv3.Event) {
 	for _, e := range all {
 		if key := string(e.Kv.Key); key == watch.key || key > watch.key && key < watch.end {
@@ -328,8 +329,8 @@ func (watch *modelWatch) concerns(all []*mvccpb.Event) (events []*clientv3.Event
 	return events
 }
 
-// hear gives an answer to the client. A watch that goes on after a break does
-// not tell that it has begun. Until it has told something it goes on with the
+// hear gives an answer to the client. A watch that resumes after a break does
+// not report that it has begun. Until it has sent an event it resumes at the
 // revision at which it began, and not the one after.
 func (watch *modelWatch) hear(answer *clientv3.WatchResponse, next int64) {
 	watch.next, watch.news = next, false

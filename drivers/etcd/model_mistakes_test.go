@@ -12,20 +12,20 @@ import (
 	"time"
 )
 
-// modelMistake is one that somebody could make in the code which decides who
-// has the lock. PLANTED stands for the condition that it is the one to be made.
+// modelMistake is a possible mistake in the code which decides who has the
+// lock. PLANTED stands for the condition that this mistake is active.
 type modelMistake struct {
 	name     string
 	file     string
 	old, new string
-	model    string // that finds it
+	model    string // the case that finds it
 	runs     int    // of a search, if it is not found in a small case or at random
 	wrong    []string
 }
 
 // modelMistakes are planted all at once in a copy of the driver, of which each
-// run makes one. Where the driver is changed, its mistakes have to be planted
-// anew: a text that is not there, or not once, is a failure.
+// run makes one. When the driver is changed, its mistakes have to be planted
+// again: a text that is missing, or not unique, is a failure.
 var modelMistakes = []modelMistake{
 	{
 		name: "a view from before the watch broke counts",
@@ -319,10 +319,11 @@ var modelMistakes = []modelMistake{
 	},
 }
 
-// mistakeVariable says which mistake a copy of the driver makes: 0 is none.
+// mistakeVariable selects the mistake that a copy of the driver makes: 0 is
+// none.
 const mistakeVariable = "DSYNC_ETCD_MISTAKE"
 
-// TestModelFindsEveryMistake shows that the model would find what it looks for.
+// TestModelFindsEveryMistake shows that the model finds each planted mistake.
 func TestModelFindsEveryMistake(t *testing.T) {
 	program := plantMistakes(t)
 	for i, m := range modelMistakes {

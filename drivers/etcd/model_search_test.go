@@ -8,12 +8,12 @@ import (
 	"testing/synctest"
 )
 
-// modelResult is what a search, or a walk, has seen.
+// modelResult is the result of a search or a walk.
 type modelResult struct {
 	runs, states, strayed int
-	left                  int // ways that were not gone
+	left                  int // ways that were not taken
 	wrong, detail         string
-	way                   []string // to what is wrong
+	way                   []string // to the failure
 }
 
 func (r modelResult) report(t *testing.T) {
@@ -23,17 +23,17 @@ func (r modelResult) report(t *testing.T) {
 	}
 }
 
-// modelPath is a way to a state, and the steps that need not be taken there:
-// states to which they lead are reached by way of others.
+// modelPath is a way to a state, and the steps that need not be taken there,
+// because the states to which they lead are reached in other ways.
 type modelPath struct {
 	steps  []string
 	asleep []modelStep
 }
 
-// modelSearch takes all steps in all orders: from each state that is new it
-// goes on with one step, and later comes back for the others, by doing all
-// again from the start. Of orders that differ only in steps that are apart it
-// takes one. It goes depth first.
+// modelSearch takes all steps in all orders. From each state that is new it
+// goes on with one step, and later comes back for the others, by repeating
+// everything from the start. Of orders that differ only in steps that are apart
+// it takes one. It is a depth-first search.
 type modelSearch struct {
 	modelCase
 	seen   map[uint64][]modelStep
@@ -41,8 +41,8 @@ type modelSearch struct {
 	result modelResult
 }
 
-// search goes on to the end in a small case, and for a number of runs at most
-// in another one.
+// search runs to the end in a small case, and for a limited number of runs in
+// other cases.
 func (c modelCase) search(t *testing.T, runs int) (r modelResult) {
 	synctest.Test(t, func(*testing.T) {
 		s := &modelSearch{modelCase: c, seen: make(map[uint64][]modelStep), work: []modelPath{{}}}
@@ -57,7 +57,7 @@ func (c modelCase) search(t *testing.T, runs int) (r modelResult) {
 	return r
 }
 
-// run goes a path again, and on from there until there is nothing new.
+// run repeats a path, and goes on from there until there is nothing new.
 func (s *modelSearch) run(path modelPath) {
 	s.result.runs++
 	w := newModelWorld(s.modelCase)
@@ -93,8 +93,8 @@ func (s *modelSearch) run(path modelPath) {
 	}
 }
 
-// todo returns the steps to be taken from a state, and those that are asleep
-// there.
+// todo returns the steps to be taken from a state, and the steps that are
+// asleep there.
 func (s *modelSearch) todo(state uint64, steps, asleep []modelStep) (todo, _ []modelStep) {
 	before, seen := s.seen[state]
 	both := asleep
@@ -114,8 +114,8 @@ func isIn(steps []modelStep, step modelStep) bool {
 	return slices.ContainsFunc(steps, func(s modelStep) bool { return s.name == step.name })
 }
 
-// stillAsleep returns those that need not be taken after a step, of which
-// others were taken, or will be, in its place.
+// stillAsleep returns the steps that need not be taken after a step, because
+// others were taken, or will be, in their place.
 func stillAsleep(asleep, taken []modelStep, step modelStep) (still []modelStep) {
 	for _, other := range slices.Concat(asleep, taken) {
 		if other.apart(step) {
@@ -125,7 +125,7 @@ func stillAsleep(asleep, taken []modelStep, step modelStep) (still []modelStep) 
 	return still
 }
 
-// end takes note of what is wrong at the end of a run.
+// end records a failure at the end of a run.
 func (s *modelSearch) end(w *modelWorld, way []string) {
 	w.finish()
 	w.mu.Lock()

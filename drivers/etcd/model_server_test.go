@@ -17,14 +17,14 @@ import (
 )
 
 // modelServer is etcd in memory, as far as a lock can see it: each transaction
-// that changes something has a revision of its own, keys hang on leases, and
-// what happened can be read again back to the last compaction. It knows no
+// that changes something has its own revision, keys hang on leases, and past
+// events can be read again back to the last compaction. It does not know the
 // time: modelWorld ends leases.
 type modelServer struct {
 	compacted int64
 	keys      map[string]*mvccpb.KeyValue
 	log       [][]*mvccpb.Event // of revision i+1
-	marks     []uint64          // after revision i+1: the same for servers to which the same has happened
+	marks     []uint64          // after revision i+1: equal for servers with the same history
 	leases    map[int64]*modelLease
 	writer    string // the client whose request is carried out
 }
@@ -41,14 +41,14 @@ func newModelServer() *modelServer {
 	return &modelServer{
 		keys:   make(map[string]*mvccpb.KeyValue),
 		leases: make(map[int64]*modelLease),
-		log:    make([][]*mvccpb.Event, 1), // revision 1 is that of a server on which nothing has happened
+		log:    make([][]*mvccpb.Event, 1), // revision 1 is the revision of a server without history
 		marks:  make([]uint64, 1),
 	}
 }
 
 func (s *modelServer) revision() int64 { return int64(len(s.log)) }
 
-// mark tells apart servers to which something else has happened.
+// mark distinguishes servers with different histories.
 func (s *modelServer) mark() uint64 { return s.marks[len(s.marks)-1] }
 
 func (s *modelServer) header() *pb.ResponseHeader { return &pb.ResponseHeader{Revision: s.revision()} }
@@ -70,8 +70,8 @@ func (s *modelServer) commit(events []*mvccpb.Event) {
 	s.log, s.marks = append(s.log, events), append(s.marks, h.Sum64())
 }
 
-// modelAlias is a key without the id of its lease, which is a number made at
-// random.
+// modelAlias returns a key without the id of its lease, which is a random
+// number.
 func modelAlias(key string) string {
 	slash, dash := strings.LastIndexByte(key, '/'), strings.LastIndexByte(key, '-')
 	if slash < 0 || dash < slash {
@@ -93,8 +93,8 @@ func modelModeOf(key string) driver.Mode {
 	return driver.Exclusive
 }
 
-// modelLimit is the limit of the permits of dir: as the record has it, or else
-// that of all callers.
+// modelLimit is the limit of the permits of dir: the limit in the record, or
+// else the limit of all callers.
 func modelLimit(keys map[string]*mvccpb.KeyValue, dir string) int {
 	if kv := keys[limitKey(dir)]; kv != nil {
 		limit, _ := strconv.Atoi(string(kv.Value))
@@ -129,9 +129,9 @@ func modelQueue(keys map[string]*mvccpb.KeyValue, dir string) (queue []*mvccpb.K
 	return queue
 }
 
-// modelHolders returns the keys that have the lock of dir: the oldest, and if
-// it reads all that read before the first that does not; if it is for permits,
-// all that are and find room before the first that is not or does not.
+// modelHolders returns the keys that have the lock of dir: the oldest and, if
+// it is a reader, all readers before the first other key. For permits it
+// returns all permit keys before the first key of another mode or without room.
 func modelHolders(keys map[string]*mvccpb.KeyValue, dir string) []*mvccpb.KeyValue {
 	queue, left := modelQueue(keys, dir), modelLimit(keys, dir)
 	for i, kv := range queue {
@@ -148,8 +148,8 @@ func modelHolders(keys map[string]*mvccpb.KeyValue, dir string) []*mvccpb.KeyVal
 	return queue
 }
 
-// drop deletes keys by itself, in one revision, as a lease does when it ends,
-// or an operator.
+// drop deletes keys in one revision without a transaction, as the end of a
+// lease or an operator does.
 func (s *modelServer) drop(drop func(kv *mvccpb.KeyValue) bool) {
 	t := &modelTxn{modelServer: s}
 	for _, key := range s.within("\x00", "\x00") {
@@ -204,7 +204,7 @@ func (s *modelServer) txn(r *pb.TxnRequest) (*pb.TxnResponse, error) {
 	return answer, nil
 }
 
-// branch returns what a transaction does, as things are.
+// branch returns the operations of a transaction in the present state.
 func (s *modelServer) branch(r *pb.TxnRequest) (ops []*pb.RequestOp, succeeded bool) {
 	for _, c := range r.Compare {
 		if !s.holds(c) {
@@ -214,7 +214,7 @@ func (s *modelServer) branch(r *pb.TxnRequest) (ops []*pb.RequestOp, succeeded b
 	return r.Success, true
 }
 
-// refuse returns the error of a transaction that puts what cannot be put.
+// refuse returns the error of a transaction whose put is invalid.
 func (s *modelServer) refuse(r *pb.TxnRequest) error {
 	ops, _ := s.branch(r)
 	for _, op := range ops {
@@ -283,7 +283,7 @@ func (t *modelTxn) put(r *pb.PutRequest) {
 	t.events = append(t.events, &mvccpb.Event{Type: mvccpb.PUT, Kv: kv})
 }
 
-// holds compares as the server does: a key that is not there has zeros.
+// holds compares as the server does: for a missing key all values are zero.
 func (s *modelServer) holds(c *pb.Compare) bool {
 	keys := s.within(string(c.Key), string(c.RangeEnd))
 	if len(keys) == 0 {
@@ -325,7 +325,7 @@ func holdsFor(c *pb.Compare, kv *mvccpb.KeyValue) bool {
 	return order < 0
 }
 
-// get reads a range. Inside a transaction it sees what that has put before.
+// get reads a range. Inside a transaction it sees the puts before it.
 func (t *modelTxn) get(r *pb.RangeRequest) (*pb.RangeResponse, error) {
 	from := t.keys
 	switch {
@@ -360,7 +360,7 @@ func (t *modelTxn) get(r *pb.RangeRequest) (*pb.RangeResponse, error) {
 		kvs, answer.More = kvs[:r.Limit], true
 	}
 	for _, kv := range kvs {
-		if r.KeysOnly { // servers leave the lease out then
+		if r.KeysOnly { // servers omit the lease in this case
 			kv = &mvccpb.KeyValue{Key: kv.Key, CreateRevision: kv.CreateRevision, ModRevision: kv.ModRevision, Version: kv.Version}
 		}
 		answer.Kvs = append(answer.Kvs, kv)

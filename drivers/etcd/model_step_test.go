@@ -11,19 +11,19 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// modelStep is something that can happen next, all at once.
+// modelStep is a possible next event, which happens all at once.
 type modelStep struct {
-	name   string // tells steps apart that can happen at the same time, and is the same whatever happens before
+	name   string // distinguishes steps that can happen at the same time, and is the same whatever happens before
 	client string
 	reads  bool // the server
 	writes bool
 	fault  bool // it does not have to happen
-	leaves bool // somebody gives the lock, or a place in the queue, up
-	time   bool // it passes
+	leaves bool // a caller gives up the lock or a place in the queue
+	time   bool // time passes
 	do     func()
 }
 
-// apart reports whether it does not matter which of two steps comes first.
+// apart reports whether the order of two steps does not matter.
 func (s modelStep) apart(other modelStep) bool {
 	if s.fault || other.fault || s.time || other.time || s.client == other.client {
 		return false
@@ -31,14 +31,14 @@ func (s modelStep) apart(other modelStep) bool {
 	return !(s.writes && (other.reads || other.writes) || other.writes && (s.reads || s.writes))
 }
 
-// take lets a step happen, and all that follows from it.
+// take carries out a step and all its consequences.
 func (w *modelWorld) take(s modelStep) {
 	s.do()
 	synctest.Wait()
 }
 
-// steps are in a fair order: who always takes the first that is no fault gets
-// everybody served.
+// steps returns the steps in a fair order: if always the first step that is not
+// a fault is taken, every caller is served.
 func (w *modelWorld) steps() (steps []modelStep) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -74,7 +74,7 @@ func (w *modelWorld) locked(do func()) func() {
 	}
 }
 
-// stepsOf are those of a link.
+// stepsOf returns the steps of a link.
 func (w *modelWorld) stepsOf(l *modelLink) (steps []modelStep) {
 	for _, c := range l.calls {
 		name := l.client + ": " + c.what
@@ -160,8 +160,8 @@ func (c *modelCall) carryOut() {
 	}
 }
 
-// giveBack ends a call with its answer, or with err. If it was not carried out,
-// it may still be.
+// giveBack ends a call with its answer, or with err. If the call was not
+// carried out, it may still be.
 func (c *modelCall) giveBack(err error) {
 	if c.link.tell(c.what, c.mark); err != nil {
 		c.link.tell(err.Error(), 0)
@@ -173,7 +173,7 @@ func (c *modelCall) giveBack(err error) {
 	close(c.back)
 }
 
-// disasters are the faults that are not those of a request or a stream.
+// disasters are the faults that do not belong to a request or a stream.
 func (w *modelWorld) disasters() (steps []modelStep) {
 	add := func(left *int8, name string, do func()) {
 		if *left > 0 {
@@ -213,23 +213,24 @@ func (w *modelWorld) disasters() (steps []modelStep) {
 	return steps
 }
 
-// remove is what ForceUnlock does to a key. A holder learns of it, but later.
+// remove does the same to a key as ForceUnlock. A holder learns of it, but
+// later.
 func (w *modelWorld) remove(key *mvccpb.KeyValue) {
 	w.removedKeys[key.CreateRevision] = true
 	w.removed, w.server.writer = true, "an operator"
 	w.server.drop(func(kv *mvccpb.KeyValue) bool { return kv == key })
 }
 
-// owes reports whether somebody waits that is to be granted the lock beside
-// those that hold it, in a case in which they are patient.
+// owes reports whether a waiter could be granted the lock beside the holders,
+// in a case in which they are patient.
 func (w *modelWorld) owes() bool {
 	return w.patient && slices.ContainsFunc(modelHolders(w.server.keys, modelDir), func(kv *mvccpb.KeyValue) bool {
 		return slices.ContainsFunc(w.crowd, func(c *modelCaller) bool { return c.at == modelWaiting && c.made(kv) })
 	})
 }
 
-// cutOff lets nothing of a client through for longer than its lease lasts,
-// while the others go on.
+// cutOff blocks all traffic of a client for longer than its lease lasts, while
+// the others go on.
 func (w *modelWorld) cutOff(l *modelLink) {
 	w.mu.Lock()
 	l.cut = make(chan struct{})

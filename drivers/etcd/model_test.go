@@ -13,33 +13,32 @@ var (
 	modelWalks = flag.Int("model.walks", 50, "how many ways at random to go through each case of the model")
 )
 
-// modelCases are what the model is searched for. The model is the driver
-// itself, from Acquire to Close, on a server in memory that stands where the
-// connection of the etcd client is. Its clients and callers have one name. A
-// step is all that can happen in one instant:
+// modelCases are the searches of the model. The model is the driver itself,
+// from Acquire to Close, on a server in memory that replaces the connection of
+// the etcd client. Its clients and callers use one name. A step is an event of
+// one instant:
 //
 //   - a request is carried out; its answer arrives; either is lost, and a
 //     request that was given up is carried out late;
-//   - a watch begins at the server, and tells its client of the next revision,
-//     however late; it breaks, and is resumed; what it was to tell is compacted
+//   - a watch begins at the server, and sends its client the next revision,
+//     however late; it breaks, and is resumed; its next events are compacted
 //     before that, and it is canceled;
 //   - a caller gives up the lock, in good order or by a seal, or with a mark
-//     before that, or passes it to another of its client; one that waits gives
+//     before that, or passes it to another caller of its client; a waiter gives
 //     up waiting;
 //   - an operator removes the first key; a client is cut off for longer than
 //     its lease lasts; time passes beside requests on their way.
 //
-// Between two steps everything goes on until nothing is left to do but to wait.
-// Time passes only when there is no other step, or as one. Requests about
-// leases are no steps: they are answered at once unless the client is cut off.
+// Between two steps everything goes on until all goroutines wait. Time passes
+// only when there is no other step, or as a step. Requests about leases are not
+// steps: they are answered at once unless the client is cut off.
 //
-// A search takes all steps from all states, and of orders that differ only in
-// steps of two clients which do not meet at the server it takes one. What
-// bounds it are the callers and rounds of a case, and how many faults there
-// are. The cases that are small are searched to the end each time, and the
-// others with -model.runs, to the end or for so many runs: the log says whether
-// ways were left. Beside that each is gone through at random, with a seed that
-// is fixed.
+// A search takes all steps from all states. Of orders that differ only in steps
+// of two clients which do not meet at the server it takes one. It is bounded by
+// the callers and rounds of a case, and by the number of faults. Small cases
+// are searched to the end each time. The other cases are searched with
+// -model.runs, to the end or for that many runs; the log reports whether ways
+// were left. In addition, each case is walked at random, with a fixed seed.
 var modelCases = []modelCase{
 	{name: "queue", small: true, callers: []string{"A", "B", "C"}, settled: 3},
 	{name: "arrivals", small: true, callers: []string{"A", "B"}},
@@ -137,9 +136,9 @@ var modelCases = []modelCase{
 		faults: modelFaults{losses: 1, breaks: 2, compactions: 1, removals: 1, cuts: 1, pauses: 2, cancels: 1}},
 }
 
-// strays reports whether the same steps may lead elsewhere: the driver pauses
-// for times at random, wakes its callers in any order, and begins the two
-// watches of those who wait for permits, or behind many, in any order.
+// strays reports whether the same steps may lead to different states: the
+// driver pauses for random times, wakes its callers in any order, and begins
+// the two watches of waiters for permits, or behind many, in any order.
 func (c modelCase) strays() bool {
 	return strings.ContainsAny(c.modes, "123") || c.others+c.behind > 0 || c.faults.cuts+c.faults.pauses > 0 || len(slices.Compact(slices.Sorted(slices.Values(c.callers)))) < len(c.callers)
 }
@@ -148,7 +147,7 @@ func TestModelKeepsItsPromises(t *testing.T) {
 	for _, c := range modelCases {
 		c.rounds, c.ttl = max(c.rounds, 1), max(c.ttl, 5*time.Second)
 		if c.faults.cuts == 0 {
-			c.ttl = time.Minute // and so no key is kept alive meanwhile
+			c.ttl = time.Minute // and so no key is kept alive in the meantime
 		}
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()

@@ -23,19 +23,18 @@ import (
 const (
 	modelName  = "orders"
 	modelDir   = modelName + "/"
-	modelFloor = 1000 // that a mark raises the tokens to
+	modelFloor = 1000 // the floor to which a mark raises the tokens
 
-	modelPermits = 3 // that there are
+	modelPermits = 3 // the number of permits
 
-	// modelQuiet is how long nothing may happen while somebody waits for a lock
-	// that is free. It is longer than the first look of a waiter whose watch
-	// has not begun, and shorter than the look that is to make up for events
-	// that do not come.
+	// modelQuiet is how long nothing may happen while a caller waits for a free
+	// lock. It is longer than the first look of a waiter whose watch has not
+	// begun, and shorter than the look that makes up for missing events.
 	modelQuiet = 3 * time.Second
 	modelIdles = 60 // pauses that make it up
 )
 
-// What can be wrong.
+// Kinds of failures.
 const (
 	modelNotFirst = "granted to a key that has not got the lock"
 	modelTwo      = "two holders"
@@ -47,7 +46,7 @@ const (
 	modelError    = "an error without a cause"
 )
 
-// modelFaults are how many of each may yet happen.
+// modelFaults are how many faults of each kind may still happen.
 type modelFaults struct {
 	losses      int8 // answers, or requests, which may then arrive later
 	breaks      int8 // of streams of watches
@@ -61,30 +60,30 @@ type modelFaults struct {
 	raises      int8 // of the limit of permits, from one less
 }
 
-// modelCase is what begins a search.
+// modelCase is the start of a search.
 type modelCase struct {
 	name    string
 	small   bool     // it is searched to the end each time
 	endless bool     // it is never searched to the end
 	callers []string // the client of each
-	modes   string   // of each a letter: r or w, the number of its permits, and exclusive is any other or none
-	patient bool     // who reads or has permits goes on for as long as another waits that is to be granted beside it
-	settled int      // so many of them have what they can get, one after the other, before the search begins
+	modes   string   // a letter for each: r or w, the number of its permits; any other or none is exclusive
+	patient bool     // readers and holders of permits go on for as long as another waiter could be granted the lock beside them
+	settled int      // so many callers are granted what they can get, one after the other, before the search begins
 	rounds  int      // how many times each locks
 	seals   bool     // the first caller seals the name, in place of a release
-	marks   bool     // the first caller marks the name before it releases it; if it passes the lock, the one that it is passed to does
-	passes  bool     // the first caller passes the lock to the second, of the same client, which does not ask for it
-	fixed   bool     // the leases are of the holds' own
-	tries   bool     // all but the first caller ask once, without waiting
-	others  int      // keys of programs that are no clients of dsync before all callers
+	marks   bool     // the first caller marks the name before it releases it; if it passes the lock, its heir does
+	passes  bool     // the first caller passes the lock to the second, of the same client, which does not request it
+	fixed   bool     // the holds have their own leases
+	tries   bool     // all but the first caller try once, without waiting
+	others  int      // keys of programs other than dsync clients before all callers
 	behind  int      // such keys behind the first caller, which stay
-	batches bool     // watches tell several revisions at once, too
+	batches bool     // watches also report several revisions at once
 	ttl     time.Duration
 	pause   time.Duration // that passes at once
 	faults  modelFaults
 }
 
-// modelWorld is a server, the links of the clients to it, and those who call
+// modelWorld is a server, the links of the clients to it, and the callers of
 // the drivers.
 type modelWorld struct {
 	modelCase
@@ -163,7 +162,7 @@ func (w *modelWorld) connect(client string) {
 	w.links, w.clients, w.drivers = append(w.links, l), append(w.clients, c), append(w.drivers, d)
 }
 
-// fail takes note of the first thing that is wrong. It is called with mu held.
+// fail records the first failure. It is called with mu held.
 func (w *modelWorld) fail(wrong, format string, args ...any) {
 	if w.wrong == "" && !w.ending {
 		w.wrong, w.detail = wrong, fmt.Sprintf(format, args...)
@@ -185,7 +184,7 @@ func (c modelCase) modeOf(i int) driver.Mode {
 	return driver.Exclusive
 }
 
-// permitsOf returns how many permits a caller wants.
+// permitsOf returns how many permits a caller requests.
 func (c modelCase) permitsOf(i int) int {
 	if i < len(c.modes) && c.modes[i] >= '1' && c.modes[i] <= '9' {
 		return int(c.modes[i] - '0')
@@ -193,7 +192,7 @@ func (c modelCase) permitsOf(i int) int {
 	return 0
 }
 
-// setLimit does what SetLimit does.
+// setLimit does the same as SetLimit.
 func (w *modelWorld) setLimit(limit int) {
 	w.server.writer = "an operator"
 	t := &modelTxn{modelServer: w.server}
@@ -257,8 +256,8 @@ func (c *modelCaller) Waiting()    {}
 func (c *modelCaller) Tokens() int { return 1 }
 func (c *modelCaller) Lost(error)  {}
 
-// made reports whether a caller made a key, or was passed the lock by the one
-// that did.
+// made reports whether a caller made a key, or was passed the lock by the
+// caller that did.
 func (c *modelCaller) made(kv *mvccpb.KeyValue) bool {
 	var v struct{ Hold string }
 	_ = json.Unmarshal(kv.Value, &v) // which is empty in keys of others
@@ -276,7 +275,7 @@ func (c *modelCaller) holderIn(keys map[string]*mvccpb.KeyValue) *mvccpb.KeyValu
 	return nil
 }
 
-// granted looks whether the lock can be the caller's. Its token says since
+// granted checks whether the lock can be the caller's. Its token shows since
 // when: at that revision a key of the caller had the lock.
 func (c *modelCaller) granted() {
 	w := c.world
@@ -321,7 +320,7 @@ func (c *modelCaller) granted() {
 	}
 }
 
-// modelGrant is what a grant leaves behind.
+// modelGrant is the record of a grant.
 type modelGrant struct {
 	caller  string
 	mode    driver.Mode
@@ -329,10 +328,10 @@ type modelGrant struct {
 	token   uint64
 }
 
-// rise looks whether tokens rise in the order of the grants, which is that of
-// the keys: who learns late that it was granted the lock, after it has lost it
-// again, reports a token that is below that of its heir. The tokens of Reads
-// are not compared with each other.
+// rise checks that tokens rise in the order of the grants, which is the order
+// of the keys: a caller that learns of its grant late, after it has lost the
+// lock again, reports a token that is below its heir's. The tokens of Reads are
+// not compared with each other.
 func (w *modelWorld) rise(g modelGrant) {
 	for _, before := range w.grants {
 		if before.mode == driver.Read && g.mode == driver.Read || before.mode == driver.Permit || g.mode == driver.Permit {
@@ -345,13 +344,13 @@ func (w *modelWorld) rise(g modelGrant) {
 	w.grants = append(w.grants, g)
 }
 
-// holds reports whether a caller believes with reason that it has the lock:
-// nobody has removed its key, and its lease is not over.
+// holds reports whether a caller rightly believes that it has the lock: its key
+// was not removed, and its lease has not ended.
 func (c *modelCaller) holds() bool {
 	return c.at == modelHolding && c.lease.Expires().After(time.Now()) && c.key != nil && !c.world.removedKeys[c.key.CreateRevision]
 }
 
-// refused takes the error of an Acquire, which has to have a cause.
+// refused handles the error of an Acquire, which must have a cause.
 func (c *modelCaller) refused(err error) {
 	w := c.world
 	sealed := w.server.isSealed(modelDir, w.server.revision())
@@ -365,7 +364,7 @@ func (c *modelCaller) refused(err error) {
 	}
 }
 
-// leave ends a hold as the caller does that, and begins the next round.
+// leave ends a hold in the caller's way, and begins the next round.
 func (c *modelCaller) leave() {
 	w := c.world
 	c.at = modelLeaving
@@ -422,14 +421,15 @@ func (c *modelCaller) pass(ctx context.Context, l driver.Lease) {
 	c.heir.granted()
 }
 
-// finished reports whether all callers have done what they had to do.
+// finished reports whether all callers have completed their rounds.
 func (w *modelWorld) finished() bool {
 	return !slices.ContainsFunc(w.crowd, func(c *modelCaller) bool { return c.at != modelDone })
 }
 
-// state is the same for worlds in which the same can happen. A client is what
-// it was told: that it goes on in the same way then is what the search relies
-// upon, and looks at, since it repeats what it has done.
+// state is the same for worlds in which the same can happen. The state of a
+// client is all that it has received. The search relies on a client with the
+// same state continuing in the same way, and checks that, since it repeats
+// earlier steps.
 func (w *modelWorld) state() uint64 {
 	var h maphash.Hash
 	h.SetSeed(modelSeed)
@@ -460,7 +460,7 @@ func (w *modelWorld) state() uint64 {
 	return h.Sum64()
 }
 
-// settle lets everybody begin, the first of them one after the other.
+// settle lets all callers begin, the first of them one after the other.
 func (w *modelWorld) settle() {
 	for i, c := range w.crowd {
 		if c.rounds == 0 { // an heir
@@ -485,7 +485,8 @@ func (w *modelWorld) settle() {
 	}
 }
 
-// choices are the steps, and that time passes if it is for nothing but faults.
+// choices returns the steps, including the passage of time if it is only for
+// faults.
 func (w *modelWorld) choices() []modelStep {
 	steps := w.steps()
 	if !slices.ContainsFunc(steps, func(s modelStep) bool { return !s.fault }) {
@@ -494,8 +495,8 @@ func (w *modelWorld) choices() []modelStep {
 	return steps
 }
 
-// idle lets time pass until somebody goes on, but not for longer than everybody
-// may wait.
+// idle lets time pass until a caller goes on, but not for longer than all
+// callers may wait.
 func (w *modelWorld) idle() {
 	for range modelIdles {
 		if steps := w.choices(); !steps[len(steps)-1].time || w.isOver() {
@@ -520,7 +521,7 @@ func (w *modelWorld) isOver() bool {
 	return w.wrong != "" || w.finished()
 }
 
-// endLeases ends those that nobody has kept alive.
+// endLeases ends the leases that were not kept alive.
 func (w *modelWorld) endLeases() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -532,7 +533,7 @@ func (w *modelWorld) endLeases() {
 	}
 }
 
-// isLeft reports whether a key contends that no seal is.
+// isLeft reports whether a contender's key is left that is not a seal.
 func (w *modelWorld) isLeft() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -544,7 +545,7 @@ func (w *modelWorld) isLeft() bool {
 	return false
 }
 
-// finish looks what is left when all callers are done.
+// finish checks the remaining state when all callers are done.
 func (w *modelWorld) finish() {
 	for slept := time.Duration(0); w.wrong == "" && w.isLeft(); slept += modelQuiet / modelIdles {
 		if slept > modelQuiet {
@@ -598,7 +599,7 @@ func (w *modelWorld) close() {
 	synctest.Wait()
 }
 
-// readBase returns what is added to revisions.
+// readBase returns the number that is added to revisions.
 func readBase(s *modelServer) uint64 {
 	if kv := s.keys[baseKey(modelDir)]; kv != nil {
 		n, _ := strconv.ParseUint(string(kv.Value), 10, 64)

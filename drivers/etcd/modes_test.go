@@ -34,8 +34,8 @@ func TestKeysOfModes(t *testing.T) {
 	release(t, below)
 }
 
-// waitersOf opens clients, and returns how to begin n calls in a mode, by one
-// client after the other, that wait.
+// waitersOf opens clients. It returns a function that begins n waiting calls in
+// a mode, by one client after the other.
 func waitersOf(t *testing.T, s *testenv.EtcdServer, clients int) func(n int, mode driver.Mode) []*drivertest.Waiter {
 	drivers := make([]*etcd.Driver, clients)
 	for i := range drivers {
@@ -53,9 +53,9 @@ func waitersOf(t *testing.T, s *testenv.EtcdServer, clients int) func(n int, mod
 	}
 }
 
-// TestCrowdOfReads has many Reads of 25 clients wait for one that writes, and a
-// second one for them: all of them have the name at a time, and none asks more
-// often than it takes to wait and to be granted the name.
+// TestCrowdOfReads has many Reads of 25 clients wait for a writer, and a second
+// writer wait for them. All Reads have the name at a time, and none sends more
+// requests than it takes to wait and to be granted the name.
 func TestCrowdOfReads(t *testing.T) {
 	t.Parallel()
 	const clients = 25
@@ -117,8 +117,8 @@ func TestCrowdOfReads(t *testing.T) {
 	t.Logf("%d Reads: %d transactions, %d deletions, %v", n, after["Txn"]-before["Txn"], after["DeleteRange"]-before["DeleteRange"], time.Since(start))
 }
 
-// TestCanceledWriterHoldsNobodyUp has readers wait behind one that waits to
-// write, beside one that reads.
+// TestCanceledWriterHoldsNobodyUp has readers wait behind a waiting writer,
+// beside a reader that has the lock.
 func TestCanceledWriterHoldsNobodyUp(t *testing.T) {
 	t.Parallel()
 	s := testenv.Etcd(t)
@@ -146,7 +146,7 @@ func TestCanceledWriterHoldsNobodyUp(t *testing.T) {
 	}
 }
 
-// TestInspectAndForceUnlockOfReads ends more holds than one request can.
+// TestInspectAndForceUnlockOfReads ends more holds than fit into one request.
 func TestInspectAndForceUnlockOfReads(t *testing.T) {
 	t.Parallel()
 	const n = 150
@@ -218,8 +218,8 @@ func TestSealIsForAllModes(t *testing.T) {
 	}
 }
 
-// TestReadsOnALeaseThatEnds has a lease revoked with Reads that have the name,
-// and with one that waits for it.
+// TestReadsOnALeaseThatEnds revokes a lease with Reads that have the name, and
+// with one that waits for it.
 func TestReadsOnALeaseThatEnds(t *testing.T) {
 	t.Parallel()
 	s := testenv.Etcd(t)

@@ -26,20 +26,20 @@ import (
 const (
 	loginFor  = 3 * time.Second
 	loginPace = 250 * time.Millisecond // between two passwords
-	pingEvery = 10 * time.Second       // a server may hang up on those who ping much more often
+	pingEvery = 10 * time.Second       // a server may disconnect clients that ping much more often
 	answerIn  = 3 * time.Second        // else the connection counts as dead
 )
 
-// retries is when a connection is tried again that was refused, or not made in
-// time. The library would pause for up to two minutes, and so a client that
-// lost an outage of half a minute would not notice its end for another quarter
-// of a minute.
+// retries says when a connection that was refused, or not made in time, is
+// tried again. The library would pause for up to two minutes, so after an
+// outage of half a minute a client would need another quarter of a minute to
+// notice its end.
 var retries = grpc.ConnectParams{
 	Backoff:           backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 500 * time.Millisecond},
 	MinConnectTimeout: loginFor,
 }
 
-// The oldest version that will do.
+// The oldest supported version.
 const minMajor, minMinor = 3, 4
 
 func init() { driver.Register("etcd", open) }
@@ -122,7 +122,7 @@ func connect(ctx context.Context, config clientv3.Config, o *Options) (*Driver, 
 }
 
 // newClient makes a client whose context ends with ctx until opened is called,
-// and with end alone from then on.
+// and only with end from then on.
 func newClient(ctx context.Context, config clientv3.Config) (client *clientv3.Client, opened func() bool, end func(), err error) {
 	life, cancel := context.WithCancel(context.Background())
 	config.Context = life
@@ -143,8 +143,8 @@ func newClient(ctx context.Context, config clientv3.Config) (client *clientv3.Cl
 	}, nil
 }
 
-// reach finds out, without a password, whether there is a server: the library
-// says that a password is wrong, but not why it could not ask the server.
+// reach checks, without a password, whether there is a server: the library
+// reports that a password is wrong, but not why it could not reach the server.
 func reach(ctx context.Context, config clientv3.Config) error {
 	config.Username, config.Password = "", ""
 	client, _, end, err := newClient(ctx, config)
@@ -165,9 +165,9 @@ type login struct {
 	password func(context.Context) (string, error)
 }
 
-// Authenticate tries the password of the moment again for a while. The server
-// and the source of the password do not change at the same instant. A refusal
-// counts as an outage, because the password may be right soon.
+// Authenticate tries the current password repeatedly for a while, because the
+// server and the source of the password do not change at the same instant. A
+// refusal counts as an outage, because the password may be right soon.
 func (l *login) Authenticate(ctx context.Context, user, _ string) (*clientv3.AuthenticateResponse, error) {
 	var refused error
 	for began := time.Now(); ; {
@@ -198,8 +198,7 @@ func (l *login) Authenticate(ctx context.Context, user, _ string) (*clientv3.Aut
 	}
 }
 
-// probe finds out whether locks can be kept on the server, and what its floor
-// of TTLs is.
+// probe checks that the server can keep locks, and determines its minimum TTL.
 func (d *Driver) probe(ctx context.Context) error {
 	var status *pb.StatusResponse
 	err := d.request(ctx, func() (header *pb.ResponseHeader, err error) {
@@ -212,8 +211,8 @@ func (d *Driver) probe(ctx context.Context) error {
 	if err := checkVersion(status.Version); err != nil {
 		return err
 	}
-	// The answer about a key that nobody has says whether the server knows the
-	// user. A user with rights to some keys only may be refused.
+	// The answer about a key that does not exist shows whether the server knows
+	// the user. A user with rights to only some keys may be refused.
 	if _, err := d.get(ctx, d.options.Prefix+"\x00", clientv3.WithCountOnly()); err != nil && !errors.Is(err, rpctypes.ErrPermissionDenied) {
 		return probeFault(ctx, err)
 	}
@@ -248,13 +247,13 @@ func probeFault(ctx context.Context, err error) error {
 }
 
 // verifyName checks the server's certificate against tls.Config.ServerName,
-// because the client would take the name of the host instead.
+// because the client would use the name of the host instead.
 func verifyName(config *tls.Config) {
 	if config == nil || config.ServerName == "" || config.InsecureSkipVerify {
 		return
 	}
 	name, roots := config.ServerName, config.RootCAs
-	config.InsecureSkipVerify = true // VerifyConnection does the same check, with another name
+	config.InsecureSkipVerify = true // VerifyConnection does the same check with another name
 	config.VerifyConnection = func(state tls.ConnectionState) error {
 		between := x509.NewCertPool()
 		for _, c := range state.PeerCertificates[1:] {

@@ -54,7 +54,8 @@ func TestMalformedURLs(t *testing.T) {
 	wantText(t, "user without password", err, "go together")
 }
 
-// TestOrder has the order over all callers only where it is asked for.
+// TestOrder checks that all callers share one order only if the URL asks for
+// it.
 func TestOrder(t *testing.T) {
 	s := testenv.Etcd(t)
 	for query, want := range map[string]driver.Order{"": driver.FIFOByClient, "?order=client&require=fair": driver.FIFOByClient, "?order=fifo&require=fifo": driver.FIFO} {
@@ -97,8 +98,8 @@ func TestServerOutOfReach(t *testing.T) {
 	}
 }
 
-// secure gives the user app what docs/backends lists, and makes the server ask
-// who anybody is. secure returns the password of root.
+// secure gives the user app the rights that docs/backends lists, and makes the
+// server require authentication. secure returns the password of root.
 func secure(tb testing.TB, s *testenv.EtcdServer, password string) (root string) {
 	tb.Helper()
 	for line := range strings.Lines(drivertest.Recipe(tb, "**etcd**")) {
@@ -178,7 +179,8 @@ func TestPasswordChanges(t *testing.T) {
 	testenv.Eventually(t, func() bool { return c.Ping(t.Context()) == nil }, "Ping succeeds")
 }
 
-// TestPingOfARefusedClient changes the password of a client that cannot know.
+// TestPingOfARefusedClient changes the password of a client that does not know
+// of the change.
 func TestPingOfARefusedClient(t *testing.T) {
 	s := testenv.Etcd(t)
 	password := testenv.Password()

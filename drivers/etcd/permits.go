@@ -14,8 +14,8 @@ import (
 
 var _ driver.Limiter = (*Driver)(nil)
 
-// permitsIn adds up the permits of kvs, and returns the limit that counts for
-// them, or 0 if there is none.
+// permitsIn adds up the permits of kvs. It also returns the limit that applies
+// to them, or 0 if there is none.
 func permitsIn(dir string, kvs []*mvccpb.KeyValue, r record) (used, limit int) {
 	limit = r.limit
 	for oldest := int64(math.MaxInt64); len(kvs) > 0; kvs = kvs[1:] {
@@ -31,10 +31,9 @@ func permitsIn(dir string, kvs []*mvccpb.KeyValue, r record) (used, limit int) {
 	return used, limit
 }
 
-// missing returns how many permits have to be given back before the key can
-// have its own beside kvs, the keys before it. None are missing in other modes.
-// The error is driver.ErrLimit, or errAgain if the key has to name another
-// limit.
+// missing returns how many permits must be released before the key can have its
+// own in addition to kvs, the keys before it. It returns 0 in other modes. The
+// error is driver.ErrLimit, or errAgain if the key has to name another limit.
 func (h *hold) missing(dir string, kvs []*mvccpb.KeyValue, r record) (int, error) {
 	if !h.rule().adds {
 		return 0, nil
@@ -53,8 +52,8 @@ func (h *hold) missing(dir string, kvs []*mvccpb.KeyValue, r record) (int, error
 	return used + h.request.Permits - limit, nil
 }
 
-// atMost bounds how many keys an answer has. All are counted for a request for
-// permits.
+// atMost limits how many keys an answer has. A request for permits counts all
+// keys.
 func (h *hold) atMost(keys int64) clientv3.OpOption {
 	if h.rule().adds {
 		keys = 0
@@ -62,8 +61,8 @@ func (h *hold) atMost(keys int64) clientv3.OpOption {
 	return clientv3.WithLimit(keys)
 }
 
-// SetLimit implements driver.Limiter. All who wait for permits of the name look
-// then.
+// SetLimit implements driver.Limiter. It makes all waiters for permits of the
+// name look again.
 func (d *Driver) SetLimit(ctx context.Context, name string, limit int) error {
 	if limit < 1 {
 		return fmt.Errorf("limit %d is not 1 or more", limit)

@@ -22,7 +22,7 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// permits makes a request one for n of limit permits.
+// permits turns a request into one for n of limit permits.
 func permits(n, limit int, r *driver.Request) *driver.Request {
 	r.Mode, r.Permits, r.Limit = driver.Permit, n, limit
 	return r
@@ -35,7 +35,7 @@ func setLimit(tb testing.TB, d *etcd.Driver, name string, limit int) {
 	}
 }
 
-// wantStatus looks at a name of permits.
+// wantStatus checks the status of a name with permits.
 func wantStatus(tb testing.TB, d *etcd.Driver, name string, used, holders, limit, waiters int) {
 	tb.Helper()
 	s, err := d.Inspect(guard(tb), name)
@@ -44,8 +44,8 @@ func wantStatus(tb testing.TB, d *etcd.Driver, name string, used, holders, limit
 	}
 }
 
-// wantAllFree waits until all permits of a name can be taken, and nothing is
-// left of them then.
+// wantAllFree waits until all permits of a name can be acquired, and nothing is
+// left of them after that.
 func wantAllFree(tb testing.TB, c *clientv3.Client, d *etcd.Driver, name string, limit int) {
 	tb.Helper()
 	testenv.Eventually(tb, func() bool { return len(keys(tb, c, name+"/")) == 0 }, "nothing is left")
@@ -86,13 +86,13 @@ func TestKeysOfPermits(t *testing.T) {
 	}
 }
 
-// TestLimitIsForgottenWithTheLastHold: a limit that no SetLimit made is in the
-// keys alone.
+// TestLimitIsForgottenWithTheLastHold checks that a limit not set by SetLimit
+// exists only in the keys.
 func TestLimitIsForgottenWithTheLastHold(t *testing.T) {
 	s := testenv.Etcd(t)
 	a, b := openURL(t, "etcd://%s", s.Addr), openURL(t, "etcd://%s", s.Addr)
 	first := acquire(t, a, permits(1, 3, request("a")))
-	open := acquire(t, b, permits(1, 0, request("a"))) // of the limit that is kept
+	open := acquire(t, b, permits(1, 0, request("a"))) // with the stored limit
 	release(t, first)
 	for _, r := range []*driver.Request{permits(1, 4, noWait("a")), permits(1, 4, request("a")), permits(4, 0, request("a"))} {
 		_, err := a.Acquire(guard(t), r)
@@ -118,8 +118,9 @@ func TestLimitIsForgottenWithTheLastHold(t *testing.T) {
 	release(t, l)
 }
 
-// TestRefusalOnASlowServer: a request that is refused leaves nothing behind,
-// and its outcome is known, though the deletion of its key takes a while.
+// TestRefusalOnASlowServer checks that a refused request leaves nothing behind,
+// and that its outcome is known, although the deletion of its key takes a
+// while.
 func TestRefusalOnASlowServer(t *testing.T) {
 	s := testenv.Etcd(t)
 	link, addr := testenv.Wire(t, s.Addr)
@@ -180,8 +181,8 @@ func TestPermitsBesideOtherModes(t *testing.T) {
 }
 
 // TestCrowdForPermits has many calls of ten clients wait for permits, in the
-// order of their arrival: none asks more often than it takes to wait and to be
-// granted its permits, however many others wait.
+// order of their arrival. None sends more requests than it takes to wait and to
+// be granted its permits, however many others wait.
 func TestCrowdForPermits(t *testing.T) {
 	t.Parallel()
 	const clients, limit = 10, 10
@@ -230,8 +231,8 @@ func TestCrowdForPermits(t *testing.T) {
 	t.Logf("%d calls for %d permits: %d transactions, %d deletions, %v", n, many, after["Txn"]-before["Txn"], after["DeleteRange"]-before["DeleteRange"], time.Since(start))
 }
 
-// TestSetLimitReachesWaiters has limits change while calls wait, also while
-// these are cut off and the server forgets what has happened.
+// TestSetLimitReachesWaiters changes limits while calls wait, also while these
+// are cut off and the server forgets the events.
 func TestSetLimitReachesWaiters(t *testing.T) {
 	t.Parallel()
 	s := testenv.Etcd(t)
@@ -268,8 +269,8 @@ func TestSetLimitReachesWaiters(t *testing.T) {
 	}
 }
 
-// TestLoweredLimit looks at holders that have more permits than there are
-// since, and removes them.
+// TestLoweredLimit inspects holders with more permits than a lowered limit
+// allows, and removes them.
 func TestLoweredLimit(t *testing.T) {
 	s := testenv.Etcd(t)
 	a, b := openURL(t, "etcd://%s", s.Addr), openURL(t, "etcd://%s", s.Addr)
@@ -299,7 +300,7 @@ func TestLoweredLimit(t *testing.T) {
 }
 
 func TestForceUnlockOfManyPermits(t *testing.T) {
-	const n = 150 // more than one request can
+	const n = 150 // more than fit into one request
 	s := testenv.Etcd(t)
 	a, b := openURL(t, "etcd://%s", s.Addr), openURL(t, "etcd://%s", s.Addr)
 	for range n {
@@ -313,8 +314,8 @@ func TestForceUnlockOfManyPermits(t *testing.T) {
 	release(t, w.Granted(t))
 }
 
-// TestPermitsOfTheDead: those of a client that is cut off are free when its
-// lease of etcd has ended, and not before.
+// TestPermitsOfTheDead checks that the permits of a client that is cut off are
+// free when its lease of etcd has ended, and not before.
 func TestPermitsOfTheDead(t *testing.T) {
 	t.Parallel()
 	s := testenv.Etcd(t)
@@ -371,7 +372,7 @@ func TestUnansweredPermits(t *testing.T) {
 	unknown := 0
 	for range rounds {
 		link, addr := testenv.Wire(t, s.Addr)
-		d := openURL(t, "etcd://%s", addr) // whose session no clean-up has retired
+		d := openURL(t, "etcd://%s", addr) // its session was not retired by a clean-up
 		release(t, acquire(t, d, permits(2, limit, request("a"))))
 		before := s.Requests()["Txn"]
 		link.Hold(wire.Replies)
@@ -430,8 +431,8 @@ func TestSealIsForPermits(t *testing.T) {
 	wantErr(t, "SetLimit", b.SetLimit(guard(t), "a", 2), driver.ErrSealed)
 }
 
-// TestPermitsAboveALoweredLimit: Inspect counts all that are held, also where
-// keys do not name a limit, and for a client that holds none.
+// TestPermitsAboveALoweredLimit checks that Inspect counts all held permits,
+// even if keys do not name a limit, and for a client that holds none.
 func TestPermitsAboveALoweredLimit(t *testing.T) {
 	s := testenv.Etcd(t)
 	d, other := openURL(t, "etcd://%s", s.Addr), openURL(t, "etcd://%s", s.Addr)

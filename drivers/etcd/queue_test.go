@@ -14,8 +14,8 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// drain has the waiters be granted the lock one after the other, in their order
-// and with rising tokens.
+// drain lets the waiters be granted the lock one after the other, in their
+// order and with rising tokens.
 func drain(t *testing.T, l driver.Lease, waiters []*drivertest.Waiter, before func(i int, l driver.Lease) (skip bool)) {
 	t.Helper()
 	for i, w := range waiters {
@@ -32,10 +32,10 @@ func drain(t *testing.T, l driver.Lease, waiters []*drivertest.Waiter, before fu
 }
 
 // TestCrowdOfAClientIsOneKey has 2,000 callers of one client wait behind
-// another client: the server knows of one key, which is asked about as seldom
-// as that of a single caller, also when the watch says nothing for so long that
-// it is made anew. Then it is passed from caller to caller: a request each, and
-// another one where other clients get their turn.
+// another client. The server has only one key for them, and gets as few
+// requests for it as for a single caller, even when the watch is silent for so
+// long that it is replaced. Then the lock is passed from caller to caller: a
+// request each, and another one when other clients get their turn.
 func TestCrowdOfAClientIsOneKey(t *testing.T) {
 	t.Parallel()
 	const n, few = 2000, 20
@@ -104,8 +104,8 @@ func TestCrowdOfAClientIsOneKey(t *testing.T) {
 	}
 }
 
-// TestCrowdThatComesAtOnce has a thousand callers ask for one name at the same
-// time, of which nobody waits yet.
+// TestCrowdThatComesAtOnce has a thousand callers request one name at the same
+// time, for which no caller waits yet.
 func TestCrowdThatComesAtOnce(t *testing.T) {
 	const n = 1000
 	s := testenv.Etcd(t)
@@ -122,9 +122,9 @@ func TestCrowdThatComesAtOnce(t *testing.T) {
 	}
 }
 
-// TestLongQueueThroughFaults has the watch of a long queue break, the name be
-// marked, and waiters leave, while it is drained. Every fourth waiter is of
-// another client.
+// TestLongQueueThroughFaults drains a long queue while its watch breaks, the
+// name is marked, and waiters leave. Every fourth waiter belongs to another
+// client.
 func TestLongQueueThroughFaults(t *testing.T) {
 	s := testenv.Etcd(t)
 	link, addr := testenv.Wire(t, s.Addr)
@@ -161,8 +161,8 @@ func TestLongQueueThroughFaults(t *testing.T) {
 	})
 }
 
-// TestLongQueueWhoseLeaseEnds has the lease revoked that a long queue hangs on,
-// while another client holds the lock: all queue up anew.
+// TestLongQueueWhoseLeaseEnds revokes the lease that a long queue hangs on,
+// while another client holds the lock. All waiters queue up again.
 func TestLongQueueWhoseLeaseEnds(t *testing.T) {
 	s := testenv.Etcd(t)
 	c := userClient(t, s.Addr)
@@ -180,8 +180,8 @@ func TestLongQueueWhoseLeaseEnds(t *testing.T) {
 	drivertest.Crowd(len(waiters), 1, func(i int) { release(t, waiters[i].Granted(t)) }) // in any order
 }
 
-// TestCrowdThatIsCutOff has callers ask for a name, of a server that does not
-// answer: none waits for longer than its context.
+// TestCrowdThatIsCutOff has callers request a name from a server that does not
+// answer. None waits for longer than its context.
 func TestCrowdThatIsCutOff(t *testing.T) {
 	s := testenv.Etcd(t)
 	link, addr := testenv.Wire(t, s.Addr)

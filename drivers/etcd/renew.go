@@ -17,15 +17,16 @@ import (
 	sessions "github.com/go-dsync/dsync/internal/session"
 )
 
-// carrier is a lease of etcd with keys on it: a session's, or one hold's own.
+// carrier is a lease of etcd with keys on it. It belongs to a session or to a
+// single hold.
 type carrier struct {
 	id  clientv3.LeaseID
 	ttl time.Duration // as granted
-	// until when the lease surely lasts: the send time of the last answered
-	// request for it + ttl
+	// until when the lease is guaranteed to last: the send time of the last
+	// answered request for it + ttl
 	end   *sessions.End
-	lasts atomic.Int64 // the lease is over after that, even if unanswered requests were carried out
-	gone  atomic.Bool  // the server said that the lease is over
+	lasts atomic.Int64 // by then the lease has ended, even if unanswered requests were carried out
+	gone  atomic.Bool  // the server reported that the lease has ended
 }
 
 func newCarrier() *carrier { return &carrier{end: new(sessions.End)} }
@@ -40,10 +41,10 @@ const (
 	runsOut = 10 // seconds: a lease without keys and a TTL up to this is left to run out
 )
 
-// grant asks for a lease. If the answer is lost, the lease is revoked in the
+// grant requests a lease. If the answer is lost, the lease is revoked in the
 // background. While servers take too long, each grant gets more time than the
-// one before and is sent after a longer pause: to cut grants off and to send
-// them again keeps a server busy with leases that nobody uses.
+// one before and is sent after a longer pause. Cutting grants off and sending
+// them again would keep a server busy with leases that are not used.
 func (d *Driver) grant(ctx context.Context, c *carrier, seconds int64) error {
 	n := d.slow.Load()
 	if n > 0 && !d.life.Sleep(ctx, pauseAfter(n)) {
@@ -102,7 +103,7 @@ func (d *Driver) grantNow(ctx context.Context, c *carrier, seconds int64) error 
 		c.lasts.Store(sent + seconds*int64(time.Second))
 		err, doubt := fault(ctx, err)
 		if doubt && seconds > runsOut {
-			// else it has run out by the time that a busy server has revoked it
+			// otherwise it runs out before a busy server would revoke it
 			d.ghosts.Add(&ghost{carrier: c})
 		}
 		if doubt && !errors.Is(err, errClusters) {
@@ -120,7 +121,7 @@ func (d *Driver) grantNow(ctx context.Context, c *carrier, seconds int64) error 
 	return nil
 }
 
-// unwrapUnknown returns what is behind driver.ErrUnknown: the caller need not
+// unwrapUnknown returns the error inside driver.ErrUnknown: the caller need not
 // know that a lease may exist, as no key hangs on it.
 func unwrapUnknown(err error) error {
 	if list, ok := err.(interface{ Unwrap() []error }); ok {
@@ -130,10 +131,10 @@ func unwrapUnknown(err error) error {
 }
 
 // keepAlive prolongs a lease. It returns rpctypes.ErrLeaseNotFound if the lease
-// is over, and errTooLate if the answer came after c.end.
+// has ended, and errTooLate if the answer came after c.end.
 //
-// KeepAlive of the library does not tell when its requests were sent, and
-// counts the lease from the receipt of the answer, which is too late;
+// KeepAlive of the library does not report when its requests were sent, and
+// counts the lease from the receipt of the answer, which is too late.
 // KeepAliveOnce repeats its request without a pause while no server can be
 // reached.
 func (d *Driver) keepAlive(ctx context.Context, c *carrier) error {
@@ -144,7 +145,7 @@ func (d *Driver) keepAlive(ctx context.Context, c *carrier) error {
 	return err
 }
 
-// prolong sends a request to prolong a lease, and returns when.
+// prolong sends a request to prolong a lease, and returns the send time.
 func (d *Driver) prolong(ctx context.Context, c *carrier) (sent int64, err error) {
 	ctx, cancel := context.WithCancel(ctx) // ends the stream
 	defer cancel()
@@ -169,22 +170,22 @@ func (d *Driver) prolong(ctx context.Context, c *carrier) (sent int64, err error
 
 var errTooLate = errors.New("the answer came after the end of the lease")
 
-// revoke ends a lease and all keys on it, for good: a later request to put a
+// revoke ends a lease and all keys on it permanently: a later request to put a
 // key on the lease fails.
 func (d *Driver) revoke(ctx context.Context, c *carrier) error {
 	err := d.request(ctx, func() (*pb.ResponseHeader, error) {
 		answer, err := d.leases.LeaseRevoke(ctx, &pb.LeaseRevokeRequest{ID: int64(c.id)})
 		return answer.GetHeader(), err
 	})
-	if err == nil || isLeaseGone(err) && d.cluster.trouble() == nil { // errors do not tell the cluster
+	if err == nil || isLeaseGone(err) && d.cluster.trouble() == nil { // errors do not identify the cluster
 		c.gone.Store(true)
 		return nil
 	}
 	return err
 }
 
-// ownLease carries the key of a hold with an expiry of its own. etcd cannot
-// change the TTL of a lease, so a renewal moves the key to another lease.
+// ownLease carries the key of a hold with its own expiry. etcd cannot change
+// the TTL of a lease, so a renewal moves the key to another lease.
 type ownLease struct {
 	// just granted; a lease from the pool has to be prolonged together with the
 	// next request
@@ -196,7 +197,7 @@ type ownLease struct {
 	mu      sync.Mutex
 	seconds int64
 	current *carrier
-	doubted []*carrier // the key may hang on these, as answers to renewals are missing
+	doubted []*carrier // the key may hang on these, because renewals were not answered
 	ended   bool
 }
 
@@ -219,7 +220,7 @@ func (o *ownLease) giveBack(d *Driver) {
 	o.revokeDoubted(d)
 }
 
-// discard has all leases revoked that the key may hang on.
+// discard revokes all leases that the key may hang on.
 func (o *ownLease) discard(d *Driver) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -239,9 +240,9 @@ func (o *ownLease) revokeDoubted(d *Driver) {
 	o.doubted = nil
 }
 
-// Renew implements driver.Lease for holds with an expiry of their own. Each
-// renewal is conditional on the revision that the renewal before left, so a
-// renewal that was given up cannot be carried out after a later one.
+// Renew implements driver.Lease for holds with their own expiry. Each renewal
+// is conditional on the revision left by the previous renewal, so a renewal
+// that was given up cannot be carried out after a later one.
 func (h *hold) Renew(ctx context.Context, ttl time.Duration) error {
 	d, o := h.driver, h.own
 	if o == nil {
@@ -313,8 +314,8 @@ func (h *hold) move(ctx context.Context, c *carrier) (bool, error) {
 	}
 }
 
-// failRenewal settles what is left of a renewal whose request to move the key
-// to c failed with err.
+// failRenewal cleans up after a renewal whose request to move the key to c
+// failed with err.
 func (o *ownLease) failRenewal(ctx context.Context, d *Driver, c *carrier, before int64, err error) error {
 	err, doubt := fault(ctx, err)
 	o.mu.Lock()
@@ -351,11 +352,11 @@ func (o *ownLease) renewed(d *Driver, c *carrier, seconds int64) error {
 // maxSpare is how many leases of each TTL are kept for the next lock.
 const maxSpare = 64
 
-// pool has leases without keys for locks with an expiry of their own. Such a
-// lock is acquired in one round trip and writes only its key to the server's
-// log, and a refused try writes nothing: the lease comes from the pool, and is
-// prolonged together with the request for the lock. A lease that nobody takes
-// ends by itself.
+// pool has leases without keys for locks with their own expiry. Such a lock is
+// acquired in one round trip and writes only its key to the server's log, and a
+// refused try writes nothing, because the lease comes from the pool and is
+// prolonged together with the request for the lock. A lease that is not used
+// runs out.
 type pool struct {
 	driver *Driver
 
@@ -381,7 +382,7 @@ func (p *pool) take(ctx context.Context, seconds int64) (*ownLease, error) {
 		select {
 		case granted <- struct{}{}:
 		case <-left:
-			if failed == nil { // too late for this caller, and not for the next
+			if failed == nil { // too late for this caller, but not for the next
 				p.put(seconds, lease)
 			}
 		}
@@ -416,7 +417,7 @@ func (p *pool) pop(seconds int64) *carrier {
 	return nil
 }
 
-// put takes a lease back. No key hangs on it, or will.
+// put takes a lease back. No key hangs on it or will hang on it.
 func (p *pool) put(seconds int64, c *carrier) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -428,7 +429,7 @@ func (p *pool) put(seconds int64, c *carrier) {
 	p.driver.ghosts.Add(&ghost{carrier: c})
 }
 
-// close has all leases revoked.
+// close revokes all leases.
 func (p *pool) close() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -441,8 +442,8 @@ func (p *pool) close() {
 	clear(p.spare)
 }
 
-// refresh prolongs a lease in a goroutine of its own, with so much time; the
-// channel gives the outcome.
+// refresh prolongs a lease in its own goroutine, within a time limit. The
+// channel receives the outcome.
 func (d *Driver) refresh(ctx context.Context, c *carrier, bound time.Duration) <-chan error {
 	outcome := make(chan error, 1)
 	run := func() { // ends with ctx, or with the lease, at the latest

@@ -14,10 +14,10 @@ import (
 	"github.com/go-dsync/dsync/driver/move"
 )
 
-// maxFloor is the highest floor that leaves room for all revisions above.
+// maxFloor is the highest floor that leaves room for all revisions above it.
 const maxFloor = 1 << 62
 
-// sealOwner is the owner of a sealed name, as Inspect says.
+// sealOwner is the owner of a sealed name, as reported by Inspect.
 const sealOwner = "seal"
 
 var (
@@ -26,7 +26,7 @@ var (
 )
 
 // Seal implements move.Sealer. The key of the holder is put again without a
-// lease, so it stays the oldest key for ever.
+// lease, so it stays the oldest key forever.
 func (d *Driver) Seal(ctx context.Context, l driver.Lease) error {
 	h := l.(*hold)
 	if err := ctx.Err(); err != nil {
@@ -67,7 +67,7 @@ func (d *Driver) Seal(ctx context.Context, l driver.Lease) error {
 	return nil
 }
 
-// beginSeal takes note that the key may become a seal, unless the hold is over.
+// beginSeal records that the key may become a seal, unless the hold has ended.
 func (h *hold) beginSeal() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -86,8 +86,7 @@ func (h *hold) isSealing() bool {
 }
 
 // isSeal reports whether an earlier, unanswered request made the key of h a
-// seal. Servers leave the lease out of answers with keys alone, so kvs have
-// values.
+// seal. Servers omit the lease in answers with only keys, so kvs have values.
 func (h *hold) isSeal(kvs []*mvccpb.KeyValue) bool {
 	return len(kvs) == 1 && kvs[0].CreateRevision == h.revision && kvs[0].Lease == int64(clientv3.NoLease)
 }
@@ -104,15 +103,16 @@ func (h *hold) sealed() {
 	}
 }
 
-// stands are the conditions that the key of the hold is there, and not a seal.
+// stands returns the conditions that the key of the hold is there and is not a
+// seal.
 func (h *hold) stands() []clientv3.Cmp {
 	return []clientv3.Cmp{clientv3.Compare(clientv3.CreateRevision(h.key), "=", h.revision), hasLease(h.key)}
 }
 
-// overlookedByNobody are the conditions for putting the key of a Read or Write
-// again: RWMutex waits for keys with a smaller modification revision than its
-// own, so no key of RWMutex may be younger. A key that RWMutex puts later waits
-// as ever.
+// overlookedByNobody returns the conditions for putting the key of a Read or
+// Write again. RWMutex waits for keys with a smaller modification revision than
+// its own, so no key of RWMutex may be younger. A key that RWMutex puts later
+// waits as usual.
 func (h *hold) overlookedByNobody() []clientv3.Cmp {
 	if !h.rule().besideRecipe {
 		return nil
@@ -123,14 +123,14 @@ func (h *hold) overlookedByNobody() []clientv3.Cmp {
 	return []clientv3.Cmp{older(recipeRead), older(recipeWrite)}
 }
 
-// isOver reports whether the hold is known to be over.
+// isOver reports whether the hold is known to have ended.
 func (h *hold) isOver() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.phase != held || h.isPast()
 }
 
-// hasLease is the condition that a key is there, and not a seal.
+// hasLease is the condition that a key is there and is not a seal.
 func hasLease(key string) clientv3.Cmp {
 	return clientv3.Compare(clientv3.LeaseValue(key), "!=", clientv3.NoLease)
 }
@@ -160,7 +160,7 @@ func (d *Driver) Sealed(ctx context.Context, name string) (last uint64, sealed b
 }
 
 // Mark implements move.Marker. Revisions cannot be raised, so the record has a
-// number that is added to them, which only grows.
+// number that is added to them. The number only grows.
 func (d *Driver) Mark(ctx context.Context, l driver.Lease, floor uint64) error {
 	h := l.(*hold)
 	if err := ctx.Err(); err != nil {
@@ -225,9 +225,9 @@ var (
 )
 
 // Loosen implements move.Unsealer. The id is a key beside the record of the
-// seal. There is nothing to raise: the number that is added to revisions would
-// raise the tokens of dsync alone, while the tokens of package concurrency and
-// of etcdctl are revisions. So Loosen refuses a floor that revisions have not
+// seal. No token can be raised here: the number added to revisions would raise
+// only the tokens of dsync, while the tokens of package concurrency and of
+// etcdctl are revisions. So Loosen refuses a floor that revisions have not
 // passed.
 func (d *Driver) Loosen(ctx context.Context, name, id string, floor uint64) error {
 	if err := ctx.Err(); err != nil {
@@ -256,8 +256,8 @@ func (d *Driver) Loosen(ctx context.Context, name, id string, floor uint64) erro
 	return d.sealChanged(ctx, answer, err)
 }
 
-// sealChanged returns what the caller is told of the answer to a transaction
-// that changes a seal.
+// sealChanged converts the answer to a transaction that changes a seal into the
+// result of the call.
 func (d *Driver) sealChanged(ctx context.Context, answer *clientv3.TxnResponse, err error) error {
 	switch {
 	case err != nil:
@@ -268,9 +268,9 @@ func (d *Driver) sealChanged(ctx context.Context, answer *clientv3.TxnResponse, 
 	return nil
 }
 
-// Unseal implements move.Unsealer. It deletes the key that all waiters stand
-// behind, which wakes them: the key that was written together with the record
-// of the seal.
+// Unseal implements move.Unsealer. It deletes the key that all waiters wait
+// for, which wakes them: the key that was written together with the record of
+// the seal.
 func (d *Driver) Unseal(ctx context.Context, name, id string) error {
 	if err := ctx.Err(); err != nil {
 		return err

@@ -74,7 +74,7 @@ func TestSealAnswersWaitersAndStays(t *testing.T) {
 	}
 }
 
-// refusesMutexes has others try to take a lock, ever anew.
+// refusesMutexes has other clients try to acquire a lock, repeatedly.
 func refusesMutexes(tb testing.TB, c *clientv3.Client, name string) {
 	tb.Helper()
 	for range 20 {
@@ -152,8 +152,8 @@ func TestSealAndMarkNeedTheHold(t *testing.T) {
 	}
 }
 
-// TestSealWhoseAnswerIsLost has a seal of which the holder does not know.
-// Whatever the holder does then, the seal stays.
+// TestSealWhoseAnswerIsLost has a seal that its holder does not know of. The
+// seal stays whatever the holder does next.
 func TestSealWhoseAnswerIsLost(t *testing.T) {
 	s := testenv.Etcd(t)
 	link, addr := testenv.Wire(t, s.Addr)
@@ -172,7 +172,7 @@ func TestSealWhoseAnswerIsLost(t *testing.T) {
 		link.Cut()
 		wantErr(t, what, <-sealed, driver.ErrUnknown)
 		link.Heal()
-		if r.Fixed { // asked again, it says what has become of the hold
+		if r.Fixed { // a repeated request returns the state of the hold
 			seal(t, a, l)
 		}
 		if err := l.Release(guard(t)); err != driver.ErrNotHeld {
@@ -188,8 +188,8 @@ func TestSealWhoseAnswerIsLost(t *testing.T) {
 	}
 }
 
-// TestSealThatArrivesLate has the seal reach the server together with what is
-// done about it, or never.
+// TestSealThatArrivesLate has the seal reach the server together with the next
+// requests of the holder, or never.
 func TestSealThatArrivesLate(t *testing.T) {
 	s := testenv.Etcd(t)
 	link, addr := testenv.Wire(t, s.Addr)
@@ -263,8 +263,8 @@ func TestTokensAboveTheFloor(t *testing.T) {
 	isSealed(t, a, "x", token(l))
 }
 
-// TestMarkWhoseAnswerIsLost sees that the next tokens are above the floor all
-// the same.
+// TestMarkWhoseAnswerIsLost checks that the next tokens are above the floor
+// even if the answer to the mark is lost.
 func TestMarkWhoseAnswerIsLost(t *testing.T) {
 	s := testenv.Etcd(t)
 	link, addr := testenv.Wire(t, s.Addr)
@@ -288,7 +288,7 @@ func TestMarkWhoseAnswerIsLost(t *testing.T) {
 	release(t, next)
 }
 
-// TestMarksAreNoContenders has marks of a name and of many below it.
+// TestMarksAreNoContenders has marks on a name and on many longer names.
 func TestMarksAreNoContenders(t *testing.T) {
 	s := testenv.Etcd(t)
 	c := userClient(t, s.Addr)
@@ -321,13 +321,14 @@ func TestMarksAreNoContenders(t *testing.T) {
 	wantErr(t, "ForceUnlock", d.ForceUnlock(t.Context(), "b"), driver.ErrNotHeld)
 }
 
-// counter counts what a driver asks of a server.
+// counter counts a driver's requests to a server.
 type counter struct {
 	server *testenv.EtcdServer
 	client *clientv3.Client
 }
 
-// count fails the test unless f does so many changes in so many requests.
+// count fails the test unless f makes the given number of changes in the given
+// number of requests.
 func (n counter) count(t *testing.T, what string, changes int64, want map[string]int64, f func()) {
 	t.Helper()
 	revisions, before := revision(t, n.client), n.server.Requests()

@@ -15,19 +15,19 @@ import (
 
 const (
 	maxRequests = 4 // on their way at once; further ops are combined
-	// ops in one request: servers take 128 operations by default, and count
-	// those inside of ops too
+	// ops in one request: servers accept 128 operations by default, including
+	// those inside ops
 	maxCombined = 60
-	// of keys and values in one request: servers take 1.5 MiB by default
+	// of keys and values in one request: servers accept 1.5 MiB by default
 	maxBytes    = 512 << 10
 	patienceFor = 100 * time.Millisecond // how long an op waits to be combined
 )
 
 // sender carries out the ops that put and delete the keys of contenders. While
 // few requests are on their way, each caller sends its own op at once. While
-// many are, further ops gather, each for a name of its own, and go together in
-// one transaction of transactions, which serves a crowd at a fraction of the
-// cost.
+// many are, further ops queue up, each for a different name, and are sent
+// together in one transaction of transactions, which serves a crowd at a
+// fraction of the cost.
 type sender struct {
 	driver *Driver
 
@@ -38,8 +38,8 @@ type sender struct {
 	queued map[string]struct{} // the dirs of the ops in queue
 }
 
-// op is a transaction on the contenders for one name, or the deletion of the
-// key of one.
+// op is a transaction on the contenders for one name, or the deletion of one
+// contender's key.
 type op struct {
 	dir             string
 	key             string // the key to delete; "" for a transaction
@@ -61,8 +61,8 @@ func newSender(d *Driver) *sender {
 }
 
 // do carries out an op. If ctx ends before, the outcome is errNotSent or
-// unknown. Unless do returns nil, the op may still be under way, so nothing of
-// it may be read.
+// unknown. Unless do returns nil, the op may still be under way, so none of its
+// fields may be read.
 func (s *sender) do(ctx context.Context, o *op) error {
 	switch s.wayOf(o) {
 	case free:
@@ -105,13 +105,13 @@ type way int8
 
 const (
 	free     way = iota // by itself, as one of maxRequests
-	alone               // by itself, beside them
+	alone               // by itself, in addition to maxRequests
 	together            // with others
 )
 
-// wayOf says how an op is sent, and queues an op that goes together with
-// others. Of two ops for one name the second does not wait for the first: they
-// could not go together, and a release must not wait for contenders.
+// wayOf returns how an op is sent, and queues an op that is sent with others.
+// Of two ops for one name the second does not wait for the first: they could
+// not be sent together, and a release must not wait for contenders.
 func (s *sender) wayOf(o *op) way {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -128,7 +128,7 @@ func (s *sender) wayOf(o *op) way {
 	return together
 }
 
-// finish ends a request, and has drain serve the queue in its place.
+// finish ends a request, or lets drain serve the queue in its place.
 func (s *sender) finish() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -159,13 +159,13 @@ func (s *sender) drain() {
 		} else {
 			s.combine(ops)
 		}
-		// let the callers that have their answers ask again: together they make
+		// let the callers with answers send their next ops: together they make
 		// a larger request
 		runtime.Gosched()
 	}
 }
 
-// next takes the ops of the next request from the queue. If there are none,
+// next takes the ops of the next request from the queue. If the queue is empty,
 // next returns none and ends the request.
 func (s *sender) next() []*op {
 	s.mu.Lock()
@@ -187,7 +187,7 @@ func (s *sender) next() []*op {
 	return ops
 }
 
-// size is about how many bytes the op has in a request.
+// size returns approximately how many bytes the op takes in a request.
 func (o *op) size() int {
 	size := len(o.key) + len(o.dir)*2*(len(o.compare)+len(o.then)+len(o.otherwise))
 	for _, then := range o.then {
@@ -196,9 +196,9 @@ func (o *op) size() int {
 	return size
 }
 
-// combine carries out several ops in one request. If the server refuses all for
-// the sake of one, as it does when a name is not permitted or a lease is over,
-// each op is sent again by itself.
+// combine carries out several ops in one request. If the server refuses all
+// because of one op, for example because a name is not permitted or a lease has
+// ended, each op is sent again by itself.
 func (s *sender) combine(ops []*op) {
 	all := make([]clientv3.Op, len(ops))
 	for i, o := range ops {
@@ -224,7 +224,7 @@ func (s *sender) combine(ops []*op) {
 	}
 }
 
-// read takes the outcome of an op out of the answer to a request for several.
+// read takes the outcome of an op from the answer to a combined request.
 func (o *op) read(answer *clientv3.TxnResponse, i int) error {
 	if o.key == "" {
 		own := (*clientv3.TxnResponse)(answer.Responses[i].GetResponseTxn())
@@ -239,7 +239,7 @@ func (o *op) read(answer *clientv3.TxnResponse, i int) error {
 	return nil
 }
 
-// narrow has fewer ops combined from now on, if err says that they were too
+// narrow lowers the number of ops per request, if err says that they were too
 // many for the server.
 func (s *sender) narrow(err error) {
 	if !isOneOf(rpctypes.Error(err), []error{rpctypes.ErrTooManyOps, rpctypes.ErrRequestTooLarge}) {
@@ -250,7 +250,7 @@ func (s *sender) narrow(err error) {
 	s.most = max(1, s.most/2)
 }
 
-// sendEach carries out each op by a request of its own.
+// sendEach carries out each op in its own request.
 func (s *sender) sendEach(ops []*op) {
 	ctx, cancel := s.driver.background(requestFor)
 	defer cancel()
@@ -278,8 +278,8 @@ func (o *op) send(ctx context.Context, d *Driver) {
 	}
 }
 
-// isIn reports whether the key of h is what a request has deleted. Somebody may
-// have put another key in its place.
+// isIn reports whether a request has deleted the key of h, and not a key that
+// another client put in its place.
 func (h *hold) isIn(answer *pb.DeleteRangeResponse) bool {
 	if len(answer.PrevKvs) == 0 {
 		return answer.Deleted > 0
@@ -287,7 +287,7 @@ func (h *hold) isIn(answer *pb.DeleteRangeResponse) bool {
 	return h.isOf(answer.PrevKvs[0])
 }
 
-// anyDelete is the deletion of no key yet.
+// anyDelete is a deletion without a key.
 var anyDelete = clientv3.OpDelete("", clientv3.WithPrevKV())
 
 // opDelete makes the operation that deletes a key.
@@ -297,13 +297,14 @@ func opDelete(key string) clientv3.Op {
 	return op
 }
 
-// maxElsewhere is how often a request that a learner has refused is sent again
-// at once. The library takes the servers in turn, but requests of other callers
+// maxElsewhere is how often a request refused by a learner is sent again at
+// once. The library takes the servers in turn, but requests of other callers
 // come in between.
 const maxElsewhere = 16
 
-// request sends a request. A learner refuses it without carrying it out, and
-// another server may not. An answer of a server of another cluster is an error.
+// request sends a request. A learner refuses a request without carrying it out,
+// so it is sent again to reach another server. An answer from another cluster
+// is an error.
 func (d *Driver) request(ctx context.Context, send func() (*pb.ResponseHeader, error)) error {
 	d.lines.begin()
 	defer d.lines.end()
@@ -325,8 +326,8 @@ func isLearner(err error) bool {
 	return err != nil && strings.Contains(err.Error(), "rpc not supported for learner")
 }
 
-// transact carries out a transaction by a request of its own. An answer of
-// another shape is errAnswer: what listens at the address need not be etcd.
+// transact carries out a transaction in its own request. An answer of another
+// shape is errAnswer: the server at the address need not be etcd.
 func (d *Driver) transact(ctx context.Context, compare []clientv3.Cmp, then, otherwise []clientv3.Op) (answer *clientv3.TxnResponse, err error) {
 	err = d.request(ctx, func() (*pb.ResponseHeader, error) {
 		answer, err = d.client.Txn(ctx).If(compare...).Then(then...).Else(otherwise...).Commit()
@@ -344,7 +345,7 @@ func (d *Driver) transact(ctx context.Context, compare []clientv3.Cmp, then, oth
 	return answer, nil
 }
 
-// get reads keys by a request of its own.
+// get reads keys in its own request.
 func (d *Driver) get(ctx context.Context, key string, options ...clientv3.OpOption) (answer *clientv3.GetResponse, err error) {
 	err = d.request(ctx, func() (*pb.ResponseHeader, error) {
 		answer, err = d.client.Get(ctx, key, options...)
@@ -356,7 +357,7 @@ func (d *Driver) get(ctx context.Context, key string, options ...clientv3.OpOpti
 	return answer, err
 }
 
-// delete deletes a key by a request of its own.
+// delete deletes a key in its own request.
 func (d *Driver) delete(ctx context.Context, key string) (answer *pb.DeleteRangeResponse, err error) {
 	err = d.request(ctx, func() (*pb.ResponseHeader, error) {
 		did, err := d.client.Do(ctx, opDelete(key))
@@ -369,7 +370,7 @@ func (d *Driver) delete(ctx context.Context, key string) (answer *pb.DeleteRange
 	return answer, err
 }
 
-// timeToLive asks for the rest of a lease.
+// timeToLive requests the remaining time of a lease.
 func (d *Driver) timeToLive(ctx context.Context, id clientv3.LeaseID, options ...clientv3.LeaseOption) (answer *clientv3.LeaseTimeToLiveResponse, err error) {
 	err = d.request(ctx, func() (*pb.ResponseHeader, error) {
 		answer, err = d.client.TimeToLive(ctx, id, options...)
@@ -381,7 +382,7 @@ func (d *Driver) timeToLive(ctx context.Context, id clientv3.LeaseID, options ..
 	return answer, err
 }
 
-// answers reports whether an answer has the shape of one to a transaction.
+// answers reports whether an answer has the shape of one to this transaction.
 func answers(answer *clientv3.TxnResponse, then, otherwise []clientv3.Op) bool {
 	asked := then
 	if !answer.Succeeded {
@@ -400,23 +401,23 @@ func answers(answer *clientv3.TxnResponse, then, otherwise []clientv3.Op) bool {
 	return true
 }
 
-// bound is how long requests may take. Those that begin at about the same time
-// share a context which ends then: with one of its own each request would make
-// a timer, and what it takes to end with Close.
+// bound is a time limit for requests. Requests that begin at about the same
+// time share a context which ends at the limit. Separate contexts would cost
+// each request a timer, and more work to end with Close.
 //
 // None of the contexts has a Deadline: gRPC sends a deadline with the request,
 // and the server sets a timer for each, which costs a free lock 6 % of its
 // time. A request whose context ends is canceled at the server.
 type bound struct {
 	life context.Context // of the requests
-	time time.Duration   // that a request has, or up to an eighth less
+	time time.Duration   // for one request, or up to an eighth less
 
 	mu     sync.Mutex
 	shared context.Context // nil at first
 	began  time.Time       // when shared was made
 }
 
-// now returns the context of a request that begins.
+// now returns the context for a request that begins now.
 func (b *bound) now() context.Context {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -428,11 +429,11 @@ func (b *bound) now() context.Context {
 	return b.shared
 }
 
-// with returns a context for one request, which ends at the bound, and has the
-// values of ctx.
+// with returns a context for one request, which ends at the time limit and has
+// the values of ctx.
 func (b *bound) with(ctx context.Context) context.Context { return valued{b.now(), ctx} }
 
-// under is with, and the context ends with ctx, too.
+// under is with, but the context also ends with ctx.
 func (b *bound) under(ctx context.Context) (context.Context, context.CancelFunc) {
 	if ctx.Done() == nil {
 		return b.with(ctx), func() {}
@@ -445,9 +446,9 @@ func (b *bound) under(ctx context.Context) (context.Context, context.CancelFunc)
 	}
 }
 
-// ending is under for the end of a hold, which goes on for the rest of the
-// bound where ctx is canceled. Package dsync ends holds under contexts that are
-// not canceled, but have a deadline.
+// ending is under for the end of a hold. It goes on until the time limit if ctx
+// is canceled. Package dsync ends holds under contexts that are not canceled,
+// but have a deadline.
 func (b *bound) ending(ctx context.Context) (context.Context, context.CancelFunc) {
 	if end, ok := ctx.Deadline(); ok && time.Until(end) < b.time || ctx.Err() != nil {
 		return b.under(ctx)
@@ -461,8 +462,8 @@ type valued struct {
 	values context.Context
 }
 
-// Value implements context.Context. The values of the first context are those
-// by which package context knows what ends with it.
+// Value implements context.Context. The first context's values come first,
+// because package context uses them to find the contexts that end with it.
 func (v valued) Value(key any) any {
 	if own := v.Context.Value(key); own != nil {
 		return own
@@ -476,8 +477,8 @@ func (d *Driver) background(bound time.Duration) (context.Context, context.Cance
 	return withBound(d.life.Context(), bound)
 }
 
-// withBound returns a context that ends with ctx, by bound at the latest, and
-// has no Deadline.
+// withBound returns a context that ends with ctx or after bound, and has no
+// Deadline.
 func withBound(ctx context.Context, bound time.Duration) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithTimeout(ctx, bound)
 	return undated{ctx}, cancel

@@ -13,8 +13,8 @@ import (
 
 type contextKey struct{}
 
-// TestRequestsEnd looks when the contexts of requests end, each way in which
-// one is made.
+// TestRequestsEnd checks when the contexts of requests end, for each way to
+// make one.
 func TestRequestsEnd(t *testing.T) {
 	const limit = 8 * time.Second
 	type makes = func(b *bound, ctx context.Context) (context.Context, context.CancelFunc)
@@ -22,8 +22,8 @@ func TestRequestsEnd(t *testing.T) {
 		name     string
 		make     makes
 		never    bool          // the caller's context cannot end
-		deadline time.Duration // of the caller's context; it has none if that is 0
-		cancels  time.Duration // when the caller's context is canceled, if that is not 0
+		deadline time.Duration // of the caller's context; 0: none
+		cancels  time.Duration // when the caller's context is canceled; 0: never
 		closes   time.Duration // the same of the driver
 		want     time.Duration
 	}{
@@ -61,7 +61,7 @@ func TestRequestsEnd(t *testing.T) {
 				if test.closes > 0 {
 					time.AfterFunc(test.closes, closeDriver)
 				}
-				child, end := context.WithCancel(ctx) // as the client library makes one
+				child, end := context.WithCancel(ctx) // like a context made by the client library
 				defer end()
 				if deadline, ok := child.Deadline(); ok {
 					t.Errorf("Deadline: got %v, want none", deadline)
@@ -89,7 +89,7 @@ func TestRequestsEnd(t *testing.T) {
 	}
 }
 
-// TestRequestsShareAnEnd has requests begin one after the other: each has at
+// TestRequestsShareAnEnd has requests begin one after the other. Each has at
 // least seven eighths of the bound, and at most the whole.
 func TestRequestsShareAnEnd(t *testing.T) {
 	const limit = 8 * time.Second
@@ -118,8 +118,8 @@ func TestRequestsShareAnEnd(t *testing.T) {
 	})
 }
 
-// TestAnswersOfAnotherShape: an answer that lacks what was asked for, or has
-// something else in its place, is none.
+// TestAnswersOfAnotherShape checks that an answer that lacks a requested part,
+// or has something else in its place, is not accepted.
 func TestAnswersOfAnotherShape(t *testing.T) {
 	get := &pb.ResponseOp{Response: &pb.ResponseOp_ResponseRange{ResponseRange: &pb.RangeResponse{}}}
 	put := &pb.ResponseOp{Response: &pb.ResponseOp_ResponsePut{ResponsePut: &pb.PutResponse{}}}

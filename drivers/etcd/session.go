@@ -40,19 +40,19 @@ func newSession(d *Driver, ttl time.Duration) *session {
 	return s
 }
 
-// takeNumber takes a number for the key. Numbers tell the keys of attempts
-// apart that are under way at the same time. A number is used again as soon as
-// it is free, and 0 is the first for each name, so that a name has few keys
-// over time: whenever the server reads the keys of a name, it passes all keys
-// that the name has had since the last compaction.
+// takeNumber takes a number for the key. Numbers distinguish the keys of
+// concurrent attempts. A number is used again as soon as it is free, and 0 is
+// the first for each name, so that a name has few keys over time: whenever the
+// server reads the keys of a name, it passes all keys that the name has had
+// since the last compaction.
 func (h *hold) takeNumber(dir string) {
 	if h.session == nil || !h.session.takeFirst(dir) {
 		h.number = h.driver.numbers.take()
 	}
 }
 
-// putNumber gives the number back. No request that concerns the key may be on
-// its way: it would hit the key of the next attempt.
+// putNumber returns the number. No request for the key may be on its way,
+// because it would affect the key of the next attempt.
 func (h *hold) putNumber() {
 	if h.number > 0 {
 		h.driver.numbers.put(h.number)
@@ -64,8 +64,8 @@ func (h *hold) putNumber() {
 	delete(s.firsts, h.dir())
 }
 
-// takeFirst takes number 0 of a name, and reports whether it was free: no other
-// attempt on the session has it.
+// takeFirst takes number 0 of a name. It reports whether the number was free,
+// so that no other attempt on the session has it.
 func (s *session) takeFirst(dir string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -80,7 +80,7 @@ func (s *session) takeFirst(dir string) bool {
 type numbers struct {
 	mu   sync.Mutex
 	last uint64
-	free []uint64 // the last one comes first
+	free []uint64 // the last one is used first
 }
 
 func (n *numbers) take() uint64 {
@@ -101,7 +101,7 @@ func (n *numbers) put(number uint64) {
 	n.free = append(n.free, number)
 }
 
-// add makes a user of the session a hold of it, unless the session is dead.
+// add makes a user of the session one of its holds, unless the session is dead.
 func (s *session) add(h *hold) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -125,8 +125,8 @@ func (s *session) Start() error {
 }
 
 // Tend implements session.Member. It keeps the lease alive if that is due. An
-// answer that comes too late for Tend still prolongs the lease, so a slow
-// server keeps it alive too.
+// answer that is too late for Tend still prolongs the lease, so a slow server
+// keeps it alive too.
 func (s *session) Tend() time.Duration {
 	d := s.driver
 	now, end := d.now(), s.End.At()
@@ -154,7 +154,7 @@ func (s *session) Tend() time.Duration {
 }
 
 // keptAlive reports the outcome of a keep-alive to package dsync, unless the
-// driver ends.
+// driver has ended.
 func (d *Driver) keptAlive(err error) {
 	if d.onKeepAlive == nil || d.life.Context().Err() != nil {
 		return
@@ -171,7 +171,7 @@ func (d *Driver) keptAlive(err error) {
 	d.onKeepAlive(err)
 }
 
-// Lose implements session.Member. The waiters of the session begin anew.
+// Lose implements session.Member. The waiters of the session start again.
 func (s *session) Lose(cause error) {
 	s.mu.Lock()
 	holds := s.holds.Take()
@@ -181,7 +181,7 @@ func (s *session) Lose(cause error) {
 	}
 }
 
-// Bury implements session.Member. A grant that has failed sees to its own
+// Bury implements session.Member. A grant that has failed cleans up its own
 // lease.
 func (s *session) Bury() {
 	if s.Err() == nil {
@@ -191,18 +191,18 @@ func (s *session) Bury() {
 
 const (
 	checkEvery = time.Second
-	// holds with a lease of their own in one request; servers take 128
-	// operations by default
+	// holds with their own lease in one request; servers accept 128 operations
+	// by default
 	checkBatch = 100
-	// a hold is first looked at within twice checkEvery of its grant, and then
+	// a hold is first checked within twice checkEvery of its grant, and then
 	// every time
 	detect = 3 * time.Second
 )
 
-// checker finds out whether holds were removed by somebody else, with one
-// request for all holds of a session, whatever their number. A watch on each
-// hold would tell sooner, and cost ten times the memory of the lock. A lock
-// that is held for a moment is never asked for.
+// checker finds out whether other clients removed holds, with one request for
+// all holds of a session, whatever their number. A watch on each hold would
+// report removals sooner, but cost ten times the memory of the lock. A lock
+// that is held only briefly is never checked.
 type checker struct {
 	driver  *Driver
 	running atomic.Bool
@@ -261,8 +261,8 @@ func (d *Driver) held(before int64) (ofSessions map[*session][]*hold, fixed []*h
 	return ofSessions, d.fixed.before(before), any || !d.fixed.Empty()
 }
 
-// checkSession looks whether the keys of holds still hang on the lease of their
-// session.
+// checkSession checks whether the keys of holds still hang on the lease of
+// their session.
 func (d *Driver) checkSession(s *session, holds []*hold) {
 	ctx, cancel := d.background(requestFor)
 	defer cancel()
@@ -274,8 +274,7 @@ func (d *Driver) checkSession(s *session, holds []*hold) {
 	if err != nil {
 		return // the session ends if this goes on
 	}
-	// a key's place in holds: to look for the keys of the answer takes no
-	// copies of them
+	// index in holds by key: this lookup copies no keys
 	of := make(map[string]int, len(holds))
 	for i, h := range holds {
 		of[h.key] = i
@@ -293,7 +292,7 @@ func (d *Driver) checkSession(s *session, holds []*hold) {
 	}
 }
 
-// checkFixed looks whether the keys of holds are there.
+// checkFixed checks whether the keys of holds are there.
 func (d *Driver) checkFixed(holds []*hold) {
 	ctx, cancel := d.background(requestFor)
 	defer cancel()
@@ -303,7 +302,7 @@ func (d *Driver) checkFixed(holds []*hold) {
 	}
 	answer, err := d.transact(ctx, nil, gets, nil)
 	if err != nil {
-		return // the next look tells, or the end of the leases
+		return // the next check, or the end of the leases, will show
 	}
 	for i, h := range holds {
 		if kvs := answer.Responses[i].GetResponseRange().Kvs; len(kvs) == 0 || !h.isOf(kvs[0]) {
@@ -312,11 +311,12 @@ func (d *Driver) checkFixed(holds []*hold) {
 	}
 }
 
-// changes has the lease that the ids of changes hang on. Nobody keeps the lease
-// alive or ends it, Close neither: the server is to know each id for a time.
+// changes has the lease that the ids of changes hang on. The lease is neither
+// kept alive nor ended, not even by Close, because the server has to know each
+// id for a time.
 type changes struct {
 	driver *Driver
-	inUse  chan struct{} // has an element while somebody uses the field below
+	inUse  chan struct{} // has an element while a call uses the field below
 	lease  *carrier
 }
 
@@ -343,8 +343,8 @@ func (c *changes) carrier(ctx context.Context) (*carrier, error) {
 	return l, nil
 }
 
-// forget has the next change hang its id on a new lease, for the server does
-// not know this one any more.
+// forget makes the next change use a new lease, because the server does not
+// know this one any more.
 func (c *changes) forget(gone *carrier) {
 	c.inUse <- struct{}{}
 	defer func() { <-c.inUse }()

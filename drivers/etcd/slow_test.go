@@ -16,8 +16,8 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// slowServer carries out one grant or revocation after the other. What it has
-// accepted it carries out, also if nobody waits for the answer any more.
+// slowServer carries out one grant or revocation after the other. It carries
+// out accepted requests even if no client waits for the answer any more.
 type slowServer struct {
 	pb.LeaseClient // nil: the driver calls no more than this
 
@@ -89,7 +89,7 @@ func (k *slowKeepAlive) Send(r *pb.LeaseKeepAliveRequest) error {
 	return nil
 }
 
-// Recv is not a proposal, and yet takes longer than an attempt with a short
+// Recv is not a proposal, and still takes longer than an attempt with a short
 // TTL.
 func (k *slowKeepAlive) Recv() (*pb.LeaseKeepAliveResponse, error) {
 	s := k.server
@@ -107,7 +107,7 @@ func (k *slowKeepAlive) Recv() (*pb.LeaseKeepAliveResponse, error) {
 	return answer, nil
 }
 
-// TestCrowdOnASlowServer has more clients ask for a lease at once than the
+// TestCrowdOnASlowServer has more clients request a lease at once than the
 // server can serve within the TTL. All of them get one, and keep it.
 func TestCrowdOnASlowServer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

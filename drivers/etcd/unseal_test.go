@@ -15,8 +15,8 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// waitsFor has a mutex of package concurrency wait for a name, with so many
-// contenders in all. The channel gives what comes of it.
+// waitsFor has a mutex of package concurrency wait for a name, until there are
+// the given number of contenders. The channel receives the result.
 func waitsFor(tb testing.TB, c *clientv3.Client, name string, contenders int) (*concurrency.Mutex, <-chan error) {
 	tb.Helper()
 	mutex, theirs := newMutex(tb, c, name), make(chan error, 1)
@@ -78,7 +78,7 @@ func TestUnsealNeedsTheIDOfTheLastLoosenAndWakesOthers(t *testing.T) {
 	}
 }
 
-// tryLock returns what comes of a request that does not wait.
+// tryLock returns the result of a request that does not wait.
 func tryLock(tb testing.TB, d *etcd.Driver, name string) error {
 	tb.Helper()
 	l, err := d.Acquire(guard(tb), noWait(name))
@@ -99,7 +99,7 @@ func TestUnsealWakesEtcdctl(t *testing.T) {
 	seal(t, d, l)
 	loosen(t, d, "orders", "a", token(l))
 	unseal(t, d, "orders", "a")
-	release(t, below) // it was no business of the seal
+	release(t, below) // the seal did not affect it
 	theirs := <-granted
 	if theirs <= token(l) {
 		t.Errorf("token of etcdctl: got %d, want more than %d", theirs, token(l))
@@ -112,8 +112,8 @@ func TestUnsealWakesEtcdctl(t *testing.T) {
 	release(t, next)
 }
 
-// TestLoosenRefusesWhatOthersWouldNotCountTo has floors that a number of
-// dsync's own could be above, and revisions are not.
+// TestLoosenRefusesWhatOthersWouldNotCountTo has floors that revisions have not
+// passed, although a number of dsync's own could be above them.
 func TestLoosenRefusesWhatOthersWouldNotCountTo(t *testing.T) {
 	s := testenv.Etcd(t)
 	c := userClient(t, s.Addr)
@@ -145,21 +145,21 @@ func TestLoosenRefusesWhatOthersWouldNotCountTo(t *testing.T) {
 	}
 }
 
-// TestUnsealThatArrivesLate has another id written next to the seal while a
-// request to unseal is on its way, or half done.
+// TestUnsealThatArrivesLate writes another id next to the seal while a request
+// to unseal is on its way, or half done.
 func TestUnsealThatArrivesLate(t *testing.T) {
 	s := testenv.Etcd(t)
 	link, addr := testenv.Wire(t, s.Addr)
 	b := openURL(t, "etcd://%s", s.Addr)
 	for name, delay := range map[string]func() <-chan struct{}{
 		"request": func() <-chan struct{} { link.Hold(wire.Requests); return nil },
-		"half":    func() <-chan struct{} { return link.HoldReply("half\x01") }, // the end of the range that tells of the seal
+		"half":    func() <-chan struct{} { return link.HoldReply("half\x01") }, // the end of the range that contains the seal
 	} {
 		drivertest.LateUnseal(t, openURL(t, "etcd://%s", addr), b, name, delay, link.Heal)
 	}
 }
 
-// TestUnsealWhoseAnswerIsLost asks again for what may have been done.
+// TestUnsealWhoseAnswerIsLost repeats requests that may have been carried out.
 func TestUnsealWhoseAnswerIsLost(t *testing.T) {
 	s := testenv.Etcd(t)
 	link, addr := testenv.Wire(t, s.Addr)
@@ -250,8 +250,8 @@ func withName(r *driver.Request, name string) *driver.Request {
 	return request(name)
 }
 
-// TestTokensRiseThereAndBack has a name come to etcd, go away, and come back,
-// with others among those who lock it.
+// TestTokensRiseThereAndBack moves a name to etcd, away, and back, with other
+// clients among its holders.
 func TestTokensRiseThereAndBack(t *testing.T) {
 	s := testenv.Etcd(t)
 	c := userClient(t, s.Addr)

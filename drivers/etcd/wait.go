@@ -26,7 +26,7 @@ const (
 )
 
 // wait goes through the states waiting and looking, until no key before h.key
-// excludes it. v is the view that came with the request to put the key.
+// excludes it. v is the view from the request that put the key.
 func (h *hold) wait(ctx context.Context, w *waiter, v view) error {
 	d := h.driver
 	defer w.leave()
@@ -79,18 +79,19 @@ func (h *hold) wait(ctx context.Context, w *waiter, v view) error {
 	}
 }
 
-// hears returns the ranges of the events that a waiter with a view is told of.
-// Where few keys are before its own, a waiter hears of all contenders, and
-// needs no look to be granted the lock. Where many are, all of them wait behind
-// the nearest one, and hear of its end alone: each release would otherwise be
-// told to all clients that wait. A seal is not the end of its key, but is to be
-// known to all.
+// hears returns the ranges whose events a waiter with a view receives. If few
+// keys are before its own, a waiter listens to all contenders, and needs no
+// look to be granted the lock. If many are, each waiter listens only for the
+// end of the nearest key. Otherwise each release would notify all waiting
+// clients. Sealing does not delete the key, so every waiter also watches the
+// seal.
 //
-// A waiter that hears of the nearest key goes on with that while the key is
-// there, also when few are left: its looks show no other one. Behind a key of
-// its own client it hears of all contenders, too: where callers have a key each
-// (Options.FIFO), most of a client's share one watch so. A request for permits
-// has to count all that are given back, and looks after a change of the limit.
+// A waiter that listens to the nearest key goes on with it while the key is
+// there, even when few keys are left, because its looks show no other one.
+// Behind a key of its own client it listens to all contenders too. So if
+// callers have a key each (Options.FIFO), most callers of a client share one
+// watch. A request for permits has to count all released permits, and looks
+// after a change of the limit.
 func (h *hold) hears(v view) []keyRange {
 	dir := h.dir()
 	switch {
@@ -102,8 +103,8 @@ func (h *hold) hears(v view) []keyRange {
 	return []keyRange{{dir: v.before[0], ends: true}, {dir: sealKey(dir), ofRecord: true}}
 }
 
-// judge says what has become of the view of a waiter that was woken, and gives
-// the hold its token if it has the lock. A hold with a lease of its own looks
+// judge decides what events mean for the view of a waiter that was woken, and
+// gives the hold its token if it has the lock. A hold with its own lease looks
 // in any case, because the lease has to be prolonged at the grant.
 func (h *hold) judge(w *waiter) verdict {
 	w.all.mu.Lock()
@@ -120,9 +121,8 @@ func (h *hold) judge(w *waiter) verdict {
 	return frees
 }
 
-// endOfWait returns the error by which a wait ends after a look failed with
-// err, or nil if the wait goes on. wait itself notices the end of ctx or of the
-// driver.
+// endOfWait returns the error that ends a wait after a look failed with err, or
+// nil if the wait goes on. wait itself notices the end of ctx or of the driver.
 func (h *hold) endOfWait(ctx context.Context, err error) error {
 	if _, isFinal := err.(final); isFinal || err == errGone || isLeaseGone(err) || errors.Is(err, errClusters) {
 		return err
@@ -140,8 +140,8 @@ func (h *hold) sessionOver() <-chan struct{} {
 	return h.session.Over()
 }
 
-// pause is how long to wait for an event. A hold with a lease of its own has to
-// prolong the lease meanwhile.
+// pause is how long to wait for an event. A hold with its own lease has to
+// prolong the lease in the meantime.
 func (h *hold) pause(active bool) time.Duration {
 	limit := backstop - rand.N(backstop/4)
 	if !active {
@@ -153,7 +153,7 @@ func (h *hold) pause(active bool) time.Duration {
 	return limit
 }
 
-// lookFresh is look, and prolongs a lease of the hold's own at the same time.
+// lookFresh is look, but also prolongs the hold's own lease.
 func (h *hold) lookFresh(ctx context.Context, nearest string) (v view, err error) {
 	if h.own == nil {
 		return h.look(ctx, nearest)
@@ -169,17 +169,17 @@ func (h *hold) lookFresh(ctx context.Context, nearest string) (v view, err error
 }
 
 // maxLooks is how many requests that read the queue of a name are under way at
-// a time, if each caller of a client sends its own (Options.FIFO), so thousands
-// of callers that come at once all get their place. The cost of each request at
-// the server grows with the number of keys. Without the limit, many of 4,000
-// requests got no answer in time.
+// a time, if each caller of a client sends its own (Options.FIFO). With this
+// limit, thousands of simultaneous callers all get their place. The cost of
+// each request at the server grows with the number of keys. Without the limit,
+// many of 4,000 requests got no answer in time.
 const maxLooks = 4
 
-// turn waits until less than maxLooks requests of the client read the queue of
+// turn waits until fewer than maxLooks requests of the client read the queue of
 // dir, or of a name that shares its turns. Leave ends the turn.
 func (d *Driver) turn(ctx context.Context, dir string) (leave func(), err error) {
 	if !d.options.FIFO {
-		return func() {}, nil // package dsync asks for one caller at a time
+		return func() {}, nil // package dsync sends requests for one caller at a time
 	}
 	c := d.turns[maphash.String(d.seed, dir)%uint64(len(d.turns))]
 	select {
@@ -191,11 +191,11 @@ func (d *Driver) turn(ctx context.Context, dir string) (leave func(), err error)
 	return nil, errNotSent
 }
 
-// look asks for the contenders before the key that exclude it. If there are
+// look requests the contenders before the key that exclude it. If there are
 // none, the lock is granted, and the revision of the answer is the token: h had
-// the lock at that revision, and the holder before had let go of it. If
-// nearest, the key that was right before, is still there, the answer is that
-// alone, and the server has not read the queue.
+// the lock at that revision, after the previous holder had released it. If
+// nearest, the key that was directly before, is still there, the answer has
+// only that key, and the server has not read the queue.
 func (h *hold) look(ctx context.Context, nearest string) (view, error) {
 	dir := h.dir()
 	leave, err := h.driver.turn(ctx, dir)
@@ -268,37 +268,38 @@ func (h *hold) look(ctx context.Context, nearest string) (view, error) {
 // keys is deleted grants the lock, at its revision, if all of these hold:
 //
 //   - The watch was active before the request for the view was sent, and has
-//     been since then, and its feed remembers all that it has told since the
+//     been since then, and its feed remembers all events since the
 //     revision of the view. When a connection breaks, the client library goes
-//     on with the revision after the last one that the watch told; if it
+//     on with the revision after the last one that the watch delivered; if it
 //     cannot, as after a compaction, the watch ends, and all waiters look.
-//   - No event has told of a change of any of these keys, or of the key itself.
-//     A seal changes the key of its holder. A mark may change the record of a
-//     name, so setting or removing a mark puts the key of the holder again, for
-//     the views. A pass to another caller of the client is the one change that
-//     leaves the view as it is, and the value of the key says so.
-//   - The lease of the key is not over by the local clock. An event may be late
-//     by any time, but until the lease is over nobody else can have the lock,
-//     unless somebody removed the key meanwhile; of a removal the holder learns
-//     as all holders do.
+//   - No event has reported a change of any of these keys, or of the key
+//     itself. A seal changes the key of its holder. A mark may change the
+//     record of a name, so setting or removing a mark puts the key of the
+//     holder again, for the views. A pass to another caller of the client is
+//     the one change that leaves the view as it is, and the value of the key
+//     says so.
+//   - The lease of the key has not ended by the local clock. An event may be
+//     late by any time, but until the lease has ended no other client can have
+//     the lock, unless the key was removed in the meantime. The holder learns
+//     of a removal like all holders.
 //
 // Otherwise the waiter looks again.
 type view struct {
 	revision int64
 	record   record
 	before   []string // keys, the nearest first
-	all      bool     // before has all keys; otherwise the nearest one alone
+	all      bool     // before has all keys; otherwise only the nearest one
 
-	// missing is how many permits have to be given back, or fewer, until the
-	// key can have its own.
+	// missing is how many permits must be released, at least, until the key can
+	// have its own.
 	missing int
 }
 
-// maxView is how many keys the longest view of all has.
+// maxView is the maximum number of keys in a view of all keys.
 const maxView = 7
 
-// viewOf makes a view for a key of a mode out of kvs, the keys before it, the
-// nearest first. More says that others are before these.
+// viewOf makes a view for a key of a mode from kvs, the keys before it, the
+// nearest first. More is set if there are further keys before these.
 func viewOf(dir string, mode driver.Mode, kvs []*mvccpb.KeyValue, more bool, r record, revision int64) view {
 	v := view{revision: revision, record: r, all: !more}
 	for _, kv := range kvs {
@@ -314,28 +315,28 @@ func viewOf(dir string, mode driver.Mode, kvs []*mvccpb.KeyValue, more bool, r r
 	return v
 }
 
-// first says that nobody stands before the key, and that no permits are
+// first reports whether no contender stands before the key and no permits are
 // missing.
 func (v *view) first() bool { return v.all && len(v.before) == 0 && v.missing <= 0 }
 
 // isOf reports whether a later view shows nothing that an event should have
-// told before.
+// reported before.
 func (v *view) isOf(later view) bool {
 	return slices.Equal(v.before, later.before[:min(len(v.before), len(later.before))]) && v.missing <= later.missing
 }
 
-// verdict is what an event makes of a view.
+// verdict is the effect of an event on a view.
 type verdict int8
 
 const (
-	holds verdict = iota // the view goes on
-	frees                // no key is before the own key any more, since that event
+	holds verdict = iota // the view remains valid
+	frees                // since that event no key is before the waiter's own key
 	drops                // the waiter has to look
 )
 
-// apply takes note of an event of a contender that is not the creation of its
-// key, as new keys stand behind, or of one of the name's record. The view is
-// that of the key own.
+// apply handles an event of a contender, other than the creation of its key,
+// because new keys stand behind. It also handles events of the name's record.
+// The view belongs to the key own.
 func (v *view) apply(e *clientv3.Event, own string, ofRecord bool) verdict {
 	key := string(e.Kv.Key)
 	i := slices.Index(v.before, key)
@@ -343,8 +344,8 @@ func (v *view) apply(e *clientv3.Event, own string, ofRecord bool) verdict {
 	case e.Kv.ModRevision <= v.revision: // of an earlier key of the same name, or older than the view
 		return holds
 	case ofRecord, isSeal(e):
-		// all keys behind have to look, also those whose view is of the nearest
-		// key alone
+		// all keys behind have to look, even if their view has only the nearest
+		// key
 		return drops
 	case i < 0 && key != own && v.missing > 0:
 		return v.givenBack(e)
@@ -362,9 +363,9 @@ func (v *view) apply(e *clientv3.Event, own string, ofRecord bool) verdict {
 	return frees
 }
 
-// givenBack counts the permits of a key that is gone. The key may have stood
-// behind the own one, and the limit may be another one since: so the waiter
-// looks when it can have its permits, and at times before.
+// givenBack counts the permits of a deleted key. The key may have stood behind
+// the waiter's own, and the limit may have changed since. So the waiter looks
+// when it can have its permits, and sometimes before.
 func (v *view) givenBack(e *clientv3.Event) verdict {
 	if e.Type == mvccpb.DELETE {
 		n, _ := permitsOf(e.Kv.Key)
@@ -377,13 +378,13 @@ func (v *view) givenBack(e *clientv3.Event) verdict {
 }
 
 // isSeal reports whether an event makes a contender's key a seal, which stays
-// for ever.
+// forever.
 func isSeal(e *clientv3.Event) bool {
 	return e.Type == mvccpb.PUT && e.Kv.Lease == int64(clientv3.NoLease)
 }
 
-// isPass reports whether an event gave a hold to another caller of its client,
-// and changed nothing else.
+// isPass reports whether an event only passed a hold to another caller of its
+// client.
 func isPass(e *clientv3.Event) bool {
 	var v value
 	return e.Type == mvccpb.PUT && json.Unmarshal(e.Kv.Value, &v) == nil && v.Pass > 0

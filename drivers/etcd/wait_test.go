@@ -18,8 +18,8 @@ const (
 
 var viewKeys = keyRange{dir: viewDir}
 
-// viewed is a waiter and its feeds, without a watch: a test tells the events.
-// The feeds are of all contenders, of the key a/8, and of the seal.
+// viewed is a waiter and its feeds, without a watch: a test delivers the
+// events. The feeds are for all contenders, for the key a/8, and for the seal.
 type viewed struct {
 	feed, last, seal *feed
 
@@ -49,7 +49,7 @@ func (v *viewed) got(w view) {
 	v.waiter.endLook(w, v.hold.hears(w))
 }
 
-// todo returns what the waiter does, if it is woken: else it rests.
+// todo returns the waiter's next action, if it is woken: otherwise it rests.
 func (v *viewed) todo() verdict {
 	select {
 	case <-v.waiter.wake:
@@ -59,13 +59,13 @@ func (v *viewed) todo() verdict {
 	}
 }
 
-// step is something that happens.
+// step is an event of a test.
 type step = func(v *viewed)
 
 func tell(events ...*clientv3.Event) step { return func(v *viewed) { v.feed.deliver(events) } }
 
-// does has the steps happen, and checks what the waiter does then, and with
-// what token.
+// does carries out the steps, and checks the waiter's next action and its
+// token.
 func (v *viewed) does(t *testing.T, name string, steps []step, want verdict, token int64) {
 	t.Helper()
 	for _, s := range steps {

@@ -11,7 +11,7 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// data makes what the node of a request says.
+// data returns the data of a request's node.
 func (d *Driver) data(r *driver.Request) ([]byte, error) {
 	if d.options.NoteAlone {
 		if len(r.Note) > maxData {
@@ -52,8 +52,8 @@ func (d *Driver) data(r *driver.Request) ([]byte, error) {
 //	leaving   gives its claims back            the end of the session or a claim  boarding
 //	                                           any other error                    done, with the error
 //
-// An error ends every state in leaving, which alone decides what becomes of the
-// claims and of the error.
+// In every state an error leads to leaving. Only leaving decides about the
+// claims and the error.
 type request struct {
 	caller // without a session before boarding
 	asked  *driver.Request
@@ -65,7 +65,7 @@ type request struct {
 	synced bool // a write was ordered behind all that had happened before the call
 
 	// Of one session.
-	claim   *claim // what is to be held
+	claim   *claim // the claim to be granted
 	line    *claim // the place in line, where that is another node; nil without one
 	asksFor *claim // claim or line
 	sent    int64  // when the request was sent whose answer is the grant
@@ -73,7 +73,7 @@ type request struct {
 	doubt   *ghost // the claim that may or may not be there
 	record  record // of the last look
 	before  string // the node that the claim waits for, or ""
-	ahead   *watch // of that node
+	ahead   *watch // watches that node
 	limit   *watch // permits: of their limit, while in line
 	leases  *watch // permits: of all leases, while the first in line
 	hold    *hold
@@ -95,18 +95,18 @@ const (
 	done
 )
 
-// rule is what a mode means for a request.
+// rule describes how a mode affects a request.
 type rule struct {
 	part     string                 // of the path of the claim, below the node of the name
 	inLine   bool                   // the place in line is a claim of its own
-	supports func(r *request) error // what cannot be served; nil: all is
+	supports func(r *request) error // the error of an unsupported request; nil: all are supported
 	begin    func(r *request) state // asking, or looking first
 	look     func(r *request) (next state, err error)
-	arm      func(r *request) (next state, err error) // what waiting needs: a place in line, watches
+	arm      func(r *request) (next state, err error) // prepares a wait: a place in line, watches
 }
 
-// rules are the rules by mode: the requests of locks, of readers and of writers
-// differ by the names of their nodes alone.
+// rules has the rule of each mode. The requests of locks, of readers and of
+// writers differ only in the names of their nodes.
 var rules = [...]*rule{driver.Exclusive: &forLocks, driver.Read: &forLocks, driver.Write: &forLocks, driver.Permit: &forPermits}
 
 // Acquire implements driver.Driver.
@@ -146,8 +146,8 @@ func (d *Driver) Acquire(ctx context.Context, asked *driver.Request) (driver.Lea
 	return r.hold, nil
 }
 
-// newClaim makes the claim of the request, and forgets those of a session
-// before.
+// newClaim makes the claim of the request, and forgets claims of an earlier
+// session.
 func (r *request) newClaim(d *Driver) {
 	r.claim = &claim{
 		dir: d.dir(r.asked.Name) + r.rule.part, infix: d.options.infix(r.asked.Mode), mode: r.asked.Mode,
@@ -188,7 +188,7 @@ func (r *request) step(d *Driver) (state, error) {
 	return r.leave(), nil
 }
 
-// board gets a session, where the claims are made anew.
+// board gets a session. Claims of an earlier session are made again.
 func (r *request) board(d *Driver) state {
 	s, err := d.board(r.ctx, d.class(r.asked), r.paths)
 	if err != nil {
@@ -245,7 +245,7 @@ func (r *request) ask() (state, error) {
 	return r.askAgain(), nil
 }
 
-// askAgain is the state in which a claim is asked for again, after nothing was
+// askAgain returns the state that requests the claim again, after nothing was
 // made.
 func (r *request) askAgain() state {
 	if r.asksFor.contained {
@@ -254,7 +254,7 @@ func (r *request) askAgain() state {
 	return r.rule.begin(r)
 }
 
-// made takes note of the node of the claim that was asked for.
+// made records the node of the requested claim.
 func (r *request) made(node string) (state, error) {
 	q := r.asksFor
 	if err := q.made(node); err != nil || q == r.claim {
@@ -275,7 +275,7 @@ func (r *request) settle() (state, error) {
 		return r.made(node)
 	}
 	missing := *q
-	haunt(&ghost{claim: &missing}) // a server that stood still may yet carry the request out
+	haunt(&ghost{claim: &missing}) // a server that was frozen may still carry the request out
 	if err == nil && isServerError(r.failed) {
 		err = r.failed
 	}
@@ -318,9 +318,9 @@ func (r *request) enter() (state, error) {
 	return done, nil
 }
 
-// leave gives the claims back, and decides what the error means to the caller.
-// Claims on a session that is over are gone with it. A session that Close ends
-// takes its claims along. Without an answer, claims are left to the cleaner.
+// leave gives the claims back, and decides which error the caller gets. Claims
+// on a session that has ended are gone with it. A session that Close ends takes
+// its claims along. Without an answer, claims are left to the cleaner.
 func (r *request) leave() state {
 	s, err := r.session, r.err
 	again := errors.Is(err, errOver) || errors.Is(err, errGone)
@@ -346,7 +346,7 @@ func (r *request) leave() state {
 		}
 	}
 	if r.doubt != nil && !errors.Is(r.err, errOver) {
-		haunt(r.doubt) // from here on the claim in doubt is the cleaner's
+		haunt(r.doubt) // from here on the cleaner owns the claim in doubt
 	}
 	s.Leave(r.paths)
 	switch r.err = err; {

@@ -19,9 +19,9 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-const maxAsking = 16 // requests at a time
+const maxAsking = 16 // concurrent requests
 
-// standing is a contender and what its node says.
+// standing is a contender with the data of its node.
 type standing struct {
 	contender
 	value value
@@ -29,9 +29,9 @@ type standing struct {
 	gone  bool // since the listing
 }
 
-// holders returns how many of a queue hold the name: the first, or all Reads up
-// to one that excludes them. A Read of Curator with the number of a writer
-// belongs to the writer.
+// holders returns how many contenders of a queue hold the name: the first, or
+// all Reads up to a contender that excludes them. A Read of Curator with the
+// number of a writer belongs to the writer.
 func holders(queue []standing) int {
 	for i, s := range queue {
 		if i > 0 && s.mode.Excludes(queue[0].mode) && (s.mode != driver.Read || s.seq != queue[0].seq) {
@@ -41,10 +41,10 @@ func holders(queue []standing) int {
 	return len(queue)
 }
 
-// Inspect implements driver.Inspector. Status.Since is when the holder asked
-// for the lock, on the server's clock. Status.TTL is known if the first holder
-// is of this driver, and Token if all holders are. Contenders of other
-// libraries are named by their nodes.
+// Inspect implements driver.Inspector. Status.Since is when the holder
+// requested the lock, on the server's clock. Status.TTL is known if the first
+// holder belongs to this driver, and Token if all holders do. Contenders of
+// other libraries are named by their nodes.
 func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error) {
 	var status driver.Status
 	err := d.call(ctx, func(c caller) (err error) {
@@ -97,9 +97,9 @@ func (c caller) inspect(dir string) (driver.Status, error) {
 	return status, nil
 }
 
-// lastToken returns the highest token of some holders, which is that of the
-// last grant, or 0 unless all of them are holds of this driver. The order of
-// the nodes is not that of the grants.
+// lastToken returns the highest token of some holders, which is the token of
+// the last grant. It returns 0 unless all of them are holds of this driver. The
+// order of the nodes is not the order of the grants.
 func (d *Driver) lastToken(dir string, holders []standing) (last uint64) {
 	for _, one := range holders {
 		h := d.ownHold(dir + "/" + one.child)
@@ -139,7 +139,7 @@ func inOrder(children []string) (queue []standing) {
 	return queue
 }
 
-// forEach calls f for all items, for some at a time, and returns an error if
+// forEach calls f for all items, several at a time, and returns an error if
 // there was one.
 func forEach[T any](items []T, atATime int, f func(one *T) error) error {
 	next := make(chan *T)
@@ -165,8 +165,8 @@ func forEach[T any](items []T, atATime int, f func(one *T) error) error {
 	return failed
 }
 
-// readNode reads the data of a contender's node, and fills in value and since;
-// gone if there is no node any more.
+// readNode reads the data of a contender's node, and sets value and since, or
+// gone if the node does not exist any more.
 func (c caller) readNode(dir string, one *standing) error {
 	node := dir + "/" + one.child
 	var stat gozk.Stat
@@ -260,9 +260,9 @@ func (c caller) forceUnlock(dir string) error {
 }
 
 // List implements driver.Lister. It goes through all nodes below the chroot
-// that can have names with the prefix, one after the other, and leaves out what
-// the user may not read. What was granted before the call is seen on every
-// server.
+// that can have names with the prefix, one after the other, and omits nodes
+// that the user must not read. Every server shows it all grants before the
+// call.
 func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[string, error] {
 	return func(yield func(string, error) bool) {
 		err := d.call(ctx, func(c caller) error {
@@ -288,15 +288,15 @@ type walk struct {
 }
 
 // sync lets the server catch up with the leader. Later answers of the session,
-// also by other servers, are no older.
+// even by other servers, are no older.
 func (w *walk) sync() error {
 	_, err := query(w.c, func(c *gozk.Conn) (string, error) { return c.Sync("/") })
 	return err
 }
 
-// below yields the names at a node and below. Path is that of the node without
-// the chroot, and name what the path stands for. GoOn is false when nobody
-// wants more.
+// below yields the names at a node and below. Path is the path of the node
+// without the chroot, and name is the name that it stands for. GoOn is false
+// when the caller wants no more names.
 func (w *walk) below(path, name string) (goOn bool, err error) {
 	node := cmp.Or(w.d.options.Chroot+path, "/")
 	l, err := w.c.list(node)
@@ -333,7 +333,7 @@ func (w *walk) below(path, name string) (goOn bool, err error) {
 func (w *walk) child(path, name, child string) (goOn bool, err error) {
 	part, err := url.PathUnescape(child)
 	if err != nil || path == "" && w.d.options.Chroot == "" && child == "zookeeper" {
-		return true, nil // of somebody else
+		return true, nil // another program's node
 	}
 	if path != "" {
 		part = name + "/" + part
@@ -345,27 +345,27 @@ func (w *walk) child(path, name, child string) (goOn bool, err error) {
 }
 
 // nameWatch watches the contenders of a name, for all calls of Watch. It
-// outlives them until the server has told of the next change, since a watch at
-// the server cannot be taken back.
+// outlives them until the server has reported the next change, because a watch
+// at the server cannot be withdrawn.
 type nameWatch struct {
 	driver *Driver
 	dir    string
 
 	// Guarded by Driver.watchMu.
 	calls map[*watcher]struct{}
-	armed bool // the server tells of the next change
+	armed bool // the server reports the next change
 }
 
 // watcher is one call of Watch.
 type watcher struct{ changed func() }
 
-// Watch implements driver.Watcher. The server tells of all contenders, those
-// who come as well, and of all leases of permits.
+// Watch implements driver.Watcher. The server reports all contenders, including
+// new ones, and all leases of permits.
 func (d *Driver) Watch(name string, changed func()) (stop func(), err error) {
 	return d.watchChildren(d.dir(name), changed)
 }
 
-// watchChildren has changed called after changes of the children of a node.
+// watchChildren calls changed after changes of the children of a node.
 func (d *Driver) watchChildren(dir string, changed func()) (stop func(), err error) {
 	d.watchMu.Lock()
 	defer d.watchMu.Unlock()
@@ -388,7 +388,7 @@ func (d *Driver) watchChildren(dir string, changed func()) (stop func(), err err
 	}, nil
 }
 
-// watch ends with the first change of which nobody wants to know, or with the
+// watch ends with the first change for which there are no callers, or with the
 // driver.
 func (n *nameWatch) watch() {
 	d := n.driver
@@ -407,8 +407,8 @@ func (n *nameWatch) watch() {
 	}
 }
 
-// follow tells of changes as long as the session lasts, and reports whether
-// anybody still wants to know.
+// follow reports changes as long as the session lasts, and returns whether
+// there still are callers.
 func (n *nameWatch) follow(ctx context.Context, s *session) (wanted bool) {
 	c := s.caller(ctx)
 	var own, leases armed
@@ -446,8 +446,8 @@ type armed struct {
 	leases bool // there are leases of permits
 }
 
-// arm has the server tell of the next change of the contenders, or that there
-// are some.
+// arm makes the server report the next change of the contenders, or the first
+// contender.
 func (n *nameWatch) arm(c *gozk.Conn) (armed, error) {
 	for {
 		children, _, events, err := c.ChildrenW(n.dir)
@@ -461,8 +461,8 @@ func (n *nameWatch) arm(c *gozk.Conn) (armed, error) {
 	}
 }
 
-// armLeases has the server tell of the next change of the leases. If there are
-// none any more, the watch of the contenders tells of that.
+// armLeases makes the server report the next change of the leases. If all
+// leases are gone, the watch of the contenders reports new ones.
 func (n *nameWatch) armLeases(c *gozk.Conn) (armed, error) {
 	_, _, events, err := c.ChildrenW(n.dir + "/" + leasesPart)
 	if errors.Is(err, gozk.ErrNoNode) {
@@ -471,8 +471,8 @@ func (n *nameWatch) armLeases(c *gozk.Conn) (armed, error) {
 	return armed{events: events}, err
 }
 
-// notify calls all who want to know, and reports whether there are any. If
-// there are none when the watch is not armed any more, it is over.
+// notify calls all callers, and reports whether there are any. If there are
+// none when the watch is no longer armed, the watch ends.
 func (n *nameWatch) notify(armed bool) (wanted bool) {
 	d := n.driver
 	d.watchMu.Lock()

@@ -14,7 +14,7 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// apart is an ensemble of three with the usual settings, but for the tick.
+// apart is an ensemble of three with the usual settings, except for the tick.
 type apart struct {
 	hosts   *testenv.Hosts
 	servers []*testenv.ZooKeeperServer
@@ -32,7 +32,7 @@ func newApart(tb testing.TB, tick time.Duration) apart {
 	return apart{h, servers, tick}
 }
 
-// url is that of some of the servers, in this order.
+// url returns the URL of some of the servers, in this order.
 func (a apart) url(ttl time.Duration, servers ...int) string {
 	var addrs []string
 	for _, i := range servers {
@@ -41,8 +41,7 @@ func (a apart) url(ttl time.Duration, servers ...int) string {
 	return fmt.Sprintf("zk://%s?ttl=%v", strings.Join(addrs, ","), ttl)
 }
 
-// cut silences what a server sends to the others, or what these send to it, or
-// both.
+// cut silences the traffic from a server to the others, or to it, or both.
 func (a apart) cut(server int, out, in bool) {
 	for i := range a.servers {
 		if i != server && out {
@@ -57,9 +56,9 @@ func (a apart) cut(server int, out, in bool) {
 var long = flag.Bool("long", false, "cut servers off from each other with the usual tick, too, and sessions of 6 s and 30 s")
 
 // TestServersApart cuts the server of holders off from the others, while all
-// clients reach all servers that they know: who knows that server alone is told
-// before somebody else is granted the lock, and who knows the others as well
-// keeps it.
+// clients reach all servers that they know. A client that knows only that
+// server is notified of the loss before another client is granted the lock. A
+// client that also knows the others keeps the lock.
 func TestServersApart(t *testing.T) {
 	const tick, usual = 500 * time.Millisecond, 2 * time.Second
 	serversApart(t, tick, 6*tick)
@@ -86,7 +85,7 @@ func serversApart(t *testing.T, tick, ttl time.Duration) {
 				one := a.contend(t, ttl, "one", []int{cut}, others)
 				all := a.contend(t, ttl, "all", append([]int{cut}, others...), others)
 				a.cut(cut, way.out, way.in)
-				ended := time.Now().Add(a.tick*(syncLimit+3) + ttl) // all sessions that nobody keeps alive are over then
+				ended := time.Now().Add(a.tick*(syncLimit+3) + ttl) // by then all sessions that are not kept alive have ended
 				one.overtaken(t)
 				if !leads || ttl > 2*syncLimit*a.tick {
 					all.keeps(t, time.Until(ended))
@@ -100,7 +99,7 @@ func serversApart(t *testing.T, tick, ttl time.Duration) {
 }
 
 // TestLeaderThatIsOver has the others elect a new leader at once, while the old
-// one, which is cut off, takes itself for one.
+// one, which is cut off, still considers itself the leader.
 func TestLeaderThatIsOver(t *testing.T) {
 	t.Parallel()
 	const tick = 2 * time.Second
@@ -121,11 +120,11 @@ func TestLeaderThatIsOver(t *testing.T) {
 	a.hosts.Heal()
 }
 
-// contest is a lock that one client has, and another one waits for.
+// contest is a lock that one client has while another one waits for it.
 type contest struct {
 	request *driver.Request
 	held    driver.Lease
-	next    chan driver.Lease // gets that of the waiter
+	next    chan driver.Lease // receives the waiter's lease
 }
 
 func (a apart) contend(tb testing.TB, ttl time.Duration, name string, holder, waiter []int) contest {
@@ -154,8 +153,8 @@ func (a apart) contend(tb testing.TB, ttl time.Duration, name string, holder, wa
 	return c
 }
 
-// granted returns the lease of the waiter. Those who elect a leader let all
-// sessions begin anew.
+// granted returns the lease of the waiter. When servers elect a leader, all
+// sessions start again.
 func (c contest) granted(tb testing.TB) driver.Lease {
 	tb.Helper()
 	select {
@@ -167,8 +166,8 @@ func (c contest) granted(tb testing.TB) driver.Lease {
 	}
 }
 
-// overtaken waits until the waiter is granted the lock, and sees that the
-// holder was told.
+// overtaken waits until the waiter is granted the lock, and checks that the
+// holder was notified.
 func (c contest) overtaken(tb testing.TB) {
 	tb.Helper()
 	next := c.granted(tb)
@@ -181,7 +180,7 @@ func (c contest) overtaken(tb testing.TB) {
 	release(tb, next)
 }
 
-// keepsOrLoses sees that the holder keeps the lock for some time, or that the
+// keepsOrLoses checks that the holder keeps the lock for some time, or that the
 // waiter is granted the lock after the loss.
 func (c contest) keepsOrLoses(tb testing.TB, d time.Duration) {
 	tb.Helper()
@@ -199,8 +198,8 @@ func (c contest) keepsOrLoses(tb testing.TB, d time.Duration) {
 	}
 }
 
-// keeps sees that the holder keeps the lock for some time, and that the waiter
-// is granted it afterwards.
+// keeps checks that the holder keeps the lock for some time, and that the
+// waiter is granted it afterwards.
 func (c contest) keeps(tb testing.TB, d time.Duration) {
 	tb.Helper()
 	timer := time.NewTimer(d)

@@ -14,13 +14,13 @@ import (
 )
 
 // The benchmarks compare with NewLock of go-zookeeper on the same server, in
-// turns: x-newlock is how many times as fast as that we are.
+// turns: x-newlock is the speed of the driver relative to that.
 
 func ours(tb testing.TB, s *testenv.ZooKeeperServer) drivertest.Locker {
 	return drivertest.LockerOf(tb, openURL(tb, "zk://%s", s.Addr))
 }
 
-// newLocks returns a Locker by NewLock, with a session of its own.
+// newLocks returns a Locker by NewLock, with its own session.
 func newLocks(tb testing.TB, s *testenv.ZooKeeperServer) drivertest.Locker {
 	c := userClient(tb, s.Addr)
 	return drivertest.LockerBy(tb, func(name string) (func() error, error) {
@@ -29,12 +29,12 @@ func newLocks(tb testing.TB, s *testenv.ZooKeeperServer) drivertest.Locker {
 	})
 }
 
-// compare has both do the same in goroutines.
+// compare runs both in goroutines.
 func compare(b *testing.B, goroutines int, name func(who string, i int) string) {
 	s := testenv.ZooKeeper(b)
 	our, their := ours(b, s), newLocks(b, s)
 	rounds := max(10, 256/goroutines)
-	for range 5 { // the server compiles itself
+	for range 5 { // the server's JIT compiler warms up
 		drivertest.Crowd(goroutines, rounds, func(i int) { their(name("theirs", i))() })
 	}
 	took := drivertest.InTurn(b,
@@ -44,7 +44,7 @@ func compare(b *testing.B, goroutines int, name func(who string, i int) string) 
 	b.ReportMetric(float64(b.N*rounds*goroutines)/took[0].Seconds(), "pairs/s")
 }
 
-// BenchmarkFree is goroutines with a free name each.
+// BenchmarkFree has goroutines that each lock a different free name.
 func BenchmarkFree(b *testing.B) {
 	for _, goroutines := range []int{1, 64} {
 		b.Run(fmt.Sprint(goroutines), func(b *testing.B) {
@@ -58,8 +58,8 @@ func BenchmarkHot(b *testing.B) {
 	compare(b, 32, func(who string, _ int) string { return who })
 }
 
-// BenchmarkCrowd has callers of one client wait for a name that is held, all of
-// them before the first is granted the name.
+// BenchmarkCrowd has callers of one client wait for a held name. All of them
+// wait before the first is granted the name.
 func BenchmarkCrowd(b *testing.B) {
 	s := testenv.ZooKeeper(b, "maxSessionTimeout=600000") // so that there are no pings
 	for _, order := range []string{"client", "fifo"} {
@@ -69,8 +69,8 @@ func BenchmarkCrowd(b *testing.B) {
 	}
 }
 
-// crowd reports how many requests and how much time each of the waiters costs:
-// from the first call to the last release.
+// crowd reports the requests and the time per waiter, from the first call to
+// the last release.
 func crowd(b *testing.B, s *testenv.ZooKeeperServer, order string, waiters int) {
 	c, err := dsync.Open(b.Context(), fmt.Sprintf("zk://%s?ttl=10m&order=%s", s.Addr, order), nil)
 	if err != nil {
@@ -82,7 +82,7 @@ func crowd(b *testing.B, s *testenv.ZooKeeperServer, order string, waiters int) 
 		inLine = int64(waiters)
 	}
 	start := s.Requests()
-	own, asks := s.Requests()-start, int64(0) // what it takes to ask the server
+	own, asks := s.Requests()-start, int64(0) // the cost of asking the server
 	requests := func() int64 {
 		n := s.Requests() - asks*own
 		asks++
@@ -94,8 +94,8 @@ func crowd(b *testing.B, s *testenv.ZooKeeperServer, order string, waiters int) 
 	})
 }
 
-// BenchmarkHandOver measures from the release of one client to the grant to
-// another that waits, at the median.
+// BenchmarkHandOver measures the median time from the release of one client to
+// the grant to another that waits.
 func BenchmarkHandOver(b *testing.B) {
 	s := testenv.ZooKeeper(b)
 	observer := userClient(b, s.Addr)
@@ -106,7 +106,7 @@ func BenchmarkHandOver(b *testing.B) {
 	}
 	our := drivertest.HandOvers(b, [2]drivertest.Locker{ours(b, s), ours(b, s)}, "ours", waits("ours"))
 	their := drivertest.HandOvers(b, [2]drivertest.Locker{newLocks(b, s), newLocks(b, s)}, "theirs", waits("theirs"))
-	for range 200 { // the server compiles itself
+	for range 200 { // the server's JIT compiler warms up
 		their()
 		our()
 	}
@@ -120,13 +120,13 @@ func BenchmarkHandOver(b *testing.B) {
 	b.ReportMetric(float64(drivertest.Median(a)), "p50-ns")
 }
 
-// BenchmarkHeld reports what a lock costs that is held, and watched.
+// BenchmarkHeld reports the cost of a held and watched lock.
 func BenchmarkHeld(b *testing.B) {
 	s := testenv.ZooKeeper(b)
 	drivertest.HoldMany(b, openURL(b, "zk://%s", s.Addr), func() { awaitQuiet(b, s) })
 }
 
-// awaitQuiet waits until the server gets no more requests than pings.
+// awaitQuiet waits until the server gets no requests except pings.
 func awaitQuiet(tb testing.TB, s *testenv.ZooKeeperServer) {
 	tb.Helper()
 	last := s.Requests()

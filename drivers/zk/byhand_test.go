@@ -11,8 +11,8 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// TestNodesChangedByHand has somebody delete the nodes of holders and waiters,
-// put other nodes in their place, or take the right to delete them away.
+// TestNodesChangedByHand has an operator delete the nodes of holders and
+// waiters, put other nodes in their place, or revoke the right to delete them.
 func TestNodesChangedByHand(t *testing.T) {
 	s := testenv.ZooKeeper(t)
 	c := userClient(t, s.Addr)

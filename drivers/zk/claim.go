@@ -15,10 +15,10 @@ import (
 	"github.com/go-dsync/dsync/internal/cleaner"
 )
 
-// claim is what a request has at the server: one node, or one for each permit,
-// made by one transaction with numbers that follow each other. Before the grant
-// the fields belong to the request, and to the cleaner once the claim is a
-// ghost.
+// claim is the set of nodes that a request has at the server: one node, or one
+// for each permit, made by one transaction with consecutive numbers. Before the
+// grant the fields belong to the request, and to the cleaner once the claim is
+// a ghost.
 type claim struct {
 	session   *session
 	dir       string
@@ -28,11 +28,11 @@ type claim struct {
 	contained bool // dir is in the container that is the node of the name
 
 	prefix string // of the names of the nodes
-	node   string // the path of the first; "" where none is known
+	node   string // the path of the first; "" if none is known
 	seq    int32  // of the first
 
 	// Guarded by session.mu once there is a hold.
-	ours    bool // the node of the name goes with the claim, as far as the last look told
+	ours    bool // the node of the name goes with the claim, as far as the last look showed
 	crowded bool // the request waited, or reads beside others
 }
 
@@ -40,8 +40,7 @@ type claim struct {
 // that ends their session.
 func (q *claim) size() int { return q.count * pathSize(q.dir, prefixSize(q.infix)) }
 
-// ask asks for the nodes, and for the node of the name as well if q.ours is
-// set.
+// ask requests the nodes, and also the node of the name if q.ours is set.
 func (q *claim) ask(data []byte) <-chan reply[string] {
 	make := q.create
 	if q.ours {
@@ -56,8 +55,8 @@ func (q *claim) ask(data []byte) <-chan reply[string] {
 	})
 }
 
-// create makes the nodes where the node of the name is there. The first one has
-// the data, and their numbers follow each other.
+// create makes the nodes if the node of the name exists. The first one has the
+// data, and their numbers are consecutive.
 func (q *claim) create(c *gozk.Conn, data []byte) (string, error) {
 	acl := q.session.driver.options.ACL
 	if q.count == 1 {
@@ -81,9 +80,9 @@ func (q *claim) create(c *gozk.Conn, data []byte) (string, error) {
 }
 
 // createBoth makes the node of the name, and below it the node of the claim,
-// with the lock. The transaction also changes the node of the name, so a node
-// of this driver has version 1 and was made and changed by one transaction. No
-// other library's node is like this.
+// which has the lock. The transaction also changes the node of the name, so a
+// node of this driver has version 1 and was made and changed by one
+// transaction. No other library makes such nodes.
 func (q *claim) createBoth(c *gozk.Conn, data []byte) (string, error) {
 	acl := q.session.driver.options.ACL
 	results, err := c.Multi(
@@ -100,19 +99,19 @@ func (q *claim) createBoth(c *gozk.Conn, data []byte) (string, error) {
 	return results[1].String, nil
 }
 
-// isOurMake reports whether a node was made by createBoth, and not changed
+// isOurMake reports whether a node was made by createBoth and not changed
 // since.
 func isOurMake(stat *gozk.Stat) bool { return stat.Version == ourVersion && stat.Czxid == stat.Mzxid }
 
-// ourVersion is the version of a node by createBoth. Others have 0.
+// ourVersion is the version of a node made by createBoth. Other nodes have 0.
 const ourVersion = 1
 
-// made takes note of the first node of the claim.
+// made records the first node of the claim.
 func (q *claim) made(node string) error {
 	q.node = node
 	child := node[len(q.dir)+1:]
 	own, ok := contenderOf(child)
-	if !ok { // a server of another make
+	if !ok { // the server is no ZooKeeper
 		return fmt.Errorf("the server called the node %q", child)
 	}
 	if q.seq = own.seq; own.seq < 0 || int(own.seq)+q.count-1 >= math.MaxInt32 {
@@ -121,9 +120,9 @@ func (q *claim) made(node string) error {
 	return nil
 }
 
-// find settles what became of an unanswered request for the claim: it returns
-// the first node, or "" if the server has none, and notes whether the node of
-// the name goes with it.
+// find determines the outcome of an unanswered request for the claim. It
+// returns the first node, or "" if the server has none, and records whether the
+// node of the name goes with it.
 func (q *claim) find(c caller) (node string, err error) {
 	l, err := c.listSynced(q.dir)
 	if errors.Is(err, gozk.ErrNoNode) {
@@ -137,23 +136,23 @@ func (q *claim) find(c caller) (node string, err error) {
 	return q.dir + "/" + child, nil
 }
 
-// checkNodes returns ErrNoNode if one of the nodes is not there, or is not the
-// session's.
+// checkNodes returns ErrNoNode if one of the nodes does not exist or does not
+// belong to the session.
 func (q *claim) checkNodes(c *gozk.Conn) error {
 	for i := range q.count {
 		exists, stat, err := c.Exists(sibling(q.node, i))
 		if err != nil {
 			return err
 		}
-		if !exists || stat.EphemeralOwner != c.SessionID() { // somebody has put another node in its place
+		if !exists || stat.EphemeralOwner != c.SessionID() { // another client has put another node in its place
 			return gozk.ErrNoNode
 		}
 	}
 	return nil
 }
 
-// giveBack removes the claim, and returns err, or ErrUnknown without an answer
-// at once. The removal goes on in the background then.
+// giveBack removes the claim, and returns err, or ErrUnknown if there is no
+// immediate answer. The removal then goes on in the background.
 func (q *claim) giveBack(c caller, err error) error {
 	d := q.session.driver
 	ctx, cancel := d.background(leaveFor)
@@ -181,10 +180,10 @@ func (q *claim) giveBack(c caller, err error) error {
 	return errors.Join(driver.ErrUnknown, err)
 }
 
-// askToRemove asks to remove the nodes, and with the last node of a name the
-// node of the name, if a driver made it. Where others are likely to wait, or to
-// read, the nodes go first, which wakes those who wait, and the rest is left to
-// removeNameNode.
+// askToRemove requests the removal of the nodes, and with the last node of a
+// name the removal of the name's node, if a driver made it. If others are
+// likely to wait, or to read, the nodes go first, which wakes the waiters, and
+// removeNameNode does the rest.
 func (q *claim) askToRemove() <-chan reply[struct{}] {
 	s := q.session
 	crowded := s.driver.nameNodes.isCrowded(q.dir, s.driver.now())
@@ -203,8 +202,8 @@ func (q *claim) askToRemove() <-chan reply[struct{}] {
 	return sendChange(s, q.removeNodes)
 }
 
-// removeNodes removes the nodes, all in one step. If somebody has removed one,
-// the others go one after the other.
+// removeNodes removes the nodes, all in one step. If another client has removed
+// one of them, the others go one after the other.
 func (q *claim) removeNodes(c *gozk.Conn) (struct{}, error) {
 	if q.count == 1 {
 		return removeOwn(c, q.node)
@@ -225,14 +224,14 @@ func (q *claim) removeNodes(c *gozk.Conn) (struct{}, error) {
 	return struct{}{}, err
 }
 
-// removeBoth removes the node and the node of the name, or the node alone if
-// there are others by now. The server writes a refusal to its log, as it does a
-// transaction, so those who wait are woken after two writes: the next release
-// of the name expects others.
+// removeBoth removes the node and the node of the name, or only the node if
+// there are others by now. The server writes a refusal to its log like a
+// transaction, so the waiters are woken after two writes. The next release of
+// the name then expects others.
 func (q *claim) removeBoth(c *gozk.Conn) (struct{}, error) {
 	s := q.session
 	d := s.driver
-	// Callers who come meanwhile must not rely on the node of the name.
+	// Callers who come in the meantime must not rely on the node of the name.
 	d.nameNodes.remove(q.dir)
 	_, err := c.Multi(&gozk.DeleteRequest{Path: q.node, Version: -1}, &gozk.DeleteRequest{Path: q.dir, Version: ourVersion})
 	if err == nil || errors.Is(err, gozk.ErrNoNode) || !isAnswer(err) {
@@ -248,8 +247,8 @@ func (q *claim) removeBoth(c *gozk.Conn) (struct{}, error) {
 
 // removeNameNode removes the node of the name in the background, after the
 // nodes of the claim, if a driver made the node of the name and no child is
-// left. Nobody waits for the answer: the next holder of the name tries again.
-// Releases that follow each other share a look.
+// left. No caller waits for the answer: the next holder of the name tries
+// again. Releases in quick succession share a look.
 func (q *claim) removeNameNode() {
 	s, dir := q.session, q.dir
 	d := s.driver
@@ -264,8 +263,8 @@ func (q *claim) removeNameNode() {
 		return
 	}
 	d.life.Go(func() { // ends with the session
-		// Waiters that were woken come first: they look, and the server handles
-		// one request after the other.
+		// Woken waiters come first: they look, and the server handles one
+		// request after the other.
 		awake := d.life.Sleep(s.online, removeAfter)
 		s.mu.Lock()
 		delete(s.removing, dir)
@@ -276,15 +275,15 @@ func (q *claim) removeNameNode() {
 	})
 }
 
-// removeEmpty removes the node of a name that a driver made and nobody contends
-// for. A look comes first, since the server writes a refused deletion to its
-// log, and no look.
+// removeEmpty removes the node of a name that a driver made and that has no
+// contenders. It looks first, because the server writes a refused deletion to
+// its log, but not a look.
 func (d *Driver) removeEmpty(c *gozk.Conn, dir string) error {
 	exists, stat, err := c.Exists(dir)
 	if err != nil || exists && (stat.NumChildren > 0 || !isOurMake(stat)) {
 		return err
 	}
-	// Callers who come meanwhile must not rely on the node of the name.
+	// Callers who come in the meantime must not rely on the node of the name.
 	d.nameNodes.remove(dir)
 	if !exists {
 		return nil
@@ -296,8 +295,8 @@ func (d *Driver) removeEmpty(c *gozk.Conn, dir string) error {
 	return err
 }
 
-// makeAbove makes what is missing above a node, and begins anew where the
-// server removes an empty container meanwhile.
+// makeAbove makes missing nodes above a node. It starts again if the server
+// removes an empty container in the meantime.
 func (c caller) makeAbove(node string) error {
 	d := c.session.driver
 	for i := 1; i < len(node); i++ {
@@ -317,8 +316,8 @@ func (c caller) makeAbove(node string) error {
 	return nil
 }
 
-// ensure makes a node unless there is one: a container, which the server
-// removes when empty, or a persistent node if stays is set.
+// ensure makes a node unless there is one. The node is a container, which the
+// server removes when it is empty, or a persistent node if stays is set.
 func (d *Driver) ensure(c *gozk.Conn, path string, stays bool) error {
 	if exists, _, err := c.Exists(path); exists || err != nil {
 		return err
@@ -335,35 +334,36 @@ func (d *Driver) ensure(c *gozk.Conn, path string, stays bool) error {
 }
 
 const (
-	maxCleaning = 16 // requests at a time
+	maxCleaning = 16 // concurrent requests
 	retireAfter = 2 * time.Second
 )
 
-// ghost is a claim that nobody wants, and that may be left at the server, or
-// appear there later.
+// ghost is an unwanted claim that may be left at the server, or may appear
+// there later.
 //
 // A known node is gone when the server has removed it, or answers that there is
-// none. A node whose creation got no answer may yet appear, from a server that
-// stood still: the cleaner looks again, ever more seldom, and the session takes
-// no more locks, so that the session ends, and the node with it, as soon as the
-// last of its locks does. Ghosts are bounded by the requests that fail while a
-// session lasts.
+// none. A node whose creation got no answer may still appear, from a server
+// that was frozen. The cleaner then looks again at growing intervals, and the
+// session takes no more locks, so that the session ends, and the node with it,
+// as soon as the last of its locks does. Ghosts are bounded by the requests
+// that fail while a session lasts.
 type ghost struct {
 	cleaner.Ghost
 	claim   *claim
 	hold    *hold                // of the claim, if it was granted
 	leaves  bool                 // the hold is still a user of the session
-	late    <-chan reply[string] // to the request for the claim, if the answer may come yet
+	late    <-chan reply[string] // to the request for the claim, if the answer may still come
 	refused bool                 // the server refuses to remove the nodes
 }
 
-// newCleaner returns what ends ghosts.
+// newCleaner returns the cleaner that ends ghosts.
 func newCleaner(d *Driver) *cleaner.Cleaner[*ghost] {
 	settle := func(ghosts []*ghost) []*ghost { return slices.DeleteFunc(ghosts, d.endGhost) }
 	return cleaner.New(d.life, cleaner.Policy[*ghost]{Settle: settle, Batch: 1, Calls: maxCleaning})
 }
 
-// haunt has a ghost settled. Its nodes count among those of the session.
+// haunt makes the cleaner settle a ghost. Its nodes count among those of the
+// session.
 func haunt(g *ghost) {
 	s := g.claim.session
 	if !g.leaves {
@@ -372,7 +372,7 @@ func haunt(g *ghost) {
 	s.driver.ghosts.Add(g)
 }
 
-// endGhost asks once, and reports whether the ghost is gone for good.
+// endGhost tries once, and reports whether the ghost is gone permanently.
 func (d *Driver) endGhost(g *ghost) bool {
 	ctx, cancel := d.background(attemptFor)
 	defer cancel()
@@ -395,8 +395,8 @@ func (d *Driver) endGhost(g *ghost) bool {
 	return settled
 }
 
-// remove asks once to remove the claim of a ghost, and reports whether it is
-// gone for good. If a claim without an answer does not appear for some time,
+// remove tries once to remove the claim of a ghost, and reports whether it is
+// gone permanently. If a claim without an answer does not appear for some time,
 // the session ends with its last lock.
 func (g *ghost) remove(c caller) bool {
 	q := g.claim

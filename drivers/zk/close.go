@@ -14,9 +14,9 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// Close implements driver.Driver. The nodes go before their session does, many
-// in one request. The nodes of names that the driver made go with them where no
-// other client is left.
+// Close implements driver.Driver. The nodes are removed before their session
+// ends, many in one request. The nodes of names that the driver made are
+// removed with them if no other client is left.
 func (d *Driver) Close(ctx context.Context) error {
 	if err := d.life.Close(); err != nil {
 		return err
@@ -54,7 +54,7 @@ func (d *Driver) Close(ctx context.Context) error {
 
 // tidy removes the nodes of the session, and leaves some of the time for the
 // end of the session itself. Nodes that a release is removing stay, and so do
-// all that are left when ctx ends: they go with the session.
+// all nodes that are left when ctx ends: they go with the session.
 func (s *session) tidy(ctx context.Context) {
 	if deadline, ok := ctx.Deadline(); ok {
 		var cancel context.CancelFunc
@@ -87,14 +87,13 @@ func (s *session) tidy(ctx context.Context) {
 type unwanted struct {
 	node string
 	dir  string // the node of the name
-	ours bool   // dir goes as well
+	ours bool   // dir is removed as well
 	rank int    // 1 for the node of a holder, and 0 for others
 }
 
-// takeNodes returns the nodes of the session in the order of their names, those
-// of waiters before those of holders, so that no waiter of the session is
-// woken. The holds are over from now on, whatever becomes of the nodes, because
-// the session ends.
+// takeNodes returns the nodes of the session in the order of their names,
+// waiters before holders, so that no waiter of the session is woken. The holds
+// have ended from now on, even if their nodes stay, because the session ends.
 func (s *session) takeNodes() (nodes []unwanted) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -126,14 +125,14 @@ func (s *session) takeNodes() (nodes []unwanted) {
 	return nodes
 }
 
-// leaveToClose has Close remove the nodes of a claim that nobody wants.
+// leaveToClose makes Close remove the nodes of an unwanted claim.
 func (s *session) leaveToClose(q *claim) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.left = append(s.left, q)
 }
 
-// batches splits nodes into those that go in one request each.
+// batches splits nodes into groups for one request each.
 func batches(nodes []unwanted) (all [][]unwanted) {
 	for len(nodes) > 0 {
 		n, size := 0, 0
@@ -148,8 +147,8 @@ func batches(nodes []unwanted) (all [][]unwanted) {
 	return all
 }
 
-// removeTogether removes some nodes, and the nodes of their names where no
-// other client is left, and reports whether the server answered.
+// removeTogether removes some nodes, and the nodes of their names if no other
+// client is left. It reports whether the server answered.
 func (s *session) removeTogether(c caller, some []unwanted) bool {
 	var nodes, dirs []any
 	last := ""
@@ -179,8 +178,8 @@ func (s *session) removeTogether(c caller, some []unwanted) bool {
 }
 
 // awaitEnd waits until the servers do not have the session any more, and
-// reports whether they do not. A session that began anew under another leader
-// may last longer.
+// reports whether that is the case. A session that started again under another
+// leader may last longer.
 func (s *session) awaitEnd(ctx context.Context) bool {
 	d := s.driver
 	if s.gone.Load() || s.End.At() == 0 {

@@ -12,7 +12,7 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// TestChangesThatCloseCrosses: a change that was made when Close began is a
+// TestChangesThatCloseCrosses checks that a change made before Close began is a
 // success if its answer comes, and otherwise unknown.
 func TestChangesThatCloseCrosses(t *testing.T) {
 	s := testenv.ZooKeeper(t)

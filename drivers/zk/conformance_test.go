@@ -27,14 +27,15 @@ func TestConformance(t *testing.T) {
 	conform(t, userClient(t, s.Addr), "", "", "", nil, s)
 }
 
-// TestConformanceFIFO is with the order of arrival over all callers.
+// TestConformanceFIFO runs the suite with the order of arrival over all
+// callers.
 func TestConformanceFIFO(t *testing.T) {
 	s := testenv.ZooKeeper(t, quotas)
 	conform(t, userClient(t, s.Addr), "", "", "?order=fifo", drivertest.OrderGroups(), s)
 }
 
-// TestConformanceEnsemble is with a user whom one node belongs to, and what is
-// below, and none of the others.
+// TestConformanceEnsemble runs the suite with a user that owns one node and the
+// nodes below it, and no others.
 func TestConformanceEnsemble(t *testing.T) {
 	servers := testenv.ZooKeeperEnsemble(t, 3, quotas)
 	c, user := userClient(t, servers[0].Addr), "locker:"+testenv.Password()
@@ -45,7 +46,7 @@ func TestConformanceEnsemble(t *testing.T) {
 	conform(t, c, user+"@", "/app", "", drivertest.ClusterGroups(), servers...)
 }
 
-// conform runs the suite. What happens to the server happens to the first one.
+// conform runs the suite. Faults of the server affect the first one.
 func conform(t *testing.T, c *gozk.Conn, user, chroot, query string, groups []string, servers ...*testenv.ZooKeeperServer) {
 	s := servers[0]
 	conformance.Run(t, conformance.Harness{TTL: time.Second, Groups: groups, Backend: func(testing.TB) *conformance.Backend {
@@ -68,7 +69,7 @@ func conform(t *testing.T, c *gozk.Conn, user, chroot, query string, groups []st
 				}
 				return d, conformance.LinkOver(w)
 			},
-			Expire: func(tb testing.TB, name string) { // with the session other holds would end as well
+			Expire: func(tb testing.TB, name string) { // deleting the session would end other holds as well
 				for _, node := range append(first(tb, c, chroot+"/"+name), leases(tb, c, chroot+"/"+name)...) {
 					if err := c.Delete(node, -1); err != nil && err != gozk.ErrNoNode {
 						tb.Fatal(err)
@@ -98,7 +99,7 @@ func conform(t *testing.T, c *gozk.Conn, user, chroot, query string, groups []st
 }
 
 // pingEnsemble asks all servers, and has a majority of them store a transaction
-// without a change, as a session does to be sure of its life.
+// without a change, as a session does to confirm that it is alive.
 func pingEnsemble(ctx context.Context, c *gozk.Conn, servers []*testenv.ZooKeeperServer) error {
 	answers := make(chan error, 1+len(servers))
 	go func() { // ends with the answer, or with c
@@ -120,7 +121,7 @@ func pingEnsemble(ctx context.Context, c *gozk.Conn, servers []*testenv.ZooKeepe
 	return all
 }
 
-// setQuota bounds the number of nodes at a path and below; -1 is no bound.
+// setQuota limits the number of nodes at a path and below; -1 is no limit.
 func setQuota(tb testing.TB, c *gozk.Conn, path string, nodes int) {
 	tb.Helper()
 	quota := "/zookeeper/quota" + path
@@ -147,8 +148,8 @@ func create(tb testing.TB, c *gozk.Conn, path, value string) {
 }
 
 // left returns the nodes of sessions at a path and below. The nodes of names
-// stay until the server removes the empty ones; ids of changes and limits stay,
-// too.
+// stay until the server removes the empty ones. Ids of changes and limits also
+// stay.
 func left(tb testing.TB, c *gozk.Conn, path string) (all []string) {
 	tb.Helper()
 	names, _, err := c.Children(cmp.Or(path, "/"))
@@ -167,7 +168,7 @@ func left(tb testing.TB, c *gozk.Conn, path string) (all []string) {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	if stat != nil && stat.EphemeralOwner > 0 { // that of a container is negative
+	if stat != nil && stat.EphemeralOwner > 0 { // the owner of a container is negative
 		all = append(all, fmt.Sprintf("node %s of session %x", path, stat.EphemeralOwner))
 	}
 	return all

@@ -19,8 +19,8 @@ import (
 
 // TestLastSequenceNumber has the server at the end of its count of the children
 // of a name. It gives each further child the last number, so the order of
-// contenders is lost: the name is refused, and the error says which node has to
-// go.
+// contenders is lost. The name is refused, and the error names the node that
+// has to be removed.
 func TestLastSequenceNumber(t *testing.T) {
 	dir := t.TempDir()
 	s := testenv.ZooKeeper(t, "dataDir="+dir)
@@ -67,7 +67,7 @@ func TestLastSequenceNumber(t *testing.T) {
 }
 
 // setCounters sets the number of children that nodes have had, in the newest
-// snapshot of a server that does not run.
+// snapshot of a stopped server.
 func setCounters(tb testing.TB, dir string, n int, nodes ...string) {
 	tb.Helper()
 	files, err := filepath.Glob(filepath.Join(dir, "version-2", "snapshot.*"))
@@ -99,8 +99,8 @@ func setCounters(tb testing.TB, dir string, n int, nodes ...string) {
 		at += 4 + 8 + 4*8 + 4 // data, ACL, two transactions and times, version
 		binary.BigEndian.PutUint32(after[at:], uint32(n))
 	}
-	// A checksum of all that is before it, and then a slash as a text, end the
-	// snapshot, and what follows in newer versions.
+	// The snapshot ends with a checksum of everything before it and a slash as
+	// a text. Newer versions append more.
 	was, is := adler32.New(), adler32.New()
 	for i := range len(before) - 12 {
 		if binary.BigEndian.Uint64(before[i:]) == uint64(was.Sum32()) && bytes.Equal(before[i+8:i+13], []byte{0, 0, 0, 1, '/'}) {

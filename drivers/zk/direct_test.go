@@ -18,8 +18,7 @@ import (
 	"github.com/go-dsync/dsync/internal/lifecycle"
 )
 
-// recorder is a connection that keeps what is written, and on which there is
-// something to read.
+// recorder is a connection that records writes, and has data to read.
 type recorder struct {
 	net.Conn
 	written  bytes.Buffer
@@ -30,7 +29,7 @@ func (r *recorder) Read(b []byte) (int, error)  { return r.incoming.Read(b) }
 func (r *recorder) Write(b []byte) (int, error) { return r.written.Write(b) }
 func (r *recorder) Close() error                { return nil }
 
-// pieces reads bytes, at most so many at once.
+// pieces reads a limited number of bytes at a time.
 type pieces struct {
 	rest []byte
 	most int
@@ -69,14 +68,14 @@ func write(t testing.TB, l *link, b []byte) {
 	}
 }
 
-// feed has the server send bytes, in pieces, and returns what the library
-// reads.
+// feed makes the server send bytes, in pieces, and returns the bytes that the
+// library reads.
 func feed(l *link, b []byte, piece int) ([]byte, error) {
 	l.Conn.(*recorder).incoming = &pieces{b, piece}
 	return io.ReadAll(l)
 }
 
-// listed is what came of one request for a list.
+// listed is the outcome of one request for a list.
 type listed struct {
 	listing listing
 	err     error
@@ -85,8 +84,8 @@ type listed struct {
 
 func (l *listed) handle(list listing, err error) { l.listing, l.err, l.calls = list, err, l.calls+1 }
 
-// TestDirectRequests has requests go past the library beside one of its own,
-// and the answers come in pieces of all sizes.
+// TestDirectRequests sends requests that bypass the library beside a request of
+// its own. The answers come in pieces of all sizes.
 func TestDirectRequests(t *testing.T) {
 	stat := gozk.Stat{Czxid: 1, Mzxid: 2, Ctime: 3, Mtime: 4, Version: 5, Cversion: 6, Aversion: 7, EphemeralOwner: 8, DataLength: 9, NumChildren: 2, Pzxid: 10}
 	const one, two, three = firstDirect + 1, firstDirect + 2, firstDirect + 3
@@ -133,8 +132,8 @@ func TestDirectRequests(t *testing.T) {
 	}
 }
 
-// TestRequestsThatHaveToGoThroughTheLibrary are those that the connection might
-// not take at once, or that must not be sent.
+// TestRequestsThatHaveToGoThroughTheLibrary has requests that the connection
+// might not accept at once, or that must not be sent.
 func TestRequestsThatHaveToGoThroughTheLibrary(t *testing.T) {
 	for what, spoil := range map[string]func(s *session, l *link){
 		"too much is unanswered":         func(_ *session, l *link) { write(t, l, frame(int32(2), int32(1), make([]byte, maxUnanswered))) },
@@ -160,7 +159,7 @@ func TestRequestsThatHaveToGoThroughTheLibrary(t *testing.T) {
 	}
 	s := newSession(&Driver{life: lifecycle.New(), epoch: time.Now()}, time.Minute)
 	defer s.cut()
-	l := &link{Conn: new(recorder), session: s} // of which nobody knows whether it takes what is written at once
+	l := &link{Conn: new(recorder), session: s} // it is unknown whether it accepts writes at once
 	write(t, l, frame(int32(0), int64(0)))
 	feed(l, welcome(), 64)
 	write(t, l, frame(int32(1), int32(3)))
@@ -170,8 +169,8 @@ func TestRequestsThatHaveToGoThroughTheLibrary(t *testing.T) {
 	}
 }
 
-// TestDirectRequestsWithoutAnAnswer are told so once, whether the server skips
-// them or the connection ends, also within an answer.
+// TestDirectRequestsWithoutAnAnswer checks that their handlers are called once,
+// whether the server skips them or the connection ends, even within an answer.
 func TestDirectRequestsWithoutAnAnswer(t *testing.T) {
 	s, l, _ := openLink(t)
 	var skipped, answered, partial, open listed
@@ -210,8 +209,9 @@ func TestErrorsOfDirectRequests(t *testing.T) {
 	}
 }
 
-// TestUnknownSessionIsTheEndOfTheSession: the library has no name for this
-// error of the server, which a create gets whose session ends meanwhile.
+// TestUnknownSessionIsTheEndOfTheSession has an error of the server that the
+// library has no name for. A create gets it if its session ends in the
+// meantime.
 func TestUnknownSessionIsTheEndOfTheSession(t *testing.T) {
 	for err, want := range map[error]bool{
 		errors.New("unknown error: -12"): false,
@@ -227,8 +227,8 @@ func TestUnknownSessionIsTheEndOfTheSession(t *testing.T) {
 	}
 }
 
-// TestErrorsOfServers: each error of ZooKeeper 3.5 to 3.9 has a name and a
-// kind, through the library and past it.
+// TestErrorsOfServers checks that each error of ZooKeeper 3.5 to 3.9 has a name
+// and a kind, with and without the library.
 func TestErrorsOfServers(t *testing.T) {
 	for code, want := range map[int32]error{
 		-1: driver.ErrUnknown, -2: driver.ErrUnknown, -3: driver.ErrUnknown, -4: driver.ErrUnknown, -5: errors.ErrUnsupported, -6: errors.ErrUnsupported,
@@ -248,7 +248,7 @@ func TestErrorsOfServers(t *testing.T) {
 	}
 }
 
-// FuzzListing has a server answer anything.
+// FuzzListing lets a server answer anything.
 func FuzzListing(f *testing.F) {
 	f.Add(frame(int32(1), []byte("x"), make([]byte, statSize)))
 	f.Add(frame(make([]byte, statSize)))

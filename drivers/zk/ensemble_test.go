@@ -17,8 +17,8 @@ import (
 
 const stormTTL = time.Second
 
-// storm has clients lock a few names by turns while fault happens, and judges
-// what they were told.
+// storm has clients lock a few names in turn while fault happens, and checks
+// their results.
 func storm(t *testing.T, servers []*testenv.ZooKeeperServer, name string, fault func()) {
 	t.Helper()
 	var addrs []string

@@ -22,7 +22,7 @@ var (
 	errSealShared  = fmt.Errorf("a hold of the mode Read or Permit does not become a seal: %w", errors.ErrUnsupported)
 	errMarkPermits = fmt.Errorf("permits have no tokens to mark: %w", errors.ErrUnsupported)
 	// errLastNumber: the server has counted 2^31 children of a node. It gives
-	// the last number to each further one, so nobody is the first.
+	// the last number to each further child, so there is no first one.
 	errLastNumber  = errors.New("there are no sequence numbers left below a node, which has to be deleted when nobody uses it")
 	errLongRequest = fmt.Errorf("owner and note take more than %d bytes", maxData)
 )
@@ -34,12 +34,12 @@ var answers = []error{
 	gozk.ErrInvalidACL, gozk.ErrAuthFailed, gozk.ErrBadArguments, gozk.ErrShortBuffer, gozk.ErrInvalidPath,
 }
 
-// errAnswer is the error of an answer to another question. What became of the
-// request is not known then.
+// errAnswer is the error of an answer that does not fit its request. The
+// outcome of the request is unknown.
 var errAnswer = errors.New("the server's answer makes no sense")
 
-// maxData bounds the data of a node: servers hang up on clients with much
-// longer requests.
+// maxData limits the data of a node, because servers disconnect clients that
+// send much longer requests.
 const maxData = 64 << 10
 
 // serverError is an error of the server that the library has no name for.
@@ -48,7 +48,7 @@ type serverError struct {
 	errorCode
 }
 
-// errorCode is what an error of the server means.
+// errorCode is the meaning of a server error.
 type errorCode struct {
 	name    string
 	kind    error // ErrUnavailable: the request may be repeated later
@@ -83,7 +83,7 @@ func (e *serverError) Error() string { return fmt.Sprintf("%s (ZooKeeper error %
 
 func (e *serverError) Unwrap() error { return e.kind }
 
-// errorOf returns the error of a code that the library has no name for.
+// errorOf returns the error for a code that the library has no name for.
 func errorOf(code int32) error {
 	meaning, known := errorCodes[code]
 	if !known {
@@ -92,15 +92,15 @@ func errorOf(code int32) error {
 	return &serverError{code, meaning}
 }
 
-// The library has no names for some errors of the server. UNKNOWNSESSION is one
-// of these: the session ended while the server worked on the request. The end
-// of the session follows, as after ErrSessionExpired.
+// Errors of the server for which the library has no names. UNKNOWNSESSION is
+// one of them: the session ended while the server worked on the request. The
+// end of the session follows, as after ErrSessionExpired.
 const (
 	withoutName    = "unknown error: "
 	unknownSession = -12
 )
 
-// named gives an error of the library its name.
+// named replaces an error of the library by its named error.
 func named(err error) error {
 	if err == nil {
 		return nil
@@ -118,8 +118,8 @@ func serverErrorIn(err error) (e *serverError) {
 	return e
 }
 
-// isThrottled reports whether the server has put off a request, which is to be
-// repeated soon.
+// isThrottled reports whether the server has deferred a request, which should
+// be repeated soon.
 func isThrottled(err error) bool {
 	e := serverErrorIn(err)
 	return e != nil && e.code == throttled
@@ -142,8 +142,9 @@ func isAnswer(err error) bool {
 	return false
 }
 
-// isServerError reports whether the error is a server's, and not the end of a
-// connection or of the session. Something may have been done all the same.
+// isServerError reports whether an error comes from a server, and not from the
+// end of a connection or of the session. The request may have been carried out
+// anyway.
 func isServerError(err error) bool {
 	if isAnswer(err) || errors.Is(err, gozk.ErrAPIError) || errors.Is(err, gozk.ErrUnknown) {
 		return true
@@ -162,9 +163,9 @@ type undecided struct{ error }
 
 func (e undecided) Unwrap() error { return e.error }
 
-// explain makes the error of a call out of the error that ended its work; no
-// other place does. An error that comes neither from a server nor from the wait
-// for one stays as it is.
+// explain converts the error that ended the work of a call into the error of
+// the call. Only explain does so. An error that comes neither from a server nor
+// from the wait for a server stays as it is.
 func (c caller) explain(err error) error {
 	var open undecided
 	switch {
@@ -187,8 +188,8 @@ func (c caller) explain(err error) error {
 	return withCause(c.ctx, driver.ErrUnavailable, err)
 }
 
-// withCause adds the reason of the end of ctx to an error that does not name
-// the reason.
+// withCause adds the reason for the end of ctx to an error that does not
+// contain it.
 func withCause(ctx context.Context, kind, err error) error {
 	if ended := ctx.Err(); ended != nil && !errors.Is(err, ended) {
 		return fmt.Errorf("%w: %w (%w)", kind, err, ended)

@@ -2,17 +2,17 @@ package zk
 
 import "time"
 
-// CheckAfter sets how old a hold has to be for a watch of its own node.
+// CheckAfter sets how old a hold has to be to get a watch on its own node.
 func (d *Driver) CheckAfter(age time.Duration) { d.checkAfter.Store(int64(age)) }
 
 // NudgeAfter sets how long a server may be silent before it gets a nudge.
 func (d *Driver) NudgeAfter(quiet time.Duration) { d.nudgeAfter.Store(int64(quiet)) }
 
-// HangAfter sets how long a nudge may be without an answer.
+// HangAfter sets how long a nudge may stay unanswered.
 func (d *Driver) HangAfter(silent time.Duration) { d.hangAfter.Store(int64(silent)) }
 
-// Direct returns how many requests went past the library, on the connections
-// that there are.
+// Direct returns how many requests bypassed the library on the present
+// connections.
 func (d *Driver) Direct() int {
 	n := 0
 	for _, s := range d.sessions.All() {
@@ -25,8 +25,8 @@ func (d *Driver) Direct() int {
 	return n
 }
 
-// MaxUnderway is how many requests without an answer keep new calls from a
-// session.
+// MaxUnderway is the number of unanswered requests at which a session takes no
+// new calls.
 const MaxUnderway = maxUnderway
 
 // Underway returns how many requests are without an answer, each of which keeps
@@ -41,14 +41,14 @@ func (d *Driver) Underway() int {
 	return n
 }
 
-// NextSet has the next change of a latch begin another set of ids.
+// NextSet makes the next change of a latch begin another set of ids.
 func (d *Driver) NextSet() { d.changes.begun -= int64(knownFor) }
 
-// KeepSetsFor sets how old a set of ids has to be to go.
+// KeepSetsFor sets how old a set of ids is when it is removed.
 func (d *Driver) KeepSetsFor(age time.Duration) { d.changes.keptFor = age }
 
 // MaxPaths sets how many bytes the paths of the nodes of a session may have. It
-// is called before the first request.
+// must be called before the first request.
 func (d *Driver) MaxPaths(n int) { d.sessions.MaxLoad = n }
 
 // PasswordsEvery sets how often a session that begins later looks for further

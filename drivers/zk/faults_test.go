@@ -20,8 +20,8 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// spy is a connection that keeps what the server says first: the session, and
-// the password of it.
+// spy is a connection that keeps the first bytes from the server: the session,
+// and its password.
 type spy struct {
 	net.Conn
 	mu    *sync.Mutex
@@ -36,13 +36,14 @@ func (s spy) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// openSpied opens a driver, and returns how to end its session at the server.
+// openSpied opens a driver. It also returns a function that ends its session at
+// the server.
 func openSpied(tb testing.TB, addr string) (*zk.Driver, func()) {
 	tb.Helper()
 	var mu, gate sync.Mutex
 	var hello []byte
 	d, err := zk.New(guard(tb), []string{addr}, &zk.Options{Dial: func(ctx context.Context, network, addr string) (net.Conn, error) {
-		gate.Lock() // who comes back while the session is being ended would keep it
+		gate.Lock() // a client that reconnects while the session is being ended would keep it
 		defer gate.Unlock()
 		c, err := new(net.Dialer).DialContext(ctx, network, addr)
 		if err != nil {
@@ -118,8 +119,8 @@ func TestSessionThatTheServerEnded(t *testing.T) {
 	release(t, acquire(t, a, request("a")))
 }
 
-// TestAnswerLost cuts the connection when the server has made the node: the
-// lock is granted all the same, with that node.
+// TestAnswerLost cuts the connection when the server has made the node. The
+// lock is granted anyway, with that node.
 func TestAnswerLost(t *testing.T) {
 	s := testenv.ZooKeeper(t)
 	c := userClient(t, s.Addr)
@@ -183,7 +184,7 @@ func TestCanceledBeforeTheAnswer(t *testing.T) {
 	}
 }
 
-// TestReleaseWhoseAnswerIsLost sees that it counts as done.
+// TestReleaseWhoseAnswerIsLost checks that such a release counts as done.
 func TestReleaseWhoseAnswerIsLost(t *testing.T) {
 	s := testenv.ZooKeeper(t)
 	link, addr := testenv.Wire(t, s.Addr)
@@ -197,7 +198,7 @@ func TestReleaseWhoseAnswerIsLost(t *testing.T) {
 }
 
 // openPair opens two drivers for a lock that one waits for while the other
-// holds it, of which the server sees the watch of the waiter alone.
+// holds it. The only watch at the server is the waiter's.
 func openPair(tb testing.TB, one, other string) (a, b *zk.Driver) {
 	tb.Helper()
 	a, b = openURL(tb, "zk://%s", one), openURL(tb, "zk://%s", other)
@@ -208,8 +209,8 @@ func openPair(tb testing.TB, one, other string) (a, b *zk.Driver) {
 	return a, b
 }
 
-// TestHandOverBetweenClients sees that the requests that a hand-over waits for
-// go past the library, unless that is writing at this moment.
+// TestHandOverBetweenClients checks that the requests that a hand-over waits
+// for bypass the library, unless it is writing at this moment.
 func TestHandOverBetweenClients(t *testing.T) {
 	s := testenv.ZooKeeper(t)
 	a, b := openPair(t, s.Addr, s.Addr)
@@ -222,15 +223,15 @@ func TestHandOverBetweenClients(t *testing.T) {
 		l = w.Granted(t)
 		a, b = b, a
 	}
-	// Each has a deletion, but for the first, which is to remove the node of
-	// the name as well, and a list.
+	// Each hand-over has a list and a deletion, except the first, which has to
+	// remove the node of the name as well.
 	if got, most := a.Direct()+b.Direct(), 2*handOvers-1; got < most/2 || got > most {
 		t.Errorf("%d hand-overs: got %d requests past the library, want %d", handOvers, got, most)
 	}
 }
 
-// TestCanceledWhileItLooks ends the wait when the one before is gone, and the
-// answer who is next is on its way.
+// TestCanceledWhileItLooks ends the wait when the contender before it is gone,
+// and the answer that shows the next one is on its way.
 func TestCanceledWhileItLooks(t *testing.T) {
 	s := testenv.ZooKeeper(t)
 	c := userClient(t, s.Addr)
@@ -258,8 +259,8 @@ func TestCanceledWhileItLooks(t *testing.T) {
 	}
 }
 
-// TestConnectionLostWhileItLooks cuts the connection when the waiter has asked
-// who is next: it asks again.
+// TestConnectionLostWhileItLooks cuts the connection when the waiter has
+// requested the contenders. It has to repeat the request.
 func TestConnectionLostWhileItLooks(t *testing.T) {
 	s := testenv.ZooKeeper(t)
 	link, addr := testenv.Wire(t, s.Addr)
@@ -279,7 +280,8 @@ func TestConnectionLostWhileItLooks(t *testing.T) {
 	}
 }
 
-// TestHolderThatIsCutOff has to know before the next is granted the lock.
+// TestHolderThatIsCutOff checks that a holder learns of the loss before the
+// next client is granted the lock.
 func TestHolderThatIsCutOff(t *testing.T) {
 	s := testenv.ZooKeeper(t)
 	link, addr := testenv.Wire(t, s.Addr)
@@ -315,7 +317,7 @@ func TestRemovedNode(t *testing.T) {
 	next := w.Granted(t)
 	wantErr(t, "loss", lostBy(t, r), driver.ErrRemoved)
 	wantErr(t, "Release", l.Release(t.Context()), driver.ErrNotHeld)
-	// That of a waiter: it queues again.
+	// A waiter's node: the waiter queues again.
 	w = wait(t, a, request("a"))
 	nodes := children(t, c, "/a")
 	holder := strings.TrimPrefix(first(t, c, "/a")[0], "/a/")
@@ -331,8 +333,8 @@ func TestRemovedNode(t *testing.T) {
 	wantErr(t, "ForceUnlock of a free lock", b.ForceUnlock(t.Context(), "a"), driver.ErrNotHeld)
 }
 
-// TestThrottlingServer has a server put off requests that it is too busy for:
-// they are repeated, whatever they are.
+// TestThrottlingServer has a server defer requests because it is too busy. All
+// of them are repeated.
 func TestThrottlingServer(t *testing.T) {
 	s := testenv.ZooKeeper(t, "-Dzookeeper.request_throttle_max_requests=1", "-Dzookeeper.request_throttle_stall_time=5",
 		"-Dzookeeper.throttled_op_wait_time=1")
@@ -385,8 +387,8 @@ func halfOpen(tb testing.TB, s *testenv.ZooKeeperServer, ttl time.Duration) (d *
 	}
 }
 
-// TestConnectionsThatHang: calls, waiters and Close go on by a new connection
-// soon, whatever the TTL is.
+// TestConnectionsThatHang checks that calls, waiters and Close soon use a new
+// connection, whatever the TTL is.
 func TestConnectionsThatHang(t *testing.T) {
 	const ttl, soon = time.Minute, 20 * time.Second // the bound is 5 s, on a machine that is not busy
 	s := testenv.ZooKeeper(t)
@@ -439,9 +441,9 @@ func TestConnectionsThatHang(t *testing.T) {
 	}
 }
 
-// TestServerThatStandsStill has a server stand still for a third of a TTL, as a
-// virtual machine does that moves: nobody loses a lock, although connections
-// are given up and made anew all that time.
+// TestServerThatStandsStill freezes a server for a third of a TTL, like a
+// virtual machine during a migration. No client loses a lock, although
+// connections are constantly given up and replaced.
 func TestServerThatStandsStill(t *testing.T) {
 	const ttl = 9 * time.Second
 	s := testenv.ZooKeeper(t)
@@ -462,7 +464,8 @@ func TestServerThatStandsStill(t *testing.T) {
 	release(t, w.Granted(t))
 }
 
-// TestFrozenServer: a server that says nothing for a while costs nobody a lock.
+// TestFrozenServer checks that no lock is lost when a server is silent for a
+// while.
 func TestFrozenServer(t *testing.T) {
 	t.Parallel()
 	s := testenv.ZooKeeper(t)

@@ -13,9 +13,9 @@ import (
 	gozk "github.com/go-zookeeper/zk"
 )
 
-// TestAnswersThatMakeNoSense: a server, or whatever listens at its address,
-// claims to send what it does not, once or with every answer. Calls end without
-// a panic, and take no memory for what does not come.
+// TestAnswersThatMakeNoSense has a server, or another program at its address,
+// claim to send more than it does, once or with every answer. Calls end without
+// a panic, and allocate no memory for missing data.
 func TestAnswersThatMakeNoSense(t *testing.T) {
 	welcome := welcome()
 	answer := func(body ...any) func(xid int32) []byte {
@@ -24,7 +24,7 @@ func TestAnswersThatMakeNoSense(t *testing.T) {
 	for _, test := range []struct {
 		what    string
 		welcome []byte
-		op      int32 // which gets the answer
+		op      int32 // which receives the answer
 		answer  func(xid int32) []byte
 	}{
 		{"a page instead of a session", []byte("HTTP/1.1 400 Bad Request\r\n\r\n"), 0, nil},
@@ -86,7 +86,7 @@ func callAll(ctx context.Context, t *testing.T, addr string) {
 		t.Logf("New: %v", err)
 		return
 	}
-	defer func() { // without a wait for the end of a session that such a server would not end
+	defer func() { // without waiting for the end of a session that such a server would not end
 		ctx, cancel := context.WithCancel(ctx)
 		cancel()
 		d.Close(ctx)
@@ -108,8 +108,8 @@ func callAll(ctx context.Context, t *testing.T, addr string) {
 	}
 }
 
-// nonsense is a server that answers the request for a session, and then each
-// request, as it is told. It returns its address.
+// nonsense runs a server that answers the request for a session, and then each
+// request, with the given functions. It returns its address.
 func nonsense(t *testing.T, welcome func() []byte, answer func(xid, op int32) []byte) string {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -152,7 +152,7 @@ func serve(c net.Conn, welcome func() []byte, answer func(xid, op int32) []byte)
 			reply = welcome()
 		} else {
 			xid, op := int32(binary.BigEndian.Uint32(b)), int32(binary.BigEndian.Uint32(b[4:]))
-			if op == opClose { // a server answers and hangs up
+			if op == opClose { // a server answers and closes the connection
 				c.Write(frame(xid, int64(1), int32(0)))
 				return
 			}

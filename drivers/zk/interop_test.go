@@ -49,7 +49,7 @@ func TestLockOfGoZookeeper(t *testing.T) {
 	release(t, next)
 }
 
-// TestLatchBesideLock has clients whose nodes are latches, and others, wait for
+// TestLatchBesideLock has clients with latch nodes and other clients wait for
 // each other.
 func TestLatchBesideLock(t *testing.T) {
 	s := testenv.ZooKeeper(t)
@@ -79,7 +79,8 @@ func TestCounterBesideGoZookeeper(t *testing.T) {
 	c.Run()
 }
 
-// roles are what this test binary does as another process; see testenv.Spawn.
+// roles are the programs that this test binary runs as another process; see
+// testenv.Spawn.
 var roles = map[string]func(){"dsync": dsyncRole, "go-zookeeper": goZookeeperRole, "curator": curatorRole}
 
 func dsyncRole() {

@@ -20,10 +20,10 @@ const (
 	guidSize   = 16
 )
 
-// infixes stand in the names of contenders, before the sequence number, and
-// tell the mode: first those of Curator, which the driver uses too, by mode,
-// and then those of kazoo, and of Curator's LeaderLatch. That of Permit is in
-// the names of leases.
+// infixes are the parts of contenders' names before the sequence number that
+// show the mode. Curator's infixes come first, by mode; the driver uses them
+// too. The infixes of kazoo, and of Curator's LeaderLatch, follow. The infix of
+// Permit is in the names of leases.
 var infixes = [...]struct {
 	text string
 	mode driver.Mode
@@ -39,8 +39,8 @@ var infixes = [...]struct {
 
 // Children of the node of a name with permits. Curator's
 // InterProcessSemaphoreV2 has the first two: an InterProcessMutex, and one node
-// for each permit. The third keeps the node of the name, whose data is the
-// limit, from going with the last permit.
+// for each permit. The third prevents the removal of the name's node, whose
+// data is the limit, together with the last permit.
 const (
 	linePart   = "locks"
 	leasesPart = "leases"
@@ -48,7 +48,7 @@ const (
 )
 
 const (
-	lineInfix        = "lock-"  // also of those who stand in line for permits
+	lineInfix        = "lock-"  // also of contenders in line for permits
 	leaderLatchInfix = "latch-" // of Curator's LeaderLatch
 )
 
@@ -74,8 +74,8 @@ func encode(chroot, name string) string {
 	return string(b)
 }
 
-// appendPart appends one part of a path. Top: the part is the first of a whole
-// path, where "zookeeper" is taken.
+// appendPart appends one part of a path. Top is set for the first part of a
+// whole path, where "zookeeper" is reserved.
 func appendPart(b []byte, part string, top bool) []byte {
 	if part == "." || part == ".." {
 		return append(b, strings.ReplaceAll(part, ".", "%2E")...)
@@ -142,8 +142,8 @@ type contender struct {
 	seq   int32
 }
 
-// contenderOf returns the contender, of whatever library, that a child is. A
-// mark is no contender, nor is the node that a mark leaves.
+// contenderOf returns the contender that a child is, for any library. A mark is
+// not a contender, nor is the node that a mark leaves.
 func contenderOf(child string) (c contender, ok bool) {
 	if isBase(child) {
 		return contender{}, false
@@ -168,9 +168,9 @@ func contenderOf(child string) (c contender, ok bool) {
 }
 
 // before reports whether a contender comes before another. The driver has no
-// nodes with the largest number or negative ones (errLastNumber); those of
+// nodes with the largest number or negative ones (errLastNumber); such nodes of
 // other libraries come last. A thread of Curator with the write lock takes the
-// read lock by a node with the number of its writer; other equal numbers were
+// read lock by a node with the number of its writer. Other equal numbers were
 // made by hand.
 func (c contender) before(other contender) bool {
 	switch {
@@ -191,8 +191,8 @@ func withoutGUID(child string) string {
 	return child[at:]
 }
 
-// newPrefix returns what the name of a new node begins with: the form of
-// Curator and go-zookeeper, with a guid of 128 random bits.
+// newPrefix returns the beginning of a new node's name: the form of Curator and
+// go-zookeeper, with a guid of 128 random bits.
 func newPrefix(infix string) string {
 	var guid [guidSize]byte
 	rand.Read(guid[:]) // never fails
@@ -203,8 +203,8 @@ func newPrefix(infix string) string {
 	return string(append(b, infix...))
 }
 
-// sibling returns the path of a node that was made together with another one, i
-// nodes later.
+// sibling returns the path of a node that was made together with another node,
+// i nodes later.
 func sibling(node string, i int) string {
 	if i == 0 {
 		return node
@@ -225,15 +225,15 @@ type nameNodes struct {
 	known map[string]nameNode
 }
 
-// nameNode is what is known of the node of a name.
+// nameNode is the known state of a name's node.
 type nameNode struct {
-	there   bool  // the node was there when last seen, so nobody tries to make the node
+	there   bool  // the node was there when last seen, so no call tries to make it
 	crowded int64 // until then others are likely to wait for the name
 }
 
 const maxNameNodes = 4096
 
-// change changes what is known of the node of a name.
+// change updates the known state of a name's node.
 func (ns *nameNodes) change(dir string, to func(n nameNode) nameNode) {
 	ns.mu.Lock()
 	defer ns.mu.Unlock()
@@ -262,8 +262,8 @@ func (ns *nameNodes) remove(dir string) {
 	ns.change(dir, func(n nameNode) nameNode { n.there = false; return n })
 }
 
-// crowd takes note that others waited for a name, or somebody of this driver
-// for others.
+// crowd records that others waited for a name, or that a caller of this driver
+// waited for others.
 func (ns *nameNodes) crowd(dir string, until int64) {
 	ns.change(dir, func(n nameNode) nameNode { n.crowded = until; return n })
 }
@@ -275,30 +275,30 @@ func (ns *nameNodes) isCrowded(dir string, now int64) bool {
 	return now < ns.known[dir].crowded
 }
 
-// What is known of a name for good is in the names of children, and so comes
-// with every look at the contenders.
+// The permanent state of a name is stored in the names of children, so every
+// listing of the contenders includes it.
 const (
-	// then the last token, the id of Loosen if there is one, and what the node
-	// of the holder had behind its guid
+	// followed by the last token, the id of Loosen if there is one, and the
+	// holder's node name without its guid
 	sealPrefix = "dsync-seal-"
-	markPrefix = "dsync-mark-" // then the base of the tokens, and baseSuffix
+	markPrefix = "dsync-mark-" // followed by the base of the tokens, and baseSuffix
 	basePrefix = "dsync-base-" // the same without a mark
 
-	// To libraries that take every child for a contender the child looks like
-	// the last one.
+	// Libraries that treat every child as a contender see the child as the last
+	// one.
 	baseSuffix = "-lock-2147483647"
 )
 
-// sealOwner is the holder of a sealed name, as Inspect tells.
+// sealOwner is the holder of a sealed name, as reported by Inspect.
 const sealOwner = "seal"
 
-// record is what is known of a name for good.
+// record is the permanent state of a name.
 type record struct {
 	seal string // the child, if the name is sealed
 	last uint64 // token, if the name is sealed
 
 	marked bool
-	base   uint64 // what is added to the tokens
+	base   uint64 // added to the tokens
 	child  string // with the base, if there is one
 }
 
@@ -351,18 +351,19 @@ func baseOf(child string) (base uint64, marked, ok bool) {
 	return base, false, ok
 }
 
-// isBase reports whether a child looks like a mark, or like what a mark leaves.
+// isBase reports whether a child looks like a mark, or like the node that a
+// mark leaves.
 func isBase(child string) bool {
 	return strings.HasSuffix(child, baseSuffix) && (strings.HasPrefix(child, markPrefix) || strings.HasPrefix(child, basePrefix))
 }
 
-// looseName returns the name of the seal of a record with another id, or the
-// first.
+// looseName returns the name of the seal of a record with another id, or with
+// its first id.
 func (r record) looseName(id string) string {
 	return sealPrefix + strconv.FormatUint(r.last, 10) + "-" + hex.EncodeToString([]byte(id)) + "-" + withoutGUID(r.seal)
 }
 
-// value is what a node says about its maker, for people.
+// value describes the owner of a node, for people.
 type value struct {
 	Owner string    `json:"owner,omitempty"`
 	Host  string    `json:"host,omitempty"`

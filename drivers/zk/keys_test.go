@@ -9,8 +9,8 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// FuzzDir has a path made of any name: one that ZooKeeper accepts, that no
-// other name has, and no part of which contends for a lock.
+// FuzzDir makes a path of any name and checks that ZooKeeper accepts it, that
+// no other name has it, and that no part of it contends for a lock.
 func FuzzDir(f *testing.F) {
 	for _, name := range []string{"orders/42", "/", "//a//", "..", "a/./b", "zookeeper", "100%", "\u0080😀", "_c_x-lock-0000000001", "a/locks", "a/leases", "leases", "a/x-lease-0000000001", "__READ__0000000001", "\xff"} {
 		f.Add(name)
@@ -71,7 +71,8 @@ func TestContenders(t *testing.T) {
 	}
 }
 
-// TestOrderOfContenders has each of a list come before all behind it.
+// TestOrderOfContenders checks that each contender of a list comes before all
+// later ones.
 func TestOrderOfContenders(t *testing.T) {
 	for _, children := range [][]string{
 		{"lock-2147483646", "b-__WRIT__2147483647", "a-__READ__2147483647", "lock--2147483648"},

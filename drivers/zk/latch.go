@@ -17,28 +17,29 @@ import (
 
 var _ driver.Latcher = (*Driver)(nil)
 
-// Latches are below a node of their own in the chroot. No name is kept there: a
-// percent sign in a name becomes %25.
+// Latches are below their own node in the chroot. No name is stored there,
+// because a percent sign in a name becomes %25.
 const (
 	latchesPart = "/%latches"
 	changesPart = "/%changes"
 )
 
 // latch is a node with the count as set, and a child. Each count-down changes
-// the child, whose version so is the number of count-downs: many at once are in
-// nobody's way, and a watch of the children of the latch tells of the end
-// alone. The child is called by the change that set the latch, so no request
-// meets a later latch of the name.
+// the child, so the child's version is the number of count-downs. Concurrent
+// count-downs do not conflict, and a watch of the children of the latch reports
+// only the end. The child is named after the change that set the latch, so no
+// request affects a later latch of the name.
 //
-// At 0 the latch is over. Whoever sees that removes the nodes: the last
-// count-down, or, where its client has died, the next request.
+// At 0 the latch has ended. The first client that sees this removes the nodes:
+// the client of the last count-down or, if that client has died, the client of
+// the next request.
 type latch struct {
 	node  string
 	child string // its path; "" if there is no latch
 	n     int    // the count as set
 	downs int
 
-	foreign error // what the node says, if that is no latch of a driver
+	foreign error // describes the data of the node, if it is not a latch of a driver
 }
 
 // left returns the count.
@@ -101,10 +102,10 @@ func (d *Driver) WatchLatch(name string, changed func()) (stop func(), err error
 	return d.watchChildren(d.latchNode(name), changed)
 }
 
-// changeLatch carries out the operations that change makes of a latch, unless a
-// request with the id was carried out, and reports whether there were any. A
-// first look may be late: operations are refused then, and that there is
-// nothing to do needs a second look.
+// changeLatch carries out the operations that change returns for a latch,
+// unless a request with the id was carried out. It reports whether there were
+// any. The first look may be outdated. In that case operations are refused, and
+// finding nothing to do requires a second look.
 func (d *Driver) changeLatch(ctx context.Context, name, id string, change func(latch) []any) (did bool, err error) {
 	if err := ctx.Err(); err != nil {
 		return false, err
@@ -156,7 +157,7 @@ func (c caller) changeLatch(node, id string, change func(latch) []any) (did bool
 }
 
 // endLatch removes the nodes of a latch after the last count-down, whose answer
-// ends with what is known of the child.
+// ends with the state of the child.
 func (c caller) endLatch(l latch, results []gozk.MultiResponse) {
 	if len(results) == 0 || l.child == "" {
 		return
@@ -166,17 +167,17 @@ func (c caller) endLatch(l latch, results []gozk.MultiResponse) {
 	}
 }
 
-// removeLatch removes the nodes of a latch that is over.
+// removeLatch removes the nodes of a latch that has ended.
 func (c caller) removeLatch(l latch) error {
 	_, err := query(c, func(c *gozk.Conn) ([]gozk.MultiResponse, error) { return c.Multi(l.removal()...) })
-	if isOutdated(err) { // somebody else has
+	if isOutdated(err) { // another client has
 		return nil
 	}
 	return err
 }
 
-// latch reads a latch: behind all transactions of before, if synced. A latch
-// that is over is removed.
+// latch reads a latch. If synced is set, it sees all earlier transactions. It
+// removes a latch that has ended.
 func (c caller) latch(node string, synced bool) (latch, error) {
 	l, err := query(c, func(c *gozk.Conn) (latch, error) {
 		if synced {
@@ -229,38 +230,38 @@ const (
 	// knownFor is how long an id has to be known.
 	knownFor = 2 * driver.RepeatFor
 
-	// usualKeptFor is how old a set is when the set goes: a driver puts ids
-	// there for up to three times knownFor, and the rest is for the clocks of
+	// usualKeptFor is how old a set is when it is removed. A driver puts ids
+	// there for up to three times knownFor; the rest allows for the clocks of
 	// servers.
 	usualKeptFor = 4 * knownFor
 )
 
-// changes knows which changes of latches were carried out: the transaction of a
-// change makes nodes that are called by the id, and is refused where there is
-// one. These nodes are children of a set. A driver begins a set when the one
-// before is knownFor old, and has the nodes of a change in both, so that a
+// changes records which changes of latches were carried out. The transaction of
+// a change makes nodes that are named by the id, and is refused if such a node
+// exists. These nodes are children of a set. A driver begins a set when the
+// previous one is knownFor old, and puts the nodes of a change in both. So a
 // change and its repeats have a set in common, whichever of their requests
-// comes first. The nodes are not ephemeral, since they must outlast the session
-// and the process. So each driver that begins a set removes all sets, also of
-// other drivers, that are usualKeptFor old. A later request finds no set, and
-// is refused.
+// comes first. The nodes are not ephemeral, because they must outlast the
+// session and the process. So each driver that begins a set removes all sets
+// that are usualKeptFor old, including those of other drivers. A later request
+// finds no set, and is refused.
 type changes struct {
 	keptFor time.Duration // see usualKeptFor
-	locked  chan struct{} // has an element while somebody uses the fields below
+	locked  chan struct{} // has an element while a call uses the fields below
 
 	set   string // its path, once there is one
-	last  string // the one before, while its ids have to be known
+	last  string // the previous one, while its ids must be known
 	begun int64
 }
 
-// note is what a transaction says of the change that it carries out.
+// note is the part of a transaction that records its change.
 type note struct {
 	set   string
 	nodes []string // where the id may be
 	ops   []any
 }
 
-// lock waits for the turn of the caller, who then has to call unlock.
+// lock waits for the caller's turn. The caller must then call unlock.
 func (ch *changes) lock(c caller) error {
 	select {
 	case ch.locked <- struct{}{}:
@@ -309,8 +310,8 @@ func (ch *changes) note(c caller, id string, did bool) (n note, err error) {
 	return n, nil
 }
 
-// find looks for the id of a note after a refusal. If somebody has removed the
-// set, the next change begins one.
+// find looks for the id of a note after a refusal. If another client has
+// removed the set, the next change begins a new one.
 func (ch *changes) find(c caller, n note) (did, known bool, err error) {
 	for _, node := range n.nodes {
 		says, err := c.get(node)
@@ -345,9 +346,9 @@ func (c caller) beginSet() (string, error) {
 	return query(c, func(c *gozk.Conn) (string, error) { return c.Create(node, nil, gozk.FlagSequence, d.options.ACL) })
 }
 
-// removeSets removes the sets that are old beside the newest, in their order.
-// What is in the way, such as another driver that does the same, is left to
-// whoever begins the next set.
+// removeSets removes sets that are old compared to the newest, in order. If
+// something prevents that, such as another driver that does the same, the next
+// driver to begin a set removes the rest.
 func (d *Driver) removeSets(newest string) {
 	_ = d.call(d.life.Open(), func(c caller) error {
 		above := d.options.Chroot + changesPart
@@ -360,7 +361,7 @@ func (d *Driver) removeSets(newest string) {
 		for _, set := range sets.children {
 			node := above + "/" + set
 			var l listing
-			// The leaders that made the sets counted milliseconds by their
+			// The leaders that made the sets measured milliseconds by their
 			// clocks.
 			if l, err = c.list(node); err != nil || last.stat.Ctime-l.stat.Ctime < d.changes.keptFor.Milliseconds() {
 				break

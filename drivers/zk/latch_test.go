@@ -36,8 +36,9 @@ func wantLeft(tb testing.TB, d *zk.Driver, name string, want int) {
 	}
 }
 
-// TestNodesOfALatch: they are below no name, a name with the same characters is
-// another one, and the ids of changes outlast the driver.
+// TestNodesOfALatch checks that the nodes are below no name, that a name with
+// the same characters is separate, and that the ids of changes outlast the
+// driver.
 func TestNodesOfALatch(t *testing.T) {
 	f := newFleet(t, 1, "/app")
 	d := f.clients[0]
@@ -79,7 +80,7 @@ func TestNodesOfALatch(t *testing.T) {
 	}
 }
 
-// TestLatchThatIsNone has something else where a latch would be: each call ends
+// TestLatchThatIsNone has another node in the place of a latch. Each call fails
 // with an error that names the node.
 func TestLatchThatIsNone(t *testing.T) {
 	f := newFleet(t, 1, "/app")
@@ -98,8 +99,8 @@ func TestLatchThatIsNone(t *testing.T) {
 	}
 }
 
-// TestLatchRequests has many count down at once: no request is refused because
-// of another one.
+// TestLatchRequests has many clients count down at once. No request is refused
+// because of another one.
 func TestLatchRequests(t *testing.T) {
 	const clients, each = 4, 25
 	f := newFleet(t, clients, "?ttl=60s")
@@ -109,7 +110,7 @@ func TestLatchRequests(t *testing.T) {
 	setLatch(t, f.clients[0], "x", "set", clients*each+1)
 	before, requests := f.Logged(), f.Requests()
 	drivertest.Crowd(clients*each, 1, func(i int) { countDown(t, f.clients[i%clients], "x", fmt.Sprint("down", i)) })
-	if got := f.Logged() - before; got > clients*each*3/2 { // some keep the sessions alive
+	if got := f.Logged() - before; got > clients*each*3/2 { // some of them keep the sessions alive
 		t.Errorf("transactions of %d count-downs: got %d, want one each", clients*each, got)
 	}
 	if got := f.Requests() - requests; got > 4*clients*each {
@@ -120,8 +121,8 @@ func TestLatchRequests(t *testing.T) {
 	wantLeft(t, f.clients[0], "x", 0)
 }
 
-// TestLatchWhoseLastClientDied is at 0, and its nodes are there: the next
-// question removes them, and those who watch are told.
+// TestLatchWhoseLastClientDied has a latch that is at 0 but still has its
+// nodes. The next request removes them, and the watchers are notified.
 func TestLatchWhoseLastClientDied(t *testing.T) {
 	f := newFleet(t, 2, "")
 	setLatch(t, f.clients[0], "x", "set", 1)
@@ -141,8 +142,9 @@ func TestLatchWhoseLastClientDied(t *testing.T) {
 	wantLeft(t, f.clients[1], "x", 2)
 }
 
-// TestSetsOfIDs: a change is known while the driver goes on to another set, old
-// sets go, and a driver whose set was removed begins another.
+// TestSetsOfIDs checks that a change is known while the driver moves on to
+// another set, that old sets are removed, and that a driver whose set was
+// removed begins another.
 func TestSetsOfIDs(t *testing.T) {
 	f := newFleet(t, 2, "")
 	d := f.clients[0]

@@ -17,10 +17,10 @@ const (
 	never       = math.MaxInt64
 	removeAfter = 10 * time.Millisecond
 
-	// crowdedFor is how long others are likely to wait for a name again. If
-	// nobody waits after all, the release of a free lock has a transaction
-	// more. If somebody waits for a name that was not known to be crowded, the
-	// hand-over waits for a refused transaction.
+	// crowdedFor is how long others are likely to wait for a name again. If no
+	// client waits after all, the release of a free lock takes one more
+	// transaction. If a client waits for a name that was not known to be
+	// crowded, the hand-over waits for a refused transaction.
 	crowdedFor = int64(10 * time.Second)
 )
 
@@ -44,20 +44,20 @@ type hold struct {
 	doubtedAt int64       // when the first release without an answer was sent
 }
 
-// phase is how far the end of a hold has come.
+// phase is how far the end of a hold has progressed.
 type phase int8
 
 const (
 	held    phase = iota
 	ending        // Release was called
 	doubted       // a request to release the hold got no answer
-	expired       // a fixed lease whose time is over
+	expired       // a fixed lease whose time has passed
 	over
 )
 
 // Tokens implements driver.Lease. The token is a transaction that had been
-// committed when the lock was granted: not before the end of the hold before,
-// and before the end of this hold.
+// committed when the lock was granted. It is not before the end of the previous
+// hold, and it is before the end of this hold.
 func (h *hold) Tokens() (first uint64, n int) {
 	if h.session.driver.options.NoTokens || h.request.Mode == driver.Permit {
 		return 0, 0
@@ -75,13 +75,13 @@ func (h *hold) Session() (expires time.Time, ttl time.Duration) {
 	return s.driver.epoch.Add(time.Duration(s.End.At())), s.ttl()
 }
 
-// expires is even also when the end of the session was seen to have passed, so
-// that nobody sees the end move.
+// expires is even, even when the end of the session was seen to have passed, so
+// that the end does not appear to move.
 func (h *hold) expires() int64 { return min(h.end.Load(), h.session.End.At()) &^ 1 }
 
 // Renew implements driver.Lease. The session of the lease is kept alive anyway,
-// so the request asks whether the node still is there, and the end of a fixed
-// lease is moved here.
+// so the request checks whether the node still exists. The end of a fixed lease
+// is moved here.
 func (h *hold) Renew(ctx context.Context, ttl time.Duration) error {
 	s := h.session
 	d := s.driver
@@ -115,7 +115,7 @@ func (h *hold) Renew(ctx context.Context, ttl time.Duration) error {
 // leave ends the use of the session.
 func (h *hold) leave() { h.session.Leave(h.paths) }
 
-// isHeld returns ErrNotHeld if the hold is known to be over.
+// isHeld returns ErrNotHeld if the hold is known to have ended.
 func (h *hold) isHeld() error {
 	s := h.session
 	now := s.driver.now()
@@ -130,7 +130,7 @@ func (h *hold) isHeld() error {
 	return nil
 }
 
-// expire ends a fixed lease when its time is over.
+// expire ends a fixed lease when its time has passed.
 func (h *hold) expire() {
 	s := h.session
 	s.mu.Lock()
@@ -149,8 +149,8 @@ func (h *hold) expire() {
 	haunt(&ghost{claim: h.claim, hold: h, leaves: true})
 }
 
-// lose ends a hold other than by Release, and reports whether the holder is to
-// be told.
+// lose ends a hold other than by Release, and reports whether to notify the
+// holder.
 func (h *hold) lose(cause error) bool {
 	s := h.session
 	s.mu.Lock()
@@ -167,7 +167,7 @@ func (h *hold) lose(cause error) bool {
 	return tell
 }
 
-// removed ends a hold whose node somebody removed.
+// removed ends a hold whose node another client removed.
 func (h *hold) removed() {
 	told := h.lose(driver.ErrRemoved)
 	h.forget()
@@ -179,8 +179,8 @@ func (h *hold) removed() {
 	}
 }
 
-// forget takes the hold off the books of its session: the server does not have
-// the node any more.
+// forget removes the hold from its session. The server does not have the node
+// any more.
 func (h *hold) forget() {
 	s := h.session
 	s.mu.Lock()
@@ -228,13 +228,13 @@ func (h *hold) Release(ctx context.Context) error {
 	return err
 }
 
-// release asks to remove the node until the matter is settled.
+// release sends requests to remove the node until the matter is settled.
 //
-// A repeat that finds no node counts as the success of the request before, if
-// the earlier one was sent, got no answer, and was sent before the lease could
-// have ended, and if the node cannot have become a seal. The end of the session
-// never counts as that: the node may have gone with the session, before the
-// request was sent.
+// If a repeat finds no node, the request before it counts as successful,
+// provided that it was sent, got no answer, and was sent before the lease could
+// have ended, and that the node cannot have become a seal. The end of the
+// session never counts as such a success, because the node may have gone with
+// the session before the request was sent.
 func (h *hold) release(ctx context.Context) error {
 	s := h.session
 	c := caller{session: s, ctx: ctx}
@@ -280,8 +280,8 @@ func (h *hold) release(ctx context.Context) error {
 	}
 }
 
-// hasEnded reports whether a session that is over has ended at the server too.
-// It has when it was lost. Close may get no answer.
+// hasEnded reports whether a dead session has ended at the server too. It has
+// if it was lost. Close may get no answer.
 func (s *session) hasEnded(c caller) bool {
 	if s.driver.life.Open().Err() == nil {
 		return true
@@ -299,7 +299,7 @@ func (s *session) hasEnded(c caller) bool {
 	return s.gone.Load()
 }
 
-// nodeChanged takes an event of a node.
+// nodeChanged handles an event of a node.
 func (s *session) nodeChanged(node string, deleted bool) {
 	s.wakeWaiters(node)
 	h := s.find(node)
@@ -324,8 +324,7 @@ func (s *session) find(node string) *hold {
 	return s.nodes[node]
 }
 
-// vanished takes the event of the removal of the node, perhaps by somebody
-// else.
+// vanished handles the removal of the node, perhaps by another client.
 func (h *hold) vanished() {
 	s := h.session
 	s.mu.Lock()
@@ -336,7 +335,7 @@ func (h *hold) vanished() {
 	}
 }
 
-// background returns a context for a request that no caller can take back.
+// background returns a context for a request that no caller can cancel.
 func (d *Driver) background(bound time.Duration) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(d.life.Context(), bound)
 }

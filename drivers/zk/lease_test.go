@@ -8,8 +8,8 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// TestExtendBeyondTheSession extends a lease to 200 times its length, of which
-// 1 % is longer than the TTL of its session.
+// TestExtendBeyondTheSession extends a lease to 200 times its length. 1 % of
+// that is longer than the TTL of its session.
 func TestExtendBeyondTheSession(t *testing.T) {
 	s := testenv.ZooKeeper(t, "maxSessionTimeout=600000")
 	c, err := dsync.Open(guard(t), "zk://"+s.Addr, nil)

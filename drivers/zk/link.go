@@ -15,7 +15,7 @@ import (
 	gozk "github.com/go-zookeeper/zk"
 )
 
-// What the protocol has in its headers.
+// Constants of the protocol headers.
 const (
 	xidPing = -2
 
@@ -25,7 +25,7 @@ const (
 	opSetData         = 5
 	opSetACL          = 7
 	opSync            = 9
-	opChildren        = 12 // with what is known of the node itself
+	opChildren        = 12 // includes the state of the node itself
 	opCheck           = 13
 	opMulti           = 14
 	opCreate2         = 15
@@ -38,20 +38,20 @@ const (
 	codeNodeExists = 1<<32 - 110
 )
 
-// link is a connection of a session. The link reads along, because the library
-// tells neither the timeout that the server granted, nor when an answered
-// request was sent, nor the transaction ids of the answers.
+// link is a connection of a session. The link inspects the traffic, because the
+// library reports neither the timeout that the server granted, nor when an
+// answered request was sent, nor the transaction ids of the answers.
 //
-// The link also keeps the last transaction id, in the place of the library,
-// whose goroutines write and read theirs at the same time: the library finds no
-// ids in the answers, and its requests get the id of the session.
+// The link also keeps the last transaction id in place of the library, whose
+// goroutines write and read theirs at the same time: the library finds no ids
+// in the answers, and its requests get the id of the session.
 //
-// Nor does the library find the path of a container that was made, but
-// NODEEXISTS: its CreateContainer returns the path without an answer, when the
-// session is closed, while the goroutine that reads may write the path at the
-// same time.
+// For a similar reason the library gets NODEEXISTS instead of the path of a
+// container that was made. When the session is closed, its CreateContainer
+// returns the path without an answer, while the reading goroutine may be
+// writing the path.
 //
-// Some requests go past the library: see direct.
+// Some requests bypass the library: see direct.
 type link struct {
 	net.Conn
 	session *session
@@ -67,12 +67,12 @@ type link struct {
 	unanswered int     // bytes of them
 	began      int64   // when the request for the session was sent
 	library    int32   // number of its last request
-	directs    int32   // how many others there were
+	directs    int32   // number of other requests
 
-	// Used by the reader alone.
+	// Used only by the reader.
 	warm  bool   // a request of the library was answered, so the server knows the user again
 	frame []byte // the last that arrived
-	rest  []byte // what the library has not read of the frame
+	rest  []byte // the part of the frame that the library has not read
 }
 
 // stamp is a request on its way.
@@ -84,14 +84,14 @@ type stamp struct {
 	handle handler // nil for a request of the library
 }
 
-// Write implements net.Conn. The library writes one request at a time. A
-// session whose time has passed gets no further request but the one to end the
-// session, so that no request keeps the session alive.
+// Write implements net.Conn. The library writes one request at a time. After
+// the end of a session only the request to end it is sent, so that no request
+// keeps the session alive.
 //
-// Write never fails, but ends the connection, which the library notices when
-// reading. A request that cannot be written gets its error from the library
-// twice, and a third time if the session is closed at the same moment, and its
-// channel has room for two: then the library would hang for ever.
+// Write never fails. Instead it ends the connection, which the library notices
+// when reading. A request that cannot be written gets its error from the
+// library twice, and a third time if the session is closed at the same moment.
+// Its channel has room for two, so the library would hang forever.
 func (l *link) Write(b []byte) (int, error) {
 	l.writing.Lock()
 	defer l.writing.Unlock()
@@ -111,8 +111,8 @@ func (l *link) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// note takes note of a request, and returns the bytes to send, and whether the
-// request ends the session.
+// note records a request. It returns the bytes to send, and whether the request
+// ends the session.
 func (l *link) note(b []byte, now int64) (request []byte, last bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -134,17 +134,17 @@ func (l *link) note(b []byte, now int64) (request []byte, last bool) {
 	return b, last
 }
 
-// withZxid returns a copy of a request with the last transaction known to the
-// session in a place.
+// withZxid returns a copy of a request, with the last transaction known to the
+// session written at the given offset.
 func (l *link) withZxid(b []byte, at int) []byte {
 	b = slices.Clone(b)
 	binary.BigEndian.PutUint64(b[at:], uint64(l.session.zxid.Load()))
 	return b
 }
 
-// SetReadDeadline implements net.Conn. The library gives a server without an
-// answer to the request for the session several times its timeout: here the
-// library moves on while another server can still help.
+// SetReadDeadline implements net.Conn. For the answer to the request for the
+// session, the library allows a server several times its timeout. This method
+// makes the library move on while another server can still help.
 func (l *link) SetReadDeadline(t time.Time) error {
 	if !l.isOpen() && !t.IsZero() {
 		if limit := time.Now().Add(l.session.welcomeFor()); t.After(limit) {
@@ -154,9 +154,9 @@ func (l *link) SetReadDeadline(t time.Time) error {
 	return l.Conn.SetReadDeadline(t)
 }
 
-// Read implements net.Conn. The library gets frames that arrived whole and make
-// sense, changed as link says. Of a frame that makes no sense the library gets
-// nothing: the connection is over.
+// Read implements net.Conn. The library gets frames that arrived complete and
+// make sense, changed as described at link. A frame that makes no sense ends
+// the connection, and the library gets nothing of it.
 func (l *link) Read(b []byte) (int, error) {
 	if len(l.rest) == 0 {
 		most := int64(maxWelcome)
@@ -188,7 +188,7 @@ func (l *link) isOpen() bool {
 	return l.opened
 }
 
-// received takes a frame.
+// received handles a frame.
 func (l *link) received(frame []byte) error {
 	s := l.session
 	now := s.driver.now()
@@ -210,8 +210,8 @@ func (l *link) received(frame []byte) error {
 	}
 	answer := request.size > 0
 	switch {
-	case request.handle != nil: // the handler looks whether the answer makes sense
-	case request.op == opWatch && code != 0: // the library takes the watches for set
+	case request.handle != nil: // the handler checks whether the answer makes sense
+	case request.op == opWatch && code != 0: // the library considers the watches set
 		return errAnswer
 	case !answer && xid >= 0, code == 0 && !makesSense(request.op, body[headerSize:]):
 		return errAnswer
@@ -241,13 +241,13 @@ func (l *link) received(frame []byte) error {
 	return nil
 }
 
-// welcomed takes the answer to the request for the session.
+// welcomed handles the answer to the request for the session.
 func (l *link) welcomed(body []byte, now int64) error {
 	if len(body) < welcomeSize || !fits(body[welcomeSize:], 1) {
 		return errAnswer
 	}
 	timeout := time.Duration(int32(binary.BigEndian.Uint32(body[4:]))) * time.Millisecond
-	id := int64(binary.BigEndian.Uint64(body[8:])) // 0: the session is over
+	id := int64(binary.BigEndian.Uint64(body[8:])) // 0: the session has ended
 	if id != 0 && timeout <= 0 {
 		return errAnswer // the library would panic
 	}
@@ -267,8 +267,8 @@ func (l *link) welcomed(body []byte, now int64) error {
 	return nil
 }
 
-// answered takes out the request with the number of an answer, or returns none.
-// Answers come in the order of their requests, so earlier requests were
+// answered removes and returns the request with the number of an answer, if
+// any. Answers come in the order of their requests, so earlier requests were
 // skipped; answered returns their handlers. l.mu is held.
 func (l *link) answered(xid int32) (request stamp, skipped []handler) {
 	for xid >= 0 && len(l.sent) > 0 {
@@ -303,8 +303,8 @@ func (l *link) Close() error {
 	return err
 }
 
-// handlers lets no more direct requests in, and takes out the handlers of their
-// answers.
+// handlers lets no more direct requests in, and removes and returns the
+// handlers of their answers.
 func (l *link) handlers() (left []handler) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -358,8 +358,9 @@ func secure(ctx context.Context, c net.Conn, addr string, config *tls.Config) (n
 	return t, nil
 }
 
-// servers is the HostProvider of the library. The library's own waits a second
-// before it tries the only server again, and looks addresses up once for all.
+// servers is the HostProvider of the library. The library's own provider waits
+// a second before it tries a single server again, and looks addresses up only
+// once.
 type servers struct {
 	session *session
 	hosts   []string
@@ -376,8 +377,8 @@ func (p *servers) Init(hosts []string) error {
 func (p *servers) Len() int { return len(p.hosts) }
 
 // Next implements the library's HostProvider. For a dead session Next claims
-// that all servers have been tried: only then does the library look whether the
-// connection was closed.
+// that all servers have been tried, because only then does the library check
+// whether the connection was closed.
 func (p *servers) Next() (server string, all bool) {
 	server = p.hosts[p.next%len(p.hosts)]
 	p.next++
@@ -387,32 +388,31 @@ func (p *servers) Next() (server string, all bool) {
 // Connected implements the library's HostProvider.
 func (p *servers) Connected() {}
 
-// What the protocol has in requests and answers past the library.
+// Constants of requests and answers that bypass the library.
 const (
 	statSize = 4*8 + 3*4 + 8 + 2*4 + 8
 
 	// firstDirect is the first number of such a request. The library counts
-	// from 1; when the library comes halfway there, all requests go through the
-	// library.
+	// from 1. When it comes halfway there, all requests go through the library.
 	firstDirect = 1 << 30
 	maxLibrary  = firstDirect / 2
 
-	// maxUnanswered bounds how many bytes of requests a server may owe answers
-	// to when one goes past the library. A connection takes so few bytes at
-	// once, whatever the server does, so a caller whose context is over is not
-	// kept.
+	// maxUnanswered limits the bytes of unanswered requests when a request
+	// bypasses the library. A connection accepts so few bytes at once even if
+	// the server does not read, so a caller whose context has ended is not
+	// blocked.
 	maxUnanswered = 4 << 10
 )
 
-// handler takes what came of a request, in the goroutine that reads, or in the
-// one that ends the connection: a handler never blocks.
+// handler receives the outcome of a request, in the goroutine that reads, or in
+// the one that ends the connection. A handler must not block.
 type handler func(body []byte, err error)
 
-// direct sends a request past the library, and reports whether the request was
-// sent: the connection has to be up, and idle enough. The handler is then
-// called once. A hand-over between clients waits for two requests, and direct
-// is for these: through the library, seven goroutines have to be woken for
-// these, one after the other, and this way one.
+// direct sends a request that bypasses the library, and reports whether the
+// request was sent: the connection has to be up, and idle enough. The handler
+// is then called once. A hand-over between clients waits for two requests, and
+// direct is for them. Through the library they would wake seven goroutines, one
+// after the other; this way they wake one.
 func (s *session) direct(op int32, arguments []byte, handle handler) bool {
 	l := s.link.Load()
 	return l != nil && l.direct(op, arguments, handle)
@@ -439,8 +439,8 @@ func (l *link) direct(op int32, arguments []byte, handle handler) bool {
 	return true
 }
 
-// noteDirect makes a request and takes note of the request, or returns nil if
-// the request has to go through the library.
+// noteDirect makes a request and records it. It returns nil if the request must
+// go through the library.
 func (l *link) noteDirect(op int32, arguments []byte, handle handler, now int64) []byte {
 	size := 4 + 4 + 4 + len(arguments)
 	l.mu.Lock()
@@ -448,7 +448,7 @@ func (l *link) noteDirect(op int32, arguments []byte, handle handler, now int64)
 	if l.ending || l.library >= maxLibrary || l.unanswered+size > maxUnanswered {
 		return nil
 	}
-	l.directs = (l.directs + 1) % firstDirect // so that there is no number twice among those under way
+	l.directs = (l.directs + 1) % firstDirect // so that no two pending requests have the same number
 	xid := firstDirect + l.directs
 	l.sent = append(l.sent, stamp{xid: xid, op: op, at: now, size: size, handle: handle})
 	l.unanswered += size
@@ -459,14 +459,14 @@ func (l *link) noteDirect(op int32, arguments []byte, handle handler, now int64)
 	return append(b, arguments...)
 }
 
-// buffers reports whether a connection takes a few bytes at once, whatever the
-// server does.
+// buffers reports whether a connection accepts a few bytes at once, even if the
+// server does not read.
 func buffers(c net.Conn) bool {
 	_, ok := c.(*net.TCPConn)
 	return ok
 }
 
-// removeNow asks to remove a node past the library, or returns nil.
+// removeNow requests the removal of a node without the library, or returns nil.
 func (s *session) removeNow(node string) <-chan reply[struct{}] {
 	c := make(chan reply[struct{}], 1)
 	version := int32(-1)
@@ -478,8 +478,8 @@ func (s *session) removeNow(node string) <-chan reply[struct{}] {
 	return c
 }
 
-// listNow asks past the library for the children of a node, and reports whether
-// the request was sent.
+// listNow requests the children of a node without the library, and reports
+// whether the request was sent.
 func (s *session) listNow(path string, handle func(listing, error)) bool {
 	return s.direct(opChildren, append(appendText(nil, path), 0), func(body []byte, err error) {
 		// 0: no watch
@@ -496,7 +496,7 @@ func appendText(b []byte, text string) []byte {
 	return append(b, text...)
 }
 
-// readListing reads the answer to opChildren.
+// readListing parses the answer to opChildren.
 func readListing(b []byte) (l listing, err error) {
 	count, b, ok := readNumber(b)
 	if !ok || count < 0 || int(count) > len(b)/4 {
@@ -527,7 +527,7 @@ func readNumber(b []byte) (n int32, rest []byte, ok bool) {
 	return int32(binary.BigEndian.Uint32(b)), b[4:], true
 }
 
-// errOf returns the error of an answer, by the names of the library.
+// errOf returns the error of an answer, as the library names it.
 func errOf(code int32) error {
 	switch code {
 	case 0:
@@ -560,12 +560,12 @@ const (
 	maxWelcome  = 256 // with the password
 )
 
-// keptFrame is the greatest buffer that a connection keeps for its next frame.
+// keptFrame is the largest buffer that a connection keeps for its next frame.
 const keptFrame = 64 << 10
 
-// readFrame reads a frame of at most so many bytes, with its length, into a
-// buffer, or into a new one. The buffer grows with what arrives, so that a
-// wrong length costs no memory.
+// readFrame reads a frame of at most the given size, with its length, into a
+// buffer, or into a new one. The buffer grows with the bytes that arrive, so
+// that a wrong length costs no memory.
 func readFrame(r io.Reader, buffer []byte, most int64) ([]byte, error) {
 	if cap(buffer) > keptFrame {
 		buffer = nil
@@ -591,10 +591,10 @@ func readFrame(r io.Reader, buffer []byte, most int64) ([]byte, error) {
 }
 
 // makesSense reports whether the library may decode the body of an answer. The
-// library makes room for as many bytes and names as the server claims to send,
-// before it looks whether they are there, and panics at a transaction's answer
-// without an end: both end the program. Wrong lengths of strings are errors
-// there.
+// library allocates memory for as many bytes and names as the server claims to
+// send, before it checks whether they are there, and panics at a transaction's
+// answer without an end. Either would end the program. Wrong lengths of strings
+// cause only errors.
 func makesSense(op int32, body []byte) bool {
 	switch op {
 	case opGetData:
@@ -607,9 +607,9 @@ func makesSense(op int32, body []byte) bool {
 	return true
 }
 
-// fits reports whether bytes begin with a number of things of at least a size,
-// and are enough for as many. A negative number stands for none, except for
-// names, of which the library would take it for a great number.
+// fits reports whether b begins with a number of items of at least the given
+// size, and is long enough for them. A negative number stands for none, except
+// for names, where the library would treat it as a large number.
 func fits(b []byte, size int) bool {
 	count, b, ok := readNumber(b)
 	return ok && int(count) <= len(b)/size && (count >= 0 || size == 1)

@@ -23,9 +23,9 @@ func frame(body ...any) []byte {
 // welcome is the answer to the request for a session.
 func welcome() []byte { return frame(int32(0), int32(30_000), int64(42), int32(16), make([]byte, 16)) }
 
-// TestLinkKeepsTheTransactions has a link read answers in pieces of all sizes:
-// the library gets them without the transaction, and what it sends when it
-// connects again has the last one that was answered.
+// TestLinkKeepsTheTransactions has a link read answers in pieces of all sizes.
+// The library gets them without the transaction, and its request to connect
+// again has the last transaction that was answered.
 func TestLinkKeepsTheTransactions(t *testing.T) {
 	hello := welcome()
 	answer := func(xid int32, zxid int64) []byte { return frame(xid, zxid, int32(0), []byte("whatever")) }
@@ -65,9 +65,9 @@ func TestLinkKeepsTheTransactions(t *testing.T) {
 	}
 }
 
-// TestLinkBelievesNothingOfAnAnswerThatMakesNoSense: an answer that the library
-// may not decode proves neither that the server is there nor what the leader
-// knows.
+// TestLinkBelievesNothingOfAnAnswerThatMakesNoSense checks that an answer that
+// the library must not decode proves neither that the server is there nor what
+// the leader knows.
 func TestLinkBelievesNothingOfAnAnswerThatMakesNoSense(t *testing.T) {
 	hello := welcome()
 	for _, test := range []struct {
@@ -97,8 +97,8 @@ func TestLinkBelievesNothingOfAnAnswerThatMakesNoSense(t *testing.T) {
 	}
 }
 
-// TestLinkRefusesASessionThatLastsNoTime: the library makes a ticker of the
-// time, and a ticker of none is a panic.
+// TestLinkRefusesASessionThatLastsNoTime checks a timeout of zero: the library
+// makes a ticker of the timeout, and a ticker of zero panics.
 func TestLinkRefusesASessionThatLastsNoTime(t *testing.T) {
 	for _, timeout := range []int32{0, -1} {
 		s := newSession(&Driver{life: lifecycle.New(), epoch: time.Now()}, time.Minute)
@@ -111,9 +111,9 @@ func TestLinkRefusesASessionThatLastsNoTime(t *testing.T) {
 	}
 }
 
-// FuzzLink has a server send anything, in two pieces. The library gets all of
+// FuzzLink lets a server send anything, in two pieces. The library gets all of
 // it up to a frame that makes no sense, changed at most where it expects a
-// transaction, and can decode what it gets.
+// transaction, and can decode it.
 func FuzzLink(f *testing.F) {
 	f.Add(welcome(), frame(int32(1), int64(7), int32(0)))
 	f.Add(welcome(), frame(int32(firstDirect+1), int64(7), int32(0), []byte("x")))

@@ -4,8 +4,8 @@ import (
 	"testing"
 )
 
-// TestTransactions counts what the server writes to its log: a write to a disk
-// is what a lock mostly costs there.
+// TestTransactions counts the server's writes to its log, because a write to a
+// disk is usually the main cost of a lock there.
 func TestTransactions(t *testing.T) {
 	f := newFleet(t, 2, "?ttl=60s")
 	const rounds = 20
@@ -18,7 +18,7 @@ func TestTransactions(t *testing.T) {
 	}
 	for _, test := range []struct {
 		what string
-		most float64 // and half a transaction more for what keeps the sessions alive
+		most float64 // and half a transaction more for keeping the sessions alive
 		of   func(t *testing.T) float64
 	}{
 		{"a free lock: two nodes made, two nodes removed", 2, func(t *testing.T) float64 {
@@ -32,7 +32,7 @@ func TestTransactions(t *testing.T) {
 				before := f.Logged()
 				release(t, held)
 				next := waiter.Granted(t)
-				if !first { // the first time nobody knows that others wait
+				if !first { // the first time it is not known that others wait
 					logged += f.Logged() - before
 				}
 				first = false

@@ -21,7 +21,7 @@ func TestMain(m *testing.M) {
 	testenv.NoLeaks(m)
 }
 
-// What the tests of all drivers share.
+// Shared by the tests of all drivers.
 const hangGuard = drivertest.HangGuard
 
 var (
@@ -66,10 +66,10 @@ func userClient(tb testing.TB, addr string) *gozk.Conn {
 	return c
 }
 
-// children returns what is below a path.
+// children returns the children of a path.
 func children(tb testing.TB, c *gozk.Conn, path string) []string {
 	tb.Helper()
-	if _, err := c.Sync(path); err != nil { // the server of c may lag behind that of the driver
+	if _, err := c.Sync(path); err != nil { // the server of c may lag behind the driver's
 		tb.Fatal(err)
 	}
 	list, _, err := c.Children(path)
@@ -115,8 +115,8 @@ func removeFirst(tb testing.TB, c *gozk.Conn, path string) {
 	}
 }
 
-// awaitTicks waits for n ticks of the server, in which it would have told of
-// what is wrong.
+// awaitTicks waits for n ticks of the server, in which it would have reported a
+// failure.
 func awaitTicks(tb testing.TB, n int) {
 	tb.Helper()
 	timer := time.NewTimer(time.Duration(n) * 100 * time.Millisecond)

@@ -77,8 +77,8 @@ func open(ctx context.Context, c *driver.Config) (driver.Driver, error) {
 	return d, nil
 }
 
-// New connects to one of the hosts ("host:port") and asks for the bounds of its
-// session timeouts. New fails within ctx.
+// New connects to one of the hosts ("host:port") and determines the limits of
+// its session timeouts. New fails within ctx.
 func New(ctx context.Context, hosts []string, o *Options) (*Driver, error) {
 	if o == nil {
 		o = &Options{}
@@ -112,7 +112,7 @@ func New(ctx context.Context, hosts []string, o *Options) (*Driver, error) {
 	return d, nil
 }
 
-// check refuses nonsense and fills in the defaults.
+// check refuses invalid options and fills in the defaults.
 func (o *Options) check() error {
 	o.Chroot = strings.TrimSuffix(o.Chroot, "/")
 	if err := checkChroot(o.Chroot); err != nil {
@@ -144,7 +144,7 @@ func (o *Options) check() error {
 	return nil
 }
 
-// connect finds out what the server keeps, and makes the session for the usual
+// connect determines the server's limits, and makes the session for the usual
 // TTL.
 func (d *Driver) connect(ctx context.Context) error {
 	var err error
@@ -161,8 +161,8 @@ func (d *Driver) connect(ctx context.Context) error {
 	return d.call(ctx, d.mayUse)
 }
 
-// mayUse finds out whether the user may read the chroot. A missing chroot may
-// be made later.
+// mayUse checks whether the user may read the chroot. A missing chroot may be
+// made later.
 func (d *Driver) mayUse(c caller) error {
 	path := cmp.Or(d.options.Chroot, "/")
 	_, err := c.get(path)
@@ -172,8 +172,9 @@ func (d *Driver) mayUse(c caller) error {
 	return fmt.Errorf("%s: %w", path, err)
 }
 
-// Ping implements driver.Pinger. The chroot is what tells whether the servers
-// know the user: they accept any password, and refuse the nodes of others.
+// Ping implements driver.Pinger. It reads the chroot to check whether the
+// servers know the user, because they accept any password and only refuse
+// access to other users' nodes.
 func (d *Driver) Ping(ctx context.Context) error {
 	err := d.call(ctx, d.mayUse)
 	if errors.Is(err, fs.ErrPermission) {
@@ -182,13 +183,13 @@ func (d *Driver) Ping(ctx context.Context) error {
 	return err
 }
 
-// errNoSession: a session ended before its server got to grant the session, as
-// the shortest sessions may on a busy server.
+// errNoSession: a session ended before its server granted it, as the shortest
+// sessions may on a busy server.
 var errNoSession = errors.New("the server gives no session")
 
 // limits asks the first server that answers for the shortest and the longest
-// timeout of a session. No request tells them, so two sessions are made and
-// ended.
+// timeout of a session. No request returns them, so limits makes and ends two
+// sessions.
 func (d *Driver) limits(ctx context.Context) (shortest, longest time.Duration, err error) {
 	var failed error
 	for failures := 0; ; failures++ {
@@ -212,8 +213,8 @@ func (d *Driver) limits(ctx context.Context) (shortest, longest time.Duration, e
 	}
 }
 
-// timeoutFor returns the timeout in milliseconds that a server gives where
-// another is asked for.
+// timeoutFor returns the timeout in milliseconds that a server grants for a
+// requested timeout.
 func (d *Driver) timeoutFor(ctx context.Context, host string, ask int32) (time.Duration, error) {
 	ctx, cancel := context.WithTimeout(ctx, sessionFor)
 	defer cancel()
@@ -242,8 +243,8 @@ func handshake(c net.Conn, ask int32) (time.Duration, error) {
 	hello = binary.BigEndian.AppendUint64(hello, 0)
 	hello = binary.BigEndian.AppendUint32(hello, 16)
 	hello = append(hello, make([]byte, 16)...)
-	// The request to end the session comes along, so that the session does not
-	// outlast the connection by its timeout if ctx ends before the answer.
+	// The request to end the session is sent along, so that the session does
+	// not outlast the connection by its timeout if ctx ends before the answer.
 	end := int32(opClose)
 	hello = binary.BigEndian.AppendUint32(hello, 8)
 	hello = binary.BigEndian.AppendUint32(hello, 1)
@@ -262,7 +263,7 @@ func handshake(c net.Conn, ask int32) (time.Duration, error) {
 	if granted <= 0 {
 		return 0, errNoSession
 	}
-	_, err := io.Copy(io.Discard, c) // the server hangs up when the session has ended
+	_, err := io.Copy(io.Discard, c) // the server closes the connection when the session has ended
 	if err != nil {
 		return 0, err
 	}

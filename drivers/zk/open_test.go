@@ -158,7 +158,7 @@ func TestUserAlone(t *testing.T) {
 }
 
 // TestPasswordChanges replaces a password while locks are taken, as
-// docs/security.md says.
+// docs/security.md describes.
 func TestPasswordChanges(t *testing.T) {
 	s := testenv.ZooKeeper(t)
 	file, old, next := filepath.Join(t.TempDir(), "password"), testenv.Password(), testenv.Password()
@@ -262,7 +262,7 @@ func knowsUser(t *testing.T, addr, password string, d *zk.Driver) bool {
 	return err == nil
 }
 
-// giveToUser does what setAcl -R does.
+// giveToUser does the same as setAcl -R.
 func giveToUser(t *testing.T, c *gozk.Conn, path string) {
 	t.Helper()
 	if _, err := c.SetACL(path, gozk.AuthACL(gozk.PermAll), -1); err != nil && err != gozk.ErrNoNode {
@@ -390,8 +390,8 @@ func (h hook) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// TestOpenThatIsCutOff has the context end when the longest session of the
-// server was asked for: it does not stay for its timeout.
+// TestOpenThatIsCutOff ends the context after the request for the longest
+// session of the server. The session must not stay for its timeout.
 func TestOpenThatIsCutOff(t *testing.T) {
 	s := testenv.ZooKeeper(t, "maxSessionTimeout=600000")
 	for range 10 {

@@ -21,20 +21,20 @@ var _ driver.Limiter = (*Driver)(nil)
 // granted. See readGranted.
 const givesWayFor = 50 * time.Millisecond
 
-// maxNodes bounds the request for the nodes of many permits, in bytes.
+// maxNodes limits the request for the nodes of many permits, in bytes.
 const maxNodes = sendBuffer / 2
 
 // forPermits is the rule of permits.
 //
-// The leases of a name have an order, by their numbers, and a hold has its
-// permits when up to its last lease there are no more leases than the limit. A
-// request looks after the making of its leases, so it counts all that were
-// granted before, and is counted by all that come later: the limit is kept by
-// that alone. The line is for the order. Who is the first there makes leases
-// when there is room, and so does a newcomer who does not know of anybody
-// there. Leases which are not granted at the first look are taken back, so that
-// nobody waits with a part of what it wants. A place in line is kept until the
-// grant: a newcomer finds all who came before, and gives way.
+// The leases of a name are ordered by their numbers. A hold has its permits if
+// the leases up to its last one do not exceed the limit. A request looks after
+// it has made its leases, so it counts all earlier grants and is counted by all
+// later requests. This is enough to enforce the limit. The line only provides
+// the order. The first contender in line makes leases when there is room, and
+// so does a newcomer that knows of no contender there. Leases that are not
+// granted at the first look are removed again, so that no request waits with
+// only a part of its permits. A place in line is kept until the grant: a
+// newcomer finds all earlier contenders, and gives way.
 var forPermits = rule{
 	part:   "/" + leasesPart,
 	inLine: true,
@@ -65,9 +65,9 @@ func (r *request) yield() (state, error) {
 	return looking, nil
 }
 
-// lookAtPermits reads the permits, and judges whether the leases are granted,
-// and, where there are none yet, whether there is room for them. At the grant
-// the request leaves the line.
+// lookAtPermits reads the permits. It decides whether the leases are granted
+// or, if there are none yet, whether there is room for them. At the grant the
+// request leaves the line.
 func (r *request) lookAtPermits() (state, error) {
 	v, err := r.readPermits()
 	if err != nil {
@@ -107,7 +107,7 @@ func (r *request) lookAtPermits() (state, error) {
 	return entering, nil
 }
 
-// armForPermits gets in line, or sets the watches of the request there. A watch
+// armForPermits gets in line, or sets the watches of a request in line. A watch
 // is set before the look that it follows.
 func (r *request) armForPermits() (next state, err error) {
 	d := r.session.driver
@@ -130,14 +130,14 @@ func (r *request) armForPermits() (next state, err error) {
 	return waiting, nil
 }
 
-// readPermits reads the permits, makes the limit of the request that of the
-// name where none is kept, and finds the claims of the request. If somebody has
-// removed a node of these, all are made anew.
+// readPermits reads the permits, sets the limit of the name to the request's if
+// the name has none, and finds the claims of the request. If another client has
+// removed one of these nodes, all are made again.
 func (r *request) readPermits() (v permits, err error) {
 	d, asked := r.session.driver, r.asked
 	name := d.dir(asked.Name)
 	// otherwise the server knows of nodes that the request has made, and so of
-	// all that came before
+	// all earlier ones
 	synced := r.line == nil && r.claim.node == ""
 	for {
 		r.sent = d.now()
@@ -186,8 +186,8 @@ func (r *request) readPermits() (v permits, err error) {
 	return v, nil
 }
 
-// makeLimit makes the limit of the request that of the name, unless somebody
-// else has made one since the look.
+// makeLimit sets the limit of the name to the request's, unless another client
+// has set one since the look.
 func (r *request) makeLimit(name string, v permits) error {
 	if !v.exists {
 		return r.makeAbove(name + "/")
@@ -199,26 +199,26 @@ func (r *request) makeLimit(name string, v permits) error {
 	return err
 }
 
-// permits is what the server tells of the permits of a name.
+// permits is the state of a name's permits at the server.
 type permits struct {
 	exists  bool // the node of the name
 	version int32
-	limit   int // 0: none is kept; -1: no permit may be granted
+	limit   int // 0: none is stored; -1: no permit may be granted
 	failed  error
 	sealed  bool
 	leases  []contender
 	line    []string
 
-	before  string // the last one in line before the attempt
+	before  string // the last contender in line before the attempt
 	waiting bool   // others are in line
 }
 
-// permits asks for the permits of a name.
+// permits reads the permits of a name.
 func (c caller) permits(name string, synced bool) (permits, error) {
 	return query(c, func(c *gozk.Conn) (permits, error) { return readPermits(c, name, synced) })
 }
 
-// readPermits reads the leases before the limit: the limit then is the one in
+// readPermits reads the leases before the limit, so the limit is the one in
 // force when there were no more leases than that.
 func readPermits(c *gozk.Conn, name string, synced bool) (v permits, err error) {
 	if synced {
@@ -243,7 +243,7 @@ func readPermits(c *gozk.Conn, name string, synced bool) (v permits, err error) 
 	}
 	v.exists, v.version = true, stat.Version
 	v.limit, v.failed = limitOf(text)
-	if stat.NumChildren == known { // so nobody is in line, and there is no seal
+	if stat.NumChildren == known { // so no contender is in line, and there is no seal
 		return v, nil
 	}
 	children, err := list(c, name)
@@ -269,7 +269,7 @@ func (l listing) permits() (leases []contender) {
 	return leases
 }
 
-// limitData makes the data of the node of a name: that of Curator's
+// limitData returns the data of the node of a name: the format of Curator's
 // SharedCount.
 func limitData(limit int) []byte { return binary.BigEndian.AppendUint32(nil, uint32(limit)) }
 
@@ -322,9 +322,9 @@ func (d *Driver) SetLimit(ctx context.Context, name string, limit int) error {
 }
 
 // readGranted reads the permits of a name for Inspect. Leases beyond the limit
-// are those of permits that were granted before the limit was lowered, or those
-// of a request that is about to give way. The latter are soon gone: a second
-// look leaves out what is not in both.
+// belong to permits that were granted before the limit was lowered, or to a
+// request that is about to give way. The latter are soon gone: a second look
+// omits leases that are not in both.
 func (c caller) readGranted(name string) (v permits, err error) {
 	v, err = c.permits(name, false)
 	if err != nil || v.limit == 0 || len(v.leases) <= v.limit {
@@ -340,9 +340,9 @@ func (c caller) readGranted(name string) (v permits, err error) {
 	return v, err
 }
 
-// granted returns the leases in their order, and how many of them are those of
-// granted permits, of how many holds. Behind them is a waiter of Curator, which
-// is the first in line: the waiter has a lease beyond the limit.
+// granted returns the leases in order, and how many of them are granted
+// permits, of how many holds. A waiter of Curator that is the first in line has
+// a lease beyond the limit; it comes after the granted leases.
 func (v *permits) granted() (queue []standing, used, holders int) {
 	var children []string
 	for _, l := range v.leases {

@@ -22,7 +22,7 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// permits makes a request one for n permits of limit.
+// permits turns a request into one for n permits of limit.
 func permits(r *driver.Request, n, limit int) *driver.Request {
 	r.Permits, r.Limit = n, limit
 	return in(driver.Permit, r)
@@ -48,7 +48,7 @@ func (f *fleet) nothingLeft(t *testing.T, name string) {
 	}, "the node of "+name+" is gone")
 }
 
-// allFree sees that all permits of a name can be taken.
+// allFree checks that all permits of a name can be acquired.
 func (f *fleet) allFree(t *testing.T, name string, limit int) {
 	t.Helper()
 	release(t, acquire(t, f.clients[0], permits(noWait(name), limit, limit)))
@@ -88,8 +88,8 @@ func TestNodesOfPermits(t *testing.T) {
 	f.allFree(t, "sem", 7)
 }
 
-// TestLimitsOfOthers has other data than a limit at the node of the name, and
-// none.
+// TestLimitsOfOthers has the node of the name contain data other than a limit,
+// or no data.
 func TestLimitsOfOthers(t *testing.T) {
 	f := newPermits(t, 1, "")
 	for _, test := range []struct {
@@ -120,8 +120,8 @@ func TestLimitsOfOthers(t *testing.T) {
 	release(t, acquire(t, f.clients[0], permits(request("many"), 500, 500)))
 }
 
-// TestRemovedPermit removes one lease of several: all permits of the hold are
-// lost, and free.
+// TestRemovedPermit removes one lease of several. All permits of the hold are
+// lost and become free.
 func TestRemovedPermit(t *testing.T) {
 	f := newPermits(t, 2, "")
 	a, b := f.clients[0], f.clients[1]
@@ -196,7 +196,7 @@ func TestCanceledPermits(t *testing.T) {
 	}
 	all.Wait()
 	testenv.Eventually(t, func() bool { return len(leases(t, f.users, "/a")) == 1 && len(contenders(t, f.users, "/a/locks")) == 0 }, "one lease is left, and nobody in line")
-	w := wait(t, f.clients[1], permits(request("a"), limit, limit)) // the server does not remove a container that nobody has used
+	w := wait(t, f.clients[1], permits(request("a"), limit, limit)) // the server does not remove a container that never had children
 	release(t, h)
 	release(t, w.Granted(t))
 	f.allFree(t, "a", limit)
@@ -225,7 +225,7 @@ func TestUnansweredPermits(t *testing.T) {
 			})
 		}
 		for end := time.Now().Add(time.Second); len(leases(t, f.users, "/a")) <= limit && time.Now().Before(end); {
-			awaitTicks(t, 1) // the connection may have to be made anew, which it cannot
+			awaitTicks(t, 1) // the driver may need a new connection, which it cannot make
 		}
 		made += len(leases(t, f.users, "/a")) - 1
 		cancel()
@@ -277,8 +277,8 @@ func TestRequestsForPermits(t *testing.T) {
 	release(t, held)
 }
 
-// TestReleasesInALine has few and many stand in line, and compares what a
-// release costs.
+// TestReleasesInALine compares the cost of a release with few and many
+// contenders in line.
 func TestReleasesInALine(t *testing.T) {
 	few, many := 100, 1000
 	if testing.Short() {
@@ -307,8 +307,8 @@ func TestReleasesInALine(t *testing.T) {
 				}
 			})
 		}
-		// Each watches the one before, and those of a client share a watch of
-		// the limit; the first watches the leases.
+		// Each contender watches the one before, and those of a client share a
+		// watch of the limit. The first watches the leases.
 		testenv.Eventually(t, func() bool { return f.Watches() == int64(n+5) }, "all stand in line")
 		got := requests(t, f.ZooKeeperServer, func() {
 			for range releases {
@@ -333,8 +333,8 @@ func TestReleasesInALine(t *testing.T) {
 	}
 }
 
-// TestPermitsListedAndWatched has names with permits beside others that begin
-// like them.
+// TestPermitsListedAndWatched has names with permits beside other names with
+// the same beginning.
 func TestPermitsListedAndWatched(t *testing.T) {
 	f := newPermits(t, 2, "")
 	a, b := f.clients[0], f.clients[1]
@@ -345,7 +345,7 @@ func TestPermitsListedAndWatched(t *testing.T) {
 	}
 	defer stop()
 	var held []driver.Lease
-	for range 3 { // the second and the third are seen at the leases alone
+	for range 3 { // the second and the third are visible only at the leases
 		held = append(held, acquire(t, b, permits(request("sem"), 1, 4)))
 		awaitChange(t, changed, a, len(held))
 	}
@@ -369,8 +369,8 @@ func TestPermitsListedAndWatched(t *testing.T) {
 	f.nothingLeft(t, "sem")
 }
 
-// awaitChange waits until changes have been told of, behind which so many
-// permits of sem are held.
+// awaitChange waits for reports of changes, after which the given number of
+// permits of sem is held.
 func awaitChange(t *testing.T, changed <-chan struct{}, d *zk.Driver, used int) {
 	t.Helper()
 	for {
@@ -387,8 +387,8 @@ func awaitChange(t *testing.T, changed <-chan struct{}, d *zk.Driver, used int) 
 	}
 }
 
-// TestLimitBelowWhatIsHeld: all permits that are held count, and are removed by
-// force, beyond a limit that was lowered too.
+// TestLimitBelowWhatIsHeld checks that all held permits count, and are removed
+// by force, even beyond a limit that was lowered.
 func TestLimitBelowWhatIsHeld(t *testing.T) {
 	s := testenv.ZooKeeper(t)
 	d, other := openURL(t, "zk://%s", s.Addr), openURL(t, "zk://%s", s.Addr)
@@ -417,8 +417,8 @@ func TestLimitBelowWhatIsHeld(t *testing.T) {
 	release(t, w.Granted(t))
 }
 
-// TestTokenOfReaders: Inspect reports the token of the last grant, whichever
-// node comes first, and none where another client may have it.
+// TestTokenOfReaders checks that Inspect reports the token of the last grant,
+// whichever node comes first, and none if another client may have it.
 func TestTokenOfReaders(t *testing.T) {
 	s := testenv.ZooKeeper(t)
 	d, other := openURL(t, "zk://%s", s.Addr), openURL(t, "zk://%s", s.Addr)

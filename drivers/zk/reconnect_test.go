@@ -14,8 +14,8 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// TestUserOverManyReconnects has requests go past the library on connections on
-// which the server does not know the user at first.
+// TestUserOverManyReconnects sends requests that bypass the library on
+// connections on which the server does not know the user at first.
 func TestUserOverManyReconnects(t *testing.T) {
 	s := testenv.ZooKeeper(t)
 	link, addr := testenv.Wire(t, s.Addr)
@@ -24,7 +24,7 @@ func TestUserOverManyReconnects(t *testing.T) {
 }
 
 // lockOverCuts has clients take locks while the connection of the first is cut
-// again and again. What comes of that must not be never.
+// again and again. The error never must not occur.
 func lockOverCuts(t *testing.T, link *wire.Wire, cutOff, other *zk.Driver, never error) {
 	cutOff.CheckAfter(0)
 	other.CheckAfter(0)
@@ -62,8 +62,8 @@ func lockOverCuts(t *testing.T, link *wire.Wire, cutOff, other *zk.Driver, never
 	workers.Wait()
 }
 
-// TestWatchesOverManyReconnects cuts the connection again and again, at times
-// when the library has no watch, gets its first, and has many to set anew.
+// TestWatchesOverManyReconnects cuts the connection repeatedly, at times when
+// the library has no watch, gets its first, and has many to set again.
 func TestWatchesOverManyReconnects(t *testing.T) {
 	s := testenv.ZooKeeper(t)
 	user := userClient(t, s.Addr)

@@ -14,13 +14,12 @@ import (
 )
 
 // pace is the pause between two rounds of requests that confirm a session. The
-// pause has to be longer than half a tick, a quarter of the shortest timeout,
-// unless the server was told to keep shorter ones.
+// pause must be longer than half a tick, a quarter of the shortest timeout,
+// unless the server was configured for shorter timeouts.
 func (s *session) pace() time.Duration { return max(s.ttl()/4, s.driver.minTTL*3/10) }
 
-// keep has the session confirmed until the session is over: on a new connection
-// at once, and then in rounds of two requests, of which every second one has a
-// write.
+// keep confirms the session until it has ended: at once on a new connection,
+// and then in rounds of two requests. Every second round has a write.
 func (s *session) keep() {
 	timer := time.NewTimer(s.pace())
 	defer timer.Stop()
@@ -36,7 +35,7 @@ func (s *session) keep() {
 }
 
 // confirm sends the due requests, one after the other, and returns how long
-// none is.
+// none is due.
 func (s *session) confirm() time.Duration {
 	for {
 		now := s.driver.now()
@@ -58,7 +57,7 @@ func (s *session) confirm() time.Duration {
 }
 
 // reportKeepAlive reports whether the session is kept alive, unless the session
-// is over.
+// has ended.
 func (s *session) reportKeepAlive(err error) {
 	if errors.Is(err, errOver) {
 		return
@@ -72,9 +71,10 @@ func (s *session) reportKeepAlive(err error) {
 	s.driver.reportKeepAlive(err)
 }
 
-// confirmBy sends a request whose answer alone matters, and returns nil if
-// there was one. If there was none in half the time that is left, the server is
-// given up: perhaps another one is not cut off from the leader.
+// confirmBy sends a request of which only the answer matters, and returns nil
+// if there was one. If there was none in half the remaining time, the
+// connection to the server is given up, because another server may be able to
+// reach the leader.
 func (s *session) confirmBy(r reach, now int64) error {
 	l := s.current.Load()
 	if l == nil {
@@ -100,13 +100,13 @@ func (s *session) confirmBy(r reach, now int64) error {
 type reach int8
 
 const (
-	toServer   reach = iota // the server of the connection may have answered it alone
+	toServer   reach = iota // the server of the connection may have answered without the leader
 	toLeader                // the leader has handled it
 	toMajority              // a majority of the ensemble has stored it
 )
 
-// reachOf tells how far a request of an operation gets, if the answer is no
-// error.
+// reachOf returns how far a request of an operation gets, if the answer is not
+// an error.
 func reachOf(op int32) reach {
 	switch op {
 	case opSync:
@@ -117,32 +117,33 @@ func reachOf(op int32) reach {
 	return toServer
 }
 
-// confirmation finds out from the answers to a session until when its timeout
-// has begun anew, where that counts: at the leader of the ensemble. An answer
-// alone says little. A follower answers pings and reads by itself, also when
-// cut off from the leader, and a leader that is cut off from the others answers
-// while they already have another one. Two facts make a moment count.
+// confirmation determines from the answers to a session until when its timeout
+// has started again at the leader of the ensemble, which is the only place
+// where it matters. A single answer proves little. A follower answers pings and
+// reads by itself, even when cut off from the leader. A leader that is cut off
+// from the others still answers while they already have another leader. A
+// moment counts if two facts hold.
 //
 // The leader has heard of the session since. Each half tick the leader sends a
 // ping to a follower, which answers with the sessions heard of; the connection
 // between the two keeps the order of all messages, both ways. So let a request
 // be answered by a follower, and the leader send a ping later. A request to the
-// leader behind the ping brings its own answer to the follower behind the ping,
-// and a second one, sent when the first was answered, gets to the leader behind
-// the follower's answer to the ping: when the second one is answered, the
-// leader has heard of the session. How long a leader is silent at most is age.
+// leader after the ping brings its own answer to the follower after the ping. A
+// second request, sent when the first was answered, gets to the leader after
+// the follower's answer to the ping. So when the second request is answered,
+// the leader has heard of the session. The longest silence of a leader is age.
 //
 // And the leader still led. The servers that elect another leader are a
 // majority, and so are the servers that stored a write before its answer. So a
 // server is in both, and followed the old leader when it stored the write: the
-// new leader was elected after the write was sent. All sessions begin anew
-// under a new leader. A sync proves no leadership: a leader answers syncs
-// although nobody follows.
+// new leader was elected after the write was sent. All sessions start again
+// under a new leader. A sync does not prove leadership, because a leader
+// answers syncs even without followers.
 type confirmation struct {
 	mu    sync.Mutex
 	age   int64  // longer than a leader goes without a ping to a follower
 	first moment // a request that was answered
-	then  moment // one before it, since which the follower has received a ping
+	then  moment // an earlier request, since which the follower has received a ping
 	heard int64  // the leader has heard of the session since
 	led   int64  // the leader led then
 }
@@ -150,9 +151,9 @@ type confirmation struct {
 // moment is when a request was sent and answered, or zero.
 type moment struct{ sent, answered int64 }
 
-// opened begins with a connection whose request for the session was answered,
-// as only the leader does. To make the session takes a write; a connection to a
-// session of before takes none.
+// opened starts with a connection whose request for the session was answered,
+// which only the leader can do. Making a session takes a write; reconnecting to
+// an existing session takes none.
 func (c *confirmation) opened(sent, now, age int64, made bool) (alive int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -164,8 +165,8 @@ func (c *confirmation) opened(sent, now, age int64, made bool) (alive int64) {
 	return min(c.heard, c.led)
 }
 
-// answered takes the answer to a request, and returns since when the session is
-// known to be alive.
+// answered handles the answer to a request, and returns since when the session
+// is known to be alive.
 func (c *confirmation) answered(r reach, sent, now int64) (alive int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -183,7 +184,7 @@ func (c *confirmation) answered(r reach, sent, now int64) (alive int64) {
 	return min(c.heard, c.led)
 }
 
-// next returns the next useful request, or toServer and when there is one.
+// next returns the next useful request and when it is due, or toServer.
 func (c *confirmation) next(now int64) (r reach, due int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -198,18 +199,18 @@ func (c *confirmation) next(now int64) (r reach, due int64) {
 }
 
 const (
-	// usualCheckAfter is how old a hold has to be for a watch of its own node:
-	// most locks are gone before, and need none.
+	// usualCheckAfter is how old a hold has to be to get a watch on its own
+	// node. Most locks are released before, and need none.
 	usualCheckAfter = 500 * time.Millisecond
 
 	// checkEvery is the pause between rounds of check.
 	checkEvery = 250 * time.Millisecond
 
-	maxChecking = 32 // requests at a time
+	maxChecking = 32 // concurrent requests
 )
 
-// checkFresh has watches set for the holds of some age, and reports when to do
-// so again.
+// checkFresh sets watches for the holds of some age, and reports when to do so
+// again.
 func (s *session) checkFresh(now int64) (due int64, ok bool) {
 	s.mu.Lock()
 	if s.fresh.Empty() || s.dead {
@@ -237,8 +238,8 @@ func (s *session) checkFresh(now int64) (due int64, ok bool) {
 	return now + int64(checkEvery), true
 }
 
-// check sets a watch on the node of each hold, so that the driver learns when
-// somebody removes the node. check ends with the session.
+// check sets a watch on the node of each hold, so that the driver notices when
+// another client removes the node. check ends with the session.
 func (s *session) check(holds []*hold) {
 	_ = forEach(holds, maxChecking, func(h **hold) error {
 		(*h).watchNodes()
@@ -279,19 +280,18 @@ func (h *hold) WatchRemoval(func()) (stop func()) {
 
 // watch waits for the end of a node, on behalf of waiters of one session.
 type watch struct {
-	over chan struct{} // closed when there is something to look at
-	bare bool          // for permits: the contenders are not asked for
-	set  bool          // the server tells of the end; guarded by session.mu
+	over chan struct{} // closed when the waiters should look
+	bare bool          // for permits: the contenders are not read
+	set  bool          // the server reports the end; guarded by session.mu
 
-	// The contenders, if the goroutine of the event asked for them: waiters are
+	// The contenders, if the goroutine of the event requested them: waiters are
 	// woken by their arrival. These fields are set before over is closed.
 	known   bool
 	listing listing
-	sent    int64 // when the contenders were asked for
+	sent    int64 // when the contenders were requested
 }
 
-// list returns what is known of the contenders, if the watch is over and
-// anything is.
+// list returns the known contenders, if the watch has ended and any are known.
 func (w *watch) list() (l listing, sent int64, known bool) {
 	if w == nil {
 		return listing{}, 0, false
@@ -304,7 +304,7 @@ func (w *watch) list() (l listing, sent int64, known bool) {
 	}
 }
 
-// isOver reports whether there is something to look at, or no watch.
+// isOver reports whether the waiter should look, or has no watch.
 func (w *watch) isOver() bool {
 	if w == nil {
 		return true
@@ -317,7 +317,7 @@ func (w *watch) isOver() bool {
 	}
 }
 
-// unwatch takes the watch of a node out, if there is one.
+// unwatch removes and returns the watch of a node, if there is one.
 func (s *session) unwatch(node string) *watch {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -326,9 +326,9 @@ func (s *session) unwatch(node string) *watch {
 	return w
 }
 
-// wakeWaiters takes an event of a node. The event alone does not tell whose the
-// lock is now, so the contenders are asked for from right here, and waiters
-// wake when they are known.
+// wakeWaiters handles an event of a node. The event does not show who has the
+// lock now, so wakeWaiters requests the contenders at once, and waiters wake
+// when they are known.
 func (s *session) wakeWaiters(node string) {
 	w := s.unwatch(node)
 	if w == nil {
@@ -354,14 +354,14 @@ func childrenW(c *gozk.Conn, node string) error {
 	return err
 }
 
-// getW sets a watch on a node, and none where there is no node.
+// getW sets a watch on a node, and none if there is no node.
 func getW(c *gozk.Conn, node string) error {
 	_, err := statW(c, node)
 	return err
 }
 
-// ownedW is getW for a node of the session. A node that somebody put in its
-// place counts as none.
+// ownedW is getW for a node of the session. A node that another client put in
+// its place counts as none.
 func ownedW(c *gozk.Conn, node string) error {
 	stat, err := statW(c, node)
 	if err == nil && stat.EphemeralOwner != c.SessionID() {

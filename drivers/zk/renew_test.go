@@ -7,18 +7,18 @@ import (
 	"testing"
 )
 
-// TestConfirmation has rows of answers on one session. Times are in hundredths
-// of a TTL, and rounds are 25 apart.
+// TestConfirmation has sequences of answers on one session. Times are in
+// hundredths of a TTL, and rounds are 25 apart.
 func TestConfirmation(t *testing.T) {
 	type answer struct {
 		r         reach
 		sent, now int64
-		alive     int64 // what is known then
+		alive     int64 // the session is known to be alive at this time
 	}
 	for _, test := range []struct {
 		name    string
 		answers []answer
-		next    reach // by which more is known
+		next    reach // the next useful request
 		due     int64
 	}{
 		{"nothing answered", nil, toServer, 26},
@@ -55,9 +55,9 @@ func TestConfirmation(t *testing.T) {
 	}
 }
 
-// TestConfirmationOfAnotherConnection sees that a connection to a session that
-// there is says nothing of who leads, and that what was begun on the last one,
-// perhaps over another follower, does not go on.
+// TestConfirmationOfAnotherConnection checks that a connection to an existing
+// session proves nothing about who leads, and that a confirmation begun on the
+// previous connection, perhaps over another follower, does not go on.
 func TestConfirmationOfAnotherConnection(t *testing.T) {
 	var c confirmation
 	c.opened(0, 1, 25, true)
@@ -76,8 +76,8 @@ func TestConfirmationOfAnotherConnection(t *testing.T) {
 	}
 }
 
-// TestConfirmationOnSlowServers: a session stays confirmed while each request
-// takes up to an eighth of the TTL, and not much longer.
+// TestConfirmationOnSlowServers checks that a session stays confirmed while
+// each request takes up to an eighth of the TTL, and not much longer.
 func TestConfirmationOnSlowServers(t *testing.T) {
 	const ttl, age = 1000, 250
 	for latency, want := range map[int64]bool{1: true, 50: true, 120: true, 130: false} {
@@ -102,11 +102,11 @@ func TestConfirmationOnSlowServers(t *testing.T) {
 	}
 }
 
-// TestConfirmationIsNeverAhead has a client ask a follower whose connection to
-// the leader stalls and goes silent, at random and each way on its own, and
-// then others, of the same leader and of one that was elected meanwhile, for
-// whom all sessions began with that: what is known never is more than what the
-// leader has heard of.
+// TestConfirmationIsNeverAhead has a client send requests to a follower whose
+// connection to the leader stalls and goes silent, at random and each way
+// separately. Then the client uses other followers, of the same leader and of
+// one that was elected in the meantime, for which all sessions start with the
+// election. The client never knows more than the leader has heard of.
 func TestConfirmationIsNeverAhead(t *testing.T) {
 	known, moved := 0, 0
 	for seed := range uint64(3000) {
@@ -128,27 +128,27 @@ func TestConfirmationIsNeverAhead(t *testing.T) {
 	}
 }
 
-// following is a client, the follower that it asks, and a leader, and then
-// others. Times are in milliseconds, and half a tick is 1000.
+// following is a client, its follower, and a leader, and later other ones.
+// Times are in milliseconds, and half a tick is 1000.
 type following struct {
 	rand         *rand.Rand
 	confirmation confirmation
 	now          int64
 	events       eventQueue
-	elected      int64 // when the other leader was
+	elected      int64 // when the other leader was elected
 	leaders      [2]int64
 	connection   *connection
 }
 
-// connection is what the client has to do with a follower.
+// connection is a client's connection to a follower.
 type connection struct {
 	leader   int
 	up, down wire // from the follower to the leader, and back
-	reported bool // the follower has told the leader of all that it heard
+	reported bool // the follower has reported all that it heard to the leader
 	heardAt  int64
 }
 
-// last returns when the leader heard of the session last.
+// last returns when the leader last heard of the session.
 func (e *following) last() int64 {
 	if e.now < e.elected {
 		return e.leaders[0]
@@ -156,7 +156,7 @@ func (e *following) last() int64 {
 	return e.leaders[1]
 }
 
-// wire keeps the order. What is sent while it stalls arrives afterwards.
+// wire keeps the order. Messages sent while it stalls arrive afterwards.
 type wire struct {
 	last           int64
 	stalls, silent int64 // until, and since
@@ -188,7 +188,7 @@ func newFollowing(seed uint64) *following {
 	e.confirmation.opened(0, 1, 1200, true)
 	e.in(e.rand.Int64N(1000), func() { e.ping(c) })
 	e.in(1, func() { e.ask(c) })
-	const notices = 5000 // that it leads nobody any more
+	const notices = 5000 // that it no longer leads any server
 	e.in(e.rand.Int64N(e.elected+notices), func() { e.move(0) })
 	e.in(e.elected+notices+e.rand.Int64N(3000), func() { e.move(1) })
 	for range 6 { // stalls
@@ -203,8 +203,8 @@ func newFollowing(seed uint64) *following {
 	return e
 }
 
-// move has the client connect to another follower of a leader, which hears of
-// the session by that.
+// move connects the client to another follower of a leader, which thereby hears
+// of the session.
 func (e *following) move(leader int) {
 	sent, c := e.now, &connection{leader: leader, up: wire{silent: never}, down: wire{silent: never}}
 	e.connection = nil
@@ -231,18 +231,18 @@ func (e *following) step() bool {
 	return true
 }
 
-// send has something done where it arrives.
+// send runs do when a message arrives.
 func (e *following) send(w *wire, do func()) {
 	at := max(w.last, e.now, w.stalls) + 1 + e.rand.Int64N(40)
 	if e.now >= w.silent || at >= w.silent {
-		w.silent = 0 // nor does what comes behind it
+		w.silent = 0 // nor do later messages
 		return
 	}
 	w.last = at
 	e.in(at-e.now, do)
 }
 
-// ping is what the leader does each half tick.
+// ping is the leader's action each half tick.
 func (e *following) ping(c *connection) {
 	e.in(1000, func() { e.ping(c) })
 	e.send(&c.down, func() {
@@ -256,8 +256,8 @@ func (e *following) ping(c *connection) {
 	})
 }
 
-// ask is what the client does: what is due, and writes now and then, several at
-// a time. A leader that is none any more answers a sync.
+// ask is the client's action: the due requests, and a write now and then,
+// several at a time. A deposed leader answers a sync.
 func (e *following) ask(c *connection) {
 	if e.connection != c {
 		return
@@ -278,7 +278,7 @@ func (e *following) ask(c *connection) {
 		c.heardAt, c.reported = e.now, false
 		e.send(&c.up, func() {
 			if r == toMajority && c.leader == 0 && e.now >= e.elected {
-				return // nobody stores it
+				return // no server stores it
 			}
 			e.send(&c.down, func() {
 				e.in(e.rand.Int64N(20), func() {

@@ -11,7 +11,7 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// TestTokensAfterARestore puts a server back to a backup: tokens fall, unless a
+// TestTokensAfterARestore puts a server back to a backup. Tokens fall, unless a
 // floor above the last one is added to them.
 func TestTokensAfterARestore(t *testing.T) {
 	dir, backup := t.TempDir(), filepath.Join(t.TempDir(), "backup")

@@ -13,11 +13,11 @@ import (
 	"github.com/go-dsync/dsync/driver/move"
 )
 
-// maxFloor leaves room for all transactions above.
+// maxFloor leaves room for all transactions above it.
 const maxFloor = 1 << 62
 
-// maxMarking bounds how often a request is made anew because others got in the
-// way.
+// maxMarking limits how often a request is made again because of concurrent
+// changes.
 const maxMarking = 3
 
 var (
@@ -25,7 +25,7 @@ var (
 	_ move.Marker = (*Driver)(nil)
 )
 
-// record returns what the children say.
+// record returns the record that the children contain.
 func (l listing) record() (r record) {
 	for _, child := range l.children {
 		if last, ok := sealOf(child); ok {
@@ -37,8 +37,9 @@ func (l listing) record() (r record) {
 	return r
 }
 
-// Seal implements move.Sealer. A node that does not go with the session takes
-// the place of the holder's, with the same sequence number, in one transaction.
+// Seal implements move.Sealer. A node that does not go with the session
+// replaces the holder's node, with the same sequence number, in one
+// transaction.
 func (d *Driver) Seal(ctx context.Context, l driver.Lease) error {
 	h := l.(*hold)
 	s := h.session
@@ -96,7 +97,7 @@ func (d *Driver) Seal(ctx context.Context, l driver.Lease) error {
 // createSeal makes the operation for the node of a seal.
 func (d *Driver) createSeal(dir, seal string) *gozk.CreateRequest {
 	text, err := json.Marshal(value{Owner: sealOwner, Host: d.host, Time: time.Now()})
-	if err != nil { // never: there are strings and a time to encode
+	if err != nil { // never: it encodes strings and a time
 		text = nil
 	}
 	return &gozk.CreateRequest{Path: dir + "/" + seal, Data: text, Acl: d.options.ACL}
@@ -122,7 +123,7 @@ func (c caller) record(dir string) (record, error) {
 }
 
 // Mark implements move.Marker. Transaction numbers cannot be raised, so the
-// mark has the number to add to them, which only grows.
+// mark has the number to add to them. The number only grows.
 func (d *Driver) Mark(ctx context.Context, l driver.Lease, floor uint64) error {
 	h := l.(*hold)
 	if err := ctx.Err(); err != nil {
@@ -182,8 +183,8 @@ func (h *hold) change(ctx context.Context, change func(record) record) (next rec
 		case i == maxMarking || !isOutdated(err):
 			return r, c.explain(err)
 		}
-		// Somebody has changed the child by hand, or an earlier request without
-		// an answer has.
+		// The child has been changed by hand, or by an earlier request without
+		// an answer.
 		now, err := c.listSynced(h.dir)
 		if err != nil {
 			return r, c.explain(err)
@@ -192,11 +193,11 @@ func (h *hold) change(ctx context.Context, change func(record) record) (next rec
 	}
 }
 
-// changeBase makes the operations to replace the child with the base of the
+// changeBase returns the operations that replace the child with the base of the
 // tokens, if there is one, by the child of next.
 func (d *Driver) changeBase(dir string, r, next record) (ops []any) {
 	if next.child == r.child {
-		if r.child != "" { // a transaction is needed all the same, for its number
+		if r.child != "" { // a transaction is needed anyway, for its number
 			ops = append(ops, &gozk.SetDataRequest{Path: dir + "/" + r.child, Version: -1})
 		}
 		return ops
@@ -210,8 +211,8 @@ func (d *Driver) changeBase(dir string, r, next record) (ops []any) {
 	return ops
 }
 
-// marked takes note of a mark, and gives the hold new tokens. The node of the
-// name stays from now on.
+// marked records a mark, and gives the hold new tokens. The node of the name
+// stays from now on.
 func (h *hold) marked(r record) {
 	s := h.session
 	s.mu.Lock()
@@ -240,10 +241,10 @@ var (
 	_ move.Unmarker = (*Driver)(nil)
 )
 
-// Loosen implements move.Unsealer. The seal gets another name with the id, so
-// that a request to remove the seal finds it under this name alone; waiters
-// behind the seal look, and go on to wait. Other libraries have no tokens, so
-// dsync's are raised as by a mark.
+// Loosen implements move.Unsealer. The seal gets another name with the id, so a
+// request to remove the seal finds it only under this name. Waiters behind the
+// seal look, and go on waiting. Other libraries have no tokens, so a floor
+// raises dsync's tokens as a mark does.
 func (d *Driver) Loosen(ctx context.Context, name, id string, floor uint64) error {
 	if floor > 0 && d.options.NoTokens {
 		return fmt.Errorf("there are no tokens to raise: %w", errors.ErrUnsupported)
@@ -258,7 +259,7 @@ func (d *Driver) Loosen(ctx context.Context, name, id string, floor uint64) erro
 		}
 		next := r
 		if passed := uint64(c.session.zxid.Load()) * tokensPerGrant; floor > passed {
-			// whoever is granted the name comes later
+			// the next holder is granted the name later
 			next = r.withBase(max(r.base, floor-passed), r.marked)
 		}
 		if next.child != r.child {
@@ -283,7 +284,7 @@ func (d *Driver) Unseal(ctx context.Context, name, id string) error {
 	return err
 }
 
-// changeSeal carries out the operations that change makes of the record of a
+// changeSeal carries out the operations that change returns for the record of a
 // sealed name.
 func (d *Driver) changeSeal(ctx context.Context, dir string, change func(caller, record) []any) error {
 	if err := ctx.Err(); err != nil {
@@ -310,7 +311,7 @@ func (d *Driver) changeSeal(ctx context.Context, dir string, change func(caller,
 	})
 }
 
-// Unmark implements move.Unmarker. What is added to the tokens stays.
+// Unmark implements move.Unmarker. The number added to the tokens stays.
 func (d *Driver) Unmark(ctx context.Context, l driver.Lease) error {
 	h := l.(*hold)
 	if err := ctx.Err(); err != nil {

@@ -79,8 +79,8 @@ func TestSealAnswersWaitersAndStays(t *testing.T) {
 	}
 }
 
-// curatorTries has Curator wait for a lock, until a limit, and returns what it
-// says of it.
+// curatorTries has Curator wait for a lock, until a limit, and returns its
+// output.
 func curatorTries(tb testing.TB, command []string, addr, path, limit string) *testenv.Process {
 	tb.Helper()
 	return testenv.Spawn(tb, "curator", "ADDR="+addr, "LOCK_PATH="+path, "LIMIT="+limit, "COMMAND="+strings.Join(command, "\n"))
@@ -127,7 +127,7 @@ func TestSealAndMarkNeedTheHold(t *testing.T) {
 	s := testenv.ZooKeeper(t)
 	c := userClient(t, s.Addr)
 	a, b := openURL(t, "zk://%s", s.Addr), openURL(t, "zk://%s", s.Addr)
-	a.CheckAfter(time.Hour) // so that it is not told by a watch
+	a.CheckAfter(time.Hour) // so that no watch reports it
 	for what, change := range map[string]func(l driver.Lease) error{
 		"seal": func(l driver.Lease) error { return a.Seal(t.Context(), l) },
 		"mark": func(l driver.Lease) error { return a.Mark(t.Context(), l, 1<<61) },
@@ -153,8 +153,8 @@ func TestSealAndMarkNeedTheHold(t *testing.T) {
 	}
 }
 
-// TestSealWhoseAnswerIsLost has a seal of which the holder does not know.
-// Whatever the holder does then, the seal stays.
+// TestSealWhoseAnswerIsLost has a seal that its holder does not know of. The
+// seal stays whatever the holder does next.
 func TestSealWhoseAnswerIsLost(t *testing.T) {
 	s := testenv.ZooKeeper(t)
 	link, addr := testenv.Wire(t, s.Addr)
@@ -166,7 +166,7 @@ func TestSealWhoseAnswerIsLost(t *testing.T) {
 		trap := link.LoseReply("dsync-seal-")
 		wantErr(t, what, a.Seal(guard(t), l), driver.ErrUnknown)
 		<-trap
-		if r.Fixed { // asked again, it says what has become of the hold
+		if r.Fixed { // a repeated request returns the state of the hold
 			seal(t, a, l)
 		}
 		if err := l.Release(guard(t)); err != driver.ErrNotHeld {
@@ -182,8 +182,8 @@ func TestSealWhoseAnswerIsLost(t *testing.T) {
 	}
 }
 
-// TestSealThatArrivesLate has the seal reach the server together with what is
-// done about it, or never.
+// TestSealThatArrivesLate has the seal reach the server together with the next
+// requests of the holder, or never.
 func TestSealThatArrivesLate(t *testing.T) {
 	s := testenv.ZooKeeper(t)
 	link, addr := testenv.Wire(t, s.Addr)
@@ -267,8 +267,8 @@ func TestTokensAboveTheFloor(t *testing.T) {
 	isSealed(t, a, "x", lastOf(l))
 }
 
-// TestMarkWhoseAnswerIsLost sees that the next tokens are above the floor all
-// the same, also those of who stands right behind.
+// TestMarkWhoseAnswerIsLost checks that the next tokens are above the floor
+// anyway, including those of the next waiter in line.
 func TestMarkWhoseAnswerIsLost(t *testing.T) {
 	s := testenv.ZooKeeper(t)
 	link, addr := testenv.Wire(t, s.Addr)
@@ -286,8 +286,8 @@ func TestMarkWhoseAnswerIsLost(t *testing.T) {
 	release(t, next)
 }
 
-// TestNamesLikeSealsAndMarks has names below another that look like what is
-// known of that one.
+// TestNamesLikeSealsAndMarks has names below another name that look like the
+// seals and marks of that name.
 func TestNamesLikeSealsAndMarks(t *testing.T) {
 	s := testenv.ZooKeeper(t)
 	c := userClient(t, s.Addr)
@@ -305,7 +305,7 @@ func TestNamesLikeSealsAndMarks(t *testing.T) {
 		release(t, l)
 		release(t, h)
 	}
-	// A mark is none of those who contend, for go-zookeeper neither.
+	// A mark is not a contender, nor does go-zookeeper see it as one.
 	l := acquire(t, d, request("b"))
 	mark(t, d, l, 0)
 	other := gozk.NewLock(c, "/b", gozk.WorldACL(gozk.PermAll))
@@ -328,7 +328,7 @@ func TestNamesLikeSealsAndMarks(t *testing.T) {
 func TestRoundTripsOfSealsAndMarks(t *testing.T) {
 	s := testenv.ZooKeeper(t, "maxSessionTimeout=600000") // so that there are no pings
 	d := openURL(t, "zk://%s?ttl=10m", s.Addr)
-	d.CheckAfter(time.Hour) // nor watches of what is held for a while
+	d.CheckAfter(time.Hour) // nor watches of locks that are held for a while
 	d.NudgeAfter(time.Hour)
 	long := func(r *driver.Request) *driver.Request { return withTTL(r, 10*time.Minute) }
 	var l driver.Lease

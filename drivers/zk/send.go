@@ -12,17 +12,16 @@ import (
 // usualNudgeAfter is how long a server may be silent before it gets a nudge.
 const usualNudgeAfter = 250 * time.Millisecond
 
-// usualHangAfter is how long a server may leave a nudge without an answer
-// before its connection is given up, and maxHang the longest such time where
-// servers are slow.
+// usualHangAfter is how long a server may leave a nudge unanswered before its
+// connection is given up. maxHang is the longest such time if servers are slow.
 const (
 	usualHangAfter = 2 * time.Second
 	maxHang        = 16 * time.Second
 )
 
-// maxUnderway is how many requests without an answer keep new calls from the
-// session. Each request is a goroutine until its answer, also if its caller has
-// left, and a silent server gives none.
+// maxUnderway is the number of unanswered requests at which the session takes
+// no new calls. Each request is a goroutine until its answer, even if its
+// caller has left, and a silent server gives none.
 const maxUnderway = 256
 
 // caller sends requests on a session, and waits for an answer until ctx ends or
@@ -50,27 +49,27 @@ func (d *Driver) call(ctx context.Context, f func(c caller) error) error {
 	return c.explain(f(c))
 }
 
-// reply is what came of a request.
+// reply is the outcome of a request.
 type reply[T any] struct {
 	value T
 	err   error
 }
 
-// send has one request sent. The library's calls know no context, so each runs
-// in a goroutine, which ends with the answer, with the connection, or with the
-// session. The channel has room for the reply, so nobody has to read it.
+// send sends one request. The library's calls take no context, so each runs in
+// a goroutine, which ends with the answer, with the connection, or with the
+// session. The channel has room for the reply, so it need not be read.
 func send[T any](s *session, f func(*gozk.Conn) (T, error)) <-chan reply[T] {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return enqueue(s, f)
 }
 
-// sendChange is send for a request that changes something. Close waits a moment
+// sendChange is send for a request that changes something. Close waits briefly
 // for the answer.
 func sendChange[T any](s *session, f func(*gozk.Conn) (T, error)) <-chan reply[T] {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.dead { // nobody adds to changing any more
+	if s.dead { // no more requests are added to changing
 		return enqueue(s, f)
 	}
 	s.changing.Add(1)
@@ -98,7 +97,7 @@ func enqueue[T any](s *session, f func(*gozk.Conn) (T, error)) <-chan reply[T] {
 	return c
 }
 
-// answered takes one request off the count.
+// answered decrements the number of requests.
 func (s *session) answered() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -107,7 +106,7 @@ func (s *session) answered() {
 	}
 }
 
-// receive waits for what came of a request.
+// receive waits for the outcome of a request.
 func receive[T any](c caller, answer <-chan reply[T]) (T, error) {
 	var none T
 	s := c.session
@@ -135,7 +134,7 @@ func receive[T any](c caller, answer <-chan reply[T]) (T, error) {
 }
 
 // outcome is receive for a request that changes something. When Close has
-// begun, the caller still gets the answer if there is one before the end of the
+// begun, the caller still gets the answer if it arrives before the end of the
 // session.
 func outcome[T any](c caller, answer <-chan reply[T]) (T, error) {
 	s := c.session
@@ -159,16 +158,16 @@ func outcome[T any](c caller, answer <-chan reply[T]) (T, error) {
 	}
 }
 
-// nudge sends a request whose arrival alone matters, if the server has been
-// silent for some time. A server of an ensemble can forget to go on with a
+// nudge sends a request of which only the arrival matters, if the server has
+// been silent for some time. A server of an ensemble can forget to go on with a
 // committed transaction: the answer, and the events of the transaction, come
 // with the next request (seen with the leader of ZooKeeper 3.8.0, once in some
-// thousand hand-overs). There is one nudge of a session at a time.
+// thousand hand-overs). A session has at most one nudge at a time.
 //
-// Without an answer to the nudge the connection is given up: packets may be
-// lost on it while a new one works. If the server itself is slow, a new
-// connection is of no use, so each that is given up doubles the time for the
-// next one.
+// Without an answer to the nudge the connection is given up, because packets
+// may be lost on it while a new one works. If the server itself is slow, a new
+// connection does not help, so each connection that is given up doubles the
+// time for the next one.
 func (s *session) nudge(quiet time.Duration) {
 	now := s.driver.now()
 	if now-s.heard.Load() < int64(quiet) || !s.nudging.CompareAndSwap(false, true) {
@@ -196,8 +195,8 @@ func (s *session) hangLimit() time.Duration {
 	return max(time.Duration(s.hangFor.Load()), time.Duration(s.driver.hangAfter.Load()))
 }
 
-// answeredAfter takes note of how long an answer took. Answers that come soon
-// allow for shorter silence again.
+// answeredAfter records how long an answer took. Fast answers shorten the
+// allowed silence again.
 func (s *session) answeredAfter(took int64) {
 	if limit := s.hangFor.Load(); limit > 0 && took < limit/4 {
 		s.hangFor.Store(limit / 2)
@@ -227,8 +226,8 @@ func (c caller) await() error {
 	}
 }
 
-// query sends a request again and again until there is an answer. The request
-// must bear repetition.
+// query sends a request repeatedly until there is an answer. The request must
+// be safe to repeat.
 func query[T any](c caller, f func(*gozk.Conn) (T, error)) (T, error) {
 	for {
 		if err := c.await(); err != nil {
@@ -281,12 +280,13 @@ func (c caller) change(ops ...any) ([]gozk.MultiResponse, error) {
 	return results, err
 }
 
-// isOurs reports whether an error means: nobody waits for an answer any more.
+// isOurs reports whether an error means that no caller waits for an answer any
+// more.
 func isOurs(err error) bool {
 	return errors.Is(err, errNoAnswer) || errors.Is(err, errStopping) || errors.Is(err, errOver)
 }
 
-// pause gives the library a moment to notice a connection of no use.
+// pause gives the library a moment to notice a broken connection.
 func (c caller) pause() error {
 	if !c.session.driver.life.Sleep(c.ctx, c.session.patience()/20) {
 		return errNoAnswer
@@ -294,14 +294,14 @@ func (c caller) pause() error {
 	return nil
 }
 
-// listing is what a node has below it.
+// listing is the list of a node's children.
 type listing struct {
 	children []string
 	stat     gozk.Stat
 }
 
-// first returns the child that was made first of those whose names begin with a
-// prefix, or "".
+// first returns the child that was made first among the children with a prefix,
+// or "".
 func (l listing) first(prefix string) (first string) {
 	var least contender
 	for _, child := range l.children {
@@ -312,17 +312,17 @@ func (l listing) first(prefix string) (first string) {
 	return first
 }
 
-// list asks for what is below a node.
+// list reads the children of a node.
 func (c caller) list(path string) (listing, error) {
 	return query(c, func(c *gozk.Conn) (listing, error) { return list(c, path) })
 }
 
-// listSynced is list behind all transactions of before.
+// listSynced is list, but sees all earlier transactions.
 func (c caller) listSynced(path string) (listing, error) {
 	return query(c, func(c *gozk.Conn) (listing, error) { return listSynced(c, path) })
 }
 
-// get asks for the data of a node.
+// get reads the data of a node.
 func (c caller) get(path string) ([]byte, error) {
 	return query(c, func(c *gozk.Conn) ([]byte, error) {
 		text, _, err := c.Get(path)
@@ -362,5 +362,5 @@ func ofOwn(err error) error {
 	return err
 }
 
-// maxTogether is how many nodes go in one request.
+// maxTogether is the maximum number of nodes in one request.
 const maxTogether = 100

@@ -20,11 +20,11 @@ import (
 )
 
 const (
-	// an empty session ends after so long, except the oldest one of the usual
-	// TTL
+	// an unused session ends after this time, except the oldest one of the
+	// usual TTL
 	idleFor    = 5 * time.Minute
 	sendBuffer = 256 << 10 // of the library, for one request
-	maxAnswer  = 64 << 20  // the names of a million contenders; a greater length is wrong
+	maxAnswer  = 64 << 20  // the names of a million contenders; a longer answer is wrong
 	fixedExtra = 4         // see class
 
 	// maxWelcomeFor is the longest welcomeFor, and maxCutOff how often it
@@ -32,21 +32,22 @@ const (
 	maxWelcomeFor = 8 * time.Second
 	maxCutOff     = 8
 
-	// usualMaxPaths bounds the paths of the nodes of a session, in bytes. The
+	// usualMaxPaths limits the paths of the nodes of a session, in bytes. The
 	// transaction that ends a session lists all these paths. Servers store it
 	// whatever its size, but cannot read a transaction of more than twice
-	// jute.maxbuffer, which is 2 MiB by default: no server of the ensemble
-	// starts again.
+	// jute.maxbuffer, which is 2 MiB by default. After such a transaction no
+	// server of the ensemble could start again.
 	usualMaxPaths = 512 << 10
 
-	// pathExtra is what the transaction needs for each path besides.
+	// pathExtra is the size of the transaction for each path besides the path
+	// itself.
 	pathExtra = 4
 )
 
 // session carries locks of one TTL. The library keeps the session alive every
-// third of the TTL, and keep learns until when the session lasts for sure. Once
-// this end has passed, the session is given up: the only request from then on
-// is the one to end the session.
+// third of the TTL, and keep determines until when the session is guaranteed to
+// last. Once this end has passed, the session is given up. From then on the
+// only request is the one to end the session.
 type session struct {
 	sessions.Frame
 	driver *Driver
@@ -58,9 +59,9 @@ type session struct {
 	joined chan struct{} // buffered; signaled when there is a new connection
 	calls  sync.WaitGroup
 
-	passwords []string // authenticated with; start's, and then authenticateAgain's
+	passwords []string // used to authenticate; owned by start, and then by authenticateAgain
 
-	changing sync.WaitGroup // requests that change something; nobody adds to it once dead is set
+	changing sync.WaitGroup // requests that change something; none are added once dead is set
 
 	confirmation confirmation
 
@@ -69,11 +70,11 @@ type session struct {
 	zxid     atomic.Int64 // the last transaction in an answer
 	gone     atomic.Bool  // the server has ended the session
 	confused atomic.Bool  // the last connection ended because the server made no sense
-	heard    atomic.Int64 // when the server said anything
+	heard    atomic.Int64 // when the server sent anything
 	nudging  atomic.Bool
 	hangFor  atomic.Int64         // see hangLimit
 	current  atomic.Pointer[link] // the last link with a granted session
-	link     atomic.Pointer[link] // for direct requests; nil where there is none
+	link     atomic.Pointer[link] // for direct requests; nil if there is none
 
 	mu       sync.Mutex
 	up       chan struct{} // closed while there is a connection
@@ -92,8 +93,8 @@ type session struct {
 	removing map[string]struct{}      // nodes of names that removeNameNode is about to remove
 }
 
-// board returns a session of a class, with the caller, whose nodes have paths
-// of so many bytes, as one of its users.
+// board returns a session of a class, with the caller as one of its users. The
+// paths of the caller's nodes take the given number of bytes.
 func (d *Driver) board(ctx context.Context, class time.Duration, paths int) (*session, error) {
 	for {
 		s, err := d.sessions.Board(ctx, class, paths)
@@ -123,8 +124,8 @@ func (d *Driver) board(ctx context.Context, class time.Duration, paths int) (*se
 }
 
 // class returns the timeout of the session for a request. Leases that end by
-// themselves have TTLs of all kinds: so that there are not too many sessions
-// for them, theirs are a little longer, by less than fixedExtra of the TTL.
+// themselves have TTLs of all kinds. To limit the number of sessions, their
+// timeouts are slightly longer, by less than fixedExtra of the TTL.
 func (d *Driver) class(r *driver.Request) time.Duration {
 	if !r.Fixed || r.TTL == d.options.TTL {
 		return r.TTL
@@ -160,9 +161,9 @@ func (s *session) patience() time.Duration {
 }
 
 // welcomeFor is how long a server may take to answer the request for the
-// session. A request for a new session that is cut off leaves one at a slow
-// server, which gets slower by it. So the time doubles with each, for all
-// sessions of the driver.
+// session. A request for a new session that is cut off leaves a session at a
+// slow server, which makes it slower. So the time doubles with each such
+// request, for all sessions of the driver.
 func (s *session) welcomeFor() time.Duration {
 	usual := s.patience()
 	if s.End.At() != 0 {
@@ -171,8 +172,8 @@ func (s *session) welcomeFor() time.Duration {
 	return max(usual, min(usual<<s.driver.cutOff.Load(), maxWelcomeFor))
 }
 
-// tooSlow takes note of a server that did not answer the request for the
-// session in time.
+// tooSlow records that a server did not answer the request for the session in
+// time.
 func (s *session) tooSlow(waited int64) {
 	if cutOff := &s.driver.cutOff; s.End.At() == 0 && waited >= int64(s.patience()) && cutOff.Load() < maxCutOff {
 		cutOff.Add(1)
@@ -255,7 +256,7 @@ func (s *session) authenticate(c caller) error {
 	return nil
 }
 
-// authenticateAgain looks for further passwords until the session is over.
+// authenticateAgain looks for further passwords until the session has ended.
 func (s *session) authenticateAgain() {
 	tick := time.NewTicker(time.Duration(s.driver.passwordsEvery.Load()))
 	defer tick.Stop()
@@ -327,7 +328,7 @@ func (s *session) setUp(up bool) {
 	}
 }
 
-// failed takes note of why there is no connection.
+// failed records why there is no connection.
 func (s *session) failed(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -358,7 +359,7 @@ func (s *session) forget(l *link) {
 	s.link.CompareAndSwap(l, nil)
 }
 
-// opened takes the answer to the request for the session on a connection.
+// opened handles the answer to the request for the session on a connection.
 func (s *session) opened(sent, now int64, timeout time.Duration) {
 	s.timeout.Store(int64(timeout))
 	made := s.End.At() == 0
@@ -370,8 +371,7 @@ func (s *session) opened(sent, now int64, timeout time.Duration) {
 	}
 }
 
-// ttl is the TTL of the session by the counts of both the server and the
-// driver.
+// ttl is the TTL of the session as both the server and the driver count it.
 func (s *session) ttl() time.Duration { return min(time.Duration(s.timeout.Load()), s.class) }
 
 // endAfter is the end of a session that is alive at a time, and not known to be
@@ -381,7 +381,7 @@ func (s *session) endAfter(alive int64) int64 { return alive + int64(s.ttl()) }
 // extend moves the end of a session that is alive at a time.
 func (s *session) extend(alive int64) { s.End.Extend(s.driver.now(), s.endAfter(alive)) }
 
-// saw takes note of a committed transaction.
+// saw records a committed transaction.
 func (s *session) saw(zxid int64) {
 	for {
 		old := s.zxid.Load()
@@ -391,7 +391,7 @@ func (s *session) saw(zxid int64) {
 	}
 }
 
-// Lose implements session.Member. The waiters of the session begin anew.
+// Lose implements session.Member. The waiters of the session start again.
 func (s *session) Lose(cause error) {
 	s.mu.Lock()
 	s.dead, s.lost = true, cause != nil
@@ -432,8 +432,8 @@ func (s *session) Bury() {
 	s.calls.Wait()
 }
 
-// within runs f in a goroutine, and returns when f has, at the latest after
-// bound or when no more connections are to be made.
+// within runs f in a goroutine. It returns when f has returned, after bound, or
+// when no more connections are to be made.
 func (s *session) within(bound time.Duration, f func()) (done <-chan struct{}) {
 	ended := make(chan struct{})
 	go func() {

@@ -16,7 +16,7 @@ import (
 )
 
 // TestSessionsEndBesideRequests has sessions expire and die while many requests
-// are on their way: none is left.
+// are on their way. No request is left.
 func TestSessionsEndBesideRequests(t *testing.T) {
 	s := testenv.ZooKeeper(t)
 	opened, _, err := driver.Open(t.Context(), "zk://"+s.Addr+"?ttl=6s") // Close waits for as long if the server was too busy to end a session
@@ -55,7 +55,7 @@ func TestSessionsEndBesideRequests(t *testing.T) {
 }
 
 // TestContainersBesideTheEndOfTheSession has sessions end while containers are
-// made. The race detector saw the library read the path of one.
+// made. The race detector saw the library read the path of a container.
 func TestContainersBesideTheEndOfTheSession(t *testing.T) {
 	server := testenv.ZooKeeper(t)
 	d := drivertest.Open(t, "zk://"+server.Addr).(*Driver)
@@ -93,10 +93,10 @@ func TestContainersBesideTheEndOfTheSession(t *testing.T) {
 	}
 }
 
-// TestReleaseBesideTheEndOfTheSession has a release whose request got no answer
-// see the end of its session before the hold is told of it. The node may have
-// gone with a session that ended, before the request was sent: then nobody says
-// that the hold lasted until its release.
+// TestReleaseBesideTheEndOfTheSession has an unanswered release see the end of
+// its session before the hold is notified. The node may have gone with the
+// session before the request was sent. Then nothing proves that the hold lasted
+// until its release.
 func TestReleaseBesideTheEndOfTheSession(t *testing.T) {
 	server := testenv.ZooKeeper(t)
 	for cause, want := range map[error]error{driver.ErrSessionEnded: driver.ErrNotHeld, nil: nil} {

@@ -22,7 +22,7 @@ func in(mode driver.Mode, r *driver.Request) *driver.Request {
 	return r
 }
 
-// fleet is a server, clients of it, and a user's view of it.
+// fleet is a server, its clients, and a user's view of it.
 type fleet struct {
 	*testenv.ZooKeeperServer
 	users   *gozk.Conn
@@ -38,8 +38,8 @@ func newFleet(t *testing.T, clients int, query string) *fleet {
 	return f
 }
 
-// callers are those of one name, by what they are called: the first letter is
-// the mode, as in r1, w2 and x3. Each is of another client.
+// callers are the callers of one name, by their labels: the first letter is the
+// mode, as in r1, w2 and x3. Each belongs to another client.
 type callers struct {
 	*testing.T
 	*fleet
@@ -69,7 +69,7 @@ func (c *callers) client() *zk.Driver {
 	return c.clients[(c.asked-1)%len(c.clients)]
 }
 
-// acquire has callers be granted the name, one after the other.
+// acquire lets callers be granted the name, one after the other.
 func (c *callers) acquire(all ...string) {
 	c.Helper()
 	for _, who := range all {
@@ -77,7 +77,7 @@ func (c *callers) acquire(all ...string) {
 	}
 }
 
-// wait has callers begin to wait, one after the other.
+// wait lets callers begin to wait, one after the other.
 func (c *callers) wait(all ...string) {
 	c.Helper()
 	for _, who := range all {
@@ -85,7 +85,7 @@ func (c *callers) wait(all ...string) {
 	}
 }
 
-// granted waits until callers are granted the name, and sees that the others
+// granted waits until callers are granted the name, and checks that the others
 // wait.
 func (c *callers) granted(all ...string) {
 	c.Helper()
@@ -107,7 +107,7 @@ func (c *callers) release(all ...string) {
 	}
 }
 
-// cancel has a caller give up.
+// cancel cancels the call of a caller.
 func (c *callers) cancel(who string) {
 	c.Helper()
 	c.waiters[who].Cancel()
@@ -117,7 +117,7 @@ func (c *callers) cancel(who string) {
 	delete(c.waiters, who)
 }
 
-// refuses sees that tries are refused.
+// refuses checks that tries are refused.
 func (c *callers) refuses(all ...string) {
 	c.Helper()
 	for _, who := range all {
@@ -138,7 +138,7 @@ func (c *callers) gone() {
 	}, "the node of the name goes with the last hold")
 }
 
-// below sees that the tokens of some are below those of others.
+// below checks that the tokens of some callers are below those of others.
 func (c *callers) below(some []string, others ...string) {
 	c.Helper()
 	for _, a := range some {
@@ -210,7 +210,7 @@ func readersShare(c *callers) {
 }
 
 // readersKeepTheirPlace has readers be granted the name together between two
-// writers, and pass none.
+// writers, and overtake none.
 func readersKeepTheirPlace(c *callers) {
 	c.acquire("w1")
 	c.wait("r1", "x1", "r2", "r3", "w2", "r4")
@@ -237,8 +237,8 @@ func canceledWriterHoldsNobodyUp(c *callers) {
 	c.release("r1", "r2", "r3")
 }
 
-// writerWaitsForAllReaders has readers go in the order in which the writer
-// behind them has to look again each time.
+// writerWaitsForAllReaders has readers leave in an order that makes the writer
+// behind them look again each time.
 func writerWaitsForAllReaders(c *callers) {
 	var readers []string
 	for i := range 20 {
@@ -253,8 +253,8 @@ func writerWaitsForAllReaders(c *callers) {
 		c.release(who)
 	}
 	c.granted("w")
-	// For each reader: two requests to release it, which may be three and one
-	// for the node of the name; and two of the writer.
+	// For each reader: two requests to release it, perhaps three and one for
+	// the node of the name, and two of the writer.
 	if got, most := c.Requests()-before, int64(10*len(readers)); got > most {
 		c.Errorf("requests of %d releases with a writer behind them: got %d, want at most %d", len(readers), got, most)
 	}
@@ -337,8 +337,8 @@ func sealEndsTheWaitOfReaders(c *callers) {
 	c.release("r4")
 }
 
-// deadReaderEndsWithItsSession has one of two readers vanish: the writer behind
-// them waits for its session, and for the other one.
+// deadReaderEndsWithItsSession has one of two readers vanish. The writer behind
+// them waits for the end of its session, and for the other reader.
 func deadReaderEndsWithItsSession(c *callers) {
 	link, addr := testenv.Wire(c, c.Addr)
 	defer link.Heal()
@@ -359,7 +359,7 @@ func deadReaderEndsWithItsSession(c *callers) {
 	c.release("w")
 }
 
-// twoReadsOfOneClient are two holds, also with equal owners.
+// twoReadsOfOneClient checks that they are two holds, even with equal owners.
 func twoReadsOfOneClient(c *callers) {
 	d := c.clients[0]
 	a, b := acquire(c, d, c.request("r1")), acquire(c, d, c.request("r2"))
@@ -394,8 +394,8 @@ func closedClientLeavesNoNodes(c *callers) {
 	}
 }
 
-// nodeOfTheNameGoesWithTheLastReader has readers leave in different orders, who
-// had waited or not.
+// nodeOfTheNameGoesWithTheLastReader has readers leave in different orders,
+// after a wait or without one.
 func nodeOfTheNameGoesWithTheLastReader(c *callers) {
 	readers := []string{"r1", "r2", "r3"}
 	for _, last := range readers {
@@ -420,7 +420,7 @@ func nodeOfTheNameGoesWithTheLastReader(c *callers) {
 }
 
 // TestLockOfGoZookeeperBesideReaders has the exclusive lock of another library
-// wait for readers and writers, and these for the lock.
+// wait for readers and writers, and readers and writers wait for the lock.
 func TestLockOfGoZookeeperBesideReaders(t *testing.T) {
 	f := newFleet(t, 2, "")
 	for _, who := range []string{"r1", "w1"} {
@@ -445,9 +445,9 @@ func TestLockOfGoZookeeperBesideReaders(t *testing.T) {
 	}
 }
 
-// TestNodesOfReadersOfOtherLibraries has nodes made by hand: of a thread of
-// Curator that writes, and reads with the number of its writer, and goes on
-// reading; and of a reader of kazoo.
+// TestNodesOfReadersOfOtherLibraries has nodes made by hand: nodes of a thread
+// of Curator that writes, reads with the number of its writer, and goes on
+// reading; and the node of a reader of kazoo.
 func TestNodesOfReadersOfOtherLibraries(t *testing.T) {
 	f := newFleet(t, 3, "")
 	c := f.callers(t, "theirs")

@@ -14,9 +14,9 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// TestTriesOfASilentServer: 1,000 tries that give up while a server is silent
-// keep no more goroutines than a bound, and leave nothing when the server
-// answers again.
+// TestTriesOfASilentServer checks that 1,000 tries that give up while a server
+// is silent keep no more goroutines than a limit, and leave nothing when the
+// server answers again.
 func TestTriesOfASilentServer(t *testing.T) {
 	const callers, rounds = 50, 20
 	s := testenv.ZooKeeper(t, "maxSessionTimeout=600000") // so that the session lasts
@@ -57,8 +57,8 @@ func TestTriesOfASilentServer(t *testing.T) {
 	testenv.Eventually(t, func() bool { return d.Underway() == 0 && len(children(t, c, "/")) == 1 }, "nothing is left of the tries")
 }
 
-// TestWaitsOfASilentServer: a wait ends with its context, also if the server
-// does not answer the request to leave the queue.
+// TestWaitsOfASilentServer checks that a wait ends with its context, even if
+// the server does not answer the request to leave the queue.
 func TestWaitsOfASilentServer(t *testing.T) {
 	const bound, late = 100 * time.Millisecond, 400 * time.Millisecond
 	s := testenv.ZooKeeper(t)

@@ -12,7 +12,7 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// four sends a command of four letters to a server.
+// four sends a four-letter command to a server.
 func four(tb testing.TB, s *testenv.ZooKeeperServer, command string) string {
 	tb.Helper()
 	c, err := net.Dial("tcp", s.Addr)
@@ -51,7 +51,7 @@ func pathsAt(tb testing.TB, s *testenv.ZooKeeperServer) map[string]int {
 	return sizes
 }
 
-// TestPathsOfASessionAreBounded has nodes of all kinds: the transaction that
+// TestPathsOfASessionAreBounded has nodes of all kinds. The transaction that
 // ends a session lists their paths, and servers cannot read one that is too
 // long.
 func TestPathsOfASessionAreBounded(t *testing.T) {

@@ -10,9 +10,9 @@ import (
 )
 
 // TestSessionsOfASlowServer has a server answer later than a connection may
-// take at first, as after an outage that many clients come back from. A request
-// that is cut off and repeated costs the server a session more, so the
-// connections get more time, and one is enough in the end.
+// take at first, as after an outage when many clients reconnect. A request that
+// is cut off and repeated costs the server another session, so the connections
+// get more time, and one is enough in the end.
 func TestSessionsOfASlowServer(t *testing.T) {
 	s := testenv.ZooKeeper(t)
 	link, addr := testenv.Wire(t, s.Addr)

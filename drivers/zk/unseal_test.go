@@ -15,8 +15,8 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// waitsFor has a lock of go-zookeeper wait for a name, with so many contenders
-// in all. The channel gives what comes of it.
+// waitsFor has a lock of go-zookeeper wait for a name, until there are the
+// given number of contenders. The channel receives the result.
 func waitsFor(tb testing.TB, c *gozk.Conn, dir string, contenders int) (*gozk.Lock, <-chan error) {
 	tb.Helper()
 	other, theirs := gozk.NewLock(c, dir, gozk.WorldACL(gozk.PermAll)), make(chan error, 1)
@@ -122,26 +122,26 @@ func TestLoosenRefusesWhatItCannotCountTo(t *testing.T) {
 		t.Errorf("token after Unseal: got %d, want one above %d", token(next), lastOf(l))
 	}
 	release(t, next)
-	if left := children(t, userClient(t, s.Addr), "/"); len(left) != 1 { // that of the server
+	if left := children(t, userClient(t, s.Addr), "/"); len(left) != 1 { // the server's own node
 		t.Errorf("nodes that are left: got %q, want none of ours", left)
 	}
 }
 
-// TestUnsealThatArrivesLate has another id written into the seal while a
-// request to unseal is on its way, or half done.
+// TestUnsealThatArrivesLate writes another id into the seal while a request to
+// unseal is on its way, or half done.
 func TestUnsealThatArrivesLate(t *testing.T) {
 	s := testenv.ZooKeeper(t)
 	link, addr := testenv.Wire(t, s.Addr)
 	b := openURL(t, "zk://%s", s.Addr)
 	for name, delay := range map[string]func() <-chan struct{}{
 		"request": func() <-chan struct{} { link.Hold(wire.Requests); return nil },
-		"half":    func() <-chan struct{} { return link.HoldReply("\x00\x00\x00\x0c\x00\x00\x00\x05/half") }, // which children there are
+		"half":    func() <-chan struct{} { return link.HoldReply("\x00\x00\x00\x0c\x00\x00\x00\x05/half") }, // the list of the children
 	} {
 		drivertest.LateUnseal(t, openURL(t, "zk://%s", addr), b, name, delay, link.Heal)
 	}
 }
 
-// TestUnsealWhoseAnswerIsLost asks again for what may have been done.
+// TestUnsealWhoseAnswerIsLost repeats requests that may have been carried out.
 func TestUnsealWhoseAnswerIsLost(t *testing.T) {
 	s := testenv.ZooKeeper(t)
 	link, addr := testenv.Wire(t, s.Addr)
@@ -170,8 +170,8 @@ func TestUnsealWhoseAnswerIsLost(t *testing.T) {
 	release(t, next)
 }
 
-// TestSealWhoseAnswerIsLostAndThatIsLoosened has the holder learn that the name
-// is sealed, by its own request.
+// TestSealWhoseAnswerIsLostAndThatIsLoosened has the holder learn by its own
+// request that the name is sealed.
 func TestSealWhoseAnswerIsLostAndThatIsLoosened(t *testing.T) {
 	s := testenv.ZooKeeper(t)
 	link, addr := testenv.Wire(t, s.Addr)
@@ -230,7 +230,7 @@ func TestUnmarkNeedsTheHoldAndKeepsTheTokens(t *testing.T) {
 }
 
 // TestUnmarkWhoseAnswerIsLost has a waiter of the same process, which does not
-// take over what the holder believes.
+// adopt the holder's belief.
 func TestUnmarkWhoseAnswerIsLost(t *testing.T) {
 	s := testenv.ZooKeeper(t)
 	link, addr := testenv.Wire(t, s.Addr)
@@ -249,8 +249,8 @@ func TestUnmarkWhoseAnswerIsLost(t *testing.T) {
 	release(t, next)
 }
 
-// TestTokensRiseThereAndBack has a name come to ZooKeeper, go away, and come
-// back with tokens that have risen elsewhere.
+// TestTokensRiseThereAndBack moves a name to ZooKeeper, away, and back with
+// tokens that have risen elsewhere.
 func TestTokensRiseThereAndBack(t *testing.T) {
 	s := testenv.ZooKeeper(t)
 	d := openURL(t, "zk://%s", s.Addr)

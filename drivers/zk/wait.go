@@ -10,8 +10,7 @@ import (
 )
 
 const (
-	// backStop is the pause after which a waiter looks although there was no
-	// event.
+	// backStop is the pause after which a waiter looks even without an event.
 	backStop = 16 * time.Second
 
 	// probeEvery is how often a waiter makes sure that the server still
@@ -21,7 +20,7 @@ const (
 
 // forLocks is the rule of the modes whose contenders are in one line, by their
 // numbers. The node of a claim is its place in line, and a claim is granted
-// when nobody whom it excludes is before it.
+// when no contender that it excludes is before it.
 var forLocks = rule{
 	begin: func(r *request) state {
 		if r.asked.NoWait && r.session.driver.nameNodes.exists(r.claim.dir) {
@@ -37,8 +36,8 @@ var forLocks = rule{
 	},
 }
 
-// lookInLine looks for the node right before that of the claim. The last watch
-// may know, if it is over.
+// lookInLine looks for the node directly before the claim's. The last watch may
+// know it, if that watch has ended.
 func (r *request) lookInLine() (state, error) {
 	q := r.claim
 	if q.node == "" {
@@ -74,9 +73,9 @@ func (r *request) lookInLine() (state, error) {
 	return arming, nil
 }
 
-// lookAhead looks whether a claim would be granted, before it is made: the
-// request is not to wait. A server may lag behind, and show a holder whose
-// release is done, unless it knows of all transactions before the call.
+// lookAhead checks whether a claim would be granted before it is made, for a
+// request that must not wait. A server may lag, and still list a holder that
+// has released, unless it knows of all transactions before the call.
 func (r *request) lookAhead() (state, error) {
 	dir := r.claim.dir
 	read := r.listSynced
@@ -102,7 +101,7 @@ func (r *request) lookAhead() (state, error) {
 	return asking, nil
 }
 
-// wait sleeps until there is something to look at, as one of the watches tells.
+// wait sleeps until one of the watches shows that the request should look.
 func (r *request) wait() (state, error) {
 	if !r.waited {
 		r.waited = true
@@ -146,22 +145,22 @@ func (r *request) wait() (state, error) {
 	}
 }
 
-// waitEnded makes the error of a wait that the caller has ended.
+// waitEnded returns the error of a wait that the caller has ended.
 func (r *request) waitEnded() error {
 	return withCause(r.ctx, driver.ErrLocked, errors.New("the wait has ended"))
 }
 
-// place is where a node stands among the contenders.
+// place is the position of a node among the contenders.
 type place struct {
 	found  bool   // the node is among them
-	before string // the last one before the node that the two exclude each other, or ""
-	isLast bool   // no such one is behind the node
+	before string // the last node before it such that the two exclude each other, or ""
+	isLast bool   // no such node is behind the node
 	shared bool   // both the node and another one are for reading
 }
 
-// placeAmong returns the place of the node. A Read counts no other Read, so all
-// between two writers look out for the same node, and a writer looks out for
-// one of those before it, and for another one when that has gone.
+// placeAmong returns the place of the node. A Read ignores other Reads, so all
+// Reads between two writers watch the same node. A writer watches one of the
+// nodes before it, and another one when that has gone.
 func (q *claim) placeAmong(children []string) place {
 	own := contender{q.node[len(q.dir)+1:], q.mode, q.seq}
 	p := place{isLast: true}
@@ -183,10 +182,10 @@ func (q *claim) placeAmong(children []string) place {
 	return p
 }
 
-// watch returns a watch of a node: over when the node is gone, or was changed,
-// or may have been, and not before the node was seen. Waiters for the same node
-// share a watch. For permits a request is given: the server has set the watch
-// when watch returns.
+// watch returns a watch of a node, which ends when the node is gone, was
+// changed, or may have been, and not before the node was seen. Waiters for the
+// same node share a watch. For permits a request is given: the server has set
+// the watch when watch returns.
 func (r *request) watch(node string, request func(*gozk.Conn, string) error) (*watch, error) {
 	s := r.session
 	bare := request != nil

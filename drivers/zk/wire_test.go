@@ -74,7 +74,7 @@ func TestNodesOfALock(t *testing.T) {
 func requests(tb testing.TB, s *testenv.ZooKeeperServer, f func()) int64 {
 	tb.Helper()
 	start := s.Requests()
-	own := s.Requests() - start // what it takes to ask
+	own := s.Requests() - start // the cost of asking the server
 	f()
 	return s.Requests() - start - 2*own
 }
@@ -84,7 +84,7 @@ func TestRoundTrips(t *testing.T) {
 	c := userClient(t, s.Addr)
 	a, b := openURL(t, "zk://%s?ttl=10m", s.Addr), openURL(t, "zk://%s?ttl=10m", s.Addr)
 	for _, d := range []*zk.Driver{a, b} {
-		d.CheckAfter(time.Hour) // nor watches of what is held for a while
+		d.CheckAfter(time.Hour) // nor watches of locks that are held for a while
 		d.NudgeAfter(time.Hour)
 	}
 	if _, err := c.Create("/foreign", []byte("theirs"), 0, gozk.WorldACL(gozk.PermAll)); err != nil {
@@ -130,7 +130,7 @@ func TestRoundTrips(t *testing.T) {
 			l = w.Granted(t)
 			t.Logf("hand-over between clients: %d requests", s.Requests()-before)
 		}, -1},
-		{"release after a wait", give, -1}, // 1, and 1 for the node of the name, for which nobody waits
+		{"release after a wait", give, -1}, // 1, and 1 for the node of the name, for which no caller waits
 	} {
 		if got := requests(t, s, step.do); step.want >= 0 && got != step.want {
 			t.Errorf("requests of a %s: got %d, want %d", step.what, got, step.want)
@@ -142,9 +142,9 @@ func TestRoundTrips(t *testing.T) {
 	}
 }
 
-// TestHotLockOfOneClient sees that callers of one client hand the lock over in
-// the process, and by the same code with requests where the order of all
-// callers is asked for.
+// TestHotLockOfOneClient checks that callers of one client hand the lock over
+// in the process, and by the same code with requests if the URL asks for the
+// order of all callers.
 func TestHotLockOfOneClient(t *testing.T) {
 	s := testenv.ZooKeeper(t, "maxSessionTimeout=600000")
 	for order, most := range map[string]float64{"client": 1, "fifo": 6} {
@@ -203,8 +203,8 @@ func (c counter) Write(b []byte) (int, error) {
 	return c.Conn.Write(b)
 }
 
-// TestRequestsThatConfirmASession counts those to the leader, while a lock is
-// held.
+// TestRequestsThatConfirmASession counts the requests to the leader while a
+// lock is held.
 func TestRequestsThatConfirmASession(t *testing.T) {
 	const ttl = time.Second
 	var syncs, writes atomic.Int64
@@ -273,7 +273,7 @@ func TestQueueIsInOrderOfArrival(t *testing.T) {
 	}
 }
 
-// TestForeignChildren has children below a name that are no contenders, and
+// TestForeignChildren has children below a name that are not contenders, and
 // some that are.
 func TestForeignChildren(t *testing.T) {
 	s := testenv.ZooKeeper(t)

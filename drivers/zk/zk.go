@@ -1,7 +1,7 @@
-// Package zk is the ZooKeeper backend of dsync. Its locks are those of
-// Curator's InterProcessMutex and of go-zookeeper's Lock, node for node, so all
-// of these exclude each other and share one queue. Its modes Read and Write are
-// those of Curator's InterProcessReadWriteLock, and its permits those of
+// Package zk is the ZooKeeper backend of dsync. It uses the same nodes as
+// Curator's InterProcessMutex and go-zookeeper's Lock, so all of these exclude
+// each other and share one queue. Its modes Read and Write use the nodes of
+// Curator's InterProcessReadWriteLock, and its permits the nodes of
 // InterProcessSemaphoreV2. The package registers the URL scheme "zk":
 //
 //	zk://user:password@host1:2181,host2:2181/chroot
@@ -73,7 +73,7 @@ import (
 const (
 	defaultTTL = 30 * time.Second
 
-	// detect is how long a hold may go unwatched (usualCheckAfter), and a
+	// detect is how long a hold may be unwatched (usualCheckAfter), plus a
 	// moment for the request and the event.
 	detect = 2 * time.Second
 
@@ -82,27 +82,27 @@ const (
 	// usualPasswordsEvery is how often a session looks for further passwords.
 	usualPasswordsEvery = 10 * time.Second
 
-	// These bound the making of a session, a request to give a place in the
-	// queue back, and one in the background.
+	// Time limits for making a session, for a request to give a place in the
+	// queue back, and for a request in the background.
 	sessionFor = 3 * time.Second
 	leaveFor   = 500 * time.Millisecond
 	leaveSoon  = 50 * time.Millisecond // instead of leaveFor, after the end of the caller's context
 	attemptFor = time.Second
 )
 
-// Options of a Driver. The zero value is fine.
+// Options of a Driver. The zero value uses the defaults.
 type Options struct {
 	// Chroot is the path below which all locks are, such as "/app/locks". Its
 	// nodes are made when they are needed.
 	Chroot string
 
 	// TTL is the usual TTL of leases. The session for them is made at once;
-	// others are made when they are needed. The default is 30 s, as in dsync,
-	// or the next TTL that the server keeps.
+	// other sessions are made when they are needed. The default is 30 s, as in
+	// dsync, or the closest TTL that the server supports.
 	TTL time.Duration
 
-	// User and Password are what the sessions authenticate with (scheme
-	// digest), if User is not empty.
+	// User and Password authenticate the sessions (scheme digest), if User is
+	// not empty.
 	User, Password string
 
 	// Passwords returns passwords of User, instead of Password. It is called
@@ -111,8 +111,8 @@ type Options struct {
 	// of these passwords.
 	Passwords func(ctx context.Context) ([]string, error)
 
-	// ACL is the ACL of all nodes of the driver. The default is everything for
-	// everybody, or, with a User, everything for the user alone.
+	// ACL is the ACL of all nodes of the driver. By default everyone has all
+	// rights or, with a User, only that user has.
 	ACL []gozk.ACL
 
 	// Dial connects to a server. The default is DialContext of a net.Dialer.
@@ -121,21 +121,22 @@ type Options struct {
 	// TLS encrypts the connections, if not nil.
 	TLS *tls.Config
 
-	// NoTokens: leases carry no fencing tokens.
+	// NoTokens makes leases carry no fencing tokens.
 	NoTokens bool
 
-	// LeaderLatch has the nodes of locks without a mode say latch-, as those of
-	// Curator's LeaderLatch do, and not lock-. Clients of dsync with and
-	// without LeaderLatch wait for each other, and Lock of go-zookeeper for
-	// both; a LeaderLatch heeds no lock-, and an InterProcessMutex no latch-.
+	// LeaderLatch makes the names of the nodes of locks without a mode contain
+	// latch-, like the nodes of Curator's LeaderLatch, instead of lock-.
+	// Clients of dsync with and without LeaderLatch wait for each other, and
+	// Lock of go-zookeeper waits for both. A LeaderLatch ignores lock- nodes,
+	// and an InterProcessMutex ignores latch- nodes.
 	LeaderLatch bool
 
-	// NoteAlone has the node of a hold say its note and nothing else, as
+	// NoteAlone makes the data of a hold's node its note and nothing else, as
 	// Curator's LeaderLatch and LeaderSelector expect the id of a participant
 	// there. Inspect then names the owner by the node.
 	NoteAlone bool
 
-	// FIFO has the callers of all clients contend each for itself, in one order
+	// FIFO makes all callers of all clients contend individually, in one order
 	// of arrival (driver.FIFO). The default is one contender for each client
 	// and name (driver.FIFOByClient).
 	FIFO bool
@@ -159,13 +160,13 @@ type Driver struct {
 	nameNodes nameNodes
 	changes   changes
 
-	onKeepAlive    atomic.Pointer[func(error)] // see OnKeepAlive; nil if nobody asked
+	onKeepAlive    atomic.Pointer[func(error)] // see OnKeepAlive; may be nil
 	checkAfter     atomic.Int64                // see usualCheckAfter
 	nudgeAfter     atomic.Int64                // see usualNudgeAfter
 	hangAfter      atomic.Int64                // see usualHangAfter
 	passwordsEvery atomic.Int64                // see usualPasswordsEvery
-	// requests for sessions that were cut off, since one was answered soon; see
-	// welcomeFor
+	// requests for sessions that were cut off, since one was answered quickly;
+	// see welcomeFor
 	cutOff atomic.Int32
 
 	watchMu sync.Mutex
@@ -181,12 +182,12 @@ var (
 	_ driver.Lister            = (*Driver)(nil)
 )
 
-// OnKeepAlive implements driver.KeepAliveReporter. The requests are the ones of
-// keep; the library's pings tell nothing.
+// OnKeepAlive implements driver.KeepAliveReporter. It reports the requests of
+// keep, because the library's pings prove nothing.
 func (d *Driver) OnKeepAlive(f func(err error)) { d.onKeepAlive.Store(&f) }
 
 // reportKeepAlive reports whether a session is kept alive, unless the driver
-// ends.
+// has ended.
 func (d *Driver) reportKeepAlive(err error) {
 	if told := d.onKeepAlive.Load(); told != nil && d.life.Open().Err() == nil {
 		(*told)(err)
@@ -219,22 +220,23 @@ func (d *Driver) Info() driver.Info {
 
 // late covers a server that counts sessions in whole ticks, of which the
 // shortest timeout usually has two. Also, the session of a fixed lease may be
-// longer than its TTL. After the election of a leader all sessions last anew,
-// for a whole timeout.
+// longer than its TTL. After the election of a leader, all sessions start a
+// full timeout again.
 func (d *Driver) late() time.Duration { return d.minTTL + d.maxTTL/fixedExtra + time.Second }
 
 // now is the time since d.epoch.
 func (d *Driver) now() int64 { return int64(time.Since(d.epoch)) }
 
 // dir returns the path of a name. The path is the name itself, as far as
-// ZooKeeper can keep the name: percent signs, what may not be in a path, and
-// slashes without something on both sides are written as %XX. So is the last
-// letter of what looks like a contender, and of a last part that is called as
-// the line or the leases of a name with permits: a name below another must not
-// be one of its contenders, nor have contenders among those.
+// ZooKeeper supports it. Percent signs, characters that are not allowed in a
+// path, and slashes without something on both sides are written as %XX. So is
+// the last letter of a part that looks like a contender, and of a last part
+// with the name of the line or the leases of permits, because a name below
+// another name must not be one of its contenders, nor have contenders among
+// them.
 func (d *Driver) dir(name string) string { return encode(d.options.Chroot, name) }
 
-// infix returns what stands in the names of new nodes of a mode.
+// infix returns the infix in the names of new nodes of a mode.
 func (o *Options) infix(mode driver.Mode) string {
 	if o.LeaderLatch && mode == driver.Exclusive {
 		return leaderLatchInfix

@@ -1,7 +1,7 @@
 // Package session is the frame of drivers whose locks are carried by sessions
-// with a server, as ephemeral nodes or keys with a lease are. It knows which
-// sessions are open, who uses them, and how they end. How a session is made,
-// kept alive and ended at the server is the driver's business.
+// with a server, as ephemeral nodes or keys with a lease are. It manages the
+// open sessions, their users and their end. The driver makes a session at the
+// server, keeps it alive and ends it.
 //
 // A driver embeds Frame in its session, implements Member, and makes a Pool:
 //
@@ -30,8 +30,8 @@
 //	dead        Lose has taken its holds, and Over is closed
 //	buried      Bury has returned, and Buried is closed
 //
-// A session dies when its End has passed, when nobody has used it for some
-// time, or by Die. All times are those of the driver's clock.
+// A session dies when its End has passed, when it had no users for some time,
+// or by Die. All times are on the driver's clock.
 package session
 
 import (
@@ -48,52 +48,53 @@ import (
 // Member is a driver's session: a pointer to a struct that embeds Frame.
 type Member interface {
 	// Start makes the session at the server, and calls Begin of its End. Start
-	// is called once, on the goroutine of the frame. Its error is that of
-	// Board.
+	// is called once, on the goroutine of the frame. Board returns its error.
 	Start() error
 
-	// Tend does what is due, and returns when to be called again, at the
-	// latest. It is called on the goroutine of the frame, and does not block
-	// until after the End of the session.
+	// Tend does what is due, and returns the latest time of its next call. It
+	// is called on the goroutine of the frame, and must not block until after
+	// the End of the session.
 	Tend() time.Duration
 
 	// Lose takes the holds out of a session that has died, lets no further ones
-	// in, and tells their holders of the loss. With a cause of nil, which is
-	// Close's, nobody is told. Lose is called once, by Die, before Over is
+	// in, and notifies their holders of the loss. A nil cause, which Close
+	// passes, notifies no holder. Lose is called once, by Die, before Over is
 	// closed.
 	Lose(cause error)
 
-	// Bury ends the session at the server, if in reach. It is called once,
-	// after Start has returned, on a goroutine of its own. A session whose
-	// Start has failed is buried too.
+	// Bury ends the session at the server, if the server can be reached. It is
+	// called once, after Start has returned, on its own goroutine. A session
+	// whose Start has failed is buried too.
 	Bury()
 
 	frame() *Frame
 }
 
-// Policy says which sessions stay. It is not changed after the first Board.
+// Policy defines how long sessions without users are kept and how many users
+// they take. It must not change after the first Board.
 type Policy struct {
-	// Idle is how long a session without users stays.
+	// Idle is how long a session without users is kept.
 	Idle time.Duration
 
-	// Usual, if not 0, is the TTL whose oldest session stays without users.
+	// Usual, if not 0, is a TTL whose oldest session is kept even without
+	// users.
 	Usual time.Duration
 
-	// MaxLoad, if not 0, bounds the sum of the loads of a session's users.
+	// MaxLoad, if not 0, limits the sum of the loads of a session's users.
 	// Further users board another session of the same TTL. A session without a
 	// load has room for any user.
 	MaxLoad int
 }
 
-// Pool has the sessions of one driver. It owns one goroutine for each, from
-// Board until Over, and one until Buried.
+// Pool has the sessions of one driver. It owns one goroutine for each session,
+// from Board until Over, and one until Buried.
 type Pool[S Member] struct {
 	pool
 	newMember func(ttl time.Duration) S
 }
 
-// pool is the part of a Pool that its frames know. Its mutex guards the frames
-// too, and is never held while a Member is called.
+// pool is the part of a Pool that its frames know. Its mutex also guards the
+// frames, and is never held while a Member is called.
 type pool struct {
 	Policy
 	life *lifecycle.Lifecycle
@@ -105,7 +106,7 @@ type pool struct {
 }
 
 // NewPool returns the Pool of a driver with this lifecycle and clock. The
-// function makes sessions that have not been started.
+// function must return sessions that have not been started.
 func NewPool[S Member](life *lifecycle.Lifecycle, now func() int64, newMember func(ttl time.Duration) S) *Pool[S] {
 	return &Pool[S]{
 		pool:      pool{life: life, now: now, open: make(map[time.Duration][]*Frame), all: make(map[*Frame]struct{})},
@@ -114,9 +115,9 @@ func NewPool[S Member](life *lifecycle.Lifecycle, now func() int64, newMember fu
 }
 
 // Board returns an open session of a TTL, with the caller and its load as a
-// user. It fails with the error of Start, with driver.ErrClosed, and, when ctx
-// ends before the session has started, with the error of ctx and the session,
-// which may know why.
+// user. It fails with the error of Start or with driver.ErrClosed. If ctx ends
+// before the session has started, it returns the error of ctx and the session,
+// which may know the reason.
 func (p *Pool[S]) Board(ctx context.Context, ttl time.Duration, load int) (s S, err error) {
 	for {
 		f := p.enter(ttl, load)
@@ -150,7 +151,7 @@ func (p *Pool[S]) Board(ctx context.Context, ttl time.Duration, load int) (s S, 
 }
 
 // enter returns the first open session with room for a load, or a new one, with
-// the caller as a user, or nil if the driver is being closed.
+// the caller as a user. It returns nil if the driver is being closed.
 func (p *Pool[S]) enter(ttl time.Duration, load int) *Frame {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -186,7 +187,7 @@ func (p *Pool[S]) All() (all []S) {
 	return all
 }
 
-// strike takes a session off the list of those that are open. p.mu is held.
+// strike removes a session from the list of open sessions. p.mu is held.
 func (p *pool) strike(f *Frame) {
 	left := slices.DeleteFunc(p.open[f.ttl], func(other *Frame) bool { return other == f })
 	if len(left) == 0 {
@@ -207,7 +208,7 @@ type Frame struct {
 	err    error         // of Start
 	over   chan struct{}
 	buried chan struct{}
-	kick   chan struct{} // buffered; signaled when Tend has to be called
+	kick   chan struct{} // buffered; signaled when Tend must be called
 
 	// Guarded by pool.mu.
 	users   int
@@ -226,14 +227,14 @@ func (f *Frame) begin(p *pool, m Member, ttl time.Duration) {
 	f.idle = p.now()
 }
 
-// Ready returns a channel that is closed when Start has returned, and Err the
-// error of Start from then on.
+// Ready returns a channel that is closed when Start has returned. From then on
+// Err returns the error of Start.
 func (f *Frame) Ready() <-chan struct{} { return f.ready }
 
 // Err is described at Ready.
 func (f *Frame) Err() error { return f.err }
 
-// Over returns a channel that is closed when the session is dead, behind Lose.
+// Over returns a channel that is closed when the session is dead, after Lose.
 func (f *Frame) Over() <-chan struct{} { return f.over }
 
 // Buried returns a channel that is closed when Bury has returned.
@@ -259,15 +260,15 @@ func (f *Frame) Leave(load int) {
 	}
 }
 
-// AddLoad adds to the load of the session, for what its users have left behind,
-// or takes from it.
+// AddLoad changes the load of the session, for nodes or keys that its users
+// have left behind.
 func (f *Frame) AddLoad(load int) {
 	f.pool.mu.Lock()
 	defer f.pool.mu.Unlock()
 	f.load += load
 }
 
-// Look has Tend called soon.
+// Look makes the frame call Tend soon.
 func (f *Frame) Look() {
 	select {
 	case f.kick <- struct{}{}:
@@ -275,8 +276,8 @@ func (f *Frame) Look() {
 	}
 }
 
-// Retire lets no more users in. When the last of them has left, the session
-// dies: nothing else surely ends what a request without an answer may still do.
+// Retire lets no more users in. When the last user has left, the session dies:
+// nothing else is certain to end the effects of a request without an answer.
 func (f *Frame) Retire() {
 	f.pool.mu.Lock()
 	defer f.pool.mu.Unlock()
@@ -285,8 +286,8 @@ func (f *Frame) Retire() {
 	f.Look()
 }
 
-// Die ends a session, once: its holds are lost by the cause, and its waiters
-// see the end of Over.
+// Die ends a session, once. Its holds are lost with the cause, and its waiters
+// see that Over is closed.
 func (f *Frame) Die(cause error) {
 	p := f.pool
 	p.mu.Lock()
@@ -317,7 +318,7 @@ func (f *Frame) bury() {
 func (f *Frame) run() {
 	f.err = f.member.Start()
 	if f.err != nil {
-		f.Retire() // so that nobody boards a session that has failed
+		f.Retire() // so that no caller boards a session that has failed
 	}
 	close(f.ready)
 	if f.err != nil {
@@ -343,8 +344,8 @@ func (f *Frame) run() {
 	}
 }
 
-// isUseless reports whether nobody needs the session any more, and then lets
-// nobody in.
+// isUseless reports whether the session is no longer needed. If so, it lets no
+// more users in.
 func (f *Frame) isUseless() bool {
 	p := f.pool
 	p.mu.Lock()
@@ -362,8 +363,8 @@ func (f *Frame) isUseless() bool {
 	return true
 }
 
-// End is until when a session surely lasts, on the driver's clock. An end that
-// was seen to have passed never moves again: whoever has acted on it was right.
+// End is until when a session is guaranteed to last, on the driver's clock. An
+// end that was seen to have passed never moves again, so acting on it is safe.
 // The zero End, of a session that is not made yet, does not pass.
 type End struct {
 	at atomic.Int64 // odd once seen to have passed
@@ -372,8 +373,8 @@ type End struct {
 // Begin sets the end of a session that was made.
 func (e *End) Begin(at int64) { e.at.Store(at &^ 1) }
 
-// At returns the end. It is an even number, so that nobody sees the end move
-// when it has passed.
+// At returns the end. It is an even number, so that the end does not appear to
+// move when it has passed.
 func (e *End) At() int64 { return e.at.Load() &^ 1 }
 
 // Extend moves the end to a later time, and reports whether it had not passed.

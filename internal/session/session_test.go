@@ -16,7 +16,7 @@ import (
 
 const ttl = time.Minute
 
-// member is a session at no server. Tests call its methods in fake time.
+// member is a session without a server. Tests call its methods in fake time.
 type member struct {
 	Frame
 	starting <-chan struct{} // if not nil, Start waits for it
@@ -53,7 +53,7 @@ func (m *member) Tend() time.Duration {
 	if m.dies.Load() {
 		m.note("tended")
 		m.Die(driver.ErrSessionEnded)
-		m.Look() // as when its users leave at once
+		m.Look() // as if its users leave at once
 		return 0
 	}
 	return time.Duration(m.End.At() - m.now())
