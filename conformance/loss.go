@@ -140,7 +140,9 @@ func fixedRemovalIsTold(e *env) error {
 	var ways []func() error
 	for _, opts := range modes {
 		ways = append(ways, func() error {
-			c, name := e.renewing(), e.name() // one client each, because holds of one client may end with its session
+			// one client each, because holds of one client may end with its
+			// session
+			c, name := e.renewing(), e.name()
 			h := c.lock(name, append(opts, dsync.ExpireAfter(e.allowed(e.long()+2*detect)))...)
 			e.remove(name)
 			removed := time.Now()

@@ -244,7 +244,8 @@ func releaseMakesNoPermits(e *env) error {
 	if err := isNotHeld("the second release of permits", h.tryRelease(e.ctx)); err != nil {
 		return err
 	}
-	next := b.start(name, permits(2, limit)).granted() // including the permit of the lease that runs out
+	// including the permit of the lease that runs out
+	next := b.start(name, permits(2, limit)).granted()
 	if err := isNotHeld("the release of permits that ran out", brief.tryRelease(e.ctx)); err != nil {
 		return err
 	}

@@ -127,7 +127,8 @@ type stormUser struct {
 	*user
 	attempt history.Attempt
 	random  *rand.Rand
-	asks    *atomic.Pointer[history.Op] // the pending Lock of the client, if it has only one user; otherwise nil
+	// the pending Lock of the client, if it has only one user; otherwise nil
+	asks    *atomic.Pointer[history.Op]
 }
 
 // run makes workers do the given number of operations each; 0 means until the

@@ -106,7 +106,9 @@ type Violation struct {
 // Verdict is the result of [Judge]. A run is good if Err returns nil.
 type Verdict struct {
 	Violations []Violation // ordered by rule, and by time within a lock
-	Invalid    []string    // the reasons why the run proves nothing, whether or not there are violations
+	// the reasons why the run proves nothing, whether or not there are
+	// violations
+	Invalid    []string
 
 	Attempts, Granted, Refused, Unknown int // Unknown includes attempts that did not return
 	// holds that ended by Unlock; holds that were lost or ran out

@@ -421,7 +421,8 @@ func (j *judge) claim(a *attempt) {
 	case e.Kind == KindLose:
 		a.to.t, a.ending = min(a.deadline, e.Time), lost
 	case e.Time < a.deadline || e.Class == ClassRemoved || e.Class == ClassSessionEnded:
-		a.to.t, a.ending = min(a.deadline, a.evidence), lost // the time at which Done was closed is not known
+		// the time at which Done was closed is not known
+		a.to.t, a.ending = min(a.deadline, a.evidence), lost
 	}
 	a.end = a.to.t
 	if j.b.Detect > 0 && !a.confirmed() {
@@ -453,7 +454,8 @@ var harmless = []string{ClassLocked, ClassCanceled, ClassDeadline, ClassDeadlock
 func (j *judge) free(a *attempt) time.Duration {
 	end := a.returned // only a remnant can be left after this
 	if a.granted() {
-		if end = a.released; a.over != a.releasing { // the holder was notified before, or never released it
+		if end = a.released; a.over != a.releasing {
+			// the holder was notified before, or never released it
 			end = a.over
 		}
 	}

@@ -196,7 +196,8 @@ func closeWrite(c net.Conn) error {
 type proxy struct {
 	addr, target string
 	ln           net.Listener // nil while connections are refused
-	keeper       net.Conn     // is connected at addr, so no other process gets the port while ln is nil
+	// is connected at addr, so no other process gets the port while ln is nil
+	keeper       net.Conn
 }
 
 // Listen opens a proxy on the loopback interface and returns its address. Every

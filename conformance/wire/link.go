@@ -22,7 +22,9 @@ type link struct {
 	seen   []byte // the last bytes of the client, while a trap waits
 	trap   *trap  // the trap that a request has sprung
 	sent   bool   // the request of the trap has passed
-	silent bool   // the reply was lost: the client's end is closed, and the Wire reads the server to its end
+	// the reply was lost: the client's end is closed, and the Wire reads the
+	// server to its end
+	silent bool
 	torn   bool   // some bytes have vanished, or were changed
 
 	stranded bool // all bytes vanish, because of Strand

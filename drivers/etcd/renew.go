@@ -177,7 +177,8 @@ func (d *Driver) revoke(ctx context.Context, c *carrier) error {
 		answer, err := d.leases.LeaseRevoke(ctx, &pb.LeaseRevokeRequest{ID: int64(c.id)})
 		return answer.GetHeader(), err
 	})
-	if err == nil || isLeaseGone(err) && d.cluster.trouble() == nil { // errors do not identify the cluster
+	if err == nil || isLeaseGone(err) && d.cluster.trouble() == nil {
+		// errors do not identify the cluster
 		c.gone.Store(true)
 		return nil
 	}

@@ -351,7 +351,9 @@ func (g *gate) tryAt(ctx context.Context, b *backend, k slotKind, slot int) (*Me
 		return nil, err
 	}
 	m, err := describe(ctx, b, k, slot)
-	if m == nil || err != nil { // the slot has just been released, or the backend does not report holders
+	if m == nil || err != nil {
+		// the slot has just been released, or the backend does not report
+		// holders
 		return &Member{Phase: k.phase(), Slot: slot, passing: err == nil}, nil
 	}
 	return m, nil

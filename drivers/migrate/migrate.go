@@ -296,7 +296,8 @@ func weakest(a, b driver.Info) driver.Info {
 		Name:       "migrate",
 		Order:      driver.Unordered,
 		Fencing:    min(a.Fencing, b.Fencing),
-		KeepsAlive: a.KeepsAlive || b.KeepsAlive, // with a session of this package on the backend that has none
+		// with a session of this package on the backend that has none
+		KeepsAlive: a.KeepsAlive || b.KeepsAlive,
 		MinTTL:     max(a.MinTTL, b.MinTTL),
 		MaxTTL:     max(a.MaxTTL, b.MaxTTL),
 		TTLUnit:    common(a.TTLUnit, b.TTLUnit),

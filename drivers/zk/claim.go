@@ -144,7 +144,8 @@ func (q *claim) checkNodes(c *gozk.Conn) error {
 		if err != nil {
 			return err
 		}
-		if !exists || stat.EphemeralOwner != c.SessionID() { // another client has put another node in its place
+		if !exists || stat.EphemeralOwner != c.SessionID() {
+			// another client has put another node in its place
 			return gozk.ErrNoNode
 		}
 	}
