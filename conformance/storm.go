@@ -128,7 +128,7 @@ type stormUser struct {
 	attempt history.Attempt
 	random  *rand.Rand
 	// the pending Lock of the client, if it has only one user; otherwise nil
-	asks    *atomic.Pointer[history.Op]
+	asks *atomic.Pointer[history.Op]
 }
 
 // run makes workers do the given number of operations each; 0 means until the

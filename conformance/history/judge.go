@@ -108,7 +108,7 @@ type Verdict struct {
 	Violations []Violation // ordered by rule, and by time within a lock
 	// the reasons why the run proves nothing, whether or not there are
 	// violations
-	Invalid    []string
+	Invalid []string
 
 	Attempts, Granted, Refused, Unknown int // Unknown includes attempts that did not return
 	// holds that ended by Unlock; holds that were lost or ran out

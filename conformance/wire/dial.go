@@ -197,7 +197,7 @@ type proxy struct {
 	addr, target string
 	ln           net.Listener // nil while connections are refused
 	// is connected at addr, so no other process gets the port while ln is nil
-	keeper       net.Conn
+	keeper net.Conn
 }
 
 // Listen opens a proxy on the loopback interface and returns its address. Every

@@ -18,14 +18,14 @@ type link struct {
 	requests, replies pipe
 
 	// The fields below are guarded by wire.mu.
-	gone   bool   // both ends are closed
-	seen   []byte // the last bytes of the client, while a trap waits
-	trap   *trap  // the trap that a request has sprung
-	sent   bool   // the request of the trap has passed
+	gone bool   // both ends are closed
+	seen []byte // the last bytes of the client, while a trap waits
+	trap *trap  // the trap that a request has sprung
+	sent bool   // the request of the trap has passed
 	// the reply was lost: the client's end is closed, and the Wire reads the
 	// server to its end
 	silent bool
-	torn   bool   // some bytes have vanished, or were changed
+	torn   bool // some bytes have vanished, or were changed
 
 	stranded bool // all bytes vanish, because of Strand
 

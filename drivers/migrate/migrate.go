@@ -293,9 +293,9 @@ func (d *Driver) choose(o *Options) error {
 // phases. An order does not carry over from one backend to the other.
 func weakest(a, b driver.Info) driver.Info {
 	i := driver.Info{
-		Name:       "migrate",
-		Order:      driver.Unordered,
-		Fencing:    min(a.Fencing, b.Fencing),
+		Name:    "migrate",
+		Order:   driver.Unordered,
+		Fencing: min(a.Fencing, b.Fencing),
 		// with a session of this package on the backend that has none
 		KeepsAlive: a.KeepsAlive || b.KeepsAlive,
 		MinTTL:     max(a.MinTTL, b.MinTTL),
