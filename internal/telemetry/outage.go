@@ -11,24 +11,18 @@ import (
 // The methods of this file may be called with a lock held.
 
 // OutOfReach logs the start of an outage.
-func (t *Telemetry) OutOfReach(why Failure) {
-	if t.config.Logger == nil {
-		return
-	}
-	t.reports.add(func() {
-		more := append(t.said(why.Err), slog.String(string(keyErrorType), why.Type))
-		t.log(context.Background(), slog.LevelWarn, "backend out of reach", Lock{}, more...)
-	})
-}
+func (t *Telemetry) OutOfReach(why Failure) { t.warn("backend out of reach", why) }
 
 // Refused logs that the server does not accept the client.
-func (t *Telemetry) Refused(why Failure) {
+func (t *Telemetry) Refused(why Failure) { t.warn("backend refuses the client", why) }
+
+func (t *Telemetry) warn(text string, why Failure) {
 	if t.config.Logger == nil {
 		return
 	}
 	t.reports.add(func() {
 		more := append(t.said(why.Err), slog.String(string(keyErrorType), why.Type))
-		t.log(context.Background(), slog.LevelWarn, "backend refuses the client", Lock{}, more...)
+		t.log(context.Background(), slog.LevelWarn, text, Lock{}, more...)
 	})
 }
 
