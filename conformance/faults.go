@@ -84,7 +84,7 @@ func cutOff(e *env) error {
 	defer cancel()
 	for _, try := range []bool{true, false} {
 		_, err := c.ask(ctx, try, name)
-		ended := errors.Is(err, dsync.ErrUnavailable) || errors.Is(err, dsync.ErrUnknown) || errors.Is(err, context.DeadlineExceeded)
+		ended := isNoAnswer(err) || errors.Is(err, context.DeadlineExceeded)
 		if !ended || errors.Is(err, dsync.ErrLocked) {
 			return fmt.Errorf("%s, which is cut off, got %q, want ErrUnavailable, ErrUnknown or the error of its context, and not ErrLocked", c.label, outcome(err))
 		}

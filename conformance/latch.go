@@ -355,7 +355,7 @@ func (l *latch) through(fault func(*rawDriver), f func(ctx context.Context, id s
 		defer cancel()
 		err := f(ctx, id)
 		e.events.add(l.d.label, "a change of %q: %s", l.name, outcome(err))
-		known := errors.Is(err, driver.ErrUnknown) || errors.Is(err, driver.ErrUnavailable) || ctx.Err() != nil && errors.Is(err, ctx.Err())
+		known := isNoAnswer(err) || ctx.Err() != nil && errors.Is(err, ctx.Err())
 		if err != nil && !known {
 			e.endf("a change of %q during a fault got %w, want ErrUnknown, ErrUnavailable or the error of ctx", l.name, err)
 		}

@@ -147,7 +147,7 @@ func (d *rawDriver) inTime(name string, opts ...option) *request {
 // up with such a short TTL, as on a busy machine. By then the lease would have
 // ended, or the driver could not be sure of it. Acquire has returned.
 func (r *request) slow() bool {
-	return r.at.Sub(r.called) >= r.TTL/4 && (errors.Is(r.err, driver.ErrUnknown) || errors.Is(r.err, driver.ErrUnavailable))
+	return r.at.Sub(r.called) >= r.TTL/4 && isNoAnswer(r.err)
 }
 
 // refused returns an error unless the driver refuses name.
