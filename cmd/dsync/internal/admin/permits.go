@@ -60,7 +60,11 @@ Exit status
 				if asJSON {
 					return cli.WriteJSON(c.OutOrStdout(), []Report{r})
 				}
-				_, err = fmt.Fprintf(c.OutOrStdout(), "%s  %s\n", cli.Show(name), r.permits())
+				text := "no limit is kept"
+				if r.Limit > 0 {
+					text = r.permits() + ", " + cli.Count(r.Waiters) + " waiting"
+				}
+				_, err = fmt.Fprintf(c.OutOrStdout(), "%s  %s\n", cli.Show(name), text)
 				return err
 			})
 		},
@@ -68,12 +72,4 @@ Exit status
 	f.Add(c)
 	c.Flags().BoolVar(&asJSON, "json", false, "write JSON, as show does")
 	return c
-}
-
-// permits returns a text with the number of held permits and the limit.
-func (r *Report) permits() string {
-	if r.Limit == 0 {
-		return "no limit is kept"
-	}
-	return fmt.Sprintf("%d of %d permits held, %s waiting", r.Used, r.Limit, cli.Count(r.Waiters))
 }

@@ -184,10 +184,12 @@ func (r *Report) state() string {
 	case r.Mode == driver.Write.String():
 		return "written"
 	case r.Mode == driver.Permit.String():
-		return fmt.Sprintf("%d of %d permits held", r.Used, r.Limit)
+		return r.permits()
 	}
 	return "held"
 }
+
+func (r *Report) permits() string { return fmt.Sprintf("%d of %d permits held", r.Used, r.Limit) }
 
 // who returns a text that names the holder.
 func (r *Report) who() string {
