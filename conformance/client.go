@@ -76,6 +76,7 @@ func (e *env) connect() *connection {
 // harness does not have the function.
 func (c *connection) disturb(ability string, f func()) {
 	c.env.need(f != nil, "Link."+ability)
+	c.env.stalls.disturbed()
 	c.env.events.add(c.label, "link: %s", ability)
 	c.env.harness("Link."+ability, f)
 	c.env.events.add(c.label, "link: %s is in force", ability)

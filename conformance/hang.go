@@ -140,8 +140,10 @@ func inBubble(t *testing.T, f func(t *testing.T)) (err error) {
 	return nil
 }
 
-// stalls notices when this process or the server stands still. A lease that
-// runs out during a standstill, or a waiter whose session ends, is not a fault
+const thisProcess = "this process"
+
+// stalls notices when this process, the server or the way to it stands still. A
+// lease that runs out during a standstill, or a waiter whose session ends, is not a fault
 // of the driver. A nil *stalls notices nothing. It is used in fake time, in
 // which nothing stands still.
 type stalls struct {
@@ -149,6 +151,7 @@ type stalls struct {
 	cancel context.CancelFunc
 	work   sync.WaitGroup
 	of     []*standstill
+	way    *standstill // of answers to renewals and releases
 }
 
 // standstill is how long one party stood still.
@@ -172,7 +175,8 @@ type stall struct {
 // ping, unless nil, returns soon.
 func watchStalls(ttl time.Duration, ping func(context.Context) error) *stalls {
 	ctx, cancel := context.WithCancel(context.Background())
-	s := &stalls{ttl: ttl, cancel: cancel}
+	way := &standstill{who: "the way to the server"}
+	s := &stalls{ttl: ttl, cancel: cancel, of: []*standstill{way}, way: way}
 	watch := func(who string, usual time.Duration, act func() error) {
 		one := &standstill{who: who}
 		s.of = append(s.of, one)
@@ -186,7 +190,7 @@ func watchStalls(ttl time.Duration, ping func(context.Context) error) *stalls {
 		})
 	}
 	tick := max(ttl/100, time.Millisecond)
-	watch("this process", 2*tick, func() error {
+	watch(thisProcess, 2*tick, func() error {
 		time.Sleep(tick)
 		return nil
 	})
@@ -228,10 +232,31 @@ func (s *stalls) onPurpose() {
 	if s == nil {
 		return
 	}
-	for _, o := range s.of[1:] {
-		o.mu.Lock()
-		o.off = true
-		o.mu.Unlock()
+	for _, o := range s.of {
+		if o.who != thisProcess {
+			o.disable()
+		}
+	}
+}
+
+// disturbed is called before the check disturbs the way to the server.
+func (s *stalls) disturbed() {
+	if s != nil {
+		s.way.disable()
+	}
+}
+
+func (o *standstill) disable() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.off = true
+}
+
+// answered is called with the outcome of a renewal or release that was sent at
+// began.
+func (s *stalls) answered(began time.Time, err error) {
+	if s != nil && isNoAnswer(err) {
+		s.way.add(s.ttl, stall{began, time.Since(began)})
 	}
 }
 

@@ -71,6 +71,40 @@ func TestFailureBesideAStallOfTheServerIsInvalid(t *testing.T) {
 	}
 }
 
+// slowRenewals has leases whose renewals have no answer within half their TTL.
+type slowRenewals struct{ driver.Driver }
+
+type slowRenewal struct{ driver.Lease }
+
+func (d slowRenewals) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, error) {
+	l, err := d.Driver.Acquire(ctx, r)
+	return slowRenewal{l}, err
+}
+
+func (slowRenewal) Renew(_ context.Context, ttl time.Duration) error {
+	time.Sleep(ttl / 2)
+	return fmt.Errorf("no answer: %w", driver.ErrUnknown)
+}
+
+func TestFailureAfterASlowAnswerIsInvalid(t *testing.T) {
+	h := inRealTime(func(d *memory.Driver) driver.Driver { return slowRenewals{d} })
+	h.TTL = 100 * time.Millisecond
+	for _, test := range []struct {
+		disturb func(*rawDriver)
+		want    string
+	}{{func(*rawDriver) {}, "invalid"}, {(*rawDriver).loseAnswers, "broken"}} {
+		r := check{"group/name", "A promise.", func(e *env) error {
+			d := e.driver()
+			lease := d.hold(e.name())
+			test.disturb(d)
+			return lease.renew(e.ttl())
+		}}.result(t, h)
+		if r.outcome() != test.want {
+			t.Errorf("the check is %s with %q (stalled: %q), want %s", r.outcome(), r.err, r.stalled, test.want)
+		}
+	}
+}
+
 // TestInvalidCheckFailsTheRun runs, in another process, a check that cannot be
 // judged, and checks the process's exit, output and report.
 func TestInvalidCheckFailsTheRun(t *testing.T) {

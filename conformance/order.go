@@ -76,6 +76,8 @@ func (r *request) queued(n int) *request {
 	e.poll(fmt.Sprintf("%d wait for %q", n, r.Name), func() error {
 		s, err := inspector.Inspect(e.ctx, r.Name)
 		switch {
+		case r.isDone():
+			return nil
 		case errors.Is(err, errors.ErrUnsupported):
 			return nil
 		case err == nil && s.Waiters >= 0 && s.Waiters < n:

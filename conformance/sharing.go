@@ -227,7 +227,8 @@ func writerFirst(e *env) error {
 		})
 	}
 	ordered := e.driverInfo().ReadWrite.Order != driver.Unordered
-	r := w.start(name, writing).waits()
+	r := w.start(name, writing)
+	r.waitsOrEnds() // it does not wait if just then no reader has the name
 	if ordered {
 		r.queued(1)
 	}

@@ -303,12 +303,14 @@ func (l *tapLease) Session() (time.Time, time.Duration) {
 // Renew implements driver.Lease.
 func (l *tapLease) Renew(ctx context.Context, ttl time.Duration) error {
 	l.add("renew for %v", ttl)
+	began := time.Now()
 	err := l.Lease.Renew(ctx, ttl)
-	l.renewed(err)
+	l.renewed(began, err)
 	return err
 }
 
-func (l *tapLease) renewed(err error) {
+func (l *tapLease) renewed(began time.Time, err error) {
+	l.tap.env.stalls.answered(began, err)
 	if err != nil {
 		l.tap.mu.Lock()
 		l.tap.renewal = fmt.Sprintf("the last renewal that failed, at %s, got %q", l.tap.env.events.at(time.Now()), err)
@@ -320,7 +322,9 @@ func (l *tapLease) renewed(err error) {
 // Release implements driver.Lease.
 func (l *tapLease) Release(ctx context.Context) error {
 	l.add("release")
+	began := time.Now()
 	err := l.Lease.Release(ctx)
+	l.tap.env.stalls.answered(began, err)
 	history.Answered(ctx, l.mode, l.granted, err)
 	l.add("release: %s", outcome(err))
 	return err
@@ -370,9 +374,10 @@ func (b tapBatch) RenewAll(ctx context.Context, leases []driver.Lease, done func
 		inner[i] = taps[i].Lease
 	}
 	b.tap.env.events.add(b.tap.label, "renew %d leases", len(leases))
+	began := time.Now()
 	b.inner.RenewAll(ctx, inner, func(i int, err error) {
 		if i >= 0 && i < len(taps) {
-			taps[i].renewed(err)
+			taps[i].renewed(began, err)
 		}
 		done(i, err)
 	})
