@@ -100,7 +100,6 @@ type node struct {
 	// Of the goroutine.
 	client    rueidis.Client
 	commands  []rueidis.Completed
-	single    [1]rueidis.RedisResult
 	known     uint64 // the connection, by Dialer.Made, over which look has seen the server; 0: none
 	cleared   uint64 // the last connection from which no more requests can arrive
 	server    identity
@@ -279,7 +278,7 @@ func (n *node) carryOut(batch []task) {
 	sent := batch[:0]
 	for _, t := range batch {
 		if c, ok := t.command(n, at); ok {
-			commands, sent = append(commands, c), append(sent, t)
+			commands, sent = append(commands, c.Pin()), append(sent, t) // do may send it again
 		}
 	}
 	n.commands = commands
@@ -287,7 +286,7 @@ func (n *node) carryOut(batch []task) {
 		n.flight.Store(0)
 		return
 	}
-	results := n.do(commands, sent, at)
+	results := n.do(commands)
 	err := n.transportError(results)
 	n.flight.Store(0)
 	if err == nil {
@@ -306,52 +305,33 @@ func (n *node) carryOut(batch []task) {
 		n.leaveServer()
 	}
 	for i, t := range sent {
-		switch {
-		case t == nil: // again left it out
-		case unseen != nil:
+		if unseen != nil {
 			t.answer(n, rueidis.RedisResult{}, unseen)
-		default:
+		} else {
 			t.answer(n, results[i], results[i].Error())
 		}
 	}
 }
 
-// do sends commands. Commands with a script unknown to the server are repeated,
-// after the script.
-func (n *node) do(commands []rueidis.Completed, tasks []task, at int64) []rueidis.RedisResult {
-	if len(commands) == 1 {
-		n.single[0] = n.client.Do(context.Background(), commands[0])
-		if redisdial.IsNoScript(n.single[0].Error()) {
-			return n.again(n.single[:], tasks, at)
-		}
-		return n.single[:]
-	}
+// do sends commands. A server that does not know a script gets the scripts, and
+// the commands that need them again.
+func (n *node) do(commands []rueidis.Completed) []rueidis.RedisResult {
 	results := n.client.DoMulti(context.Background(), commands...)
-	if slices.ContainsFunc(results, func(r rueidis.RedisResult) bool { return redisdial.IsNoScript(r.Error()) }) {
-		return n.again(results, tasks, at)
-	}
-	return results
-}
-
-// again repeats the requests that need the scripts. Tasks that need no request
-// any more are left out, and set to nil.
-func (n *node) again(results []rueidis.RedisResult, tasks []task, at int64) []rueidis.RedisResult {
-	b := n.client.B()
-	repeat := n.loads(b)
-	loads := len(repeat)
 	var which []int
 	for i, r := range results {
-		if !redisdial.IsNoScript(r.Error()) {
-			continue
-		}
-		if c, ok := tasks[i].command(n, at); ok {
-			repeat, which = append(repeat, c), append(which, i)
-		} else {
-			tasks[i] = nil
+		if redisdial.IsNoScript(r.Error()) {
+			which = append(which, i)
 		}
 	}
-	results = slices.Clone(results)
-	for i, r := range n.client.DoMulti(context.Background(), repeat...)[loads:] {
+	if which == nil {
+		return results
+	}
+	again := n.loads(n.client.B())
+	loads := len(again)
+	for _, i := range which {
+		again = append(again, commands[i])
+	}
+	for i, r := range n.client.DoMulti(context.Background(), again...)[loads:] {
 		results[which[i]] = r
 	}
 	return results
