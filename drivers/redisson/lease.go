@@ -4,11 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 	"time"
-
-	"github.com/redis/rueidis"
 
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/internal/linked"
@@ -178,9 +175,6 @@ func (l *lease) cleaned(told int64) {
 }
 
 func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
-	if ttl == 0 {
-		return l.ask(ctx)
-	}
 	d := l.driver
 	client, err := d.nodeOf(ctx, l.request.Name)
 	if err != nil {
@@ -194,53 +188,6 @@ func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
 	return err
 }
 
-// ask queries whether the server still has the hold, and changes nothing.
-func (l *lease) ask(ctx context.Context) error {
-	if !l.isHeld() {
-		return driver.ErrNotHeld
-	}
-	has, err := l.driver.has(ctx, l.request)
-	if err == nil && !has {
-		return l.gone()
-	}
-	return err
-}
-
-// has queries whether the server has a hold. A key of another kind has no hold.
-func (d *Driver) has(ctx context.Context, r *driver.Request) (bool, error) {
-	b := d.client.B()
-	commands := []rueidis.Completed{b.Hexists().Key(r.Name).Field(fieldOf(r.Mode, r.Hold)).Build()}
-	switch r.Mode {
-	case driver.Permit:
-		commands[0] = b.Zmscore().Key(endsKey(r.Name)).Member(permitMembers(r.Hold, r.Permits)...).Build()
-	case driver.Read:
-		commands = append(commands, b.Pttl().Key(timeoutKey(r.Mode, r.Name, r.Hold)).Build())
-	}
-	results := d.doMulti(ctx, d.client, commands)
-	for _, result := range results {
-		if err := result.Error(); isWrongType(err) {
-			return false, nil
-		} else if err != nil {
-			return false, redisdriver.Explain(ctx, r.Name, err)
-		}
-	}
-	if r.Mode == driver.Permit {
-		ends, err := results[0].ToArray()
-		if err != nil {
-			return false, redisdriver.ErrAnswer
-		}
-		return !slices.ContainsFunc(ends, func(end rueidis.RedisMessage) bool { return end.IsNil() }), nil
-	}
-	for i, absent := range []int64{0, -2}[:len(results)] {
-		if answer, err := results[i].ToInt64(); err != nil {
-			return false, redisdriver.ErrAnswer
-		} else if answer == absent {
-			return false, nil
-		}
-	}
-	return true, nil
-}
-
 // overwritten reports whether a request failed because another user overwrote
 // the key of a hold. The error may also be about a key that belongs to the
 // lock, such as a queue. In this case the server still has the hold.
@@ -248,8 +195,9 @@ func (d *Driver) overwritten(ctx context.Context, r *driver.Request, err error) 
 	if !isWrongType(err) {
 		return false
 	}
-	has, err := d.has(ctx, r)
-	return err == nil && !has
+	calls, _ := d.renewCalls([]due{{lease: &lease{request: r}}})
+	held, err := d.query(ctx, calls[0]).ToString()
+	return err == nil && held == "0"
 }
 
 // gone notes that the server does not have the hold.

@@ -3,7 +3,6 @@ package redisson
 import (
 	"context"
 	"crypto/sha1"
-	"encoding/binary"
 	"encoding/hex"
 	"strconv"
 	"time"
@@ -34,16 +33,6 @@ func permitKeys(name string, keys []string) []string { return append(keys, name,
 func permitArgs(hold string, n int, args []string) []string {
 	sum := sha1.Sum([]byte(hold))
 	return append(args, string(sum[:12]), strconv.Itoa(n))
-}
-
-// permitMembers returns the members of a hold: see permits.lua.
-func permitMembers(hold string, n int) []string {
-	members := make([]string, n)
-	first := permitArgs(hold, n, nil)[0]
-	for i := range members {
-		members[i] = string(binary.BigEndian.AppendUint32([]byte(first), uint32(i+1)))
-	}
-	return members
 }
 
 // tellPermitsArgs adds the arguments with which scripts notify the waiters for

@@ -122,7 +122,11 @@ func (d *Driver) renewSome(ctx context.Context, client rueidis.Client, some []du
 		return
 	}
 	calls, counts := d.renewCalls(sent)
-	results, acks := d.evalAll(ctx, client, calls, d.options.WaitReplicas)
+	replicas := d.options.WaitReplicas
+	if sent[0].ttl == 0 { // alone, and nothing changes
+		replicas = 0
+	}
+	results, acks := d.evalAll(ctx, client, calls, replicas)
 	for i, result := range results {
 		d.renewed(ctx, sent[:counts[i]], result, acks, done)
 		sent = sent[counts[i]:]
@@ -193,7 +197,7 @@ func (x *due) end(answer byte, acks int) error {
 	d := l.driver
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	defer l.term.Answered()
+	defer l.term.Answered(x.Renewal)
 	switch {
 	case answer == '0':
 		l.forget()
@@ -204,7 +208,7 @@ func (x *due) end(answer byte, acks int) error {
 		return fmt.Errorf("%w: the server is a replica, which renews no locks", driver.ErrUnavailable)
 	case answer != '1':
 		return fmt.Errorf("%w: key %q cannot be renewed", driver.ErrUnavailable, l.request.Name)
-	case acks < d.options.WaitReplicas:
+	case x.ttl > 0 && acks < d.options.WaitReplicas:
 		return d.notReplicated(acks)
 	}
 	return l.term.Renewed(x.Renewal, d.life.Now())

@@ -189,9 +189,7 @@ func (r *renewal) outcome(ctx context.Context, i int, l *lease) error {
 	r.mu.Unlock()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if r.ttl > 0 { // overlapping renewals may have been queued in different orders
-		defer l.term.Answered()
-	}
+	defer l.term.Answered(r.terms[i]) // overlapping renewals may have been queued in different orders
 	switch {
 	case l.phase != held:
 		return driver.ErrNotHeld
@@ -224,13 +222,10 @@ func (r *renewal) outcome(ctx context.Context, i int, l *lease) error {
 func (l *lease) beginRenewal(at int64, ttl time.Duration) (r redisdriver.Renewal, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	switch {
-	case l.phase != held:
-		return r, false
-	case ttl == 0: // changes nothing
-		return r, at < l.term.Expires()
+	if l.phase == held {
+		r, ok = l.term.Begin(at, ttl)
 	}
-	return l.term.Begin(at, ttl)
+	return r, ok
 }
 
 // rejoin has nodes without the value, such as a restarted node, set the value

@@ -129,7 +129,7 @@ type Renewal struct {
 }
 
 // Shortens reports whether the renewal shortens the hold.
-func (r Renewal) Shortens() bool { return r.at+r.ttl < r.before }
+func (r Renewal) Shortens() bool { return r.ttl > 0 && r.at+r.ttl < r.before }
 
 // Expires returns the end of the lease.
 func (t *Term) Expires() int64 { return t.expires.Load() }
@@ -146,16 +146,13 @@ func (t *Term) Extend(end int64) { t.lasts = max(t.lasts, end) }
 // Over returns when nothing is left of the hold in any case.
 func (t *Term) Over() int64 { return t.lasts + int64(Late) }
 
-// Renewing reports whether a renewal was sent and not answered.
-func (t *Term) Renewing() bool { return t.renewing > 0 }
-
 // Begin notes that a renewal is about to be sent, unless the lease has ended.
 // From here on the hold may end as early as this renewal requests, whatever its
-// outcome.
+// outcome. A renewal with a TTL of 0 asks for the hold, and changes nothing.
 func (t *Term) Begin(at int64, ttl time.Duration) (r Renewal, ok bool) {
 	r = Renewal{at, int64(ttl), t.Expires()}
-	if at >= r.before {
-		return r, false
+	if at >= r.before || ttl == 0 {
+		return r, at < r.before
 	}
 	if t.renewing == 0 || r.ttl < t.shortest {
 		t.shortest = r.ttl
@@ -171,7 +168,10 @@ func (t *Term) Begin(at int64, ttl time.Duration) (r Renewal, ok bool) {
 // so the shortest of them counts.
 func (t *Term) Renewed(r Renewal, now int64) error {
 	expires := t.Expires()
-	if now >= expires {
+	switch {
+	case r.ttl == 0:
+		return nil
+	case now >= expires:
 		return fmt.Errorf("%w: the answer came after the end of the lease", driver.ErrUnknown)
 	}
 	t.expires.Store(max(expires, r.at+min(r.ttl, t.shortest)))
@@ -179,13 +179,17 @@ func (t *Term) Renewed(r Renewal, now int64) error {
 }
 
 // Answered ends a renewal with an answer, after Renewed.
-func (t *Term) Answered() { t.renewing-- }
+func (t *Term) Answered(r Renewal) {
+	if r.ttl > 0 {
+		t.renewing--
+	}
+}
 
 // Refused ends a renewal that was not executed, and so does not shorten the
 // hold.
 func (t *Term) Refused(r Renewal, now int64) {
 	expires := t.Expires()
-	if t.renewing--; t.renewing == 0 && expires == r.at+r.ttl && now < expires {
+	if t.Answered(r); t.renewing == 0 && expires == r.at+r.ttl && now < expires {
 		t.expires.Store(max(expires, r.before))
 	}
 }
