@@ -36,21 +36,12 @@ func (d *Driver) Close(ctx context.Context) error {
 	}
 	ghosts := d.ghosts.Finish(ctx)
 	d.topics.Close()
-	d.sender.end()
 	d.life.End()
-
-	finished := make(chan struct{})
-	go func() { // ends with the driver's goroutines: when their requests are answered or fail
-		d.life.Wait()
+	d.life.Finish(ctx, func() { // when the requests are answered or fail
 		if d.dialer != nil {
 			d.closeClient(ctx)
 		}
-		close(finished)
-	}()
-	select {
-	case <-finished:
-	case <-ctx.Done():
-	}
+	})
 	if waiting+ghosts == 0 {
 		return nil
 	}

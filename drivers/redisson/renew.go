@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -167,6 +168,9 @@ func (d *Driver) renewed(ctx context.Context, sent []due, result rueidis.RedisRe
 	}
 	if err != nil && d.cluster {
 		d.nodes.Expire()
+	}
+	if strings.IndexByte(answers, replicaAnswer) >= 0 {
+		d.leaveServer()
 	}
 	for i, x := range sent {
 		if err != nil {

@@ -5,7 +5,7 @@ import (
 	"embed"
 	"errors"
 	"fmt"
-	"strings"
+	"slices"
 	"time"
 
 	"github.com/redis/rueidis"
@@ -77,10 +77,15 @@ func (d *Driver) eval(ctx context.Context, sc *redisdriver.Script, keys, args []
 	if redisdial.IsNoScript(result.Error()) {
 		result = d.client.Do(ctx, c.CommandByText(d.client.B()))
 	}
-	if redisdial.IsDemoted(result.Error()) {
+	d.checkRole(result)
+	return result
+}
+
+// checkRole leaves a server that refused a request because it is a replica.
+func (d *Driver) checkRole(results ...rueidis.RedisResult) {
+	if slices.ContainsFunc(results, func(r rueidis.RedisResult) bool { return redisdial.IsDemoted(r.Error()) }) {
 		d.leaveServer()
 	}
-	return result
 }
 
 // leaveServer closes the connections to a server that became a replica, so that
@@ -93,11 +98,7 @@ func (d *Driver) leaveServer() {
 
 // do sends one request, as doMulti does.
 func (d *Driver) do(ctx context.Context, cmd rueidis.Completed) rueidis.RedisResult {
-	result := d.doMulti(ctx, d.client, []rueidis.Completed{cmd})[0]
-	if redisdial.IsDemoted(result.Error()) {
-		d.leaveServer()
-	}
-	return result
+	return d.doMulti(ctx, d.client, []rueidis.Completed{cmd})[0]
 }
 
 // query runs a script that no replica needs to confirm.
@@ -116,6 +117,7 @@ func (d *Driver) doMulti(ctx context.Context, client rueidis.CoreClient, cmds []
 	}
 	select {
 	case results := <-answers:
+		d.checkRole(results...)
 		return results
 	case <-ctx.Done():
 		return failAll(len(cmds), ctx.Err())
@@ -141,16 +143,10 @@ func (d *Driver) evalAll(ctx context.Context, client rueidis.Client, calls []red
 	results, acks := d.sendAll(ctx, client, cmds, replicas, d.options.WaitLimit)
 	var unknown []int
 	var again []rueidis.Completed
-	demoted := false
 	for i, result := range results {
-		text, err := result.ToString()
-		demoted = demoted || redisdial.IsDemoted(err) || err == nil && calls[i].Script == renewScript && strings.IndexByte(text, replicaAnswer) >= 0
 		if redisdial.IsNoScript(result.Error()) {
 			unknown, again = append(unknown, i), append(again, calls[i].CommandByText(client.B()))
 		}
-	}
-	if demoted {
-		d.leaveServer()
 	}
 	if len(unknown) == 0 {
 		return results, acks

@@ -31,7 +31,6 @@ type sender struct {
 	mu    sync.Mutex
 	queue []*op
 	busy  int // goroutines that take ops from the queue
-	ended bool
 }
 
 // add queues an op for execution.
@@ -47,20 +46,21 @@ func (s *sender) add(o *op) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.ended {
-		o.state.Store(taken)
-		s.fail(o)
-		return
-	}
 	s.queue = append(s.queue, o)
 	s.wake()
 }
 
-// wake starts a goroutine that takes the ops in the queue. It is called with mu
-// held.
+// wake starts a goroutine that takes the ops in the queue, or fails them if the
+// driver has ended. It is called with mu held.
 func (s *sender) wake() {
-	if len(s.queue) > 0 && s.busy < maxSenders && s.driver.life.Go(s.run) {
+	switch {
+	case len(s.queue) == 0 || s.busy == maxSenders:
+	case s.driver.life.Go(s.run):
 		s.busy++
+	case s.busy == 0:
+		for _, o := range s.take(nil) {
+			s.fail(o)
+		}
 	}
 }
 
@@ -105,19 +105,6 @@ func (s *sender) take(ops []*op) []*op {
 	clear(s.queue[len(rest):])
 	s.queue = rest
 	return ops
-}
-
-// end fails the ops in the queue.
-func (s *sender) end() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.ended = true
-	for _, o := range s.queue {
-		if o.state.CompareAndSwap(queued, taken) {
-			s.fail(o)
-		}
-	}
-	s.queue = nil
 }
 
 func (s *sender) send(b *batch) {
