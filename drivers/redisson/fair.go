@@ -62,7 +62,7 @@ func (o *op) fairArgs(d *Driver, args []string) []string {
 	case o.again:
 		how = "again"
 	}
-	return d.tellArgs(r.Name, append(args, r.Hold, d.milliseconds(r.TTL), how))
+	return d.tellArgs(r.Name, append(args, r.Hold, redisdriver.TTLText(r.TTL), how))
 }
 
 // tellArgs adds the arguments with which the fair scripts notify a waiter: the

@@ -9,6 +9,7 @@ import (
 	"sync"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/redisdriver"
 )
 
 // Prefixes of the keys and channels that belong to a lock.
@@ -203,7 +204,7 @@ func readWriteKeys(r *driver.Request, intents bool, keys []string) []string {
 // hold, without those for tokens.
 func (o *op) readWriteArgs(d *Driver, args []string) []string {
 	r := o.request
-	args = append(args, fieldOf(r.Mode, r.Hold), d.milliseconds(r.TTL))
+	args = append(args, fieldOf(r.Mode, r.Hold), redisdriver.TTLText(r.TTL))
 	if r.Mode == driver.Read {
 		return args
 	}

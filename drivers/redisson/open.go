@@ -127,7 +127,6 @@ func readTarget(u *driver.URL) (*target, error) {
 // settle sets the options that follow from the mode.
 func (t *target) settle() {
 	o := &t.option
-	o.AlwaysPipelining = true
 	switch t.mode {
 	case "single":
 		o.ForceSingleClient = true

@@ -63,7 +63,6 @@ package redisson
 import (
 	"errors"
 	"fmt"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -175,7 +174,6 @@ type Driver struct {
 	label   atomic.Int32 // of the database: see redistopic.Label
 
 	sequences string // the prefix of the keys of token sequences
-	ttlText   atomic.Pointer[ttlText]
 	noted     atomic.Pointer[noteText]
 	ops       sync.Pool // of *op
 	checked   server    // what the driver knows about the server
@@ -298,22 +296,4 @@ func (d *Driver) tokenKey(name string) string {
 		return prefixName(tokenPrefix, name)
 	}
 	return ""
-}
-
-// ttlText is a TTL in the format of Redis.
-type ttlText struct {
-	ttl  time.Duration
-	text string
-}
-
-// milliseconds formats a TTL for Redis, rounded up so that the server never
-// ends a lease before Expires. It keeps the last text, because most TTLs are
-// the same.
-func (d *Driver) milliseconds(ttl time.Duration) string {
-	last := d.ttlText.Load()
-	if last == nil || last.ttl != ttl {
-		last = &ttlText{ttl, strconv.FormatInt(redisdriver.Milliseconds(ttl), 10)}
-		d.ttlText.Store(last)
-	}
-	return last.text
 }

@@ -145,10 +145,10 @@ func (d *Driver) renewCalls(sent []due) (calls []redisdriver.Call, counts []int)
 		script := renewScript
 		if x.permits() {
 			script, keys = permitRenewScript, permitKeys(r.Name, keys[:0])
-			args = append(permitArgs(r.Hold, r.Permits, args), d.milliseconds(x.ttl))
+			args = append(permitArgs(r.Hold, r.Permits, args), redisdriver.TTLText(x.ttl))
 		} else {
 			keys = append(keys, r.Name)
-			args = append(args, fieldOf(r.Mode, r.Hold), d.milliseconds(x.ttl), timeoutKey(r.Mode, r.Name, r.Hold))
+			args = append(args, fieldOf(r.Mode, r.Hold), redisdriver.TTLText(x.ttl), timeoutKey(r.Mode, r.Name, r.Hold))
 		}
 		if i+1 < len(sent) && n < renewKeys && members < maxPermits && x.compare(sent[i+1]) == 0 {
 			continue

@@ -86,15 +86,15 @@ func (o *op) args(d *Driver, args []string) []string {
 	case o.lease != nil:
 		return d.releaseArgs(r, args, r.Hold)
 	case r.Mode == driver.Permit:
-		return append(permitArgs(r.Hold, r.Permits, args), strconv.Itoa(r.Limit), d.milliseconds(r.TTL))
+		return append(permitArgs(r.Hold, r.Permits, args), strconv.Itoa(r.Limit), redisdriver.TTLText(r.TTL))
 	case r.Mode != driver.Exclusive:
 		args = o.readWriteArgs(d, args)
 	case d.options.Fair:
 		args = o.fairArgs(d, args)
 	case o.turn != "":
-		args = append(d.wordArgs(append(args, o.turn)), d.lineLabel(), r.Hold, d.milliseconds(r.TTL))
+		args = append(d.wordArgs(append(args, o.turn)), d.lineLabel(), r.Hold, redisdriver.TTLText(r.TTL))
 	default:
-		args = append(args, r.Hold, d.milliseconds(r.TTL))
+		args = append(args, r.Hold, redisdriver.TTLText(r.TTL))
 	}
 	if o.tokens > 0 {
 		args = append(args, strconv.Itoa(o.tokens), d.tokenKind(), d.holderText(r))

@@ -229,7 +229,7 @@ func (b *batch) fill(d *Driver) {
 		if t.marks {
 			marks = "m"
 		}
-		b.args = append(b.args, strconv.Itoa(n), t.turn, d.milliseconds(t.ttl), tokens, marks, t.text)
+		b.args = append(b.args, strconv.Itoa(n), t.turn, redisdriver.TTLText(t.ttl), tokens, marks, t.text)
 		for _, o := range rest[:n] {
 			if b.args = append(b.args, o.request.Hold); t.tokens > 0 {
 				b.args = append(b.args, d.tokenKey(o.request.Name))

@@ -384,14 +384,9 @@ func (n *node) leaveServer() {
 }
 
 // connect makes the client, which from then on makes connections when needed.
-func (n *node) connect() error {
-	if n.client != nil {
-		return nil
-	}
-	client, err := rueidis.NewClient(n.option)
-	n.client = client
-	if client == nil && err == nil {
-		err = errors.New("no client")
+func (n *node) connect() (err error) {
+	if n.client == nil {
+		n.client, err = rueidis.NewClient(n.option)
 	}
 	return err
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -73,7 +72,7 @@ func (d *Driver) renew(ctx context.Context, leases []*lease, ttl time.Duration, 
 		driver: d, leases: make([]*lease, 0, len(leases)), ttl: ttl, done: make(chan struct{}), pending: len(d.nodes),
 		keys: make([]string, 0, len(leases)), args: make([]string, 1, 1+len(leases)),
 	}
-	r.args[0] = strconv.FormatInt(redisdriver.Milliseconds(ttl), 10)
+	r.args[0] = redisdriver.TTLText(ttl)
 	which := make([]int, 0, len(leases))
 	at := d.life.Now()
 	for i, l := range leases {

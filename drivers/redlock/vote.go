@@ -3,7 +3,6 @@ package redlock
 import (
 	"errors"
 	"io/fs"
-	"strconv"
 
 	"github.com/redis/rueidis"
 
@@ -102,7 +101,7 @@ func (v *vote) command(n *node, at int64) (rueidis.Completed, bool) {
 	l.term.Extend(at + int64(ttl))
 	if n.driver.single() {
 		return n.client.B().Evalsha().Sha1(takeScript.SHA).Numkeys(1).Key(l.request.Name).
-			Arg(l.value, strconv.FormatInt(redisdriver.Milliseconds(ttl), 10), sealValue).Build(), true
+			Arg(l.value, redisdriver.TTLText(ttl), sealValue).Build(), true
 	}
 	return n.client.B().Set().Key(l.request.Name).Value(l.value).Nx().PxMilliseconds(redisdriver.Milliseconds(ttl)).Build(), true
 }

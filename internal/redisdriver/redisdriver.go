@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -198,3 +199,6 @@ func (t *Term) Refused(r Renewal, now int64) {
 func Milliseconds(ttl time.Duration) int64 {
 	return int64((ttl + time.Millisecond - 1) / time.Millisecond)
 }
+
+// TTLText formats a TTL for a script.
+func TTLText(ttl time.Duration) string { return strconv.FormatInt(Milliseconds(ttl), 10) }
