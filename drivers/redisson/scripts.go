@@ -18,14 +18,7 @@ import (
 //go:embed lua
 var luaFiles embed.FS
 
-// lua returns the text of a file: a script, or functions of scripts.
-func lua(name string) string {
-	text, err := luaFiles.ReadFile("lua/" + name + ".lua")
-	if err != nil {
-		panic(err)
-	}
-	return string(text)
-}
+func lua(name string) string { return redisdriver.Lua(luaFiles, "lua/"+name) }
 
 var (
 	acquireScript = redisdriver.NewScript(lua("take") + lua("acquire") + "return acquire(KEYS[1], ARGV[1], ARGV[2], KEYS[2], ARGV[3], ARGV[4], ARGV[5], KEYS[3])\n")

@@ -182,37 +182,21 @@ func fields(info string) map[string]string {
 // checkNodes waits until the nodes were checked, except for late nodes beyond a
 // majority. It fails if too few can be reached or a node is not fit.
 func (d *Driver) checkNodes(ctx context.Context) error {
-	replies, err := d.askEach(func(b rueidis.Builder) rueidis.Completed { return b.Ping().Build() })
-	if err != nil {
-		return err
-	}
-	var enough <-chan time.Time
+	replies, err := d.askEach(ctx, redisdial.ConnectFor, func(b rueidis.Builder) rueidis.Completed { return b.Ping().Build() })
 	var last error
 	reached := 0
-	for range d.nodes {
-		select {
-		case r := <-replies:
-			switch {
-			case r.err != nil:
-				last = r.node.of(refusal(r.err))
-			case r.unfit != nil:
-				return r.node.of(r.unfit)
-			default:
-				reached++
-			}
-		case <-enough:
-			return nil
-		case <-ctx.Done():
-			return errors.Join(ctx.Err(), last)
-		}
-		if reached >= d.quorum && enough == nil {
-			timer := time.NewTimer(redisdial.ConnectFor)
-			defer timer.Stop()
-			enough = timer.C
+	for _, r := range replies {
+		switch {
+		case r.err != nil:
+			last = r.node.of(refusal(r.err))
+		case r.unfit != nil:
+			return r.node.of(r.unfit)
+		default:
+			reached++
 		}
 	}
-	if reached < d.quorum {
-		return last
+	if err != nil || reached < d.quorum {
+		return errors.Join(err, last)
 	}
 	return nil
 }

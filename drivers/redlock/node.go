@@ -3,7 +3,7 @@ package redlock
 import (
 	"cmp"
 	"context"
-	_ "embed"
+	"embed"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -61,13 +61,34 @@ type reply struct {
 	unfit  error // why the node cannot keep locks
 }
 
-// askEach sends a request to each node, unless the driver is closed.
-func (d *Driver) askEach(build func(b rueidis.Builder) rueidis.Completed) (<-chan reply, error) {
-	replies := make(chan reply, len(d.nodes))
-	take := func(n *node, result rueidis.RedisResult, err error) { replies <- reply{n, result, err, n.server.err} }
+// askEach sends a request to each node. It returns when all nodes have answered,
+// when the patience for the nodes behind a majority is over, or when ctx ends.
+func (d *Driver) askEach(ctx context.Context, patience time.Duration, build func(b rueidis.Builder) rueidis.Completed) (replies []reply, err error) {
+	answers := make(chan reply, len(d.nodes))
+	take := func(n *node, result rueidis.RedisResult, err error) { answers <- reply{n, result, err, n.server.err} }
 	for _, n := range d.nodes {
 		if !n.add(question{build, take}) {
 			return nil, driver.ErrClosed
+		}
+	}
+	var late <-chan time.Time
+	for reached := 0; len(replies) < len(d.nodes); {
+		select {
+		case r := <-answers:
+			if replies = append(replies, r); r.err == nil {
+				reached++
+			}
+		case <-late:
+			return replies, nil
+		case <-ctx.Done():
+			return replies, ctx.Err()
+		case <-d.life.Open().Done():
+			return nil, driver.ErrClosed
+		}
+		if reached >= d.quorum && late == nil {
+			timer := time.NewTimer(patience)
+			defer timer.Stop()
+			late = timer.C
 		}
 	}
 	return replies, nil
@@ -408,19 +429,20 @@ func (g *ghost) answer(n *node, result rueidis.RedisResult, err error) {
 	g.asked.Done()
 }
 
-var (
-	//go:embed release.lua
-	releaseText string
-	//go:embed renew.lua
-	renewText string
-	//go:embed inspect.lua
-	inspectText string
-	//go:embed take.lua
-	takeText string
+//go:embed *.lua
+var luaFiles embed.FS
 
-	takeScript    = redisdriver.NewScript(takeText)
-	releaseScript = redisdriver.NewScript(releaseText)
-	renewScript   = redisdriver.NewScript(renewText)
+func lua(name string) *redisdriver.Script {
+	return redisdriver.NewScript(redisdriver.Lua(luaFiles, name))
+}
+
+var (
+	inspectScript = lua("inspect")
+	loosenScript  = lua("loosen")
+	releaseScript = lua("release")
+	renewScript   = lua("renew")
+	sealScript    = lua("seal")
+	takeScript    = lua("take")
 )
 
 // loads returns the commands that give a node the scripts that it runs by name.
