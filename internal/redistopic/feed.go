@@ -120,7 +120,7 @@ func (f *feed) add(s *subscription) {
 // begin notes that the server has confirmed a subscription. Waiters try,
 // because messages may have been missed (mu).
 func (f *feed) begin(s *subscription) {
-	s.active, s.lost = true, false
+	s.active = true
 	s.hub.poke()
 }
 
@@ -362,7 +362,7 @@ func (f *feed) forget(l *link) {
 		}
 		f.listener.count(channel, -1)
 		if s := f.subs[channel]; s != nil && s.active && f.carriers(channel, false) == 0 {
-			s.active, s.lost = false, true
+			s.active = false
 		}
 	}
 	clear(l.channels)
@@ -535,7 +535,6 @@ func (l *link) refused(channel string) bool {
 // (mu).
 func (f *feed) replace(s *subscription) {
 	ln := f.listener
-	s.lost = true
 	delete(f.subs, s.hub.channel)
 	if f.key.node != "" {
 		ln.router.again(s)
