@@ -151,11 +151,8 @@ func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
 	if err := d.admin(ctx, name); err != nil {
 		return err
 	}
-	args := append([]string{prefixName(channelPrefix, name), prefixName(readWritePrefix, name)}, d.checked.words...)
-	if d.options.Fair {
-		args = append(d.tellArgs(name, nil), prefixName(readWritePrefix, name))
-	}
-	ended, err := d.query(ctx, d.scriptsOf(driver.Exclusive).force.Call(d.fairKeys(name, []string{name}), args...)).ToInt64()
+	args := append(d.tellArgs(name, nil), prefixName(readWritePrefix, name))
+	ended, err := d.query(ctx, forceScript.Call(d.fairKeys(name, []string{name}), args...)).ToInt64()
 	if isWrongType(err) {
 		args = d.tellPermitsArgs(name, []string{d.countText()})
 		ended, err = d.query(ctx, permitForceScript.Call(permitKeys(name, nil), args...)).ToInt64()

@@ -62,25 +62,14 @@ func (d *Driver) checkServer(ctx context.Context) error {
 // does.
 func (d *Driver) lookAtAll(ctx context.Context) error {
 	if !d.cluster {
-		return d.lookAt(ctx, d.client)
+		return d.lookAt(ctx, "", d.client)
 	}
 	ctx, cancel := context.WithTimeout(ctx, lookFor)
 	defer cancel()
-	nodes := d.client.Nodes()
-	errs := make(chan error, len(nodes))
-	for address, node := range nodes {
-		d.life.Go(func() { // ends soon after ctx
-			err := d.lookAt(ctx, node)
-			if err != nil {
-				err = fmt.Errorf("node %s: %w", address, err)
-			}
-			errs <- err
-		})
-	}
 	reached := false
 	last := fmt.Errorf("%w: the cluster has no node", driver.ErrUnavailable)
-	for range nodes {
-		switch err := <-errs; {
+	for err := range d.eachNode(ctx, d.lookAt) {
+		switch {
 		case err == nil:
 			reached = true
 		case redisdriver.Transient(err):
@@ -97,7 +86,7 @@ func (d *Driver) lookAtAll(ctx context.Context) error {
 
 // lookAt checks one node. If a query is not permitted, lookAt assumes the
 // answer that it needs.
-func (d *Driver) lookAt(ctx context.Context, node rueidis.Client) error {
+func (d *Driver) lookAt(ctx context.Context, _ string, node rueidis.Client) error {
 	b := node.B()
 	results := d.doMulti(ctx, node, []rueidis.Completed{b.Arbitrary("HELLO").Build(), b.Info().Section("memory").Build()})
 	for _, result := range results {

@@ -233,7 +233,7 @@ func newDriver(client rueidis.Client, dialer *redisdial.Dialer, o *Options) (*Dr
 	d.sender = &sender{driver: d}
 	d.ghosts = newCleaner(d)
 	if d.cluster {
-		d.nodes = &topology{nodes: client.Nodes, spawn: d.life.Go, busy: make(chan struct{}, 1)}
+		d.nodes = &topology{driver: d, busy: make(chan struct{}, 1)}
 	}
 	d.topics = newTopics(d)
 	return d, nil

@@ -32,22 +32,18 @@ type due struct {
 	ttl   time.Duration
 }
 
-func (x due) permits() bool { return x.lease.request.Mode == driver.Permit }
+// permits returns the name of permits, and "" for a lock.
+func (x due) permits() string {
+	if x.lease.request.Mode == driver.Permit {
+		return x.lease.request.Name
+	}
+	return ""
+}
 
 // compare returns 0 if one run of a script can renew x and y: locks of one
 // slot, or permits of one name.
 func (x due) compare(y due) int {
-	switch {
-	case x.slot != y.slot:
-		return cmp.Compare(x.slot, y.slot)
-	case x.permits() && y.permits():
-		return cmp.Compare(x.lease.request.Name, y.lease.request.Name)
-	case x.permits():
-		return 1
-	case y.permits():
-		return -1
-	}
-	return 0
+	return cmp.Or(cmp.Compare(x.slot, y.slot), cmp.Compare(x.permits(), y.permits()))
 }
 
 // RenewAll implements driver.BatchRenewer with few requests. In a cluster, it
@@ -143,7 +139,7 @@ func (d *Driver) renewCalls(sent []due) (calls []redisdriver.Call, counts []int)
 		r := x.lease.request
 		n, members = n+1, members+r.Permits
 		script := renewScript
-		if x.permits() {
+		if x.permits() != "" {
 			script, keys = permitRenewScript, permitKeys(r.Name, keys[:0])
 			args = append(permitArgs(r.Hold, r.Permits, args), redisdriver.TTLText(x.ttl))
 		} else {

@@ -27,7 +27,7 @@ var (
 	releaseScript = redisdriver.NewScript(lua("release") + "return release(KEYS[1], unpack(ARGV))\n")
 	batchScript   = redisdriver.NewScript(lua("take") + lua("acquire") + lua("turn") + lua("release") + lua("batch"))
 	renewScript   = redisdriver.NewScript(lua("renew"))
-	forceScript   = redisdriver.NewScript(lua("force"))
+	forceScript   = redisdriver.NewScript(lua("basics") + lua("fair") + lua("rwrelease") + lua("force"))
 	inspectScript = redisdriver.NewScript(lua("basics") + lua("rwreaders") + lua("inspect"))
 	sealScript    = redisdriver.NewScript(lua("seal"))
 	markScript    = redisdriver.NewScript(lua("take") + lua("raise") + lua("mark"))
@@ -52,7 +52,6 @@ var (
 	fairAcquireScript = redisdriver.NewScript(lua("take") + lua("basics") + lua("fair") + lua("fairgrant") + lua("fairacquire") +
 		"return acquireFair(KEYS[1], KEYS[2], KEYS[3], KEYS[4], unpack(ARGV))\n")
 	fairReleaseScript = redisdriver.NewScript(lua("basics") + lua("fair") + lua("fairrelease") + "return releaseFair(KEYS[1], KEYS[2], KEYS[3], unpack(ARGV))\n")
-	fairForceScript   = redisdriver.NewScript(lua("basics") + lua("fair") + lua("fairforce"))
 
 	permitAcquireScript = redisdriver.NewScript(lua("permits") + lua("permitacquire"))
 	permitReleaseScript = redisdriver.NewScript(lua("permits") + lua("permitrelease"))
