@@ -24,29 +24,40 @@ type server struct {
 	pubSub PubSub   // never Auto
 	words  []string // the commands that wake waiters
 
-	looking chan struct{} // holds a value while a caller looks
+	looking gate
+}
+
+// gate lets one caller at a time do something, until it is done.
+type gate chan struct{}
+
+func (g gate) pass(ctx context.Context, done func() bool, do func() error) error {
+	if done() {
+		return nil
+	}
+	select {
+	case g <- struct{}{}:
+		defer func() { <-g }()
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	if done() {
+		return nil
+	}
+	return do()
 }
 
 // checkServer finds out, before any other request, whether locks can be kept on
 // the server.
 func (d *Driver) checkServer(ctx context.Context) error {
+	return d.checked.looking.pass(ctx, d.checked.known.Load, func() error { return d.look(ctx) })
+}
+
+func (d *Driver) look(ctx context.Context) error {
 	c := &d.checked
-	if c.known.Load() {
-		return nil
-	}
-	select {
-	case c.looking <- struct{}{}:
-		defer func() { <-c.looking }()
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-	if c.known.Load() {
-		return nil
-	}
-	if err := d.lookAtAll(ctx); err != nil {
+	err := d.lookAtAll(ctx)
+	if err != nil {
 		return err
 	}
-	var err error
 	if c.pubSub, err = d.choosePubSub(ctx); err != nil {
 		return err
 	}

@@ -228,12 +228,12 @@ func newDriver(client rueidis.Client, dialer *redisdial.Dialer, o *Options) (*Dr
 		d.sequences += d.options.Tenant + ":"
 	}
 	d.direct.answered.Store(never)
-	d.checked.looking = make(chan struct{}, 1)
+	d.checked.looking = make(gate, 1)
 	d.ops.New = func() any { return &op{done: make(chan struct{}, 1)} }
 	d.sender = &sender{driver: d}
 	d.ghosts = newCleaner(d)
 	if d.cluster {
-		d.nodes = &topology{driver: d, busy: make(chan struct{}, 1)}
+		d.nodes = &topology{driver: d, asking: make(gate, 1)}
 	}
 	d.topics = newTopics(d)
 	return d, nil

@@ -61,7 +61,7 @@ func (d *Driver) RenewAll(ctx context.Context, leases []driver.Lease, done func(
 		d.renewNode(ctx, "", all, done)
 		return
 	}
-	if d.nodes.known() {
+	if d.nodes.owner(all[0].slot) != "" { // renewals do not wait for the nodes
 		d.life.Go(func() { _ = d.nodes.refresh(d.life.Context(), topologyAge) })
 	} else {
 		_ = d.nodes.refresh(ctx, topologyAge)

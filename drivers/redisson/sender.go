@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strconv"
 	"sync"
-	"time"
 
 	"github.com/redis/rueidis"
 
@@ -183,21 +182,17 @@ type batch struct {
 	keys, args []string
 }
 
-// terms are the arguments that acquires in one request usually have in common.
-type terms struct {
-	turn   string // see op
-	ttl    time.Duration
-	tokens int
-	marks  bool
-	text   string // about the holder
-}
-
-func (d *Driver) termsOf(o *op) terms {
-	t := terms{turn: o.turn, ttl: o.request.TTL, tokens: o.tokens, marks: o.marks}
-	if t.tokens > 0 {
-		t.text = d.holderText(o.request)
+// termsOf returns the arguments that acquires in one request usually have in
+// common: see batch.lua.
+func (d *Driver) termsOf(o *op) (terms [5]string) {
+	terms[0], terms[1] = o.turn, redisdriver.TTLText(o.request.TTL)
+	if o.tokens > 0 {
+		terms[2], terms[4] = strconv.Itoa(o.tokens), d.holderText(o.request)
 	}
-	return t
+	if o.marks {
+		terms[3] = "m"
+	}
+	return terms
 }
 
 // fill builds the request of the batch script, with only the arguments that the
@@ -218,20 +213,13 @@ func (b *batch) fill(d *Driver) {
 		b.args = append(b.args, o.request.Hold)
 	}
 	for rest := b.ops[releases:]; len(rest) > 0; {
-		t, n := d.termsOf(rest[0]), 1
-		for n < len(rest) && d.termsOf(rest[n]) == t {
+		terms, n := d.termsOf(rest[0]), 1
+		for n < len(rest) && d.termsOf(rest[n]) == terms {
 			n++
 		}
-		tokens, marks := "", ""
-		if t.tokens > 0 {
-			tokens = strconv.Itoa(t.tokens)
-		}
-		if t.marks {
-			marks = "m"
-		}
-		b.args = append(b.args, strconv.Itoa(n), t.turn, redisdriver.TTLText(t.ttl), tokens, marks, t.text)
+		b.args = append(append(b.args, strconv.Itoa(n)), terms[:]...)
 		for _, o := range rest[:n] {
-			if b.args = append(b.args, o.request.Hold); t.tokens > 0 {
+			if b.args = append(b.args, o.request.Hold); o.tokens > 0 {
 				b.args = append(b.args, d.tokenKey(o.request.Name))
 			}
 		}

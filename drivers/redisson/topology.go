@@ -31,7 +31,7 @@ const (
 // reach one node.
 type topology struct {
 	driver *Driver
-	busy   chan struct{} // holds a value while a caller asks
+	asking gate
 
 	mu     sync.Mutex
 	ranges []slotRange // by last slot
@@ -41,13 +41,6 @@ type topology struct {
 type slotRange struct {
 	first, last uint16
 	node        string
-}
-
-// known reports whether any node of a slot is known.
-func (t *topology) known() bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return len(t.ranges) > 0
 }
 
 // owner returns the address of the node that has a slot, or "" if the node is
@@ -112,18 +105,10 @@ func (t *topology) fresh(age time.Duration) bool {
 // refresh queries all nodes and takes the first answer, unless the last answer
 // is younger than age.
 func (t *topology) refresh(ctx context.Context, age time.Duration) error {
-	if t.fresh(age) {
-		return nil
-	}
-	select {
-	case t.busy <- struct{}{}:
-		defer func() { <-t.busy }()
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-	if t.fresh(age) {
-		return nil
-	}
+	return t.asking.pass(ctx, func() bool { return t.fresh(age) }, func() error { return t.ask(ctx) })
+}
+
+func (t *topology) ask(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, askNodes)
 	defer cancel()
 	last := error(rueidis.ErrNoSlot)

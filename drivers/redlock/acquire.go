@@ -65,11 +65,7 @@ func isRefusal(err error) bool {
 func (l *lease) askAll() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.goal = decision
-	select {
-	case <-l.changed: // for the previous goal
-	default:
-	}
+	l.aim(decision)
 	for i := range l.votes {
 		if s := l.votes[i].state; s == unasked || s == refused {
 			l.votes[i].ask()
@@ -198,11 +194,7 @@ func (d *Driver) giveUp(ctx context.Context, l *lease, err error) error {
 	l.mu.Lock()
 	l.lost = isRefusal(err)
 	l.undo()
-	l.goal = silence
-	select {
-	case <-l.changed:
-	default:
-	}
+	l.aim(silence)
 	l.check()
 	l.mu.Unlock()
 	if l.await(ctx, d.options.NodeTimeout, nil) || errors.Is(err, driver.ErrUnknown) {

@@ -18,9 +18,7 @@ import (
 // ask runs a script on all nodes, outside of any vote, and returns the answers
 // of a majority or more.
 func (d *Driver) ask(ctx context.Context, script *redisdriver.Script, name string, args ...string) (answers []rueidis.RedisResult, err error) {
-	replies, ended := d.askEach(ctx, d.options.NodeTimeout, func(b rueidis.Builder) rueidis.Completed {
-		return b.Eval().Script(script.Text).Numkeys(1).Key(name).Arg(args...).Build()
-	})
+	replies, ended := d.askEach(ctx, d.options.NodeTimeout, script.Call([]string{name}, args...).CommandByText)
 	if ended == driver.ErrClosed {
 		return nil, ended
 	}

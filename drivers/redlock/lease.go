@@ -119,6 +119,16 @@ func (l *lease) denied() error {
 	return driver.ErrLocked
 }
 
+// aim sets the goal, and takes back the wake-up for the previous one. The caller
+// holds mu.
+func (l *lease) aim(at goal) {
+	l.goal = at
+	select {
+	case <-l.changed:
+	default:
+	}
+}
+
 // check wakes the waiter if its goal has been reached. The caller holds mu.
 func (l *lease) check() {
 	reached := false

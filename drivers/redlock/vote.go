@@ -100,8 +100,7 @@ func (v *vote) command(n *node, at int64) (rueidis.Completed, bool) {
 	ttl := l.ttl
 	l.term.Extend(at + int64(ttl))
 	if n.driver.single() {
-		return n.client.B().Evalsha().Sha1(takeScript.SHA).Numkeys(1).Key(l.request.Name).
-			Arg(l.value, redisdriver.TTLText(ttl), sealValue).Build(), true
+		return takeScript.Call([]string{l.request.Name}, l.value, redisdriver.TTLText(ttl), sealValue).Command(n.client.B()), true
 	}
 	return n.client.B().Set().Key(l.request.Name).Value(l.value).Nx().PxMilliseconds(redisdriver.Milliseconds(ttl)).Build(), true
 }
@@ -115,7 +114,7 @@ func (v *vote) deletion(n *node) rueidis.Completed {
 		// other try the same
 		onChannel = ""
 	}
-	return n.client.B().Evalsha().Sha1(releaseScript.SHA).Numkeys(1).Key(l.request.Name).Arg(l.value, onChannel).Build()
+	return releaseScript.Call([]string{l.request.Name}, l.value, onChannel).Command(n.client.B())
 }
 
 // answer implements task.
