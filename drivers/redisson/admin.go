@@ -188,7 +188,7 @@ func (d *Driver) admin(ctx context.Context, name string) error {
 // on a channel that has no waiters, so a listening holder does not count as a
 // waiter.
 func (l *lease) WatchRemoval(renew func()) (stop func()) {
-	return l.driver.topics.Watch(removalChannel(l.request.Name), renew)
+	return l.driver.topics.Watch(renew, removalChannel(l.request.Name))
 }
 
 // removalChannel returns a channel of no other name: a name has no NUL.
@@ -223,14 +223,7 @@ func (d *Driver) Watch(name string, changed func()) (stop func(), err error) {
 	if d.options.Fair {
 		return nil, fmt.Errorf("watching fair locks: %w", errors.ErrUnsupported)
 	}
-	exclusive := d.topics.Watch(channelOf(driver.Exclusive, name, false), changed)
-	readWrite := d.topics.Watch(channelOf(driver.Write, name, false), changed)
-	permits := d.topics.Watch(channelOf(driver.Permit, name, false), changed)
-	return func() {
-		exclusive()
-		readWrite()
-		permits()
-	}, nil
+	return d.topics.Watch(changed, channelOf(driver.Exclusive, name, false), channelOf(driver.Write, name, false), channelOf(driver.Permit, name, false)), nil
 }
 
 // List looks at few keys per request, so that other clients never wait for

@@ -71,13 +71,11 @@ func (l *lease) Release(ctx context.Context) error {
 	l.driver.life.BeginRelease(l)
 	defer l.driver.life.Leave()
 
-	again, left, err := l.release(ctx)
-	for wait := redisdriver.FirstRetry; again; wait = min(2*wait, redisdriver.LastRetry) {
-		if !l.driver.life.Sleep(ctx, wait) || l.driver.life.Now() > limit {
-			break
-		}
+	left := false
+	err := l.driver.life.Repeat(ctx, func() (again bool, err error) {
 		again, left, err = l.release(ctx)
-	}
+		return again && l.driver.life.Now() <= limit, err
+	})
 	if err == nil || errors.Is(err, driver.ErrNotHeld) {
 		return err
 	}

@@ -173,8 +173,7 @@ type Driver struct {
 	marks   atomic.Bool  // grants report whether the name is marked, because a caller has asked
 	label   atomic.Int32 // of the database: see redistopic.Label
 
-	sequences string // the prefix of the keys of token sequences
-	noted     atomic.Pointer[noteText]
+	sequences string    // the prefix of the keys of token sequences
 	ops       sync.Pool // of *op
 	checked   server    // what the driver knows about the server
 

@@ -59,7 +59,7 @@ func (d *Driver) Mark(ctx context.Context, held driver.Lease, floor uint64) erro
 	if token != "" {
 		keys = append(keys, token)
 	}
-	args := []string{fieldOf(l.request.Mode, l.request.Hold), strconv.FormatUint(floor, 10), d.tokenKind(), d.holderText(l.request)}
+	args := []string{fieldOf(l.request.Mode, l.request.Hold), strconv.FormatUint(floor, 10), d.tokenKind(), holderText(l.request)}
 	first, err := d.change(ctx, l, markScript.Call(keys, args...))
 	if err == nil && token != "" {
 		l.first, l.tokens = uint64(first), 1

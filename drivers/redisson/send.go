@@ -97,7 +97,7 @@ func (o *op) args(d *Driver, args []string) []string {
 		args = append(args, r.Hold, redisdriver.TTLText(r.TTL))
 	}
 	if o.tokens > 0 {
-		args = append(args, strconv.Itoa(o.tokens), d.tokenKind(), d.holderText(r))
+		args = append(args, strconv.Itoa(o.tokens), d.tokenKind(), holderText(r))
 	}
 	return args
 }

@@ -187,7 +187,7 @@ type batch struct {
 func (d *Driver) termsOf(o *op) (terms [5]string) {
 	terms[0], terms[1] = o.turn, redisdriver.TTLText(o.request.TTL)
 	if o.tokens > 0 {
-		terms[2], terms[4] = strconv.Itoa(o.tokens), d.holderText(o.request)
+		terms[2], terms[4] = strconv.Itoa(o.tokens), holderText(o.request)
 	}
 	if o.marks {
 		terms[3] = "m"

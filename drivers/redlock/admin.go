@@ -132,7 +132,7 @@ func removalChannel(name string) string { return channel(name) + "\x00removed" }
 func (l *lease) WatchRemoval(renew func()) (stop func()) {
 	stops := make([]func(), len(l.driver.ears))
 	for i, e := range l.driver.ears {
-		stops[i] = e.Watch(removalChannel(l.request.Name), renew)
+		stops[i] = e.Watch(renew, removalChannel(l.request.Name))
 	}
 	return func() {
 		for _, stop := range stops {

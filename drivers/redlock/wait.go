@@ -191,9 +191,7 @@ func (l *lease) first(ctx context.Context, v *vote) (err error, answered bool) {
 		return nil, true
 	case v.state == refused:
 		return l.denied(), true
-	case v.state == failed:
-		return nil, false
-	case reached:
+	case v.state == failed, reached:
 		return nil, false
 	case ctx.Err() != nil:
 		return fmt.Errorf("%w: %w", driver.ErrLocked, ctx.Err()), false

@@ -22,8 +22,8 @@ const Late = time.Second
 
 // Pauses between requests to end a hold, after a failure.
 const (
-	FirstRetry = 20 * time.Millisecond
-	LastRetry  = 500 * time.Millisecond
+	firstRetry = 20 * time.Millisecond
+	lastRetry  = 500 * time.Millisecond
 )
 
 // Lease is a pointer to a lease of a driver.
@@ -106,11 +106,21 @@ func (f *Life[L, P]) TakeAll() []P {
 func (f *Life[L, P]) Abandon(ctx context.Context, l P, ttl time.Duration) error {
 	f.BeginRelease(l)
 	defer f.Leave()
-	err := l.Renew(ctx, ttl)
-	for wait := FirstRetry; Transient(err) && f.Sleep(ctx, wait); wait = min(2*wait, LastRetry) {
+	err := f.Repeat(ctx, func() (again bool, err error) {
 		err = l.Renew(ctx, ttl)
-	}
+		return Transient(err), err
+	})
 	l.Forget()
+	return err
+}
+
+// Repeat calls try with growing pauses, as long as try asks for it and neither
+// ctx nor the driver ends, and returns the last error.
+func (f *Life[L, P]) Repeat(ctx context.Context, try func() (again bool, err error)) error {
+	again, err := try()
+	for wait := firstRetry; again && f.Sleep(ctx, wait); wait = min(2*wait, lastRetry) {
+		again, err = try()
+	}
 	return err
 }
 

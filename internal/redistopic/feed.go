@@ -228,10 +228,7 @@ func (f *feed) plan() (wait time.Duration, connect, ended bool) {
 		f.connectAt = now
 	}
 	if f.next != nil && f.next.missing == 0 {
-		old := f.cur
-		f.cur, f.next = f.next, nil
-		f.leftAt(now)
-		f.close(old)
+		f.switchTo(f.next, now)
 	}
 	if f.cur != nil && f.unused(f.cur) > maxUnused {
 		f.lose(f.cur)
@@ -252,10 +249,7 @@ func (f *feed) plan() (wait time.Duration, connect, ended bool) {
 	case now.Before(f.leaveAt):
 		wait = min(wait, f.leaveAt.Sub(now))
 	case len(f.subs) == 0:
-		old := f.cur
-		f.cur = nil
-		f.leftAt(now)
-		f.close(old)
+		f.switchTo(nil, now)
 	default:
 		connect = true
 	}
@@ -265,8 +259,11 @@ func (f *feed) plan() (wait time.Duration, connect, ended bool) {
 // unused returns the number of channels of a link without a subscription (mu).
 func (f *feed) unused(l *link) int { return len(l.channels) - len(f.subs) }
 
-// leftAt notes that unused channels were left (mu).
-func (f *feed) leftAt(now time.Time) {
+// switchTo replaces cur, whose unused channels are thereby left (mu).
+func (f *feed) switchTo(next *link, now time.Time) {
+	old := f.cur
+	f.cur, f.next = next, nil
+	f.close(old)
 	f.leavePause = max(leaveEvery, time.Duration(len(f.subs))*leaveEach)
 	f.leaveAt = now.Add(f.leavePause)
 }

@@ -193,22 +193,28 @@ func (ln *Listener) hub(channel string) *hub {
 	return h
 }
 
-// Watch calls changed after each message of a channel, and whenever the channel
-// was subscribed to, until stop is called. changed must not block.
-func (ln *Listener) Watch(channel string, changed func()) (stop func()) {
+// Watch calls changed after each message of the channels, and whenever one of
+// them was subscribed to, until stop is called. changed must not block.
+func (ln *Listener) Watch(changed func(), channels ...string) (stop func()) {
 	ln.mu.Lock()
 	defer ln.mu.Unlock()
-	h, w := ln.hub(channel), &watch{changed}
-	h.waiters++
-	h.watches = append(h.watches, w)
-	if h.subscribed() {
-		changed()
+	w, hubs := &watch{changed}, make([]*hub, len(channels))
+	for i, channel := range channels {
+		h := ln.hub(channel)
+		hubs[i] = h
+		h.waiters++
+		h.watches = append(h.watches, w)
+		if h.subscribed() {
+			changed()
+		}
 	}
 	return func() {
 		ln.mu.Lock()
 		defer ln.mu.Unlock()
-		h.watches = slices.DeleteFunc(h.watches, func(other *watch) bool { return other == w })
-		ln.vacate(h, false)
+		for _, h := range hubs {
+			h.watches = slices.DeleteFunc(h.watches, func(other *watch) bool { return other == w })
+			ln.vacate(h, false)
+		}
 	}
 }
 
