@@ -70,7 +70,6 @@ func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error
 // name.
 const leaveIn = 1500 * time.Millisecond
 
-// readStatus reads the answer of the inspect script.
 func readStatus(answer []rueidis.RedisMessage) (driver.Status, error) {
 	var status driver.Status
 	if len(answer) < 3 {

@@ -83,7 +83,6 @@ func (d *Driver) releaseCall(r *driver.Request, holds ...string) redisdriver.Cal
 	return d.scriptsOf(r.Mode).release.Call(d.releaseKeys(r, nil), d.releaseArgs(r, nil, holds...)...)
 }
 
-// releaseKeys adds the keys of the release script.
 func (d *Driver) releaseKeys(r *driver.Request, keys []string) []string {
 	switch r.Mode {
 	case driver.Permit:
@@ -94,7 +93,6 @@ func (d *Driver) releaseKeys(r *driver.Request, keys []string) []string {
 	return readWriteKeys(r, false, append(keys, r.Name))
 }
 
-// releaseArgs adds the arguments of the release script.
 func (d *Driver) releaseArgs(r *driver.Request, args []string, holds ...string) []string {
 	switch {
 	case r.Mode == driver.Permit:
@@ -150,7 +148,6 @@ type ghost struct {
 	looked int64
 }
 
-// newCleaner returns the cleaner that releases ghosts.
 func newCleaner(d *Driver) *cleaner.Cleaner[*ghost] {
 	return cleaner.New(d.life.Lifecycle, cleaner.Policy[*ghost]{
 		Settle: func(ghosts []*ghost) []*ghost {

@@ -82,7 +82,6 @@ func (d *Driver) WatchLatch(name string, changed func()) (stop func(), err error
 	return d.topics.Watch(changed, latchChannelOf(name)), nil
 }
 
-// checkLatch begins a call about a latch.
 func (d *Driver) checkLatch(ctx context.Context, name string) error {
 	if err := d.admin(ctx, name); err != nil {
 		return err

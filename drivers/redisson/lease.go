@@ -126,7 +126,6 @@ func (l *lease) doubt(begun int64) {
 	}
 }
 
-// leaveToCleaner leaves the end of the hold to the cleaner.
 func (l *lease) leaveToCleaner() {
 	l.mu.Lock()
 	g := l.ghost()

@@ -38,7 +38,6 @@ var clientName = "dsync-" + strings.Map(func(r rune) rune {
 
 func init() { driver.Register("redisson", open) }
 
-// target is the server in a URL.
 type target struct {
 	mode   string
 	option rueidis.ClientOption

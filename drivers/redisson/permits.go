@@ -26,7 +26,6 @@ const (
 // endsKey returns the key with the ends of the permits of a name.
 func endsKey(name string) string { return readPrefix(name) + endsSuffix }
 
-// permitKeys adds the keys of the scripts for permits.
 func permitKeys(name string, keys []string) []string { return append(keys, name, endsKey(name)) }
 
 // permitArgs adds the prefix of a hold's members, and their number.

@@ -98,7 +98,6 @@ func (d *Driver) renewNode(ctx context.Context, node string, group []due, done f
 	}
 }
 
-// renewSome renews leases in one request.
 func (d *Driver) renewSome(ctx context.Context, client rueidis.Client, some []due, done func(i int, err error)) {
 	if err := ctx.Err(); err != nil {
 		for _, x := range some {
@@ -191,7 +190,6 @@ func (x *due) begin(at int64) (ok bool) {
 	return ok
 }
 
-// end handles the server's answer.
 func (x *due) end(answer byte, acks int) error {
 	l := x.lease
 	d := l.driver
@@ -214,7 +212,6 @@ func (x *due) end(answer byte, acks int) error {
 	return l.term.Renewed(x.Renewal, d.life.Now())
 }
 
-// fail handles the error of the request.
 func (x *due) fail(ctx context.Context, err error) error {
 	l := x.lease
 	if l.driver.overwritten(ctx, l.request, err) {

@@ -57,7 +57,6 @@ func (d *Driver) putOp(o *op) {
 	d.ops.Put(o)
 }
 
-// keys adds the keys of an op.
 func (o *op) keys(d *Driver, keys []string) []string {
 	r := o.request
 	switch {
@@ -79,7 +78,6 @@ func (o *op) keys(d *Driver, keys []string) []string {
 	return keys
 }
 
-// args adds the arguments of the op's script.
 func (o *op) args(d *Driver, args []string) []string {
 	r := o.request
 	switch {
@@ -186,7 +184,6 @@ func readAnswer(message rueidis.RedisMessage) (a answer, err error) {
 	return a, err
 }
 
-// read handles the answer of the script.
 func (o *op) read(message rueidis.RedisMessage, err error) {
 	if err = cmp.Or(err, message.Error()); err == nil {
 		o.answer, err = readAnswer(message)
@@ -315,7 +312,6 @@ func (d *Driver) carryDirect(ctx context.Context, o *op) bool {
 	return true
 }
 
-// heard notes whether an op was answered.
 func (d *Driver) heard(sent int64, answer error) {
 	last := d.direct.answered.Load()
 	switch {

@@ -32,7 +32,6 @@ type sender struct {
 	busy  int // goroutines that take ops from the queue
 }
 
-// add queues an op for execution.
 func (s *sender) add(o *op) {
 	d := s.driver
 	d.direct.busy.Add(1)
@@ -68,7 +67,6 @@ func (s *sender) fail(o *op) {
 	s.driver.finish(o)
 }
 
-// run takes ops from the queue until none is left.
 func (s *sender) run() {
 	var b batch
 	s.mu.Lock()

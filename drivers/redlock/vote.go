@@ -43,7 +43,6 @@ const (
 	gone           // the value does not exist, and will not appear
 )
 
-// node returns the voting node.
 func (v *vote) node() *node { return v.lease.driver.nodes[v.index] }
 
 // ask requests the node to set the value. The caller holds lease.mu.
@@ -246,7 +245,6 @@ func (v *vote) deleted(n *node, result rueidis.RedisResult, err error) bool {
 	return true
 }
 
-// abandon leaves the value to its TTL.
 func (v *vote) abandon() {
 	l := v.lease
 	l.mu.Lock()

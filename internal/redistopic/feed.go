@@ -2,6 +2,7 @@ package redistopic
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/redis/rueidis"
@@ -72,7 +73,6 @@ type feed struct {
 	late  []*link                  // links that were not closed yet when the driver ended
 }
 
-// link is a connection of a feed.
 type link struct {
 	feed  *feed
 	conn  Conn
@@ -85,7 +85,6 @@ type link struct {
 	missing  int                     // how many channels are needed and not confirmed
 }
 
-// channelState is the state of a channel on a link.
 type channelState struct {
 	needed    bool // before the link replaces another one, which may have the channel
 	confirmed bool
@@ -268,7 +267,6 @@ func (f *feed) switchTo(next *link, now time.Time) {
 	f.leaveAt = now.Add(f.leavePause)
 }
 
-// connect returns a new link, or nil.
 func (f *feed) connect() *link {
 	c, ok := f.listener.options.Connect(f.key.node)
 	if !ok {
@@ -347,12 +345,7 @@ func (f *feed) lose(l *link) {
 
 // forget removes a link whose messages no longer arrive (mu).
 func (f *feed) forget(l *link) {
-	for i, other := range f.links {
-		if other == l {
-			f.links = append(f.links[:i], f.links[i+1:]...)
-			break
-		}
-	}
+	f.links = slices.DeleteFunc(f.links, func(other *link) bool { return other == l })
 	for channel, state := range l.channels {
 		if !state.confirmed {
 			continue
@@ -378,7 +371,6 @@ func (f *feed) close(l *link) {
 	}
 }
 
-// closeAll closes all links when the feed ends.
 func (f *feed) closeAll() {
 	f.listener.mu.Lock()
 	defer f.listener.mu.Unlock()

@@ -105,7 +105,6 @@ type Topic struct {
 	turn    turn // of all waiters in a group; waiters of Each have no turn
 }
 
-// watch is one call of Watch.
 type watch struct{ changed func() }
 
 // subscription is a hub on the server, by a plain or by a sharded channel.
@@ -429,7 +428,6 @@ func (ln *Listener) count(channel string, change int) {
 	ln.note()
 }
 
-// note updates active (mu).
 func (ln *Listener) note() { ln.active.Store(int64(len(ln.hubs) + len(ln.heard))) }
 
 // Idle reports whether there is no waiter and no subscription left.
