@@ -67,9 +67,9 @@ func (d *Driver) releaseAll(ctx context.Context) {
 	for some := range slices.Chunk(d.life.TakeAll(), renewRuns) {
 		ghosts := make([]*ghost, len(some))
 		for i, l := range some {
-			l.mu.Lock()
-			l.phase, ghosts[i] = over, l.ghost()
-			l.mu.Unlock()
+			l.Mu.Lock()
+			l.Phase, ghosts[i] = redisdriver.Over, l.ghost()
+			l.Mu.Unlock()
 		}
 		for _, g := range d.releaseGhosts(ctx, ghosts) {
 			d.ghosts.Add(g)

@@ -108,7 +108,8 @@ func (d *Driver) renewSome(ctx context.Context, client rueidis.Client, some []du
 	at := d.life.Now()
 	sent := some[:0]
 	for _, x := range some {
-		if x.begin(at) {
+		ok := false
+		if x.Renewal, ok = x.lease.Begin(at, x.ttl); ok {
 			sent = append(sent, x)
 		} else {
 			done(x.index, driver.ErrNotHeld)
@@ -179,23 +180,12 @@ func (d *Driver) renewed(ctx context.Context, sent []due, result rueidis.RedisRe
 // replicaAnswer is the answer of the renew script on a replica.
 const replicaAnswer = 'r'
 
-// begin notes that the renewal is about to be sent, unless the lease has ended.
-func (x *due) begin(at int64) (ok bool) {
-	l := x.lease
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.phase == held {
-		x.Renewal, ok = l.term.Begin(at, x.ttl)
-	}
-	return ok
-}
-
 func (x *due) end(answer byte, acks int) error {
 	l := x.lease
 	d := l.driver
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	defer l.term.Answered(x.Renewal)
+	l.Mu.Lock()
+	defer l.Mu.Unlock()
+	defer l.Term.Answered(x.Renewal)
 	switch {
 	case answer == '0':
 		l.forget()
@@ -209,7 +199,7 @@ func (x *due) end(answer byte, acks int) error {
 	case x.ttl > 0 && acks < d.options.WaitReplicas:
 		return d.notReplicated(acks)
 	}
-	return l.term.Renewed(x.Renewal, d.life.Now())
+	return l.Term.Renewed(x.Renewal, d.life.Now())
 }
 
 func (x *due) fail(ctx context.Context, err error) error {
@@ -219,9 +209,9 @@ func (x *due) fail(ctx context.Context, err error) error {
 	}
 	err, doubt := redisdriver.Fault(ctx, l.request.Name, err)
 	if !doubt {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		l.term.Refused(x.Renewal, l.driver.life.Now())
+		l.Mu.Lock()
+		defer l.Mu.Unlock()
+		l.Term.Refused(x.Renewal, l.driver.life.Now())
 	}
 	return err
 }

@@ -193,7 +193,6 @@ func (d *Driver) nodeOf(ctx context.Context, key string) (rueidis.Client, error)
 	return d.nodes.client(ctx, slotOf(key))
 }
 
-// undo releases a grant that too few replicas confirmed.
 func (d *Driver) undo(ctx context.Context, l *lease, acks int) error {
 	err := d.notReplicated(acks)
 	if releaseErr := l.Release(ctx); releaseErr != nil && !errors.Is(releaseErr, driver.ErrNotHeld) {

@@ -73,7 +73,7 @@ func (d *Driver) change(ctx context.Context, l *lease, c redisdriver.Call) (int6
 	if err := ctx.Err(); err != nil {
 		return 0, err
 	}
-	if !l.isHeld() {
+	if !l.IsHeld() {
 		return 0, driver.ErrNotHeld
 	}
 	return d.run(ctx, l.request.Name, c)

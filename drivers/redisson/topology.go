@@ -55,7 +55,6 @@ func (t *topology) owner(slot uint16) string {
 	return ""
 }
 
-// client returns a client of the node that has a slot.
 func (t *topology) client(ctx context.Context, slot uint16) (rueidis.Client, error) {
 	if err := t.refresh(ctx, topologyAge); err != nil {
 		return nil, err

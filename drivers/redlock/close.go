@@ -39,9 +39,9 @@ func (d *Driver) Close(ctx context.Context) error {
 // releaseAll requests the deletion of the values of all leases.
 func (d *Driver) releaseAll() {
 	for _, l := range d.life.TakeAll() {
-		l.mu.Lock()
+		l.Mu.Lock()
 		l.undo()
-		l.mu.Unlock()
+		l.Mu.Unlock()
 	}
 }
 

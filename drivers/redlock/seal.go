@@ -56,7 +56,7 @@ func (d *Single) Seal(ctx context.Context, held driver.Lease) error {
 		return redisdriver.ErrEvicts
 	}
 	l := held.(*lease)
-	if !l.isHeld() {
+	if !l.IsHeld() {
 		return driver.ErrNotHeld
 	}
 	name := l.request.Name
@@ -66,12 +66,6 @@ func (d *Single) Seal(ctx context.Context, held driver.Lease) error {
 		d.life.Remove(l)
 	}
 	return err
-}
-
-func (l *lease) isHeld() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.phase == held
 }
 
 // Sealed implements move.Sealer. There are no tokens.

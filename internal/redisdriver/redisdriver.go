@@ -124,6 +124,58 @@ func (f *Life[L, P]) Repeat(ctx context.Context, try func() (again bool, err err
 	return err
 }
 
+// Hold is the common part of the drivers' leases.
+type Hold struct {
+	Mu      sync.Mutex
+	Phase   Phase
+	Term    Term // on the driver's clock
+	Awaited bool // other clients wait for the name
+}
+
+// Phase is how far a lease has come.
+type Phase int8
+
+// The phases. Doubted and Removed are phases of redisson only.
+const (
+	Wanted Phase = iota // not granted yet
+	Held
+	Ending  // Release was called, or the attempt given up: never renewed again
+	Doubted // a request to release the hold was not answered
+	Removed // by the cleaner after a failed Release
+	Over    // the outcome is known
+)
+
+// Contended implements driver.ContentionReporter.
+func (h *Hold) Contended() bool {
+	h.Mu.Lock()
+	defer h.Mu.Unlock()
+	return h.Awaited
+}
+
+// IsHeld reports whether the lease was granted and has not ended.
+func (h *Hold) IsHeld() bool {
+	h.Mu.Lock()
+	defer h.Mu.Unlock()
+	return h.Phase == Held
+}
+
+// Forget ends the lease in this process only.
+func (h *Hold) Forget() {
+	h.Mu.Lock()
+	defer h.Mu.Unlock()
+	h.Phase = Over
+}
+
+// Begin is Term.Begin, unless the lease is not held.
+func (h *Hold) Begin(at int64, ttl time.Duration) (r Renewal, ok bool) {
+	h.Mu.Lock()
+	defer h.Mu.Unlock()
+	if h.Phase == Held {
+		r, ok = h.Term.Begin(at, ttl)
+	}
+	return r, ok
+}
+
 // Term is the time for which a hold lasts. Its methods are called under the
 // mutex of the lease, except for Expires.
 type Term struct {
