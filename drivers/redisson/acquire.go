@@ -250,8 +250,8 @@ func (d *Driver) try(ctx context.Context, r *driver.Request, again bool, turn st
 	if !fenced {
 		a.first, a.n = 0, 0
 	}
-	l := &lease{driver: d, request: r, first: uint64(a.first), tokens: int32(a.n), markKnown: marks, marked: a.moved}
-	l.term.Grant(sent + int64(r.TTL))
+	l := &lease{driver: d, request: r, Hold: redisdriver.Hold{Phase: redisdriver.Held}, first: uint64(a.first), tokens: int32(a.n), markKnown: marks, marked: a.moved}
+	l.Term.Grant(sent + int64(r.TTL))
 	if acks < d.options.WaitReplicas {
 		return nil, answer{}, d.undo(ctx, l, acks)
 	}

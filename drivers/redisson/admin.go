@@ -70,7 +70,6 @@ func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error
 // name.
 const leaveIn = 1500 * time.Millisecond
 
-// readStatus reads the answer of the inspect script.
 func readStatus(answer []rueidis.RedisMessage) (driver.Status, error) {
 	var status driver.Status
 	if len(answer) < 3 {
@@ -151,11 +150,8 @@ func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
 	if err := d.admin(ctx, name); err != nil {
 		return err
 	}
-	args := append([]string{prefixName(channelPrefix, name), prefixName(readWritePrefix, name)}, d.checked.words...)
-	if d.options.Fair {
-		args = append(d.tellArgs(name, nil), prefixName(readWritePrefix, name))
-	}
-	ended, err := d.query(ctx, d.scriptsOf(driver.Exclusive).force.Call(d.fairKeys(name, []string{name}), args...)).ToInt64()
+	args := append(d.tellArgs(name, nil), prefixName(readWritePrefix, name))
+	ended, err := d.query(ctx, forceScript.Call(d.fairKeys(name, []string{name}), args...)).ToInt64()
 	if isWrongType(err) {
 		args = d.tellPermitsArgs(name, []string{d.countText()})
 		ended, err = d.query(ctx, permitForceScript.Call(permitKeys(name, nil), args...)).ToInt64()
@@ -191,7 +187,7 @@ func (d *Driver) admin(ctx context.Context, name string) error {
 // on a channel that has no waiters, so a listening holder does not count as a
 // waiter.
 func (l *lease) WatchRemoval(renew func()) (stop func()) {
-	return l.driver.topics.Watch(removalChannel(l.request.Name), renew)
+	return l.driver.topics.Watch(renew, removalChannel(l.request.Name))
 }
 
 // removalChannel returns a channel of no other name: a name has no NUL.
@@ -226,14 +222,7 @@ func (d *Driver) Watch(name string, changed func()) (stop func(), err error) {
 	if d.options.Fair {
 		return nil, fmt.Errorf("watching fair locks: %w", errors.ErrUnsupported)
 	}
-	exclusive := d.topics.Watch(channelOf(driver.Exclusive, name, false), changed)
-	readWrite := d.topics.Watch(channelOf(driver.Write, name, false), changed)
-	permits := d.topics.Watch(channelOf(driver.Permit, name, false), changed)
-	return func() {
-		exclusive()
-		readWrite()
-		permits()
-	}, nil
+	return d.topics.Watch(changed, channelOf(driver.Exclusive, name, false), channelOf(driver.Write, name, false), channelOf(driver.Permit, name, false)), nil
 }
 
 // List looks at few keys per request, so that other clients never wait for

@@ -24,29 +24,40 @@ type server struct {
 	pubSub PubSub   // never Auto
 	words  []string // the commands that wake waiters
 
-	looking chan struct{} // holds a value while a caller looks
+	looking gate
+}
+
+// gate lets one caller at a time do something, until it is done.
+type gate chan struct{}
+
+func (g gate) pass(ctx context.Context, done func() bool, do func() error) error {
+	if done() {
+		return nil
+	}
+	select {
+	case g <- struct{}{}:
+		defer func() { <-g }()
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	if done() {
+		return nil
+	}
+	return do()
 }
 
 // checkServer finds out, before any other request, whether locks can be kept on
 // the server.
 func (d *Driver) checkServer(ctx context.Context) error {
+	return d.checked.looking.pass(ctx, d.checked.known.Load, func() error { return d.look(ctx) })
+}
+
+func (d *Driver) look(ctx context.Context) error {
 	c := &d.checked
-	if c.known.Load() {
-		return nil
-	}
-	select {
-	case c.looking <- struct{}{}:
-		defer func() { <-c.looking }()
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-	if c.known.Load() {
-		return nil
-	}
-	if err := d.lookAtAll(ctx); err != nil {
+	err := d.lookAtAll(ctx)
+	if err != nil {
 		return err
 	}
-	var err error
 	if c.pubSub, err = d.choosePubSub(ctx); err != nil {
 		return err
 	}
@@ -62,25 +73,14 @@ func (d *Driver) checkServer(ctx context.Context) error {
 // does.
 func (d *Driver) lookAtAll(ctx context.Context) error {
 	if !d.cluster {
-		return d.lookAt(ctx, d.client)
+		return d.lookAt(ctx, "", d.client)
 	}
 	ctx, cancel := context.WithTimeout(ctx, lookFor)
 	defer cancel()
-	nodes := d.client.Nodes()
-	errs := make(chan error, len(nodes))
-	for address, node := range nodes {
-		d.life.Go(func() { // ends soon after ctx
-			err := d.lookAt(ctx, node)
-			if err != nil {
-				err = fmt.Errorf("node %s: %w", address, err)
-			}
-			errs <- err
-		})
-	}
 	reached := false
 	last := fmt.Errorf("%w: the cluster has no node", driver.ErrUnavailable)
-	for range nodes {
-		switch err := <-errs; {
+	for err := range d.eachNode(ctx, d.lookAt) {
+		switch {
 		case err == nil:
 			reached = true
 		case redisdriver.Transient(err):
@@ -97,7 +97,7 @@ func (d *Driver) lookAtAll(ctx context.Context) error {
 
 // lookAt checks one node. If a query is not permitted, lookAt assumes the
 // answer that it needs.
-func (d *Driver) lookAt(ctx context.Context, node rueidis.Client) error {
+func (d *Driver) lookAt(ctx context.Context, _ string, node rueidis.Client) error {
 	b := node.B()
 	results := d.doMulti(ctx, node, []rueidis.Completed{b.Arbitrary("HELLO").Build(), b.Info().Section("memory").Build()})
 	for _, result := range results {

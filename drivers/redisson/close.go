@@ -36,21 +36,12 @@ func (d *Driver) Close(ctx context.Context) error {
 	}
 	ghosts := d.ghosts.Finish(ctx)
 	d.topics.Close()
-	d.sender.end()
 	d.life.End()
-
-	finished := make(chan struct{})
-	go func() { // ends with the driver's goroutines: when their requests are answered or fail
-		d.life.Wait()
+	d.life.Finish(ctx, func() { // when the requests are answered or fail
 		if d.dialer != nil {
 			d.closeClient(ctx)
 		}
-		close(finished)
-	}()
-	select {
-	case <-finished:
-	case <-ctx.Done():
-	}
+	})
 	if waiting+ghosts == 0 {
 		return nil
 	}
@@ -76,9 +67,9 @@ func (d *Driver) releaseAll(ctx context.Context) {
 	for some := range slices.Chunk(d.life.TakeAll(), renewRuns) {
 		ghosts := make([]*ghost, len(some))
 		for i, l := range some {
-			l.mu.Lock()
-			l.phase, ghosts[i] = over, l.ghost()
-			l.mu.Unlock()
+			l.Mu.Lock()
+			l.Phase, ghosts[i] = redisdriver.Over, l.ghost()
+			l.Mu.Unlock()
 		}
 		for _, g := range d.releaseGhosts(ctx, ghosts) {
 			d.ghosts.Add(g)
@@ -92,7 +83,6 @@ func (d *Driver) releaseCall(r *driver.Request, holds ...string) redisdriver.Cal
 	return d.scriptsOf(r.Mode).release.Call(d.releaseKeys(r, nil), d.releaseArgs(r, nil, holds...)...)
 }
 
-// releaseKeys adds the keys of the release script.
 func (d *Driver) releaseKeys(r *driver.Request, keys []string) []string {
 	switch r.Mode {
 	case driver.Permit:
@@ -103,7 +93,6 @@ func (d *Driver) releaseKeys(r *driver.Request, keys []string) []string {
 	return readWriteKeys(r, false, append(keys, r.Name))
 }
 
-// releaseArgs adds the arguments of the release script.
 func (d *Driver) releaseArgs(r *driver.Request, args []string, holds ...string) []string {
 	switch {
 	case r.Mode == driver.Permit:
@@ -159,7 +148,6 @@ type ghost struct {
 	looked int64
 }
 
-// newCleaner returns the cleaner that releases ghosts.
 func newCleaner(d *Driver) *cleaner.Cleaner[*ghost] {
 	return cleaner.New(d.life.Lifecycle, cleaner.Policy[*ghost]{
 		Settle: func(ghosts []*ghost) []*ghost {

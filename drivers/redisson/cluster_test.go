@@ -11,7 +11,6 @@ import (
 	"github.com/redis/rueidis"
 
 	"github.com/go-dsync/dsync/driver"
-	"github.com/go-dsync/dsync/internal/redisdriver"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
@@ -269,7 +268,7 @@ func waitOut(tb testing.TB, d *Driver, name string) *waiter {
 			if !errors.Is(w.err, driver.ErrUnavailable) && !errors.Is(w.err, driver.ErrUnknown) {
 				tb.Fatalf("Acquire: got %v, want a wait", w.err)
 			}
-			time.Sleep(redisdriver.FirstRetry)
+			time.Sleep(20 * time.Millisecond)
 		}
 	}
 	tb.Fatal("the server does not come back")

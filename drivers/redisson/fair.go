@@ -19,20 +19,20 @@ const (
 const departIn = 50 * time.Millisecond
 
 // scripts are the scripts that differ between kinds of locks.
-type scripts struct{ acquire, release, force *redisdriver.Script }
+type scripts struct{ acquire, release *redisdriver.Script }
 
 // plainScripts and fairScripts are the scripts of each mode.
 var (
 	plainScripts = [...]scripts{
-		driver.Exclusive: {acquireScript, releaseScript, forceScript},
-		driver.Read:      {acquire: readScript, release: readReleaseScript},
-		driver.Write:     {acquire: writeScript, release: writeReleaseScript},
-		driver.Permit:    {acquire: permitAcquireScript, release: permitReleaseScript},
+		driver.Exclusive: {acquireScript, releaseScript},
+		driver.Read:      {readScript, readReleaseScript},
+		driver.Write:     {writeScript, writeReleaseScript},
+		driver.Permit:    {permitAcquireScript, permitReleaseScript},
 	}
 	fairScripts = [...]scripts{
-		driver.Exclusive: {fairAcquireScript, fairReleaseScript, fairForceScript},
-		driver.Read:      {acquire: readScript, release: fairReadReleaseScript},
-		driver.Write:     {acquire: writeScript, release: fairWriteReleaseScript},
+		driver.Exclusive: {fairAcquireScript, fairReleaseScript},
+		driver.Read:      {readScript, fairReadReleaseScript},
+		driver.Write:     {writeScript, fairWriteReleaseScript},
 		driver.Permit:    plainScripts[driver.Permit],
 	}
 )
@@ -62,7 +62,7 @@ func (o *op) fairArgs(d *Driver, args []string) []string {
 	case o.again:
 		how = "again"
 	}
-	return d.tellArgs(r.Name, append(args, r.Hold, d.milliseconds(r.TTL), how))
+	return d.tellArgs(r.Name, append(args, r.Hold, redisdriver.TTLText(r.TTL), how))
 }
 
 // tellArgs adds the arguments with which the fair scripts notify a waiter: the

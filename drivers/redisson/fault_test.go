@@ -12,6 +12,7 @@ import (
 	"github.com/go-dsync/dsync/conformance/wire"
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/internal/drivertest"
+	"github.com/go-dsync/dsync/internal/redisdriver"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
@@ -139,7 +140,7 @@ func TestReleaseThatHangsIsFinishedInTheBackground(t *testing.T) {
 		}
 		link.Heal()
 		testenv.Eventually(t, func() bool { return s.Do("EXISTS", "x") == int64(0) && ghostsOf(d) == 0 }, "the hold is gone")
-		testenv.Eventually(t, func() bool { l.mu.Lock(); defer l.mu.Unlock(); return l.phase == removed }, "the lease knows")
+		testenv.Eventually(t, func() bool { l.Mu.Lock(); defer l.Mu.Unlock(); return l.Phase == redisdriver.Removed }, "the lease knows")
 		if err := l.Release(t.Context()); err != nil {
 			t.Errorf("repeated Release: got %v, want nil: the hold was ended by it", err)
 		}

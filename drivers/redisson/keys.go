@@ -9,6 +9,7 @@ import (
 	"sync"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/redisdriver"
 )
 
 // Prefixes of the keys and channels that belong to a lock.
@@ -203,7 +204,7 @@ func readWriteKeys(r *driver.Request, intents bool, keys []string) []string {
 // hold, without those for tokens.
 func (o *op) readWriteArgs(d *Driver, args []string) []string {
 	r := o.request
-	args = append(args, fieldOf(r.Mode, r.Hold), d.milliseconds(r.TTL))
+	args = append(args, fieldOf(r.Mode, r.Hold), redisdriver.TTLText(r.TTL))
 	if r.Mode == driver.Read {
 		return args
 	}
@@ -245,23 +246,14 @@ var process = func() string {
 // as in Redisson, whose scripts skip a value that is no number.
 const valueMark = "#"
 
-// noteText is the text about a holder, by owner and note. Most holders of a
-// client have the same text.
-type noteText struct{ owner, note, text string }
-
 // holderText returns the text about a holder, which follows the token in the
 // value of its hold.
-func (d *Driver) holderText(r *driver.Request) string {
+func holderText(r *driver.Request) string {
 	owner := r.Owner
 	if owner == r.Hold {
 		owner = ""
 	}
-	last := d.noted.Load()
-	if last == nil || last.owner != owner || last.note != r.Note {
-		last = &noteText{owner, r.Note, "\n" + strings.ReplaceAll(owner, "\n", " ") + "\n" + process + "\n" + r.Note}
-		d.noted.Store(last)
-	}
-	return last.text
+	return "\n" + strings.ReplaceAll(owner, "\n", " ") + "\n" + process + "\n" + r.Note
 }
 
 // readValue adds the content of a hold's value to its status.

@@ -79,10 +79,9 @@ func (d *Driver) Latch(ctx context.Context, name string) (left int, err error) {
 
 // WatchLatch implements driver.Latcher.
 func (d *Driver) WatchLatch(name string, changed func()) (stop func(), err error) {
-	return d.topics.Watch(latchChannelOf(name), changed), nil
+	return d.topics.Watch(changed, latchChannelOf(name)), nil
 }
 
-// checkLatch begins a call about a latch.
 func (d *Driver) checkLatch(ctx context.Context, name string) error {
 	if err := d.admin(ctx, name); err != nil {
 		return err

@@ -4,11 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
-	"sync"
 	"time"
-
-	"github.com/redis/rueidis"
 
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/internal/linked"
@@ -26,61 +22,39 @@ type lease struct {
 	markKnown bool // the grant reported whether the name is marked
 	marked    bool
 
-	mu        sync.Mutex
-	phase     phase
-	term      redisdriver.Term // on the driver's clock
-	contended bool
+	redisdriver.Hold
 	doubtedAt int64 // when the first unanswered request to release the hold began
 }
 
-// phase is how far the release of a lease has come.
-type phase int8
-
-const (
-	held    phase = iota
-	ending        // Release was called: never renewed again
-	doubted       // a request to release the hold was not answered
-	removed       // by the cleaner after a failed Release
-	over
-)
-
 func (l *lease) Tokens() (first uint64, n int) { return l.first, int(l.tokens) }
 
-func (l *lease) Expires() time.Time { return l.driver.life.At(l.term.Expires()) }
-
-func (l *lease) Contended() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.contended
-}
+func (l *lease) Expires() time.Time { return l.driver.life.At(l.Term.Expires()) }
 
 // Release implements driver.Lease. It repeats failed requests for as long as
 // ctx and the hold last.
 func (l *lease) Release(ctx context.Context) error {
-	l.mu.Lock()
-	switch l.phase {
-	case held:
-		l.phase = ending
-	case removed:
-		l.phase = over
-		l.mu.Unlock()
+	l.Mu.Lock()
+	switch l.Phase {
+	case redisdriver.Held:
+		l.Phase = redisdriver.Ending
+	case redisdriver.Removed:
+		l.Phase = redisdriver.Over
+		l.Mu.Unlock()
 		return nil
-	case over:
-		l.mu.Unlock()
+	case redisdriver.Over:
+		l.Mu.Unlock()
 		return driver.ErrNotHeld
 	}
-	limit := l.term.Over()
-	l.mu.Unlock()
+	limit := l.Term.Over()
+	l.Mu.Unlock()
 	l.driver.life.BeginRelease(l)
 	defer l.driver.life.Leave()
 
-	again, left, err := l.release(ctx)
-	for wait := redisdriver.FirstRetry; again; wait = min(2*wait, redisdriver.LastRetry) {
-		if !l.driver.life.Sleep(ctx, wait) || l.driver.life.Now() > limit {
-			break
-		}
+	left := false
+	err := l.driver.life.Repeat(ctx, func() (again bool, err error) {
 		again, left, err = l.release(ctx)
-	}
+		return again && l.driver.life.Now() <= limit, err
+	})
 	if err == nil || errors.Is(err, driver.ErrNotHeld) {
 		return err
 	}
@@ -124,26 +98,25 @@ func (l *lease) release(ctx context.Context) (again, left bool, _ error) {
 // doubt notes that a request to release the hold, begun at that time, may have
 // been executed.
 func (l *lease) doubt(begun int64) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.phase == ending {
-		l.phase, l.doubtedAt = doubted, begun
+	l.Mu.Lock()
+	defer l.Mu.Unlock()
+	if l.Phase == redisdriver.Ending {
+		l.Phase, l.doubtedAt = redisdriver.Doubted, begun
 	}
 }
 
-// leaveToCleaner leaves the end of the hold to the cleaner.
 func (l *lease) leaveToCleaner() {
-	l.mu.Lock()
+	l.Mu.Lock()
 	g := l.ghost()
-	l.mu.Unlock()
+	l.Mu.Unlock()
 	g.lease = l
 	l.driver.ghosts.Add(g)
 }
 
 // ghost returns the information about the hold that the cleaner needs. It is
-// called with mu held.
+// called with Mu held.
 func (l *lease) ghost() *ghost {
-	return &ghost{request: l.request, until: l.term.Over(), granted: true}
+	return &ghost{request: l.request, until: l.Term.Over(), granted: true}
 }
 
 // released handles an answer to a request to release the hold. own is how many
@@ -151,17 +124,17 @@ func (l *lease) ghost() *ghost {
 // request that finds nothing means that the unanswered request before it
 // succeeded, if that request began before the hold could have expired.
 func (l *lease) released(told int64, own int) error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	before := l.phase
-	l.phase = over
+	l.Mu.Lock()
+	defer l.Mu.Unlock()
+	before := l.Phase
+	l.Phase = redisdriver.Over
 	switch {
 	case told >= 0:
 		// a Read that left other readers notified no client
-		l.contended = l.request.Mode == driver.Read || l.driver.contended(told, own)
+		l.Awaited = l.request.Mode == driver.Read || l.driver.contended(told, own)
 		return nil
-	case before == removed, before == doubted && l.doubtedAt < l.term.Expires():
-		l.contended = true
+	case before == redisdriver.Removed, before == redisdriver.Doubted && l.doubtedAt < l.Term.Expires():
+		l.Awaited = true
 		return nil
 	}
 	return driver.ErrNotHeld
@@ -171,16 +144,13 @@ func (l *lease) released(told int64, own int) error {
 // Release, if there is one, returns the outcome.
 func (l *lease) cleaned(told int64) {
 	if l.released(told, 0) == nil {
-		l.mu.Lock()
-		l.phase = removed
-		l.mu.Unlock()
+		l.Mu.Lock()
+		l.Phase = redisdriver.Removed
+		l.Mu.Unlock()
 	}
 }
 
 func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
-	if ttl == 0 {
-		return l.ask(ctx)
-	}
 	d := l.driver
 	client, err := d.nodeOf(ctx, l.request.Name)
 	if err != nil {
@@ -194,53 +164,6 @@ func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
 	return err
 }
 
-// ask queries whether the server still has the hold, and changes nothing.
-func (l *lease) ask(ctx context.Context) error {
-	if !l.isHeld() {
-		return driver.ErrNotHeld
-	}
-	has, err := l.driver.has(ctx, l.request)
-	if err == nil && !has {
-		return l.gone()
-	}
-	return err
-}
-
-// has queries whether the server has a hold. A key of another kind has no hold.
-func (d *Driver) has(ctx context.Context, r *driver.Request) (bool, error) {
-	b := d.client.B()
-	commands := []rueidis.Completed{b.Hexists().Key(r.Name).Field(fieldOf(r.Mode, r.Hold)).Build()}
-	switch r.Mode {
-	case driver.Permit:
-		commands[0] = b.Zmscore().Key(endsKey(r.Name)).Member(permitMembers(r.Hold, r.Permits)...).Build()
-	case driver.Read:
-		commands = append(commands, b.Pttl().Key(timeoutKey(r.Mode, r.Name, r.Hold)).Build())
-	}
-	results := d.doMulti(ctx, d.client, commands)
-	for _, result := range results {
-		if err := result.Error(); isWrongType(err) {
-			return false, nil
-		} else if err != nil {
-			return false, redisdriver.Explain(ctx, r.Name, err)
-		}
-	}
-	if r.Mode == driver.Permit {
-		ends, err := results[0].ToArray()
-		if err != nil {
-			return false, redisdriver.ErrAnswer
-		}
-		return !slices.ContainsFunc(ends, func(end rueidis.RedisMessage) bool { return end.IsNil() }), nil
-	}
-	for i, absent := range []int64{0, -2}[:len(results)] {
-		if answer, err := results[i].ToInt64(); err != nil {
-			return false, redisdriver.ErrAnswer
-		} else if answer == absent {
-			return false, nil
-		}
-	}
-	return true, nil
-}
-
 // overwritten reports whether a request failed because another user overwrote
 // the key of a hold. The error may also be about a key that belongs to the
 // lock, such as a queue. In this case the server still has the hold.
@@ -248,40 +171,27 @@ func (d *Driver) overwritten(ctx context.Context, r *driver.Request, err error) 
 	if !isWrongType(err) {
 		return false
 	}
-	has, err := d.has(ctx, r)
-	return err == nil && !has
+	calls, _ := d.renewCalls([]due{{lease: &lease{request: r}}})
+	held, err := d.query(ctx, calls[0]).ToString()
+	return err == nil && held == "0"
 }
 
-// gone notes that the server does not have the hold.
 func (l *lease) gone() error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	l.Mu.Lock()
+	defer l.Mu.Unlock()
 	l.forget()
 	return driver.ErrNotHeld
 }
 
-// forget ends a lease whose hold is gone. The caller holds mu.
+// forget ends a lease whose hold is gone. The caller holds Mu.
 func (l *lease) forget() {
-	if l.phase == held {
-		l.phase = over
+	if l.Phase == redisdriver.Held {
+		l.Phase = redisdriver.Over
 		if l.request.Mode == driver.Permit { // some of its permits may be left
 			l.driver.ghosts.Add(l.ghost())
 		}
 		l.driver.life.Remove(l)
 	}
-}
-
-func (l *lease) isHeld() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.phase == held
-}
-
-// Forget ends the lease in this process only.
-func (l *lease) Forget() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.phase = over
 }
 
 // Leave implements driver.Leaver.

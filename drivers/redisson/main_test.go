@@ -62,7 +62,7 @@ func request(name string) *driver.Request {
 
 // valueOf returns the value in the lock for the hold of a lease with tokens.
 func valueOf(l *lease) string {
-	return fmt.Sprintf("#%d", l.first+uint64(l.tokens)-1) + l.driver.holderText(l.request)
+	return fmt.Sprintf("#%d", l.first+uint64(l.tokens)-1) + holderText(l.request)
 }
 
 // forLong returns a request for a hold that outlives a fail-over, or much work

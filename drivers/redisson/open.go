@@ -38,7 +38,6 @@ var clientName = "dsync-" + strings.Map(func(r rune) rune {
 
 func init() { driver.Register("redisson", open) }
 
-// target is the server in a URL.
 type target struct {
 	mode   string
 	option rueidis.ClientOption
@@ -127,7 +126,6 @@ func readTarget(u *driver.URL) (*target, error) {
 // settle sets the options that follow from the mode.
 func (t *target) settle() {
 	o := &t.option
-	o.AlwaysPipelining = true
 	switch t.mode {
 	case "single":
 		o.ForceSingleClient = true

@@ -3,7 +3,6 @@ package redisson
 import (
 	"context"
 	"crypto/sha1"
-	"encoding/binary"
 	"encoding/hex"
 	"strconv"
 	"time"
@@ -27,23 +26,12 @@ const (
 // endsKey returns the key with the ends of the permits of a name.
 func endsKey(name string) string { return readPrefix(name) + endsSuffix }
 
-// permitKeys adds the keys of the scripts for permits.
 func permitKeys(name string, keys []string) []string { return append(keys, name, endsKey(name)) }
 
 // permitArgs adds the prefix of a hold's members, and their number.
 func permitArgs(hold string, n int, args []string) []string {
 	sum := sha1.Sum([]byte(hold))
 	return append(args, string(sum[:12]), strconv.Itoa(n))
-}
-
-// permitMembers returns the members of a hold: see permits.lua.
-func permitMembers(hold string, n int) []string {
-	members := make([]string, n)
-	first := permitArgs(hold, n, nil)[0]
-	for i := range members {
-		members[i] = string(binary.BigEndian.AppendUint32([]byte(first), uint32(i+1)))
-	}
-	return members
 }
 
 // tellPermitsArgs adds the arguments with which scripts notify the waiters for

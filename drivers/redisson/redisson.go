@@ -63,7 +63,6 @@ package redisson
 import (
 	"errors"
 	"fmt"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -174,9 +173,7 @@ type Driver struct {
 	marks   atomic.Bool  // grants report whether the name is marked, because a caller has asked
 	label   atomic.Int32 // of the database: see redistopic.Label
 
-	sequences string // the prefix of the keys of token sequences
-	ttlText   atomic.Pointer[ttlText]
-	noted     atomic.Pointer[noteText]
+	sequences string    // the prefix of the keys of token sequences
 	ops       sync.Pool // of *op
 	checked   server    // what the driver knows about the server
 
@@ -230,12 +227,12 @@ func newDriver(client rueidis.Client, dialer *redisdial.Dialer, o *Options) (*Dr
 		d.sequences += d.options.Tenant + ":"
 	}
 	d.direct.answered.Store(never)
-	d.checked.looking = make(chan struct{}, 1)
+	d.checked.looking = make(gate, 1)
 	d.ops.New = func() any { return &op{done: make(chan struct{}, 1)} }
 	d.sender = &sender{driver: d}
 	d.ghosts = newCleaner(d)
 	if d.cluster {
-		d.nodes = &topology{nodes: client.Nodes, spawn: d.life.Go, busy: make(chan struct{}, 1)}
+		d.nodes = &topology{driver: d, asking: make(gate, 1)}
 	}
 	d.topics = newTopics(d)
 	return d, nil
@@ -298,22 +295,4 @@ func (d *Driver) tokenKey(name string) string {
 		return prefixName(tokenPrefix, name)
 	}
 	return ""
-}
-
-// ttlText is a TTL in the format of Redis.
-type ttlText struct {
-	ttl  time.Duration
-	text string
-}
-
-// milliseconds formats a TTL for Redis, rounded up so that the server never
-// ends a lease before Expires. It keeps the last text, because most TTLs are
-// the same.
-func (d *Driver) milliseconds(ttl time.Duration) string {
-	last := d.ttlText.Load()
-	if last == nil || last.ttl != ttl {
-		last = &ttlText{ttl, strconv.FormatInt(redisdriver.Milliseconds(ttl), 10)}
-		d.ttlText.Store(last)
-	}
-	return last.text
 }

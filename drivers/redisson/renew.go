@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -31,22 +32,18 @@ type due struct {
 	ttl   time.Duration
 }
 
-func (x due) permits() bool { return x.lease.request.Mode == driver.Permit }
+// permits returns the name of permits, and "" for a lock.
+func (x due) permits() string {
+	if x.lease.request.Mode == driver.Permit {
+		return x.lease.request.Name
+	}
+	return ""
+}
 
 // compare returns 0 if one run of a script can renew x and y: locks of one
 // slot, or permits of one name.
 func (x due) compare(y due) int {
-	switch {
-	case x.slot != y.slot:
-		return cmp.Compare(x.slot, y.slot)
-	case x.permits() && y.permits():
-		return cmp.Compare(x.lease.request.Name, y.lease.request.Name)
-	case x.permits():
-		return 1
-	case y.permits():
-		return -1
-	}
-	return 0
+	return cmp.Or(cmp.Compare(x.slot, y.slot), cmp.Compare(x.permits(), y.permits()))
 }
 
 // RenewAll implements driver.BatchRenewer with few requests. In a cluster, it
@@ -64,7 +61,7 @@ func (d *Driver) RenewAll(ctx context.Context, leases []driver.Lease, done func(
 		d.renewNode(ctx, "", all, done)
 		return
 	}
-	if d.nodes.known() {
+	if d.nodes.owner(all[0].slot) != "" { // renewals do not wait for the nodes
 		d.life.Go(func() { _ = d.nodes.refresh(d.life.Context(), topologyAge) })
 	} else {
 		_ = d.nodes.refresh(ctx, topologyAge)
@@ -101,7 +98,6 @@ func (d *Driver) renewNode(ctx context.Context, node string, group []due, done f
 	}
 }
 
-// renewSome renews leases in one request.
 func (d *Driver) renewSome(ctx context.Context, client rueidis.Client, some []due, done func(i int, err error)) {
 	if err := ctx.Err(); err != nil {
 		for _, x := range some {
@@ -112,7 +108,8 @@ func (d *Driver) renewSome(ctx context.Context, client rueidis.Client, some []du
 	at := d.life.Now()
 	sent := some[:0]
 	for _, x := range some {
-		if x.begin(at) {
+		ok := false
+		if x.Renewal, ok = x.lease.Begin(at, x.ttl); ok {
 			sent = append(sent, x)
 		} else {
 			done(x.index, driver.ErrNotHeld)
@@ -122,7 +119,11 @@ func (d *Driver) renewSome(ctx context.Context, client rueidis.Client, some []du
 		return
 	}
 	calls, counts := d.renewCalls(sent)
-	results, acks := d.evalAll(ctx, client, calls, d.options.WaitReplicas)
+	replicas := d.options.WaitReplicas
+	if sent[0].ttl == 0 { // alone, and nothing changes
+		replicas = 0
+	}
+	results, acks := d.evalAll(ctx, client, calls, replicas)
 	for i, result := range results {
 		d.renewed(ctx, sent[:counts[i]], result, acks, done)
 		sent = sent[counts[i]:]
@@ -138,12 +139,12 @@ func (d *Driver) renewCalls(sent []due) (calls []redisdriver.Call, counts []int)
 		r := x.lease.request
 		n, members = n+1, members+r.Permits
 		script := renewScript
-		if x.permits() {
+		if x.permits() != "" {
 			script, keys = permitRenewScript, permitKeys(r.Name, keys[:0])
-			args = append(permitArgs(r.Hold, r.Permits, args), d.milliseconds(x.ttl))
+			args = append(permitArgs(r.Hold, r.Permits, args), redisdriver.TTLText(x.ttl))
 		} else {
 			keys = append(keys, r.Name)
-			args = append(args, fieldOf(r.Mode, r.Hold), d.milliseconds(x.ttl), timeoutKey(r.Mode, r.Name, r.Hold))
+			args = append(args, fieldOf(r.Mode, r.Hold), redisdriver.TTLText(x.ttl), timeoutKey(r.Mode, r.Name, r.Hold))
 		}
 		if i+1 < len(sent) && n < renewKeys && members < maxPermits && x.compare(sent[i+1]) == 0 {
 			continue
@@ -164,6 +165,9 @@ func (d *Driver) renewed(ctx context.Context, sent []due, result rueidis.RedisRe
 	if err != nil && d.cluster {
 		d.nodes.Expire()
 	}
+	if strings.IndexByte(answers, replicaAnswer) >= 0 {
+		d.leaveServer()
+	}
 	for i, x := range sent {
 		if err != nil {
 			done(x.index, x.fail(ctx, err))
@@ -176,24 +180,12 @@ func (d *Driver) renewed(ctx context.Context, sent []due, result rueidis.RedisRe
 // replicaAnswer is the answer of the renew script on a replica.
 const replicaAnswer = 'r'
 
-// begin notes that the renewal is about to be sent, unless the lease has ended.
-func (x *due) begin(at int64) (ok bool) {
-	l := x.lease
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.phase == held {
-		x.Renewal, ok = l.term.Begin(at, x.ttl)
-	}
-	return ok
-}
-
-// end handles the server's answer.
 func (x *due) end(answer byte, acks int) error {
 	l := x.lease
 	d := l.driver
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	defer l.term.Answered()
+	l.Mu.Lock()
+	defer l.Mu.Unlock()
+	defer l.Term.Answered(x.Renewal)
 	switch {
 	case answer == '0':
 		l.forget()
@@ -204,13 +196,12 @@ func (x *due) end(answer byte, acks int) error {
 		return fmt.Errorf("%w: the server is a replica, which renews no locks", driver.ErrUnavailable)
 	case answer != '1':
 		return fmt.Errorf("%w: key %q cannot be renewed", driver.ErrUnavailable, l.request.Name)
-	case acks < d.options.WaitReplicas:
+	case x.ttl > 0 && acks < d.options.WaitReplicas:
 		return d.notReplicated(acks)
 	}
-	return l.term.Renewed(x.Renewal, d.life.Now())
+	return l.Term.Renewed(x.Renewal, d.life.Now())
 }
 
-// fail handles the error of the request.
 func (x *due) fail(ctx context.Context, err error) error {
 	l := x.lease
 	if l.driver.overwritten(ctx, l.request, err) {
@@ -218,9 +209,9 @@ func (x *due) fail(ctx context.Context, err error) error {
 	}
 	err, doubt := redisdriver.Fault(ctx, l.request.Name, err)
 	if !doubt {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		l.term.Refused(x.Renewal, l.driver.life.Now())
+		l.Mu.Lock()
+		defer l.Mu.Unlock()
+		l.Term.Refused(x.Renewal, l.driver.life.Now())
 	}
 	return err
 }

@@ -5,7 +5,7 @@ import (
 	"embed"
 	"errors"
 	"fmt"
-	"strings"
+	"slices"
 	"time"
 
 	"github.com/redis/rueidis"
@@ -18,14 +18,7 @@ import (
 //go:embed lua
 var luaFiles embed.FS
 
-// lua returns the text of a file: a script, or functions of scripts.
-func lua(name string) string {
-	text, err := luaFiles.ReadFile("lua/" + name + ".lua")
-	if err != nil {
-		panic(err)
-	}
-	return string(text)
-}
+func lua(name string) string { return redisdriver.Lua(luaFiles, "lua/"+name) }
 
 var (
 	acquireScript = redisdriver.NewScript(lua("take") + lua("acquire") + "return acquire(KEYS[1], ARGV[1], ARGV[2], KEYS[2], ARGV[3], ARGV[4], ARGV[5], KEYS[3])\n")
@@ -34,7 +27,7 @@ var (
 	releaseScript = redisdriver.NewScript(lua("release") + "return release(KEYS[1], unpack(ARGV))\n")
 	batchScript   = redisdriver.NewScript(lua("take") + lua("acquire") + lua("turn") + lua("release") + lua("batch"))
 	renewScript   = redisdriver.NewScript(lua("renew"))
-	forceScript   = redisdriver.NewScript(lua("force"))
+	forceScript   = redisdriver.NewScript(lua("basics") + lua("fair") + lua("rwrelease") + lua("force"))
 	inspectScript = redisdriver.NewScript(lua("basics") + lua("rwreaders") + lua("inspect"))
 	sealScript    = redisdriver.NewScript(lua("seal"))
 	markScript    = redisdriver.NewScript(lua("take") + lua("raise") + lua("mark"))
@@ -59,7 +52,6 @@ var (
 	fairAcquireScript = redisdriver.NewScript(lua("take") + lua("basics") + lua("fair") + lua("fairgrant") + lua("fairacquire") +
 		"return acquireFair(KEYS[1], KEYS[2], KEYS[3], KEYS[4], unpack(ARGV))\n")
 	fairReleaseScript = redisdriver.NewScript(lua("basics") + lua("fair") + lua("fairrelease") + "return releaseFair(KEYS[1], KEYS[2], KEYS[3], unpack(ARGV))\n")
-	fairForceScript   = redisdriver.NewScript(lua("basics") + lua("fair") + lua("fairforce"))
 
 	permitAcquireScript = redisdriver.NewScript(lua("permits") + lua("permitacquire"))
 	permitReleaseScript = redisdriver.NewScript(lua("permits") + lua("permitrelease"))
@@ -77,10 +69,15 @@ func (d *Driver) eval(ctx context.Context, sc *redisdriver.Script, keys, args []
 	if redisdial.IsNoScript(result.Error()) {
 		result = d.client.Do(ctx, c.CommandByText(d.client.B()))
 	}
-	if redisdial.IsDemoted(result.Error()) {
+	d.checkRole(result)
+	return result
+}
+
+// checkRole leaves a server that refused a request because it is a replica.
+func (d *Driver) checkRole(results ...rueidis.RedisResult) {
+	if slices.ContainsFunc(results, func(r rueidis.RedisResult) bool { return redisdial.IsDemoted(r.Error()) }) {
 		d.leaveServer()
 	}
-	return result
 }
 
 // leaveServer closes the connections to a server that became a replica, so that
@@ -93,11 +90,7 @@ func (d *Driver) leaveServer() {
 
 // do sends one request, as doMulti does.
 func (d *Driver) do(ctx context.Context, cmd rueidis.Completed) rueidis.RedisResult {
-	result := d.doMulti(ctx, d.client, []rueidis.Completed{cmd})[0]
-	if redisdial.IsDemoted(result.Error()) {
-		d.leaveServer()
-	}
-	return result
+	return d.doMulti(ctx, d.client, []rueidis.Completed{cmd})[0]
 }
 
 // query runs a script that no replica needs to confirm.
@@ -116,6 +109,7 @@ func (d *Driver) doMulti(ctx context.Context, client rueidis.CoreClient, cmds []
 	}
 	select {
 	case results := <-answers:
+		d.checkRole(results...)
 		return results
 	case <-ctx.Done():
 		return failAll(len(cmds), ctx.Err())
@@ -141,16 +135,10 @@ func (d *Driver) evalAll(ctx context.Context, client rueidis.Client, calls []red
 	results, acks := d.sendAll(ctx, client, cmds, replicas, d.options.WaitLimit)
 	var unknown []int
 	var again []rueidis.Completed
-	demoted := false
 	for i, result := range results {
-		text, err := result.ToString()
-		demoted = demoted || redisdial.IsDemoted(err) || err == nil && calls[i].Script == renewScript && strings.IndexByte(text, replicaAnswer) >= 0
 		if redisdial.IsNoScript(result.Error()) {
 			unknown, again = append(unknown, i), append(again, calls[i].CommandByText(client.B()))
 		}
-	}
-	if demoted {
-		d.leaveServer()
 	}
 	if len(unknown) == 0 {
 		return results, acks
@@ -205,7 +193,6 @@ func (d *Driver) nodeOf(ctx context.Context, key string) (rueidis.Client, error)
 	return d.nodes.client(ctx, slotOf(key))
 }
 
-// undo releases a grant that too few replicas confirmed.
 func (d *Driver) undo(ctx context.Context, l *lease, acks int) error {
 	err := d.notReplicated(acks)
 	if releaseErr := l.Release(ctx); releaseErr != nil && !errors.Is(releaseErr, driver.ErrNotHeld) {

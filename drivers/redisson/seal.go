@@ -35,16 +35,12 @@ func (d *Driver) Seal(ctx context.Context, held driver.Lease) error {
 	name := l.request.Name
 	last := l.first + uint64(max(l.tokens, 1)) - 1
 	args := append([]string{fieldOf(l.request.Mode, l.request.Hold), strconv.FormatUint(last, 10), channelOf(l.request.Mode, name, false)}, d.checked.words...)
-	done, err := d.change(ctx, l, sealScript.Call([]string{name}, args...))
-	if err != nil {
-		return err
+	_, err := d.change(ctx, l, sealScript.Call([]string{name}, args...))
+	if err == nil || err == driver.ErrNotHeld {
+		l.Forget()
+		d.life.Remove(l)
 	}
-	l.Forget()
-	d.life.Remove(l)
-	if done == 0 {
-		return driver.ErrNotHeld
-	}
-	return nil
+	return err
 }
 
 // Mark implements move.Marker. The mark is a key of its own.
@@ -63,18 +59,12 @@ func (d *Driver) Mark(ctx context.Context, held driver.Lease, floor uint64) erro
 	if token != "" {
 		keys = append(keys, token)
 	}
-	args := []string{fieldOf(l.request.Mode, l.request.Hold), strconv.FormatUint(floor, 10), d.tokenKind(), d.holderText(l.request)}
+	args := []string{fieldOf(l.request.Mode, l.request.Hold), strconv.FormatUint(floor, 10), d.tokenKind(), holderText(l.request)}
 	first, err := d.change(ctx, l, markScript.Call(keys, args...))
-	if err != nil {
-		return err
-	}
-	if first == 0 {
-		return driver.ErrNotHeld
-	}
-	if token != "" {
+	if err == nil && token != "" {
 		l.first, l.tokens = uint64(first), 1
 	}
-	return nil
+	return err
 }
 
 // change runs a script that changes the name of l permanently, if l is held. It
@@ -83,19 +73,22 @@ func (d *Driver) change(ctx context.Context, l *lease, c redisdriver.Call) (int6
 	if err := ctx.Err(); err != nil {
 		return 0, err
 	}
-	if !l.isHeld() {
+	if !l.IsHeld() {
 		return 0, driver.ErrNotHeld
 	}
 	return d.run(ctx, l.request.Name, c)
 }
 
 // run runs a script that changes something permanently, and returns its answer,
-// which is 0 if nothing has changed.
+// or ErrNotHeld if the answer is 0, because there is nothing to change.
 func (d *Driver) run(ctx context.Context, name string, c redisdriver.Call) (int64, error) {
 	answer, lacking, err := d.runReplicated(ctx, name, c)
-	if lacking != nil {
+	switch {
+	case lacking != nil:
 		// not ErrUnavailable: it may have been executed
 		return 0, fmt.Errorf("%w: %v", driver.ErrUnknown, lacking)
+	case err == nil && answer == 0:
+		err = driver.ErrNotHeld
 	}
 	return answer, err
 }
@@ -172,10 +165,7 @@ func (d *Driver) changeSeal(ctx context.Context, name string, c redisdriver.Call
 	if err := d.admin(ctx, name); err != nil {
 		return err
 	}
-	done, err := d.run(ctx, name, c)
-	if err == nil && done == 0 {
-		return driver.ErrNotHeld
-	}
+	_, err := d.run(ctx, name, c)
 	return err
 }
 
@@ -184,9 +174,6 @@ func (d *Driver) Unmark(ctx context.Context, held driver.Lease) error {
 	l := held.(*lease)
 	l.markKnown = false
 	name := l.request.Name
-	done, err := d.change(ctx, l, unmarkScript.Call([]string{name, prefixName(markPrefix, name)}, fieldOf(l.request.Mode, l.request.Hold)))
-	if err == nil && done == 0 {
-		return driver.ErrNotHeld
-	}
+	_, err := d.change(ctx, l, unmarkScript.Call([]string{name, prefixName(markPrefix, name)}, fieldOf(l.request.Mode, l.request.Hold)))
 	return err
 }

@@ -57,7 +57,6 @@ func (d *Driver) putOp(o *op) {
 	d.ops.Put(o)
 }
 
-// keys adds the keys of an op.
 func (o *op) keys(d *Driver, keys []string) []string {
 	r := o.request
 	switch {
@@ -79,25 +78,24 @@ func (o *op) keys(d *Driver, keys []string) []string {
 	return keys
 }
 
-// args adds the arguments of the op's script.
 func (o *op) args(d *Driver, args []string) []string {
 	r := o.request
 	switch {
 	case o.lease != nil:
 		return d.releaseArgs(r, args, r.Hold)
 	case r.Mode == driver.Permit:
-		return append(permitArgs(r.Hold, r.Permits, args), strconv.Itoa(r.Limit), d.milliseconds(r.TTL))
+		return append(permitArgs(r.Hold, r.Permits, args), strconv.Itoa(r.Limit), redisdriver.TTLText(r.TTL))
 	case r.Mode != driver.Exclusive:
 		args = o.readWriteArgs(d, args)
 	case d.options.Fair:
 		args = o.fairArgs(d, args)
 	case o.turn != "":
-		args = append(d.wordArgs(append(args, o.turn)), d.lineLabel(), r.Hold, d.milliseconds(r.TTL))
+		args = append(d.wordArgs(append(args, o.turn)), d.lineLabel(), r.Hold, redisdriver.TTLText(r.TTL))
 	default:
-		args = append(args, r.Hold, d.milliseconds(r.TTL))
+		args = append(args, r.Hold, redisdriver.TTLText(r.TTL))
 	}
 	if o.tokens > 0 {
-		args = append(args, strconv.Itoa(o.tokens), d.tokenKind(), d.holderText(r))
+		args = append(args, strconv.Itoa(o.tokens), d.tokenKind(), holderText(r))
 	}
 	return args
 }
@@ -186,7 +184,6 @@ func readAnswer(message rueidis.RedisMessage) (a answer, err error) {
 	return a, err
 }
 
-// read handles the answer of the script.
 func (o *op) read(message rueidis.RedisMessage, err error) {
 	if err = cmp.Or(err, message.Error()); err == nil {
 		o.answer, err = readAnswer(message)
@@ -315,7 +312,6 @@ func (d *Driver) carryDirect(ctx context.Context, o *op) bool {
 	return true
 }
 
-// heard notes whether an op was answered.
 func (d *Driver) heard(sent int64, answer error) {
 	last := d.direct.answered.Load()
 	switch {

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strconv"
 	"sync"
-	"time"
 
 	"github.com/redis/rueidis"
 
@@ -31,10 +30,8 @@ type sender struct {
 	mu    sync.Mutex
 	queue []*op
 	busy  int // goroutines that take ops from the queue
-	ended bool
 }
 
-// add queues an op for execution.
 func (s *sender) add(o *op) {
 	d := s.driver
 	d.direct.busy.Add(1)
@@ -47,20 +44,21 @@ func (s *sender) add(o *op) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.ended {
-		o.state.Store(taken)
-		s.fail(o)
-		return
-	}
 	s.queue = append(s.queue, o)
 	s.wake()
 }
 
-// wake starts a goroutine that takes the ops in the queue. It is called with mu
-// held.
+// wake starts a goroutine that takes the ops in the queue, or fails them if the
+// driver has ended. It is called with mu held.
 func (s *sender) wake() {
-	if len(s.queue) > 0 && s.busy < maxSenders && s.driver.life.Go(s.run) {
+	switch {
+	case len(s.queue) == 0 || s.busy == maxSenders:
+	case s.driver.life.Go(s.run):
 		s.busy++
+	case s.busy == 0:
+		for _, o := range s.take(nil) {
+			s.fail(o)
+		}
 	}
 }
 
@@ -69,7 +67,6 @@ func (s *sender) fail(o *op) {
 	s.driver.finish(o)
 }
 
-// run takes ops from the queue until none is left.
 func (s *sender) run() {
 	var b batch
 	s.mu.Lock()
@@ -105,19 +102,6 @@ func (s *sender) take(ops []*op) []*op {
 	clear(s.queue[len(rest):])
 	s.queue = rest
 	return ops
-}
-
-// end fails the ops in the queue.
-func (s *sender) end() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.ended = true
-	for _, o := range s.queue {
-		if o.state.CompareAndSwap(queued, taken) {
-			s.fail(o)
-		}
-	}
-	s.queue = nil
 }
 
 func (s *sender) send(b *batch) {
@@ -196,21 +180,17 @@ type batch struct {
 	keys, args []string
 }
 
-// terms are the arguments that acquires in one request usually have in common.
-type terms struct {
-	turn   string // see op
-	ttl    time.Duration
-	tokens int
-	marks  bool
-	text   string // about the holder
-}
-
-func (d *Driver) termsOf(o *op) terms {
-	t := terms{turn: o.turn, ttl: o.request.TTL, tokens: o.tokens, marks: o.marks}
-	if t.tokens > 0 {
-		t.text = d.holderText(o.request)
+// termsOf returns the arguments that acquires in one request usually have in
+// common: see batch.lua.
+func (d *Driver) termsOf(o *op) (terms [5]string) {
+	terms[0], terms[1] = o.turn, redisdriver.TTLText(o.request.TTL)
+	if o.tokens > 0 {
+		terms[2], terms[4] = strconv.Itoa(o.tokens), holderText(o.request)
 	}
-	return t
+	if o.marks {
+		terms[3] = "m"
+	}
+	return terms
 }
 
 // fill builds the request of the batch script, with only the arguments that the
@@ -231,20 +211,13 @@ func (b *batch) fill(d *Driver) {
 		b.args = append(b.args, o.request.Hold)
 	}
 	for rest := b.ops[releases:]; len(rest) > 0; {
-		t, n := d.termsOf(rest[0]), 1
-		for n < len(rest) && d.termsOf(rest[n]) == t {
+		terms, n := d.termsOf(rest[0]), 1
+		for n < len(rest) && d.termsOf(rest[n]) == terms {
 			n++
 		}
-		tokens, marks := "", ""
-		if t.tokens > 0 {
-			tokens = strconv.Itoa(t.tokens)
-		}
-		if t.marks {
-			marks = "m"
-		}
-		b.args = append(b.args, strconv.Itoa(n), t.turn, d.milliseconds(t.ttl), tokens, marks, t.text)
+		b.args = append(append(b.args, strconv.Itoa(n)), terms[:]...)
 		for _, o := range rest[:n] {
-			if b.args = append(b.args, o.request.Hold); t.tokens > 0 {
+			if b.args = append(b.args, o.request.Hold); o.tokens > 0 {
 				b.args = append(b.args, d.tokenKey(o.request.Name))
 			}
 		}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"maps"
 	"net"
 	"slices"
@@ -29,9 +30,8 @@ const (
 // date, since it only serves to keep requests to different nodes apart and to
 // reach one node.
 type topology struct {
-	nodes func() map[string]rueidis.Client
-	spawn func(func()) bool
-	busy  chan struct{} // holds a value while a caller asks
+	driver *Driver
+	asking gate
 
 	mu     sync.Mutex
 	ranges []slotRange // by last slot
@@ -41,13 +41,6 @@ type topology struct {
 type slotRange struct {
 	first, last uint16
 	node        string
-}
-
-// known reports whether any node of a slot is known.
-func (t *topology) known() bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return len(t.ranges) > 0
 }
 
 // owner returns the address of the node that has a slot, or "" if the node is
@@ -62,12 +55,11 @@ func (t *topology) owner(slot uint16) string {
 	return ""
 }
 
-// client returns a client of the node that has a slot.
 func (t *topology) client(ctx context.Context, slot uint16) (rueidis.Client, error) {
 	if err := t.refresh(ctx, topologyAge); err != nil {
 		return nil, err
 	}
-	if node := t.nodes()[t.owner(slot)]; node != nil {
+	if node := t.driver.client.Nodes()[t.owner(slot)]; node != nil {
 		return node, nil
 	}
 	t.Expire()
@@ -79,7 +71,7 @@ func (t *topology) primaries(ctx context.Context) (clients []rueidis.Client, err
 	if err := t.refresh(ctx, 0); err != nil {
 		return nil, err
 	}
-	nodes := t.nodes()
+	nodes := t.driver.client.Nodes()
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	seen := make(map[string]bool)
@@ -112,68 +104,70 @@ func (t *topology) fresh(age time.Duration) bool {
 // refresh queries all nodes and takes the first answer, unless the last answer
 // is younger than age.
 func (t *topology) refresh(ctx context.Context, age time.Duration) error {
-	if t.fresh(age) {
-		return nil
-	}
-	select {
-	case t.busy <- struct{}{}:
-		defer func() { <-t.busy }()
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-	if t.fresh(age) {
-		return nil
-	}
-	ctx, cancel := context.WithTimeout(ctx, askNodes)
-	defer cancel()
-	type answer struct {
-		ranges []slotRange
-		err    error
-	}
-	nodes := t.nodes()
-	answers := make(chan answer, len(nodes))
-	for address, node := range nodes {
-		t.spawn(func() { // ends soon after ctx
-			ranges, err := readSlots(ctx, address, node)
-			answers <- answer{ranges, err}
-		})
-	}
-	err := error(rueidis.ErrNoSlot)
-	for range nodes {
-		select {
-		case a := <-answers:
-			if err = a.err; err == nil {
-				t.mu.Lock()
-				t.ranges, t.read = a.ranges, time.Now()
-				t.mu.Unlock()
-				return nil
-			}
-		case <-ctx.Done():
-			return fmt.Errorf("%w: cluster topology: %w", driver.ErrUnavailable, ctx.Err())
-		}
-	}
-	return fmt.Errorf("%w: cluster topology: %w", driver.ErrUnavailable, err)
+	return t.asking.pass(ctx, func() bool { return t.fresh(age) }, func() error { return t.ask(ctx) })
 }
 
-// readSlots queries the node at address.
-func readSlots(ctx context.Context, address string, node rueidis.Client) ([]slotRange, error) {
-	entries, err := node.Do(ctx, node.B().ClusterSlots().Build()).ToArray()
+func (t *topology) ask(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, askNodes)
+	defer cancel()
+	last := error(rueidis.ErrNoSlot)
+	for err := range t.driver.eachNode(ctx, t.readSlots) {
+		if last = err; err == nil {
+			return nil
+		}
+	}
+	return fmt.Errorf("%w: cluster topology: %w", driver.ErrUnavailable, last)
+}
+
+// eachNode calls f for each node of a cluster, concurrently, and yields the
+// errors. f returns soon after the end of ctx.
+func (d *Driver) eachNode(ctx context.Context, f func(ctx context.Context, address string, node rueidis.Client) error) iter.Seq[error] {
+	return func(yield func(error) bool) {
+		nodes := d.client.Nodes()
+		errs := make(chan error, len(nodes))
+		for address, node := range nodes {
+			if !d.life.Go(func() {
+				err := f(ctx, address, node)
+				if err != nil {
+					err = fmt.Errorf("node %s: %w", address, err)
+				}
+				errs <- err
+			}) {
+				errs <- driver.ErrClosed
+			}
+		}
+		for range nodes {
+			if !yield(<-errs) {
+				return
+			}
+		}
+	}
+}
+
+// readSlots queries the node at address. The first answer counts.
+func (t *topology) readSlots(ctx context.Context, address string, node rueidis.Client) error {
+	entries, err := t.driver.doMulti(ctx, node, []rueidis.Completed{node.B().ClusterSlots().Build()})[0].ToArray()
 	if err != nil {
-		return nil, err
+		return err
 	}
 	var ranges []slotRange
 	for _, entry := range entries {
 		r, err := readRange(address, entry)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		ranges = append(ranges, r)
 	}
 	if len(ranges) == 0 {
-		return nil, errors.New("no slot is assigned")
+		return errors.New("no slot is assigned")
 	}
 	slices.SortFunc(ranges, func(a, b slotRange) int { return cmp.Compare(a.last, b.last) })
-	return ranges, nil
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if ctx.Err() == nil {
+		t.ranges, t.read = ranges, time.Now()
+	}
+	return nil
 }
 
 func readRange(address string, entry rueidis.RedisMessage) (r slotRange, err error) {

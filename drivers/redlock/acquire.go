@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/redisdriver"
 	"github.com/go-dsync/dsync/internal/redistopic"
 )
 
@@ -63,13 +64,9 @@ func isRefusal(err error) bool {
 
 // askAll sends requests to all nodes that have not been asked, or have refused.
 func (l *lease) askAll() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.goal = decision
-	select {
-	case <-l.changed: // for the previous goal
-	default:
-	}
+	l.Mu.Lock()
+	defer l.Mu.Unlock()
+	l.aim(decision)
 	for i := range l.votes {
 		if s := l.votes[i].state; s == unasked || s == refused {
 			l.votes[i].ask()
@@ -112,8 +109,8 @@ func (l *lease) vote(ctx context.Context) error {
 // decide returns the outcome of the vote, if it is decided.
 func (l *lease) decide() (err error, decided bool) {
 	d := l.driver
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	l.Mu.Lock()
+	defer l.Mu.Unlock()
 	yes, no, pending := l.tally()
 	switch {
 	case yes >= d.quorum:
@@ -121,8 +118,8 @@ func (l *lease) decide() (err error, decided bool) {
 		if d.life.Now() >= expires-int64(drift(l.ttl)) {
 			return fmt.Errorf("%w: the answers came too late", driver.ErrUnknown), true
 		}
-		l.goal, l.phase = nothing, held
-		l.term.Grant(expires)
+		l.goal, l.Phase = nothing, redisdriver.Held
+		l.Term.Grant(expires)
 		return nil, true
 	case pending > 0 && (yes+pending >= d.quorum || yes+no < d.quorum):
 		return nil, false
@@ -133,7 +130,7 @@ func (l *lease) decide() (err error, decided bool) {
 }
 
 // outOfReach returns the error of an attempt without a majority of answers. The
-// caller holds mu.
+// caller holds Mu.
 func (l *lease) outOfReach() error {
 	var last error
 	forbidden := 0
@@ -158,8 +155,8 @@ func (l *lease) outOfReach() error {
 
 // unfinished returns the error of an attempt that ended before its vote.
 func (l *lease) unfinished(why error) error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	l.Mu.Lock()
+	defer l.Mu.Unlock()
 	_, no, _ := l.tally()
 	if why != driver.ErrUnavailable {
 		if no > 0 && no > len(l.votes)-l.driver.quorum {
@@ -173,8 +170,8 @@ func (l *lease) unfinished(why error) error {
 // stopWaiting stops waiting for nodes that are slower than a majority of the
 // others by more than patience.
 func (l *lease) stopWaiting(now, patience int64) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	l.Mu.Lock()
+	defer l.Mu.Unlock()
 	yes, no, _ := l.tally()
 	if yes+no < l.driver.quorum {
 		return
@@ -195,16 +192,12 @@ func (l *lease) stopWaiting(now, patience int64) {
 // giveUp undoes an attempt. It returns err when the nodes have confirmed that
 // nothing is left of the attempt, or otherwise with ErrUnknown.
 func (d *Driver) giveUp(ctx context.Context, l *lease, err error) error {
-	l.mu.Lock()
+	l.Mu.Lock()
 	l.lost = isRefusal(err)
 	l.undo()
-	l.goal = silence
-	select {
-	case <-l.changed:
-	default:
-	}
+	l.aim(silence)
 	l.check()
-	l.mu.Unlock()
+	l.Mu.Unlock()
 	if l.await(ctx, d.options.NodeTimeout, nil) || errors.Is(err, driver.ErrUnknown) {
 		return err
 	}

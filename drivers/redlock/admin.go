@@ -15,43 +15,27 @@ import (
 	"github.com/go-dsync/dsync/internal/redisdriver"
 )
 
-// ask runs a script on all nodes, outside of any vote, and returns when they
-// have answered or, beyond a majority of answers, are late.
-func (d *Driver) ask(ctx context.Context, script, name string, args ...string) (answers []rueidis.RedisResult, err error) {
-	replies, err := d.askEach(func(b rueidis.Builder) rueidis.Completed {
-		return b.Eval().Script(script).Numkeys(1).Key(name).Arg(args...).Build()
-	})
-	if err != nil {
-		return nil, err
+// ask runs a script on all nodes, outside of any vote, and returns the answers
+// of a majority or more.
+func (d *Driver) ask(ctx context.Context, script *redisdriver.Script, name string, args ...string) (answers []rueidis.RedisResult, err error) {
+	replies, ended := d.askEach(ctx, d.options.NodeTimeout, script.Call([]string{name}, args...).CommandByText)
+	if ended == driver.ErrClosed {
+		return nil, ended
 	}
-	timer := time.NewTimer(d.options.NodeTimeout)
-	defer timer.Stop()
-	late, doubt := false, false
-	for pending := len(d.nodes); pending > 0; {
-		select {
-		case r := <-replies:
-			if pending--; r.err == nil {
-				answers = append(answers, r.result)
-				break
-			}
-			_, refused := rueidis.IsRedisErr(r.err)
-			err, doubt = r.node.of(refusal(r.err)), doubt || !refused && !errors.As(r.err, new(redisdriver.NotSent))
-		case <-ctx.Done():
-			err, doubt, pending = ctx.Err(), true, 0
-		case <-d.life.Open().Done():
-			return nil, driver.ErrClosed
-		case <-timer.C:
-			late = true
+	doubt := ended != nil
+	for _, r := range replies {
+		if r.err == nil {
+			answers = append(answers, r.result)
+			continue
 		}
-		if late && len(answers) >= d.quorum {
-			break
-		}
+		_, refused := rueidis.IsRedisErr(r.err)
+		err, doubt = r.node.of(refusal(r.err)), doubt || !refused && !errors.As(r.err, new(redisdriver.NotSent))
 	}
 	switch {
 	case len(answers) >= d.quorum:
 		return answers, nil
 	case doubt:
-		return nil, fmt.Errorf("%w: %w", driver.ErrUnknown, err)
+		return nil, fmt.Errorf("%w: %w", driver.ErrUnknown, cmp.Or(ended, err))
 	}
 	return nil, err
 }
@@ -59,7 +43,7 @@ func (d *Driver) ask(ctx context.Context, script, name string, args ...string) (
 // holder returns the value of a name that a majority of the nodes has, or "" if
 // there is no such value.
 func (d *Driver) holder(ctx context.Context, name string) (value string, ttl time.Duration, err error) {
-	answers, err := d.ask(ctx, inspectText, name)
+	answers, err := d.ask(ctx, inspectScript, name)
 	if err != nil {
 		return "", 0, err
 	}
@@ -127,18 +111,18 @@ func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
 	case d.single() && isSeal(value):
 		return driver.ErrSealed
 	}
-	if _, err = d.ask(ctx, releaseText, name, value, channel(name)); errors.Is(err, driver.ErrClosed) {
+	if _, err = d.ask(ctx, releaseScript, name, value, channel(name)); errors.Is(err, driver.ErrClosed) {
 		return fmt.Errorf("%w: %w", err, driver.ErrUnknown)
 	}
 	if err == nil {
-		_, _ = d.ask(ctx, removedText, removalChannel(name))
+		_, _ = d.ask(ctx, removedScript, removalChannel(name))
 	}
 	return err
 }
 
-// removedText notifies holders that ForceUnlock removed their holds. Its key is
+// removedScript notifies holders that ForceUnlock removed their holds. Its key is
 // the channel, because redlock nodes are not in a cluster.
-const removedText = "return redis.call('PUBLISH', KEYS[1], '')"
+var removedScript = redisdriver.NewScript("return redis.call('PUBLISH', KEYS[1], '')")
 
 // removalChannel returns a channel of no other name: a name has no NUL.
 func removalChannel(name string) string { return channel(name) + "\x00removed" }
@@ -148,7 +132,7 @@ func removalChannel(name string) string { return channel(name) + "\x00removed" }
 func (l *lease) WatchRemoval(renew func()) (stop func()) {
 	stops := make([]func(), len(l.driver.ears))
 	for i, e := range l.driver.ears {
-		stops[i] = e.Watch(removalChannel(l.request.Name), renew)
+		stops[i] = e.Watch(renew, removalChannel(l.request.Name))
 	}
 	return func() {
 		for _, stop := range stops {

@@ -39,31 +39,24 @@ func (n *node) look() error {
 		return n.lookFailed(err)
 	}
 	b := n.client.B()
-	commands := rueidis.Commands{b.Info().Section("server").Build(), b.Info().Section("replication").Build(), b.Info().Section("memory").Build()}
-	commands = append(commands, n.loads(b)...)
-	results := n.client.DoMulti(context.Background(), append(commands, b.ClientId().Build())...)
+	results := n.client.DoMulti(context.Background(), append(n.loads(b), b.ClientId().Build(), b.Info().Build())...)
 	if err := n.transportError(results); err != nil {
 		return n.lookFailed(err)
 	}
-	var infos [3]map[string]string
-	for i := range infos {
-		text, err := results[i].ToString()
-		if err != nil {
-			return n.lookFailed(refusal(err))
-		}
-		infos[i] = fields(text)
-	}
-	for _, load := range results[len(infos) : len(results)-1] {
-		if err := load.Error(); err != nil {
+	last := len(results) - 1
+	for i, result := range results {
+		if err := result.Error(); err != nil && i != last-1 {
 			return n.lookFailed(refusal(err))
 		}
 	}
-	id, _ := results[len(results)-1].ToInt64() // not permitted: 0
-	before, now := n.server, identity{run: infos[0]["run_id"], conn: n.dialer.Made(), id: id}
+	id, _ := results[last-1].ToInt64() // not permitted: 0
+	text, _ := results[last].ToString()
+	info := fields(text)
+	before, now := n.server, identity{run: info["run_id"], conn: n.dialer.Made(), id: id}
 	n.bury(before, now)
 	n.server = now
 	n.lookedAt = n.driver.life.Now()
-	n.judge(infos[0], infos[1], infos[2])
+	n.judge(info)
 	n.known = now.conn
 	n.trouble.Store(false)
 	n.hung.Store(false)
@@ -97,10 +90,10 @@ func (n *node) lookFailed(err error) error {
 }
 
 // judge decides from when the answers of a server count.
-func (n *node) judge(server, replication, memory map[string]string) {
+func (n *node) judge(info map[string]string) {
 	d := n.driver
 	now := d.life.Now()
-	n.server.err = d.unfit(server, replication, memory)
+	n.server.err = d.unfit(info)
 	if n.server.err == nil {
 		n.server.err = d.claimRun(n, n.server.run)
 	}
@@ -108,7 +101,7 @@ func (n *node) judge(server, replication, memory map[string]string) {
 		n.counts.Store(never)
 		return
 	}
-	uptime, err := strconv.ParseInt(server["uptime_in_seconds"], 10, 64)
+	uptime, err := strconv.ParseInt(info["uptime_in_seconds"], 10, 64)
 	if err != nil || d.options.Durable {
 		n.counts.Store(now)
 		return
@@ -134,21 +127,21 @@ func (n *node) countsNow() error {
 }
 
 // unfit returns why a server cannot keep locks.
-func (d *Driver) unfit(server, replication, memory map[string]string) error {
-	if err := redisdriver.CheckVersion(server["redis_version"]); err != nil {
+func (d *Driver) unfit(info map[string]string) error {
+	if err := redisdriver.CheckVersion(info["redis_version"]); err != nil {
 		return err
 	}
 	switch {
-	case server["redis_mode"] == "cluster":
+	case info["redis_mode"] == "cluster":
 		return errors.New("the server is a node of a Redis Cluster, not an independent one")
-	case server["redis_mode"] == "sentinel":
+	case info["redis_mode"] == "sentinel":
 		return errors.New("the server is a sentinel")
-	case replication["role"] == "slave":
-		return fmt.Errorf("the server is a replica of %s:%s, not an independent one", replication["master_host"], replication["master_port"])
+	case info["role"] == "slave":
+		return fmt.Errorf("the server is a replica of %s:%s, not an independent one", info["master_host"], info["master_port"])
 	case d.options.AllowEviction:
 		return nil
 	}
-	return redisdriver.CheckEviction(memory["maxmemory_policy"])
+	return redisdriver.CheckEviction(info["maxmemory_policy"])
 }
 
 // claimRun returns an error if another node is the same server.
@@ -168,7 +161,7 @@ func (d *Driver) claimRun(n *node, run string) error {
 	return nil
 }
 
-// fields reads a section of INFO.
+// fields reads the answer to INFO.
 func fields(info string) map[string]string {
 	m := make(map[string]string)
 	for line := range strings.Lines(info) {
@@ -182,37 +175,21 @@ func fields(info string) map[string]string {
 // checkNodes waits until the nodes were checked, except for late nodes beyond a
 // majority. It fails if too few can be reached or a node is not fit.
 func (d *Driver) checkNodes(ctx context.Context) error {
-	replies, err := d.askEach(func(b rueidis.Builder) rueidis.Completed { return b.Ping().Build() })
-	if err != nil {
-		return err
-	}
-	var enough <-chan time.Time
+	replies, err := d.askEach(ctx, redisdial.ConnectFor, func(b rueidis.Builder) rueidis.Completed { return b.Ping().Build() })
 	var last error
 	reached := 0
-	for range d.nodes {
-		select {
-		case r := <-replies:
-			switch {
-			case r.err != nil:
-				last = r.node.of(refusal(r.err))
-			case r.unfit != nil:
-				return r.node.of(r.unfit)
-			default:
-				reached++
-			}
-		case <-enough:
-			return nil
-		case <-ctx.Done():
-			return errors.Join(ctx.Err(), last)
-		}
-		if reached >= d.quorum && enough == nil {
-			timer := time.NewTimer(redisdial.ConnectFor)
-			defer timer.Stop()
-			enough = timer.C
+	for _, r := range replies {
+		switch {
+		case r.err != nil:
+			last = r.node.of(refusal(r.err))
+		case r.unfit != nil:
+			return r.node.of(r.unfit)
+		default:
+			reached++
 		}
 	}
-	if reached < d.quorum {
-		return last
+	if err != nil || reached < d.quorum {
+		return errors.Join(err, last)
 	}
 	return nil
 }

@@ -24,19 +24,12 @@ func (d *Driver) Close(ctx context.Context) error {
 		n.end()
 		d.ears[i].end()
 	}
-	finished := make(chan struct{})
-	go func() { // ends with the driver's goroutines, whose connections are broken
-		d.life.Wait()
+	d.life.Finish(ctx, func() { // soon, because the connections are broken
 		for i, n := range d.nodes {
 			n.dialer.Wait()
 			d.ears[i].dialer.Wait()
 		}
-		close(finished)
-	}()
-	select {
-	case <-finished:
-	case <-ctx.Done():
-	}
+	})
 	if waiting > 0 || behind > len(d.nodes)-d.quorum {
 		return fmt.Errorf("%w: %d calls and what is held on %d nodes were left behind: %w", driver.ErrUnknown, waiting, behind, ctx.Err())
 	}
@@ -46,9 +39,9 @@ func (d *Driver) Close(ctx context.Context) error {
 // releaseAll requests the deletion of the values of all leases.
 func (d *Driver) releaseAll() {
 	for _, l := range d.life.TakeAll() {
-		l.mu.Lock()
+		l.Mu.Lock()
 		l.undo()
-		l.mu.Unlock()
+		l.Mu.Unlock()
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"github.com/go-dsync/dsync/conformance/wire"
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/internal/drivertest"
+	"github.com/go-dsync/dsync/internal/redisdriver"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
@@ -274,9 +275,9 @@ func TestReleaseIsToldWhereTheValueIsNot(t *testing.T) {
 	released := make(chan error, 1)
 	go func() { released <- late.Release(t.Context()) }()
 	testenv.Eventually(t, func() bool {
-		late.mu.Lock()
-		defer late.mu.Unlock()
-		return late.phase == ending
+		late.Mu.Lock()
+		defer late.Mu.Unlock()
+		return late.Phase == redisdriver.Ending
 	}, "the release has begun")
 	nodes[first].Thaw()
 	if err := <-released; err != nil {

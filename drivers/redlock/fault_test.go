@@ -276,16 +276,21 @@ func TestRequestsOutliveTheirConnection(t *testing.T) {
 }
 
 func TestLostScriptsAreSentAgain(t *testing.T) {
-	nodes := startNodes(t, 3)
-	d := openURL(t, "%s", nodes.url()+settled)
-	l := acquire(t, d, request("x"))
-	nodes.do("SCRIPT", "FLUSH")
-	if err := l.Renew(t.Context(), testTTL); err != nil {
-		t.Errorf("Renew: %v", err)
+	for _, n := range []int{1, 3} {
+		t.Run(strconv.Itoa(n), func(t *testing.T) {
+			nodes := startNodes(t, n)
+			d := openURL(t, "%s", nodes.url()+settled)
+			nodes.do("SCRIPT", "FLUSH")
+			l := acquire(t, d, request("x"))
+			nodes.do("SCRIPT", "FLUSH")
+			if err := l.Renew(t.Context(), testTTL); err != nil {
+				t.Errorf("Renew: %v", err)
+			}
+			nodes.do("SCRIPT", "FLUSH")
+			release(t, l)
+			nodes.awaitClear(t)
+		})
 	}
-	nodes.do("SCRIPT", "FLUSH")
-	release(t, l)
-	nodes.awaitClear(t)
 }
 
 // TestFrozenNodes: nodes that do not answer for a while cost no holder its

@@ -3,7 +3,6 @@ package redlock
 import (
 	"context"
 	"fmt"
-	"sync"
 	"time"
 
 	"github.com/go-dsync/dsync/driver"
@@ -21,32 +20,18 @@ type lease struct {
 	value   string        // at the key of the lock, on the nodes with a grant
 	changed chan struct{} // receives an element when the goal may have been reached
 
-	mu sync.Mutex
-	// it can last until then if all requests to set the value are executed too
-	term      redisdriver.Term
-	votes     []vote
-	phase     phase
-	goal      goal
-	ttl       time.Duration // in requests to set the value
-	sent      int64         // when the attempt began
-	removed   int           // nodes with a confirmed deletion of the value
-	missed    int           // nodes without the value, or with the value until its TTL ends
-	contended bool
-	crowd     int  // how many other clients listened for the end of the hold
-	lost      bool // the attempt ended because a majority refused
-	sealed    bool // the one node refused because of a seal
-	tells     bool // the attempt was a hold, and waiters get a message about its end
+	redisdriver.Hold
+	votes   []vote
+	goal    goal
+	ttl     time.Duration // in requests to set the value
+	sent    int64         // when the attempt began
+	removed int           // nodes with a confirmed deletion of the value
+	missed  int           // nodes without the value, or with the value until its TTL ends
+	crowd   int           // how many other clients listened for the end of the hold
+	lost    bool          // the attempt ended because a majority refused
+	sealed  bool          // the one node refused because of a seal
+	tells   bool          // the attempt was a hold, and waiters get a message about its end
 }
-
-// phase is how far a lease has come.
-type phase uint8
-
-const (
-	wanted phase = iota // the nodes are being asked
-	held
-	ending // the nodes are asked to delete the value
-	over   // Release has returned the outcome of the deletions, or a renewal found no majority
-)
 
 // goal is the event that the caller of await waits for.
 type goal uint8
@@ -66,32 +51,19 @@ func (d *Driver) newLease(r *driver.Request, value string) *lease {
 	for i := range l.votes {
 		l.votes[i].lease, l.votes[i].index = l, uint8(i)
 	}
-	l.term.Extend(l.sent + int64(r.TTL))
+	l.Term.Extend(l.sent + int64(r.TTL))
 	return l
 }
 
 func (l *lease) Tokens() (first uint64, n int) { return 0, 0 }
 
-func (l *lease) Expires() time.Time { return l.driver.life.At(l.term.Expires()) }
-
-func (l *lease) Contended() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.contended
-}
+func (l *lease) Expires() time.Time { return l.driver.life.At(l.Term.Expires()) }
 
 // end returns the time when the value is gone from every node in any case.
 func (l *lease) end() int64 {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.term.Over()
-}
-
-// Forget ends the lease in this process only.
-func (l *lease) Forget() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.phase = over
+	l.Mu.Lock()
+	defer l.Mu.Unlock()
+	return l.Term.Over()
 }
 
 // tally counts the votes of an attempt: for, against, and pending, with an
@@ -111,7 +83,7 @@ func (l *lease) tally() (yes, no, pending int) {
 	return yes, no, pending
 }
 
-// denied returns why a vote was lost. The caller holds mu.
+// denied returns why a vote was lost. The caller holds Mu.
 func (l *lease) denied() error {
 	if l.sealed {
 		return driver.ErrSealed
@@ -119,7 +91,17 @@ func (l *lease) denied() error {
 	return driver.ErrLocked
 }
 
-// check wakes the waiter if its goal has been reached. The caller holds mu.
+// aim sets the goal, and takes back the wake-up for the previous one. The caller
+// holds Mu.
+func (l *lease) aim(at goal) {
+	l.goal = at
+	select {
+	case <-l.changed:
+	default:
+	}
+}
+
+// check wakes the waiter if its goal has been reached. The caller holds Mu.
 func (l *lease) check() {
 	reached := false
 	switch l.goal {
@@ -146,13 +128,13 @@ func (l *lease) pass() {
 }
 
 // told reports whether the waiters' node has answered how many clients listen,
-// or is impaired. The caller holds mu.
+// or is impaired. The caller holds Mu.
 func (l *lease) told() bool {
 	v := &l.votes[l.driver.firstNode(l.request.Name)]
 	return v.state == gone || v.node().impaired()
 }
 
-// count counts the votes in a state. The caller holds mu.
+// count counts the votes in a state. The caller holds Mu.
 func (l *lease) count(s state) (n int) {
 	for i := range l.votes {
 		if l.votes[i].state == s {
@@ -162,14 +144,14 @@ func (l *lease) count(s state) (n int) {
 	return n
 }
 
-// deletions counts the nodes where the value may be. The caller holds mu.
+// deletions counts the nodes where the value may be. The caller holds Mu.
 func (l *lease) deletions() int { return len(l.votes) - l.count(gone) }
 
 // undo requests the deletion of the value on each node that has the value, or
-// may get it. The caller holds mu.
+// may get it. The caller holds Mu.
 func (l *lease) undo() {
-	if l.phase < ending {
-		l.phase = ending
+	if l.Phase < redisdriver.Ending {
+		l.Phase = redisdriver.Ending
 	}
 	for i := range l.votes {
 		l.votes[i].undo()
@@ -204,19 +186,19 @@ func (l *lease) await(ctx context.Context, limit time.Duration, stop <-chan stru
 // free again, including the waiters' node unless that node is late.
 func (l *lease) Release(ctx context.Context) error {
 	d := l.driver
-	l.mu.Lock()
-	switch l.phase {
-	case held:
+	l.Mu.Lock()
+	switch l.Phase {
+	case redisdriver.Held:
 		l.undo()
 		l.tells = true
 		l.votes[d.firstNode(l.request.Name)].tellWaiters()
-	case over:
-		l.mu.Unlock()
+	case redisdriver.Over:
+		l.Mu.Unlock()
 		return driver.ErrNotHeld
 	}
 	l.goal = freedom
 	l.check()
-	l.mu.Unlock()
+	l.Mu.Unlock()
 	d.life.BeginRelease(l)
 	defer d.life.Leave()
 
@@ -236,9 +218,9 @@ func (l *lease) Release(ctx context.Context) error {
 // expectOthers makes the driver listen for a while to a name that other clients
 // wait for, and note how many they are: see standBack.
 func (d *Driver) expectOthers(l *lease) {
-	l.mu.Lock()
-	contended, crowd := l.contended, l.crowd
-	l.mu.Unlock()
+	l.Mu.Lock()
+	contended, crowd := l.Awaited, l.crowd
+	l.Mu.Unlock()
 	if !contended {
 		return
 	}
@@ -257,17 +239,17 @@ const maxCrowds = 1024
 // released returns the outcome of a release, if it is clear. Until the goal is
 // reached, it may be unknown whether waiters listen.
 func (l *lease) released(reached bool) (err error, done bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	l.Mu.Lock()
+	defer l.Mu.Unlock()
 	switch {
-	case l.phase == over:
+	case l.Phase == redisdriver.Over:
 		return driver.ErrNotHeld, true
 	case l.removed >= l.driver.quorum && (!reached || l.told()):
-		l.contended = l.contended || !l.told()
-		l.phase = over
+		l.Awaited = l.Awaited || !l.told()
+		l.Phase = redisdriver.Over
 		return nil, true
 	case l.removed+l.deletions() < l.driver.quorum:
-		l.phase = over
+		l.Phase = redisdriver.Over
 		return driver.ErrNotHeld, true
 	}
 	return nil, false

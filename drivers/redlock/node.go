@@ -3,7 +3,7 @@ package redlock
 import (
 	"cmp"
 	"context"
-	_ "embed"
+	"embed"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -61,13 +61,34 @@ type reply struct {
 	unfit  error // why the node cannot keep locks
 }
 
-// askEach sends a request to each node, unless the driver is closed.
-func (d *Driver) askEach(build func(b rueidis.Builder) rueidis.Completed) (<-chan reply, error) {
-	replies := make(chan reply, len(d.nodes))
-	take := func(n *node, result rueidis.RedisResult, err error) { replies <- reply{n, result, err, n.server.err} }
+// askEach sends a request to each node. It returns when all nodes have answered,
+// when the patience for the nodes behind a majority is over, or when ctx ends.
+func (d *Driver) askEach(ctx context.Context, patience time.Duration, build func(b rueidis.Builder) rueidis.Completed) (replies []reply, err error) {
+	answers := make(chan reply, len(d.nodes))
+	take := func(n *node, result rueidis.RedisResult, err error) { answers <- reply{n, result, err, n.server.err} }
 	for _, n := range d.nodes {
 		if !n.add(question{build, take}) {
 			return nil, driver.ErrClosed
+		}
+	}
+	var late <-chan time.Time
+	for reached := 0; len(replies) < len(d.nodes); {
+		select {
+		case r := <-answers:
+			if replies = append(replies, r); r.err == nil {
+				reached++
+			}
+		case <-late:
+			return replies, nil
+		case <-ctx.Done():
+			return replies, ctx.Err()
+		case <-d.life.Open().Done():
+			return nil, driver.ErrClosed
+		}
+		if reached >= d.quorum && late == nil {
+			timer := time.NewTimer(patience)
+			defer timer.Stop()
+			late = timer.C
 		}
 	}
 	return replies, nil
@@ -100,7 +121,6 @@ type node struct {
 	// Of the goroutine.
 	client    rueidis.Client
 	commands  []rueidis.Completed
-	single    [1]rueidis.RedisResult
 	known     uint64 // the connection, by Dialer.Made, over which look has seen the server; 0: none
 	cleared   uint64 // the last connection from which no more requests can arrive
 	server    identity
@@ -279,7 +299,7 @@ func (n *node) carryOut(batch []task) {
 	sent := batch[:0]
 	for _, t := range batch {
 		if c, ok := t.command(n, at); ok {
-			commands, sent = append(commands, c), append(sent, t)
+			commands, sent = append(commands, c.Pin()), append(sent, t) // do may send it again
 		}
 	}
 	n.commands = commands
@@ -287,7 +307,7 @@ func (n *node) carryOut(batch []task) {
 		n.flight.Store(0)
 		return
 	}
-	results := n.do(commands, sent, at)
+	results := n.do(commands)
 	err := n.transportError(results)
 	n.flight.Store(0)
 	if err == nil {
@@ -306,52 +326,33 @@ func (n *node) carryOut(batch []task) {
 		n.leaveServer()
 	}
 	for i, t := range sent {
-		switch {
-		case t == nil: // again left it out
-		case unseen != nil:
+		if unseen != nil {
 			t.answer(n, rueidis.RedisResult{}, unseen)
-		default:
+		} else {
 			t.answer(n, results[i], results[i].Error())
 		}
 	}
 }
 
-// do sends commands. Commands with a script unknown to the server are repeated,
-// after the script.
-func (n *node) do(commands []rueidis.Completed, tasks []task, at int64) []rueidis.RedisResult {
-	if len(commands) == 1 {
-		n.single[0] = n.client.Do(context.Background(), commands[0])
-		if redisdial.IsNoScript(n.single[0].Error()) {
-			return n.again(n.single[:], tasks, at)
-		}
-		return n.single[:]
-	}
+// do sends commands. A server that does not know a script gets the scripts, and
+// the commands that need them again.
+func (n *node) do(commands []rueidis.Completed) []rueidis.RedisResult {
 	results := n.client.DoMulti(context.Background(), commands...)
-	if slices.ContainsFunc(results, func(r rueidis.RedisResult) bool { return redisdial.IsNoScript(r.Error()) }) {
-		return n.again(results, tasks, at)
-	}
-	return results
-}
-
-// again repeats the requests that need the scripts. Tasks that need no request
-// any more are left out, and set to nil.
-func (n *node) again(results []rueidis.RedisResult, tasks []task, at int64) []rueidis.RedisResult {
-	b := n.client.B()
-	repeat := n.loads(b)
-	loads := len(repeat)
 	var which []int
 	for i, r := range results {
-		if !redisdial.IsNoScript(r.Error()) {
-			continue
-		}
-		if c, ok := tasks[i].command(n, at); ok {
-			repeat, which = append(repeat, c), append(which, i)
-		} else {
-			tasks[i] = nil
+		if redisdial.IsNoScript(r.Error()) {
+			which = append(which, i)
 		}
 	}
-	results = slices.Clone(results)
-	for i, r := range n.client.DoMulti(context.Background(), repeat...)[loads:] {
+	if which == nil {
+		return results
+	}
+	again := n.loads(n.client.B())
+	loads := len(again)
+	for _, i := range which {
+		again = append(again, commands[i])
+	}
+	for i, r := range n.client.DoMulti(context.Background(), again...)[loads:] {
 		results[which[i]] = r
 	}
 	return results
@@ -404,14 +405,9 @@ func (n *node) leaveServer() {
 }
 
 // connect makes the client, which from then on makes connections when needed.
-func (n *node) connect() error {
-	if n.client != nil {
-		return nil
-	}
-	client, err := rueidis.NewClient(n.option)
-	n.client = client
-	if client == nil && err == nil {
-		err = errors.New("no client")
+func (n *node) connect() (err error) {
+	if n.client == nil {
+		n.client, err = rueidis.NewClient(n.option)
 	}
 	return err
 }
@@ -433,19 +429,20 @@ func (g *ghost) answer(n *node, result rueidis.RedisResult, err error) {
 	g.asked.Done()
 }
 
-var (
-	//go:embed release.lua
-	releaseText string
-	//go:embed renew.lua
-	renewText string
-	//go:embed inspect.lua
-	inspectText string
-	//go:embed take.lua
-	takeText string
+//go:embed *.lua
+var luaFiles embed.FS
 
-	takeScript    = redisdriver.NewScript(takeText)
-	releaseScript = redisdriver.NewScript(releaseText)
-	renewScript   = redisdriver.NewScript(renewText)
+func lua(name string) *redisdriver.Script {
+	return redisdriver.NewScript(redisdriver.Lua(luaFiles, name))
+}
+
+var (
+	inspectScript = lua("inspect")
+	loosenScript  = lua("loosen")
+	releaseScript = lua("release")
+	renewScript   = lua("renew")
+	sealScript    = lua("seal")
+	takeScript    = lua("take")
 )
 
 // loads returns the commands that give a node the scripts that it runs by name.

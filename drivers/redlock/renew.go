@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -73,11 +72,11 @@ func (d *Driver) renew(ctx context.Context, leases []*lease, ttl time.Duration, 
 		driver: d, leases: make([]*lease, 0, len(leases)), ttl: ttl, done: make(chan struct{}), pending: len(d.nodes),
 		keys: make([]string, 0, len(leases)), args: make([]string, 1, 1+len(leases)),
 	}
-	r.args[0] = strconv.FormatInt(redisdriver.Milliseconds(ttl), 10)
+	r.args[0] = redisdriver.TTLText(ttl)
 	which := make([]int, 0, len(leases))
 	at := d.life.Now()
 	for i, l := range leases {
-		term, ok := l.beginRenewal(at, ttl)
+		term, ok := l.Begin(at, ttl)
 		if !ok {
 			done(i, driver.ErrNotHeld)
 			continue
@@ -119,7 +118,6 @@ func (r *renewal) command(n *node, _ int64) (rueidis.Completed, bool) {
 	return renewScript.Call(r.keys, r.args...).Command(b), true
 }
 
-// answer implements task.
 func (r *renewal) answer(n *node, result rueidis.RedisResult, err error) {
 	text := ""
 	if err == nil {
@@ -161,11 +159,11 @@ func (r *renewal) noteAbsent(n *node, answers string) {
 		if answers[i] == '1' {
 			continue
 		}
-		l.mu.Lock()
-		if v := &l.votes[n.index]; v.state == granted && l.phase == held {
+		l.Mu.Lock()
+		if v := &l.votes[n.index]; v.state == granted && l.Phase == redisdriver.Held {
 			v.state = refused
 		}
-		l.mu.Unlock()
+		l.Mu.Unlock()
 	}
 }
 
@@ -187,18 +185,16 @@ func (r *renewal) outcome(ctx context.Context, i int, l *lease) error {
 	r.mu.Lock()
 	yes, no, err, doubt := int(r.yes[i]), int(r.no[i]), r.err, r.doubt
 	r.mu.Unlock()
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if r.ttl > 0 { // overlapping renewals may have been queued in different orders
-		defer l.term.Answered()
-	}
+	l.Mu.Lock()
+	defer l.Mu.Unlock()
+	defer l.Term.Answered(r.terms[i]) // overlapping renewals may have been queued in different orders
 	switch {
-	case l.phase != held:
+	case l.Phase != redisdriver.Held:
 		return driver.ErrNotHeld
 	case yes >= d.quorum && r.ttl == 0:
 		return nil
 	case yes >= d.quorum:
-		if err := l.term.Renewed(r.terms[i], d.life.Now()); err != nil {
+		if err := l.Term.Renewed(r.terms[i], d.life.Now()); err != nil {
 			return err
 		}
 		l.ttl = r.ttl
@@ -206,7 +202,7 @@ func (r *renewal) outcome(ctx context.Context, i int, l *lease) error {
 		return nil
 	case no > len(d.nodes)-d.quorum:
 		l.undo()
-		l.phase = over
+		l.Phase = redisdriver.Over
 		defer d.life.Remove(l)
 		return driver.ErrNotHeld
 	case ctx.Err() != nil:
@@ -219,23 +215,9 @@ func (r *renewal) outcome(ctx context.Context, i int, l *lease) error {
 	return fmt.Errorf("%w: too few nodes answered, the last because of: %w", driver.ErrUnavailable, err)
 }
 
-// beginRenewal notes that a renewal is about to be sent, unless the lease has
-// ended.
-func (l *lease) beginRenewal(at int64, ttl time.Duration) (r redisdriver.Renewal, ok bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	switch {
-	case l.phase != held:
-		return r, false
-	case ttl == 0: // changes nothing
-		return r, at < l.term.Expires()
-	}
-	return l.term.Begin(at, ttl)
-}
-
 // rejoin has nodes without the value, such as a restarted node, set the value
 // again, so a renewed hold survives a restart of all nodes, one after the
-// other. The caller holds mu, after a majority has confirmed the hold.
+// other. The caller holds Mu, after a majority has confirmed the hold.
 func (l *lease) rejoin() {
 	for i := range l.votes {
 		v := &l.votes[i]

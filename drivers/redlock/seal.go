@@ -2,7 +2,6 @@ package redlock
 
 import (
 	"context"
-	_ "embed"
 	"strings"
 
 	"github.com/redis/rueidis"
@@ -50,13 +49,6 @@ func isSealed(err error) bool {
 // script, which reports a seal.
 func (d *Driver) single() bool { return len(d.nodes) == 1 }
 
-var (
-	//go:embed seal.lua
-	sealText string
-	//go:embed loosen.lua
-	loosenText string
-)
-
 // Seal implements move.Sealer. The seal is another value of the lock, so
 // deletions with a comparison do not remove the seal.
 func (d *Single) Seal(ctx context.Context, held driver.Lease) error {
@@ -64,26 +56,16 @@ func (d *Single) Seal(ctx context.Context, held driver.Lease) error {
 		return redisdriver.ErrEvicts
 	}
 	l := held.(*lease)
-	if !l.isHeld() {
+	if !l.IsHeld() {
 		return driver.ErrNotHeld
 	}
 	name := l.request.Name
-	done, err := d.run(ctx, sealText, name, l.value, sealValue, channel(name))
-	if err != nil {
-		return err
+	err := d.change(ctx, sealScript, name, l.value, sealValue, channel(name))
+	if err == nil || err == driver.ErrNotHeld {
+		l.Forget()
+		d.life.Remove(l)
 	}
-	l.Forget()
-	d.life.Remove(l)
-	if done == 0 {
-		return driver.ErrNotHeld
-	}
-	return nil
-}
-
-func (l *lease) isHeld() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.phase == held
+	return err
 }
 
 // Sealed implements move.Sealer. There are no tokens.
@@ -98,39 +80,33 @@ func (d *Single) Sealed(ctx context.Context, name string) (last uint64, sealed b
 
 // Loosen implements move.Unsealer. There are no tokens to raise.
 func (d *Single) Loosen(ctx context.Context, name, id string, _ uint64) error {
-	return d.change(ctx, loosenText, name, 1, sealValue, loosened(id))
+	return d.change(ctx, loosenScript, name, sealValue, loosened(id))
 }
 
 // Unseal implements move.Unsealer.
 func (d *Single) Unseal(ctx context.Context, name, id string) error {
-	return d.change(ctx, releaseText, name, 0, loosened(id), channel(name))
+	return d.change(ctx, releaseScript, name, loosened(id), channel(name))
 }
 
-// change runs a script, and returns ErrNotHeld if its answer is below least.
-func (d *Single) change(ctx context.Context, script, name string, least int64, args ...string) error {
-	answer, err := d.run(ctx, script, name, args...)
-	if err == nil && answer < least {
-		err = driver.ErrNotHeld
-	}
-	return err
-}
-
-// run runs a script, and returns its answer.
-func (d *Single) run(ctx context.Context, script, name string, args ...string) (int64, error) {
+// change runs a script that returns -1 if the lock does not have the value that
+// it changes.
+func (d *Single) change(ctx context.Context, script *redisdriver.Script, name string, args ...string) error {
 	if err := ctx.Err(); err != nil {
-		return 0, err
+		return err
 	}
 	if err := d.life.Enter(); err != nil {
-		return 0, err
+		return err
 	}
 	defer d.life.Leave()
 	answers, err := d.ask(ctx, script, name, args...)
 	if err != nil {
-		return 0, err
+		return err
 	}
-	answer, err := answers[0].ToInt64()
-	if err != nil {
-		return 0, redisdriver.ErrAnswer
+	switch answer, err := answers[0].ToInt64(); {
+	case err != nil:
+		return redisdriver.ErrAnswer
+	case answer < 0:
+		return driver.ErrNotHeld
 	}
-	return answer, nil
+	return nil
 }

@@ -3,7 +3,6 @@ package redlock
 import (
 	"errors"
 	"io/fs"
-	"strconv"
 
 	"github.com/redis/rueidis"
 
@@ -12,7 +11,7 @@ import (
 )
 
 // vote is one node's part in a lease. All fields but lease and index are
-// guarded by lease.mu. It has one request in progress at a time. A deletion
+// guarded by lease.Mu. It has one request in progress at a time. A deletion
 // that overtakes the request for the value would find nothing, and the node
 // would stay taken for a whole TTL.
 type vote struct {
@@ -44,17 +43,16 @@ const (
 	gone           // the value does not exist, and will not appear
 )
 
-// node returns the voting node.
 func (v *vote) node() *node { return v.lease.driver.nodes[v.index] }
 
-// ask requests the node to set the value. The caller holds lease.mu.
+// ask requests the node to set the value. The caller holds lease.Mu.
 func (v *vote) ask() {
 	v.state, v.err, v.handed = queued, nil, false
 	v.late = v.node().impaired()
 }
 
 // hand gives the request to the node, unless too many requests are already
-// waiting for it. The caller holds lease.mu.
+// waiting for it. The caller holds lease.Mu.
 func (v *vote) hand() {
 	v.handed = true
 	n := v.node()
@@ -70,20 +68,20 @@ func (v *vote) hand() {
 // delete it.
 func (v *vote) command(n *node, at int64) (rueidis.Completed, bool) {
 	l := v.lease
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	l.Mu.Lock()
+	defer l.Mu.Unlock()
 	switch v.state {
 	case deleting:
-		v.timely = at < l.term.Expires()
+		v.timely = at < l.Term.Expires()
 		return v.deletion(n), true
 	case queued:
-		if l.phase > held {
+		if l.Phase > redisdriver.Held {
 			v.state = gone
 			v.tellWaiters()
 			l.check()
 			return rueidis.Completed{}, false
 		}
-		if l.phase == held && at >= l.term.Expires() {
+		if l.Phase == redisdriver.Held && at >= l.Term.Expires() {
 			v.fail(driver.ErrNotHeld) // the turn of the request came too late
 			return rueidis.Completed{}, false
 		}
@@ -99,15 +97,14 @@ func (v *vote) command(n *node, at int64) (rueidis.Completed, bool) {
 		v.conn = n.known
 	}
 	ttl := l.ttl
-	l.term.Extend(at + int64(ttl))
+	l.Term.Extend(at + int64(ttl))
 	if n.driver.single() {
-		return n.client.B().Evalsha().Sha1(takeScript.SHA).Numkeys(1).Key(l.request.Name).
-			Arg(l.value, strconv.FormatInt(redisdriver.Milliseconds(ttl), 10), sealValue).Build(), true
+		return takeScript.Call([]string{l.request.Name}, l.value, redisdriver.TTLText(ttl), sealValue).Command(n.client.B()), true
 	}
 	return n.client.B().Set().Key(l.request.Name).Value(l.value).Nx().PxMilliseconds(redisdriver.Milliseconds(ttl)).Build(), true
 }
 
-// deletion returns the request to delete the value. The caller holds lease.mu.
+// deletion returns the request to delete the value. The caller holds lease.Mu.
 func (v *vote) deletion(n *node) rueidis.Completed {
 	l := v.lease
 	onChannel := channel(l.request.Name)
@@ -116,23 +113,22 @@ func (v *vote) deletion(n *node) rueidis.Completed {
 		// other try the same
 		onChannel = ""
 	}
-	return n.client.B().Evalsha().Sha1(releaseScript.SHA).Numkeys(1).Key(l.request.Name).Arg(l.value, onChannel).Build()
+	return releaseScript.Call([]string{l.request.Name}, l.value, onChannel).Command(n.client.B())
 }
 
-// answer implements task.
 func (v *vote) answer(n *node, result rueidis.RedisResult, err error) {
 	l := v.lease
-	l.mu.Lock()
+	l.Mu.Lock()
 	state := v.state
-	l.mu.Unlock()
+	l.Mu.Unlock()
 	if state == deleting {
 		if !v.deleted(n, result, err) {
 			n.ghosts.Add(&ghost{vote: v, until: l.end()})
 		}
 		return
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	l.Mu.Lock()
+	defer l.Mu.Unlock()
 	switch {
 	case errors.As(err, new(redisdriver.NotSent)):
 		v.fail(err)
@@ -152,7 +148,7 @@ func (v *vote) answer(n *node, result rueidis.RedisResult, err error) {
 		}
 		v.fail(err)
 	}
-	if l.phase > held {
+	if l.Phase > redisdriver.Held {
 		v.undo()
 		v.tellWaiters()
 	}
@@ -166,18 +162,18 @@ func isOK(result rueidis.RedisResult) bool {
 	return err == nil && text == "OK"
 }
 
-// fail notes that the node did not vote. The caller holds lease.mu.
+// fail notes that the node did not vote. The caller holds lease.Mu.
 func (v *vote) fail(err error) {
 	v.state, v.err = failed, refusal(err)
 	v.lease.check()
 }
 
 // counts reports whether the node has the value and counts. The caller holds
-// lease.mu.
+// lease.Mu.
 func (v *vote) counts() bool { return v.state == granted && v.err == nil }
 
 // undo requests the deletion of the value, now or after the answer to the
-// request for the value. The caller holds lease.mu.
+// request for the value. The caller holds lease.Mu.
 func (v *vote) undo() {
 	switch {
 	case v.state == granted, (v.state == failed || v.state == refused) && v.doubt:
@@ -195,7 +191,7 @@ func (v *vote) undo() {
 // tellWaiters sends the message about the end of a hold to the waiters' node if
 // no deletion sends one there, because the node has another value, or was not
 // asked in time. It is called when the vote has ended. The caller holds
-// lease.mu.
+// lease.Mu.
 func (v *vote) tellWaiters() {
 	l, n := v.lease, v.node()
 	if !l.tells || v.state != gone || n.index != l.driver.firstNode(l.request.Name) {
@@ -213,20 +209,20 @@ func (v *vote) tellWaiters() {
 // whether the vote has ended.
 func (v *vote) deleted(n *node, result rueidis.RedisResult, err error) bool {
 	l := v.lease
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	l.Mu.Lock()
+	defer l.Mu.Unlock()
 	if v.state == gone {
 		return true
 	}
 	_, answered := rueidis.IsRedisErr(err)
-	expired := n.driver.life.Now() > l.term.Over()
+	expired := n.driver.life.Now() > l.Term.Over()
 	var told int64
 	if err == nil {
 		told, err = result.ToInt64()
 	}
 	if told > 0 {
 		if others := int(told) - l.driver.ears[n.index].Own(channel(l.request.Name)); others > 0 {
-			l.contended, l.crowd = true, max(l.crowd, others)
+			l.Awaited, l.crowd = true, max(l.crowd, others)
 		}
 	}
 	switch {
@@ -236,7 +232,7 @@ func (v *vote) deleted(n *node, result rueidis.RedisResult, err error) bool {
 		return false // the request that sets the value may still be on its way
 	case err == nil && v.tried:
 		l.removed++
-		l.contended = true
+		l.Awaited = true
 	case err == nil, answered && errors.Is(refusal(err), fs.ErrPermission), expired:
 		l.missed++ // or must expire
 	default:
@@ -248,11 +244,10 @@ func (v *vote) deleted(n *node, result rueidis.RedisResult, err error) bool {
 	return true
 }
 
-// abandon leaves the value to its TTL.
 func (v *vote) abandon() {
 	l := v.lease
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	l.Mu.Lock()
+	defer l.Mu.Unlock()
 	v.state = gone
 	l.missed++
 	l.check()

@@ -113,8 +113,8 @@ func (d *Driver) crowd(name string) int {
 // hadValue reports whether a node had the value of an attempt that was given
 // up.
 func (l *lease) hadValue() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	l.Mu.Lock()
+	defer l.Mu.Unlock()
 	return l.removed > 0
 }
 
@@ -139,11 +139,11 @@ func (l *lease) askOneThenAll(ctx context.Context, first int) error {
 			continue
 		}
 		asked = true
-		l.mu.Lock()
+		l.Mu.Lock()
 		l.goal = decision
 		v.ask()
 		v.hand()
-		l.mu.Unlock()
+		l.Mu.Unlock()
 		if err, answered := l.first(ctx, v); err != nil || answered {
 			if err != nil {
 				return err
@@ -170,8 +170,8 @@ func (l *lease) askOneThenAll(ctx context.Context, first int) error {
 // persists reports whether an attempt with the waiters' node continues after so
 // many repeats.
 func (l *lease) persists(repeats int) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	l.Mu.Lock()
+	defer l.Mu.Unlock()
 	return repeats < manyRepeats && l.votes[l.driver.firstNode(l.request.Name)].counts() && l.driver.life.Now() < l.sent+int64(l.ttl/4)
 }
 
@@ -184,16 +184,14 @@ func (l *lease) first(ctx context.Context, v *vote) (err error, answered bool) {
 		limit = min(limit, d.patience(4*d.options.NodeTimeout))
 	}
 	reached := l.await(ctx, limit, d.life.Open().Done())
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	l.Mu.Lock()
+	defer l.Mu.Unlock()
 	switch {
 	case v.counts():
 		return nil, true
 	case v.state == refused:
 		return l.denied(), true
-	case v.state == failed:
-		return nil, false
-	case reached:
+	case v.state == failed, reached:
 		return nil, false
 	case ctx.Err() != nil:
 		return fmt.Errorf("%w: %w", driver.ErrLocked, ctx.Err()), false
@@ -258,7 +256,6 @@ func (e *ear) connect(string) (redistopic.Conn, bool) {
 	return redistopic.Conn{DedicatedClient: c, End: end}, true
 }
 
-// end ends the listening, and breaks the connection.
 func (e *ear) end() {
 	e.Close()
 	e.dialer.End()

@@ -143,3 +143,18 @@ func (l *Lifecycle) End() {
 
 // Wait waits for all goroutines. It is called after End.
 func (l *Lifecycle) Wait() { l.groups.Wait() }
+
+// Finish waits for all goroutines and calls rest, or returns at the end of ctx
+// and leaves both to a goroutine. It is called after End.
+func (l *Lifecycle) Finish(ctx context.Context, rest func()) {
+	finished := make(chan struct{})
+	go func() { // ends with the goroutines
+		l.Wait()
+		rest()
+		close(finished)
+	}()
+	select {
+	case <-finished:
+	case <-ctx.Done():
+	}
+}

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -21,8 +22,8 @@ const Late = time.Second
 
 // Pauses between requests to end a hold, after a failure.
 const (
-	FirstRetry = 20 * time.Millisecond
-	LastRetry  = 500 * time.Millisecond
+	firstRetry = 20 * time.Millisecond
+	lastRetry  = 500 * time.Millisecond
 )
 
 // Lease is a pointer to a lease of a driver.
@@ -105,12 +106,74 @@ func (f *Life[L, P]) TakeAll() []P {
 func (f *Life[L, P]) Abandon(ctx context.Context, l P, ttl time.Duration) error {
 	f.BeginRelease(l)
 	defer f.Leave()
-	err := l.Renew(ctx, ttl)
-	for wait := FirstRetry; Transient(err) && f.Sleep(ctx, wait); wait = min(2*wait, LastRetry) {
+	err := f.Repeat(ctx, func() (again bool, err error) {
 		err = l.Renew(ctx, ttl)
-	}
+		return Transient(err), err
+	})
 	l.Forget()
 	return err
+}
+
+// Repeat calls try with growing pauses, as long as try asks for it and neither
+// ctx nor the driver ends, and returns the last error.
+func (f *Life[L, P]) Repeat(ctx context.Context, try func() (again bool, err error)) error {
+	again, err := try()
+	for wait := firstRetry; again && f.Sleep(ctx, wait); wait = min(2*wait, lastRetry) {
+		again, err = try()
+	}
+	return err
+}
+
+// Hold is the common part of the drivers' leases.
+type Hold struct {
+	Mu      sync.Mutex
+	Phase   Phase
+	Term    Term // on the driver's clock
+	Awaited bool // other clients wait for the name
+}
+
+// Phase is how far a lease has come.
+type Phase int8
+
+// The phases. Doubted and Removed are phases of redisson only.
+const (
+	Wanted Phase = iota // not granted yet
+	Held
+	Ending  // Release was called, or the attempt given up: never renewed again
+	Doubted // a request to release the hold was not answered
+	Removed // by the cleaner after a failed Release
+	Over    // the outcome is known
+)
+
+// Contended implements driver.ContentionReporter.
+func (h *Hold) Contended() bool {
+	h.Mu.Lock()
+	defer h.Mu.Unlock()
+	return h.Awaited
+}
+
+// IsHeld reports whether the lease was granted and has not ended.
+func (h *Hold) IsHeld() bool {
+	h.Mu.Lock()
+	defer h.Mu.Unlock()
+	return h.Phase == Held
+}
+
+// Forget ends the lease in this process only.
+func (h *Hold) Forget() {
+	h.Mu.Lock()
+	defer h.Mu.Unlock()
+	h.Phase = Over
+}
+
+// Begin is Term.Begin, unless the lease is not held.
+func (h *Hold) Begin(at int64, ttl time.Duration) (r Renewal, ok bool) {
+	h.Mu.Lock()
+	defer h.Mu.Unlock()
+	if h.Phase == Held {
+		r, ok = h.Term.Begin(at, ttl)
+	}
+	return r, ok
 }
 
 // Term is the time for which a hold lasts. Its methods are called under the
@@ -129,7 +192,7 @@ type Renewal struct {
 }
 
 // Shortens reports whether the renewal shortens the hold.
-func (r Renewal) Shortens() bool { return r.at+r.ttl < r.before }
+func (r Renewal) Shortens() bool { return r.ttl > 0 && r.at+r.ttl < r.before }
 
 // Expires returns the end of the lease.
 func (t *Term) Expires() int64 { return t.expires.Load() }
@@ -146,16 +209,13 @@ func (t *Term) Extend(end int64) { t.lasts = max(t.lasts, end) }
 // Over returns when nothing is left of the hold in any case.
 func (t *Term) Over() int64 { return t.lasts + int64(Late) }
 
-// Renewing reports whether a renewal was sent and not answered.
-func (t *Term) Renewing() bool { return t.renewing > 0 }
-
 // Begin notes that a renewal is about to be sent, unless the lease has ended.
 // From here on the hold may end as early as this renewal requests, whatever its
-// outcome.
+// outcome. A renewal with a TTL of 0 asks for the hold, and changes nothing.
 func (t *Term) Begin(at int64, ttl time.Duration) (r Renewal, ok bool) {
 	r = Renewal{at, int64(ttl), t.Expires()}
-	if at >= r.before {
-		return r, false
+	if at >= r.before || ttl == 0 {
+		return r, at < r.before
 	}
 	if t.renewing == 0 || r.ttl < t.shortest {
 		t.shortest = r.ttl
@@ -171,7 +231,10 @@ func (t *Term) Begin(at int64, ttl time.Duration) (r Renewal, ok bool) {
 // so the shortest of them counts.
 func (t *Term) Renewed(r Renewal, now int64) error {
 	expires := t.Expires()
-	if now >= expires {
+	switch {
+	case r.ttl == 0:
+		return nil
+	case now >= expires:
 		return fmt.Errorf("%w: the answer came after the end of the lease", driver.ErrUnknown)
 	}
 	t.expires.Store(max(expires, r.at+min(r.ttl, t.shortest)))
@@ -179,13 +242,17 @@ func (t *Term) Renewed(r Renewal, now int64) error {
 }
 
 // Answered ends a renewal with an answer, after Renewed.
-func (t *Term) Answered() { t.renewing-- }
+func (t *Term) Answered(r Renewal) {
+	if r.ttl > 0 {
+		t.renewing--
+	}
+}
 
 // Refused ends a renewal that was not executed, and so does not shorten the
 // hold.
 func (t *Term) Refused(r Renewal, now int64) {
 	expires := t.Expires()
-	if t.renewing--; t.renewing == 0 && expires == r.at+r.ttl && now < expires {
+	if t.Answered(r); t.renewing == 0 && expires == r.at+r.ttl && now < expires {
 		t.expires.Store(max(expires, r.before))
 	}
 }
@@ -194,3 +261,6 @@ func (t *Term) Refused(r Renewal, now int64) {
 func Milliseconds(ttl time.Duration) int64 {
 	return int64((ttl + time.Millisecond - 1) / time.Millisecond)
 }
+
+// TTLText formats a TTL for a script.
+func TTLText(ttl time.Duration) string { return strconv.FormatInt(Milliseconds(ttl), 10) }

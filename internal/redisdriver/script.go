@@ -2,6 +2,7 @@ package redisdriver
 
 import (
 	"crypto/sha1"
+	"embed"
 	"encoding/hex"
 	"regexp"
 	"strconv"
@@ -22,6 +23,16 @@ func NewScript(text string) *Script {
 	s := &Script{Text: text, SHA: hex.EncodeToString(sum[:])}
 	texts[s.SHA] = text
 	return s
+}
+
+// Lua returns the text of a file, without the suffix in its name: a script, or
+// functions of scripts.
+func Lua(files embed.FS, name string) string {
+	text, err := files.ReadFile(name + ".lua")
+	if err != nil {
+		panic(err)
+	}
+	return string(text)
 }
 
 // Load returns the command that gives the script to a server.

@@ -2,6 +2,7 @@ package redistopic
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/redis/rueidis"
@@ -72,7 +73,6 @@ type feed struct {
 	late  []*link                  // links that were not closed yet when the driver ended
 }
 
-// link is a connection of a feed.
 type link struct {
 	feed  *feed
 	conn  Conn
@@ -85,7 +85,6 @@ type link struct {
 	missing  int                     // how many channels are needed and not confirmed
 }
 
-// channelState is the state of a channel on a link.
 type channelState struct {
 	needed    bool // before the link replaces another one, which may have the channel
 	confirmed bool
@@ -120,7 +119,7 @@ func (f *feed) add(s *subscription) {
 // begin notes that the server has confirmed a subscription. Waiters try,
 // because messages may have been missed (mu).
 func (f *feed) begin(s *subscription) {
-	s.active, s.lost = true, false
+	s.active = true
 	s.hub.poke()
 }
 
@@ -228,10 +227,7 @@ func (f *feed) plan() (wait time.Duration, connect, ended bool) {
 		f.connectAt = now
 	}
 	if f.next != nil && f.next.missing == 0 {
-		old := f.cur
-		f.cur, f.next = f.next, nil
-		f.leftAt(now)
-		f.close(old)
+		f.switchTo(f.next, now)
 	}
 	if f.cur != nil && f.unused(f.cur) > maxUnused {
 		f.lose(f.cur)
@@ -252,10 +248,7 @@ func (f *feed) plan() (wait time.Duration, connect, ended bool) {
 	case now.Before(f.leaveAt):
 		wait = min(wait, f.leaveAt.Sub(now))
 	case len(f.subs) == 0:
-		old := f.cur
-		f.cur = nil
-		f.leftAt(now)
-		f.close(old)
+		f.switchTo(nil, now)
 	default:
 		connect = true
 	}
@@ -265,13 +258,15 @@ func (f *feed) plan() (wait time.Duration, connect, ended bool) {
 // unused returns the number of channels of a link without a subscription (mu).
 func (f *feed) unused(l *link) int { return len(l.channels) - len(f.subs) }
 
-// leftAt notes that unused channels were left (mu).
-func (f *feed) leftAt(now time.Time) {
+// switchTo replaces cur, whose unused channels are thereby left (mu).
+func (f *feed) switchTo(next *link, now time.Time) {
+	old := f.cur
+	f.cur, f.next = next, nil
+	f.close(old)
 	f.leavePause = max(leaveEvery, time.Duration(len(f.subs))*leaveEach)
 	f.leaveAt = now.Add(f.leavePause)
 }
 
-// connect returns a new link, or nil.
 func (f *feed) connect() *link {
 	c, ok := f.listener.options.Connect(f.key.node)
 	if !ok {
@@ -350,19 +345,14 @@ func (f *feed) lose(l *link) {
 
 // forget removes a link whose messages no longer arrive (mu).
 func (f *feed) forget(l *link) {
-	for i, other := range f.links {
-		if other == l {
-			f.links = append(f.links[:i], f.links[i+1:]...)
-			break
-		}
-	}
+	f.links = slices.DeleteFunc(f.links, func(other *link) bool { return other == l })
 	for channel, state := range l.channels {
 		if !state.confirmed {
 			continue
 		}
 		f.listener.count(channel, -1)
 		if s := f.subs[channel]; s != nil && s.active && f.carriers(channel, false) == 0 {
-			s.active, s.lost = false, true
+			s.active = false
 		}
 	}
 	clear(l.channels)
@@ -381,7 +371,6 @@ func (f *feed) close(l *link) {
 	}
 }
 
-// closeAll closes all links when the feed ends.
 func (f *feed) closeAll() {
 	f.listener.mu.Lock()
 	defer f.listener.mu.Unlock()
@@ -535,7 +524,6 @@ func (l *link) refused(channel string) bool {
 // (mu).
 func (f *feed) replace(s *subscription) {
 	ln := f.listener
-	s.lost = true
 	delete(f.subs, s.hub.channel)
 	if f.key.node != "" {
 		ln.router.again(s)

@@ -138,12 +138,12 @@ func TestEveryMessageArrives(t *testing.T) {
 		return connect(node)
 	})
 	heard := make(chan struct{}, 1)
-	stop := ln.Watch("used", func() {
+	stop := ln.Watch(func() {
 		select {
 		case heard <- struct{}{}:
 		default:
 		}
-	})
+	}, "used")
 	defer stop()
 	<-heard // the server has confirmed the subscription
 	messages, begun := 0, time.Now()

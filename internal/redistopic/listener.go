@@ -105,7 +105,6 @@ type Topic struct {
 	turn    turn // of all waiters in a group; waiters of Each have no turn
 }
 
-// watch is one call of Watch.
 type watch struct{ changed func() }
 
 // subscription is a hub on the server, by a plain or by a sharded channel.
@@ -113,9 +112,6 @@ type subscription struct {
 	hub     *hub
 	sharded bool
 	active  bool // the server has confirmed the subscription
-	// the connection broke, or the server refused, and has not confirmed the
-	// subscription since
-	lost bool
 }
 
 // leaving is a hub together with the time when its last waiter left.
@@ -128,7 +124,7 @@ type leaving struct {
 // New returns a Listener without subscriptions.
 func New(o Options) *Listener {
 	ln := &Listener{options: o, hubs: make(map[string]*hub), heard: make(map[string]int), feeds: make(map[feedKey]*feed)}
-	ln.router = &router{listener: ln, kick: make(chan struct{}, 1)}
+	ln.router = &router{listener: ln}
 	return ln
 }
 
@@ -196,23 +192,28 @@ func (ln *Listener) hub(channel string) *hub {
 	return h
 }
 
-// Watch calls changed after each message of a channel, and whenever the channel
-// was subscribed to, until stop is called. changed must not block.
-func (ln *Listener) Watch(channel string, changed func()) (stop func()) {
+// Watch calls changed after each message of the channels, and whenever one of
+// them was subscribed to, until stop is called. changed must not block.
+func (ln *Listener) Watch(changed func(), channels ...string) (stop func()) {
 	ln.mu.Lock()
 	defer ln.mu.Unlock()
-	h, w := ln.hub(channel), &watch{changed}
-	h.waiters++
-	h.watches = append(h.watches, w)
-	if h.subscribed() {
-		changed()
+	w, hubs := &watch{changed}, make([]*hub, len(channels))
+	for i, channel := range channels {
+		h := ln.hub(channel)
+		hubs[i] = h
+		h.waiters++
+		h.watches = append(h.watches, w)
+		if h.subscribed() {
+			changed()
+		}
 	}
 	return func() {
 		ln.mu.Lock()
 		defer ln.mu.Unlock()
-		h.watches = slices.DeleteFunc(h.watches, func(other *watch) bool { return other == w })
-		h.waiters--
-		ln.linger(h)
+		for _, h := range hubs {
+			h.watches = slices.DeleteFunc(h.watches, func(other *watch) bool { return other == w })
+			ln.vacate(h, false)
+		}
 	}
 }
 
@@ -237,57 +238,46 @@ func (ln *Listener) subscribe(h *hub) {
 
 // Leave removes a waiter. A waiter that took a value from Wake and could not
 // try, or got no clear answer, passes the value on.
-func (t *Topic) Leave(pass bool) {
-	h := t.hub
-	ln := h.listener
-	ln.mu.Lock()
-	defer ln.mu.Unlock()
-	t.leave(pass)
-	ln.linger(h)
-}
-
-// linger makes sweep drop a hub without waiters (mu).
-func (ln *Listener) linger(h *hub) {
-	if h.waiters > 0 {
-		return
-	}
-	h.leaves++
-	ln.left = append(ln.left, leaving{h, h.leaves, time.Now().Add(lingerFor)})
-	if len(ln.left) > 1 || ln.closed {
-		return
-	}
-	if ln.timer == nil {
-		ln.timer = time.AfterFunc(lingerFor, ln.sweep)
-	} else {
-		ln.timer.Reset(lingerFor)
-	}
-}
+func (t *Topic) Leave(pass bool) { t.leave(pass, false) }
 
 // LeaveForGood is Leave for a channel without further events: the subscription
 // does not linger.
-func (t *Topic) LeaveForGood() {
+func (t *Topic) LeaveForGood() { t.leave(true, true) }
+
+func (t *Topic) leave(pass, forGood bool) {
 	h := t.hub
 	ln := h.listener
 	ln.mu.Lock()
 	defer ln.mu.Unlock()
-	t.leave(true)
-	if h.waiters == 0 && !ln.closed {
-		h.leaves++ // sweep has nothing to do with this hub
-		ln.drop(h)
-	}
-}
-
-// leave removes a waiter (mu).
-func (t *Topic) leave(pass bool) {
 	if t.waiters--; t.waiters == 0 && t.turn.timer != nil {
 		t.turn.timer.Stop()
 	}
-	t.hub.waiters--
-	if i := slices.Index(t.hub.each, t); i >= 0 {
-		t.hub.each = slices.Delete(t.hub.each, i, i+1)
+	if i := slices.Index(h.each, t); i >= 0 {
+		h.each = slices.Delete(h.each, i, i+1)
 	}
 	if pass {
 		t.poke()
+	}
+	ln.vacate(h, forGood)
+}
+
+// vacate notes that a waiter has left a hub. A hub without waiters is dropped,
+// by sweep unless it is for good (mu).
+func (ln *Listener) vacate(h *hub, forGood bool) {
+	if h.waiters--; h.waiters > 0 || ln.closed {
+		return
+	}
+	h.leaves++
+	if forGood {
+		ln.drop(h)
+		return
+	}
+	switch ln.left = append(ln.left, leaving{h, h.leaves, time.Now().Add(lingerFor)}); {
+	case len(ln.left) > 1:
+	case ln.timer == nil:
+		ln.timer = time.AfterFunc(lingerFor, ln.sweep)
+	default:
+		ln.timer.Reset(lingerFor)
 	}
 }
 
@@ -438,7 +428,6 @@ func (ln *Listener) count(channel string, change int) {
 	ln.note()
 }
 
-// note updates active (mu).
 func (ln *Listener) note() { ln.active.Store(int64(len(ln.hubs) + len(ln.heard))) }
 
 // Idle reports whether there is no waiter and no subscription left.

@@ -3,20 +3,18 @@ package redistopic
 import "time"
 
 // router hands the sharded subscriptions of a cluster to the feeds of their
-// nodes. It runs from the first subscription on.
+// nodes. It is guarded by Listener.mu.
 type router struct {
-	listener *Listener
-	kick     chan struct{} // holds a value when todo is not empty
-
-	// Guarded by Listener.mu.
+	listener    *Listener
 	running     bool
 	todo, retry []*subscription
 }
 
-// place finds the node for a new subscription (mu).
-func (r *router) place(s *subscription) {
-	r.todo = append(r.todo, s)
-	r.wake()
+// place finds the node for subscriptions (mu).
+func (r *router) place(some ...*subscription) {
+	if r.todo = append(r.todo, some...); !r.running {
+		r.running = r.listener.options.Life.Go(r.run)
+	}
 }
 
 // again finds the node for a subscription that a node refused or dropped, after
@@ -34,52 +32,35 @@ func (r *router) later(s *subscription) {
 	time.AfterFunc(placeAgain, func() {
 		r.listener.mu.Lock()
 		defer r.listener.mu.Unlock()
-		r.todo, r.retry = append(r.todo, r.retry...), nil
-		r.wake()
+		some := r.retry
+		r.retry = nil
+		r.place(some...)
 	})
 }
 
-func (r *router) wake() {
-	if !r.running {
-		r.running = true
-		r.listener.options.Life.Go(r.run)
-	}
-	select {
-	case r.kick <- struct{}{}:
-	default:
-	}
-}
-
-// run ends with the driver.
+// run hands over the subscriptions in todo.
 func (r *router) run() {
-	for {
-		select {
-		case <-r.kick:
-			r.assign()
-		case <-r.listener.options.Life.Context().Done():
-			return
-		}
-	}
-}
-
-// assign hands over the subscriptions in todo.
-func (r *router) assign() {
 	ln := r.listener
 	shards := ln.options.Shards
-	err := shards.Refresh(ln.options.Life.Context())
 	ln.mu.Lock()
 	defer ln.mu.Unlock()
-	todo := r.todo
-	r.todo = nil
-	for _, s := range todo {
-		channel := s.hub.channel
-		if ln.hubs[channel] != s.hub || ln.closed {
-			continue
-		}
-		if node := shards.Node(channel); err == nil && node != "" {
-			ln.feed(feedKey{node, true}).add(s)
-		} else {
-			r.later(s)
+	defer func() { r.running = false }()
+	for len(r.todo) > 0 {
+		todo := r.todo
+		r.todo = nil
+		ln.mu.Unlock()
+		err := shards.Refresh(ln.options.Life.Context())
+		ln.mu.Lock()
+		for _, s := range todo {
+			channel := s.hub.channel
+			if ln.hubs[channel] != s.hub || ln.closed {
+				continue
+			}
+			if node := shards.Node(channel); err == nil && node != "" {
+				ln.feed(feedKey{node, true}).add(s)
+			} else {
+				r.later(s)
+			}
 		}
 	}
 }

@@ -2,7 +2,6 @@ package redistopic
 
 import (
 	"fmt"
-	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -11,7 +10,7 @@ import (
 
 // inLine returns a topic with one waiter that has a place in a line.
 func inLine(p Place) *Topic {
-	h := &hub{listener: &Listener{}}
+	h := &hub{listener: &Listener{closed: true}}
 	t := &h.topics[0]
 	t.hub, t.Wake, t.waiters = h, make(chan struct{}, 1), 1
 	t.Placed(p, time.Minute)
@@ -21,8 +20,7 @@ func inLine(p Place) *Topic {
 // behind returns how many clients are in front, if that is known.
 func (t *Topic) behind() (clients int64, known bool) {
 	p := t.turn.place
-	known = p.Ticket != 0 && !slices.ContainsFunc(t.hub.subs, func(s *subscription) bool { return s.lost })
-	return max(p.before(), 0), known
+	return max(p.before(), 0), p.Ticket != 0
 }
 
 // heldMessage is the message that another client holds the name for an unknown
@@ -77,7 +75,7 @@ func TestTurn(t *testing.T) {
 		{"a release, and refusals since others are in front, each before the pause is over", func(p *Topic) {
 			p.hear(func() { p.released(true) })
 			for range calls {
-				p.hear(func() { p.leave(false) })
+				p.Leave(false)
 				time.Sleep(shortStep)
 				p.hear(func() { p.hub.enter(0) })
 				p.Placed(Place{Ticket: refused.Ticket, Last: refused.Last, Free: true}, time.Millisecond)
@@ -85,7 +83,7 @@ func TestTurn(t *testing.T) {
 		}, 0, calls * shortStep},
 		{"a release before another waiter comes, and the last one has left", func(p *Topic) {
 			p.hear(func() { p.released(true) })
-			p.hear(func() { p.leave(false) })
+			p.Leave(false)
 			p.hear(func() { p.hub.enter(0) })
 			p.Placed(refused, time.Minute)
 		}, longest, 5 * time.Second},
@@ -185,9 +183,7 @@ func TestNothingIsHeard(t *testing.T) {
 
 func TestBehind(t *testing.T) {
 	const behind = 3
-	sub := &subscription{}
 	topic := inLine(Place{Ticket: behind + 1, Last: behind + 1})
-	topic.hub.subs = []*subscription{sub}
 	want := func(what string, clients int64, known bool) {
 		t.Helper()
 		if got, ok := topic.behind(); ok != known || ok && got != clients {
@@ -199,9 +195,6 @@ func TestBehind(t *testing.T) {
 	want("the one before was granted the name", 0, true)
 	topic.hear(func() { topic.hub.heard(heldMessage(behind+7), true) })
 	want("others were granted the name, too", 0, true)
-	sub.lost = true
-	want("the subscription was lost", 0, false)
-	sub.lost = false
 	topic.Granted(time.Minute)
 	want("the ticket is used up", 0, false)
 	topic.hear(func() { topic.turn.timer.Stop() })

@@ -54,8 +54,22 @@ func startRedis(tb testing.TB, storage testenv.Storage, n int) *Servers {
 	return s
 }
 
+// newRueidis returns a client with the connection of a running service. On a
+// new connection the callers write and read themselves. The library ends this
+// for good at the first request whose context can be canceled, or when two
+// requests are on their way at once.
 func newRueidis(addr string) (rueidis.Client, error) {
-	return rueidis.NewClient(rueidis.ClientOption{InitAddress: []string{addr}, ForceSingleClient: true, DisableCache: true})
+	client, err := rueidis.NewClient(rueidis.ClientOption{InitAddress: []string{addr}, ForceSingleClient: true, DisableCache: true})
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	if err := client.Do(ctx, client.B().Ping().Build()).Error(); err != nil {
+		client.Close()
+		return nil, err
+	}
+	return client, nil
 }
 
 var ttlMillis = strconv.FormatInt(heldTTL.Milliseconds(), 10)

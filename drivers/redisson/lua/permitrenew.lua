@@ -1,5 +1,5 @@
 -- Gives each of the holds ARGV[3i-2] of permits of the name KEYS[1], of which it has ARGV[3i-1], ARGV[3i] milliseconds from now. KEYS[2] are the
--- ends. Returns a character for each: 1 done, 0 the hold is over, or has no longer all its permits.
+-- ends. If ARGV[3i] is 0, nothing is changed. Returns a character for each: 1 done, 0 the hold is over, or has no longer all its permits.
 local now, from = clock()
 local known, err = pcall(count, KEYS[1], KEYS[2], now)
 if not known and overwritten(err) then
@@ -15,7 +15,7 @@ for i = 1, #ARGV, 3 do
     held = held and last and tonumber(last) > now
     renewed[2 * j - 1], renewed[2 * j] = from + ttl, members[j]
   end
-  if held then
+  if held and ttl > 0 then
     call('ZADD', KEYS[2], unpack(renewed))
     longest = math.max(longest, ttl)
   end
