@@ -39,7 +39,7 @@ type etcdRelease struct {
 
 func currentEtcd(tb testing.TB) etcdRelease {
 	tb.Helper()
-	return etcdRelease{etcdBinary(tb), etcdctlBinary(tb), []string{"--unsafe-no-fsync"}}
+	return etcdRelease{etcdBinary(tb), etcdctlBinary(tb), []string{"--unsafe-no-fsync", "--bcrypt-cost", "4"}}
 }
 
 func packagedEtcd(tb testing.TB) etcdRelease {

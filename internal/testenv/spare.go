@@ -92,7 +92,7 @@ const maxSpares = 6
 
 // cleanGuard bounds the time for cleaning a server. Usually it takes
 // milliseconds, and a new server takes about a second.
-const cleanGuard = time.Second
+const cleanGuard = 3 * time.Second
 
 func (s *spareServers) take(kind string) *loan {
 	s.mu.Lock()

@@ -172,11 +172,12 @@ const (
 )
 
 // Spawn adds processes whose role calls [Count]. Each process acquires the lock
-// holds times, or a fifth of that in the short form of the tests. During each
-// hold it makes the number of increments given by each.
+// holds times. During each hold it makes the number of increments given by
+// each. In the short form of the tests, half of the processes acquire the lock
+// a fifth as often.
 func (c *Counter) Spawn(processes int, role string, holds, each int, env ...string) {
 	c.tb.Helper()
-	holds = Briefly(holds/5, holds)
+	processes, holds = Briefly((processes+1)/2, processes), Briefly(holds/5, holds)
 	env = append(env, counterFile+"="+c.file, fmt.Sprint(counterHolds, "=", holds), fmt.Sprint(counterEach, "=", each))
 	for range processes {
 		c.all = append(c.all, Spawn(c.tb, role, env...))

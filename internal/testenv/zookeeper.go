@@ -3,6 +3,7 @@ package testenv
 import (
 	"cmp"
 	"context"
+	"crypto/sha256"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -365,13 +366,47 @@ func Curator(tb testing.TB, source, class string) []string {
 }
 
 // Java compiles a Java program, and returns the command line that runs its
-// class.
+// class. It compiles each version of a program once, into the user's cache
+// directory.
 func Java(tb testing.TB, classpath, source, class string) []string {
 	tb.Helper()
 	java, javac := need(tb, "java", "default-jre-headless"), need(tb, "javac", "default-jdk-headless")
-	dir := tb.TempDir()
-	if out, err := exec.Command(javac, "-cp", classpath, "-d", dir, source).CombinedOutput(); err != nil {
-		tb.Fatalf("javac: %v: %s", err, out)
+	dir, err := compiledJava(javac, classpath, source)
+	if err != nil {
+		tb.Fatal(err)
 	}
 	return []string{java, "-Xmx64m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", dir + ":" + classpath, class}
+}
+
+func compiledJava(javac, classpath, source string) (dir string, err error) {
+	text, err := os.ReadFile(source)
+	if err != nil {
+		return "", err
+	}
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		return "", err
+	}
+	version := sha256.Sum256(append([]byte(javac+"\n"+classpath+"\n"), text...))
+	dir = filepath.Join(cache, "dsync-test", fmt.Sprintf("java-%x", version[:8]))
+	if _, err := os.Stat(dir); err == nil {
+		return dir, nil
+	}
+	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
+		return "", err
+	}
+	scratch, err := os.MkdirTemp(filepath.Dir(dir), "build")
+	if err != nil {
+		return "", err
+	}
+	defer os.RemoveAll(scratch)
+	if out, err := exec.Command(javac, "-cp", classpath, "-d", scratch, source).CombinedOutput(); err != nil {
+		return "", fmt.Errorf("javac: %w: %s", err, out)
+	}
+	if err := os.Rename(scratch, dir); err != nil {
+		if _, there := os.Stat(dir); there != nil { // not from a concurrent compilation
+			return "", err
+		}
+	}
+	return dir, nil
 }
