@@ -66,6 +66,14 @@ func newEnv(tb testing.TB, h Harness) *env {
 	return e
 }
 
+// part returns n, or a quarter of it in a sample.
+func (e *env) part(n int) int {
+	if e.sample {
+		return (n + 3) / 4
+	}
+	return n
+}
+
 // check runs f, in a goroutine that the methods of e can end.
 func (e *env) check(f func(*env) error) result {
 	finished := false

@@ -332,7 +332,7 @@ func calmStorm(e *env) error {
 		if removals {
 			operations = 30
 		}
-		s.finish(s.run(operations, s.clients()))
+		s.finish(s.run(e.part(operations), s.clients()))
 		if err := s.judge(); err != nil {
 			return err
 		}
@@ -371,7 +371,7 @@ func faultyStorm(e *env) error {
 	workers := s.run(0, clients)
 	s.begun()
 	first := random.IntN(4)
-	for i := range 10 {
+	for i := range 2 * e.part(5) {
 		e.sleep(time.Duration(random.Int64N(int64(s.ttl / 4))))
 		lasts := s.ttl / 4
 		if random.IntN(3) == 0 {

@@ -259,7 +259,7 @@ func cancelEndsWait(e *env) error {
 
 func cancelAtGrant(e *env) error {
 	a, b, name := e.rival(), e.driver(), e.name()
-	const rounds = 100
+	rounds := e.part(100)
 	granted := 0
 	for range rounds {
 		h := a.hold(name)

@@ -22,14 +22,15 @@ import (
 // TestCrowdIsServedTogether counts the server's requests from 64 callers with a
 // name each.
 func TestCrowdIsServedTogether(t *testing.T) {
-	const callers, rounds = 64, 20
+	const callers = 64
+	rounds := testenv.Briefly(5, 20)
 	s := testenv.Etcd(t)
 	d := openURL(t, "etcd://%s", s.Addr)
 	testenv.Eventually(t, func() bool {
 		before := s.Requests()
 		drivertest.Crowd(callers, rounds, func(i int) { release(t, acquire(t, d, request(fmt.Sprint(i)))) })
 		after := s.Requests()
-		return after["Txn"]-before["Txn"]+after["DeleteRange"]-before["DeleteRange"] < 2*callers*rounds/4
+		return after["Txn"]-before["Txn"]+after["DeleteRange"]-before["DeleteRange"] < int64(2*callers*rounds/4)
 	}, "a request serves at least four callers on average")
 }
 
@@ -123,12 +124,12 @@ func TestCrowdOnALeaseThatEnds(t *testing.T) {
 	s := testenv.Etcd(t)
 	c := userClient(t, s.Addr)
 	d := openURL(t, "etcd://%s", s.Addr)
-	for range 5 {
+	for range testenv.Briefly(2, 5) {
 		kept := acquire(t, d, request("kept"))
 		id := leaseOf(t, c, keys(t, c, "kept/")[0])
 		var work sync.WaitGroup
 		work.Go(func() {
-			drivertest.Crowd(64, 20, func(i int) {
+			drivertest.Crowd(64, testenv.Briefly(5, 20), func(i int) {
 				l, err := d.Acquire(guard(t), request(fmt.Sprint(i)))
 				if err != nil {
 					t.Errorf("Acquire: %v", err)
@@ -155,7 +156,7 @@ func TestCrowdWithNamesThatAreDenied(t *testing.T) {
 	password := testenv.Password()
 	secure(t, s, password)
 	d := openURL(t, "etcd://app:%s@%s", password, s.Addr)
-	drivertest.Crowd(64, 10, func(i int) {
+	drivertest.Crowd(64, testenv.Briefly(3, 10), func(i int) {
 		name, permitted := fmt.Sprint("locks/", i), i%8 > 0
 		if !permitted {
 			name = fmt.Sprint("others/", i)
@@ -175,7 +176,7 @@ func TestCrowdWithNamesThatAreDenied(t *testing.T) {
 func TestCrowdOnAServerThatTakesFewOps(t *testing.T) {
 	s := testenv.Etcd(t, "--max-txn-ops", "8")
 	d := openURL(t, "etcd://%s", s.Addr)
-	drivertest.Crowd(64, 20, func(i int) { release(t, acquire(t, d, request(fmt.Sprint(i)))) })
+	drivertest.Crowd(64, testenv.Briefly(5, 20), func(i int) { release(t, acquire(t, d, request(fmt.Sprint(i)))) })
 }
 
 // TestCrowdWhoLeaves has callers leave at all stages of requests that are
@@ -184,7 +185,7 @@ func TestCrowdWhoLeaves(t *testing.T) {
 	s := testenv.Etcd(t)
 	c := userClient(t, s.Addr)
 	d := openURL(t, "etcd://%s", s.Addr)
-	drivertest.Crowd(64, 20, func(i int) {
+	drivertest.Crowd(64, testenv.Briefly(5, 20), func(i int) {
 		ctx, cancel := context.WithTimeout(context.Background(), rand.N(10*time.Millisecond))
 		defer cancel()
 		l, err := d.Acquire(ctx, request(fmt.Sprint(i)))

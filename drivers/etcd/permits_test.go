@@ -338,7 +338,8 @@ func TestPermitsOfTheDead(t *testing.T) {
 // TestCanceledPermits cancels waits at any moment, while permits come and go.
 func TestCanceledPermits(t *testing.T) {
 	t.Parallel()
-	const clients, rounds, limit = 20, 50, 3
+	const clients, limit = 20, 3
+	rounds := testenv.Briefly(10, 50)
 	s := testenv.Etcd(t)
 	drivers := make([]*etcd.Driver, clients)
 	for i := range drivers {
@@ -362,11 +363,11 @@ func TestCanceledPermits(t *testing.T) {
 	t.Logf("%d of %d were canceled", canceled.Load(), clients*rounds)
 }
 
-// TestUnansweredPermits has 1,000 requests carried out whose answers never
-// come.
+// TestUnansweredPermits has many requests carried out whose answers never come.
 func TestUnansweredPermits(t *testing.T) {
 	t.Parallel()
-	const callers, rounds, limit = 125, 8, 3
+	const callers, limit = 125, 3
+	rounds := testenv.Briefly(2, 8)
 	s := testenv.Etcd(t)
 	c, other := userClient(t, s.Addr), openURL(t, "etcd://%s", s.Addr)
 	unknown := 0

@@ -12,5 +12,5 @@ func OrderGroups(more ...string) []string {
 // ClusterGroups returns the groups of the suite whose results depend on the
 // number of servers. In the long form it returns nil, which means all groups.
 func ClusterGroups() []string {
-	return testenv.Briefly([]string{"exclusion", "faults", "closing", "expiry", "loss", "refusal", "scale", "storm"}, nil)
+	return testenv.Briefly([]string{"exclusion", "faults", "closing", "expiry", "loss", "refusal", "storm"}, nil)
 }

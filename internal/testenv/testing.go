@@ -172,11 +172,12 @@ const (
 )
 
 // Spawn adds processes whose role calls [Count]. Each process acquires the lock
-// holds times, or a fifth of that in the short form of the tests. During each
-// hold it makes the number of increments given by each.
+// holds times. During each hold it makes the number of increments given by
+// each. In the short form of the tests, half of the processes acquire the lock
+// a fifth as often.
 func (c *Counter) Spawn(processes int, role string, holds, each int, env ...string) {
 	c.tb.Helper()
-	holds = Briefly(holds/5, holds)
+	processes, holds = Briefly((processes+1)/2, processes), Briefly(holds/5, holds)
 	env = append(env, counterFile+"="+c.file, fmt.Sprint(counterHolds, "=", holds), fmt.Sprint(counterEach, "=", each))
 	for range processes {
 		c.all = append(c.all, Spawn(c.tb, role, env...))
@@ -272,11 +273,12 @@ func readNumber(file string) (int, error) {
 // predict how long they take.
 const leakGuard = 10 * time.Second
 
-// NoLeaks is the second half of a TestMain. It runs the tests, and fails if a
-// goroutine is left, except goroutines that run one of the functions in except.
+// NoLeaks is the second half of a TestMain. It runs the tests, which may get
+// servers that earlier tests have left without data, and fails if a goroutine
+// is left, except goroutines that run one of the functions in except.
 // Functions are given with their packages: "net/http.(*Server).Serve".
 func NoLeaks(m *testing.M, except ...string) {
-	code := m.Run()
+	code := spares.use(m.Run)
 	if left := awaitGoroutines(except, leakGuard); code == 0 && len(left) > 0 {
 		fmt.Fprintf(os.Stderr, "%d goroutines stay behind:\n\n%s\n", len(left), strings.Join(left, "\n\n"))
 		code = 1

@@ -1,7 +1,11 @@
 package testenv
 
 import (
+	"cmp"
 	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -28,10 +32,15 @@ type ZooKeeperServer struct {
 
 // ZooKeeper starts a single ZooKeeper. Each line of settings is added to its
 // configuration and overrides the defaults. A setting that begins with a dash
-// is an argument of the virtual machine, such as -Xmx1g.
+// is an argument of the virtual machine, such as -Xmx1g. Counters of the
+// server need not begin at 0.
 func ZooKeeper(tb testing.TB, settings ...string) *ZooKeeperServer {
 	tb.Helper()
-	return startZooKeeper(tb, loopback, settings)
+	start := func(tb testing.TB) *ZooKeeperServer { return startZooKeeper(tb, loopback, settings) }
+	if slices.ContainsFunc(settings, func(s string) bool { return strings.HasPrefix(s, "dataDir=") }) {
+		return start(tb) // the directory belongs to the test
+	}
+	return lend(tb, "zookeeper "+strings.Join(settings, " "), start)
 }
 
 func startZooKeeper(tb testing.TB, at host, settings []string) *ZooKeeperServer {
@@ -208,6 +217,123 @@ func (s *ZooKeeperServer) says(command string) string {
 	return text
 }
 
+// clean implements spareable. It fails if a session is left, which would end in
+// a later test.
+func (s *ZooKeeperServer) clean(ctx context.Context) error {
+	tick := time.NewTicker(2 * time.Millisecond)
+	defer tick.Stop()
+	for { // the server has yet to notice that the connections of clients are closed
+		text, err := s.command(ctx, "mntr")
+		if err != nil {
+			return err
+		}
+		one := strings.Contains(text, "zk_num_alive_connections\t1\n") // that of the command
+		if one && !strings.Contains(text, "zk_global_sessions\t0\n") {
+			return errors.New("a session is left")
+		}
+		if one && strings.Contains(text, "zk_watch_count\t0\n") {
+			break
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	c, err := dialJute(ctx, s.Addr)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	defer context.AfterFunc(ctx, func() { c.Close() })()
+	for _, path := range []string{"", "/zookeeper/quota"} {
+		if err := c.removeBelow(path); err != nil {
+			return err
+		}
+	}
+	_, err = c.request(-11, nil) // closeSession
+	return err
+}
+
+// jute is a session that sends one request after another in the protocol of
+// ZooKeeper.
+type jute struct {
+	net.Conn
+	xid uint32
+}
+
+func dialJute(ctx context.Context, addr string) (*jute, error) {
+	conn, err := new(net.Dialer).DialContext(ctx, "tcp", addr)
+	if err != nil {
+		return nil, err
+	}
+	c := &jute{Conn: conn}
+	hello := make([]byte, 4+8, 44)                                                // version, last transaction
+	hello = binary.BigEndian.AppendUint32(hello, 10000)                           // timeout in ms
+	hello = append(hello, make([]byte, 8)...)                                     // session
+	hello = append(binary.BigEndian.AppendUint32(hello, 16), make([]byte, 16)...) // password
+	if _, err = c.exchange(hello); err != nil {
+		c.Close()
+		return nil, err
+	}
+	return c, nil
+}
+
+// exchange sends a frame and returns the next one from the server.
+func (c *jute) exchange(frame []byte) ([]byte, error) {
+	if _, err := c.Write(append(binary.BigEndian.AppendUint32(nil, uint32(len(frame))), frame...)); err != nil {
+		return nil, err
+	}
+	var size [4]byte
+	if _, err := io.ReadFull(c, size[:]); err != nil {
+		return nil, err
+	}
+	answer := make([]byte, binary.BigEndian.Uint32(size[:]))
+	_, err := io.ReadFull(c, answer)
+	return answer, err
+}
+
+// request returns the body of the answer.
+func (c *jute) request(operation int32, body []byte) ([]byte, error) {
+	c.xid++
+	head := binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint32(nil, c.xid), uint32(operation))
+	answer, err := c.exchange(append(head, body...))
+	if err != nil {
+		return nil, err
+	}
+	if len(answer) < 16 {
+		return nil, io.ErrUnexpectedEOF
+	}
+	if code := int32(binary.BigEndian.Uint32(answer[12:])); code != 0 {
+		return nil, fmt.Errorf("error %d", code)
+	}
+	return answer[16:], nil
+}
+
+// removeBelow deletes all nodes below a path, except those of the server.
+func (c *jute) removeBelow(path string) error {
+	text := func(s string) []byte { return append(binary.BigEndian.AppendUint32(nil, uint32(len(s))), s...) }
+	answer, err := c.request(8, append(text(cmp.Or(path, "/")), 0)) // getChildren, without a watch
+	if err != nil {
+		return err
+	}
+	for answer = answer[4:]; len(answer) > 0; {
+		n := 4 + binary.BigEndian.Uint32(answer)
+		child := path + "/" + string(answer[4:n])
+		answer = answer[n:]
+		if child == "/zookeeper" {
+			continue
+		}
+		if err := c.removeBelow(child); err != nil {
+			return err
+		}
+		if _, err := c.request(2, append(text(child), 0xff, 0xff, 0xff, 0xff)); err != nil { // delete, in any version
+			return err
+		}
+	}
+	return nil
+}
+
 // counter returns one of the figures that the server reports about itself.
 func (s *ZooKeeperServer) counter(name string) int64 {
 	s.tb.Helper()
@@ -240,13 +366,47 @@ func Curator(tb testing.TB, source, class string) []string {
 }
 
 // Java compiles a Java program, and returns the command line that runs its
-// class.
+// class. It compiles each version of a program once, into the user's cache
+// directory.
 func Java(tb testing.TB, classpath, source, class string) []string {
 	tb.Helper()
 	java, javac := need(tb, "java", "default-jre-headless"), need(tb, "javac", "default-jdk-headless")
-	dir := tb.TempDir()
-	if out, err := exec.Command(javac, "-cp", classpath, "-d", dir, source).CombinedOutput(); err != nil {
-		tb.Fatalf("javac: %v: %s", err, out)
+	dir, err := compiledJava(javac, classpath, source)
+	if err != nil {
+		tb.Fatal(err)
 	}
 	return []string{java, "-Xmx64m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", dir + ":" + classpath, class}
+}
+
+func compiledJava(javac, classpath, source string) (dir string, err error) {
+	text, err := os.ReadFile(source)
+	if err != nil {
+		return "", err
+	}
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		return "", err
+	}
+	version := sha256.Sum256(append([]byte(javac+"\n"+classpath+"\n"), text...))
+	dir = filepath.Join(cache, "dsync-test", fmt.Sprintf("java-%x", version[:8]))
+	if _, err := os.Stat(dir); err == nil {
+		return dir, nil
+	}
+	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
+		return "", err
+	}
+	scratch, err := os.MkdirTemp(filepath.Dir(dir), "build")
+	if err != nil {
+		return "", err
+	}
+	defer os.RemoveAll(scratch)
+	if out, err := exec.Command(javac, "-cp", classpath, "-d", scratch, source).CombinedOutput(); err != nil {
+		return "", fmt.Errorf("javac: %w: %s", err, out)
+	}
+	if err := os.Rename(scratch, dir); err != nil {
+		if _, there := os.Stat(dir); there != nil { // not from a concurrent compilation
+			return "", err
+		}
+	}
+	return dir, nil
 }
