@@ -185,7 +185,7 @@ interop-soak: servers ## the parts of interop with faults, for five minutes, and
 	cd test/interop && $(GO) test -timeout 10m -run TestPermitsOfFleet -v $(TESTFLAGS) ./curator -soak 1m
 
 stress: servers ## let servers, networks, clocks and processes fail under load: every backend by every fault
-	cd test/stress && $(GO) vet ./... && $(GO) test $$($(GO) run ./overlay $(STRESS_BUILD)) -timeout 30m -parallel $(STRESS_BEDS) $(TESTFLAGS) . -minfaults 400 -minoperations 200000
+	cd test/stress && $(GO) vet ./... && $(GO) test $$($(GO) run ./overlay $(STRESS_BUILD)) -timeout 30m -parallel $(STRESS_BEDS) $(TESTFLAGS) . -injections 3 -minfaults 400 -minoperations 200000
 
 stress-long: servers ## the same with at least 2,000 faults, and write docs/stress.md
 	cd test/stress && $(GO) test $$($(GO) run ./overlay $(STRESS_BUILD)) -timeout 3h -parallel $(STRESS_BEDS) -run TestStress $(TESTFLAGS) . -long -injections 15 \
