@@ -103,7 +103,7 @@ func testClusterRenew(t *testing.T, c *testenv.Cluster) {
 	leases := make([]driver.Lease, n)
 	parallel(50, func(i int) {
 		for j := i; j < n; j += 50 {
-			leases[j] = acquire(t, d, request(fmt.Sprint("renew", j)))
+			leases[j] = acquire(t, d, forLong(fmt.Sprint("renew", j)))
 		}
 	})
 	lost := leases[7].(*lease).request.Name
@@ -120,7 +120,7 @@ func testClusterRenew(t *testing.T, c *testenv.Cluster) {
 		if calls[i] != 1 {
 			t.Errorf("lease %d: done was called %d times", i, calls[i])
 		}
-		if i != 7 && l.Expires().Before(before.Add(testTTL)) {
+		if i != 7 && l.Expires().Before(before.Add(time.Minute)) {
 			t.Errorf("lease %d: Expires did not move", i)
 		}
 	}

@@ -205,10 +205,10 @@ func TestPermitsOfOneNameAreRenewedTogether(t *testing.T) {
 	var leases []driver.Lease
 	for i := range each {
 		for j := range names {
-			leases = append(leases, acquire(t, d, permits(1+i%2, each*2, request(fmt.Sprint("x", j)))))
+			leases = append(leases, acquire(t, d, permits(1+i%2, each*2, forLong(fmt.Sprint("x", j)))))
 		}
 	}
-	lock := acquire(t, d, request("lock"))
+	lock := acquire(t, d, forLong("lock"))
 	leases = append(leases, lock)
 	s.Do("ZREM", "{x1}:timeout", func() string { // a hold with two permits has lost one
 		sum := sha1.Sum([]byte(leases[names+1].(*lease).request.Hold))

@@ -258,12 +258,14 @@ func TestManySubscriptions(t *testing.T) {
 	a, b := openURL(t, "redisson://%s", s.Addr), openURL(t, "redisson://%s", s.Addr)
 	const n = 1000
 	leases, waiters := make([]*lease, n), make([]*waiter, n)
-	for i := range n {
-		r := request(fmt.Sprint("x", i))
-		r.TTL = 10 * time.Minute // however long it takes until all of them wait
-		leases[i] = acquire(t, a, r)
-		waiters[i] = wait(t, b, request(r.Name))
-	}
+	parallel(50, func(i int) {
+		for j := i; j < n; j += 50 {
+			r := request(fmt.Sprint("x", j))
+			r.TTL = 10 * time.Minute // however long it takes until all of them wait
+			leases[j] = acquire(t, a, r)
+			waiters[j] = wait(t, b, request(r.Name))
+		}
+	})
 	start := time.Now()
 	for _, l := range leases {
 		release(t, l)
