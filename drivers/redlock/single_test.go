@@ -46,5 +46,8 @@ func TestConformanceOfOneServer(t *testing.T) {
 		Allow:   func(testing.TB) { server.Allow() },
 		Left:    func(testing.TB) []string { return server.Left() },
 	}
-	conformance.Run(t, conformance.Harness{Backend: func(testing.TB) *conformance.Backend { return backend }})
+	conformance.Run(t, conformance.Harness{
+		Backend: func(testing.TB) *conformance.Backend { return backend },
+		Groups:  drivertest.ClusterGroups(),
+	})
 }
