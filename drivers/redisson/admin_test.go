@@ -13,6 +13,7 @@ import (
 )
 
 func TestInspect(t *testing.T) {
+	t.Parallel()
 	s := testenv.Redis(t)
 	d := openURL(t, "redisson://%s", s.Addr)
 	if got, err := d.Inspect(t.Context(), "x"); err != nil || got.Held || got.Waiters != 0 || got.Token != 0 {
@@ -76,6 +77,7 @@ func TestForceUnlock(t *testing.T) {
 }
 
 func TestRenewAll(t *testing.T) {
+	t.Parallel()
 	s := testenv.Redis(t)
 	d := openURL(t, "redisson://%s", s.Addr)
 	const n = 10_000
@@ -141,6 +143,7 @@ func TestRenewAllOfOneNameTwice(t *testing.T) {
 }
 
 func TestClose(t *testing.T) {
+	t.Parallel()
 	s := testenv.Redis(t)
 	d := openURL(t, "redisson://%s", s.Addr)
 	other := openURL(t, "redisson://%s", s.Addr)
@@ -195,6 +198,7 @@ func TestClose(t *testing.T) {
 }
 
 func TestCloseAmidAcquires(t *testing.T) {
+	t.Parallel()
 	s := testenv.Redis(t)
 	for range 20 {
 		d := openURL(t, "redisson://%s", s.Addr)

@@ -20,6 +20,7 @@ func clusterURL(c *testenv.Cluster) string {
 }
 
 func TestCluster(t *testing.T) {
+	t.Parallel()
 	c := testenv.RedisCluster(t, 3, 1)
 	t.Run("names", func(t *testing.T) { testClusterNames(t, c) })
 	t.Run("list", func(t *testing.T) { testClusterList(t, c) })

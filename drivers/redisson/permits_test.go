@@ -199,6 +199,7 @@ func TestLostAnswersOfPermits(t *testing.T) {
 // TestPermitsOfOneNameAreRenewedTogether counts requests and runs of the
 // script.
 func TestPermitsOfOneNameAreRenewedTogether(t *testing.T) {
+	t.Parallel()
 	const names, each = 3, 600
 	s := testenv.Redis(t)
 	d := openURL(t, "redisson://%s", s.Addr)
@@ -242,6 +243,7 @@ func TestPermitsOfOneNameAreRenewedTogether(t *testing.T) {
 // TestManyPermitsAreRenewedAsLocksAre counts the cost of renewing 10,000 holds
 // on the server.
 func TestManyPermitsAreRenewedAsLocksAre(t *testing.T) {
+	t.Parallel()
 	const n = 10_000
 	s := testenv.Redis(t)
 	d := openURL(t, "redisson://%s", s.Addr)

@@ -102,6 +102,7 @@ func TestReadersAndWritersWaitForReplicas(t *testing.T) {
 // TestReadersAndWritersInASlotThatMoves: a request that ends a hold completes,
 // and a request to acquire waits until all keys are on one node.
 func TestReadersAndWritersInASlotThatMoves(t *testing.T) {
+	t.Parallel()
 	c := testenv.RedisCluster(t, 3, 0)
 	d, other := openURL(t, "%s", clusterURL(c)), openURL(t, "%s", clusterURL(c))
 	t.Run("reader", func(t *testing.T) {
@@ -141,6 +142,7 @@ func TestReadersAndWritersInASlotThatMoves(t *testing.T) {
 }
 
 func TestReadWriteInCluster(t *testing.T) {
+	t.Parallel()
 	c := testenv.RedisCluster(t, 3, 0)
 	d := openURL(t, "%s", clusterURL(c))
 	const n = 200

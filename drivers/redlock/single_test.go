@@ -15,6 +15,7 @@ import (
 // TestConformanceOfOneServer uses exactly the rights of docs/backends, but for
 // all names.
 func TestConformanceOfOneServer(t *testing.T) {
+	t.Parallel()
 	password := testenv.Password()
 	words := strings.Fields(drivertest.Recipe(t, "**Redis, `redlock://`**"))
 	args := []string{"--appendonly", "yes", "--appendfsync", "everysec", "--user", "locker", "on", ">" + password}
