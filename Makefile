@@ -4,8 +4,8 @@ GO ?= go
 # The modules below that of the library which go.work puts beside it.
 NESTED = cmd/dsync contrib/cronlock contrib/natslock examples/observability internal/guardtest internal/sqltest internal/telemetrytest
 # What the tests run on, and extra flags for them: make test PKG=./drivers/redisson TESTFLAGS='-run Cancel -v'
-# Packages begin in this order: the two that take longest, which mostly wait, come first.
-PKG ?= ./drivers/zk ./drivers/etcd ./... $(filter-out ./contrib/% ./internal/sqltest/%,$(NESTED:%=./%/...))
+# Packages begin in this order: those that take longest, which mostly wait, come first.
+PKG ?= ./drivers/zk ./drivers/etcd ./drivers/redisson ./drivers/pglock ./drivers/redlock ./... $(filter-out ./contrib/% ./internal/sqltest/%,$(NESTED:%=./%/...))
 TESTFLAGS ?=
 # Packages of the library are tested with what its go.mod says, without go.work, in which some versions are newer.
 OF_NESTED = $(filter $(NESTED:%=./%%),$(PKG))
@@ -21,8 +21,8 @@ COUNT ?= 20
 REPEAT ?= 1
 # How many trials `make run-long` makes on each backend.
 TRIALS ?= 200
-# Tests that compute, in fake time or on no backend, and take five to ten times as long with the race detector. They run without it, when the
-# tests that wait for servers are done with the processors. COMPUTE_FORM= runs them in their long form.
+# Tests that compute, in fake time or on no backend, and take five to ten times as long with the race detector. They run without it.
+# COMPUTE_FORM= runs them in their long form.
 COMPUTE = TestMutants|TestMistakes|TestModel.*|TestGoodDriverPasses|TestSlowDriversPass|TestJudgeOfRandom.*|TestCapacityPage|TestConformanceInFakeTime.*
 COMPUTE_FORM ?= -short
 # Where `make man` writes to.
@@ -40,7 +40,7 @@ MODULES = . $(NESTED) test/bench test/interop test/stress
 # How long `make fuzz` looks for an input that breaks something, for each target.
 FUZZTIME ?= 30s
 
-.PHONY: help test test-long test-contrib test-oldest test-newest newest tidy migration-long model-long servers demo demo-leader demo-migration demo-java interop interop-soak stress stress-long bench bench-peers bench-peers-short bench-gates lint flaky flaky-long fuzz vulncheck release run-long cross man mistakes
+.PHONY: help test test-library test-nested test-compute test-long test-contrib test-oldest test-newest newest tidy migration-long model-long servers demo demo-leader demo-migration demo-java interop interop-soak stress stress-long bench bench-peers bench-peers-short bench-gates lint flaky flaky-long fuzz vulncheck release run-long cross man mistakes
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -48,25 +48,28 @@ help: ## list the targets
 # Tests on real servers wait most of the time, so several packages run side by side. `make lint` vets.
 RUN_TESTS = GO=$(GO) $(CURDIR)/.ci/test $(GO) test -json -race -vet=off -p 4
 
-# run_tests runs them on the packages of the library, and then on those of other modules, with some flags.
-define run_tests
-$(if $(OF_ROOT),GOWORK=off $(RUN_TESTS) $(1) $(TESTFLAGS) $(OF_ROOT))
-$(if $(OF_NESTED),$(RUN_TESTS) $(1) $(TESTFLAGS) $(OF_NESTED))
-endef
+# The stages of the tests, of which each runs a part of them. FORM and SKIP are those of the short form, unless LONG is set.
+FORM = $(if $(LONG),-timeout 60m,-short -timeout 30m)
+SKIP = $(if $(LONG),TestPairs|)$(COMPUTE)
+# There are no tests that compute in other packages.
+OF_COMPUTE = $(if $(filter ./...,$(PKG)),./conformance/... ./driver/cas ./drivers/etcd ./drivers/memory ./drivers/migrate ./internal/capacity)
+# The stages run side by side. Tests that wait for servers leave the processors idle, and tests that compute use them, with a lower priority.
+STAGES = --no-print-directory -j3 $(if $(OF_ROOT),test-library) $(if $(OF_NESTED),test-nested) $(if $(OF_COMPUTE),test-compute)
 
-# run_compute runs those that compute, in one of their forms. There are none in other packages.
-OF_COMPUTE = $(if $(filter ./...,$(PKG)),./conformance/... ./driver/cas ./drivers/etcd ./drivers/migrate ./internal/capacity)
-define run_compute
-$(if $(OF_COMPUTE),GOWORK=off $(RUN_TESTS) -race=false -timeout 30m -run '^($(COMPUTE))$$' $(1) $(TESTFLAGS) $(OF_COMPUTE))
-endef
+test-library:
+	GOWORK=off $(RUN_TESTS) $(FORM) -skip '^($(SKIP))$$' $(TESTFLAGS) $(OF_ROOT)
+
+test-nested:
+	$(RUN_TESTS) -p 2 $(FORM) $(TESTFLAGS) $(OF_NESTED)
+
+test-compute:
+	nice -n 5 env GOWORK=off $(RUN_TESTS) -p 2 -race=false -timeout 30m -run '^($(COMPUTE))$$' $(if $(LONG),,$(COMPUTE_FORM)) $(TESTFLAGS) $(OF_COMPUTE)
 
 test: servers ## run all tests in their short form, on real servers, with the race detector; none may show a password
-	$(call run_tests,-short -timeout 30m -skip '^($(COMPUTE))$$')
-	$(call run_compute,$(COMPUTE_FORM))
+	@$(MAKE) $(STAGES)
 
 test-long: servers ## run all tests in their long form, with all that `make test` leaves out, and 15 s of migration between every two backends
-	$(call run_tests,-timeout 60m -skip '^(TestPairs|$(COMPUTE))$$')
-	$(call run_compute)
+	@$(MAKE) $(STAGES) LONG=yes
 	GOWORK=off $(RUN_TESTS) -timeout 30m -run '^TestPairs$$' -parallel $(PAIRS) -v $(TESTFLAGS) ./drivers/migrate -pairs 15s
 
 test-contrib: servers ## run the suite on the drivers of contrib and on databases, on real servers: four minutes
@@ -182,7 +185,7 @@ interop-soak: servers ## the parts of interop with faults, for five minutes, and
 	cd test/interop && $(GO) test -timeout 10m -run TestPermitsOfFleet -v $(TESTFLAGS) ./curator -soak 1m
 
 stress: servers ## let servers, networks, clocks and processes fail under load: every backend by every fault
-	cd test/stress && $(GO) vet ./... && $(GO) test $$($(GO) run ./overlay $(STRESS_BUILD)) -timeout 30m -parallel $(STRESS_BEDS) $(TESTFLAGS) . -minfaults 400 -minoperations 200000
+	cd test/stress && $(GO) vet ./... && $(GO) test $$($(GO) run ./overlay $(STRESS_BUILD)) -timeout 30m -parallel $(STRESS_BEDS) $(TESTFLAGS) . -injections 3 -minfaults 400 -minoperations 200000
 
 stress-long: servers ## the same with at least 2,000 faults, and write docs/stress.md
 	cd test/stress && $(GO) test $$($(GO) run ./overlay $(STRESS_BUILD)) -timeout 3h -parallel $(STRESS_BEDS) -run TestStress $(TESTFLAGS) . -long -injections 15 \

@@ -12,7 +12,7 @@ import (
 	"github.com/go-dsync/dsync/drivers/memory"
 )
 
-func TestConformance(t *testing.T) {
+func TestConformanceInFakeTime(t *testing.T) {
 	for name, o := range map[string]memory.Options{
 		"fifo":      {},
 		"clients":   {Order: memory.FIFOByClient},

@@ -17,6 +17,7 @@ import (
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/drivers/memory"
 	"github.com/go-dsync/dsync/drivers/migrate"
+	"github.com/go-dsync/dsync/internal/testenv"
 )
 
 const (
@@ -293,7 +294,7 @@ func TestStorm(t *testing.T) {
 	t.Parallel()
 	for _, m := range manners {
 		t.Run(m.name, func(t *testing.T) {
-			for range 10 {
+			for range testenv.Briefly(1, 10) {
 				seed := rand.Uint64()
 				if err := runStorm(t, &storm{seed: seed, ofFrom: m.from, ofTo: m.to, wrapFrom: plain, wrapTo: plain}); err != nil {
 					t.Fatalf("seed %d: %v", seed, err)
@@ -307,7 +308,7 @@ func TestStormWithAGate(t *testing.T) {
 	t.Parallel()
 	for _, m := range manners {
 		t.Run(m.name, func(t *testing.T) {
-			for range 5 {
+			for range testenv.Briefly(1, 5) {
 				seed := rand.Uint64()
 				if err := runStorm(t, &storm{seed: seed, ofFrom: m.from, ofTo: m.to, wrapFrom: plain, wrapTo: plain, gated: true}); err != nil {
 					t.Fatalf("seed %d: %v", seed, err)

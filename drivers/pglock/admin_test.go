@@ -42,6 +42,7 @@ func TestListOfNumbers(t *testing.T) {
 }
 
 func TestListOfSilentServer(t *testing.T) {
+	t.Parallel()
 	pg := testenv.Postgres(t)
 	d := drivertest.Open(t, pg.URL("pglock")+"?sslmode=disable&key=number&ttl=4s")
 	drivertest.ListOfSilentServer(t, d, pg.Freeze, pg.Thaw)
@@ -50,6 +51,7 @@ func TestListOfSilentServer(t *testing.T) {
 // TestIdentity: the identity is the same for all roles and after a restart, and
 // differs for another database.
 func TestIdentity(t *testing.T) {
+	t.Parallel()
 	pg := testenv.Postgres(t)
 	locker := makeLocker(t, pg)
 	identity := func(role, database string) uint64 {

@@ -8,6 +8,7 @@ import (
 )
 
 func TestGarbledServer(t *testing.T) {
+	t.Parallel()
 	link, addr := testenv.Wire(t, testenv.Postgres(t).Addr)
 	drivertest.SurviveGarbled(t, "pglock://postgres@"+addr+"/postgres", 14, link)
 }

@@ -19,6 +19,7 @@ func init() { conformance.RunWorker() }
 // session, and Reads of a driver share one lock there. Checks that end a single
 // hold use ForceUnlock.
 func TestConformance(t *testing.T) {
+	t.Parallel()
 	pg := testenv.Postgres(t)
 	user := makeLocker(t, pg) + "@" + pg.Addr + "/locks?sslmode=disable"
 	conformance.Run(t, conformance.Harness{Backend: func(testing.TB) *conformance.Backend {

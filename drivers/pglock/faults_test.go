@@ -44,6 +44,7 @@ func holder() {
 }
 
 func TestFrozenHolderIsFreedByTheServer(t *testing.T) {
+	t.Parallel()
 	pg := testenv.Postgres(t)
 	d := newDriver(t, pg.Addr, nil)
 	const ttl = time.Second
@@ -67,6 +68,7 @@ func TestFrozenHolderIsFreedByTheServer(t *testing.T) {
 // knowledge. Its release, which gets no answer, must not report that it ended
 // the hold, because by then another client has the lock.
 func TestReleaseOfAHoldThatHadEnded(t *testing.T) {
+	t.Parallel()
 	pg := testenv.Postgres(t)
 	link, addr := testenv.Wire(t, pg.Addr)
 	d, other, conn := newDriver(t, addr, nil), newDriver(t, pg.Addr, nil), connect(t, pg)
@@ -163,6 +165,7 @@ func testWaitOnASilentConnectionEnds(t *testing.T, pg *testenv.PostgresServer) {
 }
 
 func TestFullLockTableIsAnErrorOfItsOwn(t *testing.T) {
+	t.Parallel()
 	pg := testenv.Postgres(t, "max_connections=8", "max_locks_per_transaction=10", "max_wal_senders=0")
 	d := newDriver(t, pg.Addr, &pglock.Options{MaxLocks: 100_000})
 	var leases []driver.Lease

@@ -192,6 +192,7 @@ func testHangingClose(t *testing.T, pg *testenv.PostgresServer) {
 
 // TestFrozenServer has a lock on a session for waits, too.
 func TestFrozenServer(t *testing.T) {
+	t.Parallel()
 	pg := testenv.Postgres(t)
 	url := "pglock://postgres@" + pg.Addr + "/postgres?sslmode=disable"
 	c, err := dsync.Open(t.Context(), url, &dsync.Options{TTL: drivertest.FrozenTTL})
@@ -216,6 +217,7 @@ func TestFrozenServer(t *testing.T) {
 // TestStandbyBehindTheAddress lets the address of the primary lead to a standby
 // for a while, as during a fail-over.
 func TestStandbyBehindTheAddress(t *testing.T) {
+	t.Parallel()
 	pg := testenv.Postgres(t)
 	replica := testenv.PostgresReplica(t, pg)
 	d := newMovable(t, pg)

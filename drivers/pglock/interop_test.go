@@ -68,6 +68,7 @@ func psqlRole() {
 
 // Four processes of either kind add 500 each.
 func TestCounterBesidePsql(t *testing.T) {
+	t.Parallel()
 	pg := testenv.Postgres(t)
 	c := testenv.NewCounter(t)
 	c.Spawn(4, "dsync", 500, 1, "LOCK_URL="+pg.URL("pglock")+"?sslmode=disable")

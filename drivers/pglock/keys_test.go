@@ -32,6 +32,7 @@ func testKeyIsThatOfTheServer(t *testing.T, pg *testenv.PostgresServer) {
 // TestKeysInOtherEncodings checks that the server computes the keys that the
 // driver cannot compute.
 func TestKeysInOtherEncodings(t *testing.T) {
+	t.Parallel()
 	pg := testenv.Postgres(t)
 	conn := connect(t, pg)
 	for _, encoding := range []string{"LATIN1", "SQL_ASCII", "EUC_JP"} {

@@ -200,6 +200,7 @@ func testPingOfARefusedClient(t *testing.T, pg *testenv.PostgresServer) {
 }
 
 func TestPoolers(t *testing.T) {
+	t.Parallel()
 	pg := testenv.Postgres(t)
 	for _, test := range []struct {
 		mode  string
@@ -258,6 +259,7 @@ func TestPoolers(t *testing.T) {
 }
 
 func TestReplicaIsRefused(t *testing.T) {
+	t.Parallel()
 	pg := testenv.Postgres(t)
 	replica := testenv.PostgresReplica(t, pg)
 	_, _, err := driver.Open(t.Context(), replica.URL("pglock"))
@@ -273,6 +275,7 @@ func TestReplicaIsRefused(t *testing.T) {
 }
 
 func TestTLS(t *testing.T) {
+	t.Parallel()
 	certs := testenv.NewCertificates(t)
 	pg := testenv.PostgresTLS(t, certs)
 	conn, err := pgx.Connect(t.Context(), pg.URL("postgres")+"?sslmode=disable")

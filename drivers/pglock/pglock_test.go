@@ -112,6 +112,7 @@ func mustRelease(tb testing.TB, l driver.Lease) {
 
 // TestDriver runs the tests that can share a server.
 func TestDriver(t *testing.T) {
+	t.Parallel()
 	pg := testenv.Postgres(t)
 	for _, test := range []struct {
 		name string

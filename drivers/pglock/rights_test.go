@@ -34,6 +34,7 @@ func run(tb testing.TB, conn *pgx.Conn, sql string) {
 
 // TestRights gives a role the rights that docs/backends lists, and then fewer.
 func TestRights(t *testing.T) {
+	t.Parallel()
 	pg := testenv.Postgres(t)
 	locker := makeLocker(t, pg)
 	admin := connect(t, pg)
@@ -102,6 +103,7 @@ func TestRights(t *testing.T) {
 // TestRightsOverOthers lets a role inspect the locks of another role, and end
 // its sessions.
 func TestRightsOverOthers(t *testing.T) {
+	t.Parallel()
 	pg := testenv.Postgres(t)
 	locker, admin := makeLocker(t, pg), connect(t, pg)
 	run(t, admin, "CREATE ROLE other LOGIN; GRANT CONNECT ON DATABASE locks TO other")
@@ -128,6 +130,7 @@ func TestRightsOverOthers(t *testing.T) {
 // TestRightNotToLookForDeadlocks lets three roles wait. When a session looks
 // for a deadlock, the server logs that it is still waiting.
 func TestRightNotToLookForDeadlocks(t *testing.T) {
+	t.Parallel()
 	pg := testenv.Postgres(t, "deadlock_timeout=10ms", "log_lock_waits=on", "log_line_prefix=%u ", "logging_collector=on", "log_filename=log")
 	admin := connect(t, pg)
 	if value[int](t, admin, "SELECT current_setting('server_version_num')::int") < 150000 {

@@ -18,6 +18,7 @@ import (
 // caller may read for the others or leave the reading to the session, and every
 // caller must get its answer.
 func TestReadersTakeTurns(t *testing.T) {
+	t.Parallel()
 	pg := testenv.Postgres(t)
 	d := newDriver(t, pg.Addr, nil)
 	for range 100 {

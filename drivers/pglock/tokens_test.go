@@ -24,6 +24,7 @@ import (
 // the last token as a floor. See "After a restore from a backup" in
 // docs/operations.md.
 func TestTokensAfterARestore(t *testing.T) {
+	t.Parallel()
 	pg := testenv.Postgres(t, "fsync=on", "full_page_writes=on")
 	token := func(parameters string) (token uint64) {
 		t.Helper()
@@ -84,6 +85,7 @@ func keep(tb testing.TB, l driver.Lease) {
 // statement takes a token and flushes the log, like drivers without KeepTokens.
 // All are for one name.
 func TestTokensRiseOverCrashesOfTheServer(t *testing.T) {
+	t.Parallel()
 	pg := testenv.Postgres(t, "fsync=on", "full_page_writes=on")
 	var mu sync.Mutex
 	last := uint64(0)
@@ -158,6 +160,7 @@ func TestTokensRiseOverCrashesOfTheServer(t *testing.T) {
 // TestGrantsDoNotWaitForTheDisk has a server that answers no durable commit,
 // because it waits for an absent standby.
 func TestGrantsDoNotWaitForTheDisk(t *testing.T) {
+	t.Parallel()
 	pg := testenv.Postgres(t)
 	d, other := newDriver(t, pg.Addr, nil), newDriver(t, pg.Addr, nil)
 	for _, sql := range []string{"ALTER SYSTEM SET synchronous_standby_names = 'nobody'", "SELECT pg_reload_conf()"} {

@@ -21,6 +21,7 @@ import (
 // The clients are closed at a random moment, while their callers send requests,
 // are granted locks, release or give up.
 func TestClientCloseAmidstRequestsLeavesNothingLocked(t *testing.T) {
+	t.Parallel()
 	s := testenv.Redis(t)
 	const rounds, clients, callers = 40, 4, 25
 	for round := range rounds {
@@ -66,6 +67,7 @@ func contendAndClose(t *testing.T, ctx context.Context, c *dsync.Client, callers
 
 // TestCloseSaysWhatIsLeft closes clients whose server stands still.
 func TestCloseSaysWhatIsLeft(t *testing.T) {
+	t.Parallel()
 	for _, query := range []string{"", "?fair=true"} {
 		s := testenv.Redis(t)
 		c, err := dsync.Open(t.Context(), "redisson://"+s.Addr+query, nil)
@@ -89,6 +91,7 @@ func TestCloseSaysWhatIsLeft(t *testing.T) {
 // TestCloseAfterARequestOfUnknownOutcome: once the server answers again, Close
 // does not wait for the TTL of a possible grant.
 func TestCloseAfterARequestOfUnknownOutcome(t *testing.T) {
+	t.Parallel()
 	s := testenv.Redis(t)
 	link := &wire.Wire{}
 	defer link.Close()
@@ -123,6 +126,7 @@ func TestCloseAfterARequestOfUnknownOutcome(t *testing.T) {
 // TestCloseAfterAnOutageOfANode: callers gave up while one node of a cluster
 // stood still, and then the node was restarted.
 func TestCloseAfterAnOutageOfANode(t *testing.T) {
+	t.Parallel()
 	cluster := testenv.RedisCluster(t, 3, 0)
 	other := clientOf(t, clusterURL(cluster))
 	c, err := dsync.Open(t.Context(), clusterURL(cluster), &dsync.Options{TTL: time.Hour})
@@ -173,6 +177,7 @@ func TestServerWithoutACommand(t *testing.T) {
 // The library may connect in goroutines that its Close does not wait for. Here
 // the server accepts the connection, and is slow with the TLS handshake.
 func TestCloseEndsAttemptsToConnect(t *testing.T) {
+	t.Parallel()
 	slow, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

@@ -126,6 +126,7 @@ func spin(lease *dsync.Lease) string {
 }
 
 func TestClientExclusionBetweenProcesses(t *testing.T) {
+	t.Parallel()
 	s := testenv.Redis(t)
 	c := testenv.NewCounter(t)
 	c.Spawn(4, "count", 100, 1, "LOCK_URL=redisson://"+s.Addr)
@@ -182,6 +183,7 @@ func TestClientReentryKeepsOneField(t *testing.T) {
 }
 
 func TestClientFixedLeaseEndsByItself(t *testing.T) {
+	t.Parallel()
 	s := testenv.Redis(t)
 	a, b := client(t, s, ""), client(t, s, "")
 	for range 5 {
@@ -210,6 +212,7 @@ func TestClientFixedLeaseEndsByItself(t *testing.T) {
 }
 
 func TestClientKilledHolderFreesTheLockWithinItsTTL(t *testing.T) {
+	t.Parallel()
 	s := testenv.Redis(t)
 	c := client(t, s, "?ttl=1s")
 	p := spawn(t, s, "hold", "?ttl=1s")
@@ -223,6 +226,7 @@ func TestClientKilledHolderFreesTheLockWithinItsTTL(t *testing.T) {
 }
 
 func TestClientStoppedHolderFindsItsLeaseLost(t *testing.T) {
+	t.Parallel()
 	s := testenv.Redis(t)
 	c := client(t, s, "?ttl=1s")
 	p := spawn(t, s, "hold", "?ttl=1s")
@@ -322,6 +326,7 @@ func TestClientCanceledWaitsLeaveNothing(t *testing.T) {
 }
 
 func TestClientTokensRiseOverManyGrants(t *testing.T) {
+	t.Parallel()
 	s := testenv.Redis(t)
 	var last uint64 // guarded by the lock
 	parallel(8, func(i int) {

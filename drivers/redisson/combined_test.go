@@ -13,6 +13,7 @@ import (
 // the time, so that grants and releases go together. The answers to such
 // requests are sometimes lost, so the outcome of all their ops is unknown.
 func TestCombinedRequestsKeepTokensRising(t *testing.T) {
+	t.Parallel()
 	s := testenv.Redis(t)
 	link, addr := testenv.Wire(t, s.Addr)
 	names := make([]string, 24)

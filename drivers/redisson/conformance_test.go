@@ -19,13 +19,18 @@ import (
 // need.
 func init() { conformance.RunWorker() }
 
-func TestConformance(t *testing.T) { testConformance(t, "", nil) }
+func TestConformance(t *testing.T) {
+	t.Parallel()
+	testConformance(t, "", nil)
+}
 
 func TestConformanceFair(t *testing.T) {
+	t.Parallel()
 	testConformance(t, "?fair=true", drivertest.OrderGroups("faults", "closing", "expiry"))
 }
 
 func TestConformanceFairFIFO(t *testing.T) {
+	t.Parallel()
 	testConformance(t, "?fair=true&order=fifo", drivertest.OrderGroups())
 }
 

@@ -33,6 +33,7 @@ func openMany(tb testing.TB, n int, format string, args ...any) []*Driver {
 // TestCrowdAsksInTurn: of many waiting clients, about one tries after a
 // release, and all are granted the lock equally often.
 func TestCrowdAsksInTurn(t *testing.T) {
+	t.Parallel()
 	const n, each = 40, 10
 	s := testenv.Redis(t)
 	drivers := openMany(t, n, "redisson://%s", s.Addr)

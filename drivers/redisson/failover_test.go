@@ -56,6 +56,7 @@ func masterIn(c *testenv.Cluster, name string, not *testenv.RedisServer) func() 
 }
 
 func TestClusterUnderLoad(t *testing.T) {
+	t.Parallel()
 	c := testenv.RedisCluster(t, 3, 1)
 	names := someNames(c)
 	t.Run("slots move", func(t *testing.T) {
@@ -113,6 +114,7 @@ func moveSlot(t *testing.T, c *testenv.Cluster, name string) {
 // If the only replica takes over, nothing may be lost, so no holder may ever
 // lose its lock.
 func TestClusterUnderLoadReplicated(t *testing.T) {
+	t.Parallel()
 	c := testenv.RedisCluster(t, 3, 1)
 	names := someNames(c)
 	l := startLoad(t, clusterURL(c)+"&waitreplicas=1", names...)
@@ -132,6 +134,7 @@ func TestClusterUnderLoadReplicated(t *testing.T) {
 }
 
 func TestSentinelUnderLoad(t *testing.T) {
+	t.Parallel()
 	s := testenv.RedisSentinel(t, 1)
 	t.Run("fail-over to and fro", func(t *testing.T) {
 		l := startLoad(t, sentinelURL(s), "x", "y")
@@ -182,6 +185,7 @@ func failOver(t *testing.T, s *testenv.Sentinel) {
 
 // TestRestartUnderLoad: the server keeps its data and forgets the scripts.
 func TestRestartUnderLoad(t *testing.T) {
+	t.Parallel()
 	server := testenv.Redis(t, "--appendonly", "yes", "--appendfsync", "always")
 	for _, parameters := range []string{"?fenced=true", "?fair=true"} {
 		l := startLoad(t, "redisson://"+server.Addr+parameters, "x", "y")
@@ -212,6 +216,7 @@ const cutOff = "&ttl=20s"
 // lacks the other. The holder of the lost grant is notified at its next
 // renewal, and the waiter is granted the lock.
 func TestFailOverThatLosesALock(t *testing.T) {
+	t.Parallel()
 	t.Run("cluster", func(t *testing.T) {
 		c := testenv.RedisCluster(t, 3, 1)
 		owner := c.Owner("{x}")

@@ -98,6 +98,7 @@ func TestFairCrowdLeaves(t *testing.T) {
 // no two leave together. In any order of departure, the times of the waiters
 // behind stay late enough for their turn, but not much later.
 func TestFairWaitersLeaveOneByOne(t *testing.T) {
+	t.Parallel()
 	const n, behind, holdTTL = 200, 100, time.Minute
 	for _, order := range []string{"from the front", "from the back", "all over"} {
 		t.Run(order, func(t *testing.T) {
@@ -226,6 +227,7 @@ func (d *Driver) awaitAge(tb testing.TB, age time.Duration) {
 // its waiters' places until its context ends, and then reports that they are
 // left.
 func TestFairCloseTellsOfPlaces(t *testing.T) {
+	t.Parallel()
 	s := testenv.Redis(t)
 	link, addr := testenv.Wire(t, s.Addr)
 	d := openURL(t, "redisson://%s?fair=true", addr)

@@ -147,6 +147,7 @@ func TestFairCanceledWaiterLeavesAtOnce(t *testing.T) {
 // TestFairDeafWaiter: a waiter that does not listen while the lock is free is
 // evicted long before its time.
 func TestFairDeafWaiter(t *testing.T) {
+	t.Parallel()
 	s := testenv.Redis(t)
 	d := openURL(t, "redisson://%s?fair=true", s.Addr)
 	addWaiter(s, "dead:1", 5*time.Minute)
@@ -189,6 +190,7 @@ func TestFairDeafWaiterCountsFromTheRelease(t *testing.T) {
 // TestFairListeningWaiterIsNotOvertaken: it may just be slow, though not for
 // more than 15 s.
 func TestFairListeningWaiterIsNotOvertaken(t *testing.T) {
+	t.Parallel()
 	s := testenv.Redis(t)
 	d := openURL(t, "redisson://%s?fair=true", s.Addr)
 	addWaiter(s, "java:1", 5*time.Minute)
@@ -265,6 +267,7 @@ func TestFairLateListener(t *testing.T) {
 
 // TestFairThrownOut: an evicted waiter that is alive returns to the front.
 func TestFairThrownOut(t *testing.T) {
+	t.Parallel()
 	s := testenv.Redis(t)
 	d := openURL(t, "redisson://%s?fair=true", s.Addr)
 	l := acquire(t, d, request("x"))
@@ -376,6 +379,7 @@ func TestFairNextLeavesAtTheHandOver(t *testing.T) {
 // TestFairExcludes: callers of two clients compete, some of them leave, and two
 // never hold the lock at once.
 func TestFairExcludes(t *testing.T) {
+	t.Parallel()
 	const callers, grants = 8, 30
 	s := testenv.Redis(t)
 	for _, parameters := range []string{"", "&fence=redisson"} {

@@ -239,6 +239,7 @@ func TestRenewOfALostHoldDoesNotBringItBack(t *testing.T) {
 // of any mode is left. Each call reports this at once, and there is nothing to
 // clean up.
 func TestOverwritten(t *testing.T) {
+	t.Parallel()
 	s := testenv.Redis(t)
 	ctx := t.Context()
 	overwrite := map[string]func(){

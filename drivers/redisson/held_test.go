@@ -42,6 +42,7 @@ func (e refusedEvents) Waiting() {
 // waiters are notified repeatedly that the name may be free, so many deadlines
 // end during a request.
 func TestDeadlinesOnABusyServer(t *testing.T) {
+	t.Parallel()
 	const callers, refused = 6, 20
 	s := testenv.Redis(t, "--hz", "200")
 	s.Do("HSET", "x", "somebody:1", "1")

@@ -151,6 +151,7 @@ func TestLatchOfAnotherKind(t *testing.T) {
 }
 
 func TestLatchInCluster(t *testing.T) {
+	t.Parallel()
 	for name, ok := range map[string]bool{"a": true, "日本": true, "{a}": false, "{a}b": false, "a}b": false} {
 		d := &Driver{cluster: true}
 		if same := d.checkLatchName(name) == nil; same != ok {

@@ -20,6 +20,7 @@ func fill(s *testenv.RedisServer, n int) {
 }
 
 func TestListOfManyNames(t *testing.T) {
+	t.Parallel()
 	const n = 20_000
 	s := testenv.Redis(t)
 	fill(s, n)
@@ -79,6 +80,7 @@ func TestListWhenTheServerIsStartedAgain(t *testing.T) {
 }
 
 func TestListOfSilentServer(t *testing.T) {
+	t.Parallel()
 	s := testenv.Redis(t)
 	d := openURL(t, "redisson://%s", s.Addr)
 	if names, err := drivertest.Listed(t, t.Context(), d, ""); err != nil || len(names) > 0 {

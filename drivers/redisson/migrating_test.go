@@ -28,6 +28,7 @@ func beginMove(c *testenv.Cluster, key string) (end func()) {
 // TestReleaseInASlotThatMoves: a request that ends a hold, or a place in a
 // queue, completes if the keys are there at its start, even if it removes them.
 func TestReleaseInASlotThatMoves(t *testing.T) {
+	t.Parallel()
 	c := testenv.RedisCluster(t, 3, 0)
 	t.Run("plain", func(t *testing.T) {
 		d := openURL(t, "%s", clusterURL(c))
@@ -119,6 +120,7 @@ func tryAgains(s *testenv.RedisServer) int {
 // TestWaitersStayInASlotThatMoves: waiters whose request fails because the slot
 // moves continue to wait, and keep their places in a queue.
 func TestWaitersStayInASlotThatMoves(t *testing.T) {
+	t.Parallel()
 	c := testenv.RedisCluster(t, 3, 0)
 	for kind, n := range map[string]int{"plain": 1, "fair": 3} {
 		t.Run(kind, func(t *testing.T) {

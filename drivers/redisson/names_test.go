@@ -85,6 +85,7 @@ func TestNamesInBraces(t *testing.T) {
 // TestNamesShareNothing makes the keys and channels of very similar names, for
 // drivers on one server and in a cluster.
 func TestNamesShareNothing(t *testing.T) {
+	t.Parallel()
 	const hold = "00000000-0000-4000-8000-000000000000:1"
 	parts := append([]string{"{", "}", "{", "}", "x", ":", "timeout", hold, readHold, "1", channelPrefix, readWritePrefix, permitPrefix, latchChannel}, keyPrefixes...)
 	random := rand.New(rand.NewPCG(3, 4))

@@ -95,6 +95,7 @@ func TestOpenKeepsValuesQuiet(t *testing.T) {
 // TestOpenHintsAtTLS: a missing or superfluous tls=true is reported, by the
 // behavior of the server.
 func TestOpenHintsAtTLS(t *testing.T) {
+	t.Parallel()
 	plain, encrypted := testenv.Redis(t), testenv.RedisTLS(t, testenv.NewCertificates(t))
 	for _, test := range []struct{ url, want string }{
 		{plain.Addr + "?tls=true", "does the server speak TLS?"},
@@ -184,6 +185,7 @@ func TestOpenEndsWithItsContext(t *testing.T) {
 }
 
 func TestOpenWithNoServer(t *testing.T) {
+	t.Parallel()
 	s := testenv.Redis(t)
 	s.Kill()
 	for _, parameters := range []string{"", "?mode=cluster", "?mode=sentinel&master=main", "?tls=true"} {

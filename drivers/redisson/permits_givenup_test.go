@@ -33,6 +33,7 @@ func wantAllFree(t *testing.T, s *testenv.RedisServer, name string, limit int) {
 // TestUnansweredAcquiresLeaveNoPermits: the server grants requests whose
 // answers are lost, or, every other time, after the callers have given up.
 func TestUnansweredAcquiresLeaveNoPermits(t *testing.T) {
+	t.Parallel()
 	const limit = 2 * atATime
 	s := testenv.Redis(t)
 	d, link := overLink(t, s, "")

@@ -199,16 +199,17 @@ func TestLostAnswersOfPermits(t *testing.T) {
 // TestPermitsOfOneNameAreRenewedTogether counts requests and runs of the
 // script.
 func TestPermitsOfOneNameAreRenewedTogether(t *testing.T) {
+	t.Parallel()
 	const names, each = 3, 600
 	s := testenv.Redis(t)
 	d := openURL(t, "redisson://%s", s.Addr)
 	var leases []driver.Lease
 	for i := range each {
 		for j := range names {
-			leases = append(leases, acquire(t, d, permits(1+i%2, each*2, request(fmt.Sprint("x", j)))))
+			leases = append(leases, acquire(t, d, permits(1+i%2, each*2, forLong(fmt.Sprint("x", j)))))
 		}
 	}
-	lock := acquire(t, d, request("lock"))
+	lock := acquire(t, d, forLong("lock"))
 	leases = append(leases, lock)
 	s.Do("ZREM", "{x1}:timeout", func() string { // a hold with two permits has lost one
 		sum := sha1.Sum([]byte(leases[names+1].(*lease).request.Hold))
@@ -242,6 +243,7 @@ func TestPermitsOfOneNameAreRenewedTogether(t *testing.T) {
 // TestManyPermitsAreRenewedAsLocksAre counts the cost of renewing 10,000 holds
 // on the server.
 func TestManyPermitsAreRenewedAsLocksAre(t *testing.T) {
+	t.Parallel()
 	const n = 10_000
 	s := testenv.Redis(t)
 	d := openURL(t, "redisson://%s", s.Addr)

@@ -219,6 +219,7 @@ func TestReleaseOfAReaderShortensNoOther(t *testing.T) {
 // which then would not end with the reader. Some servers read the clock for
 // each command of a script.
 func TestReaderLastsAsLongAsItsLock(t *testing.T) {
+	t.Parallel()
 	s := testenv.Redis(t)
 	d := openURL(t, "redisson://%s", s.Addr)
 	ends := func(key string) int64 { return s.Do("PEXPIRETIME", key).(int64) }

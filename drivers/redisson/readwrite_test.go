@@ -226,6 +226,7 @@ func TestEveryLockWrites(t *testing.T) {
 // mode, so the message about the end of a hold must wake all waiters that it
 // concerns, and not only one.
 func TestWaitersOfAllModesAreWoken(t *testing.T) {
+	t.Parallel()
 	s := testenv.Redis(t)
 	c := testenv.RedisCluster(t, 3, 0)
 	for what, url := range map[string]string{"plain": "redisson://" + s.Addr, "fair": "redisson://" + s.Addr + "?fair=true",

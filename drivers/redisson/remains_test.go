@@ -19,6 +19,7 @@ var names = flag.Int("names", 1000, "how many names TestNothingRemainsOfNames us
 // TestNothingRemainsOfNames uses names once, in each way, and checks all keys.
 // An hour after the clients were closed no key is left.
 func TestNothingRemainsOfNames(t *testing.T) {
+	t.Parallel()
 	s, clock := testenv.RedisClock(t)
 	for _, parameters := range []string{"", "?fair=true", "?fenced=false"} {
 		s.Do("FLUSHALL")
@@ -111,6 +112,7 @@ func TestLimitsAreForgotten(t *testing.T) {
 }
 
 func TestTenantsHaveSequencesOfTheirOwn(t *testing.T) {
+	t.Parallel()
 	s := testenv.Redis(t)
 	password := testenv.Password()
 	s.Do("ACL", "SETUSER", "tenant", "on", ">"+password, "~x", "~y", "~dsync_fence:a:*", "~dsync_turn:*", "&*", "+@all")

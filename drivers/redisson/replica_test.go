@@ -100,6 +100,7 @@ func TestWaitReplicasRefusedTry(t *testing.T) {
 }
 
 func TestSentinel(t *testing.T) {
+	t.Parallel()
 	s := testenv.RedisSentinel(t, 1)
 	d := openURL(t, "redisson://%s?mode=sentinel&master=%s", strings.Join(s.SentinelAddrs(), ","), s.Master)
 	if _, err := tryOpen(t, "redisson://"+s.SentinelAddrs()[0]+"?mode=sentinel&master=nobody"); err == nil || !strings.Contains(err.Error(), "master=") {
@@ -150,6 +151,7 @@ func TestSentinel(t *testing.T) {
 // TestSentinelDemotedPrimary is a fail-over in which the old primary lives on,
 // as a replica that refuses writes.
 func TestSentinelDemotedPrimary(t *testing.T) {
+	t.Parallel()
 	s := testenv.RedisSentinel(t, 1)
 	d := openURL(t, "redisson://%s?mode=sentinel&master=%s", strings.Join(s.SentinelAddrs(), ","), s.Master)
 	release(t, acquire(t, d, request("x")))
@@ -175,6 +177,7 @@ func TestSentinelDemotedPrimary(t *testing.T) {
 // TestSubscriptionFollowsSentinels: after a planned fail-over the old primary
 // lives on, and does not close its connections for some 10 s.
 func TestSubscriptionFollowsSentinels(t *testing.T) {
+	t.Parallel()
 	s := testenv.RedisSentinel(t, 1)
 	d := openURL(t, "%s", sentinelURL(s))
 	topic := d.topics.Join(prefixName(channelPrefix, "x"), 0)
@@ -253,6 +256,7 @@ func TestRenewalBehindOneAddress(t *testing.T) {
 // is not repeated. A server that does not know the script does not cost a
 // second wait.
 func TestWaitReplicasOfALatch(t *testing.T) {
+	t.Parallel()
 	const limit = 2 * time.Second
 	s := testenv.Redis(t)
 	l := clientOf(t, fmt.Sprintf("redisson://%s/?waitreplicas=1&waitlimit=%v", s.Addr, limit)).Latch("x")

@@ -38,6 +38,7 @@ var quiet = []string{"+ping", "+subscribe", "~dsync_turn:{lk:*", "+hmget"}
 // TestEachRightIsNeeded removes one of the rights at a time, and then does
 // everything that they are for.
 func TestEachRightIsNeeded(t *testing.T) {
+	t.Parallel()
 	s := testenv.Redis(t)
 	after := &afterwards{t: t}
 	base := leastRights(t)

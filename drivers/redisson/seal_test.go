@@ -63,6 +63,7 @@ func TestSealAnswersWaitersAndStays(t *testing.T) {
 // count as a waiter for the sealed name, even if it cannot leave the channel at
 // once.
 func TestSealedNameHasNoWaiters(t *testing.T) {
+	t.Parallel()
 	s := testenv.Redis(t)
 	d, other := openURL(t, "redisson://%s", s.Addr), openURL(t, "redisson://%s", s.Addr)
 	l := acquire(t, d, request("x"))

@@ -8,5 +8,6 @@ import (
 )
 
 func TestLocksAreFreeAfterSIGTERM(t *testing.T) {
+	t.Parallel()
 	drivertest.FreesWhenTerminated(t, "redisson://"+testenv.Redis(t).Addr)
 }

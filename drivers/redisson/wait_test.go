@@ -61,6 +61,7 @@ func TestWaiterTakesOverWhenTheTTLEnds(t *testing.T) {
 }
 
 func TestLostMessageIsMadeUpForByTheTimer(t *testing.T) {
+	t.Parallel()
 	s := testenv.Redis(t)
 	d := openURL(t, "redisson://%s", s.Addr)
 	for _, ttl := range []string{"100000", "-1"} {
@@ -76,6 +77,7 @@ func TestLostMessageIsMadeUpForByTheTimer(t *testing.T) {
 }
 
 func TestWaitingWithoutPermissionToSubscribe(t *testing.T) {
+	t.Parallel()
 	s := testenv.Redis(t)
 	password := testenv.Password()
 	s.Do("ACL", "SETUSER", "deaf", "on", ">"+password, "~*", "+@all", "resetchannels", "-publish")
@@ -90,6 +92,7 @@ func TestWaitingWithoutPermissionToSubscribe(t *testing.T) {
 }
 
 func TestWaitingDoesNotPoll(t *testing.T) {
+	t.Parallel()
 	s := testenv.Redis(t)
 	d := openURL(t, "redisson://%s", s.Addr)
 	s.Do("HSET", "x", "other:1", "1")
@@ -230,6 +233,7 @@ func TestResubscribesAfterTheConnectionIsKilled(t *testing.T) {
 }
 
 func TestDeadSubscriptionIsNoticed(t *testing.T) {
+	t.Parallel()
 	s := testenv.Redis(t)
 	link, addr := testenv.Wire(t, s.Addr)
 	d := openURL(t, "redisson://%s", addr)
@@ -254,16 +258,19 @@ func TestDeadSubscriptionIsNoticed(t *testing.T) {
 }
 
 func TestManySubscriptions(t *testing.T) {
+	t.Parallel()
 	s := testenv.Redis(t)
 	a, b := openURL(t, "redisson://%s", s.Addr), openURL(t, "redisson://%s", s.Addr)
 	const n = 1000
 	leases, waiters := make([]*lease, n), make([]*waiter, n)
-	for i := range n {
-		r := request(fmt.Sprint("x", i))
-		r.TTL = 10 * time.Minute // however long it takes until all of them wait
-		leases[i] = acquire(t, a, r)
-		waiters[i] = wait(t, b, request(r.Name))
-	}
+	parallel(50, func(i int) {
+		for j := i; j < n; j += 50 {
+			r := request(fmt.Sprint("x", j))
+			r.TTL = 10 * time.Minute // however long it takes until all of them wait
+			leases[j] = acquire(t, a, r)
+			waiters[j] = wait(t, b, request(r.Name))
+		}
+	})
 	start := time.Now()
 	for _, l := range leases {
 		release(t, l)

@@ -175,6 +175,7 @@ func TestTokensRiseWhenTheLastAreForgotten(t *testing.T) {
 }
 
 func TestTokensRiseOverDriversAndFlushes(t *testing.T) {
+	t.Parallel()
 	s := testenv.Redis(t)
 	const grants, drivers = 10_000, 8
 	var mu sync.Mutex // the lock under test is lost at each flush

@@ -25,6 +25,7 @@ const parameters = "?durable=true&maxttl=10m&nodetimeout=1s"
 
 // TestConformance uses exactly the rights of docs/backends, but for all names.
 func TestConformance(t *testing.T) {
+	t.Parallel()
 	password := testenv.Password()
 	words := strings.Fields(drivertest.Recipe(t, "**Redis, `redlock://`**"))
 	args := []string{"--appendonly", "yes", "--appendfsync", "everysec", "--user", "locker", "on", ">" + password}

@@ -78,6 +78,7 @@ func releaseAll(tb testing.TB, waiters []*drivertest.Waiter) {
 // TestCrowdSharesTheLock: of many clients that always want a lock, all are
 // granted it equally often.
 func TestCrowdSharesTheLock(t *testing.T) {
+	t.Parallel()
 	const n, each = 40, 10
 	for _, count := range []int{3, 1} {
 		nodes := startNodes(t, count)
@@ -105,6 +106,7 @@ func TestCrowdSharesTheLock(t *testing.T) {
 // one. Clients that do so split the votes and try again and again: this took
 // 130 to 230 commands for each grant, and takes 40 to 60.
 func TestCrowdOnLateNodes(t *testing.T) {
+	t.Parallel()
 	const n = 30
 	nodes := startNodes(t, 5)
 	link, through := nodes.through(t)
@@ -172,6 +174,7 @@ func TestPatience(t *testing.T) {
 // TestDeadWaiters: dead waiters delay no client, whether or not the end of the
 // hold is announced.
 func TestDeadWaiters(t *testing.T) {
+	t.Parallel()
 	const dead, alive = 5, 3
 	for _, how := range []string{"frozen", "cut off", "gone"} {
 		for _, told := range []bool{true, false} {
@@ -224,6 +227,7 @@ const longestPause = 10 * time.Second
 // a lock, each attempt is granted that node, and releases it. Only the release,
 // and not such an attempt, makes all the others try.
 func TestHoldWithoutTheWaitersNode(t *testing.T) {
+	t.Parallel()
 	const n = 20
 	nodes := startNodes(t, 5)
 	holder := openURL(t, "%s", nodes.url()+patient)
@@ -311,6 +315,7 @@ func TestLostVoteIsNoRelease(t *testing.T) {
 // TestWaitingWithFewerRights: users who may not publish or subscribe compete
 // with users who may.
 func TestWaitingWithFewerRights(t *testing.T) {
+	t.Parallel()
 	for missing, rights := range map[string][]string{
 		"PUBLISH":  {"~*", "-publish"},
 		"channels": {"~*", "resetchannels"},
@@ -332,6 +337,7 @@ func TestWaitingWithFewerRights(t *testing.T) {
 // TestCrowdBesideOneThatSendsNoMessages adds a client of another library to a
 // crowd, which polls the nodes and sends no messages about its releases.
 func TestCrowdBesideOneThatSendsNoMessages(t *testing.T) {
+	t.Parallel()
 	nodes := startNodes(t, 3)
 	ctx, cancel := context.WithCancel(t.Context())
 	var silent sync.WaitGroup
@@ -365,6 +371,7 @@ func TestCrowdBesideOneThatSendsNoMessages(t *testing.T) {
 // TestCrowdWithoutTheWaitersNode: the waiters' node is killed, frozen or
 // restarted, and the crowd continues.
 func TestCrowdWithoutTheWaitersNode(t *testing.T) {
+	t.Parallel()
 	for how, hit := range map[string]func(*testenv.RedisServer){
 		"killed":    func(s *testenv.RedisServer) { s.Kill() },
 		"frozen":    func(s *testenv.RedisServer) { s.Freeze() },

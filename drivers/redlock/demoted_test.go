@@ -20,6 +20,7 @@ import (
 // or of the only one, and open connections stay with the old servers. Holders,
 // waiters and new calls reach the new servers.
 func TestBehindOneAddress(t *testing.T) {
+	t.Parallel()
 	for _, n := range []int{1, 3} {
 		var options []rueidis.ClientOption
 		var moves []func()

@@ -39,6 +39,7 @@ func (s servers) awaitAge(tb testing.TB) {
 // TestFaultsOfNodes lets clients contend while one or two of five nodes are
 // killed, frozen, or restarted without their data, and checks the history.
 func TestFaultsOfNodes(t *testing.T) {
+	t.Parallel()
 	nodes := startNodes(t, 5)
 	nodes.awaitAge(t)
 	s := &storm{history: history.New(), stop: make(chan struct{})}
@@ -121,6 +122,7 @@ func (s *storm) work(t *testing.T, c *dsync.Client, label string) {
 }
 
 func TestRestartedNodesDoNotCount(t *testing.T) {
+	t.Parallel()
 	nodes := startNodes(t, 3)
 	nodes.awaitAge(t)
 	holder, other := openURL(t, "%s", nodes.url()+restarting), openURL(t, "%s", nodes.url()+restarting)
@@ -208,6 +210,7 @@ func TestMajorityThatForgotIsALostHold(t *testing.T) {
 // while one node has not yet executed the request that sets the value. The node
 // must not keep the value.
 func TestDeletionWaitsForItsSet(t *testing.T) {
+	t.Parallel()
 	nodes := startNodes(t, 3)
 	d := openURL(t, "%s", nodes.url()+settled)
 	release(t, acquire(t, d, request("warm")))

@@ -42,6 +42,7 @@ func holdForStop() {
 // another client is granted the lock, and the process knows this when it
 // continues.
 func TestFrozenHolder(t *testing.T) {
+	t.Parallel()
 	nodes := startNodes(t, 5)
 	p := testenv.Spawn(t, "holder", nodesVariable+"="+strings.Join(addresses(nodes), ","))
 	if got := p.Line(); got != "held" {

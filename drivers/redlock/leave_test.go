@@ -49,6 +49,7 @@ func TestCloseDuringLeaveKeepsTheName(t *testing.T) {
 // TestCloseBesideUnlockKeepsTheName closes clients at some moment during an
 // Unlock with HoldAtLeast.
 func TestCloseBesideUnlockKeepsTheName(t *testing.T) {
+	t.Parallel()
 	nodes := startNodes(t, 3)
 	other := openURL(t, "%s", nodes.url()+settled)
 	for i := range 20 {
@@ -78,6 +79,7 @@ func TestCloseBesideUnlockKeepsTheName(t *testing.T) {
 
 // TestCloseSaysWhatIsLeft closes clients whose nodes stand still.
 func TestCloseSaysWhatIsLeft(t *testing.T) {
+	t.Parallel()
 	for _, n := range []int{1, 3} {
 		nodes := startNodes(t, n)
 		c, err := dsync.Open(t.Context(), nodes.url()+settled, nil)
@@ -128,6 +130,7 @@ func TestNodesWithoutACommand(t *testing.T) {
 // by hand has lost it, and a waiter is granted the lock when the key is
 // removed.
 func TestKeyThatSomebodyOverwrote(t *testing.T) {
+	t.Parallel()
 	for _, n := range []int{1, 3} {
 		for _, write := range [][]string{{"SET", "x", "other"}, {"EVAL", "redis.call('DEL', KEYS[1]) return redis.call('HSET', KEYS[1], 'a', 'b')", "1", "x"}} {
 			for _, opts := range [][]dsync.LockOption{nil, {dsync.ExpireAfter(20 * time.Second)}} {

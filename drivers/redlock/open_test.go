@@ -19,6 +19,7 @@ import (
 )
 
 func TestOpenRefusesBadURLs(t *testing.T) {
+	t.Parallel()
 	for _, test := range []struct{ url, want string }{
 		{"redlock://", "no hosts"},
 		{"redlock://a", "1 nodes, want an odd number"},
@@ -142,6 +143,7 @@ func TestOpenOfNodesThatDoNotAnswer(t *testing.T) {
 }
 
 func TestOpenWithTLSAndPassword(t *testing.T) {
+	t.Parallel()
 	certs := testenv.NewCertificates(t)
 	password := testenv.Password() + "@ /"
 	escaped := url.PathEscape(password)

@@ -15,6 +15,7 @@ import (
 // TestConformanceOfOneServer uses exactly the rights of docs/backends, but for
 // all names.
 func TestConformanceOfOneServer(t *testing.T) {
+	t.Parallel()
 	password := testenv.Password()
 	words := strings.Fields(drivertest.Recipe(t, "**Redis, `redlock://`**"))
 	args := []string{"--appendonly", "yes", "--appendfsync", "everysec", "--user", "locker", "on", ">" + password}
@@ -46,5 +47,8 @@ func TestConformanceOfOneServer(t *testing.T) {
 		Allow:   func(testing.TB) { server.Allow() },
 		Left:    func(testing.TB) []string { return server.Left() },
 	}
-	conformance.Run(t, conformance.Harness{Backend: func(testing.TB) *conformance.Backend { return backend }})
+	conformance.Run(t, conformance.Harness{
+		Backend: func(testing.TB) *conformance.Backend { return backend },
+		Groups:  drivertest.ClusterGroups(),
+	})
 }

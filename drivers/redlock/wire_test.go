@@ -244,6 +244,7 @@ func TestWaiterIsToldOfTheEnd(t *testing.T) {
 // TestTwoClientsShareAHotLock counts the cost of a grant when two clients
 // contend for it with many goroutines each.
 func TestTwoClientsShareAHotLock(t *testing.T) {
+	t.Parallel()
 	nodes := startNodes(t, 5)
 	clients := []*dsync.Client{dsyncOn(t, nodes), dsyncOn(t, nodes)}
 	const goroutines, each = 16, 200

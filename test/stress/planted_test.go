@@ -29,7 +29,7 @@ func TestPlanted(t *testing.T) {
 		t.Run(fmt.Sprint(test.bug, " under ", test.fault), func(t *testing.T) {
 			t.Parallel()
 			i := slices.IndexFunc(Faults, func(f *Fault) bool { return f.Name == test.fault })
-			p := Plan{Seed: rand.Uint64(), Injections: *injections, Plant: test.bug, Out: *out}
+			p := Plan{Seed: rand.Uint64(), Injections: max(5, *injections), Plant: test.bug, Out: *out}
 			r := run(t, p, redisBed(t, ""), Faults[i])
 			t.Logf("seed %d: %v", p.Seed, r.Verdict)
 			for _, v := range r.Verdict.Violations {
