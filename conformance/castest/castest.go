@@ -181,7 +181,7 @@ func (n *network) List(ctx context.Context, prefix string) iter.Seq2[cas.Entry, 
 		all, err := request(ctx, n, func(ctx context.Context) (all []cas.Entry, err error) {
 			lister, ok := n.store.(cas.Lister)
 			if !ok {
-				return nil, fmt.Errorf("the store is no Lister: %w", errors.ErrUnsupported)
+				return nil, fmt.Errorf("the store is not a Lister: %w", errors.ErrUnsupported)
 			}
 			for e, err := range lister.List(ctx, prefix) {
 				if err != nil {
