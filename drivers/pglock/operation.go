@@ -48,7 +48,7 @@ func newOperation(first step, key AdvisoryKey) *operation {
 
 // errAbandoned is the outcome of an abandoned operation after its lock was
 // released.
-var errAbandoned = errors.New("nobody wants the lock any more")
+var errAbandoned = errors.New("the attempt has ended")
 
 // finish notifies the waiting callers. It is called once the operation is
 // settled, without locks.
@@ -90,8 +90,8 @@ const (
 	// group leaves nothing behind
 	admit
 	ping // whether the session is alive
-	// a later transaction id than all that the session took so far, on the
-	// server's disk
+	// a transaction id on the server's disk, later than all earlier ids of
+	// the session
 	keep
 	query     // anything else that concerns no lock of the session
 	unlockAll // pg_advisory_unlock_all
