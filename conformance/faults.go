@@ -51,7 +51,7 @@ func oneReleaseEndsOneHold(e *env) error {
 	d.heal()
 	e.awaitFree(h.Name)
 	if e.driverInfo().KeepsAlive {
-		e.sleep(lasts * 5 / 4) // a session that is not kept alive any more ends
+		e.sleep(lasts * 5 / 4) // a session that is no longer kept alive ends
 	}
 	for _, other := range others {
 		if err := e.outsider().refused(other.Name); err != nil {

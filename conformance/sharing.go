@@ -751,7 +751,7 @@ func readersJoin(e *env) error {
 	c, name := e.client(), e.name()
 	readers := []*user{c.owner(), c.owner(), c.owner()}
 	var held []*holding
-	for young := false; !young; { // a machine that stands still may let the hold grow old
+	for young := false; !young; { // the hold ages while the machine stands still
 		for _, h := range held {
 			h.unlock()
 		}

@@ -23,7 +23,7 @@ import (
 // is one.
 func Disturb(tb testing.TB, s cas.Store) (cas.Store, *conformance.Link) {
 	n := &network{store: s, changed: make(chan struct{}), over: make(chan struct{}), deaf: map[*listener]bool{}}
-	tb.Cleanup(func() { // no request is on its way any more
+	tb.Cleanup(func() { // no request is on its way now
 		close(n.over)
 		n.onTheirWay.Wait()
 	})

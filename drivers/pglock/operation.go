@@ -31,7 +31,7 @@ type operation struct {
 	// Guarded by session.mu until done is closed, after the call of after.
 	step      step
 	settled   bool
-	abandoned bool  // no caller wants the lock any more
+	abandoned bool  // no caller wants the lock now
 	undo      error // why the lock is being released; afterwards the outcome
 	repeated  bool  // the unlock was sent before and failed
 	kept      bool  // the session keeps the lock for other holds, and the unlock is a ping

@@ -139,7 +139,7 @@ func (s *session) add(op *operation) (request *[]byte) {
 	return s.prepare()
 }
 
-// abandon notes that no caller waits for the operation any more. The session
+// abandon notes that no caller is waiting for the operation. The session
 // releases the lock, if there is one, before the operation is settled. It
 // returns false if the operation is settled already.
 func (s *session) abandon(op *operation) bool {
