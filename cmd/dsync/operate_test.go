@@ -161,7 +161,7 @@ func TestPermits(t *testing.T) {
 	t.Parallel()
 	const url = "memory://permits"
 	p, c := &two{t: t}, clitest.Client(t, url)
-	p.bare("permits", "--url", url, "x").want(cli.ExitDone, "x  no limit is kept")
+	p.bare("permits", "--url", url, "x").want(cli.ExitDone, "x  no limit is stored")
 	p.bare("permits", "--url", url, "x", "none").want(cli.ExitUsage, "limit none")
 	p.bare("permits", "--url", url, "x", "3").want(cli.ExitDone, "x  0 of 3 permits held")
 	if _, err := c.Lock(t.Context(), "x", dsync.Permits(2, 0)); err != nil {
