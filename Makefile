@@ -155,6 +155,8 @@ lint: ## check format and code, the library also with the oldest and the newest 
 	@unformatted=$$(gofmt -l .); test -z "$$unformatted" || { echo "gofmt would change:"; echo "$$unformatted"; exit 1; }
 	@long=$$(git ls-files '*.go' | xargs awk 'length > 100 && /^[ \t]*\/\/ / && !/:\/\// { print FILENAME ":" FNR }'); \
 		test -z "$$long" || { echo "comments of more than 100 columns:"; echo "$$long"; exit 1; }
+	@bad=$$(git log --no-merges --format=%s v0.1.0..HEAD 2>/dev/null | grep -v -e '^Revert "' -e '^[^ :]*[^ ,:]\(, [^ :]*[^ ,:]\)*: [^ ]'); \
+		test -z "$$bad" || { echo "commit subjects without \"package: \":"; echo "$$bad"; exit 1; }
 	@for module in $(MODULES); do \
 		echo "vet and staticcheck of $$module"; \
 		(cd $$module && $(GO) vet ./... && $(GO) run honnef.co/go/tools/cmd/staticcheck@v0.8.2 ./...) || exit 1; \

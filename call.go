@@ -23,7 +23,7 @@ const (
 // an event ends the state.
 //
 //	state     the call                              ended by                              next
-//	(begin)   is no re-entry                        callers before it                     inLine
+//	(begin)   not a re-entry                        callers before it                     inLine
 //	                                                no call before it                     settling, yielding or asking
 //	inLine    waits in line in the process          callNext: it contends                 settling, yielding or asking
 //	settling  waits for our own release to return   the return of the release             yielding or asking
@@ -165,7 +165,7 @@ func (c *lockCall) next() callState {
 // held.
 func (c *lockCall) served() bool { return c.waiter != nil && c.waiter.lease != nil }
 
-// begin returns the state of a new call that is no re-entry. Called with
+// begin returns the state of a new call that is not a re-entry. Called with
 // lock.mu held.
 func (c *lockCall) begin() callState {
 	k := c.lock

@@ -123,7 +123,7 @@ func HoldAtLeast(d time.Duration) LockOption { return LockOption{holdAtLeast: &d
 
 // MaxHold bounds how long a lease is renewed. At d after the grant the lease is
 // lost, with an error that matches ErrLost, and the lock is free at once.
-// MaxHold(0) is no bound. Options.MaxHold is the default of a Client. MaxHold
+// MaxHold(0) means no bound. Options.MaxHold is the default of a Client. MaxHold
 // does not affect a lease with ExpireAfter.
 func MaxHold(d time.Duration) LockOption { return LockOption{maxHold: &d} }
 

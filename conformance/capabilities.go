@@ -15,11 +15,11 @@ var capabilityChecks = []check{
 	{"capabilities/ttl", "Leases of the shortest and the longest TTL that Info allows are granted, and last; others are refused with errors.ErrUnsupported.", ttlBounds},
 	{"capabilities/tokens", "Leases have tokens if the driver claims fencing, always the same ones, and none otherwise.", tokensAsClaimed},
 	{"capabilities/inspect", "Inspect returns the holder of a name to every client, and no holder for a free name.", inspectTells},
-	{"capabilities/ping", "A driver with a Ping says that the backend answers: not in an outage, but before and after.", pingTells},
-	{"capabilities/pass", "A hold that is passed to another caller of its client has a token between the earlier and the later ones. Inspect shows its new holder and note, and its loss is reported.", passIsLikeAGrant},
-	{"capabilities/pass-over", "A hold that has run out is not passed on: Pass returns ErrNotHeld, and does not touch a later hold.", expiredHoldIsNotPassed},
+	{"capabilities/ping", "Ping succeeds while the backend answers, and fails in an outage.", pingTells},
+	{"capabilities/pass", "A hold that is passed to another caller of its client has a token between the earlier and the later tokens. Inspect shows its new holder and note, and its loss is reported.", passIsLikeAGrant},
+	{"capabilities/pass-over", "An expired hold is not passed on: Pass returns ErrNotHeld, and does not affect a later hold.", expiredHoldIsNotPassed},
 	{"capabilities/pass-unanswered", "A Pass without an answer does not return ErrNotHeld. The new token of the hold is lower than the token of the next grant.", passWithoutAnswer},
-	{"capabilities/contended", "Contended is true of a release when another client waited.", waiterIsReported},
+	{"capabilities/contended", "Contended reports true for a release if another client waited.", waiterIsReported},
 }
 
 func infoIsConstant(e *env) error {
@@ -27,7 +27,7 @@ func infoIsConstant(e *env) error {
 	want := a.tap.Info()
 	switch {
 	case want.Name == "":
-		return errors.New("the Info has no name of the driver")
+		return errors.New("the Info has no driver name")
 	case want.Order.String() == driver.Order(-1).String(), want.Fencing.String() == driver.Fencing(-1).String():
 		return fmt.Errorf("the Info is not valid: %v, %v", want.Order, want.Fencing)
 	case want.Expiry.String() == driver.Expiry(-1).String():
@@ -35,9 +35,9 @@ func infoIsConstant(e *env) error {
 	case want.MinTTL < 0 || want.TTLUnit < 0 || want.Detect < 0 || want.Late < 0 || want.MaxTTL < 0 || want.Poll < 0:
 		return fmt.Errorf("the Info has a negative duration: %+v", want)
 	case !(want.LatePerTTL >= 0) || want.Expiry == driver.Observed && want.LatePerTTL < 1:
-		return fmt.Errorf("Info.LatePerTTL is %v with expiry %v: observers who come late wait for a TTL more", want.LatePerTTL, want.Expiry)
+		return fmt.Errorf("Info.LatePerTTL is %v with expiry %v: late observers wait for another TTL", want.LatePerTTL, want.Expiry)
 	case want.MaxTTL > 0 && e.allowed(want.MinTTL) > want.MaxTTL:
-		return fmt.Errorf("the Info allows no TTL: %+v", want)
+		return fmt.Errorf("no TTL is valid by the Info: %+v", want)
 	}
 	h := a.hold(name)
 	if err := b.refused(name); err != nil {
@@ -46,7 +46,7 @@ func infoIsConstant(e *env) error {
 	h.release()
 	for _, d := range []*rawDriver{a, b, e.driver()} {
 		if got := d.tap.Info(); got != want {
-			return fmt.Errorf("the Info of %s is %+v, and that of %s was %+v", d.label, got, a.label, want)
+			return fmt.Errorf("the Info of %s is %+v, and the Info of %s was %+v", d.label, got, a.label, want)
 		}
 	}
 	return nil
@@ -132,7 +132,7 @@ func (r *request) lasts() error {
 	case errors.Is(err, errors.ErrUnsupported):
 		return nil
 	case err == nil && s.TTL > 0 && s.TTL < r.TTL-r.TTL/100:
-		return fmt.Errorf("soon after a lease of %v was granted, Inspect says that %v of it are left", r.TTL, s.TTL)
+		return fmt.Errorf("soon after a lease of %v was granted, Inspect reports that %v of it are left", r.TTL, s.TTL)
 	}
 	return err
 }
@@ -150,14 +150,14 @@ func pingTells(e *env) error {
 			return err
 		}
 		if err := ping(); err != nil {
-			return fmt.Errorf("%s is asked by Ping whether the backend answers: %w", d.label, err)
+			return fmt.Errorf("Ping of %s: %w", d.label, err)
 		}
 		outage(d.connection)
 		if ping() == nil {
-			return fmt.Errorf("%s says by Ping that the backend answers, in an outage", d.label)
+			return fmt.Errorf("Ping of %s succeeded in an outage", d.label)
 		}
 		d.heal()
-		e.poll("Ping by "+d.label+" says after the outage that the backend answers", ping)
+		e.poll("Ping by "+d.label+": Ping succeeds after the outage", ping)
 		return nil
 	})
 }
@@ -198,7 +198,7 @@ func (e *env) reportsWaiter(others bool) error {
 			return nil
 		}
 	}
-	return fmt.Errorf("%d times %s released %q while %s waited, and Contended said that nobody did; there were other holds: %t", tries, a.label, name, b.label, others)
+	return fmt.Errorf("%d times %s released %q while %s waited, and Contended reported no waiter; there were other holds: %t", tries, a.label, name, b.label, others)
 }
 
 func tokensAsClaimed(e *env) error {
@@ -207,7 +207,7 @@ func tokensAsClaimed(e *env) error {
 	r := d.hold(e.name(), fixed)
 	first, n := r.lease.Tokens()
 	if claimed && (first == 0 || n < 1) || !claimed && (first != 0 || n != 0) {
-		return fmt.Errorf("the Info says that fencing is %v, and a lease has %d tokens from %d", e.driverInfo().Fencing, n, first)
+		return fmt.Errorf("Info.Fencing is %v, and a lease has %d tokens from %d", e.driverInfo().Fencing, n, first)
 	}
 	e.must(r.renew(e.long()))
 	if again, m := r.lease.Tokens(); again != first || m != n {
@@ -216,7 +216,7 @@ func tokensAsClaimed(e *env) error {
 	r.release()
 	h := c.lock(e.name())
 	if claimed != (h.Token() != 0) {
-		return fmt.Errorf("the Info says that fencing is %v, and the token of a lease is %d", e.driverInfo().Fencing, h.Token())
+		return fmt.Errorf("Info.Fencing is %v, and the token of a lease is %d", e.driverInfo().Fencing, h.Token())
 	}
 	h.unlock()
 	e.claims(fencing)
@@ -241,12 +241,12 @@ func inspectTells(e *env) error {
 				continue
 			}
 			if other := standIns[s.Hold]; other != nil && other != holder || s.Hold == "" {
-				return fmt.Errorf("%s says %q of the hold of %s on %q, which does not tell it from others", asks.label, s.Hold, holder.label, name)
+				return fmt.Errorf("%s reports %q for the hold of %s on %q, which does not distinguish it from others", asks.label, s.Hold, holder.label, name)
 			}
 			standIns[s.Hold] = holder
 		}
 		if s, err := c.inspect(e.ctx, name); err != nil || s.Held != (h != nil) {
-			return fmt.Errorf("a Client says by Inspect held %t and %q, want held %t", s.Held, outcome(err), h != nil)
+			return fmt.Errorf("Inspect of a Client reports held %t and %q, want held %t", s.Held, outcome(err), h != nil)
 		}
 		if h != nil {
 			h.release()
@@ -263,11 +263,11 @@ func (d *rawDriver) inspect(ctx context.Context, name string, h *request) (drive
 	case err != nil:
 		err = fmt.Errorf("Inspect: %w", err)
 	case h == nil && s.Held:
-		err = fmt.Errorf("%s says that somebody holds %q, which is free", d.label, name)
+		err = fmt.Errorf("%s reports a holder of %q, which is free", d.label, name)
 	case h != nil && !s.Held:
-		err = fmt.Errorf("%s says that nobody holds %q, which %s does", d.label, name, h.driver.label)
+		err = fmt.Errorf("%s reports %q as free, which %s holds", d.label, name, h.driver.label)
 	case h != nil && s.Hold == h.Hold && s.Owner != "" && s.Owner != h.Owner:
-		err = fmt.Errorf("%s says that %q is held by the owner %q, want %q", d.label, name, s.Owner, h.Owner)
+		err = fmt.Errorf("%s reports that %q is held by the owner %q, want %q", d.label, name, s.Owner, h.Owner)
 	}
 	return s, err
 }
@@ -312,7 +312,7 @@ func passIsLikeAGrant(e *env) error {
 		case err != nil:
 			return err
 		case token <= last:
-			return fmt.Errorf("a hold that was passed on has the token %d, after %d", token, last)
+			return fmt.Errorf("a passed-on hold has the token %d, after %d", token, last)
 		case w.isDone():
 			return fmt.Errorf("%s was granted %q while %s passed it on", b.label, name, a.label)
 		}
@@ -352,7 +352,7 @@ func (r *request) pass(owner, note string) (token uint64, err error) {
 	r.Owner, r.Note = owner, note
 	token, n := r.lease.Tokens()
 	if err == nil && n != 1 {
-		err = fmt.Errorf("a hold that was passed on has %d tokens, want 1", n)
+		err = fmt.Errorf("a passed-on hold has %d tokens, want 1", n)
 	}
 	return token, err
 }
@@ -365,10 +365,10 @@ func (e *env) passedIsLost(h *request) error {
 	}
 	e.remove(h.Name)
 	if e.driverInfo().Detect > 0 {
-		e.until("the loss of a hold that was passed on is told", func() bool { return len(h.lost()) > 0 })
+		e.until("the loss of a passed-on hold is reported", func() bool { return len(h.lost()) > 0 })
 	}
 	_, err := h.pass("the last", "")
-	return isNotHeld("Pass of a hold that was removed", err)
+	return isNotHeld("Pass of a removed hold", err)
 }
 
 func expiredHoldIsNotPassed(e *env) error {
@@ -391,11 +391,11 @@ func expiredHoldIsNotPassed(e *env) error {
 			a.heal()
 		}
 		_, err := h.pass("the next", "")
-		if err := isNotHeld("Pass of a hold that had run out", err); err != nil {
+		if err := isNotHeld("Pass of an expired hold", err); err != nil {
 			return err
 		}
 		if taken {
-			return next.keeps("Pass of a hold that had run out")
+			return next.keeps("Pass of an expired hold")
 		}
 		e.awaitFree(h.Name)
 		return nil
@@ -418,9 +418,9 @@ func (e *env) passedEndsInTime() error {
 	}
 	e.expired(h)
 	if err := next.granted().after(h); err != nil {
-		return fmt.Errorf("a hold that was passed on: %w", err)
+		return fmt.Errorf("a passed-on hold: %w", err)
 	}
-	return next.soonAfter(h, "a hold that was passed on")
+	return next.soonAfter(h, "a passed-on hold")
 }
 
 func passWithoutAnswer(e *env) error {
@@ -452,7 +452,7 @@ func passWithoutAnswer(e *env) error {
 		lost := len(h.lost()) > 0 // with the connection, the session may end
 		switch {
 		case errors.Is(err, driver.ErrNotHeld) && !lost:
-			return fmt.Errorf("a Pass without an answer of the backend returned %q, and nobody has removed the hold", err)
+			return fmt.Errorf("a Pass without an answer of the backend returned %q, and no client has removed the hold", err)
 		case after < before, err == nil && n > 0 && after == before:
 			return fmt.Errorf("after a Pass that returned %q a hold with the token %d has the token %d", outcome(err), before, after)
 		}

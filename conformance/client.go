@@ -224,7 +224,7 @@ func (u *user) refused(name string) error {
 	if h, err := u.try(name); err == nil {
 		return fmt.Errorf("%s was granted %q (token %d) while another owner held it", u.label, name, h.Token())
 	} else if !errors.Is(err, dsync.ErrLocked) {
-		return fmt.Errorf("%s was told %q when another owner held %q, want an error that matches ErrLocked", u.label, err, name)
+		return fmt.Errorf("%s got %q when another owner held %q, want an error that matches ErrLocked", u.label, err, name)
 	}
 	return nil
 }

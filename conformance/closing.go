@@ -16,18 +16,18 @@ import (
 
 var closingChecks = []check{
 	{"closing/later", "After Close every Acquire returns ErrClosed.", closedForGood},
-	{"closing/waiters", "Close ends those who wait, with ErrClosed; they leave the queue.", closeEndsWaiters},
-	{"closing/holds", "Close frees all names that are held.", closeEndsHolds},
-	{"closing/own-waiters", "Close ends those who wait before it frees names: it does not grant names to its own waiters.", closeEndsWaitersFirst},
-	{"closing/leases", "A lease of a closed driver has ended: Renew fails and brings nothing back to life, Release does nothing to others.", leasesAfterClose},
+	{"closing/waiters", "Close ends all waits with ErrClosed, and the waiters leave the queue.", closeEndsWaiters},
+	{"closing/holds", "Close frees all held names.", closeEndsHolds},
+	{"closing/own-waiters", "Close ends all waits before it frees names, so it grants no name to its own waiters.", closeEndsWaitersFirst},
+	{"closing/leases", "A lease of a closed driver has ended: Renew fails and revives nothing, Release does not affect other holds.", leasesAfterClose},
 	{"closing/busy", "Close in the middle of requests leaves nothing held.", closeWhileBusy},
 	{"closing/hung", "Close returns soon after the end of its context when the backend does not answer.", closeWhileHung},
 }
 
 // laterClosingChecks build on the checks of modes.
 var laterClosingChecks = []check{
-	{"closing/modes", "Close ends all holds in every mode, several of one name too, and no hold of another client.", closeEndsHoldsInModes},
-	{"closing/behind", "When Close ends a wait for a Write or Exclusive hold, or for many permits, the requests behind it go on.", closeLetsOthersPass},
+	{"closing/modes", "Close ends all holds of its client in every mode, also several holds of one name, and no hold of another client.", closeEndsHoldsInModes},
+	{"closing/behind", "When Close ends a wait for a Write or Exclusive hold, or for many permits, the requests behind it continue.", closeLetsOthersPass},
 }
 
 // shut closes d. If Close fails, the check ends.
@@ -410,10 +410,10 @@ func (e *env) useLatchAndWatch(a, b *rawDriver) {
 // The checks of calls that are under way when Close begins.
 var crossingChecks = []check{
 	{"crossing/changes", "A change that Close crosses returns nil or ErrUnknown if the backend has carried it out, and not nil if it has not.", closeCrossesChanges},
-	{"crossing/questions", "A question that Close crosses returns a true answer or an error.", closeCrossesQuestions},
+	{"crossing/questions", "A query that Close crosses returns a true answer or an error.", closeCrossesQuestions},
 	{"crossing/requests", "A request for a hold, a renewal or a Pass that Close crosses returns, and leaves nothing held.", closeCrossesRequests},
-	{"crossing/waits", "Close ends a wait for a latch at once, also during a question or a watch, and the wait returns nil only if the latch is gone.", closeCrossesWaits},
-	{"crossing/leave", "Close does not end a hold whose Leave is under way, and Leave does not return ErrNotHeld then.", closeCrossesLeave},
+	{"crossing/waits", "Close ends a wait for a latch at once, also during a query or a watch, and the wait returns nil only if the latch is gone.", closeCrossesWaits},
+	{"crossing/leave", "Close does not end a hold whose Leave is under way, and Leave then does not return ErrNotHeld.", closeCrossesLeave},
 }
 
 // answersLate is how late answers arrive at a client that is closed during a
@@ -576,7 +576,7 @@ func closeCrossesChanges(e *env) error {
 		{"SetLatch", 0, 4, func(ctx context.Context, l *latch, id string) error {
 			set, err := l.backend.SetLatch(ctx, l.name, id, 4)
 			if err == nil && !set {
-				return errors.New("false, as if there were a latch")
+				return errors.New("false, as if the latch were set")
 			}
 			return err
 		}},
@@ -631,7 +631,7 @@ func closeCrossesQuestions(e *env) error {
 		add("Inspect", func(d *rawDriver, ctx context.Context) error {
 			s, err := d.driver.(driver.Inspector).Inspect(ctx, name)
 			if err == nil && !s.Held {
-				return fmt.Errorf("Inspect says that %q is free, which %s holds", name, holder.label)
+				return fmt.Errorf("Inspect reports that %q is free, which %s holds", name, holder.label)
 			}
 			return nil
 		})
@@ -656,7 +656,7 @@ func closeCrossesQuestions(e *env) error {
 		add("Latch", func(d *rawDriver, ctx context.Context) error {
 			left, err := d.latch(counted).backend.Latch(ctx, counted)
 			if err == nil && left != 3 {
-				return fmt.Errorf("the answer of Latch says that the count of %q is %d, want 3", counted, left)
+				return fmt.Errorf("the answer of Latch reports that the count of %q is %d, want 3", counted, left)
 			}
 			return nil
 		})
@@ -776,7 +776,7 @@ func closeCrossesLeave(e *env) error {
 	case errors.Is(err, driver.ErrNotHeld):
 		return fmt.Errorf("a call of Leave by %s, which had the hold, returned %q when Close crossed it", d.label, err)
 	case len(h.lost()) > 0:
-		return fmt.Errorf("%s was told that a hold which it was leaving is lost: %w", d.label, h.lost()[0])
+		return fmt.Errorf("%s was notified of the loss of a hold that it was leaving: %w", d.label, h.lost()[0])
 	}
 	if err := e.isFree(other.Name); err != nil {
 		return err

@@ -176,7 +176,7 @@ func Run(t *testing.T, h Harness) {
 	checks := allChecks()
 	for _, name := range h.Groups {
 		if !slices.ContainsFunc(checks, func(c check) bool { return c.group() == name }) {
-			t.Fatalf("conformance: Harness.Groups: there is no group %q", name)
+			t.Fatalf("conformance: Harness.Groups: unknown group %q", name)
 		}
 	}
 	if h.Groups != nil {
@@ -245,7 +245,7 @@ func (c check) group() string {
 func (c check) report(t *testing.T, r result) {
 	switch {
 	case r.byHarness():
-		t.Errorf("harness failed: %v; not looked at: %s\nevents:\n%s", r.err, c.Promise, r.events)
+		t.Errorf("harness failed: %v; not checked: %s\nevents:\n%s", r.err, c.Promise, r.events)
 	case r.stalled != "":
 		t.Error(c.invalid(r))
 	case r.err != nil:
@@ -253,7 +253,7 @@ func (c check) report(t *testing.T, r result) {
 	case r.missing != "":
 		t.Skip(c.unverified(r))
 	case r.refused != "":
-		t.Logf("the driver does not claim %s, and says so", r.refused)
+		t.Logf("the driver does not claim %s, and refuses it", r.refused)
 	}
 }
 
@@ -318,19 +318,19 @@ type check struct {
 
 // alone has the checks that must run without other checks, with the reasons.
 var alone = map[string]string{
-	"closing/remains":  "others leave something while it looks",
+	"closing/remains":  "other checks leave remains while it looks",
 	"refusal/requests": "it makes the server refuse requests",
 	"refusal/holds":    "it makes the server refuse requests",
 	"refusal/changes":  "it makes the server refuse requests",
-	"capabilities/ttl": "it takes leases of the shortest TTL, for which answers are soon too late",
-	"faults/many":      "the backend is busy, and others would be late",
-	"scale/goroutines": "the backend is busy, and others would be late",
-	"scale/gone":       "the backend is busy, and others would be late",
-	"scale/held":       "the backend is busy, and others would be late",
-	"scale/waiters":    "the backend is busy, and others would be late",
-	"order/hand-overs": "the backend is busy, and others would be late",
-	"storm/calm":       "the backend is busy, and others would be late",
-	"storm/faults":     "the backend is busy, and others would be late",
+	"capabilities/ttl": "it uses leases of the shortest TTL, which tolerate little delay",
+	"faults/many":      "it loads the backend, and other checks would be late",
+	"scale/goroutines": "it loads the backend, and other checks would be late",
+	"scale/gone":       "it loads the backend, and other checks would be late",
+	"scale/held":       "it loads the backend, and other checks would be late",
+	"scale/waiters":    "it loads the backend, and other checks would be late",
+	"order/hand-overs": "it loads the backend, and other checks would be late",
+	"storm/calm":       "it loads the backend, and other checks would be late",
+	"storm/faults":     "it loads the backend, and other checks would be late",
 	"storm/server":     "it stops the server",
 }
 

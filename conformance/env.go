@@ -117,7 +117,7 @@ func isNoAnswer(err error) bool {
 type harnessError struct{ function string }
 
 func (e *harnessError) Error() string {
-	return e.function + " failed the test, which says nothing about the driver"
+	return e.function + " failed the test, so nothing is known about the driver"
 }
 
 // harness calls a function of the harness, which may end the goroutine by
@@ -351,7 +351,7 @@ func (e *env) until(what string, cond func() bool) {
 		select {
 		case <-next:
 		case <-hangs.C:
-			e.endHung(fmt.Errorf("%s: still not so after %v", what, e.hangs()))
+			e.endHung(fmt.Errorf("%s: still false after %v", what, e.hangs()))
 		}
 	}
 }
@@ -366,7 +366,7 @@ func (e *env) poll(what string, f func() error) {
 			return
 		}
 		if time.Now().After(deadline) {
-			e.endHung(fmt.Errorf("%s: still not so after %v: %w", what, e.hangs(), err))
+			e.endHung(fmt.Errorf("%s: still false after %v: %w", what, e.hangs(), err))
 		}
 		e.sleep(pause)
 	}
@@ -539,7 +539,7 @@ func (e *env) awaitAll(what string, all []*goroutine, p *progress) {
 			}
 			now := p.Load()
 			if now == last {
-				e.endf("%s: nothing has happened for %v, after %d times", what, e.hangs(), now)
+				e.endf("%s: no progress for %v, after %d times", what, e.hangs(), now)
 			}
 			last = now
 			hangs.Reset(e.hangs())

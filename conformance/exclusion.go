@@ -13,11 +13,11 @@ import (
 
 var exclusionChecks = []check{
 	{"exclusion/free", "A free name is granted at once, to any client.", free},
-	{"exclusion/clients", "While one client holds a name, no other client is granted it, however often it asks.", clientsExclude},
+	{"exclusion/clients", "While one client holds a name, no other client is granted it, however often it tries.", clientsExclude},
 	{"exclusion/requests", "Two requests of one client for one name exclude each other.", requestsExclude},
-	{"exclusion/equal-owners", "Two requests with the same Owner exclude each other: only Hold identifies.", equalOwnersExclude},
-	{"exclusion/race", "Of many clients that try to take a free name at once, at most one is granted it.", raceOfClients},
-	{"exclusion/concurrent-requests", "Of many requests of one client for a free name at once, at most one is granted.", raceOfRequests},
+	{"exclusion/equal-owners", "Two requests with the same Owner exclude each other: only Hold identifies a request.", equalOwnersExclude},
+	{"exclusion/race", "If many clients request a free name at once, at most one is granted it.", raceOfClients},
+	{"exclusion/concurrent-requests", "If one client sends many requests for a free name at once, at most one is granted.", raceOfRequests},
 }
 
 func free(e *env) error {
@@ -176,13 +176,13 @@ func (e *env) contend(users []*user, times int) error {
 }
 
 var ownershipChecks = []check{
-	{"ownership/release-twice", "A second Release returns ErrNotHeld, and does nothing to the next holder.", releaseTwice},
-	{"ownership/stale-release", "Release of a lease that ran out returns ErrNotHeld, and does nothing to the next holder, be it another client or the same.", staleRelease},
+	{"ownership/release-twice", "A second Release returns ErrNotHeld, and does not affect the next holder.", releaseTwice},
+	{"ownership/stale-release", "Release of an expired lease returns ErrNotHeld, and does not affect the next holder, which may be the same client.", staleRelease},
 	{"ownership/late-release", "Release of an expired lease returns ErrNotHeld, even if no client has acquired the name since.", releaseAfterEnd},
-	{"ownership/stale-renew", "Renew of a lease that ran out returns ErrNotHeld, and does nothing to the next holder, be it another client or the same.", staleRenew},
-	{"ownership/dead-after-release", "Renew of a released lease returns ErrNotHeld, and brings nothing back to life.", deadAfterRelease},
+	{"ownership/stale-renew", "Renew of an expired lease returns ErrNotHeld, and does not affect the next holder, which may be the same client.", staleRenew},
+	{"ownership/dead-after-release", "Renew of a released lease returns ErrNotHeld, and revives nothing.", deadAfterRelease},
 	{"ownership/done-context", "A release whose context has ended still frees the name.", releaseWithDoneContext},
-	{"ownership/force-unlock", "ForceUnlock ends whoever's hold, and returns ErrNotHeld if there is none.", forceUnlockEndsHold},
+	{"ownership/force-unlock", "ForceUnlock ends the hold of any client, and returns ErrNotHeld if there is none.", forceUnlockEndsHold},
 	{"ownership/force-unlock-tells", "The holder learns that its hold was removed.", forceUnlockTells},
 	{"ownership/force-unlock-wakes", "A waiter is granted the name when the hold is removed.", forceUnlockWakes},
 }
@@ -214,7 +214,7 @@ func (e *env) areRemoved(holds ...*request) error {
 	for _, r := range holds {
 		err := r.tryRelease(e.ctx)
 		if !errors.Is(err, driver.ErrNotHeld) && !errors.Is(err, driver.ErrUnknown) {
-			return fmt.Errorf("the release by %s of a hold that was removed returned %q, want ErrNotHeld or ErrUnknown", r.driver.label, outcome(err))
+			return fmt.Errorf("the release by %s of a removed hold returned %q, want ErrNotHeld or ErrUnknown", r.driver.label, outcome(err))
 		}
 	}
 	return nil
@@ -231,7 +231,7 @@ func releaseTwice(e *env) error {
 	if err := isNotHeld("a third release", h.tryRelease(e.ctx)); err != nil {
 		return err
 	}
-	return next.keeps("a release by the one before")
+	return next.keeps("a release by the previous holder")
 }
 
 // afterExpiry lets leases run out. It calls f with each lease and the next hold
@@ -245,7 +245,7 @@ func (e *env) afterExpiry(f func(old, next *request, heir string) error) error {
 			d, heir = a, "the same client"
 		}
 		e.expired(old)
-		e.poll("the name of a lease that ran out is granted to "+heir, func() error {
+		e.poll("the name of an expired lease is granted to "+heir, func() error {
 			next = d.acquire(old.Name, noWait, in(e.rivals()))
 			return next.err
 		})
@@ -256,10 +256,10 @@ func (e *env) afterExpiry(f func(old, next *request, heir string) error) error {
 
 func staleRelease(e *env) error {
 	return e.afterExpiry(func(old, next *request, heir string) error {
-		if err := isNotHeld("the release of a lease that ran out, when "+heir+" had the name,", old.tryRelease(e.ctx)); err != nil {
+		if err := isNotHeld("the release of an expired lease, when "+heir+" had the name,", old.tryRelease(e.ctx)); err != nil {
 			return err
 		}
-		return next.keeps("the release of a lease that ran out, when " + heir + " had the name,")
+		return next.keeps("the release of an expired lease, when " + heir + " had the name,")
 	})
 }
 
@@ -267,11 +267,11 @@ func staleRelease(e *env) error {
 // end early if the backend took the renewal for one of the next lease.
 func staleRenew(e *env) error {
 	return e.afterExpiry(func(old, next *request, heir string) error {
-		if err := isNotHeld("the renewal of a lease that ran out, when "+heir+" had the name,", old.renew(e.brief())); err != nil {
+		if err := isNotHeld("the renewal of an expired lease, when "+heir+" had the name,", old.renew(e.brief())); err != nil {
 			return err
 		}
 		e.sleep(e.brief() + e.driverInfo().LateFor(e.brief()))
-		return next.keeps("the renewal of a lease that ran out, when " + heir + " had the name,")
+		return next.keeps("the renewal of an expired lease, when " + heir + " had the name,")
 	})
 }
 
@@ -283,7 +283,7 @@ func releaseAfterEnd(e *env) error {
 	over := h.lease.Expires().Add(e.driverInfo().LateFor(h.TTL))
 	if inspector, ok := b.driver.(driver.Inspector); ok {
 		e.expired(h)
-		e.poll("Inspect says that a lease which ran out is over", func() error {
+		e.poll("Inspect reports the end of an expired lease", func() error {
 			s, err := inspector.Inspect(e.ctx, h.Name)
 			if errors.Is(err, errors.ErrUnsupported) {
 				e.sleepUntil(over)
@@ -297,7 +297,7 @@ func releaseAfterEnd(e *env) error {
 	} else {
 		e.sleepUntil(over)
 	}
-	if err := isNotHeld("the release of a lease that ran out, when nobody had taken the name since,", h.tryRelease(e.ctx)); err != nil {
+	if err := isNotHeld("the release of an expired lease, although no client had acquired the name since,", h.tryRelease(e.ctx)); err != nil {
 		return err
 	}
 	e.awaitFree(h.Name)
@@ -327,7 +327,7 @@ func releaseWithDoneContext(e *env) error {
 	}
 	e.awaitFree(name)
 	if err := c.tryLock(name).tryUnlock(ctx); err != nil {
-		return fmt.Errorf("an Unlock with a context that is over: %w", err)
+		return fmt.Errorf("an Unlock with an ended context: %w", err)
 	}
 	return e.isFree(name)
 }
@@ -350,7 +350,7 @@ func forceUnlockEndsHold(e *env) error {
 		// session ended before
 		_ = h.renew(e.long())
 	}
-	return isNotHeld("the release of a hold that was removed", h.tryRelease(e.ctx))
+	return isNotHeld("the release of a removed hold", h.tryRelease(e.ctx))
 }
 
 func forceUnlockTells(e *env) error {
@@ -370,7 +370,7 @@ func (h *holding) lost() error {
 		case <-e.ctx.Done():
 		}
 	})
-	e.events.add(h.user.label, "lease of %q is over: %s", h.name, outcome(h.Err()))
+	e.events.add(h.user.label, "lease of %q has ended: %s", h.name, outcome(h.Err()))
 	for what, err := range map[string]error{"Err": h.Err(), "Unlock": h.tryUnlock(e.ctx)} {
 		if !errors.Is(err, dsync.ErrLost) {
 			return fmt.Errorf("%s of a lease that was lost returned %q, want ErrLost", what, outcome(err))
@@ -394,7 +394,7 @@ var reentrancyChecks = []check{
 	{"reentrancy/other-owner", "Another Owner of the same client is refused.", otherOwner},
 	{"reentrancy/shorter", "A nested lease that ends by itself does not shorten the one around it.", shorterNested},
 	{"reentrancy/renewal", "Unlocking a nested lease does not stop the renewal of the hold.", nestedRenewal},
-	{"reentrancy/loss", "When the hold is lost, all nested leases are.", nestedLoss},
+	{"reentrancy/loss", "If the hold is lost, all nested leases are lost.", nestedLoss},
 }
 
 func nested(e *env) error {
@@ -407,7 +407,7 @@ func nested(e *env) error {
 	}
 	for _, h := range inner {
 		if h.Token() != outer.Token() {
-			return fmt.Errorf("a nested lease has the token %d, want that of the outer one, %d", h.Token(), outer.Token())
+			return fmt.Errorf("a nested lease has the token %d, want the token of the outer lease, %d", h.Token(), outer.Token())
 		}
 	}
 	for _, h := range inner {
@@ -428,7 +428,7 @@ func nested(e *env) error {
 func (h *holding) isHeld(when string) error {
 	e := h.user.env
 	if err := h.Err(); err != nil {
-		return fmt.Errorf("%s: the lease says %w", when, err)
+		return fmt.Errorf("%s: Err of the lease returned %w", when, err)
 	}
 	if err := e.outsider().refused(h.name); err != nil {
 		return fmt.Errorf("%s: %w", when, err)
@@ -506,7 +506,7 @@ func (e *env) remove(name string) {
 		e.must(c.ForceUnlock(e.ctx, name))
 		return
 	}
-	e.events.add("", "the hold of %q is ended behind its holder's back", name)
+	e.events.add("", "the hold of %q is ended without its holder", name)
 	e.harness("Backend.Expire", func() { e.backend.Expire(e.tb, name) })
 }
 

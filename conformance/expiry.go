@@ -11,16 +11,16 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// The checks of leases that no client releases, and of their end as others see
-// it.
+// These checks cover leases that no client releases, and the moment at which
+// other clients can acquire the name.
 var expiryChecks = []check{
-	{"expiry/not-early", "Nobody is granted a name before the lease of its holder expires, however often it asks.", notBeforeExpires},
+	{"expiry/not-early", "No other client is granted a name before the lease of its holder expires, however often it tries.", notBeforeExpires},
 	{"expiry/waiters", "When leases end without a release, the waiters are granted the name one after the other, and not before.", expiryServesWaiters},
-	{"expiry/extend", "Extend moves the end of a lease at the backend too, to later or earlier, and revives no lease that has ended.", extendMovesEnd},
+	{"expiry/extend", "Extend moves the end of a lease at the backend too, later or earlier, and never revives an ended lease.", extendMovesEnd},
 	{"expiry/abandoned", "The lease of a client that is gone ends without its help, and not before Expires.", abandonedLeaseEnds},
 	{"expiry/holder-first", "A holder is notified that its lease has ended before another client is granted the name, even over a slow connection.", holderKnowsFirst},
-	{"expiry/bounds", "However a lease got its TTL, and however crooked that is, others get the name not before its Expires, and at the latest Info.LateFor after it.", endsInBounds},
-	{"expiry/race", "Of many clients that try when a lease expires, at most one is granted the name, and none before its deadline.", raceAtExpiry},
+	{"expiry/bounds", "Whatever the TTL of a lease, and however it was set, other clients get the name between its Expires and Info.LateFor after it.", endsInBounds},
+	{"expiry/race", "If many clients try when a lease expires, at most one is granted the name, and none before its deadline.", raceAtExpiry},
 }
 
 // after returns an error if r was granted its name before h expired.
@@ -35,7 +35,7 @@ func (r *request) after(h *request) error {
 // overBefore returns an error unless h had ended when next was granted.
 func (h *holding) overBefore(next *request) error {
 	if h.Err() == nil {
-		return fmt.Errorf("the lease of %s still says that it is held after %s was granted %q", h.user.label, next.driver.label, h.name)
+		return fmt.Errorf("the lease of %s still reports that it is held after %s was granted %q", h.user.label, next.driver.label, h.name)
 	}
 	if d := h.Deadline(); next.at.Before(d) {
 		return fmt.Errorf("%s was granted %q %v before the deadline of %s", next.driver.label, h.name, d.Sub(next.at), h.user.label)
@@ -47,7 +47,7 @@ func (h *holding) overBefore(next *request) error {
 // request that was done first.
 func (e *env) first(of []*request) int {
 	done := -1
-	e.until("one of those who wait is granted the name", func() bool {
+	e.until("one of the waiters is granted the name", func() bool {
 		for i, r := range of {
 			if r.isDone() && (done < 0 || r.at.Before(of[done].at)) {
 				done = i
@@ -68,7 +68,7 @@ func notBeforeExpires(e *env) error {
 		case !errors.Is(r.err, driver.ErrLocked):
 			return r.err
 		case time.Since(h.lease.Expires()) > e.hangs():
-			return fmt.Errorf("%q is not granted to anybody %v after the lease expired", name, time.Since(h.lease.Expires()))
+			return fmt.Errorf("%q is not granted to any client %v after the lease expired", name, time.Since(h.lease.Expires()))
 		}
 		e.sleep(e.brief() / 100)
 	}
@@ -108,7 +108,7 @@ func (e *env) lineBehindLease() (*request, []*request) {
 			r.cancel()
 		}
 	}
-	e.endf("a lease is over before two clients wait for its end, however long it is")
+	e.endf("a lease has ended before two clients wait for its end, however long it is")
 	return nil, nil
 }
 
@@ -148,9 +148,9 @@ func extendMovesEnd(e *env) error {
 			return err
 		}
 		if err := h.Extend(e.ctx, e.long()); !errors.Is(err, dsync.ErrLost) {
-			return fmt.Errorf("extension of a lease that ran out returned %q, want ErrLost", outcome(err))
+			return fmt.Errorf("extension of an expired lease returned %q, want ErrLost", outcome(err))
 		}
-		if err := waiters[i].keeps("Extend by the one whose lease ran out"); err != nil {
+		if err := waiters[i].keeps("Extend by the holder of the expired lease"); err != nil {
 			return err
 		}
 	}
@@ -250,7 +250,7 @@ func raceAtExpiry(e *env) error {
 			case last:
 				return nil
 			case time.Since(h.Deadline()) > e.hangs():
-				return fmt.Errorf("%s is not granted %q, whose lease is long over", clients[i].label, name)
+				return fmt.Errorf("%s is not granted %q, whose lease ended long ago", clients[i].label, name)
 			}
 			e.sleep(time.Millisecond + rand.N(time.Millisecond))
 		}
@@ -287,14 +287,14 @@ func (e *env) tenures() []tenure {
 	fixedLease := simply(func(a *rawDriver, name string) *request { return a.hold(name, fixed, ttl(d)) })
 	all := []tenure{
 		{what: "a fixed lease", begin: fixedLease},
-		{what: "a fixed lease that nobody else asked for before it expired", begin: fixedLease, unasked: true},
+		{what: "a fixed lease whose name no other client requested before it expired", begin: fixedLease, unasked: true},
 		{what: "a fixed lease that was renewed for longer", begin: simply(func(a *rawDriver, name string) *request {
 			return renew(a.hold(name, fixed, ttl(d)), e.allowed(d*9/8))
 		})},
 		{what: "a fixed lease that was renewed for less", begin: simply(func(a *rawDriver, name string) *request {
 			return renew(a.hold(name, fixed), d)
 		})},
-		{what: "a fixed lease that was renewed for less while somebody waited", begin: func(a *rawDriver, name string) (h, waiter *request) {
+		{what: "a fixed lease that was renewed for less while another client waited", begin: func(a *rawDriver, name string) (h, waiter *request) {
 			h = a.hold(name, fixed)
 			waiter = e.outsider().start(name).waits()
 			return renew(h, d), waiter
@@ -310,7 +310,7 @@ func (e *env) tenures() []tenure {
 		return all
 	}
 	return append(all,
-		tenure{what: "a lease that nobody renewed", begin: simply(func(a *rawDriver, name string) *request { return a.hold(name, ttl(d)) })},
+		tenure{what: "a lease without renewals", begin: simply(func(a *rawDriver, name string) *request { return a.hold(name, ttl(d)) })},
 		tenure{what: "a lease that was renewed", begin: simply(func(a *rawDriver, name string) *request {
 			return renew(a.hold(name, ttl(d)), d)
 		})},

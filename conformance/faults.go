@@ -12,16 +12,16 @@ import (
 )
 
 var faultChecks = []check{
-	{"faults/cut", "A backend that is out of reach never looks like a lock that is held, and it is found again.", cutOff},
+	{"faults/cut", "A backend that is out of reach never looks like a held lock, and calls continue when it is back.", cutOff},
 	{"faults/hung-acquire", "Acquire returns soon after the end of its context when the backend does not answer, and leaves nothing behind.", hungAcquire},
 	{"faults/hung-wait", "A wait returns soon after the end of its context when the backend does not answer, and leaves nothing behind.", hungWait},
 	{"faults/hung-lease", "Renew, RenewAll and Release return soon after the end of their context when the backend does not answer.", hungLease},
 	{"faults/late-answer", "Expires counts from before the request was sent, never from the arrival of the answer.", lateAnswer},
-	{"faults/lost-acquire", "If the answer to an Acquire is lost, the hold that it may have made is removed. Unless none is left at once, the error matches ErrUnknown.", lostAcquire},
-	{"faults/lost-release", "A release whose answer was lost frees the name, and repeating it does nothing to the next holder.", lostRelease},
+	{"faults/lost-acquire", "If the answer to an Acquire is lost, the hold that it may have made is removed. The error matches ErrUnknown unless no hold is left at once.", lostAcquire},
+	{"faults/lost-release", "A release whose answer was lost frees the name, and repeating it does not affect the next holder.", lostRelease},
 	{"faults/one-release", "One release that gets no answer ends no other hold of its client.", oneReleaseEndsOneHold},
 	{"faults/lost-grant", "A lease that comes after a lost answer counts from the request that was carried out: no other client gets the name before its Expires.", lostGrant},
-	{"faults/lost-renewal", "A renewal for less moves Expires before anybody can profit by it, also while its answer is on the way, and if that is lost.", lostRenewal},
+	{"faults/lost-renewal", "A renewal for less moves Expires before another client can benefit from it, even if its answer is late or lost.", lostRenewal},
 	{"faults/clean-up", "Remains of failed requests are cleaned up long before their TTL ends, even if the backend is out of reach for a while.", cleanUpGoesOn},
 	{"faults/many", "A bounded number of goroutines cleans up the remains of many failed requests.", fewCleanUps},
 }
@@ -51,14 +51,14 @@ func oneReleaseEndsOneHold(e *env) error {
 	d.heal()
 	e.awaitFree(h.Name)
 	if e.driverInfo().KeepsAlive {
-		e.sleep(lasts * 5 / 4) // a session that is not kept alive any more ends
+		e.sleep(lasts * 5 / 4) // a session that is no longer kept alive ends
 	}
 	for _, other := range others {
 		if err := e.outsider().refused(other.Name); err != nil {
 			return fmt.Errorf("after the release of another hold of %s, which got no answer: %w", d.label, err)
 		}
 		if causes := other.lost(); len(causes) > 0 {
-			return fmt.Errorf("after the release of another hold, which got no answer, %s was told that it lost %q: %w", d.label, other.Name, causes[0])
+			return fmt.Errorf("after the release of another hold, which got no answer, %s was notified that it lost %q: %w", d.label, other.Name, causes[0])
 		}
 		if err := other.tryRelease(e.ctx); err != nil {
 			return fmt.Errorf("the release of a hold of %s, after that of another one got no answer: %w", d.label, err)
@@ -227,7 +227,7 @@ func (e *env) grantDoesNotArrive(followed bool) error {
 	}
 	b.heal()
 	if followed {
-		next.grantedAfter("a grant that did not arrive").release()
+		next.grantedAfter("a grant whose answer did not arrive").release()
 	}
 	e.awaitFree(name)
 	return nil
@@ -374,7 +374,7 @@ func (e *env) cleansUpMany(when faultTime) error {
 	before, f := e.goroutines(), d.losing(when, many)
 	e.together("requests whose answers are lost", many, func(i int) error { return f.failed(d.briefly(names[i], noWait, f.of)) })
 	d.cut() // so the driver can only wait
-	e.poll("the goroutines of what is to be cleaned up", func() error {
+	e.poll("the goroutines of clean-ups", func() error {
 		if more := e.goroutines() - before; more > many*9/10 {
 			return fmt.Errorf("%d more after %d requests that failed", more, many)
 		}
@@ -391,9 +391,9 @@ func (e *env) cleansUpMany(when faultTime) error {
 // The fault may hit another request than the check's, such as a keep-alive. So
 // the promises hold in both cases.
 var singleChecks = []check{
-	{"single/lost-acquire", "After one lost answer to an Acquire of a free name, the name is held by the lease that Acquire returned, or it becomes free. Acquire does not find its own hold in the way.", oneLostAcquire},
-	{"single/lost-renewal", "After one lost answer to a renewal, the lease and the others of the client go on and can be renewed.", oneLostRenewal},
-	{"single/lost-release", "After one lost answer to a Release, the name becomes free, and the other leases of the client go on.", oneLostRelease},
+	{"single/lost-acquire", "After one lost answer to an Acquire of a free name, the name is held by the lease that Acquire returned, or it becomes free. Acquire does not mistake its own hold for another client.", oneLostAcquire},
+	{"single/lost-renewal", "After one lost answer to a renewal, the lease and the other leases of the client continue and can be renewed.", oneLostRenewal},
+	{"single/lost-release", "After one lost answer to a Release, the name becomes free, and the other leases of the client continue.", oneLostRelease},
 	{"single/overtaken-renewal", "A renewal that arrives after a newer one does not end the hold before the Expires that the newer one has set.", overtakenRenewal},
 	{"single/vanished-release", "A release that vanishes on its way, without an error, is repeated: the name becomes free long before the end of the TTL.", vanishedRelease},
 }
@@ -408,7 +408,7 @@ func oneLostAcquire(e *env) error {
 		d.heal()
 		switch {
 		case errors.Is(r.err, driver.ErrLocked):
-			return fmt.Errorf("%s was told %q of %q, which no other client holds, after one lost answer", d.label, outcome(r.err), name)
+			return fmt.Errorf("%s got %q for %q, which no other client holds, after one lost answer", d.label, outcome(r.err), name)
 		case r.lease == nil || d.endsWithConnection(r):
 			e.awaitFree(name)
 			return nil
@@ -744,7 +744,7 @@ func (e *env) stillSeen(h *request) error {
 				}
 			})
 			if failed == nil && !slices.Contains(names, h.Name) {
-				return fmt.Errorf("the list by %s leaves out %q, which %s holds", d.label, h.Name, h.driver.label)
+				return fmt.Errorf("the list by %s omits %q, which %s holds", d.label, h.Name, h.driver.label)
 			}
 		}
 	}
@@ -777,7 +777,7 @@ func refusalIsNoChange(e *env) error {
 		latch("SetLatch", 0, 3, func(ctx context.Context, name, id string) error {
 			set, err := own.SetLatch(ctx, name, id, 3)
 			if err == nil && !set {
-				return errors.New("there is a latch, which nobody has set")
+				return errors.New("there is a latch, which no client has set")
 			}
 			return err
 		})

@@ -30,7 +30,7 @@ const statusUnit = time.Second
 func statusIsTrue(e *env) error {
 	e.claims(inspection)
 	parts := []func(*env) error{statusOfHolds, statusTellsTime, statusTellsClients, statusNamesQueue}
-	e.together("looks at what is known of a lock", len(parts), func(i int) error { return parts[i](e) })
+	e.together("inspects a lock", len(parts), func(i int) error { return parts[i](e) })
 	return nil
 }
 
@@ -56,7 +56,7 @@ func (r *request) describedTo(d *rawDriver) (driver.Status, error) {
 	first, n := r.lease.Tokens()
 	switch {
 	case !s.Held || s.Hold == "":
-		return wrong("Hold", fmt.Sprintf("%q", s.Hold), "what tells its client from others")
+		return wrong("Hold", fmt.Sprintf("%q", s.Hold), "the identification of its client")
 	case s.Hold == r.Hold && s.Owner != "" && s.Owner != r.Owner:
 		// otherwise the owner is a stand-in, like the hold
 		return wrong("Owner", fmt.Sprintf("%q", s.Owner), fmt.Sprintf("%q", r.Owner))
@@ -65,7 +65,7 @@ func (r *request) describedTo(d *rawDriver) (driver.Status, error) {
 	case n > 0 && s.Token != 0 && s.Token != first+uint64(n)-1:
 		return wrong("Token", s.Token, fmt.Sprintf("the last of %d tokens from %d", n, first))
 	case s.TTL != 0 && (s.TTL < left-statusUnit || s.TTL > max(r.TTL, e.long())+e.driverInfo().LateFor(r.TTL)+statusUnit):
-		return wrong("TTL", s.TTL, fmt.Sprintf("at least %v, since Expires of the lease says that so much is left", left-statusUnit))
+		return wrong("TTL", s.TTL, fmt.Sprintf("at least %v, because Expires of the lease is that far away", left-statusUnit))
 	case !s.Since.IsZero() && (s.Since.Before(r.called.Add(-statusUnit)) || s.Since.After(now.Add(statusUnit))):
 		return wrong("Since", e.events.at(s.Since), fmt.Sprintf("between %s and %s", e.events.at(r.called), e.events.at(r.at)))
 	}
@@ -99,7 +99,7 @@ func statusOfHolds(e *env) error {
 				return err
 			}
 			if i > 0 && known(s) != fields {
-				return fmt.Errorf("Inspect by %s tells %s of one hold, and %s of the next", asks.label, fields, known(s))
+				return fmt.Errorf("Inspect by %s reports %s for one hold, and %s for the next", asks.label, fields, known(s))
 			}
 			fields = known(s)
 			h.release()
@@ -117,7 +117,7 @@ func statusTellsTime(e *env) error {
 		lasts = max(lasts, of)
 	}
 	if s := e.outsider().status(kept.Name); s.TTL > lasts+e.driverInfo().LateFor(lasts)+statusUnit {
-		return fmt.Errorf("Inspect says that a lease which has to be kept alive every %v lasts for %v", lasts, s.TTL)
+		return fmt.Errorf("Inspect reports that a lease that must be kept alive every %v lasts for %v", lasts, s.TTL)
 	}
 	kept.release()
 	h := a.hold(e.name(), fixed, ttl(e.allowed(e.long()/2)))
@@ -135,9 +135,9 @@ func statusTellsTime(e *env) error {
 		case err != nil:
 			return err
 		case first.TTL != 0 && second.TTL >= first.TTL:
-			return fmt.Errorf("Inspect says that a lease which nobody renewed lasts for %v, and %v later for %v", first.TTL, statusUnit, second.TTL)
+			return fmt.Errorf("Inspect reports that a lease without renewals lasts for %v, and %v later for %v", first.TTL, statusUnit, second.TTL)
 		case !second.Since.Equal(first.Since):
-			return fmt.Errorf("Inspect says that a lease was granted at %s, and then at %s", e.events.at(first.Since), e.events.at(second.Since))
+			return fmt.Errorf("Inspect reports that a lease was granted at %s, and then at %s", e.events.at(first.Since), e.events.at(second.Since))
 		}
 	}
 	return nil
@@ -150,7 +150,7 @@ func statusTellsClients(e *env) error {
 		return e.outsider().status(d.hold(e.name(), owner("one"), note("one")).Name).Hold
 	}
 	if x, y := of(a), of(b); x == y {
-		return fmt.Errorf("Inspect says %q of the holds of %s and of %s, which does not tell them apart", x, a.label, b.label)
+		return fmt.Errorf("Inspect reports %q for the holds of %s and of %s, which does not distinguish them", x, a.label, b.label)
 	}
 	return nil
 }
@@ -170,7 +170,7 @@ func statusNamesQueue(e *env) error {
 	for _, who := range s.Queue {
 		i := slices.IndexFunc(waiters, func(r *request) bool { return r.Owner == who || r.Hold == who })
 		if i >= 0 && i < last && e.driverInfo().Order != driver.Unordered {
-			return fmt.Errorf("Inspect names %s behind %s, which came later: %q", waiters[i].driver.label, waiters[last].driver.label, s.Queue)
+			return fmt.Errorf("Inspect names %s behind %s, which arrived later: %q", waiters[i].driver.label, waiters[last].driver.label, s.Queue)
 		}
 		last = max(last, i)
 	}
@@ -270,10 +270,10 @@ func (d *rawDriver) list(prefix string) (names []string) {
 // does not answer.
 var observeChecks = []check{
 	{"inspect/outage", "When the backend does not answer, Inspect, List and Latch return an error, and never that a name is free.", outageIsNoAnswer},
-	{"inspect/fields", "Where several holds have a name, the owner, note, grant and TTL that Inspect reports are all of one of them, in every mode.", fieldsOfOneHold},
-	{"inspect/waiters", "Inspect counts at least one waiter for each client that waits and at most one for each request, and none that has given up.", waitersAreCounted},
-	{"inspect/names", "List takes a prefix literally, whatever its characters mean to the backend, and yields names with any byte; an empty prefix yields all names.", namesAreListed},
-	{"inspect/many", "List yields 2,000 names as it yields a few.", manyAreListed},
+	{"inspect/fields", "If a name has several holds, the owner, note, grant and TTL that Inspect reports are all of one of them, in every mode.", fieldsOfOneHold},
+	{"inspect/waiters", "Inspect counts at least one waiter for each client that waits and at most one for each request, and no waiter that has given up.", waitersAreCounted},
+	{"inspect/names", "List takes a prefix literally, even if its characters are special on the backend, and yields names with any byte; an empty prefix yields all names.", namesAreListed},
+	{"inspect/many", "List yields all of 2,000 names.", manyAreListed},
 	{"inspect/dead", "A hold whose client is out of reach is listed and reported until it ends, and not after that.", deadAreNotListed},
 }
 
@@ -456,7 +456,7 @@ func waitersAreCounted(e *env) error {
 	e.claims(inspection)
 	a, name := e.driver(), e.name()
 	if s := a.status(name); s.Waiters > 0 || len(s.Queue) > 0 {
-		return fmt.Errorf("Inspect of a name that nobody has used counts %d waiters, and names %q", s.Waiters, s.Queue)
+		return fmt.Errorf("Inspect of an unused name counts %d waiters, and names %q", s.Waiters, s.Queue)
 	}
 	h := a.hold(name)
 	clients := []*rawDriver{e.driver(), e.driver(), e.driver()}
@@ -562,7 +562,7 @@ func differs(got, want []string) string {
 			odd = append(odd, name)
 		}
 	}
-	return fmt.Sprintf("%d names, want %d; these are missing: %.300q; these do not belong there: %.300q", len(got), len(want), missing, odd)
+	return fmt.Sprintf("%d names, want %d; these are missing: %.300q; these are unexpected: %.300q", len(got), len(want), missing, odd)
 }
 
 func manyAreListed(e *env) error {

@@ -13,18 +13,18 @@ import (
 
 // The checks of drivers with latches: driver.Latcher.
 var latchChecks = []check{
-	{"latch/set", "A latch is set where there is none, with its count, and nowhere else; at 0 it is gone, and can be set again.", latchIsSetOnce},
-	{"latch/count", "Each count-down lowers the count by one, however many come at once and whichever client asks; without a latch nothing happens.", latchCounts},
-	{"latch/delete", "A latch that was deleted is gone, and can be set again; without a latch nothing happens.", latchIsDeleted},
-	{"latch/names", "Latches of different names know nothing of each other.", latchesAreApart},
-	{"latch/close", "A latch outlives the client that set it, and long times without a change. A client that is closed changes nothing more.", latchOutlivesClose},
-	{"latch/repeat", "A change that is asked for again under its id is carried out once, and answered as at first, whatever has become of the latch.", latchChangesOnce},
-	{"latch/wide", "A count may be 2^40, and is kept exactly.", latchIsWide},
+	{"latch/set", "SetLatch sets a latch with its count only if there is none. At 0 the latch is gone and can be set again.", latchIsSetOnce},
+	{"latch/count", "Each count-down lowers the count by one, however many arrive at once from any clients. Without a latch it has no effect.", latchCounts},
+	{"latch/delete", "A deleted latch is gone and can be set again. Without a latch, a deletion has no effect.", latchIsDeleted},
+	{"latch/names", "Latches of different names are independent.", latchesAreApart},
+	{"latch/close", "A latch outlives the client that set it, and long times without a change. A closed client makes no further changes.", latchOutlivesClose},
+	{"latch/repeat", "A change that is requested again under its id is carried out once, and answered as at first, whatever happened to the latch.", latchChangesOnce},
+	{"latch/wide", "A count of 2^40 is stored exactly.", latchIsWide},
 	{"latch/known", "The backend knows the id of a change after many other changes, and for twice driver.RepeatFor.", latchKnowsChanges},
 	{"latch/lost-answers", "A change that is repeated until there is an answer is carried out once, whatever the network does.", latchSurvivesFaults},
 	{"latch/told", "A watch of a latch calls changed when it begins and after each end of the latch, by any client.", latchTellsEnds},
 	{"latch/outage", "The end of a latch while the watcher was out of reach of the backend is followed by a call when it is in reach again.", latchWatchSurvivesOutages},
-	{"latch/stop", "After stop changed is not called any more, and other watches of the latch go on.", latchWatchStops},
+	{"latch/stop", "After stop, changed is not called again, and other watches of the latch continue.", latchWatchStops},
 }
 
 // latch is the latch of a name, as one driver sees it.
@@ -114,7 +114,7 @@ func latchIsSetOnce(e *env) error {
 			if l.trySet(e.changeID(), n+1) {
 				return fmt.Errorf("%s set %q, which was set", l.d.label, l.name)
 			}
-			l.has(n, "after another one wanted to set it")
+			l.has(n, "after another client tried to set it")
 		}
 		for range min(n, 3) {
 			b.down(e.changeID())
@@ -269,7 +269,7 @@ func latchChangesOnce(e *env) error {
 	a.delete(remove)
 	a.down(down)
 	if !a.trySet(once, 3) || b.trySet(twice, 4) {
-		return errors.New("the repeat of a SetLatch was answered in another way when the latch had been set anew")
+		return errors.New("the repeat of a SetLatch was answered differently after the latch had been set again")
 	}
 	a.has(5, "after repeats of changes of the latch before")
 	idle := e.changeID()
@@ -426,7 +426,7 @@ var watchingChecks = []check{
 	{"watching/changes", "A watch of a name calls changed when it begins and after each end of a hold, of every client and mode, also while other holds of the name go on.", watchTellsEnds},
 	{"watching/outage", "A change while the watcher was out of reach of the backend is followed by a call when it is in reach again.", watchSurvivesOutages},
 	{"watching/many", "Each of several watches of a name is called after a release, also while others wait for the name, and after an outage.", allWatchesAreCalled},
-	{"watching/stop", "After stop changed is not called any more. Other watches of the name go on, also when another client that watches it is closed.", watchStops},
+	{"watching/stop", "After stop, changed is not called again. Other watches of the name go on, also when another client that watches it is closed.", watchStops},
 }
 
 // watch is a watch of a name or a latch.
@@ -443,12 +443,12 @@ func (d *rawDriver) watch(name string) *watch {
 	w := &watch{d: d, what: fmt.Sprintf("%q", name)}
 	watcher, ok := d.tap.Driver.(driver.Watcher)
 	if !ok {
-		d.env.end(&refusedError{"to tell of changes"})
+		d.env.end(&refusedError{"to report changes"})
 	}
 	var err error
 	d.env.within("Watch", func() { w.stop, err = watcher.Watch(name, w.changed) })
 	if errors.Is(err, errors.ErrUnsupported) {
-		d.env.end(&refusedError{"to tell of changes"})
+		d.env.end(&refusedError{"to report changes"})
 	}
 	d.env.must(err)
 	w.told("the watch has begun", 0)
@@ -457,7 +457,7 @@ func (d *rawDriver) watch(name string) *watch {
 
 func (w *watch) changed() {
 	w.calls.Add(1)
-	w.d.env.events.add(w.d.label, "told that %s may have changed", w.what)
+	w.d.env.events.add(w.d.label, "notified that %s may have changed", w.what)
 }
 
 // told waits for a call after the first n.

@@ -209,7 +209,7 @@ func (r *request) wasRenewed(errs []error, over bool, called, returned time.Time
 	case len(errs) != 1:
 		return fmt.Errorf("the batch called done %d times before it returned, want once", len(errs))
 	case over && !errors.Is(errs[0], driver.ErrNotHeld):
-		return fmt.Errorf("it was over, and RenewAll said %q, want ErrNotHeld", outcome(errs[0]))
+		return fmt.Errorf("it had ended, and RenewAll returned %q, want ErrNotHeld", outcome(errs[0]))
 	case over:
 		return nil
 	case errs[0] != nil:
@@ -511,7 +511,7 @@ func batchOfMany(e *env) error {
 	for i, r := range all {
 		var err error
 		if removed[i] {
-			err = isNotHeld("a renewal in a batch, for a hold that was removed,", errs[i])
+			err = isNotHeld("a renewal in a batch, for a removed hold,", errs[i])
 		} else {
 			err = r.wasRenewed(errs[i:i+1], false, called, returned)
 		}
@@ -521,7 +521,7 @@ func batchOfMany(e *env) error {
 	}
 	for i := range removed {
 		if err := e.isFree(names[i]); err != nil {
-			return fmt.Errorf("after a batch with a hold that was removed: %w", err)
+			return fmt.Errorf("after a batch with a removed hold: %w", err)
 		}
 	}
 	return nil

@@ -155,7 +155,7 @@ func (l leftEnd) isMet(e *env, what string) error {
 
 // unheard returns how long a waiter may take to find out that a hold has become
 // shorter. No field of Info reports this. A backend may have no message for it,
-// and then the waiter polls. In fake time there are messages.
+// and then the waiter polls. Drivers in fake time have messages.
 func (e *env) unheard() time.Duration {
 	if e.fakeTime {
 		return 0
@@ -225,7 +225,7 @@ func leftReaderEndsAlone(e *env) error {
 			end := left.leftFor(e.ttl())
 			next := e.driver().acquire(left.Name, reading, noWait)
 			if next.lease == nil {
-				return fmt.Errorf("%s, which asked to read beside a reader's hold that was left, got: %w", next.driver.label, next.err)
+				return fmt.Errorf("%s, which requested to read beside a reader's hold that was left, got: %w", next.driver.label, next.err)
 			}
 			next.release()
 			other.release()
@@ -354,7 +354,7 @@ func (e *env) leftHoldIsSeen() error {
 		}
 	}
 	if o.lists() && !slices.Contains(o.list(h.Name), h.Name) && time.Now().Before(end.from) {
-		return fmt.Errorf("the list by %s leaves out %q, whose hold was left until %s", o.label, h.Name, e.events.at(end.from))
+		return fmt.Errorf("the list by %s omits %q, whose hold was left until %s", o.label, h.Name, e.events.at(end.from))
 	}
 	if _, ok := o.tap.Driver.(driver.Watcher); ok && e.fakeTime {
 		// some servers do not report the end of a TTL
@@ -442,7 +442,7 @@ func leftHoldOutlivesOutage(e *env) error {
 					return err
 				}
 				if causes := h.lost(); len(causes) > 0 {
-					return fmt.Errorf("%s was told that it lost a hold that it had left: %w", d.label, causes[0])
+					return fmt.Errorf("%s was notified that it lost a hold that it had left: %w", d.label, causes[0])
 				}
 				return nil
 			})

@@ -15,9 +15,9 @@ import (
 // The checks of how a holder learns that its hold is lost.
 var lossChecks = []check{
 	{"loss/unlock", "A lease that is released in good order is never told to be lost.", releaseIsNoLoss},
-	{"loss/told", "A driver says by itself, within Info.Detect, that a hold was removed, and with ErrRemoved; where Detect is 0 the next renewal does.", removalIsTold},
+	{"loss/told", "A driver reports ErrRemoved within Info.Detect of the removal of a hold, and at the next renewal if Detect is 0.", removalIsTold},
 	{"loss/once", "Lost is called at most once, and not after Release has returned.", toldOnce},
-	{"loss/unlocked", "The driver holds no lock of its own while it calls a method of Events: other calls go on, and Expires, Session and Tokens of a lease return.", eventsHoldNoLock},
+	{"loss/unlocked", "The driver holds no mutex while it calls a method of Events: other calls continue, and Expires, Session and Tokens of a lease return.", eventsHoldNoLock},
 	{"loss/context", "Done, Err and the contexts of a lease end together, and say the same.", contextsEnd},
 	{"loss/again", "A client that lost all of its leases can lock again, and old leases stay lost.", locksAgain},
 }
@@ -110,20 +110,20 @@ func (e *env) tellsOfRemoval(waits bool) error {
 	e.remove(name)
 	removed := time.Now()
 	if detect == 0 {
-		return isNotHeld("the renewal of a hold that was removed", h.renew(e.long()))
+		return isNotHeld("the renewal of a removed hold", h.renew(e.long()))
 	}
-	e.until(fmt.Sprintf("%s is told that its hold was removed", a.label), func() bool { return len(h.lost()) > 0 })
+	e.until(fmt.Sprintf("%s is notified that its hold was removed", a.label), func() bool { return len(h.lost()) > 0 })
 	cause := h.lost()[0]
 	switch sessionLives := e.outsider().refused(other.Name) == nil; {
 	case sessionLives && !errors.Is(cause, driver.ErrRemoved):
-		return fmt.Errorf("%s was told of a removed hold with the cause %q, want ErrRemoved", a.label, cause)
+		return fmt.Errorf("%s was notified of a removed hold with the cause %q, want ErrRemoved", a.label, cause)
 	case !errors.Is(cause, driver.ErrRemoved) && !errors.Is(cause, driver.ErrSessionEnded):
-		return fmt.Errorf("%s was told of a removed hold with the cause %q, want ErrRemoved or ErrSessionEnded", a.label, cause)
+		return fmt.Errorf("%s was notified of a removed hold with the cause %q, want ErrRemoved or ErrSessionEnded", a.label, cause)
 	}
 	if waits {
 		next.granted().release()
 	}
-	return e.late(h.lostAt.Sub(removed)-detect, "%s was told of the loss of %q at %s, and its hold was removed at %s at the latest (somebody waited: %t); Info.Detect is %v",
+	return e.late(h.lostAt.Sub(removed)-detect, "%s was notified of the loss of %q at %s, and its hold was removed at %s at the latest (a client waited: %t); Info.Detect is %v",
 		a.label, name, e.events.at(h.lostAt), e.events.at(removed), waits, detect)
 }
 
@@ -150,7 +150,7 @@ func fixedRemovalIsTold(e *env) error {
 			if err := h.Err(); !errors.Is(err, dsync.ErrLost) {
 				return fmt.Errorf("the Err of a lease whose hold was removed is %q, want ErrLost", outcome(err))
 			}
-			return e.late(time.Since(removed)-detect, "%s was told that its hold of %q was removed; Info.Detect is %v", c.label, name, detect)
+			return e.late(time.Since(removed)-detect, "%s was notified that its hold of %q was removed; Info.Detect is %v", c.label, name, detect)
 		})
 	}
 	if e.driverInfo().Detect == 0 {
@@ -176,7 +176,7 @@ func toldOnce(e *env) error {
 	h := a.hold(name, fixed)
 	e.remove(name)
 	_ = h.renew(e.long()) // notices the loss, at the latest
-	if err := isNotHeld("the release of a hold that was removed", h.tryRelease(e.ctx)); err != nil {
+	if err := isNotHeld("the release of a removed hold", h.tryRelease(e.ctx)); err != nil {
 		return err
 	}
 	all := []*request{h}

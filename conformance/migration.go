@@ -106,7 +106,7 @@ var (
 		refused: func(c *client) error {
 			return c.refusesHold(func(r *request) error {
 				if _, err := r.marked(); !errors.Is(err, errors.ErrUnsupported) {
-					return fmt.Errorf("a driver that does not mark says of a mark: %s", outcome(err))
+					return fmt.Errorf("a driver without marks returned for a mark: %s", outcome(err))
 				}
 				return r.mark(0)
 			})
@@ -154,7 +154,7 @@ func (e *env) isSealed(name string, clients ...*rawDriver) error {
 			}
 		}
 		if _, sealed := d.sealed(name); !sealed {
-			return fmt.Errorf("%s says of %q, which is sealed, that it is not", d.label, name)
+			return fmt.Errorf("%s reports %q, which is sealed, as not sealed", d.label, name)
 		}
 	}
 	return nil
@@ -164,7 +164,7 @@ func (e *env) isSealed(name string, clients ...*rawDriver) error {
 func (r *request) sealed() error {
 	r.result()
 	if r.lease != nil || !errors.Is(r.err, driver.ErrSealed) {
-		return fmt.Errorf("%s, which asked for %q, got lease %v and %q, want an error that matches ErrSealed", r.driver.label, r.Name, r.lease, outcome(r.err))
+		return fmt.Errorf("%s, which requested %q, got lease %v and %q, want an error that matches ErrSealed", r.driver.label, r.Name, r.lease, outcome(r.err))
 	}
 	return nil
 }
@@ -220,7 +220,7 @@ func sealEndsLease(e *env) error {
 			return err
 		}
 		if causes := h.lost(); len(causes) > 0 {
-			return fmt.Errorf("the holder that sealed %q was told that it lost it: %w", name, causes[0])
+			return fmt.Errorf("the holder that sealed %q was notified that it lost it: %w", name, causes[0])
 		}
 	}
 	return nil
@@ -259,7 +259,7 @@ func sealedTells(e *env) error {
 	h := a.hold(name, block(5))
 	for _, d := range []*rawDriver{a, b} {
 		if last, sealed := d.sealed(name); sealed || last != 0 {
-			return fmt.Errorf("%s says of %q, which is held, that it is sealed %t, with the last token %d", d.label, name, sealed, last)
+			return fmt.Errorf("%s reports %q, which is held, as sealed %t, with the last token %d", d.label, name, sealed, last)
 		}
 	}
 	var want uint64
@@ -270,7 +270,7 @@ func sealedTells(e *env) error {
 	for _, d := range []*rawDriver{a, b, e.driver()} {
 		for range 2 {
 			if last, sealed := d.sealed(name); !sealed || last != want {
-				return fmt.Errorf("%s says of %q that it is sealed %t, with the last token %d, want %d", d.label, name, sealed, last, want)
+				return fmt.Errorf("%s reports %q as sealed %t, with the last token %d, want %d", d.label, name, sealed, last, want)
 			}
 			_ = d.acquire(name, noWait)
 		}
@@ -278,7 +278,7 @@ func sealedTells(e *env) error {
 			return err
 		}
 		if _, sealed := d.sealed(e.name()); sealed {
-			return fmt.Errorf("%s says of a name that nobody has used that it is sealed", d.label)
+			return fmt.Errorf("%s reports an unused name as sealed", d.label)
 		}
 	}
 	return nil
@@ -367,7 +367,7 @@ func sealLost(e *env) error {
 		before := e.seesSeal(name)
 		a.heal()
 		if err := h.tryRelease(e.ctx); before && err == nil {
-			return errors.New("a release of what had become a seal says that it ended the hold")
+			return errors.New("a release of a hold that had become a seal returned nil")
 		}
 		if !before && !e.seesSeal(name) {
 			e.awaitFree(name)
@@ -602,7 +602,7 @@ func loosenStays(e *env) error {
 	e.claims(sealing)
 	e.claims(unsealing)
 	a, b, name := e.driver(), e.driver(), e.name()
-	if err := isNotHeld("Loosen of a name that nobody has used", b.loosen(name, "x", 0)); err != nil {
+	if err := isNotHeld("Loosen of an unused name", b.loosen(name, "x", 0)); err != nil {
 		return err
 	}
 	h := a.hold(name)
@@ -659,7 +659,7 @@ func unsealFrees(e *env) error {
 			}
 			for _, d := range []*rawDriver{a, b, e.driver()} {
 				if _, sealed := d.sealed(name); sealed {
-					return fmt.Errorf("after Unseal %s says of %q that it is sealed", d.label, name)
+					return fmt.Errorf("after Unseal %s reports %q as sealed", d.label, name)
 				}
 				h := d.hold(name, noWait)
 				w := b.start(name).waits()

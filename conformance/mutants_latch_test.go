@@ -219,7 +219,7 @@ var latchMutants = []mutant{
 // changesAnew numbers the changes of anew.
 var changesAnew atomic.Uint64
 
-// anew returns the id of a change that is no repetition.
+// anew returns the id of a change that is not a repetition.
 func anew() string { return fmt.Sprint("anew:", changesAnew.Add(1)) }
 
 // brokenLatches is a memory driver that replaces some methods of latches.

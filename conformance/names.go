@@ -231,9 +231,9 @@ func (e *env) latchesAlike() error {
 
 // The checks of driver.Open with Backend.URL.
 var urlChecks = []check{
-	{"url/fenced", "With fenced=false there are no tokens, and Info.Fencing is None.", urlWithoutTokens},
+	{"url/fenced", "With fenced=false leases have no tokens, and Info.Fencing is None.", urlWithoutTokens},
 	{"url/parameters", "A parameter of a URL that is unknown, malformed or given twice is an error that names it.", urlParameters},
-	{"url/common", "The parameters ttl and floor are accepted beside the driver's own.", urlCommon},
+	{"url/common", "The parameters ttl and floor are accepted in addition to the driver's own.", urlCommon},
 	{"url/unreachable", "Open of a backend that is not there, or does not answer, fails within its context, and does not tell the password.", urlOfNobody},
 	{"url/password", "Open with a password that the server refuses is an error, which does not tell it.", urlWithWrongPassword},
 }
@@ -298,7 +298,7 @@ func (e *env) urlAt(host string) string {
 func (e *env) fails(ctx context.Context, what, url string) error {
 	switch d, err := e.open(ctx, url); {
 	case err == nil:
-		return fmt.Errorf("%s is no error, but the driver %s", what, d.Info().Name)
+		return fmt.Errorf("%s succeeded, and returned the driver %s", what, d.Info().Name)
 	case strings.Contains(err.Error(), secret):
 		return fmt.Errorf("%s is an error that tells the password: %w", what, err)
 	}
@@ -313,7 +313,7 @@ func urlWithoutTokens(e *env) error {
 		return fmt.Errorf("with fenced=false: %w", err)
 	}
 	if f := d.Info().Fencing; f != driver.None {
-		return fmt.Errorf("with fenced=false the Info says that fencing is %v", f)
+		return fmt.Errorf("with fenced=false Info.Fencing is %v", f)
 	}
 	h := e.raw(d).hold(e.name())
 	if first, n := h.lease.Tokens(); first != 0 || n != 0 {
@@ -337,9 +337,9 @@ func urlParameters(e *env) error {
 	} {
 		switch d, err := e.open(ctx, e.url(parameters)); {
 		case err == nil:
-			return fmt.Errorf("a URL with %s is no error, but the driver %s", parameters, d.Info().Name)
+			return fmt.Errorf("a URL with %s succeeded, and returned the driver %s", parameters, d.Info().Name)
 		case !strings.Contains(err.Error(), name):
-			return fmt.Errorf("a URL with %s is an error that does not name the parameter %s: %w", parameters, name, err)
+			return fmt.Errorf("the error for a URL with %s does not name the parameter %s: %w", parameters, name, err)
 		}
 	}
 	return nil
@@ -418,7 +418,7 @@ func urlWithWrongPassword(e *env) error {
 	}
 	r := e.raw(d).acquire(e.name(), noWait)
 	if r.lease == nil {
-		return fmt.Errorf("an Open with a wrong password is no error, and the first request is: %w", r.err)
+		return fmt.Errorf("an Open with a wrong password succeeded, and the first request failed: %w", r.err)
 	}
 	r.release()
 	e.end(&refusedError{"a password"}) // the server accepts any client

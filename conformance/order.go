@@ -11,18 +11,18 @@ import (
 )
 
 var orderChecks = []check{
-	{"order/served", "All who wait for a name are granted it in turn.", allAreServed},
+	{"order/served", "All waiters for a name are granted it in turn.", allAreServed},
 	{"order/clients", "Clients that wait for a name are granted it in the order in which they came, also after they have waited for longer than their TTLs.", clientsInOrder},
-	{"order/arrival", "All who wait for a name are granted it in the order in which they came.", arrivalsInOrder},
+	{"order/arrival", "All waiters for a name are granted it in the order of arrival.", arrivalsInOrder},
 	{"order/canceled", "A waiter that gives up does not change the order of the others.", cancelKeepsOrder},
-	{"order/newcomers", "A newcomer does not overtake those who wait.", newcomersDoNotOvertake},
+	{"order/newcomers", "A newcomer does not overtake waiters.", newcomersDoNotOvertake},
 	{"order/hand-overs", "In thousands of hand-overs between clients, no wake-up is lost.", noWakeUpIsLost},
 }
 
 // next returns the index of the request that is granted first, and releases it.
 func (e *env) next(left []*request) int {
 	granted := -1
-	e.until("one of those who wait is granted the name", func() bool {
+	e.until("one of the waiters is granted the name", func() bool {
 		for i, r := range left {
 			if r.isDone() {
 				granted = i
@@ -171,7 +171,7 @@ func newcomersDoNotOvertake(e *env) error {
 			if i == 0 {
 				h.release()
 			} else if r := c.acquire(name, noWait); r.lease != nil {
-				return fmt.Errorf("%s, which came later, was granted the name that %s waits for", c.label, b.label)
+				return fmt.Errorf("%s, which arrived later, was granted the name that %s waits for", c.label, b.label)
 			} else if !errors.Is(r.err, driver.ErrLocked) {
 				return r.err
 			}
@@ -220,7 +220,7 @@ var fencingChecks = []check{
 	{"fencing/rise", "The token of each grant is larger than the tokens of all earlier grants of the name, of every client.", tokensRise},
 	{"fencing/blocks", "Of the tokens that come with a grant, the last is smaller than the first of the next grant.", blocksRise},
 	{"fencing/loss", "Tokens also rise over holds that expired, were removed, or whose wait was canceled.", tokensRiseOverLoss},
-	{"fencing/kept", "The tokens of a hold can be kept, as often as asked and by many at a time; they stay the same, and so does the hold.", tokensAreKept},
+	{"fencing/kept", "The tokens of a hold can be kept repeatedly and concurrently, which changes neither the tokens nor the hold.", tokensAreKept},
 	{"fencing/idle", "Tokens also rise after hours and days without a request for the name, or for any name.", tokensRiseOverTime},
 }
 
@@ -317,7 +317,7 @@ func tokensRiseOverTime(e *env) error {
 		h := []*rawDriver{a, b}[i%2].hold(name)
 		first, n := h.lease.Tokens()
 		if first <= last {
-			return fmt.Errorf("after %v in which nobody held %q, %s got the token %d, after %d", idle, name, h.driver.label, first, last)
+			return fmt.Errorf("after %v in which %q was free, %s got the token %d, after %d", idle, name, h.driver.label, first, last)
 		}
 		last = first + uint64(n) - 1
 		e.sleep(min(idle, e.long()/2))
@@ -416,7 +416,7 @@ func heldWithoutGoroutines(e *env) error {
 	}
 	// Goroutines of requests end at some time. Goroutines of held names would
 	// not.
-	e.poll("the goroutines of what is held", func() error {
+	e.poll("the goroutines of holds", func() error {
 		if more := e.goroutines() - before; more > 100 {
 			return fmt.Errorf("%d more for %d more names", more, many)
 		}
@@ -450,7 +450,7 @@ func manyWaiters(e *env) error {
 	if e.driverInfo().Order == driver.FIFO {
 		waiting = many
 	}
-	e.until("those who wait at the backend do", func() bool { return a.tap.waits(name)+b.tap.waits(name) >= waiting })
+	e.until("the waiters at the backend do", func() bool { return a.tap.waits(name)+b.tap.waits(name) >= waiting })
 	h.unlock()
 	e.awaitAll(fmt.Sprint(many, " calls of Lock"), calls, &done)
 	if granted != many {

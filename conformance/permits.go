@@ -19,17 +19,17 @@ var permitChecks = []check{
 	{"permits/fill", "Permits are granted up to the limit, and not beyond it, to holds of any sizes.", permitsFillUp},
 	{"permits/at-once", "All permits of a request are granted together: one that waits for many holds none of them, and two that want more than half each get them one after the other.", permitsAtOnce},
 	{"permits/limit", "Of many clients with requests of different sizes never more than the limit is granted, and all are served.", limitHolds},
-	{"permits/all-woken", "When permits are given back, all who wait and can have them are granted theirs; where there is no order, also beside one that waits for more.", allThatFitAreWoken},
-	{"permits/release", "A release gives back what was taken, once: repeated, or after the end of the lease, it makes no permits.", releaseMakesNoPermits},
-	{"permits/expired", "Permits of a lease that ran out are granted again without anybody's help, and not before, while other holds go on.", permitsExpire},
+	{"permits/all-woken", "When permits are released, every waiter that can have its permits is granted them. Without an order, this holds also beside a waiter for more permits.", allThatFitAreWoken},
+	{"permits/release", "A release returns the acquired permits once. Repeated, or after the end of the lease, it creates no permits.", releaseMakesNoPermits},
+	{"permits/expired", "Permits of an expired lease are granted again without anybody's help, and not before, while other holds go on.", permitsExpire},
 	{"permits/own-renewal", "A renewal keeps no other hold alive: of two holds of one client of which one is renewed the other ends in time.", permitsOwnRenewal},
 	{"permits/canceled", "A canceled wait for permits leaves no permit taken, and no longer delays other clients.", canceledPermits},
 	{"permits/disagree", "A request that passes another limit than the stored one, or requests more, fails with ErrLimit and takes nothing. A request without a limit uses the stored one.", limitsDisagree},
-	{"permits/grow", "A limit that is raised wakes those who can go on.", limitGrows},
+	{"permits/grow", "Raising the limit wakes the waiters that can continue.", limitGrows},
 	{"permits/shrink", "A lowered limit takes no permits away, and nothing is granted until enough are released. A waiter that passed the old limit gets ErrLimit.", limitShrinks},
 	{"permits/order", "If the backend has an order, requests for few permits do not overtake a waiting request for many.", manyPermitsFirst},
 	{"permits/removed", "The removal of one hold of permits is reported only to its holder, and frees only its permits.", permitsRemoved},
-	{"permits/force-unlock", "ForceUnlock ends all holds of a name of permits, and wakes who waits.", forceUnlockPermits},
+	{"permits/force-unlock", "ForceUnlock ends all holds of a name with permits, and wakes the waiters.", forceUnlockPermits},
 	{"permits/inspect", "Inspect returns the number of held permits and of holds, and the limit.", inspectPermits},
 	{"permits/shrunk", "When more permits are held than a lowered limit allows, Inspect reports all of them, and ForceUnlock ends and reports all of them.", shrunkPermits},
 	{"permits/limit-life", "A limit belongs only to its name, and stays after uses, ForceUnlock and the end of its client. It can be set again at any time.", limitStays},
@@ -55,7 +55,7 @@ var (
 		},
 	}
 	permitOrder = capability{
-		name:    "a fair order of those who want permits",
+		name:    "a fair order of the waiters for permits",
 		claimed: func(c *client) bool { return c.tap.Info().Permits.Order != driver.Unordered },
 		refused: func(c *client) error { return c.requires(driver.Require{Permits: true, Fair: true}) },
 	}
@@ -71,7 +71,7 @@ func (d *rawDriver) setLimit(name string, limit int) {
 	e := d.env
 	l, ok := d.tap.Driver.(driver.Limiter)
 	if !ok {
-		e.endf("the driver claims permits, and is no driver.Limiter")
+		e.endf("the driver claims permits, but is not a driver.Limiter")
 	}
 	e.events.add(d.label, "set limit of %q to %d", name, limit)
 	e.within("SetLimit", func() { e.must(l.SetLimit(e.ctx, name, limit)) })
@@ -81,7 +81,7 @@ func (d *rawDriver) setLimit(name string, limit int) {
 // wrongLimit returns an error unless a request fails with ErrLimit.
 func (r *request) wrongLimit() error {
 	if r.result().lease != nil || !errors.Is(r.err, driver.ErrLimit) {
-		return fmt.Errorf("%s, which asked for %d permits of %d of %q, was told %q, want ErrLimit", r.driver.label, r.Permits, r.Limit, r.Name, outcome(r.err))
+		return fmt.Errorf("%s, which requested %d permits of %d of %q, got %q, want ErrLimit", r.driver.label, r.Permits, r.Limit, r.Name, outcome(r.err))
 	}
 	return nil
 }
@@ -370,7 +370,7 @@ func permitsRemoved(e *env) error {
 	a, b, name, detect := e.driver(), e.driver(), e.name(), e.driverInfo().Detect
 	removed := a.hold(name, permits(2, limit), fixed)
 	others := []*request{a.hold(name, permits(1, limit), fixed), b.hold(name, permits(1, limit), fixed)}
-	e.events.add("", "one hold of %q is ended behind its holder's back", name)
+	e.events.add("", "one hold of %q is ended without its holder", name)
 	e.harness("Backend.ExpireHold", func() { e.backend.ExpireHold(e.tb, name, removed.Hold) })
 	if err := isNotHeld("the renewal of permits that were removed", removed.renew(e.long())); err != nil {
 		return err
@@ -378,7 +378,7 @@ func permitsRemoved(e *env) error {
 	e.sleep(detect)
 	for _, r := range others {
 		if causes := r.lost(); len(causes) > 0 {
-			return fmt.Errorf("%s was told that it lost permits of %q when another hold was removed: %w", r.driver.label, name, causes[0])
+			return fmt.Errorf("%s was notified that it lost permits of %q when another hold was removed: %w", r.driver.label, name, causes[0])
 		}
 	}
 	if err := e.left(name, 2, limit); err != nil {
@@ -536,14 +536,14 @@ func manyPermitsFirst(e *env) error {
 	many := b.start(name, permits(limit, limit)).waits().queued(1)
 	for _, newcomer := range []*rawDriver{a, c} {
 		if r := newcomer.acquire(name, permits(1, limit), noWait); r.lease != nil || !errors.Is(r.err, driver.ErrLocked) {
-			return fmt.Errorf("%s, which came for one permit of %q when another waited for all, was told %q, want ErrLocked", newcomer.label, name, outcome(r.err))
+			return fmt.Errorf("%s, which came for one permit of %q when another waited for all, got %q, want ErrLocked", newcomer.label, name, outcome(r.err))
 		}
 	}
 	few := d.start(name, permits(1, limit)).waits().queued(2)
 	h.release()
 	many.granted()
 	if few.isDone() {
-		return fmt.Errorf("%s, which came later for one permit of %q, was not kept waiting: %s", d.label, name, outcome(few.err))
+		return fmt.Errorf("%s, which arrived later for one permit of %q, was not kept waiting: %s", d.label, name, outcome(few.err))
 	}
 	many.release()
 	few.granted().release()
@@ -583,7 +583,7 @@ func shrunkPermits(e *env) error {
 	w.granted()
 	if e.driverInfo().Detect > 0 {
 		for _, r := range held {
-			e.until("a holder is told that ForceUnlock ended its hold", func() bool { return len(r.lost()) > 0 })
+			e.until("a holder is notified that ForceUnlock ended its hold", func() bool { return len(r.lost()) > 0 })
 		}
 	}
 	if err := e.areRemoved(held...); err != nil {
@@ -675,7 +675,7 @@ func wideLimits(e *env) error {
 		}
 		first.granted()
 		if r := b.acquire(name, permits(size.second+1, limit), noWait); !r.bounded() && (r.lease != nil || !errors.Is(r.err, driver.ErrLocked)) {
-			return fmt.Errorf("%s asked for %d permits while %d of %d were held, and was told %q, want ErrLocked", b.label, r.Permits, size.first, limit, outcome(r.err))
+			return fmt.Errorf("%s requested %d permits while %d of %d were held, and got %q, want ErrLocked", b.label, r.Permits, size.first, limit, outcome(r.err))
 		}
 		b.acquire(name, permits(size.second/8, limit), noWait).granted().release()
 		second := b.acquire(name, permits(size.second, limit), noWait).granted()
@@ -712,7 +712,7 @@ func wrongLimitLeavesNoPlace(e *env) error {
 		h.release()
 		released := time.Now()
 		right.granted()
-		if err := e.late(right.at.Sub(released)-soon-e.driverInfo().Poll, "%s waited for a permit behind %s, which got ErrLimit; the permits were given back at %s, and %s was granted one at %s",
+		if err := e.late(right.at.Sub(released)-soon-e.driverInfo().Poll, "%s waited for a permit behind %s, which got ErrLimit; the permits were released at %s, and %s was granted one at %s",
 			right.driver.label, wrong.driver.label, e.events.at(released), right.driver.label, e.events.at(right.at)); err != nil {
 			return err
 		}

@@ -179,7 +179,7 @@ func (r *request) granted() *request { return r.grantedAfter("") }
 func (r *request) grantedAfter(what string) *request {
 	r.resultAfter(what)
 	if r.lease == nil {
-		r.driver.env.endf("%s, which asked for %s%s, was not granted it: %w", r.driver.label, asks(&r.Request), word(what != "", " after "+what), r.err)
+		r.driver.env.endf("%s, which requested %s%s, was not granted it: %w", r.driver.label, asks(&r.Request), word(what != "", " after "+what), r.err)
 	}
 	return r
 }

@@ -19,7 +19,7 @@ var sharingChecks = []check{
 	{"sharing/readers", "Any number of clients read a name at once, also by many holds of one client.", manyRead},
 	{"sharing/read-write", "While a client reads a name, no other client writes or locks it. While a client writes or locks it, no other client holds it in any mode.", modesExclude},
 	{"sharing/last-reader", "A client that waits to write or lock a name is granted it when the last reader has released it, and not before.", lastReader},
-	{"sharing/all-readers", "All who wait to read are granted the name when the one who writes or locks it lets go.", allReaders},
+	{"sharing/all-readers", "All waiting readers are granted the name when its writer or locker releases it.", allReaders},
 	{"sharing/writer-waits", "A newcomer that reads does not overtake one that waits to write or to lock, where there is an order.", readersDoNotOvertake},
 	{"sharing/reader-waits", "One that comes later to write or to lock does not overtake one that waits to read, where there is an order.", writersDoNotOvertake},
 	{"sharing/writer-first", "With an endless stream of readers, one that waits to write is granted the name, and where there is an order, before all that come later.", writerFirst},
@@ -28,7 +28,7 @@ var sharingChecks = []check{
 	{"sharing/own-renewal", "A renewal keeps no other hold alive: of two readers of one client of which one is renewed the other ends in time.", ownRenewal},
 	{"sharing/shorter-reader", "Neither the grant, nor the renewal, nor the release of a reader shortens the hold of another one.", shorterReader},
 	{"sharing/reader-removed", "The removal of one reader's hold is reported to that reader, and to no other.", readerRemoved},
-	{"sharing/force-unlock", "ForceUnlock ends the holds of all who read a name, and wakes who waits to write.", forceUnlockReaders},
+	{"sharing/force-unlock", "ForceUnlock ends the holds of all readers of a name, and wakes a waiting writer.", forceUnlockReaders},
 	{"sharing/inspect", "Inspect of a name that is read reports how many holds read it, and the token of the last grant or none.", inspectReaders},
 	{"sharing/list", "List yields a name for as long as one of its readers holds it, whichever of them has ended.", listReaders},
 	{"sharing/tokens", "The token of a reader lies above those of the writers before it and below those of the writers after it.", readersTokens},
@@ -142,7 +142,7 @@ func lastReader(e *env) error {
 				return fmt.Errorf("while %d read: %w", len(readers)-i, err)
 			}
 			if w.isDone() {
-				return fmt.Errorf("%s, which asked for %q to be %v, was granted it while %d read it: %s", c.label, name, m, len(readers)-i, outcome(w.err))
+				return fmt.Errorf("%s, which requested %q to be %v, was granted it while %d read it: %s", c.label, name, m, len(readers)-i, outcome(w.err))
 			}
 			r.release()
 		}
@@ -186,7 +186,7 @@ func readersDoNotOvertake(e *env) error {
 		w := b.start(name, in(m)).waits().queued(1)
 		for _, newcomer := range []*rawDriver{a, c} {
 			if r := newcomer.acquire(name, reading, noWait); r.lease != nil || !errors.Is(r.err, driver.ErrLocked) {
-				return fmt.Errorf("%s, which came to read %q when another waited to have it, was told %q, want ErrLocked", newcomer.label, name, outcome(r.err))
+				return fmt.Errorf("%s, which came to read %q when another waited to have it, got %q, want ErrLocked", newcomer.label, name, outcome(r.err))
 			}
 		}
 		r := d.start(name, reading).waits().queued(2)
@@ -196,7 +196,7 @@ func readersDoNotOvertake(e *env) error {
 			return err
 		}
 		if r.isDone() {
-			return fmt.Errorf("%s, which came later to read %q, was not kept waiting: %s", d.label, name, outcome(r.err))
+			return fmt.Errorf("%s, which arrived later to read %q, was not kept waiting: %s", d.label, name, outcome(r.err))
 		}
 		w.release()
 		r.granted().release()
@@ -301,7 +301,7 @@ func readersTokens(e *env) error {
 			written = max(written, last)
 		}
 		if n < 1 || first <= above {
-			return fmt.Errorf("%s, whose request was %v, got %d tokens from %d after %d, which it has to be above", r.driver.label, r.Mode, n, first, above)
+			return fmt.Errorf("%s, whose request was %v, got %d tokens from %d after %d, and they must be larger", r.driver.label, r.Mode, n, first, above)
 		}
 		return nil
 	}
@@ -536,7 +536,7 @@ func closedWriter(e *env) error {
 		last := b.start(name, in(m)).waits()
 		b.shut()
 		for _, w := range []*request{first, last} {
-			if err := isClosed("a wait of a client that was closed", w.result().err); err != nil {
+			if err := isClosed("a wait of a closed client", w.result().err); err != nil {
 				return err
 			}
 		}
@@ -649,7 +649,7 @@ func readerRemoved(e *env) error {
 	e.need(e.backend.ExpireHold != nil, "Backend.ExpireHold")
 	a, b, name, detect := e.driver(), e.driver(), e.name(), e.driverInfo().Detect
 	removed, others := a.hold(name, reading, fixed), []*request{a.hold(name, reading, fixed), b.hold(name, reading, fixed)}
-	e.events.add("", "one hold of %q is ended behind its holder's back", name)
+	e.events.add("", "one hold of %q is ended without its holder", name)
 	e.harness("Backend.ExpireHold", func() { e.backend.ExpireHold(e.tb, name, removed.Hold) })
 	if err := isNotHeld("the renewal of a reader's hold that was removed", removed.renew(e.long())); err != nil {
 		return err
@@ -657,7 +657,7 @@ func readerRemoved(e *env) error {
 	e.sleep(detect)
 	for _, r := range others {
 		if causes := r.lost(); len(causes) > 0 {
-			return fmt.Errorf("%s was told that it lost %q when the hold of another reader was removed: %w", r.driver.label, name, causes[0])
+			return fmt.Errorf("%s was notified that it lost %q when the hold of another reader was removed: %w", r.driver.label, name, causes[0])
 		}
 		if err := e.outsider().refused(name); err != nil {
 			return fmt.Errorf("after the removal of another reader's hold: %w", err)
@@ -736,7 +736,7 @@ func listReaders(e *env) error {
 		return err
 	}
 	last.release()
-	e.poll("a name that nobody reads any more is not listed", func() error { return listed(false, "after the last release") })
+	e.poll("a name without readers is not listed", func() error { return listed(false, "after the last release") })
 	return nil
 }
 
@@ -752,7 +752,7 @@ func readersJoin(e *env) error {
 	c, name := e.client(), e.name()
 	readers := []*user{c.owner(), c.owner(), c.owner()}
 	var held []*holding
-	for young := false; !young; { // a machine that stands still may let the hold grow old
+	for young := false; !young; { // the hold ages while the machine stands still
 		for _, h := range held {
 			h.unlock()
 		}
@@ -793,7 +793,7 @@ func modesNest(e *env) error {
 	inner := o.lock(name, dsync.Read())
 	outer.unlock()
 	if err := e.outsider().refused(name, reading); err != nil {
-		return fmt.Errorf("while an owner reads what it took to write: %w", err)
+		return fmt.Errorf("while an owner reads a name that it writes: %w", err)
 	}
 	inner.unlock()
 	if err := e.isFree(name); err != nil {
@@ -802,7 +802,7 @@ func modesNest(e *env) error {
 	outer = o.lock(name, dsync.Read())
 	for _, more := range [][]dsync.LockOption{{dsync.Write()}, nil} {
 		if _, err := o.ask(e.ctx, false, name, more...); !errors.Is(err, dsync.ErrDeadlock) {
-			return fmt.Errorf("%s, which reads %q, asked for more and got %q, want ErrDeadlock", o.label, name, outcome(err))
+			return fmt.Errorf("%s, which reads %q, requested more and got %q, want ErrDeadlock", o.label, name, outcome(err))
 		}
 		if _, err := o.try(name, more...); !errors.Is(err, dsync.ErrLocked) {
 			return fmt.Errorf("%s, which reads %q, tried to get more and got %q, want ErrLocked", o.label, name, outcome(err))

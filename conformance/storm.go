@@ -76,7 +76,7 @@ func (s *storm) draw() {
 			m = offered[random.IntN(len(offered))]
 		}
 		s.names, s.modes[name] = append(s.names, name), m
-		s.env.events.add("", "storm: %q is asked for in the modes %v", name, m)
+		s.env.events.add("", "storm: %q is requested in the modes %v", name, m)
 	}
 }
 

@@ -24,7 +24,7 @@ var waitingChecks = []check{
 	{"waiting/cancel", "A canceled wait leaves nothing behind, and does not affect the holder.", cancelEndsWait},
 	{"waiting/cancel-at-grant", "A wait that is canceled when the name is released ends with a lease, or with an error and no hold, never with both or neither.", cancelAtGrant},
 	{"waiting/done-context", "A request whose context has already ended has no effect.", doneContext},
-	{"waiting/queue", "Inspect counts those who wait, and no longer those who have given up.", queueIsCounted},
+	{"waiting/queue", "Inspect counts waiters, and no waiters that have given up.", queueIsCounted},
 }
 
 func tryIsRefused(e *env) error {
@@ -51,7 +51,7 @@ func (d *rawDriver) asksOnce(name string) error {
 		return fmt.Errorf("a try of %s, which cannot wait, said that it waits", d.label)
 	}
 	if took := r.at.Sub(r.called); took > slack {
-		return &lateError{fmt.Errorf("a try of %s, which asks once and cannot wait, asked for tokens %d times, and was refused after %v",
+		return &lateError{fmt.Errorf("a try of %s, which must not wait, requested tokens %d times, and was refused after %v",
 			d.label, asked.tokens.Load(), took)}
 	}
 	return nil
@@ -343,7 +343,7 @@ func doneContext(e *env) error {
 	for _, opts := range [][]option{nil, {noWait}} {
 		r := d.startWith(ctx, cancel, name, opts...).result()
 		if r.lease != nil || !errors.Is(r.err, context.Canceled) {
-			return fmt.Errorf("%s, whose context was over, got lease %v and %q, want the error of the context", d.label, r.lease, outcome(r.err))
+			return fmt.Errorf("%s, whose context had ended, got lease %v and %q, want the error of the context", d.label, r.lease, outcome(r.err))
 		}
 		if err := e.isFreeAfter(r.err, name); err != nil {
 			return err
@@ -352,10 +352,10 @@ func doneContext(e *env) error {
 	for _, try := range []bool{false, true} {
 		_, before := c.tap.requests(name)
 		if _, err := c.ask(ctx, try, name); !errors.Is(err, context.Canceled) || errors.Is(err, dsync.ErrLocked) {
-			return fmt.Errorf("%s, whose context was over, got %q, want the error of the context alone", c.label, outcome(err))
+			return fmt.Errorf("%s, whose context had ended, got %q, want only the error of the context", c.label, outcome(err))
 		}
 		if _, after := c.tap.requests(name); after != before {
-			return fmt.Errorf("%s asked the driver although its context was over", c.label)
+			return fmt.Errorf("%s called the driver although its context had ended", c.label)
 		}
 	}
 	return nil
@@ -372,7 +372,7 @@ func queueIsCounted(e *env) error {
 	if s, err := c.inspect(e.ctx, name); err != nil {
 		return err
 	} else if s.Waiters < 0 {
-		e.end(&refusedError{"to count those who wait"})
+		e.end(&refusedError{"to count waiters"})
 	}
 	for left := len(waiters); ; left-- {
 		e.poll(fmt.Sprintf("Inspect counts %d waiters", left), func() error {
@@ -590,7 +590,7 @@ func (e *env) boundedInSilence(what string, bound func(*user, string, ...dsync.L
 	took := func(silent bool) (time.Duration, error) {
 		began := time.Now()
 		w := bound(&c.user, name, opts...)
-		e.until("a call waits, or is over", func() bool { return w.isDone() || c.tap.waits(name) > 0 })
+		e.until("a call waits, or has returned", func() bool { return w.isDone() || c.tap.waits(name) > 0 })
 		if silent {
 			c.hang()
 			defer c.heal()

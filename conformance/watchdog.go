@@ -110,7 +110,7 @@ func allAreRenewed(e *env) error {
 func (e *env) expire(name string) {
 	e.need(e.canRemove(), "Backend.Expire")
 	if e.backend.Expire != nil {
-		e.events.add("", "the hold of %q is ended behind its holder's back", name)
+		e.events.add("", "the hold of %q is ended without its holder", name)
 		e.harness("Backend.Expire", func() { e.backend.Expire(e.tb, name) })
 		return
 	}
@@ -206,7 +206,7 @@ func removedStaysRemoved(e *env) error {
 		return err
 	}
 	if err := e.isFree(name); err != nil {
-		return errors.Join(errors.New("a hold that was removed is held again"), err)
+		return errors.Join(errors.New("a removed hold is held again"), err)
 	}
 	return nil
 }
@@ -214,12 +214,12 @@ func removedStaysRemoved(e *env) error {
 // The checks of drivers that keep sessions alive and report the outcomes:
 // driver.KeepAliveReporter.
 var keepAliveChecks = []check{
-	{"keepalive/outage", "A driver that says how it keeps sessions alive says that it cannot before a lease is lost for that.", outageIsTold},
+	{"keepalive/outage", "A driver that reports its keep-alives reports an outage before the outage costs a lease.", outageIsTold},
 	{"keepalive/cut", "A driver whose connections break reports that it cannot keep a session alive before it reports a lease lost for that.", brokenConnectionIsTold},
 	{"keepalive/session", "The end of its session that a lease reports counts from before the request was sent, and the TTL that it reports is how long the session lasts.", sessionIsAsTold},
 	{"keepalive/shared", "Where a session carries several holds, the end of one of them, or of a wait, does not end the others.", sessionIsShared},
 	{"keepalive/all-told", "When a session ends, each lease that it carries is reported as lost, with ErrSessionEnded, whether or not another client has the name by then.", allOfSessionAreTold},
-	{"keepalive/over", "It says that it can again when the backend is in reach again.", endOfOutageIsTold},
+	{"keepalive/over", "It reports the end of the outage when the backend is in reach again.", endOfOutageIsTold},
 }
 
 // OnKeepAlive implements driver.KeepAliveReporter. If the driver reports
@@ -314,7 +314,7 @@ func endOfOutageIsTold(e *env) error {
 		b := e.renewing()
 		b.lock(e.name())
 		outage(b.connection)
-		e.poll(b.label+" says that it cannot keep its session alive", func() error {
+		e.poll(b.label+" reports that it cannot keep its session alive", func() error {
 			if err, _ := b.tap.lastKeepAlive(); err == nil {
 				return errors.New("it has not")
 			}
@@ -322,7 +322,7 @@ func endOfOutageIsTold(e *env) error {
 		})
 		b.heal()
 		b.lock(e.name()) // its session may have ended, and then there is none to keep alive
-		e.poll(b.label+" says that it can again", func() error {
+		e.poll(b.label+" reports that it can again", func() error {
 			err, _ := b.tap.lastKeepAlive()
 			return err
 		})
@@ -451,9 +451,9 @@ func (e *env) endOfSessionIsTold() error {
 			}
 		}
 		for i, h := range all {
-			e.until(fmt.Sprintf("%s is told that it lost lease %d of %d of a session that has ended", d.label, i+1, len(all)), func() bool { return len(h.lost()) > 0 })
+			e.until(fmt.Sprintf("%s is notified that it lost lease %d of %d of a session that has ended", d.label, i+1, len(all)), func() bool { return len(h.lost()) > 0 })
 			if cause := h.lost()[0]; !errors.Is(cause, driver.ErrSessionEnded) || errors.Is(cause, driver.ErrRemoved) {
-				return fmt.Errorf("%s was told that it lost lease %d of %d, whose session has ended, with the cause %q, want ErrSessionEnded", d.label, i+1, len(all), cause)
+				return fmt.Errorf("%s was notified that it lost lease %d of %d, whose session has ended, with the cause %q, want ErrSessionEnded", d.label, i+1, len(all), cause)
 			}
 		}
 		return nil

@@ -332,7 +332,7 @@ func killedHolder(e *env) error {
 	p.kill()
 	r := d.start(name).granted()
 	if early := called.Add(e.ttl()).Sub(r.at); early > 0 && !e.driverInfo().KeepsAlive {
-		return fmt.Errorf("%s was granted %q %v before the lease of the process that was killed was over", d.label, name, early)
+		return fmt.Errorf("%s was granted %q %v before the lease of the killed process had ended", d.label, name, early)
 	}
 	r.release()
 	return nil
@@ -346,7 +346,7 @@ func stoppedHolder(e *env) error {
 		next := d.start(name).granted()
 		p.cont()
 		if r := p.tell(order{Op: "check", Name: name}); !r.Lost {
-			return fmt.Errorf("%s, which was stopped until %s was granted %q, says of its lease: %s, want ErrLost", p.label, d.label, name, r)
+			return fmt.Errorf("%s, which was stopped until %s was granted %q, got %s from its lease, want ErrLost", p.label, d.label, name, r)
 		}
 		if err := next.keeps("the other process went on"); err != nil {
 			return err

@@ -137,9 +137,9 @@ func (j *Job) Loop(ctx context.Context) error {
 	}
 }
 
-// Once runs the job if no other process has the period that begins at at, and
-// returns the outcome. All processes pass the same at: the time for which the
-// run was scheduled, and not the time of the call.
+// Once runs the job if no other process has the period that begins at the time
+// at, and returns the outcome. All processes pass the same at: the time for
+// which the run was scheduled, and not the time of the call.
 func (j *Job) Once(ctx context.Context, at time.Time) Result {
 	r := j.once(ctx, at)
 	r.At = at

@@ -89,7 +89,7 @@ func OpenTTL(ctx context.Context, rawURL string, ttl time.Duration) (Driver, *Co
 		u.fail("require", err.Error())
 	}
 	if c.Floor = u.unsigned("floor", maxFloor); c.Floor > 0 && !c.Fenced {
-		u.fail("floor", "there are no tokens to raise with fenced=false")
+		u.fail("floor", "with fenced=false there are no tokens to raise")
 	}
 	if u.err != nil {
 		return nil, nil, u.err
@@ -111,8 +111,8 @@ func OpenTTL(ctx context.Context, rawURL string, ttl time.Duration) (Driver, *Co
 const maxFloor = 1 << 62
 
 // Tokens returns the tokens of a lease with a floor added. Drivers do not know
-// the floor. A program that locks on a backend in place of another one has a
-// floor in its URL, above all tokens of the other backend.
+// the floor. A program that has moved from another backend has a floor in its
+// URL, above all tokens of that backend.
 func Tokens(l Lease, floor uint64) (first uint64, n int) {
 	if first, n = l.Tokens(); n > 0 {
 		first += floor

@@ -57,7 +57,7 @@ func ParseURL(s string) (*URL, error) {
 	}
 	for name := range u.query {
 		if strings.IndexFunc(name, notInParamName) >= 0 || name == "" {
-			return nil, bad("name of a parameter (special characters of a password have to be escaped as %XX)")
+			return nil, bad("name of a parameter (escape special characters of a password as %XX)")
 		}
 	}
 	return u, nil
@@ -65,7 +65,7 @@ func ParseURL(s string) (*URL, error) {
 
 // strayAt is the error for a string that looks like hosts, a path and
 // parameters, but may be a password with a / or ? inside.
-const strayAt = "an @ after the host (write it as %40; special characters of a password have to be escaped as %XX)"
+const strayAt = "an @ after the host (write it as %40; escape special characters of a password as %XX)"
 
 func notInParamName(r rune) bool {
 	return !('a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9' || r == '_' || r == '.' || r == '-')
@@ -111,7 +111,7 @@ func (u *URL) parseBeforeQuery(s string, bad func(string) error) error {
 	for h := range strings.SplitSeq(authority, ",") {
 		if err := checkHost(h); err != nil {
 			if u.User != nil { // the host may be the end of a password
-				return bad("host or port (special characters of a password have to be escaped as %XX)")
+				return bad("host or port (escape special characters of a password as %XX)")
 			}
 			return bad(err.Error())
 		}

@@ -1,5 +1,5 @@
 // Package httplock has HTTP handlers that serialize requests and answer a
-// repeated request with the stored answer, over all instances of a service.
+// repeated request with the stored answer, across all instances of a service.
 package httplock
 
 import (

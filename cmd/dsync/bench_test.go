@@ -25,7 +25,7 @@ func TestBenchRefuses(t *testing.T) {
 		{"--for 1ms --yes " + url, cli.ExitDone, ""},
 		{"--rate -1 " + url, cli.ExitUsage, "--rate"},
 		{"--callers 513 " + url, cli.ExitUsage, "1 to 512"},
-		{"--for 61s " + url, cli.ExitUsage, "1m0s at most"},
+		{"--for 61s " + url, cli.ExitUsage, "at most 1m0s"},
 		{"--prefix= " + url, cli.ExitUsage, "--prefix"},
 		{"--prefix dsync:migrate: " + url, cli.ExitUsage, "reserved"},
 		{"--for 50ms memory://", cli.ExitFailed, "do not exclude each other"},
@@ -44,7 +44,7 @@ func TestBenchRefuses(t *testing.T) {
 func TestBenchWarnsOfWhatItCannotSee(t *testing.T) {
 	t.Parallel()
 	r := (&two{t: t}).bare("bench", "--for", "1ms", "plainbench://x")
-	if r.status != cli.ExitDone || !strings.Contains(r.errors, "does not tell whether it is in use") {
+	if r.status != cli.ExitDone || !strings.Contains(r.errors, "does not report whether it is in use") {
 		t.Errorf("got status %d, %q", r.status, r.errors)
 	}
 }

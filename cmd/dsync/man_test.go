@@ -46,7 +46,7 @@ func TestManPages(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{".SH NAME\ndsync-run - Run a command under a lock", ".SH EXIT STATUS\n", "\n     75  somebody else held the lock", ".SH EXAMPLE\n", "--kill-after", "DSYNC_TOKEN"} {
+	for _, want := range []string{".SH NAME\ndsync-run - Run a command under a lock", ".SH EXIT STATUS\n", "\n     75  another client held the lock", ".SH EXAMPLE\n", "--kill-after", "DSYNC_TOKEN"} {
 		if !strings.Contains(strings.ReplaceAll(string(page), `\-`, "-"), want) {
 			t.Errorf("dsync-run.1 lacks %q:\n%s", want, page)
 		}

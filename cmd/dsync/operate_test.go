@@ -142,7 +142,7 @@ func TestRelease(t *testing.T) {
 	const url = "memory://release"
 	p, c := &two{t: t}, clitest.Client(t, url)
 	lease := clitest.Lock(t, c, "x")
-	p.bare("release", "--url", url, "x").want(cli.ExitUsage, "no terminal", "--yes")
+	p.bare("release", "--url", url, "x").want(cli.ExitUsage, "not a terminal", "--yes")
 	p.bare("release", "--url", url, "--yes", "--hold", "other", "x").want(cli.ExitUnfinished, "another hold has it")
 	if err := lease.Err(); err != nil {
 		t.Fatal(err)
@@ -153,7 +153,7 @@ func TestRelease(t *testing.T) {
 	case <-time.After(drivertest.HangGuard):
 		t.Error("the holder was not told")
 	}
-	p.bare("release", "--url", url, "--yes", "x").want(cli.ExitUnfinished, "nobody holds it")
+	p.bare("release", "--url", url, "--yes", "x").want(cli.ExitUnfinished, "not held")
 	clitest.Lock(t, c, "x")
 }
 
@@ -161,7 +161,7 @@ func TestPermits(t *testing.T) {
 	t.Parallel()
 	const url = "memory://permits"
 	p, c := &two{t: t}, clitest.Client(t, url)
-	p.bare("permits", "--url", url, "x").want(cli.ExitDone, "x  no limit is kept")
+	p.bare("permits", "--url", url, "x").want(cli.ExitDone, "x  no limit is stored")
 	p.bare("permits", "--url", url, "x", "none").want(cli.ExitUsage, "limit none")
 	p.bare("permits", "--url", url, "x", "3").want(cli.ExitDone, "x  0 of 3 permits held")
 	if _, err := c.Lock(t.Context(), "x", dsync.Permits(2, 0)); err != nil {
@@ -194,7 +194,7 @@ func TestURLs(t *testing.T) {
 		{"show --url user:" + secret + "@127.0.0.1 x", cli.ExitUsage, "malformed"},
 		{"show --url-file /does/not/exist x", cli.ExitUsage, "/does/not/exist"},
 		{"show --url-file " + file + " x", cli.ExitDone, "x  free"},
-		{"show --url memory://a", cli.ExitUsage, "there are no names"},
+		{"show --url memory://a", cli.ExitUsage, "no names"},
 		{"ls a b --url memory://a", cli.ExitUsage, "one prefix"},
 		{"release --url memory://a --yes", cli.ExitUsage, "one name"},
 	} {
@@ -214,7 +214,7 @@ func TestURLFileOfOthers(t *testing.T) {
 		status int
 		want   string
 	}{
-		{"redisson://user:" + testenv.PasswordMark + "@127.0.0.1:1", 0o644, cli.ExitUsage, "mode 0644 lets all users of this machine at it: chmod o= " + file},
+		{"redisson://user:" + testenv.PasswordMark + "@127.0.0.1:1", 0o644, cli.ExitUsage, "mode 0644 lets all users of this machine read it: chmod o= " + file},
 		{"redisson://user:" + testenv.PasswordMark + "@127.0.0.1:1", 0o602, cli.ExitUsage, "mode 0602"},
 		{"redisson://user:" + testenv.PasswordMark + "@127.0.0.1:1", 0o640, cli.ExitFailed, "127.0.0.1:1"},
 		{"migrate:?from=redisson%3A%2F%2Fu%3A" + testenv.PasswordMark + "%40h&to=memory:&phase=dual", 0o644, cli.ExitUsage, "mode 0644"},

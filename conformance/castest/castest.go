@@ -23,7 +23,7 @@ import (
 // is one.
 func Disturb(tb testing.TB, s cas.Store) (cas.Store, *conformance.Link) {
 	n := &network{store: s, changed: make(chan struct{}), over: make(chan struct{}), deaf: map[*listener]bool{}}
-	tb.Cleanup(func() { // no request is on its way any more
+	tb.Cleanup(func() { // no request is on its way now
 		close(n.over)
 		n.onTheirWay.Wait()
 	})
@@ -181,7 +181,7 @@ func (n *network) List(ctx context.Context, prefix string) iter.Seq2[cas.Entry, 
 		all, err := request(ctx, n, func(ctx context.Context) (all []cas.Entry, err error) {
 			lister, ok := n.store.(cas.Lister)
 			if !ok {
-				return nil, fmt.Errorf("the store is no Lister: %w", errors.ErrUnsupported)
+				return nil, fmt.Errorf("the store is not a Lister: %w", errors.ErrUnsupported)
 			}
 			for e, err := range lister.List(ctx, prefix) {
 				if err != nil {

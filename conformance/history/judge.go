@@ -292,7 +292,7 @@ func (j *judge) writes() {
 		}
 		h := highest[e.Name]
 		if r := readers[access{e.Name, e.Token}]; r != nil && e.Kind == KindWrite && e.OK && j.b.StoreFences {
-			j.violation(RuleStale, "what a Read protects was written", r, e)
+			j.violation(RuleStale, "a name was written while it was read", r, e)
 		}
 		switch {
 		case h != nil && h.Token > e.Token:

@@ -127,7 +127,7 @@ func (l *latest) add(b span) {
 
 func (j *judge) twoOwners(a, b *attempt) {
 	if a.ending == lost {
-		j.violation(RuleLoss, fmt.Sprintf("%v after another owner was granted the lock, the holder had not been told of its loss",
+		j.violation(RuleLoss, fmt.Sprintf("%v after another owner was granted the lock, the holder had not been notified of its loss",
 			a.end-b.from.t), a.returned, b.returned, a.over, a.released)
 		return
 	}

@@ -70,7 +70,7 @@ func (j *judge) overLimit(held []*attempt, limit int) {
 		show = append(show, a.returned, a.releasing)
 	}
 	if len(rest) < len(held) && sum(rest) <= limit {
-		j.violation(RuleLoss, fmt.Sprintf("%d of %d permits were held, since a holder had not been told of its loss", sum(held), limit), show...)
+		j.violation(RuleLoss, fmt.Sprintf("%d of %d permits were held, since a holder had not been notified of its loss", sum(held), limit), show...)
 		return
 	}
 	j.violation(RuleOverlap, fmt.Sprintf("%d of %d permits were held", sum(held), limit), show...)
@@ -274,7 +274,7 @@ func (j *judge) idlePermits(w *permitWaits, e *Event) {
 	free, freed, known := w.free(oldest, e.Time)
 	since := max(free, w.turned, oldest.called.Time)
 	if known && j.b.Wake > 0 && j.tooLong(since, e.Time, j.b.Wake) {
-		j.violation(RuleWake, fmt.Sprintf("permits were free for %v while somebody waited for them", e.Time-since), freed, oldest.called, e)
+		j.violation(RuleWake, fmt.Sprintf("permits were free for %v while a client waited for them", e.Time-since), freed, oldest.called, e)
 	}
 	if e == oldest.returned && oldest.granted() && since == free && since < e.Time {
 		j.wakes = append(j.wakes, e.Time-since)

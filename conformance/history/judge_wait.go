@@ -57,7 +57,7 @@ type side struct {
 	lastEnd time.Duration // when an attempt last returned
 	free    time.Duration // when the last hold was surely gone
 	freed   *Event        // the event that freed the lock
-	shadow  time.Duration // until when there may be a hold that no client knows of
+	shadow  time.Duration // end of a possible hold that no client knows of
 }
 
 func (w *waiting) side(a *attempt) *side {
@@ -190,7 +190,7 @@ func (j *judge) idle(w *waiting, e *Event) {
 	free, freed := w.last(oldest)
 	since := max(free, w.shadow(oldest), oldest.called.Time)
 	if j.b.Wake > 0 && j.tooLong(since, e.Time, j.b.Wake) {
-		j.violation(RuleWake, fmt.Sprintf("the lock was free for %v while somebody waited", e.Time-since), freed, oldest.called, e)
+		j.violation(RuleWake, fmt.Sprintf("the lock was free for %v while a client waited", e.Time-since), freed, oldest.called, e)
 	}
 	if e.Kind == KindGrant && e.Mode != driver.Read && since == free && since < e.Time {
 		j.wakes = append(j.wakes, e.Time-since)
@@ -207,7 +207,7 @@ func (j *judge) idleToReaders(w *waiting, a *attempt, e *Event) {
 	free, freed := w.last(a)
 	since := max(free, w.shadow(a), w.barred, a.called.Time)
 	if j.b.Wake > 0 && j.tooLong(since, e.Time, j.b.Wake) {
-		j.violation(RuleWake, fmt.Sprintf("nobody but readers had the lock for %v while one waited to read", e.Time-since), freed, a.called, e)
+		j.violation(RuleWake, fmt.Sprintf("only readers held the lock for %v while a client waited to read", e.Time-since), freed, a.called, e)
 	}
 	if e == a.returned && a.granted() && since == free && since < e.Time {
 		j.wakes = append(j.wakes, e.Time-since)
@@ -232,7 +232,7 @@ func (j *judge) refused(a *attempt, since time.Duration, freed *Event) {
 	if afterFault && (j.b.Linger == 0 || a.called.Time <= after(w.from, j.b.Linger)) {
 		return
 	}
-	j.violation(RuleStuck, "an attempt was refused while nobody held the lock", freed, a.called, a.returned)
+	j.violation(RuleStuck, "an attempt was refused while the lock was free", freed, a.called, a.returned)
 }
 
 // read turns the events into attempts, processes and windows without faults.
@@ -397,14 +397,14 @@ func (j *judge) checkResult(a *attempt, e *Event) {
 	case e.Kind == KindLose && a.over != nil && a.over.Kind == KindLose:
 		wrong("a loss was told twice", a.over)
 	case e.Kind == KindLose && e.Class == "":
-		wrong("Done is closed although the lease says that it is held", nil)
+		wrong("Done is closed although the lease reports that it is held", nil)
 	case e.Kind == KindReleased && a.released != nil && a.released.Kind == KindReleased:
 		wrong("a hold was released twice", a.released)
 	case e.Kind == KindReleased && a.releasing != nil && !a.releasing.OK:
 		wrong("a hold was released that had been over before", a.releasing)
 	case e.OK && a.over != nil && a.over.Time < e.Time:
-		wrong("a lease says that it is held after it was over", a.over)
+		wrong("a lease reported that it was held after it had ended", a.over)
 	case e.OK && e.Deadline != 0 && e.Deadline < e.Time:
-		wrong("a lease says that it is held after its own deadline", nil)
+		wrong("a lease reports that it is held after its own deadline", nil)
 	}
 }

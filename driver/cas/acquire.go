@@ -55,7 +55,7 @@ func (d *Driver) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, 
 	}
 	if !a.lease.granted(k, a.v) {
 		d.clean.Add(&ghost{name: r.Name, hold: r.Hold})
-		return nil, fmt.Errorf("%w: the answer came when the lease was over", driver.ErrUnknown)
+		return nil, fmt.Errorf("%w: the answer came after the lease had ended", driver.ErrUnknown)
 	}
 	return a.lease, nil
 }

@@ -188,7 +188,7 @@ func (d *Driver) encode(v, next *view) ([]byte, error) {
 }
 
 // tokenOf returns the token of a hold that was granted by the write of this
-// version, or 0 if versions are no tokens.
+// version, or 0 if versions are not tokens.
 func (d *Driver) tokenOf(version string, m driver.Mode) uint64 {
 	if !d.Rising || d.NoTokens || m == driver.Permit {
 		return 0

@@ -104,7 +104,7 @@ type Unsealer interface {
 type Unmarker interface {
 	// Unmark removes the mark from the name of l, a lease of this driver, in
 	// one step at the backend, conditional on the hold. A name without a mark
-	// is no error. The raised tokens stay: tokens of every later grant are
+	// is not an error. The raised tokens stay: tokens of every later grant are
 	// above the tokens of l. Unmark returns driver.ErrNotHeld if the hold has
 	// ended, and then nothing has changed. After any other error the outcome is
 	// unknown.

@@ -24,7 +24,7 @@ const (
 	quietFor   = time.Second      // a line that was quiet for this long is probed
 	hangsAfter = 2 * time.Second  // a line without an answer for this long is closed
 	hangsLast  = 16 * time.Second // the same on a server that is slow to accept lines
-	renewAfter = 2 * time.Second  // the least time between two renewals of all lines
+	renewAfter = 2 * time.Second  // the minimum time between two renewals of all lines
 )
 
 // lines are the connections of a client that Open has made. gRPC notices a dead

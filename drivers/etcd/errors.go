@@ -34,7 +34,7 @@ var ofUser = []error{rpctypes.ErrUserEmpty, rpctypes.ErrAuthFailed, rpctypes.Err
 func fault(ctx context.Context, err error) (_ error, doubt bool) {
 	err = rpctypes.Error(err)
 	if ctx.Err() == nil && isContextError(err) {
-		err = errNoAnswer // the request's time limit is no error of the caller's context
+		err = errNoAnswer // the time limit is the request's and not the caller's
 	}
 	switch {
 	case err == errOverlooked:
@@ -87,7 +87,7 @@ type final struct{ error }
 var (
 	errAgain = errors.New("ask again")                          // with another key
 	errGone  = errors.New("the place in the queue was removed") // by another client
-	errOver  = errors.New("the session is over")
+	errOver  = errors.New("the session has ended")
 )
 
 func isContextError(err error) bool {

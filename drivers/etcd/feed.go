@@ -54,8 +54,7 @@ type feed struct {
 	active bool              // the feed delivers all events
 	since  int64             // when the feed became active, on feeds.clock
 	recent []*clientv3.Event // the last events delivered since then
-	// revision of the newest event since then that is no longer among the
-	// recent ones
+	// revision of the newest event since then that is no longer in recent
 	lost    int64
 	waiters map[*waiter]struct{}
 	watches map[*watch]struct{}

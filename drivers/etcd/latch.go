@@ -151,7 +151,7 @@ func readLatch(key string, kvs []*mvccpb.KeyValue) (latch, error) {
 	n, err := strconv.ParseInt(string(kvs[0].Value), 10, 64)
 	l := latch{key: key, created: kvs[0].CreateRevision, version: kvs[0].Version, n: n}
 	if err != nil || l.left() < 1 {
-		return latch{}, fmt.Errorf("key %q is no latch: its value is %q, its version %d", key, kvs[0].Value, l.version)
+		return latch{}, fmt.Errorf("key %q is not a latch: its value is %q, its version %d", key, kvs[0].Value, l.version)
 	}
 	return l, nil
 }

@@ -209,7 +209,7 @@ func (o *ownLease) carrier() *carrier {
 	return o.current
 }
 
-// giveBack puts the lease back into the pool. No key hangs on it any more.
+// giveBack puts the lease back into the pool. No key is attached to it.
 func (o *ownLease) giveBack(d *Driver) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -234,7 +234,7 @@ func (d *Driver) Loosen(ctx context.Context, name, id string, floor uint64) erro
 		return err
 	}
 	if floor > 0 && d.options.NoTokens {
-		return fmt.Errorf("there are no tokens to raise: %w", errors.ErrUnsupported)
+		return fmt.Errorf("no tokens to raise: %w", errors.ErrUnsupported)
 	}
 	bounded, cancel := d.asks.under(ctx)
 	defer cancel()

@@ -33,7 +33,7 @@ func (e *entry) overtakes(r *driver.Request) bool {
 // The methods below are called with Server.mu held.
 
 // waiters returns the waiters in order. With FIFOByClient these are the first
-// of each driver.
+// waiters of each driver.
 func (e *entry) waiters() []*waiter {
 	if e.queue == nil {
 		return nil

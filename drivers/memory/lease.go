@@ -50,7 +50,7 @@ const (
 // returned yet, is lost, so Acquire must send its request again.
 var errAgain = errors.New("ask again")
 
-// never is a time in the infinite future.
+// never is a time in the distant future.
 const never = math.MaxInt64
 
 // ask sends the request. It returns the place in the queue if the lease must

@@ -101,7 +101,7 @@ func (d *Driver) Sealed(ctx context.Context, name string) (last uint64, sealed b
 // Loosen implements [move.Unsealer].
 func (d *Driver) Loosen(ctx context.Context, name, id string, floor uint64) error {
 	if floor > 0 && d.server.options.NoTokens {
-		return fmt.Errorf("there are no tokens to raise: %w", errors.ErrUnsupported)
+		return fmt.Errorf("no tokens to raise: %w", errors.ErrUnsupported)
 	}
 	if err := checkFloor(floor); err != nil {
 		return err

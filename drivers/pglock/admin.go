@@ -136,7 +136,7 @@ func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
 // the longest after doubling.
 const firstGlance, lastGlance = time.Millisecond, 50 * time.Millisecond
 
-// awaitEnd waits until none of the server's processes holds the lock any more.
+// awaitEnd waits until none of the server's processes holds the lock.
 // A process ends some time after its termination was requested.
 func (d *Driver) awaitEnd(ctx context.Context, key AdvisoryKey, pids map[uint32]bool) error {
 	for wait := firstGlance; ; wait = min(2*wait, lastGlance) {

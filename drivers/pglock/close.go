@@ -42,7 +42,7 @@ func (d *Driver) stop(ctx context.Context) error {
 	case <-ctx.Done():
 	}
 	if !withdrawn || !buried {
-		return fmt.Errorf("%w: %d sessions may be left on the server until their TTL is over: %w", driver.ErrUnknown, graves, ctx.Err())
+		return fmt.Errorf("%w: %d sessions may stay on the server until the end of their TTL: %w", driver.ErrUnknown, graves, ctx.Err())
 	}
 	return nil
 }

@@ -292,7 +292,7 @@ func (d *Driver) checkFacts(conn *pgconn.PgConn, s *session, f [][]byte) error {
 	case f[1][0] != 0 && d.server.known: // a fail-over behind the address is in progress
 		return fmt.Errorf("%w: the server is a read replica by now", driver.ErrUnavailable)
 	case f[1][0] != 0:
-		return fmt.Errorf("the server is a read replica, which has advisory locks of its own: %w", errors.ErrUnsupported)
+		return fmt.Errorf("the server is a read replica, which has separate advisory locks: %w", errors.ErrUnsupported)
 	case timeout != s.ttl:
 		return fmt.Errorf("idle_session_timeout is %v on the server instead of %v: %w", timeout, s.ttl, errors.ErrUnsupported)
 	case d.options.Tokens == TokensDurable && string(f[4]) == "off":

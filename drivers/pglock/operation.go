@@ -31,7 +31,7 @@ type operation struct {
 	// Guarded by session.mu until done is closed, after the call of after.
 	step      step
 	settled   bool
-	abandoned bool  // no caller wants the lock any more
+	abandoned bool  // no caller wants the lock now
 	undo      error // why the lock is being released; afterwards the outcome
 	repeated  bool  // the unlock was sent before and failed
 	kept      bool  // the session keeps the lock for other holds, and the unlock is a ping
@@ -48,7 +48,7 @@ func newOperation(first step, key AdvisoryKey) *operation {
 
 // errAbandoned is the outcome of an abandoned operation after its lock was
 // released.
-var errAbandoned = errors.New("nobody wants the lock any more")
+var errAbandoned = errors.New("the attempt has ended")
 
 // finish notifies the waiting callers. It is called once the operation is
 // settled, without locks.
@@ -90,8 +90,8 @@ const (
 	// group leaves nothing behind
 	admit
 	ping // whether the session is alive
-	// a later transaction id than all that the session took so far, on the
-	// server's disk
+	// a transaction id on the server's disk, later than all earlier ids of
+	// the session
 	keep
 	query     // anything else that concerns no lock of the session
 	unlockAll // pg_advisory_unlock_all

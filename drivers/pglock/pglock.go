@@ -171,7 +171,7 @@ type Driver struct {
 	classes  map[time.Duration]*class
 	home     time.Duration // the TTL of the class whose session stays open without locks
 	locks    int           // held or requested
-	waiters  int           // sessions for waits: in a wait, with the lock of a wait, or idle
+	waiters  int           // sessions that wait, hold the lock of a wait, or are idle
 	sessions map[*session]struct{}
 
 	graves      int       // ended sessions that may still exist on the server
@@ -291,7 +291,7 @@ func (d *Driver) enter() error {
 	defer d.mu.Unlock()
 	if d.locks >= d.options.MaxLocks {
 		d.life.Leave()
-		return fmt.Errorf("%w: %d are held or asked for (Options.MaxLocks)", ErrTooManyLocks, d.locks)
+		return fmt.Errorf("%w: %d are held or requested (Options.MaxLocks)", ErrTooManyLocks, d.locks)
 	}
 	d.locks++
 	return nil

@@ -38,7 +38,7 @@ const (
 var (
 	errSilent   = fmt.Errorf("%w: no answer in time", driver.ErrUnavailable)
 	errExpired  = errors.New("the server has not answered for the TTL")
-	errSwitched = errors.New("a connection pooler gave the session to somebody else")
+	errSwitched = errors.New("a connection pooler gave the session to another client")
 	errQuit     = errors.New("closed while nothing needed it")
 	errHangs    = fmt.Errorf("%w: the connection hangs, and a new one works", driver.ErrUnavailable)
 )
@@ -68,7 +68,7 @@ type session struct {
 	told     chan struct{} // closed when the holders of its leases have been notified of the end
 	buried   chan struct{} // closed when the session has ended at the server
 	gone     bool          // the end at the server was seen; written before buried is closed
-	behind   chan struct{} // closed when the session hangs, and continues only for its leases
+	behind   chan struct{} // closed when the session hangs; it then continues only for its leases
 
 	roused   chan struct{} // buffered; signaled when the session's goroutine is to read
 	farewell error         // the last message of the server; belongs to the reader
@@ -139,7 +139,7 @@ func (s *session) add(op *operation) (request *[]byte) {
 	return s.prepare()
 }
 
-// abandon notes that no caller waits for the operation any more. The session
+// abandon notes that no caller is waiting for the operation. The session
 // releases the lock, if there is one, before the operation is settled. It
 // returns false if the operation is settled already.
 func (s *session) abandon(op *operation) bool {

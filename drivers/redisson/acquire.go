@@ -49,7 +49,7 @@ func (d *Driver) acquire(ctx context.Context, r *driver.Request) (*lease, error)
 	exclusive := r.Mode == driver.Exclusive
 	w := &waiting{driver: d, request: r, inQueue: d.queues(r), inLine: exclusive && !d.options.Fair && !r.NoWait}
 	if w.inQueue && d.ghosts.Full() {
-		return nil, fmt.Errorf("%w: %d places in queues are still to be given back", driver.ErrUnavailable, maxGhosts)
+		return nil, fmt.Errorf("%w: %d abandoned places in queues are not yet removed", driver.ErrUnavailable, maxGhosts)
 	}
 	// If callers of this process are already waiting for the name, listen
 	// before the first try, which then need not be repeated.

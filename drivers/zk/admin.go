@@ -166,7 +166,7 @@ func forEach[T any](items []T, atATime int, f func(one *T) error) error {
 }
 
 // readNode reads the data of a contender's node, and sets value and since, or
-// gone if the node does not exist any more.
+// gone if the node no longer exists.
 func (c caller) readNode(dir string, one *standing) error {
 	node := dir + "/" + one.child
 	var stat gozk.Stat
@@ -328,7 +328,7 @@ func (w *walk) below(path, name string) (goOn bool, err error) {
 	return true, nil
 }
 
-// child goes on with a child that is no contender, if there can be names with
+// child goes on with a child that is not a contender, if there can be names with
 // the prefix.
 func (w *walk) child(path, name, child string) (goOn bool, err error) {
 	part, err := url.PathUnescape(child)

@@ -177,7 +177,7 @@ func (s *session) removeTogether(c caller, some []unwanted) bool {
 	return true
 }
 
-// awaitEnd waits until the servers do not have the session any more, and
+// awaitEnd waits until the servers have ended the session, and
 // reports whether that is the case. A session that started again under another
 // leader may last longer.
 func (s *session) awaitEnd(ctx context.Context) bool {

@@ -15,15 +15,15 @@ import (
 
 var (
 	errNoAnswer    = errors.New("no answer in time")
-	errOver        = errors.New("the session is over")
+	errOver        = errors.New("the session has ended")
 	errNoServer    = errors.New("no server answers")
 	errStopping    = errors.New("the driver is being closed")
-	errGone        = errors.New("somebody has removed the node")
+	errGone        = errors.New("another client has removed the node")
 	errSealShared  = fmt.Errorf("a hold of the mode Read or Permit does not become a seal: %w", errors.ErrUnsupported)
 	errMarkPermits = fmt.Errorf("permits have no tokens to mark: %w", errors.ErrUnsupported)
 	// errLastNumber: the server has counted 2^31 children of a node. It gives
 	// the last number to each further child, so there is no first one.
-	errLastNumber  = errors.New("there are no sequence numbers left below a node, which has to be deleted when nobody uses it")
+	errLastNumber  = errors.New("no sequence numbers are left below a node; delete it when no client uses it")
 	errLongRequest = fmt.Errorf("owner and note take more than %d bytes", maxData)
 )
 

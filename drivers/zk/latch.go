@@ -206,7 +206,7 @@ func readLatch(c *gozk.Conn, node string) (latch, error) {
 		n, err := strconv.Atoi(count)
 		if !ok || err != nil {
 			// an error would be met by another try
-			return latch{foreign: fmt.Errorf("node %q is no latch: it says %q", node, text)}, nil
+			return latch{foreign: fmt.Errorf("node %q is not a latch: it contains %q", node, text)}, nil
 		}
 		child := node + "/" + part
 		exists, stat, err := c.Exists(child)

@@ -283,7 +283,7 @@ func limitOf(data []byte) (limit int, err error) {
 		}
 		return -1, nil
 	}
-	return 0, fmt.Errorf("the node of the name says %q, which is no limit of permits: %w", data, errors.ErrUnsupported)
+	return 0, fmt.Errorf("the node of the name contains %q, which is not a limit of permits: %w", data, errors.ErrUnsupported)
 }
 
 func checkLimit(limit int) error {

@@ -247,7 +247,7 @@ var (
 // raises dsync's tokens as a mark does.
 func (d *Driver) Loosen(ctx context.Context, name, id string, floor uint64) error {
 	if floor > 0 && d.options.NoTokens {
-		return fmt.Errorf("there are no tokens to raise: %w", errors.ErrUnsupported)
+		return fmt.Errorf("no tokens to raise: %w", errors.ErrUnsupported)
 	}
 	if err := checkFloor(floor); err != nil {
 		return err

@@ -165,8 +165,8 @@ type Driver struct {
 	nudgeAfter     atomic.Int64                // see usualNudgeAfter
 	hangAfter      atomic.Int64                // see usualHangAfter
 	passwordsEvery atomic.Int64                // see usualPasswordsEvery
-	// requests for sessions that were cut off, since one was answered quickly;
-	// see welcomeFor
+	// canceled requests for sessions since the last prompt answer; see
+	// welcomeFor
 	cutOff atomic.Int32
 
 	watchMu sync.Mutex

@@ -83,9 +83,9 @@ func (o *options) check(args []string) error {
 	case len(args) > 0:
 		return usageError{fmt.Errorf("unexpected argument %q", args[0])}
 	case o.Buyers < 1 || o.Coupons < 0 || o.Moment < 0 || o.Connect <= 0:
-		return usageError{errors.New("-buyers and -connect have to be positive, -coupons and -moment not negative")}
+		return usageError{errors.New("-buyers and -connect must be positive, -coupons and -moment not negative")}
 	case o.Procs < 1 || o.Procs > o.Buyers:
-		return usageError{errors.New("-procs has to be between 1 and the number of buyers")}
+		return usageError{errors.New("-procs must be between 1 and the number of buyers")}
 	}
 	return nil
 }

@@ -22,7 +22,7 @@ func (t *embedded) String() string {
 }
 
 func (t *embedded) ways() [3]string {
-	return [3]string{"is told to end", "is cut off, and ends", "is cut off for a while"}
+	return [3]string{"is stopped", "is cut off, and ends", "is cut off for a while"}
 }
 
 func (t *embedded) start(say func(event)) (member, error) {

@@ -102,7 +102,7 @@ func (o *options) show(ctx context.Context, stdout io.Writer) (err error) {
 	d := newDemo(o.team(storeURL), stdout)
 	defer func() { err = errors.Join(err, d.close()) }()
 	if err = d.run(limited); err == nil && o.keep {
-		fmt.Fprintln(stdout, "The pages are there until Ctrl-C.")
+		fmt.Fprintln(stdout, "The pages stay until Ctrl-C.")
 		_ = d.await(ctx, func() bool { return false })
 	}
 	return err

@@ -53,7 +53,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	flags.StringVar(&o.to, "to", "", "the new backend")
 	flags.StringVar(&o.command, "dsync", "", "the command dsync; without it, it is built from this module")
 	flags.DurationVar(&o.moment, "moment", 20*time.Millisecond, "how long a purchase takes")
-	flags.DurationVar(&o.patience, "patience", 30*time.Second, "how long to repeat a command until it says what the runbook waits for")
+	flags.DurationVar(&o.patience, "patience", 30*time.Second, "how long to repeat a command until it reports what the runbook waits for")
 	if err := flags.Parse(args); errors.Is(err, flag.ErrHelp) {
 		return 0
 	} else if err != nil {

@@ -47,7 +47,7 @@ func (r *runbook) steps() []step {
 	lock := r.staff.lock
 	all := []string{"--names", r.names}
 	return []step{
-		{"Three programs and a service sell, with the old backend alone.", func(ctx context.Context) error {
+		{"Three programs and a service sell with only the old backend.", func(ctx context.Context) error {
 			return r.restart(ctx, r.from, append([]string{service}, programs...)...)
 		}},
 		{"What is possible, and which floor keeps tokens rising?", func(ctx context.Context) error {
@@ -59,16 +59,16 @@ func (r *runbook) steps() []step {
 		{"The programs are restarted in phase dual.", func(ctx context.Context) error {
 			return r.restart(ctx, r.phase("dual"), programs...)
 		}},
-		{"Who uses the old backend alone?", func(ctx context.Context) error {
+		{"Which programs use only the old backend?", func(ctx context.Context) error {
 			return r.until(ctx, 3, "behind: "+lock, "status", "--for", r.patience.String(), lock)
 		}},
-		{"The service is stopped; then nobody is behind.", func(ctx context.Context) error {
+		{"The service stops. Then no program is behind.", func(ctx context.Context) error {
 			if err := r.staff.close(service); err != nil {
 				return err
 			}
 			return r.until(ctx, 0, "", append([]string{"status", "--for", "2s"}, all...)...)
 		}},
-		{"The names move; then the service comes back, on the new backend alone.", func(ctx context.Context) error {
+		{"The names move. Then the service comes back with only the new backend.", func(ctx context.Context) error {
 			if err := r.until(ctx, 0, "sealed: ", append([]string{"seal", "--all", "--wait", "1m"}, all...)...); err != nil {
 				return err
 			}
@@ -80,7 +80,7 @@ func (r *runbook) steps() []step {
 		{"Is the old backend still needed?", func(ctx context.Context) error {
 			return r.until(ctx, 0, "In this order", append([]string{"finalize"}, all...)...)
 		}},
-		{"Nobody is left to be cut off, so the programs are restarted with the new backend alone.", func(ctx context.Context) error {
+		{"No program is left to be cut off, so the programs restart with only the new backend.", func(ctx context.Context) error {
 			if err := r.restart(ctx, r.to, programs...); err != nil || r.stopOld == nil {
 				return err
 			}

@@ -58,7 +58,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		return 2 // Parse has printed the error
 	}
 	if flags.NArg() > 0 || o.buyers < 1 || o.coupons < 0 || o.moment < 0 || o.slowMoment < 0 {
-		fmt.Fprintln(stderr, "observability: -buyers has to be positive, the other numbers not negative, and there are no arguments")
+		fmt.Fprintln(stderr, "observability: -buyers must be positive, the other numbers must not be negative, and there are no arguments")
 		return 2
 	}
 	if err := o.observed(ctx, stdout, stderr); err != nil {

@@ -20,5 +20,5 @@ func Allowed(ctx context.Context, l dsync.Locker, name string) error {
 	if err != nil {
 		return err
 	}
-	return lease.Unlock(ctx) // the permit comes back when the minute is over
+	return lease.Unlock(ctx) // the permit returns after the minute
 }

@@ -30,8 +30,8 @@ func Serve(ctx context.Context, client *dsync.Client, l net.Listener, h http.Han
 	return errors.Join(err, client.Close(ctx))
 }
 
-// Ready is the handler of a readiness probe. A liveness probe asks for less: to
-// start a process anew brings no backend back.
+// Ready is the handler of a readiness probe. A liveness probe must not use
+// it: a restart of the process does not bring the backend back.
 func Ready(client *dsync.Client) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if err := client.Ping(r.Context()); err != nil {

@@ -62,7 +62,7 @@ func start(ctx context.Context, addr, command string, args ...string) (*Server, 
 	var said bytes.Buffer
 	s.cmd.Stdout, s.cmd.Stderr = &said, &said
 	if err := s.cmd.Start(); err != nil {
-		return nil, fmt.Errorf("%w (it has to be installed, or the program be told of one that runs)", err)
+		return nil, fmt.Errorf("%w (install it, or give the address of a running server)", err)
 	}
 	go func() { // ends with the process
 		defer close(s.ended)

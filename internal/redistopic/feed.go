@@ -449,8 +449,8 @@ func (l *link) flush(ctx context.Context) bool {
 	return true
 }
 
-// message handles a message, after which waiters of the channel try. It is
-// called by the connection's reader.
+// message handles a message, which wakes waiters of the channel. It is called
+// by the connection's reader.
 func (l *link) message(m rueidis.PubSubMessage) {
 	f := l.feed
 	f.listener.mu.Lock()

@@ -54,8 +54,8 @@ type Shards interface {
 // group wait for the same event, so one of them tries for all.
 const Groups = 3
 
-// Each replaces a group for waiters that wait for different events, so that
-// each of them tries after a message.
+// Each is the group of waiters for different events: a message wakes all of
+// them.
 const Each = -1
 
 // Functions that are marked (mu) are called with Listener.mu held.

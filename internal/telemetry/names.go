@@ -110,18 +110,18 @@ var lockBuckets = []float64{
 type metricSpec struct{ name, unit, text string }
 
 var (
-	metricAcquireDuration = metricSpec{"dsync.acquire.duration", "s", "Duration of Lock and TryLock, whatever came of it."}
-	metricWaitDuration    = metricSpec{"dsync.wait.duration", "s", "Time for which calls of Lock were blocked, if they were."}
-	metricHoldDuration    = metricSpec{"dsync.hold.duration", "s", "Time from the grant of a lock until its owner's last lease of it was over."}
+	metricAcquireDuration = metricSpec{"dsync.acquire.duration", "s", "Duration of Lock and TryLock, whatever the outcome."}
+	metricWaitDuration    = metricSpec{"dsync.wait.duration", "s", "Time for which a blocked call of Lock waited."}
+	metricHoldDuration    = metricSpec{"dsync.hold.duration", "s", "Time from the grant of a lock until its owner's last lease of it had ended."}
 	metricAcquires        = metricSpec{"dsync.acquires", "{acquire}", "Calls of Lock and TryLock."}
-	metricLosses          = metricSpec{"dsync.losses", "{loss}", "Locks that ended before they were unlocked, other than as ExpireAfter asked."}
-	metricRetries         = metricSpec{"dsync.acquire.retries", "{retry}", "Requests of Lock that failed and are repeated."}
-	metricClients         = metricSpec{"dsync.client.count", "{client}", "Clients that are open, by whether the backend is in their reach."}
-	metricMigrations      = metricSpec{"dsync.migration.client.count", "{client}", "Clients that are open and part of a migration, by its phase."}
-	metricRenewals        = metricSpec{"dsync.renewals", "{renewal}", "Renewals in the background: of locks, or where a session carries them of that, and then only those that failed."}
-	metricHolds           = metricSpec{"dsync.hold.count", "{lock}", "Locks that are held now."}
+	metricLosses          = metricSpec{"dsync.losses", "{loss}", "Locks that ended before they were unlocked, except as ExpireAfter requested."}
+	metricRetries         = metricSpec{"dsync.acquire.retries", "{retry}", "Failed requests of Lock that are repeated."}
+	metricClients         = metricSpec{"dsync.client.count", "{client}", "Open clients, by whether the backend is in reach."}
+	metricMigrations      = metricSpec{"dsync.migration.client.count", "{client}", "Open clients that take part in a migration, by phase."}
+	metricRenewals        = metricSpec{"dsync.renewals", "{renewal}", "Renewals of locks in the background, or failed renewals of the session that carries them."}
+	metricHolds           = metricSpec{"dsync.hold.count", "{lock}", "Held locks."}
 	metricCandidates      = metricSpec{"dsync.election.candidate.count", "{candidate}", "Calls of Elect that have not returned, leaders included."}
-	metricLeaders         = metricSpec{"dsync.election.leader.count", "{leader}", "Candidates that lead now."}
-	metricTerms           = metricSpec{"dsync.election.terms", "{term}", "Terms of leaders that are over."}
-	metricWaiters         = metricSpec{"dsync.waiter.count", "{call}", "Calls of Lock that are blocked now."}
+	metricLeaders         = metricSpec{"dsync.election.leader.count", "{leader}", "Current leaders."}
+	metricTerms           = metricSpec{"dsync.election.terms", "{term}", "Terms of leaders that have ended."}
+	metricWaiters         = metricSpec{"dsync.waiter.count", "{call}", "Blocked calls of Lock."}
 )

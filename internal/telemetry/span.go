@@ -60,7 +60,7 @@ func (t *Telemetry) ForceUnlock(ctx context.Context, name string) (context.Conte
 	return ctx, Span{t, span}
 }
 
-// ForceUnlocked ends the span of a ForceUnlock. A free name is no error.
+// ForceUnlocked ends the span of a ForceUnlock. A free name is not an error.
 func (t *Telemetry) ForceUnlocked(ctx context.Context, s Span, name string, held bool, why Failure) {
 	if why.Err == nil {
 		t.log(ctx, slog.LevelWarn, "lock taken away by force", Lock{Name: name})

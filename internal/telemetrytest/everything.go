@@ -75,7 +75,7 @@ func (s *stage) close(clients ...*dsync.Client) {
 	}
 }
 
-// play makes locks go through their events while all goes well.
+// play takes locks through all events without a failure.
 func (s *stage) play() {
 	a, _ := s.client()
 	b, _ := s.client()

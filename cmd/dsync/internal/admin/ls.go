@@ -27,21 +27,21 @@ func lsCommand() *cobra.Command {
 	var asJSON, long bool
 	c := &cobra.Command{
 		Use:   "ls [PREFIX]",
-		Short: "List the names that are held",
-		Long: `Ls lists the names that are held, of those that begin with PREFIX, in alphabetical order: one in a line, or with --long a table of who
-holds them. A name that somebody gets or gives back meanwhile is listed or not. Nothing is locked and nothing changed. A terminal shows odd
-names in quotes, other programs get names as they are; for names with line breaks there is --json.
+		Short: "List the held names",
+		Long: `Ls lists the held names that begin with PREFIX, in alphabetical order: one per line, or with --long in a table of their holders. A name
+that is acquired or released in the meantime may be missing. Ls changes nothing. On a terminal, names with unusual characters are quoted.
+Other programs get names as they are. For names with line breaks use --json.
 
-  Redis       goes through all keys of the server, a hundred thousand in a second at most, and takes hashes that look like locks
-              for locks. The rights for that are in docs/security.md.
-  etcd        reads the keys below the prefix of the URL, a thousand with each request
-  ZooKeeper   goes through the nodes below the path of the URL, one after the other
-  PostgreSQL  knows names by their hashes alone. With key=number (or key=pair) in the URL, the numbers that are locked are listed,
-              those of other programs too
+  Redis       reads all keys of the server, at most a hundred thousand per second, and lists hashes that look like locks.
+              docs/security.md has the rights that this needs.
+  etcd        reads the keys below the prefix of the URL, a thousand per request
+  ZooKeeper   reads the nodes below the path of the URL, one after the other
+  PostgreSQL  stores only hashes of names. With key=number (or key=pair) in the URL, locked numbers are listed, also those of
+              other programs
   Redlock     and migrations cannot list names
 
 Exit status
-    0  listed, also if nobody holds a name
+    0  listed, even if no name is held
     1  the backend cannot be opened or is out of reach, or a right is missing
     2  the command line is wrong
     4  the backend cannot list names
@@ -66,7 +66,7 @@ Exit status
 	}
 	f.Add(c)
 	c.Flags().BoolVar(&asJSON, "json", false, "write JSON")
-	c.Flags().BoolVarP(&long, "long", "l", false, "show who holds each name")
+	c.Flags().BoolVarP(&long, "long", "l", false, "show the holder of each name")
 	return c
 }
 

@@ -15,11 +15,11 @@ func permitsCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "permits NAME [LIMIT]",
 		Short: "Show how many permits of a name are held, or set their limit",
-		Long: `Permits shows how many permits of a name are held, and the limit that the backend keeps. With LIMIT it sets the limit first. The limit
-stays until the next change, and "dsync run --permits N/0" and programs that leave the limit open use it.
+		Long: `Permits shows how many permits of a name are held, and the limit that is stored on the backend. With LIMIT it sets the limit first. The
+limit stays until the next change, and applies to "dsync run --permits N/0" and to programs that name no limit.
 
-A limit below what is held takes nothing from a holder: the backend grants no permits until enough have been released. Calls that wait
-and name another limit fail.
+A limit below the number of held permits takes no permit from a holder: the backend grants no permits until enough have been released.
+Waiting calls that name another limit fail.
 
 Exit status
     0  shown or set
@@ -31,7 +31,7 @@ Exit status
   dsync permits convert 8`,
 		Args: func(c *cobra.Command, args []string) error {
 			if len(args) < 1 || len(args) > 2 {
-				return cli.Usage(fmt.Errorf("%s takes one name, and perhaps a limit", c.CommandPath()))
+				return cli.Usage(fmt.Errorf("%s takes one name, and optionally a limit", c.CommandPath()))
 			}
 			return nil
 		},
@@ -43,7 +43,7 @@ Exit status
 			if len(args) == 2 {
 				var err error
 				if limit, err = strconv.Atoi(args[1]); err != nil || limit < 1 {
-					return cli.Usage(fmt.Errorf("limit %s: not a number from 1 on", cli.Show(args[1])))
+					return cli.Usage(fmt.Errorf("limit %s: not a number of 1 or more", cli.Show(args[1])))
 				}
 			}
 			return f.WithBackend(c, func(b *cli.Backend) error {
@@ -60,7 +60,7 @@ Exit status
 				if asJSON {
 					return cli.WriteJSON(c.OutOrStdout(), []Report{r})
 				}
-				text := "no limit is kept"
+				text := "no limit is stored"
 				if r.Limit > 0 {
 					text = r.permits() + ", " + cli.Count(r.Waiters) + " waiting"
 				}

@@ -24,26 +24,26 @@ func releaseCommand() *cobra.Command {
 	var hold string
 	c := &cobra.Command{
 		Use:   "release NAME",
-		Short: "Take a lock away from its holder",
-		Long: `Release shows who holds a lock, asks whether to go on, and ends the hold at the backend, whoever has it; of a name that several
-read, all holds. Those who wait for the name are told. The holder is told within the bound of its backend (docs/guarantees.md), and
-what it writes until then meets what the next holder writes, unless fencing tokens are checked: so rather stop the holder, if it
-can be reached.
+		Short: "End the hold of a lock",
+		Long: `Release shows the holder of a lock, asks for confirmation, and ends the hold. If several clients read the name, it ends all their holds.
+Waiters are notified at once, and the holder within the bound of its backend (docs/guarantees.md). Until then the holder may still write,
+beside the next holder, unless the resource checks fencing tokens. So stop the holder instead if you can.
 
-Elsewhere than on a terminal, --yes takes the place of the question. With --hold nothing is released unless that hold has the name; a
-script gives what "dsync show --json" told.
+Without a terminal, --yes replaces the confirmation. With --hold, release ends only that hold. A script passes the hold that
+"dsync show --json" reports.
 
-The backend is asked once more just before the request. A hold that was shown and ends between this answer and the request, while
-another client is granted the name, is not told apart: its successor is released.
+Release looks again just before the request. If the displayed hold ends between this look and the request, and another client is granted
+the name, release may end that client's hold.
 
-On PostgreSQL a lock can only be taken away with its session and all other locks on it: that needs force_unlock=true in the URL.
+On PostgreSQL a lock can only be removed together with its session and all other locks of the session. This needs force_unlock=true in
+the URL.
 
 Exit status
-    0  nobody holds the name by the hold that was shown any more
+    0  the displayed hold has ended
     1  the backend cannot be opened or is out of reach, or the outcome is unknown
-    2  the command line is wrong, or nobody is there to be asked
-    3  nobody holds the name, or another hold has it by now: nothing was released
-    4  the backend cannot do it, or the name is sealed
+    2  the command line is wrong, or there is no terminal for the confirmation
+    3  the name is free, or has another hold by now: nothing was released
+    4  the backend does not support it, or the name is sealed
   130  interrupted, or the answer was no`,
 		Example: `  dsync release orders/42
   dsync release --yes --hold 7d0c3a52-…:17 orders/42`,
@@ -58,14 +58,14 @@ Exit status
 				return cli.Usage(fmt.Errorf("name %s: %w", cli.Show(args[0]), err))
 			}
 			if !yes && !isTerminal(c.InOrStdin()) {
-				return cli.Usage(errors.New("the standard input is no terminal, so nobody can be asked: --yes releases without a question"))
+				return cli.Usage(errors.New("standard input is not a terminal, so there is no confirmation: use --yes"))
 			}
 			return f.WithBackend(c, func(b *cli.Backend) error { return releaseShown(c, b, args[0], hold, yes) })
 		},
 	}
 	f.Add(c)
 	c.Flags().BoolVar(&yes, "yes", false, "do not ask")
-	c.Flags().StringVar(&hold, "hold", "", "release this `HOLD` and no other")
+	c.Flags().StringVar(&hold, "hold", "", "release only this `HOLD`")
 	return c
 }
 
@@ -96,13 +96,13 @@ func releaseShown(c *cobra.Command, b *cli.Backend, name, hold string, yes bool)
 // Release ends the hold of a name unless agree, called with the hold, returns
 // an error.
 func Release(ctx context.Context, b *cli.Backend, name string, agree func(*Report) error) error {
-	over := cli.Unfinished("%s: the hold that was shown is over: nothing was released", cli.Show(name))
+	over := cli.Unfinished("%s: the displayed hold has ended: nothing was released", cli.Show(name))
 	seen, err := b.Client.Inspect(ctx, name)
 	if err != nil {
 		return err
 	}
 	if !seen.Held {
-		return cli.Unfinished("%s: nobody holds it", cli.Show(name))
+		return cli.Unfinished("%s: not held", cli.Show(name))
 	}
 	report := NewLockReport(name, seen)
 	if err := agree(&report); err != nil {
@@ -120,7 +120,7 @@ func Release(ctx context.Context, b *cli.Backend, name string, agree func(*Repor
 	case errors.Is(err, dsync.ErrNotHeld):
 		return over
 	case errors.Is(err, driver.ErrSealed):
-		return fmt.Errorf("%w, and a seal stays: %w", err, errors.ErrUnsupported)
+		return fmt.Errorf("%w, and a seal cannot be released: %w", err, errors.ErrUnsupported)
 	}
 	return err
 }

@@ -55,22 +55,20 @@ func showCommand() *cobra.Command {
 	var asJSON, watch bool
 	c := &cobra.Command{
 		Use:   "show NAME...",
-		Short: "Show who holds locks, since when, and who waits",
-		Long: `Show asks the backend for each name: who holds it, on which host and with which note, since when and for how long without a renewal,
-the last fencing token, and who waits. What a backend does not keep is left out; docs/guarantees.md says what that is. Nothing is locked
-and nothing changed.
+		Short: "Show the holders of locks, and the waiters",
+		Long: `Show prints for each name its holder, the holder's host and note, since when the lock is held and how long it lasts without a renewal, the
+last fencing token, and the waiters. A line is left out if the backend does not store its value (see docs/operations.md). Show changes nothing.
 
-With --watch the names are shown whenever their holder changes, one line for each change, until Ctrl-C. Of changes in quick
-succession some may be left out, but never the last.
+With --watch it prints a line whenever a holder changes, until Ctrl-C. It may omit some changes in quick succession, but never the last.
 
-The URL of the backend is that of the programs: as $DSYNC_URL, or in a file (--url-file). Without a password it may be
-a flag (--url); other users of a machine can see flags.
+Use the URL of the programs: in $DSYNC_URL, or in a file (--url-file). A URL without a password can be a flag (--url). Other users of a
+machine can see flags.
 
 Exit status
     0  shown, whether the names are held or not; with --watch, also by Ctrl-C
     1  the backend cannot be opened or is out of reach
     2  the command line is wrong
-    4  the backend cannot tell who holds a lock
+    4  the backend cannot report holders
   130  interrupted`,
 		Example: `  export DSYNC_URL=redisson://:secret@redis:6379
   dsync show orders/42
@@ -96,8 +94,8 @@ Exit status
 	}
 	f.Add(c)
 	names.Add(c)
-	c.Flags().BoolVar(&asJSON, "json", false, "write JSON; with --watch, one object in a line for each change")
-	c.Flags().BoolVar(&watch, "watch", false, "go on, and show each change of a holder")
+	c.Flags().BoolVar(&asJSON, "json", false, "write JSON; with --watch, one object per line for each change")
+	c.Flags().BoolVar(&watch, "watch", false, "print a line for each change of a holder")
 	return c
 }
 

@@ -56,29 +56,29 @@ func Command() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "bench [URL]",
 		Short: "Measure what locks cost on a backend",
-		Long: `Bench takes and gives back locks on the backend, by two clients of this process, and shows how many in a second, and how long that takes:
+		Long: `Bench acquires and releases locks on the backend, by two clients of this process, and measures throughput and latency:
 
   1  a free lock, one caller                   from the call of Lock to the end of Unlock
   2  free locks, --callers on distinct names   the same
   3  one hot lock, callers of one client       from the call of Lock to the grant
-  4  two clients in turn                       from the call of Unlock to the grant of the other, who waits for the lock
+  4  two clients in turn                       from the call of Unlock to the grant of the other, which waits for the lock
   5  one hot lock, callers of two clients      as 3
 
-These are workloads 1 to 5 of docs/performance.md, which says what limits them. In 3 and 5 at most 32 callers want the lock.
+These are workloads 1 to 5 of docs/performance.md, which explains their limits. Workloads 3 and 5 have at most 32 callers.
 
-What it does to the server is bounded by --rate, --callers and --for. A figure with a * says what --rate allows, and not what the
-server can do; a hot lock is one that is wanted all the time only without a bound (--rate 0), for a server that nobody uses. Where names are held
-on the backend, bench refuses to begin without --yes; it warns where a backend cannot tell.
+--rate, --callers and --for bound the load on the server. A figure with a * is limited by --rate, and the server can do more. With --rate 0,
+a hot lock is wanted all the time. Use that only on a server that no program uses. Bench refuses to start without --yes if names
+are held on the backend, and warns if it cannot find out.
 
-The names of the locks begin with --prefix. Where the user may only use names of some form, as in ~lk:*, give one: --prefix lk:bench:.
-What was made is removed in the end, also when it is interrupted. If it is killed, locks end with their TTL. Redis keeps sequences of
-tokens for an hour, which all names share.
+The names of the locks begin with --prefix. If the user may only use certain names, as with ~lk:*, set it: --prefix lk:bench:. At its end,
+also if it is interrupted, bench removes what it has made. If it is killed, its locks end with their TTL. Sequences of tokens, which
+all names share, stay on Redis for an hour.
 
 Exit status
     0  measured
     1  the backend cannot be opened or is out of reach, or a lock failed
     2  the command line is wrong
-    3  somebody holds a lock on the backend: see --yes
+    3  a lock is held on the backend: see --yes
     4  the backend cannot be measured without leaving something behind
   130  interrupted`,
 		Example: `  dsync bench redisson://redis:6379
@@ -100,11 +100,11 @@ Exit status
 	}
 	f.Add(c)
 	flags := c.Flags()
-	flags.IntVar(&f.rate, "rate", 1000, "take at most so many locks in a second; 0 is for no bound")
-	flags.IntVar(&f.callers, "callers", 64, "so many goroutines that lock at a time, at most")
+	flags.IntVar(&f.rate, "rate", 1000, "maximum locks per second; 0 means no limit")
+	flags.IntVar(&f.callers, "callers", 64, "number of goroutines that lock concurrently")
 	flags.DurationVar(&f.lasting, "for", 3*time.Second, "how long to run each workload")
-	flags.StringVar(&f.prefix, "prefix", "dsync:bench:", "how the names of the locks begin")
-	flags.BoolVar(&f.yes, "yes", false, "measure also where somebody holds a lock")
+	flags.StringVar(&f.prefix, "prefix", "dsync:bench:", "prefix of the names of the locks")
+	flags.BoolVar(&f.yes, "yes", false, "measure even if a lock is held")
 	flags.BoolVar(&asJSON, "json", false, "write JSON")
 	return c
 }
@@ -115,11 +115,11 @@ func (f *benchFlags) check(c *cobra.Command, args []string) (string, error) {
 	case f.rate < 0:
 		return "", errors.New("--rate cannot be negative")
 	case f.callers < 1 || f.callers > mostCallers:
-		return "", fmt.Errorf("--callers has to be 1 to %d", mostCallers)
+		return "", fmt.Errorf("--callers must be 1 to %d", mostCallers)
 	case f.lasting <= 0 || f.lasting > longestRun:
-		return "", fmt.Errorf("--for has to be positive, and %v at most", longestRun)
+		return "", fmt.Errorf("--for must be positive, and at most %v", longestRun)
 	case f.prefix == "":
-		return "", errors.New("--prefix cannot be empty: it keeps the names apart from those of programs")
+		return "", errors.New("--prefix cannot be empty: it separates the names from the names of programs")
 	}
 	if err := cli.CheckName(f.name(mostCallers)); err != nil {
 		return "", fmt.Errorf("--prefix: %w", err)
@@ -145,7 +145,7 @@ func (f *benchFlags) run(c *cobra.Command, raw string) (r *benchReport, err erro
 		return nil, err
 	}
 	if u.Scheme == "migrate" {
-		return nil, fmt.Errorf("names that are locked in a migration move, and stay so: give the URL of one of its backends: %w", errors.ErrUnsupported)
+		return nil, fmt.Errorf("names that are locked in a migration move permanently: give the URL of one of its backends: %w", errors.ErrUnsupported)
 	}
 	undo, err := f.tidy(ctx, u)
 	if err != nil {
@@ -169,7 +169,7 @@ func (f *benchFlags) run(c *cobra.Command, raw string) (r *benchReport, err erro
 		err = closed
 	}
 	if left := undo(); left != nil {
-		fmt.Fprintln(out, "dsync: not all was removed:", left)
+		fmt.Fprintln(out, "dsync: some remains were not removed:", left)
 	}
 	r.URL = u.String()
 	return r, err
@@ -183,17 +183,17 @@ func (f *benchFlags) nobodyElse(ctx context.Context, b *cli.Backend, out io.Writ
 	}
 	lister, can := b.Driver.(driver.Lister)
 	if !can {
-		fmt.Fprintln(out, "dsync: this backend does not tell whether it is in use")
+		fmt.Fprintln(out, "dsync: this backend does not report whether it is in use")
 		return nil
 	}
 	bound, cancel := context.WithTimeout(ctx, f.Connect)
 	defer cancel()
 	for name, err := range lister.List(bound, "") {
 		if err == nil {
-			return cli.Unfinished("the backend is in use: %s is held. A benchmark makes everybody else wait; with --yes it does, within --rate, --callers and --for", cli.Show(name))
+			return cli.Unfinished("the backend is in use: %s is held. A benchmark delays other clients. --yes starts it anyway, within --rate, --callers and --for", cli.Show(name))
 		}
 		if ctx.Err() == nil {
-			fmt.Fprintln(out, "dsync: nobody knows whether the backend is in use:", err)
+			fmt.Fprintln(out, "dsync: cannot find out whether the backend is in use:", err)
 		}
 		break
 	}
@@ -218,7 +218,7 @@ func (r *benchReport) fill(w io.Writer, width int) error {
 	}
 	err := cli.WriteTable(w, width, rows, 1)
 	if bounded && err == nil {
-		_, err = fmt.Fprint(w, "\n"+cli.Wrap(fmt.Sprintf("* as many as --rate %d allows: the server may do more", r.Rate), "", width))
+		_, err = fmt.Fprint(w, "\n"+cli.Wrap(fmt.Sprintf("* limited by --rate %d: the server can do more", r.Rate), "", width))
 	}
 	return err
 }

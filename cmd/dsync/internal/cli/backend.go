@@ -37,7 +37,7 @@ type Backend struct {
 // Valid returns an error for invalid flags.
 func (f *BackendFlags) Valid() error {
 	if f.Connect <= 0 {
-		return Usage(errors.New("--connect has to be positive"))
+		return Usage(errors.New("--connect must be positive"))
 	}
 	return nil
 }

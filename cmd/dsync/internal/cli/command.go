@@ -29,7 +29,7 @@ func AsGroup(c *cobra.Command) {
 // FlagError omits the text of a flag, which may be a URL with a password.
 func FlagError(c *cobra.Command, err error) error {
 	if strings.Contains(err.Error(), "://") {
-		err = errors.New("a flag has a URL as its value that takes none")
+		err = errors.New("a flag that takes no URL has a URL as its value")
 	}
 	return Usage(fmt.Errorf("%w (see %s --help)", err, c.CommandPath()))
 }

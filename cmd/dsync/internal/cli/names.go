@@ -28,7 +28,7 @@ const (
 type NameFlags struct{ File string }
 
 func (f *NameFlags) Add(c *cobra.Command) {
-	c.Flags().StringVar(&f.File, "names", "", "`FILE` with names of locks, one in a line; - is the standard input")
+	c.Flags().StringVar(&f.File, "names", "", "`FILE` with names of locks, one per line; - means standard input")
 }
 
 // Read returns the given names without duplicates.
@@ -78,7 +78,7 @@ func (f *NameFlags) Read(c *cobra.Command, args []string) ([]string, error) {
 func (f *NameFlags) Some(c *cobra.Command, args []string, needed bool) ([]string, error) {
 	names, err := f.Read(c, args)
 	if err == nil && len(names) == 0 && needed {
-		err = Usage(errors.New("there are no names: give them as arguments, or as --names FILE (no backend knows those that nobody holds; dsync ls lists the others)"))
+		err = Usage(errors.New("no names: give them as arguments or by --names FILE (dsync ls lists the held names; no backend knows free ones)"))
 	}
 	return names, err
 }

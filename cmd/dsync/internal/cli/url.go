@@ -19,8 +19,8 @@ const URLVariable = "DSYNC_URL"
 
 // AddURL gives a command the flags that backendURL reads.
 func AddURL(c *cobra.Command) {
-	c.Flags().String("url", "", "`URL` of the backend, without a password ($"+URLVariable+" if it is not given)")
-	c.Flags().String("url-file", "", "`FILE` with the URL of the backend; with a password in it, not for all users to read")
+	c.Flags().String("url", "", "`URL` of the backend, without a password (default $"+URLVariable+")")
+	c.Flags().String("url-file", "", "`FILE` with the URL of the backend; if the URL has a password, not all users may read the file")
 }
 
 // BackendURL returns the URL of the backend from a flag, a file or the
@@ -31,7 +31,7 @@ func BackendURL(c *cobra.Command) (string, error) {
 	from := "--url"
 	switch {
 	case raw != "" && file != "":
-		return "", Usage(errors.New("--url and --url-file are two ways to say the same: give one"))
+		return "", Usage(errors.New("--url and --url-file exclude each other: give one"))
 	case file != "":
 		from = "--url-file"
 		var err error
@@ -43,7 +43,7 @@ func BackendURL(c *cobra.Command) (string, error) {
 		raw = os.Getenv(URLVariable)
 	}
 	if raw == "" {
-		return "", Usage(errors.New("the URL of a backend is needed: $" + URLVariable + ", --url-file or --url"))
+		return "", Usage(errors.New("the URL of a backend is missing: $" + URLVariable + ", --url-file or --url"))
 	}
 	u, err := driver.ParseURL(raw)
 	if err != nil {
@@ -102,7 +102,7 @@ func readURL(file string) (string, error) {
 	}
 	raw := strings.TrimSpace(string(text))
 	if raw == "" {
-		return "", fmt.Errorf("%s is empty: it has to contain the URL of a backend", file)
+		return "", fmt.Errorf("%s is empty: it must contain the URL of a backend", file)
 	}
 	const others = 0o006
 	mode := info.Mode()
@@ -111,7 +111,7 @@ func readURL(file string) (string, error) {
 		return raw, nil
 	}
 	if u, err := driver.ParseURL(raw); err == nil && hasPassword(u) {
-		return "", fmt.Errorf("%s has a URL with a password, and its mode %04o lets all users of this machine at it: chmod o= %s (in Kubernetes, defaultMode: 0440)",
+		return "", fmt.Errorf("%s has a URL with a password, and its mode %04o lets all users of this machine read it: chmod o= %s (in Kubernetes, defaultMode: 0440)",
 			file, mode.Perm(), file)
 	}
 	return raw, nil

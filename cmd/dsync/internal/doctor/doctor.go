@@ -84,14 +84,14 @@ func Command() *cobra.Command {
 	var name string
 	c := &cobra.Command{
 		Use:   "doctor [URL]",
-		Short: "Find out whether a backend is fit for locks, and what to do if not",
-		Long: `Doctor looks at the servers of a URL: whether they can be reached and which name their certificates have, their version, whether they
-take writes, evict or forget keys, whether their clock is right, how many connections are left, and which of the rights of
-docs/security.md the user lacks. Then it opens the URL as programs do, tells what the backend promises, and takes and gives back one lock
-20 times. Each finding comes with its cure and the section of the documents that explains it.
+		Short: "Check whether a backend is fit for locks",
+		Long: `Doctor checks the servers of a URL: whether they can be reached, the names in their certificates, their version, whether they accept
+writes, evict or forget keys, their clock, how many connections are left, and which rights of docs/security.md the user lacks. Then it
+opens the URL as programs do, prints the promises of the backend, and acquires and releases one lock 20 times. Each finding comes with
+its cure and the section of the documents that explains it.
 
-It tries rights with keys of its own, whose names begin with --name, and removes what it has made, also when it is interrupted. Where the
-user may only use names of some form, as in ~lk:*, give one: --name lk:doctor.
+It tries rights on keys of its own, whose names begin with --name, and removes them, also if it is interrupted. If the user may only use
+certain names, as with ~lk:*, set it: --name lk:doctor.
 
 Exit status
     0  no fault; there may be warnings
@@ -126,7 +126,7 @@ Exit status
 	}
 	f.Add(c)
 	c.Flags().BoolVar(&asJSON, "json", false, "write JSON")
-	c.Flags().StringVar(&name, "name", doctorName, "`NAME` of the lock that is taken")
+	c.Flags().StringVar(&name, "name", doctorName, "`NAME` of the lock that is acquired")
 	return c
 }
 
@@ -197,7 +197,7 @@ func (x *examination) refused(err error) {
 	case errors.Is(err, errors.ErrUnsupported) && strings.Contains(err.Error(), "TTL"):
 		x.limitedTTL(err)
 	default:
-		x.bad(fault, "open", text, "what the message says; the page has the parameters of URLs", seeReach)
+		x.bad(fault, "open", text, "see the message; the page has the parameters of URLs", seeReach)
 	}
 }
 
@@ -232,8 +232,8 @@ func (x *examination) measure(ctx context.Context, client *dsync.Client) {
 	p50, p99 := took[pairsMeasured/2-1], took[pairsMeasured-1]
 	x.report.Pairs = &pairsMeasure{pairsMeasured, cli.Milliseconds(p50), cli.Milliseconds(p99)}
 	if limit := client.TTL() / 6; p99 > limit {
-		x.bad(warning, "lock", fmt.Sprintf("a lock and its unlock took %v", p99.Round(time.Millisecond)),
-			fmt.Sprintf("a server that is nearer or less busy, or a longer TTL than %v: a lease is lost when its renewals are not answered in time", client.TTL()),
+		x.bad(warning, "lock", fmt.Sprintf("lock and unlock took %v", p99.Round(time.Millisecond)),
+			fmt.Sprintf("a nearer or less busy server, or a longer TTL than %v: a lease is lost if its renewals are not answered in time", client.TTL()),
 			"docs/performance.md#performance")
 		return
 	}
@@ -243,9 +243,9 @@ func (x *examination) measure(ctx context.Context, client *dsync.Client) {
 func (x *examination) lockCure(err error) string {
 	switch {
 	case errors.Is(err, context.DeadlineExceeded) && errors.Is(err, driver.ErrLocked):
-		return "somebody holds the name: repeat it later, or give another --name"
+		return "the name is held: try again later, or give another --name"
 	case x.hasFault("rights"):
 		return "the rights above"
 	}
-	return "what the message says; the user may need --name with a name that its rights cover"
+	return "see the message; the user may need --name with a name that its rights cover"
 }

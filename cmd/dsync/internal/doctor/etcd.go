@@ -21,7 +21,7 @@ func examineEtcd(ctx context.Context, x *examination) bool {
 	config := clientv3.Config{DialTimeout: x.connect, Logger: zap.NewNop()}
 	var err error
 	if config.TLS, err = tlsurl.Read(x.url); err != nil {
-		x.bad(fault, "URL", err.Error(), "what the message says", seeTLS)
+		x.bad(fault, "URL", err.Error(), "see the message", seeTLS)
 		return false
 	}
 	if config.Endpoints = x.reach(ctx, x.url.HostsWithPort("localhost", "2379"), config.TLS); len(config.Endpoints) == 0 {
@@ -54,11 +54,11 @@ func examineEtcd(ctx context.Context, x *examination) bool {
 
 func (x *examination) etcdLogin(err error) {
 	if errors.Is(rpctypes.Error(err), rpctypes.ErrAuthFailed) {
-		x.bad(fault, "password", "the server does not know this user with this password", "the right user and password in the URL, special characters as %XX; "+
+		x.bad(fault, "password", "the server rejects this user and password", "the right user and password in the URL, special characters as %XX; "+
 			"or etcdctl user passwd", "docs/security.md#passwords")
 		return
 	}
-	x.bad(fault, "reach", fmt.Sprintf("no server answers: %v", err), "is it etcd that listens there? has it a majority?", seeEtcd)
+	x.bad(fault, "reach", fmt.Sprintf("no server answers: %v", err), "does etcd listen there? does it have a majority?", seeEtcd)
 }
 
 // etcdMember queries one server and returns its status, or nil.
@@ -67,8 +67,8 @@ func (x *examination) etcdMember(ctx context.Context, client *clientv3.Client, e
 	defer cancel()
 	status, err := client.Status(ctx, endpoint)
 	if err != nil {
-		x.bad(fault, "reach", fmt.Sprintf("%s takes connections and does not answer: %v", endpoint, err),
-			"is it etcd that listens there? does it want TLS (tls=true)?", seeTLS)
+		x.bad(fault, "reach", fmt.Sprintf("%s accepts connections but does not answer: %v", endpoint, err),
+			"does etcd listen there? does it require TLS (tls=true)?", seeTLS)
 		return nil
 	}
 	x.etcdStatus(endpoint, status)
@@ -80,9 +80,9 @@ func (x *examination) etcdStatus(endpoint string, status *clientv3.StatusRespons
 	major, minor, _ := parseVersion(status.Version)
 	switch {
 	case major < 3 || major == 3 && minor < 4:
-		x.bad(fault, "version", fmt.Sprintf("%s is etcd %s, and 3.4 is the oldest that will do", endpoint, status.Version), "etcd 3.5.13 or newer", seeReach)
+		x.bad(fault, "version", fmt.Sprintf("%s is etcd %s, and the oldest supported version is 3.4", endpoint, status.Version), "etcd 3.5.13 or newer", seeReach)
 	case major == 3 && minor == 4:
-		x.bad(warning, "version", fmt.Sprintf("%s is etcd %s: clients of a user are of no use any more after a restart of the server", endpoint, status.Version),
+		x.bad(warning, "version", fmt.Sprintf("%s is etcd %s: after a restart of the server, existing clients with a user get no answer", endpoint, status.Version),
 			"etcd 3.5.13 or newer", seeRights)
 	default:
 		x.good("version", "%s is etcd %s", endpoint, status.Version)
@@ -91,7 +91,7 @@ func (x *examination) etcdStatus(endpoint string, status *clientv3.StatusRespons
 		x.bad(fault, "leader", endpoint+" knows no leader: nothing is granted", "a majority of the members that are up and reach each other", seeEtcd)
 	}
 	if status.IsLearner {
-		x.bad(warning, "read-only", endpoint+" is a learner, which refuses most requests, so clients pass it by", "etcdctl member promote, or other hosts in the URL", seeEtcd)
+		x.bad(warning, "read-only", endpoint+" is a learner, which refuses most requests, so clients avoid it", "etcdctl member promote, or other hosts in the URL", seeEtcd)
 	}
 	for _, text := range status.Errors {
 		x.bad(fault, "alarm", endpoint+": "+text, "for NOSPACE: compact and defragment, raise --quota-backend-bytes, then etcdctl alarm disarm", seeEtcd)
@@ -113,9 +113,9 @@ func (x *examination) etcdMembers(ctx context.Context, client *clientv3.Client) 
 func (x *examination) etcdNumber(n int) {
 	switch {
 	case n == 1:
-		x.bad(note, "members", "one server: while it is down nothing is granted", "three servers, if that matters", seeEtcd)
+		x.bad(note, "members", "one server: while it is down, nothing is granted", "three servers, if that matters", seeEtcd)
 	case n%2 == 0:
-		x.bad(warning, "members", fmt.Sprintf("%d members bear no more losses than %d", n, n-1), "an odd number of members", seeEtcd)
+		x.bad(warning, "members", fmt.Sprintf("%d members tolerate no more losses than %d", n, n-1), "an odd number of members", seeEtcd)
 	default:
 		x.good("members", "%d members: %d of them may be lost", n, n/2)
 	}
@@ -139,7 +139,7 @@ func (x *examination) etcdRights(ctx context.Context, client *clientv3.Client) {
 			missing = append(missing, what)
 			return
 		}
-		x.bad(fault, "rights", fmt.Sprintf("%s: %v", what, err), "what the message says", seeRights)
+		x.bad(fault, "rights", fmt.Sprintf("%s: %v", what, err), "see the message", seeRights)
 	}
 	_, err := client.Get(ctx, prefix+x.name+"/", clientv3.WithPrefix(), clientv3.WithKeysOnly(), clientv3.WithLimit(1))
 	try("read", err)

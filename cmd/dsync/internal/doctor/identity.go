@@ -119,7 +119,7 @@ func zkHandshake(ctx context.Context, host string, config *tls.Config, session [
 		_, err = io.ReadFull(conn, answer)
 	}
 	if err == nil && binary.BigEndian.Uint32(answer[20:]) != zkPasswordSize {
-		err = errors.New("the answer is not that of ZooKeeper")
+		err = errors.New("the answer does not come from ZooKeeper")
 	}
 	if err != nil {
 		return nil, nil, errors.Join(err, conn.Close())
@@ -159,7 +159,7 @@ func (x *examination) postgresGroups(ctx context.Context, config *pgconn.Config)
 	const cure = "the hosts of one primary and its standbys in the URL"
 	x.sameGroup("database cluster", servers, cure, seePostgres)
 	if !x.hasFault("identity") && len(primaries) > 1 {
-		x.sameGroup("running server, and both are primaries", primaries, cure+"; stop the primary that is not to be one", seePostgres)
+		x.sameGroup("running server, and both are primaries", primaries, cure+"; stop the wrong primary", seePostgres)
 	}
 }
 

@@ -22,7 +22,7 @@ const seePostgres = "docs/backends/postgres.md#faults"
 func examinePostgres(ctx context.Context, x *examination) bool {
 	config, err := x.postgresConfig()
 	if err != nil {
-		x.bad(fault, "URL", "the parameters of the connection cannot be used", "those of libpq; a driver's error names the wrong one", seeTLS)
+		x.bad(fault, "URL", "the parameters of the connection cannot be used", "the parameters of libpq; the error of the driver names the wrong one", seeTLS)
 		return true // and the driver reports it
 	}
 	connecting, cancel := context.WithTimeout(ctx, x.connect)
@@ -46,7 +46,7 @@ func examinePostgres(ctx context.Context, x *examination) bool {
 	defer cancel()
 	_ = conn.Close(closing) // before the driver needs connections of its own
 	if err != nil {
-		x.bad(fault, "reach", fmt.Sprintf("%s does not answer as PostgreSQL does: %v", host, err), "what the message says", seePostgres)
+		x.bad(fault, "reach", fmt.Sprintf("%s does not answer as PostgreSQL does: %v", host, err), "see the message", seePostgres)
 	}
 	x.postgresGroups(ctx, config)
 	if s.pooled {
@@ -117,7 +117,7 @@ func (x *examination) postgresLogin(config *pgconn.Config, err error) {
 		x.bad(fault, "session limit", text, fmt.Sprintf("ALTER ROLE %s CONNECTION LIMIT -1, ALTER DATABASE %s CONNECTION LIMIT -1, or max_connections in postgresql.conf",
 			config.User, config.Database), "docs/backends/postgres.md#limits")
 	default:
-		x.bad(fault, "reach", text, "what the message says", seePostgres)
+		x.bad(fault, "reach", text, "see the message", seePostgres)
 	}
 }
 
@@ -138,14 +138,14 @@ func (x *examination) pooler(ctx context.Context, host string) bool {
 	}
 	switch {
 	case errors.Is(err, pglock.ErrPooler):
-		x.bad(fault, check, host+" is a pooler in transaction mode: it gives a session of the server, and the locks with it, to several clients in turn",
+		x.bad(fault, check, host+" is a pooler in transaction mode: several clients share a session of the server, and its locks",
 			"connect to the server itself; or pool_mode=session for this database, and pooler=session in the URL", "docs/backends/postgres.md#caveats")
 		return false
 	case err != nil:
-		x.bad(fault, check, fmt.Sprintf("%s is a pooler, and not fit for locks: %v", host, err), "connect to the server itself", "docs/backends/postgres.md#caveats")
+		x.bad(fault, check, fmt.Sprintf("%s is a pooler and unfit for locks: %v", host, err), "connect to the server itself", "docs/backends/postgres.md#caveats")
 		return false
 	case !allowed:
-		x.bad(fault, check, host+" is a pooler, which the driver refuses unless it is told", "connect to the server itself; or, as it is in session mode, pooler=session in the URL",
+		x.bad(fault, check, host+" is a pooler, which the driver refuses without pooler=session", "connect to the server itself; or use pooler=session in the URL, because the pooler is in session mode",
 			"docs/backends/postgres.md#caveats")
 		return false
 	}
@@ -218,7 +218,7 @@ func (s *postgresServer) ask(ctx context.Context, sql string) ([][][]byte, error
 
 func (s *postgresServer) version(f map[string]string) {
 	if number, err := strconv.Atoi(f["version"]); err == nil && number < 140000 {
-		s.x.bad(fault, "version", fmt.Sprintf("%s is PostgreSQL %s, and 14 is the oldest that will do", s.host, f["text"]), "PostgreSQL 14 or newer", seeReach)
+		s.x.bad(fault, "version", fmt.Sprintf("%s is PostgreSQL %s, and the oldest supported version is 14", s.host, f["text"]), "PostgreSQL 14 or newer", seeReach)
 		return
 	}
 	s.x.good("version", "%s is PostgreSQL %s", s.host, f["text"])
@@ -227,17 +227,17 @@ func (s *postgresServer) version(f map[string]string) {
 func (s *postgresServer) state(f map[string]string) {
 	if f["standby"] == "t" {
 		// Locks and tokens of read-only transactions are as good as any others.
-		s.x.bad(fault, "read-only", s.host+" is a standby: its locks are not those of the primary, and it gives no tokens",
-			"the address of the primary in the URL; of several hosts the driver finds it", seePostgres)
+		s.x.bad(fault, "read-only", s.host+" is a standby: its locks are separate from the locks of the primary, and it issues no tokens",
+			"the address of the primary in the URL; among several hosts the driver finds it", seePostgres)
 	}
 	if f["fsync"] == "off" {
 		s.x.bad(warning, "persistence", s.host+" runs with fsync=off: tokens may fall after a crash of its machine", "fsync = on in postgresql.conf", seePostgres)
 	} else {
-		s.x.good("persistence", "%s writes to disk what it has acknowledged", s.host)
+		s.x.good("persistence", "%s writes acknowledged data to disk", s.host)
 	}
 	if n, _ := strconv.Atoi(f["replicas"]); n > 0 {
-		s.x.bad(warning, "replicas", fmt.Sprintf("%s has %s: when one takes over while the old primary lives, both grant locks", s.host, cli.Plural(n, "replica")),
-			"a fail-over that ends the old primary first; fencing tokens tell", seePostgres)
+		s.x.bad(warning, "replicas", fmt.Sprintf("%s has %s: if one takes over while the old primary is alive, both grant locks", s.host, cli.Plural(n, "replica")),
+			"a fail-over that stops the old primary first; fencing tokens expose late holders", seePostgres)
 	}
 }
 
@@ -281,10 +281,10 @@ func (s *postgresServer) rights(ctx context.Context, f map[string]string) error 
 		missing = append(missing, string(row[0]))
 	}
 	if len(missing) == 0 {
-		s.x.good("rights", "%s may connect and call what locks need", s.user)
+		s.x.good("rights", "%s may connect and call the functions that locks need", s.user)
 	} else {
 		s.x.bad(fault, "rights", fmt.Sprintf("%s may not call %s", s.user, strings.Join(missing, ", ")),
-			fmt.Sprintf("GRANT EXECUTE ON FUNCTION pg_catalog.%s TO %s, for each form that there is", missing[0], s.user), seeRights)
+			fmt.Sprintf("GRANT EXECUTE ON FUNCTION pg_catalog.%s TO %s, for each signature", missing[0], s.user), seeRights)
 	}
 	if s.x.url.Bool("force_unlock", false) && f["signals"] != "t" {
 		s.x.bad(warning, "rights", s.user+" may not end the sessions of others, which force_unlock=true needs",
@@ -301,8 +301,8 @@ func (s *postgresServer) crowds(ctx context.Context, f map[string]string) error 
 	}
 	rows, err := s.ask(ctx, "SELECT has_parameter_privilege('deadlock_timeout', 'SET')")
 	if err == nil && len(rows) == 1 && string(rows[0][0]) != "t" {
-		s.x.bad(note, "rights", s.user+" may not set deadlock_timeout, which matters where hundreds of clients wait for one name",
-			"GRANT SET ON PARAMETER deadlock_timeout TO "+s.user+", if that is so", seeRights)
+		s.x.bad(note, "rights", s.user+" may not set deadlock_timeout, which matters if hundreds of clients wait for one name",
+			"GRANT SET ON PARAMETER deadlock_timeout TO "+s.user, seeRights)
 	}
 	return err
 }

@@ -29,9 +29,9 @@ func (x *examination) reach(ctx context.Context, hosts []string, config *tls.Con
 		}
 		_ = conn.Close() // the check only tries the connection
 		reached = append(reached, host)
-		x.good(checkReach, "%s takes a connection within %.2f ms", host, cli.Milliseconds(time.Since(began)))
+		x.good(checkReach, "%s accepts a connection within %.2f ms", host, cli.Milliseconds(time.Since(began)))
 		if config != nil {
-			x.good("TLS", "the certificate of %s is valid, and for this name", host)
+			x.good("TLS", "the certificate of %s is valid for this name", host)
 		}
 	}
 	if config == nil {
@@ -61,7 +61,7 @@ const (
 func (x *examination) inTheClear(hosts []string) {
 	for _, host := range hosts {
 		if !isLocal(host) {
-			x.bad(note, "TLS", "the connection to "+host+" is not encrypted, and the password goes over it", "TLS, unless the network is trusted", seeTLS)
+			x.bad(note, "TLS", "the connection to "+host+" is not encrypted, and carries the password", "TLS, unless the network is trusted", seeTLS)
 		}
 	}
 }
@@ -82,7 +82,7 @@ func (x *examination) unreached(host string, secure bool, err error) {
 	}
 	var op *net.OpError
 	if secure && (!errors.As(err, &op) || op.Op != "dial") {
-		x.bad(fault, "TLS", fmt.Sprintf("%s does not speak TLS as it should: %v", host, err),
+		x.bad(fault, "TLS", fmt.Sprintf("the TLS handshake with %s fails: %v", host, err),
 			"the port on which the server speaks TLS, or no tls=true in the URL", seeTLS)
 		return
 	}
@@ -94,7 +94,7 @@ func (x *examination) unreached(host string, secure bool, err error) {
 	x.bad(fault, checkReach, fmt.Sprintf("%s cannot be reached: %v", host, err), cure, seeReach)
 }
 
-// certificate is a finding if an error concerns the server's certificate.
+// certificate adds a finding if an error concerns the server's certificate.
 func (x *examination) certificate(host string, err error) bool {
 	var name x509.HostnameError
 	var authority x509.UnknownAuthorityError

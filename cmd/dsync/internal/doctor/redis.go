@@ -39,7 +39,7 @@ func (x *examination) seeRedis() string {
 func examineRedis(ctx context.Context, x *examination) bool {
 	option, mode, err := servers.RedisOption(x.url, "dsync-doctor")
 	if err != nil {
-		x.bad(fault, "URL", err.Error(), "what the message says", seeTLS)
+		x.bad(fault, "URL", err.Error(), "see the message", seeTLS)
 		return false
 	}
 	reached := x.reach(ctx, option.InitAddress, option.TLSConfig)
@@ -108,7 +108,7 @@ func (x *examination) redisLogin(host string, err error) {
 	case strings.Contains(upper, "NOPERM"):
 		x.bad(fault, "rights", text, "ACL SETUSER with the rights of the page", seeRights)
 	case strings.Contains(upper, "EOF"), strings.Contains(upper, "RESET BY PEER"):
-		x.bad(fault, "reach", text, "does the server want TLS? that takes tls=true in the URL", seeTLS)
+		x.bad(fault, "reach", text, "does the server require TLS? use tls=true in the URL", seeTLS)
 	default:
 		x.bad(fault, "reach", text, "a server that speaks the protocol of Redis, in the mode of the URL (mode=)", seeReach)
 	}
@@ -151,7 +151,7 @@ func (s *redisServer) check(ctx context.Context) {
 		check(s, ctx)
 	}
 	if s.info == nil && isRedisson(s.x) { // Redlock needs the right: see redisUses
-		s.x.bad(note, "INFO", s.address+": the user may not ask for INFO, so nobody sees whether the server evicts or forgets keys",
+		s.x.bad(note, "INFO", s.address+": the user may not call INFO, so it is unknown whether the server evicts or forgets keys",
 			"ACL SETUSER "+s.x.user()+" +info", seeRights)
 	}
 }
@@ -196,9 +196,9 @@ func (s *redisServer) version(context.Context) {
 	version := s.hello["version"]
 	switch major, minor, known := parseVersion(version); {
 	case !known:
-		s.x.bad(note, "version", s.address+" does not tell its version", "", "")
+		s.x.bad(note, "version", s.address+" does not report its version", "", "")
 	case major < 6 || major == 6 && minor < 2:
-		s.x.bad(fault, "version", fmt.Sprintf("%s is Redis %s, and 6.2 is the oldest that will do", s.address, version),
+		s.x.bad(fault, "version", fmt.Sprintf("%s is Redis %s, and the oldest supported version is 6.2", s.address, version),
 			"Redis 6.2 or newer, or Valkey", seeReach)
 	default:
 		s.x.good("version", "%s is %s %s", s.address, s.hello["server"], version)
@@ -216,9 +216,9 @@ func (s *redisServer) role(context.Context) {
 	}
 	cure := "the address of the primary in the URL, or mode=sentinel with master=, or mode=cluster: these find it"
 	if isRedlock(s.x) {
-		cure = "REPLICAOF NO ONE, or the address of a server that is no replica, in the URL"
+		cure = "REPLICAOF NO ONE, or the address of a primary in the URL"
 	}
-	s.x.bad(fault, "read-only", s.address+" is a replica: it takes no locks", cure, s.x.seeRedis())
+	s.x.bad(fault, "read-only", s.address+" is a replica, which grants no locks", cure, s.x.seeRedis())
 }
 
 func (s *redisServer) eviction(context.Context) {
@@ -232,7 +232,7 @@ func (s *redisServer) eviction(context.Context) {
 		if s.x.url.Param("evict", "") == "allow" {
 			l = warning
 		}
-		s.x.bad(l, "eviction", fmt.Sprintf("%s may evict locks that are held: its maxmemory-policy is %s", s.address, policy),
+		s.x.bad(l, "eviction", fmt.Sprintf("%s may evict held locks: its maxmemory-policy is %s", s.address, policy),
 			"CONFIG SET maxmemory-policy noeviction, and the same in redis.conf; evict=allow in the URL accepts it", s.x.seeRedis())
 	}
 }
@@ -244,14 +244,14 @@ func (s *redisServer) persistence(context.Context) {
 	durable := s.x.url.Bool("durable", false)
 	switch keeps := s.info["aof_enabled"] == "1"; {
 	case isRedlock(s.x) && !durable:
-		s.x.good("persistence", "%s needs none: a node that was started does not count for maxttl", s.address)
+		s.x.good("persistence", "%s needs none: a restarted node does not count for maxttl", s.address)
 	case isRedlock(s.x) && !keeps:
-		s.x.bad(warning, "persistence", s.address+" keeps no append-only file, and durable=true says that it forgets nothing when it is restarted",
+		s.x.bad(warning, "persistence", s.address+" keeps no append-only file, although durable=true promises that it forgets nothing when it restarts",
 			"appendonly yes, and appendfsync always, in redis.conf; or no durable=true in the URL", s.x.seeRedis())
 	case keeps:
-		s.x.good("persistence", "%s keeps an append-only file: a restart keeps locks, to the last second unless appendfsync is always", s.address)
+		s.x.good("persistence", "%s keeps an append-only file: a restart keeps locks, except those of the last second unless appendfsync is always", s.address)
 	default:
-		s.x.bad(warning, "persistence", s.address+" keeps no append-only file: locks that are held are forgotten when it is restarted",
+		s.x.bad(warning, "persistence", s.address+" keeps no append-only file: it forgets held locks when it restarts",
 			"appendonly yes, and appendfsync always, in redis.conf", s.x.seeRedis())
 	}
 }
@@ -264,14 +264,14 @@ func (s *redisServer) replicas(context.Context) {
 	text := fmt.Sprintf("%s has %s", s.address, cli.Plural(n, "replica"))
 	switch wanted := s.x.url.Int("waitreplicas", 0, 0, 1000); {
 	case isRedlock(s.x) && n > 0:
-		s.x.bad(warning, "replicas", text+": when one takes over at this address, it may not know the last locks",
-			"no fail-over behind the addresses of the URL: a node that is down is made up for by the others", s.x.seeRedis())
+		s.x.bad(warning, "replicas", text+": if one takes over at this address, it may not have the last locks",
+			"no fail-over behind the addresses of the URL: the other nodes replace a node that is down", s.x.seeRedis())
 	case wanted > n:
-		s.x.bad(fault, "replicas", fmt.Sprintf("%s, and waitreplicas=%d waits for more before it grants", text, wanted),
-			"replicas that are connected, or a smaller waitreplicas=", s.x.seeRedis())
+		s.x.bad(fault, "replicas", fmt.Sprintf("%s, but a grant waits for waitreplicas=%d", text, wanted),
+			"more connected replicas, or a smaller waitreplicas=", s.x.seeRedis())
 	case n > 0 && wanted == 0:
-		s.x.bad(warning, "replicas", text+": when one takes over, it may not know the last locks",
-			"waitreplicas=1 in the URL narrows that; fencing tokens tell", s.x.seeRedis())
+		s.x.bad(warning, "replicas", text+": if one takes over, it may not have the last locks",
+			"waitreplicas=1 in the URL makes that unlikely; fencing tokens expose late holders", s.x.seeRedis())
 	default:
 		s.x.good("replicas", "%s", text)
 	}
@@ -286,7 +286,7 @@ func (s *redisServer) counts(context.Context) {
 	const usual = 30 * time.Second
 	longest := s.x.url.Duration("maxttl", max(usual, s.x.url.Duration("ttl", usual)))
 	if left := longest - time.Duration(up-1)*time.Second; left > 0 {
-		s.x.bad(warning, "restart", fmt.Sprintf("%s was started %d s ago: it may have forgotten locks, and does not count for %v", s.address, up, longest),
+		s.x.bad(warning, "restart", fmt.Sprintf("%s started %d s ago: it may have forgotten locks, and does not count for %v", s.address, up, longest),
 			fmt.Sprintf("wait for %v; or a shorter maxttl=, the same in the URLs of all programs", left), s.x.seeRedis())
 	}
 }
@@ -309,7 +309,7 @@ func (x *examination) connections(where string, left int, used, setting string) 
 	cure := "a higher limit: " + setting
 	switch {
 	case left < none:
-		x.bad(fault, "session limit", text+": there is no room for the programs", cure, see)
+		x.bad(fault, "session limit", text+": no connection is left for programs", cure, see)
 	case left < few:
 		x.bad(warning, "session limit", text+": few are left", cure, see)
 	default:
@@ -357,7 +357,7 @@ func (s *redisServer) readWrite(ctx context.Context) {
 		for i, answer := range s.client.DoMulti(ctx, asks...) {
 			if mode, err := answer.ToString(); err == nil && (mode == "read" || mode == "write") {
 				s.x.bad(warning, "read-write", fmt.Sprintf("%s has read-write locks, such as %q: a Lock without a mode does not exclude their users in Java, "+
-					"whose unlock deletes its hold", s.address, page.Elements[i]),
+					"whose unlock deletes the hold", s.address, page.Elements[i]),
 					"write=true in the URL of all programs; or dsync.Write and dsync run --write for such names", "docs/redisson.md#the-read-write-lock")
 				return
 			}

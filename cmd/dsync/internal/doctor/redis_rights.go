@@ -38,9 +38,9 @@ var redisUses = []redisUse{
 		"PTTL $lock", "SET $lock 1 PX 5000", "TIME", "PUBLISH $channel 0",
 	}},
 	{"fencing tokens", "", fault, func(x *examination) bool { return isRedisson(x) && x.url.Bool("fenced", true) }, []string{"PTTL $fence"}},
-	{"messages to those who wait", "they ask every 5 s", note, isRedisson, []string{"SUBSCRIBE $channel"}},
-	{"a line of those who wait", "all of them ask after each release", note, isRedisson, []string{"PTTL $turn", "HMGET $lock f"}},
-	{"pings", "each is noted in the ACL LOG", note, nil, []string{"PING"}},
+	{"messages to waiters", "waiters try every 5 s", note, isRedisson, []string{"SUBSCRIBE $channel"}},
+	{"tickets of waiters", "all of them try after each release", note, isRedisson, []string{"PTTL $turn", "HMGET $lock f"}},
+	{"pings", "the server records each in its ACL LOG", note, nil, []string{"PING"}},
 	{"fair=true", "", fault, func(x *examination) bool { return isRedisson(x) && x.url.Bool("fair", false) }, []string{
 		"PTTL $queue", "PTTL $times", "HLEN $lock", "LINDEX $lock 0", "LLEN $lock", "LPOS $lock x", "LPUSH $lock x", "LRANGE $lock 0 0",
 		"LREM $lock 0 x", "RPUSH $lock x", "ZADD $lock 1 x", "ZMSCORE $lock x", "ZREM $lock x", "ZSCORE $lock x",
@@ -59,7 +59,7 @@ var redisUses = []redisUse{
 		"INFO", "SET $lock 1 PX 5000", "GET $lock", "DEL $gone", "PEXPIREAT $lock 1", "PTTL $gone", "TIME", "EVAL " + tryScript + " 1 $lock",
 		"EVALSHA $sha 1 $lock", "SCRIPT LOAD " + tryScript, "CLIENT ID", "CLIENT KILL ID 0", "CLIENT SETNAME dsync-doctor",
 	}},
-	{"messages to those who wait", "they ask now and then", note, isRedlock, []string{"PUBLISH $redlock 0", "SUBSCRIBE $redlock"}},
+	{"messages to waiters", "waiters try from time to time", note, isRedlock, []string{"PUBLISH $redlock 0", "SUBSCRIBE $redlock"}},
 }
 
 func isRedisson(x *examination) bool { return x.url.Scheme == "redisson" }
@@ -128,7 +128,7 @@ func (x *examination) redisRights(ctx context.Context, client rueidis.Client, wh
 			}
 		}
 		if ctx.Err() != nil {
-			x.bad(fault, "rights", fmt.Sprintf("%s: %s: not known, as there was no answer in time", where, use.what), "a server that answers, or a longer --connect", seeRights)
+			x.bad(fault, "rights", fmt.Sprintf("%s: %s: unknown, because there was no answer in time", where, use.what), "a server that answers, or a longer --connect", seeRights)
 			return
 		}
 		if len(missing)+len(untried) == 0 {
@@ -152,12 +152,12 @@ func (x *examination) redisLacks(where string, use redisUse, missing, untried []
 		text += "; not tried without +set: " + strings.Join(untried, " ")
 	}
 	if use.without != "" {
-		text += "; without, " + use.without
+		text += "; without it, " + use.without
 	}
 	rights := append(missing, untried...)
 	cure := fmt.Sprintf("ACL SETUSER %s %s", x.user(), strings.Join(rights, " "))
 	if x.name == doctorName && slices.ContainsFunc(rights, func(r string) bool { return r[0] != '+' }) {
-		cure += " ; or, if the user is to have some names only, --name with one of them, as in lk:doctor"
+		cure += " ; or, if the user may only use certain names, --name with one of them, such as lk:doctor"
 	}
 	x.bad(use.level, "rights", text, cure, seeRights)
 }

@@ -40,7 +40,7 @@ func TestDoctorOnRedis(t *testing.T) {
 	doctor(t, false, "redisson://"+s.Addr+"?evict=allow").want("eviction", warning, "allkeys-lru", "maxmemory-policy noeviction")
 	s.Do("CONFIG", "SET", "maxmemory-policy", "noeviction")
 	s.Do("CONFIG", "SET", "appendonly", "no")
-	doctor(t, false, "redisson://"+s.Addr).want("persistence", warning, "forgotten", "appendonly yes")
+	doctor(t, false, "redisson://"+s.Addr).want("persistence", warning, "forgets", "appendonly yes")
 	s.Do("CONFIG", "SET", "maxclients", "12")
 	doctor(t, false, "redisson://"+s.Addr).want("session limit", warning, "of 12 connections", "maxclients")
 }
@@ -143,11 +143,11 @@ func TestDoctorOnRedlockNodes(t *testing.T) {
 	n := newRedlockNodes(t)
 	durable, last := n.url+"?durable=true", n.nodes[2].Addr
 	e := n.doctor(true, n.url+"?maxttl=1h", "--connect", "3s")
-	e.want("restart", warning, last+" was started", "or a shorter maxttl=")
+	e.want("restart", warning, last+" started", "or a shorter maxttl=")
 	e.want("persistence", ok, last+" needs none", "")
 	e.want("lock", fault, "cannot be locked", "")
 	n.nodes[2].Do("CONFIG", "SET", "appendonly", "no")
-	n.doctor(false, durable).want("persistence", warning, last+" keeps no append-only file, and durable=true", "no durable=true")
+	n.doctor(false, durable).want("persistence", warning, last+" keeps no append-only file, although durable=true", "no durable=true")
 	n.nodes[0].Do("REPLICAOF", "127.0.0.1", "1")
 	e = n.doctor(true, durable)
 	e.want("read-only", fault, n.nodes[0].Addr, "REPLICAOF NO ONE")

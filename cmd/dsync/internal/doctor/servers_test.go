@@ -78,7 +78,7 @@ func TestDoctorOnPooler(t *testing.T) {
 	doctor(t, true, url).want("pooler", fault, "transaction mode", "connect to the server itself")
 	doctor(t, true, url+"&pooler=session").want("pooler", fault, "transaction mode", "connect to the server itself")
 	url = "pglock://postgres@" + testenv.PgBouncer(t, pg, "session").Addr + "/postgres?sslmode=disable"
-	doctor(t, true, url).want("pooler", fault, "refuses unless it is told", "pooler=session")
+	doctor(t, true, url).want("pooler", fault, "refuses without pooler=session", "pooler=session")
 	doctor(t, false, url+"&pooler=session").want("pooler", note, "session mode", "")
 }
 
@@ -123,7 +123,7 @@ func TestDoctorOnEtcd(t *testing.T) {
 	user := "etcd://app:" + password + "@" + s.Addr
 	doctor(t, false, user+"/locks/").want("rights", ok, "locks/", "")
 	doctor(t, true, user+"/other/").want("rights", fault, "read, write, delete", "grant-permission ROLE --prefix=true readwrite other/")
-	doctor(t, true, strings.Replace(user, password, testenv.PasswordMark+"wrong", 1)+"/locks/").want("password", fault, "does not know", "the right user")
+	doctor(t, true, strings.Replace(user, password, testenv.PasswordMark+"wrong", 1)+"/locks/").want("password", fault, "rejects this user", "the right user")
 }
 
 func TestDoctorOnZooKeeper(t *testing.T) {

@@ -31,7 +31,7 @@ func (r *doctorReport) fill(w io.Writer, width int, paint func(colour, text stri
 		}
 	}
 	if len(r.Promises) > 0 {
-		fmt.Fprint(w, "\nWhat the backend promises (docs/guarantees.md has it fault by fault):\n")
+		fmt.Fprint(w, "\nWhat the backend promises (docs/guarantees.md lists them fault by fault):\n")
 		for _, p := range r.Promises {
 			fmt.Fprint(w, "  - "+cli.Wrap(p, "    ", width)[4:])
 		}
@@ -44,15 +44,15 @@ func (r *doctorReport) fill(w io.Writer, width int, paint func(colour, text stri
 func promises(i driver.Info, ttl time.Duration) []string {
 	list := []string{orderText("locks", i.Order), tokensText(i.Fencing)}
 	if i.ReadWrite.Offered {
-		list = append(list, "names can be read by many and written by one; "+orderText("readers and writers", i.ReadWrite.Order))
+		list = append(list, "a name has many readers or one writer; "+orderText("readers and writers", i.ReadWrite.Order))
 	} else {
-		list = append(list, "no Read and Write: names are locked by one alone")
+		list = append(list, "no Read and Write: a name has one holder")
 	}
 	if i.Permits.Offered {
-		list = append(list, "names can have a limit of permits; "+orderText("permits", i.Permits.Order))
+		list = append(list, "a name can have permits; "+orderText("permits", i.Permits.Order))
 	}
 	list = append(list, fmt.Sprintf("the lock of a process that vanishes is free %v after its TTL at the latest", i.LateFor(ttl)),
-		fmt.Sprintf("a holder whose lock somebody removes is told within %v", i.Detect),
+		fmt.Sprintf("a holder whose lock is removed is notified within %v", i.Detect),
 		fmt.Sprintf("TTL: %s; here %v", cli.Bounds(i), ttl))
 	return list
 }
@@ -62,17 +62,17 @@ func orderText(what string, o driver.Order) string {
 	case driver.FIFO:
 		return what + " are granted in the order of arrival"
 	case driver.FIFOByClient:
-		return what + " are granted to clients in the order of arrival, and inside of a client in that of its callers"
+		return what + " are granted to clients in the order of arrival, and within a client to callers in the order of arrival"
 	}
-	return what + " are granted in no order: any who waits may be next"
+	return what + " are granted in no order: any waiter may be next"
 }
 
 func tokensText(f driver.Fencing) string {
 	switch f {
 	case driver.Durable:
-		return "fencing tokens rise for as long as the backend keeps what was acknowledged"
+		return "fencing tokens rise as long as the backend keeps acknowledged data"
 	case driver.Volatile:
-		return "fencing tokens rise, but may begin anew when the backend loses data"
+		return "fencing tokens rise, but may start again when the backend loses data"
 	}
-	return "no fencing tokens: a resource cannot tell a holder that is late"
+	return "no fencing tokens: a resource cannot detect a late holder"
 }

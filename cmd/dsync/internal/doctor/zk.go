@@ -21,7 +21,7 @@ const seeZooKeeper = "docs/backends/zookeeper.md#faults"
 func examineZooKeeper(ctx context.Context, x *examination) bool {
 	config, err := tlsurl.Read(x.url)
 	if err != nil {
-		x.bad(fault, "URL", err.Error(), "what the message says", seeTLS)
+		x.bad(fault, "URL", err.Error(), "see the message", seeTLS)
 		return false
 	}
 	reached := x.reach(ctx, x.url.HostsWithPort("localhost", "2181"), config)
@@ -59,19 +59,19 @@ func (x *examination) zkAnswer(host, text string, err error) {
 	}
 	switch {
 	case strings.Contains(text, "not currently serving"):
-		x.bad(fault, "leader", host+" does not serve: it reaches no majority of its ensemble", "a majority of the servers that are up and reach each other", seeZooKeeper)
+		x.bad(fault, "leader", host+" refuses to serve, because it cannot reach a majority of its ensemble", "a majority of the servers that are up and reach each other", seeZooKeeper)
 		return
 	case err != nil || version == "":
-		x.bad(note, "version", host+" does not tell its version and its role", "4lw.commands.whitelist=srvr in zoo.cfg", seeReach)
+		x.bad(note, "version", host+" does not report its version and its role", "4lw.commands.whitelist=srvr in zoo.cfg", seeReach)
 		return
 	}
 	if major, minor, _ := parseVersion(version); major < 3 || major == 3 && minor < 5 {
-		x.bad(fault, "version", fmt.Sprintf("%s is ZooKeeper %s, and 3.5 is the oldest that will do", host, version), "ZooKeeper 3.5 or newer", seeReach)
+		x.bad(fault, "version", fmt.Sprintf("%s is ZooKeeper %s, and the oldest supported version is 3.5", host, version), "ZooKeeper 3.5 or newer", seeReach)
 	} else {
 		x.good("version", "%s is ZooKeeper %s", host, version)
 	}
 	if mode == "standalone" {
-		x.bad(note, "members", host+" is alone: while it is down nothing is granted", "three servers, if that matters", seeZooKeeper)
+		x.bad(note, "members", host+" is the only server: while it is down, nothing is granted", "three servers, if that matters", seeZooKeeper)
 	} else {
 		x.good("members", "%s is a %s of an ensemble", host, mode)
 	}
@@ -131,13 +131,13 @@ func (x *examination) zkPath(conn *gozk.Conn, chroot, id string) {
 		node, needed = path.Dir(node), "c"
 		acl, _, err = conn.GetACL(node)
 	}
-	cure := fmt.Sprintf("by whoever has the right a: setAcl %s auth:USER:PASSWORD:crdwa; or another user, password or path in the URL", node)
+	cure := fmt.Sprintf("a user with the right a: setAcl %s auth:USER:PASSWORD:crdwa; or another user, password or path in the URL", node)
 	switch {
 	case errors.Is(err, gozk.ErrNoAuth):
 		x.bad(fault, "rights", fmt.Sprintf("the user has no rights on %s", node), cure, seeRights)
 		return
 	case err != nil:
-		x.bad(fault, "rights", fmt.Sprintf("the rights on %s cannot be read: %v", node, err), "what the message says", seeRights)
+		x.bad(fault, "rights", fmt.Sprintf("the rights on %s cannot be read: %v", node, err), "see the message", seeRights)
 		return
 	}
 	missing, unknown := missingPerms(acl, id, needed)
@@ -145,7 +145,7 @@ func (x *examination) zkPath(conn *gozk.Conn, chroot, id string) {
 	case missing == "":
 		x.good("rights", "the user has the rights %s on %s", needed, node)
 	case unknown:
-		x.bad(note, "rights", fmt.Sprintf("the rights %s on %s may be given by a scheme that cannot be judged from here", missing, node), "", seeRights)
+		x.bad(note, "rights", fmt.Sprintf("the rights %s on %s may come from a scheme that doctor cannot check", missing, node), "", seeRights)
 	default:
 		x.bad(fault, "rights", fmt.Sprintf("the user lacks the rights %s on %s", missing, node), cure, seeRights)
 	}

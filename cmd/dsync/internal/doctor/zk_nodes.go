@@ -102,13 +102,13 @@ func (x *examination) zkJudge(n *zkTree) {
 		x.good("session size", "the largest session has %.1f KiB of paths", float64(size)/(1<<10))
 	}
 	if node, next := largest(n.counters); next >= zkNumbersMuch {
-		x.bad(warning, "counter", fmt.Sprintf("%s has had %d nodes: from the number %d on all new ones have the same, and the name is refused", node, next, int64(1)<<31-1),
-			"deleteall "+node+" while no client uses the name: the numbers begin again, and tokens do not fall", seeZooKeeper)
+		x.bad(warning, "counter", fmt.Sprintf("%s has had %d nodes: from number %d on, all new nodes have the same number, and the name is refused", node, next, int64(1)<<31-1),
+			"deleteall "+node+" while no client uses the name: the numbers start again, and tokens do not fall", seeZooKeeper)
 	} else {
 		x.good("counter", "no name has had more than %d nodes, of %d", next, int64(1)<<31-1)
 	}
 	if n.more {
-		x.bad(note, "counter", fmt.Sprintf("only the first %d nodes were looked at", n.seen), "", seeZooKeeper)
+		x.bad(note, "counter", fmt.Sprintf("only the first %d nodes were checked", n.seen), "", seeZooKeeper)
 	}
 }
 

@@ -117,7 +117,7 @@ func (g *guard) hear() (report, error) {
 	var b [reportSize]byte
 	n, err := g.voice.Read(b[:]) // the guard writes all 8 at once
 	if err == nil && n < len(b) {
-		err = errors.New("the guard has said too little")
+		err = errors.New("the message of the guard is too short")
 	}
 	return report{reportKind(binary.LittleEndian.Uint32(b[:])), binary.LittleEndian.Uint32(b[4:])}, err
 }
@@ -235,7 +235,7 @@ func (w *watch) stand() error {
 		switch {
 		case told:
 			if killAt, err = nextTime(w.times); err != nil {
-				w.kill("dsync was killed, which held the lock")
+				w.kill("dsync, which held the lock, was killed")
 				return nil
 			}
 			if w.pid == 0 && killAt > sinceBoot() {
@@ -434,7 +434,7 @@ func nextTime(times *os.File) (time.Duration, error) {
 		n, err = unix.Read(int(times.Fd()), b[:])
 	}
 	if n < len(b) {
-		return 0, errors.Join(err, errors.New("no time was told"))
+		return 0, errors.Join(err, errors.New("no time was reported"))
 	}
 	return time.Duration(binary.LittleEndian.Uint64(b[:])), nil
 }

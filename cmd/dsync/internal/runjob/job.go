@@ -219,7 +219,7 @@ func (j *job) step(now time.Time) (next time.Duration, over bool) {
 	switch {
 	case j.killed:
 		if now.After(deadline.Add(overstayed)) {
-			j.done.err = cli.Exit(cli.ExitLost, errors.New("processes of the command do not end by KILL, and the lock is over"))
+			j.done.err = cli.Exit(cli.ExitLost, errors.New("processes of the command survive KILL, and the lock has ended"))
 			return 0, true
 		}
 		j.kill() // also processes that were not visible before
@@ -241,7 +241,7 @@ func (j *job) step(now time.Time) (next time.Duration, over bool) {
 }
 
 // errNotRenewed is the loss of a lock that still lasts for some time.
-var errNotRenewed = errors.New("lock lost: it could not be renewed, so others may have it soon")
+var errNotRenewed = errors.New("lock lost: it could not be renewed, so another client may soon acquire it")
 
 // errStoodStill is the loss of a lock that was renewed too late for the guard.
 var errStoodStill = errors.New("lock lost: dsync stood still until the lock was about to end, so the command was killed")
@@ -330,7 +330,7 @@ func (j *job) reap() {
 			j.guard.reaped = true
 			j.guard.end(j.note)
 			if !j.killed && !j.over {
-				j.broken(errors.New("somebody has ended it"))
+				j.broken(errors.New("it was ended from outside"))
 			}
 		case pid == j.pid: // which the guard has left
 			j.ended, j.done.status = true, exitStatusOf(status)

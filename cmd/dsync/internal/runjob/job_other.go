@@ -21,7 +21,7 @@ var (
 // groupsWork returns an error: without process groups, dsync cannot promise
 // that the whole command ends in time.
 func groupsWork() error {
-	return errors.New("run needs the process groups of Linux and macOS, and is not offered on " + runtime.GOOS)
+	return errors.New("run needs the process groups of Linux and macOS, and is not supported on " + runtime.GOOS)
 }
 
 func (r *runner) supervise(*dsync.Lease) ending {

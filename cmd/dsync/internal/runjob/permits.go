@@ -19,9 +19,9 @@ func (p *permits) Set(text string) error {
 	limit, err2 := strconv.Atoi(second)
 	switch {
 	case err1 != nil || err2 != nil:
-		return fmt.Errorf("2/8 takes two permits where there are eight, and 2/0 two of those that there are")
+		return fmt.Errorf("2/8 acquires two of eight permits, and 2/0 two permits of the stored limit")
 	case n < 1 || limit < 0 || limit > 0 && n > limit:
-		return fmt.Errorf("at least one permit is asked for, and at most as many as there are")
+		return fmt.Errorf("the number of permits must be at least 1, and at most the limit")
 	}
 	*p = permits{n, limit}
 	return nil

@@ -34,34 +34,34 @@ func runCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:                   "run NAME [FLAG...] -- COMMAND [ARGUMENT...]",
 		DisableFlagsInUseLine: true,
-		Short:                 "Run a command under a lock, and end it before somebody else can have the lock",
+		Short:                 "Run a command under a lock, and end it before another client can acquire the lock",
 		Long: `Run waits for the lock NAME, runs the command while it holds the lock, and ends with the status of the command.
 
-With --permits 2/8 it waits for two of the eight permits of NAME in place of a lock, and the permits are what is said of the lock below:
-commands whose permits add up to eight run at a time. The backend keeps the limit, and whoever names another one is refused with status 64.
+With --permits 2/8 it acquires two of the eight permits of NAME instead of a lock, and everything below applies to the permits. Commands whose
+permits add up to eight run at a time. The limit is stored on the backend. A different limit is refused with status 64.
 
-The command runs in a process group of its own. If the lock cannot be renewed, as when the backend is out of reach, the whole group
-gets TERM while the lock is still held, and KILL before anybody else can have the lock. A second process, the guard, does so if this
-one is frozen or killed. If somebody removes the lock, the group gets KILL as soon as that is known: others may have the lock then,
-unless they wait for it with --settle. On Linux all this includes processes that leave the group (timeout, setsid, daemons); on macOS
-these are not ended, so use timeout --foreground there.
+The command runs in its own process group. If the lock cannot be renewed, for example because the backend is out of reach, the whole group
+gets TERM while the lock is still held, and KILL before another client can acquire the lock. A second process, the guard, does this if
+dsync is frozen or killed. If the lock is removed, the group gets KILL as soon as dsync is notified. Other clients may acquire the lock by
+then, unless they use --settle. On Linux all this includes processes that leave the group (timeout, setsid, daemons). On macOS such
+processes are not ended, so use timeout --foreground there.
 
-When the command has ended, the processes that it left get TERM, KILL after --kill-after, and then the lock is given back.
+When the command has ended, processes that it left get TERM, and KILL after --kill-after. Then the lock is released.
 
-HUP, INT, QUIT, TERM, USR1, USR2, WINCH and TSTP go on to the whole group. On a terminal the command is in the foreground, and Ctrl-Z
-stops dsync with it: a lock that is not renewed for so long that it is lost ends the command.
+HUP, INT, QUIT, TERM, USR1, USR2, WINCH and TSTP are passed on to the whole group. On a terminal the command is in the foreground, and Ctrl-Z
+also stops dsync. If dsync stands still for so long that the lock is lost, the command is ended.
 
-The command has DSYNC_NAME, DSYNC_TOKEN (the fencing token, where the backend has one) and DSYNC_DEADLINE (until when the lock is held
-without another renewal, as of the start of the command: RFC 3339, UTC) in its environment. DSYNC_URL, which may have a password, is
-not passed on without --pass-url.
+The command's environment has DSYNC_NAME, DSYNC_TOKEN (the fencing token, if the backend has one) and DSYNC_DEADLINE (until when the lock was
+held without another renewal at the start of the command: RFC 3339, UTC). DSYNC_URL, which may contain a password, is passed on only with
+--pass-url.
 
 Exit status
 ` + cli.StatusTable(),
 		Example: `  export DSYNC_URL=redisson://redis:6379
   dsync run backup -- pg_dump -f /backup/db shop      # one at a time, on all machines
   dsync run --try --at-least 59m report -- ./report   # once an hour, from the crontab of each machine
-  dsync run --elect scheduler -- ./scheduler          # on one machine, and on another one when that is gone
-  dsync run --read catalog -- ./export                # together with others who read
+  dsync run --elect scheduler -- ./scheduler          # on one machine, and on another one if it fails
+  dsync run --read catalog -- ./export                # together with other readers
   dsync run --write catalog -- ./import               # beside programs that use RReadWriteLock of Redisson
   dsync run --permits 1/8 convert -- ./convert a.mov  # eight at a time, on all machines together`,
 		ValidArgsFunction: completeCommand,
@@ -75,18 +75,18 @@ Exit status
 func (f *runFlags) add(c *cobra.Command) {
 	cli.AddURL(c)
 	flags := c.Flags()
-	flags.DurationVar(&f.wait, "wait", 0, "wait for the lock for so long (for ever if it is not given)")
+	flags.DurationVar(&f.wait, "wait", 0, "how long to wait for the lock (default forever)")
 	flags.BoolVar(&f.try, "try", false, "do not wait")
-	flags.BoolVar(&f.read, "read", false, "hold the lock together with others who read")
-	flags.BoolVar(&f.write, "write", false, "also exclude the readers and writers of the backend's own libraries, as RReadWriteLock of Redisson")
-	flags.Var(&f.permits, "permits", "take N of LIMIT permits of the name, in place of a lock (LIMIT 0: of those that the backend keeps)")
-	flags.BoolVar(&f.elect, "elect", false, "be a candidate again after a loss, and start the command anew in each term")
-	flags.DurationVar(&f.atLeast, "at-least", 0, "keep the lock for so long after its grant, however early the command ends")
+	flags.BoolVar(&f.read, "read", false, "share the lock with other readers")
+	flags.BoolVar(&f.write, "write", false, "also exclude the readers and writers of the backend's own libraries, such as Redisson's RReadWriteLock")
+	flags.Var(&f.permits, "permits", "acquire N of LIMIT permits of the name instead of a lock (LIMIT 0: the limit stored on the backend)")
+	flags.BoolVar(&f.elect, "elect", false, "campaign again after a loss, and start the command again in each term")
+	flags.DurationVar(&f.atLeast, "at-least", 0, "how long to keep the lock after its grant, however early the command ends")
 	flags.DurationVar(&f.killAfter, "kill-after", 0, "time between TERM and KILL (5s, or a fifth of the TTL if that is less)")
-	flags.BoolVar(&f.settle, "settle", false, "start the command a TTL after the grant, when holders who were not told of a loss are over")
+	flags.BoolVar(&f.settle, "settle", false, "start the command a TTL after the grant, when holders that were not notified of a loss have ended")
 	flags.DurationVar(&f.ttl, "ttl", 0, "how long the lock outlives a crash of this machine (30s, unless the URL has a ttl)")
 	flags.DurationVar(&f.connect, "connect", 10*time.Second, "how long to try to reach the backend")
-	flags.StringVar(&f.note, "note", "", "a `TEXT` for people, stored with the lock (the host and the program if it is not given)")
+	flags.StringVar(&f.note, "note", "", "`TEXT` to store with the lock for operators (default host and program)")
 	flags.BoolVar(&f.passURL, "pass-url", false, "leave $"+cli.URLVariable+" in the environment of the command")
 }
 
@@ -96,17 +96,17 @@ func (f *runFlags) check(c *cobra.Command) error {
 	switch {
 	case given("wait") && f.wait <= 0, f.connect <= 0, given("at-least") && f.atLeast <= 0, given("ttl") && f.ttl <= 0,
 		given("kill-after") && f.killAfter <= 0:
-		return cli.Misused("--wait, --connect, --at-least, --ttl and --kill-after have to be positive")
+		return cli.Misused("--wait, --connect, --at-least, --ttl and --kill-after must be positive")
 	case f.try && given("wait"):
-		return cli.Misused("--try does not wait: leave --wait out")
+		return cli.Misused("--try does not wait: omit --wait")
 	case f.elect && (f.try || given("wait")):
-		return cli.Misused("--elect waits for its turn again and again: leave --try and --wait out")
+		return cli.Misused("--elect waits for its turn repeatedly: omit --try and --wait")
 	case f.elect && (f.read || f.atLeast > 0), f.read && f.atLeast > 0:
 		return cli.Misused("--elect, --read and --at-least exclude each other")
 	case f.read && f.write:
 		return cli.Misused("--read and --write exclude each other")
 	case f.permits.asked() && (f.elect || f.read || f.write):
-		return cli.Misused("--permits takes permits in place of a lock: leave --elect, --read and --write out")
+		return cli.Misused("--permits acquires permits instead of a lock: omit --elect, --read and --write")
 	}
 	return nil
 }
@@ -118,7 +118,7 @@ func arguments(c *cobra.Command, args []string) (name string, argv []string, err
 	case dash < 0 || dash == len(args):
 		return "", nil, cli.Misused("the command is missing: %s", c.UseLine())
 	case dash != 1:
-		return "", nil, cli.Misused("one name is needed before --: %s", c.UseLine())
+		return "", nil, cli.Misused("exactly one name must precede --: %s", c.UseLine())
 	}
 	if err := cli.CheckName(args[0]); err != nil {
 		return "", nil, cli.Exit(cli.ExitMisused, err)
@@ -139,7 +139,7 @@ func keepsOthersOut(raw string) error {
 	}
 	for _, backend := range of {
 		if scheme, _, _ := strings.Cut(backend, ":"); scheme == "memory" {
-			return errors.New("a lock in memory is a lock inside this process, and keeps no other process out: give the URL of a server, such as redisson://redis:6379")
+			return errors.New("a lock in memory excludes no other process: give the URL of a server, such as redisson://redis:6379")
 		}
 	}
 	return nil
@@ -202,7 +202,7 @@ func (r *runner) close(err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	if closed := r.client.Close(ctx); closed != nil && err == nil {
-		r.say("the connection was not closed in good order: %v", closed)
+		r.say("the connection was not closed cleanly: %v", closed)
 	}
 }
 

@@ -64,9 +64,9 @@ func (p *page) handler() http.Handler {
 		}
 		switch {
 		case !p.hosts[hostOf(r.Host)]:
-			http.Error(w, "this server has another name: --host of dsync serve says which", http.StatusMisdirectedRequest)
+			http.Error(w, "this server has another name: see --host of dsync serve", http.StatusMisdirectedRequest)
 		case fromElsewhere(r):
-			http.Error(w, "a page of another site asks for this", http.StatusForbidden)
+			http.Error(w, "requests from pages of other sites are refused", http.StatusForbidden)
 		default:
 			routes.ServeHTTP(w, r)
 		}
@@ -109,7 +109,7 @@ func (p *page) stream(w http.ResponseWriter, r *http.Request) {
 	case p.places <- struct{}{}:
 		defer func() { <-p.places }()
 	default:
-		http.Error(w, fmt.Sprintf("%d pages are open, and more are not served", cap(p.places)), http.StatusServiceUnavailable)
+		http.Error(w, fmt.Sprintf("%d pages are open, which is the limit", cap(p.places)), http.StatusServiceUnavailable)
 		return
 	}
 	v := view{r.FormValue("find"), r.FormValue("from")}
@@ -209,7 +209,7 @@ func (p *page) mayRelease(w http.ResponseWriter, r *http.Request) bool {
 // release ends the hold that a page displayed.
 func (p *page) release(w http.ResponseWriter, r *http.Request) {
 	name, grant := r.URL.Query().Get("name"), r.URL.Query().Get("grant")
-	status, text := http.StatusForbidden, "The token is not the one that dsync serve was given. Nothing was released."
+	status, text := http.StatusForbidden, "The token is wrong. Nothing was released."
 	if p.mayRelease(w, r) {
 		ctx, cancel := context.WithTimeout(r.Context(), askPatience)
 		defer cancel()

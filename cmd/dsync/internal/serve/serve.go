@@ -28,21 +28,21 @@ func Command() *cobra.Command {
 	var s serveFlags
 	c := &cobra.Command{
 		Use:   "serve [PREFIX]",
-		Short: "Serve a web page of the locks that are held",
-		Long: `Serve serves a web page of the names that "dsync ls" lists, of those that begin with PREFIX: who holds each, since when, and who waits.
-The leader of an election is the holder of its name. The page changes by itself, until Ctrl-C or TERM. Nothing is locked.
+		Short: "Serve a web page of the held locks",
+		Long: `Serve serves a web page of the held names that begin with PREFIX: the holder of each, since when it is held, and the waiters. The leader of an
+election is the holder of its name. The page updates itself until Ctrl-C or TERM. Serve changes nothing.
 
-Browsers get all from this server, and nothing from others. All pages together ask the backend no more than one would: the names are
-listed every --every, and half of the time at most; of the names on pages, 500 in a second at most are asked for; and nothing while no page
-is open. A page has 100 names, and says how many there are. 100 pages can be open at a time, and 100,000 names are listed.
+Browsers load everything from this server. All pages share their requests to the backend: serve lists the names every --every, but at most
+half of the time, queries the holders of at most 500 names per second, and sends nothing while no page is open. A page shows 100 names
+and their total number. 100 pages can be open at a time, and 100,000 names are listed.
 
-Who can connect to the address sees the locks, without a password; on a machine with other users, they can. With an address that
-other machines reach, --host has to say by which names browsers call this server, since a request by another name is refused, as is
-whatever other sites have a browser ask for. There is no TLS: for other machines, have a proxy on this one that speaks TLS and asks
-who comes, and give --host its name.
+Anyone who can connect to the address sees the locks without a password, including other users of the machine. For an address that other
+machines reach, give each name by which browsers call this server as --host. Requests by another name, and requests from pages of other
+sites, are refused. There is no TLS. To serve other machines, run a proxy on this machine that speaks TLS and authenticates users, and
+give its name as --host.
 
-With --allow-release a lock can be taken away from its holder, as by "dsync release", by those who have the token: at least 16
-characters, in $DSYNC_RELEASE_TOKEN or in a file. That needs a loopback address, since the token would cross the network as it is.
+With --allow-release, users with the token can release locks, as "dsync release" does. The token has at least 16 characters, and is
+in $DSYNC_RELEASE_TOKEN or in a file. This needs a loopback address, because the token would cross the network unencrypted.
 
 Exit status
     0  ended by Ctrl-C or TERM
@@ -63,9 +63,9 @@ Exit status
 	f.Add(c)
 	c.Flags().StringVar(&s.listen, "listen", "127.0.0.1:8080", "`ADDRESS` to serve at")
 	c.Flags().StringArrayVar(&s.names, "host", nil, "`NAME` by which browsers call this server (may be given more than once)")
-	c.Flags().DurationVar(&s.every, "every", 2*time.Second, "how long to rest between two looks, a second at least")
-	c.Flags().BoolVar(&s.allow, "allow-release", false, "let those who have the token release locks")
-	c.Flags().StringVar(&s.file, "token-file", "", "`FILE` with the token for releases ($"+tokenVariable+" if it is not given)")
+	c.Flags().DurationVar(&s.every, "every", 2*time.Second, "pause between two lists, at least 1s")
+	c.Flags().BoolVar(&s.allow, "allow-release", false, "let users with the token release locks")
+	c.Flags().StringVar(&s.file, "token-file", "", "`FILE` with the token for releases (default $"+tokenVariable+")")
 	return c
 }
 
@@ -84,7 +84,7 @@ type serveFlags struct {
 
 func (s *serveFlags) check() (err error) {
 	if s.every < time.Second {
-		return errors.New("--every has to be a second at least")
+		return errors.New("--every must be at least 1s")
 	}
 	if s.address, err = net.ResolveTCPAddr("tcp", s.listen); err != nil {
 		return fmt.Errorf("--listen: %w", err)
@@ -98,13 +98,13 @@ func (s *serveFlags) check() (err error) {
 			s.hosts[name] = true
 		}
 	} else if s.allow {
-		return fmt.Errorf("--listen: %s is no loopback address, and --allow-release needs one: the token would cross the network as it is", s.listen)
+		return fmt.Errorf("--listen: %s is not a loopback address, which --allow-release needs: the token would cross the network unencrypted", s.listen)
 	} else if len(s.hosts) == 0 {
-		return fmt.Errorf("--listen: other machines can reach %s, and see all locks: --host NAME says that this is meant, and by which name browsers come", s.listen)
+		return fmt.Errorf("--listen: other machines can reach %s and see all locks: to allow that, give the name that browsers use as --host NAME", s.listen)
 	}
 	if !s.allow {
 		if s.file != "" {
-			return errors.New("--token-file is for --allow-release")
+			return errors.New("--token-file needs --allow-release")
 		}
 		return nil
 	}
@@ -123,7 +123,7 @@ func (s *serveFlags) readToken() error {
 		from, text = "--token-file", string(raw)
 	}
 	if s.token = strings.TrimSpace(text); len(s.token) < shortestToken {
-		return fmt.Errorf("%s: --allow-release needs a token of %d characters at least, in $%s or in --token-file", from, shortestToken, tokenVariable)
+		return fmt.Errorf("%s: --allow-release needs a token of at least %d characters, in $%s or in --token-file", from, shortestToken, tokenVariable)
 	}
 	return nil
 }

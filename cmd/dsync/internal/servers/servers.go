@@ -72,8 +72,8 @@ func RedisKey(prefix, lock string) string {
 
 // Reasons for a missing connection to ZooKeeper.
 var (
-	ErrNoSession = errors.New("the server gives no session")
-	ErrNoLogin   = errors.New("the server refuses user and password")
+	ErrNoSession = errors.New("the server opens no session")
+	ErrNoLogin   = errors.New("the server rejects user and password")
 )
 
 // ZooKeeper calls do with a connection that has a session and the user of a
