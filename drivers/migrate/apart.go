@@ -55,25 +55,16 @@ func (d *Driver) apart(ctx context.Context) error {
 		if errors.Is(err, driver.ErrLocked) && !errors.Is(err, driver.ErrUnknown) {
 			continue
 		}
-		if err != nil && !errors.Is(err, driver.ErrUnavailable) && !errors.Is(err, driver.ErrUnknown) && ctx.Err() == nil {
-			return nil // such a name is not permitted here
-		}
 		if err != nil {
-			return fmt.Errorf("%s backend: %w", d.from.role, err)
+			return unlessRefused(d.permitted(ctx, d.from.explain(err)))
 		}
 		defer letGo(l)
-		on, err := inspectFrom.Inspect(ctx, name)
-		if err != nil {
-			return nil // the backend does not report holders
-		}
-		other, err := inspectTo.Inspect(ctx, name)
-		if err != nil {
-			return nil // to does not report holders, but from does: they are different
-		}
-		if other.Held && on.Hold != "" && other.Hold == on.Hold {
+		on, fromErr := inspectFrom.Inspect(ctx, name)
+		other, toErr := inspectTo.Inspect(ctx, name)
+		if fromErr == nil && toErr == nil && other.Held && on.Hold != "" && other.Hold == on.Hold {
 			return fmt.Errorf("migrate URL: %w", ErrSame)
 		}
-		return nil
+		return nil // also if a backend does not report holders
 	}
 	return nil
 }

@@ -55,11 +55,7 @@ func (g *gate) admitToNew(ctx context.Context) error {
 // the old backend may be gone when the process loses its slot. It returns the
 // delay until the next call; 0 means never.
 func (g *gate) learn(ctx context.Context) time.Duration {
-	closed, err := g.closed(ctx)
-	if err == nil && closed {
-		err = g.admitToNew(ctx)
-	}
-	if err == nil && closed {
+	if closed, err := g.closed(ctx); err == nil && closed && g.admitToNew(ctx) == nil {
 		return 0
 	}
 	return askWhetherClosed
@@ -90,21 +86,14 @@ func (d *Driver) Finalize(ctx context.Context) error {
 		return d.closing(ctx, err)
 	}
 	defer m.leave()
-	l, err := d.from.Acquire(bound, d.ownRequest(closedName))
+	err = d.seal(bound, d.from, closedName, nil)
 	if errors.Is(err, driver.ErrSealed) {
 		return nil
 	}
-	if err != nil {
-		return d.closing(ctx, err)
-	}
-	err = d.sealer.Seal(bound, l)
 	if err == nil && !m.live() {
 		// sealed, but other processes may have entered PhaseOld before: their
 		// memberships end with their locks, and do not come back
 		err = fmt.Errorf("%w: the slot was lost meanwhile: repeat it", driver.ErrUnknown)
-	}
-	if err != nil {
-		letGo(l)
 	}
 	return d.closing(ctx, err)
 }

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"time"
 
 	"github.com/go-dsync/dsync/driver"
@@ -36,7 +35,7 @@ func (d *Driver) Operate(ctx context.Context, what string) (end func(), err erro
 	}
 	defer leave()
 	r := d.ownRequest(operatorName)
-	r.Owner, r.TTL = fmt.Sprintf("%s, process %d, %s", hostname(), os.Getpid(), what), d.nearestTTL(min(operatorTTL, d.ttl))
+	r.Owner, r.TTL = d.process+", "+what, d.nearestTTL(min(operatorTTL, d.ttl))
 	wait, cancel := context.WithTimeout(bound, r.TTL+operatorTTL/5)
 	defer cancel()
 	l, err := d.from.Acquire(wait, r)
@@ -44,7 +43,7 @@ func (d *Driver) Operate(ctx context.Context, what string) (end func(), err erro
 		if bound.Err() == nil && (errors.Is(err, driver.ErrLocked) || wait.Err() != nil && !errors.Is(err, driver.ErrUnavailable)) {
 			return nil, d.otherOperator(bound)
 		}
-		return func() {}, d.closing(ctx, unlessRefused(d.permitted(bound, fmt.Errorf("old backend: %w", err))))
+		return func() {}, d.closing(ctx, unlessRefused(d.permitted(bound, d.from.explain(err))))
 	}
 	var c *carried
 	if !d.from.info.KeepsAlive {
@@ -63,5 +62,5 @@ func (d *Driver) otherOperator(ctx context.Context) error {
 			who = cmp.Or(s.Owner, s.Hold)
 		}
 	}
-	return fmt.Errorf("%w: %s", ErrOperator, who)
+	return fmt.Errorf("%w: %s: repeat it when that has ended", ErrOperator, who)
 }

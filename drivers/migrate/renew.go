@@ -19,21 +19,16 @@ type renewal struct {
 
 // share contains the leases that RenewAll renews on one backend.
 type share struct {
-	b      *backend
 	leases []driver.Lease
 	parts  []*part
 	index  []int // in the leases of RenewAll
-}
-
-func (s *share) add(i int, p *part) {
-	s.leases, s.parts, s.index = append(s.leases, p.lease), append(s.parts, p), append(s.index, i)
 }
 
 // RenewAll implements driver.BatchRenewer. It renews concurrently on the two
 // backends, in few requests on a backend that renews in batches.
 func (d *Driver) RenewAll(ctx context.Context, leases []driver.Lease, done func(i int, err error)) {
 	all := make([]renewal, len(leases))
-	shares := [2]*share{{b: d.from}, {b: d.to}}
+	shares := map[*backend]*share{d.from: {}, d.to: {}}
 	for i, x := range leases {
 		l := x.(*lease)
 		all[i].l = l
@@ -42,14 +37,10 @@ func (d *Driver) RenewAll(ctx context.Context, leases []driver.Lease, done func(
 			continue
 		}
 		for _, p := range l.parts {
-			if !p.renewed() {
-				continue
-			}
-			all[i].left++
-			if p.b == d.from {
-				shares[0].add(i, p)
-			} else {
-				shares[1].add(i, p)
+			if p.renewed() {
+				all[i].left++
+				s := shares[p.b]
+				s.leases, s.parts, s.index = append(s.leases, p.lease), append(s.parts, p), append(s.index, i)
 			}
 		}
 		if all[i].left == 0 {
@@ -57,12 +48,12 @@ func (d *Driver) RenewAll(ctx context.Context, leases []driver.Lease, done func(
 		}
 	}
 	var wg sync.WaitGroup
-	for _, s := range shares {
+	for b, s := range shares {
 		if len(s.leases) == 0 {
 			continue
 		}
 		wg.Go(func() {
-			s.b.renewAll(ctx, s.leases, func(j int) time.Duration { return s.parts[j].request.TTL }, func(j int, err error) {
+			b.renewAll(ctx, s.leases, func(j int) time.Duration { return s.parts[j].request.TTL }, func(j int, err error) {
 				x := &all[s.index[j]]
 				if x.answered(s.parts[j], err) {
 					done(s.index[j], x.err)

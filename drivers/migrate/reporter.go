@@ -10,9 +10,8 @@ import (
 // reporter reports the keep-alives of the sessions of both backends. It reports
 // success only if both succeed.
 type reporter struct {
-	mu       sync.Mutex
-	told     func(error) // nil without OnKeepAlive
-	from, to error       // the last reports of the two backends
+	mu   sync.Mutex  // also guards the reports of the two backends
+	told func(error) // nil without OnKeepAlive
 }
 
 // OnKeepAlive implements driver.KeepAliveReporter.
@@ -43,13 +42,9 @@ func (d *Driver) keptAlive(b *backend, err error) {
 	}
 	r := &d.told
 	r.mu.Lock()
-	of, other := &r.from, &r.to
-	if b == d.to {
-		of, other = other, of
-	}
-	*of = err
+	b.kept = err
 	told := r.told
-	if err == nil && *other != nil {
+	if err == nil && (d.from.kept != nil || d.to.kept != nil) {
 		told = nil
 	}
 	r.mu.Unlock()

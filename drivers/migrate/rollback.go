@@ -25,7 +25,7 @@ func (quiet) Lost(error)  {}
 // own begins one of the driver's own attempts at a name. The caller must call
 // its end.
 func (d *Driver) own(ctx context.Context, name, owner string) (a *attempt, bound context.Context, err error) {
-	a = &attempt{d: d, r: d.ownRequest(name), outer: ctx, phase: d.Phase()}
+	a = &attempt{d: d, r: d.ownRequest(name), outer: ctx}
 	a.r.Owner = owner
 	bound, err = a.closable(ctx)
 	return a, bound, err

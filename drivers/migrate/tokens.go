@@ -43,7 +43,7 @@ func (d *Driver) Tokens(ctx context.Context) (t Tokens, err error) {
 	for b, token := range map[*backend]*uint64{d.from: &t.From, d.to: &t.To} {
 		l, err := b.Acquire(ctx, d.ownRequest(tokensName))
 		if err != nil {
-			return Tokens{}, d.permitted(ctx, fmt.Errorf("%s backend: %w", b.role, err))
+			return Tokens{}, d.permitted(ctx, b.explain(err))
 		}
 		first, n := driver.Tokens(l, b.floor)
 		*token = first + uint64(max(n, 1)) - 1
@@ -73,7 +73,7 @@ func (d *Driver) otherFloor(ctx context.Context) (uint64, error) {
 	}
 	for name, err := range lister.List(ctx, tiedFloor) {
 		if err != nil {
-			return 0, fmt.Errorf("old backend: %w", err)
+			return 0, d.from.explain(err)
 		}
 		var floor, of uint64
 		if _, err := fmt.Sscanf(name, tiedFloor+"%d:%d", &floor, &of); err == nil && of == target {
