@@ -1,10 +1,50 @@
 package migration
 
 import (
+	"errors"
+	"io"
+
 	"github.com/spf13/cobra"
 
 	"github.com/go-dsync/dsync/cmd/dsync/internal/cli"
 )
+
+// report is what a command has found and done. Its JSON is part of the
+// command's interface.
+type report interface{ about() *heading }
+
+// heading is the beginning of every report.
+type heading struct {
+	From  string `json:"from"`
+	To    string `json:"to"`
+	Error string `json:"error,omitempty"` // if the exit status is not 0
+}
+
+func (h *heading) about() *heading { return h }
+
+// command makes c fill in the report r by calling do, which also writes text.
+// With --json, the report replaces the text, even if do fails.
+func (f *pairFlags) command(c *cobra.Command, r report, do func(c *cobra.Command, args []string, text io.Writer) error) *cobra.Command {
+	c.RunE = func(c *cobra.Command, args []string) error {
+		h, text := r.about(), c.OutOrStdout()
+		if f.json {
+			text = io.Discard
+		}
+		err := f.read()
+		if err == nil {
+			h.From, h.To = f.fromURL.String(), f.toURL.String()
+			err = do(c, args, text)
+		}
+		if !f.json {
+			return err
+		}
+		if err != nil {
+			h.Error = err.Error()
+		}
+		return errors.Join(err, cli.WriteJSON(c.OutOrStdout(), r))
+	}
+	return c
+}
 
 func Command() *cobra.Command {
 	f := &pairFlags{}
@@ -27,6 +67,7 @@ The full runbook, also for a migration with a gate, is docs/migration.md of the 
 No backend can list free locks, so the commands get names as arguments or from a file (--names), one per line.
 URLs with passwords belong in the environment (DSYNC_FROM, DSYNC_TO), because other users of a machine see flags.
 Give --gate, --fenced=false and --ttl as the programs' URLs have them.
+With --json, each command writes one JSON object in place of text. It has the member error if the exit status is not 0.
 
 Exit status
     0  done; for status: no program is behind
@@ -36,7 +77,7 @@ Exit status
     4  impossible with these backends, or in this way
   130  interrupted; what was done stays, and the command can be repeated`,
 		Example: `  export DSYNC_FROM=redisson://:secret@redis:6379 DSYNC_TO=etcd://etcd:2379/locks/
-  dsync migrate plan
+  dsync migrate plan --names names.txt
   dsync migrate status --names names.txt
   dsync migrate seal --all --names names.txt --dry-run
   dsync migrate seal --all --names names.txt --rate 200 --wait 1m

@@ -1,6 +1,7 @@
 package migration
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -28,9 +29,11 @@ const (
 // pairFlags identify the migration. They correspond to the programs' migrate
 // URL.
 type pairFlags struct {
-	from, to     string
-	gate, fenced bool
-	ttl, connect time.Duration
+	from, to           string
+	gate, fenced, json bool
+	ttl, connect       time.Duration
+
+	fromURL, toURL *driver.URL // set by read
 }
 
 func (f *pairFlags) add(c *cobra.Command) {
@@ -39,32 +42,30 @@ func (f *pairFlags) add(c *cobra.Command) {
 	flags.StringVar(&f.to, "to", "", "`URL` of the new backend ($"+toVariable+" if it is not given)")
 	flags.BoolVar(&f.gate, "gate", false, "the migration is one with a gate, without seals")
 	flags.BoolVar(&f.fenced, "fenced", true, "false gives the fencing tokens up")
+	flags.BoolVar(&f.json, "json", false, "write JSON")
 	flags.DurationVar(&f.ttl, "ttl", 0, "how long what this command holds outlives a crash of it (30s if both backends keep that)")
 	flags.DurationVar(&f.connect, "connect", 10*time.Second, "how long to try to reach the backends")
 }
 
 // read fills in values from the environment and parses the URLs.
-func (f *pairFlags) read() (from, to *driver.URL, err error) {
-	if f.from == "" {
-		f.from = os.Getenv(fromVariable)
-	}
-	if f.to == "" {
-		f.to = os.Getenv(toVariable)
-	}
+func (f *pairFlags) read() (err error) {
+	f.from = cmp.Or(f.from, os.Getenv(fromVariable))
+	f.to = cmp.Or(f.to, os.Getenv(toVariable))
 	if f.connect <= 0 || f.ttl < 0 {
-		return nil, nil, cli.Usage(errors.New("--connect has to be positive, and --ttl not negative"))
+		return cli.Usage(errors.New("--connect has to be positive, and --ttl not negative"))
 	}
-	if from, err = parse("--from", f.from, fromVariable); err != nil {
-		return nil, nil, err
+	if f.fromURL, err = parse("--from", f.from, fromVariable); err != nil {
+		return err
 	}
-	if to, err = parse("--to", f.to, toVariable); err != nil {
-		return nil, nil, err
+	if f.toURL, err = parse("--to", f.to, toVariable); err != nil {
+		return err
 	}
+	from, to := f.fromURL, f.toURL
 	if from.Scheme == to.Scheme && from.Scheme != "memory" && sameHosts(from, to) && from.Path == to.Path ||
 		from.Scheme == "memory" && from.String() == to.String() {
-		return nil, nil, fmt.Errorf("--from and --to are both %s: %w", from, migrate.ErrSame)
+		return fmt.Errorf("--from and --to are both %s: %w", from, migrate.ErrSame)
 	}
-	return from, to, nil
+	return nil
 }
 
 func parse(flag, raw, variable string) (*driver.URL, error) {
@@ -97,44 +98,39 @@ func sameHosts(a, b *driver.URL) bool {
 
 // pair is the two backends, opened for inspection.
 type pair struct {
-	from, to       driver.Driver
-	fromURL, toURL *driver.URL
-
+	from, to           driver.Driver
 	fromFloor, toFloor uint64 // of their tokens
 }
 
-// openBoth opens the two backends without changing them.
-func (f *pairFlags) openBoth(ctx context.Context) (*pair, error) {
+// with calls do with the two backends, which it opens without changing them,
+// and then closes them.
+func (f *pairFlags) with(ctx context.Context, do func(*pair) error) (err error) {
 	p := &pair{}
-	var err error
-	if p.fromURL, p.toURL, err = f.read(); err != nil {
-		return nil, err
-	}
-	ctx, cancel := context.WithTimeout(ctx, f.connect)
+	bound, cancel := context.WithTimeout(ctx, f.connect)
 	defer cancel()
 	var of *driver.Config
-	if p.from, of, err = driver.Open(ctx, f.from); err != nil {
-		return nil, fmt.Errorf("old backend %s: %w", p.fromURL, err)
+	if p.from, of, err = driver.Open(bound, f.from); err != nil {
+		return fmt.Errorf("old backend %s: %w", f.fromURL, err)
 	}
+	defer func() { err = cmp.Or(err, cli.CloseDriver(p.from)) }()
 	p.fromFloor = of.Floor
-	if p.to, of, err = driver.Open(ctx, f.to); err != nil {
-		return nil, errors.Join(fmt.Errorf("new backend %s: %w", p.toURL, err), cli.CloseDriver(p.from))
+	if p.to, of, err = driver.Open(bound, f.to); err != nil {
+		return fmt.Errorf("new backend %s: %w", f.toURL, err)
 	}
+	defer func() { err = cmp.Or(err, cli.CloseDriver(p.to)) }()
 	p.toFloor = of.Floor
-	return p, nil
+	return do(p)
 }
 
-// with calls do with the two backends and then closes them.
-func (f *pairFlags) with(ctx context.Context, do func(*pair) error) error {
-	p, err := f.openBoth(ctx)
-	if err != nil {
-		return err
-	}
-	err = do(p)
-	if e := p.close(); err == nil {
-		err = e
-	}
-	return err
+// withBoth is with, for a migration that no program has to take part in.
+func (f *pairFlags) withBoth(ctx context.Context, do func(*pair, *migrate.Driver) error) error {
+	return f.with(ctx, func(p *pair) error {
+		m, err := migrate.New(p.from, p.to, f.options(p)) // is not closed: p is
+		if err != nil {
+			return err
+		}
+		return do(p, m)
+	})
 }
 
 func (f *pairFlags) options(p *pair) *migrate.Options {
@@ -146,34 +142,28 @@ func (f *pairFlags) options(p *pair) *migrate.Options {
 func (p *pair) listOld(ctx context.Context) ([]string, error) {
 	names, _, err := (&cli.Backend{Driver: p.from}).List(ctx, "", math.MaxInt)
 	if err != nil {
-		err = fmt.Errorf("old backend %s: %w", p.fromURL, err)
+		err = fmt.Errorf("old backend: %w", err)
 	}
 	return slices.DeleteFunc(names, func(name string) bool { return strings.HasPrefix(name, cli.Reserved) }), err
 }
 
-func (f *pairFlags) listOld(ctx context.Context) (names []string, err error) {
-	err = f.with(ctx, func(p *pair) (err error) {
-		names, err = p.listOld(ctx)
-		return err
-	})
-	return names, err
-}
-
-func (p *pair) close() error { return errors.Join(cli.CloseDriver(p.from), cli.CloseDriver(p.to)) }
-
-// join opens the migration in a phase, as programs do, in order to change it.
-// It first verifies that the two backends differ.
-func (f *pairFlags) join(ctx context.Context, p migrate.Phase) (*migrate.Driver, error) {
-	if _, _, err := f.read(); err != nil {
-		return nil, err
-	}
-	ctx, cancel := context.WithTimeout(ctx, f.connect)
+// join opens the migration in a phase, as programs do, and calls do while no
+// other operator changes it.
+func (f *pairFlags) join(ctx context.Context, p migrate.Phase, what string, do func(*migrate.Driver) error) (err error) {
+	bound, cancel := context.WithTimeout(ctx, f.connect)
 	defer cancel()
-	d, _, err := driver.Open(ctx, f.url(p.String()))
+	d, _, err := driver.Open(bound, f.url(p.String()))
 	if err != nil {
-		return nil, err
+		return err
 	}
-	return d.(*migrate.Driver), nil
+	defer func() { err = cmp.Or(err, cli.CloseDriver(d)) }()
+	m := d.(*migrate.Driver)
+	end, err := m.Operate(ctx, what)
+	if err != nil {
+		return err
+	}
+	defer end()
+	return do(m)
 }
 
 // url returns the URL of a program in a phase.
@@ -189,33 +179,4 @@ func (f *pairFlags) url(phase string) string {
 		q.Set("ttl", f.ttl.String())
 	}
 	return "migrate:?" + q.Encode()
-}
-
-// pretend opens a migration for inspection and changes nothing. Check returns
-// the other reasons to refuse it.
-func (f *pairFlags) pretend(ctx context.Context, check func(*migrate.Driver, context.Context) error) (*migrate.Driver, error) {
-	p, err := f.openBoth(ctx)
-	if err != nil {
-		return nil, err
-	}
-	m, err := migrate.New(p.from, p.to, f.options(p))
-	if err != nil {
-		return nil, errors.Join(err, p.close())
-	}
-	if err = m.Look(ctx); err == nil {
-		err = check(m, ctx)
-	}
-	if err != nil {
-		return nil, errors.Join(err, cli.CloseDriver(m))
-	}
-	return m, nil
-}
-
-// operate detects another operator at work, and lets the other operator detect
-// this command.
-func operate(ctx context.Context, m *migrate.Driver, what string) (end func(), err error) {
-	if end, err = m.Operate(ctx, what); errors.Is(err, migrate.ErrOperator) {
-		err = cli.Unfinished("%w: repeat it when that has ended", err)
-	}
-	return end, err
 }

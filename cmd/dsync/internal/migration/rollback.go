@@ -3,6 +3,7 @@ package migration
 import (
 	"errors"
 	"fmt"
+	"io"
 
 	"github.com/spf13/cobra"
 
@@ -31,29 +32,29 @@ Held names are left out, or waited for with --wait. Rollback can be interrupted 
   dsync migrate rollback orders/42
   dsync migrate rollback --all`,
 		Args: cobra.ArbitraryArgs,
-		RunE: func(c *cobra.Command, args []string) error {
-			names, err := args, error(nil)
-			if all {
-				names, err = f.listOld(c.Context())
-			}
-			if err == nil && all && len(names) == 0 {
-				_, err = fmt.Fprintln(c.OutOrStdout(), "no name is held or sealed on the old backend")
-				return err
-			}
-			if err == nil {
-				names, err = s.list(c, f, names)
-			}
-			if err == nil {
-				err = s.execute(c, f, names)
-			}
-			if errors.Is(err, migrate.ErrNoWayBack) {
-				return fmt.Errorf("%w; programs may return to phase dual all the same, and lock names that have moved on the new backend", err)
-			}
-			return err
-		},
 	}
 	s.add(c)
 	c.Flags().BoolVar(&all, "all", false, "all names that are sealed on the old backend")
 	c.MarkFlagsMutuallyExclusive("all", "names")
-	return c
+	return f.command(c, s, func(c *cobra.Command, names []string, text io.Writer) (err error) {
+		if all {
+			if err = f.with(c.Context(), func(p *pair) (err error) {
+				names, err = p.listOld(c.Context())
+				return err
+			}); err != nil {
+				return err
+			}
+			if len(names) == 0 {
+				_, err = fmt.Fprintln(text, "no name is held or sealed on the old backend")
+				return err
+			}
+		}
+		if names, err = s.list(c, f, names); err == nil {
+			err = s.execute(c, f, names, text)
+		}
+		if errors.Is(err, migrate.ErrNoWayBack) {
+			return fmt.Errorf("%w; programs may return to phase dual all the same, and lock names that have moved on the new backend", err)
+		}
+		return err
+	})
 }

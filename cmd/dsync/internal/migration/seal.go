@@ -1,8 +1,10 @@
 package migration
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"io"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -33,52 +35,48 @@ Held names are left out, or waited for with --wait. Seal can be interrupted and 
 		Example: `  dsync migrate seal --all --names names.txt --dry-run
   dsync migrate seal --all --names names.txt --for 10m --rate 200 --wait 1m`,
 		Args: cobra.ArbitraryArgs,
-		RunE: func(c *cobra.Command, args []string) error {
-			if all != (s.names.File != "") {
-				return cli.Usage(errors.New("--all and --names FILE go together: all names of the file are sealed"))
-			}
-			if lasting < 0 {
-				return cli.Usage(fmt.Errorf("--for %v is negative", lasting))
-			}
-			names, err := s.list(c, f, args)
-			if err != nil {
-				return err
-			}
-			if !anyway {
-				if err := nobodyBehind(c, f, names, lasting); c.Context().Err() != nil {
-					return fmt.Errorf("interrupted before the first name: %w", c.Context().Err())
-				} else if err != nil {
-					return err
-				}
-			}
-			return s.execute(c, f, names)
-		},
 	}
 	s.add(c)
 	c.Flags().BoolVar(&anyway, "anyway", false, "seal also beside programs that know the old backend alone, which wait in vain then, and without a floor")
 	c.Flags().DurationVar(&lasting, "for", 0, "how long to look for programs that know the old backend alone; once if it is not given")
 	c.Flags().BoolVar(&all, "all", false, "seal all names of --names")
-	return c
+	return f.command(c, s, func(c *cobra.Command, args []string, text io.Writer) error {
+		if all != (s.names.File != "") {
+			return cli.Usage(errors.New("--all and --names FILE go together: all names of the file are sealed"))
+		}
+		names, err := s.list(c, f, args)
+		if err != nil {
+			return err
+		}
+		if !anyway {
+			if err := s.nobodyBehind(c.Context(), f, names, lasting, text); c.Context().Err() != nil {
+				return fmt.Errorf("interrupted before the first name: %w", c.Context().Err())
+			} else if err != nil {
+				return err
+			}
+		}
+		return s.execute(c, f, names, text)
+	})
 }
 
 // nobodyBehind fails if it sees a program that uses only the old backend.
-func nobodyBehind(c *cobra.Command, f *pairFlags, names []string, lasting time.Duration) error {
-	r, err := status(c.Context(), f, names, lasting)
-	if err != nil {
+func (s *sweep) nobodyBehind(ctx context.Context, f *pairFlags, names []string, lasting time.Duration, text io.Writer) error {
+	r := &statusReport{}
+	if err := r.look(ctx, f, names, lasting); err != nil {
 		return err
 	}
-	behind := 0
 	for _, n := range r.Names {
 		if n.HeldOn == "old" && n.Behind != "" {
-			behind++
-			n.writeBehind(c.OutOrStdout())
+			s.Behind = append(s.Behind, n)
+			n.writeBehind(text)
 		}
 	}
-	if behind > 0 {
-		return cli.Unfinished("%s in use by programs that know the old backend alone, and would wait in vain: stop these, or seal --anyway", cli.Are(behind, "name"))
+	if n := len(s.Behind); n > 0 {
+		return cli.Unfinished("%s in use by programs that know the old backend alone, and would wait in vain: stop these, or seal --anyway", cli.Are(n, "name"))
 	}
-	if f.fenced && r.fenced {
-		_, err = f.floor(c.Context())
+	if !f.fenced {
+		return nil
 	}
+	_, _, err := f.floor(ctx)
 	return err
 }

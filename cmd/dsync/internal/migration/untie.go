@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"sync/atomic"
 
 	"github.com/spf13/cobra"
@@ -26,29 +27,26 @@ and phase old is open again afterwards. After the loss of the new backend, --any
 		Example: `  export DSYNC_FROM=redisson://:secret@redis:6379 DSYNC_TO=etcd://etcd:2379/locks/
   dsync migrate untie`,
 		Args: cli.NoArguments,
-		RunE: func(c *cobra.Command, _ []string) error {
-			return f.with(c.Context(), func(p *pair) error {
-				m, err := migrate.New(p.from, p.to, f.options(p)) // is not closed: p is
-				if err == nil && !anyway {
-					err = p.nothingSealed(c.Context(), m, f.gate)
-				}
-				if err != nil {
-					return err
-				}
-				end, err := operate(c.Context(), m, "untie")
-				if err != nil {
-					return err
-				}
-				defer end()
-				if err = m.Untie(c.Context()); err == nil {
-					fmt.Fprintf(c.OutOrStdout(), "%s: not tied to a new backend any more\n", p.fromURL)
-				}
-				return err
-			})
-		},
 	}
 	c.Flags().BoolVar(&anyway, "anyway", false, "untie also while names are sealed on the old backend")
-	return c
+	return f.command(c, &heading{}, func(c *cobra.Command, _ []string, text io.Writer) error {
+		return f.withBoth(c.Context(), func(p *pair, m *migrate.Driver) error {
+			if !anyway {
+				if err := p.nothingSealed(c.Context(), m, f.gate); err != nil {
+					return err
+				}
+			}
+			end, err := m.Operate(c.Context(), c.Name())
+			if err != nil {
+				return err
+			}
+			defer end()
+			if err = m.Untie(c.Context()); err == nil {
+				fmt.Fprintf(text, "%s: not tied to a new backend any more\n", f.fromURL)
+			}
+			return err
+		})
+	})
 }
 
 // nothingSealed fails while names are sealed on the old backend. With a gate,
