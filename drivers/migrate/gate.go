@@ -23,8 +23,8 @@ import (
 // one. All locks of a member end with its membership. A check holds a slot for
 // a moment, so a taken slot is checked again before it counts as a member's.
 //
-// In outside.go, a process that is refused in PhaseOld shows that on the
-// backend. In closing.go, PhaseOld ends.
+// In closing.go, a process that is refused in PhaseOld shows that on the
+// backend, and PhaseOld ends.
 type gate struct {
 	d       *Driver
 	setting chan struct{} // has room for one change of the phase
@@ -98,7 +98,7 @@ type slotKind string
 const (
 	inOld    slotKind = "old"
 	inNew    slotKind = "new"
-	wantsOld slotKind = "wants-old" // on from: see outside.go
+	wantsOld slotKind = "wants-old" // on from: see closing.go
 )
 
 func (k slotKind) phase() Phase {
