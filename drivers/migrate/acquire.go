@@ -17,8 +17,6 @@ var (
 	errTaken = errors.New("the lock is held on the old backend")
 )
 
-func isStep(err error) bool { return errors.Is(err, errAgain) || errors.Is(err, errTaken) }
-
 // attempt is one Acquire.
 type attempt struct {
 	d       *Driver

@@ -117,7 +117,7 @@ var (
 
 	// ErrFinalized reports that the migration was finalized, which ended
 	// PhaseOld.
-	ErrFinalized = fmt.Errorf("the migration was finalized, and the old backend alone locks nothing any more: %w", errors.ErrUnsupported)
+	ErrFinalized = fmt.Errorf("the migration was finalized, which closed phase old (`dsync migrate untie` opens it again): %w", errors.ErrUnsupported)
 
 	// ErrFull reports that the gate has no room for another process.
 	ErrFull = fmt.Errorf("the gate has room for %d processes in a phase", MaxMembers)

@@ -136,7 +136,7 @@ func (p *part) undo(ctx context.Context, err error) error {
 	defer cancel()
 	if e := p.release(ctx); e == nil || errors.Is(e, driver.ErrNotHeld) || errors.Is(err, driver.ErrUnknown) {
 		return err
-	} else if isStep(err) {
+	} else if errors.Is(err, errAgain) || errors.Is(err, errTaken) {
 		return fmt.Errorf("%w: releasing a lock on backend %s: %v", driver.ErrUnknown, p.b.info.Name, e)
 	}
 	return fmt.Errorf("%w: %w", driver.ErrUnknown, err)

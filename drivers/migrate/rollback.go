@@ -97,14 +97,12 @@ func (d *Driver) Rollback(ctx context.Context, name string) error {
 		return err
 	}
 	defer a.end()
-	for {
-		if err = a.rollback(bound); !errors.Is(err, errAgain) {
-			return d.closing(ctx, err)
-		}
-		if bound.Err() != nil {
-			return d.closing(ctx, bound.Err())
+	for err = errAgain; errors.Is(err, errAgain); {
+		if err = bound.Err(); err == nil {
+			err = a.rollback(bound)
 		}
 	}
+	return d.closing(ctx, err)
 }
 
 // WayBack returns why names cannot be moved back, as far as the drivers report:

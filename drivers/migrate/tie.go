@@ -49,7 +49,7 @@ var (
 
 	// ErrWrongWay reports that a name is sealed on the new backend.
 	ErrWrongWay = fmt.Errorf("names of the new backend have moved to another backend (are `from` and `to` swapped? to come back after a "+
-		"migration, take the names back by `dsync migrate rollback` with --from and --to as they were then, and `dsync migrate untie`): %w",
+		"migration, run `dsync migrate rollback --all`, unless it had a gate, and `dsync migrate untie`, with --from and --to as they were then): %w",
 		errors.ErrUnsupported)
 )
 
