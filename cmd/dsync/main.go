@@ -88,7 +88,8 @@ func exitStatus(ctx context.Context, err error) int {
 		return cli.ExitUsage
 	case ctx.Err() != nil, errors.Is(err, admin.ErrDeclined):
 		return cli.ExitInterrupted
-	case errors.As(err, new(cli.UnfinishedError)), errors.As(err, &behind), errors.Is(err, migrate.ErrNotPermitted):
+	case errors.As(err, new(cli.UnfinishedError)), errors.As(err, &behind), errors.Is(err, migrate.ErrNotPermitted),
+		errors.Is(err, migrate.ErrOperator):
 		return cli.ExitUnfinished
 	case errors.Is(err, errors.ErrUnsupported), errors.Is(err, migrate.ErrPhase), errors.Is(err, migrate.ErrSkipped),
 		errors.Is(err, migrate.ErrFull):

@@ -647,3 +647,57 @@ func TestStatusKnowsHoldsOfTheMigration(t *testing.T) {
 	drivertest.Acquire(t, drivertest.Open(t, p.from), r)
 	p.run("status", "x").want(cli.ExitDone, "1 held")
 }
+
+// TestJSONOfAllCommands checks that each command writes one object, whether it
+// succeeds, finds that it is too early, or fails.
+func TestJSONOfAllCommands(t *testing.T) {
+	p := inMemory(t)
+	l := drivertest.Acquire(t, drivertest.Open(t, p.from), drivertest.Request("held"))
+	report := func(status int, args ...string) (got map[string]any) {
+		t.Helper()
+		r := p.run(append(args, "--json")...).want(status)
+		if err := json.Unmarshal([]byte(r.out), &got); err != nil {
+			t.Fatalf("%s: %v in\n%s", r.args, err, r.out)
+		}
+		if text, failed := got["error"].(string); failed != (status != cli.ExitDone) || failed && "dsync: "+text+"\n" != r.errors {
+			t.Errorf("%s: got the error %q beside %q", r.args, text, r.errors)
+		}
+		return got
+	}
+	all := [][]string{{"plan"}, {"status", "x"}, {"seal", "x"}, {"rollback", "x"}, {"finalize", "x"}, {"untie"}}
+	for _, c := range all {
+		if got := report(cli.ExitUsage, append(c, "--connect", "-1s")...); got["from"] != "" {
+			t.Errorf("%v: got %v", c, got)
+		}
+	}
+	wantNumbers := func(got map[string]any, want map[string]int) {
+		t.Helper()
+		for name, n := range want {
+			if got[name] != float64(n) {
+				t.Errorf("got %s=%v, want %d in %v", name, got[name], n, got)
+			}
+		}
+	}
+	wantNumbers(report(cli.ExitUnfinished, "status", "held", "x"), map[string]int{"held": 1, "idle": 1, "behind": 1})
+	if got := report(cli.ExitUnfinished, "seal", "held", "x"); len(got["behind"].([]any)) != 1 {
+		t.Errorf("got %v, want the name that is behind", got)
+	}
+	wantNumbers(report(cli.ExitUnfinished, "seal", "held", "x", "--anyway"), map[string]int{"done": 1, "already": 0, "not_tried": 0})
+	drivertest.Release(t, l)
+	report(cli.ExitUnfinished, "finalize", "held", "x")
+	wantNumbers(report(cli.ExitDone, "seal", "held", "x"), map[string]int{"done": 1, "already": 1})
+	got := report(cli.ExitDone, "finalize", "held", "x")
+	if wantNumbers(got, map[string]int{"moved": 2}); len(got["steps"].([]any)) != 3 || got["floor"] == nil {
+		t.Errorf("got %v, want the steps that remain", got)
+	}
+	report(cli.ExitUnfinished, "untie")
+	wantNumbers(report(cli.ExitDone, "rollback", "held", "x", "y"), map[string]int{"done": 2, "already": 1})
+	report(cli.ExitDone, "rollback", "--all")
+	report(cli.ExitDone, "untie")
+	p.from, p.to = "redisson://127.0.0.1:1", "redisson://127.0.0.1:2"
+	for _, c := range all {
+		if got := report(cli.ExitFailed, append(c, "--connect", "50ms")...); got["from"] != p.from {
+			t.Errorf("%v: got %v", c, got)
+		}
+	}
+}

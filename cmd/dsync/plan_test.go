@@ -51,6 +51,8 @@ type planJSON struct {
 	URLs     map[string]string
 	Floor    uint64
 	Facts    []factJSON
+	Refused  []struct{ Name, Why string }
+	Error    string
 }
 
 type factJSON struct {
@@ -100,6 +102,36 @@ func TestPlan(t *testing.T) {
 			}
 		}
 		p.run(append([]string{"plan"}, test.flags...)...).want(test.status, facts["fencing tokens"].Why, "reads, permits or latches")
+	}
+}
+
+// TestPlanFindsNamesThatABackendRefuses checks names on pairs whose new backend
+// refuses some of them.
+func TestPlanFindsNamesThatABackendRefuses(t *testing.T) {
+	etcd := "etcd://" + testenv.Etcd(t).Addr + "/locks/"
+	for _, test := range []struct{ to, bad string }{
+		{"redisson://" + strings.Join(testenv.RedisCluster(t, 3, 0).Addrs(), ",") + "?mode=cluster", "a{b"},
+		{"redisson://" + testenv.Redis(t).Addr, "{42}"},
+	} {
+		p := &two{t: t, from: etcd, to: test.to, stdin: "42\n" + test.bad + "\n7\n"}
+		plan := func(status int, names ...string) (got planJSON) {
+			t.Helper()
+			args := append([]string{"plan"}, names...)
+			r := p.run(args...).want(status)
+			if status == cli.ExitRefused {
+				r.want(status, "behind: "+test.bad+": it cannot move", "1 name is refused by a backend")
+			}
+			if err := json.Unmarshal([]byte(p.run(append(args, "--json")...).want(status).out), &got); err != nil {
+				t.Fatal(err)
+			}
+			return got
+		}
+		if got := plan(cli.ExitDone, "42", "7"); !got.Possible || len(got.Refused) > 0 || len(got.URLs) == 0 {
+			t.Errorf("%s: got %+v", test.to, got)
+		}
+		if got := plan(cli.ExitRefused, "--names", "-"); got.Possible || len(got.Refused) != 1 || got.Refused[0].Name != test.bad || got.Error == "" || len(got.URLs) > 0 {
+			t.Errorf("%s: got %+v, want that %q is refused", test.to, got, test.bad)
+		}
 	}
 }
 

@@ -17,13 +17,10 @@ var (
 	errTaken = errors.New("the lock is held on the old backend")
 )
 
-func isStep(err error) bool { return errors.Is(err, errAgain) || errors.Is(err, errTaken) }
-
 // attempt is one Acquire.
 type attempt struct {
 	d       *Driver
 	r       *driver.Request
-	phase   Phase
 	seals   bool            // the grant seals a name that has not moved yet
 	member  *member         // nil without a gate
 	outer   context.Context // the caller's context
@@ -46,7 +43,7 @@ func (d *Driver) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, 
 		return nil, driver.ErrClosed
 	}
 	defer d.calls.Done()
-	a := &attempt{d: d, r: r, phase: d.Phase(), outer: ctx}
+	a := &attempt{d: d, r: r, outer: ctx}
 	defer a.end()
 	acquire := a.moving
 	if d.gate != nil {
@@ -93,7 +90,7 @@ func (d *Driver) closing(outer context.Context, err error) error {
 
 // moving acquires the name in the phase of the process.
 func (a *attempt) moving(ctx context.Context) (l *lease, err error) {
-	if a.phase == PhaseNew {
+	if a.d.Phase() == PhaseNew {
 		a.seals = true
 		return a.acquire(ctx, a.alone)
 	}
@@ -131,16 +128,6 @@ func (a *attempt) acquire(ctx context.Context, first func(context.Context) (*lea
 			return nil, err
 		}
 	}
-}
-
-// old acquires the name on from, in PhaseOld of the gated procedure.
-func (a *attempt) old(ctx context.Context) (*lease, error) {
-	l := a.newLease()
-	p, err := l.take(ctx, a.d.from, true, a.r.NoWait)
-	if err != nil {
-		return nil, err
-	}
-	return l.grant(ctx, p, p)
 }
 
 // dual acquires the name on from, then on to.

@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -23,12 +23,10 @@ import (
 // one. All locks of a member end with its membership. A check holds a slot for
 // a moment, so a taken slot is checked again before it counts as a member's.
 //
-// In outside.go, a process that is refused in PhaseOld shows that on the
-// backend. In closing.go, PhaseOld ends.
+// In closing.go, a process that is refused in PhaseOld shows that on the
+// backend, and PhaseOld ends.
 type gate struct {
-	d    *Driver
-	name string // of the process, for humans
-
+	d       *Driver
 	setting chan struct{} // has room for one change of the phase
 
 	mu      sync.Mutex
@@ -100,16 +98,8 @@ type slotKind string
 const (
 	inOld    slotKind = "old"
 	inNew    slotKind = "new"
-	wantsOld slotKind = "wants-old" // on from: see outside.go
+	wantsOld slotKind = "wants-old" // on from: see closing.go
 )
-
-// kindOf returns the kind of slots for members in PhaseOld or PhaseNew.
-func kindOf(p Phase) slotKind {
-	if p == PhaseOld {
-		return inOld
-	}
-	return inNew
-}
 
 func (k slotKind) phase() Phase {
 	if k == inNew {
@@ -127,7 +117,7 @@ var (
 
 	// ErrFinalized reports that the migration was finalized, which ended
 	// PhaseOld.
-	ErrFinalized = fmt.Errorf("the migration was finalized, and the old backend alone locks nothing any more: %w", errors.ErrUnsupported)
+	ErrFinalized = fmt.Errorf("the migration was finalized, which closed phase old (`dsync migrate untie` opens it again): %w", errors.ErrUnsupported)
 
 	// ErrFull reports that the gate has no room for another process.
 	ErrFull = fmt.Errorf("the gate has room for %d processes in a phase", MaxMembers)
@@ -156,17 +146,11 @@ type Member struct {
 }
 
 func (m Member) String() string {
-	s := fmt.Sprintf("slot %d", m.Slot)
+	s := []string{fmt.Sprintf("slot %d", m.Slot), m.Owner, m.Hold}
 	if m.Wants {
-		s = "wants to be, " + s
+		s = slices.Insert(s, 0, "wants to be")
 	}
-	if m.Owner != "" {
-		s += ", " + m.Owner
-	}
-	if m.Hold != "" {
-		s += ", " + m.Hold
-	}
-	return s
+	return strings.Join(slices.DeleteFunc(s, func(x string) bool { return x == "" }), ", ")
 }
 
 func (e *BehindError) Error() string {
@@ -176,19 +160,20 @@ func (e *BehindError) Error() string {
 func newGate(d *Driver) *gate {
 	return &gate{
 		d:       d,
-		name:    fmt.Sprintf("%s, process %d", hostname(), os.Getpid()),
 		setting: make(chan struct{}, 1),
 		retired: map[*member]struct{}{},
 	}
 }
 
-// opposite returns the phase that must have ended before p, and the backends on
-// which members of the two are.
-func (g *gate) opposite(p Phase) (q Phase, own, others *backend) {
+// opposite returns the phase that must have ended before p.
+func opposite(p Phase) Phase { return -p }
+
+// own returns the backend with the slots of members in PhaseOld or PhaseNew.
+func (g *gate) own(p Phase) *backend {
 	if p == PhaseOld {
-		return PhaseNew, g.d.from, g.d.to
+		return g.d.from
 	}
-	return PhaseOld, g.d.to, g.d.from
+	return g.d.to
 }
 
 // enter returns the membership for the phase of the driver, with one more use.
@@ -308,12 +293,11 @@ func (g *gate) drain(ctx context.Context, p Phase) error {
 	if p == PhaseDual {
 		return nil
 	}
-	opposite, _, _ := g.opposite(p)
 	for {
 		var left *member
 		g.mu.Lock()
 		for m := range g.retired {
-			if m.phase == opposite {
+			if m.phase == opposite(p) {
 				left = m
 			}
 		}
@@ -324,8 +308,8 @@ func (g *gate) drain(ctx context.Context, p Phase) error {
 		select {
 		case <-left.gone:
 		case <-ctx.Done():
-			self := Member{Phase: opposite, Slot: left.slot, Hold: left.request.Hold, Owner: g.name + " (this process)"}
-			return fmt.Errorf("%w: %w", &BehindError{opposite, []Member{self}}, ctx.Err())
+			self := Member{Phase: left.phase, Slot: left.slot, Hold: left.request.Hold, Owner: g.d.process + " (this process)"}
+			return fmt.Errorf("%w: %w", &BehindError{left.phase, []Member{self}}, ctx.Err())
 		}
 	}
 }
@@ -365,15 +349,12 @@ func (a *attempt) under(ctx context.Context, m *member) (*lease, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(m.active, cancel)()
-	a.member, a.phase = m, m.phase
-	switch a.phase {
-	case PhaseOld:
-		return a.old(ctx)
-	case PhaseDual:
+	a.member = m
+	if m.phase == PhaseDual {
 		return a.dual(ctx)
 	}
 	l := a.newLease()
-	p, err := l.take(ctx, a.d.to, true, a.r.NoWait)
+	p, err := l.take(ctx, a.d.gate.own(m.phase), true, a.r.NoWait)
 	if err != nil {
 		return nil, err
 	}

@@ -71,7 +71,7 @@ func (l *lease) take(ctx context.Context, b *backend, tokens, noWait bool) (*par
 		err = ErrWrongWay
 	}
 	if err != nil && !errors.Is(err, driver.ErrLocked) && !errors.Is(err, driver.ErrSealed) && !errors.Is(err, ErrWrongWay) {
-		err = fmt.Errorf("%s backend: %w", b.role, err)
+		err = b.explain(err)
 	}
 	return p, err
 }

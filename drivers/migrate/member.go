@@ -187,8 +187,7 @@ func (g *gate) join(ctx context.Context, p Phase) (*member, error) {
 	if p == PhaseDual {
 		return m, nil
 	}
-	_, own, _ := g.opposite(p)
-	if err := m.takeSlot(ctx, own, kindOf(p)); err != nil {
+	if err := m.takeSlot(ctx, g.own(p), slotKind(p.String())); err != nil {
 		return nil, err
 	}
 	err := g.admit(ctx, p)
@@ -219,17 +218,11 @@ func (g *gate) admit(ctx context.Context, p Phase) error {
 
 // nobodyIn returns a BehindError if slots of a phase are taken.
 func (g *gate) nobodyIn(ctx context.Context, p Phase) error {
-	_, b, _ := g.opposite(p)
-	members, err := g.look(ctx, b, kindOf(p), g.tryAt)
+	members, err := g.look(ctx, g.own(p), slotKind(p.String()), g.tryAt)
 	if err == nil && len(members) > 0 {
 		err = &BehindError{p, members}
 	}
 	return err
-}
-
-// asks returns a request for one of the gate's own names.
-func (g *gate) asks(name string, e driver.Events, noWait bool) *driver.Request {
-	return &driver.Request{Name: name, Hold: g.d.nextHold(), Owner: g.name, TTL: g.d.ttl, NoWait: noWait, Events: e}
 }
 
 // letGo releases a hold that is no longer needed.
@@ -242,7 +235,8 @@ func letGo(l driver.Lease) {
 // takeSlot takes the first free slot.
 func (m *member) takeSlot(ctx context.Context, b *backend, k slotKind) error {
 	for i := range MaxMembers {
-		r := m.g.asks(slotName(k, i), m, true)
+		r := m.g.d.ownRequest(slotName(k, i))
+		r.NoWait, r.Events = true, m
 		l, err := b.Acquire(ctx, r)
 		if errors.Is(err, driver.ErrLocked) && !errors.Is(err, driver.ErrUnknown) {
 			continue
@@ -299,11 +293,9 @@ func (g *gate) look(ctx context.Context, b *backend, k slotKind, at lookAt) ([]M
 		for _, m := range members {
 			slots = append(slots, m.Slot)
 		}
-		pause := time.NewTimer(lookPause/2 + rand.N(lookPause))
 		select {
-		case <-pause.C:
+		case <-time.After(lookPause/2 + rand.N(lookPause)):
 		case <-ctx.Done():
-			pause.Stop()
 			return nil, ctx.Err()
 		}
 	}
@@ -313,25 +305,21 @@ func (g *gate) look(ctx context.Context, b *backend, k slotKind, at lookAt) ([]M
 func lookAtAll(ctx context.Context, b *backend, k slotKind, which []int, at lookAt) (members []Member, err error) {
 	var mu sync.Mutex
 	var wg sync.WaitGroup
-	slots := make(chan int)
-	for range lookers {
-		wg.Go(func() { // ends when slots is closed
-			for i := range slots {
-				held, lookErr := at(ctx, b, k, i)
-				mu.Lock()
-				if lookErr != nil {
-					err = lookErr
-				} else if held != nil {
-					members = append(members, *held)
-				}
-				mu.Unlock()
+	busy := make(chan struct{}, lookers)
+	for _, i := range which {
+		busy <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-busy }()
+			held, lookErr := at(ctx, b, k, i)
+			mu.Lock()
+			defer mu.Unlock()
+			if lookErr != nil {
+				err = lookErr
+			} else if held != nil {
+				members = append(members, *held)
 			}
 		})
 	}
-	for _, i := range which {
-		slots <- i
-	}
-	close(slots)
 	wg.Wait()
 	slices.SortFunc(members, func(a, b Member) int { return a.Slot - b.Slot })
 	return members, err
@@ -340,8 +328,8 @@ func lookAtAll(ctx context.Context, b *backend, k slotKind, which []int, at look
 // tryAt is a lookAt that is certain: it reports a slot as free only after
 // acquiring it.
 func (g *gate) tryAt(ctx context.Context, b *backend, k slotKind, slot int) (*Member, error) {
-	r := g.asks(slotName(k, slot), quiet{}, true)
-	r.TTL, r.Hold = g.d.nearestTTL(min(lookTTL, g.d.ttl)), lookPrefix+r.Hold
+	r := g.d.ownRequest(slotName(k, slot))
+	r.NoWait, r.TTL, r.Hold = true, g.d.nearestTTL(min(lookTTL, g.d.ttl)), lookPrefix+r.Hold
 	l, err := b.Acquire(ctx, r)
 	if err == nil {
 		letGo(l)
@@ -387,8 +375,7 @@ func (d *Driver) Members(ctx context.Context) ([]Member, error) {
 	}
 	var all []Member
 	for _, k := range []slotKind{inOld, wantsOld, inNew} {
-		_, b, _ := d.gate.opposite(k.phase())
-		members, err := d.gate.look(ctx, b, k, describe)
+		members, err := d.gate.look(ctx, d.gate.own(k.phase()), k, describe)
 		if err != nil {
 			return nil, err
 		}

@@ -39,8 +39,8 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"regexp"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -134,6 +134,7 @@ type Driver struct {
 	phase    atomic.Int32
 	ttl      time.Duration // of the driver's own holds
 	id       string        // of the driver; the prefix of its own holds
+	process  string        // host and process, for people
 	holds    atomic.Uint64 // the number of holds that the driver has made
 
 	life   context.Context // ends with Close
@@ -166,6 +167,11 @@ type backend struct {
 	info  driver.Info
 	role  string
 	floor uint64 // added to the tokens of the driver
+	kept  error  // the last report of its keep-alives
+}
+
+func newBackend(d driver.Driver, role string, floor uint64) *backend {
+	return &backend{Driver: d, info: d.Info(), role: role, floor: floor}
 }
 
 // above adds the floor to a token of the driver, if there is one.
@@ -178,6 +184,14 @@ func (b *backend) above(token *uint64) {
 // below returns the value above which the driver must raise its tokens, so that
 // with the floor they are above last.
 func (b *backend) below(last uint64) uint64 { return last - min(last, b.floor) }
+
+// explain adds to an error which backend it comes from.
+func (b *backend) explain(err error) error {
+	if err != nil {
+		err = fmt.Errorf("%s backend: %w", b.role, err)
+	}
+	return err
+}
 
 // New returns a driver that moves locks between two backends. It refuses a pair
 // that cannot be migrated or whose tokens could fall. Unless it returns an
@@ -196,8 +210,8 @@ func New(from, to driver.Driver, o *Options) (*Driver, error) {
 	if _, isTo := to.(*Driver); isFrom || isTo {
 		return nil, fmt.Errorf("migrate: no migration from or to a migration: %w", errors.ErrUnsupported)
 	}
-	d := &Driver{from: &backend{from, from.Info(), "old", o.FromFloor}, to: &backend{to, to.Info(), "new", o.ToFloor}, id: processID(),
-		sessions: map[sessionKey]*session{}}
+	d := &Driver{from: newBackend(from, "old", o.FromFloor), to: newBackend(to, "new", o.ToFloor), id: processID(),
+		process: fmt.Sprintf("%s, process %d", hostname(), os.Getpid()), sessions: map[sessionKey]*session{}}
 	if err := errors.Join(d.from.info.CheckFloor(o.FromFloor), d.to.info.CheckFloor(o.ToFloor)); err != nil {
 		return nil, err
 	}
@@ -234,14 +248,11 @@ var errOldNeedsGate = fmt.Errorf("migrate: %w: phase %v is there with a gate alo
 // processID identifies this driver, and shows humans where it runs: host,
 // process and a random text, without a colon.
 func processID() string {
-	plain := strings.Map(func(r rune) rune {
-		if 'a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9' {
-			return r
-		}
-		return '-'
-	}, hostname())
+	plain := notPlain.ReplaceAllString(hostname(), "-")
 	return fmt.Sprintf("%s%.40s-%d-%s", HoldPrefix, plain, os.Getpid(), rand.Text())
 }
+
+var notPlain = regexp.MustCompile(`[^a-zA-Z0-9]`)
 
 func hostname() string {
 	host, err := os.Hostname()
@@ -384,13 +395,10 @@ func (d *Driver) Close(ctx context.Context) error {
 		s.end()
 	}
 	var toErr error
-	closed := make(chan struct{})
-	go func() { // ends with ctx
-		defer close(closed)
-		toErr = d.to.Close(ctx)
-	}()
+	var to sync.WaitGroup
+	to.Go(func() { toErr = d.to.Close(ctx) })
 	fromErr := d.from.Close(ctx)
-	<-closed
+	to.Wait()
 	<-left
 	d.calls.Wait()
 	d.work.Wait()

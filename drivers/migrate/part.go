@@ -100,19 +100,14 @@ func (p *part) keep(gone func()) *carried {
 	return p.l.d.carry(p.b, p.lease, p.request.TTL, alive, func(error) { gone() })
 }
 
-// renew renews the hold of an unfinished Acquire once.
-func (p *part) renew(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, p.request.TTL/6)
-	defer cancel()
-	return p.lease.Renew(ctx, p.request.TTL)
-}
-
 // check reports whether the hold still exists after other requests of the
 // Acquire. If these had to wait, check sends a request to the backend, which
 // makes a fixed lease last its TTL from now.
 func (p *part) check(ctx context.Context, waited bool) error {
 	if waited && (p.renewed() || p.session.Load() != nil) {
-		if err := p.renew(ctx); errors.Is(err, driver.ErrNotHeld) {
+		ctx, cancel := context.WithTimeout(ctx, p.request.TTL/6)
+		defer cancel()
+		if err := p.lease.Renew(ctx, p.request.TTL); errors.Is(err, driver.ErrNotHeld) {
 			return errAgain
 		} else if err != nil {
 			return p.l.a.translate(err)
@@ -141,7 +136,7 @@ func (p *part) undo(ctx context.Context, err error) error {
 	defer cancel()
 	if e := p.release(ctx); e == nil || errors.Is(e, driver.ErrNotHeld) || errors.Is(err, driver.ErrUnknown) {
 		return err
-	} else if isStep(err) {
+	} else if errors.Is(err, errAgain) || errors.Is(err, errTaken) {
 		return fmt.Errorf("%w: releasing a lock on backend %s: %v", driver.ErrUnknown, p.b.info.Name, e)
 	}
 	return fmt.Errorf("%w: %w", driver.ErrUnknown, err)

@@ -49,7 +49,7 @@ var (
 
 	// ErrWrongWay reports that a name is sealed on the new backend.
 	ErrWrongWay = fmt.Errorf("names of the new backend have moved to another backend (are `from` and `to` swapped? to come back after a "+
-		"migration, take the names back by `dsync migrate rollback` with --from and --to as they were then, and `dsync migrate untie`): %w",
+		"migration, run `dsync migrate rollback --all`, unless it had a gate, and `dsync migrate untie`, with --from and --to as they were then): %w",
 		errors.ErrUnsupported)
 )
 
@@ -76,7 +76,7 @@ func (d *Driver) keeps(ctx context.Context, b *backend, request func(driver.Leas
 			return nil
 		}
 	}
-	return d.permitted(ctx, fmt.Errorf("%s backend: %w", b.role, err))
+	return d.permitted(ctx, b.explain(err))
 }
 
 // Moves returns nil if names can move, and otherwise an error that matches
@@ -131,13 +131,10 @@ func (d *Driver) wrongWay(ctx context.Context) error {
 		return nil
 	}
 	_, sealed, err := to.Sealed(ctx, targetName)
-	switch {
-	case err != nil:
-		return fmt.Errorf("new backend: %w", err)
-	case sealed:
+	if sealed {
 		return ErrWrongWay
 	}
-	return nil
+	return d.to.explain(err)
 }
 
 // tied reports whether from is tied to this new backend with this floor. It
@@ -168,10 +165,8 @@ func (d *Driver) tied(ctx context.Context) (bool, error) {
 
 // sealed queries the old backend.
 func (d *Driver) sealed(ctx context.Context, name string) (last uint64, sealed bool, err error) {
-	if last, sealed, err = d.sealer.Sealed(ctx, name); err != nil {
-		err = fmt.Errorf("old backend: %w", err)
-	}
-	return last, sealed, err
+	last, sealed, err = d.sealer.Sealed(ctx, name)
+	return last, sealed, d.from.explain(err)
 }
 
 // tie ties from to to, or checks that they are tied to each other.
@@ -186,10 +181,7 @@ func (d *Driver) tie(ctx context.Context) error {
 		} else if err != nil {
 			return err
 		}
-		identity, err := d.identity(ctx)
-		if err == nil {
-			err = d.tieTo(ctx, identity)
-		}
+		err = d.tieTo(ctx)
 		if err != nil && !errors.Is(err, driver.ErrSealed) && !errors.Is(err, driver.ErrNotHeld) {
 			return d.permitted(ctx, err)
 		}
@@ -236,63 +228,48 @@ func (d *Driver) readIdentity(ctx context.Context) (identity uint64, known bool,
 	case move.Sealer:
 		identity, known, err = to.Sealed(ctx, identityName)
 	}
-	if err != nil {
-		err = fmt.Errorf("new backend: %w", err)
-	}
-	return identity, known, err
+	return identity, known, d.to.explain(err)
 }
 
-// identity is readIdentity, and gives the new backend an identity if it has
-// none.
-func (d *Driver) identity(ctx context.Context) (uint64, error) {
-	for {
-		identity, known, err := d.readIdentity(ctx)
-		if err != nil || known {
-			return identity, err
-		}
-		l, err := d.to.Acquire(ctx, d.ownRequest(identityName))
+// tieTo takes the next step to a tie. It gives the new backend an identity, or
+// if it has one, seals the three names on from. A process that stops in between
+// has changed nothing, because the next holder has another token.
+func (d *Driver) tieTo(ctx context.Context) error {
+	identity, known, err := d.readIdentity(ctx)
+	if err != nil {
+		return err
+	}
+	if !known {
+		return d.seal(ctx, d.to, identityName, func(l driver.Lease) error {
+			return d.to.explain(d.marker.Mark(ctx, l, rand.Uint64N(1<<identityBits)))
+		})
+	}
+	return d.seal(ctx, d.from, targetName, func(l driver.Lease) error {
+		first, n := l.Tokens()
+		last := first + uint64(n) - 1
+		err := d.seal(ctx, d.from, tieName(tiedFloor, d.to.floor, last), nil)
 		if err == nil {
-			if err = d.marker.Mark(ctx, l, rand.Uint64N(1<<identityBits)); err == nil {
-				err = d.to.Driver.(move.Sealer).Seal(ctx, l)
-			}
-			if err != nil {
-				letGo(l)
-			}
+			err = d.seal(ctx, d.from, tieName(tiedTo, identity, last), nil)
 		}
-		if err != nil && !errors.Is(err, driver.ErrSealed) && !errors.Is(err, driver.ErrNotHeld) {
-			return 0, fmt.Errorf("new backend: %w", err)
-		}
-		if err := ctx.Err(); err != nil {
-			return 0, err
-		}
-	}
+		return err
+	})
 }
 
-// tieTo seals the three names on from. A process that stops in between has
-// changed nothing, because the next holder has another token.
-func (d *Driver) tieTo(ctx context.Context, identity uint64) error {
-	target, err := d.from.Acquire(ctx, d.ownRequest(targetName))
+// seal seals a reserved name on b, which is a move.Sealer, after a call of
+// before with the hold.
+func (d *Driver) seal(ctx context.Context, b *backend, name string, before func(driver.Lease) error) error {
+	l, err := b.Acquire(ctx, d.ownRequest(name))
 	if err != nil {
-		return fmt.Errorf("old backend: %w", err)
+		return b.explain(err)
 	}
-	first, n := target.Tokens()
-	last := first + uint64(n) - 1
-	for _, name := range []string{tieName(tiedFloor, d.to.floor, last), tieName(tiedTo, identity, last)} {
-		var tie driver.Lease
-		if tie, err = d.from.Acquire(ctx, d.ownRequest(name)); err != nil {
-			break
-		}
-		if err = d.sealer.Seal(ctx, tie); err != nil {
-			letGo(tie)
-			break
-		}
+	if before != nil {
+		err = before(l)
 	}
 	if err == nil {
-		err = d.sealer.Seal(ctx, target)
+		err = b.explain(b.Driver.(move.Sealer).Seal(ctx, l))
 	}
 	if err != nil {
-		letGo(target)
-		err = fmt.Errorf("old backend: %w", err)
+		letGo(l)
 	}
 	return err
 }
@@ -304,25 +281,28 @@ func (d *Driver) Untie(ctx context.Context) error {
 	if d.unsealer == nil {
 		return fmt.Errorf("%w: backend %s takes no seal back", ErrNoWayBack, d.from.info.Name)
 	}
-	for _, name := range []string{tokensName, closedName, targetName} {
-		if name == targetName {
-			if err := unlessRefused(d.raiseTokens(ctx)); err != nil {
-				return err
-			}
-		}
-		if err := d.unseal(ctx, name, 0); err != nil && !errors.Is(err, driver.ErrNotHeld) {
-			// it is not sealed, or no longer sealed
-			return err
-		}
+	err := d.unseal(ctx, tokensName, 0) // if raiseTokens was interrupted
+	if err == nil {
+		err = d.unseal(ctx, closedName, 0)
 	}
-	return nil
+	if err == nil {
+		err = unlessRefused(d.raiseTokens(ctx))
+	}
+	if err == nil {
+		err = d.unseal(ctx, targetName, 0)
+	}
+	return err
 }
 
+// unseal unseals a name, unless it is not sealed, and raises its tokens.
 func (d *Driver) unseal(ctx context.Context, name string, floor uint64) error {
 	id := d.nextHold()
 	err := d.unsealer.Loosen(ctx, name, id, floor)
 	if err == nil {
 		err = d.unsealer.Unseal(ctx, name, id)
+	}
+	if errors.Is(err, driver.ErrNotHeld) {
+		return nil
 	}
 	return err
 }
@@ -335,13 +315,8 @@ func (d *Driver) raiseTokens(ctx context.Context) error {
 	if err != nil || t.To == 0 || d.gate != nil || d.info.Fencing == driver.None {
 		return err
 	}
-	l, err := d.from.Acquire(ctx, d.ownRequest(tokensName))
-	if err != nil {
+	if err = d.seal(ctx, d.from, tokensName, nil); err != nil {
 		return d.permitted(ctx, err)
-	}
-	if err = d.sealer.Seal(ctx, l); err != nil {
-		letGo(l)
-		return err
 	}
 	if _, err := d.tied(ctx); errors.Is(err, ErrOtherFloor) {
 		t.To += t.Floor - d.to.floor
@@ -355,5 +330,5 @@ func (d *Driver) raiseTokens(ctx context.Context) error {
 
 // ownRequest returns one of the driver's own requests.
 func (d *Driver) ownRequest(name string) *driver.Request {
-	return &driver.Request{Name: name, Hold: d.nextHold(), Owner: "migration", TTL: d.ttl, Events: quiet{}}
+	return &driver.Request{Name: name, Hold: d.nextHold(), Owner: d.process, TTL: d.ttl, Events: quiet{}}
 }

@@ -64,6 +64,20 @@ func newLooker(p *pair, gate bool) (*looker, error) {
 	return l, nil
 }
 
+// refused reports a name that a backend does not accept.
+func refused(name string, why error) nameReport {
+	return nameReport{Name: name, State: stateRefused, Behind: "it cannot move: " + why.Error()}
+}
+
+// refusalOf returns the error for names that are refused, or nil if there are
+// none.
+func refusalOf(names []nameReport) error {
+	if len(names) == 0 {
+		return nil
+	}
+	return fmt.Errorf("%s refused by a backend: %w", cli.Are(len(names), "name"), errors.ErrUnsupported)
+}
+
 // lookers is the number of names that are inspected concurrently.
 const lookers = 64
 
@@ -121,7 +135,7 @@ func (l *looker) each(ctx context.Context, names []string, which []int, reports 
 		i := which[n]
 		r, err := l.look(ctx, names[i])
 		if errors.Is(err, errors.ErrUnsupported) {
-			r, err = nameReport{Name: names[i], State: stateRefused, Behind: "it cannot move: " + err.Error()}, nil
+			r, err = refused(names[i], err), nil
 		}
 		if err != nil {
 			return fmt.Errorf("%s: %w", cli.Show(names[i]), err)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"regexp"
 	"slices"
 	"strings"
 	"text/tabwriter"
@@ -21,8 +22,7 @@ import (
 // planReport is the result of `plan`. Its JSON is part of the command's
 // interface.
 type planReport struct {
-	From     string            `json:"from"`
-	To       string            `json:"to"`
+	heading
 	Gate     bool              `json:"gate"`   // as requested by --gate
 	Fenced   bool              `json:"fenced"` // as requested by --fenced
 	Possible bool              `json:"possible"`
@@ -30,6 +30,7 @@ type planReport struct {
 	URLs     map[string]string `json:"urls,omitempty"`  // of the programs: by phase, and "alone" for the end
 	Floor    uint64            `json:"floor,omitempty"` // for the URL of the new backend
 	Facts    []fact            `json:"facts"`
+	Refused  []nameReport      `json:"refused,omitempty"` // given names
 }
 
 // fact is one ability of the pair, or one limitation.
@@ -40,43 +41,53 @@ type fact struct {
 }
 
 func planCommand(f *pairFlags) *cobra.Command {
-	var asJSON, passwords bool
+	var names cli.NameFlags
+	var passwords bool
 	c := &cobra.Command{
-		Use:   "plan",
+		Use:   "plan [NAME...] [--names FILE]",
 		Short: "Show what is possible between two backends, and what is not and why",
 		Long: `Plan opens both backends and shows whether names move by seals or need a gate, what happens to fencing tokens and TTLs, what programs
 cannot use during the migration, and whether names can be taken back. It prints the floor that every URL of the new backend needs, and
-the programs' URLs. It moves nothing, and locks reserved names for a moment on each backend.
+the programs' URLs. It moves nothing, and locks reserved names for a moment on each backend. It checks whether both backends accept
+the given names.
 
-The exit status is 4 if this migration is not possible, or if one of the backends belongs to another migration: from and to swapped, a
-wrong prefix or another floor. It is 3 if the user has no rights to reserved names.
+The exit status is 4 if this migration is not possible, if a backend refuses a name, or if one of the backends belongs to another
+migration: from and to swapped, a wrong prefix or another floor. It is 3 if the user has no rights to reserved names.
 
 Plan does not find out whether the two URLs lead to the same server. The programs, seal and rollback do.`,
 		Example: `  export DSYNC_FROM=redisson://:secret@redis:6379 DSYNC_TO=etcd://etcd:2379/locks/
-  dsync migrate plan`,
-		Args: cli.NoArguments,
-		RunE: func(c *cobra.Command, _ []string) error {
-			var r *planReport
-			var refusal error
-			err := f.with(c.Context(), func(p *pair) (err error) {
-				r, refusal, err = p.plan(c.Context(), f, passwords)
-				return err
-			})
-			if err != nil {
-				return failed(c.OutOrStdout(), asJSON, err)
-			}
-			return errors.Join(cli.Write(c.OutOrStdout(), asJSON, r, r.write), refusal)
-		},
+  dsync migrate plan --names names.txt`,
+		Args: cobra.ArbitraryArgs,
 	}
-	c.Flags().BoolVar(&asJSON, "json", false, "write JSON")
+	names.Add(c)
 	c.Flags().BoolVar(&passwords, "passwords", false, "write the programs' URLs with their passwords")
-	return c
+	r := &planReport{Facts: []fact{}}
+	return f.command(c, r, func(c *cobra.Command, args []string, text io.Writer) error {
+		list, err := names.Read(c, args)
+		if err != nil {
+			return err
+		}
+		var refusal error
+		err = f.with(c.Context(), func(p *pair) (err error) {
+			refusal, err = r.fill(c.Context(), f, p, list)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		if r.Possible = refusal == nil; r.Possible {
+			r.URLs = f.urls(r.Phases, r.Floor, passwords)
+		} else {
+			r.Phases = nil
+		}
+		return cmp.Or(r.write(text), refusal)
+	})
 }
 
-// plan returns the report. If the migration that the flags describe is refused,
-// it also returns the reason.
-func (p *pair) plan(ctx context.Context, f *pairFlags, passwords bool) (r *planReport, refusal, err error) {
-	r = &planReport{From: p.fromURL.String(), To: p.toURL.String(), Gate: f.gate, Fenced: f.fenced, Phases: []string{"dual", "new"}}
+// fill fills in the report. It returns a refusal if the migration that the
+// flags describe is refused.
+func (r *planReport) fill(ctx context.Context, f *pairFlags, p *pair, names []string) (refusal, err error) {
+	r.Gate, r.Fenced, r.Phases = f.gate, f.fenced, []string{"dual", "new"}
 	one := *f
 	one.gate = false
 	m, ties, refusal := p.procedure(ctx, one.options(p))
@@ -95,12 +106,7 @@ func (p *pair) plan(ctx context.Context, f *pairFlags, passwords bool) (r *planR
 	if errors.Is(err, migrate.ErrNotPermitted) {
 		refusal = cmp.Or(refusal, err)
 	} else if err != nil {
-		return nil, nil, err
-	}
-	if r.Possible = refusal == nil; r.Possible {
-		r.URLs = f.urls(r.Phases, t.Floor, passwords)
-	} else {
-		r.Phases = nil
+		return nil, err
 	}
 	r.Floor = t.Floor
 	if m != nil {
@@ -108,7 +114,32 @@ func (p *pair) plan(ctx context.Context, f *pairFlags, passwords bool) (r *planR
 	}
 	r.Facts = append(r.Facts, p.tokens(f, t, cmp.Or(err, refusal)), p.back(ctx, m, f.gate || needsGate, t), p.lengths(m, refusal), fact{"modes", false,
 		"the exclusive lock alone: programs that use reads, permits or latches, or that require an order of waiters, cannot migrate"})
-	return r, refusal, nil
+	if len(names) > 0 {
+		if err := r.try(ctx, p, names); err != nil {
+			return nil, err
+		}
+		refusal = cmp.Or(refusal, refusalOf(r.Refused))
+	}
+	return refusal, nil
+}
+
+// try checks whether both backends accept names.
+func (r *planReport) try(ctx context.Context, p *pair, names []string) error {
+	l, err := newLooker(p, true)
+	if err != nil {
+		return err
+	}
+	seen, err := l.all(ctx, names)
+	if err != nil {
+		return err
+	}
+	for _, n := range seen {
+		if n.State == stateRefused {
+			r.Refused = append(r.Refused, n)
+		}
+	}
+	r.add("names", refusalOf(r.Refused), "both backends accept "+cli.Plural(len(names), "name"))
+	return nil
 }
 
 // procedure returns a migration, which must not be closed. It also returns the
@@ -154,27 +185,15 @@ func withFloor(raw string, floor uint64) string {
 	return before + "?" + strings.Join(params, "&")
 }
 
+var (
+	userPassword = regexp.MustCompile(`(//[^:@/?]*):[^?]*@`)
+	parameter    = regexp.MustCompile(`([?&][^=&]*password)=[^&]*`)
+)
+
 // withoutPassword replaces the passwords of a URL by the word PASSWORD. The URL
 // must be accepted by driver.ParseURL.
 func withoutPassword(raw string) string {
-	const word = "PASSWORD"
-	before, query, has := strings.Cut(raw, "?")
-	if i := strings.LastIndexByte(before, '@'); i >= 0 {
-		start := strings.Index(before, "//") + len("//")
-		if user, _, ok := strings.Cut(before[start:i], ":"); ok {
-			before = before[:start] + user + ":" + word + before[i:]
-		}
-	}
-	if !has {
-		return before
-	}
-	params := strings.Split(query, "&")
-	for i, p := range params {
-		if name, _, _ := strings.Cut(p, "="); strings.HasSuffix(name, "password") {
-			params[i] = name + "=" + word
-		}
-	}
-	return before + "?" + strings.Join(params, "&")
+	return parameter.ReplaceAllString(userPassword.ReplaceAllString(raw, "$1:PASSWORD@"), "$1=PASSWORD")
 }
 
 // tokens compares the tokens that the two backends issue for a name without a
@@ -271,6 +290,9 @@ func (r *planReport) write(w io.Writer) error {
 	}
 	if err := t.Flush(); err != nil {
 		return err
+	}
+	for _, n := range r.Refused {
+		n.writeBehind(w)
 	}
 	if !r.Possible {
 		return nil

@@ -2,7 +2,6 @@ package migration
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -12,28 +11,23 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/go-dsync/dsync/cmd/dsync/internal/cli"
-	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/drivers/migrate"
 )
 
 // statusReport is the result of `status`. Its JSON is part of the command's
 // interface.
 type statusReport struct {
-	From    string           `json:"from"`
-	To      string           `json:"to"`
+	heading
 	Moved   int              `json:"moved"`
 	Held    int              `json:"held"`
 	Idle    int              `json:"idle"`
 	Behind  int              `json:"behind"` // names with a client behind, and processes that are in phase old or want to be
 	Names   []nameReport     `json:"names"`
 	Members []migrate.Member `json:"members,omitempty"` // with a gate
-	fenced  bool             // the old backend has tokens
-	gate    bool
 }
 
 func statusCommand(f *pairFlags) *cobra.Command {
 	var names cli.NameFlags
-	var asJSON bool
 	var lasting time.Duration
 	c := &cobra.Command{
 		Use:   "status [NAME...]",
@@ -52,44 +46,32 @@ PostgreSQL shows the application_name of sessions, which begins with migrate- fo
 		Example: `  dsync migrate status orders/42 invoices
   dsync migrate status --names names.txt --for 1m --json`,
 		Args: cobra.ArbitraryArgs,
-		RunE: func(c *cobra.Command, args []string) error {
-			if lasting < 0 {
-				return cli.Usage(fmt.Errorf("--for %v is negative", lasting))
-			}
-			r, err := statusOfNames(c, f, &names, args, lasting)
-			if err != nil {
-				return failed(c.OutOrStdout(), asJSON, err)
-			}
-			if err = cli.Write(c.OutOrStdout(), asJSON, r, r.write); err == nil && r.Behind > 0 {
-				err = cli.Unfinished("somebody is behind: %d in all", r.Behind)
-			}
-			return err
-		},
 	}
 	names.Add(c)
-	c.Flags().BoolVar(&asJSON, "json", false, "write JSON")
 	c.Flags().DurationVar(&lasting, "for", 0, "how long to look at names that have not moved; once if it is not given")
-	return c
-}
-
-// statusOfNames inspects the names given to a command. With a gate, names are
-// optional.
-func statusOfNames(c *cobra.Command, f *pairFlags, n *cli.NameFlags, args []string, lasting time.Duration) (*statusReport, error) {
-	list, err := n.Some(c, args, !f.gate)
-	if err != nil {
-		return nil, err
-	}
-	return status(c.Context(), f, list, lasting)
-}
-
-func status(ctx context.Context, f *pairFlags, names []string, lasting time.Duration) (r *statusReport, err error) {
-	err = f.with(ctx, func(p *pair) error {
-		r = &statusReport{From: p.fromURL.String(), To: p.toURL.String(), Names: []nameReport{}, fenced: p.from.Info().Fencing != driver.None, gate: f.gate}
-		m, err := migrate.New(p.from, p.to, f.options(p)) // is not closed: p is
+	r := &statusReport{Names: []nameReport{}}
+	return f.command(c, r, func(c *cobra.Command, args []string, text io.Writer) error {
+		list, err := names.Some(c, args, !f.gate)
 		if err == nil {
-			err = m.Look(ctx)
+			err = r.look(c.Context(), f, list, lasting)
 		}
-		if err != nil {
+		if err == nil {
+			err = r.write(text, f.gate)
+		}
+		if err == nil && r.Behind > 0 {
+			err = cli.Unfinished("somebody is behind: %d in all", r.Behind)
+		}
+		return err
+	})
+}
+
+// look inspects names, and repeats that for a while.
+func (r *statusReport) look(ctx context.Context, f *pairFlags, names []string, lasting time.Duration) error {
+	if lasting < 0 {
+		return cli.Usage(fmt.Errorf("--for %v is negative", lasting))
+	}
+	return f.withBoth(ctx, func(p *pair, m *migrate.Driver) error {
+		if err := m.Look(ctx); err != nil {
 			return err
 		}
 		l, err := newLooker(p, f.gate)
@@ -103,35 +85,31 @@ func status(ctx context.Context, f *pairFlags, names []string, lasting time.Dura
 			}
 			r.Behind = len(r.inOld())
 		}
-		if r.Names, err = l.all(ctx, names); err != nil {
+		seen, err := l.all(ctx, names)
+		if err != nil {
 			return err
 		}
+		r.Names = seen
 		for _, n := range r.Names {
-			r.count(n)
+			switch n.State {
+			case stateMoved:
+				r.Moved++
+			case stateHeld:
+				r.Held++
+			case stateIdle:
+				r.Idle++
+			}
+			if n.Behind != "" {
+				r.Behind++
+			}
 		}
 		return nil
 	})
-	return r, err
 }
 
-func (r *statusReport) count(n nameReport) {
-	switch n.State {
-	case stateMoved:
-		r.Moved++
-	case stateHeld:
-		r.Held++
-	case stateRefused:
-	default:
-		r.Idle++
-	}
-	if n.Behind != "" {
-		r.Behind++
-	}
-}
-
-func (r *statusReport) write(w io.Writer) error {
+func (r *statusReport) write(w io.Writer, gate bool) error {
 	fmt.Fprintf(w, "%s → %s\n", r.From, r.To)
-	if r.gate {
+	if gate {
 		r.writeMembers(w)
 	}
 	if len(r.Names) == 0 {
@@ -186,15 +164,4 @@ func (r *statusReport) writeMembers(w io.Writer) {
 		}
 		fmt.Fprintf(w, "  %s: slot %d  %s  %s\n", is, m.Slot, cli.Dash(m.Owner), cli.Dash(m.Hold))
 	}
-}
-
-// failed returns the error of a command. If JSON is requested, it also writes
-// the error as JSON.
-func failed(w io.Writer, asJSON bool, err error) error {
-	if !asJSON {
-		return err
-	}
-	return errors.Join(err, cli.WriteJSON(w, struct {
-		Error string `json:"error"`
-	}{err.Error()}))
 }

@@ -15,49 +15,110 @@ import (
 	"github.com/go-dsync/dsync/drivers/migrate"
 )
 
-// sweepFlags are the flags of commands that process one name after the other.
-type sweepFlags struct {
-	names  cli.NameFlags
-	dryRun bool
-	rate   float64
-	wait   time.Duration
-}
-
-func (f *sweepFlags) add(c *cobra.Command) {
-	f.names.Add(c)
-	c.Flags().BoolVar(&f.dryRun, "dry-run", false, "say what would be done, and do nothing")
-	c.Flags().Float64Var(&f.rate, "rate", 100, "at most so many names per second; 0 is no limit")
-	c.Flags().DurationVar(&f.wait, "wait", 0, "how long to wait in all for names that are held; without it they are left out")
-}
-
-func (f *sweepFlags) valid() error {
-	if !(f.rate == 0 || f.rate >= 0.001 && f.rate <= 1e6) || f.wait < 0 {
-		return cli.Usage(errors.New("--rate has to be 0 or from 0.001 to 1000000, and --wait not negative"))
+func sealCommand(f *pairFlags) *cobra.Command {
+	s := &sweep{
+		done:  "sealed",
+		moved: true,
+		does:  "each is sealed on the old backend for ever, and locked on the new one from then on",
+		step:  (*migrate.Driver).Seal,
+		check: (*migrate.Driver).Moves,
 	}
-	return nil
+	var all, anyway bool
+	var lasting time.Duration
+	c := &cobra.Command{
+		Use:   "seal NAME... | seal --all --names FILE",
+		Short: "Move idle names to the new backend",
+		Long: `Seal moves names that no program locks, as a lock in phase new does: it holds each on both backends for a moment, seals it on the old
+one, and marks it on the new one with the floor of its tokens. Programs in the migration then lock it on the new backend in every phase.
+Programs that know the old backend alone wait for it without success, so seal first looks for them, as status does. It seals nothing and
+exits with 3 if it finds one, unless --anyway is given. It looks once; --for looks longer.
+
+Held names are left out, or waited for with --wait. Seal can be interrupted and repeated. The exit status is 3 if names are left.`,
+		Example: `  dsync migrate seal --all --names names.txt --dry-run
+  dsync migrate seal --all --names names.txt --for 10m --rate 200 --wait 1m`,
+		Args: cobra.ArbitraryArgs,
+	}
+	s.add(c)
+	c.Flags().BoolVar(&anyway, "anyway", false, "seal also beside programs that know the old backend alone, which wait in vain then, and without a floor")
+	c.Flags().DurationVar(&lasting, "for", 0, "how long to look for programs that know the old backend alone; once if it is not given")
+	c.Flags().BoolVar(&all, "all", false, "seal all names of --names")
+	return f.command(c, s, func(c *cobra.Command, args []string, text io.Writer) error {
+		if all != (s.names.File != "") {
+			return cli.Usage(errors.New("--all and --names FILE go together: all names of the file are sealed"))
+		}
+		names, err := s.list(c, f, args)
+		if err != nil {
+			return err
+		}
+		if !anyway {
+			if err := s.nobodyBehind(c.Context(), f, names, lasting, text); c.Context().Err() != nil {
+				return fmt.Errorf("interrupted before the first name: %w", c.Context().Err())
+			} else if err != nil {
+				return err
+			}
+		}
+		return s.execute(c, f, names, text)
+	})
+}
+
+// nobodyBehind fails if it sees a program that uses only the old backend.
+func (s *sweep) nobodyBehind(ctx context.Context, f *pairFlags, names []string, lasting time.Duration, text io.Writer) error {
+	r := &statusReport{}
+	if err := r.look(ctx, f, names, lasting); err != nil {
+		return err
+	}
+	for _, n := range r.Names {
+		if n.HeldOn == "old" && n.Behind != "" {
+			s.Behind = append(s.Behind, n)
+			n.writeBehind(text)
+		}
+	}
+	if n := len(s.Behind); n > 0 {
+		return cli.Unfinished("%s in use by programs that know the old backend alone, and would wait in vain: stop these, or seal --anyway", cli.Are(n, "name"))
+	}
+	if !f.fenced {
+		return nil
+	}
+	_, _, err := f.floor(ctx)
+	return err
 }
 
 // sweep applies a step to one name after the other. If it ends early, its
-// results remain, and another sweep continues from there.
+// results remain, and another sweep continues from there. Its JSON is part of
+// the commands' interface.
 type sweep struct {
-	sweepFlags
+	heading
+	DryRun   bool         `json:"dry_run"`
+	Done     int          `json:"done"`    // names that this sweep has done, or would do
+	Already  int          `json:"already"` // names that were done before
+	NotTried int          `json:"not_tried"`
+	Held     []string     `json:"held,omitempty"` // names that a client holds
+	Refused  []nameReport `json:"refused,omitempty"`
+	Behind   []nameReport `json:"behind,omitempty"` // names because of which nothing is done
+
+	names cli.NameFlags
+	rate  float64
+	wait  time.Duration
+
 	done  string // state of a name that is done
 	moved bool   // whether a done name has moved
 	does  string // the step, described for people
 	step  func(*migrate.Driver, context.Context, string) error
-	// It returns, for a dry run, why the step would refuse the name.
+	// It returns, for a dry run, why the step would refuse any name.
 	check func(*migrate.Driver, context.Context) error
 
-	m   *migrate.Driver
-	out io.Writer
-	bar *cli.Progress
-
+	m    *migrate.Driver
+	out  io.Writer
+	bar  *cli.Progress
 	pace <-chan time.Time // nil without a rate
+	mu   sync.Mutex       // guards the results
+}
 
-	mu             sync.Mutex
-	stepped, there int      // names that this sweep has done, and names that were done before
-	held           []string // names that a client holds
-	refused        []error  // of names that a backend does not accept
+func (s *sweep) add(c *cobra.Command) {
+	s.names.Add(c)
+	c.Flags().BoolVar(&s.DryRun, "dry-run", false, "say what would be done, and do nothing")
+	c.Flags().Float64Var(&s.rate, "rate", 100, "at most so many names per second; 0 is no limit")
+	c.Flags().DurationVar(&s.wait, "wait", 0, "how long to wait in all for names that are held; without it they are left out")
 }
 
 // fate decides what to do with a name.
@@ -88,8 +149,8 @@ func (s *sweep) fate(ctx context.Context, name string) (fate, error) {
 
 // list returns the names given to a command.
 func (s *sweep) list(c *cobra.Command, f *pairFlags, args []string) ([]string, error) {
-	if err := s.valid(); err != nil {
-		return nil, err
+	if !(s.rate == 0 || s.rate >= 0.001 && s.rate <= 1e6) || s.wait < 0 {
+		return nil, cli.Usage(errors.New("--rate has to be 0 or from 0.001 to 1000000, and --wait not negative"))
 	}
 	if f.gate {
 		return nil, migrate.ErrNoSeals
@@ -98,51 +159,46 @@ func (s *sweep) list(c *cobra.Command, f *pairFlags, args []string) ([]string, e
 }
 
 // execute applies the step to names.
-func (s *sweep) execute(c *cobra.Command, f *pairFlags, names []string) (err error) {
-	from, to, err := f.read()
-	if err != nil {
-		return err
-	}
-	s.out = c.OutOrStdout()
+func (s *sweep) execute(c *cobra.Command, f *pairFlags, names []string, text io.Writer) error {
+	s.out = text
 	mode := ""
-	if s.dryRun {
+	if s.DryRun {
 		mode = " (dry run: nothing is changed)"
 	}
-	fmt.Fprintf(s.out, "%s → %s, %s: %s%s\n", from, to, cli.Plural(len(names), "name"), s.does, mode)
-	if s.dryRun {
-		s.m, err = f.pretend(c.Context(), s.check)
-	} else {
-		s.m, err = f.join(c.Context(), migrate.PhaseDual)
+	fmt.Fprintf(s.out, "%s → %s, %s: %s%s\n", s.From, s.To, cli.Plural(len(names), "name"), s.does, mode)
+	run := func(m *migrate.Driver) error {
+		s.m = m
+		return s.run(c.Context(), names, c.ErrOrStderr())
 	}
-	if err != nil {
+	if !s.DryRun {
+		return f.join(c.Context(), migrate.PhaseDual, c.Name(), run)
+	}
+	return f.withBoth(c.Context(), func(_ *pair, m *migrate.Driver) error {
+		err := m.Look(c.Context())
+		if err == nil {
+			err = s.check(m, c.Context())
+		}
+		if err == nil {
+			err = run(m)
+		}
 		return err
-	}
-	defer func() {
-		if e := cli.CloseDriver(s.m); err == nil {
-			err = e
-		}
-	}()
-	if !s.dryRun {
-		end, err := operate(c.Context(), s.m, c.Name())
-		if err != nil {
-			return err
-		}
-		defer end()
-	}
-	return s.run(c.Context(), names, c.ErrOrStderr())
+	})
 }
 
 // run returns nil if all names are done.
 func (s *sweep) run(ctx context.Context, names []string, stderr io.Writer) error {
-	if s.rate > 0 && !s.dryRun {
+	if s.rate > 0 && !s.DryRun {
 		ticker := time.NewTicker(time.Duration(float64(time.Second) / s.rate))
 		defer ticker.Stop()
 		s.pace = ticker.C
 	}
 	s.bar = cli.NewProgress(stderr, s.done, len(names))
-	err := s.sweep(ctx, names)
+	err := cli.SideBySide(ctx, side, len(names), func(ctx context.Context, i int) error { return s.one(ctx, names[i]) })
+	if err == nil && s.wait > 0 && !s.DryRun && len(s.Held) > 0 {
+		err = s.waitForHeld(ctx)
+	}
 	s.bar.Stop()
-	if err = s.report(ctx, len(names), err); err != nil || s.moved || s.dryRun {
+	if err = s.report(ctx, len(names), err); err != nil || s.moved || s.DryRun {
 		return err
 	}
 	// Programs in phase new may have locked names in the meantime.
@@ -153,29 +209,8 @@ func (s *sweep) run(ctx context.Context, names []string, stderr io.Writer) error
 	return err
 }
 
-func (s *sweep) sweep(ctx context.Context, names []string) error {
-	if err := s.all(ctx, names); err != nil {
-		return err
-	}
-	if s.wait == 0 || s.dryRun || len(s.held) == 0 {
-		return nil
-	}
-	return s.waitForHeld(ctx)
-}
-
 // side is the number of names that are processed concurrently.
 const side = 64
-
-// all processes all free names and ends with the first error.
-func (s *sweep) all(ctx context.Context, names []string) error {
-	return cli.SideBySide(ctx, side, len(names), func(ctx context.Context, i int) error {
-		err := s.one(ctx, names[i])
-		if err != nil {
-			err = fmt.Errorf("%s: %w", cli.Show(names[i]), err)
-		}
-		return err
-	})
-}
 
 // retryAfter is the delay after a failure before the one retry.
 const retryAfter = time.Second
@@ -187,10 +222,8 @@ const stepLimit = 10 * time.Second
 func (s *sweep) one(ctx context.Context, name string) error {
 	f, err := s.once(ctx, name)
 	if errors.Is(err, driver.ErrUnavailable) || errors.Is(err, driver.ErrUnknown) {
-		again := time.NewTimer(retryAfter)
-		defer again.Stop()
 		select {
-		case <-again.C:
+		case <-time.After(retryAfter):
 			f, err = s.once(ctx, name)
 		case <-ctx.Done():
 		}
@@ -198,18 +231,19 @@ func (s *sweep) one(ctx context.Context, name string) error {
 	if s.moved && errors.Is(err, errors.ErrUnsupported) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		s.refused = append(s.refused, fmt.Errorf("%s: %w", cli.Show(name), err))
+		s.Refused = append(s.Refused, refused(name, err))
 		return nil
 	}
-	if err == nil {
-		s.count(name, f)
+	if err != nil {
+		return fmt.Errorf("%s: %w", cli.Show(name), err)
 	}
-	return err
+	s.count(name, f)
+	return nil
 }
 
 func (s *sweep) once(ctx context.Context, name string) (fate, error) {
 	f, err := s.fate(ctx, name)
-	if err != nil || f != isFree || s.dryRun {
+	if err != nil || f != isFree || s.DryRun {
 		return f, err
 	}
 	if err := s.turn(ctx); err != nil {
@@ -227,12 +261,12 @@ func (s *sweep) count(name string, f fate) {
 	defer s.mu.Unlock()
 	switch f {
 	case isDone:
-		s.there++
+		s.Already++
 	case isHeld:
-		s.held = append(s.held, name)
+		s.Held = append(s.Held, name)
 		return // it may still succeed
 	default:
-		s.stepped++
+		s.Done++
 	}
 	s.bar.Add()
 }
@@ -275,8 +309,8 @@ func (s *sweep) try(ctx, bound context.Context, name string) (fate, error) {
 // waitForHeld queues for the held names and processes each one when its turn
 // comes.
 func (s *sweep) waitForHeld(ctx context.Context) error {
-	held := s.held
-	s.held = nil
+	held := s.Held
+	s.Held = nil
 	bound, cancel := context.WithTimeout(ctx, s.wait)
 	defer cancel()
 	counted := make([]bool, len(held))
@@ -297,7 +331,7 @@ func (s *sweep) waitForHeld(ctx context.Context) error {
 	})
 	for i, name := range held {
 		if !counted[i] {
-			s.held = append(s.held, name)
+			s.Held = append(s.Held, name)
 		}
 	}
 	if err == context.Cause(bound) {
@@ -308,29 +342,31 @@ func (s *sweep) waitForHeld(ctx context.Context) error {
 
 // report describes the finished and the remaining work.
 func (s *sweep) report(ctx context.Context, total int, err error) error {
-	left := total - s.stepped - s.there - len(s.held) - len(s.refused)
-	if s.dryRun {
-		fmt.Fprintf(s.out, "would be %s: %d; %s already: %d; held by somebody: %d\n", s.done, s.stepped, s.done, s.there, len(s.held))
-	} else {
-		fmt.Fprintf(s.out, "%s: %d; %s already: %d; held by somebody: %d; not tried: %d\n", s.done, s.stepped, s.done, s.there, len(s.held), left)
+	s.NotTried = total - s.Done - s.Already - len(s.Held) - len(s.Refused)
+	would := ""
+	if s.DryRun {
+		would = "would be "
 	}
+	fmt.Fprintf(s.out, "%s%s: %d; %s already: %d; held by somebody: %d; not tried: %d\n", would, s.done, s.Done, s.done, s.Already, len(s.Held), s.NotTried)
 	const shown = 20
-	for i, name := range s.held {
-		if i == shown {
-			fmt.Fprintf(s.out, "  ... and %d more (status names all)\n", len(s.held)-shown)
-			break
-		}
+	for _, name := range s.Held[:min(shown, len(s.Held))] {
 		fmt.Fprintf(s.out, "  held: %s\n", cli.Show(name))
+	}
+	if more := len(s.Held) - shown; more > 0 {
+		fmt.Fprintf(s.out, "  ... and %d more (status names all)\n", more)
+	}
+	for _, n := range s.Refused {
+		n.writeBehind(s.out)
 	}
 	switch {
 	case ctx.Err() != nil:
 		return fmt.Errorf("interrupted, to be repeated: what is %s stays so: %w", s.done, ctx.Err())
 	case err != nil:
 		return err
-	case len(s.refused) > 0:
-		return errors.Join(s.refused...)
-	case len(s.held) > 0:
-		return cli.Unfinished("%s held: repeat it, or let it wait with --wait", cli.Are(len(s.held), "name"))
+	case len(s.Refused) > 0:
+		return refusalOf(s.Refused)
+	case len(s.Held) > 0:
+		return cli.Unfinished("%s held: repeat it, or let it wait with --wait", cli.Are(len(s.Held), "name"))
 	}
 	return nil
 }

@@ -47,8 +47,8 @@ func aSweep(t *testing.T, wrap func(*memory.Driver) driver.Driver) (s *sweep, ol
 func TestASweepTriesASecondTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, _ := aSweep(t, func(d *memory.Driver) driver.Driver { return flaky{d, &atomic.Bool{}} })
-		if err := s.run(t.Context(), []string{"x", "y"}, io.Discard); err != nil || s.stepped != 2 {
-			t.Errorf("got %v, and %d names sealed, want 2", err, s.stepped)
+		if err := s.run(t.Context(), []string{"x", "y"}, io.Discard); err != nil || s.Done != 2 {
+			t.Errorf("got %v, and %d names sealed, want 2", err, s.Done)
 		}
 	})
 }
@@ -69,8 +69,8 @@ func TestANameThatIsTakenBeforeItsTurnIsLeftOut(t *testing.T) {
 			return seal(m, ctx, name)
 		}
 		err := s.run(t.Context(), []string{"x", "y"}, io.Discard)
-		if !errors.As(err, new(cli.UnfinishedError)) || s.stepped != 1 || !slices.Equal(s.held, []string{"x"}) {
-			t.Errorf("got %v, %d names sealed and %q held, want 1 and x", err, s.stepped, s.held)
+		if !errors.As(err, new(cli.UnfinishedError)) || s.Done != 1 || !slices.Equal(s.Held, []string{"x"}) {
+			t.Errorf("got %v, %d names sealed and %q held, want 1 and x", err, s.Done, s.Held)
 		}
 	})
 }
