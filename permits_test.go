@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -342,11 +343,13 @@ func TestLimitOfPermits(t *testing.T) {
 
 func TestPermitsThatMakeNoSense(t *testing.T) {
 	c := newClient(t, memory.New(nil), nil)
+	tooHigh := math.MaxInt32
+	tooHigh++ // negative where an int has 32 bits
 	for _, tt := range []struct {
 		n, limit int
 		want     string
 	}{
-		{0, 3, "not 1 or more"}, {-1, 3, "not 1 or more"}, {1, -1, "not between"}, {1, 1 << 31, "not between"}, {4, 3, "above the limit"},
+		{0, 3, "not 1 or more"}, {-1, 3, "not 1 or more"}, {1, -1, "not between"}, {1, tooHigh, "not between"}, {4, 3, "above the limit"},
 	} {
 		for _, lock := range []func(context.Context, string, ...dsync.LockOption) (*dsync.Lease, error){c.Lock, c.TryLock} {
 			if _, err := lock(t.Context(), "x", dsync.Permits(tt.n, tt.limit)); err == nil || !strings.Contains(err.Error(), tt.want) {
@@ -354,7 +357,7 @@ func TestPermitsThatMakeNoSense(t *testing.T) {
 			}
 		}
 	}
-	for _, limit := range []int{-1, 0, 1 << 31} {
+	for _, limit := range []int{-1, 0, tooHigh} {
 		if err := c.SetLimit(t.Context(), "x", limit); err == nil {
 			t.Errorf("SetLimit(%d): no error", limit)
 		}

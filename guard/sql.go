@@ -28,27 +28,10 @@ type SQL struct{ dialect *dialect }
 // The databases: PostgreSQL 9.5 or later, SQLite 3.35 or later, MySQL 5.7 or
 // later, MariaDB 10.2 or later, and compatible databases.
 var (
-	Postgres = SQL{&dialect{
-		write: writeReturning,
-		kept:  `select coalesce((select coalesce(token, 0) from dsync_guard where name = $1 for share), -1)`,
-	}}
-	SQLite = SQL{&dialect{
-		write: writeReturning,
-		kept:  `select coalesce((select coalesce(token, 0) from dsync_guard where name = $1), -1)`,
-	}}
-	MySQL = SQL{&dialect{
-		write: `insert into dsync_guard (name, token) values (?, ?)
-			on duplicate key update token = greatest(coalesce(token, 0), values(token))`,
-		kept:   `select coalesce((select coalesce(token, 0) from dsync_guard where name = ? lock in share mode), -1)`,
-		silent: true,
-	}}
+	Postgres = SQL{&postgres}
+	SQLite   = SQL{&sqlite}
+	MySQL    = SQL{&mysql}
 )
-
-const writeReturning = `insert into dsync_guard (name, token) values ($1, $2)
-	on conflict (name) do update set token = case
-		when dsync_guard.token > excluded.token then dsync_guard.token
-		else excluded.token
-	end returning token`
 
 // dialect has the statements of a database. None of them relies on the number
 // of affected rows, which drivers count differently.
@@ -57,6 +40,29 @@ type dialect struct {
 	kept   string // returns the stored token, or -1, and locks it until the end of the transaction
 	silent bool   // write returns nothing, so kept must be queried
 }
+
+var (
+	postgres = dialect{
+		write: writeReturning,
+		kept:  `select coalesce((select coalesce(token, 0) from dsync_guard where name = $1 for share), -1)`,
+	}
+	sqlite = dialect{
+		write: writeReturning,
+		kept:  `select coalesce((select coalesce(token, 0) from dsync_guard where name = $1), -1)`,
+	}
+	mysql = dialect{
+		write: `insert into dsync_guard (name, token) values (?, ?)
+			on duplicate key update token = greatest(coalesce(token, 0), values(token))`,
+		kept:   `select coalesce((select coalesce(token, 0) from dsync_guard where name = ? lock in share mode), -1)`,
+		silent: true,
+	}
+)
+
+const writeReturning = `insert into dsync_guard (name, token) values ($1, $2)
+	on conflict (name) do update set token = case
+		when dsync_guard.token > excluded.token then dsync_guard.token
+		else excluded.token
+	end returning token`
 
 // Tx is a transaction of package database/sql: a *sql.Tx.
 type Tx interface {

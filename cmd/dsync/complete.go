@@ -54,3 +54,13 @@ func completeValues(c *cobra.Command) {
 		completeValues(below)
 	}
 }
+
+// describePlainly removes the quotation marks, which name the values of flags
+// in a help text, from the descriptions of all flags.
+func describePlainly(c *cobra.Command) {
+	c.Flags().VisitAll(func(f *pflag.Flag) { _, f.Usage = pflag.UnquoteUsage(f) })
+	c.PersistentFlags().VisitAll(func(f *pflag.Flag) { _, f.Usage = pflag.UnquoteUsage(f) })
+	for _, below := range c.Commands() {
+		describePlainly(below)
+	}
+}

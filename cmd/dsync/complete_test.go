@@ -84,6 +84,11 @@ func TestCompletionScripts(t *testing.T) {
 		p.bare("completion", shell).want(cli.ExitDone, "dsync", "__complete")
 		p.bare("completion", shell, "x").want(cli.ExitUsage, "takes no arguments")
 	}
+	var out, errs bytes.Buffer
+	run(t.Context(), []string{"__complete", "run", "--note"}, nil, &out, &errs)
+	if want := "--note\ta TEXT for people"; !strings.HasPrefix(out.String(), want) {
+		t.Errorf("got %q, want %q, without back quotes", out.String(), want)
+	}
 	p.bare("completion", "tcsh").want(cli.ExitUsage, "no command tcsh")
 }
 

@@ -64,6 +64,9 @@ func newRoot(stdout io.Writer) *cobra.Command {
 // status.
 func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	root := newRoot(stdout)
+	if len(args) > 0 && args[0] == cobra.ShellCompRequestCmd {
+		describePlainly(root)
+	}
 	root.SetArgs(append([]string{}, args...)) // nil would stand for the arguments of the process
 	root.SetIn(stdin)
 	root.SetErr(stderr)

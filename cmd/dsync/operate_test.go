@@ -116,7 +116,7 @@ func TestLs(t *testing.T) {
 			if got, want := p.bare("ls", "--url", url, "7/").want(cli.ExitDone).out, "7/1\n7/2\n"; got != want {
 				t.Errorf("got %q, want %q", got, want)
 			}
-			p.bare("ls", "--long", "--url", url, "8/").want(cli.ExitDone, "NAME", "8/1 ", "  held ").not("7/1")
+			p.bare("ls", "--long", "--url", url, "8/").want(cli.ExitDone, "NAME", "NOTE", "8/1 ", "  held ").not("7/1")
 			p.bare("ls", "--json", "--url", url, "9").want(cli.ExitDone, "[]")
 			if scheme == "pglock" {
 				return // where names are numbers

@@ -104,12 +104,12 @@ func writeLong(c *cobra.Command, b *cli.Backend, names []string, asJSON bool) er
 	return cli.WriteTable(out, cli.WidthOf(out), Rows(reports), 3)
 }
 
-// WaitersColumn is the index of the number of waiters in longRows.
+// WaitersColumn is the index of the number of waiters in Rows.
 const WaitersColumn = 6
 
-// longRows returns a table of holders.
+// Rows returns a table of holders.
 func Rows(reports []Report) [][]string {
-	rows := [][]string{{"NAME", "HOLDER", "PROCESS", "HELD", "FOR", "TTL", "WAITERS", "TOKEN"}}
+	rows := [][]string{{"NAME", "HOLDER", "PROCESS", "HELD", "FOR", "TTL", "WAITERS", "TOKEN", "NOTE"}}
 	for _, r := range reports {
 		since, ttl := "", ""
 		if r.Since != nil {
@@ -118,7 +118,7 @@ func Rows(reports []Report) [][]string {
 		if r.TTLSeconds > 0 {
 			ttl = time.Duration(r.TTLSeconds * float64(time.Second)).Round(time.Second).String()
 		}
-		rows = append(rows, []string{cli.Show(r.Name), cli.Dash(r.who()), cli.Dash(cli.Printable(r.Process)), r.state(), cli.Dash(since), cli.Dash(ttl), cli.Count(r.Waiters), cli.Dash(cli.Token(r.Token))})
+		rows = append(rows, []string{cli.Show(r.Name), cli.Dash(r.who()), cli.Dash(cli.Printable(r.Process)), r.state(), cli.Dash(since), cli.Dash(ttl), cli.Count(r.Waiters), cli.Dash(cli.Token(r.Token)), cli.Dash(cli.Printable(r.Note))})
 	}
 	return rows
 }

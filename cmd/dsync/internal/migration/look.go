@@ -238,7 +238,7 @@ func takesPart(s driver.Status) bool { return strings.HasPrefix(s.Hold, migrate.
 func (r *nameReport) holder(s driver.Status, on string) {
 	r.Waiters, r.Queue = s.Waiters, s.Queue
 	if s.Held {
-		r.HeldOn, r.Mode, r.Holders = on, s.Mode.String(), s.Holders
+		r.HeldOn, r.Mode, r.Holders = on, s.Mode.String(), max(1, s.Holders)
 		r.Hold, r.Owner, r.TTLSeconds = s.Hold, s.Owner, s.TTL.Round(time.Millisecond).Seconds()
 	}
 }

@@ -171,15 +171,12 @@ type pageRow struct {
 	Name, Grant string
 }
 
-// pageRows is the table of `ls --long` with notes and queues, without empty
+// pageRows is the table of `ls --long` with queues, without empty
 // columns.
 func pageRows(reports []admin.Report) (head []string, rows []pageRow) {
 	table := admin.Rows(reports)
-	table[0] = append(table[0], "NOTE")
 	for i := range reports {
-		r := &reports[i]
-		table[i+1][admin.WaitersColumn] = r.WhoWaits()
-		table[i+1] = append(table[i+1], cli.Dash(cli.Printable(r.Note)))
+		table[i+1][admin.WaitersColumn] = reports[i].WhoWaits()
 	}
 	widths := cli.ColumnsOf(table, true)
 	for i, line := range table {

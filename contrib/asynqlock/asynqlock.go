@@ -1,0 +1,111 @@
+// Package asynqlock runs tasks of asynq under locks.
+//
+// [Middleware] locks a name that depends on the task, on any backend of dsync,
+// before the handler runs. Two tasks of the same name never run at once, on any
+// server. [Configure] makes asynq retry a task whose lock is held, without
+// counting that as a failure.
+//
+//	cfg := asynq.Config{Concurrency: 10}
+//	asynqlock.Configure(&cfg, 2*time.Second)
+//	server := asynq.NewServer(redis, cfg)
+//	mux := asynq.NewServeMux()
+//	mux.Use(asynqlock.Middleware(locks, func(t *asynq.Task) (string, error) {
+//		var p struct{ Account string }
+//		err := json.Unmarshal(t.Payload(), &p)
+//		return "accounts/" + p.Account, err
+//	}))
+//
+// The locker may be a client of redisson:// on the Redis of asynq. With
+// dsync.With(client, dsync.Permits(1, 3)) three tasks of a name run at a time.
+//
+// asynq.Unique prevents a second task from being queued. A lock prevents two
+// tasks from running at once. This includes a task that asynq has started again
+// because its timeout has passed, while its handler is still running.
+//
+// If the lock is lost, the context of the handler ends, and the task counts as
+// failed, even if the handler returns nil: asynq runs it again. If only the
+// answer to the unlock is lost, the task is done, and its name may stay locked
+// for up to the TTL.
+//
+// Waiting tasks have no order. A task that has no retries left waits for its
+// lock in the handler, because asynq would archive it otherwise.
+package asynqlock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/hibiken/asynq"
+
+	"github.com/go-dsync/dsync"
+)
+
+// ErrHeld is the error of a task that did not run because another owner held
+// its lock. Configure keeps it from being a failure.
+var ErrHeld = errors.New("asynqlock: task put off")
+
+// Middleware returns a middleware that runs a task while it holds the lock that
+// name returns. A task with the name "" needs no lock. If name fails, the task
+// fails.
+func Middleware(l dsync.Locker, name func(*asynq.Task) (string, error)) asynq.MiddlewareFunc {
+	return func(next asynq.Handler) asynq.Handler {
+		return asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
+			key, err := name(task)
+			if err != nil {
+				return fmt.Errorf("asynqlock: name of a task of type %q: %w", task.Type(), err)
+			}
+			if key == "" {
+				return next.ProcessTask(ctx, task)
+			}
+			do := dsync.TryDo
+			if lastAttempt(ctx) {
+				do = dsync.Do
+			}
+			err = do(ctx, l, key, func(ctx context.Context) error { return next.ProcessTask(ctx, task) })
+			ran, failed := dsync.Ran(err)
+			switch {
+			case !ran && errors.Is(err, dsync.ErrLocked):
+				return fmt.Errorf("%w: %w", ErrHeld, err)
+			case ran && failed == nil && !errors.Is(err, dsync.ErrLost):
+				return nil // the lock was held to the end, even if the unlock had no answer
+			}
+			return err
+		})
+	}
+}
+
+// lastAttempt reports whether asynq would archive the task for any error.
+func lastAttempt(ctx context.Context) bool {
+	retried, _ := asynq.GetRetryCount(ctx)
+	most, ok := asynq.GetMaxRetry(ctx)
+	return ok && retried >= most
+}
+
+// Configure makes a server retry a task whose lock is held after delay. The
+// retry is no failure: it does not count, and the ErrorHandler is not called.
+// Configure keeps what cfg says about other errors, so set its fields before.
+// asynq looks for such tasks each Config.DelayedTaskCheckInterval.
+func Configure(cfg *asynq.Config, delay time.Duration) {
+	isFailure, retryDelay, handler := cfg.IsFailure, cfg.RetryDelayFunc, cfg.ErrorHandler
+	cfg.IsFailure = func(err error) bool {
+		return !errors.Is(err, ErrHeld) && (isFailure == nil || isFailure(err))
+	}
+	if retryDelay == nil {
+		retryDelay = asynq.DefaultRetryDelayFunc
+	}
+	cfg.RetryDelayFunc = func(n int, err error, task *asynq.Task) time.Duration {
+		if errors.Is(err, ErrHeld) {
+			return delay
+		}
+		return retryDelay(n, err, task)
+	}
+	if handler != nil {
+		cfg.ErrorHandler = asynq.ErrorHandlerFunc(func(ctx context.Context, task *asynq.Task, err error) {
+			if !errors.Is(err, ErrHeld) {
+				handler.HandleError(ctx, task, err)
+			}
+		})
+	}
+}

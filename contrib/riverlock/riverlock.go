@@ -1,0 +1,111 @@
+// Package riverlock runs jobs of River under locks.
+//
+// A [Middleware] of a client, or of a worker, locks the name of a job before
+// the worker runs, on any backend of dsync. If another owner holds the lock,
+// River snoozes the job, so the job waits without a worker and without losing
+// an attempt. Locks of different jobs, and of other programs that use dsync,
+// exclude each other if they have the same name.
+//
+//	client, err := river.NewClient(riverpgxv5.New(pool), &river.Config{
+//		Middleware: []rivertype.Middleware{
+//			&riverlock.Middleware{Locker: locks, Name: riverlock.Arg("account_id")},
+//		},
+//		// ...
+//	})
+//
+// The locker may be a client of pglock:// on River's own database. With
+// dsync.With(client, dsync.Permits(1, 3)) three jobs of a name run at a time,
+// on all machines together. pglock:// has no permits; pgtable:// has.
+//
+// River's unique jobs prevent a second job from being inserted. A lock prevents
+// two jobs from running at once. This includes a job that River has rescued
+// because its first run takes too long, while that run is still active.
+//
+// If the lock is lost, the context of the job ends, and the job counts as
+// failed, even if the worker returns nil: River runs it again. If only the
+// answer to the unlock is lost, the job is done, and its name may stay locked
+// for up to the TTL.
+//
+// Waiting jobs have no order. A job that is snoozed may be overtaken by later
+// ones.
+package riverlock
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/rivertype"
+
+	"github.com/go-dsync/dsync"
+)
+
+// Middleware is a rivertype.WorkerMiddleware. Its fields must not change while
+// it is in use.
+type Middleware struct {
+	river.MiddlewareDefaults
+
+	// Locker is a Client, or what dsync.With makes of it.
+	Locker dsync.Locker
+
+	// Name returns the name of the lock of a job. A job with the name "" needs
+	// no lock. Nil means Kind.
+	Name func(job *rivertype.JobRow) (string, error)
+
+	// Snooze is how long a job is put off if its lock is held. The default is
+	// 5 s. River looks for snoozed jobs every few seconds.
+	Snooze time.Duration
+}
+
+var _ rivertype.WorkerMiddleware = (*Middleware)(nil)
+
+// Kind is a Name: one job of a kind runs at a time.
+func Kind(job *rivertype.JobRow) (string, error) { return "river/" + job.Kind, nil }
+
+// Arg returns a Name: one job of a kind runs at a time for each value of an
+// argument. Field is the name of the argument in JSON. The name of a lock is
+// "river/KIND/VALUE".
+func Arg(field string) func(job *rivertype.JobRow) (string, error) {
+	return func(job *rivertype.JobRow) (string, error) {
+		var args map[string]json.RawMessage
+		if err := json.Unmarshal(job.EncodedArgs, &args); err != nil {
+			return "", fmt.Errorf("riverlock: job %d: %w", job.ID, err)
+		}
+		value := string(args[field])
+		if len(value) > 0 && value[0] == '"' {
+			_ = json.Unmarshal(args[field], &value) // a valid string, as part of args
+		}
+		if value == "" || value == "null" {
+			return "", fmt.Errorf("riverlock: job %d of kind %q has no argument %q", job.ID, job.Kind, field)
+		}
+		return "river/" + job.Kind + "/" + value, nil
+	}
+}
+
+// Work implements rivertype.WorkerMiddleware.
+func (m *Middleware) Work(ctx context.Context, job *rivertype.JobRow, doInner func(context.Context) error) error {
+	nameOf := m.Name
+	if nameOf == nil {
+		nameOf = Kind
+	}
+	name, err := nameOf(job)
+	if err != nil {
+		return err
+	}
+	if name == "" {
+		return doInner(ctx)
+	}
+	err = dsync.TryDo(ctx, m.Locker, name, doInner)
+	ran, failed := dsync.Ran(err)
+	switch {
+	case !ran && errors.Is(err, dsync.ErrLocked):
+		return river.JobSnooze(cmp.Or(m.Snooze, 5*time.Second))
+	case ran && failed == nil && !errors.Is(err, dsync.ErrLost):
+		return nil // the lock was held to the end, even if the unlock had no answer
+	}
+	return err
+}
