@@ -177,7 +177,7 @@ func (k *desk) settle(ctx context.Context, g *ghost) error {
 		if g.pending && g.version == "" { // the record may be absent again
 			until := int64(forever)
 			if d.Clock {
-				until = v.now.Add(linger).UnixMicro()
+				until = v.clock() + linger.Microseconds()
 			}
 			v.Keep = max(v.Keep, until)
 		} else if !there && !(g.pending && g.version == v.version) {

@@ -29,6 +29,7 @@ type Driver struct {
 
 	mu    sync.Mutex
 	desks map[string]*desk // by name
+	idle  []string         // names of desks that became idle, the earliest first
 }
 
 // process is the value of Status.Process.

@@ -114,6 +114,9 @@ func (v *view) deletable() bool {
 	return len(v.Holds)+len(v.Queue) == 0 && !v.Fixed && v.Base == 0 && v.Sealed == nil && !v.Marked && (v.Keep == 0 || v.Keep < v.clock())
 }
 
+// vanishes reports whether the record of a free name is usually deleted.
+func (o *Options) vanishes() bool { return o.NoTokens || o.Rising }
+
 // used returns the number of held permits.
 func (v *view) used() (n int) {
 	for _, h := range v.Holds {
