@@ -119,7 +119,7 @@ func (a *attempt) failed(ctx context.Context, k *desk, err error) error {
 	}
 	unknown := errors.Is(err, driver.ErrUnknown)
 	switch {
-	case err == errLeft:
+	case err == errLeft, errors.Is(err, driver.ErrSealed): // a sealed name has no queue
 	case unknown:
 		a.d.clean.Add(a.ghost())
 	case waits:
@@ -132,7 +132,7 @@ func (a *attempt) failed(ctx context.Context, k *desk, err error) error {
 	}
 	why := err
 	switch closed := a.d.life.Open().Err() != nil; {
-	case errors.Is(err, driver.ErrLimit):
+	case errors.Is(err, driver.ErrLimit), errors.Is(err, driver.ErrSealed):
 		return err
 	case closed:
 		why = driver.ErrClosed
@@ -177,7 +177,7 @@ func (k *desk) settle(ctx context.Context, g *ghost) error {
 		if g.pending && g.version == "" { // the record may be absent again
 			until := int64(forever)
 			if d.Clock {
-				until = v.now.Add(linger).UnixMicro()
+				until = v.clock() + linger.Microseconds()
 			}
 			v.Keep = max(v.Keep, until)
 		} else if !there && !(g.pending && g.version == v.version) {

@@ -19,19 +19,45 @@
 // fencing tokens, Inspect, ForceUnlock and SetLimit. It grants in the order of
 // arrival. It also has List if the store is a [Lister]. If the store is a
 // [Notifier], it also has Watch, and its waiters are notified of a release at
-// once. Package conformance tests whether the driver, and so the store, keeps
-// its promises. Package conformance/castest injects faults into a store that
-// has no network.
+// once. Names can move to other backends and back (package drivers/migrate).
+//
+// # Testing
+//
+// Package conformance tests whether the driver, and so the store, keeps its
+// promises. Package conformance/castest puts faults between the driver and the
+// store. The URL lets the suite start processes of this test binary.
+//
+//	func TestMain(m *testing.M) {
+//		conformance.RunWorker()
+//		m.Run()
+//	}
+//
+//	func TestConformance(t *testing.T) {
+//		conformance.Run(t, conformance.Harness{Backend: func(testing.TB) *conformance.Backend {
+//			return &conformance.Backend{
+//				URL: "mystore://" + addr,
+//				New: func(tb testing.TB) (driver.Driver, *conformance.Link) {
+//					s, link := castest.Disturb(tb, store) // or package wire, for stores with a network
+//					return cas.New(s, options), link
+//				},
+//				Expire: func(tb testing.TB, name string) {
+//					_ = cas.New(store, options).ForceUnlock(tb.Context(), name)
+//				},
+//			}
+//		}})
+//	}
 //
 // # How it works
 //
 // Each name has one record, which holds the leases of the name and the queue of
 // its waiters. Every change reads the record, decides, and writes the record if
-// its version is still the same. An acquire of a free name takes a read and a
-// write, a renewal and a release take a write each. A waiter writes its place
-// into the queue, renews the place every few seconds, and looks at the record
-// once in Options.Poll or when it is notified. So a waiter does not depend on
-// luck: no other waiter overtakes it, and a vanished waiter loses its place.
+// its version is still the same. A renewal and a release take a write each. So
+// does the acquire of a free name if this driver was the last to use the name,
+// or if records of free names are deleted. Otherwise it also takes a read. A
+// waiter writes its place into the queue, renews the place every few seconds,
+// and looks at the record once in Options.Poll or when it is notified. So a
+// waiter does not depend on luck: no other waiter overtakes it, and a vanished
+// waiter loses its place.
 //
 // Callers of one driver that want the same name share these requests, so a
 // crowd in a process costs the store little more than a single waiter. If the
@@ -107,9 +133,10 @@ type Entry struct {
 	Version string // "" if there is no record
 
 	// Both are times of the store's clock, with Options.Clock. Written is the
-	// time when the present version was written, and is zero if there is no
-	// record. Now is the time when the record was read, and is set even if
-	// there is no record. A clock with a coarse unit rounds Written up and Now
+	// time when the present version was written, or any time since the call of
+	// Write, and is zero if there is no record. Now is the time when the record
+	// was read, or any time since the call of Read, and is set even if there is
+	// no record. A clock with a coarse unit rounds Written up and Now
 	// down.
 	Written, Now time.Time
 }

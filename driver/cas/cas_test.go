@@ -376,3 +376,32 @@ func TestBatches(t *testing.T) {
 		})
 	}
 }
+
+// TestFreeName counts the requests of a lock and its release.
+func TestFreeName(t *testing.T) {
+	for _, test := range []struct {
+		o           cas.Options
+		first, next int
+	}{
+		{cas.Options{}, 3, 2},
+		{cas.Options{Clock: true}, 3, 2},
+		{cas.Options{NoTokens: true}, 2, 2},
+		{cas.Options{Rising: true}, 2, 2},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			test.o.Name = "memory"
+			m := newMemory(test.o)
+			d := cas.New(m, test.o)
+			defer d.Close(context.Background())
+			for i, want := range []int{test.first, test.next} {
+				l, err := d.Acquire(t.Context(), request("a:1"))
+				if err == nil {
+					err = l.Release(t.Context())
+				}
+				if n := m.counted(); err != nil || n != want {
+					t.Errorf("%+v, lock %d: %v, and %d requests, want %d", test.o, i+1, err, n, want)
+				}
+			}
+		})
+	}
+}

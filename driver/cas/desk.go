@@ -82,13 +82,26 @@ func (k *desk) enter() {
 	}
 }
 
+// leave ends an enter. The desks of the last names stay, because a record that
+// is known saves the next caller a read.
 func (k *desk) leave() {
-	k.d.mu.Lock()
-	defer k.d.mu.Unlock()
-	if k.users--; k.users == 0 && k.d.desks[k.name] == k {
-		delete(k.d.desks, k.name)
+	d := k.d
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if k.users--; k.users > 0 || d.desks[k.name] != k {
+		return
 	}
+	d.idle = append(d.idle, k.name)
+	if len(d.idle) <= maxIdle {
+		return
+	}
+	if old := d.desks[d.idle[0]]; old != nil && old.users == 0 {
+		delete(d.desks, old.name)
+	}
+	d.idle = d.idle[1:]
 }
+
+const maxIdle = 1000
 
 // do carries out a job. If ctx ends first, do returns soon after. The error is
 // errQueued if the job has a place in the queue, and matches driver.ErrUnknown
@@ -292,10 +305,16 @@ func (k *desk) serve(look bool) {
 // change is the only function that changes records. It replaces the record by
 // the result of the jobs, and tries again until no other client has changed it
 // in between. Expired claims are removed, unless they belong to a job. A known
-// record saves the first read. It does not count for a job that fails, because
-// it may be outdated. change returns the record if it is known.
+// record saves the first read. If records of free names are deleted, so does
+// the guess that there is no record. Neither counts for a job that fails,
+// because it may be outdated. change returns the record if it is known.
 func (k *desk) change(ctx context.Context, jobs []*job, known *view, look bool) *view {
-	d, fresh := k.d, look || known == nil
+	d := k.d
+	if known == nil && d.vanishes() && !slices.ContainsFunc(jobs, func(j *job) bool { return j.request == nil }) {
+		known = &view{at: time.Now()} // the name is probably free
+		known.Name = k.name
+	}
+	fresh := look || known == nil
 	var err error
 	for tries := 0; ; {
 		v := known

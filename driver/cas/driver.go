@@ -29,6 +29,7 @@ type Driver struct {
 
 	mu    sync.Mutex
 	desks map[string]*desk // by name
+	idle  []string         // names of desks that became idle, the earliest first
 }
 
 // process is the value of Status.Process.
@@ -86,13 +87,16 @@ func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error
 		return driver.Status{}, err
 	}
 	v.prune(nil)
+	if v.Sealed != nil {
+		return driver.Status{Held: true, Holders: 1, Owner: "seal", Token: v.Sealed.Last}, nil
+	}
 	s := driver.Status{Held: len(v.Holds) > 0, Holders: len(v.Holds), Used: v.used(), Limit: v.limit(), Waiters: len(v.Queue), Token: v.Last}
 	if s.Held {
 		h := v.Holds[0]
 		s.Mode, s.Hold, s.Owner, s.Note, s.Process, s.Since, s.TTL = h.Mode, h.Hold, h.Owner, h.Note, h.Process, h.Since, h.left
 		last := v.Holds[len(v.Holds)-1] // they are in the order of their grants
 		if s.Token = last.Token; s.Token == 0 {
-			s.Token = d.tokenOf(v.version, last.Mode)
+			s.Token = d.tokenOf(v, last.Mode)
 		}
 	}
 	for _, c := range v.Queue {
@@ -114,6 +118,9 @@ func (d *Driver) alter(ctx context.Context, name string, to func(v *view) error)
 // they renew.
 func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
 	return d.alter(ctx, name, func(v *view) error {
+		if v.Sealed != nil {
+			return driver.ErrSealed
+		}
 		if len(v.Holds) == 0 {
 			return driver.ErrNotHeld
 		}
@@ -171,7 +178,7 @@ func (d *Driver) list(ctx context.Context, prefix string, yield func(string) boo
 			return err
 		}
 		v.prune(nil)
-		if len(v.Holds) > 0 && strings.HasPrefix(v.Name, prefix) && !yield(v.Name) {
+		if (len(v.Holds) > 0 || v.Sealed != nil) && strings.HasPrefix(v.Name, prefix) && !yield(v.Name) {
 			return nil
 		}
 	}

@@ -24,6 +24,8 @@ type lease struct {
 	contended bool
 	first     uint64
 	tokens    int
+
+	marked bool // see move.Marker
 }
 
 // grant adds the hold of a request to a record.
@@ -34,22 +36,40 @@ func (d *Driver) grant(v *view, r *driver.Request, sent time.Time) *lease {
 		if limit := v.limit(); limit == 0 {
 			v.Limit = r.Limit
 		}
-	} else if !d.NoTokens && !d.Rising {
-		l.tokens = min(max(r.Events.Tokens(), 1), maxTokens)
-		l.first = v.Last + 1
-		v.Last += uint64(l.tokens)
-		c.Token, v.Keep = v.Last, forever
+	} else {
+		l.take(v, &c)
 	}
-	v.Holds = append(v.Holds, c)
+	v.Holds, l.marked = append(v.Holds, c), v.Marked
 	return l
+}
+
+// take gives the hold of the lease new tokens, unless versions are the tokens.
+func (l *lease) take(v *view, c *claim) {
+	if l.d.NoTokens || l.d.Rising {
+		return
+	}
+	n, first := min(max(l.r.Events.Tokens(), 1), maxTokens), v.Last+1
+	v.Last += uint64(n)
+	c.Token, v.Keep = v.Last, forever
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.first, l.tokens = first, n
+}
+
+// number sets the token of the lease if it is the version of a record that was
+// written.
+func (l *lease) number(v *view) {
+	if token := l.d.tokenOf(v, l.r.Mode); token > 0 {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.first, l.tokens = token, 1
+	}
 }
 
 // granted completes the lease when its record is written, and reports whether
 // the lease is still live.
 func (l *lease) granted(k *desk, v *view) bool {
-	if token := l.d.tokenOf(v.version, l.r.Mode); token > 0 {
-		l.first, l.tokens = token, 1
-	}
+	l.number(v)
 	rest := time.Until(l.end)
 	if rest > 0 {
 		l.desk = k
@@ -172,6 +192,13 @@ func (l *lease) Release(ctx context.Context) error {
 		}
 	}
 	return err
+}
+
+// over reports whether the lease has ended.
+func (l *lease) over() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.dead || !time.Now().Before(l.end)
 }
 
 // die ends the lease here, and reports whether it had already ended, by die or

@@ -72,6 +72,7 @@ func (m *memory) Write(_ context.Context, name string, value []byte, version str
 func (m *memory) Delete(_ context.Context, name, version string) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	m.requests++
 	if m.records[name].Version != version {
 		return cas.ErrChanged
 	}

@@ -26,6 +26,9 @@ type record struct {
 	Limit  int     `json:"limit,omitempty"` // of permits: stored while permits are held, or if Fixed
 	Fixed  bool    `json:"fixed,omitempty"` // the limit was set by SetLimit, and stays
 	Last   uint64  `json:"last,omitempty"`  // the last token, unless versions are the tokens
+	Base   uint64  `json:"base,omitempty"`  // added to versions that are tokens
+	Sealed *seal   `json:"seal,omitempty"`  // the name has moved to another backend
+	Marked bool    `json:"mark,omitempty"`  // the name has come from another backend
 
 	// Keep is the time at the store, in microseconds, until which the record
 	// stays even if it is empty. The value forever means that it is never
@@ -108,8 +111,11 @@ func find(claims []claim, hold string) int {
 
 // deletable reports whether the record has no state that is still needed.
 func (v *view) deletable() bool {
-	return len(v.Holds)+len(v.Queue) == 0 && !v.Fixed && (v.Keep == 0 || v.Keep < v.clock())
+	return len(v.Holds)+len(v.Queue) == 0 && !v.Fixed && v.Base == 0 && v.Sealed == nil && !v.Marked && (v.Keep == 0 || v.Keep < v.clock())
 }
+
+// vanishes reports whether the record of a free name is usually deleted.
+func (o *Options) vanishes() bool { return o.NoTokens || o.Rising }
 
 // used returns the number of held permits.
 func (v *view) used() (n int) {
@@ -133,9 +139,12 @@ func (v *view) held(m driver.Mode) bool {
 }
 
 // admits returns nil if a request with this place in the queue can be granted
-// now, ErrLocked if it must wait, or ErrLimit. A newcomer has the place
-// len(v.Queue).
+// now, ErrLocked if it must wait, ErrLimit or ErrSealed. A newcomer has the
+// place len(v.Queue).
 func (v *view) admits(r *driver.Request, place int) error {
+	if v.Sealed != nil {
+		return driver.ErrSealed
+	}
 	if r.Mode == driver.Permit {
 		limit := v.limit()
 		if limit == 0 {
@@ -181,20 +190,20 @@ func (d *Driver) encode(v, next *view) ([]byte, error) {
 	}
 	for i := range next.Holds {
 		if h := &next.Holds[i]; h.Token == 0 && h.Beat != next.Nonce {
-			h.Token = d.tokenOf(v.version, h.Mode)
+			h.Token = d.tokenOf(v, h.Mode)
 		}
 	}
 	return json.Marshal(&next.record)
 }
 
 // tokenOf returns the token of a hold that was granted by the write of this
-// version, or 0 if versions are not tokens.
-func (d *Driver) tokenOf(version string, m driver.Mode) uint64 {
+// record, or 0 if versions are not tokens.
+func (d *Driver) tokenOf(v *view, m driver.Mode) uint64 {
 	if !d.Rising || d.NoTokens || m == driver.Permit {
 		return 0
 	}
-	token, _ := strconv.ParseUint(version, 10, 64)
-	return token
+	token, _ := strconv.ParseUint(v.version, 10, 64)
+	return v.Base + token
 }
 
 // decode decodes an entry that has just arrived. It skips a record that is

@@ -13,6 +13,8 @@ import (
 	"sync"
 	"time"
 
+	_ "github.com/jackc/pgx/v5/stdlib"
+
 	"github.com/go-dsync/dsync"
 	"github.com/go-dsync/dsync/conformance/history"
 	"github.com/go-dsync/dsync/driver"
@@ -20,6 +22,7 @@ import (
 	"github.com/go-dsync/dsync/drivers/migrate"
 	_ "github.com/go-dsync/dsync/drivers/pglock"
 	_ "github.com/go-dsync/dsync/drivers/redlock"
+	_ "github.com/go-dsync/dsync/drivers/sqllock"
 	_ "github.com/go-dsync/dsync/drivers/zk"
 )
 

@@ -17,6 +17,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/go-dsync/dsync/conformance/history"
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/driver/move"
@@ -58,7 +60,22 @@ func backends(t *testing.T) []backend {
 		}, false, time.Second, false},
 		{"memory", func(*testing.T) string { return fmt.Sprint("memory://pairs-", places.Add(1)) }, true, 0, true},
 		{"redis-string", func(t *testing.T) string { return "redis-string://" + redis(t) + "?durable=true" }, false, time.Second, false},
+		{"sqllock", sqlTable, true, time.Second, false},
 	}
+}
+
+// sqlTable starts a server with a table of sqllock.
+func sqlTable(t *testing.T) string {
+	s := testenv.Postgres(t)
+	conn, err := pgx.Connect(t.Context(), s.URL("postgres"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close(context.Background())
+	if _, err := conn.Exec(t.Context(), `CREATE TABLE dsync_locks (name text COLLATE "C" PRIMARY KEY, version text NOT NULL, written bigint NOT NULL, value text NOT NULL)`); err != nil {
+		t.Fatal(err)
+	}
+	return s.URL("pgtable") + "?poll=20ms"
 }
 
 // movesTo reports whether the two are a pair. String locks are only old

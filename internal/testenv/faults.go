@@ -78,6 +78,13 @@ func PostgresClock(tb testing.TB, settings ...string) (*PostgresServer, *Clock) 
 	return s, c
 }
 
+// MySQLClock is [MySQL] with a clock that can jump.
+func MySQLClock(tb testing.TB, settings ...string) (*MySQLServer, *Clock) {
+	tb.Helper()
+	c, program := newClock(tb, serverAccount(tb).tempDir(tb))
+	return startMySQL(tb, program, settings), c
+}
+
 // Front forwards connections to a server from another address, on a host such
 // as 127.0.0.2, and returns that address. If certs is set, Front speaks TLS to
 // clients with the server certificate of certs, and requires a client

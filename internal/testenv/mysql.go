@@ -19,11 +19,16 @@ type MySQLServer struct{ Server }
 // CI is set.
 func MySQL(tb testing.TB, settings ...string) *MySQLServer {
 	tb.Helper()
+	return startMySQL(tb, nil, settings)
+}
+
+func startMySQL(tb testing.TB, program, settings []string) *MySQLServer {
+	tb.Helper()
 	binary := need(tb, "mariadbd", "mariadb-server-core")
 	account := serverAccount(tb)
 	dir := account.tempDir(tb) // with a short path, because the path of a socket has to be short
 	port := freePort(tb)
-	argv := account.command(binary, "--no-defaults", "--datadir="+dir, "--socket="+filepath.Join(dir, "socket"))
+	argv := append(program, account.command(binary, "--no-defaults", "--datadir="+dir, "--socket="+filepath.Join(dir, "socket"))...)
 	defaults := []string{
 		"bind-address=127.0.0.1", "port=" + strconv.Itoa(port), "skip-name-resolve",
 		"skip-grant-tables", // so that an empty directory is all that the server needs

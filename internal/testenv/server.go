@@ -289,6 +289,16 @@ func (s Storage) Postgres(tb testing.TB, settings ...string) *PostgresServer {
 	return server
 }
 
+// MySQL starts a MariaDB as the function MySQL does.
+func (s Storage) MySQL(tb testing.TB, settings ...string) *MySQLServer {
+	tb.Helper()
+	if s.Disk {
+		s.check(tb)
+		settings = append([]string{"innodb-flush-log-at-trx-commit=1", "debug-no-sync=0", "innodb-log-file-size=96M", "innodb-buffer-pool-size=128M"}, settings...)
+	}
+	return MySQL(tb, settings...)
+}
+
 // dir makes the directory of a server.
 func (s Storage) dir(tb testing.TB) string {
 	tb.Helper()

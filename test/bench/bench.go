@@ -116,7 +116,7 @@ type Backend struct {
 }
 
 // Backends lists all backends.
-var Backends = []*Backend{redisBackend, redlockBackend, etcdBackend, zkBackend, pgBackend}
+var Backends = []*Backend{redisBackend, redlockBackend, etcdBackend, zkBackend, pgBackend, mariadbBackend, mariadbPlainBackend}
 
 // find returns the element with a name, or the zero value.
 func find[T any](all []T, name string, of func(T) string) (found T) {

@@ -19,7 +19,7 @@ floor in the same round, with the middle half of the rounds in parentheses. The 
 without a lock library on top. It is not a product, because it survives no failure. Peers have their own settings, except for a TTL of 6 s and no limit on
 the number of attempts. Clients and servers have a CPU each. [performance.md](../performance.md) describes the workloads, and test/bench/go.mod has the versions.
 
-*With a disk*, servers flush as their packages do by default: etcd and ZooKeeper before they answer, PostgreSQL at a commit that writes, Redis once a
+*With a disk*, servers flush as their packages do by default: etcd and ZooKeeper before they answer, PostgreSQL and MariaDB at a commit that writes, Redis once a
 second (appendonly yes, appendfsync everysec). *Without a disk*, servers keep nothing. Workloads 6 and 8 run without a disk only, in one round.
 Contexts can be canceled, except in workloads that end in *Background*, whose context is context.Background().
 `

@@ -150,6 +150,8 @@ func address(n node) string {
 		return s.Addr
 	case *testenv.PostgresServer:
 		return s.Addr
+	case *testenv.MySQLServer:
+		return s.Addr
 	}
 	panic("unknown server")
 }

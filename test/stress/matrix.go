@@ -2,6 +2,7 @@ package stress
 
 import (
 	"maps"
+	"slices"
 	"strings"
 )
 
@@ -11,6 +12,7 @@ const (
 	losesWrite = "replication is asynchronous: a replica that takes over may not have seen a lock"
 	losesLocks = "PostgreSQL does not replicate locks"
 	trusts     = "Redis ends holds by its wall clock"
+	trustsSQL  = "the database ends holds by its wall clock"
 	losesVote  = "a lock that no more than a majority has got yet is free when one of these nodes forgets it"
 )
 
@@ -51,6 +53,7 @@ var applicable = map[string]map[string]string{
 	"zk":      single,
 	"zk ×3":   replicated,
 	"pglock":  with(single, safe("clock")),
+	"sqllock": with(single, unsafe(trustsSQL, "clock")),
 
 	"redisson behind one address":     safe("one-address"),
 	"redlock behind one address":      safe("one-address"),
@@ -60,6 +63,17 @@ var applicable = map[string]map[string]string{
 	"pglock behind one address":       unsafe(losesLocks, "one-address"),
 
 	"memory": safe("worker-freeze starved crowd-leaves removed inside-cut inside-hang inside-lost-answers"),
+}
+
+// short lists the cells of a short run, for backends with more cells in a long
+// run.
+var short = map[string]string{"sqllock": "worker-freeze lost-answers refused-commands server-restart clock"}
+
+// has reports whether a bed has a cell for a fault.
+func (p Plan) has(bed string, f *Fault) bool {
+	_, applies := applicable[bed][f.Name]
+	some, ok := short[bed]
+	return applies && (p.Long || !f.long && (!ok || slices.Contains(strings.Fields(some), f.Name)))
 }
 
 // safe returns faults under which everything is promised.

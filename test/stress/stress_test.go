@@ -42,6 +42,7 @@ var beds = []struct {
 	{"zk ×3", 2, func(tb testing.TB) *bed { return zkBed(tb, testenv.ZooKeeperEnsemble(tb, 3)...) }},
 	{"etcd", 1, func(tb testing.TB) *bed { return etcdBed(tb, testenv.Etcd(tb)) }},
 	{"pglock", 1, postgresBed},
+	{"sqllock", 1, mariadbBed},
 	{"zk", 1, func(tb testing.TB) *bed { return zkBed(tb, testenv.ZooKeeper(tb)) }},
 	{"redisson sentinel", 1, func(tb testing.TB) *bed { return sentinelBed(tb, testenv.RedisSentinel(tb, 2)) }},
 	{"redisson cluster", 1, func(tb testing.TB) *bed { return clusterBed(tb, testenv.RedisCluster(tb, 3, 1)) }},
@@ -63,8 +64,12 @@ var beds = []struct {
 func TestStress(t *testing.T) {
 	t.Parallel()
 	p := Plan{Seed: *seed, Injections: *injections, Out: *out, Long: *long}
-	for _, faults := range applicable {
-		p.Operations += len(faults)
+	for name := range applicable {
+		for _, f := range Faults {
+			if p.has(name, f) {
+				p.Operations++
+			}
+		}
 	}
 	p.Operations = *minOperations * 6 / 5 / p.Operations
 	if p.Seed == 0 {
@@ -80,7 +85,7 @@ func TestStress(t *testing.T) {
 					t.Parallel()
 					b := each.start(t)
 					for i, f := range Faults {
-						if _, applies := b.faults[f.Name]; applies && (p.Long || !f.long) && f.apart == (b.hosts != nil) && i%each.times == part {
+						if p.has(b.name, f) && f.apart == (b.hosts != nil) && i%each.times == part {
 							t.Run(f.Name, func(t *testing.T) {
 								if f.Name == "worker-clock" || f.Name == "worker-sleep" {
 									needWallClock(t)

@@ -23,6 +23,7 @@ import (
 	_ "github.com/go-dsync/dsync/drivers/pglock"
 	_ "github.com/go-dsync/dsync/drivers/redisson"
 	_ "github.com/go-dsync/dsync/drivers/redlock"
+	_ "github.com/go-dsync/dsync/drivers/sqllock"
 	_ "github.com/go-dsync/dsync/drivers/zk"
 )
 

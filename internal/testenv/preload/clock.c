@@ -1,7 +1,9 @@
 // Shifts the wall clock of the process that it is preloaded into by the nanoseconds that stand, as a 64-bit integer, in the file
-// named by DSYNC_TEST_CLOCK. The file may change at any time. Clocks that only run forward are left alone.
+// named by DSYNC_TEST_CLOCK. The file may change at any time. Clocks that only run forward are left alone. Waits for a condition until a
+// time of the wall clock begin with the shifted clock and last as long as they would without a shift.
 #define _GNU_SOURCE
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -53,4 +55,12 @@ time_t time(time_t *t) {
 	if (t)
 		*t = now;
 	return now;
+}
+
+int pthread_cond_timedwait(pthread_cond_t *restrict c, pthread_mutex_t *restrict m, const struct timespec *restrict until) {
+	if (until->tv_sec < 1000000000) // not of the wall clock
+		return pthread_cond_clockwait(c, m, CLOCK_MONOTONIC, until);
+	int64_t at = (int64_t)until->tv_sec * 1000000000 + until->tv_nsec - (offset ? *offset : 0);
+	struct timespec t = {at / 1000000000, at % 1000000000};
+	return pthread_cond_clockwait(c, m, CLOCK_REALTIME, &t);
 }
