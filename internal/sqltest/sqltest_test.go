@@ -44,7 +44,7 @@ type server struct {
 const ddl = `CREATE TABLE dsync_locks (name text COLLATE "C" PRIMARY KEY, version text NOT NULL, written bigint NOT NULL, value text NOT NULL)`
 
 func mariadb(tb testing.TB) *server {
-	s := testenv.MySQL(tb)
+	s := testenv.MySQL(tb, "max-connections=1000") // the suite has many pools
 	source := "root@tcp(" + s.Addr + ")/locks?interpolateParams=true"
 	var dials atomic.Int64
 	dial := func(tb testing.TB, w *wire.Wire) *sql.DB {
