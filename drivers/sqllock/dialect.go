@@ -5,13 +5,15 @@ import (
 	"fmt"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
+	"time"
 )
 
 // Dialect is the SQL of a server.
 type Dialect struct {
 	name   string
-	micros string // the server's clock
+	micros string // the server's clock; "" is the clock of this machine
 	insert string // a row, if there is none
 	ddl    string
 	again  []any // codes of errors after which a statement should be repeated
@@ -41,22 +43,43 @@ var (
 		table:  "42P01",
 		denied: []any{"42501"},
 	}
+	SQLite = &Dialect{
+		name:   "sqlite",
+		insert: "INSERT INTO %s (name, version, value, written) VALUES (?, ?, ?, %s) ON CONFLICT (name) DO NOTHING",
+		ddl:    "CREATE TABLE %s (name TEXT PRIMARY KEY, version TEXT NOT NULL, written INTEGER NOT NULL, value TEXT NOT NULL)",
+		again:  []any{5, 6}, // busy, locked
+		denied: []any{3, 8, 23},
+		broken: []any{10}, // input or output
+	}
 )
 
+// now returns the expression of the time in microseconds.
+func (d *Dialect) now() string {
+	if d.micros == "" {
+		return strconv.FormatInt(time.Now().UnixMicro(), 10)
+	}
+	return d.micros
+}
+
 // code returns the code of an error of the server, or nil: the number of an
-// error of MySQL, or an SQLSTATE. Drivers of database/sql have no common way to
-// report it.
+// error of MySQL, an SQLSTATE, or the primary code of SQLite. Drivers of
+// database/sql have no common way to report it.
 func (d *Dialect) code(err error) any {
 	var state interface{ SQLState() string }
-	if d == PostgreSQL && errors.As(err, &state) {
+	var extended interface{ Code() int }
+	switch {
+	case d == PostgreSQL && errors.As(err, &state):
 		return state.SQLState()
+	case d == SQLite && errors.As(err, &extended): // modernc.org/sqlite
+		return extended.Code() & 0xff
 	}
+	field := map[*Dialect]string{MySQL: "Number", SQLite: "Code"}[d] // go-sql-driver/mysql, mattn/go-sqlite3
 	for ; err != nil; err = errors.Unwrap(err) {
 		v := reflect.Indirect(reflect.ValueOf(err))
 		if v.Kind() != reflect.Struct {
 			continue
 		}
-		switch f := v.FieldByName("Number"); { // go-sql-driver/mysql
+		switch f := v.FieldByName(field); {
 		case f.IsValid() && f.CanUint():
 			return int(f.Uint())
 		case f.IsValid() && f.CanInt():
@@ -68,7 +91,7 @@ func (d *Dialect) code(err error) any {
 
 // missing reports whether an error means that there is no table.
 func (d *Dialect) missing(err error) bool {
-	return d.is([]any{d.table}, err)
+	return d.is([]any{d.table}, err) || d == SQLite && d.is([]any{1}, err) && strings.Contains(err.Error(), "no such table")
 }
 
 // refused reports whether the server has answered that it did not execute a
@@ -114,8 +137,8 @@ func (d *Dialect) statement(s string) string {
 func (d *Dialect) update(table string, n int) string {
 	if d == MySQL {
 		rows := "SELECT ? AS name, ? AS version, ? AS value" + strings.Repeat(" UNION ALL SELECT ?, ?, ?", n-1)
-		return fmt.Sprintf("UPDATE %s l JOIN (%s) u ON l.name = u.name AND l.version = u.version SET l.value = u.value, l.written = %s, l.version = ?", table, rows, d.micros)
+		return fmt.Sprintf("UPDATE %s l JOIN (%s) u ON l.name = u.name AND l.version = u.version SET l.value = u.value, l.written = %s, l.version = ?", table, rows, d.now())
 	}
 	rows := "(CAST(? AS text), CAST(? AS text), CAST(? AS text))" + strings.Repeat(", (?, ?, ?)", n-1)
-	return d.statement(fmt.Sprintf("WITH u (name, version, value) AS (VALUES %s) UPDATE %s AS l SET version = ?, value = u.value, written = %s FROM u WHERE l.name = u.name AND l.version = u.version", rows, table, d.micros))
+	return d.statement(fmt.Sprintf("WITH u (name, version, value) AS (VALUES %s) UPDATE %s AS l SET version = ?, value = u.value, written = %s FROM u WHERE l.name = u.name AND l.version = u.version", rows, table, d.now()))
 }

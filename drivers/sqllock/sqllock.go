@@ -1,5 +1,5 @@
-// Package sqllock locks names in a table of MySQL, MariaDB or PostgreSQL, over
-// database/sql. A lock is a lease by the server's clock. Package
+// Package sqllock locks names in a table of MySQL, MariaDB, PostgreSQL or
+// SQLite, over database/sql. A lock is a lease by the server's clock. Package
 // [github.com/go-dsync/dsync/driver/cas] makes the driver: exclusive locks,
 // read-write locks and permits, granted in the order of the clients' arrival,
 // with durable fencing tokens.
@@ -23,16 +23,27 @@
 //		value text NOT NULL
 //	)
 //
+// For SQLite 3.33 or later, preferably after PRAGMA journal_mode = WAL:
+//
+//	CREATE TABLE dsync_locks (
+//		name TEXT PRIMARY KEY,
+//		version TEXT NOT NULL,
+//		written INTEGER NOT NULL,
+//		value TEXT NOT NULL
+//	)
+//
 // # URLs
 //
 // A program that imports a database/sql driver opens one of these:
 //
 //	mysql://user:password@host:3306/db
 //	pgtable://user:password@host:5432/db
+//	sqlite:///path/to/file
 //
 // The database/sql driver is github.com/go-sql-driver/mysql, or pgx/v5/stdlib
-// or lib/pq. The parameters are table=, poll=100ms and connections=16, and the
-// parameters of the database/sql driver.
+// or lib/pq, or modernc.org/sqlite or mattn/go-sqlite3. The parameters are
+// table=, poll=100ms and, except for SQLite, connections=16 and the parameters
+// of the database/sql driver.
 //
 // # Caveats
 //
@@ -50,6 +61,12 @@
 // interpolateParams=true with github.com/go-sql-driver/mysql and, behind
 // PgBouncer, default_query_exec_mode=exec with pgx or binary_parameters=yes
 // with lib/pq. URLs set these.
+//
+// A lease in a file of SQLite ends by the clock of the machine, which all
+// processes that use the file must share. If this clock jumps forward, holds
+// end early. Give a pool of your own db.SetMaxOpenConns(1) and a busy timeout,
+// as URLs do. A statement of SQLite is not canceled with its context, so the
+// busy timeout also bounds how long a call outlasts its context.
 //
 // docs/backends/sql.md has costs, limits and the promises under each fault.
 package sqllock

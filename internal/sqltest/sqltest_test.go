@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"fmt"
 	"net"
+	"path/filepath"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -13,6 +14,7 @@ import (
 	"github.com/go-sql-driver/mysql"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/stdlib"
+	_ "modernc.org/sqlite"
 
 	"github.com/go-dsync/dsync/conformance"
 	"github.com/go-dsync/dsync/conformance/wire"
@@ -91,6 +93,21 @@ func overPostgres(addr string) *server {
 	}}
 }
 
+// sqlite returns a file. Each pool has its own connections, as another process
+// would have.
+func sqlite(tb testing.TB) *server {
+	file := filepath.Join(tb.TempDir(), "locks.db")
+	s := &server{url: "sqlite://" + file, dialect: sqllock.SQLite, dial: func(tb testing.TB, _ *wire.Wire) *sql.DB {
+		db := pool(tb, "sqlite", "file:"+file+"?_pragma=busy_timeout(1000)&_pragma=synchronous(off)")
+		db.SetMaxOpenConns(1)
+		return db
+	}}
+	admin := s.dial(tb, nil)
+	run(tb, admin, "PRAGMA journal_mode = wal")
+	run(tb, admin, "CREATE TABLE dsync_locks (name TEXT PRIMARY KEY, version TEXT NOT NULL, written INTEGER NOT NULL, value TEXT NOT NULL)")
+	return s
+}
+
 func pool(tb testing.TB, name, source string) *sql.DB {
 	tb.Helper()
 	db, err := sql.Open(name, source)
@@ -115,7 +132,7 @@ func run(tb testing.TB, db *sql.DB, statement string) {
 }
 
 // servers are the databases by name.
-var servers = map[string]func(testing.TB) *server{"mariadb": mariadb, "postgres": postgres, "pgbouncer": pgbouncer}
+var servers = map[string]func(testing.TB) *server{"mariadb": mariadb, "postgres": postgres, "pgbouncer": pgbouncer, "sqlite": sqlite}
 
 // TestConformance runs the suite. PostgreSQL runs only in the long form of the
 // tests, because its store differs only in the text of statements.
@@ -130,6 +147,9 @@ func TestConformance(t *testing.T) {
 			conformance.Run(t, conformance.Harness{Backend: func(testing.TB) *conformance.Backend {
 				b := &conformance.Backend{
 					New: func(tb testing.TB) (driver.Driver, *conformance.Link) {
+						if s.dialect == sqllock.SQLite { // there is no network
+							return open(tb, s, s.dial(tb, nil)), nil
+						}
 						w := new(wire.Wire)
 						tb.Cleanup(w.Close)
 						return open(tb, s, s.dial(tb, w)), conformance.LinkOver(w)
