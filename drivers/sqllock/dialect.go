@@ -20,6 +20,11 @@ type Dialect struct {
 	table  any   // the code of a missing table
 	denied []any // codes of missing permissions
 	broken []any // codes after which the outcome of a statement is unknown
+
+	// For ShedLock's table, which holds times of UTC without a zone.
+	later     string // the server's time plus a number of microseconds
+	epoch     string // a column in microseconds
+	duplicate any    // the code of an existing row
 }
 
 // The dialects.
@@ -33,6 +38,10 @@ var (
 		table:  1146,
 		denied: []any{1142, 1143, 1044},
 		broken: []any{1053, 1180, 1181}, // shutdown, error during COMMIT or ROLLBACK
+
+		later:     "TIMESTAMPADD(MICROSECOND, %d, UTC_TIMESTAMP(3))",
+		epoch:     "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', %s)",
+		duplicate: 1062,
 	}
 	PostgreSQL = &Dialect{
 		name:   "postgres",
@@ -42,6 +51,10 @@ var (
 		again:  []any{"40001", "40P01", "55P03"}, // serialization failure, deadlock, lock timeout
 		table:  "42P01",
 		denied: []any{"42501"},
+
+		later:     "(timezone('utc', clock_timestamp()) + %d * interval '1 microsecond')",
+		epoch:     "CAST(EXTRACT(EPOCH FROM %s) * 1000000 AS bigint)",
+		duplicate: "23505",
 	}
 	SQLite = &Dialect{
 		name:   "sqlite",

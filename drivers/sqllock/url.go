@@ -36,7 +36,11 @@ var kinds = map[string]struct {
 // open opens a pool with the first of the drivers that the program imports.
 func open(ctx context.Context, c *driver.Config) (driver.Driver, error) {
 	u, kind := c.URL, kinds[c.URL.Scheme]
-	o := &Options{Table: u.Param("table", "dsync_locks"), Poll: u.Duration("poll", 100*time.Millisecond), NoTokens: !c.Fenced}
+	o := &Options{Table: u.Param("table", ""), Poll: u.Duration("poll", 100*time.Millisecond), NoTokens: !c.Fenced}
+	newDriver := New
+	if kind.dialect != SQLite && u.Bool("shedlock", false) {
+		newDriver = NewShedLock
+	}
 	connections, rest := 1, map[string]string{} // SQLite has one writer, and its drivers ignore unknown parameters
 	if kind.dialect != SQLite {
 		connections, rest = u.Int("connections", 16, 1, 10000), u.Rest()
@@ -66,7 +70,7 @@ func open(ctx context.Context, c *driver.Config) (driver.Driver, error) {
 	}
 	db.SetMaxOpenConns(connections)
 	db.SetMaxIdleConns(connections)
-	d, err := New(ctx, db, kind.dialect, o)
+	d, err := newDriver(ctx, db, kind.dialect, o)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("%s: %w", u, err), db.Close())
 	}

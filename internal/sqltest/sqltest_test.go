@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"fmt"
+	"maps"
 	"net"
 	"path/filepath"
 	"strings"
@@ -19,6 +20,7 @@ import (
 	"github.com/go-dsync/dsync/conformance"
 	"github.com/go-dsync/dsync/conformance/wire"
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/driver/cas"
 	"github.com/go-dsync/dsync/drivers/sqllock"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
@@ -35,6 +37,7 @@ const poll = 20 * time.Millisecond
 type server struct {
 	url     string
 	dialect *sqllock.Dialect
+	open    func(context.Context, *sql.DB, *sqllock.Dialect, *sqllock.Options) (*cas.Driver, error)
 	dial    func(tb testing.TB, w *wire.Wire) *sql.DB // through w, or directly if w is nil
 	freeze  interface {
 		Freeze()
@@ -60,7 +63,7 @@ func mariadb(tb testing.TB) *server {
 	}
 	run(tb, pool(tb, "mysql", "root@tcp("+s.Addr+")/"), "CREATE DATABASE locks")
 	run(tb, dial(tb, nil), "CREATE TABLE dsync_locks (name VARBINARY(1024) PRIMARY KEY, version BINARY(16) NOT NULL, written BIGINT NOT NULL, value MEDIUMBLOB NOT NULL) ENGINE=InnoDB ROW_FORMAT=DYNAMIC")
-	return &server{url: "mysql://root@" + s.Addr + "/locks", dialect: sqllock.MySQL, dial: dial, freeze: s}
+	return &server{url: "mysql://root@" + s.Addr + "/locks", dialect: sqllock.MySQL, open: sqllock.New, dial: dial, freeze: s}
 }
 
 func postgres(tb testing.TB) *server {
@@ -81,7 +84,7 @@ func pgbouncer(tb testing.TB) *server {
 
 func overPostgres(addr string) *server {
 	url := "postgres@" + addr + "/postgres?sslmode=disable"
-	return &server{url: "pgtable://" + url, dialect: sqllock.PostgreSQL, dial: func(tb testing.TB, w *wire.Wire) *sql.DB {
+	return &server{url: "pgtable://" + url, dialect: sqllock.PostgreSQL, open: sqllock.New, dial: func(tb testing.TB, w *wire.Wire) *sql.DB {
 		config, err := pgx.ParseConfig("postgres://" + url + "&default_query_exec_mode=exec")
 		if err != nil {
 			tb.Fatal(err)
@@ -97,7 +100,7 @@ func overPostgres(addr string) *server {
 // would have.
 func sqlite(tb testing.TB) *server {
 	file := filepath.Join(tb.TempDir(), "locks.db")
-	s := &server{url: "sqlite://" + file, dialect: sqllock.SQLite, dial: func(tb testing.TB, _ *wire.Wire) *sql.DB {
+	s := &server{url: "sqlite://" + file, dialect: sqllock.SQLite, open: sqllock.New, dial: func(tb testing.TB, _ *wire.Wire) *sql.DB {
 		db := pool(tb, "sqlite", "file:"+file+"?_pragma=busy_timeout(1000)&_pragma=synchronous(off)")
 		db.SetMaxOpenConns(1)
 		return db
@@ -131,15 +134,30 @@ func run(tb testing.TB, db *sql.DB, statement string) {
 	}
 }
 
+// overShedLock returns the server with a table of ShedLock, whose names are of
+// any bytes and any length.
+func overShedLock(start func(testing.TB) *server, name string) func(testing.TB) *server {
+	return func(tb testing.TB) *server {
+		s := start(tb)
+		s.open = sqllock.NewShedLock
+		s.url = strings.Replace(s.url+"&shedlock=true", "/locks&", "/locks?", 1)
+		run(tb, s.dial(tb, nil), "CREATE TABLE shedlock (name "+name+" PRIMARY KEY, lock_until TIMESTAMP(3) NOT NULL, locked_at TIMESTAMP(3) NOT NULL, locked_by VARCHAR(255) NOT NULL)")
+		return s
+	}
+}
+
 // servers are the databases by name.
 var servers = map[string]func(testing.TB) *server{"mariadb": mariadb, "postgres": postgres, "pgbouncer": pgbouncer, "sqlite": sqlite}
 
 // TestConformance runs the suite. PostgreSQL runs only in the long form of the
 // tests, because its store differs only in the text of statements.
 func TestConformance(t *testing.T) {
-	for name, start := range servers {
+	all := maps.Clone(servers)
+	all["shedlock"] = overShedLock(mariadb, "VARBINARY(1024)")
+	all["shedlock-postgres"] = overShedLock(postgres, `text COLLATE "C"`)
+	for name, start := range all {
 		t.Run(name, func(t *testing.T) {
-			if name == "postgres" || name == "pgbouncer" {
+			if strings.Contains(name, "postgres") || name == "pgbouncer" {
 				testenv.Long(t)
 			}
 			s := start(t)
@@ -174,7 +192,7 @@ func TestConformance(t *testing.T) {
 
 func open(tb testing.TB, s *server, db *sql.DB) driver.Driver {
 	tb.Helper()
-	d, err := sqllock.New(tb.Context(), db, s.dialect, &sqllock.Options{Poll: poll})
+	d, err := s.open(tb.Context(), db, s.dialect, &sqllock.Options{Poll: poll})
 	if err != nil {
 		tb.Fatal(err)
 	}
