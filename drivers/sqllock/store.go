@@ -23,14 +23,15 @@ type store struct {
 	db      *sql.DB
 	dialect *Dialect
 	table   string
+	ddl     string
 }
 
 // maxValue is the size limit of a MEDIUMBLOB.
 const maxValue = 1<<24 - 1
 
-// check queries the table.
-func (s *store) check(ctx context.Context) error {
-	if _, err := s.Read(ctx, "check"); err != nil {
+// check queries the table of a store that uses s.
+func (s *store) check(ctx context.Context, all cas.Store) error {
+	if _, err := all.Read(ctx, "check"); err != nil {
 		return err
 	}
 	if s.dialect == MySQL {
@@ -106,7 +107,7 @@ func (s *store) Delete(ctx context.Context, name, version string) error {
 // change changes a row, or returns cas.ErrChanged.
 func (s *store) change(ctx context.Context, query string, args ...any) error {
 	n, err := s.exec(ctx, s.dialect.statement(query), args)
-	if err == nil && n == 0 {
+	if err == nil && n == 0 || s.dialect.is([]any{s.dialect.duplicate}, err) {
 		return cas.ErrChanged
 	}
 	return s.sorted(err)
@@ -246,7 +247,7 @@ func (s *store) sorted(err error) error {
 	case err == nil:
 		return nil
 	case d.missing(err):
-		return fmt.Errorf("%w: there is no table %s: %s", driver.ErrUnavailable, s.table, fmt.Sprintf(d.ddl, s.table))
+		return &MissingTableError{s.table, fmt.Sprintf(s.ddl, s.table)}
 	case d.is(d.denied, err):
 		return fmt.Errorf("%w: %w", fs.ErrPermission, err)
 	case d.refused(err), errors.As(err, &dial) && dial.Op == "dial":
@@ -254,3 +255,16 @@ func (s *store) sorted(err error) error {
 	}
 	return err
 }
+
+// MissingTableError is the error of New if the table is missing. It matches
+// driver.ErrUnavailable.
+type MissingTableError struct {
+	Table string
+	DDL   string // the statement that creates the table
+}
+
+func (e *MissingTableError) Error() string {
+	return fmt.Sprintf("%v: there is no table %s: %s", driver.ErrUnavailable, e.Table, e.DDL)
+}
+
+func (e *MissingTableError) Unwrap() error { return driver.ErrUnavailable }
