@@ -449,17 +449,17 @@ func (e *env) renewsAfterOneLost(all bool) error {
 		opt = ttl(e.long())
 	}
 	h, other := d.hold(e.name(), opt), d.hold(e.name(), opt)
-	renew := func(h *request) error {
+	renew := func(h *request) []error {
 		if all {
-			return errors.Join(d.renewAll(e.ctx, h, other)...)
+			return d.renewAll(e.ctx, h, other)
 		}
-		return h.renew(e.long())
+		return []error{h.renew(e.long())}
 	}
 	before := h.lease.Expires()
 	e.sleep(patience / 10) // the renewal would move Expires
 	d.loseOne()
 	called := time.Now()
-	err := renew(h)
+	err := renew(h)[0] // the lost answer may be for other
 	returned := time.Now()
 	d.heal()
 	if d.endsWithConnection(h) {
@@ -479,7 +479,7 @@ func (e *env) renewsAfterOneLost(all bool) error {
 	}
 	for _, h := range []*request{h, other} {
 		e.poll("a lease is renewed after one lost answer", func() error {
-			err := renew(h)
+			err := errors.Join(renew(h)...)
 			if errors.Is(err, driver.ErrNotHeld) {
 				e.endf("the renewal of a live lease after one lost answer returned %q", err)
 			}

@@ -353,18 +353,22 @@ func urlCommon(e *env) error {
 	}
 	ctx, cancel := context.WithTimeout(e.ctx, openFor)
 	defer cancel()
-	ttl := e.allowed(e.long())
-	url := e.url(fmt.Sprintf("ttl=%v&floor=1000", ttl))
+	ttl, floor := e.allowed(e.long()), uint64(1000)
+	if e.driverInfo().Fencing == driver.None {
+		floor = 0
+	}
+	params := fmt.Sprintf("ttl=%v&floor=%d", ttl, floor)
+	url := e.url(params)
 	var c *driver.Config
 	var d driver.Driver
 	var err error
 	e.within("driver.Open", func() { d, c, err = driver.Open(ctx, url) })
 	if err != nil {
-		return fmt.Errorf("with ttl=%v&floor=1000: %w", ttl, err)
+		return fmt.Errorf("with %s: %w", params, err)
 	}
 	e.onClose(func(ctx context.Context) { _ = d.Close(ctx) })
-	if c.TTL != ttl || c.Floor != 1000 {
-		return fmt.Errorf("with ttl=%v&floor=1000 the Config has the TTL %v and the floor %d", ttl, c.TTL, c.Floor)
+	if c.TTL != ttl || c.Floor != floor {
+		return fmt.Errorf("with %s the Config has the TTL %v and the floor %d", params, c.TTL, c.Floor)
 	}
 	e.raw(d).hold(e.name()).release()
 	return nil

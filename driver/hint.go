@@ -8,7 +8,7 @@ import "fmt"
 var (
 	packages = map[string]string{
 		"memory": "memory", "redisson": "redisson", "redlock": "redlock", "redis-string": "redlock", "etcd": "etcd", "zk": "zk",
-		"pglock": "pglock", "migrate": "migrate", "mysql": "sqllock", "pgtable": "sqllock",
+		"pglock": "pglock", "migrate": "migrate", "mysql": "sqllock", "pgtable": "sqllock", "sqlite": "sqllock",
 	}
 	others = map[string]string{
 		"redis": "redisson", "rediss": "redisson", "valkey": "redisson", "zookeeper": "zk", "postgres": "pglock", "postgresql": "pglock",

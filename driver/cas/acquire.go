@@ -80,6 +80,9 @@ func (a *attempt) look(v *view) error {
 		return nil
 	case r.NoWait || !errors.Is(err, driver.ErrLocked):
 		return err
+	case a.d.Plain:
+		a.due = sent.Add(r.TTL)
+		return errQueued
 	case newcomer:
 		v.Queue = append(v.Queue, newClaim(r, sent, a.placeTTL()))
 	case sent.Before(a.due):

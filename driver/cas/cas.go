@@ -201,6 +201,19 @@ type Options struct {
 
 	NoTokens bool // no fencing tokens: the opposite of driver.Config.Fenced
 
+	// Plain is for stores with records of another format, which have room for
+	// one hold and no queue. The driver has only exclusive locks, granted in
+	// any order, without tokens. The store then converts between its records
+	// and values, which are JSON objects:
+	//
+	//	{"format": 1, "name": "x", "nonce": "n2", "holds": [
+	//		{"hold": "h", "owner": "o", "ttl": 1000000000, "since": "2026-01-02T15:04:05Z", "beat": "n1"}]}
+	//
+	// The TTL is in nanoseconds. The write renews the hold if beat is the
+	// nonce, and otherwise leaves its end as it is. Read returns a hold that
+	// ends its TTL after Entry.Written. A free name has no holds.
+	Plain bool
+
 	// Poll is how often a waiter looks at the record if the store is no
 	// Notifier. The default is 100 ms. Waiters with other waiters in front look
 	// less often, down to a fiftieth.
@@ -220,5 +233,6 @@ func (o Options) withDefaults() Options {
 	o.Poll = cmp.Or(o.Poll, 100*time.Millisecond)
 	o.Batch = cmp.Or(o.Batch, 1000)
 	o.Timeout = cmp.Or(o.Timeout, 5*time.Second)
+	o.NoTokens = o.NoTokens || o.Plain
 	return o
 }

@@ -27,6 +27,7 @@ func TestConformanceInFakeTime(t *testing.T) {
 		{"rising", true, cas.Options{Rising: true}},
 		{"all", true, cas.Options{Clock: true, Rising: true}},
 		{"no tokens", true, cas.Options{Clock: true, NoTokens: true}},
+		{"plain", false, cas.Options{Clock: true, Plain: true}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			test.o.Name, test.o.Poll = "memory", 20*time.Millisecond

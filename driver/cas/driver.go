@@ -16,9 +16,9 @@ import (
 )
 
 // Driver is a client of a store. It implements [driver.Driver],
-// [driver.Inspector], [driver.ForceUnlocker], [driver.Limiter], [driver.Lister]
-// and [driver.Watcher]. The last two require a store that is a [Lister] or a
-// [Notifier], respectively.
+// [driver.Inspector], [driver.ForceUnlocker] and [driver.Limiter]. It also
+// implements [driver.Lister] if the store is a [Lister], [driver.Watcher] if it
+// is a [Notifier], and [driver.Leaver] if it has a clock and is no [Notifier].
 type Driver struct {
 	Options
 	store  Store
@@ -71,6 +71,10 @@ func (d *Driver) Info() driver.Info {
 	if !d.NoTokens {
 		i.Fencing = driver.Durable
 	}
+	if d.Plain {
+		i.Order = driver.Unordered
+		return i
+	}
 	i.ReadWrite = driver.Support{Offered: true, Order: i.Order, Fencing: i.Fencing}
 	i.Permits = driver.Support{Offered: true, Order: i.Order}
 	return i
@@ -91,6 +95,9 @@ func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error
 		return driver.Status{Held: true, Holders: 1, Owner: "seal", Token: v.Sealed.Last}, nil
 	}
 	s := driver.Status{Held: len(v.Holds) > 0, Holders: len(v.Holds), Used: v.used(), Limit: v.limit(), Waiters: len(v.Queue), Token: v.Last}
+	if d.Plain {
+		s.Waiters = -1
+	}
 	if s.Held {
 		h := v.Holds[0]
 		s.Mode, s.Hold, s.Owner, s.Note, s.Process, s.Since, s.TTL = h.Mode, h.Hold, h.Owner, h.Note, h.Process, h.Since, h.left
@@ -133,6 +140,9 @@ func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
 func (d *Driver) SetLimit(ctx context.Context, name string, limit int) error {
 	if limit < 1 {
 		return fmt.Errorf("limit %d is not 1 or more", limit)
+	}
+	if d.Plain {
+		return fmt.Errorf("backend %s has no permits: %w", d.Name, errors.ErrUnsupported)
 	}
 	return d.alter(ctx, name, func(v *view) error {
 		v.Limit, v.Fixed = limit, true

@@ -184,7 +184,7 @@ func (l *lease) Release(ctx context.Context) error {
 	case err == nil:
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		l.contended = len(j.v.Queue) > 0
+		l.contended = l.d.Plain || len(j.v.Queue) > 0
 	case !errors.Is(err, driver.ErrNotHeld):
 		l.d.clean.Add(&ghost{name: l.r.Name, hold: l.r.Hold})
 		if !errors.Is(err, driver.ErrUnknown) {
@@ -199,6 +199,32 @@ func (l *lease) over() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.dead || !time.Now().Before(l.end)
+}
+
+// MayLeave implements [driver.MayLeave]. Without a clock, no contender knows
+// when a hold without a client began, and a Notifier does not report its end.
+func (d *Driver) MayLeave() error {
+	if _, notifies := d.store.(Notifier); notifies || !d.Clock {
+		return fmt.Errorf("backend %s does not end a hold without its client in time: %w", d.Name, errors.ErrUnsupported)
+	}
+	return nil
+}
+
+// Leave implements [driver.Leaver].
+func (d *Driver) Leave(ctx context.Context, granted driver.Lease, ttl time.Duration) error {
+	l := granted.(*lease)
+	if dead, over := l.die(); dead || over {
+		return driver.ErrNotHeld
+	}
+	d.life.EnterLate()
+	defer d.life.Leave()
+	defer l.drop()
+	err := l.desk.do(ctx, &job{hold: l.r.Hold, to: func(v *view) error { return l.renewed(v, ttl) }})
+	if err == nil && !time.Now().Before(l.Expires()) { // the write may have brought the hold back
+		d.clean.Add(&ghost{name: l.r.Name, hold: l.r.Hold})
+		return driver.ErrNotHeld
+	}
+	return err
 }
 
 // die ends the lease here, and reports whether it had already ended, by die or

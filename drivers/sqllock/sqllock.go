@@ -1,5 +1,5 @@
-// Package sqllock locks names in a table of MySQL, MariaDB or PostgreSQL, over
-// database/sql. A lock is a lease by the server's clock. Package
+// Package sqllock locks names in a table of MySQL, MariaDB, PostgreSQL or
+// SQLite, over database/sql. A lock is a lease by the server's clock. Package
 // [github.com/go-dsync/dsync/driver/cas] makes the driver: exclusive locks,
 // read-write locks and permits, granted in the order of the clients' arrival,
 // with durable fencing tokens.
@@ -23,16 +23,27 @@
 //		value text NOT NULL
 //	)
 //
+// For SQLite 3.33 or later, preferably after PRAGMA journal_mode = WAL:
+//
+//	CREATE TABLE dsync_locks (
+//		name TEXT PRIMARY KEY,
+//		version TEXT NOT NULL,
+//		written INTEGER NOT NULL,
+//		value TEXT NOT NULL
+//	)
+//
 // # URLs
 //
 // A program that imports a database/sql driver opens one of these:
 //
 //	mysql://user:password@host:3306/db
 //	pgtable://user:password@host:5432/db
+//	sqlite:///path/to/file
 //
 // The database/sql driver is github.com/go-sql-driver/mysql, or pgx/v5/stdlib
-// or lib/pq. The parameters are table=, poll=100ms and connections=16, and the
-// parameters of the database/sql driver.
+// or lib/pq, or modernc.org/sqlite or mattn/go-sqlite3. The parameters are
+// table=, poll=100ms and, except for SQLite, connections=16 and the parameters
+// of the database/sql driver.
 //
 // # Caveats
 //
@@ -51,10 +62,25 @@
 // PgBouncer, default_query_exec_mode=exec with pgx or binary_parameters=yes
 // with lib/pq. URLs set these.
 //
+// A lease in a file of SQLite ends by the clock of the machine, which all
+// processes that use the file must share. If this clock jumps forward, holds
+// end early. Give a pool of your own db.SetMaxOpenConns(1) and a busy timeout,
+// as URLs do. A statement of SQLite is not canceled with its context, so the
+// busy timeout also bounds how long a call outlasts its context.
+//
+// # ShedLock
+//
+// [NewShedLock], or shedlock=true in a URL for MySQL or PostgreSQL, uses a
+// table of Java's ShedLock, so that jobs in Go and in Java exclude each other.
+// There are only exclusive locks, without tokens and without an order. ShedLock
+// must use the server's clock, which is its option usingDbTime(), and all
+// sessions must have the same time zone.
+//
 // docs/backends/sql.md has costs, limits and the promises under each fault.
 package sqllock
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"fmt"
@@ -66,7 +92,7 @@ import (
 
 // Options are the optional settings of New.
 type Options struct {
-	Table    string        // "dsync_locks" by default; letters, digits, _, and a dot after the schema
+	Table    string        // "dsync_locks" or "shedlock" by default; letters, digits, _, and a dot after the schema
 	Poll     time.Duration // how often a waiting client checks; 100 ms by default
 	NoTokens bool          // no fencing tokens, and no rows of free names
 }
@@ -76,19 +102,25 @@ var tableName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-
 // New returns a driver that uses the pool db, which stays open when the driver
 // is closed. New fails if the table is missing.
 func New(ctx context.Context, db *sql.DB, dialect *Dialect, o *Options) (*cas.Driver, error) {
-	s := &store{db: db, dialect: dialect, table: "dsync_locks"}
-	options := cas.Options{Name: "sqllock", Clock: true}
-	if o != nil {
-		if o.Table != "" {
-			s.table = o.Table
-		}
-		options.Poll, options.NoTokens = o.Poll, o.NoTokens
+	s, options, err := prepare(db, dialect, o, "dsync_locks")
+	if err != nil {
+		return nil, err
 	}
-	if !tableName.MatchString(s.table) {
-		return nil, fmt.Errorf("%q is not the name of a table", s.table)
-	}
-	if err := s.check(ctx); err != nil {
+	if err := s.check(ctx, s); err != nil {
 		return nil, err
 	}
 	return cas.New(s, options), nil
+}
+
+func prepare(db *sql.DB, dialect *Dialect, o *Options, table string) (*store, cas.Options, error) {
+	s := &store{db: db, dialect: dialect, table: table, ddl: dialect.ddl}
+	options := cas.Options{Name: "sqllock", Clock: true}
+	if o != nil {
+		s.table = cmp.Or(o.Table, table)
+		options.Poll, options.NoTokens = o.Poll, o.NoTokens
+	}
+	if !tableName.MatchString(s.table) {
+		return nil, options, fmt.Errorf("%q is not the name of a table", s.table)
+	}
+	return s, options, nil
 }

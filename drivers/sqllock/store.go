@@ -23,14 +23,15 @@ type store struct {
 	db      *sql.DB
 	dialect *Dialect
 	table   string
+	ddl     string
 }
 
 // maxValue is the size limit of a MEDIUMBLOB.
 const maxValue = 1<<24 - 1
 
-// check queries the table.
-func (s *store) check(ctx context.Context) error {
-	if _, err := s.Read(ctx, "check"); err != nil {
+// check queries the table of a store that uses s.
+func (s *store) check(ctx context.Context, all cas.Store) error {
+	if _, err := all.Read(ctx, "check"); err != nil {
 		return err
 	}
 	if s.dialect == MySQL {
@@ -45,10 +46,12 @@ func (s *store) check(ctx context.Context) error {
 // Read implements cas.Store.
 func (s *store) Read(ctx context.Context, name string) (e cas.Entry, err error) {
 	d := s.dialect
-	query := d.statement(fmt.Sprintf("SELECT %s, l.version, l.value, l.written FROM (SELECT 1 AS one) o LEFT JOIN %s l ON l.name = ?", d.micros, s.table))
+	query := d.statement(fmt.Sprintf("SELECT %s, l.version, l.value, l.written FROM (SELECT 1 AS one) o LEFT JOIN %s l ON l.name = ?", d.now(), s.table))
 	err = s.repeat(ctx, func() error {
-		e, err = scan(s.db.QueryRowContext(ctx, query, d.text(name)).Scan)
-		return err
+		return s.query(ctx, query, []any{d.text(name)}, func(row func(...any) error) (err error) {
+			e, err = scan(row)
+			return err
+		})
 	})
 	return e, s.sorted(err)
 }
@@ -90,9 +93,9 @@ func (s *store) Write(ctx context.Context, name string, value []byte, version st
 	}
 	next = rand.Text()[:16]
 	if version == "" {
-		return next, s.change(ctx, fmt.Sprintf(d.insert, s.table, d.micros), d.text(name), d.text(next), d.text(string(value)))
+		return next, s.change(ctx, fmt.Sprintf(d.insert, s.table, d.now()), d.text(name), d.text(next), d.text(string(value)))
 	}
-	query := fmt.Sprintf("UPDATE %s SET version = ?, value = ?, written = %s WHERE name = ? AND version = ?", s.table, d.micros)
+	query := fmt.Sprintf("UPDATE %s SET version = ?, value = ?, written = %s WHERE name = ? AND version = ?", s.table, d.now())
 	return next, s.change(ctx, query, d.text(next), d.text(string(value)), d.text(name), d.text(version))
 }
 
@@ -101,26 +104,72 @@ func (s *store) Delete(ctx context.Context, name, version string) error {
 	return s.change(ctx, "DELETE FROM "+s.table+" WHERE name = ? AND version = ?", s.dialect.text(name), s.dialect.text(version))
 }
 
-// change changes a row, or returns cas.ErrChanged. It also does so if package
-// cas should repeat the statement.
+// change changes a row, or returns cas.ErrChanged.
 func (s *store) change(ctx context.Context, query string, args ...any) error {
 	n, err := s.exec(ctx, s.dialect.statement(query), args)
-	if err == nil && n == 0 || s.dialect.is(s.dialect.again, err) {
+	if err == nil && n == 0 || s.dialect.is([]any{s.dialect.duplicate}, err) {
 		return cas.ErrChanged
 	}
 	return s.sorted(err)
 }
 
-func (s *store) exec(ctx context.Context, query string, args []any) (int64, error) {
-	result, err := s.db.ExecContext(ctx, query, args...)
+// exec returns the number of changed rows.
+func (s *store) exec(ctx context.Context, query string, args []any) (n int64, err error) {
+	err = s.repeat(ctx, func() error {
+		ctx, c, free, err := s.conn(ctx)
+		if err != nil {
+			return err
+		}
+		defer free()
+		result, err := c.ExecContext(ctx, query, args...)
+		if err == nil {
+			n, err = result.RowsAffected()
+		}
+		return err
+	})
+	return n, err
+}
+
+// query calls each for each row.
+func (s *store) query(ctx context.Context, query string, args []any, each func(row func(...any) error) error) error {
+	ctx, c, free, err := s.conn(ctx)
 	if err != nil {
-		return 0, err
+		return err
 	}
-	return result.RowsAffected()
+	defer free()
+	rows, err := c.QueryContext(ctx, query, args...)
+	if err != nil {
+		return err
+	}
+	defer rows.Close()
+	for rows.Next() {
+		if err := each(rows.Scan); err != nil {
+			return err
+		}
+	}
+	return rows.Err()
+}
+
+// conn returns a connection and the context of a statement. A statement of
+// SQLite is not canceled, because it ends by itself within the busy timeout and
+// its outcome is then known. Drivers of SQLite also leak a query that is
+// canceled at the wrong time, after which the connection reads old rows.
+func (s *store) conn(ctx context.Context) (context.Context, interface {
+	ExecContext(context.Context, string, ...any) (sql.Result, error)
+	QueryContext(context.Context, string, ...any) (*sql.Rows, error)
+}, func() error, error) {
+	if s.dialect != SQLite {
+		return ctx, s.db, func() error { return nil }, nil
+	}
+	c, err := s.db.Conn(ctx)
+	if err != nil {
+		return nil, nil, nil, fmt.Errorf("%w: %w", driver.ErrUnavailable, err)
+	}
+	return context.WithoutCancel(ctx), c, c.Close, nil
 }
 
 // WriteAll implements cas.Batcher. All rows get the same version.
-func (s *store) WriteAll(ctx context.Context, writes []*cas.Write) (err error) {
+func (s *store) WriteAll(ctx context.Context, writes []*cas.Write) error {
 	d, next := s.dialect, rand.Text()[:16]
 	rows := slices.SortedFunc(slices.Values(writes), func(a, b *cas.Write) int { return strings.Compare(a.Name, b.Name) })
 	var args, names []any
@@ -131,40 +180,25 @@ func (s *store) WriteAll(ctx context.Context, writes []*cas.Write) (err error) {
 	}
 	args = append(args, d.text(next))
 	query := d.update(s.table, len(rows))
-	var n int64
-	err = s.repeat(ctx, func() error {
-		n, err = s.exec(ctx, query, args)
-		return err
-	})
+	n, err := s.exec(ctx, query, args)
 	if err != nil || n == int64(len(rows)) {
 		return s.sorted(err)
 	}
 	written := map[string]bool{}
 	query = d.statement("SELECT name FROM " + s.table + " WHERE version = ? AND name IN (?" + strings.Repeat(", ?", len(names)-1) + ")")
-	found, err := s.db.QueryContext(ctx, query, append([]any{d.text(next)}, names...)...)
-	if err != nil {
-		return s.unknown(err)
-	}
-	defer found.Close()
-	for found.Next() {
+	err = s.query(ctx, query, append([]any{d.text(next)}, names...), func(row func(...any) error) error {
 		var name string
-		if err := found.Scan(&name); err != nil {
-			return s.unknown(err)
-		}
+		err := row(&name)
 		written[name] = true
+		return err
+	})
+	if err != nil { // the rows are changed
+		return fmt.Errorf("%w: %v", driver.ErrUnknown, err)
 	}
 	for _, w := range writes {
 		if !written[w.Name] { // or changed since
 			w.Err = cas.ErrChanged
 		}
-	}
-	return s.unknown(found.Err())
-}
-
-// unknown hides that a query was refused after a change.
-func (s *store) unknown(err error) error {
-	if err != nil {
-		return fmt.Errorf("%w: %v", driver.ErrUnknown, err)
 	}
 	return nil
 }
@@ -196,20 +230,13 @@ func (s *store) List(ctx context.Context, prefix string) iter.Seq2[cas.Entry, er
 
 func (s *store) list(ctx context.Context, relation, from string) (entries []cas.Entry, last string, err error) {
 	d := s.dialect
-	query := d.statement(fmt.Sprintf("SELECT %s, version, value, written, name FROM %s WHERE name %s ? ORDER BY name LIMIT %d", d.micros, s.table, relation, page))
-	rows, err := s.db.QueryContext(ctx, query, d.text(from))
-	if err != nil {
-		return nil, "", err
-	}
-	defer rows.Close()
-	for rows.Next() {
-		e, err := scan(rows.Scan, &last)
-		if err != nil {
-			return nil, "", err
-		}
+	query := d.statement(fmt.Sprintf("SELECT %s, version, value, written, name FROM %s WHERE name %s ? ORDER BY name LIMIT %d", d.now(), s.table, relation, page))
+	err = s.query(ctx, query, []any{d.text(from)}, func(row func(...any) error) error {
+		e, err := scan(row, &last)
 		entries = append(entries, e)
-	}
-	return entries, last, rows.Err()
+		return err
+	})
+	return entries, last, err
 }
 
 // sorted returns an error in the form that package cas expects. A server that
@@ -220,7 +247,7 @@ func (s *store) sorted(err error) error {
 	case err == nil:
 		return nil
 	case d.missing(err):
-		return fmt.Errorf("%w: there is no table %s: %s", driver.ErrUnavailable, s.table, fmt.Sprintf(d.ddl, s.table))
+		return &MissingTableError{s.table, fmt.Sprintf(s.ddl, s.table)}
 	case d.is(d.denied, err):
 		return fmt.Errorf("%w: %w", fs.ErrPermission, err)
 	case d.refused(err), errors.As(err, &dial) && dial.Op == "dial":
@@ -228,3 +255,16 @@ func (s *store) sorted(err error) error {
 	}
 	return err
 }
+
+// MissingTableError is the error of New if the table is missing. It matches
+// driver.ErrUnavailable.
+type MissingTableError struct {
+	Table string
+	DDL   string // the statement that creates the table
+}
+
+func (e *MissingTableError) Error() string {
+	return fmt.Sprintf("%v: there is no table %s: %s", driver.ErrUnavailable, e.Table, e.DDL)
+}
+
+func (e *MissingTableError) Unwrap() error { return driver.ErrUnavailable }

@@ -17,6 +17,7 @@ import (
 func init() {
 	driver.Register("mysql", open)
 	driver.Register("pgtable", open)
+	driver.Register("sqlite", open)
 }
 
 // kinds maps a scheme to its database/sql drivers, with the parameters that
@@ -29,14 +30,21 @@ var kinds = map[string]struct {
 }{
 	"mysql":   {MySQL, []string{"mysql"}, []map[string]string{{"interpolateParams": "true", "timeout": "5s"}}, mysqlSource},
 	"pgtable": {PostgreSQL, []string{"pgx", "postgres"}, []map[string]string{{"default_query_exec_mode": "exec"}, {"binary_parameters": "yes"}}, postgresSource},
+	"sqlite":  {SQLite, []string{"sqlite", "sqlite3"}, []map[string]string{{"_pragma": "busy_timeout(1000)"}, {"_busy_timeout": "1000"}}, sqliteSource},
 }
 
 // open opens a pool with the first of the drivers that the program imports.
 func open(ctx context.Context, c *driver.Config) (driver.Driver, error) {
 	u, kind := c.URL, kinds[c.URL.Scheme]
-	o := &Options{Table: u.Param("table", "dsync_locks"), Poll: u.Duration("poll", 100*time.Millisecond), NoTokens: !c.Fenced}
-	connections := u.Int("connections", 16, 1, 10000)
-	rest := u.Rest()
+	o := &Options{Table: u.Param("table", ""), Poll: u.Duration("poll", 100*time.Millisecond), NoTokens: !c.Fenced}
+	newDriver := New
+	if kind.dialect != SQLite && u.Bool("shedlock", false) {
+		newDriver = NewShedLock
+	}
+	connections, rest := 1, map[string]string{} // SQLite has one writer, and its drivers ignore unknown parameters
+	if kind.dialect != SQLite {
+		connections, rest = u.Int("connections", 16, 1, 10000), u.Rest()
+	}
 	if err := u.Err(); err != nil {
 		return nil, err
 	}
@@ -46,6 +54,9 @@ func open(ctx context.Context, c *driver.Config) (driver.Driver, error) {
 	}
 	if kind.dialect == MySQL && len(u.Hosts) > 1 {
 		return nil, errors.New("mysql URL: one host, the server that accepts writes")
+	}
+	if kind.dialect == SQLite && (u.User != nil || len(u.Hosts) > 0 || u.Path == "") {
+		return nil, errors.New("sqlite URL: the absolute path of a file, as in sqlite:///var/lib/app.db")
 	}
 	params := url.Values{}
 	for _, all := range []map[string]string{kind.params[i], rest} {
@@ -59,7 +70,7 @@ func open(ctx context.Context, c *driver.Config) (driver.Driver, error) {
 	}
 	db.SetMaxOpenConns(connections)
 	db.SetMaxIdleConns(connections)
-	d, err := New(ctx, db, kind.dialect, o)
+	d, err := newDriver(ctx, db, kind.dialect, o)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("%s: %w", u, err), db.Close())
 	}
@@ -77,6 +88,12 @@ func mysqlSource(u *driver.URL, params url.Values) string {
 
 func postgresSource(u *driver.URL, params url.Values) string {
 	return (&url.URL{Scheme: "postgres", User: u.User, Host: strings.Join(u.Hosts, ","), Path: u.Path, RawQuery: params.Encode()}).String()
+}
+
+// sqliteSource names a file that exists.
+func sqliteSource(u *driver.URL, params url.Values) string {
+	params.Set("mode", "rw")
+	return (&url.URL{Scheme: "file", Opaque: (&url.URL{Path: u.Path}).EscapedPath(), RawQuery: params.Encode()}).String()
 }
 
 // owner is a driver with a pool of its own.

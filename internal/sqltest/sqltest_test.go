@@ -4,7 +4,9 @@ import (
 	"context"
 	"database/sql"
 	"fmt"
+	"maps"
 	"net"
+	"path/filepath"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -13,10 +15,12 @@ import (
 	"github.com/go-sql-driver/mysql"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/stdlib"
+	_ "modernc.org/sqlite"
 
 	"github.com/go-dsync/dsync/conformance"
 	"github.com/go-dsync/dsync/conformance/wire"
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/driver/cas"
 	"github.com/go-dsync/dsync/drivers/sqllock"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
@@ -33,6 +37,7 @@ const poll = 20 * time.Millisecond
 type server struct {
 	url     string
 	dialect *sqllock.Dialect
+	open    func(context.Context, *sql.DB, *sqllock.Dialect, *sqllock.Options) (*cas.Driver, error)
 	dial    func(tb testing.TB, w *wire.Wire) *sql.DB // through w, or directly if w is nil
 	freeze  interface {
 		Freeze()
@@ -44,7 +49,7 @@ type server struct {
 const ddl = `CREATE TABLE dsync_locks (name text COLLATE "C" PRIMARY KEY, version text NOT NULL, written bigint NOT NULL, value text NOT NULL)`
 
 func mariadb(tb testing.TB) *server {
-	s := testenv.MySQL(tb)
+	s := testenv.MySQL(tb, "max-connections=1000") // the suite has many pools
 	source := "root@tcp(" + s.Addr + ")/locks?interpolateParams=true"
 	var dials atomic.Int64
 	dial := func(tb testing.TB, w *wire.Wire) *sql.DB {
@@ -58,7 +63,7 @@ func mariadb(tb testing.TB) *server {
 	}
 	run(tb, pool(tb, "mysql", "root@tcp("+s.Addr+")/"), "CREATE DATABASE locks")
 	run(tb, dial(tb, nil), "CREATE TABLE dsync_locks (name VARBINARY(1024) PRIMARY KEY, version BINARY(16) NOT NULL, written BIGINT NOT NULL, value MEDIUMBLOB NOT NULL) ENGINE=InnoDB ROW_FORMAT=DYNAMIC")
-	return &server{url: "mysql://root@" + s.Addr + "/locks", dialect: sqllock.MySQL, dial: dial, freeze: s}
+	return &server{url: "mysql://root@" + s.Addr + "/locks", dialect: sqllock.MySQL, open: sqllock.New, dial: dial, freeze: s}
 }
 
 func postgres(tb testing.TB) *server {
@@ -79,7 +84,7 @@ func pgbouncer(tb testing.TB) *server {
 
 func overPostgres(addr string) *server {
 	url := "postgres@" + addr + "/postgres?sslmode=disable"
-	return &server{url: "pgtable://" + url, dialect: sqllock.PostgreSQL, dial: func(tb testing.TB, w *wire.Wire) *sql.DB {
+	return &server{url: "pgtable://" + url, dialect: sqllock.PostgreSQL, open: sqllock.New, dial: func(tb testing.TB, w *wire.Wire) *sql.DB {
 		config, err := pgx.ParseConfig("postgres://" + url + "&default_query_exec_mode=exec")
 		if err != nil {
 			tb.Fatal(err)
@@ -89,6 +94,21 @@ func overPostgres(addr string) *server {
 		}
 		return closing(tb, stdlib.OpenDB(*config))
 	}}
+}
+
+// sqlite returns a file. Each pool has its own connections, as another process
+// would have.
+func sqlite(tb testing.TB) *server {
+	file := filepath.Join(tb.TempDir(), "locks.db")
+	s := &server{url: "sqlite://" + file, dialect: sqllock.SQLite, open: sqllock.New, dial: func(tb testing.TB, _ *wire.Wire) *sql.DB {
+		db := pool(tb, "sqlite", "file:"+file+"?_pragma=busy_timeout(1000)&_pragma=synchronous(off)")
+		db.SetMaxOpenConns(1)
+		return db
+	}}
+	admin := s.dial(tb, nil)
+	run(tb, admin, "PRAGMA journal_mode = wal")
+	run(tb, admin, "CREATE TABLE dsync_locks (name TEXT PRIMARY KEY, version TEXT NOT NULL, written INTEGER NOT NULL, value TEXT NOT NULL)")
+	return s
 }
 
 func pool(tb testing.TB, name, source string) *sql.DB {
@@ -114,15 +134,30 @@ func run(tb testing.TB, db *sql.DB, statement string) {
 	}
 }
 
+// overShedLock returns the server with a table of ShedLock, whose names are of
+// any bytes and any length.
+func overShedLock(start func(testing.TB) *server, name string) func(testing.TB) *server {
+	return func(tb testing.TB) *server {
+		s := start(tb)
+		s.open = sqllock.NewShedLock
+		s.url = strings.Replace(s.url+"&shedlock=true", "/locks&", "/locks?", 1)
+		run(tb, s.dial(tb, nil), "CREATE TABLE shedlock (name "+name+" PRIMARY KEY, lock_until TIMESTAMP(3) NOT NULL, locked_at TIMESTAMP(3) NOT NULL, locked_by VARCHAR(255) NOT NULL)")
+		return s
+	}
+}
+
 // servers are the databases by name.
-var servers = map[string]func(testing.TB) *server{"mariadb": mariadb, "postgres": postgres, "pgbouncer": pgbouncer}
+var servers = map[string]func(testing.TB) *server{"mariadb": mariadb, "postgres": postgres, "pgbouncer": pgbouncer, "sqlite": sqlite}
 
 // TestConformance runs the suite. PostgreSQL runs only in the long form of the
 // tests, because its store differs only in the text of statements.
 func TestConformance(t *testing.T) {
-	for name, start := range servers {
+	all := maps.Clone(servers)
+	all["shedlock"] = overShedLock(mariadb, "VARBINARY(1024)")
+	all["shedlock-postgres"] = overShedLock(postgres, `text COLLATE "C"`)
+	for name, start := range all {
 		t.Run(name, func(t *testing.T) {
-			if name == "postgres" || name == "pgbouncer" {
+			if strings.Contains(name, "postgres") || name == "pgbouncer" {
 				testenv.Long(t)
 			}
 			s := start(t)
@@ -130,6 +165,9 @@ func TestConformance(t *testing.T) {
 			conformance.Run(t, conformance.Harness{Backend: func(testing.TB) *conformance.Backend {
 				b := &conformance.Backend{
 					New: func(tb testing.TB) (driver.Driver, *conformance.Link) {
+						if s.dialect == sqllock.SQLite { // there is no network
+							return open(tb, s, s.dial(tb, nil)), nil
+						}
 						w := new(wire.Wire)
 						tb.Cleanup(w.Close)
 						return open(tb, s, s.dial(tb, w)), conformance.LinkOver(w)
@@ -154,7 +192,7 @@ func TestConformance(t *testing.T) {
 
 func open(tb testing.TB, s *server, db *sql.DB) driver.Driver {
 	tb.Helper()
-	d, err := sqllock.New(tb.Context(), db, s.dialect, &sqllock.Options{Poll: poll})
+	d, err := s.open(tb.Context(), db, s.dialect, &sqllock.Options{Poll: poll})
 	if err != nil {
 		tb.Fatal(err)
 	}

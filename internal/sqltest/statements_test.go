@@ -169,3 +169,30 @@ func TestMissingRights(t *testing.T) {
 		t.Errorf("got %v, want fs.ErrPermission", err)
 	}
 }
+
+// TestCanceledReads cancels reads of SQLite at random times, and checks that
+// the connection then reads and writes the present rows. Some versions of
+// modernc.org/sqlite leak a query that is canceled after its first row.
+func TestCanceledReads(t *testing.T) {
+	s := sqlite(t)
+	d, other := open(t, s, s.dial(t, nil)), open(t, s, s.dial(t, nil))
+	defer d.Close(context.Background())
+	defer other.Close(context.Background())
+	for i := range 3000 {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i%400)*time.Microsecond)
+		_, _ = d.(driver.Inspector).Inspect(ctx, "name")
+		cancel()
+	}
+	if err := hold(t, other, "name").Release(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	l, err := d.Acquire(ctx, &driver.Request{Name: "name", Hold: "name:2", TTL: time.Minute, NoWait: true, Events: events{}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if token, _ := l.Tokens(); token != 2 {
+		t.Errorf("the token is %d, want 2", token)
+	}
+}

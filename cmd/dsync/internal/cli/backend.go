@@ -7,6 +7,8 @@ import (
 	"slices"
 	"time"
 
+	_ "github.com/go-sql-driver/mysql"
+	_ "github.com/jackc/pgx/v5/stdlib"
 	"github.com/spf13/cobra"
 
 	"github.com/go-dsync/dsync"
@@ -16,6 +18,7 @@ import (
 	_ "github.com/go-dsync/dsync/drivers/pglock"
 	_ "github.com/go-dsync/dsync/drivers/redisson"
 	_ "github.com/go-dsync/dsync/drivers/redlock"
+	_ "github.com/go-dsync/dsync/drivers/sqllock"
 	_ "github.com/go-dsync/dsync/drivers/zk"
 )
 

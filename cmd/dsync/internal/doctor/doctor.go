@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"slices"
 	"strings"
 	"time"
@@ -13,6 +14,7 @@ import (
 	"github.com/go-dsync/dsync"
 	"github.com/go-dsync/dsync/cmd/dsync/internal/cli"
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/drivers/sqllock"
 )
 
 // doctorReport is the result of `doctor`. Its JSON is part of the command's
@@ -183,15 +185,24 @@ func (x *examination) open(ctx context.Context) {
 	}
 	defer b.Close() // nothing is held
 	x.good("open", "the driver accepts the server")
+	if x.isTable() {
+		x.good("table", "the table exists and can be read")
+	}
 	x.report.Promises = promises(b.Client.Info(), b.Client.TTL())
 	x.measure(ctx, b.Client)
 }
+
+// isTable reports whether the locks are in a table of drivers/sqllock.
+func (x *examination) isTable() bool { return x.url.Scheme == "mysql" || x.url.Scheme == "pgtable" }
 
 // refused adds the error of opening the driver. The earlier findings usually
 // explain it.
 func (x *examination) refused(err error) {
 	text := "the driver refuses the server: " + err.Error()
+	var missing *sqllock.MissingTableError
 	switch {
+	case errors.As(err, &missing):
+		x.bad(fault, "table", "there is no table "+missing.Table, missing.DDL, "docs/backends/sql.md#the-table")
 	case x.hasFault(""):
 		x.add(finding{Check: "open", Level: note, Text: text})
 	case errors.Is(err, errors.ErrUnsupported) && strings.Contains(err.Error(), "TTL"):
@@ -246,6 +257,8 @@ func (x *examination) lockCure(err error) string {
 		return "the name is held: try again later, or give another --name"
 	case x.hasFault("rights"):
 		return "the rights above"
+	case errors.Is(err, fs.ErrPermission) && x.isTable():
+		return "GRANT SELECT, INSERT, UPDATE, DELETE on the table"
 	}
 	return "see the message; the user may need --name with a name that its rights cover"
 }

@@ -1,7 +1,9 @@
 package doctor
 
 import (
+	"database/sql"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 
@@ -12,6 +14,46 @@ import (
 	"github.com/go-dsync/dsync/internal/drivertest"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
+
+// TestDoctorOnTable creates the table with the statement that doctor prints.
+func TestDoctorOnTable(t *testing.T) {
+	t.Parallel()
+	pg, my := testenv.Postgres(t), testenv.MySQL(t)
+	for _, s := range []struct{ driver, source, url string }{
+		{"pgx", pg.URL("postgres") + "?sslmode=disable", "pgtable://postgres@" + pg.Addr + "/postgres?sslmode=disable"},
+		{"mysql", "root@tcp(" + my.Addr + ")/test", "mysql://root@" + my.Addr + "/test"},
+	} {
+		if s.driver == "mysql" {
+			execute(t, s.driver, "root@tcp("+my.Addr+")/", "CREATE DATABASE IF NOT EXISTS test")
+		}
+		e := doctor(t, true, s.url)
+		e.want("table", fault, "there is no table dsync_locks", "CREATE TABLE dsync_locks (")
+		execute(t, s.driver, s.source, e.cureOf("table"))
+		e = doctor(t, false, s.url)
+		e.want("table", ok, "", "")
+		e.want("lock", ok, "", "")
+	}
+	execute(t, "pgx", pg.URL("postgres")+"?sslmode=disable", "CREATE ROLE reader LOGIN; GRANT SELECT ON dsync_locks TO reader")
+	doctor(t, true, "pgtable://reader@"+pg.Addr+"/postgres?sslmode=disable").want("lock", fault, "", "GRANT SELECT, INSERT, UPDATE, DELETE")
+}
+
+func (e examined) cureOf(check string) string {
+	i := slices.IndexFunc(e.Findings, func(f finding) bool { return f.Check == check })
+	return e.Findings[i].Cure
+}
+
+// execute executes a statement.
+func execute(t *testing.T, name, source, statement string) {
+	t.Helper()
+	db, err := sql.Open(name, source)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	if _, err := db.ExecContext(t.Context(), statement); err != nil {
+		t.Fatal(err)
+	}
+}
 
 func TestDoctorOnPostgres(t *testing.T) {
 	t.Parallel()
