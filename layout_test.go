@@ -93,6 +93,7 @@ var layout = []struct {
 		"./", "./driver/...", "./drivers/...", "./internal/redisdial", "./internal/tlsurl",
 		"github.com/spf13/cobra", "github.com/spf13/pflag", "github.com/schollz/progressbar/v3", "golang.org/x/sys/unix", "golang.org/x/term",
 		"github.com/redis/rueidis", "go.etcd.io/etcd/...", "go.uber.org/zap", "github.com/go-zookeeper/zk", "github.com/jackc/pgx/v5/pgconn",
+		"github.com/jackc/pgx/v5/stdlib", "github.com/go-sql-driver/mysql",
 	}},
 	{"cmd/dsync/internal/clitest", []string{"./", "./internal/testenv", "testing", "github.com/spf13/cobra"}},
 	{"examples", []string{"./", "./driver", "./driver/cas", "./drivers/...", "./guard"}},
