@@ -459,7 +459,8 @@ func (e *env) renewsAfterOneLost(all bool) error {
 	e.sleep(patience / 10) // the renewal would move Expires
 	d.loseOne()
 	called := time.Now()
-	err := renew(h)[0] // the lost answer may be for other
+	errs := renew(h)
+	err := errs[0] // the lost answer may be for other
 	returned := time.Now()
 	d.heal()
 	if d.endsWithConnection(h) {
@@ -468,8 +469,8 @@ func (e *env) renewsAfterOneLost(all bool) error {
 		return nil
 	}
 	switch moved := h.lease.Expires().Sub(before); {
-	case errors.Is(err, driver.ErrNotHeld):
-		return fmt.Errorf("the renewal of a live lease, of which one answer was lost, returned %q", err)
+	case errors.Is(errors.Join(errs...), driver.ErrNotHeld):
+		return fmt.Errorf("the renewal of a live lease, of which one answer was lost, returned %q", errors.Join(errs...))
 	case err != nil && moved > 0 && !e.driverInfo().KeepsAlive:
 		return fmt.Errorf("a renewal of which one answer was lost returned %q, and moved Expires by %v", err, moved)
 	case err == nil:
