@@ -40,7 +40,7 @@ MODULES = . $(NESTED) test/bench test/interop test/stress
 # How long `make fuzz` looks for an input that breaks something, for each target.
 FUZZTIME ?= 30s
 
-.PHONY: help test test-library test-nested test-compute test-long test-contrib test-oldest test-newest newest tidy migration-long model-long servers demo demo-leader demo-migration demo-java interop interop-soak stress stress-long bench bench-peers bench-peers-short bench-gates lint flaky flaky-long fuzz vulncheck release run-long cross man mistakes
+.PHONY: help test test-library test-nested test-compute test-long test-contrib test-oldest test-newest newest tidy migration-long model-long servers demo demo-leader demo-migration demo-java interop interop-soak stress stress-long bench bench-peers bench-peers-short bench-gates lint flaky flaky-long fuzz vulncheck release run-long cross packages man completions mistakes
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -83,20 +83,21 @@ migration-long: servers ## six processes follow the runbook from one backend to 
 run-long: servers ## dsync run: 200 trials on each backend of a holder that is frozen, cut off, forced or killed, and a job of 20 periods: ten minutes
 	cd cmd/dsync && $(GO) test -timeout 60m -count=1 -run '^(TestNoTwoCommands|TestRunOncePerPeriod)$$' -v $(TESTFLAGS) . -trials $(TRIALS)
 
-cross: ## vet the library and the command with their tests for other systems, and build the command for each on amd64 and arm64, into cmd/dsync/dist
+cross: ## vet the library and the command with their tests for other systems
 	@for target in linux/386 darwin/arm64 windows/amd64; do \
 		echo "vet for $$target"; \
 		export GOOS=$${target%/*} GOARCH=$${target#*/}; \
 		GOWORK=off $(GO) vet ./... && (cd cmd/dsync && $(GO) vet ./...) || exit 1; \
 	done
-	@for os in linux darwin windows; do for arch in amd64 arm64; do \
-		suffix=; test $$os != windows || suffix=.exe; \
-		echo "cmd/dsync/dist/dsync-$$os-$$arch$$suffix"; \
-		(cd cmd/dsync && CGO_ENABLED=0 GOOS=$$os GOARCH=$$arch $(GO) build -trimpath -ldflags '-s -w' -o dist/dsync-$$os-$$arch$$suffix .) || exit 1; \
-	done; done
+
+packages: ## build the packages of the command for all systems, as a release does, into dist, and try the one for Debian
+	@.ci/packages
 
 man: ## write a man page of each command of the command line tool to MAN
 	cd cmd/dsync && $(GO) test -count=1 -run '^TestManPages$$' . -man '$(abspath $(MAN))'
+
+completions: ## write completion scripts to cmd/dsync/dist/completions
+	cd cmd/dsync && mkdir -p dist/completions && for shell in bash zsh fish; do $(GO) run . completion $$shell > dist/completions/dsync.$$shell || exit 1; done
 
 test-oldest: servers ## run the tests of the library with the oldest versions of all that it requires, as its go.mod says
 	GOWORK=off $(RUN_TESTS) -short -timeout 30m $(TESTFLAGS) $(OF_ROOT)

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"runtime"
@@ -10,6 +11,9 @@ import (
 
 	"github.com/go-dsync/dsync/cmd/dsync/internal/cli"
 )
+
+// version is the version of a package. Its build sets it; see .goreleaser.yaml.
+var version string
 
 // build describes how this program was built.
 type build struct {
@@ -25,9 +29,7 @@ func thisBuild() build {
 	if !ok {
 		return b
 	}
-	if info.Main.Version != "" {
-		b.Version = info.Main.Version
-	}
+	b.Version = cmp.Or(version, info.Main.Version, b.Version)
 	for _, s := range info.Settings {
 		if s.Key == "vcs.revision" {
 			b.Revision = s.Value
