@@ -454,8 +454,8 @@ func TestGate(t *testing.T) {
 	if err := d.SetPhase(t.Context(), migrate.PhaseDual); err != nil { // the command is no longer in phase new
 		t.Fatal(err)
 	}
-	if err := d.SetPhase(t.Context(), migrate.PhaseOld); !errors.Is(err, migrate.ErrFinalized) {
-		t.Errorf("phase old after finalize: got %v, want %v", err, migrate.ErrFinalized)
+	if err := d.SetPhase(t.Context(), migrate.PhaseOld); !errors.Is(err, migrate.ErrFinalized) || !strings.Contains(err.Error(), "`dsync migrate untie`") {
+		t.Errorf("phase old after finalize: got %v, want %v and what opens it again", err, migrate.ErrFinalized)
 	}
 	run("untie").want(cli.ExitDone)
 	if err := d.SetPhase(t.Context(), migrate.PhaseOld); err != nil {

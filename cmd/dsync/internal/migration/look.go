@@ -57,10 +57,9 @@ func newLooker(p *pair, gate bool) (*looker, error) {
 		return nil, fmt.Errorf("not both backends tell who holds a lock: %w", errors.ErrUnsupported)
 	}
 	l := &looker{from: from, to: to, floor: p.fromFloor, sessions: p.from.Info().Name == "pglock"}
-	if gate {
-		return l, nil
+	if !gate {
+		l.sealer, _ = p.from.(move.Sealer)
 	}
-	l.sealer, _ = p.from.(move.Sealer)
 	return l, nil
 }
 
