@@ -36,7 +36,7 @@ var layout = []struct {
 		"go.opentelemetry.io/otel/trace",
 	}},
 	{"driver", nil},
-	{"driver/cas", []string{"./driver", "./internal/cleaner", "./internal/lifecycle"}},
+	{"driver/cas", []string{"./driver", "./driver/move", "./internal/cleaner", "./internal/lifecycle"}},
 	{"driver/move", []string{"./driver"}},
 
 	// Every package of internal. None imports a driver, except telemetrytest,
