@@ -115,7 +115,7 @@ func (v *view) deletable() bool {
 }
 
 // vanishes reports whether the record of a free name is usually deleted.
-func (o *Options) vanishes() bool { return o.NoTokens || o.Rising }
+func (o *Options) vanishes() bool { return (o.NoTokens || o.Rising) && !o.Plain }
 
 // used returns the number of held permits.
 func (v *view) used() (n int) {

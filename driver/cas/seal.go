@@ -44,8 +44,19 @@ func (d *Driver) raise(v *view, floor uint64) {
 	}
 }
 
+// movable returns an error for records that have no room for a seal.
+func (d *Driver) movable() error {
+	if d.Plain {
+		return fmt.Errorf("names of backend %s cannot move: %w", d.Name, errors.ErrUnsupported)
+	}
+	return nil
+}
+
 // alterHeld changes the record of a lease if the record has its hold.
 func (d *Driver) alterHeld(ctx context.Context, l *lease, to func(v *view, c *claim)) (*view, error) {
+	if err := d.movable(); err != nil {
+		return nil, err
+	}
 	if err := d.life.Enter(); err != nil {
 		return nil, err
 	}
@@ -84,6 +95,9 @@ func (d *Driver) Seal(ctx context.Context, held driver.Lease) error {
 
 // Sealed implements [move.Sealer].
 func (d *Driver) Sealed(ctx context.Context, name string) (last uint64, sealed bool, err error) {
+	if err := d.movable(); err != nil {
+		return 0, false, err
+	}
 	if err := d.life.Enter(); err != nil {
 		return 0, false, err
 	}
@@ -97,6 +111,9 @@ func (d *Driver) Sealed(ctx context.Context, name string) (last uint64, sealed b
 
 // alterSeal changes the record of a sealed name.
 func (d *Driver) alterSeal(ctx context.Context, name string, to func(v *view) error) error {
+	if err := d.movable(); err != nil {
+		return err
+	}
 	return d.alter(ctx, name, func(v *view) error {
 		if v.Sealed == nil {
 			return driver.ErrNotHeld
@@ -165,5 +182,5 @@ func (d *Driver) Unmark(ctx context.Context, held driver.Lease) error {
 
 // Marked implements [move.Marker]. The mark came with the grant.
 func (d *Driver) Marked(_ context.Context, held driver.Lease) (bool, error) {
-	return held.(*lease).marked, nil
+	return held.(*lease).marked, d.movable()
 }
