@@ -150,11 +150,11 @@ func pingTells(e *env) error {
 			return err
 		}
 		if err := ping(); err != nil {
-			return fmt.Errorf("Ping of %s: %w", d.label, err)
+			return fmt.Errorf("%s: Ping: %w", d.label, err)
 		}
 		outage(d.connection)
 		if ping() == nil {
-			return fmt.Errorf("Ping of %s succeeded in an outage", d.label)
+			return fmt.Errorf("%s: Ping succeeded in an outage", d.label)
 		}
 		d.heal()
 		e.poll("Ping by "+d.label+": Ping succeeds after the outage", ping)
