@@ -4,9 +4,9 @@
 // from its own scheduler. A job cannot simply call TryLock, do its work and
 // call Unlock: clocks differ, so a short job would have released the lock
 // before the next process asks. The backend therefore keeps the lock of a
-// period until the period has ended (dsync.HoldAtLeast). Memory, Redis and etcd
-// support this. Redlock supports it up to maxttl. On ZooKeeper and PostgreSQL,
-// Loop and Once fail with errors.ErrUnsupported.
+// period until the period has ended (dsync.HoldAtLeast). Memory, Redis, etcd
+// and tables support this. Redlock supports it up to maxttl. On ZooKeeper and
+// advisory locks of PostgreSQL, Loop and Once fail with errors.ErrUnsupported.
 //
 // A period has at most one run. It has no run if the process that began the run
 // dies, or if the backend is out of reach for the first quarter of the period.
