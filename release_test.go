@@ -18,7 +18,7 @@ func TestRelease(t *testing.T) {
 	for _, test := range []struct {
 		name, version, spoil, want string
 	}{
-		{"good", "v0.2.0", "", "git tag -a cmd/dsync/v0.2.0"},
+		{"good", "v0.2.0", "", "git tag -a $module/v0.2.0"},
 		{"a version without v", "0.2.0", "", "not of the form"},
 		{"older", "v0.0.9", "", "not newer than v0.1.0"},
 		{"tagged", "v0.2.0", "git tag cmd/dsync/v0.2.0", "there is a tag cmd/dsync/v0.2.0"},

@@ -181,7 +181,7 @@ func suite(t *testing.T, binary, config, pattern string) (check string) {
 	report := filepath.Join(t.TempDir(), "report")
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, binary, "-test.failfast", "-test.timeout=30s", "-test.run=^TestConformance$/^"+config+"$"+pattern,
+	cmd := exec.CommandContext(ctx, binary, "-test.failfast", "-test.timeout=30s", "-test.run=^TestConformanceInFakeTime$/^"+config+"$"+pattern,
 		"-conformance.report="+report)
 	cmd.Dir = filepath.Join("..", "drivers", "memory")
 	out, failure := cmd.CombinedOutput()
@@ -194,7 +194,7 @@ func suite(t *testing.T, binary, config, pattern string) (check string) {
 	}
 	for line := range bytes.Lines(text) {
 		if fields := strings.Split(string(line), "\t"); fields[0] != "kept" && fields[0] != "refused" && fields[0] != "not-verified" {
-			check = strings.TrimPrefix(fields[1], "TestConformance/"+config+"/")
+			check = strings.TrimPrefix(fields[1], "TestConformanceInFakeTime/"+config+"/")
 			if fields[0] != "running" {
 				break
 			}

@@ -104,7 +104,7 @@ func TestOpenErrors(t *testing.T) {
 		{"://u:" + testenv.PasswordMark + "@h?require=fenced", "no fencing tokens", true},
 		{"://u:" + testenv.PasswordMark + "@h?floor=-1", "parameter floor: not a number from 0 to", false},
 		{"://u:" + testenv.PasswordMark + "@h?floor=4611686018427387905", "parameter floor: not a number from 0 to", false},
-		{"://u:" + testenv.PasswordMark + "@h?floor=1&fenced=false", "parameter floor: there are no tokens", false},
+		{"://u:" + testenv.PasswordMark + "@h?floor=1&fenced=false", "parameter floor: with fenced=false there are no tokens", false},
 		{"://u:" + testenv.PasswordMark + "@h?floor=1", "backend weak has no fencing tokens to add a floor to", true},
 	} {
 		d.closed = 0

@@ -57,7 +57,6 @@ func TestWrongUseIsToldApart(t *testing.T) {
 		{[]string{"migrate", "seal", "x", "--rate", "NaN", "--from", p.from, "--to", p.to}, cli.ExitUsage, "--rate"},
 		{[]string{"migrate", "seal", "x", "--wait", "-1s", "--from", p.from, "--to", p.to}, cli.ExitUsage, "--wait"},
 		{[]string{"migrate", "plan", "--connect", "0s", "--from", p.from, "--to", p.to}, cli.ExitUsage, "--connect"},
-		{[]string{"migrate", "plan", "x", "--from", p.from, "--to", p.to}, cli.ExitUsage, "takes no arguments"},
 		{[]string{"migrate", "status", "--names", "/does/not/exist", "--from", p.from, "--to", p.to}, cli.ExitUsage, "/does/not/exist"},
 		{[]string{"migrate", "seal", "dsync:migrate:old:0", "--from", p.from, "--to", p.to}, cli.ExitUsage, "reserved"},
 		{[]string{"migrate", "seal", "a\x00b", "--from", p.from, "--to", p.to}, cli.ExitUsage, "UTF-8"},

@@ -244,9 +244,9 @@ func TestOverwritten(t *testing.T) {
 	ctx := t.Context()
 	overwrite := map[string]func(){
 		"string": func() { s.Do("SET", "x", "text") },
-		"list":   func() { s.Do("DEL", "x"); s.Do("RPUSH", "x", "a") },
-		"hash":   func() { s.Do("DEL", "x"); s.Do("HSET", "x", "field", "1") },
-		"set":    func() { s.Do("DEL", "x"); s.Do("SADD", "x", "a") },
+		"list":   func() { s.Do("EVAL", "redis.call('DEL', 'x') redis.call('RPUSH', 'x', 'a')", "0") },
+		"hash":   func() { s.Do("EVAL", "redis.call('DEL', 'x') redis.call('HSET', 'x', 'field', '1')", "0") },
+		"set":    func() { s.Do("EVAL", "redis.call('DEL', 'x') redis.call('SADD', 'x', 'a')", "0") },
 		"ends":   func() { s.Do("SET", "{x}:timeout", "text") },
 	}
 	requests := map[string]func() *driver.Request{
