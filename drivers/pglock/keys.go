@@ -3,6 +3,7 @@ package pglock
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"math/bits"
 	"strconv"
@@ -37,7 +38,7 @@ func HashedKey(name string) (AdvisoryKey, error) { return Int64Key(Key(name)), n
 func NumberKey(name string) (AdvisoryKey, error) {
 	n, err := parseNumber(name, 64)
 	if err != nil {
-		return AdvisoryKey{}, fmt.Errorf("name %q is not a 64-bit number in its shortest form", name)
+		return AdvisoryKey{}, fmt.Errorf("name %q is not a 64-bit number in its shortest form: %w", name, errors.ErrUnsupported)
 	}
 	return Int64Key(n), nil
 }
@@ -50,7 +51,7 @@ func PairKey(name string) (AdvisoryKey, error) {
 	a, err1 := parseNumber(first, 32)
 	b, err2 := parseNumber(second, 32)
 	if err1 != nil || err2 != nil {
-		return AdvisoryKey{}, fmt.Errorf("name %q is not two 32-bit numbers in their shortest form with a slash between them", name)
+		return AdvisoryKey{}, fmt.Errorf("name %q is not two 32-bit numbers in their shortest form with a slash between them: %w", name, errors.ErrUnsupported)
 	}
 	return Int32PairKey(int32(a), int32(b)), nil
 }
