@@ -121,7 +121,8 @@ func (s *spareServers) giveBack(l *loan) {
 	s.idle = append(s.idle, l)
 	var last *loan
 	if len(s.idle) > maxSpares {
-		last, s.idle = s.idle[0], slices.Delete(s.idle, 0, 1)
+		last = s.idle[0]
+		s.idle = slices.Delete(s.idle, 0, 1)
 	}
 	s.mu.Unlock()
 	if last != nil {

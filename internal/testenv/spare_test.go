@@ -3,6 +3,7 @@ package testenv
 import (
 	"context"
 	"encoding/binary"
+	"slices"
 	"testing"
 )
 
@@ -106,5 +107,31 @@ func TestSpareServers(t *testing.T) {
 				return 0
 			})
 		})
+	}
+}
+
+// stopped is a server that is always clean.
+type stopped struct{ Server }
+
+func (s *stopped) clean(context.Context) error { return nil }
+
+// TestTooManySpareServers checks that the server that was not used for longest
+// is ended.
+func TestTooManySpareServers(t *testing.T) {
+	var ended []int
+	var all spareServers
+	all.use(func() int {
+		for i := range maxSpares + 2 {
+			home := &home{TB: t}
+			home.Cleanup(func() { ended = append(ended, i) })
+			all.giveBack(&loan{server: &stopped{Server{proc: &process{done: make(chan struct{})}}}, home: home})
+		}
+		if !slices.Equal(ended, []int{0, 1}) {
+			t.Errorf("the servers %v were ended, want 0 and 1", ended)
+		}
+		return 0
+	})
+	if len(ended) != maxSpares+2 {
+		t.Errorf("in the end, the servers %v were ended, want all", ended)
 	}
 }
