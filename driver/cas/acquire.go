@@ -177,7 +177,8 @@ func (k *desk) settle(ctx context.Context, g *ghost) error {
 	d := k.d
 	err := k.do(ctx, &job{hold: g.hold, to: func(v *view) error {
 		there := v.remove(g.hold)
-		if g.pending && g.version == "" { // the record may be absent again
+		absent := v.version == "" || !d.Plain // or may be absent again
+		if g.pending && g.version == "" && absent {
 			until := int64(forever)
 			if d.Clock {
 				until = v.clock() + linger.Microseconds()

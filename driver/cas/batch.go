@@ -41,6 +41,7 @@ func (d *Driver) RenewAll(ctx context.Context, leases []driver.Lease, done func(
 	}
 	store, batches := d.store.(Batcher)
 	var batch []*renewal
+	var alone []func()
 	for i, l := range leases {
 		l := l.(*lease)
 		var r *renewal
@@ -48,7 +49,7 @@ func (d *Driver) RenewAll(ctx context.Context, leases []driver.Lease, done func(
 			r = l.prepare(i)
 		}
 		if r == nil {
-			start(func() { done(i, l.Renew(ctx, l.r.TTL)) })
+			alone = append(alone, func() { done(i, l.Renew(ctx, l.r.TTL)) })
 		} else if batch = append(batch, r); len(batch) == d.Batch {
 			full := batch
 			start(func() { d.renew(ctx, store, full, done) })
@@ -56,7 +57,10 @@ func (d *Driver) RenewAll(ctx context.Context, leases []driver.Lease, done func(
 		}
 	}
 	if len(batch) > 0 {
-		d.renew(ctx, store, batch, done)
+		start(func() { d.renew(ctx, store, batch, done) })
+	}
+	for _, f := range alone { // last, because f may wait for the desk of a renewal in a batch
+		start(f)
 	}
 	all.Wait()
 }

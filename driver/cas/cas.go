@@ -211,7 +211,8 @@ type Options struct {
 	//
 	// The TTL is in nanoseconds. The write renews the hold if beat is the
 	// nonce, and otherwise leaves its end as it is. Read returns a hold that
-	// ends its TTL after Entry.Written. A free name has no holds.
+	// ends its TTL after Entry.Written. A free name has no holds. A record stays,
+	// also after Delete, which removes its hold.
 	Plain bool
 
 	// Poll is how often a waiter looks at the record if the store is no

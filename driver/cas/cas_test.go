@@ -2,8 +2,10 @@ package cas_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -378,6 +380,105 @@ func TestBatches(t *testing.T) {
 	}
 }
 
+// TestRenewalsOfOneName renews more leases of a name than are renewed at a time,
+// when no other renewal is under way.
+func TestRenewalsOfOneName(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := cas.Options{Name: "memory", Clock: true}
+		d := cas.New(newMemory(o), o)
+		var leases []driver.Lease
+		for i := range 300 {
+			r := request(fmt.Sprintf("a:%d", i))
+			r.Mode = driver.Read
+			l, err := d.Acquire(t.Context(), r)
+			if err != nil {
+				t.Fatal(err)
+			}
+			leases = append(leases, l)
+		}
+		if err := leases[299].Release(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		defer cancel()
+		d.RenewAll(ctx, leases[:299], func(i int, err error) {
+			if err != nil {
+				t.Errorf("renewal %d: %v", i, err)
+			}
+		})
+		if err := d.Close(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// rows is a store of Options.Plain whose records stay. It refuses to change a
+// hold without a renewal. The first write has no answer and is not carried out,
+// and then all requests fail until the store is up again.
+type rows struct {
+	*memory
+	state atomic.Int32
+}
+
+const firstWrite, down, up = 0, 1, 2
+
+func (r *rows) Read(ctx context.Context, name string) (cas.Entry, error) {
+	if r.state.Load() == down {
+		return cas.Entry{}, errors.New("no answer")
+	}
+	return r.memory.Read(ctx, name)
+}
+
+func (r *rows) Write(ctx context.Context, name string, value []byte, version string) (string, error) {
+	if r.state.CompareAndSwap(firstWrite, down) || r.state.Load() == down {
+		return "", errors.New("no answer")
+	}
+	var v struct {
+		Nonce string
+		Holds []struct{ Beat string }
+	}
+	if err := json.Unmarshal(value, &v); err != nil {
+		return "", err
+	}
+	if len(v.Holds) > 0 && v.Holds[0].Beat != v.Nonce {
+		return "", cas.ErrChanged
+	}
+	return r.memory.Write(ctx, name, value, version)
+}
+
+// TestLateFirstRow checks that a first write without an answer does not disturb
+// later ones of other clients.
+func TestLateFirstRow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := cas.Options{Name: "memory", Clock: true, Plain: true}
+		m := newMemory(o)
+		r := &rows{memory: m}
+		d, other := cas.New(r, o), cas.New(m, o)
+		if _, err := d.Acquire(t.Context(), request("a:1")); !errors.Is(err, driver.ErrUnknown) {
+			t.Fatalf("the first Acquire: %v, want ErrUnknown", err)
+		}
+		l, err := other.Acquire(t.Context(), request("b:1"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.state.Store(up)
+		time.Sleep(10 * time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if _, err := d.Acquire(ctx, request("a:2")); !errors.Is(err, driver.ErrLocked) || errors.Is(err, driver.ErrUnknown) {
+			t.Errorf("Acquire of the held name: %v, want ErrLocked", err)
+		}
+		if err := l.Release(t.Context()); err != nil {
+			t.Error(err)
+		}
+		for _, d := range []driver.Driver{d, other} {
+			if err := d.Close(t.Context()); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+}
+
 // TestFreeName counts the requests of a lock and its release.
 func TestFreeName(t *testing.T) {
 	for _, test := range []struct {
@@ -402,6 +503,19 @@ func TestFreeName(t *testing.T) {
 				if n := m.counted(); err != nil || n != want {
 					t.Errorf("%+v, lock %d: %v, and %d requests, want %d", test.o, i+1, err, n, want)
 				}
+			}
+			for range 1100 { // more often than there are desks that stay
+				m.counted()
+				l, err := d.Acquire(t.Context(), request("a:1"))
+				if err == nil {
+					err = l.Release(t.Context())
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+			if n := m.counted(); n != test.next {
+				t.Errorf("%+v, lock 1102: %d requests, want %d", test.o, n, test.next)
 			}
 		})
 	}

@@ -2,6 +2,7 @@ package cas
 
 import (
 	"cmp"
+	"container/list"
 	"context"
 	"errors"
 	"fmt"
@@ -21,6 +22,7 @@ type desk struct {
 	d     *Driver
 	name  string
 	users int           // guarded by Driver.mu: callers, leases, and the goroutine
+	idle  *list.Element // guarded by Driver.mu: in Driver.idle, if there are no users
 	wake  chan struct{} // full when the goroutine must look at the fields below
 
 	mu     sync.Mutex
@@ -77,6 +79,10 @@ func (k *desk) enter() {
 	k.d.mu.Lock()
 	defer k.d.mu.Unlock()
 	k.users++
+	if k.idle != nil {
+		k.d.idle.Remove(k.idle)
+		k.idle = nil
+	}
 	if k.d.desks[k.name] == nil {
 		k.d.desks[k.name] = k
 	}
@@ -91,14 +97,12 @@ func (k *desk) leave() {
 	if k.users--; k.users > 0 || d.desks[k.name] != k {
 		return
 	}
-	d.idle = append(d.idle, k.name)
-	if len(d.idle) <= maxIdle {
-		return
-	}
-	if old := d.desks[d.idle[0]]; old != nil && old.users == 0 {
+	k.idle = d.idle.PushBack(k)
+	if d.idle.Len() > maxIdle {
+		old := d.idle.Remove(d.idle.Front()).(*desk)
+		old.idle = nil
 		delete(d.desks, old.name)
 	}
-	d.idle = d.idle[1:]
 }
 
 const maxIdle = 1000

@@ -1,6 +1,7 @@
 package cas
 
 import (
+	"container/list"
 	"context"
 	"errors"
 	"fmt"
@@ -29,7 +30,7 @@ type Driver struct {
 
 	mu    sync.Mutex
 	desks map[string]*desk // by name
-	idle  []string         // names of desks that became idle, the earliest first
+	idle  list.List        // the desks without users, the longest idle first
 }
 
 // process is the value of Status.Process.
