@@ -679,14 +679,15 @@ func TestJSONOfAllCommands(t *testing.T) {
 		}
 	}
 	wantNumbers(report(cli.ExitUnfinished, "status", "held", "x"), map[string]int{"held": 1, "idle": 1, "behind": 1})
-	if got := report(cli.ExitUnfinished, "seal", "held", "x"); len(got["behind"].([]any)) != 1 {
+	got := report(cli.ExitUnfinished, "seal", "held", "x")
+	if wantNumbers(got, map[string]int{"done": 0, "not_tried": 2}); len(got["behind"].([]any)) != 1 {
 		t.Errorf("got %v, want the name that is behind", got)
 	}
 	wantNumbers(report(cli.ExitUnfinished, "seal", "held", "x", "--anyway"), map[string]int{"done": 1, "already": 0, "not_tried": 0})
 	drivertest.Release(t, l)
 	report(cli.ExitUnfinished, "finalize", "held", "x")
 	wantNumbers(report(cli.ExitDone, "seal", "held", "x"), map[string]int{"done": 1, "already": 1})
-	got := report(cli.ExitDone, "finalize", "held", "x")
+	got = report(cli.ExitDone, "finalize", "held", "x")
 	if wantNumbers(got, map[string]int{"moved": 2}); len(got["steps"].([]any)) != 3 || got["floor"] == nil {
 		t.Errorf("got %v, want the steps that remain", got)
 	}
@@ -700,4 +701,6 @@ func TestJSONOfAllCommands(t *testing.T) {
 			t.Errorf("%v: got %v", c, got)
 		}
 	}
+	p.from, p.to = "mysql://127.0.0.1:1/db?table=a", "mysql://127.0.0.1:1/db?table=b" // two backends
+	report(cli.ExitFailed, "plan", "--connect", "50ms")
 }

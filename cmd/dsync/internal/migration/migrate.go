@@ -142,7 +142,7 @@ func (f *pairFlags) read() (err error) {
 		return err
 	}
 	from, to := f.fromURL, f.toURL
-	if from.Scheme == to.Scheme && from.Scheme != "memory" && sameHosts(from, to) && from.Path == to.Path ||
+	if from.Scheme == to.Scheme && from.Scheme != "memory" && sameHosts(from, to) && from.Path == to.Path && from.Param("table", "") == to.Param("table", "") ||
 		from.Scheme == "memory" && from.String() == to.String() {
 		return fmt.Errorf("--from and --to are both %s: %w", from, migrate.ErrSame)
 	}

@@ -155,7 +155,9 @@ func (s *sweep) list(c *cobra.Command, f *pairFlags, args []string) ([]string, e
 	if f.gate {
 		return nil, migrate.ErrNoSeals
 	}
-	return s.names.Some(c, args, true)
+	names, err := s.names.Some(c, args, true)
+	s.NotTried = len(names)
+	return names, err
 }
 
 // execute applies the step to names.
