@@ -46,7 +46,7 @@ func TestStatusShowsWhereNamesAre(t *testing.T) {
 	}{
 		{"moved", "new", "", 0},
 		{"held", "both", "", 1},
-		{"held", "old", "a program that knows the old backend alone holds it", 0},
+		{"held", "old", "a program that only knows the old backend holds it", 0},
 		{"held", "new", "outside of the migration", 0},
 		{"idle", "", "", 0},
 	} {
@@ -70,7 +70,7 @@ func TestStatusNamesForeignHolders(t *testing.T) {
 	r := drivertest.Request("x")
 	r.Hold, r.Owner = "694d8f2b", "694d8f2b" // as etcdctl does, without an identity of dsync
 	drivertest.Acquire(t, drivertest.Open(t, p.from), r)
-	p.run("status", "x").want(cli.ExitUnfinished, "a program that knows the old backend alone holds it: 694d8f2b\n")
+	p.run("status", "x").want(cli.ExitUnfinished, "a program that only knows the old backend holds it: 694d8f2b\n")
 	drivertest.Acquire(t, drivertest.Open(t, p.to), drivertest.Request("x")) // not a half of that hold
 	if n := p.status(cli.ExitUnfinished, "x").Names[0]; n.HeldOn != "old" {
 		t.Errorf("got %+v, want that it is held on the old backend", n)
@@ -88,7 +88,7 @@ func TestStatusTellsSessionsOfPostgresApart(t *testing.T) {
 		p.run("status", "--gate", "--fenced=false", "x").want(cli.ExitDone, "1 held")
 		drivertest.Release(t, l)
 		l = drivertest.Acquire(t, drivertest.Open(t, p.from), drivertest.Request("x"))
-		p.run("status", "--gate", "--fenced=false", "x").want(cli.ExitUnfinished, "a program that knows the old backend alone holds it")
+		p.run("status", "--gate", "--fenced=false", "x").want(cli.ExitUnfinished, "a program that only knows the old backend holds it")
 		drivertest.Release(t, l)
 	}
 }
@@ -151,7 +151,7 @@ func TestStatusNamesAnIncumbent(t *testing.T) {
 				synctest.Wait()
 				r := p.run(append([]string{"status", "--for", "5s", "x"}, test.flags...)...).want(status)
 				if incumbent != "" {
-					r.want(status, "behind: x: a program that knows the old backend alone", incumbent)
+					r.want(status, "behind: x: a program that only knows the old backend", incumbent)
 				}
 				cancel()
 				all.Wait()
@@ -253,13 +253,14 @@ func TestSealMovesIdleNames(t *testing.T) {
 	p.stdin = "a\nb\nheld\nc\n"
 	p.run("seal", "--all", "--names", "-", "--dry-run").want(cli.ExitUnfinished, "dry run: nothing is changed", "would be sealed: 3;", "held: held")
 	p.wantState("idle", "a", "b", "c")
-	p.run("seal", "--all", "--names", "-", "--rate", "0").want(cli.ExitUnfinished, "4 names", "sealed: 3; sealed already: 0; held by somebody: 1; not tried: 0",
-		"held: held", "1 name is held: repeat it")
+	p.run("seal", "--all", "--names", "-", "--rate", "0").want(cli.ExitUnfinished, "4 names", "sealed: 3; sealed already: 0; held by a client: 1; not tried: 0",
+		"held: held", "1 name is held: repeat the command")
 	p.wantState("moved", "a", "b", "c")
 	p.run("finalize", "--names", "-").want(cli.ExitUnfinished, "not moved: held (held)", "names have not moved"+": 1 of 4").not("cut all clients off")
 	drivertest.Release(t, l)
-	p.run("seal", "--all", "--names", "-").want(cli.ExitDone, "sealed: 1; sealed already: 3; held by somebody: 0; not tried: 0")
-	p.run("finalize", "--names", "-").want(cli.ExitDone, "have moved (4), and tokens rise for all others", "use it alone: "+p.from, "URL of the new backend alone: memory://", "with floor=")
+	p.run("seal", "--all", "--names", "-").want(cli.ExitDone, "sealed: 1; sealed already: 3; held by a client: 0; not tried: 0")
+	p.run("finalize", "--names", "-").want(cli.ExitDone, "have moved (4), and tokens rise for all other names",
+		"use only the old backend: "+p.from, "only the URL of the new backend: memory://", "with floor=")
 	if _, err := drivertest.Open(t, p.from).Acquire(t.Context(), drivertest.NoWait("a")); err == nil {
 		t.Error("an old program got a name that has moved")
 	}
@@ -296,7 +297,7 @@ func TestSealWaitsInTheQueue(t *testing.T) {
 		time.AfterFunc(30*time.Second, func() { drivertest.Release(t, soon) })
 		begun := time.Now()
 		p.ctx = t.Context()
-		p.run("seal", "soon", "late", "idle", "--wait", "1m").want(cli.ExitUnfinished, "sealed: 2;", "held by somebody: 1", "held: late")
+		p.run("seal", "soon", "late", "idle", "--wait", "1m").want(cli.ExitUnfinished, "sealed: 2;", "held by a client: 1", "held: late")
 		if took := time.Since(begun); took < time.Minute {
 			t.Errorf("it waited for %v, want a minute", took)
 		}
@@ -363,9 +364,9 @@ func TestSealCanBeInterruptedAndRepeated(t *testing.T) {
 		p.ctx = ctx
 		p.wantState("idle", "y")
 		args := append([]string{"seal", "--rate", "1"}, names...)
-		p.run(args...).want(cli.ExitInterrupted, "sealed: 4; sealed already: 0; held by somebody: 0; not tried: 6", "interrupted, to be repeated")
+		p.run(args...).want(cli.ExitInterrupted, "sealed: 4; sealed already: 0; held by a client: 0; not tried: 6", "interrupted: repeat the command")
 		p.ctx = nil
-		p.run(args...).want(cli.ExitDone, "sealed: 6; sealed already: 4; held by somebody: 0; not tried: 0")
+		p.run(args...).want(cli.ExitDone, "sealed: 6; sealed already: 4; held by a client: 0; not tried: 0")
 		p.wantState("moved", names...)
 	})
 }
@@ -375,9 +376,9 @@ func TestRollbackTakesNamesBack(t *testing.T) {
 	p.run("seal", "a", "b", "held").want(cli.ExitDone, "sealed: 3")
 	l := drivertest.Acquire(t, p.program(migrate.PhaseDual, ""), drivertest.Request("held"))
 	token := drivertest.Token(l)
-	p.run("rollback", "a", "b", "held", "c", "--dry-run").want(cli.ExitUnfinished, "would be back: 2; back already: 1; held by somebody: 1")
+	p.run("rollback", "a", "b", "held", "c", "--dry-run").want(cli.ExitUnfinished, "would be back: 2; back already: 1; held by a client: 1")
 	p.wantState("moved", "a", "b", "held")
-	p.run("rollback", "a", "b", "held", "c").want(cli.ExitUnfinished, "back: 2; back already: 1; held by somebody: 1; not tried: 0", "held: held")
+	p.run("rollback", "a", "b", "held", "c").want(cli.ExitUnfinished, "back: 2; back already: 1; held by a client: 1; not tried: 0", "held: held")
 	drivertest.Release(t, l)
 	p.run("rollback", "held").want(cli.ExitDone, "back: 1")
 	p.wantState("idle", "a", "b", "held", "c")
@@ -391,7 +392,7 @@ func TestRollbackIsRefused(t *testing.T) {
 	p.run("seal", "x").want(cli.ExitDone)
 	p.from = strings.Replace(p.from, "memory:", "oneway:", 1)
 	for _, more := range [][]string{nil, {"--dry-run"}} {
-		p.run(append([]string{"rollback", "x"}, more...)...).want(cli.ExitRefused, "cannot go back", "takes no seal back", "phase dual all the same")
+		p.run(append([]string{"rollback", "x"}, more...)...).want(cli.ExitRefused, "cannot go back", "cannot take back a seal", "phase dual anyway")
 	}
 	p.wantState("moved", "x")
 }
@@ -441,16 +442,16 @@ func TestGate(t *testing.T) {
 	if err := d.SetPhase(t.Context(), migrate.PhaseDual); err != nil {
 		t.Fatal(err)
 	}
-	run("finalize", "--dry-run").want(cli.ExitDone, "did not join", "use it alone: "+p.from)
+	run("finalize", "--dry-run").want(cli.ExitDone, "did not join", "use only the old backend: "+p.from)
 	l := drivertest.Acquire(t, drivertest.Open(t, p.from), drivertest.Request("x"))
-	run("status", "x").want(cli.ExitUnfinished, "knows the old backend alone")
+	run("status", "x").want(cli.ExitUnfinished, "only knows the old backend")
 	run("finalize", "x").want(cli.ExitUnfinished, "take no part in the migration")
 	drivertest.Release(t, l)
 	if err := d.SetPhase(t.Context(), migrate.PhaseNew); err != nil {
 		t.Fatal(err)
 	}
 	run("status", "x").want(cli.ExitDone, "in phase old: 0, in phase new: 1", "new: slot 0")
-	run("finalize", "x").want(cli.ExitDone, "no process is in phase old, and none gets there any more", "with floor=")
+	run("finalize", "x").want(cli.ExitDone, "no process is in phase old, and none can enter it any longer", "with floor=")
 	if err := d.SetPhase(t.Context(), migrate.PhaseDual); err != nil { // the command is no longer in phase new
 		t.Fatal(err)
 	}
@@ -479,8 +480,8 @@ func TestGateShowsWhoWantsToBeInPhaseOld(t *testing.T) {
 		}
 		time.Sleep(time.Second)
 		for range 20 {
-			p.run("status", "--gate", "--fenced=false").want(cli.ExitUnfinished, "that want to be in phase old", "wants old: slot 0", late.ID())
-			p.run("finalize", "--gate", "--fenced=false").want(cli.ExitUnfinished, "wants to be", late.ID()).not("cut all clients off")
+			p.run("status", "--gate", "--fenced=false").want(cli.ExitUnfinished, "processes that want to enter phase old: ", "wants old: slot 0", late.ID())
+			p.run("finalize", "--gate", "--fenced=false").want(cli.ExitUnfinished, "wants to enter it", late.ID()).not("cut all clients off")
 			time.Sleep(777 * time.Millisecond)
 		}
 		if err := late.Close(t.Context()); err != nil {
@@ -500,7 +501,7 @@ func TestOperatorsAreToldOfEachOther(t *testing.T) {
 			}
 			time.Sleep(time.Minute)
 			for _, c := range [][]string{{"seal", "x"}, {"rollback", "x"}, {"untie"}, {"finalize", "--gate", "--fenced=false"}} {
-				p.run(c...).want(cli.ExitUnfinished, migrate.ErrOperator.Error(), "seal: repeat it")
+				p.run(c...).want(cli.ExitUnfinished, migrate.ErrOperator.Error(), "seal: try again")
 			}
 			p.run("seal", "x", "--dry-run").want(cli.ExitDone)
 			end()
@@ -517,10 +518,10 @@ func TestFinalizeAsksForAFloor(t *testing.T) {
 	for range 10 {
 		drivertest.Release(t, drivertest.Acquire(t, old, drivertest.Request("y")))
 	}
-	p.run("seal", "x").want(cli.ExitUnfinished, "tokens would fall for names that nobody locks before the programs use the new backend alone")
+	p.run("seal", "x").want(cli.ExitUnfinished, "tokens would fall for names that no program locks before the programs use only the new backend")
 	p.wantState("idle", "x")
 	p.run("seal", "x", "--anyway").want(cli.ExitDone)
-	said := p.run("finalize", "x").want(cli.ExitUnfinished, "tokens would fall for names that nobody locks before the programs use the new backend alone")
+	said := p.run("finalize", "x").want(cli.ExitUnfinished, "tokens would fall for names that no program locks before the programs use only the new backend")
 	said.not("In this order")
 	p.run("plan").want(cli.ExitDone, "if floor=")
 	p.run("finalize", "x", "--fenced=false").want(cli.ExitDone, "tokens were given up")
@@ -529,7 +530,7 @@ func TestFinalizeAsksForAFloor(t *testing.T) {
 	p.to += "?" + regexp.MustCompile(`floor=\d+`).FindString(said.errors)
 	floor := p.to[strings.Index(p.to, "floor="):]
 	p.run("seal", "x").want(cli.ExitDone)
-	p.run("finalize", "x").want(cli.ExitDone, "tokens rise for all others", "alone: memory://", "with "+floor)
+	p.run("finalize", "x").want(cli.ExitDone, "tokens rise for all other names", "only the URL of the new backend: memory://", "with "+floor)
 }
 
 // TestToolFindsTheWrongPair uses another new backend, or swaps the two.
@@ -545,7 +546,7 @@ func TestToolFindsTheWrongPair(t *testing.T) {
 	p.run("untie").want(cli.ExitUnfinished, "1 name is sealed")
 	wrong.run("plan").want(cli.ExitRefused)
 	p.run("rollback", "x").want(cli.ExitDone)
-	p.run("untie").want(cli.ExitDone, "not tied")
+	p.run("untie").want(cli.ExitDone, "no longer tied")
 	wrong.run("plan").want(cli.ExitDone)
 	swapped.run("plan").want(cli.ExitDone)
 }
@@ -621,7 +622,7 @@ func TestToolFindsTheWrongNewBackendOfAGate(t *testing.T) {
 		wrong.run(c, "--gate", "--fenced=false").want(cli.ExitRefused, migrate.ErrOtherBackend.Error()).not("cut all clients off")
 	}
 	p.run("plan", "--gate", "--fenced=false").want(cli.ExitDone)
-	wrong.run("untie", "--gate", "--fenced=false").want(cli.ExitDone, "not tied")
+	wrong.run("untie", "--gate", "--fenced=false").want(cli.ExitDone, "no longer tied")
 	wrong.run("finalize", "--gate", "--fenced=false").want(cli.ExitDone)
 }
 

@@ -151,7 +151,7 @@ func TestSealIsInterruptedAndRepeated(t *testing.T) {
 
 func checkInterrupted(t *testing.T, status int, sealed int64, stdout, stderr string) {
 	t.Helper()
-	if status != cli.ExitInterrupted || !strings.Contains(stderr, "interrupted, to be repeated") {
+	if status != cli.ExitInterrupted || !strings.Contains(stderr, "interrupted: repeat the command") {
 		t.Errorf("got status %d, errors %q, want %d", status, stderr, cli.ExitInterrupted)
 	}
 	var told int64
@@ -184,7 +184,7 @@ func TestRedissonToEtcd(t *testing.T) {
 
 	// A Java service waits for a name that has moved.
 	leave := s.subscribe("orders/3")
-	s.run("finalize", "--names", s.file).want(cli.ExitUnfinished, "behind: orders/3: 1 wait for it on the old backend", "programs wait on the old backend for names that have moved").not("cut all clients off")
+	s.run("finalize", "--names", s.file).want(cli.ExitUnfinished, "behind: orders/3: 1 client is waiting for it on the old backend", "programs wait on the old backend for names that have moved").not("cut all clients off")
 	s.run("status", "--names", s.file).want(cli.ExitUnfinished, "5 moved")
 	leave()
 	s.run("finalize", "--names", s.file).want(cli.ExitDone, "redisson://mover@"+s.redis.Addr, "have moved (5)").not(password)

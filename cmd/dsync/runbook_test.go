@@ -303,7 +303,7 @@ func (s *fleet) before(x step) {
 	case strings.Contains(command, "rollback") && !s.old.unlisted:
 		s.sees("sealed on the old backend", "untie")
 	case strings.Contains(x.text, "stop them all"):
-		s.sees("knows the old backend alone", "status", "--names", s.listed, "--for", "30s")
+		s.sees("only knows the old backend", "status", "--names", s.listed, "--for", "30s")
 	}
 	if s.freezes && (strings.Contains(command, "migrate seal") || s.gated && strings.Contains(x.text, "phase=dual")) {
 		s.frozen = s.programs[frozenClerk]

@@ -35,7 +35,7 @@ func TestProgressOnTerminal(t *testing.T) {
 	if _, err := terminal.WriteString("\x03"); err != nil {
 		t.Fatal(err)
 	}
-	until(t, terminal, "dsync: interrupted, to be repeated")
+	until(t, terminal, "dsync: interrupted: repeat the command")
 	_ = cmd.Wait()
 	if status := cmd.ProcessState.ExitCode(); status != cli.ExitInterrupted {
 		t.Errorf("got status %d, want %d", status, cli.ExitInterrupted)

@@ -13,7 +13,7 @@ import (
 // These errors select the next step of an Acquire after a way that did not lead
 // to a grant. They never leave the package.
 var (
-	errAgain = errors.New("a hold of the request ended before the last was granted")
+	errAgain = errors.New("a hold of the request ended before the last one was granted")
 	errTaken = errors.New("the lock is held on the old backend")
 )
 

@@ -48,7 +48,7 @@ func inspectors(d *Driver) (from, to driver.Inspector, err error) {
 	from, okFrom := d.from.Driver.(driver.Inspector)
 	to, okTo := d.to.Driver.(driver.Inspector)
 	if !okFrom || !okTo {
-		return nil, nil, fmt.Errorf("migrate: not both backends tell who holds a lock: %w", errors.ErrUnsupported)
+		return nil, nil, fmt.Errorf("migrate: at least one backend does not report the holders of locks: %w", errors.ErrUnsupported)
 	}
 	return from, to, nil
 }
@@ -62,7 +62,7 @@ func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
 	to, okTo := d.to.Driver.(driver.ForceUnlocker)
 	inspectFrom, inspectTo, err := inspectors(d)
 	if !okFrom || !okTo || err != nil {
-		return fmt.Errorf("migrate: not both backends can end the hold of another: %w", errors.ErrUnsupported)
+		return fmt.Errorf("migrate: at least one backend cannot end the hold of another client: %w", errors.ErrUnsupported)
 	}
 	if d.gate != nil && d.Phase() == PhaseNew {
 		return to.ForceUnlock(ctx, name)

@@ -126,7 +126,7 @@ func (d *Driver) Tokens(ctx context.Context) (t Tokens, err error) {
 func (d *Driver) otherFloor(ctx context.Context) (uint64, error) {
 	lister, ok := d.from.Driver.(driver.Lister)
 	if !ok {
-		return 0, fmt.Errorf("old backend: it cannot list its floor: %w", errors.ErrUnsupported)
+		return 0, fmt.Errorf("the old backend cannot list its floor: %w", errors.ErrUnsupported)
 	}
 	target, _, err := d.sealed(ctx, targetName)
 	if err != nil {
@@ -141,5 +141,5 @@ func (d *Driver) otherFloor(ctx context.Context) (uint64, error) {
 			return floor, nil
 		}
 	}
-	return 0, fmt.Errorf("old backend: it was untied meanwhile: %w", driver.ErrUnknown)
+	return 0, fmt.Errorf("the old backend was untied in the meantime: %w", driver.ErrUnknown)
 }

@@ -71,7 +71,7 @@ func (d *Driver) Finalize(ctx context.Context) error {
 		return fmt.Errorf("migrate: there is no gate to close: %w", errors.ErrUnsupported)
 	}
 	if d.sealer == nil {
-		return fmt.Errorf("migrate: backend %s keeps no seal: %w", d.from.info.Name, errors.ErrUnsupported)
+		return fmt.Errorf("migrate: backend %s cannot keep a seal: %w", d.from.info.Name, errors.ErrUnsupported)
 	}
 	bound, end, err := d.closable(ctx)
 	if err != nil {
@@ -79,7 +79,7 @@ func (d *Driver) Finalize(ctx context.Context) error {
 	}
 	defer end()
 	if d.Phase() != PhaseNew {
-		return fmt.Errorf("migrate: %w: the gate is closed in phase %v", ErrPhase, PhaseNew)
+		return fmt.Errorf("migrate: %w: the gate can only be closed in phase %v", ErrPhase, PhaseNew)
 	}
 	m, err := d.gate.enterNow(bound)
 	if err != nil {
@@ -93,7 +93,7 @@ func (d *Driver) Finalize(ctx context.Context) error {
 	if err == nil && !m.live() {
 		// sealed, but other processes may have entered PhaseOld before: their
 		// memberships end with their locks, and do not come back
-		err = fmt.Errorf("%w: the slot was lost meanwhile: repeat it", driver.ErrUnknown)
+		err = fmt.Errorf("%w: the slot was lost in the meantime: repeat the call", driver.ErrUnknown)
 	}
 	return d.closing(ctx, err)
 }

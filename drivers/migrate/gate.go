@@ -148,13 +148,13 @@ type Member struct {
 func (m Member) String() string {
 	s := []string{fmt.Sprintf("slot %d", m.Slot), m.Owner, m.Hold}
 	if m.Wants {
-		s = slices.Insert(s, 0, "wants to be")
+		s = slices.Insert(s, 0, "wants to enter it")
 	}
 	return strings.Join(slices.DeleteFunc(s, func(x string) bool { return x == "" }), ", ")
 }
 
 func (e *BehindError) Error() string {
-	return fmt.Sprintf("%d processes are in phase %v: %v", len(e.Members), e.Phase, e.Members)
+	return fmt.Sprintf("blocked by processes in phase %v (%d): %v", e.Phase, len(e.Members), e.Members)
 }
 
 func newGate(d *Driver) *gate {

@@ -234,11 +234,11 @@ func (l *lease) Release(ctx context.Context) error {
 // membership of its process.
 func (d *Driver) MayLeave() error {
 	if d.gate != nil {
-		return fmt.Errorf("migrate: a migration with a gate keeps no hold without its client: %w", errors.ErrUnsupported)
+		return fmt.Errorf("migrate: a migration with a gate cannot keep a hold without its client: %w", errors.ErrUnsupported)
 	}
 	for _, b := range []*backend{d.from, d.to} {
 		if _, ok := b.Driver.(driver.Leaver); !ok {
-			return fmt.Errorf("migrate: backend %s keeps no hold without its client: %w", b.info.Name, errors.ErrUnsupported)
+			return fmt.Errorf("migrate: backend %s cannot keep a hold without its client: %w", b.info.Name, errors.ErrUnsupported)
 		}
 	}
 	return nil

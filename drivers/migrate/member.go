@@ -351,7 +351,7 @@ func (g *gate) tryAt(ctx context.Context, b *backend, k slotKind, slot int) (*Me
 func describe(ctx context.Context, b *backend, k slotKind, slot int) (*Member, error) {
 	inspector, ok := b.Driver.(driver.Inspector)
 	if !ok {
-		return nil, fmt.Errorf("migrate: backend %s does not tell who holds a lock: %w", b.info.Name, errors.ErrUnsupported)
+		return nil, fmt.Errorf("migrate: backend %s does not report the holders of locks: %w", b.info.Name, errors.ErrUnsupported)
 	}
 	s, err := inspector.Inspect(ctx, slotName(k, slot))
 	if err != nil || !s.Held {
@@ -371,7 +371,7 @@ func (d *Driver) ID() string { return d.id }
 // exact as Inspect of the backends. A change of phase does not rely on Members.
 func (d *Driver) Members(ctx context.Context) ([]Member, error) {
 	if d.gate == nil {
-		return nil, fmt.Errorf("migrate: members are known with a gate alone: %w", errors.ErrUnsupported)
+		return nil, fmt.Errorf("migrate: members are known only with a gate: %w", errors.ErrUnsupported)
 	}
 	var all []Member
 	for _, k := range []slotKind{inOld, wantsOld, inNew} {

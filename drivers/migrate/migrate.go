@@ -201,14 +201,14 @@ func New(from, to driver.Driver, o *Options) (*Driver, error) {
 		o = &Options{}
 	}
 	if from == nil || to == nil || from == to {
-		return nil, errors.New("migrate: it needs two different drivers")
+		return nil, errors.New("migrate: a migration needs two different drivers")
 	}
 	if !o.Phase.valid() {
-		return nil, fmt.Errorf("migrate: Options.Phase is %d", o.Phase)
+		return nil, fmt.Errorf("migrate: invalid Options.Phase: %d", o.Phase)
 	}
 	_, isFrom := from.(*Driver)
 	if _, isTo := to.(*Driver); isFrom || isTo {
-		return nil, fmt.Errorf("migrate: no migration from or to a migration: %w", errors.ErrUnsupported)
+		return nil, fmt.Errorf("migrate: a migration cannot be from or to another migration: %w", errors.ErrUnsupported)
 	}
 	d := &Driver{from: newBackend(from, "old", o.FromFloor), to: newBackend(to, "new", o.ToFloor), id: processID(),
 		process: fmt.Sprintf("%s, process %d", hostname(), os.Getpid()), sessions: map[sessionKey]*session{}}
@@ -220,8 +220,8 @@ func New(from, to driver.Driver, o *Options) (*Driver, error) {
 		d.info.Fencing = driver.None
 	}
 	if d.from.info.Fencing != driver.None && d.to.info.Fencing == driver.None && !o.Unfenced {
-		return nil, fmt.Errorf("%w: backend %s has fencing tokens and %s has none, so what checks them would refuse everybody "+
-			"after the migration", ErrTokens, d.from.info.Name, d.to.info.Name)
+		return nil, fmt.Errorf("%w: backend %s has fencing tokens and %s has none, so resources that check tokens would refuse "+
+			"every client after the migration", ErrTokens, d.from.info.Name, d.to.info.Name)
 	}
 	if err := d.choose(o); err != nil {
 		return nil, err
@@ -230,7 +230,7 @@ func New(from, to driver.Driver, o *Options) (*Driver, error) {
 		return nil, fmt.Errorf("migrate: no TTL suits both backends %s and %s: %w", d.from.info.Name, d.to.info.Name, errors.ErrUnsupported)
 	}
 	if d.ttl = d.nearestTTL(o.TTL); o.TTL != 0 && d.ttl != o.TTL {
-		return nil, fmt.Errorf("migrate: Options.TTL is %v, which not both backends keep: %w", o.TTL, errors.ErrUnsupported)
+		return nil, fmt.Errorf("migrate: Options.TTL is %v, which at least one backend does not support: %w", o.TTL, errors.ErrUnsupported)
 	}
 	if longest := maxLeases * d.ttl; o.Gated && (d.info.MaxTTL == 0 || d.info.MaxTTL > longest) {
 		d.info.MaxTTL = longest
@@ -243,7 +243,7 @@ func New(from, to driver.Driver, o *Options) (*Driver, error) {
 
 // errOldNeedsGate is the error for PhaseOld with seals, where it would be the
 // same as a program that only knows from.
-var errOldNeedsGate = fmt.Errorf("migrate: %w: phase %v is there with a gate alone", ErrPhase, PhaseOld)
+var errOldNeedsGate = fmt.Errorf("migrate: %w: phase %v exists only with a gate", ErrPhase, PhaseOld)
 
 // processID identifies this driver, and shows humans where it runs: host,
 // process and a random text, without a colon.
@@ -283,7 +283,7 @@ func (d *Driver) choose(o *Options) error {
 	d.unmarker, _ = d.to.Driver.(move.Unmarker)
 	if o.Gated {
 		if d.info.Fencing != driver.None {
-			return fmt.Errorf("%w: without seals those of %s would not be above those of %s", ErrTokens, to, from)
+			return fmt.Errorf("%w: without seals, tokens of %s would not be above tokens of %s", ErrTokens, to, from)
 		}
 		d.info.KeepsAlive = true // leases end with the membership
 		d.gate = newGate(d)

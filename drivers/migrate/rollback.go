@@ -90,7 +90,7 @@ func (d *Driver) Rollback(ctx context.Context, name string) error {
 		return err
 	}
 	if d.Phase() != PhaseDual {
-		return fmt.Errorf("%w: in phase %v names move to the new backend, go back to %v first", ErrPhase, d.Phase(), PhaseDual)
+		return fmt.Errorf("%w: in phase %v names move to the new backend: first return to phase %v", ErrPhase, d.Phase(), PhaseDual)
 	}
 	a, bound, err := d.own(ctx, name, "roll-back")
 	if err != nil {
@@ -112,9 +112,9 @@ func (d *Driver) WayBack(context.Context) error {
 	case d.gate != nil:
 		return ErrNoSeals
 	case d.unsealer == nil:
-		return fmt.Errorf("%w: backend %s takes no seal back", ErrNoWayBack, d.from.info.Name)
+		return fmt.Errorf("%w: backend %s cannot take back a seal", ErrNoWayBack, d.from.info.Name)
 	case d.unmarker == nil:
-		return fmt.Errorf("%w: backend %s takes no mark back", ErrNoWayBack, d.to.info.Name)
+		return fmt.Errorf("%w: backend %s cannot take back a mark", ErrNoWayBack, d.to.info.Name)
 	}
 	return nil
 }
@@ -172,7 +172,7 @@ func (a *attempt) over(err error) error {
 // ErrOperator reports that another operator is changing names, or the gate, by
 // hand. Concurrent changes are safe, but may not have the effect that either
 // operator intends.
-var ErrOperator = errors.New("another operator is at work on this migration")
+var ErrOperator = errors.New("another operator is working on this migration")
 
 const (
 	// operatorName is locked on the old backend while an operator changes
@@ -215,11 +215,11 @@ func (d *Driver) Operate(ctx context.Context, what string) (end func(), err erro
 }
 
 func (d *Driver) otherOperator(ctx context.Context) error {
-	who := "the backend does not tell which"
+	who := "the backend does not report which one"
 	if inspector, ok := d.from.Driver.(driver.Inspector); ok {
 		if s, err := inspector.Inspect(ctx, operatorName); err == nil && s.Held {
 			who = cmp.Or(s.Owner, s.Hold)
 		}
 	}
-	return fmt.Errorf("%w: %s: repeat it when that has ended", ErrOperator, who)
+	return fmt.Errorf("%w: %s: try again when that operation has ended", ErrOperator, who)
 }

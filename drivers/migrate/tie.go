@@ -39,17 +39,17 @@ func tieName(prefix string, value, target uint64) string {
 var (
 	// ErrOtherBackend reports that names of the old backend move to another new
 	// backend.
-	ErrOtherBackend = fmt.Errorf("names of the old backend move to another new backend than this one (a wrong host or prefix in `to`? "+
-		"if `to` is right, the first program had another one: end what uses that, then `dsync migrate untie`): %w", errors.ErrUnsupported)
+	ErrOtherBackend = fmt.Errorf("names of the old backend move to a different new backend (a wrong host or prefix in `to`? if `to` is "+
+		"right, the first program had another one: stop all programs that use it, then run `dsync migrate untie`): %w", errors.ErrUnsupported)
 
 	// ErrOtherFloor reports that programs of this migration have another floor
 	// for the new backend.
-	ErrOtherFloor = fmt.Errorf("programs of this migration have another floor in `to` than this one (`dsync migrate plan` shows which; to "+
-		"change it, go back to phase dual, then `dsync migrate rollback --all` and `dsync migrate untie`): %w", errors.ErrUnsupported)
+	ErrOtherFloor = fmt.Errorf("programs of this migration have a different floor in `to` (`dsync migrate plan` prints it; to change it, "+
+		"return to phase dual, then run `dsync migrate rollback --all` and `dsync migrate untie`): %w", errors.ErrUnsupported)
 
 	// ErrWrongWay reports that a name is sealed on the new backend.
-	ErrWrongWay = fmt.Errorf("names of the new backend have moved to another backend (are `from` and `to` swapped? to come back after a "+
-		"migration, run `dsync migrate rollback --all`, unless it had a gate, and `dsync migrate untie`, with --from and --to as they were then): %w",
+	ErrWrongWay = fmt.Errorf("names of the new backend have moved to another backend (are `from` and `to` swapped? to return after a "+
+		"migration, run `dsync migrate rollback --all`, unless it had a gate, and `dsync migrate untie`, with the --from and --to of that migration): %w",
 		errors.ErrUnsupported)
 )
 
@@ -114,11 +114,11 @@ func (d *Driver) Ties(ctx context.Context) error {
 	_, tells := d.to.Driver.(move.Identifier)
 	switch {
 	case d.sealer == nil || d.from.info.Fencing == driver.None:
-		return fmt.Errorf("the old backend, %s, keeps no seals with tokens: %w", d.from.info.Name, errors.ErrUnsupported)
+		return fmt.Errorf("the old backend, %s, cannot keep seals with tokens: %w", d.from.info.Name, errors.ErrUnsupported)
 	case tells:
 		return nil
 	case !keeps || d.marker == nil || d.to.info.Fencing == driver.None:
-		return fmt.Errorf("the new backend, %s, neither tells what it is nor keeps seals with tokens: %w", d.to.info.Name, errors.ErrUnsupported)
+		return fmt.Errorf("the new backend, %s, neither reports its identity nor keeps seals with tokens: %w", d.to.info.Name, errors.ErrUnsupported)
 	}
 	return d.keepsSeals(ctx, d.to, to)
 }
@@ -193,7 +193,7 @@ func (d *Driver) tie(ctx context.Context) error {
 
 // ErrNotPermitted reports that a backend does not permit the user to access the
 // names that are reserved for the migration.
-var ErrNotPermitted = fmt.Errorf("not permitted to look at names that begin with %s", reserved)
+var ErrNotPermitted = fmt.Errorf("no permission to inspect names that begin with %s", reserved)
 
 // permitted returns ErrNotPermitted for an error that does not come from an
 // unreachable backend, from another client in the way, or from a wrong or
@@ -279,7 +279,7 @@ func (d *Driver) seal(ctx context.Context, b *backend, name string, before func(
 // may be using the migration any more, and no name may be sealed on from.
 func (d *Driver) Untie(ctx context.Context) error {
 	if d.unsealer == nil {
-		return fmt.Errorf("%w: backend %s takes no seal back", ErrNoWayBack, d.from.info.Name)
+		return fmt.Errorf("%w: backend %s cannot take back a seal", ErrNoWayBack, d.from.info.Name)
 	}
 	err := d.unseal(ctx, tokensName, 0) // if raiseTokens was interrupted
 	if err == nil {

@@ -21,13 +21,13 @@ func open(ctx context.Context, c *driver.Config) (driver.Driver, error) {
 	p, known := parsePhase(phase)
 	switch {
 	case u.User != nil || len(u.Hosts) > 0 || u.Path != "":
-		return nil, errors.New("migrate URL: it is migrate: with parameters alone, without user, host and path")
+		return nil, errors.New("migrate URL: a migrate: URL has only parameters, and no user, host or path")
 	case from == "" || to == "":
-		return nil, errors.New("migrate URL: it needs the URLs of two backends, as parameters from and to, with special characters as %XX")
+		return nil, errors.New("migrate URL: parameters from and to must be the URLs of two backends, with special characters as %XX")
 	case from == to:
 		return nil, errors.New("migrate URL: parameters from and to are the same")
 	case !known:
-		return nil, fmt.Errorf("migrate URL: parameter phase: %q is not one of dual, new, and with a gate old", phase)
+		return nil, fmt.Errorf("migrate URL: parameter phase: %q is not dual or new, or old with a gate", phase)
 	case c.Floor > 0:
 		return nil, errors.New("migrate URL: parameter floor belongs to the URLs of the two backends")
 	}
@@ -41,10 +41,10 @@ func open(ctx context.Context, c *driver.Config) (driver.Driver, error) {
 	}
 	d, err := New(a, b, &Options{Phase: p, Unfenced: !c.Fenced, Gated: gated, TTL: c.TTL, FromFloor: ofA.Floor, ToFloor: ofB.Floor})
 	if err == nil && c.Require.Fenced && !c.Fenced {
-		err = errors.New("migrate URL: it has both fenced=false and require=fenced")
+		err = errors.New("migrate URL: fenced=false contradicts require=fenced")
 	}
 	if err == nil && c.Require.Fenced && d.info.Fencing == driver.None {
-		err = fmt.Errorf("migrate: tokens are required, and not both backends have them (%s: %v, %s: %v): %w",
+		err = fmt.Errorf("migrate: tokens are required, but at least one backend has none (%s: %v, %s: %v): %w",
 			d.from.info.Name, d.from.info.Fencing, d.to.info.Name, d.to.info.Fencing, errors.ErrUnsupported)
 	}
 	if err != nil {

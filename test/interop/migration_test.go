@@ -119,7 +119,7 @@ func (m *move) leftBehind(t *testing.T) {
 	j.begin("tryLock").equals(t, "false")
 	vain := late.acquire(0)
 	m.subscribed(t, channelOf(name), 1)
-	m.status(t, 3, name, "behind: "+name, "wait for it on the old backend")
+	m.status(t, 3, name, "behind: "+name, "waiting for it on the old backend")
 	for i := range 20 {
 		unlock(t, lease)
 		lease = lock(t, []dsync.Locker{now, dual}[i%2], name)
@@ -156,7 +156,7 @@ func (m *move) waitsMeanwhile(t *testing.T) {
 	}
 	unlock(t, next.granted(t))
 	if !w.ended() {
-		m.status(t, 3, name, "1 wait for it on the old backend")
+		m.status(t, 3, name, "1 client is waiting for it on the old backend")
 		j.interrupt(t)
 		w.wait(t)
 	}

@@ -27,15 +27,16 @@ func finalizeCommand(f *pairFlags) *cobra.Command {
 	var dryRun bool
 	c := &cobra.Command{
 		Use:   "finalize [NAME...] [--names FILE]",
-		Short: "Check that the old backend is not needed any more, and say what may be cut off",
-		Long: `Finalize checks that all given names have moved, that no program waits for one of them on the old backend, and that tokens also rise for
-names that were not given. Then it prints the remaining steps in their safe order. It changes nothing, and locks a reserved name for a
-moment on each backend. Call it when all programs are in phase new. Programs that poll on the old backend are not seen.
+		Short: "Check that the old backend is no longer needed, and list the remaining steps",
+		Long: `Finalize checks that all given names have moved, that no program is waiting for one of them on the old backend, and that tokens also
+rise for names that were not given. Then it prints the remaining steps in their safe order. It changes nothing, but locks a reserved
+name on each backend for a moment. Call it when all programs are in phase new. It does not detect programs that poll on the old backend.
 
-With --gate, finalize joins phase new, which fails while a process is in phase old, and closes phase old permanently if the old backend
-keeps seals. No given name may be held on the old backend alone. With --dry-run it does not join, and relies on status.
+With --gate, finalize joins phase new, which fails while a process is in phase old. It closes phase old permanently if the old backend
+keeps seals. A given name must not be held only on the old backend. With --dry-run, finalize does not join phase new, and relies on the
+checks of status.
 
-The exit status is 3 if it is too early: names are left, a program is behind, or a floor is missing or cannot be seen.`,
+The exit status is 3 if finalize was called too early: names are left, a program is behind, or a floor is missing or cannot be read.`,
 		Example: `  dsync migrate finalize --names names.txt
   dsync migrate finalize --gate --dry-run`,
 		Args: cobra.ArbitraryArgs,
@@ -51,7 +52,7 @@ The exit status is 3 if it is too early: names are left, a program is behind, or
 		if err != nil {
 			return err
 		}
-		how := "names, those who wait for them, and tokens are looked at"
+		how := "this command checks names, their waiters, and tokens"
 		if f.gate && !dryRun {
 			how = "this command joins phase new, and closes phase old"
 		}
@@ -64,9 +65,9 @@ The exit status is 3 if it is too early: names are left, a program is behind, or
 		case err != nil:
 			return err
 		case !f.gate:
-			r.Found = fmt.Sprintf("all names that were given have moved (%d), and %s", len(r.Names), tokens)
+			r.Found = fmt.Sprintf("all given names have moved (%d), and %s", len(r.Names), tokens)
 		case dryRun:
-			r.Found = "no process is in phase old now; this command did not join, so one may get there"
+			r.Found = "no process is in phase old now. This command did not join phase new, so a process can still enter phase old"
 		default:
 			if r.Found, err = f.closeGate(c); err != nil {
 				return err
@@ -109,9 +110,9 @@ func (f *pairFlags) floor(ctx context.Context) (floor uint64, t migrate.Tokens, 
 		if floor = p.toFloor; err != nil || t == (migrate.Tokens{}) || t.Rise() {
 			return err
 		}
-		return cli.Unfinished("tokens would fall for names that nobody locks before the programs use the new backend alone: `to` of all programs "+
-			"needs floor=%d. To change it, put all programs into phase dual, `dsync migrate rollback --all`, `dsync migrate untie`, and begin again "+
-			"with that floor", t.Floor)
+		return cli.Unfinished("tokens would fall for names that no program locks before the programs use only the new backend: `to` of all programs "+
+			"needs floor=%d. To change it, put all programs into phase dual, run `dsync migrate rollback --all` and `dsync migrate untie`, and start "+
+			"again with that floor", t.Floor)
 	})
 	return floor, t, err
 }
@@ -126,24 +127,24 @@ func (r *finalizeReport) tokens(ctx context.Context, f *pairFlags) (found string
 	if t == (migrate.Tokens{}) {
 		return "the old backend has no tokens", err
 	}
-	return "tokens rise for all others, too", err
+	return "tokens rise for all other names, too", err
 }
 
 // writeSteps reports the remaining steps.
 func (r *finalizeReport) writeSteps(w io.Writer, gate bool) {
 	if gate {
-		r.Found += "\nProcesses in phase dual are not registered, and need the old backend"
+		r.Found += "\nProcesses in phase dual are not registered, and still need the old backend"
 	}
 	alone := r.To
 	if r.Floor > 0 {
 		alone += fmt.Sprintf(" with floor=%d", r.Floor)
 	}
 	r.Steps = []string{
-		"Cut all programs off the old backend that use it alone: " + r.From + "\n   Then wait for their longest TTL. A program in phase new that is cut off " +
-			"with them cannot lock names that have not moved.",
-		"Give the programs, one by one, the URL of the new backend alone: " + alone,
-		"When no program has a migrate URL any more, cut all clients off the old backend, and delete it.\n   Until then delete no single key of it: " +
-			"its seals keep programs out that know it alone.",
+		"Cut off all programs that use only the old backend: " + r.From + "\n   Then wait for their longest TTL. If a program in phase new is also cut off, " +
+			"it cannot lock names that have not moved.",
+		"Give the programs, one by one, only the URL of the new backend: " + alone,
+		"When no program has a migrate URL any longer, cut all clients off the old backend, and delete it.\n   Until then, do not delete any of its keys: " +
+			"its seals keep out programs that only know the old backend.",
 	}
 	fmt.Fprintf(w, "%s\n\nIn this order, when all programs are in phase new:\n", r.Found)
 	for i, step := range r.Steps {
@@ -159,13 +160,13 @@ func (f *pairFlags) closeGate(c *cobra.Command) (done string, err error) {
 		err := m.Finalize(c.Context())
 		switch {
 		case errors.Is(err, errors.ErrUnsupported):
-			done = "no process is in phase old, and none gets there while one is in phase new: the old backend keeps no seal that closes it for good, " +
-				"so step 8 comes before step 9"
+			done = "no process is in phase old, and none can enter it while a process is in phase new. The old backend keeps no seal that closes phase old " +
+				"permanently, so step 8 must come before step 9"
 			return nil
 		case errors.Is(err, driver.ErrLocked):
-			return cli.Unfinished("another one finalizes right now: %w", err)
+			return cli.Unfinished("another operator is finalizing the migration: %w", err)
 		}
-		done = "no process is in phase old, and none gets there any more"
+		done = "no process is in phase old, and none can enter it any longer"
 		return err
 	})
 	return done, err

@@ -54,7 +54,7 @@ func newLooker(p *pair, gate bool) (*looker, error) {
 	from, okFrom := p.from.(driver.Inspector)
 	to, okTo := p.to.(driver.Inspector)
 	if !okFrom || !okTo {
-		return nil, fmt.Errorf("not both backends tell who holds a lock: %w", errors.ErrUnsupported)
+		return nil, fmt.Errorf("at least one backend does not report the holders of locks: %w", errors.ErrUnsupported)
 	}
 	l := &looker{from: from, to: to, floor: p.fromFloor, sessions: p.from.Info().Name == "pglock"}
 	if !gate {
@@ -199,7 +199,7 @@ func (l *looker) moved(r *nameReport, floor uint64, old, now driver.Status) {
 	r.holder(now, "new")
 	if old.Waiters > 0 {
 		r.Blocked = old.Waiters
-		r.Behind = fmt.Sprintf("%d wait for it on the old backend, where it is never granted again", old.Waiters)
+		r.Behind = fmt.Sprintf("%s waiting for it on the old backend, where it is never granted again", cli.Are(old.Waiters, "client"))
 		if len(old.Queue) > 0 {
 			r.Behind += fmt.Sprintf(": %q", old.Queue)
 		}
@@ -217,13 +217,13 @@ func (l *looker) notMoved(r *nameReport, old, now driver.Status) {
 			r.HeldOn = "both"
 		}
 		if !takesPart(old) && !(l.sessions && strings.HasPrefix(old.Owner, migrate.HoldPrefix)) {
-			r.Behind = "a program that knows the old backend alone holds it: " + r.who()
+			r.Behind = "a program that only knows the old backend holds it: " + r.who()
 		}
 	case now.Held:
 		r.State = stateHeld
 		r.holder(now, "new")
 		if l.sealer != nil && !takesPart(now) {
-			r.Behind = "it is held on the new backend and not sealed on the old one, so a program uses the new backend outside of the migration: " + r.who()
+			r.Behind = "it is held on the new backend and not sealed on the old one, so a program outside of the migration uses the new backend: " + r.who()
 		}
 	default:
 		r.Waiters = max(old.Waiters, now.Waiters)

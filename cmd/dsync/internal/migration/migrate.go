@@ -61,12 +61,12 @@ func Command() *cobra.Command {
 	f := &pairFlags{}
 	c := &cobra.Command{
 		Use:   "migrate",
-		Short: "Move locks from one backend to another while everything runs",
+		Short: "Move locks from one backend to another while all programs run",
 		Long: `Migrate helps to move locks from an old backend to a new one while all programs run. The programs do the work, with the URL
 migrate:?from=OLD&to=NEW&phase=dual|new. These commands show the state of the migration, and move names that no program locks.
 
   1. plan               what is possible, the floor for the URL of the new backend, and the programs' URLs
-  2. deploy phase=dual  everywhere; status shows programs that still use the old backend alone
+  2. deploy phase=dual  everywhere; status shows programs that still use only the old backend
   3. seal               moves names, when no such program is left
   4. deploy phase=new   everywhere: all other names move as they are locked
   5. finalize           checks that the old backend is no longer needed, and lists the remaining steps
@@ -76,8 +76,8 @@ migrate:?from=OLD&to=NEW&phase=dual|new. These commands show the state of the mi
 The full runbook, also for a migration with a gate, is docs/migration.md of the project.
 
 No backend can list free locks, so the commands get names as arguments or from a file (--names), one per line.
-URLs with passwords belong in the environment (DSYNC_FROM, DSYNC_TO), because other users of a machine see flags.
-Give --gate, --fenced=false and --ttl as the programs' URLs have them.
+URLs with passwords belong in the environment (DSYNC_FROM, DSYNC_TO), because other users of a machine can see flags.
+Set --gate, --fenced=false and --ttl as in the programs' URLs.
 With --json, each command writes one JSON object in place of text. It has the member error if the exit status is not 0.
 
 Exit status
@@ -85,8 +85,8 @@ Exit status
     1  a backend is out of reach, or something else failed
     2  the command line is wrong
     3  not yet: a program is behind, or names are left; repeat it later
-    4  impossible with these backends, or in this way
-  130  interrupted; what was done stays, and the command can be repeated`,
+    4  impossible with these backends, or with this configuration
+  130  interrupted; finished work remains, and the command can be repeated`,
 		Example: `  export DSYNC_FROM=redisson://:secret@redis:6379 DSYNC_TO=etcd://etcd:2379/locks/
   dsync migrate plan --names names.txt
   dsync migrate status --names names.txt
@@ -121,10 +121,10 @@ func (f *pairFlags) add(c *cobra.Command) {
 	flags := c.PersistentFlags()
 	flags.StringVar(&f.from, "from", "", "`URL` of the old backend ($"+fromVariable+" if it is not given)")
 	flags.StringVar(&f.to, "to", "", "`URL` of the new backend ($"+toVariable+" if it is not given)")
-	flags.BoolVar(&f.gate, "gate", false, "the migration is one with a gate, without seals")
-	flags.BoolVar(&f.fenced, "fenced", true, "false gives the fencing tokens up")
+	flags.BoolVar(&f.gate, "gate", false, "the migration uses a gate, and no seals")
+	flags.BoolVar(&f.fenced, "fenced", true, "false gives up fencing tokens")
 	flags.BoolVar(&f.json, "json", false, "write JSON")
-	flags.DurationVar(&f.ttl, "ttl", 0, "how long what this command holds outlives a crash of it (30s if both backends keep that)")
+	flags.DurationVar(&f.ttl, "ttl", 0, "how long the locks of this command stay held if it crashes (30s if both backends support that)")
 	flags.DurationVar(&f.connect, "connect", 10*time.Second, "how long to try to reach the backends")
 }
 
@@ -133,7 +133,7 @@ func (f *pairFlags) read() (err error) {
 	f.from = cmp.Or(f.from, os.Getenv(fromVariable))
 	f.to = cmp.Or(f.to, os.Getenv(toVariable))
 	if f.connect <= 0 || f.ttl < 0 {
-		return cli.Usage(errors.New("--connect has to be positive, and --ttl not negative"))
+		return cli.Usage(errors.New("--connect must be positive, and --ttl must not be negative"))
 	}
 	if f.fromURL, err = parse("--from", f.from, fromVariable); err != nil {
 		return err
@@ -158,17 +158,17 @@ func parse(flag, raw, variable string) (*driver.URL, error) {
 		return nil, cli.Usage(fmt.Errorf("%s: %w", flag, err))
 	}
 	if u.Scheme == "migrate" {
-		return nil, cli.Usage(fmt.Errorf("%s is a migrate URL: it takes the URL of one of the two backends", flag))
+		return nil, cli.Usage(fmt.Errorf("%s is a migrate URL, but must be the URL of one of the two backends", flag))
 	}
 	if u.Has("ttl") {
-		return nil, cli.Usage(fmt.Errorf("%s has a ttl, which belongs to the migration as a whole: --ttl", flag))
+		return nil, cli.Usage(fmt.Errorf("%s has a ttl, which belongs to the whole migration: use --ttl", flag))
 	}
 	require, err := driver.ParseRequire(u.Param("require", ""))
 	if err != nil {
 		return nil, cli.Usage(fmt.Errorf("%s: require: %w", flag, err))
 	}
 	if require.Fair || require.FIFO {
-		return nil, fmt.Errorf("%s requires an order of waiters, and none goes over from one backend to the other: %w", flag, errors.ErrUnsupported)
+		return nil, fmt.Errorf("%s requires an order of waiters, which does not carry over from one backend to the other: %w", flag, errors.ErrUnsupported)
 	}
 	return u, nil
 }

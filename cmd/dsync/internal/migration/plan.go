@@ -45,22 +45,23 @@ func planCommand(f *pairFlags) *cobra.Command {
 	var passwords bool
 	c := &cobra.Command{
 		Use:   "plan [NAME...] [--names FILE]",
-		Short: "Show what is possible between two backends, and what is not and why",
+		Short: "Show what is possible between two backends, and explain what is not",
 		Long: `Plan opens both backends and shows whether names move by seals or need a gate, what happens to fencing tokens and TTLs, what programs
 cannot use during the migration, and whether names can be taken back. It prints the floor that every URL of the new backend needs, and
-the programs' URLs. It moves nothing, and locks reserved names for a moment on each backend. It checks whether both backends accept
+the programs' URLs. It moves nothing, but locks reserved names on each backend for a moment. It checks whether both backends accept
 the given names.
 
 The exit status is 4 if this migration is not possible, if a backend refuses a name, or if one of the backends belongs to another
-migration: from and to swapped, a wrong prefix or another floor. It is 3 if the user has no rights to reserved names.
+migration, for example because from and to are swapped, or because of a wrong prefix or another floor. It is 3 if the user has no rights
+to reserved names.
 
-Plan does not find out whether the two URLs lead to the same server. The programs, seal and rollback do.`,
+Plan does not check whether the two URLs lead to the same server. The programs, seal and rollback do.`,
 		Example: `  export DSYNC_FROM=redisson://:secret@redis:6379 DSYNC_TO=etcd://etcd:2379/locks/
   dsync migrate plan --names names.txt`,
 		Args: cobra.ArbitraryArgs,
 	}
 	names.Add(c)
-	c.Flags().BoolVar(&passwords, "passwords", false, "write the programs' URLs with their passwords")
+	c.Flags().BoolVar(&passwords, "passwords", false, "print the programs' URLs with their passwords")
 	r := &planReport{Facts: []fact{}}
 	return f.command(c, r, func(c *cobra.Command, args []string, text io.Writer) error {
 		list, err := names.Read(c, args)
@@ -91,12 +92,12 @@ func (r *planReport) fill(ctx context.Context, f *pairFlags, p *pair, names []st
 	one := *f
 	one.gate = false
 	m, ties, refusal := p.procedure(ctx, one.options(p))
-	r.add("names move by seals", refusal, "name by name, beside programs that know the old backend alone: these find a moved name locked, and wait")
+	r.add("names move by seals", refusal, "name by name, beside programs that only know the old backend. They find a moved name locked, and wait")
 	needsGate := errors.Is(refusal, migrate.ErrNeedsGate)
 	if f.gate || needsGate {
 		one.gate = true
 		gated, gateTies, gateErr := p.procedure(ctx, one.options(p))
-		r.add("gate", gateErr, fmt.Sprintf("phase by phase, if all programs take part (--gate), up to %d in a phase", migrate.MaxMembers))
+		r.add("gate", gateErr, fmt.Sprintf("phase by phase, if all programs take part (--gate), with up to %d processes in a phase", migrate.MaxMembers))
 		if f.gate {
 			m, ties, refusal, r.Phases = gated, gateTies, gateErr, []string{"old", "dual", "new"}
 		}
@@ -113,7 +114,7 @@ func (r *planReport) fill(ctx context.Context, f *pairFlags, p *pair, names []st
 		r.add("HoldAtLeast", m.MayLeave(), "and dsync run --at-least")
 	}
 	r.Facts = append(r.Facts, p.tokens(f, t, cmp.Or(err, refusal)), p.back(ctx, m, f.gate || needsGate, t), p.lengths(m, refusal), fact{"modes", false,
-		"the exclusive lock alone: programs that use reads, permits or latches, or that require an order of waiters, cannot migrate"})
+		"only the exclusive lock. Programs that use reads, permits or latches, or that require an order of waiters, cannot migrate"})
 	if len(names) > 0 {
 		if err := r.try(ctx, p, names); err != nil {
 			return nil, err
@@ -216,64 +217,65 @@ func (r *planReport) add(what string, err error, why string) {
 
 func (p *pair) tokens(f *pairFlags, t migrate.Tokens, refusal error) fact {
 	from, to := p.from.Info(), p.to.Info()
-	kinds := fmt.Sprintf("%s has %v ones, %s %v", from.Name, from.Fencing, to.Name, to.Fencing)
+	kinds := fmt.Sprintf("%s: %v, %s: %v", from.Name, from.Fencing, to.Name, to.Fencing)
 	switch {
 	case !f.fenced && f.gate && t.From > 0:
-		return fact{"fencing tokens", false, "none until the migration is over, so resources must not ask for them meanwhile; afterwards they rise, " +
-			p.floorText(t)}
+		return fact{"fencing tokens", false, "there are none until the migration has ended, so resources must not require them before that. " +
+			"Afterwards they rise, " + p.floorText(t)}
 	case !f.fenced:
-		return fact{"fencing tokens", false, "given up by --fenced=false (" + kinds + ")"}
+		return fact{"fencing tokens", false, "given up because of --fenced=false (" + kinds + ")"}
 	case from.Fencing == driver.None && to.Fencing == driver.None:
-		return fact{"fencing tokens", false, "neither backend has them"}
+		return fact{"fencing tokens", false, "neither backend has fencing tokens"}
 	case to.Fencing == driver.None:
-		return fact{"fencing tokens", false, kinds + ": what checks them would refuse everybody afterwards; --fenced=false gives them up"}
+		return fact{"fencing tokens", false, kinds + ". Resources that check tokens would refuse every client after the migration. " +
+			"--fenced=false gives up tokens"}
 	case from.Fencing == driver.None:
-		return fact{"fencing tokens", false, kinds + ": there are none until the migration is over"}
+		return fact{"fencing tokens", false, kinds + ". There are none until the migration has ended"}
 	}
 	if errors.Is(refusal, migrate.ErrOtherFloor) {
 		return fact{"fencing tokens", false, fmt.Sprintf("the programs of this migration have floor=%d in the URL of the new backend", t.Floor)}
 	}
 	if refusal != nil {
-		return fact{"fencing tokens", false, "the migration is not possible so: " + refusal.Error()}
+		return fact{"fencing tokens", false, "this migration is not possible: " + refusal.Error()}
 	}
-	return fact{"fencing tokens", true, "they rise over the switch, for names that move by seals; for all others too, " + p.floorText(t)}
+	return fact{"fencing tokens", true, "they rise over the switch for names that move by seals, and for all other names " + p.floorText(t)}
 }
 
 // floorText explains why tokens rise for names that are not locked during the
 // migration.
 func (p *pair) floorText(t migrate.Tokens) string {
 	if t.Floor == p.toFloor {
-		return fmt.Sprintf("with floor=%d as it is, wherever the URL of the new backend stands", t.Floor)
+		return fmt.Sprintf("if floor=%d stays in every URL of the new backend", t.Floor)
 	}
-	return fmt.Sprintf("if floor=%d is a parameter of the URL of the new backend, wherever that stands: here, in `to`, and alone", t.Floor)
+	return fmt.Sprintf("if floor=%d is a parameter of every URL of the new backend: here, in `to`, and after the migration", t.Floor)
 }
 
 func (p *pair) back(ctx context.Context, m *migrate.Driver, gate bool, t migrate.Tokens) fact {
 	const what = "moved names can be taken back"
 	if gate {
-		return fact{what, true, "no name moves for good: phases go back one by one"}
+		return fact{what, true, "no name moves permanently: processes can return phase by phase"}
 	}
 	if m == nil {
-		return fact{what, false, "the migration is not possible so"}
+		return fact{what, false, "this migration is not possible"}
 	}
 	if err := m.WayBack(ctx); err != nil {
-		return fact{what, false, err.Error() + "; programs may return to phase dual all the same"}
+		return fact{what, false, err.Error() + ". Programs can return to phase dual anyway"}
 	}
 	if p.from.Info().Name == "etcd" && t.To > t.From {
-		return fact{what, false, "tokens of etcd cannot be raised, and those of the new backend are above them; with --fenced=false names " +
-			"come back, and tokens fall; programs may return to phase dual all the same"}
+		return fact{what, false, "tokens of etcd cannot be raised, and tokens of the new backend are higher. With --fenced=false names " +
+			"can return, but tokens fall. Programs can return to phase dual anyway"}
 	}
-	return fact{what, true, "in phase dual, unless the old backend refuses to raise its tokens above those of the new one"}
+	return fact{what, true, "in phase dual, unless the old backend refuses to raise its tokens above the tokens of the new one"}
 }
 
 func (p *pair) lengths(m *migrate.Driver, refusal error) fact {
 	const what = "TTL"
 	if refusal != nil {
-		return fact{what, false, "the migration is not possible"}
+		return fact{what, false, "this migration is not possible"}
 	}
 	info := m.Info()
 	if err := info.CheckTTL(30 * time.Second); err != nil {
-		return fact{what, true, cli.Bounds(info) + "; that is not the usual 30s: set one in the programs"}
+		return fact{what, true, cli.Bounds(info) + ". The default of 30s does not suit both backends: set a TTL in the programs"}
 	}
 	return fact{what, true, cli.Bounds(info)}
 }
@@ -297,7 +299,7 @@ func (r *planReport) write(w io.Writer) error {
 	if !r.Possible {
 		return nil
 	}
-	fmt.Fprintf(w, "\nThe URLs of the programs, one after the other, each everywhere before the next (--passwords writes the passwords, too):\n")
+	fmt.Fprintf(w, "\nThe URLs of the programs. Deploy each URL to all programs before the next one (--passwords also prints the passwords):\n")
 	for _, p := range append(slices.Clone(r.Phases), "alone") {
 		fmt.Fprintf(w, "\n%s: %s\n  %s\n", p, phaseTexts[p], r.URLs[p])
 	}
@@ -306,7 +308,7 @@ func (r *planReport) write(w io.Writer) error {
 
 var phaseTexts = map[string]string{
 	"old":   "locks on the old backend",
-	"dual":  "on the old one, then on the new one as well: both have to be up. Then `dsync migrate status --for 10m`, and `dsync migrate seal`",
-	"new":   "on the new one. Then `dsync migrate finalize`, and cut off whoever may use the old backend alone",
-	"alone": "the new backend without a migration",
+	"dual":  "locks on the old backend, then also on the new one: both must be up. Then run `dsync migrate status --for 10m`, and `dsync migrate seal`",
+	"new":   "locks on the new backend. Then run `dsync migrate finalize`, and cut off all programs that may use only the old backend",
+	"alone": "locks on the new backend, without a migration",
 }

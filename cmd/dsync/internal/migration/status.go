@@ -31,24 +31,24 @@ func statusCommand(f *pairFlags) *cobra.Command {
 	var lasting time.Duration
 	c := &cobra.Command{
 		Use:   "status [NAME...]",
-		Short: "Show where names are, who holds them, and who is behind",
-		Long: `Status shows each name: whether it has moved, its holder and where that is, its waiters, and the floor of its tokens, which is the last
-token of the old backend. With --gate it also shows the processes in phases old and new, and those that want to be in phase old. It
-changes nothing.
+		Short: "Show where names are, their holders, and programs that are behind",
+		Long: `Status shows for each name whether it has moved, its holder and the backend of that hold, its waiters, and the floor of its tokens. The
+floor is the last token of the old backend. With --gate, status also shows the processes in phases old and new, and the processes that
+want to enter phase old. It changes nothing.
 
-A program is behind if it uses the old backend alone: if it holds a name there without the mark of programs in the migration, or waits
-there for a name that has moved; with a gate also if it is in phase old or wants to be. The exit status is 3 then, and also if the user
-has no rights to reserved names.
+A program is behind if it uses only the old backend. Such a program holds a name there without the mark of programs in the migration, or
+is waiting there for a name that has moved. With a gate, a program is also behind if it is in phase old or wants to enter it.
+The exit status is 3 if a program is behind, or if the user has no rights to reserved names.
 
-One look finds programs that hold a name at that moment. With --for, status looks fifty times a second at names in use, and finds a
-program that holds one for a hundredth of the time within seconds. Waiters on Redis are found if they listen for the end of the lock.
+A single check finds programs that hold a name at that moment. With --for, status checks names in use fifty times a second. It finds a
+program that holds a name for a hundredth of the time within seconds. On Redis, it finds waiters that listen for the end of the lock.
 PostgreSQL shows the application_name of sessions, which begins with migrate- for programs with a migrate URL.`,
 		Example: `  dsync migrate status orders/42 invoices
   dsync migrate status --names names.txt --for 1m --json`,
 		Args: cobra.ArbitraryArgs,
 	}
 	names.Add(c)
-	c.Flags().DurationVar(&lasting, "for", 0, "how long to look at names that have not moved; once if it is not given")
+	c.Flags().DurationVar(&lasting, "for", 0, "how long to check names that have not moved; without it, status checks them once")
 	r := &statusReport{Names: []nameReport{}}
 	return f.command(c, r, func(c *cobra.Command, args []string, text io.Writer) error {
 		list, err := names.Some(c, args, !f.gate)
@@ -59,7 +59,7 @@ PostgreSQL shows the application_name of sessions, which begins with migrate- fo
 			err = r.write(text, f.gate)
 		}
 		if err == nil && r.Behind > 0 {
-			err = cli.Unfinished("somebody is behind: %d in all", r.Behind)
+			err = cli.Unfinished("names or processes are behind: %d in all", r.Behind)
 		}
 		return err
 	})
@@ -152,9 +152,9 @@ func (r *statusReport) writeMembers(w io.Writer) {
 			n[m.Phase]++
 		}
 	}
-	fmt.Fprintf(w, "\nprocesses in phase old: %d, in phase new: %d (those in dual are not registered)", n[migrate.PhaseOld], n[migrate.PhaseNew])
+	fmt.Fprintf(w, "\nprocesses in phase old: %d, in phase new: %d (processes in phase dual are not registered)", n[migrate.PhaseOld], n[migrate.PhaseNew])
 	if wants > 0 {
-		fmt.Fprintf(w, "; that want to be in phase old, and may not or are about to: %d", wants)
+		fmt.Fprintf(w, "; processes that want to enter phase old: %d", wants)
 	}
 	fmt.Fprintln(w)
 	for _, m := range r.Members {

@@ -19,7 +19,7 @@ func sealCommand(f *pairFlags) *cobra.Command {
 	s := &sweep{
 		done:  "sealed",
 		moved: true,
-		does:  "each is sealed on the old backend for ever, and locked on the new one from then on",
+		does:  "each name is sealed on the old backend permanently, and locked on the new one from then on",
 		step:  (*migrate.Driver).Seal,
 		check: (*migrate.Driver).Moves,
 	}
@@ -28,19 +28,19 @@ func sealCommand(f *pairFlags) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "seal NAME... | seal --all --names FILE",
 		Short: "Move idle names to the new backend",
-		Long: `Seal moves names that no program locks, as a lock in phase new does: it holds each on both backends for a moment, seals it on the old
-one, and marks it on the new one with the floor of its tokens. Programs in the migration then lock it on the new backend in every phase.
-Programs that know the old backend alone wait for it without success, so seal first looks for them, as status does. It seals nothing and
-exits with 3 if it finds one, unless --anyway is given. It looks once; --for looks longer.
+		Long: `Seal moves names that no program locks, as a lock in phase new does. It holds each name on both backends for a moment, seals it on the
+old one, and marks it on the new one with the floor of its tokens. Programs in the migration then lock the name on the new backend in
+every phase. Programs that only know the old backend wait for it without success, so seal first looks for such programs, as status does.
+It seals nothing and exits with 3 if it finds one, unless --anyway is given. It checks once, or for the time given by --for.
 
-Held names are left out, or waited for with --wait. Seal can be interrupted and repeated. The exit status is 3 if names are left.`,
+Seal skips held names, or waits for them with --wait. It can be interrupted and repeated. The exit status is 3 if names are left.`,
 		Example: `  dsync migrate seal --all --names names.txt --dry-run
   dsync migrate seal --all --names names.txt --for 10m --rate 200 --wait 1m`,
 		Args: cobra.ArbitraryArgs,
 	}
 	s.add(c)
-	c.Flags().BoolVar(&anyway, "anyway", false, "seal also beside programs that know the old backend alone, which wait in vain then, and without a floor")
-	c.Flags().DurationVar(&lasting, "for", 0, "how long to look for programs that know the old backend alone; once if it is not given")
+	c.Flags().BoolVar(&anyway, "anyway", false, "seal even without a floor, and even if programs that only know the old backend then wait without success")
+	c.Flags().DurationVar(&lasting, "for", 0, "how long to look for programs that only know the old backend; without it, seal checks once")
 	c.Flags().BoolVar(&all, "all", false, "seal all names of --names")
 	return f.command(c, s, func(c *cobra.Command, args []string, text io.Writer) error {
 		if all != (s.names.File != "") {
@@ -74,7 +74,8 @@ func (s *sweep) nobodyBehind(ctx context.Context, f *pairFlags, names []string, 
 		}
 	}
 	if n := len(s.Behind); n > 0 {
-		return cli.Unfinished("%s in use by programs that know the old backend alone, and would wait in vain: stop these, or seal --anyway", cli.Are(n, "name"))
+		return cli.Unfinished("%s in use by programs that only know the old backend and would wait without success: "+
+			"stop these programs, or use seal --anyway", cli.Are(n, "name"))
 	}
 	if !f.fenced {
 		return nil
@@ -116,9 +117,9 @@ type sweep struct {
 
 func (s *sweep) add(c *cobra.Command) {
 	s.names.Add(c)
-	c.Flags().BoolVar(&s.DryRun, "dry-run", false, "say what would be done, and do nothing")
-	c.Flags().Float64Var(&s.rate, "rate", 100, "at most so many names per second; 0 is no limit")
-	c.Flags().DurationVar(&s.wait, "wait", 0, "how long to wait in all for names that are held; without it they are left out")
+	c.Flags().BoolVar(&s.DryRun, "dry-run", false, "report what would be done, and do nothing")
+	c.Flags().Float64Var(&s.rate, "rate", 100, "maximum number of names per second; 0 means no limit")
+	c.Flags().DurationVar(&s.wait, "wait", 0, "how long to wait for held names in total; without it, held names are skipped")
 }
 
 // fate decides what to do with a name.
@@ -150,7 +151,7 @@ func (s *sweep) fate(ctx context.Context, name string) (fate, error) {
 // list returns the names given to a command.
 func (s *sweep) list(c *cobra.Command, f *pairFlags, args []string) ([]string, error) {
 	if !(s.rate == 0 || s.rate >= 0.001 && s.rate <= 1e6) || s.wait < 0 {
-		return nil, cli.Usage(errors.New("--rate has to be 0 or from 0.001 to 1000000, and --wait not negative"))
+		return nil, cli.Usage(errors.New("--rate must be 0 or from 0.001 to 1000000, and --wait must not be negative"))
 	}
 	if f.gate {
 		return nil, migrate.ErrNoSeals
@@ -206,7 +207,8 @@ func (s *sweep) run(ctx context.Context, names []string, stderr io.Writer) error
 	// Programs in phase new may have locked names in the meantime.
 	moved, err := countMoved(ctx, s.m, names)
 	if err == nil && moved > 0 {
-		err = cli.Unfinished("%s on the new backend again: programs in phase new lock them. Put all programs into phase dual, and repeat it", cli.Are(moved, "name"))
+		err = cli.Unfinished("%s on the new backend again, because programs in phase new lock names there. "+
+			"Put all programs into phase dual, and repeat the command", cli.Are(moved, "name"))
 	}
 	return err
 }
@@ -349,26 +351,26 @@ func (s *sweep) report(ctx context.Context, total int, err error) error {
 	if s.DryRun {
 		would = "would be "
 	}
-	fmt.Fprintf(s.out, "%s%s: %d; %s already: %d; held by somebody: %d; not tried: %d\n", would, s.done, s.Done, s.done, s.Already, len(s.Held), s.NotTried)
+	fmt.Fprintf(s.out, "%s%s: %d; %s already: %d; held by a client: %d; not tried: %d\n", would, s.done, s.Done, s.done, s.Already, len(s.Held), s.NotTried)
 	const shown = 20
 	for _, name := range s.Held[:min(shown, len(s.Held))] {
 		fmt.Fprintf(s.out, "  held: %s\n", cli.Show(name))
 	}
 	if more := len(s.Held) - shown; more > 0 {
-		fmt.Fprintf(s.out, "  ... and %d more (status names all)\n", more)
+		fmt.Fprintf(s.out, "  ... and %d more (status lists all names)\n", more)
 	}
 	for _, n := range s.Refused {
 		n.writeBehind(s.out)
 	}
 	switch {
 	case ctx.Err() != nil:
-		return fmt.Errorf("interrupted, to be repeated: what is %s stays so: %w", s.done, ctx.Err())
+		return fmt.Errorf("interrupted: repeat the command. Names that are %s stay %s: %w", s.done, s.done, ctx.Err())
 	case err != nil:
 		return err
 	case len(s.Refused) > 0:
 		return refusalOf(s.Refused)
 	case len(s.Held) > 0:
-		return cli.Unfinished("%s held: repeat it, or let it wait with --wait", cli.Are(len(s.Held), "name"))
+		return cli.Unfinished("%s held: repeat the command, or wait for held names with --wait", cli.Are(len(s.Held), "name"))
 	}
 	return nil
 }

@@ -17,27 +17,28 @@ func rollbackCommand(f *pairFlags) *cobra.Command {
 	s := &sweep{
 		done:  "back",
 		moved: false,
-		does:  "each that has moved is unsealed on the old backend, with its tokens raised, and locked there from then on",
+		does:  "each moved name is unsealed on the old backend, with its tokens raised, and locked there from then on",
 		step:  (*migrate.Driver).Rollback,
 		check: (*migrate.Driver).WayBack,
 	}
 	var all bool
 	c := &cobra.Command{
 		Use:   "rollback NAME... | rollback --names FILE | rollback --all",
-		Short: "Take names that have moved back to the old backend",
-		Long: `Rollback takes names back to the old backend, where programs that know it alone get them again. It holds each on the new backend for a
-moment, raises the tokens of the old one above all of the new one, and removes mark and seal. First put all programs into phase dual,
-or names move again as they are locked. --all takes back all names that are sealed on the old backend.
+		Short: "Take moved names back to the old backend",
+		Long: `Rollback takes names back to the old backend, where programs that only know the old backend can lock them again. It holds each name on
+the new backend for a moment, raises the tokens of the old one above all tokens of the new one, and removes mark and seal. First put all
+programs into phase dual. Otherwise names move again when a program locks them. --all takes back all names that are sealed on the old
+backend.
 
 The exit status is 4 if a backend cannot take back a seal or a mark, or cannot raise its tokens. The way back then ends in phase dual.
-Held names are left out, or waited for with --wait. Rollback can be interrupted and repeated. The exit status is 3 if names are left.`,
+Rollback skips held names, or waits for them with --wait. It can be interrupted and repeated. The exit status is 3 if names are left.`,
 		Example: `  dsync migrate rollback --names names.txt --dry-run
   dsync migrate rollback orders/42
   dsync migrate rollback --all`,
 		Args: cobra.ArbitraryArgs,
 	}
 	s.add(c)
-	c.Flags().BoolVar(&all, "all", false, "all names that are sealed on the old backend")
+	c.Flags().BoolVar(&all, "all", false, "take back all names that are sealed on the old backend")
 	c.MarkFlagsMutuallyExclusive("all", "names")
 	return f.command(c, s, func(c *cobra.Command, names []string, text io.Writer) (err error) {
 		if all {
@@ -56,7 +57,7 @@ Held names are left out, or waited for with --wait. Rollback can be interrupted 
 			err = s.execute(c, f, names, text)
 		}
 		if errors.Is(err, migrate.ErrNoWayBack) {
-			return fmt.Errorf("%w; programs may return to phase dual all the same, and lock names that have moved on the new backend", err)
+			return fmt.Errorf("%w; programs can return to phase dual anyway, where they lock moved names on the new backend", err)
 		}
 		return err
 	})
@@ -66,18 +67,18 @@ func untieCommand(f *pairFlags) *cobra.Command {
 	var anyway bool
 	c := &cobra.Command{
 		Use:   "untie",
-		Short: "Let the old backend be part of another migration",
+		Short: "Free the old backend for another migration",
 		Long: `The first program of a migration ties the old backend to the new one, so that programs with another new backend, or with the two
-swapped, are refused. Untie frees the old backend again: after all names were taken back, or if the first program had the wrong URL.
-First stop all programs that use the migration, because they are not notified.
+swapped, are refused. Untie frees the old backend again. Use it after all names were taken back, or if the first program had the wrong
+URL. First stop all programs that use the migration, because they are not notified.
 
-The exit status is 3 while names are sealed on the old backend (see rollback --all). With --gate all processes have to be in phase dual,
-and phase old is open again afterwards. After the loss of the new backend, --anyway unties in spite of sealed names.`,
+The exit status is 3 while names are sealed on the old backend (see rollback --all). With --gate all processes must be in phase dual,
+and phase old is open again afterwards. After the loss of the new backend, --anyway unties despite sealed names.`,
 		Example: `  export DSYNC_FROM=redisson://:secret@redis:6379 DSYNC_TO=etcd://etcd:2379/locks/
   dsync migrate untie`,
 		Args: cli.NoArguments,
 	}
-	c.Flags().BoolVar(&anyway, "anyway", false, "untie also while names are sealed on the old backend")
+	c.Flags().BoolVar(&anyway, "anyway", false, "untie even while names are sealed on the old backend")
 	return f.command(c, &heading{}, func(c *cobra.Command, _ []string, text io.Writer) error {
 		return f.withBoth(c.Context(), func(p *pair, m *migrate.Driver) error {
 			if !anyway {
@@ -91,7 +92,7 @@ and phase old is open again afterwards. After the loss of the new backend, --any
 			}
 			defer end()
 			if err = m.Untie(c.Context()); err == nil {
-				fmt.Fprintf(text, "%s: not tied to a new backend any more\n", f.fromURL)
+				fmt.Fprintf(text, "%s: no longer tied to a new backend\n", f.fromURL)
 			}
 			return err
 		})
@@ -104,7 +105,7 @@ func (p *pair) nothingSealed(ctx context.Context, m *migrate.Driver, gate bool) 
 	if gate {
 		members, err := m.Members(ctx)
 		if len(members) > 0 {
-			err = cli.Unfinished("processes are in phases old and new: %v: first put all into phase dual", members)
+			err = cli.Unfinished("processes are in phases old and new: %v: first put all processes into phase dual", members)
 		}
 		return err
 	}
@@ -117,7 +118,7 @@ func (p *pair) nothingSealed(ctx context.Context, m *migrate.Driver, gate bool) 
 		sealed, err = countMoved(ctx, m, names)
 	}
 	if err == nil && sealed > 0 {
-		err = cli.Unfinished("%s sealed on the old backend, where nobody could lock them: first dsync migrate rollback --all", cli.Are(sealed, "name"))
+		err = cli.Unfinished("%s sealed on the old backend, where no program could lock them: first run dsync migrate rollback --all", cli.Are(sealed, "name"))
 	}
 	return err
 }
