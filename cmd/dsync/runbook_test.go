@@ -190,13 +190,13 @@ func (s *fleet) follow(steps []step) {
 func (s *fleet) do(x step) {
 	s.t.Helper()
 	switch m := phaseOf.FindStringSubmatch(x.text); {
-	case strings.Contains(x.text, "stop them all"), strings.Contains(x.text, "cut off whoever"):
+	case strings.Contains(x.text, "stop them all"), strings.Contains(x.text, "cut off all programs"):
 		if s.stranger != nil {
 			s.end(s.stranger)
 			s.stranger = nil
 		}
 	case !strings.Contains(x.text, "restart all programs"):
-	case strings.Contains(x.text, "URL of the new backend alone"):
+	case strings.Contains(x.text, "only the URL of the new backend"):
 		s.restart(s.urls["alone"])
 	case strings.Contains(x.text, "the old URL"):
 		s.restart(s.old.as(oldUser))
@@ -321,7 +321,7 @@ func (s *fleet) after(x step) {
 		testenv.Eventually(s.t, func() bool { return s.gated || s.sealed(fleetNames) == len(fleetNames) }, "all names that are locked move")
 	case strings.Contains(x.text, "closes phase old") && s.gated:
 		_ = s.tooLate(s.urls["old"])
-	case strings.Contains(x.text, "cut off whoever"):
+	case strings.Contains(x.text, "cut off all programs"):
 		c, l := s.take(s.old.as(oldUser), "forgotten") // and kept
 		s.old.cutOff(oldUser)
 		pause(s.t.Context(), runbookTTL+time.Second)
