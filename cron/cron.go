@@ -89,8 +89,8 @@ func (j *Job) check() error {
 	return nil
 }
 
-// checkBackend returns an error if the backend cannot keep the lock of a period
-// without its client.
+// checkBackend returns an error if the backend releases the lock of a period
+// when its client goes away.
 func (j *Job) checkBackend() error {
 	ended, cancel := context.WithCancel(context.Background())
 	cancel()

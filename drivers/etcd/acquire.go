@@ -111,7 +111,9 @@ func (h *hold) board(ctx context.Context, seconds int64) (err error) {
 	return nil
 }
 
-// contend goes through the states from trying or asking on.
+// contend goes through the states from trying or asking on. If ctx ends at the
+// instant of the grant, a call that has not waited gets a lease, and a call
+// that has waited gets an error.
 func (h *hold) contend(ctx context.Context) error {
 	put := h.enqueue
 	if h.request.NoWait {

@@ -251,8 +251,8 @@ func (t tracked) Clone() credentials.TransportCredentials {
 	return tracked{t.TransportCredentials.Clone(), t.lines}
 }
 
-// forgetAfter is how long a cluster that does not answer counts as one of the
-// client's. A cluster restored from a backup has another id.
+// forgetAfter is how long the driver remembers the id of a cluster that no
+// longer answers. A cluster that was restored from a backup has another id.
 const forgetAfter = 15 * time.Second
 
 // cluster checks whether all answers come from one cluster. Two clusters behind

@@ -303,7 +303,8 @@ func (d *Driver) checkFacts(conn *pgconn.PgConn, s *session, f [][]byte) error {
 	return nil
 }
 
-// keepAlive lets an idle connection to a vanished host break.
+// keepAlive enables TCP keep-alives, so that an idle connection to a dead host
+// fails.
 func keepAlive(conn net.Conn, ttl time.Duration) {
 	if layered, ok := conn.(interface{ NetConn() net.Conn }); ok {
 		conn = layered.NetConn()

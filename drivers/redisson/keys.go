@@ -25,11 +25,12 @@ const (
 	errNameInClusters = "name %q cannot be used in a cluster, where the keys of a lock must share a slot: %w"
 )
 
-// errBraces: Redisson puts braces only around a name without an opening brace.
+// errBraces is returned for a name whose braces do not form a hash tag.
+// Redisson adds braces only to names without an opening brace.
 var errBraces = fmt.Errorf("its braces do not enclose a hash tag: %w", errors.ErrUnsupported)
 
-// errLatchBraces is the fault in a latch's name: Redisson puts braces around
-// names that have braces, too.
+// errLatchBraces is returned for the name of a latch that has braces. Redisson
+// adds braces to all names of latches, even to names that have braces.
 var errLatchBraces = fmt.Errorf("it has braces, and is that of a latch: %w", errors.ErrUnsupported)
 
 // prefixName is Redisson's rule for the keys and channels of a name.

@@ -163,7 +163,10 @@ type Options struct {
 	AllowEviction bool
 }
 
-// Driver is a driver.Driver on Redis, with all optional interfaces.
+// Driver is a driver.Driver on Redis. It implements driver.BatchRenewer,
+// driver.Inspector, driver.RemovalWatcher, driver.Watcher, driver.Limiter,
+// driver.Lister, driver.ForceUnlocker, driver.Leaver and driver.Latcher, and
+// move.Sealer, move.Marker, move.Unsealer and move.Unmarker.
 type Driver struct {
 	client  rueidis.Client
 	dialer  *redisdial.Dialer // for a client of the driver's own, which Close closes

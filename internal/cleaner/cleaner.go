@@ -96,7 +96,8 @@ func (c *Cleaner[G]) Expect(n int) {
 	c.tell()
 }
 
-// Left returns the number of ghosts to settle and to expect.
+// Left returns the number of ghosts that are waiting, being settled or
+// expected.
 func (c *Cleaner[G]) Left() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()

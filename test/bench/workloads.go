@@ -187,7 +187,8 @@ func (t *tally) sample() Sample {
 	return Sample{"hand-overs/s": float64(n) / t.Elapsed.Seconds(), "Jain": jain(t.Counts), "longest wait ms": millis(t.Longest)}
 }
 
-// opening is the time for connections that clients open for their first waits.
+// opening is the time that clients get to open the connections for their first
+// waits.
 const opening = 150 * time.Millisecond
 
 // measureHot makes 32 goroutines of one client contend for each of the names.

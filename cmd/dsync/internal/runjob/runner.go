@@ -18,7 +18,7 @@ import (
 )
 
 // guardName is the command that run starts in addition to the user's command.
-// It ends that command in time, whatever happens to run.
+// It ends the user's command in time even if the run process dies.
 const guardName = "guard"
 
 // runner runs a command under a lock, once or in each of its terms.
