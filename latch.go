@@ -195,7 +195,7 @@ type latchGroup struct {
 	latches *latches
 	backend driver.Latcher
 	name    string
-	ctx     context.Context // ends with the last wait
+	ctx     context.Context // ends when the last wait ends
 	end     context.CancelFunc
 	kick    chan struct{} // has an element when it is time for a query
 
@@ -256,7 +256,7 @@ func (ls *latches) join(backend driver.Latcher, name string) (*latchGroup, *latc
 			ls.groups = map[string]*latchGroup{}
 		}
 		ls.groups[name] = g
-		ls.asking.Go(g.run) // ends with the last wait
+		ls.asking.Go(g.run) // ends when the last wait ends
 	}
 	w := &latchWait{after: g.asked, done: make(chan error, 1)}
 	g.waits[w] = struct{}{}

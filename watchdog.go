@@ -251,7 +251,7 @@ func (w *watchdog) start(n int, f func(ctx context.Context)) {
 	if n == 0 {
 		return
 	}
-	w.wg.Go(func() { // ends with life, or after a sixth of the TTL
+	w.wg.Go(func() { // ends when life ends, or after a sixth of the TTL
 		ctx, cancel := context.WithTimeout(w.life, w.client.ttl/6)
 		defer cancel()
 		f(ctx)

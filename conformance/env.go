@@ -28,7 +28,7 @@ import (
 type env struct {
 	tb       testing.TB
 	backend  *Backend
-	ctx      context.Context // ends with the check
+	ctx      context.Context // ends when the check ends
 	cancel   context.CancelFunc
 	events   *events
 	work     sync.WaitGroup               // goroutines of the check
@@ -78,7 +78,7 @@ func (e *env) part(n int) int {
 func (e *env) check(f func(*env) error) result {
 	finished := false
 	done := make(chan struct{})
-	go func() { // ends with f, which has no unbounded waits
+	go func() { // ends when f returns, which has no unbounded waits
 		defer close(done)
 		pprof.SetGoroutineLabels(pprof.WithLabels(e.ctx, pprof.Labels(checkLabel, e.id)))
 		e.failed(f(e))

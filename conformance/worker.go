@@ -53,7 +53,7 @@ func (e *env) worker(ttl time.Duration) *worker {
 	cmd.SysProcAttr = workerAttr
 	started := make(chan error)
 	exited := make(chan error, 1)
-	e.work.Go(func() { // ends with the process
+	e.work.Go(func() { // ends when the process ends
 		// A process that ends with its parent ends with the parent's thread.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()

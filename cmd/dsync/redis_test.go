@@ -78,7 +78,7 @@ func (s *service) work(phase migrate.Phase) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var worker sync.WaitGroup
 	last := map[string]uint64{}
-	worker.Go(func() { // ends with ctx
+	worker.Go(func() { // ends when ctx ends
 		for i := 0; ctx.Err() == nil; i++ {
 			name := s.names[i%len(s.names)]
 			err := dsync.Do(ctx, client, name, func(context.Context) error { return nil })

@@ -208,7 +208,7 @@ func (d *Driver) Close(ctx context.Context) error {
 	var all sync.WaitGroup
 	for l := range d.leases.Range {
 		slots <- struct{}{}
-		all.Go(func() { // ends with ctx, as Release does
+		all.Go(func() { // ends when ctx ends, as Release does
 			_ = l.(*lease).Release(ctx)
 			<-slots
 		})

@@ -36,7 +36,7 @@ func TestInspect(t *testing.T) {
 	first.Owner, second.Owner = "first", "second"
 	w1, w2 := wait(t, b, first), wait(t, a, second)
 	mutex := newMutex(t, c, "p/orders")
-	go mutex.Lock(guard(t)) // ends with its session
+	go mutex.Lock(guard(t)) // ends when its session ends
 	testenv.Eventually(t, func() bool { return len(keys(t, c, "p/orders/")) == 5 }, "the mutex waits")
 
 	got, err := b.Inspect(t.Context(), "orders")

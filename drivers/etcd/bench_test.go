@@ -156,7 +156,7 @@ func bareHandOver(b *testing.B, addr string) func() time.Duration {
 		}
 		<-events
 		granted := make(chan time.Time)
-		go func() { // ends with the hand-over
+		go func() { // ends when the hand-over ends
 			<-events
 			granted <- time.Now()
 		}()

@@ -342,7 +342,7 @@ func (d *Driver) checkHosts(ctx context.Context) error {
 	ids := make([]uint64, len(hosts))
 	var all sync.WaitGroup
 	for i, host := range hosts {
-		all.Go(func() { // ends with ctx
+		all.Go(func() { // ends when ctx ends
 			if answer, err := d.client.Status(ctx, host); err == nil {
 				ids[i] = answer.Header.GetClusterId()
 			}

@@ -256,7 +256,7 @@ func (s *sender) sendEach(ops []*op) {
 	defer cancel()
 	var wg sync.WaitGroup
 	for _, o := range ops[1:] {
-		wg.Go(func() { // ends with ctx
+		wg.Go(func() { // ends when ctx ends
 			o.send(ctx, s.driver)
 			close(o.done)
 		})

@@ -379,7 +379,7 @@ func (d *Driver) Close(ctx context.Context) error {
 	d.mu.Unlock()
 	d.end()
 	left := make(chan struct{})
-	go func() { // ends with d.life
+	go func() { // ends when d.life ends
 		defer close(left)
 		d.steps.Wait()
 	}()

@@ -55,7 +55,7 @@ func clientProcess() {
 	if err == nil {
 		ctx, cancel := context.WithCancel(context.Background())
 		c.begin = make(chan struct{})
-		go func() { // ends with the standard input
+		go func() { // ends at the end of the standard input
 			in := bufio.NewReader(os.Stdin)
 			if _, err := in.ReadString('\n'); err == nil {
 				close(c.begin)

@@ -109,7 +109,7 @@ func TestRollbackThatStopsInTheMiddle(t *testing.T) {
 					}
 					d.Inject(memory.Fault{Kind: memory.Slow, On: at.request, Delay: time.Second})
 					done := make(chan error, 1)
-					go func() { done <- c.Rollback(t.Context(), "x") }() // ends with the fault
+					go func() { done <- c.Rollback(t.Context(), "x") }() // ends when the fault ends
 					time.Sleep(time.Duration(at.skip)*time.Second + time.Second/2)
 					d.Inject(memory.Fault{Kind: kind, On: at.request})
 					if err := <-done; !errors.Is(err, driver.ErrUnknown) && !errors.Is(err, driver.ErrUnavailable) {

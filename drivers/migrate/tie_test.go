@@ -82,7 +82,7 @@ func TestATieThatStopsInTheMiddle(t *testing.T) {
 				c := (&pair{t, p.from, memory.NewServer(nil)}).client(migrate.PhaseNew)
 				c.from.Inject(memory.Fault{Kind: memory.Slow, Delay: time.Second})
 				done := make(chan error, 1)
-				go func() { done <- c.Check(t.Context()) }() // ends with the fault
+				go func() { done <- c.Check(t.Context()) }() // ends when the fault ends
 				time.Sleep(time.Duration(request)*time.Second + time.Second/2)
 				c.from.Inject(memory.Fault{Kind: kind})
 				first := <-done

@@ -198,7 +198,7 @@ func (d *Driver) awaitSpare(ctx context.Context) error {
 // adopt starts a session, unless the driver has ended. Called with mu held.
 func (d *Driver) adopt(s *session) bool {
 	s.start()
-	if !d.life.Go(s.read) { // ends with the connection
+	if !d.life.Go(s.read) { // ends when the connection is closed
 		return false
 	}
 	d.sessions[s] = struct{}{}

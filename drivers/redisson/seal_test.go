@@ -19,7 +19,7 @@ func TestSealAnswersWaitersAndStays(t *testing.T) {
 	first, n := l.Tokens()
 	refused := make(chan error, 1)
 	waiting := request("x")
-	go func() { // ends with the answer
+	go func() { // ends when the answer arrives
 		_, err := other.Acquire(t.Context(), waiting)
 		refused <- err
 	}()
@@ -169,7 +169,7 @@ func TestNobodyListensForASealedName(t *testing.T) {
 	refused := make(chan error, waiters)
 	for range waiters {
 		r := request("x")
-		go func() { // ends with the answer
+		go func() { // ends when the answer arrives
 			_, err := other.Acquire(t.Context(), r)
 			refused <- err
 		}()

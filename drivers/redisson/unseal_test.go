@@ -40,7 +40,7 @@ func TestUnsealNeedsTheIDOfTheLastLoosenAndWakesJava(t *testing.T) {
 		}
 		// A program of Java waits only for the message.
 		told, stop := context.WithCancel(ctx)
-		go func() { // ends with the message
+		go func() { // ends when the message arrives
 			channel := prefixName(channelPrefix, fence)
 			_ = d.client.Receive(told, d.client.B().Subscribe().Channel(channel).Build(), func(rueidis.PubSubMessage) { stop() })
 		}()

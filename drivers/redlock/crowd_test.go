@@ -342,7 +342,7 @@ func TestCrowdBesideOneThatSendsNoMessages(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var silent sync.WaitGroup
 	had := 0
-	silent.Go(func() { // ends with ctx
+	silent.Go(func() { // ends when ctx ends
 		for ctx.Err() == nil {
 			votes := 0
 			for _, got := range nodes.do("SET", "x", "silent", "NX", "PX", "10000") {

@@ -158,7 +158,7 @@ func (q *claim) giveBack(c caller, err error) error {
 	d := q.session.driver
 	ctx, cancel := d.background(leaveFor)
 	defer cancel()
-	defer context.AfterFunc(c.ctx, func() { // ends with ctx
+	defer context.AfterFunc(c.ctx, func() { // ends when ctx ends
 		if d.life.Sleep(ctx, leaveSoon) {
 			cancel()
 		}
@@ -263,7 +263,7 @@ func (q *claim) removeNameNode() {
 	if !needed {
 		return
 	}
-	d.life.Go(func() { // ends with the session
+	d.life.Go(func() { // ends when the session ends
 		// Woken waiters come first: they look, and the server handles one
 		// request after the other.
 		awake := d.life.Sleep(s.online, removeAfter)

@@ -148,7 +148,7 @@ func (l *Lifecycle) Wait() { l.groups.Wait() }
 // and leaves both to a goroutine. It is called after End.
 func (l *Lifecycle) Finish(ctx context.Context, rest func()) {
 	finished := make(chan struct{})
-	go func() { // ends with the goroutines
+	go func() { // ends when the goroutines end
 		l.Wait()
 		rest()
 		close(finished)

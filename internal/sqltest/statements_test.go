@@ -101,7 +101,7 @@ func TestDeadlockVictim(t *testing.T) {
 	}
 	change("UPDATE dsync_locks SET written = written + 1 WHERE name = 'b'")
 	renewed := make(chan struct{})
-	go func() { // ends with the transaction
+	go func() { // ends when the transaction ends
 		defer close(renewed)
 		d.(driver.BatchRenewer).RenewAll(t.Context(), leases, func(i int, err error) {
 			if err != nil {

@@ -270,7 +270,7 @@ func handTo(ctx context.Context, next Locker, held Held, name string, settle tim
 	}
 	granted := make(chan grant, 1)
 	g.enter(0)
-	go func() { // ends with the hand-over
+	go func() { // ends when the hand-over ends
 		held, err := next.Lock(ctx, name)
 		at := time.Now()
 		if err == nil {

@@ -113,7 +113,7 @@ func (b *bed) waitsForASeal(t *testing.T) {
 		unseal(t, d, name)
 		var let sync.WaitGroup
 		for i, c := range calls {
-			let.Go(func() { // ends with the call
+			let.Go(func() { // ends when the call ends
 				if c.wait(t); c.err != nil {
 					t.Errorf("lock of a name that was sealed: %v", c.err)
 					return

@@ -104,7 +104,7 @@ func (c *crowd) wait(name string, n int, limit time.Duration) error {
 	}
 	c.started.Store(0)
 	for range n {
-		c.waiting.Go(func() { // ends with ctx
+		c.waiting.Go(func() { // ends when ctx ends
 			c.started.Add(1)
 			l, err := c.client.Lock(ctx, name)
 			if err == nil {

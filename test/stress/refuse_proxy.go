@@ -213,7 +213,7 @@ func zkGate(tb testing.TB, servers []string) (g *gate, addrs []string) {
 		}
 		ctx, cancel := context.WithCancel(context.Background())
 		var wg sync.WaitGroup
-		wg.Go(func() { // ends with the listener
+		wg.Go(func() { // ends when the listener is closed
 			for {
 				client, err := ln.Accept()
 				if err != nil {

@@ -41,7 +41,7 @@ func startResource(tb testing.TB, h *history.History) *resource {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	r.wg.Go(func() { // ends with the listener
+	r.wg.Go(func() { // ends when the listener is closed
 		for {
 			c, err := l.Accept()
 			if err != nil {

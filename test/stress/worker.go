@@ -109,7 +109,7 @@ func runWorker() {
 
 func (w *worker) run(ctx context.Context) (err error) {
 	input := make(chan string)
-	go func() { // ends with the standard input
+	go func() { // ends at the end of the standard input
 		defer close(input)
 		for in := bufio.NewScanner(os.Stdin); in.Scan(); {
 			input <- in.Text()

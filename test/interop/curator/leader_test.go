@@ -67,7 +67,7 @@ func (b *bed) leaders(recipe string) {
 	b.contenders(2)
 	b.leader(first, third, "second")
 	lastLeads := make(chan string, 1)
-	go func() { // ends with the test
+	go func() { // ends when the test ends
 		if lease, err = last.Lock(b.Context(), b.name); err != nil {
 			lastLeads <- err.Error()
 			return
