@@ -354,7 +354,7 @@ func (g *latchGroup) leave(w *latchWait) (trouble error) {
 
 // The methods below are called with latches.mu held.
 
-// tell gives the outcome of a query to the waits that began before it.
+// tell passes the outcome of a query to the waits that began before the query.
 func (g *latchGroup) tell(question uint64, err error) {
 	for w := range g.waits {
 		if w.after < question {

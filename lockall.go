@@ -183,7 +183,7 @@ func (g *Leases) Context(parent context.Context) (context.Context, context.Cance
 	}
 }
 
-// Unlock releases all leases, also after an error, and returns all errors. See
+// Unlock releases all leases, even after an error, and returns all errors. See
 // Lease.Unlock.
 func (g *Leases) Unlock(ctx context.Context) error {
 	errs := make([]error, len(g.all))

@@ -240,7 +240,7 @@ func (r *releaser) add(h *hold) {
 	}
 }
 
-// work ends when nothing is left to release, or with life.
+// work returns when nothing is left to release, or when life ends.
 func (r *releaser) work() {
 	for {
 		r.mu.Lock()

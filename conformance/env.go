@@ -21,10 +21,10 @@ import (
 // env provides a check with clients of one backend, names, and bounded ways to
 // wait.
 //
-// Methods of an env, and of the values that it made, that return no error end
-// the check when they fail, as if the check had returned their error. They may
-// be called by the goroutine of the check and by goroutines that the check
-// started with run.
+// If a method without an error result fails, it ends the check as if the check
+// had returned the error. This applies to an env and to all values made by it.
+// Such methods may be called by the goroutine of the check and by goroutines
+// that the check started with run.
 type env struct {
 	tb       testing.TB
 	backend  *Backend
@@ -452,7 +452,7 @@ const longTTL = 10 * time.Minute
 func (e *env) long() time.Duration { return e.allowed(longTTL) }
 
 // renewed returns the TTL of leases that are renewed during a check and must
-// not run out, also when the machine is busy for seconds.
+// not run out, even when the machine is busy for seconds.
 func (e *env) renewed() time.Duration { return e.allowed(4 * e.ttl()) }
 
 // ttl returns the TTL of leases whose end a check waits for.

@@ -410,8 +410,8 @@ type events struct {
 	changed chan struct{} // closed, and replaced, with each event
 }
 
-// keepEvents is the number of events that are kept of the beginning, and of the
-// end.
+// keepEvents is the number of first events, and also of last events, that are
+// kept.
 const keepEvents = 100
 
 func newEvents() *events { return &events{start: time.Now(), changed: make(chan struct{})} }

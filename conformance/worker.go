@@ -165,7 +165,7 @@ func RunWorker() {
 type order struct {
 	Op    string // lock, check or contend
 	Name  string
-	Times int    `json:",omitempty"` // contend: how often
+	Times int    `json:",omitempty"` // contend: the number of rounds
 	File  string `json:",omitempty"` // contend: the counter
 	Log   string `json:",omitempty"` // contend: the History
 	Label string `json:",omitempty"` // contend: the label of the process in the History

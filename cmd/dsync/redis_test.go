@@ -24,7 +24,7 @@ import (
 
 const (
 	password = testenv.PasswordMark + "x"
-	javaHold = "5fb8a8e2-35d0-4d2a-8b7c-0c5f0a1d9e77:57" // a thread of Redisson
+	javaHold = "5fb8a8e2-35d0-4d2a-8b7c-0c5f0a1d9e77:57" // a Redisson thread
 )
 
 // etcdFloor is above all tokens of Redis for years.

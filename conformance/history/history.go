@@ -387,7 +387,7 @@ type tapLease struct {
 
 func (l *tapLease) untap() driver.Lease { return l.Lease }
 
-// KeepTokens implements driver.TokenKeeper, also for a lease without the
+// KeepTokens implements driver.TokenKeeper, even for a lease without the
 // interface.
 func (l *tapLease) KeepTokens(ctx context.Context) error {
 	if k, ok := l.Lease.(driver.TokenKeeper); ok {
@@ -396,7 +396,7 @@ func (l *tapLease) KeepTokens(ctx context.Context) error {
 	return nil
 }
 
-// Session implements driver.SessionLease, also for a lease without the
+// Session implements driver.SessionLease, even for a lease without the
 // interface.
 func (l *tapLease) Session() (time.Time, time.Duration) {
 	if s, ok := l.Lease.(driver.SessionLease); ok {

@@ -272,7 +272,7 @@ func (w *Wire) Serve(ln net.Listener, target string) error {
 }
 
 // accept connects clients to the target until the listener is closed. cuts
-// returns how often Cut was called before a client arrived. w.mu is held.
+// returns how many times Cut was called before a client arrived. w.mu is held.
 func (w *Wire) accept(ln net.Listener, target string, cuts func() int) {
 	w.wg.Go(func() { // ends when Close closes the listener
 		for {

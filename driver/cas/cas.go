@@ -214,7 +214,7 @@ type Options struct {
 	// ends its TTL after Entry.Written. A free name has no holds.
 	Plain bool
 
-	// Poll is how often a waiter looks at the record if the store is no
+	// Poll is how often a waiter looks at the record if the store is not a
 	// Notifier. The default is 100 ms. Waiters with other waiters in front look
 	// less often, down to a fiftieth.
 	Poll time.Duration

@@ -194,7 +194,7 @@ func (k *desk) kick() {
 	}
 }
 
-// run ends when there are no jobs, or with the driver.
+// run returns when there are no jobs, or when the driver is closed.
 func (k *desk) run() {
 	defer k.leave()
 	timer := time.NewTimer(0)

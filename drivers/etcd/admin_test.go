@@ -373,7 +373,7 @@ func TestListWhileAHoldMoves(t *testing.T) {
 	for i := range 999 {
 		keys = append(keys, fmt.Sprintf("n%04d/%x", i, grant.ID))
 	}
-	contenders(t, c, grant.ID, append(keys, "x/2", "x/3000000000000000")...) // x/2 ends the first page, and is no contender
+	contenders(t, c, grant.ID, append(keys, "x/2", "x/3000000000000000")...) // x/2 ends the first page and is not a contender
 	names, moved := map[string]bool{}, false
 	for name, err := range openURL(t, "etcd://%s", s.Addr).List(guard(t), "") {
 		if err != nil {

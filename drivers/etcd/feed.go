@@ -231,8 +231,8 @@ func (w *waiter) doubt(missed bool) {
 	}
 }
 
-// run ends when the feed has had no waiters and watches for a while, or with
-// the driver.
+// run returns when the feed has had no waiters and watches for a while, or when
+// the driver is closed.
 func (f *feed) run() {
 	d := f.feeds.driver
 	for pause := firstRetry; ; pause = min(2*pause, lastRetry) {

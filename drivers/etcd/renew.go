@@ -17,7 +17,7 @@ import (
 	sessions "github.com/go-dsync/dsync/internal/session"
 )
 
-// carrier is a lease of etcd with keys on it. It belongs to a session or to a
+// carrier is an etcd lease with keys on it. It belongs to a session or to a
 // single hold.
 type carrier struct {
 	id  clientv3.LeaseID

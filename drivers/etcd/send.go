@@ -297,8 +297,8 @@ func opDelete(key string) clientv3.Op {
 	return op
 }
 
-// maxElsewhere is how often a request refused by a learner is sent again at
-// once. The library takes the servers in turn, but requests of other callers
+// maxElsewhere is how many times a request refused by a learner is sent again
+// at once. The library uses the servers in turn, but requests of other callers
 // come in between.
 const maxElsewhere = 16
 

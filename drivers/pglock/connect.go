@@ -24,8 +24,8 @@ import (
 // connectFor bounds one connect if the configuration does not.
 const connectFor = 10 * time.Second
 
-// maxDials is how often a session is connected again after the server ended it
-// at once.
+// maxDials is how many times a session is connected again after the server
+// ended it at once.
 const maxDials = 10
 
 // dial connects a session, which does not belong to the driver's sessions yet.

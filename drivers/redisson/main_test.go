@@ -210,7 +210,7 @@ func keysOf(s *testenv.RedisServer) []string {
 	return keys
 }
 
-// counted returns how often the server ran each of the commands while f ran.
+// counted returns how many times the server ran each command while f ran.
 func counted(s *testenv.RedisServer, f func(), commands ...string) map[string]int64 {
 	before := s.Commands()
 	f()

@@ -69,11 +69,11 @@ func TestDeadReader(t *testing.T) {
 	wantNoKeys(t, s)
 }
 
-// javaReader is the field of a reader of Redisson.
+// javaReader is the field of a Redisson reader.
 const javaReader = "8743c9c0-0795-4907-87fd-6c719a6b4586:41"
 
 // TestReaderOfJava has a count and a key for each hold. Redisson does not renew
-// all of these keys, so a reader of Java lives as long as the lock, with or
+// all of these keys, so a Java reader lives as long as the lock, with or
 // without its keys.
 func TestReaderOfJava(t *testing.T) {
 	s := testenv.Redis(t)

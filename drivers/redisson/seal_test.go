@@ -128,8 +128,8 @@ func TestWhatASealIs(t *testing.T) {
 	}
 }
 
-// TestSealBesideAReadWriteLock: a reader or writer of Java is granted a name
-// that is locked.
+// TestSealBesideAReadWriteLock: a Java reader or writer is granted a name that
+// is locked.
 func TestSealBesideAReadWriteLock(t *testing.T) {
 	s := testenv.Redis(t)
 	d, other := openURL(t, "redisson://%s", s.Addr), openURL(t, "redisson://%s", s.Addr)

@@ -30,7 +30,7 @@ type standing struct {
 }
 
 // holders returns how many contenders of a queue hold the name: the first, or
-// all Reads up to a contender that excludes them. A Read of Curator with the
+// all Reads up to a contender that excludes them. A Curator Read with the
 // number of a writer belongs to the writer.
 func holders(queue []standing) int {
 	for i, s := range queue {

@@ -181,10 +181,10 @@ func (q *claim) giveBack(c caller, err error) error {
 	return errors.Join(driver.ErrUnknown, err)
 }
 
-// askToRemove requests the removal of the nodes, and with the last node of a
-// name the removal of the name's node, if a driver made it. If others are
-// likely to wait, or to read, the nodes go first, which wakes the waiters, and
-// removeNameNode does the rest.
+// askToRemove requests the removal of the nodes. With the last node of a name,
+// it also requests the removal of the name's node, if a driver made it. If
+// other clients are likely to wait or read, the nodes go first, which wakes the
+// waiters, and removeNameNode does the rest.
 func (q *claim) askToRemove() <-chan reply[struct{}] {
 	s := q.session
 	crowded := s.driver.nameNodes.isCrowded(q.dir, s.driver.now())

@@ -121,7 +121,7 @@ func pingEnsemble(ctx context.Context, c *gozk.Conn, servers []*testenv.ZooKeepe
 	return all
 }
 
-// setQuota limits the number of nodes at a path and below; -1 is no limit.
+// setQuota limits the number of nodes at a path and below; -1 means no limit.
 func setQuota(tb testing.TB, c *gozk.Conn, path string, nodes int) {
 	tb.Helper()
 	quota := "/zookeeper/quota" + path

@@ -404,8 +404,8 @@ const (
 	maxUnanswered = 4 << 10
 )
 
-// handler receives the outcome of a request, in the goroutine that reads, or in
-// the one that ends the connection. A handler must not block.
+// handler receives the outcome of a request. It is called by the goroutine that
+// reads or by the goroutine that ends the connection, and must not block.
 type handler func(body []byte, err error)
 
 // direct sends a request that bypasses the library, and reports whether the

@@ -16,7 +16,7 @@ import (
 // maxFloor leaves room for all transactions above it.
 const maxFloor = 1 << 62
 
-// maxMarking limits how often a request is made again because of concurrent
+// maxMarking limits how many times a request is repeated because of concurrent
 // changes.
 const maxMarking = 3
 

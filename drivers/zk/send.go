@@ -56,8 +56,8 @@ type reply[T any] struct {
 }
 
 // send sends one request. The library's calls take no context, so each runs in
-// a goroutine, which ends with the answer, with the connection, or with the
-// session. The channel has room for the reply, so it need not be read.
+// a goroutine, which ends when the answer arrives or when the connection or the
+// session ends. The channel has room for the reply, so it need not be read.
 func send[T any](s *session, f func(*gozk.Conn) (T, error)) <-chan reply[T] {
 	s.mu.Lock()
 	defer s.mu.Unlock()

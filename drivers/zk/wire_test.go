@@ -143,8 +143,8 @@ func TestRoundTrips(t *testing.T) {
 }
 
 // TestHotLockOfOneClient checks that callers of one client hand the lock over
-// in the process, and by the same code with requests if the URL asks for the
-// order of all callers.
+// in the process. If the URL asks for the order of all callers, the same code
+// hands the lock over with requests.
 func TestHotLockOfOneClient(t *testing.T) {
 	s := testenv.ZooKeeper(t, "maxSessionTimeout=600000")
 	for order, most := range map[string]float64{"client": 1, "fifo": 6} {

@@ -139,7 +139,7 @@ func (c *Cleaner[G]) Finish(ctx context.Context) (left int) {
 	return c.left()
 }
 
-// run ends when there are no ghosts, or with the driver.
+// run returns when there are no ghosts, or when the driver is closed.
 func (c *Cleaner[G]) run() {
 	timer := time.NewTimer(0)
 	defer timer.Stop()

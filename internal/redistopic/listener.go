@@ -89,7 +89,7 @@ type hub struct {
 	each    []*Topic
 	watches []*watch
 	waiters int // of all groups, watches included
-	leaves  int // how often waiters fell to 0
+	leaves  int // how many times waiters fell to 0
 	subs    []*subscription
 }
 

@@ -145,8 +145,8 @@ func (t *Topic) TakeTurn() (ticket int64, due, void bool) {
 	return u.place.Ticket, due, void
 }
 
-// Placed notes the place with which a waiter was refused, and how long the name
-// is held (negative if unknown).
+// Placed records the place that a refused waiter got, and how long the name
+// stays held (negative if unknown).
 func (t *Topic) Placed(p Place, left time.Duration) {
 	ln := t.hub.listener
 	ln.mu.Lock()

@@ -200,8 +200,8 @@ func TestBehind(t *testing.T) {
 	topic.hear(func() { topic.turn.timer.Stop() })
 }
 
-// TestMessagesOfDatabases: channels belong to all databases of a server, and a
-// waiter is woken by messages of its own database, and by messages without a
+// TestMessagesOfDatabases: channels belong to all databases of a server. A
+// waiter is woken by messages of its own database and by messages without a
 // database.
 func TestMessagesOfDatabases(t *testing.T) {
 	held := func(label int, left int64) string { return fmt.Sprintf("-%s%010d%06d", Label(label), left, 0) }

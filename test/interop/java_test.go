@@ -87,7 +87,7 @@ type call struct {
 	what string
 	done chan struct{}
 	text string
-	err  error // the exception of Java, or that the process has ended
+	err  error // the Java exception, or an error that the process has ended
 	java *jvm
 }
 

@@ -185,7 +185,7 @@ func (plainCodec) Name() string { return "proto" }
 
 var _ encoding.CodecV2 = plainCodec{}
 
-// zkError is the error code in an answer of ZooKeeper.
+// zkError is the error code in a ZooKeeper answer.
 type zkError int32
 
 func (e zkError) Error() string { return fmt.Sprint("code ", int32(e)) }

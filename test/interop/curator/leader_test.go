@@ -23,8 +23,8 @@ func (b *bed) candidate(recipe, note string) *dsync.Client {
 	return c
 }
 
-// TestLeaders makes leaders of dsync and of Curator follow each other, with
-// each recipe. Both libraries must report the same leader.
+// TestLeaders makes dsync and Curator leaders follow each other, with each
+// recipe. Both libraries must report the same leader.
 func TestLeaders(t *testing.T) {
 	t.Parallel()
 	for version, java := range commands(t, "Candidate") {
