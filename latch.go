@@ -364,7 +364,8 @@ func (g *latchGroup) tell(question uint64, err error) {
 	}
 }
 
-// remove removes a wait from the group. The group ends with the last one.
+// remove removes a wait from the group. The group ends when its last wait is
+// removed.
 func (g *latchGroup) remove(w *latchWait) {
 	delete(g.waits, w)
 	if ls := g.latches; len(g.waits) == 0 && ls.groups[g.name] == g {

@@ -168,8 +168,8 @@ func (g *Leases) Done() <-chan struct{} {
 	return g.done
 }
 
-// Context returns a context that ends with parent or with the first of the
-// leases. Otherwise it is like Lease.Context.
+// Context returns a context that ends when parent or the first of the leases
+// ends. Otherwise it is like Lease.Context.
 func (g *Leases) Context(parent context.Context) (context.Context, context.CancelFunc) {
 	ctx := parent
 	cancels := make([]context.CancelFunc, len(g.all))

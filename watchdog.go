@@ -18,7 +18,7 @@ import (
 // delays no other.
 type watchdog struct {
 	client *Client
-	life   context.Context // ends with Close; the parent of all renewals
+	life   context.Context // canceled by Close; the parent of all renewals
 	stop   context.CancelFunc
 	kick   chan struct{} // buffered; signaled when something is due earlier than wake
 	wg     sync.WaitGroup
@@ -132,7 +132,7 @@ func (w *watchdog) remove(a *holdAlarm) {
 	a.Stop()
 }
 
-// run ends with life.
+// run returns when life ends.
 func (w *watchdog) run() {
 	timer := time.NewTimer(0)
 	defer timer.Stop()

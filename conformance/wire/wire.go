@@ -50,7 +50,7 @@ import (
 // returns: from then on no disturbed byte passes. It lasts until [Wire.Heal].
 // All methods may be called concurrently.
 type Wire struct {
-	wg sync.WaitGroup // all goroutines; each ends with its connection or listener
+	wg sync.WaitGroup // all goroutines; each ends when its connection or listener is closed
 
 	mu      sync.Mutex
 	faults  faults

@@ -67,7 +67,7 @@ func newRouter(tb testing.TB, target string) *router {
 	return r
 }
 
-// forward ends with the connection.
+// forward returns when the connection is closed.
 func (r *router) forward(number int64, to, from net.Conn) {
 	b := make([]byte, 32<<10)
 	for {

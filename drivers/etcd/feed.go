@@ -67,7 +67,7 @@ type feed struct {
 //	first    view and first       by the view and the events since, no key is before the waiter's
 //	in doubt                      the waiter has to look, as soon as its feeds are active, or after a while
 //
-// Which feeds the waiter hears depends on its view: see hold.hears.
+// The waiter's view decides which feeds it hears: see hold.hears.
 type waiter struct {
 	all  *feeds
 	own  string        // key

@@ -433,7 +433,7 @@ func (b *bound) now() context.Context {
 // the values of ctx.
 func (b *bound) with(ctx context.Context) context.Context { return valued{b.now(), ctx} }
 
-// under is with, but the context also ends with ctx.
+// under is like with, but the context also ends when ctx ends.
 func (b *bound) under(ctx context.Context) (context.Context, context.CancelFunc) {
 	if ctx.Done() == nil {
 		return b.with(ctx), func() {}
@@ -477,8 +477,8 @@ func (d *Driver) background(bound time.Duration) (context.Context, context.Cance
 	return withBound(d.life.Context(), bound)
 }
 
-// withBound returns a context that ends with ctx or after bound, and has no
-// Deadline.
+// withBound returns a context that ends when ctx ends or after bound, and has
+// no Deadline.
 func withBound(ctx context.Context, bound time.Duration) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithTimeout(ctx, bound)
 	return undated{ctx}, cancel

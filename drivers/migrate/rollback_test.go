@@ -148,7 +148,7 @@ type noUnmarker struct {
 	move.Marker
 }
 
-// fixedCount is a backend whose tokens cannot be raised, like those of a log.
+// fixedCount is a backend whose tokens cannot be raised, like a log's offsets.
 type fixedCount struct{ *memory.Driver }
 
 func (d fixedCount) Loosen(ctx context.Context, name, id string, floor uint64) error {

@@ -52,7 +52,7 @@ type storm struct {
 }
 
 // manyTokens requests as many tokens at once as possible, so that the tokens of
-// one backend are far above those of the other.
+// one backend are far above the tokens of the other.
 type manyTokens struct{}
 
 func (manyTokens) Waiting()    {}

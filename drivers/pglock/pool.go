@@ -83,7 +83,7 @@ func (d *Driver) hub(ctx context.Context, ttl time.Duration, apart *localQueue) 
 	}
 }
 
-// dialHub connects a hub. The goroutine ends with the attempt.
+// dialHub connects a hub. The goroutine ends when the attempt ends.
 func (d *Driver) dialHub(c *class, dl *dialing, ttl time.Duration) {
 	s, err := d.dial(d.life.Context(), ttl, false)
 	d.mu.Lock()

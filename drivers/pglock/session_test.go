@@ -28,7 +28,7 @@ func TestSessionOutlastsALateAnswer(t *testing.T) {
 }
 
 // outlast makes two requests, the second of which is answered late. After that
-// it makes no request for ten times the TTL, except those of the session.
+// it makes no request for ten times the TTL, except the session's requests.
 func outlast(t *testing.T, ttl, at, late time.Duration) {
 	d, s, server := sessionOnPipe(ttl)
 	d.life.Go(func() { answerPings(server, s.pid, []time.Duration{0, late}, ttl/20) }) // ends when the connection is closed

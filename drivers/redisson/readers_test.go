@@ -137,7 +137,7 @@ func TestDeadReaderOfJava(t *testing.T) {
 	s.Do("PEXPIRE", "x", "100")
 	var stop atomic.Bool
 	done := make(chan struct{})
-	go func() { // ends with stop
+	go func() { // ends when stop is set
 		defer close(done)
 		for !stop.Load() {
 			l, err := d.Acquire(t.Context(), inMode(driver.Read, during(ttl, noWait("x"))))
@@ -216,8 +216,8 @@ func TestReleaseOfAReaderShortensNoOther(t *testing.T) {
 }
 
 // TestReaderLastsAsLongAsItsLock looks for a reader that ends before the lock,
-// which then would not end with the reader. Some servers read the clock for
-// each command of a script.
+// which then would not end when the reader ends. Some servers read the clock
+// for each command of a script.
 func TestReaderLastsAsLongAsItsLock(t *testing.T) {
 	t.Parallel()
 	s := testenv.Redis(t)

@@ -137,7 +137,7 @@ func (d *Driver) Mark(ctx context.Context, l driver.Lease, floor uint64) error {
 	h.session.mu.Unlock()
 	r, err := h.change(ctx, func(r record) record {
 		base := r.base
-		if floor > granted { // the transaction of the mark comes after that of the grant
+		if floor > granted { // the transaction of the mark comes after the transaction of the grant
 			base = max(base, floor-granted)
 		}
 		return r.withBase(base, true)

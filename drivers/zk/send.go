@@ -32,7 +32,7 @@ type caller struct {
 	stop    <-chan struct{}
 }
 
-// caller returns the caller for a call of the driver, which ends with Close.
+// caller returns the caller for a call of the driver, which Close ends.
 func (s *session) caller(ctx context.Context) caller {
 	return caller{s, ctx, s.driver.life.Open().Done()}
 }

@@ -138,7 +138,7 @@ func (c *callers) gone() {
 	}, "the node of the name goes with the last hold")
 }
 
-// below checks that the tokens of some callers are below those of others.
+// below checks that the tokens of some callers are below other callers' tokens.
 func (c *callers) below(some []string, others ...string) {
 	c.Helper()
 	for _, a := range some {

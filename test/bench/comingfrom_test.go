@@ -1,7 +1,7 @@
 package bench
 
-// The code of other libraries in docs/coming-from.md, so that the page shows
-// what compiles. What it does is measured by this package.
+// This file has the code of other libraries in docs/coming-from.md, so that the
+// page shows code that compiles. The package also measures this code.
 
 import (
 	"context"

@@ -101,7 +101,7 @@ func etcdGate(tb testing.TB, servers []string) (g *gate, addrs []string) {
 			tb.Fatal(err)
 		}
 		var wg sync.WaitGroup
-		wg.Go(func() { _ = proxy.Serve(ln) }) // ends with Stop
+		wg.Go(func() { _ = proxy.Serve(ln) }) // ended by Stop
 		tb.Cleanup(func() {
 			proxy.Stop()
 			conn.Close()

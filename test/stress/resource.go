@@ -63,7 +63,7 @@ func startResource(tb testing.TB, h *history.History) *resource {
 	return r
 }
 
-// serve ends with the connection.
+// serve returns when the connection is closed.
 func (r *resource) serve(c net.Conn) {
 	defer c.Close()
 	r.mu.Lock()

@@ -220,7 +220,7 @@ func (w *worker) start(work *sync.WaitGroup, client int) {
 		if len(w.client) > 1 {
 			u.label = fmt.Sprint(w.Label, ".", client)
 		}
-		work.Go(func() { // ends with w.ended
+		work.Go(func() { // ends when w.ended is set
 			u.store = dialResource(w.Resource)
 			defer u.store.close()
 			for !w.ended.Load() {

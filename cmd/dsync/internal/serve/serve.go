@@ -148,7 +148,7 @@ func (s *serveFlags) serve(c *cobra.Command, b *board) error {
 			cancel(err)
 		}
 	})
-	work.Go(func() { cancel(server.Serve(listener)) }) // ends with Shutdown
+	work.Go(func() { cancel(server.Serve(listener)) }) // ended by Shutdown
 	<-ctx.Done()
 	ending, stop := context.WithTimeout(context.WithoutCancel(ctx), cli.CloseLimit)
 	defer stop()
