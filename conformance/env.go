@@ -464,8 +464,8 @@ func (e *env) ttl() time.Duration {
 // defaultTTL is the default of Harness.TTL.
 const defaultTTL = time.Second
 
-// brief returns the TTL of leases that a check lets run out, where the time of
-// the end does not matter.
+// brief returns the TTL of leases that a check lets expire if the time of the
+// expiry does not matter.
 func (e *env) brief() time.Duration { return e.allowed(e.ttl() / 4) }
 
 // crooked returns a TTL that is not a round number in any unit, if the driver

@@ -266,8 +266,9 @@ func (o *Op) Released(err error) {
 	o.record(e)
 }
 
-// sample queries the state of the lease. It reads the clock first: a lease that
-// is held after that was held at that time, because no lease is ever revived.
+// sample queries the state of the lease. It reads the clock first. If the lease
+// is held afterwards, it was held at that time, because no lease is ever
+// revived.
 func (o *Op) sample(k Kind) (Event, error) {
 	now, before := o.h.now(), time.Now()
 	err := o.lease.Err()

@@ -363,7 +363,7 @@ func newCleaner(d *Driver) *cleaner.Cleaner[*ghost] {
 	return cleaner.New(d.life, cleaner.Policy[*ghost]{Settle: settle, Batch: 1, Calls: maxCleaning})
 }
 
-// haunt makes the cleaner settle a ghost. Its nodes count among those of the
+// haunt makes the cleaner settle a ghost. Its nodes count as nodes of the
 // session.
 func haunt(g *ghost) {
 	s := g.claim.session

@@ -353,8 +353,8 @@ func removeOwn(c *gozk.Conn, node string) (struct{}, error) {
 }
 
 // ofOwn returns the error of a request to remove an ephemeral node of the
-// session. Such a node has no children, so a node with children was put in its
-// place.
+// session. Such a node has no children, so a node with children has replaced
+// it.
 func ofOwn(err error) error {
 	if errors.Is(err, gozk.ErrNotEmpty) {
 		return gozk.ErrNoNode

@@ -273,8 +273,8 @@ func TestQueueIsInOrderOfArrival(t *testing.T) {
 	}
 }
 
-// TestForeignChildren has children below a name that are not contenders, and
-// some that are.
+// TestForeignChildren has children below a name. Some of them are contenders
+// and some are not.
 func TestForeignChildren(t *testing.T) {
 	s := testenv.ZooKeeper(t)
 	c := userClient(t, s.Addr)

@@ -33,11 +33,11 @@ type Workload struct {
 	// Measure runs one round.
 	Measure func(ctx context.Context, b *bed, r *Row, round int) (Sample, error)
 
-	// Background reports that ctx is context.Background. In other workloads ctx
+	// Background is set if ctx is context.Background. In other workloads ctx
 	// can be canceled.
 	Background bool
 
-	// Once reports that one round without a disk is enough.
+	// Once is set if one round without a disk is enough.
 	Once bool
 
 	// Crowd is the number of clients of a crowd, and 0 in other workloads.

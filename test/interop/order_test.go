@@ -40,8 +40,8 @@ type arrival struct {
 	at    time.Time
 }
 
-// overtaking is a grant to a client that arrived later than a client that is
-// still waiting.
+// overtaking is a grant to a client that arrived after a client that is still
+// waiting.
 type overtaking struct {
 	name string
 	by   arrival

@@ -206,8 +206,8 @@ func (b *bed) meet(holder, waiter *peer, what string) (took []time.Duration) {
 	return took
 }
 
-// share makes both processes read at the same time, and a writer of each wait
-// for both.
+// share makes both processes read at the same time, while a writer of each
+// process waits for both readers.
 func (b *bed) share(one, other *peer) {
 	for _, writer := range []*peer{one, other} {
 		one.do(b.T, "a", "read")
