@@ -128,7 +128,7 @@ func TestElections(t *testing.T) {
 	var resign func(context.Context) error
 	for i, candidate := range candidates {
 		elected := make(chan func(context.Context) error, 1)
-		go func() { // ends when the election ends, because the leader resigns
+		go func() { // ends when the leader resigns and the election ends
 			resign, err := candidate.campaign(ctx)
 			if err != nil {
 				t.Errorf("%s: %v", candidate.said, err)
