@@ -49,7 +49,7 @@ func New(s Store, o Options) *Driver {
 	return d
 }
 
-// oldest chooses the ghost that ends by itself first, as far as known.
+// oldest chooses the ghost that is expected to end by itself first.
 func oldest(ghosts []*ghost) (index int) {
 	for i, g := range ghosts {
 		if g.Added.Before(ghosts[index].Added) {

@@ -177,7 +177,7 @@ func TestSharing(t *testing.T) {
 	}
 }
 
-// readersShare has each mode meet each other one.
+// readersShare has each mode meet every other mode.
 func readersShare(c *callers) {
 	c.acquire("r1", "r2", "r3")
 	c.refuses("x", "w")

@@ -165,8 +165,9 @@ func (c *Cleaner[G]) run() {
 	}
 }
 
-// due removes and returns the ghosts that are due now, or returns when the next
-// one is due; zero: when a call of Settle has ended.
+// due removes and returns the ghosts that are due now. If there are none, it
+// returns the time at which the next ghost is due. A zero time means when a
+// call of Settle has ended.
 func (c *Cleaner[G]) due() (due []G, next time.Time, end bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

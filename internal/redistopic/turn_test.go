@@ -131,9 +131,9 @@ func TestMessageOfALaterLine(t *testing.T) {
 	}
 }
 
-// TestLateMessages: while messages to a long line are late, since servers or
-// clients are busy, only a few clients try, the first of the line. Other
-// clients would overtake most of the line.
+// TestLateMessages: while messages to a long line are late because servers or
+// clients are busy, only the first few clients in the line try. Other clients
+// would overtake most of the line.
 func TestLateMessages(t *testing.T) {
 	const clients = 1000
 	const step = shortStep + clients*stepOfEach
