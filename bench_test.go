@@ -93,8 +93,8 @@ func BenchmarkHot(b *testing.B) {
 	}
 }
 
-// BenchmarkRead reads one lock, by one goroutine, whose every Read asks the
-// backend, and by 64 goroutines, which share holds.
+// BenchmarkRead reads one lock by one goroutine, which sends a request for
+// every Read, and by 64 goroutines, which share holds.
 func BenchmarkRead(b *testing.B) {
 	for _, goroutines := range []int{1, 64} {
 		b.Run(fmt.Sprint(goroutines), func(b *testing.B) {

@@ -13,8 +13,8 @@ import (
 	"github.com/go-dsync/dsync/drivers/memory"
 )
 
-// whoKnows runs a test with a system that knows how long it slept, and with a
-// system where only the wall clock shows it.
+// whoKnows runs a test with a system that knows how long it slept and with a
+// system on which only the wall clock shows the sleep.
 func whoKnows(t *testing.T, f func(t *testing.T, known bool)) {
 	for _, known := range []bool{true, false} {
 		t.Run(fmt.Sprintf("known %t", known), func(t *testing.T) {

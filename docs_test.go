@@ -116,7 +116,7 @@ func TestCommandsOfChoosing(t *testing.T) {
 
 // TestQuickStarts runs the program of docs/choosing.md on a server of each
 // kind, with the import and the URL from the table there. The address in the
-// URL is that of the test's server.
+// URL leads to the test's server.
 func TestQuickStarts(t *testing.T) {
 	testenv.Long(t)
 	page, err := os.ReadFile("docs/choosing.md")

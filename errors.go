@@ -142,7 +142,7 @@ func lossFrom(err error) *lostError {
 // unreachable returns the loss of a lease while requests failed with err.
 func unreachable(err error) *lostError {
 	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
-		err = ErrUnavailable // the timeout of a request is no error of the user's contexts
+		err = ErrUnavailable // the timeout of a request is not an error of the user's contexts
 	}
 	return &lostError{cause: lossUnreachable, err: err}
 }

@@ -188,7 +188,7 @@ func TestDebugEndsForgottenLeases(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	granted := make(chan error, 1)
-	go func() { // ends with ctx
+	go func() { // ends when ctx ends
 		lease, err := c.Lock(ctx, "forgotten")
 		if err == nil {
 			err = lease.Unlock(ctx)

@@ -195,7 +195,7 @@ type latchGroup struct {
 	latches *latches
 	backend driver.Latcher
 	name    string
-	ctx     context.Context // ends with the last wait
+	ctx     context.Context // ends when the last wait ends
 	end     context.CancelFunc
 	kick    chan struct{} // has an element when it is time for a query
 
@@ -256,7 +256,7 @@ func (ls *latches) join(backend driver.Latcher, name string) (*latchGroup, *latc
 			ls.groups = map[string]*latchGroup{}
 		}
 		ls.groups[name] = g
-		ls.asking.Go(g.run) // ends with the last wait
+		ls.asking.Go(g.run) // ends when the last wait ends
 	}
 	w := &latchWait{after: g.asked, done: make(chan error, 1)}
 	g.waits[w] = struct{}{}
@@ -354,7 +354,7 @@ func (g *latchGroup) leave(w *latchWait) (trouble error) {
 
 // The methods below are called with latches.mu held.
 
-// tell gives the outcome of a query to the waits that began before it.
+// tell passes the outcome of a query to the waits that began before the query.
 func (g *latchGroup) tell(question uint64, err error) {
 	for w := range g.waits {
 		if w.after < question {
@@ -364,7 +364,8 @@ func (g *latchGroup) tell(question uint64, err error) {
 	}
 }
 
-// remove removes a wait from the group. The group ends with the last one.
+// remove removes a wait from the group. The group ends when its last wait is
+// removed.
 func (g *latchGroup) remove(w *latchWait) {
 	delete(g.waits, w)
 	if ls := g.latches; len(g.waits) == 0 && ls.groups[g.name] == g {

@@ -41,7 +41,7 @@ func wantCount(t *testing.T, l *dsync.Latch, want int) {
 func passing(t *testing.T, l *dsync.Latch, n int) *atomic.Int64 {
 	var passed atomic.Int64
 	for range n {
-		go func() { // ends with the Wait
+		go func() { // ends when Wait returns
 			if err := l.Wait(t.Context()); err != nil {
 				t.Errorf("Wait: %v", err)
 			} else {

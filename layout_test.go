@@ -272,8 +272,8 @@ func allowed(path string) (may func(string) bool, ok bool) {
 	}, true
 }
 
-// relative returns the directory of a package, "." for the root, and whether it
-// belongs to this module.
+// relative returns the directory of a package ("." for the root) and reports
+// whether the package belongs to this module.
 func relative(path string) (dir string, ok bool) {
 	if path == module {
 		return ".", true

@@ -188,7 +188,7 @@ func (l *Lease) WatchRemoval(ctx context.Context) {
 	}
 }
 
-// Context returns a context that ends with parent or with the lease, whichever
+// Context returns a context that ends when parent or the lease ends, whichever
 // ends first. If the lease ends first, context.Cause returns the lease's Err.
 // Call cancel when the work is done, as with any context. A Lock of the lease's
 // own name under such a context returns ErrDeadlock instead of waiting. A Read

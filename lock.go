@@ -14,8 +14,8 @@ import (
 // request is one call of Lock or TryLock.
 type request struct {
 	owner *Owner // nil for a call of the Client's own methods
-	// whose calls share a grant: owner, or in the mode Read one group for all;
-	// nil if the call shares its grant with no other call
+	// the group of calls that share a grant: owner, or one group for all calls
+	// in the mode Read; nil if the call shares its grant with no other call
 	group   *Owner
 	ttl     time.Duration
 	mode    driver.Mode

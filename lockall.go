@@ -168,8 +168,8 @@ func (g *Leases) Done() <-chan struct{} {
 	return g.done
 }
 
-// Context returns a context that ends with parent or with the first of the
-// leases. Otherwise it is like Lease.Context.
+// Context returns a context that ends when parent or the first of the leases
+// ends. Otherwise it is like Lease.Context.
 func (g *Leases) Context(parent context.Context) (context.Context, context.CancelFunc) {
 	ctx := parent
 	cancels := make([]context.CancelFunc, len(g.all))
@@ -183,7 +183,7 @@ func (g *Leases) Context(parent context.Context) (context.Context, context.Cance
 	}
 }
 
-// Unlock releases all leases, also after an error, and returns all errors. See
+// Unlock releases all leases, even after an error, and returns all errors. See
 // Lease.Unlock.
 func (g *Leases) Unlock(ctx context.Context) error {
 	errs := make([]error, len(g.all))

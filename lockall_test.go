@@ -159,7 +159,7 @@ func TestLockAllEndsWhenOneIsLostMeanwhile(t *testing.T) {
 	onServer(t, func(t *testing.T, _ *memory.Server, c, other *dsync.Client) {
 		taken := mustLock(t, other, "b")
 		result := make(chan error)
-		go func() { // ends with LockAll
+		go func() { // ends when LockAll returns
 			_, err := dsync.LockAll(t.Context(), c, "a", "b")
 			result <- err
 		}()

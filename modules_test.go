@@ -164,9 +164,9 @@ func TestWhatADriverRequires(t *testing.T) {
 	}
 }
 
-// TestWhatADriverMoves adds a driver to a program that has the clients of other
-// backends and more, in older versions. Minimal version selection moves the
-// modules in the go.mod of dsync, for whichever driver, and nothing else.
+// TestWhatADriverMoves adds a driver to a program that has older versions of
+// the clients of other backends and of more modules. For any driver, minimal
+// version selection upgrades the modules in dsync's go.mod and nothing else.
 func TestWhatADriverMoves(t *testing.T) {
 	watchSources(t)
 	has := map[string]string{

@@ -56,7 +56,7 @@ func TestNesting(t *testing.T) {
 				lease := mustLock(t, outer, "x", tt.has...)
 				ctx, cancel := lease.Context(t.Context())
 				waits := make(chan error)
-				go func() { // ends with the lease
+				go func() { // ends when the lease ends
 					l, err := b.Lock(t.Context(), "x", dsync.Write())
 					if err == nil {
 						err = l.Unlock(t.Context())

@@ -92,8 +92,8 @@ type LockOption struct {
 }
 
 // ExpireAfter makes a lease that ends d after the grant, and is not renewed
-// (see [Lease.Extend]). A re-entry with ExpireAfter ends then, or with the hold
-// that it joined, whichever is earlier.
+// (see [Lease.Extend]). A re-entry with ExpireAfter ends then, or when the hold
+// that it joined ends, whichever is earlier.
 func ExpireAfter(d time.Duration) LockOption { return LockOption{expireAfter: &d} }
 
 // WaitAtMost bounds the wait of Lock. Unlike a deadline of the context, it does

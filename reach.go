@@ -133,8 +133,8 @@ func (r *reach) startProbe(name string, wait time.Duration) {
 	}
 }
 
-// probe asks the backend during an outage, if nothing else does. It ends soon
-// after the outage, or with the watchdog.
+// probe queries the backend during an outage, if nothing else does. It returns
+// soon after the outage, or when the watchdog ends.
 func (r *reach) probe(wait time.Duration) {
 	life := r.client.watchdog.life
 	timer := time.NewTimer(wait)

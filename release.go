@@ -20,8 +20,8 @@ func (h *hold) canPass() bool {
 	return ok
 }
 
-// passesTo returns the waiter that the release of the hold gives it to, or nil.
-// It costs nothing for holds of other drivers.
+// passesTo returns the waiter to which a release passes the hold, or nil. It
+// costs nothing for holds of other drivers.
 func (h *hold) passesTo() *waiter {
 	if !h.canPass() {
 		return nil
@@ -240,7 +240,7 @@ func (r *releaser) add(h *hold) {
 	}
 }
 
-// work ends when nothing is left to release, or with life.
+// work returns when nothing is left to release, or when life ends.
 func (r *releaser) work() {
 	for {
 		r.mu.Lock()
@@ -311,8 +311,8 @@ func (c *releaseContext) AfterFunc(f func()) (stop func() bool) {
 
 // limit is the time by which releases must end. Its timer is made at the first
 // call of done, because a driver that pipelines its requests may never call
-// done. Releases that begin at about the same time share a limit: a separate
-// timer would be most of the cost of a release in the process.
+// done. Releases that begin at about the same time share a limit, because a
+// timer for each would be most of the cost of a release in the process.
 type limit struct {
 	at     time.Time
 	shared bool

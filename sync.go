@@ -222,8 +222,8 @@ func (c *Client) Ping(ctx context.Context) error {
 
 // Close ends the client: waiting calls return ErrClosed, leases end, held locks
 // are unlocked, and goroutines end. Like Unlock, Close ignores the cancellation
-// of ctx, which is often the reason why a program ends. Close returns after 5 s
-// at most, or by the deadline of ctx if it has not yet passed.
+// of ctx, which is often the reason why a program ends. Close returns by the
+// deadline of ctx, or within 5 s if ctx has no deadline in the future.
 //
 // If a lock may be left on the backend, the error matches [ErrUnknown] and
 // reports how many locks. It also matches context.DeadlineExceeded if the time
@@ -297,8 +297,8 @@ func (c *Client) isClosed() bool {
 	}
 }
 
-// leaving returns the context of Close: the caller's context without its
-// cancellation, and with a bound if it has no future deadline.
+// leaving returns the context of Close. It is the caller's context without the
+// cancellation, but with a bound if there is no future deadline.
 func leaving(ctx context.Context) (context.Context, context.CancelFunc) {
 	end, ok := ctx.Deadline()
 	if now := time.Now(); !ok || !end.After(now) {

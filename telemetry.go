@@ -142,8 +142,8 @@ func (l *Lease) reportRelease(ctx context.Context, call *telemetry.Call, err err
 	}
 }
 
-// lost reports the loss of the lease, and with the last lease the loss of its
-// hold. Called with lock.mu held.
+// lost reports the loss of the lease. If it is the last lease of its hold, lost
+// also reports the loss of the hold. Called with lock.mu held.
 func (l *Lease) lost(why *lostError) {
 	call := l.hold.call
 	l.reportLoss(why, call, l.hold.endTenure())

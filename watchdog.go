@@ -18,7 +18,7 @@ import (
 // delays no other.
 type watchdog struct {
 	client *Client
-	life   context.Context // ends with Close; the parent of all renewals
+	life   context.Context // canceled by Close; the parent of all renewals
 	stop   context.CancelFunc
 	kick   chan struct{} // buffered; signaled when something is due earlier than wake
 	wg     sync.WaitGroup
@@ -132,7 +132,7 @@ func (w *watchdog) remove(a *holdAlarm) {
 	a.Stop()
 }
 
-// run ends with life.
+// run returns when life ends.
 func (w *watchdog) run() {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -251,7 +251,7 @@ func (w *watchdog) start(n int, f func(ctx context.Context)) {
 	if n == 0 {
 		return
 	}
-	w.wg.Go(func() { // ends with life, or after a sixth of the TTL
+	w.wg.Go(func() { // ends when life ends, or after a sixth of the TTL
 		ctx, cancel := context.WithTimeout(w.life, w.client.ttl/6)
 		defer cancel()
 		f(ctx)

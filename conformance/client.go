@@ -251,7 +251,7 @@ func (u *user) start(name string, opts ...dsync.LockOption) *call {
 func (u *user) startWith(ctx context.Context, cancel context.CancelFunc, name string, opts ...dsync.LockOption) *call {
 	c := &call{user: u, name: name, cancel: cancel, before: u.tap.waits(name)}
 	u.env.events.add(u.label, "Lock %q", name)
-	c.goroutine = u.env.run(func() { // ends with ctx, unless the driver is broken
+	c.goroutine = u.env.run(func() { // ends when ctx ends, unless the driver is broken
 		l, err := u.locker.lock(ctx, false, name, opts...)
 		if c.err = err; err == nil {
 			c.held = &holding{l, u, name}

@@ -266,8 +266,8 @@ func (c check) invalid(r result) string {
 		"Not verified: %s\nseen: %v\nevents:\n%s", tries, 1<<(tries-1), r.stalled, c.Promise, r.err, r.events)
 }
 
-// tries is how often a check is run if its failure may have been caused by a
-// standstill, each time with twice the TTL.
+// tries is how many times a check is run if a standstill may have caused its
+// failure. Each run doubles the TTL.
 const tries = 3
 
 // result runs the check, with FakeTime in a bubble.

@@ -21,14 +21,14 @@ import (
 // env provides a check with clients of one backend, names, and bounded ways to
 // wait.
 //
-// Methods of an env, and of the values that it made, that return no error end
-// the check when they fail, as if the check had returned their error. They may
-// be called by the goroutine of the check and by goroutines that the check
-// started with run.
+// If a method without an error result fails, it ends the check as if the check
+// had returned the error. This applies to an env and to all values made by it.
+// Such methods may be called by the goroutine of the check and by goroutines
+// that the check started with run.
 type env struct {
 	tb       testing.TB
 	backend  *Backend
-	ctx      context.Context // ends with the check
+	ctx      context.Context // ends when the check ends
 	cancel   context.CancelFunc
 	events   *events
 	work     sync.WaitGroup               // goroutines of the check
@@ -78,7 +78,7 @@ func (e *env) part(n int) int {
 func (e *env) check(f func(*env) error) result {
 	finished := false
 	done := make(chan struct{})
-	go func() { // ends with f, which has no unbounded waits
+	go func() { // ends when f returns, which has no unbounded waits
 		defer close(done)
 		pprof.SetGoroutineLabels(pprof.WithLabels(e.ctx, pprof.Labels(checkLabel, e.id)))
 		e.failed(f(e))
@@ -452,7 +452,7 @@ const longTTL = 10 * time.Minute
 func (e *env) long() time.Duration { return e.allowed(longTTL) }
 
 // renewed returns the TTL of leases that are renewed during a check and must
-// not run out, also when the machine is busy for seconds.
+// not run out, even when the machine is busy for seconds.
 func (e *env) renewed() time.Duration { return e.allowed(4 * e.ttl()) }
 
 // ttl returns the TTL of leases whose end a check waits for.
@@ -464,8 +464,8 @@ func (e *env) ttl() time.Duration {
 // defaultTTL is the default of Harness.TTL.
 const defaultTTL = time.Second
 
-// brief returns the TTL of leases that a check lets run out, where the time of
-// the end does not matter.
+// brief returns the TTL of leases that a check lets expire if the time of the
+// expiry does not matter.
 func (e *env) brief() time.Duration { return e.allowed(e.ttl() / 4) }
 
 // crooked returns a TTL that is not a round number in any unit, if the driver

@@ -434,7 +434,7 @@ func TestLinkThatHangsDoesNotHoldUpTheNextCheck(t *testing.T) {
 	}}
 	want := errors.New("what was seen")
 	done := make(chan error, 1)
-	go func() { // ends with the check, or with the test
+	go func() { // ends when the check or the test ends
 		done <- check{"group/name", "A promise.", func(e *env) error {
 			e.driver()
 			return want

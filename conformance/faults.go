@@ -306,7 +306,7 @@ func lostRenewal(e *env) error {
 		h := a.hold(name, fixed)
 		next := e.outsider().start(name).waits()
 		faults[i](a)
-		renewal := e.run(func() { // ends with its context
+		renewal := e.run(func() { // ends when its context ends
 			ctx, cancel := context.WithTimeout(e.ctx, 3*d/2)
 			defer cancel()
 			_ = h.lease.Renew(ctx, d)

@@ -39,7 +39,7 @@ type fileDriver struct {
 
 	noTokens bool
 
-	life   context.Context // ends with Close
+	life   context.Context // canceled by Close
 	end    context.CancelFunc
 	asking sync.WaitGroup
 

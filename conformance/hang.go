@@ -105,7 +105,7 @@ func runInBubble(t *testing.T, run func(tb testing.TB) result) result {
 func runInBubbleFor(t *testing.T, limit time.Duration, run func(tb testing.TB) result) result {
 	var r result
 	ended := make(chan error, 1)
-	go func() { // ends with the bubble
+	go func() { // ends when the bubble ends
 		var err error
 		// also when the goroutine exits, because the test in the bubble has
 		// failed
@@ -180,7 +180,7 @@ func watchStalls(ttl time.Duration, ping func(context.Context) error) *stalls {
 	watch := func(who string, usual time.Duration, act func() error) {
 		one := &standstill{who: who}
 		s.of = append(s.of, one)
-		s.work.Go(func() { // ends with ctx
+		s.work.Go(func() { // ends when ctx ends
 			for ctx.Err() == nil {
 				began := time.Now()
 				if err := act(); err == nil {

@@ -22,9 +22,9 @@ var oddNotes = []string{"plain", "a \"quoted\" one\nof two lines | {and} more\\"
 
 func note(text string) option { return func(r *driver.Request) { r.Note = text } }
 
-// statusUnit is the coarsest unit in which a backend counts the rest of a TTL.
-// It is also the greatest assumed difference between the backend's clock and
-// this one.
+// statusUnit is the coarsest unit in which a backend reports the remaining TTL.
+// It is also the maximum difference that the suite assumes between the
+// backend's clock and the local clock.
 const statusUnit = time.Second
 
 func statusIsTrue(e *env) error {

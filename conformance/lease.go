@@ -575,7 +575,7 @@ func batchDuringRenew(e *env) error {
 	d := e.driver()
 	busy, other := d.hold(e.name()), d.hold(e.name())
 	d.hang()
-	renewal := e.run(func() { // ends with its context
+	renewal := e.run(func() { // ends when its context ends
 		ctx, cancel := context.WithTimeout(e.ctx, 2*patience)
 		defer cancel()
 		_ = busy.lease.Renew(ctx, busy.TTL)

@@ -30,7 +30,7 @@ func echo(t *testing.T) (addr string, got <-chan string) {
 			if err != nil {
 				return
 			}
-			wg.Go(func() { // ends with the wire
+			wg.Go(func() { // ends when the wire is closed
 				defer c.Close()
 				in := bufio.NewReader(c)
 				for {

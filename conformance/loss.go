@@ -335,7 +335,7 @@ func (e *env) eventsHoldNoLock() error {
 	return nil
 }
 
-// contextual has a context that ends with a lease.
+// contextual has a context that ends when a lease ends.
 type contextual interface {
 	Context(parent context.Context) (context.Context, context.CancelFunc)
 }

@@ -532,7 +532,7 @@ var reentrancyMutants = []mutant{
 				return inner, err
 			}
 			fatal := &fatalLease{lease: inner, done: make(chan struct{})}
-			go func() { // ends with the lease, at the latest with the client
+			go func() { // ends when the lease ends, or the client at the latest
 				defer close(fatal.done)
 				<-inner.Done()
 				_ = outer.Unlock(context.Background())

@@ -385,8 +385,8 @@ func (a *fellowsOfClient) endOther(d *memory.Driver, l *brokenLease) {
 	}
 }
 
-// sentAgain reports whether a request whose answer was lost would be repeated,
-// because the backend answers.
+// sentAgain reports whether a driver would repeat a request whose answer was
+// lost, because the backend answers again.
 func sentAgain(ctx context.Context, d *memory.Driver, l *brokenLease, err error) bool {
 	if !errors.Is(err, driver.ErrUnknown) || ctx.Err() != nil {
 		return false

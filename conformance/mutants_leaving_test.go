@@ -339,7 +339,7 @@ func leaveUntilOutage(d *memory.Driver) driver.Driver {
 	b := &broken{Driver: d, lease: func(*brokenLease) {}}
 	b.leave = func(leaving context.Context, l driver.Lease, ttl time.Duration) error {
 		r, end := l.(*brokenLease).r, time.Now().Add(ttl)
-		go func() { // ends with the driver
+		go func() { // ends when the driver ends
 			answered := time.Now()
 			for ctx.Err() == nil && time.Now().Before(end) {
 				bounded, done := context.WithTimeout(ctx, r.TTL/10)

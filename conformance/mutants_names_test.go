@@ -97,7 +97,7 @@ func onToll(t *testing.T, query string) Harness {
 	}
 	t.Cleanup(func() { ln.Close() })
 	password := testenv.Password()
-	go func() { // ends with the listener
+	go func() { // ends when the listener is closed
 		for {
 			c, err := ln.Accept()
 			if err != nil {

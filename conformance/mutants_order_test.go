@@ -247,7 +247,7 @@ func lastOfCrowd(many int) func(*memory.Driver) driver.Driver {
 			defer c.mu.Unlock()
 			c.m[r.Name] = append(c.m[r.Name], p)
 		}}
-		go func() { // ends with ctx, or the driver
+		go func() { // ends when ctx or the driver ends
 			defer close(p.asked)
 			l, err := d.Acquire(ctx, &q)
 			if err != nil {

@@ -162,7 +162,7 @@ var waitingMutants = []mutant{
 				error
 			}
 			answers := make(chan answer, 1)
-			go func() { // ends with a grant, or with Close
+			go func() { // ends when the lock is granted or in Close
 				l, err := d.Acquire(uncanceled{ctx}, r)
 				answers <- answer{l, err}
 			}()

@@ -245,7 +245,7 @@ type untold struct{ driver.Events }
 
 func (untold) Lost(error) {}
 
-// contextless makes leases whose contexts do not end with them.
+// contextless makes leases whose contexts do not end when the leases end.
 type contextless struct{ locker }
 
 func (c contextless) lock(ctx context.Context, try bool, name string, opts ...dsync.LockOption) (lease, error) {

@@ -378,7 +378,7 @@ func urlCommon(e *env) error {
 func (e *env) deaf() (addr string) {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	e.must(err)
-	ended := e.run(func() { // ends with the listener
+	ended := e.run(func() { // ends when the listener is closed
 		for {
 			c, err := ln.Accept()
 			if err != nil {

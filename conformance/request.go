@@ -85,7 +85,7 @@ func (d *rawDriver) startWith(ctx context.Context, cancel context.CancelFunc, na
 	for _, o := range opts {
 		o(&r.Request)
 	}
-	r.goroutine = d.env.run(func() { // ends with ctx, unless the driver is broken
+	r.goroutine = d.env.run(func() { // ends when ctx ends, unless the driver is broken
 		r.lease, r.err = d.driver.Acquire(ctx, &r.Request)
 		r.at = time.Now()
 	})

@@ -36,8 +36,8 @@ type tap struct {
 	abrupt    bool    // see unannounced
 }
 
-// newTap returns a driver that has the same optional interfaces as d when
-// package dsync looks for them.
+// newTap returns a tap and the driver for package dsync. Of the optional
+// interfaces of d, that driver has BatchRenewer, Inspector and ForceUnlocker.
 func newTap(e *env, label string, d driver.Driver) (*tap, driver.Driver) {
 	t := &tap{
 		Driver: d, env: e, label: label, names: map[string]int{}, waiting: map[string]int{}, granted: map[string]int{}, open: map[*tapped]bool{},
@@ -280,7 +280,7 @@ type tapLease struct {
 // Tokens implements driver.Lease.
 func (l *tapLease) Tokens() (uint64, int) { return l.Lease.Tokens() }
 
-// KeepTokens implements driver.TokenKeeper, also for a lease without the
+// KeepTokens implements driver.TokenKeeper, even for a lease without the
 // interface.
 func (l *tapLease) KeepTokens(ctx context.Context) error {
 	if k, ok := l.Lease.(driver.TokenKeeper); ok {
@@ -291,7 +291,7 @@ func (l *tapLease) KeepTokens(ctx context.Context) error {
 	return nil
 }
 
-// Session implements driver.SessionLease, also for a lease without the
+// Session implements driver.SessionLease, even for a lease without the
 // interface.
 func (l *tapLease) Session() (time.Time, time.Duration) {
 	if s, ok := l.Lease.(driver.SessionLease); ok {
@@ -410,8 +410,8 @@ type events struct {
 	changed chan struct{} // closed, and replaced, with each event
 }
 
-// keepEvents is the number of events that are kept of the beginning, and of the
-// end.
+// keepEvents is the number of first events, and also of last events, that are
+// kept.
 const keepEvents = 100
 
 func newEvents() *events { return &events{start: time.Now(), changed: make(chan struct{})} }

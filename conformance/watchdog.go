@@ -294,7 +294,7 @@ func brokenConnectionIsTold(e *env) error {
 	d.tap.OnKeepAlive(func(error) {})
 	h := d.hold(e.name(), ttl(e.ttl()))
 	d.cut()
-	// A lease that package dsync has to renew is not reported.
+	// The driver does not report a lease that package dsync has to renew.
 	late := d.tap.Info().LateFor(e.ttl())
 	for end := e.expired(h).Add(e.ttl() + late); len(h.lost()) == 0 && time.Now().Before(end); {
 		e.sleep(e.ttl() / 20)

@@ -53,7 +53,7 @@ func (e *env) worker(ttl time.Duration) *worker {
 	cmd.SysProcAttr = workerAttr
 	started := make(chan error)
 	exited := make(chan error, 1)
-	e.work.Go(func() { // ends with the process
+	e.work.Go(func() { // ends when the process ends
 		// A process that ends with its parent ends with the parent's thread.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
@@ -165,7 +165,7 @@ func RunWorker() {
 type order struct {
 	Op    string // lock, check or contend
 	Name  string
-	Times int    `json:",omitempty"` // contend: how often
+	Times int    `json:",omitempty"` // contend: the number of rounds
 	File  string `json:",omitempty"` // contend: the counter
 	Log   string `json:",omitempty"` // contend: the History
 	Label string `json:",omitempty"` // contend: the label of the process in the History

@@ -6,7 +6,7 @@
 // before the next process asks. The backend therefore keeps the lock of a
 // period until the period has ended (dsync.HoldAtLeast). Memory, Redis, etcd
 // and tables support this. Redlock supports it up to maxttl. On ZooKeeper and
-// advisory locks of PostgreSQL, Loop and Once fail with errors.ErrUnsupported.
+// PostgreSQL advisory locks, Loop and Once fail with errors.ErrUnsupported.
 //
 // A period has at most one run. It has no run if the process that began the run
 // dies, or if the backend is out of reach for the first quarter of the period.
@@ -89,8 +89,8 @@ func (j *Job) check() error {
 	return nil
 }
 
-// checkBackend returns an error if the backend cannot keep the lock of a period
-// without its client.
+// checkBackend returns an error if the backend releases the lock of a period
+// when its client goes away.
 func (j *Job) checkBackend() error {
 	ended, cancel := context.WithCancel(context.Background())
 	cancel()

@@ -80,7 +80,7 @@ type service struct {
 // process.
 func (s *services) start(number int) {
 	p := testenv.Spawn(s.t, "service", "SERVICE_URL="+s.url, fmt.Sprintf("SERVICE_BEHIND=%dms", 150*number))
-	go func() { // ends with the process
+	go func() { // ends when the process ends
 		for line := range p.Lines {
 			what, rest, _ := strings.Cut(line, " ")
 			at, _, _ := strings.Cut(rest, " ")

@@ -28,11 +28,14 @@ import (
 //     refused returns [ErrLocked]. If a wait ends with ctx and the last answer
 //     was a refusal, the error matches both ErrLocked and ctx's error. If ctx
 //     cut off a later request, the error matches ErrUnknown and ctx's error:
-//     package dsync remembers that Events.Waiting was called. [ErrSealed] is
-//     returned at once, also to calls that are already waiting, and concerns
-//     every [Mode] of the name. [ErrLimit] is also returned at once, by the
-//     limit that is stored when the backend is asked. A waiting call returns
-//     it, too, when the stored limit has become a different one.
+//     package dsync remembers that Events.Waiting was called. If the grant
+//     arrives at the instant at which ctx ends, Acquire returns either a lease
+//     or an error. After the error either nothing is held, or the error matches
+//     ErrUnknown. [ErrSealed] is returned at once, even to calls that are
+//     already waiting, and concerns every [Mode] of the name. [ErrLimit] is
+//     also returned at once, according to the limit that is stored when the
+//     backend answers. A waiting call also returns ErrLimit when the stored
+//     limit has changed to a different one.
 //  2. After an error of Acquire or Release the driver owns whatever may be left
 //     on the backend. The driver cleans up by Hold, in the background and
 //     bounded in number, until one of these is true: the backend reported that
@@ -49,7 +52,7 @@ import (
 //     unfinished Acquires (they return [ErrClosed] and leave the backend's
 //     queues), then ends holds in few requests, then waits for clean-ups until
 //     its ctx ends.
-//  3. Release returns nil if this release ended the hold, also when an earlier,
+//  3. Release returns nil if this release ended the hold, even if an earlier,
 //     unanswered request of the same release did. It returns [ErrNotHeld] if
 //     the hold had ended before. Any other error means that the outcome is
 //     unknown. Whatever Release returns, the lease is dead from then on: never

@@ -43,13 +43,13 @@
 //  3. starts over if the answer is 412 (Precondition Failed): another client
 //     has written in between.
 //
-// docs/recipes.md has the code. The same applies to a row with a version, or a
-// key of etcd with its revision.
+// docs/recipes.md has the code. The same applies to a row with a version, or to
+// an etcd key with its revision.
 //
 // # Tokens of another backend
 //
-// Each backend has its own scale: tokens of etcd are revisions, tokens of
-// redisson microseconds since 1970, or with fence=redisson a count from 1. If a
+// Each backend has its own scale: etcd tokens are revisions. redisson tokens
+// are microseconds since 1970, or a count from 1 with fence=redisson. If a
 // program moves to a backend with smaller tokens by only changing its URL, all
 // its writes are refused from then on, with both tokens in the text of the
 // error. Options.Floor, or floor= in the URL, raises the tokens of the new

@@ -83,8 +83,8 @@ func (s SQL) Write(ctx context.Context, tx Tx, name string, token uint64) error 
 
 // Read admits a read of the resource called name, by a holder in the mode Read
 // with the token. Read returns ErrStale if a later holder has written, and
-// ErrNoToken if the token is 0. The token is not kept, because of two readers
-// the one with the smaller token must not be refused.
+// ErrNoToken if the token is 0. Read does not store the token: a concurrent
+// reader with a smaller token must not be refused.
 //
 // Until it ends, the transaction sees nothing of later holders: they do not
 // pass Write, or, on SQLite, the transaction continues to see the earlier

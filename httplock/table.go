@@ -22,13 +22,13 @@ type Table struct {
 	load, insert string
 }
 
-// Postgres returns a Table of PostgreSQL.
+// Postgres returns a Table in PostgreSQL.
 func Postgres(db *sql.DB) *Table { return &Table{db, guard.Postgres, loadDollar, insertDollar} }
 
-// SQLite returns a Table of SQLite.
+// SQLite returns a Table in SQLite.
 func SQLite(db *sql.DB) *Table { return &Table{db, guard.SQLite, loadDollar, insertDollar} }
 
-// MySQL returns a Table of MySQL or MariaDB.
+// MySQL returns a Table in MySQL or MariaDB.
 func MySQL(db *sql.DB) *Table {
 	return &Table{db, guard.MySQL, "select answer from dsync_answers where `key` = ?", "insert into dsync_answers (`key`, answer) values (?, ?)"}
 }

@@ -47,7 +47,7 @@ func clerkMain() {
 	err := json.Unmarshal([]byte(os.Getenv(clerkVariable)), &c)
 	if err == nil {
 		ctx, cancel := context.WithCancel(context.Background())
-		go func() { // ends with the standard input
+		go func() { // ends at the end of the standard input
 			_, _ = io.Copy(io.Discard, os.Stdin)
 			cancel()
 		}()

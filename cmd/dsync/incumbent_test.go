@@ -120,7 +120,7 @@ func (m *mutexes) Lock(ctx context.Context, name string) (_ taken, err error) {
 	}
 	mutex := concurrency.NewMutex(m.session, m.prefix+name)
 	if err := mutex.Lock(ctx); err != nil {
-		m.session.Orphan() // leftovers end with the lease
+		m.session.Orphan() // leftovers end when the lease ends
 		m.session = nil
 		return nil, unknown(err)
 	}

@@ -28,7 +28,7 @@ func main() {
 	ctx, stop := context.WithCancel(context.Background())
 	interrupts := make(chan os.Signal, 1)
 	runjob.Notify(interrupts, []os.Signal{os.Interrupt, syscall.SIGTERM})
-	go func() { // ends with the program
+	go func() { // ends when the program ends
 		<-interrupts
 		signal.Stop(interrupts) // a second Ctrl-C ends the program at once
 		stop()

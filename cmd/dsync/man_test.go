@@ -53,8 +53,8 @@ func TestManPages(t *testing.T) {
 	}
 }
 
-// TestProgramHasNoGenerator checks that the generator of the man pages is in no
-// program.
+// TestProgramHasNoGenerator checks that no program contains the generator of
+// the man pages.
 func TestProgramHasNoGenerator(t *testing.T) {
 	out, err := exec.CommandContext(t.Context(), "go", "list", "-deps", ".").Output()
 	if err != nil || !strings.Contains(string(out), "spf13/cobra\n") {

@@ -65,7 +65,7 @@ func TestShowWatches(t *testing.T) {
 	in, out := io.Pipe()
 	var errs strings.Builder
 	var command sync.WaitGroup
-	command.Go(func() { // ends with ctx
+	command.Go(func() { // ends when ctx ends
 		if status := run(ctx, []string{"show", "--watch", "--json", "--url", url, "x"}, nil, out, &errs); status != cli.ExitDone {
 			t.Errorf("got status %d: %s", status, errs.String())
 		}

@@ -24,7 +24,7 @@ import (
 
 const (
 	password = testenv.PasswordMark + "x"
-	javaHold = "5fb8a8e2-35d0-4d2a-8b7c-0c5f0a1d9e77:57" // a thread of Redisson
+	javaHold = "5fb8a8e2-35d0-4d2a-8b7c-0c5f0a1d9e77:57" // a Redisson thread
 )
 
 // etcdFloor is above all tokens of Redis for years.
@@ -78,7 +78,7 @@ func (s *service) work(phase migrate.Phase) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var worker sync.WaitGroup
 	last := map[string]uint64{}
-	worker.Go(func() { // ends with ctx
+	worker.Go(func() { // ends when ctx ends
 		for i := 0; ctx.Err() == nil; i++ {
 			name := s.names[i%len(s.names)]
 			err := dsync.Do(ctx, client, name, func(context.Context) error { return nil })

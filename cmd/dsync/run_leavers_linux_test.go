@@ -99,7 +99,7 @@ func guardOf(t *testing.T, c *command) int {
 }
 
 // TestRunEndsWhatLeavesItsGroup checks that a process that has left the
-// command's group ends with the command, however that ends.
+// command's group ends when the command ends, for whatever reason.
 func TestRunEndsWhatLeavesItsGroup(t *testing.T) {
 	t.Parallel()
 	free := make(chan struct{}, 4)

@@ -310,7 +310,7 @@ func startCommand(t *testing.T, cmd *exec.Cmd, errs fmt.Stringer) *command {
 			return ""
 		}
 	}
-	go func() { // ends with the process, which the test's context ends
+	go func() { // ends when the test's context ends the process
 		_ = cmd.Wait()
 		close(c.ended)
 	}()

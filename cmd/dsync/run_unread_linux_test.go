@@ -43,7 +43,7 @@ func fullPipe(t *testing.T) (w *os.File, drain func()) {
 		t.Fatal(err)
 	}
 	return w, func() {
-		go io.Copy(io.Discard, r) // ends with the test, which closes the pipe
+		go io.Copy(io.Discard, r) // ends when the test closes the pipe
 	}
 }
 

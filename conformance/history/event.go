@@ -217,9 +217,9 @@ func (f *file) write(e Event) error {
 }
 
 // Read reads the files of all processes of a run and returns their events in
-// the order that Judge expects. Each file must be the whole and unbroken record
-// of one process, otherwise Read returns an error. Read ignores only a last
-// line that was cut off by the death of the process.
+// the order that Judge expects. Each file must be the complete record of one
+// process. Otherwise Read returns an error. The only exception is a last line
+// that was cut off when the process died, which Read ignores.
 func Read(paths ...string) ([]Event, error) {
 	var all [][]Event
 	from := map[string]string{}

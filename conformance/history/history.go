@@ -266,8 +266,9 @@ func (o *Op) Released(err error) {
 	o.record(e)
 }
 
-// sample queries the state of the lease. It reads the clock first: a lease that
-// is held after that was held at that time, because no lease is ever revived.
+// sample queries the state of the lease. It reads the clock first. If the lease
+// is held afterwards, it was held at that time, because no lease is ever
+// revived.
 func (o *Op) sample(k Kind) (Event, error) {
 	now, before := o.h.now(), time.Now()
 	err := o.lease.Err()
@@ -387,7 +388,7 @@ type tapLease struct {
 
 func (l *tapLease) untap() driver.Lease { return l.Lease }
 
-// KeepTokens implements driver.TokenKeeper, also for a lease without the
+// KeepTokens implements driver.TokenKeeper, even for a lease without the
 // interface.
 func (l *tapLease) KeepTokens(ctx context.Context) error {
 	if k, ok := l.Lease.(driver.TokenKeeper); ok {
@@ -396,7 +397,7 @@ func (l *tapLease) KeepTokens(ctx context.Context) error {
 	return nil
 }
 
-// Session implements driver.SessionLease, also for a lease without the
+// Session implements driver.SessionLease, even for a lease without the
 // interface.
 func (l *tapLease) Session() (time.Time, time.Duration) {
 	if s, ok := l.Lease.(driver.SessionLease); ok {

@@ -166,8 +166,7 @@ func TestHistoryClassesOfErrors(t *testing.T) {
 	}
 }
 
-// TestHistoryKeepsTheModeOfTheHold unlocks a Read that was a part of a hold for
-// Write.
+// TestHistoryKeepsTheModeOfTheHold unlocks a Read that shared a hold for Write.
 func TestHistoryKeepsTheModeOfTheHold(t *testing.T) {
 	h := New()
 	op := h.Begin(Attempt{Name: "L", Mode: driver.Read})

@@ -36,8 +36,8 @@ type Bounds struct {
 	// Stuck is how long an attempt may last without a fault (RuleStuck). 0
 	// means not judged.
 	Stuck time.Duration
-	// Recover is how long after the end of a fault Judge does not yet expect
-	// Wake and Stuck.
+	// Recover is the time after the end of a fault during which Judge does not
+	// apply Wake and Stuck.
 	Recover time.Duration
 
 	// MinGrants is the least number of grants before the first fault for a run

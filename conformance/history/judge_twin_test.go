@@ -247,8 +247,8 @@ func (w *twin) asked(tales []*tale, b *tale) time.Duration {
 	return max(w.line(tales, b, last.back), min(last.unlock.Time, b.call.Time))
 }
 
-// line returns the earliest call among those that were granted after a moment
-// and from which b may have its hold.
+// line returns the earliest call among the calls that were granted after a
+// moment and from which b may have its hold.
 func (w *twin) line(tales []*tale, b *tale, after Event) time.Duration {
 	first := b.call.Time
 	for _, a := range tales {

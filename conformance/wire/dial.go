@@ -73,7 +73,7 @@ func (w *Wire) cutsSoFar() int {
 	return w.cuts
 }
 
-// lifetime returns a context that ends with ctx or the Wire.
+// lifetime returns a context that ends when ctx ends or the Wire is closed.
 func (w *Wire) lifetime(ctx context.Context) (context.Context, func()) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -202,7 +202,7 @@ type proxy struct {
 
 // Listen opens a proxy on the loopback interface and returns its address. Every
 // connection to the proxy leads through the Wire to the server at target
-// (host:port). The proxy ends with Close.
+// (host:port). Close ends the proxy.
 func (w *Wire) Listen(target string) (addr string, err error) {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -272,16 +272,16 @@ func (w *Wire) Serve(ln net.Listener, target string) error {
 }
 
 // accept connects clients to the target until the listener is closed. cuts
-// returns how often Cut was called before a client arrived. w.mu is held.
+// returns how many times Cut was called before a client arrived. w.mu is held.
 func (w *Wire) accept(ln net.Listener, target string, cuts func() int) {
-	w.wg.Go(func() { // ends with the listener, which Close closes
+	w.wg.Go(func() { // ends when Close closes the listener
 		for {
 			client, err := ln.Accept()
 			if err != nil {
 				return
 			}
 			before := cuts()
-			w.wg.Go(func() { w.serve(client, target, before) }) // ends with Close at the latest
+			w.wg.Go(func() { w.serve(client, target, before) }) // ends in Close at the latest
 		}
 	})
 }

@@ -50,7 +50,7 @@ import (
 // returns: from then on no disturbed byte passes. It lasts until [Wire.Heal].
 // All methods may be called concurrently.
 type Wire struct {
-	wg sync.WaitGroup // all goroutines; each ends with its connection or listener
+	wg sync.WaitGroup // all goroutines; each ends when its connection or listener is closed
 
 	mu      sync.Mutex
 	faults  faults
@@ -191,9 +191,9 @@ func (w *Wire) Delay(d Direction, late time.Duration) {
 	}
 }
 
-// Garble changes bytes of replies, on average one of every so many. The seed
-// decides which bytes change, and how. Heal breaks the connections on which
-// bytes were changed.
+// Garble changes bytes of replies: one in n on average, where n is every. The
+// seed decides which bytes change and to which values. Heal breaks the
+// connections on which bytes were changed.
 func (w *Wire) Garble(seed uint64, every int) {
 	w.disturb(Replies, func(f *faults) { f.garble = &garbler{rand.New(rand.NewPCG(seed, 0)), every} })
 }

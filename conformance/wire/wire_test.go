@@ -420,7 +420,7 @@ func TestWireHoldIsInForceWhenItReturns(t *testing.T) {
 	onWire(t, func(t *testing.T, w *Wire, s *lineServer, dial func() *peer) {
 		a := dial()
 		var wg sync.WaitGroup
-		wg.Go(func() { // ends with the connection
+		wg.Go(func() { // ends when the connection is closed
 			for {
 				if _, err := io.WriteString(a, "x\n"); err != nil {
 					return

@@ -75,7 +75,7 @@ type Elector struct {
 // ends.
 func Campaign(ctx context.Context, l dsync.Locker, name string) *Elector {
 	e := &Elector{done: make(chan struct{})}
-	go func() { // ends with ctx, or with a permanent error
+	go func() { // ends when ctx ends, or at a permanent error
 		defer close(e.done)
 		e.err = dsync.Elect(ctx, l, name, func(ctx context.Context, term *dsync.Lease) error {
 			e.term.Store(term)

@@ -198,8 +198,8 @@ func (k *desk) settle(ctx context.Context, g *ghost) error {
 // errDone means that there is nothing to change.
 var errDone = errors.New("nothing to change")
 
-// linger is how long a write that requires that there is no record may be on
-// its way.
+// linger is how long a write that requires the absence of a record may be in
+// flight.
 const linger = time.Hour
 
 // settleAll is the Policy of the cleaner.

@@ -34,7 +34,7 @@ func (d *Driver) RenewAll(ctx context.Context, leases []driver.Lease, done func(
 	slots := make(chan struct{}, 128)
 	start := func(f func()) {
 		slots <- struct{}{}
-		all.Go(func() { // ends with ctx, as Renew does
+		all.Go(func() { // ends when ctx ends, as Renew does
 			f()
 			<-slots
 		})

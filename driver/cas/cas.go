@@ -215,7 +215,7 @@ type Options struct {
 	// also after Delete, which removes its hold.
 	Plain bool
 
-	// Poll is how often a waiter looks at the record if the store is no
+	// Poll is how often a waiter looks at the record if the store is not a
 	// Notifier. The default is 100 ms. Waiters with other waiters in front look
 	// less often, down to a fiftieth.
 	Poll time.Duration

@@ -232,7 +232,7 @@ func TestWaitersKeepTheirPlaces(t *testing.T) {
 			for _, hold := range []string{"b:1", "c:1"} {
 				r := request(hold)
 				r.NoWait = false
-				go func() { // ends with the context of the test
+				go func() { // ends when the context of the test ends
 					other := cas.New(m, o)
 					defer other.Close(context.Background())
 					if l, err := other.Acquire(t.Context(), r); err == nil {
@@ -359,7 +359,7 @@ func TestBatches(t *testing.T) {
 			waiter := request("b:1")
 			waiter.Name, waiter.NoWait = "a:7", false
 			ctx, cancel := context.WithCancel(t.Context())
-			go other.Acquire(ctx, waiter) // ends with ctx, before other is closed
+			go other.Acquire(ctx, waiter) // ends when ctx ends, before other is closed
 			time.Sleep(time.Second)
 			m.batches = 0
 			d.RenewAll(t.Context(), leases, func(i int, err error) {

@@ -198,7 +198,7 @@ func (k *desk) kick() {
 	}
 }
 
-// run ends when there are no jobs, or with the driver.
+// run returns when there are no jobs, or when the driver is closed.
 func (k *desk) run() {
 	defer k.leave()
 	timer := time.NewTimer(0)
@@ -310,8 +310,8 @@ func (k *desk) serve(look bool) {
 // the result of the jobs, and tries again until no other client has changed it
 // in between. Expired claims are removed, unless they belong to a job. A known
 // record saves the first read. If records of free names are deleted, so does
-// the guess that there is no record. Neither counts for a job that fails,
-// because it may be outdated. change returns the record if it is known.
+// the guess that there is no record. A job must not fail because of either one,
+// since both may be stale. change returns the record if it is known.
 func (k *desk) change(ctx context.Context, jobs []*job, known *view, look bool) *view {
 	d := k.d
 	if known == nil && d.vanishes() && !slices.ContainsFunc(jobs, func(j *job) bool { return j.request == nil }) {

@@ -50,7 +50,7 @@ func New(s Store, o Options) *Driver {
 	return d
 }
 
-// oldest chooses the ghost that ends by itself first, as far as known.
+// oldest chooses the ghost that is expected to end by itself first.
 func oldest(ghosts []*ghost) (index int) {
 	for i, g := range ghosts {
 		if g.Added.Before(ghosts[index].Added) {
@@ -209,7 +209,7 @@ func (d *Driver) Close(ctx context.Context) error {
 	var all sync.WaitGroup
 	for l := range d.leases.Range {
 		slots <- struct{}{}
-		all.Go(func() { // ends with ctx, as Release does
+		all.Go(func() { // ends when ctx ends, as Release does
 			_ = l.(*lease).Release(ctx)
 			<-slots
 		})

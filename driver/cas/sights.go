@@ -17,7 +17,7 @@ type sight struct {
 	ttl         time.Duration
 }
 
-// unchanged returns for how long the driver has seen a claim without a renewal.
+// unchanged returns how long the driver has observed the claim unrenewed.
 func (s *sights) unchanged(c *claim, now time.Time) time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()

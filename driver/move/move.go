@@ -76,11 +76,11 @@ type Marker interface {
 type Unsealer interface {
 	// Loosen writes id next to the seal of name, in place of the previous id,
 	// in one step at the backend. The name stays sealed, and a new seal has no
-	// id. The same step raises the tokens of every grant after the seal above
-	// floor. This applies to the tokens of this driver and to the tokens of the
-	// incumbents that share the key, if they have any. A floor of 0, or below
-	// both kinds, raises nothing. The result of Sealed does not change. Loosen
-	// returns
+	// id. The same step ensures that every grant after the seal has a token
+	// above floor. This applies to the tokens of this driver and to the tokens
+	// of the incumbents that share the key, if they have any. A floor of 0, or
+	// below both kinds, raises nothing. The result of Sealed does not change.
+	// Loosen returns
 	//
 	//   - nil on success;
 	//   - driver.ErrNotHeld if the name is not sealed. Then nothing has
@@ -94,9 +94,9 @@ type Unsealer interface {
 	// Unseal removes the seal of name, in one step at the backend, conditional
 	// on id. The name is then free, and all waiters are woken, including
 	// clients that do not know seals. Unseal returns driver.ErrNotHeld if there
-	// is no seal with this id (also when an earlier request removed the seal,
-	// and its answer was lost), and then nothing has changed. After any other
-	// error the outcome is unknown.
+	// is no seal with this id (even if an earlier request removed the seal, and
+	// its answer was lost), and then nothing has changed. After any other error
+	// the outcome is unknown.
 	Unseal(ctx context.Context, name, id string) error
 }
 
@@ -115,7 +115,7 @@ type Unmarker interface {
 // seals, and can be distinguished from all others without them.
 type Identifier interface {
 	// Identity queries the backend for a number. The number is the same for
-	// every driver that excludes this one, whatever the address, also after a
+	// every driver that excludes this one, whatever the address, even after a
 	// restart or a fail-over. It is different for every other backend or
 	// database, except a physical copy of this one.
 	Identity(ctx context.Context) (uint64, error)

@@ -85,9 +85,9 @@ func (d *Driver) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, 
 	}
 }
 
-// board finds a lease of etcd for the key and makes the key, whose name
-// contains the lease. A grant that outlasts board goes on in the background and
-// serves the next attempt.
+// board finds an etcd lease for the key and makes the key, whose name contains
+// the lease. A grant that outlasts board continues in the background and serves
+// the next attempt.
 func (h *hold) board(ctx context.Context, seconds int64) (err error) {
 	d, dir := h.driver, h.driver.dir(h.request.Name)
 	bounded, cancel := d.asks.under(ctx)
@@ -111,7 +111,9 @@ func (h *hold) board(ctx context.Context, seconds int64) (err error) {
 	return nil
 }
 
-// contend goes through the states from trying or asking on.
+// contend goes through the states from trying or asking on. If ctx ends at the
+// instant of the grant, a call that has not waited gets a lease, and a call
+// that has waited gets an error.
 func (h *hold) contend(ctx context.Context) error {
 	put := h.enqueue
 	if h.request.NoWait {

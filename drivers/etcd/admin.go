@@ -245,8 +245,8 @@ func (d *Driver) holders(ctx context.Context, dir string) ([]*mvccpb.KeyValue, e
 // listSize is how many keys one request of List reads.
 const listSize = 1000
 
-// leaseKey matches the last part of a contender's key: a mode, a lease, and in
-// this driver a number.
+// leaseKey matches the last part of a contender's key: a mode, a lease and, in
+// keys of this driver, a number.
 var leaseKey = regexp.MustCompile(`^(\+read-|write-|permits-[0-9]+of[0-9]+-)?[0-9a-f]{8,16}(-[0-9a-f]+)?$`)
 
 var unflatten = strings.NewReplacer("%2F", "/", "%25", "%")

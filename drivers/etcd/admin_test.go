@@ -36,7 +36,7 @@ func TestInspect(t *testing.T) {
 	first.Owner, second.Owner = "first", "second"
 	w1, w2 := wait(t, b, first), wait(t, a, second)
 	mutex := newMutex(t, c, "p/orders")
-	go mutex.Lock(guard(t)) // ends with its session
+	go mutex.Lock(guard(t)) // ends when its session ends
 	testenv.Eventually(t, func() bool { return len(keys(t, c, "p/orders/")) == 5 }, "the mutex waits")
 
 	got, err := b.Inspect(t.Context(), "orders")
@@ -373,7 +373,7 @@ func TestListWhileAHoldMoves(t *testing.T) {
 	for i := range 999 {
 		keys = append(keys, fmt.Sprintf("n%04d/%x", i, grant.ID))
 	}
-	contenders(t, c, grant.ID, append(keys, "x/2", "x/3000000000000000")...) // x/2 ends the first page, and is no contender
+	contenders(t, c, grant.ID, append(keys, "x/2", "x/3000000000000000")...) // x/2 ends the first page and is not a contender
 	names, moved := map[string]bool{}, false
 	for name, err := range openURL(t, "etcd://%s", s.Addr).List(guard(t), "") {
 		if err != nil {

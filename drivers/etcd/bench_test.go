@@ -50,8 +50,8 @@ func BenchmarkFree(b *testing.B) {
 	}
 }
 
-// BenchmarkHot has 32 goroutines of one process lock one name: by the driver,
-// in strict order at the server, and by a client of package dsync, which passes
+// BenchmarkHot has 32 goroutines of one process lock one name. With the driver,
+// they do so in strict order at the server. A client of package dsync passes
 // the lock on inside the process. The goroutines of package concurrency need a
 // session each, because its mutexes of one name do not exclude each other on
 // the same session.
@@ -156,7 +156,7 @@ func bareHandOver(b *testing.B, addr string) func() time.Duration {
 		}
 		<-events
 		granted := make(chan time.Time)
-		go func() { // ends with the hand-over
+		go func() { // ends when the hand-over ends
 			<-events
 			granted <- time.Now()
 		}()

@@ -26,7 +26,7 @@ func (d *Driver) Close(ctx context.Context) error {
 	d.spare.close()
 	ghosts := d.ghosts.Finish(ctx)
 	d.life.End()
-	d.life.Wait() // all requests end with d.life.Context()
+	d.life.Wait() // all requests end when d.life.Context() ends
 	err := error(nil)
 	if waiting+ghosts > 0 {
 		err = fmt.Errorf("%w: %d calls and %d leases or keys were left behind: %w", driver.ErrUnknown, waiting, ghosts, ctx.Err())

@@ -127,8 +127,8 @@ func (ls *lines) count(what func(*lines) *atomic.Int64, n int64) {
 
 func (ls *lines) busy() bool { return ls.asking.Load()+ls.waiting.Load() > 0 }
 
-// run ends when there were no requests or waiting callers for a while, or with
-// the driver.
+// run returns when there have been no requests or waiting callers for a while,
+// or when the driver is closed.
 func (ls *lines) run() {
 	ls.mu.Lock()
 	ls.since = time.Now() // bytes sent before this need no answer
@@ -251,8 +251,8 @@ func (t tracked) Clone() credentials.TransportCredentials {
 	return tracked{t.TransportCredentials.Clone(), t.lines}
 }
 
-// forgetAfter is how long a cluster that does not answer counts as one of the
-// client's. A cluster restored from a backup has another id.
+// forgetAfter is how long the driver remembers the id of a cluster that no
+// longer answers. A cluster that was restored from a backup has another id.
 const forgetAfter = 15 * time.Second
 
 // cluster checks whether all answers come from one cluster. Two clusters behind
@@ -276,7 +276,7 @@ func (c *cluster) check(header *pb.ResponseHeader) error {
 	id, now := header.GetClusterId(), c.driver.now()
 	known := c.id.Load()
 	switch {
-	case id == 0: // the sender is no etcd, or only a part of one
+	case id == 0: // the sender is not an etcd server, or only a part of one
 		return nil
 	case id == known, known == 0 && c.id.CompareAndSwap(0, id):
 		c.heard.Store(now)
@@ -342,7 +342,7 @@ func (d *Driver) checkHosts(ctx context.Context) error {
 	ids := make([]uint64, len(hosts))
 	var all sync.WaitGroup
 	for i, host := range hosts {
-		all.Go(func() { // ends with ctx
+		all.Go(func() { // ends when ctx ends
 			if answer, err := d.client.Status(ctx, host); err == nil {
 				ids[i] = answer.Header.GetClusterId()
 			}

@@ -34,7 +34,7 @@ func newRouter(tb testing.TB, target string) *router {
 	}
 	r := &router{addr: ln.Addr().String(), target: target}
 	var all sync.WaitGroup
-	all.Go(func() { // ends with the listener
+	all.Go(func() { // ends when the listener is closed
 		for {
 			c, err := ln.Accept()
 			if err != nil {
@@ -67,7 +67,7 @@ func newRouter(tb testing.TB, target string) *router {
 	return r
 }
 
-// forward ends with the connection.
+// forward returns when the connection is closed.
 func (r *router) forward(number int64, to, from net.Conn) {
 	b := make([]byte, 32<<10)
 	for {

@@ -149,8 +149,8 @@ func TestCrowdOnALeaseThatEnds(t *testing.T) {
 	}
 }
 
-// TestCrowdWithNamesThatAreDenied has one user request several names, some of
-// which are not permitted.
+// TestCrowdWithNamesThatAreDenied has one user request several names, not all
+// of which are permitted.
 func TestCrowdWithNamesThatAreDenied(t *testing.T) {
 	s := testenv.Etcd(t)
 	password := testenv.Password()

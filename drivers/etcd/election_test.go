@@ -80,7 +80,7 @@ func etcdctlElect(s *testenv.EtcdServer, args ...string) (*exec.Cmd, <-chan stri
 		return nil, nil, err
 	}
 	lines := make(chan string, 100)
-	go func() { // ends with the process
+	go func() { // ends when the process ends
 		defer close(lines)
 		for in := bufio.NewScanner(stdout); in.Scan(); {
 			lines <- in.Text()
@@ -101,7 +101,7 @@ func TestElections(t *testing.T) {
 	ctx, stop := context.WithCancel(guard(t))
 	defer stop()
 	ours, theirs := make(chan string, 100), make(chan string, 100)
-	go func() { // ends with ctx
+	go func() { // ends when ctx ends
 		defer close(ours)
 		for status, err := range observer.Observe(ctx, "leader") {
 			if err != nil {
@@ -112,7 +112,7 @@ func TestElections(t *testing.T) {
 		}
 	}()
 	election := concurrency.NewElection(newSession(t, c), "leader")
-	go func() { // ends with ctx
+	go func() { // ends when ctx ends
 		defer close(theirs)
 		for answer := range election.Observe(ctx) {
 			theirs <- string(answer.Kvs[0].Value)
@@ -128,7 +128,7 @@ func TestElections(t *testing.T) {
 	var resign func(context.Context) error
 	for i, candidate := range candidates {
 		elected := make(chan func(context.Context) error, 1)
-		go func() { // ends with the election, which comes when the leader resigns
+		go func() { // ends when the leader resigns and the election ends
 			resign, err := candidate.campaign(ctx)
 			if err != nil {
 				t.Errorf("%s: %v", candidate.said, err)

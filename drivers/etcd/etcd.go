@@ -40,7 +40,7 @@
 // a name and a name below it, or set Options.Flat everywhere.
 //
 // An Election on "orders" is a lock on "orders" with the proposal as its note.
-// With value=note the proposal of a leader of dsync is its note.
+// With value=note the proposal of a dsync leader is its note.
 //
 //	             RWMutex.RLock  RWMutex.Lock  Mutex, etcdctl lock
 //	Read         may share      excluded      excluded

@@ -90,7 +90,7 @@ func TestRevokedLeaseOfWaiters(t *testing.T) {
 // either is closed when a or b is.
 func either(a, b <-chan struct{}) <-chan struct{} {
 	c := make(chan struct{})
-	go func() { // ends with the first of them
+	go func() { // ends when the first of them ends
 		defer close(c)
 		select {
 		case <-a:

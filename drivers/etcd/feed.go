@@ -67,7 +67,7 @@ type feed struct {
 //	first    view and first       by the view and the events since, no key is before the waiter's
 //	in doubt                      the waiter has to look, as soon as its feeds are active, or after a while
 //
-// Which feeds the waiter hears depends on its view: see hold.hears.
+// The waiter's view decides which feeds it hears: see hold.hears.
 type waiter struct {
 	all  *feeds
 	own  string        // key
@@ -231,8 +231,8 @@ func (w *waiter) doubt(missed bool) {
 	}
 }
 
-// run ends when the feed has had no waiters and watches for a while, or with
-// the driver.
+// run returns when the feed has had no waiters and watches for a while, or when
+// the driver is closed.
 func (f *feed) run() {
 	d := f.feeds.driver
 	for pause := firstRetry; ; pause = min(2*pause, lastRetry) {

@@ -64,7 +64,7 @@ func TestFeedBeginsBesideThoseWhoDoubt(t *testing.T) {
 				ctx, cancel := context.WithCancel(t.Context())
 				for i := range test.waiters {
 					time.AfterFunc(time.Duration(i)*time.Second/time.Duration(test.waiters), func() {
-						d.life.Go(func() { d.feeds.waitInVain(ctx) }) // ends with ctx
+						d.life.Go(func() { d.feeds.waitInVain(ctx) }) // ends when ctx ends
 					})
 				}
 				time.Sleep(test.outage + test.within)

@@ -53,7 +53,7 @@ func TestPassIsOneRequest(t *testing.T) {
 			}
 			granted := make(chan *dsync.Lease)
 			for range n {
-				go func() { // ends with the test at the latest
+				go func() { // ends when the test ends, at the latest
 					l, err := c.Lock(guard(t), name, test.options...)
 					if err != nil {
 						t.Error(err)
@@ -125,7 +125,7 @@ func TestPassWithoutAnAnswer(t *testing.T) {
 	l := acquire(t, d, request("a"))
 	held := link.HoldReply("the next")
 	passed := make(chan error, 1)
-	go func() { passed <- l.(driver.Passer).Pass(guard(t), "the next", "") }() // ends with the test at the latest
+	go func() { passed <- l.(driver.Passer).Pass(guard(t), "the next", "") }() // ends when the test ends, at the latest
 	<-held
 	link.Cut()
 	link.Heal()
@@ -330,7 +330,7 @@ func TestHandOverWithoutAnAnswer(t *testing.T) {
 	waiters := queueUp(t, d, "a", 2)
 	held := link.HoldReply(keys(t, c, "a/")[0])
 	released := make(chan error, 1)
-	go func() { released <- l.Release(guard(t)) }() // ends with the test at the latest
+	go func() { released <- l.Release(guard(t)) }() // ends when the test ends, at the latest
 	<-held
 	testenv.Eventually(t, func() bool { return len(keys(t, c, "a/")) == 2 }, "the server has handled it")
 	link.Cut()
@@ -355,7 +355,7 @@ func TestHandOverToOneWhoLeaves(t *testing.T) {
 		l := acquire(t, d, request("a"))
 		waiters := queueUp(t, d, "a", 2)
 		released := make(chan error, 1)
-		go func() { released <- l.Release(guard(t)) }() // ends with the test at the latest
+		go func() { released <- l.Release(guard(t)) }() // ends when the test ends, at the latest
 		<-time.After(time.Duration(i) * 20 * time.Microsecond)
 		waiters[0].Cancel()
 		if l, err := waiters[0].End(t); err == nil {

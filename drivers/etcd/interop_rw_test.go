@@ -47,7 +47,7 @@ func (r rival) begin(tb testing.TB, c *clientv3.Client, name string) (locked <-c
 	tb.Helper()
 	before := len(keys(tb, c, name+"/"))
 	outcome := make(chan error, 1)
-	go func() { outcome <- r.lock() }() // ends with the client
+	go func() { outcome <- r.lock() }() // ends when the client ends
 	testenv.Eventually(tb, func() bool { return len(keys(tb, c, name+"/")) == before+1 }, "the rival has a key")
 	return outcome
 }

@@ -81,7 +81,7 @@ func etcdctlLock(tb testing.TB, s *testenv.EtcdServer, name string) (token <-cha
 	tokens := make(chan uint64, 1)
 	var group sync.WaitGroup
 	released := make(chan struct{})
-	group.Go(func() { // ends with the process
+	group.Go(func() { // ends when the process ends
 		rev, unlock, err := runEtcdctlLock(s.Ctl, s.Addr, name)
 		if err != nil {
 			tb.Error(err)

@@ -245,7 +245,7 @@ type record struct {
 	last     uint64 // token, if it is sealed
 	sealedAt int64  // revision
 
-	base   uint64 // tokens less revisions, also after the mark was taken off
+	base   uint64 // tokens minus revisions, even after the mark was removed
 	raised int64  // modification revision of the key of base
 
 	limit   int   // of permits, as set by SetLimit; 0 if it never was set

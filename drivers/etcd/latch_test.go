@@ -239,8 +239,8 @@ func TestLatchEndThatNoWatchTells(t *testing.T) {
 	}
 }
 
-// TestLatchAnswersLost loses the answer to changes of a latch, and repeats the
-// change when the next latch is there.
+// TestLatchAnswersLost loses the answers to changes of a latch, and repeats the
+// changes after the next latch was created.
 func TestLatchAnswersLost(t *testing.T) {
 	s := testenv.Etcd(t)
 	link, addr := testenv.Wire(t, s.Addr)

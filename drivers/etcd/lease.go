@@ -422,7 +422,7 @@ func (h *hold) WatchRemoval(func()) (stop func()) {
 	if err != nil {
 		return stop
 	}
-	look := func() { // ends with stop, or with the driver
+	look := func() { // ends when stop is called or the driver is closed
 		defer unwatch()
 		for {
 			select {

@@ -88,7 +88,7 @@ func (l *modelLink) forget(c *modelCall) {
 	l.calls = slices.DeleteFunc(l.calls, func(other *modelCall) bool { return other == c })
 }
 
-// lease carries out a request about a lease at once.
+// lease executes a request about a lease immediately.
 func (l *modelLink) lease(ctx context.Context, carry func(s *modelServer) (any, error)) (any, error) {
 	w := l.world
 	w.mu.Lock()

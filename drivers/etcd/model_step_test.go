@@ -160,8 +160,8 @@ func (c *modelCall) carryOut() {
 	}
 }
 
-// giveBack ends a call with its answer, or with err. If the call was not
-// carried out, it may still be.
+// giveBack ends a call with its answer or with err. If the server has not
+// executed the call yet, it may still do so.
 func (c *modelCall) giveBack(err error) {
 	if c.link.tell(c.what, c.mark); err != nil {
 		c.link.tell(err.Error(), 0)

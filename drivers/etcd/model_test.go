@@ -35,10 +35,10 @@ var (
 //
 // A search takes all steps from all states. Of orders that differ only in steps
 // of two clients which do not meet at the server it takes one. It is bounded by
-// the callers and rounds of a case, and by the number of faults. Small cases
-// are searched to the end each time. The other cases are searched with
-// -model.runs, to the end or for that many runs; the log reports whether ways
-// were left. In addition, each case is walked at random, with a fixed seed.
+// the callers and rounds of a case and by the number of faults. Small cases are
+// searched to the end each time. The other cases are searched with -model.runs,
+// to the end or for that many runs; the log reports whether ways were left. In
+// addition, each case is walked at random, with a fixed seed.
 var modelCases = []modelCase{
 	{name: "queue", small: true, callers: []string{"A", "B", "C"}, settled: 3},
 	{name: "arrivals", small: true, callers: []string{"A", "B"}},

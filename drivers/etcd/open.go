@@ -121,8 +121,8 @@ func connect(ctx context.Context, config clientv3.Config, o *Options) (*Driver, 
 	return d, nil
 }
 
-// newClient makes a client whose context ends with ctx until opened is called,
-// and only with end from then on.
+// newClient makes a client whose context ends when ctx ends, until opened is
+// called, and only with end from then on.
 func newClient(ctx context.Context, config clientv3.Config) (client *clientv3.Client, opened func() bool, end func(), err error) {
 	life, cancel := context.WithCancel(context.Background())
 	config.Context = life

@@ -231,7 +231,7 @@ func TestCrowdForPermits(t *testing.T) {
 	t.Logf("%d calls for %d permits: %d transactions, %d deletions, %v", n, many, after["Txn"]-before["Txn"], after["DeleteRange"]-before["DeleteRange"], time.Since(start))
 }
 
-// TestSetLimitReachesWaiters changes limits while calls wait, also while these
+// TestSetLimitReachesWaiters changes limits while calls wait, even while they
 // are cut off and the server forgets the events.
 func TestSetLimitReachesWaiters(t *testing.T) {
 	t.Parallel()
@@ -315,7 +315,7 @@ func TestForceUnlockOfManyPermits(t *testing.T) {
 }
 
 // TestPermitsOfTheDead checks that the permits of a client that is cut off are
-// free when its lease of etcd has ended, and not before.
+// free when its etcd lease has ended, and not before.
 func TestPermitsOfTheDead(t *testing.T) {
 	t.Parallel()
 	s := testenv.Etcd(t)

@@ -17,7 +17,7 @@ import (
 	sessions "github.com/go-dsync/dsync/internal/session"
 )
 
-// carrier is a lease of etcd with keys on it. It belongs to a session or to a
+// carrier is an etcd lease with keys on it. It belongs to a session or to a
 // single hold.
 type carrier struct {
 	id  clientv3.LeaseID
@@ -378,7 +378,7 @@ func (p *pool) take(ctx context.Context, seconds int64) (*ownLease, error) {
 	d, lease := p.driver, newCarrier()
 	var failed error // belongs to the goroutine until granted
 	granted, left := make(chan struct{}), make(chan struct{})
-	grant := func() { // ends with the grant, or when Close begins
+	grant := func() { // ends when the lock is granted or Close begins
 		failed = d.grant(d.life.Open(), lease, seconds)
 		select {
 		case granted <- struct{}{}:
@@ -447,7 +447,7 @@ func (p *pool) close() {
 // channel receives the outcome.
 func (d *Driver) refresh(ctx context.Context, c *carrier, bound time.Duration) <-chan error {
 	outcome := make(chan error, 1)
-	run := func() { // ends with ctx, or with the lease, at the latest
+	run := func() { // ends when ctx or the lease ends, at the latest
 		ctx, cancel := withBound(ctx, min(bound, time.Duration(c.end.At()-d.now())))
 		defer cancel()
 		outcome <- d.keepAlive(ctx, c)

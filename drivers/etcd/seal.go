@@ -178,7 +178,7 @@ func (d *Driver) Mark(ctx context.Context, l driver.Lease, floor uint64) error {
 			return driver.ErrNotHeld
 		}
 		if granted := uint64(h.token); floor > granted {
-			// the revision of the mark is above that of the grant
+			// the revision of the mark is above the revision of the grant
 			r.base = max(r.base, floor-granted)
 		}
 		answer, err := d.transact(bounded,

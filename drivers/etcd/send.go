@@ -256,7 +256,7 @@ func (s *sender) sendEach(ops []*op) {
 	defer cancel()
 	var wg sync.WaitGroup
 	for _, o := range ops[1:] {
-		wg.Go(func() { // ends with ctx
+		wg.Go(func() { // ends when ctx ends
 			o.send(ctx, s.driver)
 			close(o.done)
 		})
@@ -297,8 +297,8 @@ func opDelete(key string) clientv3.Op {
 	return op
 }
 
-// maxElsewhere is how often a request refused by a learner is sent again at
-// once. The library takes the servers in turn, but requests of other callers
+// maxElsewhere is how many times a request refused by a learner is sent again
+// at once. The library uses the servers in turn, but requests of other callers
 // come in between.
 const maxElsewhere = 16
 
@@ -433,7 +433,7 @@ func (b *bound) now() context.Context {
 // the values of ctx.
 func (b *bound) with(ctx context.Context) context.Context { return valued{b.now(), ctx} }
 
-// under is with, but the context also ends with ctx.
+// under is like with, but the context also ends when ctx ends.
 func (b *bound) under(ctx context.Context) (context.Context, context.CancelFunc) {
 	if ctx.Done() == nil {
 		return b.with(ctx), func() {}
@@ -477,8 +477,8 @@ func (d *Driver) background(bound time.Duration) (context.Context, context.Cance
 	return withBound(d.life.Context(), bound)
 }
 
-// withBound returns a context that ends with ctx or after bound, and has no
-// Deadline.
+// withBound returns a context that ends when ctx ends or after bound, and has
+// no Deadline.
 func withBound(ctx context.Context, bound time.Duration) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithTimeout(ctx, bound)
 	return undated{ctx}, cancel

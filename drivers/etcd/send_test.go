@@ -99,7 +99,7 @@ func TestRequestsShareAnEnd(t *testing.T) {
 		for range 20 {
 			start := time.Now()
 			ctx := b.with(t.Context())
-			go func() { // ends with ctx
+			go func() { // ends when ctx ends
 				<-ctx.Done()
 				if got := time.Since(start); got < limit*7/8 || got > limit {
 					t.Errorf("ended after %v, want %v to %v", got, limit*7/8, limit)

@@ -215,7 +215,7 @@ func (c *checker) start() {
 	}
 }
 
-// run ends when there are no holds, or with the driver.
+// run returns when there are no holds, or when the driver is closed.
 func (c *checker) run() {
 	d := c.driver
 	tick := time.NewTicker(checkEvery)
@@ -244,8 +244,8 @@ func (c *checker) run() {
 	}
 }
 
-// held returns the holds that were granted before a time, and whether there are
-// any at all.
+// held returns the holds that were granted before a time, and reports whether
+// there are any holds at all.
 func (d *Driver) held(before int64) (ofSessions map[*session][]*hold, fixed []*hold, any bool) {
 	ofSessions = make(map[*session][]*hold)
 	for _, s := range d.sessions.All() {

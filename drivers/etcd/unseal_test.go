@@ -20,7 +20,7 @@ import (
 func waitsFor(tb testing.TB, c *clientv3.Client, name string, contenders int) (*concurrency.Mutex, <-chan error) {
 	tb.Helper()
 	mutex, theirs := newMutex(tb, c, name), make(chan error, 1)
-	go func() { theirs <- mutex.Lock(guard(tb)) }() // ends with the guard at the latest
+	go func() { theirs <- mutex.Lock(guard(tb)) }() // ends when the guard ends, at the latest
 	testenv.Eventually(tb, func() bool { return len(keys(tb, c, name+"/")) == contenders }, "the mutex waits")
 	return mutex, theirs
 }

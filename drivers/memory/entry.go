@@ -150,7 +150,7 @@ func (s *Server) grant(e *entry, l *lease, sent, now int64) {
 func (s *Server) next(h *lease, f fate, now int64) {
 	h.fate = f
 	if ss := h.session; ss != nil && ss.ends <= now && h.lose() {
-		ss.losses = append(ss.losses, loss{h, driver.ErrSessionEnded}) // told when the driver finds out that the session has ended
+		ss.losses = append(ss.losses, loss{h, driver.ErrSessionEnded}) // reported when the driver finds out that the session has ended
 	} else {
 		h.leaveSession()
 	}

@@ -12,7 +12,7 @@ import (
 )
 
 // What does a job do when it loses its lock? In a bubble of testing/synctest
-// this takes no time, also with a TTL of 30 s.
+// this takes no time, even with a TTL of 30 s.
 func ExampleDriver_Cut() {
 	ctx := context.Background()
 	backend := memory.New(nil)

@@ -82,7 +82,7 @@ func (o Order) driverOrder() driver.Order {
 // [move.Unsealer] and [move.Unmarker]. All methods may be called concurrently.
 type Driver struct {
 	server  *Server
-	life    context.Context // ends with Close
+	life    context.Context // canceled by Close
 	end     context.CancelFunc
 	work    sync.WaitGroup // keep-alives under way
 	onClose func()         // nil if the server is not shared by name

@@ -135,8 +135,8 @@ func (s *Server) leave(w *waiter) bool {
 	return true
 }
 
-// dismiss removes the waiters whose lease matches meant from their queues, with
-// err as the answer.
+// dismiss removes from their queues all waiters for whose lease meant returns
+// true. They get err.
 func (s *Server) dismiss(meant func(*lease) bool, err error) {
 	for _, e := range s.names {
 		left := false

@@ -27,7 +27,7 @@ type session struct {
 
 // EndSession ends the sessions of d at the server, as an administrator can. The
 // leases are lost with driver.ErrSessionEnded. Without Options.KeepsAlive there
-// are no sessions, and EndSession does nothing.
+// are no sessions and EndSession does nothing.
 func (d *Driver) EndSession() {
 	s := d.server
 	s.mu.Lock()

@@ -52,7 +52,7 @@ func (c *crowd) ask(names ...string) {
 		}
 		ctx, cancel := context.WithCancel(c.t.Context())
 		c.cancels[who], c.attempt[who] = cancel, a
-		go func() { // ends with the grant or ctx
+		go func() { // ends when the lock is granted or ctx ends
 			l, err := d.Acquire(ctx, &a.Request)
 			c.granted <- grantOf{who, l, err}
 		}()

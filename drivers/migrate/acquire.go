@@ -10,8 +10,8 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// These errors select the next step of an Acquire after a way that did not lead
-// to a grant. They never leave the package.
+// These errors tell Acquire which step to try next after a failed attempt. They
+// never leave the package.
 var (
 	errAgain = errors.New("a hold of the request ended before the last one was granted")
 	errTaken = errors.New("the lock is held on the old backend")

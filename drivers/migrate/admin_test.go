@@ -36,8 +36,8 @@ func (l *listened) Acquire(ctx context.Context, r *driver.Request) (driver.Lease
 	return l.Driver.Acquire(ctx, r)
 }
 
-// Open tries locks on both backends, and with a gate acquires a membership,
-// before a Client uses the driver.
+// Before a Client uses the driver, Open tries locks on both backends. With a
+// gate, Open also acquires a membership.
 func TestBackendsReportFromTheStart(t *testing.T) {
 	driver.Register("listened", func(_ context.Context, c *driver.Config) (driver.Driver, error) {
 		return &listened{Driver: memory.New(&memory.Options{KeepsAlive: true}), t: t}, c.URL.Err()

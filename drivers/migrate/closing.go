@@ -92,7 +92,7 @@ func (d *Driver) Finalize(ctx context.Context) error {
 	}
 	if err == nil && !m.live() {
 		// sealed, but other processes may have entered PhaseOld before: their
-		// memberships end with their locks, and do not come back
+		// memberships end when their locks end, and do not come back
 		err = fmt.Errorf("%w: the slot was lost in the meantime: repeat the call", driver.ErrUnknown)
 	}
 	return d.closing(ctx, err)

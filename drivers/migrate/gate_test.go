@@ -410,7 +410,7 @@ func TestProcessThatIsGoneIsNotInTheWayForLong(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t, nil, nil)
 		c, other := p.gated(migrate.PhaseOld), p.gated(migrate.PhaseDual)
-		l, err := c.Acquire(t.Context(), &newAttemptFor("x", 10*ttl).Request) // the lease ends with the membership
+		l, err := c.Acquire(t.Context(), &newAttemptFor("x", 10*ttl).Request) // the lease ends when the membership ends
 		if err != nil {
 			t.Fatal(err)
 		}

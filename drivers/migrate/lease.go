@@ -18,7 +18,7 @@ type lease struct {
 	a     *attempt
 	r     *driver.Request
 	hold  string
-	m     *member // the lease ends with it; nil without a gate
+	m     *member // the lease ends with its membership; nil without a gate
 	parts []*part // in the order of their grants; constant once the lease is held
 	first uint64
 	n     int

@@ -137,7 +137,7 @@ type Driver struct {
 	process  string        // host and process, for people
 	holds    atomic.Uint64 // the number of holds that the driver has made
 
-	life   context.Context // ends with Close
+	life   context.Context // canceled by Close
 	end    context.CancelFunc
 	told   reporter
 	phases phaseReporter
@@ -285,7 +285,7 @@ func (d *Driver) choose(o *Options) error {
 		if d.info.Fencing != driver.None {
 			return fmt.Errorf("%w: without seals, tokens of %s would not be above tokens of %s", ErrTokens, to, from)
 		}
-		d.info.KeepsAlive = true // leases end with the membership
+		d.info.KeepsAlive = true // leases end when the membership ends
 		d.gate = newGate(d)
 		return nil
 	}
@@ -379,7 +379,7 @@ func (d *Driver) Close(ctx context.Context) error {
 	d.mu.Unlock()
 	d.end()
 	left := make(chan struct{})
-	go func() { // ends with d.life
+	go func() { // ends when d.life ends
 		defer close(left)
 		d.steps.Wait()
 	}()

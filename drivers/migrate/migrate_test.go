@@ -72,7 +72,7 @@ type result struct {
 
 func start(ctx context.Context, d driver.Driver, a *attempt) <-chan result {
 	c := make(chan result, 1)
-	go func() { // ends with the Acquire
+	go func() { // ends when Acquire returns
 		l, err := d.Acquire(ctx, &a.Request)
 		c <- result{l, err}
 	}()

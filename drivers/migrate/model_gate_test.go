@@ -26,7 +26,7 @@ type gateVariant struct {
 	noLook     bool // no process looks for members of the other kind
 	newLooks   bool // only processes that enter PhaseNew look
 	lookFirst  bool // a process looks before it takes its slot
-	untied     bool // a lock does not end with the membership
+	untied     bool // a lock does not end when the membership ends
 	leavesSoon bool // a process leaves a phase while it holds a lock of that phase: a phase is skipped
 	withoutTo  bool // PhaseDual does without to if to is taken: a shadow that counts as both
 

@@ -55,7 +55,7 @@ func clientProcess() {
 	if err == nil {
 		ctx, cancel := context.WithCancel(context.Background())
 		c.begin = make(chan struct{})
-		go func() { // ends with the standard input
+		go func() { // ends at the end of the standard input
 			in := bufio.NewReader(os.Stdin)
 			if _, err := in.ReadString('\n'); err == nil {
 				close(c.begin)
@@ -74,8 +74,8 @@ func clientProcess() {
 	}
 }
 
-// run returns how often it changed the phase. After the end of ctx it locks
-// each name once more, to check that every client can continue.
+// run returns how many times it changed the phase. After the end of ctx it
+// locks each name once more, to check that every client can continue.
 func (c *pairClient) run(ctx context.Context) (moves int, err error) {
 	h, err := history.Create(c.History, c.Label)
 	if err != nil {

@@ -79,7 +79,7 @@ func sqlTable(t *testing.T) string {
 }
 
 // movesTo reports whether the two are a pair. String locks are only old
-// backends, and move to two others: by seals, and with a gate.
+// backends. They move to one backend by seals and to another one with a gate.
 func (b backend) movesTo(to backend) bool {
 	const texts = "redis-string"
 	return to.name != texts && (b.name != texts || to.name == "redisson" || to.name == "pglock")
@@ -141,7 +141,7 @@ func (p *pairStorm) pairURL(more string) string {
 	return "migrate:?from=" + url.QueryEscape(p.old) + "&to=" + url.QueryEscape(p.new) + more
 }
 
-// refused checks that impossible requests are refused, and why.
+// refused checks that impossible requests are refused for the right reason.
 func (p *pairStorm) refused() {
 	var wrong = map[string]error{}
 	if p.gated {

@@ -109,7 +109,7 @@ func TestRollbackThatStopsInTheMiddle(t *testing.T) {
 					}
 					d.Inject(memory.Fault{Kind: memory.Slow, On: at.request, Delay: time.Second})
 					done := make(chan error, 1)
-					go func() { done <- c.Rollback(t.Context(), "x") }() // ends with the fault
+					go func() { done <- c.Rollback(t.Context(), "x") }() // ends when the fault ends
 					time.Sleep(time.Duration(at.skip)*time.Second + time.Second/2)
 					d.Inject(memory.Fault{Kind: kind, On: at.request})
 					if err := <-done; !errors.Is(err, driver.ErrUnknown) && !errors.Is(err, driver.ErrUnavailable) {
@@ -148,7 +148,7 @@ type noUnmarker struct {
 	move.Marker
 }
 
-// fixedCount is a backend whose tokens cannot be raised, like those of a log.
+// fixedCount is a backend whose tokens cannot be raised, like a log's offsets.
 type fixedCount struct{ *memory.Driver }
 
 func (d fixedCount) Loosen(ctx context.Context, name, id string, floor uint64) error {

@@ -41,7 +41,7 @@ type storm struct {
 
 	ofFrom, ofTo *memory.Options // whether sessions carry the locks
 
-	back, moves atomic.Int64 // the number of roll-backs, and with a gate of phase changes
+	back, moves atomic.Int64 // the numbers of roll-backs and, with a gate, of phase changes
 
 	granted atomic.Int64
 	working chan struct{} // closed after minGrants grants: before that there is no fault
@@ -52,7 +52,7 @@ type storm struct {
 }
 
 // manyTokens requests as many tokens at once as possible, so that the tokens of
-// one backend are far above those of the other.
+// one backend are far above the tokens of the other.
 type manyTokens struct{}
 
 func (manyTokens) Waiting()    {}

@@ -140,8 +140,8 @@ func TestAGateBetweenBackendsThatCannotBeTied(t *testing.T) {
 	})
 }
 
-// TestAnotherDatabaseIsFound has a process with another database in the URL of
-// the new backend, or with another prefix there.
+// TestAnotherDatabaseIsFound has a process with another database or another
+// prefix in the URL of the new backend.
 func TestAnotherDatabaseIsFound(t *testing.T) {
 	t.Parallel()
 	redis, postgres, etcd := testenv.Redis(t), testenv.Postgres(t), testenv.Etcd(t)

@@ -82,7 +82,7 @@ func TestATieThatStopsInTheMiddle(t *testing.T) {
 				c := (&pair{t, p.from, memory.NewServer(nil)}).client(migrate.PhaseNew)
 				c.from.Inject(memory.Fault{Kind: memory.Slow, Delay: time.Second})
 				done := make(chan error, 1)
-				go func() { done <- c.Check(t.Context()) }() // ends with the fault
+				go func() { done <- c.Check(t.Context()) }() // ends when the fault ends
 				time.Sleep(time.Duration(request)*time.Second + time.Second/2)
 				c.from.Inject(memory.Fault{Kind: kind})
 				first := <-done
@@ -231,8 +231,8 @@ func TestAnUnidentifiedNewBackendIsAnother(t *testing.T) {
 	})
 }
 
-// TestBackendsOutOfReachAreNotTakenForOthers checks that an outage at open is
-// an error.
+// TestBackendsOutOfReachAreNotTakenForOthers checks that an outage during Open
+// is an error.
 func TestBackendsOutOfReachAreNotTakenForOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t, nil, nil)

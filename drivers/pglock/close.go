@@ -33,7 +33,7 @@ func (d *Driver) stop(ctx context.Context) error {
 	d.life.End()
 	d.quitAll(ctx) // the sessions that asked about the other sessions
 	finished := make(chan struct{})
-	go func() { // ends with the driver's goroutines, which no longer wait for anything
+	go func() { // ends when the driver's goroutines end; they no longer wait for anything
 		d.life.Wait()
 		close(finished)
 	}()

@@ -24,8 +24,8 @@ import (
 // connectFor bounds one connect if the configuration does not.
 const connectFor = 10 * time.Second
 
-// maxDials is how often a session is connected again after the server ended it
-// at once.
+// maxDials is how many times a session is connected again after the server
+// ended it at once.
 const maxDials = 10
 
 // dial connects a session, which does not belong to the driver's sessions yet.
@@ -303,7 +303,8 @@ func (d *Driver) checkFacts(conn *pgconn.PgConn, s *session, f [][]byte) error {
 	return nil
 }
 
-// keepAlive lets an idle connection to a vanished host break.
+// keepAlive enables TCP keep-alives, so that an idle connection to a dead host
+// fails.
 func keepAlive(conn net.Conn, ttl time.Duration) {
 	if layered, ok := conn.(interface{ NetConn() net.Conn }); ok {
 		conn = layered.NetConn()

@@ -12,7 +12,7 @@ import (
 )
 
 // A program that has a DSN, or a pool, locks on the same database. The driver
-// opens connections of its own, and leaves those of the pool to the
+// opens connections of its own, and leaves the pool's connections to the
 // application: one for all locks, and one for each name that the process waits
 // for.
 func ExampleNew() {

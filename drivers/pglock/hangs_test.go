@@ -300,7 +300,7 @@ func testTerminatedSessions(t *testing.T, pg *testenv.PostgresServer) {
 type reported struct {
 	*events
 	failed, answered atomic.Int32
-	before           atomic.Int32 // how often failed was reported before Lost
+	before           atomic.Int32 // how many times failed was reported before Lost
 }
 
 func (r *reported) Lost(err error) {

@@ -132,8 +132,8 @@ const maxAsked = 10_000
 type keyMaker struct {
 	custom func(string) (AdvisoryKey, error) // Options.Key; nil for hashes
 
-	// Whether the server was found at open to agree about ASCII names and about
-	// all names.
+	// ascii and all report whether a check at open found that the server agrees
+	// about ASCII names and about all names.
 	ascii, all bool
 
 	mu    sync.Mutex

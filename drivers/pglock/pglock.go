@@ -139,8 +139,8 @@ type Options struct {
 	SessionPooler bool
 
 	// ForceUnlock enables the method ForceUnlock. The method ends the session
-	// of the holder, even of a program without dsync, and with the session
-	// every other lock on it.
+	// of the holder, even of a program without dsync. This also releases every
+	// other lock on the session.
 	ForceUnlock bool
 
 	// TTL is the expected TTL of leases. The connection for these leases is

@@ -83,7 +83,7 @@ func (d *Driver) hub(ctx context.Context, ttl time.Duration, apart *localQueue) 
 	}
 }
 
-// dialHub connects a hub. The goroutine ends with the attempt.
+// dialHub connects a hub. The goroutine ends when the attempt ends.
 func (d *Driver) dialHub(c *class, dl *dialing, ttl time.Duration) {
 	s, err := d.dial(d.life.Context(), ttl, false)
 	d.mu.Lock()
@@ -198,7 +198,7 @@ func (d *Driver) awaitSpare(ctx context.Context) error {
 // adopt starts a session, unless the driver has ended. Called with mu held.
 func (d *Driver) adopt(s *session) bool {
 	s.start()
-	if !d.life.Go(s.read) { // ends with the connection
+	if !d.life.Go(s.read) { // ends when the connection is closed
 		return false
 	}
 	d.sessions[s] = struct{}{}

@@ -72,7 +72,7 @@ func TestRights(t *testing.T) {
 	}
 	waits := make(chan driver.Lease)
 	r := request("x", longTTL)
-	go func() { waits <- mustAcquire(t, b, r) }() // ends with the release
+	go func() { waits <- mustAcquire(t, b, r) }() // ends when the lock is released
 	testenv.Eventually(t, func() bool { return r.Events.(*events).waiting.Load() == 1 }, "the other one waits")
 	mustRelease(t, l)
 	mustRelease(t, <-waits)

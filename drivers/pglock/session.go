@@ -346,7 +346,7 @@ func (s *session) look() {
 		s.lookIn(max(time.Duration(left), answerIn/4))
 	default:
 		sent := s.sent
-		// ends with an answer, the session or the driver
+		// ends when an answer arrives, or when the session or the driver ends
 		s.looks = s.d.life.Go(func() { s.d.replace(s, sent) })
 	}
 }

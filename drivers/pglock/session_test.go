@@ -28,10 +28,10 @@ func TestSessionOutlastsALateAnswer(t *testing.T) {
 }
 
 // outlast makes two requests, the second of which is answered late. After that
-// it makes no request for ten times the TTL, except those of the session.
+// it makes no request for ten times the TTL, except the session's requests.
 func outlast(t *testing.T, ttl, at, late time.Duration) {
 	d, s, server := sessionOnPipe(ttl)
-	d.life.Go(func() { answerPings(server, s.pid, []time.Duration{0, late}, ttl/20) }) // ends with the connection
+	d.life.Go(func() { answerPings(server, s.pid, []time.Duration{0, late}, ttl/20) }) // ends when the connection is closed
 
 	time.Sleep(at)
 	for range 2 {
@@ -123,7 +123,7 @@ func TestCloseWaitsForDoubtOverLocksOnly(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				d, s, server := sessionOnPipe(ttl)
-				d.life.Go(func() { _, _ = io.Copy(io.Discard, server) }) // ends with the connection
+				d.life.Go(func() { _, _ = io.Copy(io.Discard, server) }) // ends when the connection is closed
 				time.Sleep(ttl / 10)
 				if test.unsent {
 					s.submit(newOperation(ping, AdvisoryKey{}))

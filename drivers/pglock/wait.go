@@ -271,7 +271,7 @@ func (d *Driver) watch(ctx context.Context, w *session, op *operation) error {
 		case <-d.life.Open().Done():
 			return driver.ErrClosed
 		case <-timer.C:
-			d.life.Go(func() { looked <- d.stillWaits(ctx, w) }) // ends with ctx
+			d.life.Go(func() { looked <- d.stillWaits(ctx, w) }) // ends when ctx ends
 		case waits := <-looked:
 			switch {
 			case waits:

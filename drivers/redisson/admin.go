@@ -19,7 +19,7 @@ import (
 	"github.com/go-dsync/dsync/internal/redisdriver"
 )
 
-// modeField is the field of a read-write lock of Redisson that is not a hold.
+// modeField is the field of a Redisson read-write lock that is not a hold.
 const modeField = "mode"
 
 // Inspect implements driver.Inspector. Status.Owner, Note and Process are known

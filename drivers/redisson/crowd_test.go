@@ -15,7 +15,7 @@ import (
 )
 
 // fight has drivers acquire and release the lock x, each so many times on
-// average, and returns how often each driver held it.
+// average, and returns how many times each driver held it.
 func fight(tb testing.TB, drivers []*Driver, each int) []int {
 	tb.Helper()
 	return drivertest.Fight(tb, drivers, each, func() *driver.Request { return forLong("x") })
@@ -141,8 +141,8 @@ func TestShortWaitsBehindTheDead(t *testing.T) {
 // backstop.
 const longestPause = 3 * time.Second
 
-// TestReleaseThatIsTakenByAnother: if a client of Redisson is granted the lock
-// after a release, the others do not all try.
+// TestReleaseThatIsTakenByAnother: if a Redisson client is granted the lock
+// after a release, not all of the other clients try.
 func TestReleaseThatIsTakenByAnother(t *testing.T) {
 	const n = 20
 	s := testenv.Redis(t)

@@ -233,10 +233,10 @@ func TestFairHungWaiter(t *testing.T) {
 	release(t, hung.granted(t))
 }
 
-// TestFairLateListener: a waiter of Redisson that was not listening yet is
-// granted the lock after all, and subtracts its wait of five minutes from the
-// times of all waiters behind it, as Redisson does. No waiter's time may end
-// because of this.
+// TestFairLateListener: a Redisson waiter that was not listening yet is granted
+// the lock after all, and subtracts its wait of five minutes from the times of
+// all waiters behind it, as Redisson does. No waiter's time may end because of
+// this.
 func TestFairLateListener(t *testing.T) {
 	s := testenv.Redis(t)
 	d := openURL(t, "redisson://%s?fair=true", s.Addr)
@@ -281,8 +281,8 @@ func TestFairThrownOut(t *testing.T) {
 	release(t, w.granted(t))
 }
 
-// TestFairLongWait: waiters of Redisson set their times once, and these do not
-// pass while a waiter of Go is in front of them.
+// TestFairLongWait: Redisson waiters set their times once, and these times do
+// not pass while a Go waiter is ahead of them.
 func TestFairLongWait(t *testing.T) {
 	s := testenv.Redis(t)
 	d := openURL(t, "redisson://%s?fair=true", s.Addr)

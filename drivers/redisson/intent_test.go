@@ -87,7 +87,7 @@ func TestWriterAmongEndlessReaders(t *testing.T) {
 	var stop atomic.Bool
 	var waits, overtook atomic.Int64 // the number of the waiting writer, or 0; new readers that were granted the name in the meantime
 	done := make(chan struct{})
-	go func() { // ends with stop
+	go func() { // ends when stop is set
 		defer close(done)
 		parallel(readers, func(int) {
 			d := openURL(t, "redisson://%s", s.Addr)

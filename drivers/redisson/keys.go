@@ -25,11 +25,12 @@ const (
 	errNameInClusters = "name %q cannot be used in a cluster, where the keys of a lock must share a slot: %w"
 )
 
-// errBraces: Redisson puts braces only around a name without an opening brace.
+// errBraces is returned for a name whose braces do not form a hash tag.
+// Redisson adds braces only to names without an opening brace.
 var errBraces = fmt.Errorf("its braces do not enclose a hash tag: %w", errors.ErrUnsupported)
 
-// errLatchBraces is the fault in a latch's name: Redisson puts braces around
-// names that have braces, too.
+// errLatchBraces is returned for the name of a latch that has braces. Redisson
+// adds braces to all names of latches, even to names that have braces.
 var errLatchBraces = fmt.Errorf("it has braces, and is that of a latch: %w", errors.ErrUnsupported)
 
 // prefixName is Redisson's rule for the keys and channels of a name.
@@ -77,8 +78,8 @@ func (d *Driver) checkName(name string) error {
 }
 
 // sequenceOf returns the key of the sequence of tokens that all names of a slot
-// share. So nothing is left of a name, and in a cluster the key is in the slot
-// too.
+// share. So nothing is left of a name. In a cluster, the key is in the same
+// slot.
 func (d *Driver) sequenceOf(name string) string {
 	key := make([]byte, 0, 64)
 	key = append(append(key, d.sequences...), '{')
@@ -240,10 +241,11 @@ var process = func() string {
 	return fmt.Sprintf("%s:%d", strings.ReplaceAll(host, "\n", " "), os.Getpid())
 }()
 
-// The value of a hold with tokens in the hash of its lock, or of the key of a
-// Read, is "#" and the last token, and on lines of their own the owner (empty
-// if it is the hold), the process, and the note. Other holds have the count 1,
-// as in Redisson, whose scripts skip a value that is no number.
+// valueMark begins the value of a hold with tokens. The value is in the hash of
+// the lock, or at the key of a Read. It consists of "#" and the last token and,
+// on separate lines, the owner (empty if it is the hold), the process and the
+// note. Other holds have the count 1, as in Redisson, whose scripts skip a
+// value that is not a number.
 const valueMark = "#"
 
 // holderText returns the text about a holder, which follows the token in the

@@ -13,7 +13,7 @@ import (
 
 // lease is one hold: a field of the hash at the lock's name.
 type lease struct {
-	linked.Links[lease] // in Driver.leases
+	linked.Links[lease] // in redisdriver.Life.leases
 
 	driver    *Driver
 	request   *driver.Request

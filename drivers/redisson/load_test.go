@@ -142,8 +142,9 @@ func soonAfter(events []history.Event, v history.Violation, detect time.Duration
 	return false
 }
 
-// detectLoss is how long the clients of a load may hold a lock that a fail-over
-// lost: until the next renewal, with some time for a request that hangs.
+// detectLoss is how long the clients of a load may believe that they hold a
+// lock that a fail-over lost: until the next renewal, with some time for a
+// request that hangs.
 const detectLoss = loadTTL/3 + loadTTL/6 + time.Second
 
 // lostByRenewal waits until a lease is lost. It wants the server to report the

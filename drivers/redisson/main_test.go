@@ -170,7 +170,7 @@ func wait(tb testing.TB, d *Driver, r *driver.Request) *waiter {
 func begin(d *Driver, r *driver.Request) *waiter {
 	ctx, cancel := context.WithTimeout(context.Background(), hangGuard)
 	w := &waiter{request: r, events: r.Events.(*events), cancel: cancel, done: make(chan struct{})}
-	go func() { // ends with ctx
+	go func() { // ends when ctx ends
 		defer close(w.done)
 		l, err := d.Acquire(ctx, r)
 		if w.err = err; err == nil {
@@ -210,7 +210,7 @@ func keysOf(s *testenv.RedisServer) []string {
 	return keys
 }
 
-// counted returns how often the server ran each of the commands while f ran.
+// counted returns how many times the server ran each command while f ran.
 func counted(s *testenv.RedisServer, f func(), commands ...string) map[string]int64 {
 	before := s.Commands()
 	f()

@@ -106,7 +106,7 @@ func TestReleaseInASlotThatMoves(t *testing.T) {
 	})
 }
 
-// tryAgains returns how often a server reported that a slot moves.
+// tryAgains returns how many times a server reported that a slot was moving.
 func tryAgains(s *testenv.RedisServer) int {
 	n := 0
 	for _, line := range strings.Split(s.Do("INFO", "errorstats").(string), "\r\n") {

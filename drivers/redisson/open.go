@@ -175,7 +175,7 @@ func Connect(ctx context.Context, server rueidis.ClientOption, o *Options) (*Dri
 }
 
 // connect makes the client. The library connects without a context, so until
-// Open is done the dialer ends with the context of Open.
+// Open is done, the dialer ends when the context of Open ends.
 func connect(ctx context.Context, t *target, o *Options) (*Driver, error) {
 	dialer := redisdial.New(t.option.DialCtxFn)
 	opened := context.AfterFunc(ctx, dialer.End)

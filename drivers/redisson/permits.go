@@ -64,8 +64,8 @@ func (d *Driver) inspectPermits(ctx context.Context, name string) (driver.Status
 }
 
 // readPermits reads the answer of permitInspectScript. hold is the prefix of
-// the ids of a hold's permits, as Java writes ids. A permit of Java without an
-// end has no TTL.
+// the ids of a hold's permits, as Java writes ids. A Java permit without an end
+// has no TTL.
 func readPermits(result rueidis.RedisResult) (status driver.Status, err error) {
 	answer, err := result.ToArray()
 	if err != nil {

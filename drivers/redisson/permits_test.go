@@ -272,7 +272,7 @@ func TestManyPermitsAreRenewedAsLocksAre(t *testing.T) {
 	}
 }
 
-// TestLimitThatJavaMakesPermanent: addPermits of Redisson is a SET, which
+// TestLimitThatJavaMakesPermanent: Redisson's addPermits is a SET, which
 // removes the TTL of a limit that a grant made.
 func TestLimitThatJavaMakesPermanent(t *testing.T) {
 	s := testenv.Redis(t)

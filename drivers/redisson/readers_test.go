@@ -69,11 +69,11 @@ func TestDeadReader(t *testing.T) {
 	wantNoKeys(t, s)
 }
 
-// javaReader is the field of a reader of Redisson.
+// javaReader is the field of a Redisson reader.
 const javaReader = "8743c9c0-0795-4907-87fd-6c719a6b4586:41"
 
 // TestReaderOfJava has a count and a key for each hold. Redisson does not renew
-// all of these keys, so a reader of Java lives as long as the lock, with or
+// all of these keys, so a Java reader lives as long as the lock, with or
 // without its keys.
 func TestReaderOfJava(t *testing.T) {
 	s := testenv.Redis(t)
@@ -137,7 +137,7 @@ func TestDeadReaderOfJava(t *testing.T) {
 	s.Do("PEXPIRE", "x", "100")
 	var stop atomic.Bool
 	done := make(chan struct{})
-	go func() { // ends with stop
+	go func() { // ends when stop is set
 		defer close(done)
 		for !stop.Load() {
 			l, err := d.Acquire(t.Context(), inMode(driver.Read, during(ttl, noWait("x"))))
@@ -216,8 +216,8 @@ func TestReleaseOfAReaderShortensNoOther(t *testing.T) {
 }
 
 // TestReaderLastsAsLongAsItsLock looks for a reader that ends before the lock,
-// which then would not end with the reader. Some servers read the clock for
-// each command of a script.
+// which then would not end when the reader ends. Some servers read the clock
+// for each command of a script.
 func TestReaderLastsAsLongAsItsLock(t *testing.T) {
 	t.Parallel()
 	s := testenv.Redis(t)

@@ -246,7 +246,7 @@ func TestWaitersOfAllModesAreWoken(t *testing.T) {
 						}
 						waiting++
 						w := wait(t, d, inMode(wanted, forLong(name)))
-						go func() { // ends with the wait
+						go func() { // ends when the wait ends
 							<-w.done
 							granted <- w
 						}()

@@ -102,7 +102,7 @@ const (
 	// PUBLISH: Redisson up to 3.21, or with shardedSubscriptionMode OFF
 	PubSubPlain   PubSub = "plain"
 	PubSubSharded PubSub = "sharded" // SPUBLISH
-	// publish and listen in both ways: in a cluster of Redis 7 with Redisson
+	// publish and listen in both ways: in a Redis 7 cluster with Redisson
 	// before 3.28
 	PubSubBoth PubSub = "both"
 )
@@ -129,12 +129,12 @@ type Options struct {
 	PubSub PubSub
 	Fence  Fence
 
-	// Fair makes the lock Redisson's fair one (RFairLock). Clients of dsync and
-	// threads of Java are granted it in the order in which their requests
-	// reached the server. A client has one place in the queue for all its
-	// callers, and passes the lock on from caller to caller for up to 100 ms.
-	// All programs that use a name must use the fair lock. See docs/redisson.md
-	// for dead waiters.
+	// Fair selects Redisson's fair lock (RFairLock). dsync clients and Java
+	// threads are granted it in the order in which their requests reached the
+	// server. A client has one place in the queue for all its callers, and
+	// passes the lock on from caller to caller for up to 100 ms. All programs
+	// that use a name must use the fair lock. See docs/redisson.md for dead
+	// waiters.
 	Fair bool
 
 	// FIFO, with Fair, gives each caller a place of its own in the queue. Each
@@ -163,7 +163,10 @@ type Options struct {
 	AllowEviction bool
 }
 
-// Driver is a driver.Driver on Redis, with all optional interfaces.
+// Driver is a driver.Driver on Redis. It implements driver.BatchRenewer,
+// driver.Inspector, driver.RemovalWatcher, driver.Watcher, driver.Limiter,
+// driver.Lister, driver.ForceUnlocker, driver.Leaver and driver.Latcher, and
+// move.Sealer, move.Marker, move.Unsealer and move.Unmarker.
 type Driver struct {
 	client  rueidis.Client
 	dialer  *redisdial.Dialer // for a client of the driver's own, which Close closes

@@ -120,7 +120,7 @@ func (d *Driver) renewSome(ctx context.Context, client rueidis.Client, some []du
 	}
 	calls, counts := d.renewCalls(sent)
 	replicas := d.options.WaitReplicas
-	if sent[0].ttl == 0 { // alone, and nothing changes
+	if sent[0].ttl == 0 { // the only request in the batch, which changes nothing
 		replicas = 0
 	}
 	results, acks := d.evalAll(ctx, client, calls, replicas)

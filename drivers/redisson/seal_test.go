@@ -19,7 +19,7 @@ func TestSealAnswersWaitersAndStays(t *testing.T) {
 	first, n := l.Tokens()
 	refused := make(chan error, 1)
 	waiting := request("x")
-	go func() { // ends with the answer
+	go func() { // ends when the answer arrives
 		_, err := other.Acquire(t.Context(), waiting)
 		refused <- err
 	}()
@@ -128,8 +128,8 @@ func TestWhatASealIs(t *testing.T) {
 	}
 }
 
-// TestSealBesideAReadWriteLock: a reader or writer of Java is granted a name
-// that is locked.
+// TestSealBesideAReadWriteLock: a Java reader or writer is granted a name that
+// is locked.
 func TestSealBesideAReadWriteLock(t *testing.T) {
 	s := testenv.Redis(t)
 	d, other := openURL(t, "redisson://%s", s.Addr), openURL(t, "redisson://%s", s.Addr)
@@ -169,7 +169,7 @@ func TestNobodyListensForASealedName(t *testing.T) {
 	refused := make(chan error, waiters)
 	for range waiters {
 		r := request("x")
-		go func() { // ends with the answer
+		go func() { // ends when the answer arrives
 			_, err := other.Acquire(t.Context(), r)
 			refused <- err
 		}()

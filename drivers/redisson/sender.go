@@ -194,7 +194,7 @@ func (d *Driver) termsOf(o *op) (terms [5]string) {
 }
 
 // fill builds the request of the batch script, with only the arguments that the
-// script cannot compute itself. It puts releases before acquires, also in ops.
+// script cannot compute itself. It puts releases before acquires, in ops too.
 func (b *batch) fill(d *Driver) {
 	releases := 0
 	for i, o := range b.ops {

@@ -252,7 +252,7 @@ func (d *Driver) lineLabel() string { return redistopic.Label(int(d.label.Load()
 
 func (d *Driver) releaseMessage() string { return redistopic.ReleaseMessage(int(d.label.Load())) }
 
-// lookForDatabase queries which database a client of the program uses. If the
+// lookForDatabase finds out which database a client of the program uses. If the
 // query is not permitted, messages do not include the database.
 func (d *Driver) lookForDatabase(ctx context.Context) {
 	text, _ := d.do(ctx, d.client.B().ClientInfo().Build()).ToString()

@@ -38,9 +38,9 @@ func TestUnsealNeedsTheIDOfTheLastLoosenAndWakesJava(t *testing.T) {
 		if status, err := other.Inspect(ctx, fence); err != nil || status.Owner != "seal" {
 			t.Errorf("Inspect after Loosen: got %+v, %v, want the seal as the owner", status, err)
 		}
-		// A program of Java waits only for the message.
+		// A Java program waits only for the message.
 		told, stop := context.WithCancel(ctx)
-		go func() { // ends with the message
+		go func() { // ends when the message arrives
 			channel := prefixName(channelPrefix, fence)
 			_ = d.client.Receive(told, d.client.B().Subscribe().Channel(channel).Build(), func(rueidis.PubSubMessage) { stop() })
 		}()

@@ -121,7 +121,7 @@ func TestWaitersOfOneNameShareASubscription(t *testing.T) {
 	subscribers(t, s, "x", 1)
 	served := make(chan *waiter)
 	for _, w := range waiters {
-		go func() { // ends with the wait
+		go func() { // ends when the wait ends
 			<-w.done
 			served <- w
 		}()

@@ -189,8 +189,8 @@ func (l *lease) stopWaiting(now, patience int64) {
 	l.check()
 }
 
-// giveUp undoes an attempt. It returns err when the nodes have confirmed that
-// nothing is left of the attempt, or otherwise with ErrUnknown.
+// giveUp undoes an attempt. It returns err if the nodes have confirmed that
+// nothing is left of the attempt. Otherwise it adds ErrUnknown to err.
 func (d *Driver) giveUp(ctx context.Context, l *lease, err error) error {
 	l.Mu.Lock()
 	l.lost = isRefusal(err)

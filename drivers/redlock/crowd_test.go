@@ -17,7 +17,7 @@ import (
 )
 
 // fight has drivers acquire and release the lock x, each so many times on
-// average, and returns how often each driver held it.
+// average, and returns how many times each driver held it.
 func fight(tb testing.TB, drivers []*Driver, each int) []int {
 	tb.Helper()
 	return drivertest.Fight(tb, drivers, each, func() *driver.Request { return request("x") })
@@ -342,7 +342,7 @@ func TestCrowdBesideOneThatSendsNoMessages(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var silent sync.WaitGroup
 	had := 0
-	silent.Go(func() { // ends with ctx
+	silent.Go(func() { // ends when ctx ends
 		for ctx.Err() == nil {
 			votes := 0
 			for _, got := range nodes.do("SET", "x", "silent", "NX", "PX", "10000") {

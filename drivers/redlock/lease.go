@@ -13,7 +13,7 @@ import (
 // lease is one attempt to acquire a lock, with a value of its own, and the hold
 // after its grant.
 type lease struct {
-	linked.Links[lease] // in Driver.leases
+	linked.Links[lease] // in redisdriver.Life.leases
 
 	driver  *Driver
 	request *driver.Request
@@ -91,8 +91,8 @@ func (l *lease) denied() error {
 	return driver.ErrLocked
 }
 
-// aim sets the goal, and takes back the wake-up for the previous one. The caller
-// holds Mu.
+// aim sets the goal, and takes back the wake-up for the previous one. The
+// caller holds Mu.
 func (l *lease) aim(at goal) {
 	l.goal = at
 	select {

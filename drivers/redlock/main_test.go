@@ -77,7 +77,7 @@ func (s servers) do(args ...string) []any {
 	return answers
 }
 
-// commands returns how often all nodes together ran each command.
+// commands returns how many times all nodes together ran each command.
 func (s servers) commands() map[string]int64 {
 	sum := make(map[string]int64)
 	for _, server := range s {
@@ -88,7 +88,7 @@ func (s servers) commands() map[string]int64 {
 	return sum
 }
 
-// counted returns how often all nodes together ran each of the commands while f
+// counted returns how many times all nodes together ran each command while f
 // ran.
 func (s servers) counted(f func(), commands ...string) map[string]int64 {
 	before := s.commands()

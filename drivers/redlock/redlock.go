@@ -88,9 +88,8 @@ const (
 // Options of a Driver. The zero value is ready to use. MaxTTL and Durable must
 // be the same for all clients of the nodes.
 type Options struct {
-	// MaxTTL is the longest TTL of any client, other libraries' included; 30 s
-	// if
-	// 0. A node started less than MaxTTL ago does not count.
+	// MaxTTL is the longest TTL of any client, including other libraries'; the
+	// default is 30 s. A node started less than MaxTTL ago does not count.
 	MaxTTL time.Duration
 
 	// Durable promises that no node ever forgets its answers (appendonly yes,

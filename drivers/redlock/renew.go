@@ -54,7 +54,7 @@ func (d *Driver) RenewAll(ctx context.Context, leases []driver.Lease, done func(
 	var wg sync.WaitGroup
 	for ttl, all := range byTTL {
 		for some := range slices.Chunk(all, maxRenewals) {
-			wg.Go(func() { // ends with ctx at the latest
+			wg.Go(func() { // ends when ctx ends, at the latest
 				these := make([]*lease, len(some))
 				for i, at := range some {
 					these[i] = leases[at].(*lease)

@@ -74,9 +74,9 @@ func (d *Dialect) now() string {
 	return d.micros
 }
 
-// code returns the code of an error of the server, or nil: the number of an
-// error of MySQL, an SQLSTATE, or the primary code of SQLite. Drivers of
-// database/sql have no common way to report it.
+// code returns the code of a server error, or nil: a MySQL error number, an
+// SQLSTATE, or a primary SQLite code. Drivers for database/sql have no common
+// way to report it.
 func (d *Dialect) code(err error) any {
 	var state interface{ SQLState() string }
 	var extended interface{ Code() int }

@@ -62,11 +62,11 @@
 // PgBouncer, default_query_exec_mode=exec with pgx or binary_parameters=yes
 // with lib/pq. URLs set these.
 //
-// A lease in a file of SQLite ends by the clock of the machine, which all
+// A lease in an SQLite file ends by the clock of the machine, which all
 // processes that use the file must share. If this clock jumps forward, holds
 // end early. Give a pool of your own db.SetMaxOpenConns(1) and a busy timeout,
-// as URLs do. A statement of SQLite is not canceled with its context, so the
-// busy timeout also bounds how long a call outlasts its context.
+// as URLs do. An SQLite statement is not canceled with its context, so the busy
+// timeout also bounds how long a call outlasts its context.
 //
 // # ShedLock
 //

@@ -150,10 +150,10 @@ func (s *store) query(ctx context.Context, query string, args []any, each func(r
 	return rows.Err()
 }
 
-// conn returns a connection and the context of a statement. A statement of
-// SQLite is not canceled, because it ends by itself within the busy timeout and
-// its outcome is then known. Drivers of SQLite also leak a query that is
-// canceled at the wrong time, after which the connection reads old rows.
+// conn returns a connection and the context of a statement. An SQLite statement
+// is not canceled, because it ends by itself within the busy timeout and its
+// outcome is then known. SQLite drivers also leak a query that is canceled at
+// the wrong time, after which the connection reads old rows.
 func (s *store) conn(ctx context.Context) (context.Context, interface {
 	ExecContext(context.Context, string, ...any) (sql.Result, error)
 	QueryContext(context.Context, string, ...any) (*sql.Rows, error)

@@ -165,7 +165,7 @@ func (r *request) newLine(d *Driver) *claim {
 	return &claim{session: r.session, dir: d.dir(r.asked.Name) + "/" + linePart, infix: lineInfix, mode: r.asked.Mode, count: 1, contained: true}
 }
 
-// step carries out the present state.
+// step performs the action of the current state and returns the next state.
 func (r *request) step(d *Driver) (state, error) {
 	switch r.state {
 	case boarding:
@@ -282,7 +282,8 @@ func (r *request) settle() (state, error) {
 	return r.askAgain(), err
 }
 
-// enter makes a granted claim a hold.
+// enter makes a granted claim a hold. It does not look at the caller's context:
+// if the context ends at the instant of the grant, the caller gets a lease.
 func (r *request) enter() (state, error) {
 	s := r.session
 	d := s.driver

@@ -30,7 +30,7 @@ type standing struct {
 }
 
 // holders returns how many contenders of a queue hold the name: the first, or
-// all Reads up to a contender that excludes them. A Read of Curator with the
+// all Reads up to a contender that excludes them. A Curator Read with the
 // number of a writer belongs to the writer.
 func holders(queue []standing) int {
 	for i, s := range queue {
@@ -328,8 +328,8 @@ func (w *walk) below(path, name string) (goOn bool, err error) {
 	return true, nil
 }
 
-// child goes on with a child that is not a contender, if there can be names with
-// the prefix.
+// child goes on with a child that is not a contender, if there can be names
+// with the prefix.
 func (w *walk) child(path, name, child string) (goOn bool, err error) {
 	part, err := url.PathUnescape(child)
 	if err != nil || path == "" && w.d.options.Chroot == "" && child == "zookeeper" {
@@ -388,8 +388,8 @@ func (d *Driver) watchChildren(dir string, changed func()) (stop func(), err err
 	}, nil
 }
 
-// watch ends with the first change for which there are no callers, or with the
-// driver.
+// watch returns at the first change after the last caller has left, or when the
+// driver is closed.
 func (n *nameWatch) watch() {
 	d := n.driver
 	ctx := d.life.Open()

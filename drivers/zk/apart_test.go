@@ -134,7 +134,7 @@ func (a apart) contend(tb testing.TB, ttl time.Duration, name string, holder, wa
 	c := contest{r, l, make(chan driver.Lease, 1)}
 	d := openURL(tb, "%s", a.url(ttl, waiter...))
 	waits := wait(tb, d, withTTL(request(name), ttl))
-	go func() { // ends with the driver
+	go func() { // ends when the driver ends
 		for {
 			<-waits.Done
 			l, err := waits.End(tb)

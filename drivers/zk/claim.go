@@ -158,7 +158,7 @@ func (q *claim) giveBack(c caller, err error) error {
 	d := q.session.driver
 	ctx, cancel := d.background(leaveFor)
 	defer cancel()
-	defer context.AfterFunc(c.ctx, func() { // ends with ctx
+	defer context.AfterFunc(c.ctx, func() { // ends when ctx ends
 		if d.life.Sleep(ctx, leaveSoon) {
 			cancel()
 		}
@@ -181,10 +181,10 @@ func (q *claim) giveBack(c caller, err error) error {
 	return errors.Join(driver.ErrUnknown, err)
 }
 
-// askToRemove requests the removal of the nodes, and with the last node of a
-// name the removal of the name's node, if a driver made it. If others are
-// likely to wait, or to read, the nodes go first, which wakes the waiters, and
-// removeNameNode does the rest.
+// askToRemove requests the removal of the nodes. With the last node of a name,
+// it also requests the removal of the name's node, if a driver made it. If
+// other clients are likely to wait or read, the nodes go first, which wakes the
+// waiters, and removeNameNode does the rest.
 func (q *claim) askToRemove() <-chan reply[struct{}] {
 	s := q.session
 	crowded := s.driver.nameNodes.isCrowded(q.dir, s.driver.now())
@@ -263,7 +263,7 @@ func (q *claim) removeNameNode() {
 	if !needed {
 		return
 	}
-	d.life.Go(func() { // ends with the session
+	d.life.Go(func() { // ends when the session ends
 		// Woken waiters come first: they look, and the server handles one
 		// request after the other.
 		awake := d.life.Sleep(s.online, removeAfter)
@@ -363,7 +363,7 @@ func newCleaner(d *Driver) *cleaner.Cleaner[*ghost] {
 	return cleaner.New(d.life, cleaner.Policy[*ghost]{Settle: settle, Batch: 1, Calls: maxCleaning})
 }
 
-// haunt makes the cleaner settle a ghost. Its nodes count among those of the
+// haunt makes the cleaner settle a ghost. Its nodes count as nodes of the
 // session.
 func haunt(g *ghost) {
 	s := g.claim.session

@@ -45,7 +45,7 @@ func (d *Driver) Close(ctx context.Context) error {
 		}
 	}
 	d.life.End()
-	d.life.Wait() // all requests end with their sessions
+	d.life.Wait() // all requests end when their sessions end
 	if waiting+left > 0 {
 		return fmt.Errorf("%w: %d calls and %d sessions were left behind", driver.ErrUnknown, waiting, left)
 	}

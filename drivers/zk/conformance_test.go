@@ -102,7 +102,7 @@ func conform(t *testing.T, c *gozk.Conn, user, chroot, query string, groups []st
 // without a change, as a session does to confirm that it is alive.
 func pingEnsemble(ctx context.Context, c *gozk.Conn, servers []*testenv.ZooKeeperServer) error {
 	answers := make(chan error, 1+len(servers))
-	go func() { // ends with the answer, or with c
+	go func() { // ends when the answer arrives or c ends
 		_, err := c.Multi()
 		answers <- err
 	}()
@@ -121,7 +121,7 @@ func pingEnsemble(ctx context.Context, c *gozk.Conn, servers []*testenv.ZooKeepe
 	return all
 }
 
-// setQuota limits the number of nodes at a path and below; -1 is no limit.
+// setQuota limits the number of nodes at a path and below; -1 means no limit.
 func setQuota(tb testing.TB, c *gozk.Conn, path string, nodes int) {
 	tb.Helper()
 	quota := "/zookeeper/quota" + path

@@ -7,8 +7,8 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// TestCounterBesideCurator has processes of dsync and of Curator's
-// InterProcessMutex add to a number in a file, under one lock.
+// TestCounterBesideCurator has processes with dsync and with Curator's
+// InterProcessMutex add to a number in a file under one lock.
 func TestCounterBesideCurator(t *testing.T) {
 	command := testenv.Curator(t, "../../test/interop/java-curator/Counter.java", "Counter")
 	s := testenv.ZooKeeper(t)

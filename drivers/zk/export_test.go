@@ -29,8 +29,8 @@ func (d *Driver) Direct() int {
 // new calls.
 const MaxUnderway = maxUnderway
 
-// Underway returns how many requests are without an answer, each of which keeps
-// a goroutine.
+// Underway returns the number of requests without an answer. Each of them
+// occupies a goroutine.
 func (d *Driver) Underway() int {
 	n := 0
 	for _, s := range d.sessions.All() {

@@ -169,7 +169,7 @@ func contenderOf(child string) (c contender, ok bool) {
 
 // before reports whether a contender comes before another. The driver has no
 // nodes with the largest number or negative ones (errLastNumber); such nodes of
-// other libraries come last. A thread of Curator with the write lock takes the
+// other libraries come last. A Curator thread with the write lock acquires the
 // read lock by a node with the number of its writer. Other equal numbers were
 // made by hand.
 func (c contender) before(other contender) bool {

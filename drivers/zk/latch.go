@@ -205,7 +205,7 @@ func readLatch(c *gozk.Conn, node string) (latch, error) {
 		count, part, ok := strings.Cut(string(text), " ")
 		n, err := strconv.Atoi(count)
 		if !ok || err != nil {
-			// an error would be met by another try
+			// an error would lead to another try
 			return latch{foreign: fmt.Errorf("node %q is not a latch: it contains %q", node, text)}, nil
 		}
 		child := node + "/" + part

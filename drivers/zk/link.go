@@ -404,15 +404,15 @@ const (
 	maxUnanswered = 4 << 10
 )
 
-// handler receives the outcome of a request, in the goroutine that reads, or in
-// the one that ends the connection. A handler must not block.
+// handler receives the outcome of a request. It is called by the goroutine that
+// reads or by the goroutine that ends the connection, and must not block.
 type handler func(body []byte, err error)
 
 // direct sends a request that bypasses the library, and reports whether the
-// request was sent: the connection has to be up, and idle enough. The handler
-// is then called once. A hand-over between clients waits for two requests, and
-// direct is for them. Through the library they would wake seven goroutines, one
-// after the other; this way they wake one.
+// request was sent. The connection must be up and idle enough. The handler is
+// then called once. A hand-over between clients waits for two requests, which
+// are sent with direct. Through the library they would wake seven goroutines,
+// one after the other, instead of one.
 func (s *session) direct(op int32, arguments []byte, handle handler) bool {
 	l := s.link.Load()
 	return l != nil && l.direct(op, arguments, handle)

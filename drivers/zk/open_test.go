@@ -362,7 +362,7 @@ func TestOpenOfABusyServer(t *testing.T) {
 			return new(net.Dialer).DialContext(ctx, network, addr)
 		}
 		client, server := net.Pipe()
-		go func() { // ends with the connection
+		go func() { // ends when the connection is closed
 			defer server.Close()
 			if _, err := io.ReadFull(server, make([]byte, 48+12)); err != nil {
 				return

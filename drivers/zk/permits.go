@@ -340,9 +340,10 @@ func (c caller) readGranted(name string) (v permits, err error) {
 	return v, err
 }
 
-// granted returns the leases in order, and how many of them are granted
-// permits, of how many holds. A waiter of Curator that is the first in line has
-// a lease beyond the limit; it comes after the granted leases.
+// granted returns the leases in order, the number of leases that are granted
+// permits, and the number of holds of these permits. A Curator waiter that is
+// first in line has a lease beyond the limit. It comes after the granted
+// leases.
 func (v *permits) granted() (queue []standing, used, holders int) {
 	var children []string
 	for _, l := range v.leases {

@@ -239,7 +239,7 @@ func (s *session) checkFresh(now int64) (due int64, ok bool) {
 }
 
 // check sets a watch on the node of each hold, so that the driver notices when
-// another client removes the node. check ends with the session.
+// another client removes the node. check returns when the session ends.
 func (s *session) check(holds []*hold) {
 	_ = forEach(holds, maxChecking, func(h **hold) error {
 		(*h).watchNodes()

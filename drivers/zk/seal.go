@@ -16,7 +16,7 @@ import (
 // maxFloor leaves room for all transactions above it.
 const maxFloor = 1 << 62
 
-// maxMarking limits how often a request is made again because of concurrent
+// maxMarking limits how many times a request is repeated because of concurrent
 // changes.
 const maxMarking = 3
 
@@ -137,7 +137,7 @@ func (d *Driver) Mark(ctx context.Context, l driver.Lease, floor uint64) error {
 	h.session.mu.Unlock()
 	r, err := h.change(ctx, func(r record) record {
 		base := r.base
-		if floor > granted { // the transaction of the mark comes after that of the grant
+		if floor > granted { // the transaction of the mark comes after the transaction of the grant
 			base = max(base, floor-granted)
 		}
 		return r.withBase(base, true)

@@ -32,7 +32,7 @@ type caller struct {
 	stop    <-chan struct{}
 }
 
-// caller returns the caller for a call of the driver, which ends with Close.
+// caller returns the caller for a call of the driver, which Close ends.
 func (s *session) caller(ctx context.Context) caller {
 	return caller{s, ctx, s.driver.life.Open().Done()}
 }
@@ -56,8 +56,8 @@ type reply[T any] struct {
 }
 
 // send sends one request. The library's calls take no context, so each runs in
-// a goroutine, which ends with the answer, with the connection, or with the
-// session. The channel has room for the reply, so it need not be read.
+// a goroutine, which ends when the answer arrives or when the connection or the
+// session ends. The channel has room for the reply, so it need not be read.
 func send[T any](s *session, f func(*gozk.Conn) (T, error)) <-chan reply[T] {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -353,8 +353,8 @@ func removeOwn(c *gozk.Conn, node string) (struct{}, error) {
 }
 
 // ofOwn returns the error of a request to remove an ephemeral node of the
-// session. Such a node has no children, so a node with children was put in its
-// place.
+// session. Such a node has no children, so a node with children has replaced
+// it.
 func ofOwn(err error) error {
 	if errors.Is(err, gozk.ErrNotEmpty) {
 		return gozk.ErrNoNode

@@ -27,8 +27,8 @@ const (
 	maxAnswer  = 64 << 20  // the names of a million contenders; a longer answer is wrong
 	fixedExtra = 4         // see class
 
-	// maxWelcomeFor is the longest welcomeFor, and maxCutOff how often it
-	// doubles at most.
+	// maxWelcomeFor is the longest welcomeFor. maxCutOff is the maximum number
+	// of times that it doubles.
 	maxWelcomeFor = 8 * time.Second
 	maxCutOff     = 8
 

@@ -138,7 +138,7 @@ func (c *callers) gone() {
 	}, "the node of the name goes with the last hold")
 }
 
-// below checks that the tokens of some callers are below those of others.
+// below checks that the tokens of some callers are below other callers' tokens.
 func (c *callers) below(some []string, others ...string) {
 	c.Helper()
 	for _, a := range some {
@@ -177,7 +177,7 @@ func TestSharing(t *testing.T) {
 	}
 }
 
-// readersShare has each mode meet each other one.
+// readersShare has each mode meet every other mode.
 func readersShare(c *callers) {
 	c.acquire("r1", "r2", "r3")
 	c.refuses("x", "w")

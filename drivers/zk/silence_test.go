@@ -80,7 +80,7 @@ func TestWaitsOfASilentServer(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			request := r()
 			ended := make(chan error, 1)
-			go func() { // ends with ctx
+			go func() { // ends when ctx ends
 				_, err := d.Acquire(ctx, request)
 				ended <- err
 			}()

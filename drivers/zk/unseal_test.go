@@ -20,7 +20,7 @@ import (
 func waitsFor(tb testing.TB, c *gozk.Conn, dir string, contenders int) (*gozk.Lock, <-chan error) {
 	tb.Helper()
 	other, theirs := gozk.NewLock(c, dir, gozk.WorldACL(gozk.PermAll)), make(chan error, 1)
-	go func() { theirs <- other.Lock() }() // ends with the connection of the test at the latest
+	go func() { theirs <- other.Lock() }() // ends when the connection of the test is closed, at the latest
 	testenv.Eventually(tb, func() bool { return len(children(tb, c, dir)) == contenders }, "the lock of go-zookeeper waits")
 	return other, theirs
 }

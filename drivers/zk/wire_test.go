@@ -143,8 +143,8 @@ func TestRoundTrips(t *testing.T) {
 }
 
 // TestHotLockOfOneClient checks that callers of one client hand the lock over
-// in the process, and by the same code with requests if the URL asks for the
-// order of all callers.
+// in the process. If the URL asks for the order of all callers, the same code
+// hands the lock over with requests.
 func TestHotLockOfOneClient(t *testing.T) {
 	s := testenv.ZooKeeper(t, "maxSessionTimeout=600000")
 	for order, most := range map[string]float64{"client": 1, "fifo": 6} {
@@ -273,8 +273,8 @@ func TestQueueIsInOrderOfArrival(t *testing.T) {
 	}
 }
 
-// TestForeignChildren has children below a name that are not contenders, and
-// some that are.
+// TestForeignChildren has children below a name. Some of them are contenders
+// and some are not.
 func TestForeignChildren(t *testing.T) {
 	s := testenv.ZooKeeper(t)
 	c := userClient(t, s.Addr)

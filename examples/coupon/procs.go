@@ -53,7 +53,7 @@ func (j job) split(ctx context.Context, served func(shop.Tally)) (shop.Tally, er
 	for i := range j.Procs {
 		part := j
 		part.Buyers = (j.Buyers + i) / j.Procs // the parts add up to all
-		go func() {                            // ends with its process
+		go func() {                            // ends when its process ends
 			t, err := part.delegate(ctx, meet, served)
 			if err != nil {
 				cancel(fmt.Errorf("process %d: %w", i+1, err))
@@ -147,7 +147,7 @@ func doJob(ctx context.Context, in *bufio.Scanner, out io.Writer) error {
 		}
 		ctx, cancel := context.WithCancelCause(ctx)
 		defer cancel(nil)
-		go func() { // ends with the input, so at the latest with this process
+		go func() { // ends at the end of the input, so when this process ends at the latest
 			in.Scan()
 			cancel(errOrphan)
 		}()

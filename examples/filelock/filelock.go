@@ -43,7 +43,7 @@ type Options struct {
 type Driver struct {
 	dir    string
 	o      Options
-	life   context.Context // ends with Close
+	life   context.Context // canceled by Close
 	end    context.CancelFunc
 	mu     sync.Mutex
 	leases map[*lease]bool

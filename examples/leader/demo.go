@@ -74,7 +74,7 @@ func (d *demo) start(ctx context.Context) error {
 	return d.await(ctx, func() bool { return a.url != "" })
 }
 
-// tell makes await carry out f.
+// tell makes await call f.
 func (d *demo) tell(f func() error) {
 	select {
 	case d.told <- f:

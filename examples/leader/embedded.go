@@ -31,7 +31,7 @@ func (t *embedded) start(say func(event)) (member, error) {
 	open := func(_ context.Context, note string) (*dsync.Client, error) {
 		return dsync.New(m.driver, &dsync.Options{TTL: t.TTL, Note: note})
 	}
-	go func() { // ends with ctx
+	go func() { // ends when ctx ends
 		defer close(m.done)
 		m.why = runNode(ctx, open, t.Election, t.Store, say)
 	}()

@@ -169,7 +169,7 @@ func TestCanceledWritesLeaveReadsAlone(t *testing.T) {
 	var others sync.WaitGroup
 	defer others.Wait()
 	defer cancel()
-	others.Go(func() { // ends with ctx
+	others.Go(func() { // ends when ctx ends
 		for ctx.Err() == nil {
 			term, end := context.WithCancel(ctx)
 			endTerm.Store(&end)

@@ -127,7 +127,7 @@ func serve(h http.Handler) (url string, stop func(), err error) {
 	}
 	server := &http.Server{Handler: h}
 	var serving sync.WaitGroup
-	serving.Go(func() { _ = server.Serve(listener) }) // ends with Close
+	serving.Go(func() { _ = server.Serve(listener) }) // ended by Close
 	return "http://" + listener.Addr().String() + "/", func() {
 		server.Close() // not Shutdown, which would wait for the streams of pages
 		serving.Wait()

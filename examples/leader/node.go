@@ -75,7 +75,7 @@ func (n *node) run(asked context.Context) error {
 	var work sync.WaitGroup
 	defer work.Wait()
 	for _, part := range []func(context.Context) error{n.candidate, n.observe, n.follow} {
-		work.Go(func() { // ends with ctx
+		work.Go(func() { // ends when ctx ends
 			if err := part(ctx); err != nil && ctx.Err() == nil {
 				cancel(err)
 			}

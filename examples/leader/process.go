@@ -54,7 +54,7 @@ func doJob(ctx context.Context, in *bufio.Reader, out *json.Encoder) error {
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	go func() { // ends with the input, so at the latest with this process
+	go func() { // ends at the end of the input, so when this process ends at the latest
 		_, _ = io.Copy(io.Discard, in)
 		cancel()
 	}()
@@ -94,7 +94,7 @@ func (t *processes) start(say func(event)) (member, error) {
 		return nil, err
 	}
 	_ = json.NewEncoder(stdin).Encode(t.job) // if the process is gone, Wait says why
-	go p.listen(stdout, say)                 // ends with the process
+	go p.listen(stdout, say)                 // ends when the process ends
 	return p, nil
 }
 

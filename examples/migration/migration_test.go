@@ -99,7 +99,7 @@ func TestAuditFindsTwoHolders(t *testing.T) {
 		t.Errorf("an audit while nobody sells: %v", err)
 	}
 	sold := make(chan error)
-	go func() { // ends with its lease
+	go func() { // ends when its lease ends
 		lease, err := one.shop.Locker.Lock(t.Context(), "x")
 		if err == nil {
 			for i := 0; err == nil && lease.Err() == nil; i++ {

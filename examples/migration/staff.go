@@ -74,7 +74,7 @@ func (s *staff) start(ctx context.Context, name, url string) error {
 		return err
 	}
 	ready := make(chan struct{})
-	go s.listen(w, stdout, ready) // ends with the process
+	go s.listen(w, stdout, ready) // ends when the process ends
 	_ = json.NewEncoder(stdin).Encode(job{url, s.lock, s.stock.File.Name(), s.tokens.File.Name(), s.moment})
 	select {
 	case <-ready:
@@ -215,7 +215,7 @@ func (s *staff) sellDuring(ctx context.Context, n int, work func(context.Context
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	sold := make(chan error)
-	go func() { // ends with ctx
+	go func() { // ends when ctx ends
 		err := s.sellOneByOne(ctx, n)
 		if err != nil {
 			cancel(err)

@@ -93,7 +93,7 @@ func hour(t *testing.T, happens func(t *testing.T, c *dsync.Client, d *memory.Dr
 		}
 		leading := make(chan struct{})
 		ctx, stop := context.WithCancel(t.Context())
-		go func() { // ends with ctx
+		go func() { // ends when ctx ends
 			defer close(leading)
 			_ = dsync.Elect(ctx, c, "planner", func(ctx context.Context, _ *dsync.Lease) error {
 				<-ctx.Done()
@@ -158,7 +158,7 @@ func TestAlerts(t *testing.T) {
 		}, 4 * time.Minute, []string{"DsyncLockLost", "DsyncNoLeader"}},
 		{"the first outage", func(t *testing.T, c *dsync.Client, d *memory.Driver) {
 			d.Cut()
-			go func() { _, _ = c.Lock(t.Context(), "orders/3") }() // ends with the client
+			go func() { _, _ = c.Lock(t.Context(), "orders/3") }() // ends when the client ends
 		}, 90 * time.Second, []string{"DsyncBackendUnreachable", "DsyncCallsFail", "DsyncCallsWaitForBackend", "DsyncLockLost", "DsyncRenewalsFail"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -183,7 +183,7 @@ func TestAlerts(t *testing.T) {
 func TestDashboardInPrometheus(t *testing.T) {
 	s := hour(t, func(t *testing.T, c *dsync.Client, d *memory.Driver) {
 		d.Cut()
-		go func() { _, _ = c.Lock(t.Context(), "orders/3") }() // ends with the client
+		go func() { _, _ = c.Lock(t.Context(), "orders/3") }() // ends when the client ends
 	})
 	values := strings.NewReplacer("$driver", ".*", "$class", ".*", "$__rate_interval", "5m", "$__range", "1h")
 	var asks []ask

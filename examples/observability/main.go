@@ -84,7 +84,7 @@ func (o *options) observed(ctx context.Context, stdout, stderr io.Writer) error 
 	return errors.Join(err, export.shutdown(ctx))
 }
 
-// open opens the shop until all buyers have come.
+// open opens the shop until all buyers have arrived.
 func (o *options) open(ctx context.Context, stdout, stderr io.Writer) error {
 	opening, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()

@@ -116,7 +116,7 @@ func TestOutageOnRealBackends(t *testing.T) {
 					t.Fatal(err)
 				}
 				granted := make(chan error, 1)
-				go func() { // ends with the test
+				go func() { // ends when the test ends
 					_, err := waiter.Lock(t.Context(), "x")
 					granted <- err
 				}()

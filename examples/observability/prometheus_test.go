@@ -98,7 +98,7 @@ func TestAlertsInPrometheus(t *testing.T) {
 		t.Fatal(err)
 	}
 	redis.Kill()
-	go func() { _, _ = c.Lock(t.Context(), "orders/3") }() // ends with the client
+	go func() { _, _ = c.Lock(t.Context(), "orders/3") }() // ends when the client ends
 	all := []string{"DsyncBackendUnreachable", "DsyncCallsFail", "DsyncCallsWaitForBackend", "DsyncLockLost", "DsyncRenewalsFail"}
 	server.Await("all alerts of an outage", func() bool {
 		_, _ = c.TryLock(t.Context(), "orders/1")

@@ -53,7 +53,7 @@ func (s *shop) serve(ctx context.Context, buyers int) (sold int, err error) {
 	var mu sync.Mutex
 	var wg sync.WaitGroup
 	for buyer := range buyers {
-		wg.Go(func() { // ends with its purchase
+		wg.Go(func() { // ends when its purchase ends
 			got, e := s.buy(ctx, buyer)
 			mu.Lock()
 			defer mu.Unlock()

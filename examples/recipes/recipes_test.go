@@ -346,8 +346,8 @@ func TestUpdateObjectRefusesLateWriters(t *testing.T) {
 		t.Errorf("a late write: %v, want %v", err, guard.ErrStale)
 	}
 
-	// Somebody writes after the object was read: who holds the lock has the
-	// last word, and who is late has none.
+	// Another client writes after the object was read. The write of the holder
+	// wins, and the late write is refused.
 	once := func(token uint64, word string, then func([]byte) []byte) func([]byte) []byte {
 		done := false
 		return func(old []byte) []byte {

@@ -64,7 +64,7 @@ func start(ctx context.Context, addr, command string, args ...string) (*Server, 
 	if err := s.cmd.Start(); err != nil {
 		return nil, fmt.Errorf("%w (install it, or give the address of a running server)", err)
 	}
-	go func() { // ends with the process
+	go func() { // ends when the process ends
 		defer close(s.ended)
 		_ = s.cmd.Wait() // it is killed
 	}()

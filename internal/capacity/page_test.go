@@ -30,7 +30,7 @@ var tables = []table{
 }
 
 // comparison checks each figure. It returns the measured and the simulated
-// values, with fitted ones in italics.
+// values, with fitted values in italics.
 func comparison(t *testing.T, all []figure) []string {
 	head := "| |"
 	lines := map[string]string{}

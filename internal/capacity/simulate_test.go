@@ -113,7 +113,7 @@ func crowd(t *testing.T, m model, roundTrip time.Duration, n, callers int, hold,
 		var all sync.WaitGroup
 		for i, c := range clients {
 			for range callers {
-				all.Go(func() { // ends with ctx
+				all.Go(func() { // ends when ctx ends
 					for ctx.Err() == nil {
 						l, err := c.Lock(ctx, "hot")
 						if err != nil {
@@ -131,7 +131,7 @@ func crowd(t *testing.T, m model, roundTrip time.Duration, n, callers int, hold,
 				})
 			}
 			if w.alive > 0 {
-				all.Go(func() { // ends with ctx
+				all.Go(func() { // ends when ctx ends
 					pause := time.NewTimer(w.alive * time.Duration(i+1) / time.Duration(n)) // they began at different times
 					defer pause.Stop()
 					for {

@@ -96,7 +96,8 @@ func (c *Cleaner[G]) Expect(n int) {
 	c.tell()
 }
 
-// Left returns the number of ghosts to settle and to expect.
+// Left returns the number of ghosts that are waiting, being settled or
+// expected.
 func (c *Cleaner[G]) Left() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -138,7 +139,7 @@ func (c *Cleaner[G]) Finish(ctx context.Context) (left int) {
 	return c.left()
 }
 
-// run ends when there are no ghosts, or with the driver.
+// run returns when there are no ghosts, or when the driver is closed.
 func (c *Cleaner[G]) run() {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -164,8 +165,9 @@ func (c *Cleaner[G]) run() {
 	}
 }
 
-// due removes and returns the ghosts that are due now, or returns when the next
-// one is due; zero: when a call of Settle has ended.
+// due removes and returns the ghosts that are due now. If there are none, it
+// returns the time at which the next ghost is due. A zero time means when a
+// call of Settle has ended.
 func (c *Cleaner[G]) due() (due []G, next time.Time, end bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -135,7 +135,7 @@ func HandOvers(b *testing.B, clients [2]Locker, name string, waits func()) func(
 	return func() time.Duration {
 		turn++
 		next, granted := clients[turn%2], make(chan grant)
-		go func() { // ends with the hand-over
+		go func() { // ends when the hand-over ends
 			unlock := next(name)
 			granted <- grant{time.Now(), unlock}
 		}()

@@ -74,7 +74,7 @@ func SurviveAnswers(t *testing.T, url string) {
 func returns(t *testing.T, what string, f func()) {
 	t.Helper()
 	done := make(chan struct{})
-	go func() { // ends with f, or with the test binary
+	go func() { // ends when f returns or the test binary ends
 		defer close(done)
 		f()
 	}()

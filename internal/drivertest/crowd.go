@@ -22,7 +22,7 @@ func Fight[D driver.Driver](tb testing.TB, drivers []D, each int, request func()
 	var all, inside atomic.Int64
 	var wg sync.WaitGroup
 	for i, d := range drivers {
-		wg.Go(func() { // ends with ctx
+		wg.Go(func() { // ends when ctx ends
 			for ctx.Err() == nil {
 				l, err := d.Acquire(ctx, request())
 				if err != nil {

@@ -137,7 +137,7 @@ type Waiter struct {
 func Begin(d driver.Driver, r *driver.Request) *Waiter {
 	ctx, cancel := context.WithCancel(context.Background())
 	w := &Waiter{Cancel: cancel, Done: make(chan struct{})}
-	go func() { // ends with Acquire, which the driver's cleanup ends at the latest
+	go func() { // ends when Acquire returns, which the driver's cleanup ensures
 		defer close(w.Done)
 		w.lease, w.err = d.Acquire(ctx, r)
 	}()

@@ -31,7 +31,7 @@ func FrozenServerCostsNoLock(t *testing.T, url string, freeze, thaw func(), more
 	leases = append(append(leases, fixed), more...)
 	lock := func(name string) <-chan *dsync.Lease {
 		granted := make(chan *dsync.Lease, 1)
-		go func() { // ends with ctx
+		go func() { // ends when ctx ends
 			l, err := other.Lock(ctx, name)
 			if err != nil {
 				t.Errorf("Lock of %q: %v", name, err)

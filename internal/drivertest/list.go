@@ -33,7 +33,7 @@ func ListOfSilentServer(t *testing.T, d driver.Driver, freeze, thaw func()) {
 	defer thaw()
 	ctx, cancel := context.WithCancel(t.Context())
 	listing := make(chan error, 1)
-	go func() { // ends with ctx
+	go func() { // ends when ctx ends
 		_, err := Listed(t, ctx, d, "")
 		listing <- err
 	}()

@@ -33,7 +33,7 @@ func ObserverComesBack(t *testing.T, server string, url func(addr string) string
 			seen := make(chan string, 100)
 			ctx, cancel := context.WithCancel(t.Context())
 			ended := make(chan struct{})
-			go func() { // ends with ctx
+			go func() { // ends when ctx ends
 				defer close(ended)
 				for status, err := range observer.Observe(ctx, election) {
 					if err != nil {

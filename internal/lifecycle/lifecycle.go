@@ -40,7 +40,7 @@ func New() *Lifecycle {
 func (l *Lifecycle) Open() context.Context { return l.open }
 
 // Context returns a context that ends when End is called. The clean-ups after
-// calls end with Context.
+// calls end when Context ends.
 func (l *Lifecycle) Context() context.Context { return l.life }
 
 // Enter counts a call until Leave is called. It fails with driver.ErrClosed
@@ -148,7 +148,7 @@ func (l *Lifecycle) Wait() { l.groups.Wait() }
 // and leaves both to a goroutine. It is called after End.
 func (l *Lifecycle) Finish(ctx context.Context, rest func()) {
 	finished := make(chan struct{})
-	go func() { // ends with the goroutines
+	go func() { // ends when the goroutines end
 		l.Wait()
 		rest()
 		close(finished)

@@ -22,7 +22,7 @@ type Func = func(ctx context.Context, addr string, nd *net.Dialer, config *tls.C
 type Dialer struct {
 	dial     Func
 	made     atomic.Uint64
-	life     context.Context // of every attempt to connect; ends with End
+	life     context.Context // of every attempt to connect; canceled by End
 	end      context.CancelFunc
 	attempts sync.WaitGroup
 

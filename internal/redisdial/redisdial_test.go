@@ -30,7 +30,7 @@ func newServer(t *testing.T) *server {
 	}
 	s := &server{l, make(chan net.Conn, 10)}
 	done := make(chan struct{})
-	go func() { // ends with the listener
+	go func() { // ends when the listener is closed
 		defer close(done)
 		for {
 			c, err := l.Accept()

@@ -41,7 +41,7 @@ func Prepare(o *rueidis.ClientOption) {
 		o.Dialer.Timeout = ConnectFor
 	}
 	if o.Dialer.KeepAlive <= 0 {
-		// without pings the goroutines would wait for a silent server for ever
+		// without pings, the goroutines would wait forever for a silent server
 		o.Dialer.KeepAlive = PingEvery
 	}
 	if o.ConnWriteTimeout <= 0 {

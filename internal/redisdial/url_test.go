@@ -101,7 +101,7 @@ func testPasswordChanges(t *testing.T, address string, servers []*testenv.RedisS
 	var granted atomic.Int64
 	ended := make(chan error, 2)
 	for range cap(ended) {
-		go func() { // ends with ctx
+		go func() { // ends when ctx ends
 			for ctx.Err() == nil {
 				l, err := c.Lock(t.Context(), "x")
 				if err == nil {

@@ -17,7 +17,7 @@ import (
 )
 
 // Late covers requests that are still on their way when their client is gone.
-// The keys themselves end with their TTL.
+// The keys themselves expire after their TTL.
 const Late = time.Second
 
 // Pauses between requests to end a hold, after a failure.

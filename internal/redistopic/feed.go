@@ -162,8 +162,9 @@ func (f *feed) carriers(channel string, closing bool) (n int) {
 	return n
 }
 
-// run ends with the driver. The feed of a node ends when it has no channel, and
-// when its connection is lost, because the node may have left the cluster.
+// run returns when the driver is closed. The feed of a node ends when it has no
+// channel, and when its connection is lost, because the node may have left the
+// cluster.
 func (f *feed) run() {
 	life := f.listener.options.Life
 	ctx := life.Context()

@@ -44,7 +44,7 @@ func connectBy(addr string, dial redisdial.Func) func(string) (Conn, bool) {
 	}
 }
 
-// listen returns a Listener that ends with the test.
+// listen returns a Listener that ends when the test ends.
 func listen(t *testing.T, sharded bool, connect func(string) (Conn, bool)) *Listener {
 	t.Helper()
 	life := lifecycle.New()

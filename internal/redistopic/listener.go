@@ -21,7 +21,7 @@ const lingerFor = 250 * time.Millisecond
 
 // Options are the driver's decisions.
 type Options struct {
-	Life  *lifecycle.Lifecycle         // the connections end with its context
+	Life  *lifecycle.Lifecycle         // the connections end when its context ends
 	Kinds func() (plain, sharded bool) // the kinds of channels to subscribe to
 	// connects to a node of the cluster, or to the only one: "". Connect fails
 	// if the node is no longer known
@@ -89,7 +89,7 @@ type hub struct {
 	each    []*Topic
 	watches []*watch
 	waiters int // of all groups, watches included
-	leaves  int // how often waiters fell to 0
+	leaves  int // how many times waiters fell to 0
 	subs    []*subscription
 }
 
@@ -437,7 +437,7 @@ func (ln *Listener) Idle() bool {
 	return len(ln.hubs)+len(ln.heard)+len(ln.left) == 0
 }
 
-// Close ends the listening; the connections end with the driver.
+// Close stops listening. The connections end when the driver is closed.
 func (ln *Listener) Close() {
 	ln.mu.Lock()
 	defer ln.mu.Unlock()

@@ -63,8 +63,8 @@ const (
 	stepOfEach = 10 * time.Microsecond
 	longStep   = 30 * time.Millisecond
 
-	// manySteps is the number of clients in front that get a pause each. Twice
-	// as many clients get as many pauses more, and so on.
+	// manySteps is the number of clients ahead that add one pause each. Each
+	// doubling of the number of clients adds manySteps pauses.
 	manySteps = 16
 
 	// longest is the longest wait of the first in line without a message. The
@@ -145,8 +145,8 @@ func (t *Topic) TakeTurn() (ticket int64, due, void bool) {
 	return u.place.Ticket, due, void
 }
 
-// Placed notes the place with which a waiter was refused, and how long the name
-// is held (negative if unknown).
+// Placed records the place that a refused waiter got, and how long the name
+// stays held (negative if unknown).
 func (t *Topic) Placed(p Place, left time.Duration) {
 	ln := t.hub.listener
 	ln.mu.Lock()

@@ -131,9 +131,9 @@ func TestMessageOfALaterLine(t *testing.T) {
 	}
 }
 
-// TestLateMessages: while messages to a long line are late, since servers or
-// clients are busy, only a few clients try, the first of the line. Other
-// clients would overtake most of the line.
+// TestLateMessages: while messages to a long line are late because servers or
+// clients are busy, only the first few clients in the line try. Other clients
+// would overtake most of the line.
 func TestLateMessages(t *testing.T) {
 	const clients = 1000
 	const step = shortStep + clients*stepOfEach
@@ -200,8 +200,8 @@ func TestBehind(t *testing.T) {
 	topic.hear(func() { topic.turn.timer.Stop() })
 }
 
-// TestMessagesOfDatabases: channels belong to all databases of a server, and a
-// waiter is woken by messages of its own database, and by messages without a
+// TestMessagesOfDatabases: channels belong to all databases of a server. A
+// waiter is woken by messages of its own database and by messages without a
 // database.
 func TestMessagesOfDatabases(t *testing.T) {
 	held := func(label int, left int64) string { return fmt.Sprintf("-%s%010d%06d", Label(label), left, 0) }

@@ -314,7 +314,7 @@ func (f *Frame) bury() {
 	delete(f.pool.all, f)
 }
 
-// run ends with the session, or with the driver.
+// run returns when the session ends or the driver is closed.
 func (f *Frame) run() {
 	f.err = f.member.Start()
 	if f.err != nil {

@@ -101,7 +101,7 @@ func TestDeadlockVictim(t *testing.T) {
 	}
 	change("UPDATE dsync_locks SET written = written + 1 WHERE name = 'b'")
 	renewed := make(chan struct{})
-	go func() { // ends with the transaction
+	go func() { // ends when the transaction ends
 		defer close(renewed)
 		d.(driver.BatchRenewer).RenewAll(t.Context(), leases, func(i int, err error) {
 			if err != nil {
@@ -170,8 +170,8 @@ func TestMissingRights(t *testing.T) {
 	}
 }
 
-// TestCanceledReads cancels reads of SQLite at random times, and checks that
-// the connection then reads and writes the present rows. Some versions of
+// TestCanceledReads cancels SQLite reads at random times, and checks that the
+// connection then reads and writes the current rows. Some versions of
 // modernc.org/sqlite leak a query that is canceled after its first row.
 func TestCanceledReads(t *testing.T) {
 	s := sqlite(t)

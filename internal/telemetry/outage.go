@@ -78,7 +78,7 @@ func (t *Telemetry) WaitsForOwn(l Lock, d time.Duration, by error, endless bool)
 	})
 }
 
-// Turned counts the client in its new state: out of reach of the backend, or in
+// Turned counts the client in its new state: the backend is out of reach, or in
 // reach again.
 func (t *Telemetry) Turned(out bool) {
 	t.mu.Lock()

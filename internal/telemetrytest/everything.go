@@ -98,7 +98,7 @@ func (s *stage) play() {
 	}
 	time.AfterFunc(5*time.Second, func() { s.unlock(outer) }) // after a renewal
 	s.unlock(s.lock(b, "orders/1", s.alone...))
-	s.lock(a, "orders/2") // ends with the client
+	s.lock(a, "orders/2") // ends when the client ends
 }
 
 // trouble loses locks that are renewed one by one.

@@ -175,7 +175,7 @@ func TestOutageIsSeenByThoseWhoWait(t *testing.T) {
 					d.Cut()
 				}
 				granted := make(chan error, 1)
-				go func() { // ends with the outage
+				go func() { // ends when the outage ends
 					_, err := c.Lock(t.Context(), "x")
 					granted <- err
 				}()
@@ -268,7 +268,7 @@ func TestOutageAtClose(t *testing.T) {
 					<-l.Done()
 				}
 				waits := make(chan error, 1)
-				go func() { // ends with the client
+				go func() { // ends when the client ends
 					_, err := c.Lock(t.Context(), "x")
 					waits <- err
 				}()

@@ -112,7 +112,7 @@ func etcdCluster(tb testing.TB, hosts []host, args []string) []*EtcdServer {
 	for i := range n {
 		servers[i] = newEtcd(tb, hosts[i], release, fmt.Sprintf("etcd%d", i), peers[i], nil,
 			append([]string{"--initial-cluster", strings.Join(members, ",")}, args...))
-		go func() { // ends when the server answers, or by the guard of start
+		go func() { // returns when the server answers or start times out
 			s := &servers[i].Server
 			s.mu.Lock()
 			defer s.mu.Unlock()

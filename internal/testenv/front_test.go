@@ -15,13 +15,13 @@ func reflector(t *testing.T) (addr string) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { l.Close() })
-	go func() { // ends with the listener
+	go func() { // ends when the listener is closed
 		for {
 			c, err := l.Accept()
 			if err != nil {
 				return
 			}
-			go func() { // ends with the connection
+			go func() { // ends when the connection is closed
 				defer c.Close()
 				_, _ = io.Copy(c, c)
 			}()

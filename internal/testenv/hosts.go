@@ -60,8 +60,8 @@ const (
 )
 
 // NewHosts makes n hosts, numbered from 0. It requires Linux, root and the
-// program ip. If one of them is missing, the test is skipped, or fails if CI is
-// set.
+// program ip. If one of these is missing, NewHosts skips the test, or fails it
+// if CI is set.
 func NewHosts(tb testing.TB, n int) *Hosts {
 	tb.Helper()
 	switch {

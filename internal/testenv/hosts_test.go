@@ -67,7 +67,7 @@ func beacon() {
 	}
 	var mu sync.Mutex
 	count := make(map[string]int)
-	go func() { // ends with the process, like the next one
+	go func() { // ends when the process ends, like the next one
 		for buffer := make([]byte, 1); ; {
 			if _, from, err := socket.ReadFrom(buffer); err == nil {
 				mu.Lock()

@@ -239,7 +239,7 @@ func isPostgres(pid int) bool {
 	return err == nil && strings.HasPrefix(string(name), "postgres") && stateLetter(pid) != 'Z'
 }
 
-// stateLetter returns the letter of a process in ps, or 0.
+// stateLetter returns the state of a process as ps shows it, or 0.
 func stateLetter(pid int) byte {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {

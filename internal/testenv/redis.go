@@ -130,8 +130,8 @@ func (s *RedisServer) Try(args ...string) (any, error) {
 	return s.call(ctx, args...)
 }
 
-// Commands returns how often the server ran each command since it started,
-// including commands in scripts. The names are those of INFO commandstats
+// Commands returns how many times the server has run each command since it
+// started, including commands in scripts. The names are from INFO commandstats
 // ("evalsha", "client|setinfo"). INFO itself is omitted, so the difference of
 // two calls shows only the work of other clients.
 func (s *RedisServer) Commands() map[string]int64 {
@@ -186,8 +186,8 @@ func (s *RedisServer) AwaitReplicas(n int) {
 	}
 }
 
-// info decodes a response with lines "name:value". The result is empty if there
-// is no response: a sentinel, or a cluster whose roles change, may close
+// info decodes a response with lines "name:value". The result is empty without
+// a response: a sentinel, or a cluster whose roles change, may close
 // connections at any time.
 func (s *RedisServer) info(args ...string) map[string]string {
 	info := make(map[string]string)

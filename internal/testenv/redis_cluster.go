@@ -26,7 +26,7 @@ type Cluster struct {
 const clusterSlots = 16384
 
 // RedisCluster starts a cluster and returns when every node finds it complete.
-// That takes more than two seconds because Redis makes a new master wait that
+// This takes more than two seconds because Redis makes a new master wait that
 // long. A node counts as failed if it has not responded for two seconds. Args
 // are passed to each server.
 func RedisCluster(tb testing.TB, masters, replicasPerMaster int, args ...string) *Cluster {

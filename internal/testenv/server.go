@@ -179,7 +179,7 @@ func startProcess(cmd *exec.Cmd) (*process, error) {
 	p := &process{cmd: cmd, done: make(chan struct{})}
 	EndWithUs(cmd)
 	started := make(chan error)
-	go func() { // ends with the process
+	go func() { // ends when the process ends
 		// The kernel ties the child's life to the thread that forked it, not to
 		// our process. So that thread stays here as long as the child lives.
 		runtime.LockOSThread()

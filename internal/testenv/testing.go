@@ -118,9 +118,9 @@ func affinity(cpus string, pid int) error {
 	return nil
 }
 
-// Eventually waits until cond holds. It fails the test with what if that takes
-// so long that only a hang explains it. It is for server state whose changes
-// are not reported.
+// Eventually waits until cond returns true. If this takes so long that only a
+// hang explains it, Eventually fails the test with the message what. Use it for
+// server state whose changes are not reported.
 func Eventually(tb testing.TB, cond func() bool, what string) {
 	tb.Helper()
 	tick := time.NewTicker(2 * time.Millisecond)

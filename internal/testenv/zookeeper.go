@@ -74,7 +74,7 @@ func zooKeeperEnsemble(tb testing.TB, hosts []host, settings []string) []*ZooKee
 	started := make(chan error, n)
 	for i, h := range hosts {
 		servers[i] = newZooKeeper(tb, h, i+1, append(members[:n:n], settings...))
-		go func() { // ends when the server answers, or by the guard of start
+		go func() { // returns when the server answers or start times out
 			s := &servers[i].Server
 			s.mu.Lock()
 			defer s.mu.Unlock()
@@ -268,7 +268,8 @@ func dialJute(ctx context.Context, addr string) (*jute, error) {
 		return nil, err
 	}
 	c := &jute{Conn: conn}
-	hello := make([]byte, 4+8, 44)                                                // version, last transaction
+	// version, last transaction
+	hello := make([]byte, 4+8, 44)
 	hello = binary.BigEndian.AppendUint32(hello, 10000)                           // timeout in ms
 	hello = append(hello, make([]byte, 8)...)                                     // session
 	hello = append(binary.BigEndian.AppendUint32(hello, 16), make([]byte, 16)...) // password
@@ -327,7 +328,8 @@ func (c *jute) removeBelow(path string) error {
 		if err := c.removeBelow(child); err != nil {
 			return err
 		}
-		if _, err := c.request(2, append(text(child), 0xff, 0xff, 0xff, 0xff)); err != nil { // delete, in any version
+		if _, err := c.request(2, append(text(child), 0xff, 0xff, 0xff, 0xff)); err != nil {
+			// delete, in any version
 			return err
 		}
 	}

@@ -1,7 +1,7 @@
 package bench
 
-// The code of other libraries in docs/coming-from.md, so that the page shows
-// what compiles. What it does is measured by this package.
+// This file has the code of other libraries in docs/coming-from.md, so that the
+// page shows code that compiles. The package also measures this code.
 
 import (
 	"context"
@@ -42,7 +42,7 @@ func comingFromRedislock(ctx context.Context, client *redislock.Client) error {
 		RetryStrategy: redislock.LinearBackoff(100 * time.Millisecond),
 	})
 	if err != nil {
-		return err // redislock.ErrNotObtained: somebody has it
+		return err // redislock.ErrNotObtained: another client has it
 	}
 	defer lock.Release(context.WithoutCancel(ctx))
 	return pack(ctx) // in less than 30 s, or with a goroutine that calls lock.Refresh
@@ -80,12 +80,12 @@ func comingFromZooKeeper(ctx context.Context, conn *zk.Conn) error {
 	return pack(ctx) // and look at the events of the session
 }
 
-func comingFromAdvisoryLocks(ctx context.Context, conn *pgx.Conn) error { // a connection for the lock alone
+func comingFromAdvisoryLocks(ctx context.Context, conn *pgx.Conn) error { // a connection only for the lock
 	if _, err := conn.Exec(ctx, `select pg_advisory_lock(hashtextextended($1, 0))`, "orders/42"); err != nil {
 		return err
 	}
 	defer conn.Exec(context.WithoutCancel(ctx), `select pg_advisory_unlock(hashtextextended($1, 0))`, "orders/42")
-	return pack(ctx) // nothing tells that the connection has ended, and the lock with it
+	return pack(ctx) // nothing reports that the connection, and with it the lock, is gone
 }
 
 // redissonOf is a driver for the servers of a go-redis client.

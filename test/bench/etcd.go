@@ -120,7 +120,7 @@ func openEtcdQueue(ctx context.Context, addrs []string) (Locker, error) {
 		l.lines[path.Dir(key)] = append(l.lines[path.Dir(key)], key)
 	}
 	events := pair.client.Watch(life, etcdQueuePrefix, clientv3.WithPrefix(), clientv3.WithRev(there.Header.Revision+1))
-	go func() { // ends with life
+	go func() { // ends when life ends
 		defer close(l.watched)
 		for e := range events {
 			l.see(e.Events)

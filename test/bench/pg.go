@@ -60,8 +60,8 @@ const (
 	pgUnlock  = "SELECT pg_advisory_unlock($1)"
 )
 
-// pgOne has all locks on one connection. It does not wait: it is for free
-// locks.
+// pgOne has all locks on one connection. It does not wait, because it is only
+// used for free locks.
 type pgOne struct {
 	mu   sync.Mutex
 	conn *pgx.Conn

@@ -194,7 +194,7 @@ func openRedisQueue(ctx context.Context, addrs []string) (Locker, error) {
 	subscribed := make(chan struct{})
 	once := sync.OnceFunc(func() { close(subscribed) })
 	life = rueidis.WithOnSubscriptionHook(life, func(rueidis.PubSubSubscription) { once() })
-	go func() { // ends with life
+	go func() { // ends when life ends
 		l.ended <- s.client.Receive(life, s.client.B().Subscribe().Channel(l.channel).Build(), func(m rueidis.PubSubMessage) {
 			if granted := l.remove(m.Message); granted != nil {
 				close(granted)

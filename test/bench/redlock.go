@@ -94,7 +94,7 @@ func (h *quorumHeld) majority(ask func(i int, node *redisScripts) bool) bool {
 	n := len(h.q.nodes)
 	votes := make(chan bool, n)
 	for i, node := range h.q.nodes {
-		go func() { votes <- ask(i, node) }() // ends with the answer
+		go func() { votes <- ask(i, node) }() // ends when the answer arrives
 	}
 	yes, no := 0, 0
 	for yes <= n/2 && no <= n/2 {

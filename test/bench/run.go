@@ -112,7 +112,7 @@ func (b *bed) closeClients() error {
 func (b *bed) forget(r *Row) {
 	if all := b.open[r]; r.Kind == Peer && all != nil {
 		delete(b.open, r)
-		go func() { _ = closeAll(all) }() // ends with the process at the latest
+		go func() { _ = closeAll(all) }() // ends when the process ends, at the latest
 	}
 }
 
@@ -137,7 +137,7 @@ func (b *bed) measure(w *Workload, r *Row, round int) (Sample, error) {
 		err error
 	}
 	done := make(chan result, 1)
-	go func() { // ends with the round, unless a peer hangs
+	go func() { // ends when the round ends, unless a peer hangs
 		defer close(done) // if the test ends in the round
 		s, err := w.Measure(ctx, b, r, round)
 		done <- result{s, err}

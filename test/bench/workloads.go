@@ -33,11 +33,11 @@ type Workload struct {
 	// Measure runs one round.
 	Measure func(ctx context.Context, b *bed, r *Row, round int) (Sample, error)
 
-	// Background reports that ctx is context.Background. In other workloads ctx
+	// Background is set if ctx is context.Background. In other workloads ctx
 	// can be canceled.
 	Background bool
 
-	// Once reports that one round without a disk is enough.
+	// Once is set if one round without a disk is enough.
 	Once bool
 
 	// Crowd is the number of clients of a crowd, and 0 in other workloads.
@@ -187,7 +187,8 @@ func (t *tally) sample() Sample {
 	return Sample{"hand-overs/s": float64(n) / t.Elapsed.Seconds(), "Jain": jain(t.Counts), "longest wait ms": millis(t.Longest)}
 }
 
-// opening is the time for connections that clients open for their first waits.
+// opening is the time that clients get to open the connections for their first
+// waits.
 const opening = 150 * time.Millisecond
 
 // measureHot makes 32 goroutines of one client contend for each of the names.
@@ -269,7 +270,7 @@ func handTo(ctx context.Context, next Locker, held Held, name string, settle tim
 	}
 	granted := make(chan grant, 1)
 	g.enter(0)
-	go func() { // ends with the hand-over
+	go func() { // ends when the hand-over ends
 		held, err := next.Lock(ctx, name)
 		at := time.Now()
 		if err == nil {

@@ -70,7 +70,7 @@ func (s zkSession) deletion(node string) Held {
 	return &hold{release: func(context.Context) error { return s.conn.Delete(node, -1) }}
 }
 
-// pair does not wait: it is for free locks.
+// pair does not wait, because it is only used for free locks.
 func (s zkSession) pair(_ context.Context, name string) (Held, error) {
 	node, err := s.conn.Create("/"+name, nil, gozk.FlagEphemeral, openACL)
 	return s.deletion(node), err

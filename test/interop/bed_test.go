@@ -228,7 +228,7 @@ type goWait struct {
 func lockLater(l dsync.Locker, name string) *goWait {
 	ctx, cancel := context.WithTimeout(context.Background(), hangGuard)
 	w := &goWait{cancel: cancel, done: make(chan struct{})}
-	go func() { // ends with ctx
+	go func() { // ends when ctx ends
 		defer close(w.done)
 		w.lease, w.err = l.Lock(ctx, name)
 		w.at = time.Now()

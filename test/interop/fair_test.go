@@ -286,7 +286,7 @@ func fairJavaDies(t *testing.T, b *bed) {
 	line[1].release()
 }
 
-// fairHolderDies covers a bug of Redisson before 3.32. A waiter takes the end
+// fairHolderDies covers a bug in Redisson before 3.32. A waiter takes the end
 // of the lease at its arrival as the time of its next request. If the holder
 // has renewed the lease, that time lies in the past, and the waiter sleeps
 // until another client wakes it.

@@ -87,7 +87,7 @@ type call struct {
 	what string
 	done chan struct{}
 	text string
-	err  error // the exception of Java, or that the process has ended
+	err  error // the Java exception, or an error that the process has ended
 	java *jvm
 }
 
@@ -107,7 +107,7 @@ func (j *jvm) start(tb testing.TB, p *testenv.Process) {
 	if got := j.Line(); got != "ready" {
 		tb.Fatalf("the process began with %q", got)
 	}
-	go j.read() // ends with the process
+	go j.read() // ends when the process ends
 }
 
 func (j *jvm) read() {

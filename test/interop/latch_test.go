@@ -76,7 +76,7 @@ func goLatch(c *dsync.Client, name string) *sideOfLatch {
 		begin: func(tb testing.TB) (func(testing.TB), func() bool) {
 			ctx, cancel := context.WithTimeout(tb.Context(), hangGuard)
 			done := make(chan error, 1)
-			go func() { // ends with ctx
+			go func() { // ends when ctx ends
 				defer cancel()
 				done <- l.Wait(ctx)
 			}()

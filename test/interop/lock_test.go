@@ -516,7 +516,7 @@ func nonsense(t *testing.T, b *bed) {
 }
 
 // twoObjects covers the lease that an RLock remembers from its last lock call.
-// An unlock by another RLock that leaves holds sets their TTL to that of the
+// An unlock by another RLock that leaves holds sets their TTL to the TTL of the
 // watchdog.
 func twoObjects(t *testing.T, b *bed) {
 	name := fresh("objects")

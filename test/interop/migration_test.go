@@ -164,8 +164,8 @@ func (m *move) waitsMeanwhile(t *testing.T) {
 	m.status(t, 0, name, "1 moved")
 }
 
-// crowd makes threads of Java lock the same names as Go programs, which switch
-// to phase new one after the other.
+// crowd makes Java threads lock the same names as Go programs, which switch to
+// phase new one after the other.
 func (m *move) crowd(t *testing.T) {
 	names := []string{fresh("crowd"), fresh("crowd"), fresh("crowd")}
 	sealed := func(name string) bool { return m.fields(name)["dsync:seal"] != "" }

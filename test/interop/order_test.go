@@ -40,8 +40,8 @@ type arrival struct {
 	at    time.Time
 }
 
-// overtaking is a grant to a client that arrived later than a client that is
-// still waiting.
+// overtaking is a grant to a client that arrived after a client that is still
+// waiting.
 type overtaking struct {
 	name string
 	by   arrival
@@ -73,7 +73,7 @@ func watchArrivals(t *testing.T, server *testenv.RedisServer, names []string) (_
 	a := newArrivals(names)
 	done := make(chan struct{})
 	last := fresh("last")
-	go func() { // ends with the connection
+	go func() { // ends when the connection is closed
 		defer close(done)
 		for {
 			line, err := in.ReadString('\n')

@@ -69,7 +69,7 @@ func readWriteRole() {
 		if t == nil {
 			t = &goThread{agent: a, todo: make(chan []string, 10)}
 			a.threads[f[2]] = t
-			go t.run() // ends with the process
+			go t.run() // ends when the process ends
 		}
 		t.todo <- f
 	}

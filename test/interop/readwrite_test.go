@@ -255,8 +255,8 @@ func (b *bed) heldBeside(tb testing.TB, name string) string {
 	return ""
 }
 
-// TestReadersOfJavaStay runs one scenario with a version of Redisson that lets
-// keys of readers expire.
+// TestReadersOfJavaStay runs one scenario with a Redisson version that lets
+// readers' keys expire.
 func TestReadersOfJavaStay(t *testing.T) {
 	t.Parallel()
 	for _, version := range agent.Versions(agent.Lapses) {
@@ -300,7 +300,7 @@ func javaReadersStay(t *testing.T, b *bed) {
 	}
 }
 
-// javaReaderKilled covers a dead reader of Java. It lasts as long as the lock,
+// javaReaderKilled covers a dead Java reader. It lasts as long as the lock,
 // which is not renewed after the last live reader has left. Redisson before 4.4
 // also renews the dead reader while another Java reader holds the lock.
 func javaReaderKilled(t *testing.T, b *bed) {

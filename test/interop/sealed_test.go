@@ -113,7 +113,7 @@ func (b *bed) waitsForASeal(t *testing.T) {
 		unseal(t, d, name)
 		var let sync.WaitGroup
 		for i, c := range calls {
-			let.Go(func() { // ends with the call
+			let.Go(func() { // ends when the call ends
 				if c.wait(t); c.err != nil {
 					t.Errorf("lock of a name that was sealed: %v", c.err)
 					return
@@ -150,8 +150,8 @@ func (b *bed) sealsNothingOfJava(t *testing.T) {
 }
 
 // sealsNothingBesideJava covers a Java reader or writer that is granted a
-// locked name, as it is when Java itself holds a plain lock. The hold of Java
-// stays, and the hold of Go ends.
+// locked name, as happens when Java itself holds a plain lock. Java's hold
+// stays and Go's hold ends.
 func (b *bed) sealsNothingBesideJava(t *testing.T) {
 	d := drivertest.Open(t, b.url(""))
 	for _, kind := range []string{"read", "write"} {

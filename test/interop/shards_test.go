@@ -54,7 +54,7 @@ func (b *bed) plainThread(t *testing.T, name string) *thread {
 	return nil
 }
 
-// TestPlainByChance covers a client of Redisson 3.22 to 3.27 in a cluster. With
+// TestPlainByChance covers a Redisson 3.22 to 3.27 client in a cluster. With
 // pubsub=auto, neither side receives the messages of the other. With
 // pubsub=both, both sides do.
 func TestPlainByChance(t *testing.T) {

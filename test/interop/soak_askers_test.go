@@ -83,8 +83,8 @@ func (s *soaking) useJava(t *testing.T, client *redisson, label string, i int) b
 	return true
 }
 
-// javaClaim is a hold of Java. It ends the watchdog's time after the call,
-// which is the shortest time that the hold can last.
+// javaClaim is a hold of a Java client. It ends one watchdog timeout after the
+// call, which is the shortest time that the hold can last.
 type javaClaim struct{ deadline time.Time }
 
 func (javaClaim) Token() uint64         { return 0 }

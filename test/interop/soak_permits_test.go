@@ -161,7 +161,7 @@ func soakPermits(t *testing.T, version string) {
 	start := func(i int) *jvm {
 		process, r := b.startEither(t, i)
 		for n := range permitAskers {
-			visitors.Go(func() { // ends with the process
+			visitors.Go(func() { // ends when the process ends
 				for p.visit(t, r, fmt.Sprint("visitor", n), name) {
 				}
 			})

@@ -51,7 +51,7 @@ type soaking struct {
 	dir     string
 	names   []string
 	ended   atomic.Bool
-	wg      sync.WaitGroup // goroutines that record for the threads of Java
+	wg      sync.WaitGroup // goroutines that record for the Java threads
 	lives   []*life
 }
 

@@ -92,8 +92,8 @@ func (c *crowd) lock(name string) (*dsync.Lease, error) {
 
 // wait makes n goroutines wait for a name that another client holds, until they
 // are canceled or limit has passed. It returns when all of them are in the
-// queue of the backend, or of the client if the client sends one request for
-// all of its waiters.
+// backend's queue. If the client sends one request for all of its waiters, they
+// must be in the client's queue instead.
 func (c *crowd) wait(name string, n int, limit time.Duration) error {
 	var ctx context.Context
 	c.limit = limit > 0
@@ -104,7 +104,7 @@ func (c *crowd) wait(name string, n int, limit time.Duration) error {
 	}
 	c.started.Store(0)
 	for range n {
-		c.waiting.Go(func() { // ends with ctx
+		c.waiting.Go(func() { // ends when ctx ends
 			c.started.Add(1)
 			l, err := c.client.Lock(ctx, name)
 			if err == nil {

@@ -29,7 +29,7 @@ const (
 func watchStalls() (longest func() time.Duration) {
 	const tick = 5 * time.Millisecond
 	stop, longestStall := make(chan struct{}), make(chan time.Duration)
-	go func() { // ends with the call of longest
+	go func() { // ends when the call of longest ends
 		var most time.Duration
 		for ticker, last := time.NewTicker(tick), time.Now(); ; {
 			select {

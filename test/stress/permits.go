@@ -36,8 +36,8 @@ type stay struct {
 func (t *tally) now() time.Duration { return time.Since(t.began) }
 
 // told records that the holder who has n permits until a moment. It returns the
-// stay of the holder; later calls pass that stay as s. With n = 0, told records
-// the end of s.
+// holder's stay, which later calls pass as s. With n = 0, told records the end
+// of s.
 func (t *tally) told(s *stay, n int, until time.Duration, who string) *stay {
 	now := t.now()
 	t.mu.Lock()

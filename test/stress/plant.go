@@ -72,7 +72,7 @@ type revivingLease struct {
 func (l *revivingLease) Release(ctx context.Context) error {
 	err := l.Lease.Release(ctx)
 	if err == nil && rand.IntN(30) == 0 {
-		go l.renew() // ends with the process
+		go l.renew() // ends when the process ends
 	}
 	return err
 }

@@ -101,7 +101,7 @@ func etcdGate(tb testing.TB, servers []string) (g *gate, addrs []string) {
 			tb.Fatal(err)
 		}
 		var wg sync.WaitGroup
-		wg.Go(func() { _ = proxy.Serve(ln) }) // ends with Stop
+		wg.Go(func() { _ = proxy.Serve(ln) }) // ended by Stop
 		tb.Cleanup(func() {
 			proxy.Stop()
 			conn.Close()
@@ -185,7 +185,7 @@ func (plainCodec) Name() string { return "proto" }
 
 var _ encoding.CodecV2 = plainCodec{}
 
-// zkError is the error code in an answer of ZooKeeper.
+// zkError is the error code in a ZooKeeper answer.
 type zkError int32
 
 func (e zkError) Error() string { return fmt.Sprint("code ", int32(e)) }
@@ -213,7 +213,7 @@ func zkGate(tb testing.TB, servers []string) (g *gate, addrs []string) {
 		}
 		ctx, cancel := context.WithCancel(context.Background())
 		var wg sync.WaitGroup
-		wg.Go(func() { // ends with the listener
+		wg.Go(func() { // ends when the listener is closed
 			for {
 				client, err := ln.Accept()
 				if err != nil {

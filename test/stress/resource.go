@@ -16,9 +16,9 @@ import (
 
 // resource is the object that the locks protect. For each name it keeps the
 // largest token of a write. It refuses writes and reads with a smaller token,
-// and records each access. It does not keep the token of a read, because of two
-// concurrent readers neither is late. Workers connect to the resource through a
-// socket.
+// and records each access. It does not keep the token of a read, because
+// neither of two concurrent readers is late. Workers connect to the resource
+// through a socket.
 type resource struct {
 	path    string
 	history *history.History
@@ -41,7 +41,7 @@ func startResource(tb testing.TB, h *history.History) *resource {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	r.wg.Go(func() { // ends with the listener
+	r.wg.Go(func() { // ends when the listener is closed
 		for {
 			c, err := l.Accept()
 			if err != nil {
@@ -63,7 +63,7 @@ func startResource(tb testing.TB, h *history.History) *resource {
 	return r
 }
 
-// serve ends with the connection.
+// serve returns when the connection is closed.
 func (r *resource) serve(c net.Conn) {
 	defer c.Close()
 	r.mu.Lock()

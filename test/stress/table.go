@@ -129,8 +129,8 @@ func orDash(n int) string {
 	return fmt.Sprint(n)
 }
 
-// permits renders how often permits were granted, and how many were held at a
-// time.
+// permits renders how many times permits were granted, and how many were held
+// at once.
 func (r *Result) permits() string {
 	if r.Permits == 0 {
 		return "–"
@@ -145,7 +145,7 @@ func margin(s history.Spread) string {
 	return s.Min.Round(100 * time.Microsecond).String()
 }
 
-// count renders how often some rules were violated, in bold if the backend
+// count renders how many times some rules were violated, in bold if the backend
 // promises to keep them.
 func (r *Result) count(rules ...history.Rule) string {
 	n := 0

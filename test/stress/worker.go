@@ -109,7 +109,7 @@ func runWorker() {
 
 func (w *worker) run(ctx context.Context) (err error) {
 	input := make(chan string)
-	go func() { // ends with the standard input
+	go func() { // ends at the end of the standard input
 		defer close(input)
 		for in := bufio.NewScanner(os.Stdin); in.Scan(); {
 			input <- in.Text()
@@ -220,7 +220,7 @@ func (w *worker) start(work *sync.WaitGroup, client int) {
 		if len(w.client) > 1 {
 			u.label = fmt.Sprint(w.Label, ".", client)
 		}
-		work.Go(func() { // ends with w.ended
+		work.Go(func() { // ends when w.ended is set
 			u.store = dialResource(w.Resource)
 			defer u.store.close()
 			for !w.ended.Load() {

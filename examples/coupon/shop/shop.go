@@ -58,7 +58,7 @@ func (s *Shop) Serve(ctx context.Context, buyers int, served func(Tally)) (Tally
 	defer cancel(nil)
 	door, sales := make(chan struct{}), make(chan bool)
 	for range buyers {
-		go func() { // ends with its purchase
+		go func() { // ends when its purchase ends
 			<-door
 			sold, err := s.Buy(ctx)
 			if err != nil {

@@ -23,8 +23,8 @@ func (b *bed) candidate(recipe, note string) *dsync.Client {
 	return c
 }
 
-// TestLeaders makes leaders of dsync and of Curator follow each other, with
-// each recipe. Both libraries must report the same leader.
+// TestLeaders makes dsync and Curator leaders follow each other, with each
+// recipe. Both libraries must report the same leader.
 func TestLeaders(t *testing.T) {
 	t.Parallel()
 	for version, java := range commands(t, "Candidate") {
@@ -67,7 +67,7 @@ func (b *bed) leaders(recipe string) {
 	b.contenders(2)
 	b.leader(first, third, "second")
 	lastLeads := make(chan string, 1)
-	go func() { // ends with the test
+	go func() { // ends when the test ends
 		if lease, err = last.Lock(b.Context(), b.name); err != nil {
 			lastLeads <- err.Error()
 			return

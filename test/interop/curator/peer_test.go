@@ -55,7 +55,7 @@ func startPeer(t *testing.T, command []string, env ...string) *peer {
 	if got := p.Line(); got != "ready" {
 		t.Fatalf("a process of %s began with %q", role, got)
 	}
-	go p.read() // ends with the process
+	go p.read() // ends when the process ends
 	return p
 }
 
@@ -154,7 +154,7 @@ func beDsync() error {
 		words := strings.Fields(in.Text())
 		if threads[words[0]] == nil {
 			threads[words[0]] = make(chan []string, 10)
-			go a.thread(threads[words[0]]) // ends with the process
+			go a.thread(threads[words[0]]) // ends when the process ends
 		}
 		threads[words[0]] <- words
 	}

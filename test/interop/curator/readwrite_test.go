@@ -206,8 +206,8 @@ func (b *bed) meet(holder, waiter *peer, what string) (took []time.Duration) {
 	return took
 }
 
-// share makes both processes read at the same time, and a writer of each wait
-// for both.
+// share makes both processes read at the same time, while a writer of each
+// process waits for both readers.
 func (b *bed) share(one, other *peer) {
 	for _, writer := range []*peer{one, other} {
 		one.do(b.T, "a", "read")
@@ -225,9 +225,9 @@ func (b *bed) share(one, other *peer) {
 	}
 }
 
-// goOnReading makes a writing thread of Curator continue as a reader with the
-// number of its writer. Other readers are granted the name at the same time;
-// writers are not.
+// goOnReading makes a writing Curator thread continue as a reader with the
+// number of its writer. Other readers are granted the name at the same time,
+// but writers are not.
 func (b *bed) goOnReading(java, reader, writer *peer) {
 	java.do(b.T, "a", "write")
 	reading := reader.begin("r", "read")

@@ -36,7 +36,7 @@ func startJava(ctx context.Context, command []string, addr string) (*java, error
 	if err := j.cmd.Start(); err != nil {
 		return nil, err
 	}
-	go j.read(stdout) // ends with the process
+	go j.read(stdout) // ends when the process ends
 	if _, err := j.call("main", "open", "single", "redis://"+addr, "30000"); err != nil {
 		j.stop()
 		return nil, err

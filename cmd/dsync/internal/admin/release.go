@@ -143,7 +143,7 @@ func (r *Report) Grant() string {
 func ask(ctx context.Context, in io.Reader, out io.Writer, question string) error {
 	fmt.Fprint(out, question)
 	answer := make(chan string, 1)
-	go func() { // ends with the line, or with the program: the read cannot be interrupted
+	go func() { // ends when the line arrives or the program ends: the read cannot be interrupted
 		line, _ := bufio.NewReader(in).ReadString('\n')
 		answer <- strings.ToLower(strings.TrimSpace(line))
 	}()

@@ -120,7 +120,7 @@ func watchLocks(ctx context.Context, b *cli.Backend, names []string, print func(
 	var mu sync.Mutex // guards print
 	var observers sync.WaitGroup
 	for _, name := range names {
-		observers.Go(func() { // ends with inner
+		observers.Go(func() { // ends when inner ends
 			for s, err := range b.Client.Observe(inner, name) {
 				if err == nil {
 					mu.Lock()

@@ -130,7 +130,7 @@ func (f *benchFlags) check(c *cobra.Command, args []string) (string, error) {
 	return cli.ArgumentURL(c, args)
 }
 
-// ownDigits distinguish the names of this run from those of other runs. Names
+// ownDigits distinguish the names of this run from names of other runs. Names
 // end with digits only because a backend may require it.
 var ownDigits = rand.IntN(1e6)
 

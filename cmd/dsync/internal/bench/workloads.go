@@ -198,7 +198,7 @@ func (b *bench) handOver(ctx context.Context, lease *dsync.Lease, next *dsync.Cl
 		err   error
 	}
 	granted := make(chan grant)
-	go func() { // ends with the grant, or with ctx
+	go func() { // ends when the lock is granted or ctx ends
 		lease, err := next.Lock(ctx, b.name(0))
 		granted <- grant{time.Now(), lease, err}
 	}()

@@ -85,7 +85,7 @@ func (e *exitError) Unwrap() error { return e.err }
 
 func Exit(status int, err error) error { return &exitError{status, err} }
 
-// Misused turns the error of a wrong call into an error of `dsync run`.
+// Misused converts a usage error to an error of `dsync run`.
 func Misused(format string, args ...any) error {
 	return Exit(ExitMisused, fmt.Errorf(format, args...))
 }

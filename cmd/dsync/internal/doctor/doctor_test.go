@@ -79,7 +79,7 @@ func (e examined) want(check string, l level, text, cure string) {
 	e.t.Errorf("want %s %s with %q, and the cure %q, in %+v", l, check, text, cure, e.Findings)
 }
 
-// no fails the test if there is a finding of the level.
+// no fails the test if there is a finding of the given level.
 func (e examined) no(l level) {
 	e.t.Helper()
 	for _, f := range e.Findings {

@@ -260,7 +260,7 @@ func olderRedis(t *testing.T, s *testenv.RedisServer) string {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { l.Close() })
-	go func() { // ends with the listener
+	go func() { // ends when the listener is closed
 		for {
 			client, err := l.Accept()
 			if err != nil {
@@ -271,11 +271,11 @@ func olderRedis(t *testing.T, s *testenv.RedisServer) string {
 				client.Close()
 				continue
 			}
-			go func() { // ends with the client
+			go func() { // ends when the client ends
 				_, _ = io.Copy(server, client)
 				server.Close()
 			}()
-			go func() { // ends with the server
+			go func() { // ends when the server ends
 				defer client.Close()
 				for b := make([]byte, 64<<10); ; {
 					n, err := server.Read(b)

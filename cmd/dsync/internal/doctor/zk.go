@@ -92,8 +92,8 @@ func zkWord(ctx context.Context, host string, config *tls.Config, word string) (
 	return string(text), err
 }
 
-// zkRights compares the permissions on the URL's path with those that the
-// driver needs.
+// zkRights compares the permissions on the URL's path with the permissions that
+// the driver needs.
 func (x *examination) zkRights(ctx context.Context, hosts []string, config *tls.Config) {
 	err := servers.ZooKeeper(ctx, x.connect, x.url, hosts, config, func(ctx context.Context, conn *gozk.Conn, id string) error {
 		x.zkPath(conn, x.url.Path, id)

@@ -96,7 +96,7 @@ func startGuard(path string, argv, environment []string) (*guard, error) {
 		_, err = g.hear()
 	}
 	err = errors.Join(err, voice.SetReadDeadline(time.Time{}))
-	go func() { // ends with the guard
+	go func() { // ends when the guard ends
 		defer close(g.heard)
 		for {
 			r, err := g.hear()
@@ -212,7 +212,7 @@ func newWatch(times, voice *os.File, path string, argv []string) (*watch, error)
 	Notify(got, append([]os.Signal{syscall.SIGALRM, syscall.SIGPIPE, syscall.SIGTTIN, syscall.SIGTTOU,
 		syscall.SIGTSTP, syscall.SIGCONT}, passedSignals...))
 	signal.Notify(got, syscall.SIGCHLD)
-	go func() { // ends with the process
+	go func() { // ends when the process ends
 		for s := range got {
 			_, _ = wake.Write([]byte{byte(s.(syscall.Signal))})
 		}
@@ -371,7 +371,7 @@ func (w *watch) kill(why string) {
 		}
 	}
 	said := make(chan struct{})
-	go func() { // ends with the message, or with this process
+	go func() { // ends when the message arrives or this process ends
 		fmt.Fprintf(os.Stderr, "dsync: %s: the command is killed\n", why)
 		close(said)
 	}()

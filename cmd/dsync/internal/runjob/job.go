@@ -357,7 +357,7 @@ func (j *job) stopped(by syscall.Signal) {
 	case j.terminal == nil, by == syscall.SIGSTOP: // stopped by another process; keep the lock
 		return
 	case wants && j.terminal.mine():
-		group, err := unix.Getpgid(j.pid) // which may have left that of the guard
+		group, err := unix.Getpgid(j.pid) // which may have left the guard's group
 		if err != nil {
 			group = j.guard.pid
 		}

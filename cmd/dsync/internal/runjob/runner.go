@@ -18,7 +18,7 @@ import (
 )
 
 // guardName is the command that run starts in addition to the user's command.
-// It ends that command in time, whatever happens to run.
+// It ends the user's command in time even if the run process dies.
 const guardName = "guard"
 
 // runner runs a command under a lock, once or in each of its terms.
@@ -181,7 +181,7 @@ func (r *runner) settled(ctx context.Context, lease *dsync.Lease) bool {
 }
 
 // keep renews a lease that package dsync does not renew because the lease may
-// outlive its holder. It ends with ctx or the lease.
+// outlive its holder. It ends when ctx or the lease ends.
 func (r *runner) keep(ctx context.Context, lease *dsync.Lease, until time.Time) {
 	timer := time.NewTimer(r.ttl / 3)
 	defer timer.Stop()

@@ -21,8 +21,8 @@ type signals struct {
 	stopped chan struct{} // closed when watch has ended
 }
 
-// watchSignals returns a context that ends with a signal that asks this process
-// to end.
+// watchSignals returns a context that ends when a signal asks this process to
+// end.
 func watchSignals(parent context.Context) (context.Context, *signals) {
 	ctx, cancel := context.WithCancelCause(parent)
 	s := &signals{got: make(chan os.Signal, 16), cancel: cancel}

@@ -76,7 +76,7 @@ func boardOf(t *testing.T, d driver.Driver, every time.Duration) (b *board, stop
 	b = newBoard(&cli.Backend{Client: client, Driver: d, URL: u}, "", every)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
-	go func() { ended <- b.run(ctx) }() // ends with ctx
+	go func() { ended <- b.run(ctx) }() // ends when ctx ends
 	stop = sync.OnceValue(func() error {
 		cancel()
 		return errors.Join(<-ended, client.Close(context.WithoutCancel(t.Context())))

@@ -143,12 +143,12 @@ func (s *serveFlags) serve(c *cobra.Command, b *board) error {
 	}
 	p.log.Printf("http://%s/ shows %s", listener.Addr(), b.backend.URL)
 	var work sync.WaitGroup
-	work.Go(func() { // ends with ctx
+	work.Go(func() { // ends when ctx ends
 		if err := b.run(ctx); err != nil {
 			cancel(err)
 		}
 	})
-	work.Go(func() { cancel(server.Serve(listener)) }) // ends with Shutdown
+	work.Go(func() { cancel(server.Serve(listener)) }) // ended by Shutdown
 	<-ctx.Done()
 	ending, stop := context.WithTimeout(context.WithoutCancel(ctx), cli.CloseLimit)
 	defer stop()

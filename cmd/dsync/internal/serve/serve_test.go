@@ -357,7 +357,7 @@ func TestServe(t *testing.T) {
 	in, out := io.Pipe()
 	var errs strings.Builder
 	ended := make(chan error, 1)
-	go func() { // ends with ctx
+	go func() { // ends when ctx ends
 		c := Command()
 		c.SetArgs([]string{"--url", url, "--listen", "127.0.0.1:0", "--every", "1s", "lk:"})
 		c.SetOut(out)

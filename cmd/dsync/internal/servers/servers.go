@@ -77,7 +77,8 @@ var (
 )
 
 // ZooKeeper calls do with a connection that has a session and the user of a
-// URL, and with the user's name in ACLs. The limit applies to the whole call.
+// URL. It also passes the user's name in ACLs. The limit applies to the whole
+// call.
 func ZooKeeper(ctx context.Context, limit time.Duration, u *driver.URL, hosts []string, config *tls.Config,
 	do func(ctx context.Context, conn *gozk.Conn, id string) error) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
