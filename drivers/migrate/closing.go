@@ -92,7 +92,7 @@ func (d *Driver) Finalize(ctx context.Context) error {
 	}
 	if err == nil && !m.live() {
 		// sealed, but other processes may have entered PhaseOld before: their
-		// memberships end when their locks end, and do not come back
+		// memberships end with their locks, and do not come back
 		err = fmt.Errorf("%w: the slot was lost meanwhile: repeat it", driver.ErrUnknown)
 	}
 	return d.closing(ctx, err)
