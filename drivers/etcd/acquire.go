@@ -379,7 +379,7 @@ func (h *hold) abandon(ctx context.Context, cause error) error {
 	d := h.driver
 	left := make(chan bool, 1)
 	d.life.EnterLate() // until the deletion has ended
-	leave := func() {  // ends with the bound
+	leave := func() {  // ends when bounded ends, at the latest
 		defer d.life.Leave()
 		bounded, cancel := withBound(valued{d.life.Context(), ctx}, attemptFor)
 		defer cancel()

@@ -29,8 +29,8 @@ const (
 // Redisson adds braces only to names without an opening brace.
 var errBraces = fmt.Errorf("its braces do not enclose a hash tag: %w", errors.ErrUnsupported)
 
-// errLatchBraces is returned for the name of a latch that has braces. Redisson
-// adds braces to all names of latches, even to names that have braces.
+// errLatchBraces is returned in a cluster for a latch whose name has braces.
+// Redisson adds braces to such names too.
 var errLatchBraces = fmt.Errorf("it has braces, and is that of a latch: %w", errors.ErrUnsupported)
 
 // prefixName is Redisson's rule for the keys and channels of a name.

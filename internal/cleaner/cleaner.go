@@ -166,8 +166,8 @@ func (c *Cleaner[G]) run() {
 }
 
 // due removes and returns the ghosts that are due now. If there are none, it
-// returns the time at which the next ghost is due. A zero time means when a
-// call of Settle has ended.
+// returns the time at which the next ghost is due. A zero time means that a
+// call of Settle must end first.
 func (c *Cleaner[G]) due() (due []G, next time.Time, end bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -328,8 +328,7 @@ func (c *jute) removeBelow(path string) error {
 		if err := c.removeBelow(child); err != nil {
 			return err
 		}
-		if _, err := c.request(2, append(text(child), 0xff, 0xff, 0xff, 0xff)); err != nil {
-			// delete, in any version
+		if _, err := c.request(2, append(text(child), 0xff, 0xff, 0xff, 0xff)); err != nil { // delete, in any version
 			return err
 		}
 	}
