@@ -248,13 +248,36 @@ func (s *store) sorted(err error) error {
 		return nil
 	case d.missing(err):
 		return &MissingTableError{s.table, fmt.Sprintf(s.ddl, s.table)}
+	case d.is(d.logins, err):
+		return fmt.Errorf("%w: %w", driver.ErrCredentials, err)
 	case d.is(d.denied, err):
 		return fmt.Errorf("%w: %w", fs.ErrPermission, err)
+	case d.is(d.lasting, err):
+		return &refusedError{s.table, err}
 	case d.refused(err), errors.As(err, &dial) && dial.Op == "dial":
 		return fmt.Errorf("%w: %w", driver.ErrUnavailable, err)
 	}
 	return err
 }
+
+// refusedError is the error of a statement that the server will always refuse,
+// because of the columns of the table or the name of a lock. It matches
+// errors.ErrUnsupported, and also fs.ErrPermission so that package cas passes
+// it on.
+type refusedError struct {
+	table string
+	err   error
+}
+
+func (e *refusedError) Error() string {
+	return fmt.Sprintf("table %s does not support the statement: %v", e.table, e.err)
+}
+
+func (e *refusedError) Is(target error) bool {
+	return target == errors.ErrUnsupported || target == fs.ErrPermission
+}
+
+func (e *refusedError) Unwrap() error { return e.err }
 
 // MissingTableError is the error of New if the table is missing. It matches
 // driver.ErrUnavailable.
