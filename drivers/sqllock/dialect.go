@@ -65,7 +65,8 @@ var (
 		denied: []any{"42501"},
 		// data, syntax, columns, types, constraints
 		lasting: []any{"22", "426", "427", "428", "42P1"},
-		// connection, shutdown, COMMIT; also from a pooler that has lost the server
+		// connection, shutdown, COMMIT; also from a pooler that has lost the
+		// server
 		broken: []any{"08", "57P", "40003", "58", "XX"},
 
 		later:     "(timezone('utc', clock_timestamp()) + %d * interval '1 microsecond')",
@@ -104,7 +105,8 @@ func (d *Dialect) code(err error) any {
 	case d == SQLite && errors.As(err, &extended): // modernc.org/sqlite
 		return extended.Code() & 0xff
 	}
-	field := map[*Dialect]string{MySQL: "Number", SQLite: "Code"}[d] // go-sql-driver/mysql, mattn/go-sqlite3
+	// go-sql-driver/mysql, mattn/go-sqlite3
+	field := map[*Dialect]string{MySQL: "Number", SQLite: "Code"}[d]
 	for ; err != nil; err = errors.Unwrap(err) {
 		v := reflect.Indirect(reflect.ValueOf(err))
 		if v.Kind() != reflect.Struct {

@@ -152,6 +152,8 @@ func TestErrorsOfWrites(t *testing.T) {
 		{sqllock.SQLite, sqliteError{13}, all[1:2]}, // the disk is full
 		{sqllock.SQLite, sqliteError{8}, all[3:4]},
 		{sqllock.SQLite, sqliteError{1}, all[3:]},
+		{sqllock.MySQL, sqldriver.ErrBadConn, all[:1]},
+		{sqllock.PostgreSQL, sqldriver.ErrBadConn, all[:1]},
 		{sqllock.PostgreSQL, io.ErrUnexpectedEOF, all[:1]},
 	} {
 		s := &stub{}
@@ -196,5 +198,36 @@ func TestErrorsOfNew(t *testing.T) {
 			t.Errorf("got %v, want %v", err, test.want)
 		}
 		db.Close()
+	}
+}
+
+// TestConnectionsOfWrites checks that a write fails if it gets no connection,
+// and that its outcome is then known.
+func TestConnectionsOfWrites(t *testing.T) {
+	for _, test := range []struct{ err, want error }{
+		{&postgresError{"57P03"}, driver.ErrUnavailable}, // the server starts
+		{io.ErrUnexpectedEOF, driver.ErrUnavailable},
+		{&postgresError{"28P01"}, driver.ErrCredentials},
+		{&postgresError{"42501"}, fs.ErrPermission},
+	} {
+		s := &stub{writes: map[string]int{}}
+		db := sql.OpenDB(s)
+		defer db.Close()
+		db.SetMaxIdleConns(-1) // so that each statement makes a connection
+		d, err := sqllock.New(t.Context(), db, sqllock.PostgreSQL, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		l, err := d.Acquire(t.Context(), &driver.Request{Name: "a", Hold: "a:1", TTL: time.Minute, NoWait: true, Events: events{}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.dial = test.err
+		if err := l.Renew(t.Context(), time.Minute); !errors.Is(err, test.want) || errors.Is(err, driver.ErrUnknown) {
+			t.Errorf("%v: got %v, want %v", test.err, err, test.want)
+		}
+		if err := d.Close(t.Context()); err != nil && !errors.Is(err, driver.ErrNotHeld) {
+			t.Error(err)
+		}
 	}
 }
