@@ -86,10 +86,11 @@ func lastAttempt(ctx context.Context) bool {
 	return ok && retried >= most
 }
 
-// Configure makes a server retry a task with ErrHeld after delay. The retry is
-// no failure: it does not count, and the ErrorHandler is not called.
-// Configure keeps what cfg says about other errors, so set its fields before.
-// asynq looks for such tasks each Config.DelayedTaskCheckInterval.
+// Configure makes a server retry a task whose lock is held after delay. The
+// retry is not a failure: it does not count, and the ErrorHandler is not
+// called. Configure keeps the settings of cfg for other errors, so set the
+// fields of cfg before. asynq looks for such tasks every
+// Config.DelayedTaskCheckInterval.
 func Configure(cfg *asynq.Config, delay time.Duration) {
 	isFailure, retryDelay, handler := cfg.IsFailure, cfg.RetryDelayFunc, cfg.ErrorHandler
 	cfg.IsFailure = func(err error) bool {
