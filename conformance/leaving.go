@@ -266,7 +266,11 @@ func leaveComesTooLate(e *env) error {
 	ways := []func() error{func() error {
 		h := e.driver().hold(e.name(), fixed, ttl(e.brief()))
 		e.sleepUntil(h.over())
-		return untaken(h, "had run out")
+		if err := tooLate(h, "had run out"); err != nil {
+			return err
+		}
+		e.awaitFree(h.Name) // the backend may round the end up
+		return nil
 	}, func() error {
 		return taken(e.driver().hold(e.name(), fixed, ttl(e.brief())), "had run out, and whose name has another holder")
 	}, func() error {

@@ -2,8 +2,8 @@
 //
 // [Middleware] locks a name that depends on the task, on any backend of dsync,
 // before the handler runs. Two tasks of the same name never run at once, on any
-// server. [Configure] makes asynq retry a task whose lock is held, without
-// counting that as a failure.
+// server. [Configure] makes asynq retry a task whose lock is held, or whose
+// backend is out of reach, without counting that as a failure.
 //
 //	cfg := asynq.Config{Concurrency: 10}
 //	asynqlock.Configure(&cfg, 2*time.Second)
@@ -28,7 +28,9 @@
 // for up to the TTL.
 //
 // Waiting tasks have no order. A task that has no retries left waits for its
-// lock in the handler, because asynq would archive it otherwise.
+// lock in the handler, because asynq would archive it otherwise. The task takes
+// one of the server's Config.Concurrency workers while it waits, and asynq
+// archives it if its timeout or deadline ends first.
 package asynqlock
 
 import (
@@ -43,7 +45,8 @@ import (
 )
 
 // ErrHeld is the error of a task that did not run because another owner held
-// its lock. Configure keeps it from being a failure.
+// its lock, or because the backend was out of reach. Configure keeps it from
+// being a failure.
 var ErrHeld = errors.New("asynqlock: task put off")
 
 // Middleware returns a middleware that runs a task while it holds the lock that
@@ -59,14 +62,14 @@ func Middleware(l dsync.Locker, name func(*asynq.Task) (string, error)) asynq.Mi
 			if key == "" {
 				return next.ProcessTask(ctx, task)
 			}
-			do := dsync.TryDo
-			if lastAttempt(ctx) {
+			do, last := dsync.TryDo, lastAttempt(ctx)
+			if last {
 				do = dsync.Do
 			}
 			err = do(ctx, l, key, func(ctx context.Context) error { return next.ProcessTask(ctx, task) })
 			ran, failed := dsync.Ran(err)
 			switch {
-			case !ran && errors.Is(err, dsync.ErrLocked):
+			case !ran && !last && (errors.Is(err, dsync.ErrLocked) || errors.Is(err, dsync.ErrUnavailable) || errors.Is(err, dsync.ErrUnknown)):
 				return fmt.Errorf("%w: %w", ErrHeld, err)
 			case ran && failed == nil && !errors.Is(err, dsync.ErrLost):
 				return nil // the lock was held to the end, even if the unlock had no answer

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -23,7 +24,8 @@ func name(t *asynq.Task) (string, error) { return string(t.Payload()), nil }
 
 // fleet starts processes, with asynq and dsync on one Redis, which handle tasks
 // with the given function. Errors that asynq takes for failures go to failed.
-func fleet(t *testing.T, processes int, handle asynq.HandlerFunc, failed func(error)) (*asynq.Client, *dsync.Client) {
+// Each task that is put off calls putOff.
+func fleet(t *testing.T, processes int, handle asynq.HandlerFunc, failed func(error), putOff func()) (*asynq.Client, *dsync.Client) {
 	t.Helper()
 	server := testenv.Redis(t)
 	redis := asynq.RedisClientOpt{Addr: server.Addr}
@@ -46,7 +48,15 @@ func fleet(t *testing.T, processes int, handle asynq.HandlerFunc, failed func(er
 		}
 		asynqlock.Configure(&cfg, 20*time.Millisecond)
 		mux := asynq.NewServeMux()
-		mux.Use(asynqlock.Middleware(locks, name))
+		mux.Use(func(next asynq.Handler) asynq.Handler {
+			return asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
+				err := next.ProcessTask(ctx, task)
+				if errors.Is(err, asynqlock.ErrHeld) {
+					putOff()
+				}
+				return err
+			})
+		}, asynqlock.Middleware(locks, name))
 		mux.Handle("charge", handle)
 		s := asynq.NewServer(redis, cfg)
 		if err := s.Start(mux); err != nil {
@@ -71,22 +81,24 @@ func enqueue(t *testing.T, c *asynq.Client, key string, retries int) {
 	}
 }
 
-// Half of the tasks may not be retried, and are done anyway.
+// Half of the tasks may not be retried, and are done anyway. The first tasks
+// run until another task is put off.
 func TestOneTaskOfAnAccountAtATime(t *testing.T) {
 	const tasks = 16
 	var working [2]atomic.Int32
-	done := make(chan int, tasks)
+	done, waits := make(chan int, tasks), make(chan struct{})
 	client, _ := fleet(t, 2, func(ctx context.Context, task *asynq.Task) error {
 		n := &working[task.Payload()[0]-'0']
 		if n.Add(1) != 1 {
 			t.Errorf("two tasks of account %s at once", task.Payload())
 		}
-		time.Sleep(30 * time.Millisecond) // the work
+		<-waits
+		time.Sleep(10 * time.Millisecond) // the work
 		n.Add(-1)
 		retried, _ := asynq.GetRetryCount(ctx)
 		done <- retried
 		return nil
-	}, func(err error) { t.Errorf("a task failed: %v", err) })
+	}, func(err error) { t.Errorf("a task failed: %v", err) }, sync.OnceFunc(func() { close(waits) }))
 	for i := range tasks {
 		enqueue(t, client, string(rune('0'+i%2)), i/2%2)
 	}
@@ -107,7 +119,7 @@ func TestLostLock(t *testing.T) {
 			<-ctx.Done()
 		}
 		return nil
-	}, func(err error) { failures <- err })
+	}, func(err error) { failures <- err }, func() {})
 	enqueue(t, client, "7", 1)
 	if n := <-attempts; n != 0 {
 		t.Errorf("the first attempt is a retry: %d", n)
@@ -141,7 +153,9 @@ func TestMiddleware(t *testing.T) {
 		{title: "no name", handle: func(context.Context) error { return failed }, want: failed},
 		{title: "an unlock without an answer", key: "a", handle: success,
 			before: memory.Fault{Kind: memory.LoseAnswer, On: memory.Releases, Times: 1}},
-		{title: "no backend", key: "a", handle: success, before: memory.Fault{Kind: memory.CutOff, Times: 1}, want: dsync.ErrUnavailable},
+		{title: "no backend", key: "a", handle: success, before: memory.Fault{Kind: memory.CutOff, Times: 1}, want: asynqlock.ErrHeld},
+		{title: "no answer", key: "a", handle: success, before: memory.Fault{Kind: memory.LoseAnswer, On: memory.Acquires, Times: 1}, want: asynqlock.ErrHeld},
+		{title: "a task that loses its backend", key: "a", handle: func(context.Context) error { return dsync.ErrUnavailable }, want: dsync.ErrUnavailable},
 		{title: "a lock of the task itself", key: "a", want: dsync.ErrLocked, handle: func(ctx context.Context) error {
 			_, err := client.TryLock(ctx, "held")
 			return err

@@ -1,10 +1,10 @@
 // Package riverlock runs jobs of River under locks.
 //
 // A [Middleware] of a client, or of a worker, locks the name of a job before
-// the worker runs, on any backend of dsync. If another owner holds the lock,
-// River snoozes the job, so the job waits without a worker and without losing
-// an attempt. Locks of different jobs, and of other programs that use dsync,
-// exclude each other if they have the same name.
+// the worker runs, on any backend of dsync. If another owner holds the lock, or
+// the backend is out of reach, River snoozes the job, so the job waits without
+// a worker and without losing an attempt. Locks of different jobs, and of other
+// programs that use dsync, exclude each other if they have the same name.
 //
 //	client, err := river.NewClient(riverpgxv5.New(pool), &river.Config{
 //		Middleware: []rivertype.Middleware{
@@ -56,8 +56,8 @@ type Middleware struct {
 	// no lock. Nil means Kind.
 	Name func(job *rivertype.JobRow) (string, error)
 
-	// Snooze is how long a job is put off if its lock is held. The default is
-	// 5 s. River looks for snoozed jobs every few seconds.
+	// Snooze is how long a job is put off if it does not get its lock. The
+	// default is 5 s. River looks for snoozed jobs every few seconds.
 	Snooze time.Duration
 }
 
@@ -79,8 +79,11 @@ func Arg(field string) func(job *rivertype.JobRow) (string, error) {
 		if len(value) > 0 && value[0] == '"' {
 			_ = json.Unmarshal(args[field], &value) // a valid string, as part of args
 		}
-		if value == "" || value == "null" {
+		switch {
+		case len(args[field]) == 0, string(args[field]) == "null":
 			return "", fmt.Errorf("riverlock: job %d of kind %q has no argument %q", job.ID, job.Kind, field)
+		case value == "":
+			return "", fmt.Errorf("riverlock: the argument %q of job %d of kind %q is empty", field, job.ID, job.Kind)
 		}
 		return "river/" + job.Kind + "/" + value, nil
 	}
@@ -102,7 +105,7 @@ func (m *Middleware) Work(ctx context.Context, job *rivertype.JobRow, doInner fu
 	err = dsync.TryDo(ctx, m.Locker, name, doInner)
 	ran, failed := dsync.Ran(err)
 	switch {
-	case !ran && errors.Is(err, dsync.ErrLocked):
+	case !ran && (errors.Is(err, dsync.ErrLocked) || errors.Is(err, dsync.ErrUnavailable) || errors.Is(err, dsync.ErrUnknown)):
 		return river.JobSnooze(cmp.Or(m.Snooze, 5*time.Second))
 	case ran && failed == nil && !errors.Is(err, dsync.ErrLost):
 		return nil // the lock was held to the end, even if the unlock had no answer

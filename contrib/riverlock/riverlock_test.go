@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -185,7 +186,7 @@ func TestWork(t *testing.T) {
 	snoozed := river.JobSnooze(time.Second)
 	client, backend := dsynctest.New(t, nil)
 	other, _ := dsynctest.Beside(t, backend, nil)
-	job := &rivertype.JobRow{Kind: "charge", EncodedArgs: []byte(`{"account": "a/7", "n": 12345678901234567890, "none": null}`)}
+	job := &rivertype.JobRow{Kind: "charge", EncodedArgs: []byte(`{"account": "a/7", "n": 12345678901234567890, "none": null, "empty": ""}`)}
 	m := &riverlock.Middleware{Locker: client, Snooze: time.Second}
 	for _, test := range []struct {
 		title  string
@@ -199,9 +200,7 @@ func TestWork(t *testing.T) {
 		{"an unlock without an answer", func(context.Context) error { return nil }, func() {
 			backend.Inject(memory.Fault{Kind: memory.LoseAnswer, On: memory.Releases, Times: 1})
 		}, nil},
-		{"no backend", func(context.Context) error { return errors.New("ran") }, func() {
-			backend.Inject(memory.Fault{Kind: memory.CutOff, Times: 1})
-		}, dsync.ErrUnavailable},
+		{"a job that loses its backend", func(context.Context) error { return dsync.ErrUnavailable }, nil, dsync.ErrUnavailable},
 		{"a lock of the job itself", func(ctx context.Context) error {
 			if _, err := other.Lock(ctx, "other"); err != nil {
 				t.Fatal(err)
@@ -225,11 +224,18 @@ func TestWork(t *testing.T) {
 			}
 		})
 	}
+	var snooze *rivertype.JobSnoozeError
+	for _, fault := range []memory.Fault{{Kind: memory.CutOff, Times: 1}, {Kind: memory.LoseAnswer, On: memory.Acquires, Times: 1}} {
+		backend.Inject(fault)
+		if err := m.Work(t.Context(), job, nil); !errors.As(err, &snooze) || snooze.Duration != time.Second {
+			t.Errorf("without an answer of the backend (%v): got %v, want a snooze of 1s", fault.Kind, err)
+		}
+		backend.Heal()
+	}
 	lease, err := other.Lock(t.Context(), "river/charge")
 	if err != nil {
 		t.Fatal(err)
 	}
-	var snooze *rivertype.JobSnoozeError
 	if err := m.Work(t.Context(), job, nil); !errors.As(err, &snooze) || snooze.Duration != time.Second {
 		t.Errorf("while the lock is held: got %v, want a snooze of 1s", err)
 	}
@@ -240,6 +246,9 @@ func TestWork(t *testing.T) {
 		if name, err := riverlock.Arg(field)(job); name != want || (err == nil) != (want != "") {
 			t.Errorf("Arg(%q): got %q, %v, want %q", field, name, err, want)
 		}
+	}
+	if _, err := riverlock.Arg("empty")(job); err == nil || !strings.Contains(err.Error(), `the argument "empty" of job 0 of kind "charge" is empty`) {
+		t.Errorf("an empty argument: got %v, want an error that calls it empty", err)
 	}
 	m.Name = riverlock.Arg("missing")
 	if err := m.Work(t.Context(), job, nil); err == nil {

@@ -100,8 +100,8 @@ import (
 
 // Store keeps one record for each name, with a version. All methods may be
 // called concurrently. They return soon after the end of their context. An
-// error that matches fs.ErrPermission is passed to the user unchanged. Errors
-// never contain a password.
+// error that matches fs.ErrPermission or errors.ErrUnsupported is passed to the
+// user unchanged. Errors never contain a password.
 type Store interface {
 	// Read returns the record of a name, or an Entry without a Version if there
 	// is none. Read sees every write of every client that was answered before

@@ -421,7 +421,7 @@ func (d *Driver) read(ctx context.Context, name string, known *view) (*view, err
 	switch {
 	case err == nil:
 		return d.decode(name, e, known)
-	case errors.Is(err, fs.ErrPermission):
+	case lasts(err):
 		return nil, err
 	}
 	return nil, fmt.Errorf("%w: %w", driver.ErrUnavailable, cmp.Or(ctx.Err(), err))
@@ -450,10 +450,15 @@ func (d *Driver) write(ctx context.Context, v, next *view) error {
 	return d.outcome(ctx, err)
 }
 
+// lasts reports whether a request with this error should not be repeated.
+func lasts(err error) bool {
+	return errors.Is(err, fs.ErrPermission) || errors.Is(err, errors.ErrUnsupported)
+}
+
 // outcome converts the error of a write to an error of the driver.
 func (d *Driver) outcome(ctx context.Context, err error) error {
 	switch {
-	case err == nil, errors.Is(err, fs.ErrPermission), errors.Is(err, ErrChanged), errors.Is(err, driver.ErrUnavailable):
+	case err == nil, lasts(err), errors.Is(err, ErrChanged), errors.Is(err, driver.ErrUnavailable):
 		return err
 	}
 	return fmt.Errorf("%w: %w", driver.ErrUnknown, cmp.Or(ctx.Err(), err))

@@ -16,10 +16,14 @@ type Dialect struct {
 	micros string // the server's clock; "" is the clock of this machine
 	insert string // a row, if there is none
 	ddl    string
-	again  []any // codes of errors after which a statement should be repeated
-	table  any   // the code of a missing table
-	denied []any // codes of missing permissions
-	broken []any // codes after which the outcome of a statement is unknown
+
+	// Codes of errors. An SQLSTATE matches each code that it begins with.
+	again   []any // a statement should be repeated
+	table   any   // the table is missing
+	logins  []any // the user or the password is refused
+	denied  []any // a permission is missing
+	lasting []any // the statement will never be accepted
+	broken  []any // the outcome of the statement is unknown
 
 	// For ShedLock's table, which holds times of UTC without a zone.
 	later     string // the server's time plus a number of microseconds
@@ -34,10 +38,16 @@ var (
 		micros: "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))",
 		insert: "INSERT IGNORE INTO %s (name, version, value, written) VALUES (?, ?, ?, %s)",
 		ddl:    "CREATE TABLE %s (name VARBINARY(1024) PRIMARY KEY, version BINARY(16) NOT NULL, written BIGINT NOT NULL, value MEDIUMBLOB NOT NULL) ENGINE=InnoDB ROW_FORMAT=DYNAMIC",
+
 		again:  []any{1213, 1205, 1020}, // deadlock, lock wait timeout, the record has changed
 		table:  1146,
+		logins: []any{1045, 1698},
 		denied: []any{1142, 1143, 1044},
-		broken: []any{1053, 1180, 1181}, // shutdown, error during COMMIT or ROLLBACK
+		// no database, column, syntax, no default, text, length
+		lasting: []any{1046, 1054, 1064, 1364, 1366, 1406},
+		// shutdown, error during COMMIT or ROLLBACK, interrupted, connection
+		// ended, network; also unknown errors of proxies
+		broken: []any{1053, 1180, 1181, 1317, 1152, 1184, 1927, 1158, 1159, 1160, 1161, 1105},
 
 		later:     "TIMESTAMPADD(MICROSECOND, %d, UTC_TIMESTAMP(3))",
 		epoch:     "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', %s)",
@@ -48,9 +58,16 @@ var (
 		micros: "CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000000 AS bigint)",
 		insert: "INSERT INTO %s (name, version, value, written) VALUES (?, ?, ?, %s) ON CONFLICT (name) DO NOTHING",
 		ddl:    `CREATE TABLE %s (name text COLLATE "C" PRIMARY KEY, version text NOT NULL, written bigint NOT NULL, value text NOT NULL)`,
+
 		again:  []any{"40001", "40P01", "55P03"}, // serialization failure, deadlock, lock timeout
 		table:  "42P01",
+		logins: []any{"28"},
 		denied: []any{"42501"},
+		// data, syntax, columns, types, constraints
+		lasting: []any{"22", "426", "427", "428", "42P1"},
+		// connection, shutdown, COMMIT; also from a pooler that has lost the
+		// server
+		broken: []any{"08", "57P", "40003", "58", "XX"},
 
 		later:     "(timezone('utc', clock_timestamp()) + %d * interval '1 microsecond')",
 		epoch:     "CAST(EXTRACT(EPOCH FROM %s) * 1000000 AS bigint)",
@@ -60,9 +77,11 @@ var (
 		name:   "sqlite",
 		insert: "INSERT INTO %s (name, version, value, written) VALUES (?, ?, ?, %s) ON CONFLICT (name) DO NOTHING",
 		ddl:    "CREATE TABLE %s (name TEXT PRIMARY KEY, version TEXT NOT NULL, written INTEGER NOT NULL, value TEXT NOT NULL)",
-		again:  []any{5, 6}, // busy, locked
-		denied: []any{3, 8, 23},
-		broken: []any{10}, // input or output
+
+		again:   []any{5, 6}, // busy, locked
+		denied:  []any{3, 8, 23},
+		lasting: []any{1, 26}, // SQL, the file is no database
+		broken:  []any{10},    // input or output
 	}
 )
 
@@ -86,7 +105,8 @@ func (d *Dialect) code(err error) any {
 	case d == SQLite && errors.As(err, &extended): // modernc.org/sqlite
 		return extended.Code() & 0xff
 	}
-	field := map[*Dialect]string{MySQL: "Number", SQLite: "Code"}[d] // go-sql-driver/mysql, mattn/go-sqlite3
+	// go-sql-driver/mysql, mattn/go-sqlite3
+	field := map[*Dialect]string{MySQL: "Number", SQLite: "Code"}[d]
 	for ; err != nil; err = errors.Unwrap(err) {
 		v := reflect.Indirect(reflect.ValueOf(err))
 		if v.Kind() != reflect.Struct {
@@ -110,16 +130,20 @@ func (d *Dialect) missing(err error) bool {
 // refused reports whether the server has answered that it did not execute a
 // statement.
 func (d *Dialect) refused(err error) bool {
-	c := d.code(err)
-	if state, ok := c.(string); ok { // from PostgreSQL, or from a pooler that has lost the server
-		return !strings.HasPrefix(state, "08") && !strings.HasPrefix(state, "57P") && state != "40003"
+	// Only numbers in these ranges are from the server. A proxy passes on those
+	// of its client library, from 2000, or has its own.
+	if n, ok := d.code(err).(int); ok && d == MySQL && (n < 1000 || n/1000 == 2 || n >= 5000) {
+		return false
 	}
-	return c != nil && !slices.Contains(d.broken, c)
+	return d.code(err) != nil && !d.is(d.broken, err)
 }
 
 func (d *Dialect) is(codes []any, err error) bool {
 	c := d.code(err)
-	return c != nil && slices.Contains(codes, c)
+	return c != nil && slices.ContainsFunc(codes, func(code any) bool {
+		prefix, ok := code.(string)
+		return code == c || ok && strings.HasPrefix(c.(string), prefix)
+	})
 }
 
 // text returns text as a parameter.

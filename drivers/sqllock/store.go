@@ -113,14 +113,16 @@ func (s *store) change(ctx context.Context, query string, args ...any) error {
 	return s.sorted(err)
 }
 
-// exec returns the number of changed rows.
+// exec returns the number of changed rows. It sends the statement once on a
+// connection of its own, because a pool would repeat a statement whose
+// connection has failed, even if the statement was executed.
 func (s *store) exec(ctx context.Context, query string, args []any) (n int64, err error) {
 	err = s.repeat(ctx, func() error {
-		ctx, c, free, err := s.conn(ctx)
+		ctx, c, err := s.conn(ctx)
 		if err != nil {
 			return err
 		}
-		defer free()
+		defer c.Close()
 		result, err := c.ExecContext(ctx, query, args...)
 		if err == nil {
 			n, err = result.RowsAffected()
@@ -132,12 +134,18 @@ func (s *store) exec(ctx context.Context, query string, args []any) (n int64, er
 
 // query calls each for each row.
 func (s *store) query(ctx context.Context, query string, args []any, each func(row func(...any) error) error) error {
-	ctx, c, free, err := s.conn(ctx)
-	if err != nil {
-		return err
+	var pool interface {
+		QueryContext(context.Context, string, ...any) (*sql.Rows, error)
+	} = s.db
+	if s.dialect == SQLite {
+		of, c, err := s.conn(ctx)
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		ctx, pool = of, c
 	}
-	defer free()
-	rows, err := c.QueryContext(ctx, query, args...)
+	rows, err := pool.QueryContext(ctx, query, args...)
 	if err != nil {
 		return err
 	}
@@ -154,19 +162,21 @@ func (s *store) query(ctx context.Context, query string, args []any, each func(r
 // is not canceled, because it ends by itself within the busy timeout and its
 // outcome is then known. SQLite drivers also leak a query that is canceled at
 // the wrong time, after which the connection reads old rows.
-func (s *store) conn(ctx context.Context) (context.Context, interface {
-	ExecContext(context.Context, string, ...any) (sql.Result, error)
-	QueryContext(context.Context, string, ...any) (*sql.Rows, error)
-}, func() error, error) {
-	if s.dialect != SQLite {
-		return ctx, s.db, func() error { return nil }, nil
-	}
+func (s *store) conn(ctx context.Context) (context.Context, *sql.Conn, error) {
 	c, err := s.db.Conn(ctx)
 	if err != nil {
-		return nil, nil, nil, fmt.Errorf("%w: %w", driver.ErrUnavailable, err)
+		return nil, nil, unsentError{err}
 	}
-	return context.WithoutCancel(ctx), c, c.Close, nil
+	if s.dialect == SQLite {
+		ctx = context.WithoutCancel(ctx)
+	}
+	return ctx, c, nil
 }
+
+// unsentError is the error of a statement that got no connection.
+type unsentError struct{ error }
+
+func (e unsentError) Unwrap() error { return e.error }
 
 // WriteAll implements cas.Batcher. All rows get the same version.
 func (s *store) WriteAll(ctx context.Context, writes []*cas.Write) error {
@@ -242,19 +252,41 @@ func (s *store) list(ctx context.Context, relation, from string) (entries []cas.
 // sorted returns an error in the form that package cas expects. A server that
 // refuses a statement has not executed it.
 func (s *store) sorted(err error) error {
-	d, dial := s.dialect, new(net.OpError)
+	d, dial, unsent := s.dialect, new(net.OpError), unsentError{}
 	switch {
 	case err == nil:
 		return nil
 	case d.missing(err):
 		return &MissingTableError{s.table, fmt.Sprintf(s.ddl, s.table)}
+	case d.is(d.logins, err):
+		return fmt.Errorf("%w: %w", driver.ErrCredentials, err)
 	case d.is(d.denied, err):
 		return fmt.Errorf("%w: %w", fs.ErrPermission, err)
-	case d.refused(err), errors.As(err, &dial) && dial.Op == "dial":
+	case d.is(d.lasting, err):
+		return &refusedError{s.table, err}
+	case d.refused(err), errors.As(err, &unsent), errors.As(err, &dial) && dial.Op == "dial":
 		return fmt.Errorf("%w: %w", driver.ErrUnavailable, err)
 	}
 	return err
 }
+
+// refusedError is the error of a statement that the server will always refuse,
+// because of the columns of the table or the name of a lock. It matches
+// errors.ErrUnsupported.
+type refusedError struct {
+	table string
+	err   error
+}
+
+func (e *refusedError) Error() string {
+	return fmt.Sprintf("table %s does not support the statement: %v", e.table, e.err)
+}
+
+func (e *refusedError) Is(target error) bool {
+	return target == errors.ErrUnsupported
+}
+
+func (e *refusedError) Unwrap() error { return e.err }
 
 // MissingTableError is the error of New if the table is missing. It matches
 // driver.ErrUnavailable.

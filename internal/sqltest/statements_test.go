@@ -196,3 +196,51 @@ func TestCanceledReads(t *testing.T) {
 		t.Errorf("the token is %d, want 2", token)
 	}
 }
+
+// TestRefusals checks that lasting refusals of the servers end a call at once:
+// of a user, of a column of the table, and of a name that is too long.
+func TestRefusals(t *testing.T) {
+	for _, name := range []string{"mariadb", "postgres", "sqlite"} {
+		t.Run(name, func(t *testing.T) {
+			s := servers[name](t)
+			db := s.dial(t, nil)
+			run(t, db, "CREATE TABLE others (name CHAR(64), version CHAR(64), written BIGINT)")
+			_, err := sqllock.New(t.Context(), db, s.dialect, &sqllock.Options{Table: "others"})
+			lasting(t, err, "others", "value")
+			if name == "sqlite" {
+				return
+			}
+			run(t, db, "CREATE TABLE shedlock (name VARCHAR(64) PRIMARY KEY, lock_until TIMESTAMP(3) NOT NULL, locked_at TIMESTAMP(3) NOT NULL, locked_by VARCHAR(255) NOT NULL)")
+			d, err := sqllock.NewShedLock(t.Context(), db, s.dialect, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, err = d.Acquire(t.Context(), &driver.Request{Name: strings.Repeat("é", 65), Hold: "a:1", TTL: time.Minute, Events: events{}})
+			lasting(t, err, "shedlock", "too long")
+			if err := hold(t, d, strings.Repeat("é", 64)).Release(t.Context()); err != nil {
+				t.Error(err)
+			}
+			if err := d.Close(t.Context()); err != nil {
+				t.Error(err)
+			}
+			if name == "postgres" { // the other server accepts every user
+				_, _, err := driver.Open(t.Context(), strings.Replace(s.url, "postgres@", "stranger@", 1))
+				if !errors.Is(err, driver.ErrCredentials) || errors.Is(err, driver.ErrUnavailable) {
+					t.Errorf("a user who does not exist: got %v, want ErrCredentials", err)
+				}
+			}
+		})
+	}
+}
+
+func lasting(t *testing.T, err error, parts ...string) {
+	t.Helper()
+	if !errors.Is(err, errors.ErrUnsupported) || errors.Is(err, driver.ErrUnavailable) || errors.Is(err, driver.ErrUnknown) {
+		t.Fatalf("got %v, want ErrUnsupported", err)
+	}
+	for _, part := range parts {
+		if text := strings.ToLower(err.Error()); !strings.Contains(text, part) {
+			t.Errorf("the error does not contain %q: %s", part, text)
+		}
+	}
+}
