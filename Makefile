@@ -53,17 +53,17 @@ FORM = $(if $(LONG),-timeout 60m,-short -timeout 30m)
 SKIP = $(if $(LONG),TestPairs|)$(COMPUTE)
 # There are no tests that compute in other packages.
 OF_COMPUTE = $(if $(filter ./...,$(PKG)),./conformance/... ./driver/cas ./drivers/etcd ./drivers/memory ./drivers/migrate ./internal/capacity)
-# The stages run side by side. Tests that wait for servers leave the processors idle, and tests that compute use them, with a lower priority.
-STAGES = --no-print-directory -j3 $(if $(OF_ROOT),test-library) $(if $(OF_NESTED),test-nested) $(if $(OF_COMPUTE),test-compute)
+# The stages run one after the other: side by side they keep two processors busy all the time, and servers then answer too late for some tests.
+STAGES = --no-print-directory -j1 $(if $(OF_ROOT),test-library) $(if $(OF_NESTED),test-nested) $(if $(OF_COMPUTE),test-compute)
 
 test-library:
 	GOWORK=off $(RUN_TESTS) $(FORM) -skip '^($(SKIP))$$' $(TESTFLAGS) $(OF_ROOT)
 
 test-nested:
-	$(RUN_TESTS) -p 2 $(FORM) $(TESTFLAGS) $(OF_NESTED)
+	$(RUN_TESTS) $(FORM) $(TESTFLAGS) $(OF_NESTED)
 
 test-compute:
-	nice -n 5 env GOWORK=off $(RUN_TESTS) -p 2 -race=false -timeout 30m -run '^($(COMPUTE))$$' $(if $(LONG),,$(COMPUTE_FORM)) $(TESTFLAGS) $(OF_COMPUTE)
+	GOWORK=off $(RUN_TESTS) -race=false -timeout 30m -run '^($(COMPUTE))$$' $(if $(LONG),,$(COMPUTE_FORM)) $(TESTFLAGS) $(OF_COMPUTE)
 
 test: servers ## run all tests in their short form, on real servers, with the race detector; none may show a password
 	@$(MAKE) $(STAGES)

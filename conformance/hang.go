@@ -252,8 +252,8 @@ func (o *standstill) disable() {
 	o.off = true
 }
 
-// answered is called with the outcome of a renewal or release that was sent at
-// began.
+// answered is called with the outcome of a Renew, Release or Leave that was
+// called at began.
 func (s *stalls) answered(began time.Time, err error) {
 	if s != nil && isNoAnswer(err) {
 		s.way.add(s.ttl, stall{began, time.Since(began)})

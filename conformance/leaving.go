@@ -41,8 +41,10 @@ func (r *request) tryLeave(ctx context.Context, ttl time.Duration) (end time.Tim
 	d := r.driver
 	leaver, what := d.leaver(), fmt.Sprintf("Leave of %q by %s", r.Name, d.label)
 	d.env.events.add(d.label, "leave %q for %v", r.Name, ttl)
-	end = time.Now().Add(ttl)
+	began := time.Now()
+	end = began.Add(ttl)
 	d.env.within(what, func() { err = leaver.Leave(ctx, untap(r.lease).Lease, ttl) })
+	d.env.stalls.answered(began, err)
 	d.env.events.add(d.label, "leave: %s", outcome(err))
 	return end, err
 }
