@@ -32,15 +32,7 @@ func (d *Driver) stop(ctx context.Context) error {
 	d.mu.Unlock()
 	d.life.End()
 	d.quitAll(ctx) // the sessions that asked about the other sessions
-	finished := make(chan struct{})
-	go func() { // ends when the driver's goroutines end; they no longer wait for anything
-		d.life.Wait()
-		close(finished)
-	}()
-	select {
-	case <-finished:
-	case <-ctx.Done():
-	}
+	d.life.Finish(ctx, func() {})
 	if !withdrawn || !buried {
 		return fmt.Errorf("%w: %d sessions may stay on the server until the end of their TTL: %w", driver.ErrUnknown, graves, ctx.Err())
 	}
