@@ -86,7 +86,7 @@ func lastAttempt(ctx context.Context) bool {
 	return ok && retried >= most
 }
 
-// Configure makes a server retry a task whose lock is held after delay. The
+// Configure makes a server retry a task that returns ErrHeld after delay. The
 // retry is not a failure: it does not count, and the ErrorHandler is not
 // called. Configure keeps the settings of cfg for other errors, so set the
 // fields of cfg before. asynq looks for such tasks every
