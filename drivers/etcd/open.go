@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc/backoff"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/lifecycle"
 	"github.com/go-dsync/dsync/internal/tlsurl"
 )
 
@@ -243,7 +244,7 @@ func probeFault(ctx context.Context, err error) error {
 	if err, doubt := fault(ctx, err); !doubt || errors.Is(err, errClusters) {
 		return err
 	}
-	return withCause(ctx, driver.ErrUnavailable, rpctypes.Error(err))
+	return lifecycle.WithCause(ctx, driver.ErrUnavailable, rpctypes.Error(err))
 }
 
 // verifyName checks the server's certificate against tls.Config.ServerName,

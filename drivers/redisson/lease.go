@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/lifecycle"
 	"github.com/go-dsync/dsync/internal/linked"
 	"github.com/go-dsync/dsync/internal/redisdriver"
 )
@@ -92,7 +93,7 @@ func (l *lease) release(ctx context.Context) (again, left bool, _ error) {
 	if doubt {
 		l.doubt(begun)
 	}
-	return redisdriver.Transient(err) && ctx.Err() == nil, false, err
+	return lifecycle.Transient(err) && ctx.Err() == nil, false, err
 }
 
 // doubt notes that a request to release the hold, begun at that time, may have

@@ -9,6 +9,7 @@ import (
 	gozk "github.com/go-zookeeper/zk"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/lifecycle"
 )
 
 // data returns the data of a request's node.
@@ -354,7 +355,7 @@ func (r *request) leave() state {
 	case !again, !errors.Is(err, errOver) && !errors.Is(err, errGone):
 		return done
 	case r.ctx.Err() != nil:
-		r.err = withCause(r.ctx, driver.ErrUnavailable, errOver)
+		r.err = lifecycle.WithCause(r.ctx, driver.ErrUnavailable, errOver)
 		return done
 	}
 	return boarding

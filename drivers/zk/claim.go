@@ -13,6 +13,7 @@ import (
 
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/internal/cleaner"
+	"github.com/go-dsync/dsync/internal/lifecycle"
 )
 
 // claim is the set of nodes that a request has at the server: one node, or one
@@ -176,7 +177,7 @@ func (q *claim) giveBack(c caller, err error) error {
 	}
 	haunt(&ghost{claim: q})
 	if c.ctx.Err() != nil {
-		return withCause(c.ctx, driver.ErrUnknown, failed)
+		return lifecycle.WithCause(c.ctx, driver.ErrUnknown, failed)
 	}
 	return errors.Join(driver.ErrUnknown, err)
 }

@@ -7,6 +7,7 @@ import (
 	gozk "github.com/go-zookeeper/zk"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/lifecycle"
 )
 
 const (
@@ -147,7 +148,7 @@ func (r *request) wait() (state, error) {
 
 // waitEnded returns the error of a wait that the caller has ended.
 func (r *request) waitEnded() error {
-	return withCause(r.ctx, driver.ErrLocked, errors.New("the wait has ended"))
+	return lifecycle.WithCause(r.ctx, driver.ErrLocked, errors.New("the wait has ended"))
 }
 
 // place is the position of a node among the contenders.
