@@ -42,18 +42,18 @@ func (d *Driver) wait(ctx context.Context, r *driver.Request, first int, t *redi
 	defer timer.Stop()
 	number := 0
 	for polls := true; ; polls = true {
-	wait:
+	asleep:
 		for {
 			select {
 			case <-t.Wake:
 				crowd, polls = crowd-1, false
-				wait := standBack(crowd)
-				if wait == 0 {
-					break wait
+				longer := standBack(crowd)
+				if longer == 0 {
+					break asleep
 				}
-				timer.Reset(wait)
+				timer.Reset(longer)
 			case <-timer.C:
-				break wait
+				break asleep
 			case <-ctx.Done():
 				t.Leave(!polls)
 				return nil, fmt.Errorf("%w: %w", driver.ErrLocked, ctx.Err())
