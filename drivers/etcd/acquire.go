@@ -76,7 +76,7 @@ func (d *Driver) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, 
 		if err == nil {
 			return h, nil
 		}
-		if err = h.leave(ctx, err); err != errAgain {
+		if err = h.giveUp(ctx, err); err != errAgain {
 			return nil, err
 		}
 		limit, waited = h.limit, h.waited
@@ -187,7 +187,7 @@ func (h *hold) enqueue(ctx context.Context) (view, error) {
 		return view{}, err
 	}
 	condition, record := h.plain(dir)
-	answer, err := h.sendPut(ctx, []clientv3.Cmp{condition}, append([]clientv3.Op{h.queue(), h.put()}, record...), nil)
+	answer, err := h.sendPut(ctx, []clientv3.Cmp{condition}, append([]clientv3.Op{h.readBefore(), h.put()}, record...), nil)
 	endTurn()
 	switch {
 	case err != nil:
@@ -221,8 +221,9 @@ var (
 	newestPage = clientv3.OpGet("", clientv3.WithKeysOnly(), clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortDescend), clientv3.WithLimit(maxView))
 )
 
-// queue makes the operation that reads the keys before the key about to be put.
-func (h *hold) queue() clientv3.Op {
+// readBefore makes the operation that reads the keys before the key about to be
+// put.
+func (h *hold) readBefore() clientv3.Op {
 	if h.rule().adds { // all keys count
 		return h.keys().read(newest)
 	}
@@ -327,9 +328,9 @@ func (h *hold) sendPut(ctx context.Context, compare []clientv3.Cmp, then, otherw
 	return o.answer, nil
 }
 
-// leave ends an attempt that was not granted. It settles the key, returns the
+// giveUp ends an attempt that was not granted. It settles the key, returns the
 // lease, and returns the error for the caller or errAgain.
-func (h *hold) leave(ctx context.Context, err error) error {
+func (h *hold) giveUp(ctx context.Context, err error) error {
 	closing := h.driver.life.Open().Err() != nil
 	answer, isFinal := err.(final)
 	switch {

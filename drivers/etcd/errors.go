@@ -75,7 +75,7 @@ var (
 // server proves it. Other errors are errors of requests.
 type final struct{ error }
 
-// Outcomes of an attempt for which leave has special cases.
+// Outcomes of an attempt for which giveUp has special cases.
 var (
 	errAgain = errors.New("ask again")                          // with another key
 	errGone  = errors.New("the place in the queue was removed") // by another client

@@ -98,8 +98,8 @@ func connect(ctx context.Context, config clientv3.Config, o *Options) (*Driver, 
 			return nil, err
 		}
 	}
-	lines := newLines()
-	config.DialOptions = append(config.DialOptions, grpc.WithTransportCredentials(lines.credentials(config.TLS)))
+	all := newConns()
+	config.DialOptions = append(config.DialOptions, grpc.WithTransportCredentials(all.credentials(config.TLS)))
 	client, opened, end, err := newClient(ctx, config)
 	if err != nil {
 		return nil, err
@@ -110,7 +110,7 @@ func connect(ctx context.Context, config clientv3.Config, o *Options) (*Driver, 
 		return nil, err
 	}
 	d.closeClient = end
-	d.lines, lines.driver = lines, d
+	d.conns, all.driver = all, d
 	err = d.probe(ctx)
 	if !opened() && err == nil {
 		err = ctx.Err()

@@ -30,8 +30,8 @@ const (
 func (h *hold) wait(ctx context.Context, w *waiter, v view) error {
 	d := h.driver
 	defer w.leave()
-	d.lines.wait()
-	defer d.lines.stop()
+	d.conns.expectEvents()
+	defer d.conns.stopExpecting()
 	active := w.endLook(v, h.hears(v))
 	timer := time.NewTimer(h.pause(active))
 	defer timer.Stop()
