@@ -81,7 +81,7 @@ func (l *lease) release(ctx context.Context) (again, left bool, _ error) {
 	} else if err != nil {
 		return false, false, err
 	}
-	told, err := o.first, o.err
+	told, err := o.value, o.err
 	d.putOp(o)
 	if err == nil {
 		return false, false, l.released(told, min(own, d.own(l.request)))
@@ -160,7 +160,7 @@ func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
 	some := []due{{lease: l, ttl: ttl}}
 	d.renewSome(ctx, client, some, func(_ int, e error) { err = e })
 	if err == nil && ttl < backstop && some[0].Shortens() {
-		d.tellShortened(ctx, l.request)
+		d.publishShortened(ctx, l.request)
 	}
 	return err
 }
