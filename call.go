@@ -23,10 +23,10 @@ const (
 // an event ends the state.
 //
 //	state     the call                              ended by                              next
-//	(begin)   not a re-entry                        callers before it                     inLine
-//	                                                no call before it                     settling, yielding or asking
-//	inLine    waits in line in the process          callNext: it contends                 settling, yielding or asking
-//	settling  waits for our own release to return   the return of the release             yielding or asking
+//	(begin)   not a re-entry                        callers before it                     inQueue
+//	                                                no call before it                     releasing, yielding or asking
+//	inQueue   waits in the queue of the process     callNext: it contends                 releasing, yielding or asking
+//	releasing waits for our own release to return   the return of the release             yielding or asking
 //	                                                the bound of the wait                 asking
 //	yielding  leaves other clients a moment         time                                  asking
 //	asking    has asked the backend                 a grant                               over, with a lease
@@ -43,9 +43,9 @@ const (
 // served before its context ended returns the lease. If a call is granted the
 // lock after it was served, it releases the grant.
 //
-// From settling to pausing the call contends. lock.contending counts the
+// From releasing to pausing the call contends. lock.contending counts the
 // contenders. Where one contender asks for all calls, no other call begins to
-// ask. A call in line contends too once callNext has chosen the call, even
+// ask. A call in the queue contends too once callNext has chosen the call, even
 // before the call knows. When a contender ends, callNext chooses the next.
 //
 // The fields belong to the goroutine of the call. The fields that other
@@ -55,15 +55,15 @@ type lockCall struct {
 	ctx     context.Context
 	request request
 	// lets other calls serve this call; nil if the call has no group and was
-	// never in line
+	// never in the queue
 	waiter *waiter
 	state  callState
 	retry  time.Duration // the next pause, approximately
 
 	// Used by dwell, depending on the state.
-	holder   *telemetry.Call // inLine: the call of the present holder
-	wait     time.Duration   // settling, yielding, pausing: the longest wait
-	released <-chan struct{} // settling: closed when the release has returned
+	holder   *telemetry.Call // inQueue: the call of the present holder
+	wait     time.Duration   // releasing, yielding, pausing: the longest wait
+	released <-chan struct{} // releasing: closed when the release has returned
 
 	// Set by dwell.
 	ended  ending
@@ -79,8 +79,8 @@ type lockCall struct {
 type callState uint8
 
 const (
-	inLine callState = iota
-	settling
+	inQueue callState = iota
+	releasing
 	yielding
 	asking
 	pausing
@@ -134,7 +134,7 @@ func (c *lockCall) step() {
 		}
 		k.queue.remove(w)
 	}
-	if before != inLine || c.waiter.contends {
+	if before != inQueue || c.waiter.contends {
 		k.retire(c.waiter)
 		k.callNext()
 	}
@@ -144,7 +144,7 @@ func (c *lockCall) step() {
 func (c *lockCall) next() callState {
 	switch {
 	case c.state == asking:
-		return c.answered()
+		return c.handleAnswer()
 	case c.served():
 		return over
 	case c.ended == byContext:
@@ -153,9 +153,9 @@ func (c *lockCall) next() callState {
 	case c.ended == byClose:
 		c.err = ErrClosed
 		return over
-	case c.state == inLine:
-		return c.settle()
-	case c.state == settling && c.ended == byRelease:
+	case c.state == inQueue:
+		return c.awaitRelease()
+	case c.state == releasing && c.ended == byRelease:
 		return c.yield()
 	}
 	return asking
@@ -176,30 +176,30 @@ func (c *lockCall) begin() callState {
 	if waits {
 		k.queue.push(c.waiter)
 		c.holder = k.holder()
-		return inLine
+		return inQueue
 	}
 	k.contend(c.waiter)
-	return c.settle()
+	return c.awaitRelease()
 }
 
-// settle returns the state of a call that begins to contend. Until our last
-// release of the name is answered, the backend would report that the lock is
-// taken. The wait for a release that hangs is bounded by min(TTL/6, 1 s).
+// awaitRelease returns the state of a call that begins to contend. Until our
+// last release of the name is answered, the backend would report that the lock
+// is taken. The wait for a release that hangs is bounded by min(TTL/6, 1 s).
 // Called with lock.mu held.
-func (c *lockCall) settle() callState {
+func (c *lockCall) awaitRelease() callState {
 	k := c.lock
-	if !k.hasLine() {
+	if !k.queuesHere() {
 		return asking
 	}
 	h := k.releasing
 	if h == nil {
 		return c.yield()
 	}
-	if h.settled == nil {
-		h.settled = make(chan struct{})
+	if h.releaseDone == nil {
+		h.releaseDone = make(chan struct{})
 	}
-	c.released, c.wait = h.settled, min(k.client.ttl/6, time.Second)
-	return settling
+	c.released, c.wait = h.releaseDone, min(k.client.ttl/6, time.Second)
+	return releasing
 }
 
 // yield returns the state of a contender with no release to wait for. If other
@@ -212,9 +212,9 @@ func (c *lockCall) yield() callState {
 	return asking
 }
 
-// answered returns the state of a call whose request has returned. Called with
-// lock.mu held.
-func (c *lockCall) answered() callState {
+// handleAnswer returns the state of a call whose request has returned. Called
+// with lock.mu held.
+func (c *lockCall) handleAnswer() callState {
 	k := c.lock
 	if c.answer != nil {
 		return c.refused()
@@ -274,9 +274,9 @@ func (c *lockCall) dwell() {
 	case asking:
 		c.ask()
 		return
-	case inLine:
+	case inQueue:
 		call.Waits(c.lock, c.holder)
-	case settling, yielding:
+	case releasing, yielding:
 		call.Waits(c.lock, nil)
 	case pausing:
 		if c.answer != nil {
@@ -332,8 +332,8 @@ func (c *lockCall) ask() {
 	c.lease, c.answer = k.askBackend(ctx, c.hold)
 }
 
-// waiter is the part of a call of Lock that other calls use. Calls in line and
-// contenders of a group have one.
+// waiter is the part of a call of Lock that other calls use. Calls in the queue
+// and contenders of a group have one.
 type waiter struct {
 	ctx     context.Context
 	request request
@@ -381,7 +381,7 @@ func (q *waiters) push(w *waiter) {
 }
 
 // head returns the first call whose context has not ended. Earlier calls leave
-// the line.
+// the queue.
 func (q *waiters) head() *waiter {
 	for q.first != nil && q.first.ended() {
 		q.remove(q.first)

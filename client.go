@@ -28,7 +28,7 @@ type Client struct {
 	id     string // of this client, on the wire
 	clock  *clock.Clock
 	// by mode: whether few callers per name ask the backend, and the others
-	// wait in line here
+	// wait in the queue here
 	queues     [modes]bool
 	readers    Owner // the group of all Read calls
 	serial     atomic.Uint64
@@ -385,11 +385,11 @@ func (c *Client) lockName(ctx context.Context, r request, name string, try bool)
 		}
 		return l, err
 	}
-	k, err := c.enter(name, r.mode)
+	k, err := c.pin(name, r.mode)
 	if err != nil {
 		return nil, err
 	}
-	defer c.leave(k)
+	defer c.unpin(k)
 	if try {
 		return k.tryLock(ctx, r)
 	}
@@ -414,8 +414,8 @@ func (c *Client) overBefore(ctx context.Context, r request, name string) error {
 // modes is the number of modes.
 const modes = driver.Permit + 1
 
-// enter returns the lock of a name and mode for one use, until leave.
-func (c *Client) enter(name string, mode driver.Mode) (*lock, error) {
+// pin returns the lock of a name and mode for one use, until unpin.
+func (c *Client) pin(name string, mode driver.Mode) (*lock, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.ended {
@@ -430,13 +430,13 @@ func (c *Client) enter(name string, mode driver.Mode) (*lock, error) {
 	return k, nil
 }
 
-func (c *Client) use(k *lock) {
+func (c *Client) pinAgain(k *lock) {
 	c.mu.Lock()
 	k.uses++
 	c.mu.Unlock()
 }
 
-func (c *Client) leave(k *lock) {
+func (c *Client) unpin(k *lock) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if k.uses--; k.uses == 0 {

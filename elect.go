@@ -72,7 +72,7 @@ func (c *Client) Observe(ctx context.Context, name string) iter.Seq2[Status, err
 		o := &observer{client: c, name: name, changed: make(chan struct{}, 1), stop: func() {}}
 		defer func() { o.stop() }()
 		for {
-			s, err := o.ask(ctx)
+			s, err := o.query(ctx)
 			if ctx.Err() != nil {
 				return
 			}
@@ -128,9 +128,9 @@ func (o *observer) change() {
 	}
 }
 
-// ask queries the backend, and waits for the answer for a third of the TTL at
+// query queries the backend, and waits for the answer for a third of the TTL at
 // most.
-func (o *observer) ask(ctx context.Context) (Status, error) {
+func (o *observer) query(ctx context.Context) (Status, error) {
 	ctx, cancel := context.WithTimeout(ctx, o.client.ttl/3)
 	defer cancel()
 	return o.client.Inspect(ctx, o.name)

@@ -13,9 +13,9 @@ import (
 	"github.com/go-dsync/dsync/drivers/memory"
 )
 
-// line makes n callers of c wait for name in order. Each runs hold with its
+// queueUp makes n callers of c wait for name in order. Each runs hold with its
 // lease, and unlocks.
-func line(t *testing.T, c dsync.Locker, n int, hold func(i int, l *dsync.Lease), opts ...dsync.LockOption) *sync.WaitGroup {
+func queueUp(t *testing.T, c dsync.Locker, n int, hold func(i int, l *dsync.Lease), opts ...dsync.LockOption) *sync.WaitGroup {
 	var wg sync.WaitGroup
 	for i := range n {
 		wg.Go(func() {
@@ -41,7 +41,7 @@ func TestHandOverInOrderWithoutARequest(t *testing.T) {
 		var order []int
 		var last uint64
 		first := mustLock(t, c, "x") // no call waits yet: the grant brings one token, so this hold is not handed over
-		wg := line(t, c, 50, func(i int, l *dsync.Lease) {
+		wg := queueUp(t, c, 50, func(i int, l *dsync.Lease) {
 			order = append(order, i)
 			if l.Token() <= last {
 				t.Errorf("token %d after %d", l.Token(), last)
@@ -82,7 +82,7 @@ func TestHandOverIsBounded(t *testing.T) {
 				d := &stub{info: driver.Info{Fencing: tt.fencing}}
 				c := newStub(t, d)
 				first := mustLock(t, c, "x")
-				wg := line(t, c, tt.waiters, func(int, *dsync.Lease) { time.Sleep(tt.hold) }, tt.opts...)
+				wg := queueUp(t, c, tt.waiters, func(int, *dsync.Lease) { time.Sleep(tt.hold) }, tt.opts...)
 				_ = first.Unlock(t.Context())
 				wg.Wait()
 				if got := len(d.asked()); got != tt.want {
@@ -98,7 +98,7 @@ func TestNoHandOverOfALeaseThatRunsOut(t *testing.T) {
 		d := &stub{renew: func(context.Context, *stubLease) error { return driver.ErrUnavailable }}
 		c := newStub(t, d)
 		first := mustLock(t, c, "x")
-		wg := line(t, c, 1, func(int, *dsync.Lease) {})
+		wg := queueUp(t, c, 1, func(int, *dsync.Lease) {})
 		time.Sleep(6 * time.Second) // less than half of the TTL is left
 		_ = first.Unlock(t.Context())
 		wg.Wait()
@@ -123,7 +123,7 @@ func TestNoHandOverOnFIFO(t *testing.T) {
 		d.release = func(context.Context, *stubLease) error { <-taken; return nil }
 		c := newClient(t, d, nil)
 		first := mustLock(t, c, "x")
-		wg := line(t, c, 10, func(int, *dsync.Lease) {})
+		wg := queueUp(t, c, 10, func(int, *dsync.Lease) {})
 		_ = first.Unlock(t.Context())
 		wg.Wait()
 		if got := len(d.asked()); got != 11 {
@@ -202,7 +202,7 @@ func TestReleaseReportsThatNobodyElseWaits(t *testing.T) {
 			c := newStub(t, d)
 			first := mustLock(t, c, "x", dsync.ExpireAfter(time.Second)) // not handed over
 			start := time.Now()
-			wg := line(t, c, 1, func(int, *dsync.Lease) {
+			wg := queueUp(t, c, 1, func(int, *dsync.Lease) {
 				if got := time.Since(start); got != want {
 					t.Errorf("others wait %v: the next asked after %v, want %v", contends, got, want)
 				}
@@ -225,7 +225,7 @@ func TestTryLockMayOvertakeTheLine(t *testing.T) {
 		d := &stub{}
 		c := newStub(t, d)
 		first := mustLock(t, c, "x")
-		wg := line(t, c, 1, func(int, *dsync.Lease) {})
+		wg := queueUp(t, c, 1, func(int, *dsync.Lease) {})
 		if _, err := c.TryLock(t.Context(), "x"); !errors.Is(err, dsync.ErrLocked) {
 			t.Errorf("TryLock beside a live local hold: %v, want ErrLocked", err)
 		}

@@ -56,8 +56,8 @@ type hold struct {
 	token     uint64 // of the current owner
 	// if the last renewal failed: the loss to report if the hold ends now;
 	// otherwise nil
-	outage  *lostError
-	settled chan struct{} // closed when the release has returned; nil if no call waits for it
+	outage      *lostError
+	releaseDone chan struct{} // closed when the release has returned; nil if no call waits for it
 	// the waiter that a request gives the hold to, instead of a release; nil if
 	// there is none
 	heir      *waiter
@@ -95,7 +95,7 @@ func (h *hold) Tokens() int {
 	k := h.lock
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.hasLine() && k.queue.first != nil && !h.req.Fixed {
+	if k.queuesHere() && k.queue.first != nil && !h.req.Fixed {
 		return maxHandOvers
 	}
 	return 1
@@ -202,11 +202,11 @@ func (h *hold) removeView(l *Lease) {
 	l.next, l.at = nil, nil
 }
 
-// leave is called with lock.mu held when a view has ended without a loss. After
-// the last view, either the hold passes to the next local waiter, or leave
-// returns true and the caller must release the hold. The release gives the hold
-// to the heir, if there is one.
-func (h *hold) leave(now moment) (release bool) {
+// viewEnded is called with lock.mu held when a view has ended without a loss.
+// After the last view, either the hold passes to the next local waiter, or
+// viewEnded returns true and the caller must release the hold. The release
+// gives the hold to the heir, if there is one.
+func (h *hold) viewEnded(now moment) (release bool) {
 	k := h.lock
 	if h.views != nil || h.state != holdLive || k.handOver(h, now) {
 		return false
@@ -259,7 +259,7 @@ func (h *hold) end(s holdState) {
 func (h *hold) uncount() {
 	if h.counted {
 		h.counted = false
-		h.lock.client.leave(h.lock)
+		h.lock.client.unpin(h.lock)
 	}
 }
 

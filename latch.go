@@ -269,7 +269,7 @@ func (ls *latches) close() {
 	ls.mu.Lock()
 	ls.closed = true
 	for _, g := range ls.groups {
-		g.tell(g.asked+1, ErrClosed)
+		g.endWaits(g.asked+1, ErrClosed)
 	}
 	ls.mu.Unlock()
 	ls.asking.Wait()
@@ -292,7 +292,7 @@ func (g *latchGroup) run() {
 			return
 		}
 		next := g.latches.client.ttl / 3
-		if g.ask() {
+		if g.query() {
 			pause = minAskPause
 			if !watched && g.ctx.Err() == nil {
 				watched = true
@@ -308,9 +308,9 @@ func (g *latchGroup) run() {
 	}
 }
 
-// ask queries the backend, ends the waits for which the answer counts, and
+// query queries the backend, ends the waits for which the answer counts, and
 // reports whether there was an answer.
-func (g *latchGroup) ask() bool {
+func (g *latchGroup) query() bool {
 	ls := g.latches
 	ls.mu.Lock()
 	g.asked++
@@ -330,7 +330,7 @@ func (g *latchGroup) ask() bool {
 	}
 	g.trouble = nil
 	if err != nil || left == 0 {
-		g.tell(question, err)
+		g.endWaits(question, err)
 	}
 	return true
 }
@@ -354,8 +354,9 @@ func (g *latchGroup) leave(w *latchWait) (trouble error) {
 
 // The methods below are called with latches.mu held.
 
-// tell passes the outcome of a query to the waits that began before the query.
-func (g *latchGroup) tell(question uint64, err error) {
+// endWaits passes the outcome of a query to the waits that began before the
+// query.
+func (g *latchGroup) endWaits(question uint64, err error) {
 	for w := range g.waits {
 		if w.after < question {
 			w.done <- err

@@ -31,12 +31,13 @@ var layout = []struct {
 		"./driver",
 		"./internal/alarm",
 		"./internal/clock",
+		"./internal/parallel",
 		"./internal/telemetry",
 		"go.opentelemetry.io/otel/metric",
 		"go.opentelemetry.io/otel/trace",
 	}},
 	{"driver", nil},
-	{"driver/cas", []string{"./driver", "./driver/move", "./internal/cleaner", "./internal/lifecycle"}},
+	{"driver/cas", []string{"./driver", "./driver/move", "./internal/cleaner", "./internal/lifecycle", "./internal/parallel"}},
 	{"driver/move", []string{"./driver"}},
 
 	// Every package of internal. None imports a driver, except telemetrytest,
@@ -45,6 +46,7 @@ var layout = []struct {
 	{"internal/cleaner", []string{"./internal/lifecycle"}},
 	{"internal/session", []string{"./driver", "./internal/lifecycle"}},
 	{"internal/linked", nil},
+	{"internal/parallel", nil},
 	{"internal/clock", nil},
 	{"internal/alarm", []string{"./internal/clock", "./internal/linked"}},
 	{"internal/redisdial", []string{"./driver", "./internal/tlsurl", "github.com/redis/rueidis"}},
@@ -90,7 +92,7 @@ var layout = []struct {
 	{"contrib/natslock", []string{"./driver/...", "github.com/nats-io/nats.go/..."}},
 
 	{"cmd", []string{
-		"./", "./driver/...", "./drivers/...", "./internal/redisdial", "./internal/tlsurl",
+		"./", "./driver/...", "./drivers/...", "./internal/parallel", "./internal/redisdial", "./internal/tlsurl",
 		"github.com/spf13/cobra", "github.com/spf13/pflag", "github.com/schollz/progressbar/v3", "golang.org/x/sys/unix", "golang.org/x/term",
 		"github.com/redis/rueidis", "go.etcd.io/etcd/...", "go.uber.org/zap", "github.com/go-zookeeper/zk", "github.com/jackc/pgx/v5/pgconn",
 		"github.com/jackc/pgx/v5/stdlib", "github.com/go-sql-driver/mysql",

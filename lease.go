@@ -340,7 +340,7 @@ func (l *Lease) unlock(ctx context.Context) error {
 	}
 	l.finish(errUnlocked)
 	call := h.endTenure()
-	if !h.leave(now) {
+	if !h.viewEnded(now) {
 		k.mu.Unlock()
 		call.Ended(ctx, telemetry.Unlocked)
 		return nil
@@ -368,7 +368,7 @@ func (l *Lease) overEnd() *lostError {
 func (l *Lease) endItself(now moment, why *lostError) {
 	l.finish(&LockError{"lease", l.Name(), why})
 	l.lost(why)
-	if l.hold.leave(now) {
+	if l.hold.viewEnded(now) {
 		l.hold.lock.client.releaser.add(l.hold)
 	}
 }

@@ -34,7 +34,7 @@ type request struct {
 //
 // Where the backend is FIFO over all waiters, every call asks the backend
 // itself. Otherwise one call at a time asks, the contender, and the rest wait
-// in line here. For permits several calls contend, until one of them is
+// in the queue here. For permits several calls contend, until one of them is
 // refused. Calls of one Owner share the first grant to any of them, so one call
 // asks for all. The same is true of the client's calls for Read.
 type lock struct {
@@ -50,7 +50,7 @@ type lock struct {
 	hold       *hold
 	releasing  *hold // the hold whose release has not returned, in modes that have one hold
 	queue      waiters
-	contending int       // calls of Lock in the states from settling to pausing
+	contending int       // calls of Lock in the states from releasing to pausing
 	trying     int       // calls of TryLock that ask the backend
 	contenders []*waiter // the contenders with an Owner, whose other calls can serve them
 	answers    answers   // of the backend
@@ -63,14 +63,14 @@ type lock struct {
 // same time.
 const maxAsking = 16
 
-// hasLine reports whether callers wait in line here rather than at the backend.
-// Readers also wait here, but as calls of one group.
-func (k *lock) hasLine() bool { return k.client.queues[k.mode] }
+// queuesHere reports whether callers wait in the queue here rather than at the
+// backend. Readers also wait here, but as calls of one group.
+func (k *lock) queuesHere() bool { return k.client.queues[k.mode] }
 
 // alone reports whether a live hold excludes all other holds.
 func (k *lock) alone() bool { return k.mode.Excludes(k.mode) }
 
-// engaged reports whether calls in line must not ask the backend for now,
+// engaged reports whether calls in the queue must not ask the backend for now,
 // because another call asks or the client has the name. For permits, they must
 // not ask while a refused call waits at the backend, so that calls for few
 // permits do not overtake a call for many. Called with mu held.
@@ -175,9 +175,10 @@ func (k *lock) tryLock(ctx context.Context, r request) (*Lease, error) {
 	return nil, driver.ErrUnavailable
 }
 
-// mustWait reports whether a new call must wait in line. Called with mu held.
+// mustWait reports whether a new call must wait in the queue. Called with mu
+// held.
 func (k *lock) mustWait(r request) bool {
-	if !k.hasLine() {
+	if !k.queuesHere() {
 		return k.asks(r.group)
 	}
 	if k.queue.first != nil {
@@ -214,10 +215,10 @@ func (k *lock) retire(w *waiter) {
 	}
 }
 
-// callNext lets the next call in line ask the backend, if it is time. Called
-// with mu held.
+// callNext lets the next call in the queue ask the backend, if it is time.
+// Called with mu held.
 func (k *lock) callNext() {
-	if k.hasLine() {
+	if k.queuesHere() {
 		for w := k.queue.head(); w != nil && !k.engaged(); w = k.queue.head() {
 			k.queue.remove(w)
 			k.contend(w)
@@ -275,7 +276,7 @@ func (k *lock) install(h *hold, granted driver.Lease, r request, now moment) (*L
 		h.keepUntil = now + r.atLeast
 	}
 	h.counted = true
-	k.client.use(k)
+	k.client.pinAgain(k)
 	k.client.watchdog.watch(h)
 	return h.addView(r), nil
 }
@@ -301,15 +302,15 @@ func (k *lock) serveGroup(h *hold) {
 	}
 }
 
-// handOver passes a hold whose last lease has ended to the first call in line,
-// without a request to the backend, within the bounds that keep the other
-// clients from starving. If no token is left for the first call in line,
-// handOver makes it the heir of the hold, if the driver can pass the hold, and
-// returns false. Called with mu held.
+// handOver passes a hold whose last lease has ended to the first call in the
+// queue, without a request to the backend, within the bounds that keep the
+// other clients from starving. If no token is left for the first call in the
+// queue, handOver makes it the heir of the hold, if the driver can pass the
+// hold, and returns false. Called with mu held.
 func (k *lock) handOver(h *hold, now moment) bool {
 	w := k.queue.head()
 	switch {
-	case w == nil, !k.hasLine(), k.closed:
+	case w == nil, !k.queuesHere(), k.closed:
 		return false
 	case k.alone() && (k.contending > 0 || k.trying > 0 || k.releasing != nil):
 		return false
@@ -330,8 +331,8 @@ func (k *lock) handOver(h *hold, now moment) bool {
 	return true
 }
 
-// serveFirst makes the first call in line the owner of a live hold that has
-// none, and returns its lease. Called with mu held.
+// serveFirst makes the first call in the queue the owner of a live hold that
+// has none, and returns its lease. Called with mu held.
 func (k *lock) serveFirst(h *hold) *Lease {
 	w := k.queue.first
 	h.handOvers++

@@ -15,7 +15,7 @@ import (
 )
 
 // orders are the orders in which a backend may grant. With all orders except
-// FIFO, callers wait in line in the process.
+// FIFO, callers wait in the queue of the process.
 var orders = []memory.Order{memory.FIFO, memory.FIFOByClient, memory.Unordered}
 
 // forOrders runs f in a bubble for each order, with two clients of one backend.

@@ -203,7 +203,7 @@ func TestCallThatIsServedWhenItsTurnHasJustComeLeavesTheLine(t *testing.T) {
 		go func() { served <- mustLock(t, o, "x") }()
 		synctest.Wait()
 		var wg sync.WaitGroup
-		wg.Go(func() { // next in line
+		wg.Go(func() { // next in the queue
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
 			if _, err := c.Lock(ctx, "x"); err != nil {

@@ -70,7 +70,7 @@ func TestPassWhereTheNextNeedsAToken(t *testing.T) {
 		first := mustLock(t, c, "x")
 		last := first.Token()
 		var order []int
-		wg := line(t, c, 50, func(i int, l *dsync.Lease) {
+		wg := queueUp(t, c, 50, func(i int, l *dsync.Lease) {
 			order = append(order, i)
 			p.mu.Lock()
 			named := p.passes[len(p.passes)-1]
@@ -108,7 +108,7 @@ func TestPassIsBounded(t *testing.T) {
 				p := newPasser()
 				c := newStub(t, &p.stub)
 				first := mustLock(t, c, "x")
-				wg := line(t, c, tt.waiters, func(int, *dsync.Lease) { time.Sleep(tt.hold) }, tt.opts...)
+				wg := queueUp(t, c, tt.waiters, func(int, *dsync.Lease) { time.Sleep(tt.hold) }, tt.opts...)
 				_ = first.Unlock(t.Context())
 				wg.Wait()
 				p.wants(t, tt.acquires, tt.passes, tt.releases)
@@ -118,7 +118,7 @@ func TestPassIsBounded(t *testing.T) {
 }
 
 // TestPassThatFails: if the owner of the hold is unknown, the hold is released,
-// and the next in line asks the backend.
+// and the next in the queue asks the backend.
 func TestPassThatFails(t *testing.T) {
 	for _, tt := range []struct {
 		err, unlock        error
@@ -133,7 +133,7 @@ func TestPassThatFails(t *testing.T) {
 			p.pass = func(context.Context, *passedLease) error { return tt.err }
 			c := newStub(t, &p.stub)
 			first := mustLock(t, c, "x")
-			wg := line(t, c, 1, func(int, *dsync.Lease) {})
+			wg := queueUp(t, c, 1, func(int, *dsync.Lease) {})
 			if err := first.Unlock(t.Context()); !errors.Is(err, tt.unlock) {
 				t.Errorf("%v: Unlock: got %v, want %v", tt.err, err, tt.unlock)
 			}

@@ -177,8 +177,8 @@ func TestPermitsWaitInLine(t *testing.T) {
 	})
 }
 
-// For a while a hold passes to the next in line that asks for as many permits.
-// Then it is released.
+// For a while a hold passes to the next in the queue that asks for as many
+// permits. Then it is released.
 func TestPermitsAreHandedOver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := &stub{info: withPermits}

@@ -292,7 +292,7 @@ func TestWriteIsHandedOverWithinItsMode(t *testing.T) {
 		d := &stub{info: bothModes}
 		c := newStub(t, d)
 		first := mustLock(t, c, "x", dsync.Write())
-		wg := line(t, c, 10, func(int, *dsync.Lease) {}, dsync.Write())
+		wg := queueUp(t, c, 10, func(int, *dsync.Lease) {}, dsync.Write())
 		mustUnlock(t, first)
 		wg.Wait()
 		if got := d.asked(); len(got) != 1 || got[0].Mode != driver.Write {

@@ -35,10 +35,10 @@ func (h *hold) passesTo() *waiter {
 }
 
 // pass asks the backend to give the hold to its heir, and waits for at most
-// wait. It reports whether that settled the matter; otherwise the hold must be
+// wait. It reports whether nothing is left to do; otherwise the hold must be
 // released. In the meantime the hold is live and has no owner, so all calls for
-// the name wait in line or are refused.
-func (h *hold) pass(ctx context.Context, wait time.Duration, heir *waiter) (settled bool, err error) {
+// the name wait in the queue or are refused.
+func (h *hold) pass(ctx context.Context, wait time.Duration, heir *waiter) (done bool, err error) {
 	k := h.lock
 	owner := k.client.newHoldID()
 	if o := heir.request.owner; o != nil {
@@ -85,7 +85,7 @@ func (h *hold) giveBack(granted driver.Lease) {
 func (h *hold) release(ctx context.Context, wait time.Duration) error {
 	if heir := h.passesTo(); heir != nil {
 		wait /= 2 // the rest is for a request that may have to follow
-		if settled, err := h.pass(ctx, wait, heir); settled {
+		if done, err := h.pass(ctx, wait, heir); done {
 			return h.releaseError(err)
 		}
 	}
@@ -129,8 +129,8 @@ func (h *hold) released(err error) {
 	if k.releasing == h {
 		k.releasing = nil
 	}
-	if h.settled != nil {
-		close(h.settled)
+	if h.releaseDone != nil {
+		close(h.releaseDone)
 	}
 	if h.departing {
 		h.departing = false

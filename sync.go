@@ -264,7 +264,7 @@ func (c *Client) shutdown(ctx context.Context) {
 	ctx, cancel := context.WithDeadline(ctx, end.Add(-min(time.Until(end)/5, closeMargin)))
 	defer cancel()
 	c.mu.Lock()
-	var locks []*lock // complete: enter no longer adds any
+	var locks []*lock // complete: pin no longer adds any
 	for _, names := range c.locks {
 		locks = slices.AppendSeq(locks, maps.Values(names))
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/internal/alarm"
+	"github.com/go-dsync/dsync/internal/parallel"
 )
 
 // watchdog renews the holds of a client, and ends holds past their time, with
@@ -242,7 +243,7 @@ func (w *watchdog) renew(due []*hold) {
 		w.client.renewAll(ctx, leases, func(i int, err error) { w.renewed(batch[i], err) })
 	})
 	w.start(len(asked), func(ctx context.Context) {
-		each(len(asked), func(i int) { w.renewed(asked[i], asked[i].lease.Renew(ctx, 0)) })
+		parallel.Each(len(asked), maxRenewals, func(i int) { w.renewed(asked[i], asked[i].lease.Renew(ctx, 0)) })
 	})
 }
 
@@ -307,19 +308,5 @@ func (c *Client) renewAll(ctx context.Context, leases []driver.Lease, done func(
 		b.RenewAll(ctx, leases, done)
 		return
 	}
-	each(len(leases), func(i int) { done(i, leases[i].Renew(ctx, c.ttl)) })
-}
-
-// each runs renew, which ends with its context, n times, maxRenewals at a time.
-func each(n int, renew func(i int)) {
-	slots := make(chan struct{}, maxRenewals)
-	var wg sync.WaitGroup
-	for i := range n {
-		slots <- struct{}{}
-		wg.Go(func() {
-			renew(i)
-			<-slots
-		})
-	}
-	wg.Wait()
+	parallel.Each(len(leases), maxRenewals, func(i int) { done(i, leases[i].Renew(ctx, c.ttl)) })
 }

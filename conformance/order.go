@@ -444,7 +444,7 @@ func manyWaiters(e *env) error {
 			}
 		})
 	}
-	waiting := 1 // the other requests wait in line in their process
+	waiting := 1 // the other requests wait in the queue of their process
 	if e.driverInfo().Order == driver.FIFO {
 		waiting = many
 	}

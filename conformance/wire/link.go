@@ -274,20 +274,20 @@ func (p *pipe) write(b []byte) (n int, v verdict, changed <-chan struct{}, err e
 	return n, v, nil, err
 }
 
-// settle returns when everything that was decided before in direction d has
+// flush returns when everything that was decided before in direction d has
 // taken place. It interrupts a write that is stuck because its reader does not
 // read.
-func settle(links []*link, d Direction) {
+func flush(links []*link, d Direction) {
 	for _, l := range links {
 		for _, p := range []*pipe{&l.requests, &l.replies} {
 			if d&p.dir != 0 {
-				p.settle()
+				p.flush()
 			}
 		}
 	}
 }
 
-func (p *pipe) settle() {
+func (p *pipe) flush() {
 	p.dst.SetWriteDeadline(time.Unix(1, 0)) // an error means that the link has ended
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -82,7 +82,7 @@ func (l *link) spring(b []byte) {
 		}
 	}
 	w.mu.Unlock()
-	settle(stopped, Replies)
+	flush(stopped, Replies)
 }
 
 // passed records that all bytes of the client so far have passed.

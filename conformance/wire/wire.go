@@ -146,7 +146,7 @@ func (w *Wire) Strand() {
 	}
 	w.notify()
 	w.mu.Unlock()
-	settle(links, Both)
+	flush(links, Both)
 }
 
 // Redirect makes new connections to the server at target lead to another
@@ -228,7 +228,7 @@ func (w *Wire) disturb(d Direction, add func(*faults)) {
 	w.notify()
 	links := w.all()
 	w.mu.Unlock()
-	settle(links, d)
+	flush(links, d)
 }
 
 // all returns the links. w.mu is held.

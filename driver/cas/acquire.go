@@ -46,8 +46,8 @@ func (d *Driver) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, 
 	defer cancel()
 	defer context.AfterFunc(d.life.Open(), cancel)()
 	k := d.desk(r.Name)
-	k.enter() // for the lease
-	defer k.leave()
+	k.pin() // for the lease
+	defer k.unpin()
 	a := &attempt{job: job{hold: r.Hold, request: r}, d: d}
 	a.to = a.look
 	if err := k.do(open, &a.job); err != nil {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/parallel"
 )
 
 // renewal is a renewal in a batch. It has the desk of the name.
@@ -30,18 +31,9 @@ func (d *Driver) RenewAll(ctx context.Context, leases []driver.Lease, done func(
 		return
 	}
 	defer d.life.Leave()
-	var all sync.WaitGroup
-	slots := make(chan struct{}, 128)
-	start := func(f func()) {
-		slots <- struct{}{}
-		all.Go(func() { // ends when ctx ends, as Renew does
-			f()
-			<-slots
-		})
-	}
 	store, batches := d.store.(Batcher)
 	var batch []*renewal
-	var alone []func()
+	var calls, alone []func()
 	for i, l := range leases {
 		l := l.(*lease)
 		var r *renewal
@@ -52,17 +44,15 @@ func (d *Driver) RenewAll(ctx context.Context, leases []driver.Lease, done func(
 			alone = append(alone, func() { done(i, l.Renew(ctx, l.r.TTL)) })
 		} else if batch = append(batch, r); len(batch) == d.Batch {
 			full := batch
-			start(func() { d.renew(ctx, store, full, done) })
+			calls = append(calls, func() { d.renew(ctx, store, full, done) })
 			batch = nil
 		}
 	}
 	if len(batch) > 0 {
-		start(func() { d.renew(ctx, store, batch, done) })
+		calls = append(calls, func() { d.renew(ctx, store, batch, done) })
 	}
-	for _, f := range alone { // last, because f may wait for the desk of a renewal in a batch
-		start(f)
-	}
-	all.Wait()
+	calls = append(calls, alone...) // last, because they may wait for the desk of a renewal in a batch
+	parallel.Each(len(calls), 128, func(i int) { calls[i]() })
 }
 
 // prepare returns the renewal of a lease, with the turn and the desk, or nil if

@@ -74,8 +74,8 @@ func (d *Driver) desk(name string) *desk {
 	return &desk{d: d, name: name, wake: make(chan struct{}, 1)}
 }
 
-// enter keeps the desk for other callers of the name, until leave is called.
-func (k *desk) enter() {
+// pin keeps the desk for other callers of the name, until unpin is called.
+func (k *desk) pin() {
 	k.d.mu.Lock()
 	defer k.d.mu.Unlock()
 	k.users++
@@ -88,9 +88,9 @@ func (k *desk) enter() {
 	}
 }
 
-// leave ends an enter. The desks of the last names stay, because a record that
+// unpin ends a pin. The desks of the last names stay, because a record that
 // is known saves the next caller a read.
-func (k *desk) leave() {
+func (k *desk) unpin() {
 	d := k.d
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -114,8 +114,8 @@ func (k *desk) do(ctx context.Context, j *job) error {
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("%w: %w", driver.ErrUnavailable, err)
 	}
-	k.enter()
-	defer k.leave()
+	k.pin()
+	defer k.unpin()
 	j.queued, j.done = make(chan struct{}), make(chan struct{})
 	k.mu.Lock()
 	k.jobs = append(k.jobs, j)
@@ -175,10 +175,10 @@ func (k *desk) start() {
 		return
 	}
 	k.busy = true
-	k.enter()
+	k.pin()
 	if !k.d.life.Go(k.run) {
 		k.stop()
-		k.leave()
+		k.unpin()
 	}
 }
 
@@ -200,7 +200,7 @@ func (k *desk) kick() {
 
 // run returns when there are no jobs, or when the driver is closed.
 func (k *desk) run() {
-	defer k.leave()
+	defer k.unpin()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	var stop func() // ends the notifications

@@ -14,6 +14,7 @@ import (
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/internal/cleaner"
 	"github.com/go-dsync/dsync/internal/lifecycle"
+	"github.com/go-dsync/dsync/internal/parallel"
 )
 
 // Driver is a client of a store. It implements [driver.Driver],
@@ -205,16 +206,11 @@ func (d *Driver) Close(ctx context.Context) error {
 	defer d.life.Wait()
 	defer d.life.End()
 	d.life.AwaitCalls(ctx)
-	slots := make(chan struct{}, 16)
-	var all sync.WaitGroup
+	var leases []*lease
 	for l := range d.leases.Range {
-		slots <- struct{}{}
-		all.Go(func() { // ends when ctx ends, as Release does
-			_ = l.(*lease).Release(ctx)
-			<-slots
-		})
+		leases = append(leases, l.(*lease))
 	}
-	all.Wait()
+	parallel.Each(len(leases), 16, func(i int) { _ = leases[i].Release(ctx) })
 	if n := d.clean.Finish(ctx); n > 0 {
 		return fmt.Errorf("%w: %d requests without an answer: %w", driver.ErrUnknown, n, ctx.Err())
 	}

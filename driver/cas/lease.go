@@ -37,14 +37,15 @@ func (d *Driver) grant(v *view, r *driver.Request, sent time.Time) *lease {
 			v.Limit = r.Limit
 		}
 	} else {
-		l.take(v, &c)
+		l.assignTokens(v, &c)
 	}
 	v.Holds, l.marked = append(v.Holds, c), v.Marked
 	return l
 }
 
-// take gives the hold of the lease new tokens, unless versions are the tokens.
-func (l *lease) take(v *view, c *claim) {
+// assignTokens gives the hold of the lease new tokens, unless versions are the
+// tokens.
+func (l *lease) assignTokens(v *view, c *claim) {
 	if l.d.NoTokens || l.d.Rising {
 		return
 	}
@@ -73,7 +74,7 @@ func (l *lease) granted(k *desk, v *view) bool {
 	rest := time.Until(l.end)
 	if rest > 0 {
 		l.desk = k
-		k.enter()
+		k.pin()
 		l.d.leases.Store(l, nil)
 		l.forget = time.AfterFunc(rest, l.drop)
 	}
@@ -83,7 +84,7 @@ func (l *lease) granted(k *desk, v *view) bool {
 // drop forgets the lease.
 func (l *lease) drop() {
 	if _, ok := l.d.leases.LoadAndDelete(l); ok {
-		l.desk.leave()
+		l.desk.unpin()
 	}
 }
 

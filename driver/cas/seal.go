@@ -160,7 +160,7 @@ func (d *Driver) Mark(ctx context.Context, held driver.Lease, floor uint64) erro
 		if d.Rising { // the token is the version of this write
 			c.Token, c.Beat = 0, ""
 		} else {
-			l.take(v, c)
+			l.assignTokens(v, c)
 		}
 	})
 	if err == nil {

@@ -12,6 +12,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/lifecycle"
 )
 
 // pageSize is how many keys a request reads when one or two are expected. Keys
@@ -28,26 +29,26 @@ const (
 // Acquire starts the next attempt if the lease or the key is gone before the
 // lock is granted, or if the key has to name a different limit of permits.
 //
-//	state     the attempt                 ends with                       next
-//	boarding  gets a lease                the lease                       asking, or trying if the request has NoWait
-//	trying    puts its key if the range   the key is put                  entering
-//	          is empty                    a key excludes it               leaving, ErrLocked
-//	                                      no key on the page excludes it  asking
-//	asking    puts its key and reads      no key excludes it              entering
-//	          the keys before             a key excludes it               waiting, or leaving if the request has NoWait
-//	                                      no key on a full page does      looking
-//	                                      an unread record                asking
-//	waiting   sleeps                      events: no key excludes it      entering
-//	                                      events in doubt, or a timer     looking
-//	looking   reads the keys before       no key excludes it              entering
-//	                                      a key excludes it, no answer    waiting
-//	entering  lists the hold              the session lives               the hold
-//	leaving   settles the key                                             the error of the call, or the next attempt
+//	state    the attempt                 ends with                       next
+//	board    gets a lease                the lease                       enqueue, or try if the request has NoWait
+//	try      puts its key if the range   the key is put                  enter
+//	         is empty                    a key excludes it               giveUp, ErrLocked
+//	                                     no key on the page excludes it  enqueue
+//	enqueue  puts its key and reads      no key excludes it              enter
+//	         the keys before             a key excludes it               wait, or giveUp if the request has NoWait
+//	                                     no key on a full page does      look
+//	                                     an unread record                enqueue
+//	wait     sleeps                      events: no key excludes it      enter
+//	                                     events in doubt, or a timer     look
+//	look     reads the keys before       no key excludes it              enter
+//	                                     a key excludes it, no answer    wait
+//	enter    lists the hold              the session lives               the hold
+//	giveUp   settles the key                                             the error of the call, or the next attempt
 //
-// An error in any state except boarding leads to leaving. Only hold.leave
-// settles the key, returns the lease and makes the error for the caller. It
-// knows from hold.standing whether the key may be at the server. The table
-// rules defines the modes.
+// Each state is the method of hold with its name. An error in any state except
+// board leads to giveUp. Only giveUp settles the key, returns the lease and
+// makes the error for the caller. It knows from hold.standing whether the key
+// may be at the server. The table rules defines the modes.
 
 // Acquire implements driver.Driver.
 func (d *Driver) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, error) {
@@ -75,12 +76,12 @@ func (d *Driver) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, 
 		if err == nil {
 			return h, nil
 		}
-		if err = h.leave(ctx, err); err != errAgain {
+		if err = h.giveUp(ctx, err); err != errAgain {
 			return nil, err
 		}
 		limit, waited = h.limit, h.waited
 		if again > 0 && !d.life.Sleep(ctx, againAfter) || ctx.Err() != nil {
-			return nil, withCause(ctx, driver.ErrUnavailable, errors.New("the lease ended before the lock was granted"))
+			return nil, lifecycle.WithCause(ctx, driver.ErrUnavailable, errors.New("the lease ended before the lock was granted"))
 		}
 	}
 }
@@ -102,7 +103,7 @@ func (h *hold) board(ctx context.Context, seconds int64) (err error) {
 	case d.life.Open().Err() != nil:
 		return driver.ErrClosed
 	case err == bounded.Err():
-		return withCause(ctx, driver.ErrUnavailable, errNoAnswer)
+		return lifecycle.WithCause(ctx, driver.ErrUnavailable, errNoAnswer)
 	default:
 		return err
 	}
@@ -111,7 +112,7 @@ func (h *hold) board(ctx context.Context, seconds int64) (err error) {
 	return nil
 }
 
-// contend goes through the states from trying or asking on. If ctx ends at the
+// contend goes through the states from try or enqueue on. If ctx ends at the
 // instant of the grant, a call that has not waited gets a lease, and a call
 // that has waited gets an error.
 func (h *hold) contend(ctx context.Context) error {
@@ -181,13 +182,13 @@ func (h *hold) try(ctx context.Context) (view, error) {
 // none, the lock is granted.
 func (h *hold) enqueue(ctx context.Context) (view, error) {
 	dir := h.dir()
-	leave, err := h.driver.turn(ctx, dir)
+	endTurn, err := h.driver.turn(ctx, dir)
 	if err != nil {
 		return view{}, err
 	}
 	condition, record := h.plain(dir)
-	answer, err := h.sendPut(ctx, []clientv3.Cmp{condition}, append([]clientv3.Op{h.queue(), h.put()}, record...), nil)
-	leave()
+	answer, err := h.sendPut(ctx, []clientv3.Cmp{condition}, append([]clientv3.Op{h.readBefore(), h.put()}, record...), nil)
+	endTurn()
 	switch {
 	case err != nil:
 		return view{}, err
@@ -220,8 +221,9 @@ var (
 	newestPage = clientv3.OpGet("", clientv3.WithKeysOnly(), clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortDescend), clientv3.WithLimit(maxView))
 )
 
-// queue makes the operation that reads the keys before the key about to be put.
-func (h *hold) queue() clientv3.Op {
+// readBefore makes the operation that reads the keys before the key about to be
+// put.
+func (h *hold) readBefore() clientv3.Op {
 	if h.rule().adds { // all keys count
 		return h.keys().read(newest)
 	}
@@ -326,9 +328,9 @@ func (h *hold) sendPut(ctx context.Context, compare []clientv3.Cmp, then, otherw
 	return o.answer, nil
 }
 
-// leave ends an attempt that was not granted. It settles the key, returns the
+// giveUp ends an attempt that was not granted. It settles the key, returns the
 // lease, and returns the error for the caller or errAgain.
-func (h *hold) leave(ctx context.Context, err error) error {
+func (h *hold) giveUp(ctx context.Context, err error) error {
 	closing := h.driver.life.Open().Err() != nil
 	answer, isFinal := err.(final)
 	switch {
@@ -377,9 +379,9 @@ func (h *hold) leave(ctx context.Context, err error) error {
 // it waits for at most abandonFor; the deletion then goes on in the background.
 func (h *hold) abandon(ctx context.Context, cause error) error {
 	d := h.driver
-	left := make(chan bool, 1)
+	removed := make(chan bool, 1)
 	d.life.EnterLate() // until the deletion has ended
-	leave := func() {  // ends when bounded ends, at the latest
+	remove := func() { // ends when bounded ends, at the latest
 		defer d.life.Leave()
 		bounded, cancel := withBound(valued{d.life.Context(), ctx}, attemptFor)
 		defer cancel()
@@ -389,19 +391,19 @@ func (h *hold) abandon(ctx context.Context, cause error) error {
 		} else {
 			h.keyIsGone()
 		}
-		left <- err == nil
+		removed <- err == nil
 	}
-	if !d.life.Go(leave) {
+	if !d.life.Go(remove) {
 		d.life.Leave()
 		h.leaveToCleaner(true)
-		left <- false
+		removed <- false
 	}
 	gone := false
 	select {
-	case gone = <-left:
+	case gone = <-removed:
 	case <-ctx.Done():
 		select {
-		case gone = <-left:
+		case gone = <-removed:
 		case <-time.After(abandonFor):
 		}
 	}

@@ -21,234 +21,237 @@ import (
 
 const (
 	tendEvery  = 250 * time.Millisecond
-	quietFor   = time.Second      // a line that was quiet for this long is probed
-	hangsAfter = 2 * time.Second  // a line without an answer for this long is closed
-	hangsLast  = 16 * time.Second // the same on a server that is slow to accept lines
-	renewAfter = 2 * time.Second  // the minimum time between two renewals of all lines
+	quietFor   = time.Second      // a connection that was quiet for this long is probed
+	hangsAfter = 2 * time.Second  // a connection without an answer for this long is closed
+	hangsLast  = 16 * time.Second // the same on a server that is slow to accept connections
+	renewAfter = 2 * time.Second  // the minimum time between two renewals of all connections
 )
 
-// lines are the connections of a client that Open has made. gRPC notices a dead
+// conns are the connections of a client that Open has made. gRPC notices a dead
 // connection only after 13 s, because it must not ping servers more often than
 // every 10 s. While requests are on their way, or callers wait for an event,
-// lines probe each quiet connection with a cheap read. They close the
+// conns probe each quiet connection with a cheap read. They close the
 // connection if no byte arrives. The library then connects again and resumes
 // its watches. Closing a connection loses no lock, because locks hang on
 // leases.
 //
 // An overloaded server is slow to accept connections too. After a slow
-// connection attempt, lines wait longer before they close the next connection.
+// connection attempt, conns wait longer before they close the next connection.
 //
 // An address may lead to different servers over time. A connection stays with
 // its server, even if that server has no leader or is a learner. If there is
-// only one address, lines then close the connection, and the next one may lead
+// only one address, conns then close the connection, and the next one may lead
 // to another server.
-type lines struct {
-	driver  *Driver
-	asking  atomic.Int64 // requests on their way
-	waiting atomic.Int64 // callers that wait for events
-	running atomic.Bool
+type conns struct {
+	driver    *Driver
+	requests  atomic.Int64 // requests on their way
+	expecting atomic.Int64 // callers that wait for events
+	running   atomic.Bool
 
 	mu      sync.Mutex
-	all     map[*line]struct{}
+	all     map[*conn]struct{}
 	since   time.Time     // when run began
 	hangs   time.Duration // hangsAfter or more
 	probed  time.Time     // when the last probes were sent
-	renewed time.Time     // when all lines were closed
+	renewed time.Time     // when all connections were closed
 }
 
-func newLines() *lines { return &lines{all: make(map[*line]struct{}), hangs: hangsAfter} }
+func newConns() *conns { return &conns{all: make(map[*conn]struct{}), hangs: hangsAfter} }
 
-// line is a connection, below TLS.
-type line struct {
+// conn is a connection, below TLS.
+type conn struct {
 	net.Conn
-	lines *lines
+	conns *conns
 	began time.Time
 	heard atomic.Int64 // when the last bytes arrived, since began; 0 if none
 	asked atomic.Int64 // when the first bytes after these were sent
 }
 
-func (l *line) now() int64 { return max(1, int64(time.Since(l.began))) }
+func (c *conn) now() int64 { return max(1, int64(time.Since(c.began))) }
 
 // Read implements net.Conn.
-func (l *line) Read(b []byte) (int, error) {
-	n, err := l.Conn.Read(b)
+func (c *conn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
 	if n > 0 {
-		if now := l.now(); l.heard.Swap(now) == 0 {
-			l.lines.accepted(time.Duration(now))
+		if now := c.now(); c.heard.Swap(now) == 0 {
+			c.conns.accepted(time.Duration(now))
 		}
 	}
 	return n, err
 }
 
 // Write implements net.Conn.
-func (l *line) Write(b []byte) (int, error) {
-	if l.asked.Load() <= l.heard.Load() {
-		l.asked.Store(l.now() + 1)
+func (c *conn) Write(b []byte) (int, error) {
+	if c.asked.Load() <= c.heard.Load() {
+		c.asked.Store(c.now() + 1)
 	}
-	return l.Conn.Write(b)
+	return c.Conn.Write(b)
 }
 
 // Close implements net.Conn.
-func (l *line) Close() error {
-	l.lines.mu.Lock()
-	delete(l.lines.all, l)
-	l.lines.mu.Unlock()
-	return l.Conn.Close()
+func (c *conn) Close() error {
+	c.conns.mu.Lock()
+	delete(c.conns.all, c)
+	c.conns.mu.Unlock()
+	return c.Conn.Close()
 }
 
 // accepted records how long a server took to send its first bytes.
-func (ls *lines) accepted(took time.Duration) {
-	ls.mu.Lock()
-	defer ls.mu.Unlock()
+func (cs *conns) accepted(took time.Duration) {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
 	if took < quietFor {
-		ls.hangs = hangsAfter
+		cs.hangs = hangsAfter
 	} else {
-		ls.hangs = min(2*ls.hangs, hangsLast)
+		cs.hangs = min(2*cs.hangs, hangsLast)
 	}
 }
 
 // begin counts a request until end.
-func (ls *lines) begin() { ls.count(func(ls *lines) *atomic.Int64 { return &ls.asking }, 1) }
-func (ls *lines) end()   { ls.count(func(ls *lines) *atomic.Int64 { return &ls.asking }, -1) }
+func (cs *conns) begin() { cs.count(func(cs *conns) *atomic.Int64 { return &cs.requests }, 1) }
+func (cs *conns) end()   { cs.count(func(cs *conns) *atomic.Int64 { return &cs.requests }, -1) }
 
-// wait counts a caller that waits for events until stop.
-func (ls *lines) wait() { ls.count(func(ls *lines) *atomic.Int64 { return &ls.waiting }, 1) }
-func (ls *lines) stop() { ls.count(func(ls *lines) *atomic.Int64 { return &ls.waiting }, -1) }
+// expectEvents counts a caller that waits for events until
+// stopExpecting.
+func (cs *conns) expectEvents() { cs.count(func(cs *conns) *atomic.Int64 { return &cs.expecting }, 1) }
+func (cs *conns) stopExpecting() {
+	cs.count(func(cs *conns) *atomic.Int64 { return &cs.expecting }, -1)
+}
 
 // count does nothing for a client that was passed to New.
-func (ls *lines) count(what func(*lines) *atomic.Int64, n int64) {
-	if ls == nil {
+func (cs *conns) count(what func(*conns) *atomic.Int64, n int64) {
+	if cs == nil {
 		return
 	}
-	if what(ls).Add(n); n > 0 && ls.running.CompareAndSwap(false, true) && !ls.driver.life.Go(ls.run) {
-		ls.running.Store(false)
+	if what(cs).Add(n); n > 0 && cs.running.CompareAndSwap(false, true) && !cs.driver.life.Go(cs.run) {
+		cs.running.Store(false)
 	}
 }
 
-func (ls *lines) busy() bool { return ls.asking.Load()+ls.waiting.Load() > 0 }
+func (cs *conns) busy() bool { return cs.requests.Load()+cs.expecting.Load() > 0 }
 
 // run returns when there have been no requests or waiting callers for a while,
 // or when the driver is closed.
-func (ls *lines) run() {
-	ls.mu.Lock()
-	ls.since = time.Now() // bytes sent before this need no answer
-	ls.mu.Unlock()
+func (cs *conns) run() {
+	cs.mu.Lock()
+	cs.since = time.Now() // bytes sent before this need no answer
+	cs.mu.Unlock()
 	tick := time.NewTicker(tendEvery)
 	defer tick.Stop()
 	for idle := time.Duration(0); ; idle += tendEvery {
 		select {
 		case <-tick.C:
-		case <-ls.driver.life.Context().Done():
+		case <-cs.driver.life.Context().Done():
 			return
 		}
-		if ls.tend(); ls.busy() {
+		if cs.tend(); cs.busy() {
 			idle = 0
 		}
 		if idle < lingerFor { // there are pauses between the tries of one call
 			continue
 		}
-		ls.running.Store(false)
-		if !ls.busy() || !ls.running.CompareAndSwap(false, true) {
+		cs.running.Store(false)
+		if !cs.busy() || !cs.running.CompareAndSwap(false, true) {
 			return
 		}
 	}
 }
 
-// tend closes the lines that hang and probes quiet lines.
-func (ls *lines) tend() {
-	ls.mu.Lock()
-	quiet, waits := false, ls.waiting.Load() > 0
-	var hanging []*line
-	for l := range ls.all {
-		heard, asked := l.heard.Load(), l.asked.Load()
-		silent := min(time.Duration(l.now()-max(heard, asked)), time.Since(ls.since))
+// tend closes the connections that hang and probes quiet ones.
+func (cs *conns) tend() {
+	cs.mu.Lock()
+	quiet, waits := false, cs.expecting.Load() > 0
+	var hanging []*conn
+	for c := range cs.all {
+		heard, asked := c.heard.Load(), c.asked.Load()
+		silent := min(time.Duration(c.now()-max(heard, asked)), time.Since(cs.since))
 		switch {
-		case asked > heard && silent >= ls.hangs:
-			hanging = append(hanging, l)
+		case asked > heard && silent >= cs.hangs:
+			hanging = append(hanging, c)
 		case (asked > heard || waits) && silent >= quietFor:
 			quiet = true
 		}
 	}
-	probe := quiet && time.Since(ls.probed) >= quietFor
+	probe := quiet && time.Since(cs.probed) >= quietFor
 	if probe {
-		ls.probed = time.Now()
+		cs.probed = time.Now()
 	}
-	ls.mu.Unlock()
-	for _, l := range hanging {
-		_ = l.Close() // the library notices
+	cs.mu.Unlock()
+	for _, c := range hanging {
+		_ = c.Close() // the library notices
 	}
 	if probe {
-		for range ls.driver.client.Endpoints() { // the library takes them in turn
-			ls.driver.life.Go(ls.probe)
+		for range cs.driver.client.Endpoints() { // the library takes them in turn
+			cs.driver.life.Go(cs.probe)
 		}
 	}
 }
 
 // probe sends a read that a server answers without the other servers. An error
 // is also an answer.
-func (ls *lines) probe() {
-	d := ls.driver
+func (cs *conns) probe() {
+	d := cs.driver
 	ctx, cancel := d.background(requestFor)
 	defer cancel()
 	_, err := pb.NewKVClient(d.client.ActiveConnection()).Range(clientv3.WithRequireLeader(ctx),
 		&pb.RangeRequest{Key: []byte(d.options.Prefix + "\x00"), Serializable: true, CountOnly: true})
-	ls.failed(err)
+	cs.failed(err)
 }
 
-// failed closes all lines if a request has failed because the server has no
-// leader or is a learner, and there is one address.
-func (ls *lines) failed(err error) {
-	if ls == nil || err == nil || !isLearner(err) && !errors.Is(rpctypes.Error(err), rpctypes.ErrNoLeader) {
+// failed closes all connections if a request has failed because the server has
+// no leader or is a learner, and there is one address.
+func (cs *conns) failed(err error) {
+	if cs == nil || err == nil || !isLearner(err) && !errors.Is(rpctypes.Error(err), rpctypes.ErrNoLeader) {
 		return
 	}
-	if len(ls.driver.client.Endpoints()) > 1 {
+	if len(cs.driver.client.Endpoints()) > 1 {
 		return // the library takes the servers in turn
 	}
-	ls.mu.Lock()
-	var all []*line
-	if time.Since(ls.renewed) >= renewAfter {
-		ls.renewed = time.Now()
-		for l := range ls.all {
-			all = append(all, l)
+	cs.mu.Lock()
+	var all []*conn
+	if time.Since(cs.renewed) >= renewAfter {
+		cs.renewed = time.Now()
+		for c := range cs.all {
+			all = append(all, c)
 		}
 	}
-	ls.mu.Unlock()
-	for _, l := range all {
-		_ = l.Close()
+	cs.mu.Unlock()
+	for _, c := range all {
+		_ = c.Close()
 	}
 }
 
-// tracked are credentials that make each connection a line. A dialer could do
+// tracked are credentials that make each connection a conn. A dialer could do
 // that too, but it would bypass the proxies of the environment.
 type tracked struct {
 	credentials.TransportCredentials
-	lines *lines
+	conns *conns
 }
 
 // credentials returns the credentials of a client's connections.
-func (ls *lines) credentials(config *tls.Config) credentials.TransportCredentials {
+func (cs *conns) credentials(config *tls.Config) credentials.TransportCredentials {
 	if config == nil {
-		return tracked{insecure.NewCredentials(), ls}
+		return tracked{insecure.NewCredentials(), cs}
 	}
-	return tracked{credentials.NewTLS(config), ls}
+	return tracked{credentials.NewTLS(config), cs}
 }
 
 // ClientHandshake implements credentials.TransportCredentials.
 func (t tracked) ClientHandshake(ctx context.Context, authority string, c net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	l := &line{Conn: c, lines: t.lines, began: time.Now()}
-	t.lines.mu.Lock()
-	t.lines.all[l] = struct{}{}
-	t.lines.mu.Unlock()
-	secured, info, err := t.TransportCredentials.ClientHandshake(ctx, authority, l)
+	own := &conn{Conn: c, conns: t.conns, began: time.Now()}
+	t.conns.mu.Lock()
+	t.conns.all[own] = struct{}{}
+	t.conns.mu.Unlock()
+	secured, info, err := t.TransportCredentials.ClientHandshake(ctx, authority, own)
 	if err != nil {
-		_ = l.Close()
+		_ = own.Close()
 	}
 	return secured, info, err
 }
 
 // Clone implements credentials.TransportCredentials.
 func (t tracked) Clone() credentials.TransportCredentials {
-	return tracked{t.TransportCredentials.Clone(), t.lines}
+	return tracked{t.TransportCredentials.Clone(), t.conns}
 }
 
 // forgetAfter is how long the driver remembers the id of a cluster that no

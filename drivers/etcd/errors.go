@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/lifecycle"
 )
 
 // refusals are answers to requests that were not carried out, for now.
@@ -46,11 +47,11 @@ func fault(ctx context.Context, err error) (_ error, doubt bool) {
 	case isOneOf(err, denials):
 		return fmt.Errorf("%w: %w", fs.ErrPermission, err), false
 	case isOneOf(err, refusals), isLearner(err), errors.Is(err, errNotSent), neverSent(err):
-		return withCause(ctx, driver.ErrUnavailable, err), false
+		return lifecycle.WithCause(ctx, driver.ErrUnavailable, err), false
 	case isInvalid(err):
 		return err, false
 	}
-	return withCause(ctx, driver.ErrUnknown, err), true
+	return lifecycle.WithCause(ctx, driver.ErrUnknown, err), true
 }
 
 // isInvalid reports whether the server has refused a request that it will never
@@ -64,15 +65,6 @@ func isInvalid(err error) bool {
 	return code == codes.InvalidArgument || code == codes.FailedPrecondition || code == codes.OutOfRange
 }
 
-// withCause adds the error of ctx to an error, if ctx has ended and the error
-// does not include it.
-func withCause(ctx context.Context, kind, err error) error {
-	if ended := ctx.Err(); ended != nil && !errors.Is(err, ended) {
-		return fmt.Errorf("%w: %w (%w)", kind, err, ended)
-	}
-	return fmt.Errorf("%w: %w", kind, err)
-}
-
 var (
 	errNoAnswer = errors.New("no answer in time")
 	errNotSent  = errors.New("the request was not sent")
@@ -83,7 +75,7 @@ var (
 // server proves it. Other errors are errors of requests.
 type final struct{ error }
 
-// Outcomes of an attempt for which leave has special cases.
+// Outcomes of an attempt for which giveUp has special cases.
 var (
 	errAgain = errors.New("ask again")                          // with another key
 	errGone  = errors.New("the place in the queue was removed") // by another client

@@ -144,7 +144,7 @@ type Driver struct {
 	// clock
 	epoch       time.Time
 	numbers     numbers
-	lines       *lines // nil if the client was passed to New
+	conns       *conns // nil if the client was passed to New
 	cluster     cluster
 	slow        atomic.Int32 // consecutive grants for which servers took too long
 	onKeepAlive func(error)  // called after attempts to keep sessions alive; may be nil

@@ -279,7 +279,7 @@ func (f *feed) watch(patience time.Duration) (seen, end bool) {
 		case events = <-started: // Client.Watch blocks until the server has answered
 		case answer, ok := <-events:
 			if !ok || answer.Err() != nil {
-				d.lines.failed(answer.Err())
+				d.conns.failed(answer.Err())
 				return seen, false
 			}
 			if answer.Created {
@@ -375,7 +375,7 @@ func (d *Driver) watch(keys keyRange, changed func()) (stop func(), err error) {
 		return nil, driver.ErrClosed
 	}
 	fs, w := d.feeds, &watch{changed}
-	d.lines.wait()
+	d.conns.expectEvents()
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
 	f := fs.feed(keys)
@@ -386,7 +386,7 @@ func (d *Driver) watch(keys keyRange, changed func()) (stop func(), err error) {
 		fs.mu.Lock()
 		defer fs.mu.Unlock()
 		if _, watches := f.watches[w]; watches {
-			d.lines.stop()
+			d.conns.stopExpecting()
 		}
 		delete(f.watches, w)
 		f.left()

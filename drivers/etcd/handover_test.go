@@ -61,7 +61,7 @@ func TestPassIsOneRequest(t *testing.T) {
 					granted <- l
 				}()
 			}
-			<-time.After(5 * time.Millisecond) // for all to be in line
+			<-time.After(5 * time.Millisecond) // for all to be in the queue
 			before := s.Requests()
 			for range n {
 				last := l.Token()

@@ -12,13 +12,8 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/lifecycle"
 	"github.com/go-dsync/dsync/internal/linked"
-)
-
-// Pauses between requests to end a hold that failed.
-const (
-	firstRelease = 20 * time.Millisecond
-	lastRelease  = 500 * time.Millisecond
 )
 
 // hold is one attempt to acquire a lock, and then the driver.Lease: a key.
@@ -199,29 +194,28 @@ func (h *hold) Release(ctx context.Context) error {
 	if first {
 		h.unlist()
 	}
-	for wait := firstRelease; ; wait = min(2*wait, lastRelease) {
-		settled, err := h.releaseOnce(ctx)
-		if settled {
-			return err
-		}
-		if transient(err) && ctx.Err() == nil && !h.isPast() && d.life.Sleep(ctx, wait) {
-			continue
-		}
-		h.leaveToCleaner(true)
-		if !errors.Is(err, driver.ErrUnknown) {
-			err = fmt.Errorf("%w: %w", driver.ErrUnknown, err)
-		}
+	known := false
+	err := d.life.Repeat(ctx, func() (again bool, err error) {
+		known, err = h.releaseOnce(ctx)
+		return !known && lifecycle.Transient(err) && ctx.Err() == nil && !h.isPast(), err
+	})
+	if known {
 		return err
 	}
+	h.leaveToCleaner(true)
+	if !errors.Is(err, driver.ErrUnknown) {
+		err = fmt.Errorf("%w: %w", driver.ErrUnknown, err)
+	}
+	return err
 }
 
-// releaseOnce sends one request to delete the key, and reports whether the
-// matter is settled.
+// releaseOnce sends one request to delete the key, and reports whether its
+// outcome is known.
 //
 // If a repeated request finds no key, the unanswered request before it counts
 // as successful, provided that it was sent before the lease could have ended
 // and that the key cannot have become a seal.
-func (h *hold) releaseOnce(ctx context.Context) (settled bool, _ error) {
+func (h *hold) releaseOnce(ctx context.Context) (known bool, _ error) {
 	d := h.driver
 	bounded, cancel := d.ends.ending(ctx)
 	defer cancel()
@@ -237,7 +231,7 @@ func (h *hold) releaseOnce(ctx context.Context) (settled bool, _ error) {
 	removed, err := h.remove(bounded, sealing)
 
 	h.mu.Lock()
-	if h.phase == over { // in the meantime the session died, or another Release settled it
+	if h.phase == over { // in the meantime the session died, or another Release has ended it
 		h.mu.Unlock()
 		return true, driver.ErrNotHeld
 	}
@@ -387,10 +381,10 @@ func (d *Driver) Leave(ctx context.Context, granted driver.Lease, ttl time.Durat
 	d.life.EnterLate()
 	defer d.life.Leave()
 	h.unlist()
-	err := h.Renew(ctx, ttl)
-	for wait := firstRelease; transient(err) && !h.isPast() && d.life.Sleep(ctx, wait); wait = min(2*wait, lastRelease) {
+	err := d.life.Repeat(ctx, func() (again bool, err error) {
 		err = h.Renew(ctx, ttl)
-	}
+		return lifecycle.Transient(err) && !h.isPast(), err
+	})
 	h.mu.Lock()
 	h.phase = over
 	h.mu.Unlock()
@@ -398,10 +392,6 @@ func (d *Driver) Leave(ctx context.Context, granted driver.Lease, ttl time.Durat
 	h.own.ended = true
 	h.own.mu.Unlock()
 	return err
-}
-
-func transient(err error) bool {
-	return errors.Is(err, driver.ErrUnknown) || errors.Is(err, driver.ErrUnavailable)
 }
 
 // removalPause limits how often WatchRemoval looks for a key.

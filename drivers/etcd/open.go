@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc/backoff"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/lifecycle"
 	"github.com/go-dsync/dsync/internal/tlsurl"
 )
 
@@ -97,8 +98,8 @@ func connect(ctx context.Context, config clientv3.Config, o *Options) (*Driver, 
 			return nil, err
 		}
 	}
-	lines := newLines()
-	config.DialOptions = append(config.DialOptions, grpc.WithTransportCredentials(lines.credentials(config.TLS)))
+	all := newConns()
+	config.DialOptions = append(config.DialOptions, grpc.WithTransportCredentials(all.credentials(config.TLS)))
 	client, opened, end, err := newClient(ctx, config)
 	if err != nil {
 		return nil, err
@@ -109,7 +110,7 @@ func connect(ctx context.Context, config clientv3.Config, o *Options) (*Driver, 
 		return nil, err
 	}
 	d.closeClient = end
-	d.lines, lines.driver = lines, d
+	d.conns, all.driver = all, d
 	err = d.probe(ctx)
 	if !opened() && err == nil {
 		err = ctx.Err()
@@ -243,7 +244,7 @@ func probeFault(ctx context.Context, err error) error {
 	if err, doubt := fault(ctx, err); !doubt || errors.Is(err, errClusters) {
 		return err
 	}
-	return withCause(ctx, driver.ErrUnavailable, rpctypes.Error(err))
+	return lifecycle.WithCause(ctx, driver.ErrUnavailable, rpctypes.Error(err))
 }
 
 // verifyName checks the server's certificate against tls.Config.ServerName,

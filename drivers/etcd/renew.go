@@ -14,6 +14,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/lifecycle"
 	sessions "github.com/go-dsync/dsync/internal/session"
 )
 
@@ -48,7 +49,7 @@ const (
 func (d *Driver) grant(ctx context.Context, c *carrier, seconds int64) error {
 	n := d.slow.Load()
 	if n > 0 && !d.life.Sleep(ctx, pauseAfter(n)) {
-		return withCause(ctx, driver.ErrUnavailable, errNoAnswer)
+		return lifecycle.WithCause(ctx, driver.ErrUnavailable, errNoAnswer)
 	}
 	bounded, cancel := withBound(ctx, min(requestFor<<n, longestGrant))
 	defer cancel()
@@ -87,7 +88,7 @@ func (d *Driver) refreshGrant(ctx context.Context, c *carrier) error {
 		return nil
 	}
 	d.ghosts.Add(&ghost{carrier: c})
-	return withCause(ctx, driver.ErrUnavailable, errNoAnswer)
+	return lifecycle.WithCause(ctx, driver.ErrUnavailable, errNoAnswer)
 }
 
 // grantNow is grant without a pause.
@@ -259,7 +260,7 @@ func (h *hold) Renew(ctx context.Context, ttl time.Duration) error {
 	case o.renewing <- struct{}{}:
 		defer func() { <-o.renewing }()
 	case <-ctx.Done():
-		return withCause(ctx, driver.ErrUnavailable, errors.New("another renewal has not ended"))
+		return lifecycle.WithCause(ctx, driver.ErrUnavailable, errors.New("another renewal has not ended"))
 	}
 	bounded, cancel := withBound(ctx, requestFor)
 	defer cancel()

@@ -12,6 +12,7 @@ import (
 
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/driver/move"
+	"github.com/go-dsync/dsync/internal/lifecycle"
 )
 
 // maxFloor is the highest floor that leaves room for all revisions above it.
@@ -42,7 +43,7 @@ func (d *Driver) Seal(ctx context.Context, l driver.Lease) error {
 		case h.own.renewing <- struct{}{}:
 			defer func() { <-h.own.renewing }()
 		case <-bounded.Done():
-			return withCause(ctx, driver.ErrUnavailable, errors.New("a renewal has not ended"))
+			return lifecycle.WithCause(ctx, driver.ErrUnavailable, errors.New("a renewal has not ended"))
 		}
 	}
 	if !h.beginSeal() {

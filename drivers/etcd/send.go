@@ -306,14 +306,14 @@ const maxElsewhere = 16
 // so it is sent again to reach another server. An answer from another cluster
 // is an error.
 func (d *Driver) request(ctx context.Context, send func() (*pb.ResponseHeader, error)) error {
-	d.lines.begin()
-	defer d.lines.end()
+	d.conns.begin()
+	defer d.conns.end()
 	for tries := 0; ; tries++ {
 		header, err := send()
 		if err == nil {
 			return d.cluster.check(header)
 		}
-		d.lines.failed(err)
+		d.conns.failed(err)
 		if !isLearner(err) || tries == maxElsewhere || ctx.Err() != nil || len(d.client.Endpoints()) < 2 {
 			return err
 		}

@@ -12,6 +12,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/lifecycle"
 	sessions "github.com/go-dsync/dsync/internal/session"
 )
 
@@ -330,7 +331,7 @@ func (c *changes) carrier(ctx context.Context) (*carrier, error) {
 	case c.inUse <- struct{}{}:
 		defer func() { <-c.inUse }()
 	case <-ctx.Done():
-		return nil, withCause(ctx, driver.ErrUnavailable, errNoAnswer)
+		return nil, lifecycle.WithCause(ctx, driver.ErrUnavailable, errNoAnswer)
 	}
 	if l := c.lease; l != nil && l.end.At()-c.driver.now() >= int64(idsFor) {
 		return l, nil

@@ -25,13 +25,13 @@ const (
 	lookAgain = 100 * time.Millisecond
 )
 
-// wait goes through the states waiting and looking, until no key before h.key
+// wait goes through the states wait and look, until no key before h.key
 // excludes it. v is the view from the request that put the key.
 func (h *hold) wait(ctx context.Context, w *waiter, v view) error {
 	d := h.driver
 	defer w.leave()
-	d.lines.wait()
-	defer d.lines.stop()
+	d.conns.expectEvents()
+	defer d.conns.stopExpecting()
 	active := w.endLook(v, h.hears(v))
 	timer := time.NewTimer(h.pause(active))
 	defer timer.Stop()
@@ -176,8 +176,8 @@ func (h *hold) lookFresh(ctx context.Context, nearest string) (v view, err error
 const maxLooks = 4
 
 // turn waits until fewer than maxLooks requests of the client read the queue of
-// dir, or of a name that shares its turns. Leave ends the turn.
-func (d *Driver) turn(ctx context.Context, dir string) (leave func(), err error) {
+// dir, or of a name that shares its turns.
+func (d *Driver) turn(ctx context.Context, dir string) (end func(), err error) {
 	if !d.options.FIFO {
 		return func() {}, nil // package dsync sends requests for one caller at a time
 	}
@@ -198,11 +198,11 @@ func (d *Driver) turn(ctx context.Context, dir string) (leave func(), err error)
 // only that key, and the server has not read the queue.
 func (h *hold) look(ctx context.Context, nearest string) (view, error) {
 	dir := h.dir()
-	leave, err := h.driver.turn(ctx, dir)
+	endTurn, err := h.driver.turn(ctx, dir)
 	if err != nil {
 		return view{}, err
 	}
-	defer leave()
+	defer endTurn()
 	bounded, cancel := h.driver.looks.under(ctx)
 	defer cancel()
 	keys := h.keys()

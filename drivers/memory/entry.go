@@ -143,7 +143,7 @@ func (s *Server) grant(e *entry, l *lease, sent, now int64) {
 		e.limit = s.limit(e, l.r)
 		e.used += l.r.Permits
 	}
-	s.watchers.tell(l.r.Name)
+	s.watchers.notify(l.r.Name)
 }
 
 // next ends the hold h and grants its name to the next waiters.
@@ -162,7 +162,7 @@ func (s *Server) next(h *lease, f fate, now int64) {
 	if len(e.holds) == 0 {
 		delete(s.names, h.r.Name)
 	}
-	s.watchers.tell(h.r.Name)
+	s.watchers.notify(h.r.Name)
 }
 
 // serve grants the name to the waiters, one after the other, for as long as the

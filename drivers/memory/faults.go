@@ -68,12 +68,12 @@ func (d *Driver) setFault(f *Fault) {
 	if d.isCut() {
 		s.dismiss(func(l *lease) bool { return l.d == d }, errCut)
 	}
-	d.settle(s.now())
+	d.endBehind(s.now())
 	losses := d.hear()
-	s.watchers.tellDriver(d)
-	s.latches.watchers.tellDriver(d)
+	s.watchers.notifyDriver(d)
+	s.latches.watchers.notifyDriver(d)
 	s.mu.Unlock()
-	tell(losses)
+	reportLosses(losses)
 }
 
 var errCut = fmt.Errorf("%w: the driver is cut off", driver.ErrUnavailable)
@@ -127,7 +127,7 @@ func (d *Driver) meet(r Requests) (Fault, <-chan struct{}) {
 	if f.Times == 1 {
 		d.fault = nil
 		d.faulty.Store(false)
-		d.settle(s.now())
+		d.endBehind(s.now())
 	} else if f.Times > 1 {
 		d.fault.Times--
 	}
@@ -172,8 +172,8 @@ func (d *Driver) isDeaf() bool {
 	return d.fault != nil && d.fault.On == 0 && d.fault.Times == 0 && (d.fault.Kind == CutOff || d.fault.Kind == Hang)
 }
 
-// leaveBehind schedules l, which is held, to be ended at the server by settle.
-// From now on nothing keeps l alive.
+// leaveBehind schedules l, which is held, to be ended at the server by
+// endBehind. From now on nothing keeps l alive.
 func (d *Driver) leaveBehind(l *lease) {
 	if !l.behind {
 		l.behind = true
@@ -182,9 +182,9 @@ func (d *Driver) leaveBehind(l *lease) {
 	}
 }
 
-// settle ends the holds that were left behind, if a request gets through. It
+// endBehind ends the holds that were left behind, if a request gets through. It
 // drops leases that have expired.
-func (d *Driver) settle(now int64) {
+func (d *Driver) endBehind(now int64) {
 	if len(d.behind) == 0 {
 		return
 	}

@@ -107,7 +107,7 @@ func (all *latches) lower(name string, n int) bool {
 		all.left[name] = left - n
 	default:
 		delete(all.left, name)
-		all.watchers.tell(name)
+		all.watchers.notify(name)
 	}
 	return true
 }

@@ -53,9 +53,9 @@ var errAgain = errors.New("ask again")
 // never is a time in the distant future.
 const never = math.MaxInt64
 
-// ask sends the request. It returns the place in the queue if the lease must
-// wait, and nil if the lease was granted.
-func (l *lease) ask(ctx context.Context) (*waiter, error) {
+// request sends the request. It returns the place in the queue if the lease
+// must wait, and nil if the lease was granted.
+func (l *lease) request(ctx context.Context) (*waiter, error) {
 	d, s := l.d, l.d.server
 	n := l.wanted()
 	sent := s.now()
@@ -88,10 +88,10 @@ func (l *lease) ask(ctx context.Context) (*waiter, error) {
 		s.watch(e, now)
 		if lost {
 			d.leaveBehind(l)
-			d.settle(now)
+			d.endBehind(now)
 			return nil, driver.ErrUnknown
 		}
-		l.take(n)
+		l.accept(n)
 		return nil, nil
 	case lost:
 		return nil, driver.ErrUnknown
@@ -128,11 +128,11 @@ func (l *lease) confirm(ctx context.Context) error {
 	case l.behind && err == nil: // the session has expired
 		return errAgain
 	case err == nil && !lost:
-		l.take(n)
+		l.accept(n)
 		return nil
 	}
 	d.leaveBehind(l)
-	d.settle(now)
+	d.endBehind(now)
 	return unknown(err)
 }
 
@@ -152,8 +152,8 @@ func (l *lease) expiry() int64 {
 	return l.expires.Load()
 }
 
-// take confirms the grant, with a block of n tokens.
-func (l *lease) take(n int) {
+// accept confirms the grant, with a block of n tokens.
+func (l *lease) accept(n int) {
 	s := l.d.server
 	l.confirmed = true
 	if l.tokens = int32(n); n > 0 {
@@ -178,7 +178,7 @@ type loss struct {
 	cause error
 }
 
-func tell(losses []loss) {
+func reportLosses(losses []loss) {
 	for _, x := range losses {
 		x.l.r.Events.Lost(x.cause)
 	}
@@ -255,7 +255,7 @@ func (l *lease) Release(ctx context.Context) error {
 			defer s.mu.Unlock()
 			if l.fate == held && !l.left {
 				d.leaveBehind(l)
-				d.settle(s.now())
+				d.endBehind(s.now())
 			}
 			return unknown(err)
 		}

@@ -131,7 +131,7 @@ func (d *Driver) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, 
 			return nil, err
 		}
 		l := &lease{d: d, r: r}
-		w, err := l.ask(ctx)
+		w, err := l.request(ctx)
 		if err != nil {
 			return nil, err
 		}
@@ -230,16 +230,16 @@ func (d *Driver) Close(ctx context.Context) error {
 	if d.onClose != nil {
 		d.onClose()
 	}
-	return d.settled(ctx)
+	return d.awaitEnds(ctx)
 }
 
-// settled waits until the server has no hold of d left.
-func (d *Driver) settled(ctx context.Context) error {
+// awaitEnds waits until the server has no hold of d left.
+func (d *Driver) awaitEnds(ctx context.Context) error {
 	s := d.server
 	for {
 		s.mu.Lock()
 		now, last := s.now(), int64(0)
-		d.settle(now)
+		d.endBehind(now)
 		n, changed := len(d.behind), d.changed
 		for _, l := range d.behind {
 			last = max(last, l.end())

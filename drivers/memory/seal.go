@@ -48,7 +48,7 @@ func (d *Driver) Mark(ctx context.Context, held driver.Lease, floor uint64) erro
 	return d.change(ctx, l, func(s *Server, _ int64) {
 		s.marks[l.r.Name] = true
 		s.token = max(s.token, floor)
-		l.take(n)
+		l.accept(n)
 	})
 }
 

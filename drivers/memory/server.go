@@ -60,7 +60,7 @@ func (s *Server) Expire(name string) {
 		losses = s.removeAll(e, now, true)
 	}
 	s.mu.Unlock()
-	tell(losses)
+	reportLosses(losses)
 }
 
 // ExpireHold ends one hold, given its [driver.Request.Hold], as Expire does. It
@@ -74,7 +74,7 @@ func (s *Server) ExpireHold(hold string) {
 		}
 	}
 	s.mu.Unlock()
-	tell(losses)
+	reportLosses(losses)
 }
 
 // Flush ends the holds of all names, as Expire does, and forgets latches,
@@ -92,7 +92,7 @@ func (s *Server) Flush() {
 	clear(s.seals)
 	clear(s.marks)
 	s.mu.Unlock()
-	tell(losses)
+	reportLosses(losses)
 }
 
 // forceUnlock ends the holds of name and notifies the holders.
@@ -110,7 +110,7 @@ func (s *Server) forceUnlock(name string) error {
 	}
 	losses := s.removeAll(e, now, false)
 	s.mu.Unlock()
-	tell(losses)
+	reportLosses(losses)
 	return nil
 }
 

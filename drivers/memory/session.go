@@ -37,7 +37,7 @@ func (d *Driver) EndSession() {
 	}
 	losses := d.hear()
 	s.mu.Unlock()
-	tell(losses)
+	reportLosses(losses)
 }
 
 // keepAlive is called by the timer.
@@ -62,7 +62,7 @@ func (ss *session) keepAlive() {
 	if d.told != nil && d.life.Err() == nil {
 		d.told(err)
 	}
-	tell(ss.kept(sent, err == nil || lost, lost))
+	reportLosses(ss.kept(sent, err == nil || lost, lost))
 }
 
 // kept records the result of a keep-alive, and returns the losses if the
@@ -141,6 +141,6 @@ func (ss *session) die() []loss {
 			d.leaveBehind(h)
 		}
 	}
-	d.settle(s.now())
+	d.endBehind(s.now())
 	return slices.DeleteFunc(ss.losses, func(x loss) bool { return x.l.released })
 }

@@ -25,7 +25,7 @@ func (d *Driver) watch(all watchers, name string, changed func()) (stop func()) 
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	all[name] = append(all[name], w)
-	w.tell()
+	w.notify()
 	return func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
@@ -38,26 +38,26 @@ func (d *Driver) watch(all watchers, name string, changed func()) (stop func()) 
 
 // The methods below are called with Server.mu held.
 
-// tell notifies w of a change, unless messages from the server do not arrive.
-func (w *watcher) tell() {
+// notify notifies w of a change, unless messages from the server do not arrive.
+func (w *watcher) notify() {
 	if !w.d.isDeaf() {
 		w.changed()
 	}
 }
 
-// tell notifies the watchers of name of a change.
-func (all watchers) tell(name string) {
+// notify notifies the watchers of name of a change.
+func (all watchers) notify(name string) {
 	for _, w := range all[name] {
-		w.tell()
+		w.notify()
 	}
 }
 
-// tellDriver notifies the watchers of d that they may have missed a change.
-func (all watchers) tellDriver(d *Driver) {
+// notifyDriver notifies the watchers of d that they may have missed a change.
+func (all watchers) notifyDriver(d *Driver) {
 	for _, some := range all {
 		for _, w := range some {
 			if w.d == d {
-				w.tell()
+				w.notify()
 			}
 		}
 	}

@@ -39,7 +39,7 @@ func (d *Driver) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, 
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	if !d.enter(&d.calls) {
+	if !d.begin(&d.calls) {
 		return nil, driver.ErrClosed
 	}
 	defer d.calls.Done()
@@ -164,7 +164,7 @@ func (a *attempt) handover(ctx context.Context) (*lease, error) {
 // to, otherwise those of from.
 func (a *attempt) both(ctx context.Context, tokensOfTo bool) (l *lease, from, to *part, err error) {
 	l = a.newLease()
-	from, err = l.take(ctx, a.d.from, !tokensOfTo, a.r.NoWait)
+	from, err = l.acquire(ctx, a.d.from, !tokensOfTo, a.r.NoWait)
 	if err != nil {
 		return nil, nil, nil, err
 	}
@@ -175,8 +175,8 @@ func (a *attempt) both(ctx context.Context, tokensOfTo bool) (l *lease, from, to
 	if !a.r.NoWait {
 		kept = from.keep(cancel)
 	}
-	to, err = l.take(wait, a.d.to, tokensOfTo, a.r.NoWait)
-	kept.leave()
+	to, err = l.acquire(wait, a.d.to, tokensOfTo, a.r.NoWait)
+	kept.stop()
 	if err != nil {
 		if wait.Err() != nil && ctx.Err() == nil && !errors.Is(err, driver.ErrUnknown) {
 			err = errAgain // from was lost
@@ -194,7 +194,7 @@ func (a *attempt) both(ctx context.Context, tokensOfTo bool) (l *lease, from, to
 // acquires from first.
 func (a *attempt) alone(ctx context.Context) (*lease, error) {
 	l := a.newLease()
-	to, err := l.take(ctx, a.d.to, true, a.r.NoWait)
+	to, err := l.acquire(ctx, a.d.to, true, a.r.NoWait)
 	if err != nil {
 		return nil, err
 	}
@@ -230,7 +230,7 @@ func (a *attempt) sealIdle(ctx context.Context, to *part) (floor uint64, err err
 	err = driver.ErrSealed
 	if a.seals {
 		var from *part
-		if from, err = to.l.take(ctx, a.d.from, false, true); err == nil {
+		if from, err = to.l.acquire(ctx, a.d.from, false, true); err == nil {
 			return from.token(), a.seal(ctx, from, to)
 		}
 	}
@@ -264,7 +264,7 @@ func (a *attempt) sealOf(ctx context.Context) (floor uint64, err error) {
 func (a *attempt) seal(ctx context.Context, from, to *part) error {
 	bound, cancel := context.WithDeadline(ctx, earlier(from.lease.Expires(), to.lease.Expires()))
 	defer cancel()
-	from.session.Load().leave() // a seal is not renewed
+	from.session.Load().stop() // a seal is not renewed
 	err := a.d.sealer.Seal(bound, from.lease)
 	if err == nil {
 		return nil

@@ -85,7 +85,7 @@ func (d *Driver) Finalize(ctx context.Context) error {
 	if err != nil {
 		return d.closing(ctx, err)
 	}
-	defer m.leave()
+	defer m.endUse()
 	err = d.seal(bound, d.from, closedName, nil)
 	if errors.Is(err, driver.ErrSealed) {
 		return nil
@@ -167,9 +167,9 @@ func (g *gate) act() {
 // 0 means never.
 func (g *gate) returnToOld(ctx context.Context) time.Duration {
 	g.wishForOld(ctx)
-	m, err := g.enter(ctx)
+	m, err := g.membership(ctx)
 	if err == nil {
-		m.leave()
+		m.endUse()
 		return 0
 	}
 	g.mu.Lock()

@@ -176,9 +176,9 @@ func (g *gate) own(p Phase) *backend {
 	return g.d.to
 }
 
-// enter returns the membership for the phase of the driver, with one more use.
-// It creates a membership if there is none.
-func (g *gate) enter(ctx context.Context) (*member, error) {
+// membership returns the membership for the phase of the driver, with one more
+// use. It creates a membership if there is none.
+func (g *gate) membership(ctx context.Context) (*member, error) {
 	for {
 		g.mu.Lock()
 		if m := g.current; m != nil && m.phase == g.d.Phase() && m.use() {
@@ -229,7 +229,7 @@ func (g *gate) enterNow(ctx context.Context) (*member, error) {
 	g.mu.Lock()
 	g.refused = refusal{}
 	g.mu.Unlock()
-	return g.enter(ctx)
+	return g.membership(ctx)
 }
 
 // replace makes m the current membership, and returns the previous one, which
@@ -263,7 +263,7 @@ func (g *gate) change(ctx context.Context, p Phase) error {
 	if before == p {
 		m, err := g.enterNow(ctx)
 		if err == nil {
-			m.leave()
+			m.endUse()
 		}
 		return err
 	}
@@ -325,7 +325,7 @@ func (a *attempt) gated(ctx context.Context) (*lease, error) {
 		return nil, err
 	}
 	for {
-		m, err := a.d.gate.enter(ctx)
+		m, err := a.d.gate.membership(ctx)
 		if refusedBy(err) {
 			// until another process or an operator has changed the phase
 			return nil, fmt.Errorf("%w: %w", driver.ErrUnavailable, err)
@@ -336,7 +336,7 @@ func (a *attempt) gated(ctx context.Context) (*lease, error) {
 		if err == nil {
 			return l, nil
 		}
-		m.leave()
+		m.endUse()
 		if m.active.Err() == nil && !errors.Is(err, errAgain) || ctx.Err() != nil {
 			return nil, a.translate(err)
 		}
@@ -354,7 +354,7 @@ func (a *attempt) under(ctx context.Context, m *member) (*lease, error) {
 		return a.dual(ctx)
 	}
 	l := a.newLease()
-	p, err := l.take(ctx, a.d.gate.own(m.phase), true, a.r.NoWait)
+	p, err := l.acquire(ctx, a.d.gate.own(m.phase), true, a.r.NoWait)
 	if err != nil {
 		return nil, err
 	}

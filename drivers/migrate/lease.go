@@ -52,8 +52,8 @@ func (a *attempt) newLease() *lease {
 	return l
 }
 
-// take requests the name from a backend.
-func (l *lease) take(ctx context.Context, b *backend, tokens, noWait bool) (*part, error) {
+// acquire requests the name from a backend.
+func (l *lease) acquire(ctx context.Context, b *backend, tokens, noWait bool) (*part, error) {
 	p := &l.one
 	if p.l != nil {
 		p = &part{}
@@ -118,7 +118,7 @@ func (l *lease) grant(ctx context.Context, tokens *part, parts ...*part) (*lease
 
 // partLost is called when a backend reports the loss of a part.
 func (l *lease) partLost(p *part, cause error) {
-	p.session.Load().leave()
+	p.session.Load().stop()
 	l.mu.Lock()
 	p.lost = cause
 	was := l.state
@@ -132,7 +132,7 @@ func (l *lease) partLost(p *part, cause error) {
 	}
 	if was == held && now == lost {
 		l.r.Events.Lost(cause)
-		l.leave(p)
+		l.releaseOthers(p)
 	}
 }
 
@@ -155,12 +155,12 @@ func (l *lease) lose(p *part, cause error) bool {
 func (l *lease) memberLost(cause error) {
 	if l.lose(nil, cause) {
 		l.r.Events.Lost(cause)
-		l.leave(nil)
+		l.releaseOthers(nil)
 	}
 }
 
-// leave releases the other parts of a lost lease in the background.
-func (l *lease) leave(over *part) {
+// releaseOthers releases the other parts of a lost lease in the background.
+func (l *lease) releaseOthers(over *part) {
 	for _, p := range l.parts {
 		if p != over {
 			l.d.spawn(func() { _ = p.undo(context.Background(), nil) })
@@ -246,7 +246,7 @@ func (d *Driver) MayLeave() error {
 
 // Leave implements driver.Leaver.
 func (d *Driver) Leave(ctx context.Context, granted driver.Lease, ttl time.Duration) error {
-	if d.enter(&d.steps) {
+	if d.begin(&d.steps) {
 		defer d.steps.Done() // otherwise Close could close a backend and end the hold before Leave
 	}
 	return granted.(*lease).finish(func(p *part) error { return p.b.Driver.(driver.Leaver).Leave(ctx, p.lease, ttl) })
@@ -286,7 +286,7 @@ func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
 		if !p.renewed() || ttl == 0 && p.b.info.Detect > 0 { // of a backend that reports losses by itself
 			continue
 		}
-		if err := l.answered(p, p.lease.Renew(ctx, ttl)); err != nil {
+		if err := l.renewed(p, p.lease.Renew(ctx, ttl)); err != nil {
 			return err
 		}
 	}
@@ -301,11 +301,11 @@ func (l *lease) renewable() bool {
 	return l.state == held && time.Now().Before(l.Expires())
 }
 
-// answered handles the answer to a renewal of p. If p is lost, the lease is
+// renewed handles the answer to a renewal of p. If p is lost, the lease is
 // lost too, and its other parts are released.
-func (l *lease) answered(p *part, err error) error {
+func (l *lease) renewed(p *part, err error) error {
 	if errors.Is(err, driver.ErrNotHeld) && l.lose(p, err) {
-		l.leave(p)
+		l.releaseOthers(p)
 	}
 	return err
 }

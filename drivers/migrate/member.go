@@ -48,7 +48,7 @@ func (m *member) Tokens() int { return 1 }
 
 // Lost implements driver.Events. All locks are lost with the slot.
 func (m *member) Lost(cause error) {
-	m.session.Load().leave()
+	m.session.Load().stop()
 	m.mu.Lock()
 	if m.lost != nil {
 		m.mu.Unlock()
@@ -127,11 +127,11 @@ func (m *member) drop(l *lease) {
 	m.mu.Lock()
 	delete(m.leases, l)
 	m.mu.Unlock()
-	m.leave()
+	m.endUse()
 }
 
-// leave ends a use.
-func (m *member) leave() {
+// endUse ends a use.
+func (m *member) endUse() {
 	m.mu.Lock()
 	m.uses--
 	over := m.finish()
@@ -165,7 +165,7 @@ func (m *member) finish() bool {
 func (m *member) quit() {
 	m.stop()
 	if m.b != nil {
-		m.session.Load().leave()
+		m.session.Load().stop()
 		letGo(m.lease)
 	}
 	m.g.mu.Lock()

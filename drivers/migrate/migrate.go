@@ -405,8 +405,8 @@ func (d *Driver) Close(ctx context.Context) error {
 	return errors.Join(fromErr, toErr)
 }
 
-// enter begins a task that Close waits for. It returns false if d is closed.
-func (d *Driver) enter(group *sync.WaitGroup) bool {
+// begin begins a task that Close waits for. It returns false if d is closed.
+func (d *Driver) begin(group *sync.WaitGroup) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if !d.closed {
@@ -419,7 +419,7 @@ func (d *Driver) enter(group *sync.WaitGroup) bool {
 // backends. It returns the context for the task, and a function to call at its
 // end.
 func (d *Driver) closable(ctx context.Context) (bound context.Context, end func(), err error) {
-	if !d.enter(&d.steps) {
+	if !d.begin(&d.steps) {
 		return nil, nil, driver.ErrClosed
 	}
 	bound, cancel := context.WithCancel(ctx)

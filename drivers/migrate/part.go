@@ -72,7 +72,7 @@ func (p *part) worthwhile() bool {
 
 // release ends the hold.
 func (p *part) release(ctx context.Context) error {
-	p.session.Load().leave()
+	p.session.Load().stop()
 	return p.lease.Release(ctx)
 }
 

@@ -125,7 +125,7 @@ func (d *Driver) WayBack(context.Context) error {
 // without a mark, like a crash during a move.
 func (a *attempt) rollback(ctx context.Context) error {
 	l := a.newLease()
-	to, err := l.take(ctx, a.d.to, true, false)
+	to, err := l.acquire(ctx, a.d.to, true, false)
 	if err != nil {
 		return err
 	}
@@ -209,7 +209,7 @@ func (d *Driver) Operate(ctx context.Context, what string) (end func(), err erro
 		c = d.carry(d.from, l, r.TTL, func() bool { return time.Now().Before(l.Expires()) }, func(error) {})
 	}
 	return func() {
-		c.leave()
+		c.stop()
 		letGo(l)
 	}, nil
 }

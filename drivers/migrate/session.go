@@ -70,9 +70,9 @@ func (s *session) renewAt(t time.Time) {
 	}
 }
 
-// leave stops keeping a hold alive, and reports whether the hold was in the
+// stop stops keeping a hold alive, and reports whether the hold was in the
 // session.
-func (c *carried) leave() bool {
+func (c *carried) stop() bool {
 	if c == nil {
 		return false
 	}
@@ -115,7 +115,7 @@ func (s *session) renew() {
 		if c.alive() {
 			all, leases = append(all, c), append(leases, c.lease)
 		} else {
-			c.leave()
+			c.stop()
 		}
 	}
 	pause := s.ttl / 3
@@ -124,7 +124,7 @@ func (s *session) renew() {
 		var mu sync.Mutex
 		var failed error
 		s.b.renewAll(ctx, leases, func(int) time.Duration { return s.ttl }, func(i int, err error) {
-			if errors.Is(err, driver.ErrNotHeld) && all[i].leave() {
+			if errors.Is(err, driver.ErrNotHeld) && all[i].stop() {
 				all[i].lost(driver.ErrRemoved)
 			} else if err != nil {
 				mu.Lock()
@@ -188,7 +188,7 @@ func (d *Driver) RenewAll(ctx context.Context, leases []driver.Lease, done func(
 		wg.Go(func() {
 			b.renewAll(ctx, s.leases, func(j int) time.Duration { return s.parts[j].request.TTL }, func(j int, err error) {
 				x := &all[s.index[j]]
-				if x.answered(s.parts[j], err) {
+				if x.partRenewed(s.parts[j], err) {
 					done(s.index[j], x.err)
 				}
 			})
@@ -197,10 +197,10 @@ func (d *Driver) RenewAll(ctx context.Context, leases []driver.Lease, done func(
 	wg.Wait()
 }
 
-// answered handles the answer for one part, and reports whether it was the
+// partRenewed handles the answer for one part, and reports whether it was the
 // last.
-func (x *renewal) answered(p *part, err error) bool {
-	err = x.l.answered(p, err)
+func (x *renewal) partRenewed(p *part, err error) bool {
+	err = x.l.renewed(p, err)
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if x.left--; x.err == nil || errors.Is(err, driver.ErrNotHeld) {

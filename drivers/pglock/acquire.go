@@ -15,11 +15,11 @@ func (d *Driver) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, 
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	if err := d.enter(); err != nil {
+	if err := d.beginAcquire(); err != nil {
 		return nil, err
 	}
 	l, err := d.acquire(ctx, r)
-	d.leave(l)
+	d.endAcquire(l)
 	if err != nil {
 		return nil, err
 	}
@@ -53,7 +53,7 @@ func (d *Driver) contend(ctx context.Context, l *lease) error {
 	waited := false
 	t := d.join(q, l.r)
 	if !l.r.NoWait {
-		defer d.quitLine(q, t)
+		defer d.dequeue(q, t)
 	}
 	if t.ready != nil {
 		if !l.r.NoWait {
@@ -78,12 +78,12 @@ func (d *Driver) contend(ctx context.Context, l *lease) error {
 // maxClasses is how many TTLs of fixed leases have sessions of their own.
 const maxClasses = 8
 
-// carrier returns the TTL of the sessions for a request, which is its own. So
-// the server ends a fixed lease of a frozen client within Info.Late, and a
+// sessionTTL returns the TTL of the sessions for a request, which is its own.
+// So the server ends a fixed lease of a frozen client within Info.Late, and a
 // fixed lease survives a silent network for its whole duration. Fixed leases of
 // many lengths would need many sessions, so these leases share sessions of
 // shorter TTLs, which the driver keeps alive until the lease ends here.
-func (d *Driver) carrier(r *driver.Request) time.Duration {
+func (d *Driver) sessionTTL(r *driver.Request) time.Duration {
 	ttl := roundUp(r.TTL)
 	if !r.Fixed {
 		return ttl
@@ -100,22 +100,22 @@ func (d *Driver) carrier(r *driver.Request) time.Duration {
 }
 
 // tryHub makes one attempt, on a session of many locks. The local queue is busy
-// until the attempt is settled.
+// until the attempt is concluded.
 func (d *Driver) tryHub(ctx context.Context, l *lease) (granted bool, err error) {
-	ttl := d.carrier(l.r)
+	ttl := d.sessionTTL(l.r)
 	if s := d.sharer(l, ttl); s != nil {
 		l.r.Events.Tokens()
 		if op, err := d.share(ctx, l, s); op != nil {
 			return d.outcome(ctx, s, op)
 		} else if !errors.Is(err, errLetGo) {
-			d.settled(l.queue)
+			d.endRequest(l.queue)
 			return false, err
 		}
 	}
 	for range 3 {
 		s, err := d.hub(ctx, ttl, l.queue)
 		if err != nil {
-			d.settled(l.queue)
+			d.endRequest(l.queue)
 			return false, err
 		}
 		l.r.Events.Tokens() // the block of a transaction id is enough for any number
@@ -123,7 +123,7 @@ func (d *Driver) tryHub(ctx context.Context, l *lease) (granted bool, err error)
 			return d.outcome(ctx, s, op)
 		}
 	}
-	d.settled(l.queue)
+	d.endRequest(l.queue)
 	return false, errBreaks
 }
 
@@ -153,7 +153,7 @@ func (l *lease) tried(op *operation, s *session) {
 func (d *Driver) outcome(ctx context.Context, s *session, op *operation) (granted bool, err error) {
 	s.readAnswer(op)
 	if err = d.awaitAnswer(ctx, op); err == nil || !s.abandon(op) {
-		<-op.done // settled, perhaps at this very moment
+		<-op.done // concluded, perhaps at this very moment
 		return op.yes, refusal(op.err)
 	}
 	if errors.Is(err, errHangs) {
@@ -162,7 +162,7 @@ func (d *Driver) outcome(ctx context.Context, s *session, op *operation) (grante
 	return false, d.settle(op, err)
 }
 
-// awaitAnswer waits until an operation is settled, or returns why the wait
+// awaitAnswer waits until an operation is concluded, or returns why the wait
 // ended before.
 func (d *Driver) awaitAnswer(ctx context.Context, op *operation) error {
 	select {
@@ -178,7 +178,7 @@ func (d *Driver) awaitAnswer(ctx context.Context, op *operation) error {
 }
 
 // letNextGo lets the next attempt for the key continue on another session,
-// before an attempt on a hanging session is settled.
+// before an attempt on a hanging session is concluded.
 func (d *Driver) letNextGo(op *operation) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -21,8 +21,8 @@ type operation struct {
 	params [][]byte // of a query
 	reads  bool     // the caller calls readAnswer next
 	shared bool     // the lock is for reading
-	// called once when the operation is settled, without locks; must not block;
-	// may be nil
+	// called once when the operation is concluded, without locks; must not
+	// block; may be nil
 	after  func()
 	done   chan struct{}
 	on     *session // set when the session accepts the operation
@@ -30,7 +30,7 @@ type operation struct {
 
 	// Guarded by session.mu until done is closed, after the call of after.
 	step      step
-	settled   bool
+	concluded bool
 	abandoned bool  // no caller wants the lock now
 	undo      error // why the lock is being released; afterwards the outcome
 	repeated  bool  // the unlock was sent before and failed
@@ -51,7 +51,7 @@ func newOperation(first step, key AdvisoryKey) *operation {
 var errAbandoned = errors.New("the attempt has ended")
 
 // finish notifies the waiting callers. It is called once the operation is
-// settled, without locks.
+// concluded, without locks.
 func (op *operation) finish() {
 	if op.after != nil {
 		op.after()
@@ -116,7 +116,7 @@ const (
 type move uint8
 
 const (
-	settle    move = iota // the operation has its outcome
+	conclude  move = iota // the operation has its outcome
 	repeat                // the same step again
 	later                 // the same step again, with the next ping
 	toStamp               // the step stamp
@@ -128,16 +128,16 @@ const (
 // its locks when a transaction fails. So after an error a lock may have been
 // granted anyway, and is released.
 var moves = [...][answers]move{
-	try:       {skipped: repeat, failed: giveBack, denied: settle, no: settle, yes: settle, unstamped: toStamp, unwanted: giveBack},
-	block:     {skipped: repeat, failed: giveBack, denied: settle, no: toConfirm, yes: toConfirm, unwanted: giveBack},
-	confirm:   {skipped: repeat, failed: giveBack, no: settle, yes: settle, unwanted: giveBack},
-	stamp:     {skipped: repeat, failed: giveBack, yes: settle, unwanted: giveBack},
-	unlock:    {skipped: repeat, failed: repeat, failedAgain: later, no: settle, yes: settle},
-	admit:     {skipped: repeat, failed: settle, no: settle, yes: settle},
-	ping:      {skipped: repeat, failed: settle, no: settle, yes: settle},
-	keep:      {skipped: repeat, failed: settle, no: settle, yes: settle},
-	query:     {skipped: repeat, failed: settle, no: settle, yes: settle},
-	unlockAll: {skipped: repeat, failed: settle, no: settle, yes: settle},
+	try:       {skipped: repeat, failed: giveBack, denied: conclude, no: conclude, yes: conclude, unstamped: toStamp, unwanted: giveBack},
+	block:     {skipped: repeat, failed: giveBack, denied: conclude, no: toConfirm, yes: toConfirm, unwanted: giveBack},
+	confirm:   {skipped: repeat, failed: giveBack, no: conclude, yes: conclude, unwanted: giveBack},
+	stamp:     {skipped: repeat, failed: giveBack, yes: conclude, unwanted: giveBack},
+	unlock:    {skipped: repeat, failed: repeat, failedAgain: later, no: conclude, yes: conclude},
+	admit:     {skipped: repeat, failed: conclude, no: conclude, yes: conclude},
+	ping:      {skipped: repeat, failed: conclude, no: conclude, yes: conclude},
+	keep:      {skipped: repeat, failed: conclude, no: conclude, yes: conclude},
+	query:     {skipped: repeat, failed: conclude, no: conclude, yes: conclude},
+	unlockAll: {skipped: repeat, failed: conclude, no: conclude, yes: conclude},
 }
 
 // gets reports whether the operation is about to get a lock.
@@ -162,7 +162,7 @@ func (g *group) moveOn(i int) move {
 	next := moves[op.step][a]
 	if next == toConfirm && a == yes && g.short && !op.lease.r.Fixed {
 		// a fixed lease lasts its TTL from the grant
-		next = settle
+		next = conclude
 	}
 	switch a {
 	case yes:
@@ -172,7 +172,7 @@ func (g *group) moveOn(i int) move {
 		}
 	case failed, denied:
 		op.repeated = op.step == unlock
-		if next == settle {
+		if next == conclude {
 			op.err = g.fault
 		}
 	}

@@ -281,9 +281,9 @@ func (d *Driver) reportKeepAlive(err error) {
 // now returns the time since d.epoch.
 func (d *Driver) now() int64 { return int64(time.Since(d.epoch)) }
 
-// enter counts a call of Acquire and a lock for the call, unless the driver is
-// closed or has enough locks.
-func (d *Driver) enter() error {
+// beginAcquire counts a call of Acquire and a lock for the call, unless the
+// driver is closed or has enough locks.
+func (d *Driver) beginAcquire() error {
 	if err := d.life.Enter(); err != nil {
 		return err
 	}
@@ -297,8 +297,9 @@ func (d *Driver) enter() error {
 	return nil
 }
 
-// leave ends what enter began. A granted lock stays counted until its end.
-func (d *Driver) leave(granted *lease) {
+// endAcquire ends what beginAcquire began. A granted lock stays counted until
+// its end.
+func (d *Driver) endAcquire(granted *lease) {
 	defer d.life.Leave()
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -33,8 +33,8 @@ type group struct {
 
 func (g *group) empty() bool { return len(g.ops) == 0 }
 
-// take returns the operations and empties the group.
-func (g *group) take() []*operation {
+// drain returns the operations and empties the group.
+func (g *group) drain() []*operation {
 	ops := g.ops
 	*g = group{}
 	return ops
@@ -85,7 +85,7 @@ func (s *session) write(request *[]byte) {
 }
 
 // makeGroup combines operations. There are never two for one key: the next
-// operation for a key is made when the previous one is settled.
+// operation for a key is made when the previous one is concluded.
 func makeGroup(ops []*operation, tokens bool) group {
 	g := group{ops: ops}
 	wanting, last := 0, 0
@@ -205,8 +205,8 @@ func (s *session) row(values [][]byte) error {
 	return nil
 }
 
-// answered handles the end of the answer to a group.
-func (s *session) answered() error {
+// groupDone handles the end of the answer to a group.
+func (s *session) groupDone() error {
 	now := s.d.now()
 	s.mu.Lock()
 	if s.over || s.flight.empty() {
@@ -234,12 +234,12 @@ func (s *session) answered() error {
 	}
 	g, wasSilent := s.flight, s.silent
 	s.flight, s.silent = group{}, false
-	var settled, again []*operation
+	var concluded, again []*operation
 	for i, op := range g.ops {
 		switch g.moveOn(i) {
-		case settle:
-			s.settle(op)
-			settled = append(settled, op)
+		case conclude:
+			s.conclude(op)
+			concluded = append(concluded, op)
 		case later:
 			s.failed = append(s.failed, op)
 		case giveBack:
@@ -255,7 +255,7 @@ func (s *session) answered() error {
 	request := s.prepare()
 	s.mu.Unlock()
 	s.write(request)
-	for _, op := range settled {
+	for _, op := range concluded {
 		op.finish()
 	}
 	if wasSilent {
@@ -264,9 +264,9 @@ func (s *session) answered() error {
 	return nil
 }
 
-// settle is called with mu held.
-func (s *session) settle(op *operation) {
-	op.settled = true
+// conclude is called with mu held.
+func (s *session) conclude(op *operation) {
+	op.concluded = true
 	if op.undo != nil {
 		op.yes, op.err = false, op.undo
 	}
@@ -343,7 +343,7 @@ func (s *session) takeOver() bool {
 	return true
 }
 
-// readAnswer reads until op is settled, for a short time, if op is the only
+// readAnswer reads until op is concluded, for a short time, if op is the only
 // operation in progress and there is no other reader.
 func (s *session) readAnswer(op *operation) {
 	s.mu.Lock()
@@ -429,7 +429,7 @@ func (s *session) receive() (answered bool, err error) {
 		s.flight.fault = fault
 		s.mu.Unlock()
 	case *pgproto3.ReadyForQuery:
-		return true, s.answered()
+		return true, s.groupDone()
 	}
 	return false, err
 }

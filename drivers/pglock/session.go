@@ -140,12 +140,12 @@ func (s *session) add(op *operation) (request *[]byte) {
 }
 
 // abandon notes that no caller is waiting for the operation. The session
-// releases the lock, if there is one, before the operation is settled. It
-// returns false if the operation is settled already.
+// releases the lock, if there is one, before the operation is concluded. It
+// returns false if the operation is concluded already.
 func (s *session) abandon(op *operation) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if op.settled {
+	if op.concluded {
 		return false
 	}
 	op.abandoned = true
@@ -231,12 +231,12 @@ func (s *session) finish(cause error, spare bool) {
 		s.looker.Stop()
 	}
 	outage := len(s.leases) > 0 && !s.silent && isOutage(cause)
-	ops := slices.Concat(s.flight.take(), s.pending, s.failed)
+	ops := slices.Concat(s.flight.drain(), s.pending, s.failed)
 	leases := s.leases
 	s.pending, s.failed, s.leases = nil, nil, nil
 	doubt := len(leases) > 0
 	for _, op := range ops {
-		op.settled = true
+		op.concluded = true
 		op.err = &endedError{cause, op.sent != 0}
 		doubt = doubt || op.mayLeave()
 	}
@@ -383,7 +383,7 @@ func (d *Driver) swap(s, fresh *session, sent int64) {
 	}
 	d.mu.Unlock()
 	if hangs {
-		s.leave()
+		s.leaveBehind()
 	} else {
 		fresh.end(errQuit)
 	}
@@ -397,8 +397,9 @@ func (s *session) waitsFor(sent int64) bool {
 	return !s.over && !s.left && !s.flight.empty() && s.sent == sent
 }
 
-// leave lets a hanging session continue only for its leases, until it has none.
-func (s *session) leave() {
+// leaveBehind lets a hanging session continue only for its leases, until it has
+// none.
+func (s *session) leaveBehind() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.over {

@@ -18,8 +18,8 @@ import (
 // name, because two names may have the same key.
 //
 // At most one request for the key is in progress on the sessions of many locks.
-// Waiting attempts stand in line, and only the first of them sends a request to
-// the server.
+// Waiting attempts stand in the queue, and only the first of them sends a
+// request to the server.
 type localQueue struct {
 	key  AdvisoryKey
 	uses int
@@ -28,8 +28,8 @@ type localQueue struct {
 	holders linked.List[lease, *lease]
 	busy    bool // a request is in progress
 	// with NoWait: each sends one request, as soon as none is in progress
-	tries attempts
-	line  attempts // the others; the first one sends a request, or waits at the server
+	tries  attempts
+	queued attempts // the others; the first one sends a request, or waits at the server
 }
 
 // attempt is a request in a localQueue.
@@ -55,9 +55,9 @@ func (all *attempts) remove(t *attempt) bool {
 type verdict uint8
 
 const (
-	wait verdict = iota // in line
+	wait verdict = iota // in the queue
 	// on a session of many locks, and the queue is busy until the attempt is
-	// settled
+	// concluded
 	tryNow
 	// at the server, behind reads of this driver, so that the server orders the
 	// attempt relative to other clients
@@ -97,8 +97,8 @@ func (d *Driver) join(q *localQueue, r *driver.Request) *attempt {
 		}
 		return t
 	}
-	q.line = append(q.line, t)
-	if len(q.line) > 1 || !q.judge(t, false) {
+	q.queued = append(q.queued, t)
+	if len(q.queued) > 1 || !q.judge(t, false) {
 		t.ready = make(chan struct{})
 	}
 	return t
@@ -123,32 +123,32 @@ func (d *Driver) await(ctx context.Context, q *localQueue, t *attempt) error {
 	if q.tries.remove(t) && errors.Is(err, driver.ErrLocked) {
 		err = ctx.Err() // the lock is not known to be held
 	}
-	q.line.remove(t) // at once, or the turn could go to an attempt that has left
+	q.queued.remove(t) // at once, or the turn could go to an attempt that has left
 	q.advance()
 	return err
 }
 
-// settled ends the request in progress.
-func (d *Driver) settled(q *localQueue) {
+// endRequest ends the request in progress.
+func (d *Driver) endRequest(q *localQueue) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	q.busy = false
 	q.advance()
 }
 
-// quitLine removes an attempt from the line.
-func (d *Driver) quitLine(q *localQueue, t *attempt) {
+// dequeue removes an attempt from the queue.
+func (d *Driver) dequeue(q *localQueue, t *attempt) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	q.line.remove(t)
+	q.queued.remove(t)
 	q.advance()
 }
 
 // advance lets the next attempts continue. It is called with Driver.mu held
 // when anything has changed.
 func (q *localQueue) advance() {
-	if len(q.line) > 0 && q.line[0].verdict == wait {
-		q.judge(q.line[0], false)
+	if len(q.queued) > 0 && q.queued[0].verdict == wait {
+		q.judge(q.queued[0], false)
 	}
 	q.tries = slices.DeleteFunc(q.tries, func(t *attempt) bool { return q.judge(t, true) })
 }
@@ -157,7 +157,7 @@ func (q *localQueue) advance() {
 // Called with Driver.mu held.
 func (q *localQueue) judge(t *attempt, noWait bool) bool {
 	switch holder := q.holders.First(); {
-	case noWait && t.mode == driver.Read && slices.ContainsFunc(q.line, (*attempt).writes):
+	case noWait && t.mode == driver.Read && slices.ContainsFunc(q.queued, (*attempt).writes):
 		t.verdict = refuse // a Read does not overtake a Write
 	case holder == nil || !holder.r.Mode.Excludes(t.mode):
 		if q.busy {
@@ -241,7 +241,7 @@ func (d *Driver) waitAtServer(ctx context.Context, l *lease, waited bool) error 
 // enqueue begins a wait at the server.
 func (d *Driver) enqueue(ctx context.Context, l *lease) (*session, *operation, error) {
 	for range 3 {
-		w, err := d.waiter(ctx, d.carrier(l.r))
+		w, err := d.waiter(ctx, d.sessionTTL(l.r))
 		if err != nil {
 			return nil, nil, err
 		}
@@ -252,7 +252,7 @@ func (d *Driver) enqueue(ctx context.Context, l *lease) (*session, *operation, e
 	return nil, nil, errBreaks
 }
 
-// watch waits until the operation is settled, or returns why the wait ended
+// watch waits until the operation is concluded, or returns why the wait ended
 // before. It ends a session whose wait the server does not know, because the
 // connection may hang and the server may have granted the lock without the
 // client's knowledge.

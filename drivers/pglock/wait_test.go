@@ -42,12 +42,12 @@ func TestWhoLeavesTakesNoTurnAlong(t *testing.T) {
 				}
 			case 3: // the server has refused
 				if asking != nil {
-					d.settled(g)
+					d.endRequest(g)
 					leaving, asking = append(leaving, asking), nil
 				}
 			case 4:
 				if len(leaving) > 0 {
-					d.quitLine(g, leaving[0])
+					d.dequeue(g, leaving[0])
 					leaving = leaving[1:]
 				}
 			}

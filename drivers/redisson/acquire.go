@@ -23,9 +23,9 @@ const backstop = 5 * time.Second
 // of such a hold.
 const unheard = 50 * time.Millisecond
 
-// moving is the pause of a waiter whose slot moves to another node of the
+// slotPause is the pause of a waiter whose slot moves to another node of the
 // cluster.
-const moving = 250 * time.Millisecond
+const slotPause = 250 * time.Millisecond
 
 // Acquire implements driver.Driver.
 func (d *Driver) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, error) {
@@ -47,7 +47,7 @@ func (d *Driver) acquire(ctx context.Context, r *driver.Request) (*lease, error)
 		return nil, fmt.Errorf("%d permits in one request are more than %d: %w", r.Permits, maxPermits, errors.ErrUnsupported)
 	}
 	exclusive := r.Mode == driver.Exclusive
-	w := &waiting{driver: d, request: r, inQueue: d.queues(r), inLine: exclusive && !d.options.Fair && !r.NoWait}
+	w := &waiting{driver: d, request: r, inQueue: d.queues(r), ticketed: exclusive && !d.options.Fair && !r.NoWait}
 	if w.inQueue && d.ghosts.Full() {
 		return nil, fmt.Errorf("%w: %d abandoned places in queues are not yet removed", driver.ErrUnavailable, maxGhosts)
 	}
@@ -57,7 +57,7 @@ func (d *Driver) acquire(ctx context.Context, r *driver.Request) (*lease, error)
 		w.topic = d.topics.JoinActive(channelOf(r.Mode, r.Name, false), groupOf(r.Mode), false)
 	}
 	turn := ""
-	if w.topic != nil && w.inLine {
+	if w.topic != nil && w.ticketed {
 		turn = redistopic.Text(w.topic.Ticket(), false)
 	}
 	l, refused, err := w.try(ctx, false, turn)
@@ -65,7 +65,7 @@ func (d *Driver) acquire(ctx context.Context, r *driver.Request) (*lease, error)
 		err = driver.ErrLocked
 	}
 	if l != nil || err != nil {
-		return w.leave(l, err, false)
+		return w.stopListening(l, err, false)
 	}
 	r.Events.Waiting()
 	l, err = w.wait(ctx, refused)
@@ -94,7 +94,7 @@ type waiting struct {
 	// for the fair lock, which has a channel of its own that no caller joins
 	// again
 	inQueue   bool
-	inLine    bool // of all clients that wait for the plain lock
+	ticketed  bool // of all clients that wait for the plain lock
 	elsewhere bool // the topic belongs to the other kind of lock
 }
 
@@ -114,10 +114,10 @@ func (w *waiting) listen(elsewhere bool) {
 	}
 }
 
-// leave ends the listening, and returns l and err. A caller that was woken and
-// cannot send a request passes the wake-up on. After ErrSealed it does not
-// linger, so that a migration does not count it as a waiter.
-func (w *waiting) leave(l *lease, err error, pass bool) (*lease, error) {
+// stopListening ends the listening, and returns l and err. A caller that was
+// woken and cannot send a request passes the wake-up on. After ErrSealed it
+// does not linger, so that a migration does not count it as a waiter.
+func (w *waiting) stopListening(l *lease, err error, pass bool) (*lease, error) {
 	switch {
 	case w.topic == nil:
 	case w.inQueue, err == driver.ErrSealed:
@@ -142,15 +142,15 @@ func (w *waiting) wait(ctx context.Context, refused answer) (*lease, error) {
 	d, r := w.driver, w.request
 	timer := time.NewTimer(pause(refused.left))
 	defer timer.Stop()
-	moves := false // the slot: if this caller leaves, its wake-up may be for another caller
+	slotMoves := false // the slot: if this caller leaves, its wake-up may be for another caller
 	for {
-		if !moves {
+		if !slotMoves {
 			w.listen(refused.code == elsewhereCode)
 		}
-		if refused.line.Ticket != 0 { // from now on the topic knows when to try
+		if refused.place.Ticket != 0 { // from now on the topic knows when to try
 			timer.Stop()
-			w.topic.Placed(refused.line, pause(refused.left))
-			refused.line = redistopic.Place{}
+			w.topic.Placed(refused.place, pause(refused.left))
+			refused.place = redistopic.Place{}
 		}
 		if r.Mode == driver.Permit && r.Limit <= 0 && refused.limit > 0 {
 			own := *r
@@ -163,15 +163,15 @@ func (w *waiting) wait(ctx context.Context, refused answer) (*lease, error) {
 		case <-timer.C:
 			overdue = true
 		case <-ctx.Done():
-			return w.leave(nil, fmt.Errorf("%w: %w", driver.ErrLocked, ctx.Err()), moves)
+			return w.stopListening(nil, fmt.Errorf("%w: %w", driver.ErrLocked, ctx.Err()), slotMoves)
 		case <-d.life.Open().Done():
-			return w.leave(nil, driver.ErrClosed, false)
+			return w.stopListening(nil, driver.ErrClosed, false)
 		}
 		if ctx.Err() != nil {
-			return w.leave(nil, fmt.Errorf("%w: %w", driver.ErrLocked, ctx.Err()), true)
+			return w.stopListening(nil, fmt.Errorf("%w: %w", driver.ErrLocked, ctx.Err()), true)
 		}
 		turn := ""
-		if w.inLine && !w.elsewhere {
+		if w.ticketed && !w.elsewhere {
 			ticket, due, void := w.topic.TakeTurn()
 			if void && !overdue {
 				continue
@@ -182,9 +182,9 @@ func (w *waiting) wait(ctx context.Context, refused answer) (*lease, error) {
 		var err error
 		l, refused, err = w.try(ctx, true, turn)
 		var demand *rueidis.RedisError
-		if moves = errors.As(err, &demand) && redisdial.HasCode(demand.Error(), "TRYAGAIN"); moves {
+		if slotMoves = errors.As(err, &demand) && redisdial.HasCode(demand.Error(), "TRYAGAIN"); slotMoves {
 			// nothing was done, and the place in a queue is kept
-			timer.Reset(moving/2 + rand.N(moving/2))
+			timer.Reset(slotPause/2 + rand.N(slotPause/2))
 			continue
 		}
 		if err != nil && err == ctx.Err() {
@@ -193,7 +193,7 @@ func (w *waiting) wait(ctx context.Context, refused answer) (*lease, error) {
 		}
 		if l != nil || err != nil {
 			// other readers of this process may join
-			return w.leave(l, err, l == nil || r.Mode == driver.Read)
+			return w.stopListening(l, err, l == nil || r.Mode == driver.Read)
 		}
 		timer.Reset(pause(refused.left))
 	}
@@ -211,7 +211,7 @@ func pause(left time.Duration) time.Duration {
 
 // try sends one request. If it returns neither an error nor a lease, the lock
 // is taken. again reports that the attempt was refused before, and turn is the
-// result of redistopic.Text, or "" for an attempt that is not in a line. If the
+// result of redistopic.Text, or "" for an attempt without a ticket. If the
 // answer is unclear, the cleaner removes what may be left.
 func (d *Driver) try(ctx context.Context, r *driver.Request, again bool, turn string) (*lease, answer, error) {
 	o := d.newOp(r, nil)
@@ -248,9 +248,9 @@ func (d *Driver) try(ctx context.Context, r *driver.Request, again bool, turn st
 		return nil, a, nil
 	}
 	if !fenced {
-		a.first, a.n = 0, 0
+		a.value, a.n = 0, 0
 	}
-	l := &lease{driver: d, request: r, Hold: redisdriver.Hold{Phase: redisdriver.Held}, first: uint64(a.first), tokens: int32(a.n), markKnown: marks, marked: a.moved}
+	l := &lease{driver: d, request: r, Hold: redisdriver.Hold{Phase: redisdriver.Held}, first: uint64(a.value), tokens: int32(a.n), markKnown: marks, marked: a.marked}
 	l.Term.Grant(sent + int64(r.TTL))
 	if acks < d.options.WaitReplicas {
 		return nil, answer{}, d.undo(ctx, l, acks)

@@ -165,7 +165,7 @@ func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
 		return driver.ErrSealed
 	}
 	// a holder that misses it learns of the removal from its next renewal
-	d.tell(ctx, removalChannel(name))
+	d.publish(ctx, removalChannel(name))
 	return nil
 }
 
@@ -193,8 +193,8 @@ func (l *lease) WatchRemoval(renew func()) (stop func()) {
 // removalChannel returns a channel of no other name: a name has no NUL.
 func removalChannel(name string) string { return prefixName(channelPrefix, name) + "\x00removed" }
 
-// tell sends the message of a release on a channel. Nothing depends on it.
-func (d *Driver) tell(ctx context.Context, channel string) {
+// publish sends the message of a release on a channel. Nothing depends on it.
+func (d *Driver) publish(ctx context.Context, channel string) {
 	var cmds []rueidis.Completed
 	for _, word := range d.checked.words {
 		cmds = append(cmds, d.client.B().Arbitrary(word).Keys(channel).Args(d.releaseMessage()).Build())
@@ -202,9 +202,9 @@ func (d *Driver) tell(ctx context.Context, channel string) {
 	d.doMulti(ctx, d.client, cmds)
 }
 
-// tellShortened notifies waiters that would otherwise try again only after a
+// publishShortened notifies waiters that would otherwise try again only after a
 // shortened hold has ended.
-func (d *Driver) tellShortened(ctx context.Context, r *driver.Request) {
+func (d *Driver) publishShortened(ctx context.Context, r *driver.Request) {
 	channel := channelOf(r.Mode, r.Name, false)
 	if d.options.Fair && r.Mode == driver.Exclusive {
 		first, err := d.do(ctx, d.client.B().Lindex().Key(prefixName(queuePrefix, r.Name)).Index(0).Build()).ToString()
@@ -213,11 +213,11 @@ func (d *Driver) tellShortened(ctx context.Context, r *driver.Request) {
 		}
 		channel += ":" + first
 	}
-	d.tell(ctx, channel)
+	d.publish(ctx, channel)
 }
 
 // Watch implements driver.Watcher. The server reports the ends of holds, and no
-// grants. Fair locks cannot be watched: only the next in line is notified.
+// grants. Fair locks cannot be watched: only the first waiter is notified.
 func (d *Driver) Watch(name string, changed func()) (stop func(), err error) {
 	if d.options.Fair {
 		return nil, fmt.Errorf("watching fair locks: %w", errors.ErrUnsupported)

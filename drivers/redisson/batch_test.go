@@ -56,24 +56,24 @@ func TestCombinedRequestKeepsOpsApart(t *testing.T) {
 
 	for i, o := range acquires {
 		r := o.request
-		if o.err != nil || o.first < 1 || o.n != o.tokens && o.n != 1 || o.moved != o.marks {
-			t.Errorf("%s: got %d tokens from %d, moved %v, %v; want up to %d tokens, moved %v", r.Name, o.n, o.first, o.moved, o.err, o.tokens, o.marks)
+		if o.err != nil || o.value < 1 || o.n != o.tokens && o.n != 1 || o.marked != o.marks {
+			t.Errorf("%s: got %d tokens from %d, moved %v, %v; want up to %d tokens, moved %v", r.Name, o.n, o.value, o.marked, o.err, o.tokens, o.marks)
 		}
 		if ttl := time.Duration(s.Do("PTTL", r.Name).(int64)) * time.Millisecond; ttl > r.TTL || ttl < r.TTL-time.Second {
 			t.Errorf("%s: got a TTL of %v, want %v", r.Name, ttl, r.TTL)
 		}
-		if last, _ := strconv.ParseInt(s.Do("GET", d.tokenKey(r.Name)).(string), 10, 64); last < o.first+int64(o.n)-1 { // other names share it
-			t.Errorf("%s: got %d as the last token, want no less than %d", r.Name, last, o.first+int64(o.n)-1)
+		if last, _ := strconv.ParseInt(s.Do("GET", d.tokenKey(r.Name)).(string), 10, 64); last < o.value+int64(o.n)-1 { // other names share it
+			t.Errorf("%s: got %d as the last token, want no less than %d", r.Name, last, o.value+int64(o.n)-1)
 		}
-		if got, want := s.Do("HGET", r.Name, r.Hold), fmt.Sprintf("#%d\n%s\n%s\n%d", o.first+int64(o.n)-1, r.Owner, process, i/3); got != want {
+		if got, want := s.Do("HGET", r.Name, r.Hold), fmt.Sprintf("#%d\n%s\n%s\n%d", o.value+int64(o.n)-1, r.Owner, process, i/3); got != want {
 			t.Errorf("%s: got %q for the hold, want %q", r.Name, got, want)
 		}
 	}
-	if refused.err != nil || refused.code != heldCode || refused.line.Ticket == 0 {
-		t.Errorf("held by another: got %q, ticket %d, %v; want it refused with a ticket", refused.code, refused.line.Ticket, refused.err)
+	if refused.err != nil || refused.code != heldCode || refused.place.Ticket == 0 {
+		t.Errorf("held by another: got %q, ticket %d, %v; want it refused with a ticket", refused.code, refused.place.Ticket, refused.err)
 	}
-	if missing.err != nil || missing.first != -1 {
-		t.Errorf("release without a hold: got %d, %v, want -1", missing.first, missing.err)
+	if missing.err != nil || missing.value != -1 {
+		t.Errorf("release without a hold: got %d, %v, want -1", missing.value, missing.err)
 	}
 	if wrong.err == nil || !strings.Contains(wrong.err.Error(), "WRONGTYPE") {
 		t.Errorf("a key that is no lock: got %v, want WRONGTYPE", wrong.err)
@@ -88,15 +88,15 @@ func TestCombinedRequestKeepsOpsApart(t *testing.T) {
 	bare := d.newOp(request("bare"), nil) // without tokens
 	together(d, slices.Insert(slices.Clone(releases), 5, bare)...)
 	for i, o := range releases {
-		if o.err != nil || o.first != 1 || s.Do("EXISTS", o.request.Name) != int64(0) {
-			t.Errorf("%s: release: got %d, %v, want that one was told", o.request.Name, o.first, o.err)
+		if o.err != nil || o.value != 1 || s.Do("EXISTS", o.request.Name) != int64(0) {
+			t.Errorf("%s: release: got %d, %v, want that one was told", o.request.Name, o.value, o.err)
 		}
 		if got := spies[i].next(t); got != "0" {
 			t.Errorf("%s: message: got %q, want 0", o.request.Name, got)
 		}
 	}
-	if bare.err != nil || bare.first != 1 || s.Do("HGET", "bare", bare.request.Hold) != "1" {
-		t.Errorf("without tokens: got %d, %v, want 1, and the value 1 for the hold", bare.first, bare.err)
+	if bare.err != nil || bare.value != 1 || s.Do("HGET", "bare", bare.request.Hold) != "1" {
+		t.Errorf("without tokens: got %d, %v, want 1, and the value 1 for the hold", bare.value, bare.err)
 	}
 	release(t, held)
 }

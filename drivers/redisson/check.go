@@ -12,6 +12,7 @@ import (
 	"github.com/redis/rueidis"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/lifecycle"
 	"github.com/go-dsync/dsync/internal/redisdriver"
 )
 
@@ -83,7 +84,7 @@ func (d *Driver) lookAtAll(ctx context.Context) error {
 		switch {
 		case err == nil:
 			reached = true
-		case redisdriver.Transient(err):
+		case lifecycle.Transient(err):
 			last = err
 		default:
 			return err
@@ -101,7 +102,7 @@ func (d *Driver) lookAt(ctx context.Context, _ string, node rueidis.Client) erro
 	b := node.B()
 	results := d.doMulti(ctx, node, []rueidis.Completed{b.Arbitrary("HELLO").Build(), b.Info().Section("memory").Build()})
 	for _, result := range results {
-		if err := redisdriver.Explain(ctx, "", result.Error()); redisdriver.Transient(err) || isLogin(err) {
+		if err := redisdriver.Explain(ctx, "", result.Error()); lifecycle.Transient(err) || isLogin(err) {
 			return err
 		}
 	}

@@ -201,7 +201,7 @@ func (d *Driver) releaseGhosts(ctx context.Context, ghosts []*ghost) (left []*gh
 				told, err = -1, nil
 			}
 			switch {
-			case err == nil && (g.settled(told, order, now) || g.vanished(d.severed.Load(), sent)), err != nil && g.forgotten(err, now):
+			case err == nil && (g.isGone(told, order, now) || g.vanished(d.severed.Load(), sent)), err != nil && g.forgotten(err, now):
 				if g.gone != nil {
 					close(g.gone)
 				}
@@ -282,9 +282,9 @@ func (g *ghost) vanished(severed, sent int64) bool {
 	return sent-g.looked >= int64(onItsWay)
 }
 
-// settled takes the answer to a request of some order and reports whether the
+// isGone takes the answer to a request of some order and reports whether the
 // ghost is gone permanently.
-func (g *ghost) settled(told int64, order uint64, now int64) bool {
+func (g *ghost) isGone(told int64, order uint64, now int64) bool {
 	if g.lease != nil {
 		g.lease.cleaned(told)
 	}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/lifecycle"
 	"github.com/go-dsync/dsync/internal/linked"
 	"github.com/go-dsync/dsync/internal/redisdriver"
 )
@@ -80,7 +81,7 @@ func (l *lease) release(ctx context.Context) (again, left bool, _ error) {
 	} else if err != nil {
 		return false, false, err
 	}
-	told, err := o.first, o.err
+	told, err := o.value, o.err
 	d.putOp(o)
 	if err == nil {
 		return false, false, l.released(told, min(own, d.own(l.request)))
@@ -92,7 +93,7 @@ func (l *lease) release(ctx context.Context) (again, left bool, _ error) {
 	if doubt {
 		l.doubt(begun)
 	}
-	return redisdriver.Transient(err) && ctx.Err() == nil, false, err
+	return lifecycle.Transient(err) && ctx.Err() == nil, false, err
 }
 
 // doubt notes that a request to release the hold, begun at that time, may have
@@ -159,7 +160,7 @@ func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
 	some := []due{{lease: l, ttl: ttl}}
 	d.renewSome(ctx, client, some, func(_ int, e error) { err = e })
 	if err == nil && ttl < backstop && some[0].Shortens() {
-		d.tellShortened(ctx, l.request)
+		d.publishShortened(ctx, l.request)
 	}
 	return err
 }

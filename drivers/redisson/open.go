@@ -119,12 +119,12 @@ func readTarget(u *driver.URL) (*target, error) {
 		return nil, errors.New("redisson URL: master=, sentinel_user= and sentinel_password= need mode=sentinel")
 	}
 	o.InitAddress = u.HostsWithPort("localhost", port)
-	t.settle()
+	t.applyMode()
 	return t, nil
 }
 
-// settle sets the options that follow from the mode.
-func (t *target) settle() {
+// applyMode sets the options that follow from the mode.
+func (t *target) applyMode() {
 	o := &t.option
 	switch t.mode {
 	case "single":
@@ -166,7 +166,7 @@ func Connect(ctx context.Context, server rueidis.ClientOption, o *Options) (*Dri
 	c.InitAddress, c.Username, c.Password, c.AuthCredentialsFn = server.InitAddress, server.Username, server.Password, server.AuthCredentialsFn
 	c.SelectDB, c.TLSConfig, c.DialCtxFn, c.Sentinel = server.SelectDB, server.TLSConfig, server.DialCtxFn, server.Sentinel
 	c.Sentinel.Dialer = c.Dialer
-	t.settle()
+	t.applyMode()
 	d, err := connect(ctx, t, o)
 	if err != nil {
 		return nil, fmt.Errorf("redisson: %s: %w", strings.Join(server.InitAddress, ","), err)

@@ -46,7 +46,7 @@ func (d *Driver) SetLimit(ctx context.Context, name string, limit int) error {
 		return err
 	}
 	args := d.tellPermitsArgs(name, []string{strconv.Itoa(limit)})
-	done, err := d.run(ctx, name, permitLimitScript.Call(permitKeys(name, nil), args...))
+	done, err := d.runScript(ctx, name, permitLimitScript.Call(permitKeys(name, nil), args...))
 	if err == nil && done < 0 {
 		return driver.ErrSealed
 	}

@@ -76,12 +76,12 @@ func (d *Driver) change(ctx context.Context, l *lease, c redisdriver.Call) (int6
 	if !l.IsHeld() {
 		return 0, driver.ErrNotHeld
 	}
-	return d.run(ctx, l.request.Name, c)
+	return d.runScript(ctx, l.request.Name, c)
 }
 
-// run runs a script that changes something permanently, and returns its answer,
-// or ErrNotHeld if the answer is 0, because there is nothing to change.
-func (d *Driver) run(ctx context.Context, name string, c redisdriver.Call) (int64, error) {
+// runScript runs a script that changes something permanently, and returns its
+// answer, or ErrNotHeld if the answer is 0, because there is nothing to change.
+func (d *Driver) runScript(ctx context.Context, name string, c redisdriver.Call) (int64, error) {
 	answer, lacking, err := d.runReplicated(ctx, name, c)
 	switch {
 	case lacking != nil:
@@ -93,8 +93,8 @@ func (d *Driver) run(ctx context.Context, name string, c redisdriver.Call) (int6
 	return answer, err
 }
 
-// runReplicated is like run, with a different error if the server has changed
-// something and too few replicas have confirmed it.
+// runReplicated is like runScript, with a different error if the server has
+// changed something and too few replicas have confirmed it.
 func (d *Driver) runReplicated(ctx context.Context, name string, c redisdriver.Call) (answer int64, lacking, err error) {
 	result, acks := d.evalReplicated(ctx, c)
 	answer, err = result.ToInt64()
@@ -165,7 +165,7 @@ func (d *Driver) changeSeal(ctx context.Context, name string, c redisdriver.Call
 	if err := d.admin(ctx, name); err != nil {
 		return err
 	}
-	_, err := d.run(ctx, name, c)
+	_, err := d.runScript(ctx, name, c)
 	return err
 }
 

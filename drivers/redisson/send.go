@@ -24,7 +24,7 @@ type op struct {
 	tokens  int    // to take; 0 without tokens
 	again   bool   // the attempt was refused before: for a fair lock, it has a place in the queue
 	marks   bool   // queries the mark too; only with tokens
-	turn    string // the ticket of a waiter in line, see redistopic.Text; "" outside of a line
+	turn    string // the ticket of a waiter, see redistopic.Text; "" without a ticket
 	state   atomic.Int32
 	done    chan struct{} // receives a value when the op is answered
 
@@ -129,14 +129,14 @@ const (
 
 // answer is a script's answer to an op.
 type answer struct {
-	code  string
-	first int64 // the first token; for a release, how many clients were notified
-	n     int   // of tokens
-	moved bool  // the name is marked
+	code   string
+	value  int64 // of a grant: the first token; of a release: how many clients were notified
+	n      int   // of tokens
+	marked bool  // the name is marked
 	// of the hold in the way, unless it is renewed; negative if it does not
 	// expire
 	left  time.Duration
-	line  redistopic.Place // for a request that is refused in a line
+	place redistopic.Place // for a request that is refused and has a ticket
 	limit int              // of permits
 }
 
@@ -145,7 +145,7 @@ type answer struct {
 func readAnswer(message rueidis.RedisMessage) (a answer, err error) {
 	if !message.IsArray() {
 		a.code, a.n = grantedCode, 1
-		a.first, err = message.ToInt64()
+		a.value, err = message.ToInt64()
 		return a, err
 	}
 	parts, err := message.ToArray()
@@ -163,8 +163,8 @@ func readAnswer(message rueidis.RedisMessage) (a answer, err error) {
 	}
 	switch a.code {
 	case grantedCode:
-		a.first, a.n, a.moved = numbers[0], int(numbers[1]), numbers[2] == 1
-		if a.first < 1 || a.n < 1 || a.n > maxTokens {
+		a.value, a.n, a.marked = numbers[0], int(numbers[1]), numbers[2] == 1
+		if a.value < 1 || a.n < 1 || a.n > maxTokens {
 			err = redisdriver.ErrAnswer
 		}
 	case heldCode, elsewhereCode:
@@ -175,7 +175,7 @@ func readAnswer(message rueidis.RedisMessage) (a answer, err error) {
 		if len(parts) == 3 {
 			a.limit = int(numbers[1])
 		} else {
-			a.line = redistopic.Place{Ticket: numbers[1], Granted: numbers[2], Last: numbers[3], Free: numbers[0] == 0}
+			a.place = redistopic.Place{Ticket: numbers[1], Granted: numbers[2], Last: numbers[3], Free: numbers[0] == 0}
 		}
 	case sealedCode, limitCode:
 	default:
@@ -188,7 +188,7 @@ func (o *op) read(message rueidis.RedisMessage, err error) {
 	if err = cmp.Or(err, message.Error()); err == nil {
 		o.answer, err = readAnswer(message)
 	}
-	if err == nil && o.lease == nil && o.code == grantedCode && o.first < 1 {
+	if err == nil && o.lease == nil && o.code == grantedCode && o.value < 1 {
 		err = redisdriver.ErrAnswer
 	}
 	o.err = err
@@ -234,7 +234,7 @@ func (d *Driver) finish(o *op) {
 	r := o.request
 	switch {
 	case o.lease != nil && o.err == nil:
-		o.lease.cleaned(o.first)
+		o.lease.cleaned(o.value)
 		return
 	case o.lease != nil:
 		o.lease.leaveToCleaner()

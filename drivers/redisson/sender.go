@@ -56,7 +56,7 @@ func (s *sender) wake() {
 	case s.driver.life.Go(s.run):
 		s.busy++
 	case s.busy == 0:
-		for _, o := range s.take(nil) {
+		for _, o := range s.dequeue(nil) {
 			s.fail(o)
 		}
 	}
@@ -73,7 +73,7 @@ func (s *sender) run() {
 	defer s.mu.Unlock()
 	defer func() { s.busy-- }()
 	for len(s.queue) > 0 {
-		b.ops = s.take(b.ops[:0])
+		b.ops = s.dequeue(b.ops[:0])
 		s.wake() // the rest needs another request
 		s.mu.Unlock()
 		s.send(&b)
@@ -82,9 +82,9 @@ func (s *sender) run() {
 	}
 }
 
-// take removes ops from the queue that can be sent together. It is called with
-// mu held.
-func (s *sender) take(ops []*op) []*op {
+// dequeue removes ops from the queue that can be sent together. It is called
+// with mu held.
+func (s *sender) dequeue(ops []*op) []*op {
 	rest := s.queue[:0]
 	most := min(max(fewOps, len(s.queue)/maxSenders), maxOps)
 	for i, o := range s.queue {

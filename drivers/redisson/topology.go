@@ -104,10 +104,10 @@ func (t *topology) fresh(age time.Duration) bool {
 // refresh queries all nodes and takes the first answer, unless the last answer
 // is younger than age.
 func (t *topology) refresh(ctx context.Context, age time.Duration) error {
-	return t.asking.pass(ctx, func() bool { return t.fresh(age) }, func() error { return t.ask(ctx) })
+	return t.asking.pass(ctx, func() bool { return t.fresh(age) }, func() error { return t.query(ctx) })
 }
 
-func (t *topology) ask(ctx context.Context) error {
+func (t *topology) query(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, askNodes)
 	defer cancel()
 	last := error(rueidis.ErrNoSlot)

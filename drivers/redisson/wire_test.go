@@ -216,7 +216,7 @@ func TestNamesShareASequence(t *testing.T) {
 		ops = append(ops, o)
 	}
 	together(d, ops...)
-	next := ops[0].first
+	next := ops[0].value
 	for i, o := range ops {
 		want := maxTokens
 		switch {
@@ -225,8 +225,8 @@ func TestNamesShareASequence(t *testing.T) {
 		case i > 15:
 			want = 1
 		}
-		if o.err != nil || o.first != next || o.n != want {
-			t.Errorf("name %d: got %d tokens from %d, %v, want %d from %d", i, o.n, o.first, o.err, want, next)
+		if o.err != nil || o.value != next || o.n != want {
+			t.Errorf("name %d: got %d tokens from %d, %v, want %d from %d", i, o.n, o.value, o.err, want, next)
 		}
 		next += int64(o.n)
 	}

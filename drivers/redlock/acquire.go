@@ -69,7 +69,7 @@ func (l *lease) askAll() {
 	l.aim(decision)
 	for i := range l.votes {
 		if s := l.votes[i].state; s == unasked || s == refused {
-			l.votes[i].ask()
+			l.votes[i].prepare()
 		}
 	}
 	for i := range l.votes {
@@ -193,7 +193,7 @@ func (l *lease) stopWaiting(now, patience int64) {
 // nothing is left of the attempt. Otherwise it adds ErrUnknown to err.
 func (d *Driver) giveUp(ctx context.Context, l *lease, err error) error {
 	l.Mu.Lock()
-	l.lost = isRefusal(err)
+	l.outvoted = isRefusal(err)
 	l.undo()
 	l.aim(silence)
 	l.check()

@@ -15,9 +15,9 @@ import (
 	"github.com/go-dsync/dsync/internal/redisdriver"
 )
 
-// ask runs a script on all nodes, outside of any vote, and returns the answers
-// of a majority or more.
-func (d *Driver) ask(ctx context.Context, script *redisdriver.Script, name string, args ...string) (answers []rueidis.RedisResult, err error) {
+// evalMajority runs a script on all nodes, outside of any vote, and returns the
+// answers of a majority or more.
+func (d *Driver) evalMajority(ctx context.Context, script *redisdriver.Script, name string, args ...string) (answers []rueidis.RedisResult, err error) {
 	replies, ended := d.askEach(ctx, d.options.NodeTimeout, script.Call([]string{name}, args...).CommandByText)
 	if ended == driver.ErrClosed {
 		return nil, ended
@@ -43,7 +43,7 @@ func (d *Driver) ask(ctx context.Context, script *redisdriver.Script, name strin
 // holder returns the value of a name that a majority of the nodes has, or "" if
 // there is no such value.
 func (d *Driver) holder(ctx context.Context, name string) (value string, ttl time.Duration, err error) {
-	answers, err := d.ask(ctx, inspectScript, name)
+	answers, err := d.evalMajority(ctx, inspectScript, name)
 	if err != nil {
 		return "", 0, err
 	}
@@ -111,17 +111,17 @@ func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
 	case d.single() && isSeal(value):
 		return driver.ErrSealed
 	}
-	if _, err = d.ask(ctx, releaseScript, name, value, channel(name)); errors.Is(err, driver.ErrClosed) {
+	if _, err = d.evalMajority(ctx, releaseScript, name, value, channel(name)); errors.Is(err, driver.ErrClosed) {
 		return fmt.Errorf("%w: %w", err, driver.ErrUnknown)
 	}
 	if err == nil {
-		_, _ = d.ask(ctx, removedScript, removalChannel(name))
+		_, _ = d.evalMajority(ctx, removedScript, removalChannel(name))
 	}
 	return err
 }
 
-// removedScript notifies holders that ForceUnlock removed their holds. Its key is
-// the channel, because redlock nodes are not in a cluster.
+// removedScript notifies holders that ForceUnlock removed their holds. Its key
+// is the channel, because redlock nodes are not in a cluster.
 var removedScript = redisdriver.NewScript("return redis.call('PUBLISH', KEYS[1], '')")
 
 // removalChannel returns a channel of no other name: a name has no NUL.

@@ -21,16 +21,16 @@ type lease struct {
 	changed chan struct{} // receives an element when the goal may have been reached
 
 	redisdriver.Hold
-	votes   []vote
-	goal    goal
-	ttl     time.Duration // in requests to set the value
-	sent    int64         // when the attempt began
-	removed int           // nodes with a confirmed deletion of the value
-	missed  int           // nodes without the value, or with the value until its TTL ends
-	crowd   int           // how many other clients listened for the end of the hold
-	lost    bool          // the attempt ended because a majority refused
-	sealed  bool          // the one node refused because of a seal
-	tells   bool          // the attempt was a hold, and waiters get a message about its end
+	votes    []vote
+	goal     goal
+	ttl      time.Duration // in requests to set the value
+	sent     int64         // when the attempt began
+	removed  int           // nodes with a confirmed deletion of the value
+	missed   int           // nodes without the value, or with the value until its TTL ends
+	crowd    int           // how many other clients listened for the end of the hold
+	outvoted bool          // the attempt ended because a majority refused
+	sealed   bool          // the one node refused because of a seal
+	tells    bool          // the attempt was a hold, and waiters get a message about its end
 }
 
 // goal is the event that the caller of await waits for.

@@ -61,8 +61,9 @@ type reply struct {
 	unfit  error // why the node cannot keep locks
 }
 
-// askEach sends a request to each node. It returns when all nodes have answered,
-// when the patience for the nodes behind a majority is over, or when ctx ends.
+// askEach sends a request to each node. It returns when all nodes have
+// answered, when the patience for the nodes behind a majority is over, or when
+// ctx ends.
 func (d *Driver) askEach(ctx context.Context, patience time.Duration, build func(b rueidis.Builder) rueidis.Completed) (replies []reply, err error) {
 	answers := make(chan reply, len(d.nodes))
 	take := func(n *node, result rueidis.RedisResult, err error) { answers <- reply{n, result, err, n.server.err} }
@@ -237,7 +238,7 @@ func (n *node) run() {
 	defer n.stop()
 	var batch []task
 	for {
-		if batch = n.take(batch[:0]); len(batch) > 0 {
+		if batch = n.dequeue(batch[:0]); len(batch) > 0 {
 			n.carryOut(batch)
 			clear(batch)
 			runtime.Gosched() // let callers with answers try again, to make a larger batch
@@ -265,8 +266,8 @@ func (n *node) stop() {
 	}
 }
 
-// take removes a batch from the queue.
-func (n *node) take(batch []task) []task {
+// dequeue removes a batch from the queue.
+func (n *node) dequeue(batch []task) []task {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	count := 0

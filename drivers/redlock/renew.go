@@ -222,7 +222,7 @@ func (l *lease) rejoin() {
 	for i := range l.votes {
 		v := &l.votes[i]
 		if (v.state == failed || v.state == refused) && !v.node().impaired() {
-			v.ask()
+			v.prepare()
 			v.hand()
 		}
 	}

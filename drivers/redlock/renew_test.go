@@ -46,7 +46,7 @@ func TestBatchesAreBoundedByWhatTheyAreAbout(t *testing.T) {
 	full := &renewal{leases: make([]*lease, maxRenewals)}
 	n.queue = []task{full, full, full, &vote{}, &vote{}, &renewal{leases: make([]*lease, 2*maxWeight)}, &vote{}}
 	for i, want := range []int{maxWeight / maxRenewals, 3, 1, 1, 0} {
-		if batch := n.take(nil); len(batch) != want {
+		if batch := n.dequeue(nil); len(batch) != want {
 			t.Errorf("batch %d: got %d tasks, want %d", i, len(batch), want)
 		}
 	}

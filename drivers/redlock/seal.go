@@ -98,7 +98,7 @@ func (d *Single) change(ctx context.Context, script *redisdriver.Script, name st
 		return err
 	}
 	defer d.life.Leave()
-	answers, err := d.ask(ctx, script, name, args...)
+	answers, err := d.evalMajority(ctx, script, name, args...)
 	if err != nil {
 		return err
 	}

@@ -45,8 +45,8 @@ const (
 
 func (v *vote) node() *node { return v.lease.driver.nodes[v.index] }
 
-// ask requests the node to set the value. The caller holds lease.Mu.
-func (v *vote) ask() {
+// prepare readies the request to set the value. The caller holds lease.Mu.
+func (v *vote) prepare() {
 	v.state, v.err, v.handed = queued, nil, false
 	v.late = v.node().impaired()
 }
@@ -108,7 +108,7 @@ func (v *vote) command(n *node, at int64) (rueidis.Completed, bool) {
 func (v *vote) deletion(n *node) rueidis.Completed {
 	l := v.lease
 	onChannel := channel(l.request.Name)
-	if l.lost && !v.doubt {
+	if l.outvoted && !v.doubt {
 		// not the end of a hold: a message would make one waiter after the
 		// other try the same
 		onChannel = ""

@@ -42,18 +42,18 @@ func (d *Driver) wait(ctx context.Context, r *driver.Request, first int, t *redi
 	defer timer.Stop()
 	number := 0
 	for polls := true; ; polls = true {
-	wait:
+	asleep:
 		for {
 			select {
 			case <-t.Wake:
 				crowd, polls = crowd-1, false
-				wait := standBack(crowd)
-				if wait == 0 {
-					break wait
+				longer := standBack(crowd)
+				if longer == 0 {
+					break asleep
 				}
-				timer.Reset(wait)
+				timer.Reset(longer)
 			case <-timer.C:
-				break wait
+				break asleep
 			case <-ctx.Done():
 				t.Leave(!polls)
 				return nil, fmt.Errorf("%w: %w", driver.ErrLocked, ctx.Err())
@@ -141,10 +141,10 @@ func (l *lease) askOneThenAll(ctx context.Context, first int) error {
 		asked = true
 		l.Mu.Lock()
 		l.goal = decision
-		v.ask()
+		v.prepare()
 		v.hand()
 		l.Mu.Unlock()
-		if err, answered := l.first(ctx, v); err != nil || answered {
+		if err, answered := l.awaitFirst(ctx, v); err != nil || answered {
 			if err != nil {
 				return err
 			}
@@ -175,9 +175,9 @@ func (l *lease) persists(repeats int) bool {
 	return repeats < manyRepeats && l.votes[l.driver.firstNode(l.request.Name)].counts() && l.driver.life.Now() < l.sent+int64(l.ttl/4)
 }
 
-// first waits for the answer of the asked node. The error is ErrLocked if the
-// node refuses, and answered is false if the next node must be asked.
-func (l *lease) first(ctx context.Context, v *vote) (err error, answered bool) {
+// awaitFirst waits for the answer of the asked node. The error is ErrLocked if
+// the node refuses, and answered is false if the next node must be asked.
+func (l *lease) awaitFirst(ctx context.Context, v *vote) (err error, answered bool) {
 	d := l.driver
 	limit := min(longestVote, l.ttl/2)
 	if !d.single() { // there is another node to ask

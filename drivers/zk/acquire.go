@@ -9,6 +9,7 @@ import (
 	gozk "github.com/go-zookeeper/zk"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/lifecycle"
 )
 
 // data returns the data of a request's node.
@@ -33,26 +34,26 @@ func (d *Driver) data(r *driver.Request) ([]byte, error) {
 //	state     the request                      ended by                           next
 //	boarding  waits for a session              a session                          asking, or looking without a claim: the rule's begin
 //	asking    has sent a claim                 made, with the node of the name    entering
-//	                                           made                               looking; a place in line: arming
+//	                                           made                               looking; a place in the queue: arming
 //	                                           a node above is missing, now made  asking, as begin says
 //	                                           the node of the name is there      asking, as begin says
-//	                                           no answer, a new connection        settling
-//	settling  looks for the unanswered claim   the claim is there                 looking; a place in line: arming
+//	                                           no answer, a new connection        finding
+//	finding   looks for the unanswered claim   the claim is there                 looking; a place in the queue: arming
 //	                                           it is not, and becomes a ghost     asking, as begin says
 //	looking   has listed the other contenders  nobody is before the claim         entering
 //	                                           room for a claim not made yet      asking
 //	                                           too many permits before its own    yielding
-//	                                           somebody is before the claim       arming; NoWait: leaving
+//	                                           somebody is before the claim       arming; NoWait: givingUp
 //	yielding  removes its permits              the answer                         looking
-//	arming    gets in line, sets watches       no place in line yet               asking
+//	arming    joins the queue, sets watches    no place in the queue yet          asking
 //	                                           a watch that a look has to follow  looking
 //	                                           all watches are set                waiting
 //	waiting   sleeps                           an event, or 16 s                  looking
 //	entering  is granted                       the session lives                  done, with a hold
-//	leaving   gives its claims back            the end of the session or a claim  boarding
+//	givingUp  gives its claims back            the end of the session or a claim  boarding
 //	                                           any other error                    done, with the error
 //
-// In every state an error leads to leaving. Only leaving decides about the
+// In every state an error leads to givingUp. Only givingUp decides about the
 // claims and the error.
 type request struct {
 	caller // without a session before boarding
@@ -66,16 +67,16 @@ type request struct {
 
 	// Of one session.
 	claim   *claim // the claim to be granted
-	line    *claim // the place in line, where that is another node; nil without one
-	asksFor *claim // claim or line
+	queued  *claim // the place in the queue, where that is another node; nil without one
+	asksFor *claim // claim or queued
 	sent    int64  // when the request was sent whose answer is the grant
-	failed  error  // the answer that settling follows
+	failed  error  // the answer that finding follows
 	doubt   *ghost // the claim that may or may not be there
 	record  record // of the last look
 	before  string // the node that the claim waits for, or ""
 	ahead   *watch // watches that node
-	limit   *watch // permits: of their limit, while in line
-	leases  *watch // permits: of all leases, while the first in line
+	limit   *watch // permits: of their limit, while in the queue
+	leases  *watch // permits: of all leases, while the first in the queue
 	hold    *hold
 	err     error
 }
@@ -85,24 +86,24 @@ type state uint8
 const (
 	boarding state = iota
 	asking
-	settling
+	finding
 	looking
 	yielding
 	arming
 	waiting
 	entering
-	leaving
+	givingUp
 	done
 )
 
 // rule describes how a mode affects a request.
 type rule struct {
 	part     string                 // of the path of the claim, below the node of the name
-	inLine   bool                   // the place in line is a claim of its own
+	queues   bool                   // the place in the queue is a claim of its own
 	supports func(r *request) error // the error of an unsupported request; nil: all are supported
 	begin    func(r *request) state // asking, or looking first
 	look     func(r *request) (next state, err error)
-	arm      func(r *request) (next state, err error) // prepares a wait: a place in line, watches
+	arm      func(r *request) (next state, err error) // prepares a wait: a place in the queue, watches
 }
 
 // rules has the rule of each mode. The requests of locks, of readers and of
@@ -136,7 +137,7 @@ func (d *Driver) Acquire(ctx context.Context, asked *driver.Request) (driver.Lea
 	for r.state != done {
 		next, err := r.step(d)
 		if err != nil {
-			r.err, next = err, leaving
+			r.err, next = err, givingUp
 		}
 		r.state = next
 	}
@@ -151,18 +152,18 @@ func (d *Driver) Acquire(ctx context.Context, asked *driver.Request) (driver.Lea
 func (r *request) newClaim(d *Driver) {
 	r.claim = &claim{
 		dir: d.dir(r.asked.Name) + r.rule.part, infix: d.options.infix(r.asked.Mode), mode: r.asked.Mode,
-		count: max(1, r.asked.Permits), contained: r.rule.inLine,
+		count: max(1, r.asked.Permits), contained: r.rule.queues,
 	}
-	r.asksFor, r.line, r.ahead, r.limit, r.leases, r.doubt = r.claim, nil, nil, nil, nil, nil
+	r.asksFor, r.queued, r.ahead, r.limit, r.leases, r.doubt = r.claim, nil, nil, nil, nil, nil
 	r.paths = r.claim.size()
-	if r.rule.inLine {
-		r.paths += r.newLine(d).size()
+	if r.rule.queues {
+		r.paths += r.newQueued(d).size()
 	}
 }
 
-// newLine makes a claim for a place in line.
-func (r *request) newLine(d *Driver) *claim {
-	return &claim{session: r.session, dir: d.dir(r.asked.Name) + "/" + linePart, infix: lineInfix, mode: r.asked.Mode, count: 1, contained: true}
+// newQueued makes a claim for a place in the queue.
+func (r *request) newQueued(d *Driver) *claim {
+	return &claim{session: r.session, dir: d.dir(r.asked.Name) + "/" + queuePart, infix: queueInfix, mode: r.asked.Mode, count: 1, contained: true}
 }
 
 // step performs the action of the current state and returns the next state.
@@ -172,8 +173,8 @@ func (r *request) step(d *Driver) (state, error) {
 		return r.board(d), nil
 	case asking:
 		return r.ask()
-	case settling:
-		return r.settle()
+	case finding:
+		return r.findClaim()
 	case looking:
 		return r.rule.look(r)
 	case yielding:
@@ -185,7 +186,7 @@ func (r *request) step(d *Driver) (state, error) {
 	case entering:
 		return r.enter()
 	}
-	return r.leave(), nil
+	return r.giveUp(), nil
 }
 
 // board gets a session. Claims of an earlier session are made again.
@@ -209,7 +210,7 @@ func (r *request) ask() (state, error) {
 	}
 	r.sent = r.session.driver.now()
 	q.prefix, q.ours = newPrefix(q.infix), !q.contained && !names.exists(q.dir)
-	answer := q.ask(r.data)
+	answer := q.sendCreate(r.data)
 	node, err := receive(r.caller, answer)
 	switch {
 	case err == nil && q.ours:
@@ -240,7 +241,7 @@ func (r *request) ask() (state, error) {
 		return 0, err
 	default:
 		r.failed = err
-		return settling, nil
+		return finding, nil
 	}
 	return r.askAgain(), nil
 }
@@ -263,8 +264,8 @@ func (r *request) made(node string) (state, error) {
 	return arming, nil
 }
 
-// settle looks for the claim whose request got no answer.
-func (r *request) settle() (state, error) {
+// findClaim looks for the claim whose request got no answer.
+func (r *request) findClaim() (state, error) {
 	q := r.asksFor
 	node, err := q.find(r.caller)
 	if isOurs(err) {
@@ -319,23 +320,23 @@ func (r *request) enter() (state, error) {
 	return done, nil
 }
 
-// leave gives the claims back, and decides which error the caller gets. Claims
+// giveUp gives the claims back, and decides which error the caller gets. Claims
 // on a session that has ended are gone with it. A session that Close ends takes
 // its claims along. Without an answer, claims are left to the cleaner.
-func (r *request) leave() state {
+func (r *request) giveUp() state {
 	s, err := r.session, r.err
 	again := errors.Is(err, errOver) || errors.Is(err, errGone)
 	unanswered := errors.Is(err, errNoAnswer)
 	if r.claim.contained {
 		s.driver.nameNodes.remove(r.claim.dir)
 	}
-	if unanswered && (r.doubt != nil || r.claim.node != "" || r.line != nil && r.line.node != "") {
+	if unanswered && (r.doubt != nil || r.claim.node != "" || r.queued != nil && r.queued.node != "") {
 		err = undecided{err}
 	}
 	if !again {
 		err = r.explain(err)
 	}
-	for _, q := range [...]*claim{r.claim, r.line} {
+	for _, q := range [...]*claim{r.claim, r.queued} {
 		switch {
 		case q == nil || q.node == "" || errors.Is(r.err, errOver):
 		case errors.Is(r.err, errStopping):
@@ -354,7 +355,7 @@ func (r *request) leave() state {
 	case !again, !errors.Is(err, errOver) && !errors.Is(err, errGone):
 		return done
 	case r.ctx.Err() != nil:
-		r.err = withCause(r.ctx, driver.ErrUnavailable, errOver)
+		r.err = lifecycle.WithCause(r.ctx, driver.ErrUnavailable, errOver)
 		return done
 	}
 	return boarding

@@ -9,7 +9,6 @@ import (
 	"net/url"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 	"unicode/utf8"
@@ -17,6 +16,7 @@ import (
 	gozk "github.com/go-zookeeper/zk"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/parallel"
 )
 
 const maxAsking = 16 // concurrent requests
@@ -142,27 +142,9 @@ func inOrder(children []string) (queue []standing) {
 // forEach calls f for all items, several at a time, and returns an error if
 // there was one.
 func forEach[T any](items []T, atATime int, f func(one *T) error) error {
-	next := make(chan *T)
-	var workers sync.WaitGroup
-	var mu sync.Mutex
-	var failed error
-	for range min(len(items), atATime) {
-		workers.Go(func() { // ends with next
-			for one := range next {
-				if err := f(one); err != nil {
-					mu.Lock()
-					failed = err
-					mu.Unlock()
-				}
-			}
-		})
-	}
-	for i := range items {
-		next <- &items[i]
-	}
-	close(next)
-	workers.Wait()
-	return failed
+	errs := make([]error, len(items))
+	parallel.Each(len(items), atATime, func(i int) { errs[i] = f(&items[i]) })
+	return cmp.Or(errs...)
 }
 
 // readNode reads the data of a contender's node, and sets value and since, or

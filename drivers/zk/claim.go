@@ -13,6 +13,7 @@ import (
 
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/internal/cleaner"
+	"github.com/go-dsync/dsync/internal/lifecycle"
 )
 
 // claim is the set of nodes that a request has at the server: one node, or one
@@ -40,8 +41,9 @@ type claim struct {
 // that ends their session.
 func (q *claim) size() int { return q.count * pathSize(q.dir, prefixSize(q.infix)) }
 
-// ask requests the nodes, and also the node of the name if q.ours is set.
-func (q *claim) ask(data []byte) <-chan reply[string] {
+// sendCreate requests the nodes, and also the node of the name if q.ours is
+// set.
+func (q *claim) sendCreate(data []byte) <-chan reply[string] {
 	make := q.create
 	if q.ours {
 		make = q.createBoth
@@ -176,16 +178,16 @@ func (q *claim) giveBack(c caller, err error) error {
 	}
 	haunt(&ghost{claim: q})
 	if c.ctx.Err() != nil {
-		return withCause(c.ctx, driver.ErrUnknown, failed)
+		return lifecycle.WithCause(c.ctx, driver.ErrUnknown, failed)
 	}
 	return errors.Join(driver.ErrUnknown, err)
 }
 
-// askToRemove requests the removal of the nodes. With the last node of a name,
+// sendRemove requests the removal of the nodes. With the last node of a name,
 // it also requests the removal of the name's node, if a driver made it. If
 // other clients are likely to wait or read, the nodes go first, which wakes the
 // waiters, and removeNameNode does the rest.
-func (q *claim) askToRemove() <-chan reply[struct{}] {
+func (q *claim) sendRemove() <-chan reply[struct{}] {
 	s := q.session
 	crowded := s.driver.nameNodes.isCrowded(q.dir, s.driver.now())
 	s.mu.Lock()
@@ -384,12 +386,12 @@ func (d *Driver) endGhost(g *ghost) bool {
 		if g.leaves {
 			g.leaves = false
 			s.AddLoad(g.claim.size())
-			g.hold.leave()
+			g.hold.leaveSession()
 		}
 	}
 	switch {
 	case settled && g.leaves:
-		g.hold.leave()
+		g.hold.leaveSession()
 	case settled:
 		s.AddLoad(-g.claim.size())
 	}
@@ -424,7 +426,7 @@ func (g *ghost) remove(c caller) bool {
 	if c.await() != nil {
 		return false
 	}
-	_, err := receive(c, q.askToRemove())
+	_, err := receive(c, q.sendRemove())
 	if err != nil && !errors.Is(err, gozk.ErrNoNode) {
 		g.refused = isAnswer(err) && !isThrottled(err)
 		return false

@@ -1,7 +1,6 @@
 package zk
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -11,6 +10,7 @@ import (
 	gozk "github.com/go-zookeeper/zk"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/lifecycle"
 )
 
 var (
@@ -170,7 +170,7 @@ func (c caller) explain(err error) error {
 	var open undecided
 	switch {
 	case errors.As(err, &open):
-		err = withCause(c.ctx, driver.ErrUnknown, open.error)
+		err = lifecycle.WithCause(c.ctx, driver.ErrUnknown, open.error)
 		if c.session.driver.life.Open().Err() != nil {
 			return fmt.Errorf("%w: %w", driver.ErrClosed, err)
 		}
@@ -185,14 +185,5 @@ func (c caller) explain(err error) error {
 	if cause := c.session.trouble(); cause != nil {
 		err = fmt.Errorf("%w: %w", err, cause)
 	}
-	return withCause(c.ctx, driver.ErrUnavailable, err)
-}
-
-// withCause adds the reason for the end of ctx to an error that does not
-// contain it.
-func withCause(ctx context.Context, kind, err error) error {
-	if ended := ctx.Err(); ended != nil && !errors.Is(err, ended) {
-		return fmt.Errorf("%w: %w (%w)", kind, err, ended)
-	}
-	return fmt.Errorf("%w: %w", kind, err)
+	return lifecycle.WithCause(c.ctx, driver.ErrUnavailable, err)
 }

@@ -28,7 +28,7 @@ var infixes = [...]struct {
 	text string
 	mode driver.Mode
 }{
-	driver.Exclusive: {lineInfix, driver.Exclusive},
+	driver.Exclusive: {queueInfix, driver.Exclusive},
 	driver.Read:      {"__READ__", driver.Read},
 	driver.Write:     {"__WRIT__", driver.Write},
 	driver.Permit:    {"lease-", driver.Permit},
@@ -42,13 +42,13 @@ var infixes = [...]struct {
 // for each permit. The third prevents the removal of the name's node, whose
 // data is the limit, together with the last permit.
 const (
-	linePart   = "locks"
+	queuePart  = "locks"
 	leasesPart = "leases"
 	keptPart   = "%limit" // no name has a path with this part
 )
 
 const (
-	lineInfix        = "lock-"  // also of contenders in line for permits
+	queueInfix       = "lock-"  // also of contenders in the queue for permits
 	leaderLatchInfix = "latch-" // of Curator's LeaderLatch
 )
 
@@ -66,7 +66,7 @@ func encode(chroot, name string) string {
 		b = append(b, '/')
 		part := name[start:end]
 		b = appendPart(b, part, chroot == "" && start == 0)
-		if start > 0 && end == len(name) && (part == linePart || part == leasesPart) {
+		if start > 0 && end == len(name) && (part == queuePart || part == leasesPart) {
 			b = escapeLast(b)
 		}
 		start = end + 1
@@ -135,7 +135,7 @@ func checkChroot(path string) error {
 	return nil
 }
 
-// contender is a node that stands in line for a name.
+// contender is a node that waits in the queue for a name.
 type contender struct {
 	child string // the name of the node
 	mode  driver.Mode

@@ -24,7 +24,7 @@ func FuzzDir(f *testing.F) {
 		if err != nil || back != name {
 			t.Fatalf("%q: the path %q stands for %q, %v", name, path, back, err)
 		}
-		if at := strings.LastIndexByte(path, '/'); at > 0 && (path[at+1:] == linePart || path[at+1:] == leasesPart) {
+		if at := strings.LastIndexByte(path, '/'); at > 0 && (path[at+1:] == queuePart || path[at+1:] == leasesPart) {
 			t.Fatalf("%q: the path %q is where others have permits", name, path)
 		}
 		for part := range strings.SplitSeq(path[1:], "/") {

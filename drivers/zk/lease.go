@@ -112,8 +112,8 @@ func (h *hold) Renew(ctx context.Context, ttl time.Duration) error {
 	return nil
 }
 
-// leave ends the use of the session.
-func (h *hold) leave() { h.session.Leave(h.paths) }
+// leaveSession ends the use of the session.
+func (h *hold) leaveSession() { h.session.Leave(h.paths) }
 
 // isHeld returns ErrNotHeld if the hold is known to have ended.
 func (h *hold) isHeld() error {
@@ -162,7 +162,7 @@ func (h *hold) lose(cause error) bool {
 	s.fresh.Remove(h)
 	s.mu.Unlock()
 	if tell {
-		h.leave()
+		h.leaveSession()
 	}
 	return tell
 }
@@ -223,7 +223,7 @@ func (h *hold) Release(ctx context.Context) error {
 	if errors.Is(err, driver.ErrUnknown) {
 		haunt(&ghost{claim: h.claim, hold: h, leaves: true})
 	} else {
-		h.leave()
+		h.leaveSession()
 	}
 	return err
 }
@@ -243,7 +243,7 @@ func (h *hold) release(ctx context.Context) error {
 		err := c.await()
 		if err == nil {
 			sent = s.driver.now()
-			_, err = outcome(c, h.askToRemove())
+			_, err = outcome(c, h.sendRemove())
 		}
 		if errors.Is(err, errOver) && !s.hasEnded(c) {
 			return c.explain(undecided{err})

@@ -203,7 +203,7 @@ func (l *link) received(frame []byte) error {
 		return errAnswer
 	}
 	xid, zxid, code := int32(binary.BigEndian.Uint32(body)), body[4:12], int32(binary.BigEndian.Uint32(body[12:]))
-	request, skipped := l.answered(xid)
+	request, skipped := l.matchAnswer(xid)
 	l.mu.Unlock()
 	for _, handle := range skipped {
 		handle(nil, errUnanswered)
@@ -225,7 +225,7 @@ func (l *link) received(frame []byte) error {
 		s.saw(int64(binary.BigEndian.Uint64(zxid)))
 		s.answeredAfter(now - request.at)
 		if r := reachOf(request.op); code == 0 && r != toServer {
-			s.extend(s.confirmation.answered(r, request.at, now))
+			s.extend(s.confirmation.noteAnswer(r, request.at, now))
 		}
 		if request.op == opClose {
 			s.gone.Store(true)
@@ -267,10 +267,10 @@ func (l *link) welcomed(body []byte, now int64) error {
 	return nil
 }
 
-// answered removes and returns the request with the number of an answer, if
+// matchAnswer removes and returns the request with the number of an answer, if
 // any. Answers come in the order of their requests, so earlier requests were
-// skipped; answered returns their handlers. l.mu is held.
-func (l *link) answered(xid int32) (request stamp, skipped []handler) {
+// skipped; matchAnswer returns their handlers. l.mu is held.
+func (l *link) matchAnswer(xid int32) (request stamp, skipped []handler) {
 	for xid >= 0 && len(l.sent) > 0 {
 		first := l.sent[0]
 		l.sent[0] = stamp{}

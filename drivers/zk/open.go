@@ -208,7 +208,7 @@ func (d *Driver) limits(ctx context.Context) (shortest, longest time.Duration, e
 			if failed == nil {
 				failed = err
 			}
-			return 0, 0, withCause(ctx, driver.ErrUnavailable, failed)
+			return 0, 0, lifecycle.WithCause(ctx, driver.ErrUnavailable, failed)
 		}
 	}
 }

@@ -29,15 +29,15 @@ const maxNodes = sendBuffer / 2
 // The leases of a name are ordered by their numbers. A hold has its permits if
 // the leases up to its last one do not exceed the limit. A request looks after
 // it has made its leases, so it counts all earlier grants and is counted by all
-// later requests. This is enough to enforce the limit. The line only provides
-// the order. The first contender in line makes leases when there is room, and
-// so does a newcomer that knows of no contender there. Leases that are not
+// later requests. This is enough to enforce the limit. The queue only provides
+// the order. The first contender in the queue makes leases when there is room,
+// and so does a newcomer that knows of no contender there. Leases that are not
 // granted at the first look are removed again, so that no request waits with
-// only a part of its permits. A place in line is kept until the grant: a
+// only a part of its permits. A place in the queue is kept until the grant: a
 // newcomer finds all earlier contenders, and gives way.
 var forPermits = rule{
 	part:   "/" + leasesPart,
-	inLine: true,
+	queues: true,
 	supports: func(r *request) error {
 		if size := r.asked.Permits * (len(r.claim.dir) - len(r.rule.part) + 200); size+len(r.data) > maxNodes {
 			return fmt.Errorf("%d permits at once take a request of more than %d bytes: %w", r.asked.Permits, maxNodes, errors.ErrUnsupported)
@@ -67,7 +67,7 @@ func (r *request) yield() (state, error) {
 
 // lookAtPermits reads the permits. It decides whether the leases are granted
 // or, if there are none yet, whether there is room for them. At the grant the
-// request leaves the line.
+// request leaves the queue.
 func (r *request) lookAtPermits() (state, error) {
 	v, err := r.readPermits()
 	if err != nil {
@@ -100,27 +100,27 @@ func (r *request) lookAtPermits() (state, error) {
 	} else { // the next request tries without a look
 		names.add(q.dir)
 	}
-	if r.line != nil {
-		_ = r.line.giveBack(r.caller, nil) // without an answer, in the background
-		r.line = nil
+	if r.queued != nil {
+		_ = r.queued.giveBack(r.caller, nil) // without an answer, in the background
+		r.queued = nil
 	}
 	return entering, nil
 }
 
-// armForPermits gets in line, or sets the watches of a request in line. A watch
-// is set before the look that it follows.
+// armForPermits joins the queue, or sets the watches of a request in the queue.
+// A watch is set before the look that it follows.
 func (r *request) armForPermits() (next state, err error) {
 	d := r.session.driver
 	switch {
-	case r.line == nil:
-		r.line = r.newLine(d)
-		r.asksFor = r.line
+	case r.queued == nil:
+		r.queued = r.newQueued(d)
+		r.asksFor = r.queued
 		return asking, nil
 	case r.limit.isOver():
 		r.limit, err = r.watch(d.dir(r.asked.Name), getW)
 		return looking, err
 	case r.before != "":
-		r.ahead, err = r.watch(r.line.dir+"/"+r.before, getW)
+		r.ahead, err = r.watch(r.queued.dir+"/"+r.before, getW)
 		return waiting, err
 	case r.leases.isOver():
 		r.leases, err = r.watch(r.claim.dir, childrenW)
@@ -138,7 +138,7 @@ func (r *request) readPermits() (v permits, err error) {
 	name := d.dir(asked.Name)
 	// otherwise the server knows of nodes that the request has made, and so of
 	// all earlier ones
-	synced := r.line == nil && r.claim.node == ""
+	synced := r.queued == nil && r.claim.node == ""
 	for {
 		r.sent = d.now()
 		v, err = r.permits(name, synced)
@@ -170,15 +170,15 @@ func (r *request) readPermits() (v permits, err error) {
 			return v, errGone
 		}
 	}
-	if r.line != nil {
-		p := r.line.placeAmong(v.line)
+	if r.queued != nil {
+		p := r.queued.placeAmong(v.queue)
 		if !p.found {
 			return v, errGone
 		}
 		v.before, v.waiting = p.before, !p.isLast
 		return v, nil
 	}
-	for _, child := range v.line {
+	for _, child := range v.queue {
 		if _, ok := contenderOf(child); ok {
 			v.before, v.waiting = child, true
 		}
@@ -207,10 +207,10 @@ type permits struct {
 	failed  error
 	sealed  bool
 	leases  []contender
-	line    []string
+	queue   []string
 
-	before  string // the last contender in line before the attempt
-	waiting bool   // others are in line
+	before  string // the last contender in the queue before the attempt
+	waiting bool   // others are in the queue
 }
 
 // permits reads the permits of a name.
@@ -243,15 +243,15 @@ func readPermits(c *gozk.Conn, name string, synced bool) (v permits, err error) 
 	}
 	v.exists, v.version = true, stat.Version
 	v.limit, v.failed = limitOf(text)
-	if stat.NumChildren == known { // so no contender is in line, and there is no seal
+	if stat.NumChildren == known { // so no contender is in the queue, and there is no seal
 		return v, nil
 	}
 	children, err := list(c, name)
 	if err == nil {
 		v.sealed = children.record().seal != ""
-		var line listing
-		line, err = list(c, name+"/"+linePart)
-		v.line = line.children
+		var queue listing
+		queue, err = list(c, name+"/"+queuePart)
+		v.queue = queue.children
 	}
 	if errors.Is(err, gozk.ErrNoNode) {
 		err = nil
@@ -342,7 +342,7 @@ func (c caller) readGranted(name string) (v permits, err error) {
 
 // granted returns the leases in order, the number of leases that are granted
 // permits, and the number of holds of these permits. A Curator waiter that is
-// first in line has a lease beyond the limit. It comes after the granted
+// first in the queue has a lease beyond the limit. It comes after the granted
 // leases.
 func (v *permits) granted() (queue []standing, used, holders int) {
 	var children []string
@@ -351,7 +351,7 @@ func (v *permits) granted() (queue []standing, used, holders int) {
 	}
 	queue = inOrder(children)
 	used = len(queue)
-	if line := inOrder(v.line); v.limit != 0 && used > v.limit && len(line) > 0 && isCurators(line[0].child) && isCurators(queue[used-1].child) {
+	if waiters := inOrder(v.queue); v.limit != 0 && used > v.limit && len(waiters) > 0 && isCurators(waiters[0].child) && isCurators(queue[used-1].child) {
 		used--
 	}
 	for end := 0; end < used; holders++ {
@@ -375,9 +375,9 @@ func (c caller) inspectPermits(name string) (driver.Status, error) {
 	for {
 		v, err := c.readGranted(name)
 		leases, used, holders := v.granted()
-		line := inOrder(v.line)
+		waiters := inOrder(v.queue)
 		if err == nil {
-			err = forEach(line, maxAsking, func(one *standing) error { return c.readNode(name+"/"+linePart, one) })
+			err = forEach(waiters, maxAsking, func(one *standing) error { return c.readNode(name+"/"+queuePart, one) })
 		}
 		if err == nil && used > 0 {
 			err = c.readNode(name+"/"+leasesPart, &leases[0])
@@ -386,7 +386,7 @@ func (c caller) inspectPermits(name string) (driver.Status, error) {
 			return driver.Status{}, err
 		}
 		status := driver.Status{Limit: max(v.limit, 0)}
-		for _, one := range line {
+		for _, one := range waiters {
 			if !one.gone {
 				status.Queue = append(status.Queue, one.value.Owner)
 			}

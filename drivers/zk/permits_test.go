@@ -278,7 +278,7 @@ func TestRequestsForPermits(t *testing.T) {
 }
 
 // TestReleasesInALine compares the cost of a release with few and many
-// contenders in line.
+// contenders in the queue.
 func TestReleasesInALine(t *testing.T) {
 	few, many := 100, 1000
 	if testing.Short() {

@@ -165,9 +165,9 @@ func (c *confirmation) opened(sent, now, age int64, made bool) (alive int64) {
 	return min(c.heard, c.led)
 }
 
-// answered handles the answer to a request, and returns since when the session
-// is known to be alive.
-func (c *confirmation) answered(r reach, sent, now int64) (alive int64) {
+// noteAnswer handles the answer to a request, and returns since when the
+// session is known to be alive.
+func (c *confirmation) noteAnswer(r reach, sent, now int64) (alive int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if r == toMajority {

@@ -41,7 +41,7 @@ func TestConfirmation(t *testing.T) {
 			}
 			now := int64(1)
 			for _, a := range test.answers {
-				if got := c.answered(a.r, a.sent, a.now); got != a.alive {
+				if got := c.noteAnswer(a.r, a.sent, a.now); got != a.alive {
 					t.Errorf("answer at %d: got alive at %d, want %d", a.now, got, a.alive)
 				}
 				now = a.now
@@ -63,14 +63,14 @@ func TestConfirmation(t *testing.T) {
 func TestConfirmationOfAnotherConnection(t *testing.T) {
 	var c confirmation
 	c.opened(0, 1, 25, true)
-	c.answered(toLeader, 27, 28) // the second one is missing
+	c.noteAnswer(toLeader, 27, 28) // the second one is missing
 	if got := c.opened(40, 41, 25, false); got != 0 {
 		t.Errorf("before a write: got alive at %d, want 0", got)
 	}
 	if r, due := c.next(41); r != toMajority || due != 41 {
 		t.Errorf("next: got %d at %d, want a write now", r, due)
 	}
-	if got := c.answered(toMajority, 41, 42); got != 40 {
+	if got := c.noteAnswer(toMajority, 41, 42); got != 40 {
 		t.Errorf("after the write: got alive at %d, want 40, when the connection was asked for", got)
 	}
 	if r, due := c.next(42); r != toServer || due != 66 {
@@ -94,7 +94,7 @@ func TestConfirmationOnSlowServers(t *testing.T) {
 			}
 			sent := now
 			now += latency
-			if alive := c.answered(r, sent, now); now < end {
+			if alive := c.noteAnswer(r, sent, now); now < end {
 				end = max(end, alive+ttl)
 			}
 		}
@@ -287,7 +287,7 @@ func (e *following) ask(c *connection) {
 					if e.connection != c {
 						return
 					}
-					e.confirmation.answered(r, sent, e.now)
+					e.confirmation.noteAnswer(r, sent, e.now)
 					if !thinking {
 						e.in(1, func() { e.ask(c) })
 					}

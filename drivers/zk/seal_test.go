@@ -268,7 +268,7 @@ func TestTokensAboveTheFloor(t *testing.T) {
 }
 
 // TestMarkWhoseAnswerIsLost checks that the next tokens are above the floor
-// anyway, including those of the next waiter in line.
+// anyway, including those of the next waiter in the queue.
 func TestMarkWhoseAnswerIsLost(t *testing.T) {
 	s := testenv.ZooKeeper(t)
 	link, addr := testenv.Wire(t, s.Addr)

@@ -91,14 +91,14 @@ func enqueue[T any](s *session, f func(*gozk.Conn) (T, error)) <-chan reply[T] {
 	}
 	s.calls.Go(func() {
 		v, err := f(s.conn)
-		s.answered()
+		s.requestDone()
 		c <- reply[T]{v, named(err)}
 	})
 	return c
 }
 
-// answered decrements the number of requests.
-func (s *session) answered() {
+// requestDone decrements the number of requests.
+func (s *session) requestDone() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.underway--; s.underway == maxUnderway-1 {

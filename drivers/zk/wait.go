@@ -7,6 +7,7 @@ import (
 	gozk "github.com/go-zookeeper/zk"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/lifecycle"
 )
 
 const (
@@ -18,9 +19,9 @@ const (
 	probeEvery = time.Second
 )
 
-// forLocks is the rule of the modes whose contenders are in one line, by their
-// numbers. The node of a claim is its place in line, and a claim is granted
-// when no contender that it excludes is before it.
+// forLocks is the rule of the modes whose contenders are in one queue, by their
+// numbers. The node of a claim is its place in the queue, and a claim is
+// granted when no contender that it excludes is before it.
 var forLocks = rule{
 	begin: func(r *request) state {
 		if r.asked.NoWait && r.session.driver.nameNodes.exists(r.claim.dir) {
@@ -28,7 +29,7 @@ var forLocks = rule{
 		}
 		return asking
 	},
-	look: (*request).lookInLine,
+	look: (*request).lookInQueue,
 	arm: func(r *request) (state, error) {
 		var err error
 		r.ahead, err = r.watch(r.before, nil)
@@ -36,9 +37,9 @@ var forLocks = rule{
 	},
 }
 
-// lookInLine looks for the node directly before the claim's. The last watch may
-// know it, if that watch has ended.
-func (r *request) lookInLine() (state, error) {
+// lookInQueue looks for the node directly before the claim's. The last watch
+// may know it, if that watch has ended.
+func (r *request) lookInQueue() (state, error) {
 	q := r.claim
 	if q.node == "" {
 		return r.lookAhead()
@@ -108,8 +109,8 @@ func (r *request) wait() (state, error) {
 		r.asked.Events.Waiting()
 	}
 	s, q := r.session, r.claim
-	if r.line != nil {
-		q = r.line
+	if r.queued != nil {
+		q = r.queued
 	}
 	d := s.driver
 	q.crowded = true
@@ -147,7 +148,7 @@ func (r *request) wait() (state, error) {
 
 // waitEnded returns the error of a wait that the caller has ended.
 func (r *request) waitEnded() error {
-	return withCause(r.ctx, driver.ErrLocked, errors.New("the wait has ended"))
+	return lifecycle.WithCause(r.ctx, driver.ErrLocked, errors.New("the wait has ended"))
 }
 
 // place is the position of a node among the contenders.

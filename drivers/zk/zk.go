@@ -231,7 +231,7 @@ func (d *Driver) now() int64 { return int64(time.Since(d.epoch)) }
 // ZooKeeper supports it. Percent signs, characters that are not allowed in a
 // path, and slashes without something on both sides are written as %XX. So is
 // the last letter of a part that looks like a contender, and of a last part
-// with the name of the line or the leases of permits, because a name below
+// with the name of the queue or the leases of permits, because a name below
 // another name must not be one of its contenders, nor have contenders among
 // them.
 func (d *Driver) dir(name string) string { return encode(d.options.Chroot, name) }

@@ -93,7 +93,7 @@ func (c *Cleaner[G]) Expect(n int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.expected += n
-	c.tell()
+	c.signalNone()
 }
 
 // Left returns the number of ghosts that are waiting, being settled or
@@ -209,7 +209,7 @@ func (c *Cleaner[G]) settle(ghosts []G) {
 		}
 		c.push(g)
 	}
-	c.tell()
+	c.signalNone()
 	c.kick()
 }
 
@@ -235,8 +235,9 @@ func (c *Cleaner[G]) kick() {
 // left is Left, with mu held.
 func (c *Cleaner[G]) left() int { return len(c.ghosts) + c.settling + c.expected }
 
-// tell lets Finish return when there is nothing left. Called with mu held.
-func (c *Cleaner[G]) tell() {
+// signalNone lets Finish return when there is nothing left. Called with mu
+// held.
+func (c *Cleaner[G]) signalNone() {
 	if c.none != nil && c.left() == 0 {
 		close(c.none)
 		c.none = nil

@@ -207,7 +207,7 @@ func TestFinishWaitsForWhatComesMeanwhile(t *testing.T) {
 		synctest.Wait()
 		c.mu.Lock() // Finish sees nothing of the instant between the two
 		c.expected--
-		c.tell()
+		c.signalNone()
 		c.expected++
 		c.mu.Unlock()
 		synctest.Wait()

@@ -50,7 +50,7 @@ func Fight[D driver.Driver](tb testing.TB, drivers []D, each int, request func()
 }
 
 // Jain returns Jain's fairness index: 1 if all values are equal.
-func Jain[N int | int64](counts []N) float64 {
+func Jain[N int | int64 | float64](counts []N) float64 {
 	var sum, squares float64
 	for _, n := range counts {
 		sum += float64(n)

@@ -4,6 +4,8 @@ package lifecycle
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"sync"
 	"time"
 
@@ -97,6 +99,36 @@ func (l *Lifecycle) Sleep(ctx context.Context, wait time.Duration) bool {
 	case <-l.life.Done():
 	}
 	return false
+}
+
+// Pauses between the calls of Repeat.
+const (
+	firstPause = 20 * time.Millisecond
+	lastPause  = 500 * time.Millisecond
+)
+
+// Repeat calls try with growing pauses, as long as try asks for it and neither
+// ctx nor Context ends, and returns the last error.
+func (l *Lifecycle) Repeat(ctx context.Context, try func() (again bool, err error)) error {
+	again, err := try()
+	for pause := firstPause; again && l.Sleep(ctx, pause); pause = min(2*pause, lastPause) {
+		again, err = try()
+	}
+	return err
+}
+
+// Transient reports whether a request may succeed when it is repeated.
+func Transient(err error) bool {
+	return errors.Is(err, driver.ErrUnknown) || errors.Is(err, driver.ErrUnavailable)
+}
+
+// WithCause returns an error of the given kind. If ctx has ended, the error
+// includes the error of ctx.
+func WithCause(ctx context.Context, kind, err error) error {
+	if ended := ctx.Err(); ended != nil && !errors.Is(err, ended) {
+		return fmt.Errorf("%w: %w (%w)", kind, err, ended)
+	}
+	return fmt.Errorf("%w: %w", kind, err)
 }
 
 // Close makes Enter fail from now on, and ends Open. A second Close returns

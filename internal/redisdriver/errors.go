@@ -10,6 +10,7 @@ import (
 	"github.com/redis/rueidis"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/lifecycle"
 	"github.com/go-dsync/dsync/internal/redisdial"
 )
 
@@ -41,14 +42,10 @@ func Fault(ctx context.Context, name string, err error) (_ error, doubt bool) {
 	if answer, ok := rueidis.IsRedisErr(err); ok {
 		return Refusal(name, answer)
 	}
-	kind, doubt := driver.ErrUnknown, true
 	if neverSent(err) {
-		kind, doubt = driver.ErrUnavailable, false
+		return lifecycle.WithCause(ctx, driver.ErrUnavailable, err), false
 	}
-	if ended := ctx.Err(); ended != nil && !errors.Is(err, ended) {
-		return fmt.Errorf("%w: %w (%w)", kind, err, ended), doubt
-	}
-	return fmt.Errorf("%w: %w", kind, err), doubt
+	return lifecycle.WithCause(ctx, driver.ErrUnknown, err), true
 }
 
 // Explain is like Fault without the doubt. It returns nil for nil.
@@ -94,11 +91,6 @@ func Refusal(name string, answer *rueidis.RedisError) (_ error, doubt bool) {
 		return fmt.Errorf("key %q, or one that belongs to it, is in use for something else: %w", name, answer), false
 	}
 	return answer, true
-}
-
-// Transient reports whether a request may succeed when it is repeated.
-func Transient(err error) bool {
-	return errors.Is(err, driver.ErrUnknown) || errors.Is(err, driver.ErrUnavailable)
 }
 
 // The lowest supported version of Redis. Valkey began at 7.2.

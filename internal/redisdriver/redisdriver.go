@@ -20,12 +20,6 @@ import (
 // The keys themselves expire after their TTL.
 const Late = time.Second
 
-// Pauses between requests to end a hold, after a failure.
-const (
-	firstRetry = 20 * time.Millisecond
-	lastRetry  = 500 * time.Millisecond
-)
-
 // Lease is a pointer to a lease of a driver.
 type Lease[L any] interface {
 	linked.Element[L]
@@ -108,19 +102,9 @@ func (f *Life[L, P]) Abandon(ctx context.Context, l P, ttl time.Duration) error 
 	defer f.Leave()
 	err := f.Repeat(ctx, func() (again bool, err error) {
 		err = l.Renew(ctx, ttl)
-		return Transient(err), err
+		return lifecycle.Transient(err), err
 	})
 	l.Forget()
-	return err
-}
-
-// Repeat calls try with growing pauses, as long as try asks for it and neither
-// ctx nor the driver ends, and returns the last error.
-func (f *Life[L, P]) Repeat(ctx context.Context, try func() (again bool, err error)) error {
-	again, err := try()
-	for wait := firstRetry; again && f.Sleep(ctx, wait); wait = min(2*wait, lastRetry) {
-		again, err = try()
-	}
 	return err
 }
 

@@ -137,12 +137,12 @@ func (ln *Listener) JoinActive(channel string, group int, pending bool) *Topic {
 	if h == nil || !pending && !h.subscribed() {
 		return nil
 	}
-	return h.enter(group)
+	return h.join(group)
 }
 
-// enter adds a waiter. The first waiter of a group that was empty does not get
+// join adds a waiter. The first waiter of a group that was empty does not get
 // a value of Wake that was for the earlier waiters.
-func (h *hub) enter(group int) *Topic {
+func (h *hub) join(group int) *Topic {
 	h.waiters++
 	if group == Each {
 		t := &Topic{hub: h, Wake: make(chan struct{}, 1), waiters: 1}
@@ -171,7 +171,7 @@ func (ln *Listener) Join(channel string, group int) *Topic {
 	ln.mu.Lock()
 	defer ln.mu.Unlock()
 	h := ln.hub(channel)
-	t := h.enter(group)
+	t := h.join(group)
 	if h.subscribed() {
 		t.poke()
 	}

@@ -8,25 +8,25 @@ import (
 	"time"
 )
 
-// A line consists of all clients that wait for one name, each with a ticket of
-// the server. It determines who tries first when the name may be free, and
-// promises nothing.
+// The queue of a name consists of all clients that wait for the name, each with
+// a ticket of the server. It determines who tries first when the name may be
+// free, and promises nothing.
 //
-// Each client counts the releases that it receives, since the next in line is
-// granted the name after each release. A client whose turn it is tries at once.
+// Each client counts the releases that it receives, since the first in the
+// queue is granted the name after each release. A client whose turn it is tries at once.
 // A client with n clients in front of it tries when n pauses have passed
 // without a message, or fewer if n is large. So a dead client delays the others
 // by a pause.
 //
 // A second message reports how long the name is held, and which ticket was
 // granted last. It is sent after a grant out of turn, a refusal in turn, and
-// each grant in a slow line. A client that is granted the name out of turn
+// each grant in a slow queue. A client that is granted the name out of turn
 // makes most clients in front request a new place, so clients far back let the
 // clients in front try first, even while messages are late.
 
-// Place is a place in a line, as the server reports it.
+// Place is a place in a queue, as the server reports it.
 type Place struct {
-	Ticket  int64 // 0: the server keeps no line
+	Ticket  int64 // 0: the server keeps no queue
 	Granted int64 // the last ticket that was granted the name
 	Last    int64 // the last ticket that was given out
 	Free    bool  // the name is free, and another client is before this one
@@ -35,11 +35,27 @@ type Place struct {
 // before returns how many clients are in front; it may be negative.
 func (p Place) before() int64 { return p.Ticket - p.Granted - 1 }
 
-// turn is the place of a topic. It is guarded by Listener.mu.
+// turn is the place of a topic, as a state machine. It is guarded by
+// Listener.mu.
+//
+//	state    the topic                          ended by             next
+//	outside  has no ticket                      a release            due
+//	                                            Placed               held or free
+//	held     waits for the end of a hold        a release            free; due with no client in front
+//	                                            left and delay       due
+//	free     lets the clients in front try      a release            free, with one client fewer in front
+//	                                            a grant to another   held
+//	                                            delay                due
+//	due      has told a waiter to try           TakeTurn             held or free, until the answer
+//	                                            a grant to another   held: the turn is revoked
+//	                                            longest              due: a waiter is told again
+//
+// Granted leads to outside. place and due are the state: place.Ticket is 0
+// outside, and place.Free tells free from held.
 type turn struct {
 	place Place // as far as it is known
 	// place.before() when the server reported it; it does not grow later in the
-	// same line
+	// same queue
 	most  int64
 	freed time.Time // if place.Free: when
 	// if place.Free: when the turn of the topic comes, unless a message arrives
@@ -58,7 +74,7 @@ type turn struct {
 const (
 	// The pause for each client in front is twice the pace, within these
 	// bounds. The lower bound is about a round trip, and the time that a
-	// message to all in a long line takes.
+	// message to all in a long queue takes.
 	shortStep  = 2 * time.Millisecond
 	stepOfEach = 10 * time.Microsecond
 	longStep   = 30 * time.Millisecond
@@ -67,7 +83,7 @@ const (
 	// doubling of the number of clients adds manySteps pauses.
 	manySteps = 16
 
-	// longest is the longest wait of the first in line without a message. The
+	// longest is the longest wait of the first client without a message. The
 	// waiters behind it wait for at most lastPauses more, and so for five
 	// seconds.
 	longest    = 3750 * time.Millisecond
@@ -87,11 +103,11 @@ const (
 	lastZeros = 16
 )
 
-// Channels belong to all databases of a server, and each database has a line of
-// its own. So messages have the label of the database: its number plus one, or
+// Channels belong to all databases of a server, and each database has a queue
+// of its own. So messages have the label of the database: its number plus one, or
 // 0 if it is not known.
 
-// Label returns the label of a database in the format of the scripts of a line.
+// Label returns the label of a database in the format of the scripts.
 func Label(label int) string {
 	if label < 1 || label > lastLabel {
 		return ""
@@ -122,7 +138,7 @@ func (t *Topic) Ticket() int64 {
 	return t.turn.place.Ticket
 }
 
-// Text returns, for the script of a line, the ticket of a client, with a
+// Text returns, for the script of a queue, the ticket of a client, with a
 // question mark if it is not its turn.
 func Text(ticket int64, due bool) string {
 	if due {
@@ -190,7 +206,7 @@ func (t *Topic) released(counts bool) {
 		return
 	}
 	if p.Free && counts && p.before() > 0 {
-		p.Granted++ // the next in line was granted the name after the previous release
+		p.Granted++ // the first client was granted the name after the previous release
 	}
 	t.turn.measure()
 	p.Free, t.turn.freed, t.turn.ended = true, time.Now(), true
@@ -209,8 +225,8 @@ func (t *Topic) held(left time.Duration, granted int64) {
 		since -= ticketsTold // overtaken
 	}
 	if since-1 > t.turn.most {
-		// of a later line: the ticket's line is gone, and the next attempt gets
-		// another ticket
+		// of a later queue: the ticket's queue is gone, and the next attempt
+		// gets another ticket
 		since = 0
 	}
 	t.turn.measure()

@@ -77,14 +77,14 @@ func TestTurn(t *testing.T) {
 			for range calls {
 				p.Leave(false)
 				time.Sleep(shortStep)
-				p.hear(func() { p.hub.enter(0) })
+				p.hear(func() { p.hub.join(0) })
 				p.Placed(Place{Ticket: refused.Ticket, Last: refused.Last, Free: true}, time.Millisecond)
 			}
 		}, 0, calls * shortStep},
 		{"a release before another waiter comes, and the last one has left", func(p *Topic) {
 			p.hear(func() { p.released(true) })
 			p.Leave(false)
-			p.hear(func() { p.hub.enter(0) })
+			p.hear(func() { p.hub.join(0) })
 			p.Placed(refused, time.Minute)
 		}, longest, 5 * time.Second},
 	} {
@@ -159,7 +159,7 @@ func TestLateMessages(t *testing.T) {
 				topic.hear(func() { topic.turn.timer.Stop() })
 			}
 			if asking != want || last != want {
-				t.Errorf("%d pauses after a release %d ask, the last of them is number %d in line; want the first %d", late, asking, last, want)
+				t.Errorf("%d pauses after a release %d ask, the last of them is number %d in the queue; want the first %d", late, asking, last, want)
 			}
 		})
 	}

@@ -120,7 +120,7 @@ func NewPool[S Member](life *lifecycle.Lifecycle, now func() int64, newMember fu
 // which may know the reason.
 func (p *Pool[S]) Board(ctx context.Context, ttl time.Duration, load int) (s S, err error) {
 	for {
-		f := p.enter(ttl, load)
+		f := p.assign(ttl, load)
 		if f == nil {
 			return s, driver.ErrClosed
 		}
@@ -150,9 +150,9 @@ func (p *Pool[S]) Board(ctx context.Context, ttl time.Duration, load int) (s S, 
 	}
 }
 
-// enter returns the first open session with room for a load, or a new one, with
-// the caller as a user. It returns nil if the driver is being closed.
-func (p *Pool[S]) enter(ttl time.Duration, load int) *Frame {
+// assign returns the first open session with room for a load, or a new one,
+// with the caller as a user. It returns nil if the driver is being closed.
+func (p *Pool[S]) assign(ttl time.Duration, load int) *Frame {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var f *Frame

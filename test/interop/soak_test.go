@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/go-dsync/dsync/conformance/history"
+	"github.com/go-dsync/dsync/internal/drivertest"
 	"github.com/go-dsync/dsync/internal/testenv"
 	"github.com/go-dsync/dsync/test/interop/agent"
 )
@@ -99,7 +100,7 @@ func soak(t *testing.T, kind string, versions []string) {
 	s.judge(t)
 	s.free(t)
 	shares := s.shares(t)
-	index := jain(slices.Collect(maps.Values(shares)))
+	index := drivertest.Jain(slices.Collect(maps.Values(shares)))
 	t.Logf("Jain's index of the shares: %.3f", index)
 	if kind == "fair" {
 		endOrder()
@@ -287,14 +288,3 @@ func (s *soaking) shares(t *testing.T) map[string]float64 {
 
 // side returns "java" or "go".
 func side(label string) string { return strings.TrimRight(label, "0123456789") }
-
-// jain returns Jain's fairness index: 1 if all values are equal, 1/n if one of
-// n has everything.
-func jain(x []float64) float64 {
-	sum, squares := 0.0, 0.0
-	for _, v := range x {
-		sum += v
-		squares += v * v
-	}
-	return sum * sum / (float64(len(x)) * squares)
-}

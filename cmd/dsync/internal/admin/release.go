@@ -85,7 +85,7 @@ func releaseShown(c *cobra.Command, b *cli.Backend, name, hold string, yes bool)
 		if yes {
 			return nil
 		}
-		return ask(c.Context(), c.InOrStdin(), c.ErrOrStderr(), fmt.Sprintf("Release %s? [y/N] ", cli.Show(name)))
+		return confirm(c.Context(), c.InOrStdin(), c.ErrOrStderr(), fmt.Sprintf("Release %s? [y/N] ", cli.Show(name)))
 	})
 	if err == nil {
 		_, err = fmt.Fprintf(c.OutOrStdout(), "released\n")
@@ -139,8 +139,8 @@ func (r *Report) Grant() string {
 	return fmt.Sprintf("%x", sha256.Sum256(fmt.Appendf(nil, "%q %q %s %d %d", r.Hold, r.Owner, r.Mode, r.Token, since)))
 }
 
-// ask prompts the user, and returns nil if the answer is yes.
-func ask(ctx context.Context, in io.Reader, out io.Writer, question string) error {
+// confirm prompts the user, and returns nil if the answer is yes.
+func confirm(ctx context.Context, in io.Reader, out io.Writer, question string) error {
 	fmt.Fprint(out, question)
 	answer := make(chan string, 1)
 	go func() { // ends when the line arrives or the program ends: the read cannot be interrupted

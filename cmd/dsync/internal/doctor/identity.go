@@ -143,7 +143,7 @@ func (x *examination) postgresGroups(ctx context.Context, config *pgconn.Config)
 				return err
 			}
 			s := &postgresServer{x: x, conn: conn, host: host}
-			rows, err := s.ask(ctx, "SELECT system_identifier, pg_is_in_recovery(), pg_postmaster_start_time() FROM pg_control_system()")
+			rows, err := s.query(ctx, "SELECT system_identifier, pg_is_in_recovery(), pg_postmaster_start_time() FROM pg_control_system()")
 			if err == nil && len(rows) == 1 {
 				servers = append(servers, identity{host, string(rows[0][0])})
 				if string(rows[0][1]) == "f" {

@@ -189,7 +189,7 @@ func (s *postgresServer) examine(ctx context.Context) error {
 		columns = append(columns, f.sql)
 	}
 	asked := time.Now()
-	rows, err := s.ask(ctx, "SELECT "+strings.Join(columns, ", "))
+	rows, err := s.query(ctx, "SELECT "+strings.Join(columns, ", "))
 	answered := time.Now()
 	if err != nil || len(rows) != 1 || len(rows[0]) != len(facts) {
 		return errors.Join(err, errors.New("the facts about the server are missing"))
@@ -208,8 +208,8 @@ func (s *postgresServer) examine(ctx context.Context) error {
 	return s.rights(ctx, f)
 }
 
-// ask queries by the simple protocol, which poolers also support.
-func (s *postgresServer) ask(ctx context.Context, sql string) ([][][]byte, error) {
+// query queries by the simple protocol, which poolers also support.
+func (s *postgresServer) query(ctx context.Context, sql string) ([][][]byte, error) {
 	results, err := s.conn.Exec(ctx, sql).ReadAll()
 	if err != nil || len(results) == 0 {
 		return nil, err
@@ -272,7 +272,7 @@ var functions = []string{
 }
 
 func (s *postgresServer) rights(ctx context.Context, f map[string]string) error {
-	rows, err := s.ask(ctx, "SELECT proname FROM pg_catalog.pg_proc WHERE pronamespace = 'pg_catalog'::regnamespace "+
+	rows, err := s.query(ctx, "SELECT proname FROM pg_catalog.pg_proc WHERE pronamespace = 'pg_catalog'::regnamespace "+
 		"AND proname IN ('"+strings.Join(functions, "', '")+"') GROUP BY proname HAVING NOT bool_and(has_function_privilege(oid, 'EXECUTE')) ORDER BY proname")
 	if err != nil {
 		return err
@@ -300,7 +300,7 @@ func (s *postgresServer) crowds(ctx context.Context, f map[string]string) error 
 	if number, err := strconv.Atoi(f["version"]); err != nil || number < 150000 {
 		return nil
 	}
-	rows, err := s.ask(ctx, "SELECT has_parameter_privilege('deadlock_timeout', 'SET')")
+	rows, err := s.query(ctx, "SELECT has_parameter_privilege('deadlock_timeout', 'SET')")
 	if err == nil && len(rows) == 1 && string(rows[0][0]) != "t" {
 		s.x.bad(note, "rights", s.user+" may not set deadlock_timeout, which matters if hundreds of clients wait for one name",
 			"GRANT SET ON PARAMETER deadlock_timeout TO "+s.user, seeRights)

@@ -71,7 +71,7 @@ func examineRedis(ctx context.Context, x *examination) bool {
 		}
 		for address, node := range client.Nodes() {
 			s := &redisServer{x: x, client: node, address: address}
-			if s.ask(ctx); !s.isReplica() {
+			if s.queryFacts(ctx); !s.isReplica() {
 				s.check(ctx)
 			}
 		}
@@ -116,15 +116,15 @@ func (x *examination) redisLogin(host string, err error) {
 // redisServer checks one server and the user's rights on it.
 func (x *examination) redisServer(ctx context.Context, client rueidis.Client, address string) {
 	s := &redisServer{x: x, client: client, address: address}
-	s.ask(ctx)
+	s.queryFacts(ctx)
 	s.check(ctx)
 	if !s.isReplica() {
 		x.redisRights(ctx, client, address)
 	}
 }
 
-// ask queries the facts that the checks need.
-func (s *redisServer) ask(ctx context.Context) {
+// queryFacts queries the facts that the checks need.
+func (s *redisServer) queryFacts(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, s.x.connect)
 	defer cancel()
 	b := s.client.B()

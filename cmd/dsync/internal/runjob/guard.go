@@ -122,8 +122,8 @@ func (g *guard) hear() (report, error) {
 	return report{reportKind(binary.LittleEndian.Uint32(b[:])), binary.LittleEndian.Uint32(b[4:])}, err
 }
 
-// tell sends the guard the time at which to kill.
-func (g *guard) tell(killAt time.Time) error {
+// sendDeadline sends the guard the time at which to kill.
+func (g *guard) sendDeadline(killAt time.Time) error {
 	now := sinceBoot() // first: a delay between the two readings makes the time earlier
 	at := now + time.Until(killAt)
 	if err := g.times.SetWriteDeadline(time.Now().Add(deadlineEvery)); err != nil {

@@ -35,7 +35,7 @@ func TestNoCommandStartsTooLate(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := g.tell(time.Now()); err != nil { // as if this process had been frozen after it read the clock
+		if err := g.sendDeadline(time.Now()); err != nil { // as if this process had been frozen after it read the clock
 			t.Fatal(err)
 		}
 		killed := false

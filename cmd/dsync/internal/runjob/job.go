@@ -112,7 +112,7 @@ func (j *job) start() {
 	j.killAt = j.lease.Deadline().Add(-j.reserve)
 	if j.done.lost = j.mayNot(time.Now().Add(j.killAfter)); j.done.lost != nil {
 		j.over = true
-	} else if err := j.guard.tell(j.killAt); err != nil {
+	} else if err := j.guard.sendDeadline(j.killAt); err != nil {
 		j.over, j.done.err = true, cli.Exit(cli.ExitBroken, fmt.Errorf("the guard of the command is gone: %w", err))
 	}
 }
@@ -207,7 +207,7 @@ func (j *job) step(now time.Time) (next time.Duration, over bool) {
 	deadline := j.lease.Deadline()
 	if at := deadline.Add(-j.reserve); !at.Equal(j.killAt) && j.lease.Err() == nil {
 		j.killAt = at
-		if err := j.guard.tell(at); errors.Is(err, os.ErrDeadlineExceeded) && !j.killed {
+		if err := j.guard.sendDeadline(at); errors.Is(err, os.ErrDeadlineExceeded) && !j.killed {
 			j.broken(err) // otherwise it has ended, and reap finds out why
 		}
 	}

@@ -109,8 +109,8 @@ func (b *board) look(v view) (posted, <-chan struct{}) {
 	return posted{b.sheets[v], b.last, b.problem}, b.changed
 }
 
-// tell publishes a response of the backend, or its failure.
-func (b *board) tell(v view, s *sheet, err error) {
+// publish publishes a response of the backend, or its failure.
+func (b *board) publish(v view, s *sheet, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if err != nil {
@@ -160,7 +160,7 @@ func (b *board) run(ctx context.Context) error {
 			return nil
 		}
 		if err != nil {
-			b.tell(view{}, nil, err)
+			b.publish(view{}, nil, err)
 		}
 		if errors.Is(err, errors.ErrUnsupported) {
 			return err
@@ -229,7 +229,7 @@ func (b *board) fill(ctx context.Context, views []view) error {
 			s.reports = append(s.reports, slices.DeleteFunc(reports, func(r admin.Report) bool { return !r.Held })...)
 		}
 		s.history = slices.Clone(b.history)
-		b.tell(v, s, nil)
+		b.publish(v, s, nil)
 	}
 	return nil
 }
