@@ -15,7 +15,7 @@ const (
 	lastRetry  = time.Second
 	yieldFor   = time.Millisecond // after our own release, where other clients may be waiting
 
-	ownFor = 10 * time.Second // a call that waits this long for a lease of its own client is reported
+	ownFor = 10 * time.Second // a call that waits this long for a lease held by its own client is reported
 )
 
 // lockCall is one call of Lock, as a state machine. step chooses the next state
@@ -38,15 +38,15 @@ const (
 //
 // Two more events can end each state in which a call waits. Another call may
 // serve it: the previous holder by a hand-over, or a call of the same group
-// with its own grant. Or the context or the client may end. No call is served
-// after the end of its context, and a lease wins over an error: a call that was
-// served before its context ended returns the lease. If a call is granted the
-// lock after it was served, it releases the grant.
+// with its own grant. Its context or the client may also end. No call is served
+// after the end of its context, and a lease takes precedence over an error: a
+// call that was served before its context ended returns the lease. If a call is
+// granted the lock after it was served, it releases the grant.
 //
 // From settling to pausing the call contends. lock.contending counts the
-// contenders. Where one contender asks for all calls, no other call begins to
-// ask. A call in line contends too once callNext has chosen the call, even
-// before the call knows. When a contender ends, callNext chooses the next.
+// contenders. Where one contender sends the requests of all calls, no other
+// call begins one. A queued call also contends once callNext has chosen it,
+// even before it has noticed. When a contender ends, callNext chooses the next.
 //
 // The fields belong to the goroutine of the call. The fields that other
 // goroutines change are in the waiter.
@@ -55,7 +55,7 @@ type lockCall struct {
 	ctx     context.Context
 	request request
 	// lets other calls serve this call; nil if the call has no group and was
-	// never in line
+	// never queued
 	waiter *waiter
 	state  callState
 	retry  time.Duration // the next pause, approximately
@@ -184,7 +184,7 @@ func (c *lockCall) begin() callState {
 
 // settle returns the state of a call that begins to contend. Until our last
 // release of the name is answered, the backend would report that the lock is
-// taken. The wait for a release that hangs is bounded by min(TTL/6, 1 s).
+// taken. If the release hangs, the wait ends after min(TTL/6, 1 s).
 // Called with lock.mu held.
 func (c *lockCall) settle() callState {
 	k := c.lock
@@ -203,8 +203,9 @@ func (c *lockCall) settle() callState {
 }
 
 // yield returns the state of a contender with no release to wait for. If other
-// clients may be waiting, the contender gives them a moment. They must receive
-// a message first, and would never win otherwise. Called with lock.mu held.
+// clients may be waiting, the contender gives them a moment, because they
+// receive the lock only after a message and would otherwise never win. Called
+// with lock.mu held.
 func (c *lockCall) yield() callState {
 	if c.wait = c.lock.yieldUntil - c.lock.client.clock.Plain(); c.wait > 0 {
 		return yielding
@@ -332,7 +333,7 @@ func (c *lockCall) ask() {
 	c.lease, c.answer = k.askBackend(ctx, c.hold)
 }
 
-// waiter is the part of a call of Lock that other calls use. Calls in line and
+// waiter is the part of a call of Lock that other calls use. Queued calls and
 // contenders of a group have one.
 type waiter struct {
 	ctx     context.Context

@@ -27,8 +27,8 @@ type Client struct {
 	floor  uint64 // of the tokens
 	id     string // of this client, on the wire
 	clock  *clock.Clock
-	// by mode: whether few callers per name ask the backend, and the others
-	// wait in line here
+	// by mode: whether few callers per name send requests while the others
+	// queue here
 	queues     [modes]bool
 	readers    Owner // the group of all Read calls
 	serial     atomic.Uint64
@@ -79,10 +79,10 @@ type Client struct {
 //
 // # A context that ends
 //
-// ctx bounds only the wait. If ctx ends after the grant, the lease goes on. If
-// ctx ends before the grant, Lock returns an error that matches ctx.Err,
+// ctx bounds only the wait. If ctx ends after the grant, the lease continues.
+// If ctx ends before the grant, Lock returns an error that matches ctx.Err,
 // nothing is held, and the caller leaves the queue. The error also gives the
-// reason of the wait: it matches [ErrLocked] if another owner holds name, and
+// reason for the wait: it matches [ErrLocked] if another owner holds name, and
 // [ErrUnavailable] or [ErrUnknown] if the backend does not answer. If ctx ends
 // while a grant is on its way, Lock returns either the lease or an error, never
 // both.
@@ -111,9 +111,9 @@ func (c *Client) TryLock(ctx context.Context, name string, opts ...LockOption) (
 }
 
 // NewOwner returns a new identity whose locks are reentrant. While the owner
-// holds a name, its Lock and TryLock return further leases of the name without
-// a request, and the name is free when the last of them has ended. An Owner
-// corresponds to a thread in Java's Redisson, and need not be closed.
+// holds a name, its Lock and TryLock return additional leases of the name
+// without a request, and the name is free when the last of them has ended. An
+// Owner corresponds to a thread in Java's Redisson, and need not be closed.
 func (c *Client) NewOwner() *Owner { return &Owner{client: c, id: c.newHoldID()} }
 
 // Owner is an identity whose locks are reentrant. All methods may be called
@@ -126,8 +126,8 @@ type Owner struct {
 // ID returns the identity, which is unique among all owners of all clients.
 func (o *Owner) ID() string { return o.id }
 
-// Lock is [Client.Lock] for this owner. If the owner holds name, Lock returns a
-// further lease at once.
+// Lock is [Client.Lock] for this owner. If the owner holds name, Lock returns
+// another lease at once.
 func (o *Owner) Lock(ctx context.Context, name string, opts ...LockOption) (*Lease, error) {
 	return o.client.lock(ctx, o, name, opts, false)
 }
@@ -278,8 +278,8 @@ func (c *Client) ForceUnlock(ctx context.Context, name string) error {
 }
 
 // SetLimit sets the number of permits of name, 1 or more, until the next
-// SetLimit. A limit below the number of held permits revokes none of them.
-// Nothing is granted until enough permits are released. Waiting calls that pass
+// SetLimit. A limit below the number of held permits revokes none of them, but
+// no permit is granted until enough have been released. Waiting calls that pass
 // a different limit, or request more permits than the limit, fail with
 // [ErrLimit]. After ErrUnknown call SetLimit again. If the backend does not
 // support permits, SetLimit returns errors.ErrUnsupported.
@@ -414,7 +414,7 @@ func (c *Client) overBefore(ctx context.Context, r request, name string) error {
 // modes is the number of modes.
 const modes = driver.Permit + 1
 
-// enter returns the lock of a name and mode for one use, until leave.
+// enter returns the lock of a name and mode for one use, which ends with leave.
 func (c *Client) enter(name string, mode driver.Mode) (*lock, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

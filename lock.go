@@ -29,14 +29,14 @@ type request struct {
 
 // lock is the client's state of one name in one mode while the name is in use
 // in this process: the hold, the calls that wait in the process, and the calls
-// that ask the backend. The locks of one name in different modes are
-// independent: the backend keeps them apart.
+// that send requests to the backend. The locks of one name in different modes
+// are independent: the backend keeps them apart.
 //
-// Where the backend is FIFO over all waiters, every call asks the backend
-// itself. Otherwise one call at a time asks, the contender, and the rest wait
-// in line here. For permits several calls contend, until one of them is
-// refused. Calls of one Owner share the first grant to any of them, so one call
-// asks for all. The same is true of the client's calls for Read.
+// If the backend is FIFO over all waiters, every call sends its own request.
+// Otherwise one call at a time, the contender, sends a request, and the others
+// queue here. For permits several calls contend, until one of them is refused.
+// Calls of one Owner share the first grant to any of them, so one call sends a
+// request for all. The same is true of the client's calls for Read.
 type lock struct {
 	client *Client
 	name   string
@@ -51,7 +51,7 @@ type lock struct {
 	releasing  *hold // the hold whose release has not returned, in modes that have one hold
 	queue      waiters
 	contending int       // calls of Lock in the states from settling to pausing
-	trying     int       // calls of TryLock that ask the backend
+	trying     int       // calls of TryLock that are sending a request
 	contenders []*waiter // the contenders with an Owner, whose other calls can serve them
 	answers    answers   // of the backend
 	yieldUntil moment    // until this time it is the turn of other clients
@@ -59,21 +59,21 @@ type lock struct {
 	hush       moment    // until this time no such call is reported
 }
 
-// maxAsking bounds how many calls for permits of a name ask the backend at the
+// maxAsking bounds how many calls for permits of a name send requests at the
 // same time.
 const maxAsking = 16
 
-// hasLine reports whether callers wait in line here rather than at the backend.
+// hasLine reports whether callers queue here rather than on the backend.
 // Readers also wait here, but as calls of one group.
 func (k *lock) hasLine() bool { return k.client.queues[k.mode] }
 
 // alone reports whether a live hold excludes all other holds.
 func (k *lock) alone() bool { return k.mode.Excludes(k.mode) }
 
-// engaged reports whether calls in line must not ask the backend for now,
-// because another call asks or the client has the name. For permits, they must
-// not ask while a refused call waits at the backend, so that calls for few
-// permits do not overtake a call for many. Called with mu held.
+// engaged reports whether queued calls must not send a request for now, because
+// another call is sending one or the client has the name. For permits, they
+// must not send one while a refused call waits at the backend, so that calls
+// for few permits do not overtake a call for many. Called with mu held.
 func (k *lock) engaged() bool {
 	if k.alone() {
 		return k.contending > 0 || k.hold != nil
@@ -109,8 +109,8 @@ func (k *lock) reenter(r request) *Lease {
 }
 
 // readable returns a live hold that a Read can join, or nil. That is a young
-// hold of any reader, or a hold of the same Owner of any age. Other Reads ask
-// the backend, so that writers get a turn. Called with mu held.
+// hold of any reader, or a hold of the same Owner of any age. Other Reads send
+// a request to the backend, so that writers get a turn. Called with mu held.
 func (k *lock) readable(r request) *hold {
 	now := k.client.now()
 	if r.group != nil {
@@ -175,7 +175,7 @@ func (k *lock) tryLock(ctx context.Context, r request) (*Lease, error) {
 	return nil, driver.ErrUnavailable
 }
 
-// mustWait reports whether a new call must wait in line. Called with mu held.
+// mustWait reports whether a new call must queue. Called with mu held.
 func (k *lock) mustWait(r request) bool {
 	if !k.hasLine() {
 		return k.asks(r.group)
@@ -187,7 +187,7 @@ func (k *lock) mustWait(r request) bool {
 	return k.engaged()
 }
 
-// asks reports whether a call of the group is already asking the backend.
+// asks reports whether a call of the group is already sending a request.
 // Called with mu held.
 func (k *lock) asks(group *Owner) bool {
 	return group != nil && slices.ContainsFunc(k.contenders, func(w *waiter) bool { return w.request.group == group })
@@ -214,7 +214,7 @@ func (k *lock) retire(w *waiter) {
 	}
 }
 
-// callNext lets the next call in line ask the backend, if it is time. Called
+// callNext lets the next queued call send a request, if it is time. Called
 // with mu held.
 func (k *lock) callNext() {
 	if k.hasLine() {
@@ -244,9 +244,9 @@ func (k *lock) askBackend(ctx context.Context, h *hold) (driver.Lease, error) {
 	return l, err
 }
 
-// install makes a live hold of the driver's grant, and returns its first lease.
-// If the hold is no longer useful, install releases it and returns nil, nil.
-// Called with mu held.
+// install turns the driver's grant into a live hold, and returns its first
+// lease. If the hold is no longer useful, install releases it and returns nil,
+// nil. Called with mu held.
 func (k *lock) install(h *hold, granted driver.Lease, r request, now moment) (*Lease, error) {
 	h.lease = granted
 	if k.closed {
@@ -256,7 +256,7 @@ func (k *lock) install(h *hold, granted driver.Lease, r request, now moment) (*L
 		return nil, nil // lost on the way
 	}
 	first, n := driver.Tokens(granted, k.client.floor)
-	var old *hold // of which nothing is left at the backend
+	var old *hold // of which nothing is left on the backend
 	if k.alone() {
 		old = k.hold
 	}
@@ -301,10 +301,10 @@ func (k *lock) serveGroup(h *hold) {
 	}
 }
 
-// handOver passes a hold whose last lease has ended to the first call in line,
-// without a request to the backend, within the bounds that keep the other
-// clients from starving. If no token is left for the first call in line,
-// handOver makes it the heir of the hold, if the driver can pass the hold, and
+// handOver passes a hold whose last lease has ended to the first queued call,
+// without a request to the backend. It stays within the bounds that prevent
+// other clients from starving. If no token is left for that call, handOver
+// makes the call the heir of the hold, if the driver can pass the hold, and
 // returns false. Called with mu held.
 func (k *lock) handOver(h *hold, now moment) bool {
 	w := k.queue.head()
@@ -330,7 +330,7 @@ func (k *lock) handOver(h *hold, now moment) bool {
 	return true
 }
 
-// serveFirst makes the first call in line the owner of a live hold that has
+// serveFirst makes the first queued call the owner of a live hold that has
 // none, and returns its lease. Called with mu held.
 func (k *lock) serveFirst(h *hold) *Lease {
 	w := k.queue.first
@@ -365,9 +365,9 @@ func (k *lock) close() (left []*hold) {
 }
 
 // answers records the backend's last answers for a name. When the context of a
-// call ends, the error of the call is made from this record. This is so even if
-// the last answer was for another call of the client, and regardless of the
-// fate of a request that the context cut off. Guarded by lock.mu.
+// call ends, the error of the call is made from this record, even if the last
+// answer was for another call of the client, and regardless of the fate of a
+// request that the context interrupted. Guarded by lock.mu.
 type answers struct {
 	refused bool   // in the last answer, another owner holds the name
 	at      moment // the time of the last such answer
@@ -381,8 +381,8 @@ func (a *answers) refuse(now moment) { a.refused, a.at, a.trouble = true, now, n
 // ours records a grant to this client.
 func (a *answers) ours() { a.refused, a.trouble = false, nil }
 
-// queued records that the request of h was refused, and waits at the backend
-// from now on.
+// queued records that the request of h was refused, and from now on waits at
+// the backend.
 func (a *answers) queued(h *hold, now moment) {
 	a.refuse(now)
 	if h.state == holdPending && !h.waits {
@@ -391,7 +391,7 @@ func (a *answers) queued(h *hold, now moment) {
 	}
 }
 
-// returned records the end of the request of h. An error by the caller's own
+// returned records the end of the request of h. An error from the caller's own
 // context does not count.
 func (a *answers) returned(h *hold, now moment, err error, canceled bool) {
 	if h.waits {

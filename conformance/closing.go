@@ -302,7 +302,7 @@ func closeWhileHung(e *env) error {
 	return nil
 }
 
-// The check of what clients leave behind on the backend.
+// The check of remains that clients leave on the backend.
 var remainsChecks = []check{
 	{"closing/remains", "After Close nothing is left on the backend of a client and of the names that only this client has used, except what later tokens, limits, seals and latches need.", closeLeavesNothing},
 }
@@ -343,8 +343,8 @@ func closeLeavesNothing(e *env) error {
 	return nil
 }
 
-// useInMode lets clients hold names, wait for them, give up, lose a hold and an
-// answer, and leave a hold.
+// useInMode makes clients hold names, wait for them, give up, lose a hold and
+// an answer, and leave a hold.
 func (e *env) useInMode(a, b *rawDriver, m driver.Mode) {
 	h := a.hold(e.name(), in(m))
 	waits := b.start(h.Name, rivalOf(m)).waits()
@@ -372,7 +372,7 @@ func (e *env) useInMode(a, b *rawDriver, m driver.Mode) {
 	}
 }
 
-// loseGrants lets names be granted to a client in all modes, without an answer.
+// loseGrants has names granted to a client in all modes, without an answer.
 func (e *env) loseGrants(d *rawDriver) {
 	if d.link.LoseAnswers == nil {
 		return
@@ -387,7 +387,7 @@ func (e *env) loseGrants(d *rawDriver) {
 	d.heal()
 }
 
-// useLatchAndWatch lets clients watch a name, and a latch until it is deleted.
+// useLatchAndWatch makes clients watch a name, and a latch until it is deleted.
 func (e *env) useLatchAndWatch(a, b *rawDriver) {
 	if w, ok := a.tap.Driver.(driver.Watcher); ok {
 		stop, err := w.Watch(e.name(), func() {})
@@ -426,8 +426,8 @@ type crossed struct {
 	name string // the name that the call is about
 	call func(ctx context.Context) error
 
-	// done reports whether the backend has carried out the call, as another
-	// client sees it. It is nil if no client can see that.
+	// done reports whether the backend has carried out the call, as seen by
+	// another client. It is nil if no client can see that.
 	done func() bool
 
 	ends bool // Close does the same as the call
@@ -467,9 +467,9 @@ func (c *enteredContext) Value(key any) any {
 }
 
 // cross closes d while a call is under way, and returns the call's error. It
-// begins Close when the driver has begun the call or, with late, when the
+// begins Close when the driver has begun the call or, if late is set, when the
 // backend has carried out the call. carriedOut reports whether it has. If no
-// client can see that, late means a moment at which the answer is under way.
+// client can see that, late means a moment at which the answer is on its way.
 func (d *rawDriver) cross(c *crossed, late bool) (carriedOut bool, err error) {
 	e := d.env
 	ctx := &enteredContext{Context: e.ctx, env: e}
@@ -492,8 +492,8 @@ func (d *rawDriver) cross(c *crossed, late bool) (carriedOut bool, err error) {
 	return carriedOut, err
 }
 
-// crossAll closes a driver during each of some calls, each with a driver of its
-// own, and passes the outcomes to verdict. A maker returns nil if the driver
+// crossAll closes a driver during each of several calls, each on a separate
+// driver, and passes the outcomes to verdict. A maker returns nil if the driver
 // does not offer the call.
 func (e *env) crossAll(makers []func(d *rawDriver) *crossed, verdict func(d *rawDriver, c *crossed, carriedOut bool, err error) error) error {
 	e.need(e.outsider().link.Delay != nil, "Link.Delay")
@@ -517,7 +517,7 @@ func (e *env) crossAll(makers []func(d *rawDriver) *crossed, verdict func(d *raw
 	return nil
 }
 
-// seemsFree reports whether name is free, as another client sees it.
+// seemsFree reports whether name is free, as seen by another client.
 func (e *env) seemsFree(name string) bool {
 	o := e.outsider()
 	i, ok := o.driver.(driver.Inspector)

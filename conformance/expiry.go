@@ -97,7 +97,7 @@ func expiryServesWaiters(e *env) error {
 func (e *env) lineBehindLease() (*request, []*request) {
 	a, b, c := e.driver(), e.driver(), e.driver()
 	for d := e.ttl(); d < e.hangs(); d *= 2 {
-		// until that is long enough for this machine, as busy as it is
+		// until that is long enough for this machine under its current load
 		h := a.hold(e.name(), fixed, ttl(e.allowed(d)))
 		brief := ttl(e.allowed(d / 4))
 		line := []*request{b.start(h.Name, fixed, brief), c.start(h.Name, fixed, brief)}
@@ -127,7 +127,8 @@ func (r *request) waitsBehind(h *request) bool {
 func extendMovesEnd(e *env) error {
 	short := e.ttl()
 	a, b, names := e.client(), e.driver(), []string{e.name(), e.name()}
-	// first: on a busy machine, the other lease may end before two are granted
+	// done first, because on a busy machine the other lease may end before two
+	// are granted
 	long := a.lock(names[1], dsync.ExpireAfter(e.long()))
 	held := []*holding{a.lock(names[0], dsync.ExpireAfter(short)), long}
 	called := time.Now()
@@ -172,8 +173,8 @@ func (c *connection) outages() []func() {
 	return all
 }
 
-// silences returns the ways in which answers do not arrive: the ways of outages
-// and, where a session does not end with its connection at once, lost answers.
+// silences returns the ways in which answers do not arrive: those of outages
+// and, unless a session ends at once with its connection, lost answers.
 func (c *connection) silences() []func() {
 	all := c.outages()
 	if c.link.LoseAnswers != nil && (!c.env.driverInfo().KeepsAlive || c.env.fakeTime) {
@@ -238,7 +239,7 @@ func raceAtExpiry(e *env) error {
 	var over atomic.Bool
 	e.together("TryLock", len(clients), func(i int) error {
 		e.sleepUntil(start)
-		for last := false; ; last = over.Load() { // once more after another client was granted the name
+		for last := false; ; last = over.Load() { // again after another client was granted the name
 			l, err := clients[i].try(name)
 			switch {
 			case err == nil:
@@ -263,16 +264,17 @@ func raceAtExpiry(e *env) error {
 	return atMostOne(granted, name)
 }
 
-// tenure is a way in which a lease of a gets its last TTL. If another request
-// must wait for the name in the meantime, begin returns the waiter.
+// tenure is a way in which a lease of driver a gets its last TTL. If another
+// request must wait for the name in the meantime, begin returns the waiter.
 type tenure struct {
 	what    string
 	begin   func(a *rawDriver, name string) (h, waiter *request)
 	unasked bool // no client requests the name before the lease has expired
 }
 
-// tenures returns the ways that the driver has. The leases are those of raw
-// drivers: package dsync would release a lease that the backend fails to end.
+// tenures returns the ways that the driver supports. The leases are those of
+// raw drivers: package dsync would release a lease that the backend fails to
+// end.
 func (e *env) tenures() []tenure {
 	d := e.crooked()
 	renew := func(h *request, d time.Duration) *request {

@@ -67,7 +67,7 @@ func oneReleaseEndsOneHold(e *env) error {
 	return nil
 }
 
-// patience is how long the context of a request lasts that gets no answer.
+// patience is the lifetime of the context of a request that gets no answer.
 const patience = 300 * time.Millisecond
 
 // briefly starts a request whose context ends soon.
@@ -103,7 +103,7 @@ func hungAcquire(e *env) error {
 			return err
 		}
 		d.heal()
-		e.sleep(patience) // requests on their way arrive, and no other client has changed anything before
+		e.sleep(patience) // requests under way arrive before any other client changes anything
 		e.awaitFree(name)
 	}
 	return nil
@@ -251,8 +251,8 @@ func lostRelease(e *env) error {
 	return next.keeps("the repetition of a release")
 }
 
-// The checks of requests whose answers are lost, except for the checks in which
-// further requests follow at once.
+// The checks of requests whose answers are lost, except checks in which further
+// requests follow at once.
 
 func lostGrant(e *env) error {
 	how := [][]option{{noWait}, nil}
@@ -262,9 +262,9 @@ func lostGrant(e *env) error {
 		f := d.losing(faultTimes[i/len(how)], 1)
 		// the driver may send the request again
 		r := d.start(name, append(how[i%len(how)], fixed, ttl(e.ttl()), f.of)...)
-		// by then the request has been carried out, as a rule
+		// by then the request has usually been carried out
 		e.sleep(e.ttl() / 10)
-		// where contenders observe a hold, they do so from here on
+		// if contenders observe a hold, they start here
 		next := e.outsider().start(name)
 		e.sleep(e.ttl() / 2)
 		d.heal()
@@ -387,9 +387,9 @@ func (e *env) cleansUpMany(when faultTime) error {
 	return nil
 }
 
-// The checks of faults that hit one request, or that no client is notified of.
-// The fault may hit another request than the check's, such as a keep-alive. So
-// the promises hold in both cases.
+// The checks of faults that affect one request, or of which no client is
+// notified. The fault may affect a request other than the check's, such as a
+// keep-alive, so the promises cover both cases.
 var singleChecks = []check{
 	{"single/lost-acquire", "After one lost answer to an Acquire of a free name, the name is held by the lease that Acquire returned, or it becomes free. Acquire does not mistake its own hold for another client.", oneLostAcquire},
 	{"single/lost-renewal", "After one lost answer to a renewal, the lease and the other leases of the client continue and can be renewed.", oneLostRenewal},
@@ -460,7 +460,7 @@ func (e *env) renewsAfterOneLost(all bool) error {
 	d.loseOne()
 	called := time.Now()
 	errs := renew(h)
-	err := errs[0] // the lost answer may be for other
+	err := errs[0] // the lost answer may belong to other
 	returned := time.Now()
 	d.heal()
 	if d.endsWithConnection(h) {
@@ -606,7 +606,7 @@ func (e *env) whileRefused(f func() error) error {
 }
 
 // misread returns an error if the answer to a request that the backend refused
-// is about the name and not about the backend.
+// concerns the name instead of the backend.
 func misread(what string, err error, answers ...error) error {
 	for _, answer := range answers {
 		if errors.Is(err, answer) {

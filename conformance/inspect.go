@@ -177,8 +177,7 @@ func statusNamesQueue(e *env) error {
 	return nil
 }
 
-// listIsTrue holds names that look alike, and compares them with the listed
-// names.
+// listIsTrue holds similar names, and compares them with the listed names.
 func listIsTrue(e *env) error {
 	a, b := e.driver(), e.driver()
 	base := e.name()
@@ -491,8 +490,8 @@ func waitersAreCounted(e *env) error {
 	return nil
 }
 
-// lineOfClients lets the clients wait for name, and sees each of the first n
-// requests in the queue before the next one starts.
+// lineOfClients makes the clients wait for name, and observes each of the first
+// n requests in the queue before the next one starts.
 func (e *env) lineOfClients(name string, by []*rawDriver, n int) []*request {
 	waiting := e.lineOf(name, by[:n])
 	for _, d := range by[n:] {
@@ -603,7 +602,7 @@ func deadAreNotListed(e *env) error {
 		held := []*request{a.hold(name+"/fixed", fixed, t), a.hold(name+"/kept", t)}
 		seen := func(want bool) error {
 			var listed []string
-			if lists { // before Inspect, during which a backend may end a hold
+			if lists { // read before Inspect, during which a backend may end a hold
 				listed = asks.list(name)
 			}
 			for _, h := range held {

@@ -97,7 +97,7 @@ func (l *latch) count() (left int) {
 	return left
 }
 
-// has ends the check unless the count is n.
+// has ends the check if the count is not n.
 func (l *latch) has(n int, when string) {
 	if left := l.count(); left != n {
 		l.d.env.endf("%s: %s sees the count %d of %q, want %d", when, l.d.label, left, l.name, n)
@@ -164,7 +164,7 @@ func latchIsWide(e *env) error {
 	a, b := e.latches()
 	for _, n := range []int{1 << 15, 1 << 16, 1 << 31 & math.MaxInt, 1 << 40 & math.MaxInt} {
 		if n == 0 {
-			continue // where an int has 32 bits
+			continue // if an int has 32 bits
 		}
 		a.set(n)
 		b.has(n, "after it was set")
@@ -340,8 +340,8 @@ func (l *latch) notCarriedOut(fault func(*rawDriver), other *latch) error {
 	return nil
 }
 
-// through calls f during a fault, and after its end, again and again until it
-// gets an answer.
+// through calls f during a fault, and repeatedly after its end until it gets an
+// answer.
 func (l *latch) through(fault func(*rawDriver), f func(ctx context.Context, id string) error) {
 	e := l.d.env
 	id := e.changeID()
@@ -470,7 +470,7 @@ func (w *watch) end() { w.d.env.within("stop of a watch", w.stop) }
 
 func watchTellsEnds(e *env) error {
 	for _, together := range [][]driver.Mode{modes, {driver.Permit}} {
-		// permits have names of their own
+		// permits need separate names
 		offered := e.offered(together)
 		if len(offered) == 0 {
 			continue

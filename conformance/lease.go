@@ -72,7 +72,7 @@ func freshAfterWait(e *env) error {
 			if got := r.granted().lease.Expires(); !got.After(released) {
 				return fmt.Errorf("a lease after a wait expired at %s, before the release at %s", e.events.at(got), e.events.at(released))
 			}
-			// the driver may poll, and have polled just when the lock was
+			// the driver may poll, and may have polled just when the lock was
 			// released
 			asked := released.Add(-r.TTL / 2)
 			return r.expiresWithin("a lease after a wait", asked, r.at, r.TTL)
@@ -108,11 +108,11 @@ func overStaysOver(e *env) error {
 	e.awaitFree(r.Name)
 	d := e.driver()
 	if d.link.Delay == nil || !e.fakeTime {
-		// a server counts from the arrival of the request, which is not late
+		// a server counts from the arrival of the request, which is not delayed
 		return nil
 	}
 	late := e.allowed(8 * e.ttl())
-	d.delay(late / 16) // the backend may count from later than the driver
+	d.delay(late / 16) // the backend may start to count later than the driver
 	r = d.hold(e.name(), fixed, ttl(late))
 	d.heal()
 	before = e.expired(r)
@@ -202,8 +202,8 @@ func (o *outcomes) of(i int) []error {
 	return o.errs[i]
 }
 
-// wasRenewed returns an error unless the outcome of a renewal in a batch fits
-// the lease.
+// wasRenewed returns an error unless the outcome of a renewal in a batch
+// matches the lease.
 func (r *request) wasRenewed(errs []error, over bool, called, returned time.Time) error {
 	switch {
 	case len(errs) != 1:
@@ -230,8 +230,8 @@ var laterLengthChecks = []check{
 	{"lengths/renewed", "A fixed lease can be renewed for any TTL that Info allows, and lasts for that time.", renewedFar},
 }
 
-// renewedFar omits sessions, because a session ends before its leases and
-// Inspect reports its end.
+// renewedFar skips sessions, because a session ends before its leases, and
+// Inspect reports the end of the session.
 func renewedFar(e *env) error {
 	i := e.driverInfo()
 	if i.KeepsAlive {
@@ -307,7 +307,7 @@ func manyLengths(e *env) error {
 	return nil
 }
 
-// The checks of RenewAll with leases that differ: driver.BatchRenewer.
+// The checks of RenewAll with different leases: driver.BatchRenewer.
 var batchChecks = []check{
 	{"batches/ttls", "RenewAll renews each lease for the TTL of its own Request, whatever the other leases of the batch have, and Expires counts from before the request was sent.", batchOfTTLs},
 	{"batches/same-name", "RenewAll renews each of several Read or Permit holds of one name.", batchOfOneName},

@@ -12,7 +12,7 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// The checks of how a holder learns that its hold is lost.
+// The checks of how a holder is notified that its hold is lost.
 var lossChecks = []check{
 	{"loss/unlock", "A lease that is released in good order is never told to be lost.", releaseIsNoLoss},
 	{"loss/told", "A driver reports ErrRemoved within Info.Detect of the removal of a hold, and at the next renewal if Detect is 0.", removalIsTold},
@@ -140,8 +140,8 @@ func fixedRemovalIsTold(e *env) error {
 	var ways []func() error
 	for _, opts := range modes {
 		ways = append(ways, func() error {
-			// one client each, because holds of one client may end with its
-			// session
+			// from separate clients, because all holds of one client may end
+			// with its session
 			c, name := e.renewing(), e.name()
 			h := c.lock(name, append(opts, dsync.ExpireAfter(e.allowed(e.long()+2*detect)))...)
 			e.remove(name)
@@ -175,7 +175,7 @@ func toldOnce(e *env) error {
 	a, name := e.driver(), e.name()
 	h := a.hold(name, fixed)
 	e.remove(name)
-	_ = h.renew(e.long()) // notices the loss, at the latest
+	_ = h.renew(e.long()) // notices the loss at the latest
 	if err := isNotHeld("the release of a removed hold", h.tryRelease(e.ctx)); err != nil {
 		return err
 	}
@@ -205,8 +205,8 @@ func toldOnce(e *env) error {
 	return nil
 }
 
-// lostAndRemoved makes a client lose its session, which the backend may still
-// have, and removes the hold after that.
+// lostAndRemoved makes a client lose its session, which may still exist on the
+// backend, and then removes the hold.
 func (e *env) lostAndRemoved() *request {
 	d := e.driver()
 	h := d.hold(e.name(), ttl(e.ttl()))
@@ -217,7 +217,7 @@ func (e *env) lostAndRemoved() *request {
 	}
 	e.expire(h.Name)
 	d.heal()
-	if r := d.acquire(e.name()); r.lease != nil { // by then a second loss was reported
+	if r := d.acquire(e.name()); r.lease != nil { // by then a second loss would have been reported
 		_ = r.tryRelease(e.ctx)
 	}
 	return h
@@ -329,7 +329,7 @@ func (e *env) eventsHoldNoLock() error {
 		case <-e.ctx.Done():
 		}
 	})
-	if locked { // by another call, perhaps, so try again
+	if locked { // perhaps by another call, so try again
 		return &lateError{errors.New("an Acquire that began during Events.Lost waits for a mutex: the driver holds a lock in the event")}
 	}
 	return nil

@@ -32,8 +32,8 @@ var migrationChecks = []check{
 	{"migration/unmark-lost", "After an Unmark whose answer was lost, all later leases say the same, and the tokens go on to rise.", unmarkLost},
 }
 
-// ask makes the driver do something to one of its own leases, through one of
-// the optional interfaces. If the driver does not implement it, the check ends.
+// ask makes the driver change one of its own leases through an optional
+// interface. If the driver does not implement it, the check ends.
 func ask[T any](r *request, what string, f func(T, driver.Lease) error) (err error) {
 	d := r.driver
 	t, ok := d.tap.Driver.(T)
@@ -85,7 +85,7 @@ func (r *request) marked() (marked bool, err error) {
 }
 
 // isMarked returns an error unless the driver reports that the name of the
-// lease is marked or is not, as wanted.
+// lease is marked, or not marked, as expected.
 func (r *request) isMarked(want bool) error {
 	marked, err := r.marked()
 	if err == nil && marked != want {
@@ -95,7 +95,7 @@ func (r *request) isMarked(want bool) error {
 }
 
 // A driver that never seals or marks need not have the methods. If it has them,
-// they return that it does not support them, and change nothing.
+// they must return an error and change nothing.
 var (
 	sealing = byAnswer("seals", func(c *client) error { return c.refusesHold((*request).seal) })
 	marking = capability{
@@ -114,13 +114,13 @@ var (
 	}
 )
 
-// byAnswer is a capability that a driver claims by not refusing the request.
+// byAnswer is a capability that a driver claims by accepting the request.
 func byAnswer(name string, ask func(*client) error) capability {
 	return capability{name: name, claimed: func(c *client) bool { return !errors.Is(ask(c), errors.ErrUnsupported) }, refused: ask}
 }
 
-// refusesHold returns the driver's refusal of a request that does something to
-// a hold. A hold must still be there after a refusal.
+// refusesHold returns the driver's refusal of a request that would change a
+// hold. The hold must still exist after the refusal.
 func (c *client) refusesHold(f func(*request) error) error {
 	e := c.env
 	d, name := e.driver(), e.name()
@@ -170,8 +170,7 @@ func (r *request) sealed() error {
 }
 
 // waiters returns requests that wait for a name. They belong to several
-// clients, with several requests of one client where the order allows more than
-// one.
+// clients. If the order allows it, one client has several of them.
 func (e *env) waiters(name string, d *rawDriver) []*request {
 	all := []*request{d.start(name).waits(), e.driver().start(name, fixed).waits()}
 	if e.driverInfo().Order == driver.FIFO {
@@ -380,8 +379,8 @@ func sealLost(e *env) error {
 	return nil
 }
 
-// seesSeal reports whether a new client, without ties to the others, sees that
-// a name is sealed.
+// seesSeal reports whether a new client, independent of the others, sees that a
+// name is sealed.
 func (e *env) seesSeal(name string) bool {
 	_, sealed := e.outsider().sealed(name)
 	return sealed
@@ -640,7 +639,7 @@ func unsealFrees(e *env) error {
 	for _, opts := range [][]option{nil, {fixed}} {
 		a, b := e.driver(), e.driver()
 		name, _ := e.sealed(a, opts...)
-		for round := range 2 { // the second time with the ids of the first
+		for round := range 2 { // the second time with the same ids
 			for _, id := range []string{"", "x", "y"} {
 				if err := isNotHeld("Unseal without a Loosen", b.unseal(name, id)); err != nil {
 					return err

@@ -133,7 +133,7 @@ func alikeNames(e *env) error {
 	return nil
 }
 
-// locksAlike holds similar names, lets other requests wait for some of them,
+// locksAlike holds similar names, makes other requests wait for some of them,
 // and returns the names that were refused.
 func (e *env) locksAlike(round []driver.Mode) (refused map[int]error, err error) {
 	a, b := e.driver(), e.driver()
@@ -238,10 +238,10 @@ var urlChecks = []check{
 	{"url/password", "Open with a password that the server refuses is an error, which does not tell it.", urlWithWrongPassword},
 }
 
-// openFor is how long the context of an Open lasts that must succeed.
+// openFor is the lifetime of the context of an Open that must succeed.
 const openFor = 10 * time.Second
 
-// secret is a password that no server knows.
+// secret is a password that no server accepts.
 const secret = "conformance-s3cret"
 
 // open opens url. The driver is closed with the check.
@@ -269,7 +269,7 @@ func (e *env) url(parameters string) string {
 	return e.backend.URL + "?" + parameters
 }
 
-// urlAt returns Backend.URL with a user and another password, and at another
+// urlAt returns Backend.URL with a user and another password, and with another
 // host unless host is "".
 func (e *env) urlAt(host string) string {
 	e.need(e.backend.URL != "", "Backend.URL")

@@ -46,8 +46,8 @@ func (e *env) inOrder(waiters []*request) error {
 }
 
 // line returns requests of n new clients that wait for a name, in this order. A
-// driver reports the wait when its request is on the way. Where the backend can
-// be queried, line sees each request in the queue before the next one starts.
+// driver reports the wait when its request is under way. If the backend can be
+// queried, line observes each request in the queue before the next one starts.
 func (e *env) line(name string, n int) []*request {
 	drivers := make([]*rawDriver, n)
 	for i := range drivers {
@@ -65,8 +65,8 @@ func (e *env) lineOf(name string, drivers []*rawDriver) []*request {
 	return waiters
 }
 
-// queued returns when n requests are seen to wait for the name, where the
-// backend can be queried.
+// If the backend can be queried, queued returns when n requests are waiting for
+// the name.
 func (r *request) queued(n int) *request {
 	e := r.driver.env
 	inspector, ok := r.driver.driver.(driver.Inspector)
@@ -227,7 +227,7 @@ var fencingChecks = []check{
 func tokensRise(e *env) error {
 	e.claims(fencing)
 	clients, name := e.clients(8), e.name()
-	var last uint64 // guarded by the lock, which the checks before this one have shown to exclude
+	var last uint64 // guarded by the lock, whose exclusion earlier checks have verified
 	e.together("Lock and Unlock", len(clients), func(i int) error {
 		for range 25 {
 			h, err := clients[i].ask(e.ctx, false, name)
@@ -414,7 +414,7 @@ func heldWithoutGoroutines(e *env) error {
 	for range many {
 		c.tryLock(e.name())
 	}
-	// Goroutines of requests end at some time. Goroutines of held names would
+	// Goroutines of requests end eventually. Goroutines of held names would
 	// not.
 	e.poll("the goroutines of holds", func() error {
 		if more := e.goroutines() - before; more > 100 {
@@ -446,7 +446,7 @@ func manyWaiters(e *env) error {
 			}
 		})
 	}
-	waiting := 1 // the other requests wait in line in their process
+	waiting := 1 // the other requests queue in their process
 	if e.driverInfo().Order == driver.FIFO {
 		waiting = many
 	}

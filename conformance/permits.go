@@ -219,7 +219,7 @@ func (e *env) fewAreWoken() error {
 	return e.newcomerFits()
 }
 
-// newcomerFits lets a request wait for more permits than are free, and starts
+// newcomerFits makes a request wait for more permits than are free, and starts
 // another request for the free ones.
 func (e *env) newcomerFits() error {
 	const limit = 4
@@ -647,8 +647,8 @@ func limitStays(e *env) error {
 	return has("after the end of the client that set the limits")
 }
 
-// bounded reports whether a request was refused because it wants more than the
-// driver is able to grant at once. The error must name the bound.
+// bounded reports whether a request was refused because it needs more permits
+// than the driver can grant at once. The error must name the bound.
 func (r *request) bounded() bool {
 	if r.result().lease != nil || !errors.Is(r.err, errors.ErrUnsupported) {
 		return false
@@ -698,7 +698,7 @@ func wideLimits(e *env) error {
 
 func wrongLimitLeavesNoPlace(e *env) error {
 	e.claims(permitting)
-	const soon = 5 * time.Second // long before a place in a queue would end by itself
+	const soon = 5 * time.Second // long before a place in a queue would expire
 	return e.punctual(func() error {
 		a, name := e.driver(), e.name()
 		a.setLimit(name, 4)

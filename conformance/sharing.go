@@ -65,7 +65,7 @@ var (
 	}
 )
 
-// modes are the modes of which one name can have several holds. alone are the
+// modes are the modes in which a name can have several holds. alone are the
 // modes in which a hold is the only one of its name.
 var (
 	allModes   = []driver.Mode{driver.Exclusive, driver.Read, driver.Write, driver.Permit}
@@ -79,7 +79,7 @@ func (e *env) offered(all []driver.Mode) []driver.Mode {
 }
 
 // in is a request option. A request for permits asks for all permits, so such
-// requests exclude each other, and a permit that is left behind shows.
+// requests exclude each other, and a permit that is left behind is detected.
 func in(m driver.Mode) option {
 	return func(r *driver.Request) {
 		if r.Mode = m; m == driver.Permit {
@@ -228,7 +228,7 @@ func writerFirst(e *env) error {
 	}
 	ordered := e.driverInfo().ReadWrite.Order != driver.Unordered
 	r := w.start(name, writing)
-	r.waitsOrEnds() // it does not wait if just then no reader has the name
+	r.waitsOrEnds() // it does not wait if no reader has the name at that moment
 	if ordered {
 		r.queued(1)
 	}
@@ -416,8 +416,8 @@ func writersDoNotOvertake(e *env) error {
 	return nil
 }
 
-// readersCleanUp lets a reader's request lose its answer, beside another
-// reader.
+// readersCleanUp makes a reader's request lose its answer while another client
+// reads.
 func readersCleanUp(e *env) error {
 	e.claims(sharing)
 	a, b := e.driver(), e.driver()
@@ -463,7 +463,7 @@ func (e *env) oneHolds(h, next *request) error {
 	return err
 }
 
-// allAreTold makes many holds of a name: 300 in fake time, where they cost
+// allAreTold creates many holds of a name: 300 in fake time, in which they cost
 // little.
 func allAreTold(e *env) error {
 	e.claims(sharing)
@@ -549,13 +549,13 @@ func closedWriter(e *env) error {
 
 // The checks of the end of one reader's hold while other clients read.
 
-// over returns when the hold of r, which no client renews, has ended at the
+// over returns when the hold of r, which no client renews, has ended on the
 // backend.
 func (r *request) over() time.Time {
 	return r.lease.Expires().Add(r.driver.env.driverInfo().LateFor(r.TTL))
 }
 
-// renewUntil renews a lease again and again until a moment has passed.
+// renewUntil renews a lease repeatedly until a given time has passed.
 func (r *request) renewUntil(over time.Time) error {
 	e := r.driver.env
 	for {
@@ -695,7 +695,7 @@ func inspectReaders(e *env) error {
 	e.claims(inspection)
 	readers, name := []*rawDriver{e.driver(), e.driver(), e.driver()}, e.name()
 	var last uint64
-	for i, d := range readers { // a backend may know only one of several holds of a client
+	for i, d := range readers { // a backend may report only one of several holds of a client
 		h := d.hold(name, reading)
 		if first, n := h.lease.Tokens(); n > 0 {
 			last = first + uint64(n) - 1
@@ -743,7 +743,7 @@ func listReaders(e *env) error {
 // The checks of the way in which package dsync combines the calls of one
 // client.
 
-// youth is the longest time after its grant for which other readers join a
+// youth is the maximum time after its grant for which other readers join a
 // reader's hold.
 const youth = 100 * time.Millisecond
 
@@ -752,7 +752,7 @@ func readersJoin(e *env) error {
 	c, name := e.client(), e.name()
 	readers := []*user{c.owner(), c.owner(), c.owner()}
 	var held []*holding
-	for young := false; !young; { // the hold ages while the machine stands still
+	for young := false; !young; { // the hold gets older while the machine stands still
 		for _, h := range held {
 			h.unlock()
 		}

@@ -37,8 +37,8 @@ func tryIsRefused(e *env) error {
 	return e.isFree(name)
 }
 
-// asksOnce returns an error unless one try of d, while another client holds
-// name, sends all the requests that it has to.
+// asksOnce returns an error unless a single attempt of d, while another client
+// holds name, sends all the requests that it must.
 func (d *rawDriver) asksOnce(name string) error {
 	asked := &countingEvents{}
 	r := d.acquire(name, noWait, asked.of)
@@ -272,11 +272,11 @@ func cancelAtGrant(e *env) error {
 		r := b.start(name).waits()
 		switch early := rand.N(time.Millisecond); rand.N(8) {
 		case 0:
-			r.cancel() // the waiter has not noticed the end of its context when the release begins
+			r.cancel() // the release begins before the waiter notices the end of its context
 			h.release()
 		case 1:
 			h.release()
-			r.cancel() // the waiter has not noticed the grant when its context ends
+			r.cancel() // the context ends before the waiter notices the grant
 		default:
 			e.together("release and cancel", 2, func(i int) error {
 				if i == 0 {
@@ -324,7 +324,7 @@ func (d *rawDriver) canceledAtEvent(h *request) error {
 	return nil
 }
 
-// waitingEvents calls f before the request waits.
+// waitingEvents calls f before the request begins to wait.
 type waitingEvents struct {
 	driver.Events
 	f func()
@@ -426,8 +426,8 @@ func missedRelease(e *env) error {
 	})
 }
 
-// outwaits lets a request wait in an outage that is longer than its TTL. So its
-// place in the queue, or the hold that it was granted, is lost.
+// outwaits makes a request wait through an outage that is longer than its TTL,
+// so that its place in the queue, or the hold that it was granted, is lost.
 func (e *env) outwaits(granted bool, outage func(*connection)) error {
 	a, b, name := e.driver(), e.driver(), e.name()
 	h := a.hold(name)
@@ -537,9 +537,9 @@ func deadlineTellsLocked(e *env) error {
 	return nil
 }
 
-// overrun is how much a Lock may exceed its bound when the backend is silent,
-// beyond the time that it takes when the backend answers. Drivers that wait for
-// the answer to a farewell take half a second or more.
+// overrun is how much longer a Lock may exceed its bound when the backend is
+// silent than when the backend answers. Drivers that wait for an answer before
+// they give up take half a second or more.
 const overrun = 250 * time.Millisecond
 
 // waitBound is the length of the waits that a check bounds.
@@ -577,7 +577,7 @@ func silenceIsBounded(e *env) error {
 	return nil
 }
 
-// boundedInSilence tries several times, because a busy machine is sometimes
+// boundedInSilence makes several attempts, because a busy machine is sometimes
 // late.
 func (e *env) boundedInSilence(what string, bound func(*user, string, ...dsync.LockOption) *call, m driver.Mode, opts []dsync.LockOption) error {
 	holder, name := e.driver(), e.name()

@@ -35,7 +35,7 @@ func (h *holding) renewals(n int) error {
 	return nil
 }
 
-// lastsPast waits until the lease was renewed to last longer than until t.
+// lastsPast waits until the lease has been renewed to a deadline after t.
 func (h *holding) lastsPast(t time.Time) (lost error) {
 	e := h.user.env
 	e.poll(fmt.Sprintf("the lease of %s is renewed", h.user.label), func() error {
@@ -55,7 +55,7 @@ func heldForLong(e *env) error {
 	a, b, c, name := e.renewing(), e.client(), e.driver(), e.name()
 	h := a.lock(name)
 	waiting := c.start(name).waits()
-	for range 10 { // each a third of the TTL
+	for range 10 { // each takes a third of the TTL
 		if err := h.renewals(1); err != nil {
 			return err
 		}
@@ -181,7 +181,7 @@ func renewalEnds(e *env) error {
 		if err := e.isFree(name); err != nil {
 			return fmt.Errorf("after Unlock: %w", err)
 		}
-		if err := other.renewals(1); err != nil { // by then the other would have been renewed, too
+		if err := other.renewals(1); err != nil { // by then the other lease would be renewed, too
 			return err
 		}
 	}
@@ -321,7 +321,7 @@ func endOfOutageIsTold(e *env) error {
 			return nil
 		})
 		b.heal()
-		b.lock(e.name()) // its session may have ended, and then there is none to keep alive
+		b.lock(e.name()) // the session may have ended, so that there is none to keep alive
 		e.poll(b.label+" reports that it can again", func() error {
 			err, _ := b.tap.lastKeepAlive()
 			return err
@@ -420,7 +420,7 @@ func allOfSessionAreTold(e *env) error {
 	e.sessions()
 	times := 1
 	if e.fakeTime {
-		times = 10 // random whether the driver or the backend comes first
+		times = 10 // whether the driver or the backend comes first is random
 	}
 	e.together("ends of sessions", times, func(int) error { return e.endOfSessionIsTold() })
 	return nil

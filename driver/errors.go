@@ -16,7 +16,7 @@ var (
 	ErrNotHeld = errors.New("lock not held")
 
 	// ErrUnknown: the request may or may not have been carried out, and the
-	// driver cleans up behind the request. Package dsync then repeats an
+	// driver cleans up after the request. Package dsync then repeats an
 	// Acquire, with a new Hold.
 	ErrUnknown = errors.New("outcome unknown")
 

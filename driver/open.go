@@ -95,7 +95,7 @@ func OpenTTL(ctx context.Context, rawURL string, ttl time.Duration) (Driver, *Co
 		return nil, nil, u.err
 	}
 	if err := ctx.Err(); err != nil {
-		return nil, nil, err // do not open a connection for nothing
+		return nil, nil, err // do not open a connection that is not needed
 	}
 	d, err := open(ctx, c)
 	if err != nil {

@@ -185,8 +185,8 @@ func (e Event) String() string {
 // run. A process that is started again uses a new label and a new file.
 //
 // The time comes from a clock that all processes of the machine share:
-// CLOCK_MONOTONIC on Linux, and elsewhere the wall clock. A run in which the
-// wall clock is set is worthless there.
+// CLOCK_MONOTONIC on Linux, and elsewhere the wall clock. There, a run during
+// which the wall clock is set is worthless.
 func Create(path, process string) (*History, error) {
 	if process == "" {
 		return nil, errors.New("history: the process needs a label")

@@ -10,8 +10,8 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// passedOn is how long after its grant package dsync passes a hold from caller
-// to caller.
+// passedOn is the time after its grant for which package dsync passes a hold
+// from caller to caller.
 const passedOn = 100 * time.Millisecond
 
 // setLimit is one call that set the limit of the permits of a name.
@@ -27,7 +27,7 @@ func (a *attempt) takesPermits() bool { return a.called.Mode == driver.Permit }
 // tokens (RuleTokens), overtaking (RuleOrder), and refusals because of a limit
 // (RuleResult).
 func (j *judge) permits(l *lock) {
-	var held []*attempt // holds whose claims cover a moment
+	var held []*attempt // holds whose claims cover a given moment
 	for i, b := range l.permits {
 		if b.returned.Token != 0 {
 			j.violation(RuleTokens, "permits have a token", b.returned)
@@ -121,8 +121,8 @@ func (l *lock) smallest(from, to time.Duration) int {
 }
 
 // limits yields the limits that may have been in force between two moments:
-// each limit from its SetLimit until the next one has surely been carried out,
-// and the limits of granted requests.
+// each limit from its SetLimit until the next one has certainly been carried
+// out, and the limits of granted requests.
 func (l *lock) limits(from, to time.Duration, yield func(n int)) {
 	for _, s := range l.set {
 		until := never
@@ -190,7 +190,7 @@ type permitWaits struct {
 	turned  time.Duration // when a call of Lock last returned, or any grant
 }
 
-// taking is a number of permits that may be held until a moment.
+// taking is a number of permits that may be held until a given moment.
 type taking struct {
 	n     int
 	until time.Duration
@@ -244,8 +244,8 @@ func (j *judge) permitWaitEnds(w *permitWaits, a *attempt, i int) {
 	}
 }
 
-// free returns the time since which a's permits are surely free at a moment,
-// and the event that freed them.
+// free returns the time since which a's permits are certainly free at a given
+// moment, and the event that freed them.
 func (w *permitWaits) free(a *attempt, at time.Duration) (since time.Duration, freed *Event, known bool) {
 	limit := a.called.Limit
 	if limit == 0 {

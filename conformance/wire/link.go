@@ -22,16 +22,16 @@ type link struct {
 	seen []byte // the last bytes of the client, while a trap waits
 	trap *trap  // the trap that a request has sprung
 	sent bool   // the request of the trap has passed
-	// the reply was lost: the client's end is closed, and the Wire reads the
-	// server to its end
+	// the reply was lost: the client's end is closed, and the Wire reads all of
+	// the server's bytes
 	silent bool
 	torn   bool // some bytes have vanished, or were changed
 
-	stranded bool // all bytes vanish, because of Strand
+	stranded bool // all bytes vanish because of Strand
 
 	stuck bool // requests wait, because of HoldRequest
-	// requests have waited so: the Wire must read the server to its end even if
-	// the client hangs up
+	// requests have waited this way, so the Wire must read all of the server's
+	// bytes even if the client hangs up
 	overtaken bool
 }
 
@@ -115,7 +115,7 @@ const (
 // closed when the caller should call verdict again. wire.mu is held.
 func (p *pipe) verdict() (v verdict, changed <-chan struct{}) {
 	l, w := p.link, p.link.wire
-	waiting := l.trap != nil && !l.trap.hold // for the reply to be lost
+	waiting := l.trap != nil && !l.trap.hold // must be read for the reply to be lost
 	switch {
 	case l.gone, l.silent && p.dir == Requests:
 		return isOver, nil
@@ -274,9 +274,8 @@ func (p *pipe) write(b []byte) (n int, v verdict, changed <-chan struct{}, err e
 	return n, v, nil, err
 }
 
-// settle returns when everything that was decided before in direction d has
-// taken place. It interrupts a write that is stuck because its reader does not
-// read.
+// settle returns when all earlier decisions in direction d have taken effect.
+// It interrupts a write that is stuck because its reader does not read.
 func settle(links []*link, d Direction) {
 	for _, l := range links {
 		for _, p := range []*pipe{&l.requests, &l.replies} {
@@ -334,8 +333,8 @@ func (p *pipe) end(err error) {
 		v, changed := p.verdict()
 		switch {
 		case v == isLost, v == passes && p.dir == Requests && (l.trap != nil || l.overtaken):
-			// the Wire must read the server to its end even if the client hangs
-			// up
+			// the Wire must read all of the server's bytes even if the client
+			// hangs up
 			l.lose()
 		case v == vanishes && !l.silent: // the other side does not notice before Heal
 			v, changed = waits, w.wait()
@@ -379,7 +378,7 @@ type garbler struct {
 	every int
 }
 
-// change garbles b, and returns how many bytes it changed.
+// change garbles b and returns the number of changed bytes.
 func (g *garbler) change(b []byte) (n int64) {
 	for i := range b {
 		if g.rand.IntN(g.every) == 0 {

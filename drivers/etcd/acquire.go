@@ -20,13 +20,13 @@ const pageSize = 8
 
 const (
 	againAfter = 20 * time.Millisecond // the pause before a third attempt within one Acquire
-	// how long a wait that has ended waits for its key to be deleted
+	// how long a canceled wait lasts until its key has been deleted
 	abandonFor = 50 * time.Millisecond
 )
 
 // An attempt to acquire a lock has one key and goes through these states.
 // Acquire starts the next attempt if the lease or the key is gone before the
-// lock is granted, or if the key has to name a different limit of permits.
+// lock is granted, or if the key must name a different limit of permits.
 //
 //	state     the attempt                 ends with                       next
 //	boarding  gets a lease                the lease                       asking, or trying if the request has NoWait
@@ -45,9 +45,9 @@ const (
 //	leaving   settles the key                                             the error of the call, or the next attempt
 //
 // An error in any state except boarding leads to leaving. Only hold.leave
-// settles the key, returns the lease and makes the error for the caller. It
-// knows from hold.standing whether the key may be at the server. The table
-// rules defines the modes.
+// settles the key, returns the lease and makes the error for the caller.
+// hold.standing shows whether the key may be on the server. The table rules
+// defines the modes.
 
 // Acquire implements driver.Driver.
 func (d *Driver) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, error) {
@@ -111,9 +111,9 @@ func (h *hold) board(ctx context.Context, seconds int64) (err error) {
 	return nil
 }
 
-// contend goes through the states from trying or asking on. If ctx ends at the
-// instant of the grant, a call that has not waited gets a lease, and a call
-// that has waited gets an error.
+// contend goes through the states, starting with trying or asking. If ctx ends
+// at the instant of the grant, a call that has not waited gets a lease, and a
+// call that has waited gets an error.
 func (h *hold) contend(ctx context.Context) error {
 	put := h.enqueue
 	if h.request.NoWait {
@@ -174,7 +174,7 @@ func (h *hold) try(ctx context.Context) (view, error) {
 	if missing > 0 || anyExcludes(dir, before, h.request.Mode) {
 		return view{}, final{driver.ErrLocked}
 	}
-	return h.enqueue(ctx) // keys that count may be behind this page
+	return h.enqueue(ctx) // relevant keys may be on a later page
 }
 
 // enqueue puts the key and returns a view of the keys before it. If there are
@@ -213,8 +213,7 @@ func (h *hold) enqueue(ctx context.Context) (view, error) {
 	return h.look(ctx, "") // keys that do not count fill the page
 }
 
-// newest requests only keys, the newest first: all keys of a range, or one
-// page.
+// newest requests only keys, newest first: all keys of a range, or one page.
 var (
 	newest     = clientv3.OpGet("", clientv3.WithKeysOnly(), clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortDescend))
 	newestPage = clientv3.OpGet("", clientv3.WithKeysOnly(), clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortDescend), clientv3.WithLimit(maxView))
@@ -228,7 +227,7 @@ func (h *hold) queue() clientv3.Op {
 	return h.keys().read(newestPage)
 }
 
-// plain returns the condition under which a key may contend, and any further
+// plain returns the condition under which a key may contend, and any additional
 // reads for the request that puts the key. Until the driver has met a name with
 // a record, the condition is that there is no record, because that costs the
 // server less than reading one.
@@ -246,7 +245,7 @@ func (h *hold) recordAt(dir string, answer *clientv3.TxnResponse, i int) (record
 		return record{}, nil
 	}
 	kvs := answer.Responses[i].GetResponseRange().Kvs
-	if len(kvs) > 0 && !h.rule().adds { // requests for permits read the record in any case
+	if len(kvs) > 0 && !h.rule().adds { // requests for permits always read the record
 		h.driver.recorded.Store(true)
 	}
 	return readRecord(dir, kvs)
@@ -374,12 +373,13 @@ func (h *hold) leave(ctx context.Context, err error) error {
 }
 
 // abandon deletes a key that was put, and returns cause. After the end of ctx
-// it waits for at most abandonFor; the deletion then goes on in the background.
+// it waits for at most abandonFor; the deletion then continues in the
+// background.
 func (h *hold) abandon(ctx context.Context, cause error) error {
 	d := h.driver
 	left := make(chan bool, 1)
 	d.life.EnterLate() // until the deletion has ended
-	leave := func() {  // ends when bounded ends, at the latest
+	leave := func() {  // ends when bounded ends at the latest
 		defer d.life.Leave()
 		bounded, cancel := withBound(valued{d.life.Context(), ctx}, attemptFor)
 		defer cancel()

@@ -21,19 +21,19 @@ import (
 
 const (
 	tendEvery  = 250 * time.Millisecond
-	quietFor   = time.Second      // a line that was quiet for this long is probed
-	hangsAfter = 2 * time.Second  // a line without an answer for this long is closed
+	quietFor   = time.Second      // a line that has been quiet for this long is probed
+	hangsAfter = 2 * time.Second  // a line that has not answered for this long is closed
 	hangsLast  = 16 * time.Second // the same on a server that is slow to accept lines
 	renewAfter = 2 * time.Second  // the minimum time between two renewals of all lines
 )
 
-// lines are the connections of a client that Open has made. gRPC notices a dead
-// connection only after 13 s, because it must not ping servers more often than
-// every 10 s. While requests are on their way, or callers wait for an event,
-// lines probe each quiet connection with a cheap read. They close the
+// lines are the connections of a client that Open has created. gRPC notices a
+// dead connection only after 13 s, because it must not ping servers more often
+// than every 10 s. While requests are on their way, or callers wait for an
+// event, lines probe each quiet connection with a cheap read. They close the
 // connection if no byte arrives. The library then connects again and resumes
-// its watches. Closing a connection loses no lock, because locks hang on
-// leases.
+// its watches. Closing a connection loses no lock, because locks are attached
+// to leases.
 //
 // An overloaded server is slow to accept connections too. After a slow
 // connection attempt, lines wait longer before they close the next connection.
@@ -131,7 +131,7 @@ func (ls *lines) busy() bool { return ls.asking.Load()+ls.waiting.Load() > 0 }
 // or when the driver is closed.
 func (ls *lines) run() {
 	ls.mu.Lock()
-	ls.since = time.Now() // bytes sent before this need no answer
+	ls.since = time.Now() // bytes sent earlier need no answer
 	ls.mu.Unlock()
 	tick := time.NewTicker(tendEvery)
 	defer tick.Stop()
@@ -144,7 +144,7 @@ func (ls *lines) run() {
 		if ls.tend(); ls.busy() {
 			idle = 0
 		}
-		if idle < lingerFor { // there are pauses between the tries of one call
+		if idle < lingerFor { // a call pauses between its attempts
 			continue
 		}
 		ls.running.Store(false)
@@ -154,7 +154,7 @@ func (ls *lines) run() {
 	}
 }
 
-// tend closes the lines that hang and probes quiet lines.
+// tend closes lines that hang and probes quiet lines.
 func (ls *lines) tend() {
 	ls.mu.Lock()
 	quiet, waits := false, ls.waiting.Load() > 0
@@ -218,8 +218,8 @@ func (ls *lines) failed(err error) {
 	}
 }
 
-// tracked are credentials that make each connection a line. A dialer could do
-// that too, but it would bypass the proxies of the environment.
+// tracked is a type of credentials that make each connection a line. A dialer
+// could do that too, but it would bypass the proxies of the environment.
 type tracked struct {
 	credentials.TransportCredentials
 	lines *lines
@@ -262,7 +262,7 @@ type cluster struct {
 	id     atomic.Uint64 // 0 at first
 	heard  atomic.Int64  // when it last answered
 
-	until atomic.Int64 // when the client may count on one cluster again
+	until atomic.Int64 // when the client may assume a single cluster again
 
 	mu    sync.Mutex
 	other uint64 // another cluster that has answered

@@ -38,7 +38,7 @@ func (d *Driver) watch(all watchers, name string, changed func()) (stop func()) 
 
 // The methods below are called with Server.mu held.
 
-// tell notifies w of a change, unless messages from the server do not arrive.
+// tell notifies w of a change, unless messages from the server fail to arrive.
 func (w *watcher) tell() {
 	if !w.d.isDeaf() {
 		w.changed()

@@ -247,7 +247,7 @@ func (d *Driver) MayLeave() error {
 // Leave implements driver.Leaver.
 func (d *Driver) Leave(ctx context.Context, granted driver.Lease, ttl time.Duration) error {
 	if d.enter(&d.steps) {
-		defer d.steps.Done() // otherwise Close could close a backend and end the hold before Leave
+		defer d.steps.Done() // or Close could close a backend and end the hold before Leave
 	}
 	return granted.(*lease).finish(func(p *part) error { return p.b.Driver.(driver.Leaver).Leave(ctx, p.lease, ttl) })
 }

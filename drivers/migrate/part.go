@@ -58,8 +58,8 @@ func (p *part) carry() {
 	p.session.Store(p.l.d.carry(p.b, p.lease, p.request.TTL, p.worthwhile, p.Lost))
 }
 
-// worthwhile reports whether keeping the hold alive makes sense. A lease that
-// has expired on one backend is not renewed on the other.
+// worthwhile reports whether it makes sense to keep the hold alive. A lease
+// that has expired on one backend is not renewed on the other.
 func (p *part) worthwhile() bool {
 	if !p.live() {
 		return false
@@ -84,7 +84,7 @@ func (p *part) live() bool {
 }
 
 // keep makes a session keep the hold alive until the caller leaves it, if
-// package dsync has to do so after the grant. When the hold ends, keep calls
+// package dsync must do so after the grant. When the hold ends, keep calls
 // gone.
 func (p *part) keep(gone func()) *carried {
 	if !p.renewed() {

@@ -57,9 +57,9 @@ func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error
 	return status, nil
 }
 
-// Ping implements driver.Pinger. Inspect reads pg_locks, which stops all
-// acquires and releases of locks of any kind on the server for that time. If
-// the last new connection was refused, Ping tries to connect. Otherwise an old
+// Ping implements driver.Pinger. Inspect reads pg_locks, which in the meantime
+// blocks all acquires and releases of locks of any kind on the server. If the
+// last new connection was refused, Ping tries to connect. Otherwise an old
 // connection would answer the request although no caller could wait for a name.
 func (d *Driver) Ping(ctx context.Context) error {
 	if err := d.usable(ctx); err != nil {
@@ -89,7 +89,7 @@ func (d *Driver) holders(key AdvisoryKey) []*lease {
 	return nil
 }
 
-// describe adds the driver's knowledge about a hold of its own.
+// describe adds the driver's knowledge about one of its own holds.
 func (l *lease) describe(status *driver.Status) {
 	status.Hold, status.Owner, status.Note, status.Since = l.r.Hold, l.r.Owner, l.r.Note, l.since
 	status.Mode = l.r.Mode

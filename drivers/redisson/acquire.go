@@ -15,7 +15,8 @@ import (
 	"github.com/go-dsync/dsync/internal/redistopic"
 )
 
-// backstop is the longest wait before asking again, in case a message is lost.
+// backstop is the longest wait before another request, in case a message is
+// lost.
 const backstop = 5 * time.Second
 
 // unheard is the pause of a request to read or write while the name has a hold
@@ -52,7 +53,7 @@ func (d *Driver) acquire(ctx context.Context, r *driver.Request) (*lease, error)
 		return nil, fmt.Errorf("%w: %d abandoned places in queues are not yet removed", driver.ErrUnavailable, maxGhosts)
 	}
 	// If callers of this process are already waiting for the name, listen
-	// before the first try, which then need not be repeated.
+	// before the first attempt, which then need not be repeated.
 	if !(exclusive && d.options.Fair || d.topics.Quiet()) {
 		w.topic = d.topics.JoinActive(channelOf(r.Mode, r.Name, false), groupOf(r.Mode), false)
 	}
@@ -77,7 +78,7 @@ func (d *Driver) acquire(ctx context.Context, r *driver.Request) (*lease, error)
 }
 
 // groupOf returns the group of the waiters in a mode. A waiter for permits may
-// want more permits than another one.
+// need more permits than another one.
 func groupOf(m driver.Mode) int {
 	if m == driver.Permit {
 		return redistopic.Each
@@ -115,7 +116,7 @@ func (w *waiting) listen(elsewhere bool) {
 }
 
 // leave ends the listening, and returns l and err. A caller that was woken and
-// cannot send a request passes the wake-up on. After ErrSealed it does not
+// cannot send a request passes on the wake-up. After ErrSealed it does not
 // linger, so that a migration does not count it as a waiter.
 func (w *waiting) leave(l *lease, err error, pass bool) (*lease, error) {
 	switch {
@@ -142,7 +143,7 @@ func (w *waiting) wait(ctx context.Context, refused answer) (*lease, error) {
 	d, r := w.driver, w.request
 	timer := time.NewTimer(pause(refused.left))
 	defer timer.Stop()
-	moves := false // the slot: if this caller leaves, its wake-up may be for another caller
+	moves := false // needed because, if this caller leaves, its wake-up may be for another caller
 	for {
 		if !moves {
 			w.listen(refused.code == elsewhereCode)
@@ -154,7 +155,7 @@ func (w *waiting) wait(ctx context.Context, refused answer) (*lease, error) {
 		}
 		if r.Mode == driver.Permit && r.Limit <= 0 && refused.limit > 0 {
 			own := *r
-			own.Limit = -refused.limit // counts if the limit is forgotten before this caller listens
+			own.Limit = -refused.limit // needed if the limit is forgotten before this caller listens
 			r, w.request = &own, &own
 		}
 		overdue := false

@@ -216,8 +216,9 @@ func (d *Driver) tellShortened(ctx context.Context, r *driver.Request) {
 	d.tell(ctx, channel)
 }
 
-// Watch implements driver.Watcher. The server reports the ends of holds, and no
-// grants. Fair locks cannot be watched: only the next in line is notified.
+// Watch implements driver.Watcher. The server reports the ends of holds, but no
+// grants. Fair locks cannot be watched, because only the next waiter is
+// notified.
 func (d *Driver) Watch(name string, changed func()) (stop func(), err error) {
 	if d.options.Fair {
 		return nil, fmt.Errorf("watching fair locks: %w", errors.ErrUnsupported)
@@ -225,8 +226,7 @@ func (d *Driver) Watch(name string, changed func()) (stop func(), err error) {
 	return d.topics.Watch(changed, channelOf(driver.Exclusive, name, false), channelOf(driver.Write, name, false), channelOf(driver.Permit, name, false)), nil
 }
 
-// List looks at few keys per request, so that other clients never wait for
-// long.
+// List reads few keys per request, so that other clients never wait for long.
 const (
 	scanKeys  = "250"
 	scanPause = 2500 * time.Microsecond
@@ -241,7 +241,7 @@ var escapeGlob = strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`)
 
 // List implements driver.Lister. It goes through all keys of the server, or of
 // each primary of a cluster, at most a hundred thousand a second: once for
-// locks, and once for permits. Keys that the user has no permission for are
+// locks, and once for permits. Keys for which the user has no permission are
 // left out. Names in slots of a cluster that move in the meantime may be
 // missed.
 func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[string, error] {

@@ -78,7 +78,7 @@ func (d *Driver) checkName(name string) error {
 }
 
 // sequenceOf returns the key of the sequence of tokens that all names of a slot
-// share. So nothing is left of a name. In a cluster, the key is in the same
+// share. So a name leaves nothing behind. In a cluster, the key is in the same
 // slot.
 func (d *Driver) sequenceOf(name string) string {
 	key := make([]byte, 0, 64)
@@ -136,7 +136,7 @@ var crcTable = func() (table [256]uint16) {
 }()
 
 // Read-write locks are Redisson's RReadWriteLock: see rw.lua. They share the
-// hash at their name with the plain lock, and have a channel of their own.
+// hash at their name with the plain lock, but have a separate channel.
 const (
 	readWritePrefix = "redisson_rwlock" // of the channel
 	intentPrefix    = "dsync_intent"
@@ -186,7 +186,7 @@ func channelOf(m driver.Mode, name string, elsewhere bool) string {
 }
 
 // intends reports whether a request that is not granted leaves an intent to
-// write: further readers then wait.
+// write, which makes new readers wait.
 func intends(r *driver.Request) bool { return r.Mode == driver.Write && !r.NoWait }
 
 // readWriteKeys adds the keys of the scripts for a Read or Write hold, with the

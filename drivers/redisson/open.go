@@ -19,7 +19,7 @@ import (
 )
 
 const (
-	// the interval at which the clients that Open makes read the topology
+	// the interval at which clients created by Open read the topology
 	refreshing = 10 * time.Second
 	maxReplica = 100
 )

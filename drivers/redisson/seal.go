@@ -43,7 +43,7 @@ func (d *Driver) Seal(ctx context.Context, held driver.Lease) error {
 	return err
 }
 
-// Mark implements move.Marker. The mark is a key of its own.
+// Mark implements move.Marker. The mark is a separate key.
 func (d *Driver) Mark(ctx context.Context, held driver.Lease, floor uint64) error {
 	if d.options.AllowEviction {
 		return redisdriver.ErrEvicts

@@ -64,7 +64,7 @@ func (n *node) look() error {
 	return nil
 }
 
-// bury makes sure that requests sent over the previous connection can no longer
+// bury ensures that requests sent over the previous connection can no longer
 // arrive. The connection is broken on this side, but perhaps not yet on the
 // server's.
 func (n *node) bury(before, now identity) {
@@ -106,7 +106,7 @@ func (n *node) judge(info map[string]string) {
 		n.counts.Store(now)
 		return
 	}
-	// The server counts whole seconds by a clock of whole seconds.
+	// The server reports whole seconds, by a clock with whole seconds.
 	started := now - uptime*int64(time.Second) + int64(time.Second)
 	n.counts.Store(started + int64(d.options.MaxTTL))
 }

@@ -18,8 +18,8 @@ type vote struct {
 	lease *lease
 	index uint8
 	state state
-	// to the node, since it was last asked: only once, because the second
-	// request would find the value of the first
+	// to the node since the last request; only once, because a second request
+	// would find the value of the first
 	handed bool
 	doubt  bool   // an unanswered request may have set the value, or may still set it
 	conn   uint64 // the connection of that request
@@ -109,8 +109,8 @@ func (v *vote) deletion(n *node) rueidis.Completed {
 	l := v.lease
 	onChannel := channel(l.request.Name)
 	if l.lost && !v.doubt {
-		// not the end of a hold: a message would make one waiter after the
-		// other try the same
+		// not the end of a hold: a message would only make one waiter after
+		// another repeat the attempt
 		onChannel = ""
 	}
 	return releaseScript.Call([]string{l.request.Name}, l.value, onChannel).Command(n.client.B())

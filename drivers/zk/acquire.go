@@ -62,20 +62,20 @@ type request struct {
 	paths  int // bytes of the paths of all claims
 	state  state
 	waited bool // the caller knows that it waits
-	synced bool // a write was ordered behind all that had happened before the call
+	synced bool // a write was ordered after everything that had happened before the call
 
 	// Of one session.
 	claim   *claim // the claim to be granted
-	line    *claim // the place in line, where that is another node; nil without one
+	line    *claim // the place in the queue, if that is another node; nil without one
 	asksFor *claim // claim or line
 	sent    int64  // when the request was sent whose answer is the grant
 	failed  error  // the answer that settling follows
-	doubt   *ghost // the claim that may or may not be there
+	doubt   *ghost // the claim that may or may not exist
 	record  record // of the last look
 	before  string // the node that the claim waits for, or ""
 	ahead   *watch // watches that node
-	limit   *watch // permits: of their limit, while in line
-	leases  *watch // permits: of all leases, while the first in line
+	limit   *watch // permits: of their limit, while queued
+	leases  *watch // permits: of all leases, while first in the queue
 	hold    *hold
 	err     error
 }
@@ -98,11 +98,11 @@ const (
 // rule describes how a mode affects a request.
 type rule struct {
 	part     string                 // of the path of the claim, below the node of the name
-	inLine   bool                   // the place in line is a claim of its own
+	inLine   bool                   // the place in the queue is a separate claim
 	supports func(r *request) error // the error of an unsupported request; nil: all are supported
 	begin    func(r *request) state // asking, or looking first
 	look     func(r *request) (next state, err error)
-	arm      func(r *request) (next state, err error) // prepares a wait: a place in line, watches
+	arm      func(r *request) (next state, err error) // prepares a wait: queue place, watches
 }
 
 // rules has the rule of each mode. The requests of locks, of readers and of
@@ -160,7 +160,7 @@ func (r *request) newClaim(d *Driver) {
 	}
 }
 
-// newLine makes a claim for a place in line.
+// newLine makes a claim for a place in the queue.
 func (r *request) newLine(d *Driver) *claim {
 	return &claim{session: r.session, dir: d.dir(r.asked.Name) + "/" + linePart, infix: lineInfix, mode: r.asked.Mode, count: 1, contained: true}
 }
@@ -245,8 +245,8 @@ func (r *request) ask() (state, error) {
 	return r.askAgain(), nil
 }
 
-// askAgain returns the state that requests the claim again, after nothing was
-// made.
+// askAgain returns the state that requests the claim again, after no node was
+// created.
 func (r *request) askAgain() state {
 	if r.asksFor.contained {
 		return asking
@@ -275,7 +275,7 @@ func (r *request) settle() (state, error) {
 		return r.made(node)
 	}
 	missing := *q
-	haunt(&ghost{claim: &missing}) // a server that was frozen may still carry the request out
+	haunt(&ghost{claim: &missing}) // a server that was frozen may still carry out the request
 	if err == nil && isServerError(r.failed) {
 		err = r.failed
 	}
@@ -319,9 +319,9 @@ func (r *request) enter() (state, error) {
 	return done, nil
 }
 
-// leave gives the claims back, and decides which error the caller gets. Claims
-// on a session that has ended are gone with it. A session that Close ends takes
-// its claims along. Without an answer, claims are left to the cleaner.
+// leave removes the claims, and decides which error the caller gets. Claims on
+// a session that has ended are gone with it. If Close ends the session, its
+// claims are removed too. Without an answer, claims are left to the cleaner.
 func (r *request) leave() state {
 	s, err := r.session, r.err
 	again := errors.Is(err, errOver) || errors.Is(err, errGone)

@@ -17,7 +17,7 @@ import (
 
 var _ driver.Limiter = (*Driver)(nil)
 
-// givesWayFor is how long a request may take to give leases back that were not
+// givesWayFor is how long a request may take to remove leases that were not
 // granted. See readGranted.
 const givesWayFor = 50 * time.Millisecond
 
@@ -29,12 +29,12 @@ const maxNodes = sendBuffer / 2
 // The leases of a name are ordered by their numbers. A hold has its permits if
 // the leases up to its last one do not exceed the limit. A request looks after
 // it has made its leases, so it counts all earlier grants and is counted by all
-// later requests. This is enough to enforce the limit. The line only provides
-// the order. The first contender in line makes leases when there is room, and
-// so does a newcomer that knows of no contender there. Leases that are not
+// later requests. This is enough to enforce the limit. The queue only provides
+// the order. The first contender in the queue makes leases when there is room,
+// and so does a newcomer that knows of no contender there. Leases that are not
 // granted at the first look are removed again, so that no request waits with
-// only a part of its permits. A place in line is kept until the grant: a
-// newcomer finds all earlier contenders, and gives way.
+// only some of its permits. A place in the queue is kept until the grant, so a
+// newcomer finds all earlier contenders and gives way.
 var forPermits = rule{
 	part:   "/" + leasesPart,
 	inLine: true,
@@ -67,7 +67,7 @@ func (r *request) yield() (state, error) {
 
 // lookAtPermits reads the permits. It decides whether the leases are granted
 // or, if there are none yet, whether there is room for them. At the grant the
-// request leaves the line.
+// request leaves the queue.
 func (r *request) lookAtPermits() (state, error) {
 	v, err := r.readPermits()
 	if err != nil {
@@ -97,7 +97,7 @@ func (r *request) lookAtPermits() (state, error) {
 	}
 	if v.waiting {
 		names.remove(q.dir)
-	} else { // the next request tries without a look
+	} else { // the next request tries without looking
 		names.add(q.dir)
 	}
 	if r.line != nil {
@@ -107,8 +107,8 @@ func (r *request) lookAtPermits() (state, error) {
 	return entering, nil
 }
 
-// armForPermits gets in line, or sets the watches of a request in line. A watch
-// is set before the look that it follows.
+// armForPermits joins the queue, or sets the watches of a queued request. A
+// watch is set before the look that it follows.
 func (r *request) armForPermits() (next state, err error) {
 	d := r.session.driver
 	switch {
@@ -136,8 +136,8 @@ func (r *request) armForPermits() (next state, err error) {
 func (r *request) readPermits() (v permits, err error) {
 	d, asked := r.session.driver, r.asked
 	name := d.dir(asked.Name)
-	// otherwise the server knows of nodes that the request has made, and so of
-	// all earlier ones
+	// otherwise the server knows nodes that the request has created, and so all
+	// earlier ones
 	synced := r.line == nil && r.claim.node == ""
 	for {
 		r.sent = d.now()
@@ -209,7 +209,7 @@ type permits struct {
 	leases  []contender
 	line    []string
 
-	before  string // the last contender in line before the attempt
+	before  string // the last contender in the queue before the attempt
 	waiting bool   // others are in line
 }
 
@@ -243,7 +243,7 @@ func readPermits(c *gozk.Conn, name string, synced bool) (v permits, err error) 
 	}
 	v.exists, v.version = true, stat.Version
 	v.limit, v.failed = limitOf(text)
-	if stat.NumChildren == known { // so no contender is in line, and there is no seal
+	if stat.NumChildren == known { // so the queue is empty, and there is no seal
 		return v, nil
 	}
 	children, err := list(c, name)
@@ -323,8 +323,8 @@ func (d *Driver) SetLimit(ctx context.Context, name string, limit int) error {
 
 // readGranted reads the permits of a name for Inspect. Leases beyond the limit
 // belong to permits that were granted before the limit was lowered, or to a
-// request that is about to give way. The latter are soon gone: a second look
-// omits leases that are not in both.
+// request that is about to give way. The latter are soon gone, so only leases
+// that a second look confirms are included.
 func (c caller) readGranted(name string) (v permits, err error) {
 	v, err = c.permits(name, false)
 	if err != nil || v.limit == 0 || len(v.leases) <= v.limit {
@@ -342,7 +342,7 @@ func (c caller) readGranted(name string) (v permits, err error) {
 
 // granted returns the leases in order, the number of leases that are granted
 // permits, and the number of holds of these permits. A Curator waiter that is
-// first in line has a lease beyond the limit. It comes after the granted
+// first in the queue has a lease beyond the limit. It comes after the granted
 // leases.
 func (v *permits) granted() (queue []standing, used, holders int) {
 	var children []string

@@ -13,14 +13,13 @@ const (
 	// backStop is the pause after which a waiter looks even without an event.
 	backStop = 16 * time.Second
 
-	// probeEvery is how often a waiter makes sure that the server still
-	// answers.
+	// probeEvery is how often a waiter checks that the server still answers.
 	probeEvery = time.Second
 )
 
-// forLocks is the rule of the modes whose contenders are in one line, by their
-// numbers. The node of a claim is its place in line, and a claim is granted
-// when no contender that it excludes is before it.
+// forLocks is the rule of the modes whose contenders are in one queue, by their
+// numbers. The node of a claim is its place in the queue, and a claim is
+// granted when no contender that it excludes is before it.
 var forLocks = rule{
 	begin: func(r *request) state {
 		if r.asked.NoWait && r.session.driver.nameNodes.exists(r.claim.dir) {
@@ -36,8 +35,8 @@ var forLocks = rule{
 	},
 }
 
-// lookInLine looks for the node directly before the claim's. The last watch may
-// know it, if that watch has ended.
+// lookInLine looks for the node directly before the claim's. If the last watch
+// has ended, it may know that node.
 func (r *request) lookInLine() (state, error) {
 	q := r.claim
 	if q.node == "" {
@@ -153,7 +152,7 @@ func (r *request) waitEnded() error {
 // place is the position of a node among the contenders.
 type place struct {
 	found  bool   // the node is among them
-	before string // the last node before it such that the two exclude each other, or ""
+	before string // the last node before it that excludes it, or ""
 	isLast bool   // no such node is behind the node
 	shared bool   // both the node and another one are for reading
 }
@@ -184,8 +183,8 @@ func (q *claim) placeAmong(children []string) place {
 
 // watch returns a watch of a node, which ends when the node is gone, was
 // changed, or may have been, and not before the node was seen. Waiters for the
-// same node share a watch. For permits a request is given: the server has set
-// the watch when watch returns.
+// same node share a watch. For permits the request is passed, and the server
+// has set the watch when watch returns.
 func (r *request) watch(node string, request func(*gozk.Conn, string) error) (*watch, error) {
 	s := r.session
 	bare := request != nil

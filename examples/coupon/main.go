@@ -1,8 +1,8 @@
 // Command coupon shows the purpose of a distributed lock. A shop has 50
-// coupons, and 100 buyers come at once. Each purchase reads the number of
-// coupons left, takes a moment, and writes one less. The shop opens twice,
-// without a lock and with one. Only with the lock does it issue as many coupons
-// as it had.
+// coupons, and 100 buyers arrive at once. Each purchase reads the number of
+// coupons left, takes a moment, and writes that number minus one. The shop
+// opens twice, without a lock and with one. Only with the lock does it issue as
+// many coupons as it had.
 package main
 
 import (
@@ -145,7 +145,8 @@ type result struct {
 	took time.Duration
 }
 
-// open opens the shop for one run and returns after all buyers have come.
+// open opens the shop for one run and returns after all buyers have been
+// served.
 func (o *options) open(ctx context.Context, run string, locker dsync.Locker, stderr io.Writer) (result, error) {
 	r := result{run: run}
 	file, err := os.CreateTemp("", "coupons-")

@@ -1,7 +1,7 @@
 //go:build unix
 
 // Command leader shows an elected leader and the ways in which it can end. One
-// of three nodes leads and makes the plan. The others observe the leader, and
+// of three nodes leads and writes the plan. The others observe the leader, and
 // all of them show it live on a web page. The program ends the leader in three
 // ways, and prints the time until the next one leads.
 package main

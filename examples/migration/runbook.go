@@ -120,8 +120,8 @@ func (r *runbook) phase(p string) string {
 
 func (r *runbook) say(format string, args ...any) { fmt.Fprintf(r.out, format+"\n", args...) }
 
-// run performs one step after the other. When all coupons are sold, the rest of
-// the buyers come at once.
+// run performs one step after the other. When all coupons are sold, the
+// remaining buyers arrive at once.
 func (r *runbook) run(ctx context.Context) (sale shop.Sale, err error) {
 	steps := r.steps()
 	come := 0

@@ -127,7 +127,7 @@ func (w *worker) end() error {
 	return w.err
 }
 
-// close lets sellers serve the buyers inside, and end.
+// close lets sellers serve the buyers inside, and then ends the sellers.
 func (s *staff) close(names ...string) error {
 	for _, name := range names {
 		s.mu.Lock()
@@ -202,7 +202,7 @@ func (s *staff) await(ctx context.Context, n int) error {
 	return nil
 }
 
-// sell serves buyers who come at once.
+// sell serves buyers who arrive at once.
 func (s *staff) sell(ctx context.Context, n int) error {
 	for range n {
 		s.admit()

@@ -1,4 +1,4 @@
-// Command observability is a shop whose buyers come at once and take turns
+// Command observability is a shop whose buyers arrive at once and take turns
 // under a lock. Its spans and metrics show which purchase was slow, how long it
 // waited for the lock, and which other purchase held the lock in the meantime.
 // They go to an OpenTelemetry collector, or are printed.

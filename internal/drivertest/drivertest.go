@@ -28,7 +28,7 @@ var holds atomic.Int64
 
 // Events records the events of a request.
 type Events struct {
-	waiting chan struct{} // closed by Waiting: a second call panics
+	waiting chan struct{} // closed by Waiting, so a second call panics
 	lost    chan error
 }
 

@@ -16,8 +16,8 @@ import (
 // ErrAnswer reports an answer that no script returns.
 var ErrAnswer = errors.New("the server's answer makes no sense")
 
-// unavailableCodes are the prefixes of the errors by which a server temporarily
-// refuses a command, before doing anything.
+// unavailableCodes are the prefixes of the errors with which a server
+// temporarily refuses a command, before doing anything.
 var unavailableCodes = []string{
 	"READONLY", "LOADING", "CLUSTERDOWN", "TRYAGAIN", "MASTERDOWN", "BUSY", "OOM", "MISCONF", "NOREPLICAS", "MOVED", "ASK",
 	// reached, by the node itself or with the cluster's connections; the
@@ -35,8 +35,8 @@ const deniedInScript = "The user executing the script can't"
 // unknown command of a script.
 const unknownInScript = "Unknown Redis command called from"
 
-// Fault turns the error of a request about name into the error of a call. doubt
-// reports that the request may have been executed, or may still be.
+// Fault turns the error from a request about name into the error of a call.
+// doubt reports that the request may have been executed, or may still be.
 func Fault(ctx context.Context, name string, err error) (_ error, doubt bool) {
 	if answer, ok := rueidis.IsRedisErr(err); ok {
 		return Refusal(name, answer)

@@ -8,23 +8,23 @@ import (
 	"time"
 )
 
-// A line consists of all clients that wait for one name, each with a ticket of
-// the server. It determines who tries first when the name may be free, and
-// promises nothing.
+// A line consists of all clients that wait for one name, each with a ticket
+// from the server. It determines which client tries first when the name may be
+// free, but promises nothing.
 //
-// Each client counts the releases that it receives, since the next in line is
-// granted the name after each release. A client whose turn it is tries at once.
-// A client with n clients in front of it tries when n pauses have passed
+// Each client counts the releases that it receives, because the next client in
+// line is granted the name after each release. A client whose turn it is tries
+// at once. A client with n clients ahead of it tries when n pauses have passed
 // without a message, or fewer if n is large. So a dead client delays the others
 // by a pause.
 //
 // A second message reports how long the name is held, and which ticket was
 // granted last. It is sent after a grant out of turn, a refusal in turn, and
 // each grant in a slow line. A client that is granted the name out of turn
-// makes most clients in front request a new place, so clients far back let the
-// clients in front try first, even while messages are late.
+// makes most clients ahead of it request a new place. So clients far back let
+// the clients ahead try first, even while messages are late.
 
-// Place is a place in a line, as the server reports it.
+// Place is a place in the line, as the server reports it.
 type Place struct {
 	Ticket  int64 // 0: the server keeps no line
 	Granted int64 // the last ticket that was granted the name
@@ -32,7 +32,7 @@ type Place struct {
 	Free    bool  // the name is free, and another client is before this one
 }
 
-// before returns how many clients are in front; it may be negative.
+// before returns how many clients are ahead; it may be negative.
 func (p Place) before() int64 { return p.Ticket - p.Granted - 1 }
 
 // turn is the place of a topic. It is guarded by Listener.mu.
@@ -47,8 +47,8 @@ type turn struct {
 	begin time.Time
 	pace  time.Duration // on average from a release to the next message
 	due   bool          // Wake has a value because it is the turn of the topic
-	// or because messages may have been missed, or the waiter who took the last
-	// value could not try
+	// or because messages may have been missed, or because the waiter that took
+	// the last value could not try
 	owed  bool
 	ended bool // after the last TakeTurn a release was received, and no grant after that release
 	timer *time.Timer
@@ -56,9 +56,9 @@ type turn struct {
 }
 
 const (
-	// The pause for each client in front is twice the pace, within these
-	// bounds. The lower bound is about a round trip, and the time that a
-	// message to all in a long line takes.
+	// The pause for each client ahead is twice the pace, within these bounds.
+	// The lower bound is about a round trip, plus the time that a message to
+	// all clients in a long line takes.
 	shortStep  = 2 * time.Millisecond
 	stepOfEach = 10 * time.Microsecond
 	longStep   = 30 * time.Millisecond
@@ -67,16 +67,16 @@ const (
 	// doubling of the number of clients adds manySteps pauses.
 	manySteps = 16
 
-	// longest is the longest wait of the first in line without a message. The
-	// waiters behind it wait for at most lastPauses more, and so for five
-	// seconds.
+	// longest is the longest wait of the first client in line without a
+	// message. The waiters behind it wait for at most lastPauses more, and so
+	// for five seconds.
 	longest    = 3750 * time.Millisecond
 	lastPauses = 1250 * time.Millisecond
 
 	// A message that the name is held begins with heldMark and the label of the
 	// database, if that is known. Ten digits follow with the remaining
 	// milliseconds, and six with the ticket modulo ticketsTold. To Redisson it
-	// is a number without meaning.
+	// is a meaningless number.
 	ticketsTold = 1_000_000
 	timesTold   = 10_000_000_000
 	heldMark    = "-"
@@ -87,9 +87,9 @@ const (
 	lastZeros = 16
 )
 
-// Channels belong to all databases of a server, and each database has a line of
-// its own. So messages have the label of the database: its number plus one, or
-// 0 if it is not known.
+// Channels belong to all databases of a server, but each database has its own
+// line. So messages have the label of the database: its number plus one, or 0
+// if it is not known.
 
 // Label returns the label of a database in the format of the scripts of a line.
 func Label(label int) string {
@@ -190,7 +190,7 @@ func (t *Topic) released(counts bool) {
 		return
 	}
 	if p.Free && counts && p.before() > 0 {
-		p.Granted++ // the next in line was granted the name after the previous release
+		p.Granted++ // the next client in line was granted the name after the previous release
 	}
 	t.turn.measure()
 	p.Free, t.turn.freed, t.turn.ended = true, time.Now(), true
@@ -209,8 +209,8 @@ func (t *Topic) held(left time.Duration, granted int64) {
 		since -= ticketsTold // overtaken
 	}
 	if since-1 > t.turn.most {
-		// of a later line: the ticket's line is gone, and the next attempt gets
-		// another ticket
+		// from a later line: the ticket's line is gone, and the next attempt
+		// gets another ticket
 		since = 0
 	}
 	t.turn.measure()
@@ -294,7 +294,7 @@ func (u *turn) measure() {
 	}
 }
 
-// delay returns how much time the clients in front get.
+// delay returns how much time the clients ahead get.
 func (u *turn) delay() time.Duration {
 	p := u.place
 	before := p.before()

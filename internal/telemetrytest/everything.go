@@ -12,7 +12,7 @@ import (
 	"github.com/go-dsync/dsync/drivers/memory"
 )
 
-// Everything makes everything happen to locks that telemetry reports. Spans,
+// Everything makes every event happen that telemetry reports. Spans,
 // metrics and logs go to the destinations in o. It runs in a bubble of
 // testing/synctest. The names of the locks have classes.
 func Everything(t *testing.T, o dsync.Options) {
@@ -38,7 +38,7 @@ type stage struct {
 	options dsync.Options
 	server  *memory.Server
 	mode    []dsync.LockOption // of the locks
-	alone   []dsync.LockOption // of other clients that want them
+	alone   []dsync.LockOption // of other clients that need them
 }
 
 func (s *stage) client() (*dsync.Client, *memory.Driver) {

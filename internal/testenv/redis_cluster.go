@@ -331,9 +331,9 @@ sentinel failover-timeout %[3]s 5000
 		if err := s.ping(ctx); err != nil {
 			return err
 		}
-		// Find each other soon. Do not refuse to act for half a minute because
-		// this machine was busy for two seconds. Servers before 7.0 lack the
-		// command and take longer.
+		// Find each other soon. Without this, it would refuse to act for half a
+		// minute because this machine was busy for two seconds. Servers before
+		// 7.0 lack the command and take longer.
 		_, err := s.call(ctx, "SENTINEL", "DEBUG", "PUBLISH-PERIOD", "200", "INFO-PERIOD", "500", "TILT-PERIOD", "1000")
 		if errors.As(err, new(RedisError)) {
 			return nil

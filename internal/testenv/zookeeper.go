@@ -222,7 +222,7 @@ func (s *ZooKeeperServer) says(command string) string {
 func (s *ZooKeeperServer) clean(ctx context.Context) error {
 	tick := time.NewTicker(2 * time.Millisecond)
 	defer tick.Stop()
-	for { // the server has yet to notice that the connections of clients are closed
+	for { // the server has not yet noticed that the connections of clients are closed
 		text, err := s.command(ctx, "mntr")
 		if err != nil {
 			return err

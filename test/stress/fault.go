@@ -23,7 +23,7 @@ type Fault struct {
 	long    bool // in long runs only
 	apart   bool // separates the hosts of servers, where a bed has hosts
 	jumps   bool // moves the clock by which the server ends holds
-	refuses bool // refuses requests, at the servers or in front of them
+	refuses bool // refuses requests, in the servers or in proxies
 	bounded bool // no call of a worker may exceed its time limit
 	inject  func(c *cell, i int)
 }
@@ -78,8 +78,8 @@ var Faults = []*Fault{
 }
 
 // killWorker kills a process and starts another one. Every other time, the new
-// process waits in line with all workers before the holder is killed. Then no
-// newcomer sends a request after the death, which could help the waiters.
+// process queues with all workers before the holder is killed. Then no newcomer
+// sends a request after the death, which could help the waiters.
 func killWorker(c *cell, i int) {
 	begin := func() {
 		next := c.spawn()

@@ -89,7 +89,7 @@ func crowdLeaves(c *cell, i int) {
 	joined := waiters.do("wait", c.crowded, crowdSize, limit)
 	c.joined = joined
 	if limit > 0 {
-		c.sleep(limit - joined - time.Second) // requests of this time do not count
+		c.sleep(limit - joined - time.Second) // requests during this time do not count
 	}
 	stall := watchStalls()
 	if c.bed.strain != nil {
@@ -116,7 +116,7 @@ func crowdLeaves(c *cell, i int) {
 
 // outage cuts a process with waiters off from the servers for a while. It
 // cancels the waiters during the outage or after it. Their places in a queue
-// must be released before other clients have to wait for these places to
+// must be released before other clients would have to wait for these places to
 // expire.
 func outage(d time.Duration, canceled bool) func(*cell, int) {
 	return func(c *cell, i int) {

@@ -24,8 +24,8 @@ const (
 // locks with Redisson.
 const (
 	Fenced = "3.19.0" // RFencedLock exists
-	// sharded channels in a cluster, if the client happens to see that the
-	// cluster has them
+	// sharded channels in a cluster, if the client happens to notice that the
+	// cluster supports them
 	Sharded    = "3.22.0"
 	SeesShards = "3.28.0" // every client sees them
 	// a waiter of the fair lock sends another request at the end of a lease

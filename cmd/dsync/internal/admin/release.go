@@ -72,8 +72,8 @@ Exit status
 // ErrDeclined is returned if the user does not answer yes.
 var ErrDeclined = errors.New("not released")
 
-// releaseShown ends the displayed hold. It asks the user first unless yes is
-// set.
+// releaseShown ends the displayed hold. Unless yes is set, it first asks the
+// user.
 func releaseShown(c *cobra.Command, b *cli.Backend, name, hold string, yes bool) error {
 	err := Release(c.Context(), b, name, func(r *Report) error {
 		if err := r.write(c.OutOrStdout()); err != nil {

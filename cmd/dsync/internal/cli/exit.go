@@ -35,9 +35,9 @@ type statusRow struct {
 	status, meaning string
 }
 
-// statuses is the table of docs/command.md. The help of run has the rows of
-// run, too. The help of every other command describes its rows in its own
-// words.
+// statuses is the table of docs/command.md. The help of run shows the rows of
+// run, too. The help of every other command describes its exit statuses in its
+// own words.
 var statuses = [...]statusRow{
 	{true, "0-255", "the command has ended with this status"},
 	{true, "128+n", "the command was ended by signal n, or dsync was before it started the command"},

@@ -57,7 +57,7 @@ type pairsMeasure struct {
 type examination struct {
 	raw     string
 	url     *driver.URL
-	name    string // of the lock that is acquired, and the prefix of names used to try rights
+	name    string // of the lock that is acquired, and the prefix of names used to test rights
 	connect time.Duration
 	undo    func() // removes what the driver has created; may be nil
 	report  doctorReport
@@ -132,8 +132,8 @@ Exit status
 	return c
 }
 
-// examine inspects the backend of a URL. The connect duration limits each part
-// of it.
+// examine inspects the backend of a URL. Each part takes at most the connect
+// duration.
 func examine(ctx context.Context, raw, name string, connect time.Duration) *doctorReport {
 	x := &examination{raw: raw, name: name, connect: connect}
 	x.url, _ = driver.ParseURL(raw) // checked before

@@ -121,9 +121,9 @@ func (x *examination) etcdNumber(n int) {
 	}
 }
 
-// etcdRights tries the operations of the driver. The puts and deletes are in
-// transaction branches that are never executed, but the server checks their
-// permissions anyway.
+// etcdRights tests the rights for the driver's operations. The puts and deletes
+// are in transaction branches that are never executed, but the server checks
+// their permissions anyway.
 func (x *examination) etcdRights(ctx context.Context, client *clientv3.Client) {
 	ctx, cancel := context.WithTimeout(ctx, x.connect)
 	defer cancel()

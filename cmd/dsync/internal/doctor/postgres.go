@@ -44,7 +44,7 @@ func examinePostgres(ctx context.Context, x *examination) bool {
 	err = s.examine(ctx)
 	closing, cancel := context.WithTimeout(context.Background(), cli.CloseLimit)
 	defer cancel()
-	_ = conn.Close(closing) // before the driver needs connections of its own
+	_ = conn.Close(closing) // before the driver needs its own connections
 	if err != nil {
 		x.bad(fault, "reach", fmt.Sprintf("%s does not answer as PostgreSQL does: %v", host, err), "see the message", seePostgres)
 	}
@@ -226,7 +226,7 @@ func (s *postgresServer) version(f map[string]string) {
 
 func (s *postgresServer) state(f map[string]string) {
 	if f["standby"] == "t" {
-		// Locks and tokens of read-only transactions are as good as any others.
+		// Locks and tokens work just as well in read-only transactions.
 		s.x.bad(fault, "read-only", s.host+" is a standby: its locks are separate from the locks of the primary, and it issues no tokens",
 			"the address of the primary in the URL; among several hosts the driver finds it", seePostgres)
 	}

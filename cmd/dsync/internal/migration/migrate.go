@@ -24,7 +24,7 @@ import (
 // command's interface.
 type report interface{ about() *heading }
 
-// heading is the beginning of every report.
+// heading is the first part of every report.
 type heading struct {
 	From  string `json:"from"`
 	To    string `json:"to"`
@@ -203,7 +203,8 @@ func (f *pairFlags) with(ctx context.Context, do func(*pair) error) (err error) 
 	return do(p)
 }
 
-// withBoth is with, for a migration that no program has to take part in.
+// withBoth is like with, for a migration in which no program needs to take
+// part.
 func (f *pairFlags) withBoth(ctx context.Context, do func(*pair, *migrate.Driver) error) error {
 	return f.with(ctx, func(p *pair) error {
 		m, err := migrate.New(p.from, p.to, f.options(p)) // is not closed: p is

@@ -65,7 +65,7 @@ PostgreSQL shows the application_name of sessions, which begins with migrate- fo
 	})
 }
 
-// look inspects names, and repeats that for a while.
+// look inspects names repeatedly for a while.
 func (r *statusReport) look(ctx context.Context, f *pairFlags, names []string, lasting time.Duration) error {
 	if lasting < 0 {
 		return cli.Usage(fmt.Errorf("--for %v is negative", lasting))
@@ -131,7 +131,7 @@ func (r *statusReport) write(w io.Writer, gate bool) error {
 	return nil
 }
 
-// writeBehind writes which client is behind at a name, if any.
+// writeBehind writes the client of a name that is behind, if any.
 func (r *nameReport) writeBehind(w io.Writer) {
 	if r.Behind != "" {
 		fmt.Fprintf(w, "behind: %s: %s\n", cli.Show(r.Name), r.Behind)

@@ -145,7 +145,8 @@ func keepsOthersOut(raw string) error {
 	return nil
 }
 
-// find returns the file of a command, before any wait for a lock.
+// find returns the executable of a command. It is called before any wait for a
+// lock.
 func find(command string) (string, error) {
 	path, err := exec.LookPath(command)
 	switch {

@@ -87,7 +87,7 @@ func (r *runner) elect(ctx context.Context) error {
 		var done ending
 		err := dsync.Elect(ctx, locker, r.name, func(_ context.Context, term *dsync.Lease) error {
 			if done = r.under(ctx, term); done.err != nil {
-				end() // even if the lock is lost: another term would be no better
+				end() // even if the lock is lost, because another term would end the same way
 			} else if done.lost != nil {
 				r.say("%v", cli.Exit(cli.ExitLost, done.lost))
 			}
@@ -110,7 +110,7 @@ func (r *runner) elect(ctx context.Context) error {
 	}
 }
 
-// options returns the options of a waiting call, if the wait has a bound.
+// options returns the options of a call that waits for a limited time.
 func (r *runner) options(left time.Duration) []dsync.LockOption {
 	var opts []dsync.LockOption
 	if r.wait > 0 {
