@@ -246,7 +246,7 @@ func (l *Lease) extend(ctx context.Context, d time.Duration) error {
 	h := l.hold
 	k := h.lock
 	if !l.fixed {
-		return fmt.Errorf("the lease is renewed by itself: %w", errors.ErrUnsupported)
+		return fmt.Errorf("the lease is renewed automatically: %w", errors.ErrUnsupported)
 	}
 	if err := k.client.checkTTL(d); err != nil {
 		return err

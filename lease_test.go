@@ -255,7 +255,7 @@ func TestTextsOfRefusals(t *testing.T) {
 		defer cancel()
 		_, nested := c.TryLock(ctx, "x")
 		for want, err := range map[string]error{
-			`dsync: extend "x": the lease is renewed by itself: unsupported operation`:        l.Extend(ctx, time.Minute),
+			`dsync: extend "x": the lease is renewed automatically: unsupported operation`:        l.Extend(ctx, time.Minute),
 			`dsync: lock "x": locked by another owner: the caller's own lease holds the name`: nested,
 		} {
 			if err == nil || err.Error() != want {

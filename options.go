@@ -278,13 +278,13 @@ func (c *Client) checkLeave(r request) error {
 	case r.atLeast < 0:
 		return fmt.Errorf("HoldAtLeast(%v) is negative", r.atLeast)
 	case !leaves:
-		return fmt.Errorf("HoldAtLeast: backend %s keeps no hold without its client: %w", c.info.Name, errors.ErrUnsupported)
+		return fmt.Errorf("HoldAtLeast: backend %s cannot keep a hold without its client: %w", c.info.Name, errors.ErrUnsupported)
 	case r.owner != nil:
 		return fmt.Errorf("HoldAtLeast through an Owner: %w", errors.ErrUnsupported)
 	case r.mode == driver.Read:
 		return fmt.Errorf("HoldAtLeast of a Read: %w", errors.ErrUnsupported)
 	case !r.fixed || r.ttl < r.atLeast:
-		return fmt.Errorf("HoldAtLeast(%v) needs ExpireAfter of as much or more: without its holder the backend keeps the name no longer", r.atLeast)
+		return fmt.Errorf("HoldAtLeast(%v) needs ExpireAfter with at least that time: without its holder, the backend keeps the name no longer", r.atLeast)
 	}
 	return nil
 }

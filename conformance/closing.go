@@ -26,7 +26,7 @@ var closingChecks = []check{
 
 // laterClosingChecks build on the checks of modes.
 var laterClosingChecks = []check{
-	{"closing/modes", "Close ends all holds of its client in every mode, also several holds of one name, and no hold of another client.", closeEndsHoldsInModes},
+	{"closing/modes", "Close ends all holds of its client in every mode, including several holds of one name, but no hold of another client.", closeEndsHoldsInModes},
 	{"closing/behind", "When Close ends a wait for a Write or Exclusive hold, or for many permits, the requests behind it continue.", closeLetsOthersPass},
 }
 
@@ -208,7 +208,7 @@ func closeLetsOthersPass(e *env) error {
 	if len(ways) == 0 {
 		e.end(&refusedError{"other modes than Exclusive"})
 	}
-	e.together("requests behind a wait that Close ends", len(ways), func(i int) error { return ways[i]() })
+	e.together("requests behind a wait that Close ended", len(ways), func(i int) error { return ways[i]() })
 	return nil
 }
 
@@ -304,7 +304,7 @@ func closeWhileHung(e *env) error {
 
 // The check of remains that clients leave on the backend.
 var remainsChecks = []check{
-	{"closing/remains", "After Close nothing is left on the backend of a client and of the names that only this client has used, except what later tokens, limits, seals and latches need.", closeLeavesNothing},
+	{"closing/remains", "After Close nothing of a client, or of names that only this client has used, is left on the backend, except the state that later tokens, limits, seals and latches need.", closeLeavesNothing},
 }
 
 // remains returns everything that clients have on the backend, sorted.
@@ -409,10 +409,10 @@ func (e *env) useLatchAndWatch(a, b *rawDriver) {
 
 // The checks of calls that are under way when Close begins.
 var crossingChecks = []check{
-	{"crossing/changes", "A change that Close crosses returns nil or ErrUnknown if the backend has carried it out, and not nil if it has not.", closeCrossesChanges},
-	{"crossing/questions", "A query that Close crosses returns a true answer or an error.", closeCrossesQuestions},
-	{"crossing/requests", "A request for a hold, a renewal or a Pass that Close crosses returns, and leaves nothing held.", closeCrossesRequests},
-	{"crossing/waits", "Close ends a wait for a latch at once, also during a query or a watch, and the wait returns nil only if the latch is gone.", closeCrossesWaits},
+	{"crossing/changes", "A change during which Close begins returns nil or ErrUnknown if the backend has carried it out, and does not return nil otherwise.", closeCrossesChanges},
+	{"crossing/questions", "A query during which Close begins returns a true answer or an error.", closeCrossesQuestions},
+	{"crossing/requests", "A request for a hold, a renewal or a Pass during which Close begins returns, and leaves nothing held.", closeCrossesRequests},
+	{"crossing/waits", "Close ends a wait for a latch at once, even during a query or a watch, and the wait returns nil only if the latch is gone.", closeCrossesWaits},
 	{"crossing/leave", "Close does not end a hold whose Leave is under way, and Leave then does not return ErrNotHeld.", closeCrossesLeave},
 }
 
@@ -603,9 +603,9 @@ func closeCrossesChanges(e *env) error {
 		}
 		switch {
 		case carriedOut && err != nil && !errors.Is(err, driver.ErrUnknown):
-			return fmt.Errorf("%s by %s was carried out, and returned %q when Close crossed it, want nil or ErrUnknown", c.what, d.label, err)
+			return fmt.Errorf("%s by %s was carried out, and returned %q when Close began during it, want nil or ErrUnknown", c.what, d.label, err)
 		case !carriedOut && !c.ends && err == nil:
-			e.poll(c.what+" returned nil when Close crossed it, so it is carried out", func() error {
+			e.poll(c.what+" returned nil when Close began during it, so it must be carried out", func() error {
 				if c.done() {
 					return nil
 				}
@@ -646,7 +646,7 @@ func closeCrossesQuestions(e *env) error {
 				names = append(names, n)
 			}
 			if !slices.Contains(names, name) {
-				return fmt.Errorf("the driver lists %q without an error, and not %q, which %s holds", names, name, holder.label)
+				return fmt.Errorf("the driver lists %q without an error, but not %q, which %s holds", names, name, holder.label)
 			}
 			return nil
 		})
@@ -713,7 +713,7 @@ func closeCrossesRequests(e *env) error {
 	}
 	return e.crossAll(makers, func(d *rawDriver, c *crossed, _ bool, _ error) error {
 		if err := e.isFree(c.name); err != nil {
-			return fmt.Errorf("after a Close of %s that crossed %s: %w", d.label, c.what, err)
+			return fmt.Errorf("after a Close of %s that began during %s: %w", d.label, c.what, err)
 		}
 		return nil
 	})
@@ -782,7 +782,7 @@ func closeCrossesLeave(e *env) error {
 		return err
 	}
 	if err := e.outsider().refused(h.Name); err != nil {
-		return fmt.Errorf("after a Close that crossed Leave: %w", err)
+		return fmt.Errorf("after a Close that began during Leave: %w", err)
 	}
 	return nil
 }

@@ -283,7 +283,7 @@ func (c check) result(t *testing.T, h Harness) result {
 	r := run(t)
 	for i := 1; i < tries && r.stalled != "" && !r.byHarness(); i++ {
 		h.TTL = 2 * cmp.Or(h.TTL, defaultTTL)
-		t.Logf("%s; once more, with Harness.TTL %v", r.stalled, h.TTL)
+		t.Logf("%s; again, with Harness.TTL %v", r.stalled, h.TTL)
 		r = run(t)
 	}
 	return r

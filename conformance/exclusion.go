@@ -13,7 +13,7 @@ import (
 
 var exclusionChecks = []check{
 	{"exclusion/free", "A free name is granted at once, to any client.", free},
-	{"exclusion/clients", "While one client holds a name, no other client is granted it, however often it tries.", clientsExclude},
+	{"exclusion/clients", "While one client holds a name, no other client is granted it, no matter how often it tries.", clientsExclude},
 	{"exclusion/requests", "Two requests of one client for one name exclude each other.", requestsExclude},
 	{"exclusion/equal-owners", "Two requests with the same Owner exclude each other: only Hold identifies a request.", equalOwnersExclude},
 	{"exclusion/race", "If many clients request a free name at once, at most one is granted it.", raceOfClients},

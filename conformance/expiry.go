@@ -14,10 +14,10 @@ import (
 // These checks cover leases that no client releases, and the moment at which
 // other clients can acquire the name.
 var expiryChecks = []check{
-	{"expiry/not-early", "No other client is granted a name before the lease of its holder expires, however often it tries.", notBeforeExpires},
+	{"expiry/not-early", "No other client is granted a name before the lease of its holder expires, no matter how often it tries.", notBeforeExpires},
 	{"expiry/waiters", "When leases end without a release, the waiters are granted the name one after the other, and not before.", expiryServesWaiters},
-	{"expiry/extend", "Extend moves the end of a lease at the backend too, later or earlier, and never revives an ended lease.", extendMovesEnd},
-	{"expiry/abandoned", "The lease of a client that is gone ends without its help, and not before Expires.", abandonedLeaseEnds},
+	{"expiry/extend", "Extend also moves the end of a lease on the backend, later or earlier, and never revives an ended lease.", extendMovesEnd},
+	{"expiry/abandoned", "The lease of a client that is gone ends by itself, but not before Expires.", abandonedLeaseEnds},
 	{"expiry/holder-first", "A holder is notified that its lease has ended before another client is granted the name, even over a slow connection.", holderKnowsFirst},
 	{"expiry/bounds", "Whatever the TTL of a lease, and however it was set, other clients get the name between its Expires and Info.LateFor after it.", endsInBounds},
 	{"expiry/race", "If many clients try when a lease expires, at most one is granted the name, and none before its deadline.", raceAtExpiry},
@@ -47,7 +47,7 @@ func (h *holding) overBefore(next *request) error {
 // request that was done first.
 func (e *env) first(of []*request) int {
 	done := -1
-	e.until("one of the waiters is granted the name", func() bool {
+	e.until("a waiter is granted the name", func() bool {
 		for i, r := range of {
 			if r.isDone() && (done < 0 || r.at.Before(of[done].at)) {
 				done = i
@@ -108,7 +108,7 @@ func (e *env) lineBehindLease() (*request, []*request) {
 			r.cancel()
 		}
 	}
-	e.endf("a lease has ended before two clients wait for its end, however long it is")
+	e.endf("a lease of any length has ended before two clients wait for its end")
 	return nil, nil
 }
 
@@ -138,7 +138,7 @@ func extendMovesEnd(e *env) error {
 		}
 	}
 	if d := held[1].Deadline(); d.After(time.Now().Add(short)) {
-		return fmt.Errorf("the deadline is %v away after a lease was made to end in %v", time.Until(d), short)
+		return fmt.Errorf("the deadline is %v away after a lease was set to end in %v", time.Until(d), short)
 	}
 	if d := held[0].Deadline(); !d.After(called.Add(short)) && !e.driverInfo().KeepsAlive {
 		return fmt.Errorf("the deadline is at %s after a lease was extended by %v at %s", e.events.at(d), e.allowed(short*3/2), e.events.at(called))

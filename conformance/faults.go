@@ -19,9 +19,9 @@ var faultChecks = []check{
 	{"faults/late-answer", "Expires counts from before the request was sent, never from the arrival of the answer.", lateAnswer},
 	{"faults/lost-acquire", "If the answer to an Acquire is lost, the hold that it may have made is removed. The error matches ErrUnknown unless no hold is left at once.", lostAcquire},
 	{"faults/lost-release", "A release whose answer was lost frees the name, and repeating it does not affect the next holder.", lostRelease},
-	{"faults/one-release", "One release that gets no answer ends no other hold of its client.", oneReleaseEndsOneHold},
+	{"faults/one-release", "A release that gets no answer does not end another hold of its client.", oneReleaseEndsOneHold},
 	{"faults/lost-grant", "A lease that comes after a lost answer counts from the request that was carried out: no other client gets the name before its Expires.", lostGrant},
-	{"faults/lost-renewal", "A renewal for less moves Expires before another client can benefit from it, even if its answer is late or lost.", lostRenewal},
+	{"faults/lost-renewal", "A renewal for a shorter time moves Expires before another client can benefit from it, even if its answer is late or lost.", lostRenewal},
 	{"faults/clean-up", "Remains of failed requests are cleaned up long before their TTL ends, even if the backend is out of reach for a while.", cleanUpGoesOn},
 	{"faults/many", "A bounded number of goroutines cleans up the remains of many failed requests.", fewCleanUps},
 }
@@ -61,7 +61,7 @@ func oneReleaseEndsOneHold(e *env) error {
 			return fmt.Errorf("after the release of another hold, which got no answer, %s was notified that it lost %q: %w", d.label, other.Name, causes[0])
 		}
 		if err := other.tryRelease(e.ctx); err != nil {
-			return fmt.Errorf("the release of a hold of %s, after that of another one got no answer: %w", d.label, err)
+			return fmt.Errorf("the release of a hold of %s, after the release of another hold got no answer: %w", d.label, err)
 		}
 	}
 	return nil
@@ -86,7 +86,7 @@ func cutOff(e *env) error {
 		_, err := c.ask(ctx, try, name)
 		ended := isNoAnswer(err) || errors.Is(err, context.DeadlineExceeded)
 		if !ended || errors.Is(err, dsync.ErrLocked) {
-			return fmt.Errorf("%s, which is cut off, got %q, want ErrUnavailable, ErrUnknown or the error of its context, and not ErrLocked", c.label, outcome(err))
+			return fmt.Errorf("%s, which is cut off, got %q, want ErrUnavailable, ErrUnknown or the error of its context, but not ErrLocked", c.label, outcome(err))
 		}
 	}
 	c.heal()
@@ -581,8 +581,8 @@ func vanishedRelease(e *env) error {
 // The checks of a backend that answers and refuses work, because its disk is
 // full, it has become read-only, or the client has lost its rights.
 var refusalChecks = []check{
-	{"refusal/requests", "A backend that refuses new holds does not look like a lock that another client holds: Acquire returns another error or waits, leaves nothing behind, and a waiter is served in the end.", refusalIsNoHold},
-	{"refusal/holds", "A backend that refuses requests does not look like the end of a hold: no call about the hold returns ErrNotHeld, Inspect and List do not omit it, and it can be released in the end.", refusalIsNoEnd},
+	{"refusal/requests", "A backend that refuses new holds does not look like a lock that another client holds: Acquire returns a different error or waits, leaves nothing behind, and a waiter is served eventually.", refusalIsNoHold},
+	{"refusal/holds", "A backend that refuses requests does not look like the end of a hold: no call about the hold returns ErrNotHeld, Inspect and List do not omit it, and it can be released eventually.", refusalIsNoEnd},
 	{"refusal/changes", "A change of a latch or a limit that the backend refuses does not return nil, and a change that returns ErrUnavailable was not carried out.", refusalIsNoChange},
 }
 
@@ -778,7 +778,7 @@ func refusalIsNoChange(e *env) error {
 		latch("SetLatch", 0, 3, func(ctx context.Context, name, id string) error {
 			set, err := own.SetLatch(ctx, name, id, 3)
 			if err == nil && !set {
-				return errors.New("there is a latch, which no client has set")
+				return errors.New("there is a latch that no client has set")
 			}
 			return err
 		})
@@ -824,7 +824,7 @@ func refusalIsNoChange(e *env) error {
 	for _, c := range changes {
 		notDone := errors.Is(c.err, driver.ErrUnavailable) && !errors.Is(c.err, driver.ErrUnknown)
 		if done := c.done(); done && notDone || !done && c.err == nil {
-			return fmt.Errorf("%s by %s returned %q when the backend refused requests, and carried out is %t", c.what, d.label, outcome(c.err), done)
+			return fmt.Errorf("%s by %s returned %q when the backend refused requests, and was carried out: %t", c.what, d.label, outcome(c.err), done)
 		}
 	}
 	return nil

@@ -12,12 +12,12 @@ import (
 
 // The checks of drivers whose holds can outlive their client: driver.Leaver.
 var leavingChecks = []check{
-	{"leaving/time", "A hold that was left keeps others out until its time, and ends then. Its tokens stay below those of later leases.", leftHoldEndsInTime},
+	{"leaving/time", "A hold that was left excludes other clients until its time, and then ends. Its tokens stay below those of later leases.", leftHoldEndsInTime},
 	{"leaving/close", "Close does not end a hold that was left.", leftHoldOutlivesClose},
 	{"leaving/lease", "The lease of a hold that was left has ended: it renews nothing and releases nothing.", leftLeaseIsOver},
-	{"leaving/bounds", "A hold that was left ends its time after the call of Leave, and at the latest Info.LateFor after that, in every mode, however crooked the time is, and whether it is shorter or longer than the rest of the lease. A waiter finds out.", leftHoldEndsInBounds},
-	{"leaving/readers", "Leave of one reader's hold does not change the end of another reader's hold, and keeps no other reader out.", leftReaderEndsAlone},
-	{"leaving/over", "Leave of a hold that has ended returns ErrNotHeld. It does not bring the hold back, and does not touch a later hold.", leaveComesTooLate},
+	{"leaving/bounds", "A hold that was left ends its time after the call of Leave, and at the latest Info.LateFor after that, in every mode, even if the time is not a round number, and whether it is shorter or longer than the rest of the lease. A waiter notices the end.", leftHoldEndsInBounds},
+	{"leaving/readers", "Leave of one reader's hold does not change the end of another reader's hold, and does not exclude other readers.", leftReaderEndsAlone},
+	{"leaving/over", "Leave of a hold that has ended returns ErrNotHeld. It does not revive the hold, and does not affect a later hold.", leaveComesTooLate},
 	{"leaving/force", "ForceUnlock ends a hold that was left, and wakes a waiter.", leftHoldEndsByForce},
 	{"leaving/seen", "Inspect and List report a hold that was left, and a watch reports its end.", leftHoldIsSeen},
 	{"leaving/no-answer", "After a Leave without an answer, the hold ends at its time or at the end of its lease. The driver does not end it earlier.", leaveWithoutAnswer},
@@ -238,7 +238,7 @@ func leftReaderEndsAlone(e *env) error {
 			return end.isMet(e, "a reader's hold that was left, after the end of another reader's lease")
 		})
 	}
-	e.together("readers one of whom leaves its hold", len(ways), func(i int) error { return e.punctual(ways[i]) })
+	e.together("readers, one of which leaves its hold", len(ways), func(i int) error { return e.punctual(ways[i]) })
 	return nil
 }
 

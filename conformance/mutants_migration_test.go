@@ -376,7 +376,7 @@ var migrationBackMutants = []mutant{
 	{check: "migration/unseal-lost", breaks: "an Unseal whose answer was lost counts as none", mutate: breakUnseal(notUnknown)},
 	{
 		check:  "migration/unseal-lost",
-		breaks: "a Loosen whose answer was lost has set the name free",
+		breaks: "a Loosen whose answer was lost has freed the name",
 		mutate: breakLoosen(func(d *memory.Driver, ctx context.Context, name, id string, floor uint64) error {
 			err := d.Loosen(ctx, name, id, floor)
 			if errors.Is(err, driver.ErrUnknown) {

@@ -12,7 +12,7 @@ import (
 
 var orderChecks = []check{
 	{"order/served", "All waiters for a name are granted it in turn.", allAreServed},
-	{"order/clients", "Clients that wait for a name are granted it in the order in which they came, also after they have waited for longer than their TTLs.", clientsInOrder},
+	{"order/clients", "Clients that wait for a name are granted it in the order of arrival, even after they have waited for longer than their TTLs.", clientsInOrder},
 	{"order/arrival", "All waiters for a name are granted it in the order of arrival.", arrivalsInOrder},
 	{"order/canceled", "A waiter that gives up does not change the order of the others.", cancelKeepsOrder},
 	{"order/newcomers", "A newcomer does not overtake waiters.", newcomersDoNotOvertake},
@@ -22,7 +22,7 @@ var orderChecks = []check{
 // next returns the index of the request that is granted first, and releases it.
 func (e *env) next(left []*request) int {
 	granted := -1
-	e.until("one of the waiters is granted the name", func() bool {
+	e.until("a waiter is granted the name", func() bool {
 		for i, r := range left {
 			if r.isDone() {
 				granted = i
@@ -39,7 +39,7 @@ func (e *env) next(left []*request) int {
 func (e *env) inOrder(waiters []*request) error {
 	for left := waiters; len(left) > 0; left = left[1:] {
 		if i := e.next(left); i != 0 {
-			return fmt.Errorf("%s was granted the name before %s, which came earlier", left[i].driver.label, left[0].driver.label)
+			return fmt.Errorf("%s was granted the name before %s, which arrived earlier", left[i].driver.label, left[0].driver.label)
 		}
 	}
 	return nil
@@ -340,7 +340,7 @@ func tokensAreKept(e *env) error {
 	first, n := h.lease.Tokens()
 	keep := func() error {
 		if err := untap(h.lease).KeepTokens(e.ctx); err != nil {
-			return fmt.Errorf("KeepTokens of a lease that is held returned %q, want nil", outcome(err))
+			return fmt.Errorf("KeepTokens of a held lease returned %q, want nil", outcome(err))
 		}
 		return nil
 	}
@@ -369,10 +369,10 @@ type blockEvents struct {
 func (b *blockEvents) Tokens() int { return b.n }
 
 var scaleChecks = []check{
-	{"scale/held", "A client holds 1000 names at once, each of them excludes others.", manyHeld},
+	{"scale/held", "A client holds 1000 names at once, and each of them excludes other clients.", manyHeld},
 	{"scale/goroutines", "A held lock costs no goroutine.", heldWithoutGoroutines},
-	{"scale/waiters", "Of 1000 calls that wait for one name each is granted it once.", manyWaiters},
-	{"scale/gone", "Finished waits leave no goroutines behind: neither 1000 that were granted the name, nor 1000 that were given up.", waitsAreGone},
+	{"scale/waiters", "If 1000 calls wait for one name, each of them is granted it once.", manyWaiters},
+	{"scale/gone", "Finished waits leave no goroutines behind: neither 1000 waits that were granted the name, nor 1000 that were canceled.", waitsAreGone},
 }
 
 const many = 1000

@@ -158,7 +158,7 @@ func (d *rawDriver) refused(name string, opts ...option) error {
 		return fmt.Errorf("%s was granted %q while there was another hold", d.label, name)
 	}
 	if !errors.Is(r.err, driver.ErrLocked) {
-		return fmt.Errorf("%s was told %q when there was another hold of %q, want an error that matches ErrLocked", d.label, outcome(r.err), name)
+		return fmt.Errorf("%s got %q when there was another hold of %q, want an error that matches ErrLocked", d.label, outcome(r.err), name)
 	}
 	return nil
 }
@@ -255,7 +255,7 @@ func (r *request) lost() []error {
 func (e *env) isFree(name string) error {
 	r := e.outsider().acquire(name, noWait)
 	if r.lease == nil {
-		return fmt.Errorf("a client that tries to take %q, which should be free, gets: %w", name, r.err)
+		return fmt.Errorf("a client that tries to acquire %q, which should be free, gets: %w", name, r.err)
 	}
 	r.release()
 	return nil

@@ -21,7 +21,7 @@ import (
 var stormChecks = []check{
 	{"storm/calm", "Under any load, claims never overlap, tokens rise, the order is kept, and no client waits forever.", calmStorm},
 	{"storm/faults", "The same holds while clients are cut off, hang, are slow and lose answers.", faultyStorm},
-	{"storm/server", "The same holds while the server stops answering for longer than the TTL. After its restart every client can lock again.", serverStorm},
+	{"storm/server", "The same holds while the server stops answering for longer than the TTL. After its restart, every client can lock again.", serverStorm},
 }
 
 var seedFlag = flag.Uint64("conformance.seed", 0, "seed of the storms of package conformance; 0: a new one each time")

@@ -313,7 +313,7 @@ func (l *tapLease) renewed(began time.Time, err error) {
 	l.tap.env.stalls.answered(began, err)
 	if err != nil {
 		l.tap.mu.Lock()
-		l.tap.renewal = fmt.Sprintf("the last renewal that failed, at %s, got %q", l.tap.env.events.at(time.Now()), err)
+		l.tap.renewal = fmt.Sprintf("the last failed renewal, at %s, got %q", l.tap.env.events.at(time.Now()), err)
 		l.tap.mu.Unlock()
 	}
 	l.add("renew: %s, until %s", outcome(err), l.tap.env.events.at(l.Expires()))

@@ -13,11 +13,11 @@ import (
 // The checks of leases that are renewed by package dsync or by the driver
 // itself.
 var watchdogChecks = []check{
-	{"watchdog/keeps", "A lease is held for many TTLs, while other clients try and wait.", heldForLong},
+	{"watchdog/keeps", "A lease stays held for many TTLs while other clients try and wait.", heldForLong},
 	{"watchdog/removed", "A renewal never revives a removed hold, although the name is free again, and the holder is notified.", removedStaysRemoved},
-	{"watchdog/many", "All leases of a client are renewed, however many, and one that is gone does not stop the others.", allAreRenewed},
+	{"watchdog/many", "All leases of a client are renewed, however many there are, and a lost lease does not stop the others.", allAreRenewed},
 	{"watchdog/transient", "A lease survives faults that are shorter than it.", survivesShortFaults},
-	{"watchdog/unreachable", "A holder that cannot renew loses its lease before anybody else is granted the name.", lostWhenUnreachable},
+	{"watchdog/unreachable", "A holder that cannot renew loses its lease before another client is granted the name.", lostWhenUnreachable},
 	{"watchdog/ends", "Nothing is renewed after Unlock: the name stays free.", renewalEnds},
 }
 
@@ -166,7 +166,7 @@ func lostWhenUnreachable(e *env) error {
 			return err
 		}
 		a.heal()
-		return next.keeps("the loss of the one before")
+		return next.keeps("the loss of the previous lease")
 	})
 }
 
@@ -215,10 +215,10 @@ func removedStaysRemoved(e *env) error {
 // driver.KeepAliveReporter.
 var keepAliveChecks = []check{
 	{"keepalive/outage", "A driver that reports its keep-alives reports an outage before the outage costs a lease.", outageIsTold},
-	{"keepalive/cut", "A driver whose connections break reports that it cannot keep a session alive before it reports a lease lost for that.", brokenConnectionIsTold},
+	{"keepalive/cut", "A driver whose connections break reports that it cannot keep a session alive before it reports a lease as lost for that reason.", brokenConnectionIsTold},
 	{"keepalive/session", "The end of its session that a lease reports counts from before the request was sent, and the TTL that it reports is how long the session lasts.", sessionIsAsTold},
-	{"keepalive/shared", "Where a session carries several holds, the end of one of them, or of a wait, does not end the others.", sessionIsShared},
-	{"keepalive/all-told", "When a session ends, each lease that it carries is reported as lost, with ErrSessionEnded, whether or not another client has the name by then.", allOfSessionAreTold},
+	{"keepalive/shared", "If a session carries several holds, the end of one of them, or of a wait, does not end the others.", sessionIsShared},
+	{"keepalive/all-told", "When a session ends, each lease that it carries is reported as lost with ErrSessionEnded, even if another client already has the name.", allOfSessionAreTold},
 	{"keepalive/over", "It reports the end of the outage when the backend is in reach again.", endOfOutageIsTold},
 }
 
@@ -274,12 +274,12 @@ func outageIsTold(e *env) error {
 			return err
 		}
 		if err, said := b.tap.lastKeepAlive(); err != nil && said {
-			return fmt.Errorf("%s said %q of the keep-alive of a session that was kept alive", b.label, outcome(err))
+			return fmt.Errorf("%s reported %q for the keep-alive of a session that was kept alive", b.label, outcome(err))
 		}
 		outage(b.connection)
 		e.within("the end of a lease that cannot be kept alive", func() { <-h.Done() })
 		if err, _ := b.tap.lastKeepAlive(); err == nil {
-			return fmt.Errorf("%s lost a lease (%w), and has not said before that it cannot keep it alive", b.label, h.Err())
+			return fmt.Errorf("%s lost a lease (%w), but had not reported before that it cannot keep it alive", b.label, h.Err())
 		}
 		return nil
 	})
@@ -300,7 +300,7 @@ func brokenConnectionIsTold(e *env) error {
 		e.sleep(e.ttl() / 20)
 	}
 	if d.tap.unannounced() {
-		return fmt.Errorf("%s reported a lost lease (%w), and had not reported before that it could not keep it alive", d.label, h.lost()[0])
+		return fmt.Errorf("%s reported a lost lease (%w), but had not reported before that it could not keep it alive", d.label, h.lost()[0])
 	}
 	return nil
 }

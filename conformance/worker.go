@@ -284,7 +284,7 @@ func readNumber(path string) (int, error) {
 
 var processChecks = []check{
 	{"processes/contend", "Processes that contend for a name hold it one at a time.", contendingProcesses},
-	{"processes/killed", "Inspect reports the process of the holder; the name of a process that was killed becomes free; where no session carries the lock, not before its TTL has passed.", killedHolder},
+	{"processes/killed", "Inspect reports the process of the holder; the name of a process that was killed becomes free, but not before its TTL has passed unless a session carries the lock.", killedHolder},
 	{"processes/stopped", "A process that was stopped for longer than its lease never believes afterwards that it holds the name.", stoppedHolder},
 }
 

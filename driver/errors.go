@@ -37,7 +37,7 @@ var (
 	// ErrLimit: the name has a limit of permits other than [Request.Limit]. If
 	// the request passes no limit, the name has none, or one smaller than
 	// [Request.Permits].
-	ErrLimit = errors.New("the limit of permits is another one")
+	ErrLimit = errors.New("the limit of permits is different")
 
 	// ErrSealed: the name has moved to another backend permanently
 	// (drivers/migrate).

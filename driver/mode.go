@@ -84,7 +84,7 @@ func (i Info) CheckMode(m Mode) error {
 	case s.Why == "":
 		return fmt.Errorf("backend %s has no %s: %w", i.Name, what, errors.ErrUnsupported)
 	}
-	return fmt.Errorf("backend %s has no %s, since %s: %w", i.Name, what, s.Why, errors.ErrUnsupported)
+	return fmt.Errorf("backend %s has no %s, because %s: %w", i.Name, what, s.Why, errors.ErrUnsupported)
 }
 
 // OrderOf returns the order in which waiters of a mode are granted a name.

@@ -210,7 +210,7 @@ func (i Info) CheckTTL(d time.Duration) error {
 	case d <= 0:
 		return fmt.Errorf("TTL %v is not positive", d)
 	case d < i.MinTTL, i.MaxTTL > 0 && d > i.MaxTTL:
-		return fmt.Errorf("TTL %v is outside of what backend %s keeps (%v to %s): %w", d, i.Name, i.MinTTL, i.maxTTL(), errors.ErrUnsupported)
+		return fmt.Errorf("TTL %v is outside the range that backend %s supports (%v to %s): %w", d, i.Name, i.MinTTL, i.maxTTL(), errors.ErrUnsupported)
 	case i.TTLUnit > 0 && d%i.TTLUnit != 0:
 		return fmt.Errorf("TTL %v is not a multiple of %v, the unit of backend %s: %w", d, i.TTLUnit, i.Name, errors.ErrUnsupported)
 	}

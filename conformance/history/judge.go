@@ -265,7 +265,7 @@ func (j *judge) assumptions() {
 	}
 	for label, p := range j.procs {
 		if !p.ended && p.killed == never {
-			j.invalid("process %q was not killed by a recorded fault, and yet its history was not closed", label)
+			j.invalid("process %q was not killed by a recorded fault, but its history was not closed", label)
 		}
 	}
 	if n := grants[j.quiet[0]]; n < j.b.MinGrants {

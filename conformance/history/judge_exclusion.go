@@ -280,7 +280,7 @@ func (j *judge) order(holds []*attempt) {
 		}
 		_, calm := j.quietAround(a.called.Time, a.from.t)
 		if b != nil && a.waited != nil && a.claimed() && a.waited.Time < b.called.Time && b.from.before(a.from) && calm {
-			j.violation(RuleOrder, fmt.Sprintf("the one that asked %v later was granted first", b.called.Time-a.waited.Time),
+			j.violation(RuleOrder, fmt.Sprintf("a request that came %v later was granted first", b.called.Time-a.waited.Time),
 				a.called, a.waited, a.returned, b.called, b.returned)
 		}
 		switch {

@@ -48,7 +48,7 @@ func (j *judge) permits(l *lock) {
 	only := l.onlyLimit()
 	for _, a := range l.attempts {
 		if only > 0 && a.called.Limit == only && a.called.Permits <= only && a.returned != nil && a.returned.Class == ClassLimit {
-			j.violation(RuleResult, "a limit was wrong that was never another one", a.called, a.returned)
+			j.violation(RuleResult, "a limit that never changed was reported as wrong", a.called, a.returned)
 		}
 	}
 }
@@ -70,7 +70,7 @@ func (j *judge) overLimit(held []*attempt, limit int) {
 		show = append(show, a.returned, a.releasing)
 	}
 	if len(rest) < len(held) && sum(rest) <= limit {
-		j.violation(RuleLoss, fmt.Sprintf("%d of %d permits were held, since a holder had not been notified of its loss", sum(held), limit), show...)
+		j.violation(RuleLoss, fmt.Sprintf("%d of %d permits were held, because a holder had not been notified of its loss", sum(held), limit), show...)
 		return
 	}
 	j.violation(RuleOverlap, fmt.Sprintf("%d of %d permits were held", sum(held), limit), show...)
@@ -174,7 +174,7 @@ func (j *judge) permitOrder(l *lock, before []*attempt, a *attempt) {
 			return
 		}
 		if b.claimed() && !b.called.NoWait && a.waited.Time < b.called.Time && b.from.before(a.from) && b.used > limit-a.called.Permits {
-			j.violation(RuleOrder, fmt.Sprintf("the one that asked %v later was granted first", b.called.Time-a.waited.Time),
+			j.violation(RuleOrder, fmt.Sprintf("a request that came %v later was granted first", b.called.Time-a.waited.Time),
 				a.called, a.waited, a.returned, b.called, b.returned)
 			return
 		}

@@ -401,7 +401,7 @@ func (j *judge) checkResult(a *attempt, e *Event) {
 	case e.Kind == KindReleased && a.released != nil && a.released.Kind == KindReleased:
 		wrong("a hold was released twice", a.released)
 	case e.Kind == KindReleased && a.releasing != nil && !a.releasing.OK:
-		wrong("a hold was released that had been over before", a.releasing)
+		wrong("a hold that had already ended was released", a.releasing)
 	case e.OK && a.over != nil && a.over.Time < e.Time:
 		wrong("a lease reported that it was held after it had ended", a.over)
 	case e.OK && e.Deadline != 0 && e.Deadline < e.Time:

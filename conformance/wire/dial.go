@@ -239,7 +239,7 @@ func (w *Wire) open(p *proxy) {
 		ln, err = net.Listen("tcp", p.addr)
 	}
 	if err != nil {
-		panic(fmt.Sprintf("wire: the proxy cannot listen any more: %v", err))
+		panic(fmt.Sprintf("wire: the proxy can no longer listen: %v", err))
 	}
 	p.ln = ln
 	cuts := w.cuts

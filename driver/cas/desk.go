@@ -359,7 +359,7 @@ func (k *desk) change(ctx context.Context, jobs []*job, known *view, look bool) 
 		if !fresh {
 			fresh = true
 		} else if tries++; !d.life.Sleep(ctx, rand.N(time.Millisecond<<min(tries, 6))) {
-			err = fmt.Errorf("%w: the record of %q changes all the time: %w", driver.ErrUnavailable, k.name, ctx.Err())
+			err = fmt.Errorf("%w: the record of %q keeps changing: %w", driver.ErrUnavailable, k.name, ctx.Err())
 			break
 		}
 	}

@@ -203,7 +203,7 @@ func (r keyRange) isEmpty() clientv3.Cmp {
 
 // errOverlooked is the error for a key that was not put again, because a client
 // of RWMutex would overlook it.
-var errOverlooked = fmt.Errorf("a client of RWMutex has come since, and would overlook a key that is put again: %w", errors.ErrUnsupported)
+var errOverlooked = fmt.Errorf("a client of RWMutex has arrived since then, and would overlook a key that is put again: %w", errors.ErrUnsupported)
 
 // value is the JSON value of a key, which describes its holder for people.
 type value struct {

@@ -78,7 +78,7 @@ func open(ctx context.Context, c *driver.Config) (driver.Driver, error) {
 		}
 	}
 	if (u.User != nil || password != nil) && (config.Username == "" || config.Password == "") {
-		return nil, errors.New("etcd URL: user and password go together")
+		return nil, errors.New("etcd URL: user and password must be given together")
 	}
 	if u.Has("password_file") {
 		o.Password = func(context.Context) (string, error) { return password() }
@@ -270,7 +270,7 @@ func checkVersion(version string) error {
 	x, err1 := strconv.Atoi(major)
 	y, err2 := strconv.Atoi(minor)
 	if err1 == nil && err2 == nil && (x < minMajor || x == minMajor && y < minMinor) {
-		return fmt.Errorf("the server is etcd %s, and %d.%d is the oldest that will do: %w", version, minMajor, minMinor, errors.ErrUnsupported)
+		return fmt.Errorf("the server is etcd %s, and the oldest supported version is %d.%d: %w", version, minMajor, minMinor, errors.ErrUnsupported)
 	}
 	return nil
 }

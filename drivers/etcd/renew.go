@@ -116,7 +116,7 @@ func (d *Driver) grantNow(ctx context.Context, c *carrier, seconds int64) error 
 	c.lasts.Store(sent + int64(c.ttl))
 	if answer.TTL > seconds && !d.options.RoundUp {
 		d.ghosts.Add(&ghost{carrier: c})
-		return fmt.Errorf("TTL %ds is below the %ds from which this server counts: %w", seconds, answer.TTL, errors.ErrUnsupported)
+		return fmt.Errorf("TTL %ds is below this server's minimum of %ds: %w", seconds, answer.TTL, errors.ErrUnsupported)
 	}
 	return nil
 }

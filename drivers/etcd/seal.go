@@ -33,7 +33,7 @@ func (d *Driver) Seal(ctx context.Context, l driver.Lease) error {
 		return err
 	}
 	if h.rule().shared {
-		return fmt.Errorf("others may have the name, too: %w", errors.ErrUnsupported)
+		return fmt.Errorf("other clients may also hold the name: %w", errors.ErrUnsupported)
 	}
 	bounded, cancel := withBound(ctx, requestFor)
 	defer cancel()

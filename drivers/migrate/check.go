@@ -11,7 +11,7 @@ import (
 
 // ErrSame reports that both URLs lead to the same backend, so each lock would
 // wait for itself.
-var ErrSame = fmt.Errorf("from and to are the same backend by two addresses: %w", errors.ErrUnsupported)
+var ErrSame = fmt.Errorf("from and to are the same backend under two addresses: %w", errors.ErrUnsupported)
 
 // apartNames is the number of names for the check whether the backends are
 // different. Several processes may check at the same time.

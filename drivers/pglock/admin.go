@@ -103,7 +103,7 @@ func (l *lease) describe(status *driver.Status) {
 // it, by ending the holders' sessions.
 func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
 	if !d.options.ForceUnlock {
-		return fmt.Errorf("a lock can only be taken away with all others of its session (Options.ForceUnlock allows that): %w",
+		return fmt.Errorf("a lock can only be removed together with all other locks of its session (Options.ForceUnlock allows that): %w",
 			errors.ErrUnsupported)
 	}
 	key, err := d.admin(ctx, name)
@@ -151,7 +151,7 @@ func (d *Driver) awaitEnd(ctx context.Context, key AdvisoryKey, pids map[uint32]
 			return nil
 		}
 		if !d.life.Sleep(ctx, wait) {
-			return fmt.Errorf("%w: the holder has been told to end", driver.ErrUnknown)
+			return fmt.Errorf("%w: the session of the holder was ordered to end", driver.ErrUnknown)
 		}
 	}
 }

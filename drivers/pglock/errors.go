@@ -29,7 +29,7 @@ var (
 )
 
 var (
-	errAnswer = errors.New("the server's answer makes no sense")
+	errAnswer = errors.New("the server's answer is invalid")
 	errForced = errors.New("ended by ForceUnlock")
 )
 

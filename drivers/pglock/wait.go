@@ -280,7 +280,7 @@ func (d *Driver) watch(ctx context.Context, w *session, op *operation) error {
 				missing = true
 				timer.Reset(answerIn)
 			default:
-				w.end(errors.New("the server does not know of the wait"))
+				w.end(errors.New("the server does not know the wait"))
 				d.dropIdle()
 			}
 		}

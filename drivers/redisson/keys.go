@@ -31,7 +31,7 @@ var errBraces = fmt.Errorf("its braces do not enclose a hash tag: %w", errors.Er
 
 // errLatchBraces is returned in a cluster for a latch whose name has braces.
 // Redisson adds braces to such names too.
-var errLatchBraces = fmt.Errorf("it has braces, and is that of a latch: %w", errors.ErrUnsupported)
+var errLatchBraces = fmt.Errorf("a latch must not have braces in its name: %w", errors.ErrUnsupported)
 
 // prefixName is Redisson's rule for the keys and channels of a name.
 func prefixName(prefix, name string) string {
@@ -60,15 +60,15 @@ func (d *Driver) checkName(name string) error {
 		}
 		for _, prefix := range keyPrefixes {
 			if rest, is := strings.CutPrefix(name, prefix); is && rest[0] == ':' {
-				return fmt.Errorf("name %q cannot be used, for it is that of a key which belongs to another lock, %s of %s: %w",
+				return fmt.Errorf("name %q cannot be used, because a key of another lock has that name, %s of %s: %w",
 					name, prefix, rest[1:], errors.ErrUnsupported)
 			}
 		}
 		if strings.HasSuffix(name, ":"+endsSuffix) {
-			return fmt.Errorf("name %q cannot be used, for it is that of a key which belongs to permits: %w", name, errors.ErrUnsupported)
+			return fmt.Errorf("name %q cannot be used, because a key of permits has that name: %w", name, errors.ErrUnsupported)
 		}
 		if strings.Contains(name, readHold) {
-			return fmt.Errorf("name %q cannot be used, for it is that of a key which belongs to a read-write lock: %w", name, errors.ErrUnsupported)
+			return fmt.Errorf("name %q cannot be used, because a key of a read-write lock has that name: %w", name, errors.ErrUnsupported)
 		}
 	}
 	if d.cluster && slotOf(name) != slotOf(prefixName(channelPrefix, name)) {

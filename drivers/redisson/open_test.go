@@ -99,7 +99,7 @@ func TestOpenHintsAtTLS(t *testing.T) {
 	plain, encrypted := testenv.Redis(t), testenv.RedisTLS(t, testenv.NewCertificates(t))
 	for _, test := range []struct{ url, want string }{
 		{plain.Addr + "?tls=true", "does the server speak TLS?"},
-		{encrypted.Addr, "does the server want TLS?"},
+		{encrypted.Addr, "does the server require TLS?"},
 	} {
 		_, err := tryOpen(t, "redisson://"+test.url)
 		if !errors.Is(err, driver.ErrUnavailable) || !strings.Contains(fmt.Sprint(err), test.want) {

@@ -147,7 +147,7 @@ func (d *Driver) unfit(info map[string]string) error {
 // claimRun returns an error if another node is the same server.
 func (d *Driver) claimRun(n *node, run string) error {
 	if run == "" {
-		return errors.New("INFO does not tell the run id of the server")
+		return errors.New("INFO does not contain the run id of the server")
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -132,7 +132,7 @@ var (
 // unfit node never counts.
 func New(nodes []rueidis.ClientOption, o *Options) (*Driver, error) {
 	if n := len(nodes); n < fewestNodes || n > mostNodes || n%2 == 0 {
-		return nil, fmt.Errorf("redlock: %d nodes, want an odd number from %d to %d: a majority has to survive the loss of a node, "+
+		return nil, fmt.Errorf("redlock: %d nodes, want an odd number from %d to %d: a majority must survive the loss of a node, "+
 			"and an even number survives no more than the odd one below it", n, fewestNodes, mostNodes)
 	}
 	return newDriver(nodes, o)

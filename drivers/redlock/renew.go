@@ -108,7 +108,7 @@ func (d *Driver) renew(ctx context.Context, leases []*lease, ttl time.Duration, 
 func (r *renewal) command(n *node, _ int64) (rueidis.Completed, bool) {
 	err := n.countsNow()
 	if r.late.Load() {
-		err = errors.New("nobody waits for the renewal any more")
+		err = errors.New("no caller is waiting for the renewal")
 	}
 	if err != nil {
 		r.answer(n, rueidis.RedisResult{}, redisdriver.NotSent{Why: err})

@@ -36,7 +36,7 @@ var answers = []error{
 
 // errAnswer is the error of an answer that does not fit its request. The
 // outcome of the request is unknown.
-var errAnswer = errors.New("the server's answer makes no sense")
+var errAnswer = errors.New("the server's answer is invalid")
 
 // maxData limits the data of a node, because servers disconnect clients that
 // send much longer requests.

@@ -218,7 +218,7 @@ func (s *session) start() error {
 		return d.startFault(s, err)
 	}
 	if granted := time.Duration(s.timeout.Load()); granted > s.class {
-		return fmt.Errorf("TTL %v is below the %v from which this server keeps sessions: %w", s.class, granted, errors.ErrUnsupported)
+		return fmt.Errorf("TTL %v is below this server's minimum for sessions, %v: %w", s.class, granted, errors.ErrUnsupported)
 	}
 	err = s.authenticate(c)
 	switch {

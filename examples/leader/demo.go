@@ -68,7 +68,7 @@ func (d *demo) start(ctx context.Context) error {
 			if a.leaving {
 				return nil
 			}
-			return fmt.Errorf("%s has ended before its time: %w", a.name, m.err())
+			return fmt.Errorf("%s has ended too early: %w", a.name, m.err())
 		})
 	}()
 	return d.await(ctx, func() bool { return a.url != "" })

@@ -109,7 +109,7 @@ func (s *staff) listen(w *worker, stdout io.Reader, ready chan<- struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if slices.Contains(s.team, w) && s.err == nil { // it ended without a request
-		s.err = fmt.Errorf("%s has ended before its time: %w", w.name, w.err)
+		s.err = fmt.Errorf("%s has ended too early: %w", w.name, w.err)
 		close(s.broken)
 	}
 }

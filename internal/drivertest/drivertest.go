@@ -74,7 +74,7 @@ func LostBy(tb testing.TB, r *driver.Request) error {
 	case cause := <-r.Events.(*Events).lost:
 		return cause
 	case <-time.After(HangGuard):
-		tb.Fatalf("the loss of %q is not told", r.Name)
+		tb.Fatalf("the loss of %q is not reported", r.Name)
 		return nil
 	}
 }

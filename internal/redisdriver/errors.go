@@ -14,7 +14,7 @@ import (
 )
 
 // ErrAnswer reports an answer that no script returns.
-var ErrAnswer = errors.New("the server's answer makes no sense")
+var ErrAnswer = errors.New("the server's answer is invalid")
 
 // unavailableCodes are the prefixes of the errors with which a server
 // temporarily refuses a command, before doing anything.
@@ -91,7 +91,7 @@ func Refusal(name string, answer *rueidis.RedisError) (_ error, doubt bool) {
 		// a script may have been stopped half-way
 		return fmt.Errorf("%w: %w", fs.ErrPermission, answer), true
 	case redisdial.HasCode(text, "WRONGTYPE"):
-		return fmt.Errorf("key %q, or one that belongs to it, is in use for something else: %w", name, answer), false
+		return fmt.Errorf("key %q, or a key that belongs to it, is used for something else: %w", name, answer), false
 	}
 	return answer, true
 }
@@ -108,7 +108,7 @@ const minMajor, minMinor = 6, 2
 func CheckVersion(version string) error {
 	var major, minor int
 	if n, _ := fmt.Sscanf(version, "%d.%d", &major, &minor); n == 2 && (major < minMajor || major == minMajor && minor < minMinor) {
-		return fmt.Errorf("the server is Redis %s, and %d.%d is the oldest that will do: %w", version, minMajor, minMinor, errors.ErrUnsupported)
+		return fmt.Errorf("the server is Redis %s, and the oldest supported version is %d.%d: %w", version, minMajor, minMinor, errors.ErrUnsupported)
 	}
 	return nil
 }

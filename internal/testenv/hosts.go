@@ -66,7 +66,7 @@ func NewHosts(tb testing.TB, n int) *Hosts {
 	tb.Helper()
 	switch {
 	case runtime.GOOS != "linux" || os.Getuid() != 0:
-		untested(tb, "hosts for servers take Linux, and root")
+		untested(tb, "hosts for servers need Linux and root")
 	case n > mostOfHosts:
 		tb.Fatalf("%d hosts, of at most %d", n, mostOfHosts)
 	}

@@ -314,7 +314,7 @@ func (s Storage) dir(tb testing.TB) string {
 func (Storage) check(tb testing.TB) {
 	tb.Helper()
 	if inMemory(os.TempDir()) {
-		tb.Fatalf("%s is in memory: TMPDIR has to name a directory on a disk", os.TempDir())
+		tb.Fatalf("%s is in memory: TMPDIR must name a directory on a disk", os.TempDir())
 	}
 }
 

@@ -116,7 +116,7 @@ func (z zkAdmin) logStrays(leader *testenv.ZooKeeperServer) {
 			return
 		}
 		if time.Now().After(end) {
-			z.tb.Logf("followers have what their leader has not: %q", strays)
+			z.tb.Logf("followers have nodes that their leader does not have: %q", strays)
 			return
 		}
 	}

@@ -100,7 +100,7 @@ func crowdLeaves(c *cell, i int) {
 	settled := holder.do("settle", c.crowded, 0, 0)
 	holder.do("free", c.crowded, 0, 0)
 	regained := other.do("take", c.crowded, 0, 0)
-	c.t.Logf("%d waiters joined in %v and left in %v; nobody was in the queue any more after %v; the lock was granted again after %v",
+	c.t.Logf("%d waiters joined in %v and left in %v; the queue was empty after %v; the lock was granted again after %v",
 		crowdSize, joined, left, settled, regained)
 	stood := stall()
 	if c.bed.strain == nil {
@@ -124,7 +124,7 @@ func outage(d time.Duration, canceled bool) func(*cell, int) {
 		holder.do("hold", c.crowded, 0, 0)
 		waiters.do("wait", c.crowded, 20, 0)
 		w := waiters.w
-		c.require(w.connected, "%s had no connection when its links were to fail", w.label)
+		c.require(w.connected, "%s had no connection when its links were about to fail", w.label)
 		if i%2 == 0 {
 			w.each(func(l *wire.Wire) { l.Hold(wire.Both) })
 		} else {
@@ -146,6 +146,6 @@ func outage(d time.Duration, canceled bool) func(*cell, int) {
 		settled := holder.do("settle", c.crowded, 0, 0)
 		holder.do("free", c.crowded, 0, 0)
 		regained := other.do("take", c.crowded, 0, 0)
-		c.t.Logf("nobody was in the queue any more after %v; the lock was granted again after %v", settled, regained)
+		c.t.Logf("the queue was empty after %v; the lock was granted again after %v", settled, regained)
 	}
 }

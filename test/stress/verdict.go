@@ -72,7 +72,7 @@ func (c *cell) judge() {
 		c.invalid("%q was read %d times and written %d times", c.shared, r.Reads, r.Writes)
 	}
 	if c.election != "" && r.Terms < c.Injections {
-		c.invalid("%q had %d terms under %d faults", c.election, r.Terms, c.Injections)
+		c.invalid("%q had %d terms during %d faults", c.election, r.Terms, c.Injections)
 	}
 	c.count()
 	c.regained(events)

@@ -250,7 +250,7 @@ func (w *worker) last(ctx context.Context, client int) {
 	if w.Permits != "" {
 		all := history.Attempt{Name: w.Permits, Mode: driver.Permit, Permits: permitLimit, Limit: permitLimit}
 		if err := u.use(ctx, all, patience, 0); err != nil {
-			w.stuck = fmt.Errorf("%w: all permits of %q at last: %w", errStuck, w.Permits, err)
+			w.stuck = fmt.Errorf("%w: all permits of %q at the end: %w", errStuck, w.Permits, err)
 			return
 		}
 	}

@@ -64,7 +64,7 @@ func numbers(version string) []int {
 // be built.
 func check(version string) error {
 	if !threeNumbers.MatchString(version) {
-		return fmt.Errorf("%q is no version of Redisson: those have three numbers, as %s", version, New)
+		return fmt.Errorf("%q is not a version of Redisson: these have three numbers, such as %s", version, New)
 	}
 	if Before(version, Fenced) {
 		return fmt.Errorf("the Java program needs RFencedLock, which came with Redisson %s: %s does not have it", Fenced, version)

@@ -80,7 +80,7 @@ func releaseShown(c *cobra.Command, b *cli.Backend, name, hold string, yes bool)
 			return err
 		}
 		if hold != "" && r.Hold != hold {
-			return cli.Unfinished("%s: another hold has it, %s", cli.Show(name), cli.Show(r.Hold))
+			return cli.Unfinished("%s: held by another client, %s", cli.Show(name), cli.Show(r.Hold))
 		}
 		if yes {
 			return nil

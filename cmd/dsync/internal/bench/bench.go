@@ -193,7 +193,7 @@ func (f *benchFlags) nobodyElse(ctx context.Context, b *cli.Backend, out io.Writ
 			return cli.Unfinished("the backend is in use: %s is held. A benchmark delays other clients. --yes starts it anyway, within --rate, --callers and --for", cli.Show(name))
 		}
 		if ctx.Err() == nil {
-			fmt.Fprintln(out, "dsync: cannot find out whether the backend is in use:", err)
+			fmt.Fprintln(out, "dsync: cannot determine whether the backend is in use:", err)
 		}
 		break
 	}

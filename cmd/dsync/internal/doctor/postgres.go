@@ -34,7 +34,7 @@ func examinePostgres(ctx context.Context, x *examination) bool {
 		return false
 	}
 	host := fmt.Sprintf("%s:%d", config.Host, config.Port)
-	x.good("reach", "%s lets %s in within %.2f ms", host, config.User, cli.Milliseconds(time.Since(began)))
+	x.good("reach", "%s accepts the login of %s within %.2f ms", host, config.User, cli.Milliseconds(time.Since(began)))
 	if _, secure := conn.Conn().(*tls.Conn); secure {
 		x.good("TLS", "the connection to %s is encrypted", host)
 	} else {
@@ -102,13 +102,13 @@ func (x *examination) postgresLogin(config *pgconn.Config, err error) {
 			x.bad(fault, "TLS", text, "sslmode= as the server needs it", seeTLS)
 			return
 		}
-		x.bad(fault, "reach", text, "is the server running, and does a firewall let this machine through? is the port the right one?", seeReach)
+		x.bad(fault, "reach", text, "is the server running, and does a firewall let this machine through? is the port correct?", seeReach)
 		return
 	}
 	text := fmt.Sprintf("%s: %s (%s)", host, answer.Message, answer.Code)
 	switch answer.Code {
 	case "28P01", "28000":
-		x.bad(fault, "password", text, "the right user and password in the URL, special characters as %XX; or ALTER ROLE, or pg_hba.conf", "docs/security.md#passwords")
+		x.bad(fault, "password", text, "the correct user and password in the URL, with special characters as %XX; or ALTER ROLE, or pg_hba.conf", "docs/security.md#passwords")
 	case "42501":
 		x.bad(fault, "rights", text, fmt.Sprintf("GRANT CONNECT ON DATABASE %s TO %s", config.Database, config.User), seeRights)
 	case "3D000":

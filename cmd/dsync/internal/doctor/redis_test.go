@@ -120,7 +120,7 @@ func TestDoctorOnRedlock(t *testing.T) {
 	n.doctor(false, durable).want("clock", warning, last+" is 1m0s ahead", "NTP")
 	n.clock.Set(0)
 	n.user(2, testenv.Password()+"other", "")
-	n.doctor(true, durable).want("password", fault, last, "the right user and password")
+	n.doctor(true, durable).want("password", fault, last, "the correct user and password")
 	n.user(2, n.password, "+pexpireat")
 	n.doctor(true, durable).want("rights", fault, last+": locks: the user lacks +pexpireat", "ACL SETUSER app +pexpireat")
 	n.user(2, n.password, "+info")
@@ -195,7 +195,7 @@ func testDoctorKnowsEachRight(t *testing.T, scheme, parameters string, rights []
 			t.Errorf("with all rights: %+v", f)
 		}
 	}
-	doctor(t, true, strings.Replace(user(""), password, testenv.PasswordMark+"wrong", 1)).want("password", fault, "WRONGPASS", "the right user and password")
+	doctor(t, true, strings.Replace(user(""), password, testenv.PasswordMark+"wrong", 1)).want("password", fault, "WRONGPASS", "the correct user and password")
 	for _, right := range rights {
 		switch right {
 		case "resetkeys", "resetchannels", "-@all", "+hello", "+auth", "+unsubscribe": // doctor does not check these

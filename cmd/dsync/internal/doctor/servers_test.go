@@ -165,7 +165,7 @@ func TestDoctorOnEtcd(t *testing.T) {
 	user := "etcd://app:" + password + "@" + s.Addr
 	doctor(t, false, user+"/locks/").want("rights", ok, "locks/", "")
 	doctor(t, true, user+"/other/").want("rights", fault, "read, write, delete", "grant-permission ROLE --prefix=true readwrite other/")
-	doctor(t, true, strings.Replace(user, password, testenv.PasswordMark+"wrong", 1)+"/locks/").want("password", fault, "rejects this user", "the right user")
+	doctor(t, true, strings.Replace(user, password, testenv.PasswordMark+"wrong", 1)+"/locks/").want("password", fault, "rejects this user", "the correct user")
 }
 
 func TestDoctorOnZooKeeper(t *testing.T) {

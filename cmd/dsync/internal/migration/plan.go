@@ -102,7 +102,7 @@ func (r *planReport) fill(ctx context.Context, f *pairFlags, p *pair, names []st
 			m, ties, refusal, r.Phases = gated, gateTies, gateErr, []string{"old", "dual", "new"}
 		}
 	}
-	r.add("programs with another new backend are refused", ties, "when they open the migration")
+	r.add("programs with a different new backend are refused", ties, "when they open the migration")
 	t, err := f.tokens(ctx, p)
 	if errors.Is(err, migrate.ErrNotPermitted) {
 		refusal = cmp.Or(refusal, err)

@@ -216,7 +216,7 @@ func (r *runner) verdict(ctx context.Context, done ending, unlocked error) error
 	case !done.started:
 		return interrupted
 	case errors.Is(unlocked, dsync.ErrLost):
-		return cli.Exit(cli.ExitLost, fmt.Errorf("%w: another command may have run beside this one, which ended with status %d", unlocked, done.status))
+		return cli.Exit(cli.ExitLost, fmt.Errorf("%w: another command may have run at the same time as this one, which ended with status %d", unlocked, done.status))
 	case unlocked != nil:
 		r.say("the command ran under the lock to its end, but other clients may have to wait for the lock for up to %v: %v", r.ttl, unlocked)
 	}

@@ -212,7 +212,7 @@ func (p *page) release(w http.ResponseWriter, r *http.Request) {
 		defer cancel()
 		err := admin.Release(ctx, p.board.backend, name, func(now *admin.Report) error {
 			if now.Grant() != grant {
-				return cli.Unfinished("%s: another hold has it by now: nothing was released", cli.Show(name))
+				return cli.Unfinished("%s: another client holds it now: nothing was released", cli.Show(name))
 			}
 			return nil
 		})
