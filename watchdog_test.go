@@ -177,7 +177,7 @@ func TestRemovalOfAFixedLeaseIsTold(t *testing.T) {
 		removed := time.Now()
 		<-l.Done()
 		if took, detect := time.Since(removed), c.Info().Detect; took > detect {
-			t.Errorf("told after %v, want at most %v", took, detect)
+			t.Errorf("notified after %v, want at most %v", took, detect)
 		}
 		if err := l.Err(); !errors.Is(err, dsync.ErrLost) {
 			t.Errorf("Err: %v, want ErrLost", err)
@@ -254,7 +254,7 @@ func TestLossOnTheLocalClock(t *testing.T) {
 					t.Errorf("the lost hold was released after %v, want not before %v", got, want)
 				}
 				if err := l.Err(); !errors.Is(err, dsync.ErrLost) {
-					t.Errorf("Err after a late answer: %v, want ErrLost for ever", err)
+					t.Errorf("Err after a late answer: %v, want ErrLost forever", err)
 				}
 			})
 		})
@@ -428,7 +428,7 @@ func TestErrComparesTheClockItself(t *testing.T) {
 		}
 		lease.setExpires(time.Now().Add(time.Hour))
 		if err := l.Err(); !errors.Is(err, dsync.ErrLost) {
-			t.Errorf("Err after the loss: %v, want ErrLost for ever", err)
+			t.Errorf("Err after the loss: %v, want ErrLost forever", err)
 		}
 	})
 }

@@ -209,7 +209,7 @@ func abandonedLeaseEnds(e *env) error {
 }
 
 func holderKnowsFirst(e *env) error {
-	// a driver that has to reconnect needs some answers within a TTL
+	// a driver that must reconnect needs some answers within a TTL
 	late := []time.Duration{0, e.brief() / 8}
 	e.together("a holder and a waiter", len(late), func(i int) error {
 		a, b, c, name := e.client(), e.driver(), e.client(), e.name()

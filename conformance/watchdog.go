@@ -294,7 +294,7 @@ func brokenConnectionIsTold(e *env) error {
 	d.tap.OnKeepAlive(func(error) {})
 	h := d.hold(e.name(), ttl(e.ttl()))
 	d.cut()
-	// The driver does not report a lease that package dsync has to renew.
+	// The driver does not report a lease that package dsync must renew.
 	late := d.tap.Info().LateFor(e.ttl())
 	for end := e.expired(h).Add(e.ttl() + late); len(h.lost()) == 0 && time.Now().Before(end); {
 		e.sleep(e.ttl() / 20)
@@ -447,7 +447,7 @@ func (e *env) endOfSessionIsTold() error {
 		}
 		for end := time.Now().Add(2*e.ttl() + d.tap.Info().LateFor(e.ttl())); !told(); e.sleep(e.ttl() / 20) {
 			if time.Now().After(end) {
-				return nil // package dsync has to renew the leases, and sees their ends
+				return nil // package dsync must renew the leases, and sees their ends
 			}
 		}
 		for i, h := range all {

@@ -24,7 +24,7 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-var trials = flag.Int("trials", 0, "how many trials TestNoTwoCommands makes on each backend; 0: one of each mishap, on Redis alone")
+var trials = flag.Int("trials", 0, "how many trials TestNoTwoCommands makes on each backend; 0: one of each mishap, only on Redis")
 
 const (
 	trialTTL     = 3 * time.Second

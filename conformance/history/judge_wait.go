@@ -122,7 +122,7 @@ func (j *judge) waits(l *lock) {
 
 func (j *judge) waitBegins(w *waiting, a *attempt) {
 	if !a.reads() && (a.doubtful() || a.returned != nil && !a.called.NoWait) {
-		// from now on Reads may have to wait
+		// from now on Reads may need to wait
 		j.idleToReaders(w, w.oldest(true), a.called)
 	}
 	if a.doubtful() {

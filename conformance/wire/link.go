@@ -111,7 +111,7 @@ const (
 	isOver // the link has ended
 )
 
-// verdict decides the fate of the bytes in p. If they have to wait, changed is
+// verdict decides the fate of the bytes in p. If they must wait, changed is
 // closed when the caller should call verdict again. wire.mu is held.
 func (p *pipe) verdict() (v verdict, changed <-chan struct{}) {
 	l, w := p.link, p.link.wire

@@ -165,7 +165,7 @@ type Driver struct {
 	sessions *sessions.Pool[*session]
 
 	mu    sync.Mutex
-	fixed holdList // the holds with a lease of their own
+	fixed holdList // the holds with separate leases
 }
 
 var (

@@ -37,7 +37,7 @@ type hold struct {
 	record   record
 	first    atomic.Uint64 // token
 	granted  int64         // when, on the driver's clock
-	session  *session      // nil if the hold has a lease of its own
+	session  *session      // nil if the hold has its own lease
 	own      *ownLease     // nil otherwise
 
 	mu        sync.Mutex

@@ -188,7 +188,7 @@ func (d *Driver) revoke(ctx context.Context, c *carrier) error {
 // ownLease carries the key of a hold with its own expiry. etcd cannot change
 // the TTL of a lease, so a renewal moves the key to another lease.
 type ownLease struct {
-	// just granted; a lease from the pool has to be prolonged together with the
+	// just granted; a lease from the pool must be prolonged together with the
 	// next request
 	fresh    bool
 	expires  atomic.Int64

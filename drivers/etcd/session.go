@@ -272,7 +272,7 @@ func (d *Driver) checkSession(s *session, holds []*hold) {
 		return
 	}
 	if err != nil {
-		return // the session ends if this goes on
+		return // the session ends if this continues
 	}
 	// index in holds by key: this lookup copies no keys
 	of := make(map[string]int, len(holds))

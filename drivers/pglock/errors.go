@@ -149,4 +149,4 @@ func (e *endedError) Unwrap() []error {
 }
 
 // errBreaks reports that every chosen session ended at that moment.
-var errBreaks = fmt.Errorf("%w: connections break again and again", driver.ErrUnavailable)
+var errBreaks = fmt.Errorf("%w: connections break repeatedly", driver.ErrUnavailable)

@@ -92,7 +92,7 @@ type waiting struct {
 	driver  *Driver
 	request *driver.Request
 	topic   *redistopic.Topic // nil while it does not listen
-	// for the fair lock, which has a channel of its own that no caller joins
+	// for the fair lock, which has a separate channel that no caller joins
 	// again
 	inQueue   bool
 	inLine    bool // of all clients that wait for the plain lock

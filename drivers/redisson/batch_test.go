@@ -89,7 +89,7 @@ func TestCombinedRequestKeepsOpsApart(t *testing.T) {
 	together(d, slices.Insert(slices.Clone(releases), 5, bare)...)
 	for i, o := range releases {
 		if o.err != nil || o.first != 1 || s.Do("EXISTS", o.request.Name) != int64(0) {
-			t.Errorf("%s: release: got %d, %v, want that one was told", o.request.Name, o.first, o.err)
+			t.Errorf("%s: release: got %d, %v, want one notified", o.request.Name, o.first, o.err)
 		}
 		if got := spies[i].next(t); got != "0" {
 			t.Errorf("%s: message: got %q, want 0", o.request.Name, got)

@@ -269,7 +269,7 @@ func (g *ghost) forgotten(err error, now int64) bool {
 	return now > g.until+int64(outOfReach)
 }
 
-// vanished reports whether no request for the hold can arrive any more. This is
+// vanished reports whether requests for the hold can no longer arrive. This is
 // so after all connections were closed and a later request found the hold
 // absent.
 func (g *ghost) vanished(severed, sent int64) bool {

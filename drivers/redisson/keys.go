@@ -190,7 +190,7 @@ func channelOf(m driver.Mode, name string, elsewhere bool) string {
 func intends(r *driver.Request) bool { return r.Mode == driver.Write && !r.NoWait }
 
 // readWriteKeys adds the keys of the scripts for a Read or Write hold, with the
-// key of the intents if the script has to look at them.
+// key of the intents if the script must read them.
 func readWriteKeys(r *driver.Request, intents bool, keys []string) []string {
 	if r.Mode == driver.Read {
 		keys = append(keys, timeoutKey(r.Mode, r.Name, r.Hold))

@@ -87,7 +87,7 @@ func TestOpenKeepsValuesQuiet(t *testing.T) {
 			closeLater(t, d)
 			t.Errorf("%s…: opened, want an error", before)
 		} else if strings.Contains(err.Error(), secret) {
-			t.Errorf("%s…: the error tells the value", before)
+			t.Errorf("%s…: the error contains the value", before)
 		}
 	}
 }
@@ -123,7 +123,7 @@ func TestOpenUser(t *testing.T) {
 			t.Errorf("%s: got %v, want fs.ErrPermission", user, err)
 		}
 		if err != nil && strings.Contains(err.Error(), testenv.PasswordMark) {
-			t.Errorf("%s: the error %q tells the password", user, err)
+			t.Errorf("%s: the error %q contains the password", user, err)
 		}
 	}
 }

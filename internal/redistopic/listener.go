@@ -240,7 +240,7 @@ func (ln *Listener) subscribe(h *hub) {
 // try, or got no clear answer, passes on the value.
 func (t *Topic) Leave(pass bool) { t.leave(pass, false) }
 
-// LeaveForGood is Leave for a channel without further events: the subscription
+// LeaveForGood is Leave for a channel without more events: the subscription
 // does not linger.
 func (t *Topic) LeaveForGood() { t.leave(true, true) }
 

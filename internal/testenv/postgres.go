@@ -335,7 +335,7 @@ func serverAccount(tb testing.TB) account {
 		}
 		return account{uid, gid}
 	}
-	tb.Fatal("there is no user postgres or nobody to run a server as")
+	tb.Fatal("there is no user postgres or nobody to run a server")
 	return account{}
 }
 

@@ -103,7 +103,7 @@ func fairUnlockFree(t *testing.T, b *bed) {
 	unlock(t, stale)
 	b.redisson.thread(name, "fair", name).do(t, "unlock")
 	if err := stale.Unlock(t.Context()); !errors.Is(err, dsync.ErrNotHeld) {
-		t.Errorf("Unlock of a lease that is over: got %v, want ErrNotHeld", err)
+		t.Errorf("Unlock of an ended lease: got %v, want ErrNotHeld", err)
 	}
 }
 

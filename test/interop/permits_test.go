@@ -128,7 +128,7 @@ func goPermitsExpire(t *testing.T, b *bed) {
 		t.Errorf("java got a permit of go %v before its end", lasts-took)
 	}
 	if err := lease.Err(); err == nil {
-		t.Error("java has the permit, and go says that it still holds it")
+		t.Error("java has the permit, but go reports that it still holds it")
 	}
 	if err := lease.Unlock(t.Context()); !errors.Is(err, dsync.ErrLost) && !errors.Is(err, dsync.ErrNotHeld) && err != nil {
 		t.Errorf("Unlock of permits that ran out: %v", err)

@@ -19,7 +19,7 @@ import (
 // readWrite are scenarios of getReadWriteLock.
 var readWrite = []scenario{
 	{"readers of both share a read-write lock", true, readersShare},
-	{"who writes is alone with a read-write lock", true, writerIsAlone},
+	{"a writer excludes all others from a read-write lock", true, writerIsAlone},
 	{"hand-overs of a read-write lock, both ways", true, readWriteHandOvers},
 	{"who writes wakes all readers of both", true, writerWakesReaders},
 	{"readers of both are renewed", false, readersAreRenewed},
@@ -312,7 +312,7 @@ func javaReaderKilled(t *testing.T, b *bed) {
 	r.acquire(0).ok(t)
 	owner := j.owner(t)
 	java.Kill()
-	testenv.Eventually(t, func() bool { return b.node(name).Do("EXISTS", timeoutKey(name, owner)) == int64(0) }, "the time of the dead reader is over")
+	testenv.Eventually(t, func() bool { return b.node(name).Do("EXISTS", timeoutKey(name, owner)) == int64(0) }, "the dead reader has expired")
 	waits := g.thread("writer", "write", name)
 	w := waits.acquire(0)
 	b.subscribed(t, readWriteChannel(name), 1)
@@ -358,7 +358,7 @@ func goReaderFrozen(t *testing.T, b *bed) {
 	frozen.Cont()
 	c := r.begin("unlock")
 	if c.wait(t); c.err == nil {
-		t.Error("unlock of a reader whose time was over: got no error")
+		t.Error("unlock of an expired reader: got no error")
 	}
 	b.wantFields(t, name, map[string]string{"mode": "write", w.owner(t) + ":write": "1"})
 	w.do(t, "unlock")

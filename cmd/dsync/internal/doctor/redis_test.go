@@ -26,7 +26,7 @@ func TestDoctorOnRedis(t *testing.T) {
 	}
 	for _, key := range s.Do("KEYS", "*").([]any) {
 		if left := s.Do("PTTL", key.(string)).(int64); left == -1 {
-			t.Errorf("the key %s stays for ever", key)
+			t.Errorf("the key %s stays forever", key)
 		}
 	}
 
@@ -235,7 +235,7 @@ func TestTrialsWithoutTheirKey(t *testing.T) {
 			trial := redisTrial{client, map[string]string{"$lock": word}, ""}
 			trial.lacks(t.Context(), "DEL $lock", line, tryEnd)
 			if left := s.Do("PTTL", word); left == int64(-1) {
-				t.Errorf("%s leaves a key that stays for ever", line)
+				t.Errorf("%s leaves a key that stays forever", line)
 			}
 			trial.remove()
 			if s.Do("EXISTS", word) != int64(0) {
