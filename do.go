@@ -59,7 +59,7 @@ func Ran(err error) (ran bool, failed error) {
 	return !didNotLock(err), err
 }
 
-// didNotLock reports whether err is the error of Lock or TryLock.
+// didNotLock reports whether err comes from Lock or TryLock.
 func didNotLock(err error) bool {
 	e, ok := err.(*LockError)
 	return ok && e.Op == "lock"

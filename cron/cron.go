@@ -23,8 +23,8 @@ import (
 	"github.com/go-dsync/dsync"
 )
 
-// Job is a job of a fleet. Its fields must not change while it is in use, and
-// its methods may be called concurrently.
+// Job is a job that a fleet runs once per period. Its fields must not change
+// while it is in use, and its methods may be called concurrently.
 type Job struct {
 	// Locker is a client of a backend that the fleet shares. If a process dies
 	// during a run, other processes cannot begin the next run until this TTL

@@ -147,8 +147,8 @@ type kind struct {
 	args []string
 }
 
-// kinds returns the lock and, if the backend supports them, permits of which a
-// third party holds one. A short run tests permits with some mishaps only.
+// kinds returns the lock and, if the backend supports them, permits, one of
+// which a third party holds. A short run tests permits with some mishaps only.
 func (b *bed) kinds(m mishap, all bool) []kind {
 	kinds := []kind{{}}
 	if b.client.Info().Permits.Offered && (all || m.name == "frozen" || m.name == "killed") {

@@ -49,7 +49,7 @@ var modelMistakes = []modelMistake{
 		new: `range f.recent[:map[bool]int{true: 0, false: len(f.recent)}[PLANTED]] {`,
 	},
 	{
-		name: "who joins a watch that has begun does not look",
+		name: "a waiter that joins a watch that has begun does not look",
 		file: "feed.go", model: "two of a client arrive", wrong: []string{modelAsleep},
 		old: `			signal(w.wake)
 			return true`,
@@ -178,13 +178,13 @@ var modelMistakes = []modelMistake{
 		new: `h.tokenFrom(r, map[bool]int64{true: h.revision, false: token}[PLANTED])`,
 	},
 	{
-		name: "who writes does not count who reads",
+		name: "a writer does not count readers",
 		file: "keys.go", model: "a writer behind readers", wrong: []string{modelNotFirst},
 		old: `return isContender(dir, kv) && mode.Excludes(modeOf(dir, kv))`,
 		new: `return isContender(dir, kv) && mode.Excludes(modeOf(dir, kv)) && !(PLANTED && modeOf(dir, kv) == driver.Read)`,
 	},
 	{
-		name: "who reads leaves out who writes",
+		name: "a reader leaves out writers",
 		file: "keys.go", model: "readers", wrong: []string{modelNotFirst},
 		old: `return r.dir + "0"`,
 		new: `return r.dir + map[bool]string{true: "x", false: "0"}[PLANTED]`,
@@ -196,7 +196,7 @@ var modelMistakes = []modelMistake{
 		new: `forRead: PLANTED || h.rule().forRead}`,
 	},
 	{
-		name: "who reads does not look when the way is free",
+		name: "a reader does not look when the way is free",
 		file: "keys.go", model: "a reader is evicted", wrong: []string{modelNotFirst},
 		old: `forRead: true, confirms: true`,
 		new: `forRead: true, confirms: !PLANTED`,
@@ -222,13 +222,13 @@ var modelMistakes = []modelMistake{
 		new: `if PLANTED || v.missing > 0 || len(v.before) > 0 {`,
 	},
 	{
-		name: "who waits for permits does not hear of the limit",
+		name: "a waiter for permits is not notified of the limit",
 		file: "wait.go", model: "a limit is raised", wrong: []string{modelAsleep},
 		old: `{dir: limitKey(dir), ofRecord: true}}`,
 		new: `{dir: limitKey(dir), ofRecord: true}}[:map[bool]int{true: 1, false: 2}[PLANTED]]`,
 	},
 	{
-		name: "who wants permits does not look when they may be free",
+		name: "a waiter for permits does not look when they may be free",
 		file: "keys.go", model: "permits behind a writer give up", wrong: []string{modelTwo, modelNotFirst},
 		old: `adds: true, confirms: true`,
 		new: `adds: true, confirms: !PLANTED`,
@@ -301,7 +301,7 @@ var modelMistakes = []modelMistake{
 		new: `(PLANTED || removed || g.definite)`,
 	},
 	{
-		name: "who gives up leaves the key",
+		name: "a canceled waiter leaves the key",
 		file: "acquire.go", model: "cancels", wrong: []string{modelAsleep, modelLeft},
 		old: `_, err := d.delete(bounded, h.key)`,
 		new: `var err error

@@ -151,7 +151,7 @@ func (l *lease) outOfReach() error {
 	case last == nil:
 		return fmt.Errorf("%w: too few nodes answered", driver.ErrUnavailable)
 	}
-	return fmt.Errorf("%w: too few nodes answered, the last because of: %w", driver.ErrUnavailable, last)
+	return fmt.Errorf("%w: too few nodes answered; the last error: %w", driver.ErrUnavailable, last)
 }
 
 // unfinished returns the error of an attempt that ended before its vote.

@@ -210,9 +210,9 @@ func (r *renewal) outcome(ctx context.Context, i int, l *lease) error {
 	case err == nil:
 		return fmt.Errorf("%w: too few nodes answered", driver.ErrUnavailable)
 	case doubt:
-		return fmt.Errorf("%w: too few nodes answered, the last because of: %w", driver.ErrUnknown, err)
+		return fmt.Errorf("%w: too few nodes answered; the last error: %w", driver.ErrUnknown, err)
 	}
-	return fmt.Errorf("%w: too few nodes answered, the last because of: %w", driver.ErrUnavailable, err)
+	return fmt.Errorf("%w: too few nodes answered; the last error: %w", driver.ErrUnavailable, err)
 }
 
 // rejoin makes nodes without the value, such as a restarted node, set the value

@@ -117,12 +117,12 @@ func reachOf(op int32) reach {
 	return toServer
 }
 
-// confirmation determines from the answers to a session until when its timeout
-// has started again at the leader of the ensemble, which is the only place
-// where it matters. A single answer proves little. A follower answers pings and
-// reads by itself, even when cut off from the leader. A leader that is cut off
-// from the others still answers while they already have another leader. A
-// moment counts if two facts hold.
+// confirmation determines from the answers to a session the latest time at
+// which its timeout has certainly started again at the leader of the ensemble.
+// Only the leader's view matters. A single answer proves little. A follower
+// answers pings and reads by itself, even when cut off from the leader. A
+// leader that is cut off from the others still answers while they already have
+// another leader. A moment counts if two facts hold.
 //
 // The leader has heard of the session since then. Each half tick the leader
 // sends a ping to a follower, which answers with the sessions it has heard
