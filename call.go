@@ -15,7 +15,7 @@ const (
 	lastRetry  = time.Second
 	yieldFor   = time.Millisecond // after our own release, where other clients may be waiting
 
-	ownFor = 10 * time.Second // a call that waits this long for a lease held by its own client is reported
+	ownFor = 10 * time.Second // when a wait for a lease of the same client is reported
 )
 
 // lockCall is one call of Lock, as a state machine. step chooses the next state
@@ -25,15 +25,15 @@ const (
 //	state     the call                              ended by                              next
 //	(begin)   not a re-entry                        callers before it                     inLine
 //	                                                no call before it                     settling, yielding or asking
-//	inLine    waits in line in the process          callNext: it contends                 settling, yielding or asking
+//	inLine    queues in the process                 callNext: it contends                 settling, yielding or asking
 //	settling  waits for our own release to return   the return of the release             yielding or asking
 //	                                                the bound of the wait                 asking
 //	yielding  leaves other clients a moment         time                                  asking
-//	asking    has asked the backend                 a grant                               over, with a lease
+//	asking    has sent a request                    a grant                               over, with a lease
 //	                                                a grant of no use                     asking, and from the second on pausing
 //	                                                ErrUnavailable, ErrUnknown            pausing
 //	                                                another error                         over, with the error
-//	pausing   waits before it asks again            time                                  asking
+//	pausing   waits before its next request         time                                  asking
 //	over      has a lease or an error
 //
 // Two more events can end each state in which a call waits. Another call may

@@ -93,7 +93,7 @@ type Client struct {
 // refuses work, Lock tries again until ctx ends. These errors return at once:
 //
 //	ErrDeadlock             the caller's own lease holds name
-//	ErrLimit                the name has another limit of permits
+//	ErrLimit                the name has a different limit of permits
 //	ErrClosed               the client is closed
 //	errors.ErrUnsupported   the backend does not support an option
 //	fs.ErrPermission        the user lacks a right

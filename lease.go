@@ -23,7 +23,7 @@ type Lease struct {
 	fixed bool // made with ExpireAfter
 
 	// Guarded by hold.lock.mu.
-	end      *holdAlarm    // the latest end of a re-entry with ExpireAfter or lease with MaxHold, or nil
+	end      *holdAlarm    // latest end of a re-entry with ExpireAfter, or by MaxHold; or nil
 	slow     *holdAlarm    // when Options.SlowHold has passed; nil if there is nothing more to report
 	err      error         // of the end; nil while the lease is held
 	last     moment        // the deadline at the end

@@ -754,7 +754,7 @@ func closeCrossesWaits(e *env) error {
 		case err == nil && !gone:
 			return fmt.Errorf("a Wait of %s for the latch %q, which is set, returned nil when Close crossed it", conn.label, seen.name)
 		case err != nil && !errors.Is(err, dsync.ErrClosed):
-			return fmt.Errorf("a Wait of %s returned %q when Close crossed it, want ErrClosed", conn.label, err)
+			return fmt.Errorf("a Wait of %s returned %q when Close began during it, want ErrClosed", conn.label, err)
 		case closed != nil:
 			return fmt.Errorf("during a Wait: %w", closed)
 		}

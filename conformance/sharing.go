@@ -78,7 +78,7 @@ func (e *env) offered(all []driver.Mode) []driver.Mode {
 	return slices.DeleteFunc(slices.Clone(all), func(m driver.Mode) bool { return !e.driverInfo().Offers(m) })
 }
 
-// in is a request option. A request for permits asks for all permits, so such
+// in is a request option. A request for permits requests all permits, so such
 // requests exclude each other, and a permit that is left behind is detected.
 func in(m driver.Mode) option {
 	return func(r *driver.Request) {

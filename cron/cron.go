@@ -3,7 +3,7 @@
 // Each process has the same [Job] and calls [Job.Loop], or calls [Job.Once]
 // from its own scheduler. A job cannot simply call TryLock, do its work and
 // call Unlock: clocks differ, so a short job would have released the lock
-// before the next process asks. The backend therefore keeps the lock of a
+// before the next process tries. The backend therefore keeps the lock of a
 // period until the period has ended (dsync.HoldAtLeast). Memory, Redis, etcd
 // and tables support this. Redlock supports it up to maxttl. On ZooKeeper and
 // PostgreSQL advisory locks, Loop and Once fail with errors.ErrUnsupported.

@@ -51,7 +51,7 @@ type Support struct {
 	Offered bool
 	Order   Order
 	Fencing Fencing // None for Permit
-	Why     string  // if not Offered: the reason, for people, if there is more to say
+	Why     string  // if not Offered: an additional reason for people, if any
 }
 
 // of returns the Support of a mode, and the mode's name in errors.

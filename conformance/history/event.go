@@ -118,7 +118,7 @@ func (e Event) because(err error) Event {
 	case err == nil:
 		return e
 	case e.Kind == KindFail && errors.Is(err, dsync.ErrUnknown):
-		// the hold may exist, whatever else the error says
+		// the hold may exist, regardless of the rest of the error
 		e.Class = ClassUnknown
 		return e
 	}

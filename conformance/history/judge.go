@@ -60,7 +60,7 @@ const (
 	// when the grant returned. It ends when Unlock is called, when the last
 	// known deadline passes, or when the lease reports its loss, whichever
 	// comes first. The claim ends Bounds.Detect earlier, unless the backend's
-	// answer to the release says that it had the hold (Answered). Such an
+	// answer to the release shows that it had the hold (Answered). Such an
 	// answer also covers the time since the backend's grant, in which several
 	// leases may have used the hold without a request.
 	RuleOverlap Rule = "V1 claimed overlap"

@@ -58,7 +58,7 @@
 // and reads the record every Options.Poll or when it is notified. So no other
 // waiter overtakes it, and a waiter that has vanished loses its place.
 //
-// Callers of one driver that want the same name share these requests, so a
+// Callers of one driver that request the same name share these requests, so a
 // crowd in a process costs the store little more than a single waiter. If the
 // store is a [Batcher], one write renews many holds.
 //

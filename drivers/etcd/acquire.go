@@ -195,7 +195,7 @@ func (h *hold) enqueue(ctx context.Context) (view, error) {
 		return view{}, final{driver.ErrSealed}
 	case !answer.Succeeded:
 		h.driver.recorded.Store(true)
-		return h.enqueue(ctx) // and plain asks for the record from now on
+		return h.enqueue(ctx) // so from now on plain reads the record
 	}
 	r, err := h.recordAt(dir, answer, 2)
 	h.created(answer, r)
@@ -238,8 +238,8 @@ func (h *hold) plain(dir string) (clientv3.Cmp, []clientv3.Op) {
 	return noRecord(dir), nil
 }
 
-// recordAt reads the record from response i of the answer, if the request asked
-// for the record.
+// recordAt reads the record from response i of the answer, if the request reads
+// the record.
 func (h *hold) recordAt(dir string, answer *clientv3.TxnResponse, i int) (record, error) {
 	if i >= len(answer.Responses) {
 		return record{}, nil

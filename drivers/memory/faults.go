@@ -207,7 +207,7 @@ func (d *Driver) settle(now int64) {
 	})
 }
 
-// hear returns the losses that the holders of d must be notified of, if the
+// hear returns the losses of which the holders of d must be notified, if the
 // server can reach d.
 func (d *Driver) hear() []loss {
 	if d.isDeaf() {

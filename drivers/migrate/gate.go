@@ -223,7 +223,7 @@ func (g *gate) enter(ctx context.Context) (*member, error) {
 	}
 }
 
-// enterNow is enter for callers that want a current answer instead of the last
+// enterNow is enter for callers that need a current answer instead of the last
 // refusal.
 func (g *gate) enterNow(ctx context.Context) (*member, error) {
 	g.mu.Lock()

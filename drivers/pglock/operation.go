@@ -31,7 +31,7 @@ type operation struct {
 	// Guarded by session.mu until done is closed, after the call of after.
 	step      step
 	settled   bool
-	abandoned bool  // no caller wants the lock now
+	abandoned bool  // no caller needs the lock anymore
 	undo      error // why the lock is being released; afterwards the outcome
 	repeated  bool  // the unlock was sent before and failed
 	kept      bool  // the session keeps the lock for other holds, and the unlock is a ping
@@ -79,7 +79,7 @@ type step uint8
 const (
 	try   step = iota // pg_try_advisory_lock
 	block             // pg_advisory_lock
-	// a ping after the grant of a long block: its answer shows until when the
+	// a ping after the grant of a long block; its answer shows how long the
 	// session lasts
 	confirm
 	// only the token of the group, because the session has the lock from a try

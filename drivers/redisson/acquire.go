@@ -155,7 +155,7 @@ func (w *waiting) wait(ctx context.Context, refused answer) (*lease, error) {
 		}
 		if r.Mode == driver.Permit && r.Limit <= 0 && refused.limit > 0 {
 			own := *r
-			own.Limit = -refused.limit // needed if the limit is forgotten before this caller listens
+			own.Limit = -refused.limit // for a limit that is forgotten before this caller listens
 			r, w.request = &own, &own
 		}
 		overdue := false

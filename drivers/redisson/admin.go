@@ -268,8 +268,8 @@ func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[string, erro
 	}
 }
 
-// listAt yields the names on one node, over one connection, since a cursor is
-// valid for one server only. goOn is false when no more names are wanted.
+// listAt yields the names on one node, over one connection, because a cursor is
+// valid for only one server. goOn is false when no more names are needed.
 func (d *Driver) listAt(ctx context.Context, node rueidis.Client, prefix string, yield func(string, error) bool) (goOn bool, err error) {
 	conn, err := d.dedicate(ctx, node)
 	if err != nil {

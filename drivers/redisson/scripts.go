@@ -82,7 +82,8 @@ func (d *Driver) checkRole(results ...rueidis.RedisResult) {
 }
 
 // leaveServer closes the connections to a server that became a replica, so that
-// the client looks up the server of the address again, or asks the sentinels.
+// the client looks up the server of the address again, or queries the
+// sentinels.
 func (d *Driver) leaveServer() {
 	if d.dialer != nil {
 		d.dialer.Break()

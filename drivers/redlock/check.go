@@ -89,7 +89,7 @@ func (n *node) lookFailed(err error) error {
 	return err
 }
 
-// judge decides from when the answers of a server count.
+// judge determines the time from which the answers of a server count.
 func (n *node) judge(info map[string]string) {
 	d := n.driver
 	now := d.life.Now()

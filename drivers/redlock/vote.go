@@ -189,8 +189,8 @@ func (v *vote) undo() {
 }
 
 // tellWaiters sends the message about the end of a hold to the waiters' node if
-// no deletion sends one there, because the node has another value, or was not
-// asked in time. It is called when the vote has ended. The caller holds
+// no deletion sends one there, because the node has another value, or got no
+// request in time. It is called when the vote has ended. The caller holds
 // lease.Mu.
 func (v *vote) tellWaiters() {
 	l, n := v.lease, v.node()

@@ -176,12 +176,12 @@ func (l *lease) persists(repeats int) bool {
 	return repeats < manyRepeats && l.votes[l.driver.firstNode(l.request.Name)].counts() && l.driver.life.Now() < l.sent+int64(l.ttl/4)
 }
 
-// first waits for the answer of the asked node. The error is ErrLocked if the
-// node refuses, and answered is false if the next node must be asked.
+// first waits for the answer of the chosen node. The error is ErrLocked if the
+// node refuses, and answered is false if the request must go to the next node.
 func (l *lease) first(ctx context.Context, v *vote) (err error, answered bool) {
 	d := l.driver
 	limit := min(longestVote, l.ttl/2)
-	if !d.single() { // there is another node to ask
+	if !d.single() { // there is another node to try
 		limit = min(limit, d.patience(4*d.options.NodeTimeout))
 	}
 	reached := l.await(ctx, limit, d.life.Open().Done())

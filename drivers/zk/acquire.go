@@ -33,18 +33,18 @@ func (d *Driver) data(r *driver.Request) ([]byte, error) {
 //	state     the request                      ended by                           next
 //	boarding  waits for a session              a session                          asking, or looking without a claim: the rule's begin
 //	asking    has sent a claim                 made, with the node of the name    entering
-//	                                           made                               looking; a place in line: arming
+//	                                           made                               looking; a place in queue: arming
 //	                                           a node above is missing, now made  asking, as begin says
 //	                                           the node of the name is there      asking, as begin says
 //	                                           no answer, a new connection        settling
-//	settling  looks for the unanswered claim   the claim is there                 looking; a place in line: arming
+//	settling  looks for the unanswered claim   the claim is there                 looking; a place in queue: arming
 //	                                           it is not, and becomes a ghost     asking, as begin says
-//	looking   has listed the other contenders  nobody is before the claim         entering
+//	looking   has listed the other contenders  no node is before the claim         entering
 //	                                           room for a claim not made yet      asking
 //	                                           too many permits before its own    yielding
-//	                                           somebody is before the claim       arming; NoWait: leaving
+//	                                           a node is before the claim         arming; NoWait: leaving
 //	yielding  removes its permits              the answer                         looking
-//	arming    gets in line, sets watches       no place in line yet               asking
+//	arming    joins queue, sets watches       no place in line yet               asking
 //	                                           a watch that a look has to follow  looking
 //	                                           all watches are set                waiting
 //	waiting   sleeps                           an event, or 16 s                  looking

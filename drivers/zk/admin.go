@@ -296,7 +296,7 @@ func (w *walk) sync() error {
 
 // below yields the names at a node and below. Path is the path of the node
 // without the chroot, and name is the name that it stands for. GoOn is false
-// when the caller wants no more names.
+// when the caller needs no more names.
 func (w *walk) below(path, name string) (goOn bool, err error) {
 	node := cmp.Or(w.d.options.Chroot+path, "/")
 	l, err := w.c.list(node)

@@ -45,7 +45,7 @@ const (
 )
 
 // session carries locks of one TTL. The library keeps the session alive every
-// third of the TTL, and keep determines until when the session is guaranteed to
+// third of the TTL, and keep determines how long the session is guaranteed to
 // last. Once this end has passed, the session is given up. From then on the
 // only request is the one to end the session.
 type session struct {

@@ -92,7 +92,7 @@ func (j job) delegate(ctx context.Context, meet func(), served func(shop.Tally))
 		return t, err
 	}
 	lines := bufio.NewScanner(stdout)
-	_ = json.NewEncoder(stdin).Encode(j) // if the child is gone, Wait says why
+	_ = json.NewEncoder(stdin).Encode(j) // if the child is gone, Wait returns the reason
 	if lines.Scan() {
 		meet()
 		fmt.Fprintln(stdin, "start")

@@ -212,7 +212,7 @@ type Frame struct {
 	// Guarded by pool.mu.
 	users   int
 	load    int
-	idle    int64 // since when there are no users
+	idle    int64 // the time since which there are no users
 	retired bool
 	dead    bool
 }

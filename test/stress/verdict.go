@@ -139,7 +139,7 @@ func (c *cell) bounds() history.Bounds {
 // regained measures how long after the end of a fault each name was granted
 // again.
 func (c *cell) regained(events []history.Event) {
-	waiting := map[string]time.Duration{} // since when, from the end of the last fault
+	waiting := map[string]time.Duration{} // time since then, from the end of the last fault
 	for _, e := range events {
 		switch e.Kind {
 		case history.KindFaultOff:

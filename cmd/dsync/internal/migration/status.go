@@ -138,7 +138,7 @@ func (r *nameReport) writeBehind(w io.Writer) {
 	}
 }
 
-// inOld returns the members that are in phase old or want to be.
+// inOld returns the members that are in phase old or about to enter it.
 func (r *statusReport) inOld() []migrate.Member {
 	return slices.DeleteFunc(slices.Clone(r.Members), func(m migrate.Member) bool { return m.Phase != migrate.PhaseOld })
 }
