@@ -44,7 +44,7 @@ func (d *Driver) data(r *driver.Request) ([]byte, error) {
 //	                                           too many permits before its own    yielding
 //	                                           a node is before the claim         arming; NoWait: leaving
 //	yielding  removes its permits              the answer                         looking
-//	arming    joins queue, sets watches       no place in line yet               asking
+//	arming    joins queue, sets watches        no place in the queue yet          asking
 //	                                           a watch that a look has to follow  looking
 //	                                           all watches are set                waiting
 //	waiting   sleeps                           an event, or 16 s                  looking
