@@ -28,7 +28,7 @@ var plain = []scenario{
 	{"tryLock of java with wait and lease", false, tryForAWhile},
 	{"reentrancy of java", false, javaReenters},
 	{"reentrancy of go", false, goReenters},
-	{"who does not hold the lock cannot unlock it", false, strangers},
+	{"a client without the lock cannot unlock it", false, strangers},
 	{"unlock of a free lock", false, unlockFree},
 	{"lease of java runs out", false, javaLeaseEnds},
 	{"lease of go runs out", false, goLeaseEnds},

@@ -20,8 +20,8 @@ import (
 var readWrite = []scenario{
 	{"readers of both share a read-write lock", true, readersShare},
 	{"a writer excludes all others from a read-write lock", true, writerIsAlone},
-	{"hand-overs of a read-write lock, both ways", true, readWriteHandOvers},
-	{"who writes wakes all readers of both", true, writerWakesReaders},
+	{"hand-overs of a read-write lock, in both directions", true, readWriteHandOvers},
+	{"a writer wakes all readers of both", true, writerWakesReaders},
 	{"readers of both are renewed", false, readersAreRenewed},
 	{"every lock of go writes", true, locksOfGoWrite},
 	{"a lock of go beside the read-write lock of java", false, javaBesideALock},
@@ -127,7 +127,7 @@ func readWriteHandOvers(t *testing.T, b *bed) {
 					b.subscribed(t, readWriteChannel(name), 1)
 					time.Sleep(20 * time.Millisecond) // a waiter sends another request once it has subscribed
 					if w.ended() {
-						t.Fatalf("the one that waits was granted: %v", w.err)
+						t.Fatalf("the waiter was granted: %v", w.err)
 					}
 					start := time.Now()
 					from.do(t, "unlock")

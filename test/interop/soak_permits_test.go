@@ -206,7 +206,7 @@ func takeAll(t *testing.T, c *dsync.Client, name string) {
 	defer cancel()
 	lease, err := c.Lock(ctx, name, dsync.Permits(permitLimit, permitLimit))
 	if err != nil {
-		t.Fatalf("all permits, after everybody was killed: %v", err)
+		t.Fatalf("all permits, after all processes were killed: %v", err)
 	}
 	unlock(t, lease)
 	if err := c.Close(ctx); err != nil {
