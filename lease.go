@@ -194,9 +194,9 @@ func (l *Lease) WatchRemoval(ctx context.Context) {
 // own name under such a context returns ErrDeadlock instead of waiting. A Read
 // does not wait (see [Read]).
 //
-// A goroutine ends the context, so it may end a moment late after a pause of
-// the process. Just before an action that must not be late, call the lease's
-// Err, which compares the clock.
+// A goroutine ends the context, so after a pause of the process the context may
+// end slightly late. Just before an action that must not be late, call the
+// lease's Err, which compares the clock.
 func (l *Lease) Context(parent context.Context) (context.Context, context.CancelFunc) {
 	if l.view() != l || l == nil {
 		return l.contextOfView(parent)

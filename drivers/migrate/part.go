@@ -142,9 +142,9 @@ func (p *part) undo(ctx context.Context, err error) error {
 	return fmt.Errorf("%w: %w", driver.ErrUnknown, err)
 }
 
-// token returns the first token of the hold, or 0 if it has none. The token is
-// above all tokens given out for the name, if the caller receives no token of
-// this hold.
+// token returns the first token of the hold, or 0 if it has none. If the caller
+// receives no token of this hold, the token is above all tokens issued for the
+// name.
 func (p *part) token() uint64 {
 	first, _ := driver.Tokens(p.lease, p.b.floor)
 	return first

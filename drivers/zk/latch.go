@@ -105,7 +105,7 @@ func (d *Driver) WatchLatch(name string, changed func()) (stop func(), err error
 // changeLatch carries out the operations that change returns for a latch,
 // unless a request with the id was carried out. It reports whether there were
 // any. The first look may be outdated. In that case operations are refused, and
-// finding nothing to do requires a second look.
+// a second look must confirm that there is nothing to do.
 func (d *Driver) changeLatch(ctx context.Context, name, id string, change func(latch) []any) (did bool, err error) {
 	if err := ctx.Err(); err != nil {
 		return false, err

@@ -71,10 +71,9 @@ func (s *session) reportKeepAlive(err error) {
 	s.driver.reportKeepAlive(err)
 }
 
-// confirmBy sends a request of which only the answer matters, and returns nil
-// if there was one. If there was none in half the remaining time, the
-// connection to the server is given up, because another server may be able to
-// reach the leader.
+// confirmBy sends a request, and returns nil if there was any answer. If there
+// was none in half the remaining time, the connection to the server is given
+// up, because another server may be able to reach the leader.
 func (s *session) confirmBy(r reach, now int64) error {
 	l := s.current.Load()
 	if l == nil {
