@@ -34,10 +34,10 @@ func statusCommand(f *pairFlags) *cobra.Command {
 		Short: "Show where names are, their holders, and programs that are behind",
 		Long: `Status shows for each name whether it has moved, its holder and the backend of that hold, its waiters, and the floor of its tokens. The
 floor is the last token of the old backend. With --gate, status also shows the processes in phases old and new, and the processes that
-want to enter phase old. It changes nothing.
+are waiting to enter phase old. It changes nothing.
 
 A program is behind if it uses only the old backend. Such a program holds a name there without the mark of programs in the migration, or
-is waiting there for a name that has moved. With a gate, a program is also behind if it is in phase old or wants to enter it.
+is waiting there for a name that has moved. With a gate, a program is also behind if it is in phase old or waiting to enter it.
 The exit status is 3 if a program is behind, or if the user has no rights to reserved names.
 
 A single check finds programs that hold a name at that moment. With --for, status checks names in use fifty times a second. It finds a

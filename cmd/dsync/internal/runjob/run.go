@@ -46,14 +46,14 @@ dsync is frozen or killed. If the lock is removed, the group gets KILL as soon a
 then, unless they use --settle. On Linux all this includes processes that leave the group (timeout, setsid, daemons). On macOS such
 processes are not ended, so use timeout --foreground there.
 
-When the command has ended, processes that it left get TERM, and KILL after --kill-after. Then the lock is released.
+When the command has ended, processes that it left behind get TERM, and KILL after --kill-after. Then the lock is released.
 
 HUP, INT, QUIT, TERM, USR1, USR2, WINCH and TSTP are passed on to the whole group. On a terminal the command is in the foreground, and Ctrl-Z
-also stops dsync. If dsync stands still for so long that the lock is lost, the command is ended.
+also stops dsync. If dsync is suspended for so long that the lock is lost, the command is ended.
 
-The command's environment has DSYNC_NAME, DSYNC_TOKEN (the fencing token, if the backend has one) and DSYNC_DEADLINE (until when the lock was
-held without another renewal at the start of the command: RFC 3339, UTC). DSYNC_URL, which may contain a password, is passed on only with
---pass-url.
+The command's environment contains DSYNC_NAME, DSYNC_TOKEN (the fencing token, if the backend has one) and DSYNC_DEADLINE (the time until
+which the lock is held if it is not renewed again, as of the start of the command: RFC 3339, UTC). DSYNC_URL, which may contain a password,
+is passed on only with --pass-url.
 
 Exit status
 ` + cli.StatusTable(),

@@ -29,7 +29,7 @@ func Command() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "serve [PREFIX]",
 		Short: "Serve a web page of the held locks",
-		Long: `Serve serves a web page of the held names that begin with PREFIX: the holder of each, since when it is held, and the waiters. The leader of an
+		Long: `Serve serves a web page of the held names that begin with PREFIX: the holder of each, the time of the grant, and the waiters. The leader of an
 election is the holder of its name. The page updates itself until Ctrl-C or TERM. Serve changes nothing.
 
 Browsers load everything from this server. All pages share their requests to the backend: serve lists the names every --every, but at most
