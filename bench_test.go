@@ -113,7 +113,7 @@ func BenchmarkRead(b *testing.B) {
 }
 
 // BenchmarkPermits acquires up to 32 permits of a name, by one goroutine, and
-// by 64 goroutines, which hand holds over.
+// by 64 goroutines, which hand over holds.
 func BenchmarkPermits(b *testing.B) {
 	for _, goroutines := range []int{1, 64} {
 		b.Run(fmt.Sprint(goroutines), func(b *testing.B) {

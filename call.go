@@ -15,7 +15,7 @@ const (
 	lastRetry  = time.Second
 	yieldFor   = time.Millisecond // after our own release, where other clients may be waiting
 
-	ownFor = 10 * time.Second // a call that waits this long for a lease of its own client is reported
+	ownFor = 10 * time.Second // when a wait for a lease of the same client is reported
 )
 
 // lockCall is one call of Lock, as a state machine. step chooses the next state
@@ -29,19 +29,19 @@ const (
 //	releasing waits for our own release to return   the return of the release             yielding or asking
 //	                                                the bound of the wait                 asking
 //	yielding  leaves other clients a moment         time                                  asking
-//	asking    has asked the backend                 a grant                               over, with a lease
+//	asking    has sent a request                    a grant                               over, with a lease
 //	                                                a grant of no use                     asking, and from the second on pausing
 //	                                                ErrUnavailable, ErrUnknown            pausing
 //	                                                another error                         over, with the error
-//	pausing   waits before it asks again            time                                  asking
+//	pausing   waits before its next request         time                                  asking
 //	over      has a lease or an error
 //
 // Two more events can end each state in which a call waits. Another call may
 // serve it: the previous holder by a hand-over, or a call of the same group
-// with its own grant. Or the context or the client may end. No call is served
-// after the end of its context, and a lease wins over an error: a call that was
-// served before its context ended returns the lease. If a call is granted the
-// lock after it was served, it releases the grant.
+// with its own grant. Its context or the client may also end. No call is served
+// after the end of its context, and a lease takes precedence over an error: a
+// call that was served before its context ended returns the lease. If a call is
+// granted the lock after it was served, it releases the grant.
 //
 // From releasing to pausing the call contends. lock.contending counts the
 // contenders. Where one contender asks for all calls, no other call begins to
@@ -203,8 +203,9 @@ func (c *lockCall) awaitRelease() callState {
 }
 
 // yield returns the state of a contender with no release to wait for. If other
-// clients may be waiting, the contender gives them a moment. They must receive
-// a message first, and would never win otherwise. Called with lock.mu held.
+// clients may be waiting, the contender gives them a moment, because they
+// receive the lock only after a message and would otherwise never win. Called
+// with lock.mu held.
 func (c *lockCall) yield() callState {
 	if c.wait = c.lock.yieldUntil - c.lock.client.clock.Plain(); c.wait > 0 {
 		return yielding

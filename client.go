@@ -79,10 +79,10 @@ type Client struct {
 //
 // # A context that ends
 //
-// ctx bounds only the wait. If ctx ends after the grant, the lease goes on. If
-// ctx ends before the grant, Lock returns an error that matches ctx.Err,
+// ctx bounds only the wait. If ctx ends after the grant, the lease continues.
+// If ctx ends before the grant, Lock returns an error that matches ctx.Err,
 // nothing is held, and the caller leaves the queue. The error also gives the
-// reason of the wait: it matches [ErrLocked] if another owner holds name, and
+// reason for the wait: it matches [ErrLocked] if another owner holds name, and
 // [ErrUnavailable] or [ErrUnknown] if the backend does not answer. If ctx ends
 // while a grant is on its way, Lock returns either the lease or an error, never
 // both.
@@ -93,7 +93,7 @@ type Client struct {
 // refuses work, Lock tries again until ctx ends. These errors return at once:
 //
 //	ErrDeadlock             the caller's own lease holds name
-//	ErrLimit                the name has another limit of permits
+//	ErrLimit                the name has a different limit of permits
 //	ErrClosed               the client is closed
 //	errors.ErrUnsupported   the backend does not support an option
 //	fs.ErrPermission        the user lacks a right
@@ -111,9 +111,9 @@ func (c *Client) TryLock(ctx context.Context, name string, opts ...LockOption) (
 }
 
 // NewOwner returns a new identity whose locks are reentrant. While the owner
-// holds a name, its Lock and TryLock return further leases of the name without
-// a request, and the name is free when the last of them has ended. An Owner
-// corresponds to a thread in Java's Redisson, and need not be closed.
+// holds a name, its Lock and TryLock return additional leases of the name
+// without a request, and the name is free when the last of them has ended. An
+// Owner corresponds to a thread in Java's Redisson, and need not be closed.
 func (c *Client) NewOwner() *Owner { return &Owner{client: c, id: c.newHoldID()} }
 
 // Owner is an identity whose locks are reentrant. All methods may be called
@@ -126,8 +126,8 @@ type Owner struct {
 // ID returns the identity, which is unique among all owners of all clients.
 func (o *Owner) ID() string { return o.id }
 
-// Lock is [Client.Lock] for this owner. If the owner holds name, Lock returns a
-// further lease at once.
+// Lock is [Client.Lock] for this owner. If the owner holds name, Lock returns
+// another lease at once.
 func (o *Owner) Lock(ctx context.Context, name string, opts ...LockOption) (*Lease, error) {
 	return o.client.lock(ctx, o, name, opts, false)
 }
@@ -278,8 +278,8 @@ func (c *Client) ForceUnlock(ctx context.Context, name string) error {
 }
 
 // SetLimit sets the number of permits of name, 1 or more, until the next
-// SetLimit. A limit below the number of held permits revokes none of them.
-// Nothing is granted until enough permits are released. Waiting calls that pass
+// SetLimit. A limit below the number of held permits revokes none of them, but
+// no permit is granted until enough have been released. Waiting calls that pass
 // a different limit, or request more permits than the limit, fail with
 // [ErrLimit]. After ErrUnknown call SetLimit again. If the backend does not
 // support permits, SetLimit returns errors.ErrUnsupported.

@@ -27,8 +27,8 @@ func (l *Lease) overdue(r request) {
 	}
 }
 
-// tellSlow logs that a lease is held for longer than Options.SlowHold. Called
-// with lock.mu held.
+// tellSlow logs that a lease has been held for longer than Options.SlowHold.
+// Called with lock.mu held.
 func (l *Lease) tellSlow(now moment) {
 	c := l.hold.lock.client
 	if at := l.slow.At(); now < at {
@@ -50,8 +50,8 @@ func (k *lock) soleLease() *Lease {
 
 // watchOwn logs a warning when a call has waited for one lease of its own
 // client for ownFor, because a caller may have locked a name twice. Only one of
-// the calls that wait for a name does so at a time. Stop must be called when
-// the call has returned. Called with mu held.
+// the waiting calls for a name does so at a time. Stop must be called when the
+// call has returned. Called with mu held.
 func (k *lock) watchOwn(ctx context.Context, l *Lease) (stop func()) {
 	k.watched = true
 	stopped := false
@@ -107,8 +107,8 @@ var closed = func() chan struct{} {
 	return c
 }()
 
-// contextOfView is Context of a handle: the context refers to the handle and
-// not to the lease.
+// contextOfView is Context for a handle: the context refers to the handle, not
+// to the lease.
 func (l *Lease) contextOfView(parent context.Context) (context.Context, context.CancelFunc) {
 	view := l.view()
 	if view == nil {

@@ -14,7 +14,7 @@ import (
 // If the lock was not granted, fn does not run, and Do returns the [*LockError]
 // of Lock. Otherwise Do returns the error of fn unchanged, or a [*DoError] if
 // the lock was lost while fn ran, or if the outcome of the Unlock is unknown.
-// [Ran] tells the two cases apart.
+// [Ran] distinguishes the two cases.
 func Do(ctx context.Context, l Locker, name string, fn func(context.Context) error, opts ...LockOption) error {
 	return do(ctx, l.Lock, name, fn, opts)
 }
@@ -43,7 +43,7 @@ func do(ctx context.Context, lock func(context.Context, string, ...LockOption) (
 		}
 		_, nested := err.(*DoError)
 		if unlocked != nil || nested || didNotLock(err) {
-			// for Ran: fn may return the error of another Lock or Do
+			// for Ran: fn may return an error from another Lock or Do
 			err = &DoError{err, unlocked}
 		}
 	}()
@@ -59,7 +59,7 @@ func Ran(err error) (ran bool, failed error) {
 	return !didNotLock(err), err
 }
 
-// didNotLock reports whether err is the error of Lock or TryLock.
+// didNotLock reports whether err comes from Lock or TryLock.
 func didNotLock(err error) bool {
 	e, ok := err.(*LockError)
 	return ok && e.Op == "lock"

@@ -25,9 +25,9 @@ import (
 // and a lead that ignores its ctx delays only its own next term.
 //
 // Elect returns when ctx ends: a candidate gives up, and a leader resigns as
-// soon as lead has returned. Elect also returns an error of Lock that another
-// try cannot mend, such as ErrClosed. Calls through one [Owner] are one
-// candidate, because its locks are reentrant.
+// soon as lead has returned. Elect also returns an error from Lock that a retry
+// cannot fix, such as ErrClosed. Calls through one [Owner] are one candidate,
+// because its locks are reentrant.
 func Elect(ctx context.Context, l Locker, name string, lead func(ctx context.Context, term *Lease) error, opts ...LockOption) error {
 	election := observeElection(l, name)
 	defer election.Over()
@@ -35,7 +35,7 @@ func Elect(ctx context.Context, l Locker, name string, lead func(ctx context.Con
 	for {
 		lost := false
 		err := Do(election.Campaign(ctx), l, name, func(under context.Context) error {
-			if ctx.Err() != nil { // the grant and the end of ctx crossed
+			if ctx.Err() != nil { // the grant arrived just as ctx ended
 				return over()
 			}
 			term := LeaseFrom(under)
@@ -107,7 +107,7 @@ type observer struct {
 	pause time.Duration
 }
 
-// watch asks the driver to report changes, once, if the driver supports it.
+// watch makes the driver report changes, once, if the driver supports it.
 func (o *observer) watch() {
 	w, ok := o.client.driver.(driver.Watcher)
 	if !ok || o.watched {
@@ -157,10 +157,10 @@ const (
 	maxReachPause = 500 * time.Millisecond
 )
 
-// wait returns when it is time for the next query: after a change that the
-// driver reports, or after a pause. The pause doubles from query to query while
-// the backend is out of reach. It also doubles while the name is free, because
-// not every backend reports a grant.
+// wait returns when the next query is due: after a change that the driver
+// reports, or after a pause. The pause doubles from query to query while the
+// backend is out of reach. It also doubles while the name is free, because not
+// every backend reports a grant.
 func (o *observer) wait(ctx context.Context, s Status, outOfReach bool) {
 	pause := o.client.ttl / 3
 	if s.Held {

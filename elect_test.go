@@ -148,7 +148,7 @@ func TestElectWaitsForLead(t *testing.T) {
 				t.Errorf("the cause is %v, want the loss", context.Cause(ctx))
 			}
 			time.Sleep(time.Minute)
-			return errors.New("of a term that is over")
+			return errors.New("of a term that has ended")
 		})
 		took := time.Since(began)
 		if err != nil || len(terms) != 2 || terms[1] <= terms[0] || took < time.Minute || took > time.Minute+time.Second {

@@ -31,7 +31,7 @@ var (
 	ErrLost error = &lostError{}
 
 	// ErrUnknown: the backend may or may not have carried out the request.
-	// The clean-up goes on in the background.
+	// The clean-up continues in the background.
 	ErrUnknown = driver.ErrUnknown
 
 	// ErrUnavailable: the backend is out of reach, or refuses work for now.
@@ -56,7 +56,7 @@ var (
 // is repeated.
 func transient(err error) bool { return errors.Is(err, ErrUnavailable) || errors.Is(err, ErrUnknown) }
 
-// errNested is the error of TryLock where Lock returns ErrDeadlock.
+// errNested is the error that TryLock returns where Lock returns ErrDeadlock.
 var errNested = fmt.Errorf("%w: the caller's own lease holds the name", ErrLocked)
 
 // LockError is the error of a method of Client, Owner, Lease or Latch, with the
@@ -166,7 +166,7 @@ var (
 type waitError struct {
 	ctx     error // ctx.Err()
 	cause   error // context.Cause, if it is a different error
-	answer  error // to the request that the context cut off; may be nil
+	answer  error // to the request that the context interrupted; may be nil
 	trouble error // why earlier requests got no answer; may be nil
 	locked  bool  // another owner held the lock, as far as known
 }

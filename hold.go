@@ -7,7 +7,7 @@ import (
 	"github.com/go-dsync/dsync/internal/telemetry"
 )
 
-// The bounds of handing a hold over inside the process. After this many
+// The bounds for handing over a hold inside the process. After this many
 // hand-overs, or this long after the backend's grant, the lock is really
 // released, so that other processes get their turn.
 const (
@@ -20,8 +20,8 @@ type holdState uint8
 const (
 	holdPending holdState = iota // Acquire has not returned
 	holdLive                     // granted, and not known to be past its deadline
-	// lost on the local clock; to be released when its time at the backend is
-	// up too
+	// lost on the local clock; to be released when its time on the backend is
+	// also up
 	holdLapsed
 	holdReleased // given to the driver to release
 	holdOver     // nothing is left to do
@@ -46,12 +46,12 @@ type hold struct {
 	at      **hold
 	views   *Lease // all views that have not ended
 	ownedBy *Owner // the group that has the views and may re-enter; nil: no re-entry
-	// of the call that asks, and then of the owner's first lease; may be nil
+	// of the requesting call, and then of the owner's first lease; may be nil
 	call  *telemetry.Call
 	ttl   time.Duration // as granted or last extended
 	since moment        // the time of the grant by the backend, or of the last Extend
-	// the name stays taken until this time, however the hold ends here; 0: no
-	// longer than the hold
+	// the name stays taken until this time, regardless of how the hold ends
+	// here; 0: no longer than the hold
 	keepUntil moment
 	token     uint64 // of the current owner
 	// if the last renewal failed: the loss to report if the hold ends now;
@@ -61,7 +61,7 @@ type hold struct {
 	// the waiter that a request gives the hold to, instead of a release; nil if
 	// there is none
 	heir      *waiter
-	tokens    int8 // how many more useful tokens came with the grant
+	tokens    int8 // the number of additional useful tokens that came with the grant
 	handOvers int8
 	state     holdState
 	waits     bool // refused, and waiting at the backend
@@ -114,10 +114,10 @@ func (h *hold) Lost(cause error) {
 	}
 }
 
-// deadline returns the local end of the hold. Its margin covers a clock that
-// runs at a slightly different rate than the backend's, counted from the
-// request that set the end, and the time between a look at the clock and the
-// act. Called with lock.mu held.
+// deadline returns the local end of the hold. Its margin covers a clock that,
+// since the request that set the end, runs at a slightly different rate than
+// the backend's, and the time between reading the clock and acting on it.
+// Called with lock.mu held.
 func (h *hold) deadline() moment {
 	end, ttl := h.ends()
 	return end - ttl/100 - 5*time.Millisecond
@@ -130,9 +130,9 @@ func (h *hold) expires() moment {
 	return end
 }
 
-// ends returns expires, and the TTL that expires was computed with: the
-// session's TTL if the session ends first, and otherwise the hold's own. Time
-// that the clock has missed since then is subtracted. Called with lock.mu held.
+// ends returns expires, and the TTL from which it was computed: the session's
+// TTL if the session ends first, and otherwise the hold's own. Time that the
+// clock has missed since then is subtracted. Called with lock.mu held.
 func (h *hold) ends() (end moment, ttl time.Duration) {
 	clock := h.lock.client.clock
 	ttl = h.ttl
@@ -235,7 +235,7 @@ func (h *hold) link() {
 	h.at, k.hold = &k.hold, h
 }
 
-// end removes the hold from the tables of the client. The lock stays in use
+// end removes the hold from the client's tables. The lock stays in use
 // until a release has returned. Called with lock.mu held.
 func (h *hold) end(s holdState) {
 	k := h.lock
@@ -311,11 +311,11 @@ func (h *hold) outOfReach() error {
 	return h.lock.client.reach.failedSince(end - ttl)
 }
 
-// lose ends the hold and all its views at once, and lets the next waiter ask.
-// The releaser then releases the hold, but only when its time at the backend is
-// up too: an earlier release would give the margin away. There is no release if
-// the hold is gone from the backend or the driver cleans it up. Called with
-// lock.mu held.
+// lose ends the hold and all its views at once, and lets the next waiter send a
+// request. The releaser then releases the hold, but only when its time on the
+// backend is also up, because an earlier release would give the margin away.
+// There is no release if the hold is gone from the backend or the driver cleans
+// it up. Called with lock.mu held.
 func (h *hold) lose(loss *lostError, gone bool) {
 	k := h.lock
 	if h.state == holdLapsed && gone {

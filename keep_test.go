@@ -53,7 +53,7 @@ func TestTokensAreKeptForThoseWhoAsk(t *testing.T) {
 			t.Fatal(err)
 		}
 		if n := kept.Load(); n != 0 {
-			t.Errorf("tokens that nobody asks for are kept %d times", n)
+			t.Errorf("tokens that no caller requests are kept %d times", n)
 		}
 		l, err := c.Lock(t.Context(), "a")
 		if err != nil {

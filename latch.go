@@ -11,23 +11,23 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// Latch is a number that is set once, and then counted down to 0 by any
-// clients, while others wait for the 0. It is compatible with Java's
-// RCountDownLatch. A latch has no owner and does not expire: a client that
-// counted down may be gone. At 0 the latch is removed and can be set again.
+// Latch is a number that is set once, and then counted down to 0 by any client,
+// while other clients wait for it to reach 0. It is compatible with Java's
+// RCountDownLatch. A latch has no owner and does not expire, even if a client
+// that counted down is gone. At 0 the latch is removed and can be set again.
 // Wait may then wait for the next latch too, so use a name for one round.
 //
 // Set, CountDown and Delete try again while the backend is out of reach, until
 // ctx is done or half an hour has passed. A request whose answer is lost is
 // repeated, and the backend carries it out once. If an error matches
-// ErrUnknown, the backend may have carried it out. With waitreplicas= on Redis,
-// a change that too few replicas confirm returns at once, with an error that
-// matches ErrUnknown and redisson.ErrNotReplicated. Use a name for a latch or
-// for a lock, not for both.
+// ErrUnknown, the backend may have carried out the request. With waitreplicas=
+// on Redis, a change that too few replicas confirm returns at once, with an
+// error that matches ErrUnknown and redisson.ErrNotReplicated. Use a name for a
+// latch or for a lock, not for both.
 //
 // Redis, etcd, ZooKeeper and memory support latches. On Redlock, PostgreSQL,
-// SQL tables and migrations all methods but Name return an error that matches
-// errors.ErrUnsupported.
+// SQL tables and migrations all methods except Name return an error that
+// matches errors.ErrUnsupported.
 //
 // All methods may be called concurrently.
 type Latch struct {
@@ -101,8 +101,8 @@ func (l *Latch) call(op string, f func(backend driver.Latcher) error) error {
 
 // change runs f, which requests a change, repeatedly with one id, until the
 // backend has answered or ctx is done. If a request may have been carried out,
-// change goes on for driver.RepeatFor only: after that the backend may have
-// forgotten the id.
+// change continues only for driver.RepeatFor, because after that the backend
+// may have forgotten the id.
 func (l *Latch) change(ctx context.Context, op string, f func(ctx context.Context, backend driver.Latcher, id string) error) error {
 	return l.call(op, func(backend driver.Latcher) error {
 		c := l.client
@@ -147,9 +147,9 @@ func inDoubt(err error) bool {
 	return errors.Is(err, ErrUnknown) || ended && !errors.Is(err, ErrUnavailable)
 }
 
-// patiently calls f, which sends a request, with a timeout. If the timeout cuts
-// the request off, the error reports whether the request may have been carried
-// out, and matches the error of no context.
+// patiently calls f, which sends a request, with a timeout. If the timeout ends
+// the request, the error reports whether the request may have been carried out,
+// and does not match the error of a context.
 func (c *Client) patiently(ctx context.Context, f func(ctx context.Context) error) error {
 	bounded, cancel := context.WithTimeout(ctx, c.reach.patience())
 	defer cancel()
@@ -164,8 +164,8 @@ func (c *Client) patiently(ctx context.Context, f func(ctx context.Context) erro
 	return fmt.Errorf("%w: no answer within %v", kind, c.reach.patience())
 }
 
-// pause lets about d pass. It returns false if ctx is done before, or the
-// client is closed.
+// pause lets about d pass. It returns false if ctx is done first, or the client
+// is closed.
 func (c *Client) pause(ctx context.Context, d time.Duration) bool {
 	timer := time.NewTimer(d/2 + rand.N(d/2))
 	defer timer.Stop()
@@ -264,7 +264,7 @@ func (ls *latches) join(backend driver.Latcher, name string) (*latchGroup, *latc
 	return g, w
 }
 
-// close ends all waits, and returns when no more queries run.
+// close ends all waits, and returns when no query is running.
 func (ls *latches) close() {
 	ls.mu.Lock()
 	ls.closed = true
@@ -343,7 +343,7 @@ func (g *latchGroup) changed() {
 	}
 }
 
-// leave removes a wait from the group, unless its outcome is there, and returns
+// leave removes a wait from the group, unless its outcome is known, and returns
 // why the last query has no answer.
 func (g *latchGroup) leave(w *latchWait) (trouble error) {
 	g.latches.mu.Lock()

@@ -134,10 +134,10 @@ func TestLatchChangeUnanswered(t *testing.T) {
 		}
 		start := time.Now()
 		if err := l.CountDown(t.Context()); !errors.Is(err, dsync.ErrUnknown) {
-			t.Errorf("answers lost for ever: got %v, want ErrUnknown", err)
+			t.Errorf("answers lost forever: got %v, want ErrUnknown", err)
 		}
 		if took := time.Since(start); took > driver.RepeatFor+time.Second || took < driver.RepeatFor-time.Second {
-			t.Errorf("answers lost for ever: repeated for %v, want %v", took, driver.RepeatFor)
+			t.Errorf("answers lost forever: repeated for %v, want %v", took, driver.RepeatFor)
 		}
 		d.Heal()
 		wantCount(t, l, 3)
@@ -231,7 +231,7 @@ func TestLatchWaitsAskTogether(t *testing.T) {
 		d.asked.Store(0)
 		time.Sleep(time.Hour)
 		if n := d.asked.Load(); n > 0 {
-			t.Errorf("%d questions when nobody waits any more", n)
+			t.Errorf("%d queries when no caller is waiting", n)
 		}
 	})
 }

@@ -23,7 +23,7 @@ type Lease struct {
 	fixed bool // made with ExpireAfter
 
 	// Guarded by hold.lock.mu.
-	end      *holdAlarm    // when a re-entry with ExpireAfter, or a lease with MaxHold, ends at the latest; otherwise nil
+	end      *holdAlarm    // latest end of a re-entry with ExpireAfter, or by MaxHold; or nil
 	slow     *holdAlarm    // when Options.SlowHold has passed; nil if there is nothing more to report
 	err      error         // of the end; nil while the lease is held
 	last     moment        // the deadline at the end
@@ -78,16 +78,16 @@ func (l *Lease) Token() uint64 {
 	return l.token
 }
 
-// Deadline returns the local time until which the lock is surely held without
-// another renewal. The backend may grant the lock to another client 5 ms and 1
-// % of a TTL later. This is the TTL of the lease, or of the lease's session on
-// the backend if the session may end first.
+// Deadline returns the local time until which the lock is certain to be held
+// without another renewal. The backend may grant the lock to another client 5
+// ms and 1 % of a TTL later. This is the TTL of the lease, or of the lease's
+// session on the backend if the session may end first.
 func (l *Lease) Deadline() time.Time {
 	if l = l.view(); l == nil {
 		return time.Time{}
 	}
 	k := l.hold.lock
-	k.client.now() // and so sees whether the machine has slept
+	k.client.now() // and so notices whether the machine has slept
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.client.clock.Start.Add(l.deadline())
@@ -194,9 +194,9 @@ func (l *Lease) WatchRemoval(ctx context.Context) {
 // own name under such a context returns ErrDeadlock instead of waiting. A Read
 // does not wait (see [Read]).
 //
-// A goroutine ends the context, so it may end a moment late after a pause of
-// the process. Just before an act that must not be late, call Err of the lease,
-// which compares the clock.
+// A goroutine ends the context, so after a pause of the process the context may
+// end slightly late. Just before an action that must not be late, call the
+// lease's Err, which compares the clock.
 func (l *Lease) Context(parent context.Context) (context.Context, context.CancelFunc) {
 	if l.view() != l || l == nil {
 		return l.contextOfView(parent)
@@ -228,7 +228,7 @@ func (l *Lease) Context(parent context.Context) (context.Context, context.Cancel
 // Extend makes a lease with ExpireAfter end d from now, even if that is earlier
 // than before. For other leases, which are renewed in the background, Extend
 // returns errors.ErrUnsupported. After an error other than ErrLost or
-// ErrNotHeld the lease goes on as before.
+// ErrNotHeld, the lease continues as before.
 func (l *Lease) Extend(ctx context.Context, d time.Duration) error {
 	view := l.view()
 	if view == nil {
@@ -246,7 +246,7 @@ func (l *Lease) extend(ctx context.Context, d time.Duration) error {
 	h := l.hold
 	k := h.lock
 	if !l.fixed {
-		return fmt.Errorf("the lease is renewed by itself: %w", errors.ErrUnsupported)
+		return fmt.Errorf("the lease is renewed automatically: %w", errors.ErrUnsupported)
 	}
 	if err := k.client.checkTTL(d); err != nil {
 		return err
@@ -299,18 +299,18 @@ func (l *Lease) setEnd(end moment) {
 	l.hold.lock.client.watchdog.endAt(l.end, end)
 }
 
-// Unlock ends the lease, and frees the lock unless another lease has the same
-// hold, of the same owner or of another reader. Unlock ignores the cancellation
-// of ctx, so `defer lease.Unlock(ctx)` is right even if ctx is the reason to
-// leave. It waits no longer than the rest of the lease, and 5 s at most. Then
-// Unlock returns ErrUnknown, and the release goes on in the background.
+// Unlock ends the lease, and frees the lock unless another lease of the same
+// owner, or of another reader, has the same hold. Unlock ignores the
+// cancellation of ctx, so `defer lease.Unlock(ctx)` is correct even if ctx has
+// ended. It waits no longer than the rest of the lease, and 5 s at most. Then
+// Unlock returns ErrUnknown, and the release continues in the background.
 //
 // After a loss the error of Unlock matches ErrLost and ErrNotHeld. After an
 // earlier Unlock it matches ErrNotHeld. In both cases Unlock changes nothing.
 //
-// Unlock sends no request if the hold goes on, either for another of its leases
-// or for a waiter of the same client. In this case Unlock, like Err, may return
-// nil for up to Info.Detect after the hold was removed.
+// Unlock sends no request if the hold continues, either for another of its
+// leases or for a waiter of the same client. In this case Unlock, like Err, may
+// return nil for up to Info.Detect after the hold was removed.
 func (l *Lease) Unlock(ctx context.Context) error {
 	view := l.view()
 	if view == nil {
@@ -355,7 +355,7 @@ func (l *Lease) unlock(ctx context.Context) error {
 }
 
 // overEnd returns the loss of a lease whose own time is up, although its hold
-// goes on.
+// continues.
 func (l *Lease) overEnd() *lostError {
 	if l.fixed {
 		return &lostError{cause: lossExpired, asked: true}
@@ -363,7 +363,7 @@ func (l *Lease) overEnd() *lostError {
 	return &lostError{cause: lossMaxHold}
 }
 
-// endItself ends a lease for the reason why, and the hold with its last view.
+// endItself ends a lease for the given reason, and the hold with its last view.
 // Called with lock.mu held.
 func (l *Lease) endItself(now moment, why *lostError) {
 	l.finish(&LockError{"lease", l.Name(), why})
@@ -411,8 +411,8 @@ func (c *leaseContext) Value(key any) any {
 	return c.Context.Value(key)
 }
 
-// permits returns how many permits of a name are held by the leases that the
-// context belongs to.
+// permits returns how many permits of a name are held by the leases to which
+// the context belongs.
 func (c *leaseContext) permits(of *Client, name string) (n int) {
 	var counted []*Lease // one lease may have several contexts
 	for ; c != nil; c = c.outer {

@@ -113,10 +113,10 @@ func TestExtend(t *testing.T) {
 			t.Errorf("the lease ended after %v, want %v", got, want)
 		}
 		if err := l.Extend(t.Context(), time.Minute); !errors.Is(err, dsync.ErrLost) {
-			t.Errorf("Extend of a lease that is over: %v, want ErrLost", err)
+			t.Errorf("Extend of an ended lease: %v, want ErrLost", err)
 		}
 		if got := l.Err(); !errors.Is(got, dsync.ErrLost) {
-			t.Errorf("Err after Extend of a lease that is over: %v, want ErrLost", got)
+			t.Errorf("Err after Extend of an ended lease: %v, want ErrLost", got)
 		}
 	})
 }
@@ -187,7 +187,7 @@ func TestForceUnlockTellsTheHolder(t *testing.T) {
 		}
 		<-l.Done()
 		if got, bound := time.Since(start), a.Info().Detect; got > bound {
-			t.Errorf("the holder was told after %v, want within %v", got, bound)
+			t.Errorf("the holder was notified after %v, want within %v", got, bound)
 		}
 		if err := l.Unlock(t.Context()); !errors.Is(err, dsync.ErrLost) {
 			t.Errorf("Unlock: %v, want ErrLost", err)
@@ -255,7 +255,7 @@ func TestTextsOfRefusals(t *testing.T) {
 		defer cancel()
 		_, nested := c.TryLock(ctx, "x")
 		for want, err := range map[string]error{
-			`dsync: extend "x": the lease is renewed by itself: unsupported operation`:        l.Extend(ctx, time.Minute),
+			`dsync: extend "x": the lease is renewed automatically: unsupported operation`:    l.Extend(ctx, time.Minute),
 			`dsync: lock "x": locked by another owner: the caller's own lease holds the name`: nested,
 		} {
 			if err == nil || err.Error() != want {

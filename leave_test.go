@@ -219,7 +219,7 @@ func TestHoldAtLeastIsRefused(t *testing.T) {
 			{c, []dsync.LockOption{dsync.HoldAtLeast(-time.Second), hour}, "is negative", nil},
 			{c.NewOwner(), []dsync.LockOption{dsync.HoldAtLeast(time.Second), hour}, "through an Owner", errors.ErrUnsupported},
 			{c, []dsync.LockOption{dsync.HoldAtLeast(time.Second), hour, dsync.Read()}, "of a Read", errors.ErrUnsupported},
-			{newStub(t, &stub{info: driver.Info{Name: "weak"}}), []dsync.LockOption{dsync.HoldAtLeast(time.Second), hour}, "backend weak keeps no hold", errors.ErrUnsupported},
+			{newStub(t, &stub{info: driver.Info{Name: "weak"}}), []dsync.LockOption{dsync.HoldAtLeast(time.Second), hour}, "backend weak cannot keep a hold", errors.ErrUnsupported},
 		} {
 			_, err := test.locker.Lock(t.Context(), "x", test.opts...)
 			if err == nil || !strings.Contains(err.Error(), test.want) || test.is != nil && !errors.Is(err, test.is) {

@@ -29,8 +29,8 @@ type request struct {
 
 // lock is the client's state of one name in one mode while the name is in use
 // in this process: the hold, the calls that wait in the process, and the calls
-// that ask the backend. The locks of one name in different modes are
-// independent: the backend keeps them apart.
+// that send requests to the backend. The locks of one name in different modes
+// are independent: the backend keeps them apart.
 //
 // Where the backend is FIFO over all waiters, every call asks the backend
 // itself. Otherwise one call at a time asks, the contender, and the rest wait
@@ -59,7 +59,7 @@ type lock struct {
 	hush       moment    // until this time no such call is reported
 }
 
-// maxAsking bounds how many calls for permits of a name ask the backend at the
+// maxAsking bounds how many calls for permits of a name send requests at the
 // same time.
 const maxAsking = 16
 
@@ -109,8 +109,8 @@ func (k *lock) reenter(r request) *Lease {
 }
 
 // readable returns a live hold that a Read can join, or nil. That is a young
-// hold of any reader, or a hold of the same Owner of any age. Other Reads ask
-// the backend, so that writers get a turn. Called with mu held.
+// hold of any reader, or a hold of the same Owner of any age. Other Reads send
+// a request to the backend, so that writers get a turn. Called with mu held.
 func (k *lock) readable(r request) *hold {
 	now := k.client.now()
 	if r.group != nil {
@@ -188,7 +188,7 @@ func (k *lock) mustWait(r request) bool {
 	return k.engaged()
 }
 
-// asks reports whether a call of the group is already asking the backend.
+// asks reports whether a call of the group is already sending a request.
 // Called with mu held.
 func (k *lock) asks(group *Owner) bool {
 	return group != nil && slices.ContainsFunc(k.contenders, func(w *waiter) bool { return w.request.group == group })
@@ -245,9 +245,9 @@ func (k *lock) askBackend(ctx context.Context, h *hold) (driver.Lease, error) {
 	return l, err
 }
 
-// install makes a live hold of the driver's grant, and returns its first lease.
-// If the hold is no longer useful, install releases it and returns nil, nil.
-// Called with mu held.
+// install turns the driver's grant into a live hold, and returns its first
+// lease. If the hold is no longer useful, install releases it and returns nil,
+// nil. Called with mu held.
 func (k *lock) install(h *hold, granted driver.Lease, r request, now moment) (*Lease, error) {
 	h.lease = granted
 	if k.closed {
@@ -257,7 +257,7 @@ func (k *lock) install(h *hold, granted driver.Lease, r request, now moment) (*L
 		return nil, nil // lost on the way
 	}
 	first, n := driver.Tokens(granted, k.client.floor)
-	var old *hold // of which nothing is left at the backend
+	var old *hold // of which nothing is left on the backend
 	if k.alone() {
 		old = k.hold
 	}
@@ -366,9 +366,9 @@ func (k *lock) close() (left []*hold) {
 }
 
 // answers records the backend's last answers for a name. When the context of a
-// call ends, the error of the call is made from this record. This is so even if
-// the last answer was for another call of the client, and regardless of the
-// fate of a request that the context cut off. Guarded by lock.mu.
+// call ends, the error of the call is made from this record, even if the last
+// answer was for another call of the client, and regardless of the fate of a
+// request that the context interrupted. Guarded by lock.mu.
 type answers struct {
 	refused bool   // in the last answer, another owner holds the name
 	at      moment // the time of the last such answer
@@ -382,8 +382,8 @@ func (a *answers) refuse(now moment) { a.refused, a.at, a.trouble = true, now, n
 // ours records a grant to this client.
 func (a *answers) ours() { a.refused, a.trouble = false, nil }
 
-// queued records that the request of h was refused, and waits at the backend
-// from now on.
+// queued records that the request of h was refused, and from now on waits at
+// the backend.
 func (a *answers) queued(h *hold, now moment) {
 	a.refuse(now)
 	if h.state == holdPending && !h.waits {
@@ -392,7 +392,7 @@ func (a *answers) queued(h *hold, now moment) {
 	}
 }
 
-// returned records the end of the request of h. An error by the caller's own
+// returned records the end of the request of h. An error from the caller's own
 // context does not count.
 func (a *answers) returned(h *hold, now moment, err error, canceled bool) {
 	if h.waits {

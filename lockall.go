@@ -59,7 +59,7 @@ func lockOn(ctx context.Context, targets []Target, lock func(context.Context, Lo
 		return nil, err
 	}
 	g := &Leases{}
-	under := ctx // ends also when one of the leases does
+	under := ctx // also ends when one of the leases ends
 	for _, s := range steps {
 		l, err := lock(under, s.Locker, s.Names[0])
 		if err == nil {

@@ -17,11 +17,11 @@ import (
 // Options are the options of a Client. Nil means the defaults, and so does a
 // zero field.
 type Options struct {
-	// TTL is how long the backend keeps a lock whose holder is gone, and so
-	// how long others wait after a crash. A live holder renews every third
+	// TTL is how long the backend keeps a lock whose holder is gone, and so how
+	// long other clients wait after a crash. A live holder renews every third
 	// of the TTL. The default is 30 s, or the nearest TTL that the backend
-	// supports. A TTL outside the backend's bounds is an error. The
-	// parameter ttl of the URL takes precedence.
+	// supports. A TTL outside the backend's bounds is an error. The parameter
+	// ttl of the URL takes precedence.
 	TTL time.Duration // at least 10 ms
 
 	// Require makes New and Open fail if the backend promises less. The
@@ -55,9 +55,9 @@ type Options struct {
 	// Debug costs some µs and 5 allocations for each lease.
 	Debug bool
 
-	// TracerProvider and MeterProvider make the spans and metrics of the
-	// Client. Nil means the global provider of OpenTelemetry, even if it is
-	// set later.
+	// TracerProvider and MeterProvider receive the spans and metrics of the
+	// Client. Nil means the global provider of OpenTelemetry, even if it is set
+	// later.
 	TracerProvider trace.TracerProvider
 	MeterProvider  metric.MeterProvider
 
@@ -92,8 +92,8 @@ type LockOption struct {
 }
 
 // ExpireAfter makes a lease that ends d after the grant, and is not renewed
-// (see [Lease.Extend]). A re-entry with ExpireAfter ends then, or when the hold
-// that it joined ends, whichever is earlier.
+// (see [Lease.Extend]). A re-entry with ExpireAfter ends at that time, or when
+// the hold that it joined ends, whichever is earlier.
 func ExpireAfter(d time.Duration) LockOption { return LockOption{expireAfter: &d} }
 
 // WaitAtMost bounds the wait of Lock. Unlike a deadline of the context, it does
@@ -109,14 +109,14 @@ func WaitAtMost(d time.Duration) LockOption { return LockOption{waitAtMost: &d} 
 //
 //	lease, err := client.TryLock(ctx, "report", dsync.ExpireAfter(time.Hour), dsync.HoldAtLeast(59*time.Minute))
 //
-// HoldAtLeast needs ExpireAfter of the same time or longer, which the backend
-// enforces when the process is gone. Unlock still ends the lease at once. Close
-// does not free the name, and ForceUnlock does. An Owner, a Read, and backends
-// without it (ZooKeeper, PostgreSQL, SQL tables) refuse the option with
-// errors.ErrUnsupported.
+// HoldAtLeast requires ExpireAfter with the same time or longer, which the
+// backend enforces when the process is gone. Unlock still ends the lease at
+// once. Close does not free the name, but ForceUnlock does. An Owner, a Read,
+// and backends without it (ZooKeeper, PostgreSQL, SQL tables) refuse the option
+// with errors.ErrUnsupported.
 func HoldAtLeast(d time.Duration) LockOption { return LockOption{holdAtLeast: &d} }
 
-// A lease can outlive its work, because the work hangs or forgot to unlock. The
+// A lease can outlive its work, because the work hangs or does not unlock. The
 // lease would then be renewed for as long as the process lives. MaxHold bounds
 // the renewals, SlowHold reports such leases, and Debug finds leases that can
 // no longer be unlocked.
@@ -170,7 +170,7 @@ func Write() LockOption { return LockOption{mode: driver.Write} }
 // wait behind it if the backend has an order (Info.Permits.Order).
 //
 // A lease of permits has no token. Permits are not reentrant, even through an
-// [Owner]: each Lock acquires further permits. Under contexts of leases of the
+// [Owner]: each Lock acquires more permits. Under contexts of leases of the
 // same name (see [Lease.Context]) that leave too few permits, Lock returns
 // ErrDeadlock. Use a name for permits or for locks, not for both. If the
 // backend does not support permits, Lock returns errors.ErrUnsupported.
@@ -226,8 +226,8 @@ func (c *Client) newRequest(owner *Owner, opts []LockOption) request {
 	return r
 }
 
-// checkRequest returns an error if the options of a call make no sense, or if
-// the backend does not support them.
+// checkRequest returns an error if the options of a call are invalid, or if the
+// backend does not support them.
 func (c *Client) checkRequest(r request) error {
 	if r.maxHold < 0 {
 		return fmt.Errorf("MaxHold(%v) is less than 0", r.maxHold)
@@ -254,7 +254,7 @@ func (c *Client) checkRequest(r request) error {
 // maxLimit is the highest limit. Every backend can store it.
 const maxLimit = math.MaxInt32
 
-// checkPermits returns an error if a request for permits makes no sense.
+// checkPermits returns an error if a request for permits is invalid.
 func checkPermits(r request) error {
 	switch {
 	case r.permits < 1:
@@ -278,13 +278,13 @@ func (c *Client) checkLeave(r request) error {
 	case r.atLeast < 0:
 		return fmt.Errorf("HoldAtLeast(%v) is negative", r.atLeast)
 	case !leaves:
-		return fmt.Errorf("HoldAtLeast: backend %s keeps no hold without its client: %w", c.info.Name, errors.ErrUnsupported)
+		return fmt.Errorf("HoldAtLeast: backend %s cannot keep a hold without its client: %w", c.info.Name, errors.ErrUnsupported)
 	case r.owner != nil:
 		return fmt.Errorf("HoldAtLeast through an Owner: %w", errors.ErrUnsupported)
 	case r.mode == driver.Read:
 		return fmt.Errorf("HoldAtLeast of a Read: %w", errors.ErrUnsupported)
 	case !r.fixed || r.ttl < r.atLeast:
-		return fmt.Errorf("HoldAtLeast(%v) needs ExpireAfter of as much or more: without its holder the backend keeps the name no longer", r.atLeast)
+		return fmt.Errorf("HoldAtLeast(%v) needs ExpireAfter with at least that time: without its holder, the backend keeps the name no longer", r.atLeast)
 	}
 	return nil
 }

@@ -97,7 +97,7 @@ func TestBackendOutOfReachIsAskedAgainUntilTheContextEnds(t *testing.T) {
 				t.Errorf("Lock: %v, want the deadline and %v", err, answer)
 			}
 			if errors.Is(err, dsync.ErrLocked) {
-				t.Errorf("Lock: %v, matches ErrLocked though nobody held the lock", err)
+				t.Errorf("Lock: %v, matches ErrLocked although the lock was free", err)
 			}
 			holds := map[string]bool{}
 			for _, r := range d.asked() {

@@ -228,7 +228,7 @@ func TestPassServesAllCallsOfAnOwner(t *testing.T) {
 		synctest.Wait()
 		p.wants(t, 1, 1, 1)
 		if p.passes[0] != o.ID() {
-			t.Errorf("the backend was told of owner %s, want %s", p.passes[0], o.ID())
+			t.Errorf("the backend got the owner %s, want %s", p.passes[0], o.ID())
 		}
 	})
 }

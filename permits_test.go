@@ -297,7 +297,7 @@ func TestPermitsNest(t *testing.T) {
 		}
 		mustUnlock(t, inner, permit, lock)
 		if l, err := a.TryLock(context.WithoutCancel(under), "x", dsync.Permits(3, 3)); err != nil {
-			t.Errorf("under the context of a lease that is over: %v", err)
+			t.Errorf("under the context of an ended lease: %v", err)
 		} else {
 			mustUnlock(t, l)
 		}

@@ -13,7 +13,7 @@ import (
 
 const (
 	warnEvery = time.Minute // at most one record of an outage, and one of its end, per interval
-	// a request that its caller cut off indicates an outage after this long
+	// a request that its caller abandoned indicates an outage after this long
 	// without an answer, or after TTL/6
 	silentFor = time.Second
 
@@ -26,12 +26,12 @@ const (
 // reach knows whether the backend is in reach, by whether the last request was
 // answered. It counts the requests of Lock and TryLock, renewals, releases, and
 // the requests by which a driver keeps sessions alive. In an outage without any
-// of these, a probe asks the backend. All consequences are decided here: the
+// of these, a probe queries the backend. All consequences are decided here: the
 // two log records of an outage, the state of the client in its metrics, and
 // whether a loss is blamed on the outage.
 type reach struct {
 	client *Client
-	// asks whether the backend answers; nil if the driver has no way to ask
+	// queries whether the backend answers; nil if the driver cannot do that
 	ask func(ctx context.Context, name string) error
 	out atomic.Bool // changes with mu held
 	wg  sync.WaitGroup
@@ -39,18 +39,18 @@ type reach struct {
 	mu      sync.Mutex
 	closed  bool
 	probing bool   // probe runs
-	suspect bool   // the probe must ask although nothing has failed
+	suspect bool   // the probe must query although nothing has failed
 	name    string // of a lock, for the probe
 	failed  moment // when the last request failed
 	err     error  // of the last failure, or nil
 	since   moment // of the outage
 	warned  bool   // the outage was logged
-	quiet   moment // until this time no further outage is logged
-	hush    moment // until this time no further refusal of the client is logged
+	quiet   moment // until this time no other outage is logged
+	hush    moment // until this time no other refusal of the client is logged
 }
 
-// asker returns a function that asks the backend of d whether it answers, given
-// the name of a lock. It returns nil if the driver has no way to ask.
+// asker returns a function that queries, given the name of a lock, whether the
+// backend of d answers. It returns nil if the driver cannot do that.
 func asker(d driver.Driver) func(ctx context.Context, name string) error {
 	switch d := d.(type) {
 	case driver.Pinger:
@@ -111,8 +111,8 @@ func (r *reach) turn(out bool) {
 // patience is how long a probe waits for its answer.
 func (r *reach) patience() time.Duration { return min(max(r.client.ttl/6, minProbe), maxProbe) }
 
-// sessionEnded makes the probe ask the backend at once, because the session of
-// the lock of name may have ended in an outage.
+// sessionEnded makes the probe query the backend at once, because the session
+// of the lock of name may have ended in an outage.
 func (r *reach) sessionEnded(name string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -262,7 +262,7 @@ func (r *reach) acquired(ctx context.Context, h *hold, began moment, err error) 
 		r.answered()
 	case ctx.Err() != nil && (h.waited() || r.client.clock.Plain()-began < min(r.client.ttl/6, silentFor)):
 		// The caller left too early to draw a conclusion, or it left a wait,
-		// and a wait begins with an answer.
+		// which begins with an answer.
 	case transient(err):
 		r.unanswered(h.lock.name, err)
 	case errors.Is(err, driver.ErrCredentials):

@@ -74,7 +74,7 @@ func (h *hold) pass(ctx context.Context, wait time.Duration, heir *waiter) (done
 // with lock.mu held.
 func (h *hold) giveBack(granted driver.Lease) {
 	h.lease = granted
-	if h.state == holdPending { // and not lost on the way
+	if h.state == holdPending { // and not lost in the meantime
 		h.state = holdReleased
 		h.lock.client.releaser.add(h)
 	}
@@ -104,7 +104,7 @@ func (h *hold) releaseError(err error) error {
 	case err == nil:
 		return nil
 	case errors.Is(err, ErrNotHeld) && h.lock.client.isClosed() && h.keepUntil != 0:
-		return unknown(ErrClosed) // lost, or Close was faster and its time too short for Leave
+		return unknown(ErrClosed) // lost, or Close was faster and had too little time for Leave
 	case errors.Is(err, ErrNotHeld) && h.lock.client.isClosed():
 		return errClosing // Close was faster
 	case errors.Is(err, ErrNotHeld):
@@ -139,7 +139,7 @@ func (h *hold) released(err error) {
 	h.uncount()
 }
 
-// giveUp ends a hold at the backend, either at once or when HoldAtLeast allows
+// giveUp ends a hold on the backend, either at once or when HoldAtLeast allows
 // it.
 func (h *hold) giveUp(ctx context.Context) error {
 	c := h.lock.client
@@ -155,8 +155,8 @@ func (h *hold) giveUp(ctx context.Context) error {
 }
 
 // departures counts the holds of a client that HoldAtLeast keeps and whose
-// release has begun. The driver's Close would end such a hold as long as the
-// driver does not know that it must be left.
+// release has begun. The driver's Close would end such a hold if the driver did
+// not know yet that it must be left.
 type departures struct {
 	mu   sync.Mutex
 	n    int
@@ -311,8 +311,8 @@ func (c *releaseContext) AfterFunc(f func()) (stop func() bool) {
 
 // limit is the time by which releases must end. Its timer is made at the first
 // call of done, because a driver that pipelines its requests may never call
-// done. Releases that begin at about the same time share a limit, because a
-// timer for each would be most of the cost of a release in the process.
+// done. Releases that begin at about the same time share a limit, because
+// separate timers would be most of the cost of a release in the process.
 type limit struct {
 	at     time.Time
 	shared bool

@@ -17,12 +17,12 @@
 // removes the lock. [Lease.Done], [Lease.Context] and [Lease.Err] report the
 // loss before another client can acquire the lock, as far as the backend's
 // promises go. Unlock and Close ignore the cancellation of their ctx, so both
-// are right in a defer.
+// can be deferred.
 //
 // A lock with a lease cannot stop a write that is already on its way when the
-// lease ends, as after a long pause of the process. Where late writes matter,
-// send [Lease.Token] with the write, and let the resource refuse a token that
-// is smaller than the largest one it has seen. Package guard does so.
+// lease ends, as after a long pause of the process. If late writes matter, send
+// [Lease.Token] with the write, and let the resource refuse a token that is
+// smaller than the largest one it has seen. Package guard does so.
 //
 // Goroutines that call Lock of one Client exclude each other. Calls through one
 // [Owner] share the lock. [Read] and [Write] make a name a read-write lock, and
@@ -53,8 +53,8 @@ type Locker interface {
 	// backend is out of reach, Lock tries again. Other errors return at once.
 	//
 	// If ctx ends while a grant is on its way, Lock returns either the lease or
-	// an error. After an error nothing is held, and the caller is in no queue.
-	// The remains of a request without an answer are cleaned up in the
+	// an error. After an error nothing is held, and the caller is not in a
+	// queue. The remains of a request without an answer are cleaned up in the
 	// background.
 	//
 	// Names are valid UTF-8 without NUL, 1 to 1024 bytes. Different names are
@@ -69,8 +69,8 @@ type Locker interface {
 
 const defaultTTL = 30 * time.Second
 
-// New returns a Client of a driver that the program has made. Close closes the
-// driver.
+// New returns a Client of a driver that the program has created. Close closes
+// the driver.
 func New(d driver.Driver, o *Options) (*Client, error) {
 	if o == nil {
 		o = &Options{}
@@ -227,7 +227,7 @@ func (c *Client) Ping(ctx context.Context) error {
 //
 // If a lock may be left on the backend, the error matches [ErrUnknown] and
 // reports how many locks. It also matches context.DeadlineExceeded if the time
-// was too short. Such a lock is free after its TTL. Further calls of Close wait
+// was too short. Such a lock is free after its TTL. Later calls of Close wait
 // for the first.
 func (c *Client) Close(ctx context.Context) error {
 	ctx, cancel := leaving(ctx)

@@ -109,7 +109,7 @@ func endOf(l *Lease) telemetry.TermEnd {
 }
 
 // modeValue returns a mode as telemetry reports it. Exclusive is not reported,
-// as before other modes existed.
+// because it was the only mode at first.
 func modeValue(m driver.Mode) string {
 	if m == driver.Exclusive {
 		return ""

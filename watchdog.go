@@ -13,7 +13,7 @@ import (
 )
 
 // watchdog renews the holds of a client, and ends holds past their time, with
-// one goroutine for all. A held lock costs an entry in a list, and neither a
+// one goroutine for all. A held lock costs an entry in a list, but neither a
 // goroutine nor a timer. The only driver method that the goroutine calls is
 // Expires. Renewals run in their own goroutines, one per batch, so a slow batch
 // delays no other.
@@ -82,8 +82,8 @@ func (w *watchdog) renews(h *hold) bool {
 }
 
 // watchEnd waits for the end of a hold that the client does not renew. If the
-// hold lasts longer than pause, watchEnd asks the backend for it after pause.
-// Called with lock.mu held.
+// hold lasts longer than pause, watchEnd queries the backend for it after
+// pause. Called with lock.mu held.
 func (w *watchdog) watchEnd(h *hold, pause time.Duration) {
 	end := h.deadline()
 	if at := w.client.now() + moment(pause); at < end && w.renews(h) {
@@ -97,7 +97,7 @@ func (w *watchdog) watchEnd(h *hold, pause time.Duration) {
 func (w *watchdog) endAt(a *holdAlarm, at moment) { w.set(&w.ends, a, at) }
 
 // renewNow makes the next renewal of a hold due at once. If only renewals
-// reveal a removal, the backend is asked instead, because a renewal might
+// reveal a removal, the backend is queried instead, because a renewal might
 // restore a hold that is being removed from several nodes. The answer to a
 // renewal that was sent earlier proves nothing, so another renewal follows.
 // Called with lock.mu held.
@@ -203,8 +203,8 @@ func (w *watchdog) end(a *holdAlarm) {
 			w.endAt(a, a.At())
 		}
 	case h.state == holdLapsed && now < min(a.At(), h.expires()):
-		// a sleep makes the time earlier; a session that goes on does not make
-		// it later
+		// a sleep makes the time earlier; a session that continues does not
+		// make it later
 		w.endAt(a, min(a.At(), h.expires()))
 	case h.state == holdLapsed:
 		h.state = holdReleased
@@ -218,7 +218,7 @@ func (w *watchdog) end(a *holdAlarm) {
 }
 
 // renew renews all live holds of due. No hold is in a second batch in the
-// meantime. Each ends at its deadline, whatever the batch does.
+// meantime. Each ends at its deadline, regardless of the batch.
 func (w *watchdog) renew(due []*hold) {
 	batch, leases := due[:0], make([]driver.Lease, 0, len(due))
 	var asked []*hold // holds whose end is not moved
@@ -271,7 +271,7 @@ func (w *watchdog) renewed(h *hold, err error) {
 	h.renewing, h.again = false, false
 	now := w.client.now()
 	if now >= h.deadline() {
-		h.expire() // even if the renewal succeeded: its answer came too late to count
+		h.expire() // even if the renewal succeeded, because its answer came too late to count
 		return
 	}
 	if !h.req.Fixed || errors.Is(err, ErrNotHeld) {

@@ -87,7 +87,7 @@ func TestWatchRemoval(t *testing.T) {
 		renew() // during the first renewal
 		<-ended
 		if took := time.Since(begun); took != time.Second || !errors.Is(l.Err(), dsync.ErrLost) {
-			t.Errorf("after %v the lease says %v, want a loss after 1s", took, l.Err())
+			t.Errorf("after %v the lease reports %v, want a loss after 1s", took, l.Err())
 		}
 
 		other := mustLock(t, c, "y")
@@ -160,7 +160,7 @@ func TestRemovalOfAFixedLeaseIsTold(t *testing.T) {
 		end := l.Deadline()
 		time.Sleep(time.Minute + time.Second)
 		if got := asked.Load(); got != 18 {
-			t.Errorf("asked %d times in 61 s, want 18", got)
+			t.Errorf("queried %d times in 61 s, want 18", got)
 		}
 		if got := l.Deadline(); !got.Equal(end) {
 			t.Errorf("the requests moved the end by %v", got.Sub(end))
@@ -177,7 +177,7 @@ func TestRemovalOfAFixedLeaseIsTold(t *testing.T) {
 		removed := time.Now()
 		<-l.Done()
 		if took, detect := time.Since(removed), c.Info().Detect; took > detect {
-			t.Errorf("told after %v, want at most %v", took, detect)
+			t.Errorf("notified after %v, want at most %v", took, detect)
 		}
 		if err := l.Err(); !errors.Is(err, dsync.ErrLost) {
 			t.Errorf("Err: %v, want ErrLost", err)
@@ -189,7 +189,7 @@ func TestRemovalOfAFixedLeaseIsTold(t *testing.T) {
 		short := mustLock(t, c, "x", dsync.ExpireAfter(3*time.Second))
 		<-short.Done()
 		if got := asked.Load(); got != 0 {
-			t.Errorf("asked %d times for a lease of 3 s, want none", got)
+			t.Errorf("queried %d times for a lease of 3 s, want none", got)
 		}
 	})
 }
@@ -254,7 +254,7 @@ func TestLossOnTheLocalClock(t *testing.T) {
 					t.Errorf("the lost hold was released after %v, want not before %v", got, want)
 				}
 				if err := l.Err(); !errors.Is(err, dsync.ErrLost) {
-					t.Errorf("Err after a late answer: %v, want ErrLost for ever", err)
+					t.Errorf("Err after a late answer: %v, want ErrLost forever", err)
 				}
 			})
 		})
@@ -428,7 +428,7 @@ func TestErrComparesTheClockItself(t *testing.T) {
 		}
 		lease.setExpires(time.Now().Add(time.Hour))
 		if err := l.Err(); !errors.Is(err, dsync.ErrLost) {
-			t.Errorf("Err after the loss: %v, want ErrLost for ever", err)
+			t.Errorf("Err after the loss: %v, want ErrLost forever", err)
 		}
 	})
 }

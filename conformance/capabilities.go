@@ -163,7 +163,7 @@ func pingTells(e *env) error {
 }
 
 // waiterIsReported tries several times, because a driver may report that a
-// request waits before the backend can tell.
+// request waits before the backend shows it.
 func waiterIsReported(e *env) error {
 	if err := e.reportsWaiter(false); err != nil || e.mode != driver.Read {
 		return err
@@ -171,8 +171,8 @@ func waiterIsReported(e *env) error {
 	return e.reportsWaiter(true)
 }
 
-// reportsWaiter is waiterIsReported for a hold of a name that has other holds,
-// or has none.
+// reportsWaiter is waiterIsReported for a hold of a name that may have other
+// holds.
 func (e *env) reportsWaiter(others bool) error {
 	a, b, name := e.driver(), e.rival(), e.name()
 	const tries = 10
@@ -280,7 +280,7 @@ func isPasser(r *request) bool {
 	return ok
 }
 
-// passer returns r. If the driver cannot pass holds on, the check ends.
+// passer returns r. If the driver cannot pass on holds, the check ends.
 func (r *request) passer() *request {
 	if !isPasser(r) {
 		r.driver.env.end(&refusedError{"to pass holds on"})
@@ -288,8 +288,8 @@ func (r *request) passer() *request {
 	return r
 }
 
-// passIsLikeAGrant passes a hold on while another request waits, and then
-// removes a hold that was passed.
+// passIsLikeAGrant passes on a hold while another request waits, and then
+// removes a hold that was passed on.
 func passIsLikeAGrant(e *env) error {
 	a, b, name := e.driver(), e.driver(), e.name()
 	before := b.hold(name)
@@ -403,7 +403,7 @@ func expiredHoldIsNotPassed(e *env) error {
 	return nil
 }
 
-// passedEndsInTime passes a hold on in the middle of its lease, and then does
+// passedEndsInTime passes on a hold in the middle of its lease, and then does
 // not renew it.
 func (e *env) passedEndsInTime() error {
 	a := e.driver()
@@ -438,7 +438,7 @@ func passWithoutAnswer(e *env) error {
 		return all
 	}
 	for i := range faults(e.outsider().connection) {
-		// one after the other: the names may share a count of tokens
+		// one after the other, because the names may share a counter for tokens
 		a := e.driver()
 		h := a.hold(e.name())
 		before, _ := h.lease.Tokens()

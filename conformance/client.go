@@ -57,7 +57,7 @@ func (e *env) connect() *connection {
 	}
 	c := &connection{env: e, label: e.label(), link: link}
 	c.tap, c.driver = e.tap(c.label, d)
-	e.onClose(func(context.Context) { <-c.tap.closed }) // Close of package dsync may return earlier
+	e.onClose(func(context.Context) { <-c.tap.closed }) // Close in package dsync may return earlier
 	info := d.Info()
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -95,7 +95,7 @@ func (c *connection) delay(d time.Duration) {
 	c.disturb("Delay", func() { c.link.Delay(d) })
 }
 
-// client is a dsync.Client with a driver of its own.
+// client is a dsync.Client with its own driver.
 type client struct {
 	user
 	dsync *dsync.Client
@@ -147,7 +147,7 @@ func (c *client) inspect(ctx context.Context, name string) (s driver.Status, err
 	return s, err
 }
 
-// ForceUnlock ends the holds of name, whoever holds them.
+// ForceUnlock ends all holds of name.
 func (c *client) ForceUnlock(ctx context.Context, name string) (err error) {
 	e := c.env
 	e.within("ForceUnlock", func() { err = c.dsync.ForceUnlock(ctx, name) })
@@ -155,8 +155,8 @@ func (c *client) ForceUnlock(ctx context.Context, name string) (err error) {
 	return err
 }
 
-// user is a caller of locks. It is either a client, where each call is an owner
-// of its own, or an owner.
+// user acquires locks. It is either a client, for which each call is a separate
+// owner, or an owner.
 type user struct {
 	*connection
 	label  string
@@ -219,7 +219,7 @@ func (h *holding) tryUnlock(ctx context.Context) (err error) {
 	return err
 }
 
-// refused returns an error unless a TryLock of u is refused.
+// refused returns an error unless a TryLock by u is refused.
 func (u *user) refused(name string) error {
 	if h, err := u.try(name); err == nil {
 		return fmt.Errorf("%s was granted %q (token %d) while another owner held it", u.label, name, h.Token())
@@ -236,7 +236,7 @@ type call struct {
 	cancel context.CancelFunc
 	before int // how many requests for the name waited when the call began
 
-	*goroutine // calls Lock; once it is done, the fields below are its results
+	*goroutine // calls Lock; once it has returned, the fields below are its results
 
 	held *holding
 	err  error

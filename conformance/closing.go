@@ -26,7 +26,7 @@ var closingChecks = []check{
 
 // laterClosingChecks build on the checks of modes.
 var laterClosingChecks = []check{
-	{"closing/modes", "Close ends all holds of its client in every mode, also several holds of one name, and no hold of another client.", closeEndsHoldsInModes},
+	{"closing/modes", "Close ends all holds of its client in every mode, including several holds of one name, but no hold of another client.", closeEndsHoldsInModes},
 	{"closing/behind", "When Close ends a wait for a Write or Exclusive hold, or for many permits, the requests behind it continue.", closeLetsOthersPass},
 }
 
@@ -208,7 +208,7 @@ func closeLetsOthersPass(e *env) error {
 	if len(ways) == 0 {
 		e.end(&refusedError{"other modes than Exclusive"})
 	}
-	e.together("requests behind a wait that Close ends", len(ways), func(i int) error { return ways[i]() })
+	e.together("requests behind a wait that Close ended", len(ways), func(i int) error { return ways[i]() })
 	return nil
 }
 
@@ -302,9 +302,9 @@ func closeWhileHung(e *env) error {
 	return nil
 }
 
-// The check of what clients leave behind on the backend.
+// The check of remains that clients leave on the backend.
 var remainsChecks = []check{
-	{"closing/remains", "After Close nothing is left on the backend of a client and of the names that only this client has used, except what later tokens, limits, seals and latches need.", closeLeavesNothing},
+	{"closing/remains", "After Close nothing of a client, or of names that only this client has used, is left on the backend, except the state that later tokens, limits, seals and latches need.", closeLeavesNothing},
 }
 
 // remains returns everything that clients have on the backend, sorted.
@@ -343,8 +343,8 @@ func closeLeavesNothing(e *env) error {
 	return nil
 }
 
-// useInMode lets clients hold names, wait for them, give up, lose a hold and an
-// answer, and leave a hold.
+// useInMode makes clients hold names, wait for them, give up, lose a hold and
+// an answer, and leave a hold.
 func (e *env) useInMode(a, b *rawDriver, m driver.Mode) {
 	h := a.hold(e.name(), in(m))
 	waits := b.start(h.Name, rivalOf(m)).waits()
@@ -372,7 +372,7 @@ func (e *env) useInMode(a, b *rawDriver, m driver.Mode) {
 	}
 }
 
-// loseGrants lets names be granted to a client in all modes, without an answer.
+// loseGrants has names granted to a client in all modes, without an answer.
 func (e *env) loseGrants(d *rawDriver) {
 	if d.link.LoseAnswers == nil {
 		return
@@ -387,7 +387,7 @@ func (e *env) loseGrants(d *rawDriver) {
 	d.heal()
 }
 
-// useLatchAndWatch lets clients watch a name, and a latch until it is deleted.
+// useLatchAndWatch makes clients watch a name, and a latch until it is deleted.
 func (e *env) useLatchAndWatch(a, b *rawDriver) {
 	if w, ok := a.tap.Driver.(driver.Watcher); ok {
 		stop, err := w.Watch(e.name(), func() {})
@@ -409,10 +409,10 @@ func (e *env) useLatchAndWatch(a, b *rawDriver) {
 
 // The checks of calls that are under way when Close begins.
 var crossingChecks = []check{
-	{"crossing/changes", "A change that Close crosses returns nil or ErrUnknown if the backend has carried it out, and not nil if it has not.", closeCrossesChanges},
-	{"crossing/questions", "A query that Close crosses returns a true answer or an error.", closeCrossesQuestions},
-	{"crossing/requests", "A request for a hold, a renewal or a Pass that Close crosses returns, and leaves nothing held.", closeCrossesRequests},
-	{"crossing/waits", "Close ends a wait for a latch at once, also during a query or a watch, and the wait returns nil only if the latch is gone.", closeCrossesWaits},
+	{"crossing/changes", "A change during which Close begins returns nil or ErrUnknown if the backend has carried it out, and does not return nil otherwise.", closeCrossesChanges},
+	{"crossing/questions", "A query during which Close begins returns a true answer or an error.", closeCrossesQuestions},
+	{"crossing/requests", "A request for a hold, a renewal or a Pass during which Close begins returns, and leaves nothing held.", closeCrossesRequests},
+	{"crossing/waits", "Close ends a wait for a latch at once, even during a query or a watch, and the wait returns nil only if the latch is gone.", closeCrossesWaits},
 	{"crossing/leave", "Close does not end a hold whose Leave is under way, and Leave then does not return ErrNotHeld.", closeCrossesLeave},
 }
 
@@ -426,8 +426,8 @@ type crossed struct {
 	name string // the name that the call is about
 	call func(ctx context.Context) error
 
-	// done reports whether the backend has carried out the call, as another
-	// client sees it. It is nil if no client can see that.
+	// done reports whether the backend has carried out the call, as seen by
+	// another client. It is nil if no client can see that.
 	done func() bool
 
 	ends bool // Close does the same as the call
@@ -467,9 +467,9 @@ func (c *enteredContext) Value(key any) any {
 }
 
 // cross closes d while a call is under way, and returns the call's error. It
-// begins Close when the driver has begun the call or, with late, when the
+// begins Close when the driver has begun the call or, if late is set, when the
 // backend has carried out the call. carriedOut reports whether it has. If no
-// client can see that, late means a moment at which the answer is under way.
+// client can see that, late means a moment at which the answer is on its way.
 func (d *rawDriver) cross(c *crossed, late bool) (carriedOut bool, err error) {
 	e := d.env
 	ctx := &enteredContext{Context: e.ctx, env: e}
@@ -492,8 +492,8 @@ func (d *rawDriver) cross(c *crossed, late bool) (carriedOut bool, err error) {
 	return carriedOut, err
 }
 
-// crossAll closes a driver during each of some calls, each with a driver of its
-// own, and passes the outcomes to verdict. A maker returns nil if the driver
+// crossAll closes a driver during each of several calls, each on a separate
+// driver, and passes the outcomes to verdict. A maker returns nil if the driver
 // does not offer the call.
 func (e *env) crossAll(makers []func(d *rawDriver) *crossed, verdict func(d *rawDriver, c *crossed, carriedOut bool, err error) error) error {
 	e.need(e.outsider().link.Delay != nil, "Link.Delay")
@@ -517,7 +517,7 @@ func (e *env) crossAll(makers []func(d *rawDriver) *crossed, verdict func(d *raw
 	return nil
 }
 
-// seemsFree reports whether name is free, as another client sees it.
+// seemsFree reports whether name is free, as seen by another client.
 func (e *env) seemsFree(name string) bool {
 	o := e.outsider()
 	i, ok := o.driver.(driver.Inspector)
@@ -603,9 +603,9 @@ func closeCrossesChanges(e *env) error {
 		}
 		switch {
 		case carriedOut && err != nil && !errors.Is(err, driver.ErrUnknown):
-			return fmt.Errorf("%s by %s was carried out, and returned %q when Close crossed it, want nil or ErrUnknown", c.what, d.label, err)
+			return fmt.Errorf("%s by %s was carried out, and returned %q when Close began during it, want nil or ErrUnknown", c.what, d.label, err)
 		case !carriedOut && !c.ends && err == nil:
-			e.poll(c.what+" returned nil when Close crossed it, so it is carried out", func() error {
+			e.poll(c.what+" returned nil when Close began during it, so it must be carried out", func() error {
 				if c.done() {
 					return nil
 				}
@@ -646,7 +646,7 @@ func closeCrossesQuestions(e *env) error {
 				names = append(names, n)
 			}
 			if !slices.Contains(names, name) {
-				return fmt.Errorf("the driver lists %q without an error, and not %q, which %s holds", names, name, holder.label)
+				return fmt.Errorf("the driver lists %q without an error, but not %q, which %s holds", names, name, holder.label)
 			}
 			return nil
 		})
@@ -713,7 +713,7 @@ func closeCrossesRequests(e *env) error {
 	}
 	return e.crossAll(makers, func(d *rawDriver, c *crossed, _ bool, _ error) error {
 		if err := e.isFree(c.name); err != nil {
-			return fmt.Errorf("after a Close of %s that crossed %s: %w", d.label, c.what, err)
+			return fmt.Errorf("after a Close of %s that began during %s: %w", d.label, c.what, err)
 		}
 		return nil
 	})
@@ -754,7 +754,7 @@ func closeCrossesWaits(e *env) error {
 		case err == nil && !gone:
 			return fmt.Errorf("a Wait of %s for the latch %q, which is set, returned nil when Close crossed it", conn.label, seen.name)
 		case err != nil && !errors.Is(err, dsync.ErrClosed):
-			return fmt.Errorf("a Wait of %s returned %q when Close crossed it, want ErrClosed", conn.label, err)
+			return fmt.Errorf("a Wait of %s returned %q when Close began during it, want ErrClosed", conn.label, err)
 		case closed != nil:
 			return fmt.Errorf("during a Wait: %w", closed)
 		}
@@ -782,7 +782,7 @@ func closeCrossesLeave(e *env) error {
 		return err
 	}
 	if err := e.outsider().refused(h.Name); err != nil {
-		return fmt.Errorf("after a Close that crossed Leave: %w", err)
+		return fmt.Errorf("after a Close that began during Leave: %w", err)
 	}
 	return nil
 }

@@ -71,8 +71,8 @@ type Harness struct {
 type Backend struct {
 	// New returns an independent client of the backend, with its own
 	// connections and its own identity, as another process would have. The
-	// suite closes the driver. Anything else that New makes, such as a client
-	// of a library, should end by tb.Cleanup, which begins when Close has
+	// suite closes the driver. Anything else that New creates, such as a client
+	// of a library, should be closed by tb.Cleanup, which runs after Close has
 	// returned. The Link is nil if the connections of the driver cannot be
 	// disturbed.
 	New func(tb testing.TB) (driver.Driver, *Link)
@@ -105,10 +105,10 @@ type Backend struct {
 	Restart func(tb testing.TB)
 
 	// Ping sends the server, or each of several servers, a small request that
-	// needs the same resources as keeping a lease. It uses a connection of its
-	// own that no Link disturbs, and returns when all servers have answered or
-	// ctx has ended. The suite calls Ping again and again, to find out whether
-	// a server stood still when a check failed.
+	// needs the same resources as keeping a lease. It uses a separate
+	// connection that no Link disturbs, and returns when all servers have
+	// answered or ctx has ended. The suite calls Ping repeatedly, to find out
+	// whether a server stood still when a check failed.
 	Ping func(ctx context.Context) error
 
 	// URL opens the driver in another process, by driver.Open. A driver without
@@ -119,7 +119,7 @@ type Backend struct {
 
 // Link is the connection of one client to the backend, with the ways to disturb
 // it. A function is nil if the harness does not support it. Each call replaces
-// the effect of the call before, and applies to requests and answers after it
+// the effect of the previous one, and applies to requests and answers after it
 // has returned.
 type Link struct {
 	Cut  func() // connections break, and new ones cannot be made
@@ -137,7 +137,7 @@ type Link struct {
 	// the next request is held back until Heal, together with its connection;
 	// requests on other connections overtake it
 	HoldOne func()
-	Heal    func() // back to normal; requests that hang may be carried out now
+	Heal    func() // back to normal; hung requests may be carried out now
 }
 
 // LinkOver returns the Link of a client whose connections go through w.
@@ -165,8 +165,8 @@ func LinkOver(w *wire.Wire) *Link {
 
 // Run checks all promises, one subtest each, logs a summary, and prints its
 // first line on the standard output. A check that fails reports the broken
-// promise, what the check saw, and what its clients did. A check that could not
-// be judged because the machine stood still also fails.
+// promise, what the check saw, and what its clients did. A check that proves
+// nothing because the machine stood still also fails.
 //
 // The flag -conformance.report of the test binary names a file to which Run
 // appends a line when a check begins and a line when it has ended: the result,
@@ -283,7 +283,7 @@ func (c check) result(t *testing.T, h Harness) result {
 	r := run(t)
 	for i := 1; i < tries && r.stalled != "" && !r.byHarness(); i++ {
 		h.TTL = 2 * cmp.Or(h.TTL, defaultTTL)
-		t.Logf("%s; once more, with Harness.TTL %v", r.stalled, h.TTL)
+		t.Logf("%s; again, with Harness.TTL %v", r.stalled, h.TTL)
 		r = run(t)
 	}
 	return r
@@ -304,7 +304,7 @@ func (c check) result(t *testing.T, h Harness) result {
 //     in each round: in fake time nothing else lets time pass.
 //   - A check shares the process and the backend with other checks, unless it
 //     is listed in alone.
-//   - A check of an ability of some drivers begins with env.claims; env.need
+//   - A check of an optional ability begins with env.claims; env.need
 //     ends a check that the harness cannot run.
 //   - Each check has a mutant in mutants_<group>_test.go: a broken driver
 //     caught by this check, and by no earlier check in the table. A check
@@ -316,7 +316,7 @@ type check struct {
 	run     func(*env) error
 }
 
-// alone has the checks that must run without other checks, with the reasons.
+// alone lists the checks that must run without other checks, with the reasons.
 var alone = map[string]string{
 	"closing/remains":  "other checks leave remains while it looks",
 	"refusal/requests": "it makes the server refuse requests",
@@ -382,9 +382,9 @@ func allChecks() []check {
 }
 
 // modeChecks are checks of earlier groups that run again in the modes other
-// than Exclusive. They check things that a driver does differently, or at
-// another place of the backend, in each mode. Package dsync does the same in
-// all modes.
+// than Exclusive. They check behavior that a driver implements differently, or
+// elsewhere on the backend, in each mode. Package dsync does the same in all
+// modes.
 var modeChecks = inModes(
 	"waiting/cancel-at-grant",
 	"lease/after-wait", "lease/renew", "lease/over", "lease/renew-all",

@@ -43,7 +43,7 @@ type env struct {
 	timed    atomic.Bool                  // the check depends on the end of short leases
 
 	mu      sync.Mutex
-	err     error         // the first error, by which the check failed
+	err     error         // the first error, with which the check failed
 	hung    time.Duration // if err is a hang: how long the check waited
 	names   int
 	id      string // makes names unique among runs
@@ -107,8 +107,8 @@ func (e *env) check(f func(*env) error) result {
 	return r
 }
 
-// isNoAnswer reports whether the error of a check is the error of a request
-// without an answer in time.
+// isNoAnswer reports whether a check failed because a request got no answer in
+// time.
 func isNoAnswer(err error) bool {
 	return errors.Is(err, driver.ErrUnknown) || errors.Is(err, driver.ErrUnavailable)
 }
@@ -160,7 +160,7 @@ func (e *env) must(err error) {
 	}
 }
 
-// endHung ends the check because a step is not done after hangs. The error
+// endHung ends the check because a step has not ended after hangs. The error
 // lists the requests that are still under way.
 func (e *env) endHung(err error) {
 	bound := e.hangs()
@@ -178,7 +178,7 @@ func (e *env) endHung(err error) {
 	e.end(err)
 }
 
-// hungError is the error of a step that is not done after hangs, with the
+// hungError is the error for a step that has not ended after hangs, with the
 // requests that were under way.
 type hungError struct {
 	error
@@ -198,8 +198,8 @@ func (e *env) tap(label string, d driver.Driver) (*tap, driver.Driver) {
 	return t, tapped
 }
 
-// underWay returns a description of the requests that have no answer yet, and
-// how many other requests for their names have been granted.
+// underWay describes the requests that have no answer yet, and counts the other
+// requests for their names that have been granted.
 func (e *env) underWay() string {
 	e.mu.Lock()
 	taps := slices.Clone(e.taps)
@@ -445,7 +445,7 @@ func (e *env) driverInfo() driver.Info {
 	return *info
 }
 
-// longTTL is the TTL of leases that have to outlast a check.
+// longTTL is the TTL of leases that must outlast a check.
 const longTTL = 10 * time.Minute
 
 // long returns the TTL of leases that do not run out.
@@ -491,12 +491,11 @@ func (e *env) allowed(d time.Duration) time.Duration {
 	return d
 }
 
-// slack is how much later than the driver claims something may happen in real
-// time. In fake time there is no slack.
+// slack is how late an event may be in real time, compared with the driver's
+// claim. In fake time there is no slack.
 const slack = 500 * time.Millisecond
 
-// lateError is the error of a check that saw something happen later than the
-// driver claims.
+// lateError is the error for an event that came later than the driver claims.
 type lateError struct{ error }
 
 // late returns an error if an event came more than slack later than the driver
@@ -521,11 +520,11 @@ func (e *env) punctual(f func() error) (err error) {
 }
 
 // progress counts steps of goroutines of a check. Many steps together may take
-// long on a slow backend. But if no step completes in a time in which only a
-// hang takes so long, the check hangs.
+// long on a slow backend. But if not even one step completes within the bound
+// for a hang, the check hangs.
 type progress struct{ atomic.Int64 }
 
-// awaitAll waits until all goroutines have ended, as long as p advances.
+// awaitAll waits until all goroutines have ended, while p advances.
 func (e *env) awaitAll(what string, all []*goroutine, p *progress) {
 	last := p.Load()
 	hangs := time.NewTimer(e.hangs())

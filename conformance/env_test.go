@@ -34,7 +34,7 @@ func TestHangIsReportedWithItsStack(t *testing.T) {
 		return nil
 	})
 	if r.err == nil || !strings.Contains(r.err.Error(), "still not done") || !strings.Contains(r.err.Error(), "memory.(*Driver).Acquire") {
-		t.Errorf("got %v, want an error that says where Acquire hangs", r.err)
+		t.Errorf("got %v, want an error that shows where Acquire hangs", r.err)
 	}
 	for _, want := range []string{"requests under way (1): A.2 (", "since 0.000000, waits; granted of this name so far: 1)", "the last event was at 0.000000 A.2 waits"} {
 		if r.err != nil && !strings.Contains(r.err.Error(), want) {
@@ -151,7 +151,7 @@ func TestCheckEndsAfterTheCloseOfItsDrivers(t *testing.T) {
 	h.Backend = func(tb testing.TB) *Backend {
 		tb.Cleanup(func() {
 			if n := closed.Load(); opened != 2 || n != 2 {
-				t.Errorf("of %d drivers, %d were closed when the check was over, want 2 of 2", opened, n)
+				t.Errorf("of %d drivers, %d were closed when the check had ended, want 2 of 2", opened, n)
 			}
 		})
 		return backend(tb)
@@ -242,7 +242,7 @@ func TestDriversNeedNotSealOrMark(t *testing.T) {
 	}
 	half := func(d *memory.Driver) driver.Driver { return &broken{Driver: d, mark: unmarked} }
 	if r := (check{"migration/mark", "", markTells}).result(t, onMemory(nil, half)); r.err == nil {
-		t.Error("a driver that never marks, and whose Marked does not say so, passes")
+		t.Error("a driver that never marks, and whose Marked does not report that, passes")
 	}
 }
 
@@ -387,7 +387,7 @@ func TestTapsOfLeasesReportContention(t *testing.T) {
 		h.release()
 		w.granted()
 		if !h.lease.(driver.ContentionReporter).Contended() {
-			return errors.New("somebody waited, and the tap says that nobody did")
+			return errors.New("a client waited, but the tap reports no waiter")
 		}
 		return nil
 	})

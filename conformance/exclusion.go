@@ -13,7 +13,7 @@ import (
 
 var exclusionChecks = []check{
 	{"exclusion/free", "A free name is granted at once, to any client.", free},
-	{"exclusion/clients", "While one client holds a name, no other client is granted it, however often it tries.", clientsExclude},
+	{"exclusion/clients", "While one client holds a name, no other client is granted it, no matter how often it tries.", clientsExclude},
 	{"exclusion/requests", "Two requests of one client for one name exclude each other.", requestsExclude},
 	{"exclusion/equal-owners", "Two requests with the same Owner exclude each other: only Hold identifies a request.", equalOwnersExclude},
 	{"exclusion/race", "If many clients request a free name at once, at most one is granted it.", raceOfClients},
@@ -235,7 +235,7 @@ func releaseTwice(e *env) error {
 }
 
 // afterExpiry lets leases run out. It calls f with each lease and the next hold
-// of the name, which belongs to another client or to the same client.
+// of the name, which belongs to the same client or to another one.
 func (e *env) afterExpiry(f func(old, next *request, heir string) error) error {
 	a, b := e.driver(), e.driver()
 	e.together("leases that run out", 2, func(i int) error {
@@ -264,7 +264,7 @@ func staleRelease(e *env) error {
 }
 
 // staleRenew renews for less than the TTL of the next lease. That lease would
-// end early if the backend took the renewal for one of the next lease.
+// end early if the backend applied the renewal to it.
 func staleRenew(e *env) error {
 	return e.afterExpiry(func(old, next *request, heir string) error {
 		if err := isNotHeld("the renewal of an expired lease, when "+heir+" had the name,", old.renew(e.brief())); err != nil {
@@ -275,8 +275,8 @@ func staleRenew(e *env) error {
 	})
 }
 
-// releaseAfterEnd waits until the backend reports that the hold has ended, or
-// otherwise for as long as this takes according to the driver's claims.
+// releaseAfterEnd waits until the backend reports the end of the hold or, if it
+// does not, for as long as that takes according to the driver's claims.
 func releaseAfterEnd(e *env) error {
 	a, b := e.driver(), e.outsider()
 	h := a.hold(e.name(), fixed, ttl(e.brief()))
@@ -346,8 +346,8 @@ func forceUnlockEndsHold(e *env) error {
 		return fmt.Errorf("after ForceUnlock: %w", err)
 	}
 	if e.driverInfo().KeepsAlive {
-		// notices the loss, at the latest; a release may not know whether its
-		// session ended before
+		// notices the loss at the latest; a release may not know whether its
+		// session had ended before
 		_ = h.renew(e.long())
 	}
 	return isNotHeld("the release of a removed hold", h.tryRelease(e.ctx))

@@ -14,10 +14,10 @@ import (
 // These checks cover leases that no client releases, and the moment at which
 // other clients can acquire the name.
 var expiryChecks = []check{
-	{"expiry/not-early", "No other client is granted a name before the lease of its holder expires, however often it tries.", notBeforeExpires},
+	{"expiry/not-early", "No other client is granted a name before the lease of its holder expires, no matter how often it tries.", notBeforeExpires},
 	{"expiry/waiters", "When leases end without a release, the waiters are granted the name one after the other, and not before.", expiryServesWaiters},
-	{"expiry/extend", "Extend moves the end of a lease at the backend too, later or earlier, and never revives an ended lease.", extendMovesEnd},
-	{"expiry/abandoned", "The lease of a client that is gone ends without its help, and not before Expires.", abandonedLeaseEnds},
+	{"expiry/extend", "Extend also moves the end of a lease on the backend, later or earlier, and never revives an ended lease.", extendMovesEnd},
+	{"expiry/abandoned", "The lease of a client that is gone ends by itself, but not before Expires.", abandonedLeaseEnds},
 	{"expiry/holder-first", "A holder is notified that its lease has ended before another client is granted the name, even over a slow connection.", holderKnowsFirst},
 	{"expiry/bounds", "Whatever the TTL of a lease, and however it was set, other clients get the name between its Expires and Info.LateFor after it.", endsInBounds},
 	{"expiry/race", "If many clients try when a lease expires, at most one is granted the name, and none before its deadline.", raceAtExpiry},
@@ -47,7 +47,7 @@ func (h *holding) overBefore(next *request) error {
 // request that was done first.
 func (e *env) first(of []*request) int {
 	done := -1
-	e.until("one of the waiters is granted the name", func() bool {
+	e.until("a waiter is granted the name", func() bool {
 		for i, r := range of {
 			if r.isDone() && (done < 0 || r.at.Before(of[done].at)) {
 				done = i
@@ -97,7 +97,7 @@ func expiryServesWaiters(e *env) error {
 func (e *env) lineBehindLease() (*request, []*request) {
 	a, b, c := e.driver(), e.driver(), e.driver()
 	for d := e.ttl(); d < e.hangs(); d *= 2 {
-		// until that is long enough for this machine, as busy as it is
+		// until that is long enough for this machine under its current load
 		h := a.hold(e.name(), fixed, ttl(e.allowed(d)))
 		brief := ttl(e.allowed(d / 4))
 		line := []*request{b.start(h.Name, fixed, brief), c.start(h.Name, fixed, brief)}
@@ -108,7 +108,7 @@ func (e *env) lineBehindLease() (*request, []*request) {
 			r.cancel()
 		}
 	}
-	e.endf("a lease has ended before two clients wait for its end, however long it is")
+	e.endf("a lease of any length has ended before two clients wait for its end")
 	return nil, nil
 }
 
@@ -127,7 +127,8 @@ func (r *request) waitsBehind(h *request) bool {
 func extendMovesEnd(e *env) error {
 	short := e.ttl()
 	a, b, names := e.client(), e.driver(), []string{e.name(), e.name()}
-	// first: on a busy machine, the other lease may end before two are granted
+	// done first, because on a busy machine the other lease may end before two
+	// are granted
 	long := a.lock(names[1], dsync.ExpireAfter(e.long()))
 	held := []*holding{a.lock(names[0], dsync.ExpireAfter(short)), long}
 	called := time.Now()
@@ -137,7 +138,7 @@ func extendMovesEnd(e *env) error {
 		}
 	}
 	if d := held[1].Deadline(); d.After(time.Now().Add(short)) {
-		return fmt.Errorf("the deadline is %v away after a lease was made to end in %v", time.Until(d), short)
+		return fmt.Errorf("the deadline is %v away after a lease was set to end in %v", time.Until(d), short)
 	}
 	if d := held[0].Deadline(); !d.After(called.Add(short)) && !e.driverInfo().KeepsAlive {
 		return fmt.Errorf("the deadline is at %s after a lease was extended by %v at %s", e.events.at(d), e.allowed(short*3/2), e.events.at(called))
@@ -172,8 +173,8 @@ func (c *connection) outages() []func() {
 	return all
 }
 
-// silences returns the ways in which answers do not arrive: the ways of outages
-// and, where a session does not end with its connection at once, lost answers.
+// silences returns the ways in which answers do not arrive: those of outages
+// and, unless a session ends at once with its connection, lost answers.
 func (c *connection) silences() []func() {
 	all := c.outages()
 	if c.link.LoseAnswers != nil && (!c.env.driverInfo().KeepsAlive || c.env.fakeTime) {
@@ -208,7 +209,7 @@ func abandonedLeaseEnds(e *env) error {
 }
 
 func holderKnowsFirst(e *env) error {
-	// a driver that has to reconnect needs some answers within a TTL
+	// a driver that must reconnect needs some answers within a TTL
 	late := []time.Duration{0, e.brief() / 8}
 	e.together("a holder and a waiter", len(late), func(i int) error {
 		a, b, c, name := e.client(), e.driver(), e.client(), e.name()
@@ -238,7 +239,7 @@ func raceAtExpiry(e *env) error {
 	var over atomic.Bool
 	e.together("TryLock", len(clients), func(i int) error {
 		e.sleepUntil(start)
-		for last := false; ; last = over.Load() { // once more after another client was granted the name
+		for last := false; ; last = over.Load() { // again after another client was granted the name
 			l, err := clients[i].try(name)
 			switch {
 			case err == nil:
@@ -263,16 +264,17 @@ func raceAtExpiry(e *env) error {
 	return atMostOne(granted, name)
 }
 
-// tenure is a way in which a lease of a gets its last TTL. If another request
-// must wait for the name in the meantime, begin returns the waiter.
+// tenure is a way in which a lease of driver a gets its last TTL. If another
+// request must wait for the name in the meantime, begin returns the waiter.
 type tenure struct {
 	what    string
 	begin   func(a *rawDriver, name string) (h, waiter *request)
 	unasked bool // no client requests the name before the lease has expired
 }
 
-// tenures returns the ways that the driver has. The leases are those of raw
-// drivers: package dsync would release a lease that the backend fails to end.
+// tenures returns the ways that the driver supports. The leases are those of
+// raw drivers: package dsync would release a lease that the backend fails to
+// end.
 func (e *env) tenures() []tenure {
 	d := e.crooked()
 	renew := func(h *request, d time.Duration) *request {

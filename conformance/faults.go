@@ -19,9 +19,9 @@ var faultChecks = []check{
 	{"faults/late-answer", "Expires counts from before the request was sent, never from the arrival of the answer.", lateAnswer},
 	{"faults/lost-acquire", "If the answer to an Acquire is lost, the hold that it may have made is removed. The error matches ErrUnknown unless no hold is left at once.", lostAcquire},
 	{"faults/lost-release", "A release whose answer was lost frees the name, and repeating it does not affect the next holder.", lostRelease},
-	{"faults/one-release", "One release that gets no answer ends no other hold of its client.", oneReleaseEndsOneHold},
+	{"faults/one-release", "A release that gets no answer does not end another hold of its client.", oneReleaseEndsOneHold},
 	{"faults/lost-grant", "A lease that comes after a lost answer counts from the request that was carried out: no other client gets the name before its Expires.", lostGrant},
-	{"faults/lost-renewal", "A renewal for less moves Expires before another client can benefit from it, even if its answer is late or lost.", lostRenewal},
+	{"faults/lost-renewal", "A renewal for a shorter time moves Expires before another client can benefit from it, even if its answer is late or lost.", lostRenewal},
 	{"faults/clean-up", "Remains of failed requests are cleaned up long before their TTL ends, even if the backend is out of reach for a while.", cleanUpGoesOn},
 	{"faults/many", "A bounded number of goroutines cleans up the remains of many failed requests.", fewCleanUps},
 }
@@ -61,13 +61,13 @@ func oneReleaseEndsOneHold(e *env) error {
 			return fmt.Errorf("after the release of another hold, which got no answer, %s was notified that it lost %q: %w", d.label, other.Name, causes[0])
 		}
 		if err := other.tryRelease(e.ctx); err != nil {
-			return fmt.Errorf("the release of a hold of %s, after that of another one got no answer: %w", d.label, err)
+			return fmt.Errorf("the release of a hold of %s, after the release of another hold got no answer: %w", d.label, err)
 		}
 	}
 	return nil
 }
 
-// patience is how long the context of a request lasts that gets no answer.
+// patience is the lifetime of the context of a request that gets no answer.
 const patience = 300 * time.Millisecond
 
 // briefly starts a request whose context ends soon.
@@ -86,7 +86,7 @@ func cutOff(e *env) error {
 		_, err := c.ask(ctx, try, name)
 		ended := isNoAnswer(err) || errors.Is(err, context.DeadlineExceeded)
 		if !ended || errors.Is(err, dsync.ErrLocked) {
-			return fmt.Errorf("%s, which is cut off, got %q, want ErrUnavailable, ErrUnknown or the error of its context, and not ErrLocked", c.label, outcome(err))
+			return fmt.Errorf("%s, which is cut off, got %q, want ErrUnavailable, ErrUnknown or the error of its context, but not ErrLocked", c.label, outcome(err))
 		}
 	}
 	c.heal()
@@ -103,7 +103,7 @@ func hungAcquire(e *env) error {
 			return err
 		}
 		d.heal()
-		e.sleep(patience) // requests on their way arrive, and no other client has changed anything before
+		e.sleep(patience) // requests under way arrive before any other client changes anything
 		e.awaitFree(name)
 	}
 	return nil
@@ -251,8 +251,8 @@ func lostRelease(e *env) error {
 	return next.keeps("the repetition of a release")
 }
 
-// The checks of requests whose answers are lost, except for the checks in which
-// further requests follow at once.
+// The checks of requests whose answers are lost, except checks in which further
+// requests follow at once.
 
 func lostGrant(e *env) error {
 	how := [][]option{{noWait}, nil}
@@ -262,9 +262,9 @@ func lostGrant(e *env) error {
 		f := d.losing(faultTimes[i/len(how)], 1)
 		// the driver may send the request again
 		r := d.start(name, append(how[i%len(how)], fixed, ttl(e.ttl()), f.of)...)
-		// by then the request has been carried out, as a rule
+		// by then the request has usually been carried out
 		e.sleep(e.ttl() / 10)
-		// where contenders observe a hold, they do so from here on
+		// if contenders observe a hold, they start here
 		next := e.outsider().start(name)
 		e.sleep(e.ttl() / 2)
 		d.heal()
@@ -387,9 +387,9 @@ func (e *env) cleansUpMany(when faultTime) error {
 	return nil
 }
 
-// The checks of faults that hit one request, or that no client is notified of.
-// The fault may hit another request than the check's, such as a keep-alive. So
-// the promises hold in both cases.
+// The checks of faults that affect one request, or of which no client is
+// notified. The fault may affect a request other than the check's, such as a
+// keep-alive, so the promises cover both cases.
 var singleChecks = []check{
 	{"single/lost-acquire", "After one lost answer to an Acquire of a free name, the name is held by the lease that Acquire returned, or it becomes free. Acquire does not mistake its own hold for another client.", oneLostAcquire},
 	{"single/lost-renewal", "After one lost answer to a renewal, the lease and the other leases of the client continue and can be renewed.", oneLostRenewal},
@@ -460,7 +460,7 @@ func (e *env) renewsAfterOneLost(all bool) error {
 	d.loseOne()
 	called := time.Now()
 	errs := renew(h)
-	err := errs[0] // the lost answer may be for other
+	err := errs[0] // the lost answer may belong to other
 	returned := time.Now()
 	d.heal()
 	if d.endsWithConnection(h) {
@@ -581,8 +581,8 @@ func vanishedRelease(e *env) error {
 // The checks of a backend that answers and refuses work, because its disk is
 // full, it has become read-only, or the client has lost its rights.
 var refusalChecks = []check{
-	{"refusal/requests", "A backend that refuses new holds does not look like a lock that another client holds: Acquire returns another error or waits, leaves nothing behind, and a waiter is served in the end.", refusalIsNoHold},
-	{"refusal/holds", "A backend that refuses requests does not look like the end of a hold: no call about the hold returns ErrNotHeld, Inspect and List do not omit it, and it can be released in the end.", refusalIsNoEnd},
+	{"refusal/requests", "A backend that refuses new holds does not look like a lock that another client holds: Acquire returns a different error or waits, leaves nothing behind, and a waiter is served eventually.", refusalIsNoHold},
+	{"refusal/holds", "A backend that refuses requests does not look like the end of a hold: no call about the hold returns ErrNotHeld, Inspect and List do not omit it, and it can be released eventually.", refusalIsNoEnd},
 	{"refusal/changes", "A change of a latch or a limit that the backend refuses does not return nil, and a change that returns ErrUnavailable was not carried out.", refusalIsNoChange},
 }
 
@@ -606,7 +606,7 @@ func (e *env) whileRefused(f func() error) error {
 }
 
 // misread returns an error if the answer to a request that the backend refused
-// is about the name and not about the backend.
+// concerns the name instead of the backend.
 func misread(what string, err error, answers ...error) error {
 	for _, answer := range answers {
 		if errors.Is(err, answer) {
@@ -778,7 +778,7 @@ func refusalIsNoChange(e *env) error {
 		latch("SetLatch", 0, 3, func(ctx context.Context, name, id string) error {
 			set, err := own.SetLatch(ctx, name, id, 3)
 			if err == nil && !set {
-				return errors.New("there is a latch, which no client has set")
+				return errors.New("there is a latch that no client has set")
 			}
 			return err
 		})
@@ -824,7 +824,7 @@ func refusalIsNoChange(e *env) error {
 	for _, c := range changes {
 		notDone := errors.Is(c.err, driver.ErrUnavailable) && !errors.Is(c.err, driver.ErrUnknown)
 		if done := c.done(); done && notDone || !done && c.err == nil {
-			return fmt.Errorf("%s by %s returned %q when the backend refused requests, and carried out is %t", c.what, d.label, outcome(c.err), done)
+			return fmt.Errorf("%s by %s returned %q when the backend refused requests, and was carried out: %t", c.what, d.label, outcome(c.err), done)
 		}
 	}
 	return nil

@@ -95,7 +95,7 @@ func labelled(name, value string) (n int) {
 const bubbleFor = 3 * time.Minute
 
 // runInBubble runs a check in a bubble of testing/synctest. If the check leaves
-// goroutines behind, the result is an error, and the process goes on. It
+// goroutines behind, the result is an error, and the process continues. It
 // abandons a bubble that hangs in real time, because a goroutine waits for a
 // mutex or never stops running.
 func runInBubble(t *testing.T, run func(tb testing.TB) result) result {
@@ -122,7 +122,7 @@ func runInBubbleFor(t *testing.T, limit time.Duration, run func(tb testing.TB) r
 		return r
 	case <-hangs.C:
 		return result{err: fmt.Errorf("still not done after %v in real time, for which fake time may have stood still: "+
-			"a goroutine waits for what synctest does not know of, such as a mutex, or is never done. Goroutines in bubbles:\n%s",
+			"a goroutine waits for something that synctest does not know, such as a mutex, or never ends. Goroutines in bubbles:\n%s",
 			limit, stacks(func(header string) bool {
 				return strings.Contains(header, "synctest bubble") && !strings.Contains(header, "durable")
 			}))}
@@ -142,10 +142,10 @@ func inBubble(t *testing.T, f func(t *testing.T)) (err error) {
 
 const thisProcess = "this process"
 
-// stalls notices when this process, the server or the way to it stands still. A
-// lease that runs out during a standstill, or a waiter whose session ends, is not a fault
-// of the driver. A nil *stalls notices nothing. It is used in fake time, in
-// which nothing stands still.
+// stalls notices when this process, the server or the network between them
+// stands still. A lease that runs out during a standstill, or a waiter whose
+// session ends, is not a fault of the driver. A nil *stalls notices nothing. It
+// is nil in fake time, in which nothing stands still.
 type stalls struct {
 	ttl    time.Duration // the TTL of leases whose end a check waits for
 	cancel context.CancelFunc
@@ -171,8 +171,8 @@ type stall struct {
 	took  time.Duration
 }
 
-// watchStalls checks periodically whether this process still runs, and whether
-// ping, unless nil, returns soon.
+// watchStalls periodically checks whether this process still runs, and whether
+// ping, unless it is nil, returns soon.
 func watchStalls(ttl time.Duration, ping func(context.Context) error) *stalls {
 	ctx, cancel := context.WithCancel(context.Background())
 	way := &standstill{who: "the way to the server"}
@@ -239,7 +239,7 @@ func (s *stalls) onPurpose() {
 	}
 }
 
-// disturbed is called before the check disturbs the way to the server.
+// disturbed is called before the check disturbs the connection to the server.
 func (s *stalls) disturbed() {
 	if s != nil {
 		s.way.disable()
@@ -252,8 +252,8 @@ func (o *standstill) disable() {
 	o.off = true
 }
 
-// answered is called with the outcome of a Renew, Release or Leave that was
-// called at began.
+// answered is called with the outcome of a Renew, Release or Leave that began
+// at the given time.
 func (s *stalls) answered(began time.Time, err error) {
 	if s != nil && isNoAnswer(err) {
 		s.way.add(s.ttl, stall{began, time.Since(began)})

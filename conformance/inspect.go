@@ -13,7 +13,7 @@ import (
 
 // The checks of the results of Inspect, beyond whether a name is held.
 var inspectChecks = []check{
-	{"inspect/status", "Every field that Inspect returns is true: owner, note, token, time of the grant, rest of the TTL, and waiters.", statusIsTrue},
+	{"inspect/status", "Every field that Inspect returns is correct: owner, note, token, time of the grant, remaining TTL, and waiters.", statusIsTrue},
 	{"inspect/list", "List yields the held names with a prefix, of every client and mode. It yields no free name, even with a limit or a latch.", listIsTrue},
 }
 
@@ -65,7 +65,7 @@ func (r *request) describedTo(d *rawDriver) (driver.Status, error) {
 	case n > 0 && s.Token != 0 && s.Token != first+uint64(n)-1:
 		return wrong("Token", s.Token, fmt.Sprintf("the last of %d tokens from %d", n, first))
 	case s.TTL != 0 && (s.TTL < left-statusUnit || s.TTL > max(r.TTL, e.long())+e.driverInfo().LateFor(r.TTL)+statusUnit):
-		return wrong("TTL", s.TTL, fmt.Sprintf("at least %v, because Expires of the lease is that far away", left-statusUnit))
+		return wrong("TTL", s.TTL, fmt.Sprintf("at least %v, because the lease's Expires is that far away", left-statusUnit))
 	case !s.Since.IsZero() && (s.Since.Before(r.called.Add(-statusUnit)) || s.Since.After(now.Add(statusUnit))):
 		return wrong("Since", e.events.at(s.Since), fmt.Sprintf("between %s and %s", e.events.at(r.called), e.events.at(r.at)))
 	}
@@ -177,8 +177,7 @@ func statusNamesQueue(e *env) error {
 	return nil
 }
 
-// listIsTrue holds names that look alike, and compares them with the listed
-// names.
+// listIsTrue holds similar names, and compares them with the listed names.
 func listIsTrue(e *env) error {
 	a, b := e.driver(), e.driver()
 	base := e.name()
@@ -269,8 +268,8 @@ func (d *rawDriver) list(prefix string) (names []string) {
 // The checks of Inspect and List with many holds, odd names, and a backend that
 // does not answer.
 var observeChecks = []check{
-	{"inspect/outage", "When the backend does not answer, Inspect, List and Latch return an error, and never that a name is free.", outageIsNoAnswer},
-	{"inspect/fields", "If a name has several holds, the owner, note, grant and TTL that Inspect reports are all of one of them, in every mode.", fieldsOfOneHold},
+	{"inspect/outage", "When the backend does not answer, Inspect, List and Latch return an error, and never report a name as free.", outageIsNoAnswer},
+	{"inspect/fields", "If a name has several holds, the owner, note, grant and TTL that Inspect reports all belong to one of them, in every mode.", fieldsOfOneHold},
 	{"inspect/waiters", "Inspect counts at least one waiter for each client that waits and at most one for each request, and no waiter that has given up.", waitersAreCounted},
 	{"inspect/names", "List takes a prefix literally, even if its characters are special on the backend, and yields names with any byte; an empty prefix yields all names.", namesAreListed},
 	{"inspect/many", "List yields all of 2,000 names.", manyAreListed},
@@ -357,7 +356,7 @@ func outageIsNoAnswer(e *env) error {
 				var failed error
 				for listed, err := range d.tap.Driver.(driver.Lister).List(ctx, name) {
 					if failed != nil {
-						return fmt.Sprintf("an error, and after that %q", listed), nil
+						return fmt.Sprintf("an error, and then %q", listed), nil
 					}
 					if failed = err; err == nil {
 						names = append(names, listed)
@@ -449,7 +448,7 @@ func (e *env) fits(s driver.Status, held []*request) error {
 		}
 		wrong = append(wrong, fmt.Sprintf("%s of %q", strings.Join(fields, ", "), r.Owner))
 	}
-	return fmt.Errorf("owner %q, note %q, since %s, TTL %v are not of one hold; it differs in %s", s.Owner, s.Note, e.events.at(s.Since), s.TTL, strings.Join(wrong, ", and in "))
+	return fmt.Errorf("owner %q, note %q, since %s, TTL %v do not belong to one hold; it differs in %s", s.Owner, s.Note, e.events.at(s.Since), s.TTL, strings.Join(wrong, ", and in "))
 }
 
 func waitersAreCounted(e *env) error {
@@ -491,8 +490,8 @@ func waitersAreCounted(e *env) error {
 	return nil
 }
 
-// lineOfClients lets the clients wait for name, and sees each of the first n
-// requests in the queue before the next one starts.
+// lineOfClients makes the clients wait for name, and observes each of the first
+// n requests in the queue before the next one starts.
 func (e *env) lineOfClients(name string, by []*rawDriver, n int) []*request {
 	waiting := e.lineOf(name, by[:n])
 	for _, d := range by[n:] {
@@ -603,7 +602,7 @@ func deadAreNotListed(e *env) error {
 		held := []*request{a.hold(name+"/fixed", fixed, t), a.hold(name+"/kept", t)}
 		seen := func(want bool) error {
 			var listed []string
-			if lists { // before Inspect, during which a backend may end a hold
+			if lists { // read before Inspect, during which a backend may end a hold
 				listed = asks.list(name)
 			}
 			for _, h := range held {

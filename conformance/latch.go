@@ -14,14 +14,14 @@ import (
 // The checks of drivers with latches: driver.Latcher.
 var latchChecks = []check{
 	{"latch/set", "SetLatch sets a latch with its count only if there is none. At 0 the latch is gone and can be set again.", latchIsSetOnce},
-	{"latch/count", "Each count-down lowers the count by one, however many arrive at once from any clients. Without a latch it has no effect.", latchCounts},
+	{"latch/count", "Each count-down lowers the count by one, even if many arrive at once from different clients. Without a latch it has no effect.", latchCounts},
 	{"latch/delete", "A deleted latch is gone and can be set again. Without a latch, a deletion has no effect.", latchIsDeleted},
 	{"latch/names", "Latches of different names are independent.", latchesAreApart},
 	{"latch/close", "A latch outlives the client that set it, and long times without a change. A closed client makes no further changes.", latchOutlivesClose},
-	{"latch/repeat", "A change that is requested again under its id is carried out once, and answered as at first, whatever happened to the latch.", latchChangesOnce},
+	{"latch/repeat", "A change that is requested again with its id is carried out only once, and gets the same answer, whatever happened to the latch.", latchChangesOnce},
 	{"latch/wide", "A count of 2^40 is stored exactly.", latchIsWide},
 	{"latch/known", "The backend knows the id of a change after many other changes, and for twice driver.RepeatFor.", latchKnowsChanges},
-	{"latch/lost-answers", "A change that is repeated until there is an answer is carried out once, whatever the network does.", latchSurvivesFaults},
+	{"latch/lost-answers", "A change that is repeated until there is an answer is carried out only once, whatever the network does.", latchSurvivesFaults},
 	{"latch/told", "A watch of a latch calls changed when it begins and after each end of the latch, by any client.", latchTellsEnds},
 	{"latch/outage", "The end of a latch while the watcher was out of reach of the backend is followed by a call when it is in reach again.", latchWatchSurvivesOutages},
 	{"latch/stop", "After stop, changed is not called again, and other watches of the latch continue.", latchWatchStops},
@@ -97,7 +97,7 @@ func (l *latch) count() (left int) {
 	return left
 }
 
-// has ends the check unless the count is n.
+// has ends the check if the count is not n.
 func (l *latch) has(n int, when string) {
 	if left := l.count(); left != n {
 		l.d.env.endf("%s: %s sees the count %d of %q, want %d", when, l.d.label, left, l.name, n)
@@ -164,7 +164,7 @@ func latchIsWide(e *env) error {
 	a, b := e.latches()
 	for _, n := range []int{1 << 15, 1 << 16, 1 << 31 & math.MaxInt, 1 << 40 & math.MaxInt} {
 		if n == 0 {
-			continue // where an int has 32 bits
+			continue // if an int has 32 bits
 		}
 		a.set(n)
 		b.has(n, "after it was set")
@@ -192,7 +192,7 @@ func latchKnowsChanges(e *env) error {
 	repeats := func(when string) error {
 		a.down(down)
 		if !a.trySet(set, 3*others) {
-			return fmt.Errorf("the repeat of a SetLatch %s was answered in another way than at first", when)
+			return fmt.Errorf("the repeat of a SetLatch %s was answered differently than at first", when)
 		}
 		b.has(3*others-1-others, "after repeats "+when)
 		return nil
@@ -271,16 +271,16 @@ func latchChangesOnce(e *env) error {
 	if !a.trySet(once, 3) || b.trySet(twice, 4) {
 		return errors.New("the repeat of a SetLatch was answered differently after the latch had been set again")
 	}
-	a.has(5, "after repeats of changes of the latch before")
+	a.has(5, "after repeats of changes of the previous latch")
 	idle := e.changeID()
 	b.delete(e.changeID())
 	a.down(idle)
 	b.set(2)
 	a.down(idle)
-	a.has(2, "after the repeat of a count-down that met no latch")
+	a.has(2, "after the repeat of a count-down that found no latch")
 	b.delete(e.changeID())
 	if !a.trySet(once, 3) || b.trySet(twice, 4) {
-		return errors.New("the repeat of a SetLatch was answered in another way when the latch was gone")
+		return errors.New("the repeat of a SetLatch was answered differently when the latch was gone")
 	}
 	a.has(0, "after repeats of changes when the latch was gone")
 	return nil
@@ -335,13 +335,13 @@ func (l *latch) notCarriedOut(fault func(*rawDriver), other *latch) error {
 	e.events.add(l.d.label, "CountDown %q during a fault: %s", l.name, outcome(err))
 	l.d.heal()
 	if errors.Is(err, driver.ErrUnavailable) && !errors.Is(err, driver.ErrUnknown) && ctx.Err() == nil {
-		other.has(before, "after a CountDown during a fault, of which the driver said that it was not carried out")
+		other.has(before, "after a CountDown during a fault that the driver reported as not carried out")
 	}
 	return nil
 }
 
-// through calls f during a fault, and after its end, again and again until it
-// gets an answer.
+// through calls f during a fault, and repeatedly after its end until it gets an
+// answer.
 func (l *latch) through(fault func(*rawDriver), f func(ctx context.Context, id string) error) {
 	e := l.d.env
 	id := e.changeID()
@@ -423,10 +423,10 @@ func latchWatchStops(e *env) error {
 
 // The checks of drivers that report changes: driver.Watcher.
 var watchingChecks = []check{
-	{"watching/changes", "A watch of a name calls changed when it begins and after each end of a hold, of every client and mode, also while other holds of the name go on.", watchTellsEnds},
+	{"watching/changes", "A watch of a name calls changed when it begins and after each end of a hold, of every client and mode, even while other holds of the name continue.", watchTellsEnds},
 	{"watching/outage", "A change while the watcher was out of reach of the backend is followed by a call when it is in reach again.", watchSurvivesOutages},
-	{"watching/many", "Each of several watches of a name is called after a release, also while others wait for the name, and after an outage.", allWatchesAreCalled},
-	{"watching/stop", "After stop, changed is not called again. Other watches of the name go on, also when another client that watches it is closed.", watchStops},
+	{"watching/many", "Each of several watches of a name is called after a release, even while other clients wait for the name, and after an outage.", allWatchesAreCalled},
+	{"watching/stop", "After stop, changed is not called again. Other watches of the name continue, even when another client that watches it is closed.", watchStops},
 }
 
 // watch is a watch of a name or a latch.
@@ -470,7 +470,7 @@ func (w *watch) end() { w.d.env.within("stop of a watch", w.stop) }
 
 func watchTellsEnds(e *env) error {
 	for _, together := range [][]driver.Mode{modes, {driver.Permit}} {
-		// permits have names of their own
+		// permits need separate names
 		offered := e.offered(together)
 		if len(offered) == 0 {
 			continue

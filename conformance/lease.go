@@ -16,8 +16,8 @@ import (
 // RenewAll.
 var leaseChecks = []check{
 	{"lease/expires", "Expires is the send time plus the TTL, without a margin, or the end of the session that carries the lease, on the monotonic clock.", expiresAfterTTL},
-	{"lease/after-wait", "After a wait of any length a lease is fresh: Expires counts from the request that was granted, and not from the beginning of the wait.", freshAfterWait},
-	{"lease/renew", "Renew makes a fixed lease last its TTL from now on, also if that is shorter than before.", renewMovesExpires},
+	{"lease/after-wait", "After a wait of any length a lease is fresh: Expires counts from the request that was granted, not from the beginning of the wait.", freshAfterWait},
+	{"lease/renew", "Renew makes a fixed lease last its TTL from now, even if that is shorter than before.", renewMovesExpires},
 	{"lease/over", "Once Expires has passed it never moves, and Renew fails.", overStaysOver},
 	{"lease/late-renewal", "The answer to a renewal that arrives when Expires has passed does not move it.", lateRenewal},
 	{"lease/renew-all", "RenewAll renews each lease, and calls done once for each, with the outcome of that lease, before it returns.", renewAll},
@@ -41,7 +41,7 @@ func expiresAfterTTL(e *env) error {
 	for _, opts := range [][]option{{fixed}, nil} {
 		r := d.hold(e.name(), opts...)
 		if isMonotonic(r.called) && !isMonotonic(r.lease.Expires()) { // in fake time no time is monotonic
-			return fmt.Errorf("the Expires of %s is a time of the wall clock, which can be set, and not one of the monotonic clock", d.label)
+			return fmt.Errorf("the Expires of %s is a time of the wall clock, which can be set, instead of the monotonic clock", d.label)
 		}
 		if err := r.expiresWithin("a lease after the grant", r.called, r.at, r.TTL); err != nil {
 			return err
@@ -72,7 +72,7 @@ func freshAfterWait(e *env) error {
 			if got := r.granted().lease.Expires(); !got.After(released) {
 				return fmt.Errorf("a lease after a wait expired at %s, before the release at %s", e.events.at(got), e.events.at(released))
 			}
-			// the driver may poll, and have polled just when the lock was
+			// the driver may poll, and may have polled just when the lock was
 			// released
 			asked := released.Add(-r.TTL / 2)
 			return r.expiresWithin("a lease after a wait", asked, r.at, r.TTL)
@@ -108,11 +108,11 @@ func overStaysOver(e *env) error {
 	e.awaitFree(r.Name)
 	d := e.driver()
 	if d.link.Delay == nil || !e.fakeTime {
-		// a server counts from the arrival of the request, which is not late
+		// a server counts from the arrival of the request, which is not delayed
 		return nil
 	}
 	late := e.allowed(8 * e.ttl())
-	d.delay(late / 16) // the backend may count from later than the driver
+	d.delay(late / 16) // the backend may start to count later than the driver
 	r = d.hold(e.name(), fixed, ttl(late))
 	d.heal()
 	before = e.expired(r)
@@ -202,8 +202,8 @@ func (o *outcomes) of(i int) []error {
 	return o.errs[i]
 }
 
-// wasRenewed returns an error unless the outcome of a renewal in a batch fits
-// the lease.
+// wasRenewed returns an error unless the outcome of a renewal in a batch
+// matches the lease.
 func (r *request) wasRenewed(errs []error, over bool, called, returned time.Time) error {
 	switch {
 	case len(errs) != 1:
@@ -213,7 +213,7 @@ func (r *request) wasRenewed(errs []error, over bool, called, returned time.Time
 	case over:
 		return nil
 	case errs[0] != nil:
-		return fmt.Errorf("it was held, and RenewAll said: %w", errs[0])
+		return fmt.Errorf("it was held, and RenewAll returned: %w", errs[0])
 	}
 	return r.expiresWithin("after RenewAll", called, returned, r.TTL)
 }
@@ -221,8 +221,8 @@ func (r *request) wasRenewed(errs []error, over bool, called, returned time.Time
 // The checks of leases with unrelated lengths, as in programs that compute
 // them.
 var lengthChecks = []check{
-	{"lengths/extended", "A lease that is extended to 200 times its first length goes on, also where a session with the first length carries it.", extendedFar},
-	{"lengths/many", "A free name is granted for any length, also while leases of 20 other lengths are held.", manyLengths},
+	{"lengths/extended", "A lease that is extended to 200 times its original length continues, even if a session with the original length carries it.", extendedFar},
+	{"lengths/many", "A free name is granted for any length, even while leases of 20 other lengths are held.", manyLengths},
 }
 
 // laterLengthChecks build on the checks of Inspect.
@@ -230,8 +230,8 @@ var laterLengthChecks = []check{
 	{"lengths/renewed", "A fixed lease can be renewed for any TTL that Info allows, and lasts for that time.", renewedFar},
 }
 
-// renewedFar omits sessions, because a session ends before its leases and
-// Inspect reports its end.
+// renewedFar skips sessions, because a session ends before its leases, and
+// Inspect reports the end of the session.
 func renewedFar(e *env) error {
 	i := e.driverInfo()
 	if i.KeepsAlive {
@@ -307,14 +307,14 @@ func manyLengths(e *env) error {
 	return nil
 }
 
-// The checks of RenewAll with leases that differ: driver.BatchRenewer.
+// The checks of RenewAll with different leases: driver.BatchRenewer.
 var batchChecks = []check{
-	{"batches/ttls", "RenewAll renews each lease for the TTL of its own Request, whatever the other leases of the batch have, and Expires counts from before the request was sent.", batchOfTTLs},
+	{"batches/ttls", "RenewAll renews each lease for the TTL of its own Request, regardless of the other leases in the batch, and Expires counts from before the request was sent.", batchOfTTLs},
 	{"batches/same-name", "RenewAll renews each of several Read or Permit holds of one name.", batchOfOneName},
 	{"batches/many", "RenewAll renews many leases. It returns ErrNotHeld for leases whose holds were removed, and nil for the others.", batchOfMany},
-	{"batches/no-answer", "If RenewAll gets no answer, the outcome of no lease is nil or ErrNotHeld, and no Expires moves to later. The next batch renews all of them.", batchWithoutAnswer},
+	{"batches/no-answer", "If RenewAll gets no answer, it does not return nil or ErrNotHeld for any lease, and no Expires moves to a later time. The next batch renews all leases.", batchWithoutAnswer},
 	{"batches/busy", "RenewAll does not return nil for a lease whose Renew is under way unless the backend has answered.", batchDuringRenew},
-	{"batches/empty", "RenewAll of no lease returns, and calls done for none.", emptyBatch},
+	{"batches/empty", "RenewAll without leases returns, and does not call done.", emptyBatch},
 }
 
 // batches ends the check unless the driver renews leases in batches.
@@ -461,7 +461,7 @@ func batchOfOneName(e *env) error {
 					next = permits(3, 3)
 				}
 				if err := e.outsider().start(name, next).granted().after(same[last]); err != nil {
-					return fmt.Errorf("of three holds (%v) of one name that were renewed in a batch, the one with number %d: %w", same[last].Mode, last, err)
+					return fmt.Errorf("of three holds (%v) of one name that were renewed in a batch, number %d: %w", same[last].Mode, last, err)
 				}
 				return nil
 			})
@@ -606,11 +606,11 @@ func emptyBatch(e *env) error {
 			d.driver.(driver.BatchRenewer).RenewAll(e.ctx, leases, func(int, error) { called++ })
 		})
 		if called > 0 {
-			return fmt.Errorf("RenewAll of no lease called done %d times", called)
+			return fmt.Errorf("RenewAll without leases called done %d times", called)
 		}
 	}
 	if err := d.allRenewed(h); err != nil {
-		return fmt.Errorf("after RenewAll of no lease: %w", err)
+		return fmt.Errorf("after RenewAll without leases: %w", err)
 	}
 	return nil
 }

@@ -10,15 +10,14 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// The checks of drivers whose holds can go on without their client:
-// driver.Leaver.
+// The checks of drivers whose holds can outlive their client: driver.Leaver.
 var leavingChecks = []check{
-	{"leaving/time", "A hold that was left keeps others out until its time, and ends then. Its tokens stay below those of later leases.", leftHoldEndsInTime},
+	{"leaving/time", "A hold that was left excludes other clients until its time, and then ends. Its tokens stay below those of later leases.", leftHoldEndsInTime},
 	{"leaving/close", "Close does not end a hold that was left.", leftHoldOutlivesClose},
 	{"leaving/lease", "The lease of a hold that was left has ended: it renews nothing and releases nothing.", leftLeaseIsOver},
-	{"leaving/bounds", "A hold that was left ends its time after the call of Leave, and at the latest Info.LateFor after that, in every mode, however crooked the time is, and whether it is shorter or longer than the rest of the lease. A waiter finds out.", leftHoldEndsInBounds},
-	{"leaving/readers", "Leave of one reader's hold does not change the end of another reader's hold, and keeps no other reader out.", leftReaderEndsAlone},
-	{"leaving/over", "Leave of a hold that has ended returns ErrNotHeld. It does not bring the hold back, and does not touch a later hold.", leaveComesTooLate},
+	{"leaving/bounds", "A hold that was left ends its time after the call of Leave, and at the latest Info.LateFor after that, in every mode, even if the time is not a round number, and whether it is shorter or longer than the rest of the lease. A waiter notices the end.", leftHoldEndsInBounds},
+	{"leaving/readers", "Leave of one reader's hold does not change the end of another reader's hold, and does not exclude other readers.", leftReaderEndsAlone},
+	{"leaving/over", "Leave of a hold that has ended returns ErrNotHeld. It does not revive the hold, and does not affect a later hold.", leaveComesTooLate},
 	{"leaving/force", "ForceUnlock ends a hold that was left, and wakes a waiter.", leftHoldEndsByForce},
 	{"leaving/seen", "Inspect and List report a hold that was left, and a watch reports its end.", leftHoldIsSeen},
 	{"leaving/no-answer", "After a Leave without an answer, the hold ends at its time or at the end of its lease. The driver does not end it earlier.", leaveWithoutAnswer},
@@ -150,14 +149,14 @@ func (l leftEnd) meets(next *request, what string) error {
 		what, e.events.at(l.from), e.events.at(l.to), next.driver.label, l.name, e.events.at(next.at))
 }
 
-// isMet is meets for a request that begins now.
+// isMet is like meets, for a request that begins now.
 func (l leftEnd) isMet(e *env, what string) error {
 	return l.meets(e.outsider().start(l.name, rivalOf(l.mode)), what)
 }
 
 // unheard returns how long a waiter may take to find out that a hold has become
-// shorter. No field of Info reports this. A backend may have no message for it,
-// and then the waiter polls. Drivers in fake time have messages.
+// shorter. No field of Info reports this. If a backend does not report it, the
+// waiter polls. Drivers in fake time report it.
 func (e *env) unheard() time.Duration {
 	if e.fakeTime {
 		return 0
@@ -239,7 +238,7 @@ func leftReaderEndsAlone(e *env) error {
 			return end.isMet(e, "a reader's hold that was left, after the end of another reader's lease")
 		})
 	}
-	e.together("readers one of whom leaves its hold", len(ways), func(i int) error { return e.punctual(ways[i]) })
+	e.together("readers, one of which leaves its hold", len(ways), func(i int) error { return e.punctual(ways[i]) })
 	return nil
 }
 
@@ -368,8 +367,8 @@ func (e *env) leftHoldIsSeen() error {
 		defer w.end()
 		n := w.calls.Load()
 		e.sleepUntil(end.to)
-		// a backend may end a hold when a client queries it; a grant would be
-		// reported, too
+		// a backend may end a hold when a client queries it, and a grant would
+		// be reported
 		_ = o.status(h.Name)
 		w.told("the end of a hold that was left", n)
 		return nil
@@ -420,7 +419,7 @@ func leaveWithoutAnswer(e *env) error {
 			if closes {
 				d.shut()
 			}
-			// a request that was under way may arrive now
+			// a request that was under way may arrive at this point
 			end.to = time.Now().Add(left + e.driverInfo().LateFor(left))
 			return end.meets(next, fmt.Sprintf("a hold after a Leave without an answer, with a Close after it: %t", closes))
 		})
@@ -436,7 +435,7 @@ func leftHoldOutlivesOutage(e *env) error {
 				d, lease := e.driver(), e.allowed(2*e.ttl())
 				h := d.hold(e.name(), fixed, ttl(lease))
 				if i > 0 {
-					d.hold(e.name(), ttl(lease)) // where sessions carry leases, in the same session
+					d.hold(e.name(), ttl(lease)) // in the same session, if sessions carry leases
 				}
 				end := h.leftFor(e.allowed(3 * lease))
 				outage(d.connection)

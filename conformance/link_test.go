@@ -103,7 +103,7 @@ func TestLinkOverAWire(t *testing.T) {
 	link.LoseAnswers()
 	send("lost\n")
 	if err := receive(); err == nil {
-		t.Error("an answer arrived that had to be lost")
+		t.Error("an answer arrived that should have been lost")
 	}
 	if line := <-got; line != "lost\n" {
 		t.Errorf("the server got %q, want the request whose answer is lost", line)

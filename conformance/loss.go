@@ -12,20 +12,20 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// The checks of how a holder learns that its hold is lost.
+// The checks of how a holder is notified that its hold is lost.
 var lossChecks = []check{
-	{"loss/unlock", "A lease that is released in good order is never told to be lost.", releaseIsNoLoss},
+	{"loss/unlock", "A lease that is released properly is never reported as lost.", releaseIsNoLoss},
 	{"loss/told", "A driver reports ErrRemoved within Info.Detect of the removal of a hold, and at the next renewal if Detect is 0.", removalIsTold},
 	{"loss/once", "Lost is called at most once, and not after Release has returned.", toldOnce},
 	{"loss/unlocked", "The driver holds no mutex while it calls a method of Events: other calls continue, and Expires, Session and Tokens of a lease return.", eventsHoldNoLock},
-	{"loss/context", "Done, Err and the contexts of a lease end together, and say the same.", contextsEnd},
+	{"loss/context", "Done, Err and the contexts of a lease end together and agree.", contextsEnd},
 	{"loss/again", "A client that lost all of its leases can lock again, and old leases stay lost.", locksAgain},
 }
 
 // laterLossChecks come after the checks of ForceUnlock in each mode.
 var laterLossChecks = []check{
-	{"loss/fixed", "The holder of a fixed lease, in any mode, is notified within Info.Detect that its hold was removed; asking the backend does not move its end.", fixedRemovalIsTold},
-	{"loss/all-told", "ForceUnlock ends the holds of all who have a name, however many, and each of them is notified.", allAreTold},
+	{"loss/fixed", "The holder of a fixed lease, in any mode, is notified within Info.Detect that its hold was removed; querying the backend does not move its end.", fixedRemovalIsTold},
+	{"loss/all-told", "ForceUnlock ends all holds of a name, however many there are, and notifies each holder.", allAreTold},
 }
 
 func releaseIsNoLoss(e *env) error {
@@ -54,7 +54,7 @@ func releaseIsNoLoss(e *env) error {
 	a.shut()
 	for _, h := range all {
 		if causes := h.lost(); len(causes) > 0 {
-			return fmt.Errorf("the loss of a lease that had been released was told, with %q", causes)
+			return fmt.Errorf("the loss of a lease that had been released was reported, with %q", causes)
 		}
 	}
 	return nil
@@ -140,8 +140,8 @@ func fixedRemovalIsTold(e *env) error {
 	var ways []func() error
 	for _, opts := range modes {
 		ways = append(ways, func() error {
-			// one client each, because holds of one client may end with its
-			// session
+			// from separate clients, because all holds of one client may end
+			// with its session
 			c, name := e.renewing(), e.name()
 			h := c.lock(name, append(opts, dsync.ExpireAfter(e.allowed(e.long()+2*detect)))...)
 			e.remove(name)
@@ -175,7 +175,7 @@ func toldOnce(e *env) error {
 	a, name := e.driver(), e.name()
 	h := a.hold(name, fixed)
 	e.remove(name)
-	_ = h.renew(e.long()) // notices the loss, at the latest
+	_ = h.renew(e.long()) // notices the loss at the latest
 	if err := isNotHeld("the release of a removed hold", h.tryRelease(e.ctx)); err != nil {
 		return err
 	}
@@ -199,25 +199,25 @@ func toldOnce(e *env) error {
 	}
 	for _, h := range all {
 		if causes := h.lost(); len(causes) > 1 {
-			return fmt.Errorf("the loss of one hold was told %d times, with %q", len(causes), causes)
+			return fmt.Errorf("the loss of one hold was reported %d times, with %q", len(causes), causes)
 		}
 	}
 	return nil
 }
 
-// lostAndRemoved makes a client lose its session, which the backend may still
-// have, and removes the hold after that.
+// lostAndRemoved makes a client lose its session, which may still exist on the
+// backend, and then removes the hold.
 func (e *env) lostAndRemoved() *request {
 	d := e.driver()
 	h := d.hold(e.name(), ttl(e.ttl()))
 	d.loseAnswers()
 	e.sleep(h.TTL * 5 / 4)
 	if left := time.Until(h.lease.Expires()); left > 0 {
-		e.endf("the Expires of a lease moves on while no answer arrives: %v are left after 5/4 of its TTL of %v", left, h.TTL)
+		e.endf("the Expires of a lease keeps moving while no answer arrives: %v are left after 5/4 of its TTL of %v", left, h.TTL)
 	}
 	e.expire(h.Name)
 	d.heal()
-	if r := d.acquire(e.name()); r.lease != nil { // by then a second loss was reported
+	if r := d.acquire(e.name()); r.lease != nil { // by then a second loss would have been reported
 		_ = r.tryRelease(e.ctx)
 	}
 	return h
@@ -329,7 +329,7 @@ func (e *env) eventsHoldNoLock() error {
 		case <-e.ctx.Done():
 		}
 	})
-	if locked { // by another call, perhaps, so try again
+	if locked { // perhaps by another call, so try again
 		return &lateError{errors.New("an Acquire that began during Events.Lost waits for a mutex: the driver holds a lock in the event")}
 	}
 	return nil
@@ -358,10 +358,10 @@ func contextsEnd(e *env) error {
 			}
 		})
 		if ctx.Err() == nil {
-			return fmt.Errorf("a context of a lease goes on after the end of the lease, with %q", outcome(h.Err()))
+			return fmt.Errorf("a context of a lease continues after the end of the lease, with %q", outcome(h.Err()))
 		}
 		if cause, err := context.Cause(ctx), h.Err(); cause != err || !errors.Is(err, dsync.ErrNotHeld) || errors.Is(err, dsync.ErrLost) != lose {
-			return fmt.Errorf("a lease ended with %q, and its context with %q, want the same, and that it matches ErrLost: %t", outcome(err), outcome(cause), lose)
+			return fmt.Errorf("a lease ended with %q, and its context with %q, want the same error, which matches ErrLost: %t", outcome(err), outcome(cause), lose)
 		}
 		e.awaitFree(name)
 	}

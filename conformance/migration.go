@@ -13,27 +13,27 @@ import (
 // The checks of the operations that drivers/migrate builds on. Package dsync
 // does not know about migrations, so these checks call the driver.
 var migrationChecks = []check{
-	{"migration/seal", "After Seal every Acquire of the name returns ErrSealed, to every client, including waiters.", sealRefuses},
+	{"migration/seal", "After Seal every Acquire of the name returns ErrSealed to every client, including waiters.", sealRefuses},
 	{"migration/seal-over", "The lease that became a seal has ended without a loss: Renew and Release return ErrNotHeld, and the seal stays.", sealEndsLease},
 	{"migration/seal-stays", "A seal outlasts forced unlocking, which returns ErrSealed, and the client that made it.", sealStays},
-	{"migration/sealed", "Sealed tells every client whether a name is sealed, and the last token that was granted. Inspect and List report a sealed name as held.", sealedTells},
+	{"migration/sealed", "Sealed returns to every client whether a name is sealed, and the last token that was granted. Inspect and List report a sealed name as held.", sealedTells},
 	{"migration/seal-held", "Seal of a hold that has ended returns ErrNotHeld, and does not affect the next holder.", sealNeedsHold},
-	{"migration/seal-lost", "After a Seal whose answer was lost, Release never ends a seal, and all clients see the same.", sealLost},
-	{"migration/mark", "From Mark on every lease of the name is marked, whichever client gets it, also after a wait, and none is before.", markTells},
+	{"migration/seal-lost", "After a Seal whose answer was lost, Release never ends a seal, and all clients agree.", sealLost},
+	{"migration/mark", "After Mark every lease of the name is marked, whichever client gets it, even after a wait, and no lease is marked before.", markTells},
 	{"migration/floor", "The tokens of a lease that was marked and of every later one are above the floor, and no second Mark lowers them.", markRaises},
 	{"migration/mark-held", "Mark of a hold that has ended returns ErrNotHeld, and neither marks nor raises anything.", markNeedsHold},
 	{"migration/mark-lost", "After a Mark whose answer was lost, either the next lease is marked and its tokens are above the floor, or it is not marked.", markLost},
-	{"migration/loosen", "A seal stays a seal after Loosen, and the answer of Sealed does not change. Loosen of a name that is not sealed returns ErrNotHeld.", loosenStays},
-	{"migration/unseal", "Unseal with the id of the last Loosen sets the name free for all; with another, or again, it returns ErrNotHeld and leaves every seal.", unsealFrees},
-	{"migration/unseal-floor", "Tokens after Unseal are above those before the seal and the floors of Loosen; one that is refused has changed nothing.", loosenRaises},
-	{"migration/unseal-lost", "After a Loosen or an Unseal whose answer was lost, the same request again settles it, and the name is not free before Unseal.", unsealLost},
-	{"migration/unmark", "From Unmark on no lease of the name is marked, also after a wait, until it is marked again, and the tokens go on to rise.", unmarkTells},
+	{"migration/loosen", "A seal remains a seal after Loosen, and the answer of Sealed does not change. Loosen of a name that is not sealed returns ErrNotHeld.", loosenStays},
+	{"migration/unseal", "Unseal with the id of the last Loosen frees the name for all clients. With another id, or a second time, it returns ErrNotHeld and leaves every seal.", unsealFrees},
+	{"migration/unseal-floor", "Tokens after Unseal are above the tokens before the seal and the floors of Loosen. A refused Loosen has changed nothing.", loosenRaises},
+	{"migration/unseal-lost", "After a Loosen or an Unseal whose answer was lost, repeating the request settles it, and the name is not free before Unseal.", unsealLost},
+	{"migration/unmark", "After Unmark no lease of the name is marked, even after a wait, until the name is marked again, and the tokens keep rising.", unmarkTells},
 	{"migration/unmark-held", "Unmark of a hold that has ended returns ErrNotHeld, and the mark stays.", unmarkNeedsHold},
-	{"migration/unmark-lost", "After an Unmark whose answer was lost, all later leases say the same, and the tokens go on to rise.", unmarkLost},
+	{"migration/unmark-lost", "After an Unmark whose answer was lost, all later leases agree, and the tokens keep rising.", unmarkLost},
 }
 
-// ask makes the driver do something to one of its own leases, through one of
-// the optional interfaces. If the driver does not implement it, the check ends.
+// ask makes the driver change one of its own leases through an optional
+// interface. If the driver does not implement it, the check ends.
 func ask[T any](r *request, what string, f func(T, driver.Lease) error) (err error) {
 	d := r.driver
 	t, ok := d.tap.Driver.(T)
@@ -85,17 +85,17 @@ func (r *request) marked() (marked bool, err error) {
 }
 
 // isMarked returns an error unless the driver reports that the name of the
-// lease is marked or is not, as wanted.
+// lease is marked, or not marked, as expected.
 func (r *request) isMarked(want bool) error {
 	marked, err := r.marked()
 	if err == nil && marked != want {
-		err = fmt.Errorf("%s says marked %t of its lease of %q, want %t", r.driver.label, marked, r.Name, want)
+		err = fmt.Errorf("%s reports marked %t for its lease of %q, want %t", r.driver.label, marked, r.Name, want)
 	}
 	return err
 }
 
 // A driver that never seals or marks need not have the methods. If it has them,
-// they return that it does not support them, and change nothing.
+// they must return an error and change nothing.
 var (
 	sealing = byAnswer("seals", func(c *client) error { return c.refusesHold((*request).seal) })
 	marking = capability{
@@ -114,13 +114,13 @@ var (
 	}
 )
 
-// byAnswer is a capability that a driver claims by not refusing the request.
+// byAnswer is a capability that a driver claims by accepting the request.
 func byAnswer(name string, ask func(*client) error) capability {
 	return capability{name: name, claimed: func(c *client) bool { return !errors.Is(ask(c), errors.ErrUnsupported) }, refused: ask}
 }
 
-// refusesHold returns the driver's refusal of a request that does something to
-// a hold. A hold must still be there after a refusal.
+// refusesHold returns the driver's refusal of a request that would change a
+// hold. The hold must still exist after the refusal.
 func (c *client) refusesHold(f func(*request) error) error {
 	e := c.env
 	d, name := e.driver(), e.name()
@@ -170,8 +170,7 @@ func (r *request) sealed() error {
 }
 
 // waiters returns requests that wait for a name. They belong to several
-// clients, with several requests of one client where the order allows more than
-// one.
+// clients. If the order allows it, one client has several of them.
 func (e *env) waiters(name string, d *rawDriver) []*request {
 	all := []*request{d.start(name).waits(), e.driver().start(name, fixed).waits()}
 	if e.driverInfo().Order == driver.FIFO {
@@ -337,7 +336,7 @@ func sealNeedsHold(e *env) error {
 		if _, sealed := next.driver.sealed(h.Name); sealed {
 			return fmt.Errorf("%q is sealed by a hold that %s", h.Name, what)
 		}
-		return next.keeps("a Seal of the one before, which " + what)
+		return next.keeps("a Seal of the previous hold, which " + what)
 	})
 }
 
@@ -380,8 +379,8 @@ func sealLost(e *env) error {
 	return nil
 }
 
-// seesSeal reports whether a new client, without ties to the others, sees that
-// a name is sealed.
+// seesSeal reports whether a new client, independent of the others, sees that a
+// name is sealed.
 func (e *env) seesSeal(name string) bool {
 	_, sealed := e.outsider().sealed(name)
 	return sealed
@@ -445,7 +444,7 @@ func markRaises(e *env) error {
 	rises := func(h *request, what string) error {
 		first, n := h.lease.Tokens()
 		if n < 1 || first <= last {
-			return fmt.Errorf("%s: %s has %d tokens from %d, want some above %d", what, h.driver.label, n, first, last)
+			return fmt.Errorf("%s: %s has %d tokens from %d, want tokens above %d", what, h.driver.label, n, first, last)
 		}
 		last = first + uint64(n) - 1
 		return nil
@@ -499,7 +498,7 @@ func markNeedsHold(e *env) error {
 		if err := next.isMarked(false); err != nil {
 			return fmt.Errorf("after a Mark of a hold that %s: %w", what, err)
 		}
-		return next.keeps("a Mark of the one before, which " + what)
+		return next.keeps("a Mark of the previous hold, which " + what)
 	})
 }
 
@@ -527,7 +526,7 @@ func markLost(e *env) error {
 				return err
 			}
 			if token, m := next.lease.Tokens(); marked && m > 0 && token <= floor {
-				return fmt.Errorf("after a Mark whose answer was lost, a lease is marked and has the token %d, want one above %d", token, floor)
+				return fmt.Errorf("after a Mark whose answer was lost, a lease is marked and has the token %d, want a token above %d", token, floor)
 			}
 			if was && !marked {
 				return errors.New("after a Mark whose answer was lost, one lease was marked and the next was not")
@@ -640,7 +639,7 @@ func unsealFrees(e *env) error {
 	for _, opts := range [][]option{nil, {fixed}} {
 		a, b := e.driver(), e.driver()
 		name, _ := e.sealed(a, opts...)
-		for round := range 2 { // the second time with the ids of the first
+		for round := range 2 { // the second time with the same ids
 			for _, id := range []string{"", "x", "y"} {
 				if err := isNotHeld("Unseal without a Loosen", b.unseal(name, id)); err != nil {
 					return err
@@ -705,7 +704,7 @@ func loosenRaises(e *env) error {
 			h := d.hold(name, block(3), noWait)
 			first, n := h.lease.Tokens()
 			if n < 1 || first <= last {
-				return fmt.Errorf("after Unseal %s has %d tokens from %d, want some above %d", d.label, n, first, last)
+				return fmt.Errorf("after Unseal %s has %d tokens from %d, want tokens above %d", d.label, n, first, last)
 			}
 			last = first + uint64(n) - 1
 			h.release()
@@ -747,7 +746,7 @@ func unsealLost(e *env) error {
 		}
 		a.heal()
 		if !e.seesSeal(name) {
-			return errors.New("a Loosen whose answer was lost has set the name free")
+			return errors.New("a Loosen whose answer was lost has freed the name")
 		}
 		e.poll("Loosen again", func() error { return a.loosen(name, "x", 0) })
 		if err := e.isSealed(name, b); err != nil {
@@ -779,7 +778,7 @@ func unmarkTells(e *env) error {
 	is := func(h *request, marked bool) error {
 		first, n := h.lease.Tokens()
 		if n > 0 && first <= last {
-			return fmt.Errorf("after Unmark %s has %d tokens from %d, want some above %d", h.driver.label, n, first, last)
+			return fmt.Errorf("after Unmark %s has %d tokens from %d, want tokens above %d", h.driver.label, n, first, last)
 		}
 		if n > 0 {
 			last = first + uint64(n) - 1
@@ -839,7 +838,7 @@ func unmarkNeedsHold(e *env) error {
 		if err := next.isMarked(true); err != nil {
 			return fmt.Errorf("after an Unmark of a hold that %s: %w", what, err)
 		}
-		return next.keeps("an Unmark of the one before, which " + what)
+		return next.keeps("an Unmark of the previous hold, which " + what)
 	})
 }
 
@@ -865,7 +864,7 @@ func unmarkLost(e *env) error {
 				return err
 			}
 			if token, n := next.lease.Tokens(); n > 0 && token <= last {
-				return fmt.Errorf("after an Unmark whose answer was lost, a lease has the token %d, want one above %d", token, last)
+				return fmt.Errorf("after an Unmark whose answer was lost, a lease has the token %d, want a token above %d", token, last)
 			}
 			if gone && marked {
 				return errors.New("after an Unmark whose answer was lost, one lease was not marked and the next was")

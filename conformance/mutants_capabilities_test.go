@@ -57,8 +57,8 @@ type passing struct {
 // holders are the holders of holds that were passed on, by Request.Hold.
 var holders sync.Map
 
-// passer returns a driver that passes holds on. broke, if not nil, calls pass
-// or does something else. told changes what other clients see.
+// passer returns a driver that passes on holds. broke, if not nil, replaces
+// pass, and may call it. told changes what other clients see.
 func passer(broke func(ctx context.Context, l *passedBy, pass func(context.Context) error) error, told func(*passing)) func(*memory.Driver) driver.Driver {
 	return func(d *memory.Driver) driver.Driver {
 		b := &broken{Driver: d}
@@ -149,7 +149,7 @@ var capabilityMutants = []mutant{
 	},
 	{
 		check:  "capabilities/ping",
-		breaks: "Ping returns the first error for ever",
+		breaks: "Ping returns the first error forever",
 		mutate: func(d *memory.Driver) driver.Driver {
 			var first error
 			return &pinging{d, func(ctx context.Context) error {
@@ -203,7 +203,7 @@ var capabilityMutants = []mutant{
 	},
 	{
 		check:  "capabilities/ttl",
-		breaks: "the backend keeps TTLs of years for a year",
+		breaks: "the backend caps TTLs at a year",
 		mutate: in32Bits(func(d time.Duration) time.Duration { return min(d, 365*24*time.Hour) }),
 	},
 	{
@@ -213,7 +213,7 @@ var capabilityMutants = []mutant{
 	},
 	{
 		check:  "capabilities/pass",
-		breaks: "nobody is told who has a hold that was passed on",
+		breaks: "the new holder of a passed-on hold is not reported",
 		mutate: passes(func(_ context.Context, l *passedOn) error {
 			l.token++
 			return nil
@@ -246,7 +246,7 @@ var capabilityMutants = []mutant{
 	},
 	{
 		check:  "capabilities/pass-over",
-		breaks: "Pass of a hold that has run out has an error of its own",
+		breaks: "Pass of an expired hold returns an error of its own",
 		mutate: passer(func(ctx context.Context, l *passedBy, pass func(context.Context) error) error {
 			if time.Now().Before(l.Expires()) {
 				return pass(ctx)
@@ -268,7 +268,7 @@ var capabilityMutants = []mutant{
 	},
 	{
 		check:  "capabilities/pass-unanswered",
-		breaks: "a Pass without an answer says that the hold is over",
+		breaks: "a Pass without an answer reports that the hold has ended",
 		mutate: passer(func(ctx context.Context, l *passedBy, pass func(context.Context) error) error {
 			if pass(ctx) != nil {
 				return driver.ErrNotHeld
@@ -278,7 +278,7 @@ var capabilityMutants = []mutant{
 	},
 	{
 		check:  "capabilities/contended",
-		breaks: "nobody is ever said to wait",
+		breaks: "waiters are never reported",
 		mutate: breakLeases(func(_ *memory.Driver, l *brokenLease) { l.contended = func() bool { return false } }),
 	},
 	{
@@ -300,7 +300,7 @@ var capabilityMutants = []mutant{
 	},
 	{
 		check:  "capabilities/tokens",
-		breaks: "each look at a lease takes another token",
+		breaks: "each look at a lease uses another token",
 		mutate: breakLeases(func(_ *memory.Driver, l *brokenLease) {
 			first, _ := l.Lease.Tokens()
 			var looks atomic.Uint64
@@ -326,7 +326,7 @@ var capabilityMutants = []mutant{
 	},
 	{
 		check:  "capabilities/inspect",
-		breaks: "Inspect says the same of all holds",
+		breaks: "Inspect reports the same for all holds",
 		mutate: func(d *memory.Driver) driver.Driver {
 			return &broken{Driver: d, inspect: func(ctx context.Context, name string) (driver.Status, error) {
 				s, err := d.Inspect(ctx, name)

@@ -24,7 +24,7 @@ var closingMutants = []mutant{
 	},
 	{
 		check:  "closing/waiters",
-		breaks: "who waits when the driver is closed gets the error of a context",
+		breaks: "a waiter gets the error of a context when the driver is closed",
 		mutate: breakClosed(func(d *closable, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 			open := !d.isClosed()
 			l, err := d.Acquire(ctx, r)
@@ -36,7 +36,7 @@ var closingMutants = []mutant{
 	},
 	{
 		check:  "closing/waiters",
-		breaks: "Close waits for those who wait",
+		breaks: "Close waits for the waiters",
 		mutate: func(d *memory.Driver) driver.Driver {
 			var busy sync.WaitGroup
 			return &broken{Driver: d, acquire: func(ctx context.Context, r *driver.Request) (driver.Lease, error) {
@@ -51,7 +51,7 @@ var closingMutants = []mutant{
 	},
 	{
 		check:  "closing/holds",
-		breaks: "Close leaves what is held to its TTL",
+		breaks: "Close leaves holds to their TTLs",
 		mutate: breakClosed(nil, func(d *closable, ctx context.Context) error {
 			left := d.live()
 			err := d.Close(ctx)
@@ -111,7 +111,7 @@ var closingMutants = []mutant{
 	},
 	{
 		check:  "closing/own-waiters",
-		breaks: "Close releases what is held before it ends those who wait",
+		breaks: "Close releases holds before it ends the waits",
 		mutate: breakClosed(nil, func(d *closable, ctx context.Context) error {
 			for _, l := range d.live() {
 				_ = l.Lease.Release(ctx)
@@ -138,7 +138,7 @@ var closingMutants = []mutant{
 	},
 	{
 		check:  "closing/busy",
-		breaks: "a grant that is on its way during Close is dropped",
+		breaks: "a grant that arrives during Close is dropped",
 		mutate: breakClosed(func(d *closable, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 			l, err := d.Acquire(ctx, r)
 			time.Sleep(time.Millisecond)
@@ -151,7 +151,7 @@ var closingMutants = []mutant{
 	},
 	{
 		check:  "closing/hung",
-		breaks: "Close waits for an answer for ever",
+		breaks: "Close waits for an answer forever",
 		mutate: func(d *memory.Driver) driver.Driver {
 			return &broken{Driver: d, close: func(ctx context.Context) error { return d.Close(context.WithoutCancel(ctx)) }}
 		},
@@ -300,7 +300,7 @@ var crossingMutants = []mutant{
 	},
 	{
 		check:  "crossing/changes",
-		breaks: "a count-down that Close cuts off returns nil",
+		breaks: "a count-down that Close interrupts returns nil",
 		mutate: breakCrossed(func(d *memory.Driver, b *brokenLatches, _ func() bool) {
 			b.countDown = func(ctx context.Context, name, id string) error {
 				open := !b.closed.Load()
@@ -344,7 +344,7 @@ var crossingMutants = []mutant{
 	},
 	{
 		check:  "crossing/questions",
-		breaks: "an Inspect that Close cuts off says that the name is free",
+		breaks: "an Inspect that Close interrupts reports the name as free",
 		mutate: breakCrossed(func(d *memory.Driver, b *brokenLatches, _ func() bool) {
 			b.inspect = func(ctx context.Context, name string) (driver.Status, error) {
 				s, err := d.Inspect(ctx, name)
@@ -373,7 +373,7 @@ var crossingMutants = []mutant{
 	},
 	{
 		check:  "crossing/waits",
-		breaks: "a question about a latch goes on after its context when the driver is closed",
+		breaks: "a query for a latch continues after its context when the driver is closed",
 		mutate: breakCrossed(func(d *memory.Driver, b *brokenLatches, closing func() bool) {
 			b.count = func(ctx context.Context, name string) (int, error) {
 				left, err := d.Latch(ctx, name)
@@ -386,7 +386,7 @@ var crossingMutants = []mutant{
 	},
 	{
 		check:  "crossing/waits",
-		breaks: "the end of the watch of a latch has to wait for a message when the driver is closed",
+		breaks: "the end of the watch of a latch must wait for a message when the driver is closed",
 		mutate: breakCrossed(func(d *memory.Driver, b *brokenLatches, _ func() bool) {
 			b.watch = func(name string, changed func()) (func(), error) {
 				stop, err := d.WatchLatch(name, changed)

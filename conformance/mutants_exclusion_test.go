@@ -24,7 +24,7 @@ var exclusionMutants = []mutant{
 	},
 	{
 		check:  "exclusion/clients",
-		breaks: "a try takes the name from its holder",
+		breaks: "an attempt takes the name from its holder",
 		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 			if r.NoWait {
 				d.Server().Expire(r.Name)
@@ -34,7 +34,7 @@ var exclusionMutants = []mutant{
 	},
 	{
 		check:  "exclusion/clients",
-		breaks: "a request that cannot wait waits",
+		breaks: "a request that must not wait waits",
 		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 			q := *r
 			q.NoWait = false
@@ -67,7 +67,7 @@ var exclusionMutants = []mutant{
 	},
 	{
 		check:  "exclusion/race",
-		breaks: "whether the name is free is looked up before it is taken",
+		breaks: "the driver checks whether the name is free in a separate request",
 		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 			s, err := d.Inspect(ctx, r.Name)
 			if err != nil || s.Held {
@@ -167,7 +167,7 @@ func (f *flights) join(r *driver.Request, ask func() (driver.Lease, error)) (l d
 var contentionMutants = []mutant{
 	{
 		check:  "contention/clients",
-		breaks: "who was woken in vain takes the name some time later",
+		breaks: "a waiter that was woken without success takes the name later",
 		mutate: wakeByRelease(&sync.Map{}, func(d *memory.Driver, r *driver.Request) (driver.Lease, error) {
 			try := *r
 			try.NoWait = true
@@ -198,7 +198,7 @@ var contentionMutants = []mutant{
 var ownershipMutants = []mutant{
 	{
 		check:  "ownership/release-twice",
-		breaks: "every release says that it ended the hold",
+		breaks: "every release reports that it ended the hold",
 		mutate: breakLeases(func(_ *memory.Driver, l *brokenLease) {
 			l.release = func(ctx context.Context) error {
 				_ = l.Lease.Release(ctx)
@@ -218,7 +218,7 @@ var ownershipMutants = []mutant{
 	},
 	{
 		check:  "ownership/stale-release",
-		breaks: "the release of a lease that ran out deletes the name",
+		breaks: "the release of an expired lease deletes the name",
 		mutate: breakRelease(func(d *memory.Driver, l *brokenLease, times int, err error) error {
 			if times == 1 && errors.Is(err, driver.ErrNotHeld) {
 				d.Server().Expire(l.r.Name)
@@ -228,7 +228,7 @@ var ownershipMutants = []mutant{
 	},
 	{
 		check:  "ownership/stale-release",
-		breaks: "the release of a lease that ran out frees what the same client holds by now",
+		breaks: "the release of an expired lease frees the client's new hold",
 		mutate: newestOfClient(func(l *brokenLease, newest func() *brokenLease) {
 			l.release = func(ctx context.Context) error {
 				err := l.Lease.Release(ctx)
@@ -241,7 +241,7 @@ var ownershipMutants = []mutant{
 	},
 	{
 		check:  "ownership/late-release",
-		breaks: "the release of a lease that ran out returns nil unless somebody else has the name",
+		breaks: "the release of an expired lease returns nil unless another client has the name",
 		mutate: breakRelease(func(d *memory.Driver, l *brokenLease, times int, err error) error {
 			s, _ := d.Inspect(context.Background(), l.r.Name)
 			if times == 1 && errors.Is(err, driver.ErrNotHeld) && !time.Now().Before(l.Lease.Expires()) && !s.Held {
@@ -252,7 +252,7 @@ var ownershipMutants = []mutant{
 	},
 	{
 		check:  "ownership/stale-renew",
-		breaks: "the renewal of a lease that ran out deletes the name",
+		breaks: "the renewal of an expired lease deletes the name",
 		mutate: breakLeases(func(d *memory.Driver, l *brokenLease) {
 			l.renew = func(ctx context.Context, ttl time.Duration) error {
 				err := l.Lease.Renew(ctx, ttl)
@@ -265,7 +265,7 @@ var ownershipMutants = []mutant{
 	},
 	{
 		check:  "ownership/stale-renew",
-		breaks: "the renewal of a lease that ran out renews what the same client holds by now",
+		breaks: "the renewal of an expired lease renews the client's new hold",
 		mutate: newestOfClient(func(l *brokenLease, newest func() *brokenLease) {
 			l.renew = func(ctx context.Context, ttl time.Duration) error {
 				err := l.Lease.Renew(ctx, ttl)
@@ -278,7 +278,7 @@ var ownershipMutants = []mutant{
 	},
 	{
 		check:  "ownership/stale-renew",
-		breaks: "the renewal of a lease that ran out, which is refused, moves the end of what the same client holds by now",
+		breaks: "the refused renewal of an expired lease moves the end of the client's new hold",
 		mutate: newestOfClient(func(l *brokenLease, newest func() *brokenLease) {
 			l.renew = func(ctx context.Context, ttl time.Duration) error {
 				err := l.Lease.Renew(ctx, ttl)
@@ -291,7 +291,7 @@ var ownershipMutants = []mutant{
 	},
 	{
 		check:  "ownership/dead-after-release",
-		breaks: "a renewal takes a name again that was released",
+		breaks: "a renewal acquires a released name again",
 		mutate: breakLeases(func(d *memory.Driver, l *brokenLease) {
 			again := &retaken{d: d, brokenLease: l}
 			l.release = func(ctx context.Context) error {
@@ -308,7 +308,7 @@ var ownershipMutants = []mutant{
 	},
 	{
 		check:  "ownership/done-context",
-		breaks: "a release whose context is over does nothing",
+		breaks: "a release whose context has ended does nothing",
 		mutate: breakLeases(func(_ *memory.Driver, l *brokenLease) {
 			l.release = func(ctx context.Context) error {
 				if err := ctx.Err(); err != nil {
@@ -342,7 +342,7 @@ var ownershipMutants = []mutant{
 	},
 	{
 		check:  "ownership/force-unlock-tells",
-		breaks: "the holder is not told, and its renewals seem to succeed",
+		breaks: "the holder is not notified, and its renewals seem to succeed",
 		mutate: func(d *memory.Driver) driver.Driver {
 			return &broken{Driver: d, acquire: func(ctx context.Context, r *driver.Request) (driver.Lease, error) {
 				q := *r
@@ -353,7 +353,7 @@ var ownershipMutants = []mutant{
 	},
 	{
 		check:  "ownership/force-unlock-wakes",
-		breaks: "only a release wakes those who wait",
+		breaks: "only a release wakes waiters",
 		mutate: wakeByRelease(&sync.Map{}, nil),
 	},
 }
@@ -525,7 +525,7 @@ var reentrancyMutants = []mutant{
 	},
 	{
 		check:  "reentrancy/shorter",
-		breaks: "a nested lease that ends takes the outer one with it",
+		breaks: "the end of a nested lease also ends the outer one",
 		owner: breakNested(func(outer lease, nested func() (lease, error), ends bool) (lease, error) {
 			inner, err := nested()
 			if err != nil || !ends {
@@ -550,7 +550,7 @@ var reentrancyMutants = []mutant{
 	},
 	{
 		check:  "reentrancy/loss",
-		breaks: "a nested lease does not hear of the loss",
+		breaks: "a nested lease is not notified of the loss",
 		owner: breakNested(func(_ lease, nested func() (lease, error), ends bool) (lease, error) {
 			inner, err := nested()
 			if err == nil && !ends {

@@ -20,10 +20,10 @@ var expiryMutants = []mutant{
 			}
 		}),
 	},
-	{check: "expiry/waiters", breaks: "those who wait hear of releases and not of expiries", mutate: deafToExpiry()},
+	{check: "expiry/waiters", breaks: "waiters are notified of releases but not of expiries", mutate: deafToExpiry()},
 	{
 		check:  "expiry/extend",
-		breaks: "the backend is not told that a fixed lease was extended",
+		breaks: "the extension of a fixed lease is not sent to the backend",
 		mutate: breakLeases(func(_ *memory.Driver, l *brokenLease) {
 			var mu sync.Mutex
 			end := l.Lease.Expires()
@@ -47,10 +47,10 @@ var expiryMutants = []mutant{
 			}
 		}),
 	},
-	{check: "expiry/abandoned", breaks: "a lease is ended by its client and not by the backend", mutate: endedByClient()},
+	{check: "expiry/abandoned", breaks: "the client ends a lease instead of the backend", mutate: endedByClient()},
 	{
 		check:  "expiry/holder-first",
-		breaks: "the lease of one who waited counts from the arrival of the grant",
+		breaks: "the lease of a waiter counts from the arrival of the grant",
 		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 			waited := false
 			q := *r
@@ -68,7 +68,7 @@ var expiryMutants = []mutant{
 			}}, nil
 		}),
 	},
-	{check: "expiry/race", breaks: "who finds a lease expired takes the name without looking again", mutate: overwriteExpired()},
+	{check: "expiry/race", breaks: "a client that finds an expired lease takes the name without another look", mutate: overwriteExpired()},
 }
 
 // expireHold ends the hold of r at the backend, if it still exists.
@@ -216,7 +216,7 @@ var boundsMutants = []mutant{
 	},
 	{
 		check:  "expiry/bounds",
-		breaks: "the backend is not told that a fixed lease was made shorter",
+		breaks: "the shortening of a fixed lease is not sent to the backend",
 		mutate: breakLeases(func(_ *memory.Driver, l *brokenLease) {
 			var believed belief
 			l.expires = func() time.Time { return believed.or(l.Lease.Expires()) }
@@ -233,12 +233,12 @@ var boundsMutants = []mutant{
 	},
 	{
 		check:  "expiry/bounds",
-		breaks: "who waits does not hear that a fixed lease was made shorter",
+		breaks: "waiters are not notified that a fixed lease was made shorter",
 		mutate: deafToShorter(),
 	},
 	{
 		check:  "expiry/bounds",
-		breaks: "a lease that nobody else asked for goes on for half a second when it has expired",
+		breaks: "a lease that no other client requested lasts half a second too long",
 		mutate: lateForNewcomers(),
 	},
 }

@@ -27,7 +27,7 @@ var faultMutants = []mutant{
 	},
 	{
 		check:  "faults/cut",
-		breaks: "a connection that broke is not made again",
+		breaks: "a broken connection is not made again",
 		mutate: func(d *memory.Driver) driver.Driver {
 			var down atomic.Bool
 			return &broken{Driver: d, acquire: func(ctx context.Context, r *driver.Request) (driver.Lease, error) {
@@ -44,7 +44,7 @@ var faultMutants = []mutant{
 	},
 	{
 		check:  "faults/hung-acquire",
-		breaks: "an Acquire waits for its answer for ever",
+		breaks: "an Acquire waits for its answer forever",
 		mutate: func(d *memory.Driver) driver.Driver {
 			closed := make(chan struct{})
 			return &broken{Driver: d, acquire: func(ctx context.Context, r *driver.Request) (driver.Lease, error) {
@@ -61,17 +61,17 @@ var faultMutants = []mutant{
 	},
 	{
 		check:  "faults/hung-acquire",
-		breaks: "what a request left that arrived late stays there",
+		breaks: "the hold of a request that arrived late remains",
 		mutate: leavesHung(),
 	},
 	{
 		check:  "faults/hung-acquire",
-		breaks: "what a request left that arrived late stays there, of a driver that looks before it asks",
+		breaks: "the hold of a request that arrived late remains, by a driver that looks before it asks",
 		mutate: readsFirst(leavesHung()),
 	},
 	{
 		check:  "faults/hung-wait",
-		breaks: "a wait that is canceled leaves the queue, however long that takes",
+		breaks: "a canceled wait leaves the queue without a time limit",
 		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 			l, err := d.Acquire(ctx, r)
 			if errors.Is(err, driver.ErrLocked) && !r.NoWait {
@@ -82,7 +82,7 @@ var faultMutants = []mutant{
 	},
 	{
 		check:  "faults/hung-lease",
-		breaks: "a renewal waits for its answer for ever",
+		breaks: "a renewal waits for its answer forever",
 		mutate: breakLeases(func(_ *memory.Driver, l *brokenLease) {
 			l.renew = func(ctx context.Context, ttl time.Duration) error {
 				return l.Lease.Renew(context.WithoutCancel(ctx), ttl)
@@ -91,7 +91,7 @@ var faultMutants = []mutant{
 	},
 	{
 		check:  "faults/hung-lease",
-		breaks: "a batch of renewals waits for its answer for ever",
+		breaks: "a batch of renewals waits for its answer forever",
 		mutate: func(d *memory.Driver) driver.Driver {
 			return breakRenewAll(d, func(ctx context.Context, leases []driver.Lease, done func(int, error)) {
 				d.RenewAll(context.WithoutCancel(ctx), leases, done)
@@ -100,7 +100,7 @@ var faultMutants = []mutant{
 	},
 	{
 		check:  "faults/hung-lease",
-		breaks: "a release waits for its answer for ever",
+		breaks: "a release waits for its answer forever",
 		mutate: breakLeases(func(_ *memory.Driver, l *brokenLease) {
 			l.release = func(ctx context.Context) error { return l.Lease.Release(context.WithoutCancel(ctx)) }
 		}),
@@ -130,12 +130,12 @@ var faultMutants = []mutant{
 	},
 	{
 		check:  "faults/lost-acquire",
-		breaks: "what was granted by a lost answer is not given back",
+		breaks: "a grant whose answer was lost is not released",
 		mutate: leavesUnknown(),
 	},
 	{
 		check:  "faults/lost-acquire",
-		breaks: "what was granted by a lost answer is not given back, by a driver that reads before it writes",
+		breaks: "a grant whose answer was lost is not released, by a driver that reads before it writes",
 		mutate: readsFirst(leavesUnknown()),
 	},
 	{
@@ -228,17 +228,17 @@ var lostMutants = []mutant{
 	},
 	{
 		check:  "faults/lost-grant",
-		breaks: "who asks again after a lost answer takes its own hold for a new one, and counts from there",
+		breaks: "a driver that asks again after a lost answer takes its own hold for a new one, and counts from there",
 		mutate: takesOwnForNew(),
 	},
 	{
 		check:  "faults/lost-grant",
-		breaks: "who asks again after a lost answer takes its own hold for a new one, as a driver that reads before it writes",
+		breaks: "a driver that reads before it writes, and asks again after a lost answer, takes its own hold for a new one",
 		mutate: readsFirst(takesOwnForNew()),
 	},
 	{
 		check:  "faults/lost-renewal",
-		breaks: "a renewal for less whose answer is lost does not move Expires",
+		breaks: "a renewal for a shorter time whose answer is lost does not move Expires",
 		mutate: breakLeases(func(_ *memory.Driver, l *brokenLease) {
 			var believed belief
 			l.expires = func() time.Time { return believed.or(l.Lease.Expires()) }
@@ -256,7 +256,7 @@ var lostMutants = []mutant{
 	},
 	{
 		check:  "faults/lost-renewal",
-		breaks: "a renewal for less moves Expires when its answer arrives",
+		breaks: "a renewal for a shorter time moves Expires when its answer arrives",
 		mutate: breakLeases(func(d *memory.Driver, l *brokenLease) {
 			var believed belief
 			l.expires = func() time.Time { return believed.or(l.Lease.Expires()) }
@@ -398,7 +398,7 @@ func sentAgain(ctx context.Context, d *memory.Driver, l *brokenLease, err error)
 var singleMutants = []mutant{
 	{
 		check:  "single/lost-acquire",
-		breaks: "a request without an answer is sent once more, and finds its own hold",
+		breaks: "a request without an answer is sent again, and finds its own hold",
 		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 			l, err := d.Acquire(ctx, r)
 			if !errors.Is(err, driver.ErrUnknown) || ctx.Err() != nil {
@@ -412,12 +412,12 @@ var singleMutants = []mutant{
 	},
 	{
 		check:  "single/lost-renewal",
-		breaks: "a renewal that is sent once more says that the lease is over",
+		breaks: "a repeated renewal reports that the lease has ended",
 		mutate: renewalNotHeld(sentAgain),
 	},
 	{
 		check:  "single/lost-release",
-		breaks: "a release that is sent once more says that the lease was over",
+		breaks: "a repeated release reports that the lease had ended",
 		mutate: releaseNotHeld(sentAgain),
 	},
 	{
@@ -467,7 +467,7 @@ var singleMutants = []mutant{
 	},
 	{
 		check:  "single/vanished-release",
-		breaks: "a release without an answer is not repeated, since it may still arrive",
+		breaks: "a release without an answer is not repeated, because it may still arrive",
 		mutate: breakLeases(func(d *memory.Driver, l *brokenLease) {
 			l.release = func(ctx context.Context) error {
 				_, err := d.Inspect(ctx, l.r.Name) // in place of the request of the release
@@ -514,7 +514,7 @@ var refusalMutants = []mutant{
 	},
 	{
 		check:  "refusal/requests",
-		breaks: "a request that is said to be refused has the name",
+		breaks: "a request that is reported as refused has the name",
 		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 			l, err := d.Acquire(ctx, r)
 			if refused(d, err) && r.NoWait {
@@ -525,7 +525,7 @@ var refusalMutants = []mutant{
 	},
 	{
 		check:  "refusal/requests",
-		breaks: "a waiter that the backend refuses waits for ever",
+		breaks: "a waiter that the backend refuses waits forever",
 		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 			l, err := d.Acquire(ctx, r)
 			if refused(d, err) && !r.NoWait {

@@ -26,7 +26,7 @@ var inspectMutants = []mutant{
 	},
 	{
 		check:  "inspect/status",
-		breaks: "a note is told of some holds only",
+		breaks: "a note is reported only for some holds",
 		mutate: breakStatus(func(s *driver.Status) {
 			if len(s.Note) > 255 {
 				s.Note = ""
@@ -40,12 +40,12 @@ var inspectMutants = []mutant{
 	},
 	{
 		check:  "inspect/status",
-		breaks: "a hold is told by its owner",
+		breaks: "a hold is reported as its owner",
 		mutate: breakStatus(func(s *driver.Status) { s.Hold = s.Owner }),
 	},
 	{
 		check:  "inspect/status",
-		breaks: "the first token of a block is told for the last",
+		breaks: "the first token of a block is reported instead of the last",
 		mutate: breakStatus(func(s *driver.Status) {
 			if s.Token > 4 {
 				s.Token -= 4
@@ -64,12 +64,12 @@ var inspectMutants = []mutant{
 	},
 	{
 		check:  "inspect/status",
-		breaks: "what is left of the TTL is told as of the grant",
+		breaks: "the remaining TTL is reported as of the grant",
 		mutate: breakLeasesAndStatus(func(l *brokenLease, s *driver.Status) { s.TTL = time.Until(s.Since.Add(l.r.TTL)) }),
 	},
 	{
 		check:  "inspect/status",
-		breaks: "the last that came stands first in the queue",
+		breaks: "the newest waiter is first in the queue",
 		mutate: breakStatus(func(s *driver.Status) { slices.Reverse(s.Queue) }),
 	},
 	{
@@ -84,7 +84,7 @@ var inspectMutants = []mutant{
 	},
 	{
 		check:  "inspect/list",
-		breaks: "a prefix is a name, and what is below it",
+		breaks: "a prefix matches a name and the names below it",
 		mutate: breakList(func(name, prefix string) bool { return name != prefix && !strings.HasPrefix(name, prefix+"/") }),
 	},
 	{
@@ -104,7 +104,7 @@ var inspectMutants = []mutant{
 	},
 	{
 		check:  "inspect/list",
-		breaks: "List knows the holds of its own driver alone",
+		breaks: "List knows only the holds of its own driver",
 		mutate: func(d *memory.Driver) driver.Driver {
 			var mine sync.Map
 			b := breakList(func(name, _ string) bool { _, ok := mine.Load(name); return !ok })(d).(*broken)
@@ -124,7 +124,7 @@ var inspectMutants = []mutant{
 	},
 	{
 		check:  "inspect/list",
-		breaks: "a name is listed for ever",
+		breaks: "a name is listed forever",
 		mutate: func(d *memory.Driver) driver.Driver {
 			var all sync.Map
 			b := &broken{Driver: d, lease: func(l *brokenLease) { all.Store(l.r.Name, nil) }}
@@ -191,7 +191,7 @@ func breakLeasesAndStatus(f func(*brokenLease, *driver.Status)) func(*memory.Dri
 var observeMutants = []mutant{
 	{
 		check:  "inspect/outage",
-		breaks: "a name of which the backend says nothing looks free",
+		breaks: "a name about which the backend does not answer looks free",
 		mutate: func(d *memory.Driver) driver.Driver {
 			return &broken{Driver: d, inspect: func(ctx context.Context, name string) (driver.Status, error) {
 				s, err := d.Inspect(ctx, name)
@@ -215,7 +215,7 @@ var observeMutants = []mutant{
 	},
 	{
 		check:  "inspect/outage",
-		breaks: "a latch of which the backend says nothing looks gone",
+		breaks: "a latch about which the backend does not answer looks gone",
 		mutate: breakLatches(func(d *memory.Driver, b *brokenLatches) {
 			b.count = func(ctx context.Context, name string) (int, error) {
 				left, err := d.Latch(ctx, name)
@@ -228,17 +228,17 @@ var observeMutants = []mutant{
 	},
 	{
 		check:  "inspect/fields",
-		breaks: "of several holds the note of the last is reported, and all else of the first",
+		breaks: "of several holds, the note is that of the last, and everything else that of the first",
 		mutate: lastLease(func(l *brokenLease, s *driver.Status) { s.Note = l.r.Note }),
 	},
 	{
 		check:  "inspect/fields",
-		breaks: "of several holds the owner of the last is reported, and all else of the first",
+		breaks: "of several holds, the owner is that of the last, and everything else that of the first",
 		mutate: lastLease(func(l *brokenLease, s *driver.Status) { s.Owner = l.r.Owner }),
 	},
 	{
 		check:  "inspect/fields",
-		breaks: "one that writes is said to read",
+		breaks: "a writer is reported as a reader",
 		mutate: breakStatus(func(s *driver.Status) {
 			if s.Mode == driver.Write {
 				s.Mode = driver.Read
@@ -356,7 +356,7 @@ var observeMutants = []mutant{
 	},
 	{
 		check:  "inspect/dead",
-		breaks: "a hold that nobody has released is listed for ever",
+		breaks: "a hold that was not released is listed forever",
 		mutate: func() func(*memory.Driver) driver.Driver {
 			var held sync.Map // names
 			return func(d *memory.Driver) driver.Driver {

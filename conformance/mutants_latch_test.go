@@ -15,7 +15,7 @@ import (
 var latchMutants = []mutant{
 	{
 		check:  "latch/set",
-		breaks: "a latch is set anew over another one",
+		breaks: "a latch is set again over another one",
 		mutate: breakLatches(func(d *memory.Driver, b *brokenLatches) {
 			b.set = func(ctx context.Context, name, id string, n int) (bool, error) {
 				if err := d.DeleteLatch(ctx, name, id+"!"); err != nil {
@@ -45,7 +45,7 @@ var latchMutants = []mutant{
 	},
 	{
 		check:  "latch/count",
-		breaks: "a count-down that was not to be the last, and is, does nothing",
+		breaks: "a count-down that unexpectedly is the last does nothing",
 		mutate: breakLatches(func(d *memory.Driver, b *brokenLatches) {
 			b.countDown = func(ctx context.Context, name, id string) error {
 				before, err := d.Latch(ctx, name)
@@ -101,7 +101,7 @@ var latchMutants = []mutant{
 	},
 	{
 		check:  "latch/repeat",
-		breaks: "the repeat of SetLatch is told that there is a latch",
+		breaks: "the repeat of SetLatch reports that there is a latch",
 		mutate: breakLatches(func(d *memory.Driver, b *brokenLatches) {
 			b.set = func(ctx context.Context, name, _ string, n int) (bool, error) {
 				return d.SetLatch(ctx, name, anew(), n)
@@ -117,7 +117,7 @@ var latchMutants = []mutant{
 	},
 	{
 		check:  "latch/repeat",
-		breaks: "a count-down that meets no latch is not remembered",
+		breaks: "a count-down without a latch is not remembered",
 		mutate: breakLatches(func(d *memory.Driver, b *brokenLatches) {
 			b.countDown = func(ctx context.Context, name, id string) error {
 				if left, err := d.Latch(ctx, name); err != nil || left == 0 {
@@ -141,7 +141,7 @@ var latchMutants = []mutant{
 	},
 	{
 		check:  "latch/told",
-		breaks: "who watches is not called when a latch is deleted",
+		breaks: "a watcher is not called when a latch is deleted",
 		mutate: breakLatches(func(d *memory.Driver, b *brokenLatches) {
 			var deleting atomic.Bool
 			b.delete = func(ctx context.Context, name, id string) error {
@@ -174,7 +174,7 @@ var latchMutants = []mutant{
 	},
 	{
 		check:  "latch/stop",
-		breaks: "who watches is called after the end as well",
+		breaks: "a watcher is still called after the end",
 		mutate: breakLatches(func(d *memory.Driver, b *brokenLatches) {
 			b.watch = func(name string, changed func()) (func(), error) {
 				_, err := d.WatchLatch(name, changed)
@@ -203,7 +203,7 @@ var latchMutants = []mutant{
 	},
 	{
 		check:  "latch/lost-answers",
-		breaks: "a count-down whose answer was lost is said not to be carried out",
+		breaks: "a count-down whose answer was lost is reported as not carried out",
 		mutate: breakLatches(func(d *memory.Driver, b *brokenLatches) {
 			b.countDown = func(ctx context.Context, name, id string) error {
 				err := d.CountDown(ctx, name, id)
@@ -317,12 +317,12 @@ func knowsChanges(known func(since time.Duration, others int) bool) func(*memory
 var watchingMutants = []mutant{
 	{
 		check:  "watching/changes",
-		breaks: "who watches is called when the watch begins and never again",
+		breaks: "a watcher is called when the watch begins and never again",
 		mutate: breakWatch(func(_ *memory.Driver, changed func()) (called, stop func()) { return sync.OnceFunc(changed), func() {} }),
 	},
 	{
 		check:  "watching/changes",
-		breaks: "who watches a name that is read is not called when it is free",
+		breaks: "a watcher of a name that is read is not called when it is free",
 		mutate: func(d *memory.Driver) driver.Driver {
 			var reading atomic.Bool
 			b := &broken{Driver: d}
@@ -345,7 +345,7 @@ var watchingMutants = []mutant{
 	},
 	{
 		check:  "watching/changes",
-		breaks: "who watches a name that is read is called when the last reader is gone only",
+		breaks: "a watcher of a name that is read is called only when the last reader is gone",
 		mutate: func(d *memory.Driver) driver.Driver {
 			var quiet atomic.Bool
 			b := &broken{Driver: d}
@@ -374,7 +374,7 @@ var watchingMutants = []mutant{
 	},
 	{
 		check:  "watching/stop",
-		breaks: "who watches is called after the end as well",
+		breaks: "a watcher is still called after the end",
 		mutate: func(d *memory.Driver) driver.Driver {
 			b := &broken{Driver: d}
 			b.watch = func(name string, changed func()) (func(), error) {
@@ -406,7 +406,7 @@ var watchingMutants = []mutant{
 	},
 	{
 		check:  "watching/many",
-		breaks: "who watches is not called while others wait",
+		breaks: "a watcher is not called while other clients wait",
 		mutate: func() func(*memory.Driver) driver.Driver {
 			var waiting atomic.Int64
 			return func(d *memory.Driver) driver.Driver {

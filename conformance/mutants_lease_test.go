@@ -15,7 +15,7 @@ import (
 var leaseMutants = []mutant{
 	{
 		check:  "lease/expires",
-		breaks: "a margin is taken off Expires",
+		breaks: "a margin is subtracted from Expires",
 		mutate: breakLeases(func(_ *memory.Driver, l *brokenLease) {
 			l.expires = func() time.Time { return l.Lease.Expires().Add(-time.Millisecond) }
 		}),
@@ -84,7 +84,7 @@ var leaseMutants = []mutant{
 	},
 	{
 		check:  "lease/over",
-		breaks: "a renewal takes a name again that has run out",
+		breaks: "a renewal acquires an expired name again",
 		mutate: breakLeases(func(d *memory.Driver, l *brokenLease) {
 			again := &retaken{d: d, brokenLease: l}
 			l.renew = func(ctx context.Context, ttl time.Duration) error {
@@ -103,7 +103,7 @@ var leaseMutants = []mutant{
 	},
 	{
 		check:  "lease/late-renewal",
-		breaks: "a renewal that was sent in time takes the name again when the lease has run out meanwhile",
+		breaks: "a renewal that was sent in time acquires the name again when the lease has expired in the meantime",
 		mutate: breakLeases(func(d *memory.Driver, l *brokenLease) {
 			again := &retaken{d: d, brokenLease: l}
 			l.renew = func(ctx context.Context, ttl time.Duration) error {
@@ -119,7 +119,7 @@ var leaseMutants = []mutant{
 	},
 	{
 		check:  "lease/renew-all",
-		breaks: "RenewAll says the outcome of the first lease for all",
+		breaks: "RenewAll reports the outcome of the first lease for all",
 		mutate: func(d *memory.Driver) driver.Driver {
 			return breakRenewAll(d, func(ctx context.Context, leases []driver.Lease, done func(int, error)) {
 				var first error
@@ -190,7 +190,7 @@ func (l *retaken) until() time.Time {
 var lengthMutants = []mutant{
 	{
 		check:  "lengths/renewed",
-		breaks: "the backend renews leases for a year at most",
+		breaks: "the backend renews leases for at most a year",
 		mutate: breakLeases(func(_ *memory.Driver, l *brokenLease) {
 			l.renew = func(ctx context.Context, ttl time.Duration) error {
 				return l.Lease.Renew(ctx, min(ttl, 365*24*time.Hour))
@@ -199,13 +199,13 @@ var lengthMutants = []mutant{
 	},
 	{
 		check:  "lengths/extended",
-		breaks: "a lease does not tell of the session that carries it",
+		breaks: "a lease does not report the session that carries it",
 		mutate: breakLeases(func(_ *memory.Driver, l *brokenLease) {
 			l.session = func() (time.Time, time.Duration) { return time.Time{}, 0 }
 		}),
 		on: memory.Options{KeepsAlive: true},
 	},
-	{check: "lengths/many", breaks: "from the ninth length on, leases are those of a short session, and do not tell", mutate: fewLengths()},
+	{check: "lengths/many", breaks: "from the ninth length on, leases belong to a short session without reporting it", mutate: fewLengths()},
 }
 
 // fewLengths is a mutation with one session for all fixed leases, except those
@@ -278,7 +278,7 @@ var batchMutants = []mutant{
 	},
 	{
 		check:  "batches/same-name",
-		breaks: "of several holds of one name in a batch the first alone is renewed",
+		breaks: "of several holds of one name in a batch, only the first is renewed",
 		mutate: breakEach(func(ctx context.Context, batch []*brokenLease, i int) error {
 			for _, l := range batch[:i] {
 				if l.r.Name == batch[i].r.Name {
@@ -290,7 +290,7 @@ var batchMutants = []mutant{
 	},
 	{
 		check:  "batches/many",
-		breaks: "a hold that was removed is said to be renewed in a batch",
+		breaks: "a removed hold is reported as renewed in a batch",
 		mutate: breakEach(func(ctx context.Context, batch []*brokenLease, i int) error {
 			err := batch[i].Lease.Renew(ctx, batch[i].r.TTL)
 			if len(batch) > 4 && errors.Is(err, driver.ErrNotHeld) && time.Now().Before(batch[i].Lease.Expires()) {
@@ -301,7 +301,7 @@ var batchMutants = []mutant{
 	},
 	{
 		check:  "batches/many",
-		breaks: "from the 257th on the leases of a batch are said to be renewed, and are not",
+		breaks: "from the 257th on, the leases of a batch are reported as renewed, but are not",
 		mutate: breakEach(func(ctx context.Context, batch []*brokenLease, i int) error {
 			if i >= 256 {
 				return batch[i].pretend()
@@ -311,7 +311,7 @@ var batchMutants = []mutant{
 	},
 	{
 		check:  "batches/many",
-		breaks: "the leases behind one whose hold was removed are said to be over",
+		breaks: "the leases behind one whose hold was removed are reported as ended",
 		mutate: breakEach(func(ctx context.Context, batch []*brokenLease, i int) error {
 			if len(batch) > 4 && i > 0 && errors.Is(batch[i-1].Lease.Renew(ctx, batch[i-1].r.TTL), driver.ErrNotHeld) {
 				return driver.ErrNotHeld
@@ -321,7 +321,7 @@ var batchMutants = []mutant{
 	},
 	{
 		check:  "batches/no-answer",
-		breaks: "the leases of a batch that got no answer are said to be over",
+		breaks: "the leases of a batch that got no answer are reported as ended",
 		mutate: breakEach(func(ctx context.Context, batch []*brokenLease, i int) error {
 			err := batch[i].Lease.Renew(ctx, batch[i].r.TTL)
 			if i > 1 && err != nil {
@@ -343,7 +343,7 @@ var batchMutants = []mutant{
 	},
 	{
 		check:  "batches/busy",
-		breaks: "a lease whose Renew is under way is said to be renewed in a batch",
+		breaks: "a lease whose Renew is under way is reported as renewed in a batch",
 		mutate: func(d *memory.Driver) driver.Driver {
 			b := &broken{Driver: d, lease: func(l *brokenLease) {
 				var busy atomic.Int32
@@ -361,7 +361,7 @@ var batchMutants = []mutant{
 	},
 	{
 		check:  "batches/empty",
-		breaks: "a batch of no lease has an outcome",
+		breaks: "an empty batch has an outcome",
 		mutate: func(d *memory.Driver) driver.Driver {
 			return breakRenewAll(d, func(ctx context.Context, leases []driver.Lease, done func(int, error)) {
 				if len(leases) == 0 {

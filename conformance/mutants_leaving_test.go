@@ -96,7 +96,7 @@ var leftMutants = []mutant{
 	},
 	{
 		check:  "leaving/bounds",
-		breaks: "a waiter is not told that a hold was left for less than its lease",
+		breaks: "a waiter is not notified that a hold was left for less than its lease",
 		mutate: func(d *memory.Driver) driver.Driver {
 			b := &broken{Driver: d}
 			b.leave = func(ctx context.Context, l driver.Lease, ttl time.Duration) error {
@@ -132,7 +132,7 @@ var leftMutants = []mutant{
 	},
 	{
 		check:  "leaving/over",
-		breaks: "Leave takes a name again that is free",
+		breaks: "Leave acquires a free name again",
 		mutate: func(d *memory.Driver) driver.Driver {
 			var requests sync.Map // by lease
 			b := &broken{Driver: d, lease: func(l *brokenLease) { requests.Store(l.Lease, l.r) }}
@@ -163,7 +163,7 @@ var leftMutants = []mutant{
 	},
 	{
 		check:  "leaving/over",
-		breaks: "a hold that was removed is said to be left",
+		breaks: "a removed hold is reported as left",
 		mutate: breakLeave(func(ctx context.Context, d *memory.Driver, l driver.Lease, ttl time.Duration) error {
 			if err := d.Leave(ctx, l, ttl); !errors.Is(err, driver.ErrNotHeld) || !time.Now().Before(l.Expires()) {
 				return err
@@ -173,7 +173,7 @@ var leftMutants = []mutant{
 	},
 	{
 		check:  "leaving/force",
-		breaks: "ForceUnlock says that nobody has a hold that was left",
+		breaks: "ForceUnlock reports that no client has a hold that was left",
 		mutate: leavesUnseen(func(b *broken) {
 			b.forceUnlock = func(ctx context.Context, name string) error {
 				if _, left := leftNames.Load(name); left {

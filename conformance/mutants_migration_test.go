@@ -40,7 +40,7 @@ var migrationMutants = []mutant{
 	},
 	{
 		check:  "migration/seal",
-		breaks: "those who wait are not told of a seal",
+		breaks: "waiters are not notified of a seal",
 		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 			var waited atomic.Bool
 			q := *r
@@ -54,7 +54,7 @@ var migrationMutants = []mutant{
 	},
 	{
 		check:  "migration/seal",
-		breaks: "a driver that says that it never seals has sealed",
+		breaks: "a driver that reports that it never seals has sealed",
 		mutate: breakSeal(func(_ *memory.Driver, _ *brokenLease, err error) error {
 			return errors.Join(err, errors.ErrUnsupported)
 		}),
@@ -71,7 +71,7 @@ var migrationMutants = []mutant{
 	},
 	{
 		check:  "migration/seal-over",
-		breaks: "the holder is told of the seal as of a loss",
+		breaks: "the holder is notified of the seal as of a loss",
 		mutate: breakSeal(func(_ *memory.Driver, l *brokenLease, err error) error {
 			if err == nil {
 				l.r.Events.Lost(driver.ErrRemoved)
@@ -136,7 +136,7 @@ var migrationMutants = []mutant{
 	},
 	{
 		check:  "migration/sealed",
-		breaks: "a name that is held looks sealed",
+		breaks: "a held name looks sealed",
 		mutate: func(d *memory.Driver) driver.Driver {
 			return &broken{Driver: d, sealed: func(ctx context.Context, name string) (uint64, bool, error) {
 				last, sealed, err := d.Sealed(ctx, name)
@@ -147,7 +147,7 @@ var migrationMutants = []mutant{
 	},
 	{
 		check:  "migration/seal-held",
-		breaks: "a seal of a hold that is over seems to succeed",
+		breaks: "a seal of an ended hold seems to succeed",
 		mutate: breakSeal(func(_ *memory.Driver, _ *brokenLease, err error) error {
 			if errors.Is(err, driver.ErrNotHeld) {
 				return nil
@@ -157,7 +157,7 @@ var migrationMutants = []mutant{
 	},
 	{
 		check:  "migration/seal-held",
-		breaks: "a seal of a hold that is over ends the next one",
+		breaks: "a seal of an ended hold ends the next one",
 		mutate: breakSeal(func(d *memory.Driver, l *brokenLease, err error) error {
 			if errors.Is(err, driver.ErrNotHeld) {
 				d.Server().Expire(l.r.Name)
@@ -190,7 +190,7 @@ var migrationMutants = []mutant{
 	},
 	{
 		check:  "migration/mark",
-		breaks: "a mark is known to the client alone that made it",
+		breaks: "a mark is known only to the client that made it",
 		mutate: func(d *memory.Driver) driver.Driver {
 			var own sync.Map // leases that were marked
 			b := &broken{Driver: d}
@@ -230,7 +230,7 @@ var migrationMutants = []mutant{
 	{check: "migration/floor", breaks: "a lower floor lowers the tokens", mutate: ownFloors(func(_, floor uint64) uint64 { return floor })},
 	{
 		check:  "migration/mark-held",
-		breaks: "a mark of a hold that is over seems to succeed",
+		breaks: "a mark of an ended hold seems to succeed",
 		mutate: breakMark(func(d *memory.Driver, ctx context.Context, l driver.Lease, floor uint64) error {
 			if err := d.Mark(ctx, l, floor); !errors.Is(err, driver.ErrNotHeld) {
 				return err
@@ -324,7 +324,7 @@ func notUnknown(err error) error {
 var migrationBackMutants = []mutant{
 	{
 		check:  "migration/loosen",
-		breaks: "a seal with an id is none any more",
+		breaks: "a seal with an id is no longer a seal",
 		mutate: breakLoosen(func(d *memory.Driver, ctx context.Context, name, id string, floor uint64) error {
 			if err := d.Loosen(ctx, name, id, floor); err != nil {
 				return err
@@ -339,8 +339,8 @@ var migrationBackMutants = []mutant{
 			return notNotHeld(d.Loosen(ctx, name, id, floor))
 		}),
 	},
-	{check: "migration/unseal", breaks: "every id is the right one", mutate: anyID(false)},
-	{check: "migration/unseal", breaks: "the id of an earlier seal is the right one", mutate: anyID(true)},
+	{check: "migration/unseal", breaks: "every id is correct", mutate: anyID(false)},
+	{check: "migration/unseal", breaks: "the id of an earlier seal is correct", mutate: anyID(true)},
 	{check: "migration/unseal", breaks: "Unseal seems to succeed where there is no seal", mutate: breakUnseal(notNotHeld)},
 	{
 		check:  "migration/unseal-floor",
@@ -376,7 +376,7 @@ var migrationBackMutants = []mutant{
 	{check: "migration/unseal-lost", breaks: "an Unseal whose answer was lost counts as none", mutate: breakUnseal(notUnknown)},
 	{
 		check:  "migration/unseal-lost",
-		breaks: "a Loosen whose answer was lost has set the name free",
+		breaks: "a Loosen whose answer was lost has freed the name",
 		mutate: breakLoosen(func(d *memory.Driver, ctx context.Context, name, id string, floor uint64) error {
 			err := d.Loosen(ctx, name, id, floor)
 			if errors.Is(err, driver.ErrUnknown) {
@@ -390,10 +390,10 @@ var migrationBackMutants = []mutant{
 		breaks: "the mark stays",
 		mutate: breakUnmark(func(*memory.Driver, context.Context, driver.Lease) error { return nil }),
 	},
-	{check: "migration/unmark", breaks: "what raises the tokens goes with the mark", mutate: ownFloors(func(was, floor uint64) uint64 { return max(was, floor) })},
+	{check: "migration/unmark", breaks: "the tokens are no longer raised after the mark is removed", mutate: ownFloors(func(was, floor uint64) uint64 { return max(was, floor) })},
 	{
 		check:  "migration/unmark-held",
-		breaks: "an Unmark of a hold that is over seems to succeed",
+		breaks: "an Unmark of an ended hold seems to succeed",
 		mutate: breakUnmark(func(d *memory.Driver, ctx context.Context, l driver.Lease) error { return notNotHeld(d.Unmark(ctx, l)) }),
 	},
 	{

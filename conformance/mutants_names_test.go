@@ -55,7 +55,7 @@ var tollMutants = map[string]tollMutant{
 	"fenced":  {check: "url/fenced", breaks: "fenced=false is ignored", fenced: true},
 	"unknown": {check: "url/parameters", breaks: "unknown parameters are ignored", deafToParameters: true},
 	"common":  {check: "url/common", breaks: "a parameter of all drivers is refused", oneForAll: true},
-	"tells":   {check: "url/unreachable", breaks: "an error tells the URL with its password", tells: true},
+	"tells":   {check: "url/unreachable", breaks: "an error contains the URL with its password", tells: true},
 	"takes":   {check: "url/password", breaks: "a password that is refused is no error before the first request", takes: true},
 }
 
@@ -140,19 +140,19 @@ func TestMutantsOfURLs(t *testing.T) {
 					continue
 				}
 				if c.Name != m.check {
-					t.Fatalf("got caught by %q, want by %q; it said: %v\n%s", c.Name, m.check, r.err, r.events)
+					t.Fatalf("caught by %q, want %q; it reported: %v\n%s", c.Name, m.check, r.err, r.events)
 				}
 				t.Log(r.err)
 				return
 			}
 			if m.check != "" {
-				t.Fatalf("got caught by none, want by %q", m.check)
+				t.Fatalf("caught by no check, want %q", m.check)
 			}
 		})
 	}
 	for _, c := range urlChecks {
 		if !caught[c.Name] {
-			t.Errorf("no mutant is caught by %s, so it is not known that it can fail", c.Name)
+			t.Errorf("no mutant is caught by %s, so nothing shows that it can fail", c.Name)
 		}
 	}
 }

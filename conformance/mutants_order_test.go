@@ -277,16 +277,16 @@ func lastOfCrowd(many int) func(*memory.Driver) driver.Driver {
 }
 
 var orderMutants = []mutant{
-	{check: "order/served", breaks: "who waits beside eight others is forgotten", mutate: forget(9)},
+	{check: "order/served", breaks: "a waiter beside eight others is forgotten", mutate: forget(9)},
 	{check: "order/clients", breaks: "an order is claimed and not kept", on: memory.Options{Order: memory.Unordered},
 		mutate: claiming(func(i *driver.Info) { i.Order = driver.FIFOByClient })},
 	{check: "order/arrival", breaks: "the order of clients is claimed to be that of arrival", on: memory.Options{Order: memory.FIFOByClient},
 		mutate: claiming(func(i *driver.Info) { i.Order = driver.FIFO })},
-	{check: "order/clients", breaks: "of more than eight who wait the last that came is the first to be served", mutate: lastOfCrowd(9)},
-	{check: "order/arrival", breaks: "of more than a hundred who wait the last that came is the first to be served", mutate: lastOfCrowd(101)},
-	{check: "order/canceled", breaks: "who waits loses its place when another gives up", mutate: requeue()},
-	{check: "order/newcomers", breaks: "who tries at the moment of a release overtakes those who wait", mutate: barge()},
-	{check: "order/hand-overs", breaks: "the thousandth who waits for a name is forgotten", mutate: neverGrant(1000)},
+	{check: "order/clients", breaks: "of more than eight waiters, the newest is served first", mutate: lastOfCrowd(9)},
+	{check: "order/arrival", breaks: "of more than a hundred waiters, the newest is served first", mutate: lastOfCrowd(101)},
+	{check: "order/canceled", breaks: "a waiter loses its place when another gives up", mutate: requeue()},
+	{check: "order/newcomers", breaks: "a client that tries at the moment of a release overtakes the waiters", mutate: barge()},
+	{check: "order/hand-overs", breaks: "the thousandth waiter for a name is forgotten", mutate: neverGrant(1000)},
 }
 
 // tokensByRelease is a mutation whose token is the number of releases of the
@@ -366,15 +366,15 @@ var fencingMutants = []mutant{
 	},
 	{
 		check:  "fencing/blocks",
-		breaks: "more tokens are given out than were taken",
+		breaks: "more tokens are issued than were taken",
 		mutate: breakLeases(func(_ *memory.Driver, l *brokenLease) {
 			first, n := l.Lease.Tokens()
 			l.tokens = func() (uint64, int) { return first, n + 1 }
 		}),
 	},
-	{check: "fencing/loss", breaks: "only a release moves the token", mutate: tokensByRelease()},
+	{check: "fencing/loss", breaks: "only a release changes the token", mutate: tokensByRelease()},
 	{check: "fencing/kept", breaks: "tokens are kept for one caller at a time", mutate: breakLeases(keptOneAtATime)},
-	{check: "fencing/kept", breaks: "tokens that were kept are none after the release", mutate: breakLeases(keptWhileHeld)},
+	{check: "fencing/kept", breaks: "kept tokens are lost after the release", mutate: breakLeases(keptWhileHeld)},
 	{check: "fencing/idle", breaks: "the count of tokens is forgotten after a day without a grant", mutate: forgetful(24 * time.Hour)},
 }
 
@@ -393,13 +393,13 @@ var namesMutants = []mutant{
 	{check: "names/distinct", breaks: "names are taken for paths", mutate: renamed(func(name string) string {
 		return strings.TrimSuffix(strings.ReplaceAll(name, "//", "/"), "/")
 	})},
-	{check: "names/alike", breaks: "braces around a name are no part of it", mutate: spelled(func(name string) string {
+	{check: "names/alike", breaks: "braces around a name are not part of it", mutate: spelled(func(name string) string {
 		if inner, ok := strings.CutPrefix(name, "{"); ok && strings.HasSuffix(inner, "}") {
 			return strings.TrimSuffix(inner, "}")
 		}
 		return name
 	})},
-	{check: "names/alike", breaks: "zeros in front of a number are no part of it", mutate: spelled(func(name string) string {
+	{check: "names/alike", breaks: "leading zeros of a number are not part of it", mutate: spelled(func(name string) string {
 		if strings.Trim(name, "0123456789") == "" {
 			return strings.TrimLeft(name, "0")
 		}
@@ -407,7 +407,7 @@ var namesMutants = []mutant{
 	})},
 	{
 		check:  "names/alike",
-		breaks: "names in braces are refused in one mode alone",
+		breaks: "names in braces are refused in only one mode",
 		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 			if r.Mode == driver.Permit && strings.HasPrefix(r.Name, "{") {
 				return nil, errors.ErrUnsupported
@@ -470,7 +470,7 @@ var scaleMutants = []mutant{
 	},
 	{
 		check:  "scale/waiters",
-		breaks: "who waits beside 899 others is forgotten",
+		breaks: "a waiter beside 899 others is forgotten",
 		mutate: forget(900),
 	},
 }
@@ -512,7 +512,7 @@ func forgetful(after time.Duration) func(*memory.Driver) driver.Driver {
 var stormMutants = []mutant{
 	{
 		check:  "storm/calm",
-		breaks: "who extends a lease for the second time gets microseconds for seconds",
+		breaks: "the second extension of a lease counts microseconds instead of seconds",
 		mutate: breakLeases(func(_ *memory.Driver, l *brokenLease) {
 			var extensions ticker
 			var more atomic.Int64
@@ -531,7 +531,7 @@ var stormMutants = []mutant{
 	},
 	{
 		check:  "storm/faults",
-		breaks: "a release whose answer was lost is repeated for the name again and again, whoever holds it",
+		breaks: "a release whose answer was lost is repeated for the name forever, whoever holds it",
 		mutate: breakLeases(func(d *memory.Driver, l *brokenLease) {
 			l.release = func(ctx context.Context) error {
 				err := l.Lease.Release(ctx)
@@ -546,7 +546,7 @@ var stormMutants = []mutant{
 	},
 	{
 		check:  "storm/server",
-		breaks: "a server that was started again is not known any more",
+		breaks: "a restarted server is no longer known",
 		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 			if _, ok := restarted.Load(d.Server()); ok {
 				return nil, errors.New("no matching script")

@@ -36,7 +36,7 @@ var permitMutants = []mutant{
 	},
 	{
 		check:  "permits/at-once",
-		breaks: "one that waits for more than half of the permits takes them one by one",
+		breaks: "a waiter for more than half of the permits takes them one by one",
 		mutate: breakAcquire(oneByOne),
 	},
 	{
@@ -46,18 +46,18 @@ var permitMutants = []mutant{
 	},
 	{
 		check:  "permits/all-woken",
-		breaks: "of those who wait for permits one is woken",
+		breaks: "only one waiter for permits is woken",
 		mutate: inTurn(driver.Permit, ofServer),
 	},
 	{
 		check:  "permits/all-woken",
-		breaks: "of those of a client who wait for permits one is woken, and keeps the message though it wants more",
+		breaks: "only one of a client's waiters for permits is woken, and keeps the message although it needs more",
 		on:     memory.Options{Order: memory.Unordered},
 		mutate: inTurn(driver.Permit, ofClient),
 	},
 	{
 		check:  "permits/release",
-		breaks: "the release of permits that are over gives back somebody else's",
+		breaks: "the release of ended permits frees another client's permits",
 		mutate: breakLeases(func(d *memory.Driver, l *brokenLease) {
 			l.release = func(ctx context.Context) error {
 				err := l.Lease.Release(ctx)
@@ -71,7 +71,7 @@ var permitMutants = []mutant{
 	},
 	{
 		check:  "permits/expired",
-		breaks: "permits that ran out come back when all others have",
+		breaks: "expired permits return when all others have",
 		mutate: breakAcquire(endsWithOthers(driver.Permit)),
 	},
 	{
@@ -117,7 +117,7 @@ var permitMutants = []mutant{
 	},
 	{
 		check:  "permits/grow",
-		breaks: "a limit is not raised while somebody waits",
+		breaks: "a limit is not raised while a client waits",
 		mutate: breakSetLimit(func(d *memory.Driver, ctx context.Context, name string, limit int) error {
 			if s, _ := d.Inspect(ctx, name); s.Waiters > 0 && limit > s.Limit {
 				return nil
@@ -137,7 +137,7 @@ var permitMutants = []mutant{
 	},
 	{
 		check:  "permits/shrink",
-		breaks: "who waits and named the old limit waits on",
+		breaks: "a waiter that passed the old limit keeps waiting",
 		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 			s, _ := d.Inspect(ctx, r.Name)
 			l, err := d.Acquire(ctx, r)
@@ -149,7 +149,7 @@ var permitMutants = []mutant{
 	},
 	{
 		check:  "permits/order",
-		breaks: "who wants few passes by who wants many",
+		breaks: "a request for few permits overtakes a request for many",
 		on:     memory.Options{Order: memory.Unordered},
 		mutate: func(d *memory.Driver) driver.Driver {
 			return &broken{Driver: d, info: func(i driver.Info) driver.Info {
@@ -160,7 +160,7 @@ var permitMutants = []mutant{
 	},
 	{
 		check:  "permits/removed",
-		breaks: "the loss of a hold is told to all who have permits of the name in its client",
+		breaks: "the loss of a hold is reported to all of its client's holders of permits of the name",
 		mutate: func(d *memory.Driver) driver.Driver {
 			return &brokenInMode{broken: losesAll(d).(*broken), mode: driver.Permit}
 		},
@@ -202,7 +202,7 @@ var permitMutants = []mutant{
 	},
 	{
 		check:  "permits/inspect",
-		breaks: "Inspect does not tell the limit while nobody has a permit",
+		breaks: "Inspect does not report the limit while no permit is held",
 		mutate: func(d *memory.Driver) driver.Driver {
 			return &broken{Driver: d, inspect: func(ctx context.Context, name string) (driver.Status, error) {
 				s, err := d.Inspect(ctx, name)
@@ -235,7 +235,7 @@ var permitMutants = []mutant{
 	},
 	{
 		check:  "permits/all-woken",
-		breaks: "a newcomer waits behind one that waits for more, where there is no order",
+		breaks: "without an order, a newcomer waits behind a waiter for more permits",
 		on:     memory.Options{Order: memory.Unordered},
 		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 			s, _ := d.Inspect(ctx, r.Name)
@@ -258,7 +258,7 @@ var permitMutants = []mutant{
 	},
 	{
 		check:  "permits/limit-life",
-		breaks: "the limit of one name is that of all",
+		breaks: "the limit of one name applies to all",
 		mutate: func() func(*memory.Driver) driver.Driver {
 			var set sync.Map // names
 			return breakSetLimit(func(d *memory.Driver, ctx context.Context, name string, limit int) error {
@@ -275,7 +275,7 @@ var permitMutants = []mutant{
 	},
 	{
 		check:  "permits/limit-life",
-		breaks: "to set a limit again is an error",
+		breaks: "setting a limit again is an error",
 		mutate: func() func(*memory.Driver) driver.Driver {
 			var set sync.Map // limits, by name
 			return breakSetLimit(func(d *memory.Driver, ctx context.Context, name string, limit int) error {
@@ -333,7 +333,7 @@ var permitMutants = []mutant{
 	},
 	{
 		check:  "permits/wrong-limit",
-		breaks: "one that waited and got ErrLimit keeps its place for a while",
+		breaks: "a waiter that got ErrLimit keeps its place for a while",
 		mutate: func() func(*memory.Driver) driver.Driver {
 			var places sync.Map // by name
 			return breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
@@ -352,7 +352,7 @@ var permitMutants = []mutant{
 	},
 	{
 		check:  "permits/lost-limit",
-		breaks: "a SetLimit whose answer was lost is said not to be carried out",
+		breaks: "a SetLimit whose answer was lost is reported as not carried out",
 		mutate: breakSetLimit(func(d *memory.Driver, ctx context.Context, name string, limit int) error {
 			err := d.SetLimit(ctx, name, limit)
 			if errors.Is(err, driver.ErrUnknown) {

@@ -17,7 +17,7 @@ import (
 var sharingMutants = []mutant{
 	{
 		check:  "sharing/readers",
-		breaks: "readers of one client alone are let in",
+		breaks: "only readers of one client are let in",
 		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 			client, _, _ := strings.Cut(r.Hold, ":")
 			if s, _ := d.Inspect(ctx, r.Name); r.Mode == driver.Read && s.Held && !strings.HasPrefix(s.Hold, client+":") {
@@ -28,7 +28,7 @@ var sharingMutants = []mutant{
 	},
 	{
 		check:  "sharing/read-write",
-		breaks: "a plain lock does not keep readers out",
+		breaks: "a plain lock does not exclude readers",
 		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 			if s, _ := d.Inspect(ctx, r.Name); r.Mode == driver.Read && s.Held && s.Mode == driver.Exclusive {
 				return newForged(r), nil
@@ -38,7 +38,7 @@ var sharingMutants = []mutant{
 	},
 	{
 		check:  "sharing/read-write",
-		breaks: "one that writes does not keep plain locks out",
+		breaks: "a writer does not exclude plain locks",
 		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 			if s, _ := d.Inspect(ctx, r.Name); r.Mode == driver.Exclusive && s.Held && s.Mode == driver.Write {
 				return newForged(r), nil
@@ -66,12 +66,12 @@ var sharingMutants = []mutant{
 	},
 	{
 		check:  "sharing/all-readers",
-		breaks: "of those who wait to read one is woken",
+		breaks: "only one waiting reader is woken",
 		mutate: inTurn(driver.Read, ofServer),
 	},
 	{
 		check:  "sharing/writer-waits",
-		breaks: "readers do not mind who waits to write",
+		breaks: "readers ignore waiting writers",
 		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 			if s, _ := d.Inspect(ctx, r.Name); r.Mode == driver.Read && s.Mode == driver.Read && s.Waiters > 0 {
 				return newForged(r), nil
@@ -81,7 +81,7 @@ var sharingMutants = []mutant{
 	},
 	{
 		check:  "sharing/writer-first",
-		breaks: "where several read, further readers do not mind who waits to write",
+		breaks: "where several read, further readers ignore waiting writers",
 		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 			if s, _ := d.Inspect(ctx, r.Name); r.Mode == driver.Read && s.Mode == driver.Read && s.Holders > 1 && s.Waiters > 0 {
 				return newForged(r), nil
@@ -91,7 +91,7 @@ var sharingMutants = []mutant{
 	},
 	{
 		check:  "sharing/writer-first",
-		breaks: "one that waits to write asks again and again, and nobody knows of it",
+		breaks: "a waiting writer polls without being visible",
 		on:     memory.Options{Order: memory.Unordered},
 		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 			if r.Mode == driver.Write && !r.NoWait {
@@ -102,7 +102,7 @@ var sharingMutants = []mutant{
 	},
 	{
 		check:  "sharing/canceled-writer",
-		breaks: "who gave up waiting to write still keeps newcomers from reading",
+		breaks: "a writer that gave up waiting still keeps newcomers from reading",
 		mutate: barredByCanceled(),
 	},
 	{
@@ -112,12 +112,12 @@ var sharingMutants = []mutant{
 	},
 	{
 		check:  "sharing/own-renewal",
-		breaks: "a renewal is one of all holds with which the client reads the name",
+		breaks: "a renewal renews all holds with which the client reads the name",
 		mutate: renewsAll,
 	},
 	{
 		check:  "sharing/shorter-reader",
-		breaks: "the grant to a reader sets the end of the holds of all who read, to an earlier time too",
+		breaks: "the grant to a reader sets the end of all readers' holds, even to an earlier time",
 		mutate: shortening(func(all *fellows, l *brokenLease) {
 			for _, other := range all.besides(l) {
 				if time.Until(other.Lease.Expires()) > l.r.TTL {
@@ -128,7 +128,7 @@ var sharingMutants = []mutant{
 	},
 	{
 		check:  "sharing/reader-removed",
-		breaks: "the loss of a reader's hold is told to all who read the name in its client",
+		breaks: "the loss of a reader's hold is reported to all readers of the name in its client",
 		mutate: losesAll,
 	},
 	{
@@ -146,7 +146,7 @@ var sharingMutants = []mutant{
 	},
 	{
 		check:  "sharing/tokens",
-		breaks: "the token of one who waits to read is taken when the wait begins",
+		breaks: "the token of a waiting reader is taken when the wait begins",
 		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 			s, _ := d.Inspect(ctx, r.Name)
 			l, err := d.Acquire(ctx, r)
@@ -158,7 +158,7 @@ var sharingMutants = []mutant{
 	},
 	{
 		check:  "sharing/clean-up",
-		breaks: "what is done about a request without an answer ends the oldest hold of the name",
+		breaks: "the clean-up after a request without an answer ends the oldest hold of the name",
 		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 			l, err := d.Acquire(ctx, r)
 			if errors.Is(err, driver.ErrUnknown) && ctx.Err() == nil && (r.Mode == driver.Read || r.Mode == driver.Permit) {
@@ -218,7 +218,7 @@ var sharingMutants = []mutant{
 	},
 	{
 		check:  "sharing/list",
-		breaks: "a name is listed until the first of its readers has run out",
+		breaks: "a name is listed until the first of its readers has expired",
 		mutate: func(d *memory.Driver) driver.Driver {
 			var over sync.Map // times, by name
 			b := breakList(func(name, _ string) bool {
@@ -235,7 +235,7 @@ var sharingMutants = []mutant{
 	},
 	{
 		check:  "sharing/nested",
-		breaks: "who reads and wants to write waits for itself",
+		breaks: "a reader that tries to write waits for itself",
 		owner: func(c *client, l locker) locker {
 			return lockerFunc(func(ctx context.Context, try bool, name string, opts ...dsync.LockOption) (lease, error) {
 				held, err := l.lock(ctx, try, name, opts...)
@@ -248,7 +248,7 @@ var sharingMutants = []mutant{
 	},
 	{
 		check:  "sharing/equal-owners",
-		breaks: "one that writes may read what its own owner reads or writes",
+		breaks: "a writer may read a name that its own owner reads or writes",
 		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 			if s, _ := d.Inspect(ctx, r.Name); s.Held && s.Owner == r.Owner && s.Mode != driver.Exclusive && r.Mode != s.Mode && r.Mode != driver.Exclusive {
 				return newForged(r), nil
@@ -258,12 +258,12 @@ var sharingMutants = []mutant{
 	},
 	{
 		check:  "sharing/reader-waits",
-		breaks: "one that waits to read asks again and again, and is counted only",
+		breaks: "a waiting reader polls, and is only counted",
 		mutate: countedReaders(),
 	},
 	{
 		check:  "loss/all-told",
-		breaks: "no more than 64 may read at once",
+		breaks: "no more than 64 readers are admitted at once",
 		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 			if s, _ := d.Inspect(ctx, r.Name); r.Mode == driver.Read && s.Mode == driver.Read && s.Holders >= 64 {
 				return nil, driver.ErrLocked
@@ -273,12 +273,12 @@ var sharingMutants = []mutant{
 	},
 	{
 		check:  "loss/all-told",
-		breaks: "ForceUnlock notifies one of those who read",
+		breaks: "ForceUnlock notifies only one reader",
 		mutate: toldOnceForEachName(),
 	},
 	{
 		check:  "sharing/closed-writer",
-		breaks: "one that waited to write, and was closed, still keeps newcomers and those behind it from reading",
+		breaks: "a waiting writer whose client was closed still keeps newcomers and the waiters behind it from reading",
 		mutate: barredByClosed(),
 	},
 }

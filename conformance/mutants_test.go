@@ -77,14 +77,14 @@ func TestMutants(t *testing.T) {
 		t.Run(fmt.Sprintf("%s, by %s", m.breaks, m.check), func(t *testing.T) {
 			first, r := firstToFail(t, m)
 			if first != m.check {
-				t.Fatalf("got caught by %q, want by %q; it said: %v\n%s", first, m.check, r.err, r.events)
+				t.Fatalf("caught by %q, want %q; it reported: %v\n%s", first, m.check, r.err, r.events)
 			}
 			t.Log(r.err)
 		})
 	}
 	for _, c := range allChecks() {
 		if !caught[c.Name] && !needsURL(c) { // see TestMutantsBetweenProcesses and TestMutantsOfURLs
-			t.Errorf("no mutant is caught by %s, so it is not known that it can fail", c.Name)
+			t.Errorf("no mutant is caught by %s, so nothing shows that it can fail", c.Name)
 		}
 	}
 }
@@ -487,7 +487,7 @@ func TestModesAreRefusedTogether(t *testing.T) {
 			want = permitting.name
 		}
 		if r := c.result(t, h); r.refused != want || r.err != nil {
-			t.Errorf("%s on a driver with exclusive locks alone: got refused %q and %v, want %q", c.Name, r.refused, r.err, want)
+			t.Errorf("%s on a driver with only exclusive locks: got refused %q and %v, want %q", c.Name, r.refused, r.err, want)
 		}
 	}
 }

@@ -15,7 +15,7 @@ import (
 var waitingMutants = []mutant{
 	{
 		check:  "waiting/try",
-		breaks: "a refused try says that it waits",
+		breaks: "a refused attempt reports that it waits",
 		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 			l, err := d.Acquire(ctx, r)
 			if r.NoWait && err != nil {
@@ -26,7 +26,7 @@ var waitingMutants = []mutant{
 	},
 	{
 		check:  "waiting/try",
-		breaks: "a try asks for three seconds",
+		breaks: "an attempt polls for three seconds",
 		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 			for range 3 {
 				if l, err := d.Acquire(ctx, r); !r.NoWait || !errors.Is(err, driver.ErrLocked) {
@@ -42,7 +42,7 @@ var waitingMutants = []mutant{
 	},
 	{
 		check:  "waiting/prompt",
-		breaks: "who waits asks every fifth of a second",
+		breaks: "a waiter polls every fifth of a second",
 		mutate: claimingUnordered(breakWait(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 			r.Events.Waiting()
 			try := *r
@@ -92,7 +92,7 @@ var waitingMutants = []mutant{
 	},
 	{
 		check:  "waiting/woken",
-		breaks: "nobody is told of a wait",
+		breaks: "a wait is not reported",
 		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 			q := *r
 			q.Events = &countedEvents{r.Events, 0}
@@ -101,7 +101,7 @@ var waitingMutants = []mutant{
 	},
 	{
 		check:  "waiting/event",
-		breaks: "a request for a free name says that it waits",
+		breaks: "a request for a free name reports that it waits",
 		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 			l, err := d.Acquire(ctx, r)
 			if err == nil {
@@ -121,7 +121,7 @@ var waitingMutants = []mutant{
 	},
 	{
 		check:  "waiting/deadline",
-		breaks: "a wait that timed out does not say that the name was held",
+		breaks: "a wait that timed out does not report that the name was held",
 		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 			l, err := d.Acquire(ctx, r)
 			if err != nil && ctx.Err() != nil {
@@ -180,7 +180,7 @@ var waitingMutants = []mutant{
 	},
 	{
 		check:  "waiting/cancel",
-		breaks: "what cleans up behind a canceled wait deletes the name",
+		breaks: "the clean-up after a canceled wait deletes the name",
 		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 			l, err := d.Acquire(ctx, r)
 			if errors.Is(err, context.Canceled) {
@@ -191,7 +191,7 @@ var waitingMutants = []mutant{
 	},
 	{
 		check:  "waiting/cancel-at-grant",
-		breaks: "a grant that meets with a cancellation is dropped",
+		breaks: "a grant that coincides with a cancellation is dropped",
 		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 			l, err := d.Acquire(ctx, r)
 			if err == nil && ctx.Err() != nil {
@@ -202,7 +202,7 @@ var waitingMutants = []mutant{
 	},
 	{
 		check:  "waiting/cancel-at-grant",
-		breaks: "a grant that meets with a cancellation is a lease and an error",
+		breaks: "a grant that coincides with a cancellation returns a lease and an error",
 		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 			l, err := d.Acquire(ctx, r)
 			if err == nil {
@@ -213,7 +213,7 @@ var waitingMutants = []mutant{
 	},
 	{
 		check:  "waiting/done-context",
-		breaks: "a request whose context is over is sent, and its answer dropped",
+		breaks: "a request whose context has ended is sent, and its answer dropped",
 		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 			if ctx.Err() == nil {
 				return d.Acquire(ctx, r)
@@ -226,7 +226,7 @@ var waitingMutants = []mutant{
 	},
 	{
 		check:  "waiting/queue",
-		breaks: "those who gave up are counted for ever",
+		breaks: "waiters that gave up are counted forever",
 		mutate: func(d *memory.Driver) driver.Driver {
 			var most atomic.Int64
 			return &broken{Driver: d, inspect: func(ctx context.Context, name string) (driver.Status, error) {
@@ -302,10 +302,10 @@ func claimingUnordered(mutate func(*memory.Driver) driver.Driver) func(*memory.D
 }
 
 var deadlineMutants = []mutant{
-	{check: "deadlines/held", breaks: "a call with little time left does not say what it was told", owner: hasty()},
+	{check: "deadlines/held", breaks: "a call with little time left does not return the last answer", owner: hasty()},
 	{
 		check:  "deadlines/silent",
-		breaks: "a wait that ended bids the backend farewell for half a second",
+		breaks: "a wait that ended takes half a second to leave the backend",
 		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 			l, err := d.Acquire(ctx, r)
 			if ctx.Err() != nil {

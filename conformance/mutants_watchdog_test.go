@@ -16,7 +16,7 @@ import (
 var watchdogMutants = []mutant{
 	{
 		check:  "watchdog/keeps",
-		breaks: "a lease is renewed eight times, and then only in words",
+		breaks: "a lease is renewed eight times, and then only seemingly",
 		mutate: breakLeases(func(_ *memory.Driver, l *brokenLease) {
 			var renewals ticker
 			l.renew = func(ctx context.Context, ttl time.Duration) error {
@@ -29,7 +29,7 @@ var watchdogMutants = []mutant{
 	},
 	{
 		check:  "watchdog/many",
-		breaks: "a client renews its first fifty leases, and the others in words",
+		breaks: "a client renews its first fifty leases, and the others only seemingly",
 		mutate: func(d *memory.Driver) driver.Driver {
 			var leases ticker
 			return &broken{Driver: d, lease: func(l *brokenLease) {
@@ -41,7 +41,7 @@ var watchdogMutants = []mutant{
 	},
 	{
 		check:  "watchdog/transient",
-		breaks: "a lease that cannot be renewed because of a fault is said to be over",
+		breaks: "a lease that cannot be renewed because of a fault is reported as ended",
 		mutate: breakLeases(func(_ *memory.Driver, l *brokenLease) {
 			l.renew = func(ctx context.Context, ttl time.Duration) error {
 				err := l.Lease.Renew(ctx, ttl)
@@ -80,7 +80,7 @@ var watchdogMutants = []mutant{
 	},
 	{
 		check:  "watchdog/ends",
-		breaks: "a renewal that comes after the release takes the name again",
+		breaks: "a renewal that arrives after the release acquires the name again",
 		mutate: breakLeases(func(d *memory.Driver, l *brokenLease) {
 			l.release = func(ctx context.Context) error {
 				err := l.Lease.Release(ctx)
@@ -93,7 +93,7 @@ var watchdogMutants = []mutant{
 	},
 	{
 		check:  "watchdog/removed",
-		breaks: "a renewal makes the hold anew if the name is free",
+		breaks: "a renewal recreates the hold if the name is free",
 		mutate: breakLeases(func(d *memory.Driver, l *brokenLease) {
 			released := false
 			l.release = func(ctx context.Context) error {
@@ -128,7 +128,7 @@ func takeFree(d *memory.Driver, r *driver.Request) driver.Lease {
 var lossMutants = []mutant{
 	{
 		check:  "loss/unlock",
-		breaks: "a release is told as a loss",
+		breaks: "a release is reported as a loss",
 		mutate: breakLeases(func(_ *memory.Driver, l *brokenLease) {
 			l.release = func(ctx context.Context) error {
 				err := l.Lease.Release(ctx)
@@ -139,7 +139,7 @@ var lossMutants = []mutant{
 	},
 	{
 		check:  "loss/told",
-		breaks: "nobody is told of a loss before the next renewal",
+		breaks: "a loss is not reported before the next renewal",
 		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 			q := *r
 			q.Events = untold{r.Events}
@@ -148,7 +148,7 @@ var lossMutants = []mutant{
 	},
 	{
 		check:  "loss/told",
-		breaks: "a hold that was removed is told to have ended with its session",
+		breaks: "a removed hold is reported to have ended with its session",
 		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 			q := *r
 			q.Events = sessionEvents{r.Events}
@@ -157,7 +157,7 @@ var lossMutants = []mutant{
 	},
 	{
 		check:  "loss/told",
-		breaks: "a hold that others wait for is removed a second later",
+		breaks: "a hold with waiters is removed a second later",
 		mutate: func(d *memory.Driver) driver.Driver {
 			return &broken{Driver: d, forceUnlock: func(ctx context.Context, name string) error {
 				if s, err := d.Inspect(ctx, name); err != nil || s.Waiters == 0 {
@@ -170,7 +170,7 @@ var lossMutants = []mutant{
 	},
 	{
 		check:  "loss/fixed",
-		breaks: "nobody is told that the hold of a fixed lease was removed",
+		breaks: "the removal of a fixed lease's hold is not reported",
 		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 			q := *r
 			if q.Fixed {
@@ -197,7 +197,7 @@ var lossMutants = []mutant{
 	},
 	{
 		check:  "loss/once",
-		breaks: "the release of a hold that is over tells of the loss again",
+		breaks: "the release of an ended hold reports the loss again",
 		mutate: breakLeases(func(_ *memory.Driver, l *brokenLease) {
 			var releases ticker
 			l.release = func(ctx context.Context) error {
@@ -211,19 +211,19 @@ var lossMutants = []mutant{
 	},
 	{
 		check:  "loss/unlocked",
-		breaks: "a loss is told with the lock that Expires takes",
+		breaks: "a loss is reported with the lock held that Expires takes",
 		mutate: eventsLocked(func(v driver.Events, mu *sync.Mutex) driver.Events { return lockedLoss{v, mu} }),
 		clock:  true,
 	},
 	{
 		check:  "loss/unlocked",
-		breaks: "a wait is told with the lock that Expires takes",
+		breaks: "a wait is reported with the lock held that Expires takes",
 		mutate: eventsLocked(func(v driver.Events, mu *sync.Mutex) driver.Events { return lockedWait{v, mu} }),
 		clock:  true,
 	},
 	{
 		check:  "loss/unlocked",
-		breaks: "tokens are asked for with the lock that Expires takes",
+		breaks: "tokens are requested with the lock held that Expires takes",
 		mutate: eventsLocked(func(v driver.Events, mu *sync.Mutex) driver.Events { return lockedTokens{v, mu} }),
 		clock:  true,
 	},
@@ -232,7 +232,7 @@ var lossMutants = []mutant{
 		breaks: "the contexts of a lease outlive it",
 		owner:  func(_ *client, l locker) locker { return contextless{l} },
 	},
-	{check: "loss/again", breaks: "a client locks nothing more when five of its leases have run out", mutate: brokenByLosses()},
+	{check: "loss/again", breaks: "a client stops locking when five of its leases have expired", mutate: brokenByLosses()},
 }
 
 // sessionEvents reports every loss as the loss of a session.
@@ -304,7 +304,7 @@ func brokenByLosses() func(*memory.Driver) driver.Driver {
 var wakeupMutants = []mutant{
 	{
 		check:  "wakeup/missed",
-		breaks: "who was cut off goes on to wait for a message",
+		breaks: "a client that was cut off keeps waiting for a message",
 		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 			q, waited := *r, false
 			q.Events = &waitingEvents{r.Events, func() { waited = true }}
@@ -318,7 +318,7 @@ var wakeupMutants = []mutant{
 	},
 	{
 		check:  "wakeup/dead-waiter",
-		breaks: "what is granted to a waiter lasts until it answers",
+		breaks: "a grant to a waiter lasts until the waiter answers",
 		mutate: breakWait(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 			q := *r
 			q.TTL = 24 * time.Hour
@@ -389,7 +389,7 @@ func (l lockedTokens) Tokens() int {
 var keepAliveMutants = []mutant{
 	{
 		check:  "keepalive/outage",
-		breaks: "nobody is told that a session cannot be kept alive",
+		breaks: "the failure to keep a session alive is not reported",
 		on:     memory.Options{KeepsAlive: true},
 		mutate: hearing(func(f func(error), err error) {
 			if err == nil {
@@ -399,7 +399,7 @@ var keepAliveMutants = []mutant{
 	},
 	{
 		check:  "keepalive/outage",
-		breaks: "a session that is kept alive is said not to be",
+		breaks: "a session that is kept alive is reported as failing",
 		on:     memory.Options{KeepsAlive: true},
 		mutate: hearing(func(f func(error), _ error) { f(driver.ErrUnavailable) }),
 	},
@@ -415,7 +415,7 @@ var keepAliveMutants = []mutant{
 	},
 	{
 		check:  "keepalive/shared",
-		breaks: "a wait that is given up ends the session a while later",
+		breaks: "an abandoned wait ends the session a while later",
 		on:     memory.Options{KeepsAlive: true},
 		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 			l, err := d.Acquire(ctx, r)
@@ -452,7 +452,7 @@ var keepAliveMutants = []mutant{
 	},
 	{
 		check:  "keepalive/over",
-		breaks: "nobody is told that a session is kept alive again",
+		breaks: "the recovery of a session is not reported",
 		on:     memory.Options{KeepsAlive: true},
 		mutate: hearing(func(f func(error), err error) {
 			if err != nil {
@@ -462,7 +462,7 @@ var keepAliveMutants = []mutant{
 	},
 	{
 		check:  "keepalive/session",
-		breaks: "a session is said to last for twice its TTL",
+		breaks: "a session is reported to last for twice its TTL",
 		on:     memory.Options{KeepsAlive: true},
 		mutate: breakLeases(func(_ *memory.Driver, l *brokenLease) {
 			l.session = func() (time.Time, time.Duration) {

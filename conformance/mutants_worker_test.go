@@ -16,17 +16,17 @@ var fileMutants = map[string]struct {
 	ttl           time.Duration // of leases whose end the check waits for
 }{
 	"own": {
-		"processes/contend", "each process has locks of its own",
+		"processes/contend", "each process has separate locks",
 		func(d *fileDriver) { d.suffix = fmt.Sprint(os.Getpid()) }, 0,
 	},
 	"early": {
 		// By so much that the check sees it even if the machine stands still
 		// for seconds.
-		"processes/killed", "a lease ends for others before it ends for its holder",
+		"processes/killed", "a lease ends for other clients before it ends for its holder",
 		func(d *fileDriver) { d.now = func() time.Time { return time.Now().Add(9500 * time.Millisecond) } }, 10 * time.Second,
 	},
 	"forever": {
-		"processes/killed", "a lease ends for nobody but its holder",
+		"processes/killed", "a lease ends only for its holder",
 		func(d *fileDriver) { d.now = func() time.Time { return time.Time{} } }, 0,
 	},
 	"believes": {
@@ -52,17 +52,17 @@ func TestMutantsBetweenProcesses(t *testing.T) {
 					continue
 				}
 				if c.Name != m.check {
-					t.Fatalf("got caught by %q, want by %q; it said: %v\n%s", c.Name, m.check, r.err, r.events)
+					t.Fatalf("caught by %q, want %q; it reported: %v\n%s", c.Name, m.check, r.err, r.events)
 				}
 				t.Log(r.err)
 				return
 			}
-			t.Fatalf("got caught by none, want by %q", m.check)
+			t.Fatalf("caught by no check, want %q", m.check)
 		})
 	}
 	for _, c := range processChecks {
 		if !caught[c.Name] {
-			t.Errorf("no mutant is caught by %s, so it is not known that it can fail", c.Name)
+			t.Errorf("no mutant is caught by %s, so nothing shows that it can fail", c.Name)
 		}
 	}
 }

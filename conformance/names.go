@@ -15,8 +15,8 @@ import (
 
 var namesChecks = []check{
 	{"names/any", "Any valid name can be locked: spaces, slashes, braces, quotes, any script, up to 1 KiB.", anyName},
-	{"names/distinct", "Different names are different locks, however similar: in case, in escapes, as paths, in Unicode forms.", distinctNames},
-	{"names/alike", "Names that a backend may take for one another are different locks and latches in every mode, for holders and for waiters, or are refused in every mode.", alikeNames},
+	{"names/distinct", "Different names are different locks, however similar they are: in case, in escapes, as paths, or in Unicode forms.", distinctNames},
+	{"names/alike", "Names that a backend may confuse are different locks and latches in every mode, for holders and for waiters, or are refused in every mode.", alikeNames},
 }
 
 // oddNames are names that have caused problems in some backend, encoding or
@@ -71,13 +71,13 @@ func distinctNames(e *env) error {
 		case r.lease != nil:
 			held[name] = r
 		case !errors.Is(r.err, errors.ErrUnsupported):
-			return fmt.Errorf("the name %.80q cannot be locked while others are held, none of which is the same: %w", name, r.err)
+			return fmt.Errorf("the name %.80q cannot be locked while different names are held: %w", name, r.err)
 		}
 	}
 	for name, r := range held {
 		r.release()
 		if again := b.acquire(name, noWait); again.lease == nil {
-			return fmt.Errorf("the name %.80q is not free after its release, while others are held: %w", name, again.err)
+			return fmt.Errorf("the name %.80q is not free after its release, while other names are held: %w", name, again.err)
 		}
 	}
 	return nil
@@ -114,7 +114,7 @@ func alikeNames(e *env) error {
 	}
 	refused := make([]map[int]error, len(rounds))
 	e.outsider()
-	e.together("locks of names that are alike", len(rounds)+1, func(i int) (err error) {
+	e.together("locks of similar names", len(rounds)+1, func(i int) (err error) {
 		if i == len(rounds) {
 			return e.latchesAlike()
 		}
@@ -125,7 +125,7 @@ func alikeNames(e *env) error {
 	for i, round := range rounds {
 		for n := range names {
 			if (refused[0][n] == nil) != (refused[i][n] == nil) {
-				return fmt.Errorf("in the mode %v the name number %d of those that are alike, as in %q, got %q, and in the mode %v %q: want the same",
+				return fmt.Errorf("in the mode %v, number %d of the similar names, as in %q, got %q, and in the mode %v %q: want the same",
 					rounds[0][0], n, names[n], outcome(refused[0][n]), round[n%len(round)], outcome(refused[i][n]))
 			}
 		}
@@ -133,14 +133,14 @@ func alikeNames(e *env) error {
 	return nil
 }
 
-// locksAlike holds similar names, lets other requests wait for some of them,
+// locksAlike holds similar names, makes other requests wait for some of them,
 // and returns the names that were refused.
 func (e *env) locksAlike(round []driver.Mode) (refused map[int]error, err error) {
 	a, b := e.driver(), e.driver()
 	names := alike(e.name())
 	mode := func(i int) option { return in(round[i%len(round)]) }
 	held, waiting := make([]*request, len(names)), make([]*request, len(names))
-	e.together("holds of names that are alike", len(names), func(i int) error {
+	e.together("holds of similar names", len(names), func(i int) error {
 		held[i] = a.acquire(names[i], mode(i), noWait)
 		return nil
 	})
@@ -151,7 +151,7 @@ func (e *env) locksAlike(round []driver.Mode) (refused map[int]error, err error)
 			refused[i] = r.err
 			held[i] = nil
 		case r.lease == nil:
-			return nil, fmt.Errorf("the free name %q cannot be held as %v while others are that are alike: %w", names[i], r.Mode, r.err)
+			return nil, fmt.Errorf("the free name %q cannot be held as %v while similar names are held: %w", names[i], r.Mode, r.err)
 		}
 	}
 	for i := range waitersAlike {
@@ -160,7 +160,7 @@ func (e *env) locksAlike(round []driver.Mode) (refused map[int]error, err error)
 		}
 	}
 	for half := range 2 {
-		e.together("releases of names that are alike", len(names), func(i int) error {
+		e.together("releases of similar names", len(names), func(i int) error {
 			if held[i] == nil || i%2 != half {
 				return nil
 			}
@@ -222,7 +222,7 @@ func (e *env) latchesAlike() error {
 	change("CountDown", func(ctx context.Context, i int, id string) error { return backend.CountDown(ctx, names[i], id) })
 	for i, name := range names {
 		if !refused[i] {
-			b.latch(name).has(i+1, "after a count-down, beside latches whose names are alike")
+			b.latch(name).has(i+1, "after a count-down, beside latches with similar names")
 		}
 	}
 	change("DeleteLatch", func(ctx context.Context, i int, id string) error { return backend.DeleteLatch(ctx, names[i], id) })
@@ -234,14 +234,14 @@ var urlChecks = []check{
 	{"url/fenced", "With fenced=false leases have no tokens, and Info.Fencing is None.", urlWithoutTokens},
 	{"url/parameters", "A parameter of a URL that is unknown, malformed or given twice is an error that names it.", urlParameters},
 	{"url/common", "The parameters ttl and floor are accepted in addition to the driver's own.", urlCommon},
-	{"url/unreachable", "Open of a backend that is not there, or does not answer, fails within its context, and does not tell the password.", urlOfNobody},
-	{"url/password", "Open with a password that the server refuses is an error, which does not tell it.", urlWithWrongPassword},
+	{"url/unreachable", "Open of a backend that does not exist, or does not answer, fails within its context, and does not reveal the password.", urlOfNobody},
+	{"url/password", "Open with a password that the server refuses returns an error that does not contain the password.", urlWithWrongPassword},
 }
 
-// openFor is how long the context of an Open lasts that must succeed.
+// openFor is the lifetime of the context of an Open that must succeed.
 const openFor = 10 * time.Second
 
-// secret is a password that no server knows.
+// secret is a password that no server accepts.
 const secret = "conformance-s3cret"
 
 // open opens url. The driver is closed with the check.
@@ -269,7 +269,7 @@ func (e *env) url(parameters string) string {
 	return e.backend.URL + "?" + parameters
 }
 
-// urlAt returns Backend.URL with a user and another password, and at another
+// urlAt returns Backend.URL with a user and another password, and with another
 // host unless host is "".
 func (e *env) urlAt(host string) string {
 	e.need(e.backend.URL != "", "Backend.URL")
@@ -300,7 +300,7 @@ func (e *env) fails(ctx context.Context, what, url string) error {
 	case err == nil:
 		return fmt.Errorf("%s succeeded, and returned the driver %s", what, d.Info().Name)
 	case strings.Contains(err.Error(), secret):
-		return fmt.Errorf("%s is an error that tells the password: %w", what, err)
+		return fmt.Errorf("%s is an error that contains the password: %w", what, err)
 	}
 	return nil
 }
@@ -401,7 +401,7 @@ func urlOfNobody(e *env) error {
 	ln.Close()
 	silent := e.deaf()
 	hosts := []string{closed, silent}
-	e.together("Open of a backend that is not there", len(hosts), func(i int) error {
+	e.together("Open of a backend that does not exist", len(hosts), func(i int) error {
 		ctx, cancel := context.WithTimeout(e.ctx, patience)
 		defer cancel()
 		return e.fails(ctx, "Open of a URL whose host "+[]string{"refuses connections", "does not answer"}[i], e.urlAt(hosts[i]))
@@ -416,7 +416,7 @@ func urlWithWrongPassword(e *env) error {
 	d, err := e.open(ctx, url)
 	switch {
 	case err != nil && strings.Contains(err.Error(), secret):
-		return fmt.Errorf("an Open with a password that is refused is an error that tells it: %w", err)
+		return fmt.Errorf("the error from an Open with a refused password contains the password: %w", err)
 	case err != nil:
 		return nil
 	}

@@ -13,7 +13,7 @@ import (
 
 var orderChecks = []check{
 	{"order/served", "All waiters for a name are granted it in turn.", allAreServed},
-	{"order/clients", "Clients that wait for a name are granted it in the order in which they came, also after they have waited for longer than their TTLs.", clientsInOrder},
+	{"order/clients", "Clients that wait for a name are granted it in the order of arrival, even after they have waited for longer than their TTLs.", clientsInOrder},
 	{"order/arrival", "All waiters for a name are granted it in the order of arrival.", arrivalsInOrder},
 	{"order/canceled", "A waiter that gives up does not change the order of the others.", cancelKeepsOrder},
 	{"order/newcomers", "A newcomer does not overtake waiters.", newcomersDoNotOvertake},
@@ -37,15 +37,15 @@ func (e *env) next(left []*request) int {
 func (e *env) inOrder(waiters []*request) error {
 	for left := waiters; len(left) > 0; left = left[1:] {
 		if i := e.next(left); i != 0 {
-			return fmt.Errorf("%s was granted the name before %s, which came earlier", left[i].driver.label, left[0].driver.label)
+			return fmt.Errorf("%s was granted the name before %s, which arrived earlier", left[i].driver.label, left[0].driver.label)
 		}
 	}
 	return nil
 }
 
 // line returns requests of n new clients that wait for a name, in this order. A
-// driver reports the wait when its request is on the way. Where the backend can
-// be queried, line sees each request in the queue before the next one starts.
+// driver reports the wait when its request is under way. If the backend can be
+// queried, line observes each request in the queue before the next one starts.
 func (e *env) line(name string, n int) []*request {
 	drivers := make([]*rawDriver, n)
 	for i := range drivers {
@@ -63,8 +63,8 @@ func (e *env) lineOf(name string, drivers []*rawDriver) []*request {
 	return waiters
 }
 
-// queued returns when n requests are seen to wait for the name, where the
-// backend can be queried.
+// If the backend can be queried, queued returns when n requests are waiting for
+// the name.
 func (r *request) queued(n int) *request {
 	e := r.driver.env
 	inspector, ok := r.driver.driver.(driver.Inspector)
@@ -225,7 +225,7 @@ var fencingChecks = []check{
 func tokensRise(e *env) error {
 	e.claims(fencing)
 	clients, name := e.clients(8), e.name()
-	var last uint64 // guarded by the lock, which the checks before this one have shown to exclude
+	var last uint64 // guarded by the lock, whose exclusion earlier checks have verified
 	e.together("Lock and Unlock", len(clients), func(i int) error {
 		for range 25 {
 			h, err := clients[i].ask(e.ctx, false, name)
@@ -338,7 +338,7 @@ func tokensAreKept(e *env) error {
 	first, n := h.lease.Tokens()
 	keep := func() error {
 		if err := untap(h.lease).KeepTokens(e.ctx); err != nil {
-			return fmt.Errorf("KeepTokens of a lease that is held returned %q, want nil", outcome(err))
+			return fmt.Errorf("KeepTokens of a held lease returned %q, want nil", outcome(err))
 		}
 		return nil
 	}
@@ -367,10 +367,10 @@ type blockEvents struct {
 func (b *blockEvents) Tokens() int { return b.n }
 
 var scaleChecks = []check{
-	{"scale/held", "A client holds 1000 names at once, each of them excludes others.", manyHeld},
+	{"scale/held", "A client holds 1000 names at once, and each of them excludes other clients.", manyHeld},
 	{"scale/goroutines", "A held lock costs no goroutine.", heldWithoutGoroutines},
-	{"scale/waiters", "Of 1000 calls that wait for one name each is granted it once.", manyWaiters},
-	{"scale/gone", "Finished waits leave no goroutines behind: neither 1000 that were granted the name, nor 1000 that were given up.", waitsAreGone},
+	{"scale/waiters", "If 1000 calls wait for one name, each of them is granted it once.", manyWaiters},
+	{"scale/gone", "Finished waits leave no goroutines behind: neither 1000 waits that were granted the name, nor 1000 that were canceled.", waitsAreGone},
 }
 
 const many = 1000
@@ -412,7 +412,7 @@ func heldWithoutGoroutines(e *env) error {
 	for range many {
 		c.tryLock(e.name())
 	}
-	// Goroutines of requests end at some time. Goroutines of held names would
+	// Goroutines of requests end eventually. Goroutines of held names would
 	// not.
 	e.poll("the goroutines of holds", func() error {
 		if more := e.goroutines() - before; more > 100 {

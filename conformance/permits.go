@@ -17,22 +17,22 @@ import (
 // because package dsync would hide a driver's failures.
 var permitChecks = []check{
 	{"permits/fill", "Permits are granted up to the limit, and not beyond it, to holds of any sizes.", permitsFillUp},
-	{"permits/at-once", "All permits of a request are granted together: one that waits for many holds none of them, and two that want more than half each get them one after the other.", permitsAtOnce},
-	{"permits/limit", "Of many clients with requests of different sizes never more than the limit is granted, and all are served.", limitHolds},
-	{"permits/all-woken", "When permits are released, every waiter that can have its permits is granted them. Without an order, this holds also beside a waiter for more permits.", allThatFitAreWoken},
-	{"permits/release", "A release returns the acquired permits once. Repeated, or after the end of the lease, it creates no permits.", releaseMakesNoPermits},
-	{"permits/expired", "Permits of an expired lease are granted again without anybody's help, and not before, while other holds go on.", permitsExpire},
-	{"permits/own-renewal", "A renewal keeps no other hold alive: of two holds of one client of which one is renewed the other ends in time.", permitsOwnRenewal},
+	{"permits/at-once", "All permits of a request are granted together: a request that waits for many holds none of them, and two requests for more than half each get them one after the other.", permitsAtOnce},
+	{"permits/limit", "Many clients with requests of different sizes are never granted more than the limit, and all are served.", limitHolds},
+	{"permits/all-woken", "When permits are released, every waiter that can have its permits is granted them. Without an order, this is true even beside a waiter for more permits.", allThatFitAreWoken},
+	{"permits/release", "A release returns the acquired permits once. If it is repeated, or comes after the end of the lease, it creates no permits.", releaseMakesNoPermits},
+	{"permits/expired", "Permits of an expired lease are granted again by themselves, but not earlier, while other holds continue.", permitsExpire},
+	{"permits/own-renewal", "A renewal keeps no other hold alive: if only one of two holds of a client is renewed, the other ends in time.", permitsOwnRenewal},
 	{"permits/canceled", "A canceled wait for permits leaves no permit taken, and no longer delays other clients.", canceledPermits},
-	{"permits/disagree", "A request that passes another limit than the stored one, or requests more, fails with ErrLimit and takes nothing. A request without a limit uses the stored one.", limitsDisagree},
+	{"permits/disagree", "A request that passes a limit other than the stored one, or requests more permits than the limit, fails with ErrLimit and acquires nothing. A request without a limit uses the stored one.", limitsDisagree},
 	{"permits/grow", "Raising the limit wakes the waiters that can continue.", limitGrows},
-	{"permits/shrink", "A lowered limit takes no permits away, and nothing is granted until enough are released. A waiter that passed the old limit gets ErrLimit.", limitShrinks},
+	{"permits/shrink", "A lowered limit revokes no permits, and nothing is granted until enough are released. A waiter that passed the old limit gets ErrLimit.", limitShrinks},
 	{"permits/order", "If the backend has an order, requests for few permits do not overtake a waiting request for many.", manyPermitsFirst},
 	{"permits/removed", "The removal of one hold of permits is reported only to its holder, and frees only its permits.", permitsRemoved},
 	{"permits/force-unlock", "ForceUnlock ends all holds of a name with permits, and wakes the waiters.", forceUnlockPermits},
 	{"permits/inspect", "Inspect returns the number of held permits and of holds, and the limit.", inspectPermits},
 	{"permits/shrunk", "When more permits are held than a lowered limit allows, Inspect reports all of them, and ForceUnlock ends and reports all of them.", shrunkPermits},
-	{"permits/limit-life", "A limit belongs only to its name, and stays after uses, ForceUnlock and the end of its client. It can be set again at any time.", limitStays},
+	{"permits/limit-life", "A limit belongs only to its name, and persists after uses, ForceUnlock and the end of its client. It can be set again at any time.", limitStays},
 	{"permits/lost-limit", "A SetLimit whose answer was lost does not report that it was not carried out; it can be repeated.", lostLimit},
 	{"permits/wide", "Limits and requests of 100,000 permits are kept exactly; a driver with a bound refuses a larger request with an error that names the bound.", wideLimits},
 	{"permits/wrong-limit", "A request that waited and got ErrLimit leaves no place in the queue.", wrongLimitLeavesNoPlace},
@@ -219,7 +219,7 @@ func (e *env) fewAreWoken() error {
 	return e.newcomerFits()
 }
 
-// newcomerFits lets a request wait for more permits than are free, and starts
+// newcomerFits makes a request wait for more permits than are free, and starts
 // another request for the free ones.
 func (e *env) newcomerFits() error {
 	const limit = 4
@@ -246,7 +246,7 @@ func releaseMakesNoPermits(e *env) error {
 	}
 	// including the permit of the lease that runs out
 	next := b.start(name, permits(2, limit)).granted()
-	if err := isNotHeld("the release of permits that ran out", brief.tryRelease(e.ctx)); err != nil {
+	if err := isNotHeld("the release of expired permits", brief.tryRelease(e.ctx)); err != nil {
 		return err
 	}
 	if err := e.left(name, 0, limit); err != nil {
@@ -288,8 +288,8 @@ func permitsOwnRenewal(e *env) error {
 	if err := renewed.renewUntil(other.over()); err != nil {
 		return err
 	}
-	e.poll(fmt.Sprintf("permits of %q that ran out are free while others are renewed", name), func() error { return e.left(name, 2, limit) })
-	if err := isNotHeld("the release of permits that ran out while others were renewed", other.tryRelease(e.ctx)); err != nil {
+	e.poll(fmt.Sprintf("expired permits of %q are free while other permits are renewed", name), func() error { return e.left(name, 2, limit) })
+	if err := isNotHeld("the release of expired permits while others were renewed", other.tryRelease(e.ctx)); err != nil {
 		return err
 	}
 	renewed.release()
@@ -370,7 +370,7 @@ func permitsRemoved(e *env) error {
 	a, b, name, detect := e.driver(), e.driver(), e.name(), e.driverInfo().Detect
 	removed := a.hold(name, permits(2, limit), fixed)
 	others := []*request{a.hold(name, permits(1, limit), fixed), b.hold(name, permits(1, limit), fixed)}
-	e.events.add("", "one hold of %q is ended without its holder", name)
+	e.events.add("", "one hold of %q is ended without notice to its holder", name)
 	e.harness("Backend.ExpireHold", func() { e.backend.ExpireHold(e.tb, name, removed.Hold) })
 	if err := isNotHeld("the renewal of permits that were removed", removed.renew(e.long())); err != nil {
 		return err
@@ -405,7 +405,7 @@ func forceUnlockPermits(e *env) error {
 		return err
 	}
 	if err := admin.ForceUnlock(e.ctx, name); !errors.Is(err, driver.ErrNotHeld) {
-		return fmt.Errorf("ForceUnlock of a name of which no permit is held returned %q, want ErrNotHeld", outcome(err))
+		return fmt.Errorf("ForceUnlock of a name without held permits returned %q, want ErrNotHeld", outcome(err))
 	}
 	return e.left(name, limit, limit)
 }
@@ -501,7 +501,7 @@ func limitShrinks(e *env) error {
 	b.setLimit(name, 2)
 	for _, r := range []*request{old, many} {
 		if err := r.wrongLimit(); err != nil {
-			return fmt.Errorf("one that waited when the limit was lowered: %w", err)
+			return fmt.Errorf("a request that waited when the limit was lowered: %w", err)
 		}
 	}
 	for _, r := range held {
@@ -536,7 +536,7 @@ func manyPermitsFirst(e *env) error {
 	many := b.start(name, permits(limit, limit)).waits().queued(1)
 	for _, newcomer := range []*rawDriver{a, c} {
 		if r := newcomer.acquire(name, permits(1, limit), noWait); r.lease != nil || !errors.Is(r.err, driver.ErrLocked) {
-			return fmt.Errorf("%s, which came for one permit of %q when another waited for all, got %q, want ErrLocked", newcomer.label, name, outcome(r.err))
+			return fmt.Errorf("%s, which requested one permit of %q while another client waited for all, got %q, want ErrLocked", newcomer.label, name, outcome(r.err))
 		}
 	}
 	few := d.start(name, permits(1, limit)).waits().queued(2)
@@ -647,8 +647,8 @@ func limitStays(e *env) error {
 	return has("after the end of the client that set the limits")
 }
 
-// bounded reports whether a request was refused because it wants more than the
-// driver is able to grant at once. The error must name the bound.
+// bounded reports whether a request was refused because it needs more permits
+// than the driver can grant at once. The error must name the bound.
 func (r *request) bounded() bool {
 	if r.result().lease != nil || !errors.Is(r.err, errors.ErrUnsupported) {
 		return false
@@ -698,7 +698,7 @@ func wideLimits(e *env) error {
 
 func wrongLimitLeavesNoPlace(e *env) error {
 	e.claims(permitting)
-	const soon = 5 * time.Second // long before a place in a queue would end by itself
+	const soon = 5 * time.Second // long before a place in a queue would expire
 	return e.punctual(func() error {
 		a, name := e.driver(), e.name()
 		a.setLimit(name, 4)

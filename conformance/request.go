@@ -46,7 +46,7 @@ type request struct {
 	cancel context.CancelFunc
 	called time.Time // just before Acquire was called
 
-	*goroutine // calls Acquire; once it is done, the other fields are set
+	*goroutine // calls Acquire; once Acquire has returned, the other fields are set
 
 	lease driver.Lease
 	err   error
@@ -108,8 +108,8 @@ func (d *rawDriver) hold(name string, opts ...option) *request {
 }
 
 // wait starts a request for name, which another client holds, and returns when
-// the request waits. If the TTL is too short, wait uses a longer one, as hold
-// does.
+// the request is waiting. If the TTL is too short, wait uses a longer one, like
+// hold.
 func (d *rawDriver) wait(name string, opts ...option) *request {
 	r := d.start(name, opts...)
 	for {
@@ -143,9 +143,10 @@ func (d *rawDriver) inTime(name string, opts ...option) *request {
 	return r
 }
 
-// slow reports whether the request failed after the time in which drivers give
-// up with such a short TTL, as on a busy machine. By then the lease would have
-// ended, or the driver could not be sure of it. Acquire has returned.
+// slow reports whether the request failed only after the time at which drivers
+// give up with such a short TTL, as happens on a busy machine. By then the
+// lease would have ended, or the driver could not be sure of it. Acquire has
+// returned.
 func (r *request) slow() bool {
 	return r.at.Sub(r.called) >= r.TTL/4 && isNoAnswer(r.err)
 }
@@ -157,7 +158,7 @@ func (d *rawDriver) refused(name string, opts ...option) error {
 		return fmt.Errorf("%s was granted %q while there was another hold", d.label, name)
 	}
 	if !errors.Is(r.err, driver.ErrLocked) {
-		return fmt.Errorf("%s was told %q when there was another hold of %q, want an error that matches ErrLocked", d.label, outcome(r.err), name)
+		return fmt.Errorf("%s got %q when there was another hold of %q, want an error that matches ErrLocked", d.label, outcome(r.err), name)
 	}
 	return nil
 }
@@ -184,12 +185,12 @@ func (r *request) grantedAfter(what string) *request {
 	return r
 }
 
-// waitsOrEnds returns when the request waits or Acquire has returned.
+// waitsOrEnds returns when the request is waiting or Acquire has returned.
 func (r *request) waitsOrEnds() {
 	r.driver.env.until(fmt.Sprintf("%s waits for %q", r.driver.label, r.Name), func() bool { return r.isDone() || r.waited() > 0 })
 }
 
-// waits returns when the request waits.
+// waits returns when the request is waiting.
 func (r *request) waits() *request {
 	e := r.driver.env
 	e.until(fmt.Sprintf("%s waits for %q", r.driver.label, r.Name), func() bool {
@@ -254,7 +255,7 @@ func (r *request) lost() []error {
 func (e *env) isFree(name string) error {
 	r := e.outsider().acquire(name, noWait)
 	if r.lease == nil {
-		return fmt.Errorf("a client that tries to take %q, which should be free, gets: %w", name, r.err)
+		return fmt.Errorf("a client that tries to acquire %q, which should be free, gets: %w", name, r.err)
 	}
 	r.release()
 	return nil
@@ -265,8 +266,8 @@ func (e *env) awaitFree(name string) {
 	e.poll(fmt.Sprintf("%q becomes free", name), func() error { return e.isFree(name) })
 }
 
-// outsider returns a driver without ties to the other drivers of the check. Its
-// requests exclude theirs.
+// outsider returns a driver that is independent of the other drivers of the
+// check. Its requests exclude theirs.
 func (e *env) outsider() *rawDriver {
 	e.mu.Lock()
 	d := e.other
@@ -287,14 +288,14 @@ type faultTime int
 
 const (
 	fromStart faultTime = iota
-	// from just before the first request that can grant, if the driver calls
+	// just before the first request that can grant, if the driver calls
 	// Events.Tokens before it
 	fromGrant
 )
 
 var faultTimes = []faultTime{fromStart, fromGrant}
 
-// timedFault is a fault of a client's network that begins at a certain point of
+// timedFault is a fault of a client's network that begins at a certain point in
 // its requests.
 type timedFault struct {
 	when  faultTime
@@ -303,11 +304,11 @@ type timedFault struct {
 	mu    sync.Mutex
 	left  int           // requests that have not reached the point at which they can be granted
 	asked bool          // whether one of them has
-	all   chan struct{} // closed when all of them have
+	all   chan struct{} // closed when all of them have reached it
 }
 
-// losing makes d lose the answers to n requests, which are made at about the
-// same time.
+// losing makes d lose the answers to n requests that are made at about the same
+// time.
 func (d *rawDriver) losing(when faultTime, n int) *timedFault {
 	d.env.need(d.link.LoseAnswers != nil, "Link.LoseAnswers")
 	return newTimedFault(when, n, d.loseAnswers)
@@ -323,7 +324,7 @@ func newTimedFault(when faultTime, n int, begin func()) *timedFault {
 	return &timedFault{when: when, begin: sync.OnceFunc(begin), left: n, all: make(chan struct{})}
 }
 
-// of is an option for the requests.
+// of is an option for the requests affected.
 func (f *timedFault) of(r *driver.Request) {
 	if f.when == fromStart {
 		f.begin()
@@ -351,7 +352,7 @@ func (f *timedFault) arrive(late time.Time) {
 	f.begin()
 }
 
-// failed returns an error if a request was granted although it had no answer.
+// failed returns an error if a request was granted although it got no answer.
 func (f *timedFault) failed(r *request) error {
 	r.result()
 	f.mu.Lock()

@@ -16,28 +16,28 @@ import (
 // The checks of names with many readers or one writer. Most of them call
 // drivers, because package dsync would hide a driver's failures.
 var sharingChecks = []check{
-	{"sharing/readers", "Any number of clients read a name at once, also by many holds of one client.", manyRead},
+	{"sharing/readers", "Any number of clients read a name at once, even with many holds of one client.", manyRead},
 	{"sharing/read-write", "While a client reads a name, no other client writes or locks it. While a client writes or locks it, no other client holds it in any mode.", modesExclude},
-	{"sharing/last-reader", "A client that waits to write or lock a name is granted it when the last reader has released it, and not before.", lastReader},
+	{"sharing/last-reader", "A client that waits to write or lock a name is granted it when the last reader has released it, but not before.", lastReader},
 	{"sharing/all-readers", "All waiting readers are granted the name when its writer or locker releases it.", allReaders},
-	{"sharing/writer-waits", "A newcomer that reads does not overtake one that waits to write or to lock, where there is an order.", readersDoNotOvertake},
-	{"sharing/reader-waits", "One that comes later to write or to lock does not overtake one that waits to read, where there is an order.", writersDoNotOvertake},
-	{"sharing/writer-first", "With an endless stream of readers, one that waits to write is granted the name, and where there is an order, before all that come later.", writerFirst},
+	{"sharing/writer-waits", "If there is an order, a new reader does not overtake a request that waits to write or to lock.", readersDoNotOvertake},
+	{"sharing/reader-waits", "If there is an order, a later request to write or to lock does not overtake a request that waits to read.", writersDoNotOvertake},
+	{"sharing/writer-first", "With an endless stream of readers, a waiting writer is granted the name and, if there is an order, before all readers that arrive later.", writerFirst},
 	{"sharing/canceled-writer", "A waiting writer that gives up no longer delays other clients.", canceledWriter},
-	{"sharing/dead-reader", "A reader that is gone blocks for its own TTL, however long others read.", deadReader},
-	{"sharing/own-renewal", "A renewal keeps no other hold alive: of two readers of one client of which one is renewed the other ends in time.", ownRenewal},
-	{"sharing/shorter-reader", "Neither the grant, nor the renewal, nor the release of a reader shortens the hold of another one.", shorterReader},
+	{"sharing/dead-reader", "A reader that is gone blocks for its own TTL, no matter how long other clients read.", deadReader},
+	{"sharing/own-renewal", "A renewal keeps no other hold alive: if only one of two readers of a client is renewed, the other ends in time.", ownRenewal},
+	{"sharing/shorter-reader", "Neither the grant, nor the renewal, nor the release of a reader shortens the hold of another reader.", shorterReader},
 	{"sharing/reader-removed", "The removal of one reader's hold is reported to that reader, and to no other.", readerRemoved},
 	{"sharing/force-unlock", "ForceUnlock ends the holds of all readers of a name, and wakes a waiting writer.", forceUnlockReaders},
-	{"sharing/inspect", "Inspect of a name that is read reports how many holds read it, and the token of the last grant or none.", inspectReaders},
-	{"sharing/list", "List yields a name for as long as one of its readers holds it, whichever of them has ended.", listReaders},
-	{"sharing/tokens", "The token of a reader lies above those of the writers before it and below those of the writers after it.", readersTokens},
-	{"sharing/join", "Readers of one client cost one hold while that is young, and later ones do not join it.", readersJoin},
+	{"sharing/inspect", "Inspect of a name that is read reports how many holds read it, and the token of the last grant or no token.", inspectReaders},
+	{"sharing/list", "List yields a name as long as any of its readers holds it.", listReaders},
+	{"sharing/tokens", "The token of a reader is above the tokens of earlier writers and below the tokens of later writers.", readersTokens},
+	{"sharing/join", "Readers of one client share a hold while it is young, and later readers do not join it.", readersJoin},
 	{"sharing/nested", "A writer may also read, a reader that requests more gets ErrDeadlock, and a nested reader does not wait for a waiting writer.", modesNest},
-	{"sharing/closed-writer", "A client that waits to write with several requests, and is closed, holds up no reader behind it any more.", closedWriter},
+	{"sharing/closed-writer", "When a client that waits to write with several requests is closed, it no longer delays the readers behind it.", closedWriter},
 	{"sharing/equal-owners", "Holds with the same owner exclude each other like holds of different owners, in every mode.", equalOwnersExcludeInAllModes},
 	{"sharing/clean-up", "The clean-up after a Read request without an answer does not affect another hold of the name.", readersCleanUp},
-	{"sharing/sealed", "A sealed name is refused in every mode, also to waiters.", sealedForAll},
+	{"sharing/sealed", "A sealed name is refused in every mode, even to waiters.", sealedForAll},
 }
 
 var (
@@ -65,7 +65,7 @@ var (
 	}
 )
 
-// modes are the modes of which one name can have several holds. alone are the
+// modes are the modes in which a name can have several holds. alone are the
 // modes in which a hold is the only one of its name.
 var (
 	allModes   = []driver.Mode{driver.Exclusive, driver.Read, driver.Write, driver.Permit}
@@ -78,8 +78,8 @@ func (e *env) offered(all []driver.Mode) []driver.Mode {
 	return slices.DeleteFunc(slices.Clone(all), func(m driver.Mode) bool { return !e.driverInfo().Offers(m) })
 }
 
-// in is a request option. A request for permits asks for all permits, so such
-// requests exclude each other, and a permit that is left behind shows.
+// in is a request option. A request for permits requests all permits, so such
+// requests exclude each other, and a permit that is left behind is detected.
 func in(m driver.Mode) option {
 	return func(r *driver.Request) {
 		if r.Mode = m; m == driver.Permit {
@@ -97,7 +97,7 @@ func manyRead(e *env) error {
 		d := e.driver()
 		for range 2 {
 			if r := d.acquire(name, reading, noWait); r.lease == nil {
-				return fmt.Errorf("%s was not granted %q to read, which others read: %w", d.label, name, r.err)
+				return fmt.Errorf("%s was not granted %q to read, which other clients read: %w", d.label, name, r.err)
 			}
 			d.hold(name, reading)
 		}
@@ -124,7 +124,7 @@ func modesExclude(e *env) error {
 			}
 			h.release()
 			if err := e.isFree(name); err != nil {
-				return fmt.Errorf("after the release of a hold that was %v, of which requests that were %v had been refused: %w", held, asked, err)
+				return fmt.Errorf("after the release of a hold that was %v, for which requests that were %v had been refused: %w", held, asked, err)
 			}
 		}
 	}
@@ -186,7 +186,7 @@ func readersDoNotOvertake(e *env) error {
 		w := b.start(name, in(m)).waits().queued(1)
 		for _, newcomer := range []*rawDriver{a, c} {
 			if r := newcomer.acquire(name, reading, noWait); r.lease != nil || !errors.Is(r.err, driver.ErrLocked) {
-				return fmt.Errorf("%s, which came to read %q when another waited to have it, got %q, want ErrLocked", newcomer.label, name, outcome(r.err))
+				return fmt.Errorf("%s, which tried to read %q while another client waited for it, got %q, want ErrLocked", newcomer.label, name, outcome(r.err))
 			}
 		}
 		r := d.start(name, reading).waits().queued(2)
@@ -228,7 +228,7 @@ func writerFirst(e *env) error {
 	}
 	ordered := e.driverInfo().ReadWrite.Order != driver.Unordered
 	r := w.start(name, writing)
-	r.waitsOrEnds() // it does not wait if just then no reader has the name
+	r.waitsOrEnds() // it does not wait if no reader has the name at that moment
 	if ordered {
 		r.queued(1)
 	}
@@ -240,7 +240,7 @@ func writerFirst(e *env) error {
 		e.await("a stream of readers", g)
 	}
 	if n := overtook.Load(); n > 0 && ordered {
-		return fmt.Errorf("%d readers that came later had %q before one that waited to write", n, name)
+		return fmt.Errorf("%d readers that arrived later had %q before a waiting writer", n, name)
 	}
 	return nil
 }
@@ -271,7 +271,7 @@ func canceledWriter(e *env) error {
 			return err
 		}
 		r.granted()
-		e.poll(fmt.Sprintf("%q, which others read, can be read by a newcomer after one has given up waiting for it", name), func() error {
+		e.poll(fmt.Sprintf("%q, which other clients read, can be read by a newcomer after a waiter has given up", name), func() error {
 			next := d.acquire(name, reading, noWait)
 			if next.lease != nil {
 				next.release()
@@ -392,7 +392,7 @@ func writersDoNotOvertake(e *env) error {
 		h.release()
 		e.until("one of two that wait is granted the name", func() bool { return r.isDone() || w.isDone() })
 		if !r.isDone() || w.isDone() {
-			return fmt.Errorf("%s, which came to have %q as %v when %s waited to read it, was granted it first, or beside %s: %s",
+			return fmt.Errorf("%s, which requested %q as %v while %s waited to read it, was granted it first, or beside %s: %s",
 				c.label, name, m, b.label, b.label, outcome(w.result().err))
 		}
 		r.granted()
@@ -411,13 +411,13 @@ func writersDoNotOvertake(e *env) error {
 	waiters := e.lineOf(name, drivers)
 	h.release()
 	if err := e.inOrder(waiters); err != nil {
-		return fmt.Errorf("of %d that waited to write: %w", len(waiters), err)
+		return fmt.Errorf("of %d waiting writers: %w", len(waiters), err)
 	}
 	return nil
 }
 
-// readersCleanUp lets a reader's request lose its answer, beside another
-// reader.
+// readersCleanUp makes a reader's request lose its answer while another client
+// reads.
 func readersCleanUp(e *env) error {
 	e.claims(sharing)
 	a, b := e.driver(), e.driver()
@@ -431,7 +431,7 @@ func readersCleanUp(e *env) error {
 		r.release()
 	}
 	next := e.outsider().start(h.Name, writing).waits()
-	e.poll("nothing is left of a request to read whose answer was lost", func() error { return e.oneHolds(h, next) })
+	e.poll("a request to read whose answer was lost leaves nothing behind", func() error { return e.oneHolds(h, next) })
 	if causes := h.lost(); len(causes) > 0 {
 		return fmt.Errorf("%s, which reads, lost its hold after the answer to a request of %s was lost: %w", a.label, b.label, causes[0])
 	}
@@ -463,7 +463,7 @@ func (e *env) oneHolds(h, next *request) error {
 	return err
 }
 
-// allAreTold makes many holds of a name: 300 in fake time, where they cost
+// allAreTold creates many holds of a name: 300 in fake time, in which they cost
 // little.
 func allAreTold(e *env) error {
 	e.claims(sharing)
@@ -549,13 +549,13 @@ func closedWriter(e *env) error {
 
 // The checks of the end of one reader's hold while other clients read.
 
-// over returns when the hold of r, which no client renews, has ended at the
+// over returns when the hold of r, which no client renews, has ended on the
 // backend.
 func (r *request) over() time.Time {
 	return r.lease.Expires().Add(r.driver.env.driverInfo().LateFor(r.TTL))
 }
 
-// renewUntil renews a lease again and again until a moment has passed.
+// renewUntil renews a lease repeatedly until a given time has passed.
 func (r *request) renewUntil(over time.Time) error {
 	e := r.driver.env
 	for {
@@ -603,7 +603,7 @@ func ownRenewal(e *env) error {
 	}
 	renewed.release()
 	e.awaitFree(name)
-	return isNotHeld("the release of a reader's lease that ran out while another one was renewed", other.tryRelease(e.ctx))
+	return isNotHeld("the release of a reader's expired lease while another lease was renewed", other.tryRelease(e.ctx))
 }
 
 func shorterReader(e *env) error {
@@ -623,7 +623,7 @@ func shorterReader(e *env) error {
 			return nil
 		}},
 	}
-	e.together("readers of whom one goes on", len(how), func(i int) error {
+	e.together("readers, one of which continues", len(how), func(i int) error {
 		a, b, name := e.driver(), e.driver(), e.name()
 		h := a.hold(name, reading, fixed)
 		if other := how[i].other(b, name); other != nil {
@@ -649,7 +649,7 @@ func readerRemoved(e *env) error {
 	e.need(e.backend.ExpireHold != nil, "Backend.ExpireHold")
 	a, b, name, detect := e.driver(), e.driver(), e.name(), e.driverInfo().Detect
 	removed, others := a.hold(name, reading, fixed), []*request{a.hold(name, reading, fixed), b.hold(name, reading, fixed)}
-	e.events.add("", "one hold of %q is ended without its holder", name)
+	e.events.add("", "one hold of %q is ended without notice to its holder", name)
 	e.harness("Backend.ExpireHold", func() { e.backend.ExpireHold(e.tb, name, removed.Hold) })
 	if err := isNotHeld("the renewal of a reader's hold that was removed", removed.renew(e.long())); err != nil {
 		return err
@@ -695,7 +695,7 @@ func inspectReaders(e *env) error {
 	e.claims(inspection)
 	readers, name := []*rawDriver{e.driver(), e.driver(), e.driver()}, e.name()
 	var last uint64
-	for i, d := range readers { // a backend may know only one of several holds of a client
+	for i, d := range readers { // a backend may report only one of several holds of a client
 		h := d.hold(name, reading)
 		if first, n := h.lease.Tokens(); n > 0 {
 			last = first + uint64(n) - 1
@@ -707,7 +707,7 @@ func inspectReaders(e *env) error {
 					asks.label, s.Held, s.Mode, s.Holders, s.Waiters, i+1)
 			}
 			if s.Token != 0 && s.Token != last {
-				return fmt.Errorf("Inspect by %s: the token is %d, want %d, which is that of the last grant, or 0", asks.label, s.Token, last)
+				return fmt.Errorf("Inspect by %s: the token is %d, want %d, the token of the last grant, or 0", asks.label, s.Token, last)
 			}
 		}
 	}
@@ -743,7 +743,7 @@ func listReaders(e *env) error {
 // The checks of the way in which package dsync combines the calls of one
 // client.
 
-// youth is the longest time after its grant for which other readers join a
+// youth is the maximum time after its grant for which other readers join a
 // reader's hold.
 const youth = 100 * time.Millisecond
 
@@ -752,7 +752,7 @@ func readersJoin(e *env) error {
 	c, name := e.client(), e.name()
 	readers := []*user{c.owner(), c.owner(), c.owner()}
 	var held []*holding
-	for young := false; !young; { // the hold ages while the machine stands still
+	for young := false; !young; { // the hold gets older while the machine stands still
 		for _, h := range held {
 			h.unlock()
 		}
@@ -774,11 +774,11 @@ func readersJoin(e *env) error {
 	before, _ := c.tap.requests(name)
 	held = append(held, c.owner().lock(name, dsync.Read()))
 	if n, _ := c.tap.requests(name); n == before {
-		return fmt.Errorf("a reader of %q joined a hold that others of its client have had for more than %v", name, youth)
+		return fmt.Errorf("a reader of %q joined a hold that other readers of its client have had for more than %v", name, youth)
 	}
 	for _, h := range held {
 		if err := e.outsider().refused(name); err != nil {
-			return fmt.Errorf("while others of the client read: %w", err)
+			return fmt.Errorf("while other readers of the client read: %w", err)
 		}
 		h.unlock()
 	}
@@ -802,10 +802,10 @@ func modesNest(e *env) error {
 	outer = o.lock(name, dsync.Read())
 	for _, more := range [][]dsync.LockOption{{dsync.Write()}, nil} {
 		if _, err := o.ask(e.ctx, false, name, more...); !errors.Is(err, dsync.ErrDeadlock) {
-			return fmt.Errorf("%s, which reads %q, requested more and got %q, want ErrDeadlock", o.label, name, outcome(err))
+			return fmt.Errorf("%s, which reads %q, tried to write it and got %q, want ErrDeadlock", o.label, name, outcome(err))
 		}
 		if _, err := o.try(name, more...); !errors.Is(err, dsync.ErrLocked) {
-			return fmt.Errorf("%s, which reads %q, tried to get more and got %q, want ErrLocked", o.label, name, outcome(err))
+			return fmt.Errorf("%s, which reads %q, tried once to write it and got %q, want ErrLocked", o.label, name, outcome(err))
 		}
 	}
 	e.sleep(youth + time.Millisecond)

@@ -32,10 +32,10 @@ func TestSpec(t *testing.T) {
 	}
 	for name := range alone {
 		if !seen[name] {
-			t.Errorf("%q, which is to run alone, is no check", name)
+			t.Errorf("%q, which must run alone, is not a check", name)
 		}
 	}
-	b.WriteString("\n## In the modes Read, Write and Permit\n\nThe same promises once more, for requests in these modes:\n\n")
+	b.WriteString("\n## In the modes Read, Write and Permit\n\nThe same promises apply to requests in these modes:\n\n")
 	for _, name := range inModes {
 		fmt.Fprintf(&b, "- %s\n", name)
 	}

@@ -21,7 +21,7 @@ import (
 var stormChecks = []check{
 	{"storm/calm", "Under any load, claims never overlap, tokens rise, the order is kept, and no client waits forever.", calmStorm},
 	{"storm/faults", "The same holds while clients are cut off, hang, are slow and lose answers.", faultyStorm},
-	{"storm/server", "The same holds while the server stops answering for longer than the TTL. After its restart every client can lock again.", serverStorm},
+	{"storm/server", "The same holds while the server stops answering for longer than the TTL. After its restart, every client can lock again.", serverStorm},
 }
 
 var seedFlag = flag.Uint64("conformance.seed", 0, "seed of the storms of package conformance; 0: a new one each time")
@@ -36,7 +36,7 @@ type storm struct {
 	modes   map[string][]driver.Mode
 	ttl     time.Duration
 	expire  bool          // holders have their holds removed without notice
-	pause   time.Duration // how long a lock is held, at most
+	pause   time.Duration // the maximum time for which a lock is held
 	ended   atomic.Bool   // the workers finish their current operations
 	granted atomic.Bool
 }
@@ -80,7 +80,7 @@ func (s *storm) draw() {
 	}
 }
 
-// random returns the source of the decisions of a worker.
+// random returns the source of randomness for a worker's decisions.
 func (s *storm) random(worker int) *rand.Rand { return rand.New(rand.NewPCG(s.seed, uint64(worker))) }
 
 // bounds are the judge's bounds for the storm.
@@ -131,8 +131,8 @@ type stormUser struct {
 	asks *atomic.Pointer[history.Op]
 }
 
-// run makes workers do the given number of operations each; 0 means until the
-// storm ends. Then each worker locks every name once more.
+// run makes each worker do the given number of operations; 0 means until the
+// storm ends. Then each worker locks every name one more time.
 func (s *storm) run(operations int, clients []*client) []*goroutine {
 	var users []*stormUser
 	add := func(u *user, a history.Attempt) *stormUser {
@@ -212,7 +212,7 @@ func (u *stormUser) step(name string, depth int) error {
 			}
 		}
 	case n == 20 && depth == 0 && !fixed && a.Owner == "" && a.Mode.Excludes(a.Mode) && u.expire:
-		// among several holds Expire would hit other holds
+		// if there are several holds, Expire would end the wrong ones
 		u.env.expire(name)
 		u.outlive(op, l)
 		return nil
@@ -224,7 +224,7 @@ func (u *stormUser) step(name string, depth int) error {
 	return u.unlock(op, l)
 }
 
-// asksFor returns how u requests name next.
+// asksFor returns the request that u makes next for name.
 func (u *stormUser) asksFor(name string) (history.Attempt, []dsync.LockOption) {
 	a, m := u.attempt, u.modes[name]
 	a.Name, a.Mode = name, m[u.random.IntN(len(m))]
@@ -243,7 +243,7 @@ func (u *stormUser) asksFor(name string) (history.Attempt, []dsync.LockOption) {
 // rest lets other users proceed.
 func (u *stormUser) rest() { u.env.sleep(1 + time.Duration(u.random.Int64N(int64(u.pause)))) }
 
-// lock is Lock or TryLock, recorded.
+// lock is a recorded Lock or TryLock.
 func (u *stormUser) lock(ctx context.Context, a history.Attempt, opts ...dsync.LockOption) (*history.Op, lease, error) {
 	op := u.history.Begin(a)
 	if u.asks != nil && !a.NoWait {
@@ -265,7 +265,7 @@ func (u *stormUser) lock(ctx context.Context, a history.Attempt, opts ...dsync.L
 // begun waits for the first grant: a fault before it would prove nothing.
 func (s *storm) begun() { s.env.until("the storm has begun", s.granted.Load) }
 
-// outlive holds a lease until it has ended.
+// outlive keeps a lease until it has ended.
 func (u *stormUser) outlive(op *history.Op, l lease) {
 	select {
 	case <-l.Done():

@@ -18,7 +18,7 @@ import (
 // result is the outcome of a check.
 type result struct {
 	err     error  // the broken promise
-	refused string // the capability that the driver does not claim, and was seen to refuse
+	refused string // the capability that the driver does not claim, and has refused
 	missing string // the ability that the harness lacks
 	events  string // the actions of the clients
 	stalled string // how a standstill may have caused err, which makes the check invalid
@@ -79,7 +79,7 @@ func (s *summary) group(c check) *group {
 	return s.groups[i]
 }
 
-// refusals returns the refused checks, with one entry for a group that was
+// refusals returns the refused checks, with a single entry for a group that was
 // refused as a whole.
 func (s *summary) refusals() (all []string) {
 	for _, g := range s.groups {
@@ -180,25 +180,24 @@ func (r *resultFile) write(outcome, test string, c check) {
 }
 
 // refusedError ends a check of a capability that the driver does not claim. The
-// driver was seen to refuse it.
+// driver has refused it.
 type refusedError struct{ capability string }
 
 func (e *refusedError) Error() string { return "the driver does not claim " + e.capability }
 
-// missingError ends a check that the harness is not able to run.
+// missingError ends a check that the harness cannot run.
 type missingError struct{ ability string }
 
 func (e *missingError) Error() string { return "the harness has no " + e.ability }
 
-// need ends the check as not verified unless the harness is able to do
-// something.
+// need ends the check as not verified unless the harness has an ability.
 func (e *env) need(able bool, ability string) {
 	if !able {
 		e.end(&missingError{ability})
 	}
 }
 
-// capability is something that not every driver can do.
+// capability is an optional ability of a driver.
 type capability struct {
 	name    string
 	claimed func(*client) bool

@@ -14,7 +14,7 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// tap stands in front of a driver, records all calls, and changes nothing.
+// tap wraps a driver and records all calls without changing anything.
 type tap struct {
 	driver.Driver
 	env   *env
@@ -26,7 +26,7 @@ type tap struct {
 	mu      sync.Mutex
 	asked   int            // requests
 	names   map[string]int // requests for each name
-	waiting map[string]int // requests for each name that wait now
+	waiting map[string]int // requests for each name that are waiting
 	granted map[string]int // requests for each name that were granted
 	open    map[*tapped]bool
 	onWait  func() // if not nil, called when a request is about to wait
@@ -166,7 +166,7 @@ type tapped struct {
 	waits, done bool
 }
 
-// ask records a request, and puts itself in front of the request's Events.
+// ask records a request, and wraps the request's Events.
 func (t *tap) ask(r *driver.Request) *tapped {
 	t.mu.Lock()
 	t.asked++
@@ -313,7 +313,7 @@ func (l *tapLease) renewed(began time.Time, err error) {
 	l.tap.env.stalls.answered(began, err)
 	if err != nil {
 		l.tap.mu.Lock()
-		l.tap.renewal = fmt.Sprintf("the last renewal that failed, at %s, got %q", l.tap.env.events.at(time.Now()), err)
+		l.tap.renewal = fmt.Sprintf("the last failed renewal, at %s, got %q", l.tap.env.events.at(time.Now()), err)
 		l.tap.mu.Unlock()
 	}
 	l.add("renew: %s, until %s", outcome(err), l.tap.env.events.at(l.Expires()))
@@ -388,7 +388,7 @@ func untap(l driver.Lease) *tapLease { return l.(interface{ untap() *tapLease })
 
 func (l *tapLease) untap() *tapLease { return l }
 
-// outcome returns the error in the words of the events.
+// outcome describes the error as the events do.
 func outcome(err error) error {
 	if err == nil {
 		return errOK
@@ -405,7 +405,7 @@ type events struct {
 
 	mu      sync.Mutex
 	first   []string // the beginning, up to keepEvents
-	last    []string // a ring of the last events after those
+	last    []string // a ring of the last events after these
 	n       int
 	changed chan struct{} // closed, and replaced, with each event
 }

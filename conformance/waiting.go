@@ -15,10 +15,10 @@ import (
 )
 
 var waitingChecks = []check{
-	{"waiting/try", "A request that cannot wait asks once, and is refused with ErrLocked, without a lease and without saying that it waits.", tryIsRefused},
+	{"waiting/try", "A request that must not wait is sent once, and is refused with ErrLocked, without a lease and without reporting that it waits.", tryIsRefused},
 	{"waiting/woken", "A waiter is granted the name when it is released.", woken},
-	{"waiting/prompt", "A waiter is notified of a release, or looks at the interval of Info.Poll.", hearsOfRelease},
-	{"waiting/context", "A lease goes on when the context ends that Acquire was called with, also after a wait.", leaseOutlivesContext},
+	{"waiting/prompt", "A waiter is notified of a release, or polls at the interval of Info.Poll.", hearsOfRelease},
+	{"waiting/context", "A lease continues when the context of its Acquire ends, even after a wait.", leaseOutlivesContext},
 	{"waiting/event", "Events.Waiting is called exactly once before a request waits, and never if the name was free.", waitingEvent},
 	{"waiting/deadline", "A wait ends with the deadline of its context, not before, with an error that matches the context's and ErrLocked.", deadlineEndsWait},
 	{"waiting/cancel", "A canceled wait leaves nothing behind, and does not affect the holder.", cancelEndsWait},
@@ -37,21 +37,21 @@ func tryIsRefused(e *env) error {
 	return e.isFree(name)
 }
 
-// asksOnce returns an error unless one try of d, while another client holds
-// name, sends all the requests that it has to.
+// asksOnce returns an error unless a single attempt of d, while another client
+// holds name, sends all the requests that it must.
 func (d *rawDriver) asksOnce(name string) error {
 	asked := &countingEvents{}
 	r := d.acquire(name, noWait, asked.of)
 	switch {
 	case r.lease != nil:
-		return fmt.Errorf("a try of %s that was refused returned a lease beside the error %w", d.label, r.err)
+		return fmt.Errorf("a refused attempt of %s returned a lease and the error %w", d.label, r.err)
 	case !errors.Is(r.err, driver.ErrLocked):
-		return fmt.Errorf("a try of %s was refused with %q, want ErrLocked", d.label, outcome(r.err))
+		return fmt.Errorf("an attempt of %s was refused with %q, want ErrLocked", d.label, outcome(r.err))
 	case r.waited() != 0:
-		return fmt.Errorf("a try of %s, which cannot wait, said that it waits", d.label)
+		return fmt.Errorf("an attempt of %s, which must not wait, reported that it waits", d.label)
 	}
 	if took := r.at.Sub(r.called); took > slack {
-		return &lateError{fmt.Errorf("a try of %s, which must not wait, requested tokens %d times, and was refused after %v",
+		return &lateError{fmt.Errorf("an attempt of %s, which must not wait, requested tokens %d times, and was refused after %v",
 			d.label, asked.tokens.Load(), took)}
 	}
 	return nil
@@ -99,7 +99,7 @@ func hearsOfRelease(e *env) error {
 		slices.Sort(waits)
 		mid := len(waits) / 2
 		if waits[mid] > e.wakes()+20*trips[mid] {
-			return &lateError{fmt.Errorf("half of %d times %s, which waited, was granted %q more than %v after its release; to get and release a free name takes %v",
+			return &lateError{fmt.Errorf("in half of %d attempts %s, which waited, was granted %q more than %v after its release; acquiring and releasing a free name takes %v",
 				len(waits), b.label, name, waits[mid], trips[mid])}
 		}
 		return nil
@@ -164,7 +164,7 @@ func waitingEvent(e *env) error {
 	a, name := e.driver(), e.name()
 	h := a.hold(name)
 	if n := h.waited(); n != 0 {
-		return fmt.Errorf("%s said %d times that it waits for a free name", a.label, n)
+		return fmt.Errorf("%s reported %d times that it waits for a free name", a.label, n)
 	}
 	waiters := make([]*request, 3)
 	for i := range waiters {
@@ -173,7 +173,7 @@ func waitingEvent(e *env) error {
 	h.release()
 	for left := waiters; len(left) > 0; {
 		granted := -1
-		e.until("one of the waiters is granted the name", func() bool {
+		e.until("a waiter is granted the name", func() bool {
 			for i, r := range left {
 				if r.isDone() {
 					granted = i
@@ -186,7 +186,7 @@ func waitingEvent(e *env) error {
 	}
 	for _, r := range waiters {
 		if n := r.waited(); n != 1 {
-			return fmt.Errorf("%s said %d times that it waits, want once", r.driver.label, n)
+			return fmt.Errorf("%s reported %d times that it waits, want once", r.driver.label, n)
 		}
 	}
 	return nil
@@ -219,7 +219,7 @@ func (r *request) endedBy(ctxErr error) error {
 		return fmt.Errorf("the wait of %s ended with %q, want an error that matches %q", r.driver.label, outcome(r.err), ctxErr)
 	case r.waited() > 0 && !errors.Is(r.err, driver.ErrLocked) && !errors.Is(r.err, driver.ErrUnknown):
 		// unknown: the driver had sent another request
-		return fmt.Errorf("the wait of %s, which had been refused, ended with %q, want an error that matches ErrLocked too", r.driver.label, outcome(r.err))
+		return fmt.Errorf("the wait of %s, which had been refused, ended with %q, want an error that also matches ErrLocked", r.driver.label, outcome(r.err))
 	}
 	return nil
 }
@@ -272,11 +272,11 @@ func cancelAtGrant(e *env) error {
 		r := b.start(name).waits()
 		switch early := rand.N(time.Millisecond); rand.N(8) {
 		case 0:
-			r.cancel() // the waiter has not noticed the end of its context when the release begins
+			r.cancel() // the release begins before the waiter notices the end of its context
 			h.release()
 		case 1:
 			h.release()
-			r.cancel() // the waiter has not noticed the grant when its context ends
+			r.cancel() // the context ends before the waiter notices the grant
 		default:
 			e.together("release and cancel", 2, func(i int) error {
 				if i == 0 {
@@ -295,7 +295,7 @@ func cancelAtGrant(e *env) error {
 				return fmt.Errorf("%s returned a lease and the error %w", b.label, r.err)
 			}
 			if err := e.outsider().refused(name); err != nil {
-				return fmt.Errorf("after a grant that met with a cancellation: %w", err)
+				return fmt.Errorf("after a grant that coincided with a cancellation: %w", err)
 			}
 			r.release()
 		} else if !errors.Is(r.err, context.Canceled) {
@@ -324,7 +324,7 @@ func (d *rawDriver) canceledAtEvent(h *request) error {
 	return nil
 }
 
-// waitingEvents calls f before the request waits.
+// waitingEvents calls f before the request begins to wait.
 type waitingEvents struct {
 	driver.Events
 	f func()
@@ -395,7 +395,7 @@ func queueIsCounted(e *env) error {
 
 // The checks of waits that no message ends.
 var wakeupChecks = []check{
-	{"wakeup/missed", "A waiter that was disconnected when the name was released is granted it after it reconnects. It says once that it waits, and gets no lease that has ended.", missedRelease},
+	{"wakeup/missed", "A waiter that was disconnected when the name was released is granted it after it reconnects. It reports once that it waits, and does not get a lease that has ended.", missedRelease},
 	{"wakeup/dead-waiter", "A vanished waiter keeps the name from the waiters behind it for at most its TTL and Info.LateFor, or 15 s if that is longer.", deadWaiter},
 }
 
@@ -426,8 +426,8 @@ func missedRelease(e *env) error {
 	})
 }
 
-// outwaits lets a request wait in an outage that is longer than its TTL. So its
-// place in the queue, or the hold that it was granted, is lost.
+// outwaits makes a request wait through an outage that is longer than its TTL,
+// so that its place in the queue, or the hold that it was granted, is lost.
 func (e *env) outwaits(granted bool, outage func(*connection)) error {
 	a, b, name := e.driver(), e.driver(), e.name()
 	h := a.hold(name)
@@ -445,7 +445,7 @@ func (e *env) outwaits(granted bool, outage func(*connection)) error {
 	w.result()
 	switch {
 	case w.waited() > 1:
-		return fmt.Errorf("%s said %d times that it waits, want once, in an outage that was longer than its TTL", b.label, w.waited())
+		return fmt.Errorf("%s reported %d times that it waits, want once, in an outage that was longer than its TTL", b.label, w.waited())
 	case w.lease == nil && !errors.Is(w.err, driver.ErrUnavailable) && !errors.Is(w.err, driver.ErrUnknown):
 		return fmt.Errorf("%s, which waited in an outage that was longer than its TTL, got: %w", b.label, w.err)
 	case w.lease == nil:
@@ -488,8 +488,8 @@ func (e *env) deadWaiterLeaves(outage func(*connection)) error {
 // The checks of calls of Lock whose contexts end, at any moment, while another
 // client holds the name.
 var deadlineChecks = []check{
-	{"deadlines/held", "A Lock whose context ends after its client was refused the name says ErrLocked too, whatever request its end cuts off.", deadlineTellsLocked},
-	{"deadlines/silent", "WaitAtMost, a deadline and a cancellation end a Lock at their time, also if the backend falls silent during the wait.", silenceIsBounded},
+	{"deadlines/held", "If the context of a Lock ends after its client was refused the name, the error also matches ErrLocked, whatever request is interrupted.", deadlineTellsLocked},
+	{"deadlines/silent", "WaitAtMost, a deadline and a cancellation end a Lock on time, even if the backend falls silent during the wait.", silenceIsBounded},
 }
 
 // deadlines is the number of waits that end in a check, at random moments.
@@ -506,7 +506,7 @@ func (u *user) endsWithin(name string) (after time.Duration, err error) {
 	case err == nil:
 		return after, fmt.Errorf("%s was granted %q, which is held", h.user.label, name)
 	case !errors.Is(err, context.DeadlineExceeded):
-		return after, fmt.Errorf("a Lock with a deadline of %v returned %q, want one that matches the deadline", after, outcome(err))
+		return after, fmt.Errorf("a Lock with a deadline of %v returned %q, want an error that matches the deadline", after, outcome(err))
 	}
 	return after, err
 }
@@ -523,13 +523,13 @@ func deadlineTellsLocked(e *env) error {
 		refused.Store(false)
 		after, err := o.endsWithin(name)
 		if refused.Load() && !errors.Is(err, dsync.ErrLocked) || !errors.Is(err, context.DeadlineExceeded) {
-			return fmt.Errorf("a Lock that was refused, with a deadline of %v, returned %q, want one that matches ErrLocked", after, outcome(err))
+			return fmt.Errorf("a Lock that was refused, with a deadline of %v, returned %q, want an error that matches ErrLocked", after, outcome(err))
 		}
 	}
 	first := c.start(name).waits()
 	for range deadlines {
 		if after, err := o.endsWithin(name); !errors.Is(err, dsync.ErrLocked) {
-			return fmt.Errorf("a Lock behind one that waits, with a deadline of %v, returned %q, want one that matches ErrLocked", after, outcome(err))
+			return fmt.Errorf("a Lock behind a waiting one, with a deadline of %v, returned %q, want an error that matches ErrLocked", after, outcome(err))
 		}
 	}
 	held.unlock()
@@ -537,9 +537,9 @@ func deadlineTellsLocked(e *env) error {
 	return nil
 }
 
-// overrun is how much a Lock may exceed its bound when the backend is silent,
-// beyond the time that it takes when the backend answers. Drivers that wait for
-// the answer to a farewell take half a second or more.
+// overrun is how much longer a Lock may exceed its bound when the backend is
+// silent than when the backend answers. Drivers that wait for an answer before
+// they give up take half a second or more.
 const overrun = 250 * time.Millisecond
 
 // waitBound is the length of the waits that a check bounds.
@@ -577,7 +577,7 @@ func silenceIsBounded(e *env) error {
 	return nil
 }
 
-// boundedInSilence tries several times, because a busy machine is sometimes
+// boundedInSilence makes several attempts, because a busy machine is sometimes
 // late.
 func (e *env) boundedInSilence(what string, bound func(*user, string, ...dsync.LockOption) *call, m driver.Mode, opts []dsync.LockOption) error {
 	holder, name := e.driver(), e.name()

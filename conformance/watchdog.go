@@ -13,11 +13,11 @@ import (
 // The checks of leases that are renewed by package dsync or by the driver
 // itself.
 var watchdogChecks = []check{
-	{"watchdog/keeps", "A lease is held for many TTLs, while other clients try and wait.", heldForLong},
+	{"watchdog/keeps", "A lease stays held for many TTLs while other clients try and wait.", heldForLong},
 	{"watchdog/removed", "A renewal never revives a removed hold, although the name is free again, and the holder is notified.", removedStaysRemoved},
-	{"watchdog/many", "All leases of a client are renewed, however many, and one that is gone does not stop the others.", allAreRenewed},
+	{"watchdog/many", "All leases of a client are renewed, however many there are, and a lost lease does not stop the others.", allAreRenewed},
 	{"watchdog/transient", "A lease survives faults that are shorter than it.", survivesShortFaults},
-	{"watchdog/unreachable", "A holder that cannot renew loses its lease before anybody else is granted the name.", lostWhenUnreachable},
+	{"watchdog/unreachable", "A holder that cannot renew loses its lease before another client is granted the name.", lostWhenUnreachable},
 	{"watchdog/ends", "Nothing is renewed after Unlock: the name stays free.", renewalEnds},
 }
 
@@ -35,7 +35,7 @@ func (h *holding) renewals(n int) error {
 	return nil
 }
 
-// lastsPast waits until the lease was renewed to last longer than until t.
+// lastsPast waits until the lease has been renewed to a deadline after t.
 func (h *holding) lastsPast(t time.Time) (lost error) {
 	e := h.user.env
 	e.poll(fmt.Sprintf("the lease of %s is renewed", h.user.label), func() error {
@@ -55,7 +55,7 @@ func heldForLong(e *env) error {
 	a, b, c, name := e.renewing(), e.client(), e.driver(), e.name()
 	h := a.lock(name)
 	waiting := c.start(name).waits()
-	for range 10 { // each a third of the TTL
+	for range 10 { // each takes a third of the TTL
 		if err := h.renewals(1); err != nil {
 			return err
 		}
@@ -166,7 +166,7 @@ func lostWhenUnreachable(e *env) error {
 			return err
 		}
 		a.heal()
-		return next.keeps("the loss of the one before")
+		return next.keeps("the loss of the previous lease")
 	})
 }
 
@@ -181,7 +181,7 @@ func renewalEnds(e *env) error {
 		if err := e.isFree(name); err != nil {
 			return fmt.Errorf("after Unlock: %w", err)
 		}
-		if err := other.renewals(1); err != nil { // by then the other would have been renewed, too
+		if err := other.renewals(1); err != nil { // by then the other lease would be renewed, too
 			return err
 		}
 	}
@@ -215,10 +215,10 @@ func removedStaysRemoved(e *env) error {
 // driver.KeepAliveReporter.
 var keepAliveChecks = []check{
 	{"keepalive/outage", "A driver that reports its keep-alives reports an outage before the outage costs a lease.", outageIsTold},
-	{"keepalive/cut", "A driver whose connections break reports that it cannot keep a session alive before it reports a lease lost for that.", brokenConnectionIsTold},
+	{"keepalive/cut", "A driver whose connections break reports that it cannot keep a session alive before it reports a lease as lost for that reason.", brokenConnectionIsTold},
 	{"keepalive/session", "The end of its session that a lease reports counts from before the request was sent, and the TTL that it reports is how long the session lasts.", sessionIsAsTold},
-	{"keepalive/shared", "Where a session carries several holds, the end of one of them, or of a wait, does not end the others.", sessionIsShared},
-	{"keepalive/all-told", "When a session ends, each lease that it carries is reported as lost, with ErrSessionEnded, whether or not another client has the name by then.", allOfSessionAreTold},
+	{"keepalive/shared", "If a session carries several holds, the end of one of them, or of a wait, does not end the others.", sessionIsShared},
+	{"keepalive/all-told", "When a session ends, each lease that it carries is reported as lost with ErrSessionEnded, even if another client already has the name.", allOfSessionAreTold},
 	{"keepalive/over", "It reports the end of the outage when the backend is in reach again.", endOfOutageIsTold},
 }
 
@@ -274,12 +274,12 @@ func outageIsTold(e *env) error {
 			return err
 		}
 		if err, said := b.tap.lastKeepAlive(); err != nil && said {
-			return fmt.Errorf("%s said %q of the keep-alive of a session that was kept alive", b.label, outcome(err))
+			return fmt.Errorf("%s reported %q for the keep-alive of a session that was kept alive", b.label, outcome(err))
 		}
 		outage(b.connection)
 		e.within("the end of a lease that cannot be kept alive", func() { <-h.Done() })
 		if err, _ := b.tap.lastKeepAlive(); err == nil {
-			return fmt.Errorf("%s lost a lease (%w), and has not said before that it cannot keep it alive", b.label, h.Err())
+			return fmt.Errorf("%s lost a lease (%w), but had not reported before that it cannot keep it alive", b.label, h.Err())
 		}
 		return nil
 	})
@@ -294,13 +294,13 @@ func brokenConnectionIsTold(e *env) error {
 	d.tap.OnKeepAlive(func(error) {})
 	h := d.hold(e.name(), ttl(e.ttl()))
 	d.cut()
-	// The driver does not report a lease that package dsync has to renew.
+	// The driver does not report a lease that package dsync must renew.
 	late := d.tap.Info().LateFor(e.ttl())
 	for end := e.expired(h).Add(e.ttl() + late); len(h.lost()) == 0 && time.Now().Before(end); {
 		e.sleep(e.ttl() / 20)
 	}
 	if d.tap.unannounced() {
-		return fmt.Errorf("%s reported a lost lease (%w), and had not reported before that it could not keep it alive", d.label, h.lost()[0])
+		return fmt.Errorf("%s reported a lost lease (%w), but had not reported before that it could not keep it alive", d.label, h.lost()[0])
 	}
 	return nil
 }
@@ -321,7 +321,7 @@ func endOfOutageIsTold(e *env) error {
 			return nil
 		})
 		b.heal()
-		b.lock(e.name()) // its session may have ended, and then there is none to keep alive
+		b.lock(e.name()) // the session may have ended, so that there is none to keep alive
 		e.poll(b.label+" reports that it can again", func() error {
 			err, _ := b.tap.lastKeepAlive()
 			return err
@@ -420,7 +420,7 @@ func allOfSessionAreTold(e *env) error {
 	e.sessions()
 	times := 1
 	if e.fakeTime {
-		times = 10 // random whether the driver or the backend comes first
+		times = 10 // whether the driver or the backend comes first is random
 	}
 	e.together("ends of sessions", times, func(int) error { return e.endOfSessionIsTold() })
 	return nil
@@ -447,7 +447,7 @@ func (e *env) endOfSessionIsTold() error {
 		}
 		for end := time.Now().Add(2*e.ttl() + d.tap.Info().LateFor(e.ttl())); !told(); e.sleep(e.ttl() / 20) {
 			if time.Now().After(end) {
-				return nil // package dsync has to renew the leases, and sees their ends
+				return nil // package dsync must renew the leases, and sees their ends
 			}
 		}
 		for i, h := range all {

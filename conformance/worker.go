@@ -21,7 +21,7 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// worker is another process with a client of its own.
+// worker is another process with its own client.
 type worker struct {
 	env     *env
 	label   string
@@ -54,7 +54,8 @@ func (e *env) worker(ttl time.Duration) *worker {
 	started := make(chan error)
 	exited := make(chan error, 1)
 	e.work.Go(func() { // ends when the process ends
-		// A process that ends with its parent ends with the parent's thread.
+		// A process that ends with its parent actually ends with the parent's
+		// thread.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		started <- cmd.Start()
@@ -81,7 +82,7 @@ func (e *env) worker(ttl time.Duration) *worker {
 	return p
 }
 
-// end lets the process end in an orderly way, or else kills it.
+// end makes the process end in an orderly way, or else kills it.
 func (p *worker) end(ctx context.Context, in io.Closer, out io.Closer) {
 	p.cont()
 	in.Close()
@@ -177,8 +178,8 @@ type report struct {
 	Lost bool   `json:",omitempty"` // the error matches ErrLost
 }
 
-// work carries out orders from the standard input until its end, which comes
-// with the end of the suite's process at the latest.
+// work carries out orders from the standard input until the input ends, which
+// happens when the suite's process ends at the latest.
 func work(ttl, url string) error {
 	d, err := time.ParseDuration(ttl)
 	if err != nil {
@@ -260,7 +261,7 @@ func (w *role) contend(ctx context.Context, o order) error {
 	return h.Close()
 }
 
-// addOne adds one to the number in a file.
+// addOne increments the number in a file.
 func addOne(path string) error {
 	n, err := readNumber(path)
 	if err != nil {
@@ -283,7 +284,7 @@ func readNumber(path string) (int, error) {
 
 var processChecks = []check{
 	{"processes/contend", "Processes that contend for a name hold it one at a time.", contendingProcesses},
-	{"processes/killed", "Inspect reports the process of the holder; the name of a process that was killed becomes free; where no session carries the lock, not before its TTL has passed.", killedHolder},
+	{"processes/killed", "Inspect reports the process of the holder; the name of a process that was killed becomes free, but not before its TTL has passed unless a session carries the lock.", killedHolder},
 	{"processes/stopped", "A process that was stopped for longer than its lease never believes afterwards that it holds the name.", stoppedHolder},
 }
 

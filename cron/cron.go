@@ -3,7 +3,7 @@
 // Each process has the same [Job] and calls [Job.Loop], or calls [Job.Once]
 // from its own scheduler. A job cannot simply call TryLock, do its work and
 // call Unlock: clocks differ, so a short job would have released the lock
-// before the next process asks. The backend therefore keeps the lock of a
+// before the next process tries. The backend therefore keeps the lock of a
 // period until the period has ended (dsync.HoldAtLeast). Memory, Redis, etcd
 // and tables support this. Redlock supports it up to maxttl. On ZooKeeper and
 // PostgreSQL advisory locks, Loop and Once fail with errors.ErrUnsupported.
@@ -23,11 +23,12 @@ import (
 	"github.com/go-dsync/dsync"
 )
 
-// Job is a job of a fleet. Its fields must not change while it is in use, and
-// its methods may be called concurrently.
+// Job is a job that a fleet runs once per period. Its fields must not change
+// while it is in use, and its methods may be called concurrently.
 type Job struct {
 	// Locker is a client of a backend that the fleet shares. If a process dies
-	// in a run, its TTL is how long others are kept from the next run.
+	// during a run, other processes cannot begin the next run until this TTL
+	// has passed.
 	Locker dsync.Locker
 
 	// Name is the same in each process. The job locks Name, and Name/0 to
@@ -35,8 +36,8 @@ type Job struct {
 	Name string
 
 	// Every is the length of a period, 1 s or more. Periods begin at multiples
-	// of Every since the year 1, UTC. Clocks of processes may differ by a
-	// quarter of it.
+	// of Every since the year 1, UTC. The clocks of processes may differ by up
+	// to a quarter of it.
 	Every time.Duration
 
 	// Run does the work. Its context ends with the context of Loop or Once, and
@@ -62,7 +63,7 @@ const (
 
 func (o Outcome) String() string { return [...]string{"elsewhere", "ran", "missed"}[o] }
 
-// Result is the outcome of a period, as this process knows it.
+// Result is the outcome of a period, as far as this process knows.
 type Result struct {
 	At      time.Time // the start of the period
 	Outcome Outcome
@@ -78,10 +79,10 @@ type Result struct {
 	Took time.Duration
 }
 
-// errLate is the error of a period for which this process was too late.
+// errLate is the error for a period for which this process was too late.
 var errLate = errors.New("the process was late by a quarter of the period")
 
-// check returns an error if the job makes no sense.
+// check returns an error if the job is invalid.
 func (j *Job) check() error {
 	switch {
 	case j.Name == "" || j.Run == nil:
@@ -146,7 +147,7 @@ func (j *Job) Loop(ctx context.Context) error {
 
 // Once runs the job if no other process has the period that begins at the time
 // at, and returns the outcome. All processes pass the same at: the time for
-// which the run was scheduled, and not the time of the call.
+// which the run was scheduled, not the time of the call.
 func (j *Job) Once(ctx context.Context, at time.Time) Result {
 	r := j.once(ctx, at)
 	r.At = at
@@ -173,7 +174,7 @@ func (j *Job) once(ctx context.Context, at time.Time) Result {
 	err = dsync.Do(ctx, j.Locker, j.Name, func(ctx context.Context) error {
 		began := time.Now()
 		defer func() { took = time.Since(began) }()
-		if time.Since(at) >= j.Every { // this machine has stood still since claim
+		if time.Since(at) >= j.Every { // this machine stood still after claim
 			return errLate
 		}
 		return j.Run(ctx, at)

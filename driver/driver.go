@@ -162,9 +162,9 @@ type Lease interface {
 	// caller must assume that nothing has changed. With Info.KeepsAlive, Renew
 	// is called only for fixed leases.
 	//
-	// A ttl of 0 asks whether the backend still has the hold, and changes
-	// nothing. Package dsync does so for fixed leases and after a ForceUnlock,
-	// and only if Info.Detect is 0.
+	// A ttl of 0 queries whether the backend still has the hold, without
+	// changing anything. Package dsync does so for fixed leases and after a
+	// ForceUnlock, and only if Info.Detect is 0.
 	Renew(ctx context.Context, ttl time.Duration) error
 
 	// Release ends the hold, as rule 3 requires. Package dsync calls Release
@@ -172,9 +172,9 @@ type Lease interface {
 	// the lease has ended at the backend too. Release is not called after
 	// Events.Lost, after ErrNotHeld from Renew (a driver that concludes this
 	// from its own clock cleans up by itself), or when Driver.Close has begun.
-	// Without Info.KeepsAlive, it is also not called when so much time has
-	// passed that nothing can be left. A driver with a table of its leases
-	// removes these leases itself.
+	// Without Info.KeepsAlive, it is also not called after so much time that
+	// nothing can be left. A driver with a table of its leases removes these
+	// leases itself.
 	Release(ctx context.Context) error
 }
 
@@ -211,19 +211,19 @@ type Info struct {
 	// Late and LatePerTTL bound how long after its TTL the backend may still
 	// keep the hold of a vanished client, by accident or on purpose: see
 	// LateFor. LatePerTTL is for a lag in proportion to the TTL; 1 means one
-	// more TTL. Late does not include Poll: a waiter may look at the backend
-	// that much later. The bound also applies to a waiting request of a
-	// vanished client: after its TTL and LateFor, or after 15 s if that is
-	// longer, it no longer keeps the name from the waiters behind it.
+	// more TTL. Late does not include Poll: a waiter may query the backend that
+	// much later. The bound also applies to a waiting request of a vanished
+	// client: after its TTL and LateFor, or after 15 s if that is longer, it no
+	// longer keeps the name from the waiters behind it.
 	Late       time.Duration
 	LatePerTTL float64
 
 	// Expiry is how the hold of a vanished client ends.
 	Expiry Expiry
 
-	// Poll is how often a waiting request looks at the backend, if the backend
+	// Poll is how often a waiting request queries the backend, if the backend
 	// does not notify waiters of a free name. 0 means that waiters are
-	// notified, or look at least every 50 ms.
+	// notified, or query at least every 50 ms.
 	Poll time.Duration
 }
 
@@ -239,11 +239,11 @@ type Expiry int
 const (
 	ByBackend Expiry = iota // the backend, by its own clock or with a session
 
-	// Observed: a contender takes the name over after it has seen the hold
+	// Observed: a contender takes over the name after it has seen the hold
 	// unchanged for the hold's TTL, on the contender's own clock. Nothing on
 	// the backend changes before that. So exclusion (rule 4) holds only among
 	// clients of this driver, with clocks of the same rate within the margin of
-	// package dsync, and a contender may wait for one more TTL after the end of
+	// package dsync, and a contender may wait for another TTL after the end of
 	// a hold.
 	Observed
 )
@@ -319,14 +319,14 @@ type Request struct {
 	// Owner and Note are for people. They are stored with the hold if the
 	// backend can store them, and are never compared. Both are arbitrary texts:
 	// they may be empty, have several lines, or be in any script. A backend
-	// keeps a Note of 1 KiB whole or not at all. Package dsync makes Hold and
-	// Owner of at most 64 letters, digits, hyphens and colons.
+	// keeps a Note of 1 KiB whole or not at all. Package dsync uses at most 64
+	// letters, digits, hyphens and colons for Hold and Owner.
 	Owner, Note string
 
 	// Permits is the number of permits to acquire in the mode Permit, 1 or
 	// more. Limit is the limit of the name: Permits or more, or 0 for the
 	// stored limit. Both are 0 in the other modes. A driver that cannot grant
-	// so many permits at once returns an error that matches
+	// that many permits at once returns an error that matches
 	// errors.ErrUnsupported and names the bound.
 	Permits, Limit int
 
@@ -355,8 +355,8 @@ type Events interface {
 	// request that can grant, and may grant fewer.
 	Tokens() int
 
-	// Lost reports that the hold ended other than by Release, and why. The
-	// driver calls it as soon as it knows. cause matches ErrRemoved or
+	// Lost reports that the hold ended without a Release, and why. The driver
+	// calls it as soon as it learns of the loss. cause matches ErrRemoved or
 	// ErrSessionEnded if one of these applies. Lost is called at most once,
 	// from any goroutine, perhaps before Acquire returned, and never after
 	// Release has returned. No call is needed when Renew or Release has
@@ -391,8 +391,8 @@ type Passer interface {
 	// Pass is not called for a fixed lease, nor while another Pass or a Release
 	// of the lease is pending. Package dsync passes on a lease with tokens only
 	// when none of its tokens is left. A lease without tokens goes from caller
-	// to caller without Pass, so it need not be a Passer. Neither need a lease
-	// of a driver whose grants carry many tokens.
+	// to caller without Pass, so it need not be a Passer. The same applies to a
+	// lease of a driver whose grants carry many tokens.
 	Pass(ctx context.Context, owner, note string) error
 }
 
@@ -444,8 +444,8 @@ type KeepAliveReporter interface {
 }
 
 // TokenKeeper is an optional interface of a Lease whose tokens are not
-// [Durable] yet when Acquire returns. A grant then costs nothing for callers
-// that use no token.
+// [Durable] yet when Acquire returns. A grant then costs nothing extra for
+// callers that use no token.
 type TokenKeeper interface {
 	// KeepTokens returns nil when the tokens of the lease are durable. Package
 	// dsync calls KeepTokens before it hands out a token, perhaps several
@@ -467,7 +467,7 @@ type ContentionReporter interface {
 
 // SessionLease is an optional interface of a Lease on a session, if session and
 // lease may have different TTLs. How far the clocks of the two sides can have
-// drifted apart by Expires depends on the TTL that Expires was computed with.
+// drifted apart by Expires depends on the TTL from which Expires was computed.
 type SessionLease interface {
 	// Session returns the end of the lease's session, computed as in rule 4,
 	// and the TTL of the session. A zero time means that only the lease's own
@@ -527,22 +527,23 @@ type Watcher interface {
 // Permit implements it.
 type Limiter interface {
 	// SetLimit sets the limit of name, 1 or more, in one step at the backend,
-	// and wakes the requests that can be granted now. The limit stays when no
-	// client holds a permit. After ErrUnknown the limit may still be set later.
-	// To set it again is harmless.
+	// and wakes the requests that can be granted now. The limit remains set
+	// when no client holds a permit. After ErrUnknown the limit may still be
+	// set later. Setting it again is harmless.
 	SetLimit(ctx context.Context, name string, limit int) error
 }
 
 // Lister is an optional interface of a Driver that can list the held names.
 type Lister interface {
 	// List yields names that begin with prefix, in any order. It yields each
-	// name at least once that has a hold throughout the call, in any mode and
-	// of any client. It yields no name that is free throughout. A name with
-	// several Read or Permit holds is held until the last of them has ended.
-	// Sealed names are held. List sends one request at a time to the backend,
-	// and limits its impact on other clients. An error is the last element that
-	// List yields. The error is errors.ErrUnsupported if the driver's options
-	// make it impossible to derive the names from the stored data.
+	// name at least once if the name has a hold throughout the call, in any
+	// mode and by any client. It yields no name that is free throughout. A name
+	// with several Read or Permit holds is held until the last of them has
+	// ended. Sealed names are held. List sends one request at a time to the
+	// backend, and limits its impact on other clients. An error is the last
+	// element that List yields. The error is errors.ErrUnsupported if the
+	// driver's options make it impossible to derive the names from the stored
+	// data.
 	List(ctx context.Context, prefix string) iter.Seq2[string, error]
 }
 
@@ -582,9 +583,9 @@ type Status struct {
 // ForceUnlocker is an optional interface of a Driver that can end the hold of
 // any client.
 type ForceUnlocker interface {
-	// ForceUnlock ends the present hold, whichever client has it, and wakes the
+	// ForceUnlock ends the current hold, whichever client has it, and wakes the
 	// waiters. In the modes Read and Permit it ends all holds, including
-	// permits above a lowered limit. The limit of permits stays as after a
+	// permits above a lowered limit. The limit of permits remains as after a
 	// release. ForceUnlock returns ErrNotHeld if no client holds the name. It
 	// returns ErrSealed if the name is sealed; the seal stays.
 	ForceUnlock(ctx context.Context, name string) error

@@ -16,7 +16,7 @@ var (
 	ErrNotHeld = errors.New("lock not held")
 
 	// ErrUnknown: the request may or may not have been carried out, and the
-	// driver cleans up behind the request. Package dsync then repeats an
+	// driver cleans up after the request. Package dsync then repeats an
 	// Acquire, with a new Hold.
 	ErrUnknown = errors.New("outcome unknown")
 
@@ -37,7 +37,7 @@ var (
 	// ErrLimit: the name has a limit of permits other than [Request.Limit]. If
 	// the request passes no limit, the name has none, or one smaller than
 	// [Request.Permits].
-	ErrLimit = errors.New("the limit of permits is another one")
+	ErrLimit = errors.New("the limit of permits is different")
 
 	// ErrSealed: the name has moved to another backend permanently
 	// (drivers/migrate).

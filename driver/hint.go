@@ -15,7 +15,7 @@ var (
 	}
 )
 
-// hint returns a hint about a URL of an unknown scheme, or "".
+// hint returns a hint about a URL with an unknown scheme, or "".
 func hint(scheme string) string {
 	known, text := scheme, ""
 	if ours, ok := others[scheme]; ok {

@@ -17,8 +17,8 @@ const RepeatFor = 30 * time.Minute
 // SetLatch, CountDown and DeleteLatch are changes. Each change is one step at
 // the backend, and has an id that its repeats share. The backend carries out
 // only the first request with an id to arrive, and gives the others the same
-// answer. The backend knows an id for twice [RepeatFor]: half of the time for
-// repeats, and the other half for late requests, on broken connections. A
+// answer. The backend remembers an id for twice [RepeatFor]: half of the time
+// for repeats, and the other half for late requests, on broken connections. A
 // change is repeated through the driver value of its first request. An id has
 // the form of [Request.Hold].
 //

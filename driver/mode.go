@@ -51,7 +51,7 @@ type Support struct {
 	Offered bool
 	Order   Order
 	Fencing Fencing // None for Permit
-	Why     string  // if not Offered: the reason, for people, if there is more to say
+	Why     string  // if not Offered: an additional reason for people, if any
 }
 
 // of returns the Support of a mode, and the mode's name in errors.
@@ -84,7 +84,7 @@ func (i Info) CheckMode(m Mode) error {
 	case s.Why == "":
 		return fmt.Errorf("backend %s has no %s: %w", i.Name, what, errors.ErrUnsupported)
 	}
-	return fmt.Errorf("backend %s has no %s, since %s: %w", i.Name, what, s.Why, errors.ErrUnsupported)
+	return fmt.Errorf("backend %s has no %s, because %s: %w", i.Name, what, s.Why, errors.ErrUnsupported)
 }
 
 // OrderOf returns the order in which waiters of a mode are granted a name.

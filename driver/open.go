@@ -95,7 +95,7 @@ func OpenTTL(ctx context.Context, rawURL string, ttl time.Duration) (Driver, *Co
 		return nil, nil, u.err
 	}
 	if err := ctx.Err(); err != nil {
-		return nil, nil, err // do not open a connection for nothing
+		return nil, nil, err // do not open a connection that is not needed
 	}
 	d, err := open(ctx, c)
 	if err != nil {
@@ -210,7 +210,7 @@ func (i Info) CheckTTL(d time.Duration) error {
 	case d <= 0:
 		return fmt.Errorf("TTL %v is not positive", d)
 	case d < i.MinTTL, i.MaxTTL > 0 && d > i.MaxTTL:
-		return fmt.Errorf("TTL %v is outside of what backend %s keeps (%v to %s): %w", d, i.Name, i.MinTTL, i.maxTTL(), errors.ErrUnsupported)
+		return fmt.Errorf("TTL %v is outside the range that backend %s supports (%v to %s): %w", d, i.Name, i.MinTTL, i.maxTTL(), errors.ErrUnsupported)
 	case i.TTLUnit > 0 && d%i.TTLUnit != 0:
 		return fmt.Errorf("TTL %v is not a multiple of %v, the unit of backend %s: %w", d, i.TTLUnit, i.Name, errors.ErrUnsupported)
 	}

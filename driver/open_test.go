@@ -79,7 +79,7 @@ func TestOpenWithAContextThatIsOverOpensNothing(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if got, _, err := driver.Open(ctx, scheme+":"); got != nil || !errors.Is(err, context.Canceled) || d.config != nil {
-		t.Errorf("got %v and error %v, and the opener was called: %t; want the error of the context alone", got, err, d.config != nil)
+		t.Errorf("got %v and error %v, and the opener was called: %t; want only the error of the context", got, err, d.config != nil)
 	}
 }
 

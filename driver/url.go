@@ -19,7 +19,7 @@ import (
 //
 // The methods below read parameters, and record malformed values and the names
 // that were read. [URL.Err] then reports the first bad value, or a parameter
-// that was not read. So a typing error in a URL is never silently ignored.
+// that was not read. So a typo in a URL is never silently ignored.
 type URL struct {
 	Scheme string
 	User   *url.Userinfo // nil if there is none
@@ -284,8 +284,8 @@ func (u *URL) Password() func() (string, error) {
 }
 
 // Rest returns the parameters that have not been read so far, and counts as
-// reading all of them. It is for backends with their own parameters, which the
-// driver passes on without knowing them.
+// reading all of them. It is for backends whose own parameters the driver
+// passes on unseen.
 func (u *URL) Rest() map[string]string {
 	rest := make(map[string]string)
 	for name := range u.query {

@@ -1,5 +1,5 @@
-// Package dsynctest makes clients for tests of programs that use locks.
-// docs/testing.md shows how.
+// Package dsynctest creates clients for tests of programs that use locks.
+// docs/testing.md shows how to use it.
 package dsynctest
 
 import (

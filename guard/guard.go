@@ -14,10 +14,10 @@
 // # Present the token before you read what the decision depends on
 //
 // The resource refuses an earlier holder only after it has seen a later token.
-// Until then a pending write of the earlier holder takes effect, even after the
-// later holder has read. A holder that reads a balance, computes the new one
-// and presents its token only with the write overwrites that earlier write
-// without an error. So present the token first:
+// Until then, a pending write of the earlier holder still takes effect, even
+// after the later holder has read. A holder that reads a balance, computes the
+// new one and presents its token only with the write overwrites that earlier
+// write without an error. So present the token first:
 //
 //   - work in one transaction calls [SQL.Write], then reads, then writes;
 //   - longer work calls [SQL.Enter] at its beginning, then reads, and calls

@@ -49,8 +49,8 @@ func Token(r *http.Request) (uint64, error) {
 // then writes over it. If that matters, next must present the token itself,
 // which [Token] returns: with [SQL.Write] in the transaction that reads and
 // writes, or with [Memory.Write] under the mutex that protects the data. A GET
-// does the same: it calls Write, and not Read, before it reads for a holder
-// that intends to write.
+// does the same: before it reads for a holder that intends to write, it calls
+// Write rather than Read.
 func Handler(next http.Handler, check func(r *http.Request, token uint64) error) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		token, err := Token(r)

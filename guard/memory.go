@@ -11,9 +11,9 @@ type Memory struct {
 }
 
 // Write admits a write by the holder with the token, and keeps the token, or
-// returns ErrStale. A write that goes on after Write has returned is not
+// returns ErrStale. A write that continues after Write has returned is not
 // protected from a write that begins in the meantime, so hold a mutex of the
-// resource over both. Read the data that the write depends on after Write has
+// resource around both. Read the data that the write depends on after Write has
 // returned, under the same mutex.
 func (m *Memory) Write(name string, token uint64) error {
 	m.mu.Lock()

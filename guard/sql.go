@@ -18,11 +18,11 @@ import (
 // Write and Read work in the transaction of the caller, together with the work
 // that the token protects, so the check and the work are atomic at every
 // isolation level. Call them first in the transaction, before the transaction
-// reads the data that its writes depend on: data that it has read before may be
-// older. A value that was read before the transaction began needs Enter before
-// that read. After an error roll the transaction back. If the database ends a
+// reads the data that its writes depend on, because data read earlier may be
+// stale. A value that was read before the transaction began needs Enter before
+// that read. After an error, roll back the transaction. If the database ends a
 // transaction because of a conflict with another one, the error is the
-// database's and not ErrStale. As usual, try the whole transaction again.
+// database's and not ErrStale. As usual, retry the whole transaction.
 type SQL struct{ dialect *dialect }
 
 // The databases: PostgreSQL 9.5 or later, SQLite 3.35 or later, MySQL 5.7 or
@@ -33,8 +33,8 @@ var (
 	MySQL    = SQL{&mysql}
 )
 
-// dialect has the statements of a database. None of them relies on the number
-// of affected rows, which drivers count differently.
+// dialect contains the statements of a database. None of them relies on the
+// number of affected rows, which drivers count differently.
 type dialect struct {
 	write  string // stores the token if it is larger than the stored one, and returns the stored token
 	kept   string // returns the stored token, or -1, and locks it until the end of the transaction
@@ -68,8 +68,8 @@ const writeReturning = `insert into dsync_guard (name, token) values ($1, $2)
 type Tx interface {
 	ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
 	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
-	// Commit is not called. A *sql.DB does not have it, because there each
-	// statement has its own transaction.
+	// Commit is not called. A *sql.DB is not a Tx, because it runs each
+	// statement in its own transaction.
 	Commit() error
 }
 
@@ -130,8 +130,8 @@ func (s SQL) Enter(ctx context.Context, db DB, name string, token uint64) error 
 // PGX is a transaction of pgx: a pgx.Tx.
 type PGX[Row interface{ Scan(...any) error }] interface {
 	QueryRow(ctx context.Context, query string, args ...any) Row
-	// Commit is not called. A connection or a pool does not have it, because
-	// there each statement has its own transaction.
+	// Commit is not called. A connection or a pool is not a PGX, because it
+	// runs each statement in its own transaction.
 	Commit(ctx context.Context) error
 }
 

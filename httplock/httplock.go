@@ -1,5 +1,6 @@
-// Package httplock has HTTP handlers that serialize requests and answer a
-// repeated request with the stored answer, across all instances of a service.
+// Package httplock provides HTTP handlers that serialize requests, and that
+// answer a repeated request with the stored response, across all instances of a
+// service.
 package httplock
 
 import (

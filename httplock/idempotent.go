@@ -96,8 +96,8 @@ func Idempotent(l dsync.Locker, answers Answers, scope func(*http.Request) strin
 	})
 }
 
-// nameOf returns the name of a key of a scope. Scopes and keys can be of any
-// length and have any bytes, unlike names of locks.
+// nameOf returns the name of a key of a scope. Unlike names of locks, scopes
+// and keys can have any length and contain any bytes.
 func nameOf(scope, key string) string {
 	hash := sha256.Sum256(fmt.Appendf(nil, "%d:%s%s", len(scope), scope, key))
 	return "idempotency/" + hex.EncodeToString(hash[:])

@@ -45,7 +45,7 @@ func completeValues(c *cobra.Command) {
 		case kind == "URL":
 			values = cli.CompleteURL
 		}
-		// The error is for flags that the command does not have.
+		// The error is returned for flags that the command does not have.
 		_ = c.RegisterFlagCompletionFunc(f.Name, values)
 	}
 	c.Flags().VisitAll(add)

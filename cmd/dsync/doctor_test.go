@@ -35,7 +35,7 @@ func TestDoctorLeavesNothing(t *testing.T) {
 	}
 	for _, key := range s.Do("KEYS", "*").([]any) { // the record of the last token
 		if s.Do("PTTL", key.(string)) == int64(-1) {
-			t.Errorf("the key %s stays for ever", key)
+			t.Errorf("the key %s stays forever", key)
 		}
 	}
 	if interrupted == 0 {

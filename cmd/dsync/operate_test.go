@@ -143,7 +143,7 @@ func TestRelease(t *testing.T) {
 	p, c := &two{t: t}, clitest.Client(t, url)
 	lease := clitest.Lock(t, c, "x")
 	p.bare("release", "--url", url, "x").want(cli.ExitUsage, "not a terminal", "--yes")
-	p.bare("release", "--url", url, "--yes", "--hold", "other", "x").want(cli.ExitUnfinished, "another hold has it")
+	p.bare("release", "--url", url, "--yes", "--hold", "other", "x").want(cli.ExitUnfinished, "held by another client")
 	if err := lease.Err(); err != nil {
 		t.Fatal(err)
 	}

@@ -160,7 +160,7 @@ func checkInterrupted(t *testing.T, status int, sealed int64, stdout, stderr str
 		t.Fatalf("%v in\n%s", err, stdout)
 	}
 	if sealed < told || sealed > told+64 { // names in progress may be sealed without a response
-		t.Errorf("%d names are sealed, and it told of %d\n%s", sealed, told, stdout)
+		t.Errorf("%d names are sealed, but it reported %d\n%s", sealed, told, stdout)
 	}
 }
 
@@ -192,7 +192,7 @@ func TestRedissonToEtcd(t *testing.T) {
 	// Only the new backend.
 	l := drivertest.Acquire(t, drivertest.Open(t, s.to), drivertest.Request("orders/0"))
 	if got, _ := driver.Tokens(l, etcdFloor); got <= token {
-		t.Errorf("got token %d of the new backend alone after %d", got, token)
+		t.Errorf("got token %d from only the new backend after %d", got, token)
 	}
 	s.run("status", "orders/0").want(cli.ExitDone, "moved", "new")
 	if err := program.Close(t.Context()); err != nil {

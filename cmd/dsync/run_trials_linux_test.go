@@ -24,7 +24,7 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-var trials = flag.Int("trials", 0, "how many trials TestNoTwoCommands makes on each backend; 0: one of each mishap, on Redis alone")
+var trials = flag.Int("trials", 0, "how many trials TestNoTwoCommands makes on each backend; 0: one of each mishap, only on Redis")
 
 const (
 	trialTTL     = 3 * time.Second
@@ -147,8 +147,8 @@ type kind struct {
 	args []string
 }
 
-// kinds returns the lock and, if the backend supports them, permits of which a
-// third party holds one. A short run tests permits with some mishaps only.
+// kinds returns the lock and, if the backend supports them, permits, one of
+// which a third party holds. A short run tests permits with some mishaps only.
 func (b *bed) kinds(m mishap, all bool) []kind {
 	kinds := []kind{{}}
 	if b.client.Info().Permits.Offered && (all || m.name == "frozen" || m.name == "killed") {

@@ -32,7 +32,7 @@ const (
 	fleetSize   = 6               // one of them uses only the old backend
 	fleetTries  = 60              // of a command while backends are killed and the slot of a frozen process lasts
 	frozenClerk = 2
-	looksAtOne  = 5 // of a tool that has to see a program each time
+	looksAtOne  = 5 // of a tool that must see a program each time
 
 	closedName = cli.Reserved + "closed"
 	targetName = cli.Reserved + "target"
@@ -114,7 +114,7 @@ func (s *fleet) roundTrip() {
 		}
 		after := s.idle(plain)
 		if s.old.tokens && after <= before {
-			s.t.Errorf("the name that nobody locked meanwhile: got token %d after %d on the way back", after, before)
+			s.t.Errorf("the name that no program locked in the meantime: got token %d after %d on the way back", after, before)
 		}
 		before = after
 		s.leaveBehind()
@@ -122,7 +122,7 @@ func (s *fleet) roundTrip() {
 		s.follow(runbook)
 	}
 	if after := s.idle(s.to); after <= before {
-		s.t.Errorf("the name that nobody locked meanwhile: got token %d after %d", after, before)
+		s.t.Errorf("the name that no program locked in the meantime: got token %d after %d", after, before)
 	}
 	for _, p := range s.programs {
 		s.end(p)
@@ -332,7 +332,7 @@ func (s *fleet) after(x step) {
 		_ = s.tooLate(s.old.as(oldUser))
 	case strings.Contains(x.text, "cut all clients off"):
 		_ = s.tooLate(s.old.as(oldUser))
-		if s.gated { // and no program is in phase new any more
+		if s.gated { // and no program is still in phase new
 			if err := s.tooLate(s.urls["old"]); !errors.Is(err, migrate.ErrFinalized) {
 				s.t.Errorf("a program in phase old at the very end: got %v, want ErrFinalized", err)
 			}

@@ -23,7 +23,7 @@ import (
 // is one.
 func Disturb(tb testing.TB, s cas.Store) (cas.Store, *conformance.Link) {
 	n := &network{store: s, changed: make(chan struct{}), over: make(chan struct{}), deaf: map[*listener]bool{}}
-	tb.Cleanup(func() { // no request is on its way now
+	tb.Cleanup(func() { // no request is under way now
 		close(n.over)
 		n.onTheirWay.Wait()
 	})
@@ -154,7 +154,7 @@ func (n *network) Delete(ctx context.Context, name, version string) error {
 }
 
 // WriteAll passes one request for the whole batch. If the store is not a
-// Batcher, each write is a request of its own.
+// Batcher, each write is a separate request.
 func (n *network) WriteAll(ctx context.Context, writes []*cas.Write) error {
 	b, ok := n.store.(cas.Batcher)
 	if !ok {

@@ -118,7 +118,7 @@ func (e Event) because(err error) Event {
 	case err == nil:
 		return e
 	case e.Kind == KindFail && errors.Is(err, dsync.ErrUnknown):
-		// the hold may exist, whatever else the error says
+		// the hold may exist, regardless of the rest of the error
 		e.Class = ClassUnknown
 		return e
 	}
@@ -185,8 +185,8 @@ func (e Event) String() string {
 // run. A process that is started again uses a new label and a new file.
 //
 // The time comes from a clock that all processes of the machine share:
-// CLOCK_MONOTONIC on Linux, and elsewhere the wall clock. A run in which the
-// wall clock is set is worthless there.
+// CLOCK_MONOTONIC on Linux, and elsewhere the wall clock. There, a run during
+// which the wall clock is set is worthless.
 func Create(path, process string) (*History, error) {
 	if process == "" {
 		return nil, errors.New("history: the process needs a label")

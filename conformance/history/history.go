@@ -11,12 +11,12 @@
 //		t.Error(err)
 //	}
 //
-// [Bounds] has the promises of the run. [Rule] lists the rules: holds of two
-// owners must not overlap, tokens must rise, a holder must be notified of a
+// [Bounds] contains the promises of the run. [Rule] lists the rules: holds of
+// two owners must not overlap, tokens must rise, a holder must be notified of a
 // loss in time, waiters must be woken, and results must not contradict each
 // other. A [Verdict] also reports when a run proves nothing because too little
-// happened. Where the records leave something open, the judge decides in favor
-// of the locks.
+// happened. Where the records are ambiguous, the judge decides in favor of the
+// locks.
 //
 // Injected faults are recorded too ([History.Fault]), because no progress is
 // expected during a fault.
@@ -56,8 +56,8 @@ import (
 //	op.Released(lease.Unlock(op.Releasing(ctx)))
 //
 // A History in memory ([New]) takes its time from time.Now, so it works on the
-// fake clock of testing/synctest. In a run of several processes, each writes a
-// file of its own ([Create]), and [Read] merges them.
+// fake clock of testing/synctest. In a run of several processes, each writes
+// its own file ([Create]), and [Read] merges the files.
 type History struct {
 	now  func() time.Duration
 	proc string
@@ -132,7 +132,7 @@ func (h *History) nextCall() uint64 {
 type Attempt struct {
 	Client string // any label; distinct clients must exclude each other
 	// attempts with the same Client and Owner re-enter; if empty, this attempt
-	// is an owner of its own
+	// is a separate owner
 	Owner  string
 	Name   string
 	NoWait bool        // TryLock
@@ -200,8 +200,8 @@ func (o *Op) Returned(l Claim, err error) {
 }
 
 // Check calls the lease's Check, records the result and returns it. Call Check
-// before an access to what the lock protects, and from time to time during a
-// long hold: Judge learns of renewals from these records.
+// before each access to the protected resource, and from time to time during a
+// long hold. Judge learns of renewals from these records.
 func (o *Op) Check() error {
 	e, err := o.sample(KindCheck)
 	o.record(e)
@@ -221,8 +221,8 @@ func (o *Op) Lost() {
 }
 
 // Releasing records that the lease is about to be unlocked, and whether the
-// lease reported that it was still held. It returns the context for Unlock, by
-// which [Answered] knows the Op of a release.
+// lease reported that it was still held. It returns the context for Unlock,
+// from which [Answered] learns the Op of a release.
 func (o *Op) Releasing(ctx context.Context) context.Context {
 	e, _ := o.sample(KindRelease)
 	o.record(e)
@@ -239,7 +239,7 @@ type opKey struct{}
 //
 // An Unlock need not send a request to the backend, since it may leave the hold
 // to another lease. So a nil result of Release proves that the backend had the
-// hold until then, and a nil result of Unlock does not.
+// hold until then, but a nil result of Unlock does not.
 func Answered(ctx context.Context, mode driver.Mode, granted time.Time, err error) {
 	o, ok := ctx.Value(opKey{}).(*Op)
 	if !ok {
@@ -315,8 +315,8 @@ func (h *History) SettingLimit(name string, limit int) (returned func(error)) {
 	}
 }
 
-// FaultKill is the kind of fault that kills a process with a History of its
-// own. The target is the label of that History.
+// FaultKill is the kind of fault that kills a process with its own History. The
+// target is the label of that History.
 const FaultKill = "kill"
 
 // Fault records that a fault is about to be injected. The function off records

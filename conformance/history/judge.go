@@ -16,14 +16,13 @@ type Bounds struct {
 	// not rise among themselves (RuleTokens).
 	Fenced bool
 	// FIFO: waiters whose modes exclude each other are granted in the order in
-	// which they were seen in the queue (RuleOrder), unless a fault came
-	// between.
+	// which they were seen in the queue (RuleOrder), unless a fault intervened.
 	FIFO bool
 	// StoreFences: the protected resource rejects tokens below the highest
 	// token of its writes so far (RuleStale).
 	StoreFences bool
 
-	// Detect is how long a holder may go on after another client removed its
+	// Detect is how long a holder may continue after another client removed its
 	// hold or ended its session. 0 means that no client does so in this run.
 	Detect time.Duration
 	// Linger is how long the backend may still keep the hold after the end of a
@@ -61,7 +60,7 @@ const (
 	// when the grant returned. It ends when Unlock is called, when the last
 	// known deadline passes, or when the lease reports its loss, whichever
 	// comes first. The claim ends Bounds.Detect earlier, unless the backend's
-	// answer to the release says that it had the hold (Answered). Such an
+	// answer to the release shows that it had the hold (Answered). Such an
 	// answer also covers the time since the backend's grant, in which several
 	// leases may have used the hold without a request.
 	RuleOverlap Rule = "V1 claimed overlap"
@@ -98,8 +97,8 @@ type Violation struct {
 	Name   string  // of the lock
 	Text   string  // what is wrong
 	Events []Event // the events that show it
-	// the events, marked, among others of the lock shortly before and after;
-	// only for the first violations
+	// the events, marked, among other events of the lock shortly before and
+	// after; only for the first violations
 	Excerpt string
 }
 
@@ -118,7 +117,7 @@ type Verdict struct {
 	StaleWrites, StaleAccepted int // including reads
 
 	LossMargin Spread // from the moment when a holder knew of its loss to the next grant
-	Wake       Spread // from the moment when a lock was surely free to the grant of a waiter
+	Wake       Spread // from the moment when a lock was certainly free to the grant of a waiter
 }
 
 // Judge decides whether a history is legal. The events are those of
@@ -176,7 +175,7 @@ type id struct {
 type process struct {
 	last   time.Duration // the time of its last sign of life
 	ended  bool          // in an orderly way
-	killed time.Duration // the time at which a fault had killed it; never means not known
+	killed time.Duration // the time at which a fault killed it; never if unknown
 }
 
 // lock is the known state of one name.
@@ -266,7 +265,7 @@ func (j *judge) assumptions() {
 	}
 	for label, p := range j.procs {
 		if !p.ended && p.killed == never {
-			j.invalid("process %q was not killed by a recorded fault, and yet its history was not closed", label)
+			j.invalid("process %q was not killed by a recorded fault, but its history was not closed", label)
 		}
 	}
 	if n := grants[j.quiet[0]]; n < j.b.MinGrants {
@@ -281,7 +280,7 @@ func (j *judge) assumptions() {
 }
 
 // writes compares each access to a protected resource with the highest token of
-// the writes before (RuleStale).
+// earlier writes (RuleStale).
 func (j *judge) writes() {
 	highest := map[string]*Event{}
 	readers := j.readers()

@@ -41,7 +41,7 @@ func reentries(holds []*attempt) {
 	}
 }
 
-// span is an interval in which one owner surely had the lock.
+// span is an interval in which one owner certainly had the lock.
 type span struct {
 	of       *attempt
 	owner    owner
@@ -67,7 +67,8 @@ func (j *judge) overlaps(holds []*attempt) {
 	})
 	for i, a := range holds {
 		if a.confirmed() && !reported[a] && a.answer.Since < a.end {
-			// or else the process stood still between two looks at the clock
+			// otherwise the process stood still between two readings of the
+			// clock
 			confirmed = append(confirmed, span{a, owner{number: i + 1}, a.answer.Mode, point{a.answer.Since, 0}, point{a.end, 0}})
 		}
 	}
@@ -79,8 +80,8 @@ func (j *judge) overlaps(holds []*attempt) {
 }
 
 // eachOverlap compares each span with the earlier span that ends last, among
-// the spans of other owners in modes that exclude its own. The spans are in the
-// order of their beginnings.
+// spans of other owners in conflicting modes. The spans are in the order of
+// their beginnings.
 func eachOverlap(spans []span, found func(a, b span)) {
 	reads, others := newLatest(), newLatest()
 	for _, b := range spans {
@@ -135,9 +136,9 @@ func (j *judge) twoOwners(a, b *attempt) {
 	j.violation(RuleOverlap, fmt.Sprintf("two owners had the lock for %v", both), a.returned, b.returned, a.releasing)
 }
 
-// successors measures, for each lost hold, the time from the moment when the
-// holder knew of the loss to the next grant of another owner that surely came
-// later.
+// For each lost hold, successors measures the time from the moment at which the
+// holder knew of the loss to the next grant of another owner that certainly
+// came later.
 func (j *judge) successors(holds []*attempt) {
 	var ended []*attempt // lost, with no grant of the lock since
 	for _, b := range holds {
@@ -156,8 +157,8 @@ func (j *judge) successors(holds []*attempt) {
 	}
 }
 
-// tokens compares each token with the highest token of the surely earlier
-// grants. For a Read, only grants in another mode count.
+// tokens compares each token with the highest token among grants that were
+// certainly earlier. For a Read, only grants in another mode count.
 func (j *judge) tokens(holds []*attempt) {
 	highest := make([]*attempt, len(holds)+1) // [i]: among the first i holds
 	written := make([]*attempt, len(holds)+1) // the same without Reads
@@ -167,7 +168,7 @@ func (j *judge) tokens(holds []*attempt) {
 			// otherwise the lease may have ended before the token arrived
 			j.violation(RuleTokens, "a grant has no token", b.returned)
 		}
-		// above returns a hold that was surely granted before since, if its
+		// above returns a hold that was certainly granted before since, if its
 		// token is too high for that.
 		above := func(since point) *attempt {
 			n := sort.Search(i, func(k int) bool { return !holds[k].from.before(since) })
@@ -200,12 +201,12 @@ func (j *judge) tokens(holds []*attempt) {
 	}
 }
 
-// inherited returns the earliest time at which the backend may have been asked
-// for the hold of b. A client passes a hold on to its waiters, and lets the
-// owner re-enter it, without another request. If another client has ended that
-// hold and this client has not noticed, its tokens are below those of later
-// grants. A hold that the backend had until its release was not passed on. The
-// holds include only those granted before b.
+// inherited returns the earliest time at which the hold of b may have been
+// requested from the backend. A client passes on a hold to its waiters, and
+// lets the owner re-enter it, without another request. If another client has
+// ended that hold and this client has not noticed, its tokens are below those
+// of later grants. A hold that the backend had until its release was not passed
+// on. The holds include only those granted before b.
 func (b *attempt) inherited(holds []*attempt) time.Duration {
 	asked := b.called.Time
 	for _, a := range slices.Backward(holds) {
@@ -239,7 +240,7 @@ func lonely(attempts []*attempt) {
 	type client struct{ proc, name string }
 	type reads struct {
 		last *attempt
-		left time.Duration // when the backend surely has nothing left of these Reads so far
+		left time.Duration // when the backend certainly has nothing left of these Reads so far
 	}
 	seen := map[client]*reads{}
 	for _, a := range attempts {
@@ -279,7 +280,7 @@ func (j *judge) order(holds []*attempt) {
 		}
 		_, calm := j.quietAround(a.called.Time, a.from.t)
 		if b != nil && a.waited != nil && a.claimed() && a.waited.Time < b.called.Time && b.from.before(a.from) && calm {
-			j.violation(RuleOrder, fmt.Sprintf("the one that asked %v later was granted first", b.called.Time-a.waited.Time),
+			j.violation(RuleOrder, fmt.Sprintf("a request that came %v later was granted first", b.called.Time-a.waited.Time),
 				a.called, a.waited, a.returned, b.called, b.returned)
 		}
 		switch {
@@ -310,7 +311,7 @@ func (j *judge) point(e *Event) point {
 }
 
 // owner is the owner of a lock. Attempts of the same owner re-enter. number
-// identifies an attempt that is an owner of its own.
+// identifies an attempt that is a separate owner.
 type owner struct {
 	proc, client, name string
 	number             int
@@ -328,7 +329,7 @@ type attempt struct {
 	// end, or nil
 	over     *Event
 	evidence time.Duration // the last moment before over at which the lease reported that it was held
-	deadline time.Duration // the last one known before over
+	deadline time.Duration // the last known one before over
 
 	// The claim is the interval in which the holder believed that it held the
 	// lock. The claim is empty unless from is before to.
@@ -341,7 +342,7 @@ type attempt struct {
 	reentry bool // its owner may have had the lock already
 	alone   bool // a Read that no other Read of its client may have brought along; see lonely
 
-	// free is when the backend surely has nothing left of this attempt.
+	// free is when the backend certainly has nothing left of this attempt.
 	free time.Duration
 }
 
@@ -406,7 +407,8 @@ func byFrom(a, b *attempt) int {
 	return cmp.Or(cmp.Compare(a.from.t, b.from.t), cmp.Compare(a.from.seq, b.from.seq))
 }
 
-// claim determines how the hold of a ended, and the claim of its holder.
+// claim determines how the hold of attempt a ended, and the claim of its
+// holder.
 func (j *judge) claim(a *attempt) {
 	a.from, a.to = j.point(a.returned), point{a.deadline, 0}
 	switch e := a.over; {
@@ -441,21 +443,22 @@ func (j *judge) claim(a *attempt) {
 	}
 }
 
-// gone reports whether an error says that a hold had ended before it was
+// gone reports whether an error means that a hold had ended before it was
 // released.
 func (e *Event) gone() bool {
 	return e.Class == ClassNotHeld || e.Class == ClassRemoved || e.Class == ClassSessionEnded
 }
 
-// harmless are the errors of attempts that have surely left nothing behind.
+// harmless lists the errors of attempts that have certainly left nothing
+// behind.
 var harmless = []string{ClassLocked, ClassCanceled, ClassDeadline, ClassDeadlock, ClassUnavailable, ClassUnsupported, ClassLimit}
 
-// free returns when the backend surely has nothing left of a.
+// free returns the time from which the backend certainly has nothing left of a.
 func (j *judge) free(a *attempt) time.Duration {
 	end := a.returned // only a remnant can be left after this
 	if a.granted() {
 		if end = a.released; a.over != a.releasing {
-			// the holder was notified before, or never released it
+			// the holder was notified before, or never released the hold
 			end = a.over
 		}
 	}

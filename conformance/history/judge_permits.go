@@ -10,8 +10,8 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// passedOn is how long after its grant package dsync passes a hold from caller
-// to caller.
+// passedOn is the time after its grant for which package dsync passes a hold
+// from caller to caller.
 const passedOn = 100 * time.Millisecond
 
 // setLimit is one call that set the limit of the permits of a name.
@@ -27,7 +27,7 @@ func (a *attempt) takesPermits() bool { return a.called.Mode == driver.Permit }
 // tokens (RuleTokens), overtaking (RuleOrder), and refusals because of a limit
 // (RuleResult).
 func (j *judge) permits(l *lock) {
-	var held []*attempt // holds whose claims cover a moment
+	var held []*attempt // holds whose claims cover a given moment
 	for i, b := range l.permits {
 		if b.returned.Token != 0 {
 			j.violation(RuleTokens, "permits have a token", b.returned)
@@ -48,7 +48,7 @@ func (j *judge) permits(l *lock) {
 	only := l.onlyLimit()
 	for _, a := range l.attempts {
 		if only > 0 && a.called.Limit == only && a.called.Permits <= only && a.returned != nil && a.returned.Class == ClassLimit {
-			j.violation(RuleResult, "a limit was wrong that was never another one", a.called, a.returned)
+			j.violation(RuleResult, "a limit that never changed was reported as wrong", a.called, a.returned)
 		}
 	}
 }
@@ -70,7 +70,7 @@ func (j *judge) overLimit(held []*attempt, limit int) {
 		show = append(show, a.returned, a.releasing)
 	}
 	if len(rest) < len(held) && sum(rest) <= limit {
-		j.violation(RuleLoss, fmt.Sprintf("%d of %d permits were held, since a holder had not been notified of its loss", sum(held), limit), show...)
+		j.violation(RuleLoss, fmt.Sprintf("%d of %d permits were held, because a holder had not been notified of its loss", sum(held), limit), show...)
 		return
 	}
 	j.violation(RuleOverlap, fmt.Sprintf("%d of %d permits were held", sum(held), limit), show...)
@@ -121,8 +121,8 @@ func (l *lock) smallest(from, to time.Duration) int {
 }
 
 // limits yields the limits that may have been in force between two moments:
-// each limit from its SetLimit until the next one has surely been carried out,
-// and the limits of granted requests.
+// each limit from its SetLimit until the next one has certainly been carried
+// out, and the limits of granted requests.
 func (l *lock) limits(from, to time.Duration, yield func(n int)) {
 	for _, s := range l.set {
 		until := never
@@ -174,7 +174,7 @@ func (j *judge) permitOrder(l *lock, before []*attempt, a *attempt) {
 			return
 		}
 		if b.claimed() && !b.called.NoWait && a.waited.Time < b.called.Time && b.from.before(a.from) && b.used > limit-a.called.Permits {
-			j.violation(RuleOrder, fmt.Sprintf("the one that asked %v later was granted first", b.called.Time-a.waited.Time),
+			j.violation(RuleOrder, fmt.Sprintf("a request that came %v later was granted first", b.called.Time-a.waited.Time),
 				a.called, a.waited, a.returned, b.called, b.returned)
 			return
 		}
@@ -190,7 +190,7 @@ type permitWaits struct {
 	turned  time.Duration // when a call of Lock last returned, or any grant
 }
 
-// taking is a number of permits that may be held until a moment.
+// taking is a number of permits that may be held until a given moment.
 type taking struct {
 	n     int
 	until time.Duration
@@ -244,8 +244,8 @@ func (j *judge) permitWaitEnds(w *permitWaits, a *attempt, i int) {
 	}
 }
 
-// free returns the time since which a's permits are surely free at a moment,
-// and the event that freed them.
+// free returns the time since which a's permits are certainly free at a given
+// moment, and the event that freed them.
 func (w *permitWaits) free(a *attempt, at time.Duration) (since time.Duration, freed *Event, known bool) {
 	limit := a.called.Limit
 	if limit == 0 {

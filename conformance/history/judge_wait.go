@@ -18,8 +18,8 @@ func (j *judge) quietFrom(t time.Duration) []window {
 	return j.quiet[i:]
 }
 
-// quietAround returns the window without a fault around a span of time, if
-// there is one.
+// quietAround returns the window without faults around a span of time, if there
+// is one.
 func (j *judge) quietAround(from, to time.Duration) (w window, ok bool) {
 	quiet := j.quietFrom(to)
 	if len(quiet) == 0 || quiet[0].from > from {
@@ -55,7 +55,7 @@ type waiting struct {
 // side is the known state of the holds of one kind.
 type side struct {
 	lastEnd time.Duration // when an attempt last returned
-	free    time.Duration // when the last hold was surely gone
+	free    time.Duration // when the last hold was certainly gone
 	freed   *Event        // the event that freed the lock
 	shadow  time.Duration // end of a possible hold that no client knows of
 }
@@ -67,7 +67,7 @@ func (w *waiting) side(a *attempt) *side {
 	return &w.others
 }
 
-// last returns when the last hold that excludes a was surely gone, and the
+// last returns when the last hold that excludes a was certainly gone, and the
 // event that ended it.
 func (w *waiting) last(a *attempt) (free time.Duration, freed *Event) {
 	if a.reads() || w.reads.free <= w.others.free {
@@ -76,8 +76,8 @@ func (w *waiting) last(a *attempt) (free time.Duration, freed *Event) {
 	return w.reads.free, w.reads.freed
 }
 
-// shadow returns until when there may be a hold that excludes a and that no
-// client knows of.
+// shadow returns the latest end of a hold that excludes a and of which no
+// client may know.
 func (w *waiting) shadow(a *attempt) time.Duration {
 	if a.reads() {
 		return w.others.shadow
@@ -122,7 +122,7 @@ func (j *judge) waits(l *lock) {
 
 func (j *judge) waitBegins(w *waiting, a *attempt) {
 	if !a.reads() && (a.doubtful() || a.returned != nil && !a.called.NoWait) {
-		// from now on Reads may have to wait
+		// from now on Reads may need to wait
 		j.idleToReaders(w, w.oldest(true), a.called)
 	}
 	if a.doubtful() {
@@ -198,7 +198,7 @@ func (j *judge) idle(w *waiting, e *Event) {
 }
 
 // idleToReaders checks the time before e, in which no client held the lock in
-// another mode, for a waiting Read. A waiter in another mode goes first,
+// another mode, for a waiting Read. A waiter in another mode has priority,
 // whatever the order.
 func (j *judge) idleToReaders(w *waiting, a *attempt, e *Event) {
 	if a == nil || w.oldest(false) != nil {
@@ -214,7 +214,7 @@ func (j *judge) idleToReaders(w *waiting, a *attempt, e *Event) {
 	}
 }
 
-// lasted checks an attempt that waited until a moment.
+// lasted checks an attempt that waited until a given moment.
 func (j *judge) lasted(a *attempt, until time.Duration) {
 	if j.b.Stuck > 0 && !a.called.NoWait && j.tooLong(a.called.Time, until, j.b.Stuck) {
 		j.violation(RuleStuck, fmt.Sprintf("an attempt lasted %v", until-a.called.Time), a.called, a.returned)
@@ -228,7 +228,7 @@ func (j *judge) refused(a *attempt, since time.Duration, freed *Event) {
 	if !ok || j.b.Wake == 0 || a.called.Time <= after(since, j.b.Wake) {
 		return
 	}
-	afterFault := w != j.quiet[0] // the fault may have left anything
+	afterFault := w != j.quiet[0] // the fault may have left any state
 	if afterFault && (j.b.Linger == 0 || a.called.Time <= after(w.from, j.b.Linger)) {
 		return
 	}
@@ -291,7 +291,7 @@ func (j *judge) read() {
 	if len(faults) > 0 {
 		j.invalid("the last fault did not end")
 	}
-	// adjacent faults leave windows of no length
+	// adjacent faults leave empty windows
 	j.quiet = slices.DeleteFunc(j.quiet, func(w window) bool { return w.from == w.to })
 }
 
@@ -401,7 +401,7 @@ func (j *judge) checkResult(a *attempt, e *Event) {
 	case e.Kind == KindReleased && a.released != nil && a.released.Kind == KindReleased:
 		wrong("a hold was released twice", a.released)
 	case e.Kind == KindReleased && a.releasing != nil && !a.releasing.OK:
-		wrong("a hold was released that had been over before", a.releasing)
+		wrong("a hold that had already ended was released", a.releasing)
 	case e.OK && a.over != nil && a.over.Time < e.Time:
 		wrong("a lease reported that it was held after it had ended", a.over)
 	case e.OK && e.Deadline != 0 && e.Deadline < e.Time:

@@ -11,8 +11,8 @@ import (
 
 // DialContext connects to a server through the Wire. It has the signature that
 // client libraries expect of a dialer. While traffic is held or dropped,
-// DialContext waits until ctx ends, as a connection attempt into a black hole
-// does.
+// DialContext waits until ctx ends, like a connection attempt into a black
+// hole.
 func (w *Wire) DialContext(ctx context.Context, network, addr string) (net.Conn, error) {
 	ctx, stop := w.lifetime(ctx)
 	defer stop()
@@ -65,8 +65,8 @@ type conn struct {
 
 func (c *conn) RemoteAddr() net.Addr { return c.server }
 
-// cutsSoFar counts the calls of Cut, so that a connection being made can find
-// out later whether Cut was called in the meantime.
+// cutsSoFar counts the calls of Cut, so that the caller can find out later
+// whether Cut was called while a connection was being made.
 func (w *Wire) cutsSoFar() int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -148,7 +148,7 @@ func connectTo(ctx context.Context, ln net.Listener) (client *net.TCPConn, inner
 		if inner.RemoteAddr().String() == c.LocalAddr().String() {
 			return c.(*net.TCPConn), inner, nil
 		}
-		inner.Close() // of an incomplete pair, or of a stranger
+		inner.Close() // of an incomplete pair, or of an unrelated client
 	}
 }
 
@@ -178,7 +178,7 @@ func (w *Wire) join(client, server net.Conn, cuts int) error {
 // reset breaks a connection without an orderly end.
 func reset(c net.Conn) {
 	if tcp, ok := c.(interface{ SetLinger(sec int) error }); ok {
-		tcp.SetLinger(0) // best effort: Close ends the connection in any case
+		tcp.SetLinger(0) // best effort: Close ends the connection anyway
 	}
 	c.Close()
 }
@@ -239,7 +239,7 @@ func (w *Wire) open(p *proxy) {
 		ln, err = net.Listen("tcp", p.addr)
 	}
 	if err != nil {
-		panic(fmt.Sprintf("wire: the proxy cannot listen any more: %v", err))
+		panic(fmt.Sprintf("wire: the proxy can no longer listen: %v", err))
 	}
 	p.ln = ln
 	cuts := w.cuts

@@ -22,16 +22,16 @@ type link struct {
 	seen []byte // the last bytes of the client, while a trap waits
 	trap *trap  // the trap that a request has sprung
 	sent bool   // the request of the trap has passed
-	// the reply was lost: the client's end is closed, and the Wire reads the
-	// server to its end
+	// the reply was lost: the client's end is closed, and the Wire reads all of
+	// the server's bytes
 	silent bool
 	torn   bool // some bytes have vanished, or were changed
 
-	stranded bool // all bytes vanish, because of Strand
+	stranded bool // all bytes vanish because of Strand
 
 	stuck bool // requests wait, because of HoldRequest
-	// requests have waited so: the Wire must read the server to its end even if
-	// the client hangs up
+	// requests have waited this way, so the Wire must read all of the server's
+	// bytes even if the client hangs up
 	overtaken bool
 }
 
@@ -111,11 +111,11 @@ const (
 	isOver // the link has ended
 )
 
-// verdict decides the fate of the bytes in p. If they have to wait, changed is
+// verdict decides the fate of the bytes in p. If they must wait, changed is
 // closed when the caller should call verdict again. wire.mu is held.
 func (p *pipe) verdict() (v verdict, changed <-chan struct{}) {
 	l, w := p.link, p.link.wire
-	waiting := l.trap != nil && !l.trap.hold // for the reply to be lost
+	waiting := l.trap != nil && !l.trap.hold // must be read for the reply to be lost
 	switch {
 	case l.gone, l.silent && p.dir == Requests:
 		return isOver, nil
@@ -334,8 +334,8 @@ func (p *pipe) end(err error) {
 		v, changed := p.verdict()
 		switch {
 		case v == isLost, v == passes && p.dir == Requests && (l.trap != nil || l.overtaken):
-			// the Wire must read the server to its end even if the client hangs
-			// up
+			// the Wire must read all of the server's bytes even if the client
+			// hangs up
 			l.lose()
 		case v == vanishes && !l.silent: // the other side does not notice before Heal
 			v, changed = waits, w.wait()
@@ -379,7 +379,7 @@ type garbler struct {
 	every int
 }
 
-// change garbles b, and returns how many bytes it changed.
+// change garbles b and returns the number of changed bytes.
 func (g *garbler) change(b []byte) (n int64) {
 	for i := range b {
 		if g.rand.IntN(g.every) == 0 {

@@ -15,7 +15,7 @@ type trap struct {
 // LoseReply waits for the next request that contains match, lets it pass, and
 // breaks its connection when the reply arrives. The request is carried out,
 // even if the client hangs up, but the client is not notified. Other
-// connections and later ones are not disturbed. The channel is closed when the
+// connections, and later ones, are not affected. The channel is closed when the
 // server has also ended the connection, and so has carried out all its
 // requests.
 //
@@ -25,8 +25,8 @@ type trap struct {
 // Use HoldReply there.
 //
 // A request may be sent in pieces. Under TLS only an empty match, which matches
-// any request, is useful. The Wire waits for one request at a time: LoseReply,
-// HoldReply and HoldRequest forget an earlier match.
+// any request, is useful. The Wire waits for one request at a time, so
+// LoseReply, HoldReply and HoldRequest forget an earlier match.
 func (w *Wire) LoseReply(match string) <-chan struct{} {
 	return w.set(&trap{match: []byte(match)})
 }
@@ -34,9 +34,9 @@ func (w *Wire) LoseReply(match string) <-chan struct{} {
 // HoldReply waits for the next request that contains match, as LoseReply does,
 // and lets it pass. It holds the replies on all connections from just before
 // that request, as Hold does. The channel is closed when the request has
-// passed. The test can then watch the server until the request shows there, and
-// continue with Heal (the reply is late), or with Cut before Heal (the reply is
-// lost).
+// passed. The test can then wait until the server shows the effect of the
+// request, and continue with Heal (the reply is late), or with Cut before Heal
+// (the reply is lost).
 func (w *Wire) HoldReply(match string) <-chan struct{} {
 	return w.set(&trap{match: []byte(match), hold: true})
 }

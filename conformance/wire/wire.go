@@ -18,7 +18,7 @@
 //     ones work.
 //   - [Wire.LoseReplies] lets requests arrive and breaks the connection in
 //     place of the reply.
-//   - [Wire.Delay] makes a direction late, and [Wire.Garble] changes bytes of
+//   - [Wire.Delay] delays a direction, and [Wire.Garble] changes bytes of
 //     replies.
 //
 // A trap finds a single request by its text: [Wire.LoseReply] loses the reply
@@ -46,9 +46,9 @@ import (
 //
 // Client and server use real sockets, with the Wire between them. So deadlines
 // work whatever the Wire does, and a client's writes are accepted while no
-// bytes arrive, as in a real network. A disturbance is in force when its method
-// returns: from then on no disturbed byte passes. It lasts until [Wire.Heal].
-// All methods may be called concurrently.
+// bytes arrive, as in a real network. A disturbance is in effect when its
+// method returns: from then on no affected byte passes. It lasts until
+// [Wire.Heal]. All methods may be called concurrently.
 type Wire struct {
 	wg sync.WaitGroup // all goroutines; each ends when its connection or listener is closed
 
@@ -58,7 +58,7 @@ type Wire struct {
 	links   map[*link]bool
 	proxies []*proxy
 	served  []net.Listener
-	// closed at the next change that a caller may be waiting for; nil if no
+	// closed at the next change for which a caller may be waiting; nil if no
 	// caller is waiting
 	changed chan struct{}
 	ctx     context.Context // ends at Close; made when needed
@@ -179,8 +179,8 @@ func (w *Wire) LoseReplies() {
 	w.disturb(Replies, func(f *faults) { f.lose = true })
 }
 
-// Delay makes the bytes in a direction arrive late. It does not slow down the
-// making of connections.
+// Delay makes the bytes in a direction arrive late. It does not slow down new
+// connections.
 func (w *Wire) Delay(d Direction, late time.Duration) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -280,7 +280,7 @@ func (w *Wire) wait() <-chan struct{} {
 	return w.changed
 }
 
-// notify wakes the callers that wait for a change. w.mu is held.
+// notify wakes the callers that are waiting for a change. w.mu is held.
 func (w *Wire) notify() {
 	if w.changed != nil {
 		close(w.changed)

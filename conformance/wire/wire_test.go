@@ -67,7 +67,7 @@ func TestWireLooksLikeADirectConnection(t *testing.T) {
 	}
 	nobody.Close()
 	if _, err := w.DialContext(t.Context(), "tcp", nobody.Addr().String()); !errors.Is(err, syscall.ECONNREFUSED) {
-		t.Errorf("where nobody listens: %v, want %v", err, syscall.ECONNREFUSED)
+		t.Errorf("where no server listens: %v, want %v", err, syscall.ECONNREFUSED)
 	}
 	addr, err := w.Listen(nobody.Addr().String())
 	if err != nil {

@@ -16,7 +16,8 @@
 //	}))
 //
 // The locker may be a client of redisson:// on the Redis of asynq. With
-// dsync.With(client, dsync.Permits(1, 3)) three tasks of a name run at a time.
+// dsync.With(client, dsync.Permits(1, 3)), up to three tasks of a name run at a
+// time.
 //
 // asynq.Unique prevents a second task from being queued. A lock prevents two
 // tasks from running at once. This includes a task that asynq has started again
@@ -44,7 +45,7 @@ import (
 	"github.com/go-dsync/dsync"
 )
 
-// ErrHeld is the error of a task that did not run because another owner held
+// ErrHeld is the error for a task that did not run because another owner held
 // its lock, or because the backend was out of reach. Configure keeps it from
 // being a failure.
 var ErrHeld = errors.New("asynqlock: task put off")
@@ -89,7 +90,7 @@ func lastAttempt(ctx context.Context) bool {
 // Configure makes a server retry a task that returns ErrHeld after delay. The
 // retry is not a failure: it does not count, and the ErrorHandler is not
 // called. Configure keeps the settings of cfg for other errors, so set the
-// fields of cfg before. asynq looks for such tasks every
+// fields of cfg first. asynq looks for such tasks every
 // Config.DelayedTaskCheckInterval.
 func Configure(cfg *asynq.Config, delay time.Duration) {
 	isFailure, retryDelay, handler := cfg.IsFailure, cfg.RetryDelayFunc, cfg.ErrorHandler

@@ -1,11 +1,11 @@
 // Package cronlock runs the jobs of gocron and of robfig/cron in one process of
 // a fleet at a time. Package cron of dsync does the same without a scheduler.
 //
-// The clocks of a fleet differ. A process whose clock is late by more than the
-// length of a short job would run the job again. A Locker and a Wrapper
-// therefore keep the lock for a time that must be longer than the differences
-// of the clocks and shorter than the period. The backend must support
-// dsync.HoldAtLeast: the memory, Redis and etcd backends do.
+// The clocks of the processes differ. A process whose clock is late by more
+// than the length of a short job would run the job again. A Locker and a
+// Wrapper therefore keep the lock for a time that must be longer than the
+// difference between the clocks and shorter than the period. The backend must
+// support dsync.HoldAtLeast: the memory, Redis and etcd backends do.
 package cronlock
 
 import (
@@ -51,7 +51,7 @@ func (l Locker) Lock(ctx context.Context, key string) (gocron.Lock, error) {
 	return nil, err
 }
 
-// keep keeps the run of a job from other processes for a time. The lock of the
+// keep prevents other processes from running a job for a while. The lock of the
 // job itself is renewed, so it cannot outlast its holder.
 func keep(ctx context.Context, l dsync.Locker, name string, d time.Duration) error {
 	if d == 0 {

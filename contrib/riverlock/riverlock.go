@@ -14,8 +14,9 @@
 //	})
 //
 // The locker may be a client of pglock:// on River's own database. With
-// dsync.With(client, dsync.Permits(1, 3)) three jobs of a name run at a time,
-// on all machines together. pglock:// has no permits; pgtable:// has.
+// dsync.With(client, dsync.Permits(1, 3)), up to three jobs of a name run at a
+// time on all machines together. pglock:// does not support permits, but
+// pgtable:// does.
 //
 // River's unique jobs prevent a second job from being inserted. A lock prevents
 // two jobs from running at once. This includes a job that River has rescued
@@ -49,14 +50,14 @@ import (
 type Middleware struct {
 	river.MiddlewareDefaults
 
-	// Locker is a Client, or what dsync.With makes of it.
+	// Locker is a Client, or the result of dsync.With.
 	Locker dsync.Locker
 
 	// Name returns the name of the lock of a job. A job with the name "" needs
 	// no lock. Nil means Kind.
 	Name func(job *rivertype.JobRow) (string, error)
 
-	// Snooze is how long a job is put off if it does not get its lock. The
+	// Snooze is how long a job is postponed if it does not get its lock. The
 	// default is 5 s. River looks for snoozed jobs every few seconds.
 	Snooze time.Duration
 }

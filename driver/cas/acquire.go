@@ -15,11 +15,11 @@ const (
 	// vanished waiter holds up the waiters behind it.
 	placeFor = 10 * time.Second
 
-	// leaveFor bounds how long an Acquire may go on after its context has
+	// leaveFor bounds how long an Acquire may continue after its context has
 	// ended.
 	leaveFor = 200 * time.Millisecond
 
-	// lookAfter is how often a waiter looks at the record even though the store
+	// lookAfter is how often a waiter reads the record even though the store
 	// notifies it.
 	lookAfter = 5 * time.Second
 
@@ -96,23 +96,23 @@ func (a *attempt) look(v *view) error {
 
 func (a *attempt) placeTTL() time.Duration { return min(a.request.TTL, placeFor) }
 
-// newClaim returns the claim of a request, to be written now.
+// newClaim returns the claim of a request that is about to be written.
 func newClaim(r *driver.Request, sent time.Time, ttl time.Duration) claim {
 	return claim{Hold: r.Hold, Owner: r.Owner, Note: r.Note, Process: process, Mode: r.Mode, Permits: r.Permits, TTL: ttl, Since: sent}
 }
 
 const (
-	// behind is the largest factor by which waiters with other waiters in front
-	// look less often.
+	// behind is the largest factor by which waiters with other waiters ahead
+	// read less often.
 	behind = 10
 
-	// burst is how long a waiter collects changes before it looks, for each
-	// waiter in front.
+	// burst is how long a waiter collects changes before it reads, for each
+	// waiter ahead.
 	burst = 20 * time.Millisecond
 )
 
 // failed removes the place of a request from the queue, and returns the error
-// of Acquire.
+// for Acquire.
 func (a *attempt) failed(ctx context.Context, k *desk, err error) error {
 	waits := false
 	select {
@@ -171,8 +171,8 @@ func (j *job) ghost() *ghost {
 }
 
 // settle makes sure that the ghost is gone and cannot come back. Its absence
-// proves nothing, because a write without an answer may be on its way. So
-// settle also writes if that write could still be carried out.
+// proves nothing, because a write without an answer may be on its way. If that
+// write could still be carried out, settle also writes.
 func (k *desk) settle(ctx context.Context, g *ghost) error {
 	d := k.d
 	err := k.do(ctx, &job{hold: g.hold, to: func(v *view) error {
@@ -198,8 +198,8 @@ func (k *desk) settle(ctx context.Context, g *ghost) error {
 // errDone means that there is nothing to change.
 var errDone = errors.New("nothing to change")
 
-// linger is how long a write that requires the absence of a record may be in
-// flight.
+// linger is how long a write that requires the absence of a record may be on
+// its way.
 const linger = time.Hour
 
 // settleAll is the Policy of the cleaner.

@@ -11,7 +11,7 @@ import (
 	"github.com/go-dsync/dsync/internal/parallel"
 )
 
-// renewal is a renewal in a batch. It has the desk of the name.
+// renewal is a renewal in a batch. It owns the desk of the name.
 type renewal struct {
 	Write
 	l     *lease
@@ -56,7 +56,7 @@ func (d *Driver) RenewAll(ctx context.Context, leases []driver.Lease, done func(
 }
 
 // prepare returns the renewal of a lease, with the turn and the desk, or nil if
-// the lease must be renewed by itself.
+// the lease must be renewed separately.
 func (l *lease) prepare(i int) *renewal {
 	select {
 	case l.turn <- struct{}{}:

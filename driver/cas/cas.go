@@ -16,10 +16,10 @@
 //	}
 //
 // The driver has exclusive locks, read-write locks and permits with leases,
-// fencing tokens, Inspect, ForceUnlock and SetLimit. It grants in the order of
-// arrival. It also has List if the store is a [Lister]. If the store is a
-// [Notifier], it also has Watch, and its waiters are notified of a release at
-// once. Names can move to other backends and back (package drivers/migrate).
+// fencing tokens, Inspect, ForceUnlock and SetLimit. It grants locks in the
+// order of arrival. It also has List if the store is a [Lister]. If the store
+// is a [Notifier], it also has Watch, and its waiters are notified of a release
+// at once. Names can move to other backends and back (package drivers/migrate).
 //
 // # Testing
 //
@@ -55,11 +55,10 @@
 // does the acquire of a free name if this driver was the last to use the name,
 // or if records of free names are deleted. Otherwise it also takes a read. A
 // waiter writes its place into the queue, renews the place every few seconds,
-// and looks at the record once in Options.Poll or when it is notified. So a
-// waiter does not depend on luck: no other waiter overtakes it, and a vanished
-// waiter loses its place.
+// and reads the record every Options.Poll or when it is notified. So no other
+// waiter overtakes it, and a waiter that has vanished loses its place.
 //
-// Callers of one driver that want the same name share these requests, so a
+// Callers of one driver that request the same name share these requests, so a
 // crowd in a process costs the store little more than a single waiter. If the
 // store is a [Batcher], one write renews many holds.
 //
@@ -68,26 +67,26 @@
 // If the store has a clock (Options.Clock), each Read returns the time at the
 // store and the time at which the record was written. A hold ends when its TTL
 // has passed since then, by this one clock. If the store has no clock, a
-// contender takes the name over after it has seen the hold unchanged for the
+// contender takes over the name after it has seen the hold unchanged for the
 // hold's TTL, by its own clock ([driver.Observed]). The clocks of two machines
 // are never compared. The price is that a contender that arrives after the
-// death of the holder waits for one more TTL.
+// death of the holder waits for another TTL.
 //
 // # Fencing tokens
 //
-// Tokens are the versions themselves if the store says that its versions rise
-// (Options.Rising). Otherwise the record keeps the last token, so the record
-// lasts as long as the store. With Options.Rising or Options.NoTokens the
-// record of a free name is deleted.
+// If the versions of the store rise (Options.Rising), they are the tokens.
+// Otherwise the record keeps the last token, so the record lasts as long as the
+// store. With Options.Rising or Options.NoTokens the record of a free name is
+// deleted.
 //
 // # Requests without an answer
 //
 // A write that got no answer may be carried out later, as long as the record
 // has the version that the write requires. The driver prevents this in the
-// background with its own write, after which no record has that version. A
-// write that requires that there is no record is prevented by an empty record.
-// The empty record stays for an hour of the store's clock, or permanently if
-// there is no clock.
+// background with its own write, after which no record has that version. To
+// prevent a write that requires the absence of a record, the driver writes an
+// empty record. The empty record stays for an hour of the store's clock, or
+// permanently if there is no clock.
 package cas
 
 import (
@@ -215,8 +214,8 @@ type Options struct {
 	// also after Delete, which removes its hold.
 	Plain bool
 
-	// Poll is how often a waiter looks at the record if the store is not a
-	// Notifier. The default is 100 ms. Waiters with other waiters in front look
+	// Poll is how often a waiter reads the record if the store is not a
+	// Notifier. The default is 100 ms. Waiters with other waiters ahead read
 	// less often, down to a fiftieth.
 	Poll time.Duration
 

@@ -23,13 +23,13 @@ type desk struct {
 	name  string
 	users int           // guarded by Driver.mu: callers, leases, and the goroutine
 	idle  *list.Element // guarded by Driver.mu: in Driver.idle, if there are no users
-	wake  chan struct{} // full when the goroutine must look at the fields below
+	wake  chan struct{} // full when the goroutine must check the fields below
 
 	mu     sync.Mutex
-	busy   bool      // the goroutine runs, or a batch has the desk
+	busy   bool      // the goroutine is running, or a batch owns the desk
 	known  *view     // the record as this driver last saw it, or nil
 	jobs   []*job    // in the order of arrival
-	next   time.Time // of the next round, if no new job arrives earlier
+	next   time.Time // time of the next round, if no new job arrives earlier
 	cancel func()    // cancels the current round
 	calls  int       // callers that wait for the round
 
@@ -42,8 +42,8 @@ type job struct {
 	hold string
 
 	// to changes the record, or fails. A job that fails with errQueued stays at
-	// the desk and wants to be called again at due. It may have changed the
-	// record, which is then dirty.
+	// the desk and must be called again at due. It may have changed the record,
+	// which is then dirty.
 	to  func(v *view) error
 	due time.Time
 
@@ -272,7 +272,7 @@ func (k *desk) serve(look bool) {
 			acquires = append(acquires, j)
 		}
 	}
-	jobs = append(jobs, acquires...) // they may be granted names that the other jobs release
+	jobs = append(jobs, acquires...) // they may be granted a name that the other jobs release
 	known := k.known
 	k.known, k.cancel, k.calls = nil, cancel, len(jobs)
 	k.mu.Unlock()
@@ -301,7 +301,7 @@ func (k *desk) serve(look bool) {
 	}
 	k.jobs = slices.DeleteFunc(k.jobs, over)
 	if k.known = v; v != nil && v.version == "" {
-		k.known = nil // a later record need not begin like this one
+		k.known = nil // a later record may not begin like this one
 	}
 	k.plan()
 }
@@ -310,8 +310,8 @@ func (k *desk) serve(look bool) {
 // the result of the jobs, and tries again until no other client has changed it
 // in between. Expired claims are removed, unless they belong to a job. A known
 // record saves the first read. If records of free names are deleted, so does
-// the guess that there is no record. A job must not fail because of either one,
-// since both may be stale. change returns the record if it is known.
+// the assumption that there is no record. A job must not fail because of either
+// one, since both may be stale. change returns the record if it is known.
 func (k *desk) change(ctx context.Context, jobs []*job, known *view, look bool) *view {
 	d := k.d
 	if known == nil && d.vanishes() && !slices.ContainsFunc(jobs, func(j *job) bool { return j.request == nil }) {
@@ -359,7 +359,7 @@ func (k *desk) change(ctx context.Context, jobs []*job, known *view, look bool) 
 		if !fresh {
 			fresh = true
 		} else if tries++; !d.life.Sleep(ctx, rand.N(time.Millisecond<<min(tries, 6))) {
-			err = fmt.Errorf("%w: the record of %q changes all the time: %w", driver.ErrUnavailable, k.name, ctx.Err())
+			err = fmt.Errorf("%w: the record of %q keeps changing: %w", driver.ErrUnavailable, k.name, ctx.Err())
 			break
 		}
 	}
@@ -399,7 +399,7 @@ func (k *desk) plan() {
 		}
 	} else if ahead > 1 {
 		bound := behind
-		if m := v.Queue[ahead].Mode; m.Excludes(m) { // the waiters in front get it one by one
+		if m := v.Queue[ahead].Mode; m.Excludes(m) { // the waiters ahead get it one by one
 			bound *= 5
 		}
 		wait *= time.Duration(min(ahead, bound))
@@ -413,7 +413,7 @@ func (k *desk) plan() {
 	k.next = k.next.Add(max(wait, time.Millisecond))
 }
 
-// read returns the record of a name. It does not decode a record that is known.
+// read returns the record of a name. It does not decode a known record.
 func (d *Driver) read(ctx context.Context, name string, known *view) (*view, error) {
 	short, cancel := context.WithTimeout(ctx, d.Timeout)
 	defer cancel()
@@ -455,7 +455,7 @@ func lasts(err error) bool {
 	return errors.Is(err, fs.ErrPermission) || errors.Is(err, errors.ErrUnsupported)
 }
 
-// outcome converts the error of a write to an error of the driver.
+// outcome converts the error from a write to an error of the driver.
 func (d *Driver) outcome(ctx context.Context, err error) error {
 	switch {
 	case err == nil, lasts(err), errors.Is(err, ErrChanged), errors.Is(err, driver.ErrUnavailable):

@@ -20,7 +20,8 @@ import (
 // Driver is a client of a store. It implements [driver.Driver],
 // [driver.Inspector], [driver.ForceUnlocker] and [driver.Limiter]. It also
 // implements [driver.Lister] if the store is a [Lister], [driver.Watcher] if it
-// is a [Notifier], and [driver.Leaver] if it has a clock and is no [Notifier].
+// is a [Notifier], and [driver.Leaver] if it has a clock and is not a
+// [Notifier].
 type Driver struct {
 	Options
 	store  Store
@@ -114,7 +115,7 @@ func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error
 	return s, nil
 }
 
-// alter changes a record on behalf of no hold.
+// alter changes a record without a hold.
 func (d *Driver) alter(ctx context.Context, name string, to func(v *view) error) error {
 	if err := d.life.Enter(); err != nil {
 		return err

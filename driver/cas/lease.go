@@ -57,8 +57,8 @@ func (l *lease) assignTokens(v *view, c *claim) {
 	l.first, l.tokens = first, n
 }
 
-// number sets the token of the lease if it is the version of a record that was
-// written.
+// number sets the token of the lease if the token is the version of the written
+// record.
 func (l *lease) number(v *view) {
 	if token := l.d.tokenOf(v, l.r.Mode); token > 0 {
 		l.mu.Lock()
@@ -221,7 +221,7 @@ func (d *Driver) Leave(ctx context.Context, granted driver.Lease, ttl time.Durat
 	defer d.life.Leave()
 	defer l.drop()
 	err := l.desk.do(ctx, &job{hold: l.r.Hold, to: func(v *view) error { return l.renewed(v, ttl) }})
-	if err == nil && !time.Now().Before(l.Expires()) { // the write may have brought the hold back
+	if err == nil && !time.Now().Before(l.Expires()) { // the write may have restored the hold
 		d.clean.Add(&ghost{name: l.r.Name, hold: l.r.Hold})
 		return driver.ErrNotHeld
 	}

@@ -79,7 +79,8 @@ func (v *view) next() *view {
 }
 
 // clock returns a time that the store's clock has passed, in microseconds, or 0
-// if there is no clock. It may be an earlier time if the clocks differ in rate.
+// if there is no clock. It returns an earlier time if the clocks may differ in
+// rate.
 func (v *view) clock() int64 {
 	if v.now.IsZero() {
 		return 0
@@ -206,8 +207,7 @@ func (d *Driver) tokenOf(v *view, m driver.Mode) uint64 {
 	return v.Base + token
 }
 
-// decode decodes an entry that has just arrived. It skips a record that is
-// known.
+// decode decodes an entry that has just arrived. It skips a known record.
 func (d *Driver) decode(name string, e Entry, known *view) (*view, error) {
 	v := &view{}
 	v.Name = name

@@ -52,7 +52,7 @@ func (d *Driver) movable() error {
 	return nil
 }
 
-// alterHeld changes the record of a lease if the record has its hold.
+// alterHeld changes the record of a lease if the record contains its hold.
 func (d *Driver) alterHeld(ctx context.Context, l *lease, to func(v *view, c *claim)) (*view, error) {
 	if err := d.movable(); err != nil {
 		return nil, err

@@ -1,6 +1,6 @@
-// Package move is the set of interfaces that a driver implements so that names
-// can move to another backend and back, by drivers/migrate. A driver that does
-// not support migrations needs nothing from this package.
+// Package move is the set of interfaces that a driver implements so that
+// drivers/migrate can move names to another backend and back. A driver that
+// does not support migrations needs nothing from this package.
 //
 // A name moves in two steps. First its hold on the old backend becomes a seal,
 // after which the name is never granted there again ([driver.ErrSealed]). Then
@@ -17,13 +17,13 @@ import (
 
 // Sealer is an optional interface of a Driver. Its backend can store a grant
 // without an end, the seal, by which a name leaves the backend for another one
-// (drivers/migrate). A sealed name is never granted again. Clients that do not
-// know seals see a taken lock.
+// (drivers/migrate). A sealed name is never granted again. To clients that do
+// not know seals, the lock is taken.
 type Sealer interface {
 	// Seal turns the hold of l, a lease of this driver, into the seal of its
 	// name, in one step at the backend, conditional on the hold. From then on
-	// every Acquire of the name returns driver.ErrSealed, waiting calls
-	// included. Seal returns
+	// every Acquire of the name returns driver.ErrSealed, including waiting
+	// calls. Seal returns
 	//
 	//   - nil if the name is sealed. Then l has ended, and is neither renewed
 	//     nor released;
@@ -51,8 +51,8 @@ type Sealer interface {
 type Marker interface {
 	// Mark marks the name of l, a lease of this driver, in one step at the
 	// backend, conditional on the hold. The same step raises the tokens. All
-	// tokens of later grants are above floor, and so are the tokens of l: it
-	// gets new ones, up to the number that Events.Tokens of the request
+	// tokens of later grants are above floor, and so are the tokens of l. It
+	// gets new tokens, up to the number that Events.Tokens of the request
 	// returns. Neither a second Mark nor a lower floor lowers anything. Mark
 	// returns driver.ErrNotHeld if the hold has ended, and then nothing has
 	// changed. After any other error the outcome is unknown, and the caller
@@ -62,16 +62,16 @@ type Marker interface {
 
 	// Marked reports whether the name of l, a lease of this driver, is marked.
 	// A mark that came with the grant needs no request. Acquire does not know
-	// whether the caller wants the mark, so a driver for which a mark is costly
-	// returns marks with the grants only after the first call of Marked. Marked
+	// whether the caller needs the mark. So a driver for which marks are costly
+	// returns them with grants only after the first call of Marked. Marked
 	// returns an error that matches errors.ErrUnsupported if Mark would.
 	Marked(ctx context.Context, l driver.Lease) (bool, error)
 }
 
 // Unsealer is an optional interface of a Driver that can remove a seal, for a
 // name on its way back from the other backend. This takes two requests, and
-// between them the mark is removed from the other backend. So a late Unseal,
-// which arrives after the name has moved again, finds its id gone, and does
+// between them the mark is removed from the other backend. So an Unseal that
+// arrives late, after the name has moved again, finds its id gone and does
 // nothing.
 type Unsealer interface {
 	// Loosen writes id next to the seal of name, in place of the previous id,
@@ -104,7 +104,7 @@ type Unsealer interface {
 type Unmarker interface {
 	// Unmark removes the mark from the name of l, a lease of this driver, in
 	// one step at the backend, conditional on the hold. A name without a mark
-	// is not an error. The raised tokens stay: tokens of every later grant are
+	// is not an error. Tokens stay raised: the tokens of every later grant are
 	// above the tokens of l. Unmark returns driver.ErrNotHeld if the hold has
 	// ended, and then nothing has changed. After any other error the outcome is
 	// unknown.
@@ -115,8 +115,8 @@ type Unmarker interface {
 // seals, and can be distinguished from all others without them.
 type Identifier interface {
 	// Identity queries the backend for a number. The number is the same for
-	// every driver that excludes this one, whatever the address, even after a
-	// restart or a fail-over. It is different for every other backend or
-	// database, except a physical copy of this one.
+	// every driver that excludes this one, regardless of the address, even
+	// after a restart or a fail-over. It is different for every other backend
+	// or database, except a physical copy of this one.
 	Identity(ctx context.Context) (uint64, error)
 }

@@ -21,13 +21,13 @@ const pageSize = 8
 
 const (
 	againAfter = 20 * time.Millisecond // the pause before a third attempt within one Acquire
-	// how long a wait that has ended waits for its key to be deleted
+	// how long a canceled wait lasts until its key has been deleted
 	abandonFor = 50 * time.Millisecond
 )
 
 // An attempt to acquire a lock has one key and goes through these states.
 // Acquire starts the next attempt if the lease or the key is gone before the
-// lock is granted, or if the key has to name a different limit of permits.
+// lock is granted, or if the key must name a different limit of permits.
 //
 //	state    the attempt                 ends with                       next
 //	board    gets a lease                the lease                       enqueue, or try if the request has NoWait
@@ -175,7 +175,7 @@ func (h *hold) try(ctx context.Context) (view, error) {
 	if missing > 0 || anyExcludes(dir, before, h.request.Mode) {
 		return view{}, final{driver.ErrLocked}
 	}
-	return h.enqueue(ctx) // keys that count may be behind this page
+	return h.enqueue(ctx) // relevant keys may be on a later page
 }
 
 // enqueue puts the key and returns a view of the keys before it. If there are
@@ -196,7 +196,7 @@ func (h *hold) enqueue(ctx context.Context) (view, error) {
 		return view{}, final{driver.ErrSealed}
 	case !answer.Succeeded:
 		h.driver.recorded.Store(true)
-		return h.enqueue(ctx) // and plain asks for the record from now on
+		return h.enqueue(ctx) // so from now on plain reads the record
 	}
 	r, err := h.recordAt(dir, answer, 2)
 	h.created(answer, r)
@@ -214,8 +214,7 @@ func (h *hold) enqueue(ctx context.Context) (view, error) {
 	return h.look(ctx, "") // keys that do not count fill the page
 }
 
-// newest requests only keys, the newest first: all keys of a range, or one
-// page.
+// newest requests only keys, newest first: all keys of a range, or one page.
 var (
 	newest     = clientv3.OpGet("", clientv3.WithKeysOnly(), clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortDescend))
 	newestPage = clientv3.OpGet("", clientv3.WithKeysOnly(), clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortDescend), clientv3.WithLimit(maxView))
@@ -230,7 +229,7 @@ func (h *hold) readBefore() clientv3.Op {
 	return h.keys().read(newestPage)
 }
 
-// plain returns the condition under which a key may contend, and any further
+// plain returns the condition under which a key may contend, and any additional
 // reads for the request that puts the key. Until the driver has met a name with
 // a record, the condition is that there is no record, because that costs the
 // server less than reading one.
@@ -241,14 +240,14 @@ func (h *hold) plain(dir string) (clientv3.Cmp, []clientv3.Op) {
 	return noRecord(dir), nil
 }
 
-// recordAt reads the record from response i of the answer, if the request asked
-// for the record.
+// recordAt reads the record from response i of the answer, if the request reads
+// the record.
 func (h *hold) recordAt(dir string, answer *clientv3.TxnResponse, i int) (record, error) {
 	if i >= len(answer.Responses) {
 		return record{}, nil
 	}
 	kvs := answer.Responses[i].GetResponseRange().Kvs
-	if len(kvs) > 0 && !h.rule().adds { // requests for permits read the record in any case
+	if len(kvs) > 0 && !h.rule().adds { // requests for permits always read the record
 		h.driver.recorded.Store(true)
 	}
 	return readRecord(dir, kvs)
@@ -376,7 +375,8 @@ func (h *hold) giveUp(ctx context.Context, err error) error {
 }
 
 // abandon deletes a key that was put, and returns cause. After the end of ctx
-// it waits for at most abandonFor; the deletion then goes on in the background.
+// it waits for at most abandonFor; the deletion then continues in the
+// background.
 func (h *hold) abandon(ctx context.Context, cause error) error {
 	d := h.driver
 	removed := make(chan bool, 1)

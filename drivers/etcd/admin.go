@@ -16,7 +16,7 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// Inspect implements driver.Inspector. Status.Since is when the holder
+// Inspect implements driver.Inspector. Status.Since is the time when the holder
 // requested the lock, or when the hold was passed to the holder. Status.Token
 // is known only for holders of this driver. Contenders that are not dsync
 // clients are named by the last part of their keys, and the values of their
@@ -189,7 +189,7 @@ func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
 	if err != nil {
 		return d.queryFault(ctx, err)
 	}
-	outcome := driver.ErrNotHeld // unless a holder is still there when it is deleted
+	outcome := driver.ErrNotHeld // unless a holder still exists when it is deleted
 	for some := range slices.Chunk(holders, maxCombined) {
 		answer, err := d.transact(bounded, []clientv3.Cmp{notSealed(dir)}, deletions(some), nil)
 		if err != nil {
@@ -221,7 +221,7 @@ func deletions(kvs []*mvccpb.KeyValue) (ops []clientv3.Op) {
 }
 
 // holders returns the keys that have the lock of dir. For permits it also
-// returns all keys that may have been granted theirs under an earlier limit. A
+// returns all keys that may have been granted permits under an earlier limit. A
 // waiter among them queues again when its key is removed.
 func (d *Driver) holders(ctx context.Context, dir string) ([]*mvccpb.KeyValue, error) {
 	for limit := int64(pageSize); ; limit = 0 { // there may be more holders than the page shows
@@ -296,12 +296,12 @@ func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[string, erro
 	}
 }
 
-// namesAmong returns the names that some keys contend for. Newer servers return
-// the lease of a key only together with its value, so the keys that look like
-// contenders are read a second time. Values of other keys, which may be large,
-// are not read.
+// namesAmong returns the names for which some keys contend. Newer servers
+// return the lease of a key only together with its value, so the keys that look
+// like contenders are read a second time. Values of other keys, which may be
+// large, are not read.
 func (d *Driver) namesAmong(ctx context.Context, keys []*mvccpb.KeyValue, revision int64) (names []string, err error) {
-	var runs []clientv3.Op // of keys without others in between
+	var runs []clientv3.Op // of keys with no other keys in between
 	for i, first := 0, -1; i <= len(keys); i++ {
 		if i < len(keys) {
 			if name, sealed := strings.CutSuffix(string(keys[i].Key), sealSuffix); sealed {
@@ -343,7 +343,7 @@ func (d *Driver) read(ctx context.Context, ops ...clientv3.Op) (*clientv3.TxnRes
 	return answer, nil
 }
 
-// nameOf returns the name that a key with a lease contends for, or "".
+// nameOf returns the name for which a key with a lease contends, or "".
 func (d *Driver) nameOf(key []byte) string {
 	rest := string(key[len(d.options.Prefix):])
 	slash := strings.LastIndexByte(rest, '/')

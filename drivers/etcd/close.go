@@ -42,23 +42,23 @@ const (
 	retireAfter = 2 * time.Second
 )
 
-// ghost is a key or a lease that no caller wants, and that may be at the server
-// or may appear there.
+// ghost is an unwanted key or lease that may be on the server or may appear
+// there.
 //
-// A revoked lease is gone permanently, with the keys on it and with keys whose
-// request is still on its way. An absent key may still appear if the request
-// that puts it was not answered. The cleaner then asks again at growing
-// intervals. If the key belongs to a session, the session takes no more locks,
-// so that its lease is revoked as soon as its last lock ends. The number of
-// ghosts is bounded by the requests that fail within a TTL, because no session
-// outlives a TTL without an answer.
+// A revoked lease is gone permanently, with the keys attached to it and with
+// keys whose request is still on its way. An absent key may still appear if the
+// request that puts it was not answered. The cleaner then tries again at
+// growing intervals. If the key belongs to a session, the session takes no more
+// locks, so that its lease is revoked as soon as its last lock ends. The number
+// of ghosts is bounded by the requests that fail within a TTL, because no
+// session outlives a TTL without an answer.
 type ghost struct {
 	cleaner.Ghost
 	key      string // "" if the lease is to be revoked
 	carrier  *carrier
 	session  *session // of a key; nil if its lease is being revoked too, or the ghost is definite
 	definite bool     // the request that made the key was answered, so a key that is absent is gone
-	sealing  bool     // the key may have become a seal, which has to stay
+	sealing  bool     // the key may have become a seal, which must stay
 }
 
 // newCleaner returns the cleaner that ends ghosts.
@@ -77,8 +77,8 @@ func refused(ctx context.Context, err error) bool {
 // endGhost sends one request, and reports whether the ghost is gone
 // permanently.
 func (d *Driver) endGhost(g *ghost) bool {
-	// A busy server gets more time with each attempt. It carries on with a
-	// request that was given up.
+	// A busy server gets more time with each attempt, and continues to work on
+	// a request that was given up.
 	ctx, cancel := d.background(min(max(attemptFor, time.Since(g.Added)), longestGrant))
 	defer cancel()
 	if g.carrier.gone.Load() {

@@ -64,8 +64,8 @@ func TestCloseBesideLeave(t *testing.T) {
 	}
 }
 
-// TestCloseBesideRenew calls Close during a renewal. Close then has to revoke
-// the lease that the renewal moved the key to.
+// TestCloseBesideRenew calls Close during a renewal. Close must then revoke the
+// lease to which the renewal moved the key.
 func TestCloseBesideRenew(t *testing.T) {
 	left, called, closed := closeBeside(t, func(d *etcd.Driver, l driver.Lease) error { return l.Renew(guard(t), time.Minute) })
 	if called != nil || closed != nil {

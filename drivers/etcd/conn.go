@@ -32,8 +32,8 @@ const (
 // every 10 s. While requests are on their way, or callers wait for an event,
 // conns probe each quiet connection with a cheap read. They close the
 // connection if no byte arrives. The library then connects again and resumes
-// its watches. Closing a connection loses no lock, because locks hang on
-// leases.
+// its watches. Closing a connection loses no lock, because locks are attached
+// to leases.
 //
 // An overloaded server is slow to accept connections too. After a slow
 // connection attempt, conns wait longer before they close the next connection.
@@ -147,7 +147,7 @@ func (cs *conns) run() {
 		if cs.tend(); cs.busy() {
 			idle = 0
 		}
-		if idle < lingerFor { // there are pauses between the tries of one call
+		if idle < lingerFor { // a call pauses between its attempts
 			continue
 		}
 		cs.running.Store(false)
@@ -265,7 +265,7 @@ type cluster struct {
 	id     atomic.Uint64 // 0 at first
 	heard  atomic.Int64  // when it last answered
 
-	until atomic.Int64 // when the client may count on one cluster again
+	until atomic.Int64 // when the client may assume a single cluster again
 
 	mu    sync.Mutex
 	other uint64 // another cluster that has answered

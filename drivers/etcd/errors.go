@@ -21,21 +21,21 @@ var refusals = []error{
 	rpctypes.ErrInvalidAuthToken, rpctypes.ErrUnhealthy, rpctypes.ErrCorrupt, rpctypes.ErrNotLeader,
 }
 
-// denials are answers that any other request of the same user would get too.
+// denials are answers that any other request of the same user would also get.
 var denials = []error{
 	rpctypes.ErrPermissionDenied, rpctypes.ErrUserEmpty, rpctypes.ErrAuthFailed, rpctypes.ErrAuthNotEnabled,
 	rpctypes.ErrRoleNotFound, rpctypes.ErrUserNotFound,
 }
 
-// ofUser are the denials that concern the user, whatever the request is.
+// ofUser are the denials that concern the user, regardless of the request.
 var ofUser = []error{rpctypes.ErrUserEmpty, rpctypes.ErrAuthFailed, rpctypes.ErrUserNotFound}
 
-// fault converts the error of a request into the error of a call. It sets doubt
-// if the request was perhaps carried out, or may still be.
+// fault converts the error from a request into the error of a call. It sets
+// doubt if the request may have been carried out, or may still be.
 func fault(ctx context.Context, err error) (_ error, doubt bool) {
 	err = rpctypes.Error(err)
 	if ctx.Err() == nil && isContextError(err) {
-		err = errNoAnswer // the time limit is the request's and not the caller's
+		err = errNoAnswer // the request's time limit has passed, not the caller's
 	}
 	switch {
 	case err == errOverlooked:
@@ -71,8 +71,8 @@ var (
 	errAnswer   = errors.New("the server's answer is not one to the request")
 )
 
-// final is an error that the caller gets unchanged, because an answer of the
-// server proves it. Other errors are errors of requests.
+// final is an error that the caller gets unchanged, because an answer from the
+// server proves it. Other errors come from requests.
 type final struct{ error }
 
 // Outcomes of an attempt for which giveUp has special cases.

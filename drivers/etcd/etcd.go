@@ -21,13 +21,13 @@
 //	tls=true                        encrypt, by TLS 1.2 or later
 //	tls_ca=, tls_cert=, tls_key=    PEM files: authorities, own certificate
 //	tls_server_name=name            the name in the server's certificate
-//	tls_insecure_skip_verify=true   accept any certificate: only for trials
+//	tls_insecure_skip_verify=true   accept any certificate: only for testing
 //
 // # An example
 //
-// Each contender for a name puts a key, NAME/<lease>-<number>, on the lease of
-// its client. The key with the smallest create revision holds the lock, and the
-// revision is its token. Clients A and B lock "orders/42":
+// Each contender for a name puts a key, NAME/<lease>-<number>, attached to the
+// lease of its client. The key with the smallest create revision holds the
+// lock, and the revision is its token. Clients A and B lock "orders/42":
 //
 //	101  A puts orders/42/694d9a2c1f3e5a07-0, and holds the lock, token 101.
 //	102  B puts orders/42/694d9a2c1f3e5a0b-0, and watches A's key.
@@ -36,8 +36,8 @@
 // # Beside other clients
 //
 // Other clients treat every key below a name as a contender: for them a lock on
-// "orders" waits for the locks on "orders/42". Where they are used, do not lock
-// a name and a name below it, or set Options.Flat everywhere.
+// "orders" waits for the locks on "orders/42". If such clients are used, do not
+// lock a name and a name below it, or set Options.Flat everywhere.
 //
 // An Election on "orders" is a lock on "orders" with the proposal as its note.
 // With value=note the proposal of a dsync leader is its note.
@@ -47,10 +47,10 @@
 //	Write        excluded       excluded      excluded
 //	Exclusive    see below      excluded      excluded
 //
-// RLock looks only for keys of writers, so it is granted beside an exclusive
-// lock. Use the mode Write where others use RWMutex.
+// RLock only checks for keys of writers, so it is granted beside an exclusive
+// lock. Use the mode Write where other clients use RWMutex.
 //
-// docs/backends/etcd.md has costs, limits, the least rights and the promises
+// docs/backends/etcd.md lists costs, limits, the least rights and the promises
 // under each fault.
 package etcd
 
@@ -81,7 +81,7 @@ const (
 
 	// late covers the server's scan for leases that have ended, every half
 	// second, and their removal through the log. After the election of a
-	// leader, all leases start a full TTL again.
+	// leader, all leases start with a full TTL again.
 	late = 2 * time.Second
 
 	// Time limits of a request and of a request that can simply be repeated. A
@@ -93,7 +93,7 @@ const (
 
 // Options of a Driver. The zero value uses the defaults.
 type Options struct {
-	// Prefix is put before each name as it stands, without a slash in between.
+	// Prefix is prepended to each name as it is, without a slash in between.
 	Prefix string
 
 	// Flat writes slashes in names as %2F and percent signs as %25. Then no
@@ -101,10 +101,10 @@ type Options struct {
 	// as a contender. All clients must use the same setting.
 	Flat bool
 
-	// NoteAlone makes the value of a hold's key the note of its holder and
-	// nothing else, as observers of an Election of package concurrency expect.
-	// Inspect then names the owner by the key, and does not know when the lock
-	// was requested.
+	// NoteAlone makes the value of a hold's key only the note of its holder, as
+	// observers of an Election of package concurrency expect. Inspect then
+	// names the owner by the key, and does not know when the lock was
+	// requested.
 	NoteAlone bool
 
 	// RoundUp accepts TTLs that etcd does not support, and uses the next longer
@@ -114,17 +114,17 @@ type Options struct {
 	// NoTokens makes leases carry no fencing tokens.
 	NoTokens bool
 
-	// FIFO makes every caller queue for itself, so that all callers of all
+	// FIFO makes every caller queue separately, so that all callers of all
 	// clients are served in order of arrival. Otherwise package dsync queues
 	// one caller of each client at a time: clients are served in order, and so
 	// are the callers of each client, at a fraction of the cost.
 	FIFO bool
 
 	// Password returns the password of the client's user. It replaces the
-	// password that the client was made with, and is called for each token that
-	// the client requests. While the server refuses the password, the backend
-	// counts as unreachable. New sets client.Auth for it, so call New before
-	// the client is in use.
+	// client's original password, and is called for each token that the client
+	// requests. While the server refuses the password, the backend counts as
+	// unreachable. New sets client.Auth for it, so call New before the client
+	// is in use.
 	Password func(ctx context.Context) (string, error)
 }
 
@@ -165,7 +165,7 @@ type Driver struct {
 	sessions *sessions.Pool[*session]
 
 	mu    sync.Mutex
-	fixed holdList // the holds with a lease of their own
+	fixed holdList // the holds with separate leases
 }
 
 var (

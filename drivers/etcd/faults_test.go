@@ -100,7 +100,7 @@ func either(a, b <-chan struct{}) <-chan struct{} {
 	return c
 }
 
-// TestCutOffHolder cuts a holder off permanently. It has to learn of the loss
+// TestCutOffHolder cuts a holder off permanently. It must learn of the loss
 // before the next client is granted the lock.
 func TestCutOffHolder(t *testing.T) {
 	t.Parallel()
@@ -310,7 +310,7 @@ func TestCanceledWaitsLeaveNothing(t *testing.T) {
 		})
 	}
 	calls.Wait()
-	testenv.Eventually(t, func() bool { return len(keys(t, c, "a/")) == 1 }, "the key of the holder alone is left")
+	testenv.Eventually(t, func() bool { return len(keys(t, c, "a/")) == 1 }, "only the key of the holder is left")
 	release(t, l)
 	release(t, acquire(t, d, noWait("a")))
 }

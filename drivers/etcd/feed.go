@@ -15,9 +15,9 @@ import (
 )
 
 const (
-	lingerFor = 2 * time.Second // how long a feed goes on without waiters and watches
-	// the same for a feed of the end of one key: a waiter that comes back at
-	// once usually waits for the same client
+	lingerFor = 2 * time.Second // how long a feed continues without waiters and watches
+	// the same for a feed of the end of one key, because a waiter that comes
+	// back at once usually waits for the same client
 	keyLingerFor = 200 * time.Millisecond
 	firstRetry   = 50 * time.Millisecond
 	lastRetry    = 2 * time.Second
@@ -40,8 +40,8 @@ func newFeeds(d *Driver) *feeds { return &feeds{driver: d, byRange: make(map[key
 // feed is the watch on the contenders for one name, on some of them, or on one
 // key of the name's record. The watch has no start revision, because the server
 // delivers events of a watch that starts in the past only ten times a second.
-// So the feed wakes all waiters when it becomes active, and they read what
-// happened before.
+// So the feed wakes all waiters when it becomes active, and they read the
+// earlier changes.
 type feed struct {
 	feeds *feeds
 	keys  keyRange
@@ -60,14 +60,14 @@ type feed struct {
 	watches map[*watch]struct{}
 }
 
-// waiter is a contender that waits for the keys before its own to go. It is in
-// one of these states:
+// waiter is a contender that waits until the keys before its own are gone. It
+// is in one of these states:
 //
 //	waiting  view                 the view has all keys before the waiter's, or the nearest one
 //	first    view and first       by the view and the events since, no key is before the waiter's
 //	in doubt                      the waiter has to look, as soon as its feeds are active, or after a while
 //
-// The waiter's view decides which feeds it hears: see hold.hears.
+// The waiter's view determines which feeds it receives: see hold.hears.
 type waiter struct {
 	all  *feeds
 	own  string        // key
@@ -159,8 +159,8 @@ func (w *waiter) beginLook() (old *view, nearest string) {
 // endLook ends a look that beginLook began, or the request that put the key. v
 // is the answer, and from now on the waiter listens to the feeds of ranges.
 // endLook reports whether these are active. If they have delivered all events
-// since the request was sent, and still remember them, the waiter goes on from
-// v. Otherwise it must look as soon as all feeds are active.
+// since the request was sent, and still remember them, the waiter continues
+// from v. Otherwise it must look as soon as all feeds are active.
 func (w *waiter) endLook(v view, ranges []keyRange) (active bool) {
 	w.all.mu.Lock()
 	defer w.all.mu.Unlock()
@@ -212,10 +212,10 @@ func signal(c chan struct{}) {
 	}
 }
 
-// doubt replaces watches by new ones on another stream, and so perhaps on
-// another server. It replaces watches that should have begun, or, if an event
+// doubt replaces watches with new ones on another stream, and so perhaps on
+// another server. It replaces watches that should have begun or, if an event
 // was missed, all watches of the waiter. A server that is frozen, or cut off
-// from the others, sends nothing, and its connection may stay.
+// from the others, sends nothing, but its connection may stay open.
 func (w *waiter) doubt(missed bool) {
 	fs := w.all
 	fs.mu.Lock()
@@ -309,7 +309,7 @@ func (f *feed) trust() {
 }
 
 // setActive sets whether the feed delivers all events from now on. In either
-// case the feed has missed some before, so all waiters are in doubt.
+// case the feed has missed earlier events, so all waiters are in doubt.
 func (f *feed) setActive(active bool) {
 	f.feeds.mu.Lock()
 	defer f.feeds.mu.Unlock()
@@ -333,7 +333,7 @@ func (f *feed) deliver(events []*clientv3.Event) {
 	defer f.feeds.mu.Unlock()
 	for _, e := range events {
 		if !f.keys.ofRecord && (e.IsCreate() || !isContender(f.keys.dir, e.Kv)) {
-			continue // a new contender, which stands behind, or a longer name
+			continue // a new contender, which is behind, or a longer name
 		}
 		if f.recent = append(f.recent, e); len(f.recent) > maxRecent {
 			f.lost = f.recent[0].Kv.ModRevision

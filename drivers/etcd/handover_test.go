@@ -148,9 +148,9 @@ func TestPassOfASeal(t *testing.T) {
 }
 
 // TestHandOverBetweenClientsIsOneRequest counts the server's requests when a
-// lock goes from client to client and back. The event shows the waiter that no
-// contender is before it any more. A waiter that is delayed for long enough
-// looks, so some runs may cost more.
+// lock goes from client to client and back. The event shows the waiter that it
+// is now the first contender. A waiter that is delayed for long enough looks,
+// so some runs may cost more.
 func TestHandOverBetweenClientsIsOneRequest(t *testing.T) {
 	const n = 6
 	s := testenv.Etcd(t)
@@ -320,7 +320,7 @@ func TestHandOverTokenIsTheRevision(t *testing.T) {
 }
 
 // TestHandOverWithoutAnAnswer loses the answer that shows the next holder. The
-// waiter has to find out by itself.
+// waiter must find out by itself.
 func TestHandOverWithoutAnAnswer(t *testing.T) {
 	s := testenv.Etcd(t)
 	link, addr := testenv.Wire(t, s.Addr)
@@ -371,7 +371,7 @@ func TestHandOverToOneWhoLeaves(t *testing.T) {
 	testenv.Eventually(t, func() bool { return len(keys(t, c, "a/")) == 0 }, "all keys are gone")
 }
 
-// TestHandOverToAFixedLease has the next waiter use its own lease, which has to
+// TestHandOverToAFixedLease makes the next waiter use its own lease, which must
 // last from the grant.
 func TestHandOverToAFixedLease(t *testing.T) {
 	const ttl = 30 * time.Second

@@ -179,7 +179,7 @@ func TestOrderBesideRWMutex(t *testing.T) {
 				t.Error("our writer has the lock beside our reader")
 			}
 			waits(t, c, locked)
-			ourWriter.Cancel() // and does not delay their reader any more
+			ourWriter.Cancel() // and no longer delays their reader
 			granted(t, locked)
 			if _, err := ourWriter.End(t); !errors.Is(err, context.Canceled) {
 				t.Errorf("our writer: got %v, want %v", err, context.Canceled)

@@ -39,7 +39,7 @@ func anyExcludes(dir string, kvs []*mvccpb.KeyValue, mode driver.Mode) bool {
 }
 
 // excludes reports whether kv contends for the lock of dir in a mode that
-// excludes the given one. This is the whole rule: a key has the lock if no key
+// excludes the given one. This is the only rule: a key has the lock if no key
 // before it excludes its mode.
 func excludes(dir string, kv *mvccpb.KeyValue, mode driver.Mode) bool {
 	return isContender(dir, kv) && mode.Excludes(modeOf(dir, kv))
@@ -74,18 +74,18 @@ const (
 // defines which keys exclude it.
 type rule struct {
 	mark    string // the beginning of the key's last part; longer for permits
-	forRead bool   // the range that it reads and watches has no Reads, and not its own key
+	forRead bool   // the range that it reads and watches contains neither Reads nor its own key
 	// the permits of all keys before its own count, and so does the record of
 	// the name
 	adds bool
-	// a look confirms a grant by events, which report neither its own key nor a
-	// new limit
+	// after a grant by events, a look confirms it, because events report
+	// neither its own key nor a new limit
 	confirms     bool
 	shared       bool // several clients may hold the name
 	besideRecipe bool // clients of RWMutex overlook its key if it is put again
 }
 
-// rules has the rule of each mode.
+// rules contains the rule of each mode.
 var rules = [...]rule{
 	driver.Exclusive: {},
 	driver.Read:      {mark: readMark, forRead: true, confirms: true, shared: true, besideRecipe: true},
@@ -152,8 +152,8 @@ func permitsOf(key []byte) (n, limit int) {
 
 // keyRange holds the keys of all contenders for a name that can exclude a mode.
 // For a Read these are all keys except the Reads of this driver, so a thousand
-// Reads cost each other nothing, neither in answers nor in the events of their
-// watches. A keyRange can also hold a single key.
+// Reads do not burden each other with answers or events. A keyRange can also
+// hold a single key.
 type keyRange struct {
 	dir      string
 	forRead  bool
@@ -203,7 +203,7 @@ func (r keyRange) isEmpty() clientv3.Cmp {
 
 // errOverlooked is the error for a key that was not put again, because a client
 // of RWMutex would overlook it.
-var errOverlooked = fmt.Errorf("a client of RWMutex has come since, and would overlook a key that is put again: %w", errors.ErrUnsupported)
+var errOverlooked = fmt.Errorf("a client of RWMutex has arrived since then, and would overlook a key that is put again: %w", errors.ErrUnsupported)
 
 // value is the JSON value of a key, which describes its holder for people.
 type value struct {
@@ -245,7 +245,7 @@ type record struct {
 	last     uint64 // token, if it is sealed
 	sealedAt int64  // revision
 
-	base   uint64 // tokens minus revisions, even after the mark was removed
+	base   uint64 // the difference between tokens and revisions, even after the mark was removed
 	raised int64  // modification revision of the key of base
 
 	limit   int   // of permits, as set by SetLimit; 0 if it never was set
@@ -263,7 +263,7 @@ func notSealed(dir string) clientv3.Cmp {
 	return clientv3.Compare(clientv3.CreateRevision(sealKey(dir)), "=", 0)
 }
 
-// isAbsent is the condition that there is no key, of no key yet.
+// isAbsent is the condition that a key does not exist. The key is not set yet.
 var isAbsent = clientv3.Compare(clientv3.CreateRevision(""), "=", 0)
 
 // noRecord is the condition that a name has no record.
@@ -275,7 +275,7 @@ func noRecord(dir string) clientv3.Cmp {
 	return c
 }
 
-// getRecord asks for the record of a name.
+// getRecord reads the record of a name.
 func getRecord(dir string) clientv3.Op {
 	return clientv3.OpGet(dir[:len(dir)-1]+"\x00", clientv3.WithPrefix())
 }

@@ -13,8 +13,8 @@ import (
 
 var _ driver.Latcher = (*Driver)(nil)
 
-// The keys of latches have a NUL after the prefix, so they are below no name
-// and contend for no lock.
+// The keys of latches have a NUL after the prefix, so they are not below any
+// name and do not contend for a lock.
 const (
 	latchPrefix = "\x00latch\x00" // and the name; the value is the count as set
 	// and the name, a NUL and the id of a change; the value is the result of
@@ -24,8 +24,8 @@ const (
 
 // latch is the key of a latch. Each count-down puts the key again unchanged,
 // and the server counts these puts in the version of the key. So concurrent
-// count-downs do not conflict, whereas a count in the value would let only one
-// of them through at a time.
+// count-downs do not conflict, whereas with a count in the value only one of
+// them would succeed at a time.
 type latch struct {
 	key     string
 	created int64 // create revision; 0 if there is no latch
@@ -85,7 +85,7 @@ func (d *Driver) DeleteLatch(ctx context.Context, name, id string) error {
 	return err
 }
 
-// changeLatch carries out a change, unless the key of its id is there, and
+// changeLatch carries out a change, unless the key of its id exists, and
 // reports whether there was something to change. The first request assumes that
 // there is no latch, and reads the actual state.
 func (d *Driver) changeLatch(ctx context.Context, name, id string, change func(latch) latchStep) (did bool, err error) {

@@ -109,7 +109,7 @@ func TestKeysOfALatch(t *testing.T) {
 	}
 }
 
-// TestLatchRequests has many clients count down at once. None of them has to
+// TestLatchRequests has many clients count down at once. None of them needs to
 // repeat a request because of another.
 func TestLatchRequests(t *testing.T) {
 	const clients, each = 4, 25

@@ -32,7 +32,7 @@ type hold struct {
 	record   record
 	first    atomic.Uint64 // token
 	granted  int64         // when, on the driver's clock
-	session  *session      // nil if the hold has a lease of its own
+	session  *session      // nil if the hold has its own lease
 	own      *ownLease     // nil otherwise
 
 	mu        sync.Mutex
@@ -137,7 +137,7 @@ func (h *hold) lose(cause error) {
 	}
 	h.mu.Unlock()
 	if !first {
-		return // the request of Release finds out at the server
+		return // the request of Release finds out from the server
 	}
 	h.giveLeaseBack()
 	if cause != nil {
@@ -305,9 +305,9 @@ func (l *holdList) before(granted int64) []*hold {
 var _ driver.Passer = (*hold)(nil)
 
 // Pass implements driver.Passer. The key is put again on the same lease: it
-// stays the oldest one, the waiters behind it go on waiting, and the revision
-// of the answer is the token. If there is no answer, the key is there in either
-// case, for Release to delete.
+// stays the oldest one, the waiters behind it keep waiting, and the revision of
+// the answer is the token. If there is no answer, the key exists in either
+// case, and Release deletes it.
 func (h *hold) Pass(ctx context.Context, owner, note string) error {
 	if h.isOver() {
 		return driver.ErrNotHeld
@@ -370,12 +370,13 @@ func (d *Driver) textOf(v value) []byte {
 	return v.text()
 }
 
-// Leave implements driver.Leaver. It is the last renewal of a hold with its own
-// expiry, repeated like a release. Each lease that carries the key from then
-// on, or may carry it, is left to run out.
+// Leave implements driver.Leaver. It works like a final renewal of a hold with
+// its own expiry, repeated like a release. Each lease that then carries the
+// key, or may carry it, is left to run out.
 //
-// Close waits for a Leave under way and does not end its hold. The hold leaves
-// the driver's list first, so Close spares it even if Close gives up waiting.
+// Close waits for a Leave under way and does not end its hold. The hold is
+// first removed from the driver's list, so Close does not end it even if Close
+// gives up waiting.
 func (d *Driver) Leave(ctx context.Context, granted driver.Lease, ttl time.Duration) error {
 	h := granted.(*hold)
 	d.life.EnterLate()
@@ -460,7 +461,7 @@ func (h *hold) vanish() {
 }
 
 // sweep deletes the key in the background. A key that another client overwrote
-// hangs on no lease, so it would stay forever.
+// is not attached to a lease, so it would stay forever.
 func (h *hold) sweep() {
 	h.driver.ghosts.Add(&ghost{key: h.key, carrier: new(carrier), definite: true})
 }

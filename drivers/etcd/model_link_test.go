@@ -242,7 +242,7 @@ type modelWatch struct {
 	from   int64 // revision that the server must begin with; 0 is the next
 	next   int64 // revision that it reports next, if it is on
 	told   bool  // begun is closed
-	news   bool  // the server has to report that it has begun
+	news   bool  // the server must report that it has begun
 	ending bool  // no more events come
 }
 

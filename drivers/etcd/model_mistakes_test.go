@@ -24,8 +24,8 @@ type modelMistake struct {
 }
 
 // modelMistakes are planted all at once in a copy of the driver, of which each
-// run makes one. When the driver is changed, its mistakes have to be planted
-// again: a text that is missing, or not unique, is a failure.
+// run makes one. When the driver changes, its mistakes must be planted again: a
+// missing or ambiguous text is a failure.
 var modelMistakes = []modelMistake{
 	{
 		name: "a view from before the watch broke counts",
@@ -43,13 +43,13 @@ var modelMistakes = []modelMistake{
 		new: `if !PLANTED && f.since > w.asked ||`,
 	},
 	{
-		name: "what the watch tells while a look is on its way is forgotten",
+		name: "events that arrive during a look are forgotten",
 		file: "feed.go", model: "arrivals", wrong: []string{modelAsleep},
 		old: `range f.recent {`,
 		new: `range f.recent[:map[bool]int{true: 0, false: len(f.recent)}[PLANTED]] {`,
 	},
 	{
-		name: "who joins a watch that has begun does not look",
+		name: "a waiter that joins a watch that has begun does not look",
 		file: "feed.go", model: "two of a client arrive", wrong: []string{modelAsleep},
 		old: `			signal(w.wake)
 			return true`,
@@ -59,7 +59,7 @@ var modelMistakes = []modelMistake{
 			return true`,
 	},
 	{
-		name: "who cannot rely on a view any more does not look",
+		name: "a waiter that can no longer rely on its view does not look",
 		file: "feed.go", model: "seal", wrong: []string{modelAsleep},
 		old: `	case drops:
 		w.forget()
@@ -88,13 +88,13 @@ var modelMistakes = []modelMistake{
 		new: `if v.before = slices.Delete(v.before, i, i+1); len(v.before) > 0 && !(PLANTED && i == 0) {`,
 	},
 	{
-		name: "the end of the nearest key is enough where it alone is known",
+		name: "the end of the nearest key is enough when no other key is known",
 		file: "wait.go", model: "crowd", wrong: []string{modelNotFirst},
 		old: `, !v.all:`,
 		new: `, !PLANTED && !v.all:`,
 	},
 	{
-		name: "who hears of the nearest key alone does not hear of the seal",
+		name: "a waiter that watches only the nearest key is not notified of the seal",
 		file: "wait.go", model: "seal before many", wrong: []string{modelAsleep},
 		old: `{dir: sealKey(dir), ofRecord: true}}`,
 		new: `{dir: sealKey(dir), ofRecord: true}}[:map[bool]int{true: 1, false: 2}[PLANTED]]`,
@@ -178,13 +178,13 @@ var modelMistakes = []modelMistake{
 		new: `h.tokenFrom(r, map[bool]int64{true: h.revision, false: token}[PLANTED])`,
 	},
 	{
-		name: "who writes does not count who reads",
+		name: "a writer does not count readers",
 		file: "keys.go", model: "a writer behind readers", wrong: []string{modelNotFirst},
 		old: `return isContender(dir, kv) && mode.Excludes(modeOf(dir, kv))`,
 		new: `return isContender(dir, kv) && mode.Excludes(modeOf(dir, kv)) && !(PLANTED && modeOf(dir, kv) == driver.Read)`,
 	},
 	{
-		name: "who reads leaves out who writes",
+		name: "a reader leaves out writers",
 		file: "keys.go", model: "readers", wrong: []string{modelNotFirst},
 		old: `return r.dir + "0"`,
 		new: `return r.dir + map[bool]string{true: "x", false: "0"}[PLANTED]`,
@@ -196,7 +196,7 @@ var modelMistakes = []modelMistake{
 		new: `forRead: PLANTED || h.rule().forRead}`,
 	},
 	{
-		name: "who reads does not look when the way is free",
+		name: "a reader does not look when the way is free",
 		file: "keys.go", model: "a reader is evicted", wrong: []string{modelNotFirst},
 		old: `forRead: true, confirms: true`,
 		new: `forRead: true, confirms: !PLANTED`,
@@ -216,19 +216,19 @@ var modelMistakes = []modelMistake{
 	for`,
 	},
 	{
-		name: "permits that are given back wake nobody",
+		name: "released permits wake no waiter",
 		file: "wait.go", model: "permits", wrong: []string{modelAsleep},
 		old: `if v.missing > 0 || len(v.before) > 0 {`,
 		new: `if PLANTED || v.missing > 0 || len(v.before) > 0 {`,
 	},
 	{
-		name: "who waits for permits does not hear of the limit",
+		name: "a waiter for permits is not notified of the limit",
 		file: "wait.go", model: "a limit is raised", wrong: []string{modelAsleep},
 		old: `{dir: limitKey(dir), ofRecord: true}}`,
 		new: `{dir: limitKey(dir), ofRecord: true}}[:map[bool]int{true: 1, false: 2}[PLANTED]]`,
 	},
 	{
-		name: "who wants permits does not look when they may be free",
+		name: "a waiter for permits does not look when they may be free",
 		file: "keys.go", model: "permits behind a writer give up", wrong: []string{modelTwo, modelNotFirst},
 		old: `adds: true, confirms: true`,
 		new: `adds: true, confirms: !PLANTED`,
@@ -275,7 +275,7 @@ var modelMistakes = []modelMistake{
 		new: `map[bool][]clientv3.Cmp{false: {condition}}[PLANTED], append([]clientv3.Op{h.queue()`,
 	},
 	{
-		name: "a mark tells those who wait nothing",
+		name: "a mark does not notify waiters",
 		file: "seal.go", model: "mark", wrong: []string{modelFallen},
 		old: `clientv3.OpPut(markKey(dir), ""), h.putAgain()}`,
 		new: `clientv3.OpPut(markKey(dir), ""), map[bool]clientv3.Op{true: clientv3.OpGet(h.key), false: h.putAgain()}[PLANTED]}`,
@@ -301,7 +301,7 @@ var modelMistakes = []modelMistake{
 		new: `(PLANTED || removed || g.definite)`,
 	},
 	{
-		name: "who gives up leaves the key",
+		name: "a canceled waiter leaves the key",
 		file: "acquire.go", model: "cancels", wrong: []string{modelAsleep, modelLeft},
 		old: `_, err := d.delete(bounded, h.key)`,
 		new: `var err error

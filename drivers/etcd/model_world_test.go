@@ -40,9 +40,9 @@ const (
 	modelTwo      = "two holders"
 	modelFallen   = "a token that is not above those before"
 	modelSealed   = "a sealed name is granted"
-	modelOver     = "granted on a lease that is over"
+	modelOver     = "granted on a lease that has ended"
 	modelAsleep   = "asleep while the lock is free"
-	modelLeft     = "a key that nobody wants is left"
+	modelLeft     = "an unwanted key is left"
 	modelError    = "an error without a cause"
 )
 

@@ -23,16 +23,16 @@ import (
 	"github.com/go-dsync/dsync/internal/tlsurl"
 )
 
-// How the clients that Open makes connect.
+// How the clients that Open creates connect.
 const (
 	loginFor  = 3 * time.Second
 	loginPace = 250 * time.Millisecond // between two passwords
 	pingEvery = 10 * time.Second       // a server may disconnect clients that ping much more often
-	answerIn  = 3 * time.Second        // else the connection counts as dead
+	answerIn  = 3 * time.Second        // otherwise the connection counts as dead
 )
 
-// retries says when a connection that was refused, or not made in time, is
-// tried again. The library would pause for up to two minutes, so after an
+// retries determines when a connection that was refused, or not made in time,
+// is tried again. The library would pause for up to two minutes, so after an
 // outage of half a minute a client would need another quarter of a minute to
 // notice its end.
 var retries = grpc.ConnectParams{
@@ -45,7 +45,7 @@ const minMajor, minMinor = 3, 4
 
 func init() { driver.Register("etcd", open) }
 
-// open is the driver.Opener of the scheme etcd. The package comment has the
+// open is the driver.Opener of the scheme etcd. The package comment lists the
 // parameters.
 func open(ctx context.Context, c *driver.Config) (driver.Driver, error) {
 	u := c.URL
@@ -79,7 +79,7 @@ func open(ctx context.Context, c *driver.Config) (driver.Driver, error) {
 		}
 	}
 	if (u.User != nil || password != nil) && (config.Username == "" || config.Password == "") {
-		return nil, errors.New("etcd URL: user and password go together")
+		return nil, errors.New("etcd URL: user and password must be given together")
 	}
 	if u.Has("password_file") {
 		o.Password = func(context.Context) (string, error) { return password() }
@@ -168,7 +168,7 @@ type login struct {
 
 // Authenticate tries the current password repeatedly for a while, because the
 // server and the source of the password do not change at the same instant. A
-// refusal counts as an outage, because the password may be right soon.
+// refusal counts as an outage, because the password may soon be correct.
 func (l *login) Authenticate(ctx context.Context, user, _ string) (*clientv3.AuthenticateResponse, error) {
 	var refused error
 	for began := time.Now(); ; {
@@ -212,7 +212,7 @@ func (d *Driver) probe(ctx context.Context) error {
 	if err := checkVersion(status.Version); err != nil {
 		return err
 	}
-	// The answer about a key that does not exist shows whether the server knows
+	// The answer for a key that does not exist shows whether the server knows
 	// the user. A user with rights to only some keys may be refused.
 	if _, err := d.get(ctx, d.options.Prefix+"\x00", clientv3.WithCountOnly()); err != nil && !errors.Is(err, rpctypes.ErrPermissionDenied) {
 		return probeFault(ctx, err)
@@ -271,7 +271,7 @@ func checkVersion(version string) error {
 	x, err1 := strconv.Atoi(major)
 	y, err2 := strconv.Atoi(minor)
 	if err1 == nil && err2 == nil && (x < minMajor || x == minMajor && y < minMinor) {
-		return fmt.Errorf("the server is etcd %s, and %d.%d is the oldest that will do: %w", version, minMajor, minMinor, errors.ErrUnsupported)
+		return fmt.Errorf("the server is etcd %s, and the oldest supported version is %d.%d: %w", version, minMajor, minMinor, errors.ErrUnsupported)
 	}
 	return nil
 }

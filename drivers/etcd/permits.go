@@ -33,7 +33,7 @@ func permitsIn(dir string, kvs []*mvccpb.KeyValue, r record) (used, limit int) {
 
 // missing returns how many permits must be released before the key can have its
 // own in addition to kvs, the keys before it. It returns 0 in other modes. The
-// error is driver.ErrLimit, or errAgain if the key has to name another limit.
+// error is driver.ErrLimit, or errAgain if the key must name another limit.
 func (h *hold) missing(dir string, kvs []*mvccpb.KeyValue, r record) (int, error) {
 	if !h.rule().adds {
 		return 0, nil
@@ -45,7 +45,7 @@ func (h *hold) missing(dir string, kvs []*mvccpb.KeyValue, r record) (int, error
 	switch asked := h.request.Limit; {
 	case limit == 0, asked > 0 && asked != limit, h.request.Permits > limit:
 		return 0, driver.ErrLimit
-	case r.limit == 0 && h.limit != limit: // else the limit would be forgotten while the hold lasts
+	case r.limit == 0 && h.limit != limit: // or the limit would be forgotten while the hold lasts
 		h.limit = limit
 		return 0, errAgain
 	}

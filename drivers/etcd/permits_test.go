@@ -131,7 +131,7 @@ func TestRefusalOnASlowServer(t *testing.T) {
 	for _, r := range []*driver.Request{permits(1, 4, noWait("a")), permits(1, 4, request("a"))} {
 		_, err := slow.Acquire(guard(t), r)
 		if !errors.Is(err, driver.ErrLimit) || errors.Is(err, driver.ErrUnknown) {
-			t.Errorf("another limit than SetLimit's: got %v, want %v alone", err, driver.ErrLimit)
+			t.Errorf("another limit than SetLimit's: got %v, want only %v", err, driver.ErrLimit)
 		}
 	}
 	release(t, acquire(t, a, permits(3, 3, noWait("a"))))

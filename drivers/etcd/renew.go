@@ -18,13 +18,13 @@ import (
 	sessions "github.com/go-dsync/dsync/internal/session"
 )
 
-// carrier is an etcd lease with keys on it. It belongs to a session or to a
-// single hold.
+// carrier is an etcd lease with keys attached to it. It belongs to a session or
+// to a single hold.
 type carrier struct {
 	id  clientv3.LeaseID
 	ttl time.Duration // as granted
-	// until when the lease is guaranteed to last: the send time of the last
-	// answered request for it + ttl
+	// the time until which the lease is guaranteed to last: the send time of
+	// the last answered request for it + ttl
 	end   *sessions.End
 	lasts atomic.Int64 // by then the lease has ended, even if unanswered requests were carried out
 	gone  atomic.Bool  // the server reported that the lease has ended
@@ -44,8 +44,8 @@ const (
 
 // grant requests a lease. If the answer is lost, the lease is revoked in the
 // background. While servers take too long, each grant gets more time than the
-// one before and is sent after a longer pause. Cutting grants off and sending
-// them again would keep a server busy with leases that are not used.
+// one before and is sent after a longer pause. Canceling grants and sending
+// them again would keep a server busy with unused leases.
 func (d *Driver) grant(ctx context.Context, c *carrier, seconds int64) error {
 	n := d.slow.Load()
 	if n > 0 && !d.life.Sleep(ctx, pauseAfter(n)) {
@@ -76,9 +76,9 @@ func pauseAfter(n int32) time.Duration {
 	return longest/2 + rand.N(longest/2)
 }
 
-// refreshGrant prolongs a lease whose grant was answered late. No key hangs on
-// the lease yet, so the lease may be prolonged after its expiry by the local
-// clock.
+// refreshGrant prolongs a lease whose grant was answered late. No key is
+// attached to the lease yet, so the lease may be prolonged after its expiry by
+// the local clock.
 func (d *Driver) refreshGrant(ctx context.Context, c *carrier) error {
 	sent, err := d.prolong(ctx, c)
 	if err == nil {
@@ -104,7 +104,7 @@ func (d *Driver) grantNow(ctx context.Context, c *carrier, seconds int64) error 
 		c.lasts.Store(sent + seconds*int64(time.Second))
 		err, doubt := fault(ctx, err)
 		if doubt && seconds > runsOut {
-			// otherwise it runs out before a busy server would revoke it
+			// otherwise the lease runs out before a busy server would revoke it
 			d.ghosts.Add(&ghost{carrier: c})
 		}
 		if doubt && !errors.Is(err, errClusters) {
@@ -117,13 +117,13 @@ func (d *Driver) grantNow(ctx context.Context, c *carrier, seconds int64) error 
 	c.lasts.Store(sent + int64(c.ttl))
 	if answer.TTL > seconds && !d.options.RoundUp {
 		d.ghosts.Add(&ghost{carrier: c})
-		return fmt.Errorf("TTL %ds is below the %ds from which this server counts: %w", seconds, answer.TTL, errors.ErrUnsupported)
+		return fmt.Errorf("TTL %ds is below this server's minimum of %ds: %w", seconds, answer.TTL, errors.ErrUnsupported)
 	}
 	return nil
 }
 
 // unwrapUnknown returns the error inside driver.ErrUnknown: the caller need not
-// know that a lease may exist, as no key hangs on it.
+// know that a lease may exist, because no key is attached to it.
 func unwrapUnknown(err error) error {
 	if list, ok := err.(interface{ Unwrap() []error }); ok {
 		return errors.Join(list.Unwrap()[1:]...)
@@ -189,7 +189,7 @@ func (d *Driver) revoke(ctx context.Context, c *carrier) error {
 // ownLease carries the key of a hold with its own expiry. etcd cannot change
 // the TTL of a lease, so a renewal moves the key to another lease.
 type ownLease struct {
-	// just granted; a lease from the pool has to be prolonged together with the
+	// just granted; a lease from the pool must be prolonged together with the
 	// next request
 	fresh    bool
 	expires  atomic.Int64
@@ -199,7 +199,7 @@ type ownLease struct {
 	mu      sync.Mutex
 	seconds int64
 	current *carrier
-	doubted []*carrier // the key may hang on these, because renewals were not answered
+	doubted []*carrier // the key may be attached to these, because renewals were not answered
 	ended   bool
 }
 
@@ -222,7 +222,7 @@ func (o *ownLease) giveBack(d *Driver) {
 	o.revokeDoubted(d)
 }
 
-// discard revokes all leases that the key may hang on.
+// discard revokes all leases to which the key may be attached.
 func (o *ownLease) discard(d *Driver) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -254,7 +254,7 @@ func (h *hold) Renew(ctx context.Context, ttl time.Duration) error {
 	if err != nil {
 		return err
 	}
-	d.life.EnterLate() // Close has to know the lease that the key is moved to
+	d.life.EnterLate() // Close must know the lease to which the key is moved
 	defer d.life.Leave()
 	select {
 	case o.renewing <- struct{}{}:
@@ -276,7 +276,7 @@ func (h *hold) Renew(ctx context.Context, ttl time.Duration) error {
 		return driver.ErrNotHeld
 	}
 	before := o.expires.Load()
-	o.expires.Store(min(before, c.end.At())) // from here on the key may hang on either lease
+	o.expires.Store(min(before, c.end.At())) // from now on the key may be attached to either lease
 	moved, err := h.move(bounded, c)
 	switch {
 	case err != nil:
@@ -289,8 +289,8 @@ func (h *hold) Renew(ctx context.Context, ttl time.Duration) error {
 	return o.renewed(d, c, seconds)
 }
 
-// move hangs the key on another lease. It returns false if the key is gone, or
-// a seal.
+// move attaches the key to another lease. It returns false if the key is gone,
+// or a seal.
 func (h *hold) move(ctx context.Context, c *carrier) (bool, error) {
 	o := h.own
 	for {
@@ -333,7 +333,7 @@ func (o *ownLease) failRenewal(ctx context.Context, d *Driver, c *carrier, befor
 	return err
 }
 
-// renewed makes c the lease that the key hangs on.
+// renewed makes c the lease to which the key is attached.
 func (o *ownLease) renewed(d *Driver, c *carrier, seconds int64) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -354,10 +354,10 @@ func (o *ownLease) renewed(d *Driver, c *carrier, seconds int64) error {
 // maxSpare is how many leases of each TTL are kept for the next lock.
 const maxSpare = 64
 
-// pool has leases without keys for locks with their own expiry. Such a lock is
-// acquired in one round trip and writes only its key to the server's log, and a
-// refused try writes nothing, because the lease comes from the pool and is
-// prolonged together with the request for the lock. A lease that is not used
+// pool keeps leases without keys for locks with their own expiry. Because the
+// lease comes from the pool and is prolonged together with the request for the
+// lock, such a lock is acquired in one round trip and writes only its key to
+// the server's log. A refused attempt writes nothing. A lease that is not used
 // runs out.
 type pool struct {
 	driver *Driver
@@ -419,7 +419,7 @@ func (p *pool) pop(seconds int64) *carrier {
 	return nil
 }
 
-// put takes a lease back. No key hangs on it or will hang on it.
+// put takes a lease back. No key is or will be attached to it.
 func (p *pool) put(seconds int64, c *carrier) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -448,7 +448,7 @@ func (p *pool) close() {
 // channel receives the outcome.
 func (d *Driver) refresh(ctx context.Context, c *carrier, bound time.Duration) <-chan error {
 	outcome := make(chan error, 1)
-	run := func() { // ends when ctx or the lease ends, at the latest
+	run := func() { // ends when ctx or the lease ends at the latest
 		ctx, cancel := withBound(ctx, min(bound, time.Duration(c.end.At()-d.now())))
 		defer cancel()
 		outcome <- d.keepAlive(ctx, c)

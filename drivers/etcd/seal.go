@@ -34,11 +34,11 @@ func (d *Driver) Seal(ctx context.Context, l driver.Lease) error {
 		return err
 	}
 	if h.rule().shared {
-		return fmt.Errorf("others may have the name, too: %w", errors.ErrUnsupported)
+		return fmt.Errorf("other clients may also hold the name: %w", errors.ErrUnsupported)
 	}
 	bounded, cancel := withBound(ctx, requestFor)
 	defer cancel()
-	if h.own != nil { // a renewal would hang the key on a lease again
+	if h.own != nil { // a renewal would attach the key to a lease again
 		select {
 		case h.own.renewing <- struct{}{}:
 			defer func() { <-h.own.renewing }()
@@ -104,7 +104,7 @@ func (h *hold) sealed() {
 	}
 }
 
-// stands returns the conditions that the key of the hold is there and is not a
+// stands returns the conditions that the key of the hold exists and is not a
 // seal.
 func (h *hold) stands() []clientv3.Cmp {
 	return []clientv3.Cmp{clientv3.Compare(clientv3.CreateRevision(h.key), "=", h.revision), hasLease(h.key)}
@@ -131,7 +131,7 @@ func (h *hold) isOver() bool {
 	return h.phase != held || h.isPast()
 }
 
-// hasLease is the condition that a key is there and is not a seal.
+// hasLease is the condition that a key exists and is not a seal.
 func hasLease(key string) clientv3.Cmp {
 	return clientv3.Compare(clientv3.LeaseValue(key), "!=", clientv3.NoLease)
 }

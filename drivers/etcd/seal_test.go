@@ -316,7 +316,7 @@ func TestMarksAreNoContenders(t *testing.T) {
 	mark(t, d, l, 0)
 	release(t, l)
 	if status, err := d.Inspect(t.Context(), "b"); err != nil || status.Held {
-		t.Errorf("Inspect of a marked name: got %+v, %v, want that nobody holds it", status, err)
+		t.Errorf("Inspect of a marked name: got %+v, %v, want it free", status, err)
 	}
 	wantErr(t, "ForceUnlock", d.ForceUnlock(t.Context(), "b"), driver.ErrNotHeld)
 }

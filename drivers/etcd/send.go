@@ -14,7 +14,7 @@ import (
 )
 
 const (
-	maxRequests = 4 // on their way at once; further ops are combined
+	maxRequests = 4 // on their way at once; more ops are combined
 	// ops in one request: servers accept 128 operations by default, including
 	// those inside ops
 	maxCombined = 60
@@ -24,10 +24,10 @@ const (
 )
 
 // sender carries out the ops that put and delete the keys of contenders. While
-// few requests are on their way, each caller sends its own op at once. While
-// many are, further ops queue up, each for a different name, and are sent
-// together in one transaction of transactions, which serves a crowd at a
-// fraction of the cost.
+// few requests are on their way, each caller sends its own op at once.
+// Otherwise more ops queue up, each for a different name, and are sent together
+// in one transaction of transactions, which serves a crowd at a fraction of the
+// cost.
 type sender struct {
 	driver *Driver
 
@@ -79,7 +79,7 @@ func (s *sender) do(ctx context.Context, o *op) error {
 		return o.err
 	case <-ctx.Done():
 	case <-timer.C:
-		if s.withdraw(o) { // the requests on their way are held up
+		if s.withdraw(o) { // the requests on their way are delayed
 			o.send(ctx, s.driver)
 			return o.err
 		}
@@ -109,9 +109,10 @@ const (
 	together            // with others
 )
 
-// wayOf returns how an op is sent, and queues an op that is sent with others.
-// Of two ops for one name the second does not wait for the first: they could
-// not be sent together, and a release must not wait for contenders.
+// wayOf returns how an op is sent, and queues the op if it is sent with others.
+// If there are two ops for one name, the second does not wait for the first,
+// because they could not be sent together and a release must not wait for
+// contenders.
 func (s *sender) wayOf(o *op) way {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -159,14 +160,14 @@ func (s *sender) drain() {
 		} else {
 			s.combine(ops)
 		}
-		// let the callers with answers send their next ops: together they make
+		// let the callers with answers send their next ops, which together make
 		// a larger request
 		runtime.Gosched()
 	}
 }
 
 // next takes the ops of the next request from the queue. If the queue is empty,
-// next returns none and ends the request.
+// it returns none and ends the request.
 func (s *sender) next() []*op {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -198,7 +199,7 @@ func (o *op) size() int {
 
 // combine carries out several ops in one request. If the server refuses all
 // because of one op, for example because a name is not permitted or a lease has
-// ended, each op is sent again by itself.
+// ended, each op is sent again separately.
 func (s *sender) combine(ops []*op) {
 	all := make([]clientv3.Op, len(ops))
 	for i, o := range ops {
@@ -239,7 +240,7 @@ func (o *op) read(answer *clientv3.TxnResponse, i int) error {
 	return nil
 }
 
-// narrow lowers the number of ops per request, if err says that they were too
+// narrow lowers the number of ops per request, if err means that they were too
 // many for the server.
 func (s *sender) narrow(err error) {
 	if !isOneOf(rpctypes.Error(err), []error{rpctypes.ErrTooManyOps, rpctypes.ErrRequestTooLarge}) {
@@ -266,7 +267,7 @@ func (s *sender) sendEach(ops []*op) {
 	wg.Wait()
 }
 
-// send carries out an op by itself.
+// send carries out a single op.
 func (o *op) send(ctx context.Context, d *Driver) {
 	if o.key == "" {
 		o.answer, o.err = d.transact(ctx, o.compare, o.then, o.otherwise)
@@ -327,7 +328,7 @@ func isLearner(err error) bool {
 }
 
 // transact carries out a transaction in its own request. An answer of another
-// shape is errAnswer: the server at the address need not be etcd.
+// shape is errAnswer, because the server at the address may not be etcd.
 func (d *Driver) transact(ctx context.Context, compare []clientv3.Cmp, then, otherwise []clientv3.Op) (answer *clientv3.TxnResponse, err error) {
 	err = d.request(ctx, func() (*pb.ResponseHeader, error) {
 		answer, err = d.client.Txn(ctx).If(compare...).Then(then...).Else(otherwise...).Commit()
@@ -446,9 +447,9 @@ func (b *bound) under(ctx context.Context) (context.Context, context.CancelFunc)
 	}
 }
 
-// ending is under for the end of a hold. It goes on until the time limit if ctx
-// is canceled. Package dsync ends holds under contexts that are not canceled,
-// but have a deadline.
+// ending is under for the end of a hold. If ctx is canceled, it continues until
+// the time limit. Package dsync ends holds under contexts that are not
+// canceled, but have a deadline.
 func (b *bound) ending(ctx context.Context) (context.Context, context.CancelFunc) {
 	if end, ok := ctx.Deadline(); ok && time.Until(end) < b.time || ctx.Err() != nil {
 		return b.under(ctx)
@@ -472,7 +473,7 @@ func (v valued) Value(key any) any {
 }
 
 // background returns a context for one request that no caller waits for, or
-// that goes on when its caller leaves.
+// that continues when its caller leaves.
 func (d *Driver) background(bound time.Duration) (context.Context, context.CancelFunc) {
 	return withBound(d.life.Context(), bound)
 }

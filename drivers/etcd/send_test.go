@@ -85,7 +85,7 @@ func TestRequestsEnd(t *testing.T) {
 	ctx, done := b.ending(over)
 	defer done()
 	if ctx.Err() == nil {
-		t.Error("a request that begins under a context which is over goes on")
+		t.Error("a request that begins under an ended context continues")
 	}
 }
 

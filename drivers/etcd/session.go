@@ -18,7 +18,7 @@ import (
 
 const (
 	idleFor      = 5 * time.Minute        // how long a session without users is kept
-	minKeepAlive = 250 * time.Millisecond // the least time for one attempt to keep a session alive
+	minKeepAlive = 250 * time.Millisecond // the minimum time for an attempt to keep a session alive
 )
 
 // session is the lease that carries all locks of a driver with renewal and the
@@ -28,11 +28,11 @@ type session struct {
 	sessions.Frame
 	carrier
 	driver  *Driver
-	seconds int64 // the TTL that callers asked for
+	seconds int64 // the TTL that callers requested
 
 	mu     sync.Mutex
 	holds  holdList            // granted, and not released
-	firsts map[string]struct{} // the dirs whose key with number 0 may be at the server
+	firsts map[string]struct{} // the dirs whose key with number 0 may be on the server
 }
 
 func newSession(d *Driver, ttl time.Duration) *session {
@@ -43,9 +43,9 @@ func newSession(d *Driver, ttl time.Duration) *session {
 
 // takeNumber takes a number for the key. Numbers distinguish the keys of
 // concurrent attempts. A number is used again as soon as it is free, and 0 is
-// the first for each name, so that a name has few keys over time: whenever the
-// server reads the keys of a name, it passes all keys that the name has had
-// since the last compaction.
+// the first for each name, so that a name has few keys over time. Whenever the
+// server reads the keys of a name, it goes through all keys that the name has
+// had since the last compaction.
 func (h *hold) takeNumber(dir string) {
 	if h.session == nil || !h.session.takeFirst(dir) {
 		h.number = h.driver.numbers.take()
@@ -202,8 +202,8 @@ const (
 
 // checker finds out whether other clients removed holds, with one request for
 // all holds of a session, whatever their number. A watch on each hold would
-// report removals sooner, but cost ten times the memory of the lock. A lock
-// that is held only briefly is never checked.
+// report removals sooner, but would cost ten times the memory of the lock. A
+// lock that is held only briefly is never checked.
 type checker struct {
 	driver  *Driver
 	running atomic.Bool
@@ -262,8 +262,8 @@ func (d *Driver) held(before int64) (ofSessions map[*session][]*hold, fixed []*h
 	return ofSessions, d.fixed.before(before), any || !d.fixed.Empty()
 }
 
-// checkSession checks whether the keys of holds still hang on the lease of
-// their session.
+// checkSession checks whether the keys of holds are still attached to the lease
+// of their session.
 func (d *Driver) checkSession(s *session, holds []*hold) {
 	ctx, cancel := d.background(requestFor)
 	defer cancel()
@@ -273,7 +273,7 @@ func (d *Driver) checkSession(s *session, holds []*hold) {
 		return
 	}
 	if err != nil {
-		return // the session ends if this goes on
+		return // the session ends if this continues
 	}
 	// index in holds by key: this lookup copies no keys
 	of := make(map[string]int, len(holds))
@@ -312,17 +312,17 @@ func (d *Driver) checkFixed(holds []*hold) {
 	}
 }
 
-// changes has the lease that the ids of changes hang on. The lease is neither
-// kept alive nor ended, not even by Close, because the server has to know each
-// id for a time.
+// changes keeps the lease to which the ids of changes are attached. The lease
+// is neither kept alive nor ended, not even by Close, because the server must
+// remember each id for a while.
 type changes struct {
 	driver *Driver
 	inUse  chan struct{} // has an element while a call uses the field below
 	lease  *carrier
 }
 
-// The server knows an id for idsFor or longer, and one lease serves for as long
-// again.
+// The server remembers an id for idsFor or longer, and one lease is used for as
+// long again.
 const idsFor = 2 * driver.RepeatFor
 
 // carrier returns a lease that lasts for idsFor.
@@ -344,8 +344,8 @@ func (c *changes) carrier(ctx context.Context) (*carrier, error) {
 	return l, nil
 }
 
-// forget makes the next change use a new lease, because the server does not
-// know this one any more.
+// forget makes the next change use a new lease, because the server no longer
+// knows this one.
 func (c *changes) forget(gone *carrier) {
 	c.inUse <- struct{}{}
 	defer func() { <-c.inUse }()

@@ -17,7 +17,7 @@ import (
 )
 
 // slowServer carries out one grant or revocation after the other. It carries
-// out accepted requests even if no client waits for the answer any more.
+// out accepted requests even if no client is waiting for the answer anymore.
 type slowServer struct {
 	pb.LeaseClient // nil: the driver calls no more than this
 

@@ -18,8 +18,8 @@ import (
 )
 
 const (
-	// the longest wait without a look, in case events do not come; spread over
-	// a quarter of itself
+	// the longest wait without a look, in case events do not arrive; spread
+	// over a quarter of its length
 	backstop  = 5 * time.Second
 	firstLook = time.Second // the same while the feed is not active
 	lookAgain = 100 * time.Millisecond
@@ -86,12 +86,12 @@ func (h *hold) wait(ctx context.Context, w *waiter, v view) error {
 // clients. Sealing does not delete the key, so every waiter also watches the
 // seal.
 //
-// A waiter that listens to the nearest key goes on with it while the key is
-// there, even when few keys are left, because its looks show no other one.
+// A waiter that listens to the nearest key keeps listening while that key
+// exists, even when few keys are left, because its looks show no other key.
 // Behind a key of its own client it listens to all contenders too. So if
 // callers have a key each (Options.FIFO), most callers of a client share one
-// watch. A request for permits has to count all released permits, and looks
-// after a change of the limit.
+// watch. A request for permits must count all released permits, and looks after
+// a change of the limit.
 func (h *hold) hears(v view) []keyRange {
 	dir := h.dir()
 	switch {
@@ -104,8 +104,8 @@ func (h *hold) hears(v view) []keyRange {
 }
 
 // judge decides what events mean for the view of a waiter that was woken, and
-// gives the hold its token if it has the lock. A hold with its own lease looks
-// in any case, because the lease has to be prolonged at the grant.
+// gives the hold its token if it has the lock. A hold with its own lease always
+// looks, because the lease must be prolonged at the grant.
 func (h *hold) judge(w *waiter) verdict {
 	w.all.mu.Lock()
 	defer w.all.mu.Unlock()
@@ -122,7 +122,8 @@ func (h *hold) judge(w *waiter) verdict {
 }
 
 // endOfWait returns the error that ends a wait after a look failed with err, or
-// nil if the wait goes on. wait itself notices the end of ctx or of the driver.
+// nil if the wait continues. wait itself notices the end of ctx or of the
+// driver.
 func (h *hold) endOfWait(ctx context.Context, err error) error {
 	if _, isFinal := err.(final); isFinal || err == errGone || isLeaseGone(err) || errors.Is(err, errClusters) {
 		return err
@@ -140,7 +141,7 @@ func (h *hold) sessionOver() <-chan struct{} {
 	return h.session.Over()
 }
 
-// pause is how long to wait for an event. A hold with its own lease has to
+// pause is how long to wait for an event. A hold with its own lease must
 // prolong the lease in the meantime.
 func (h *hold) pause(active bool) time.Duration {
 	limit := backstop - rand.N(backstop/4)
@@ -170,9 +171,9 @@ func (h *hold) lookFresh(ctx context.Context, nearest string) (v view, err error
 
 // maxLooks is how many requests that read the queue of a name are under way at
 // a time, if each caller of a client sends its own (Options.FIFO). With this
-// limit, thousands of simultaneous callers all get their place. The cost of
-// each request at the server grows with the number of keys. Without the limit,
-// many of 4,000 requests got no answer in time.
+// limit, thousands of simultaneous callers all get their place. The server's
+// cost for each request grows with the number of keys. Without the limit, many
+// of 4,000 requests got no answer in time.
 const maxLooks = 4
 
 // turn waits until fewer than maxLooks requests of the client read the queue of
@@ -214,7 +215,8 @@ func (h *hold) look(ctx context.Context, nearest string) (view, error) {
 	var isThere []clientv3.Cmp
 	then, otherwise := all, []clientv3.Op(nil)
 	if nearest != "" && !h.rule().adds {
-		// it may have gone, and come again behind; for permits all keys count
+		// it may have gone and come back further behind; for permits all keys
+		// count
 		created := clientv3.CreateRevision(nearest)
 		isThere = []clientv3.Cmp{clientv3.Compare(created, ">", 0), clientv3.Compare(created, "<", h.revision)}
 		then, otherwise = all[:2], all
@@ -259,10 +261,10 @@ func (h *hold) look(ctx context.Context, nearest string) (view, error) {
 	return v, nil
 }
 
-// view has the keys that stand before a key and exclude it, by one answer of
-// the server. If there are none, the key has the lock.
+// view contains the keys that are before a key and exclude it, according to one
+// answer from the server. If there are none, the key has the lock.
 //
-// No new key can come to stand before another one, since its create revision is
+// No new key can be placed before another key, because its create revision is
 // above those of all others. So a view of all the keys before, with every event
 // since then, is as good as another look: the event by which the last of these
 // keys is deleted grants the lock, at its revision, if all of these hold:
@@ -299,7 +301,7 @@ type view struct {
 const maxView = 7
 
 // viewOf makes a view for a key of a mode from kvs, the keys before it, the
-// nearest first. More is set if there are further keys before these.
+// nearest first. More is set if there are more keys before these.
 func viewOf(dir string, mode driver.Mode, kvs []*mvccpb.KeyValue, more bool, r record, revision int64) view {
 	v := view{revision: revision, record: r, all: !more}
 	for _, kv := range kvs {
@@ -315,7 +317,7 @@ func viewOf(dir string, mode driver.Mode, kvs []*mvccpb.KeyValue, more bool, r r
 	return v
 }
 
-// first reports whether no contender stands before the key and no permits are
+// first reports whether no contender is before the key and no permits are
 // missing.
 func (v *view) first() bool { return v.all && len(v.before) == 0 && v.missing <= 0 }
 
@@ -335,8 +337,8 @@ const (
 )
 
 // apply handles an event of a contender, other than the creation of its key,
-// because new keys stand behind. It also handles events of the name's record.
-// The view belongs to the key own.
+// because new keys are always behind. It also handles events of the name's
+// record. The view belongs to the key own.
 func (v *view) apply(e *clientv3.Event, own string, ofRecord bool) verdict {
 	key := string(e.Kv.Key)
 	i := slices.Index(v.before, key)
@@ -344,8 +346,8 @@ func (v *view) apply(e *clientv3.Event, own string, ofRecord bool) verdict {
 	case e.Kv.ModRevision <= v.revision: // of an earlier key of the same name, or older than the view
 		return holds
 	case ofRecord, isSeal(e):
-		// all keys behind have to look, even if their view has only the nearest
-		// key
+		// all keys behind must look, even if their view contains only the
+		// nearest key
 		return drops
 	case i < 0 && key != own && v.missing > 0:
 		return v.givenBack(e)
@@ -363,9 +365,9 @@ func (v *view) apply(e *clientv3.Event, own string, ofRecord bool) verdict {
 	return frees
 }
 
-// givenBack counts the permits of a deleted key. The key may have stood behind
+// givenBack counts the permits of a deleted key. The key may have been behind
 // the waiter's own, and the limit may have changed since. So the waiter looks
-// when it can have its permits, and sometimes before.
+// when it can have its permits, and sometimes earlier.
 func (v *view) givenBack(e *clientv3.Event) verdict {
 	if e.Type == mvccpb.DELETE {
 		n, _ := permitsOf(e.Kv.Key)

@@ -14,7 +14,7 @@ import (
 // programs under faults. See [Driver.Inject].
 type Fault struct {
 	Kind  FaultKind
-	On    Requests      // the requests that the fault hits; 0 means all
+	On    Requests      // the requests that the fault affects; 0 means all
 	Delay time.Duration // added to each request
 	Times int           // the fault ends after this many requests; 0 means that it lasts until Heal
 }
@@ -114,8 +114,8 @@ func (d *Driver) request(ctx context.Context, r Requests) (lost bool, err error)
 	return false, nil
 }
 
-// meet returns the fault that hits a request of kind r, or the zero Fault, and
-// a channel that is closed by the next Inject or Heal.
+// meet returns the fault that affects a request of kind r, or the zero Fault,
+// and a channel that is closed by the next Inject or Heal.
 func (d *Driver) meet(r Requests) (Fault, <-chan struct{}) {
 	s := d.server
 	s.mu.Lock()
@@ -157,7 +157,7 @@ func (d *Driver) pause(ctx context.Context, f Fault, changed <-chan struct{}) (a
 
 // The methods below are called with Server.mu held.
 
-// hits reports whether there is a fault that hits requests of kind r.
+// hits reports whether there is a fault that affects requests of kind r.
 func (d *Driver) hits(r Requests) bool {
 	return d.fault != nil && (d.fault.On == 0 || d.fault.On&r != 0)
 }
@@ -167,7 +167,7 @@ func (d *Driver) isCut() bool {
 	return d.hits(Acquires) && d.fault.Kind == CutOff && d.fault.Times == 0
 }
 
-// isDeaf reports whether messages from the server do not arrive.
+// isDeaf reports whether messages from the server fail to arrive.
 func (d *Driver) isDeaf() bool {
 	return d.fault != nil && d.fault.On == 0 && d.fault.Times == 0 && (d.fault.Kind == CutOff || d.fault.Kind == Hang)
 }
@@ -207,7 +207,7 @@ func (d *Driver) endBehind(now int64) {
 	})
 }
 
-// hear returns the losses that the holders of d must be notified of, if the
+// hear returns the losses of which the holders of d must be notified, if the
 // server can reach d.
 func (d *Driver) hear() []loss {
 	if d.isDeaf() {

@@ -136,7 +136,7 @@ func TestAcquireWhoseAnswerIsLostIsCleanedUp(t *testing.T) {
 		start := time.Now()
 		r := <-wait(t.Context(), other, newAttempt("x"))
 		if got := r.at.Sub(start); r.err != nil || got != 10*time.Second {
-			t.Errorf("the other got %v after %v, want a lease when the TTL of what was left behind is over", r.err, got)
+			t.Errorf("the other got %v after %v, want a lease when the TTL of the remains has passed", r.err, got)
 		}
 		d.Heal()
 		if got := status(t, d, "x").Hold; got != r.a.Hold || d.Behind() != 0 {

@@ -112,7 +112,7 @@ func (all *latches) lower(name string, n int) bool {
 	return true
 }
 
-// sweep drops old changes, each time the number of changes has doubled.
+// sweep drops old changes each time the number of changes has doubled.
 func (all *latches) sweep(now int64) {
 	if len(all.changes) < all.sweepAt {
 		return

@@ -16,7 +16,7 @@ import (
 type lease struct {
 	d       *Driver
 	r       *driver.Request
-	session *session     // nil if the lease has a TTL of its own
+	session *session     // nil if the lease has its own TTL
 	expires atomic.Int64 // for the holder, without the session, on the clock of the server; never after ends
 
 	// Guarded by Server.mu, except first and tokens of a lease that Acquire has
@@ -36,7 +36,7 @@ type lease struct {
 	leftSession bool
 }
 
-// fate is the state of a lease at the server.
+// fate is the state of a lease on the server.
 type fate uint8
 
 const (
@@ -227,7 +227,7 @@ func (l *lease) renewed(sent int64, ttl time.Duration, lost bool) error {
 	expires := sent + int64(ttl)
 	if l.session == nil || l.r.Fixed {
 		before := l.ends
-		if l.ends = now + int64(ttl); l.ends < before { // or else the timer of the queue finds out
+		if l.ends = now + int64(ttl); l.ends < before { // or the timer of the queue finds out
 			s.watch(l.entry, now)
 		}
 	} else {

@@ -3,8 +3,7 @@
 // contract in package driver.
 //
 // A [Server] is one backend, and a [Driver] is one client of it. Several
-// drivers of one server exclude each other as several processes with one Redis
-// do:
+// drivers of one server exclude each other like several processes on one Redis:
 //
 //	server := memory.NewServer(nil)
 //	a, b := server.NewDriver(), server.NewDriver()
@@ -94,7 +93,7 @@ type Driver struct {
 	fault    *Fault
 	changed  chan struct{} // closed, and replaced, by Inject and Heal
 	behind   []*lease      // holds that failed requests may have left at the server
-	unheard  []loss        // losses that the server has yet to report
+	unheard  []loss        // losses that the server has not reported yet
 	sessions map[time.Duration]*session
 }
 

@@ -92,7 +92,7 @@ type result struct {
 	at    time.Time
 }
 
-// wait starts an Acquire that has to wait, and returns once it is waiting. It
+// wait starts an Acquire that must wait, and returns once it is waiting. It
 // must run in a bubble.
 func wait(ctx context.Context, d *memory.Driver, a *attempt) <-chan result {
 	c := make(chan result, 1)
@@ -157,10 +157,10 @@ func TestLeaseEndsAtItsTTL(t *testing.T) {
 		_, err := try(d, "a")
 		wantErr(t, "acquire just before the end", err, driver.ErrLocked)
 		time.Sleep(time.Nanosecond)
-		wantErr(t, "release of a lease that is over", r.lease.Release(t.Context()), driver.ErrNotHeld)
+		wantErr(t, "release of an ended lease", r.lease.Release(t.Context()), driver.ErrNotHeld)
 		release(t, lock(t, d, "a"))
 
-		wantErr(t, "renewal of the lease that is over", l.Renew(t.Context(), time.Minute), driver.ErrNotHeld)
+		wantErr(t, "renewal of the ended lease", l.Renew(t.Context(), time.Minute), driver.ErrNotHeld)
 		wantErr(t, "its release", l.Release(t.Context()), driver.ErrNotHeld)
 		if got, want := l.Expires(), granted.Add(10*time.Second); !got.Equal(want) {
 			t.Errorf("Expires moved to %v after it had passed at %v", got, want)

@@ -10,8 +10,8 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// queue holds the waiters of a held name. The holds exclude the first waiter.
-// Guarded by Server.mu.
+// queue contains the waiters of a held name. The holds exclude the first
+// waiter. Guarded by Server.mu.
 type queue struct {
 	waiters []*waiter // in the order of their grants, unless the order is random
 	parked  []*waiter // with FIFOByClient: waiters behind another waiter of their driver, in the order of arrival
@@ -37,7 +37,7 @@ func (w *waiter) wait() error {
 	s.mu.Lock()
 	left := s.leave(w)
 	s.mu.Unlock()
-	if !left { // the grant came before the end of the context, and counts
+	if !left { // the grant came before the end of the context, so it counts
 		return <-w.ready
 	}
 	return w.ended()
@@ -125,8 +125,8 @@ func (s *Server) enqueue(ctx context.Context, e *entry, l *lease, sent, now int6
 	return w
 }
 
-// leave removes w from its queue, and serves waiters that only w kept waiting.
-// It reports whether w was still in the queue.
+// leave removes w from its queue, and serves waiters that were waiting only for
+// w. It reports whether w was still in the queue.
 func (s *Server) leave(w *waiter) bool {
 	if !w.entry.drop(w) {
 		return false
@@ -135,8 +135,8 @@ func (s *Server) leave(w *waiter) bool {
 	return true
 }
 
-// dismiss removes from their queues all waiters for whose lease meant returns
-// true. They get err.
+// dismiss removes all waiters for whose lease meant returns true from their
+// queues. They get err.
 func (s *Server) dismiss(meant func(*lease) bool, err error) {
 	for _, e := range s.names {
 		left := false

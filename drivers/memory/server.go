@@ -153,9 +153,9 @@ func (s *Server) now() int64 { return int64(time.Since(s.start)) }
 
 // The methods below are called with mu held.
 
-// remove ends the hold h on behalf of someone other than its holder. It returns
-// the losses to report, if any. If silent is set, a holder that renews is not
-// notified.
+// remove ends the hold h on behalf of another client than its holder. It
+// returns the losses to report, if any. If silent is set, a holder that renews
+// is not notified.
 func (s *Server) remove(h *lease, now int64, silent bool) []loss {
 	s.next(h, over, now)
 	if silent && h.session == nil || !h.lose() {

@@ -274,7 +274,7 @@ func TestRemovalOfReaders(t *testing.T) {
 			t.Helper()
 			for i, who := range []string{"r1", "r2", "r3"} {
 				if got := c.attempt[who].losses.Load(); got != want[i] {
-					t.Errorf("%s was told of %d losses, want %d", who, got, want[i])
+					t.Errorf("%s was notified of %d losses, want %d", who, got, want[i])
 				}
 			}
 		}

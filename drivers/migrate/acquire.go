@@ -101,8 +101,8 @@ func (a *attempt) moving(ctx context.Context) (l *lease, err error) {
 }
 
 // acquire tries one way after the other until the name is granted. A way ends
-// without a grant when it lost a hold, when the name turns out to be sealed, or
-// no longer sealed, and when a name that is to be sealed turns out to be held.
+// without a grant if it lost a hold, if the name turns out to be sealed, or no
+// longer sealed, or if a name that should be sealed turns out to be held.
 func (a *attempt) acquire(ctx context.Context, first func(context.Context) (*lease, error)) (l *lease, err error) {
 	way := first
 	for {
@@ -139,7 +139,7 @@ func (a *attempt) dual(ctx context.Context) (*lease, error) {
 	return l.grant(ctx, from, from, to)
 }
 
-// handover is dual with the seal. From then on the lease is only held on to.
+// handover is dual with the seal. From then on, the lease is held only on to.
 func (a *attempt) handover(ctx context.Context) (*lease, error) {
 	l, from, to, err := a.both(ctx, true)
 	if err != nil {
@@ -299,8 +299,8 @@ func (a *attempt) mark(ctx context.Context, to *part, floor uint64) error {
 	return a.translate(err)
 }
 
-// translate returns the error for the caller, in place of an error of a context
-// that only bounds a request.
+// translate returns the error for the caller, in place of an error from a
+// context that only bounds a request.
 func (a *attempt) translate(err error) error {
 	if err == nil || a.outer.Err() != nil || !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, context.Canceled) {
 		return err

@@ -104,7 +104,7 @@ func (d *Driver) OnKeepAlive(f func(err error)) {
 }
 
 // report registers for the keep-alive reports of the backends. New calls
-// report, since the membership of this process is acquired before the first
+// report, because the membership of this process is acquired before the first
 // call of OnKeepAlive.
 func (d *Driver) report() {
 	for _, b := range []*backend{d.from, d.to} {

@@ -11,7 +11,7 @@ import (
 
 // ErrSame reports that both URLs lead to the same backend, so each lock would
 // wait for itself.
-var ErrSame = fmt.Errorf("from and to are the same backend by two addresses: %w", errors.ErrUnsupported)
+var ErrSame = fmt.Errorf("from and to are the same backend under two addresses: %w", errors.ErrUnsupported)
 
 // apartNames is the number of names for the check whether the backends are
 // different. Several processes may check at the same time.
@@ -73,7 +73,7 @@ func (d *Driver) apart(ctx context.Context) error {
 // name that was never locked.
 const tokensName = reserved + "tokens"
 
-// floorUnit is far more than the rise of a backend's tokens during a migration:
+// floorUnit is far more than a backend's tokens can rise during a migration:
 // nine years for tokens that are microseconds. Floors that Tokens proposes are
 // multiples of it, so that two calls agree.
 const floorUnit = 1 << 48

@@ -18,7 +18,7 @@ const askWhetherClosed = time.Minute
 
 // closed reports whether the gate was closed permanently. A process with a slot
 // of PhaseOld calls it last, after its looks. Then either the process sees the
-// seal, or the process that sealed saw the slot.
+// seal, or the sealing process saw the slot.
 func (g *gate) closed(ctx context.Context) (bool, error) {
 	if g.d.sealer == nil {
 		return false, nil
@@ -30,8 +30,8 @@ func (g *gate) closed(ctx context.Context) (bool, error) {
 // admitToNew checks that a process with a slot of PhaseNew may be in that
 // phase. If the gate was closed before the check of the slots of PhaseOld, that
 // phase has ended, and this process no longer needs the old backend. The seal
-// by itself would not prove it, because the process that sealed may have lost
-// its own slot before.
+// by itself would not prove it, because the sealing process may have lost its
+// own slot before.
 func (g *gate) admitToNew(ctx context.Context) error {
 	g.mu.Lock()
 	over := g.over
@@ -61,7 +61,7 @@ func (g *gate) learn(ctx context.Context) time.Duration {
 	return askWhetherClosed
 }
 
-// Finalize closes the gate permanently: no process can enter PhaseOld any more.
+// Finalize closes the gate permanently: no process can enter PhaseOld anymore.
 // D must be in PhaseNew. Within a minute, processes in PhaseNew no longer need
 // the old backend. If the old backend keeps no seals, Finalize returns an error
 // that matches errors.ErrUnsupported, and every process in PhaseNew keeps
@@ -99,9 +99,9 @@ func (d *Driver) Finalize(ctx context.Context) error {
 }
 
 // These are the gate's own actions. In PhaseOld, a process that is not a member
-// takes a slot of kind wantsOld, so that other processes see what it wants. It
-// tries again to enter its phase, as often as refusals allow, even if its
-// program locks nothing. For PhaseNew, see learn.
+// takes a slot of kind wantsOld, so that other processes see which phase it
+// wants. It tries again to enter its phase, as often as refusals allow, even if
+// its program acquires no locks. For PhaseNew, see learn.
 
 // lost is called when a member has lost its slot.
 func (g *gate) lost(m *member) {

@@ -23,8 +23,8 @@ import (
 // one. All locks of a member end with its membership. A check holds a slot for
 // a moment, so a taken slot is checked again before it counts as a member's.
 //
-// In closing.go, a process that is refused in PhaseOld shows that on the
-// backend, and PhaseOld ends.
+// In closing.go, a process that is refused in PhaseOld records that on the
+// backend, and PhaseOld is ended.
 type gate struct {
 	d       *Driver
 	setting chan struct{} // has room for one change of the phase
@@ -54,11 +54,11 @@ type refusal struct {
 }
 
 const (
-	firstPause = 250 * time.Millisecond // after the first refusal; doubled for each further refusal
+	firstPause = 250 * time.Millisecond // after the first refusal; doubled after each refusal
 	lastPause  = 5 * time.Second
 )
 
-// after records the result of a try to enter a phase.
+// after records the result of an attempt to enter a phase.
 func (r *refusal) after(err error, p Phase) {
 	if !refusedBy(err) {
 		*r = refusal{}
@@ -77,7 +77,7 @@ func refusedBy(err error) bool {
 	return errors.As(err, new(*BehindError)) || errors.Is(err, ErrFull) || errors.Is(err, ErrFinalized)
 }
 
-// stands returns the refusal, if it is too early for another try.
+// stands returns the refusal, if it is too early for another attempt.
 func (r *refusal) stands(p Phase) error {
 	if r.phase == p && time.Now().Before(r.until) {
 		return r.err
@@ -223,7 +223,7 @@ func (g *gate) membership(ctx context.Context) (*member, error) {
 	}
 }
 
-// enterNow is enter for callers that want a current answer instead of the last
+// enterNow is enter for callers that need a current answer instead of the last
 // refusal.
 func (g *gate) enterNow(ctx context.Context) (*member, error) {
 	g.mu.Lock()
@@ -288,7 +288,7 @@ func (g *gate) change(ctx context.Context, p Phase) error {
 	return nil
 }
 
-// drain waits until nothing of this process is left in the phase opposite to p.
+// drain waits until this process has nothing left in the phase opposite to p.
 func (g *gate) drain(ctx context.Context, p Phase) error {
 	if p == PhaseDual {
 		return nil

@@ -123,8 +123,8 @@ func TestGateLooksAfterTheSlotIsTaken(t *testing.T) {
 	})
 }
 
-// TestFinalizeKeepsProcessesOutOfPhaseOld checks this also when no process is
-// in PhaseNew any more.
+// TestFinalizeKeepsProcessesOutOfPhaseOld also checks this when no process is
+// left in PhaseNew.
 func TestFinalizeKeepsProcessesOutOfPhaseOld(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t, nil, nil)
@@ -165,7 +165,7 @@ func TestFinalizeKeepsProcessesOutOfPhaseOld(t *testing.T) {
 }
 
 // TestOneThatLooksWhileTheGateIsClosed has a process that enters PhaseOld, and
-// finds no process in PhaseNew any more.
+// finds no process left in PhaseNew.
 func TestOneThatLooksWhileTheGateIsClosed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t, nil, nil)

@@ -55,7 +55,7 @@ func TestAnUndoThatFailedIsUnknown(t *testing.T) {
 			l := lock(t, p.to.NewDriver(), "x")
 			_, err := try(c, "x")
 			if !errors.Is(err, driver.ErrLocked) || errors.Is(err, driver.ErrUnknown) {
-				t.Errorf("a name that is held on the new backend: got %v, want ErrLocked alone", err)
+				t.Errorf("a name that is held on the new backend: got %v, want only ErrLocked", err)
 			}
 			c.from.Inject(memory.Fault{Kind: kind, On: memory.Releases})
 			_, err = try(c, "x")

@@ -28,7 +28,7 @@ type member struct {
 
 	active context.Context // ends when the process leaves the phase, or loses the slot
 	stop   context.CancelFunc
-	gone   chan struct{} // closed when nothing is left of the membership
+	gone   chan struct{} // closed when the membership has ended completely
 
 	mu      sync.Mutex
 	uses    int // Acquires and leases
@@ -81,7 +81,7 @@ func (m *member) live() bool {
 	return m.lost == nil && !m.left && (m.b == nil || time.Now().Before(m.lease.Expires()))
 }
 
-// worthwhile reports whether keeping the slot alive makes sense.
+// worthwhile reports whether it makes sense to keep the slot alive.
 func (m *member) worthwhile() bool {
 	live := m.live()
 	if !live {
@@ -201,7 +201,7 @@ func (g *gate) join(ctx context.Context, p Phase) (*member, error) {
 	return m, nil
 }
 
-// admit checks whether a process with a slot of p may be in p.
+// admit checks whether a process with a slot of phase p may be in p.
 func (g *gate) admit(ctx context.Context, p Phase) error {
 	if p == PhaseNew {
 		return g.admitToNew(ctx)
@@ -368,7 +368,7 @@ func (d *Driver) ID() string { return d.id }
 // Members returns the processes in PhaseOld and in PhaseNew of the gated
 // procedure, and the processes that want to be in PhaseOld and are refused.
 // Processes in PhaseDual are not members. Members changes nothing, and is as
-// exact as Inspect of the backends. A change of phase does not rely on Members.
+// exact as Inspect on the backends. A change of phase does not rely on Members.
 func (d *Driver) Members(ctx context.Context) ([]Member, error) {
 	if d.gate == nil {
 		return nil, fmt.Errorf("migrate: members are known only with a gate: %w", errors.ErrUnsupported)

@@ -6,8 +6,9 @@
 //
 // A process is in one [Phase] at a time: first in PhaseDual, then in PhaseNew.
 // Processes exclude each other in any phases, and they exclude programs that
-// only know from. A seal is a grant on from that never ends. It keeps programs
-// that only know from out of a name that has moved. See docs/migration.md.
+// only know from. A seal is a grant on from that never ends. It prevents
+// programs that only know from from acquiring a name that has moved. See
+// docs/migration.md.
 //
 // From must be a [move.Sealer], and to a [move.Marker]. Names can return if
 // from is also a [move.Unsealer] and to a [move.Unmarker]. Other pairs need
@@ -135,7 +136,7 @@ type Driver struct {
 	ttl      time.Duration // of the driver's own holds
 	id       string        // of the driver; the prefix of its own holds
 	process  string        // host and process, for people
-	holds    atomic.Uint64 // the number of holds that the driver has made
+	holds    atomic.Uint64 // the number of holds that the driver has created
 
 	life   context.Context // canceled by Close
 	end    context.CancelFunc
@@ -307,7 +308,7 @@ func weakest(a, b driver.Info) driver.Info {
 		Name:    "migrate",
 		Order:   driver.Unordered,
 		Fencing: min(a.Fencing, b.Fencing),
-		// with a session of this package on the backend that has none
+		// with a session of this package on the backend without sessions
 		KeepsAlive: a.KeepsAlive || b.KeepsAlive,
 		MinTTL:     max(a.MinTTL, b.MinTTL),
 		MaxTTL:     max(a.MaxTTL, b.MaxTTL),

@@ -321,7 +321,7 @@ func (v gateVariant) end(s gateModel, p int, e emitGate) {
 		n := s
 		y := &n.processes[p]
 		y.at, y.looked, y.learning = gateAsk, 0, true
-		e("wants to know whether phase old is over", false, n)
+		e("checks whether phase old has ended", false, n)
 	}
 }
 
@@ -505,12 +505,12 @@ func TestModelOfTheGateFindsEveryWrongVariant(t *testing.T) {
 		{"locks that do not end with the membership", gateVariant{untied: true}},
 		{"a phase that is skipped", gateVariant{leavesSoon: true}},
 		{"a shadow that counts as both", gateVariant{withoutTo: true}},
-		{"the new backend alone before the gate is closed", gateVariant{plainFirst: true}},
-		{"a closed gate that nobody asks for", gateVariant{neverAsks: true}},
+		{"only the new backend before the gate is closed", gateVariant{plainFirst: true}},
+		{"a closed gate that no process checks", gateVariant{neverAsks: true}},
 		{"a closed gate that is asked for before the looks", gateVariant{asksFirst: true}},
 		{"a gate closed by one that lost its slot", gateVariant{unsure: true}},
 		{"a closed gate that is believed without a look", gateVariant{believes: true}},
-		{"another new backend that nobody compares", gateVariant{noTie: true}},
+		{"another new backend that no process compares", gateVariant{noTie: true}},
 		{"a tie that one may have begun and another completes", gateVariant{tokenless: true}},
 		{"a tie that is not looked at again", gateVariant{sure: true}},
 	} {

@@ -264,10 +264,10 @@ func TestModelFindsEveryWrongVariant(t *testing.T) {
 		{"a roll-back of a name that is held", variant{withoutHold: true}, twoHolders, true, nil},
 		{"a roll-back that does not raise the tokens", variant{noRaiseBack: true}, fallen, true, nil},
 		{"a process with another to that believes the seal", variant{noIdentity: true}, twoHolders, false, append([]kind{astray}, inTheMiddle...)},
-		{"the new backend alone beside the old one alone", variant{plainFirst: true}, twoHolders, false, untilTheEnd},
-		{"the new backend alone as soon as the old one is cut off", variant{noWait: true}, twoHolders, false, untilTheEnd},
-		{"the new backend alone beside phase dual", variant{dualStays: true}, fallen, false, untilTheEnd},
-		{"the new backend alone without a floor in its URL", variant{noURLFloor: true}, fallen, false, untilTheEnd},
+		{"only the new backend beside only the old one", variant{plainFirst: true}, twoHolders, false, untilTheEnd},
+		{"only the new backend as soon as the old one is cut off", variant{noWait: true}, twoHolders, false, untilTheEnd},
+		{"only the new backend beside phase dual", variant{dualStays: true}, fallen, false, untilTheEnd},
+		{"only the new backend without a floor in its URL", variant{noURLFloor: true}, fallen, false, untilTheEnd},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			r, floor := rules{variant: test.variant, attempts: 1, kinds: inTheMiddle}, int8(0)

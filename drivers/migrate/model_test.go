@@ -38,7 +38,7 @@ type stage int8
 
 const (
 	moving stage = iota
-	cutOff       // programs that only know from cannot reach it any more
+	cutOff       // programs that only know from can no longer reach it
 	closed       // all locks of these programs, and all programs in PhaseNew, have ended; from now on programs get only the URL of to
 )
 
@@ -159,7 +159,7 @@ func (r rules) end(s model, e emit) {
 	switch s.stage {
 	case moving:
 		s.stage = cutOff
-		e("the operator cuts the programs off that know from alone", true, s)
+		e("the operator cuts off the programs that only know from", true, s)
 	case cutOff:
 		for _, p := range s.processes {
 			if p.at != idle && p.at != stopped && p.kind != handover && p.kind != alone && p.kind != plain {
@@ -393,13 +393,13 @@ func (r rules) takeFrom(s model, p int, e emit) {
 	case sealHold:
 		if x.has[modelTo] {
 			x.at = leaveTo
-			e("begins anew, because the name is sealed", true, s)
+			e("starts again, because the name is sealed", true, s)
 			return
 		}
 		switch {
 		case x.kind == legacy:
 			x.at = stopped
-			e("finds the lock taken for good", true, s)
+			e("finds the lock taken permanently", true, s)
 			return
 		case x.kind == astray && r.noIdentity:
 			x.at, x.valid = holding, true
@@ -447,7 +447,7 @@ func (r rules) takeTo(s model, p int, e emit) {
 		if !r.tryAgain {
 			s.processes[p].at = leaveTo
 		}
-		e("is told that the name is sealed on to", true, s)
+		e("learns that the name is sealed on to", true, s)
 		return
 	}
 	if s.holder[modelTo] != 0 {
@@ -484,7 +484,7 @@ func (r rules) tryFrom(s model, p int, e emit) {
 		}
 		if x.moved {
 			x.at = leaveTo
-			e("begins anew, because the name is not sealed any more", true, s)
+			e("starts again, because the name is no longer sealed", true, s)
 			return
 		}
 		next := onSeal
@@ -531,7 +531,7 @@ func (r rules) request(s model, p int, e emit) {
 	n := s
 	if !r.carryOut(&n, q) {
 		n.processes[p].at = leaveTo
-		e("is told that the hold is over", true, n)
+		e("learns that the hold has ended", true, n)
 		return
 	}
 	y := &n.processes[p]
@@ -574,7 +574,7 @@ func (r rules) report(s model, p int, e emit) {
 	for b, has := range x.has {
 		if has && s.holder[b] != r.id(p, x.attempt) && !r.noRecheck {
 			x.at = leaveTo
-			e("sees that a hold is over", true, s)
+			e("notices that a hold has ended", true, s)
 			return
 		}
 	}

@@ -75,7 +75,7 @@ func clientProcess() {
 }
 
 // run returns how many times it changed the phase. After the end of ctx it
-// locks each name once more, to check that every client can continue.
+// locks each name one more time, to check that every client can continue.
 func (c *pairClient) run(ctx context.Context) (moves int, err error) {
 	h, err := history.Create(c.History, c.Label)
 	if err != nil {
@@ -215,7 +215,7 @@ func isTemporary(err error) bool {
 	return errors.As(err, &behind)
 }
 
-// last locks each of the latest names once more.
+// last locks each of the latest names one more time.
 func (c *pairClient) last(ctx context.Context, d *migrate.Driver, client *dsync.Client, h *history.History) error {
 	if strings.Contains(c.URL, "gate=true") {
 		if err := d.SetPhase(ctx, migrate.PhaseDual); err != nil {

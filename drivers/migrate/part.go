@@ -58,8 +58,8 @@ func (p *part) carry() {
 	p.session.Store(p.l.d.carry(p.b, p.lease, p.request.TTL, p.worthwhile, p.Lost))
 }
 
-// worthwhile reports whether keeping the hold alive makes sense. A lease that
-// has expired on one backend is not renewed on the other.
+// worthwhile reports whether it makes sense to keep the hold alive. A lease
+// that has expired on one backend is not renewed on the other.
 func (p *part) worthwhile() bool {
 	if !p.live() {
 		return false
@@ -84,7 +84,7 @@ func (p *part) live() bool {
 }
 
 // keep makes a session keep the hold alive until the caller leaves it, if
-// package dsync has to do so after the grant. When the hold ends, keep calls
+// package dsync must do so after the grant. When the hold ends, keep calls
 // gone.
 func (p *part) keep(gone func()) *carried {
 	if !p.renewed() {
@@ -142,9 +142,9 @@ func (p *part) undo(ctx context.Context, err error) error {
 	return fmt.Errorf("%w: %w", driver.ErrUnknown, err)
 }
 
-// token returns the first token of the hold, or 0 if it has none. The token is
-// above all tokens given out for the name, if the caller receives no token of
-// this hold.
+// token returns the first token of the hold, or 0 if it has none. If the caller
+// receives no token of this hold, the token is above all tokens issued for the
+// name.
 func (p *part) token() uint64 {
 	first, _ := driver.Tokens(p.lease, p.b.floor)
 	return first

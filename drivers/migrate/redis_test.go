@@ -62,7 +62,7 @@ func TestFromRedisToRedis(t *testing.T) {
 		}
 	}
 	if left := a.Do("HKEYS", "x"); !reflect.DeepEqual(left, []any{"mode", "dsync:seal"}) {
-		t.Errorf("the lock on the old server: got fields %v, want the seal alone", left)
+		t.Errorf("the lock on the old server: got fields %v, want only the seal", left)
 	}
 }
 

@@ -140,7 +140,7 @@ func (a *attempt) goBack(ctx context.Context, to *part) error {
 	if err != nil {
 		return a.translate(err)
 	}
-	if !sealed { // a mark is left only if the backend lost the seal, and is wrong then
+	if !sealed { // a mark is left only if the backend lost the seal, and then it is wrong
 		return a.over(d.unmarker.Unmark(ctx, to.lease))
 	}
 	floor := uint64(0)

@@ -9,11 +9,11 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// session renews the holds on a backend whose leases are renewed, if the driver
-// of the other backend keeps its holds alive. Package dsync supports only one
-// kind of keep-alive for a driver. There is one session for each backend and
-// TTL. All its holds are renewed together, every third of the TTL, so the first
-// renewal of a new hold comes sooner.
+// session renews the holds on one backend if package dsync would have to renew
+// them and the other backend's driver keeps its own holds alive. Package dsync
+// supports only one kind of keep-alive for a driver. There is one session for
+// each backend and TTL. All its holds are renewed together, every third of the
+// TTL, so the first renewal of a new hold may come sooner.
 type session struct {
 	d   *Driver
 	b   *backend
@@ -30,7 +30,7 @@ type session struct {
 type carried struct {
 	s     *session
 	lease driver.Lease
-	alive func() bool // false: the hold must not be renewed any more
+	alive func() bool // false if the hold must no longer be renewed
 	lost  func(cause error)
 }
 
@@ -157,8 +157,8 @@ type share struct {
 	index  []int // in the leases of RenewAll
 }
 
-// RenewAll implements driver.BatchRenewer. It renews concurrently on the two
-// backends, in few requests on a backend that renews in batches.
+// RenewAll implements driver.BatchRenewer. It renews on the two backends
+// concurrently, in few requests on a backend that renews in batches.
 func (d *Driver) RenewAll(ctx context.Context, leases []driver.Lease, done func(i int, err error)) {
 	all := make([]renewal, len(leases))
 	shares := map[*backend]*share{d.from: {}, d.to: {}}

@@ -198,7 +198,7 @@ func (s *storm) options() *migrate.Options {
 }
 
 // minGrants is the number of grants before the first fault. With a gate,
-// clients may have to wait for the phases of others.
+// clients may need to wait for the phases of other clients.
 func (s *storm) minGrants() int {
 	if s.gated {
 		return 1

@@ -11,9 +11,9 @@ import (
 )
 
 // A migration ties its old backend to one new backend and one floor of the
-// tokens. A process with another new backend, because of a wrong prefix for
-// example, or with another floor is refused before it locks anything. The tie
-// consists of seals of reserved names, which do not change before
+// tokens. A process with a different new backend, for example because of a
+// wrong prefix, or with a different floor is refused before it locks anything.
+// The tie consists of seals of reserved names, which do not change before
 // [Driver.Untie]:
 //
 //   - identityName on the new backend, after a random mark: its last token is
@@ -195,9 +195,8 @@ func (d *Driver) tie(ctx context.Context) error {
 // names that are reserved for the migration.
 var ErrNotPermitted = fmt.Errorf("no permission to inspect names that begin with %s", reserved)
 
-// permitted returns ErrNotPermitted for an error that does not come from an
-// unreachable backend, from another client in the way, or from a wrong or
-// incapable backend.
+// permitted returns ErrNotPermitted unless an error comes from an unreachable
+// backend, from an interfering client, or from a wrong or incapable backend.
 func (d *Driver) permitted(ctx context.Context, err error) error {
 	if err == nil || ctx.Err() != nil {
 		return err
@@ -276,7 +275,7 @@ func (d *Driver) seal(ctx context.Context, b *backend, name string, before func(
 
 // Untie undoes the first [Driver.Check] of a migration, and [Driver.Finalize].
 // Then from may be tied to another backend, or names may move to it. No program
-// may be using the migration any more, and no name may be sealed on from.
+// may still be using the migration, and no name may be sealed on from.
 func (d *Driver) Untie(ctx context.Context) error {
 	if d.unsealer == nil {
 		return fmt.Errorf("%w: backend %s cannot take back a seal", ErrNoWayBack, d.from.info.Name)
@@ -322,7 +321,7 @@ func (d *Driver) raiseTokens(ctx context.Context) error {
 		t.To += t.Floor - d.to.floor
 	}
 	if err = d.unseal(ctx, tokensName, d.from.below(t.To)); errors.Is(err, errors.ErrUnsupported) {
-		// then no returned name has such tokens
+		// in this case no returned name has such tokens
 		err = d.unseal(ctx, tokensName, 0)
 	}
 	return err

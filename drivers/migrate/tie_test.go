@@ -289,7 +289,7 @@ func TestTokensRiseForNamesThatNobodyLocked(t *testing.T) {
 		rises("the new backend alone", lock(t, p.to.NewDriver(), "x"), o.ToFloor)
 		back := last
 		last = moved
-		rises("a name that nobody locked meanwhile", lock(t, p.to.NewDriver(), "y"), o.ToFloor)
+		rises("a name that no program locked in the meantime", lock(t, p.to.NewDriver(), "y"), o.ToFloor)
 		if err := d.SetPhase(t.Context(), migrate.PhaseDual); err != nil {
 			t.Fatal(err)
 		}

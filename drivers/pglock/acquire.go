@@ -75,7 +75,7 @@ func (d *Driver) contend(ctx context.Context, l *lease) error {
 	return d.waitAtServer(ctx, l, waited)
 }
 
-// maxClasses is how many TTLs of fixed leases have sessions of their own.
+// maxClasses is how many TTLs of fixed leases have separate sessions.
 const maxClasses = 8
 
 // sessionTTL returns the TTL of the sessions for a request, which is its own.
@@ -127,8 +127,8 @@ func (d *Driver) tryHub(ctx context.Context, l *lease) (granted bool, err error)
 	return false, errBreaks
 }
 
-// tried notes how an attempt ended: on a hub, where the local queue was busy in
-// the meantime, or on a session of its own.
+// tried notes how an attempt ended: on a hub, during which the local queue was
+// busy, or on a separate session.
 func (l *lease) tried(op *operation, s *session) {
 	d := l.d
 	d.mu.Lock()
@@ -188,8 +188,8 @@ func (d *Driver) letNextGo(op *operation) {
 	}
 }
 
-// settle waits for a moment until an abandoned attempt has left nothing behind.
-// If something may be left, err becomes ErrUnknown too.
+// settle waits briefly until an abandoned attempt has left nothing behind. If
+// something may be left, err also becomes ErrUnknown.
 func (d *Driver) settle(op *operation, err error) error {
 	timer := time.NewTimer(settleFor)
 	defer timer.Stop()
@@ -240,8 +240,8 @@ func (l *lease) undo() {
 // once. The server could count the locks of a session, but a failed statement
 // may have been executed, and repeating it would take the lock from another
 // Read. The server would also grant a session its own lock ahead of all
-// waiters. So another session asks whether a Read would be granted now, before
-// the Read shares a lock.
+// waiters. So before a Read shares a lock, another session finds out whether
+// the Read would be granted now.
 
 // errLetGo reports that the session no longer has a lock to share.
 var errLetGo = errors.New("the other Reads have let go")
@@ -278,7 +278,7 @@ func (d *Driver) share(ctx context.Context, l *lease, s *session) (*operation, e
 	return nil, errLetGo
 }
 
-// admits asks the server whether it would grant a Read.
+// admits queries whether the server would grant a Read.
 func (d *Driver) admits(ctx context.Context, l *lease) (bool, error) {
 	op := newOperation(admit, l.key)
 	op.shared = true

@@ -57,9 +57,9 @@ func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error
 	return status, nil
 }
 
-// Ping implements driver.Pinger. Inspect reads pg_locks, which stops all
-// acquires and releases of locks of any kind on the server for that time. If
-// the last new connection was refused, Ping tries to connect. Otherwise an old
+// Ping implements driver.Pinger. Inspect reads pg_locks, which in the meantime
+// blocks all acquires and releases of locks of any kind on the server. If the
+// last new connection was refused, Ping tries to connect. Otherwise an old
 // connection would answer the request although no caller could wait for a name.
 func (d *Driver) Ping(ctx context.Context) error {
 	if err := d.usable(ctx); err != nil {
@@ -89,7 +89,7 @@ func (d *Driver) holders(key AdvisoryKey) []*lease {
 	return nil
 }
 
-// describe adds the driver's knowledge about a hold of its own.
+// describe adds the driver's knowledge about one of its own holds.
 func (l *lease) describe(status *driver.Status) {
 	status.Hold, status.Owner, status.Note, status.Since = l.r.Hold, l.r.Owner, l.r.Note, l.since
 	status.Mode = l.r.Mode
@@ -103,7 +103,7 @@ func (l *lease) describe(status *driver.Status) {
 // it, by ending the holders' sessions.
 func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
 	if !d.options.ForceUnlock {
-		return fmt.Errorf("a lock can only be taken away with all others of its session (Options.ForceUnlock allows that): %w",
+		return fmt.Errorf("a lock can only be removed together with all other locks of its session (Options.ForceUnlock allows that): %w",
 			errors.ErrUnsupported)
 	}
 	key, err := d.admin(ctx, name)
@@ -151,7 +151,7 @@ func (d *Driver) awaitEnd(ctx context.Context, key AdvisoryKey, pids map[uint32]
 			return nil
 		}
 		if !d.life.Sleep(ctx, wait) {
-			return fmt.Errorf("%w: the holder has been told to end", driver.ErrUnknown)
+			return fmt.Errorf("%w: the session of the holder was ordered to end", driver.ErrUnknown)
 		}
 	}
 }

@@ -31,7 +31,7 @@ func (d *Driver) stop(ctx context.Context) error {
 	graves := d.graves
 	d.mu.Unlock()
 	d.life.End()
-	d.quitAll(ctx) // the sessions that asked about the other sessions
+	d.quitAll(ctx) // the sessions that queried the other sessions
 	d.life.Finish(ctx, func() {})
 	if !withdrawn || !buried {
 		return fmt.Errorf("%w: %d sessions may stay on the server until the end of their TTL: %w", driver.ErrUnknown, graves, ctx.Err())
@@ -39,8 +39,8 @@ func (d *Driver) stop(ctx context.Context) error {
 	return nil
 }
 
-// quitAll releases the locks of all sessions, in one request each, and ends
-// them.
+// quitAll releases the locks of all sessions, in one request each, and ends the
+// sessions.
 func (d *Driver) quitAll(ctx context.Context) {
 	d.mu.Lock()
 	sessions := slices.Collect(maps.Keys(d.sessions))
@@ -115,7 +115,7 @@ func (s *session) disown() map[*lease]struct{} {
 }
 
 // removed removes an ended session from the driver's sessions. If the session
-// may still have locks at the server, or get some, bury ends it there.
+// may still have or get locks on the server, bury ends it there.
 func (d *Driver) removed(s *session, doubt bool) {
 	d.mu.Lock()
 	c := d.class(s.ttl)

@@ -114,8 +114,8 @@ func (d *Driver) connect(ctx context.Context, s *session) (*pgconn.PgConn, error
 // setting is a server setting for a session.
 type setting struct{ name, value string }
 
-// settings returns the settings that every session needs. No default of a role
-// or database may change them.
+// settings returns the settings that every session needs. The defaults of a
+// role or database must not change them.
 func (d *Driver) settings(ttl time.Duration) []setting {
 	all := []setting{
 		{"idle_session_timeout", milliseconds(ttl)},
@@ -150,11 +150,11 @@ func optionalSettings(conn *pgconn.PgConn, s *session) []setting {
 	return all
 }
 
-// deadlockTimeout is the setting for how long a session waits before it looks
-// for a deadlock, once. During the look no lock can be acquired or released. It
-// takes time that grows with the square of the number of sessions that wait for
-// the name: 19 ms with 1,000 sessions. A waiting session has no locks, so the
-// look is useless.
+// deadlockTimeout is the setting for how long a session waits before it checks,
+// once, for a deadlock. During this check no lock can be acquired or released.
+// The time it takes grows with the square of the number of sessions that wait
+// for the name: 19 ms with 1,000 sessions. A waiting session has no locks, so
+// the check is useless.
 const deadlockTimeout = "deadlock_timeout"
 
 // grantsSettings reports whether the server is PostgreSQL 15 or later, in which
@@ -172,7 +172,7 @@ func milliseconds(d time.Duration) string {
 const setQuery = `SELECT pg_catalog.set_config($1::pg_catalog.text, $2::pg_catalog.text, false)`
 
 // allowedQuery is setQuery if the role has the permission, so that a missing
-// one causes no error in the server's log.
+// permission causes no error in the server's log.
 const allowedQuery = `SELECT CASE WHEN pg_catalog.has_parameter_privilege($1::pg_catalog.text, 'SET') ` +
 
 	`THEN pg_catalog.set_config($1::pg_catalog.text, $2::pg_catalog.text, false) END`
@@ -191,9 +191,9 @@ const factsQuery = `SELECT pg_catalog.pg_backend_pid(), pg_catalog.pg_is_in_reco
 // facts is the number of columns of factsQuery.
 const facts = 7
 
-// functions returns all functions whose use may be denied to a role. The keys
-// of a program may all have one form, so a role does not need to acquire locks
-// of both forms. But every lock that can be acquired must be releasable.
+// functions returns all functions that a role may not be allowed to use. The
+// keys of a program may all have one form, so a role does not need to acquire
+// locks of both forms. But every lock that can be acquired must be releasable.
 func (d *Driver) functions() string {
 	all := []string{"pg_advisory_unlock(bigint)", "pg_advisory_unlock_shared(bigint)"}
 	if d.options.Key == nil {
@@ -244,8 +244,8 @@ func (d *Driver) prepare(ctx context.Context, conn *pgconn.PgConn, s *session) e
 }
 
 // readSetUp reads the answers up to the given number of syncs, and returns the
-// row of factsQuery. An error after the first sync means that a setting is
-// unknown to the server, and is ignored.
+// row of factsQuery. An error after the first sync means that the server does
+// not know a setting, and is ignored.
 func readSetUp(p *pgconn.Pipeline, syncs int) (row [][]byte, err error) {
 	for n := 0; n < syncs; {
 		results, e := p.GetResults()
@@ -344,6 +344,6 @@ func newID() string {
 
 // serverFacts are the facts found when the driver is opened.
 type serverFacts struct {
-	pooled bool // behind a pooler in session mode, which does not pass on settings at the connect
+	pooled bool // behind a pooler in session mode, which drops settings of a new connection
 	known  bool // the driver is open: the address has led to a primary
 }

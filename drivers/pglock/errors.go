@@ -17,10 +17,10 @@ var (
 	// Options.MaxLocks allows.
 	ErrTooManyLocks = errors.New("too many locks")
 
-	// ErrTooManyWaiters reports that as many connections as Options.MaxWaiters
-	// allows are waiting for locks, or hold locks after a wait. The error
-	// matches driver.ErrUnavailable too, so package dsync tries again until the
-	// wait ends.
+	// ErrTooManyWaiters reports that the maximum number of connections
+	// (Options.MaxWaiters) are waiting for locks, or hold locks after a wait.
+	// The error matches driver.ErrUnavailable too, so package dsync tries again
+	// until the wait ends.
 	ErrTooManyWaiters = fmt.Errorf("too many waiting connections: %w", driver.ErrUnavailable)
 
 	// ErrPooler reports that there is a connection pooler between the driver
@@ -29,7 +29,7 @@ var (
 )
 
 var (
-	errAnswer = errors.New("the server's answer makes no sense")
+	errAnswer = errors.New("the server's answer is invalid")
 	errForced = errors.New("ended by ForceUnlock")
 )
 
@@ -148,5 +148,5 @@ func (e *endedError) Unwrap() []error {
 	return []error{driver.ErrUnavailable, e.cause}
 }
 
-// errBreaks reports that each session ended just when it was chosen.
-var errBreaks = fmt.Errorf("%w: connections break again and again", driver.ErrUnavailable)
+// errBreaks reports that every chosen session ended at that moment.
+var errBreaks = fmt.Errorf("%w: connections break repeatedly", driver.ErrUnavailable)

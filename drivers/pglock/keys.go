@@ -34,7 +34,7 @@ func HashedKey(name string) (AdvisoryKey, error) { return Int64Key(Key(name)), n
 
 // NumberKey interprets the name as a decimal number, for a lock of 64 bits, as
 // in "42". It rejects other spellings of the number, such as "042", "+42" and
-// "-0", because a lock has one name.
+// "-0", because a lock has only one name.
 func NumberKey(name string) (AdvisoryKey, error) {
 	n, err := parseNumber(name, 64)
 	if err != nil {
@@ -43,9 +43,9 @@ func NumberKey(name string) (AdvisoryKey, error) {
 	return Int64Key(n), nil
 }
 
-// PairKey interprets the name as two decimal numbers, for a lock of two times
-// 32 bits, as in "7/42". Like [NumberKey] it rejects other spellings of the
-// numbers.
+// PairKey interprets the name as two decimal numbers, for a lock with two
+// numbers of 32 bits, as in "7/42". Like [NumberKey] it rejects other spellings
+// of the numbers.
 func PairKey(name string) (AdvisoryKey, error) {
 	first, second, _ := strings.Cut(name, "/")
 	a, err1 := parseNumber(first, 32)
@@ -75,7 +75,7 @@ func (k AdvisoryKey) String() string {
 
 // Key returns hashtextextended(name, 0), as PostgreSQL computes it in a
 // database with the encoding UTF8. In other databases the key is the same for
-// names of ASCII characters; the driver has such a server compute the other
+// names of ASCII characters, and the driver makes the server compute the other
 // keys.
 func Key(name string) int64 {
 	p := []byte(name)
@@ -184,7 +184,7 @@ func (m *keyMaker) learn(hashes []int64) {
 }
 
 // keyProbes are texts of every length modulo the length of a block. The last
-// can only be represented in UTF8.
+// one can only be represented in UTF8.
 func keyProbes() []string {
 	const text = "the quick brown fox jumps over it"
 	var probes []string
@@ -209,7 +209,7 @@ func isASCII(s string) bool {
 // as with any statement. The keys are the default ones of this package, so InTx
 // and holders of the name through a [Driver] exclude each other.
 //
-// InTx is for work in one transaction, also behind a pooler in transaction
+// InTx is for work in one transaction, even behind a pooler in transaction
 // mode. There is no lease and no token. The lock is held as long as the
 // transaction lasts, and the transaction's writes only count if the lock is
 // held to the end. In an isolation level above READ COMMITTED, acquire the lock

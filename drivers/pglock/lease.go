@@ -36,7 +36,7 @@ type lease struct {
 	counted bool // in Driver.locks, since the return of Acquire
 }
 
-// phase is how far the end of a lease has come.
+// phase is how far the end of a lease has progressed.
 type phase uint8
 
 const (
@@ -84,7 +84,7 @@ func (l *lease) keeps() bool { return l.d.options.Tokens != TokensDurable || l.k
 
 // KeepTokens implements driver.TokenKeeper. Only the session of the lease can
 // show that the server has not crashed since the grant. The session may wait
-// for another lock once it has released this one, so KeepTokens asks only
+// for another lock once it has released this one, so KeepTokens uses it only
 // during the lease.
 func (l *lease) KeepTokens(ctx context.Context) error {
 	if l.keeps() {
@@ -101,7 +101,7 @@ func (l *lease) KeepTokens(ctx context.Context) error {
 			return driver.ErrNotHeld
 		case s.over:
 			s.mu.Unlock()
-			<-s.told // a caller that gets no token finds that the lease has ended
+			<-s.told // a caller that gets no token finds out that the lease has ended
 			return driver.ErrNotHeld
 		}
 		request := s.add(op)

@@ -65,8 +65,8 @@ func open(ctx context.Context, c *driver.Config) (driver.Driver, error) {
 	return d, nil
 }
 
-// parseConnection makes a configuration. The library does not get to parse the
-// password, because it prints its input after a failure.
+// parseConnection makes a configuration. The library never parses the password,
+// because it prints its input after a failure.
 func parseConnection(u *driver.URL, rest map[string]string) (*pgx.ConnConfig, error) {
 	password, given := rest["password"]
 	delete(rest, "password")
@@ -109,7 +109,7 @@ func refusedParameter(rest map[string]string) error {
 	return errors.New("they cannot be parsed")
 }
 
-// encode writes parameters with %20 for a space, because from 5.11 on the
+// encode writes parameters with %20 for a space, because since 5.11 the
 // library, like libpq, takes + literally.
 func encode(query url.Values) string { return strings.ReplaceAll(query.Encode(), "+", "%20") }
 
@@ -168,7 +168,7 @@ func (d *Driver) compareKeys(ctx context.Context) error {
 		rows, err := d.query(ctx, probeQuery, []byte(strings.Join(some, separator)), []byte(separator))
 		var answer *pgconn.PgError
 		if errors.As(err, &answer) && len(hashes) > 0 {
-			break // the encoding of the database does not have such characters
+			break // the encoding of the database cannot represent such characters
 		}
 		if err != nil {
 			return err

@@ -12,8 +12,8 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// operation is the work of a session for a caller: a statement, or a few in
-// turn, and the outcome. The table moves defines the order of statements.
+// operation is the work of a session for a caller: one or more consecutive
+// statements, and the outcome. The table moves defines the order of statements.
 type operation struct {
 	key    AdvisoryKey
 	lease  *lease   // granted by the answer yes; nil if none
@@ -79,21 +79,21 @@ type step uint8
 const (
 	try   step = iota // pg_try_advisory_lock
 	block             // pg_advisory_lock
-	// a ping after the grant of a long block: its answer shows until when the
+	// a ping after the grant of a long block; its answer shows how long the
 	// session lasts
 	confirm
-	// only the token of the group: the session has the lock, from a try in a
-	// failed group or for another Read
+	// only the token of the group, because the session has the lock from a try
+	// in a failed group or for another Read
 	stamp
 	unlock // pg_advisory_unlock
-	// pg_try_advisory_xact_lock_shared: whether a Read would be granted; its
-	// group leaves nothing behind
+	// pg_try_advisory_xact_lock_shared: reports whether a Read would be
+	// granted; its group leaves nothing behind
 	admit
 	ping // whether the session is alive
 	// a transaction id on the server's disk, later than all earlier ids of
 	// the session
 	keep
-	query     // anything else that concerns no lock of the session
+	query     // any other statement, which concerns no lock of the session
 	unlockAll // pg_advisory_unlock_all
 )
 
@@ -245,10 +245,10 @@ const (
 	terminateQuery = `SELECT pg_catalog.pg_terminate_backend(pid) FROM pg_catalog.pg_stat_activity ` +
 		`WHERE pid = $1::pg_catalog.int4 AND application_name = $2::pg_catalog.text`
 
-	// waitsQuery asks whether a session of this driver is executing a
-	// statement. It does not read pg_locks, which would stop all acquires and
-	// releases for that time. If the role may not see a session, the answer is
-	// yes. The second result is how many microseconds the server took, which
+	// waitsQuery returns whether a session of this driver is executing a
+	// statement. It does not read pg_locks, which would block all acquires and
+	// releases in the meantime. If the role may not see a session, the answer
+	// is yes. The second result is how many microseconds the server took, which
 	// grows with its number of connections.
 	waitsQuery = `SELECT EXISTS (SELECT FROM pg_catalog.pg_stat_get_activity($1::pg_catalog.int4) ` +
 		`WHERE coalesce(application_name = $2::pg_catalog.text, true) AND state IS DISTINCT FROM 'idle'), ` +
@@ -297,8 +297,8 @@ const (
 // connects.
 //
 // A token is a transaction id, taken after the grant of the lock. CASE
-// guarantees this order. The same two functions in one list of results, or in
-// an unused WITH, have no order or are not even called.
+// guarantees this order. If the same two functions are in one list of results,
+// or in an unused WITH, they have no order or are not even called.
 func preparedStatements(t Tokens, pairs bool) []preparedStatement {
 	const xid = `pg_catalog.pg_current_xact_id()`
 	all := []preparedStatement{
@@ -339,7 +339,8 @@ func preparedStatements(t Tokens, pairs bool) []preparedStatement {
 	return all
 }
 
-// The suffixes of a statement for reading, and of one for a key of two numbers.
+// The suffixes of a statement for reading, and of a statement for a key of two
+// numbers.
 const sharedSuffix, pairSuffix = "_shared", "2"
 
 // binary makes all parameters and results binary.

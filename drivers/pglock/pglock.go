@@ -14,7 +14,7 @@
 // parameters are passed to the libpq connection, such as sslmode= and
 // application_name=.
 //
-//	key=hash|number|pair     what a name stands for, see Options.Key
+//	key=hash|number|pair     how a name becomes a key, see Options.Key
 //	tokens=durable|fast      see Options.Tokens
 //	max_locks=1000           see Options.MaxLocks
 //	max_waiters=32           see Options.MaxWaiters
@@ -32,8 +32,8 @@
 //	SELECT CASE WHEN pg_try_advisory_lock(-5097415481565640018)
 //	       THEN pg_current_xact_id() END
 //
-// The first waiter of a process calls pg_advisory_lock on a connection of its
-// own, and so does psql:
+// The first waiter of a process calls pg_advisory_lock on a separate
+// connection, like psql:
 //
 //	select pg_advisory_lock(hashtextextended('orders/42', 0))
 //	select pg_advisory_lock_shared(hashtextextended('orders/42', 0)) -- a reader
@@ -44,9 +44,9 @@
 // for each name that it waits for. All locks on a connection are lost with it.
 //
 // A restart or a fail-over of the server loses every lock. A client that is
-// still connected to the old primary does not learn of the new one.
+// still connected to the old primary does not notice the new one.
 //
-// A pooler in transaction mode is refused, because it hands locks from client
+// A pooler in transaction mode is refused, because it passes locks from client
 // to client. Use [InTx] there for a lock inside a transaction, or
 // drivers/sqllock.
 //
@@ -54,7 +54,7 @@
 // deadlock_timeout. A wait holds a snapshot, so CREATE INDEX CONCURRENTLY waits
 // for it. Permits and latches are not offered.
 //
-// docs/backends/postgres.md has costs, limits, the least rights and the
+// docs/backends/postgres.md lists costs, limits, the least rights and the
 // promises under each fault.
 package pglock
 
@@ -94,9 +94,9 @@ type Tokens string
 const (
 	// TokensDurable uses transaction ids, which are on the server's disk before
 	// any caller learns the token, so tokens do not fall when the server
-	// crashes. The first Lease.Token of a hold, and nothing else, costs a
-	// request and a flush of the log; concurrent calls share a flush. A lease
-	// that ends before that has no token: Lease.Token returns 0.
+	// crashes. Only the first Lease.Token of a hold costs a request and a flush
+	// of the log; concurrent calls share a flush. A lease that ends before that
+	// has no token: Lease.Token returns 0.
 	TokensDurable Tokens = ""
 
 	// TokensFast uses transaction ids without the flush. After a crash the
@@ -112,22 +112,22 @@ const (
 type Options struct {
 	Tokens Tokens
 
-	// Key computes the advisory lock of a name, for use with programs that have
-	// their own numbers. The default is [HashedKey]: hashtextextended(name, 0).
-	// Lock returns its error to the caller. Names with the same key are one
-	// lock, so a function should reject all spellings of a name but one, as
-	// [NumberKey] does: LockAll of two such names waits for itself until its
-	// context ends.
+	// Key computes the advisory lock of a name, for use together with programs
+	// that have their own numbers. The default is [HashedKey]:
+	// hashtextextended(name, 0). Lock returns its error to the caller. Names
+	// with the same key are one lock, so a function should accept only one
+	// spelling of a name, as [NumberKey] does: otherwise LockAll of two such
+	// names waits for itself until its context ends.
 	Key func(name string) (AdvisoryKey, error)
 
-	// MaxLocks is how many locks the driver holds or requests at a time (1,000
-	// if 0). The server's table of locks is shared by all its clients. It has
+	// MaxLocks is the maximum number of locks that the driver holds or requests
+	// at a time (1,000 if 0). All clients share the server's lock table. It has
 	// 6,400 entries with PostgreSQL's defaults, and a server with a full table
 	// accepts no more connections.
 	MaxLocks int
 
-	// MaxWaiters is how many connections may wait for a lock, or hold a lock
-	// after a wait, at a time (32 if 0).
+	// MaxWaiters is the maximum number of connections that wait for a lock, or
+	// hold a lock after a wait, at a time (32 if 0).
 	MaxWaiters int
 
 	// Password, if not nil, is called for each connection and returns its

@@ -9,8 +9,8 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// locksPerSession is the number of locks from which another session is opened,
-// because each statement gets slower with the locks of its session.
+// locksPerSession is the number of locks after which another session is opened,
+// because statements get slower with the number of locks of their session.
 const locksPerSession = 1000
 
 // class holds the sessions of one TTL. Guarded by Driver.mu.
@@ -46,9 +46,9 @@ func (d *Driver) class(ttl time.Duration) *class {
 	return c
 }
 
-// hub returns a session for many locks, without a hold of the queue apart,
-// which may be nil. It counts one more lock or attempt there, until drop or
-// freeSession, and connects if necessary.
+// hub returns a session for many locks. The session has no hold of the queue
+// apart, which may be nil. It counts one more lock or attempt there, until drop
+// or freeSession, and connects if necessary.
 func (d *Driver) hub(ctx context.Context, ttl time.Duration, apart *localQueue) (*session, error) {
 	for {
 		d.mu.Lock()
@@ -206,7 +206,7 @@ func (d *Driver) adopt(s *session) bool {
 }
 
 // retire excludes an unused session from the choice, and reports whether it was
-// unused. The last hub of the usual TTL stays.
+// unused. The last hub of the usual TTL remains.
 func (d *Driver) retire(s *session) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -278,17 +278,17 @@ func (s *session) conclude(op *operation) {
 const (
 	// restFor is the time after the last request during which no goroutine
 	// reads from an idle session. So the next caller can read its own answer,
-	// and one goroutine less is woken. The end of the connection may be noticed
-	// later by this time.
+	// and one goroutine fewer is woken. The end of the connection may be
+	// noticed later by this time.
 	restFor = 2 * time.Millisecond
 
-	// readFor is how long a caller reads, without regard to its context. After
+	// readFor is how long a caller reads, regardless of its context. After
 	// that, the caller waits for the answer.
 	readFor = 5 * time.Millisecond
 )
 
-// reader is who reads from a session. The session keeps the part of an answer
-// that was read, so any goroutine can continue.
+// reader identifies the goroutine that reads from a session. The session keeps
+// the part of an answer that was read, so any goroutine can continue.
 type reader int8
 
 const (
@@ -330,8 +330,8 @@ func (s *session) readOn() bool {
 }
 
 // takeOver makes the session's goroutine the reader if a request is in
-// progress, or none was for a while, unless a caller is reading or about to
-// read.
+// progress, or if there has been none for a while, unless a caller is reading
+// or about to read.
 func (s *session) takeOver() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -66,7 +66,7 @@ type session struct {
 	expires  atomic.Int64
 	carried  int           // leases and attempts; guarded by Driver.mu
 	told     chan struct{} // closed when the holders of its leases have been notified of the end
-	buried   chan struct{} // closed when the session has ended at the server
+	buried   chan struct{} // closed when the session has ended on the server
 	gone     bool          // the end at the server was seen; written before buried is closed
 	behind   chan struct{} // closed when the session hangs; it then continues only for its leases
 
@@ -78,8 +78,8 @@ type session struct {
 	cause  error // of the end
 	timer  *time.Timer
 	leases map[*lease]struct{}
-	// how many holds and attempts share a lock for reading, which the server
-	// counts as one
+	// how many holds and attempts share a read lock, which the server counts as
+	// one
 	shares  map[AdvisoryKey]int
 	pending []*operation // not sent yet
 	failed  []*operation // unlocks, refused by the server; sent again with the next ping
@@ -111,8 +111,8 @@ func (s *session) start() {
 }
 
 // submit has the session execute an operation. It returns false if the session
-// has ended, hangs and would get more to do, or no longer has a lock that the
-// operation wants to share.
+// has ended, if it hangs and the operation would add work, or if it no longer
+// has a lock that the operation would share.
 func (s *session) submit(op *operation) bool {
 	s.mu.Lock()
 	if s.over || s.left && op.after != nil || op.step == stamp && s.shares[op.key] == 0 {
@@ -214,8 +214,8 @@ func (s *session) unused(now int64) bool {
 // is called without locks.
 func (s *session) end(cause error) { s.finish(cause, false) }
 
-// finish is like end, except that it spares a session with leases if spare is
-// set.
+// finish is like end, but if spare is set it does not end a session with
+// leases.
 func (s *session) finish(cause error, spare bool) {
 	s.mu.Lock()
 	if s.over || spare && len(s.leases) > 0 {
@@ -295,8 +295,8 @@ func (d *Driver) startQuery(ctx context.Context, sql string, params ...[]byte) (
 	return op, d.submit(ctx, op, nil)
 }
 
-// submit has any session execute an operation, except for sessions with a hold
-// of the queue apart, which may be nil.
+// submit has any session execute an operation, except sessions with a hold of
+// the queue apart, which may be nil.
 func (d *Driver) submit(ctx context.Context, op *operation, apart *localQueue) error {
 	for range 3 {
 		s, err := d.hub(ctx, d.home, apart)
@@ -352,8 +352,8 @@ func (s *session) look() {
 }
 
 // replace makes another connection for a session that has not answered the
-// request sent at the given time, and leaves the session behind if it still has
-// not answered.
+// request sent at the given time, and leaves the session behind if there is
+// still no answer.
 func (d *Driver) replace(s *session, sent int64) {
 	ctx := d.life.Context()
 	for s.waitsFor(sent) {

@@ -341,7 +341,7 @@ func testSharedLockOfSQL(t *testing.T, pg *testenv.PostgresServer) {
 		}
 		run(t, conn, unlockAll)
 		if value[bool](t, conn, exclusive) {
-			t.Errorf("SQL has the lock alone, beside %v", m)
+			t.Errorf("only SQL has the lock, beside %v", m)
 		}
 		mustRelease(t, l)
 	}

@@ -23,8 +23,8 @@ import (
 type localQueue struct {
 	key  AdvisoryKey
 	uses int
-	// until their end at the server, as far as known; the first excludes the
-	// same modes as all together
+	// until their end on the server, as far as known; the first excludes the
+	// same modes as all of them together
 	holders linked.List[lease, *lease]
 	busy    bool // a request is in progress
 	// with NoWait: each sends one request, as soon as none is in progress
@@ -199,20 +199,19 @@ const (
 	// left in doubt. No caller waits longer.
 	settleFor = 50 * time.Millisecond
 
-	// backstop is how often the driver asks the server whether it still knows a
+	// backstop is how often the driver checks whether the server still knows a
 	// wait, because the connection may hang.
 	backstop = 1500 * time.Millisecond
 
 	// A look costs the server about a microsecond for each of its connections,
-	// so the driver looks less often if a look takes long: clients that wait
+	// so the driver looks less often if a look takes long. Clients that wait
 	// together need one processor for each lookShare of them. longBackstop
 	// bounds the pause.
 	lookShare    = 3000
 	longBackstop = 15 * time.Second
 )
 
-// waitAtServer waits in the server's queue for the key, on a session of its
-// own.
+// waitAtServer waits in the server's queue for the key, on a separate session.
 func (d *Driver) waitAtServer(ctx context.Context, l *lease, waited bool) error {
 	w, op, err := d.enqueue(ctx, l)
 	if err != nil {
@@ -281,15 +280,15 @@ func (d *Driver) watch(ctx context.Context, w *session, op *operation) error {
 				missing = true
 				timer.Reset(answerIn)
 			default:
-				w.end(errors.New("the server does not know of the wait"))
+				w.end(errors.New("the server does not know the wait"))
 				d.dropIdle()
 			}
 		}
 	}
 }
 
-// stillWaits asks the server, over other sessions until one answers, whether w
-// is waiting for a lock.
+// stillWaits queries the server, over other sessions until one answers, whether
+// w is waiting for a lock.
 func (d *Driver) stillWaits(ctx context.Context, w *session) bool {
 	for pause := firstDig; ; pause = min(2*pause, lastDig) {
 		rows, err := d.query(ctx, waitsQuery, int4(w.pid), []byte(w.id))
@@ -317,8 +316,7 @@ func (l *looks) pause() time.Duration {
 	return min(max(time.Duration(l.cost.Load()*lookShare), backstop), longBackstop)
 }
 
-// dropIdle ends the unused sessions for waits, because they may hang like the
-// one that did.
+// dropIdle ends the unused sessions for waits, because they may hang too.
 func (d *Driver) dropIdle() {
 	for {
 		d.mu.Lock()
@@ -333,7 +331,7 @@ func (d *Driver) dropIdle() {
 
 const (
 	withdrawFor = 2 * time.Second       // after that the connection is closed
-	firstCancel = 5 * time.Millisecond  // until the next try: a cancel before its statement is lost
+	firstCancel = 5 * time.Millisecond  // until the next try; a cancel before its statement is lost
 	lastCancel  = 80 * time.Millisecond // the same, after doubling
 	digFor      = time.Second           // one attempt to check whether a session is gone
 	firstDig    = 5 * time.Millisecond

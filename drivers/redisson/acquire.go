@@ -15,7 +15,8 @@ import (
 	"github.com/go-dsync/dsync/internal/redistopic"
 )
 
-// backstop is the longest wait before asking again, in case a message is lost.
+// backstop is the longest wait before another request, in case a message is
+// lost.
 const backstop = 5 * time.Second
 
 // unheard is the pause of a request to read or write while the name has a hold
@@ -52,7 +53,7 @@ func (d *Driver) acquire(ctx context.Context, r *driver.Request) (*lease, error)
 		return nil, fmt.Errorf("%w: %d abandoned places in queues are not yet removed", driver.ErrUnavailable, maxGhosts)
 	}
 	// If callers of this process are already waiting for the name, listen
-	// before the first try, which then need not be repeated.
+	// before the first attempt, which then need not be repeated.
 	if !(exclusive && d.options.Fair || d.topics.Quiet()) {
 		w.topic = d.topics.JoinActive(channelOf(r.Mode, r.Name, false), groupOf(r.Mode), false)
 	}
@@ -77,7 +78,7 @@ func (d *Driver) acquire(ctx context.Context, r *driver.Request) (*lease, error)
 }
 
 // groupOf returns the group of the waiters in a mode. A waiter for permits may
-// want more permits than another one.
+// need more permits than another one.
 func groupOf(m driver.Mode) int {
 	if m == driver.Permit {
 		return redistopic.Each
@@ -91,7 +92,7 @@ type waiting struct {
 	driver  *Driver
 	request *driver.Request
 	topic   *redistopic.Topic // nil while it does not listen
-	// for the fair lock, which has a channel of its own that no caller joins
+	// for the fair lock, which has a separate channel that no caller joins
 	// again
 	inQueue   bool
 	ticketed  bool // of all clients that wait for the plain lock
@@ -154,7 +155,7 @@ func (w *waiting) wait(ctx context.Context, refused answer) (*lease, error) {
 		}
 		if r.Mode == driver.Permit && r.Limit <= 0 && refused.limit > 0 {
 			own := *r
-			own.Limit = -refused.limit // counts if the limit is forgotten before this caller listens
+			own.Limit = -refused.limit // for a limit that is forgotten before this caller listens
 			r, w.request = &own, &own
 		}
 		overdue := false

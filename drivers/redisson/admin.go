@@ -225,8 +225,7 @@ func (d *Driver) Watch(name string, changed func()) (stop func(), err error) {
 	return d.topics.Watch(changed, channelOf(driver.Exclusive, name, false), channelOf(driver.Write, name, false), channelOf(driver.Permit, name, false)), nil
 }
 
-// List looks at few keys per request, so that other clients never wait for
-// long.
+// List reads few keys per request, so that other clients never wait for long.
 const (
 	scanKeys  = "250"
 	scanPause = 2500 * time.Microsecond
@@ -241,7 +240,7 @@ var escapeGlob = strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`)
 
 // List implements driver.Lister. It goes through all keys of the server, or of
 // each primary of a cluster, at most a hundred thousand a second: once for
-// locks, and once for permits. Keys that the user has no permission for are
+// locks, and once for permits. Keys for which the user has no permission are
 // left out. Names in slots of a cluster that move in the meantime may be
 // missed.
 func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[string, error] {
@@ -268,8 +267,8 @@ func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[string, erro
 	}
 }
 
-// listAt yields the names on one node, over one connection, since a cursor is
-// valid for one server only. goOn is false when no more names are wanted.
+// listAt yields the names on one node, over one connection, because a cursor is
+// valid for only one server. goOn is false when no more names are needed.
 func (d *Driver) listAt(ctx context.Context, node rueidis.Client, prefix string, yield func(string, error) bool) (goOn bool, err error) {
 	conn, err := d.dedicate(ctx, node)
 	if err != nil {

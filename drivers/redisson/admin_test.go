@@ -49,7 +49,7 @@ func TestForceUnlock(t *testing.T) {
 	s := testenv.Redis(t)
 	d, admin := openURL(t, "redisson://%s", s.Addr), openURL(t, "redisson://%s", s.Addr)
 	if err := admin.ForceUnlock(t.Context(), "x"); err != driver.ErrNotHeld {
-		t.Errorf("nobody holds it: got %v, want ErrNotHeld", err)
+		t.Errorf("a free name: got %v, want ErrNotHeld", err)
 	}
 	l := acquire(t, d, request("x"))
 	w := wait(t, d, request("x"))
@@ -173,7 +173,7 @@ func TestClose(t *testing.T) {
 	}
 	release(t, outsider.granted(t))
 	if keys := keysOf(s); len(keys) != 1 {
-		t.Errorf("keys: got %d, want that of the other driver alone", len(keys))
+		t.Errorf("keys: got %d, want only that of the other driver", len(keys))
 	}
 	release(t, foreign)
 	subscribers(t, s, "foreign", 0)

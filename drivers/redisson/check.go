@@ -19,7 +19,7 @@ import (
 // lookFor is how long the nodes of a cluster may take to describe themselves.
 const lookFor = time.Second
 
-// server is the driver's knowledge of the server, once it has looked.
+// server is the driver's knowledge of the server, after checkServer.
 type server struct {
 	known  atomic.Bool
 	pubSub PubSub   // never Auto
@@ -28,7 +28,7 @@ type server struct {
 	looking gate
 }
 
-// gate lets one caller at a time do something, until it is done.
+// gate lets one caller at a time do a task until it has succeeded.
 type gate chan struct{}
 
 func (g gate) pass(ctx context.Context, done func() bool, do func() error) error {

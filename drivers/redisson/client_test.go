@@ -354,7 +354,7 @@ func TestClientFlushUnderAHolderIsReported(t *testing.T) {
 		t.Errorf("Err after FLUSHALL: %v, want ErrLost", err)
 	}
 	if now, deadline := time.Now(), l.Deadline(); now.After(deadline) {
-		t.Errorf("told %v after the deadline, want at the next renewal", now.Sub(deadline))
+		t.Errorf("notified %v after the deadline, want at the next renewal", now.Sub(deadline))
 	}
 	again := lock(t, c, "x")
 	if again.Token() <= l.Token() {

@@ -18,7 +18,7 @@ import (
 
 // Close implements driver.Driver. It returns nil when nothing is left on the
 // server, or when the remaining holds have expired, and ErrUnknown if ctx ends
-// before. A place in the queue of a fair lock has no TTL. A proxy that delays
+// earlier. A place in the queue of a fair lock has no TTL. A proxy that delays
 // requests for more than two seconds after the end of their connection may
 // still leave a hold behind, until its TTL.
 func (d *Driver) Close(ctx context.Context) error {
@@ -52,8 +52,8 @@ func (d *Driver) Close(ctx context.Context) error {
 	return err
 }
 
-// closeClient closes a client of the driver's own. Its Close waits for answers,
-// but not for connections that it is about to make.
+// closeClient closes a client that the driver owns. Its Close waits for
+// answers, but not for connections that it is about to make.
 func (d *Driver) closeClient(ctx context.Context) {
 	defer context.AfterFunc(ctx, d.dialer.End)()
 	d.client.Close()
@@ -110,7 +110,7 @@ const (
 	// request gets a place in a queue
 	maxGhosts = 10_000
 	maxBatch  = 64 // ghosts in one request
-	maxCleans = 4  // requests at once, so that one node of a cluster delays few others
+	maxCleans = 4  // concurrent requests, so that one node of a cluster delays few others
 	cleanFor  = 2 * time.Second
 	// how long after its end a ghost is remembered while the server does not
 	// answer
@@ -121,8 +121,8 @@ const (
 )
 
 // ghost is an unwanted hold that may be left on the server, or may still appear
-// there. If it is absent, the request that makes it may still be on its way. So
-// the cleaner repeats its request until the hold is found or would have
+// there. If it is absent, the request that creates it may still be on its way.
+// So the cleaner repeats its request until the hold is found or would have
 // expired, and for a place in a queue until the server has answered. After
 // Close has closed all connections, two answers that the hold is absent, to
 // requests some time apart, are final. Only answers make time pass, since a
@@ -269,7 +269,7 @@ func (g *ghost) forgotten(err error, now int64) bool {
 	return now > g.until+int64(outOfReach)
 }
 
-// vanished reports whether no request for the hold can arrive any more. This is
+// vanished reports whether requests for the hold can no longer arrive. This is
 // so after all connections were closed and a later request found the hold
 // absent.
 func (g *ghost) vanished(severed, sent int64) bool {

@@ -132,7 +132,7 @@ func TestShortWaitsBehindTheDead(t *testing.T) {
 			return
 		}
 		if took := time.Since(start); took > hangGuard {
-			t.Fatalf("the lock is free for %v, and nobody gets it: %v", took, err)
+			t.Fatalf("the lock has been free for %v, but no client gets it: %v", took, err)
 		}
 	}
 }
@@ -157,7 +157,7 @@ func TestReleaseThatIsTakenByAnother(t *testing.T) {
 		time.Sleep(50 * time.Millisecond) // for clients that would try
 	}, "evalsha")
 	if got["evalsha"] > n/2 {
-		t.Errorf("requests after a release that somebody else had: got %v", got)
+		t.Errorf("requests after a release that another client received: got %v", got)
 	}
 	s.Do("HDEL", "x", "java:1")
 	release(t, l)

@@ -77,7 +77,7 @@ func TestClusterUnderLoad(t *testing.T) {
 		}
 		l.judge(t, 0)
 	})
-	t.Run("a master is frozen, and answers when it is none any more", func(t *testing.T) {
+	t.Run("a master is frozen, and answers when it is no longer a master", func(t *testing.T) {
 		l := startLoad(t, clusterURL(c), names...)
 		old := c.Owner(names[0])
 		l.disturb(t, "freeze", func() {
@@ -143,7 +143,7 @@ func TestSentinelUnderLoad(t *testing.T) {
 		}
 		l.judge(t, detectLoss)
 	})
-	t.Run("the primary is frozen, and answers when it is none any more", func(t *testing.T) {
+	t.Run("the primary is frozen, and answers when it is no longer the primary", func(t *testing.T) {
 		s.AwaitPrimary()
 		l := startLoad(t, sentinelURL(s), "x", "y")
 		old := s.Primary()

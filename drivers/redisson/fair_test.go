@@ -59,7 +59,7 @@ func TestFairKeys(t *testing.T) {
 	d := openURL(t, "redisson://%s?fair=true", s.Addr)
 	l := acquire(t, d, request("x"))
 	if got := keysOf(s); !slices.Equal(got, []string{"x"}) {
-		t.Errorf("keys of a lock that nobody waits for: got %q", got)
+		t.Errorf("keys of a lock without waiters: got %q", got)
 	}
 	first, second := wait(t, d, request("x")), wait(t, d, request("x"))
 	queue := lineOfX(s)

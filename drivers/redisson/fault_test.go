@@ -474,7 +474,7 @@ func TestErrorsOfTheServer(t *testing.T) {
 
 	s.Do("ACL", "SETUSER", "default", "-evalsha", "-eval")
 	if _, err := acquireOnce(t, d, "x"); !errors.Is(err, fs.ErrPermission) || errors.Is(err, driver.ErrUnavailable) || errors.Is(err, driver.ErrUnknown) {
-		t.Errorf("no permission: got %v, want fs.ErrPermission alone", err)
+		t.Errorf("no permission: got %v, want only fs.ErrPermission", err)
 	}
 	s.Do("ACL", "SETUSER", "default", "+@all")
 	testenv.Eventually(t, func() bool { return ghostsOf(d) == 0 || len(keysOf(s)) == 1 }, "nothing is left")

@@ -83,7 +83,7 @@ func TestNothingIsNotedWithoutTokens(t *testing.T) {
 	d := openURL(t, "redisson://%s?fenced=false", s.Addr)
 	l := acquire(t, d, noted("x", "owner", "note"))
 	if keys := s.Do("KEYS", "*").([]any); len(keys) != 1 {
-		t.Errorf("keys: got %q, want the lock alone", keys)
+		t.Errorf("keys: got %q, want only the lock", keys)
 	}
 	release(t, l)
 }

@@ -31,7 +31,7 @@ var errBraces = fmt.Errorf("its braces do not enclose a hash tag: %w", errors.Er
 
 // errLatchBraces is returned in a cluster for a latch whose name has braces.
 // Redisson adds braces to such names too.
-var errLatchBraces = fmt.Errorf("it has braces, and is that of a latch: %w", errors.ErrUnsupported)
+var errLatchBraces = fmt.Errorf("a latch must not have braces in its name: %w", errors.ErrUnsupported)
 
 // prefixName is Redisson's rule for the keys and channels of a name.
 func prefixName(prefix, name string) string {
@@ -60,15 +60,15 @@ func (d *Driver) checkName(name string) error {
 		}
 		for _, prefix := range keyPrefixes {
 			if rest, is := strings.CutPrefix(name, prefix); is && rest[0] == ':' {
-				return fmt.Errorf("name %q cannot be used, for it is that of a key which belongs to another lock, %s of %s: %w",
+				return fmt.Errorf("name %q cannot be used, because a key of another lock has that name, %s of %s: %w",
 					name, prefix, rest[1:], errors.ErrUnsupported)
 			}
 		}
 		if strings.HasSuffix(name, ":"+endsSuffix) {
-			return fmt.Errorf("name %q cannot be used, for it is that of a key which belongs to permits: %w", name, errors.ErrUnsupported)
+			return fmt.Errorf("name %q cannot be used, because a key of permits has that name: %w", name, errors.ErrUnsupported)
 		}
 		if strings.Contains(name, readHold) {
-			return fmt.Errorf("name %q cannot be used, for it is that of a key which belongs to a read-write lock: %w", name, errors.ErrUnsupported)
+			return fmt.Errorf("name %q cannot be used, because a key of a read-write lock has that name: %w", name, errors.ErrUnsupported)
 		}
 	}
 	if d.cluster && slotOf(name) != slotOf(prefixName(channelPrefix, name)) {
@@ -78,7 +78,7 @@ func (d *Driver) checkName(name string) error {
 }
 
 // sequenceOf returns the key of the sequence of tokens that all names of a slot
-// share. So nothing is left of a name. In a cluster, the key is in the same
+// share. So a name leaves nothing behind. In a cluster, the key is in the same
 // slot.
 func (d *Driver) sequenceOf(name string) string {
 	key := make([]byte, 0, 64)
@@ -136,7 +136,7 @@ var crcTable = func() (table [256]uint16) {
 }()
 
 // Read-write locks are Redisson's RReadWriteLock: see rw.lua. They share the
-// hash at their name with the plain lock, and have a channel of their own.
+// hash at their name with the plain lock, but have a separate channel.
 const (
 	readWritePrefix = "redisson_rwlock" // of the channel
 	intentPrefix    = "dsync_intent"
@@ -186,11 +186,11 @@ func channelOf(m driver.Mode, name string, elsewhere bool) string {
 }
 
 // intends reports whether a request that is not granted leaves an intent to
-// write: further readers then wait.
+// write, which makes new readers wait.
 func intends(r *driver.Request) bool { return r.Mode == driver.Write && !r.NoWait }
 
 // readWriteKeys adds the keys of the scripts for a Read or Write hold, with the
-// key of the intents if the script has to look at them.
+// key of the intents if the script must read them.
 func readWriteKeys(r *driver.Request, intents bool, keys []string) []string {
 	if r.Mode == driver.Read {
 		keys = append(keys, timeoutKey(r.Mode, r.Name, r.Hold))

@@ -19,8 +19,8 @@ const (
 	latchChannel = "redisson_countdownlatch__channel__"
 )
 
-// latchMemory is how long the server knows the id of a change, in milliseconds,
-// or longer.
+// latchMemory is the minimum time for which the server remembers the id of a
+// change, in milliseconds.
 var latchMemory = strconv.FormatInt((2 * driver.RepeatFor).Milliseconds(), 10)
 
 // latchChannelOf returns the channel that reports the end of a latch. Redisson
@@ -72,7 +72,7 @@ func (d *Driver) Latch(ctx context.Context, name string) (left int, err error) {
 		return 0, redisdriver.Explain(ctx, name, err)
 	}
 	if left, err = strconv.Atoi(text); err != nil {
-		return 0, fmt.Errorf("key %q is in use for something else, for it is not a number", name)
+		return 0, fmt.Errorf("key %q is used for something else: it is not a number", name)
 	}
 	return max(0, left), nil
 }

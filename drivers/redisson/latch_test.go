@@ -173,7 +173,7 @@ func TestLatchInCluster(t *testing.T) {
 		select {
 		case <-called:
 		case <-time.After(hangGuard):
-			t.Errorf("the end of %q is not told", name)
+			t.Errorf("the end of %q is not reported", name)
 		}
 		stop()
 	}

@@ -131,7 +131,7 @@ func (l *lease) released(told int64, own int) error {
 	l.Phase = redisdriver.Over
 	switch {
 	case told >= 0:
-		// a Read that left other readers notified no client
+		// the end of a Read beside other readers notified no client
 		l.Awaited = l.request.Mode == driver.Read || l.driver.contended(told, own)
 		return nil
 	case before == redisdriver.Removed, before == redisdriver.Doubted && l.doubtedAt < l.Term.Expires():

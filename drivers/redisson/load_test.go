@@ -154,12 +154,12 @@ func lostByRenewal(t *testing.T, lease *dsync.Lease) {
 	select {
 	case <-lease.Done():
 	case <-time.After(hangGuard):
-		t.Fatal("the holder is not told of its loss")
+		t.Fatal("the holder is not notified of its loss")
 	}
 	if err := lease.Err(); !errors.Is(err, dsync.ErrLost) || !strings.Contains(err.Error(), "removed") {
-		t.Errorf("Err: got %v, want ErrLost that says that the hold was removed", err)
+		t.Errorf("Err: got %v, want an ErrLost that reports the removal of the hold", err)
 	}
 	if now, end := time.Now(), lease.Deadline(); now.After(end) {
-		t.Errorf("the holder was told %v after the end of its lease", now.Sub(end))
+		t.Errorf("the holder was notified %v after the end of its lease", now.Sub(end))
 	}
 }

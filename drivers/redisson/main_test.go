@@ -29,7 +29,7 @@ func TestMain(m *testing.M) {
 // hangGuard is not an expectation of how long something takes.
 const hangGuard = 30 * time.Second
 
-// testTTL is the TTL of requests, unless a test sets another. Close may have to
+// testTTL is the TTL of requests, unless a test sets another. Close may need to
 // wait for it if a connection broke.
 const testTTL = 10 * time.Second
 

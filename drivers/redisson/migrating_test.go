@@ -135,7 +135,7 @@ func TestWaitersStayInASlotThatMoves(t *testing.T) {
 			node := c.Owner(name)
 			end, before := beginMove(c, name), tryAgains(node)
 			release(t, held)
-			testenv.Eventually(t, func() bool { return tryAgains(node) >= before+2 }, "a waiter was told twice that the slot moves")
+			testenv.Eventually(t, func() bool { return tryAgains(node) >= before+2 }, "a waiter was notified twice that the slot moves")
 			end()
 			for _, w := range waiters {
 				release(t, w.granted(t))

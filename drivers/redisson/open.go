@@ -19,7 +19,7 @@ import (
 )
 
 const (
-	// the interval at which the clients that Open makes read the topology
+	// the interval at which clients created by Open read the topology
 	refreshing = 10 * time.Second
 	maxReplica = 100
 )
@@ -112,7 +112,7 @@ func readTarget(u *driver.URL) (*target, error) {
 		}
 	case "cluster":
 		if o.SelectDB != 0 {
-			return nil, fmt.Errorf("redisson URL: database %d: a cluster has database 0 alone", o.SelectDB)
+			return nil, fmt.Errorf("redisson URL: database %d: a cluster has only database 0", o.SelectDB)
 		}
 	}
 	if t.mode != "sentinel" && (hasMaster || user != "" || password != "") {
@@ -160,7 +160,7 @@ func Connect(ctx context.Context, server rueidis.ClientOption, o *Options) (*Dri
 	case t.mode == "single" && n > 1:
 		return nil, fmt.Errorf("redisson: %d addresses of one server", n)
 	case t.mode == "cluster" && server.SelectDB != 0:
-		return nil, fmt.Errorf("redisson: database %d: a cluster has database 0 alone", server.SelectDB)
+		return nil, fmt.Errorf("redisson: database %d: a cluster has only database 0", server.SelectDB)
 	}
 	c := &t.option
 	c.InitAddress, c.Username, c.Password, c.AuthCredentialsFn = server.InitAddress, server.Username, server.Password, server.AuthCredentialsFn
@@ -257,7 +257,7 @@ func tlsHint(on bool, err error) string {
 	case on && errors.As(err, new(tls.RecordHeaderError)), on && connected && errors.Is(err, context.DeadlineExceeded):
 		return "does the server speak TLS? the URL has tls=true"
 	case !on && connected && (errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET)):
-		return "does the server want TLS? that takes tls=true"
+		return "does the server require TLS? use tls=true"
 	}
 	return ""
 }

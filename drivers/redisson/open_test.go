@@ -87,7 +87,7 @@ func TestOpenKeepsValuesQuiet(t *testing.T) {
 			closeLater(t, d)
 			t.Errorf("%s…: opened, want an error", before)
 		} else if strings.Contains(err.Error(), secret) {
-			t.Errorf("%s…: the error tells the value", before)
+			t.Errorf("%s…: the error contains the value", before)
 		}
 	}
 }
@@ -99,7 +99,7 @@ func TestOpenHintsAtTLS(t *testing.T) {
 	plain, encrypted := testenv.Redis(t), testenv.RedisTLS(t, testenv.NewCertificates(t))
 	for _, test := range []struct{ url, want string }{
 		{plain.Addr + "?tls=true", "does the server speak TLS?"},
-		{encrypted.Addr, "does the server want TLS?"},
+		{encrypted.Addr, "does the server require TLS?"},
 	} {
 		_, err := tryOpen(t, "redisson://"+test.url)
 		if !errors.Is(err, driver.ErrUnavailable) || !strings.Contains(fmt.Sprint(err), test.want) {
@@ -123,7 +123,7 @@ func TestOpenUser(t *testing.T) {
 			t.Errorf("%s: got %v, want fs.ErrPermission", user, err)
 		}
 		if err != nil && strings.Contains(err.Error(), testenv.PasswordMark) {
-			t.Errorf("%s: the error %q tells the password", user, err)
+			t.Errorf("%s: the error %q contains the password", user, err)
 		}
 	}
 }

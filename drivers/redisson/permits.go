@@ -15,11 +15,11 @@ import (
 )
 
 // Permits are Redisson's RPermitExpirableSemaphore: see permits.lua. They have
-// a channel of their own.
+// a separate channel.
 const (
 	permitPrefix = "redisson_sc" // of the channel
 	endsSuffix   = "timeout"     // of the key of the ends
-	// of one hold, so that no script keeps the server from others for long
+	// of one hold, so that no script blocks the server for long
 	maxPermits = 1000
 )
 

@@ -116,7 +116,7 @@ func TestPermitsBesideThoseOfJava(t *testing.T) {
 	release(t, l)
 	wantFree(t, s, "x", 3)
 	if left := leftOf(s, "x"); left >= 0 {
-		t.Errorf("a limit that Java has set for good ends in %v", left)
+		t.Errorf("a permanent limit set by Java ends in %v", left)
 	}
 	if err := d.ForceUnlock(t.Context(), "x"); err != nil {
 		t.Error(err)
@@ -225,7 +225,7 @@ func TestPermitsOfOneNameAreRenewedTogether(t *testing.T) {
 		})
 		for i, n := range told {
 			if n != 1 {
-				t.Errorf("the outcome of lease %d was told %d times", i, n)
+				t.Errorf("the outcome of lease %d was reported %d times", i, n)
 			}
 		}
 	}, "evalsha", "eval")
@@ -384,11 +384,11 @@ func TestPermitsThatCannotBe(t *testing.T) {
 		"ForceUnlock": func() error { return d.ForceUnlock(ctx, "text") },
 	} {
 		if err := call(); err == nil || !strings.Contains(err.Error(), "in use") {
-			t.Errorf("%s of a key of somebody: got %v, want that it is in use", what, err)
+			t.Errorf("%s of a foreign key: got %v, want that it is in use", what, err)
 		}
 	}
 	if got := s.Do("GET", "text"); got != "of somebody" {
-		t.Errorf("the key of somebody is %v", got)
+		t.Errorf("the foreign key is %v", got)
 	}
 }
 

@@ -23,7 +23,7 @@ func TestDeadReader(t *testing.T) {
 		d.life.Remove(l)
 		testenv.Eventually(t, func() bool { return s.Do("EXISTS", timeoutKey(driver.Read, name, dead.Hold)) == int64(0) }, "the reader's time is over")
 		if got := s.Do("HEXISTS", name, fieldOf(driver.Read, dead.Hold)); got != int64(1) {
-			t.Fatalf("the field of a reader whose time is over: got %v, want that it is left", got)
+			t.Fatalf("the field of an expired reader: got %v, want it left", got)
 		}
 	}
 	t.Run("the last that lives lets go", func(t *testing.T) {
@@ -44,7 +44,7 @@ func TestDeadReader(t *testing.T) {
 		l := acquire(t, d, inMode(driver.Write, noWait("y")))
 		wantFields(t, s, "y", map[string]string{"mode": "write", l.request.Hold + ":write": valueOf(l)})
 		if err := live.Release(t.Context()); err != driver.ErrNotHeld {
-			t.Errorf("Release of the reader whose time is over: got %v, want ErrNotHeld", err)
+			t.Errorf("Release of the expired reader: got %v, want ErrNotHeld", err)
 		}
 		wantFields(t, s, "y", map[string]string{"mode": "write", l.request.Hold + ":write": valueOf(l)})
 		release(t, l)

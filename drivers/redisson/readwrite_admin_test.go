@@ -124,7 +124,7 @@ func TestSealedInEveryMode(t *testing.T) {
 		}
 	}
 	if took := time.Since(start); took > backstop/2 {
-		t.Errorf("those who waited were told after %v", took)
+		t.Errorf("the waiters were notified after %v", took)
 	}
 	for _, mode := range modes {
 		if _, err := other.Acquire(t.Context(), inMode(mode, request("x"))); !errors.Is(err, driver.ErrSealed) {

@@ -122,7 +122,7 @@ func TestReadersAndWritersInASlotThatMoves(t *testing.T) {
 		c.Owner("{dead}x").Do("DEL", timeoutKey(driver.Read, "{dead}x", dead.request.Hold))
 		released := make(chan error, 1)
 		go func() { released <- l.Release(t.Context()) }() // ends when the slot has moved
-		testenv.Eventually(t, func() bool { return tryAgains(c.Owner("{dead}x")) > 0 }, "the reader was told that the slot moves")
+		testenv.Eventually(t, func() bool { return tryAgains(c.Owner("{dead}x")) > 0 }, "the reader was notified that the slot moves")
 		end()
 		if err := <-released; err != nil {
 			t.Errorf("Release: %v", err)

@@ -268,7 +268,7 @@ func TestWaitersOfAllModesAreWoken(t *testing.T) {
 }
 
 // settled waits until the drivers know that they are subscribed and have tried
-// once more, so that they sleep.
+// again, so that they sleep.
 func settled(t *testing.T, all ...*Driver) {
 	t.Helper()
 	for _, d := range all {

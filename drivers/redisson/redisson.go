@@ -29,7 +29,7 @@
 //	tls=true                         encrypt, by TLS 1.2 or later
 //	tls_ca=, tls_cert=, tls_key=     PEM files: authorities, own certificate
 //	tls_server_name=name             the name in the server's certificate
-//	tls_insecure_skip_verify=true    accept any certificate: only for trials
+//	tls_insecure_skip_verify=true    accept any certificate: only for testing
 //
 // # An example
 //
@@ -47,7 +47,7 @@
 //
 // Redis acknowledges before it replicates, so a fail-over can forget a lock
 // that was granted a moment before. The holder learns of the loss at its next
-// renewal. Options.WaitReplicas narrows this window and does not close it. If
+// renewal. Options.WaitReplicas narrows this window, but does not close it. If
 // the server's clock jumps, holds end early or late. Tokens rise in both cases.
 //
 // Where Java uses RReadWriteLock, use Write or write=true: Java's read-write
@@ -56,8 +56,8 @@
 // A server that evicts keys is refused. Names in braces ("{x}") are refused
 // too.
 //
-// docs/backends/redis.md has costs, limits, the least rights and the promises
-// under each fault. docs/redisson.md has what concerns Java.
+// docs/backends/redis.md lists costs, limits, the least rights and the promises
+// under each fault. docs/redisson.md covers use together with Java.
 package redisson
 
 import (
@@ -79,11 +79,11 @@ import (
 )
 
 const (
-	// minTTL is far above the millisecond that is Redis's unit of time, and
-	// below any TTL that survives a round trip and a renewal.
+	// minTTL is far above Redis's unit of time, a millisecond, and below any
+	// TTL that survives a round trip and a renewal.
 	minTTL = 10 * time.Millisecond
 
-	// maxTTL keeps sums of times far from the limits of a time.Duration.
+	// maxTTL prevents overflow in sums of times.
 	maxTTL = 100 * 365 * 24 * time.Hour
 
 	late             = redisdriver.Late
@@ -112,8 +112,9 @@ type Fence string
 
 const (
 	// FenceOwn uses the server's clock in microseconds, or the last token plus
-	// one if that is greater. See docs/redisson.md for when tokens continue to
-	// rise after the server has lost data or its clock has stepped back.
+	// one if that is greater. docs/backends/redis.md explains when tokens
+	// continue to rise after the server has lost data or its clock has stepped
+	// back.
 	FenceOwn Fence = ""
 
 	// FenceRedisson counts in the key of Redisson's fenced lock (RFencedLock),
@@ -137,7 +138,7 @@ type Options struct {
 	// waiters.
 	Fair bool
 
-	// FIFO, with Fair, gives each caller a place of its own in the queue. Each
+	// FIFO, with Fair, gives each caller its own place in the queue. Each
 	// grant then costs two requests and a message.
 	FIFO bool
 
@@ -169,11 +170,11 @@ type Options struct {
 // move.Sealer, move.Marker, move.Unsealer and move.Unmarker.
 type Driver struct {
 	client  rueidis.Client
-	dialer  *redisdial.Dialer // for a client of the driver's own, which Close closes
+	dialer  *redisdial.Dialer // for a client that the driver owns, which Close closes
 	cluster bool
 	options Options
 	severed atomic.Int64 // when Close closed all connections, on the driver's clock; 0 before that
-	marks   atomic.Bool  // grants report whether the name is marked, because a caller has asked
+	marks   atomic.Bool  // Marked was called, so grants report whether the name is marked
 	label   atomic.Int32 // of the database: see redistopic.Label
 
 	sequences string    // the prefix of the keys of token sequences
@@ -202,9 +203,9 @@ var (
 
 // New returns a Driver that uses the client, whatever its topology (single
 // server, sentinel or cluster), and never closes it. The first Acquire runs the
-// checks of Open. Set a short ConnWriteTimeout and Dialer.KeepAlive (3 s and 1
-// s serve well), which bound how long a dead connection is used. Client-side
-// caching is not used.
+// checks of Open. Set a short ConnWriteTimeout and Dialer.KeepAlive (such as 3
+// s and 1 s) to limit how long a dead connection is used. Client-side caching
+// is not used.
 func New(client rueidis.Client, o *Options) (*Driver, error) {
 	if client == nil {
 		return nil, fmt.Errorf("redisson: no client")

@@ -20,7 +20,7 @@ const (
 	renewKeys   = 250  // in one run of the script, which nothing can interrupt
 	renewAtOnce = 4000 // in one request, of several runs
 	renewArgs   = 3    // for each lease
-	renewRuns   = 1000 // in one request; from 2000 on the library takes another connection
+	renewRuns   = 1000 // in one request; for 2000 or more the library takes another connection
 )
 
 // due is a lease whose renewal is due.

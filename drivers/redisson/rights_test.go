@@ -409,8 +409,7 @@ func (u *uses) wantDenied(right string) {
 	u.t.Errorf("got %v, want ErrPermission that names %s", all, right)
 }
 
-// refused reports whether the server says that it has denied the user a
-// command, or a key.
+// refused reports whether the server has denied the user a command or a key.
 func (u *uses) refused(command string) bool {
 	for _, entry := range u.s.Do("ACL", "LOG", "1000").([]any) {
 		if fields := entry.([]any); slices.Contains(fields, any(u.user)) && slices.Contains(fields, any(command)) {

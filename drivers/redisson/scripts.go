@@ -73,7 +73,8 @@ func (d *Driver) eval(ctx context.Context, sc *redisdriver.Script, keys, args []
 	return result
 }
 
-// checkRole leaves a server that refused a request because it is a replica.
+// checkRole disconnects from a server that refused a request because it is a
+// replica.
 func (d *Driver) checkRole(results ...rueidis.RedisResult) {
 	if slices.ContainsFunc(results, func(r rueidis.RedisResult) bool { return redisdial.IsDemoted(r.Error()) }) {
 		d.leaveServer()
@@ -81,7 +82,8 @@ func (d *Driver) checkRole(results ...rueidis.RedisResult) {
 }
 
 // leaveServer closes the connections to a server that became a replica, so that
-// the client looks up the server of the address again, or asks the sentinels.
+// the client looks up the server of the address again, or queries the
+// sentinels.
 func (d *Driver) leaveServer() {
 	if d.dialer != nil {
 		d.dialer.Break()
@@ -100,7 +102,7 @@ func (d *Driver) query(ctx context.Context, c redisdriver.Call) rueidis.RedisRes
 }
 
 // doMulti sends several requests at once. It returns when they are answered or
-// fail, or when ctx ends. The library does not heed ctx everywhere, for example
+// fail, or when ctx ends. The library does not always respect ctx, for example
 // while it connects.
 func (d *Driver) doMulti(ctx context.Context, client rueidis.CoreClient, cmds []rueidis.Completed) []rueidis.RedisResult {
 	answers := make(chan []rueidis.RedisResult, 1)
@@ -144,7 +146,7 @@ func (d *Driver) evalAll(ctx context.Context, client rueidis.Client, calls []red
 		return results, acks
 	}
 	// If replicas are missing, the limit has passed: WAIT waits for them even
-	// behind a script that the server did not know.
+	// after a script that the server did not know.
 	rest, acks := d.sendAll(ctx, client, again, replicas, d.options.WaitLimit-time.Since(begun))
 	for i, result := range rest {
 		results[unknown[i]] = result

@@ -43,13 +43,13 @@ func (d *Driver) Seal(ctx context.Context, held driver.Lease) error {
 	return err
 }
 
-// Mark implements move.Marker. The mark is a key of its own.
+// Mark implements move.Marker. The mark is a separate key.
 func (d *Driver) Mark(ctx context.Context, held driver.Lease, floor uint64) error {
 	if d.options.AllowEviction {
 		return redisdriver.ErrEvicts
 	}
 	if floor > maxFloor {
-		return fmt.Errorf("floor %d of the tokens is above what the server counts to: %w", floor, errors.ErrUnsupported)
+		return fmt.Errorf("floor %d of the tokens is above the largest number of the server: %w", floor, errors.ErrUnsupported)
 	}
 	l := held.(*lease)
 	l.markKnown = false
@@ -143,7 +143,7 @@ func (d *Driver) Marked(ctx context.Context, held driver.Lease) (bool, error) {
 // Loosen implements move.Unsealer. The id is in a field next to the seal's.
 func (d *Driver) Loosen(ctx context.Context, name, id string, floor uint64) error {
 	if floor > maxFloor {
-		return fmt.Errorf("floor %d of the tokens is above what the server counts to: %w", floor, errors.ErrUnsupported)
+		return fmt.Errorf("floor %d of the tokens is above the largest number of the server: %w", floor, errors.ErrUnsupported)
 	}
 	keys, args := []string{name}, []string{id, strconv.FormatUint(floor, 10), d.tokenKind()}
 	if token := d.tokenKey(name); token != "" {

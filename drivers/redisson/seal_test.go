@@ -148,7 +148,7 @@ func TestSealBesideAReadWriteLock(t *testing.T) {
 			t.Errorf("the hash after that: got %v, want %v", got, java)
 		}
 		if err := l.Release(t.Context()); err != driver.ErrNotHeld {
-			t.Errorf("Release of the hold that excludes nobody: got %v, want ErrNotHeld", err)
+			t.Errorf("Release of the hold that excludes no client: got %v, want ErrNotHeld", err)
 		}
 		// The waiter was notified, and from then on listens on the channel of
 		// Java's holds.
@@ -210,7 +210,7 @@ func TestSealAndMarkNeedTheHold(t *testing.T) {
 }
 
 // wantSequenceAbove wants the sequence of a name to be kept for an hour after
-// the clock has passed a floor, or for ever if it belongs to Redisson.
+// the clock has passed a floor, or forever if it belongs to Redisson.
 func wantSequenceAbove(t *testing.T, s *testenv.RedisServer, d *Driver, name string, floor uint64) {
 	t.Helper()
 	left, passed := leftOf(s, d.tokenKey(name)), time.UnixMicro(int64(floor)).Add(time.Hour)

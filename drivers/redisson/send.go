@@ -15,7 +15,7 @@ import (
 	"github.com/go-dsync/dsync/internal/redistopic"
 )
 
-// op is one request of a caller: to acquire a lock or to end a hold. A sender
+// op is one request from a caller, to acquire a lock or to end a hold. A sender
 // executes it, so a caller can leave at once without losing the answer, which
 // determines the clean-up.
 type op struct {
@@ -41,8 +41,8 @@ const (
 	queued int32 = iota
 	taken        // by a sender
 	answered
-	dropped // by its caller, before a sender took it: never sent
-	left    // by its caller, while a sender had it
+	dropped // given up by its caller before a sender took it: never sent
+	left    // given up by its caller while a sender had it
 )
 
 func (d *Driver) newOp(r *driver.Request, l *lease) *op {
@@ -255,10 +255,10 @@ func (d *Driver) finish(o *op) {
 // direct is the short way for a single caller, and for up to fewAtOnce callers
 // of a fair lock, which send their requests themselves. The way is open over a
 // recently answering connection of a client that the driver opened. Such a
-// client heeds the end of a context wherever it waits for an answer, and sends
-// everything over one connection. If the caller leaves, the clean-up is sent
-// after the request over the same connection, so its result is final, unless
-// another connection was made in the meantime.
+// client respects the end of a context wherever it waits for an answer, and
+// sends everything over one connection. If the caller leaves, the clean-up is
+// sent after the request over the same connection, so its result is final,
+// unless another connection was made in the meantime.
 type direct struct {
 	busy     atomic.Int32 // ops in progress, by this way and any other
 	answered atomic.Int64 // when the last answered op was sent, on the driver's clock

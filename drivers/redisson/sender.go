@@ -16,10 +16,10 @@ import (
 const (
 	maxSenders = 4  // requests on their way at once, if ops are combined
 	maxOps     = 64 // in one request, which nothing can interrupt on the server
-	fewOps     = 32 // in one request, unless more ops wait than the requests on their way could take
+	fewOps     = 32 // in one request, unless so many ops wait that more are needed
 )
 
-// sender executes ops. On one server it combines the ops that gather while
+// sender executes ops. On one server it combines the ops that arrive while
 // requests are on their way, each for a different name, into one request. In a
 // cluster, for fair and read-write locks, and if replicas must confirm, it
 // sends each op separately, so that no op waits for a node that it does not
@@ -77,7 +77,7 @@ func (s *sender) run() {
 		s.wake() // the rest needs another request
 		s.mu.Unlock()
 		s.send(&b)
-		runtime.Gosched() // let callers with answers try again: together they make a larger request
+		runtime.Gosched() // let callers with answers try again, to make a larger request
 		s.mu.Lock()
 	}
 }

@@ -27,7 +27,7 @@ const (
 )
 
 // topology knows which node of a cluster has which slots. It may be out of
-// date, since it only serves to keep requests to different nodes apart and to
+// date, because it is used only to separate requests to different nodes and to
 // reach one node.
 type topology struct {
 	driver *Driver

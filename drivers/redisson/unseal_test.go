@@ -51,7 +51,7 @@ func TestUnsealNeedsTheIDOfTheLastLoosenAndWakesJava(t *testing.T) {
 		select {
 		case <-told.Done():
 		case <-time.After(hangGuard):
-			t.Fatal("those who wait were not told")
+			t.Fatal("the waiters were not notified")
 		}
 		drivertest.WantErr(t, "second Unseal", other.Unseal(ctx, fence, "b"), driver.ErrNotHeld)
 		if n := s.Do("EXISTS", fence); n != int64(0) {

@@ -29,7 +29,7 @@ func TestWaiterIsWokenByTheMessage(t *testing.T) {
 		t.Errorf("the waiter got the lock after %v", took)
 	}
 	if w.lease.Contended() {
-		t.Error("Contended of a release that nobody waited for: got true")
+		t.Error("Contended after a release without waiters: got true")
 	}
 }
 
@@ -150,7 +150,7 @@ func TestContendedCountsOthersOnly(t *testing.T) {
 	testenv.Eventually(t, func() bool { return d.topics.Own(prefixName(channelPrefix, "x")) == 1 }, "the driver knows its subscription")
 	release(t, l)
 	if l.Contended() {
-		t.Error("Contended: got true, with a waiter in the same driver alone")
+		t.Error("Contended: got true, with a waiter only in the same driver")
 	}
 	release(t, w.granted(t))
 }
@@ -246,7 +246,7 @@ func TestDeadSubscriptionIsNoticed(t *testing.T) {
 	select {
 	case <-topic.Wake:
 	case <-time.After(hangGuard):
-		t.Fatal("nobody asks after the connection was lost")
+		t.Fatal("no client sends a request after the connection was lost")
 	}
 	if got := d.topics.Own(prefixName(channelPrefix, "x")); got != 1 {
 		t.Errorf("subscriptions: got %d, want 1", got)

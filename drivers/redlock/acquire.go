@@ -22,8 +22,8 @@ func (d *Driver) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, 
 }
 
 func (d *Driver) acquire(ctx context.Context, r *driver.Request) (*lease, error) {
-	// If the driver listens to messages of the name, other clients want it: try
-	// one node first, like a waiter.
+	// If the driver is listening to messages for the name, other clients want
+	// it, so try one node first, like a waiter.
 	var t *redistopic.Topic
 	first := d.firstNode(r.Name)
 	if !r.NoWait && !d.ears[first].Quiet() {
@@ -62,7 +62,8 @@ func isRefusal(err error) bool {
 		!errors.Is(err, context.DeadlineExceeded)
 }
 
-// askAll sends requests to all nodes that have not been asked, or have refused.
+// askAll sends requests to all nodes that have not received one, or have
+// refused.
 func (l *lease) askAll() {
 	l.Mu.Lock()
 	defer l.Mu.Unlock()
@@ -150,7 +151,7 @@ func (l *lease) outOfReach() error {
 	case last == nil:
 		return fmt.Errorf("%w: too few nodes answered", driver.ErrUnavailable)
 	}
-	return fmt.Errorf("%w: too few nodes answered, the last because of: %w", driver.ErrUnavailable, last)
+	return fmt.Errorf("%w: too few nodes answered; the last error: %w", driver.ErrUnavailable, last)
 }
 
 // unfinished returns the error of an attempt that ended before its vote.

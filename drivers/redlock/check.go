@@ -64,7 +64,7 @@ func (n *node) look() error {
 	return nil
 }
 
-// bury makes sure that requests sent over the previous connection can no longer
+// bury ensures that requests sent over the previous connection can no longer
 // arrive. The connection is broken on this side, but perhaps not yet on the
 // server's.
 func (n *node) bury(before, now identity) {
@@ -89,7 +89,7 @@ func (n *node) lookFailed(err error) error {
 	return err
 }
 
-// judge decides from when the answers of a server count.
+// judge determines the time from which the answers of a server count.
 func (n *node) judge(info map[string]string) {
 	d := n.driver
 	now := d.life.Now()
@@ -106,7 +106,7 @@ func (n *node) judge(info map[string]string) {
 		n.counts.Store(now)
 		return
 	}
-	// The server counts whole seconds by a clock of whole seconds.
+	// The server reports whole seconds, by a clock with whole seconds.
 	started := now - uptime*int64(time.Second) + int64(time.Second)
 	n.counts.Store(started + int64(d.options.MaxTTL))
 }
@@ -147,7 +147,7 @@ func (d *Driver) unfit(info map[string]string) error {
 // claimRun returns an error if another node is the same server.
 func (d *Driver) claimRun(n *node, run string) error {
 	if run == "" {
-		return errors.New("INFO does not tell the run id of the server")
+		return errors.New("INFO does not contain the run id of the server")
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -31,7 +31,7 @@ func (d *Driver) Close(ctx context.Context) error {
 		}
 	})
 	if waiting > 0 || behind > len(d.nodes)-d.quorum {
-		return fmt.Errorf("%w: %d calls and what is held on %d nodes were left behind: %w", driver.ErrUnknown, waiting, behind, ctx.Err())
+		return fmt.Errorf("%w: %d calls and the holds on %d nodes were left behind: %w", driver.ErrUnknown, waiting, behind, ctx.Err())
 	}
 	return nil
 }

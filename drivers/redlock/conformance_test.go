@@ -17,10 +17,10 @@ import (
 // need.
 func init() { conformance.RunWorker() }
 
-// The nodes keep their data when they are killed, so that the suite does not
-// have to wait until they count again. parameters give the nodes time: on a
-// busy machine a node may answer later than after the usual 50 ms, and a
-// TryLock that a majority has neither granted nor refused in time is refused.
+// The nodes keep their data when they are killed, so that the suite need not
+// wait until they count again. parameters give the nodes time: on a busy
+// machine a node may answer later than after the usual 50 ms, and a TryLock
+// that a majority has neither granted nor refused in time is refused.
 const parameters = "?durable=true&maxttl=10m&nodetimeout=1s"
 
 // TestConformance uses exactly the rights of docs/backends, but for all names.

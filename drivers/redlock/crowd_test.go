@@ -134,7 +134,7 @@ func TestWhoReleasesExpectsOthers(t *testing.T) {
 	ear := d.ears[first]
 	release(t, acquire(t, d, request("x")))
 	if topic := ear.JoinActive(channel("x"), 0, true); topic != nil {
-		t.Error("a client that is alone listens")
+		t.Error("a single client listens")
 		topic.Leave(false)
 	}
 	l := acquire(t, d, request("x"))

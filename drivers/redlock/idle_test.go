@@ -58,6 +58,6 @@ func TestIdleConnectionsAreRead(t *testing.T) {
 		return <-done == nil // not while the library is still closing the connection
 	}, "the node answers")
 	if d.nodes[0].dialer.Made() != made {
-		t.Error("a request made the connection that it went over: nobody had looked at the server behind it")
+		t.Error("a request opened its own connection, so the server behind it was not checked")
 	}
 }

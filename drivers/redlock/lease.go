@@ -10,7 +10,7 @@ import (
 	"github.com/go-dsync/dsync/internal/redisdriver"
 )
 
-// lease is one attempt to acquire a lock, with a value of its own, and the hold
+// lease is one attempt to acquire a lock, with its own value, and the hold
 // after its grant.
 type lease struct {
 	linked.Links[lease] // in redisdriver.Life.leases
@@ -59,15 +59,15 @@ func (l *lease) Tokens() (first uint64, n int) { return 0, 0 }
 
 func (l *lease) Expires() time.Time { return l.driver.life.At(l.Term.Expires()) }
 
-// end returns the time when the value is gone from every node in any case.
+// end returns the time by which the value is gone from every node.
 func (l *lease) end() int64 {
 	l.Mu.Lock()
 	defer l.Mu.Unlock()
 	return l.Term.Over()
 }
 
-// tally counts the votes of an attempt: for, against, and pending, with an
-// answer possible in time.
+// tally counts the votes of an attempt: for, against, and pending votes that
+// may still arrive in time.
 func (l *lease) tally() (yes, no, pending int) {
 	for i := range l.votes {
 		v := &l.votes[i]
@@ -91,7 +91,7 @@ func (l *lease) denied() error {
 	return driver.ErrLocked
 }
 
-// aim sets the goal, and takes back the wake-up for the previous one. The
+// aim sets the goal, and withdraws the wake-up for the previous one. The
 // caller holds Mu.
 func (l *lease) aim(at goal) {
 	l.goal = at
@@ -144,7 +144,7 @@ func (l *lease) count(s state) (n int) {
 	return n
 }
 
-// deletions counts the nodes where the value may be. The caller holds Mu.
+// deletions counts the nodes that may have the value. The caller holds Mu.
 func (l *lease) deletions() int { return len(l.votes) - l.count(gone) }
 
 // undo requests the deletion of the value on each node that has the value, or
@@ -159,7 +159,7 @@ func (l *lease) undo() {
 }
 
 // await waits until the goal is reached. It returns false if ctx ends, limit
-// passes (0: none) or stop is closed before.
+// passes (0: none) or stop is closed first.
 func (l *lease) await(ctx context.Context, limit time.Duration, stop <-chan struct{}) bool {
 	select {
 	case <-l.changed:

@@ -27,16 +27,16 @@ const (
 	maxBacklog = 1024 // votes that are handed to a node that is unlikely to answer
 	firstDown  = 10 * time.Millisecond
 	lastDown   = 500 * time.Millisecond
-	maxGhosts  = 10_000 // on one node; beyond that, the one that ends first is left to its TTL
+	maxGhosts  = 10_000 // on one node; beyond that, the ghost that ends first is left to its TTL
 )
 
 // task is one request to a node. Only the node's goroutine calls its methods.
 type task interface {
-	// command returns the request, or false if no request is needed any more,
-	// or if the node does not count.
+	// command returns the request, or false if it is no longer needed or if the
+	// node does not count.
 	command(n *node, at int64) (rueidis.Completed, bool)
 
-	// answer handles the result. An error of kind NotSent says that the node
+	// answer handles the result. An error of kind NotSent means that the node
 	// has not seen the request and never will.
 	answer(n *node, result rueidis.RedisResult, err error)
 }
@@ -108,11 +108,11 @@ type node struct {
 	ended  chan struct{} // closed by end
 	ghosts *cleaner.Cleaner[*ghost]
 
-	flight  atomic.Int64 // since when a batch is on its way, or 0
+	flight  atomic.Int64 // the time since which a batch is on its way, or 0
 	took    atomic.Int64 // how long the last answers were on their way
 	hung    atomic.Bool  // the node kept an answer waiting for too long, and has not answered since
 	trouble atomic.Bool  // the last attempt to reach the node failed
-	counts  atomic.Int64 // from when the answers of the node count: see check.go
+	counts  atomic.Int64 // the time from which the answers of the node count: see check.go
 
 	mu      sync.Mutex
 	queue   []task
@@ -136,7 +136,7 @@ type node struct {
 type ghost struct {
 	cleaner.Ghost
 	vote  *vote
-	until int64           // when the value is gone in any case
+	until int64           // the time by which the value is gone
 	asked *sync.WaitGroup // of the ghosts that are settled together
 	gone  bool
 }
@@ -156,7 +156,8 @@ func (n *node) address() string { return n.option.InitAddress[0] }
 func (n *node) impaired() bool { return n.hung.Load() || n.trouble.Load() }
 
 // patience returns least, or a longer time while a majority of the nodes answer
-// slowly, so that clients on a busy machine do not give up each other's nodes.
+// slowly, so that clients on a busy machine do not give up on each other's
+// nodes.
 func (d *Driver) patience(least time.Duration) time.Duration {
 	took := make([]int64, len(d.nodes))
 	for i, n := range d.nodes {

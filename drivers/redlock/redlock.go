@@ -6,9 +6,8 @@
 //	redlock://user:password@host1:6379,host2:6379,host3:6379/0
 //	redis-string://user:password@host:6379/0
 //
-// Use an odd number of nodes, 3 or more, that have nothing in common, with
-// Redis 6.2 or later, or Valkey. User, password and database are the same on
-// every node.
+// Use an odd number of independent nodes, 3 or more, with Redis 6.2 or later,
+// or Valkey. User, password and database must be the same on every node.
 //
 // The scheme redis-string and [NewSingle] lock on one server, in the form of
 // bsm/redislock, redsync with one node and SET NX PX. They exclude such
@@ -27,7 +26,7 @@
 //	tls=true                        encrypt, by TLS 1.2 or later
 //	tls_ca=, tls_cert=, tls_key=    PEM files: authorities, own certificate
 //	tls_server_name=name            the name in the server's certificate
-//	tls_insecure_skip_verify=true   accept any certificate: only for trials
+//	tls_insecure_skip_verify=true   accept any certificate: only for testing
 //
 // # An example
 //
@@ -42,8 +41,9 @@
 //
 // # Caveats
 //
-// Redlock saves work from being done twice. It does not protect data, because
-// it trusts the clocks of its nodes and has no fencing tokens: Lease.Token is
+// Redlock prevents work from being done twice. It does not protect data,
+// because it trusts the clocks of its nodes and has no fencing tokens:
+// Lease.Token is
 // 0. There are two holders if a majority of nodes loses its data, or if a
 // majority of clocks jumps, within one TTL. Waiters have no order. Read, Write,
 // Permits and latches are not offered.
@@ -51,7 +51,7 @@
 // A restarted node may have forgotten locks, so it does not count until it has
 // been up for Options.MaxTTL. New nodes grant nothing for that time.
 //
-// docs/backends/redlock.md has costs, the least rights and the promises under
+// docs/backends/redlock.md lists costs, the least rights and the promises under
 // each fault.
 package redlock
 
@@ -77,7 +77,7 @@ const (
 	// node does not count.
 	defaultMaxTTL = 30 * time.Second
 
-	// highestMaxTTL keeps sums of times far from the largest time.Duration.
+	// highestMaxTTL prevents overflow in sums of times.
 	highestMaxTTL = 10 * 365 * 24 * time.Hour
 
 	defaultNodeTimeout = 50 * time.Millisecond
@@ -128,11 +128,11 @@ var (
 
 // New returns a Driver that uses the nodes, an odd number of 3 or more. Each
 // node is given by the options of a client, with one address in InitAddress.
-// The Driver makes the clients itself, at the first use of each node. An unfit
-// node never counts.
+// The Driver creates the clients itself, at the first use of each node. An
+// unfit node never counts.
 func New(nodes []rueidis.ClientOption, o *Options) (*Driver, error) {
 	if n := len(nodes); n < fewestNodes || n > mostNodes || n%2 == 0 {
-		return nil, fmt.Errorf("redlock: %d nodes, want an odd number from %d to %d: a majority has to survive the loss of a node, "+
+		return nil, fmt.Errorf("redlock: %d nodes, want an odd number from %d to %d: a majority must survive the loss of a node, "+
 			"and an even number survives no more than the odd one below it", n, fewestNodes, mostNodes)
 	}
 	return newDriver(nodes, o)

@@ -27,7 +27,7 @@ type renewal struct {
 	keys   []string
 	args   []string
 	done   chan struct{} // closed when all leases are decided, or all nodes have answered
-	late   atomic.Bool   // no caller waits for the renewal any more
+	late   atomic.Bool   // no caller is waiting for the renewal
 
 	mu      sync.Mutex
 	yes, no []int8
@@ -54,7 +54,7 @@ func (d *Driver) RenewAll(ctx context.Context, leases []driver.Lease, done func(
 	var wg sync.WaitGroup
 	for ttl, all := range byTTL {
 		for some := range slices.Chunk(all, maxRenewals) {
-			wg.Go(func() { // ends when ctx ends, at the latest
+			wg.Go(func() { // ends when ctx ends at the latest
 				these := make([]*lease, len(some))
 				for i, at := range some {
 					these[i] = leases[at].(*lease)
@@ -108,7 +108,7 @@ func (d *Driver) renew(ctx context.Context, leases []*lease, ttl time.Duration, 
 func (r *renewal) command(n *node, _ int64) (rueidis.Completed, bool) {
 	err := n.countsNow()
 	if r.late.Load() {
-		err = errors.New("nobody waits for the renewal any more")
+		err = errors.New("no caller is waiting for the renewal")
 	}
 	if err != nil {
 		r.answer(n, rueidis.RedisResult{}, redisdriver.NotSent{Why: err})
@@ -210,13 +210,13 @@ func (r *renewal) outcome(ctx context.Context, i int, l *lease) error {
 	case err == nil:
 		return fmt.Errorf("%w: too few nodes answered", driver.ErrUnavailable)
 	case doubt:
-		return fmt.Errorf("%w: too few nodes answered, the last because of: %w", driver.ErrUnknown, err)
+		return fmt.Errorf("%w: too few nodes answered; the last error: %w", driver.ErrUnknown, err)
 	}
-	return fmt.Errorf("%w: too few nodes answered, the last because of: %w", driver.ErrUnavailable, err)
+	return fmt.Errorf("%w: too few nodes answered; the last error: %w", driver.ErrUnavailable, err)
 }
 
-// rejoin has nodes without the value, such as a restarted node, set the value
-// again, so a renewed hold survives a restart of all nodes, one after the
+// rejoin makes nodes without the value, such as a restarted node, set the value
+// again. So a renewed hold survives a restart of all nodes, one after the
 // other. The caller holds Mu, after a majority has confirmed the hold.
 func (l *lease) rejoin() {
 	for i := range l.votes {

@@ -18,8 +18,8 @@ type vote struct {
 	lease *lease
 	index uint8
 	state state
-	// to the node, since it was last asked: only once, because the second
-	// request would find the value of the first
+	// to the node since the last request; only once, because a second request
+	// would find the value of the first
 	handed bool
 	doubt  bool   // an unanswered request may have set the value, or may still set it
 	conn   uint64 // the connection of that request
@@ -189,8 +189,8 @@ func (v *vote) undo() {
 }
 
 // tellWaiters sends the message about the end of a hold to the waiters' node if
-// no deletion sends one there, because the node has another value, or was not
-// asked in time. It is called when the vote has ended. The caller holds
+// no deletion sends one there, because the node has another value, or got no
+// request in time. It is called when the vote has ended. The caller holds
 // lease.Mu.
 func (v *vote) tellWaiters() {
 	l, n := v.lease, v.node()

@@ -14,16 +14,17 @@ import (
 	"github.com/go-dsync/dsync/internal/redistopic"
 )
 
-// A waiter that was granted the first node asks the refusing nodes again. If
-// two waiters split the votes, the one with the waiters' node continues.
+// A waiter that was granted the first node sends the refusing nodes another
+// request. If two waiters split the votes, the one with the waiters' node
+// continues.
 const (
 	fewRepeats  = 3
 	manyRepeats = 8
 	firstRepeat = 200 * time.Microsecond
 )
 
-// attempt returns a lease with a value of its own, so that remains of an
-// earlier attempt cannot be mistaken for this one.
+// attempt returns a lease with a new value, so that remains of an earlier
+// attempt cannot be mistaken for this one.
 func (d *Driver) attempt(r *driver.Request, number int) *lease {
 	return d.newLease(r, r.Hold+attemptMark+strconv.Itoa(number))
 }
@@ -82,15 +83,15 @@ func (d *Driver) wait(ctx context.Context, r *driver.Request, first int, t *redi
 			return nil, err
 		}
 		if pause = min(pause*3/2, lastPoll); l.hadValue() {
-			pause = firstPoll // perhaps all clients that split the votes give up
+			pause = firstPoll // perhaps all clients that split the votes will give up
 		}
 		timer.Reset(jitter(d.patience(pause)))
 	}
 }
 
-// standBack returns how long a client lets others try first that have waited
-// since it last held the lock. Without this pause the same few clients would be
-// granted the lock again and again, because messages reach them first.
+// standBack returns how long a client lets other clients try first if they have
+// waited since it last held the lock. Without this pause the same few clients
+// would repeatedly be granted the lock, because messages reach them first.
 func standBack(others int) time.Duration {
 	return min(time.Duration(max(others, 0))*standBackEach, longestStandBack)
 }
@@ -128,8 +129,8 @@ const (
 // jitter returns a time around d, to spread waiters that began together.
 func jitter(d time.Duration) time.Duration { return d/2 + rand.N(d) }
 
-// askOneThenAll asks one node, or the next reachable one, and all others if it
-// grants.
+// askOneThenAll sends a request to one node, or the next reachable one, and to
+// all other nodes if it grants.
 func (l *lease) askOneThenAll(ctx context.Context, first int) error {
 	d := l.driver
 	asked := false
@@ -180,7 +181,7 @@ func (l *lease) persists(repeats int) bool {
 func (l *lease) awaitFirst(ctx context.Context, v *vote) (err error, answered bool) {
 	d := l.driver
 	limit := min(longestVote, l.ttl/2)
-	if !d.single() { // there is another node to ask
+	if !d.single() { // there is another node to try
 		limit = min(limit, d.patience(4*d.options.NodeTimeout))
 	}
 	reached := l.await(ctx, limit, d.life.Open().Done())

@@ -169,7 +169,7 @@ func TestMinorityIsGivenBack(t *testing.T) {
 	testenv.Eventually(t, func() bool { return fmt.Sprint(nodes.do("DBSIZE")) == "[1 1 1 0 0]" }, "the other nodes are free")
 	for _, s := range nodes[:3] {
 		if got := s.Do("GET", "x"); got != "somebody else" {
-			t.Errorf("value of somebody else: got %v", got)
+			t.Errorf("value of another client: got %v", got)
 		}
 	}
 }
@@ -237,7 +237,7 @@ func TestWaiterIsToldOfTheEnd(t *testing.T) {
 	l = acquire(t, a, request("x"))
 	release(t, l)
 	if l.Contended() {
-		t.Error("Contended: got true while nobody waits")
+		t.Error("Contended: got true without waiters")
 	}
 }
 

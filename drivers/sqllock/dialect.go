@@ -80,7 +80,7 @@ var (
 
 		again:   []any{5, 6}, // busy, locked
 		denied:  []any{3, 8, 23},
-		lasting: []any{1, 26}, // SQL, the file is no database
+		lasting: []any{1, 26}, // SQL, the file is not a database
 		broken:  []any{10},    // input or output
 	}
 )

@@ -60,11 +60,12 @@ type shedHold struct {
 	Beat  string        `json:"beat"`
 }
 
-// shedRounding makes up for the milliseconds of a column.
+// shedRounding compensates for a column that stores milliseconds.
 const shedRounding = time.Millisecond
 
 // shedKey returns the name of a row as a parameter. A text would be compared by
-// the collation of the column, as ShedLock does, but cannot have any byte.
+// the collation of the column, as ShedLock does, but cannot contain arbitrary
+// bytes.
 func shedKey(d *Dialect, name string) any {
 	if utf8.ValidString(name) {
 		return name
@@ -147,7 +148,7 @@ func (s shedlock) Write(ctx context.Context, name string, value []byte, version 
 		return s.set(ctx, name, version, "", "", 0)
 	}
 	h := r.Holds[0]
-	if h.Beat != r.Nonce { // only after the clock was set back: the hold ends first
+	if h.Beat != r.Nonce { // only after the clock was set back, in which case the hold ends first
 		return "", cas.ErrChanged
 	}
 	return s.set(ctx, name, version, h.Hold, h.Owner, h.TTL)

@@ -1,10 +1,10 @@
 // Package sqllock locks names in a table of MySQL, MariaDB, PostgreSQL or
 // SQLite, over database/sql. A lock is a lease by the server's clock. Package
-// [github.com/go-dsync/dsync/driver/cas] makes the driver: exclusive locks,
-// read-write locks and permits, granted in the order of the clients' arrival,
-// with durable fencing tokens.
+// [github.com/go-dsync/dsync/driver/cas] implements the driver: exclusive
+// locks, read-write locks and permits, granted in the order of the clients'
+// arrival, with durable fencing tokens.
 //
-// The package creates nothing, and needs permission to select, insert, update
+// The package creates no tables. It needs permission to select, insert, update
 // and delete in one table. For MySQL 5.7 and MariaDB 10.2, or later:
 //
 //	CREATE TABLE dsync_locks (
@@ -55,17 +55,17 @@
 // is deleted, the tokens of the name start again. With Options.NoTokens a
 // release deletes the row.
 //
-// A waiting client checks once per Options.Poll. Each statement is a
-// transaction of its own, so the package works through PgBouncer in transaction
-// mode. Let a pool of your own send a statement in one round trip:
-// interpolateParams=true with github.com/go-sql-driver/mysql and, behind
-// PgBouncer, default_query_exec_mode=exec with pgx or binary_parameters=yes
-// with lib/pq. URLs set these.
+// A waiting client checks once per Options.Poll. Each statement is a separate
+// transaction, so the package works through PgBouncer in transaction mode. Make
+// your own pool send a statement in one round trip: interpolateParams=true with
+// github.com/go-sql-driver/mysql and, behind PgBouncer,
+// default_query_exec_mode=exec with pgx or binary_parameters=yes with lib/pq.
+// URLs set these.
 //
 // A lease in an SQLite file ends by the clock of the machine, which all
 // processes that use the file must share. If this clock jumps forward, holds
-// end early. Give a pool of your own db.SetMaxOpenConns(1) and a busy timeout,
-// as URLs do. An SQLite statement is not canceled with its context, so the busy
+// end early. Give your own pool db.SetMaxOpenConns(1) and a busy timeout, as
+// URLs do. An SQLite statement is not canceled with its context, so the busy
 // timeout also bounds how long a call outlasts its context.
 //
 // # ShedLock
@@ -76,7 +76,7 @@
 // must use the server's clock, which is its option usingDbTime(), and all
 // sessions must have the same time zone.
 //
-// docs/backends/sql.md has costs, limits and the promises under each fault.
+// docs/backends/sql.md lists costs, limits and the promises under each fault.
 package sqllock
 
 import (

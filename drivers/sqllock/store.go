@@ -17,8 +17,8 @@ import (
 	"github.com/go-dsync/dsync/driver/cas"
 )
 
-// store is a cas.Store. Each method sends one statement, which is a transaction
-// of its own.
+// store is a cas.Store. Each method sends one statement, which is a separate
+// transaction.
 type store struct {
 	db      *sql.DB
 	dialect *Dialect
@@ -56,8 +56,7 @@ func (s *store) Read(ctx context.Context, name string) (e cas.Entry, err error) 
 	return e, s.sorted(err)
 }
 
-// repeat repeats a statement for as long as it is the victim of another
-// statement.
+// repeat repeats a statement while it fails because of a conflicting statement.
 func (s *store) repeat(ctx context.Context, send func() error) error {
 	for {
 		err := send()
@@ -114,8 +113,8 @@ func (s *store) change(ctx context.Context, query string, args ...any) error {
 }
 
 // exec returns the number of changed rows. It sends the statement once on a
-// connection of its own, because a pool would repeat a statement whose
-// connection has failed, even if the statement was executed.
+// separate connection, because a pool would repeat a statement whose connection
+// has failed, even if the statement was executed.
 func (s *store) exec(ctx context.Context, query string, args []any) (n int64, err error) {
 	err = s.repeat(ctx, func() error {
 		ctx, c, err := s.conn(ctx)
@@ -213,7 +212,7 @@ func (s *store) WriteAll(ctx context.Context, writes []*cas.Write) error {
 	return nil
 }
 
-// page is how many names List selects at a time.
+// page is the number of names that List selects at a time.
 const page = 1000
 
 // List implements cas.Lister.
@@ -249,7 +248,7 @@ func (s *store) list(ctx context.Context, relation, from string) (entries []cas.
 	return entries, last, err
 }
 
-// sorted returns an error in the form that package cas expects. A server that
+// sorted converts an error to one that package cas expects. A server that
 // refuses a statement has not executed it.
 func (s *store) sorted(err error) error {
 	d, dial, unsent := s.dialect, new(net.OpError), unsentError{}

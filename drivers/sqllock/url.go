@@ -90,13 +90,13 @@ func postgresSource(u *driver.URL, params url.Values) string {
 	return (&url.URL{Scheme: "postgres", User: u.User, Host: strings.Join(u.Hosts, ","), Path: u.Path, RawQuery: params.Encode()}).String()
 }
 
-// sqliteSource names a file that exists.
+// sqliteSource returns the source of a file that exists.
 func sqliteSource(u *driver.URL, params url.Values) string {
 	params.Set("mode", "rw")
 	return (&url.URL{Scheme: "file", Opaque: (&url.URL{Path: u.Path}).EscapedPath(), RawQuery: params.Encode()}).String()
 }
 
-// owner is a driver with a pool of its own.
+// owner is a driver that owns its pool.
 type owner struct {
 	*cas.Driver
 	db *sql.DB

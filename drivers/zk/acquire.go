@@ -40,7 +40,7 @@ func (d *Driver) data(r *driver.Request) ([]byte, error) {
 //	                                           no answer, a new connection        finding
 //	finding   looks for the unanswered claim   the claim is there                 looking; a place in the queue: arming
 //	                                           it is not, and becomes a ghost     asking, as begin says
-//	looking   has listed the other contenders  nobody is before the claim         entering
+//	looking   has listed the other contenders  no node is before the claim         entering
 //	                                           room for a claim not made yet      asking
 //	                                           too many permits before its own    yielding
 //	                                           somebody is before the claim       arming; NoWait: givingUp
@@ -63,7 +63,7 @@ type request struct {
 	paths  int // bytes of the paths of all claims
 	state  state
 	waited bool // the caller knows that it waits
-	synced bool // a write was ordered behind all that had happened before the call
+	synced bool // a write was ordered after everything that had happened before the call
 
 	// Of one session.
 	claim   *claim // the claim to be granted
@@ -246,8 +246,8 @@ func (r *request) ask() (state, error) {
 	return r.askAgain(), nil
 }
 
-// askAgain returns the state that requests the claim again, after nothing was
-// made.
+// askAgain returns the state that requests the claim again, after no node was
+// created.
 func (r *request) askAgain() state {
 	if r.asksFor.contained {
 		return asking
@@ -276,7 +276,7 @@ func (r *request) findClaim() (state, error) {
 		return r.made(node)
 	}
 	missing := *q
-	haunt(&ghost{claim: &missing}) // a server that was frozen may still carry the request out
+	haunt(&ghost{claim: &missing}) // a server that was frozen may still carry out the request
 	if err == nil && isServerError(r.failed) {
 		err = r.failed
 	}

@@ -41,7 +41,7 @@ func holders(queue []standing) int {
 	return len(queue)
 }
 
-// Inspect implements driver.Inspector. Status.Since is when the holder
+// Inspect implements driver.Inspector. Status.Since is the time when the holder
 // requested the lock, on the server's clock. Status.TTL is known if the first
 // holder belongs to this driver, and Token if all holders do. Contenders of
 // other libraries are named by their nodes.
@@ -269,8 +269,8 @@ type walk struct {
 	yield  func(string, error) bool
 }
 
-// sync lets the server catch up with the leader. Later answers of the session,
-// even by other servers, are no older.
+// sync makes the server catch up with the leader. Later answers to the session,
+// even from other servers, are no older.
 func (w *walk) sync() error {
 	_, err := query(w.c, func(c *gozk.Conn) (string, error) { return c.Sync("/") })
 	return err
@@ -278,7 +278,7 @@ func (w *walk) sync() error {
 
 // below yields the names at a node and below. Path is the path of the node
 // without the chroot, and name is the name that it stands for. GoOn is false
-// when the caller wants no more names.
+// when the caller needs no more names.
 func (w *walk) below(path, name string) (goOn bool, err error) {
 	node := cmp.Or(w.d.options.Chroot+path, "/")
 	l, err := w.c.list(node)
@@ -310,7 +310,7 @@ func (w *walk) below(path, name string) (goOn bool, err error) {
 	return true, nil
 }
 
-// child goes on with a child that is not a contender, if there can be names
+// child continues with a child that is not a contender, if there can be names
 // with the prefix.
 func (w *walk) child(path, name, child string) (goOn bool, err error) {
 	part, err := url.PathUnescape(child)
@@ -328,7 +328,7 @@ func (w *walk) child(path, name, child string) (goOn bool, err error) {
 
 // nameWatch watches the contenders of a name, for all calls of Watch. It
 // outlives them until the server has reported the next change, because a watch
-// at the server cannot be withdrawn.
+// on the server cannot be withdrawn.
 type nameWatch struct {
 	driver *Driver
 	dir    string
@@ -390,7 +390,7 @@ func (n *nameWatch) watch() {
 }
 
 // follow reports changes as long as the session lasts, and returns whether
-// there still are callers.
+// there are still callers.
 func (n *nameWatch) follow(ctx context.Context, s *session) (wanted bool) {
 	c := s.caller(ctx)
 	var own, leases armed

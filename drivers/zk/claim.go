@@ -16,10 +16,10 @@ import (
 	"github.com/go-dsync/dsync/internal/lifecycle"
 )
 
-// claim is the set of nodes that a request has at the server: one node, or one
-// for each permit, made by one transaction with consecutive numbers. Before the
-// grant the fields belong to the request, and to the cleaner once the claim is
-// a ghost.
+// claim is the set of nodes that a request has on the server: one node, or one
+// for each permit, created by one transaction with consecutive numbers. Before
+// the grant the fields belong to the request, and to the cleaner once the claim
+// is a ghost.
 type claim struct {
 	session   *session
 	dir       string
@@ -33,7 +33,7 @@ type claim struct {
 	seq    int32  // of the first
 
 	// Guarded by session.mu once there is a hold.
-	ours    bool // the node of the name goes with the claim, as far as the last look showed
+	ours    bool // the node of the name is removed with the claim, as far as the last look showed
 	crowded bool // the request waited, or reads beside others
 }
 
@@ -101,8 +101,8 @@ func (q *claim) createBoth(c *gozk.Conn, data []byte) (string, error) {
 	return results[1].String, nil
 }
 
-// isOurMake reports whether a node was made by createBoth and not changed
-// since.
+// isOurMake reports whether a node was created by createBoth and has not
+// changed since.
 func isOurMake(stat *gozk.Stat) bool { return stat.Version == ourVersion && stat.Czxid == stat.Mzxid }
 
 // ourVersion is the version of a node made by createBoth. Other nodes have 0.
@@ -124,7 +124,7 @@ func (q *claim) made(node string) error {
 
 // find determines the outcome of an unanswered request for the claim. It
 // returns the first node, or "" if the server has none, and records whether the
-// node of the name goes with it.
+// node of the name is removed with it.
 func (q *claim) find(c caller) (node string, err error) {
 	l, err := c.listSynced(q.dir)
 	if errors.Is(err, gozk.ErrNoNode) {
@@ -155,7 +155,7 @@ func (q *claim) checkNodes(c *gozk.Conn) error {
 }
 
 // giveBack removes the claim, and returns err, or ErrUnknown if there is no
-// immediate answer. The removal then goes on in the background.
+// immediate answer. The removal then continues in the background.
 func (q *claim) giveBack(c caller, err error) error {
 	d := q.session.driver
 	ctx, cancel := d.background(leaveFor)
@@ -206,7 +206,7 @@ func (q *claim) sendRemove() <-chan reply[struct{}] {
 }
 
 // removeNodes removes the nodes, all in one step. If another client has removed
-// one of them, the others go one after the other.
+// one of them, the others are removed one after the other.
 func (q *claim) removeNodes(c *gozk.Conn) (struct{}, error) {
 	if q.count == 1 {
 		return removeOwn(c, q.node)
@@ -230,11 +230,12 @@ func (q *claim) removeNodes(c *gozk.Conn) (struct{}, error) {
 // removeBoth removes the node and the node of the name, or only the node if
 // there are others by now. The server writes a refusal to its log like a
 // transaction, so the waiters are woken after two writes. The next release of
-// the name then expects others.
+// the name then expects other clients.
 func (q *claim) removeBoth(c *gozk.Conn) (struct{}, error) {
 	s := q.session
 	d := s.driver
-	// Callers who come in the meantime must not rely on the node of the name.
+	// Callers that arrive in the meantime must not rely on the node of the
+	// name.
 	d.nameNodes.remove(q.dir)
 	_, err := c.Multi(&gozk.DeleteRequest{Path: q.node, Version: -1}, &gozk.DeleteRequest{Path: q.dir, Version: ourVersion})
 	if err == nil || errors.Is(err, gozk.ErrNoNode) || !isAnswer(err) {
@@ -266,8 +267,8 @@ func (q *claim) removeNameNode() {
 		return
 	}
 	d.life.Go(func() { // ends when the session ends
-		// Woken waiters come first: they look, and the server handles one
-		// request after the other.
+		// Woken waiters come first, because they look and the server handles
+		// one request after the other.
 		awake := d.life.Sleep(s.online, removeAfter)
 		s.mu.Lock()
 		delete(s.removing, dir)
@@ -286,7 +287,8 @@ func (d *Driver) removeEmpty(c *gozk.Conn, dir string) error {
 	if err != nil || exists && (stat.NumChildren > 0 || !isOurMake(stat)) {
 		return err
 	}
-	// Callers who come in the meantime must not rely on the node of the name.
+	// Callers that arrive in the meantime must not rely on the node of the
+	// name.
 	d.nameNodes.remove(dir)
 	if !exists {
 		return nil
@@ -341,15 +343,15 @@ const (
 	retireAfter = 2 * time.Second
 )
 
-// ghost is an unwanted claim that may be left at the server, or may appear
+// ghost is an unwanted claim that may be left on the server, or may appear
 // there later.
 //
 // A known node is gone when the server has removed it, or answers that there is
 // none. A node whose creation got no answer may still appear, from a server
 // that was frozen. The cleaner then looks again at growing intervals, and the
-// session takes no more locks, so that the session ends, and the node with it,
-// as soon as the last of its locks does. Ghosts are bounded by the requests
-// that fail while a session lasts.
+// session accepts no more locks. So the session, and the node with it, ends as
+// soon as the last of its locks ends. Ghosts are bounded by the requests that
+// fail while a session lasts.
 type ghost struct {
 	cleaner.Ghost
 	claim   *claim

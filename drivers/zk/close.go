@@ -54,7 +54,8 @@ func (d *Driver) Close(ctx context.Context) error {
 
 // tidy removes the nodes of the session, and leaves some of the time for the
 // end of the session itself. Nodes that a release is removing stay, and so do
-// all nodes that are left when ctx ends: they go with the session.
+// all nodes that are left when ctx ends, because they disappear with the
+// session.
 func (s *session) tidy(ctx context.Context) {
 	if deadline, ok := ctx.Deadline(); ok {
 		var cancel context.CancelFunc
@@ -74,7 +75,7 @@ func (s *session) tidy(ctx context.Context) {
 		}
 	}
 	if len(nodes) == 0 && s.Err() == nil {
-		// the request to end the session is sent once, so its connection has to
+		// the request to end the session is sent once, so its connection must
 		// work
 		_, _ = query(c, func(c *gozk.Conn) (bool, error) {
 			exists, _, err := c.Exists("/")
@@ -92,8 +93,8 @@ type unwanted struct {
 }
 
 // takeNodes returns the nodes of the session in the order of their names,
-// waiters before holders, so that no waiter of the session is woken. The holds
-// have ended from now on, even if their nodes stay, because the session ends.
+// waiters before holders, so that no waiter of the session is woken. From now
+// on the holds have ended, even if their nodes stay, because the session ends.
 func (s *session) takeNodes() (nodes []unwanted) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -147,8 +148,8 @@ func batches(nodes []unwanted) (all [][]unwanted) {
 	return all
 }
 
-// removeTogether removes some nodes, and the nodes of their names if no other
-// client is left. It reports whether the server answered.
+// removeTogether removes some nodes, and also the nodes of their names if no
+// other client is left. It reports whether the server answered.
 func (s *session) removeTogether(c caller, some []unwanted) bool {
 	var nodes, dirs []any
 	last := ""

@@ -20,7 +20,7 @@ import (
 // TestLastSequenceNumber has the server at the end of its count of the children
 // of a name. It gives each further child the last number, so the order of
 // contenders is lost. The name is refused, and the error names the node that
-// has to be removed.
+// must be removed.
 func TestLastSequenceNumber(t *testing.T) {
 	dir := t.TempDir()
 	s := testenv.ZooKeeper(t, "dataDir="+dir)

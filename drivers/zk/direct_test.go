@@ -184,7 +184,7 @@ func TestDirectRequestsWithoutAnAnswer(t *testing.T) {
 	}
 	feed(l, append(answer(2), answer(3)[:50]...), 64)
 	if !errors.Is(skipped.err, errUnanswered) || skipped.calls != 1 || answered.err != nil || answered.calls != 1 || partial.calls+open.calls > 0 {
-		t.Errorf("after an answer to the second request: got %+v, %+v, %+v and %+v, want the first two to be told", skipped, answered, partial, open)
+		t.Errorf("after an answer to the second request: got %+v, %+v, %+v and %+v, want the first two to be notified", skipped, answered, partial, open)
 	}
 	l.Close()
 	l.Close()
@@ -194,7 +194,7 @@ func TestDirectRequestsWithoutAnAnswer(t *testing.T) {
 		}
 	}
 	if skipped.calls != 1 {
-		t.Errorf("the skipped request was told %d times, want once", skipped.calls)
+		t.Errorf("the skipped request was notified %d times, want once", skipped.calls)
 	}
 }
 

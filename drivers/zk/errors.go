@@ -22,7 +22,7 @@ var (
 	errSealShared  = fmt.Errorf("a hold of the mode Read or Permit does not become a seal: %w", errors.ErrUnsupported)
 	errMarkPermits = fmt.Errorf("permits have no tokens to mark: %w", errors.ErrUnsupported)
 	// errLastNumber: the server has counted 2^31 children of a node. It gives
-	// the last number to each further child, so there is no first one.
+	// the last number to each additional child, so there is no first one.
 	errLastNumber  = errors.New("no sequence numbers are left below a node; delete it when no client uses it")
 	errLongRequest = fmt.Errorf("owner and note take more than %d bytes", maxData)
 )
@@ -36,13 +36,13 @@ var answers = []error{
 
 // errAnswer is the error of an answer that does not fit its request. The
 // outcome of the request is unknown.
-var errAnswer = errors.New("the server's answer makes no sense")
+var errAnswer = errors.New("the server's answer is invalid")
 
 // maxData limits the data of a node, because servers disconnect clients that
 // send much longer requests.
 const maxData = 64 << 10
 
-// serverError is an error of the server that the library has no name for.
+// serverError is an error of the server for which the library has no name.
 type serverError struct {
 	code int32
 	errorCode
@@ -57,8 +57,8 @@ type errorCode struct {
 
 const throttled = -127
 
-// errorCodes are the errors of ZooKeeper 3.5 to 3.9 that the library has no
-// name for, except UNKNOWNSESSION.
+// errorCodes are the errors of ZooKeeper 3.5 to 3.9 for which the library has
+// no name, except UNKNOWNSESSION.
 var errorCodes = map[int32]errorCode{
 	-1:        {"system error", driver.ErrUnknown, false},
 	-2:        {"runtime inconsistency", driver.ErrUnknown, false},
@@ -83,7 +83,7 @@ func (e *serverError) Error() string { return fmt.Sprintf("%s (ZooKeeper error %
 
 func (e *serverError) Unwrap() error { return e.kind }
 
-// errorOf returns the error for a code that the library has no name for.
+// errorOf returns the error for a code for which the library has no name.
 func errorOf(code int32) error {
 	meaning, known := errorCodes[code]
 	if !known {
@@ -142,9 +142,9 @@ func isAnswer(err error) bool {
 	return false
 }
 
-// isServerError reports whether an error comes from a server, and not from the
-// end of a connection or of the session. The request may have been carried out
-// anyway.
+// isServerError reports whether an error comes from a server, rather than from
+// the end of a connection or of the session. The request may have been carried
+// out anyway.
 func isServerError(err error) bool {
 	if isAnswer(err) || errors.Is(err, gozk.ErrAPIError) || errors.Is(err, gozk.ErrUnknown) {
 		return true

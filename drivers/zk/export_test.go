@@ -2,7 +2,7 @@ package zk
 
 import "time"
 
-// CheckAfter sets how old a hold has to be to get a watch on its own node.
+// CheckAfter sets the age at which a hold gets a watch on its own node.
 func (d *Driver) CheckAfter(age time.Duration) { d.checkAfter.Store(int64(age)) }
 
 // NudgeAfter sets how long a server may be silent before it gets a nudge.

@@ -171,7 +171,7 @@ func TestCanceledBeforeTheAnswer(t *testing.T) {
 		}
 		wantErr(t, "Acquire", err, driver.ErrUnknown, context.Canceled)
 		if errors.Is(err, driver.ErrLocked) {
-			t.Errorf("Acquire: got %v, which says that somebody else has the lock", err)
+			t.Errorf("Acquire: got %v, which means that another client has the lock", err)
 		}
 		if cut {
 			link.Cut()
@@ -223,8 +223,8 @@ func TestHandOverBetweenClients(t *testing.T) {
 		l = w.Granted(t)
 		a, b = b, a
 	}
-	// Each hand-over has a list and a deletion, except the first, which has to
-	// remove the node of the name as well.
+	// Each hand-over has a list and a deletion, except the first, which must
+	// also remove the node of the name.
 	if got, most := a.Direct()+b.Direct(), 2*handOvers-1; got < most/2 || got > most {
 		t.Errorf("%d hand-overs: got %d requests past the library, want %d", handOvers, got, most)
 	}
@@ -260,7 +260,7 @@ func TestCanceledWhileItLooks(t *testing.T) {
 }
 
 // TestConnectionLostWhileItLooks cuts the connection when the waiter has
-// requested the contenders. It has to repeat the request.
+// requested the contenders. It must repeat the request.
 func TestConnectionLostWhileItLooks(t *testing.T) {
 	s := testenv.ZooKeeper(t)
 	link, addr := testenv.Wire(t, s.Addr)

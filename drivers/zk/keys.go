@@ -143,7 +143,7 @@ type contender struct {
 }
 
 // contenderOf returns the contender that a child is, for any library. A mark is
-// not a contender, nor is the node that a mark leaves.
+// not a contender, nor is the node that a mark leaves behind.
 func contenderOf(child string) (c contender, ok bool) {
 	if isBase(child) {
 		return contender{}, false
@@ -182,7 +182,7 @@ func (c contender) before(other contender) bool {
 	return c.child < other.child
 }
 
-// withoutGUID returns the name of a contender's node from the infix on.
+// withoutGUID returns the name of a contender's node, starting with the infix.
 func withoutGUID(child string) string {
 	at := 0
 	for _, infix := range infixes {
@@ -227,8 +227,8 @@ type nameNodes struct {
 
 // nameNode is the known state of a name's node.
 type nameNode struct {
-	there   bool  // the node was there when last seen, so no call tries to make it
-	crowded int64 // until then others are likely to wait for the name
+	there   bool  // the node existed when last seen, so no call tries to create it
+	crowded int64 // until then other clients are likely to wait for the name
 }
 
 const maxNameNodes = 4096
@@ -262,13 +262,13 @@ func (ns *nameNodes) remove(dir string) {
 	ns.change(dir, func(n nameNode) nameNode { n.there = false; return n })
 }
 
-// crowd records that others waited for a name, or that a caller of this driver
-// waited for others.
+// crowd records that other clients waited for a name, or that a caller of this
+// driver waited for them.
 func (ns *nameNodes) crowd(dir string, until int64) {
 	ns.change(dir, func(n nameNode) nameNode { n.crowded = until; return n })
 }
 
-// isCrowded reports whether others are likely to wait for a name.
+// isCrowded reports whether other clients are likely to wait for a name.
 func (ns *nameNodes) isCrowded(dir string, now int64) bool {
 	ns.mu.Lock()
 	defer ns.mu.Unlock()
@@ -352,7 +352,7 @@ func baseOf(child string) (base uint64, marked, ok bool) {
 }
 
 // isBase reports whether a child looks like a mark, or like the node that a
-// mark leaves.
+// mark leaves behind.
 func isBase(child string) bool {
 	return strings.HasSuffix(child, baseSuffix) && (strings.HasPrefix(child, markPrefix) || strings.HasPrefix(child, basePrefix))
 }

@@ -105,7 +105,7 @@ func (d *Driver) WatchLatch(name string, changed func()) (stop func(), err error
 // changeLatch carries out the operations that change returns for a latch,
 // unless a request with the id was carried out. It reports whether there were
 // any. The first look may be outdated. In that case operations are refused, and
-// finding nothing to do requires a second look.
+// a second look must confirm that there is nothing to do.
 func (d *Driver) changeLatch(ctx context.Context, name, id string, change func(latch) []any) (did bool, err error) {
 	if err := ctx.Err(); err != nil {
 		return false, err
@@ -227,12 +227,12 @@ func (d *Driver) latchNode(name string) string {
 func partOf(text string) string { return string(appendPart(nil, text, false)) }
 
 const (
-	// knownFor is how long an id has to be known.
+	// knownFor is how long an id must be known.
 	knownFor = 2 * driver.RepeatFor
 
-	// usualKeptFor is how old a set is when it is removed. A driver puts ids
-	// there for up to three times knownFor; the rest allows for the clocks of
-	// servers.
+	// usualKeptFor is the age at which a set is removed. A driver puts ids
+	// there for up to three times knownFor. The rest is a margin for the clocks
+	// of servers.
 	usualKeptFor = 4 * knownFor
 )
 
@@ -241,7 +241,7 @@ const (
 // exists. These nodes are children of a set. A driver begins a set when the
 // previous one is knownFor old, and puts the nodes of a change in both. So a
 // change and its repeats have a set in common, whichever of their requests
-// comes first. The nodes are not ephemeral, because they must outlast the
+// arrives first. The nodes are not ephemeral, because they must outlast the
 // session and the process. So each driver that begins a set removes all sets
 // that are usualKeptFor old, including those of other drivers. A later request
 // finds no set, and is refused.

@@ -56,7 +56,7 @@ func TestNodesOfALatch(t *testing.T) {
 		wantLeft(t, d, "orders/42", 2)
 		for got, err := range d.List(t.Context(), "") {
 			if got != name || err != nil {
-				t.Errorf("List: got %q, %v, want %q alone", got, err, name)
+				t.Errorf("List: got %q, %v, want only %q", got, err, name)
 			}
 		}
 		release(t, held)

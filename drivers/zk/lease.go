@@ -17,8 +17,8 @@ const (
 	never       = math.MaxInt64
 	removeAfter = 10 * time.Millisecond
 
-	// crowdedFor is how long others are likely to wait for a name again. If no
-	// client waits after all, the release of a free lock takes one more
+	// crowdedFor is the time for which other clients are likely to wait for a
+	// name again. If no client waits, the release of a free lock takes one more
 	// transaction. If a client waits for a name that was not known to be
 	// crowded, the hand-over waits for a refused transaction.
 	crowdedFor = int64(10 * time.Second)
@@ -179,8 +179,7 @@ func (h *hold) removed() {
 	}
 }
 
-// forget removes the hold from its session. The server does not have the node
-// any more.
+// forget removes the hold from its session. The server no longer has the node.
 func (h *hold) forget() {
 	s := h.session
 	s.mu.Lock()
@@ -280,7 +279,7 @@ func (h *hold) release(ctx context.Context) error {
 	}
 }
 
-// hasEnded reports whether a dead session has ended at the server too. It has
+// hasEnded reports whether a dead session has also ended on the server. It has
 // if it was lost. Close may get no answer.
 func (s *session) hasEnded(c caller) bool {
 	if s.driver.life.Open().Err() == nil {

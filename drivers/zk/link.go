@@ -43,11 +43,11 @@ const (
 // answered request was sent, nor the transaction ids of the answers.
 //
 // The link also keeps the last transaction id in place of the library, whose
-// goroutines write and read theirs at the same time: the library finds no ids
-// in the answers, and its requests get the id of the session.
+// goroutines write and read theirs at the same time. So the library finds no
+// ids in the answers, and its requests get the id of the session.
 //
 // For a similar reason the library gets NODEEXISTS instead of the path of a
-// container that was made. When the session is closed, its CreateContainer
+// container that was created. When the session is closed, its CreateContainer
 // returns the path without an answer, while the reading goroutine may be
 // writing the path.
 //
@@ -144,7 +144,7 @@ func (l *link) withZxid(b []byte, at int) []byte {
 
 // SetReadDeadline implements net.Conn. For the answer to the request for the
 // session, the library allows a server several times its timeout. This method
-// makes the library move on while another server can still help.
+// makes the library move on while another server can still be tried.
 func (l *link) SetReadDeadline(t time.Time) error {
 	if !l.isOpen() && !t.IsZero() {
 		if limit := time.Now().Add(l.session.welcomeFor()); t.After(limit) {
@@ -154,9 +154,9 @@ func (l *link) SetReadDeadline(t time.Time) error {
 	return l.Conn.SetReadDeadline(t)
 }
 
-// Read implements net.Conn. The library gets frames that arrived complete and
-// make sense, changed as described at link. A frame that makes no sense ends
-// the connection, and the library gets nothing of it.
+// Read implements net.Conn. The library gets complete and valid frames, changed
+// as described at link. An invalid frame ends the connection, and the library
+// gets none of it.
 func (l *link) Read(b []byte) (int, error) {
 	if len(l.rest) == 0 {
 		most := int64(maxWelcome)
@@ -210,7 +210,7 @@ func (l *link) received(frame []byte) error {
 	}
 	answer := request.size > 0
 	switch {
-	case request.handle != nil: // the handler checks whether the answer makes sense
+	case request.handle != nil: // the handler checks whether the answer is valid
 	case request.op == opWatch && code != 0: // the library considers the watches set
 		return errAnswer
 	case !answer && xid >= 0, code == 0 && !makesSense(request.op, body[headerSize:]):
@@ -393,13 +393,14 @@ const (
 	statSize = 4*8 + 3*4 + 8 + 2*4 + 8
 
 	// firstDirect is the first number of such a request. The library counts
-	// from 1. When it comes halfway there, all requests go through the library.
+	// from 1. When the library's own numbers reach half of it, all requests go
+	// through the library.
 	firstDirect = 1 << 30
 	maxLibrary  = firstDirect / 2
 
 	// maxUnanswered limits the bytes of unanswered requests when a request
-	// bypasses the library. A connection accepts so few bytes at once even if
-	// the server does not read, so a caller whose context has ended is not
+	// bypasses the library. A connection accepts this many bytes at once even
+	// if the server does not read, so a caller whose context has ended is not
 	// blocked.
 	maxUnanswered = 4 << 10
 )
@@ -546,8 +547,8 @@ func errOf(code int32) error {
 	return errorOf(code)
 }
 
-// errUnanswered is the error of a request that the server skipped: a later one
-// was answered.
+// errUnanswered is the error for a request that the server skipped, because a
+// later one was answered.
 var errUnanswered = errors.New("the server skipped a request")
 
 // The parts of a frame.
@@ -564,8 +565,8 @@ const (
 const keptFrame = 64 << 10
 
 // readFrame reads a frame of at most the given size, with its length, into a
-// buffer, or into a new one. The buffer grows with the bytes that arrive, so
-// that a wrong length costs no memory.
+// buffer, or into a new one. The buffer grows as bytes arrive, so that a wrong
+// length costs no memory.
 func readFrame(r io.Reader, buffer []byte, most int64) ([]byte, error) {
 	if cap(buffer) > keptFrame {
 		buffer = nil
@@ -592,7 +593,7 @@ func readFrame(r io.Reader, buffer []byte, most int64) ([]byte, error) {
 
 // makesSense reports whether the library may decode the body of an answer. The
 // library allocates memory for as many bytes and names as the server claims to
-// send, before it checks whether they are there, and panics at a transaction's
+// send before it checks whether they exist, and panics on a transaction's
 // answer without an end. Either would end the program. Wrong lengths of strings
 // cause only errors.
 func makesSense(op int32, body []byte) bool {

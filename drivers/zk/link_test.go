@@ -138,7 +138,7 @@ func FuzzLink(f *testing.F) {
 			}
 		}
 		if l.Close(); !direct || told != 1 {
-			t.Fatalf("a request past the library (%t) was told %d times what came of it, want once", direct, told)
+			t.Fatalf("a request past the library (%t) was notified of its outcome %d times, want once", direct, told)
 		}
 	})
 }

@@ -25,7 +25,7 @@ import (
 
 func init() { driver.Register("zk", open) }
 
-// open is the driver.Opener of the scheme zk. The package comment has the
+// open is the driver.Opener of the scheme zk. The package comment lists the
 // parameters.
 func open(ctx context.Context, c *driver.Config) (driver.Driver, error) {
 	u := c.URL
@@ -97,7 +97,7 @@ func New(ctx context.Context, hosts []string, o *Options) (*Driver, error) {
 	if len(hosts) == 0 {
 		return nil, errors.New("zk: no hosts")
 	}
-	d.host, _ = os.Hostname() // for people; a lock without a host is as good
+	d.host, _ = os.Hostname() // for people; a lock works without a host
 	d.sessions = sessions.NewPool(d.life, d.now, func(ttl time.Duration) *session { return newSession(d, ttl) })
 	d.sessions.Policy = sessions.Policy{Idle: idleFor, MaxLoad: usualMaxPaths}
 	d.ghosts = newCleaner(d)
@@ -144,7 +144,7 @@ func (o *Options) check() error {
 	return nil
 }
 
-// connect determines the server's limits, and makes the session for the usual
+// connect determines the server's limits, and creates the session for the usual
 // TTL.
 func (d *Driver) connect(ctx context.Context) error {
 	var err error
@@ -162,7 +162,7 @@ func (d *Driver) connect(ctx context.Context) error {
 }
 
 // mayUse checks whether the user may read the chroot. A missing chroot may be
-// made later.
+// created later.
 func (d *Driver) mayUse(c caller) error {
 	path := cmp.Or(d.options.Chroot, "/")
 	_, err := c.get(path)
@@ -187,8 +187,8 @@ func (d *Driver) Ping(ctx context.Context) error {
 // sessions may on a busy server.
 var errNoSession = errors.New("the server gives no session")
 
-// limits asks the first server that answers for the shortest and the longest
-// timeout of a session. No request returns them, so limits makes and ends two
+// limits queries the first server that answers for the shortest and the longest
+// timeout of a session. No request returns them, so limits creates and ends two
 // sessions.
 func (d *Driver) limits(ctx context.Context) (shortest, longest time.Duration, err error) {
 	var failed error
@@ -243,8 +243,9 @@ func handshake(c net.Conn, ask int32) (time.Duration, error) {
 	hello = binary.BigEndian.AppendUint64(hello, 0)
 	hello = binary.BigEndian.AppendUint32(hello, 16)
 	hello = append(hello, make([]byte, 16)...)
-	// The request to end the session is sent along, so that the session does
-	// not outlast the connection by its timeout if ctx ends before the answer.
+	// The request to end the session is sent at the same time, so that the
+	// session does not outlast the connection by its timeout if ctx ends before
+	// the answer.
 	end := int32(opClose)
 	hello = binary.BigEndian.AppendUint32(hello, 8)
 	hello = binary.BigEndian.AppendUint32(hello, 1)

@@ -128,11 +128,11 @@ func TestUserAlone(t *testing.T) {
 	mine := openURL(t, "zk://user:%s@%s/app", escaped, s.Addr)
 	l := acquire(t, mine, request("a"))
 	if _, _, err := c.Children("/app/a"); err != gozk.ErrNoAuth {
-		t.Errorf("somebody else reads the nodes: got %v, want %v", err, gozk.ErrNoAuth)
+		t.Errorf("another user reads the nodes: got %v, want %v", err, gozk.ErrNoAuth)
 	}
 	_, acl, err := c.GetACL("/app")
 	if err == nil {
-		t.Errorf("somebody else reads the ACL: got %v", acl)
+		t.Errorf("another user reads the ACL: got %v", acl)
 	}
 	for what, err := range map[string]error{
 		"another password": tryOpen(guard(t), "zk://user:%s@%s/app", testenv.Password(), s.Addr),

@@ -17,7 +17,7 @@ import (
 
 var _ driver.Limiter = (*Driver)(nil)
 
-// givesWayFor is how long a request may take to give leases back that were not
+// givesWayFor is how long a request may take to remove leases that were not
 // granted. See readGranted.
 const givesWayFor = 50 * time.Millisecond
 
@@ -97,7 +97,7 @@ func (r *request) lookAtPermits() (state, error) {
 	}
 	if v.waiting {
 		names.remove(q.dir)
-	} else { // the next request tries without a look
+	} else { // the next request tries without looking
 		names.add(q.dir)
 	}
 	if r.queued != nil {
@@ -323,8 +323,8 @@ func (d *Driver) SetLimit(ctx context.Context, name string, limit int) error {
 
 // readGranted reads the permits of a name for Inspect. Leases beyond the limit
 // belong to permits that were granted before the limit was lowered, or to a
-// request that is about to give way. The latter are soon gone: a second look
-// omits leases that are not in both.
+// request that is about to give way. The latter are soon gone, so only leases
+// that a second look confirms are included.
 func (c caller) readGranted(name string) (v permits, err error) {
 	v, err = c.permits(name, false)
 	if err != nil || v.limit == 0 || len(v.leases) <= v.limit {

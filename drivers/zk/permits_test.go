@@ -195,7 +195,7 @@ func TestCanceledPermits(t *testing.T) {
 		})
 	}
 	all.Wait()
-	testenv.Eventually(t, func() bool { return len(leases(t, f.users, "/a")) == 1 && len(contenders(t, f.users, "/a/locks")) == 0 }, "one lease is left, and nobody in line")
+	testenv.Eventually(t, func() bool { return len(leases(t, f.users, "/a")) == 1 && len(contenders(t, f.users, "/a/locks")) == 0 }, "one lease is left, and no waiter")
 	w := wait(t, f.clients[1], permits(request("a"), limit, limit)) // the server does not remove a container that never had children
 	release(t, h)
 	release(t, w.Granted(t))

@@ -36,7 +36,7 @@ func TestReleaseThatWasNeverSent(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := h.release(t.Context()); err != driver.ErrNotHeld {
-		t.Errorf("release of a hold that somebody else removed: got %v, want %v", err, driver.ErrNotHeld)
+		t.Errorf("release of a hold that another client removed: got %v, want %v", err, driver.ErrNotHeld)
 	}
 	s.Leave(0)
 }

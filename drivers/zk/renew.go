@@ -51,7 +51,7 @@ func (s *session) confirm() time.Duration {
 			return s.patience() / 20
 		}
 		if err != nil {
-			return s.pace() // unless there is another connection before
+			return s.pace() // unless there is another connection first
 		}
 	}
 }
@@ -71,10 +71,9 @@ func (s *session) reportKeepAlive(err error) {
 	s.driver.reportKeepAlive(err)
 }
 
-// confirmBy sends a request of which only the answer matters, and returns nil
-// if there was one. If there was none in half the remaining time, the
-// connection to the server is given up, because another server may be able to
-// reach the leader.
+// confirmBy sends a request, and returns nil if there was any answer. If there
+// was none in half the remaining time, the connection to the server is given
+// up, because another server may be able to reach the leader.
 func (s *session) confirmBy(r reach, now int64) error {
 	l := s.current.Load()
 	if l == nil {
@@ -117,34 +116,35 @@ func reachOf(op int32) reach {
 	return toServer
 }
 
-// confirmation determines from the answers to a session until when its timeout
-// has started again at the leader of the ensemble, which is the only place
-// where it matters. A single answer proves little. A follower answers pings and
-// reads by itself, even when cut off from the leader. A leader that is cut off
-// from the others still answers while they already have another leader. A
-// moment counts if two facts hold.
+// confirmation determines from the answers to a session the latest time at
+// which its timeout has certainly started again at the leader of the ensemble.
+// Only the leader's view matters. A single answer proves little. A follower
+// answers pings and reads by itself, even when cut off from the leader. A
+// leader that is cut off from the others still answers while they already have
+// another leader. A moment counts if two facts hold.
 //
-// The leader has heard of the session since. Each half tick the leader sends a
-// ping to a follower, which answers with the sessions heard of; the connection
-// between the two keeps the order of all messages, both ways. So let a request
-// be answered by a follower, and the leader send a ping later. A request to the
-// leader after the ping brings its own answer to the follower after the ping. A
-// second request, sent when the first was answered, gets to the leader after
-// the follower's answer to the ping. So when the second request is answered,
-// the leader has heard of the session. The longest silence of a leader is age.
+// The leader has heard of the session since then. Each half tick the leader
+// sends a ping to a follower, which answers with the sessions it has heard
+// from. The connection between the two keeps the order of all messages in both
+// directions. Suppose that a follower answers a request, and the leader sends a
+// ping later. The answer to any request sent to the leader after the ping
+// reaches the follower after the ping. A second request, sent when the first
+// was answered, reaches the leader after the follower's answer to the ping. So
+// when the second request is answered, the leader has heard of the session. The
+// longest silence of a leader is age.
 //
 // And the leader still led. The servers that elect another leader are a
-// majority, and so are the servers that stored a write before its answer. So a
-// server is in both, and followed the old leader when it stored the write: the
-// new leader was elected after the write was sent. All sessions start again
-// under a new leader. A sync does not prove leadership, because a leader
-// answers syncs even without followers.
+// majority, and so are the servers that stored a write before its answer. So
+// one server is in both majorities, and followed the old leader when it stored
+// the write. Hence the new leader was elected after the write was sent. All
+// sessions start again under a new leader. A sync does not prove leadership,
+// because a leader answers syncs even without followers.
 type confirmation struct {
 	mu    sync.Mutex
 	age   int64  // longer than a leader goes without a ping to a follower
 	first moment // a request that was answered
 	then  moment // an earlier request, since which the follower has received a ping
-	heard int64  // the leader has heard of the session since
+	heard int64  // the leader has heard of the session since then
 	led   int64  // the leader led then
 }
 
@@ -199,8 +199,8 @@ func (c *confirmation) next(now int64) (r reach, due int64) {
 }
 
 const (
-	// usualCheckAfter is how old a hold has to be to get a watch on its own
-	// node. Most locks are released before, and need none.
+	// usualCheckAfter is the age at which a hold gets a watch on its own node.
+	// Most locks are released earlier, and need no watch.
 	usualCheckAfter = 500 * time.Millisecond
 
 	// checkEvery is the pause between rounds of check.
@@ -209,8 +209,8 @@ const (
 	maxChecking = 32 // concurrent requests
 )
 
-// checkFresh sets watches for the holds of some age, and reports when to do so
-// again.
+// checkFresh sets watches for holds that have reached some age, and reports
+// when to do so again.
 func (s *session) checkFresh(now int64) (due int64, ok bool) {
 	s.mu.Lock()
 	if s.fresh.Empty() || s.dead {
@@ -354,7 +354,7 @@ func childrenW(c *gozk.Conn, node string) error {
 	return err
 }
 
-// getW sets a watch on a node, and none if there is no node.
+// getW sets a watch on a node, if the node exists.
 func getW(c *gozk.Conn, node string) error {
 	_, err := statW(c, node)
 	return err

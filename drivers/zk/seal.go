@@ -37,9 +37,8 @@ func (l listing) record() (r record) {
 	return r
 }
 
-// Seal implements move.Sealer. A node that does not go with the session
-// replaces the holder's node, with the same sequence number, in one
-// transaction.
+// Seal implements move.Sealer. A node that outlasts the session replaces the
+// holder's node, with the same sequence number, in one transaction.
 func (d *Driver) Seal(ctx context.Context, l driver.Lease) error {
 	h := l.(*hold)
 	s := h.session
@@ -123,7 +122,7 @@ func (c caller) record(dir string) (record, error) {
 }
 
 // Mark implements move.Marker. Transaction numbers cannot be raised, so the
-// mark has the number to add to them. The number only grows.
+// mark contains the number to add to them. The number only grows.
 func (d *Driver) Mark(ctx context.Context, l driver.Lease, floor uint64) error {
 	h := l.(*hold)
 	if err := ctx.Err(); err != nil {
@@ -155,8 +154,8 @@ func checkFloor(floor uint64) error {
 	return nil
 }
 
-// change replaces the record of the name, provided that the node of the hold is
-// there, and returns the new record.
+// change replaces the record of the name, provided that the node of the hold
+// exists, and returns the new record.
 func (h *hold) change(ctx context.Context, change func(record) record) (next record, err error) {
 	s := h.session
 	if h.request.Mode == driver.Permit {
@@ -211,8 +210,8 @@ func (d *Driver) changeBase(dir string, r, next record) (ops []any) {
 	return ops
 }
 
-// marked records a mark, and gives the hold new tokens. The node of the name
-// stays from now on.
+// marked records a mark, and gives the hold new tokens. From now on, the node
+// of the name is permanent.
 func (h *hold) marked(r record) {
 	s := h.session
 	s.mu.Lock()
@@ -243,7 +242,7 @@ var (
 
 // Loosen implements move.Unsealer. The seal gets another name with the id, so a
 // request to remove the seal finds it only under this name. Waiters behind the
-// seal look, and go on waiting. Other libraries have no tokens, so a floor
+// seal look, and keep waiting. Other libraries have no tokens, so a floor
 // raises dsync's tokens as a mark does.
 func (d *Driver) Loosen(ctx context.Context, name, id string, floor uint64) error {
 	if floor > 0 && d.options.NoTokens {

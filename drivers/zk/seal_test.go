@@ -320,7 +320,7 @@ func TestNamesLikeSealsAndMarks(t *testing.T) {
 		t.Error(err)
 	}
 	if status, err := d.Inspect(t.Context(), "b"); err != nil || status.Held {
-		t.Errorf("Inspect of a marked name: got %+v, %v, want that nobody holds it", status, err)
+		t.Errorf("Inspect of a marked name: got %+v, %v, want it free", status, err)
 	}
 	wantErr(t, "ForceUnlock", d.ForceUnlock(t.Context(), "b"), driver.ErrNotHeld)
 }
@@ -365,6 +365,6 @@ func TestRoundTripsOfSealsAndMarks(t *testing.T) {
 		}
 	}
 	if got := children(t, userClient(t, s.Addr), "/a"); len(got) != 1 {
-		t.Errorf("nodes: got %q, want what is added to the tokens alone", got)
+		t.Errorf("nodes: got %q, want only the number added to the tokens", got)
 	}
 }

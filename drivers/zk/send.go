@@ -158,11 +158,11 @@ func outcome[T any](c caller, answer <-chan reply[T]) (T, error) {
 	}
 }
 
-// nudge sends a request of which only the arrival matters, if the server has
-// been silent for some time. A server of an ensemble can forget to go on with a
-// committed transaction: the answer, and the events of the transaction, come
-// with the next request (seen with the leader of ZooKeeper 3.8.0, once in some
-// thousand hand-overs). A session has at most one nudge at a time.
+// nudge sends a request if the server has been silent for some time. Only the
+// request's arrival matters. A server of an ensemble can forget to continue
+// with a committed transaction. The answer, and the events of the transaction,
+// then come with the next request (seen with the leader of ZooKeeper 3.8.0,
+// once in some thousand hand-overs). A session has at most one nudge at a time.
 //
 // Without an answer to the nudge the connection is given up, because packets
 // may be lost on it while a new one works. If the server itself is slow, a new
@@ -280,8 +280,8 @@ func (c caller) change(ops ...any) ([]gozk.MultiResponse, error) {
 	return results, err
 }
 
-// isOurs reports whether an error means that no caller waits for an answer any
-// more.
+// isOurs reports whether an error means that no caller is waiting for an answer
+// anymore.
 func isOurs(err error) bool {
 	return errors.Is(err, errNoAnswer) || errors.Is(err, errStopping) || errors.Is(err, errOver)
 }
@@ -347,7 +347,7 @@ func listSynced(c *gozk.Conn, path string) (listing, error) {
 
 func remove(c *gozk.Conn, node string) (struct{}, error) { return struct{}{}, c.Delete(node, -1) }
 
-// removeOwn is remove for a node that the session has made.
+// removeOwn is remove for a node that the session has created.
 func removeOwn(c *gozk.Conn, node string) (struct{}, error) {
 	return struct{}{}, ofOwn(c.Delete(node, -1))
 }

@@ -39,13 +39,13 @@ const (
 	// server of the ensemble could start again.
 	usualMaxPaths = 512 << 10
 
-	// pathExtra is the size of the transaction for each path besides the path
-	// itself.
+	// pathExtra is how much each path adds to the transaction, in addition to
+	// its own length.
 	pathExtra = 4
 )
 
 // session carries locks of one TTL. The library keeps the session alive every
-// third of the TTL, and keep determines until when the session is guaranteed to
+// third of the TTL, and keep determines how long the session is guaranteed to
 // last. Once this end has passed, the session is given up. From then on the
 // only request is the one to end the session.
 type session struct {
@@ -54,7 +54,7 @@ type session struct {
 	class  time.Duration // the timeout to ask for
 	conn   *gozk.Conn
 	events <-chan gozk.Event // closed when the library's goroutines have ended
-	online context.Context   // ends when no more connections are to be made
+	online context.Context   // ends when no more connections may be made
 	cut    context.CancelFunc
 	joined chan struct{} // buffered; signaled when there is a new connection
 	calls  sync.WaitGroup
@@ -69,7 +69,7 @@ type session struct {
 	lastSent atomic.Int64
 	zxid     atomic.Int64 // the last transaction in an answer
 	gone     atomic.Bool  // the server has ended the session
-	confused atomic.Bool  // the last connection ended because the server made no sense
+	confused atomic.Bool  // the last connection ended because of an invalid answer
 	heard    atomic.Int64 // when the server sent anything
 	nudging  atomic.Bool
 	hangFor  atomic.Int64         // see hangLimit
@@ -161,9 +161,9 @@ func (s *session) patience() time.Duration {
 }
 
 // welcomeFor is how long a server may take to answer the request for the
-// session. A request for a new session that is cut off leaves a session at a
-// slow server, which makes it slower. So the time doubles with each such
-// request, for all sessions of the driver.
+// session. If a request for a new session is abandoned, it leaves a session on
+// a slow server, which makes the server slower. So the time doubles with each
+// such request, for all sessions of the driver.
 func (s *session) welcomeFor() time.Duration {
 	usual := s.patience()
 	if s.End.At() != 0 {
@@ -201,7 +201,7 @@ func (s *session) Start() error {
 	return nil
 }
 
-// start makes the session at a server.
+// start creates the session on a server.
 func (s *session) start() error {
 	d := s.driver
 	var err error
@@ -218,7 +218,7 @@ func (s *session) start() error {
 		return d.startFault(s, err)
 	}
 	if granted := time.Duration(s.timeout.Load()); granted > s.class {
-		return fmt.Errorf("TTL %v is below the %v from which this server keeps sessions: %w", s.class, granted, errors.ErrUnsupported)
+		return fmt.Errorf("TTL %v is below this server's minimum for sessions, %v: %w", s.class, granted, errors.ErrUnsupported)
 	}
 	err = s.authenticate(c)
 	switch {
@@ -256,7 +256,8 @@ func (s *session) authenticate(c caller) error {
 	return nil
 }
 
-// authenticateAgain looks for further passwords until the session has ended.
+// authenticateAgain checks for additional passwords until the session has
+// ended.
 func (s *session) authenticateAgain() {
 	tick := time.NewTicker(time.Duration(s.driver.passwordsEvery.Load()))
 	defer tick.Stop()
@@ -374,11 +375,11 @@ func (s *session) opened(sent, now int64, timeout time.Duration) {
 // ttl is the TTL of the session as both the server and the driver count it.
 func (s *session) ttl() time.Duration { return min(time.Duration(s.timeout.Load()), s.class) }
 
-// endAfter is the end of a session that is alive at a time, and not known to be
-// alive later.
+// endAfter is the end of a session that is alive at a given time, and not known
+// to be alive later.
 func (s *session) endAfter(alive int64) int64 { return alive + int64(s.ttl()) }
 
-// extend moves the end of a session that is alive at a time.
+// extend moves the end of a session that is alive at a given time.
 func (s *session) extend(alive int64) { s.End.Extend(s.driver.now(), s.endAfter(alive)) }
 
 // saw records a committed transaction.

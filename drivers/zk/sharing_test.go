@@ -95,7 +95,7 @@ func (c *callers) granted(all ...string) {
 	}
 	for who, w := range c.waiters {
 		if !w.Waits() {
-			c.Errorf("%s does not wait any more: want only %v to be granted", who, all)
+			c.Errorf("%s no longer waits: want only %v to be granted", who, all)
 		}
 	}
 }

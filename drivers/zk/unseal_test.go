@@ -79,7 +79,7 @@ func TestUnsealNeedsTheIDOfTheLastLoosenAndWakesOthers(t *testing.T) {
 			}
 			release(t, again)
 			if left := children(t, c, "/"+name); len(left) != 1 || !strings.HasPrefix(left[0], "dsync-base-") {
-				t.Errorf("nodes that are left: got %q, want what is added to the tokens alone", left)
+				t.Errorf("nodes that are left: got %q, want only the number added to the tokens", left)
 			}
 		})
 	}

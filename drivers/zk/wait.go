@@ -14,8 +14,7 @@ const (
 	// backStop is the pause after which a waiter looks even without an event.
 	backStop = 16 * time.Second
 
-	// probeEvery is how often a waiter makes sure that the server still
-	// answers.
+	// probeEvery is how often a waiter checks that the server still answers.
 	probeEvery = time.Second
 )
 
@@ -154,7 +153,7 @@ func (r *request) waitEnded() error {
 // place is the position of a node among the contenders.
 type place struct {
 	found  bool   // the node is among them
-	before string // the last node before it such that the two exclude each other, or ""
+	before string // the last node before it that excludes it, or ""
 	isLast bool   // no such node is behind the node
 	shared bool   // both the node and another one are for reading
 }
@@ -185,8 +184,8 @@ func (q *claim) placeAmong(children []string) place {
 
 // watch returns a watch of a node, which ends when the node is gone, was
 // changed, or may have been, and not before the node was seen. Waiters for the
-// same node share a watch. For permits a request is given: the server has set
-// the watch when watch returns.
+// same node share a watch. For permits the request is passed, and the server
+// has set the watch when watch returns.
 func (r *request) watch(node string, request func(*gozk.Conn, string) error) (*watch, error) {
 	s := r.session
 	bare := request != nil

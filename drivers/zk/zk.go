@@ -6,8 +6,8 @@
 //
 //	zk://user:password@host1:2181,host2:2181/chroot
 //
-// Use ZooKeeper 3.5 or later. Name all servers in the URL: a client that knows
-// one server loses its locks when that server is cut off.
+// Use ZooKeeper 3.5 or later. List all servers in the URL, because a client
+// that knows only one server loses its locks when that server is cut off.
 //
 // # Parameters
 //
@@ -22,7 +22,7 @@
 //	tls=true                        encrypt, by TLS 1.2 or later
 //	tls_ca=, tls_cert=, tls_key=    PEM files: authorities, own certificate
 //	tls_server_name=name            the name in the server's certificate
-//	tls_insecure_skip_verify=true   accept any certificate: only for trials
+//	tls_insecure_skip_verify=true   accept any certificate: only for testing
 //
 // # An example
 //
@@ -40,8 +40,8 @@
 //
 // The locks of one TTL share a session, and end with it. The server bounds
 // TTLs, usually to between 4 and 40 seconds. A session carries nodes with paths
-// of at most 512 KiB, so further locks need further sessions. Keep
-// jute.maxbuffer at 1 MiB, the default, or more.
+// of at most 512 KiB, so more locks need more sessions. Keep jute.maxbuffer at
+// 1 MiB, the default, or more.
 //
 // InterProcessMutex and InterProcessReadWriteLock do not see each other's
 // nodes. Use Write for names that Curator reads and writes. Each side enforces
@@ -50,7 +50,7 @@
 // The name "orders/42" is the path /orders/42. In names that end in /locks or
 // /leases the last s is written as %73, because Curator keeps permits there.
 //
-// docs/backends/zookeeper.md has costs, limits, the least rights and the
+// docs/backends/zookeeper.md lists costs, limits, the least rights and the
 // promises under each fault.
 package zk
 
@@ -73,17 +73,18 @@ import (
 const (
 	defaultTTL = 30 * time.Second
 
-	// detect is how long a hold may be unwatched (usualCheckAfter), plus a
-	// moment for the request and the event.
+	// detect is the time for which a hold may be unwatched (usualCheckAfter),
+	// plus a moment for the request and the event.
 	detect = 2 * time.Second
 
 	tokensPerGrant = 256
 
-	// usualPasswordsEvery is how often a session looks for further passwords.
+	// usualPasswordsEvery is how often a session checks for additional
+	// passwords.
 	usualPasswordsEvery = 10 * time.Second
 
-	// Time limits for making a session, for a request to give a place in the
-	// queue back, and for a request in the background.
+	// Time limits for creating a session, for a request to leave the queue, and
+	// for a request in the background.
 	sessionFor = 3 * time.Second
 	leaveFor   = 500 * time.Millisecond
 	leaveSoon  = 50 * time.Millisecond // instead of leaveFor, after the end of the caller's context
@@ -96,9 +97,9 @@ type Options struct {
 	// nodes are made when they are needed.
 	Chroot string
 
-	// TTL is the usual TTL of leases. The session for them is made at once;
-	// other sessions are made when they are needed. The default is 30 s, as in
-	// dsync, or the closest TTL that the server supports.
+	// TTL is the usual TTL of leases. The session for them is created at once;
+	// other sessions are created when they are needed. The default is 30 s, as
+	// in dsync, or the closest TTL that the server supports.
 	TTL time.Duration
 
 	// User and Password authenticate the sessions (scheme digest), if User is
@@ -131,7 +132,7 @@ type Options struct {
 	// and an InterProcessMutex ignores latch- nodes.
 	LeaderLatch bool
 
-	// NoteAlone makes the data of a hold's node its note and nothing else, as
+	// NoteAlone makes the data of a hold's node only its note, because
 	// Curator's LeaderLatch and LeaderSelector expect the id of a participant
 	// there. Inspect then names the owner by the node.
 	NoteAlone bool
@@ -220,8 +221,8 @@ func (d *Driver) Info() driver.Info {
 
 // late covers a server that counts sessions in whole ticks, of which the
 // shortest timeout usually has two. Also, the session of a fixed lease may be
-// longer than its TTL. After the election of a leader, all sessions start a
-// full timeout again.
+// longer than its TTL. After the election of a leader, all sessions start with
+// a full timeout again.
 func (d *Driver) late() time.Duration { return d.minTTL + d.maxTTL/fixedExtra + time.Second }
 
 // now is the time since d.epoch.

@@ -42,7 +42,7 @@ func init() {
 // is a hash of its value, because no two values are equal.
 type Folder string
 
-// Read implements cas.Store. It needs no lock because a file is replaced as a
+// Read implements cas.Store. It needs no lock, because a file is replaced as a
 // whole.
 func (f Folder) Read(ctx context.Context, name string) (cas.Entry, error) {
 	if err := ctx.Err(); err != nil {

@@ -1,8 +1,8 @@
 // Command coupon shows the purpose of a distributed lock. A shop has 50
-// coupons, and 100 buyers come at once. Each purchase reads the number of
-// coupons left, takes a moment, and writes one less. The shop opens twice,
-// without a lock and with one. Only with the lock does it issue as many coupons
-// as it had.
+// coupons, and 100 buyers arrive at once. Each purchase reads the number of
+// coupons left, takes a moment, and writes that number minus one. The shop
+// opens twice, without a lock and with one. Only with the lock does it issue as
+// many coupons as it had.
 package main
 
 import (
@@ -53,9 +53,9 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	flags.StringVar(&o.URL, "url", "memory://", "the backend that keeps the lock")
 	flags.DurationVar(&o.Connect, "connect", 5*time.Second, "how long to try to connect to it")
 	flags.DurationVar(&o.Moment, "moment", 5*time.Millisecond, "how long a purchase takes")
-	flags.IntVar(&o.Buyers, "buyers", 100, "how many buyers come at once")
+	flags.IntVar(&o.Buyers, "buyers", 100, "how many buyers arrive at once")
 	flags.IntVar(&o.Coupons, "coupons", 50, "how many coupons there are")
-	flags.IntVar(&o.Procs, "procs", 1, "in how many processes the buyers run; 1 means in this one")
+	flags.IntVar(&o.Procs, "procs", 1, "in how many processes the buyers run; 1 means only this one")
 	if err := flags.Parse(args); errors.Is(err, flag.ErrHelp) {
 		return 0
 	} else if err != nil {
@@ -145,7 +145,8 @@ type result struct {
 	took time.Duration
 }
 
-// open opens the shop for one run and returns after all buyers have come.
+// open opens the shop for one run and returns after all buyers have been
+// served.
 func (o *options) open(ctx context.Context, run string, locker dsync.Locker, stderr io.Writer) (result, error) {
 	r := result{run: run}
 	file, err := os.CreateTemp("", "coupons-")

@@ -22,7 +22,7 @@ import (
 // childVariable in the environment marks a child process with a job.
 const childVariable = "COUPON_CHILD"
 
-var errOrphan = errors.New("the process that gave the job is gone")
+var errOrphan = errors.New("the process that assigned the job is gone")
 
 // job is the work of a child process, which is the shop for some of the buyers.
 // The child reads the job from its standard input, and then the word to start.
@@ -92,7 +92,7 @@ func (j job) delegate(ctx context.Context, meet func(), served func(shop.Tally))
 		return t, err
 	}
 	lines := bufio.NewScanner(stdout)
-	_ = json.NewEncoder(stdin).Encode(j) // if the child is gone, Wait says why
+	_ = json.NewEncoder(stdin).Encode(j) // if the child is gone, Wait returns the reason
 	if lines.Scan() {
 		meet()
 		fmt.Fprintln(stdin, "start")

@@ -1,7 +1,7 @@
 //go:build unix
 
 // Package filelock is a worked example of a driver: locks between the processes
-// of one machine, by flock(2) on files of a folder. For each name a file
+// of one machine, with flock(2) on files in a folder. For each name a file
 // remains, which contains the last fencing token.
 package filelock
 

@@ -16,7 +16,7 @@ type team interface {
 	start(say func(event)) (member, error)
 
 	String() string
-	ways() [3]string // what terminate, kill and freeze do
+	ways() [3]string // the names of terminate, kill and freeze
 }
 
 // member is a node whose end is under the control of the demonstration.
@@ -68,7 +68,7 @@ func (d *demo) start(ctx context.Context) error {
 			if a.leaving {
 				return nil
 			}
-			return fmt.Errorf("%s has ended before its time: %w", a.name, m.err())
+			return fmt.Errorf("%s has ended too early: %w", a.name, m.err())
 		})
 	}()
 	return d.await(ctx, func() bool { return a.url != "" })
@@ -160,8 +160,8 @@ func (d *demo) pause(ctx context.Context, way string) error {
 	return nil
 }
 
-// strike does something to the leader. It returns when there is a new leader,
-// with the time until then.
+// strike applies an action to the leader. It returns when there is a new
+// leader, with the time until then.
 func (d *demo) strike(ctx context.Context, way string, strike func(member)) (time.Duration, error) {
 	old, start := d.leader, time.Now()
 	strike(old)

@@ -208,7 +208,7 @@ func TestExitStatus(t *testing.T) {
 		{"-nonsense", 2, "-nonsense"},
 		{"nonsense", 2, "arguments"},
 		{"-etcd -url etcd://127.0.0.1:1", 2, "-etcd"},
-		{"-url nonsense://", 1, "ended before its time"},
+		{"-url nonsense://", 1, "ended too early"},
 		{"-patience 10ms", 1, context.DeadlineExceeded.Error()},
 	} {
 		status, _, stderr := testenv.Execute(t, strings.Fields(test.args)...)

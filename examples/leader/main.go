@@ -1,7 +1,7 @@
 //go:build unix
 
 // Command leader shows an elected leader and the ways in which it can end. One
-// of three nodes leads and makes the plan. The others observe the leader, and
+// of three nodes leads and writes the plan. The others observe the leader, and
 // all of them show it live on a web page. The program ends the leader in three
 // ways, and prints the time until the next one leads.
 package main
@@ -53,10 +53,10 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	var o options
 	flags := flag.NewFlagSet("leader", flag.ContinueOnError)
 	flags.SetOutput(stderr)
-	flags.StringVar(&o.url, "url", "", "the backend, and the nodes are processes; without it they are clients in this process")
-	flags.BoolVar(&o.etcd, "etcd", false, "the nodes are processes, on an etcd that is started for the time of the program")
-	flags.DurationVar(&o.ttl, "ttl", 2*time.Second, "after which time a leader that says nothing has a successor")
-	flags.BoolVar(&o.keep, "keep", false, "go on at the end, until Ctrl-C, to look at the pages")
+	flags.StringVar(&o.url, "url", "", "the backend of nodes that are processes; without it the nodes are clients in this process")
+	flags.BoolVar(&o.etcd, "etcd", false, "the nodes are processes, on an etcd that runs as long as the program")
+	flags.DurationVar(&o.ttl, "ttl", 2*time.Second, "the time after which a silent leader is replaced")
+	flags.BoolVar(&o.keep, "keep", false, "keep running at the end, until Ctrl-C, to show the pages")
 	flags.DurationVar(&o.patience, "patience", time.Minute, "how long to wait for all leaders together")
 	if err := flags.Parse(args); errors.Is(err, flag.ErrHelp) {
 		return 0
@@ -64,7 +64,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		return 2 // Parse has printed the error
 	}
 	if flags.NArg() > 0 || o.etcd && o.url != "" || o.patience <= 0 {
-		fmt.Fprintln(stderr, "leader: it takes -url or -etcd or none of them, a -patience that is positive, and no arguments")
+		fmt.Fprintln(stderr, "leader: give at most one of -url and -etcd, a positive -patience, and no arguments")
 		return 2
 	}
 	if err := o.show(ctx, stdout); err != nil {

@@ -18,7 +18,7 @@ const (
 	leaveFor  = 5 * time.Second // how long a node tries to release its locks
 )
 
-// node is one candidate. While it leads, it makes the plan. Its page shows the
+// node is one candidate. While it leads, it writes the plan. Its page shows the
 // leader and the plan.
 type node struct {
 	client   *dsync.Client
@@ -93,7 +93,7 @@ func (n *node) candidate(ctx context.Context) error {
 	return dsync.Elect(ctx, n.client, n.election, n.lead)
 }
 
-// lead makes one plan after the other until the term has ended. It sends each
+// lead writes one plan after the other until the term has ended. It sends each
 // plan to the store with the token of the term.
 func (n *node) lead(ctx context.Context, term *dsync.Lease) (err error) {
 	p := plan{Leader: n.url, Term: term.Token(), Since: time.Now().UTC()}

@@ -93,7 +93,7 @@ func (t *processes) start(say func(event)) (member, error) {
 	if err := errors.Join(inErr, outErr, p.cmd.Start()); err != nil {
 		return nil, err
 	}
-	_ = json.NewEncoder(stdin).Encode(t.job) // if the process is gone, Wait says why
+	_ = json.NewEncoder(stdin).Encode(t.job) // if the process is gone, Wait returns the reason
 	go p.listen(stdout, say)                 // ends when the process ends
 	return p, nil
 }

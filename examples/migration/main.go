@@ -49,18 +49,18 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	var o options
 	flags := flag.NewFlagSet("migration", flag.ContinueOnError)
 	flags.SetOutput(stderr)
-	flags.StringVar(&o.from, "from", "", "the old backend; without it and -to, a redis-server and an etcd are started for the time of the program")
+	flags.StringVar(&o.from, "from", "", "the old backend; without it and -to, a redis-server and an etcd run as long as the program")
 	flags.StringVar(&o.to, "to", "", "the new backend")
-	flags.StringVar(&o.command, "dsync", "", "the command dsync; without it, it is built from this module")
+	flags.StringVar(&o.command, "dsync", "", "the command dsync; by default it is built from this module")
 	flags.DurationVar(&o.moment, "moment", 20*time.Millisecond, "how long a purchase takes")
-	flags.DurationVar(&o.patience, "patience", 30*time.Second, "how long to repeat a command until it reports what the runbook waits for")
+	flags.DurationVar(&o.patience, "patience", 30*time.Second, "how long to repeat a command until it reports the expected result")
 	if err := flags.Parse(args); errors.Is(err, flag.ErrHelp) {
 		return 0
 	} else if err != nil {
 		return 2 // Parse has printed the error
 	}
 	if flags.NArg() > 0 || (o.from == "") != (o.to == "") || o.moment < 0 || o.patience <= 0 {
-		fmt.Fprintln(stderr, "migration: it takes both of -from and -to or none, a -patience that is positive, a -moment that is not negative, "+
+		fmt.Fprintln(stderr, "migration: give both or neither of -from and -to, a positive -patience, a -moment that is not negative, "+
 			"and no arguments")
 		return 2
 	}

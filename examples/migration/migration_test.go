@@ -96,7 +96,7 @@ func TestAuditFindsTwoHolders(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := other.audit(t.Context()); err != nil {
-		t.Errorf("an audit while nobody sells: %v", err)
+		t.Errorf("an audit while no seller is active: %v", err)
 	}
 	sold := make(chan error)
 	go func() { // ends when its lease ends

@@ -62,7 +62,7 @@ func (r *runbook) steps() []step {
 		{"Which programs use only the old backend?", func(ctx context.Context) error {
 			return r.until(ctx, 3, "behind: "+lock, "status", "--for", r.patience.String(), lock)
 		}},
-		{"The service stops. Then no program is behind.", func(ctx context.Context) error {
+		{"The service stops. After that, no program is behind.", func(ctx context.Context) error {
 			if err := r.staff.close(service); err != nil {
 				return err
 			}
@@ -80,7 +80,7 @@ func (r *runbook) steps() []step {
 		{"Is the old backend still needed?", func(ctx context.Context) error {
 			return r.until(ctx, 0, "In this order", append([]string{"finalize"}, all...)...)
 		}},
-		{"No program is left to be cut off, so the programs restart with only the new backend.", func(ctx context.Context) error {
+		{"No program needs to be cut off, so the programs restart with only the new backend.", func(ctx context.Context) error {
 			if err := r.restart(ctx, r.to, programs...); err != nil || r.stopOld == nil {
 				return err
 			}
@@ -120,8 +120,8 @@ func (r *runbook) phase(p string) string {
 
 func (r *runbook) say(format string, args ...any) { fmt.Fprintf(r.out, format+"\n", args...) }
 
-// run performs one step after the other. When all coupons are sold, the rest of
-// the buyers come at once.
+// run performs one step after the other. When all coupons are sold, the
+// remaining buyers arrive at once.
 func (r *runbook) run(ctx context.Context) (sale shop.Sale, err error) {
 	steps := r.steps()
 	come := 0

@@ -87,7 +87,7 @@ func doJob(ctx context.Context, in *bufio.Scanner, out io.Writer) error {
 	return errors.Join(err, client.Close(closing))
 }
 
-// seller sells to the buyers that come in, and continuously audits the stock.
+// seller sells to arriving buyers, and continuously audits the stock.
 type seller struct {
 	shop   *shop.Shop
 	tokens shop.Stock // the last fencing token
@@ -102,8 +102,8 @@ func (s *seller) say(word string) {
 	fmt.Fprintln(s.out, word)
 }
 
-// serve lets buyers in until it gets the word to close. The first error sends
-// all of them home.
+// serve lets buyers in until it gets the word to close. The first error ends
+// all purchases.
 func (s *seller) serve(ctx context.Context, in *bufio.Scanner) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)

@@ -109,7 +109,7 @@ func (s *staff) listen(w *worker, stdout io.Reader, ready chan<- struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if slices.Contains(s.team, w) && s.err == nil { // it ended without a request
-		s.err = fmt.Errorf("%s has ended before its time: %w", w.name, w.err)
+		s.err = fmt.Errorf("%s has ended too early: %w", w.name, w.err)
 		close(s.broken)
 	}
 }
@@ -127,7 +127,7 @@ func (w *worker) end() error {
 	return w.err
 }
 
-// close lets sellers serve the buyers inside, and end.
+// close lets sellers serve the buyers inside, and then ends the sellers.
 func (s *staff) close(names ...string) error {
 	for _, name := range names {
 		s.mu.Lock()
@@ -202,7 +202,7 @@ func (s *staff) await(ctx context.Context, n int) error {
 	return nil
 }
 
-// sell serves buyers who come at once.
+// sell serves buyers who arrive at once.
 func (s *staff) sell(ctx context.Context, n int) error {
 	for range n {
 		s.admit()

@@ -1,4 +1,4 @@
-// Command observability is a shop whose buyers come at once and take turns
+// Command observability is a shop whose buyers arrive at once and take turns
 // under a lock. Its spans and metrics show which purchase was slow, how long it
 // waited for the lock, and which other purchase held the lock in the meantime.
 // They go to an OpenTelemetry collector, or are printed.
@@ -48,10 +48,10 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	flags := flag.NewFlagSet("observability", flag.ContinueOnError)
 	flags.SetOutput(stderr)
 	flags.StringVar(&o.url, "url", "memory://", "the backend that keeps the lock")
-	flags.IntVar(&o.buyers, "buyers", 8, "how many buyers come at once")
+	flags.IntVar(&o.buyers, "buyers", 8, "how many buyers arrive at once")
 	flags.IntVar(&o.coupons, "coupons", 5, "how many coupons there are")
 	flags.DurationVar(&o.moment, "moment", 5*time.Millisecond, "how long a purchase takes")
-	flags.DurationVar(&o.slowMoment, "slow", 50*time.Millisecond, "how long that of the first buyer takes")
+	flags.DurationVar(&o.slowMoment, "slow", 50*time.Millisecond, "how long the purchase of the first buyer takes")
 	if err := flags.Parse(args); errors.Is(err, flag.ErrHelp) {
 		return 0
 	} else if err != nil {

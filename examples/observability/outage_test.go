@@ -130,7 +130,7 @@ func TestOutageOnRealBackends(t *testing.T) {
 				<-lease.Done()
 				lost := held.await(t, `msg="dsync: lock lost"`)
 				if warned := held.await(t, `msg="dsync: backend out of reach"`); warned > lost && cause == "unreachable" {
-					t.Errorf("the loss was told before the outage:\n%s", held.text())
+					t.Errorf("the loss was reported before the outage:\n%s", held.text())
 				}
 				if !strings.Contains(held.text(), "dsync.loss.cause="+cause) {
 					t.Errorf("records:\n%swant the cause %s", held.text(), cause)

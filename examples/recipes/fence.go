@@ -13,8 +13,8 @@ import (
 	"github.com/go-dsync/dsync/guard"
 )
 
-// UpdateBalance changes an account, by the holder of the lock "accounts/" + id.
-// The database has the table of package guard.
+// UpdateBalance changes an account on behalf of the holder of the lock
+// "accounts/" + id. The database has the table of package guard.
 func UpdateBalance(ctx context.Context, db *sql.DB, id string, token uint64, change func(balance int64) int64) error {
 	tx, err := db.BeginTx(ctx, nil)
 	if err != nil {
@@ -35,7 +35,7 @@ func UpdateBalance(ctx context.Context, db *sql.DB, id string, token uint64, cha
 }
 
 // Charge changes an account by work that does not fit into one transaction,
-// such as a call of a payment provider.
+// such as a call to a payment provider.
 func Charge(ctx context.Context, db *sql.DB, id string, token uint64,
 	work func(ctx context.Context, balance int64) (int64, error)) error {
 	if err := guard.Postgres.Enter(ctx, db, "accounts/"+id, token); err != nil {
@@ -52,8 +52,8 @@ func Charge(ctx context.Context, db *sql.DB, id string, token uint64,
 	return UpdateBalance(ctx, db, id, token, func(int64) int64 { return balance })
 }
 
-// UpdateObject changes an object in a store that knows If-Match, such as S3,
-// where the object's token is in its metadata.
+// UpdateObject changes an object in a store that supports If-Match, such as S3.
+// The object's token is in its metadata.
 func UpdateObject(ctx context.Context, url string, token uint64, change func(old []byte) []byte) error {
 	for {
 		old, err := ask(ctx, http.MethodGet, url, nil, nil, http.StatusNotFound)
@@ -76,8 +76,8 @@ func UpdateObject(ctx context.Context, url string, token uint64, change func(old
 
 const tokenHeader = "X-Amz-Meta-Dsync-Token"
 
-// Message is what a producer sends to a log such as Kafka, with the lock's name
-// as its key: all messages of a key are in one partition, in order.
+// Message is a message to a log such as Kafka, with the lock's name as its key.
+// All messages of a key are in one partition, in order.
 type Message struct {
 	Key   string
 	Token uint64 // in a header
@@ -94,7 +94,7 @@ func Consume(tokens *guard.Memory, m Message, handle func(Message) error) error 
 	return handle(m)
 }
 
-// answer is what a store says.
+// answer is the response of a store.
 type answer struct {
 	status int
 	header http.Header

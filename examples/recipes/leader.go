@@ -7,8 +7,8 @@ import (
 	"github.com/go-dsync/dsync"
 )
 
-// Lead runs serve in one of all processes that call Lead with the same name,
-// until ctx ends. When ctx ends, as at SIGTERM, the lock goes to the next
+// Lead runs serve in only one of the processes that call Lead with the same
+// name, until ctx ends. When ctx ends, as at SIGTERM, the lock goes to the next
 // process as soon as serve has returned. When the lock is lost, the context of
 // serve ends, and Lead waits for its turn again. When serve returns by itself,
 // Lead returns its error.

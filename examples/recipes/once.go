@@ -1,5 +1,5 @@
-// Package recipes has the code of docs/recipes.md, with a test for each recipe.
-// It is there to be copied.
+// Package recipes contains the code of docs/recipes.md, with a test for each
+// recipe. The code is meant to be copied.
 package recipes
 
 import (
@@ -11,7 +11,7 @@ import (
 	"github.com/go-dsync/dsync/guard"
 )
 
-// Results is where results stay: a table, or a cache.
+// Results stores results in a table or a cache.
 type Results interface {
 	Load(ctx context.Context, key string) (result string, ok bool, err error)
 
@@ -24,9 +24,9 @@ type Results interface {
 	Store(ctx context.Context, key, result string, token uint64) error
 }
 
-// Idempotent does the work for a key once, and gives its result to all who ask:
-// to a client that repeats its request with the same Idempotency-Key, or to
-// processes that want the same page at the same moment (singleflight).
+// Idempotent does the work for a key once, and returns its result to every
+// caller: to a client that repeats its request with the same Idempotency-Key,
+// or to processes that need the same page at the same moment (singleflight).
 func Idempotent(ctx context.Context, l dsync.Locker, r Results, key string,
 	work func(context.Context) (string, error), opts ...dsync.LockOption) (result string, err error) {
 	result, ok, err := r.Load(ctx, key)

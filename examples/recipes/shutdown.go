@@ -10,8 +10,8 @@ import (
 	"github.com/go-dsync/dsync"
 )
 
-// Serve answers requests until ctx ends, as at SIGTERM with
-// signal.NotifyContext, and then ends in the right order.
+// Serve answers requests until ctx ends, as on SIGTERM with
+// signal.NotifyContext, and then shuts down in the right order.
 func Serve(ctx context.Context, client *dsync.Client, l net.Listener, h http.Handler) error {
 	server := &http.Server{Handler: h}
 	failed := make(chan error, 1)

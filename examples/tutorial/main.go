@@ -22,7 +22,7 @@ import (
 	"github.com/go-dsync/dsync/guard"
 )
 
-// address is where the service is.
+// address is the address of the service.
 var address = cmp.Or(os.Getenv("COUNTER"), "localhost:8042")
 
 func main() {

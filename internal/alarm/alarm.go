@@ -10,9 +10,9 @@ import (
 )
 
 // Queue holds the alarms that are set. Alarms of about the same time share a
-// slot, and the heap consists of slots. To reset the alarms of a batch, one
-// after the other, is to append each to the same list. An alarm that is further
-// away than Grain may come early by as much, so the code that takes it must
+// slot, and the heap consists of slots. Resetting the alarms of a batch, one
+// after the other, only appends each to the same list. An alarm that is further
+// away than Grain may come early by up to Grain, so the code that takes it must
 // check the time. An alarm is never late. Calls must not be concurrent.
 type Queue[T any] struct {
 	Grain clock.Moment
@@ -63,7 +63,7 @@ func (q *Queue[T]) Set(a *Alarm[T], now, at clock.Moment) clock.Moment {
 }
 
 // Stop removes the alarm from its Queue, if it is set. A slot at a multiple of
-// the grain stays, for callers that lock and unlock all the time.
+// the grain remains, for callers that constantly lock and unlock.
 func (a *Alarm[T]) Stop() {
 	s := a.slot
 	if s == nil {

@@ -27,7 +27,7 @@ var (
 const lateness = 200 * us
 
 // hot is a model of a name that several callers of one process want, so that
-// the process hands it over itself. Only two things count then: a free lock
+// the process itself hands it over. Only two things count then: a free lock
 // (workload 1 of docs/performance.md, without a disk), and the 2.5 µs of a
 // hand-over in the process, which is fitted to workload 3 on Redis.
 func hot(name string, free time.Duration) model {

@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-var update = flag.Bool("update", false, "write the tables of docs/capacity.md anew")
+var update = flag.Bool("update", false, "rewrite the tables of docs/capacity.md")
 
 const page = "../../docs/capacity.md"
 

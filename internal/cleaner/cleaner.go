@@ -1,6 +1,6 @@
-// Package cleaner repeats requests of drivers to remove the remains of other
-// requests at a server, until they are gone. The driver decides which request
-// to send, when a ghost is permanently gone, and which ghost is given up.
+// Package cleaner repeats requests that remove the remains of a driver's other
+// requests from a server, until they are gone. The driver decides which request
+// to send, when a ghost is permanently gone, and which ghost to give up.
 package cleaner
 
 import (
@@ -22,7 +22,8 @@ const (
 )
 
 // Ghost is the part of a ghost that its Cleaner needs. Embed it. A ghost is an
-// unwanted thing that may be left at a server, or may appear there later.
+// unwanted hold, or other state, that may be left on a server or may appear
+// there later.
 type Ghost struct {
 	Added time.Time // when Add was called
 
@@ -37,23 +38,23 @@ type Haunting interface{ ghost() *Ghost }
 
 // Policy has the driver's decisions.
 type Policy[G Haunting] struct {
-	// Settle asks the server once about some ghosts, and returns the ghosts
-	// that are not permanently gone. Its requests end with the context of the
+	// Settle sends one request about some ghosts, and returns the ghosts that
+	// are not permanently gone. Its requests end with the context of the
 	// driver's lifecycle. It may change the slice.
 	Settle func(ghosts []G) (left []G)
 
 	Batch int // the most ghosts in one call of Settle
 	Calls int // the most concurrent calls of Settle
 
-	// Max, if not 0, is how many ghosts may wait. If there are more, Forget
-	// chooses the index of a ghost to be given up; -1: none.
+	// Max, if not 0, is the maximum number of waiting ghosts. If there are
+	// more, Forget chooses the index of a ghost to give up, or -1 for none.
 	Max    int
 	Forget func(ghosts []G) int
 }
 
 // Cleaner settles ghosts, in one goroutine and one more for each call of
 // Settle. The goroutines live as long as there are ghosts. While a ghost is not
-// gone, the Cleaner asks again, at growing intervals.
+// gone, the Cleaner tries again, at growing intervals.
 type Cleaner[G Haunting] struct {
 	life   *lifecycle.Lifecycle
 	policy Policy[G]
@@ -65,7 +66,7 @@ type Cleaner[G Haunting] struct {
 	settling int           // ghosts in these
 	expected int           // see Expect
 	running  bool          // the goroutine
-	none     chan struct{} // closed when nothing is left of all these, once Finish waits
+	none     chan struct{} // closed when none of these are left, once Finish is waiting
 }
 
 // New returns a Cleaner of a driver with this lifecycle.
@@ -126,7 +127,7 @@ func (c *Cleaner[G]) Finish(ctx context.Context) (left int) {
 	}
 	heap.Init(&c.ghosts)
 	c.kick()
-	for c.left() > 0 && ctx.Err() == nil { // a ghost may arrive after a moment when nothing was left
+	for c.left() > 0 && ctx.Err() == nil { // a ghost may arrive after none was left
 		none := make(chan struct{})
 		c.none = none
 		c.mu.Unlock()

@@ -15,8 +15,8 @@ import (
 type Moment = time.Duration
 
 const (
-	// minSleep is the difference of the clocks from which on a sleep is looked
-	// for, and the shortest sleep. The margin of a lease covers less.
+	// minSleep is the minimum difference between the clocks that counts as a
+	// sleep, and the shortest sleep. The margin of a lease covers less.
 	minSleep = time.Millisecond
 
 	// maxSleeps is how many sleeps are recorded separately.
@@ -24,8 +24,8 @@ const (
 )
 
 // Clock is the monotonic clock of a client, and the time that this clock has
-// missed. The clock stands still while the machine sleeps, and the leases on
-// the backend go on. The wall clock, which is read with the time at no extra
+// missed. The clock stands still while the machine sleeps, but the leases on
+// the backend continue. The wall clock, which is read with the time at no extra
 // cost, indicates a sleep. asleep returns the length of the sleep, if the
 // system knows it. Otherwise the lead of the wall clock over the monotonic
 // clock counts as the sleep.
@@ -71,8 +71,8 @@ func (c *Clock) Now() Moment {
 	return now
 }
 
-// Plain reads the clock without looking for a sleep, at half the cost, for
-// times that no lease depends on.
+// Plain reads the clock without checking for a sleep, at half the cost, for
+// times on which no lease depends.
 func (c *Clock) Plain() Moment { return time.Since(c.Start) }
 
 // read returns the time, and how far the wall clock is ahead of the accounted
@@ -102,7 +102,7 @@ func (c *Clock) apart() Moment {
 	if slept >= minSleep {
 		c.slept(now, slept)
 	}
-	c.lead.Add(int64(ahead)) // last: a reader that finds this lead also finds the sleep
+	c.lead.Add(int64(ahead)) // last, so that a reader that finds this lead also finds the sleep
 	return now
 }
 

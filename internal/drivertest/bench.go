@@ -44,9 +44,9 @@ func LockerBy(tb testing.TB, lock func(name string) (unlock func() error, err er
 	}
 }
 
-// InTurn runs slices of work in turns, so that all of them meet the same
-// conditions on the machine, and returns the total duration of each. The first
-// turns, when servers and caches are cold, do not count.
+// InTurn runs slices of work alternately, so that all of them run under the
+// same conditions, and returns the total duration of each. The first turns,
+// when servers and caches are cold, do not count.
 func InTurn(b *testing.B, slices ...func()) []time.Duration {
 	const cold = 3
 	for range cold {
@@ -165,7 +165,7 @@ func Heap() int64 {
 }
 
 // HoldMany holds b.N different locks, and reports the cost of each in the
-// driver. The function settled performs everything that must settle first.
+// driver. The function settled waits until everything has settled.
 func HoldMany(b *testing.B, d driver.Driver, settled func()) {
 	const warm = 100
 	requests := make([]*driver.Request, warm+b.N) // not part of the driver

@@ -15,10 +15,10 @@ import (
 // garbledCall bounds a call to a server with meaningless responses.
 const garbledCall = 500 * time.Millisecond
 
-// SurviveGarbled uses drivers while the link corrupts bytes, from the start or
-// later, many or few. The results of the calls then mean nothing. But no call
-// panics, all calls return, and a new driver works once the servers do. The
-// short form has two rounds.
+// SurviveGarbled uses drivers while the link corrupts many or few bytes, from
+// the start or later. The results of the calls are then meaningless, but no
+// call panics, all calls return, and a new driver works once the servers do.
+// The short form has two rounds.
 func SurviveGarbled(t *testing.T, url string, rounds int, link *wire.Wire) {
 	for seed := range uint64(testenv.Briefly(2, rounds)) {
 		t.Run(fmt.Sprintf("seed %d", seed), func(t *testing.T) {

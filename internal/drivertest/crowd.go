@@ -10,7 +10,7 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// Fight lets drivers acquire and release a lock until each has held it the
+// Fight makes drivers acquire and release a lock until each has held it the
 // given number of times on average. It returns the number of grants of each
 // driver. Like package dsync, each driver pauses after a release so that others
 // can acquire the lock.

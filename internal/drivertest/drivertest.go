@@ -28,7 +28,7 @@ var holds atomic.Int64
 
 // Events records the events of a request.
 type Events struct {
-	waiting chan struct{} // closed by Waiting: a second call panics
+	waiting chan struct{} // closed by Waiting, so a second call panics
 	lost    chan error
 }
 
@@ -74,7 +74,7 @@ func LostBy(tb testing.TB, r *driver.Request) error {
 	case cause := <-r.Events.(*Events).lost:
 		return cause
 	case <-time.After(HangGuard):
-		tb.Fatalf("the loss of %q is not told", r.Name)
+		tb.Fatalf("the loss of %q is not reported", r.Name)
 		return nil
 	}
 }

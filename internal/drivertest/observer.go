@@ -77,11 +77,11 @@ func ObserverComesBack(t *testing.T, server string, url func(addr string) string
 			healed := time.Now()
 			link.Heal()
 			if owner := observed(t, late, election); owner != after.Owner() {
-				t.Fatalf("an observer that begins sees %q, want %q", owner, after.Owner())
+				t.Fatalf("a new observer sees %q, want %q", owner, after.Owner())
 			}
-			t.Logf("an observer that begins knew after %v", time.Since(healed))
+			t.Logf("a new observer knew after %v", time.Since(healed))
 			knows(after, observerKnowsIn)
-			t.Logf("the observer that came back knew after at most %v", time.Since(healed))
+			t.Logf("the observer that returned knew after at most %v", time.Since(healed))
 		})
 	}
 }

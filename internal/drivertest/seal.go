@@ -101,7 +101,7 @@ func LateSeal(tb testing.TB, a, b Sealer, r *driver.Request, delay, arrive func(
 	arrive()
 	next, err := b.Acquire(Guard(tb), Request(r.Name))
 	if _, sealed, _ := b.Sealed(tb.Context(), r.Name); sealed != errors.Is(err, driver.ErrSealed) || err != nil && !sealed {
-		tb.Errorf("%s: the next Acquire got %v, and Sealed says %t", r.Name, err, sealed)
+		tb.Errorf("%s: the next Acquire got %v, and Sealed reports %t", r.Name, err, sealed)
 	}
 	if lost && err != nil {
 		tb.Errorf("%s: the next Acquire got %v after a seal that never arrived", r.Name, err)

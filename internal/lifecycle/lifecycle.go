@@ -65,7 +65,7 @@ func (l *Lifecycle) EnterLate() {
 	l.calls++
 }
 
-// Leave ends what Enter or EnterLate began.
+// Leave ends a call that Enter or EnterLate began.
 func (l *Lifecycle) Leave() {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -26,7 +26,7 @@ func TestCallsAreWaitedFor(t *testing.T) {
 			t.Errorf("Close again: got %v, want ErrClosed", err)
 		}
 		if l.Open().Err() == nil || l.Context().Err() != nil {
-			t.Errorf("after Close: Open has %v, Context has %v, want that the first has ended alone", l.Open().Err(), l.Context().Err())
+			t.Errorf("after Close: Open has %v, Context has %v, want that only the first has ended", l.Open().Err(), l.Context().Err())
 		}
 		time.AfterFunc(time.Second, l.EnterLate)
 		time.AfterFunc(2*time.Second, l.Leave)

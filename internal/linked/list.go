@@ -4,7 +4,7 @@ package linked
 
 import "iter"
 
-// Links are the links of a T, to be embedded. A T is in one List at a time.
+// Links are the links of a T, for embedding. A T is in one List at a time.
 type Links[T any] struct{ previous, next *T }
 
 func (l *Links[T]) links() *Links[T] { return l }

@@ -1,5 +1,5 @@
-// Package redisdial sets the options, and makes the connections, of clients
-// that a driver opened itself. So the driver knows all its connections. It can
+// Package redisdial sets the options and makes the connections of clients that
+// a driver opened itself. So the driver knows all its connections. It can
 // distinguish a new connection from the previous one, and no connection stays
 // open when the driver is closed, whatever the client was doing at that moment.
 package redisdial

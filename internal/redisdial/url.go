@@ -26,15 +26,15 @@ const (
 )
 
 // Prepare sets the drivers' requirements for each client, and the times that o
-// leaves open.
+// does not specify.
 func Prepare(o *rueidis.ClientOption) {
 	o.DisableCache, o.DisableRetry = true, true
 	o.PipelineMultiplex = -1 // one connection, which is as fast, and keeps requests in order
 
 	// The library's own goroutines write and read from the beginning. Otherwise
-	// callers do so at first, and Close can hang: if Close begins together with
-	// the ping of an idle connection, each of the two leaves it to the other to
-	// start these goroutines.
+	// callers do so at first, and Close can hang: if Close begins at the same
+	// time as the ping of an idle connection, each of the two expects the other
+	// to start these goroutines.
 	o.AlwaysPipelining, o.DisableAutoPipelining = true, false
 
 	if o.Dialer.Timeout <= 0 {
@@ -103,8 +103,8 @@ var toSentinel = new(net.Resolver)
 // sentinelAddr is the address of a sentinel.
 type sentinelAddr struct{ net.Addr }
 
-// ToSentinels makes a client ask sentinels for its server. The library calls
-// AuthCredentialsFn for connections to sentinels too, which have the user and
+// ToSentinels makes a client query sentinels for its server. The library also
+// calls AuthCredentialsFn for connections to sentinels, which use the user and
 // the password of s. A Dialer must make the connections.
 func ToSentinels(o *rueidis.ClientOption, s rueidis.SentinelOption) {
 	s.TLSConfig, s.Dialer = o.TLSConfig, o.Dialer

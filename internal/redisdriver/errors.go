@@ -15,10 +15,10 @@ import (
 )
 
 // ErrAnswer reports an answer that no script returns.
-var ErrAnswer = errors.New("the server's answer makes no sense")
+var ErrAnswer = errors.New("the server's answer is invalid")
 
-// unavailableCodes are the prefixes of the errors by which a server temporarily
-// refuses a command, before doing anything.
+// unavailableCodes are the prefixes of the errors with which a server
+// temporarily refuses a command, before doing anything.
 var unavailableCodes = []string{
 	"READONLY", "LOADING", "CLUSTERDOWN", "TRYAGAIN", "MASTERDOWN", "BUSY", "OOM", "MISCONF", "NOREPLICAS", "MOVED", "ASK",
 	// reached, by the node itself or with the cluster's connections; the
@@ -36,8 +36,8 @@ const deniedInScript = "The user executing the script can't"
 // unknown command of a script.
 const unknownInScript = "Unknown Redis command called from"
 
-// Fault turns the error of a request about name into the error of a call. doubt
-// reports that the request may have been executed, or may still be.
+// Fault turns the error from a request about name into the error of a call.
+// doubt reports that the request may have been executed, or may still be.
 func Fault(ctx context.Context, name string, err error) (_ error, doubt bool) {
 	if answer, ok := rueidis.IsRedisErr(err); ok {
 		return Refusal(name, answer)
@@ -88,7 +88,7 @@ func Refusal(name string, answer *rueidis.RedisError) (_ error, doubt bool) {
 		// a script may have been stopped half-way
 		return fmt.Errorf("%w: %w", fs.ErrPermission, answer), true
 	case redisdial.HasCode(text, "WRONGTYPE"):
-		return fmt.Errorf("key %q, or one that belongs to it, is in use for something else: %w", name, answer), false
+		return fmt.Errorf("key %q, or a key that belongs to it, is used for something else: %w", name, answer), false
 	}
 	return answer, true
 }
@@ -100,7 +100,7 @@ const minMajor, minMinor = 6, 2
 func CheckVersion(version string) error {
 	var major, minor int
 	if n, _ := fmt.Sscanf(version, "%d.%d", &major, &minor); n == 2 && (major < minMajor || major == minMajor && minor < minMinor) {
-		return fmt.Errorf("the server is Redis %s, and %d.%d is the oldest that will do: %w", version, minMajor, minMinor, errors.ErrUnsupported)
+		return fmt.Errorf("the server is Redis %s, and the oldest supported version is %d.%d: %w", version, minMajor, minMinor, errors.ErrUnsupported)
 	}
 	return nil
 }

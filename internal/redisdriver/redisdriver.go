@@ -1,5 +1,6 @@
-// Package redisdriver is the common part of the Redis drivers: the frame of
-// their calls, the term of a lease, scripts, and the meaning of server errors.
+// Package redisdriver is the common part of the Redis drivers: the life cycle
+// of their calls, the term of a lease, scripts, and the meaning of server
+// errors.
 package redisdriver
 
 import (
@@ -75,7 +76,7 @@ func (f *Life[L, P]) Acquire(ctx context.Context, r *driver.Request, acquire fun
 }
 
 // BeginRelease removes a lease from the driver's leases, and begins a call that
-// Close waits for, because by then the ghosts of the release must be known.
+// Close waits for, because Close must know the ghosts of the release.
 func (f *Life[L, P]) BeginRelease(l P) {
 	f.EnterLate()
 	f.Remove(l)
@@ -116,7 +117,7 @@ type Hold struct {
 	Awaited bool // other clients wait for the name
 }
 
-// Phase is how far a lease has come.
+// Phase is how far a lease has progressed.
 type Phase int8
 
 // The phases. Doubted and Removed are phases of redisson only.
@@ -164,7 +165,7 @@ func (h *Hold) Begin(at int64, ttl time.Duration) (r Renewal, ok bool) {
 // mutex of the lease, except for Expires.
 type Term struct {
 	expires  atomic.Int64
-	lasts    int64 // until when the hold can last if every request to renew it is executed
+	lasts    int64 // how long the hold can last if every request to renew it is executed
 	renewing int32 // renewals that were sent and not answered
 	shortest int64 // the shortest TTL among these
 }
@@ -190,12 +191,12 @@ func (t *Term) Grant(end int64) {
 // Extend notes that a request on its way can extend the hold until end.
 func (t *Term) Extend(end int64) { t.lasts = max(t.lasts, end) }
 
-// Over returns when nothing is left of the hold in any case.
+// Over returns the time by which nothing is left of the hold.
 func (t *Term) Over() int64 { return t.lasts + int64(Late) }
 
 // Begin notes that a renewal is about to be sent, unless the lease has ended.
 // From here on the hold may end as early as this renewal requests, whatever its
-// outcome. A renewal with a TTL of 0 asks for the hold, and changes nothing.
+// outcome. A renewal with a TTL of 0 only checks for the hold.
 func (t *Term) Begin(at int64, ttl time.Duration) (r Renewal, ok bool) {
 	r = Renewal{at, int64(ttl), t.Expires()}
 	if at >= r.before || ttl == 0 {

@@ -17,9 +17,9 @@ const (
 	// refused is placed again.
 	placeAgain = 300 * time.Millisecond
 
-	// A feed leaves channels at most once in leaveEvery, or in leaveEach for
-	// each channel to which it must subscribe again for that purpose, if that
-	// is longer. After a failure the pause doubles, up to lastLeave.
+	// A feed leaves channels at most once per leaveEvery, or per leaveEach for
+	// each channel to which it must subscribe again in doing so, if that is
+	// longer. After a failure the pause doubles, up to lastLeave.
 	leaveEvery = time.Second
 	leaveEach  = 200 * time.Microsecond
 	lastLeave  = 8 * time.Second
@@ -44,8 +44,8 @@ type feedKey struct {
 
 // feed holds the subscriptions of one kind, over one connection. While the
 // connection is down, the feed repeats its attempts to connect, and then
-// subscribes to all of its channels. After that one waiter of each channel
-// tries, because messages may have been missed.
+// subscribes to all of its channels. After that, one waiter of each channel
+// makes an attempt, because messages may have been missed.
 //
 // A feed never unsubscribes, because the library panics if a server refuses
 // this (BUSY, MISCONF, MASTERDOWN). Instead it subscribes to the channels in
@@ -81,7 +81,7 @@ type link struct {
 
 	// Guarded by Listener.mu.
 	channels map[string]channelState // the channels that were requested
-	todo     []string                // the channels that are still to be requested
+	todo     []string                // the channels that must still be requested
 	missing  int                     // how many channels are needed and not confirmed
 }
 
@@ -212,7 +212,8 @@ func (f *feed) run() {
 	}
 }
 
-// plan decides what to do next: to do nothing for wait, to connect, or to end.
+// plan decides on the next action: to do nothing for wait, to connect, or to
+// end.
 func (f *feed) plan() (wait time.Duration, connect, ended bool) {
 	ln := f.listener
 	ln.mu.Lock()
@@ -311,8 +312,8 @@ func (f *feed) failed(since time.Time) {
 	f.pause = min(2*f.pause, lastConnect)
 }
 
-// putOff sets the time of the next attempt to leave channels, after a failed
-// attempt (mu).
+// putOff sets the time of the next attempt to leave channels, after a failure
+// (mu).
 func (f *feed) putOff() {
 	f.leaveAt = time.Now().Add(f.leavePause)
 	f.leavePause = min(2*f.leavePause, lastLeave)

@@ -1,6 +1,6 @@
 // Package redistopic listens to the channels on which Redis announces the end
-// of holds. It has one subscription for each name with waiters, however many
-// wait.
+// of holds. It has one subscription for each name with waiters, regardless of
+// their number.
 package redistopic
 
 import (
@@ -16,7 +16,7 @@ import (
 )
 
 // lingerFor is how long a subscription outlives its last waiter, so that a name
-// with frequent waits costs no subscription each time.
+// with frequent waits does not cost a subscription each time.
 const lingerFor = 250 * time.Millisecond
 
 // Options are the driver's decisions.
@@ -54,18 +54,18 @@ type Shards interface {
 // group wait for the same event, so one of them tries for all.
 const Groups = 3
 
-// Each is the group of waiters for different events: a message wakes all of
-// them.
+// Each is the group of waiters for different events, all of which are woken by
+// a message.
 const Each = -1
 
 // Functions that are marked (mu) are called with Listener.mu held.
 
 // Listener keeps the subscriptions of a driver: one for each name with waiters,
-// however many, over one connection (in a cluster with sharded channels over
-// one connection to each node).
+// over one connection (in a cluster with sharded channels over one connection
+// to each node).
 type Listener struct {
 	options Options
-	active  atomic.Int64 // len(hubs)+len(heard), for a look without the mutex
+	active  atomic.Int64 // len(hubs)+len(heard), for reading without the mutex
 
 	mu     sync.Mutex
 	closed bool
@@ -128,8 +128,8 @@ func New(o Options) *Listener {
 	return ln
 }
 
-// JoinActive adds a waiter to a group of a channel if the channel is subscribed
-// already, or, with pending, about to be. Otherwise it returns nil.
+// JoinActive adds a waiter to a group of a channel if the channel is already
+// subscribed or, with pending, about to be. Otherwise it returns nil.
 func (ln *Listener) JoinActive(channel string, group int, pending bool) *Topic {
 	ln.mu.Lock()
 	defer ln.mu.Unlock()
@@ -237,10 +237,10 @@ func (ln *Listener) subscribe(h *hub) {
 }
 
 // Leave removes a waiter. A waiter that took a value from Wake and could not
-// try, or got no clear answer, passes the value on.
+// try, or got no clear answer, passes on the value.
 func (t *Topic) Leave(pass bool) { t.leave(pass, false) }
 
-// LeaveForGood is Leave for a channel without further events: the subscription
+// LeaveForGood is Leave for a channel without more events: the subscription
 // does not linger.
 func (t *Topic) LeaveForGood() { t.leave(true, true) }
 
@@ -261,8 +261,8 @@ func (t *Topic) leave(pass, forGood bool) {
 	ln.vacate(h, forGood)
 }
 
-// vacate notes that a waiter has left a hub. A hub without waiters is dropped,
-// by sweep unless it is for good (mu).
+// vacate notes that a waiter has left a hub. A hub without waiters is dropped:
+// at once if the channel has no more events, and otherwise by sweep (mu).
 func (ln *Listener) vacate(h *hub, forGood bool) {
 	if h.waiters--; h.waiters > 0 || ln.closed {
 		return
@@ -310,8 +310,8 @@ func (ln *Listener) sweep() {
 	ln.left = nil
 }
 
-// subscribed reports whether every message from now on will arrive, as far as
-// is known (mu).
+// subscribed reports whether, as far as is known, every message will arrive
+// from now on (mu).
 func (h *hub) subscribed() bool {
 	for _, s := range h.subs {
 		if !s.active {
@@ -341,9 +341,8 @@ func (h *hub) others() {
 }
 
 // readerEnded is the message that a reader has ended while other readers
-// remain, which concerns only watchers. To Redisson it is a number without
-// meaning, and it never equals a message about permits, which contains their
-// number.
+// remain, which concerns only watchers. To Redisson it is a meaningless number,
+// and it never equals a message about permits, which is the number of permits.
 const readerEnded = "9000000000000000000"
 
 // heard handles a message. counts means that no other message reports the same

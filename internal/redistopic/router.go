@@ -2,7 +2,7 @@ package redistopic
 
 import "time"
 
-// router hands the sharded subscriptions of a cluster to the feeds of their
+// router passes the sharded subscriptions of a cluster to the feeds of their
 // nodes. It is guarded by Listener.mu.
 type router struct {
 	listener    *Listener

@@ -32,7 +32,7 @@ type Place struct {
 	Free    bool  // the name is free, and another client is before this one
 }
 
-// before returns how many clients are in front; it may be negative.
+// before returns how many clients are ahead; it may be negative.
 func (p Place) before() int64 { return p.Ticket - p.Granted - 1 }
 
 // turn is the place of a topic, as a state machine. It is guarded by
@@ -63,8 +63,8 @@ type turn struct {
 	begin time.Time
 	pace  time.Duration // on average from a release to the next message
 	due   bool          // Wake has a value because it is the turn of the topic
-	// or because messages may have been missed, or the waiter who took the last
-	// value could not try
+	// or because messages may have been missed, or because the waiter that took
+	// the last value could not try
 	owed  bool
 	ended bool // after the last TakeTurn a release was received, and no grant after that release
 	timer *time.Timer
@@ -92,7 +92,7 @@ const (
 	// A message that the name is held begins with heldMark and the label of the
 	// database, if that is known. Ten digits follow with the remaining
 	// milliseconds, and six with the ticket modulo ticketsTold. To Redisson it
-	// is a number without meaning.
+	// is a meaningless number.
 	ticketsTold = 1_000_000
 	timesTold   = 10_000_000_000
 	heldMark    = "-"
@@ -310,7 +310,7 @@ func (u *turn) measure() {
 	}
 }
 
-// delay returns how much time the clients in front get.
+// delay returns how much time the clients ahead get.
 func (u *turn) delay() time.Duration {
 	p := u.place
 	before := p.before()

@@ -72,7 +72,7 @@ func TestTurn(t *testing.T) {
 			p.hear(func() { p.held(time.Minute, 1) })
 			p.Placed(Place{Ticket: behind + 1, Granted: 1, Last: behind + 1}, time.Minute)
 		}, longest, 5 * time.Second},
-		{"a release, and refusals since others are in front, each before the pause is over", func(p *Topic) {
+		{"a release, and refusals because other clients are ahead, each before the end of the pause", func(p *Topic) {
 			p.hear(func() { p.released(true) })
 			for range calls {
 				p.Leave(false)

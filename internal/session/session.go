@@ -1,7 +1,7 @@
-// Package session is the frame of drivers whose locks are carried by sessions
-// with a server, as ephemeral nodes or keys with a lease are. It manages the
-// open sessions, their users and their end. The driver makes a session at the
-// server, keeps it alive and ends it.
+// Package session is the common part of drivers whose locks are carried by
+// sessions with a server, such as ephemeral nodes or keys with a lease. It
+// manages the open sessions, their users and their end. The driver makes a
+// session at the server, keeps it alive and ends it.
 //
 // A driver embeds Frame in its session, implements Member, and makes a Pool:
 //
@@ -51,15 +51,14 @@ type Member interface {
 	// is called once, on the goroutine of the frame. Board returns its error.
 	Start() error
 
-	// Tend does what is due, and returns the latest time of its next call. It
-	// is called on the goroutine of the frame, and must not block until after
-	// the End of the session.
+	// Tend does the work that is due, and returns the latest time of its next
+	// call. It is called on the goroutine of the frame, and must not block
+	// until after the End of the session.
 	Tend() time.Duration
 
-	// Lose takes the holds out of a session that has died, lets no further ones
-	// in, and notifies their holders of the loss. A nil cause, which Close
-	// passes, notifies no holder. Lose is called once, by Die, before Over is
-	// closed.
+	// Lose removes the holds from a session that has died, accepts no more, and
+	// notifies their holders of the loss. A nil cause, which Close passes,
+	// notifies no holder. Lose is called once, by Die, before Over is closed.
 	Lose(cause error)
 
 	// Bury ends the session at the server, if the server can be reached. It is
@@ -81,13 +80,13 @@ type Policy struct {
 	Usual time.Duration
 
 	// MaxLoad, if not 0, limits the sum of the loads of a session's users.
-	// Further users board another session of the same TTL. A session without a
+	// More users board another session of the same TTL. A session without a
 	// load has room for any user.
 	MaxLoad int
 }
 
-// Pool has the sessions of one driver. It owns one goroutine for each session,
-// from Board until Over, and one until Buried.
+// Pool manages the sessions of one driver. It owns one goroutine for each
+// session, from Board until Over, and one until Buried.
 type Pool[S Member] struct {
 	pool
 	newMember func(ttl time.Duration) S
@@ -213,7 +212,7 @@ type Frame struct {
 	// Guarded by pool.mu.
 	users   int
 	load    int
-	idle    int64 // since when there are no users
+	idle    int64 // the time since which there are no users
 	retired bool
 	dead    bool
 }
@@ -276,8 +275,9 @@ func (f *Frame) Look() {
 	}
 }
 
-// Retire lets no more users in. When the last user has left, the session dies:
-// nothing else is certain to end the effects of a request without an answer.
+// Retire lets no more users in. When the last user has left, the session dies,
+// because nothing else is certain to end the effects of a request without an
+// answer.
 func (f *Frame) Retire() {
 	f.pool.mu.Lock()
 	defer f.pool.mu.Unlock()
@@ -363,14 +363,14 @@ func (f *Frame) isUseless() bool {
 	return true
 }
 
-// End is until when a session is guaranteed to last, on the driver's clock. An
-// end that was seen to have passed never moves again, so acting on it is safe.
-// The zero End, of a session that is not made yet, does not pass.
+// End is the time until which a session is guaranteed to last, on the driver's
+// clock. An end that was seen to have passed never moves again, so acting on it
+// is safe. The zero End, of a session that does not exist yet, does not pass.
 type End struct {
 	at atomic.Int64 // odd once seen to have passed
 }
 
-// Begin sets the end of a session that was made.
+// Begin sets the end of a session that was created.
 func (e *End) Begin(at int64) { e.at.Store(at &^ 1) }
 
 // At returns the end. It is an even number, so that the end does not appear to

@@ -70,8 +70,8 @@ func (t *Telemetry) Acquire(ctx context.Context, l Lock, try bool) (context.Cont
 	return ctx, c
 }
 
-// Note returns the text to be stored with the lock: the user's text, and the
-// trace of the holder.
+// Note returns the text to store with the lock: the user's text and the trace
+// of the holder.
 func (c *Call) Note(text string) string {
 	if c == nil || !c.context.IsSampled() {
 		return text

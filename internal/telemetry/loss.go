@@ -84,15 +84,15 @@ func (t *Telemetry) logLoss(ctx context.Context, level slog.Level, text string, 
 
 const (
 	// the number of losses of one cause that are logged individually, before
-	// the rest are summed up
+	// the others are summed up
 	lossesApart = 10
 	sumUpEvery  = time.Minute // the interval of the sums
 	namesInSum  = 10
 )
 
-// lossLog logs lost locks: a few one by one, many in sums, and the losses of an
-// outage in one record for the first lock and one for the rest. Only reports
-// and close use it.
+// lossLog logs lost locks: a few individually, many as sums, and the losses of
+// an outage in one record for the first lock and one for the others. Only
+// reports and close use it.
 type lossLog struct {
 	telemetry *Telemetry
 	tallies   map[Cause]*lossTally

@@ -26,7 +26,7 @@ func (t *Telemetry) warn(text string, why Failure) {
 	})
 }
 
-// LogOpen logs an outage before there is a client.
+// LogOpen logs an outage before a client exists.
 func LogOpen(ctx context.Context, to *slog.Logger, err error, omit bool) {
 	var more []slog.Attr
 	if !omit {

@@ -1,11 +1,11 @@
-// Package telemetry makes the spans, the metrics and the log records of a
-// client. It knows locks only from its arguments. A [Call] is a call of Lock or
-// TryLock, and then its hold. A [Lock] is a lease by name, owner and token, a
-// [Failure] is an error, and a [Loss] is the end of a lease.
+// Package telemetry produces the spans, metrics and log records of a client. It
+// knows locks only from its arguments. A [Call] is a call of Lock or TryLock,
+// and then its hold. A [Lock] is a lease by name, owner and token, a [Failure]
+// is an error, and a [Loss] is the end of a lease.
 //
 // This package may call the user's code (a span processor, a view, a log
 // handler). So methods that may be called with a lock held do not call it. A
-// goroutine of the package makes their reports, in the order of the calls.
+// goroutine of the package sends their reports, in the order of the calls.
 package telemetry
 
 import (
@@ -149,8 +149,8 @@ func (t *Telemetry) makeInstruments(m metric.Meter) error {
 	return errors.Join(errs...)
 }
 
-// On reports whether spans or metrics are wanted. A global provider that is set
-// after the client was made counts.
+// On reports whether spans or metrics are wanted. A global provider counts even
+// if it is set after the client was created.
 func (t *Telemetry) On() bool { return t.Wanted() || t.tracing() || t.metering() }
 
 // Wanted reports whether On returned true, or would have returned true from the
@@ -187,8 +187,8 @@ func (t *Telemetry) Begin() {
 	}
 }
 
-// meet makes the points of a kind before they are first counted. To Prometheus,
-// a counter that begins with 1 has not risen.
+// meet creates the points of a kind before they are first counted, because to
+// Prometheus a counter that begins with 1 has not risen.
 func (t *Telemetry) meet(kind kind) {
 	zero := func(c metric.Int64Counter, l label) {
 		l.kind = kind
@@ -254,7 +254,7 @@ type Failure struct {
 	Err  error
 }
 
-// text returns the text of an error of the backend, if it may be exported.
+// text returns the text of an error from the backend, if it may be exported.
 func (t *Telemetry) text(err error) string {
 	if err == nil || t.config.OmitNames || t.config.OmitOwners {
 		return ""

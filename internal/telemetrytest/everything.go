@@ -12,7 +12,7 @@ import (
 	"github.com/go-dsync/dsync/drivers/memory"
 )
 
-// Everything makes everything happen to locks that telemetry reports. Spans,
+// Everything makes every event happen that telemetry reports. Spans,
 // metrics and logs go to the destinations in o. It runs in a bubble of
 // testing/synctest. The names of the locks have classes.
 func Everything(t *testing.T, o dsync.Options) {
@@ -38,7 +38,7 @@ type stage struct {
 	options dsync.Options
 	server  *memory.Server
 	mode    []dsync.LockOption // of the locks
-	alone   []dsync.LockOption // of other clients that want them
+	alone   []dsync.LockOption // of other clients that need them
 }
 
 func (s *stage) client() (*dsync.Client, *memory.Driver) {
@@ -84,17 +84,17 @@ func (s *stage) play() {
 	outer := s.lock(owner, "orders/1")
 	s.unlock(s.lock(owner, "orders/1"))
 	if _, err := b.TryLock(s.Context(), "orders/1", s.alone...); err == nil {
-		s.Error("TryLock of a lock that is held succeeded")
+		s.Error("TryLock of a held lock succeeded")
 	}
 	short, cancel := context.WithTimeout(s.Context(), time.Second)
 	defer cancel()
 	if _, err := b.Lock(short, "orders/1", s.alone...); err == nil {
-		s.Error("Lock of a lock that is held succeeded")
+		s.Error("Lock of a held lock succeeded")
 	}
 	gone, leave := context.WithCancel(s.Context())
 	time.AfterFunc(time.Second, leave)
 	if _, err := b.Lock(gone, "orders/1", s.alone...); err == nil {
-		s.Error("Lock of a lock that is held succeeded")
+		s.Error("Lock of a held lock succeeded")
 	}
 	time.AfterFunc(5*time.Second, func() { s.unlock(outer) }) // after a renewal
 	s.unlock(s.lock(b, "orders/1", s.alone...))
@@ -127,7 +127,7 @@ func (s *stage) trouble() {
 	d.Cut()
 	<-lost.Done()
 	if _, err := a.TryLock(s.Context(), "users/4"); err == nil {
-		s.Error("TryLock of a backend that is out of reach succeeded")
+		s.Error("TryLock on a backend that is out of reach succeeded")
 	}
 	if err := a.ForceUnlock(s.Context(), "users/4"); err == nil {
 		s.Error("ForceUnlock on a backend that is out of reach succeeded")

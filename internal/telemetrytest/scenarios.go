@@ -247,7 +247,7 @@ func waitedFor(holder string) func(e *env) {
 func busy(e *env) {
 	e.lock(e.client("first"), "first", "A")
 	if _, err := e.client("second").TryLock(e.request("second"), e.name); !errors.Is(err, dsync.ErrLocked) {
-		e.Errorf("TryLock of a lock that is held: %v, want ErrLocked", err)
+		e.Errorf("TryLock of a held lock: %v, want ErrLocked", err)
 	}
 	e.unlock("first", "A")
 }

@@ -57,8 +57,8 @@ type Scenario struct {
 }
 
 // Run runs the scenario on the backend and compares the telemetry. If the
-// result depends on a response about the holder, Run holds the lock for longer
-// and longer until the response arrives in time.
+// result depends on a response about the holder, Run holds the lock for
+// increasingly longer times until the response arrives in time.
 func (s *Scenario) Run(t *testing.T, b *Backend) {
 	t.Helper()
 	for held := 50 * time.Millisecond; ; held *= 2 {
@@ -135,7 +135,7 @@ func (e *env) client(label string) *client {
 		e.Fatal(err)
 	}
 	e.clients[label] = &client{c, d, cut}
-	e.Cleanup(e.close) // before what New has made is ended
+	e.Cleanup(e.close) // before New's results are closed
 	return e.clients[label]
 }
 

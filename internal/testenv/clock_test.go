@@ -31,6 +31,6 @@ func TestRedisClockJumps(t *testing.T) {
 	s.Do("SET", "key", "value", "PX", "60000")
 	clock.Set(2 * time.Minute)
 	if got := s.Do("GET", "key"); got != nil {
-		t.Errorf("a key whose time is over by the server's clock: got %v, want none", got)
+		t.Errorf("a key that has expired by the server's clock: got %v, want none", got)
 	}
 }

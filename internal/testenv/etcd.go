@@ -200,8 +200,8 @@ func (s *EtcdServer) healthy(ctx context.Context) error {
 	return nil
 }
 
-// clean implements spareable. It fails if something is left that tests change
-// rarely, such as a user.
+// clean implements spareable. It fails if state is left that tests rarely
+// change, such as a user.
 func (s *EtcdServer) clean(ctx context.Context) error {
 	var left struct {
 		Users, Roles, Alarms, Members []json.RawMessage

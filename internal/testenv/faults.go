@@ -88,8 +88,7 @@ func MySQLClock(tb testing.TB, settings ...string) (*MySQLServer, *Clock) {
 // Front forwards connections to a server from another address, on a host such
 // as 127.0.0.2, and returns that address. If certs is set, Front speaks TLS to
 // clients with the server certificate of certs, and requires a client
-// certificate of the same authority. It is for servers without TLS of their
-// own.
+// certificate of the same authority. It is for servers that have no TLS.
 func Front(tb testing.TB, host, target string, certs *Certificates) (addr string) {
 	tb.Helper()
 	listener, err := net.Listen("tcp", net.JoinHostPort(host, "0"))
@@ -137,8 +136,9 @@ func Wire(tb testing.TB, target string) (w *wire.Wire, addr string) {
 }
 
 // HostileRedis starts a server that speaks the Redis protocol and looks sound,
-// but takes its important responses from data. They are well formed and of any
-// type. At the end of data it responds with 0. It returns the address.
+// but takes its important responses from data. The responses are well formed,
+// but of any type. At the end of data it responds with 0. It returns the
+// address.
 func HostileRedis(tb testing.TB, data []byte) string {
 	tb.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")

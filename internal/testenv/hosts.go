@@ -66,7 +66,7 @@ func NewHosts(tb testing.TB, n int) *Hosts {
 	tb.Helper()
 	switch {
 	case runtime.GOOS != "linux" || os.Getuid() != 0:
-		untested(tb, "hosts for servers take Linux, and root")
+		untested(tb, "hosts for servers need Linux and root")
 	case n > mostOfHosts:
 		tb.Fatalf("%d hosts, of at most %d", n, mostOfHosts)
 	}
@@ -74,7 +74,7 @@ func NewHosts(tb testing.TB, n int) *Hosts {
 	h := &Hosts{tb: tb, silent: make(map[[2]int]bool)}
 	center := newNetwork(tb)
 	link, network := joinNetwork(tb, ip, center)
-	// The end of the namespaces would do the same a little later.
+	// The end of the namespaces would have the same effect a little later.
 	tb.Cleanup(func() { _ = exec.Command(ip, "link", "delete", link).Run() })
 	enter := func(pid int) []string { return []string{nsenter, fmt.Sprintf("--net=/proc/%d/ns/net", pid)} }
 

@@ -108,7 +108,7 @@ func TestHostsEnd(t *testing.T) {
 		t.Fatal(got.text)
 	}
 	if _, err := net.InterfaceByName(link); err == nil || !s.proc.ended() {
-		t.Error("the test is over, and its link or its server is still there")
+		t.Error("the test has ended, but its link or its server still exists")
 	}
 
 	p := Spawn(t, "hosts", "TMPDIR="+t.TempDir())

@@ -26,7 +26,7 @@ func startMySQL(tb testing.TB, program, settings []string) *MySQLServer {
 	tb.Helper()
 	binary := need(tb, "mariadbd", "mariadb-server-core")
 	account := serverAccount(tb)
-	dir := account.tempDir(tb) // with a short path, because the path of a socket has to be short
+	dir := account.tempDir(tb) // with a short path, because the path of a socket must be short
 	port := freePort(tb)
 	argv := append(program, account.command(binary, "--no-defaults", "--datadir="+dir, "--socket="+filepath.Join(dir, "socket"))...)
 	defaults := []string{

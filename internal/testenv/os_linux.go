@@ -13,7 +13,7 @@ import (
 // ends.
 func EndWithUs(cmd *exec.Cmd) { attr(cmd).Pdeathsig = syscall.SIGKILL }
 
-// ownNetwork gives the child a network namespace of its own.
+// ownNetwork gives the child its own network namespace.
 func ownNetwork(cmd *exec.Cmd) { attr(cmd).Cloneflags |= syscall.CLONE_NEWNET }
 
 func attr(cmd *exec.Cmd) *syscall.SysProcAttr {

@@ -71,7 +71,7 @@ func TestScriptForTests(t *testing.T) {
 // or %s comes from testenv.
 var literalPassword = regexp.MustCompile(`://[^/@"'` + "`" + ` ]*:([^/@"'` + "`" + ` ]{2,})@`)
 
-// exempt lists tests of URLs that search for passwords of their own.
+// exempt lists tests of URLs that search for their own passwords.
 var exempt = []string{"driver/url_test.go", "internal/testenv/password_test.go"}
 
 // TestNoPasswordIsWrittenOut checks the sources, because the script could not

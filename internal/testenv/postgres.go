@@ -187,7 +187,7 @@ func (s *PostgresServer) Freeze() {
 	s.tb.Helper()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.Server.Freeze() // it makes no more of them
+	s.Server.Freeze() // it starts no more of them
 	for _, pid := range s.children() {
 		if signalProcess(pid, sigStop) == nil {
 			s.frozen = append(s.frozen, pid)
@@ -198,7 +198,7 @@ func (s *PostgresServer) Freeze() {
 	}, "the server's processes stand still")
 }
 
-// Thaw lets a frozen server go on.
+// Thaw lets a frozen server continue.
 func (s *PostgresServer) Thaw() {
 	s.tb.Helper()
 	s.mu.Lock()
@@ -335,7 +335,7 @@ func serverAccount(tb testing.TB) account {
 		}
 		return account{uid, gid}
 	}
-	tb.Fatal("there is no user postgres or nobody to run a server as")
+	tb.Fatal("there is no user postgres or nobody to run a server")
 	return account{}
 }
 

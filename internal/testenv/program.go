@@ -50,7 +50,7 @@ func Program(tb testing.TB, args ...string) (cmd *exec.Cmd, stdout, stderr *byte
 func Execute(tb testing.TB, args ...string) (status int, stdout, stderr string) {
 	tb.Helper()
 	cmd, out, errs := Program(tb, args...)
-	_ = cmd.Run() // the exit code has all the information
+	_ = cmd.Run() // the exit code contains all the information
 	return cmd.ProcessState.ExitCode(), out.String(), errs.String()
 }
 

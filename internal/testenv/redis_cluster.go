@@ -78,7 +78,7 @@ func redisCluster(tb testing.TB, hosts []host, masters, replicasPerMaster int, a
 	}
 	Eventually(tb, func() bool {
 		return c.everyNode(func(node *RedisServer) bool { return c.complete(node, masters) })
-	}, "the cluster is complete in the eyes of all nodes")
+	}, "all nodes consider the cluster complete")
 	return c
 }
 
@@ -254,7 +254,7 @@ func redisSentinel(tb testing.TB, hosts []host, replicas int, args []string) *Se
 		s.Sentinels = append(s.Sentinels, startSentinel(tb, hosts[i%len(hosts)], s.Master, primary))
 	}
 	for _, sentinel := range s.Sentinels {
-		Eventually(tb, func() bool { return s.informed(sentinel, replicas) }, "the sentinel knows the replicas and the others")
+		Eventually(tb, func() bool { return s.informed(sentinel, replicas) }, "the sentinel knows the replicas and the other sentinels")
 	}
 	return s
 }
@@ -296,7 +296,7 @@ func (s *Sentinel) named(sentinel *RedisServer) *RedisServer {
 	if i := slices.IndexFunc(s.Nodes, func(node *RedisServer) bool { return node.Addr == addr }); i >= 0 {
 		return s.Nodes[i]
 	}
-	s.tb.Errorf("%s names %s, which is none of the servers", sentinel.Addr, addr)
+	s.tb.Errorf("%s names %s, which is not one of the servers", sentinel.Addr, addr)
 	return nil
 }
 
@@ -331,9 +331,9 @@ sentinel failover-timeout %[3]s 5000
 		if err := s.ping(ctx); err != nil {
 			return err
 		}
-		// Find each other soon. Do not refuse to act for half a minute because
-		// this machine was busy for two seconds. Servers before 7.0 lack the
-		// command and take longer.
+		// Find each other soon. Without this, it would refuse to act for half a
+		// minute because this machine was busy for two seconds. Servers before
+		// 7.0 lack the command and take longer.
 		_, err := s.call(ctx, "SENTINEL", "DEBUG", "PUBLISH-PERIOD", "200", "INFO-PERIOD", "500", "TILT-PERIOD", "1000")
 		if errors.As(err, new(RedisError)) {
 			return nil

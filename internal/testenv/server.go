@@ -1,5 +1,5 @@
 // Package testenv starts real servers for tests. The servers are private, use
-// loopback ports and temporary directories of their own, and are gone when the
+// their own loopback ports and temporary directories, and are gone when the
 // test ends, even if the test binary is killed. A server can be killed,
 // restarted, frozen and thawed. The link to it can be disturbed ([Wire]). A
 // test can run parts of itself in other processes ([Main], [Spawn]).
@@ -314,7 +314,7 @@ func (s Storage) dir(tb testing.TB) string {
 func (Storage) check(tb testing.TB) {
 	tb.Helper()
 	if inMemory(os.TempDir()) {
-		tb.Fatalf("%s is in memory: TMPDIR has to name a directory on a disk", os.TempDir())
+		tb.Fatalf("%s is in memory: TMPDIR must name a directory on a disk", os.TempDir())
 	}
 }
 

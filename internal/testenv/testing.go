@@ -191,7 +191,7 @@ func (c *Counter) Run() {
 	c.tb.Helper()
 	for _, p := range c.all {
 		if got := p.Line(); got != "ready" {
-			c.tb.Fatalf("a process of the role %q said %q, want ready", p.role, got)
+			c.tb.Fatalf("a process of the role %q printed %q, want ready", p.role, got)
 		}
 	}
 	for _, p := range c.all {

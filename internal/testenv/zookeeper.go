@@ -194,7 +194,7 @@ func (s *ZooKeeperServer) Logged() int64 {
 	last, _, _ = strings.Cut(last, "\n")
 	zxid, err := strconv.ParseInt(last, 16, 64)
 	if err != nil {
-		s.tb.Fatalf("srvr tells no last transaction: %q", text)
+		s.tb.Fatalf("srvr does not report the last transaction: %q", text)
 	}
 	return zxid & (1<<32 - 1)
 }
@@ -222,7 +222,7 @@ func (s *ZooKeeperServer) says(command string) string {
 func (s *ZooKeeperServer) clean(ctx context.Context) error {
 	tick := time.NewTicker(2 * time.Millisecond)
 	defer tick.Stop()
-	for { // the server has yet to notice that the connections of clients are closed
+	for { // the server has not yet noticed that the connections of clients are closed
 		text, err := s.command(ctx, "mntr")
 		if err != nil {
 			return err
@@ -348,7 +348,7 @@ func (s *ZooKeeperServer) counter(name string) int64 {
 			return n
 		}
 	}
-	s.tb.Fatalf("mntr does not tell %s: %q", name, text)
+	s.tb.Fatalf("mntr does not report %s: %q", name, text)
 	return 0
 }
 

@@ -1,9 +1,9 @@
 // Package bench compares dsync with other lock libraries on the same servers.
 // A [Backend] has a row for each library, and a row for the floor: the fewest
-// requests that a lock can be made of, sent through the same client library
-// with nothing on top. Each [Workload] runs on all rows in turn, round after
-// round, so that every row sees the same machine. The result is the ratio to
-// the floor within a round.
+// requests that make up a lock, sent through the same client library with
+// nothing on top. Each [Workload] runs on all rows in turn, round after round,
+// so that every row sees the same machine. The result is the ratio to the floor
+// within a round.
 //
 // `make bench-peers` writes the report docs/bench/README.md.
 // `make bench-gates` checks the ratios that docs/performance.md states.
@@ -82,7 +82,7 @@ type Row struct {
 	// Shared reports that several callers may hold a name at a time.
 	Shared bool
 
-	// MayFail reports that errors of the row are known and fail no run.
+	// MayFail reports that errors of the row are known and do not fail a run.
 	MayFail bool
 }
 
@@ -111,7 +111,7 @@ type Backend struct {
 	Start func(tb testing.TB, storage testenv.Storage) *Servers
 	Rows  []*Row
 
-	// Warms reports that the server is slow at first.
+	// Warms reports that the server needs to warm up.
 	Warms bool
 }
 

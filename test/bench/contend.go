@@ -13,7 +13,7 @@ import (
 	"unsafe"
 )
 
-// guard finds out whether two callers ever hold a name at once. It is memory
+// guard detects whether two callers ever hold a name at once. It is memory
 // that processes share: a count of overlaps, and for each name the number of
 // its holders.
 type guard struct {
@@ -129,7 +129,7 @@ func contend(ctx context.Context, clients []Locker, o bout, g *guard) (*tally, e
 }
 
 // caller acquires and releases a name until the contest has ended. A wait that
-// began before grants count is measured from then on.
+// began before grants count is measured from the time at which they do.
 func (c *contest) caller(ctx context.Context, l Locker, name int) (count int64, longest time.Duration, err error) {
 	for asked := time.Since(c.origin); !c.over.Load(); asked = time.Since(c.origin) {
 		held, err := l.Lock(ctx, c.Names[name])

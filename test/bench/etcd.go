@@ -176,7 +176,8 @@ func (l *etcdQueue) Lock(ctx context.Context, name string) (Held, error) {
 }
 
 // mutexes has one session for all names. Mutexes of one session and name do
-// not exclude each other, so concurrent callers of a name use further sessions.
+// not exclude each other, so concurrent callers of a name use additional
+// sessions.
 type mutexes struct {
 	client *clientv3.Client
 
@@ -267,7 +268,7 @@ func (l mutexSessions) Lock(ctx context.Context, name string) (Held, error) {
 	}
 	m := concurrency.NewMutex(s, name)
 	if err := m.Lock(ctx); err != nil {
-		_ = s.Close() // the error of the lock says more
+		_ = s.Close() // the error from the lock is more informative
 		return nil, err
 	}
 	return &hold{release: func(ctx context.Context) error { return errors.Join(m.Unlock(ctx), s.Close()) }}, nil

@@ -20,7 +20,7 @@ type gate struct {
 const (
 	gateLoss   = 2 // times the stated ratio
 	gateRounds = 5 // in which the floor and dsync take turns
-	gateTries  = 5 // all of which have to find the gate closed
+	gateTries  = 5 // all of which must find the gate closed
 )
 
 var gateSize = Size{Slice: 40 * time.Millisecond, Warm: time.Second, Settle: 5 * time.Millisecond}

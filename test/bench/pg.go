@@ -35,8 +35,8 @@ var pgBackend = &Backend{
 		{Name: "floor: advisory locks, one connection", Kind: Floor, In: []int{6}, Open: openPGOne},
 		{Name: "advisory locks over a pgxpool of 64", Kind: Peer, In: []int{1, 2, 3, 4, 5, 8}, Open: openPGPool(pgConns)},
 		{Name: "allisson/go-pglock, 64 connections", Kind: Peer, In: []int{1, 2, 3, 4, 5}, Open: openGoPGLock},
-		// It waits for a whole lease before it tries again, so workload 4 would
-		// have no result.
+		// It waits for the length of a lease before it tries again, so workload
+		// 4 would have no result.
 		{Name: "cirello.io/pglock", Kind: Peer, In: []int{1, 2, 3, 5, 6}, Open: openCirello},
 		ours("dsync", "pglock", pgPath+"&max_locks=200000"),
 		ours("dsync, no tokens", "pglock", pgPath+"&fenced=false", 1, 2, 4),
@@ -152,7 +152,7 @@ func (l goPGLock) Lock(ctx context.Context, name string) (Held, error) {
 		return nil, err
 	}
 	if err := lock.WaitAndLock(ctx); err != nil {
-		_ = lock.Close() // the error of the lock says more
+		_ = lock.Close() // the error from the lock is more informative
 		return nil, err
 	}
 	return &hold{release: func(ctx context.Context) error {

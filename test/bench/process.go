@@ -61,7 +61,7 @@ func contendOnce(in *bufio.Scanner) ([]Locker, error) {
 			return nil, fmt.Errorf("open: %w", err)
 		}
 	}
-	if t.Clients == 1 { // a crowd has other time for its start
+	if t.Clients == 1 { // a crowd has a different time limit for its start
 		if err := pairOnce(ctx, clients[0], row.key("warm", os.Getpid())); err != nil {
 			return nil, err
 		}
@@ -98,7 +98,7 @@ func say(t tally) { fmt.Println(text(t)) }
 func text(v any) string {
 	text, err := json.Marshal(v)
 	if err != nil {
-		panic(err) // these types have nothing that JSON lacks
+		panic(err) // these types can be represented in JSON
 	}
 	return string(text)
 }

@@ -55,9 +55,9 @@ func startRedis(tb testing.TB, storage testenv.Storage, n int) *Servers {
 }
 
 // newRueidis returns a client with the connection of a running service. On a
-// new connection the callers write and read themselves. The library ends this
-// for good at the first request whose context can be canceled, or when two
-// requests are on their way at once.
+// new connection the callers write and read themselves. The library permanently
+// ends this mode at the first request whose context can be canceled, or when
+// two requests are on their way at once.
 func newRueidis(addr string) (rueidis.Client, error) {
 	client, err := rueidis.NewClient(rueidis.ClientOption{InitAddress: []string{addr}, ForceSingleClient: true, DisableCache: true})
 	if err != nil {
@@ -159,7 +159,7 @@ func (l redisHash) Lock(ctx context.Context, name string) (Held, error) {
 
 func (l redisHash) RenewAll(ctx context.Context, names []string) error { return l.renewAll(ctx, names) }
 
-// The minimum for a lock whose waiters queue at the server: the release names
+// The minimum for a lock whose waiters queue on the server: the release selects
 // the next holder and notifies its client. The first eight characters of an
 // identity are the channel of its client.
 const (

@@ -20,8 +20,8 @@ var redlockBackend = &Backend{
 }
 
 // quorum is a majority of nodes that get each request at the same time. The
-// callers of one name wait for each other in the process, because callers
-// that split the votes make no progress. Against other processes they try
+// callers of one name queue in the process, because callers that split the
+// votes make no progress. When they compete with other processes, they try
 // again after a millisecond.
 type quorum struct {
 	nodes []*redisScripts

@@ -74,8 +74,8 @@ func (results Results) cells(b *Backend, w *Workload, r *Row, disk bool) string 
 	return text + " |"
 }
 
-// besides returns the other metrics of a workload, with a disk if they were
-// measured there.
+// besides returns the other metrics of a workload, measured with a disk if
+// available.
 func besides(w *Workload, disk, memory *cell) string {
 	var words []string
 	for _, m := range w.Metrics[1:] {

@@ -156,7 +156,7 @@ func (b *bed) measure(w *Workload, r *Row, round int) (Sample, error) {
 	return got.s, got.err
 }
 
-// place is the place of a result in the report.
+// place is the position of a result in the report.
 type place struct {
 	Backend, Workload, Row string
 	Disk                   bool
@@ -175,9 +175,9 @@ const maxFailures = 3 // of a row in a workload
 type Results map[place]*cell
 
 // Run measures workloads on a backend. In each round every row has its turn,
-// and each round begins with another row. Errors of dsync and of floors and
-// overlaps fail the test. Errors of peers fail it if the size says so. The
-// other errors of a crowd of 1,000 are only reported.
+// and each round begins with a different row. Overlaps, and errors of dsync and
+// of floors, fail the test. Errors of peers fail it if the size specifies that.
+// The other errors of a crowd of 1,000 are only reported.
 func (results Results) Run(t *testing.T, size Size, backend *Backend, workloads []*Workload, disk bool) {
 	b := makeBed(t, size, backend, disk)
 	for _, w := range workloads {
@@ -249,8 +249,8 @@ func (c *cell) ratios(floor *cell, metric string) (all []float64) {
 	return all
 }
 
-// quantile returns the value below which a share p of the values lies, and
-// interpolates.
+// quantile returns the interpolated value below which a share p of the values
+// lies.
 func quantile(values []float64, p float64) float64 {
 	if len(values) == 0 {
 		return math.NaN()

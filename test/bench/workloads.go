@@ -187,7 +187,7 @@ func (t *tally) sample() Sample {
 	return Sample{"hand-overs/s": float64(n) / t.Elapsed.Seconds(), "Jain": jain(t.Counts), "longest wait ms": millis(t.Longest)}
 }
 
-// opening is the time that clients get to open the connections for their first
+// opening is the time that clients have to open the connections for their first
 // waits.
 const opening = 150 * time.Millisecond
 
@@ -260,8 +260,8 @@ func measureHandOver(ctx context.Context, b *bed, r *Row, round int) (Sample, er
 	return Sample{"p50 µs": micros(percentile(took, 0.5)), "p99 µs": micros(percentile(took, 0.99))}, held.Release(ctx)
 }
 
-// handTo hands a lock over to a client that waits for it, and returns the time
-// from the release to the grant.
+// handTo hands over a lock to a waiting client, and returns the time from the
+// release to the grant.
 func handTo(ctx context.Context, next Locker, held Held, name string, settle time.Duration, g *guard) (time.Duration, Held, error) {
 	type grant struct {
 		at   time.Time

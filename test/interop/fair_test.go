@@ -19,7 +19,7 @@ import (
 
 var fair = []scenario{
 	{"order of arrival", true, fairOrder},
-	{"who gives up leaves the queue at once", true, fairGiveUp},
+	{"a canceled waiter leaves the queue at once", true, fairGiveUp},
 	{"unlock of a free lock", false, fairUnlockFree},
 	{"a go waiter dies", false, fairGoDies},
 	{"a go waiter dies before java", false, fairGoDiesBeforeJava},
@@ -103,7 +103,7 @@ func fairUnlockFree(t *testing.T, b *bed) {
 	unlock(t, stale)
 	b.redisson.thread(name, "fair", name).do(t, "unlock")
 	if err := stale.Unlock(t.Context()); !errors.Is(err, dsync.ErrNotHeld) {
-		t.Errorf("Unlock of a lease that is over: got %v, want ErrNotHeld", err)
+		t.Errorf("Unlock of an ended lease: got %v, want ErrNotHeld", err)
 	}
 }
 
@@ -303,7 +303,7 @@ func fairHolderDies(t *testing.T, b *bed) {
 	own.queued(t, name, 1)
 	sleeps := agent.Before(b.version, agent.AsksAgain)
 	if sleeps {
-		testenv.Eventually(t, func() bool { return server.Commands()["eval"] >= before+3 }, "java has asked when it came, when it listened, and later")
+		testenv.Eventually(t, func() bool { return server.Commands()["eval"] >= before+3 }, "java has sent requests on arrival, after it subscribed, and later")
 	} else {
 		time.Sleep(4 * time.Second) // the lease that java saw has ended
 	}
@@ -452,7 +452,7 @@ func fairShare(t *testing.T, b *bed) {
 			}
 		})
 	}
-	testenv.Eventually(t, func() bool { return sections.Load() > callers }, "the callers of go are at it")
+	testenv.Eventually(t, func() bool { return sections.Load() > callers }, "the callers of go are busy")
 	before, begun := sections.Load(), time.Now()
 	b.redisson.thread(name, "fair", name).do(t, "sections", guest, strconv.Itoa(turns))
 	inside, took := sections.Load()-before, time.Since(begun)

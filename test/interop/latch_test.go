@@ -11,8 +11,8 @@ import (
 // latches are scenarios of getCountDownLatch.
 var latches = []scenario{
 	{"both count a latch down", true, latchCounted},
-	{"the end of a latch is told, both ways", true, latchEndsAreTold},
-	{"a latch that is deleted is told, both ways", true, latchDeletionsAreTold},
+	{"the end of a latch is reported, in both directions", true, latchEndsAreTold},
+	{"a deleted latch is reported, in both directions", true, latchDeletionsAreTold},
 }
 
 func latchChannel(name string) string { return "redisson_countdownlatch__channel__{" + name + "}" }
@@ -85,8 +85,8 @@ func goLatch(c *dsync.Client, name string) *sideOfLatch {
 	}
 }
 
-// bothWays runs a scenario on a new latch, as both sides see it, and once more
-// on another latch with the sides exchanged.
+// bothWays runs a scenario on a new latch, as both sides see it, and again on
+// another latch with the sides exchanged.
 func (b *bed) bothWays(tb testing.TB, what string, run func(name string, first, second *sideOfLatch)) {
 	c := b.client(tb, "")
 	for i := range 2 {
@@ -109,7 +109,7 @@ func latchCounted(t *testing.T, b *bed) {
 		node := b.node(name)
 		first.down(t) // nothing happens
 		if !first.set(t, 4) || second.set(t, 7) || first.set(t, 7) {
-			t.Errorf("%s sets the latch first: want that nobody else can", first.name)
+			t.Errorf("%s sets the latch first: want no other client to set it", first.name)
 		}
 		for n := 4; n > 0; n-- {
 			if got, want := node.Do("GET", name), strconv.Itoa(n); got != want {
@@ -140,7 +140,7 @@ func latchEndsAreTold(t *testing.T, b *bed) {
 		counts.down(t)
 		waits.wantCount(t, 1)
 		if !waiting() {
-			t.Errorf("%s does not wait any more at 1", waits.name)
+			t.Errorf("%s no longer waits at 1", waits.name)
 		}
 		counts.down(t)
 		returned(t)

@@ -28,7 +28,7 @@ var plain = []scenario{
 	{"tryLock of java with wait and lease", false, tryForAWhile},
 	{"reentrancy of java", false, javaReenters},
 	{"reentrancy of go", false, goReenters},
-	{"who does not hold the lock cannot unlock it", false, strangers},
+	{"a client without the lock cannot unlock it", false, strangers},
 	{"unlock of a free lock", false, unlockFree},
 	{"lease of java runs out", false, javaLeaseEnds},
 	{"lease of go runs out", false, goLeaseEnds},
@@ -240,7 +240,7 @@ func strangers(t *testing.T, b *bed) {
 	sp.expect(t, "0")
 	j.acquire(0).ok(t)
 	if err := stale.Unlock(t.Context()); !errors.Is(err, dsync.ErrNotHeld) {
-		t.Errorf("Unlock of a lease that is over: got %v, want ErrNotHeld", err)
+		t.Errorf("Unlock of an ended lease: got %v, want ErrNotHeld", err)
 	}
 	other.begin("unlock").refused(t)
 	b.holds(t, name, j.owner(t), "1")
@@ -546,7 +546,7 @@ func TestRestart(t *testing.T) {
 			c := j.begin("unlock")
 			c.wait(t)
 			return c.err != nil && len(c.err.Error()) > 0 && c.err.Error()[:7] == "Illegal"
-		}, "java is told that it does not hold the lock")
+		}, "java learns that it does not hold the lock")
 		lease = lock(t, c, name)
 		j.begin("tryLock").equals(t, "false")
 		unlock(t, lease)

@@ -26,7 +26,7 @@ func TestMigration(t *testing.T) {
 	tool := buildTool(t)
 	onBeds(t, "single", func(t *testing.T, b *bed) {
 		m := &move{bed: b, to: "redisson://" + testenv.Redis(t).Addr + "?fence=redisson", tool: tool}
-		t.Run("java holds a name, and then waits in vain", m.leftBehind)
+		t.Run("java holds a name, and then waits without success", m.leftBehind)
 		t.Run("java waits while the name moves", m.waitsMeanwhile)
 		t.Run("a crowd of both", m.crowd)
 	})
@@ -212,7 +212,7 @@ func (m *move) crowd(t *testing.T) {
 	all.Wait()
 	for _, who := range []string{"java", "dual", "new", "refused"} {
 		if c.granted[who] == 0 {
-			t.Errorf("nobody was counted as %s: %v", who, c.granted)
+			t.Errorf("no waiter was counted as %s: %v", who, c.granted)
 		}
 	}
 	// Redisson may stay subscribed after a tryLock that timed out. The Go

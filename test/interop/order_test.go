@@ -168,7 +168,7 @@ func (l *arrivalsOf) leave(hold string) {
 func (a *arrivals) granted(l *arrivalsOf, at time.Time, hold string) {
 	l.leave(hold)
 	by := l.left
-	if by.hold != hold { // it did not have to wait
+	if by.hold != hold { // it did not need to wait
 		l.seen++
 		by = arrival{hold, l.seen, at}
 	}

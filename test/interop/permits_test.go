@@ -13,9 +13,9 @@ import (
 // permits are scenarios of getPermitExpirableSemaphore.
 var permits = []scenario{
 	{"both take permits of one limit", true, permitsShared},
-	{"permits that are given back wake, both ways", true, permitHandOvers},
-	{"permits of go run out for java", false, goPermitsExpire},
-	{"permits of java run out for go", false, javaPermitsExpire},
+	{"released permits wake waiters, in both directions", true, permitHandOvers},
+	{"expired permits of go become free for java", false, goPermitsExpire},
+	{"expired permits of java become free for go", false, javaPermitsExpire},
 	{"a limit that java raises", true, javaRaisesLimit},
 	{"a crowd of both takes permits", true, permitCrowd},
 }
@@ -128,7 +128,7 @@ func goPermitsExpire(t *testing.T, b *bed) {
 		t.Errorf("java got a permit of go %v before its end", lasts-took)
 	}
 	if err := lease.Err(); err == nil {
-		t.Error("java has the permit, and go says that it still holds it")
+		t.Error("java has the permit, but go reports that it still holds it")
 	}
 	if err := lease.Unlock(t.Context()); !errors.Is(err, dsync.ErrLost) && !errors.Is(err, dsync.ErrNotHeld) && err != nil {
 		t.Errorf("Unlock of permits that ran out: %v", err)
@@ -174,7 +174,7 @@ func javaRaisesLimit(t *testing.T, b *bed) {
 	j.do(t, "add", "1")
 	lease := w.granted(t)
 	if <-old.done; !errors.Is(old.err, dsync.ErrLimit) {
-		t.Errorf("one that waits and names the old limit: got %v, want ErrLimit", old.err)
+		t.Errorf("a waiter that passed the old limit: got %v, want ErrLimit", old.err)
 	}
 	unlock(t, lease)
 	j.do(t, "release", id)

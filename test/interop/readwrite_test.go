@@ -19,9 +19,9 @@ import (
 // readWrite are scenarios of getReadWriteLock.
 var readWrite = []scenario{
 	{"readers of both share a read-write lock", true, readersShare},
-	{"who writes is alone with a read-write lock", true, writerIsAlone},
-	{"hand-overs of a read-write lock, both ways", true, readWriteHandOvers},
-	{"who writes wakes all readers of both", true, writerWakesReaders},
+	{"a writer excludes all others from a read-write lock", true, writerIsAlone},
+	{"hand-overs of a read-write lock, in both directions", true, readWriteHandOvers},
+	{"a writer wakes all readers of both", true, writerWakesReaders},
 	{"readers of both are renewed", false, readersAreRenewed},
 	{"every lock of go writes", true, locksOfGoWrite},
 	{"a lock of go beside the read-write lock of java", false, javaBesideALock},
@@ -127,7 +127,7 @@ func readWriteHandOvers(t *testing.T, b *bed) {
 					b.subscribed(t, readWriteChannel(name), 1)
 					time.Sleep(20 * time.Millisecond) // a waiter sends another request once it has subscribed
 					if w.ended() {
-						t.Fatalf("the one that waits was granted: %v", w.err)
+						t.Fatalf("the waiter was granted: %v", w.err)
 					}
 					start := time.Now()
 					from.do(t, "unlock")
@@ -312,7 +312,7 @@ func javaReaderKilled(t *testing.T, b *bed) {
 	r.acquire(0).ok(t)
 	owner := j.owner(t)
 	java.Kill()
-	testenv.Eventually(t, func() bool { return b.node(name).Do("EXISTS", timeoutKey(name, owner)) == int64(0) }, "the time of the dead reader is over")
+	testenv.Eventually(t, func() bool { return b.node(name).Do("EXISTS", timeoutKey(name, owner)) == int64(0) }, "the dead reader has expired")
 	waits := g.thread("writer", "write", name)
 	w := waits.acquire(0)
 	b.subscribed(t, readWriteChannel(name), 1)
@@ -358,7 +358,7 @@ func goReaderFrozen(t *testing.T, b *bed) {
 	frozen.Cont()
 	c := r.begin("unlock")
 	if c.wait(t); c.err == nil {
-		t.Error("unlock of a reader whose time was over: got no error")
+		t.Error("unlock of an expired reader: got no error")
 	}
 	b.wantFields(t, name, map[string]string{"mode": "write", w.owner(t) + ":write": "1"})
 	w.do(t, "unlock")

@@ -22,7 +22,7 @@ func TestSealed(t *testing.T) {
 		t.Run("redisson "+version, func(t *testing.T) {
 			t.Parallel()
 			b := serverBed(server, version).withJava(t)
-			t.Run("nobody of java is granted a sealed name", b.nobodyBesideASeal)
+			t.Run("no Java client is granted a sealed name", b.nobodyBesideASeal)
 			t.Run("java waits for a sealed name until that is free", b.waitsForASeal)
 			t.Run("a name that java holds is not sealed", b.sealsNothingOfJava)
 			t.Run("a name that java holds beside a lock is not sealed", b.sealsNothingBesideJava)

@@ -206,7 +206,7 @@ func takeAll(t *testing.T, c *dsync.Client, name string) {
 	defer cancel()
 	lease, err := c.Lock(ctx, name, dsync.Permits(permitLimit, permitLimit))
 	if err != nil {
-		t.Fatalf("all permits, after everybody was killed: %v", err)
+		t.Fatalf("all permits, after all processes were killed: %v", err)
 	}
 	unlock(t, lease)
 	if err := c.Close(ctx); err != nil {
@@ -221,7 +221,7 @@ func (b *bed) onlyLimit(t *testing.T, name string) {
 	node := b.node(name)
 	b.wantFree(t, name, permitLimit)
 	if keys := node.Do("KEYS", "*").([]any); len(keys) != 1 || keys[0] != name {
-		t.Errorf("keys that are left: %q, want %q alone", keys, name)
+		t.Errorf("keys that are left: %q, want only %q", keys, name)
 	}
 	testenv.Eventually(t, func() bool { return len(node.Do("PUBSUB", "CHANNELS", "*").([]any)) == 0 }, "nobody listens")
 }

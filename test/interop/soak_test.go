@@ -37,7 +37,7 @@ func TestSoak(t *testing.T) {
 	t.Run("fair", func(t *testing.T) {
 		version := agent.Versions(agent.New)[0]
 		if agent.Before(version, agent.AsksAgain) {
-			t.Skipf("waiters of Redisson %s may sleep for ever", version)
+			t.Skipf("waiters of Redisson %s may sleep forever", version)
 		}
 		t.Parallel()
 		soak(t, "fair", []string{version})

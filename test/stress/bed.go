@@ -16,18 +16,18 @@ type bed struct {
 	info   driver.Info
 
 	nodes   []node         // nodes that clients connect to
-	hosts   *testenv.Hosts // hosts of the nodes, if they have their own
+	hosts   *testenv.Hosts // hosts of the nodes, if each has its own
 	links   bool           // workers reach them through links that can be disturbed
 	pace    time.Duration  // longest pause between two attempts of a goroutine; 0 means pace
 	clients int            // clients per process if the backend is inside the process, otherwise 0
 	url     func(addrs []string) string
-	left    func(names []string) []string // the remains of these locks, and connected clients
+	left    func(names []string) []string // remains of these locks, and connected clients
 	rest    map[string]time.Duration      // extra pause after a fault, by fault
 	// time after a fault within which every name must be granted again
 	recover time.Duration
 	votes   bool          // two concurrent attempts may refuse each other
-	tied    bool          // the server ends everything a connection holds as soon as it closes
-	early   time.Duration // how much a session may end before its time, as documented
+	tied    bool          // the server ends the holds of a connection as soon as it closes
+	early   time.Duration // how early a session may end, as documented
 	// the fault after which the backend may end sessions that were kept alive
 	ends string
 
@@ -75,7 +75,7 @@ func (b *bed) addrs() []string {
 	return addrs
 }
 
-// ask finds out what the driver promises.
+// ask determines the promises of the driver.
 func (b *bed) ask(tb testing.TB) *bed {
 	b.faults = applicable[b.name]
 	if b.recover == 0 {
@@ -118,8 +118,8 @@ func (b *bed) oneAddress(tb testing.TB, servers []node) *bed {
 	return b.ask(tb)
 }
 
-// leftBehind waits for the holds of killed workers to expire, and returns what
-// is left then.
+// leftBehind waits for the holds of killed workers to expire, and returns the
+// remains.
 func (b *bed) leftBehind(names []string) []string {
 	if b.left == nil {
 		return nil

@@ -49,8 +49,7 @@ func etcdOneAddressBed(tb testing.TB) *bed {
 	return b.oneAddress(tb, b.nodes)
 }
 
-// etcdApartBed returns a bed of a cluster whose servers have hosts of their
-// own.
+// etcdApartBed returns a bed of a cluster whose servers have separate hosts.
 func etcdApartBed(tb testing.TB) *bed {
 	hosts := testenv.NewHosts(tb, 3)
 	return etcdBed(tb, testenv.EtcdClusterOn(hosts)...).apart(hosts)

@@ -48,7 +48,7 @@ type mariadb struct {
 	server *testenv.MySQLServer
 }
 
-// use calls f with a connection of its own.
+// use calls f with a separate connection.
 func (m mariadb) use(f func(ctx context.Context, db *sql.Conn) error) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()

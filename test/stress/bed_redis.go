@@ -126,8 +126,8 @@ func sentinelBed(tb testing.TB, s *testenv.Sentinel) *bed {
 			if s.Primary() != before {
 				return redisInfo(s.Primary(), "replication", "role") == "master"
 			}
-			// Refused while a failover is in progress, and requested again
-			// after that one was abandoned.
+			// Refused while a fail-over is in progress, and requested again
+			// after that fail-over was abandoned.
 			_, _ = s.Sentinels[0].Try("SENTINEL", "FAILOVER", s.Master)
 			return false
 		}, "there is a new primary")

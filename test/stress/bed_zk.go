@@ -49,9 +49,9 @@ func zkOneAddressBed(tb testing.TB) *bed {
 	return b.oneAddress(tb, b.nodes)
 }
 
-// zkApartBed returns a bed of an ensemble whose servers have hosts of their
-// own. A follower that does not hear from its leader gives up after twice the
-// TTL, as with the usual settings and a TTL of 5 s.
+// zkApartBed returns a bed of an ensemble whose servers have separate hosts. A
+// follower that does not hear from its leader gives up after twice the TTL, as
+// with the usual settings and a TTL of 5 s.
 func zkApartBed(tb testing.TB) *bed {
 	hosts := testenv.NewHosts(tb, 3)
 	b := zkBed(tb, testenv.ZooKeeperEnsembleOn(hosts, "tickTime=500", "syncLimit=8")...).apart(hosts)
@@ -116,7 +116,7 @@ func (z zkAdmin) logStrays(leader *testenv.ZooKeeperServer) {
 			return
 		}
 		if time.Now().After(end) {
-			z.tb.Logf("followers have what their leader has not: %q", strays)
+			z.tb.Logf("followers have nodes that their leader does not have: %q", strays)
 			return
 		}
 	}

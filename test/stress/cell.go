@@ -151,12 +151,12 @@ func (c *cell) inject(i int) {
 	c.result.Faulty += time.Since(start)
 }
 
-// invalid records that a fault was not really injected.
+// invalid records that a fault was not actually injected.
 func (c *cell) invalid(format string, args ...any) {
 	c.result.Invalid = append(c.result.Invalid, fmt.Sprintf(format, args...))
 }
 
-// require waits until the precondition of a fault is met. Without it the run
+// require waits until the precondition of a fault is met. Otherwise the run
 // proves nothing.
 func (c *cell) require(there func() bool, otherwise string, args ...any) {
 	for end := time.Now().Add(10 * time.Second); !there(); c.sleep(10 * time.Millisecond) {
@@ -168,7 +168,7 @@ func (c *cell) require(there func() bool, otherwise string, args ...any) {
 }
 
 // await waits until the workers have completed the given number of operations,
-// or until the machine has had enough time for them.
+// or have had enough time for them on this machine.
 func (c *cell) await(operations int) {
 	for end := time.Now().Add(30 * time.Second); c.resource.written() < operations && time.Now().Before(end); {
 		c.sleep(50 * time.Millisecond)

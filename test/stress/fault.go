@@ -23,7 +23,7 @@ type Fault struct {
 	long    bool // in long runs only
 	apart   bool // separates the hosts of servers, where a bed has hosts
 	jumps   bool // moves the clock by which the server ends holds
-	refuses bool // refuses requests, at the servers or in front of them
+	refuses bool // refuses requests, in the servers or in proxies
 	bounded bool // no call of a worker may exceed its time limit
 	inject  func(c *cell, i int)
 }
@@ -31,16 +31,16 @@ type Fault struct {
 // Faults lists all faults in the order of the table.
 var Faults = []*Fault{
 	{Name: "worker-kill", What: "SIGKILL of a process; another one takes its place", kills: true, inject: killWorker},
-	{Name: "worker-freeze", What: "SIGSTOP of a process for longer than the TTL, mostly of one that holds a lock", inject: freezeWorker},
-	{Name: "worker-clock", What: "the wall clock of a process jumps by an hour, forth and back", inject: jumpWorker},
+	{Name: "worker-freeze", What: "SIGSTOP of a process for longer than the TTL, usually one that holds a lock", inject: freezeWorker},
+	{Name: "worker-clock", What: "the wall clock of a process jumps by an hour, forward and back", inject: jumpWorker},
 	{Name: "worker-sleep", What: "by the clocks of a process that holds a lock, the machine has slept for longer than the TTL", sleeps: true, inject: sleepWorker},
 	{Name: "cut", What: "all connections of a process are reset, and new ones refused for up to 400 ms", cuts: true, inject: cutLinks},
 	{Name: "slow", What: "everything between a process and the servers is late by up to 60 ms, for 2 s", inject: slowLinks},
-	{Name: "black-hole", What: "nothing arrives from a process, or at it, or both, for longer than the TTL; then all of it, or it is lost",
+	{Name: "black-hole", What: "nothing arrives from a process, or at it, or both, for longer than the TTL; then everything arrives, or is lost",
 		cuts: true, inject: blackHole},
-	{Name: "lost-answers", What: "requests of a process are carried out, the answers are thrown away, the connections reset",
+	{Name: "lost-answers", What: "requests of a process are carried out, their answers are discarded, and the connections reset",
 		cuts: true, inject: loseAnswers},
-	{Name: "half-open", What: "the connections of a process lose everything without notice, and new ones work", cuts: true, bounded: true,
+	{Name: "half-open", What: "the connections of a process silently lose everything, and new ones work", cuts: true, bounded: true,
 		inject: halfOpen},
 	{Name: "one-address", What: "a replica takes over behind the address that clients have, and open connections stay with the old server",
 		cuts: true, inject: moveAddress},
@@ -52,34 +52,34 @@ var Faults = []*Fault{
 	{Name: "server-freeze", What: "SIGSTOP of the server, or of the leader, for longer than the TTL", inject: freezeServer},
 	{Name: "node-loss", What: "SIGKILL of fewer than half of the nodes for 1 to 3 s", inject: loseNodes},
 	{Name: "majority-loss", What: "SIGKILL of more than half of the nodes for 1 to 3 s", inject: loseMajority},
-	{Name: "servers-apart", What: "the host of a server, mostly of the leader or of a holder's session, does not hear of others, or they not of it, " +
+	{Name: "servers-apart", What: "the host of a server, usually of the leader or of a holder's session, does not hear from the others, or they from it, " +
 		"or both, for longer than the TTL; clients reach all", apart: true, inject: keepApart},
 	{Name: "leader-change", What: "another node becomes the leader, or the primary", inject: changeLeader},
 	{Name: "session-kill", What: "the server ends sessions: lease revoke, close of the session, pg_terminate_backend, CLIENT KILL",
 		removes: true, inject: killSessions},
-	{Name: "disk-loss", What: "the server, or all nodes one after the other, restarted without what was on disk", removes: true, inject: loseDisk},
+	{Name: "disk-loss", What: "the server, or all nodes one after the other, restarted without the data on disk", removes: true, inject: loseDisk},
 	{Name: "flush", What: "FLUSHALL on the server, or on fewer than half of the nodes", removes: true, inject: flush},
 	{Name: "flush-majority", What: "FLUSHALL on more than half of the nodes", removes: true, inject: flushMajority},
 	{Name: "evict", What: "memory runs short, and the server evicts keys", removes: true, inject: evict},
-	{Name: "clock", What: "the wall clock of the server, or of fewer than half of the nodes, jumps by 40 s or an hour, forth and back",
+	{Name: "clock", What: "the wall clock of the server, or of fewer than half of the nodes, jumps by 40 s or an hour, forward and back",
 		removes: true, jumps: true, inject: jumpServer},
-	{Name: "clock-majority", What: "that of more than half of the nodes", removes: true, jumps: true, inject: jumpMajority},
-	{Name: "crowd-leaves", What: "1,500 calls of Lock of one client end at once, canceled or by their deadline; nobody loses a lock, and the server " +
+	{Name: "clock-majority", What: "the wall clock of more than half of the nodes", removes: true, jumps: true, inject: jumpMajority},
+	{Name: "crowd-leaves", What: "1,500 calls of Lock of one client end at once, canceled or by their deadline; no client loses a lock, and the server " +
 		"has little to do", rare: true, inject: crowdLeaves},
-	{Name: "outage-canceled", What: "a process that waits is out of reach for eight times the TTL, and its calls are canceled meanwhile",
+	{Name: "outage-canceled", What: "a process that waits is out of reach for eight times the TTL, and its calls are canceled in the meantime",
 		cuts: true, rare: true, inject: outage(8*TTL, true)},
 	{Name: "outage-long", What: "a process that waits is out of reach for longer than a minute", cuts: true, rare: true, long: true,
 		inject: outage(65*time.Second, false)},
 	{Name: "removed", What: "ForceUnlock of all names", removes: true, inject: inside("remove")},
 	{Name: "inside-cut", What: "a client cannot reach the backend for longer than the TTL", inject: insideFor("cut")},
 	{Name: "inside-hang", What: "requests of a client hang for longer than the TTL", inject: insideFor("hang")},
-	{Name: "inside-lost-answers", What: "requests of a client are carried out and the answers lost, for longer than the TTL",
+	{Name: "inside-lost-answers", What: "requests of a client are carried out but the answers are lost, for longer than the TTL",
 		inject: insideFor("lose")},
 }
 
 // killWorker kills a process and starts another one. Every other time, the new
-// process waits in line with all workers before the holder is killed. Then no
-// newcomer sends a request after the death, which could help the waiters.
+// process queues with all workers before the holder is killed. Then no newcomer
+// sends a request after the death, which could help the waiters.
 func killWorker(c *cell, i int) {
 	begin := func() {
 		next := c.spawn()
@@ -124,7 +124,7 @@ func jumpWorker(c *cell, i int) {
 		c.askWorker(w, fmt.Sprint("clock ", seconds))
 		after := c.askWorker(w, fmt.Sprint("time ", 0))
 		if jumped := after - before; jumped < 1800 && jumped > -1800 {
-			c.invalid("the clock of %s was to jump by an hour, and jumped by %d s", w.label, jumped)
+			c.invalid("the clock of %s should have jumped by an hour, but jumped by %d s", w.label, jumped)
 		}
 		if seconds != 0 {
 			c.sleep(c.outlasts())
@@ -141,7 +141,7 @@ func sleepWorker(c *cell, _ int) {
 	c.require(func() bool {
 		told = c.askWorker(c.workers[c.victim()], fmt.Sprint("sleep ", int(3*TTL/2/time.Second)))
 		return told != 0
-	}, "no worker held a lock when its machine was to sleep")
+	}, "no worker held a lock when its machine was about to sleep")
 	if told < 0 {
 		c.result.Failed = append(c.result.Failed, "a lease was held after a sleep that was longer than its TTL; see the standard error of its worker")
 	}
@@ -151,7 +151,7 @@ func sleepWorker(c *cell, _ int) {
 func (c *cell) askWorker(w *running, order string) (answer int64) {
 	w.Send(order)
 	if _, err := fmt.Sscan(w.Line(), &answer); err != nil {
-		c.t.Fatalf("%s does not answer to %q with a number: %v", w.label, order, err)
+		c.t.Fatalf("%s does not answer %q with a number: %v", w.label, order, err)
 	}
 	return answer
 }
@@ -162,7 +162,7 @@ func connected(l *wire.Wire) bool { return l.Traffic().Open > 0 }
 // client may take a while to reconnect.
 func (c *cell) linked() *running {
 	w := c.workers[c.victim()]
-	c.require(w.connected, "%s had no connection when its links were to fail", w.label)
+	c.require(w.connected, "%s had no connection when its links were about to fail", w.label)
 	return w
 }
 

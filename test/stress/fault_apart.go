@@ -32,7 +32,7 @@ func keepApart(c *cell, i int) {
 		return node < 0 || c.bed.hosts.Reaches(victim, address(c.bed.nodes[node]))
 	}
 	if reached() {
-		c.invalid("hosts %d and %d were to be apart, and are not", victim, peers[0])
+		c.invalid("hosts %d and %d should be apart, but are not", victim, peers[0])
 	}
 	c.sleep(TTL + c.outlasts())
 	c.bed.hosts.Heal()

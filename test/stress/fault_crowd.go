@@ -89,7 +89,7 @@ func crowdLeaves(c *cell, i int) {
 	joined := waiters.do("wait", c.crowded, crowdSize, limit)
 	c.joined = joined
 	if limit > 0 {
-		c.sleep(limit - joined - time.Second) // requests of this time do not count
+		c.sleep(limit - joined - time.Second) // requests during this time do not count
 	}
 	stall := watchStalls()
 	if c.bed.strain != nil {
@@ -100,7 +100,7 @@ func crowdLeaves(c *cell, i int) {
 	settled := holder.do("settle", c.crowded, 0, 0)
 	holder.do("free", c.crowded, 0, 0)
 	regained := other.do("take", c.crowded, 0, 0)
-	c.t.Logf("%d waiters joined in %v and left in %v; nobody was in the queue any more after %v; the lock was granted again after %v",
+	c.t.Logf("%d waiters joined in %v and left in %v; the queue was empty after %v; the lock was granted again after %v",
 		crowdSize, joined, left, settled, regained)
 	stood := stall()
 	if c.bed.strain == nil {
@@ -116,7 +116,7 @@ func crowdLeaves(c *cell, i int) {
 
 // outage cuts a process with waiters off from the servers for a while. It
 // cancels the waiters during the outage or after it. Their places in a queue
-// must be released before other clients have to wait for these places to
+// must be released before other clients would have to wait for these places to
 // expire.
 func outage(d time.Duration, canceled bool) func(*cell, int) {
 	return func(c *cell, i int) {
@@ -124,7 +124,7 @@ func outage(d time.Duration, canceled bool) func(*cell, int) {
 		holder.do("hold", c.crowded, 0, 0)
 		waiters.do("wait", c.crowded, 20, 0)
 		w := waiters.w
-		c.require(w.connected, "%s had no connection when its links were to fail", w.label)
+		c.require(w.connected, "%s had no connection when its links were about to fail", w.label)
 		if i%2 == 0 {
 			w.each(func(l *wire.Wire) { l.Hold(wire.Both) })
 		} else {
@@ -146,6 +146,6 @@ func outage(d time.Duration, canceled bool) func(*cell, int) {
 		settled := holder.do("settle", c.crowded, 0, 0)
 		holder.do("free", c.crowded, 0, 0)
 		regained := other.do("take", c.crowded, 0, 0)
-		c.t.Logf("nobody was in the queue any more after %v; the lock was granted again after %v", settled, regained)
+		c.t.Logf("the queue was empty after %v; the lock was granted again after %v", settled, regained)
 	}
 }

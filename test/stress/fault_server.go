@@ -45,7 +45,7 @@ func (c *cell) down(nodes []node, d time.Duration, between func()) {
 	all.Wait()
 	for i, n := range nodes {
 		if n.Pid() == pids[i] {
-			c.invalid("a server was to be killed and still has process id %d", pids[i])
+			c.invalid("a server should have been killed, but still has process id %d", pids[i])
 		}
 	}
 }
@@ -87,7 +87,7 @@ func changeLeader(c *cell, _ int) {
 	before := c.leader()
 	c.bed.newLeader()
 	if after := c.leader(); after == before {
-		c.invalid("node %d leads after the change of the leader, as before", after)
+		c.invalid("node %d still leads after the change of the leader", after)
 	}
 }
 
@@ -113,7 +113,7 @@ func loseDisk(c *cell, i int) {
 func (c *cell) flush(nodes []node) {
 	for _, n := range nodes {
 		redis := asRedis(n)
-		c.require(func() bool { return redis.Do("DBSIZE").(int64) > 0 }, "%s had no key when it was to be flushed", redis.Addr)
+		c.require(func() bool { return redis.Do("DBSIZE").(int64) > 0 }, "%s had no key when it was about to be flushed", redis.Addr)
 	}
 	for _, n := range nodes {
 		asRedis(n).Do("FLUSHALL")
@@ -148,7 +148,7 @@ func (c *cell) jump(nodes int, i int) {
 	set(d)
 	for _, k := range order {
 		if off := c.bed.clockOff(k); (off - d).Abs() > 10*time.Second {
-			c.invalid("the clock of a server was to be %v off, and is %v off", d, off)
+			c.invalid("the clock of a server should be %v off, but is %v off", d, off)
 		}
 	}
 	c.sleep(c.outlasts())

@@ -13,7 +13,7 @@ const (
 	losesLocks = "PostgreSQL does not replicate locks"
 	trusts     = "Redis ends holds by its wall clock"
 	trustsSQL  = "the database ends holds by its wall clock"
-	losesVote  = "a lock that no more than a majority has got yet is free when one of these nodes forgets it"
+	losesVote  = "a lock that only a bare majority has so far is free when one of these nodes forgets it"
 )
 
 // Faults of processes and clocks, of the network, of one server, and of several

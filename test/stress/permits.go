@@ -12,7 +12,8 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// permitLimit is the number of permits. Each call requests at most one less.
+// permitLimit is the number of permits. Each call requests at most one permit
+// fewer.
 const permitLimit = 4
 
 // tally counts the permits that were held at any time, as reported by their
@@ -35,9 +36,9 @@ type stay struct {
 
 func (t *tally) now() time.Duration { return time.Since(t.began) }
 
-// told records that the holder who has n permits until a moment. It returns the
-// holder's stay, which later calls pass as s. With n = 0, told records the end
-// of s.
+// told records that the holder who has n permits until a given time. It returns
+// the holder's stay, which later calls pass as s. With n = 0, told records the
+// end of s.
 func (t *tally) told(s *stay, n int, until time.Duration, who string) *stay {
 	now := t.now()
 	t.mu.Lock()
@@ -107,8 +108,8 @@ func (u *user) permits() {
 	time.Sleep(u.upTo(u.Pace))
 }
 
-// restoreLimit does what an operator would do after the backend has lost some
-// of the permits.
+// restoreLimit sets the limit, as an operator would after the backend has lost
+// some of the permits.
 func (u *user) restoreLimit() {
 	ctx, cancel := context.WithTimeout(context.Background(), TTL)
 	defer cancel()
@@ -116,8 +117,8 @@ func (u *user) restoreLimit() {
 	done(u.drivers[0].(driver.Limiter).SetLimit(ctx, u.Permits, permitLimit))
 }
 
-// stay holds permits and reports them to the tally. Their end is a moment in
-// the time of the resource that is not after the deadline of the lease.
+// stay holds permits and reports them to the tally. Their end is a time on the
+// clock of the resource that is not after the deadline of the lease.
 func (u *user) stay(l *dsync.Lease, op *history.Op, n int, d time.Duration) {
 	defer u.store.left()
 	tick := time.NewTicker(TTL / 10)

@@ -27,10 +27,10 @@ const (
 	plantNoBackstop = "waiter without a back-stop timer"
 	// Permits are released by their number, regardless of their holder. A
 	// repeated or late release frees the permits of another holder.
-	plantByNumber = "permits given back by their number"
+	plantByNumber = "permits released by their number"
 	// A leader remembers that it was elected, and does not stop when its term
 	// is lost. This bug is not in the driver; see campaign.
-	plantFlag = "leader that does not stop at its loss"
+	plantFlag = "leader that does not stop after its loss"
 )
 
 // plant puts a bug into a driver of a Redis at url.

@@ -39,7 +39,7 @@ func redisRefusals(tb testing.TB, pick func(*rand.Rand) []*testenv.RedisServer, 
 			}
 		}})
 	}
-	for range 5 { // as often as all others together
+	for range 5 { // as often as all other refusals together
 		all = append(all, refusal{"NOPERM", func(c *cell) func() {
 			var ends []func()
 			for _, s := range pick(c.random) {

@@ -160,12 +160,12 @@ func (c *resourceClient) access(name string, token uint64, mode driver.Mode, who
 	c.ask("access", token, int(mode), name, who)
 }
 
-// holds reports that the user has n permits until a moment on the clock of now.
+// holds reports that the user has n permits until a time on the clock of now.
 func (c *resourceClient) holds(n int, until time.Duration, who string) {
 	c.ask("holds", n, int64(until), who)
 }
 
-// left reports that the user has no permits any more.
+// left reports that the user no longer has permits.
 func (c *resourceClient) left() { c.holds(0, 0, "nobody") }
 
 // now returns a moment on the clock of the resource, not later than the return.

@@ -72,7 +72,7 @@ func (c *cell) judge() {
 		c.invalid("%q was read %d times and written %d times", c.shared, r.Reads, r.Writes)
 	}
 	if c.election != "" && r.Terms < c.Injections {
-		c.invalid("%q had %d terms under %d faults", c.election, r.Terms, c.Injections)
+		c.invalid("%q had %d terms during %d faults", c.election, r.Terms, c.Injections)
 	}
 	c.count()
 	c.regained(events)
@@ -139,7 +139,7 @@ func (c *cell) bounds() history.Bounds {
 // regained measures how long after the end of a fault each name was granted
 // again.
 func (c *cell) regained(events []history.Event) {
-	waiting := map[string]time.Duration{} // since when, from the end of the last fault
+	waiting := map[string]time.Duration{} // time since then, from the end of the last fault
 	for _, e := range events {
 		switch e.Kind {
 		case history.KindFaultOff:

@@ -58,7 +58,7 @@ type worker struct {
 	Hold time.Duration // longest hold of the long lock, in addition to a quarter of the TTL
 
 	// Bounded means that no call may exceed its time limit by more than slack.
-	// The limit of a call without one of its own is soon.
+	// The limit of a call without its own limit is soon.
 	Bounded bool
 
 	Quiet bool // only the long lock is used, so that the servers see only the requests that keep it
@@ -230,7 +230,7 @@ func (w *worker) start(work *sync.WaitGroup, client int) {
 	}
 }
 
-// last locks every name once more, to check that no user is stuck.
+// last locks every name one more time, to check that no user is stuck.
 func (w *worker) last(ctx context.Context, client int) {
 	u := &user{worker: w, client: w.client[client], label: fmt.Sprint(w.Label, ".last.", client), random: rand.New(rand.NewPCG(w.Seed, 100))}
 	u.store = dialResource(w.Resource)
@@ -250,7 +250,7 @@ func (w *worker) last(ctx context.Context, client int) {
 	if w.Permits != "" {
 		all := history.Attempt{Name: w.Permits, Mode: driver.Permit, Permits: permitLimit, Limit: permitLimit}
 		if err := u.use(ctx, all, patience, 0); err != nil {
-			w.stuck = fmt.Errorf("%w: all permits of %q at last: %w", errStuck, w.Permits, err)
+			w.stuck = fmt.Errorf("%w: all permits of %q at the end: %w", errStuck, w.Permits, err)
 			return
 		}
 	}
@@ -308,8 +308,8 @@ func (u *user) shared() {
 }
 
 // long pauses after each hold. Without the pause, on a busy machine and with a
-// lock that has no order, a user that locks again at once would keep all others
-// out.
+// lock that has no order, a user that locks again at once would keep out all
+// other users.
 func (u *user) long() {
 	_ = u.use(context.Background(), history.Attempt{Name: u.Long}, patience, TTL/4+u.upTo(u.Hold))
 	time.Sleep(u.upTo(20 * time.Millisecond))
@@ -317,7 +317,7 @@ func (u *user) long() {
 
 // use acquires a lock, writes or reads the resource, and releases the lock. It
 // returns the error of the attempt. The judge decides whether the attempt was
-// right to fail while there are faults.
+// allowed to fail during a fault.
 func (u *user) use(ctx context.Context, a history.Attempt, wait, hold time.Duration) error {
 	a.Client, a.NoWait = u.label, wait == 0
 	lock := u.client.Lock

@@ -12,7 +12,7 @@ import (
 	"github.com/go-dsync/dsync"
 )
 
-// Shop sells coupons to buyers who come at once.
+// Shop sells coupons to buyers who arrive at once.
 type Shop struct {
 	Stock  Stock
 	Locker dsync.Locker  // nil means no lock
@@ -52,7 +52,7 @@ func (s *Shop) sell(ctx context.Context) (sold bool, err error) {
 }
 
 // Serve lets all buyers in at once and returns the result. After each buyer it
-// calls served with the count so far. The first error sends the others home.
+// calls served with the count so far. The first error ends the other purchases.
 func (s *Shop) Serve(ctx context.Context, buyers int, served func(Tally)) (Tally, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -114,7 +114,7 @@ func (s Sale) String() string { return fmt.Sprintf("%v remaining=%d", s.Tally, s
 
 // Stock is the number of coupons left: eight bytes in a file that stands for a
 // row in a database. A read is atomic, and so is a write, but only the lock
-// makes the two of a purchase atomic together.
+// makes the read and the write of a purchase atomic together.
 type Stock struct{ File *os.File }
 
 // Read returns the number of coupons left.

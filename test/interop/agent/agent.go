@@ -40,7 +40,7 @@ func Command(ctx context.Context, version string) ([]string, error) {
 		cmd.Dir = dir
 		out, err := cmd.CombinedOutput()
 		if err != nil && unpublished(version, out) {
-			return nil, fmt.Errorf("there is no Redisson %s: https://repo.maven.apache.org/maven2/org/redisson/redisson lists those that there are", version)
+			return nil, fmt.Errorf("there is no Redisson %s: https://repo.maven.apache.org/maven2/org/redisson/redisson lists the versions", version)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("mvn package on Redisson %s: %w\n%s", version, err, bytes.TrimSpace(out))
@@ -67,7 +67,7 @@ func unpublished(version string, out []byte) bool {
 func project() (string, error) {
 	_, file, _, ok := runtime.Caller(0)
 	if !ok || !filepath.IsAbs(file) {
-		return "", errors.New("the sources of the Java program cannot be found: this was built with -trimpath")
+		return "", errors.New("the sources of the Java program cannot be found, because this was built with -trimpath")
 	}
 	return filepath.Join(filepath.Dir(file), "..", "java"), nil
 }

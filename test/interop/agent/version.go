@@ -24,8 +24,8 @@ const (
 // locks with Redisson.
 const (
 	Fenced = "3.19.0" // RFencedLock exists
-	// sharded channels in a cluster, if the client happens to see that the
-	// cluster has them
+	// sharded channels in a cluster, if the client happens to notice that the
+	// cluster supports them
 	Sharded    = "3.22.0"
 	SeesShards = "3.28.0" // every client sees them
 	// a waiter of the fair lock sends another request at the end of a lease
@@ -64,7 +64,7 @@ func numbers(version string) []int {
 // be built.
 func check(version string) error {
 	if !threeNumbers.MatchString(version) {
-		return fmt.Errorf("%q is no version of Redisson: those have three numbers, as %s", version, New)
+		return fmt.Errorf("%q is not a version of Redisson: these have three numbers, such as %s", version, New)
 	}
 	if Before(version, Fenced) {
 		return fmt.Errorf("the Java program needs RFencedLock, which came with Redisson %s: %s does not have it", Fenced, version)

@@ -20,7 +20,7 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-var soak = flag.Duration("soak", 6*time.Second, "how long TestPermitsOfFleet goes on, with a kill every 2 s")
+var soak = flag.Duration("soak", 6*time.Second, "how long TestPermitsOfFleet runs, with a kill every 2 s")
 
 // permits executes the commands of a dsync agent for permits.
 func (a *agent) permits(ctx context.Context, words []string, held **dsync.Lease) (err error) {

@@ -286,7 +286,7 @@ func TestVictims(t *testing.T) {
 					if frozen && victim == dsyncs {
 						v.Cont()
 						if outcome := await(t, "release", v.begin("a", "un"+modes[0])); !strings.Contains(outcome, dsync.ErrLost.Error()) {
-							t.Errorf("release by who was frozen: got %q, want %v", outcome, dsync.ErrLost)
+							t.Errorf("release by the frozen process: got %q, want %v", outcome, dsync.ErrLost)
 						}
 					}
 					s.do(t, "b", "un"+modes[1])

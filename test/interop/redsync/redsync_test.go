@@ -32,8 +32,8 @@ const (
 	lockName      = "interop {lock}/ä"
 )
 
-// startNodes starts five independent servers. Clients do not have to wait for
-// new nodes, because of durable=true.
+// startNodes starts five independent servers. Clients need not wait for new
+// nodes, because of durable=true.
 func startNodes(t *testing.T) (nodes []*testenv.RedisServer, addresses string) {
 	var all []string
 	for range 5 {

@@ -90,7 +90,7 @@ func run(ctx context.Context, addr, version string, out io.Writer) error {
 	}
 	seen, err := s.showPrices(ctx, pricesName, out, "prices with lock")
 	if err == nil && (seen.changes != changes || seen.reads == 0 || seen.torn > 0) {
-		err = fmt.Errorf("prices with lock: got %+v, want %d changes, and reads of which none is torn", seen, changes)
+		err = fmt.Errorf("prices with lock: got %+v, want %d changes and no torn reads", seen, changes)
 	}
 	return err
 }

@@ -30,13 +30,13 @@ func lsCommand() *cobra.Command {
 		Short: "List the held names",
 		Long: `Ls lists the held names that begin with PREFIX, in alphabetical order: one per line, or with --long in a table of their holders. A name
 that is acquired or released in the meantime may be missing. Ls changes nothing. On a terminal, names with unusual characters are quoted.
-Other programs get names as they are. For names with line breaks use --json.
+Elsewhere, names are written as they are. For names with line breaks, use --json.
 
   Redis       reads all keys of the server, at most a hundred thousand per second, and lists hashes that look like locks.
-              docs/security.md has the rights that this needs.
+              docs/security.md lists the rights that this needs.
   etcd        reads the keys below the prefix of the URL, a thousand per request
   ZooKeeper   reads the nodes below the path of the URL, one after the other
-  PostgreSQL  stores only hashes of names. With key=number (or key=pair) in the URL, locked numbers are listed, also those of
+  PostgreSQL  stores only hashes of names. With key=number (or key=pair) in the URL, locked numbers are listed, including those of
               other programs
   Redlock     and migrations cannot list names
 

@@ -16,10 +16,10 @@ func permitsCommand() *cobra.Command {
 		Use:   "permits NAME [LIMIT]",
 		Short: "Show how many permits of a name are held, or set their limit",
 		Long: `Permits shows how many permits of a name are held, and the limit that is stored on the backend. With LIMIT it sets the limit first. The
-limit stays until the next change, and applies to "dsync run --permits N/0" and to programs that name no limit.
+limit remains until the next change, and applies to "dsync run --permits N/0" and to programs that pass no limit.
 
-A limit below the number of held permits takes no permit from a holder: the backend grants no permits until enough have been released.
-Waiting calls that name another limit fail.
+A limit below the number of held permits revokes none of them, but the backend grants no permits until enough have been released.
+Waiting calls that pass a different limit fail.
 
 Exit status
     0  shown or set

@@ -26,13 +26,13 @@ func releaseCommand() *cobra.Command {
 		Use:   "release NAME",
 		Short: "End the hold of a lock",
 		Long: `Release shows the holder of a lock, asks for confirmation, and ends the hold. If several clients read the name, it ends all their holds.
-Waiters are notified at once, and the holder within the bound of its backend (docs/guarantees.md). Until then the holder may still write,
-beside the next holder, unless the resource checks fencing tokens. So stop the holder instead if you can.
+Waiters are notified at once, and the holder within the bound of its backend (docs/guarantees.md). Until then the holder may still write
+at the same time as the next holder, unless the resource checks fencing tokens. If you can, stop the holder instead.
 
 Without a terminal, --yes replaces the confirmation. With --hold, release ends only that hold. A script passes the hold that
 "dsync show --json" reports.
 
-Release looks again just before the request. If the displayed hold ends between this look and the request, and another client is granted
+Release checks again just before the request. If the displayed hold ends between this check and the request, and another client is granted
 the name, release may end that client's hold.
 
 On PostgreSQL a lock can only be removed together with its session and all other locks of the session. This needs force_unlock=true in
@@ -42,7 +42,7 @@ Exit status
     0  the displayed hold has ended
     1  the backend cannot be opened or is out of reach, or the outcome is unknown
     2  the command line is wrong, or there is no terminal for the confirmation
-    3  the name is free, or has another hold by now: nothing was released
+    3  the name is free, or another client holds it now: nothing was released
     4  the backend does not support it, or the name is sealed
   130  interrupted, or the answer was no`,
 		Example: `  dsync release orders/42
@@ -72,15 +72,15 @@ Exit status
 // ErrDeclined is returned if the user does not answer yes.
 var ErrDeclined = errors.New("not released")
 
-// releaseShown ends the displayed hold. It asks the user first unless yes is
-// set.
+// releaseShown ends the displayed hold. Unless yes is set, it first asks the
+// user.
 func releaseShown(c *cobra.Command, b *cli.Backend, name, hold string, yes bool) error {
 	err := Release(c.Context(), b, name, func(r *Report) error {
 		if err := r.write(c.OutOrStdout()); err != nil {
 			return err
 		}
 		if hold != "" && r.Hold != hold {
-			return cli.Unfinished("%s: another hold has it, %s", cli.Show(name), cli.Show(r.Hold))
+			return cli.Unfinished("%s: held by another client, %s", cli.Show(name), cli.Show(r.Hold))
 		}
 		if yes {
 			return nil

@@ -56,10 +56,10 @@ func showCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "show NAME...",
 		Short: "Show the holders of locks, and the waiters",
-		Long: `Show prints for each name its holder, the holder's host and note, since when the lock is held and how long it lasts without a renewal, the
-last fencing token, and the waiters. A line is left out if the backend does not store its value (see docs/operations.md). Show changes nothing.
+		Long: `Show prints for each name its holder, the holder's host and note, the time of the grant, how long the lock lasts without a renewal, the
+last fencing token, and the waiters. Values that the backend does not store are left out (see docs/operations.md). Show changes nothing.
 
-With --watch it prints a line whenever a holder changes, until Ctrl-C. It may omit some changes in quick succession, but never the last.
+With --watch it prints a line whenever a holder changes, until Ctrl-C. It may skip changes in quick succession, but never the last one.
 
 Use the URL of the programs: in $DSYNC_URL, or in a file (--url-file). A URL without a password can be a flag (--url). Other users of a
 machine can see flags.

@@ -56,7 +56,7 @@ func Command() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "bench [URL]",
 		Short: "Measure what locks cost on a backend",
-		Long: `Bench acquires and releases locks on the backend, by two clients of this process, and measures throughput and latency:
+		Long: `Bench acquires and releases locks on the backend, with two clients in this process, and measures throughput and latency:
 
   1  a free lock, one caller                   from the call of Lock to the end of Unlock
   2  free locks, --callers on distinct names   the same
@@ -67,19 +67,19 @@ func Command() *cobra.Command {
 These are workloads 1 to 5 of docs/performance.md, which explains their limits. Workloads 3 and 5 have at most 32 callers.
 
 --rate, --callers and --for bound the load on the server. A figure with a * is limited by --rate, and the server can do more. With --rate 0,
-a hot lock is wanted all the time. Use that only on a server that no program uses. Bench refuses to start without --yes if names
-are held on the backend, and warns if it cannot find out.
+the callers never pause. Use that only on a server that no program uses. Bench refuses to start without --yes if names are held
+on the backend, and warns if it cannot determine that.
 
 The names of the locks begin with --prefix. If the user may only use certain names, as with ~lk:*, set it: --prefix lk:bench:. At its end,
-also if it is interrupted, bench removes what it has made. If it is killed, its locks end with their TTL. Sequences of tokens, which
-all names share, stay on Redis for an hour.
+and when it is interrupted, bench removes everything it has created. If it is killed, its locks end with their TTL. Sequences of tokens,
+which all names share, remain on Redis for an hour.
 
 Exit status
     0  measured
     1  the backend cannot be opened or is out of reach, or a lock failed
     2  the command line is wrong
     3  a lock is held on the backend: see --yes
-    4  the backend cannot be measured without leaving something behind
+    4  the backend cannot be measured without leaving remains behind
   130  interrupted`,
 		Example: `  dsync bench redisson://redis:6379
   dsync bench --rate 0 --callers 512 --for 10s etcd://test-etcd:2379/bench/
@@ -193,7 +193,7 @@ func (f *benchFlags) nobodyElse(ctx context.Context, b *cli.Backend, out io.Writ
 			return cli.Unfinished("the backend is in use: %s is held. A benchmark delays other clients. --yes starts it anyway, within --rate, --callers and --for", cli.Show(name))
 		}
 		if ctx.Err() == nil {
-			fmt.Fprintln(out, "dsync: cannot find out whether the backend is in use:", err)
+			fmt.Fprintln(out, "dsync: cannot determine whether the backend is in use:", err)
 		}
 		break
 	}

@@ -58,10 +58,10 @@ type workload struct {
 	of    string // the operation that is timed
 
 	// run works until the end and returns the duration of each operation.
-	// Operations that are in progress at the end are completed.
+	// Operations in progress at the end are completed.
 	run func(b *bench, ctx context.Context, end time.Time) ([]time.Duration, error)
 
-	settles bool // most of the time passes without locks, so their number is meaningless
+	settles bool // most of the time passes without locks, so the number of locks is meaningless
 }
 
 // workloads are the workloads of docs/performance.md, with the same numbers.

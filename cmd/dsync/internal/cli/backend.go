@@ -108,7 +108,7 @@ func CloseDriver(d driver.Driver) error {
 }
 
 // List returns the held names with a prefix. If more is set, the backend has
-// further names that it did not return.
+// more names than it returned.
 func (b *Backend) List(ctx context.Context, prefix string, most int) (names []string, more bool, err error) {
 	lister, can := b.Driver.(driver.Lister)
 	if !can {

@@ -35,13 +35,13 @@ type statusRow struct {
 	status, meaning string
 }
 
-// statuses is the table of docs/command.md. The help of run has the rows of
-// run, too. The help of every other command describes its rows in its own
-// words.
+// statuses is the table of docs/command.md. The help of run shows the rows of
+// run, too. The help of every other command describes its exit statuses in its
+// own words.
 var statuses = [...]statusRow{
 	{true, "0-255", "the command has ended with this status"},
-	{true, "128+n", "the command was ended by signal n, or dsync was before it started the command"},
-	{true, "64", "the command line or the URL is wrong, or the backend refuses or does not support the request, or has another limit of permits"},
+	{true, "128+n", "signal n ended the command, or ended dsync before it started the command"},
+	{true, "64", "the command line or the URL is wrong, or the backend refuses or does not support the request, or has a different limit of permits"},
 	{true, "70", "dsync itself failed: it could not watch the command, and ended it"},
 	{true, "75", "another client held the lock, or too few permits were free; the command was not started"},
 	{true, "76", "the lock was lost; the command was ended, or another command may have run at the same time"},

@@ -45,8 +45,8 @@ func Painter(w io.Writer) func(colour, text string) string {
 }
 
 // WriteTable writes rows in columns, below a row of headings. On a terminal of
-// the given width, columns without a value are left out, and long cells of the
-// first some columns are cut.
+// the given width, it omits columns without a value, and cuts long cells in the
+// first some columns.
 func WriteTable(w io.Writer, width int, rows [][]string, some int) error {
 	const gap = 2
 	columns, total := ColumnsOf(rows, width > 0), -gap
@@ -91,7 +91,7 @@ const shortest = 8
 const NoValue = "-"
 
 // ColumnsOf returns the widths of the columns. The width is 0 for empty columns
-// if these are to be left out.
+// that are omitted.
 func ColumnsOf(rows [][]string, leaveOut bool) []int {
 	columns := make([]int, len(rows[0]))
 	for i := range columns {
@@ -107,8 +107,8 @@ func ColumnsOf(rows [][]string, leaveOut bool) []int {
 	return columns
 }
 
-// cut shortens a text to at most n characters. It removes the middle because
-// names that begin alike often end differently.
+// cut shortens a text to at most n characters. It removes the middle, because
+// names with the same beginning often have different ends.
 func cut(text string, n int) string {
 	runes := []rune(text)
 	if len(runes) <= n {
@@ -145,7 +145,7 @@ func Wrap(text, indent string, width int) string {
 	return out.String() + "\n"
 }
 
-// Printable replaces characters that a terminal would interpret, in texts of
+// Printable replaces characters that a terminal would interpret, in text from
 // servers or other programs.
 func Printable(text string) string {
 	return strings.Map(func(r rune) rune {

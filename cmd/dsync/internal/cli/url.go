@@ -13,8 +13,8 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// urlVariable holds the URL of the backend unless a flag has it or names a file
-// that has it. Other users of a machine can see the flags of a command.
+// urlVariable contains the URL of the backend, unless a flag specifies the URL
+// or a file with it. Other users of a machine can see the flags of a command.
 const URLVariable = "DSYNC_URL"
 
 // AddURL gives a command the flags that backendURL reads.

@@ -15,7 +15,7 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// Main runs the tests of a package without the URLs of the environment.
+// Main runs the tests of a package, ignoring URLs in the environment.
 func Main(m *testing.M) {
 	for _, variable := range []string{"DSYNC_URL", "DSYNC_FROM", "DSYNC_TO"} {
 		os.Unsetenv(variable)

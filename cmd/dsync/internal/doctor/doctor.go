@@ -57,7 +57,7 @@ type pairsMeasure struct {
 type examination struct {
 	raw     string
 	url     *driver.URL
-	name    string // of the lock that is acquired, and the prefix of names used to try rights
+	name    string // of the lock that is acquired, and the prefix of names used to test rights
 	connect time.Duration
 	undo    func() // removes what the driver has created; may be nil
 	report  doctorReport
@@ -89,11 +89,11 @@ func Command() *cobra.Command {
 		Short: "Check whether a backend is fit for locks",
 		Long: `Doctor checks the servers of a URL: whether they can be reached, the names in their certificates, their version, whether they accept
 writes, evict or forget keys, their clock, how many connections are left, and which rights of docs/security.md the user lacks. Then it
-opens the URL as programs do, prints the promises of the backend, and acquires and releases one lock 20 times. Each finding comes with
-its cure and the section of the documents that explains it.
+opens the URL as programs do, prints the promises of the backend, and acquires and releases one lock 20 times. Each finding shows the
+cure and the section of the documentation that explains it.
 
-It tries rights on keys of its own, whose names begin with --name, and removes them, also if it is interrupted. If the user may only use
-certain names, as with ~lk:*, set it: --name lk:doctor.
+It tests rights on its own keys, whose names begin with --name, and removes these keys even if it is interrupted. If the user may only
+use certain names, as with ~lk:*, set --name, for example to lk:doctor.
 
 Exit status
     0  no fault; there may be warnings
@@ -132,8 +132,8 @@ Exit status
 	return c
 }
 
-// examine inspects the backend of a URL. The connect duration limits each part
-// of it.
+// examine inspects the backend of a URL. Each part takes at most the connect
+// duration.
 func examine(ctx context.Context, raw, name string, connect time.Duration) *doctorReport {
 	x := &examination{raw: raw, name: name, connect: connect}
 	x.url, _ = driver.ParseURL(raw) // checked before

@@ -59,7 +59,7 @@ func (x *examination) etcdLogin(err error) {
 			"or etcdctl user passwd", seePasswords)
 		return
 	}
-	x.bad(fault, "reach", fmt.Sprintf("no server answers: %v", err), "does etcd listen there? does it have a majority?", seeEtcd)
+	x.bad(fault, "reach", fmt.Sprintf("no server answers: %v", err), "is etcd listening there? does it have a majority?", seeEtcd)
 }
 
 // etcdMember queries one server and returns its status, or nil.
@@ -69,7 +69,7 @@ func (x *examination) etcdMember(ctx context.Context, client *clientv3.Client, e
 	status, err := client.Status(ctx, endpoint)
 	if err != nil {
 		x.bad(fault, "reach", fmt.Sprintf("%s accepts connections but does not answer: %v", endpoint, err),
-			"does etcd listen there? does it require TLS (tls=true)?", seeTLS)
+			"is etcd listening there? does it require TLS (tls=true)?", seeTLS)
 		return nil
 	}
 	x.etcdStatus(endpoint, status)
@@ -92,7 +92,7 @@ func (x *examination) etcdStatus(endpoint string, status *clientv3.StatusRespons
 		x.bad(fault, "leader", endpoint+" knows no leader: nothing is granted", "a majority of the members that are up and reach each other", seeEtcd)
 	}
 	if status.IsLearner {
-		x.bad(warning, "read-only", endpoint+" is a learner, which refuses most requests, so clients avoid it", "etcdctl member promote, or other hosts in the URL", seeEtcd)
+		x.bad(warning, "read-only", endpoint+" is a learner, which refuses most requests, so clients avoid it", "etcdctl member promote, or different hosts in the URL", seeEtcd)
 	}
 	for _, text := range status.Errors {
 		x.bad(fault, "alarm", endpoint+": "+text, "for NOSPACE: compact and defragment, raise --quota-backend-bytes, then etcdctl alarm disarm", seeEtcd)
@@ -122,9 +122,9 @@ func (x *examination) etcdNumber(n int) {
 	}
 }
 
-// etcdRights tries the operations of the driver. The puts and deletes are in
-// transaction branches that are never executed, but the server checks their
-// permissions anyway.
+// etcdRights tests the rights for the driver's operations. The puts and deletes
+// are in transaction branches that are never executed, but the server checks
+// their permissions anyway.
 func (x *examination) etcdRights(ctx context.Context, client *clientv3.Client) {
 	ctx, cancel := context.WithTimeout(ctx, x.connect)
 	defer cancel()

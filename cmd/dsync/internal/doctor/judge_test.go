@@ -87,7 +87,7 @@ func TestDoctorJudges(t *testing.T) {
 		{postgres(map[string]string{"replicas": "2"}), "replicas", warning, "2 replicas", "fail-over"},
 		{postgres(map[string]string{"max": "97", "used": "90", "role max": "-1"}), "session limit", warning, "90 of 97", "max_connections"},
 		{postgres(map[string]string{"max": "97", "used": "9", "database max": "5", "database used": "5"}), "session limit", fault, "5 of 5", "ALTER DATABASE"},
-		{login("28P01"), "password", fault, "28P01", "the right user and password"},
+		{login("28P01"), "password", fault, "28P01", "the correct user and password"},
 		{login("28000"), "password", fault, "28000", "pg_hba.conf"},
 		{login("3D000"), "reach", fault, "3D000", "CREATE DATABASE"},
 		{login("57P03"), "reach", fault, "57P03", "see the message"},

@@ -34,7 +34,7 @@ func examinePostgres(ctx context.Context, x *examination) bool {
 		return false
 	}
 	host := fmt.Sprintf("%s:%d", config.Host, config.Port)
-	x.good("reach", "%s lets %s in within %.2f ms", host, config.User, cli.Milliseconds(time.Since(began)))
+	x.good("reach", "%s accepts the login of %s within %.2f ms", host, config.User, cli.Milliseconds(time.Since(began)))
 	if _, secure := conn.Conn().(*tls.Conn); secure {
 		x.good("TLS", "the connection to %s is encrypted", host)
 	} else {
@@ -44,7 +44,7 @@ func examinePostgres(ctx context.Context, x *examination) bool {
 	err = s.examine(ctx)
 	closing, cancel := context.WithTimeout(context.Background(), cli.CloseLimit)
 	defer cancel()
-	_ = conn.Close(closing) // before the driver needs connections of its own
+	_ = conn.Close(closing) // before the driver needs its own connections
 	if err != nil {
 		x.bad(fault, "reach", fmt.Sprintf("%s does not answer as PostgreSQL does: %v", host, err), "see the message", seePostgres)
 	}
@@ -103,7 +103,7 @@ func (x *examination) postgresLogin(config *pgconn.Config, err error) {
 			x.bad(fault, "TLS", text, "sslmode= as the server needs it", seeTLS)
 			return
 		}
-		x.bad(fault, "reach", text, "is the server running, and does a firewall let this machine through? is the port the right one?", seeReach)
+		x.bad(fault, "reach", text, "is the server running, and does a firewall let this machine through? is the port correct?", seeReach)
 		return
 	}
 	text := fmt.Sprintf("%s: %s (%s)", host, answer.Message, answer.Code)
@@ -227,7 +227,7 @@ func (s *postgresServer) version(f map[string]string) {
 
 func (s *postgresServer) state(f map[string]string) {
 	if f["standby"] == "t" {
-		// Locks and tokens of read-only transactions are as good as any others.
+		// Locks and tokens work just as well in read-only transactions.
 		s.x.bad(fault, "read-only", s.host+" is a standby: its locks are separate from the locks of the primary, and it issues no tokens",
 			"the address of the primary in the URL; among several hosts the driver finds it", seePostgres)
 	}

@@ -87,7 +87,7 @@ func (x *examination) unreached(host string, secure bool, err error) {
 		return
 	}
 	var dns *net.DNSError
-	cure := "is the server running, and does a firewall let this machine through? is the port the right one?"
+	cure := "is the server running, and does a firewall let this machine through? is the port correct?"
 	if errors.As(err, &dns) {
 		cure = "a host name that can be resolved here"
 	}
@@ -149,6 +149,6 @@ func (x *examination) clock(host string, server, asked, answered time.Time, see 
 		word = "behind"
 	}
 	x.bad(warning, "clock", fmt.Sprintf("the clock of %s is %v %s that of this machine", host, ahead.Abs().Round(time.Second), word),
-		"find out which of the two is wrong, and have chrony or NTP keep it right: a clock that is set while locks are held ends them early, or keeps them for longer",
+		"find out which of the two is wrong, and let chrony or NTP correct it: a clock that is set while locks are held ends them early, or keeps them for longer",
 		see)
 }

@@ -17,7 +17,7 @@ import (
 
 const seeRights = "docs/security.md#rights"
 
-// redisUse is an operation on locks, with requests that try its rights one by
+// redisUse is an operation on locks, with requests that test its rights one by
 // one. The words $lock, $fence and so on stand for keys. The key $lock holds a
 // string for a few seconds. Commands for other types of keys therefore fail
 // after the check of rights, and change nothing.
@@ -65,10 +65,10 @@ var redisUses = []redisUse{
 func isRedisson(x *examination) bool { return x.url.Scheme == "redisson" }
 func isRedlock(x *examination) bool  { return !isRedisson(x) }
 
-// makes are commands that can create a key. A trial of such a command runs on a
-// key to which the request before it has written a string, so the server
-// refuses it. If the string expires too early, the request after the trial sets
-// an expiry on the new key.
+// makes are commands that can create a key. A trial of such a command uses a
+// key to which the previous request has written a string, so the server refuses
+// it. If the string expires too early, the request after the trial sets an
+// expiry on the new key.
 var makes = []string{"HSET", "LPUSH", "RPUSH", "ZADD", "INCRBY"}
 
 const (
@@ -98,7 +98,7 @@ func (x *examination) redisKeys() map[string]string {
 	}
 }
 
-// redisRights tries the user's rights on one server, or on the cluster node
+// redisRights tests the user's rights on one server, or on the cluster node
 // that owns the name.
 func (x *examination) redisRights(ctx context.Context, client rueidis.Client, where string) {
 	ctx, cancel := context.WithTimeout(ctx, x.connect)
@@ -106,7 +106,7 @@ func (x *examination) redisRights(ctx context.Context, client rueidis.Client, wh
 	t := redisTrial{client, x.redisKeys(), x.prefix()}
 	defer t.remove()
 	made := t.lacks(ctx, tryMake)[0] == ""
-	var all []string // the uses that the user has all rights for
+	var all []string // the uses for which the user has all rights
 	for _, use := range redisUses {
 		if use.when != nil && !use.when(x) {
 			continue
@@ -171,7 +171,7 @@ func (x *examination) prefix() string {
 	return x.name[:strings.LastIndexAny(x.name, ":/")+1]
 }
 
-// redisTrial sends requests that try rights.
+// redisTrial sends requests that test rights.
 type redisTrial struct {
 	client rueidis.Client
 	keys   map[string]string
@@ -206,7 +206,7 @@ func (t redisTrial) lacks(ctx context.Context, lines ...string) []string {
 	return rights
 }
 
-// askedFor names the object that a request needs rights to.
+// askedFor returns the object to which a request needs rights.
 type askedFor struct{ name, key, channel string }
 
 // request builds the request for a line of redisUses.

@@ -26,7 +26,7 @@ func TestDoctorOnRedis(t *testing.T) {
 	}
 	for _, key := range s.Do("KEYS", "*").([]any) {
 		if left := s.Do("PTTL", key.(string)).(int64); left == -1 {
-			t.Errorf("the key %s stays for ever", key)
+			t.Errorf("the key %s stays forever", key)
 		}
 	}
 
@@ -120,7 +120,7 @@ func TestDoctorOnRedlock(t *testing.T) {
 	n.doctor(false, durable).want("clock", warning, last+" is 1m0s ahead", "NTP")
 	n.clock.Set(0)
 	n.user(2, testenv.Password()+"other", "")
-	n.doctor(true, durable).want("password", fault, last, "the right user and password")
+	n.doctor(true, durable).want("password", fault, last, "the correct user and password")
 	n.user(2, n.password, "+pexpireat")
 	n.doctor(true, durable).want("rights", fault, last+": locks: the user lacks +pexpireat", "ACL SETUSER app +pexpireat")
 	n.user(2, n.password, "+info")
@@ -195,7 +195,7 @@ func testDoctorKnowsEachRight(t *testing.T, scheme, parameters string, rights []
 			t.Errorf("with all rights: %+v", f)
 		}
 	}
-	doctor(t, true, strings.Replace(user(""), password, testenv.PasswordMark+"wrong", 1)).want("password", fault, "WRONGPASS", "the right user and password")
+	doctor(t, true, strings.Replace(user(""), password, testenv.PasswordMark+"wrong", 1)).want("password", fault, "WRONGPASS", "the correct user and password")
 	for _, right := range rights {
 		switch right {
 		case "resetkeys", "resetchannels", "-@all", "+hello", "+auth", "+unsubscribe": // doctor does not check these
@@ -235,7 +235,7 @@ func TestTrialsWithoutTheirKey(t *testing.T) {
 			trial := redisTrial{client, map[string]string{"$lock": word}, ""}
 			trial.lacks(t.Context(), "DEL $lock", line, tryEnd)
 			if left := s.Do("PTTL", word); left == int64(-1) {
-				t.Errorf("%s leaves a key that stays for ever", line)
+				t.Errorf("%s leaves a key that stays forever", line)
 			}
 			trial.remove()
 			if s.Do("EXISTS", word) != int64(0) {

@@ -172,7 +172,7 @@ func TestDoctorOnEtcd(t *testing.T) {
 	doctor(t, false, inFile+passwordFile(t, password)).want("rights", ok, "locks/", "")
 	doctor(t, true, inFile+"/missing").want("URL", fault, "password_file: open /missing", "")
 	doctor(t, true, user+"/other/").want("rights", fault, "read, write, delete", "grant-permission ROLE --prefix=true readwrite other/")
-	doctor(t, true, strings.Replace(user, password, testenv.PasswordMark+"wrong", 1)+"/locks/").want("password", fault, "rejects this user", "the right user")
+	doctor(t, true, strings.Replace(user, password, testenv.PasswordMark+"wrong", 1)+"/locks/").want("password", fault, "rejects this user", "the correct user")
 }
 
 // passwordFile returns the path of a file for the parameter password_file.

@@ -36,7 +36,7 @@ func examineZooKeeper(ctx context.Context, x *examination) bool {
 	return true
 }
 
-// zkServer queries one server with the word srvr, which servers answer by
+// zkServer queries one server with the command srvr, which servers answer by
 // default.
 func (x *examination) zkServer(ctx context.Context, host string, config *tls.Config) {
 	ctx, cancel := context.WithTimeout(ctx, x.connect)

@@ -82,10 +82,10 @@ const lookers = 64
 
 const (
 	lookEvery = 20 * time.Millisecond
-	idleLooks = 20 // looks at a name without a holder; after that, only one look in so many is made
+	idleLooks = 20 // looks at a name without a holder before only one in this many is made
 
 	// A program in the migration that is waiting for a name soon notices its
-	// seal. A waiter that is still there after so many looks is behind.
+	// seal. A waiter that is still there after that many looks is behind.
 	waitLooks = 3
 )
 
@@ -150,7 +150,7 @@ func (l *looker) each(ctx context.Context, names []string, which []int, reports 
 	})
 }
 
-// look inspects one name, and repeats that if the name was sealed in the
+// look inspects one name, and does so again if the name was sealed in the
 // meantime.
 func (l *looker) look(ctx context.Context, name string) (r nameReport, err error) {
 	r.Name = name

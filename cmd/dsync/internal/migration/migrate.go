@@ -24,7 +24,7 @@ import (
 // command's interface.
 type report interface{ about() *heading }
 
-// heading is the beginning of every report.
+// heading is the first part of every report.
 type heading struct {
 	From  string `json:"from"`
 	To    string `json:"to"`
@@ -73,12 +73,12 @@ migrate:?from=OLD&to=NEW&phase=dual|new. These commands show the state of the mi
      rollback           takes names back, before step 4 or after a return to phase dual
      untie              frees the old backend for another migration
 
-The full runbook, also for a migration with a gate, is docs/migration.md of the project.
+The full runbook, which also covers a migration with a gate, is docs/migration.md in the project.
 
 No backend can list free locks, so the commands get names as arguments or from a file (--names), one per line.
 URLs with passwords belong in the environment (DSYNC_FROM, DSYNC_TO), because other users of a machine can see flags.
 Set --gate, --fenced=false and --ttl as in the programs' URLs.
-With --json, each command writes one JSON object in place of text. It has the member error if the exit status is not 0.
+With --json, each command writes one JSON object instead of text. It has the member error if the exit status is not 0.
 
 Exit status
     0  done; for status: no program is behind
@@ -203,7 +203,8 @@ func (f *pairFlags) with(ctx context.Context, do func(*pair) error) (err error) 
 	return do(p)
 }
 
-// withBoth is with, for a migration that no program has to take part in.
+// withBoth is like with, for a migration in which no program needs to take
+// part.
 func (f *pairFlags) withBoth(ctx context.Context, do func(*pair, *migrate.Driver) error) error {
 	return f.with(ctx, func(p *pair) error {
 		m, err := migrate.New(p.from, p.to, f.options(p)) // is not closed: p is

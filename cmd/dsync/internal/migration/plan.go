@@ -52,10 +52,10 @@ the programs' URLs. It moves nothing, but locks reserved names on each backend f
 the given names.
 
 The exit status is 4 if this migration is not possible, if a backend refuses a name, or if one of the backends belongs to another
-migration, for example because from and to are swapped, or because of a wrong prefix or another floor. It is 3 if the user has no rights
+migration, for example because from and to are swapped, or because of a wrong prefix or a different floor. It is 3 if the user has no rights
 to reserved names.
 
-Plan does not check whether the two URLs lead to the same server. The programs, seal and rollback do.`,
+Plan does not check whether the two URLs lead to the same server, but the programs, seal and rollback do.`,
 		Example: `  export DSYNC_FROM=redisson://:secret@redis:6379 DSYNC_TO=etcd://etcd:2379/locks/
   dsync migrate plan --names names.txt`,
 		Args: cobra.ArbitraryArgs,
@@ -102,7 +102,7 @@ func (r *planReport) fill(ctx context.Context, f *pairFlags, p *pair, names []st
 			m, ties, refusal, r.Phases = gated, gateTies, gateErr, []string{"old", "dual", "new"}
 		}
 	}
-	r.add("programs with another new backend are refused", ties, "when they open the migration")
+	r.add("programs with a different new backend are refused", ties, "when they open the migration")
 	t, err := f.tokens(ctx, p)
 	if errors.Is(err, migrate.ErrNotPermitted) {
 		refusal = cmp.Or(refusal, err)

@@ -34,10 +34,10 @@ func statusCommand(f *pairFlags) *cobra.Command {
 		Short: "Show where names are, their holders, and programs that are behind",
 		Long: `Status shows for each name whether it has moved, its holder and the backend of that hold, its waiters, and the floor of its tokens. The
 floor is the last token of the old backend. With --gate, status also shows the processes in phases old and new, and the processes that
-want to enter phase old. It changes nothing.
+are waiting to enter phase old. It changes nothing.
 
 A program is behind if it uses only the old backend. Such a program holds a name there without the mark of programs in the migration, or
-is waiting there for a name that has moved. With a gate, a program is also behind if it is in phase old or wants to enter it.
+is waiting there for a name that has moved. With a gate, a program is also behind if it is in phase old or waiting to enter it.
 The exit status is 3 if a program is behind, or if the user has no rights to reserved names.
 
 A single check finds programs that hold a name at that moment. With --for, status checks names in use fifty times a second. It finds a
@@ -65,7 +65,7 @@ PostgreSQL shows the application_name of sessions, which begins with migrate- fo
 	})
 }
 
-// look inspects names, and repeats that for a while.
+// look inspects names repeatedly for a while.
 func (r *statusReport) look(ctx context.Context, f *pairFlags, names []string, lasting time.Duration) error {
 	if lasting < 0 {
 		return cli.Usage(fmt.Errorf("--for %v is negative", lasting))
@@ -131,14 +131,14 @@ func (r *statusReport) write(w io.Writer, gate bool) error {
 	return nil
 }
 
-// writeBehind writes which client is behind at a name, if any.
+// writeBehind writes the client of a name that is behind, if any.
 func (r *nameReport) writeBehind(w io.Writer) {
 	if r.Behind != "" {
 		fmt.Fprintf(w, "behind: %s: %s\n", cli.Show(r.Name), r.Behind)
 	}
 }
 
-// inOld returns the members that are in phase old or want to be.
+// inOld returns the members that are in phase old or about to enter it.
 func (r *statusReport) inOld() []migrate.Member {
 	return slices.DeleteFunc(slices.Clone(r.Members), func(m migrate.Member) bool { return m.Phase != migrate.PhaseOld })
 }

@@ -44,7 +44,7 @@ Seal skips held names, or waits for them with --wait. It can be interrupted and 
 	c.Flags().BoolVar(&all, "all", false, "seal all names of --names")
 	return f.command(c, s, func(c *cobra.Command, args []string, text io.Writer) error {
 		if all != (s.names.File != "") {
-			return cli.Usage(errors.New("--all and --names FILE go together: all names of the file are sealed"))
+			return cli.Usage(errors.New("--all requires --names FILE: all names in the file are sealed"))
 		}
 		names, err := s.list(c, f, args)
 		if err != nil {
@@ -102,10 +102,10 @@ type sweep struct {
 	wait  time.Duration
 
 	done  string // state of a name that is done
-	moved bool   // whether a done name has moved
+	moved bool   // whether a finished name has moved
 	does  string // the step, described for people
 	step  func(*migrate.Driver, context.Context, string) error
-	// It returns, for a dry run, why the step would refuse any name.
+	// For a dry run, it returns the reason why the step would refuse any name.
 	check func(*migrate.Driver, context.Context) error
 
 	m    *migrate.Driver
@@ -258,8 +258,8 @@ func (s *sweep) once(ctx context.Context, name string) (fate, error) {
 	return s.try(ctx, bound, name)
 }
 
-// count records a name that was done before, is held, or has just been done
-// (isFree).
+// count records a name that was finished before, is held, or has just been
+// finished (isFree).
 func (s *sweep) count(name string, f fate) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -26,9 +26,9 @@ func rollbackCommand(f *pairFlags) *cobra.Command {
 		Use:   "rollback NAME... | rollback --names FILE | rollback --all",
 		Short: "Take moved names back to the old backend",
 		Long: `Rollback takes names back to the old backend, where programs that only know the old backend can lock them again. It holds each name on
-the new backend for a moment, raises the tokens of the old one above all tokens of the new one, and removes mark and seal. First put all
-programs into phase dual. Otherwise names move again when a program locks them. --all takes back all names that are sealed on the old
-backend.
+the new backend for a moment, raises the tokens of the old one above all tokens of the new one, and removes the mark and the seal. First
+put all programs into phase dual. Otherwise names move again when a program locks them. --all takes back all names that are sealed on
+the old backend.
 
 The exit status is 4 if a backend cannot take back a seal or a mark, or cannot raise its tokens. The way back then ends in phase dual.
 Rollback skips held names, or waits for them with --wait. It can be interrupted and repeated. The exit status is 3 if names are left.`,
@@ -68,7 +68,7 @@ func untieCommand(f *pairFlags) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "untie",
 		Short: "Free the old backend for another migration",
-		Long: `The first program of a migration ties the old backend to the new one, so that programs with another new backend, or with the two
+		Long: `The first program of a migration ties the old backend to the new one, so that programs with a different new backend, or with the two
 swapped, are refused. Untie frees the old backend again. Use it after all names were taken back, or if the first program had the wrong
 URL. First stop all programs that use the migration, because they are not notified.
 

@@ -21,7 +21,7 @@ import (
 
 // guard is a second process of this program. It leads the process group of the
 // command and starts the command there. The guard kills the command and
-// everything that it has started at the time that this process sent last, or
+// everything that it has started at the latest time that this process sent, or
 // when this process is gone. A frozen or killed dsync therefore leaves no
 // command running without the lock.
 type guard struct {
@@ -55,8 +55,8 @@ const reportSize = 8
 // guardStart bounds the start of a guard.
 const guardStart = 30 * time.Second
 
-// startGuard starts a guard and returns when it is ready for its first time.
-// The guard starts the command when it receives that time.
+// startGuard starts a guard and returns when the guard is ready to receive the
+// first time. The guard starts the command when it receives that time.
 func startGuard(path string, argv, environment []string) (*guard, error) {
 	self, err := ownBinary()
 	if err != nil {
@@ -74,9 +74,8 @@ func startGuard(path string, argv, environment []string) (*guard, error) {
 	}
 	args := []string{"dsync", guardName}
 	for _, f := range []*os.File{in, out} {
-		// The guard inherits the file under its present number, so that files
-		// that the caller of dsync left open for the command keep their
-		// numbers.
+		// The guard inherits the file under its current number, so that files
+		// that the caller of dsync left open for the command keep theirs.
 		if _, err := unix.FcntlInt(f.Fd(), unix.F_SETFD, 0); err != nil {
 			return nil, errors.Join(err, times.Close(), voice.Close(), out.Close())
 		}
@@ -220,7 +219,8 @@ func newWatch(times, voice *os.File, path string, argv []string) (*watch, error)
 	return w, nil
 }
 
-// stand returns an error if something is wrong, and nil after it has killed.
+// stand returns an error if something is wrong, and nil after it has killed the
+// command.
 func (w *watch) stand() error {
 	w.report(isReady, 0)
 	killAt := time.Duration(math.MaxInt64)
@@ -299,7 +299,7 @@ func (w *watch) serve() {
 
 // pass forwards a signal of the group to processes that have left it. Of
 // processes that left together, only the first gets the signal, because a
-// program such as timeout forwards it by itself. A stop goes to all of them.
+// program such as timeout forwards it by itself. A stop is sent to all of them.
 func (w *watch) pass(s syscall.Signal) {
 	all, err := family(os.Getpid(), nil)
 	if err != nil {
@@ -383,14 +383,14 @@ func (w *watch) kill(why string) {
 
 const (
 	killEvery = 10 * time.Millisecond // until none is left
-	// The interval between searches for processes that began before their
-	// parents were stopped.
+	// The interval between searches for processes that were started before
+	// their parents were stopped.
 	stopsAtMost = 20
 )
 
-// killAll first stops all processes, so that none of them starts another one or
-// reacts to the end of another one. Then it kills them. It returns the
-// processes that it found.
+// killAll first stops all processes, so that none of them starts another
+// process or reacts to the end of another process. Then it kills them. It
+// returns the processes that it found.
 func killAll(family func() ([]process, error)) (all []process, err error) {
 	known := map[int]bool{}
 	for range stopsAtMost {

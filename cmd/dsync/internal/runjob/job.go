@@ -26,7 +26,7 @@ var endSignals = []os.Signal{syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, sy
 var passedSignals = append([]os.Signal{syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGWINCH}, endSignals...)
 
 const (
-	deadlineEvery = 100 * time.Millisecond // at the deadline of the lease, which is no longer extended
+	deadlineEvery = 100 * time.Millisecond // at the deadline of a lease that is no longer renewed
 	goneEvery     = 50 * time.Millisecond  // interval between checks whether the group is gone
 	// The time after the deadline to wait for processes that KILL did not end.
 	overstayed = 10 * time.Second
@@ -106,7 +106,7 @@ func (j *job) prepare() (err error) {
 	return err
 }
 
-// start lets the guard start the command, unless the lease has ended or is so
+// start makes the guard start the command, unless the lease has ended or is so
 // short that the command would have to end at once.
 func (j *job) start() {
 	j.killAt = j.lease.Deadline().Add(-j.reserve)
@@ -117,7 +117,7 @@ func (j *job) start() {
 	}
 }
 
-// note records a report of the guard.
+// note records a report from the guard.
 func (j *job) note(r report) {
 	switch r.kind {
 	case hasStarted:
@@ -191,7 +191,8 @@ func (j *job) run() {
 	}
 }
 
-// mayNot returns why the command must not run at a time, or nil.
+// mayNot returns the reason why the command must not run at a given time, or
+// nil.
 func (j *job) mayNot(at time.Time) error {
 	switch err := j.lease.Err(); {
 	case err != nil:
@@ -228,7 +229,7 @@ func (j *job) step(now time.Time) (next time.Duration, over bool) {
 		j.kill()
 	case j.termed.IsZero() && !now.Before(termAt):
 		j.lose(errNotRenewed)
-		j.term(now) // first: the message may have no reader
+		j.term(now) // before the message, which may have no reader
 		j.say("%v: the command gets TERM, and KILL in %v", errNotRenewed, j.killAt.Sub(now).Round(10*time.Millisecond))
 	case j.termed.IsZero() && j.ended: // and has left other processes
 		j.term(now)

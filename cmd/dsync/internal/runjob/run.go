@@ -46,14 +46,14 @@ dsync is frozen or killed. If the lock is removed, the group gets KILL as soon a
 then, unless they use --settle. On Linux all this includes processes that leave the group (timeout, setsid, daemons). On macOS such
 processes are not ended, so use timeout --foreground there.
 
-When the command has ended, processes that it left get TERM, and KILL after --kill-after. Then the lock is released.
+When the command has ended, processes that it left behind get TERM, and KILL after --kill-after. Then the lock is released.
 
 HUP, INT, QUIT, TERM, USR1, USR2, WINCH and TSTP are passed on to the whole group. On a terminal the command is in the foreground, and Ctrl-Z
-also stops dsync. If dsync stands still for so long that the lock is lost, the command is ended.
+also stops dsync. If dsync is suspended for so long that the lock is lost, the command is ended.
 
-The command's environment has DSYNC_NAME, DSYNC_TOKEN (the fencing token, if the backend has one) and DSYNC_DEADLINE (until when the lock was
-held without another renewal at the start of the command: RFC 3339, UTC). DSYNC_URL, which may contain a password, is passed on only with
---pass-url.
+The command's environment contains DSYNC_NAME, DSYNC_TOKEN (the fencing token, if the backend has one) and DSYNC_DEADLINE (the time until
+which the lock is held if it is not renewed again, as of the start of the command: RFC 3339, UTC). DSYNC_URL, which may contain a password,
+is passed on only with --pass-url.
 
 Exit status
 ` + cli.StatusTable(),
@@ -81,10 +81,10 @@ func (f *runFlags) add(c *cobra.Command) {
 	flags.BoolVar(&f.write, "write", false, "also exclude the readers and writers of the backend's own libraries, such as Redisson's RReadWriteLock")
 	flags.Var(&f.permits, "permits", "acquire N of LIMIT permits of the name instead of a lock (LIMIT 0: the limit stored on the backend)")
 	flags.BoolVar(&f.elect, "elect", false, "campaign again after a loss, and start the command again in each term")
-	flags.DurationVar(&f.atLeast, "at-least", 0, "how long to keep the lock after its grant, however early the command ends")
-	flags.DurationVar(&f.killAfter, "kill-after", 0, "time between TERM and KILL (5s, or a fifth of the TTL if that is less)")
-	flags.BoolVar(&f.settle, "settle", false, "start the command a TTL after the grant, when holders that were not notified of a loss have ended")
-	flags.DurationVar(&f.ttl, "ttl", 0, "how long the lock outlives a crash of this machine (30s, unless the URL has a ttl)")
+	flags.DurationVar(&f.atLeast, "at-least", 0, "how long to keep the lock after its grant, even if the command ends earlier")
+	flags.DurationVar(&f.killAfter, "kill-after", 0, "time between TERM and KILL (5s, or a fifth of the TTL if that is shorter)")
+	flags.BoolVar(&f.settle, "settle", false, "start the command one TTL after the grant, when holders that were not notified of a loss have ended")
+	flags.DurationVar(&f.ttl, "ttl", 0, "how long the lock survives a crash of this machine (30s, unless the URL has a ttl)")
 	flags.DurationVar(&f.connect, "connect", 10*time.Second, "how long to try to reach the backend")
 	flags.StringVar(&f.note, "note", "", "`TEXT` to store with the lock for operators (default host and program)")
 	flags.BoolVar(&f.passURL, "pass-url", false, "leave $"+cli.URLVariable+" in the environment of the command")
@@ -145,7 +145,8 @@ func keepsOthersOut(raw string) error {
 	return nil
 }
 
-// find returns the file of a command, before any wait for a lock.
+// find returns the executable of a command. It is called before any wait for a
+// lock.
 func find(command string) (string, error) {
 	path, err := exec.LookPath(command)
 	switch {

@@ -87,7 +87,7 @@ func (r *runner) elect(ctx context.Context) error {
 		var done ending
 		err := dsync.Elect(ctx, locker, r.name, func(_ context.Context, term *dsync.Lease) error {
 			if done = r.under(ctx, term); done.err != nil {
-				end() // even if the lock is lost: another term would be no better
+				end() // even if the lock is lost, because another term would end the same way
 			} else if done.lost != nil {
 				r.say("%v", cli.Exit(cli.ExitLost, done.lost))
 			}
@@ -110,7 +110,7 @@ func (r *runner) elect(ctx context.Context) error {
 	}
 }
 
-// options returns the options of a waiting call, if the wait has a bound.
+// options returns the options of a call that waits for a limited time.
 func (r *runner) options(left time.Duration) []dsync.LockOption {
 	var opts []dsync.LockOption
 	if r.wait > 0 {
@@ -216,7 +216,7 @@ func (r *runner) verdict(ctx context.Context, done ending, unlocked error) error
 	case !done.started:
 		return interrupted
 	case errors.Is(unlocked, dsync.ErrLost):
-		return cli.Exit(cli.ExitLost, fmt.Errorf("%w: another command may have run beside this one, which ended with status %d", unlocked, done.status))
+		return cli.Exit(cli.ExitLost, fmt.Errorf("%w: another command may have run at the same time as this one, which ended with status %d", unlocked, done.status))
 	case unlocked != nil:
 		r.say("the command ran under the lock to its end, but other clients may have to wait for the lock for up to %v: %v", r.ttl, unlocked)
 	}

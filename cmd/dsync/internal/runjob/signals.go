@@ -62,7 +62,7 @@ func (s *signals) take() {
 	<-s.stopped
 }
 
-// note ends the context if the signal asks for it.
+// note ends the context if the signal requests that.
 func (s *signals) note(sig os.Signal) {
 	if slices.Contains(endSignals, sig) {
 		s.cancel(signalError{sig.(syscall.Signal)})

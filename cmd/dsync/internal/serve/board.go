@@ -27,9 +27,9 @@ const (
 )
 
 // board inspects a backend on behalf of all pages. A look lists the names and
-// queries the holders of the names on pages. It begins a while after the one
-// before, and as long after it as that look took. While no page is open, board
-// sends no requests.
+// queries the holders of the names on pages. It begins a while after the
+// previous look, and at least as long after it as that look took. While no page
+// is open, board sends no requests.
 type board struct {
 	backend *cli.Backend
 	prefix  string
@@ -40,7 +40,7 @@ type board struct {
 	names []string
 	more  bool // names than these
 	pace  *time.Ticker
-	// The last report of each listed name that was seen free or is on a page.
+	// The last report of each listed name that was free or is on a page.
 	// It is nil before the first list.
 	known   map[string]admin.Report
 	history []change // newest first
@@ -53,14 +53,14 @@ type board struct {
 	changed chan struct{}
 }
 
-// view is the part of the names that a page shows: from a given name on, the
-// names that contain a text.
+// view is the part of the names that a page shows: the names that contain a
+// text, starting from a given name.
 type view struct{ find, from string }
 
 // sheet is the content of a view at one time. It is never changed.
 type sheet struct {
 	reports            []admin.Report
-	first, last, total int // positions among the matching names, from 1 on
+	first, last, total int // positions among the matching names, starting at 1
 	more               bool
 	prev, next         *string // the first names of the previous and next pages
 	history            []change
@@ -70,7 +70,7 @@ type sheet struct {
 type change struct{ At, Name, Text string }
 
 // posted is the whole content of a page. A page is sent again if its content
-// differs.
+// has changed.
 type posted struct {
 	sheet   *sheet
 	last    time.Time

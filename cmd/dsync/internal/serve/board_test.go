@@ -164,7 +164,7 @@ func TestServeHasTenThousandNames(t *testing.T) {
 			t.Errorf("got %+v, want ten names with %q", now.sheet, found.find)
 		}
 		if lists := d.lists.Load(); lists != 1 {
-			t.Errorf("got %d lists, want 1: a page asks for its names alone", lists)
+			t.Errorf("got %d lists, want 1: a page queries only its names", lists)
 		}
 	})
 }

@@ -73,7 +73,7 @@ func (p *page) handler() http.Handler {
 	})
 }
 
-// hostOf returns the host of a header Host, without its port.
+// hostOf returns the host in a Host header, without its port.
 func hostOf(header string) string {
 	host, _, err := net.SplitHostPort(header)
 	if err != nil {
@@ -103,7 +103,7 @@ func (p *page) frame(w http.ResponseWriter, r *http.Request) {
 }
 
 // stream sends the content of a page as server-sent events whenever it has
-// changed. It waits for the browser to read, but delays no other page.
+// changed. It waits for the browser to read, without delaying other pages.
 func (p *page) stream(w http.ResponseWriter, r *http.Request) {
 	select {
 	case p.places <- struct{}{}:
@@ -153,7 +153,7 @@ func (p *page) event(v view, now posted) []byte {
 	}
 	var html, event bytes.Buffer
 	if err := templates.ExecuteTemplate(&html, "locks.html", shown); err != nil {
-		// A template and its values are the same in all pages, so tests would
+		// All pages use the same template and kinds of values, so tests would
 		// have found an error.
 		html.Reset()
 	}
@@ -212,7 +212,7 @@ func (p *page) release(w http.ResponseWriter, r *http.Request) {
 		defer cancel()
 		err := admin.Release(ctx, p.board.backend, name, func(now *admin.Report) error {
 			if now.Grant() != grant {
-				return cli.Unfinished("%s: another hold has it by now: nothing was released", cli.Show(name))
+				return cli.Unfinished("%s: another client holds it now: nothing was released", cli.Show(name))
 			}
 			return nil
 		})

@@ -29,7 +29,7 @@ func Command() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "serve [PREFIX]",
 		Short: "Serve a web page of the held locks",
-		Long: `Serve serves a web page of the held names that begin with PREFIX: the holder of each, since when it is held, and the waiters. The leader of an
+		Long: `Serve serves a web page of the held names that begin with PREFIX: the holder of each, the time of the grant, and the waiters. The leader of an
 election is the holder of its name. The page updates itself until Ctrl-C or TERM. Serve changes nothing.
 
 Browsers load everything from this server. All pages share their requests to the backend: serve lists the names every --every, but at most
@@ -37,7 +37,7 @@ half of the time, queries the holders of at most 500 names per second, and sends
 and their total number. 100 pages can be open at a time, and 100,000 names are listed.
 
 Anyone who can connect to the address sees the locks without a password, including other users of the machine. For an address that other
-machines reach, give each name by which browsers call this server as --host. Requests by another name, and requests from pages of other
+machines reach, give each name that browsers use for this server as --host. Requests with another name, and requests from pages of other
 sites, are refused. There is no TLS. To serve other machines, run a proxy on this machine that speaks TLS and authenticates users, and
 give its name as --host.
 
@@ -62,7 +62,7 @@ Exit status
 	}
 	f.Add(c)
 	c.Flags().StringVar(&s.listen, "listen", "127.0.0.1:8080", "`ADDRESS` to serve at")
-	c.Flags().StringArrayVar(&s.names, "host", nil, "`NAME` by which browsers call this server (may be given more than once)")
+	c.Flags().StringArrayVar(&s.names, "host", nil, "`NAME` that browsers use for this server (may be given more than once)")
 	c.Flags().DurationVar(&s.every, "every", 2*time.Second, "pause between two lists, at least 1s")
 	c.Flags().BoolVar(&s.allow, "allow-release", false, "let users with the token release locks")
 	c.Flags().StringVar(&s.file, "token-file", "", "`FILE` with the token for releases (default $"+tokenVariable+")")

@@ -289,7 +289,7 @@ func TestServeWaitsForNoPage(t *testing.T) {
 		}
 		e.await(func(html string) bool { return !strings.Contains(html, "<td>"+name+"</td>") })
 	}
-	testenv.Eventually(t, func() bool { return len(s.page.places) < 2 }, "the page that does not read has to go")
+	testenv.Eventually(t, func() bool { return len(s.page.places) < 2 }, "the page that does not read is dropped")
 	clitest.Lock(t, b.backend.Client, "another/2") // long after ReadTimeout, which applies to requests
 	e.awaitText("<td>another/2</td>")
 }

@@ -96,7 +96,7 @@ func ZooKeeper(ctx context.Context, limit time.Duration, u *driver.URL, hosts []
 	if err := zkSession(ctx, events); err != nil {
 		return fmt.Errorf("%w: %w", ErrNoSession, err)
 	}
-	defer context.AfterFunc(ctx, conn.Close)() // the library's requests take no context
+	defer context.AfterFunc(ctx, conn.Close)() // the library's requests do not accept a context
 	if u.User == nil {
 		return do(ctx, conn, "")
 	}

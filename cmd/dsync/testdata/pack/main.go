@@ -1,6 +1,7 @@
 // Command pack is the test command of `dsync run`. It starts processes that
-// start others. All of them ignore TERM. While it runs, each process writes the
-// time to a file of its own, and the longest time between two such writes.
+// start other processes. All of them ignore TERM. While it runs, each process
+// writes the time to a file of its own, and the longest time between two such
+// writes.
 //
 //	pack DIR LABEL DEPTH
 //	pack DIR LABEL look     shows the processes of other packs
@@ -73,8 +74,7 @@ func others(dir, label string) (saw string) {
 }
 
 // runs reports whether a process of a pack exists that may run again. A process
-// that got KILL may need a processor in order to end, but its program makes no
-// further step.
+// that got KILL may need CPU time to end, but its program does not continue.
 func runs(pid string) bool {
 	const exiting, signaled = 0x4, 0x400 // flags of a task, see proc(5)
 	// This comes first: KILL is pending, and then the process is exiting.
