@@ -68,8 +68,9 @@ test-compute:
 test: servers ## run all tests in their short form, on real servers, with the race detector; none may show a password
 	@$(MAKE) $(STAGES)
 
-test-long: servers ## run all tests in their long form, with all that `make test` leaves out, and 15 s of migration between every two backends
+test-long: servers ## run all tests in their long form, with all that `make test` leaves out, a minute beside ShedLock, and 15 s of migration between every two backends
 	@$(MAKE) $(STAGES) LONG=yes
+	cd internal/sqltest && GOWORK=off $(RUN_TESTS) -timeout 15m -run '^TestFleet$$' -v $(TESTFLAGS) .
 	GOWORK=off $(RUN_TESTS) -timeout 30m -run '^TestPairs$$' -parallel $(PAIRS) -v $(TESTFLAGS) ./drivers/migrate -pairs 15s
 
 test-contrib: servers ## run the suite on the drivers of contrib and on databases, on real servers: four minutes
