@@ -2,7 +2,7 @@
 
 GO ?= go
 # The modules below that of the library which go.work puts beside it.
-NESTED = cmd/dsync contrib/asynqlock contrib/cronlock contrib/natslock contrib/riverlock examples/observability internal/guardtest internal/sqltest internal/telemetrytest
+NESTED = cmd/dsync contrib/asynqlock contrib/consullock contrib/cronlock contrib/natslock contrib/riverlock examples/observability internal/guardtest internal/sqltest internal/telemetrytest
 # What the tests run on, and extra flags for them: make test PKG=./drivers/redisson TESTFLAGS='-run Cancel -v'
 # Packages begin in this order: those that take longest, which mostly wait, come first.
 PKG ?= ./drivers/zk ./drivers/etcd ./drivers/redisson ./drivers/pglock ./drivers/redlock ./... $(filter-out ./contrib/% ./internal/sqltest/%,$(NESTED:%=./%/...))
@@ -76,7 +76,7 @@ test-long: servers ## run all tests in their long form, with all that `make test
 test-contrib: servers ## run the suite on the drivers of contrib and on databases, on real servers: four minutes
 	cd internal/sqltest && GOWORK=off $(GO) test -timeout 15m $(TESTFLAGS) ./...
 	for module in asynqlock cronlock riverlock; do (cd contrib/$$module && GOWORK=off $(GO) test $(TESTFLAGS) ./...) || exit 1; done
-	cd contrib/natslock && GOWORK=off $(GO) test -short -timeout 15m $(TESTFLAGS) ./...
+	for module in consullock natslock; do (cd contrib/$$module && GOWORK=off $(GO) test -short -timeout 15m $(TESTFLAGS) ./...) || exit 1; done
 
 migration-long: servers ## six processes follow the runbook from one backend to another, back, and there again, on six pairs, while each backend is killed in each step: ten minutes
 	cd cmd/dsync && $(GO) test -race -timeout 30m -count=1 -run '^TestFleetOfSix$$' -parallel 3 -v $(TESTFLAGS) . -fleet
