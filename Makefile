@@ -2,7 +2,7 @@
 
 GO ?= go
 # The modules below that of the library which go.work puts beside it.
-NESTED = cmd/dsync contrib/asynqlock contrib/cronlock contrib/natslock contrib/riverlock examples/observability internal/guardtest internal/sqltest internal/telemetrytest
+NESTED = cmd/dsync contrib/asynqlock contrib/consullock contrib/cronlock contrib/natslock contrib/riverlock examples/observability internal/guardtest internal/sqltest internal/telemetrytest
 # What the tests run on, and extra flags for them: make test PKG=./drivers/redisson TESTFLAGS='-run Cancel -v'
 # Packages begin in this order: those that take longest, which mostly wait, come first.
 PKG ?= ./drivers/zk ./drivers/etcd ./drivers/redisson ./drivers/pglock ./drivers/redlock ./... $(filter-out ./contrib/% ./internal/sqltest/%,$(NESTED:%=./%/...))
@@ -68,14 +68,15 @@ test-compute:
 test: servers ## run all tests in their short form, on real servers, with the race detector; none may show a password
 	@$(MAKE) $(STAGES)
 
-test-long: servers ## run all tests in their long form, with all that `make test` leaves out, and 15 s of migration between every two backends
+test-long: servers ## run all tests in their long form, with all that `make test` leaves out, a minute beside ShedLock, and 15 s of migration between every two backends
 	@$(MAKE) $(STAGES) LONG=yes
+	cd internal/sqltest && GOWORK=off $(RUN_TESTS) -timeout 15m -run '^TestFleet$$' -v $(TESTFLAGS) .
 	GOWORK=off $(RUN_TESTS) -timeout 30m -run '^TestPairs$$' -parallel $(PAIRS) -v $(TESTFLAGS) ./drivers/migrate -pairs 15s
 
 test-contrib: servers ## run the suite on the drivers of contrib and on databases, on real servers: four minutes
 	cd internal/sqltest && GOWORK=off $(GO) test -timeout 15m $(TESTFLAGS) ./...
 	for module in asynqlock cronlock riverlock; do (cd contrib/$$module && GOWORK=off $(GO) test $(TESTFLAGS) ./...) || exit 1; done
-	cd contrib/natslock && GOWORK=off $(GO) test -short -timeout 15m $(TESTFLAGS) ./...
+	for module in consullock natslock; do (cd contrib/$$module && GOWORK=off $(GO) test -short -timeout 15m $(TESTFLAGS) ./...) || exit 1; done
 
 migration-long: servers ## six processes follow the runbook from one backend to another, back, and there again, on six pairs, while each backend is killed in each step: ten minutes
 	cd cmd/dsync && $(GO) test -race -timeout 30m -count=1 -run '^TestFleetOfSix$$' -parallel 3 -v $(TESTFLAGS) . -fleet

@@ -89,6 +89,7 @@ var layout = []struct {
 	{"contrib/asynqlock", []string{"./", "github.com/hibiken/asynq"}},
 	{"contrib/riverlock", []string{"./", "github.com/riverqueue/river", "github.com/riverqueue/river/rivertype"}},
 	{"contrib/cronlock", []string{"./", "github.com/go-co-op/gocron/v2", "github.com/robfig/cron/v3"}},
+	{"contrib/consullock", []string{"./driver/...", "github.com/hashicorp/consul/api"}},
 	{"contrib/natslock", []string{"./driver/...", "github.com/nats-io/nats.go/..."}},
 
 	{"cmd", []string{
@@ -119,7 +120,7 @@ var rootModules = []string{
 
 // nested are the separate modules below the root, with the same import paths,
 // by their dependencies.
-var nested = []string{"cmd/dsync", "contrib/asynqlock", "contrib/cronlock", "contrib/natslock", "contrib/riverlock", "examples/observability", "internal/guardtest", "internal/sqltest", "internal/telemetrytest"}
+var nested = []string{"cmd/dsync", "contrib/asynqlock", "contrib/consullock", "contrib/cronlock", "contrib/natslock", "contrib/riverlock", "examples/observability", "internal/guardtest", "internal/sqltest", "internal/telemetrytest"}
 
 // goPackage is the output of `go list` for a package.
 type goPackage struct {

@@ -283,9 +283,12 @@ func (s *EtcdServer) Requests() map[string]int64 {
 	return counts
 }
 
-// etcdModule is the directory, relative to the root of this module, of the
-// module that specifies the version of the current etcd.
-const etcdModule = "test/etcdserver"
+// The directories, relative to the root of this module, of the modules that
+// specify the versions of the servers that are built.
+const (
+	etcdModule   = "test/etcdserver"
+	consulModule = "test/consulserver"
+)
 
 // buildGuard bounds the build of a server from source. It does not predict how
 // long a build takes.
@@ -300,17 +303,17 @@ var built sync.Map // package path to func() (string, error)
 // be built, the test fails if CI is set, and is skipped otherwise.
 func etcdBinary(tb testing.TB) string {
 	tb.Helper()
-	return builtBinary(tb, "go.etcd.io/etcd/server/v3", "etcd")
+	return builtBinary(tb, etcdModule, "go.etcd.io/etcd/server/v3", "etcd")
 }
 
 func etcdctlBinary(tb testing.TB) string {
 	tb.Helper()
-	return builtBinary(tb, "go.etcd.io/etcd/etcdctl/v3", "etcdctl")
+	return builtBinary(tb, etcdModule, "go.etcd.io/etcd/etcdctl/v3", "etcdctl")
 }
 
-func builtBinary(tb testing.TB, pkg, name string) string {
+func builtBinary(tb testing.TB, module, pkg, name string) string {
 	tb.Helper()
-	build, _ := built.LoadOrStore(pkg, sync.OnceValues(func() (string, error) { return buildBinary(pkg, name) }))
+	build, _ := built.LoadOrStore(pkg, sync.OnceValues(func() (string, error) { return buildBinary(module, pkg, name) }))
 	path, err := build.(func() (string, error))()
 	if err == nil {
 		return path
@@ -323,9 +326,9 @@ func builtBinary(tb testing.TB, pkg, name string) string {
 	return ""
 }
 
-func buildBinary(pkg, name string) (string, error) {
+func buildBinary(module, pkg, name string) (string, error) {
 	_, file, _, _ := runtime.Caller(0)
-	dir := filepath.Join(filepath.Dir(file), "..", "..", etcdModule)
+	dir := filepath.Join(filepath.Dir(file), "..", "..", module)
 	ctx, cancel := context.WithTimeout(context.Background(), buildGuard)
 	defer cancel()
 	version, err := goCommand(ctx, dir, "list", "-m", "-f", "{{.Version}}", pkg)

@@ -1,0 +1,64 @@
+package testenv
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+// ConsulServer is a private Consul.
+type ConsulServer struct{ Server }
+
+// Consul starts a Consul, built from its Go module. Settings are fields of its
+// configuration in JSON, such as `"acl": {"enabled": true}`, or "". If it
+// cannot be built, the test fails if CI is set, and is skipped otherwise.
+func Consul(tb testing.TB, settings string) *ConsulServer {
+	tb.Helper()
+	binary, dir, port := builtBinary(tb, consulModule, "github.com/hashicorp/consul", "consul"), memoryDir(tb), freePort(tb)
+	ports := fmt.Sprintf(`"ports": {"http": %d, "server": %d, "serf_lan": %d, "serf_wan": -1, "dns": -1, "grpc": -1}`, port, freePort(tb), freePort(tb))
+	config := filepath.Join(dir, "config.json")
+	if settings != "" {
+		settings = ", " + settings
+	}
+	if err := os.WriteFile(config, []byte(`{"performance": {"raft_multiplier": 1}, "connect": {"enabled": false}, "disable_update_check": true, `+ports+settings+"}"), 0o600); err != nil {
+		tb.Fatal(err)
+	}
+	s := &ConsulServer{}
+	s.Server = Server{
+		tb:    tb,
+		name:  "consul",
+		Addr:  fmt.Sprintf("127.0.0.1:%d", port),
+		log:   filepath.Join(dir, "log"),
+		argv:  []string{binary, "agent", "-server", "-bootstrap-expect", "1", "-bind", "127.0.0.1", "-data-dir", filepath.Join(dir, "data"), "-config-file", config, "-log-level", "warn"},
+		ready: s.hasLeader,
+	}
+	s.launch()
+	return s
+}
+
+// hasLeader makes one attempt to check whether the server leads.
+func (s *ConsulServer) hasLeader(ctx context.Context) error {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+s.Addr+"/v1/status/leader", nil)
+	if err != nil {
+		return err
+	}
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	response, err := client.Do(request)
+	if err != nil {
+		return err
+	}
+	defer response.Body.Close()
+	var leader string
+	if err := json.NewDecoder(response.Body).Decode(&leader); err != nil {
+		return err
+	}
+	if leader == "" {
+		return errors.New("there is no leader")
+	}
+	return nil
+}
