@@ -22,22 +22,27 @@ import (
 // quotas is a setting of servers that refuse nodes beyond a quota.
 const quotas = "enforceQuota=true"
 
+// shortSessions is a setting of servers for the suite, which waits for
+// Info.Late in many checks. A quarter of the longest timeout of a session is
+// part of it.
+const shortSessions = "maxSessionTimeout=20000"
+
 func TestConformance(t *testing.T) {
-	s := testenv.ZooKeeper(t, quotas)
+	s := testenv.ZooKeeper(t, quotas, shortSessions)
 	conform(t, userClient(t, s.Addr), "", "", "", nil, s)
 }
 
 // TestConformanceFIFO runs the suite with the order of arrival over all
 // callers.
 func TestConformanceFIFO(t *testing.T) {
-	s := testenv.ZooKeeper(t, quotas)
+	s := testenv.ZooKeeper(t, quotas, shortSessions)
 	conform(t, userClient(t, s.Addr), "", "", "?order=fifo", drivertest.OrderGroups(), s)
 }
 
 // TestConformanceEnsemble runs the suite with a user that owns one node and the
 // nodes below it, and no others.
 func TestConformanceEnsemble(t *testing.T) {
-	servers := testenv.ZooKeeperEnsemble(t, 3, quotas)
+	servers := testenv.ZooKeeperEnsemble(t, 3, quotas, shortSessions)
 	c, user := userClient(t, servers[0].Addr), "locker:"+testenv.Password()
 	_, err := c.Create("/app", nil, 0, gozk.DigestACL(gozk.PermAll, "locker", strings.TrimPrefix(user, "locker:")))
 	if err := errors.Join(err, c.AddAuth("digest", []byte(user))); err != nil {
