@@ -310,6 +310,9 @@ func etcdctlBinary(tb testing.TB) string {
 
 func builtBinary(tb testing.TB, pkg, name string) string {
 	tb.Helper()
+	if path := provided(name); path != "" {
+		return path
+	}
 	build, _ := built.LoadOrStore(pkg, sync.OnceValues(func() (string, error) { return buildBinary(pkg, name) }))
 	path, err := build.(func() (string, error))()
 	if err == nil {
