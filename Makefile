@@ -40,7 +40,7 @@ MODULES = . $(NESTED) test/bench test/interop test/stress
 # How long `make fuzz` looks for an input that breaks something, for each target.
 FUZZTIME ?= 30s
 
-.PHONY: help test test-library test-nested test-compute test-long test-contrib test-oldest test-newest newest tidy migration-long model-long servers demo demo-leader demo-migration demo-java interop interop-soak stress stress-long bench bench-peers bench-peers-short bench-gates lint flaky flaky-long fuzz vulncheck release run-long cross packages man completions mistakes
+.PHONY: help test test-library test-nested test-compute test-long test-contrib test-oldest test-newest test-servers newest tidy migration-long model-long servers demo demo-leader demo-migration demo-java interop interop-soak stress stress-long bench bench-peers bench-peers-short bench-gates lint flaky flaky-long fuzz vulncheck release run-long cross packages man completions mistakes
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -109,6 +109,9 @@ NEWEST = GOWORK=off GOFLAGS="$$GOFLAGS -modfile=$(CURDIR)/test/newest.mod"
 
 test-newest: servers ## run them with the newest versions, as test/newest.mod says
 	$(NEWEST) $(RUN_TESTS) -short -timeout 30m $(TESTFLAGS) $(OF_ROOT)
+
+test-servers: servers ## run the suite on the other versions of the servers, and write into README.md which passed: ten minutes, the first time twenty
+	.ci/servers
 
 newest: ## raise test/newest.mod to the newest version of all that the library requires
 	cp go.mod test/newest.mod && cp go.sum test/newest.sum

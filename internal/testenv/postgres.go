@@ -384,6 +384,9 @@ func (a account) writeFile(path string, text []byte) error {
 // PostgreSQL.
 func postgresBinary(tb testing.TB, name string) string {
 	tb.Helper()
+	if path := provided(name); path != "" {
+		return path
+	}
 	found, _ := filepath.Glob("/usr/lib/postgresql/*/bin/" + name)
 	version := func(path string) int {
 		n, _ := strconv.Atoi(strings.Split(path, "/")[4])

@@ -37,9 +37,26 @@ func Briefly[T any](short, long T) T {
 // fails if CI is set, and is skipped otherwise.
 func need(tb testing.TB, binary, pkg string) string {
 	tb.Helper()
+	if path := provided(binary); path != "" {
+		return path
+	}
 	path, err := exec.LookPath(binary)
 	if err != nil {
 		missing(tb, binary, pkg)
+	}
+	return path
+}
+
+// provided returns the path of a file in the folder that DSYNC_TEST_SERVERS
+// names, or "". The servers in that folder replace the usual ones.
+func provided(name string) string {
+	dir := os.Getenv("DSYNC_TEST_SERVERS")
+	if dir == "" {
+		return ""
+	}
+	path := filepath.Join(dir, name)
+	if _, err := os.Stat(path); err != nil {
+		return ""
 	}
 	return path
 }

@@ -100,9 +100,11 @@ func zooKeeperEnsemble(tb testing.TB, hosts []host, settings []string) []*ZooKee
 // ensemble.
 func newZooKeeper(tb testing.TB, at host, id int, settings []string) *ZooKeeperServer {
 	tb.Helper()
-	java := need(tb, "java", "default-jre-headless")
-	if _, err := os.Stat(zookeeperJars); err != nil {
-		missing(tb, zookeeperJars, "zookeeper")
+	java, jars := need(tb, "java", "default-jre-headless"), zookeeperJars
+	if path := provided("zookeeper"); path != "" {
+		jars = path + "/*"
+	} else if _, err := os.Stat(jars); err != nil {
+		missing(tb, jars, "zookeeper")
 	}
 	port := freePort(tb)
 	dir := memoryDir(tb)
@@ -136,7 +138,7 @@ func newZooKeeper(tb testing.TB, at host, id int, settings []string) *ZooKeeperS
 		name:  "zookeeper" + strconv.Itoa(id),
 		Addr:  fmt.Sprintf("%s:%d", at.ip, port),
 		log:   filepath.Join(dir, "log"),
-		argv:  append(machine, "-cp", zookeeperJars, "org.apache.zookeeper.server.quorum.QuorumPeerMain", file),
+		argv:  append(machine, "-cp", jars, "org.apache.zookeeper.server.quorum.QuorumPeerMain", file),
 		ready: s.serves,
 	}
 	return s
