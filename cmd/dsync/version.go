@@ -51,7 +51,8 @@ func versionCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "version",
 		Short: "Show the version of this program",
-		Long: `Version shows the version of this program, the revision from which it was built, the version of Go, and the target system. "dsync --version" shows the same.`,
+		Long: `Version shows the version of this program, the revision from which it was built, the version of Go, and the target system.
+"dsync --version" shows the same.`,
 		Example: `  dsync version
   dsync version --json`,
 		Args: cli.NoArguments,
