@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"io"
 	"os"
 	"regexp"
 	"strconv"
@@ -161,13 +160,6 @@ func TestREADME(t *testing.T) {
 		args := strings.Fields(strings.ReplaceAll(command[1], "127.0.0.1:6379", server.Addr))
 		if status := run(t.Context(), args, &stdout, &stderr); status != 0 {
 			t.Errorf("%s: got status %d, want 0; standard error:\n%s", command[0], status, &stderr)
-		}
-	}
-	var usage bytes.Buffer
-	run(t.Context(), []string{"-h"}, io.Discard, &usage)
-	for _, flag := range regexp.MustCompile(`(?m)^  (-[a-z]+)`).FindAllStringSubmatch(usage.String(), -1) {
-		if !strings.Contains(string(readme), "\n| `"+flag[1]+"` |") {
-			t.Errorf("flag %s is missing in it", flag[1])
 		}
 	}
 }

@@ -217,17 +217,3 @@ func TestExitStatus(t *testing.T) {
 		}
 	}
 }
-
-func TestREADME(t *testing.T) {
-	readme, err := os.ReadFile("README.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var usage bytes.Buffer
-	run(t.Context(), []string{"-h"}, io.Discard, &usage)
-	for _, flag := range regexp.MustCompile(`(?m)^  (-[a-z]+)`).FindAllStringSubmatch(usage.String(), -1) {
-		if !strings.Contains(string(readme), "\n| `"+flag[1]+"` |") {
-			t.Errorf("flag %s is missing in it", flag[1])
-		}
-	}
-}

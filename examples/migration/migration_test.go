@@ -1,12 +1,10 @@
 package main
 
 import (
-	"bytes"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
-	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -134,19 +132,5 @@ func TestAuditFindsFallingTokens(t *testing.T) {
 	}
 	if err := s.audit(t.Context()); err == nil || !strings.Contains(err.Error(), fmt.Sprint("after ", 1<<62)) {
 		t.Errorf("got %v, want that the token fell", err)
-	}
-}
-
-func TestREADME(t *testing.T) {
-	readme, err := os.ReadFile("README.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var usage bytes.Buffer
-	run(t.Context(), []string{"-h"}, io.Discard, &usage)
-	for _, flag := range regexp.MustCompile(`(?m)^  (-[a-z]+)`).FindAllStringSubmatch(usage.String(), -1) {
-		if !strings.Contains(string(readme), "\n| `"+flag[1]+"` |") {
-			t.Errorf("flag %s is missing in it", flag[1])
-		}
 	}
 }
