@@ -128,6 +128,27 @@ func TestOutageIsNotToldAsLockedForEver(t *testing.T) {
 	}
 }
 
+// A call may wait in the client's queue while the request of an earlier call
+// has no answer yet.
+func TestWaitWithoutAnyAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := memory.NewServer(&memory.Options{Order: memory.FIFOByClient}).NewDriver()
+		c := newClient(t, d, nil)
+		d.Inject(memory.Fault{Kind: memory.Hang, On: memory.Acquires})
+		defer d.Heal()
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		go func() { _, _ = c.Lock(ctx, "x") }()
+		synctest.Wait()
+		_, err := c.Lock(t.Context(), "x", dsync.WaitAtMost(time.Second))
+		if !errors.Is(err, dsync.ErrUnavailable) || !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, dsync.ErrLocked) {
+			t.Errorf("got %v, want ErrUnavailable and DeadlineExceeded", err)
+		}
+		cancel()
+		synctest.Wait()
+	})
+}
+
 func TestWaitForOurOwnReleaseThatHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := &stub{release: func(ctx context.Context, _ *stubLease) error { return unanswered(ctx) }}

@@ -3,6 +3,7 @@ package dsync
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -421,8 +422,16 @@ func (k *lock) waitError(ctx context.Context, answer error) error {
 	// our own lease or release is in the way of the call
 	ours := k.alone() && (k.live() != nil || k.releasing != nil)
 	locked := ours || k.answers.locked(k.client.clock.Plain(), k.client.ttl)
-	return newWaitError(ctx, answer, k.answers.trouble, locked)
+	trouble := k.answers.trouble
+	if !locked && trouble == nil && !transient(answer) && !errors.Is(answer, ErrLocked) {
+		trouble = errNoAnswer
+	}
+	return newWaitError(ctx, answer, trouble, locked)
 }
+
+// errNoAnswer is the trouble of a call behind a call whose first request has no
+// answer yet.
+var errNoAnswer = fmt.Errorf("%w: no answer yet", ErrUnavailable)
 
 // nest serves a call under a lease of its name: the lease of the call's
 // context, or a lease that its Owner has in another mode. If there is no such

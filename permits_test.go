@@ -366,7 +366,7 @@ func TestPermitsThatMakeNoSense(t *testing.T) {
 
 func TestPermitsThatAreNotOffered(t *testing.T) {
 	c := newStub(t, &stub{info: driver.Info{Name: "stub", Permits: driver.Support{Why: "it cannot count"}}})
-	const want = "backend stub has no permits, since it cannot count: unsupported operation"
+	const want = "backend stub has no permits, because it cannot count: unsupported operation"
 	_, err := c.Lock(t.Context(), "x", dsync.Permits(1, 1))
 	_, opened := dsync.New(&stub{info: driver.Info{Name: "stub", Permits: driver.Support{Why: "it cannot count"}}}, &dsync.Options{Require: dsync.Require{Permits: true}})
 	for _, err := range []error{err, c.SetLimit(t.Context(), "x", 1), opened} {

@@ -366,9 +366,8 @@ func (e *env) useInMode(a, b *rawDriver, m driver.Mode) {
 	}
 	b.start(removed.Name, rivalOf(m)) // ended by Close
 	c.shut()
-	if l, ok := a.tap.Driver.(driver.Leaver); ok {
-		left := a.hold(e.name(), in(m), fixed, ttl(e.ttl()))
-		e.must(l.Leave(e.ctx, untap(left.lease).Lease, e.brief()))
+	if a.leaves() {
+		a.hold(e.name(), in(m), fixed, ttl(e.ttl())).leave(e.brief())
 	}
 }
 

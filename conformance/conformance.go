@@ -324,6 +324,7 @@ var alone = map[string]string{
 	"refusal/changes":  "it makes the server refuse requests",
 	"capabilities/ttl": "it uses leases of the shortest TTL, which tolerate little delay",
 	"faults/many":      "it loads the backend, and other checks would be late",
+	"fencing/restart":  "it restarts the server",
 	"scale/goroutines": "it loads the backend, and other checks would be late",
 	"scale/gone":       "it loads the backend, and other checks would be late",
 	"scale/held":       "it loads the backend, and other checks would be late",

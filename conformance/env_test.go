@@ -62,6 +62,20 @@ func TestErrorOfAWaiterIsReported(t *testing.T) {
 	}
 }
 
+// A check may end in an event of a request.
+func TestCheckEndsInAnEvent(t *testing.T) {
+	r := checked(t, func(e *env) error {
+		a, b := e.driver(), e.driver()
+		h, over := a.hold(e.name()), a.hold(e.name())
+		over.release()
+		h.lease = over.lease // its release fails
+		return b.canceledAtEvent(h)
+	})
+	if !errors.Is(r.err, driver.ErrNotHeld) {
+		t.Errorf("got %v, want ErrNotHeld", r.err)
+	}
+}
+
 func TestGoroutineThatIsLeftBehindFailsTheCheck(t *testing.T) {
 	r := checked(t, func(e *env) error {
 		e.client()

@@ -27,11 +27,17 @@ var leavingChecks = []check{
 // leaver returns the driver as a driver.Leaver. If the driver cannot leave
 // holds, the check ends.
 func (d *rawDriver) leaver() driver.Leaver {
-	leaver, ok := d.tap.Driver.(driver.Leaver)
-	if m, may := d.tap.Driver.(driver.MayLeave); !ok || may && m.MayLeave() != nil {
+	if !d.leaves() {
 		d.env.end(&refusedError{"to leave holds"})
 	}
-	return leaver
+	return d.tap.Driver.(driver.Leaver)
+}
+
+// leaves reports whether the driver can leave holds.
+func (d *rawDriver) leaves() bool {
+	_, ok := d.tap.Driver.(driver.Leaver)
+	m, may := d.tap.Driver.(driver.MayLeave)
+	return ok && !(may && m.MayLeave() != nil)
 }
 
 // tryLeave leaves the hold for ttl. It returns the time before which the hold

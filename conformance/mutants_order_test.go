@@ -375,6 +375,7 @@ var fencingMutants = []mutant{
 	{check: "fencing/loss", breaks: "only a release changes the token", mutate: tokensByRelease()},
 	{check: "fencing/kept", breaks: "tokens are kept for one caller at a time", mutate: breakLeases(keptOneAtATime)},
 	{check: "fencing/kept", breaks: "kept tokens are lost after the release", mutate: breakLeases(keptWhileHeld)},
+	{check: "fencing/restart", breaks: "the count of tokens restarts with the server", mutate: restartedCount},
 	{check: "fencing/idle", breaks: "the count of tokens is forgotten after a day without a grant", mutate: forgetful(24 * time.Hour)},
 }
 
@@ -487,6 +488,19 @@ func leavesGoroutines(ended func(error) bool) func(*memory.Driver) driver.Driver
 		}
 		return l, err
 	}, nil)
+}
+
+// restartedCount is a mutation that claims durable tokens. A client that
+// connects after a restart of the server gets tokens from 1 on.
+func restartedCount(d *memory.Driver) driver.Driver {
+	b := claiming(func(i *driver.Info) { i.Fencing = driver.Durable })(d).(*broken)
+	if _, ok := restarted.Load(d.Server()); ok {
+		b.lease = func(l *brokenLease) {
+			_, n := l.Lease.Tokens()
+			l.tokens = func() (uint64, int) { return 1, n }
+		}
+	}
+	return b
 }
 
 // forgetful returns a mutation in which tokens start again after a time without

@@ -219,6 +219,7 @@ var fencingChecks = []check{
 	{"fencing/blocks", "Of the tokens that come with a grant, the last is smaller than the first of the next grant.", blocksRise},
 	{"fencing/loss", "Tokens also rise over holds that expired, were removed, or whose wait was canceled.", tokensRiseOverLoss},
 	{"fencing/kept", "The tokens of a hold can be kept repeatedly and concurrently, which changes neither the tokens nor the hold.", tokensAreKept},
+	{"fencing/restart", "Tokens that Info calls durable also rise over restarts of the server.", tokensRiseOverRestarts},
 	{"fencing/idle", "Tokens also rise after hours and days without a request for the name, or for any name.", tokensRiseOverTime},
 }
 
@@ -300,6 +301,35 @@ func tokensRiseOverLoss(e *env) error {
 		if err := rises(h, "a removal"); err != nil {
 			return err
 		}
+		h.release()
+	}
+	return nil
+}
+
+func tokensRiseOverRestarts(e *env) error {
+	e.claims(fencing)
+	if e.driverInfo().Fencing != driver.Durable {
+		e.end(&refusedError{"durable tokens"})
+	}
+	e.need(e.backend.Restart != nil, "Backend.Restart")
+	e.stalls.onPurpose()
+	name := e.name()
+	var last uint64
+	for i := range 3 {
+		if i > 0 {
+			e.harness("Backend.Restart", func() { e.backend.Restart(e.tb) })
+		}
+		d := e.driver()
+		var h *request
+		e.poll("a grant after a restart", func() error {
+			h = d.acquire(name)
+			return h.err
+		})
+		first, n := h.lease.Tokens()
+		if first <= last {
+			return fmt.Errorf("after restart %d of the server, %s got the token %d, after %d", i, d.label, first, last)
+		}
+		last = first + uint64(n) - 1
 		h.release()
 	}
 	return nil
