@@ -112,8 +112,8 @@ func WaitAtMost(d time.Duration) LockOption { return LockOption{waitAtMost: &d} 
 // HoldAtLeast requires ExpireAfter with the same time or longer, which the
 // backend enforces when the process is gone. Unlock still ends the lease at
 // once. Close does not free the name, but ForceUnlock does. An Owner, a Read,
-// and backends without it (ZooKeeper, PostgreSQL, SQL tables) refuse the option
-// with errors.ErrUnsupported.
+// and backends without it (ZooKeeper and PostgreSQL's advisory locks) refuse
+// the option with errors.ErrUnsupported.
 func HoldAtLeast(d time.Duration) LockOption { return LockOption{holdAtLeast: &d} }
 
 // A lease can outlive its work, because the work hangs or does not unlock. The

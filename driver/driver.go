@@ -567,7 +567,7 @@ type Status struct {
 	Owner   string        // Request.Owner of the holder, if stored
 	Note    string        // Request.Note of the holder, if stored
 	Process string        // the holder's host and process id, as in "host:4711", if stored
-	Since   time.Time     // of the grant
+	Since   time.Time     // of the grant; on etcd, of the request
 	TTL     time.Duration // until the backend ends the hold, without a renewal
 	// the last fencing token of the last grant of this name; 0 if unknown, as
 	// it may be for a name that is free or held by readers

@@ -57,9 +57,14 @@ type Answers interface {
 // The answer of next is sent after it has been stored. Answers with the status
 // 409, 425, 429, or 500 and above are not stored, so that the client can try
 // again. A request whose key was used for a different request is answered with
-// 422, and a key above 255 bytes with 400. If next began and its answer could
-// not be stored, the answer is 503, and a repeated request runs next again. So
-// next must fence its writes with the token of dsync.LeaseFrom(r.Context()).
+// 422, and a key above 255 bytes with 400.
+//
+// If next began and its answer could not be stored, the answer is 503, and a
+// repeated request runs next again, with a larger token. So next must itself
+// recognize a key whose writes are done: it stores the key in the transaction
+// of its writes, and looks it up after guard.Enter. It must also fence its
+// writes with the token of dsync.LeaseFrom(r.Context()), because a delayed
+// next may run beside the repetition.
 func Idempotent(l dsync.Locker, answers Answers, scope func(*http.Request) string, next http.Handler, opts ...dsync.LockOption) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		key := r.Header.Get(Header)

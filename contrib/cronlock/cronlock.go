@@ -5,7 +5,7 @@
 // than the length of a short job would run the job again. A Locker and a
 // Wrapper therefore keep the lock for a time that must be longer than the
 // difference between the clocks and shorter than the period. The backend must
-// support dsync.HoldAtLeast: the memory, Redis and etcd backends do.
+// support dsync.HoldAtLeast: the memory, Redis and etcd backends and tables do.
 package cronlock
 
 import (
