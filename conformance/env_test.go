@@ -46,6 +46,22 @@ func TestHangIsReportedWithItsStack(t *testing.T) {
 	}
 }
 
+// The error of a waiter explains why the next one is granted the name.
+func TestErrorOfAWaiterIsReported(t *testing.T) {
+	i := slices.IndexFunc(allChecks(), func(c check) bool { return c.Name == "order/clients" })
+	var failed atomic.Bool
+	r := allChecks()[i].result(t, onMemory(nil, breakWait(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
+		l, err := d.Acquire(ctx, r)
+		if err == nil && failed.CompareAndSwap(false, true) {
+			return nil, errors.Join(driver.ErrUnavailable, l.Release(ctx))
+		}
+		return l, err
+	})))
+	if !errors.Is(r.err, driver.ErrUnavailable) {
+		t.Errorf("got %v, want ErrUnavailable", r.err)
+	}
+}
+
 func TestGoroutineThatIsLeftBehindFailsTheCheck(t *testing.T) {
 	r := checked(t, func(e *env) error {
 		e.client()
@@ -83,6 +99,7 @@ func TestGoroutinesOfTheCheckAloneCount(t *testing.T) {
 	for _, ofDriver := range []bool{false, true} {
 		var held, others sync.WaitGroup
 		begin, end := make(chan struct{}), make(chan struct{})
+		started := sync.OnceFunc(func() { close(begin) })
 		others.Go(func() {
 			<-begin
 			for range many {
@@ -93,17 +110,20 @@ func TestGoroutinesOfTheCheckAloneCount(t *testing.T) {
 		h := inRealTime(func(d *memory.Driver) driver.Driver {
 			return &broken{Driver: d, lease: func(*brokenLease) {
 				if acquired.Add(1) == many/2 {
-					close(begin)
+					started()
 				}
 				if ofDriver {
 					held.Go(func() { <-end })
 				}
 			}}
 		})
-		h.hangs = time.Second
+		if ofDriver {
+			h.hangs = time.Second // which the check waits for them to end
+		}
 		if r := allChecks()[i].result(t, h); (r.err != nil) != ofDriver {
 			t.Errorf("goroutines for what is held: %t: got %v", ofDriver, r.err)
 		}
+		started()
 		close(end)
 		others.Wait()
 		held.Wait()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -20,14 +21,11 @@ var orderChecks = []check{
 }
 
 // next returns the index of the request that is granted first, and releases it.
+// A request that failed before that ends the check with its error.
 func (e *env) next(left []*request) int {
 	granted := -1
 	e.until("a waiter is granted the name", func() bool {
-		for i, r := range left {
-			if r.isDone() {
-				granted = i
-			}
-		}
+		granted = slices.IndexFunc(left, (*request).isDone)
 		return granted >= 0
 	})
 	left[granted].granted().release()

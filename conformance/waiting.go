@@ -615,5 +615,5 @@ func (e *env) boundedInSilence(what string, bound func(*user, string, ...dsync.L
 			return nil
 		}
 	}
-	return fmt.Errorf("a Lock as %v that %s ended after %v took %v when the backend fell silent, and %v when not", m, what, waitBound, silent, usual)
+	return &lateError{fmt.Errorf("a Lock as %v that %s ended after %v took %v when the backend fell silent, and %v when not", m, what, waitBound, silent, usual)}
 }

@@ -31,7 +31,8 @@ type Job struct {
 	// has passed.
 	Locker dsync.Locker
 
-	// Name is the same in each process. The job locks Name, Name/0 and Name/1.
+	// Name is the same in each process. The job locks Name, and Name/0 to
+	// Name/999 in turn.
 	Name string
 
 	// Every is the length of a period, 1 s or more. Periods begin at multiples
@@ -45,7 +46,9 @@ type Job struct {
 	// it to be missed.
 	Run func(ctx context.Context, at time.Time) error
 
-	// Report is called with the outcome of each period. Nil means no reports.
+	// Report is called with the outcome of each period that begins while Run
+	// does not run in this process. A period had a run if one of the processes
+	// reports Ran. Nil means no reports.
 	Report func(Result)
 }
 
@@ -53,7 +56,7 @@ type Job struct {
 type Outcome int
 
 const (
-	Elsewhere Outcome = iota // another process has the period
+	Elsewhere Outcome = iota // another process has begun the period; it may have died in Run
 	Ran                      // Run ran in this process
 	Missed                   // Run did not run, for the reason Result.Err
 )
@@ -105,11 +108,15 @@ func (j *Job) checkBackend() error {
 	return nil
 }
 
-// period locks the period that begins at the given time. Two names alternate,
-// so that the lock of a period may outlast the period without blocking the next
-// one.
+// names is how many names of periods take turns. The lock of a period may
+// outlast the period: by half a period, and on etcd for longer, because a
+// restart of the server begins each TTL anew.
+const names = 1000
+
+// period locks the period that begins at the given time.
 func (j *Job) period(ctx context.Context, at time.Time) (*dsync.Lease, error) {
-	name := j.Name + "/" + strconv.FormatInt(at.UnixNano()/int64(j.Every)&1, 10)
+	number := at.UnixNano() / int64(j.Every) % names
+	name := j.Name + "/" + strconv.FormatInt((number+names)%names, 10) // times before 1970 are negative
 	return j.Locker.TryLock(ctx, name, dsync.HoldAtLeast(j.Every), dsync.ExpireAfter((j.Every * 3 / 2).Truncate(time.Second)))
 }
 

@@ -172,3 +172,28 @@ func (s *services) check(last string) {
 		}
 	}
 }
+
+// After a restart, etcd keeps the lock of a period for another whole TTL. Later
+// periods must not find it in their way.
+func TestRestartKeepsNoPeriodLocked(t *testing.T) {
+	t.Parallel()
+	server := testenv.Etcd(t)
+	client, err := dsync.Open(t.Context(), "etcd://"+server.Addr, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close(context.Background())
+	job := &Job{Locker: client, Name: "report", Every: 4 * time.Second, Run: func(context.Context, time.Time) error { return nil }}
+	at := time.Now().Truncate(job.Every).Add(job.Every)
+	time.Sleep(time.Until(at))
+	if r := job.Once(t.Context(), at); r.Outcome != Ran {
+		t.Fatalf("the first period: got %v, %v", r.Outcome, r.Err)
+	}
+	time.Sleep(time.Until(at.Add(job.Every)))
+	server.Restart()
+	at = at.Add(2 * job.Every)
+	time.Sleep(time.Until(at))
+	if r := job.Once(t.Context(), at); r.Outcome != Ran {
+		t.Errorf("the period after the restart: got %v, %v", r.Outcome, r.Err)
+	}
+}

@@ -447,6 +447,24 @@ func TestGate(t *testing.T) {
 	run("status", "x").want(cli.ExitUnfinished, "only knows the old backend")
 	run("finalize", "x").want(cli.ExitUnfinished, "take no part in the migration")
 	drivertest.Release(t, l)
+	var busy sync.WaitGroup
+	stop := make(chan struct{})
+	busy.Go(func() {
+		old := drivertest.Open(t, p.from)
+		for begin := time.Tick(300 * time.Millisecond); ; { // holds x for a tenth of the time
+			select {
+			case <-begin:
+			case <-stop:
+				return
+			}
+			l := drivertest.Acquire(t, old, drivertest.Request("x"))
+			time.Sleep(30 * time.Millisecond)
+			drivertest.Release(t, l)
+		}
+	})
+	run("finalize", "x").want(cli.ExitUnfinished, "take no part in the migration")
+	close(stop)
+	busy.Wait()
 	if err := d.SetPhase(t.Context(), migrate.PhaseNew); err != nil {
 		t.Fatal(err)
 	}

@@ -193,6 +193,21 @@ func (x *examination) open(ctx context.Context) {
 }
 
 // isTable reports whether the locks are in a table of drivers/sqllock.
+// password returns the password of the URL, which may be in a file.
+func (x *examination) password() (string, error) {
+	read := x.url.Password()
+	if read == nil {
+		return "", nil
+	}
+	password, err := read()
+	if err != nil {
+		return "", fmt.Errorf("password_file: %w", err)
+	}
+	return password, nil
+}
+
+const seePasswords = "docs/security.md#passwords"
+
 func (x *examination) isTable() bool { return x.url.Scheme == "mysql" || x.url.Scheme == "pgtable" }
 
 // refused adds the error of opening the driver. The earlier findings usually

@@ -32,9 +32,10 @@ func examineEtcd(ctx context.Context, x *examination) bool {
 		// reach has checked the name. The library would check the host's name.
 		config.TLS.InsecureSkipVerify = true
 	}
-	if x.url.User != nil {
-		config.Username = x.url.User.Username()
-		config.Password, _ = x.url.User.Password()
+	config.Username = x.url.User.Username()
+	if config.Password, err = x.password(); err != nil {
+		x.bad(fault, "URL", err.Error(), "see the message", seePasswords)
+		return false
 	}
 	client, err := clientv3.New(config)
 	if err != nil {
@@ -55,7 +56,7 @@ func examineEtcd(ctx context.Context, x *examination) bool {
 func (x *examination) etcdLogin(err error) {
 	if errors.Is(rpctypes.Error(err), rpctypes.ErrAuthFailed) {
 		x.bad(fault, "password", "the server rejects this user and password", "the correct user and password in the URL, with special characters as %XX; "+
-			"or etcdctl user passwd", "docs/security.md#passwords")
+			"or etcdctl user passwd", seePasswords)
 		return
 	}
 	x.bad(fault, "reach", fmt.Sprintf("no server answers: %v", err), "is etcd listening there? does it have a majority?", seeEtcd)

@@ -62,7 +62,11 @@ func (x *examination) postgresConfig() (*pgconn.Config, error) {
 	for _, ours := range []string{"ttl", "fenced", "require", "floor", "max_locks", "max_waiters", "force_unlock", "tokens", "pooler", "key"} {
 		u.Has(ours)
 	}
-	query, password := url.Values{}, ""
+	password, err := x.password()
+	if err != nil {
+		return nil, err
+	}
+	query := url.Values{}
 	for name, value := range u.Rest() {
 		if name == "password" {
 			password = value
@@ -73,9 +77,6 @@ func (x *examination) postgresConfig() (*pgconn.Config, error) {
 	text := "postgres://"
 	if u.User != nil {
 		text += url.User(u.User.Username()).String() + "@"
-		if p, given := u.User.Password(); given {
-			password = p
-		}
 	}
 	text += strings.Join(u.Hosts, ",") + (&url.URL{Path: u.Path}).EscapedPath() + "?" + strings.ReplaceAll(query.Encode(), "+", "%20")
 	config, err := pgconn.ParseConfig(text)
@@ -108,7 +109,7 @@ func (x *examination) postgresLogin(config *pgconn.Config, err error) {
 	text := fmt.Sprintf("%s: %s (%s)", host, answer.Message, answer.Code)
 	switch answer.Code {
 	case "28P01", "28000":
-		x.bad(fault, "password", text, "the correct user and password in the URL, with special characters as %XX; or ALTER ROLE, or pg_hba.conf", "docs/security.md#passwords")
+		x.bad(fault, "password", text, "the correct user and password in the URL, with special characters as %XX; or ALTER ROLE, or pg_hba.conf", seePasswords)
 	case "42501":
 		x.bad(fault, "rights", text, fmt.Sprintf("GRANT CONNECT ON DATABASE %s TO %s", config.Database, config.User), seeRights)
 	case "3D000":

@@ -98,13 +98,12 @@ func (x *examination) withRedis(option rueidis.ClientOption, host string, f func
 // redisLogin is a finding about a server that accepts a connection but no
 // commands.
 func (x *examination) redisLogin(host string, err error) {
-	const see = "docs/security.md#passwords"
 	text := fmt.Sprintf("%s: %v", host, err)
 	switch upper := strings.ToUpper(err.Error()); {
 	case strings.Contains(upper, "WRONGPASS"):
-		x.bad(fault, "password", text, "the correct user and password in the URL, with special characters as %XX; or ACL SETUSER on the server", see)
+		x.bad(fault, "password", text, "the correct user and password in the URL, with special characters as %XX; or ACL SETUSER on the server", seePasswords)
 	case strings.Contains(upper, "NOAUTH"):
-		x.bad(fault, "password", text, "a password in the URL: redisson://user:password@host", see)
+		x.bad(fault, "password", text, "a password in the URL: redisson://user:password@host", seePasswords)
 	case strings.Contains(upper, "NOPERM"):
 		x.bad(fault, "rights", text, "ACL SETUSER with the rights of the page", seeRights)
 	case strings.Contains(upper, "EOF"), strings.Contains(upper, "RESET BY PEER"):

@@ -2,7 +2,9 @@ package doctor
 
 import (
 	"database/sql"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -89,6 +91,8 @@ func TestDoctorOnPostgres(t *testing.T) {
 		do("GRANT SET ON PARAMETER deadlock_timeout TO locker")
 	}
 	doctor(t, false, url).no(note)
+	inFile := strings.Replace(url, ":"+password, "", 1) + "&password_file=" + passwordFile(t, password)
+	doctor(t, false, inFile).want("rights", ok, "", "")
 	doctor(t, true, url+"&ttl=10000h").want("session limit", fault, "TTL", "ttl=")
 
 	do("ALTER ROLE locker CONNECTION LIMIT 2")
@@ -164,8 +168,21 @@ func TestDoctorOnEtcd(t *testing.T) {
 	ctl("auth", "enable")
 	user := "etcd://app:" + password + "@" + s.Addr
 	doctor(t, false, user+"/locks/").want("rights", ok, "locks/", "")
+	inFile := "etcd://app@" + s.Addr + "/locks/?password_file="
+	doctor(t, false, inFile+passwordFile(t, password)).want("rights", ok, "locks/", "")
+	doctor(t, true, inFile+"/missing").want("URL", fault, "password_file: open /missing", "")
 	doctor(t, true, user+"/other/").want("rights", fault, "read, write, delete", "grant-permission ROLE --prefix=true readwrite other/")
 	doctor(t, true, strings.Replace(user, password, testenv.PasswordMark+"wrong", 1)+"/locks/").want("password", fault, "rejects this user", "the correct user")
+}
+
+// passwordFile returns the path of a file for the parameter password_file.
+func passwordFile(t *testing.T, password string) string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "password")
+	if err := os.WriteFile(file, []byte(password+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return file
 }
 
 func TestDoctorOnZooKeeper(t *testing.T) {

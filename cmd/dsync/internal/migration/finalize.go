@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -25,6 +26,7 @@ type finalizeReport struct {
 func finalizeCommand(f *pairFlags) *cobra.Command {
 	var names cli.NameFlags
 	var dryRun bool
+	var lasting time.Duration
 	c := &cobra.Command{
 		Use:   "finalize [NAME...] [--names FILE]",
 		Short: "Check that the old backend is no longer needed, and list the remaining steps",
@@ -33,8 +35,8 @@ rise for names that were not given. Then it prints the remaining steps in their 
 name on each backend for a moment. Call it when all programs are in phase new. It does not detect programs that poll on the old backend.
 
 With --gate, finalize joins phase new, which fails while a process is in phase old. It closes phase old permanently if the old backend
-keeps seals. A given name must not be held only on the old backend. With --dry-run, finalize does not join phase new, and relies on the
-checks of status.
+keeps seals. It first checks for a while (--for) that no program that takes no part holds a given name. With --dry-run, finalize does not
+join phase new, and relies on the checks of status.
 
 The exit status is 3 if finalize was called too early: names are left, a program is behind, or a floor is missing or cannot be read.`,
 		Example: `  dsync migrate finalize --names names.txt
@@ -42,14 +44,18 @@ The exit status is 3 if finalize was called too early: names are left, a program
 		Args: cobra.ArbitraryArgs,
 	}
 	names.Add(c)
+	c.Flags().DurationVar(&lasting, "for", 5*time.Second, "with --gate: how long to check the given names")
 	c.Flags().BoolVar(&dryRun, "dry-run", false, "with --gate: do not join phase new")
 	r := &finalizeReport{statusReport: statusReport{Names: []nameReport{}}}
 	return f.command(c, r, func(c *cobra.Command, args []string, text io.Writer) error {
 		list, err := names.Some(c, args, !f.gate)
-		if err == nil {
-			err = r.look(c.Context(), f, list, 0)
-		}
 		if err != nil {
+			return err
+		}
+		if !f.gate || len(list) == 0 {
+			lasting = 0
+		}
+		if err := r.look(c.Context(), f, list, lasting); err != nil {
 			return err
 		}
 		how := "this command checks names, their waiters, and tokens"
