@@ -73,7 +73,7 @@ test-long: servers ## run all tests in their long form, with all that `make test
 	cd internal/sqltest && GOWORK=off $(RUN_TESTS) -timeout 15m -run '^TestFleet$$' -v $(TESTFLAGS) .
 	GOWORK=off $(RUN_TESTS) -timeout 30m -run '^TestPairs$$' -parallel $(PAIRS) -v $(TESTFLAGS) ./drivers/migrate -pairs 15s
 
-test-contrib: servers ## run the suite on the drivers of contrib and on databases, on real servers: four minutes
+test-contrib: servers ## run the suite on the drivers of contrib and on databases, on real servers: five minutes, and five more of a processor to build Consul once
 	cd internal/sqltest && GOWORK=off $(GO) test -timeout 15m $(TESTFLAGS) ./...
 	for module in asynqlock cronlock riverlock; do (cd contrib/$$module && GOWORK=off $(GO) test $(TESTFLAGS) ./...) || exit 1; done
 	for module in consullock natslock; do (cd contrib/$$module && GOWORK=off $(GO) test -short -timeout 15m $(TESTFLAGS) ./...) || exit 1; done

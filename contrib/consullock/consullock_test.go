@@ -136,7 +136,7 @@ func openURL(ctx context.Context, c *driver.Config) (driver.Driver, error) {
 		return nil, err
 	}
 	if _, err := client.Status().LeaderWithQueryOptions(new(api.QueryOptions).WithContext(ctx)); err != nil {
-		return nil, fmt.Errorf("Consul at %s: %w", config.Address, err)
+		return nil, fmt.Errorf("cannot reach Consul at %s: %w", config.Address, err)
 	}
 	return consullock.New(client, prefix+"/", c.Fenced), nil
 }

@@ -139,7 +139,7 @@ func (a *attempt) failed(ctx context.Context, k *desk, err error) error {
 		return err
 	case closed:
 		why = driver.ErrClosed
-	case ctx.Err() != nil && waits:
+	case ctx.Err() != nil && (waits || errors.Is(err, context.Canceled)): // the round was canceled
 		why = ctx.Err()
 	}
 	switch {

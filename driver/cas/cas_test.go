@@ -294,6 +294,25 @@ func TestLostRenewal(t *testing.T) {
 	})
 }
 
+// TestDeadlineOfAFirstRequest has a deadline pass while the first request for a
+// name is under way.
+func TestDeadlineOfAFirstRequest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store, link := castest.Disturb(t, newMemory(cas.Options{}))
+		d := cas.New(store, cas.Options{Name: "memory"})
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		link.Hang()
+		if _, err := d.Acquire(ctx, request("a:1")); !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
+			t.Errorf("got %v, want %v", err, context.DeadlineExceeded)
+		}
+		link.Heal()
+		if err := d.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // TestCrowd has a thousand callers of one driver wait for one name. They share
 // reads and writes.
 func TestCrowd(t *testing.T) {

@@ -1,10 +1,10 @@
 package testenv
 
 import (
+	"bytes"
 	"context"
-	"encoding/json"
-	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -35,15 +35,16 @@ func Consul(tb testing.TB, settings string) *ConsulServer {
 		Addr:  fmt.Sprintf("127.0.0.1:%d", port),
 		log:   filepath.Join(dir, "log"),
 		argv:  []string{binary, "agent", "-server", "-bootstrap-expect", "1", "-bind", "127.0.0.1", "-data-dir", filepath.Join(dir, "data"), "-config-file", config, "-log-level", "warn"},
-		ready: s.hasLeader,
+		ready: s.serves,
 	}
 	s.launch()
 	return s
 }
 
-// hasLeader makes one attempt to check whether the server leads.
-func (s *ConsulServer) hasLeader(ctx context.Context) error {
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+s.Addr+"/v1/status/leader", nil)
+// serves makes one attempt to check whether the server leads and, if it has
+// ACLs, knows its tokens.
+func (s *ConsulServer) serves(ctx context.Context) error {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+s.Addr+"/v1/kv/absent?consistent", nil)
 	if err != nil {
 		return err
 	}
@@ -53,12 +54,9 @@ func (s *ConsulServer) hasLeader(ctx context.Context) error {
 		return err
 	}
 	defer response.Body.Close()
-	var leader string
-	if err := json.NewDecoder(response.Body).Decode(&leader); err != nil {
-		return err
+	text, err := io.ReadAll(response.Body)
+	if err == nil && response.StatusCode != http.StatusNotFound && !bytes.Contains(text, []byte("Permission denied")) {
+		err = fmt.Errorf("%s: %s", response.Status, text)
 	}
-	if leader == "" {
-		return errors.New("there is no leader")
-	}
-	return nil
+	return err
 }
