@@ -168,7 +168,7 @@ func (s shedlock) set(ctx context.Context, name, version, hold, owner string, tt
 	d := s.store.dialect
 	next = shedBy(hold, owner, ttl)
 	now := fmt.Sprintf(d.later, 0)
-	until := now
+	until := fmt.Sprintf(d.later, -shedRounding.Microseconds()) // PostgreSQL rounds up
 	if ttl > 0 {
 		until = fmt.Sprintf(d.later, (ttl + shedRounding).Microseconds())
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/drivers/sqllock"
+	"github.com/go-dsync/dsync/internal/drivertest"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
@@ -241,6 +242,23 @@ func lasting(t *testing.T, err error, parts ...string) {
 	for _, part := range parts {
 		if text := strings.ToLower(err.Error()); !strings.Contains(text, part) {
 			t.Errorf("the error does not contain %q: %s", part, text)
+		}
+	}
+}
+
+// TestShedLockAtOnce acquires a name as soon as it is released, on a database
+// that rounds times up.
+func TestShedLockAtOnce(t *testing.T) {
+	s := overShedLock(postgres, `text COLLATE "C"`)(t)
+	d := open(t, s, s.dial(t, nil))
+	defer d.Close(drivertest.Guard(t))
+	for range 300 {
+		l, err := d.Acquire(t.Context(), drivertest.NoWait("n"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := l.Release(t.Context()); err != nil {
+			t.Fatal(err)
 		}
 	}
 }
