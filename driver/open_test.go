@@ -215,7 +215,7 @@ func TestCheckRequire(t *testing.T) {
 		},
 		{driver.Info{ReadWrite: driver.Support{Offered: true, Order: driver.FIFO}}, driver.Require{Fair: true, RW: true}, "is not fair (its"},
 		{driver.Info{Name: "b"}, driver.Require{Permits: true}, "backend b has no permits: "},
-		{driver.Info{Name: "b", Permits: driver.Support{Why: "so"}}, driver.Require{Permits: true}, "backend b has no permits, since so: "},
+		{driver.Info{Name: "b", Permits: driver.Support{Why: "so"}}, driver.Require{Permits: true}, "backend b has no permits, because so: "},
 		{driver.Info{Fencing: driver.Durable, Permits: driver.Support{Offered: true}}, driver.Require{Permits: true, Fenced: true}, ""},
 		{
 			driver.Info{Order: driver.FIFO, Permits: driver.Support{Offered: true, Order: driver.FIFOByClient}}, driver.Require{Permits: true, FIFO: true},
