@@ -171,6 +171,14 @@ func (s *ZooKeeperServer) command(ctx context.Context, four string) (string, err
 	return string(text), err
 }
 
+// Version returns the version of the server, such as "3.8.0".
+func (s *ZooKeeperServer) Version() string {
+	s.tb.Helper()
+	_, version, _ := strings.Cut(s.says("srvr"), "Zookeeper version: ")
+	version, _, _ = strings.Cut(version, "-")
+	return version
+}
+
 // Leads reports whether the server is the leader of its ensemble.
 func (s *ZooKeeperServer) Leads() bool {
 	s.tb.Helper()
