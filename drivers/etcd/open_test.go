@@ -51,7 +51,7 @@ func TestMalformedURLs(t *testing.T) {
 		wantText(t, query, err, want)
 	}
 	err := tryOpen(guard(t), "etcd://user@127.0.0.1:1")
-	wantText(t, "user without password", err, "go together")
+	wantText(t, "user without password", err, "given together")
 }
 
 // TestOrder checks that all callers share one order only if the URL asks for

@@ -41,7 +41,7 @@ func TestNamesThatAreKeys(t *testing.T) {
 			"Inspect":      func() error { _, err := d.Inspect(t.Context(), name); return err },
 			"ForceUnlock":  func() error { return d.ForceUnlock(t.Context(), name) },
 		} {
-			if err := call(); !errors.Is(err, errors.ErrUnsupported) || !strings.Contains(err.Error(), "belongs to") {
+			if err := call(); !errors.Is(err, errors.ErrUnsupported) || !strings.Contains(err.Error(), "cannot be used") {
 				t.Errorf("%s of %q: got %v, want errors.ErrUnsupported that says why", what, name, err)
 			}
 		}

@@ -365,14 +365,14 @@ func TestPermitsThatCannotBe(t *testing.T) {
 	release(t, acquire(t, d, permits(1000, 2000, request("many"))))
 
 	l := acquire(t, d, request("lock"))
-	if _, err := d.Acquire(ctx, permits(1, 1, noWait("lock"))); err == nil || errors.Is(err, driver.ErrUnknown) || !strings.Contains(err.Error(), "in use") {
-		t.Errorf("Acquire of a permit of the name of a lock: got %v, want that it is in use", err)
+	if _, err := d.Acquire(ctx, permits(1, 1, noWait("lock"))); err == nil || errors.Is(err, driver.ErrUnknown) || !strings.Contains(err.Error(), "used for something else") {
+		t.Errorf("Acquire of a permit of the name of a lock: got %v, want that it is used for something else", err)
 	}
 	release(t, l)
 	p := acquire(t, d, permits(1, 1, request("permit")))
 	for _, m := range modes {
-		if _, err := d.Acquire(ctx, inMode(m, noWait("permit"))); err == nil || !strings.Contains(err.Error(), "in use") {
-			t.Errorf("Acquire in mode %v of a name of permits: got %v, want that it is in use", m, err)
+		if _, err := d.Acquire(ctx, inMode(m, noWait("permit"))); err == nil || !strings.Contains(err.Error(), "used for something else") {
+			t.Errorf("Acquire in mode %v of a name of permits: got %v, want that it is used for something else", m, err)
 		}
 	}
 	release(t, p)
@@ -383,8 +383,8 @@ func TestPermitsThatCannotBe(t *testing.T) {
 		"Inspect":     func() error { _, err := d.Inspect(ctx, "text"); return err },
 		"ForceUnlock": func() error { return d.ForceUnlock(ctx, "text") },
 	} {
-		if err := call(); err == nil || !strings.Contains(err.Error(), "in use") {
-			t.Errorf("%s of a foreign key: got %v, want that it is in use", what, err)
+		if err := call(); err == nil || !strings.Contains(err.Error(), "used for something else") {
+			t.Errorf("%s of a foreign key: got %v, want that it is used for something else", what, err)
 		}
 	}
 	if got := s.Do("GET", "text"); got != "of somebody" {

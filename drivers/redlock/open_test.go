@@ -45,7 +45,7 @@ func TestOpenRefusesBadURLs(t *testing.T) {
 	}
 	for require, want := range map[string]string{
 		"fair": "not fair", "fifo": "order of arrival", "fenced": "no fencing tokens", "rw": "redlock has no read-write locks",
-		"permits": "redlock has no permits, since a majority of the nodes does not keep a limit",
+		"permits": "redlock has no permits, because a majority of the nodes does not keep a limit",
 	} {
 		nodes := startNodes(t, 3)
 		_, err := tryOpen(nodes.url() + settled + "&require=" + require)
