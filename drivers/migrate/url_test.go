@@ -44,7 +44,7 @@ func TestURLErrors(t *testing.T) {
 		{"from=memory://a&to=memory://b&phase=dual&fenced=false&require=fenced", "fenced=false"},
 		{"from=memory://a&to=memory://b&phase=dual&require=fair", "is not fair"},
 		{"from=memory://a&to=memory://b&phase=dual&require=rw", "backend migrate has no read-write locks: unsupported operation"},
-		{"from=memory://a&to=memory://b&phase=dual&require=permits", "backend migrate has no permits, since a limit cannot be kept on two backends at a time"},
+		{"from=memory://a&to=memory://b&phase=dual&require=permits", "backend migrate has no permits, because a limit cannot be kept on two backends at a time"},
 		{"from=memory://a&to=memory://a%3Forder%3Dfifo&phase=dual", "the same backend under two addresses"},
 		{"from=memory://a&to=memory://b&phase=old&gate=true", "tokens would fall"},
 		{"from=memory://a&to=memory://b&phase=old", "phase old exists only with a gate"},
