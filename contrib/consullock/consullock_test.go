@@ -111,7 +111,8 @@ func TestErrors(t *testing.T) {
 	check("no server", writer, driver.ErrUnavailable)
 }
 
-// openURL opens consullock://:token@host:8500/prefix for the checks with
+// openURL opens consullock://host:8500/prefix, whose password is the token, for
+// the checks with
 // several processes.
 func openURL(ctx context.Context, c *driver.Config) (driver.Driver, error) {
 	u := c.URL
