@@ -112,8 +112,7 @@ func TestErrors(t *testing.T) {
 }
 
 // openURL opens consullock://host:8500/prefix, whose password is the token, for
-// the checks with
-// several processes.
+// the checks with several processes.
 func openURL(ctx context.Context, c *driver.Config) (driver.Driver, error) {
 	u := c.URL
 	prefix := strings.TrimPrefix(u.Path, "/")
