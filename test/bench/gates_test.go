@@ -112,12 +112,13 @@ func TestGateBounds(t *testing.T) {
 func TestEachWorkloadHasOneFloor(t *testing.T) {
 	for _, b := range Backends {
 		for _, w := range Workloads {
-			for i, r := range w.rows(b) {
+			rows := w.rows(b)
+			for i, r := range rows {
 				if (r.Kind == Floor) != (i == 0) {
 					t.Errorf("%s, %s: row %d is %s", b.Name, w.Name, i, r.Name)
 				}
 			}
-			if !slices.ContainsFunc(w.rows(b), func(r *Row) bool { return r.Kind == Ours }) {
+			if len(rows) > 0 && !slices.ContainsFunc(rows, func(r *Row) bool { return r.Kind == Ours }) {
 				t.Errorf("%s, %s: no row of dsync", b.Name, w.Name)
 			}
 		}
