@@ -55,7 +55,7 @@ func examineEtcd(ctx context.Context, x *examination) bool {
 
 func (x *examination) etcdLogin(err error) {
 	if errors.Is(rpctypes.Error(err), rpctypes.ErrAuthFailed) {
-		x.bad(fault, "password", "the server rejects this user and password", "the right user and password in the URL, special characters as %XX; "+
+		x.bad(fault, "password", "the server rejects this user and password", "the correct user and password in the URL, special characters as %XX; "+
 			"or etcdctl user passwd", seePasswords)
 		return
 	}

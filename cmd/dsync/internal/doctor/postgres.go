@@ -109,7 +109,7 @@ func (x *examination) postgresLogin(config *pgconn.Config, err error) {
 	text := fmt.Sprintf("%s: %s (%s)", host, answer.Message, answer.Code)
 	switch answer.Code {
 	case "28P01", "28000":
-		x.bad(fault, "password", text, "the right user and password in the URL, special characters as %XX; or ALTER ROLE, or pg_hba.conf", seePasswords)
+		x.bad(fault, "password", text, "the correct user and password in the URL, special characters as %XX; or ALTER ROLE, or pg_hba.conf", seePasswords)
 	case "42501":
 		x.bad(fault, "rights", text, fmt.Sprintf("GRANT CONNECT ON DATABASE %s TO %s", config.Database, config.User), seeRights)
 	case "3D000":

@@ -101,7 +101,7 @@ func (x *examination) redisLogin(host string, err error) {
 	text := fmt.Sprintf("%s: %v", host, err)
 	switch upper := strings.ToUpper(err.Error()); {
 	case strings.Contains(upper, "WRONGPASS"):
-		x.bad(fault, "password", text, "the right user and password in the URL, special characters as %XX; or ACL SETUSER on the server", seePasswords)
+		x.bad(fault, "password", text, "the correct user and password in the URL, special characters as %XX; or ACL SETUSER on the server", seePasswords)
 	case strings.Contains(upper, "NOAUTH"):
 		x.bad(fault, "password", text, "a password in the URL: redisson://user:password@host", seePasswords)
 	case strings.Contains(upper, "NOPERM"):

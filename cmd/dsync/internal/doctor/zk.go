@@ -111,7 +111,7 @@ func (x *examination) zkRights(ctx context.Context, hosts []string, config *tls.
 	switch {
 	case err == nil:
 	case errors.Is(err, servers.ErrNoLogin):
-		x.bad(fault, "password", err.Error(), "the right user and password in the URL", seePasswords)
+		x.bad(fault, "password", err.Error(), "the correct user and password in the URL", seePasswords)
 	case errors.Is(err, servers.ErrNoSession):
 		x.bad(fault, checkReach, err.Error(), "maxClientCnxns in zoo.cfg, if there are many connections from this host; a majority of the servers", seeZooKeeper)
 	default:

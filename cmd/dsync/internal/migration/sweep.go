@@ -44,7 +44,7 @@ Seal skips held names, or waits for them with --wait. It can be interrupted and 
 	c.Flags().BoolVar(&all, "all", false, "seal all names of --names")
 	return f.command(c, s, func(c *cobra.Command, args []string, text io.Writer) error {
 		if all != (s.names.File != "") {
-			return cli.Usage(errors.New("--all requires --names FILE: all names in the file are sealed"))
+			return cli.Usage(errors.New("--all and --names FILE require each other: all names in the file are sealed"))
 		}
 		names, err := s.list(c, f, args)
 		if err != nil {
