@@ -271,8 +271,8 @@ var modelMistakes = []modelMistake{
 	{
 		name: "a put does not ask for the seal",
 		file: "acquire.go", model: "seal and a second call", wrong: []string{modelAsleep},
-		old: `[]clientv3.Cmp{condition}, append([]clientv3.Op{h.queue()`,
-		new: `map[bool][]clientv3.Cmp{false: {condition}}[PLANTED], append([]clientv3.Op{h.queue()`,
+		old: `[]clientv3.Cmp{condition}, append([]clientv3.Op{h.readBefore()`,
+		new: `map[bool][]clientv3.Cmp{false: {condition}}[PLANTED], append([]clientv3.Op{h.readBefore()`,
 	},
 	{
 		name: "a mark does not notify waiters",
