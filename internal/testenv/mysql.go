@@ -32,7 +32,7 @@ func startMySQL(tb testing.TB, program, settings []string) *MySQLServer {
 	defaults := []string{
 		"bind-address=127.0.0.1", "port=" + strconv.Itoa(port), "skip-name-resolve",
 		"skip-grant-tables", // so that an empty directory is all that the server needs
-		"innodb-flush-log-at-trx-commit=0", "debug-no-sync", "innodb-log-file-size=4M", "innodb-buffer-pool-size=16M",
+		"innodb-flush-log-at-trx-commit=2", "debug-no-sync", "innodb-log-file-size=4M", "innodb-buffer-pool-size=16M",
 	}
 	for _, setting := range append(defaults, settings...) {
 		argv = append(argv, "--"+setting)
