@@ -253,9 +253,9 @@ func (c *Client) Close(ctx context.Context) error {
 	}
 }
 
-// closeMargin is how much earlier than Close the driver's Close ends, so that
-// Close can return its error on a busy machine. It is at most a fifth of the
-// time.
+// closeMargin is the time reserved after the driver's Close, so that Close can
+// still return its error on a busy machine. It is at most a fifth of the time
+// for Close.
 const closeMargin = 500 * time.Millisecond
 
 func (c *Client) shutdown(ctx context.Context) {

@@ -13,7 +13,7 @@ type sights struct {
 }
 
 type sight struct {
-	first, last time.Time // when the claim arrived with an answer: it was renewed earlier
+	first, last time.Time // when the claim arrived in an answer, so its last renewal was earlier
 	ttl         time.Duration
 }
 
