@@ -101,15 +101,15 @@ import (
 //     dsync lets one waiting Acquire per client, name and mode contend at a
 //     time, and passes a hold from caller to caller of the client for a while
 //     before the release. It does so with a token of the grant, or by [Passer]
-//      if no token is left. With any Order, one Read of a client contends at a
-//      time for all of the client's Reads. Only a Read with a fixed lease
-//      contends for itself. With an order other than Unordered, a Read does not
-//      overtake an earlier Write or Exclusive request, and a Permit request
-//      does not overtake any waiting Permit request, regardless of the number
-//      of permits that each of them requests. For permits, with any Order but
-//      FIFO, several Acquires of a client contend, but none begins while
-//      another one waits. A hold of permits passes only to a caller that
-//      requests the same number of permits.
+//     if no token is left. With any Order, one Read of a client contends at a
+//     time for all of the client's Reads. Only a Read with a fixed lease
+//     contends for itself. With an order other than Unordered, a Read does not
+//     overtake an earlier Write or Exclusive request, and a Permit request
+//     does not overtake any waiting Permit request, regardless of the number
+//     of permits that each of them requests. For permits, with any Order but
+//     FIFO, several Acquires of a client contend, but none begins while
+//     another one waits. A hold of permits passes only to a caller that
+//     requests the same number of permits.
 //  11. The permits of a request are granted, renewed, lost and released
 //     together. A grant is one step at the backend, which checks the limit, and
 //     a partial grant is never visible. The backend never grants permits that

@@ -15,17 +15,17 @@ import (
 	"github.com/go-dsync/dsync/internal/redistopic"
 )
 
-// backstop is the longest wait before another request, in case a message is
-// lost.
+// backstop is the longest time that a waiter waits before it sends another
+// request, in case a message is lost.
 const backstop = 5 * time.Second
 
-// unheard is the pause of a request to read or write while the name has a hold
-// of the fair lock. Only the first waiter in the queue is notified of the end
-// of such a hold.
+// unheard is the pause between requests to read or write while the name has a
+// hold of the fair lock. Only the first waiter in the queue is notified of the
+// end of such a hold.
 const unheard = 50 * time.Millisecond
 
-// slotPause is the pause of a waiter whose slot moves to another node of the
-// cluster.
+// slotPause is the pause of a waiter while the slot of its name is moving to
+// another node of the cluster.
 const slotPause = 250 * time.Millisecond
 
 // Acquire implements driver.Driver.
