@@ -48,8 +48,8 @@
 // # Caveats
 //
 // All statements must reach the server that accepts writes. A replica that lags
-// and takes over may have forgotten the last locks. If the server's clock jumps
-// forward, holds end early.
+// and takes over may have forgotten the most recent locks. If the server's
+// clock jumps forward, holds end early.
 //
 // A name that was locked keeps its row, which holds its last token. If the row
 // is deleted, the tokens of the name start again. With Options.NoTokens a
@@ -66,7 +66,7 @@
 // processes that use the file must share. If this clock jumps forward, holds
 // end early. Give your own pool db.SetMaxOpenConns(1) and a busy timeout, as
 // URLs do. An SQLite statement is not canceled with its context, so the busy
-// timeout also bounds how long a call outlasts its context.
+// timeout also bounds the time by which a call can outlast its context.
 //
 // # ShedLock
 //
@@ -93,7 +93,7 @@ import (
 // Options are the optional settings of New.
 type Options struct {
 	Table    string        // "dsync_locks" or "shedlock" by default; letters, digits, _, and a dot after the schema
-	Poll     time.Duration // how often a waiting client checks; 100 ms by default
+	Poll     time.Duration // the interval at which a waiting client checks; 100 ms by default
 	NoTokens bool          // no fencing tokens, and no rows of free names
 }
 
