@@ -21,7 +21,7 @@ import (
 // When lead returns while it still leads, Elect resigns and returns what Do
 // would return: the error of lead unchanged, or a [*DoError]. After a loss
 // Elect waits for lead to return and ignores its error. It pauses at random for
-// up to a second, and becomes a candidate again. So two calls of lead never
+// up to a second, and becomes a candidate again. So two calls to lead never
 // overlap, and a lead that ignores its ctx delays only its own next term.
 //
 // Elect returns when ctx ends: a candidate gives up, and a leader resigns as

@@ -82,11 +82,11 @@ func (e *LockError) Unwrap() error { return e.Err }
 type lossCause int
 
 const (
-	lossExpired lossCause = iota + 1 // its TTL passed
+	lossExpired lossCause = iota + 1 // it expired
 	// another client removed the lock from the backend, or the backend lost it
 	lossRemoved
 	lossSession // its session ended
-	// its TTL passed, or its session ended, while the backend was out of reach
+	// it expired, or its session ended, while the backend was out of reach
 	lossUnreachable
 	lossMaxHold   // it was held for longer than MaxHold
 	lossForgotten // it could no longer be unlocked

@@ -143,7 +143,7 @@ func (l *Lease) Done() <-chan struct{} {
 	defer k.mu.Unlock()
 	err := l.check(k.client.now())
 	if l.done == nil {
-		l.done = make(chan struct{}) // finish closes it later
+		l.done = make(chan struct{}) // closed below, or else by finish
 		if err != nil {
 			close(l.done)
 		}

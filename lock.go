@@ -14,7 +14,7 @@ import (
 
 // request is one call to Lock or TryLock.
 type request struct {
-	owner *Owner // nil for a call of the Client's own methods
+	owner *Owner // nil for a call to the Client's own methods
 	// the group of calls that share a grant: owner, or one group for all calls
 	// in the mode Read; nil if the call shares its grant with no other call
 	group   *Owner
@@ -443,7 +443,7 @@ var errNoAnswer = fmt.Errorf("%w: no answer yet", ErrUnavailable)
 //	Read              Write, Exclusive    ErrDeadlock     ErrDeadlock
 //	Write, Exclusive  Read                joins           joins
 //	Write, Exclusive  Write, Exclusive    joins           ErrDeadlock
-//	Permit            Permit              -               ErrDeadlock, if the limit leaves too few permits beside the leases
+//	Permit            Permit              -               ErrDeadlock, if the limit leaves too few permits in addition to the leases
 //	Permit            another mode        ErrDeadlock     ErrDeadlock
 //	another mode      Permit              ErrDeadlock     ErrDeadlock
 //

@@ -104,7 +104,9 @@ func (h *hold) releaseError(err error) error {
 	case err == nil:
 		return nil
 	case errors.Is(err, ErrNotHeld) && h.lock.client.isClosed() && h.keepUntil != 0:
-		return unknown(ErrClosed) // the hold was lost, or Close was faster and had too little time for Leave
+		// the hold was lost, or Close was faster and had too little time for
+		// Leave
+		return unknown(ErrClosed)
 	case errors.Is(err, ErrNotHeld) && h.lock.client.isClosed():
 		return errClosing // Close was faster
 	case errors.Is(err, ErrNotHeld):
@@ -212,7 +214,8 @@ func leaveAll(ctx context.Context, holds []*hold) {
 const maxReleases = 16
 
 // releaser releases holds for which no caller waits: holds that were lost on
-// the local clock, were granted too late, or expired.
+// the local clock, were granted too late, or ended by
+// themselves.
 type releaser struct {
 	life context.Context // of the watchdog
 	info driver.Info
@@ -309,7 +312,7 @@ func (c *releaseContext) AfterFunc(f func()) (stop func() bool) {
 }
 
 // limit is the time by which releases must end. Its timer is made at the first
-// call of done, because a driver that pipelines its requests may never call
+// call to done, because a driver that pipelines its requests may never call
 // done. Releases that begin at about the same time share a limit, because
 // separate timers would be most of the cost of a release in the process.
 type limit struct {

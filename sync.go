@@ -227,7 +227,7 @@ func (c *Client) Ping(ctx context.Context) error {
 //
 // If a lock may be left on the backend, the error matches [ErrUnknown] and
 // reports how many locks. It also matches context.DeadlineExceeded if the time
-// was too short. Such a lock is free after its TTL. Later calls of Close wait
+// was too short. Such a lock is free after its TTL. Later calls to Close wait
 // for the first.
 func (c *Client) Close(ctx context.Context) error {
 	ctx, cancel := leaving(ctx)

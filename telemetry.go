@@ -97,7 +97,7 @@ func termOf(l *Lease) telemetry.Lock {
 	return term
 }
 
-// endOf returns how the term of a former leader ended.
+// endOf returns the way in which the term of a former leader ended.
 func endOf(l *Lease) telemetry.TermEnd {
 	switch err := l.Err(); {
 	case errors.Is(err, ErrLost):

@@ -88,8 +88,8 @@ import (
 //     share the key, if they have tokens), and the last is below every token of
 //     every later grant. A hold that is passed on ([Passer]) counts as granted
 //     again. The tokens of Read holds are not compared with each other, and may
-//     be equal. The unkept tokens of a lease that is a [TokenKeeper] do not
-//     count as tokens.
+//     be equal. The tokens of a lease that is a [TokenKeeper] do not count
+//     until they are kept.
 //  9. Requests of several callers may be combined into one request to the
 //     backend. A combined request never contains two operations on one name (or
 //     backend key). This includes two operations of Read or Permit, except
@@ -121,10 +121,10 @@ import (
 //
 // # Locking
 //
-// The tokens of a lease that is a [TokenKeeper] count only once they are kept.
+// A driver holds none of its own locks while it calls a method of [Events].
 // Package dsync may hold locks of its own while it calls Expires, Session and
-// Tokens of a [Lease], so these take no lock that is held during an event.
-// Package dsync holds no lock during any other call.
+// Tokens of a [Lease], so these methods must not take a lock that is held
+// during an event. Package dsync holds no lock during any other call.
 type Driver interface {
 	// Info describes the backend. It is constant for a driver value.
 	Info() Info
@@ -352,9 +352,9 @@ type Events interface {
 	// free.
 	Waiting()
 
-	// Tokens returns how many consecutive tokens the client could use now: at
-	// least 1, and 1 for a Read. A driver with tokens calls it just before each
-	// request that can grant, and may grant fewer.
+	// Tokens returns the number of consecutive tokens that the client could use
+	// now: at least 1, and 1 for a Read. A driver with tokens calls it just
+	// before each request that can grant, and may grant fewer.
 	Tokens() int
 
 	// Lost reports that the hold ended without a Release, and why. The driver

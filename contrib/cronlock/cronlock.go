@@ -29,7 +29,9 @@ import (
 // dsync.
 type Locker struct {
 	Locker dsync.Locker
-	Keep   time.Duration // minimum time for which the lock is held; 0 releases the lock when the job ends
+	// minimum time for which the lock is held; 0 releases the lock when the job
+	// ends
+	Keep time.Duration
 }
 
 var (

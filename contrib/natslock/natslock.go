@@ -89,7 +89,8 @@ func revision(version string) uint64 {
 // sorted converts an error to one that package cas expects.
 func sorted(err error) error {
 	switch {
-	case errors.Is(err, jetstream.ErrKeyExists): // the code that NATS returns for every mismatched revision
+	case errors.Is(err, jetstream.ErrKeyExists):
+		// the code that NATS returns for every mismatched revision
 		return cas.ErrChanged
 	case errors.Is(err, nats.ErrAuthorization):
 		return fmt.Errorf("%w: %w", driver.ErrCredentials, err)

@@ -135,9 +135,9 @@ type Entry struct {
 	Version string // "" if there is no record
 
 	// Both are times of the store's clock, with Options.Clock. Written is the
-	// time when the present version was written, or any time since the call of
+	// time when the present version was written, or any time since the call to
 	// Write, and is zero if there is no record. Now is the time when the record
-	// was read, or any time since the call of Read, and is set even if there is
+	// was read, or any time since the call to Read, and is set even if there is
 	// no record. If the clock has a coarse unit, the store rounds Written up
 	// and Now down.
 	Written, Now time.Time

@@ -17,7 +17,8 @@ type sight struct {
 	ttl         time.Duration
 }
 
-// unchanged returns how long the driver has observed the claim unrenewed.
+// unchanged returns the time for which the driver has seen the claim without a
+// renewal.
 func (s *sights) unchanged(c *claim, now time.Time) time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()

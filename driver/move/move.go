@@ -63,7 +63,7 @@ type Marker interface {
 	// Marked reports whether the name of l, a lease of this driver, is marked.
 	// If the mark was returned with the grant, Marked needs no request. Acquire
 	// does not know whether the caller needs the mark. So a driver for which
-	// marks are costly returns them with grants only after the first call of
+	// marks are costly returns them with grants only after the first call to
 	// Marked. Marked returns an error that matches errors.ErrUnsupported if
 	// Mark would.
 	Marked(ctx context.Context, l driver.Lease) (bool, error)

@@ -288,7 +288,9 @@ func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[string, erro
 				return
 			}
 			for _, name := range names {
-				if !strings.HasPrefix(name, wanted) { // the lease in the key, and not the name, matched the end of the prefix
+				if !strings.HasPrefix(name, wanted) {
+					// the lease in the key, and not the name, matched the end
+					// of the prefix
 					continue
 				}
 				if !yield(name, nil) {

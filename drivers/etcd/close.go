@@ -54,11 +54,13 @@ const (
 // session outlives a TTL without an answer.
 type ghost struct {
 	cleaner.Ghost
-	key      string // "" if the lease must be revoked
-	carrier  *carrier
-	session  *session // session of the key; nil if its lease is being revoked too, or the ghost is definite
-	definite bool     // the request that made the key was answered, so a key that is absent is gone
-	sealing  bool     // the key may have become a seal, which must stay
+	key     string // "" if the lease must be revoked
+	carrier *carrier
+	// session of the key; nil if its lease is being revoked too, or the ghost
+	// is definite
+	session  *session
+	definite bool // the request that made the key was answered, so a key that is absent is gone
+	sealing  bool // the key may have become a seal, which must stay
 }
 
 // newCleaner returns the cleaner that ends ghosts.

@@ -254,8 +254,9 @@ func (t tracked) Clone() credentials.TransportCredentials {
 	return tracked{t.TransportCredentials.Clone(), t.conns}
 }
 
-// forgetAfter is how long the driver remembers the id of a cluster that no
-// longer answers. A cluster that was restored from a backup has another id.
+// forgetAfter is the time for which the driver remembers the id of a cluster
+// that no longer answers. A cluster that was restored from a backup has another
+// id.
 const forgetAfter = 15 * time.Second
 
 // cluster checks whether all answers come from one cluster. Two clusters behind

@@ -96,9 +96,9 @@ type Options struct {
 	// Prefix is prepended to each name as it is, without a slash in between.
 	Prefix string
 
-	// Flat writes slashes in names as %2F and percent signs as %25. Then no
-	// lock is below another one for clients that treat every key below a name
-	// as a contender. All clients must use the same setting.
+	// Flat writes slashes in names as %2F and percent signs as %25. No lock is
+	// then below another one for clients that treat every key below a name as a
+	// contender. All clients must use the same setting.
 	Flat bool
 
 	// NoteAlone makes the value of a hold's key consist only of the note of its

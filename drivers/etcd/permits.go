@@ -46,7 +46,8 @@ func (h *hold) missing(dir string, kvs []*mvccpb.KeyValue, r record) (int, error
 	switch asked := h.request.Limit; {
 	case limit == 0, asked > 0 && asked != limit, h.request.Permits > limit:
 		return 0, driver.ErrLimit
-	case r.limit == 0 && h.limit != limit: // otherwise the limit would be forgotten while the hold lasts
+	case r.limit == 0 && h.limit != limit:
+		// otherwise the limit would be forgotten while the hold lasts
 		h.limit = limit
 		return 0, errAgain
 	}

@@ -109,10 +109,10 @@ const (
 	together            // together with others
 )
 
-// wayOf returns how an op is sent, and queues the op if it is sent with others.
-// If there are two ops for one name, the second does not wait for the first,
-// because they could not be sent together and a release must not wait for
-// contenders.
+// wayOf returns the way to send an op, and queues the op if it is sent with
+// others. If there are two ops for one name, the second does not wait for the
+// first, because they could not be sent together and a release must not wait
+// for contenders.
 func (s *sender) wayOf(o *op) way {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -283,7 +283,9 @@ func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
 		return driver.ErrNotHeld
 	}
 	for _, p := range l.parts {
-		if !p.renewed() || ttl == 0 && p.b.info.Detect > 0 { // the backend reports losses by itself, so there is nothing to renew
+		if !p.renewed() || ttl == 0 && p.b.info.Detect > 0 {
+			// the backend reports losses by itself, so there is nothing to
+			// renew
 			continue
 		}
 		if err := l.renewed(p, p.lease.Renew(ctx, ttl)); err != nil {

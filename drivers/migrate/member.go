@@ -259,7 +259,8 @@ func (m *member) takeSlot(ctx context.Context, b *backend, k slotKind) error {
 const lookers = 16
 
 const (
-	lookFor   = 300 * time.Millisecond // the time for which a slot must be taken to count as a member's
+	// the time for which a slot must be taken to count as a member's
+	lookFor   = 300 * time.Millisecond
 	lookPause = 20 * time.Millisecond
 
 	// lookTTL is the TTL of a slot that is taken for a check. It is short, so

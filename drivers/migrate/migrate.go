@@ -10,10 +10,10 @@
 // programs that only know the backend from, from acquiring a name that has
 // moved. See docs/migration.md.
 //
-// From must be a [move.Sealer], and to a [move.Marker]. Names can return if
-// from is also a [move.Unsealer] and to a [move.Unmarker]. Other pairs need
-// [Options.Gated]: processes register on the backends, and no process enters
-// PhaseNew while another process is in PhaseOld.
+// from must be a [move.Sealer], and to must be a [move.Marker]. Names can
+// return if from is also a [move.Unsealer] and to a [move.Unmarker]. Other
+// pairs need [Options.Gated]: processes register on the backends, and no
+// process enters PhaseNew while another process is in PhaseOld.
 //
 // # Parameters
 //

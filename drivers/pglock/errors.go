@@ -43,8 +43,10 @@ const (
 
 // unavailable are the codes with which a server temporarily refuses work.
 var unavailable = []string{
-	"08",             // connection exceptions
-	"25",             // the transaction is read-only because the server is now a standby, or it reached a time limit
+	"08", // connection exceptions
+	// the transaction is read-only because the server is now a standby, or it
+	// reached a time limit
+	"25",
 	"26000",          // the session has lost its prepared statements
 	"53",             // out of memory, disk, connections or locks
 	"57P",            // shutting down, starting up, or the session was ended

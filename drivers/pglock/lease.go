@@ -236,7 +236,8 @@ func (l *lease) Release(ctx context.Context) error {
 		case <-s.buried:
 		case <-ctx.Done():
 		}
-		refused := !op.yes && s.endedByServer() // the server's last message precedes the answer to the request
+		// the server's last message precedes the answer to the request
+		refused := !op.yes && s.endedByServer()
 		if s.isGone() && (refused || op.sent == 0 || op.sent >= l.end.Load()) {
 			return driver.ErrNotHeld
 		}

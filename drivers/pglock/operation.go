@@ -24,12 +24,14 @@ type operation struct {
 	shared bool     // the lock is for reading
 	// called once when the operation is concluded, without locks; must not
 	// block; may be nil
-	after  func()
-	done   chan struct{}
-	on     *session // set when the session accepts the operation
-	passed bool     // the local queue no longer waits for the operation, because the session hangs; guarded by Driver.mu
+	after func()
+	done  chan struct{}
+	on    *session // set when the session accepts the operation
+	// the local queue no longer waits for the operation, because the session
+	// hangs; guarded by Driver.mu
+	passed bool
 
-	// Guarded by session.mu until done is closed, after the call of after.
+	// Guarded by session.mu until done is closed, after the call to after.
 	step      step
 	concluded bool
 	abandoned bool  // no caller wants the lock now

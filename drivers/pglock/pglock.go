@@ -281,7 +281,7 @@ func (d *Driver) reportKeepAlive(err error) {
 // now returns the time since d.epoch.
 func (d *Driver) now() int64 { return int64(time.Since(d.epoch)) }
 
-// beginAcquire counts a call of Acquire and a lock for the call, unless the
+// beginAcquire counts a call to Acquire and a lock for the call, unless the
 // driver is closed or has enough locks.
 func (d *Driver) beginAcquire() error {
 	if err := d.life.Enter(); err != nil {

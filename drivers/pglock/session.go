@@ -270,7 +270,8 @@ func isOutage(cause error) bool {
 // hangUp closes the connection without sending anything, and without waiting.
 func (s *session) hangUp() {
 	conn := s.conn
-	if layered, ok := conn.(interface{ NetConn() net.Conn }); ok { // TLS would first send a closing message
+	if layered, ok := conn.(interface{ NetConn() net.Conn }); ok {
+		// TLS would first send a closing message
 		conn = layered.NetConn()
 	}
 	conn.Close()

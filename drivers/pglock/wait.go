@@ -332,8 +332,10 @@ func (d *Driver) dropIdle() {
 }
 
 const (
-	withdrawFor = 2 * time.Second       // after that the connection is closed
-	firstCancel = 5 * time.Millisecond  // until the next try, because a cancel that arrives before its statement is lost
+	withdrawFor = 2 * time.Second // after that the connection is closed
+	// until the next try, because a cancel that arrives before its statement is
+	// lost
+	firstCancel = 5 * time.Millisecond
 	lastCancel  = 80 * time.Millisecond // the same, after doubling
 	digFor      = time.Second           // the bound of one attempt to check whether a session is gone
 	firstDig    = 5 * time.Millisecond

@@ -45,9 +45,9 @@ func (d *Driver) releaseAll() {
 	}
 }
 
-// awaitNodes returns how many nodes were not done when ctx ended. It does not
-// wait for an unreachable minority: the locks are free without these nodes, and
-// their values expire.
+// awaitNodes returns the number of nodes that were not done when ctx ended. It
+// does not wait for an unreachable minority: the locks are free without these
+// nodes, and their values expire.
 func (d *Driver) awaitNodes(ctx context.Context) int {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

@@ -22,8 +22,10 @@ import (
 )
 
 const (
-	maxTasks   = 64   // in one batch
-	maxWeight  = 1024 // weight of one batch, so that an Acquire does not wait for thousands of renewals
+	maxTasks = 64 // in one batch
+	// weight of one batch, so that an Acquire does not wait for thousands of
+	// renewals
+	maxWeight  = 1024
 	maxBacklog = 1024 // votes that are handed to a node that is unlikely to answer
 	firstDown  = 10 * time.Millisecond
 	lastDown   = 500 * time.Millisecond
@@ -120,9 +122,11 @@ type node struct {
 	closed  bool
 
 	// Owned by the goroutine.
-	client    rueidis.Client
-	commands  []rueidis.Completed
-	known     uint64 // the connection, as numbered by Dialer.Made, over which look has checked the server; 0: none
+	client   rueidis.Client
+	commands []rueidis.Completed
+	// the connection, as numbered by Dialer.Made, over which look has checked
+	// the server; 0: none
+	known     uint64
 	cleared   uint64 // the last connection from which no more requests can arrive
 	server    identity
 	lookedAt  int64

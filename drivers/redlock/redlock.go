@@ -117,9 +117,11 @@ type Driver struct {
 
 	life *redisdriver.Life[lease, *lease]
 
-	mu     sync.Mutex
-	runs   []string       // ids of the nodes' servers
-	crowds map[string]int // by name: the number of other clients that waited at the driver's last release
+	mu   sync.Mutex
+	runs []string // ids of the nodes' servers
+	// by name: the number of other clients that waited at the driver's last
+	// release
+	crowds map[string]int
 }
 
 var (

@@ -69,7 +69,8 @@ func (d *Driver) wait(ctx context.Context, r *driver.Request, first int, t *redi
 		}
 		next := first
 		if polls {
-			next = (first + number) % len(d.nodes) // do not always use the same node, because its key may be stale
+			// do not always use the same node, because its key may be stale
+			next = (first + number) % len(d.nodes)
 		}
 		number++
 		l := d.attempt(r, number)

@@ -148,7 +148,9 @@ func (s shedlock) Write(ctx context.Context, name string, value []byte, version 
 		return s.set(ctx, name, version, "", "", 0)
 	}
 	h := r.Holds[0]
-	if h.Beat != r.Nonce { // this happens only after the clock was set back, and then the hold ends first
+	if h.Beat != r.Nonce {
+		// this happens only after the clock was set back, and then the hold
+		// ends first
 		return "", cas.ErrChanged
 	}
 	return s.set(ctx, name, version, h.Hold, h.Owner, h.TTL)

@@ -1,7 +1,7 @@
 // Package sqllock locks names in a table of MySQL, MariaDB, PostgreSQL or
 // SQLite, over database/sql. A lock is a lease by the server's clock. Package
 // [github.com/go-dsync/dsync/driver/cas] implements the driver: exclusive
-// locks, read-write locks and permits, granted in the order of the clients'
+// locks, read-write locks and permits, granted to clients in the order of their
 // arrival, with durable fencing tokens.
 //
 // The package creates no tables. It needs permission to select, insert, update
@@ -92,7 +92,9 @@ import (
 
 // Options are the optional settings of New.
 type Options struct {
-	Table    string        // "dsync_locks" or "shedlock" by default; letters, digits, _, and a dot after the schema
+	// "dsync_locks" or "shedlock" by default; letters, digits, _, and a dot
+	// after the schema
+	Table    string
 	Poll     time.Duration // the interval at which a waiting client checks; 100 ms by default
 	NoTokens bool          // no fencing tokens, and no rows of free names
 }

@@ -46,7 +46,7 @@ func (d *Driver) data(r *driver.Request) ([]byte, error) {
 //	                                           somebody is before the claim       arming; NoWait: givingUp
 //	yielding  removes its permits              the answer                         looking
 //	arming    joins the queue, sets watches    no place in the queue yet          asking
-//	                                           a watch that a look has to follow  looking
+//	                                           a watch that a read must follow    looking
 //	                                           all watches are set                waiting
 //	waiting   sleeps                           an event, or 16 s                  looking
 //	entering  is granted                       the session lives                  done, with a hold
@@ -98,12 +98,15 @@ const (
 
 // rule describes how a mode affects a request.
 type rule struct {
-	part     string                 // of the path of the claim, below the node of the name
-	queues   bool                   // the place in the queue is a separate claim
-	supports func(r *request) error // returns the error of an unsupported request; nil if all requests are supported
+	part   string // of the path of the claim, below the node of the name
+	queues bool   // the place in the queue is a separate claim
+	// returns the error of an unsupported request; nil if all requests are
+	// supported
+	supports func(r *request) error
 	begin    func(r *request) state // returns the state asking, or a state that reads first
 	look     func(r *request) (next state, err error)
-	arm      func(r *request) (next state, err error) // prepares a wait by taking a place in the queue and setting watches
+	// prepares a wait by taking a place in the queue and setting watches
+	arm func(r *request) (next state, err error)
 }
 
 // rules contains the rule of each mode. The requests of locks, of readers and
@@ -283,8 +286,8 @@ func (r *request) findClaim() (state, error) {
 	return r.askAgain(), err
 }
 
-// enter makes a granted claim a hold. It does not look at the caller's context:
-// if the context ends at the instant of the grant, the caller gets a lease.
+// enter makes a granted claim a hold. It does not check the caller's context,
+// so if the context ends at the instant of the grant, the caller gets a lease.
 func (r *request) enter() (state, error) {
 	s := r.session
 	d := s.driver

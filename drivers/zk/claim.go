@@ -354,11 +354,12 @@ const (
 // number of requests that fail while a session lasts.
 type ghost struct {
 	cleaner.Ghost
-	claim   *claim
-	hold    *hold                // the hold of the claim, if it was granted
-	leaves  bool                 // the hold is still a user of the session
-	late    <-chan reply[string] // receives the answer to the request for the claim, if it may still arrive
-	refused bool                 // the server refuses to remove the nodes
+	claim  *claim
+	hold   *hold // the hold of the claim, if it was granted
+	leaves bool  // the hold is still a user of the session
+	// receives the answer to the request for the claim, if it may still arrive
+	late    <-chan reply[string]
+	refused bool // the server refuses to remove the nodes
 }
 
 // newCleaner returns the cleaner that ends ghosts.

@@ -211,8 +211,8 @@ func (l *link) received(frame []byte) error {
 	}
 	answer := request.size > 0
 	switch {
-	case request.handle != nil: // so that the library considers the watches set
-	case request.op == opWatch && code != 0: // the library considers the watches set
+	case request.handle != nil: // the handler checks whether the answer is valid
+	case request.op == opWatch && code != 0: // otherwise the library would consider the watches set
 		return errAnswer
 	case !answer && xid >= 0, code == 0 && !makesSense(request.op, body[headerSize:]):
 		return errAnswer

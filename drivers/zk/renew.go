@@ -19,7 +19,7 @@ import (
 func (s *session) pace() time.Duration { return max(s.ttl()/4, s.driver.minTTL*3/10) }
 
 // keep confirms the session until it has ended: at once on a new connection,
-// and then in rounds of two requests. Every second round has a write.
+// and then in rounds of two requests. Every second round includes a write.
 func (s *session) keep() {
 	timer := time.NewTimer(s.pace())
 	defer timer.Stop()

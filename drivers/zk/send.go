@@ -34,12 +34,12 @@ type caller struct {
 	stop    <-chan struct{}
 }
 
-// caller returns the caller for a call of the driver, which Close ends.
+// caller returns the caller for a call to the driver. Close ends such a call.
 func (s *session) caller(ctx context.Context) caller {
 	return caller{s, ctx, s.driver.life.Open().Done()}
 }
 
-// call carries out a call of the driver on a session of the usual TTL, and
+// call carries out a call to the driver on a session of the usual TTL, and
 // explains the error of f.
 func (d *Driver) call(ctx context.Context, f func(c caller) error) error {
 	s, err := d.board(ctx, d.options.TTL, 0)

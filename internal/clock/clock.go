@@ -34,9 +34,10 @@ const (
 // A sleep is noticed at the next reading. Requests that were sent before that
 // reading must be treated as sent before the sleep.
 type Clock struct {
-	Start  time.Time
-	wall   int64                        // Start on the wall clock, in nanoseconds
-	asleep func() (time.Duration, bool) // the time for which the machine has slept so far; false if it is unknown
+	Start time.Time
+	wall  int64 // Start on the wall clock, in nanoseconds
+	// the time for which the machine has slept so far; false if it is unknown
+	asleep func() (time.Duration, bool)
 
 	lead atomic.Int64 // lead of the wall clock over the monotonic one, as far as it is accounted for
 	last atomic.Int64 // moment of the last sleep; math.MinInt64 before there is one

@@ -6,7 +6,7 @@ import (
 	"unsafe"
 )
 
-// asleep returns how long the machine has slept since it was started.
+// asleep returns the time for which the machine has slept since its start.
 // CLOCK_BOOTTIME advances during a sleep and CLOCK_MONOTONIC does not. It
 // returns false if the kernel does not know this.
 func asleep() (time.Duration, bool) {

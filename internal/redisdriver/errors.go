@@ -83,7 +83,7 @@ func Refusal(name string, answer *rueidis.RedisError) (_ error, doubt bool) {
 	case redisdial.HasCode(text, deniedInScript, unknownInScript):
 		return fmt.Errorf("%w: %s: %w", fs.ErrPermission, commandAt(text), answer), true
 	case redisdial.HasCode(text, credentialCodes...):
-		// an earlier command may have been executed
+		// a command may have been sent earlier
 		return fmt.Errorf("%w: %w", driver.ErrCredentials, answer), true
 	case redisdial.HasCode(text, "NOPERM"):
 		// a script may have been stopped half-way

@@ -87,7 +87,9 @@ type link struct {
 }
 
 type channelState struct {
-	needed    bool // the channel must be confirmed before the link replaces another one, which may have it
+	// the channel must be confirmed before the link replaces another one, which
+	// may have it
+	needed    bool
 	confirmed bool
 }
 

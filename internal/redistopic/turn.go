@@ -13,10 +13,10 @@ import (
 // name may be free. It is only a hint.
 //
 // Each client counts the releases that it receives, since the first in the
-// queue is granted the name after each release. A client whose turn it is tries at once.
-// A client with n clients in front of it tries when n pauses, or fewer if n is
-// large, have passed without a message. So a dead client delays the others by
-// one pause.
+// queue is granted the name after each release. A client whose turn it is tries
+// at once. A client with n clients in front of it tries when n pauses, or fewer
+// if n is large, have passed without a message. So a dead client delays the
+// others by one pause.
 //
 // A second kind of message reports how long the name will be held, and the last
 // ticket that was granted. It is sent after a grant out of turn, a refusal in

@@ -13,7 +13,7 @@
 //	d.sessions = session.NewPool(d.life, d.now, d.newSession)
 //	d.sessions.Idle = 5 * time.Minute
 //
-// A call of the driver boards a session, and leaves it when it has failed, or
+// A call to the driver boards a session, and leaves it when it has failed, or
 // when its hold has ended:
 //
 //	s, err := d.sessions.Board(ctx, ttl, 0)

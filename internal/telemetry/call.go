@@ -32,7 +32,9 @@ type Call struct {
 	granted  time.Time // when its hold began; zero if the call has no hold
 	finished time.Time // when its hold ended; settled when EndHold has returned
 
-	trouble trace.Span // span of the trouble with renewals; used only by reports; nil if renewals succeed
+	// span of the trouble with renewals; used only by reports; nil if renewals
+	// succeed
+	trouble trace.Span
 
 	mu       sync.Mutex
 	over     bool                // the call has returned

@@ -32,9 +32,10 @@ const instrumentation = "github.com/go-dsync/dsync"
 
 // Config is the configuration of the reports.
 type Config struct {
-	Driver                string               // Info.Name
-	Logger                *slog.Logger         // if nil, no records are written
-	Traces                trace.TracerProvider // if nil, the global provider is used, even if it is set later
+	Driver string       // Info.Name
+	Logger *slog.Logger // if nil, no records are written
+	// if nil, the global provider is used, even if it is set later
+	Traces                trace.TracerProvider
 	Meters                metric.MeterProvider // if nil, as for Traces
 	OmitNames, OmitOwners bool
 	Class                 func(name string) string // class of a lock, for metrics; may be nil

@@ -265,7 +265,8 @@ func canceled(e *env) {
 func timedOut(e *env) {
 	e.lock(e.client("first"), "first", "A")
 	e.client("second")
-	ctx, cancel := context.WithTimeout(e.Context(), 3*time.Second+e.held) // the wait leaves enough time to be blocked
+	// the wait leaves enough time to be blocked
+	ctx, cancel := context.WithTimeout(e.Context(), 3*time.Second+e.held)
 	defer cancel()
 	_, err := e.wait(ctx, e.client("second"), "second", func() {})
 	if !errors.Is(err, context.DeadlineExceeded) {

@@ -38,7 +38,8 @@ func Chromium(tb testing.TB, url string) *Browser {
 	out, theirOut := pipe(tb)
 	cmd := exec.Command(need(tb, "chromium", "chromium"), "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
 		"--no-first-run", "--window-size=800,450", "--user-data-dir="+dir, "--remote-debugging-pipe")
-	cmd.ExtraFiles = []*os.File{theirIn, theirOut} // the file descriptors 3 and 4, as the flag requires
+	// the file descriptors 3 and 4, as the flag requires
+	cmd.ExtraFiles = []*os.File{theirIn, theirOut}
 	cmd.Stderr = log
 	proc, err := startProcess(cmd)
 	if err != nil {

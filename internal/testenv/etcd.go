@@ -34,7 +34,9 @@ type EtcdServer struct {
 // etcdRelease is an etcd version to start.
 type etcdRelease struct {
 	server, ctl string
-	fast        []string // arguments that save time if the data need not survive a failure of the machine
+	// arguments that save time if the data need not survive a failure of the
+	// machine
+	fast []string
 }
 
 func currentEtcd(tb testing.TB) etcdRelease {

@@ -166,7 +166,8 @@ func (s *PostgresServer) segment() string {
 	if ended {
 		return ""
 	}
-	text, _ := os.ReadFile(filepath.Join(s.Dir, "postmaster.pid")) // the file is empty while the server starts
+	// the file is empty while the server starts
+	text, _ := os.ReadFile(filepath.Join(s.Dir, "postmaster.pid"))
 	if lines := strings.Split(string(text), "\n"); len(lines) > 6 {
 		if words := strings.Fields(lines[6]); len(words) == 2 {
 			return words[1] // the number is after the key

@@ -233,7 +233,8 @@ func (s *RedisServer) Allow() { s.Do("CONFIG", "SET", "min-replicas-to-write", "
 func (s *RedisServer) Left() (all []string) {
 	s.tb.Helper()
 	for _, key := range s.Do("KEYS", "*").([]any) {
-		if kind := s.Do("TYPE", key.(string)).(string); kind != "none" { // the key has expired in the meantime
+		if kind := s.Do("TYPE", key.(string)).(string); kind != "none" {
+			// the key has disappeared in the meantime
 			all = append(all, kind+" "+key.(string))
 		}
 	}

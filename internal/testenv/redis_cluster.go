@@ -135,7 +135,8 @@ func (c *Cluster) MoveSlot(key string, to *RedisServer) {
 			break
 		}
 		for _, key := range keys {
-			from.Do("MIGRATE", host, port, key.(string), "0", "5000") // NOKEY is the response for a key that is gone
+			// NOKEY is the response for a key that is gone
+			from.Do("MIGRATE", host, port, key.(string), "0", "5000")
 		}
 	}
 	to.Do("CLUSTER", "SETSLOT", slot, "NODE", toID)
@@ -314,7 +315,8 @@ func (s *Sentinel) SentinelAddrs() []string {
 func startSentinel(tb testing.TB, at host, master string, primary *RedisServer) *RedisServer {
 	tb.Helper()
 	port := freePort(tb)
-	config := filepath.Join(tb.TempDir(), "sentinel.conf") // the sentinel writes its state to this file
+	// the sentinel writes its state to this file
+	config := filepath.Join(tb.TempDir(), "sentinel.conf")
 	text := fmt.Sprintf(`port %d
 bind %s
 protected-mode no

@@ -324,7 +324,8 @@ func (Storage) check(tb testing.TB) {
 // removed first.
 func serverDir(tb testing.TB, parent, prefix string) (string, error) {
 	tb.Helper()
-	left, _ := filepath.Glob(filepath.Join(parent, prefix+"*")) // cannot fail, because the pattern is not malformed
+	// cannot fail, because the pattern is not malformed
+	left, _ := filepath.Glob(filepath.Join(parent, prefix+"*"))
 	for _, dir := range left {
 		if unlock, err := lockDir(dir, false); err == nil {
 			os.RemoveAll(dir)

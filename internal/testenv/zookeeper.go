@@ -237,7 +237,8 @@ func (s *ZooKeeperServer) clean(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		one := strings.Contains(text, "zk_num_alive_connections\t1\n") // the remaining connection is that of the command
+		// the remaining connection is that of the command
+		one := strings.Contains(text, "zk_num_alive_connections\t1\n")
 		if one && !strings.Contains(text, "zk_global_sessions\t0\n") {
 			return errors.New("a session is left")
 		}
@@ -338,7 +339,8 @@ func (c *jute) removeBelow(path string) error {
 		if err := c.removeBelow(child); err != nil {
 			return err
 		}
-		if _, err := c.request(2, append(text(child), 0xff, 0xff, 0xff, 0xff)); err != nil { // delete, in any version
+		if _, err := c.request(2, append(text(child), 0xff, 0xff, 0xff, 0xff)); err != nil {
+			// delete, in any version
 			return err
 		}
 	}
