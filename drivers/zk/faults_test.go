@@ -131,7 +131,7 @@ func TestAnswerLost(t *testing.T) {
 		trap := link.LoseReply("-lock-")
 		w := begin(a, request("a"))
 		<-trap
-		if cuts == 2 { // the second while it looks for the node
+		if cuts == 2 { // the second while it searches for the node
 			select {
 			case <-link.LoseReply("/a"):
 			case <-w.Done:

@@ -252,7 +252,7 @@ func TestStaleConnection(t *testing.T) {
 }
 
 // server implements enough of the protocol for subscriptions, and refuses
-// commands as a test wants.
+// commands as a test requires.
 type server struct {
 	wg           sync.WaitGroup
 	resp2        bool
@@ -287,7 +287,7 @@ func (s *server) refuse(refusal, words string) {
 	s.refusal, s.words = refusal, strings.Fields(words)
 }
 
-// count returns how many connections are subscribed to a channel.
+// count returns the number of connections that are subscribed to a channel.
 func (s *server) count(channel string) (n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
