@@ -162,7 +162,7 @@ func (l *Lease) WatchRemoval(ctx context.Context) {
 	if view == nil {
 		return
 	}
-	defer runtime.KeepAlive(l) // keep the handle aliveandle alivehandle alive
+	defer runtime.KeepAlive(l) // keeps the handle alive
 	h, done := view.hold, view.Done()
 	removed := make(chan struct{}, 1)
 	if w, ok := h.lease.(driver.RemovalWatcher); ok {
@@ -235,7 +235,7 @@ func (l *Lease) Extend(ctx context.Context, d time.Duration) error {
 		return &LockError{"extend", "", errNoLease}
 	}
 	err := view.extend(ctx, d)
-	runtime.KeepAlive(l) // keep the handle aliveandle alivehandle alive
+	runtime.KeepAlive(l) // keeps the handle alive
 	if err != nil {
 		return &LockError{"extend", l.Name(), err}
 	}
@@ -318,7 +318,7 @@ func (l *Lease) Unlock(ctx context.Context) error {
 	}
 	ctx, span := view.startUnlock(ctx)
 	err := view.unlock(ctx)
-	runtime.KeepAlive(l) // keep the handle aliveandle alivehandle alive
+	runtime.KeepAlive(l) // keeps the handle alive
 	span.End(failureOf(err))
 	if err != nil {
 		return &LockError{"unlock", l.Name(), err}

@@ -28,7 +28,7 @@ func newTelemetry(c *Client, o *Options) (*telemetry.Telemetry, error) {
 func (c *Client) observe(ctx context.Context, r request, name string, try bool) (*Lease, error) {
 	said := telemetry.Lock{Name: name, Mode: modeValue(r.mode), Permits: r.permits}
 	if checkName(name) != nil {
-		said.Name = "" // a name that is not fit to be exported to be exported
+		said.Name = "" // a name that is not fit to be exported
 	}
 	if r.owner != nil {
 		said.Owner = r.owner.id
@@ -74,7 +74,7 @@ func observeElection(l Locker, name string) *telemetry.Election {
 
 func (c *Client) observeElection(name string) *telemetry.Election {
 	if checkName(name) != nil {
-		name = "" // a name that is not fit to be exported to be exported
+		name = "" // a name that is not fit to be exported
 	}
 	return c.telemetry.Elect(name)
 }

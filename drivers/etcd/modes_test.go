@@ -39,7 +39,7 @@ func TestKeysOfModes(t *testing.T) {
 func waitersOf(t *testing.T, s *testenv.EtcdServer, clients int) func(n int, mode driver.Mode) []*drivertest.Waiter {
 	drivers := make([]*etcd.Driver, clients)
 	for i := range drivers {
-		drivers[i] = openURL(t, "etcd://%s?order=fifo", s.Addr) // so that few of a client look at a time
+		drivers[i] = openURL(t, "etcd://%s?order=fifo", s.Addr) // so that few waiters of a client read the queue at a time
 		release(t, acquire(t, drivers[i], request(fmt.Sprint("warm", i))))
 	}
 	return func(n int, mode driver.Mode) []*drivertest.Waiter {

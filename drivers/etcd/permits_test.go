@@ -190,7 +190,7 @@ func TestCrowdForPermits(t *testing.T) {
 	s := testenv.Etcd(t)
 	drivers := make([]*etcd.Driver, clients)
 	for i := range drivers {
-		drivers[i] = openURL(t, "etcd://%s?order=fifo", s.Addr) // so that few of a client look at a time
+		drivers[i] = openURL(t, "etcd://%s?order=fifo", s.Addr) // so that few waiters of a client read the queue at a time
 		release(t, acquire(t, drivers[i], request(fmt.Sprint("warm", i))))
 	}
 	all := acquire(t, drivers[0], permits(limit, limit, request("a")))

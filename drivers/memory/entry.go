@@ -165,7 +165,7 @@ func (s *Server) next(h *lease, f fate, now int64) {
 	s.watchers.notify(h.r.Name)
 }
 
-// serve grants the name to the waiters, one after the other, for as long as the
+// serve grants the name to the waiters, one after another, for as long as the
 // holds admit them. A waiter whose context has ended is granted nothing. after
 // is the mode of the hold that ended last.
 func (s *Server) serve(e *entry, after driver.Mode, now int64) {

@@ -18,8 +18,8 @@ import (
 type operation struct {
 	key    AdvisoryKey
 	lease  *lease   // the lease that the answer yes grants; nil if none
-	sql    string   // parameters of a queryquery
-	params [][]byte // parameters of a queryquery
+	sql    string   // text of a query
+	params [][]byte // parameters of a query
 	reads  bool     // the caller will call readAnswer next
 	shared bool     // the lock is for reading
 	// called once when the operation is concluded, without locks; must not

@@ -201,7 +201,7 @@ var (
 	_ move.Unmarker        = (*Driver)(nil)
 )
 
-// New returns a Driver that uses the client, whatever its topology (single
+// New returns a Driver that uses the client, regardless of its topology (single
 // server, sentinel or cluster), and never closes it. The first Acquire runs the
 // checks of Open. Set a short ConnWriteTimeout and Dialer.KeepAlive (such as 3
 // s and 1 s) to limit the time for which a dead connection is used. Client-side

@@ -388,7 +388,7 @@ func halfOpen(tb testing.TB, s *testenv.ZooKeeperServer, ttl time.Duration) (d *
 }
 
 // TestConnectionsThatHang checks that calls, waiters and Close soon use a new
-// connection, whatever the TTL is.
+// connection, regardless of the TTL.
 func TestConnectionsThatHang(t *testing.T) {
 	const ttl, soon = time.Minute, 20 * time.Second // the bound is 5 s, on a machine that is not busy
 	s := testenv.ZooKeeper(t)

@@ -474,7 +474,7 @@ func TestNodesOfReadersOfOtherLibraries(t *testing.T) {
 		t.Errorf("Inspect: got %+v, %v, want the writer, and two who wait", status, err)
 	}
 	remove(writer)
-	c.granted("r1") // beside the reader
+	c.granted("r1") // together with the reader
 	c.release("r1")
 	c.granted()
 	remove(reader)

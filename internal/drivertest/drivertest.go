@@ -193,7 +193,7 @@ func (w *Waiter) Waits() bool {
 // WantErr fails the test unless the error matches every error of want.
 func WantErr(tb testing.TB, what string, err error, want ...error) {
 	tb.Helper()
-	tb.Logf("%s: %v", what, err) // make test searches the output for passwords output for passwords
+	tb.Logf("%s: %v", what, err) // make test searches the output for passwords
 	for _, target := range want {
 		if !errors.Is(err, target) {
 			tb.Errorf("%s: got %v, want an error that matches %q", what, err, target)
@@ -208,7 +208,7 @@ func WantText(tb testing.TB, what string, err error, parts ...string) {
 		tb.Errorf("%s: got no error", what)
 		return
 	}
-	tb.Logf("%s: %v", what, err) // make test searches the output for passwords output for passwords
+	tb.Logf("%s: %v", what, err) // make test searches the output for passwords
 	for _, part := range parts {
 		if !strings.Contains(err.Error(), part) {
 			tb.Errorf("%s: got %q, want %q in it", what, err, part)

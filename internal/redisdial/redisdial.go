@@ -1,8 +1,8 @@
 // Package redisdial sets the options and makes the connections of clients that
 // a driver opened itself. In this way the driver knows all its connections. It
 // can distinguish a new connection from the previous one, and no connection
-// stays open when the driver is closed, whatever the client was doing at that
-// moment.
+// stays open when the driver is closed, regardless of what the client was doing
+// at that moment.
 package redisdial
 
 import (

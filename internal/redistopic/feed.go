@@ -60,9 +60,9 @@ type feed struct {
 	// Owned by the goroutine.
 	connecting bool
 	connectAt  time.Time     // when to connect, if there is no connection
-	pause      time.Duration // the pause before the following attemptng attempt
+	pause      time.Duration // the pause before the following attempt
 	leaveAt    time.Time     // when unused channels may be left
-	leavePause time.Duration // the pause before the following attemptng attempt
+	leavePause time.Duration // the pause before the following attempt
 
 	// Written by the goroutine with Listener.mu held.
 	cur  *link // nil while the connection is down

@@ -71,7 +71,8 @@ func awaitWake(t *testing.T, topic *Topic, why string) {
 	}
 }
 
-// TestRefusals: whatever the server refuses, the client library does not panic.
+// TestRefusals checks that the client library does not panic when the server
+// refuses commands.
 // When the server accepts commands again, messages arrive and unused channels
 // are left.
 func TestRefusals(t *testing.T) {
