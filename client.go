@@ -156,7 +156,7 @@ func (c *Client) TTL() time.Duration { return c.ttl }
 //	Fencing    Fencing       // NoTokens, VolatileTokens or DurableTokens
 //	ReadWrite  Support       // Read and Write: Offered, Order, Fencing
 //	Permits    Support       // Permits: Offered, Order
-//	KeepsAlive bool          // whether a session carries the locks
+//	KeepsAlive bool          // whether locks belong to a session
 //	MinTTL     time.Duration // the shortest TTL; 0 means no bound
 //	MaxTTL     time.Duration // the longest TTL; 0 means no bound
 //	TTLUnit    time.Duration // TTLs are multiples of it, if not 0
@@ -164,7 +164,7 @@ func (c *Client) TTL() time.Duration { return c.ttl }
 //	Late       time.Duration // how long after its TTL a vanished client keeps a name,
 //	LatePerTTL float64       // and in addition per TTL
 //	Expiry     Expiry        // how the hold of a vanished client ends
-//	Poll       time.Duration // how often a waiter looks; 0 if it is notified
+//	Poll       time.Duration // interval of a waiter's queries; 0 if it is notified
 //
 // Info.Check(require) returns an error if the backend promises less than
 // require.
