@@ -6,9 +6,9 @@
 //
 // A process is in one [Phase] at a time: first in PhaseDual, then in PhaseNew.
 // Processes exclude each other in any phases, and they exclude programs that
-// only know from. A seal is a grant on from that never ends. It prevents
-// programs that only know the backend from, from acquiring a name that has
-// moved. See docs/migration.md.
+// only know from. A seal is a grant on from that never ends. Because of the
+// seal, a program that only knows from cannot acquire a name that has moved.
+// See docs/migration.md.
 //
 // from must be a [move.Sealer], and to must be a [move.Marker]. Names can
 // return if from is also a [move.Unsealer] and to a [move.Unmarker]. Other
@@ -302,8 +302,8 @@ func (d *Driver) choose(o *Options) error {
 	return nil
 }
 
-// weakest returns the promises that hold in every phase, and while processes
-// are in two adjacent phases. An order does not carry over from one backend to
+// weakest returns the promises that hold in every phase, and between two
+// phases. An order does not carry over from one backend to
 // the other.
 func weakest(a, b driver.Info) driver.Info {
 	i := driver.Info{
