@@ -165,8 +165,8 @@ func TestWaitForOurOwnReleaseThatHangs(t *testing.T) {
 	})
 }
 
-// TestContextThatIsOverAlready: the error of a call that must not even ask
-// includes the client's knowledge of the name.
+// TestContextThatIsOverAlready checks that the error of a call that must not
+// send a request includes the client's knowledge of the name.
 func TestContextThatIsOverAlready(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newClient(t, memory.New(nil), nil)

@@ -77,7 +77,7 @@ func BenchmarkErr(b *testing.B) {
 	_ = lease.Unlock(b.Context())
 }
 
-// BenchmarkHot is one lock that 32 goroutines contend for, in the queue at the
+// BenchmarkHot has 32 goroutines contend for one lock, in the queue at the
 // backend and in the queue of the process.
 func BenchmarkHot(b *testing.B) {
 	for name, o := range map[string]*memory.Options{"fifo": nil, "hand-over": {Order: memory.Unordered}} {

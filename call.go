@@ -18,9 +18,9 @@ const (
 	ownFor = 10 * time.Second // when a wait for a lease of the same client is reported
 )
 
-// lockCall is one call of Lock, as a state machine. step chooses the next state
-// under lock.mu. dwell does what the state requires, without the mutex, until
-// an event ends the state.
+// lockCall is one call to Lock, as a state machine. step chooses the next state
+// under lock.mu. dwell does what the state requires, without holding the mutex,
+// until an event ends the state.
 //
 //	state     the call                              ended by                              next
 //	(begin)   not a re-entry                        callers before it                     inQueue
@@ -44,9 +44,10 @@ const (
 // granted the lock after it was served, it releases the grant.
 //
 // From releasing to pausing the call contends. lock.contending counts the
-// contenders. Where one contender asks for all calls, no other call begins to
-// ask. A call in the queue contends too once callNext has chosen the call, even
-// before the call knows. When a contender ends, callNext chooses the next.
+// contenders. If one contender sends requests for all calls, no other call
+// starts sending requests. A queued call also contends once callNext has chosen
+// it, even before the call has woken up. When a contender ends, callNext
+// chooses the next.
 //
 // The fields belong to the goroutine of the call. The fields that other
 // goroutines change are in the waiter.
@@ -240,7 +241,7 @@ func (c *lockCall) handleAnswer() callState {
 		c.retry *= 2
 		return asking
 	}
-	return c.pause() // again: the session is about to end, or the backend is slow
+	return c.pause() // try again: the session is about to end, or the backend is slow
 }
 
 // refused returns the state of a call whose request has failed. Called with
@@ -333,7 +334,7 @@ func (c *lockCall) ask() {
 	c.lease, c.answer = k.askBackend(ctx, c.hold)
 }
 
-// waiter is the part of a call of Lock that other calls use. Calls in the queue
+// waiter is the part of a Lock call that other calls access. Calls in the queue
 // and contenders of a group have one.
 type waiter struct {
 	ctx     context.Context
@@ -343,7 +344,7 @@ type waiter struct {
 	// Guarded by lock.mu.
 	contends   bool
 	queued     bool
-	lease      *Lease // of a call that was served, or granted
+	lease      *Lease // of a call that was served or granted the lock
 	cancel     func() // ends its Acquire; set only for a call of a group
 	next, prev *waiter
 }

@@ -17,7 +17,7 @@ import (
 	"github.com/go-dsync/dsync/internal/telemetry"
 )
 
-// Client locks names on one backend. Each call of its Lock and TryLock is a
+// Client locks names on one backend. Each call to its Lock or TryLock is a
 // separate owner. All methods may be called concurrently.
 type Client struct {
 	driver driver.Driver
@@ -27,8 +27,8 @@ type Client struct {
 	floor  uint64 // of the tokens
 	id     string // of this client, on the wire
 	clock  *clock.Clock
-	// by mode: whether few callers per name ask the backend, and the others
-	// wait in the queue here
+	// by mode: whether only a few callers per name query the backend while the
+	// others queue in the client
 	queues     [modes]bool
 	readers    Owner // the group of all Read calls
 	serial     atomic.Uint64
@@ -64,9 +64,8 @@ type Client struct {
 // Names are valid UTF-8 without NUL, 1 to 1024 bytes.
 //
 // Each call is a separate owner, so a goroutine that holds name and calls Lock
-// again would wait for itself. If ctx belongs to the lease (see
-// [Lease.Context]), Lock returns [ErrDeadlock] instead. Use an [Owner] for
-// reentrant locks.
+// again waits for itself. If ctx belongs to the lease (see [Lease.Context]),
+// Lock returns [ErrDeadlock] instead. Use an [Owner] for reentrant locks.
 //
 // # Options
 //
@@ -157,7 +156,7 @@ func (c *Client) TTL() time.Duration { return c.ttl }
 //	Fencing    Fencing       // NoTokens, VolatileTokens or DurableTokens
 //	ReadWrite  Support       // Read and Write: Offered, Order, Fencing
 //	Permits    Support       // Permits: Offered, Order
-//	KeepsAlive bool          // whether a session carries the locks
+//	KeepsAlive bool          // whether locks belong to a session
 //	MinTTL     time.Duration // the shortest TTL; 0 means no bound
 //	MaxTTL     time.Duration // the longest TTL; 0 means no bound
 //	TTLUnit    time.Duration // TTLs are multiples of it, if not 0
@@ -165,7 +164,7 @@ func (c *Client) TTL() time.Duration { return c.ttl }
 //	Late       time.Duration // how long after its TTL a vanished client keeps a name,
 //	LatePerTTL float64       // and in addition per TTL
 //	Expiry     Expiry        // how the hold of a vanished client ends
-//	Poll       time.Duration // how often a waiter looks; 0 if it is notified
+//	Poll       time.Duration // interval of a waiter's queries; 0 if it is notified
 //
 // Info.Check(require) returns an error if the backend promises less than
 // require.
@@ -313,8 +312,8 @@ func (c *Client) admin(op, name string, f func() error) error {
 	return nil
 }
 
-// recheck renews the client's own holds of name now, if there are any, to find
-// out whether the backend still has them.
+// recheck renews the client's own holds of name now, if any, to find out
+// whether they still exist on the backend.
 func (c *Client) recheck(name string) {
 	for _, k := range c.known(name) {
 		if k == nil {
@@ -414,7 +413,7 @@ func (c *Client) overBefore(ctx context.Context, r request, name string) error {
 // modes is the number of modes.
 const modes = driver.Permit + 1
 
-// pin returns the lock of a name and mode for one use, until unpin.
+// pin returns the lock of a name and mode and keeps it until unpin is called.
 func (c *Client) pin(name string, mode driver.Mode) (*lock, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -63,12 +63,12 @@ func TestSleepCountsForWhatWasSentBefore(t *testing.T) {
 		d := &stub{}
 		c := newStub(t, d)
 		l := mustLock(t, c, "x")
-		time.Sleep(1500 * time.Millisecond) // the watchdog looks each second, and renews when it finds a sleep: not now
+		time.Sleep(1500 * time.Millisecond) // the watchdog checks each second, and renews when it finds a sleep, but not now
 		dsync.Sleep(c, 4*time.Second, known)
 		if got, want := time.Until(l.Deadline()), 4395*time.Millisecond; !near(got, want) {
 			t.Errorf("the deadline is %v away, want %v", got, want)
 		}
-		time.Sleep(2 * time.Second) // for a renewal, which a sleep makes due
+		time.Sleep(2 * time.Second) // for a renewal, which becomes due after a sleep
 		if got, want := time.Until(l.Deadline()), 7895*time.Millisecond; got < want {
 			t.Errorf("the deadline of a renewed lease is %v away, want %v at least", got, want)
 		}

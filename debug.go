@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// overdue makes the watchdog check a new lease after it has been held for long.
-// Called with lock.mu held.
+// overdue makes the watchdog check a new lease once it has been held for
+// SlowHold. Called with lock.mu held.
 func (l *Lease) overdue(r request) {
 	c := l.hold.lock.client
 	if r.fixed || r.maxHold == 0 && c.slowHold == 0 {
@@ -48,10 +48,10 @@ func (k *lock) soleLease() *Lease {
 	return k.hold.views
 }
 
-// watchOwn logs a warning when a call has waited for one lease of its own
-// client for ownFor, because a caller may have locked a name twice. Only one of
-// the waiting calls for a name does so at a time. Stop must be called when the
-// call has returned. Called with mu held.
+// watchOwn logs a warning when a call has waited for ownFor for one lease of
+// its own client, because a caller may have locked a name twice. At any time,
+// only one of the calls that wait for a name does so. stop must be called when
+// the call has returned. Called with mu held.
 func (k *lock) watchOwn(ctx context.Context, l *Lease) (stop func()) {
 	k.watched = true
 	stopped := false
@@ -122,7 +122,7 @@ func (l *Lease) contextOfView(parent context.Context) (context.Context, context.
 
 // forgotten keeps the leases whose handles are gone, until the watchdog ends
 // them. The cleanup of a handle does not run in a goroutine of the client, and
-// runs outside of a bubble of testing/synctest.
+// it runs outside a bubble of testing/synctest.
 type forgotten struct {
 	mu     sync.Mutex
 	leases []forgottenLease
@@ -130,7 +130,7 @@ type forgotten struct {
 
 type forgottenLease struct {
 	*Lease
-	by []uintptr // who called Lock
+	by []uintptr // the call stack of Lock
 }
 
 // handOut returns the lease for the caller of Lock. With Options.Debug it is a

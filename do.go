@@ -94,7 +94,7 @@ func (e *DoError) Unwrap() []error {
 }
 
 // LeaseFrom returns the lease of ctx: the lease of Do in its function, or the
-// lease whose Context ctx was made from. It returns the innermost of several
+// lease from whose Context ctx is derived. It returns the innermost of several
 // leases, and nil if there is none.
 func LeaseFrom(ctx context.Context) *Lease {
 	if lc, ok := ctx.Value(leaseContextKey{}).(*leaseContext); ok {

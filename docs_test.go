@@ -26,10 +26,10 @@ func squeezed(code []byte) []byte {
 	return out.Bytes()
 }
 
-// TestDocs looks for the code of the pages in docs and of the README in Go
-// files, which `make lint` compiles. It runs whole programs. Other tests run
-// the program of the README, the code of conformance/README.md, the least
-// rights in docs/backends, and the runbooks of docs/migration.md.
+// TestDocs checks that the code of the pages in docs and of the README is
+// contained in Go files, which `make lint` compiles. It runs whole programs.
+// Other tests run the program of the README, the code of conformance/README.md,
+// the least rights in docs/backends, and the runbooks of docs/migration.md.
 func TestDocs(t *testing.T) {
 	var sources [][]byte
 	pages, err := filepath.Glob("docs/*.md")
@@ -165,7 +165,7 @@ func TestQuickStarts(t *testing.T) {
 	}
 }
 
-// checkLinks looks for the files and headings that a page links to.
+// checkLinks checks that the files and headings exist to which a page links.
 func checkLinks(t *testing.T, page string, text []byte) {
 	t.Helper()
 	for _, m := range regexp.MustCompile(`\]\(([^):\s]*)\)`).FindAllSubmatch(text, -1) {

@@ -12,17 +12,17 @@ import (
 
 // Elect makes the caller a candidate for the leadership name, and runs lead
 // each time the candidate is elected, while the candidate holds name through l.
-// One candidate leads at a time. The ctx of lead ends when the leadership is
-// lost, and before another candidate can be elected, as far as the backend's
-// promises go. context.Cause then returns the loss. term.Token() rises from
-// term to term. Send it with every write, so that the resource can refuse a
-// late leader (see package guard).
+// Only one candidate leads at a time. The ctx of lead ends when the leadership
+// is lost. As far as the backend's promises go, it ends before another
+// candidate can be elected. context.Cause then returns the loss. term.Token()
+// rises from term to term. Send it with every write, so that the resource can
+// refuse a late leader (see package guard).
 //
 // When lead returns while it still leads, Elect resigns and returns what Do
 // would return: the error of lead unchanged, or a [*DoError]. After a loss
-// Elect waits for lead to return, ignores its error, pauses at random for up to
-// a second, and becomes a candidate again. So two calls of lead never overlap,
-// and a lead that ignores its ctx delays only its own next term.
+// Elect waits for lead to return and ignores its error. It pauses at random for
+// up to a second, and becomes a candidate again. So two calls to lead never
+// overlap, and a lead that ignores its ctx delays only its own next term.
 //
 // Elect returns when ctx ends: a candidate gives up, and a leader resigns as
 // soon as lead has returned. Elect also returns an error from Lock that a retry
@@ -94,7 +94,7 @@ func (c *Client) Observe(ctx context.Context, name string) iter.Seq2[Status, err
 	}
 }
 
-// observer is one call of Observe.
+// observer is one call to Observe.
 type observer struct {
 	client  *Client
 	name    string
@@ -128,8 +128,8 @@ func (o *observer) change() {
 	}
 }
 
-// query queries the backend, and waits for the answer for a third of the TTL at
-// most.
+// query queries the backend, and waits at most a third of the TTL for the
+// answer.
 func (o *observer) query(ctx context.Context) (Status, error) {
 	ctx, cancel := context.WithTimeout(ctx, o.client.ttl/3)
 	defer cancel()
@@ -138,7 +138,7 @@ func (o *observer) query(ctx context.Context) (Status, error) {
 
 // news reports whether s has a different holder than the last yielded state,
 // and is later. An answer may come from a server that lags behind. Tokens that
-// are not durable may restart, and prove nothing.
+// are not durable may restart, so they prove nothing.
 func (o *observer) news(s Status) bool {
 	if last := o.seen; last != nil {
 		same := s.Held == last.Held && s.Hold == last.Hold && s.Owner == last.Owner && s.Note == last.Note && s.Token == last.Token &&

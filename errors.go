@@ -17,7 +17,7 @@ var (
 	// last answer of the backend was that another owner held the name. If later
 	// requests got no answer, the error also matches ErrUnavailable or
 	// ErrUnknown, and no longer ErrLocked once that answer is older than the
-	// TTL. A backend failure by itself never matches ErrLocked.
+	// TTL. A backend failure alone never matches ErrLocked.
 	ErrLocked = driver.ErrLocked
 
 	// ErrNotHeld: the lease has ended, so there was nothing to do.
@@ -44,8 +44,8 @@ var (
 	ErrDeadlock = errors.New("deadlock: the caller's own lease holds the name")
 
 	// ErrLimit: the name has a different limit of permits than the call passes.
-	// If the call passes no limit, the name has no limit, or its limit is below
-	// the number of requested permits.
+	// A call that passes no limit fails with ErrLimit if the name has no limit,
+	// or if that limit is below the number of requested permits.
 	ErrLimit = driver.ErrLimit
 
 	// ErrClosed: the Client is closed.
@@ -82,12 +82,11 @@ func (e *LockError) Unwrap() error { return e.Err }
 type lossCause int
 
 const (
-	lossExpired lossCause = iota + 1 // its time ran out
+	lossExpired lossCause = iota + 1 // it expired
 	// another client removed the lock from the backend, or the backend lost it
 	lossRemoved
 	lossSession // its session ended
-	// its time ran out, or its session ended, while the backend was out of
-	// reach
+	// it expired, or its session ended, while the backend was out of reach
 	lossUnreachable
 	lossMaxHold   // it was held for longer than MaxHold
 	lossForgotten // it could no longer be unlocked
@@ -120,7 +119,7 @@ func (e *lostError) Error() string {
 	case e.err == nil:
 		return "lock lost: " + e.cause.String()
 	case e.cause == lossSession:
-		return "lock lost: " + e.err.Error() // the text of err begins with the cause
+		return "lock lost: " + e.err.Error() // the text of err already begins with the cause
 	}
 	return fmt.Sprintf("lock lost: %v: %v", e.cause, e.err)
 }
@@ -142,7 +141,7 @@ func lossFrom(err error) *lostError {
 // unreachable returns the loss of a lease while requests failed with err.
 func unreachable(err error) *lostError {
 	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
-		err = ErrUnavailable // the timeout of a request is not an error of the user's contexts
+		err = ErrUnavailable // the timeout of a request is unrelated to the user's contexts
 	}
 	return &lostError{cause: lossUnreachable, err: err}
 }
@@ -166,7 +165,7 @@ var (
 type waitError struct {
 	ctx     error // ctx.Err()
 	cause   error // context.Cause, if it is a different error
-	answer  error // to the request that the context interrupted; may be nil
+	answer  error // the error of the request that the context interrupted; may be nil
 	trouble error // why earlier requests got no answer; may be nil
 	locked  bool  // another owner held the lock, as far as known
 }

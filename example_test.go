@@ -166,7 +166,7 @@ func ExampleWith() {
 	// <nil>
 }
 
-// A gate is closed by a Write. Those who have to pass wait to read.
+// A Write closes a gate. Clients that want to pass wait for a Read.
 func ExamplePermits() {
 	ctx := context.Background()
 	client, _ := dsync.Open(ctx, "memory://", nil)
@@ -207,7 +207,7 @@ func ExampleRead_gate() {
 }
 
 // One of the replicas plans the jobs. Each term has a number, which the leader
-// sends with what it writes.
+// sends with its writes.
 func ExampleElect() {
 	ctx := context.Background()
 	client, err := dsync.Open(ctx, "memory://", nil)
@@ -225,7 +225,7 @@ func ExampleElect() {
 	// <nil>
 }
 
-// Many look while few change.
+// Many clients read while few of them change the data.
 func ExampleRead() {
 	ctx := context.Background()
 	client, e := dsync.Open(ctx, "memory://", nil)
@@ -248,7 +248,7 @@ func ExampleRead() {
 	// <nil>
 }
 
-// The others know who the leader is.
+// The other replicas know which one is the leader.
 func ExampleClient_Observe() {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
@@ -270,7 +270,7 @@ func ExampleClient_Observe() {
 	// Output: the planner is at 10.0.0.7:8080
 }
 
-// A batch is done when all its parts are, wherever they run.
+// A batch is done when all its parts are done, in whichever process they run.
 func ExampleClient_Latch() {
 	ctx := context.Background()
 	client, _ := dsync.Open(ctx, "memory://", nil)
@@ -292,8 +292,7 @@ func ExampleClient_Latch() {
 	// Output: done: true
 }
 
-// An order is charged under a lock, and whoever called must not charge it
-// again.
+// An order is charged under a lock, and the caller must not charge it again.
 func ExampleRan() {
 	client, err := dsync.Open(context.Background(), "memory://", nil)
 	if err != nil {

@@ -2,7 +2,7 @@ package dsync
 
 import "time"
 
-// KnownNames returns how many names the client has state for.
+// KnownNames returns the number of names for which the client has state.
 func KnownNames(c *Client) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -13,7 +13,7 @@ func KnownNames(c *Client) int {
 	return n
 }
 
-// Sleep simulates a past sleep of the machine, in which the monotonic clock
+// Sleep simulates a past sleep of the machine, during which the monotonic clock
 // stood still. If known is false, only the wall clock shows it.
 func Sleep(c *Client, d time.Duration, known bool) {
 	c.clock.Sleep(d, known)

@@ -36,7 +36,7 @@ type hold struct {
 	req   driver.Request
 	lease driver.Lease // set by the grant
 	first Lease        // the first view, in the same allocation
-	alarm holdAlarm    // next renewal, local deadline, or the time to release a lapsed hold
+	alarm holdAlarm    // for the next renewal, the local deadline, or the release of a lapsed hold
 
 	releasing releaseContext // of its release
 
@@ -46,7 +46,8 @@ type hold struct {
 	at      **hold
 	views   *Lease // all views that have not ended
 	ownedBy *Owner // the group that has the views and may re-enter; nil: no re-entry
-	// of the requesting call, and then of the owner's first lease; may be nil
+	// observed call that requested the hold, and later the call of the owner's
+	// first lease; may be nil
 	call  *telemetry.Call
 	ttl   time.Duration // as granted or last extended
 	since moment        // the time of the grant by the backend, or of the last Extend
@@ -58,16 +59,16 @@ type hold struct {
 	// otherwise nil
 	outage      *lostError
 	releaseDone chan struct{} // closed when the release has returned; nil if no call waits for it
-	// the waiter that a request gives the hold to, instead of a release; nil if
-	// there is none
+	// the waiter that receives the hold by a request in place of a release; nil
+	// if there is none
 	heir      *waiter
 	tokens    int8 // the number of additional useful tokens that came with the grant
 	handOvers int8
 	state     holdState
-	waits     bool // refused, and waiting at the backend
+	waits     bool // the request was refused and is waiting at the backend
 	renewing  bool // in a batch of renewals
 	again     bool // to be renewed after this batch
-	ask       bool // the backend must be queried instead of renewing, until it answers
+	ask       bool // query the backend instead of renewing, until it answers
 	counted   bool // in lock.uses
 	departing bool // in Client.departures
 }
@@ -114,10 +115,10 @@ func (h *hold) Lost(cause error) {
 	}
 }
 
-// deadline returns the local end of the hold. Its margin covers a clock that,
-// since the request that set the end, runs at a slightly different rate than
-// the backend's, and the time between reading the clock and acting on it.
-// Called with lock.mu held.
+// deadline returns the local end of the hold. Its margin covers two errors. The
+// local clock may run at a slightly different rate than the backend's since the
+// request that set the end, and time passes between reading the clock and
+// acting on it. Called with lock.mu held.
 func (h *hold) deadline() moment {
 	end, ttl := h.ends()
 	return end - ttl/100 - 5*time.Millisecond
@@ -283,9 +284,9 @@ func (h *hold) expire() {
 }
 
 // inFull reports whether a hold past its time is fixed and has lasted as
-// requested. It has not if a session ended the hold early: the hold then ends
-// at the backend before three quarters of the TTL have passed since the grant.
-// Called with lock.mu held.
+// requested. A hold that a session ended early has not. It ends at the backend
+// before three quarters of the TTL have passed since the grant. Called with
+// lock.mu held.
 func (h *hold) inFull() bool {
 	return h.req.Fixed && (!h.lock.client.info.KeepsAlive || h.expires() >= h.since+h.ttl*3/4)
 }
@@ -312,10 +313,10 @@ func (h *hold) outOfReach() error {
 }
 
 // lose ends the hold and all its views at once, and lets the next waiter send a
-// request. The releaser then releases the hold, but only when its time on the
-// backend is also up, because an earlier release would give the margin away.
-// There is no release if the hold is gone from the backend or the driver cleans
-// it up. Called with lock.mu held.
+// request. The releaser releases the hold only after it has also expired on the
+// backend, because an earlier release would give up the safety margin. There is
+// no release if the hold is gone from the backend or the driver cleans it up.
+// Called with lock.mu held.
 func (h *hold) lose(loss *lostError, gone bool) {
 	k := h.lock
 	if h.state == holdLapsed && gone {
@@ -327,7 +328,7 @@ func (h *hold) lose(loss *lostError, gone bool) {
 	switch {
 	case gone:
 		h.end(holdOver)
-	case h.keepUntil > k.client.now(): // the driver's Close would end the hold
+	case h.keepUntil > k.client.now(): // otherwise the driver's Close would end the hold
 		h.keepUntil = max(h.keepUntil, h.expires())
 		h.end(holdReleased)
 		k.client.releaser.add(h)

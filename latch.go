@@ -14,8 +14,9 @@ import (
 // Latch is a number that is set once, and then counted down to 0 by any client,
 // while other clients wait for it to reach 0. It is compatible with Java's
 // RCountDownLatch. A latch has no owner and does not expire, even if a client
-// that counted down is gone. At 0 the latch is removed and can be set again.
-// Wait may then wait for the next latch too, so use a name for one round.
+// that counted down is gone. At 0 the latch is removed and can be set again. A
+// Wait could then also wait for the next latch of the name, so use a new name
+// for each round.
 //
 // Set, CountDown and Delete try again while the backend is out of reach, until
 // ctx is done or half an hour has passed. A request whose answer is lost is
@@ -164,7 +165,7 @@ func (c *Client) patiently(ctx context.Context, f func(ctx context.Context) erro
 	return fmt.Errorf("%w: no answer within %v", kind, c.reach.patience())
 }
 
-// pause lets about d pass. It returns false if ctx is done first, or the client
+// pause waits for about d. It returns false if ctx is done first, or the client
 // is closed.
 func (c *Client) pause(ctx context.Context, d time.Duration) bool {
 	timer := time.NewTimer(d/2 + rand.N(d/2))
@@ -205,10 +206,10 @@ type latchGroup struct {
 	trouble error // why the last query has no answer
 }
 
-// latchWait is one call of Wait.
+// latchWait is one call to Wait.
 type latchWait struct {
-	// only an answer to a later query counts: an earlier one may have been sent
-	// before the latch was set
+	// only the answer to a later query counts, because an earlier query may
+	// have been sent before the latch was set
 	after uint64
 	done  chan error // receives the outcome when the wait is removed from the group
 }

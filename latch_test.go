@@ -36,7 +36,7 @@ func wantCount(t *testing.T, l *dsync.Latch, want int) {
 	}
 }
 
-// passing begins n Waits, and returns how many have returned nil. Any other
+// passing begins n Waits, and counts those that have returned nil. Any other
 // result fails the test.
 func passing(t *testing.T, l *dsync.Latch, n int) *atomic.Int64 {
 	var passed atomic.Int64
@@ -236,8 +236,8 @@ func TestLatchWaitsAskTogether(t *testing.T) {
 	})
 }
 
-// TestLatchWaitHeedsNoEarlierAnswer begins a Wait while a query is pending that
-// was sent before the latch was set.
+// TestLatchWaitHeedsNoEarlierAnswer begins a Wait while a query that was sent
+// before the latch was set is pending.
 func TestLatchWaitHeedsNoEarlierAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := &untold{Driver: memory.New(nil)}

@@ -102,7 +102,7 @@ func TestLayersAreTheImports(t *testing.T) {
 	}
 }
 
-// TestFilesAreInDesign looks for the files of the root package and of
+// TestFilesAreInDesign checks for the files of the root package and of
 // internal/telemetry in docs/design.md, and vice versa.
 func TestFilesAreInDesign(t *testing.T) {
 	for dir, heading := range map[string]string{".": "In the root package:", "internal/telemetry": "In `internal/telemetry`:"} {

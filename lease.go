@@ -25,13 +25,13 @@ type Lease struct {
 	// Guarded by hold.lock.mu.
 	end      *holdAlarm    // latest end of a re-entry with ExpireAfter, or by MaxHold; or nil
 	slow     *holdAlarm    // when Options.SlowHold has passed; nil if there is nothing more to report
-	err      error         // of the end; nil while the lease is held
-	last     moment        // the deadline at the end
-	done     chan struct{} // nil until the first call of Done
+	err      error         // why the lease ended; nil while the lease is held
+	last     moment        // the deadline when the lease ended
+	done     chan struct{} // nil until the first call to Done
 	contexts *leaseContext // the contexts that this lease ends
 	next     *Lease        // in hold.views; of a handle: its lease
 	at       **Lease       // the pointer to this lease in hold.views
-	by       callers       // the stack of the call of Lock, with Options.Debug
+	by       callers       // the call stack of Lock, with Options.Debug
 }
 
 // Name returns the name of the lock.
@@ -44,7 +44,7 @@ func (l *Lease) Name() string {
 
 // Owner returns the identity of the lease's owner. Inspect shows the same owner
 // if the backend stores owners. After a hand-over inside the process, Inspect
-// still shows the owner of the backend's grant.
+// still shows the owner to which the backend granted the lock.
 func (l *Lease) Owner() string {
 	if l = l.view(); l == nil {
 		return ""
@@ -78,16 +78,16 @@ func (l *Lease) Token() uint64 {
 	return l.token
 }
 
-// Deadline returns the local time until which the lock is certain to be held
-// without another renewal. The backend may grant the lock to another client 5
-// ms and 1 % of a TTL later. This is the TTL of the lease, or of the lease's
-// session on the backend if the session may end first.
+// Deadline returns the local time until which the lock is certain to be held,
+// even without another renewal. The backend may grant the lock to another
+// client 5 ms plus 1 % of a TTL after this time. The TTL is that of the lease,
+// or of the lease's session on the backend if the session may end first.
 func (l *Lease) Deadline() time.Time {
 	if l = l.view(); l == nil {
 		return time.Time{}
 	}
 	k := l.hold.lock
-	k.client.now() // and so notices whether the machine has slept
+	k.client.now() // this also detects whether the machine has slept
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.client.clock.Start.Add(l.deadline())
@@ -143,7 +143,7 @@ func (l *Lease) Done() <-chan struct{} {
 	defer k.mu.Unlock()
 	err := l.check(k.client.now())
 	if l.done == nil {
-		l.done = make(chan struct{}) // closed here, or else by finish
+		l.done = make(chan struct{}) // closed below, or else by finish
 		if err != nil {
 			close(l.done)
 		}
@@ -162,7 +162,7 @@ func (l *Lease) WatchRemoval(ctx context.Context) {
 	if view == nil {
 		return
 	}
-	defer runtime.KeepAlive(l) // the handle
+	defer runtime.KeepAlive(l) // keeps the handle alive
 	h, done := view.hold, view.Done()
 	removed := make(chan struct{}, 1)
 	if w, ok := h.lease.(driver.RemovalWatcher); ok {
@@ -235,7 +235,7 @@ func (l *Lease) Extend(ctx context.Context, d time.Duration) error {
 		return &LockError{"extend", "", errNoLease}
 	}
 	err := view.extend(ctx, d)
-	runtime.KeepAlive(l) // the handle
+	runtime.KeepAlive(l) // keeps the handle alive
 	if err != nil {
 		return &LockError{"extend", l.Name(), err}
 	}
@@ -266,7 +266,7 @@ func (l *Lease) extend(ctx context.Context, d time.Duration) error {
 	}
 	joined := l.end != nil
 	if end := now + d; joined && (!h.req.Fixed || end < h.deadline()) {
-		l.setEnd(end) // within the hold that the lease joined: no request
+		l.setEnd(end) // the end is within the hold that the lease joined, so no request is needed
 		k.mu.Unlock()
 		return nil
 	}
@@ -318,7 +318,7 @@ func (l *Lease) Unlock(ctx context.Context) error {
 	}
 	ctx, span := view.startUnlock(ctx)
 	err := view.unlock(ctx)
-	runtime.KeepAlive(l) // the handle
+	runtime.KeepAlive(l) // keeps the handle alive
 	span.End(failureOf(err))
 	if err != nil {
 		return &LockError{"unlock", l.Name(), err}
@@ -363,8 +363,8 @@ func (l *Lease) overEnd() *lostError {
 	return &lostError{cause: lossMaxHold}
 }
 
-// endItself ends a lease for the given reason, and the hold with its last view.
-// Called with lock.mu held.
+// endItself ends a lease for the given reason. If it is the last view of its
+// hold, the hold ends too. Called with lock.mu held.
 func (l *Lease) endItself(now moment, why *lostError) {
 	l.finish(&LockError{"lease", l.Name(), why})
 	l.lost(why)
@@ -376,7 +376,7 @@ func (l *Lease) endItself(now moment, why *lostError) {
 // finish ends the lease with the error err, and takes the lease out of its
 // hold. It is called once, with lock.mu held.
 func (l *Lease) finish(err error) {
-	l.last = l.deadline() // the backend's deadline may move on with its session
+	l.last = l.deadline() // the backend's deadline may still move with its session
 	l.err = err
 	l.hold.removeView(l)
 	for _, a := range []*holdAlarm{l.end, l.slow} {
@@ -389,7 +389,7 @@ func (l *Lease) finish(err error) {
 	}
 	l.contexts = nil
 	if l.done != nil {
-		close(l.done) // after the contexts, so that no goroutine sees Done before them
+		close(l.done) // closed after the contexts, so that no goroutine sees Done before they end
 	}
 }
 
@@ -411,8 +411,8 @@ func (c *leaseContext) Value(key any) any {
 	return c.Context.Value(key)
 }
 
-// permits returns how many permits of a name are held by the leases to which
-// the context belongs.
+// permits returns the number of permits of a name that are held by the leases
+// to which the context belongs.
 func (c *leaseContext) permits(of *Client, name string) (n int) {
 	var counted []*Lease // one lease may have several contexts
 	for ; c != nil; c = c.outer {

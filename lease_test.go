@@ -105,7 +105,7 @@ func TestExtend(t *testing.T) {
 		if err := l.Err(); err != nil {
 			t.Fatalf("Err of an extended lease: %v", err)
 		}
-		if err := l.Extend(t.Context(), time.Second); err != nil { // earlier than before
+		if err := l.Extend(t.Context(), time.Second); err != nil { // the new end is earlier than the old one
 			t.Fatal(err)
 		}
 		<-l.Done()

@@ -61,8 +61,8 @@ func TestHoldAtLeast(t *testing.T) {
 	})
 }
 
-// TestHoldAtLeastOutlivesTheClient closes the client with the lease held, after
-// Unlock, and not at all.
+// TestHoldAtLeastOutlivesTheClient closes the client while the lease is held,
+// closes it after Unlock, and does not close it at all.
 func TestHoldAtLeastOutlivesTheClient(t *testing.T) {
 	forSessions(t, func(t *testing.T, s *memory.Server) {
 		other := newClient(t, s.NewDriver(), nil)

@@ -12,9 +12,9 @@ import (
 	"github.com/go-dsync/dsync/internal/telemetry"
 )
 
-// request is one call of Lock or TryLock.
+// request is one call to Lock or TryLock.
 type request struct {
-	owner *Owner // nil for a call of the Client's own methods
+	owner *Owner // nil for a call to the Client's own methods
 	// the group of calls that share a grant: owner, or one group for all calls
 	// in the mode Read; nil if the call shares its grant with no other call
 	group   *Owner
@@ -30,14 +30,15 @@ type request struct {
 
 // lock is the client's state of one name in one mode while the name is in use
 // in this process: the hold, the calls that wait in the process, and the calls
-// that send requests to the backend. The locks of one name in different modes
-// are independent: the backend keeps them apart.
+// that send requests to the backend. The locks for different modes of the same
+// name are independent: the backend keeps them apart.
 //
-// Where the backend is FIFO over all waiters, every call asks the backend
-// itself. Otherwise one call at a time asks, the contender, and the rest wait
-// in the queue here. For permits several calls contend, until one of them is
-// refused. Calls of one Owner share the first grant to any of them, so one call
-// asks for all. The same is true of the client's calls for Read.
+// If the backend is FIFO across all waiters, every call sends its own request
+// to the backend. Otherwise only one call at a time, the contender, sends
+// requests, and the others wait in the queue here. For permits several calls
+// contend, until one of them is refused. Calls of one Owner share the first
+// grant to any of them, so only one of them sends requests. The same is true of
+// the client's calls for Read.
 type lock struct {
 	client *Client
 	name   string
@@ -51,17 +52,17 @@ type lock struct {
 	hold       *hold
 	releasing  *hold // the hold whose release has not returned, in modes that have one hold
 	queue      waiters
-	contending int       // calls of Lock in the states from releasing to pausing
-	trying     int       // calls of TryLock that ask the backend
+	contending int       // Lock calls in the states from releasing to pausing
+	trying     int       // TryLock calls that are querying the backend
 	contenders []*waiter // the contenders with an Owner, whose other calls can serve them
-	answers    answers   // of the backend
+	answers    answers   // the answers of the backend
 	yieldUntil moment    // until this time it is the turn of other clients
 	watched    bool      // a waiting call checks whether it waits for the client's own lease
 	hush       moment    // until this time no such call is reported
 }
 
-// maxAsking bounds how many calls for permits of a name send requests at the
-// same time.
+// maxAsking is the maximum number of calls for permits of a name that send
+// requests at the same time.
 const maxAsking = 16
 
 // queuesHere reports whether callers wait in the queue here rather than at the
@@ -140,9 +141,9 @@ func (k *lock) leasedTo(o *Owner, now moment) *hold {
 	return nil
 }
 
-// tryLock asks the backend once.
+// tryLock sends one request to the backend.
 func (k *lock) tryLock(ctx context.Context, r request) (*Lease, error) {
-	for range 3 { // a second and third time after a grant that is no longer useful
+	for range 3 { // again if the grant was no longer useful
 		k.mu.Lock()
 		if l := k.reenter(r); l != nil {
 			k.mu.Unlock()
@@ -227,7 +228,7 @@ func (k *lock) callNext() {
 		}
 		return
 	}
-	for w := k.queue.first; w != nil; { // calls of groups whose first call has left
+	for w := k.queue.first; w != nil; { // also calls of a group whose first call has left
 		next := w.next
 		if !k.asks(w.request.group) {
 			k.queue.remove(w)
@@ -258,7 +259,7 @@ func (k *lock) install(h *hold, granted driver.Lease, r request, now moment) (*L
 		return nil, nil // lost on the way
 	}
 	first, n := driver.Tokens(granted, k.client.floor)
-	var old *hold // of which nothing is left on the backend
+	var old *hold // the hold to replace, which no longer exists on the backend
 	if k.alone() {
 		old = k.hold
 	}
@@ -368,8 +369,8 @@ func (k *lock) close() (left []*hold) {
 
 // answers records the backend's last answers for a name. When the context of a
 // call ends, the error of the call is made from this record, even if the last
-// answer was for another call of the client, and regardless of the fate of a
-// request that the context interrupted. Guarded by lock.mu.
+// answer was for another call of the client. A request that the context
+// interrupted does not matter. Guarded by lock.mu.
 type answers struct {
 	refused bool   // in the last answer, another owner holds the name
 	at      moment // the time of the last such answer
@@ -409,9 +410,9 @@ func (a *answers) returned(h *hold, now moment, err error, canceled bool) {
 	}
 }
 
-// locked reports whether another owner has the name, as far as known. A refusal
-// that was not confirmed for a TTL no longer counts, because the holder may be
-// gone.
+// locked reports whether another owner holds the name, as far as known. A
+// refusal that was not confirmed for a TTL no longer counts, because the holder
+// may be gone.
 func (a *answers) locked(now moment, ttl time.Duration) bool {
 	return a.waiting > 0 || a.refused && now-a.at < ttl
 }
@@ -429,8 +430,8 @@ func (k *lock) waitError(ctx context.Context, answer error) error {
 	return newWaitError(ctx, answer, trouble, locked)
 }
 
-// errNoAnswer is the trouble of a call behind a call whose first request has no
-// answer yet.
+// errNoAnswer is the trouble of a call that is waiting behind another call
+// whose first request has not been answered yet.
 var errNoAnswer = fmt.Errorf("%w: no answer yet", ErrUnavailable)
 
 // nest serves a call under a lease of its name: the lease of the call's
@@ -442,14 +443,14 @@ var errNoAnswer = fmt.Errorf("%w: no answer yet", ErrUnavailable)
 //	Read              Write, Exclusive    ErrDeadlock     ErrDeadlock
 //	Write, Exclusive  Read                joins           joins
 //	Write, Exclusive  Write, Exclusive    joins           ErrDeadlock
-//	Permit            Permit              -               ErrDeadlock, if the limit leaves too few permits beside the leases
+//	Permit            Permit              -               ErrDeadlock, if the limit leaves too few permits in addition to the leases
 //	Permit            another mode        ErrDeadlock     ErrDeadlock
 //	another mode      Permit              ErrDeadlock     ErrDeadlock
 //
-// A call that joins is served even if other calls wait. Otherwise a waiter
-// would wait for the lease, and the call for the waiter. For the same reason
-// there is no upgrade. If a call is already waiting when its Owner is granted
-// the name in another mode, that grant does not serve it.
+// A call that joins is served even if other calls wait. Otherwise the waiter
+// would wait for the lease, and the call would wait for the waiter. For the
+// same reason there is no upgrade. If a call is already waiting when its Owner
+// is granted the name in another mode, that grant does not serve it.
 func (c *Client) nest(ctx context.Context, r request, name string) (*Lease, error) {
 	innermost, _ := ctx.Value(leaseContextKey{}).(*leaseContext)
 	if r.mode == driver.Permit && r.limit > 0 && innermost.permits(c, name) > r.limit-r.permits {

@@ -171,8 +171,8 @@ func TestCancelAtTheInstantOfTheGrant(t *testing.T) {
 	}
 }
 
-// TestCancelBeforeTheUnlock cancels a wait and then unlocks: the wait is not
-// granted the lock, whichever client it belongs to.
+// TestCancelBeforeTheUnlock cancels a wait and then unlocks. The wait is not
+// granted the lock, regardless of the client to which it belongs.
 func TestCancelBeforeTheUnlock(t *testing.T) {
 	modes := map[string][2][]dsync.LockOption{ // of the holder and of the wait
 		"exclusive": {},

@@ -28,17 +28,16 @@ type Target struct {
 
 // LockAll waits until it holds all names, or ctx is done. It acquires the names
 // in the order of their bytes, regardless of the order of the arguments, so
-// calls of LockAll do not wait for each other in a circle. While it waits for
-// one name, LockAll keeps the others. If one of them is lost, LockAll returns
-// its error.
+// concurrent calls to LockAll do not deadlock. While it waits for one name,
+// LockAll keeps the others. If one of them is lost, LockAll returns its error.
 //
 // After an error nothing is held, as with Lock. LockAll without names, or with
-// a name given twice, even in two modes, is an error.
+// a name given twice, even in two modes, returns an error.
 func LockAll(ctx context.Context, l Locker, names ...string) (*Leases, error) {
 	return LockOn(ctx, Target{l, names})
 }
 
-// LockOn is [LockAll] over several Lockers, such as clients of independent
+// LockOn is [LockAll] across several Lockers, such as clients of independent
 // backends. The lock is as available as the least available of them, and as
 // safe as the safest. LockOn acquires the names in the order of the Lockers in
 // its arguments, so all users of the same Lockers must pass them in the same
@@ -78,8 +77,7 @@ func lockOn(ctx context.Context, targets []Target, lock func(context.Context, Lo
 	return g, nil
 }
 
-// inOrder splits targets into targets of one name each, in the order of
-// locking.
+// inOrder splits targets into targets of one name each, in locking order.
 func inOrder(targets []Target) ([]Target, error) {
 	type key struct {
 		client *Client
@@ -169,7 +167,7 @@ func (g *Leases) Done() <-chan struct{} {
 }
 
 // Context returns a context that ends when parent or the first of the leases
-// ends. Otherwise it is like Lease.Context.
+// ends. It is otherwise like Lease.Context.
 func (g *Leases) Context(parent context.Context) (context.Context, context.CancelFunc) {
 	ctx := parent
 	cancels := make([]context.CancelFunc, len(g.all))

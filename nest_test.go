@@ -99,7 +99,7 @@ func TestReadUnderWriteKeepsTheName(t *testing.T) {
 	})
 }
 
-// An Owner that joined the hold of another reader nests in it as in its own
+// An Owner that joined the hold of another reader can nest in it as in its own
 // hold.
 func TestOwnerNestsInAJoinedHold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

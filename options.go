@@ -17,11 +17,11 @@ import (
 // Options are the options of a Client. Nil means the defaults, and so does a
 // zero field.
 type Options struct {
-	// TTL is how long the backend keeps a lock whose holder is gone, and so how
-	// long other clients wait after a crash. A live holder renews every third
-	// of the TTL. The default is 30 s, or the nearest TTL that the backend
-	// supports. A TTL outside the backend's bounds is an error. The parameter
-	// ttl of the URL takes precedence.
+	// TTL is the time for which the backend keeps a lock whose holder is gone.
+	// Other clients wait for this long after a crash. A live holder renews
+	// every third of the TTL. The default is 30 s, or the nearest TTL that the
+	// backend supports. A TTL outside the backend's bounds is an error. The
+	// parameter ttl of the URL takes precedence.
 	TTL time.Duration // at least 10 ms
 
 	// Require makes New and Open fail if the backend promises less. The
@@ -72,13 +72,14 @@ type Options struct {
 	// must not block. Nil means no class.
 	Class func(name string) string
 
-	// Logger receives the records that an operator should see: the start and
-	// the end of an outage of the backend, at most once a minute, and locks
-	// that were lost or removed by force, batched into one record. It also gets
-	// a WARN when a call has waited for 10 s for one lease of the same client,
-	// at most once per name and minute. With Debug the WARN includes the caller
-	// that acquired the lease. Nil means no logs, except that an Open without a
-	// deadline and such a call without a deadline log to slog.Default.
+	// Logger receives the records that an operator should see. It reports the
+	// start and the end of an outage of the backend, at most once a minute. It
+	// also reports locks that were lost or removed by force, batched into one
+	// record. It also gets a WARN when a call has waited for 10 s for one lease
+	// of the same client, at most once per name and minute. With Debug the WARN
+	// includes the caller that acquired the lease. If it is nil, nothing is
+	// logged, except that an Open without a deadline and a waiting call without
+	// a deadline log to slog.Default.
 	Logger *slog.Logger
 }
 
@@ -111,9 +112,9 @@ func WaitAtMost(d time.Duration) LockOption { return LockOption{waitAtMost: &d} 
 //
 // HoldAtLeast requires ExpireAfter with the same time or longer, which the
 // backend enforces when the process is gone. Unlock still ends the lease at
-// once. Close does not free the name, but ForceUnlock does. An Owner, a Read,
-// and backends without it (ZooKeeper and PostgreSQL's advisory locks) refuse
-// the option with errors.ErrUnsupported.
+// once. Close does not free the name, but ForceUnlock does. Calls through an
+// Owner and Reads refuse the option with errors.ErrUnsupported. So do ZooKeeper
+// and PostgreSQL's advisory locks, which do not support it.
 func HoldAtLeast(d time.Duration) LockOption { return LockOption{holdAtLeast: &d} }
 
 // A lease can outlive its work, because the work hangs or does not unlock. The
@@ -121,10 +122,10 @@ func HoldAtLeast(d time.Duration) LockOption { return LockOption{holdAtLeast: &d
 // the renewals, SlowHold reports such leases, and Debug finds leases that can
 // no longer be unlocked.
 
-// MaxHold bounds how long a lease is renewed. At d after the grant the lease is
-// lost, with an error that matches ErrLost, and the lock is free at once.
-// MaxHold(0) means no bound. Options.MaxHold is the default of a Client. MaxHold
-// does not affect a lease with ExpireAfter.
+// MaxHold bounds the time for which a lease is renewed. At d after the grant
+// the lease is lost, with an error that matches ErrLost, and the lock is free
+// at once. MaxHold(0) means no bound. Options.MaxHold is the default of a
+// Client. MaxHold does not affect a lease with ExpireAfter.
 func MaxHold(d time.Duration) LockOption { return LockOption{maxHold: &d} }
 
 // Read shares the name with other readers, and excludes all other holders. If
@@ -166,11 +167,11 @@ func Write() LockOption { return LockOption{mode: driver.Write} }
 // permit is released.
 //
 // A call that waits for many permits may be overtaken by calls of its own
-// Client for fewer permits, but only for 100 ms. Later callers of other clients
+// Client for fewer permits, for at most 100 ms. Later callers of other clients
 // wait behind it if the backend has an order (Info.Permits.Order).
 //
 // A lease of permits has no token. Permits are not reentrant, even through an
-// [Owner]: each Lock acquires more permits. Under contexts of leases of the
+// [Owner]: each Lock acquires more permits. If ctx belongs to leases of the
 // same name (see [Lease.Context]) that leave too few permits, Lock returns
 // ErrDeadlock. Use a name for permits or for locks, not for both. If the
 // backend does not support permits, Lock returns errors.ErrUnsupported.

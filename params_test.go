@@ -15,8 +15,8 @@ import (
 	"testing"
 )
 
-// The files besides the driver's own in which its opener reads parameters of a
-// URL.
+// The files, other than those of the driver, in which its opener reads URL
+// parameters.
 var asksBeside = map[string][]string{
 	"memory": nil, "migrate": nil, "pglock": nil,
 	"etcd": {"internal/tlsurl"}, "zk": {"internal/tlsurl"},

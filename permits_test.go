@@ -46,7 +46,8 @@ func TestPermits(t *testing.T) {
 	})
 }
 
-// At most ten at a time, over two clients, and ten at a time.
+// At most ten permits are held at a time across two clients, and ten are
+// reached.
 func TestPermitsBoundConcurrency(t *testing.T) {
 	forOrders(t, func(t *testing.T, a, b *dsync.Client) {
 		var now, most atomic.Int64
@@ -177,8 +178,8 @@ func TestPermitsWaitInLine(t *testing.T) {
 	})
 }
 
-// For a while a hold passes to the next in the queue that asks for as many
-// permits. Then it is released.
+// For a while a hold passes to the next call in the queue that requests the
+// same number of permits. Then it is released.
 func TestPermitsAreHandedOver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := &stub{info: withPermits}
@@ -463,7 +464,7 @@ func TestManyCallsLeaveNoPermits(t *testing.T) {
 					wg.Go(func() {
 						ctx, cancel := context.WithTimeout(t.Context(), time.Duration(1+i)*time.Millisecond)
 						defer cancel()
-						if l, err := a.Lock(ctx, "x", dsync.Permits(2, 5)); err == nil { // with Slow one at a time is granted
+						if l, err := a.Lock(ctx, "x", dsync.Permits(2, 5)); err == nil { // with Slow, one call at a time is granted
 							mustUnlock(t, l)
 						}
 					})

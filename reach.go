@@ -13,8 +13,8 @@ import (
 
 const (
 	warnEvery = time.Minute // at most one record of an outage, and one of its end, per interval
-	// a request that its caller abandoned indicates an outage after this long
-	// without an answer, or after TTL/6
+	// if a caller abandons a request that has had no answer for this long, or
+	// for TTL/6, this indicates an outage
 	silentFor = time.Second
 
 	// A probe waits for its answer for TTL/6, within these bounds. The next
@@ -23,12 +23,12 @@ const (
 	maxProbe = 5 * time.Second
 )
 
-// reach knows whether the backend is in reach, by whether the last request was
-// answered. It counts the requests of Lock and TryLock, renewals, releases, and
-// the requests by which a driver keeps sessions alive. In an outage without any
-// of these, a probe queries the backend. All consequences are decided here: the
-// two log records of an outage, the state of the client in its metrics, and
-// whether a loss is blamed on the outage.
+// reach tracks whether the backend is in reach, depending on whether the last
+// request was answered. It counts the requests of Lock and TryLock, renewals,
+// releases, and the requests by which a driver keeps sessions alive. During an
+// outage without any of these requests, a probe queries the backend. It decides
+// all consequences: the two log records of an outage, the state of the client
+// in its metrics, and whether a loss is attributed to the outage.
 type reach struct {
 	client *Client
 	// queries whether the backend answers; nil if the driver cannot do that
@@ -38,12 +38,12 @@ type reach struct {
 
 	mu      sync.Mutex
 	closed  bool
-	probing bool   // probe runs
+	probing bool   // probe is running
 	suspect bool   // the probe must query although nothing has failed
-	name    string // of a lock, for the probe
+	name    string // the name of a lock, for the probe
 	failed  moment // when the last request failed
-	err     error  // of the last failure, or nil
-	since   moment // of the outage
+	err     error  // the error of the last failure, or nil
+	since   moment // the start of the outage
 	warned  bool   // the outage was logged
 	quiet   moment // until this time no other outage is logged
 	hush    moment // until this time no other refusal of the client is logged
@@ -108,11 +108,11 @@ func (r *reach) turn(out bool) {
 	r.client.telemetry.Turned(out)
 }
 
-// patience is how long a probe waits for its answer.
+// patience returns the time that a probe waits for its answer.
 func (r *reach) patience() time.Duration { return min(max(r.client.ttl/6, minProbe), maxProbe) }
 
 // sessionEnded makes the probe query the backend at once, because the session
-// of the lock of name may have ended in an outage.
+// of the lock of name may have ended during an outage.
 func (r *reach) sessionEnded(name string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -261,8 +261,8 @@ func (r *reach) acquired(ctx context.Context, h *hold, began moment, err error) 
 	case err == nil, errors.Is(err, driver.ErrSealed), errors.Is(err, ErrLimit):
 		r.answered()
 	case ctx.Err() != nil && (h.waited() || r.client.clock.Plain()-began < min(r.client.ttl/6, silentFor)):
-		// The caller left too early to draw a conclusion, or it left a wait,
-		// which begins with an answer.
+		// The caller may have left too early for a conclusion. Or it left a
+		// wait, which begins with an answer.
 	case transient(err):
 		r.unanswered(h.lock.name, err)
 	case errors.Is(err, driver.ErrCredentials):

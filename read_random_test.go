@@ -14,7 +14,7 @@ import (
 )
 
 // TestRandomReadsAndWrites is TestRandomCalls in all modes, with nested calls.
-// While a writer has the name, no other owner has it.
+// While a writer holds the name, no other owner holds it.
 func TestRandomReadsAndWrites(t *testing.T) {
 	for seed := range uint64(10) {
 		forOrders(t, func(t *testing.T, a, b *dsync.Client) {

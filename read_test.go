@@ -15,7 +15,7 @@ import (
 
 var bothModes = driver.Info{ReadWrite: driver.Support{Offered: true}}
 
-// mustTry is mustLock by TryLock.
+// mustTry is mustLock with TryLock.
 func mustTry(t *testing.T, l dsync.Locker, opts ...dsync.LockOption) *dsync.Lease {
 	t.Helper()
 	lease, err := l.TryLock(t.Context(), "x", opts...)
@@ -76,8 +76,8 @@ func TestInspectReaders(t *testing.T) {
 	})
 }
 
-// A thousand reading goroutines are one hold: one request, one renewal, one
-// release.
+// A thousand reading goroutines share one hold, with one request, one renewal
+// and one release.
 func TestReadersOfAClientAreOneHold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := &stub{info: bothModes}
@@ -135,8 +135,8 @@ func TestJoiningIsBounded(t *testing.T) {
 	}
 }
 
-// An endless stream of readers costs a request in 100 ms, and a writer of any
-// client gets its turn.
+// An endless stream of readers costs one request per 100 ms, and a writer of
+// any client gets its turn.
 func TestStreamOfReaders(t *testing.T) {
 	const length = 20 * time.Millisecond // of a read
 	forOrders(t, func(t *testing.T, a, b *dsync.Client) {

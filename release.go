@@ -13,7 +13,7 @@ import (
 // context has no bound.
 const maxReleaseWait = 5 * time.Second
 
-// canPass reports whether the hold can pass to another caller by a request,
+// canPass reports whether the hold can be passed to another caller by a request
 // when it has no token left for that caller.
 func (h *hold) canPass() bool {
 	_, ok := h.lease.(driver.Passer)
@@ -74,17 +74,17 @@ func (h *hold) pass(ctx context.Context, wait time.Duration, heir *waiter) (done
 // with lock.mu held.
 func (h *hold) giveBack(granted driver.Lease) {
 	h.lease = granted
-	if h.state == holdPending { // and not lost in the meantime
+	if h.state == holdPending { // it was not lost in the meantime
 		h.state = holdReleased
 		h.lock.client.releaser.add(h)
 	}
 }
 
 // release gives the hold to its heir, or releases it on the backend. It waits
-// for the answer for wait at most, regardless of ctx.
+// for the answer for at most wait, regardless of ctx.
 func (h *hold) release(ctx context.Context, wait time.Duration) error {
 	if heir := h.passesTo(); heir != nil {
-		wait /= 2 // the rest is for a request that may have to follow
+		wait /= 2 // the other half is for a release that may have to follow
 		if done, err := h.pass(ctx, wait, heir); done {
 			return h.releaseError(err)
 		}
@@ -104,7 +104,9 @@ func (h *hold) releaseError(err error) error {
 	case err == nil:
 		return nil
 	case errors.Is(err, ErrNotHeld) && h.lock.client.isClosed() && h.keepUntil != 0:
-		return unknown(ErrClosed) // lost, or Close was faster and had too little time for Leave
+		// the hold was lost, or Close was faster and had too little time for
+		// Leave
+		return unknown(ErrClosed)
 	case errors.Is(err, ErrNotHeld) && h.lock.client.isClosed():
 		return errClosing // Close was faster
 	case errors.Is(err, ErrNotHeld):
@@ -154,7 +156,7 @@ func (h *hold) giveUp(ctx context.Context) error {
 	return c.driver.(driver.Leaver).Leave(ctx, h.lease, rest)
 }
 
-// departures counts the holds of a client that HoldAtLeast keeps and whose
+// departures counts the client's holds that HoldAtLeast keeps taken and whose
 // release has begun. The driver's Close would end such a hold if the driver did
 // not know yet that it must be left.
 type departures struct {
@@ -208,12 +210,12 @@ func leaveAll(ctx context.Context, holds []*hold) {
 	wg.Wait()
 }
 
-// maxReleases bounds how many holds are released in the background at the same
-// time.
+// maxReleases is the maximum number of concurrent releases in the background.
 const maxReleases = 16
 
-// releaser releases holds for which no caller waits: holds lost on the local
-// clock, granted too late, or ended by themselves.
+// releaser releases holds for which no caller waits: holds that were lost on
+// the local clock, were granted too late, or ended by
+// themselves.
 type releaser struct {
 	life context.Context // of the watchdog
 	info driver.Info
@@ -268,11 +270,11 @@ func (r *releaser) close() {
 	r.wg.Wait()
 }
 
-// gone reports whether no request for the hold can have left anything on the
-// backend. This is so after one more TTL, because the last renewal was sent
-// before the hold expired and cannot have lasted longer. If a session carries
-// the hold, only the driver knows, because the driver keeps the session alive:
-// the server may have slept together with this machine.
+// gone reports whether the backend can no longer have anything that a request
+// for the hold has left. This is true one TTL after the hold expired, because
+// the last renewal was sent before that and cannot have lasted for longer than
+// a TTL. For a hold on a session, only the driver knows, because it keeps the
+// session alive and the server may have slept together with this machine.
 func (h *hold) gone(info driver.Info) bool {
 	if info.KeepsAlive {
 		return false
@@ -310,7 +312,7 @@ func (c *releaseContext) AfterFunc(f func()) (stop func() bool) {
 }
 
 // limit is the time by which releases must end. Its timer is made at the first
-// call of done, because a driver that pipelines its requests may never call
+// call to done, because a driver that pipelines its requests may never call
 // done. Releases that begin at about the same time share a limit, because
 // separate timers would be most of the cost of a release in the process.
 type limit struct {

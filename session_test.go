@@ -28,8 +28,8 @@ func (k *keeper) Acquire(_ context.Context, r *driver.Request) (driver.Lease, er
 
 func (k *keeper) OnKeepAlive(f func(error)) { k.told = f }
 
-// TestCauseOfTheLossOfASession ends leases that a session carries, by time and
-// by a report of the driver.
+// TestCauseOfTheLossOfASession ends leases that are attached to a session, by
+// time and by a report of the driver.
 func TestCauseOfTheLossOfASession(t *testing.T) {
 	away := fmt.Errorf("no route: %w", context.DeadlineExceeded)
 	for _, test := range []struct {

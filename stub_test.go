@@ -21,7 +21,7 @@ type stub struct {
 	renew   func(ctx context.Context, l *stubLease) error
 	release func(ctx context.Context, l *stubLease) error
 	watch   func(renew func()) (stop func())
-	looks   atomic.Int64 // how many renewals had a TTL of 0
+	looks   atomic.Int64 // number of renewals with a TTL of 0
 
 	mu       sync.Mutex
 	requests []*driver.Request

@@ -227,7 +227,7 @@ func (c *Client) Ping(ctx context.Context) error {
 //
 // If a lock may be left on the backend, the error matches [ErrUnknown] and
 // reports how many locks. It also matches context.DeadlineExceeded if the time
-// was too short. Such a lock is free after its TTL. Later calls of Close wait
+// was too short. Such a lock is free after its TTL. Later calls to Close wait
 // for the first.
 func (c *Client) Close(ctx context.Context) error {
 	ctx, cancel := leaving(ctx)
@@ -253,9 +253,9 @@ func (c *Client) Close(ctx context.Context) error {
 	}
 }
 
-// closeMargin is how much earlier than Close the driver's Close ends, so that
-// Close can return its error on a busy machine. It is at most a fifth of the
-// time.
+// closeMargin is the time reserved after the driver's Close, so that Close can
+// still return its error on a busy machine. It is at most a fifth of the time
+// for Close.
 const closeMargin = 500 * time.Millisecond
 
 func (c *Client) shutdown(ctx context.Context) {

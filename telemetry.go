@@ -28,7 +28,7 @@ func newTelemetry(c *Client, o *Options) (*telemetry.Telemetry, error) {
 func (c *Client) observe(ctx context.Context, r request, name string, try bool) (*Lease, error) {
 	said := telemetry.Lock{Name: name, Mode: modeValue(r.mode), Permits: r.permits}
 	if checkName(name) != nil {
-		said.Name = "" // not fit to be exported
+		said.Name = "" // a name that is not fit to be exported
 	}
 	if r.owner != nil {
 		said.Owner = r.owner.id
@@ -52,7 +52,7 @@ func (c *Client) observe(ctx context.Context, r request, name string, try bool) 
 	return l, nil
 }
 
-// reported returns the lease as telemetry reports it.
+// reported returns the lease in the form that telemetry reports.
 func (l *Lease) reported() telemetry.Lock {
 	h := l.hold
 	return telemetry.Lock{Name: l.Name(), Owner: l.owner, Token: l.token, Mode: modeValue(h.lock.mode), Permits: h.req.Permits}
@@ -64,7 +64,7 @@ type electionObserver interface {
 	observeElection(name string) *telemetry.Election
 }
 
-// observeElection begins the telemetry of a call of Elect. Nil records nothing.
+// observeElection begins the telemetry of a call to Elect. Nil records nothing.
 func observeElection(l Locker, name string) *telemetry.Election {
 	if o, ok := l.(electionObserver); ok {
 		return o.observeElection(name)
@@ -74,7 +74,7 @@ func observeElection(l Locker, name string) *telemetry.Election {
 
 func (c *Client) observeElection(name string) *telemetry.Election {
 	if checkName(name) != nil {
-		name = "" // not fit to be exported
+		name = "" // a name that is not fit to be exported
 	}
 	return c.telemetry.Elect(name)
 }
@@ -87,8 +87,8 @@ func (o *optioned) observeElection(name string) *telemetry.Election {
 	return observeElection(o.locker, name)
 }
 
-// termOf returns the lease of a leader as telemetry reports it. The lease may
-// be a handle.
+// termOf returns the lease of a leader in the form that telemetry reports. The
+// lease may be a handle.
 func termOf(l *Lease) telemetry.Lock {
 	term := telemetry.Lock{Name: l.Name(), Owner: l.Owner()}
 	if l = l.view(); l != nil {
@@ -97,7 +97,7 @@ func termOf(l *Lease) telemetry.Lock {
 	return term
 }
 
-// endOf returns how the term of a former leader ended.
+// endOf returns the way in which the term of a former leader ended.
 func endOf(l *Lease) telemetry.TermEnd {
 	switch err := l.Err(); {
 	case errors.Is(err, ErrLost):
@@ -108,8 +108,8 @@ func endOf(l *Lease) telemetry.TermEnd {
 	return telemetry.TermResigned
 }
 
-// modeValue returns a mode as telemetry reports it. Exclusive is not reported,
-// because it was the only mode at first.
+// modeValue returns a mode in the form that telemetry reports. Exclusive is not
+// reported, because it was once the only mode.
 func modeValue(m driver.Mode) string {
 	if m == driver.Exclusive {
 		return ""
@@ -217,8 +217,8 @@ func outcomeOf(ctx context.Context, err error) telemetry.Outcome {
 	return telemetry.Failed
 }
 
-// failureOf returns an error as telemetry reports it: without the cause of the
-// user's own context, which is in the text of a waitError.
+// failureOf returns an error in the form that telemetry reports. It omits the
+// cause of the user's own context, which is in the text of a waitError.
 func failureOf(err error) telemetry.Failure {
 	if err == nil {
 		return telemetry.Failure{}

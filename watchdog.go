@@ -28,7 +28,7 @@ type watchdog struct {
 	running  bool
 	renewals holdAlarms // of holds to be renewed
 	ends     holdAlarms // of holds and re-entries without renewal, and of holds in a batch or lapsed
-	wake     moment     // when run will look at the alarms next
+	wake     moment     // the time when run will next check the alarms
 }
 
 // The alarms of the watchdog, and the subject of each.
@@ -42,7 +42,7 @@ type (
 )
 
 // grains is the ratio of the TTL to the grain of the alarms. A renewal comes
-// early by a grain at most.
+// early by at most one grain.
 const grains = 64
 
 func newWatchdog(c *Client) *watchdog {
@@ -93,7 +93,7 @@ func (w *watchdog) watchEnd(h *hold, pause time.Duration) {
 	}
 }
 
-// endAt looks at the hold or view again at the given time.
+// endAt makes the watchdog check the hold or view again at the given time.
 func (w *watchdog) endAt(a *holdAlarm, at moment) { w.set(&w.ends, a, at) }
 
 // renewNow makes the next renewal of a hold due at once. If only renewals
@@ -203,8 +203,8 @@ func (w *watchdog) end(a *holdAlarm) {
 			w.endAt(a, a.At())
 		}
 	case h.state == holdLapsed && now < min(a.At(), h.expires()):
-		// a sleep makes the time earlier; a session that continues does not
-		// make it later
+		// if the machine slept, the deadline moves earlier; it never moves
+		// later, even if the session lives on
 		w.endAt(a, min(a.At(), h.expires()))
 	case h.state == holdLapsed:
 		h.state = holdReleased
@@ -217,11 +217,11 @@ func (w *watchdog) end(a *holdAlarm) {
 	}
 }
 
-// renew renews all live holds of due. No hold is in a second batch in the
-// meantime. Each ends at its deadline, regardless of the batch.
+// renew renews all live holds of due. In the meantime no hold is in a second
+// batch. Each ends at its deadline, regardless of the batch.
 func (w *watchdog) renew(due []*hold) {
 	batch, leases := due[:0], make([]driver.Lease, 0, len(due))
-	var asked []*hold // holds whose end is not moved
+	var asked []*hold // the fixed holds, which are queried and not extended
 	for _, h := range due {
 		h.lock.mu.Lock()
 		if h.state == holdLive {
@@ -298,8 +298,8 @@ func (w *watchdog) renewed(h *hold, err error) {
 	}
 }
 
-// maxRenewals bounds how many renewals run at the same time for a driver
-// without batches.
+// maxRenewals is the maximum number of concurrent renewals for a driver without
+// batches.
 const maxRenewals = 128
 
 // renewAll calls the driver's RenewAll, or Renew once per lease.

@@ -142,8 +142,8 @@ func TestDeadlineOfAnEndedLeaseStays(t *testing.T) {
 	})
 }
 
-// TestRemovalOfAFixedLeaseIsTold has a client with a TTL of 10 s ask for fixed
-// leases every third of the TTL.
+// TestRemovalOfAFixedLeaseIsTold has a client with a TTL of 10 s query the
+// backend for fixed leases every third of the TTL.
 func TestRemovalOfAFixedLeaseIsTold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var answer atomic.Pointer[error]

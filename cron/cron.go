@@ -74,12 +74,12 @@ type Result struct {
 	// If the lock was lost in the middle of a run, it matches dsync.ErrLost.
 	Err error
 
-	// Took is how long Run ran. If it is longer than Job.Every, periods were
-	// missed.
+	// Took is the duration of the call to Run. If it is longer than Job.Every,
+	// periods were missed.
 	Took time.Duration
 }
 
-// errLate is the error for a period for which this process was too late.
+// errLate is the error for a period that this process reached too late.
 var errLate = errors.New("the process was late by a quarter of the period")
 
 // check returns an error if the job is invalid.
@@ -108,22 +108,23 @@ func (j *Job) checkBackend() error {
 	return nil
 }
 
-// names is how many names of periods take turns. The lock of a period may
-// outlast the period: by half a period, and on etcd for longer, because a
-// restart of the server begins each TTL anew.
+// names is the number of lock names that the periods use in turn. The lock of a
+// period may outlast the period by half a period. On etcd it may last even
+// longer, because a server restart starts each TTL again.
 const names = 1000
 
 // period locks the period that begins at the given time.
 func (j *Job) period(ctx context.Context, at time.Time) (*dsync.Lease, error) {
 	number := at.UnixNano() / int64(j.Every) % names
-	name := j.Name + "/" + strconv.FormatInt((number+names)%names, 10) // times before 1970 are negative
+	// times before 1970 are negative
+	name := j.Name + "/" + strconv.FormatInt((number+names)%names, 10)
 	return j.Locker.TryLock(ctx, name, dsync.HoldAtLeast(j.Every), dsync.ExpireAfter((j.Every * 3 / 2).Truncate(time.Second)))
 }
 
-// Loop runs the job in this process whenever a period begins and no other
-// process has it, until ctx is done and the last run has returned. It returns
-// the error of ctx, or at once an error if the job cannot work. Loop skips
-// periods that begin while Run runs.
+// Loop runs the job in this process whenever a period begins that no other
+// process has claimed. It returns when ctx is done and the last run has
+// returned. It returns the error of ctx, or an immediate error if the job
+// cannot work. Loop skips periods that begin during a call to Run.
 func (j *Job) Loop(ctx context.Context) error {
 	err := j.check()
 	if err == nil {
@@ -189,10 +190,9 @@ func (j *Job) once(ctx context.Context, at time.Time) Result {
 	return Result{Outcome: Ran, Err: failed, Took: took}
 }
 
-// claim acquires the lock of a period. While the backend is out of reach, and
-// after a request without an answer, it tries again until a quarter of the
-// period has passed. The client releases a lock that was granted without an
-// answer.
+// claim acquires the lock of a period. If the backend is out of reach or does
+// not answer a request, claim tries again until a quarter of the period has
+// passed. The client releases a lock that was granted by an unanswered request.
 func (j *Job) claim(ctx context.Context, at time.Time) (*dsync.Lease, error) {
 	if time.Since(at) >= j.Every/4 {
 		return nil, errLate
@@ -204,7 +204,7 @@ func (j *Job) claim(ctx context.Context, at time.Time) (*dsync.Lease, error) {
 		if transient := errors.Is(err, dsync.ErrUnavailable) || errors.Is(err, dsync.ErrUnknown); transient {
 			trouble = true
 		} else if !trouble || !errors.Is(err, dsync.ErrLocked) {
-			// Otherwise the request without an answer may be in the way.
+			// Otherwise the unanswered request may block the next claim.
 			return lease, err
 		}
 		select {

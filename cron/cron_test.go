@@ -51,7 +51,7 @@ func (f *fleet) start(ctx context.Context, t *testing.T, behind time.Duration, r
 	return d
 }
 
-// count returns how many results of a period have the given outcome.
+// count returns the number of results of a period that have the given outcome.
 func (f *fleet) count(at time.Time, o Outcome) (n int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

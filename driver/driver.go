@@ -19,18 +19,18 @@ import (
 //
 // # The rules
 //
-// Both sides are bound by these rules. "Hold" is [Request.Hold], the identity
-// of one attempt.
+// These rules bind both sides. "Hold" is [Request.Hold], the identity of one
+// attempt.
 //
 //  1. Acquire returns a lease or an error, never both. Acquire, Renew, Release
-//     and RenewAll return within a bounded time of the end of their ctx,
-//     whatever the backend does. A request that cannot wait (NoWait) and is
-//     refused returns [ErrLocked]. If a wait ends with ctx and the last answer
-//     was a refusal, the error matches both ErrLocked and ctx's error. If ctx
-//     cut off a later request, the error matches ErrUnknown and ctx's error:
-//     package dsync remembers that Events.Waiting was called. If the grant
-//     arrives at the instant at which ctx ends, Acquire returns either a lease
-//     or an error. After the error either nothing is held, or the error matches
+//     and RenewAll return within a bounded time after their ctx ends, whatever
+//     the backend does. A request that cannot wait (NoWait) and is refused
+//     returns [ErrLocked]. If a wait ends with ctx and the last answer was a
+//     refusal, the error matches both ErrLocked and ctx's error. If ctx cut off
+//     a later request, the error matches ErrUnknown and ctx's error: package
+//     dsync remembers that Events.Waiting was called. If the grant arrives at
+//     the instant at which ctx ends, Acquire returns either a lease or an
+//     error. After the error either nothing is held, or the error matches
 //     ErrUnknown. [ErrSealed] is returned at once, even to calls that are
 //     already waiting, and concerns every [Mode] of the name. [ErrLimit] is
 //     also returned at once, according to the limit that is stored when the
@@ -61,17 +61,17 @@ import (
 //     mode that excludes the hold ([Mode.Excludes]), unless a client removes
 //     the hold. It is the send time of an answered request, handled by the
 //     backend at or after the grant, plus the TTL. No margin is subtracted.
-//     Expires never counts from the receipt of an answer. After a grant that
-//     blocked for more than a third of the TTL, it does not count from the send
-//     time of the blocked request either: the driver renews the hold before
-//     Acquire returns. Once passed, Expires never moves again. Where a session
-//     carries the lock, Expires of a fixed lease is the earlier of the
+//     Expires never counts from the receipt of an answer. If the request
+//     blocked for more than a third of the TTL before the grant, Expires does
+//     not count from its send time either. The driver renews the hold before
+//     Acquire returns. Once passed, Expires never moves again. If the lock
+//     belongs to a session, Expires of a fixed lease is the earlier of the
 //     session's end and grant + TTL. A driver lowers Expires before it sends a
 //     renewal that makes a fixed lease shorter. If the TTL of the session may
 //     differ, the lease is a [SessionLease].
 //  5. Renewals and keep-alives are conditional on Hold. They never create a
 //     hold, never touch another hold, and never keep another hold alive. This
-//     is so even if one key of the backend carries several Read holds: each
+//     is true even if several Read holds share one key of the backend: each
 //     hold ends at its own time. An error other than ErrNotHeld changes
 //     nothing. A renewal that arrives after a later one shortens nothing. A
 //     slow node delays only the leases on that node.
@@ -81,15 +81,15 @@ import (
 //     modes exclude each other although they may have different forms at the
 //     backend. But a name is used either for permits or for the other modes. If
 //     a name is used for both, each use keeps only its own promises.
-//  7. A hold or queue entry that an unfinished Acquire has on the backend is
-//     kept alive by the driver, and checked before Acquire returns.
+//  7. The driver keeps alive a hold or queue entry that an unfinished Acquire
+//     has on the backend, and checks it before Acquire returns.
 //  8. Tokens rise. The first token of a lease is above every token of every
 //     earlier grant of the name (including the tokens of the incumbents that
 //     share the key, if they have tokens), and the last is below every token of
 //     every later grant. A hold that is passed on ([Passer]) counts as granted
 //     again. The tokens of Read holds are not compared with each other, and may
-//     be equal. The unkept tokens of a lease that is a [TokenKeeper] do not
-//     count as tokens.
+//     be equal. The tokens of a lease that is a [TokenKeeper] do not count
+//     until they are kept.
 //  9. Requests of several callers may be combined into one request to the
 //     backend. A combined request never contains two operations on one name (or
 //     backend key). This includes two operations of Read or Permit, except
@@ -101,14 +101,15 @@ import (
 //     dsync lets one waiting Acquire per client, name and mode contend at a
 //     time, and passes a hold from caller to caller of the client for a while
 //     before the release. It does so with a token of the grant, or by [Passer]
-//     if no token is left. For the Reads of a client, one contends at a time
-//     for all of them, with any Order, but each Read with a fixed lease
+//     if no token is left. With any Order, one Read of a client contends at a
+//     time for all of the client's Reads. Only a Read with a fixed lease
 //     contends for itself. With an order other than Unordered, a Read does not
-//     overtake an earlier Write or Exclusive request, and a Permit request does
-//     not overtake any waiting Permit request, however many permits each of
-//     them asks for. For permits, with any Order but FIFO, several Acquires of
-//     a client contend, but none begins while another one waits. A hold of
-//     permits passes to a caller that asks for as many.
+//     overtake an earlier Write or Exclusive request, and a Permit request
+//     does not overtake any waiting Permit request, regardless of the number
+//     of permits that each of them requests. For permits, with any Order but
+//     FIFO, several Acquires of a client contend, but none begins while
+//     another one waits. A hold of permits passes only to a caller that
+//     requests the same number of permits.
 //  11. The permits of a request are granted, renewed, lost and released
 //     together. A grant is one step at the backend, which checks the limit, and
 //     a partial grant is never visible. The backend never grants permits that
@@ -122,15 +123,15 @@ import (
 //
 // A driver holds none of its own locks while it calls a method of [Events].
 // Package dsync may hold locks of its own while it calls Expires, Session and
-// Tokens of a [Lease], so these take no lock that is held during an event.
-// Package dsync holds no lock during any other call.
+// Tokens of a [Lease], so these methods must not take a lock that is held
+// during an event. Package dsync holds no lock during any other call.
 type Driver interface {
 	// Info describes the backend. It is constant for a driver value.
 	Info() Info
 
-	// Acquire tries to acquire r.Name until it is granted or ctx ends (with
-	// r.NoWait: once). The driver may keep r until the returned lease has
-	// ended, but must not change r. Errors that the caller can act on match
+	// Acquire tries to acquire r.Name until it is granted or ctx ends. With
+	// r.NoWait it tries once. The driver may keep r until the returned lease
+	// has ended, but must not change r. Errors that the caller can act on match
 	// ErrLocked, ErrUnknown, ErrUnavailable, ErrClosed, ErrSealed or ErrLimit,
 	// or the error of ctx. All other errors are passed to the user unchanged.
 	Acquire(ctx context.Context, r *Request) (Lease, error)
@@ -193,7 +194,7 @@ type Info struct {
 	Permits Support
 
 	// KeepsAlive means that the driver keeps a session alive, and that the
-	// session carries the locks. Otherwise package dsync calls Renew, or
+	// locks belong to the session. Otherwise package dsync calls Renew, or
 	// RenewAll, every third of the TTL.
 	KeepsAlive bool
 
@@ -208,27 +209,27 @@ type Info struct {
 	// for a fixed lease the renewal has a TTL of 0.
 	Detect time.Duration
 
-	// Late and LatePerTTL bound how long after its TTL the backend may still
-	// keep the hold of a vanished client, by accident or on purpose: see
-	// LateFor. LatePerTTL is for a lag in proportion to the TTL; 1 means one
-	// more TTL. Late does not include Poll: a waiter may query the backend that
-	// much later. The bound also applies to a waiting request of a vanished
-	// client: after its TTL and LateFor, or after 15 s if that is longer, it no
-	// longer keeps the name from the waiters behind it.
+	// Late and LatePerTTL bound the time after its TTL for which the backend
+	// may still keep the hold of a vanished client, by accident or on purpose
+	// (see LateFor). LatePerTTL is for a lag in proportion to the TTL; 1 means
+	// one more TTL. Late does not include Poll: a waiter may query the backend
+	// later by up to Poll. The bound also applies to a waiting request of a
+	// vanished client. After its TTL plus LateFor, or after 15 s if that is
+	// longer, the request no longer blocks the waiters behind it.
 	Late       time.Duration
 	LatePerTTL float64
 
-	// Expiry is how the hold of a vanished client ends.
+	// Expiry is the way in which the hold of a vanished client ends.
 	Expiry Expiry
 
-	// Poll is how often a waiting request queries the backend, if the backend
-	// does not notify waiters of a free name. 0 means that waiters are
-	// notified, or query at least every 50 ms.
+	// Poll is the interval at which a waiting request queries the backend, if
+	// the backend does not notify waiters of a free name. 0 means that waiters
+	// are notified, or query at least every 50 ms.
 	Poll time.Duration
 }
 
-// LateFor returns how long after the end of a lease of length ttl the backend
-// may still keep the hold of a vanished client.
+// LateFor returns the time after the end of a lease of length ttl for which the
+// backend may still keep the hold of a vanished client.
 func (i Info) LateFor(ttl time.Duration) time.Duration {
 	return i.Late + time.Duration(i.LatePerTTL*float64(ttl))
 }
@@ -279,7 +280,8 @@ func (o Order) String() string {
 	return "invalid order"
 }
 
-// Fencing is whether leases carry tokens, and what makes the tokens fall.
+// Fencing describes whether leases have tokens, and what could make the tokens
+// fall.
 type Fencing int
 
 const (
@@ -304,9 +306,9 @@ func (f Fencing) String() string {
 
 // Request describes the lock that Acquire must acquire.
 type Request struct {
-	// Name of the lock: valid UTF-8 without NUL, 1 to 1024 bytes. A driver
-	// encodes names that its backend cannot store injectively, or by a
-	// cryptographic hash if the backend's keys are too short.
+	// Name of the lock: valid UTF-8 without NUL, 1 to 1024 bytes. If its
+	// backend cannot store a name, a driver encodes the name injectively, or
+	// uses a cryptographic hash if the backend's keys are too short.
 	Name string
 
 	// Hold is unique to this attempt, "<uuid of the client>:<decimal number>",
@@ -336,7 +338,7 @@ type Request struct {
 	// Info does not offer.
 	Mode Mode
 
-	Fixed  bool // the lease ends TTL after the grant, and nothing but a call of Renew renews the lease
+	Fixed  bool // the lease ends TTL after the grant, and only a call to Renew renews the lease
 	NoWait bool // return ErrLocked instead of waiting
 
 	Events Events // never nil
@@ -350,17 +352,17 @@ type Events interface {
 	// free.
 	Waiting()
 
-	// Tokens returns how many consecutive tokens the client could use now: at
-	// least 1, and 1 for a Read. A driver with tokens calls it just before each
-	// request that can grant, and may grant fewer.
+	// Tokens returns the number of consecutive tokens that the client could use
+	// now: at least 1, and 1 for a Read. A driver with tokens calls it just
+	// before each request that can grant, and may grant fewer.
 	Tokens() int
 
 	// Lost reports that the hold ended without a Release, and why. The driver
 	// calls it as soon as it learns of the loss. cause matches ErrRemoved or
 	// ErrSessionEnded if one of these applies. Lost is called at most once,
-	// from any goroutine, perhaps before Acquire returned, and never after
-	// Release has returned. No call is needed when Renew or Release has
-	// returned ErrNotHeld. From the loss on the driver owns the remains on the
+	// from any goroutine. It may be called before Acquire returns, but never
+	// after Release has returned. No call is needed when Renew or Release has
+	// returned ErrNotHeld. After the loss the driver owns the remains on the
 	// backend (rule 2).
 	Lost(cause error)
 }
@@ -369,10 +371,11 @@ type Events interface {
 // few requests. The leases are the driver's own.
 type BatchRenewer interface {
 	// RenewAll renews each lease for the TTL of its Request, as Lease.Renew
-	// would, and calls done exactly once for each, with index and outcome, from
-	// any goroutine, before RenewAll returns. RenewAll returns soon after the
-	// end of ctx. Package dsync passes at least one lease. A Renew for another
-	// TTL does not change the TTL of the Request.
+	// would, and calls done exactly once for each, with its index and outcome.
+	// The calls may come from any goroutine, and all of them come before
+	// RenewAll returns. RenewAll returns soon after the end of ctx. Package
+	// dsync passes at least one lease. A Renew for another TTL does not change
+	// the TTL of the Request.
 	RenewAll(ctx context.Context, leases []Lease, done func(i int, err error))
 }
 
@@ -405,7 +408,8 @@ type Leaver interface {
 	// during Leave. ErrNotHeld means that the hold had ended before. After any
 	// other error the hold ends ttl from now, or when the lease would have
 	// ended, and the driver leaves the hold alone. After Leave, package dsync
-	// makes no more requests for the lease, so its Expires has no meaning.
+	// makes no more requests for the lease, so the lease's Expires no longer
+	// has a meaning.
 	Leave(ctx context.Context, l Lease, ttl time.Duration) error
 }
 
@@ -426,7 +430,8 @@ type PhaseReporter interface {
 }
 
 // KeepAliveReporter is an optional interface of a Driver with Info.KeepsAlive.
-// Without reports package dsync notices an outage only when the locks are lost.
+// Without these reports, package dsync notices an outage only when the locks
+// are lost.
 type KeepAliveReporter interface {
 	// OnKeepAlive is called once, before the first Acquire. From then on the
 	// driver reports each request that keeps a session alive or creates a new
@@ -452,8 +457,8 @@ type TokenKeeper interface {
 	// times, and concurrently. After an error no token of the lease is used,
 	// and the backend may give them to a later lease. The error is ErrNotHeld
 	// if the lease has ended and its tokens were not kept before. KeepTokens
-	// returns when ctx or the time of the lease has ended, and after a loss
-	// when [Events] has been notified.
+	// returns when ctx is done or the lease has expired. If the lease is lost,
+	// it returns after [Events] has been notified.
 	KeepTokens(ctx context.Context) error
 }
 
@@ -466,12 +471,13 @@ type ContentionReporter interface {
 }
 
 // SessionLease is an optional interface of a Lease on a session, if session and
-// lease may have different TTLs. How far the clocks of the two sides can have
-// drifted apart by Expires depends on the TTL from which Expires was computed.
+// lease may have different TTLs. The possible drift between the clocks of the
+// two sides at Expires depends on the TTL from which Expires was computed.
 type SessionLease interface {
 	// Session returns the end of the lease's session, computed as in rule 4,
 	// and the TTL of the session. A zero time means that only the lease's own
-	// TTL counts. Session is as cheap as Expires, and takes as few locks.
+	// TTL counts. Session is as cheap as Expires, and the same restriction on
+	// locks applies.
 	Session() (expires time.Time, ttl time.Duration)
 }
 
@@ -499,9 +505,9 @@ type RemovalWatcher interface {
 // other clients of the backend. Without it, package dsync uses Inspect to find
 // out whether the backend answers.
 type Pinger interface {
-	// Ping returns nil when the backend has given any answer, whatever name the
-	// next request is for. Its errors match ErrUnavailable, ErrUnknown or
-	// ErrClosed, or are refusals of the server.
+	// Ping returns nil when the backend has given any answer, regardless of the
+	// name that the next request is for. Its errors match ErrUnavailable,
+	// ErrUnknown or ErrClosed, or are refusals of the server.
 	Ping(ctx context.Context) error
 }
 
@@ -536,30 +542,29 @@ type Limiter interface {
 // Lister is an optional interface of a Driver that can list the held names.
 type Lister interface {
 	// List yields names that begin with prefix, in any order. It yields each
-	// name at least once if the name has a hold throughout the call, in any
-	// mode and by any client. It yields no name that is free throughout. A name
-	// with several Read or Permit holds is held until the last of them has
-	// ended. Sealed names are held. List sends one request at a time to the
-	// backend, and limits its impact on other clients. An error is the last
-	// element that List yields. The error is errors.ErrUnsupported if the
-	// driver's options make it impossible to derive the names from the stored
-	// data.
+	// name at least once if any client holds the name, in any mode, throughout
+	// the call. It yields no name that is free throughout. A name with several
+	// Read or Permit holds is held until the last of them has ended. Sealed
+	// names are held. List sends one request at a time to the backend, and
+	// limits its impact on other clients. An error is the last element that
+	// List yields. The error is errors.ErrUnsupported if the driver's options
+	// make it impossible to derive the names from the stored data.
 	List(ctx context.Context, prefix string) iter.Seq2[string, error]
 }
 
 // Status is the state of a lock as the backend knows it. Unknown fields are
-// zero, except Waiters. If several Read or Permit holds have the name, then
-// Hold, Owner, Note, Process, Since and TTL describe one of them, Token is the
-// token of the last grant among them, and Holders and Used count all of them,
-// including holds granted under a higher limit.
+// zero, except Waiters. If a name has several Read or Permit holds, then Hold,
+// Owner, Note, Process, Since and TTL describe one of them. Token is the token
+// of the last grant among them. Holders and Used count all of them, including
+// holds granted under a higher limit.
 type Status struct {
-	Held bool // also by a seal
+	Held bool // also true if the name is sealed
 	// the mode in which the name is held; Exclusive for Write if the backend
 	// does not distinguish them
 	Mode Mode
 	// the number of holds: more than 1 only in the modes Read and Permit
 	Holders int
-	Used    int // the number of held permits: more than Limit if the limit was lowered since
+	Used    int // the number of held permits: more than Limit if the limit has been lowered since
 	Limit   int // the limit of permits, if one is stored
 	// Request.Hold of the holder; if it is not stored, a value that identifies
 	// its client
@@ -567,8 +572,8 @@ type Status struct {
 	Owner   string        // Request.Owner of the holder, if stored
 	Note    string        // Request.Note of the holder, if stored
 	Process string        // the holder's host and process id, as in "host:4711", if stored
-	Since   time.Time     // of the grant; on etcd, of the request
-	TTL     time.Duration // until the backend ends the hold, without a renewal
+	Since   time.Time     // time of the grant; on etcd, of the request
+	TTL     time.Duration // time until the backend ends the hold if it is not renewed
 	// the last fencing token of the last grant of this name; 0 if unknown, as
 	// it may be for a name that is free or held by readers
 	Token uint64
@@ -583,10 +588,10 @@ type Status struct {
 // ForceUnlocker is an optional interface of a Driver that can end the hold of
 // any client.
 type ForceUnlocker interface {
-	// ForceUnlock ends the current hold, whichever client has it, and wakes the
-	// waiters. In the modes Read and Permit it ends all holds, including
-	// permits above a lowered limit. The limit of permits remains as after a
-	// release. ForceUnlock returns ErrNotHeld if no client holds the name. It
-	// returns ErrSealed if the name is sealed; the seal stays.
+	// ForceUnlock ends the current hold, regardless of which client has it, and
+	// wakes the waiters. In the modes Read and Permit it ends all holds,
+	// including permits above a lowered limit. The limit of permits remains as
+	// after a release. ForceUnlock returns ErrNotHeld if no client holds the
+	// name. It returns ErrSealed if the name is sealed; the seal stays.
 	ForceUnlock(ctx context.Context, name string) error
 }

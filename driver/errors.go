@@ -34,9 +34,9 @@ var (
 	// ErrClosed: the driver is closed.
 	ErrClosed = errors.New("closed")
 
-	// ErrLimit: the name has a limit of permits other than [Request.Limit]. If
-	// the request passes no limit, the name has none, or one smaller than
-	// [Request.Permits].
+	// ErrLimit: the name has a limit of permits other than [Request.Limit]. A
+	// request that passes no limit fails with ErrLimit if the name has no
+	// limit, or if that limit is smaller than [Request.Permits].
 	ErrLimit = errors.New("the limit of permits is different")
 
 	// ErrSealed: the name has moved to another backend permanently

@@ -45,8 +45,8 @@ func hint(scheme string) string {
 	return text
 }
 
-// distance returns how many bytes must be inserted, deleted or replaced to turn
-// a into b (Levenshtein).
+// distance returns the number of bytes that must be inserted, deleted or
+// replaced to turn a into b (Levenshtein).
 func distance(a, b string) int {
 	row := make([]int, len(b)+1) // distances of a prefix of a to each prefix of b
 	for j := range row {

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// RepeatFor is how long package dsync repeats a change of a latch after the
-// first request that may have been carried out.
+// RepeatFor is the time for which package dsync repeats a change of a latch
+// after the first request that may have been carried out.
 const RepeatFor = 30 * time.Minute
 
 // Latcher is an optional interface of a Driver that supports count-down
@@ -17,18 +17,18 @@ const RepeatFor = 30 * time.Minute
 // SetLatch, CountDown and DeleteLatch are changes. Each change is one step at
 // the backend, and has an id that its repeats share. The backend carries out
 // only the first request with an id to arrive, and gives the others the same
-// answer. The backend remembers an id for twice [RepeatFor]: half of the time
-// for repeats, and the other half for late requests, on broken connections. A
-// change is repeated through the driver value of its first request. An id has
-// the form of [Request.Hold].
+// answer. The backend remembers an id for twice [RepeatFor]: half of that time
+// is for repeats, and the other half is for requests that arrive late over
+// broken connections. A change is repeated through the driver value of its
+// first request. An id has the form of [Request.Hold].
 //
 // An error that matches ErrUnavailable means that the change was not carried
 // out. ErrUnknown or the error of ctx means that it may have been carried out,
 // and ErrClosed means that Close has begun. An error that matches both
 // ErrUnknown and ErrUnavailable means that the backend has carried out the
 // change but cannot make it safe for now, so package dsync does not repeat the
-// change. As for Acquire, every call returns within a bounded time of the end
-// of its ctx.
+// change. As with Acquire, every call returns within a bounded time after its
+// ctx ends.
 type Latcher interface {
 	// SetLatch creates a latch with the count n, 1 or more. If there is already
 	// a latch, SetLatch changes nothing and returns false.

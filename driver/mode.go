@@ -15,8 +15,8 @@ const (
 	// Read: any number of Read holds, and no other.
 	Read
 
-	// Write: one hold, and no other, in the protocol in which the read-write
-	// locks of the backend exclude readers.
+	// Write: one hold, and no other. It uses the protocol by which the
+	// backend's read-write locks exclude readers.
 	Write
 
 	// Permit: any number of Permit holds, as long as the sum of their permits
@@ -38,15 +38,15 @@ func (m Mode) String() string {
 	return "invalid mode"
 }
 
-// Excludes reports whether two holds of one name cannot be granted at the same
-// time. Only Read holds are granted beside each other, and Permit holds within
-// the limit.
+// Excludes reports whether two holds of the same name cannot be granted at the
+// same time. Only Read holds, and Permit holds within the limit, are granted at
+// the same time.
 func (m Mode) Excludes(other Mode) bool {
 	return m != other || m != Read && m != Permit
 }
 
-// Support describes whether a backend serves requests of a mode, and its
-// promises for these requests. The other fields of [Info] apply to all modes.
+// Support describes whether a backend serves requests of a mode, and what it
+// promises for them. The other fields of [Info] apply to all modes.
 type Support struct {
 	Offered bool
 	Order   Order
@@ -93,8 +93,8 @@ func (i Info) OrderOf(m Mode) Order {
 	return s.Order
 }
 
-// FencingOf returns whether leases of a mode carry tokens, and what makes the
-// tokens fall.
+// FencingOf returns whether leases of a mode have tokens, and what could make
+// the tokens fall.
 func (i Info) FencingOf(m Mode) Fencing {
 	s, _ := i.of(m)
 	return s.Fencing

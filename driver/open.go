@@ -14,7 +14,7 @@ import (
 // parameters, and the parameters that are common to all drivers.
 type Config struct {
 	URL *URL
-	TTL time.Duration // of most leases: ttl=30s, or the argument of OpenTTL; 0 for the default
+	TTL time.Duration // TTL of most leases: ttl=30s, or the argument of OpenTTL; 0 for the default
 	// floor=1000: the user of the driver adds it to each token of the driver;
 	// see Tokens
 	Floor   uint64
@@ -33,8 +33,8 @@ var (
 )
 
 // Register makes a driver available under a URL scheme. The init function of
-// the driver's package calls Register, which panics if the scheme is taken or
-// malformed.
+// the driver's package calls Register, which panics if the scheme is already
+// registered or malformed.
 func Register(scheme string, open Opener) {
 	openersMu.Lock()
 	defer openersMu.Unlock()

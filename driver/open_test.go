@@ -194,7 +194,7 @@ func TestCheckRequire(t *testing.T) {
 	for _, test := range []struct {
 		info    driver.Info
 		require driver.Require
-		want    string // of the error; "" for none
+		want    string // text of the error; "" for none
 	}{
 		{driver.Info{Order: driver.FIFO, Fencing: driver.Durable}, all, ""},
 		{driver.Info{Order: driver.FIFO, Fencing: driver.Volatile}, all, ""},
@@ -234,7 +234,7 @@ func TestCheckTTL(t *testing.T) {
 	for _, test := range []struct {
 		info driver.Info
 		ttl  time.Duration
-		want string // of the error; "" for none
+		want string // text of the error; "" for none
 		is   error
 	}{
 		{driver.Info{}, 1, "", nil},

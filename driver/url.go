@@ -200,8 +200,8 @@ func (u *URL) Param(name, fallback string) string {
 	return u.query[name][0]
 }
 
-// Choice returns the value of a parameter with a choice of options; the first
-// is the default.
+// Choice returns the value of a parameter that must be one of options. The
+// first option is the default.
 func (u *URL) Choice(name string, options ...string) string {
 	v := u.Param(name, options[0])
 	if !slices.Contains(options, v) {
@@ -211,12 +211,13 @@ func (u *URL) Choice(name string, options ...string) string {
 	return v
 }
 
-// Bool returns the value of a parameter: true or false.
+// Bool returns the value of a parameter that is true or false.
 func (u *URL) Bool(name string, fallback bool) bool {
 	return u.Choice(name, strconv.FormatBool(fallback), strconv.FormatBool(!fallback)) == "true"
 }
 
-// Int returns the value of a parameter: a decimal number from low to high.
+// Int returns the value of a parameter that is a decimal number from low to
+// high.
 func (u *URL) Int(name string, fallback, low, high int) int {
 	if !u.Has(name) {
 		return fallback
@@ -230,8 +231,8 @@ func (u *URL) Int(name string, fallback, low, high int) int {
 	return n
 }
 
-// unsigned returns the value of a parameter: a decimal number up to high, or 0
-// if there is none.
+// unsigned returns the value of a parameter that is a decimal number up to
+// high, or 0 if there is no such parameter.
 func (u *URL) unsigned(name string, high uint64) uint64 {
 	if !u.Has(name) {
 		return 0
@@ -244,8 +245,8 @@ func (u *URL) unsigned(name string, high uint64) uint64 {
 	return n
 }
 
-// Duration returns the value of a parameter: a positive duration with its unit,
-// as in 1.5s.
+// Duration returns the value of a parameter that is a positive duration with a
+// unit, as in 1.5s.
 func (u *URL) Duration(name string, fallback time.Duration) time.Duration {
 	if !u.Has(name) {
 		return fallback
@@ -259,9 +260,10 @@ func (u *URL) Duration(name string, fallback time.Duration) time.Duration {
 	return d
 }
 
-// Password returns a function that returns the password of the URL, or the
-// content of the file in the parameter password_file at the time of the call,
-// without surrounding white space. Password returns nil if the URL has neither.
+// Password returns a function that returns the password of the URL. If the URL
+// has the parameter password_file, the function reads that file at each call,
+// and returns its content without surrounding white space. Password returns nil
+// if the URL has neither.
 func (u *URL) Password() func() (string, error) {
 	file := u.Param("password_file", "")
 	inURL, ok := "", false
@@ -284,8 +286,8 @@ func (u *URL) Password() func() (string, error) {
 }
 
 // Rest returns the parameters that have not been read so far, and counts as
-// reading all of them. It is for backends whose own parameters the driver
-// passes on unseen.
+// reading all of them. It is for drivers that pass unknown parameters on to
+// their backend.
 func (u *URL) Rest() map[string]string {
 	rest := make(map[string]string)
 	for name := range u.query {

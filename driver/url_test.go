@@ -88,7 +88,7 @@ func TestParseURLErrors(t *testing.T) {
 		{"x://h:+1", `port of host "h"`},
 		{"x://h:65536", `port of host "h"`},
 		{"x://user:" + testenv.PasswordMark + "", `port of host "user"`},
-		// Passwords that are not escaped.
+		// The passwords that are not escaped.
 		{"x://user:%" + testenv.PasswordMark + "@h", "escape special characters"},
 		{"x://user:" + testenv.PasswordMark + "/@h", password},
 		{"x://user:1/" + testenv.PasswordMark + "@h", password},
@@ -230,7 +230,7 @@ func TestURLParameterErrors(t *testing.T) {
 		"d=-1s":          `parameter d:`,
 		"c=one&c=one":    `parameter c: it is given more than once`,
 		"c=four&b=yes":   `parameter c:`, // the first
-		"z=1&ttl2=3&c=x": `parameter c:`, // before those that were not read
+		"z=1&ttl2=3&c=x": `parameter c:`, // before parameters that were not read
 		"z=1&ttl2=3":     `unknown parameter ttl2, z (known: b, c, d, n)`,
 		"C=one":          `unknown parameter C`,
 	} {

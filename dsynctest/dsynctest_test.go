@@ -102,7 +102,7 @@ func TestReportIsDoneAlthoughTheUnlockIsUnknown(t *testing.T) {
 	})
 }
 
-// TestFaults holds the table of docs/testing.md.
+// TestFaults contains the table of docs/testing.md.
 func TestFaults(t *testing.T) {
 	unlock := func(c *dsync.Client, fault func()) error {
 		lease, err := c.Lock(context.Background(), "x")

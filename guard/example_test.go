@@ -13,7 +13,7 @@ import (
 	"github.com/go-dsync/dsync/guard"
 )
 
-// A write that is checked in the transaction that does it.
+// This example checks a write in the transaction that makes it.
 func ExampleSQL_Write() {
 	var (
 		ctx    context.Context
@@ -37,7 +37,7 @@ func ExampleSQL_Write() {
 	log.Print(err)
 }
 
-// Work that does not fit into one transaction.
+// This example does work that does not fit into one transaction.
 func ExampleSQL_Enter() {
 	var (
 		ctx     context.Context
@@ -74,7 +74,8 @@ func ExampleSQL_Enter() {
 	log.Print(err)
 }
 
-// A service whose handler presents the token under the mutex of its data.
+// This example is a service whose handler presents the token under the mutex of
+// its data.
 func ExampleToken() {
 	var (
 		mu      sync.Mutex
@@ -100,7 +101,8 @@ func ExampleToken() {
 	})
 }
 
-// A holder who does not know yet that another one has the lock.
+// This example has a holder that does not know yet that another client has the
+// lock.
 func ExampleMemory() {
 	ctx := context.Background()
 	backend := memory.NewServer(nil)

@@ -43,8 +43,8 @@
 //  3. starts over if the answer is 412 (Precondition Failed): another client
 //     has written in between.
 //
-// docs/recipes.md has the code. The same applies to a row with a version, or to
-// an etcd key with its revision.
+// docs/recipes.md contains the code. The same applies to a row with a version,
+// or to an etcd key with its revision.
 //
 // # Tokens of another backend
 //

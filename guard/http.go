@@ -41,8 +41,8 @@ func Token(r *http.Request) (uint64, error) {
 //		return tokens.Write("accounts/"+r.PathValue("id"), token)
 //	}))
 //
-// The pattern has no method, because a client also presents its token with the
-// GET that its PUT depends on.
+// The pattern has no method, because a client also sends its token with the GET
+// on which its PUT depends.
 //
 // The check ends before next begins. A request that was admitted and then
 // paused in next may write after a later holder has read, and the later holder

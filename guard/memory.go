@@ -11,10 +11,10 @@ type Memory struct {
 }
 
 // Write admits a write by the holder with the token, and keeps the token, or
-// returns ErrStale. A write that continues after Write has returned is not
-// protected from a write that begins in the meantime, so hold a mutex of the
-// resource around both. Read the data that the write depends on after Write has
-// returned, under the same mutex.
+// returns ErrStale. If the write continues after Write has returned, another
+// write may begin in the meantime. So hold a mutex of the resource during both
+// the call and the write. Read the data that the write depends on after Write
+// has returned, under the same mutex.
 func (m *Memory) Write(name string, token uint64) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -19,10 +19,10 @@ import (
 // that the token protects, so the check and the work are atomic at every
 // isolation level. Call them first in the transaction, before the transaction
 // reads the data that its writes depend on, because data read earlier may be
-// stale. A value that was read before the transaction began needs Enter before
-// that read. After an error, roll back the transaction. If the database ends a
-// transaction because of a conflict with another one, the error is the
-// database's and not ErrStale. As usual, retry the whole transaction.
+// stale. A value that was read before the transaction began requires a call to
+// Enter before that read. After an error, roll back the transaction. If the
+// database ends a transaction because of a conflict with another one, the error
+// is the database's and not ErrStale. As usual, retry the whole transaction.
 type SQL struct{ dialect *dialect }
 
 // The databases: PostgreSQL 9.5 or later, SQLite 3.35 or later, MySQL 5.7 or
@@ -64,7 +64,7 @@ const writeReturning = `insert into dsync_guard (name, token) values ($1, $2)
 		else excluded.token
 	end returning token`
 
-// Tx is a transaction of package database/sql: a *sql.Tx.
+// Tx is a database/sql transaction. *sql.Tx implements it.
 type Tx interface {
 	ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
 	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
@@ -86,7 +86,7 @@ func (s SQL) Write(ctx context.Context, tx Tx, name string, token uint64) error 
 // ErrNoToken if the token is 0. Read does not store the token: a concurrent
 // reader with a smaller token must not be refused.
 //
-// Until it ends, the transaction sees nothing of later holders: they do not
+// Until it ends, the transaction sees no changes by later holders. They cannot
 // pass Write, or, on SQLite, the transaction continues to see the earlier
 // state. For this purpose the first Read of a name creates its row, and on
 // PostgreSQL any Read requires the privilege to update the table.
@@ -94,7 +94,7 @@ func (s SQL) Read(ctx context.Context, tx Tx, name string, token uint64) error {
 	return s.dialect.admitRead(ctx, sqlTx{tx}, name, token)
 }
 
-// DB begins transactions of package database/sql: a *sql.DB or a *sql.Conn.
+// DB begins database/sql transactions. *sql.DB and *sql.Conn implement it.
 type DB interface {
 	BeginTx(ctx context.Context, o *sql.TxOptions) (*sql.Tx, error)
 }
@@ -127,7 +127,7 @@ func (s SQL) Enter(ctx context.Context, db DB, name string, token uint64) error 
 	return nil
 }
 
-// PGX is a transaction of pgx: a pgx.Tx.
+// PGX is a pgx transaction. pgx.Tx implements it.
 type PGX[Row interface{ Scan(...any) error }] interface {
 	QueryRow(ctx context.Context, query string, args ...any) Row
 	// Commit is not called. A connection or a pool is not a PGX, because it
@@ -135,29 +135,30 @@ type PGX[Row interface{ Scan(...any) error }] interface {
 	Commit(ctx context.Context) error
 }
 
-// WritePGX is Postgres.Write for a transaction of pgx.
+// WritePGX is Postgres.Write for a pgx transaction.
 func WritePGX[Row interface{ Scan(...any) error }](ctx context.Context, tx PGX[Row], name string, token uint64) error {
 	return Postgres.dialect.admitWrite(ctx, pgxTx[Row]{tx}, name, token)
 }
 
-// ReadPGX is Postgres.Read for a transaction of pgx.
+// ReadPGX is Postgres.Read for a pgx transaction.
 func ReadPGX[Row interface{ Scan(...any) error }](ctx context.Context, tx PGX[Row], name string, token uint64) error {
 	return Postgres.dialect.admitRead(ctx, pgxTx[Row]{tx}, name, token)
 }
 
-// PGXTx is a transaction of pgx that EnterPGX began.
+// PGXTx is a pgx transaction that EnterPGX has begun.
 type PGXTx[Row interface{ Scan(...any) error }] interface {
 	PGX[Row]
 	Rollback(ctx context.Context) error
 }
 
-// PGXDB begins transactions of pgx: a *pgx.Conn or a *pgxpool.Pool. A pgx.Tx
-// does not have the method, because only a separate transaction can commit.
+// PGXDB begins pgx transactions. *pgx.Conn and *pgxpool.Pool implement it. A
+// pgx.Tx does not have the method, because only a separate transaction can
+// commit.
 type PGXDB[Options, Tx any] interface {
 	BeginTx(ctx context.Context, o Options) (Tx, error)
 }
 
-// EnterPGX is Postgres.Enter for a connection or a pool of pgx.
+// EnterPGX is Postgres.Enter for a connection or a pool from pgx.
 func EnterPGX[Options any, Tx PGXTx[Row], Row interface{ Scan(...any) error }](
 	ctx context.Context, db PGXDB[Options, Tx], name string, token uint64) error {
 	if err := check(name, token); err != nil {

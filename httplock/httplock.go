@@ -1,6 +1,6 @@
-// Package httplock provides HTTP handlers that serialize requests, and that
-// answer a repeated request with the stored response, across all instances of a
-// service.
+// Package httplock provides HTTP handlers that serialize requests across all
+// instances of a service, and that answer a repeated request with the stored
+// response.
 package httplock
 
 import (
@@ -15,9 +15,9 @@ import (
 // left.
 const statusClientClosedRequest = 499
 
-// Serialize passes one request of a key at a time to next. The context of the
-// request ends when the lock is lost. dsync.LeaseFrom returns the lease, and
-// next presents the lease's token with its writes.
+// Serialize passes requests to next, only one at a time for each key. The
+// context of the request ends when the lock is lost. dsync.LeaseFrom returns
+// the lease, and next presents the lease's token with its writes.
 //
 // opts are the options of Locker.Lock. Without dsync.WaitAtMost a request waits
 // until its client leaves. A request that does not get the lock is answered
@@ -35,7 +35,7 @@ func Serialize(l dsync.Locker, key func(*http.Request) string, next http.Handler
 	})
 }
 
-// refuse answers a request that did not get its lock.
+// refuse answers a request for which the lock was not acquired.
 func refuse(w http.ResponseWriter, r *http.Request, err error) {
 	switch {
 	case r.Context().Err() != nil:

@@ -30,8 +30,8 @@ type Answer struct {
 	Body    []byte
 }
 
-// Answers stores answers by their keys, such as [Table] does. Its methods may
-// be called concurrently.
+// Answers stores answers by key. [Table] implements it. Its methods may be
+// called concurrently.
 type Answers interface {
 	// Load returns the answer, or nil if there is none.
 	Load(ctx context.Context, key string) (*Answer, error)
@@ -46,9 +46,9 @@ type Answers interface {
 }
 
 // If the key of a request has a stored answer, Idempotent responds with that
-// answer. Otherwise it passes only one request of a key at a time to next. A
-// request without the header is passed to next unchanged. The backend of l must
-// issue tokens.
+// answer. Otherwise it passes requests to next, only one at a time for each
+// key. A request without the header is passed to next unchanged. The backend of
+// l must issue tokens.
 //
 // scope returns the owner of the key, such as the id of the account, because
 // clients must not get each other's answers. opts are the options of
@@ -63,8 +63,8 @@ type Answers interface {
 // repeated request runs next again, with a larger token. So next must itself
 // recognize a key whose writes are done: it stores the key in the transaction
 // of its writes, and looks it up after guard.Enter. It must also fence its
-// writes with the token of dsync.LeaseFrom(r.Context()), because a delayed
-// next may run beside the repetition.
+// writes with the token of dsync.LeaseFrom(r.Context()), because a delayed next
+// may still be running when the repeated request runs.
 func Idempotent(l dsync.Locker, answers Answers, scope func(*http.Request) string, next http.Handler, opts ...dsync.LockOption) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		key := r.Header.Get(Header)
@@ -101,8 +101,8 @@ func Idempotent(l dsync.Locker, answers Answers, scope func(*http.Request) strin
 	})
 }
 
-// nameOf returns the name of a key of a scope. Unlike names of locks, scopes
-// and keys can have any length and contain any bytes.
+// nameOf returns the lock name for a key in a scope. Unlike names of locks,
+// scopes and keys can have any length and contain any bytes.
 func nameOf(scope, key string) string {
 	hash := sha256.Sum256(fmt.Appendf(nil, "%d:%s%s", len(scope), scope, key))
 	return "idempotency/" + hex.EncodeToString(hash[:])
@@ -122,7 +122,7 @@ type call struct {
 
 // answer returns the answer to the request, or nil if there is none.
 func (c *call) answer(l dsync.Locker, r *http.Request, opts []dsync.LockOption) (a *Answer, err error) {
-	if a, _ = c.answers.Load(r.Context(), c.key); a != nil { // an error recurs under the lock
+	if a, _ = c.answers.Load(r.Context(), c.key); a != nil { // an error will recur under the lock
 		return a, nil // most repeated requests end here, without a lock
 	}
 	err = dsync.Do(r.Context(), l, c.key, func(ctx context.Context) (err error) {

@@ -9,7 +9,7 @@ import (
 	"github.com/go-dsync/dsync/guard"
 )
 
-// Table is Answers in a database, in a table that the program creates beside
+// Table implements Answers in a database. The program creates its table next to
 // the table of guard.SQL:
 //
 //	create table dsync_answers (key text primary key, answer text not null, stored timestamp not null default current_timestamp)         -- PostgreSQL, SQLite

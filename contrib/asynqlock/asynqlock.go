@@ -23,13 +23,13 @@
 // tasks from running at once. This includes a task that asynq has started again
 // because its timeout has passed, while its handler is still running.
 //
-// If the lock is lost, the context of the handler ends, and the task counts as
-// failed, even if the handler returns nil: asynq runs it again. If only the
+// If the lock is lost, the context of the handler ends. The task then counts as
+// failed, even if the handler returns nil, and asynq runs it again. If only the
 // answer to the unlock is lost, the task is done, and its name may stay locked
 // for up to the TTL.
 //
 // Waiting tasks have no order. A task that has no retries left waits for its
-// lock in the handler, because asynq would archive it otherwise. The task takes
+// lock in the handler, because asynq would otherwise archive it. The task takes
 // one of the server's Config.Concurrency workers while it waits, and asynq
 // archives it if its timeout or deadline ends first.
 package asynqlock
@@ -73,7 +73,7 @@ func Middleware(l dsync.Locker, name func(*asynq.Task) (string, error)) asynq.Mi
 			case !ran && !last && (errors.Is(err, dsync.ErrLocked) || errors.Is(err, dsync.ErrUnavailable) || errors.Is(err, dsync.ErrUnknown)):
 				return fmt.Errorf("%w: %w", ErrHeld, err)
 			case ran && failed == nil && !errors.Is(err, dsync.ErrLost):
-				return nil // the lock was held to the end, even if the unlock had no answer
+				return nil // the lock was held to the end, even if the unlock got no answer
 			}
 			return err
 		})
@@ -88,10 +88,9 @@ func lastAttempt(ctx context.Context) bool {
 }
 
 // Configure makes a server retry a task that returns ErrHeld after delay. The
-// retry is not a failure: it does not count, and the ErrorHandler is not
-// called. Configure keeps the settings of cfg for other errors, so set the
-// fields of cfg first. asynq looks for such tasks every
-// Config.DelayedTaskCheckInterval.
+// retry does not count as a failure, and the ErrorHandler is not called.
+// Configure keeps the settings of cfg for other errors, so set the fields of
+// cfg first. asynq checks for such tasks every Config.DelayedTaskCheckInterval.
 func Configure(cfg *asynq.Config, delay time.Duration) {
 	isFailure, retryDelay, handler := cfg.IsFailure, cfg.RetryDelayFunc, cfg.ErrorHandler
 	cfg.IsFailure = func(err error) bool {

@@ -2,7 +2,8 @@
 // driver/cas.
 //
 // Clients observe expiry themselves, because Consul's responses do not contain
-// the server's time. Tokens are Consul's indexes, which rise over deletes.
+// the server's time. Tokens are Consul's indexes, which keep rising when a key
+// is deleted.
 package consullock
 
 import (
@@ -36,7 +37,7 @@ const (
 	// accepts 200 connections from an address.
 	maxWatches = 64
 
-	// watchFor is how long a request waits for a change.
+	// watchFor is the time for which a request waits for a change.
 	watchFor = 10 * time.Second
 )
 
@@ -77,8 +78,8 @@ func (s *store) Write(ctx context.Context, name string, value []byte, version st
 	return entry(written[0]).Version, nil
 }
 
-// Delete checks the index by an operation of its own, because KVDeleteCAS
-// succeeds if there is no key.
+// Delete checks the index in a separate operation, because KVDeleteCAS succeeds
+// if there is no key.
 func (s *store) Delete(ctx context.Context, name, version string) error {
 	key := s.key(name)
 	_, err := s.apply(ctx, &api.KVTxnOp{Verb: api.KVCheckIndex, Key: key, Index: index(version)}, &api.KVTxnOp{Verb: api.KVDelete, Key: key})
@@ -107,7 +108,8 @@ func (s *store) apply(ctx context.Context, ops ...*api.KVTxnOp) ([]*api.KVPair, 
 }
 
 // sorted converts an error to the form that package cas expects. Consul's
-// errors differ only in their texts. A key in a text has no spaces.
+// errors differ only in their texts. A key that is part of a text has no
+// spaces.
 func sorted(err error) error {
 	var dial *net.OpError
 	is := func(texts ...string) bool {
@@ -152,7 +154,7 @@ func (s *store) Notify(name string, changed func()) (stop func(), err error) {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
-	go func() { // until stop is called
+	go func() { // runs until stop is called
 		defer close(done)
 		s.follow(ctx, s.key(name), changed)
 		<-s.watches

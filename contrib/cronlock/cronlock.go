@@ -2,10 +2,11 @@
 // a fleet at a time. Package cron of dsync does the same without a scheduler.
 //
 // The clocks of the processes differ. A process whose clock is late by more
-// than the length of a short job would run the job again. A Locker and a
-// Wrapper therefore keep the lock for a time that must be longer than the
+// than the duration of a short job would run the job again. So a Locker and a
+// Wrapper keep the lock for a minimum time. It must be longer than the
 // difference between the clocks and shorter than the period. The backend must
-// support dsync.HoldAtLeast: the memory, Redis and etcd backends and tables do.
+// support dsync.HoldAtLeast: the memory, Redis and etcd backends and the table
+// backends do.
 package cronlock
 
 import (
@@ -28,7 +29,9 @@ import (
 // dsync.
 type Locker struct {
 	Locker dsync.Locker
-	Keep   time.Duration // minimum time; 0 releases the lock when the job ends
+	// minimum time for which the lock is held; 0 releases the lock when the job
+	// ends
+	Keep time.Duration
 }
 
 var (
@@ -36,7 +39,8 @@ var (
 	_ gocron.Elector = (*Elector)(nil)
 )
 
-// Lock implements gocron.Locker. It does not wait: gocron skips the job.
+// Lock implements gocron.Locker. It does not wait. If it fails, gocron skips
+// the job.
 func (l Locker) Lock(ctx context.Context, key string) (gocron.Lock, error) {
 	lease, err := l.Locker.TryLock(ctx, key)
 	if err == nil {
@@ -61,7 +65,7 @@ func keep(ctx context.Context, l dsync.Locker, name string, d time.Duration) err
 	if err != nil {
 		return err
 	}
-	return run.Unlock(ctx) // the backend keeps it
+	return run.Unlock(ctx) // the backend keeps the lock
 }
 
 // Elector is a gocron.Elector: the scheduler of the leader runs all jobs.
@@ -75,7 +79,7 @@ type Elector struct {
 // ends.
 func Campaign(ctx context.Context, l dsync.Locker, name string) *Elector {
 	e := &Elector{done: make(chan struct{})}
-	go func() { // ends when ctx ends, or at a permanent error
+	go func() { // ends when ctx ends, or after a permanent error
 		defer close(e.done)
 		e.err = dsync.Elect(ctx, l, name, func(ctx context.Context, term *dsync.Lease) error {
 			e.term.Store(term)
@@ -110,7 +114,8 @@ func (e *Elector) Wait() error {
 }
 
 // Wrapper returns a cron.JobWrapper of robfig/cron. A run is skipped if its
-// lock is held. report receives that ErrLocked and any other error of the lock.
+// lock is held. report receives the ErrLocked of a skipped run and any other
+// error of the lock.
 func Wrapper(ctx context.Context, l dsync.Locker, name string, keepFor time.Duration, report func(error)) cron.JobWrapper {
 	return func(job cron.Job) cron.Job {
 		return cron.FuncJob(func() {

@@ -32,7 +32,7 @@ func New(ctx context.Context, js jetstream.JetStream, bucket string, replicas in
 		Name: "KV_" + bucket, Subjects: []string{"$KV." + bucket + ".>"}, Replicas: replicas,
 		MaxMsgsPerSubject: 1, Discard: jetstream.DiscardNew, DenyDelete: true, AllowRollup: true,
 	})
-	if errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) { // with other options
+	if errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) { // the stream exists with other options
 		stream, err = js.Stream(ctx, "KV_"+bucket)
 	}
 	if err != nil {
@@ -89,7 +89,8 @@ func revision(version string) uint64 {
 // sorted converts an error to one that package cas expects.
 func sorted(err error) error {
 	switch {
-	case errors.Is(err, jetstream.ErrKeyExists): // the code of every mismatched revision
+	case errors.Is(err, jetstream.ErrKeyExists):
+		// the code that NATS returns for every mismatched revision
 		return cas.ErrChanged
 	case errors.Is(err, nats.ErrAuthorization):
 		return fmt.Errorf("%w: %w", driver.ErrCredentials, err)
@@ -128,7 +129,7 @@ func (s *store) List(ctx context.Context, _ string) iter.Seq2[cas.Entry, error] 
 func (s *store) Notify(name string, changed func()) (stop func(), err error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var mu sync.Mutex
-	go s.follow(ctx, name, func() { // until stop is called
+	go s.follow(ctx, name, func() { // follows until stop is called
 		mu.Lock()
 		defer mu.Unlock()
 		if ctx.Err() == nil {
@@ -136,7 +137,7 @@ func (s *store) Notify(name string, changed func()) (stop func(), err error) {
 		}
 	})
 	return func() {
-		mu.Lock() // no call is in progress
+		mu.Lock() // so that no call is in progress when stop returns
 		defer mu.Unlock()
 		cancel()
 	}, nil
@@ -145,7 +146,7 @@ func (s *store) Notify(name string, changed func()) (stop func(), err error) {
 func (s *store) follow(ctx context.Context, name string, changed func()) {
 	for ctx.Err() == nil {
 		updates, err := s.kv.Watch(ctx, key(name), jetstream.MetaOnly())
-		if err != nil { // out of reach
+		if err != nil { // NATS is out of reach
 			select {
 			case <-time.After(time.Second):
 			case <-ctx.Done():

@@ -22,8 +22,8 @@
 // two jobs from running at once. This includes a job that River has rescued
 // because its first run takes too long, while that run is still active.
 //
-// If the lock is lost, the context of the job ends, and the job counts as
-// failed, even if the worker returns nil: River runs it again. If only the
+// If the lock is lost, the context of the job ends. The job then counts as
+// failed, even if the worker returns nil, and River runs it again. If only the
 // answer to the unlock is lost, the job is done, and its name may stay locked
 // for up to the TTL.
 //
@@ -57,19 +57,20 @@ type Middleware struct {
 	// no lock. Nil means Kind.
 	Name func(job *rivertype.JobRow) (string, error)
 
-	// Snooze is how long a job is postponed if it does not get its lock. The
-	// default is 5 s. River looks for snoozed jobs every few seconds.
+	// Snooze is the time for which a job is postponed if it does not get its
+	// lock. The default is 5 s. River checks for snoozed jobs every few
+	// seconds.
 	Snooze time.Duration
 }
 
 var _ rivertype.WorkerMiddleware = (*Middleware)(nil)
 
-// Kind is a Name: one job of a kind runs at a time.
+// Kind is a Name with which only one job of each kind runs at a time.
 func Kind(job *rivertype.JobRow) (string, error) { return "river/" + job.Kind, nil }
 
-// Arg returns a Name: one job of a kind runs at a time for each value of an
-// argument. Field is the name of the argument in JSON. The name of a lock is
-// "river/KIND/VALUE".
+// Arg returns a Name with which only one job of each kind runs at a time for
+// each value of an argument. field is the name of the argument in JSON. The
+// name of a lock is "river/KIND/VALUE".
 func Arg(field string) func(job *rivertype.JobRow) (string, error) {
 	return func(job *rivertype.JobRow) (string, error) {
 		var args map[string]json.RawMessage
@@ -109,7 +110,7 @@ func (m *Middleware) Work(ctx context.Context, job *rivertype.JobRow, doInner fu
 	case !ran && (errors.Is(err, dsync.ErrLocked) || errors.Is(err, dsync.ErrUnavailable) || errors.Is(err, dsync.ErrUnknown)):
 		return river.JobSnooze(cmp.Or(m.Snooze, 5*time.Second))
 	case ran && failed == nil && !errors.Is(err, dsync.ErrLost):
-		return nil // the lock was held to the end, even if the unlock had no answer
+		return nil // the lock was held to the end, even if the unlock got no answer
 	}
 	return err
 }

@@ -11,22 +11,22 @@ import (
 )
 
 const (
-	// placeFor bounds the TTL of a place in the queue, and so how long a
-	// vanished waiter holds up the waiters behind it.
+	// placeFor bounds the TTL of a place in the queue, and so the time for
+	// which a vanished waiter delays the waiters behind it.
 	placeFor = 10 * time.Second
 
-	// leaveFor bounds how long an Acquire may continue after its context has
-	// ended.
+	// leaveFor bounds the time for which an Acquire may continue after its
+	// context has ended.
 	leaveFor = 200 * time.Millisecond
 
-	// lookAfter is how often a waiter reads the record even though the store
-	// notifies it.
+	// lookAfter is the interval at which a waiter reads the record even though
+	// the store notifies it.
 	lookAfter = 5 * time.Second
 
 	maxTokens = 1000 // of a grant
 )
 
-// attempt is one call of Acquire.
+// attempt is one call to Acquire.
 type attempt struct {
 	job
 	d     *Driver
@@ -102,12 +102,12 @@ func newClaim(r *driver.Request, sent time.Time, ttl time.Duration) claim {
 }
 
 const (
-	// behind is the largest factor by which waiters with other waiters ahead
-	// read less often.
+	// behind bounds the factor by which a waiter reads less often because other
+	// waiters are ahead of it.
 	behind = 10
 
-	// burst is how long a waiter collects changes before it reads, for each
-	// waiter ahead.
+	// burst is the time, for each waiter ahead, for which a waiter collects
+	// changes before it reads.
 	burst = 20 * time.Millisecond
 )
 
@@ -153,11 +153,12 @@ func (a *attempt) failed(ctx context.Context, k *desk, err error) error {
 	return why
 }
 
-// ghost is the state that a request may have left, or may leave later.
+// ghost is the state that a request may have left behind, or may leave behind
+// later.
 type ghost struct {
 	cleaner.Ghost
 	name, hold string
-	pending    bool   // a write may still be carried out, while the record
+	pending    bool   // a write may still be carried out, as long as the record
 	version    string // has this version
 }
 
@@ -170,14 +171,14 @@ func (j *job) ghost() *ghost {
 	return g
 }
 
-// settle makes sure that the ghost is gone and cannot come back. Its absence
-// proves nothing, because a write without an answer may be on its way. If that
-// write could still be carried out, settle also writes.
+// settle makes sure that the ghost is gone and cannot come back. The absence of
+// the ghost proves nothing, because a write without an answer may be on its
+// way. If that write could still be carried out, settle also writes.
 func (k *desk) settle(ctx context.Context, g *ghost) error {
 	d := k.d
 	err := k.do(ctx, &job{hold: g.hold, to: func(v *view) error {
 		there := v.remove(g.hold)
-		absent := v.version == "" || !d.Plain // or may be absent again
+		absent := v.version == "" || !d.Plain // or the ghost may be absent again
 		if g.pending && g.version == "" && absent {
 			until := int64(forever)
 			if d.Clock {
@@ -198,8 +199,8 @@ func (k *desk) settle(ctx context.Context, g *ghost) error {
 // errDone means that there is nothing to change.
 var errDone = errors.New("nothing to change")
 
-// linger is how long a write that requires the absence of a record may be on
-// its way.
+// linger is the time for which a write that requires the absence of a record
+// may be on its way.
 const linger = time.Hour
 
 // settleAll is the Policy of the cleaner.

@@ -55,8 +55,8 @@ func (d *Driver) RenewAll(ctx context.Context, leases []driver.Lease, done func(
 	parallel.Each(len(calls), 128, func(i int) { calls[i]() })
 }
 
-// prepare returns the renewal of a lease, with the turn and the desk, or nil if
-// the lease must be renewed separately.
+// prepare returns the renewal of a lease, which owns the lease's turn and the
+// desk, or nil if the lease must be renewed separately.
 func (l *lease) prepare(i int) *renewal {
 	select {
 	case l.turn <- struct{}{}:

@@ -3,7 +3,8 @@
 // Consul's keys, Kubernetes objects, NATS, object stores with If-Match and
 // tables in any database are such stores.
 //
-// The author of a backend implements [Store], three methods, and calls [New]:
+// The author of a backend implements [Store], which has three methods, and
+// calls [New]:
 //
 //	func init() {
 //		driver.Register("mystore", func(ctx context.Context, c *driver.Config) (driver.Driver, error) {
@@ -19,7 +20,8 @@
 // fencing tokens, Inspect, ForceUnlock and SetLimit. It grants locks in the
 // order of arrival. It also has List if the store is a [Lister]. If the store
 // is a [Notifier], it also has Watch, and its waiters are notified of a release
-// at once. Names can move to other backends and back (package drivers/migrate).
+// at once. Names can move to other backends and back (see package
+// drivers/migrate).
 //
 // # Testing
 //
@@ -51,12 +53,13 @@
 //
 // Each name has one record, which holds the leases of the name and the queue of
 // its waiters. Every change reads the record, decides, and writes the record if
-// its version is still the same. A renewal and a release take a write each. So
-// does the acquire of a free name if this driver was the last to use the name,
-// or if records of free names are deleted. Otherwise it also takes a read. A
-// waiter writes its place into the queue, renews the place every few seconds,
-// and reads the record every Options.Poll or when it is notified. So no other
-// waiter overtakes it, and a waiter that has vanished loses its place.
+// its version is still the same. A renewal and a release each require one
+// write. Acquiring a free name requires one write if this driver was the last
+// to use the name, or if records of free names are deleted. Otherwise it also
+// requires a read. A waiter writes its place into the queue, renews the place
+// every few seconds, and reads the record every Options.Poll or when it is
+// notified. So no other waiter overtakes it, and a waiter that has vanished
+// loses its place.
 //
 // Callers of one driver that request the same name share these requests, so a
 // crowd in a process costs the store little more than a single waiter. If the
@@ -70,7 +73,7 @@
 // contender takes over the name after it has seen the hold unchanged for the
 // hold's TTL, by its own clock ([driver.Observed]). The clocks of two machines
 // are never compared. The price is that a contender that arrives after the
-// death of the holder waits for another TTL.
+// holder has died waits for another TTL.
 //
 // # Fencing tokens
 //
@@ -132,11 +135,11 @@ type Entry struct {
 	Version string // "" if there is no record
 
 	// Both are times of the store's clock, with Options.Clock. Written is the
-	// time when the present version was written, or any time since the call of
+	// time when the present version was written, or any time since the call to
 	// Write, and is zero if there is no record. Now is the time when the record
-	// was read, or any time since the call of Read, and is set even if there is
-	// no record. A clock with a coarse unit rounds Written up and Now
-	// down.
+	// was read, or any time since the call to Read, and is set even if there is
+	// no record. If the clock has a coarse unit, the store rounds Written up
+	// and Now down.
 	Written, Now time.Time
 }
 
@@ -195,7 +198,7 @@ type Options struct {
 
 	// Rising means that versions are decimal numbers up to 2^62, and that each
 	// version of a name is larger than all earlier ones, including versions
-	// before a Delete. The versions are then the fencing tokens.
+	// before a Delete. The driver then uses the versions as fencing tokens.
 	Rising bool
 
 	NoTokens bool // no fencing tokens: the opposite of driver.Config.Fenced
@@ -209,14 +212,14 @@ type Options struct {
 	//		{"hold": "h", "owner": "o", "ttl": 1000000000, "since": "2026-01-02T15:04:05Z", "beat": "n1"}]}
 	//
 	// The TTL is in nanoseconds. The write renews the hold if beat is the
-	// nonce, and otherwise leaves its end as it is. Read returns a hold that
-	// ends its TTL after Entry.Written. A free name has no holds. A record stays,
-	// also after Delete, which removes its hold.
+	// nonce, and otherwise leaves its end as it is. The hold that Read returns
+	// expires one TTL after Entry.Written. A free name has no holds. A record
+	// is never removed. Delete only removes its hold.
 	Plain bool
 
-	// Poll is how often a waiter reads the record if the store is not a
-	// Notifier. The default is 100 ms. Waiters with other waiters ahead read
-	// less often, down to a fiftieth.
+	// Poll is the interval at which a waiter reads the record if the store is
+	// not a Notifier. The default is 100 ms. Waiters that have other waiters
+	// ahead of them read less often, by a factor of up to 50.
 	Poll time.Duration
 
 	// Timeout bounds each request to the store. The default is 5 s.

@@ -34,7 +34,7 @@ type desk struct {
 	calls  int       // callers that wait for the round
 
 	changed bool          // the store has reported a change
-	gather  time.Duration // the time to wait for more changes
+	gather  time.Duration // the time for which the next round waits for more changes
 }
 
 // job is a change of a record for one caller.
@@ -52,7 +52,7 @@ type job struct {
 	done    chan struct{}   // closed when the fields below are final
 	err     error
 	wrote   bool
-	v       *view // the record after the round, or before it in case of an error
+	v       *view // the record after the round, or before the round if there was an error
 
 	// Guarded by desk.mu.
 	served bool // the job has been in a round, and has a place in the queue
@@ -88,8 +88,8 @@ func (k *desk) pin() {
 	}
 }
 
-// unpin ends a pin. The desks of the last names stay, because a record that
-// is known saves the next caller a read.
+// unpin ends a pin. The desks of the most recently used names are kept, because
+// a record that is known saves the next caller a read.
 func (k *desk) unpin() {
 	d := k.d
 	d.mu.Lock()
@@ -165,7 +165,7 @@ func (k *desk) do(ctx context.Context, j *job) error {
 	return errLeft
 }
 
-// errLeft means that the desk cleans up.
+// errLeft means that the caller has left and the desk cleans up.
 var errLeft = fmt.Errorf("%w: the request is under way", driver.ErrUnknown)
 
 // start starts the goroutine, or wakes it. Called with mu held.
@@ -281,7 +281,7 @@ func (k *desk) serve(look bool) {
 	defer k.mu.Unlock()
 	over := func(j *job) bool {
 		if !j.round {
-			return false // it has come since
+			return false // a change was reported in the meantime
 		}
 		if j.err == errQueued && !j.served {
 			close(j.queued)
@@ -301,17 +301,18 @@ func (k *desk) serve(look bool) {
 	}
 	k.jobs = slices.DeleteFunc(k.jobs, over)
 	if k.known = v; v != nil && v.version == "" {
-		k.known = nil // a later record may not begin like this one
+		k.known = nil // so that a later record cannot begin like this one
 	}
 	k.plan()
 }
 
-// change is the only function that changes records. It replaces the record by
+// change is the only function that changes records. It replaces the record with
 // the result of the jobs, and tries again until no other client has changed it
 // in between. Expired claims are removed, unless they belong to a job. A known
-// record saves the first read. If records of free names are deleted, so does
-// the assumption that there is no record. A job must not fail because of either
-// one, since both may be stale. change returns the record if it is known.
+// record saves the first read. Likewise, the assumption that there is no record
+// saves a read if records of free names are deleted. A job must not fail
+// because of the known record or the assumption, since either may be stale.
+// change returns the record if it is known.
 func (k *desk) change(ctx context.Context, jobs []*job, known *view, look bool) *view {
 	d := k.d
 	if known == nil && d.vanishes() && !slices.ContainsFunc(jobs, func(j *job) bool { return j.request == nil }) {
@@ -394,7 +395,7 @@ func (k *desk) plan() {
 	ahead := max(0, slices.IndexFunc(v.Queue, func(c claim) bool { return waiters[c.Hold] }))
 	if _, ok := k.d.store.(Notifier); ok {
 		wait = lookAfter
-		if ahead > 1 { // earlier waiters look first
+		if ahead > 1 { // earlier waiters read first
 			k.gather = time.Duration(min(ahead, 50)) * burst
 		}
 	} else if ahead > 1 {
@@ -427,7 +428,7 @@ func (d *Driver) read(ctx context.Context, name string, known *view) (*view, err
 	return nil, fmt.Errorf("%w: %w", driver.ErrUnavailable, cmp.Or(ctx.Err(), err))
 }
 
-// write replaces v by next in the store, and sets the version of next.
+// write replaces v with next in the store, and sets the version of next.
 func (d *Driver) write(ctx context.Context, v, next *view) error {
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("%w: %w", driver.ErrUnavailable, err)

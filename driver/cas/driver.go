@@ -52,7 +52,8 @@ func New(s Store, o Options) *Driver {
 	return d
 }
 
-// oldest chooses the ghost that is expected to end by itself first.
+// oldest returns the index of the ghost that is expected to be the first to end
+// by itself.
 func oldest(ghosts []*ghost) (index int) {
 	for i, g := range ghosts {
 		if g.Added.Before(ghosts[index].Added) {

@@ -15,7 +15,7 @@ type lease struct {
 	d      *Driver
 	desk   *desk
 	r      *driver.Request
-	turn   chan struct{} // full during a renewal
+	turn   chan struct{} // holds an element during a renewal
 	forget *time.Timer   // removes the lease from Driver.leases when it has ended
 
 	mu        sync.Mutex
@@ -115,7 +115,7 @@ func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	if ttl == 0 { // only look
+	if ttl == 0 { // only check the hold
 		v, err := l.d.read(ctx, l.r.Name, nil)
 		if err == nil && find(v.Holds, l.r.Hold) < 0 {
 			return driver.ErrNotHeld

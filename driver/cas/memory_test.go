@@ -32,7 +32,7 @@ func (m *memory) Read(_ context.Context, name string) (cas.Entry, error) {
 	return m.entry(name), nil
 }
 
-// counted returns the number of requests since the last call of counted.
+// counted returns the number of requests since the last call to counted.
 func (m *memory) counted() (n int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -26,12 +26,12 @@ type record struct {
 	Limit  int     `json:"limit,omitempty"` // of permits: stored while permits are held, or if Fixed
 	Fixed  bool    `json:"fixed,omitempty"` // the limit was set by SetLimit, and stays
 	Last   uint64  `json:"last,omitempty"`  // the last token, unless versions are the tokens
-	Base   uint64  `json:"base,omitempty"`  // added to versions that are tokens
+	Base   uint64  `json:"base,omitempty"`  // added to versions to make tokens
 	Sealed *seal   `json:"seal,omitempty"`  // the name has moved to another backend
 	Marked bool    `json:"mark,omitempty"`  // the name has come from another backend
 
 	// Keep is the time at the store, in microseconds, until which the record
-	// stays even if it is empty. The value forever means that it is never
+	// stays even if it is empty. If Keep is forever, the record is never
 	// deleted.
 	Keep int64 `json:"keep,omitempty"`
 }
@@ -53,12 +53,12 @@ type claim struct {
 	// Beat is the nonce of the write that renewed the claim. At is the time of
 	// that write by the store's clock, in nanoseconds. The write itself does
 	// not know the time, so it leaves At 0, and the next write sets At from
-	// Entry.Written. A Token that is the version of the record is handled in
+	// Entry.Written. A Token that equals the version of its record is set in
 	// the same way.
 	Beat string `json:"beat"`
 	At   int64  `json:"at,omitempty"`
 
-	left time.Duration // until the claim ended, when it was read
+	left time.Duration // time until the claim ends, as of when it was read
 }
 
 // view is a record that was read, or that this driver wrote.
@@ -66,8 +66,8 @@ type view struct {
 	record
 	version string // "": there is no record
 	written time.Time
-	now     time.Time // at the store, when the record was read
-	at      time.Time // the local time when the answer had arrived
+	now     time.Time // the store's time when the record was read
+	at      time.Time // the local time when the answer arrived
 	dirty   bool      // a job has changed it
 }
 
@@ -169,7 +169,7 @@ func (v *view) admits(r *driver.Request, place int) error {
 	return nil
 }
 
-// encode returns the value of the record next, which is to replace v. It renews
+// encode returns the value of the record next, which will replace v. It renews
 // claims without a Beat.
 func (d *Driver) encode(v, next *view) ([]byte, error) {
 	next.Format, next.Nonce = format, rand.Text()[:16]
@@ -183,7 +183,7 @@ func (d *Driver) encode(v, next *view) ([]byte, error) {
 				c.Beat, c.At = next.Nonce, 0
 				c.left = c.TTL + time.Since(next.at)
 			case c.At == 0 && d.Clock && v.written.IsZero():
-				return nil, ErrChanged // only a read returns the time
+				return nil, ErrChanged // only a read returns the time, so the job must read again
 			case c.At == 0 && d.Clock:
 				c.At = v.written.UnixNano()
 			}

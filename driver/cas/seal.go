@@ -44,7 +44,7 @@ func (d *Driver) raise(v *view, floor uint64) {
 	}
 }
 
-// movable returns an error for records that have no room for a seal.
+// movable returns an error for a store whose records have no room for a seal.
 func (d *Driver) movable() error {
 	if d.Plain {
 		return fmt.Errorf("names of backend %s cannot move: %w", d.Name, errors.ErrUnsupported)

@@ -13,11 +13,12 @@ type sights struct {
 }
 
 type sight struct {
-	first, last time.Time // when the claim arrived with an answer: it was renewed earlier
+	first, last time.Time // when the claim arrived in an answer, so its last renewal was earlier
 	ttl         time.Duration
 }
 
-// unchanged returns how long the driver has observed the claim unrenewed.
+// unchanged returns the time for which the driver has seen the claim without a
+// renewal.
 func (s *sights) unchanged(c *claim, now time.Time) time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -61,10 +61,11 @@ type Marker interface {
 	Mark(ctx context.Context, l driver.Lease, floor uint64) error
 
 	// Marked reports whether the name of l, a lease of this driver, is marked.
-	// A mark that came with the grant needs no request. Acquire does not know
-	// whether the caller needs the mark. So a driver for which marks are costly
-	// returns them with grants only after the first call of Marked. Marked
-	// returns an error that matches errors.ErrUnsupported if Mark would.
+	// If the mark was returned with the grant, Marked needs no request. Acquire
+	// does not know whether the caller needs the mark. So a driver for which
+	// marks are costly returns them with grants only after the first call to
+	// Marked. Marked returns an error that matches errors.ErrUnsupported if
+	// Mark would.
 	Marked(ctx context.Context, l driver.Lease) (bool, error)
 }
 
@@ -78,9 +79,9 @@ type Unsealer interface {
 	// in one step at the backend. The name stays sealed, and a new seal has no
 	// id. The same step ensures that every grant after the seal has a token
 	// above floor. This applies to the tokens of this driver and to the tokens
-	// of the incumbents that share the key, if they have any. A floor of 0, or
-	// below both kinds, raises nothing. The result of Sealed does not change.
-	// Loosen returns
+	// of the incumbents that share the key, if they have any. A floor that is
+	// 0, or below the tokens of both kinds, raises nothing. The result of
+	// Sealed does not change. Loosen returns
 	//
 	//   - nil on success;
 	//   - driver.ErrNotHeld if the name is not sealed. Then nothing has
@@ -112,7 +113,7 @@ type Unmarker interface {
 }
 
 // Identifier is an optional interface of a Driver whose backend stores no
-// seals, and can be distinguished from all others without them.
+// seals, but can be distinguished from all other backends.
 type Identifier interface {
 	// Identity queries the backend for a number. The number is the same for
 	// every driver that excludes this one, regardless of the address, even

@@ -15,19 +15,19 @@ import (
 	"github.com/go-dsync/dsync/internal/lifecycle"
 )
 
-// pageSize is how many keys a request reads when one or two are expected. Keys
-// of locks with longer names may be among them.
+// pageSize is the number of keys that a request reads when one or two are
+// expected. The keys that it reads may include keys of locks with longer names.
 const pageSize = 8
 
 const (
 	againAfter = 20 * time.Millisecond // the pause before a third attempt within one Acquire
-	// how long a canceled wait lasts until its key has been deleted
+	// the longest a canceled wait continues until its key has been deleted
 	abandonFor = 50 * time.Millisecond
 )
 
 // An attempt to acquire a lock has one key and goes through these states.
 // Acquire starts the next attempt if the lease or the key is gone before the
-// lock is granted, or if the key must name a different limit of permits.
+// lock is granted, or if the key must contain a different limit of permits.
 //
 //	state    the attempt                 ends with                       next
 //	board    gets a lease                the lease                       enqueue, or try if the request has NoWait
@@ -45,10 +45,11 @@ const (
 //	enter    lists the hold              the session lives               the hold
 //	giveUp   settles the key                                             the error of the call, or the next attempt
 //
-// Each state is the method of hold with its name. An error in any state except
-// board leads to giveUp. Only giveUp settles the key, returns the lease and
-// makes the error for the caller. It knows from hold.standing whether the key
-// may be at the server. The table rules defines the modes.
+// Each state is implemented by the method of hold with the same name. An error
+// in any state except board leads to giveUp. Only giveUp settles the key,
+// returns the lease and makes the error for the caller. It knows from
+// hold.standing whether the key may be at the server. The table rules defines
+// the modes.
 
 // Acquire implements driver.Driver.
 func (d *Driver) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, error) {
@@ -112,9 +113,9 @@ func (h *hold) board(ctx context.Context, seconds int64) (err error) {
 	return nil
 }
 
-// contend goes through the states from try or enqueue on. If ctx ends at the
-// instant of the grant, a call that has not waited gets a lease, and a call
-// that has waited gets an error.
+// contend goes through the remaining states, beginning with try or enqueue. If
+// ctx ends at the instant of the grant, a call that has not waited gets a
+// lease, and a call that has waited gets an error.
 func (h *hold) contend(ctx context.Context) error {
 	put := h.enqueue
 	if h.request.NoWait {
@@ -137,7 +138,7 @@ func (h *hold) contend(ctx context.Context) error {
 	if err := h.wait(ctx, h.driver.feeds.join(h.key, sent), v); err != nil {
 		return err
 	}
-	if ctx.Err() != nil { // canceled at the same time
+	if ctx.Err() != nil { // the context was canceled at the same time
 		return final{fmt.Errorf("%w: %w", driver.ErrLocked, ctx.Err())}
 	}
 	return h.enter()
@@ -196,7 +197,7 @@ func (h *hold) enqueue(ctx context.Context) (view, error) {
 		return view{}, final{driver.ErrSealed}
 	case !answer.Succeeded:
 		h.driver.recorded.Store(true)
-		return h.enqueue(ctx) // so from now on plain reads the record
+		return h.enqueue(ctx) // so from now on plain also reads the record
 	}
 	r, err := h.recordAt(dir, answer, 2)
 	h.created(answer, r)
@@ -214,7 +215,8 @@ func (h *hold) enqueue(ctx context.Context) (view, error) {
 	return h.look(ctx, "") // keys that do not count fill the page
 }
 
-// newest requests only keys, newest first: all keys of a range, or one page.
+// newest reads only the keys of a range, newest first. newestPage reads at most
+// one page of them.
 var (
 	newest     = clientv3.OpGet("", clientv3.WithKeysOnly(), clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortDescend))
 	newestPage = clientv3.OpGet("", clientv3.WithKeysOnly(), clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortDescend), clientv3.WithLimit(maxView))
@@ -338,7 +340,7 @@ func (h *hold) giveUp(ctx context.Context, err error) error {
 	case isFinal:
 		h.keyIsGone()
 		return answer.error
-	case err == errGone: // a sweep may yet delete the key of its number
+	case err == errGone: // a sweep may still delete the key with its number
 		h.giveLeaseBack()
 		return errAgain
 	case err == driver.ErrClosed:
@@ -380,7 +382,7 @@ func (h *hold) giveUp(ctx context.Context, err error) error {
 func (h *hold) abandon(ctx context.Context, cause error) error {
 	d := h.driver
 	removed := make(chan bool, 1)
-	d.life.EnterLate() // until the deletion has ended
+	d.life.EnterLate() // left when the deletion has ended
 	remove := func() { // ends when bounded ends, at the latest
 		defer d.life.Leave()
 		bounded, cancel := withBound(valued{d.life.Context(), ctx}, attemptFor)
@@ -420,7 +422,7 @@ func (h *hold) keyIsGone() {
 	h.giveLeaseBack()
 }
 
-// enter adds a granted hold to the driver's.
+// enter adds a granted hold to the driver's holds.
 func (h *hold) enter() error {
 	d := h.driver
 	h.granted = d.now()

@@ -83,10 +83,11 @@ func contenders(dir string, kvs []*mvccpb.KeyValue) []*mvccpb.KeyValue {
 	return slices.DeleteFunc(kvs, func(kv *mvccpb.KeyValue) bool { return !isContender(dir, kv) })
 }
 
-// holdersIn returns how many contenders of a queue have the lock: the first
-// contender, plus all Reads directly behind it if it is a Read. For permits it
-// returns as many contenders as the limit has room for. A key that names
-// another limit was granted under that limit, or is about to be deleted.
+// holdersIn returns the number of contenders of a queue that have the lock: the
+// first contender, plus all Reads directly behind it if it is a Read. For
+// permits it returns the number of contenders for which the limit has room. A
+// key that contains another limit was granted under that limit, or is about to
+// be deleted.
 func holdersIn(dir string, queue []*mvccpb.KeyValue, r record) int {
 	_, limit := permitsIn(dir, queue, r)
 	used := 0
@@ -101,9 +102,10 @@ func holdersIn(dir string, queue []*mvccpb.KeyValue, r record) int {
 }
 
 // holdersOf is holdersIn, but also counts the holders of permits that SetLimit
-// has left above the limit. Their keys are older than the limit: they had
-// permits by the queue and the limit of the revision before, if the server
-// still knows that revision. Permits are granted in the order of keys.
+// has left above the limit. Their keys are older than the limit. The queue and
+// the limit at the revision before the change show which of them had permits,
+// if the server still has that revision. Permits are granted in the order of
+// keys.
 func (d *Driver) holdersOf(ctx context.Context, dir string, queue []*mvccpb.KeyValue, r record) int {
 	n := holdersIn(dir, queue, r)
 	mayHold := func() bool {
@@ -189,7 +191,7 @@ func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
 	if err != nil {
 		return d.queryFault(ctx, err)
 	}
-	outcome := driver.ErrNotHeld // unless a holder still exists when it is deleted
+	outcome := driver.ErrNotHeld // nil if a holder still exists when it is deleted
 	for some := range slices.Chunk(holders, maxCombined) {
 		answer, err := d.transact(bounded, []clientv3.Cmp{notSealed(dir)}, deletions(some), nil)
 		if err != nil {
@@ -201,7 +203,7 @@ func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
 		for i, one := range answer.Responses {
 			if one.GetResponseTxn().GetSucceeded() {
 				outcome = nil
-				if h := d.own(some[i]); h != nil { // a call of this client may request the name at once
+				if h := d.own(some[i]); h != nil { // so that a call of this client can request the name at once
 					h.unlist()
 					h.lose(driver.ErrRemoved)
 				}
@@ -242,7 +244,7 @@ func (d *Driver) holders(ctx context.Context, dir string) ([]*mvccpb.KeyValue, e
 	}
 }
 
-// listSize is how many keys one request of List reads.
+// listSize is the number of keys that one request of List reads.
 const listSize = 1000
 
 // leaseKey matches the last part of a contender's key: a mode, a lease and, in
@@ -255,7 +257,8 @@ var unflatten = strings.NewReplacer("%2F", "/", "%25", "%")
 // a lease and its last part looks like a lease, because all clients of this
 // protocol make such keys. All pages are read at one revision. Otherwise a name
 // at the end of a page could be missed while its contenders come and go. A List
-// that takes longer than the server keeps old revisions fails.
+// fails if it takes longer than the time for which the server keeps old
+// revisions.
 func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[string, error] {
 	return func(yield func(string, error) bool) {
 		wanted := prefix
@@ -285,7 +288,9 @@ func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[string, erro
 				return
 			}
 			for _, name := range names {
-				if !strings.HasPrefix(name, wanted) { // the lease in its key begins like the end of the prefix
+				if !strings.HasPrefix(name, wanted) {
+					// the lease in the key, and not the name, matched the end
+					// of the prefix
 					continue
 				}
 				if !yield(name, nil) {
@@ -359,7 +364,7 @@ func (d *Driver) nameOf(key []byte) string {
 	return d.unescaped(name)
 }
 
-// unescaped returns the name that stands in a key.
+// unescaped returns the name that a key contains.
 func (d *Driver) unescaped(name string) string {
 	if d.options.Flat {
 		return unflatten.Replace(name)

@@ -273,8 +273,8 @@ func TestTTL(t *testing.T) {
 	wantText(t, "TTL below the server's floor", err, "2s", "3s")
 }
 
-// TestTokensAfterARestore puts a server back on an older copy of its data.
-// Tokens fall, unless Floor is above the earlier ones.
+// TestTokensAfterARestore restores an older copy of a server's data. Tokens
+// fall, unless Floor is above the earlier ones.
 func TestTokensAfterARestore(t *testing.T) {
 	t.Parallel()
 	dir, backup := filepath.Join(t.TempDir(), "data"), filepath.Join(t.TempDir(), "backup")

@@ -14,8 +14,9 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// The benchmarks compare with package concurrency on the same server, in turns:
-// x-mutex is the speed of the driver relative to that package.
+// The benchmarks compare the driver with package concurrency on the same
+// server, in turns. x-mutex is the speed of the driver relative to that
+// package.
 
 func ours(tb testing.TB, s *testenv.EtcdServer) drivertest.Locker {
 	return drivertest.LockerOf(tb, openURL(tb, "etcd://%s", s.Addr))
@@ -52,9 +53,9 @@ func BenchmarkFree(b *testing.B) {
 
 // BenchmarkHot has 32 goroutines of one process lock one name. With the driver,
 // they do so in strict order at the server. A client of package dsync passes
-// the lock on inside the process. The goroutines of package concurrency need a
-// session each, because its mutexes of one name do not exclude each other on
-// the same session.
+// the lock on inside the process. Each goroutine of package concurrency needs
+// its own session, because mutexes with the same name do not exclude each other
+// on the same session.
 func BenchmarkHot(b *testing.B) {
 	const goroutines, ourRounds, theirRounds = 32, 16, 4
 	s := testenv.Etcd(b)
@@ -117,8 +118,8 @@ func crowdOf(b *testing.B, s *testenv.EtcdServer, order string, waiters int) {
 }
 
 // BenchmarkHandOver measures the median time from the release of one client to
-// the grant to another that waits. Bare is a delete, and the event of it on a
-// watch that was open before.
+// the grant to another that waits. Bare measures a delete and its event on a
+// watch that is already open.
 func BenchmarkHandOver(b *testing.B) {
 	s := testenv.Etcd(b)
 	observer, bare := userClient(b, s.Addr), bareHandOver(b, s.Addr)
@@ -160,7 +161,7 @@ func bareHandOver(b *testing.B, addr string) func() time.Duration {
 			<-events
 			granted <- time.Now()
 		}()
-		<-time.After(5 * time.Millisecond) // as in the others
+		<-time.After(5 * time.Millisecond) // as in the other benchmarks
 		start := time.Now()
 		if _, err := releaser.Delete(ctx, "bare/key"); err != nil {
 			b.Fatal(err)

@@ -69,7 +69,7 @@ func (s watchStream) RecvMsg(m any) error {
 	return err
 }
 
-// contest has clients lock one name briefly, again and again.
+// contest has clients repeatedly lock one name for a short time.
 type contest struct {
 	traffic traffic
 	lockers []drivertest.Locker
@@ -164,8 +164,8 @@ func (c *contest) measure(during func()) measured {
 	return m
 }
 
-// TestManyClientsCostNoMoreThanFew counts the cost of a hand-over when 50
-// clients wait for one name, and checks that each gets its share.
+// TestManyClientsCostNoMoreThanFew measures the cost of a hand-over when 50
+// clients wait for one name, and checks that each client gets its share.
 func TestManyClientsCostNoMoreThanFew(t *testing.T) {
 	const clients = 50
 	rounds := testenv.Briefly[int64](3, 8)
@@ -181,7 +181,7 @@ func TestManyClientsCostNoMoreThanFew(t *testing.T) {
 			if got := float64(m.unary+m.watches) / float64(m.all); got >= 6 {
 				t.Errorf("requests for each hand-over: got %.1f, want less than 6", got)
 			}
-			if got := float64(m.events) / float64(m.all); got >= clients/2 { // the first clients found few before them, and keep receiving all events for a while
+			if got := float64(m.events) / float64(m.all); got >= clients/2 { // the first clients found few keys before theirs, and keep receiving all events for a while
 				t.Errorf("events for each hand-over: got %.1f, want less than %d", got, clients/2)
 			}
 			if got := drivertest.Jain(m.shares); got < 0.95 {
@@ -191,9 +191,10 @@ func TestManyClientsCostNoMoreThanFew(t *testing.T) {
 	}
 }
 
-// TestLooksOfThoseWhoStayReadNoQueue has callers with a key each wait behind
-// many. Each looks when its watch has begun. While the key before its own is
-// there, the answer does not include the keys before that.
+// TestLooksOfThoseWhoStayReadNoQueue has callers wait behind many others, each
+// with its own key. Each caller reads the queue when its watch has begun. While
+// the key before its own is there, the answer does not include the keys before
+// that.
 func TestLooksOfThoseWhoStayReadNoQueue(t *testing.T) {
 	const before, callers, page = 20, 5, 7
 	s := testenv.Etcd(t)
@@ -212,7 +213,7 @@ func TestLooksOfThoseWhoStayReadNoQueue(t *testing.T) {
 	testenv.Eventually(t, func() bool { return seen.unary.Load() >= requests+2*callers }, "those who wait look")
 	keys = seen.keys.Load() - keys
 	looks := seen.unary.Load() - requests - callers
-	if keys > callers*page+looks { // each look shows the caller's own key
+	if keys > callers*page+looks { // each read returns the caller's own key
 		t.Errorf("%d puts and %d looks of those who wait brought %d keys, want %d for a put and one for a look at most", callers, looks, keys, page)
 	}
 	drain(t, l, waiters, nil)

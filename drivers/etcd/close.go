@@ -54,11 +54,13 @@ const (
 // session outlives a TTL without an answer.
 type ghost struct {
 	cleaner.Ghost
-	key      string // "" if the lease is to be revoked
-	carrier  *carrier
-	session  *session // of a key; nil if its lease is being revoked too, or the ghost is definite
-	definite bool     // the request that made the key was answered, so a key that is absent is gone
-	sealing  bool     // the key may have become a seal, which must stay
+	key     string // "" if the lease must be revoked
+	carrier *carrier
+	// session of the key; nil if its lease is being revoked too, or the ghost
+	// is definite
+	session  *session
+	definite bool // the request that made the key was answered, so a key that is absent is gone
+	sealing  bool // the key may have become a seal, which must stay
 }
 
 // newCleaner returns the cleaner that ends ghosts.
@@ -77,8 +79,8 @@ func refused(ctx context.Context, err error) bool {
 // endGhost sends one request, and reports whether the ghost is gone
 // permanently.
 func (d *Driver) endGhost(g *ghost) bool {
-	// A busy server gets more time with each attempt, and continues to work on
-	// a request that was given up.
+	// A busy server gets more time with each attempt, because it continues to
+	// work on a request that was given up.
 	ctx, cancel := d.background(min(max(attemptFor, time.Since(g.Added)), longestGrant))
 	defer cancel()
 	if g.carrier.gone.Load() {

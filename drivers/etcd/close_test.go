@@ -29,9 +29,9 @@ func beginClose(tb testing.TB, d *etcd.Driver) (closed <-chan error) {
 	return c
 }
 
-// closeBeside holds a lock with its own lease, and calls Close during a call
-// whose answer is held back. It returns the errors of both and the keys that
-// are left.
+// closeBeside holds a lock with its own lease, and calls Close during another
+// call whose answer is held back. It returns the errors of both and the keys
+// that are left.
 func closeBeside(t *testing.T, call func(d *etcd.Driver, l driver.Lease) error) (left []string, called, closed error) {
 	t.Helper()
 	s := testenv.Etcd(t)
@@ -52,8 +52,7 @@ func closeBeside(t *testing.T, call func(d *etcd.Driver, l driver.Lease) error) 
 	return keys(t, c, "a/"), called, closed
 }
 
-// TestCloseBesideLeave calls Close during a Leave, whose hold Close must not
-// end.
+// TestCloseBesideLeave calls Close during a Leave. Close must not end its hold.
 func TestCloseBesideLeave(t *testing.T) {
 	left, called, closed := closeBeside(t, func(d *etcd.Driver, l driver.Lease) error { return d.Leave(guard(t), l, 15*time.Second) })
 	if called != nil || closed != nil {
@@ -76,7 +75,7 @@ func TestCloseBesideRenew(t *testing.T) {
 	}
 }
 
-// withhold dials connections that withhold answers to transactions which have
+// withhold dials connections that withhold answers to transactions that have
 // changed something. The channel receives an element for each such answer.
 func withhold() (dial grpc.DialOption, changed <-chan struct{}) {
 	carried := make(chan struct{}, 1)

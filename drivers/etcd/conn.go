@@ -178,10 +178,10 @@ func (cs *conns) tend() {
 	}
 	cs.mu.Unlock()
 	for _, c := range hanging {
-		_ = c.Close() // the library notices
+		_ = c.Close() // the library notices the closed connection
 	}
 	if probe {
-		for range cs.driver.client.Endpoints() { // the library takes them in turn
+		for range cs.driver.client.Endpoints() { // the library uses the endpoints in turn
 			cs.driver.life.Go(cs.probe)
 		}
 	}
@@ -254,8 +254,9 @@ func (t tracked) Clone() credentials.TransportCredentials {
 	return tracked{t.TransportCredentials.Clone(), t.conns}
 }
 
-// forgetAfter is how long the driver remembers the id of a cluster that no
-// longer answers. A cluster that was restored from a backup has another id.
+// forgetAfter is the time for which the driver remembers the id of a cluster
+// that no longer answers. A cluster that was restored from a backup has another
+// id.
 const forgetAfter = 15 * time.Second
 
 // cluster checks whether all answers come from one cluster. Two clusters behind
@@ -279,7 +280,7 @@ func (c *cluster) check(header *pb.ResponseHeader) error {
 	id, now := header.GetClusterId(), c.driver.now()
 	known := c.id.Load()
 	switch {
-	case id == 0: // the sender is not an etcd server, or only a part of one
+	case id == 0: // the sender is not a complete etcd server
 		return nil
 	case id == known, known == 0 && c.id.CompareAndSwap(0, id):
 		c.heard.Store(now)
@@ -334,7 +335,7 @@ func (d *Driver) endAll(cause error) {
 }
 
 // checkHosts returns an error if servers that answer belong to different
-// clusters. Servers that do not answer in time are left out.
+// clusters. Servers that do not answer in time are ignored.
 func (d *Driver) checkHosts(ctx context.Context) error {
 	hosts := d.client.Endpoints()
 	if len(hosts) < 2 {

@@ -120,8 +120,8 @@ func inTime(t *testing.T, what string, f func() error) {
 	}
 }
 
-// TestConnectionsThatHang checks that no call waits for long, whatever the TTL
-// is, because new connections work.
+// TestConnectionsThatHang checks that no call waits for long, regardless of the
+// TTL, because new connections work.
 func TestConnectionsThatHang(t *testing.T) {
 	t.Parallel()
 	s := testenv.Etcd(t)

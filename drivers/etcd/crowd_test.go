@@ -34,8 +34,8 @@ func TestCrowdIsServedTogether(t *testing.T) {
 	}, "a request serves at least four callers on average")
 }
 
-// TestHistoryOfACrowd has the requests of a crowd combined, some names free and
-// some not, through breaks of the connection, and checks the results.
+// TestHistoryOfACrowd checks the results of combined requests of a crowd. Some
+// of the names are free, and the connection breaks repeatedly.
 func TestHistoryOfACrowd(t *testing.T) {
 	t.Parallel()
 	for kind, start := range map[string]func(testing.TB, ...string) *testenv.EtcdServer{"current": testenv.Etcd, "packaged": testenv.PackagedEtcd} {
@@ -117,9 +117,9 @@ func lockOne(ctx context.Context, h *history.History, c *dsync.Client, label, na
 	return true
 }
 
-// TestCrowdOnALeaseThatEnds revokes the lease that the requests of a crowd hang
-// their keys on. Requests that are refused together are sent again one by one,
-// and every caller gets an answer.
+// TestCrowdOnALeaseThatEnds revokes the lease to which the requests of a crowd
+// attach their keys. Requests that are refused together are sent again one by
+// one, and every caller gets an answer.
 func TestCrowdOnALeaseThatEnds(t *testing.T) {
 	s := testenv.Etcd(t)
 	c := userClient(t, s.Addr)
@@ -171,7 +171,7 @@ func TestCrowdWithNamesThatAreDenied(t *testing.T) {
 	})
 }
 
-// TestCrowdOnAServerThatTakesFewOps has a server that refuses requests which
+// TestCrowdOnAServerThatTakesFewOps has a server that refuses requests that
 // other servers accept.
 func TestCrowdOnAServerThatTakesFewOps(t *testing.T) {
 	s := testenv.Etcd(t, "--max-txn-ops", "8")

@@ -21,7 +21,8 @@ var refusals = []error{
 	rpctypes.ErrInvalidAuthToken, rpctypes.ErrUnhealthy, rpctypes.ErrCorrupt, rpctypes.ErrNotLeader,
 }
 
-// denials are answers that any other request of the same user would also get.
+// denials are answers that the server would also give to any other request of
+// the same user.
 var denials = []error{
 	rpctypes.ErrPermissionDenied, rpctypes.ErrUserEmpty, rpctypes.ErrAuthFailed, rpctypes.ErrAuthNotEnabled,
 	rpctypes.ErrRoleNotFound, rpctypes.ErrUserNotFound,
@@ -40,7 +41,7 @@ func fault(ctx context.Context, err error) (_ error, doubt bool) {
 	switch {
 	case err == errOverlooked:
 		return err, false
-	case errors.Is(err, errClusters): // one of the clusters may have carried out the request
+	case errors.Is(err, errClusters): // either cluster may have carried out the request
 		return err, true
 	case isOneOf(err, ofUser):
 		return fmt.Errorf("%w: %w", driver.ErrCredentials, err), false
@@ -77,7 +78,7 @@ type final struct{ error }
 
 // Outcomes of an attempt for which giveUp has special cases.
 var (
-	errAgain = errors.New("ask again")                          // with another key
+	errAgain = errors.New("ask again")                          // to try again with another key
 	errGone  = errors.New("the place in the queue was removed") // by another client
 	errOver  = errors.New("the session has ended")
 )

@@ -47,8 +47,8 @@
 //	Write        excluded       excluded      excluded
 //	Exclusive    see below      excluded      excluded
 //
-// RLock only checks for keys of writers, so it is granted beside an exclusive
-// lock. Use the mode Write where other clients use RWMutex.
+// RLock only checks for keys of writers, so it is granted even while an
+// exclusive lock is held. Use the mode Write if other clients use RWMutex.
 //
 // docs/backends/etcd.md lists costs, limits, the least rights and the promises
 // under each fault.
@@ -76,7 +76,7 @@ import (
 
 const (
 	ttlUnit     = time.Second
-	usualMinTTL = 2 * time.Second // of a server with default settings
+	usualMinTTL = 2 * time.Second // the minimum of a server with default settings
 	maxTTL      = 100 * 365 * 24 * time.Hour
 
 	// late covers the server's scan for leases that have ended, every half
@@ -84,9 +84,9 @@ const (
 	// leader, all leases start with a full TTL again.
 	late = 2 * time.Second
 
-	// Time limits of a request and of a request that can simply be repeated. A
-	// frozen node must not delay for long a request that another node can
-	// serve.
+	// requestFor is the timeout of a request. attemptFor is the shorter timeout
+	// of an attempt that can simply be repeated. It prevents a frozen node from
+	// delaying for long a request that another node can serve.
 	requestFor = 3 * time.Second
 	attemptFor = time.Second
 )
@@ -96,15 +96,15 @@ type Options struct {
 	// Prefix is prepended to each name as it is, without a slash in between.
 	Prefix string
 
-	// Flat writes slashes in names as %2F and percent signs as %25. Then no
-	// lock is below another one for clients that treat every key below a name
-	// as a contender. All clients must use the same setting.
+	// Flat writes slashes in names as %2F and percent signs as %25. No lock is
+	// then below another one for clients that treat every key below a name as a
+	// contender. All clients must use the same setting.
 	Flat bool
 
-	// NoteAlone makes the value of a hold's key only the note of its holder, as
-	// observers of an Election of package concurrency expect. Inspect then
-	// names the owner by the key, and does not know when the lock was
-	// requested.
+	// NoteAlone makes the value of a hold's key consist only of the note of its
+	// holder, as observers of an Election of package concurrency expect.
+	// Inspect then reports the key as the owner, and does not know when the
+	// lock was requested.
 	NoteAlone bool
 
 	// RoundUp accepts TTLs that etcd does not support, and uses the next longer
@@ -128,10 +128,10 @@ type Options struct {
 	Password func(ctx context.Context) (string, error)
 }
 
-// Driver is a driver.Driver on etcd. It implements driver.KeepAliveReporter,
-// driver.Inspector, driver.ForceUnlocker, driver.Watcher, driver.Lister,
-// driver.Limiter, driver.Latcher, driver.Leaver, move.Sealer, move.Unsealer,
-// move.Marker and move.Unmarker too.
+// Driver is a driver.Driver on etcd. It also implements
+// driver.KeepAliveReporter, driver.Inspector, driver.ForceUnlocker,
+// driver.Watcher, driver.Lister, driver.Limiter, driver.Latcher, driver.Leaver,
+// move.Sealer, move.Unsealer, move.Marker and move.Unmarker.
 type Driver struct {
 	client      *clientv3.Client
 	leases      pb.LeaseClient
@@ -139,7 +139,7 @@ type Driver struct {
 	options     Options
 	minTTL      time.Duration
 	host        string
-	recorded    atomic.Bool // some name has a record
+	recorded    atomic.Bool // set when some name has a record
 	// times inside the driver are nanoseconds since then, on the monotonic
 	// clock
 	epoch       time.Time
@@ -150,7 +150,7 @@ type Driver struct {
 	onKeepAlive func(error)  // called after attempts to keep sessions alive; may be nil
 
 	life    *lifecycle.Lifecycle // counts Acquires as calls
-	asks    bound                // requests of callers that end when Close begins
+	asks    bound                // bounds callers' requests that end when Close begins
 	looks   bound                // the same for requests that are repeated
 	ends    bound                // requests to release a hold
 	sender  *sender
@@ -208,7 +208,7 @@ func New(client *clientv3.Client, o *Options) (*Driver, error) {
 	d.asks.life, d.asks.time = d.life.Open(), requestFor
 	d.looks.life, d.looks.time = d.life.Open(), attemptFor
 	d.ends.life, d.ends.time = d.life.Context(), attemptFor
-	d.host, _ = os.Hostname() // for people; a lock without it works as well
+	d.host, _ = os.Hostname() // for people; a lock also works without it
 	d.sender = newSender(d)
 	d.feeds = newFeeds(d)
 	d.ghosts = newCleaner(d)

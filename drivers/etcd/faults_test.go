@@ -25,7 +25,7 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// leaseOf returns the id of the lease that a key hangs on.
+// leaseOf returns the id of the lease to which a key is attached.
 func leaseOf(tb testing.TB, c *clientv3.Client, key string) clientv3.LeaseID {
 	tb.Helper()
 	answer, err := c.Get(guard(tb), key)
@@ -178,7 +178,7 @@ func TestRenewFixed(t *testing.T) {
 }
 
 // TestLostAnswerOfRenewal loses the answer to a renewal, after which the key
-// may hang on either lease.
+// may be attached to either lease.
 func TestLostAnswerOfRenewal(t *testing.T) {
 	s := testenv.Etcd(t)
 	link, addr := testenv.Wire(t, s.Addr)
@@ -338,9 +338,9 @@ func leader(tb testing.TB, c *clientv3.Client, servers []*testenv.EtcdServer) in
 }
 
 // work locks a name repeatedly in several goroutines of each driver until the
-// test ends them, and fails the test if two have the lock at a time. It returns
-// a function that waits until each driver has had the lock n more times, and a
-// function that ends the work.
+// test ends them, and fails the test if two goroutines have the lock at the
+// same time. It returns a function that waits until each driver has had the
+// lock n more times, and a function that ends the work.
 func work(t *testing.T, drivers ...*etcd.Driver) (progress func(n int), end func()) {
 	var inside atomic.Int32
 	var mu sync.Mutex
@@ -431,7 +431,7 @@ func TestFrozenNode(t *testing.T) {
 }
 
 // TestLearnerAmongTheHosts has one of two servers refuse all requests as a
-// learner does. The library takes the servers in turn.
+// learner does. The library uses the servers in turn.
 func TestLearnerAmongTheHosts(t *testing.T) {
 	s := testenv.Etcd(t)
 	_, port, _ := strings.Cut(s.Addr, ":")
@@ -490,7 +490,7 @@ func TestTwoClusters(t *testing.T) {
 	}
 	closeLater(t, d)
 	var failed error
-	for failed == nil { // the library may take a while to know both
+	for failed == nil { // the library may take a while to know both clusters
 		r := request("a")
 		l, err := d.Acquire(guard(t), r)
 		if errors.Is(err, driver.ErrUnavailable) {

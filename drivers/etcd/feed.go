@@ -39,9 +39,9 @@ func newFeeds(d *Driver) *feeds { return &feeds{driver: d, byRange: make(map[key
 
 // feed is the watch on the contenders for one name, on some of them, or on one
 // key of the name's record. The watch has no start revision, because the server
-// delivers events of a watch that starts in the past only ten times a second.
-// So the feed wakes all waiters when it becomes active, and they read the
-// earlier changes.
+// delivers the events of a watch that starts in the past only ten times a
+// second. So the feed wakes all waiters when it becomes active, and they read
+// the earlier changes.
 type feed struct {
 	feeds *feeds
 	keys  keyRange
@@ -54,7 +54,8 @@ type feed struct {
 	active bool              // the feed delivers all events
 	since  int64             // when the feed became active, on feeds.clock
 	recent []*clientv3.Event // the last events delivered since then
-	// revision of the newest event since then that is no longer in recent
+	// revision of the newest event delivered since then that is no longer in
+	// recent
 	lost    int64
 	waiters map[*waiter]struct{}
 	watches map[*watch]struct{}
@@ -67,7 +68,7 @@ type feed struct {
 //	first    view and first       by the view and the events since, no key is before the waiter's
 //	in doubt                      the waiter has to look, as soon as its feeds are active, or after a while
 //
-// The waiter's view determines which feeds it receives: see hold.hears.
+// The waiter's view determines the feeds to which it listens (see hold.hears).
 type waiter struct {
 	all  *feeds
 	own  string        // key
@@ -84,9 +85,9 @@ type waiter struct {
 // now is the time of the request that puts the key of a waiter: see join.
 func (fs *feeds) now() int64 { return fs.clock.Add(1) }
 
-// join returns a waiter for a key. It is in doubt, and listens to no feed until
-// it has a view. The request that put the key, and returns the first view, was
-// sent at asked.
+// join returns a waiter for a key. The waiter is in doubt, and listens to no
+// feed until it has a view. The request that put the key, and returns the first
+// view, was sent at asked.
 func (fs *feeds) join(own string, asked int64) *waiter {
 	return &waiter{all: fs, own: own, asked: asked, wake: make(chan struct{}, 1)}
 }
@@ -156,11 +157,12 @@ func (w *waiter) beginLook() (old *view, nearest string) {
 	return old, w.nearest
 }
 
-// endLook ends a look that beginLook began, or the request that put the key. v
+// endLook ends a read that beginLook began, or the request that put the key. v
 // is the answer, and from now on the waiter listens to the feeds of ranges.
 // endLook reports whether these are active. If they have delivered all events
 // since the request was sent, and still remember them, the waiter continues
-// from v. Otherwise it must look as soon as all feeds are active.
+// from v. Otherwise it must read the queue again as soon as all feeds are
+// active.
 func (w *waiter) endLook(v view, ranges []keyRange) (active bool) {
 	w.all.mu.Lock()
 	defer w.all.mu.Unlock()
@@ -212,7 +214,7 @@ func signal(c chan struct{}) {
 	}
 }
 
-// doubt replaces watches with new ones on another stream, and so perhaps on
+// doubt replaces watches with new ones on another stream, and so possibly on
 // another server. It replaces watches that should have begun or, if an event
 // was missed, all watches of the waiter. A server that is frozen, or cut off
 // from the others, sends nothing, but its connection may stay open.
@@ -333,7 +335,7 @@ func (f *feed) deliver(events []*clientv3.Event) {
 	defer f.feeds.mu.Unlock()
 	for _, e := range events {
 		if !f.keys.ofRecord && (e.IsCreate() || !isContender(f.keys.dir, e.Kv)) {
-			continue // a new contender, which is behind, or a longer name
+			continue // a new contender, which is further back in the queue, or a longer name
 		}
 		if f.recent = append(f.recent, e); len(f.recent) > maxRecent {
 			f.lost = f.recent[0].Kv.ModRevision
@@ -359,7 +361,7 @@ func (f *feed) close() bool {
 	return true
 }
 
-// watch is one call of Watch, which listens to a feed like a waiter.
+// watch is one call to Watch, which listens to a feed like a waiter.
 type watch struct{ changed func() }
 
 // Watch implements driver.Watcher. The feed delivers events of all contenders,

@@ -38,10 +38,10 @@ func (s *slowWatcher) Watch(ctx context.Context, _ string, _ ...clientv3.OpOptio
 	return hears
 }
 
-// TestFeedBeginsBesideThoseWhoDoubt has waiters whose looks are answered while
-// no watch begins, as after an outage, and while the server is busy. Each
-// waiter looks once a second, and has the watch replaced. A feed that never
-// begins would leave all hand-overs to those looks.
+// TestFeedBeginsBesideThoseWhoDoubt has waiters whose reads are answered while
+// no watch begins, as after an outage or while the server is busy. Each waiter
+// reads the queue once a second, and makes the feed replace its watch. A feed
+// that never begins would leave all hand-overs to those reads.
 func TestFeedBeginsBesideThoseWhoDoubt(t *testing.T) {
 	for _, test := range []struct {
 		name    string

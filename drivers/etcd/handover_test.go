@@ -23,7 +23,7 @@ func queueUp(t *testing.T, d *etcd.Driver, name string, n int) []*drivertest.Wai
 	return waiters
 }
 
-// TestPassIsOneRequest counts the server's requests when a lock goes from
+// TestPassIsOneRequest counts the server's requests when a lock passes from
 // caller to caller of one client. A run that takes longer than a client may
 // keep a lock among its callers costs more.
 func TestPassIsOneRequest(t *testing.T) {
@@ -88,7 +88,7 @@ func TestPassIsNoNewsForOthers(t *testing.T) {
 	s := testenv.Etcd(t)
 	a, b := openURL(t, "etcd://%s", s.Addr), openURL(t, "etcd://%s", s.Addr)
 	row := 0
-	testenv.Eventually(t, func() bool { // a waiter that is delayed for long enough looks
+	testenv.Eventually(t, func() bool { // a waiter that is delayed for long enough reads the queue
 		row++
 		name := fmt.Sprint("row", row)
 		l := acquire(t, a, request(name))
@@ -149,8 +149,8 @@ func TestPassOfASeal(t *testing.T) {
 
 // TestHandOverBetweenClientsIsOneRequest counts the server's requests when a
 // lock goes from client to client and back. The event shows the waiter that it
-// is now the first contender. A waiter that is delayed for long enough looks,
-// so some runs may cost more.
+// is now the first contender. A waiter that is delayed for long enough reads
+// the queue, so some runs may cost more.
 func TestHandOverBetweenClientsIsOneRequest(t *testing.T) {
 	const n = 6
 	s := testenv.Etcd(t)
@@ -187,7 +187,8 @@ func TestHandOverBetweenClientsIsOneRequest(t *testing.T) {
 }
 
 // TestHandOverPastThoseWhoLeft has the contenders directly before a waiter
-// leave first. The waiter does not become the next by that, however many leave.
+// leave first. This does not make the waiter the next one, regardless of how
+// many leave.
 func TestHandOverPastThoseWhoLeft(t *testing.T) {
 	s := testenv.Etcd(t)
 	a, b := openURL(t, "etcd://%s", s.Addr), openURL(t, "etcd://%s", s.Addr)
@@ -220,7 +221,7 @@ func TestHandOverPastThoseWhoLeft(t *testing.T) {
 
 // TestHandOverOfARecordThatChanged has the holder set a mark on a name, and
 // remove it, while another client waits. The waiter gets the token, and knows
-// of the mark, as if it had come later.
+// of the mark, as if it had arrived later.
 func TestHandOverOfARecordThatChanged(t *testing.T) {
 	s := testenv.Etcd(t)
 	a, b := openURL(t, "etcd://%s", s.Addr), openURL(t, "etcd://%s", s.Addr)
@@ -320,7 +321,7 @@ func TestHandOverTokenIsTheRevision(t *testing.T) {
 }
 
 // TestHandOverWithoutAnAnswer loses the answer that shows the next holder. The
-// waiter must find out by itself.
+// waiter must find out without it.
 func TestHandOverWithoutAnAnswer(t *testing.T) {
 	s := testenv.Etcd(t)
 	link, addr := testenv.Wire(t, s.Addr)

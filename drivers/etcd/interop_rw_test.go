@@ -19,7 +19,7 @@ import (
 // rival is a client of another library.
 type rival struct{ lock, unlock func() error }
 
-// rivals has functions that make them, each with its own session.
+// rivals contains functions that make rivals, each with its own session.
 var rivals = map[string]func(tb testing.TB, c *clientv3.Client, name string) rival{
 	"Mutex": func(tb testing.TB, c *clientv3.Client, name string) rival {
 		m := newMutex(tb, c, name)
@@ -52,8 +52,8 @@ func (r rival) begin(tb testing.TB, c *clientv3.Client, name string) (locked <-c
 	return outcome
 }
 
-// waits fails the test if a rival has the lock. It looks for as long as several
-// requests take; a rival sends one request before it waits.
+// waits fails the test if a rival has the lock. It checks for as long as
+// several requests take, because a rival sends one request before it waits.
 func waits(tb testing.TB, c *clientv3.Client, locked <-chan error) {
 	tb.Helper()
 	for range 20 {
@@ -104,7 +104,7 @@ func TestModesBesideRivals(t *testing.T) {
 
 				l := acquire(t, d, in(mode, request(name)))
 				locked := theirs.begin(t, c, name)
-				if beside || mode == driver.Exclusive && kind == "RLock" { // a reader does not look for exclusive locks
+				if beside || mode == driver.Exclusive && kind == "RLock" { // a reader does not check for exclusive locks
 					granted(t, locked)
 					release(t, l)
 				} else {
@@ -184,7 +184,7 @@ func TestOrderBesideRWMutex(t *testing.T) {
 			if _, err := ourWriter.End(t); !errors.Is(err, context.Canceled) {
 				t.Errorf("our writer: got %v, want %v", err, context.Canceled)
 			}
-			other := acquire(t, b, in(driver.Read, request("a"))) // beside both
+			other := acquire(t, b, in(driver.Read, request("a"))) // together with both
 			write := wait(t, a, in(driver.Write, request("a")))
 			release(t, other)
 			unlock(reader)
@@ -219,7 +219,7 @@ func TestRWMutexOverlooksNothing(t *testing.T) {
 	if got := token(write); got != before {
 		t.Errorf("token: got %d, want %d as before", got, before)
 	}
-	if _, err := c.Delete(t.Context(), keys(t, c, "a/read/")[0]); err != nil { // the first is gone, and the second looks again
+	if _, err := c.Delete(t.Context(), keys(t, c, "a/read/")[0]); err != nil { // the first is gone, and the second reads the queue again
 		t.Fatal(err)
 	}
 	waits(t, c, written)

@@ -103,8 +103,8 @@ func etcdctlLock(tb testing.TB, s *testenv.EtcdServer, name string) (token <-cha
 }
 
 // runEtcdctlLock returns when `etcdctl lock` has the lock. The command that it
-// runs under the lock, which has no standard input, reads from a named pipe,
-// and so ends when unlock opens that.
+// runs under the lock, which has no standard input, reads from a named pipe, so
+// it ends when unlock opens the pipe.
 func runEtcdctlLock(ctl, addr, name string) (token uint64, unlock func() error, err error) {
 	dir, err := os.MkdirTemp("", "dsync-etcdctl-")
 	if err != nil {
@@ -234,9 +234,9 @@ func etcdctlRole() {
 	})
 }
 
-// Four processes of either kind add 500 each. The other processes take the lock
-// less often and add more at a time, because it takes a tenth of a second to
-// wake them.
+// Four processes of either kind add 500 each. The other processes acquire the
+// lock less often and add more at a time, because waking them takes a tenth of
+// a second.
 func TestCounterBesideOthers(t *testing.T) {
 	for other, ours := range map[string]string{"mutex": "dsync", "etcdctl": "dsync", "rwmutex": "write"} {
 		t.Run(other, func(t *testing.T) {

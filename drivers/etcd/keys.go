@@ -19,7 +19,7 @@ import (
 // newKey returns a key that no other attempt has. The key of an exclusive lock
 // begins like the keys of package concurrency, which consist only of the lease.
 func newKey(dir, mark string, id clientv3.LeaseID, number uint64) string {
-	b := append(make([]byte, 0, 64), dir...) // most keys fit
+	b := append(make([]byte, 0, 64), dir...) // large enough for most keys
 	b = append(b, mark...)
 	b = strconv.AppendUint(b, uint64(id), 16)
 	b = append(b, '-')
@@ -78,11 +78,11 @@ type rule struct {
 	// the permits of all keys before its own count, and so does the record of
 	// the name
 	adds bool
-	// after a grant by events, a look confirms it, because events report
+	// a grant by events must be confirmed by a read, because events report
 	// neither its own key nor a new limit
 	confirms     bool
 	shared       bool // several clients may hold the name
-	besideRecipe bool // clients of RWMutex overlook its key if it is put again
+	besideRecipe bool // RWMutex clients overlook its key if the key is put again
 }
 
 // rules contains the rule of each mode.
@@ -133,8 +133,8 @@ func markOfPermits(n, limit int) string {
 	return permitMark + strconv.Itoa(n) + "of" + strconv.Itoa(limit) + "-"
 }
 
-// permitsOf returns how many permits the key of a contender requests, 0 in
-// other modes, and the limit that the key names.
+// permitsOf returns the number of permits that the key of a contender requests,
+// 0 in other modes, and the limit that the key contains.
 func permitsOf(key []byte) (n, limit int) {
 	rest, ok := bytes.CutPrefix(key[bytes.LastIndexByte(key, '/')+1:], []byte(permitMark))
 	if !ok {
@@ -212,7 +212,7 @@ type value struct {
 	Time  time.Time `json:"time"`
 	Note  string    `json:"note,omitempty"`
 	Hold  string    `json:"hold,omitempty"`
-	Pass  int       `json:"pass,omitempty"` // how many times the hold was passed to another caller of the client
+	Pass  int       `json:"pass,omitempty"` // number of times that the hold was passed to another caller of the client
 }
 
 // text returns v as it is stored in the key.
@@ -228,8 +228,8 @@ func opPut(key string, text []byte, options ...clientv3.OpOption) clientv3.Op {
 	return op
 }
 
-// The permanent state of a name is stored in keys beside its contenders. These
-// keys have a NUL where contenders have a slash.
+// The permanent state of a name is stored in keys next to those of its
+// contenders. These keys have a NUL where contenders have a slash.
 const (
 	sealSuffix  = "\x00seal"  // the value is the last token
 	looseSuffix = "\x00loose" // the value is the id of Loosen
@@ -269,7 +269,7 @@ var isAbsent = clientv3.Compare(clientv3.CreateRevision(""), "=", 0)
 // noRecord is the condition that a name has no record.
 func noRecord(dir string) clientv3.Cmp {
 	from, end := []byte(dir), []byte(dir)
-	from[len(dir)-1], end[len(dir)-1] = 0, 1 // in place of the slash
+	from[len(dir)-1], end[len(dir)-1] = 0, 1 // NUL and the next byte in place of the slash
 	c := isAbsent.WithRange(string(end))
 	c.WithKeyBytes(from)
 	return c
@@ -294,7 +294,7 @@ func readRecord(dir string, kvs []*mvccpb.KeyValue) (r record, err error) {
 		case markKey(dir):
 			r.marked, wrong = true, nil
 		default:
-			wrong = nil // another key, perhaps not a number
+			wrong = nil // another key, whose value need not be a number
 		}
 		if wrong != nil {
 			err = fmt.Errorf("key %q is not a number: %w", kv.Key, wrong)

@@ -10,9 +10,9 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// TestKeysAreUsedAgain has consecutive locks of a name. The server keeps each
-// key that ever existed until its next compaction, and passes all keys of a
-// name at every lock.
+// TestKeysAreUsedAgain has consecutive locks of a name. Until its next
+// compaction, the server keeps every key that ever existed, and goes through
+// all keys of a name at every lock.
 func TestKeysAreUsedAgain(t *testing.T) {
 	s := testenv.Etcd(t)
 	c := userClient(t, s.Addr)

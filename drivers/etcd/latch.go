@@ -16,9 +16,9 @@ var _ driver.Latcher = (*Driver)(nil)
 // The keys of latches have a NUL after the prefix, so they are not below any
 // name and do not contend for a lock.
 const (
-	latchPrefix = "\x00latch\x00" // and the name; the value is the count as set
-	// and the name, a NUL and the id of a change; the value is the result of
-	// the change
+	latchPrefix = "\x00latch\x00" // followed by the name; the value is the count as set
+	// followed by the name, a NUL and the id of a change; the value is the
+	// result of the change
 	changePrefix = "\x00change\x00"
 )
 

@@ -109,8 +109,8 @@ func TestKeysOfALatch(t *testing.T) {
 	}
 }
 
-// TestLatchRequests has many clients count down at once. None of them needs to
-// repeat a request because of another.
+// TestLatchRequests has many clients count down at once. No client needs to
+// repeat a request because of another client.
 func TestLatchRequests(t *testing.T) {
 	const clients, each = 4, 25
 	s := testenv.Etcd(t)
@@ -139,8 +139,8 @@ func TestLatchRequests(t *testing.T) {
 	}
 }
 
-// TestLatchLastTwoAtOnce has a count-down read that two are left, and another
-// one come in between.
+// TestLatchLastTwoAtOnce has a count-down read that two are left, and lets
+// another count-down come in between.
 func TestLatchLastTwoAtOnce(t *testing.T) {
 	s := testenv.Etcd(t)
 	link, addr := testenv.Wire(t, s.Addr)
@@ -183,7 +183,7 @@ func TestLatchWithoutItsLease(t *testing.T) {
 	}
 }
 
-// leasesOfChanges returns the leases that ids of changes hang on.
+// leasesOfChanges returns the leases to which ids of changes are attached.
 func leasesOfChanges(tb testing.TB, c *clientv3.Client) map[clientv3.LeaseID]bool {
 	tb.Helper()
 	answer, err := c.Get(guard(tb), "\x00change\x00", clientv3.WithPrefix())
@@ -197,8 +197,8 @@ func leasesOfChanges(tb testing.TB, c *clientv3.Client) map[clientv3.LeaseID]boo
 	return leases
 }
 
-// TestLatchWatchHearsOfTheEnd checks that a watch reports only the end: a
-// count-down causes no traffic for the waiters.
+// TestLatchWatchHearsOfTheEnd checks that a watch reports only the end, so that
+// a count-down causes no traffic for the waiters.
 func TestLatchWatchHearsOfTheEnd(t *testing.T) {
 	s := testenv.Etcd(t)
 	d := openURL(t, "etcd://%s", s.Addr)

@@ -25,13 +25,13 @@ type hold struct {
 	waited   bool // Events.Waiting was called
 	standing standing
 	key      string
-	limit    int    // of permits, in the key
+	limit    int    // limit of permits in the key
 	number   uint64 // in the key
 	revision int64  // at which the key was created
 	token    int64  // the revision that the token comes from
 	record   record
 	first    atomic.Uint64 // token
-	granted  int64         // when, on the driver's clock
+	granted  int64         // time of the grant, on the driver's clock
 	session  *session      // nil if the hold has its own lease
 	own      *ownLease     // nil otherwise
 
@@ -46,7 +46,7 @@ type hold struct {
 	passed *value
 }
 
-// phase is how far the end of a hold has progressed.
+// phase is the progress of the end of a hold.
 type phase int8
 
 // standing is the state of an attempt's key, as far as the driver knows.
@@ -85,8 +85,8 @@ func (h *hold) expires() int64 {
 	return h.own.expires.Load()
 }
 
-// isPast reports whether Expires has passed. A session whose end was seen to
-// have passed has ended permanently.
+// isPast reports whether the time Expires has passed. Once isPast has returned
+// true for a session's hold, the session has ended permanently.
 func (h *hold) isPast() bool {
 	if h.session != nil {
 		return h.session.End.Passed(h.driver.now())
@@ -145,8 +145,8 @@ func (h *hold) lose(cause error) {
 	}
 }
 
-// giveLeaseBack returns the lease that carried the key. The key is known to be
-// gone.
+// giveLeaseBack gives back the lease to which the key was attached. The key is
+// known to be gone.
 func (h *hold) giveLeaseBack() {
 	h.mu.Lock()
 	inCleaner := h.inCleaner
@@ -160,7 +160,7 @@ func (h *hold) giveLeaseBack() {
 	}
 }
 
-// leaveToCleaner deletes the key in the background. Definite is set if the
+// leaveToCleaner deletes the key in the background. definite is set if the
 // request that put the key was answered.
 func (h *hold) leaveToCleaner(definite bool) {
 	h.mu.Lock()
@@ -177,8 +177,8 @@ func (h *hold) leaveToCleaner(definite bool) {
 	}
 }
 
-// Release implements driver.Lease. It repeats failed requests for as long as
-// ctx and the hold last.
+// Release implements driver.Lease. It repeats failed requests until ctx or the
+// hold ends.
 func (h *hold) Release(ctx context.Context) error {
 	d := h.driver
 	h.mu.Lock()
@@ -306,8 +306,8 @@ var _ driver.Passer = (*hold)(nil)
 
 // Pass implements driver.Passer. The key is put again on the same lease: it
 // stays the oldest one, the waiters behind it keep waiting, and the revision of
-// the answer is the token. If there is no answer, the key exists in either
-// case, and Release deletes it.
+// the answer is the token. Even if there is no answer, the key exists, and
+// Release deletes it.
 func (h *hold) Pass(ctx context.Context, owner, note string) error {
 	if h.isOver() {
 		return driver.ErrNotHeld
@@ -362,7 +362,8 @@ func (h *hold) putAgain() clientv3.Op {
 }
 
 // textOf returns the value of a hold's key. A value that is only a note does
-// not show that the hold was passed, so the waiters behind it look again.
+// not show that the hold was passed, so the waiters behind it read the queue
+// again.
 func (d *Driver) textOf(v value) []byte {
 	if d.options.NoteAlone {
 		return []byte(v.Note)
@@ -371,12 +372,12 @@ func (d *Driver) textOf(v value) []byte {
 }
 
 // Leave implements driver.Leaver. It works like a final renewal of a hold with
-// its own expiry, repeated like a release. Each lease that then carries the
-// key, or may carry it, is left to run out.
+// its own expiry, repeated like a release. All leases to which the key is or
+// may be attached are left to run out.
 //
-// Close waits for a Leave under way and does not end its hold. The hold is
-// first removed from the driver's list, so Close does not end it even if Close
-// gives up waiting.
+// Close waits for a Leave that is under way and does not end its hold. The hold
+// is first removed from the driver's list, so Close does not end it even if
+// Close gives up waiting.
 func (d *Driver) Leave(ctx context.Context, granted driver.Lease, ttl time.Duration) error {
 	h := granted.(*hold)
 	d.life.EnterLate()
@@ -395,11 +396,11 @@ func (d *Driver) Leave(ctx context.Context, granted driver.Lease, ttl time.Durat
 	return err
 }
 
-// removalPause limits how often WatchRemoval looks for a key.
+// removalPause is the minimum time between two checks of a key by WatchRemoval.
 const removalPause = 100 * time.Millisecond
 
 // WatchRemoval implements driver.RemovalWatcher. Any change of the contenders
-// may be the removal, so the driver looks for the key after each change.
+// may be the removal, so the driver checks for the key after each change.
 func (h *hold) WatchRemoval(func()) (stop func()) {
 	d := h.driver
 	ctx, stop := context.WithCancel(d.life.Context())
@@ -433,8 +434,8 @@ func (h *hold) WatchRemoval(func()) (stop func()) {
 	return stop
 }
 
-// verify looks for the key of h with a read that no lagging server can answer,
-// and ends the hold if the key is gone.
+// verify reads the key of h in a way that no lagging server can answer, and
+// ends the hold if the key is gone.
 func (d *Driver) verify(ctx context.Context, h *hold) {
 	h.mu.Lock()
 	phase := h.phase

@@ -51,7 +51,7 @@ var (
 	isSealed   = drivertest.IsSealed
 )
 
-// openURL opens a driver that is closed when the test ends, in good order.
+// openURL opens a driver that is closed gracefully when the test ends.
 func openURL(tb testing.TB, format string, args ...any) *etcd.Driver {
 	tb.Helper()
 	return drivertest.Open(tb, fmt.Sprintf(format, args...)).(*etcd.Driver)

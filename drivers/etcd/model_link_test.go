@@ -16,7 +16,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// modelLink replaces the connection of a client of the library: nothing gets
+// modelLink replaces the connection of a client of the library. Nothing gets
 // through it except by a step of the model. Requests about leases are not
 // steps, as long as the link is not cut. All fields are guarded by
 // modelWorld.mu.
@@ -24,8 +24,8 @@ type modelLink struct {
 	world   *modelWorld
 	client  string
 	cut     chan struct{} // closed when the requests of the client get through again; nil if they do
-	number  int           // of requests so far
-	calls   []*modelCall  // that the server, or the client, has not received yet
+	number  int           // number of requests so far
+	calls   []*modelCall  // calls that the server, or the client, has not received yet
 	watches []*modelWatch
 	told    uint64 // equal for clients that have received the same answers
 }
@@ -40,7 +40,7 @@ type modelCall struct {
 	left    bool // no caller waits for the answer
 	answer  any
 	err     error
-	mark    uint64        // of the server when it was carried out
+	mark    uint64        // mark of the server when the call was carried out
 	back    chan struct{} // closed when the client gets the answer
 }
 
@@ -243,11 +243,11 @@ type modelWatch struct {
 	next   int64 // revision that it reports next, if it is on
 	told   bool  // begun is closed
 	news   bool  // the server must report that it has begun
-	ending bool  // no more events come
+	ending bool  // no more events will arrive
 }
 
-// modelWatcher is a clientv3.Watcher. The library's own uses a channel that was
-// not made in a bubble of package synctest.
+// modelWatcher is a clientv3.Watcher. The library's own watcher uses a channel
+// that was not made in a bubble of package synctest.
 type modelWatcher struct{ link *modelLink }
 
 func (c modelWatcher) Watch(ctx context.Context, key string, options ...clientv3.OpOption) clientv3.WatchChan {
@@ -329,9 +329,9 @@ func (watch *modelWatch) concerns(all []*mvccpb.Event) (events []*clientv3.Event
 	return events
 }
 
-// hear gives an answer to the client. A watch that resumes after a break does
-// not report that it has begun. Until it has sent an event it resumes at the
-// revision at which it began, and not the one after.
+// hear delivers an answer to the client. A watch that resumes after a break
+// does not report that it has begun. Until it has sent an event, it resumes at
+// the revision at which it began, and not at the next one.
 func (watch *modelWatch) hear(answer *clientv3.WatchResponse, next int64) {
 	watch.next, watch.news = next, false
 	if !answer.Created {

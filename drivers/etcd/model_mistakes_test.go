@@ -12,19 +12,19 @@ import (
 	"time"
 )
 
-// modelMistake is a possible mistake in the code which decides who has the
-// lock. PLANTED stands for the condition that this mistake is active.
+// modelMistake is a possible mistake in the code that determines which client
+// has the lock. PLANTED stands for the condition that this mistake is active.
 type modelMistake struct {
 	name     string
 	file     string
 	old, new string
-	model    string // the case that finds it
+	model    string // the case that finds the mistake
 	runs     int    // of a search, if it is not found in a small case or at random
 	wrong    []string
 }
 
-// modelMistakes are planted all at once in a copy of the driver, of which each
-// run makes one. When the driver changes, its mistakes must be planted again: a
+// All modelMistakes are planted in one copy of the driver. Each run activates
+// one of them. When the driver changes, its mistakes must be planted again: a
 // missing or ambiguous text is a failure.
 var modelMistakes = []modelMistake{
 	{

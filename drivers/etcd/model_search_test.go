@@ -13,7 +13,7 @@ type modelResult struct {
 	runs, states, strayed int
 	left                  int // ways that were not taken
 	wrong, detail         string
-	way                   []string // to the failure
+	way                   []string // the path to the failure
 }
 
 func (r modelResult) report(t *testing.T) {
@@ -23,17 +23,17 @@ func (r modelResult) report(t *testing.T) {
 	}
 }
 
-// modelPath is a way to a state, and the steps that need not be taken there,
-// because the states to which they lead are reached in other ways.
+// modelPath is a path to a state, and the steps that need not be taken in that
+// state, because the states to which they lead are reached on other paths.
 type modelPath struct {
 	steps  []string
 	asleep []modelStep
 }
 
-// modelSearch takes all steps in all orders. From each state that is new it
-// goes on with one step, and later comes back for the others, by repeating
-// everything from the start. Of orders that differ only in steps that are apart
-// it takes one. It is a depth-first search.
+// modelSearch takes all steps in all orders. From each new state it continues
+// with one step. It returns for the other steps later, by repeating everything
+// from the start. If orders differ only in steps that are apart, it takes only
+// one of them. It is a depth-first search.
 type modelSearch struct {
 	modelCase
 	seen   map[uint64][]modelStep
@@ -115,7 +115,7 @@ func isIn(steps []modelStep, step modelStep) bool {
 }
 
 // stillAsleep returns the steps that need not be taken after a step, because
-// others were taken, or will be, in their place.
+// other steps were or will be taken in their place.
 func stillAsleep(asleep, taken []modelStep, step modelStep) (still []modelStep) {
 	for _, other := range slices.Concat(asleep, taken) {
 		if other.apart(step) {

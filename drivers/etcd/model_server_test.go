@@ -16,14 +16,14 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// modelServer is etcd in memory, as far as a lock can see it: each transaction
-// that changes something has its own revision, keys hang on leases, and past
-// events can be read again back to the last compaction. It does not know the
-// time: modelWorld ends leases.
+// modelServer is etcd in memory, as far as a lock can observe it. Each
+// transaction that changes something has its own revision, keys are attached to
+// leases, and past events can be read again back to the last compaction. It
+// does not know the time: modelWorld ends leases.
 type modelServer struct {
 	compacted int64
 	keys      map[string]*mvccpb.KeyValue
-	log       [][]*mvccpb.Event // of revision i+1
+	log       [][]*mvccpb.Event // events of revision i+1
 	marks     []uint64          // after revision i+1: equal for servers with the same history
 	leases    map[int64]*modelLease
 	writer    string // the client whose request is carried out
@@ -373,5 +373,5 @@ func (s *modelServer) isSealed(dir string, revision int64) bool {
 	return s.at(revision)[sealKey(dir)] != nil
 }
 
-// leaseOf returns the client whose lease a key hangs on, or hung on.
+// leaseOf returns the client to whose lease a key is or was attached.
 func (w *modelWorld) leaseOf(kv *mvccpb.KeyValue) string { return w.owners[kv.Lease] }

@@ -13,11 +13,11 @@ import (
 
 // modelStep is a possible next event, which happens all at once.
 type modelStep struct {
-	name   string // distinguishes steps that can happen at the same time, and is the same whatever happens before
+	name   string // distinguishes steps that can happen at the same time, and does not depend on what happened before
 	client string
 	reads  bool // the server
 	writes bool
-	fault  bool // it does not have to happen
+	fault  bool // the step need not happen
 	leaves bool // a caller gives up the lock or a place in the queue
 	time   bool // time passes
 	do     func()
@@ -37,8 +37,8 @@ func (w *modelWorld) take(s modelStep) {
 	synctest.Wait()
 }
 
-// steps returns the steps in a fair order: if always the first step that is not
-// a fault is taken, every caller is served.
+// steps returns the steps in a fair order: if the first step that is not a
+// fault is always taken, every caller is served.
 func (w *modelWorld) steps() (steps []modelStep) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -213,7 +213,7 @@ func (w *modelWorld) disasters() (steps []modelStep) {
 	return steps
 }
 
-// remove does the same to a key as ForceUnlock. A holder learns of it, but
+// remove does the same to a key as ForceUnlock. The holder learns of it only
 // later.
 func (w *modelWorld) remove(key *mvccpb.KeyValue) {
 	w.removedKeys[key.CreateRevision] = true
@@ -221,8 +221,8 @@ func (w *modelWorld) remove(key *mvccpb.KeyValue) {
 	w.server.drop(func(kv *mvccpb.KeyValue) bool { return kv == key })
 }
 
-// owes reports whether a waiter could be granted the lock beside the holders,
-// in a case in which they are patient.
+// owes reports whether a waiter could be granted the lock together with the
+// holders, in a case in which they are patient.
 func (w *modelWorld) owes() bool {
 	return w.patient && slices.ContainsFunc(modelHolders(w.server.keys, modelDir), func(kv *mvccpb.KeyValue) bool {
 		return slices.ContainsFunc(w.crowd, func(c *modelCaller) bool { return c.at == modelWaiting && c.made(kv) })

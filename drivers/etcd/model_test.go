@@ -15,8 +15,8 @@ var (
 
 // modelCases are the searches of the model. The model is the driver itself,
 // from Acquire to Close, on a server in memory that replaces the connection of
-// the etcd client. Its clients and callers use one name. A step is an event of
-// one instant:
+// the etcd client. Its clients and callers use one name. A step is an
+// instantaneous event:
 //
 //   - a request is carried out; its answer arrives; either is lost, and a
 //     request that was given up is carried out late;
@@ -27,18 +27,19 @@ var (
 //     before that, or passes it to another caller of its client; a waiter gives
 //     up waiting;
 //   - an operator removes the first key; a client is cut off for longer than
-//     its lease lasts; time passes beside requests on their way.
+//     its lease lasts; time passes while requests are on their way.
 //
-// Between two steps everything goes on until all goroutines wait. Time passes
+// Between two steps everything continues until all goroutines wait. Time passes
 // only when there is no other step, or as a step. Requests about leases are not
-// steps: they are answered at once unless the client is cut off.
+// steps, and are answered at once unless the client is cut off.
 //
-// A search takes all steps from all states. Of orders that differ only in steps
-// of two clients which do not meet at the server it takes one. It is bounded by
-// the callers and rounds of a case and by the number of faults. Small cases are
-// searched to the end each time. The other cases are searched with -model.runs,
-// to the end or for that many runs; the log reports whether ways were left. In
-// addition, each case is walked at random, with a fixed seed.
+// A search takes all steps from all states. If orders differ only in steps of
+// two clients that do not meet at the server, it takes only one of them. It is
+// bounded by the callers and rounds of a case and by the number of faults.
+// Small cases are searched to the end each time. The other cases are searched
+// with -model.runs, to the end or for that many runs; the log reports whether
+// ways were left. In addition, each case is walked at random, with a fixed
+// seed.
 var modelCases = []modelCase{
 	{name: "queue", small: true, callers: []string{"A", "B", "C"}, settled: 3},
 	{name: "arrivals", small: true, callers: []string{"A", "B"}},

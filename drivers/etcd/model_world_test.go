@@ -27,11 +27,12 @@ const (
 
 	modelPermits = 3 // the number of permits
 
-	// modelQuiet is how long nothing may happen while a caller waits for a free
-	// lock. It is longer than the first look of a waiter whose watch has not
-	// begun, and shorter than the look that makes up for missing events.
+	// modelQuiet is the time for which nothing may happen while a caller waits
+	// for a free lock. It is longer than the time until the first read by a
+	// waiter whose watch has not begun, and shorter than the time until the
+	// read that compensates for missed events.
 	modelQuiet = 3 * time.Second
-	modelIdles = 60 // pauses that make it up
+	modelIdles = 60 // number of pauses of that length
 )
 
 // Kinds of failures.
@@ -46,7 +47,7 @@ const (
 	modelError    = "an error without a cause"
 )
 
-// modelFaults are how many faults of each kind may still happen.
+// modelFaults are the numbers of faults of each kind that may still happen.
 type modelFaults struct {
 	losses      int8 // answers, or requests, which may then arrive later
 	breaks      int8 // of streams of watches
@@ -67,9 +68,9 @@ type modelCase struct {
 	endless bool     // it is never searched to the end
 	callers []string // the client of each
 	modes   string   // a letter for each: r or w, the number of its permits; any other or none is exclusive
-	patient bool     // readers and holders of permits go on for as long as another waiter could be granted the lock beside them
-	settled int      // so many callers are granted what they can get, one after the other, before the search begins
-	rounds  int      // how many times each locks
+	patient bool     // readers and holders of permits continue as long as another waiter could be granted the lock together with them
+	settled int      // this number of callers are granted what they can get, one after another, before the search begins
+	rounds  int      // number of times that each caller locks
 	seals   bool     // the first caller seals the name, in place of a release
 	marks   bool     // the first caller marks the name before it releases it; if it passes the lock, its heir does
 	passes  bool     // the first caller passes the lock to the second, of the same client, which does not request it
@@ -79,7 +80,7 @@ type modelCase struct {
 	behind  int      // such keys behind the first caller, which stay
 	batches bool     // watches also report several revisions at once
 	ttl     time.Duration
-	pause   time.Duration // that passes at once
+	pause   time.Duration // time that passes at once
 	faults  modelFaults
 }
 
@@ -184,7 +185,7 @@ func (c modelCase) modeOf(i int) driver.Mode {
 	return driver.Exclusive
 }
 
-// permitsOf returns how many permits a caller requests.
+// permitsOf returns the number of permits that a caller requests.
 func (c modelCase) permitsOf(i int) int {
 	if i < len(c.modes) && c.modes[i] >= '1' && c.modes[i] <= '9' {
 		return int(c.modes[i] - '0')
@@ -200,7 +201,7 @@ func (w *modelWorld) setLimit(limit int) {
 	w.server.commit(t.events)
 }
 
-// modelCaller locks and releases, again and again.
+// modelCaller locks and releases repeatedly.
 type modelCaller struct {
 	world   *modelWorld
 	name    string
@@ -209,15 +210,15 @@ type modelCaller struct {
 	mode    driver.Mode
 	permits int
 	chief   bool // the first caller
-	marks   bool // the name before it releases it
+	marks   bool // the caller marks the name before it releases it
 	heir    *modelCaller
-	rounds  int // that are left
+	rounds  int // number of remaining rounds
 
 	// Guarded by modelWorld.mu.
 	at     modelPlace
 	lease  driver.Lease
 	cancel context.CancelFunc
-	key    *mvccpb.KeyValue // with which it was granted the lock
+	key    *mvccpb.KeyValue // the key with which it was granted the lock
 }
 
 type modelPlace int8
@@ -275,8 +276,8 @@ func (c *modelCaller) holderIn(keys map[string]*mvccpb.KeyValue) *mvccpb.KeyValu
 	return nil
 }
 
-// granted checks whether the lock can be the caller's. Its token shows since
-// when: at that revision a key of the caller had the lock.
+// granted checks whether the caller can have the lock. The token shows the
+// revision at which a key of the caller had the lock.
 func (c *modelCaller) granted() {
 	w := c.world
 	s := w.server
@@ -364,7 +365,8 @@ func (c *modelCaller) refused(err error) {
 	}
 }
 
-// leave ends a hold in the caller's way, and begins the next round.
+// leave ends a hold in the way that its case specifies, and begins the next
+// round.
 func (c *modelCaller) leave() {
 	w := c.world
 	c.at = modelLeaving
@@ -401,7 +403,7 @@ func (c *modelCaller) leave() {
 	}()
 }
 
-// pass gives the lock to the heir, or up if that fails.
+// pass gives the lock to the heir, or gives it up if that fails.
 func (c *modelCaller) pass(ctx context.Context, l driver.Lease) {
 	w := c.world
 	err := l.(driver.Passer).Pass(ctx, c.heir.name, "")
@@ -426,7 +428,7 @@ func (w *modelWorld) finished() bool {
 	return !slices.ContainsFunc(w.crowd, func(c *modelCaller) bool { return c.at != modelDone })
 }
 
-// state is the same for worlds in which the same can happen. The state of a
+// state is equal for worlds in which the same things can happen. The state of a
 // client is all that it has received. The search relies on a client with the
 // same state continuing in the same way, and checks that, since it repeats
 // earlier steps.
@@ -460,7 +462,7 @@ func (w *modelWorld) state() uint64 {
 	return h.Sum64()
 }
 
-// settle lets all callers begin, the first of them one after the other.
+// settle lets all callers begin, and the first of them one after another.
 func (w *modelWorld) settle() {
 	for i, c := range w.crowd {
 		if c.rounds == 0 { // an heir
@@ -495,7 +497,7 @@ func (w *modelWorld) choices() []modelStep {
 	return steps
 }
 
-// idle lets time pass until a caller goes on, but not for longer than all
+// idle lets time pass until a caller continues, but not for longer than all
 // callers may wait.
 func (w *modelWorld) idle() {
 	for range modelIdles {

@@ -35,11 +35,11 @@ func TestKeysOfModes(t *testing.T) {
 }
 
 // waitersOf opens clients. It returns a function that begins n waiting calls in
-// a mode, by one client after the other.
+// a mode, by one client after another.
 func waitersOf(t *testing.T, s *testenv.EtcdServer, clients int) func(n int, mode driver.Mode) []*drivertest.Waiter {
 	drivers := make([]*etcd.Driver, clients)
 	for i := range drivers {
-		drivers[i] = openURL(t, "etcd://%s?order=fifo", s.Addr) // so that few of a client look at a time
+		drivers[i] = openURL(t, "etcd://%s?order=fifo", s.Addr) // so that few waiters of a client read the queue at a time
 		release(t, acquire(t, drivers[i], request(fmt.Sprint("warm", i))))
 	}
 	return func(n int, mode driver.Mode) []*drivertest.Waiter {
@@ -109,16 +109,16 @@ func TestCrowdOfReads(t *testing.T) {
 	after := s.Requests()
 	backstops := int64(time.Since(start)/(3*time.Second)) * int64(n)
 	most := int64(5*n+6*clients) + backstops
-	// A put and a look when the watch has begun, at most; a look at the grant,
-	// a deletion. The writer looks when the nearest Read has gone.
+	// At most a put, a read when the watch has begun, a read at the grant, and
+	// a deletion. The writer reads the queue when the nearest Read is gone.
 	if got := after["Txn"] - before["Txn"] + after["DeleteRange"] - before["DeleteRange"]; got > most {
 		t.Errorf("requests: got %d, want %d at most", got, most)
 	}
 	t.Logf("%d Reads: %d transactions, %d deletions, %v", n, after["Txn"]-before["Txn"], after["DeleteRange"]-before["DeleteRange"], time.Since(start))
 }
 
-// TestCanceledWriterHoldsNobodyUp has readers wait behind a waiting writer,
-// beside a reader that has the lock.
+// TestCanceledWriterHoldsNobodyUp has readers wait behind a waiting writer
+// while another reader has the lock.
 func TestCanceledWriterHoldsNobodyUp(t *testing.T) {
 	t.Parallel()
 	s := testenv.Etcd(t)

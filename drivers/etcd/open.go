@@ -23,10 +23,10 @@ import (
 	"github.com/go-dsync/dsync/internal/tlsurl"
 )
 
-// How the clients that Open creates connect.
+// The connection parameters of the clients that Open creates.
 const (
 	loginFor  = 3 * time.Second
-	loginPace = 250 * time.Millisecond // between two passwords
+	loginPace = 250 * time.Millisecond // the pause between two attempts with the password
 	pingEvery = 10 * time.Second       // a server may disconnect clients that ping much more often
 	answerIn  = 3 * time.Second        // otherwise the connection counts as dead
 )
@@ -34,7 +34,7 @@ const (
 // retries determines when a connection that was refused, or not made in time,
 // is tried again. The library would pause for up to two minutes, so after an
 // outage of half a minute a client would need another quarter of a minute to
-// notice its end.
+// notice the end of the outage.
 var retries = grpc.ConnectParams{
 	Backoff:           backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 500 * time.Millisecond},
 	MinConnectTimeout: loginFor,
@@ -116,14 +116,14 @@ func connect(ctx context.Context, config clientv3.Config, o *Options) (*Driver, 
 		err = ctx.Err()
 	}
 	if err != nil {
-		_ = d.Close(ctx) // nothing is held yet
+		_ = d.Close(ctx) // nothing is held yet, so an error of Close does not matter
 		return nil, err
 	}
 	return d, nil
 }
 
 // newClient makes a client whose context ends when ctx ends, until opened is
-// called, and only with end from then on.
+// called. After that, only end ends it.
 func newClient(ctx context.Context, config clientv3.Config) (client *clientv3.Client, opened func() bool, end func(), err error) {
 	life, cancel := context.WithCancel(context.Background())
 	config.Context = life
@@ -167,7 +167,7 @@ type login struct {
 }
 
 // Authenticate tries the current password repeatedly for a while, because the
-// server and the source of the password do not change at the same instant. A
+// server and the source of the password do not change at the same moment. A
 // refusal counts as an outage, because the password may soon be correct.
 func (l *login) Authenticate(ctx context.Context, user, _ string) (*clientv3.AuthenticateResponse, error) {
 	var refused error
@@ -193,7 +193,7 @@ func (l *login) Authenticate(ctx context.Context, user, _ string) (*clientv3.Aut
 		}
 		pause.Stop()
 		if ctx.Err() != nil || time.Since(began) > loginFor {
-			// another request may be accepted
+			// another attempt may be accepted
 			return nil, fmt.Errorf("%w: user %q: %v", errNotSent, user, refused)
 		}
 	}

@@ -120,7 +120,7 @@ func secure(tb testing.TB, s *testenv.EtcdServer, password string) (root string)
 	return root
 }
 
-// TestPasswordChanges replaces a password while locks are taken.
+// TestPasswordChanges replaces a password while locks are being acquired.
 func TestPasswordChanges(t *testing.T) {
 	s := testenv.Etcd(t)
 	file, password := filepath.Join(t.TempDir(), "password"), testenv.Password()

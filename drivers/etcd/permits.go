@@ -31,9 +31,10 @@ func permitsIn(dir string, kvs []*mvccpb.KeyValue, r record) (used, limit int) {
 	return used, limit
 }
 
-// missing returns how many permits must be released before the key can have its
-// own in addition to kvs, the keys before it. It returns 0 in other modes. The
-// error is driver.ErrLimit, or errAgain if the key must name another limit.
+// missing returns the number of permits that must be released before the key
+// can be granted its own. kvs are the keys before it. It returns 0 in other
+// modes. The error is driver.ErrLimit, or errAgain if the key must contain
+// another limit.
 func (h *hold) missing(dir string, kvs []*mvccpb.KeyValue, r record) (int, error) {
 	if !h.rule().adds {
 		return 0, nil
@@ -45,15 +46,16 @@ func (h *hold) missing(dir string, kvs []*mvccpb.KeyValue, r record) (int, error
 	switch asked := h.request.Limit; {
 	case limit == 0, asked > 0 && asked != limit, h.request.Permits > limit:
 		return 0, driver.ErrLimit
-	case r.limit == 0 && h.limit != limit: // or the limit would be forgotten while the hold lasts
+	case r.limit == 0 && h.limit != limit:
+		// otherwise the limit would be forgotten while the hold lasts
 		h.limit = limit
 		return 0, errAgain
 	}
 	return used + h.request.Permits - limit, nil
 }
 
-// atMost limits how many keys an answer has. A request for permits counts all
-// keys.
+// atMost limits the number of keys in an answer. A request for permits counts
+// all keys.
 func (h *hold) atMost(keys int64) clientv3.OpOption {
 	if h.rule().adds {
 		keys = 0
@@ -62,7 +64,7 @@ func (h *hold) atMost(keys int64) clientv3.OpOption {
 }
 
 // SetLimit implements driver.Limiter. It makes all waiters for permits of the
-// name look again.
+// name read the queue again.
 func (d *Driver) SetLimit(ctx context.Context, name string, limit int) error {
 	if limit < 1 {
 		return fmt.Errorf("limit %d is not 1 or more", limit)

@@ -182,7 +182,7 @@ func TestPermitsBesideOtherModes(t *testing.T) {
 
 // TestCrowdForPermits has many calls of ten clients wait for permits, in the
 // order of their arrival. None sends more requests than it takes to wait and to
-// be granted its permits, however many others wait.
+// be granted its permits, regardless of how many others wait.
 func TestCrowdForPermits(t *testing.T) {
 	t.Parallel()
 	const clients, limit = 10, 10
@@ -190,7 +190,7 @@ func TestCrowdForPermits(t *testing.T) {
 	s := testenv.Etcd(t)
 	drivers := make([]*etcd.Driver, clients)
 	for i := range drivers {
-		drivers[i] = openURL(t, "etcd://%s?order=fifo", s.Addr) // so that few of a client look at a time
+		drivers[i] = openURL(t, "etcd://%s?order=fifo", s.Addr) // so that few waiters of a client read the queue at a time
 		release(t, acquire(t, drivers[i], request(fmt.Sprint("warm", i))))
 	}
 	all := acquire(t, drivers[0], permits(limit, limit, request("a")))
@@ -223,7 +223,8 @@ func TestCrowdForPermits(t *testing.T) {
 	release(t, last.Granted(t))
 	after := s.Requests()
 	backstops := int64(time.Since(start)/(3*time.Second)) * int64(n)
-	// A put, a look when the watches have begun, one at the grant, a deletion.
+	// A put, a read when the watches have begun, a read at the grant, and a
+	// deletion.
 	most := int64(5*(n+1)+2*clients) + backstops
 	if got := after["Txn"] - before["Txn"] + after["DeleteRange"] - before["DeleteRange"]; got > most {
 		t.Errorf("requests: got %d, want %d at most", got, most)
@@ -335,7 +336,8 @@ func TestPermitsOfTheDead(t *testing.T) {
 	link.Heal()
 }
 
-// TestCanceledPermits cancels waits at any moment, while permits come and go.
+// TestCanceledPermits cancels waits at random moments, while permits come and
+// go.
 func TestCanceledPermits(t *testing.T) {
 	t.Parallel()
 	const clients, limit = 20, 3

@@ -14,8 +14,8 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// drain lets the waiters be granted the lock one after the other, in their
-// order and with rising tokens.
+// drain lets the waiters be granted the lock one after another, in their order
+// and with rising tokens.
 func drain(t *testing.T, l driver.Lease, waiters []*drivertest.Waiter, before func(i int, l driver.Lease) (skip bool)) {
 	t.Helper()
 	for i, w := range waiters {
@@ -90,7 +90,7 @@ func TestCrowdOfAClientIsOneKey(t *testing.T) {
 	if got := len(keys(t, observer, "a/")); got != 2 {
 		t.Errorf("keys of %d waiters and a holder: got %d, want 2", n, got)
 	}
-	looks := int64(2 * few) // of this test among them
+	looks := int64(2 * few) // including those of this test
 	if got := requests(); got > looks {
 		t.Errorf("requests while all wait: got %d, want %d at most", got, looks)
 	}
@@ -161,8 +161,9 @@ func TestLongQueueThroughFaults(t *testing.T) {
 	})
 }
 
-// TestLongQueueWhoseLeaseEnds revokes the lease that a long queue hangs on,
-// while another client holds the lock. All waiters queue up again.
+// TestLongQueueWhoseLeaseEnds revokes the lease to which the keys of a long
+// queue are attached, while another client holds the lock. All waiters queue up
+// again.
 func TestLongQueueWhoseLeaseEnds(t *testing.T) {
 	s := testenv.Etcd(t)
 	c := userClient(t, s.Addr)

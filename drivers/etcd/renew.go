@@ -32,8 +32,8 @@ type carrier struct {
 
 func newCarrier() *carrier { return &carrier{end: new(sessions.End)} }
 
-// How long a grant may take, and the pause before the next one, while grants
-// fail because servers take too long.
+// The bounds of the time that a grant may take and of the pause before the next
+// one, while grants fail because servers take too long.
 const (
 	longestGrant = 12 * time.Second // servers give up sooner
 	firstPause   = 250 * time.Millisecond
@@ -56,7 +56,7 @@ func (d *Driver) grant(ctx context.Context, c *carrier, seconds int64) error {
 	sent := d.now()
 	err := d.grantNow(bounded, c, seconds)
 	if err == nil && d.now()-sent >= int64(c.ttl/2) {
-		// the lease is younger at the server than the request
+		// the lease on the server is younger than the request
 		bounded, cancel := withBound(ctx, requestFor)
 		defer cancel()
 		err = d.refreshGrant(bounded, c)
@@ -104,7 +104,8 @@ func (d *Driver) grantNow(ctx context.Context, c *carrier, seconds int64) error 
 		c.lasts.Store(sent + seconds*int64(time.Second))
 		err, doubt := fault(ctx, err)
 		if doubt && seconds > runsOut {
-			// otherwise the lease runs out before a busy server would revoke it
+			// otherwise the lease would run out before a busy server would
+			// revoke it
 			d.ghosts.Add(&ghost{carrier: c})
 		}
 		if doubt && !errors.Is(err, errClusters) {
@@ -148,7 +149,7 @@ func (d *Driver) keepAlive(ctx context.Context, c *carrier) error {
 
 // prolong sends a request to prolong a lease, and returns the send time.
 func (d *Driver) prolong(ctx context.Context, c *carrier) (sent int64, err error) {
-	ctx, cancel := context.WithCancel(ctx) // ends the stream
+	ctx, cancel := context.WithCancel(ctx) // canceling ends the stream
 	defer cancel()
 	err = d.request(ctx, func() (*pb.ResponseHeader, error) {
 		stream, err := d.leases.LeaseKeepAlive(ctx)
@@ -179,7 +180,7 @@ func (d *Driver) revoke(ctx context.Context, c *carrier) error {
 		return answer.GetHeader(), err
 	})
 	if err == nil || isLeaseGone(err) && d.cluster.trouble() == nil {
-		// errors do not identify the cluster
+		// errors do not identify the cluster, so trust only answers
 		c.gone.Store(true)
 		return nil
 	}
@@ -189,8 +190,8 @@ func (d *Driver) revoke(ctx context.Context, c *carrier) error {
 // ownLease carries the key of a hold with its own expiry. etcd cannot change
 // the TTL of a lease, so a renewal moves the key to another lease.
 type ownLease struct {
-	// just granted; a lease from the pool must be prolonged together with the
-	// next request
+	// the lease was just granted; a lease from the pool must be prolonged
+	// together with the next request
 	fresh    bool
 	expires  atomic.Int64
 	renewing chan struct{} // holds an element while a Renew is under way
@@ -351,14 +352,13 @@ func (o *ownLease) renewed(d *Driver, c *carrier, seconds int64) error {
 	return nil
 }
 
-// maxSpare is how many leases of each TTL are kept for the next lock.
+// maxSpare is the number of leases of each TTL that are kept for the next lock.
 const maxSpare = 64
 
 // pool keeps leases without keys for locks with their own expiry. Because the
 // lease comes from the pool and is prolonged together with the request for the
 // lock, such a lock is acquired in one round trip and writes only its key to
-// the server's log. A refused attempt writes nothing. A lease that is not used
-// runs out.
+// the server's log. A refused attempt writes nothing. An unused lease runs out.
 type pool struct {
 	driver *Driver
 
@@ -369,7 +369,7 @@ type pool struct {
 
 func newPool(d *Driver) *pool { return &pool{driver: d, spare: make(map[int64][]*carrier)} }
 
-// take returns a lease for one hold. When ctx ends before a lease is granted,
+// take returns a lease for a hold. When ctx ends before a lease is granted,
 // take fails with the error of ctx.
 func (p *pool) take(ctx context.Context, seconds int64) (*ownLease, error) {
 	own := &ownLease{renewing: make(chan struct{}, 1), seconds: seconds, current: p.pop(seconds)}
@@ -377,7 +377,7 @@ func (p *pool) take(ctx context.Context, seconds int64) (*ownLease, error) {
 		return own, nil
 	}
 	d, lease := p.driver, newCarrier()
-	var failed error // belongs to the goroutine until granted
+	var failed error // belongs to the goroutine until granted is closed
 	granted, left := make(chan struct{}), make(chan struct{})
 	grant := func() { // ends when the lock is granted or Close begins
 		failed = d.grant(d.life.Open(), lease, seconds)
@@ -445,7 +445,7 @@ func (p *pool) close() {
 }
 
 // refresh prolongs a lease in its own goroutine, within a time limit. The
-// channel receives the outcome.
+// returned channel receives the outcome.
 func (d *Driver) refresh(ctx context.Context, c *carrier, bound time.Duration) <-chan error {
 	outcome := make(chan error, 1)
 	run := func() { // ends when ctx or the lease ends at the latest

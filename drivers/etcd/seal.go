@@ -87,7 +87,8 @@ func (h *hold) isSealing() bool {
 }
 
 // isSeal reports whether an earlier, unanswered request made the key of h a
-// seal. Servers omit the lease in answers with only keys, so kvs have values.
+// seal. Servers omit the lease in answers with only keys, so kvs must include
+// values.
 func (h *hold) isSeal(kvs []*mvccpb.KeyValue) bool {
 	return len(kvs) == 1 && kvs[0].CreateRevision == h.revision && kvs[0].Lease == int64(clientv3.NoLease)
 }
@@ -110,10 +111,10 @@ func (h *hold) stands() []clientv3.Cmp {
 	return []clientv3.Cmp{clientv3.Compare(clientv3.CreateRevision(h.key), "=", h.revision), hasLease(h.key)}
 }
 
-// overlookedByNobody returns the conditions for putting the key of a Read or
-// Write again. RWMutex waits for keys with a smaller modification revision than
-// its own, so no key of RWMutex may be younger. A key that RWMutex puts later
-// waits as usual.
+// overlookedByNobody returns the conditions under which the key of a Read or
+// Write may be put again. RWMutex waits for keys with a smaller modification
+// revision than its own, so no key of RWMutex may be younger. A key that
+// RWMutex puts later waits as usual.
 func (h *hold) overlookedByNobody() []clientv3.Cmp {
 	if !h.rule().besideRecipe {
 		return nil
@@ -136,8 +137,8 @@ func hasLease(key string) clientv3.Cmp {
 	return clientv3.Compare(clientv3.LeaseValue(key), "!=", clientv3.NoLease)
 }
 
-// removeKey deletes the key of a contender. With sealing, it leaves a key that
-// has become a seal.
+// removeKey deletes the key of a contender. If sealing is set, it does not
+// delete a key that has become a seal.
 func (d *Driver) removeKey(ctx context.Context, key string, sealing bool) (removed bool, err error) {
 	if !sealing {
 		answer, err := d.delete(ctx, key)
@@ -225,7 +226,7 @@ var (
 	_ move.Unmarker = (*Driver)(nil)
 )
 
-// Loosen implements move.Unsealer. The id is a key beside the record of the
+// Loosen implements move.Unsealer. The id is a key next to the record of the
 // seal. No token can be raised here: the number added to revisions would raise
 // only the tokens of dsync, while the tokens of package concurrency and of
 // etcdctl are revisions. So Loosen refuses a floor that revisions have not
@@ -269,9 +270,9 @@ func (d *Driver) sealChanged(ctx context.Context, answer *clientv3.TxnResponse, 
 	return nil
 }
 
-// Unseal implements move.Unsealer. It deletes the key that all waiters wait
-// for, which wakes them: the key that was written together with the record of
-// the seal.
+// Unseal implements move.Unsealer. It deletes the key that was written together
+// with the record of the seal. All waiters wait for that key, so the deletion
+// wakes them.
 func (d *Driver) Unseal(ctx context.Context, name, id string) error {
 	if err := ctx.Err(); err != nil {
 		return err

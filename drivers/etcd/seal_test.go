@@ -66,7 +66,7 @@ func TestSealAnswersWaitersAndStays(t *testing.T) {
 			if _, err := c.Delete(t.Context(), string(before.Kvs[0].Key)); err != nil {
 				t.Fatal(err)
 			}
-			if err := <-theirs; err != nil { // so it stood right behind the seal
+			if err := <-theirs; err != nil { // so it was directly behind the seal
 				t.Error(err)
 			}
 			isSealed(t, b, name, token(l))
@@ -153,7 +153,7 @@ func TestSealAndMarkNeedTheHold(t *testing.T) {
 }
 
 // TestSealWhoseAnswerIsLost has a seal that its holder does not know of. The
-// seal stays whatever the holder does next.
+// seal stays regardless of what the holder does next.
 func TestSealWhoseAnswerIsLost(t *testing.T) {
 	s := testenv.Etcd(t)
 	link, addr := testenv.Wire(t, s.Addr)

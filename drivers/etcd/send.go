@@ -14,7 +14,7 @@ import (
 )
 
 const (
-	maxRequests = 4 // on their way at once; more ops are combined
+	maxRequests = 4 // requests on their way at the same time; further ops are combined
 	// ops in one request: servers accept 128 operations by default, including
 	// those inside ops
 	maxCombined = 60
@@ -26,14 +26,14 @@ const (
 // sender carries out the ops that put and delete the keys of contenders. While
 // few requests are on their way, each caller sends its own op at once.
 // Otherwise more ops queue up, each for a different name, and are sent together
-// in one transaction of transactions, which serves a crowd at a fraction of the
-// cost.
+// in one transaction of transactions, which makes a crowd much cheaper to
+// serve.
 type sender struct {
 	driver *Driver
 
 	mu     sync.Mutex
 	busy   int // requests on their way, of at most maxRequests
-	most   int // ops in one request
+	most   int // the maximum number of ops in one request
 	queue  []*op
 	queued map[string]struct{} // the dirs of the ops in queue
 }
@@ -60,7 +60,7 @@ func newSender(d *Driver) *sender {
 	return &sender{driver: d, most: maxCombined, queued: make(map[string]struct{})}
 }
 
-// do carries out an op. If ctx ends before, the outcome is errNotSent or
+// do carries out an op. If ctx ends first, the outcome is errNotSent or
 // unknown. Unless do returns nil, the op may still be under way, so none of its
 // fields may be read.
 func (s *sender) do(ctx context.Context, o *op) error {
@@ -79,7 +79,7 @@ func (s *sender) do(ctx context.Context, o *op) error {
 		return o.err
 	case <-ctx.Done():
 	case <-timer.C:
-		if s.withdraw(o) { // the requests on their way are delayed
+		if s.withdraw(o) { // the requests on their way are delayed, so do not wait for them
 			o.send(ctx, s.driver)
 			return o.err
 		}
@@ -100,19 +100,19 @@ func (s *sender) do(ctx context.Context, o *op) error {
 	}
 }
 
-// How an op is sent.
+// way is the way in which an op is sent.
 type way int8
 
 const (
 	free     way = iota // by itself, as one of maxRequests
 	alone               // by itself, in addition to maxRequests
-	together            // with others
+	together            // together with others
 )
 
-// wayOf returns how an op is sent, and queues the op if it is sent with others.
-// If there are two ops for one name, the second does not wait for the first,
-// because they could not be sent together and a release must not wait for
-// contenders.
+// wayOf returns the way to send an op, and queues the op if it is sent with
+// others. If there are two ops for one name, the second does not wait for the
+// first, because they could not be sent together and a release must not wait
+// for contenders.
 func (s *sender) wayOf(o *op) way {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -129,7 +129,7 @@ func (s *sender) wayOf(o *op) way {
 	return together
 }
 
-// finish ends a request, or lets drain serve the queue in its place.
+// finish ends a request, or lets drain serve the queue in place of the request.
 func (s *sender) finish() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -188,7 +188,8 @@ func (s *sender) next() []*op {
 	return ops
 }
 
-// size returns approximately how many bytes the op takes in a request.
+// size returns the approximate number of bytes that the op occupies in a
+// request.
 func (o *op) size() int {
 	size := len(o.key) + len(o.dir)*2*(len(o.compare)+len(o.then)+len(o.otherwise))
 	for _, then := range o.then {
@@ -240,8 +241,8 @@ func (o *op) read(answer *clientv3.TxnResponse, i int) error {
 	return nil
 }
 
-// narrow lowers the number of ops per request, if err means that they were too
-// many for the server.
+// narrow lowers the number of ops per request, if err means that the server
+// does not accept so many.
 func (s *sender) narrow(err error) {
 	if !isOneOf(rpctypes.Error(err), []error{rpctypes.ErrTooManyOps, rpctypes.ErrRequestTooLarge}) {
 		return
@@ -298,9 +299,9 @@ func opDelete(key string) clientv3.Op {
 	return op
 }
 
-// maxElsewhere is how many times a request refused by a learner is sent again
-// at once. The library uses the servers in turn, but requests of other callers
-// come in between.
+// maxElsewhere is the maximum number of times that a request refused by a
+// learner is immediately sent again. The library uses the servers in turn, but
+// other callers' requests may come in between.
 const maxElsewhere = 16
 
 // request sends a request. A learner refuses a request without carrying it out,
@@ -383,7 +384,8 @@ func (d *Driver) timeToLive(ctx context.Context, id clientv3.LeaseID, options ..
 	return answer, err
 }
 
-// answers reports whether an answer has the shape of one to this transaction.
+// answers reports whether an answer has the shape of an answer to this
+// transaction.
 func answers(answer *clientv3.TxnResponse, then, otherwise []clientv3.Op) bool {
 	asked := then
 	if !answer.Succeeded {
@@ -403,7 +405,7 @@ func answers(answer *clientv3.TxnResponse, then, otherwise []clientv3.Op) bool {
 }
 
 // bound is a time limit for requests. Requests that begin at about the same
-// time share a context which ends at the limit. Separate contexts would cost
+// time share a context that ends at the limit. Separate contexts would cost
 // each request a timer, and more work to end with Close.
 //
 // None of the contexts has a Deadline: gRPC sends a deadline with the request,
@@ -415,7 +417,7 @@ type bound struct {
 
 	mu     sync.Mutex
 	shared context.Context // nil at first
-	began  time.Time       // when shared was made
+	began  time.Time       // when shared was created
 }
 
 // now returns the context for a request that begins now.
@@ -463,8 +465,9 @@ type valued struct {
 	values context.Context
 }
 
-// Value implements context.Context. The first context's values come first,
-// because package context uses them to find the contexts that end with it.
+// Value implements context.Context. The values of the first context take
+// precedence, because package context uses them to find the contexts that end
+// with it.
 func (v valued) Value(key any) any {
 	if own := v.Context.Value(key); own != nil {
 		return own

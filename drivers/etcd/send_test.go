@@ -89,8 +89,8 @@ func TestRequestsEnd(t *testing.T) {
 	}
 }
 
-// TestRequestsShareAnEnd has requests begin one after the other. Each has at
-// least seven eighths of the bound, and at most the whole.
+// TestRequestsShareAnEnd has requests begin one after another. Each has at
+// least seven eighths of the bound, and at most the whole bound.
 func TestRequestsShareAnEnd(t *testing.T) {
 	const limit = 8 * time.Second
 	synctest.Test(t, func(t *testing.T) {

@@ -66,7 +66,7 @@ func (h *hold) putNumber() {
 }
 
 // takeFirst takes number 0 of a name. It reports whether the number was free,
-// so that no other attempt on the session has it.
+// and so not in use by another attempt on the session.
 func (s *session) takeFirst(dir string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -102,7 +102,7 @@ func (n *numbers) put(number uint64) {
 	n.free = append(n.free, number)
 }
 
-// add makes a user of the session one of its holds, unless the session is dead.
+// add adds a user of the session to its holds, unless the session is dead.
 func (s *session) add(h *hold) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -126,8 +126,8 @@ func (s *session) Start() error {
 }
 
 // Tend implements session.Member. It keeps the lease alive if that is due. An
-// answer that is too late for Tend still prolongs the lease, so a slow server
-// keeps it alive too.
+// answer that is too late for Tend still prolongs the lease, so even a slow
+// server keeps the lease alive.
 func (s *session) Tend() time.Duration {
 	d := s.driver
 	now, end := d.now(), s.End.At()
@@ -200,10 +200,10 @@ const (
 	detect = 3 * time.Second
 )
 
-// checker finds out whether other clients removed holds, with one request for
-// all holds of a session, whatever their number. A watch on each hold would
-// report removals sooner, but would cost ten times the memory of the lock. A
-// lock that is held only briefly is never checked.
+// checker finds out whether other clients removed holds, with a single request
+// for all holds of a session, regardless of their number. A watch on each hold
+// would report removals sooner, but would use ten times the memory of the lock.
+// A lock that is held only briefly is never checked.
 type checker struct {
 	driver  *Driver
 	running atomic.Bool
@@ -317,12 +317,12 @@ func (d *Driver) checkFixed(holds []*hold) {
 // remember each id for a while.
 type changes struct {
 	driver *Driver
-	inUse  chan struct{} // has an element while a call uses the field below
+	inUse  chan struct{} // has an element while a call is using the field below
 	lease  *carrier
 }
 
-// The server remembers an id for idsFor or longer, and one lease is used for as
-// long again.
+// The server remembers an id for at least idsFor. Each lease is then used for
+// another idsFor.
 const idsFor = 2 * driver.RepeatFor
 
 // carrier returns a lease that lasts for idsFor.

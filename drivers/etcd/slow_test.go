@@ -16,8 +16,8 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// slowServer carries out one grant or revocation after the other. It carries
-// out accepted requests even if no client is waiting for the answer anymore.
+// slowServer carries out one grant or revocation at a time. It carries out
+// accepted requests even if no client is waiting for the answer anymore.
 type slowServer struct {
 	pb.LeaseClient // nil: the driver calls no more than this
 
@@ -89,7 +89,7 @@ func (k *slowKeepAlive) Send(r *pb.LeaseKeepAliveRequest) error {
 	return nil
 }
 
-// Recv is not a proposal, and still takes longer than an attempt with a short
+// Recv is not a proposal, but still takes longer than an attempt with a short
 // TTL.
 func (k *slowKeepAlive) Recv() (*pb.LeaseKeepAliveResponse, error) {
 	s := k.server

@@ -113,7 +113,7 @@ func TestUnsealWakesEtcdctl(t *testing.T) {
 }
 
 // TestLoosenRefusesWhatOthersWouldNotCountTo has floors that revisions have not
-// passed, although a number of dsync's own could be above them.
+// passed, although dsync's own tokens could be raised above them.
 func TestLoosenRefusesWhatOthersWouldNotCountTo(t *testing.T) {
 	s := testenv.Etcd(t)
 	c := userClient(t, s.Addr)

@@ -18,10 +18,10 @@ import (
 )
 
 const (
-	// the longest wait without a look, in case events do not arrive; spread
-	// over a quarter of its length
+	// the longest a waiter goes without reading the queue, in case it misses
+	// events; shortened at random by up to a quarter
 	backstop  = 5 * time.Second
-	firstLook = time.Second // the same while the feed is not active
+	firstLook = time.Second // the same bound while the feed is not active
 	lookAgain = 100 * time.Millisecond
 )
 
@@ -57,7 +57,7 @@ func (h *hold) wait(ctx context.Context, w *waiter, v view) error {
 		old, nearest := w.beginLook()
 		v, err := h.lookFresh(ctx, nearest)
 		if late && err == nil {
-			missed := old != nil && !old.isOf(v) // an event that should have woken the waiter before
+			missed := old != nil && !old.isOf(v) // an event was missed that should have woken the waiter
 			w.doubt(missed)
 		}
 		switch {
@@ -80,18 +80,18 @@ func (h *hold) wait(ctx context.Context, w *waiter, v view) error {
 }
 
 // hears returns the ranges whose events a waiter with a view receives. If few
-// keys are before its own, a waiter listens to all contenders, and needs no
-// look to be granted the lock. If many are, each waiter listens only for the
+// keys are before its own, a waiter listens to all contenders, and is granted
+// the lock without another read. If many are, each waiter listens only for the
 // end of the nearest key. Otherwise each release would notify all waiting
 // clients. Sealing does not delete the key, so every waiter also watches the
 // seal.
 //
 // A waiter that listens to the nearest key keeps listening while that key
-// exists, even when few keys are left, because its looks show no other key.
-// Behind a key of its own client it listens to all contenders too. So if
+// exists, even when few keys are left, because its reads return no other key. A
+// waiter behind a key of its own client also listens to all contenders. So if
 // callers have a key each (Options.FIFO), most callers of a client share one
-// watch. A request for permits must count all released permits, and looks after
-// a change of the limit.
+// watch. A request for permits must count all released permits, and reads the
+// queue after a change of the limit.
 func (h *hold) hears(v view) []keyRange {
 	dir := h.dir()
 	switch {
@@ -103,9 +103,9 @@ func (h *hold) hears(v view) []keyRange {
 	return []keyRange{{dir: v.before[0], ends: true}, {dir: sealKey(dir), ofRecord: true}}
 }
 
-// judge decides what events mean for the view of a waiter that was woken, and
-// gives the hold its token if it has the lock. A hold with its own lease always
-// looks, because the lease must be prolonged at the grant.
+// judge determines the effect of events on the view of a waiter that was woken,
+// and gives the hold its token if it has the lock. A hold with its own lease
+// always reads the queue, because the lease must be prolonged at the grant.
 func (h *hold) judge(w *waiter) verdict {
 	w.all.mu.Lock()
 	defer w.all.mu.Unlock()
@@ -121,7 +121,7 @@ func (h *hold) judge(w *waiter) verdict {
 	return frees
 }
 
-// endOfWait returns the error that ends a wait after a look failed with err, or
+// endOfWait returns the error that ends a wait after a read failed with err, or
 // nil if the wait continues. wait itself notices the end of ctx or of the
 // driver.
 func (h *hold) endOfWait(ctx context.Context, err error) error {
@@ -141,7 +141,7 @@ func (h *hold) sessionOver() <-chan struct{} {
 	return h.session.Over()
 }
 
-// pause is how long to wait for an event. A hold with its own lease must
+// pause returns the time to wait for an event. A hold with its own lease must
 // prolong the lease in the meantime.
 func (h *hold) pause(active bool) time.Duration {
 	limit := backstop - rand.N(backstop/4)
@@ -169,8 +169,8 @@ func (h *hold) lookFresh(ctx context.Context, nearest string) (v view, err error
 	return v, err
 }
 
-// maxLooks is how many requests that read the queue of a name are under way at
-// a time, if each caller of a client sends its own (Options.FIFO). With this
+// maxLooks is the maximum number of concurrent requests that read the queue of
+// a name, if each caller of a client sends its own (Options.FIFO). With this
 // limit, thousands of simultaneous callers all get their place. The server's
 // cost for each request grows with the number of keys. Without the limit, many
 // of 4,000 requests got no answer in time.
@@ -215,8 +215,8 @@ func (h *hold) look(ctx context.Context, nearest string) (view, error) {
 	var isThere []clientv3.Cmp
 	then, otherwise := all, []clientv3.Op(nil)
 	if nearest != "" && !h.rule().adds {
-		// it may have gone and come back further behind; for permits all keys
-		// count
+		// the key may have been deleted and put again further back; for permits
+		// all keys count
 		created := clientv3.CreateRevision(nearest)
 		isThere = []clientv3.Cmp{clientv3.Compare(created, ">", 0), clientv3.Compare(created, "<", h.revision)}
 		then, otherwise = all[:2], all
@@ -266,42 +266,44 @@ func (h *hold) look(ctx context.Context, nearest string) (view, error) {
 //
 // No new key can be placed before another key, because its create revision is
 // above those of all others. So a view of all the keys before, with every event
-// since then, is as good as another look: the event by which the last of these
-// keys is deleted grants the lock, at its revision, if all of these hold:
+// since then, is as good as another read: the event by which the last of these
+// keys is deleted grants the lock, at its revision, if all of these conditions
+// are met:
 //
 //   - The watch was active before the request for the view was sent, and has
 //     been since then, and its feed remembers all events since the
 //     revision of the view. When a connection breaks, the client library goes
 //     on with the revision after the last one that the watch delivered; if it
-//     cannot, as after a compaction, the watch ends, and all waiters look.
+//     cannot, as after a compaction, the watch ends, and all waiters read the
+//     queue.
 //   - No event has reported a change of any of these keys, or of the key
 //     itself. A seal changes the key of its holder. A mark may change the
 //     record of a name, so setting or removing a mark puts the key of the
-//     holder again, for the views. A pass to another caller of the client is
-//     the one change that leaves the view as it is, and the value of the key
-//     says so.
-//   - The lease of the key has not ended by the local clock. An event may be
-//     late by any time, but until the lease has ended no other client can have
-//     the lock, unless the key was removed in the meantime. The holder learns
-//     of a removal like all holders.
+//     holder again, for the views. Only a pass to another caller of the client
+//     leaves the view unchanged, and the value of the key identifies such a
+//     pass.
+//   - The lease of the key has not ended by the local clock. An event may
+//     arrive arbitrarily late, but until the lease has ended no other client
+//     can have the lock, unless the key was removed in the meantime. The holder
+//     is notified of such a removal in the usual way.
 //
-// Otherwise the waiter looks again.
+// Otherwise the waiter reads the queue again.
 type view struct {
 	revision int64
 	record   record
 	before   []string // keys, the nearest first
 	all      bool     // before has all keys; otherwise only the nearest one
 
-	// missing is how many permits must be released, at least, until the key can
-	// have its own.
+	// missing is the minimum number of permits that must be released before the
+	// key can be granted its own.
 	missing int
 }
 
 // maxView is the maximum number of keys in a view of all keys.
 const maxView = 7
 
-// viewOf makes a view for a key of a mode from kvs, the keys before it, the
-// nearest first. More is set if there are more keys before these.
+// viewOf returns the view of a key in the given mode. kvs are the keys before
+// it, the nearest first. more is set if there are more keys before these.
 func viewOf(dir string, mode driver.Mode, kvs []*mvccpb.KeyValue, more bool, r record, revision int64) view {
 	v := view{revision: revision, record: r, all: !more}
 	for _, kv := range kvs {
@@ -333,7 +335,7 @@ type verdict int8
 const (
 	holds verdict = iota // the view remains valid
 	frees                // since that event no key is before the waiter's own key
-	drops                // the waiter has to look
+	drops                // the waiter has to read the queue
 )
 
 // apply handles an event of a contender, other than the creation of its key,
@@ -346,8 +348,8 @@ func (v *view) apply(e *clientv3.Event, own string, ofRecord bool) verdict {
 	case e.Kv.ModRevision <= v.revision: // of an earlier key of the same name, or older than the view
 		return holds
 	case ofRecord, isSeal(e):
-		// all keys behind must look, even if their view contains only the
-		// nearest key
+		// all waiters behind must read the queue, even if their view contains
+		// only the nearest key
 		return drops
 	case i < 0 && key != own && v.missing > 0:
 		return v.givenBack(e)
@@ -366,8 +368,8 @@ func (v *view) apply(e *clientv3.Event, own string, ofRecord bool) verdict {
 }
 
 // givenBack counts the permits of a deleted key. The key may have been behind
-// the waiter's own, and the limit may have changed since. So the waiter looks
-// when it can have its permits, and sometimes earlier.
+// the waiter's own, and the limit may have changed in the meantime. So the
+// waiter reads the queue when its permits may be free, and sometimes earlier.
 func (v *view) givenBack(e *clientv3.Event) verdict {
 	if e.Type == mvccpb.DELETE {
 		n, _ := permitsOf(e.Kv.Key)

@@ -18,7 +18,7 @@ const (
 
 var viewKeys = keyRange{dir: viewDir}
 
-// viewed is a waiter and its feeds, without a watch: a test delivers the
+// viewed is a waiter and its feeds, without a watch. A test delivers the
 // events. The feeds are for all contenders, for the key a/8, and for the seal.
 type viewed struct {
 	feed, last, seal *feed

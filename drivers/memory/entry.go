@@ -9,15 +9,15 @@ import (
 
 // entry is a held name with its waiters. Guarded by Server.mu.
 type entry struct {
-	holds []*lease  // one hold, or any number of Read or Permit holds; an expired hold stays until the next look at the name
+	holds []*lease  // one hold, or any number of Read or Permit holds; an expired hold stays until the next check of the name
 	one   [1]*lease // storage of the first hold
 	queue *queue    // nil without waiters
 	used  int       // permits of the holds
-	limit int       // of the permits, from the first grant; see Server.limit
+	limit int       // limit of the permits, from the first grant; see Server.limit
 }
 
-// admits is the rule of the modes: a request is granted unless a hold excludes
-// it, or too few permits are left.
+// admits implements the rule of the modes: a request is granted unless a hold
+// excludes it, or too few permits are left.
 func (e *entry) admits(r *driver.Request, limit int) bool {
 	return !slices.ContainsFunc(e.holds, func(h *lease) bool { return r.Mode.Excludes(h.r.Mode) }) &&
 		(r.Mode != driver.Permit || e.used+r.Permits <= limit)
@@ -49,7 +49,7 @@ func (e *entry) all() []*waiter {
 	return slices.Concat(e.queue.parked, e.queue.waiters)
 }
 
-// end returns when the first of the holds ends.
+// end returns the time at which the first of the holds ends.
 func (e *entry) end() int64 {
 	end := e.holds[0].end()
 	for _, h := range e.holds[1:] {
@@ -165,7 +165,7 @@ func (s *Server) next(h *lease, f fate, now int64) {
 	s.watchers.notify(h.r.Name)
 }
 
-// serve grants the name to the waiters, one after the other, for as long as the
+// serve grants the name to the waiters, one after another, for as long as the
 // holds admit them. A waiter whose context has ended is granted nothing. after
 // is the mode of the hold that ended last.
 func (s *Server) serve(e *entry, after driver.Mode, now int64) {

@@ -2,21 +2,21 @@ package memory
 
 import "fmt"
 
-// Names returns the number of names that s keeps any state of.
+// Names returns the number of names for which s keeps any state.
 func (s *Server) Names() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return len(s.names)
 }
 
-// Left returns the names, the watches and the latches that s keeps any state
-// of.
+// Left returns the names, the watches and the latches for which s keeps any
+// state.
 func (s *Server) Left() (all []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for name, e := range s.names {
 		if !e.heldAt(s.now()) {
-			continue // the next look drops the expired entry
+			continue // the next check drops the expired entry
 		}
 		all = append(all, fmt.Sprintf("%d holds and %d waiters of %q", len(e.holds), len(e.all()), name))
 	}

@@ -104,8 +104,8 @@ func (l *lease) request(ctx context.Context) (*waiter, error) {
 	}
 }
 
-// wanted returns how many tokens to reserve. It does not call Events.Tokens if
-// the backend has no tokens.
+// wanted returns the number of tokens to reserve. It does not call
+// Events.Tokens if the backend has no tokens.
 func (l *lease) wanted() int {
 	if l.d.server.options.NoTokens || l.r.Mode == driver.Permit {
 		return 0
@@ -136,7 +136,7 @@ func (l *lease) confirm(ctx context.Context) error {
 	return unknown(err)
 }
 
-// end returns when the hold ends at the server.
+// end returns the time at which the hold ends at the server.
 func (l *lease) end() int64 {
 	if l.session != nil && !l.left {
 		return min(l.ends, l.session.ends)
@@ -144,7 +144,7 @@ func (l *lease) end() int64 {
 	return l.ends
 }
 
-// expiry returns when the hold ends for the holder.
+// expiry returns the time at which the hold ends for the holder.
 func (l *lease) expiry() int64 {
 	if l.session != nil {
 		return min(l.expires.Load(), l.session.expires.Load())

@@ -3,7 +3,8 @@
 // contract in package driver.
 //
 // A [Server] is one backend, and a [Driver] is one client of it. Several
-// drivers of one server exclude each other like several processes on one Redis:
+// drivers of one server exclude each other like several processes that share
+// one Redis server:
 //
 //	server := memory.NewServer(nil)
 //	a, b := server.NewDriver(), server.NewDriver()
@@ -43,8 +44,8 @@ import (
 )
 
 // Options describe the behavior of a backend toward all of its drivers. The
-// zero value is for applications. The other values are for testing programs
-// under the behavior of other backends.
+// zero value is for applications. The other values simulate other backends, for
+// tests of programs.
 type Options struct {
 	Order    Order // the order in which a name is granted to its waiters
 	NoTokens bool  // no fencing tokens: Lease.Tokens returns 0, 0

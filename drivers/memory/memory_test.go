@@ -15,7 +15,7 @@ import (
 	"github.com/go-dsync/dsync/drivers/memory"
 )
 
-// attempt is one request and the driver's calls of its Events.
+// attempt is one request and the driver's calls to its Events.
 type attempt struct {
 	driver.Request
 	waiting, losses atomic.Int32
@@ -487,8 +487,8 @@ func TestNothingIsLeftOfFreeNames(t *testing.T) {
 	})
 }
 
-// callback calls the driver from within its events, which is allowed: the
-// driver holds no mutex there.
+// callback calls the driver from within its events, which is allowed because
+// the driver holds no mutex at that time.
 type callback struct {
 	*attempt
 	d *memory.Driver

@@ -63,8 +63,8 @@ func (s *Server) Expire(name string) {
 	reportLosses(losses)
 }
 
-// ExpireHold ends one hold, given its [driver.Request.Hold], as Expire does. It
-// does not end other holds of the name.
+// ExpireHold is Expire for one hold, identified by its [driver.Request.Hold].
+// It does not end other holds of the name.
 func (s *Server) ExpireHold(hold string) {
 	s.mu.Lock()
 	var losses []loss

@@ -39,8 +39,8 @@ func newCrowd(t *testing.T, o *memory.Options) *crowd {
 	}
 }
 
-// ask sends the requests one after the other, and waits until each is granted
-// or waiting.
+// ask sends the requests one after another, and waits until each is granted or
+// waiting.
 func (c *crowd) ask(names ...string) {
 	for _, who := range names {
 		a := newAttempt("x")

@@ -37,13 +37,13 @@ func TestExclusionUnderFaults(t *testing.T) {
 
 const stressTTL = 5 * time.Millisecond
 
-// ledger is what the workers know about one name.
+// ledger is the workers' knowledge of one name.
 type ledger struct {
 	mu     sync.Mutex
-	grants []*grant // that were valid at the last look
+	grants []*grant // grants that were valid at the last check
 	token  uint64   // the last token
 	writer uint64   // the last token that was not given to a reader
-	shared int      // grants next to another grant
+	shared int      // grants that overlapped with another grant
 }
 
 // grant is a grant to a worker.

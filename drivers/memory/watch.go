@@ -2,11 +2,11 @@ package memory
 
 import "slices"
 
-// watchers are the calls of Watch, or of WatchLatch, by name. Guarded by
+// watchers are the calls to Watch, or to WatchLatch, by name. Guarded by
 // Server.mu.
 type watchers map[string][]*watcher
 
-// watcher is one call of Watch or WatchLatch.
+// watcher is one call to Watch or WatchLatch.
 type watcher struct {
 	d       *Driver
 	changed func()

@@ -17,7 +17,7 @@ var (
 	errTaken = errors.New("the lock is held on the old backend")
 )
 
-// attempt is one Acquire.
+// attempt is one call to Acquire.
 type attempt struct {
 	d       *Driver
 	r       *driver.Request
@@ -25,7 +25,7 @@ type attempt struct {
 	member  *member         // nil without a gate
 	outer   context.Context // the caller's context
 	waiting sync.Once
-	again   bool  // the Hold of the request has been used
+	again   bool  // the Hold of the request has already been used
 	only    lease // most attempts need one lease, which is allocated together with the attempt
 
 	bound context.Context // see closable; nil until needed
@@ -59,8 +59,8 @@ func (d *Driver) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, 
 // closable returns the context for steps that send a request to one backend
 // while the attempt may hold the other, or a membership. Close ends such steps,
 // and waits for them, before it closes the backends. A step that uses one
-// backend while nothing else is held ends with that backend, and needs no such
-// context.
+// backend while nothing else is held ends when that backend is closed, so it
+// needs no such context.
 func (a *attempt) closable(ctx context.Context) (context.Context, error) {
 	var err error
 	if a.bound == nil {
@@ -100,8 +100,8 @@ func (a *attempt) moving(ctx context.Context) (l *lease, err error) {
 	return a.acquire(ctx, a.dual)
 }
 
-// acquire tries one way after the other until the name is granted. A way ends
-// without a grant if it lost a hold, if the name turns out to be sealed, or no
+// acquire tries one way after another until the name is granted. A way ends
+// without a grant if a hold is lost, if the name turns out to be sealed or no
 // longer sealed, or if a name that should be sealed turns out to be held.
 func (a *attempt) acquire(ctx context.Context, first func(context.Context) (*lease, error)) (l *lease, err error) {
 	way := first
@@ -139,7 +139,8 @@ func (a *attempt) dual(ctx context.Context) (*lease, error) {
 	return l.grant(ctx, from, from, to)
 }
 
-// handover is dual with the seal. From then on, the lease is held only on to.
+// handover is dual for a name that it then seals. After the seal, the lease is
+// held only on to.
 func (a *attempt) handover(ctx context.Context) (*lease, error) {
 	l, from, to, err := a.both(ctx, true)
 	if err != nil {
@@ -179,7 +180,7 @@ func (a *attempt) both(ctx context.Context, tokensOfTo bool) (l *lease, from, to
 	kept.stop()
 	if err != nil {
 		if wait.Err() != nil && ctx.Err() == nil && !errors.Is(err, driver.ErrUnknown) {
-			err = errAgain // from was lost
+			err = errAgain // the hold on from was lost
 		}
 		return nil, nil, nil, from.undo(ctx, a.translate(err))
 	}
@@ -225,7 +226,8 @@ func (a *attempt) alone(ctx context.Context) (*lease, error) {
 
 // sealIdle seals the name on from, unless the name is held there, and returns
 // the floor of the tokens. In PhaseDual, where names do not move, it only
-// checks whether the name is sealed. After an error, to is released.
+// checks whether the name is sealed. After an error, the hold on to is
+// released.
 func (a *attempt) sealIdle(ctx context.Context, to *part) (floor uint64, err error) {
 	err = driver.ErrSealed
 	if a.seals {
@@ -260,7 +262,7 @@ func (a *attempt) sealOf(ctx context.Context) (floor uint64, err error) {
 }
 
 // seal seals the name on from. The caller holds both backends. After an error,
-// both are released.
+// both holds are released.
 func (a *attempt) seal(ctx context.Context, from, to *part) error {
 	bound, cancel := context.WithDeadline(ctx, earlier(from.lease.Expires(), to.lease.Expires()))
 	defer cancel()

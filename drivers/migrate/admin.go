@@ -11,8 +11,8 @@ import (
 )
 
 // Inspect implements driver.Inspector. It queries the backend on which every
-// holder of the name has a hold: to for a sealed name, otherwise from. With a
-// gate it queries to in PhaseNew.
+// holder of the name has a hold. This is to for a sealed name, and otherwise
+// from. With a gate it queries to in PhaseNew.
 func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error) {
 	s, err := d.inspect(ctx, name)
 	s.Hold, s.Owner = strings.TrimPrefix(s.Hold, ofProgram), strings.TrimPrefix(s.Owner, ofProgram)
@@ -54,9 +54,9 @@ func inspectors(d *Driver) (from, to driver.Inspector, err error) {
 }
 
 // ForceUnlock implements driver.ForceUnlocker. It ends the hold on the backend
-// that Inspect queries. If that was from, and the same hold is on to as well, a
-// second request ends it there. A client that acquires the name between the two
-// requests may lose it again, and is then notified.
+// that Inspect queries. If that backend is from, and the same hold also exists
+// on to, a second request ends it there. A client that acquires the name
+// between the two requests may lose it again, and is then notified.
 func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
 	from, okFrom := d.from.Driver.(driver.ForceUnlocker)
 	to, okTo := d.to.Driver.(driver.ForceUnlocker)
@@ -105,7 +105,7 @@ func (d *Driver) OnKeepAlive(f func(err error)) {
 
 // report registers for the keep-alive reports of the backends. New calls
 // report, because the membership of this process is acquired before the first
-// call of OnKeepAlive.
+// call to OnKeepAlive.
 func (d *Driver) report() {
 	for _, b := range []*backend{d.from, d.to} {
 		if r, ok := b.Driver.(driver.KeepAliveReporter); ok {

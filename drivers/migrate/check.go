@@ -81,12 +81,12 @@ const floorUnit = 1 << 48
 // Tokens are the tokens that the two backends give to a name that has not been
 // moved by a seal.
 type Tokens struct {
-	From, To uint64 // with the floors of the two
+	From, To uint64 // including the floors of the two backends
 
-	// Floor is the floor that to needs. It is the floor that the migration is
-	// tied to, if to has another floor. Otherwise it is the floor of to if
-	// tokens rise with it, or else a floor that keeps the tokens of to above
-	// those of from until long after now.
+	// Floor is the floor that to needs. If the migration is already tied to a
+	// different floor, it is that floor. Otherwise it is the floor of to, if
+	// tokens rise with it. If they do not, it is a floor that keeps the tokens
+	// of to above those of from for years.
 	Floor uint64
 }
 

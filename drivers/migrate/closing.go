@@ -13,12 +13,12 @@ import (
 const closedName = reserved + "closed"
 
 // askWhetherClosed is the interval at which a process in PhaseNew checks
-// whether the gate was closed, until it finds that it was.
+// whether the gate was closed, until it finds the gate closed.
 const askWhetherClosed = time.Minute
 
 // closed reports whether the gate was closed permanently. A process with a slot
-// of PhaseOld calls it last, after its looks. Then either the process sees the
-// seal, or the sealing process saw the slot.
+// of PhaseOld calls it last, after its checks of the other slots. Then either
+// this process sees the seal, or the sealing process has seen its slot.
 func (g *gate) closed(ctx context.Context) (bool, error) {
 	if g.d.sealer == nil {
 		return false, nil
@@ -30,8 +30,8 @@ func (g *gate) closed(ctx context.Context) (bool, error) {
 // admitToNew checks that a process with a slot of PhaseNew may be in that
 // phase. If the gate was closed before the check of the slots of PhaseOld, that
 // phase has ended, and this process no longer needs the old backend. The seal
-// by itself would not prove it, because the sealing process may have lost its
-// own slot before.
+// alone would not prove this, because the sealing process may have lost its own
+// slot before it wrote the seal.
 func (g *gate) admitToNew(ctx context.Context) error {
 	g.mu.Lock()
 	over := g.over
@@ -62,10 +62,10 @@ func (g *gate) learn(ctx context.Context) time.Duration {
 }
 
 // Finalize closes the gate permanently: no process can enter PhaseOld anymore.
-// D must be in PhaseNew. Within a minute, processes in PhaseNew no longer need
+// d must be in PhaseNew. Within a minute, processes in PhaseNew no longer need
 // the old backend. If the old backend keeps no seals, Finalize returns an error
-// that matches errors.ErrUnsupported, and every process in PhaseNew keeps
-// others out of PhaseOld.
+// that matches errors.ErrUnsupported, and processes stay out of PhaseOld only
+// while a process is in PhaseNew.
 func (d *Driver) Finalize(ctx context.Context) error {
 	if d.gate == nil {
 		return fmt.Errorf("migrate: there is no gate to close: %w", errors.ErrUnsupported)
@@ -91,17 +91,18 @@ func (d *Driver) Finalize(ctx context.Context) error {
 		return nil
 	}
 	if err == nil && !m.live() {
-		// sealed, but other processes may have entered PhaseOld before: their
-		// memberships end when their locks end, and do not come back
+		// the name is sealed, but other processes may have entered PhaseOld
+		// before; their memberships end with their locks and are not renewed
 		err = fmt.Errorf("%w: the slot was lost in the meantime: repeat the call", driver.ErrUnknown)
 	}
 	return d.closing(ctx, err)
 }
 
-// These are the gate's own actions. In PhaseOld, a process that is not a member
-// takes a slot of kind wantsOld, so that other processes see which phase it
-// wants. It tries again to enter its phase, as often as refusals allow, even if
-// its program acquires no locks. For PhaseNew, see learn.
+// The functions below are the gate's own actions. In PhaseOld, a process that
+// is not a member takes a slot of kind wantsOld, so that other processes can
+// see which phase it wants to enter. It tries again to enter its phase,
+// whenever the pauses after refusals allow it, even if its program acquires no
+// locks. For PhaseNew, see learn.
 
 // lost is called when a member has lost its slot.
 func (g *gate) lost(m *member) {
@@ -195,7 +196,7 @@ func (g *gate) wishForOld(ctx context.Context) {
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.wishNothing() // a lost wish
+	g.wishNothing() // a slot that was lost
 	g.wish = wish
 	if g.d.Phase() != PhaseOld {
 		g.wishNothing()

@@ -14,9 +14,9 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// TestCostIsThatOfTheBackends counts requests for a lock and its release. In
-// phase dual there is at most one more than both backends take, in phase new no
-// more than the new backend takes without a migration.
+// TestCostIsThatOfTheBackends counts the requests that a lock and its release
+// take. In phase dual there is at most one more than both backends take, in
+// phase new no more than the new backend takes without a migration.
 func TestCostIsThatOfTheBackends(t *testing.T) {
 	a, b := testenv.Redis(t), testenv.Redis(t)
 	from, to := "redisson://"+a.Addr, "redisson://"+b.Addr
@@ -75,9 +75,8 @@ func TestNewCostsTwoAllocations(t *testing.T) {
 }
 
 // BenchmarkNew compares a name that has moved with the bare new backend. The
-// two take turns in rounds. "ratio" is the median over the rounds of the time
-// of a lock and its release in phase new, divided by the time on the bare
-// driver.
+// two alternate in rounds. "ratio" is the median over the rounds of the time of
+// a lock and its release in phase new, divided by the time on the bare driver.
 func BenchmarkNew(b *testing.B) {
 	for _, test := range []struct {
 		name  string

@@ -13,7 +13,8 @@ import (
 )
 
 // gate keeps processes in PhaseOld and processes in PhaseNew apart by locks, so
-// it works with any two backends. PhaseDual excludes both, and needs no gate.
+// the gate works with any two backends. PhaseDual excludes both, and needs no
+// gate.
 //
 // A process in PhaseOld is a member: it holds one of a number of slots on the
 // old backend. Each slot is the lock of a reserved name. A process in PhaseNew
@@ -23,8 +24,8 @@ import (
 // one. All locks of a member end with its membership. A check holds a slot for
 // a moment, so a taken slot is checked again before it counts as a member's.
 //
-// In closing.go, a process that is refused in PhaseOld records that on the
-// backend, and PhaseOld is ended.
+// The code in closing.go records on the backend that a process was refused in
+// PhaseOld, and ends PhaseOld.
 type gate struct {
 	d       *Driver
 	setting chan struct{} // has room for one change of the phase
@@ -44,8 +45,8 @@ type gate struct {
 	over   bool        // PhaseOld has ended permanently
 }
 
-// refusal is the error of all locks of a refused process until its next try,
-// which takes hundreds of requests.
+// refusal is the error that all Lock calls of a refused process get until its
+// next try. Each try takes hundreds of requests.
 type refusal struct {
 	err   error
 	phase Phase
@@ -77,7 +78,8 @@ func refusedBy(err error) bool {
 	return errors.As(err, new(*BehindError)) || errors.Is(err, ErrFull) || errors.Is(err, ErrFinalized)
 }
 
-// stands returns the refusal, if it is too early for another attempt.
+// stands returns the refusal if it is too early for another attempt, and nil
+// otherwise.
 func (r *refusal) stands(p Phase) error {
 	if r.phase == p && time.Now().Before(r.until) {
 		return r.err
@@ -110,7 +112,7 @@ func (k slotKind) phase() Phase {
 
 func slotName(k slotKind, i int) string { return fmt.Sprintf("%s%s:%d", reserved, k, i) }
 
-// Errors of the gate, beside [BehindError].
+// The errors of the gate other than [BehindError].
 var (
 	// ErrSkipped reports that a change of phase would skip a phase.
 	ErrSkipped = errors.New("a phase would be skipped")
@@ -142,7 +144,7 @@ type Member struct {
 	Hold  string `json:"hold,omitempty"`  // the identity of the hold of the slot, if the backend reports it: begins with the Driver.ID of the process
 	Owner string `json:"owner,omitempty"` // host and process id, if the backend stores them
 
-	passing bool // the slot was taken for a look, or has just been released
+	passing bool // the slot was taken only for a check, or has just been released
 }
 
 func (m Member) String() string {
@@ -327,7 +329,8 @@ func (a *attempt) gated(ctx context.Context) (*lease, error) {
 	for {
 		m, err := a.d.gate.membership(ctx)
 		if refusedBy(err) {
-			// until another process or an operator has changed the phase
+			// ErrUnavailable until another process or an operator has changed
+			// the phase
 			return nil, fmt.Errorf("%w: %w", driver.ErrUnavailable, err)
 		} else if err != nil {
 			return nil, a.translate(err)

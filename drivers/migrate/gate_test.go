@@ -206,12 +206,12 @@ func TestFinalizeLooksForItsSlot(t *testing.T) {
 }
 
 // TestOneThatIsKilledWhileItLooksIsInNobodysWayForLong cuts a process off in
-// the middle of its looks.
+// the middle of its checks.
 func TestOneThatIsKilledWhileItLooksIsInNobodysWayForLong(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t, nil, nil)
 		killed := p.gated(migrate.PhaseDual)
-		killed.from.Inject(memory.Fault{Kind: memory.LoseAnswer, On: memory.Acquires}) // it holds the slot that it looked at
+		killed.from.Inject(memory.Fault{Kind: memory.LoseAnswer, On: memory.Acquires}) // it holds the slot that it checked
 		_ = killed.SetPhase(t.Context(), migrate.PhaseNew)
 		killed.from.Cut()
 		killed.to.Cut()

@@ -18,12 +18,12 @@ type lease struct {
 	a     *attempt
 	r     *driver.Request
 	hold  string
-	m     *member // the lease ends with its membership; nil without a gate
+	m     *member // the membership with which the lease ends; nil without a gate
 	parts []*part // in the order of their grants; constant once the lease is held
 	first uint64
 	n     int
 
-	// Most leases have one part, whose memory is part of the lease.
+	// Most leases have only one part, which is stored in the lease itself.
 	one  part
 	list [2]*part
 
@@ -76,7 +76,7 @@ func (l *lease) acquire(ctx context.Context, b *backend, tokens, noWait bool) (*
 	return p, err
 }
 
-// abandonWith arranges for a call of gone if p is lost before the lease is
+// abandonWith arranges for a call to gone if p is lost before the lease is
 // granted.
 func (l *lease) abandonWith(p *part, gone context.CancelFunc) {
 	l.mu.Lock()
@@ -87,8 +87,8 @@ func (l *lease) abandonWith(p *part, gone context.CancelFunc) {
 	}
 }
 
-// grant makes the parts a held lease, with the tokens of one part. If a part is
-// lost, grant releases the others.
+// grant turns the parts into a held lease with the tokens of one part. If a
+// part is lost, grant releases the others.
 func (l *lease) grant(ctx context.Context, tokens *part, parts ...*part) (*lease, error) {
 	l.parts = append(l.list[:0], parts...)
 	if l.d.info.Fencing != driver.None {
@@ -172,8 +172,8 @@ func (l *lease) releaseOthers(over *part) {
 // Tokens implements driver.Lease.
 func (l *lease) Tokens() (first uint64, n int) { return l.first, l.n }
 
-// Expires implements driver.Lease. It returns when the first of the holds
-// expires.
+// Expires implements driver.Lease. It returns the time at which the first of
+// the holds expires.
 func (l *lease) Expires() time.Time {
 	t := l.parts[0].lease.Expires()
 	for _, p := range l.parts[1:] {
@@ -183,7 +183,7 @@ func (l *lease) Expires() time.Time {
 }
 
 // Session implements driver.SessionLease. It returns the session that ends
-// first, including the membership.
+// first. The membership counts as a session.
 func (l *lease) Session() (expires time.Time, ttl time.Duration) {
 	if m := l.m; m != nil && m.b != nil {
 		expires, ttl = m.lease.Expires(), m.request.TTL
@@ -283,7 +283,9 @@ func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
 		return driver.ErrNotHeld
 	}
 	for _, p := range l.parts {
-		if !p.renewed() || ttl == 0 && p.b.info.Detect > 0 { // of a backend that reports losses by itself
+		if !p.renewed() || ttl == 0 && p.b.info.Detect > 0 {
+			// the backend reports losses by itself, so there is nothing to
+			// renew
 			continue
 		}
 		if err := l.renewed(p, p.lease.Renew(ctx, ttl)); err != nil {

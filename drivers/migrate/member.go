@@ -104,8 +104,8 @@ func (m *member) use() bool {
 	return true
 }
 
-// carry makes a lease with a use end with the membership. It returns false if
-// the membership has ended.
+// carry makes a lease, for which use was called, end with the membership. It
+// returns false if the membership has ended.
 func (m *member) carry(l *lease) bool {
 	if m == nil {
 		return true
@@ -153,8 +153,8 @@ func (m *member) retire() {
 	}
 }
 
-// finish reports, once, that the slot must be released. It is called with mu
-// held.
+// finish reports whether the slot must be released now. It returns true only
+// once. It is called with mu held.
 func (m *member) finish() bool {
 	over := m.retired && m.uses == 0 && !m.left
 	m.left = m.left || over
@@ -255,26 +255,28 @@ func (m *member) takeSlot(ctx context.Context, b *backend, k slotKind) error {
 	return fmt.Errorf("migrate: phase %v: %w", m.phase, ErrFull)
 }
 
-// lookers bounds how many slots are looked at concurrently.
+// lookers is the maximum number of slots that are checked concurrently.
 const lookers = 16
 
 const (
-	lookFor   = 300 * time.Millisecond // how long a slot must be taken to count as a member's
+	// the time for which a slot must be taken to count as a member's
+	lookFor   = 300 * time.Millisecond
 	lookPause = 20 * time.Millisecond
 
-	// lookTTL is the TTL of a slot taken for a look. It is short, so that a
-	// process killed during its look does not block other processes for long.
+	// lookTTL is the TTL of a slot that is taken for a check. It is short, so
+	// that a process that is killed during its check does not block other
+	// processes for long.
 	lookTTL = 5 * time.Second
 
-	// lookPrefix is the prefix of the hold of a slot taken for a look. The slot
-	// may soon be a member's, so it is looked at again.
+	// lookPrefix is the prefix of the hold of a slot that is taken for a check.
+	// The slot may soon belong to a member, so it is checked again.
 	lookPrefix = HoldPrefix + "look-"
 )
 
-// lookAt returns the member with a slot, or nil if the slot is free.
+// lookAt returns the member that has a slot, or nil if the slot is free.
 type lookAt func(ctx context.Context, b *backend, k slotKind, slot int) (*Member, error)
 
-// look returns the members with slots of a kind.
+// look returns the members that have slots of a kind.
 func (g *gate) look(ctx context.Context, b *backend, k slotKind, at lookAt) ([]Member, error) {
 	slots := make([]int, MaxMembers)
 	for i := range slots {
@@ -301,7 +303,7 @@ func (g *gate) look(ctx context.Context, b *backend, k slotKind, at lookAt) ([]M
 	}
 }
 
-// lookAtAll looks at slots once, and returns the members with one.
+// lookAtAll checks the slots once, and returns the members that have one.
 func lookAtAll(ctx context.Context, b *backend, k slotKind, which []int, at lookAt) (members []Member, err error) {
 	var mu sync.Mutex
 	var wg sync.WaitGroup

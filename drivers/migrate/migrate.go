@@ -6,14 +6,14 @@
 //
 // A process is in one [Phase] at a time: first in PhaseDual, then in PhaseNew.
 // Processes exclude each other in any phases, and they exclude programs that
-// only know from. A seal is a grant on from that never ends. It prevents
-// programs that only know from from acquiring a name that has moved. See
-// docs/migration.md.
+// only know from. A seal is a grant on from that never ends. Because of the
+// seal, a program that only knows from cannot acquire a name that has moved.
+// See docs/migration.md.
 //
-// From must be a [move.Sealer], and to a [move.Marker]. Names can return if
-// from is also a [move.Unsealer] and to a [move.Unmarker]. Other pairs need
-// [Options.Gated]: processes register on the backends, and no process enters
-// PhaseNew while another process is in PhaseOld.
+// from must be a [move.Sealer], and to must be a [move.Marker]. Names can
+// return if from is also a [move.Unsealer] and to a [move.Unmarker]. Other
+// pairs need [Options.Gated]: processes register on the backends, and no
+// process enters PhaseNew while another process is in PhaseOld.
 //
 // # Parameters
 //
@@ -27,8 +27,8 @@
 // # What does not move
 //
 // Reads, writes, permits and latches are refused (errors.ErrUnsupported).
-// Readers would need tokens between those of the writers on both backends, the
-// permits of both would have to be counted together, and names of latches do
+// Readers would need tokens between those of the writers on both backends.
+// Permits would have to be counted across both backends. Names of latches do
 // not move. Programs that only know from, in any mode, and programs in the
 // migration exclude each other.
 package migrate
@@ -55,9 +55,9 @@ import (
 type Phase int8
 
 const (
-	PhaseOld  Phase = iota - 1 // from; only with a gate
-	PhaseDual                  // from, then to; the tokens are from's
-	PhaseNew                   // to; the grant of a name that is not sealed yet seals it
+	PhaseOld  Phase = iota - 1 // uses from; only with a gate
+	PhaseDual                  // uses from, then to; the tokens are from's
+	PhaseNew                   // uses to; the grant of a name that is not sealed yet seals it
 )
 
 var phaseNames = [...]string{"old", "dual", "new"}
@@ -86,15 +86,15 @@ var (
 	// phase does not exist, as PhaseOld without a gate.
 	ErrPhase = errors.New("not possible in this phase")
 
-	// ErrTokens reports that the tokens of the pair could fall.
-	// Options.Unfenced gives up the tokens.
+	// ErrTokens reports that the tokens could fall when names move between the
+	// pair of backends. Options.Unfenced gives up the tokens.
 	ErrTokens = fmt.Errorf("the fencing tokens would fall: %w", errors.ErrUnsupported)
 
 	// ErrNeedsGate reports that the pair can be migrated only with
 	// Options.Gated.
 	ErrNeedsGate = fmt.Errorf("names cannot move by seals between these backends (see gate=true): %w", errors.ErrUnsupported)
 
-	// ErrNoSeals reports that names do not move one by one with a gate.
+	// ErrNoSeals reports that with a gate names do not move one by one.
 	ErrNoSeals = fmt.Errorf("there are no seals in a migration with a gate: %w", errors.ErrUnsupported)
 )
 
@@ -111,10 +111,10 @@ type Options struct {
 	// backends have them. See docs/migration.md.
 	Gated bool
 
-	// FromFloor and ToFloor are added to the tokens of the two, like floor
-	// parameters in their URLs. With a ToFloor above all tokens of from, tokens
-	// rise even for names that no program locks before the programs use only
-	// to, with that floor: see [Driver.Tokens].
+	// FromFloor and ToFloor are added to the tokens of the two backends, like
+	// floor parameters in their URLs. With a ToFloor above all tokens of from,
+	// tokens rise even for names that no program locks before the programs
+	// switch to using only to with that floor (see [Driver.Tokens]).
 	FromFloor, ToFloor uint64
 
 	// TTL is the TTL of the driver's own holds, such as a membership. The
@@ -130,7 +130,7 @@ type Driver struct {
 	unsealer move.Unsealer // from; nil if from is not an Unsealer
 	marker   move.Marker   // to; nil if to is not a Marker, which needs a gate
 	unmarker move.Unmarker // to; nil if to is not an Unmarker
-	gate     *gate         // nil: names are sealed
+	gate     *gate         // nil if names are sealed
 	info     driver.Info
 	phase    atomic.Int32
 	ttl      time.Duration // of the driver's own holds
@@ -146,9 +146,9 @@ type Driver struct {
 	mu       sync.Mutex
 	sessions map[sessionKey]*session
 	closed   bool
-	ended    bool           // no more work
+	ended    bool           // no more work may begin
 	calls    sync.WaitGroup // Acquires
-	steps    sync.WaitGroup // begun by closable
+	steps    sync.WaitGroup // steps begun by closable
 	work     sync.WaitGroup // clean-ups
 }
 
@@ -186,7 +186,7 @@ func (b *backend) above(token *uint64) {
 // with the floor they are above last.
 func (b *backend) below(last uint64) uint64 { return last - min(last, b.floor) }
 
-// explain adds to an error which backend it comes from.
+// explain adds the name of the backend to an error.
 func (b *backend) explain(err error) error {
 	if err != nil {
 		err = fmt.Errorf("%s backend: %w", b.role, err)
@@ -195,8 +195,8 @@ func (b *backend) explain(err error) error {
 }
 
 // New returns a driver that moves locks between two backends. It refuses a pair
-// that cannot be migrated or whose tokens could fall. Unless it returns an
-// error, it owns both drivers, and Close closes them.
+// between which names cannot be migrated, or on which tokens could fall. Unless
+// it returns an error, it owns both drivers, and Close closes them.
 func New(from, to driver.Driver, o *Options) (*Driver, error) {
 	if o == nil {
 		o = &Options{}
@@ -242,8 +242,8 @@ func New(from, to driver.Driver, o *Options) (*Driver, error) {
 	return d, nil
 }
 
-// errOldNeedsGate is the error for PhaseOld with seals, where it would be the
-// same as a program that only knows from.
+// errOldNeedsGate is the error for PhaseOld without a gate. With seals, a
+// process in PhaseOld would behave like a program that only knows from.
 var errOldNeedsGate = fmt.Errorf("migrate: %w: phase %v exists only with a gate", ErrPhase, PhaseOld)
 
 // processID identifies this driver, and shows humans where it runs: host,
@@ -271,8 +271,9 @@ const HoldPrefix = "migrate-"
 const ofProgram = HoldPrefix + "for-"
 
 // maxLeases bounds the TTL of a lease, as a multiple of the TTL of a
-// membership. Package dsync ends a lease 1 % of its TTL early, and refuses a
-// lease that ends at once.
+// membership. Package dsync ends a lease early by 1 % of its TTL. With a larger
+// multiple, that margin could use up most of the TTL of the membership, and
+// dsync would refuse the lease because it ends at once.
 const maxLeases = 20
 
 // choose prepares d for one of the two procedures.
@@ -302,13 +303,14 @@ func (d *Driver) choose(o *Options) error {
 }
 
 // weakest returns the promises that hold in every phase, and between two
-// phases. An order does not carry over from one backend to the other.
+// phases. An order does not carry over from one backend to
+// the other.
 func weakest(a, b driver.Info) driver.Info {
 	i := driver.Info{
 		Name:    "migrate",
 		Order:   driver.Unordered,
 		Fencing: min(a.Fencing, b.Fencing),
-		// with a session of this package on the backend without sessions
+		// also with a session of this package, on the backend without sessions
 		KeepsAlive: a.KeepsAlive || b.KeepsAlive,
 		MinTTL:     max(a.MinTTL, b.MinTTL),
 		MaxTTL:     max(a.MaxTTL, b.MaxTTL),
@@ -348,13 +350,13 @@ func (d *Driver) Info() driver.Info { return d.info }
 // Phase returns the phase of d.
 func (d *Driver) Phase() Phase { return Phase(d.phase.Load()) }
 
-// SetPhase moves d to another phase. It applies to calls of Acquire that begin
+// SetPhase moves d to another phase. It applies to calls to Acquire that begin
 // later. Other calls and leases do not change. Names stay where they are: see
 // [Driver.Rollback].
 //
 // With a gate SetPhase moves d forward or back by one phase ([ErrSkipped]), and
 // waits for holds of this process that are two phases away. It returns a
-// [*BehindError] if other processes are two phases away. Waiting calls of
+// [*BehindError] if other processes are two phases away. Waiting calls to
 // Acquire start again in the new phase. After an error nothing has changed.
 func (d *Driver) SetPhase(ctx context.Context, p Phase) error {
 	switch {

@@ -19,7 +19,7 @@ const ttl = 10 * time.Second
 
 var holds atomic.Int64
 
-// attempt is one request and the driver's calls of its Events.
+// attempt is one request and the driver's calls to its Events.
 type attempt struct {
 	driver.Request
 	waiting, losses atomic.Int32
@@ -80,7 +80,7 @@ func start(ctx context.Context, d driver.Driver, a *attempt) <-chan result {
 	return c
 }
 
-// pair is two servers. The server from has already given many tokens.
+// pair is a pair of servers. The server from has already given many tokens.
 type pair struct {
 	t        *testing.T
 	from, to *memory.Server

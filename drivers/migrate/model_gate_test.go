@@ -23,16 +23,16 @@ const modelAstray = 2
 
 // gateVariant is what a wrong gate leaves out or does differently.
 type gateVariant struct {
-	noLook     bool // no process looks for members of the other kind
-	newLooks   bool // only processes that enter PhaseNew look
-	lookFirst  bool // a process looks before it takes its slot
+	noLook     bool // no process checks for members of the other kind
+	newLooks   bool // only processes that enter PhaseNew check
+	lookFirst  bool // a process checks before it takes its slot
 	untied     bool // a lock does not end when the membership ends
 	leavesSoon bool // a process leaves a phase while it holds a lock of that phase: a phase is skipped
 	withoutTo  bool // PhaseDual does without to if to is taken: a shadow that counts as both
 
 	plainFirst bool // processes switch to only to before the gate is closed
 	neverAsks  bool // a process that enters PhaseOld does not check whether the gate is closed
-	asksFirst  bool // a process that enters PhaseOld checks it before the looks, not after
+	asksFirst  bool // a process that enters PhaseOld checks it before the checks of slots, not after
 	unsure     bool // the gate counts as closed although the process that closed it has lost its slot
 	believes   bool // a process that sees that the gate is closed no longer looks for members in PhaseOld
 
@@ -45,9 +45,9 @@ type gateVariant struct {
 const (
 	gateIdle int8 = iota
 	gateEnter
-	gateAsk   // check whether the gate is closed, before the looks
-	gateLook  // look at the slot of another process
-	gateOpen  // check whether the gate is open, after the looks
+	gateAsk   // check whether the gate is closed, before checking the slots
+	gateLook  // check the slot of another process
+	gateOpen  // check whether the gate is open, after checking the slots
 	gateSeal  // close the gate
 	gateClose // the gate is sealed
 	gateTied  // check whether the old backend is tied to its new one
@@ -63,12 +63,12 @@ const (
 type gateProcess struct {
 	at           int8
 	phase        Phase // PhaseOld, PhaseDual or PhaseNew
-	under        Phase // of its hold
+	under        Phase // phase of its hold
 	member       bool  // it believes to be a member of its phase
-	looked       int8  // at this many slots
-	saw          bool  // that the gate was closed, before the looks
+	looked       int8  // number of slots that it has checked
+	saw          bool  // it saw that the gate was closed, before it checked the slots
 	over         bool  // it knows that PhaseOld has ended
-	learning     bool  // it looks as a member
+	learning     bool  // it checks as a member
 	has          [3]bool
 	valid        bool
 	astray       bool
@@ -81,7 +81,7 @@ type gateModel struct {
 	slots           [3][processes]bool // on from: members in PhaseOld; on to: in PhaseNew
 	holder          [3]int8            // 0 means free
 	processes       [processes]gateProcess
-	crashes, pauses int8    // the most that are still to come
+	crashes, pauses int8    // the maximum number that is still to come
 	ends            bool    // some process closes the gate
 	closed          bool    // the seal
 	done            bool    // the process that closed the gate has reported it
@@ -386,7 +386,7 @@ func (v gateVariant) enter(s gateModel, p int, e emitGate) {
 	e("takes a slot", true, s)
 }
 
-// look looks at one slot after the other.
+// look checks one slot after another.
 func (v gateVariant) look(s gateModel, p int, e emitGate) {
 	x := &s.processes[p]
 	side, _ := x.kind(x.phase)

@@ -3,7 +3,7 @@ package migrate
 import "slices"
 
 // The model is one name on two backends and a few processes. Each process
-// acquires the lock again and again, in phases of its choice. The model follows
+// acquires the lock repeatedly, in phases of its choice. The model follows
 // acquire.go request by request. Everything that can happen in one instant is a
 // step, and a search takes all steps in all orders. A hold is valid for as long
 // as the backend keeps it, which is longer than any deadline allows.
@@ -44,7 +44,7 @@ const (
 
 // variant is what a wrong procedure leaves out or does differently.
 type variant struct {
-	noSeal        bool // PhaseNew only acquires to, without a look at from
+	noSeal        bool // PhaseNew only acquires to, without checking from
 	noFloor       bool // the mark contains no floor
 	noFloorIdle   bool // the mark contains a floor only after a hand-over, not for names that were never locked
 	noRaise       bool // the grant with which a name is marked keeps its original token
@@ -122,7 +122,7 @@ type model struct {
 	granted int8 // the highest reported token
 	fallen  bool // a reported token was not above it
 
-	crashes, pauses, losses int8 // the most that are still to come
+	crashes, pauses, losses int8 // the maximum number that is still to come
 	processes               [processes]process
 	late                    [2]request
 }

@@ -21,8 +21,8 @@ type part struct {
 	session atomic.Pointer[carried] // nil if no session of this package renews the hold
 	lost    error                   // guarded by lease.mu
 	gone    context.CancelFunc
-	// the request was refused and had to wait; written before Acquire of the
-	// backend returned
+	// the request was refused and had to wait; written before the backend's
+	// Acquire returns
 	blocked bool
 }
 
@@ -45,8 +45,8 @@ func (p *part) Tokens() int {
 // Lost implements driver.Events.
 func (p *part) Lost(cause error) { p.l.partLost(p, cause) }
 
-// renewed reports whether the hold lasts only as long as Renew of the lease is
-// called.
+// renewed reports whether the hold needs calls to the lease's Renew to stay
+// alive.
 func (p *part) renewed() bool { return p.request.Fixed || !p.l.d.info.KeepsAlive }
 
 // carry makes a session keep the hold alive, if the driver must keep it alive
@@ -83,9 +83,9 @@ func (p *part) live() bool {
 	return p.lost == nil && time.Now().Before(p.lease.Expires())
 }
 
-// keep makes a session keep the hold alive until the caller leaves it, if
-// package dsync must do so after the grant. When the hold ends, keep calls
-// gone.
+// keep makes a session keep the hold alive until the caller leaves the session,
+// if package dsync must keep it alive after the grant. When the hold ends, keep
+// calls gone.
 func (p *part) keep(gone func()) *carried {
 	if !p.renewed() {
 		return nil
@@ -100,9 +100,9 @@ func (p *part) keep(gone func()) *carried {
 	return p.l.d.carry(p.b, p.lease, p.request.TTL, alive, func(error) { gone() })
 }
 
-// check reports whether the hold still exists after other requests of the
-// Acquire. If these had to wait, check sends a request to the backend, which
-// makes a fixed lease last its TTL from now.
+// check checks that the hold still exists after other requests of the Acquire.
+// If these requests had to wait, check sends a request to the backend. The
+// request also restarts the TTL of a fixed lease.
 func (p *part) check(ctx context.Context, waited bool) error {
 	if waited && (p.renewed() || p.session.Load() != nil) {
 		ctx, cancel := context.WithTimeout(ctx, p.request.TTL/6)
@@ -119,12 +119,13 @@ func (p *part) check(ctx context.Context, waited bool) error {
 	return nil
 }
 
-// undoLimit bounds how long a failing Acquire waits for the release of its
-// holds. After that the drivers of the backends clean up the remaining holds.
+// undoLimit bounds the time for which a failing Acquire waits for the release
+// of its holds. After that the drivers of the backends clean up the remaining
+// holds.
 const undoLimit = time.Second
 
-// undo releases the hold, because the Acquire continues with err. It returns
-// err, or a new error if the release failed.
+// undo releases the hold because the attempt cannot use it, for the reason err.
+// It returns err, or a new error if the release failed.
 func (p *part) undo(ctx context.Context, err error) error {
 	p.l.mu.Lock()
 	lost := p.lost != nil

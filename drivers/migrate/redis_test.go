@@ -140,7 +140,7 @@ func TestServersThatKeepNoSealAreRefused(t *testing.T) {
 	for _, side := range []struct {
 		which    string
 		from, to string
-	}{{"from", from + "?evict=allow", to}, {"to", from, to + "?evict=allow"}} { // in code, without a look at the backends
+	}{{"from", from + "?evict=allow", to}, {"to", from, to + "?evict=allow"}} { // in code, without a request to the backends
 		d, err := migrate.New(drivertest.Open(t, side.from), drivertest.Open(t, side.to), &migrate.Options{Phase: migrate.PhaseNew})
 		if err != nil {
 			t.Fatal(err)

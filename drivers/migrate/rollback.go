@@ -105,8 +105,9 @@ func (d *Driver) Rollback(ctx context.Context, name string) error {
 	return d.closing(ctx, err)
 }
 
-// WayBack returns why names cannot be moved back, as far as the drivers report:
-// nil, [ErrNoSeals] or [ErrNoWayBack].
+// WayBack returns the reason why names cannot be moved back, as far as the
+// drivers report it: [ErrNoSeals] or [ErrNoWayBack]. It returns nil if names
+// can be moved back.
 func (d *Driver) WayBack(context.Context) error {
 	switch {
 	case d.gate != nil:
@@ -119,7 +120,7 @@ func (d *Driver) WayBack(context.Context) error {
 	return nil
 }
 
-// rollback holds the name on to, where every process that knows of the move
+// rollback holds the name on to, on which every process that knows of the move
 // acquires it. It removes the mark first, since a name with a mark and without
 // a seal would be free on both backends. A crash in between leaves a seal
 // without a mark, like a crash during a move.
@@ -140,7 +141,7 @@ func (a *attempt) goBack(ctx context.Context, to *part) error {
 	if err != nil {
 		return a.translate(err)
 	}
-	if !sealed { // a mark is left only if the backend lost the seal, and then it is wrong
+	if !sealed { // there can be a mark only if the backend lost the seal, and then the mark is wrong
 		return a.over(d.unmarker.Unmark(ctx, to.lease))
 	}
 	floor := uint64(0)
@@ -179,8 +180,8 @@ const (
 	// names, or the gate, by hand.
 	operatorName = reserved + "operator"
 
-	// operatorTTL is how long an operator that was killed blocks the next
-	// operator, who waits for longer.
+	// operatorTTL is the time for which a killed operator blocks the next
+	// operator. The next operator waits for longer than that.
 	operatorTTL = 5 * time.Second
 )
 

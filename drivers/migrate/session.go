@@ -9,11 +9,11 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// session renews the holds on one backend if package dsync would have to renew
-// them and the other backend's driver keeps its own holds alive. Package dsync
-// supports only one kind of keep-alive for a driver. There is one session for
-// each backend and TTL. All its holds are renewed together, every third of the
-// TTL, so the first renewal of a new hold may come sooner.
+// session renews the holds on a backend whose holds package dsync would have to
+// renew, if the driver of the other backend keeps its holds alive by itself.
+// Package dsync supports only one kind of keep-alive for a driver. There is one
+// session for each backend and TTL. All its holds are renewed together, every
+// third of the TTL, so the first renewal of a new hold may come sooner.
 type session struct {
 	d   *Driver
 	b   *backend
@@ -39,8 +39,8 @@ type sessionKey struct {
 	ttl time.Duration
 }
 
-// carry keeps a hold alive until leave is called. If the hold ends before,
-// carry calls lost.
+// carry keeps a hold alive until leave is called. If the hold ends first, carry
+// calls lost.
 func (d *Driver) carry(b *backend, l driver.Lease, ttl time.Duration, alive func() bool, lost func(cause error)) *carried {
 	d.mu.Lock()
 	s := d.sessions[sessionKey{b, ttl}]
@@ -158,7 +158,7 @@ type share struct {
 }
 
 // RenewAll implements driver.BatchRenewer. It renews on the two backends
-// concurrently, in few requests on a backend that renews in batches.
+// concurrently, with few requests on a backend that renews in batches.
 func (d *Driver) RenewAll(ctx context.Context, leases []driver.Lease, done func(i int, err error)) {
 	all := make([]renewal, len(leases))
 	shares := map[*backend]*share{d.from: {}, d.to: {}}
@@ -209,8 +209,8 @@ func (x *renewal) partRenewed(p *part, err error) bool {
 	return x.left == 0
 }
 
-// renewAll renews leases on the backend, in few requests if the backend renews
-// in batches.
+// renewAll renews leases on the backend, with few requests if the backend
+// renews in batches.
 func (b *backend) renewAll(ctx context.Context, leases []driver.Lease, ttl func(i int) time.Duration, done func(i int, err error)) {
 	if batches, ok := b.Driver.(driver.BatchRenewer); ok {
 		batches.RenewAll(ctx, leases, done)

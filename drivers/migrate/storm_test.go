@@ -239,8 +239,8 @@ func (s *storm) moveByOne(d *migrate.Driver, random *rand.Rand) {
 	}
 }
 
-// takeBack moves names back to from now and then, whatever the phases of the
-// others are.
+// takeBack moves names back to from now and then, regardless of the phases of
+// the other clients.
 func (s *storm) takeBack(d *migrate.Driver, random *rand.Rand) {
 	for s.sleep(time.Duration(random.Int64N(int64(time.Second)))) {
 		ctx, cancel := context.WithTimeout(s.ctx, stormTTL)

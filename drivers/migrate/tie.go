@@ -13,7 +13,7 @@ import (
 // A migration ties its old backend to one new backend and one floor of the
 // tokens. A process with a different new backend, for example because of a
 // wrong prefix, or with a different floor is refused before it locks anything.
-// The tie consists of seals of reserved names, which do not change before
+// The tie consists of sealed reserved names. They do not change until
 // [Driver.Untie]:
 //
 //   - identityName on the new backend, after a random mark: its last token is
@@ -57,8 +57,9 @@ var (
 // can be raised to such a number.
 const identityBits = 40
 
-// keepsSeals sends a request to seal a hold that has ended. The request changes
-// nothing, and a driver that never seals refuses it.
+// keepsSeals checks whether a backend keeps seals, by sending a request to seal
+// a hold that has ended. The request changes nothing, and a driver that never
+// seals refuses it.
 func (d *Driver) keepsSeals(ctx context.Context, b *backend, s move.Sealer) error {
 	return d.keeps(ctx, b, func(l driver.Lease) error {
 		letGo(l)
@@ -106,9 +107,9 @@ func (d *Driver) Look(ctx context.Context) error {
 	return d.permitted(ctx, err)
 }
 
-// Ties returns nil if Check can tie from to to. Otherwise it returns why Check
-// cannot detect a process with another to. It may lock a reserved name for a
-// moment on to.
+// Ties returns nil if Check can tie from to to. Otherwise it returns the reason
+// why Check cannot detect a process with a different to. It may lock a reserved
+// name for a moment on to.
 func (d *Driver) Ties(ctx context.Context) error {
 	to, keeps := d.to.Driver.(move.Sealer)
 	_, tells := d.to.Driver.(move.Identifier)
@@ -230,9 +231,10 @@ func (d *Driver) readIdentity(ctx context.Context) (identity uint64, known bool,
 	return identity, known, d.to.explain(err)
 }
 
-// tieTo takes the next step to a tie. It gives the new backend an identity, or
-// if it has one, seals the three names on from. A process that stops in between
-// has changed nothing, because the next holder has another token.
+// tieTo takes the next step toward a tie. If the new backend has no identity
+// yet, tieTo gives it one. Otherwise it seals the three names on from. A
+// process that stops in the middle has changed nothing that counts, because the
+// next holder of targetName has another token.
 func (d *Driver) tieTo(ctx context.Context) error {
 	identity, known, err := d.readIdentity(ctx)
 	if err != nil {
@@ -254,7 +256,7 @@ func (d *Driver) tieTo(ctx context.Context) error {
 	})
 }
 
-// seal seals a reserved name on b, which is a move.Sealer, after a call of
+// seal seals a reserved name on b, which is a move.Sealer, after it has called
 // before with the hold.
 func (d *Driver) seal(ctx context.Context, b *backend, name string, before func(driver.Lease) error) error {
 	l, err := b.Acquire(ctx, d.ownRequest(name))
@@ -280,7 +282,7 @@ func (d *Driver) Untie(ctx context.Context) error {
 	if d.unsealer == nil {
 		return fmt.Errorf("%w: backend %s cannot take back a seal", ErrNoWayBack, d.from.info.Name)
 	}
-	err := d.unseal(ctx, tokensName, 0) // if raiseTokens was interrupted
+	err := d.unseal(ctx, tokensName, 0) // it is sealed if raiseTokens was interrupted
 	if err == nil {
 		err = d.unseal(ctx, closedName, 0)
 	}
@@ -293,7 +295,7 @@ func (d *Driver) Untie(ctx context.Context) error {
 	return err
 }
 
-// unseal unseals a name, unless it is not sealed, and raises its tokens.
+// unseal unseals a name, if it is sealed, and raises its tokens.
 func (d *Driver) unseal(ctx context.Context, name string, floor uint64) error {
 	id := d.nextHold()
 	err := d.unsealer.Loosen(ctx, name, id, floor)
@@ -306,9 +308,9 @@ func (d *Driver) unseal(ctx context.Context, name string, floor uint64) error {
 	return err
 }
 
-// raiseTokens raises the tokens of tokensName on from above those of to, as the
-// tokens of returned names were raised. The floor of the next migration is
-// computed from them.
+// raiseTokens raises the tokens of tokensName on from above those of to, just
+// as the tokens of returned names were raised. The floor of the next migration
+// is computed from them.
 func (d *Driver) raiseTokens(ctx context.Context) error {
 	t, err := d.Tokens(ctx)
 	if err != nil || t.To == 0 || d.gate != nil || d.info.Fencing == driver.None {

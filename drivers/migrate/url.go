@@ -76,7 +76,7 @@ func marked(raw string) string {
 }
 
 // openPart opens one of the two backends. The parameters that all drivers share
-// belong to the migrate URL, for both.
+// belong to the migrate URL and apply to both backends.
 func openPart(ctx context.Context, which, url string, ttl time.Duration) (driver.Driver, *driver.Config, error) {
 	d, c, err := driver.OpenTTL(ctx, marked(url), ttl)
 	if err != nil {

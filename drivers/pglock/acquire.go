@@ -46,8 +46,8 @@ func (d *Driver) acquire(ctx context.Context, r *driver.Request) (*lease, error)
 	return l, nil
 }
 
-// contend requests the lock, after the earlier attempts of this driver, and
-// waits for it unless the request has NoWait.
+// contend requests the lock once it is this attempt's turn in the driver. It
+// waits for the lock unless the request has NoWait.
 func (d *Driver) contend(ctx context.Context, l *lease) error {
 	q := l.queue
 	waited := false
@@ -75,14 +75,16 @@ func (d *Driver) contend(ctx context.Context, l *lease) error {
 	return d.waitAtServer(ctx, l, waited)
 }
 
-// maxClasses is how many TTLs of fixed leases have separate sessions.
+// maxClasses is the maximum number of TTLs of fixed leases that have separate
+// sessions.
 const maxClasses = 8
 
-// sessionTTL returns the TTL of the sessions for a request, which is its own.
-// So the server ends a fixed lease of a frozen client within Info.Late, and a
-// fixed lease survives a silent network for its whole duration. Fixed leases of
-// many lengths would need many sessions, so these leases share sessions of
-// shorter TTLs, which the driver keeps alive until the lease ends here.
+// sessionTTL returns the TTL of the session that serves a request. Usually it
+// is the TTL of the request. So the server ends a fixed lease of a frozen
+// client within Info.Late, and a fixed lease survives a silent network for its
+// whole duration. Fixed leases of many lengths would need many sessions, so
+// these leases share sessions of shorter TTLs, which the driver keeps alive
+// until the lease ends here.
 func (d *Driver) sessionTTL(r *driver.Request) time.Duration {
 	ttl := roundUp(r.TTL)
 	if !r.Fixed {
@@ -118,7 +120,7 @@ func (d *Driver) tryHub(ctx context.Context, l *lease) (granted bool, err error)
 			d.endRequest(l.queue)
 			return false, err
 		}
-		l.r.Events.Tokens() // the block of a transaction id is enough for any number
+		l.r.Events.Tokens() // the block of a transaction id has enough tokens for any number
 		if op := d.start(s, try, l); op != nil {
 			return d.outcome(ctx, s, op)
 		}
@@ -127,8 +129,8 @@ func (d *Driver) tryHub(ctx context.Context, l *lease) (granted bool, err error)
 	return false, errBreaks
 }
 
-// tried notes how an attempt ended: on a hub, during which the local queue was
-// busy, or on a separate session.
+// tried records that an attempt has ended, either on a hub, for which the local
+// queue was busy, or on a separate session.
 func (l *lease) tried(op *operation, s *session) {
 	d := l.d
 	d.mu.Lock()
@@ -153,7 +155,7 @@ func (l *lease) tried(op *operation, s *session) {
 func (d *Driver) outcome(ctx context.Context, s *session, op *operation) (granted bool, err error) {
 	s.readAnswer(op)
 	if err = d.awaitAnswer(ctx, op); err == nil || !s.abandon(op) {
-		<-op.done // concluded, perhaps at this very moment
+		<-op.done // the operation was concluded, perhaps at this very moment
 		return op.yes, refusal(op.err)
 	}
 	if errors.Is(err, errHangs) {
@@ -162,8 +164,8 @@ func (d *Driver) outcome(ctx context.Context, s *session, op *operation) (grante
 	return false, d.settle(op, err)
 }
 
-// awaitAnswer waits until an operation is concluded, or returns why the wait
-// ended before.
+// awaitAnswer waits until an operation is concluded, or returns the reason why
+// the wait ended first.
 func (d *Driver) awaitAnswer(ctx context.Context, op *operation) error {
 	select {
 	case <-op.done:
@@ -177,8 +179,8 @@ func (d *Driver) awaitAnswer(ctx context.Context, op *operation) error {
 	}
 }
 
-// letNextGo lets the next attempt for the key continue on another session,
-// before an attempt on a hanging session is concluded.
+// letNextGo lets the next attempt for the key continue on another session
+// although the current attempt, on a hanging session, is not concluded.
 func (d *Driver) letNextGo(op *operation) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -210,7 +212,7 @@ func (d *Driver) start(s *session, first step, l *lease) *operation {
 	op.lease, op.reads, op.shared = l, first != block, l.r.Mode == driver.Read
 	op.after = func() { l.tried(op, s) }
 	d.mu.Lock()
-	l.queue.uses++ // of the operation, and then of the lease
+	l.queue.uses++ // for the operation, and later for the lease
 	d.mu.Unlock()
 	if s.submit(op) {
 		return op
@@ -246,8 +248,8 @@ func (l *lease) undo() {
 // errLetGo reports that the session no longer has a lock to share.
 var errLetGo = errors.New("the other Reads have let go")
 
-// sharer returns the session with the lock that a Read can share, and counts
-// the Read there, as hub does. It returns nil if there is none.
+// sharer returns the session whose lock a Read can share, and counts the Read
+// on it, as hub does. It returns nil if there is none.
 func (d *Driver) sharer(l *lease, ttl time.Duration) (s *session) {
 	if l.r.Mode != driver.Read {
 		return nil
@@ -256,7 +258,7 @@ func (d *Driver) sharer(l *lease, ttl time.Duration) (s *session) {
 	defer d.mu.Unlock()
 	for other := range l.queue.holders.All() {
 		if !other.session.waiter && other.session.ttl == ttl && !other.session.hangs() {
-			s = other.session // the last one is the latest to release
+			s = other.session // the last hold is expected to be the latest to release
 		}
 	}
 	if s != nil {

@@ -18,7 +18,8 @@ import (
 
 // Inspect implements driver.Inspector. The server knows holders and waiters by
 // their process id, used as Status.Hold, and by their application_name, used as
-// Status.Owner and in Status.Queue. The driver knows more about its own holds.
+// Status.Owner and in Status.Queue. For its own holds, the driver adds what it
+// knows itself.
 func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error) {
 	var status driver.Status
 	key, err := d.admin(ctx, name)
@@ -112,7 +113,8 @@ func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
 	}
 	ended := map[uint32]bool{}
 	for _, l := range d.holders(key) {
-		// a session of this driver would get no answer to its own request
+		// a session of this driver would get no answer to a request that ends
+		// itself
 		l.session.end(errForced)
 		ended[l.session.pid] = true
 	}
@@ -132,8 +134,8 @@ func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
 	return d.awaitEnd(ctx, key, ended)
 }
 
-// The pauses between two checks of terminated sessions: the first pause, and
-// the longest after doubling.
+// The first and the longest pause between two checks of terminated sessions.
+// Each pause is twice the previous one.
 const firstGlance, lastGlance = time.Millisecond, 50 * time.Millisecond
 
 // awaitEnd waits until none of the server's processes holds the lock.
@@ -239,7 +241,7 @@ func (d *Driver) list(ctx context.Context) (names []string, err error) {
 var _ migration.Identifier = (*Driver)(nil)
 
 // identityQuery returns the identifier of the server's data directory, which
-// standbys share, and the database.
+// standbys share, and the id of the database.
 const identityQuery = `SELECT s.system_identifier, d.oid FROM pg_catalog.pg_control_system() s, pg_catalog.pg_database d ` +
 	`WHERE d.datname = pg_catalog.current_database()`
 

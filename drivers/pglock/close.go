@@ -16,12 +16,12 @@ func (d *Driver) Close(ctx context.Context) error {
 	if err := d.life.Close(); err != nil {
 		return err
 	}
-	d.life.AwaitCalls(ctx) // no call waits longer than settleFor
+	d.life.AwaitCalls(ctx) // no call waits for longer than settleFor
 	return d.stop(ctx)
 }
 
 // stop ends all sessions and goroutines. The waits are canceled first, because
-// otherwise they would be granted the locks.
+// otherwise the waits would be granted the locks.
 func (d *Driver) stop(ctx context.Context) error {
 	withdrawn := d.waitFor(ctx, func() bool { return d.withdrawals == 0 })
 	d.quitAll(ctx)
@@ -31,7 +31,7 @@ func (d *Driver) stop(ctx context.Context) error {
 	graves := d.graves
 	d.mu.Unlock()
 	d.life.End()
-	d.quitAll(ctx) // the sessions that queried the other sessions
+	d.quitAll(ctx) // also ends the sessions that queried the other sessions
 	d.life.Finish(ctx, func() {})
 	if !withdrawn || !buried {
 		return fmt.Errorf("%w: %d sessions may stay on the server until the end of their TTL: %w", driver.ErrUnknown, graves, ctx.Err())
@@ -73,7 +73,7 @@ func (d *Driver) waitFor(ctx context.Context, cond func() bool) bool {
 }
 
 // quit releases all locks of the session and ends the session cleanly, or
-// without the answers at the end of ctx.
+// without waiting for the answers when ctx ends.
 func (s *session) quit(ctx context.Context, cause error) {
 	leases := s.disown()
 	if len(leases) > 0 {
@@ -139,8 +139,8 @@ func (d *Driver) removed(s *session, doubt bool) {
 }
 
 // bury ends a session at the server. It repeats the request until the server
-// reports that the session is gone, or until the session's time is up. A broken
-// connection can leave the server waiting for more.
+// reports that the session is gone, or until the session's TTL has passed. If a
+// connection breaks, the server may continue to wait for a request.
 func (d *Driver) bury(s *session) {
 	s.mu.Lock()
 	until := max(s.expires.Load(), s.sent+int64(s.ttl)) + int64(late)
@@ -168,7 +168,8 @@ func (d *Driver) bury(s *session) {
 	close(s.buried)
 }
 
-// isGone reports whether the server was seen to have ended the session.
+// isGone reports whether the driver knows that the server has ended the
+// session.
 func (s *session) isGone() bool {
 	select {
 	case <-s.buried:

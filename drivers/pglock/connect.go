@@ -24,12 +24,12 @@ import (
 // connectFor bounds one connect if the configuration does not.
 const connectFor = 10 * time.Second
 
-// maxDials is how many times a session is connected again after the server
-// ended it at once.
+// maxDials is the maximum number of times that a session is connected again
+// after the server has ended it at once.
 const maxDials = 10
 
-// dial connects a session, which does not belong to the driver's sessions yet.
-// If the TTL passes during the set-up, on a busy machine, dial tries again.
+// dial connects a session and does not add it to the driver's sessions. If the
+// TTL passes during the set-up, on a busy machine, dial tries again.
 func (d *Driver) dial(ctx context.Context, ttl time.Duration, waiter bool) (s *session, err error) {
 	for range maxDials {
 		s, err = d.dialOnce(ctx, ttl, waiter)
@@ -132,8 +132,8 @@ func (d *Driver) settings(ttl time.Duration) []setting {
 }
 
 // optionalSettings returns settings that let the server notice the end of a
-// client earlier, and that leave waiting sessions undisturbed. Not all servers
-// and systems have the former, and not all roles may set the latter.
+// client earlier, and settings that do not disturb waiting sessions. Not all
+// servers and systems have the former, and not all roles may set the latter.
 func optionalSettings(conn *pgconn.PgConn, s *session) []setting {
 	ttl := s.ttl
 	seconds := strconv.Itoa(int(max(1, ttl/(3*time.Second))))
@@ -150,11 +150,11 @@ func optionalSettings(conn *pgconn.PgConn, s *session) []setting {
 	return all
 }
 
-// deadlockTimeout is the setting for how long a session waits before it checks,
-// once, for a deadlock. During this check no lock can be acquired or released.
-// The time it takes grows with the square of the number of sessions that wait
-// for the name: 19 ms with 1,000 sessions. A waiting session has no locks, so
-// the check is useless.
+// deadlockTimeout is the setting for the time that a session waits before it
+// checks, once, for a deadlock. During this check no lock can be acquired or
+// released. The time it takes grows with the square of the number of sessions
+// that wait for the name: 19 ms with 1,000 sessions. A waiting session has no
+// locks, so the check is useless.
 const deadlockTimeout = "deadlock_timeout"
 
 // grantsSettings reports whether the server is PostgreSQL 15 or later, in which
@@ -191,9 +191,10 @@ const factsQuery = `SELECT pg_catalog.pg_backend_pid(), pg_catalog.pg_is_in_reco
 // facts is the number of columns of factsQuery.
 const facts = 7
 
-// functions returns all functions that a role may not be allowed to use. The
-// keys of a program may all have one form, so a role does not need to acquire
-// locks of both forms. But every lock that can be acquired must be releasable.
+// functions returns all functions that a role may not be allowed to use. All
+// keys of a program may have the same form, so a role does not need the right
+// to acquire locks of both forms. But every lock that can be acquired must be
+// releasable.
 func (d *Driver) functions() string {
 	all := []string{"pg_advisory_unlock(bigint)", "pg_advisory_unlock_shared(bigint)"}
 	if d.options.Key == nil {
@@ -318,8 +319,8 @@ func keepAlive(conn net.Conn, ttl time.Duration) {
 // maxName is the length of application_name that a server keeps.
 const maxName = 63
 
-// processLabel returns how the sessions of this process appear on the server,
-// without the id of each session.
+// processLabel returns the name under which the sessions of this process appear
+// on the server, without the id of each session.
 func processLabel(application string) string {
 	if application == "" {
 		application = "dsync"
@@ -328,7 +329,7 @@ func processLabel(application string) string {
 	label := []byte(fmt.Sprintf("%s#%s#%d", application, host, os.Getpid()))
 	for i, c := range label {
 		if c < ' ' || c > '~' {
-			label[i] = '?' // like the server
+			label[i] = '?' // as the server does
 		}
 	}
 	return string(label[:min(len(label), maxName-1-2*idBytes)]) + "#"

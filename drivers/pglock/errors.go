@@ -43,8 +43,10 @@ const (
 
 // unavailable are the codes with which a server temporarily refuses work.
 var unavailable = []string{
-	"08",             // connection exceptions
-	"25",             // read-only: now a standby; or a time limit of transactions
+	"08", // connection exceptions
+	// the transaction is read-only because the server is now a standby, or it
+	// reached a time limit
+	"25",
 	"26000",          // the session has lost its prepared statements
 	"53",             // out of memory, disk, connections or locks
 	"57P",            // shutting down, starting up, or the session was ended
@@ -84,15 +86,15 @@ func refusal(err error) error {
 	return err
 }
 
-// dialError is the error of connecting, in one line. The library's own error
-// contains the configuration, and so the password.
+// dialError is a connection error on one line. The library's own error contains
+// the configuration, and so the password.
 type dialError struct {
 	text string
 	err  error
 }
 
-// newDialError takes the error below the library's error, and leaves out the
-// options for the server, which the URL may contain.
+// newDialError unwraps the library's error, and omits the server options that
+// the URL may contain.
 func newDialError(err error, options string) error {
 	var failed *pgconn.ConnectError
 	if !errors.As(err, &failed) {
@@ -111,7 +113,7 @@ func newDialError(err error, options string) error {
 func (e *dialError) Error() string { return e.text }
 func (e *dialError) Unwrap() error { return e.err }
 
-// connectError turns an error of connecting into the error of a call.
+// connectError turns a connection error into the error of a call.
 func connectError(err error) error {
 	var answer *pgconn.PgError
 	switch {
@@ -148,5 +150,6 @@ func (e *endedError) Unwrap() []error {
 	return []error{driver.ErrUnavailable, e.cause}
 }
 
-// errBreaks reports that every chosen session ended at that moment.
+// errBreaks reports that each chosen session ended just as it was about to be
+// used.
 var errBreaks = fmt.Errorf("%w: connections break repeatedly", driver.ErrUnavailable)

@@ -12,9 +12,8 @@ import (
 )
 
 // A program that has a DSN, or a pool, locks on the same database. The driver
-// opens connections of its own, and leaves the pool's connections to the
-// application: one for all locks, and one for each name that the process waits
-// for.
+// opens its own connections, one for all locks and one for each name that the
+// process waits for. It leaves the pool's connections to the application.
 func ExampleNew() {
 	ctx := context.Background()
 	config, err := pgx.ParseConfig(os.Getenv("DATABASE_URL")) // postgres://..., or pool.Config().ConnConfig

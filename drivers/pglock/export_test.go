@@ -2,8 +2,7 @@ package pglock
 
 import "context"
 
-// Waits asks the server about each session for waits whether it is still
-// waiting.
+// Waits queries the server whether each session for waits is still waiting.
 func (d *Driver) Waits(ctx context.Context) (waits []bool, err error) {
 	d.mu.Lock()
 	var all []*session

@@ -20,7 +20,7 @@ import (
 
 func init() { roles["holder"] = holder }
 
-// holder holds a lock in a process of its own, until it receives the command to
+// holder holds a lock in its own process, until it receives the command to
 // release it.
 func holder() {
 	d, _, err := driver.Open(context.Background(), os.Getenv("DSYNC_URL"))
@@ -64,9 +64,9 @@ func TestFrozenHolderIsFreedByTheServer(t *testing.T) {
 	mustRelease(t, l)
 }
 
-// TestReleaseOfAHoldThatHadEnded ends the session of a holder without its
-// knowledge. Its release, which gets no answer, must not report that it ended
-// the hold, because by then another client has the lock.
+// TestReleaseOfAHoldThatHadEnded ends the session of a holder without the
+// holder's knowledge. Its release, which gets no answer, must not report that
+// it ended the hold, because another client has the lock by then.
 func TestReleaseOfAHoldThatHadEnded(t *testing.T) {
 	t.Parallel()
 	pg := testenv.Postgres(t)

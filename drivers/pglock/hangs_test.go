@@ -116,8 +116,8 @@ func testHangingLock(t *testing.T, pg *testenv.PostgresServer) {
 	mustRelease(t, acquire(t, d, "idle"))
 }
 
-// testHangingHold makes a connection with a hold hang: the hold stays, and
-// others are made elsewhere.
+// testHangingHold makes a connection with a hold hang. The hold stays, and
+// other holds are made on other connections.
 func testHangingHold(t *testing.T, pg *testenv.PostgresServer) {
 	d, hang := hanging(t, pg)
 	r := request("held", dayTTL)
@@ -190,7 +190,7 @@ func testHangingClose(t *testing.T, pg *testenv.PostgresServer) {
 	}
 }
 
-// TestFrozenServer has a lock on a session for waits, too.
+// TestFrozenServer also has a lock on a session for waits.
 func TestFrozenServer(t *testing.T) {
 	t.Parallel()
 	pg := testenv.Postgres(t)
@@ -237,7 +237,7 @@ func TestStandbyBehindTheAddress(t *testing.T) {
 }
 
 // testDiscardedSession has another party on the connection, such as a pooler,
-// discard the state of the session: its locks, or its prepared statements, too.
+// discard the state of the session: its locks, or also its prepared statements.
 func testDiscardedSession(t *testing.T, pg *testenv.PostgresServer) {
 	for i, statement := range []string{"DO 'BEGIN PERFORM pg_advisory_unlock_all(); END'", "DISCARD ALL"} {
 		d, look := newMovable(t, pg), connect(t, pg)

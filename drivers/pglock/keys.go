@@ -210,7 +210,7 @@ func isASCII(s string) bool {
 // and holders of the name through a [Driver] exclude each other.
 //
 // InTx is for work in one transaction, even behind a pooler in transaction
-// mode. There is no lease and no token. The lock is held as long as the
+// mode. It provides no lease and no token. The lock is held as long as the
 // transaction lasts, and the transaction's writes only count if the lock is
 // held to the end. In an isolation level above READ COMMITTED, acquire the lock
 // with the first statement, because the transaction sees the data of that

@@ -12,7 +12,7 @@ import (
 	"github.com/go-dsync/dsync/internal/linked"
 )
 
-// lease is an attempt, and later its hold.
+// lease is an attempt to acquire a lock, and later the hold.
 type lease struct {
 	linked.Links[lease] // in queue.holders
 
@@ -36,14 +36,14 @@ type lease struct {
 	counted bool // in Driver.locks, since the return of Acquire
 }
 
-// phase is how far the end of a lease has progressed.
+// phase is the progress of the end of a lease.
 type phase uint8
 
 const (
 	held    phase = iota
 	ending        // Release was called
 	expired       // a fixed lease whose time is up
-	lost          // with its session
+	lost          // lost with its session
 	done          // Release has returned the outcome
 )
 
@@ -75,8 +75,8 @@ func (l *lease) Tokens() (first uint64, n int) {
 	return l.first, tokensPerGrant
 }
 
-// keepTries is how many times the statement that keeps tokens is tried, since
-// an administrator may cancel it.
+// keepTries is the number of times that the statement that keeps tokens is
+// tried, since an administrator may cancel it.
 const keepTries = 3
 
 // keeps reports whether the tokens are as durable as Options.Tokens requires.
@@ -101,7 +101,7 @@ func (l *lease) KeepTokens(ctx context.Context) error {
 			return driver.ErrNotHeld
 		case s.over:
 			s.mu.Unlock()
-			<-s.told // a caller that gets no token finds out that the lease has ended
+			<-s.told // so that a caller that gets no token finds out that the lease has ended
 			return driver.ErrNotHeld
 		}
 		request := s.add(op)
@@ -131,8 +131,8 @@ func (l *lease) Expires() time.Time {
 	return l.d.epoch.Add(time.Duration(min(l.end.Load(), l.session.expires.Load())))
 }
 
-// Session implements driver.SessionLease. A session with a shorter TTL may
-// carry a fixed lease, which may be extended.
+// Session implements driver.SessionLease. A fixed lease, which may be extended,
+// may be on a session with a shorter TTL.
 func (l *lease) Session() (expires time.Time, ttl time.Duration) {
 	s := l.session
 	return l.d.epoch.Add(time.Duration(s.expires.Load())), s.ttl
@@ -191,11 +191,11 @@ func (l *lease) expire() {
 }
 
 // giveBack begins an unlock, and returns a request for the session's write.
-// reads means that the caller calls readAnswer next. It is called with
+// reads means that the caller will call readAnswer next. It is called with
 // session.mu held, before the session has ended.
 func (l *lease) giveBack(reads bool) (request *[]byte) {
 	s := l.session
-	l.end.Store(min(l.end.Load(), s.expires.Load())) // from now on it does not change
+	l.end.Store(min(l.end.Load(), s.expires.Load())) // from now on the end does not change
 	if l.timer != nil {
 		l.timer.Stop()
 	}
@@ -236,7 +236,8 @@ func (l *lease) Release(ctx context.Context) error {
 		case <-s.buried:
 		case <-ctx.Done():
 		}
-		refused := !op.yes && s.endedByServer() // its last message precedes the answer to the request
+		// the server's last message precedes the answer to the request
+		refused := !op.yes && s.endedByServer()
 		if s.isGone() && (refused || op.sent == 0 || op.sent >= l.end.Load()) {
 			return driver.ErrNotHeld
 		}
@@ -270,7 +271,7 @@ func (l *lease) sessionEnded(cause error) {
 	}
 }
 
-// ended lets other attempts of this driver pass the lease.
+// ended lets other attempts of this driver proceed after the lease has ended.
 func (l *lease) ended() {
 	d := l.d
 	d.mu.Lock()

@@ -66,7 +66,7 @@ func open(ctx context.Context, c *driver.Config) (driver.Driver, error) {
 }
 
 // parseConnection makes a configuration. The library never parses the password,
-// because it prints its input after a failure.
+// because its errors contain its input.
 func parseConnection(u *driver.URL, rest map[string]string) (*pgx.ConnConfig, error) {
 	password, given := rest["password"]
 	delete(rest, "password")
@@ -188,8 +188,8 @@ const probeQuery = `SELECT pg_catalog.hashtextextended(u.v, 0) ` +
 
 	`FROM pg_catalog.unnest(pg_catalog.string_to_array($1::pg_catalog.text, $2::pg_catalog.text)) WITH ORDINALITY u(v, n) ORDER BY u.n`
 
-// probePooler refuses a pooler that moves a client from one session of the
-// server to another.
+// probePooler refuses a pooler that moves a client from one server session to
+// another.
 func (d *Driver) probePooler(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, connectFor)
 	defer cancel()

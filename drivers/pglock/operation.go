@@ -12,30 +12,33 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// operation is the work of a session for a caller: one or more consecutive
-// statements, and the outcome. The table moves defines the order of statements.
+// operation is the work that a session does for a caller: one or more
+// consecutive statements and their outcome. The table moves defines the order
+// of statements.
 type operation struct {
 	key    AdvisoryKey
-	lease  *lease   // granted by the answer yes; nil if none
-	sql    string   // of a query
-	params [][]byte // of a query
-	reads  bool     // the caller calls readAnswer next
+	lease  *lease   // the lease that the answer yes grants; nil if none
+	sql    string   // text of a query
+	params [][]byte // parameters of a query
+	reads  bool     // the caller will call readAnswer next
 	shared bool     // the lock is for reading
 	// called once when the operation is concluded, without locks; must not
 	// block; may be nil
-	after  func()
-	done   chan struct{}
-	on     *session // set when the session accepts the operation
-	passed bool     // the local queue no longer waits for it: the session hangs; guarded by Driver.mu
+	after func()
+	done  chan struct{}
+	on    *session // set when the session accepts the operation
+	// the local queue no longer waits for the operation, because the session
+	// hangs; guarded by Driver.mu
+	passed bool
 
-	// Guarded by session.mu until done is closed, after the call of after.
+	// Guarded by session.mu until done is closed, after the call to after.
 	step      step
 	concluded bool
 	abandoned bool  // no caller wants the lock now
 	undo      error // why the lock is being released; afterwards the outcome
 	repeated  bool  // the unlock was sent before and failed
 	kept      bool  // the session keeps the lock for other holds, and the unlock is a ping
-	sent      int64 // the last time; 0 if never
+	sent      int64 // when it was last sent; 0 if never
 	yes       bool
 	xid       uint64
 	rows      [][][]byte
@@ -51,7 +54,7 @@ func newOperation(first step, key AdvisoryKey) *operation {
 var errAbandoned = errors.New("the attempt has ended")
 
 // finish notifies the waiting callers. It is called once the operation is
-// concluded, without locks.
+// concluded, without locks held.
 func (op *operation) finish() {
 	if op.after != nil {
 		op.after()
@@ -79,8 +82,8 @@ type step uint8
 const (
 	try   step = iota // pg_try_advisory_lock
 	block             // pg_advisory_lock
-	// a ping after the grant of a long block; its answer shows how long the
-	// session lasts
+	// a ping after the grant of a long block; its answer determines how long
+	// the session lasts
 	confirm
 	// only the token of the group, because the session has the lock from a try
 	// in a failed group or for another Read
@@ -89,7 +92,7 @@ const (
 	// pg_try_advisory_xact_lock_shared: reports whether a Read would be
 	// granted; its group leaves nothing behind
 	admit
-	ping // whether the session is alive
+	ping // checks whether the session is alive
 	// a transaction id on the server's disk, later than all earlier ids of
 	// the session
 	keep
@@ -107,8 +110,8 @@ const (
 	denied                    // the role may not acquire locks
 	no                        // to a try: the lock is taken; to an unlock: the lock was not held
 	yes
-	unstamped // yes, but the statement of the token was skipped
-	unwanted  // yes, and the operation was abandoned
+	unstamped // yes, but the statement for the token was skipped
+	unwanted  // yes, but the operation was abandoned
 	answers   = iota
 )
 
@@ -161,7 +164,7 @@ func (g *group) moveOn(i int) move {
 	op, a := g.ops[i], g.answer(i)
 	next := moves[op.step][a]
 	if next == toConfirm && a == yes && g.short && !op.lease.r.Fixed {
-		// a fixed lease lasts its TTL from the grant
+		// a fixed lease expires one TTL after the grant
 		next = conclude
 	}
 	switch a {
@@ -192,7 +195,7 @@ func (g *group) moveOn(i int) move {
 
 // answer is the server's answer to the operation at i. With a fault, the
 // statements before g.at are done, the one at g.at failed, and the rest was
-// skipped. The statement of the token is the last.
+// skipped. The statement for the token is the last.
 func (g *group) answer(i int) answer {
 	op := g.ops[i]
 	if g.fault != nil {
@@ -222,7 +225,7 @@ func (g *group) answer(i int) answer {
 	return yes
 }
 
-// failure returns the meaning of an error.
+// failure returns the answer that an error from the server means.
 func (op *operation) failure(fault error) answer {
 	var e *pgconn.PgError
 	switch {
@@ -248,8 +251,8 @@ const (
 	// waitsQuery returns whether a session of this driver is executing a
 	// statement. It does not read pg_locks, which would block all acquires and
 	// releases in the meantime. If the role may not see a session, the answer
-	// is yes. The second result is how many microseconds the server took, which
-	// grows with its number of connections.
+	// is yes. The second result is the time that the server took, in
+	// microseconds. It grows with the number of connections.
 	waitsQuery = `SELECT EXISTS (SELECT FROM pg_catalog.pg_stat_get_activity($1::pg_catalog.int4) ` +
 		`WHERE coalesce(application_name = $2::pg_catalog.text, true) AND state IS DISTINCT FROM 'idle'), ` +
 		`(EXTRACT(epoch FROM pg_catalog.clock_timestamp() - pg_catalog.statement_timestamp()) * 1000000)::pg_catalog.int8`
@@ -309,7 +312,7 @@ func preparedStatements(t Tokens, pairs bool) []preparedStatement {
 		// An id whose transaction wrote nothing may be given out again after a
 		// crash. The transaction of this statement has a later id, and writes a
 		// record with the id to the log. The record is on disk when the answer
-		// arrives, and no server begins below it.
+		// arrives, and no server starts with an id below it.
 		all = append(all, preparedStatement{keepName, `SELECT CASE WHEN pg_catalog.pg_logical_emit_message(true, 'dsync', ''::pg_catalog.text) ` +
 			`IS NOT NULL THEN pg_catalog.pg_backend_pid() END`, nil})
 	}
@@ -354,7 +357,7 @@ func appendStatement(buf []byte, name string, params ...[]byte) []byte {
 		Parameters:           params,
 		ResultFormatCodes:    binaryFormat,
 	}
-	buf, _ = bind.Encode(buf) // fails for messages of gigabytes
+	buf, _ = bind.Encode(buf) // encoding fails only for messages of gigabytes
 	buf, _ = (&pgproto3.Execute{}).Encode(buf)
 	return buf
 }

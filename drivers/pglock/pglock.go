@@ -80,8 +80,8 @@ const (
 	maxTTL = 24 * 24 * time.Hour
 
 	detect = time.Second // the server reports it at once, if reachable
-	// the server's timer is exact to a few milliseconds, the rest is for a
-	// machine under load
+	// the server's timer is exact to a few milliseconds; the rest is a margin
+	// for a machine under load
 	late = time.Second
 
 	defaultTTL     = 30 * time.Second
@@ -121,9 +121,9 @@ type Options struct {
 	Key func(name string) (AdvisoryKey, error)
 
 	// MaxLocks is the maximum number of locks that the driver holds or requests
-	// at a time (1,000 if 0). All clients share the server's lock table. It has
-	// 6,400 entries with PostgreSQL's defaults, and a server with a full table
-	// accepts no more connections.
+	// at a time (1,000 if 0). All clients of a server share its lock table. It
+	// has 6,400 entries with PostgreSQL's defaults, and a server with a full
+	// table accepts no more connections.
 	MaxLocks int
 
 	// MaxWaiters is the maximum number of connections that wait for a lock, or
@@ -170,7 +170,7 @@ type Driver struct {
 	queues   map[AdvisoryKey]*localQueue
 	classes  map[time.Duration]*class
 	home     time.Duration // the TTL of the class whose session stays open without locks
-	locks    int           // held or requested
+	locks    int           // locks that are held or requested
 	waiters  int           // sessions that wait, hold the lock of a wait, or are idle
 	sessions map[*session]struct{}
 
@@ -270,8 +270,8 @@ func (d *Driver) Info() driver.Info {
 // OnKeepAlive implements driver.KeepAliveReporter.
 func (d *Driver) OnKeepAlive(f func(err error)) { d.onKeepAlive.Store(&f) }
 
-// reportKeepAlive reports whether a session is kept alive, unless the driver
-// ends.
+// reportKeepAlive reports whether a session is kept alive, unless the driver is
+// closing.
 func (d *Driver) reportKeepAlive(err error) {
 	if report := d.onKeepAlive.Load(); report != nil && d.life.Open().Err() == nil {
 		(*report)(err)
@@ -281,7 +281,7 @@ func (d *Driver) reportKeepAlive(err error) {
 // now returns the time since d.epoch.
 func (d *Driver) now() int64 { return int64(time.Since(d.epoch)) }
 
-// beginAcquire counts a call of Acquire and a lock for the call, unless the
+// beginAcquire counts a call to Acquire and a lock for the call, unless the
 // driver is closed or has enough locks.
 func (d *Driver) beginAcquire() error {
 	if err := d.life.Enter(); err != nil {

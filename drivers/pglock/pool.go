@@ -18,7 +18,7 @@ type class struct {
 	hubs    []*session // for many locks each
 	idle    []*session // for waits, without a wait or a lock
 	dialing *dialing   // of another hub; nil if none is needed
-	waiters int        // sessions for waits, idle ones included
+	waiters int        // sessions for waits, including idle ones
 }
 
 // dialing is a connection attempt in progress.
@@ -47,8 +47,8 @@ func (d *Driver) class(ttl time.Duration) *class {
 }
 
 // hub returns a session for many locks. The session has no hold of the queue
-// apart, which may be nil. It counts one more lock or attempt there, until drop
-// or freeSession, and connects if necessary.
+// apart. apart may be nil. hub counts one more lock or attempt on the session,
+// until drop or freeSession is called. It connects if necessary.
 func (d *Driver) hub(ctx context.Context, ttl time.Duration, apart *localQueue) (*session, error) {
 	for {
 		d.mu.Lock()
@@ -83,7 +83,7 @@ func (d *Driver) hub(ctx context.Context, ttl time.Duration, apart *localQueue) 
 	}
 }
 
-// dialHub connects a hub. The goroutine ends when the attempt ends.
+// dialHub connects a hub. Its goroutine ends when the connection attempt ends.
 func (d *Driver) dialHub(c *class, dl *dialing, ttl time.Duration) {
 	s, err := d.dial(d.life.Context(), ttl, false)
 	d.mu.Lock()
@@ -101,8 +101,8 @@ func (d *Driver) dialHub(c *class, dl *dialing, ttl time.Duration) {
 	d.reportKeepAlive(err)
 }
 
-// waiter returns a session for a wait, until freeSession. It connects if
-// necessary.
+// waiter returns a session for a wait. The session is in use until freeSession
+// is called. It connects if necessary.
 func (d *Driver) waiter(ctx context.Context, ttl time.Duration) (*session, error) {
 	d.mu.Lock()
 	c := d.class(ttl)
@@ -218,7 +218,7 @@ func (d *Driver) retire(s *session) bool {
 	return true
 }
 
-// drop reverses the count of hub.
+// drop undoes the count that hub made.
 func (d *Driver) drop(s *session) {
 	d.mu.Lock()
 	d.freeSession(s)

@@ -22,9 +22,9 @@ type group struct {
 	ops        []*operation
 	statements int
 	token      bool // a statement for the token follows the others
-	own        bool // the statement of the only lock brings the token
+	own        bool // the statement of the only lock also returns the token
 	blocks     bool // the group waits for a lock
-	short      bool // the wait was short: the lock counts from the request
+	short      bool // the wait was short, so the lock counts from the request
 
 	at    int // answered statements
 	xid   uint64
@@ -84,8 +84,9 @@ func (s *session) write(request *[]byte) {
 	}
 }
 
-// makeGroup combines operations. There are never two for one key: the next
-// operation for a key is made when the previous one is concluded.
+// makeGroup combines operations. There are never two operations for the same
+// key, because the next operation for a key is created only when the previous
+// one is concluded.
 func makeGroup(ops []*operation, tokens bool) group {
 	g := group{ops: ops}
 	wanting, last := 0, 0
@@ -117,8 +118,8 @@ func makeGroup(ops []*operation, tokens bool) group {
 	return g
 }
 
-// encode appends the messages of the group to buf. One token is taken for all
-// grants of the group. It is taken last, and so after each of them.
+// encode appends the messages of the group to buf. All grants of the group
+// share one token. The token is taken last, and so after each grant.
 func (g *group) encode(buf []byte) []byte {
 	for _, op := range g.ops[:g.statements] {
 		switch op.step {
@@ -224,11 +225,12 @@ func (s *session) groupDone() error {
 		s.expires.Store(s.sent + int64(s.ttl))
 		s.timer.Reset(time.Duration(due - now))
 	case s.flight.blocks:
-		// until the confirmation, from which all locks of the session count
+		// until the confirmation, which restarts the time of all locks of the
+		// session
 		s.expires.Store(now + int64(s.ttl))
 	case now >= s.expires.Load():
 		s.mu.Unlock()
-		return errExpired // nothing revives a session past its time
+		return errExpired // a session past its time must not be revived
 	default:
 		s.expires.Store(s.sent + int64(s.ttl))
 	}
@@ -279,11 +281,11 @@ const (
 	// restFor is the time after the last request during which no goroutine
 	// reads from an idle session. So the next caller can read its own answer,
 	// and one goroutine fewer is woken. The end of the connection may be
-	// noticed later by this time.
+	// noticed later by up to this time.
 	restFor = 2 * time.Millisecond
 
-	// readFor is how long a caller reads, regardless of its context. After
-	// that, the caller waits for the answer.
+	// readFor is the time for which a caller reads, regardless of its context.
+	// After that, the caller waits for the answer.
 	readFor = 5 * time.Millisecond
 )
 
@@ -294,16 +296,16 @@ type reader int8
 const (
 	itself reader = iota // the session's own goroutine
 	caller               // a caller whose operation is the only one in progress
-	nobody               // the session's own goroutine rests
+	nobody               // none, because the session's own goroutine is resting
 )
 
-// read handles the answers until the session ends, except if the only request
-// in progress belongs to a caller that reads the answer itself.
+// read handles the answers until the session ends, unless the only request in
+// progress belongs to a caller that reads the answer itself.
 func (s *session) read() {
 	timer := time.NewTimer(restFor)
 	defer timer.Stop()
 	for s.readOn() {
-		runtime.Gosched() // callers with their answers run first
+		runtime.Gosched() // let callers with answers run first
 		for !s.takeOver() {
 			timer.Reset(restFor)
 			select {
@@ -390,8 +392,8 @@ func (s *session) stopReading() (idle bool) {
 	return idle
 }
 
-// rouse has the session's goroutine read, if there is no reader. Called with mu
-// held.
+// rouse makes the session's goroutine read, if there is no reader. Called with
+// mu held.
 func (s *session) rouse() {
 	if s.reader != nobody {
 		return
@@ -402,8 +404,8 @@ func (s *session) rouse() {
 	}
 }
 
-// receive handles a message, and reports whether the message was the end of an
-// answer. One goroutine at a time calls receive.
+// receive handles a message, and reports whether it was the end of an answer.
+// One goroutine at a time calls receive.
 func (s *session) receive() (answered bool, err error) {
 	message, err := s.frontend.Receive()
 	if err != nil {

@@ -46,31 +46,31 @@ var (
 // session is one connection to the server, with its locks and its unanswered
 // operations.
 //
-// Simultaneous operations are sent in one group: one write, one implicit
-// transaction, one answer. There is one group in progress at a time, and
-// operations that arrive in the meantime form the next group. A caller sends
-// its operation if no group is in progress; otherwise the reader of the answers
-// sends the next group.
+// Simultaneous operations are sent as one group, which has one write, one
+// implicit transaction and one answer. There is one group in progress at a
+// time, and operations that arrive in the meantime form the next group. A
+// caller sends its operation if no group is in progress; otherwise the reader
+// of the answers sends the next group.
 //
 // The server ends the session after it has waited for a request for the TTL. So
-// the session keeps all locks until expires, the send time of the last answered
-// group plus the TTL, unless another client ends the session.
+// the session keeps all locks until expires, unless another client ends the
+// session. expires is the send time of the last answered group plus the TTL.
 type session struct {
 	d        *Driver
 	ttl      time.Duration
 	id       string // in application_name, only for this session
-	pid      uint32 // of the server's process
-	waiter   bool   // for one lock, after a wait; otherwise for many locks, and no wait
+	pid      uint32 // process id of the server's process
+	waiter   bool   // for one wait and its lock; otherwise for many locks, without waits
 	conn     net.Conn
 	frontend *pgproto3.Frontend // for reading
 	expires  atomic.Int64
 	carried  int           // leases and attempts; guarded by Driver.mu
 	told     chan struct{} // closed when the holders of its leases have been notified of the end
 	buried   chan struct{} // closed when the session has ended on the server
-	gone     bool          // the end at the server was seen; written before buried is closed
+	gone     bool          // the end on the server was observed; written before buried is closed
 	behind   chan struct{} // closed when the session hangs; it then continues only for its leases
 
-	roused   chan struct{} // buffered; signaled when the session's goroutine is to read
+	roused   chan struct{} // buffered; signaled when the session's goroutine must read
 	farewell error         // the last message of the server; belongs to the reader
 
 	mu     sync.Mutex
@@ -78,8 +78,8 @@ type session struct {
 	cause  error // of the end
 	timer  *time.Timer
 	leases map[*lease]struct{}
-	// how many holds and attempts share a read lock, which the server counts as
-	// one
+	// the number of holds and attempts that share a read lock, which the server
+	// counts as one
 	shares  map[AdvisoryKey]int
 	pending []*operation // not sent yet
 	failed  []*operation // unlocks, refused by the server; sent again with the next ping
@@ -89,7 +89,7 @@ type session struct {
 	silent  bool  // the group was not answered in time
 	left    bool  // behind is closed
 	looker  *time.Timer
-	looks   bool  // a look is scheduled, or replace is running
+	looks   bool  // a check is scheduled, or replace is running
 	used    int64 // when the last operation other than a ping was added
 }
 
@@ -110,9 +110,9 @@ func (s *session) start() {
 	s.timer = time.AfterFunc(s.ttl/3, s.tick)
 }
 
-// submit has the session execute an operation. It returns false if the session
-// has ended, if it hangs and the operation would add work, or if it no longer
-// has a lock that the operation would share.
+// submit makes the session execute an operation. It returns false if the
+// session has ended, if it hangs and the operation would add work, or if it no
+// longer has a lock that the operation would share.
 func (s *session) submit(op *operation) bool {
 	s.mu.Lock()
 	if s.over || s.left && op.after != nil || op.step == stamp && s.shares[op.key] == 0 {
@@ -139,9 +139,9 @@ func (s *session) add(op *operation) (request *[]byte) {
 	return s.prepare()
 }
 
-// abandon notes that no caller is waiting for the operation. The session
+// abandon records that no caller is waiting for the operation. The session
 // releases the lock, if there is one, before the operation is concluded. It
-// returns false if the operation is concluded already.
+// returns false if the operation is already concluded.
 func (s *session) abandon(op *operation) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -153,7 +153,7 @@ func (s *session) abandon(op *operation) bool {
 }
 
 // tick keeps the session alive, and ends the session when its time is up or
-// when it was unused for long.
+// when it was unused for a long time.
 func (s *session) tick() {
 	now := s.d.now()
 	s.mu.Lock()
@@ -185,7 +185,7 @@ func (s *session) tick() {
 		due = now + int64(s.ttl/6)
 	} else if !s.flight.empty() {
 		if due = s.sent + int64(s.ttl/6); now >= due {
-			// the answer is late, and a ping may be due right after the answer
+			// the answer is late, so a ping may be due right after it
 			due, turnsSilent, s.silent = now+int64(s.ttl/6), !s.silent, true
 		}
 	}
@@ -270,13 +270,14 @@ func isOutage(cause error) bool {
 // hangUp closes the connection without sending anything, and without waiting.
 func (s *session) hangUp() {
 	conn := s.conn
-	if layered, ok := conn.(interface{ NetConn() net.Conn }); ok { // TLS would say goodbye first
+	if layered, ok := conn.(interface{ NetConn() net.Conn }); ok {
+		// TLS would first send a closing message
 		conn = layered.NetConn()
 	}
 	conn.Close()
 }
 
-// query has any session answer a query. ctx does not reach the session.
+// query lets any session answer a query. ctx does not reach the session.
 func (d *Driver) query(ctx context.Context, sql string, params ...[]byte) ([][][]byte, error) {
 	op, err := d.startQuery(ctx, sql, params...)
 	if err != nil {
@@ -295,7 +296,7 @@ func (d *Driver) startQuery(ctx context.Context, sql string, params ...[]byte) (
 	return op, d.submit(ctx, op, nil)
 }
 
-// submit has any session execute an operation, except sessions with a hold of
+// submit makes any session execute an operation, except sessions with a hold of
 // the queue apart, which may be nil.
 func (d *Driver) submit(ctx context.Context, op *operation, apart *localQueue) error {
 	for range 3 {
@@ -314,11 +315,11 @@ func (d *Driver) submit(ctx context.Context, op *operation, apart *localQueue) e
 
 // A connection may hang while new ones work: a router has forgotten it, or the
 // peer of a proxy is gone. The lock is bound to the connection, so a session
-// with leases continues until its time is up. All other operations leave it
-// behind as soon as another connection has been made, which distinguishes a
-// hanging connection from a slow server.
+// with leases continues until its time is up. All other operations leave the
+// session behind once another connection has been made. The new connection
+// distinguishes a hanging connection from a slow server.
 
-// lookIn schedules a look at the session. Called with mu held.
+// lookIn schedules a check of the session. Called with mu held.
 func (s *session) lookIn(wait time.Duration) {
 	s.looks = true
 	if s.looker == nil {
@@ -420,7 +421,7 @@ func (s *session) hangs() bool {
 }
 
 // endedByServer reports whether the server announced the end of the session, as
-// after pg_terminate_backend. The session has ended.
+// it does after pg_terminate_backend. It is called after the session has ended.
 func (s *session) endedByServer() bool {
 	var answer *pgconn.PgError
 	return errors.As(s.cause, &answer) && strings.HasPrefix(answer.Code, "57P") && !s.d.server.pooled

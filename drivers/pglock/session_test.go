@@ -51,8 +51,8 @@ func outlast(t *testing.T, ttl, at, late time.Duration) {
 	d.life.Wait()
 }
 
-// sessionOnPipe returns a session that works, with a driver of its own that
-// cannot make a connection, and the other end of its connection.
+// sessionOnPipe returns a session that works, with its own driver that cannot
+// make a connection, and the other end of its connection.
 func sessionOnPipe(ttl time.Duration) (d *Driver, s *session, server net.Conn) {
 	client, server := net.Pipe()
 	config, _ := pgconn.ParseConfig("postgres://user@192.0.2.1/db")
@@ -145,8 +145,8 @@ func TestCloseWaitsForDoubtOverLocksOnly(t *testing.T) {
 	}
 }
 
-// TestLooksAreRare: a client looks at its wait less often if a look takes the
-// server long, and a single slow look changes little.
+// TestLooksAreRare checks that a client checks its wait less often if a check
+// takes the server long, and that a single slow check changes little.
 func TestLooksAreRare(t *testing.T) {
 	var l looks
 	for _, step := range []struct{ took, pause time.Duration }{

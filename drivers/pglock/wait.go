@@ -14,8 +14,8 @@ import (
 )
 
 // localQueue orders the requests of this driver for one key, because the server
-// would grant a session its own lock again. There is one per key and not per
-// name, because two names may have the same key.
+// would grant a session its own lock again. There is one queue per key, and not
+// per name, because two names may have the same key.
 //
 // At most one request for the key is in progress on the sessions of many locks.
 // Waiting attempts stand in the queue, and only the first of them sends a
@@ -23,13 +23,14 @@ import (
 type localQueue struct {
 	key  AdvisoryKey
 	uses int
-	// until their end on the server, as far as known; the first excludes the
-	// same modes as all of them together
+	// the holds, until their end on the server, as far as known; the first one
+	// excludes the same modes as all of them together
 	holders linked.List[lease, *lease]
 	busy    bool // a request is in progress
-	// with NoWait: each sends one request, as soon as none is in progress
+	// attempts with NoWait: each sends one request, as soon as none is in
+	// progress
 	tries  attempts
-	queued attempts // the others; the first one sends a request, or waits at the server
+	queued attempts // the other attempts; the first one sends a request, or waits at the server
 }
 
 // attempt is a request in a localQueue.
@@ -59,13 +60,14 @@ const (
 	// on a session of many locks, and the queue is busy until the attempt is
 	// concluded
 	tryNow
-	// at the server, behind reads of this driver, so that the server orders the
-	// attempt relative to other clients
+	// wait at the server, behind Reads of this driver, so that the server
+	// orders the attempt relative to other clients
 	enqueue
 	refuse // this driver holds the lock, or waits to write
 )
 
-// enterQueue returns the queue of a key for one use.
+// enterQueue returns the queue of a key, which stays in use until leaveQueue is
+// called.
 func (d *Driver) enterQueue(key AdvisoryKey) *localQueue {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -117,13 +119,13 @@ func (d *Driver) await(ctx context.Context, q *localQueue, t *attempt) error {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if t.verdict == tryNow { // its turn came at this moment
+	if t.verdict == tryNow { // its turn came at the same moment
 		q.busy = false
 	}
 	if q.tries.remove(t) && errors.Is(err, driver.ErrLocked) {
 		err = ctx.Err() // the lock is not known to be held
 	}
-	q.queued.remove(t) // at once, or the turn could go to an attempt that has left
+	q.queued.remove(t) // at once, because otherwise an attempt that has left could get the turn
 	q.advance()
 	return err
 }
@@ -145,7 +147,7 @@ func (d *Driver) dequeue(q *localQueue, t *attempt) {
 }
 
 // advance lets the next attempts continue. It is called with Driver.mu held
-// when anything has changed.
+// whenever anything has changed.
 func (q *localQueue) advance() {
 	if len(q.queued) > 0 && q.queued[0].verdict == wait {
 		q.judge(q.queued[0], false)
@@ -194,19 +196,19 @@ func (q *localQueue) on(s *session) bool {
 }
 
 const (
-	// settleFor is how long a canceled caller waits for the release of its
-	// lock, if there is one. Two short requests are enough, and then nothing is
-	// left in doubt. No caller waits longer.
+	// settleFor is the time for which a canceled caller waits for the release
+	// of its lock, if there is one. That is enough for two short requests,
+	// after which nothing is left in doubt. No caller waits longer.
 	settleFor = 50 * time.Millisecond
 
-	// backstop is how often the driver checks whether the server still knows a
-	// wait, because the connection may hang.
+	// backstop is the interval at which the driver checks that the server still
+	// knows a wait, because the connection may hang.
 	backstop = 1500 * time.Millisecond
 
-	// A look costs the server about a microsecond for each of its connections,
-	// so the driver looks less often if a look takes long. Clients that wait
-	// together need one processor for each lookShare of them. longBackstop
-	// bounds the pause.
+	// Such a check costs the server about a microsecond for each of its
+	// connections, so the driver checks less often if a check takes long.
+	// Clients that wait together need one processor for each lookShare of them.
+	// longBackstop bounds the pause.
 	lookShare    = 3000
 	longBackstop = 15 * time.Second
 )
@@ -251,10 +253,10 @@ func (d *Driver) enqueue(ctx context.Context, l *lease) (*session, *operation, e
 	return nil, nil, errBreaks
 }
 
-// watch waits until the operation is concluded, or returns why the wait ended
-// before. It ends a session whose wait the server does not know, because the
-// connection may hang and the server may have granted the lock without the
-// client's knowledge.
+// watch waits until the operation is concluded, or returns the reason why the
+// wait ended first. It ends a session whose wait the server does not know,
+// because the connection may hang and the server may have granted the lock
+// without the client's knowledge.
 func (d *Driver) watch(ctx context.Context, w *session, op *operation) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -276,7 +278,7 @@ func (d *Driver) watch(ctx context.Context, w *session, op *operation) error {
 			case waits:
 				missing = false
 				timer.Reset(d.looks.pause())
-			case !missing: // or granted at this moment
+			case !missing: // the wait still exists, or it was granted at this moment
 				missing = true
 				timer.Reset(answerIn)
 			default:
@@ -302,16 +304,16 @@ func (d *Driver) stillWaits(ctx context.Context, w *session) bool {
 	}
 }
 
-// looks measures how long the server takes for a look at a wait.
+// looks measures the time that the server takes to check a wait.
 type looks struct{ cost atomic.Int64 }
 
-// took notes the time of a look. A single slow look, on a busy machine, means
-// little, so the known cost at most doubles.
+// took records the time of a check. A single slow check, on a busy machine,
+// means little, so the known cost at most doubles.
 func (l *looks) took(cost time.Duration) {
 	l.cost.Store(min(int64(cost), max(2*l.cost.Load(), int64(backstop/lookShare))))
 }
 
-// pause returns the time until the next look.
+// pause returns the time until the next check.
 func (l *looks) pause() time.Duration {
 	return min(max(time.Duration(l.cost.Load()*lookShare), backstop), longBackstop)
 }
@@ -330,10 +332,12 @@ func (d *Driver) dropIdle() {
 }
 
 const (
-	withdrawFor = 2 * time.Second       // after that the connection is closed
-	firstCancel = 5 * time.Millisecond  // until the next try; a cancel before its statement is lost
+	withdrawFor = 2 * time.Second // after that the connection is closed
+	// until the next try, because a cancel that arrives before its statement is
+	// lost
+	firstCancel = 5 * time.Millisecond
 	lastCancel  = 80 * time.Millisecond // the same, after doubling
-	digFor      = time.Second           // one attempt to check whether a session is gone
+	digFor      = time.Second           // the bound of one attempt to check whether a session is gone
 	firstDig    = 5 * time.Millisecond
 	lastDig     = time.Second
 )

@@ -15,17 +15,17 @@ import (
 	"github.com/go-dsync/dsync/internal/redistopic"
 )
 
-// backstop is the longest wait before another request, in case a message is
-// lost.
+// backstop is the longest time that a waiter waits before it sends another
+// request, in case a message is lost.
 const backstop = 5 * time.Second
 
-// unheard is the pause of a request to read or write while the name has a hold
-// of the fair lock. Only the first waiter in the queue is notified of the end
-// of such a hold.
+// unheard is the pause between requests to read or write while the name has a
+// hold of the fair lock. Only the first waiter in the queue is notified of the
+// end of such a hold.
 const unheard = 50 * time.Millisecond
 
-// slotPause is the pause of a waiter whose slot moves to another node of the
-// cluster.
+// slotPause is the pause of a waiter while the slot of its name is moving to
+// another node of the cluster.
 const slotPause = 250 * time.Millisecond
 
 // Acquire implements driver.Driver.
@@ -71,14 +71,14 @@ func (d *Driver) acquire(ctx context.Context, r *driver.Request) (*lease, error)
 	r.Events.Waiting()
 	l, err = w.wait(ctx, refused)
 	if l != nil || !w.inQueue && !intends(r) || errors.Is(err, driver.ErrUnknown) {
-		// an unknown outcome already has a ghost
+		// if the outcome is unknown, there is already a ghost
 		return l, err
 	}
 	return nil, d.depart(r, err)
 }
 
-// groupOf returns the group of the waiters in a mode. A waiter for permits may
-// need more permits than another one.
+// groupOf returns the group of the waiters in a mode. Waiters for permits are
+// in separate groups, because one may need more permits than another.
 func groupOf(m driver.Mode) int {
 	if m == driver.Permit {
 		return redistopic.Each
@@ -86,12 +86,12 @@ func groupOf(m driver.Mode) int {
 	return int(m)
 }
 
-// waiting is a request and the way it waits, which depends on its mode and the
-// options.
+// waiting is a request that waits. The way in which it waits depends on its
+// mode and the options.
 type waiting struct {
 	driver  *Driver
 	request *driver.Request
-	topic   *redistopic.Topic // nil while it does not listen
+	topic   *redistopic.Topic // nil while the request is not listening
 	// for the fair lock, which has a separate channel that no caller joins
 	// again
 	inQueue   bool
@@ -115,9 +115,10 @@ func (w *waiting) listen(elsewhere bool) {
 	}
 }
 
-// stopListening ends the listening, and returns l and err. A caller that was
-// woken and cannot send a request passes the wake-up on. After ErrSealed it
-// does not linger, so that a migration does not count it as a waiter.
+// stopListening stops listening, and returns l and err. A caller that was woken
+// and cannot send a request passes the wake-up on. After ErrSealed it does not
+// keep the subscription, so that a migration does not count the caller as a
+// waiter.
 func (w *waiting) stopListening(l *lease, err error, pass bool) (*lease, error) {
 	switch {
 	case w.topic == nil:
@@ -184,30 +185,31 @@ func (w *waiting) wait(ctx context.Context, refused answer) (*lease, error) {
 		l, refused, err = w.try(ctx, true, turn)
 		var demand *rueidis.RedisError
 		if slotMoves = errors.As(err, &demand) && redisdial.HasCode(demand.Error(), "TRYAGAIN"); slotMoves {
-			// nothing was done, and the place in a queue is kept
+			// the request was not carried out, and its place in a queue is kept
 			timer.Reset(slotPause/2 + rand.N(slotPause/2))
 			continue
 		}
 		if err != nil && err == ctx.Err() {
-			// not sent, so the last answer still holds: the lock is taken
+			// the request was not sent, so the last answer still applies: the
+			// lock is taken
 			err = fmt.Errorf("%w: %w", driver.ErrLocked, err)
 		}
 		if l != nil || err != nil {
-			// other readers of this process may join
+			// other readers of this process may be granted the lock too
 			return w.stopListening(l, err, l == nil || r.Mode == driver.Read)
 		}
 		timer.Reset(pause(refused.left))
 	}
 }
 
-// pause returns how long to wait for a message: until the lock expires if it is
-// not renewed, and at most until the backstop.
+// pause returns the time to wait for a message: until the lock would expire
+// without a renewal, but at most backstop.
 func pause(left time.Duration) time.Duration {
 	limit := backstop - time.Duration(rand.Int64N(int64(backstop/4)))
 	if left < 0 || left > limit {
 		return limit
 	}
-	return left + time.Millisecond // the key exists for all of its last millisecond
+	return left + time.Millisecond // the key still exists during its last millisecond
 }
 
 // try sends one request. If it returns neither an error nor a lease, the lock

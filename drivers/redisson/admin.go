@@ -25,9 +25,9 @@ const modeField = "mode"
 // Inspect implements driver.Inspector. Status.Owner, Note and Process are known
 // for holders of this driver with tokens, and Token for the modes other than
 // Read. Status.Waiters counts the clients that listen for the end of the hold,
-// or the places in the queue of a fair lock. If the name is sealed, it does not
-// count programs that have just been notified, and Inspect takes up to 1.5 s
-// longer.
+// or the places in the queue of a fair lock. If the name is sealed, Waiters
+// does not count programs that have just been notified of the seal. Inspect
+// then takes up to 1.5 s longer.
 func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error) {
 	if err := d.admin(ctx, name); err != nil {
 		return driver.Status{}, err
@@ -52,7 +52,7 @@ func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error
 		}
 	}
 	channels := []string{channelOf(status.Mode, name, false)}
-	if status.Owner == sealOwner { // each kind of lock waits on its own
+	if status.Owner == sealOwner { // each kind of lock has its own waiters
 		channels = append(channels, channelOf(status.Mode, name, true))
 	}
 	listening, err := d.waiters(ctx, channels)
@@ -65,9 +65,9 @@ func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error
 	return status, err
 }
 
-// leaveIn is the time within which a process that was notified of a seal leaves
-// the channel. After that, a listener is a program that waits for the sealed
-// name.
+// leaveIn is the time within which a process leaves the channel after it was
+// notified of a seal. After that, a listener is a program that waits for the
+// sealed name.
 const leaveIn = 1500 * time.Millisecond
 
 func readStatus(answer []rueidis.RedisMessage) (driver.Status, error) {
@@ -111,8 +111,8 @@ func readStatus(answer []rueidis.RedisMessage) (driver.Status, error) {
 	return status, nil
 }
 
-// waiters returns how many clients listen on channels, or -1 if that is not
-// known, as with plain messages in a cluster.
+// waiters returns the number of clients that listen on channels, or -1 if it is
+// unknown, as with plain messages in a cluster.
 func (d *Driver) waiters(ctx context.Context, channels []string) (int, error) {
 	mode := d.checked.pubSub
 	if d.cluster && mode != PubSubSharded {
@@ -131,7 +131,7 @@ func (d *Driver) waiters(ctx context.Context, channels []string) (int, error) {
 	for _, result := range d.doMulti(ctx, d.client, cmds) {
 		answer, err := result.ToArray()
 		if err != nil || len(answer) != 2 {
-			return -1, nil // not permitted, perhaps
+			return -1, nil // perhaps the command is not permitted
 		}
 		count, err := answer[1].AsInt64()
 		if err != nil {
@@ -164,7 +164,8 @@ func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
 	case ended == -1:
 		return driver.ErrSealed
 	}
-	// a holder that misses it learns of the removal from its next renewal
+	// a holder that misses the message learns of the removal from its next
+	// renewal
 	d.publish(ctx, removalChannel(name))
 	return nil
 }
@@ -190,10 +191,12 @@ func (l *lease) WatchRemoval(renew func()) (stop func()) {
 	return l.driver.topics.Watch(renew, removalChannel(l.request.Name))
 }
 
-// removalChannel returns a channel of no other name: a name has no NUL.
+// removalChannel returns a channel that no other name can have, because a name
+// has no NUL.
 func removalChannel(name string) string { return prefixName(channelPrefix, name) + "\x00removed" }
 
-// publish sends the message of a release on a channel. Nothing depends on it.
+// publish sends the message that announces a release on a channel. Nothing
+// depends on its arrival.
 func (d *Driver) publish(ctx context.Context, channel string) {
 	var cmds []rueidis.Completed
 	for _, word := range d.checked.words {
@@ -217,7 +220,8 @@ func (d *Driver) publishShortened(ctx context.Context, r *driver.Request) {
 }
 
 // Watch implements driver.Watcher. The server reports the ends of holds, and no
-// grants. Fair locks cannot be watched: only the first waiter is notified.
+// grants. Fair locks cannot be watched, because only the first waiter is
+// notified.
 func (d *Driver) Watch(name string, changed func()) (stop func(), err error) {
 	if d.options.Fair {
 		return nil, fmt.Errorf("watching fair locks: %w", errors.ErrUnsupported)
@@ -238,14 +242,14 @@ var holdField = regexp.MustCompile(`^[^:]+:[0-9]+(:write|:read)?$`)
 // escapeGlob turns a text into a pattern that matches nothing else.
 var escapeGlob = strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`)
 
-// List implements driver.Lister. It goes through all keys of the server, or of
-// each primary of a cluster, at most a hundred thousand a second: once for
-// locks, and once for permits. Keys for which the user has no permission are
-// left out. Names in slots of a cluster that move in the meantime may be
+// List implements driver.Lister. It scans all keys of the server, or of each
+// primary of a cluster, once for locks and once for permits. It reads at most a
+// hundred thousand keys a second. It omits keys for which the user has no
+// permission. Names in slots that a cluster is moving during the call may be
 // missed.
 func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[string, error] {
 	return func(yield func(string, error) bool) {
-		if err := d.admin(ctx, "list"); err != nil { // any name will do
+		if err := d.admin(ctx, "list"); err != nil { // any name serves the purpose
 			yield("", err)
 			return
 		}
@@ -317,9 +321,9 @@ func (d *Driver) scan(ctx context.Context, conn rueidis.DedicatedClient, pattern
 	}
 }
 
-// dedicate returns a connection for one use. The caller closes it and must not
-// return it to the library, see redistopic.Conn. The library connects without a
-// context.
+// dedicate returns a separate connection. The caller closes it and must not
+// return it to the library (see redistopic.Conn). The library connects without
+// a context.
 func (d *Driver) dedicate(ctx context.Context, node rueidis.Client) (rueidis.DedicatedClient, error) {
 	made := make(chan rueidis.DedicatedClient)
 	if !d.life.Go(func() { // ends when the connection is made, or cannot be
@@ -373,7 +377,7 @@ func (d *Driver) locksAmong(ctx context.Context, keys []string) (names []string,
 }
 
 // permitsAmong returns the names that begin with prefix and have held permits.
-// The keys hold the ends of these permits.
+// keys are the keys with the ends of these permits.
 func (d *Driver) permitsAmong(ctx context.Context, prefix string, keys []string) (names []string, err error) {
 	var calls []redisdriver.Call
 	for _, key := range keys {

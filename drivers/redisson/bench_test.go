@@ -106,7 +106,7 @@ func inTurn(b *testing.B, ours, bare func() error) {
 	b.ReportMetric(float64(drivertest.Median(our)), "p50-ns")
 }
 
-// BenchmarkManyLocks measures many goroutines, each with a name of its own. The
+// BenchmarkManyLocks measures many goroutines, each with its own name. The
 // metric pairs/bare is the ratio of throughputs, measured in alternating
 // slices.
 func BenchmarkManyLocks(b *testing.B) {

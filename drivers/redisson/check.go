@@ -16,7 +16,8 @@ import (
 	"github.com/go-dsync/dsync/internal/redisdriver"
 )
 
-// lookFor is how long the nodes of a cluster may take to describe themselves.
+// lookFor is the time that the nodes of a cluster may take to describe
+// themselves.
 const lookFor = time.Second
 
 // server is the driver's knowledge of the server, after checkServer.
@@ -47,8 +48,8 @@ func (g gate) pass(ctx context.Context, done func() bool, do func() error) error
 	return do()
 }
 
-// checkServer finds out, before any other request, whether locks can be kept on
-// the server.
+// checkServer determines, before any other request, whether the server can keep
+// locks.
 func (d *Driver) checkServer(ctx context.Context) error {
 	return d.checked.looking.pass(ctx, d.checked.known.Load, func() error { return d.look(ctx) })
 }
@@ -70,8 +71,7 @@ func (d *Driver) look(ctx context.Context) error {
 	return nil
 }
 
-// lookAtAll looks at every node that answers, and returns an error if none
-// does.
+// lookAtAll checks every node that answers, and returns an error if none does.
 func (d *Driver) lookAtAll(ctx context.Context) error {
 	if !d.cluster {
 		return d.lookAt(ctx, "", d.client)
@@ -96,8 +96,8 @@ func (d *Driver) lookAtAll(ctx context.Context) error {
 	return last
 }
 
-// lookAt checks one node. If a query is not permitted, lookAt assumes the
-// answer that it needs.
+// lookAt checks one node. If a query is not permitted, lookAt assumes that its
+// answer would have been acceptable.
 func (d *Driver) lookAt(ctx context.Context, _ string, node rueidis.Client) error {
 	b := node.B()
 	results := d.doMulti(ctx, node, []rueidis.Completed{b.Arbitrary("HELLO").Build(), b.Info().Section("memory").Build()})
@@ -125,8 +125,8 @@ func field(m map[string]rueidis.RedisMessage, name string) string {
 	return s
 }
 
-// isLogin reports whether the user is unknown to the server, rather than short
-// of a permission.
+// isLogin reports whether the user is unknown to the server, and not only
+// lacking a permission.
 func isLogin(err error) bool {
 	return errors.Is(err, fs.ErrPermission) && !strings.Contains(err.Error(), "NOPERM")
 }
@@ -146,7 +146,8 @@ func (d *Driver) checkHello(version, mode, role string) error {
 	return nil
 }
 
-// choosePubSub chooses like Redisson since 3.28.
+// choosePubSub chooses the kind of messages in the same way as Redisson since
+// 3.28.
 func (d *Driver) choosePubSub(ctx context.Context) (PubSub, error) {
 	mode := d.options.PubSub
 	if mode == PubSubPlain || mode == PubSubAuto && !d.cluster {

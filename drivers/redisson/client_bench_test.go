@@ -15,8 +15,8 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// benchClient returns a client and, for the floor, a driver of its own on the
-// same server.
+// benchClient returns a client and, for the floor, its own driver on the same
+// server.
 func benchClient(b *testing.B, parameters string) (*dsync.Client, *Driver, *testenv.RedisServer) {
 	s := testenv.Redis(b)
 	d := openURL(b, "redisson://%s/", s.Addr)

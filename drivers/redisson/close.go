@@ -20,7 +20,7 @@ import (
 // server, or when the remaining holds have expired, and ErrUnknown if ctx ends
 // earlier. A place in the queue of a fair lock has no TTL. A proxy that delays
 // requests for more than two seconds after the end of their connection may
-// still leave a hold behind, until its TTL.
+// still leave a hold behind until the hold's TTL has passed.
 func (d *Driver) Close(ctx context.Context) error {
 	if err := d.life.Close(); err != nil {
 		return err
@@ -106,17 +106,17 @@ func (d *Driver) releaseArgs(r *driver.Request, args []string, holds ...string) 
 }
 
 const (
-	// if there are more, the hold that ends soonest is left to its TTL, and no
+	// beyond this number, the hold that ends soonest is left to expire, and no
 	// request gets a place in a queue
 	maxGhosts = 10_000
 	maxBatch  = 64 // ghosts in one request
-	maxCleans = 4  // concurrent requests, so that one node of a cluster delays few others
+	maxCleans = 4  // concurrent requests, so that one slow node of a cluster delays few others
 	cleanFor  = 2 * time.Second
-	// how long after its end a ghost is remembered while the server does not
-	// answer
+	// the time after its end for which a ghost is remembered while the server
+	// does not answer
 	outOfReach = time.Minute
-	// how long a request may be on its way to a server that answers other
-	// requests, once its connection is closed
+	// the time for which a request may be on its way to a server that answers
+	// other requests, after its connection was closed
 	onItsWay = 2 * time.Second
 )
 
@@ -125,8 +125,8 @@ const (
 // So the cleaner repeats its request until the hold is found or would have
 // expired, and for a place in a queue until the server has answered. After
 // Close has closed all connections, two answers that the hold is absent, to
-// requests some time apart, are final. Only answers make time pass, since a
-// server that stands still may execute the request later.
+// requests some time apart, are final. Only the time between answers counts,
+// because a server that was frozen may execute the request later.
 type ghost struct {
 	cleaner.Ghost
 	request *driver.Request
@@ -137,10 +137,10 @@ type ghost struct {
 	// there may be a place in the queue of a fair lock, which does not end by
 	// itself
 	place bool
-	// order of the request that may have made the hold: a later request of this
-	// order sees the final state
+	// order of the request that may have created the hold; a later request of
+	// the same order sees the final state
 	order  uint64
-	lease  *lease        // of a hold whose Release failed
+	lease  *lease        // the lease of a hold whose Release failed
 	gone   chan struct{} // closed when the ghost is gone; nil if no caller waits
 	absent int64         // when the hold was first found to be absent
 	// when the first request after Driver.severed that did not find the hold
@@ -159,8 +159,8 @@ func newCleaner(d *Driver) *cleaner.Cleaner[*ghost] {
 	})
 }
 
-// soonestOver chooses the hold that ends soonest. A place in a queue is never
-// left behind.
+// soonestOver returns the index of the hold that ends soonest. A place in a
+// queue is never left behind.
 func soonestOver(ghosts []*ghost) int {
 	soonest := -1
 	for i, g := range ghosts {
@@ -171,8 +171,8 @@ func soonestOver(ghosts []*ghost) int {
 	return soonest
 }
 
-// releaseGhosts sends one request for each ghost, and returns the ghosts whose
-// holds may still appear.
+// releaseGhosts requests the release of each ghost, and returns the ghosts
+// whose holds may still appear.
 func (d *Driver) releaseGhosts(ctx context.Context, ghosts []*ghost) (left []*ghost) {
 	groups := d.groups(ghosts)
 	calls := make([]redisdriver.Call, len(groups))
@@ -213,9 +213,9 @@ func (d *Driver) releaseGhosts(ctx context.Context, ghosts []*ghost) (left []*gh
 	return left
 }
 
-// groups puts together the ghosts that one run of the release script may
-// release: several of a fair lock, the youngest first, because these are
-// further back in the queue.
+// groups combines the ghosts that one run of the release script may release.
+// For a fair lock these are several ghosts, the youngest first, because they
+// are further back in the queue.
 func (d *Driver) groups(ghosts []*ghost) [][]*ghost {
 	var groups [][]*ghost
 	if d.options.Fair {
@@ -270,8 +270,8 @@ func (g *ghost) forgotten(err error, now int64) bool {
 }
 
 // vanished reports whether requests for the hold can no longer arrive. This is
-// so after all connections were closed and a later request found the hold
-// absent.
+// true if all connections were closed and a later request did not find the
+// hold.
 func (g *ghost) vanished(severed, sent int64) bool {
 	switch {
 	case severed == 0, sent <= severed:
@@ -294,7 +294,7 @@ func (g *ghost) isGone(told int64, order uint64, now int64) bool {
 	if g.absent == 0 {
 		g.absent = now
 	}
-	// A server that stood still may not have read the request for the place
-	// yet, but will do so within moments of this request.
+	// A server that was frozen may not have read the request for the place yet,
+	// but will read it at about the same time as this request.
 	return now > g.until && (!g.place || now > g.absent+int64(late))
 }

@@ -15,7 +15,7 @@ import (
 )
 
 // fight has drivers acquire and release the lock x, each so many times on
-// average, and returns how many times each driver held it.
+// average, and returns the number of times that each driver held it.
 func fight(tb testing.TB, drivers []*Driver, each int) []int {
 	tb.Helper()
 	return drivertest.Fight(tb, drivers, each, func() *driver.Request { return forLong("x") })
@@ -50,7 +50,7 @@ func TestCrowdAsksInTurn(t *testing.T) {
 	}
 }
 
-// waitInLine has each driver wait for the lock x, one after the other, and
+// waitInLine has each driver wait for the lock x, one after another, and
 // returns when all have a place in the line.
 func waitInLine(tb testing.TB, s *testenv.RedisServer, drivers []*Driver) []*waiter {
 	tb.Helper()

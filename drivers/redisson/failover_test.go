@@ -208,7 +208,7 @@ func stale(t *testing.T, replica, primary *testenv.RedisServer) {
 	testenv.Eventually(t, func() bool { return !slices.Contains(replica.Do("ROLE").([]any), "connected") }, "the replica is cut off")
 }
 
-// cutOff is how long a hold lasts during a fail-over. It is longer than the
+// cutOff is the TTL of holds during a fail-over. It is longer than the
 // fail-over, so that the hold does not expire.
 const cutOff = "&ttl=20s"
 

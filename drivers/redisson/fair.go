@@ -14,8 +14,8 @@ const (
 	timesPrefix = "redisson_lock_timeout"
 )
 
-// departIn is how long a caller that gives up waits for the removal of its
-// place.
+// departIn is the time for which a caller that gives up waits for the removal
+// of its place.
 const departIn = 50 * time.Millisecond
 
 // scripts are the scripts that differ between kinds of locks.
@@ -66,7 +66,7 @@ func (o *op) fairArgs(d *Driver, args []string) []string {
 }
 
 // tellArgs adds the arguments with which the fair scripts notify a waiter: the
-// channel, the commands, and whether these count the listeners.
+// channel, the commands, and whether these commands count the listeners.
 func (d *Driver) tellArgs(name string, args []string) []string {
 	return append(d.wordArgs(append(args, prefixName(channelPrefix, name))), d.countText())
 }

@@ -60,8 +60,8 @@ func (c *crowd) leave() {
 // departing waiters.
 var scriptCommands = []string{"evalsha", "eval", "hdel", "lpos", "lrem", "zrem", "lindex", "zscore", "zadd", "zincrby", "zmscore", "lrange"}
 
-// TestFairCrowdLeaves: waiters that give up together leave by few requests,
-// each with little work, whatever the queue behind them.
+// TestFairCrowdLeaves: waiters that give up together leave with few requests
+// that take little work, regardless of the queue behind them.
 func TestFairCrowdLeaves(t *testing.T) {
 	const n = 500
 	for _, behind := range []int{0, 300} {
@@ -94,8 +94,8 @@ func TestFairCrowdLeaves(t *testing.T) {
 	}
 }
 
-// TestFairWaitersLeaveOneByOne: each waiter belongs to a process of its own, so
-// no two leave together. In any order of departure, the times of the waiters
+// TestFairWaitersLeaveOneByOne: each waiter belongs to its own process, so no
+// two leave together. In any order of departure, the times of the waiters
 // behind stay late enough for their turn, but not much later.
 func TestFairWaitersLeaveOneByOne(t *testing.T) {
 	t.Parallel()
@@ -251,9 +251,9 @@ func TestFairCloseTellsOfPlaces(t *testing.T) {
 }
 
 // BenchmarkFairCrowdLeaves measures 1,500 waiters that are canceled at once.
-// The metrics are how long the longest request was at the server, how long all
-// requests were, and how long the holder's release and the next grant took in
-// the meantime.
+// The metrics are the server time of the longest request, the server time of
+// all requests, and the time that the holder's release and the next grant took
+// in the meantime.
 func BenchmarkFairCrowdLeaves(b *testing.B) {
 	const n = 1500
 	s := testenv.Redis(b, "--slowlog-log-slower-than", "100", "--slowlog-max-len", "100000")

@@ -31,8 +31,8 @@ func lineOfX(s *testenv.RedisServer) []string {
 	return holds
 }
 
-// leftOfX returns how long a waiter for x is still safe from eviction, by the
-// server's clock.
+// leftOfX returns the time for which a waiter for x is still safe from
+// eviction, by the server's clock.
 func leftOfX(tb testing.TB, s *testenv.RedisServer, hold string) time.Duration {
 	tb.Helper()
 	score, _ := s.Do("ZSCORE", timesOfX, hold).(string)

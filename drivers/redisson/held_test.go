@@ -37,10 +37,10 @@ func (e refusedEvents) Waiting() {
 	e.Events.Waiting()
 }
 
-// TestDeadlinesOnABusyServer: a call that was refused reports this, whatever
-// its deadline cuts off. The server stands still most of the time, and the
-// waiters are notified repeatedly that the name may be free, so many deadlines
-// end during a request.
+// TestDeadlinesOnABusyServer: a call that was refused reports this, regardless
+// of which request its deadline cuts off. The server stands still most of the
+// time, and the waiters are notified repeatedly that the name may be free, so
+// many deadlines end during a request.
 func TestDeadlinesOnABusyServer(t *testing.T) {
 	t.Parallel()
 	const callers, refused = 6, 20

@@ -33,7 +33,7 @@ var errBraces = fmt.Errorf("its braces do not enclose a hash tag: %w", errors.Er
 // Redisson adds braces to such names too.
 var errLatchBraces = fmt.Errorf("a latch must not have braces in its name: %w", errors.ErrUnsupported)
 
-// prefixName is Redisson's rule for the keys and channels of a name.
+// prefixName applies Redisson's rule for the keys and channels of a name.
 func prefixName(prefix, name string) string {
 	if strings.IndexByte(name, '{') >= 0 {
 		return prefix + ":" + name
@@ -41,17 +41,17 @@ func prefixName(prefix, name string) string {
 	return prefix + ":{" + name + "}"
 }
 
-// keyPrefixes begin the keys that belong to locks, and to other objects of
-// Redisson and of dsync with a name. The last prefix is from earlier clients.
+// keyPrefixes are the prefixes of keys that belong to locks, and to other named
+// objects of Redisson and of dsync. The last prefix is from earlier clients.
 var keyPrefixes = []string{fencePrefix, turnPrefix, markPrefix, tokenPrefix, queuePrefix, timesPrefix,
 	"redisson_unlock_latch", intentPrefix, latchPrefix, latchPrefix2, "dsync_holder"}
 
 // readHold is part of the keys of the holds of Redisson's read locks.
 const readHold = ":rwlock_timeout:"
 
-// checkName returns an error for names that share keys and channels with
-// another name, names of keys of locks, and names whose keys are in several
-// slots.
+// checkName returns an error for a name that shares keys or channels with
+// another name, for a name that is itself a key of a lock, and for a name whose
+// keys are in several slots.
 func (d *Driver) checkName(name string) error {
 	if strings.IndexByte(name, '{') >= 0 {
 		if inner, is := strings.CutPrefix(name, "{"); is && strings.HasSuffix(inner, "}") && strings.IndexByte(inner, '{') < 0 {
@@ -78,8 +78,8 @@ func (d *Driver) checkName(name string) error {
 }
 
 // sequenceOf returns the key of the sequence of tokens that all names of a slot
-// share. So a name leaves nothing behind. In a cluster, the key is in the same
-// slot.
+// share. So a name leaves nothing behind when it is free. In a cluster, the key
+// is in the same slot.
 func (d *Driver) sequenceOf(name string) string {
 	key := make([]byte, 0, 64)
 	key = append(append(key, d.sequences...), '{')
@@ -141,8 +141,8 @@ const (
 	readWritePrefix = "redisson_rwlock" // of the channel
 	intentPrefix    = "dsync_intent"
 	writeSuffix     = ":write" // of the field of a Write hold
-	// of the field of a Read hold, by which rwreaders.lua distinguishes it from
-	// a hold of Redisson
+	// of the field of a Read hold; rwreaders.lua uses it to distinguish the
+	// hold from a hold of Redisson
 	readSuffix = ":read"
 )
 
@@ -226,8 +226,8 @@ func (d *Driver) readWriteReleaseArgs(r *driver.Request, args []string) []string
 	return d.tellArgs(r.Name, d.fairKeys(r.Name, args))
 }
 
-// own returns how many subscriptions of this driver receive the message about
-// the end of a hold.
+// own returns the number of this driver's subscriptions that receive the
+// message about the end of a hold.
 func (d *Driver) own(r *driver.Request) int {
 	if d.topics.Quiet() {
 		return 0
@@ -237,14 +237,14 @@ func (d *Driver) own(r *driver.Request) int {
 
 // process is the host name and the process id.
 var process = func() string {
-	host, _ := os.Hostname() // for people; a lock works without it
+	host, _ := os.Hostname() // for people; a lock also works without it
 	return fmt.Sprintf("%s:%d", strings.ReplaceAll(host, "\n", " "), os.Getpid())
 }()
 
 // valueMark begins the value of a hold with tokens. The value is in the hash of
 // the lock, or at the key of a Read. It consists of "#" and the last token and,
-// on separate lines, the owner (empty if it is the hold), the process and the
-// note. Other holds have the count 1, as in Redisson, whose scripts skip a
+// on separate lines, the owner (empty if it equals the hold), the process and
+// the note. Other holds have the count 1, as in Redisson, whose scripts skip a
 // value that is not a number.
 const valueMark = "#"
 

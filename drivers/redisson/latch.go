@@ -14,8 +14,8 @@ import (
 // Latches are Redisson's RCountDownLatch: a decimal number at the name, without
 // a TTL, that is removed at 0. See latch.lua.
 const (
-	latchPrefix  = "dsync_latch"  // of a key with the recent changes, a hash
-	latchPrefix2 = "dsync_latch2" // of the other key: the two alternate
+	latchPrefix  = "dsync_latch"  // prefix of a key with the recent changes, a hash
+	latchPrefix2 = "dsync_latch2" // prefix of the other such key, because the two alternate
 	latchChannel = "redisson_countdownlatch__channel__"
 )
 
@@ -89,7 +89,7 @@ func (d *Driver) checkLatch(ctx context.Context, name string) error {
 	return d.checkLatchName(name)
 }
 
-// checkLatchName returns an error for names whose channel would live in another
+// checkLatchName returns an error for names whose channel would be in another
 // slot of a cluster than the key.
 func (d *Driver) checkLatchName(name string) error {
 	if d.cluster && slotOf(name) != slotOf(latchChannelOf(name)) {

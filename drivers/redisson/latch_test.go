@@ -63,7 +63,7 @@ func TestLatchIsRedissons(t *testing.T) {
 		if err := d.DeleteLatch(t.Context(), test.name, "delete"); err != nil {
 			t.Fatal(err)
 		}
-		wantMessage("0") // and not 1, as in Redisson: its own waiters would wait for ever
+		wantMessage("0") // and not 1, as in Redisson: because its own waiters would wait forever
 		if ttl := leftOf(s, test.changes); ttl > 2*time.Hour || ttl < 2*time.Hour-hangGuard {
 			t.Errorf("TTL of %q: got %v, want two hours", test.changes, ttl)
 		}

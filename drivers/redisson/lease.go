@@ -31,8 +31,8 @@ func (l *lease) Tokens() (first uint64, n int) { return l.first, int(l.tokens) }
 
 func (l *lease) Expires() time.Time { return l.driver.life.At(l.Term.Expires()) }
 
-// Release implements driver.Lease. It repeats failed requests for as long as
-// ctx and the hold last.
+// Release implements driver.Lease. It repeats failed requests until ctx or the
+// hold ends.
 func (l *lease) Release(ctx context.Context) error {
 	l.Mu.Lock()
 	switch l.Phase {
@@ -69,8 +69,8 @@ func (l *lease) Release(ctx context.Context) error {
 }
 
 // release sends one request to end the hold. After a failure, again reports
-// that another attempt makes sense, and left that the request is still on its
-// way.
+// that another attempt makes sense, and left reports that the request is still
+// on its way.
 func (l *lease) release(ctx context.Context) (again, left bool, _ error) {
 	d := l.driver
 	own, begun := d.own(l.request), d.life.Now()
@@ -96,8 +96,8 @@ func (l *lease) release(ctx context.Context) (again, left bool, _ error) {
 	return lifecycle.Transient(err) && ctx.Err() == nil, false, err
 }
 
-// doubt notes that a request to release the hold, begun at that time, may have
-// been executed.
+// doubt records that a request to release the hold, which began at the given
+// time, may have been executed.
 func (l *lease) doubt(begun int64) {
 	l.Mu.Lock()
 	defer l.Mu.Unlock()
@@ -120,10 +120,10 @@ func (l *lease) ghost() *ghost {
 	return &ghost{request: l.request, until: l.Term.Over(), granted: true}
 }
 
-// released handles an answer to a request to release the hold. own is how many
-// of the message's receivers were subscriptions of this driver. A repeated
-// request that finds nothing means that the unanswered request before it
-// succeeded, if that request began before the hold could have expired.
+// released handles an answer to a request to release the hold. own is the
+// number of receivers of the message that were subscriptions of this driver. A
+// repeated request that finds nothing means that the unanswered request before
+// it succeeded, if that request began before the hold could have expired.
 func (l *lease) released(told int64, own int) error {
 	l.Mu.Lock()
 	defer l.Mu.Unlock()
@@ -131,7 +131,8 @@ func (l *lease) released(told int64, own int) error {
 	l.Phase = redisdriver.Over
 	switch {
 	case told >= 0:
-		// the end of a Read beside other readers notified no client
+		// a Read that ended while other readers held the name notified no
+		// client
 		l.Awaited = l.request.Mode == driver.Read || l.driver.contended(told, own)
 		return nil
 	case before == redisdriver.Removed, before == redisdriver.Doubted && l.doubtedAt < l.Term.Expires():
@@ -141,8 +142,8 @@ func (l *lease) released(told int64, own int) error {
 	return driver.ErrNotHeld
 }
 
-// cleaned is like released, for an answer to the cleaner: the next call of
-// Release, if there is one, returns the outcome.
+// cleaned is like released, for an answer to the cleaner. If Release is called
+// again, it returns the outcome.
 func (l *lease) cleaned(told int64) {
 	if l.released(told, 0) == nil {
 		l.Mu.Lock()
@@ -166,8 +167,8 @@ func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
 }
 
 // overwritten reports whether a request failed because another user overwrote
-// the key of a hold. The error may also be about a key that belongs to the
-// lock, such as a queue. In this case the server still has the hold.
+// the key of a hold. The error may also be about another key that belongs to
+// the lock, such as a queue. In this case the server still has the hold.
 func (d *Driver) overwritten(ctx context.Context, r *driver.Request, err error) bool {
 	if !isWrongType(err) {
 		return false
@@ -188,7 +189,7 @@ func (l *lease) gone() error {
 func (l *lease) forget() {
 	if l.Phase == redisdriver.Held {
 		l.Phase = redisdriver.Over
-		if l.request.Mode == driver.Permit { // some of its permits may be left
+		if l.request.Mode == driver.Permit { // some of its permits may still be held
 			l.driver.ghosts.Add(l.ghost())
 		}
 		l.driver.life.Remove(l)

@@ -54,7 +54,7 @@ func newEvents() *events {
 	return &events{waiting: make(chan struct{}), lost: make(chan error, 1)}
 }
 
-// request returns a request with a hold of its own.
+// request returns a request with its own hold.
 func request(name string) *driver.Request {
 	hold := fmt.Sprintf("00000000-0000-4000-8000-000000000000:%d", holds.Add(1))
 	return &driver.Request{Name: name, Hold: hold, Owner: "somebody", TTL: testTTL, Events: newEvents()}
@@ -79,7 +79,7 @@ func noWait(name string) *driver.Request {
 	return r
 }
 
-// openURL opens a driver that is closed when the test ends, in good order.
+// openURL opens a driver that is closed gracefully when the test ends.
 func openURL(tb testing.TB, format string, args ...any) *Driver {
 	tb.Helper()
 	d, err := tryOpen(tb, fmt.Sprintf(format, args...))
@@ -143,7 +143,7 @@ func release(tb testing.TB, l driver.Lease) {
 	}
 }
 
-// waiter is a call of Acquire in another goroutine.
+// waiter is a call to Acquire in another goroutine.
 type waiter struct {
 	request *driver.Request
 	events  *events
@@ -210,7 +210,8 @@ func keysOf(s *testenv.RedisServer) []string {
 	return keys
 }
 
-// counted returns how many times the server ran each command while f ran.
+// counted returns the number of times that the server ran each command while f
+// ran.
 func counted(s *testenv.RedisServer, f func(), commands ...string) map[string]int64 {
 	before := s.Commands()
 	f()

@@ -106,7 +106,7 @@ func TestReleaseInASlotThatMoves(t *testing.T) {
 	})
 }
 
-// tryAgains returns how many times a server reported that a slot was moving.
+// tryAgains returns the number of times that a server reported a moving slot.
 func tryAgains(s *testenv.RedisServer) int {
 	n := 0
 	for _, line := range strings.Split(s.Do("INFO", "errorstats").(string), "\r\n") {

@@ -137,7 +137,8 @@ func TestCheckClusterName(t *testing.T) {
 	}
 }
 
-// TestSlots compares with the server, for names of all kinds of braces.
+// TestSlots compares slots with the server's, for names with all kinds of
+// braces.
 func TestSlots(t *testing.T) {
 	s := testenv.Redis(t, "--cluster-enabled", "yes")
 	client := userClient(t, rueidis.ClientOption{InitAddress: []string{s.Addr}, ForceSingleClient: true})

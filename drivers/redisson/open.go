@@ -30,7 +30,7 @@ var clientName = "dsync-" + strings.Map(func(r rune) rune {
 	switch {
 	case r == ':':
 		return '-'
-	case r <= ' ' || r > '~': // the server refuses these
+	case r <= ' ' || r > '~': // the server refuses these characters
 		return '_'
 	}
 	return r
@@ -86,8 +86,8 @@ func readOptions(u *driver.URL, fenced bool) *Options {
 	return o
 }
 
-// readTarget reads all parameters before it checks any, so an unknown parameter
-// is reported first.
+// readTarget reads all parameters before it checks any of them, so that an
+// unknown parameter is reported first.
 func readTarget(u *driver.URL) (*target, error) {
 	t := &target{mode: u.Choice("mode", "single", "sentinel", "cluster")}
 	master, hasMaster := u.Param("master", ""), u.Has("master")
@@ -175,7 +175,7 @@ func Connect(ctx context.Context, server rueidis.ClientOption, o *Options) (*Dri
 }
 
 // connect makes the client. The library connects without a context, so until
-// Open is done, the dialer ends when the context of Open ends.
+// Open has returned, the dialer stops when the context of Open ends.
 func connect(ctx context.Context, t *target, o *Options) (*Driver, error) {
 	dialer := redisdial.New(t.option.DialCtxFn)
 	opened := context.AfterFunc(ctx, dialer.End)
@@ -246,10 +246,10 @@ func openError(ctx context.Context, t *target, err error) error {
 	return fmt.Errorf("%w: %w", driver.ErrUnavailable, err)
 }
 
-// tlsHint returns a hint if an error looks as if the server spoke TLS and the
-// URL did not, or the reverse, and "" otherwise. A server without TLS takes the
-// handshake for a command and waits for its end. A server with TLS closes a
-// plain connection.
+// tlsHint returns a hint if an error suggests that only one of the server and
+// the URL uses TLS, and "" otherwise. A server without TLS treats the handshake
+// as a command and waits for its end. A server with TLS closes a plain
+// connection.
 func tlsHint(on bool, err error) string {
 	var dial *net.OpError
 	connected := !errors.As(err, &dial) || dial.Op != "dial"

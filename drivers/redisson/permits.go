@@ -19,7 +19,7 @@ import (
 const (
 	permitPrefix = "redisson_sc" // of the channel
 	endsSuffix   = "timeout"     // of the key of the ends
-	// of one hold, so that no script blocks the server for long
+	// permits of one hold, bounded so that no script blocks the server for long
 	maxPermits = 1000
 )
 

@@ -15,8 +15,8 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// manyGivenUp is how many acquires of two permits are given up in each of the
-// two tests below.
+// manyGivenUp is the number of acquires of two permits that are given up in
+// each of the two tests below.
 const manyGivenUp, atATime = 1000, 50
 
 // wantAllFree waits until all permits are free, long before the end of any

@@ -11,8 +11,8 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// TestDeadReader: a dead reader delays no client beyond its own TTL, however
-// long other readers read and renew.
+// TestDeadReader: a dead reader delays no client beyond the reader's own TTL,
+// regardless of how long other readers read and renew.
 func TestDeadReader(t *testing.T) {
 	s := testenv.Redis(t)
 	d := openURL(t, "redisson://%s", s.Addr)
@@ -304,7 +304,7 @@ func TestManyReaders(t *testing.T) {
 	wantNoKeys(t, s)
 }
 
-// TestCostOfManyReaders counts the work of the server when many readers
+// TestCostOfManyReaders measures the work of the server when many readers
 // release.
 func TestCostOfManyReaders(t *testing.T) {
 	s := testenv.Redis(t)

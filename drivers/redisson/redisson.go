@@ -50,8 +50,8 @@
 // renewal. Options.WaitReplicas narrows this window, but does not close it. If
 // the server's clock jumps, holds end early or late. Tokens rise in both cases.
 //
-// Where Java uses RReadWriteLock, use Write or write=true: Java's read-write
-// lock is granted beside a plain lock of the same name.
+// If Java programs use RReadWriteLock, use Write or write=true, because Java's
+// read-write lock does not exclude a plain lock of the same name.
 //
 // A server that evicts keys is refused. Names in braces ("{x}") are refused
 // too.
@@ -79,8 +79,8 @@ import (
 )
 
 const (
-	// minTTL is far above Redis's unit of time, a millisecond, and below any
-	// TTL that survives a round trip and a renewal.
+	// minTTL is well above Redis's unit of time, a millisecond, and below any
+	// TTL that is long enough for a round trip and a renewal.
 	minTTL = 10 * time.Millisecond
 
 	// maxTTL prevents overflow in sums of times.
@@ -117,11 +117,11 @@ const (
 	// back.
 	FenceOwn Fence = ""
 
-	// FenceRedisson counts in the key of Redisson's fenced lock (RFencedLock),
-	// which Java programs share. The key never expires.
+	// FenceRedisson keeps a count in the key of Redisson's fenced lock
+	// (RFencedLock), which Java programs share. The key never expires.
 	FenceRedisson Fence = "redisson"
 
-	// FenceNone gives no tokens and keeps nothing for them.
+	// FenceNone provides no tokens and stores nothing for them.
 	FenceNone Fence = "none"
 )
 
@@ -146,11 +146,11 @@ type Options struct {
 	// of Java's RReadWriteLock too. Write and Fair exclude each other.
 	Write bool
 
-	// WaitReplicas is how many replicas must confirm a grant or a renewal
-	// before it counts. A grant with fewer confirmations within WaitLimit (1 s
-	// if 0) is undone, and fails with ErrNotReplicated. With 0, the default, a
-	// replica that takes over may lack the last locks. docs/redisson.md
-	// compares both with Redisson's default.
+	// WaitReplicas is the number of replicas that must confirm a grant or a
+	// renewal before it counts. A grant with fewer confirmations within
+	// WaitLimit (1 s if 0) is undone, and fails with ErrNotReplicated. With 0,
+	// the default, a replica that takes over may lack the most recent locks.
+	// docs/redisson.md compares both with Redisson's default.
 	WaitReplicas int
 	WaitLimit    time.Duration
 
@@ -175,7 +175,7 @@ type Driver struct {
 	options Options
 	severed atomic.Int64 // when Close closed all connections, on the driver's clock; 0 before that
 	marks   atomic.Bool  // Marked was called, so grants report whether the name is marked
-	label   atomic.Int32 // of the database: see redistopic.Label
+	label   atomic.Int32 // label of the database (see redistopic.Label)
 
 	sequences string    // the prefix of the keys of token sequences
 	ops       sync.Pool // of *op
@@ -201,11 +201,11 @@ var (
 	_ move.Unmarker        = (*Driver)(nil)
 )
 
-// New returns a Driver that uses the client, whatever its topology (single
+// New returns a Driver that uses the client, regardless of its topology (single
 // server, sentinel or cluster), and never closes it. The first Acquire runs the
 // checks of Open. Set a short ConnWriteTimeout and Dialer.KeepAlive (such as 3
-// s and 1 s) to limit how long a dead connection is used. Client-side caching
-// is not used.
+// s and 1 s) to limit the time for which a dead connection is used. Client-side
+// caching is not used.
 func New(client rueidis.Client, o *Options) (*Driver, error) {
 	if client == nil {
 		return nil, fmt.Errorf("redisson: no client")

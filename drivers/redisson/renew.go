@@ -47,7 +47,7 @@ func (x due) compare(y due) int {
 }
 
 // RenewAll implements driver.BatchRenewer with few requests. In a cluster, it
-// sends a request to each node in parallel, as far as the nodes are known.
+// sends a request to each known node in parallel.
 func (d *Driver) RenewAll(ctx context.Context, leases []driver.Lease, done func(i int, err error)) {
 	all := make([]due, len(leases))
 	for i, held := range leases {
@@ -120,7 +120,7 @@ func (d *Driver) renewSome(ctx context.Context, client rueidis.Client, some []du
 	}
 	calls, counts := d.renewCalls(sent)
 	replicas := d.options.WaitReplicas
-	if sent[0].ttl == 0 { // the only request in the batch, which changes nothing
+	if sent[0].ttl == 0 { // this is the only request in the batch, and it changes nothing
 		replicas = 0
 	}
 	results, acks := d.evalAll(ctx, client, calls, replicas)
@@ -130,8 +130,8 @@ func (d *Driver) renewSome(ctx context.Context, client rueidis.Client, some []du
 	}
 }
 
-// renewCalls puts together the leases that one run of a script may renew, and
-// returns how many each of the runs renews.
+// renewCalls groups the leases that one run of a script may renew. It returns
+// the number of leases that each run renews.
 func (d *Driver) renewCalls(sent []due) (calls []redisdriver.Call, counts []int) {
 	keys, args := make([]string, 0, len(sent)), make([]string, 0, renewArgs*len(sent))
 	n, members := 0, 0

@@ -81,8 +81,8 @@ func (d *Driver) checkRole(results ...rueidis.RedisResult) {
 	}
 }
 
-// leaveServer closes the connections to a server that became a replica, so that
-// the client looks up the server of the address again, or queries the
+// leaveServer closes the connections to a server that has become a replica, so
+// that the client looks up the server of the address again, or queries the
 // sentinels.
 func (d *Driver) leaveServer() {
 	if d.dialer != nil {
@@ -95,7 +95,7 @@ func (d *Driver) do(ctx context.Context, cmd rueidis.Completed) rueidis.RedisRes
 	return d.doMulti(ctx, d.client, []rueidis.Completed{cmd})[0]
 }
 
-// query runs a script that no replica needs to confirm.
+// query runs a script whose effect no replica needs to confirm.
 func (d *Driver) query(ctx context.Context, c redisdriver.Call) rueidis.RedisResult {
 	results, _ := d.evalAll(ctx, d.client, []redisdriver.Call{c}, 0)
 	return results[0]
@@ -127,7 +127,8 @@ func failAll(n int, err error) []rueidis.RedisResult {
 }
 
 // evalAll runs scripts many times in one request, each time with its own
-// outcome. If replicas must confirm, evalAll returns how many did.
+// outcome. If replicas must confirm, evalAll returns the number of replicas
+// that did.
 func (d *Driver) evalAll(ctx context.Context, client rueidis.Client, calls []redisdriver.Call, replicas int) ([]rueidis.RedisResult, int) {
 	cmds := make([]rueidis.Completed, 0, len(calls)+1)
 	for _, c := range calls {
@@ -145,8 +146,8 @@ func (d *Driver) evalAll(ctx context.Context, client rueidis.Client, calls []red
 	if len(unknown) == 0 {
 		return results, acks
 	}
-	// If replicas are missing, the limit has passed: WAIT waits for them even
-	// after a script that the server did not know.
+	// If confirmations are missing, the limit has passed, because WAIT waits
+	// for replicas even after a script that the server did not know.
 	rest, acks := d.sendAll(ctx, client, again, replicas, d.options.WaitLimit-time.Since(begun))
 	for i, result := range rest {
 		results[unknown[i]] = result
@@ -171,8 +172,8 @@ func (d *Driver) sendAll(ctx context.Context, client rueidis.Client, cmds []ruei
 	return results[:last], int(acks)
 }
 
-// evalReplicated runs a script that replicas must confirm, and returns how many
-// did.
+// evalReplicated runs a script that replicas must confirm, and returns the
+// number of replicas that did.
 func (d *Driver) evalReplicated(ctx context.Context, c redisdriver.Call) (rueidis.RedisResult, int) {
 	node, err := d.nodeOf(ctx, c.Keys[0])
 	if err != nil {

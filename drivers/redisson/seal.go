@@ -20,10 +20,10 @@ const (
 )
 
 // maxFloor is far below the first number that Lua cannot represent exactly, and
-// above any count that begins at the time.
+// above any count that starts at the present time in microseconds.
 const maxFloor = 1 << 52
 
-// Seal implements move.Sealer. The seal is a field of the lock, see seal.lua.
+// Seal implements move.Sealer. The seal is a field of the lock (see seal.lua).
 func (d *Driver) Seal(ctx context.Context, held driver.Lease) error {
 	switch {
 	case d.options.AllowEviction:
@@ -85,7 +85,7 @@ func (d *Driver) runScript(ctx context.Context, name string, c redisdriver.Call)
 	answer, lacking, err := d.runReplicated(ctx, name, c)
 	switch {
 	case lacking != nil:
-		// not ErrUnavailable: it may have been executed
+		// not ErrUnavailable, because the script may have been executed
 		return 0, fmt.Errorf("%w: %v", driver.ErrUnknown, lacking)
 	case err == nil && answer == 0:
 		err = driver.ErrNotHeld
@@ -93,8 +93,8 @@ func (d *Driver) runScript(ctx context.Context, name string, c redisdriver.Call)
 	return answer, err
 }
 
-// runReplicated is like runScript, with a different error if the server has
-// changed something and too few replicas have confirmed it.
+// runReplicated is like runScript, but returns a different error if the server
+// has made the change and too few replicas have confirmed it.
 func (d *Driver) runReplicated(ctx context.Context, name string, c redisdriver.Call) (answer int64, lacking, err error) {
 	result, acks := d.evalReplicated(ctx, c)
 	answer, err = result.ToInt64()
@@ -140,7 +140,8 @@ func (d *Driver) Marked(ctx context.Context, held driver.Lease) (bool, error) {
 	return n == 1, redisdriver.Explain(ctx, name, err)
 }
 
-// Loosen implements move.Unsealer. The id is in a field next to the seal's.
+// Loosen implements move.Unsealer. The id is in a field next to the seal's
+// field.
 func (d *Driver) Loosen(ctx context.Context, name, id string, floor uint64) error {
 	if floor > maxFloor {
 		return fmt.Errorf("floor %d of the tokens is above the largest number of the server: %w", floor, errors.ErrUnsupported)

@@ -21,10 +21,10 @@ import (
 type op struct {
 	request *driver.Request
 	lease   *lease // to release; nil to acquire
-	tokens  int    // to take; 0 without tokens
+	tokens  int    // number of tokens to take; 0 without tokens
 	again   bool   // the attempt was refused before: for a fair lock, it has a place in the queue
 	marks   bool   // queries the mark too; only with tokens
-	turn    string // the ticket of a waiter, see redistopic.Text; "" without a ticket
+	turn    string // the ticket of a waiter (see redistopic.Text); "" without a ticket
 	state   atomic.Int32
 	done    chan struct{} // receives a value when the op is answered
 
@@ -32,14 +32,14 @@ type op struct {
 	sent  int64 // on the driver's clock, just before the request was handed to the client
 	order uint64
 	answer
-	acks int // how many replicas confirmed
+	acks int // number of replicas that confirmed
 	err  error
 }
 
 // The states of an op.
 const (
 	queued int32 = iota
-	taken        // by a sender
+	taken        // taken by a sender
 	answered
 	dropped // given up by its caller before a sender took it: never sent
 	left    // given up by its caller while a sender had it
@@ -130,11 +130,11 @@ const (
 // answer is a script's answer to an op.
 type answer struct {
 	code   string
-	value  int64 // of a grant: the first token; of a release: how many clients were notified
+	value  int64 // of a grant: the first token; of a release: the number of clients that were notified
 	n      int   // of tokens
 	marked bool  // the name is marked
-	// of the hold in the way, unless it is renewed; negative if it does not
-	// expire
+	// time until the hold in the way expires, unless it is renewed; negative if
+	// it does not expire
 	left  time.Duration
 	place redistopic.Place // for a request that is refused and has a ticket
 	limit int              // of permits
@@ -194,9 +194,9 @@ func (o *op) read(message rueidis.RedisMessage, err error) {
 	o.err = err
 }
 
-// carryOut has an op executed. If ctx ends or closing is closed before, it
-// returns the reason, and whether the op may still be executed. In that case
-// the cleaner undoes it.
+// carryOut lets a sender execute an op. If ctx ends or closing is closed first,
+// it returns the reason, and reports whether the op may still be executed. The
+// cleaner undoes an op that may still be executed.
 func (d *Driver) carryOut(ctx context.Context, o *op, closing <-chan struct{}) (err error, doubt bool) {
 	if d.carryDirect(ctx, o) {
 		return nil, false
@@ -252,34 +252,35 @@ func (d *Driver) finish(o *op) {
 	}
 }
 
-// direct is the short way for a single caller, and for up to fewAtOnce callers
-// of a fair lock, which send their requests themselves. The way is open over a
-// recently answering connection of a client that the driver opened. Such a
-// client respects the end of a context wherever it waits for an answer, and
-// sends everything over one connection. If the caller leaves, the clean-up is
-// sent after the request over the same connection, so its result is final,
-// unless another connection was made in the meantime.
+// direct is the fast path for a single caller, and for up to fewAtOnce callers
+// of a fair lock. These callers send their requests themselves. The fast path
+// is open if the driver opened the client and the client's connection has
+// answered recently. Such a client honors the end of a context whenever it
+// waits for an answer, and sends everything over one connection. If the caller
+// leaves, the clean-up is sent after the request over the same connection, so
+// its result is final, unless another connection was made in the meantime.
 type direct struct {
-	busy     atomic.Int32 // ops in progress, by this way and any other
+	busy     atomic.Int32 // ops in progress, on the fast path or not
 	answered atomic.Int64 // when the last answered op was sent, on the driver's clock
 }
 
 const (
-	// trusted is how long after an answer a connection counts as answering.
+	// trusted is the time after an answer for which a connection counts as
+	// answering.
 	trusted = int64(time.Second)
 
-	// fewAtOnce is how many callers of a fair lock may use the short way at a
-	// time. These callers usually want one name, and requests for one name
-	// cannot be combined anyway.
+	// fewAtOnce is the maximum number of callers of a fair lock that may use
+	// the fast path at the same time. These callers usually want one name, and
+	// requests for one name cannot be combined anyway.
 	fewAtOnce = 3
 
-	// never replaces the time of the last answered op while the latest op has
-	// no answer.
+	// never is used in place of the time of the last answered op while the
+	// latest op has no answer.
 	never = math.MinInt64 / 2
 
 	// unordered is the order of requests that other requests may overtake.
-	// Requests of the same other order reach the server in the order in which
-	// they were sent.
+	// Requests that share any other order reach the server in the order in
+	// which they were sent.
 	unordered = 0
 )
 
@@ -291,7 +292,7 @@ func (d *Driver) order() uint64 {
 	return d.dialer.Made()
 }
 
-// carryDirect executes an op by the short way, if it is open.
+// carryDirect executes an op on the fast path, if it is open.
 func (d *Driver) carryDirect(ctx context.Context, o *op) bool {
 	if d.dialer == nil || d.cluster || d.options.WaitReplicas > 0 || d.life.Now()-d.direct.answered.Load() > trusted {
 		return false

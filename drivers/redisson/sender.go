@@ -16,7 +16,7 @@ import (
 const (
 	maxSenders = 4  // requests on their way at once, if ops are combined
 	maxOps     = 64 // in one request, which nothing can interrupt on the server
-	fewOps     = 32 // in one request, unless so many ops wait that more are needed
+	fewOps     = 32 // in one request, unless so many ops wait that larger requests are needed
 )
 
 // sender executes ops. On one server it combines the ops that arrive while
@@ -48,8 +48,8 @@ func (s *sender) add(o *op) {
 	s.wake()
 }
 
-// wake starts a goroutine that takes the ops in the queue, or fails them if the
-// driver has ended. It is called with mu held.
+// wake starts a goroutine that takes the ops in the queue. If the driver has
+// ended, wake fails the ops. It is called with mu held.
 func (s *sender) wake() {
 	switch {
 	case len(s.queue) == 0 || s.busy == maxSenders:
@@ -74,7 +74,7 @@ func (s *sender) run() {
 	defer func() { s.busy-- }()
 	for len(s.queue) > 0 {
 		b.ops = s.dequeue(b.ops[:0])
-		s.wake() // the rest needs another request
+		s.wake() // the remaining ops need another request
 		s.mu.Unlock()
 		s.send(&b)
 		runtime.Gosched() // let callers with answers try again, to make a larger request
@@ -181,7 +181,7 @@ type batch struct {
 }
 
 // termsOf returns the arguments that acquires in one request usually have in
-// common: see batch.lua.
+// common (see batch.lua).
 func (d *Driver) termsOf(o *op) (terms [5]string) {
 	terms[0], terms[1] = o.turn, redisdriver.TTLText(o.request.TTL)
 	if o.tokens > 0 {
@@ -194,7 +194,8 @@ func (d *Driver) termsOf(o *op) (terms [5]string) {
 }
 
 // fill builds the request of the batch script, with only the arguments that the
-// script cannot compute itself. It puts releases before acquires, in ops too.
+// script cannot compute itself. It puts releases before acquires, and reorders
+// ops accordingly.
 func (b *batch) fill(d *Driver) {
 	releases := 0
 	for i, o := range b.ops {

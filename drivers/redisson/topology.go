@@ -26,7 +26,7 @@ const (
 	topologyAge = 30 * time.Second
 )
 
-// topology knows which node of a cluster has which slots. It may be out of
+// topology records which node of a cluster has which slots. It may be out of
 // date, because it is used only to separate requests to different nodes and to
 // reach one node.
 type topology struct {
@@ -187,7 +187,7 @@ func readRange(address string, entry rueidis.RedisMessage) (r slotRange, err err
 	}
 	host, _ := primary[0].ToString()
 	switch host {
-	case "": // a node that does not know its own address is at the address where it was queried
+	case "": // a node that does not know its own address has the address at which it was queried
 		host, _, _ = net.SplitHostPort(address)
 	case "?":
 		return slotRange{first: uint16(first), last: uint16(last)}, nil
@@ -238,22 +238,23 @@ func addresses(client rueidis.Client) string {
 func (t *topology) Refresh(ctx context.Context) error { return t.refresh(ctx, topologyAge) }
 func (t *topology) Node(channel string) string        { return t.owner(slotOf(channel)) }
 
-// contended reports whether other clients wait, by the number of receivers of a
-// message, of which own belong to this driver. In a cluster the count of a
-// plain message covers only one node.
+// contended reports whether other clients wait. told is the number of receivers
+// of a message, and own is the number of them that belong to this driver. In a
+// cluster the count of a plain message covers only one node.
 func (d *Driver) contended(told int64, own int) bool {
 	return told > int64(own) || d.cluster && d.checked.pubSub != PubSubSharded
 }
 
-// setDatabase notes which database the client uses, since messages include it.
+// setDatabase records the database that the client uses, because messages
+// include it.
 func (d *Driver) setDatabase(n int) { d.label.Store(int32(n + 1)) }
 
 func (d *Driver) lineLabel() string { return redistopic.Label(int(d.label.Load())) }
 
 func (d *Driver) releaseMessage() string { return redistopic.ReleaseMessage(int(d.label.Load())) }
 
-// lookForDatabase finds out which database a client of the program uses. If the
-// query is not permitted, messages do not include the database.
+// lookForDatabase determines the database that the program's client uses. If
+// the query is not permitted, messages do not include the database.
 func (d *Driver) lookForDatabase(ctx context.Context) {
 	text, _ := d.do(ctx, d.client.B().ClientInfo().Build()).ToString()
 	_, value, _ := strings.Cut(text, " db=")

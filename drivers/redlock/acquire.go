@@ -12,8 +12,8 @@ import (
 	"github.com/go-dsync/dsync/internal/redistopic"
 )
 
-// longestVote bounds how long an attempt waits for a majority of the nodes; the
-// bound is half the TTL if that is shorter.
+// longestVote bounds the time for which an attempt waits for a majority of the
+// nodes. If half the TTL is shorter, that is the bound.
 const longestVote = 2500 * time.Millisecond
 
 // Acquire implements driver.Driver.
@@ -22,8 +22,8 @@ func (d *Driver) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, 
 }
 
 func (d *Driver) acquire(ctx context.Context, r *driver.Request) (*lease, error) {
-	// If the driver is listening to messages for the name, other clients want
-	// it, so try one node first, like a waiter.
+	// If the driver is listening to messages for the name, other clients
+	// probably want the name, so try one node first, as a waiter does.
 	var t *redistopic.Topic
 	first := d.firstNode(r.Name)
 	if !r.NoWait && !d.ears[first].Quiet() {
@@ -62,8 +62,7 @@ func isRefusal(err error) bool {
 		!errors.Is(err, context.DeadlineExceeded)
 }
 
-// askAll sends requests to all nodes that have not received one, or have
-// refused.
+// askAll sends a request to each node that has not received one or has refused.
 func (l *lease) askAll() {
 	l.Mu.Lock()
 	defer l.Mu.Unlock()
@@ -154,7 +153,8 @@ func (l *lease) outOfReach() error {
 	return fmt.Errorf("%w: too few nodes answered; the last error: %w", driver.ErrUnavailable, last)
 }
 
-// unfinished returns the error of an attempt that ended before its vote.
+// unfinished returns the error of an attempt that ended before its vote was
+// decided.
 func (l *lease) unfinished(why error) error {
 	l.Mu.Lock()
 	defer l.Mu.Unlock()
@@ -169,7 +169,7 @@ func (l *lease) unfinished(why error) error {
 }
 
 // stopWaiting stops waiting for nodes that are slower than a majority of the
-// others by more than patience.
+// others by more than the given patience.
 func (l *lease) stopWaiting(now, patience int64) {
 	l.Mu.Lock()
 	defer l.Mu.Unlock()
@@ -205,5 +205,5 @@ func (d *Driver) giveUp(ctx context.Context, l *lease, err error) error {
 	return fmt.Errorf("%w: %w", err, driver.ErrUnknown)
 }
 
-// drift returns how much clocks may differ after a TTL.
+// drift returns the possible difference between clocks after a TTL.
 func drift(ttl time.Duration) time.Duration { return ttl/100 + 2*time.Millisecond }

@@ -40,8 +40,8 @@ func (d *Driver) evalMajority(ctx context.Context, script *redisdriver.Script, n
 	return nil, err
 }
 
-// holder returns the value of a name that a majority of the nodes has, or "" if
-// there is no such value.
+// holder returns the value that a majority of the nodes has for a name, or ""
+// if there is no such value.
 func (d *Driver) holder(ctx context.Context, name string) (value string, ttl time.Duration, err error) {
 	answers, err := d.evalMajority(ctx, inspectScript, name)
 	if err != nil {
@@ -124,7 +124,8 @@ func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
 // is the channel, because redlock nodes are not in a cluster.
 var removedScript = redisdriver.NewScript("return redis.call('PUBLISH', KEYS[1], '')")
 
-// removalChannel returns a channel of no other name: a name has no NUL.
+// removalChannel returns a channel that no other name can have, because a name
+// has no NUL.
 func removalChannel(name string) string { return channel(name) + "\x00removed" }
 
 // WatchRemoval implements driver.RemovalWatcher. The channel has no waiters, so

@@ -15,14 +15,14 @@ import (
 	"github.com/go-dsync/dsync/internal/redisdriver"
 )
 
-// never is the time from which the answers of an unfit node count.
+// never is the time from which the answers of an unfit node would count.
 const never = int64(1<<63 - 1)
 
-// lookAgain is how often an unfit server is checked again, because it may have
-// become fit.
+// lookAgain is the interval at which an unfit server is checked again, because
+// it may have become fit.
 const lookAgain = time.Second
 
-// identity is a server as it identifies itself.
+// identity is the identity that a server reports.
 type identity struct {
 	run  string // changes at each start of the server
 	conn uint64 // the connection, by Dialer.Made
@@ -31,7 +31,7 @@ type identity struct {
 }
 
 // look queries the identity of the server behind the current connection, and
-// gives it the scripts. The node's goroutine calls it before any other request
+// loads the scripts. The node's goroutine calls it before any other request
 // over a new connection.
 func (n *node) look() error {
 	err := n.connect()

@@ -8,7 +8,7 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// tick is how often Close checks whether the nodes are done.
+// tick is the interval at which Close checks whether the nodes are done.
 const tick = 2 * time.Millisecond
 
 // Close implements driver.Driver.
@@ -24,7 +24,7 @@ func (d *Driver) Close(ctx context.Context) error {
 		n.end()
 		d.ears[i].end()
 	}
-	d.life.Finish(ctx, func() { // soon, because the connections are broken
+	d.life.Finish(ctx, func() { // this happens soon, because the connections are broken
 		for i, n := range d.nodes {
 			n.dialer.Wait()
 			d.ears[i].dialer.Wait()
@@ -36,7 +36,7 @@ func (d *Driver) Close(ctx context.Context) error {
 	return nil
 }
 
-// releaseAll requests the deletion of the values of all leases.
+// releaseAll requests the deletion of all leases' values.
 func (d *Driver) releaseAll() {
 	for _, l := range d.life.TakeAll() {
 		l.Mu.Lock()
@@ -45,9 +45,9 @@ func (d *Driver) releaseAll() {
 	}
 }
 
-// awaitNodes returns how many nodes were not done when ctx ended. It does not
-// wait for an unreachable minority: the locks are free without these nodes, and
-// their values expire.
+// awaitNodes returns the number of nodes that were not done when ctx ended. It
+// does not wait for an unreachable minority: the locks are free without these
+// nodes, and their values expire.
 func (d *Driver) awaitNodes(ctx context.Context) int {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

@@ -17,7 +17,7 @@ import (
 )
 
 // fight has drivers acquire and release the lock x, each so many times on
-// average, and returns how many times each driver held it.
+// average, and returns the number of times that each driver held it.
 func fight(tb testing.TB, drivers []*Driver, each int) []int {
 	tb.Helper()
 	return drivertest.Fight(tb, drivers, each, func() *driver.Request { return request("x") })
@@ -335,7 +335,7 @@ func TestWaitingWithFewerRights(t *testing.T) {
 }
 
 // TestCrowdBesideOneThatSendsNoMessages adds a client of another library to a
-// crowd, which polls the nodes and sends no messages about its releases.
+// crowd. That client polls the nodes and sends no messages about its releases.
 func TestCrowdBesideOneThatSendsNoMessages(t *testing.T) {
 	t.Parallel()
 	nodes := startNodes(t, 3)

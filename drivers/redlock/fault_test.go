@@ -176,7 +176,7 @@ func TestRenewalBringsARestartedNodeBack(t *testing.T) {
 	nodes := startNodes(t, 3)
 	d := openURL(t, "%s", nodes.url()+settled)
 	l := acquire(t, d, request("x"))
-	for i, s := range nodes { // one after the other loses all its data
+	for i, s := range nodes { // each node in turn loses all its data
 		s.Restart()
 		testenv.Eventually(t, func() bool {
 			if err := l.Renew(t.Context(), testTTL); err != nil && !errors.Is(err, driver.ErrUnknown) && !errors.Is(err, driver.ErrUnavailable) {

@@ -17,19 +17,19 @@ type lease struct {
 
 	driver  *Driver
 	request *driver.Request
-	value   string        // at the key of the lock, on the nodes with a grant
+	value   string        // value of the key of the lock, on the nodes with a grant
 	changed chan struct{} // receives an element when the goal may have been reached
 
 	redisdriver.Hold
 	votes    []vote
 	goal     goal
-	ttl      time.Duration // in requests to set the value
+	ttl      time.Duration // TTL in requests to set the value
 	sent     int64         // when the attempt began
 	removed  int           // nodes with a confirmed deletion of the value
 	missed   int           // nodes without the value, or with the value until its TTL ends
-	crowd    int           // how many other clients listened for the end of the hold
+	crowd    int           // number of other clients that listened for the end of the hold
 	outvoted bool          // the attempt ended because a majority refused
-	sealed   bool          // the one node refused because of a seal
+	sealed   bool          // the only node refused because of a seal
 	tells    bool          // the attempt was a hold, and waiters get a message about its end
 }
 
@@ -66,8 +66,8 @@ func (l *lease) end() int64 {
 	return l.Term.Over()
 }
 
-// tally counts the votes of an attempt: for, against, and pending votes that
-// may still arrive in time.
+// tally counts the votes of an attempt: the votes for it, the votes against it,
+// and the pending votes that may still arrive in time.
 func (l *lease) tally() (yes, no, pending int) {
 	for i := range l.votes {
 		v := &l.votes[i]
@@ -91,7 +91,7 @@ func (l *lease) denied() error {
 	return driver.ErrLocked
 }
 
-// aim sets the goal, and withdraws the wake-up for the previous one. The
+// aim sets the goal, and cancels a pending wake-up for the previous goal. The
 // caller holds Mu.
 func (l *lease) aim(at goal) {
 	l.goal = at
@@ -119,7 +119,7 @@ func (l *lease) check() {
 	}
 }
 
-// pass wakes a waiter.
+// pass wakes another waiter.
 func (l *lease) pass() {
 	select {
 	case l.changed <- struct{}{}:
@@ -127,7 +127,7 @@ func (l *lease) pass() {
 	}
 }
 
-// told reports whether the waiters' node has answered how many clients listen,
+// told reports whether the waiters' node has reported the number of listeners,
 // or is impaired. The caller holds Mu.
 func (l *lease) told() bool {
 	v := &l.votes[l.driver.firstNode(l.request.Name)]
@@ -159,7 +159,7 @@ func (l *lease) undo() {
 }
 
 // await waits until the goal is reached. It returns false if ctx ends, limit
-// passes (0: none) or stop is closed first.
+// passes (0 means no limit) or stop is closed first.
 func (l *lease) await(ctx context.Context, limit time.Duration, stop <-chan struct{}) bool {
 	select {
 	case <-l.changed:
@@ -215,8 +215,8 @@ func (l *lease) Release(ctx context.Context) error {
 	}
 }
 
-// expectOthers makes the driver listen for a while to a name that other clients
-// wait for, and note how many they are: see standBack.
+// expectOthers makes the driver listen for a while for a name that other
+// clients are waiting for, and record their number (see standBack).
 func (d *Driver) expectOthers(l *lease) {
 	l.Mu.Lock()
 	contended, crowd := l.Awaited, l.crowd
@@ -237,7 +237,7 @@ func (d *Driver) expectOthers(l *lease) {
 const maxCrowds = 1024
 
 // released returns the outcome of a release, if it is clear. Until the goal is
-// reached, it may be unknown whether waiters listen.
+// reached, the driver may not know whether waiters listen.
 func (l *lease) released(reached bool) (err error, done bool) {
 	l.Mu.Lock()
 	defer l.Mu.Unlock()

@@ -68,7 +68,7 @@ func (s servers) through(tb testing.TB) (link *wire.Wire, url string) {
 
 const settled = "?durable=true"
 
-// do sends a command to every node, and returns the answers.
+// do sends a command to every node, and returns all answers.
 func (s servers) do(args ...string) []any {
 	var answers []any
 	for _, server := range s {
@@ -77,7 +77,7 @@ func (s servers) do(args ...string) []any {
 	return answers
 }
 
-// commands returns how many times all nodes together ran each command.
+// commands returns the total number of times that the nodes ran each command.
 func (s servers) commands() map[string]int64 {
 	sum := make(map[string]int64)
 	for _, server := range s {
@@ -88,8 +88,8 @@ func (s servers) commands() map[string]int64 {
 	return sum
 }
 
-// counted returns how many times all nodes together ran each command while f
-// ran.
+// counted returns the total number of times that the nodes ran each command
+// while f ran.
 func (s servers) counted(f func(), commands ...string) map[string]int64 {
 	before := s.commands()
 	f()
@@ -113,7 +113,7 @@ func (e *events) Waiting()         { close(e.waiting) }
 func (e *events) Tokens() int      { return 1 }
 func (e *events) Lost(cause error) { e.lost <- cause }
 
-// request returns a request with a hold of its own.
+// request returns a request with its own hold.
 func request(name string) *driver.Request {
 	hold := fmt.Sprintf("00000000-0000-4000-8000-000000000000:%d", holds.Add(1))
 	return &driver.Request{Name: name, Hold: hold, Owner: "somebody", TTL: testTTL,
@@ -126,7 +126,7 @@ func noWait(name string) *driver.Request {
 	return r
 }
 
-// openURL opens a driver that is closed when the test ends, in good order.
+// openURL opens a driver that is closed gracefully when the test ends.
 func openURL(tb testing.TB, format string, args ...any) *Driver {
 	tb.Helper()
 	d, err := tryOpen(fmt.Sprintf(format, args...))

@@ -22,18 +22,20 @@ import (
 )
 
 const (
-	maxTasks   = 64   // in one batch
-	maxWeight  = 1024 // of one batch, so that an Acquire does not wait for thousands of renewals
+	maxTasks = 64 // in one batch
+	// weight of one batch, so that an Acquire does not wait for thousands of
+	// renewals
+	maxWeight  = 1024
 	maxBacklog = 1024 // votes that are handed to a node that is unlikely to answer
 	firstDown  = 10 * time.Millisecond
 	lastDown   = 500 * time.Millisecond
-	maxGhosts  = 10_000 // on one node; beyond that, the ghost that ends first is left to its TTL
+	maxGhosts  = 10_000 // on one node; beyond that, the ghost that ends first is left to expire
 )
 
 // task is one request to a node. Only the node's goroutine calls its methods.
 type task interface {
-	// command returns the request, or false if it is no longer needed or if the
-	// node does not count.
+	// command returns the request, or false if the request is no longer needed
+	// or the node does not count.
 	command(n *node, at int64) (rueidis.Completed, bool)
 
 	// answer handles the result. An error of kind NotSent means that the node
@@ -62,8 +64,8 @@ type reply struct {
 }
 
 // askEach sends a request to each node. It returns when all nodes have
-// answered, when the patience for the nodes behind a majority is over, or when
-// ctx ends.
+// answered, when a majority has answered and the patience for the other nodes
+// has ended, or when ctx ends.
 func (d *Driver) askEach(ctx context.Context, patience time.Duration, build func(b rueidis.Builder) rueidis.Completed) (replies []reply, err error) {
 	answers := make(chan reply, len(d.nodes))
 	take := func(n *node, result rueidis.RedisResult, err error) { answers <- reply{n, result, err, n.server.err} }
@@ -109,7 +111,7 @@ type node struct {
 	ghosts *cleaner.Cleaner[*ghost]
 
 	flight  atomic.Int64 // the time since which a batch is on its way, or 0
-	took    atomic.Int64 // how long the last answers were on their way
+	took    atomic.Int64 // the time that the last answers took
 	hung    atomic.Bool  // the node kept an answer waiting for too long, and has not answered since
 	trouble atomic.Bool  // the last attempt to reach the node failed
 	counts  atomic.Int64 // the time from which the answers of the node count: see check.go
@@ -119,10 +121,12 @@ type node struct {
 	working int // tasks in the batch on its way
 	closed  bool
 
-	// Of the goroutine.
-	client    rueidis.Client
-	commands  []rueidis.Completed
-	known     uint64 // the connection, by Dialer.Made, over which look has seen the server; 0: none
+	// Owned by the goroutine.
+	client   rueidis.Client
+	commands []rueidis.Completed
+	// the connection, as numbered by Dialer.Made, over which look has checked
+	// the server; 0: none
+	known     uint64
 	cleared   uint64 // the last connection from which no more requests can arrive
 	server    identity
 	lookedAt  int64
@@ -167,8 +171,8 @@ func (d *Driver) patience(least time.Duration) time.Duration {
 	return max(least, min(slowFactor*time.Duration(took[d.quorum-1]), longestVote/2))
 }
 
-// slowFactor is how many times as long as a majority of the nodes a slow node
-// takes.
+// slowFactor is the ratio of a slow node's answer time to that of a majority of
+// the nodes.
 const slowFactor = 8
 
 // add queues a task for execution, unless the driver is closed.
@@ -210,7 +214,7 @@ func forgetSoonest(ghosts []*ghost) int {
 	return slices.Index(ghosts, soonest)
 }
 
-// backlog returns how many tasks wait.
+// backlog returns the number of waiting tasks.
 func (n *node) backlog() int {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -273,7 +277,7 @@ func (n *node) dequeue(batch []task) []task {
 	defer n.mu.Unlock()
 	count := 0
 	for sum := 0; count < min(len(n.queue), maxTasks); count++ {
-		weight := 1 // how many leases the task is about
+		weight := 1 // the number of leases that the task is about
 		if r, ok := n.queue[count].(*renewal); ok {
 			weight = len(r.leases)
 		}
@@ -301,7 +305,7 @@ func (n *node) carryOut(batch []task) {
 	sent := batch[:0]
 	for _, t := range batch {
 		if c, ok := t.command(n, at); ok {
-			commands, sent = append(commands, c.Pin()), append(sent, t) // do may send it again
+			commands, sent = append(commands, c.Pin()), append(sent, t) // do may send the command again
 		}
 	}
 	n.commands = commands
@@ -370,7 +374,7 @@ func (n *node) transportError(results []rueidis.RedisResult) error {
 	return nil
 }
 
-// fail notes that the node is unreachable.
+// fail records that the node is unreachable.
 func (n *node) fail(err error) {
 	n.trouble.Store(true)
 	n.down = min(max(2*n.down, firstDown), lastDown)
@@ -406,7 +410,7 @@ func (n *node) leaveServer() {
 	n.driver.ears[n.index].dialer.Break()
 }
 
-// connect makes the client, which from then on makes connections when needed.
+// connect makes the client, which then connects when needed.
 func (n *node) connect() (err error) {
 	if n.client == nil {
 		n.client, err = rueidis.NewClient(n.option)
@@ -414,7 +418,7 @@ func (n *node) connect() (err error) {
 	return err
 }
 
-// of adds the node to an error.
+// of adds the name of the node to an error.
 func (n *node) of(err error) error { return fmt.Errorf("node %s: %w", n.address(), err) }
 
 func (g *ghost) command(n *node, at int64) (rueidis.Completed, bool) {
@@ -447,7 +451,8 @@ var (
 	takeScript    = lua("take")
 )
 
-// loads returns the commands that give a node the scripts that it runs by name.
+// loads returns the commands that load the scripts that a node later runs by
+// name.
 func (n *node) loads(b rueidis.Builder) rueidis.Commands {
 	loads := rueidis.Commands{releaseScript.Load(b), renewScript.Load(b)}
 	if n.driver.single() {

@@ -11,8 +11,8 @@
 //
 // The scheme redis-string and [NewSingle] lock on one server, in the form of
 // bsm/redislock, redsync with one node and SET NX PX. They exclude such
-// programs and move them to another backend, by drivers/migrate. New programs
-// should use drivers/redisson.
+// programs and can move their names to another backend with drivers/migrate.
+// New programs should use drivers/redisson.
 //
 // # Parameters
 //
@@ -73,8 +73,8 @@ const (
 	// drift of clocks.
 	minTTL = 20 * time.Millisecond
 
-	// defaultMaxTTL is the longest TTL by default, and how long a newly started
-	// node does not count.
+	// defaultMaxTTL is the longest TTL by default, and the time for which a
+	// newly started node does not count.
 	defaultMaxTTL = 30 * time.Second
 
 	// highestMaxTTL prevents overflow in sums of times.
@@ -88,16 +88,19 @@ const (
 // Options of a Driver. The zero value is ready to use. MaxTTL and Durable must
 // be the same for all clients of the nodes.
 type Options struct {
-	// MaxTTL is the longest TTL of any client, including other libraries'; the
-	// default is 30 s. A node started less than MaxTTL ago does not count.
+	// MaxTTL is the longest TTL of any client, including clients of other
+	// libraries. The default is 30 s. A node started less than MaxTTL ago does
+	// not count.
 	MaxTTL time.Duration
 
 	// Durable promises that no node ever forgets its answers (appendonly yes,
-	// appendfsync always, and an honest disk), so a node counts at once.
+	// appendfsync always, and an honest disk), so a node counts as soon as it
+	// has started.
 	Durable bool
 
-	// NodeTimeout is how long an undecided vote waits for the other nodes when
-	// a majority has answered; 50 ms if 0. It is longer while nodes are slow.
+	// NodeTimeout is the time for which an undecided vote waits for the other
+	// nodes after a majority has answered; 50 ms if 0. It is longer while nodes
+	// are slow.
 	NodeTimeout time.Duration
 
 	// AllowEviction accepts nodes that may evict keys, including held locks,
@@ -108,15 +111,17 @@ type Options struct {
 // Driver is a driver.Driver on N independent Redis servers.
 type Driver struct {
 	nodes   []*node
-	ears    []*ear // of the nodes
+	ears    []*ear // listeners, one per node
 	quorum  int
 	options Options
 
 	life *redisdriver.Life[lease, *lease]
 
-	mu     sync.Mutex
-	runs   []string       // of the nodes' servers
-	crowds map[string]int // by name: how many other clients waited at the driver's last release
+	mu   sync.Mutex
+	runs []string // ids of the nodes' servers
+	// by name: the number of other clients that waited at the driver's last
+	// release
+	crowds map[string]int
 }
 
 var (
@@ -168,7 +173,7 @@ func newDriver(nodes []rueidis.ClientOption, o *Options) (*Driver, error) {
 		d.ears = append(d.ears, newEar(d, option))
 	}
 	for _, n := range d.nodes {
-		d.life.Go(n.run) // until Close
+		d.life.Go(n.run) // runs until Close
 	}
 	return d, nil
 }

@@ -15,14 +15,14 @@ import (
 	"github.com/go-dsync/dsync/internal/redisdriver"
 )
 
-// maxRenewals is how many leases go into one request.
+// maxRenewals is the maximum number of leases in one request.
 const maxRenewals = 512
 
 // renewal renews leases for one TTL, on all nodes.
 type renewal struct {
 	driver *Driver
 	leases []*lease
-	terms  []redisdriver.Renewal // of the leases
+	terms  []redisdriver.Renewal // the terms of the leases
 	ttl    time.Duration
 	keys   []string
 	args   []string
@@ -33,7 +33,7 @@ type renewal struct {
 	yes, no []int8
 	pending int // nodes
 	ended   bool
-	err     error // of a node
+	err     error // error of a node
 	doubt   bool  // an answer is missing
 }
 
@@ -153,7 +153,7 @@ func (r *renewal) answer(n *node, result rueidis.RedisResult, err error) {
 	}
 }
 
-// noteAbsent notes the leases whose value a node no longer has.
+// noteAbsent records the leases whose value a node no longer has.
 func (r *renewal) noteAbsent(n *node, answers string) {
 	for i, l := range r.leases {
 		if answers[i] == '1' {
@@ -167,8 +167,8 @@ func (r *renewal) noteAbsent(n *node, answers string) {
 	}
 }
 
-// decided reports whether the missing answers do not matter. The caller holds
-// mu.
+// decided reports whether the outcome no longer depends on the missing answers.
+// The caller holds mu.
 func (r *renewal) decided() bool {
 	quorum, all := r.driver.quorum, len(r.driver.nodes)
 	for i := range r.leases {
@@ -216,8 +216,8 @@ func (r *renewal) outcome(ctx context.Context, i int, l *lease) error {
 }
 
 // rejoin makes nodes without the value, such as a restarted node, set the value
-// again. So a renewed hold survives a restart of all nodes, one after the
-// other. The caller holds Mu, after a majority has confirmed the hold.
+// again. So a renewed hold survives a restart of all nodes one after another.
+// The caller holds Mu, after a majority has confirmed the hold.
 func (l *lease) rejoin() {
 	for i := range l.votes {
 		v := &l.votes[i]

@@ -11,9 +11,9 @@ import (
 	"github.com/go-dsync/dsync/internal/redisdriver"
 )
 
-// Single is a driver.Driver on one Redis server, for the plain string lock of
-// many programs: Redlock on one node, whose names can be moved to another
-// backend (drivers/migrate).
+// Single is a driver.Driver on one Redis server, for the plain string lock that
+// many programs use. It is Redlock on one node, and its names can be moved to
+// another backend (drivers/migrate).
 type Single struct{ *Driver }
 
 var (
@@ -45,12 +45,12 @@ func isSealed(err error) bool {
 	return ok && strings.Contains(answer.Error(), "SEALED ")
 }
 
-// single reports whether there is only one node. A lock there is acquired by a
-// script, which reports a seal.
+// single reports whether there is only one node. On a single node a script
+// acquires the lock, because it can report a seal.
 func (d *Driver) single() bool { return len(d.nodes) == 1 }
 
-// Seal implements move.Sealer. The seal is another value of the lock, so
-// deletions with a comparison do not remove the seal.
+// Seal implements move.Sealer. The seal is a different value of the lock, so a
+// deletion that compares the value does not remove it.
 func (d *Single) Seal(ctx context.Context, held driver.Lease) error {
 	if d.options.AllowEviction {
 		return redisdriver.ErrEvicts

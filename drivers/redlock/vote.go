@@ -10,16 +10,16 @@ import (
 	"github.com/go-dsync/dsync/internal/redisdriver"
 )
 
-// vote is one node's part in a lease. All fields but lease and index are
-// guarded by lease.Mu. It has one request in progress at a time. A deletion
-// that overtakes the request for the value would find nothing, and the node
-// would stay taken for a whole TTL.
+// vote is the part of one node in a lease. All fields but lease and index are
+// guarded by lease.Mu. It has one request in progress at a time. If a deletion
+// overtook the request for the value, it would find nothing, and the node would
+// stay taken for a whole TTL.
 type vote struct {
 	lease *lease
 	index uint8
 	state state
-	// to the node since the last request; only once, because a second request
-	// would find the value of the first
+	// handed to the node since the last request; only once, because a second
+	// request would find the value of the first
 	handed bool
 	doubt  bool   // an unanswered request may have set the value, or may still set it
 	conn   uint64 // the connection of that request
@@ -29,7 +29,7 @@ type vote struct {
 	err    error  // why the node did not vote
 }
 
-// state is how far a vote has come.
+// state is the progress of a vote.
 type state uint8
 
 const (
@@ -45,7 +45,7 @@ const (
 
 func (v *vote) node() *node { return v.lease.driver.nodes[v.index] }
 
-// prepare readies the request to set the value. The caller holds lease.Mu.
+// prepare prepares the request to set the value. The caller holds lease.Mu.
 func (v *vote) prepare() {
 	v.state, v.err, v.handed = queued, nil, false
 	v.late = v.node().impaired()
@@ -109,8 +109,8 @@ func (v *vote) deletion(n *node) rueidis.Completed {
 	l := v.lease
 	onChannel := channel(l.request.Name)
 	if l.outvoted && !v.doubt {
-		// not the end of a hold: a message would make one waiter after the
-		// other try the same
+		// this is not the end of a hold, so a message would only make one
+		// waiter after another try without success
 		onChannel = ""
 	}
 	return releaseScript.Call([]string{l.request.Name}, l.value, onChannel).Command(n.client.B())
@@ -156,13 +156,13 @@ func (v *vote) answer(n *node, result rueidis.RedisResult, err error) {
 }
 
 // isOK reports whether the answer to a request to set the value means that the
-// node has it.
+// node has the value.
 func isOK(result rueidis.RedisResult) bool {
 	text, err := result.ToString()
 	return err == nil && text == "OK"
 }
 
-// fail notes that the node did not vote. The caller holds lease.Mu.
+// fail records that the node did not vote. The caller holds lease.Mu.
 func (v *vote) fail(err error) {
 	v.state, v.err = failed, refusal(err)
 	v.lease.check()
@@ -177,7 +177,7 @@ func (v *vote) counts() bool { return v.state == granted && v.err == nil }
 func (v *vote) undo() {
 	switch {
 	case v.state == granted, (v.state == failed || v.state == refused) && v.doubt:
-		// a refusal may be due to the value itself
+		// the refusal may be due to this attempt's own value
 		if v.state = deleting; !v.node().add(v) {
 			v.state = gone
 		}
@@ -234,7 +234,7 @@ func (v *vote) deleted(n *node, result rueidis.RedisResult, err error) bool {
 		l.removed++
 		l.Awaited = true
 	case err == nil, answered && errors.Is(refusal(err), fs.ErrPermission), expired:
-		l.missed++ // or must expire
+		l.missed++ // or the value must expire
 	default:
 		v.tried = v.tried || v.timely && !answered && !errors.As(err, new(redisdriver.NotSent))
 		return false
@@ -253,5 +253,5 @@ func (v *vote) abandon() {
 	l.check()
 }
 
-// channel returns the channel for messages about the ends of holds.
+// channel returns the channel for messages about the ends of holds of a name.
 func channel(name string) string { return "dsync_redlock:" + name }

@@ -32,8 +32,8 @@ func (d *Driver) attempt(r *driver.Request, number int) *lease {
 const attemptMark = "#"
 
 // wait tries one node again whenever the lock may have become free, and the
-// other nodes only if that node grants. crowd is how many other clients waited
-// when this client last held the lock.
+// other nodes only if that node grants. crowd is the number of other clients
+// that waited when this client last held the lock.
 func (d *Driver) wait(ctx context.Context, r *driver.Request, first int, t *redistopic.Topic, crowd int) (*lease, error) {
 	if t == nil {
 		t = d.ears[first].Join(channel(r.Name), 0)
@@ -69,7 +69,8 @@ func (d *Driver) wait(ctx context.Context, r *driver.Request, first int, t *redi
 		}
 		next := first
 		if polls {
-			next = (first + number) % len(d.nodes) // not always the same node: its key may be stale
+			// do not always use the same node, because its key may be stale
+			next = (first + number) % len(d.nodes)
 		}
 		number++
 		l := d.attempt(r, number)
@@ -89,9 +90,10 @@ func (d *Driver) wait(ctx context.Context, r *driver.Request, first int, t *redi
 	}
 }
 
-// standBack returns how long a client lets other clients try first if they have
-// waited since it last held the lock. Without this pause the same few clients
-// would repeatedly be granted the lock, because messages reach them first.
+// standBack returns the time for which a client lets other clients try first.
+// others is the number of clients that waited when it last held the lock.
+// Without this pause the same few clients would repeatedly be granted the lock,
+// because messages reach them first.
 func standBack(others int) time.Duration {
 	return min(time.Duration(max(others, 0))*standBackEach, longestStandBack)
 }
@@ -101,8 +103,8 @@ const (
 	longestStandBack = 30 * time.Millisecond
 )
 
-// crowd takes out how many other clients waited for the name at the last
-// release.
+// crowd returns, and forgets, the number of other clients that waited for the
+// name at the last release.
 func (d *Driver) crowd(name string) int {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -119,8 +121,8 @@ func (l *lease) hadValue() bool {
 	return l.removed > 0
 }
 
-// The pauses between polls: the lock may expire, or its holder's client may
-// send no message.
+// The pauses between polls. Waiters poll because the lock may expire, or its
+// holder's client may send no message.
 const (
 	firstPoll = 10 * time.Millisecond
 	lastPoll  = 150 * time.Millisecond
@@ -129,8 +131,8 @@ const (
 // jitter returns a time around d, to spread waiters that began together.
 func jitter(d time.Duration) time.Duration { return d/2 + rand.N(d) }
 
-// askOneThenAll sends a request to one node, or the next reachable one, and to
-// all other nodes if it grants.
+// askOneThenAll sends a request to one node, or the next reachable one, and, if
+// that node grants, to all other nodes.
 func (l *lease) askOneThenAll(ctx context.Context, first int) error {
 	d := l.driver
 	asked := false
@@ -219,15 +221,15 @@ func (d *Driver) firstNode(name string) int {
 	return first
 }
 
-// ear receives the messages of one node about the ends of holds, over a
-// separate connection. Only the time of the next poll depends on messages.
+// ear receives one node's messages about the ends of holds, over a separate
+// connection. Only the time of the next poll depends on messages.
 type ear struct {
 	*redistopic.Listener
 	option rueidis.ClientOption
 	dialer *redisdial.Dialer
 }
 
-// earBuffer is enough for some messages, which are small.
+// earBuffer is large enough for several of the small messages.
 const earBuffer = 4 << 10
 
 func newEar(d *Driver, o rueidis.ClientOption) *ear {
@@ -239,8 +241,8 @@ func newEar(d *Driver, o rueidis.ClientOption) *ear {
 	return e
 }
 
-// connect makes a client only for this connection, because a client for a node
-// that is down does not exist.
+// connect makes a client only for this connection, because there is no client
+// of a node that is down.
 func (e *ear) connect(string) (redistopic.Conn, bool) {
 	client, err := rueidis.NewClient(e.option)
 	if err != nil {

@@ -34,7 +34,7 @@ type Dialect struct {
 // The dialects.
 var (
 	MySQL = &Dialect{
-		name:   "mysql", // and MariaDB
+		name:   "mysql", // also MariaDB
 		micros: "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))",
 		insert: "INSERT IGNORE INTO %s (name, version, value, written) VALUES (?, ?, ?, %s)",
 		ddl:    "CREATE TABLE %s (name VARBINARY(1024) PRIMARY KEY, version BINARY(16) NOT NULL, written BIGINT NOT NULL, value MEDIUMBLOB NOT NULL) ENGINE=InnoDB ROW_FORMAT=DYNAMIC",
@@ -130,8 +130,8 @@ func (d *Dialect) missing(err error) bool {
 // refused reports whether the server has answered that it did not execute a
 // statement.
 func (d *Dialect) refused(err error) bool {
-	// Only numbers in these ranges are from the server. A proxy passes on those
-	// of its client library, from 2000, or has its own.
+	// Only numbers in these ranges are from the server. A proxy passes on the
+	// numbers of its client library, which start at 2000, or uses its own.
 	if n, ok := d.code(err).(int); ok && d == MySQL && (n < 1000 || n/1000 == 2 || n >= 5000) {
 		return false
 	}

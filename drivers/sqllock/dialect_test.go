@@ -113,7 +113,7 @@ func acquire(t *testing.T, d driver.Driver) error {
 }
 
 // TestErrorsOfWrites checks which errors leave the outcome of a write open, and
-// which last.
+// which errors are lasting.
 func TestErrorsOfWrites(t *testing.T) {
 	all := []error{driver.ErrUnknown, driver.ErrUnavailable, driver.ErrCredentials, fs.ErrPermission, errors.ErrUnsupported}
 	for _, test := range []struct {

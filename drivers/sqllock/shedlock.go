@@ -19,8 +19,8 @@ import (
 
 // NewShedLock returns a driver of a table of ShedLock, "shedlock" by default,
 // so that Go programs and Java programs exclude each other. It has exclusive
-// locks without tokens. The dialect is MySQL or PostgreSQL. New has the other
-// rules.
+// locks without tokens. The dialect is MySQL or PostgreSQL. In other respects
+// it is like New.
 func NewShedLock(ctx context.Context, db *sql.DB, dialect *Dialect, o *Options) (*cas.Driver, error) {
 	if dialect.later == "" {
 		return nil, fmt.Errorf("ShedLock's table in %s: %w", dialect.name, errors.ErrUnsupported)
@@ -40,8 +40,8 @@ func NewShedLock(ctx context.Context, db *sql.DB, dialect *Dialect, o *Options) 
 
 // shedlock is a cas.Store in a table of ShedLock. Each write sets locked_by to
 // a new text of the form "dsync NONCE HOLD TTL OWNER", which is the version of
-// the row. The version of a row that ShedLock wrote is its locked_by and
-// lock_until.
+// the row. The version of a row that ShedLock wrote consists of its locked_by
+// and lock_until.
 type shedlock struct{ store *store }
 
 // shedRecord is a value of cas.Options.Plain.
@@ -122,7 +122,7 @@ func shedParse(by string) (hold, owner string, ttl time.Duration) {
 	if len(fields) == 5 && fields[0] == "dsync" {
 		hold, err1 := url.PathUnescape(fields[2])
 		ttl, err2 := time.ParseDuration(fields[3])
-		if owner, err := url.PathUnescape(fields[4]); err == nil { // otherwise it was cut off
+		if owner, err := url.PathUnescape(fields[4]); err == nil { // otherwise the owner was cut off
 			fields[4] = owner
 		}
 		if err1 == nil && err2 == nil {
@@ -148,7 +148,9 @@ func (s shedlock) Write(ctx context.Context, name string, value []byte, version 
 		return s.set(ctx, name, version, "", "", 0)
 	}
 	h := r.Holds[0]
-	if h.Beat != r.Nonce { // only after the clock was set back, in which case the hold ends first
+	if h.Beat != r.Nonce {
+		// this happens only after the clock was set back, and then the hold
+		// ends first
 		return "", cas.ErrChanged
 	}
 	return s.set(ctx, name, version, h.Hold, h.Owner, h.TTL)

@@ -1,7 +1,7 @@
 // Package sqllock locks names in a table of MySQL, MariaDB, PostgreSQL or
 // SQLite, over database/sql. A lock is a lease by the server's clock. Package
 // [github.com/go-dsync/dsync/driver/cas] implements the driver: exclusive
-// locks, read-write locks and permits, granted in the order of the clients'
+// locks, read-write locks and permits, granted to clients in the order of their
 // arrival, with durable fencing tokens.
 //
 // The package creates no tables. It needs permission to select, insert, update
@@ -48,8 +48,8 @@
 // # Caveats
 //
 // All statements must reach the server that accepts writes. A replica that lags
-// and takes over may have forgotten the last locks. If the server's clock jumps
-// forward, holds end early.
+// and takes over may have forgotten the most recent locks. If the server's
+// clock jumps forward, holds end early.
 //
 // A name that was locked keeps its row, which holds its last token. If the row
 // is deleted, the tokens of the name start again. With Options.NoTokens a
@@ -66,7 +66,7 @@
 // processes that use the file must share. If this clock jumps forward, holds
 // end early. Give your own pool db.SetMaxOpenConns(1) and a busy timeout, as
 // URLs do. An SQLite statement is not canceled with its context, so the busy
-// timeout also bounds how long a call outlasts its context.
+// timeout also bounds the time by which a call can outlast its context.
 //
 // # ShedLock
 //
@@ -92,8 +92,10 @@ import (
 
 // Options are the optional settings of New.
 type Options struct {
-	Table    string        // "dsync_locks" or "shedlock" by default; letters, digits, _, and a dot after the schema
-	Poll     time.Duration // how often a waiting client checks; 100 ms by default
+	// "dsync_locks" or "shedlock" by default; letters, digits, _, and a dot
+	// after the schema
+	Table    string
+	Poll     time.Duration // the interval at which a waiting client checks; 100 ms by default
 	NoTokens bool          // no fencing tokens, and no rows of free names
 }
 

@@ -56,7 +56,8 @@ func (s *store) Read(ctx context.Context, name string) (e cas.Entry, err error) 
 	return e, s.sorted(err)
 }
 
-// repeat repeats a statement while it fails because of a conflicting statement.
+// repeat repeats a statement as long as it fails because of a conflicting
+// statement.
 func (s *store) repeat(ctx context.Context, send func() error) error {
 	for {
 		err := send()
@@ -131,7 +132,7 @@ func (s *store) exec(ctx context.Context, query string, args []any) (n int64, er
 	return n, err
 }
 
-// query calls each for each row.
+// query calls the function each for each row.
 func (s *store) query(ctx context.Context, query string, args []any, each func(row func(...any) error) error) error {
 	var pool interface {
 		QueryContext(context.Context, string, ...any) (*sql.Rows, error)
@@ -160,7 +161,7 @@ func (s *store) query(ctx context.Context, query string, args []any, each func(r
 // conn returns a connection and the context of a statement. An SQLite statement
 // is not canceled, because it ends by itself within the busy timeout and its
 // outcome is then known. SQLite drivers also leak a query that is canceled at
-// the wrong time, after which the connection reads old rows.
+// the wrong time, and the connection then continues to read old rows.
 func (s *store) conn(ctx context.Context) (context.Context, *sql.Conn, error) {
 	c, err := s.db.Conn(ctx)
 	if err != nil {
@@ -205,7 +206,7 @@ func (s *store) WriteAll(ctx context.Context, writes []*cas.Write) error {
 		return fmt.Errorf("%w: %v", driver.ErrUnknown, err)
 	}
 	for _, w := range writes {
-		if !written[w.Name] { // or changed since
+		if !written[w.Name] { // or changed in the meantime
 			w.Err = cas.ErrChanged
 		}
 	}
@@ -248,7 +249,7 @@ func (s *store) list(ctx context.Context, relation, from string) (entries []cas.
 	return entries, last, err
 }
 
-// sorted converts an error to one that package cas expects. A server that
+// sorted converts an error to an error that package cas expects. A server that
 // refuses a statement has not executed it.
 func (s *store) sorted(err error) error {
 	d, dial, unsent := s.dialect, new(net.OpError), unsentError{}

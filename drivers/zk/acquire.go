@@ -27,9 +27,9 @@ func (d *Driver) data(r *driver.Request) ([]byte, error) {
 	return text, err
 }
 
-// request is a call of Acquire as a state machine. Each state sends its request
-// or waits for its event, and returns the next state. The fields belong to the
-// goroutine of the call.
+// request is a call to Acquire, as a state machine. Each state sends its
+// request or waits for its event, and returns the next state. The fields belong
+// to the goroutine of the call.
 //
 //	state     the request                      ended by                           next
 //	boarding  waits for a session              a session                          asking, or looking without a claim: the rule's begin
@@ -46,7 +46,7 @@ func (d *Driver) data(r *driver.Request) ([]byte, error) {
 //	                                           somebody is before the claim       arming; NoWait: givingUp
 //	yielding  removes its permits              the answer                         looking
 //	arming    joins the queue, sets watches    no place in the queue yet          asking
-//	                                           a watch that a look has to follow  looking
+//	                                           a watch that a read must follow    looking
 //	                                           all watches are set                waiting
 //	waiting   sleeps                           an event, or 16 s                  looking
 //	entering  is granted                       the session lives                  done, with a hold
@@ -58,7 +58,7 @@ func (d *Driver) data(r *driver.Request) ([]byte, error) {
 type request struct {
 	caller // without a session before boarding
 	asked  *driver.Request
-	rule   *rule // the mode, decided once
+	rule   *rule // the rule of the mode
 	data   []byte
 	paths  int // bytes of the paths of all claims
 	state  state
@@ -67,16 +67,16 @@ type request struct {
 
 	// Of one session.
 	claim   *claim // the claim to be granted
-	queued  *claim // the place in the queue, where that is another node; nil without one
+	queued  *claim // the place in the queue, if that is a separate node; nil otherwise
 	asksFor *claim // claim or queued
 	sent    int64  // when the request was sent whose answer is the grant
-	failed  error  // the answer that finding follows
-	doubt   *ghost // the claim that may or may not be there
-	record  record // of the last look
+	failed  error  // the answer after which the state finding was entered
+	doubt   *ghost // the claim that may or may not exist
+	record  record // the record that the last read found
 	before  string // the node that the claim waits for, or ""
 	ahead   *watch // watches that node
-	limit   *watch // permits: of their limit, while in the queue
-	leases  *watch // permits: of all leases, while the first in the queue
+	limit   *watch // permits: a watch on their limit, while in the queue
+	leases  *watch // permits: a watch on all leases, while first in the queue
 	hold    *hold
 	err     error
 }
@@ -98,16 +98,19 @@ const (
 
 // rule describes how a mode affects a request.
 type rule struct {
-	part     string                 // of the path of the claim, below the node of the name
-	queues   bool                   // the place in the queue is a claim of its own
-	supports func(r *request) error // the error of an unsupported request; nil: all are supported
-	begin    func(r *request) state // asking, or looking first
+	part   string // of the path of the claim, below the node of the name
+	queues bool   // the place in the queue is a separate claim
+	// returns the error of an unsupported request; nil if all requests are
+	// supported
+	supports func(r *request) error
+	begin    func(r *request) state // returns the state asking, or a state that reads first
 	look     func(r *request) (next state, err error)
-	arm      func(r *request) (next state, err error) // prepares a wait: a place in the queue, watches
+	// prepares a wait by taking a place in the queue and setting watches
+	arm func(r *request) (next state, err error)
 }
 
-// rules has the rule of each mode. The requests of locks, of readers and of
-// writers differ only in the names of their nodes.
+// rules contains the rule of each mode. The requests of locks, of readers and
+// of writers differ only in the names of their nodes.
 var rules = [...]*rule{driver.Exclusive: &forLocks, driver.Read: &forLocks, driver.Write: &forLocks, driver.Permit: &forPermits}
 
 // Acquire implements driver.Driver.
@@ -246,8 +249,8 @@ func (r *request) ask() (state, error) {
 	return r.askAgain(), nil
 }
 
-// askAgain returns the state that requests the claim again, after no node was
-// created.
+// askAgain returns the state in which the claim is requested again because no
+// node was created.
 func (r *request) askAgain() state {
 	if r.asksFor.contained {
 		return asking
@@ -283,8 +286,8 @@ func (r *request) findClaim() (state, error) {
 	return r.askAgain(), err
 }
 
-// enter makes a granted claim a hold. It does not look at the caller's context:
-// if the context ends at the instant of the grant, the caller gets a lease.
+// enter makes a granted claim a hold. It does not check the caller's context,
+// so if the context ends at the instant of the grant, the caller gets a lease.
 func (r *request) enter() (state, error) {
 	s := r.session
 	d := s.driver
@@ -320,9 +323,10 @@ func (r *request) enter() (state, error) {
 	return done, nil
 }
 
-// giveUp gives the claims back, and decides which error the caller gets. Claims
-// on a session that has ended are gone with it. A session that Close ends takes
-// its claims along. Without an answer, claims are left to the cleaner.
+// giveUp gives the claims back, and decides which error the caller gets. If a
+// session has ended, its claims are gone too. If Close ends a session, the
+// claims end with it. If there is no answer, giveUp leaves the claims to the
+// cleaner.
 func (r *request) giveUp() state {
 	s, err := r.session, r.err
 	again := errors.Is(err, errOver) || errors.Is(err, errGone)

@@ -29,9 +29,9 @@ type standing struct {
 	gone  bool // since the listing
 }
 
-// holders returns how many contenders of a queue hold the name: the first, or
-// all Reads up to a contender that excludes them. A Curator Read with the
-// number of a writer belongs to the writer.
+// holders returns the number of contenders in a queue that hold the name: the
+// first, or all Reads up to a contender that excludes them. A Curator Read that
+// has the same number as a writer belongs to that writer.
 func holders(queue []standing) int {
 	for i, s := range queue {
 		if i > 0 && s.mode.Excludes(queue[0].mode) && (s.mode != driver.Read || s.seq != queue[0].seq) {
@@ -43,8 +43,8 @@ func holders(queue []standing) int {
 
 // Inspect implements driver.Inspector. Status.Since is the time when the holder
 // requested the lock, on the server's clock. Status.TTL is known if the first
-// holder belongs to this driver, and Token if all holders do. Contenders of
-// other libraries are named by their nodes.
+// holder belongs to this driver, and Token if all holders do. For contenders of
+// other libraries it returns the names of their nodes.
 func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error) {
 	var status driver.Status
 	err := d.call(ctx, func(c caller) (err error) {
@@ -123,7 +123,7 @@ func (c caller) contenders(dir string) (queue []standing, exists bool, err error
 	return inOrder(l.children), true, err
 }
 
-// inOrder returns the contenders among the children in their order.
+// inOrder returns the contenders among the children, in the order of the queue.
 func inOrder(children []string) (queue []standing) {
 	for _, child := range children {
 		if c, ok := contenderOf(child); ok {
@@ -178,7 +178,7 @@ func (c caller) readNode(dir string, one *standing) error {
 	return nil
 }
 
-// ownHold returns the hold of this driver with a node, or nil.
+// ownHold returns this driver's hold that has the node, or nil.
 func (d *Driver) ownHold(node string) *hold {
 	for _, s := range d.sessions.All() {
 		if h := s.find(node); h != nil && h.isHeld() == nil {
@@ -241,10 +241,9 @@ func (c caller) forceUnlock(dir string) error {
 	return err
 }
 
-// List implements driver.Lister. It goes through all nodes below the chroot
-// that can have names with the prefix, one after the other, and omits nodes
-// that the user must not read. Every server shows it all grants before the
-// call.
+// List implements driver.Lister. It visits, one after another, all nodes below
+// the chroot that can have names with the prefix. It omits nodes that the user
+// must not read. It sees all grants that precede the call, on every server.
 func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[string, error] {
 	return func(yield func(string, error) bool) {
 		err := d.call(ctx, func(c caller) error {
@@ -261,7 +260,7 @@ func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[string, erro
 	}
 }
 
-// walk is one call of List.
+// walk is one call to List.
 type walk struct {
 	d      *Driver
 	c      caller
@@ -276,9 +275,9 @@ func (w *walk) sync() error {
 	return err
 }
 
-// below yields the names at a node and below. Path is the path of the node
-// without the chroot, and name is the name that it stands for. GoOn is false
-// when the caller needs no more names.
+// below yields the names at a node and below it. path is the path of the node
+// without the chroot, and name is the name that the node represents. goOn is
+// false when the caller needs no more names.
 func (w *walk) below(path, name string) (goOn bool, err error) {
 	node := cmp.Or(w.d.options.Chroot+path, "/")
 	l, err := w.c.list(node)
@@ -311,7 +310,7 @@ func (w *walk) below(path, name string) (goOn bool, err error) {
 }
 
 // child continues with a child that is not a contender, if there can be names
-// with the prefix.
+// with the prefix below it.
 func (w *walk) child(path, name, child string) (goOn bool, err error) {
 	part, err := url.PathUnescape(child)
 	if err != nil || path == "" && w.d.options.Chroot == "" && child == "zookeeper" {
@@ -326,7 +325,7 @@ func (w *walk) child(path, name, child string) (goOn bool, err error) {
 	return w.below(path+"/"+child, part)
 }
 
-// nameWatch watches the contenders of a name, for all calls of Watch. It
+// nameWatch watches the contenders of a name, for all calls to Watch. It
 // outlives them until the server has reported the next change, because a watch
 // on the server cannot be withdrawn.
 type nameWatch struct {
@@ -335,10 +334,10 @@ type nameWatch struct {
 
 	// Guarded by Driver.watchMu.
 	calls map[*watcher]struct{}
-	armed bool // the server reports the next change
+	armed bool // the server will report the next change
 }
 
-// watcher is one call of Watch.
+// watcher is one call to Watch.
 type watcher struct{ changed func() }
 
 // Watch implements driver.Watcher. The server reports all contenders, including

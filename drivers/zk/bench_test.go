@@ -13,8 +13,8 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// The benchmarks compare with NewLock of go-zookeeper on the same server, in
-// turns: x-newlock is the speed of the driver relative to that.
+// The benchmarks compare the driver with NewLock of go-zookeeper on the same
+// server, in turns. x-newlock is the speed of the driver relative to NewLock.
 
 func ours(tb testing.TB, s *testenv.ZooKeeperServer) drivertest.Locker {
 	return drivertest.LockerOf(tb, openURL(tb, "zk://%s", s.Addr))

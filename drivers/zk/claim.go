@@ -18,27 +18,27 @@ import (
 
 // claim is the set of nodes that a request has on the server: one node, or one
 // for each permit, created by one transaction with consecutive numbers. Before
-// the grant the fields belong to the request, and to the cleaner once the claim
-// is a ghost.
+// the grant the fields belong to the request. Once the claim is a ghost, they
+// belong to the cleaner.
 type claim struct {
 	session   *session
 	dir       string
 	infix     string // in the names of the nodes
 	mode      driver.Mode
 	count     int
-	contained bool // dir is in the container that is the node of the name
+	contained bool // dir is inside the container that is the node of the name
 
 	prefix string // of the names of the nodes
-	node   string // the path of the first; "" if none is known
-	seq    int32  // of the first
+	node   string // the path of the first node; "" if none is known
+	seq    int32  // number of the first node
 
 	// Guarded by session.mu once there is a hold.
-	ours    bool // the node of the name is removed with the claim, as far as the last look showed
-	crowded bool // the request waited, or reads beside others
+	ours    bool // the node of the name is removed with the claim, as far as the last read showed
+	crowded bool // the request waited, or it reads together with others
 }
 
-// size returns how many bytes the paths of the nodes take in the transaction
-// that ends their session.
+// size returns the number of bytes that the paths of the nodes occupy in the
+// transaction that ends their session.
 func (q *claim) size() int { return q.count * pathSize(q.dir, prefixSize(q.infix)) }
 
 // sendCreate requests the nodes, and also the node of the name if q.ours is
@@ -51,14 +51,14 @@ func (q *claim) sendCreate(data []byte) <-chan reply[string] {
 	return send(q.session, func(c *gozk.Conn) (string, error) {
 		node, err := make(c, data)
 		if err == nil && !strings.HasPrefix(node, q.dir+"/"+q.prefix) {
-			return "", errAnswer // such an answer cannot be right: the request looks for the node
+			return "", errAnswer // such an answer cannot be correct, so the request searches for the node
 		}
 		return node, err
 	})
 }
 
-// create makes the nodes if the node of the name exists. The first one has the
-// data, and their numbers are consecutive.
+// create makes the nodes if the node of the name exists. The first node has the
+// data, and the numbers of the nodes are consecutive.
 func (q *claim) create(c *gozk.Conn, data []byte) (string, error) {
 	acl := q.session.driver.options.ACL
 	if q.count == 1 {
@@ -113,7 +113,7 @@ func (q *claim) made(node string) error {
 	q.node = node
 	child := node[len(q.dir)+1:]
 	own, ok := contenderOf(child)
-	if !ok { // the server is no ZooKeeper
+	if !ok { // the server is not a ZooKeeper server
 		return fmt.Errorf("the server called the node %q", child)
 	}
 	if q.seq = own.seq; own.seq < 0 || int(own.seq)+q.count-1 >= math.MaxInt32 {
@@ -171,7 +171,7 @@ func (q *claim) giveBack(c caller, err error) error {
 		q.removeNameNode()
 		return err
 	case errors.Is(failed, errOver):
-		return err // the nodes went with the session
+		return err // the nodes ended with the session
 	case errors.Is(failed, errStopping):
 		q.session.leaveToClose(q)
 		return driver.ErrClosed
@@ -183,10 +183,10 @@ func (q *claim) giveBack(c caller, err error) error {
 	return errors.Join(driver.ErrUnknown, err)
 }
 
-// sendRemove requests the removal of the nodes. With the last node of a name,
-// it also requests the removal of the name's node, if a driver made it. If
-// other clients are likely to wait or read, the nodes go first, which wakes the
-// waiters, and removeNameNode does the rest.
+// sendRemove requests the removal of the nodes. If they are the last nodes of
+// the name, it also requests the removal of the name's node, provided that a
+// driver made it. If other clients are likely to wait or read, the nodes go
+// first, which wakes the waiters, and removeNameNode does the rest.
 func (q *claim) sendRemove() <-chan reply[struct{}] {
 	s := q.session
 	crowded := s.driver.nameNodes.isCrowded(q.dir, s.driver.now())
@@ -206,7 +206,7 @@ func (q *claim) sendRemove() <-chan reply[struct{}] {
 }
 
 // removeNodes removes the nodes, all in one step. If another client has removed
-// one of them, the others are removed one after the other.
+// one of them, the others are removed one after another.
 func (q *claim) removeNodes(c *gozk.Conn) (struct{}, error) {
 	if q.count == 1 {
 		return removeOwn(c, q.node)
@@ -227,9 +227,9 @@ func (q *claim) removeNodes(c *gozk.Conn) (struct{}, error) {
 	return struct{}{}, err
 }
 
-// removeBoth removes the node and the node of the name, or only the node if
-// there are others by now. The server writes a refusal to its log like a
-// transaction, so the waiters are woken after two writes. The next release of
+// removeBoth removes the node and the node of the name, or only the node if the
+// name now has other nodes. The server logs a refusal like a transaction, so in
+// the latter case it wakes the waiters after two writes. The next release of
 // the name then expects other clients.
 func (q *claim) removeBoth(c *gozk.Conn) (struct{}, error) {
 	s := q.session
@@ -251,8 +251,8 @@ func (q *claim) removeBoth(c *gozk.Conn) (struct{}, error) {
 
 // removeNameNode removes the node of the name in the background, after the
 // nodes of the claim, if a driver made the node of the name and no child is
-// left. No caller waits for the answer: the next holder of the name tries
-// again. Releases in quick succession share a look.
+// left. No caller waits for the answer, because the next holder of the name
+// tries again. Releases in quick succession share one read.
 func (q *claim) removeNameNode() {
 	s, dir := q.session, q.dir
 	d := s.driver
@@ -267,8 +267,8 @@ func (q *claim) removeNameNode() {
 		return
 	}
 	d.life.Go(func() { // ends when the session ends
-		// Woken waiters come first, because they look and the server handles
-		// one request after the other.
+		// Woken waiters come first, because they read the queue and the server
+		// handles one request after another.
 		awake := d.life.Sleep(s.online, removeAfter)
 		s.mu.Lock()
 		delete(s.removing, dir)
@@ -280,8 +280,8 @@ func (q *claim) removeNameNode() {
 }
 
 // removeEmpty removes the node of a name that a driver made and that has no
-// contenders. It looks first, because the server writes a refused deletion to
-// its log, but not a look.
+// contenders. It reads the node first, because the server writes refused
+// deletions to its log, but not reads.
 func (d *Driver) removeEmpty(c *gozk.Conn, dir string) error {
 	exists, stat, err := c.Exists(dir)
 	if err != nil || exists && (stat.NumChildren > 0 || !isOurMake(stat)) {
@@ -322,7 +322,7 @@ func (c caller) makeAbove(node string) error {
 }
 
 // ensure makes a node unless there is one. The node is a container, which the
-// server removes when it is empty, or a persistent node if stays is set.
+// server removes when it is empty, or, if stays is set, a persistent node.
 func (d *Driver) ensure(c *gozk.Conn, path string, stays bool) error {
 	if exists, _, err := c.Exists(path); exists || err != nil {
 		return err
@@ -348,17 +348,18 @@ const (
 //
 // A known node is gone when the server has removed it, or answers that there is
 // none. A node whose creation got no answer may still appear, from a server
-// that was frozen. The cleaner then looks again at growing intervals, and the
+// that was frozen. The cleaner then checks again at growing intervals, and the
 // session accepts no more locks. So the session, and the node with it, ends as
-// soon as the last of its locks ends. Ghosts are bounded by the requests that
-// fail while a session lasts.
+// soon as the last of its locks ends. The number of ghosts is bounded by the
+// number of requests that fail while a session lasts.
 type ghost struct {
 	cleaner.Ghost
-	claim   *claim
-	hold    *hold                // of the claim, if it was granted
-	leaves  bool                 // the hold is still a user of the session
-	late    <-chan reply[string] // to the request for the claim, if the answer may still come
-	refused bool                 // the server refuses to remove the nodes
+	claim  *claim
+	hold   *hold // the hold of the claim, if it was granted
+	leaves bool  // the hold is still a user of the session
+	// receives the answer to the request for the claim, if it may still arrive
+	late    <-chan reply[string]
+	refused bool // the server refuses to remove the nodes
 }
 
 // newCleaner returns the cleaner that ends ghosts.
@@ -377,12 +378,13 @@ func haunt(g *ghost) {
 	s.driver.ghosts.Add(g)
 }
 
-// endGhost tries once, and reports whether the ghost is gone permanently.
+// endGhost makes one attempt, and reports whether the ghost is gone
+// permanently.
 func (d *Driver) endGhost(g *ghost) bool {
 	ctx, cancel := d.background(attemptFor)
 	defer cancel()
 	s := g.claim.session
-	settled := s.IsDead() || g.remove(caller{session: s, ctx: ctx}) // the nodes go with the session
+	settled := s.IsDead() || g.remove(caller{session: s, ctx: ctx}) // the nodes end with the session
 	if !settled && g.refused && time.Since(g.Added) > retireAfter {
 		s.Retire()
 		if g.leaves {
@@ -400,9 +402,9 @@ func (d *Driver) endGhost(g *ghost) bool {
 	return settled
 }
 
-// remove tries once to remove the claim of a ghost, and reports whether it is
-// gone permanently. If a claim without an answer does not appear for some time,
-// the session ends with its last lock.
+// remove makes one attempt to remove the claim of a ghost, and reports whether
+// it is gone permanently. If a claim without an answer does not appear for some
+// time, the session ends with its last lock.
 func (g *ghost) remove(c caller) bool {
 	q := g.claim
 	if g.late != nil {
@@ -412,7 +414,7 @@ func (g *ghost) remove(c caller) bool {
 		}
 		g.late = nil
 		if isAnswer(err) && err != nil {
-			return true // nothing was made
+			return true // no node was made
 		}
 		q.node = node // "" after an error
 	}
@@ -448,8 +450,8 @@ func (g *ghost) remove(c caller) bool {
 	return true
 }
 
-// pathSize returns how many bytes the path of a node below dir takes in the
-// transaction that ends its session.
+// pathSize returns the number of bytes that the path of a node below dir
+// occupies in the transaction that ends its session.
 func pathSize(dir string, prefix int) int { return len(dir) + 1 + prefix + seqDigits + pathExtra }
 
 func prefixSize(infix string) int { return len(guidPrefix) + 2*guidSize + 1 + len(infix) }

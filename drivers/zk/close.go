@@ -53,9 +53,8 @@ func (d *Driver) Close(ctx context.Context) error {
 }
 
 // tidy removes the nodes of the session, and leaves some of the time for the
-// end of the session itself. Nodes that a release is removing stay, and so do
-// all nodes that are left when ctx ends, because they disappear with the
-// session.
+// end of the session itself. It leaves nodes that a release is removing, and
+// all nodes that remain when ctx ends, because they disappear with the session.
 func (s *session) tidy(ctx context.Context) {
 	if deadline, ok := ctx.Deadline(); ok {
 		var cancel context.CancelFunc
@@ -75,8 +74,8 @@ func (s *session) tidy(ctx context.Context) {
 		}
 	}
 	if len(nodes) == 0 && s.Err() == nil {
-		// the request to end the session is sent once, so its connection must
-		// work
+		// the request to end the session is sent once, so the connection must
+		// be working
 		_, _ = query(c, func(c *gozk.Conn) (bool, error) {
 			exists, _, err := c.Exists("/")
 			return exists, err
@@ -155,7 +154,7 @@ func (s *session) removeTogether(c caller, some []unwanted) bool {
 	last := ""
 	for _, u := range some {
 		nodes = append(nodes, &gozk.DeleteRequest{Path: u.node, Version: -1})
-		if u.ours && u.dir != last { // two Reads may have a name
+		if u.ours && u.dir != last { // two Reads may have the same name
 			dirs = append(dirs, &gozk.DeleteRequest{Path: u.dir, Version: ourVersion})
 			last = u.dir
 		}
@@ -178,9 +177,9 @@ func (s *session) removeTogether(c caller, some []unwanted) bool {
 	return true
 }
 
-// awaitEnd waits until the servers have ended the session, and
-// reports whether that is the case. A session that started again under another
-// leader may last longer.
+// awaitEnd waits until the servers have ended the session, and reports whether
+// they have ended it. A session that started again under another leader may
+// last longer.
 func (s *session) awaitEnd(ctx context.Context) bool {
 	d := s.driver
 	if s.gone.Load() || s.End.At() == 0 {

@@ -152,7 +152,7 @@ func setQuota(tb testing.TB, c *gozk.Conn, path string, nodes int) {
 	}
 }
 
-// create makes a node unless it is there.
+// create makes a node unless it exists.
 func create(tb testing.TB, c *gozk.Conn, path, value string) {
 	tb.Helper()
 	if _, err := c.Create(path, []byte(value), 0, gozk.WorldACL(gozk.PermAll)); err != nil && err != gozk.ErrNodeExists {

@@ -84,8 +84,8 @@ type listed struct {
 
 func (l *listed) handle(list listing, err error) { l.listing, l.err, l.calls = list, err, l.calls+1 }
 
-// TestDirectRequests sends requests that bypass the library beside a request of
-// its own. The answers come in pieces of all sizes.
+// TestDirectRequests sends requests that bypass the library together with one
+// of the library's own requests. The answers come in pieces of all sizes.
 func TestDirectRequests(t *testing.T) {
 	stat := gozk.Stat{Czxid: 1, Mzxid: 2, Ctime: 3, Mtime: 4, Version: 5, Cversion: 6, Aversion: 7, EphemeralOwner: 8, DataLength: 9, NumChildren: 2, Pzxid: 10}
 	const one, two, three = firstDirect + 1, firstDirect + 2, firstDirect + 3

@@ -96,7 +96,7 @@ func use(h *history.History, c *dsync.Client, label, name string) bool {
 	return true
 }
 
-// leader returns the leader of an ensemble, and one of the others.
+// leader returns the leader of an ensemble, and one of the other servers.
 func leader(tb testing.TB, servers []*testenv.ZooKeeperServer) (leads, follows *testenv.ZooKeeperServer) {
 	tb.Helper()
 	for _, s := range servers {

@@ -22,7 +22,8 @@ var (
 	errSealShared  = fmt.Errorf("a hold of the mode Read or Permit does not become a seal: %w", errors.ErrUnsupported)
 	errMarkPermits = fmt.Errorf("permits have no tokens to mark: %w", errors.ErrUnsupported)
 	// errLastNumber: the server has counted 2^31 children of a node. It gives
-	// the last number to each additional child, so there is no first one.
+	// the last number to each additional child, so none of these children is
+	// the first.
 	errLastNumber  = errors.New("no sequence numbers are left below a node; delete it when no client uses it")
 	errLongRequest = fmt.Errorf("owner and note take more than %d bytes", maxData)
 )
@@ -51,8 +52,8 @@ type serverError struct {
 // errorCode is the meaning of a server error.
 type errorCode struct {
 	name    string
-	kind    error // ErrUnavailable: the request may be repeated later
-	refused bool  // nothing was done
+	kind    error // ErrUnavailable if the request may be repeated later
+	refused bool  // the request was not carried out
 }
 
 const throttled = -127
@@ -93,8 +94,8 @@ func errorOf(code int32) error {
 }
 
 // Errors of the server for which the library has no names. UNKNOWNSESSION is
-// one of them: the session ended while the server worked on the request. The
-// end of the session follows, as after ErrSessionExpired.
+// one of them: the session ended while the server was working on the request.
+// The end of the session follows, as after ErrSessionExpired.
 const (
 	withoutName    = "unknown error: "
 	unknownSession = -12
@@ -164,8 +165,8 @@ type undecided struct{ error }
 func (e undecided) Unwrap() error { return e.error }
 
 // explain converts the error that ended the work of a call into the error of
-// the call. Only explain does so. An error that comes neither from a server nor
-// from the wait for a server stays as it is.
+// the call. No other function does this. It leaves an error unchanged if the
+// error comes neither from a server nor from the wait for a server.
 func (c caller) explain(err error) error {
 	var open undecided
 	switch {

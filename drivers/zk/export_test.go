@@ -5,14 +5,15 @@ import "time"
 // CheckAfter sets the age at which a hold gets a watch on its own node.
 func (d *Driver) CheckAfter(age time.Duration) { d.checkAfter.Store(int64(age)) }
 
-// NudgeAfter sets how long a server may be silent before it gets a nudge.
+// NudgeAfter sets the time for which a server may be silent before it gets a
+// nudge.
 func (d *Driver) NudgeAfter(quiet time.Duration) { d.nudgeAfter.Store(int64(quiet)) }
 
-// HangAfter sets how long a nudge may stay unanswered.
+// HangAfter sets the time for which a nudge may stay unanswered.
 func (d *Driver) HangAfter(silent time.Duration) { d.hangAfter.Store(int64(silent)) }
 
-// Direct returns how many requests bypassed the library on the present
-// connections.
+// Direct returns the number of requests that bypassed the library on the
+// present connections.
 func (d *Driver) Direct() int {
 	n := 0
 	for _, s := range d.sessions.All() {
@@ -44,11 +45,11 @@ func (d *Driver) Underway() int {
 // NextSet makes the next change of a latch begin another set of ids.
 func (d *Driver) NextSet() { d.changes.begun -= int64(knownFor) }
 
-// KeepSetsFor sets how old a set of ids is when it is removed.
+// KeepSetsFor sets the age at which a set of ids is removed.
 func (d *Driver) KeepSetsFor(age time.Duration) { d.changes.keptFor = age }
 
-// MaxPaths sets how many bytes the paths of the nodes of a session may have. It
-// must be called before the first request.
+// MaxPaths sets the number of bytes that the paths of a session's nodes may
+// have. It must be called before the first request.
 func (d *Driver) MaxPaths(n int) { d.sessions.MaxLoad = n }
 
 // PasswordsEvery sets how often a session that begins later looks for further

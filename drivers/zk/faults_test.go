@@ -131,7 +131,7 @@ func TestAnswerLost(t *testing.T) {
 		trap := link.LoseReply("-lock-")
 		w := begin(a, request("a"))
 		<-trap
-		if cuts == 2 { // the second while it looks for the node
+		if cuts == 2 { // the second while it searches for the node
 			select {
 			case <-link.LoseReply("/a"):
 			case <-w.Done:
@@ -388,7 +388,7 @@ func halfOpen(tb testing.TB, s *testenv.ZooKeeperServer, ttl time.Duration) (d *
 }
 
 // TestConnectionsThatHang checks that calls, waiters and Close soon use a new
-// connection, whatever the TTL is.
+// connection, regardless of the TTL.
 func TestConnectionsThatHang(t *testing.T) {
 	const ttl, soon = time.Minute, 20 * time.Second // the bound is 5 s, on a machine that is not busy
 	s := testenv.ZooKeeper(t)

@@ -21,9 +21,9 @@ const (
 )
 
 // infixes are the parts of contenders' names before the sequence number that
-// show the mode. Curator's infixes come first, by mode; the driver uses them
-// too. The infixes of kazoo, and of Curator's LeaderLatch, follow. The infix of
-// Permit is in the names of leases.
+// show the mode. Curator's infixes come first, in the order of the modes, and
+// the driver uses them too. The infixes of kazoo, and of Curator's LeaderLatch,
+// follow. The infix of Permit is in the names of leases.
 var infixes = [...]struct {
 	text string
 	mode driver.Mode
@@ -74,8 +74,8 @@ func encode(chroot, name string) string {
 	return string(b)
 }
 
-// appendPart appends one part of a path. Top is set for the first part of a
-// whole path, where "zookeeper" is reserved.
+// appendPart appends a part of a path. top is set for the first part of a whole
+// path, where "zookeeper" is reserved.
 func appendPart(b []byte, part string, top bool) []byte {
 	if part == "." || part == ".." {
 		return append(b, strings.ReplaceAll(part, ".", "%2E")...)
@@ -113,7 +113,7 @@ func allowed(r rune) bool {
 	case r < 0x20, 0x7f <= r && r <= 0x9f, 0xd800 <= r && r <= 0xf8ff, 0xfff0 <= r && r <= 0xffff:
 		return false
 	}
-	return r <= 0xffff // the server looks at UTF-16, and finds surrogates in the others
+	return r <= 0xffff // the server checks UTF-16, and finds surrogates in the others
 }
 
 func checkChroot(path string) error {
@@ -142,8 +142,8 @@ type contender struct {
 	seq   int32
 }
 
-// contenderOf returns the contender that a child is, for any library. A mark is
-// not a contender, nor is the node that a mark leaves behind.
+// contenderOf returns the contender of any library that a child represents.
+// Neither a mark nor the node that a mark leaves behind is a contender.
 func contenderOf(child string) (c contender, ok bool) {
 	if isBase(child) {
 		return contender{}, false
@@ -167,11 +167,11 @@ func contenderOf(child string) (c contender, ok bool) {
 	return contender{}, false
 }
 
-// before reports whether a contender comes before another. The driver has no
-// nodes with the largest number or negative ones (errLastNumber); such nodes of
-// other libraries come last. A Curator thread with the write lock acquires the
-// read lock by a node with the number of its writer. Other equal numbers were
-// made by hand.
+// before reports whether a contender comes before another one. The driver has
+// no nodes with the largest number or negative ones (errLastNumber); such nodes
+// of other libraries come last. If a Curator thread with the write lock
+// acquires the read lock, it makes a node with the number of its writer's node.
+// Otherwise, equal numbers occur only if nodes were made by hand.
 func (c contender) before(other contender) bool {
 	switch {
 	case c.seq != other.seq:
@@ -204,7 +204,7 @@ func newPrefix(infix string) string {
 }
 
 // sibling returns the path of a node that was made together with another node,
-// i nodes later.
+// and is i nodes after it.
 func sibling(node string, i int) string {
 	if i == 0 {
 		return node
@@ -218,8 +218,8 @@ func sibling(node string, i int) string {
 // sequence writes a sequence number as the server does.
 func sequence(n int32) string { return fmt.Sprintf("%0*d", seqDigits, n) }
 
-// nameNodes remembers the nodes of names: the parents of the nodes of
-// contenders.
+// nameNodes remembers the nodes of names, which are the parents of the
+// contenders' nodes.
 type nameNodes struct {
 	mu    sync.Mutex
 	known map[string]nameNode
@@ -228,7 +228,7 @@ type nameNodes struct {
 // nameNode is the known state of a name's node.
 type nameNode struct {
 	there   bool  // the node existed when last seen, so no call tries to create it
-	crowded int64 // until then other clients are likely to wait for the name
+	crowded int64 // the time until which other clients are likely to wait for the name
 }
 
 const maxNameNodes = 4096
@@ -263,7 +263,7 @@ func (ns *nameNodes) remove(dir string) {
 }
 
 // crowd records that other clients waited for a name, or that a caller of this
-// driver waited for them.
+// driver waited for other clients.
 func (ns *nameNodes) crowd(dir string, until int64) {
 	ns.change(dir, func(n nameNode) nameNode { n.crowded = until; return n })
 }
@@ -285,7 +285,7 @@ const (
 	basePrefix = "dsync-base-" // the same without a mark
 
 	// Libraries that treat every child as a contender see the child as the last
-	// one.
+	// contender.
 	baseSuffix = "-lock-2147483647"
 )
 
@@ -299,7 +299,7 @@ type record struct {
 
 	marked bool
 	base   uint64 // added to the tokens
-	child  string // with the base, if there is one
+	child  string // the child with the base, if there is one
 }
 
 func sealName(last uint64, node string) string {
@@ -357,8 +357,7 @@ func isBase(child string) bool {
 	return strings.HasSuffix(child, baseSuffix) && (strings.HasPrefix(child, markPrefix) || strings.HasPrefix(child, basePrefix))
 }
 
-// looseName returns the name of the seal of a record with another id, or with
-// its first id.
+// looseName returns the name that the seal of the record has with the given id.
 func (r record) looseName(id string) string {
 	return sealPrefix + strconv.FormatUint(r.last, 10) + "-" + hex.EncodeToString([]byte(id)) + "-" + withoutGUID(r.seal)
 }

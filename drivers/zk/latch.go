@@ -17,8 +17,8 @@ import (
 
 var _ driver.Latcher = (*Driver)(nil)
 
-// Latches are below their own node in the chroot. No name is stored there,
-// because a percent sign in a name becomes %25.
+// Latches are stored below a separate node in the chroot. No name is stored
+// there, because a percent sign in a name becomes %25.
 const (
 	latchesPart = "/%latches"
 	changesPart = "/%changes"
@@ -30,16 +30,16 @@ const (
 // only the end. The child is named after the change that set the latch, so no
 // request affects a later latch of the name.
 //
-// At 0 the latch has ended. The first client that sees this removes the nodes:
-// the client of the last count-down or, if that client has died, the client of
-// the next request.
+// When the count reaches 0, the latch has ended. The first client that sees
+// this removes the nodes. It is the client of the last count-down or, if that
+// client has died, the client of the next request.
 type latch struct {
 	node  string
 	child string // its path; "" if there is no latch
 	n     int    // the count as set
 	downs int
 
-	foreign error // describes the data of the node, if it is not a latch of a driver
+	foreign error // the error for a node that is not a latch of a driver; it describes the data
 }
 
 // left returns the count.
@@ -104,8 +104,8 @@ func (d *Driver) WatchLatch(name string, changed func()) (stop func(), err error
 
 // changeLatch carries out the operations that change returns for a latch,
 // unless a request with the id was carried out. It reports whether there were
-// any. The first look may be outdated. In that case operations are refused, and
-// a second look must confirm that there is nothing to do.
+// any operations. The first read may be outdated. If it is, operations are
+// refused. If it shows nothing to do, a second read must confirm that.
 func (d *Driver) changeLatch(ctx context.Context, name, id string, change func(latch) []any) (did bool, err error) {
 	if err := ctx.Err(); err != nil {
 		return false, err
@@ -163,14 +163,14 @@ func (c caller) endLatch(l latch, results []gozk.MultiResponse) {
 		return
 	}
 	if child := results[len(results)-1].Stat; child != nil && int(child.Version) >= l.n {
-		_ = c.removeLatch(l) // if this fails, the next look removes the nodes
+		_ = c.removeLatch(l) // if this fails, the next read removes the nodes
 	}
 }
 
 // removeLatch removes the nodes of a latch that has ended.
 func (c caller) removeLatch(l latch) error {
 	_, err := query(c, func(c *gozk.Conn) ([]gozk.MultiResponse, error) { return c.Multi(l.removal()...) })
-	if isOutdated(err) { // another client has
+	if isOutdated(err) { // another client has done so
 		return nil
 	}
 	return err
@@ -205,7 +205,7 @@ func readLatch(c *gozk.Conn, node string) (latch, error) {
 		count, part, ok := strings.Cut(string(text), " ")
 		n, err := strconv.Atoi(count)
 		if !ok || err != nil {
-			// an error would lead to another try
+			// returning an error would lead to another attempt
 			return latch{foreign: fmt.Errorf("node %q is not a latch: it contains %q", node, text)}, nil
 		}
 		child := node + "/" + part
@@ -223,41 +223,41 @@ func (d *Driver) latchNode(name string) string {
 	return d.options.Chroot + latchesPart + "/" + partOf(name)
 }
 
-// partOf returns a text as one part of a path.
+// partOf returns a text encoded as one part of a path.
 func partOf(text string) string { return string(appendPart(nil, text, false)) }
 
 const (
-	// knownFor is how long an id must be known.
+	// knownFor is the time for which an id must be known.
 	knownFor = 2 * driver.RepeatFor
 
-	// usualKeptFor is the age at which a set is removed. A driver puts ids
-	// there for up to three times knownFor. The rest is a margin for the clocks
+	// usualKeptFor is the age at which a set is removed. A driver puts ids into
+	// a set for up to three times knownFor. The rest is a margin for the clocks
 	// of servers.
 	usualKeptFor = 4 * knownFor
 )
 
 // changes records which changes of latches were carried out. The transaction of
-// a change makes nodes that are named by the id, and is refused if such a node
-// exists. These nodes are children of a set. A driver begins a set when the
-// previous one is knownFor old, and puts the nodes of a change in both. So a
-// change and its repeats have a set in common, whichever of their requests
-// arrives first. The nodes are not ephemeral, because they must outlast the
-// session and the process. So each driver that begins a set removes all sets
-// that are usualKeptFor old, including those of other drivers. A later request
-// finds no set, and is refused.
+// a change makes nodes that are named after the id, and is refused if such a
+// node exists. These nodes are children of a set. A driver begins a new set
+// when the previous set is knownFor old, and puts the nodes of a change into
+// both sets. So a change and its repeats have a set in common, regardless of
+// which of their requests arrives first. The nodes are not ephemeral, because
+// they must outlast the session and the process. So each driver that begins a
+// set removes all sets that are usualKeptFor old, including those of other
+// drivers. A request that arrives after that finds no set, and is refused.
 type changes struct {
 	keptFor time.Duration // see usualKeptFor
 	locked  chan struct{} // has an element while a call uses the fields below
 
-	set   string // its path, once there is one
-	last  string // the previous one, while its ids must be known
+	set   string // path of the set, once there is one
+	last  string // path of the previous set, while its ids must be known
 	begun int64
 }
 
 // note is the part of a transaction that records its change.
 type note struct {
 	set   string
-	nodes []string // where the id may be
+	nodes []string // the nodes at which the id may be stored
 	ops   []any
 }
 
@@ -310,8 +310,8 @@ func (ch *changes) note(c caller, id string, did bool) (n note, err error) {
 	return n, nil
 }
 
-// find looks for the id of a note after a refusal. If another client has
-// removed the set, the next change begins a new one.
+// find looks up the id of a note after a refusal. If another client has removed
+// the set, the next change begins a new one.
 func (ch *changes) find(c caller, n note) (did, known bool, err error) {
 	for _, node := range n.nodes {
 		says, err := c.get(node)
@@ -346,9 +346,9 @@ func (c caller) beginSet() (string, error) {
 	return query(c, func(c *gozk.Conn) (string, error) { return c.Create(node, nil, gozk.FlagSequence, d.options.ACL) })
 }
 
-// removeSets removes sets that are old compared to the newest, in order. If
-// something prevents that, such as another driver that does the same, the next
-// driver to begin a set removes the rest.
+// removeSets removes sets that are old compared to the newest, in order. If it
+// cannot remove all of them, for example because another driver is doing the
+// same, the next driver that begins a set removes the rest.
 func (d *Driver) removeSets(newest string) {
 	_ = d.call(d.life.Open(), func(c caller) error {
 		above := d.options.Chroot + changesPart
@@ -361,8 +361,8 @@ func (d *Driver) removeSets(newest string) {
 		for _, set := range sets.children {
 			node := above + "/" + set
 			var l listing
-			// The leaders that made the sets measured milliseconds by their
-			// clocks.
+			// The leaders that made the sets measured these times, in
+			// milliseconds, by their own clocks.
 			if l, err = c.list(node); err != nil || last.stat.Ctime-l.stat.Ctime < d.changes.keptFor.Milliseconds() {
 				break
 			}

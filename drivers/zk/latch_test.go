@@ -14,7 +14,7 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// setLatch sets a latch that is not there.
+// setLatch sets a latch that does not exist.
 func setLatch(tb testing.TB, d *zk.Driver, name, id string, n int) {
 	tb.Helper()
 	if set, err := d.SetLatch(guard(tb), name, id, n); err != nil || !set {

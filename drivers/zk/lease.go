@@ -17,7 +17,7 @@ const (
 	never       = math.MaxInt64
 	removeAfter = 10 * time.Millisecond
 
-	// crowdedFor is the time for which other clients are likely to wait for a
+	// crowdedFor is the time for which other clients are expected to wait for a
 	// name again. If no client waits, the release of a free lock takes one more
 	// transaction. If a client waits for a name that was not known to be
 	// crowded, the hand-over waits for a refused transaction.
@@ -34,7 +34,7 @@ type hold struct {
 	first   atomic.Uint64 // token
 	sent    int64         // when the request of the grant was sent
 	granted int64         // when the answer came
-	end     atomic.Int64  // of a fixed lease, apart from the session
+	end     atomic.Int64  // end of a fixed lease, apart from the session
 
 	// Guarded by session.mu.
 	record    record
@@ -44,7 +44,7 @@ type hold struct {
 	doubtedAt int64       // when the first release without an answer was sent
 }
 
-// phase is how far the end of a hold has progressed.
+// phase is the progress of the end of a hold.
 type phase int8
 
 const (
@@ -56,8 +56,8 @@ const (
 )
 
 // Tokens implements driver.Lease. The token is a transaction that had been
-// committed when the lock was granted. It is not before the end of the previous
-// hold, and it is before the end of this hold.
+// committed when the lock was granted. That transaction does not precede the
+// end of the previous hold, and it precedes the end of this hold.
 func (h *hold) Tokens() (first uint64, n int) {
 	if h.session.driver.options.NoTokens || h.request.Mode == driver.Permit {
 		return 0, 0
@@ -69,14 +69,14 @@ func (h *hold) Tokens() (first uint64, n int) {
 func (h *hold) Expires() time.Time { return h.session.driver.epoch.Add(time.Duration(h.expires())) }
 
 // Session implements driver.SessionLease. A fixed lease may be extended beyond
-// the TTL of the session that carries it.
+// the TTL of its session.
 func (h *hold) Session() (expires time.Time, ttl time.Duration) {
 	s := h.session
 	return s.driver.epoch.Add(time.Duration(s.End.At())), s.ttl()
 }
 
-// expires is even, even when the end of the session was seen to have passed, so
-// that the end does not appear to move.
+// expires is an even number, even after the end of the session was seen to have
+// passed. So the end does not appear to move.
 func (h *hold) expires() int64 { return min(h.end.Load(), h.session.End.At()) &^ 1 }
 
 // Renew implements driver.Lease. The session of the lease is kept alive anyway,
@@ -191,8 +191,8 @@ func (h *hold) forget() {
 	}
 }
 
-// Release implements driver.Lease, and repeats a failed request for as long as
-// ctx and the hold last.
+// Release implements driver.Lease, and repeats a failed request until ctx or
+// the hold ends.
 func (h *hold) Release(ctx context.Context) error {
 	s := h.session
 	if s.End.Passed(s.driver.now()) {
@@ -229,11 +229,11 @@ func (h *hold) Release(ctx context.Context) error {
 
 // release sends requests to remove the node until the matter is settled.
 //
-// If a repeat finds no node, the request before it counts as successful,
-// provided that it was sent, got no answer, and was sent before the lease could
-// have ended, and that the node cannot have become a seal. The end of the
-// session never counts as such a success, because the node may have gone with
-// the session before the request was sent.
+// If a repeated request finds no node, the unanswered request before it counts
+// as successful, provided that it was sent before the lease could have ended,
+// and that the node cannot have become a seal. The end of the session never
+// counts as such a success, because the node may have gone with the session
+// before the request was sent.
 func (h *hold) release(ctx context.Context) error {
 	s := h.session
 	c := caller{session: s, ctx: ctx}
@@ -279,8 +279,9 @@ func (h *hold) release(ctx context.Context) error {
 	}
 }
 
-// hasEnded reports whether a dead session has also ended on the server. It has
-// if it was lost. Close may get no answer.
+// hasEnded reports whether a dead session has also ended on the server. A
+// session that was lost has ended. The request of Close to end a session may
+// get no answer.
 func (s *session) hasEnded(c caller) bool {
 	if s.driver.life.Open().Err() == nil {
 		return true
@@ -323,7 +324,8 @@ func (s *session) find(node string) *hold {
 	return s.nodes[node]
 }
 
-// vanished handles the removal of the node, perhaps by another client.
+// vanished handles the disappearance of the node, which another client may have
+// removed.
 func (h *hold) vanished() {
 	s := h.session
 	s.mu.Lock()

@@ -39,17 +39,18 @@ const (
 )
 
 // link is a connection of a session. The link inspects the traffic, because the
-// library reports neither the timeout that the server granted, nor when an
-// answered request was sent, nor the transaction ids of the answers.
+// library does not report the timeout that the server granted, the send times
+// of answered requests, or the transaction ids of the answers.
 //
 // The link also keeps the last transaction id in place of the library, whose
-// goroutines write and read theirs at the same time. So the library finds no
-// ids in the answers, and its requests get the id of the session.
+// goroutines write and read the library's own id at the same time. So the link
+// removes the ids from the answers that the library gets, and adds the id of
+// the session to the library's requests.
 //
 // For a similar reason the library gets NODEEXISTS instead of the path of a
-// container that was created. When the session is closed, its CreateContainer
-// returns the path without an answer, while the reading goroutine may be
-// writing the path.
+// container that was created. When the session is closed, the library's
+// CreateContainer returns the path without an answer, while the reading
+// goroutine may be writing the path.
 //
 // Some requests bypass the library: see direct.
 type link struct {
@@ -61,17 +62,17 @@ type link struct {
 
 	mu         sync.Mutex
 	begun      bool    // the request for the session was sent
-	opened     bool    // and answered
+	opened     bool    // and the request was answered
 	ending     bool    // the request to end the session was sent, or the connection is closed
 	sent       []stamp // requests without an answer, in their order
-	unanswered int     // bytes of them
+	unanswered int     // size of the unanswered requests in bytes
 	began      int64   // when the request for the session was sent
-	library    int32   // number of its last request
+	library    int32   // number of the library's last request
 	directs    int32   // number of other requests
 
 	// Used only by the reader.
 	warm  bool   // a request of the library was answered, so the server knows the user again
-	frame []byte // the last that arrived
+	frame []byte // the last frame that arrived
 	rest  []byte // the part of the frame that the library has not read
 }
 
@@ -90,8 +91,8 @@ type stamp struct {
 //
 // Write never fails. Instead it ends the connection, which the library notices
 // when reading. A request that cannot be written gets its error from the
-// library twice, and a third time if the session is closed at the same moment.
-// Its channel has room for two, so the library would hang forever.
+// library twice, and even a third time if the session is closed at the same
+// moment. Its channel has room for two, so the library would hang forever.
 func (l *link) Write(b []byte) (int, error) {
 	l.writing.Lock()
 	defer l.writing.Unlock()
@@ -142,9 +143,9 @@ func (l *link) withZxid(b []byte, at int) []byte {
 	return b
 }
 
-// SetReadDeadline implements net.Conn. For the answer to the request for the
-// session, the library allows a server several times its timeout. This method
-// makes the library move on while another server can still be tried.
+// SetReadDeadline implements net.Conn. The library allows a server several
+// times the library's timeout to answer the request for the session. This
+// method makes the library move on while another server can still be tried.
 func (l *link) SetReadDeadline(t time.Time) error {
 	if !l.isOpen() && !t.IsZero() {
 		if limit := time.Now().Add(l.session.welcomeFor()); t.After(limit) {
@@ -211,7 +212,7 @@ func (l *link) received(frame []byte) error {
 	answer := request.size > 0
 	switch {
 	case request.handle != nil: // the handler checks whether the answer is valid
-	case request.op == opWatch && code != 0: // the library considers the watches set
+	case request.op == opWatch && code != 0: // otherwise the library would consider the watches set
 		return errAnswer
 	case !answer && xid >= 0, code == 0 && !makesSense(request.op, body[headerSize:]):
 		return errAnswer
@@ -249,7 +250,7 @@ func (l *link) welcomed(body []byte, now int64) error {
 	timeout := time.Duration(int32(binary.BigEndian.Uint32(body[4:]))) * time.Millisecond
 	id := int64(binary.BigEndian.Uint64(body[8:])) // 0: the session has ended
 	if id != 0 && timeout <= 0 {
-		return errAnswer // the library would panic
+		return errAnswer // otherwise the library would panic
 	}
 	l.mu.Lock()
 	l.opened = true
@@ -268,8 +269,8 @@ func (l *link) welcomed(body []byte, now int64) error {
 }
 
 // matchAnswer removes and returns the request with the number of an answer, if
-// any. Answers come in the order of their requests, so earlier requests were
-// skipped; matchAnswer returns their handlers. l.mu is held.
+// any. Answers come in the order of their requests, so the server has skipped
+// earlier requests, and matchAnswer returns their handlers. l.mu is held.
 func (l *link) matchAnswer(xid int32) (request stamp, skipped []handler) {
 	for xid >= 0 && len(l.sent) > 0 {
 		first := l.sent[0]
@@ -303,7 +304,7 @@ func (l *link) Close() error {
 	return err
 }
 
-// handlers lets no more direct requests in, and removes and returns the
+// handlers ends the sending of direct requests. It removes and returns the
 // handlers of their answers.
 func (l *link) handlers() (left []handler) {
 	l.mu.Lock()
@@ -392,9 +393,9 @@ func (p *servers) Connected() {}
 const (
 	statSize = 4*8 + 3*4 + 8 + 2*4 + 8
 
-	// firstDirect is the first number of such a request. The library counts
-	// from 1. When the library's own numbers reach half of it, all requests go
-	// through the library.
+	// firstDirect is the number of the first such request. The library counts
+	// from 1. When the library's own numbers reach half of firstDirect, all
+	// requests go through the library.
 	firstDirect = 1 << 30
 	maxLibrary  = firstDirect / 2
 
@@ -413,7 +414,7 @@ type handler func(body []byte, err error)
 // request was sent. The connection must be up and idle enough. The handler is
 // then called once. A hand-over between clients waits for two requests, which
 // are sent with direct. Through the library they would wake seven goroutines,
-// one after the other, instead of one.
+// one after another, instead of one.
 func (s *session) direct(op int32, arguments []byte, handle handler) bool {
 	l := s.link.Load()
 	return l != nil && l.direct(op, arguments, handle)
@@ -528,7 +529,7 @@ func readNumber(b []byte) (n int32, rest []byte, ok bool) {
 	return int32(binary.BigEndian.Uint32(b)), b[4:], true
 }
 
-// errOf returns the error of an answer, as the library names it.
+// errOf returns the error of an answer, as the library's named error.
 func errOf(code int32) error {
 	switch code {
 	case 0:
@@ -565,8 +566,8 @@ const (
 const keptFrame = 64 << 10
 
 // readFrame reads a frame of at most the given size, with its length, into a
-// buffer, or into a new one. The buffer grows as bytes arrive, so that a wrong
-// length costs no memory.
+// buffer, or into a new one. The buffer grows as bytes arrive, so that an
+// incorrect length does not cost memory.
 func readFrame(r io.Reader, buffer []byte, most int64) ([]byte, error) {
 	if cap(buffer) > keptFrame {
 		buffer = nil
@@ -593,9 +594,9 @@ func readFrame(r io.Reader, buffer []byte, most int64) ([]byte, error) {
 
 // makesSense reports whether the library may decode the body of an answer. The
 // library allocates memory for as many bytes and names as the server claims to
-// send before it checks whether they exist, and panics on a transaction's
-// answer without an end. Either would end the program. Wrong lengths of strings
-// cause only errors.
+// send before it checks that they exist, and panics on a transaction's answer
+// without an end. Either would end the program. Wrong lengths of strings cause
+// only errors.
 func makesSense(op int32, body []byte) bool {
 	switch op {
 	case opGetData:
@@ -609,8 +610,8 @@ func makesSense(op int32, body []byte) bool {
 }
 
 // fits reports whether b begins with a number of items of at least the given
-// size, and is long enough for them. A negative number stands for none, except
-// for names, where the library would treat it as a large number.
+// size, and is long enough to contain them. A negative number stands for none,
+// except for names, where the library would treat it as a large number.
 func fits(b []byte, size int) bool {
 	count, b, ok := readNumber(b)
 	return ok && int(count) <= len(b)/size && (count >= 0 || size == 1)

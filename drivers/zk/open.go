@@ -97,7 +97,7 @@ func New(ctx context.Context, hosts []string, o *Options) (*Driver, error) {
 	if len(hosts) == 0 {
 		return nil, errors.New("zk: no hosts")
 	}
-	d.host, _ = os.Hostname() // for people; a lock works without a host
+	d.host, _ = os.Hostname() // for people; a lock also works without a host
 	d.sessions = sessions.NewPool(d.life, d.now, func(ttl time.Duration) *session { return newSession(d, ttl) })
 	d.sessions.Policy = sessions.Policy{Idle: idleFor, MaxLoad: usualMaxPaths}
 	d.ghosts = newCleaner(d)
@@ -106,7 +106,7 @@ func New(ctx context.Context, hosts []string, o *Options) (*Driver, error) {
 	d.hangAfter.Store(int64(usualHangAfter))
 	d.passwordsEvery.Store(int64(usualPasswordsEvery))
 	if err := d.connect(ctx); err != nil {
-		_ = d.Close(ctx) // nothing is held yet
+		_ = d.Close(ctx) // nothing is held yet, so an error of Close does not matter
 		return nil, err
 	}
 	return d, nil
@@ -183,13 +183,13 @@ func (d *Driver) Ping(ctx context.Context) error {
 	return err
 }
 
-// errNoSession: a session ended before its server granted it, as the shortest
-// sessions may on a busy server.
+// errNoSession is the error for a session that ended before its server granted
+// it. On a busy server this may happen to the shortest sessions.
 var errNoSession = errors.New("the server gives no session")
 
-// limits queries the first server that answers for the shortest and the longest
-// timeout of a session. No request returns them, so limits creates and ends two
-// sessions.
+// limits determines the shortest and the longest timeout of a session on the
+// first server that answers. No request returns them, so limits creates and
+// ends two sessions.
 func (d *Driver) limits(ctx context.Context) (shortest, longest time.Duration, err error) {
 	var failed error
 	for failures := 0; ; failures++ {

@@ -157,7 +157,7 @@ func TestUserAlone(t *testing.T) {
 	release(t, w.Granted(t))
 }
 
-// TestPasswordChanges replaces a password while locks are taken, as
+// TestPasswordChanges replaces a password while locks are being acquired, as
 // docs/security.md describes.
 func TestPasswordChanges(t *testing.T) {
 	s := testenv.ZooKeeper(t)
@@ -202,7 +202,7 @@ func TestPasswordChanges(t *testing.T) {
 		start := grants.Load()
 		testenv.Eventually(t, func() bool { return grants.Load() > start+50 || t.Failed() }, "locks are granted")
 	}
-	work(first, 4*time.Second) // by a session that looks often
+	work(first, 4*time.Second) // by a session that checks often
 	more()
 	write(old, next)
 	testenv.Eventually(t, func() bool { return knowsUser(t, s.Addr, next, first) }, "nodes belong to both passwords")

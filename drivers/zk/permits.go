@@ -17,8 +17,8 @@ import (
 
 var _ driver.Limiter = (*Driver)(nil)
 
-// givesWayFor is how long a request may take to remove leases that were not
-// granted. See readGranted.
+// givesWayFor is the time that a request may take to remove leases that were
+// not granted. readGranted relies on it.
 const givesWayFor = 50 * time.Millisecond
 
 // maxNodes limits the request for the nodes of many permits, in bytes.
@@ -27,14 +27,15 @@ const maxNodes = sendBuffer / 2
 // forPermits is the rule of permits.
 //
 // The leases of a name are ordered by their numbers. A hold has its permits if
-// the leases up to its last one do not exceed the limit. A request looks after
-// it has made its leases, so it counts all earlier grants and is counted by all
-// later requests. This is enough to enforce the limit. The queue only provides
-// the order. The first contender in the queue makes leases when there is room,
-// and so does a newcomer that knows of no contender there. Leases that are not
-// granted at the first look are removed again, so that no request waits with
-// only a part of its permits. A place in the queue is kept until the grant: a
-// newcomer finds all earlier contenders, and gives way.
+// the number of leases up to its last one does not exceed the limit. A request
+// reads the leases after it has made its own, so it counts all earlier grants,
+// and all later requests count it. This is enough to enforce the limit. The
+// queue only provides the order. The first contender in the queue makes leases
+// when there is room, and so does a newcomer that knows of no contender in the
+// queue. Leases that are not granted at the first read are removed again, so
+// that no request waits with only a part of its permits. A contender keeps its
+// place in the queue until the grant, so a newcomer finds all earlier
+// contenders and gives way.
 var forPermits = rule{
 	part:   "/" + leasesPart,
 	queues: true,
@@ -97,18 +98,18 @@ func (r *request) lookAtPermits() (state, error) {
 	}
 	if v.waiting {
 		names.remove(q.dir)
-	} else { // the next request tries without looking
+	} else { // so that the next request tries without reading first
 		names.add(q.dir)
 	}
 	if r.queued != nil {
-		_ = r.queued.giveBack(r.caller, nil) // without an answer, in the background
+		_ = r.queued.giveBack(r.caller, nil) // without an answer, the removal continues in the background
 		r.queued = nil
 	}
 	return entering, nil
 }
 
 // armForPermits joins the queue, or sets the watches of a request in the queue.
-// A watch is set before the look that it follows.
+// Each watch is set before the read that it complements.
 func (r *request) armForPermits() (next state, err error) {
 	d := r.session.driver
 	switch {
@@ -132,12 +133,12 @@ func (r *request) armForPermits() (next state, err error) {
 
 // readPermits reads the permits, sets the limit of the name to the request's if
 // the name has none, and finds the claims of the request. If another client has
-// removed one of these nodes, all are made again.
+// removed one of the claims' nodes, all of them are made again.
 func (r *request) readPermits() (v permits, err error) {
 	d, asked := r.session.driver, r.asked
 	name := d.dir(asked.Name)
-	// otherwise the server knows of nodes that the request has made, and so of
-	// all earlier ones
+	// otherwise the server knows the nodes that the request has made, and so
+	// all earlier nodes
 	synced := r.queued == nil && r.claim.node == ""
 	for {
 		r.sent = d.now()
@@ -187,7 +188,7 @@ func (r *request) readPermits() (v permits, err error) {
 }
 
 // makeLimit sets the limit of the name to the request's, unless another client
-// has set one since the look.
+// has set one since the read.
 func (r *request) makeLimit(name string, v permits) error {
 	if !v.exists {
 		return r.makeAbove(name + "/")
@@ -210,7 +211,7 @@ type permits struct {
 	queue   []string
 
 	before  string // the last contender in the queue before the attempt
-	waiting bool   // others are in the queue
+	waiting bool   // other contenders are in the queue
 }
 
 // permits reads the permits of a name.
@@ -218,8 +219,8 @@ func (c caller) permits(name string, synced bool) (permits, error) {
 	return query(c, func(c *gozk.Conn) (permits, error) { return readPermits(c, name, synced) })
 }
 
-// readPermits reads the leases before the limit, so the limit is the one in
-// force when there were no more leases than that.
+// readPermits reads the leases before the limit, so the limit was in force at a
+// time when there were no more leases than those read.
 func readPermits(c *gozk.Conn, name string, synced bool) (v permits, err error) {
 	if synced {
 		if _, err := c.Sync(name); err != nil {
@@ -227,7 +228,7 @@ func readPermits(c *gozk.Conn, name string, synced bool) (v permits, err error) 
 		}
 	}
 	leases, err := list(c, name+"/"+leasesPart)
-	known := int32(1) // children of the name
+	known := int32(1) // number of known children of the name
 	if errors.Is(err, gozk.ErrNoNode) {
 		known = 0
 	} else if err != nil {
@@ -323,8 +324,8 @@ func (d *Driver) SetLimit(ctx context.Context, name string, limit int) error {
 
 // readGranted reads the permits of a name for Inspect. Leases beyond the limit
 // belong to permits that were granted before the limit was lowered, or to a
-// request that is about to give way. The latter are soon gone, so only leases
-// that a second look confirms are included.
+// request that is about to give way. The latter will soon be gone, so
+// readGranted includes only leases that a second read confirms.
 func (c caller) readGranted(name string) (v permits, err error) {
 	v, err = c.permits(name, false)
 	if err != nil || v.limit == 0 || len(v.leases) <= v.limit {

@@ -333,7 +333,7 @@ func TestReleasesInALine(t *testing.T) {
 	}
 }
 
-// TestPermitsListedAndWatched has names with permits beside other names with
+// TestPermitsListedAndWatched has names with permits next to other names with
 // the same beginning.
 func TestPermitsListedAndWatched(t *testing.T) {
 	f := newPermits(t, 2, "")
@@ -418,7 +418,8 @@ func TestLimitBelowWhatIsHeld(t *testing.T) {
 }
 
 // TestTokenOfReaders checks that Inspect reports the token of the last grant,
-// whichever node comes first, and none if another client may have it.
+// regardless of which node comes first, and no token if another client may have
+// it.
 func TestTokenOfReaders(t *testing.T) {
 	s := testenv.ZooKeeper(t)
 	d, other := openURL(t, "zk://%s", s.Addr), openURL(t, "zk://%s", s.Addr)

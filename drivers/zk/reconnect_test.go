@@ -23,8 +23,8 @@ func TestUserOverManyReconnects(t *testing.T) {
 	lockOverCuts(t, link, openURL(t, "zk://%s@%s/app", user, addr), openURL(t, "zk://%s@%s/app", user, s.Addr), fs.ErrPermission)
 }
 
-// lockOverCuts has clients take locks while the connection of the first is cut
-// again and again. The error never must not occur.
+// lockOverCuts has clients acquire locks while the connection of the first
+// client is cut repeatedly. The error never must not occur.
 func lockOverCuts(t *testing.T, link *wire.Wire, cutOff, other *zk.Driver, never error) {
 	cutOff.CheckAfter(0)
 	other.CheckAfter(0)

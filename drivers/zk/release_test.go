@@ -13,9 +13,9 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// TestReleaseThatWasNeverSent has a release find no connection, and another
-// client remove the node. The next release must not take that for the success
-// of the first.
+// TestReleaseThatWasNeverSent has a release that finds no connection, and
+// another client that removes the node. The next release must not treat this as
+// the success of the first.
 func TestReleaseThatWasNeverSent(t *testing.T) {
 	server := testenv.ZooKeeper(t)
 	d := drivertest.Open(t, "zk://"+server.Addr).(*Driver)

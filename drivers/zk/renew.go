@@ -19,7 +19,7 @@ import (
 func (s *session) pace() time.Duration { return max(s.ttl()/4, s.driver.minTTL*3/10) }
 
 // keep confirms the session until it has ended: at once on a new connection,
-// and then in rounds of two requests. Every second round has a write.
+// and then in rounds of two requests. Every second round includes a write.
 func (s *session) keep() {
 	timer := time.NewTimer(s.pace())
 	defer timer.Stop()
@@ -34,8 +34,8 @@ func (s *session) keep() {
 	}
 }
 
-// confirm sends the due requests, one after the other, and returns how long
-// none is due.
+// confirm sends the due requests, one after another, and returns the time until
+// the next one is due.
 func (s *session) confirm() time.Duration {
 	for {
 		now := s.driver.now()
@@ -51,7 +51,7 @@ func (s *session) confirm() time.Duration {
 			return s.patience() / 20
 		}
 		if err != nil {
-			return s.pace() // unless there is another connection first
+			return s.pace() // or earlier, if there is another connection
 		}
 	}
 }
@@ -72,8 +72,8 @@ func (s *session) reportKeepAlive(err error) {
 }
 
 // confirmBy sends a request, and returns nil if there was any answer. If there
-// was none in half the remaining time, the connection to the server is given
-// up, because another server may be able to reach the leader.
+// was no answer in half the remaining time, it gives up the connection to the
+// server, because another server may be able to reach the leader.
 func (s *session) confirmBy(r reach, now int64) error {
 	l := s.current.Load()
 	if l == nil {
@@ -95,7 +95,8 @@ func (s *session) confirmBy(r reach, now int64) error {
 	return err
 }
 
-// reach is how far an answered request got.
+// reach is the furthest part of the ensemble that an answered request has
+// reached.
 type reach int8
 
 const (
@@ -104,7 +105,7 @@ const (
 	toMajority              // a majority of the ensemble has stored it
 )
 
-// reachOf returns how far a request of an operation gets, if the answer is not
+// reachOf returns the reach of a request of an operation, if the answer is not
 // an error.
 func reachOf(op int32) reach {
 	switch op {
@@ -121,34 +122,36 @@ func reachOf(op int32) reach {
 // Only the leader's view matters. A single answer proves little. A follower
 // answers pings and reads by itself, even when cut off from the leader. A
 // leader that is cut off from the others still answers while they already have
-// another leader. A moment counts if two facts hold.
+// another leader. A moment counts if two conditions are met.
 //
-// The leader has heard of the session since then. Each half tick the leader
-// sends a ping to a follower, which answers with the sessions it has heard
-// from. The connection between the two keeps the order of all messages in both
-// directions. Suppose that a follower answers a request, and the leader sends a
-// ping later. The answer to any request sent to the leader after the ping
-// reaches the follower after the ping. A second request, sent when the first
-// was answered, reaches the leader after the follower's answer to the ping. So
-// when the second request is answered, the leader has heard of the session. The
-// longest silence of a leader is age.
+// The first condition is that the leader has heard of the session since then.
+// Each half tick the leader sends a ping to a follower, which answers with the
+// sessions it has heard from. The connection between the two keeps the order of
+// all messages in both directions. Suppose that a follower answers a request,
+// and the leader sends a ping later. The answer to any request sent to the
+// leader after the ping reaches the follower after the ping. A second request,
+// sent when the first was answered, reaches the leader after the follower's
+// answer to the ping. So when the second request is answered, the leader has
+// heard of the session. The longest time for which a leader does not ping a
+// follower is age.
 //
-// And the leader still led. The servers that elect another leader are a
-// majority, and so are the servers that stored a write before its answer. So
-// one server is in both majorities, and followed the old leader when it stored
-// the write. Hence the new leader was elected after the write was sent. All
-// sessions start again under a new leader. A sync does not prove leadership,
-// because a leader answers syncs even without followers.
+// The second condition is that the leader was still leading at that moment. The
+// servers that elect another leader are a majority, and so are the servers that
+// stored a write before its answer. So one server is in both majorities, and
+// followed the old leader when it stored the write. So the new leader was
+// elected after the write was sent. All sessions start again under a new
+// leader. A sync does not prove leadership, because a leader answers syncs even
+// without followers.
 type confirmation struct {
 	mu    sync.Mutex
 	age   int64  // longer than a leader goes without a ping to a follower
 	first moment // a request that was answered
 	then  moment // an earlier request, since which the follower has received a ping
 	heard int64  // the leader has heard of the session since then
-	led   int64  // the leader led then
+	led   int64  // the time at which the leader is known to have led
 }
 
-// moment is when a request was sent and answered, or zero.
+// moment holds the times at which a request was sent and answered, or zero.
 type moment struct{ sent, answered int64 }
 
 // opened starts with a connection whose request for the session was answered,
@@ -165,8 +168,8 @@ func (c *confirmation) opened(sent, now, age int64, made bool) (alive int64) {
 	return min(c.heard, c.led)
 }
 
-// noteAnswer handles the answer to a request, and returns since when the
-// session is known to be alive.
+// noteAnswer handles the answer to a request, and returns the latest time at
+// which the session is known to have been alive.
 func (c *confirmation) noteAnswer(r reach, sent, now int64) (alive int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -184,7 +187,8 @@ func (c *confirmation) noteAnswer(r reach, sent, now int64) (alive int64) {
 	return min(c.heard, c.led)
 }
 
-// next returns the next useful request and when it is due, or toServer.
+// next returns the reach of the next useful request and the time at which it is
+// due, or toServer if there is none.
 func (c *confirmation) next(now int64) (r reach, due int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -209,8 +213,8 @@ const (
 	maxChecking = 32 // concurrent requests
 )
 
-// checkFresh sets watches for holds that have reached some age, and reports
-// when to do so again.
+// checkFresh sets watches for holds that have reached a certain age, and
+// returns the time at which to do so again.
 func (s *session) checkFresh(now int64) (due int64, ok bool) {
 	s.mu.Lock()
 	if s.fresh.Empty() || s.dead {
@@ -271,8 +275,8 @@ func (h *hold) watchNodes() {
 	}
 }
 
-// WatchRemoval implements driver.RemovalWatcher. The hold is watched anyway,
-// except at first.
+// WatchRemoval implements driver.RemovalWatcher. The driver watches the hold
+// anyway, except for a short time after the grant.
 func (h *hold) WatchRemoval(func()) (stop func()) {
 	h.session.driver.life.Go(h.watchNodes)
 	return func() {}
@@ -280,9 +284,9 @@ func (h *hold) WatchRemoval(func()) (stop func()) {
 
 // watch waits for the end of a node, on behalf of waiters of one session.
 type watch struct {
-	over chan struct{} // closed when the waiters should look
+	over chan struct{} // closed when the waiters should check again
 	bare bool          // for permits: the contenders are not read
-	set  bool          // the server reports the end; guarded by session.mu
+	set  bool          // the server will report the end; guarded by session.mu
 
 	// The contenders, if the goroutine of the event requested them: waiters are
 	// woken by their arrival. These fields are set before over is closed.
@@ -304,7 +308,7 @@ func (w *watch) list() (l listing, sent int64, known bool) {
 	}
 }
 
-// isOver reports whether the waiter should look, or has no watch.
+// isOver reports whether the waiter should check again, or has no watch.
 func (w *watch) isOver() bool {
 	if w == nil {
 		return true
@@ -327,8 +331,8 @@ func (s *session) unwatch(node string) *watch {
 }
 
 // wakeWaiters handles an event of a node. The event does not show who has the
-// lock now, so wakeWaiters requests the contenders at once, and waiters wake
-// when they are known.
+// lock now. So wakeWaiters requests the contenders at once, and the waiters
+// wake when these are known.
 func (s *session) wakeWaiters(node string) {
 	w := s.unwatch(node)
 	if w == nil {
@@ -360,8 +364,8 @@ func getW(c *gozk.Conn, node string) error {
 	return err
 }
 
-// ownedW is getW for a node of the session. A node that another client put in
-// its place counts as none.
+// ownedW is getW for a node of the session. A node that another client has put
+// in its place does not count.
 func ownedW(c *gozk.Conn, node string) error {
 	stat, err := statW(c, node)
 	if err == nil && stat.EphemeralOwner != c.SessionID() {

@@ -150,7 +150,7 @@ type connection struct {
 	heardAt  int64
 }
 
-// last returns when the leader last heard of the session.
+// last returns the time at which the leader last heard of the session.
 func (e *following) last() int64 {
 	if e.now < e.elected {
 		return e.leaders[0]

@@ -96,7 +96,7 @@ func (d *Driver) Seal(ctx context.Context, l driver.Lease) error {
 // createSeal makes the operation for the node of a seal.
 func (d *Driver) createSeal(dir, seal string) *gozk.CreateRequest {
 	text, err := json.Marshal(value{Owner: sealOwner, Host: d.host, Time: time.Now()})
-	if err != nil { // never: it encodes strings and a time
+	if err != nil { // it never fails, because it encodes only strings and a time
 		text = nil
 	}
 	return &gozk.CreateRequest{Path: dir + "/" + seal, Data: text, Acl: d.options.ACL}
@@ -193,7 +193,7 @@ func (h *hold) change(ctx context.Context, change func(record) record) (next rec
 }
 
 // changeBase returns the operations that replace the child with the base of the
-// tokens, if there is one, by the child of next.
+// tokens, if there is one, with the child of next.
 func (d *Driver) changeBase(dir string, r, next record) (ops []any) {
 	if next.child == r.child {
 		if r.child != "" { // a transaction is needed anyway, for its number
@@ -240,10 +240,10 @@ var (
 	_ move.Unmarker = (*Driver)(nil)
 )
 
-// Loosen implements move.Unsealer. The seal gets another name with the id, so a
-// request to remove the seal finds it only under this name. Waiters behind the
-// seal look, and keep waiting. Other libraries have no tokens, so a floor
-// raises dsync's tokens as a mark does.
+// Loosen implements move.Unsealer. It gives the seal a name that contains the
+// id. A request to remove the seal finds it only under this name. Waiters
+// behind the seal check it, and keep waiting. Other libraries have no tokens,
+// so a floor raises dsync's tokens as a mark does.
 func (d *Driver) Loosen(ctx context.Context, name, id string, floor uint64) error {
 	if floor > 0 && d.options.NoTokens {
 		return fmt.Errorf("no tokens to raise: %w", errors.ErrUnsupported)
@@ -303,7 +303,7 @@ func (d *Driver) changeSeal(ctx context.Context, dir string, change func(caller,
 				return nil
 			}
 			if _, err = c.change(ops...); !isOutdated(err) {
-				// others loosen or remove the seal, each of them once
+				// other clients loosen or remove the seal, each of them once
 				return err
 			}
 		}

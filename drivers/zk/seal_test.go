@@ -69,7 +69,7 @@ func TestSealAnswersWaitersAndStays(t *testing.T) {
 			if err := c.Delete(dir+"/"+node, -1); err != nil {
 				t.Fatal(err)
 			}
-			if err := <-theirs; err != nil { // so it stood right behind the seal
+			if err := <-theirs; err != nil { // so it was directly behind the seal
 				t.Error(err)
 			}
 			if err := other.Unlock(); err != nil {
@@ -154,7 +154,7 @@ func TestSealAndMarkNeedTheHold(t *testing.T) {
 }
 
 // TestSealWhoseAnswerIsLost has a seal that its holder does not know of. The
-// seal stays whatever the holder does next.
+// seal stays regardless of what the holder does next.
 func TestSealWhoseAnswerIsLost(t *testing.T) {
 	s := testenv.ZooKeeper(t)
 	link, addr := testenv.Wire(t, s.Addr)

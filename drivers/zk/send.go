@@ -9,35 +9,37 @@ import (
 	gozk "github.com/go-zookeeper/zk"
 )
 
-// usualNudgeAfter is how long a server may be silent before it gets a nudge.
+// usualNudgeAfter is the time for which a server may be silent before it gets a
+// nudge.
 const usualNudgeAfter = 250 * time.Millisecond
 
-// usualHangAfter is how long a server may leave a nudge unanswered before its
-// connection is given up. maxHang is the longest such time if servers are slow.
+// usualHangAfter is the time for which a server may leave a nudge unanswered
+// before its connection is given up. maxHang is the upper bound of this time
+// when servers are slow.
 const (
 	usualHangAfter = 2 * time.Second
 	maxHang        = 16 * time.Second
 )
 
 // maxUnderway is the number of unanswered requests at which the session takes
-// no new calls. Each request is a goroutine until its answer, even if its
-// caller has left, and a silent server gives none.
+// no new calls. Each request occupies a goroutine until its answer, even if its
+// caller has left, and a silent server sends no answer.
 const maxUnderway = 256
 
-// caller sends requests on a session, and waits for an answer until ctx ends or
-// stop, if not nil, is closed.
+// caller sends requests on a session, and waits for each answer until ctx ends,
+// or until stop is closed if it is not nil.
 type caller struct {
 	session *session
 	ctx     context.Context
 	stop    <-chan struct{}
 }
 
-// caller returns the caller for a call of the driver, which Close ends.
+// caller returns the caller for a call to the driver. Close ends such a call.
 func (s *session) caller(ctx context.Context) caller {
 	return caller{s, ctx, s.driver.life.Open().Done()}
 }
 
-// call carries out a call of the driver on a session of the usual TTL, and
+// call carries out a call to the driver on a session of the usual TTL, and
 // explains the error of f.
 func (d *Driver) call(ctx context.Context, f func(c caller) error) error {
 	s, err := d.board(ctx, d.options.TTL, 0)
@@ -159,14 +161,14 @@ func outcome[T any](c caller, answer <-chan reply[T]) (T, error) {
 }
 
 // nudge sends a request if the server has been silent for some time. Only the
-// request's arrival matters. A server of an ensemble can forget to continue
-// with a committed transaction. The answer, and the events of the transaction,
-// then come with the next request (seen with the leader of ZooKeeper 3.8.0,
-// once in some thousand hand-overs). A session has at most one nudge at a time.
+// request's arrival matters. A server of an ensemble may fail to process a
+// committed transaction. The answer and the events of the transaction then
+// arrive with the next request. With a leader of version 3.8.0 this happened
+// once in a few thousand hand-overs. A session has at most one nudge at a time.
 //
-// Without an answer to the nudge the connection is given up, because packets
-// may be lost on it while a new one works. If the server itself is slow, a new
-// connection does not help, so each connection that is given up doubles the
+// Without an answer to the nudge the connection is given up, because it may be
+// losing packets while a new connection works. If the server itself is slow, a
+// new connection does not help, so each connection that is given up doubles the
 // time for the next one.
 func (s *session) nudge(quiet time.Duration) {
 	now := s.driver.now()
@@ -190,12 +192,13 @@ func (s *session) nudge(quiet time.Duration) {
 	})
 }
 
-// hangLimit is how long a connection may be silent although a nudge was sent.
+// hangLimit returns the time for which a connection may be silent after a
+// nudge.
 func (s *session) hangLimit() time.Duration {
 	return max(time.Duration(s.hangFor.Load()), time.Duration(s.driver.hangAfter.Load()))
 }
 
-// answeredAfter records how long an answer took. Fast answers shorten the
+// answeredAfter records the time that an answer took. Fast answers shorten the
 // allowed silence again.
 func (s *session) answeredAfter(took int64) {
 	if limit := s.hangFor.Load(); limit > 0 && took < limit/4 {
@@ -268,7 +271,8 @@ func insist[T any](c caller, f func(*gozk.Conn) (T, error)) (v T, err error) {
 	}
 }
 
-// change sends a transaction once. An error is undecided, or nothing was done.
+// change sends a transaction once. Unless its error is undecided, an error
+// means that the transaction was not carried out.
 func (c caller) change(ops ...any) ([]gozk.MultiResponse, error) {
 	if err := c.await(); err != nil {
 		return nil, err
@@ -300,8 +304,7 @@ type listing struct {
 	stat     gozk.Stat
 }
 
-// first returns the child that was made first among the children with a prefix,
-// or "".
+// first returns the oldest child among the children with a prefix, or "".
 func (l listing) first(prefix string) (first string) {
 	var least contender
 	for _, child := range l.children {

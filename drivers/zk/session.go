@@ -23,8 +23,8 @@ const (
 	// an unused session ends after this time, except the oldest one of the
 	// usual TTL
 	idleFor    = 5 * time.Minute
-	sendBuffer = 256 << 10 // of the library, for one request
-	maxAnswer  = 64 << 20  // the names of a million contenders; a longer answer is wrong
+	sendBuffer = 256 << 10 // limit of the library for one request
+	maxAnswer  = 64 << 20  // room for the names of a million contenders; a longer answer is invalid
 	fixedExtra = 4         // see class
 
 	// maxWelcomeFor is the longest welcomeFor. maxCutOff is the maximum number
@@ -32,26 +32,26 @@ const (
 	maxWelcomeFor = 8 * time.Second
 	maxCutOff     = 8
 
-	// usualMaxPaths limits the paths of the nodes of a session, in bytes. The
-	// transaction that ends a session lists all these paths. Servers store it
-	// whatever its size, but cannot read a transaction of more than twice
-	// jute.maxbuffer, which is 2 MiB by default. After such a transaction no
-	// server of the ensemble could start again.
+	// usualMaxPaths limits the total length of the paths of a session's nodes,
+	// in bytes. The transaction that ends a session lists all these paths.
+	// Servers store a transaction of any size, but cannot read one of more than
+	// twice jute.maxbuffer, which is 2 MiB by default. After a larger
+	// transaction no server of the ensemble could start again.
 	usualMaxPaths = 512 << 10
 
-	// pathExtra is how much each path adds to the transaction, in addition to
-	// its own length.
+	// pathExtra is the number of bytes that each path adds to the transaction
+	// in addition to its own length.
 	pathExtra = 4
 )
 
 // session carries locks of one TTL. The library keeps the session alive every
 // third of the TTL, and keep determines how long the session is guaranteed to
-// last. Once this end has passed, the session is given up. From then on the
-// only request is the one to end the session.
+// last. Once this end has passed, the driver gives up the session. From then on
+// the only request is the one to end the session.
 type session struct {
 	sessions.Frame
 	driver *Driver
-	class  time.Duration // the timeout to ask for
+	class  time.Duration // the timeout to request
 	conn   *gozk.Conn
 	events <-chan gozk.Event // closed when the library's goroutines have ended
 	online context.Context   // ends when no more connections may be made
@@ -70,7 +70,7 @@ type session struct {
 	zxid     atomic.Int64 // the last transaction in an answer
 	gone     atomic.Bool  // the server has ended the session
 	confused atomic.Bool  // the last connection ended because of an invalid answer
-	heard    atomic.Int64 // when the server sent anything
+	heard    atomic.Int64 // when the server last sent anything
 	nudging  atomic.Bool
 	hangFor  atomic.Int64         // see hangLimit
 	current  atomic.Pointer[link] // the last link with a granted session
@@ -80,21 +80,21 @@ type session struct {
 	up       chan struct{} // closed while there is a connection
 	room     chan struct{} // closed while fewer than maxUnderway requests are under way
 	underway int           // requests of the library without an answer
-	last     error         // why the last connection could not be made
+	last     error         // the reason why the last connection could not be made
 	links    map[*link]struct{}
-	dead     bool // no more holds
-	lost     bool // with dead: the session ended, and was not closed
-	closing  bool // no more calls
+	dead     bool // the session accepts no more holds
+	lost     bool // if dead is set: the session ended, and was not closed
+	closing  bool // the session accepts no more calls
 	checking bool // a round of check is under way
 	nodes    map[string]*hold
-	fresh    linked.List[hold, *hold] // granted, and not watched yet
-	watches  map[string]*watch        // of waiters, by node
-	left     []*claim                 // of requests that Close has ended
+	fresh    linked.List[hold, *hold] // holds that were granted and are not watched yet
+	watches  map[string]*watch        // watches of waiters, by node
+	left     []*claim                 // claims of requests that Close has ended
 	removing map[string]struct{}      // nodes of names that removeNameNode is about to remove
 }
 
-// board returns a session of a class, with the caller as one of its users. The
-// paths of the caller's nodes take the given number of bytes.
+// board returns a session of a class, with the caller as one of its users.
+// paths is the number of bytes in the paths of the caller's nodes.
 func (d *Driver) board(ctx context.Context, class time.Duration, paths int) (*session, error) {
 	for {
 		s, err := d.sessions.Board(ctx, class, paths)
@@ -124,8 +124,8 @@ func (d *Driver) board(ctx context.Context, class time.Duration, paths int) (*se
 }
 
 // class returns the timeout of the session for a request. Leases that end by
-// themselves have TTLs of all kinds. To limit the number of sessions, their
-// timeouts are slightly longer, by less than fixedExtra of the TTL.
+// themselves may have any TTL. To limit the number of sessions, class rounds
+// their timeouts up by a small fraction of the TTL (see fixedExtra).
 func (d *Driver) class(r *driver.Request) time.Duration {
 	if !r.Fixed || r.TTL == d.options.TTL {
 		return r.TTL
@@ -155,15 +155,16 @@ func newSession(d *Driver, class time.Duration) *session {
 	return s
 }
 
-// patience is how long one server may take to answer an attempt to connect.
+// patience returns the time that one server may take to answer an attempt to
+// connect.
 func (s *session) patience() time.Duration {
 	return min(max(time.Duration(s.timeout.Load())/6, 50*time.Millisecond), time.Second)
 }
 
-// welcomeFor is how long a server may take to answer the request for the
-// session. If a request for a new session is abandoned, it leaves a session on
-// a slow server, which makes the server slower. So the time doubles with each
-// such request, for all sessions of the driver.
+// welcomeFor returns the time that a server may take to answer the request for
+// the session. An abandoned request for a new session leaves a session behind
+// on a slow server, and makes that server even slower. So the time doubles with
+// each such request, for all sessions of the driver.
 func (s *session) welcomeFor() time.Duration {
 	usual := s.patience()
 	if s.End.At() != 0 {
@@ -268,7 +269,7 @@ func (s *session) authenticateAgain() {
 			return
 		}
 		ctx, cancel := context.WithTimeout(s.online, attemptFor)
-		_ = s.authenticate(caller{session: s, ctx: ctx}) // otherwise the next time
+		_ = s.authenticate(caller{session: s, ctx: ctx}) // otherwise the next attempt authenticates
 		cancel()
 	}
 }
@@ -375,8 +376,8 @@ func (s *session) opened(sent, now int64, timeout time.Duration) {
 // ttl is the TTL of the session as both the server and the driver count it.
 func (s *session) ttl() time.Duration { return min(time.Duration(s.timeout.Load()), s.class) }
 
-// endAfter is the end of a session that is alive at a given time, and not known
-// to be alive later.
+// endAfter returns the end of a session that is alive at a given time, and not
+// known to be alive later.
 func (s *session) endAfter(alive int64) int64 { return alive + int64(s.ttl()) }
 
 // extend moves the end of a session that is alive at a given time.

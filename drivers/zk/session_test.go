@@ -94,9 +94,9 @@ func TestContainersBesideTheEndOfTheSession(t *testing.T) {
 }
 
 // TestReleaseBesideTheEndOfTheSession has an unanswered release see the end of
-// its session before the hold is notified. The node may have gone with the
-// session before the request was sent. Then nothing proves that the hold lasted
-// until its release.
+// its session before the hold is notified. The node may have disappeared with
+// the session before the request was sent. Then nothing proves that the hold
+// lasted until its release.
 func TestReleaseBesideTheEndOfTheSession(t *testing.T) {
 	server := testenv.ZooKeeper(t)
 	for cause, want := range map[error]error{driver.ErrSessionEnded: driver.ErrNotHeld, nil: nil} {

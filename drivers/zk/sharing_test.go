@@ -69,7 +69,7 @@ func (c *callers) client() *zk.Driver {
 	return c.clients[(c.asked-1)%len(c.clients)]
 }
 
-// acquire lets callers be granted the name, one after the other.
+// acquire lets callers be granted the name, one after another.
 func (c *callers) acquire(all ...string) {
 	c.Helper()
 	for _, who := range all {
@@ -77,7 +77,7 @@ func (c *callers) acquire(all ...string) {
 	}
 }
 
-// wait lets callers begin to wait, one after the other.
+// wait lets callers begin to wait, one after another.
 func (c *callers) wait(all ...string) {
 	c.Helper()
 	for _, who := range all {
@@ -238,7 +238,7 @@ func canceledWriterHoldsNobodyUp(c *callers) {
 }
 
 // writerWaitsForAllReaders has readers leave in an order that makes the writer
-// behind them look again each time.
+// behind them read the queue again each time.
 func writerWaitsForAllReaders(c *callers) {
 	var readers []string
 	for i := range 20 {
@@ -376,7 +376,7 @@ func twoReadsOfOneClient(c *callers) {
 }
 
 // closedClientLeavesNoNodes closes a client that reads names, one of them
-// twice, and one of them beside another client.
+// twice, and one of them together with another client.
 func closedClientLeavesNoNodes(c *callers) {
 	d := openURL(c, "zk://%s", c.Addr)
 	for _, name := range []string{"twice", "twice", "alone", "beside"} {
@@ -446,8 +446,8 @@ func TestLockOfGoZookeeperBesideReaders(t *testing.T) {
 }
 
 // TestNodesOfReadersOfOtherLibraries has nodes made by hand: nodes of a thread
-// of Curator that writes, reads with the number of its writer, and goes on
-// reading; and the node of a reader of kazoo.
+// of Curator that writes, reads with the number of its writer, and continues to
+// read; and the node of a reader of kazoo.
 func TestNodesOfReadersOfOtherLibraries(t *testing.T) {
 	f := newFleet(t, 3, "")
 	c := f.callers(t, "theirs")
@@ -474,7 +474,7 @@ func TestNodesOfReadersOfOtherLibraries(t *testing.T) {
 		t.Errorf("Inspect: got %+v, %v, want the writer, and two who wait", status, err)
 	}
 	remove(writer)
-	c.granted("r1") // beside the reader
+	c.granted("r1") // together with the reader
 	c.release("r1")
 	c.granted()
 	remove(reader)
@@ -493,7 +493,7 @@ func TestNodesOfReadersOfOtherLibraries(t *testing.T) {
 		t.Errorf("node of the reader after ForceUnlock: got %v, %v, want it removed", exists, err)
 	}
 	c.release("x1")
-	// Both nodes of a writer go.
+	// Both nodes of a writer disappear.
 	writer = create("_c_a-__WRIT__", gozk.FlagEphemeralSequential)
 	create("_c_b-__READ__"+writer[len(writer)-10:], gozk.FlagEphemeral)
 	c.wait("w2")

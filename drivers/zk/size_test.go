@@ -30,8 +30,9 @@ func four(tb testing.TB, s *testenv.ZooKeeperServer, command string) string {
 	return string(text)
 }
 
-// pathsAt returns how many bytes the paths of the ephemeral nodes of each
-// session take in the transaction that ends it, as the server counts them.
+// pathsAt returns the number of bytes that the paths of each session's
+// ephemeral nodes occupy in the transaction that ends the session, as the
+// server counts them.
 func pathsAt(tb testing.TB, s *testenv.ZooKeeperServer) map[string]int {
 	tb.Helper()
 	text := four(tb, s, "dump")

@@ -11,16 +11,18 @@ import (
 )
 
 const (
-	// backStop is the pause after which a waiter looks even without an event.
+	// backStop is the pause after which a waiter checks again even without an
+	// event.
 	backStop = 16 * time.Second
 
-	// probeEvery is how often a waiter checks that the server still answers.
+	// probeEvery is the interval at which a waiter checks that the server still
+	// answers.
 	probeEvery = time.Second
 )
 
 // forLocks is the rule of the modes whose contenders are in one queue, by their
 // numbers. The node of a claim is its place in the queue, and a claim is
-// granted when no contender that it excludes is before it.
+// granted when no contender before it excludes it.
 var forLocks = rule{
 	begin: func(r *request) state {
 		if r.asked.NoWait && r.session.driver.nameNodes.exists(r.claim.dir) {
@@ -36,8 +38,8 @@ var forLocks = rule{
 	},
 }
 
-// lookInQueue looks for the node directly before the claim's. The last watch
-// may know it, if that watch has ended.
+// lookInQueue determines the node directly before the claim's node. If the last
+// watch has ended, it may know that node.
 func (r *request) lookInQueue() (state, error) {
 	q := r.claim
 	if q.node == "" {
@@ -73,9 +75,9 @@ func (r *request) lookInQueue() (state, error) {
 	return arming, nil
 }
 
-// lookAhead checks whether a claim would be granted before it is made, for a
-// request that must not wait. A server may lag, and still list a holder that
-// has released, unless it knows of all transactions before the call.
+// lookAhead checks, before a claim is made, whether it would be granted. It is
+// for requests that must not wait. Unless a server knows all transactions that
+// precede the call, it may lag and still list a holder that has released.
 func (r *request) lookAhead() (state, error) {
 	dir := r.claim.dir
 	read := r.listSynced
@@ -101,7 +103,8 @@ func (r *request) lookAhead() (state, error) {
 	return asking, nil
 }
 
-// wait sleeps until one of the watches shows that the request should look.
+// wait sleeps until one of the watches shows that the request should check
+// again.
 func (r *request) wait() (state, error) {
 	if !r.waited {
 		r.waited = true
@@ -152,15 +155,15 @@ func (r *request) waitEnded() error {
 
 // place is the position of a node among the contenders.
 type place struct {
-	found  bool   // the node is among them
+	found  bool   // the node is one of the contenders
 	before string // the last node before it that excludes it, or ""
-	isLast bool   // no such node is behind the node
+	isLast bool   // no node that excludes the node is behind it
 	shared bool   // both the node and another one are for reading
 }
 
 // placeAmong returns the place of the node. A Read ignores other Reads, so all
 // Reads between two writers watch the same node. A writer watches one of the
-// nodes before it, and another one when that has gone.
+// nodes before it, and another one when that node is gone.
 func (q *claim) placeAmong(children []string) place {
 	own := contender{q.node[len(q.dir)+1:], q.mode, q.seq}
 	p := place{isLast: true}
@@ -182,10 +185,10 @@ func (q *claim) placeAmong(children []string) place {
 	return p
 }
 
-// watch returns a watch of a node, which ends when the node is gone, was
-// changed, or may have been, and not before the node was seen. Waiters for the
-// same node share a watch. For permits the request is passed, and the server
-// has set the watch when watch returns.
+// watch returns a watch of a node. The watch ends when the node is gone or was
+// changed, or when that may have happened. It does not end before the node has
+// been seen. Waiters for the same node share a watch. For permits, request is
+// not nil, and the server has set the watch when watch returns.
 func (r *request) watch(node string, request func(*gozk.Conn, string) error) (*watch, error) {
 	s := r.session
 	bare := request != nil

@@ -70,7 +70,7 @@ func TestNodesOfALock(t *testing.T) {
 	}
 }
 
-// requests returns how many requests the server gets while f runs.
+// requests returns the number of requests that the server gets while f runs.
 func requests(tb testing.TB, s *testenv.ZooKeeperServer, f func()) int64 {
 	tb.Helper()
 	start := s.Requests()
@@ -273,7 +273,7 @@ func TestQueueIsInOrderOfArrival(t *testing.T) {
 	}
 }
 
-// TestForeignChildren has children below a name. Some of them are contenders
+// TestForeignChildren has children below a name. Some children are contenders
 // and some are not.
 func TestForeignChildren(t *testing.T) {
 	s := testenv.ZooKeeper(t)

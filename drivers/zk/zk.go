@@ -7,7 +7,7 @@
 //	zk://user:password@host1:2181,host2:2181/chroot
 //
 // Use ZooKeeper 3.5 or later. List all servers in the URL, because a client
-// that knows only one server loses its locks when that server is cut off.
+// that knows only one server loses its locks if that server is cut off.
 //
 // # Parameters
 //
@@ -38,17 +38,18 @@
 //
 // # Caveats
 //
-// The locks of one TTL share a session, and end with it. The server bounds
-// TTLs, usually to between 4 and 40 seconds. A session carries nodes with paths
-// of at most 512 KiB, so more locks need more sessions. Keep jute.maxbuffer at
-// 1 MiB, the default, or more.
+// Locks with the same TTL share a session, and end with it. The server bounds
+// TTLs, usually to between 4 and 40 seconds. The paths of a session's nodes may
+// have a total length of at most 512 KiB, so more locks need more sessions.
+// Keep jute.maxbuffer at 1 MiB, the default, or more.
 //
 // InterProcessMutex and InterProcessReadWriteLock do not see each other's
 // nodes. Use Write for names that Curator reads and writes. Each side enforces
-// only its own limit of permits, so give both the same one.
+// only its own limit of permits, so give both sides the same limit.
 //
-// The name "orders/42" is the path /orders/42. In names that end in /locks or
-// /leases the last s is written as %73, because Curator keeps permits there.
+// The name "orders/42" is the path /orders/42. In the paths of names that end
+// in /locks or /leases, the last s is written as %73, because Curator keeps
+// permits there.
 //
 // docs/backends/zookeeper.md lists costs, limits, the least rights and the
 // promises under each fault.
@@ -83,8 +84,8 @@ const (
 	// passwords.
 	usualPasswordsEvery = 10 * time.Second
 
-	// Time limits for creating a session, for a request to leave the queue, and
-	// for a request in the background.
+	// The time limits for creating a session, for a request that leaves the
+	// queue, and for a request in the background.
 	sessionFor = 3 * time.Second
 	leaveFor   = 500 * time.Millisecond
 	leaveSoon  = 50 * time.Millisecond // instead of leaveFor, after the end of the caller's context
@@ -93,8 +94,8 @@ const (
 
 // Options of a Driver. The zero value uses the defaults.
 type Options struct {
-	// Chroot is the path below which all locks are, such as "/app/locks". Its
-	// nodes are made when they are needed.
+	// Chroot is the path below which all locks are stored, such as
+	// "/app/locks". Its nodes are made when they are needed.
 	Chroot string
 
 	// TTL is the usual TTL of leases. The session for them is created at once;
@@ -113,7 +114,7 @@ type Options struct {
 	Passwords func(ctx context.Context) ([]string, error)
 
 	// ACL is the ACL of all nodes of the driver. By default everyone has all
-	// rights or, with a User, only that user has.
+	// rights or, if User is set, only that user has all rights.
 	ACL []gozk.ACL
 
 	// Dial connects to a server. The default is DialContext of a net.Dialer.
@@ -134,7 +135,7 @@ type Options struct {
 
 	// NoteAlone makes the data of a hold's node only its note, because
 	// Curator's LeaderLatch and LeaderSelector expect the id of a participant
-	// there. Inspect then names the owner by the node.
+	// there. Inspect then reports the name of the node as the owner.
 	NoteAlone bool
 
 	// FIFO makes all callers of all clients contend individually, in one order
@@ -143,10 +144,10 @@ type Options struct {
 	FIFO bool
 }
 
-// Driver is a driver.Driver on ZooKeeper. It implements
+// Driver is a driver.Driver on ZooKeeper. It also implements
 // driver.KeepAliveReporter, driver.Inspector, driver.Watcher,
 // driver.ForceUnlocker, driver.Lister, driver.Limiter, driver.Latcher,
-// move.Sealer, move.Unsealer, move.Marker and move.Unmarker too.
+// move.Sealer, move.Unsealer, move.Marker and move.Unmarker.
 type Driver struct {
 	hosts   []string
 	options Options
@@ -171,7 +172,7 @@ type Driver struct {
 	cutOff atomic.Int32
 
 	watchMu sync.Mutex
-	watched map[string]*nameWatch // by node
+	watched map[string]*nameWatch // by node of the name
 }
 
 var (
@@ -219,8 +220,8 @@ func (d *Driver) Info() driver.Info {
 	return i
 }
 
-// late covers a server that counts sessions in whole ticks, of which the
-// shortest timeout usually has two. Also, the session of a fixed lease may be
+// late covers a server that counts sessions in whole ticks. The shortest
+// timeout usually has two ticks. Also, the session of a fixed lease may be
 // longer than its TTL. After the election of a leader, all sessions start with
 // a full timeout again.
 func (d *Driver) late() time.Duration { return d.minTTL + d.maxTTL/fixedExtra + time.Second }
@@ -230,11 +231,11 @@ func (d *Driver) now() int64 { return int64(time.Since(d.epoch)) }
 
 // dir returns the path of a name. The path is the name itself, as far as
 // ZooKeeper supports it. Percent signs, characters that are not allowed in a
-// path, and slashes without something on both sides are written as %XX. So is
-// the last letter of a part that looks like a contender, and of a last part
-// with the name of the queue or the leases of permits, because a name below
-// another name must not be one of its contenders, nor have contenders among
-// them.
+// path, and slashes without something on both sides are written as %XX. The
+// last letter of some parts is also written as %XX. These are parts that look
+// like a contender, and a last part with the name of the queue or of the leases
+// of permits. Otherwise a name below another name could be one of its
+// contenders, or have contenders among them.
 func (d *Driver) dir(name string) string { return encode(d.options.Chroot, name) }
 
 // infix returns the infix in the names of new nodes of a mode.

@@ -1,4 +1,4 @@
-// Package alarm provides a queue of times that is cheap for many times close
+// Package alarm provides a queue of times that is cheap if many times are close
 // together.
 package alarm
 
@@ -9,9 +9,9 @@ import (
 	"github.com/go-dsync/dsync/internal/linked"
 )
 
-// Queue holds the alarms that are set. Alarms of about the same time share a
+// Queue holds the alarms that are set. Alarms for about the same time share a
 // slot, and the heap consists of slots. Resetting the alarms of a batch, one
-// after the other, only appends each to the same list. An alarm that is further
+// after another, only appends them to the same list. An alarm that is further
 // away than Grain may come early by up to Grain, so the code that takes it must
 // check the time. An alarm is never late. Calls must not be concurrent.
 type Queue[T any] struct {
@@ -28,8 +28,8 @@ type Alarm[T any] struct {
 	slot *slot[T] // nil if the alarm is not set
 }
 
-// slot holds the alarms of one time: the time of the earliest alarm, or a
-// multiple of the grain before it.
+// slot holds the alarms that share one time. This is the time of the earliest
+// of them, or a multiple of the grain before it.
 type slot[T any] struct {
 	at    clock.Moment
 	index int // in the heap
@@ -40,8 +40,8 @@ type slot[T any] struct {
 // At returns the time that the alarm was last set for.
 func (a *Alarm[T]) At() clock.Moment { return a.at }
 
-// Set sets an alarm, and returns when the alarm comes. The alarm may already be
-// set for another time, or in another Queue.
+// Set sets an alarm, and returns the time at which the alarm comes. The alarm
+// may already be set for another time, or in another Queue.
 func (q *Queue[T]) Set(a *Alarm[T], now, at clock.Moment) clock.Moment {
 	a.Stop()
 	a.at = at
@@ -63,7 +63,8 @@ func (q *Queue[T]) Set(a *Alarm[T], now, at clock.Moment) clock.Moment {
 }
 
 // Stop removes the alarm from its Queue, if it is set. A slot at a multiple of
-// the grain remains, for callers that constantly lock and unlock.
+// the grain remains, because callers that constantly lock and unlock will use
+// it again.
 func (a *Alarm[T]) Stop() {
 	s := a.slot
 	if s == nil {

@@ -16,7 +16,7 @@ func TestAlarmsAreNeverLate(t *testing.T) {
 	for seed := range uint64(200) {
 		r := rand.New(rand.NewPCG(seed, 1))
 		q := Queue[int]{Grain: grain}
-		set := make(map[*Alarm[int]]clock.Moment) // how long before its time each was set
+		set := make(map[*Alarm[int]]clock.Moment) // how long before its time each alarm was set
 		all := make([]Alarm[int], 20)
 		now := clock.Moment(r.IntN(1000))
 		for range 500 {
@@ -57,8 +57,8 @@ func TestAlarmsAreNeverLate(t *testing.T) {
 	}
 }
 
-// TestHoldsOfABatchShareSlots counts slots: the cost of each hold of a large
-// batch is to be in two lists.
+// TestHoldsOfABatchShareSlots counts slots. The cost of each hold in a large
+// batch is an entry in two lists.
 func TestHoldsOfABatchShareSlots(t *testing.T) {
 	const ttl = 30 * time.Second
 	renewals, ends := Queue[int]{Grain: ttl / 64}, Queue[int]{Grain: ttl / 64}

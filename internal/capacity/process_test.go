@@ -61,8 +61,8 @@ func (a *waiting) Waiting() {
 	a.Events.Waiting()
 }
 
-// over ends a wait. A client does one thing after the other, so work that it
-// has begun for its wait comes first.
+// over ends a wait. A client does one thing at a time, so work that it has
+// begun for its wait comes first.
 func (a *waiting) over() {
 	if !a.queued {
 		return

@@ -27,17 +27,17 @@ type model struct {
 
 	// perWaiter is the additional server time, for each waiting client, of a
 	// request that reads the queue. These requests are the first one, if
-	// asksQueue is set, and the looks. It is fitted.
+	// asksQueue is set, and the reads. It is fitted.
 	perWaiter time.Duration
 	asksQueue bool
 
-	// beside is the additional duration of a hand-over in a crowd, caused by
-	// the work of clients that are not involved, with one CPU for all of them.
-	// It is fitted.
+	// beside is the additional duration of a hand-over in a crowd. It is caused
+	// by the work of clients that are not involved, with one CPU for all of
+	// them. It is fitted.
 	beside time.Duration
 
-	// alive is how often a waiting client sends a request that keeps its
-	// connection or session alive.
+	// alive is the interval at which a waiting client sends a request that
+	// keeps its connection or session alive.
 	alive time.Duration
 
 	// passed is the CPU time of a hand-over inside a process.
@@ -53,7 +53,7 @@ type world struct {
 	requests  atomic.Int64
 }
 
-// thread does one thing after the other.
+// thread does one thing at a time.
 type thread struct {
 	mu   sync.Mutex
 	free time.Time // when all the work that has arrived is done

@@ -49,7 +49,7 @@ func inBubble(t *testing.T, m model, roundTrip time.Duration, n int, f func(t *t
 	})
 }
 
-// freeLock simulates uncontended locks, one after the other.
+// freeLock simulates uncontended locks, one after another.
 func freeLock(t *testing.T, m model, roundTrip time.Duration) (s simulated) {
 	t.Helper()
 	inBubble(t, m, roundTrip, 1, func(t *testing.T, _ *world, clients []*dsync.Client) {

@@ -27,7 +27,7 @@ const (
 type Ghost struct {
 	Added time.Time // when Add was called
 
-	next  time.Time // when to ask
+	next  time.Time // when to send the next request
 	pause time.Duration
 }
 
@@ -36,15 +36,15 @@ func (g *Ghost) ghost() *Ghost { return g }
 // Haunting is a pointer to a type that embeds Ghost.
 type Haunting interface{ ghost() *Ghost }
 
-// Policy has the driver's decisions.
+// Policy contains the driver's decisions.
 type Policy[G Haunting] struct {
-	// Settle sends one request about some ghosts, and returns the ghosts that
-	// are not permanently gone. Its requests end with the context of the
-	// driver's lifecycle. It may change the slice.
+	// Settle sends one request for some ghosts, and returns the ghosts that are
+	// not permanently gone. Its requests end with the context of the driver's
+	// lifecycle. It may change the slice.
 	Settle func(ghosts []G) (left []G)
 
-	Batch int // the most ghosts in one call of Settle
-	Calls int // the most concurrent calls of Settle
+	Batch int // the maximum number of ghosts in one call to Settle
+	Calls int // the maximum number of concurrent calls to Settle
 
 	// Max, if not 0, is the maximum number of waiting ghosts. If there are
 	// more, Forget chooses the index of a ghost to give up, or -1 for none.
@@ -52,20 +52,20 @@ type Policy[G Haunting] struct {
 	Forget func(ghosts []G) int
 }
 
-// Cleaner settles ghosts, in one goroutine and one more for each call of
-// Settle. The goroutines live as long as there are ghosts. While a ghost is not
-// gone, the Cleaner tries again, at growing intervals.
+// Cleaner settles ghosts, in one goroutine, plus one for each call to Settle.
+// The goroutines live as long as there are ghosts. While a ghost is not gone,
+// the Cleaner tries again, at growing intervals.
 type Cleaner[G Haunting] struct {
 	life   *lifecycle.Lifecycle
 	policy Policy[G]
 	wake   chan struct{}
 
 	mu       sync.Mutex
-	ghosts   ghosts[G]     // the ghosts that wait
-	calls    int           // of Settle, running
-	settling int           // ghosts in these
+	ghosts   ghosts[G]     // the waiting ghosts
+	calls    int           // number of running calls to Settle
+	settling int           // number of ghosts in these calls
 	expected int           // see Expect
-	running  bool          // the goroutine
+	running  bool          // the goroutine is running
 	none     chan struct{} // closed when none of these are left, once Finish is waiting
 }
 
@@ -97,7 +97,7 @@ func (c *Cleaner[G]) Expect(n int) {
 	c.signalNone()
 }
 
-// Left returns the number of ghosts that are waiting, being settled or
+// Left returns the number of ghosts that are waiting, are being settled or are
 // expected.
 func (c *Cleaner[G]) Left() int {
 	c.mu.Lock()
@@ -112,9 +112,9 @@ func (c *Cleaner[G]) Full() bool {
 	return len(c.ghosts)+c.settling >= c.policy.Max
 }
 
-// Finish returns when nothing is left, or when ctx is done, and returns how
-// much is left. It is called once. Ghosts whose next request is after a long
-// pause are settled at once.
+// Finish returns when nothing is left, or when ctx is done, and returns the
+// number that is left. It is called once. It settles ghosts at once if their
+// next request would come only after a long pause.
 func (c *Cleaner[G]) Finish(ctx context.Context) (left int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -127,7 +127,7 @@ func (c *Cleaner[G]) Finish(ctx context.Context) (left int) {
 	}
 	heap.Init(&c.ghosts)
 	c.kick()
-	for c.left() > 0 && ctx.Err() == nil { // a ghost may arrive after none was left
+	for c.left() > 0 && ctx.Err() == nil { // a ghost may arrive even after none was left
 		none := make(chan struct{})
 		c.none = none
 		c.mu.Unlock()
@@ -150,7 +150,7 @@ func (c *Cleaner[G]) run() {
 			return
 		}
 		if len(due) > 0 {
-			c.life.Go(func() { c.settle(due) }) // not if the driver is ending
+			c.life.Go(func() { c.settle(due) }) // does nothing if the driver is ending
 			continue
 		}
 		timer.Stop()
@@ -168,7 +168,7 @@ func (c *Cleaner[G]) run() {
 
 // due removes and returns the ghosts that are due now. If there are none, it
 // returns the time at which the next ghost is due. A zero time means that a
-// call of Settle must end first.
+// call to Settle must end first.
 func (c *Cleaner[G]) due() (due []G, next time.Time, end bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -225,7 +225,7 @@ func (c *Cleaner[G]) push(g G) {
 	}
 }
 
-// kick makes the goroutine look again.
+// kick makes the goroutine check the ghosts again.
 func (c *Cleaner[G]) kick() {
 	select {
 	case c.wake <- struct{}{}:

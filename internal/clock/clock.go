@@ -1,5 +1,5 @@
-// Package clock provides a monotonic clock that knows how long it stood still
-// while the machine slept.
+// Package clock provides a monotonic clock that also measures how long it stood
+// still while the machine slept.
 package clock
 
 import (
@@ -16,10 +16,11 @@ type Moment = time.Duration
 
 const (
 	// minSleep is the minimum difference between the clocks that counts as a
-	// sleep, and the shortest sleep. The margin of a lease covers less.
+	// sleep, and so the length of the shortest recorded sleep. The margin of a
+	// lease covers shorter ones.
 	minSleep = time.Millisecond
 
-	// maxSleeps is how many sleeps are recorded separately.
+	// maxSleeps is the number of sleeps that are recorded separately.
 	maxSleeps = 64
 )
 
@@ -27,30 +28,31 @@ const (
 // missed. The clock stands still while the machine sleeps, but the leases on
 // the backend continue. The wall clock, which is read with the time at no extra
 // cost, indicates a sleep. asleep returns the length of the sleep, if the
-// system knows it. Otherwise the lead of the wall clock over the monotonic
-// clock counts as the sleep.
+// system knows it. If the system does not, the lead of the wall clock over the
+// monotonic clock counts as the length of the sleep.
 //
 // A sleep is noticed at the next reading. Requests that were sent before that
 // reading must be treated as sent before the sleep.
 type Clock struct {
-	Start  time.Time
-	wall   int64                        // Start on the wall clock, in nanoseconds
-	asleep func() (time.Duration, bool) // how long the machine has slept so far; false if not known
+	Start time.Time
+	wall  int64 // Start on the wall clock, in nanoseconds
+	// the time for which the machine has slept so far; false if it is unknown
+	asleep func() (time.Duration, bool)
 
-	lead atomic.Int64 // of the wall clock over the monotonic one, as far as accounted for
+	lead atomic.Int64 // lead of the wall clock over the monotonic one, as far as it is accounted for
 	last atomic.Int64 // moment of the last sleep; math.MinInt64 before there is one
 
 	mu     sync.Mutex
 	known  bool          // whether the first result of asleep was known
 	before time.Duration // the result of asleep when a sleep was last accounted for
-	total  time.Duration // of all sleeps
+	total  time.Duration // sum of all sleeps
 	sleeps []sleep       // in order
 }
 
 // sleep represents one or several sleeps of the machine, noticed at a Moment.
 type sleep struct {
 	at     Moment
-	before time.Duration // of all sleeps noticed earlier
+	before time.Duration // sum of all sleeps noticed earlier
 }
 
 // New returns a clock that starts now.
@@ -75,15 +77,15 @@ func (c *Clock) Now() Moment {
 // times on which no lease depends.
 func (c *Clock) Plain() Moment { return time.Since(c.Start) }
 
-// read returns the time, and how far the wall clock is ahead of the accounted
-// lead.
+// read returns the time, and the lead of the wall clock that is not accounted
+// for yet.
 func (c *Clock) read() (now Moment, ahead time.Duration) {
 	t := time.Now()
 	now = t.Sub(c.Start)
 	return now, time.Duration(t.UnixNano() - c.wall - int64(now) - c.lead.Load())
 }
 
-// apart reads the clock after the clocks have diverged, and finds out whether
+// apart reads the clock after the clocks have diverged, and determines whether
 // the machine has slept. A stepped or slewed wall clock also makes them
 // diverge.
 func (c *Clock) apart() Moment {
@@ -91,7 +93,7 @@ func (c *Clock) apart() Moment {
 	defer c.mu.Unlock()
 	now, ahead := c.read()
 	if ahead < minSleep && -ahead < minSleep {
-		return now // another reader was here
+		return now // another reader has already handled this
 	}
 	slept := ahead
 	if total, ok := c.asleep(); ok && c.known {
@@ -134,8 +136,8 @@ func (c *Clock) merge(now Moment) {
 	c.sleeps = slices.Delete(c.sleeps, best, best+1)
 }
 
-// Missed returns how long the machine may have slept since a request was sent,
-// as far as noticed.
+// Missed returns the time for which the machine may have slept since a request
+// was sent, as far as noticed.
 func (c *Clock) Missed(since Moment) time.Duration {
 	if int64(since) > c.last.Load() {
 		return 0
@@ -149,12 +151,12 @@ func (c *Clock) Missed(since Moment) time.Duration {
 	return c.total - c.sleeps[i].before
 }
 
-// LastSleep returns when the last sleep was noticed, and a time before Start if
-// there was none.
+// LastSleep returns the time at which the last sleep was noticed, and a time
+// before Start if there was none.
 func (c *Clock) LastSleep() Moment { return Moment(c.last.Load()) }
 
 // Sleep makes the clock find a sleep of the machine at its next reading, in
-// tests. known is whether the system knows how long the sleep was.
+// tests. known reports whether the system knows the length of the sleep.
 func (c *Clock) Sleep(d time.Duration, known bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

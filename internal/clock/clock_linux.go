@@ -6,9 +6,9 @@ import (
 	"unsafe"
 )
 
-// asleep returns how long the machine has slept since it was started.
-// CLOCK_BOOTTIME advances during a sleep and CLOCK_MONOTONIC does not. False
-// means that the kernel does not know.
+// asleep returns the time for which the machine has slept since its start.
+// CLOCK_BOOTTIME advances during a sleep and CLOCK_MONOTONIC does not. It
+// returns false if the kernel does not know this.
 func asleep() (time.Duration, bool) {
 	const clockMonotonic, clockBoottime = 1, 7
 	best, slept := time.Duration(-1), time.Duration(0)
@@ -20,7 +20,7 @@ func asleep() (time.Duration, bool) {
 			return 0, false
 		}
 		if apart := after - before; best < 0 || apart < best {
-			best, slept = apart, boot-before // too long, if anything
+			best, slept = apart, boot-before // if inexact, the time is too long
 		}
 		if best < minSleep/4 {
 			break

@@ -4,5 +4,5 @@ package clock
 
 import "time"
 
-// asleep does not know how long the machine has slept.
+// asleep always reports that it does not know how long the machine has slept.
 func asleep() (time.Duration, bool) { return 0, false }

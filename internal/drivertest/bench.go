@@ -80,7 +80,7 @@ func Crowd(goroutines, rounds int, f func(i int)) {
 
 // CrowdCost reports the number of requests and the time that each caller costs,
 // from the first call to the last release. The callers belong to one client and
-// wait for a name that another caller of that client holds. The function waits
+// wait for a name that another caller of that client holds. The waits callback
 // reports whether the server sees the expected number of waiters.
 func CrowdCost(b *testing.B, c *dsync.Client, name string, waiters int, requests func() int64, waits func() bool) {
 	lock := func() *dsync.Lease {
@@ -123,7 +123,7 @@ func CrowdCost(b *testing.B, c *dsync.Client, name string, waiters int, requests
 
 // HandOvers returns a function that hands a lock over between two clients, back
 // and forth. It returns the time from the start of the release to the grant.
-// The function waits returns when the server shows that the other client is
+// The waits callback returns when the server shows that the other client is
 // waiting.
 func HandOvers(b *testing.B, clients [2]Locker, name string, waits func()) func() time.Duration {
 	type grant struct {
@@ -140,7 +140,7 @@ func HandOvers(b *testing.B, clients [2]Locker, name string, waits func()) func(
 			granted <- grant{time.Now(), unlock}
 		}()
 		waits()
-		<-time.After(5 * time.Millisecond) // its watch is set
+		<-time.After(5 * time.Millisecond) // gives the waiter time to set its watch
 		start := time.Now()
 		unlock()
 		g := <-granted
@@ -165,10 +165,10 @@ func Heap() int64 {
 }
 
 // HoldMany holds b.N different locks, and reports the cost of each in the
-// driver. The function settled waits until everything has settled.
+// driver. The settled callback waits until everything has settled.
 func HoldMany(b *testing.B, d driver.Driver, settled func()) {
 	const warm = 100
-	requests := make([]*driver.Request, warm+b.N) // not part of the driver
+	requests := make([]*driver.Request, warm+b.N) // the requests are not part of the driver
 	for i := range requests {
 		requests[i] = Request("held-" + time.Duration(i).String())
 	}

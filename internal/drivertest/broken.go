@@ -85,8 +85,9 @@ func returns(t *testing.T, what string, f func()) {
 	}
 }
 
-// CallAll makes each call of a driver, with the given time for each, as far as
-// its requests are granted. The caller decides which results are correct.
+// CallAll makes every kind of call to a driver, as far as its requests are
+// granted. limit bounds each call. The caller decides which results are
+// correct.
 func CallAll(t *testing.T, d driver.Driver, name string, limit time.Duration) {
 	call := func(what string, f func(ctx context.Context) error) {
 		ctx, cancel := context.WithTimeout(t.Context(), limit)

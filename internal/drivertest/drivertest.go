@@ -41,7 +41,7 @@ func (e *Events) Tokens() int { return 1 }
 // Lost implements driver.Events.
 func (e *Events) Lost(cause error) { e.lost <- cause }
 
-// Request returns a request for 30 s with its own hold.
+// Request returns a request with a TTL of 30 s and its own hold.
 func Request(name string) *driver.Request {
 	hold := fmt.Sprintf("00000000-0000-4000-8000-000000000000:%d", holds.Add(1))
 	return &driver.Request{Name: name, Hold: hold, Owner: "owner of " + name, TTL: 30 * time.Second,
@@ -124,10 +124,10 @@ func Token(l driver.Lease) uint64 {
 	return first
 }
 
-// Waiter is a call of Acquire in another goroutine.
+// Waiter is a call to Acquire in another goroutine.
 type Waiter struct {
 	Cancel context.CancelFunc
-	Done   chan struct{} // closed when it has returned
+	Done   chan struct{} // closed when the call has returned
 
 	lease driver.Lease
 	err   error
@@ -144,7 +144,7 @@ func Begin(d driver.Driver, r *driver.Request) *Waiter {
 	return w
 }
 
-// Wait begins an Acquire and returns when it is waiting.
+// Wait begins an Acquire and returns when the Acquire is waiting.
 func Wait(tb testing.TB, d driver.Driver, r *driver.Request) *Waiter {
 	tb.Helper()
 	w := Begin(d, r)
@@ -193,7 +193,7 @@ func (w *Waiter) Waits() bool {
 // WantErr fails the test unless the error matches every error of want.
 func WantErr(tb testing.TB, what string, err error, want ...error) {
 	tb.Helper()
-	tb.Logf("%s: %v", what, err) // searched for passwords
+	tb.Logf("%s: %v", what, err) // make test searches the output for passwords
 	for _, target := range want {
 		if !errors.Is(err, target) {
 			tb.Errorf("%s: got %v, want an error that matches %q", what, err, target)
@@ -208,7 +208,7 @@ func WantText(tb testing.TB, what string, err error, parts ...string) {
 		tb.Errorf("%s: got no error", what)
 		return
 	}
-	tb.Logf("%s: %v", what, err) // searched for passwords
+	tb.Logf("%s: %v", what, err) // make test searches the output for passwords
 	for _, part := range parts {
 		if !strings.Contains(err.Error(), part) {
 			tb.Errorf("%s: got %q, want %q in it", what, err, part)

@@ -2,8 +2,8 @@ package drivertest
 
 import "github.com/go-dsync/dsync/internal/testenv"
 
-// OrderGroups returns the groups of the suite whose results depend on the order
-// of waiters, and some more. In the long form it returns nil, which means all
+// OrderGroups returns more and the groups of the suite whose results depend on
+// the order of waiters. In the long form it returns nil, which means all
 // groups.
 func OrderGroups(more ...string) []string {
 	return testenv.Briefly(append(more, "waiting", "contention", "wakeup", "order", "crossing", "inspect", "storm"), nil)

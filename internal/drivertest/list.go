@@ -26,7 +26,7 @@ func Listed(tb testing.TB, ctx context.Context, d driver.Driver, prefix string) 
 }
 
 // ListOfSilentServer fails the test unless a List ends with its context while
-// the server is frozen, and eventually by itself.
+// the server is frozen, and also eventually ends by itself.
 func ListOfSilentServer(t *testing.T, d driver.Driver, freeze, thaw func()) {
 	t.Helper()
 	freeze()

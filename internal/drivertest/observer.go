@@ -12,13 +12,13 @@ import (
 
 const (
 	observerAwayFor = 30 * time.Second
-	observerKnowsIn = time.Second // after a new observer knows the leader
+	observerKnowsIn = time.Second // the time after which a new observer knows the leader
 )
 
-// ObserverComesBack disconnects an observer while the leader changes, by broken
-// connections and by silent ones. Soon after the outage the observer must know
-// the leader, compared with an observer that starts then. url makes a URL from
-// the address of a server. Its TTL must be less than a minute.
+// ObserverComesBack disconnects an observer while the leader changes, first by
+// broken connections and then by silent ones. Soon after the outage it must
+// know the leader, compared with an observer that starts at that time. url
+// makes a URL from the address of a server. Its TTL must be less than a minute.
 func ObserverComesBack(t *testing.T, server string, url func(addr string) string) {
 	for name, cut := range map[string]func(*wire.Wire){
 		"cut":        (*wire.Wire).Cut,

@@ -8,13 +8,12 @@ import (
 )
 
 // Recipe returns the first code block in docs/backends after a text, so that
-// tests run with the rights recommended there. It is for the packages of
-// drivers.
+// tests run with the recommended rights. It is for the packages of drivers.
 func Recipe(tb testing.TB, after string) string {
 	tb.Helper()
 	_, rest, found := strings.Cut(backends(tb), after)
 	_, block, begins := strings.Cut(rest, "\n```")
-	_, block, _ = strings.Cut(block, "\n") // the language
+	_, block, _ = strings.Cut(block, "\n") // cuts off the language
 	block, _, ends := strings.Cut(block, "\n```")
 	if !found || !begins || !ends {
 		tb.Fatalf("docs/backends has no block of code after %q", after)

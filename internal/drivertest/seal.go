@@ -64,8 +64,8 @@ func Unseal(tb testing.TB, d move.Unsealer, name, id string) {
 
 // LateUnseal lets b write another id to the seal of a name while a's request to
 // unseal it is in progress. It fails the test unless a's request then has no
-// effect. Delay delays the request and returns a channel, or nil. The channel
-// is closed when the request has reached the point of the delay. Arrive lets
+// effect. delay delays the request and returns a channel, or nil. The channel
+// is closed when the request has reached the point of the delay. arrive lets
 // the request continue.
 func LateUnseal(tb testing.TB, a, b Unsealer, name string, delay func() <-chan struct{}, arrive func()) {
 	tb.Helper()
@@ -88,7 +88,7 @@ func LateUnseal(tb testing.TB, a, b Unsealer, name string, delay func() <-chan s
 
 // LateSeal delays a's requests to seal its hold by r and to release it until
 // both are abandoned. It fails the test unless b then finds exactly one state:
-// the name is sealed, or it is free. Delay delays the requests and arrive lets
+// the name is sealed, or it is free. delay delays the requests and arrive lets
 // them continue. If the requests are lost instead, the name must be free.
 func LateSeal(tb testing.TB, a, b Sealer, r *driver.Request, delay, arrive func(), lost bool) {
 	tb.Helper()

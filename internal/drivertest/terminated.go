@@ -24,7 +24,8 @@ func lockedNames() (names []string) {
 }
 
 // TerminatedRole is a role of testenv.Spawn: a program that closes its client
-// when a signal ends it, with the context that the signal canceled.
+// when a signal ends the program. It passes Close the context that the signal
+// canceled.
 func TerminatedRole() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()

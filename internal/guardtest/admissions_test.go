@@ -16,7 +16,7 @@ import (
 	"github.com/go-dsync/dsync/guard"
 )
 
-// admission is a call of Write or Read, with the expected error.
+// admission is a call to Write or Read, with the expected error.
 type admission struct {
 	name  string
 	token uint64

@@ -13,8 +13,8 @@ import (
 )
 
 // Lifecycle counts the calls and the goroutines of a driver. The driver ends in
-// four steps: Close, AwaitCalls, End (of clean-ups) and Wait (for the
-// goroutines).
+// four steps: Close, AwaitCalls, End, which ends clean-ups, and Wait, which
+// waits for the goroutines.
 type Lifecycle struct {
 	open   context.Context
 	close  context.CancelFunc
@@ -37,12 +37,12 @@ func New() *Lifecycle {
 	return l
 }
 
-// Open returns a context that ends when Close is called. Waiting calls end with
-// Open.
+// Open returns a context that ends when Close is called. Waiting calls end when
+// the context of Open ends.
 func (l *Lifecycle) Open() context.Context { return l.open }
 
 // Context returns a context that ends when End is called. The clean-ups after
-// calls end when Context ends.
+// calls end when this context ends.
 func (l *Lifecycle) Context() context.Context { return l.life }
 
 // Enter counts a call until Leave is called. It fails with driver.ErrClosed
@@ -58,7 +58,7 @@ func (l *Lifecycle) Enter() error {
 }
 
 // EnterLate is like Enter for a call that releases something, and never fails.
-// After AwaitCalls has returned, the call is not waited for.
+// AwaitCalls does not wait for a call that begins after it has returned.
 func (l *Lifecycle) EnterLate() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -87,8 +87,8 @@ func (l *Lifecycle) Go(f func()) bool {
 	return true
 }
 
-// Sleep waits, and reports whether neither ctx nor Context ended in the
-// meantime.
+// Sleep waits, and reports whether neither ctx nor the context of Context ended
+// in the meantime.
 func (l *Lifecycle) Sleep(ctx context.Context, wait time.Duration) bool {
 	timer := time.NewTimer(wait)
 	defer timer.Stop()
@@ -101,14 +101,14 @@ func (l *Lifecycle) Sleep(ctx context.Context, wait time.Duration) bool {
 	return false
 }
 
-// Pauses between the calls of Repeat.
+// The pauses between the attempts of Repeat.
 const (
 	firstPause = 20 * time.Millisecond
 	lastPause  = 500 * time.Millisecond
 )
 
-// Repeat calls try with growing pauses, as long as try asks for it and neither
-// ctx nor Context ends, and returns the last error.
+// Repeat calls try with growing pauses, as long as try returns again and
+// neither ctx nor the context of Context has ended. It returns the last error.
 func (l *Lifecycle) Repeat(ctx context.Context, try func() (again bool, err error)) error {
 	again, err := try()
 	for pause := firstPause; again && l.Sleep(ctx, pause); pause = min(2*pause, lastPause) {
@@ -131,8 +131,8 @@ func WithCause(ctx context.Context, kind, err error) error {
 	return fmt.Errorf("%w: %w", kind, err)
 }
 
-// Close makes Enter fail from now on, and ends Open. A second Close returns
-// driver.ErrClosed.
+// Close makes Enter fail from now on, and ends the context of Open. A second
+// Close returns driver.ErrClosed.
 func (l *Lifecycle) Close() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -144,8 +144,8 @@ func (l *Lifecycle) Close() error {
 	return nil
 }
 
-// AwaitCalls waits for all calls, and returns how many had not ended at the end
-// of ctx. It is called once, after Close.
+// AwaitCalls waits for all calls, and returns the number of calls that had not
+// ended when ctx ended. It is called once, after Close.
 func (l *Lifecycle) AwaitCalls(ctx context.Context) int {
 	l.mu.Lock()
 	if l.calls == 0 {
@@ -165,7 +165,7 @@ func (l *Lifecycle) AwaitCalls(ctx context.Context) int {
 	return l.calls
 }
 
-// End makes Go fail from now on, and ends Context.
+// End makes Go fail from now on, and ends the context of Context.
 func (l *Lifecycle) End() {
 	l.mu.Lock()
 	l.ended = true
@@ -176,8 +176,8 @@ func (l *Lifecycle) End() {
 // Wait waits for all goroutines. It is called after End.
 func (l *Lifecycle) Wait() { l.groups.Wait() }
 
-// Finish waits for all goroutines and calls rest, or returns at the end of ctx
-// and leaves both to a goroutine. It is called after End.
+// Finish waits for all goroutines and calls rest, or returns when ctx ends and
+// leaves both to a goroutine. It is called after End.
 func (l *Lifecycle) Finish(ctx context.Context, rest func()) {
 	finished := make(chan struct{})
 	go func() { // ends when the goroutines end

@@ -15,7 +15,7 @@ type Element[T any] interface {
 	links() *Links[T]
 }
 
-// List is in the order of Add. The zero value is empty.
+// List keeps its elements in the order of Add. The zero value is empty.
 type List[T any, P Element[T]] struct{ first, last *T }
 
 // Add appends e, unless e is in the list.
@@ -50,7 +50,7 @@ func (l *List[T, P]) Remove(e P) {
 	*at = Links[T]{}
 }
 
-// has reports whether e is in the list; e is in no other list.
+// has reports whether e is in the list. e must not be in another list.
 func (l *List[T, P]) has(e P) bool { return e.links().previous != nil || l.first == e }
 
 // Empty reports whether the list is empty.
@@ -59,7 +59,7 @@ func (l *List[T, P]) Empty() bool { return l.first == nil }
 // First returns the element that has been in the list for longest, or nil.
 func (l *List[T, P]) First() P { return l.first }
 
-// All yields all elements in order. The loop may remove the current one.
+// All yields all elements in order. The loop may remove the current element.
 func (l *List[T, P]) All() iter.Seq[P] {
 	return func(yield func(P) bool) {
 		for e := l.first; e != nil; {

@@ -8,8 +8,8 @@ import (
 	"github.com/redis/rueidis"
 )
 
-// HasCode reports whether an error of a server carries one of the codes. Before
-// Redis 7 the code of an error in a script follows the place in the script.
+// HasCode reports whether an error of a server has one of the codes. Before
+// Redis 7 the code of an error in a script follows the position in the script.
 func HasCode(text string, codes ...string) bool {
 	inScript := strings.Contains(text, "user_script")
 	for _, code := range codes {
@@ -34,11 +34,11 @@ func IsDemoted(err error) bool {
 
 // RefusedCommand returns an error that matches fs.ErrPermission if a server
 // does not know a command, which an administrator may have renamed. Otherwise
-// RefusedCommand returns nil. The server has done nothing. The text of the
-// server's error is left out because it quotes the arguments of the command,
-// such as a script.
+// RefusedCommand returns nil. In this case the server has not executed the
+// command. The text of the server's error is omitted because it quotes the
+// arguments of the command, such as a script.
 func RefusedCommand(answer *rueidis.RedisError) error {
-	// the library leaves out the ERR before it
+	// the library omits the ERR before this text
 	text, unknown := strings.CutPrefix(answer.Error(), "unknown command ")
 	if !unknown {
 		return nil

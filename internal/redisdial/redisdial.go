@@ -1,7 +1,8 @@
 // Package redisdial sets the options and makes the connections of clients that
-// a driver opened itself. So the driver knows all its connections. It can
-// distinguish a new connection from the previous one, and no connection stays
-// open when the driver is closed, whatever the client was doing at that moment.
+// a driver opened itself. In this way the driver knows all its connections. It
+// can distinguish a new connection from the previous one, and no connection
+// stays open when the driver is closed, regardless of what the client was doing
+// at that moment.
 package redisdial
 
 import (
@@ -22,7 +23,7 @@ type Func = func(ctx context.Context, addr string, nd *net.Dialer, config *tls.C
 type Dialer struct {
 	dial     Func
 	made     atomic.Uint64
-	life     context.Context // of every attempt to connect; canceled by End
+	life     context.Context // parent of every attempt to connect; canceled by End
 	end      context.CancelFunc
 	attempts sync.WaitGroup
 
@@ -39,8 +40,8 @@ type conn struct {
 	sentinel bool
 }
 
-// RemoteAddr implements net.Conn. The credentials of a connection depend on it:
-// see ToSentinels.
+// RemoteAddr implements net.Conn. The credentials of a connection depend on the
+// address (see ToSentinels).
 func (c *conn) RemoteAddr() net.Addr {
 	if c.sentinel {
 		return sentinelAddr{c.Conn.RemoteAddr()}
@@ -54,8 +55,8 @@ func (c *conn) Write(b []byte) (int, error) {
 	return c.Conn.Write(b)
 }
 
-// Read implements net.Conn. A server that refuses a connection, because it has
-// too many, reports this before the first request. The library panics on an
+// Read implements net.Conn. A server that refuses a connection because it has
+// too many reports this before the first request. The library panics on an
 // answer without a request, so Read turns the answer into an error.
 func (c *conn) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
@@ -123,12 +124,12 @@ func (d *Dialer) begin() bool {
 	return true
 }
 
-// Made returns how many connections were requested. While the number stays the
-// same, there is no new connection.
+// Made returns the number of connections that were requested. While the number
+// stays the same, there is no new connection.
 func (d *Dialer) Made() uint64 { return d.made.Load() }
 
 // Connected reports whether a connection is open. The client closes a
-// connection when it notices its end.
+// connection when it notices the end of the connection.
 func (d *Dialer) Connected() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()

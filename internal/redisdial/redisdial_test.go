@@ -129,8 +129,7 @@ func TestEndEndsAttemptsThatAreUnderWay(t *testing.T) {
 	awaitEnd(t, c)
 }
 
-// A dial function of the user need not heed its context, and may finish after
-// End.
+// A dial function of the user may ignore its context, and may finish after End.
 func TestEndClosesWhatIsMadeAfterIt(t *testing.T) {
 	s := newServer(t)
 	begun, goOn := make(chan struct{}), make(chan struct{})

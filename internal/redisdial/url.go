@@ -13,9 +13,9 @@ import (
 	"github.com/go-dsync/dsync/internal/tlsurl"
 )
 
-// How the clients of a driver connect.
+// The connection parameters of the clients of a driver.
 const (
-	ConnectFor = 2 * time.Second // one attempt to connect, and then to log in
+	ConnectFor = 2 * time.Second // for one attempt to connect, and then for the login
 	PingEvery  = time.Second     // on an idle connection
 	AnswerIn   = 3 * time.Second // otherwise the connection counts as dead
 )
@@ -32,9 +32,9 @@ func Prepare(o *rueidis.ClientOption) {
 	o.PipelineMultiplex = -1 // one connection, which is as fast, and keeps requests in order
 
 	// The library's own goroutines write and read from the beginning. Otherwise
-	// callers do so at first, and Close can hang: if Close begins at the same
-	// time as the ping of an idle connection, each of the two expects the other
-	// to start these goroutines.
+	// callers do so at first, and Close can hang: if Close and the ping of an
+	// idle connection begin at the same time, each of them expects the other to
+	// start these goroutines.
 	o.AlwaysPipelining, o.DisableAutoPipelining = true, false
 
 	if o.Dialer.Timeout <= 0 {
@@ -73,7 +73,7 @@ func ReadURL(u *driver.URL, clientName string) (o rueidis.ClientOption, err erro
 		user := o.Username
 		o.AuthCredentialsFn = func(at rueidis.AuthCredentialsContext) (rueidis.AuthCredentials, error) {
 			text, err := password()
-			if err != nil { // like an unreachable server: nothing was sent
+			if err != nil { // treated like an unreachable server, because nothing was sent
 				err = &net.OpError{Op: "dial", Net: "tcp", Addr: at.Address, Err: fmt.Errorf("password_file: %w", err)}
 			}
 			return rueidis.AuthCredentials{Username: user, Password: text}, err
@@ -90,7 +90,8 @@ func ReadURL(u *driver.URL, clientName string) (o rueidis.ClientOption, err erro
 	}
 	n, err := strconv.Atoi(path)
 	if err != nil || n < 0 || n > maxDB || strconv.Itoa(n) != path {
-		// Without the path, which may be part of a password with a slash.
+		// The error omits the path, which may be part of a password with a
+		// slash.
 		return o, fmt.Errorf("%s URL: the path is not the number of a database", u.Scheme)
 	}
 	o.SelectDB = n

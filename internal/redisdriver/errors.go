@@ -21,19 +21,19 @@ var ErrAnswer = errors.New("the server's answer is invalid")
 // temporarily refuses a command, before doing anything.
 var unavailableCodes = []string{
 	"READONLY", "LOADING", "CLUSTERDOWN", "TRYAGAIN", "MASTERDOWN", "BUSY", "OOM", "MISCONF", "NOREPLICAS", "MOVED", "ASK",
-	// reached, by the node itself or with the cluster's connections; the
-	// library leaves out the ERR before it
+	// the limit is reached by the node alone or together with the connections
+	// of the cluster; the library omits the ERR before this text
 	"max number of clients",
 }
 
 var credentialCodes = []string{"NOAUTH", "WRONGPASS"}
 
 // deniedInScript is the prefix of the errors, without a code, by which servers
-// up to 7.0 refuse a command of a script. They do not name the command.
+// up to 7.0 refuse a command in a script. They do not name the command.
 const deniedInScript = "The user executing the script can't"
 
 // unknownInScript is the prefix of the errors by which servers refuse an
-// unknown command of a script.
+// unknown command in a script.
 const unknownInScript = "Unknown Redis command called from"
 
 // Fault turns the error from a request about name into the error of a call.
@@ -48,7 +48,7 @@ func Fault(ctx context.Context, name string, err error) (_ error, doubt bool) {
 	return lifecycle.WithCause(ctx, driver.ErrUnknown, err), true
 }
 
-// Explain is like Fault without the doubt. It returns nil for nil.
+// Explain is like Fault, but does not return doubt. It returns nil for nil.
 func Explain(ctx context.Context, name string, err error) error {
 	if err != nil {
 		err, _ = Fault(ctx, name, err)
@@ -56,7 +56,8 @@ func Explain(ctx context.Context, name string, err error) error {
 	return err
 }
 
-// NotSent reports why a request was not sent, and never will be.
+// NotSent is the error of a request that was not sent, and never will be, for
+// the reason Why.
 type NotSent struct{ Why error }
 
 func (e NotSent) Error() string { return e.Why.Error() }
@@ -70,7 +71,7 @@ func neverSent(err error) bool {
 		errors.Is(err, rueidis.ErrNoSlot) || errors.Is(err, rueidis.ErrNoAddr)
 }
 
-// Refusal is like Fault, for an error that a server returned.
+// Refusal is like Fault for an error that a server returned.
 func Refusal(name string, answer *rueidis.RedisError) (_ error, doubt bool) {
 	text := answer.Error()
 	if err := redisdial.RefusedCommand(answer); err != nil {
@@ -82,7 +83,7 @@ func Refusal(name string, answer *rueidis.RedisError) (_ error, doubt bool) {
 	case redisdial.HasCode(text, deniedInScript, unknownInScript):
 		return fmt.Errorf("%w: %s: %w", fs.ErrPermission, commandAt(text), answer), true
 	case redisdial.HasCode(text, credentialCodes...):
-		// a command may have been sent before
+		// a command may have been sent earlier
 		return fmt.Errorf("%w: %w", driver.ErrCredentials, answer), true
 	case redisdial.HasCode(text, "NOPERM"):
 		// a script may have been stopped half-way
@@ -93,7 +94,7 @@ func Refusal(name string, answer *rueidis.RedisError) (_ error, doubt bool) {
 	return answer, true
 }
 
-// The lowest supported version of Redis. Valkey began at 7.2.
+// The lowest supported version of Redis. Valkey's first version is 7.2.
 const minMajor, minMinor = 6, 2
 
 // CheckVersion returns an error for a server that is too old.

@@ -32,7 +32,7 @@ type Lease[L any] interface {
 // calls, with the clock of the driver and the leases that are held.
 type Life[L any, P Lease[L]] struct {
 	*lifecycle.Lifecycle
-	epoch time.Time // times inside a driver are nanoseconds since then, on the monotonic clock
+	epoch time.Time // times inside a driver are nanoseconds since epoch, on the monotonic clock
 
 	mu     sync.Mutex
 	leases linked.List[L, P]
@@ -68,7 +68,7 @@ func (f *Life[L, P]) Acquire(ctx context.Context, r *driver.Request, acquire fun
 		f.mu.Unlock()
 		return l, nil
 	}
-	err = driver.ErrClosed // granted while Close began
+	err = driver.ErrClosed // the lock was granted while Close began
 	if releaseErr := l.Release(ctx); errors.Is(releaseErr, driver.ErrUnknown) {
 		err = fmt.Errorf("%w: %w", err, releaseErr)
 	}
@@ -96,8 +96,8 @@ func (f *Life[L, P]) TakeAll() []P {
 	return f.leases.Take()
 }
 
-// Abandon implements driver.Leaver.Leave: it makes the last renewal of a lease,
-// repeated like a release. Close waits for it and does not end the hold.
+// Abandon implements driver.Leaver.Leave. It sends the last renewal of a lease,
+// and repeats it like a release. Close waits for it and does not end the hold.
 func (f *Life[L, P]) Abandon(ctx context.Context, l P, ttl time.Duration) error {
 	f.BeginRelease(l)
 	defer f.Leave()
@@ -117,16 +117,16 @@ type Hold struct {
 	Awaited bool // other clients wait for the name
 }
 
-// Phase is how far a lease has progressed.
+// Phase is the progress of a lease.
 type Phase int8
 
 // The phases. Doubted and Removed are phases of redisson only.
 const (
 	Wanted Phase = iota // not granted yet
 	Held
-	Ending  // Release was called, or the attempt given up: never renewed again
+	Ending  // Release was called, or the attempt was given up; the lease is never renewed again
 	Doubted // a request to release the hold was not answered
-	Removed // by the cleaner after a failed Release
+	Removed // removed by the cleaner after a failed Release
 	Over    // the outcome is known
 )
 
@@ -165,15 +165,15 @@ func (h *Hold) Begin(at int64, ttl time.Duration) (r Renewal, ok bool) {
 // mutex of the lease, except for Expires.
 type Term struct {
 	expires  atomic.Int64
-	lasts    int64 // how long the hold can last if every request to renew it is executed
+	lasts    int64 // the end of the hold if every request to renew it is executed
 	renewing int32 // renewals that were sent and not answered
-	shortest int64 // the shortest TTL among these
+	shortest int64 // the shortest TTL among these renewals
 }
 
 // Renewal is a request to renew a lease.
 type Renewal struct {
 	at, ttl int64 // when it was sent, and the TTL that it requests
-	before  int64 // Term.Expires before
+	before  int64 // Term.Expires before the renewal
 }
 
 // Shortens reports whether the renewal shortens the hold.
@@ -188,15 +188,15 @@ func (t *Term) Grant(end int64) {
 	t.Extend(end)
 }
 
-// Extend notes that a request on its way can extend the hold until end.
+// Extend records that a request on its way can extend the hold until end.
 func (t *Term) Extend(end int64) { t.lasts = max(t.lasts, end) }
 
 // Over returns the time by which nothing is left of the hold.
 func (t *Term) Over() int64 { return t.lasts + int64(Late) }
 
-// Begin notes that a renewal is about to be sent, unless the lease has ended.
-// From here on the hold may end as early as this renewal requests, whatever its
-// outcome. A renewal with a TTL of 0 only checks for the hold.
+// Begin records that a renewal is about to be sent, unless the lease has ended.
+// From here on the hold may end as early as this renewal requests, regardless
+// of its outcome. A renewal with a TTL of 0 only checks for the hold.
 func (t *Term) Begin(at int64, ttl time.Duration) (r Renewal, ok bool) {
 	r = Renewal{at, int64(ttl), t.Expires()}
 	if at >= r.before || ttl == 0 {
@@ -233,7 +233,7 @@ func (t *Term) Answered(r Renewal) {
 	}
 }
 
-// Refused ends a renewal that was not executed, and so does not shorten the
+// Refused ends a renewal that was not executed and so does not shorten the
 // hold.
 func (t *Term) Refused(r Renewal, now int64) {
 	expires := t.Expires()

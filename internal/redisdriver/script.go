@@ -11,7 +11,7 @@ import (
 	"github.com/redis/rueidis"
 )
 
-// Script is a Lua script and the name under which a server keeps it.
+// Script is a Lua script and the digest under which a server stores it.
 type Script struct{ Text, SHA string }
 
 // texts are the texts of all scripts, by SHA.
@@ -66,8 +66,8 @@ var (
 	commandOfScript = regexp.MustCompile(`call\('([A-Z]+)'`)
 )
 
-// commandAt returns the commands of a script in the line that a server error
-// names.
+// commandAt returns the commands in the line of a script that a server error
+// reports.
 func commandAt(text string) string {
 	const unknown = "a command of a script"
 	script, known := texts[shaOfScript.FindString(text)]

@@ -14,29 +14,30 @@ const (
 	lastConnect  = 2 * time.Second
 
 	// placeAgain is the pause before a subscription that a node of a cluster
-	// refused is placed again.
+	// refused is assigned to a node again.
 	placeAgain = 300 * time.Millisecond
 
-	// A feed leaves channels at most once per leaveEvery, or per leaveEach for
-	// each channel to which it must subscribe again in doing so, if that is
-	// longer. After a failure the pause doubles, up to lastLeave.
+	// leaveEvery is the minimum pause before a feed leaves channels again. The
+	// pause is leaveEach for each channel to which the feed must then subscribe
+	// again, if that is longer. After a failure the pause doubles, up to
+	// lastLeave.
 	leaveEvery = time.Second
 	leaveEach  = 200 * time.Microsecond
 	lastLeave  = 8 * time.Second
 
 	// maxUnused is the number of unused channels above which a feed gives up
-	// its connection, although there is no replacement.
+	// its connection, even without a replacement.
 	maxUnused = 10_000
 
 	// perCommand is the number of channels in one SUBSCRIBE.
 	perCommand = 1000
 
-	// lookEvery is the pause between two calls of Conn.Stale.
+	// lookEvery is the pause between two calls to Conn.Stale.
 	lookEvery = 250 * time.Millisecond
 )
 
-// feedKey identifies a feed: by the address of its node for sharded channels in
-// a cluster. Otherwise there is one feed for each kind.
+// feedKey identifies a feed. For sharded channels in a cluster, it contains the
+// address of the feed's node. Otherwise there is one feed for each kind.
 type feedKey struct {
 	node    string
 	sharded bool
@@ -56,12 +57,12 @@ type feed struct {
 	key      feedKey
 	kick     chan struct{} // holds a value when there is work to do
 
-	// Of the goroutine.
+	// Owned by the goroutine.
 	connecting bool
 	connectAt  time.Time     // when to connect, if there is no connection
-	pause      time.Duration // before the following attempt
+	pause      time.Duration // the pause before the following attempt
 	leaveAt    time.Time     // when unused channels may be left
-	leavePause time.Duration // before the following attempt
+	leavePause time.Duration // the pause before the following attempt
 
 	// Written by the goroutine with Listener.mu held.
 	cur  *link // nil while the connection is down
@@ -82,11 +83,13 @@ type link struct {
 	// Guarded by Listener.mu.
 	channels map[string]channelState // the channels that were requested
 	todo     []string                // the channels that must still be requested
-	missing  int                     // how many channels are needed and not confirmed
+	missing  int                     // number of channels that are needed and not confirmed
 }
 
 type channelState struct {
-	needed    bool // before the link replaces another one, which may have the channel
+	// the channel must be confirmed before the link replaces another one, which
+	// may have it
+	needed    bool
 	confirmed bool
 }
 
@@ -106,7 +109,7 @@ func (ln *Listener) feed(key feedKey) *feed {
 func (f *feed) add(s *subscription) {
 	channel := s.hub.channel
 	f.subs[channel] = s
-	carried := f.carriers(channel, false) > 0 // not left yet
+	carried := f.carriers(channel, false) > 0 // the channel was not left yet
 	if l := f.newest(); l != nil {
 		l.request(channel, carried)
 	}
@@ -116,15 +119,15 @@ func (f *feed) add(s *subscription) {
 	f.wake()
 }
 
-// begin notes that the server has confirmed a subscription. Waiters try,
-// because messages may have been missed (mu).
+// begin records that the server has confirmed a subscription. It lets waiters
+// try, because messages may have been missed (mu).
 func (f *feed) begin(s *subscription) {
 	s.active = true
 	s.hub.poke()
 }
 
-// unsubscribe ends a subscription, wherever it is. The server is not notified
-// until the feed replaces its connection (mu).
+// unsubscribe ends a subscription, on whichever feed it is. The server is not
+// notified until the feed replaces its connection (mu).
 func (ln *Listener) unsubscribe(s *subscription) {
 	s.active = false
 	channel := s.hub.channel
@@ -143,7 +146,7 @@ func (f *feed) wake() {
 	}
 }
 
-// newest returns the link that takes new channels, or nil (mu).
+// newest returns the link that gets new channels, or nil (mu).
 func (f *feed) newest() *link {
 	if f.next != nil {
 		return f.next
@@ -151,8 +154,8 @@ func (f *feed) newest() *link {
 	return f.cur
 }
 
-// carriers returns how many links deliver the messages of a channel. With
-// closing set, links that are being closed count too (mu).
+// carriers returns the number of links that deliver the messages of a channel.
+// If closing is set, links that are being closed also count (mu).
 func (f *feed) carriers(channel string, closing bool) (n int) {
 	for _, l := range f.links {
 		if l.channels[channel].confirmed && (closing || l == f.cur || l == f.next) {
@@ -162,9 +165,9 @@ func (f *feed) carriers(channel string, closing bool) (n int) {
 	return n
 }
 
-// run returns when the driver is closed. The feed of a node ends when it has no
-// channel, and when its connection is lost, because the node may have left the
-// cluster.
+// run returns when the driver is closed. The feed of a node also ends when it
+// has no channel. It ends when its connection is lost too, because the node may
+// have left the cluster.
 func (f *feed) run() {
 	life := f.listener.options.Life
 	ctx := life.Context()
@@ -212,8 +215,7 @@ func (f *feed) run() {
 	}
 }
 
-// plan decides on the next action: to do nothing for wait, to connect, or to
-// end.
+// plan decides on the next action: to wait, to connect, or to end.
 func (f *feed) plan() (wait time.Duration, connect, ended bool) {
 	ln := f.listener
 	ln.mu.Lock()
@@ -260,7 +262,7 @@ func (f *feed) plan() (wait time.Duration, connect, ended bool) {
 // unused returns the number of channels of a link without a subscription (mu).
 func (f *feed) unused(l *link) int { return len(l.channels) - len(f.subs) }
 
-// switchTo replaces cur, whose unused channels are thereby left (mu).
+// switchTo replaces cur, and so leaves cur's unused channels (mu).
 func (f *feed) switchTo(next *link, now time.Time) {
 	old := f.cur
 	f.cur, f.next = next, nil
@@ -337,7 +339,7 @@ func (f *feed) lose(l *link) {
 	case f.next:
 		f.next = nil
 		f.putOff()
-		for channel := range f.subs { // the channels that only the lost link had
+		for channel := range f.subs { // only the channels that the lost link alone had
 			f.cur.request(channel, false)
 		}
 	}
@@ -504,8 +506,8 @@ func (l *link) remove(channel string) {
 }
 
 // refused handles a channel that the server did not accept, and reports whether
-// the link is useful without it. A link that is to replace another one is
-// useless if that one has the channel.
+// the link is useful without the channel. If the link is about to replace
+// another link that has the channel, it is useless.
 func (l *link) refused(channel string) bool {
 	f := l.feed
 	ln := f.listener
@@ -522,8 +524,7 @@ func (l *link) refused(channel string) bool {
 	return true
 }
 
-// replace finds another place for a subscription that the server refuses here
-// (mu).
+// replace finds another place for a subscription that this server refused (mu).
 func (f *feed) replace(s *subscription) {
 	ln := f.listener
 	delete(f.subs, s.hub.channel)
@@ -531,7 +532,7 @@ func (f *feed) replace(s *subscription) {
 		ln.router.again(s)
 		return
 	}
-	time.AfterFunc(lastConnect, func() { // not permitted, perhaps
+	time.AfterFunc(lastConnect, func() { // perhaps the subscription is not permitted
 		ln.mu.Lock()
 		defer ln.mu.Unlock()
 		if ln.hubs[s.hub.channel] == s.hub && !ln.closed {

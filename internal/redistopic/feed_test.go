@@ -71,7 +71,8 @@ func awaitWake(t *testing.T, topic *Topic, why string) {
 	}
 }
 
-// TestRefusals: whatever the server refuses, the client library does not panic.
+// TestRefusals checks that the client library does not panic when the server
+// refuses commands.
 // When the server accepts commands again, messages arrive and unused channels
 // are left.
 func TestRefusals(t *testing.T) {
@@ -252,7 +253,7 @@ func TestStaleConnection(t *testing.T) {
 }
 
 // server implements enough of the protocol for subscriptions, and refuses
-// commands as a test wants.
+// commands as a test requires.
 type server struct {
 	wg           sync.WaitGroup
 	resp2        bool
@@ -287,7 +288,7 @@ func (s *server) refuse(refusal, words string) {
 	s.refusal, s.words = refusal, strings.Fields(words)
 }
 
-// count returns how many connections are subscribed to a channel.
+// count returns the number of connections that are subscribed to a channel.
 func (s *server) count(channel string) (n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

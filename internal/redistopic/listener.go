@@ -15,19 +15,19 @@ import (
 	"github.com/go-dsync/dsync/internal/lifecycle"
 )
 
-// lingerFor is how long a subscription outlives its last waiter, so that a name
-// with frequent waits does not cost a subscription each time.
+// lingerFor is the time for which a subscription outlives its last waiter, so
+// that a name with frequent waits does not need a new subscription each time.
 const lingerFor = 250 * time.Millisecond
 
 // Options are the driver's decisions.
 type Options struct {
 	Life  *lifecycle.Lifecycle         // the connections end when its context ends
 	Kinds func() (plain, sharded bool) // the kinds of channels to subscribe to
-	// connects to a node of the cluster, or to the only one: "". Connect fails
-	// if the node is no longer known
+	// Connect connects to a node of the cluster, or to the only node if node is
+	// "". It fails if the node is no longer known.
 	Connect func(node string) (Conn, bool)
 	Shards  Shards     // nil outside of a cluster
-	Label   func() int // of the database, or 0; nil if messages have none
+	Label   func() int // label of the database, or 0; nil if messages have none
 }
 
 // Conn is a connection for subscriptions.
@@ -35,8 +35,8 @@ type Conn struct {
 	rueidis.DedicatedClient
 
 	// End closes the connection, and handles messages until then. It must not
-	// return an open connection to the client, which would unsubscribe: see
-	// feed.
+	// return an open connection to the client, which would unsubscribe (see
+	// feed).
 	End func()
 
 	// Stale reports whether the client now uses another server. It may be nil.
@@ -50,19 +50,19 @@ type Shards interface {
 	Node(channel string) string        // "" if the node is not known
 }
 
-// Groups is how many groups of waiters a channel can have. All waiters of a
-// group wait for the same event, so one of them tries for all.
+// Groups is the number of groups of waiters that a channel can have. All
+// waiters of a group wait for the same event, so one of them tries for all.
 const Groups = 3
 
-// Each is the group of waiters for different events, all of which are woken by
-// a message.
+// Each is the group of waiters that wait for different events. A message wakes
+// all of them.
 const Each = -1
 
 // Functions that are marked (mu) are called with Listener.mu held.
 
-// Listener keeps the subscriptions of a driver: one for each name with waiters,
-// over one connection (in a cluster with sharded channels over one connection
-// to each node).
+// Listener keeps the subscriptions of a driver: one for each name with waiters.
+// They use one connection, or one to each node in a cluster with sharded
+// channels.
 type Listener struct {
 	options Options
 	active  atomic.Int64 // len(hubs)+len(heard), for reading without the mutex
@@ -70,8 +70,8 @@ type Listener struct {
 	mu     sync.Mutex
 	closed bool
 	hubs   map[string]*hub // by channel
-	// by channel: how many subscriptions the server has confirmed, including
-	// unused channels
+	// by channel: the number of subscriptions that the server has confirmed,
+	// including unused channels
 	heard  map[string]int
 	feeds  map[feedKey]*feed
 	router *router // where sharded channels in a cluster begin
@@ -88,8 +88,8 @@ type hub struct {
 	topics  [Groups]Topic
 	each    []*Topic
 	watches []*watch
-	waiters int // of all groups, watches included
-	leaves  int // how many times waiters fell to 0
+	waiters int // number of waiters of all groups, including watches
+	leaves  int // number of times that waiters fell to 0
 	subs    []*subscription
 }
 
@@ -102,12 +102,13 @@ type Topic struct {
 	Wake chan struct{}
 
 	waiters int  // guarded by Listener.mu
-	turn    turn // of all waiters in a group; waiters of Each have no turn
+	turn    turn // turn of all waiters in a group; waiters of Each have no turn
 }
 
 type watch struct{ changed func() }
 
-// subscription is a hub on the server, by a plain or by a sharded channel.
+// subscription is the subscription of a hub on the server, to a plain or to a
+// sharded channel.
 type subscription struct {
 	hub     *hub
 	sharded bool
@@ -129,7 +130,7 @@ func New(o Options) *Listener {
 }
 
 // JoinActive adds a waiter to a group of a channel if the channel is already
-// subscribed or, with pending, about to be. Otherwise it returns nil.
+// subscribed to or, if pending is set, about to be. Otherwise it returns nil.
 func (ln *Listener) JoinActive(channel string, group int, pending bool) *Topic {
 	ln.mu.Lock()
 	defer ln.mu.Unlock()
@@ -140,8 +141,8 @@ func (ln *Listener) JoinActive(channel string, group int, pending bool) *Topic {
 	return h.join(group)
 }
 
-// join adds a waiter. The first waiter of a group that was empty does not get
-// a value of Wake that was for the earlier waiters.
+// join adds a waiter. The first waiter of a group that was empty does not get a
+// value from Wake that was meant for earlier waiters.
 func (h *hub) join(group int) *Topic {
 	h.waiters++
 	if group == Each {
@@ -164,9 +165,9 @@ func (h *hub) join(group int) *Topic {
 	return t
 }
 
-// Join adds a waiter to a group of a channel. Wake will hold a value when the
-// server has confirmed the subscription, or at once if it has already done so,
-// because earlier events could have been missed.
+// Join adds a waiter to a group of a channel. Wake will hold a value once the
+// server has confirmed the subscription, because earlier events may have been
+// missed. If the server has already confirmed it, Wake holds a value at once.
 func (ln *Listener) Join(channel string, group int) *Topic {
 	ln.mu.Lock()
 	defer ln.mu.Unlock()
@@ -240,8 +241,8 @@ func (ln *Listener) subscribe(h *hub) {
 // try, or got no clear answer, passes on the value.
 func (t *Topic) Leave(pass bool) { t.leave(pass, false) }
 
-// LeaveForGood is Leave for a channel without more events: the subscription
-// does not linger.
+// LeaveForGood is Leave for a channel that will have no more events. The
+// subscription does not linger.
 func (t *Topic) LeaveForGood() { t.leave(true, true) }
 
 func (t *Topic) leave(pass, forGood bool) {
@@ -261,8 +262,9 @@ func (t *Topic) leave(pass, forGood bool) {
 	ln.vacate(h, forGood)
 }
 
-// vacate notes that a waiter has left a hub. A hub without waiters is dropped:
-// at once if the channel has no more events, and otherwise by sweep (mu).
+// vacate records that a waiter has left a hub. A hub without waiters is
+// dropped. This happens at once if the channel has no more events, and
+// otherwise in sweep (mu).
 func (ln *Listener) vacate(h *hub, forGood bool) {
 	if h.waiters--; h.waiters > 0 || ln.closed {
 		return
@@ -341,7 +343,7 @@ func (h *hub) others() {
 }
 
 // readerEnded is the message that a reader has ended while other readers
-// remain, which concerns only watchers. To Redisson it is a meaningless number,
+// remain. It concerns only watchers. To Redisson it is a meaningless number,
 // and it never equals a message about permits, which is the number of permits.
 const readerEnded = "9000000000000000000"
 
@@ -395,16 +397,16 @@ func (t *Topic) wake() {
 // Quiet reports whether there is no channel with waiters or subscriptions.
 func (ln *Listener) Quiet() bool { return ln.active.Load() == 0 }
 
-// Own returns how many subscriptions of this driver receive a message on a
-// channel.
+// Own returns the number of this driver's subscriptions that receive a message
+// on a channel.
 func (ln *Listener) Own(channel string) int {
 	ln.mu.Lock()
 	defer ln.mu.Unlock()
 	return ln.heard[channel]
 }
 
-// Unused returns how many subscriptions of this driver to a channel have no
-// waiter.
+// Unused returns the number of this driver's subscriptions to a channel that
+// have no waiter.
 func (ln *Listener) Unused(channel string) int {
 	ln.mu.Lock()
 	defer ln.mu.Unlock()

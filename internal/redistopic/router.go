@@ -17,8 +17,8 @@ func (r *router) place(some ...*subscription) {
 	}
 }
 
-// again finds the node for a subscription that a node refused or dropped, after
-// a pause (mu).
+// again finds, after a pause, the node for a subscription that a node refused
+// or dropped (mu).
 func (r *router) again(s *subscription) {
 	r.listener.options.Shards.Expire()
 	r.later(s)

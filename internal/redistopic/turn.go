@@ -9,30 +9,30 @@ import (
 )
 
 // The queue of a name consists of all clients that wait for the name, each with
-// a ticket of the server. It determines who tries first when the name may be
-// free, and promises nothing.
+// a ticket from the server. It determines which client tries first when the
+// name may be free. It is only a hint.
 //
 // Each client counts the releases that it receives, since the first in the
-// queue is granted the name after each release. A client whose turn it is tries at once.
-// A client with n clients in front of it tries when n pauses have passed
-// without a message, or fewer if n is large. So a dead client delays the others
-// by a pause.
+// queue is granted the name after each release. A client whose turn it is tries
+// at once. A client with n clients in front of it tries when n pauses, or fewer
+// if n is large, have passed without a message. So a dead client delays the
+// others by one pause.
 //
-// A second message reports how long the name is held, and which ticket was
-// granted last. It is sent after a grant out of turn, a refusal in turn, and
-// each grant in a slow queue. A client that is granted the name out of turn
-// makes most clients in front request a new place, so clients far back let the
-// clients in front try first, even while messages are late.
+// A second kind of message reports how long the name will be held, and the last
+// ticket that was granted. It is sent after a grant out of turn, a refusal in
+// turn, and each grant in a slow queue. If a client is granted the name out of
+// turn, most clients ahead of it must request a new place. So clients far back
+// let the clients ahead try first, even while messages are late.
 
 // Place is a place in a queue, as the server reports it.
 type Place struct {
 	Ticket  int64 // 0: the server keeps no queue
 	Granted int64 // the last ticket that was granted the name
 	Last    int64 // the last ticket that was given out
-	Free    bool  // the name is free, and another client is before this one
+	Free    bool  // the name is free, and another client is ahead of this one
 }
 
-// before returns how many clients are ahead; it may be negative.
+// before returns the number of clients ahead. It may be negative.
 func (p Place) before() int64 { return p.Ticket - p.Granted - 1 }
 
 // turn is the place of a topic, as a state machine. It is guarded by
@@ -51,36 +51,37 @@ func (p Place) before() int64 { return p.Ticket - p.Granted - 1 }
 //	                                            longest              due: a waiter is told again
 //
 // Granted leads to outside. place and due are the state: place.Ticket is 0
-// outside, and place.Free tells free from held.
+// outside, and place.Free distinguishes free from held.
 type turn struct {
 	place Place // as far as it is known
 	// place.before() when the server reported it; it does not grow later in the
 	// same queue
 	most  int64
-	freed time.Time // if place.Free: when
+	freed time.Time // if place.Free: when the name became free
 	// if place.Free: when the turn of the topic comes, unless a message arrives
 	// earlier
 	begin time.Time
-	pace  time.Duration // on average from a release to the next message
+	pace  time.Duration // average time from a release to the next message
 	due   bool          // Wake has a value because it is the turn of the topic
-	// or because messages may have been missed, or because the waiter that took
-	// the last value could not try
+	// or messages may have been missed, or the waiter that took the last value
+	// could not try
 	owed  bool
-	ended bool // after the last TakeTurn a release was received, and no grant after that release
+	ended bool // a release was received after the last TakeTurn, and no grant after that release
 	timer *time.Timer
-	at    time.Time // when the timer is to fire
+	at    time.Time // when the timer will fire
 }
 
 const (
 	// The pause for each client in front is twice the pace, within these
-	// bounds. The lower bound is about a round trip, and the time that a
-	// message to all in a long queue takes.
+	// bounds. The lower bound is about the time of a round trip, and of sending
+	// a message to all clients in a long queue.
 	shortStep  = 2 * time.Millisecond
 	stepOfEach = 10 * time.Microsecond
 	longStep   = 30 * time.Millisecond
 
-	// manySteps is the number of clients ahead that add one pause each. Each
-	// doubling of the number of clients adds manySteps pauses.
+	// manySteps is the number of clients ahead up to which each adds one pause.
+	// Beyond that, each doubling of the number of clients adds manySteps
+	// pauses.
 	manySteps = 16
 
 	// longest is the longest wait of the first client without a message. The
@@ -98,13 +99,14 @@ const (
 	heldMark    = "-"
 
 	// lastLabel is the greatest label of a database with which a message fits
-	// into 64 bits, and lastZeros the most zeros in a ReleaseMessage.
+	// into 64 bits. lastZeros is the maximum number of zeros in a
+	// ReleaseMessage.
 	lastLabel = 900
 	lastZeros = 16
 )
 
-// Channels belong to all databases of a server, and each database has a queue
-// of its own. So messages have the label of the database: its number plus one, or
+// Channels belong to all databases of a server, and each database has its own
+// queue. So messages contain the label of the database: its number plus one, or
 // 0 if it is not known.
 
 // Label returns the label of a database in the format of the scripts.
@@ -138,8 +140,8 @@ func (t *Topic) Ticket() int64 {
 	return t.turn.place.Ticket
 }
 
-// Text returns, for the script of a queue, the ticket of a client, with a
-// question mark if it is not its turn.
+// Text returns the ticket of a client in the form that the script of a queue
+// expects, with a question mark if it is not the client's turn.
 func Text(ticket int64, due bool) string {
 	if due {
 		return strconv.FormatInt(ticket, 10)
@@ -161,8 +163,8 @@ func (t *Topic) TakeTurn() (ticket int64, due, void bool) {
 	return u.place.Ticket, due, void
 }
 
-// Placed records the place that a refused waiter got, and how long the name
-// stays held (negative if unknown).
+// Placed records the place that a refused waiter got, and the time for which
+// the name stays held (negative if unknown).
 func (t *Topic) Placed(p Place, left time.Duration) {
 	ln := t.hub.listener
 	ln.mu.Lock()
@@ -170,12 +172,12 @@ func (t *Topic) Placed(p Place, left time.Duration) {
 	u := &t.turn
 	paused := u.place.Free && u.place.Ticket == p.Ticket
 	u.place, u.most = p, p.before()
-	if t.takeBack() || u.ended { // there was a release after the server had refused
+	if t.takeBack() || u.ended { // there was a release after the server had refused the request
 		u.place.Free, left = true, 0
 	}
 	if u.place.Free && paused {
-		// the pause continues: callers that try repeatedly, each time for less
-		// than a pause, get a turn as well
+		// the pause continues, so callers that try repeatedly, each time for
+		// less than a pause, also get a turn
 		t.scheduleIn(min(time.Until(u.begin), u.delay()))
 		return
 	}
@@ -185,8 +187,8 @@ func (t *Topic) Placed(p Place, left time.Duration) {
 	t.scheduleTurn(left)
 }
 
-// Granted notes that a waiter was granted the name for a time, so the ticket is
-// used up.
+// Granted records that a waiter was granted the name for a time, so the ticket
+// is used up.
 func (t *Topic) Granted(ttl time.Duration) {
 	ln := t.hub.listener
 	ln.mu.Lock()
@@ -219,14 +221,14 @@ func (t *Topic) held(left time.Duration, granted int64) {
 	if p.Ticket == 0 {
 		return
 	}
-	// tickets since the granted one
+	// number of tickets since the granted one
 	since := (p.Ticket%ticketsTold - granted + ticketsTold) % ticketsTold
 	if since > ticketsTold/2 {
 		since -= ticketsTold // overtaken
 	}
 	if since-1 > t.turn.most {
-		// of a later queue: the ticket's queue is gone, and the next attempt
-		// gets another ticket
+		// the granted ticket is of a later queue: this ticket's queue is gone,
+		// and the next attempt gets another ticket
 		since = 0
 	}
 	t.turn.measure()
@@ -269,7 +271,8 @@ func (t *Topic) scheduleIn(d time.Duration) {
 	}
 }
 
-// wakeInTurn makes a waiter try at once, and again if it does not.
+// wakeInTurn makes a waiter try at once, and makes a waiter try again later if
+// none does.
 func (t *Topic) wakeInTurn() {
 	t.turn.due = true
 	t.wake()
@@ -310,7 +313,7 @@ func (u *turn) measure() {
 	}
 }
 
-// delay returns how much time the clients ahead get.
+// delay returns the time that the clients ahead get.
 func (u *turn) delay() time.Duration {
 	p := u.place
 	before := p.before()
@@ -325,8 +328,8 @@ func (u *turn) delay() time.Duration {
 }
 
 // readHeld reads the message that the name is held. It contains the label of
-// the database, how long the name is held, and the last six digits of the last
-// granted ticket, as a negative number.
+// the database, the time for which the name is held, and the last six digits of
+// the last granted ticket, as a negative number.
 func readHeld(message string) (label int, left time.Duration, granted int64, ok bool) {
 	text, ok := strings.CutPrefix(message, heldMark)
 	if !ok {

@@ -17,14 +17,14 @@ func inLine(p Place) *Topic {
 	return t
 }
 
-// behind returns how many clients are in front, if that is known.
+// behind returns the number of clients ahead, if it is known.
 func (t *Topic) behind() (clients int64, known bool) {
 	p := t.turn.place
 	return max(p.before(), 0), p.Ticket != 0
 }
 
 // heldMessage is the message that another client holds the name for an unknown
-// time, and which ticket was granted last.
+// time, and of the last granted ticket.
 func heldMessage(granted int64) string {
 	const unknownLeft = 1_000_000 * time.Second
 	return fmt.Sprintf("%s%d%06d", heldMark, unknownLeft.Milliseconds(), granted%ticketsTold)
@@ -106,8 +106,8 @@ func TestTurn(t *testing.T) {
 // TestMessageOfALaterLine: the line of a ticket is gone, and messages arrive
 // from a line that began later. Tickets begin with the time, and messages
 // contain only the last six digits. So in every second such message there seem
-// to be hundreds of thousands in front of the ticket. Releases follow in quick
-// succession, and each would postpone the attempt again.
+// to be hundreds of thousands of clients ahead of the ticket. Releases follow
+// in quick succession, and each would postpone the attempt again.
 func TestMessageOfALaterLine(t *testing.T) {
 	const began = 1_795_654_800_000_000
 	for _, later := range []int64{1, 200_000, 499_999, 500_001, 700_000, 999_990, 999_999} { // microseconds

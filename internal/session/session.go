@@ -1,4 +1,4 @@
-// Package session is the common part of drivers whose locks are carried by
+// Package session is the common part of drivers whose locks are attached to
 // sessions with a server, such as ephemeral nodes or keys with a lease. It
 // manages the open sessions, their users and their end. The driver makes a
 // session at the server, keeps it alive and ends it.
@@ -13,7 +13,7 @@
 //	d.sessions = session.NewPool(d.life, d.now, d.newSession)
 //	d.sessions.Idle = 5 * time.Minute
 //
-// A call of the driver boards a session, and leaves it when it has failed, or
+// A call to the driver boards a session, and leaves it when it has failed, or
 // when its hold has ended:
 //
 //	s, err := d.sessions.Board(ctx, ttl, 0)
@@ -51,9 +51,9 @@ type Member interface {
 	// is called once, on the goroutine of the frame. Board returns its error.
 	Start() error
 
-	// Tend does the work that is due, and returns the latest time of its next
-	// call. It is called on the goroutine of the frame, and must not block
-	// until after the End of the session.
+	// Tend does the work that is due, and returns the latest time at which it
+	// must be called again. It is called on the goroutine of the frame, and
+	// must not block until after the End of the session.
 	Tend() time.Duration
 
 	// Lose removes the holds from a session that has died, accepts no more, and
@@ -69,10 +69,10 @@ type Member interface {
 	frame() *Frame
 }
 
-// Policy defines how long sessions without users are kept and how many users
-// they take. It must not change after the first Board.
+// Policy defines how long sessions without users are kept and how many users a
+// session accepts. It must not change after the first Board.
 type Policy struct {
-	// Idle is how long a session without users is kept.
+	// Idle is the time for which a session without users is kept.
 	Idle time.Duration
 
 	// Usual, if not 0, is a TTL whose oldest session is kept even without
@@ -92,8 +92,8 @@ type Pool[S Member] struct {
 	newMember func(ttl time.Duration) S
 }
 
-// pool is the part of a Pool that its frames know. Its mutex also guards the
-// frames, and is never held while a Member is called.
+// pool is the part of a Pool that its frames can access. Its mutex also guards
+// the frames, and is never held while a Member is called.
 type pool struct {
 	Policy
 	life *lifecycle.Lifecycle
@@ -101,7 +101,7 @@ type pool struct {
 
 	mu   sync.Mutex
 	open map[time.Duration][]*Frame // by TTL, the oldest first
-	all  map[*Frame]struct{}        // until they are buried
+	all  map[*Frame]struct{}        // all sessions until they are buried
 }
 
 // NewPool returns the Pool of a driver with this lifecycle and clock. The
@@ -176,7 +176,7 @@ func (p *Pool[S]) assign(ttl time.Duration, load int) *Frame {
 	return f
 }
 
-// All returns the sessions that are not buried yet, in no order.
+// All returns the sessions that are not buried yet, in no particular order.
 func (p *Pool[S]) All() (all []S) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -204,7 +204,7 @@ type Frame struct {
 	member Member
 	ttl    time.Duration
 	ready  chan struct{} // closed when Start has returned
-	err    error         // of Start
+	err    error         // the error of Start
 	over   chan struct{}
 	buried chan struct{}
 	kick   chan struct{} // buffered; signaled when Tend must be called
@@ -301,7 +301,7 @@ func (f *Frame) Die(cause error) {
 	f.member.Lose(cause)
 	close(f.over)
 	if !p.life.Go(f.bury) {
-		f.bury() // soon, because the driver has ended
+		f.bury() // Bury is called soon anyway, because the driver has ended
 	}
 }
 
@@ -352,7 +352,7 @@ func (f *Frame) isUseless() bool {
 	defer p.mu.Unlock()
 	open := p.open[f.ttl]
 	usual := f.ttl == p.Usual && len(open) > 0 && open[0] == f
-	if f.dead { // since Tend
+	if f.dead { // the session died after Tend returned
 		return true
 	}
 	if f.users > 0 || !f.retired && (usual || p.now()-f.idle < int64(p.Idle)) {
@@ -367,7 +367,7 @@ func (f *Frame) isUseless() bool {
 // clock. An end that was seen to have passed never moves again, so acting on it
 // is safe. The zero End, of a session that does not exist yet, does not pass.
 type End struct {
-	at atomic.Int64 // odd once seen to have passed
+	at atomic.Int64 // odd once the end was seen to have passed
 }
 
 // Begin sets the end of a session that was created.
@@ -391,7 +391,8 @@ func (e *End) Extend(now, to int64) bool {
 	}
 }
 
-// Passed reports whether the end has passed, and fixes an end that has.
+// Passed reports whether the end has passed. From then on, an end that has
+// passed can no longer be moved.
 func (e *End) Passed(now int64) bool {
 	for {
 		end := e.at.Load()

@@ -134,8 +134,8 @@ func run(tb testing.TB, db *sql.DB, statement string) {
 	}
 }
 
-// overShedLock returns the server with a table of ShedLock, whose names are of
-// any bytes and any length.
+// overShedLock returns the server with a table of ShedLock, whose names may
+// have any bytes and any length.
 func overShedLock(start func(testing.TB) *server, name string) func(testing.TB) *server {
 	return func(tb testing.TB) *server {
 		s := start(tb)

@@ -10,39 +10,41 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// Call is the record of one call of Lock or TryLock, and then of its hold. A
-// nil Call records nothing. A call has a nil Call if no metrics are wanted and
-// the call is not sampled. All methods accept a nil Call.
+// Call is the record of one call to Lock or TryLock, and then of its hold. A
+// nil Call records nothing. The Call is nil if no metrics are wanted and the
+// call is not sampled. All methods accept a nil Call.
 //
 // A hold has at most one Call at a time: the Call of its owner's first lease.
 // Callers serialize the methods Granted, EndHold, Renewed and Ended for each
 // hold.
 type Call struct {
 	telemetry *Telemetry
-	lock      Lock // with the owner only if the caller gave one
+	lock      Lock // includes the owner only if the caller gave one
 	class     string
 	try       bool
 	metering  bool
 	start     time.Time
 	span      trace.Span        // nil if the span does not record; until Return
-	context   trace.SpanContext // of span
+	context   trace.SpanContext // context of span
 
 	// Serialized by the owner of the hold, and settled when the call returns.
-	joined   bool      // the lease is of a hold that its owner had
+	joined   bool      // the lease is of a hold that its owner already had
 	granted  time.Time // when its hold began; zero if the call has no hold
 	finished time.Time // when its hold ended; settled when EndHold has returned
 
-	trouble trace.Span // used only by reports; nil if renewals succeed
+	// span of the trouble with renewals; used only by reports; nil if renewals
+	// succeed
+	trouble trace.Span
 
 	mu       sync.Mutex
 	over     bool                // the call has returned
 	waiting  time.Time           // when the call began to wait; zero if it never waited
 	blockers []trace.SpanContext // the known calls in its way
-	look     *time.Timer         // to look for the holder of the lock
+	look     *time.Timer         // the timer for queries of the holder of the lock
 }
 
-// Acquire begins a call of Lock or TryLock, and returns the context to continue
-// with. The name in l is empty if it must not be exported.
+// Acquire begins the record of a call to Lock or TryLock, and returns the
+// context to continue with. The name in l is empty if it must not be exported.
 func (t *Telemetry) Acquire(ctx context.Context, l Lock, try bool) (context.Context, *Call) {
 	t.wanted.Store(true)
 	start := time.Now()
@@ -80,8 +82,8 @@ func (c *Call) Note(text string) string {
 }
 
 // Waits records that the call is blocked. If the client has a hold of the lock,
-// holder is the Call of the hold, and held returns the holder later. held is
-// nil if the lock may be free, as in the pause before another attempt.
+// holder is the Call of that hold. held returns the holder at later times. held
+// is nil if the lock may be free, as in the pause before another attempt.
 func (c *Call) Waits(held Held, holder *Call) {
 	if c == nil {
 		return
@@ -113,7 +115,7 @@ func (c *Call) Retries(errorType string) {
 	}
 }
 
-// traced returns the context to link to.
+// traced returns the context to which other spans link.
 func (c *Call) traced() trace.SpanContext {
 	if c == nil || !c.context.IsSampled() {
 		return trace.SpanContext{}
@@ -143,7 +145,7 @@ func (c *Call) Granted(joined bool) {
 // Result is the outcome of a call.
 type Result struct {
 	Outcome Outcome
-	Failure Failure // of outcome Failed
+	Failure Failure // failure, if the outcome is Failed
 	Lease   Lock    // zero if there is none
 	TTL     time.Duration
 }
@@ -170,7 +172,7 @@ func (c *Call) Return(ctx context.Context, r Result) {
 	lock, granted := c.lock, r.Outcome == Acquired
 	if granted {
 		lock = r.Lease
-		lock.Mode = c.lock.Mode // as requested, even under a hold in another mode
+		lock.Mode = c.lock.Mode // the mode is as requested, even under a hold in another mode
 	}
 	attributes := append(c.telemetry.attributes(lock),
 		keyTry.Bool(c.try), keyOutcome.String(string(r.Outcome)), keyTTL.Float64(r.TTL.Seconds()))

@@ -7,9 +7,9 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// Election is the record of one call of Elect: its campaigns, each of which
-// ends with a term or with the call. A nil Election records nothing, and all
-// methods accept it. They must not be called concurrently.
+// Election is the record of one call to Elect. It consists of campaigns, each
+// of which ends with a term or with the call. A nil Election records nothing,
+// and all methods accept it. They must not be called concurrently.
 type Election struct {
 	telemetry *Telemetry
 	name      string // empty if it must not be exported
@@ -18,11 +18,11 @@ type Election struct {
 
 	campaign trace.Span // nil if no span records
 	term     Lock
-	began    time.Time         // of the term; zero if there is none
-	parent   trace.SpanContext // of the term's span
+	began    time.Time         // start of the term; zero if there is none
+	parent   trace.SpanContext // parent of the term's span
 }
 
-// Elect begins a call of Elect.
+// Elect begins the record of a call to Elect.
 func (t *Telemetry) Elect(name string) *Election {
 	if !t.On() {
 		return nil
@@ -58,9 +58,9 @@ func (e *Election) Campaign(ctx context.Context) context.Context {
 	return ctx
 }
 
-// Elected ends the campaign, and begins a term. It returns the context under
-// with the span of outer, so that the work of a leader over days is not in the
-// trace of the campaign.
+// Elected ends the campaign, and begins a term. It returns the context under,
+// but with the span of outer. So the work of a leader, which may last for days,
+// is not in the trace of the campaign.
 func (e *Election) Elected(under, outer context.Context, term Lock) context.Context {
 	if e == nil {
 		return under

@@ -9,8 +9,8 @@ import (
 )
 
 // EndHold records that the hold of the call has ended, before it goes to its
-// next owner. troubled is whether the last renewal failed. Ended or a method of
-// Telemetry counts the end.
+// next owner. troubled reports whether the last renewal failed. Ended or a
+// method of Telemetry counts the end.
 func (c *Call) EndHold(troubled bool) {
 	if c == nil {
 		return
@@ -39,7 +39,7 @@ func (c *Call) EndedWithClient() {
 }
 
 // Renewed reports the outcome of a renewal of the lock. of is the Call of the
-// lock, and failing is whether the previous renewal failed. Renewed may be
+// lock, and failing reports whether the previous renewal failed. Renewed may be
 // called with a lock held.
 func (t *Telemetry) Renewed(of *Call, l Lock, result Renewal, failing bool, why Failure) {
 	metering, at := t.metering(), time.Now()

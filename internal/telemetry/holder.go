@@ -43,15 +43,15 @@ func traceIn(note string) trace.SpanContext {
 }
 
 // The time until a waiting call first queries the holder of the lock, the time
-// a query may take, and how many queries run at the same time.
+// that a query may take, and the number of concurrent queries.
 const (
 	lookAfter   = 10 * time.Millisecond
 	lookFor     = time.Second
 	maxInspects = 16
 )
 
-// inspects bounds the queries to the backend for holders of locks. They become
-// ever rarer on a backend that does not store the notes of holders.
+// inspects bounds the queries to the backend for holders of locks. On a backend
+// that does not store the notes of holders, queries become ever rarer.
 type inspects struct {
 	wg sync.WaitGroup
 
@@ -59,7 +59,7 @@ type inspects struct {
 	closed  bool
 	running int
 	misses  int // consecutive answers without a trace
-	pass    int // how many queries to skip
+	pass    int // number of queries to skip
 }
 
 // begin reports whether a query may be sent. end ends it.
@@ -96,17 +96,18 @@ func (i *inspects) close() {
 	i.wg.Wait()
 }
 
-// Held is a lock of the client with a Call that waits for it.
+// Held is a lock of the client for which a Call is waiting.
 type Held interface {
 	// Holder returns the Call of the client's hold of the lock, if the hold is
 	// observed, and whether the client has a hold.
 	Holder() (of *Call, ours bool)
 }
 
-// lookAt queries the holder of the lock, and queries it again when the call has
-// waited twice as long. So it does not miss a hold that takes more than half of
-// the wait, and the number of queries grows with the logarithm of the wait.
-// lookAt does not delay the call, which may end before the answer.
+// lookAt queries the backend for the holder of the lock, and repeats the query
+// each time the call has waited twice as long. So it does not miss a hold that
+// takes more than half of the wait, and the number of queries grows with the
+// logarithm of the wait. lookAt does not delay the call, which may end before
+// the answer.
 func (c *Call) lookAt(held Held) {
 	of, ours := held.Holder()
 	holder := of.traced()

@@ -10,7 +10,7 @@ import (
 // kind is the description of a lock in metrics.
 type kind struct{ class, mode string }
 
-// label distinguishes the points of a metric, beside the driver.
+// label distinguishes the points of a metric that have the same driver.
 type label struct {
 	kind
 	key       attribute.Key
@@ -24,10 +24,10 @@ type labels struct {
 	record []metric.RecordOption
 }
 
-// labelCache keeps the labels, which are few, so that they are built only once.
+// labelCache keeps the few labels, so that each is built only once.
 type labelCache struct {
 	driver string
-	met    func(kind) // is called for each kind once, without locks
+	met    func(kind) // called once for each kind, without locks held
 
 	mu    sync.RWMutex
 	known map[label]*labels
@@ -65,7 +65,7 @@ func (c *labelCache) get(l label) *labels {
 	return made
 }
 
-// keep caches the labels, and reports whether their kind is new.
+// keep caches labels, and reports whether their kind is new.
 func (c *labelCache) keep(l label, made *labels) (first bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

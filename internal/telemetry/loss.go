@@ -10,9 +10,9 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// Cause is the reason why locks are lost: Value in metrics and records, Text in
-// the status of spans. Outage means that the backend was out of reach, so that
-// many locks are lost at once.
+// Cause is the reason why locks are lost. Metrics and log records contain
+// Value, and the status of spans contains Text. Outage means that the backend
+// was out of reach, so that many locks are lost at once.
 type Cause struct {
 	Value, Text string
 	Outage      bool
@@ -90,9 +90,9 @@ const (
 	namesInSum  = 10
 )
 
-// lossLog logs lost locks: a few individually, many as sums, and the losses of
-// an outage in one record for the first lock and one for the others. Only
-// reports and close use it.
+// lossLog logs lost locks, a few individually and many as sums. It logs the
+// losses of an outage in one record for the first lock and one for all others.
+// Only reports and close use it.
 type lossLog struct {
 	telemetry *Telemetry
 	tallies   map[Cause]*lossTally
@@ -101,10 +101,10 @@ type lossLog struct {
 // lossTally counts the losses of one cause.
 type lossTally struct {
 	minute *time.Timer
-	apart  int      // logged individually since it began
-	more   int      // not logged yet
-	names  []string // of some of the other losses
-	err    error    // of the last of these; may be nil
+	apart  int      // number of losses logged individually since began
+	more   int      // number of losses not logged yet
+	names  []string // names of some of the other losses
+	err    error    // error of the last of these; may be nil
 }
 
 func (g *lossLog) add(ctx context.Context, l Lock, why Loss) {
@@ -167,7 +167,7 @@ func (g *lossLog) outageOver() {
 	}
 }
 
-// close logs the rest. The life of reports has ended.
+// close logs the remaining losses. The life of reports has ended.
 func (g *lossLog) close() {
 	for _, cause := range g.telemetry.config.Causes {
 		if of := g.tallies[cause]; of != nil {

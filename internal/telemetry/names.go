@@ -12,8 +12,8 @@ const (
 	spanWait    = "dsync.wait"
 	spanUnlock  = "dsync.unlock"
 	spanForce   = "dsync.force_unlock"
-	// only if renewals fail: from the first failure until a renewal succeeds,
-	// or the hold ends
+	// exists only if renewals fail, and lasts from the first failure until a
+	// renewal succeeds or the hold ends
 	spanRenew  = "dsync.renew"
 	spanLoss   = "dsync.loss"
 	spanExpire = "dsync.expire" // of a lease that ended as requested by ExpireAfter
@@ -34,7 +34,7 @@ const (
 	keyFixed     = attribute.Key("dsync.lock.fixed")
 	keyReentrant = attribute.Key("dsync.lock.reentrant")
 	keyClass     = attribute.Key("dsync.lock.class")
-	keyMode      = attribute.Key("dsync.lock.mode") // absent: exclusive
+	keyMode      = attribute.Key("dsync.lock.mode") // absent if the mode is exclusive
 	keyPermits   = attribute.Key("dsync.lock.permits")
 	keyTry       = attribute.Key("dsync.acquire.try")
 	keyOutcome   = attribute.Key("dsync.acquire.outcome")
@@ -55,7 +55,7 @@ const (
 	keyNames  = attribute.Key("dsync.lock.names")
 )
 
-// Outcome is the outcome of a call of Lock or TryLock.
+// Outcome is the outcome of a call to Lock or TryLock.
 type Outcome string
 
 const (
@@ -71,7 +71,7 @@ type End string
 
 const (
 	Unlocked End = "unlocked"
-	Expired  End = "expired" // as ExpireAfter asked
+	Expired  End = "expired" // as ExpireAfter requested
 	Lost     End = "lost"
 	Closed   End = "closed"
 )

@@ -61,9 +61,9 @@ func (t *Telemetry) HeldForLong(l Lock, of *Call, d time.Duration) {
 	})
 }
 
-// WaitsForOwn logs that a call has waited for d because its own client holds
-// the lock. by describes the caller that acquired it, and may be nil. Without a
-// Logger the record of an endless wait goes to slog.Default.
+// WaitsForOwn logs that a call has waited for d for a lock that its own client
+// holds. by describes the caller that acquired the lock, and may be nil.
+// Without a Logger the record of an endless wait goes to slog.Default.
 func (t *Telemetry) WaitsForOwn(l Lock, d time.Duration, by error, endless bool) {
 	to := t.config.Logger
 	if to == nil && endless {

@@ -39,9 +39,9 @@ func (t *Telemetry) fail(span trace.Span, why Failure, at time.Time) {
 }
 
 // Unlock begins the span of an Unlock if the Call of the hold or the span
-// around the Unlock was sampled. A separate decision would show unlocks without
-// their acquire. shared is whether other leases of the owner hold the lock as
-// well.
+// around the Unlock was sampled. A separate sampling decision would show
+// unlocks without their acquire. shared reports whether other leases of the
+// owner also hold the lock.
 func (t *Telemetry) Unlock(ctx context.Context, of *Call, l Lock, shared bool) (context.Context, Span) {
 	if of != nil && of.context.IsSampled() || t.tracing() && trace.SpanFromContext(ctx).IsRecording() {
 		attributes := append(t.attributes(l), keyReentrant.Bool(shared))

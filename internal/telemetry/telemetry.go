@@ -1,11 +1,12 @@
 // Package telemetry produces the spans, metrics and log records of a client. It
-// knows locks only from its arguments. A [Call] is a call of Lock or TryLock,
-// and then its hold. A [Lock] is a lease by name, owner and token, a [Failure]
-// is an error, and a [Loss] is the end of a lease.
+// knows about locks only from its arguments. A [Call] is a call to Lock or
+// TryLock, and then its hold. A [Lock] is a lease by name, owner and token, a
+// [Failure] is an error, and a [Loss] is the end of a lease.
 //
 // This package may call the user's code (a span processor, a view, a log
-// handler). So methods that may be called with a lock held do not call it. A
-// goroutine of the package sends their reports, in the order of the calls.
+// handler). So methods that may be called with a lock held do not call user
+// code. Instead, a goroutine of the package sends their reports, in the order
+// of the calls.
 package telemetry
 
 import (
@@ -31,12 +32,13 @@ const instrumentation = "github.com/go-dsync/dsync"
 
 // Config is the configuration of the reports.
 type Config struct {
-	Driver                string               // Info.Name
-	Logger                *slog.Logger         // nil: no records
-	Traces                trace.TracerProvider // nil: the global provider, even if it is set later
-	Meters                metric.MeterProvider // as Traces
+	Driver string       // Info.Name
+	Logger *slog.Logger // if nil, no records are written
+	// if nil, the global provider is used, even if it is set later
+	Traces                trace.TracerProvider
+	Meters                metric.MeterProvider // if nil, as for Traces
 	OmitNames, OmitOwners bool
-	Class                 func(name string) string // of a lock, for metrics; may be nil
+	Class                 func(name string) string // class of a lock, for metrics; may be nil
 
 	// Causes are the causes of losses. Retries are the types of errors after
 	// which a request is repeated. Their counters exist with value 0 before
@@ -60,10 +62,10 @@ type Telemetry struct {
 	begun  atomic.Bool // Begin has been called while metrics were wanted
 
 	tracer      trace.Tracer
-	tracerSet   bool                 // to a tracer that records
+	tracerSet   bool                 // tracer was set to a tracer that records
 	noTracerYet trace.TracerProvider // the global placeholder, if there was no other provider
 
-	meterSet   bool // as tracerSet
+	meterSet   bool // like tracerSet
 	noMeterYet metric.MeterProvider
 
 	acquireDuration, waitDuration, holdDuration metric.Float64Histogram
@@ -79,7 +81,7 @@ type Telemetry struct {
 
 	mu      sync.Mutex
 	out     bool   // the backend is out of reach
-	phase   string // of the migration; empty without one
+	phase   string // phase of the migration; empty without one
 	counted bool   // the client is counted in the metrics
 }
 
@@ -113,9 +115,9 @@ func New(c Config) (*Telemetry, error) {
 	return t, t.makeInstruments(meters.Meter(instrumentation, metric.WithInstrumentationVersion(version())))
 }
 
-// isPlaceholder reports whether a global provider is the placeholder until the
-// program sets its own. If its package were renamed, telemetry would do useless
-// work, but nothing would be missing.
+// isPlaceholder reports whether a global provider is the placeholder that is
+// used until the program sets its own provider. If its package were renamed,
+// telemetry would do some useless work, but would still report everything.
 func isPlaceholder(provider any) bool {
 	p := reflect.TypeOf(provider)
 	return p.Kind() == reflect.Pointer && p.Elem().PkgPath() == "go.opentelemetry.io/otel/internal/global"
@@ -165,9 +167,9 @@ func (t *Telemetry) metering() bool {
 	return t.meterSet || t.noMeterYet != nil && otel.GetMeterProvider() != t.noMeterYet
 }
 
-// Begin makes the points that exist before any event. It is called when the
-// client is made. Acquire calls it again, for a meter provider that was set
-// later.
+// Begin creates the points of metrics that exist before any event. It is called
+// when the client is created. Acquire calls it again, for a meter provider that
+// was set later.
 func (t *Telemetry) Begin() {
 	if t.begun.Load() || !t.metering() {
 		return
@@ -177,7 +179,7 @@ func (t *Telemetry) Begin() {
 	first, out, phase := !t.counted, t.out, t.phase
 	t.counted = true
 	if first && phase != "" {
-		t.reports.add(func() { t.countPhase(1, phase) }) // before its next change
+		t.reports.add(func() { t.countPhase(1, phase) }) // counts the phase before its next change
 	}
 	t.mu.Unlock()
 	if first {
@@ -222,7 +224,7 @@ func (t *Telemetry) Close() {
 type Lock struct {
 	Name, Owner string
 	Token       uint64
-	Mode        string // empty: exclusive
+	Mode        string // empty means exclusive
 	Permits     int
 }
 

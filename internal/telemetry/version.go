@@ -21,7 +21,7 @@ func versionIn(info *debug.BuildInfo) string {
 			continue
 		}
 		if m.Replace != nil {
-			m = m.Replace // without a version if it is a directory
+			m = m.Replace // the replacement has no version if it is a directory
 		}
 		if m.Version != "(devel)" {
 			return m.Version

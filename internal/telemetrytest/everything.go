@@ -37,8 +37,8 @@ type stage struct {
 	*testing.T
 	options dsync.Options
 	server  *memory.Server
-	mode    []dsync.LockOption // of the locks
-	alone   []dsync.LockOption // of other clients that need them
+	mode    []dsync.LockOption // options for the mode of the locks
+	alone   []dsync.LockOption // options of other clients that need them
 }
 
 func (s *stage) client() (*dsync.Client, *memory.Driver) {
@@ -96,7 +96,7 @@ func (s *stage) play() {
 	if _, err := b.Lock(gone, "orders/1", s.alone...); err == nil {
 		s.Error("Lock of a held lock succeeded")
 	}
-	time.AfterFunc(5*time.Second, func() { s.unlock(outer) }) // after a renewal
+	time.AfterFunc(5*time.Second, func() { s.unlock(outer) }) // the unlock comes after a renewal
 	s.unlock(s.lock(b, "orders/1", s.alone...))
 	s.lock(a, "orders/2") // ends when the client ends
 }
@@ -114,7 +114,7 @@ func (s *stage) trouble() {
 	<-removed.Done()
 	silently := s.lock(a, "users/2")
 	s.server.Flush()
-	<-silently.Done() // a renewal notices
+	<-silently.Done() // a renewal notices the loss
 	recovers := s.lock(a, "users/3")
 	d.Inject(memory.Fault{Kind: memory.CutOff, On: memory.Renewals, Times: 1})
 	time.Sleep(s.options.TTL)

@@ -343,7 +343,7 @@ func TestTelemetryLinksToTheHolderThatMatters(t *testing.T) {
 						time.Sleep(d * time.Millisecond)
 						_ = l.Unlock(ctx)
 					})
-					synctest.Wait() // in line, one after the other
+					synctest.Wait() // queue up one after another
 				}
 				wg.Wait()
 				got := telemetrytest.RenderSpans(ob.spans.GetSpans())

@@ -158,8 +158,8 @@ func TestOutageIsToldOnce(t *testing.T) {
 	}
 }
 
-// TestOutageIsSeenByThoseWhoWait makes calls of Lock wait in an outage, for a
-// lock that another client holds and for a free one.
+// TestOutageIsSeenByThoseWhoWait makes calls to Lock wait during an outage, for
+// a lock that another client holds and for a free one.
 func TestOutageIsSeenByThoseWhoWait(t *testing.T) {
 	for _, held := range []bool{true, false} {
 		t.Run(fmt.Sprintf("held %t", held), func(t *testing.T) {
@@ -208,8 +208,8 @@ func TestOutageIsSeenByThoseWhoWait(t *testing.T) {
 	}
 }
 
-// TestOutageThatFlaps makes the backend go and return several times, and then
-// stay away.
+// TestOutageThatFlaps makes the backend disappear and return several times, and
+// then stay away.
 func TestOutageThatFlaps(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		opts := &dsync.Options{}
@@ -288,7 +288,7 @@ func TestOutageAtClose(t *testing.T) {
 }
 
 // TestOutageOfATryLock covers callers that leave before they have a response. A
-// patient one of them notices the outage.
+// patient caller notices the outage.
 func TestOutageOfATryLock(t *testing.T) {
 	for patience, want := range map[time.Duration]int{100 * time.Millisecond: 0, 2 * time.Second: 1} {
 		synctest.Test(t, func(t *testing.T) {

@@ -16,8 +16,8 @@ import (
 
 // RenderSpans returns spans as text, one per line, with children indented and
 // siblings ordered by their start. A link is shown as the name of the span and
-// of the root above it. The text of an error, which depends on the backend, is
-// shown as a star.
+// the name of its root span. The text of an error, which depends on the
+// backend, is shown as an asterisk.
 func RenderSpans(stubs tracetest.SpanStubs) string {
 	tree := spanTree{byID: map[trace.SpanID]tracetest.SpanStub{}, children: map[trace.SpanID][]tracetest.SpanStub{}}
 	for _, s := range stubs {
@@ -46,7 +46,7 @@ func (t *spanTree) render(parent trace.SpanID, indent string) {
 		if c := a.StartTime.Compare(b.StartTime); c != 0 {
 			return c
 		}
-		return strings.Compare(a.Name, b.Name) // in fake time, many events coincide
+		return strings.Compare(a.Name, b.Name) // because in fake time many events coincide
 	})
 	for _, s := range spans {
 		fmt.Fprintf(&t.text, "%s%s%s", indent, s.Name, set(s.Attributes))
@@ -60,7 +60,7 @@ func (t *spanTree) render(parent trace.SpanID, indent string) {
 		last := ""
 		for _, event := range s.Events {
 			line := fmt.Sprintf("%s  ! %s%s\n", indent, event.Name, set(event.Attributes))
-			if line != last { // the number of failed renewals depends on time
+			if line != last { // because the number of failed renewals depends on time
 				t.text.WriteString(line)
 			}
 			last = line
@@ -95,7 +95,7 @@ func RenderPoints(all *metricdata.ResourceMetrics) string {
 					switch {
 					case data.IsMonotonic && p.Value == 0:
 					case m.Name == "dsync.renewals":
-						add(m, p.Attributes, "+") // the number depends on time
+						add(m, p.Attributes, "+") // because the number depends on time
 					default:
 						add(m, p.Attributes, p.Value)
 					}

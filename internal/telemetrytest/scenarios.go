@@ -265,7 +265,8 @@ func canceled(e *env) {
 func timedOut(e *env) {
 	e.lock(e.client("first"), "first", "A")
 	e.client("second")
-	ctx, cancel := context.WithTimeout(e.Context(), 3*time.Second+e.held) // enough time to be blocked
+	// the wait leaves enough time to be blocked
+	ctx, cancel := context.WithTimeout(e.Context(), 3*time.Second+e.held)
 	defer cancel()
 	_, err := e.wait(ctx, e.client("second"), "second", func() {})
 	if !errors.Is(err, context.DeadlineExceeded) {
@@ -304,7 +305,8 @@ func readNested(e *env) {
 	nested(e, o, dsync.With(o, dsync.Read()), func() {})
 }
 
-// nested locks twice in one request, and does other work between the unlocks.
+// nested acquires two locks in one request, and does other work between the
+// unlocks.
 func nested(e *env, outer, inner dsync.Locker, between func()) {
 	e.lock(outer, "first", "A")
 	pause(e.Context(), time.Millisecond) // spans are in the order of their start

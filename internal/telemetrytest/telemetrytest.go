@@ -34,12 +34,12 @@ type Backend struct {
 	TTL   time.Duration
 	Notes bool // the backend stores a holder's Request.Note for others to see
 
-	// CutOff is the cause of loss of a lock that is held when the backend goes
-	// out of reach. Forced is the cause of loss of a lock that is unlocked by
-	// force. Either is empty if that cannot happen.
+	// CutOff is the cause of loss of a lock that is held when the backend
+	// becomes unreachable. Forced is the cause of loss of a lock that is
+	// unlocked by force. Each is empty if that cannot happen.
 	CutOff, Forced string
 
-	// EndSession ends the session that carries the locks of a driver. It is nil
+	// EndSession ends the session to which a driver's locks belong. It is nil
 	// if there is no session.
 	EndSession func(driver.Driver)
 
@@ -86,7 +86,7 @@ func (s *Scenario) Run(t *testing.T, b *Backend) {
 type env struct {
 	testing.TB
 	backend  *Backend
-	name     string // of the lock
+	name     string // name of the lock
 	recorder *tracetest.InMemoryExporter
 	spans    *sdktrace.TracerProvider
 	points   *sdkmetric.MeterProvider
@@ -94,8 +94,8 @@ type env struct {
 	clients  map[string]*client
 	requests map[string]*request
 	leases   map[string]*dsync.Lease
-	blocked  map[string]span // when a call was blocked, by its request
-	held     time.Duration   // how long a lock is held while another call waits for it
+	blocked  map[string]span // times at which a call was blocked, by its request
+	held     time.Duration   // time for which a lock is held while another call waits for it
 }
 
 type client struct {
@@ -135,7 +135,7 @@ func (e *env) client(label string) *client {
 		e.Fatal(err)
 	}
 	e.clients[label] = &client{c, d, cut}
-	e.Cleanup(e.close) // before New's results are closed
+	e.Cleanup(e.close) // runs before New's results are closed
 	return e.clients[label]
 }
 
@@ -163,7 +163,7 @@ func (e *env) lock(l dsync.Locker, request, lease string, opts ...dsync.LockOpti
 }
 
 // leased stores a lease under a label. It reads the token while the lease
-// lasts, because on some backends there is none afterwards.
+// lasts, because on some backends there is no token afterwards.
 func (e *env) leased(label string, l *dsync.Lease) {
 	_ = l.Token()
 	e.leases[label] = l
@@ -266,8 +266,8 @@ func (e *env) closeAndCollect() (spans, points string) {
 	return RenderSpans(stubs), e.withoutLuck(RenderPoints(&all))
 }
 
-// withoutLuck removes successful renewals if time is not exact, because a slow
-// machine may have some.
+// withoutLuck removes successful renewals if time is not exact, because on a
+// slow machine some may occur.
 func (e *env) withoutLuck(points string) string {
 	var kept []string
 	for line := range strings.Lines(points) {
@@ -284,7 +284,7 @@ func (e *env) close() {
 	defer cancel()
 	for label, c := range e.clients {
 		if err := c.Close(ctx); err != nil {
-			e.Logf("Close of the client %s: %v", label, err) // it may be cut off
+			e.Logf("Close of the client %s: %v", label, err) // the client may be cut off
 		}
 	}
 	for _, r := range e.requests {

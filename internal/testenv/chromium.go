@@ -38,7 +38,8 @@ func Chromium(tb testing.TB, url string) *Browser {
 	out, theirOut := pipe(tb)
 	cmd := exec.Command(need(tb, "chromium", "chromium"), "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
 		"--no-first-run", "--window-size=800,450", "--user-data-dir="+dir, "--remote-debugging-pipe")
-	cmd.ExtraFiles = []*os.File{theirIn, theirOut} // 3 and 4, as the flag requires
+	// the file descriptors 3 and 4, as the flag requires
+	cmd.ExtraFiles = []*os.File{theirIn, theirOut}
 	cmd.Stderr = log
 	proc, err := startProcess(cmd)
 	if err != nil {
@@ -126,7 +127,7 @@ func (b *Browser) Screenshot() []byte {
 // devMessage is a response or an event.
 type devMessage struct {
 	ID     int
-	Method string // of an event
+	Method string // name of an event
 	Result json.RawMessage
 	Error  *struct{ Message string }
 }
@@ -191,8 +192,8 @@ func (b *Browser) read() (m devMessage, err error) {
 	return m, json.Unmarshal(text[:len(text)-1], &m)
 }
 
-// close asks the browser to end, with all of its processes, and returns when it
-// has ended.
+// close requests the end of the browser with all of its processes, and returns
+// when it has ended.
 func (b *Browser) close() {
 	b.session = ""
 	if err := b.try("Browser.close", nil, nil); err == nil {

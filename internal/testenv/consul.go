@@ -15,7 +15,7 @@ import (
 type ConsulServer struct{ Server }
 
 // Consul starts a Consul, built from its Go module. Settings are fields of its
-// configuration in JSON, such as `"acl": {"enabled": true}`, or "". If it
+// configuration in JSON, such as `"acl": {"enabled": true}`, or "". If Consul
 // cannot be built, the test fails if CI is set, and is skipped otherwise.
 func Consul(tb testing.TB, settings string) *ConsulServer {
 	tb.Helper()
@@ -41,8 +41,8 @@ func Consul(tb testing.TB, settings string) *ConsulServer {
 	return s
 }
 
-// serves makes one attempt to check whether the server leads and, if it has
-// ACLs, knows its tokens.
+// serves makes one attempt to check whether the server is the leader and, if it
+// has ACLs, knows its tokens.
 func (s *ConsulServer) serves(ctx context.Context) error {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+s.Addr+"/v1/kv/absent?consistent", nil)
 	if err != nil {

@@ -27,14 +27,16 @@ type EtcdServer struct {
 	// Ctl is the path of the etcdctl that belongs to the server.
 	Ctl string
 
-	url  string // where clients connect
+	url  string // URL to which clients connect
 	http *http.Client
 }
 
 // etcdRelease is an etcd version to start.
 type etcdRelease struct {
 	server, ctl string
-	fast        []string // arguments that save time if the data need not survive the machine
+	// arguments that save time if the data need not survive a failure of the
+	// machine
+	fast []string
 }
 
 func currentEtcd(tb testing.TB) etcdRelease {
@@ -49,7 +51,7 @@ func packagedEtcd(tb testing.TB) etcdRelease {
 
 // Etcd starts an etcd of the current version, built from its Go module. It
 // elects leaders and measures leases twice as fast as with the default
-// settings, so that the shortest lease lasts a second. Args are passed to etcd
+// settings, so that the shortest lease lasts a second. args are passed to etcd
 // and override the defaults. The revision and counters of the server need not
 // begin at 0.
 func Etcd(tb testing.TB, args ...string) *EtcdServer {
@@ -168,7 +170,7 @@ func newEtcd(tb testing.TB, at host, release etcdRelease, name string, peerPort 
 }
 
 // memoryDir returns a temporary directory, in memory if the system supports
-// that, because not every release can skip fsync.
+// that, because not every release can disable fsync.
 func memoryDir(tb testing.TB) string {
 	tb.Helper()
 	dir, err := serverDir(tb, "/dev/shm", "dsync-memory-")
@@ -200,8 +202,8 @@ func (s *EtcdServer) healthy(ctx context.Context) error {
 	return nil
 }
 
-// clean implements spareable. It fails if state is left that tests rarely
-// change, such as a user.
+// clean implements spareable. It fails if the test has left state that tests
+// rarely change, such as a user.
 func (s *EtcdServer) clean(ctx context.Context) error {
 	var left struct {
 		Users, Roles, Alarms, Members []json.RawMessage
@@ -220,7 +222,7 @@ func (s *EtcdServer) clean(ctx context.Context) error {
 			return err
 		}
 	}
-	return s.call(ctx, "kv/deleterange", `{"key":"AA==","range_end":"AA=="}`, nil) // all keys
+	return s.call(ctx, "kv/deleterange", `{"key":"AA==","range_end":"AA=="}`, nil) // deletes all keys
 }
 
 // call sends a request in JSON.
@@ -361,7 +363,7 @@ func buildBinary(module, pkg, name string) (string, error) {
 func goCommand(ctx context.Context, dir string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, "go", args...)
 	cmd.Dir = dir
-	cmd.Env = append(os.Environ(), "GOWORK=off") // the module has versions of its own
+	cmd.Env = append(os.Environ(), "GOWORK=off") // the module has its own versions
 	out, err := cmd.CombinedOutput()
 	if err != nil {
 		return "", fmt.Errorf("go %s: %w\n%s", args[0], err, out)

@@ -38,10 +38,10 @@ func (c *Clock) Set(d time.Duration) {
 	}
 }
 
-// newClock makes a clock for a server, and returns the start of the command
-// line of a server that uses it. The files that the server needs are in dir.
-// newClock requires a C compiler. Without one the test is skipped, or fails if
-// CI is set.
+// newClock makes a clock for a server. It also returns the start of the command
+// line with which the server uses the clock. dir contains the files that the
+// server needs. newClock requires a C compiler. Without one the test is
+// skipped, or fails if CI is set.
 func newClock(tb testing.TB, dir string) (c *Clock, program []string) {
 	tb.Helper()
 	source, shim := filepath.Join(dir, "clock.c"), filepath.Join(dir, "clock.so")
@@ -86,9 +86,10 @@ func MySQLClock(tb testing.TB, settings ...string) (*MySQLServer, *Clock) {
 }
 
 // Front forwards connections to a server from another address, on a host such
-// as 127.0.0.2, and returns that address. If certs is set, Front speaks TLS to
-// clients with the server certificate of certs, and requires a client
-// certificate of the same authority. It is for servers that have no TLS.
+// as 127.0.0.2, and returns that address. If certs is set, Front uses TLS
+// toward clients with the server certificate of certs, and requires a client
+// certificate from the same authority. It is for servers that do not support
+// TLS.
 func Front(tb testing.TB, host, target string, certs *Certificates) (addr string) {
 	tb.Helper()
 	listener, err := net.Listen("tcp", net.JoinHostPort(host, "0"))
@@ -135,10 +136,10 @@ func Wire(tb testing.TB, target string) (w *wire.Wire, addr string) {
 	return w, addr
 }
 
-// HostileRedis starts a server that speaks the Redis protocol and looks sound,
-// but takes its important responses from data. The responses are well formed,
-// but of any type. At the end of data it responds with 0. It returns the
-// address.
+// HostileRedis starts a server that speaks the Redis protocol and appears
+// valid, but takes its important responses from data. The responses are well
+// formed, but of any type. At the end of data it responds with 0. It returns
+// the address.
 func HostileRedis(tb testing.TB, data []byte) string {
 	tb.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")

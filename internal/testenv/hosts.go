@@ -28,7 +28,7 @@ import (
 // host is the machine that a server runs on.
 type host struct {
 	ip    string
-	enter []string // the start of the command line of each server
+	enter []string // start of the command line of each server on the host
 }
 
 // loopback is the host of all servers that are not on [Hosts].
@@ -41,22 +41,23 @@ func (h host) command(argv ...string) []string {
 
 // Hosts are separate machines for servers. Each has an address that the test
 // can reach, and links to the others that can go silent. A host is a network
-// namespace that exists as long as a process in it. One more namespace is the
-// switch between them. The kernel ends all of them with the test binary. The
-// methods may be called concurrently, and fail the test on errors.
+// namespace that exists as long as there is a process in it. One more namespace
+// is the switch between them. The kernel removes all of them when the test
+// binary ends. The methods may be called concurrently, and fail the test on
+// errors.
 type Hosts struct {
 	tb    testing.TB
 	hosts []host
 
 	mu     sync.Mutex
-	silent map[[2]int]bool // by the numbers of the sender and the receiver
+	silent map[[2]int]bool // keyed by the numbers of the sender and the receiver
 }
 
 // The networks of Hosts are parts of 198.18.0.0/15, which is reserved for tests
 // of networks. Each has 16 addresses.
 const (
 	networks    = 1 << 17 / 16
-	mostOfHosts = 13 // 16 without the first, the last, and the address of the test
+	mostOfHosts = 13 // the 16 addresses without the first, the last, and the address of the test
 )
 
 // NewHosts makes n hosts, numbered from 0. It requires Linux, root and the
@@ -127,7 +128,7 @@ func (h *Hosts) Of(addr string) int {
 }
 
 // Reaches reports whether a connection from a host to an address succeeds soon.
-// It needs both directions.
+// A connection needs both directions.
 func (h *Hosts) Reaches(from int, addr string) bool {
 	h.tb.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 300*time.Millisecond)
@@ -182,8 +183,8 @@ func newNetwork(tb testing.TB) (pid int) {
 }
 
 // joinNetwork links the test to a namespace. It returns the name of the local
-// end and the number of a network. No other process on this machine has that
-// network as long as a link with this name exists.
+// end and the number of its network. No other process on this machine can use
+// that network as long as a link with this name exists.
 func joinNetwork(tb testing.TB, ip string, pid int) (link string, network int) {
 	tb.Helper()
 	for {
@@ -209,9 +210,9 @@ func batch(tb testing.TB, ip []string, commands ...string) {
 	}
 }
 
-// Certificates is a certificate authority with two certificates that it signed:
-// one for servers on 127.0.0.1 and localhost, and one for clients. The files
-// are PEM.
+// Certificates is a certificate authority with two certificates that it has
+// signed: one for servers on 127.0.0.1 and localhost, and one for clients. The
+// files are PEM.
 type Certificates struct {
 	CAFile                        string
 	ServerCertFile, ServerKeyFile string
@@ -221,9 +222,9 @@ type Certificates struct {
 	Client *tls.Config
 }
 
-// NewCertificates makes certificates in a temporary directory. Each call makes
-// its own authority, so certificates of different calls do not trust each
-// other.
+// NewCertificates makes certificates in a temporary directory. Each call
+// creates its own certificate authority, so peers with certificates from
+// different calls do not trust each other.
 func NewCertificates(tb testing.TB) *Certificates {
 	tb.Helper()
 	dir := tb.TempDir()

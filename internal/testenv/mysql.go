@@ -10,11 +10,11 @@ import (
 )
 
 // MySQLServer is a private MariaDB, which speaks the MySQL protocol. It accepts
-// all users and has no databases except its system databases.
+// all users and has only its system databases.
 type MySQLServer struct{ Server }
 
 // MySQL starts a MariaDB server with the given settings, as in
-// "innodb-lock-wait-timeout=5". It does not wait for its disk unless a setting
+// "innodb-lock-wait-timeout=5". It does not wait for the disk unless a setting
 // enables that. If MariaDB is not installed, the test is skipped, or fails if
 // CI is set.
 func MySQL(tb testing.TB, settings ...string) *MySQLServer {
@@ -26,7 +26,7 @@ func startMySQL(tb testing.TB, program, settings []string) *MySQLServer {
 	tb.Helper()
 	binary := need(tb, "mariadbd", "mariadb-server-core")
 	account := serverAccount(tb)
-	dir := account.tempDir(tb) // with a short path, because the path of a socket must be short
+	dir := account.tempDir(tb) // use a short path, because the path of a socket must be short
 	port := freePort(tb)
 	argv := append(program, account.command(binary, "--no-defaults", "--datadir="+dir, "--socket="+filepath.Join(dir, "socket"))...)
 	defaults := []string{

@@ -49,7 +49,7 @@ func inMemory(dir string) bool {
 // freePort returns a loopback port that belongs to the test until it ends. It
 // binds a socket without listening, so that the kernel does not give the port
 // to another process, even while the server is down. Servers can still use the
-// port because they request it by number and allow the reuse of addresses.
+// port because they request it by its number and allow the reuse of addresses.
 func freePort(tb testing.TB) int {
 	tb.Helper()
 	port, err := bind(tb, 0)

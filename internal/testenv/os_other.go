@@ -8,19 +8,19 @@ import (
 	"testing"
 )
 
-// EndWithUs does nothing: only Linux ties a child's life to ours. Elsewhere the
-// cleanup of the test ends it.
+// EndWithUs does nothing, because only Linux can tie a child's life to ours.
+// Elsewhere the cleanup of the test ends the child.
 func EndWithUs(*exec.Cmd) {}
 
-// ownNetwork is never called: only Linux has network namespaces.
+// ownNetwork is never called, because only Linux has network namespaces.
 func ownNetwork(*exec.Cmd) {}
 
-// waitStopped does not wait: here a freeze takes hold a moment after the
-// signal.
+// waitStopped does not wait. On these systems a freeze takes effect a moment
+// after the signal.
 func waitStopped(int) error { return nil }
 
-// inMemory always returns false: file systems without a disk are not recognized
-// here.
+// inMemory always returns false, because file systems without a disk are not
+// recognized on these systems.
 func inMemory(string) bool { return false }
 
 // freePort returns a loopback port that was free a moment ago.

@@ -20,7 +20,7 @@ import (
 )
 
 // PostgresServer is a private PostgreSQL. Its superuser "postgres" needs no
-// password. Members of the role "secret" need one over TCP.
+// password. Members of the role "secret" need a password over TCP.
 type PostgresServer struct {
 	Server
 
@@ -32,7 +32,7 @@ type PostgresServer struct {
 }
 
 // Postgres starts a PostgreSQL server with the given settings, as in
-// "max_connections=20". It does not wait for its disk (fsync=off) unless a
+// "max_connections=20". It does not wait for the disk (fsync=off) unless a
 // setting enables that. If PostgreSQL is not installed, the test is skipped, or
 // fails if CI is set.
 func Postgres(tb testing.TB, settings ...string) *PostgresServer {
@@ -44,7 +44,7 @@ func Postgres(tb testing.TB, settings ...string) *PostgresServer {
 
 // PostgresTLS is Postgres with a server that also supports TLS, with the server
 // certificate of certs. Members of the role "certified" need TLS and a client
-// certificate of the same authority.
+// certificate from the same authority.
 func PostgresTLS(tb testing.TB, certs *Certificates, settings ...string) *PostgresServer {
 	tb.Helper()
 	s := newPostgres(tb, append([]string{"ssl=on", "ssl_ca_file=ca.crt"}, settings...))
@@ -122,7 +122,7 @@ func preparePostgres(tb testing.TB, dir, data string, settings []string) *Postgr
 func (s *PostgresServer) launchPostgres() {
 	s.tb.Helper()
 	s.launch()
-	s.tb.Cleanup(s.Kill) // before the cleanup of launch, which knows one process only
+	s.tb.Cleanup(s.Kill) // runs before the cleanup of launch, which knows only one process
 }
 
 // URL returns a connection string: scheme://postgres@host:port/postgres.
@@ -135,14 +135,14 @@ func (s *PostgresServer) URL(scheme string) string {
 //
 // The first process is stopped and killed last. It starts no other process in
 // the meantime, and no other process sees its end. A process that sees the end
-// of the first one frees its locks gracefully, and they may be granted to a
-// client whose process has not been killed yet.
+// of the first one frees its locks gracefully, and a client whose process has
+// not been killed yet may be granted them.
 func (s *PostgresServer) Kill() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	segment := s.segment()
 	s.Server.mu.Lock()
-	_ = s.proc.freeze() // an error means that it has ended
+	_ = s.proc.freeze() // an error means that the process has ended
 	s.Server.mu.Unlock()
 	children := s.children()
 	for _, pid := range children {
@@ -152,7 +152,7 @@ func (s *PostgresServer) Kill() {
 	s.frozen = nil
 	Eventually(s.tb, func() bool { return !slices.ContainsFunc(children, isPostgres) }, "the server's processes end")
 	if segment != "" {
-		exec.Command("ipcrm", "-m", segment).Run() // an error means that there is none any more
+		exec.Command("ipcrm", "-m", segment).Run() // an error means that there is no segment any more
 	}
 }
 
@@ -166,10 +166,11 @@ func (s *PostgresServer) segment() string {
 	if ended {
 		return ""
 	}
-	text, _ := os.ReadFile(filepath.Join(s.Dir, "postmaster.pid")) // empty while it starts
+	// the file is empty while the server starts
+	text, _ := os.ReadFile(filepath.Join(s.Dir, "postmaster.pid"))
 	if lines := strings.Split(string(text), "\n"); len(lines) > 6 {
 		if words := strings.Fields(lines[6]); len(words) == 2 {
-			return words[1] // after its key
+			return words[1] // the number is after the key
 		}
 	}
 	return ""
@@ -187,7 +188,7 @@ func (s *PostgresServer) Freeze() {
 	s.tb.Helper()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.Server.Freeze() // it starts no more of them
+	s.Server.Freeze() // the first process starts no more of them
 	for _, pid := range s.children() {
 		if signalProcess(pid, sigStop) == nil {
 			s.frozen = append(s.frozen, pid)
@@ -218,11 +219,11 @@ func (s *PostgresServer) children() []int {
 // childPids returns the processes that a process has started, if the system can
 // list them.
 func childPids(pid int) []int {
-	// the pattern is not malformed
+	// cannot fail, because the pattern is not malformed
 	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
 	var pids []int
 	for _, thread := range threads {
-		text, _ := os.ReadFile(thread) // empty for a process that has ended
+		text, _ := os.ReadFile(thread) // the text is empty for a process that has ended
 		for _, word := range strings.Fields(string(text)) {
 			if pid, err := strconv.Atoi(word); err == nil {
 				pids = append(pids, pid)
@@ -233,7 +234,7 @@ func childPids(pid int) []int {
 }
 
 // isPostgres reports whether a process exists that belongs to a server. Another
-// process may have the number by now.
+// process may now have the number.
 func isPostgres(pid int) bool {
 	name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
 	return err == nil && strings.HasPrefix(string(name), "postgres") && stateLetter(pid) != 'Z'
@@ -316,8 +317,8 @@ func PgBouncer(tb testing.TB, pg *PostgresServer, mode string) *PoolerServer {
 // account is the user account of servers that refuse to run as root.
 type account struct{ uid, gid int }
 
-// serverAccount returns the account of this process, or another one if this is
-// root.
+// serverAccount returns the account of this process, or another account if this
+// process runs as root.
 func serverAccount(tb testing.TB) account {
 	tb.Helper()
 	if os.Getuid() != 0 {
@@ -399,7 +400,7 @@ func postgresBinary(tb testing.TB, name string) string {
 }
 
 // postgresTemplate returns a data directory to copy. It is made once and kept
-// for later runs, because making it takes most of the time of a start.
+// for later runs, because making it takes most of the time that a start takes.
 func postgresTemplate(tb testing.TB) string {
 	tb.Helper()
 	initdb := postgresBinary(tb, "initdb")

@@ -232,7 +232,7 @@ func (p *Process) signal(send func(*process) error) {
 
 // Wait closes the standard input of the process, waits until it has ended by
 // itself, and returns nil if its exit code is 0. Another goroutine must read
-// the lines that it writes in the meantime, unless they fit into a pipe.
+// the lines that it writes in the meantime, unless these lines fit into a pipe.
 func (p *Process) Wait() error {
 	p.tb.Helper()
 	p.stdin.Close()

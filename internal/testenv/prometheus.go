@@ -24,7 +24,7 @@ func Prometheus(tb testing.TB, target, rules string) *PrometheusServer {
 	tb.Helper()
 	binary := need(tb, "prometheus", "prometheus")
 	dir, port := tb.TempDir(), freePort(tb)
-	config, err := json.Marshal(map[string]any{ // YAML is a superset
+	config, err := json.Marshal(map[string]any{ // YAML is a superset of JSON
 		// a scrape that takes longer fails
 		"global":     map[string]any{"scrape_interval": "1s", "evaluation_interval": "250ms"},
 		"rule_files": []string{rules},

@@ -25,7 +25,7 @@ type RedisServer struct {
 	tls      *tls.Config // nil for plain TCP
 }
 
-// Redis starts a redis-server that stores nothing on disk. Args are passed to
+// Redis starts a redis-server that stores nothing on disk. args are passed to
 // redis-server and override the defaults:
 //
 //	testenv.Redis(t, "--requirepass", testenv.Password())
@@ -97,7 +97,7 @@ func (s *RedisServer) ping(ctx context.Context) error {
 // Do runs a command and returns its response: a string, an int64, nil, or a
 // []any of these (which may contain errors of the server). An error fails the
 // test. If the server is frozen, Do waits until it is thawed. Each call uses a
-// new connection, so MULTI, SUBSCRIBE and WAIT (see AwaitReplicas) are useless
+// new connection, so MULTI, SUBSCRIBE and WAIT (see AwaitReplicas) do not work
 // here.
 func (s *RedisServer) Do(args ...string) any {
 	s.tb.Helper()
@@ -130,10 +130,10 @@ func (s *RedisServer) Try(args ...string) (any, error) {
 	return s.call(ctx, args...)
 }
 
-// Commands returns how many times the server has run each command since it
-// started, including commands in scripts. The names are from INFO commandstats
-// ("evalsha", "client|setinfo"). INFO itself is omitted, so the difference of
-// two calls shows only the work of other clients.
+// Commands returns the number of times that the server has run each command
+// since it started, including commands in scripts. The names are from INFO
+// commandstats ("evalsha", "client|setinfo"). INFO itself is omitted, so the
+// difference of two calls shows only the work of other clients.
 func (s *RedisServer) Commands() map[string]int64 {
 	s.tb.Helper()
 	stats := make(map[string]int64)
@@ -176,7 +176,8 @@ func (s *RedisServer) AwaitReplicas(n int) {
 	conn, err := s.dial(ctx)
 	if err == nil {
 		defer conn.Close()
-		// WAIT counts from the end of the last command on its connection.
+		// WAIT waits for the writes up to the last command on its own
+		// connection.
 		if _, err = conn.do("PING"); err == nil {
 			_, err = conn.do("WAIT", strconv.Itoa(n), "0")
 		}
@@ -186,9 +187,9 @@ func (s *RedisServer) AwaitReplicas(n int) {
 	}
 }
 
-// info decodes a response with lines "name:value". The result is empty without
-// a response: a sentinel, or a cluster whose roles change, may close
-// connections at any time.
+// info decodes a response with lines "name:value". The result is empty if there
+// is no response, because a sentinel, or a cluster whose roles change, may
+// close connections at any time.
 func (s *RedisServer) info(args ...string) map[string]string {
 	info := make(map[string]string)
 	answer, err := s.Try(args...)
@@ -232,7 +233,8 @@ func (s *RedisServer) Allow() { s.Do("CONFIG", "SET", "min-replicas-to-write", "
 func (s *RedisServer) Left() (all []string) {
 	s.tb.Helper()
 	for _, key := range s.Do("KEYS", "*").([]any) {
-		if kind := s.Do("TYPE", key.(string)).(string); kind != "none" { // it has ended since
+		if kind := s.Do("TYPE", key.(string)).(string); kind != "none" {
+			// the key has disappeared in the meantime
 			all = append(all, kind+" "+key.(string))
 		}
 	}

@@ -25,10 +25,10 @@ type Cluster struct {
 // clusterSlots is the number of hash slots of a Redis Cluster.
 const clusterSlots = 16384
 
-// RedisCluster starts a cluster and returns when every node finds it complete.
-// This takes more than two seconds because Redis makes a new master wait that
-// long. A node counts as failed if it has not responded for two seconds. Args
-// are passed to each server.
+// RedisCluster starts a cluster and returns when every node considers it
+// complete. This takes more than two seconds because Redis makes a new master
+// wait that long. A node counts as failed if it has not responded for two
+// seconds. args are passed to each server.
 func RedisCluster(tb testing.TB, masters, replicasPerMaster int, args ...string) *Cluster {
 	tb.Helper()
 	return redisCluster(tb, []host{loopback}, masters, replicasPerMaster, args)
@@ -46,7 +46,7 @@ func redisCluster(tb testing.TB, hosts []host, masters, replicasPerMaster int, a
 	c := &Cluster{tb: tb}
 	for i := range masters * (1 + replicasPerMaster) {
 		at := hosts[i%len(hosts)]
-		if i >= masters { // a replica
+		if i >= masters { // this server is a replica
 			at = hosts[((i-masters)/replicasPerMaster+(i-masters)%replicasPerMaster+1)%len(hosts)]
 		}
 		port := freePortPair(tb)
@@ -135,14 +135,15 @@ func (c *Cluster) MoveSlot(key string, to *RedisServer) {
 			break
 		}
 		for _, key := range keys {
-			from.Do("MIGRATE", host, port, key.(string), "0", "5000") // NOKEY for a key that is gone
+			// NOKEY is the response for a key that is gone
+			from.Do("MIGRATE", host, port, key.(string), "0", "5000")
 		}
 	}
 	to.Do("CLUSTER", "SETSLOT", slot, "NODE", toID)
 	from.Do("CLUSTER", "SETSLOT", slot, "NODE", toID)
 	for _, node := range c.Nodes {
 		if node != to && node != from {
-			// Replicas refuse this, but learn it anyway.
+			// Replicas refuse the command, but learn of the change anyway.
 			_, _ = node.Try("CLUSTER", "SETSLOT", slot, "NODE", toID)
 		}
 	}
@@ -160,8 +161,8 @@ func (c *Cluster) knowsAll(node *RedisServer) bool {
 	})
 }
 
-// complete reports whether a node finds all slots served and sees the others in
-// their roles. A replica must also have its data.
+// complete reports whether a node considers all slots served and sees the
+// others in their roles. A replica must also have its data.
 func (c *Cluster) complete(node *RedisServer, masters int) bool {
 	seen := 0
 	for _, line := range node.clusterView() {
@@ -211,9 +212,10 @@ func freePortPair(tb testing.TB) int {
 type Sentinel struct {
 	// Master is the sentinels' name for the primary.
 	Master string
-	// Nodes are the data servers. At first the primary is Nodes[0].
+	// Nodes are the data servers. Nodes[0] is the first primary.
 	Nodes []*RedisServer
-	// Sentinels are three. Two of them must agree that a primary is down.
+	// Sentinels are the three sentinels. Two of them must agree that a primary
+	// is down.
 	Sentinels []*RedisServer
 
 	tb testing.TB
@@ -221,8 +223,8 @@ type Sentinel struct {
 
 // RedisSentinel starts a primary with replicas and three sentinels. It returns
 // when all sentinels know each other and the replicas. The sentinels consider a
-// server down that has not responded for two seconds. Args are passed to the
-// data servers. With "--requirepass" they need "--masterauth", too.
+// server down if it has not responded for two seconds. Args are passed to the
+// data servers. With "--requirepass" they also need "--masterauth".
 func RedisSentinel(tb testing.TB, replicas int, args ...string) *Sentinel {
 	tb.Helper()
 	return redisSentinel(tb, []host{loopback}, replicas, args)
@@ -273,7 +275,8 @@ func (s *Sentinel) Primary() *RedisServer {
 
 // AwaitPrimary waits until all sentinels name the same server and it is a
 // primary. Shortly after a fail-over, a sentinel that has not noticed it may
-// turn the new primary into a replica again, until the others correct that.
+// turn the new primary into a replica again, until the other sentinels correct
+// that.
 func (s *Sentinel) AwaitPrimary() {
 	s.tb.Helper()
 	Eventually(s.tb, func() bool {
@@ -312,7 +315,8 @@ func (s *Sentinel) SentinelAddrs() []string {
 func startSentinel(tb testing.TB, at host, master string, primary *RedisServer) *RedisServer {
 	tb.Helper()
 	port := freePort(tb)
-	config := filepath.Join(tb.TempDir(), "sentinel.conf") // the sentinel writes its state to it
+	// the sentinel writes its state to this file
+	config := filepath.Join(tb.TempDir(), "sentinel.conf")
 	text := fmt.Sprintf(`port %d
 bind %s
 protected-mode no
@@ -331,9 +335,9 @@ sentinel failover-timeout %[3]s 5000
 		if err := s.ping(ctx); err != nil {
 			return err
 		}
-		// Find each other soon. Without this, it would refuse to act for half a
-		// minute because this machine was busy for two seconds. Servers before
-		// 7.0 lack the command and take longer.
+		// This makes the sentinels find each other soon. Without it, a sentinel
+		// would refuse to act for half a minute if this machine was busy for
+		// two seconds. Servers before 7.0 lack the command and take longer.
 		_, err := s.call(ctx, "SENTINEL", "DEBUG", "PUBLISH-PERIOD", "200", "INFO-PERIOD", "500", "TILT-PERIOD", "1000")
 		if errors.As(err, new(RedisError)) {
 			return nil

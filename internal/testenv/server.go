@@ -107,7 +107,7 @@ func (s *Server) signal(send func(*process) error) {
 func (s *Server) launch() {
 	s.tb.Helper()
 	s.tb.Cleanup(func() {
-		s.Kill() // at once: the temporary directory is not worth a graceful end
+		s.Kill() // killed at once, because the temporary directory is not worth a graceful end
 		if s.tb.Failed() {
 			s.tb.Logf("end of the log of %s at %s:\n%s", s.name, s.Addr, s.tail())
 		}
@@ -181,7 +181,7 @@ func startProcess(cmd *exec.Cmd) (*process, error) {
 	started := make(chan error)
 	go func() { // ends when the process ends
 		// The kernel ties the child's life to the thread that forked it, not to
-		// our process. So that thread stays here as long as the child lives.
+		// our process. So that thread must not end as long as the child lives.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		err := cmd.Start()
@@ -209,7 +209,7 @@ func (p *process) ended() bool {
 
 // kill ends the process and waits until it is reaped.
 func (p *process) kill() {
-	p.cmd.Process.Kill() // an error means that it has ended
+	p.cmd.Process.Kill() // an error means that the process has ended
 	<-p.done
 }
 
@@ -244,13 +244,13 @@ func (p *process) signal(sig os.Signal) error {
 // nothing, and it is the default.
 type Storage struct {
 	// Disk makes servers store their data below [os.TempDir], which must be on
-	// a disk, and flush it as their packages do by default. Redis, which by
-	// default only has snapshots, writes a log and flushes it once a second, as
+	// a disk, and flush it as their packages do by default. Redis has only
+	// snapshots by default. It writes a log and flushes it once a second, as
 	// its redis.conf specifies.
 	Disk bool
 }
 
-// Redis starts a redis-server as the function Redis does.
+// Redis starts a redis-server like the function Redis.
 func (s Storage) Redis(tb testing.TB, args ...string) *RedisServer {
 	tb.Helper()
 	if s.Disk {
@@ -259,7 +259,7 @@ func (s Storage) Redis(tb testing.TB, args ...string) *RedisServer {
 	return redisAt(tb, loopback, args)
 }
 
-// Etcd starts an etcd as the function Etcd does.
+// Etcd starts an etcd like the function Etcd.
 func (s Storage) Etcd(tb testing.TB, args ...string) *EtcdServer {
 	tb.Helper()
 	if s.Disk {
@@ -268,7 +268,7 @@ func (s Storage) Etcd(tb testing.TB, args ...string) *EtcdServer {
 	return startEtcd(tb, loopback, currentEtcd(tb), nil, args)
 }
 
-// ZooKeeper starts a ZooKeeper as the function ZooKeeper does.
+// ZooKeeper starts a ZooKeeper like the function ZooKeeper.
 func (s Storage) ZooKeeper(tb testing.TB, settings ...string) *ZooKeeperServer {
 	tb.Helper()
 	if s.Disk {
@@ -277,7 +277,7 @@ func (s Storage) ZooKeeper(tb testing.TB, settings ...string) *ZooKeeperServer {
 	return startZooKeeper(tb, loopback, settings)
 }
 
-// Postgres starts a PostgreSQL as the function Postgres does.
+// Postgres starts a PostgreSQL like the function Postgres.
 func (s Storage) Postgres(tb testing.TB, settings ...string) *PostgresServer {
 	tb.Helper()
 	if s.Disk {
@@ -289,7 +289,7 @@ func (s Storage) Postgres(tb testing.TB, settings ...string) *PostgresServer {
 	return server
 }
 
-// MySQL starts a MariaDB as the function MySQL does.
+// MySQL starts a MariaDB like the function MySQL.
 func (s Storage) MySQL(tb testing.TB, settings ...string) *MySQLServer {
 	tb.Helper()
 	if s.Disk {
@@ -324,7 +324,8 @@ func (Storage) check(tb testing.TB) {
 // removed first.
 func serverDir(tb testing.TB, parent, prefix string) (string, error) {
 	tb.Helper()
-	left, _ := filepath.Glob(filepath.Join(parent, prefix+"*")) // the pattern is not malformed
+	// cannot fail, because the pattern is not malformed
+	left, _ := filepath.Glob(filepath.Join(parent, prefix+"*"))
 	for _, dir := range left {
 		if unlock, err := lockDir(dir, false); err == nil {
 			os.RemoveAll(dir)
@@ -338,7 +339,7 @@ func serverDir(tb testing.TB, parent, prefix string) (string, error) {
 		}
 		unlock, err := lockDir(dir, true)
 		if os.IsNotExist(err) {
-			continue // another test took the directory for an abandoned one
+			continue // another test removed the directory as an abandoned one
 		}
 		if err != nil {
 			return "", err

@@ -9,10 +9,10 @@ import (
 	"time"
 )
 
-// lend returns a server of a kind for one test. It prefers a spare one, which
-// an earlier test has left, to the cost of a new one. The server has no data,
-// and no other test uses it. Tests of a package have spares while [NoLeaks]
-// runs them.
+// lend returns a server of a kind for one test. It prefers a spare server,
+// which an earlier test has left, because a new server costs more. The server
+// has no data, and no other test uses it. Only tests that [NoLeaks] runs have
+// spares.
 func lend[S spareable](tb testing.TB, kind string, start func(tb testing.TB) S) S {
 	tb.Helper()
 	l := spares.take(kind)
@@ -32,7 +32,7 @@ type spareable interface {
 	base() *Server
 
 	// clean removes everything that a test has left on the server. An error
-	// means that the next test would find a difference to a new server, other
+	// means that the next test would find a difference from a new server other
 	// than higher counters.
 	clean(ctx context.Context) error
 }
@@ -46,14 +46,14 @@ func (s *Server) untouched() bool {
 	return s.proc != nil && !s.proc.ended() && !s.proc.frozen
 }
 
-// loan is a server that one test after another uses.
+// loan is a server that tests use one after another.
 type loan struct {
 	kind   string
 	server spareable // nil until it is started
 	home   *home
 }
 
-// home is the testing.TB of a server that outlives the test which started it.
+// home is the testing.TB of a server that outlives the test that started it.
 type home struct {
 	testing.TB // the test that uses the server
 	cleanups   []func()

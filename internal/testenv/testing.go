@@ -114,7 +114,7 @@ func ServersApart(tb testing.TB, servers ...int) {
 	for _, pid := range servers {
 		pin(tb, strconv.Itoa(cpus-1), pid)
 		for _, child := range childPids(pid) {
-			_ = affinity(strconv.Itoa(cpus-1), child) // it may have ended
+			_ = affinity(strconv.Itoa(cpus-1), child) // the process may have ended
 		}
 	}
 }
@@ -215,7 +215,7 @@ func (c *Counter) Run() {
 		p.Send("go")
 	}
 	for _, p := range c.all {
-		for range p.Lines { // until it ends, however long that takes here
+		for range p.Lines { // until the process ends, however long that takes on this machine
 		}
 		if err := p.Wait(); err != nil {
 			c.tb.Errorf("a process of the role %q: %v", p.role, err)
@@ -333,8 +333,8 @@ func goroutines(except []string) (stacks []string) {
 	return stacks
 }
 
-// runs reports whether a goroutine is inside one of the functions. Each
-// function begins a line of its stack, followed by its arguments.
+// runs reports whether a goroutine is inside one of the functions. In a stack,
+// each function starts a line and is followed by its arguments.
 func runs(stack string, functions []string) bool {
 	for _, f := range functions {
 		if strings.Contains(stack, "\n"+f+"(") {

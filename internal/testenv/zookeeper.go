@@ -32,13 +32,13 @@ type ZooKeeperServer struct {
 
 // ZooKeeper starts a single ZooKeeper. Each line of settings is added to its
 // configuration and overrides the defaults. A setting that begins with a dash
-// is an argument of the virtual machine, such as -Xmx1g. Counters of the
+// is an argument of the virtual machine, such as -Xmx1g. The counters of the
 // server need not begin at 0.
 func ZooKeeper(tb testing.TB, settings ...string) *ZooKeeperServer {
 	tb.Helper()
 	start := func(tb testing.TB) *ZooKeeperServer { return startZooKeeper(tb, loopback, settings) }
 	if slices.ContainsFunc(settings, func(s string) bool { return strings.HasPrefix(s, "dataDir=") }) {
-		return start(tb) // the directory belongs to the test
+		return start(tb) // the server is not shared, because the directory belongs to the test
 	}
 	return lend(tb, "zookeeper "+strings.Join(settings, " "), start)
 }
@@ -113,7 +113,7 @@ func newZooKeeper(tb testing.TB, at host, id int, settings []string) *ZooKeeperS
 		"clientPortAddress=" + at.ip, "clientPort=" + strconv.Itoa(port), "dataDir=" + dir, "maxClientCnxns=0",
 		"admin.enableServer=false", "4lw.commands.whitelist=*", "preAllocSize=1024", "quorumListenOnAllIPs=false",
 	}, settings...)
-	// The server does not live long enough to benefit from more.
+	// The server does not live long enough to benefit from more memory.
 	machine := at.command(java, "-Xmx192m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
 		"-Dzookeeper.forceSync=no", "-Dzookeeper.jmx.log4j.disable=true")
 	config = slices.DeleteFunc(config, func(line string) bool {
@@ -237,7 +237,8 @@ func (s *ZooKeeperServer) clean(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		one := strings.Contains(text, "zk_num_alive_connections\t1\n") // that of the command
+		// the remaining connection is that of the command
+		one := strings.Contains(text, "zk_num_alive_connections\t1\n")
 		if one && !strings.Contains(text, "zk_global_sessions\t0\n") {
 			return errors.New("a session is left")
 		}
@@ -338,7 +339,8 @@ func (c *jute) removeBelow(path string) error {
 		if err := c.removeBelow(child); err != nil {
 			return err
 		}
-		if _, err := c.request(2, append(text(child), 0xff, 0xff, 0xff, 0xff)); err != nil { // delete, in any version
+		if _, err := c.request(2, append(text(child), 0xff, 0xff, 0xff, 0xff)); err != nil {
+			// delete, in any version
 			return err
 		}
 	}
@@ -415,7 +417,7 @@ func compiledJava(javac, classpath, source string) (dir string, err error) {
 		return "", fmt.Errorf("javac: %w: %s", err, out)
 	}
 	if err := os.Rename(scratch, dir); err != nil {
-		if _, there := os.Stat(dir); there != nil { // not from a concurrent compilation
+		if _, there := os.Stat(dir); there != nil { // the directory is not from a concurrent compilation
 			return "", err
 		}
 	}

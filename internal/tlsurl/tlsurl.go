@@ -66,8 +66,8 @@ func Read(u *driver.URL) (*tls.Config, error) {
 	return config, nil
 }
 
-// unnamed returns why a file cannot be read, without its name, because a user
-// may have passed a key instead of a file name.
+// unnamed returns the reason why a file cannot be read. It omits the name of
+// the file, because a user may have passed a key instead of a file name.
 func unnamed(err error) error {
 	var path *fs.PathError
 	if errors.As(err, &path) {
