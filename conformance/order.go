@@ -45,8 +45,8 @@ func (e *env) inOrder(waiters []*request) error {
 
 // line returns requests of n new clients that wait for a name, in the order of
 // their places in the queue. Drivers report the wait when the request is under
-// way, not when it is in the queue. If the backend can be queried, line
-// observes each request in the queue before the next one starts.
+// way, which may be before it is in the queue. If the backend can be queried,
+// line observes each request in the queue before the next one starts.
 func (e *env) line(name string, n int) []*request {
 	drivers := make([]*rawDriver, n)
 	for i := range drivers {
