@@ -287,7 +287,8 @@ func keptFor(f func(time.Duration) time.Duration) func(*memory.Driver) driver.Dr
 	}
 }
 
-// shifted is how much later a lease seems to end than it does.
+// shifted is the time by which the reported end of a lease is later than its
+// real end.
 type shifted struct {
 	mu sync.Mutex
 	by time.Duration

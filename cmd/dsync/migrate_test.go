@@ -338,8 +338,8 @@ func init() {
 	})
 }
 
-// TestANameThatABackendRefusesHidesNoOther checks names beside one that a
-// backend refuses.
+// TestANameThatABackendRefusesHidesNoOther checks names together with a name
+// that a backend refuses.
 func TestANameThatABackendRefusesHidesNoOther(t *testing.T) {
 	p := inMemory(t)
 	p.from = strings.Replace(p.from, "memory:", "picky:", 1)

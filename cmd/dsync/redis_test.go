@@ -107,8 +107,8 @@ func (s *service) work(phase migrate.Phase) (stop func()) {
 	}
 }
 
-// TestSealIsInterruptedAndRepeated runs the command beside a program that locks
-// the names, and interrupts it in the middle.
+// TestSealIsInterruptedAndRepeated runs the command together with a program
+// that locks the names, and interrupts it in the middle.
 func TestSealIsInterruptedAndRepeated(t *testing.T) {
 	for _, how := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGKILL} {
 		t.Run(how.String(), func(t *testing.T) {

@@ -147,7 +147,7 @@ func (s *permitSim) hold(h *permitHold, granted time.Duration) {
 	s.story = append(s.story, h)
 }
 
-// used returns how many permits were surely held at t.
+// used returns the number of permits that were certainly held at t.
 func (s *permitSim) used(t time.Duration) (n int) {
 	for _, h := range s.story {
 		if h.ok <= t && t < h.sure() {

@@ -178,9 +178,9 @@ const aLongTime = 5 * time.Second
 func everything(Event) bool { return true }
 func writes(e Event) bool   { return !reads(e) }
 
-// at returns what is going on at t: how many attempts of a kind are under way
-// for the name of s, and whether one of them has an unknown outcome, a hold has
-// not ended, or a fault is active.
+// at returns the state at t: the number of attempts of a kind that are under
+// way for the name of s, and whether one of them has an unknown outcome, a hold
+// has not ended, or a fault is active.
 func (s *sim) at(events []Event, t time.Duration, kind func(Event) bool) (attempts int, unclear bool) {
 	faults := 0
 	held := map[uint64]bool{}

@@ -29,7 +29,7 @@ type member interface {
 	err() error // after ended
 }
 
-// actor is a member with its role in the demonstration.
+// actor is a member with the data that the demonstration keeps about it.
 type actor struct {
 	member
 	name, url string
