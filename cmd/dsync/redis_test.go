@@ -30,8 +30,8 @@ const (
 // etcdFloor is above all tokens of Redis for years.
 const etcdFloor = 2_100_000_000_000_000
 
-// service is a Redis that Java services also use, and the etcd to which its
-// locks move.
+// service is a Redis server that Java services also use, and the etcd server to
+// which its locks move.
 type service struct {
 	*two
 	redis *testenv.RedisServer
