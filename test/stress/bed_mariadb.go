@@ -104,8 +104,7 @@ func (m mariadb) numbers(query string) (all []int64) {
 func (m mariadb) kill(command, sessions string) (n int) {
 	for _, id := range m.numbers("SELECT id" + sessions) {
 		m.use(func(ctx context.Context, db *sql.Conn) error {
-			if _, err := db.ExecContext(ctx, fmt.Sprint(command, " ", id)); err == nil {
-				// otherwise it has ended
+			if _, err := db.ExecContext(ctx, fmt.Sprint(command, " ", id)); err == nil { // otherwise it has ended
 				n++
 			}
 			return nil
