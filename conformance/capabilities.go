@@ -95,7 +95,7 @@ func ttlBounds(e *env) error {
 	return nil
 }
 
-// overflown is how long a lease lasts if its TTL was one of overflows and was
+// overflown is the duration of a lease whose TTL was one of overflows and was
 // cut to its lower bits.
 const overflown = 20 * time.Millisecond
 
@@ -162,8 +162,8 @@ func pingTells(e *env) error {
 	})
 }
 
-// waiterIsReported tries several times, because a driver may report that a
-// request waits before the backend shows it.
+// waiterIsReported tries several times, because a driver may report a waiting
+// request before the backend lists it.
 func waiterIsReported(e *env) error {
 	if err := e.reportsWaiter(false); err != nil || e.mode != driver.Read {
 		return err

@@ -72,8 +72,8 @@ func (e *env) connect() *connection {
 	return c
 }
 
-// disturb calls one of the functions of the Link, or ends the check if the
-// harness does not have the function.
+// disturb calls a function of the Link. If the harness does not have the
+// function, the check ends.
 func (c *connection) disturb(ability string, f func()) {
 	c.env.need(f != nil, "Link."+ability)
 	c.env.stalls.disturbed()
@@ -155,8 +155,8 @@ func (c *client) ForceUnlock(ctx context.Context, name string) (err error) {
 	return err
 }
 
-// user acquires locks. It is either a client, for which each call is a separate
-// owner, or an owner.
+// user acquires locks. A user is either a client, whose calls are separate
+// owners, or an owner.
 type user struct {
 	*connection
 	label  string
@@ -229,7 +229,7 @@ func (u *user) refused(name string) error {
 	return nil
 }
 
-// call is a call of Lock that is under way.
+// call is a call to Lock that is under way.
 type call struct {
 	user   *user
 	name   string
@@ -242,7 +242,7 @@ type call struct {
 	err  error
 }
 
-// start begins a Lock of name.
+// start begins a call to Lock for name.
 func (u *user) start(name string, opts ...dsync.LockOption) *call {
 	ctx, cancel := context.WithCancel(u.env.ctx)
 	return u.startWith(ctx, cancel, name, opts...)

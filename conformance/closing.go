@@ -343,8 +343,8 @@ func closeLeavesNothing(e *env) error {
 	return nil
 }
 
-// useInMode makes clients hold names, wait for them, give up, lose a hold and
-// an answer, and leave a hold.
+// useInMode makes clients hold names, wait for names, give up, lose a hold,
+// lose an answer, and leave a hold.
 func (e *env) useInMode(a, b *rawDriver, m driver.Mode) {
 	h := a.hold(e.name(), in(m))
 	waits := b.start(h.Name, rivalOf(m)).waits()
@@ -371,7 +371,8 @@ func (e *env) useInMode(a, b *rawDriver, m driver.Mode) {
 	}
 }
 
-// loseGrants has names granted to a client in all modes, without an answer.
+// loseGrants makes the backend grant names to a client in all modes, and loses
+// the answers.
 func (e *env) loseGrants(d *rawDriver) {
 	if d.link.LoseAnswers == nil {
 		return
@@ -415,18 +416,17 @@ var crossingChecks = []check{
 	{"crossing/leave", "Close does not end a hold whose Leave is under way, and Leave then does not return ErrNotHeld.", closeCrossesLeave},
 }
 
-// answersLate is how late answers arrive at a client that is closed during a
-// call.
+// answersLate is the delay of answers to a client that is closed during a call.
 const answersLate = 100 * time.Millisecond
 
-// crossed is a call of a driver during which the driver is closed.
+// crossed is a call to a driver that is closed during the call.
 type crossed struct {
 	what string
 	name string // the name that the call is about
 	call func(ctx context.Context) error
 
 	// done reports whether the backend has carried out the call, as seen by
-	// another client. It is nil if no client can see that.
+	// another client. It is nil if other clients cannot see that.
 	done func() bool
 
 	ends bool // Close does the same as the call
@@ -468,7 +468,8 @@ func (c *enteredContext) Value(key any) any {
 // cross closes d while a call is under way, and returns the call's error. It
 // begins Close when the driver has begun the call or, if late is set, when the
 // backend has carried out the call. carriedOut reports whether it has. If no
-// client can see that, late means a moment at which the answer is on its way.
+// client can see that, and late is set, Close begins when the answer is on its
+// way.
 func (d *rawDriver) cross(c *crossed, late bool) (carriedOut bool, err error) {
 	e := d.env
 	ctx := &enteredContext{Context: e.ctx, env: e}

@@ -37,7 +37,7 @@ import (
 type Harness struct {
 	// Backend returns the backend for one check. Each check uses fresh lock
 	// names, so Backend may return the same backend every time. Checks run
-	// concurrently, since most of them wait most of the time. So Backend and
+	// concurrently, because most of them wait most of the time. So Backend and
 	// the functions of a *Backend are called concurrently, except for the
 	// functions that stop the server. With FakeTime, checks run one after the
 	// other. Backend is called in the bubble of the check, and the *Backend
@@ -45,13 +45,14 @@ type Harness struct {
 	Backend func(tb testing.TB) *Backend
 
 	// FakeTime runs each check in a bubble of testing/synctest, for drivers
-	// without a network. The checks then take no time, and times are exact.
+	// without a network. The checks then take almost no real time, and times
+	// are exact.
 	FakeTime bool
 
 	// TTL is the shortest TTL with which a lease does not run out by accident
 	// on this backend and machine. The default is 1 s. The suite raises TTL to
 	// the minimum that Info allows. Checks that wait for the end of a lease use
-	// TTL; the other checks use a long one.
+	// TTL. The other checks use a long TTL.
 	TTL time.Duration
 
 	// Groups are the groups of checks to run, by the first words of their
@@ -65,7 +66,7 @@ type Harness struct {
 	hangs      time.Duration // the time that counts as a hang
 }
 
-// Backend is one backend, with the ways to disturb it. Everything but New is
+// Backend is one backend and the ways to disturb it. All fields except New are
 // optional. Each function returns when it has done what its comment says, and
 // fails tb if it cannot.
 type Backend struct {
@@ -77,13 +78,13 @@ type Backend struct {
 	// disturbed.
 	New func(tb testing.TB) (driver.Driver, *Link)
 
-	// Expire ends all holds of name, a single hold or those of several readers,
-	// without notice to the holders, as if their TTLs had passed. Without a
-	// hold it does nothing.
+	// Expire ends all holds of name, as if their TTLs had passed, without
+	// notice to the holders. There may be one hold or the holds of several
+	// readers. If there is no hold, Expire does nothing.
 	Expire func(tb testing.TB, name string)
 
-	// ExpireHold ends one of the holds of several readers of a name in the same
-	// way. The hold is identified by its driver.Request.Hold.
+	// ExpireHold ends one of several readers' holds of a name in the same way.
+	// driver.Request.Hold identifies the hold.
 	ExpireHold func(tb testing.TB, name, hold string)
 
 	// Freeze stops the server, with its connections open. Thaw lets it
@@ -92,7 +93,7 @@ type Backend struct {
 
 	// Refuse makes the server refuse at least every new hold while it still
 	// answers, like a server that is full or read-only, or that has revoked the
-	// rights of its clients. Allow ends that.
+	// rights of its clients. Allow ends the refusals.
 	Refuse, Allow func(tb testing.TB)
 
 	// Left returns everything that all clients have on the server at this
@@ -117,10 +118,10 @@ type Backend struct {
 	URL string
 }
 
-// Link is the connection of one client to the backend, with the ways to disturb
-// it. A function is nil if the harness does not support it. Each call replaces
-// the effect of the previous one, and applies to requests and answers after it
-// has returned.
+// Link contains the ways to disturb the connection between one client and the
+// backend. A function is nil if the harness does not support it. Each call
+// replaces the effect of the previous call. It takes effect when it returns,
+// for later requests and answers.
 type Link struct {
 	Cut  func() // connections break, and new ones cannot be made
 	Hang func() // connections stay open, but no request is answered
@@ -163,9 +164,10 @@ func LinkOver(w *wire.Wire) *Link {
 	}
 }
 
-// Run checks all promises, one subtest each, logs a summary, and prints its
-// first line on the standard output. A check that fails reports the broken
-// promise, what the check saw, and what its clients did. A check that proves
+// Run checks all promises, each in a subtest. It logs a summary, and prints the
+// first line of the summary to standard output. A check that fails reports the
+// broken promise, what the check saw, and what its clients did. A check that
+// proves
 // nothing because the machine stood still also fails.
 //
 // The flag -conformance.report of the test binary names a file to which Run
@@ -227,12 +229,12 @@ func runChecks(t *testing.T, h Harness, checks []check) {
 	fmt.Printf("%s: %s\n", t.Name(), s.counts())
 }
 
-// sideBySide is how many checks run at once in real time. Most of them wait
-// most of the time.
+// sideBySide is the number of checks that run at once in real time. Most checks
+// wait most of the time.
 const sideBySide = 8
 
 // alone reports whether the check runs without other checks of the same
-// harness. In fake time checks do not really wait.
+// harness, as all checks do in fake time, where they do not really wait.
 func (c check) alone(h Harness) bool { return h.FakeTime || alone[c.Name] != "" }
 
 // group returns the first word of the check's name.
@@ -266,8 +268,8 @@ func (c check) invalid(r result) string {
 		"Not verified: %s\nseen: %v\nevents:\n%s", tries, 1<<(tries-1), r.stalled, c.Promise, r.err, r.events)
 }
 
-// tries is how many times a check is run if a standstill may have caused its
-// failure. Each run doubles the TTL.
+// tries is the number of times that a check is run if a standstill may have
+// caused its failure. Each run doubles the TTL.
 const tries = 3
 
 // result runs the check, with FakeTime in a bubble.
@@ -300,8 +302,9 @@ func (c check) result(t *testing.T, h Harness) result {
 //   - A check never waits for a guessed time. It awaits progress through states
 //     (waits, until), proves the absence of an event by the order of other
 //     events, and compares times in the direction that a slow machine cannot
-//     falsify. The env ends a check that hangs. A loop that ends by time sleeps
-//     in each round: in fake time nothing else lets time pass.
+//     falsify. The env ends a check that hangs. A loop that ends at a certain
+//     time sleeps in each round, because in fake time nothing else lets time
+//     pass.
 //   - A check shares the process and the backend with other checks, unless it
 //     is listed in alone.
 //   - A check of an optional ability begins with env.claims; env.need
@@ -383,9 +386,9 @@ func allChecks() []check {
 }
 
 // modeChecks are checks of earlier groups that run again in the modes other
-// than Exclusive. They check behavior that a driver implements differently, or
-// elsewhere on the backend, in each mode. Package dsync does the same in all
-// modes.
+// than Exclusive. They check behavior that a driver implements separately for
+// each mode. Checks of behavior that package dsync implements in the same way
+// for all modes are not repeated.
 var modeChecks = inModes(
 	"waiting/cancel-at-grant",
 	"lease/after-wait", "lease/renew", "lease/over", "lease/renew-all",

@@ -70,7 +70,7 @@ func leaveOn(s *memory.Server, what string) {
 	all.(*sync.Map).Store(what, true)
 }
 
-// takeFrom removes a trace that a mutant has left.
+// takeFrom removes a trace that a mutant has left on its server.
 func takeFrom(s *memory.Server, what string) {
 	if all, ok := leftovers.Load(s); ok {
 		all.(*sync.Map).Delete(what)

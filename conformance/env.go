@@ -66,7 +66,7 @@ func newEnv(tb testing.TB, h Harness) *env {
 	return e
 }
 
-// part returns n, or a quarter of it in a sample.
+// part returns n. In a sample, it returns a quarter of n.
 func (e *env) part(n int) int {
 	if e.sample {
 		return (n + 3) / 4
@@ -278,8 +278,8 @@ func (e *env) onClose(f func(context.Context)) {
 	e.closers = append(e.closers, f)
 }
 
-// hangs returns how long a step may take before it counts as hanging. This time
-// is not part of the contract: a good driver is much faster.
+// hangs returns the time that a step may take before it counts as hanging. This
+// time is not part of the contract, because a good driver is much faster.
 func (e *env) hangs() time.Duration {
 	if e.patience > 0 {
 		return e.patience
@@ -372,7 +372,7 @@ func (e *env) poll(what string, f func() error) {
 	}
 }
 
-// sleep lets time pass.
+// sleep waits for a duration.
 func (e *env) sleep(d time.Duration) { time.Sleep(d) }
 
 // sleepUntil returns after t.
@@ -382,8 +382,8 @@ func (e *env) sleepUntil(t time.Time) {
 	}
 }
 
-// expired waits until the Expires of a lease has passed, and returns it. A
-// session may move it until then.
+// expired waits until the Expires of a lease has passed, and returns that time.
+// Until then, a session may still move it.
 func (e *env) expired(r *request) time.Time {
 	for {
 		end := r.lease.Expires()
@@ -455,7 +455,7 @@ func (e *env) long() time.Duration { return e.allowed(longTTL) }
 // not run out, even when the machine is busy for seconds.
 func (e *env) renewed() time.Duration { return e.allowed(4 * e.ttl()) }
 
-// ttl returns the TTL of leases whose end a check waits for.
+// ttl returns the TTL for leases if the check waits for their end.
 func (e *env) ttl() time.Duration {
 	e.timed.Store(true)
 	return e.allowed(e.minTTL)
@@ -464,8 +464,8 @@ func (e *env) ttl() time.Duration {
 // defaultTTL is the default of Harness.TTL.
 const defaultTTL = time.Second
 
-// brief returns the TTL of leases that a check lets expire if the time of the
-// expiry does not matter.
+// brief returns the TTL of leases that a check lets expire at a time that does
+// not matter.
 func (e *env) brief() time.Duration { return e.allowed(e.ttl() / 4) }
 
 // crooked returns a TTL that is not a round number in any unit, if the driver
@@ -491,15 +491,16 @@ func (e *env) allowed(d time.Duration) time.Duration {
 	return d
 }
 
-// slack is how late an event may be in real time, compared with the driver's
-// claim. In fake time there is no slack.
+// slack is the delay of an event, beyond the driver's claim, that the suite
+// tolerates in real time. In fake time, there is no slack.
 const slack = 500 * time.Millisecond
 
-// lateError is the error for an event that came later than the driver claims.
+// lateError is the error for an event that happened later than the driver
+// claims.
 type lateError struct{ error }
 
-// late returns an error if an event came more than slack later than the driver
-// claims. what describes the event.
+// late returns an error if an event happened more than slack later than the
+// driver claims. The text what describes the event.
 func (e *env) late(by time.Duration, what string, args ...any) error {
 	if by <= 0 || by <= slack && !e.fakeTime {
 		return nil
@@ -507,9 +508,9 @@ func (e *env) late(by time.Duration, what string, args ...any) error {
 	return &lateError{fmt.Errorf("%s: %v too late", fmt.Sprintf(what, args...), by)}
 }
 
-// punctual runs f. In real time it runs f up to three times while f returns a
-// lateError, because a machine that stands still delays one try but not all of
-// them.
+// punctual runs f. In real time, if f returns a lateError, punctual runs it
+// again, up to three times in all. A machine that stands still delays one try
+// but not all of them.
 func (e *env) punctual(f func() error) (err error) {
 	for range 3 {
 		if err = f(); e.fakeTime || !errors.As(err, new(*lateError)) {
@@ -519,9 +520,9 @@ func (e *env) punctual(f func() error) (err error) {
 	return err
 }
 
-// progress counts steps of goroutines of a check. Many steps together may take
-// long on a slow backend. But if not even one step completes within the bound
-// for a hang, the check hangs.
+// progress counts the steps that goroutines of a check complete. Many steps
+// together may take long on a slow backend. The check hangs if not even one
+// step completes within the bound for a hang.
 type progress struct{ atomic.Int64 }
 
 // awaitAll waits until all goroutines have ended, while p advances.

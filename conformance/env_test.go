@@ -46,7 +46,7 @@ func TestHangIsReportedWithItsStack(t *testing.T) {
 	}
 }
 
-// The error of a waiter explains why the next one is granted the name.
+// The error of a waiter explains why the next waiter is granted the name.
 func TestErrorOfAWaiterIsReported(t *testing.T) {
 	i := slices.IndexFunc(allChecks(), func(c check) bool { return c.Name == "order/clients" })
 	var failed atomic.Bool
@@ -314,7 +314,7 @@ var interfaces = map[string]struct {
 	"Passer":             {true, reflect.TypeFor[driver.Passer]()},
 }
 
-// A tap that hides an interface would make the suite test less than users get.
+// If a tap hid an interface, the suite would test less than users use.
 func TestTapsKnowAllInterfaces(t *testing.T) {
 	files, err := filepath.Glob("../driver/*.go")
 	if err != nil || len(files) == 0 {

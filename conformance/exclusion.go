@@ -207,9 +207,9 @@ func isNotHeld(what string, err error) error {
 	return nil
 }
 
-// areRemoved returns an error unless the releases of holds report that these
-// were removed. The outcomes may be unknown, because a session may end in the
-// meantime.
+// areRemoved returns an error unless releasing each hold reports that the hold
+// was removed. The outcome of a release may be unknown, because a session may
+// end in the meantime.
 func (e *env) areRemoved(holds ...*request) error {
 	for _, r := range holds {
 		err := r.tryRelease(e.ctx)
@@ -235,7 +235,7 @@ func releaseTwice(e *env) error {
 }
 
 // afterExpiry lets leases run out. It calls f with each lease and the next hold
-// of the name, which belongs to the same client or to another one.
+// of the name, which belongs to the same client or to another client.
 func (e *env) afterExpiry(f func(old, next *request, heir string) error) error {
 	a, b := e.driver(), e.driver()
 	e.together("leases that run out", 2, func(i int) error {
@@ -275,8 +275,9 @@ func staleRenew(e *env) error {
 	})
 }
 
-// releaseAfterEnd waits until the backend reports the end of the hold or, if it
-// does not, for as long as that takes according to the driver's claims.
+// releaseAfterEnd waits until the backend reports the end of the hold. If it
+// reports no ends, releaseAfterEnd waits as long as the hold may last according
+// to the driver's claims.
 func releaseAfterEnd(e *env) error {
 	a, b := e.driver(), e.outsider()
 	h := a.hold(e.name(), fixed, ttl(e.brief()))
@@ -361,7 +362,8 @@ func forceUnlockTells(e *env) error {
 	return h.lost()
 }
 
-// lost waits until h is lost, and returns an error unless h reports the loss.
+// lost waits until h has been lost, and returns an error unless h reports the
+// loss.
 func (h *holding) lost() error {
 	e := h.user.env
 	e.within(fmt.Sprintf("%s learns that its hold of %q is gone", h.user.label, h.name), func() {
@@ -423,8 +425,8 @@ func nested(e *env) error {
 	return e.isFree(name)
 }
 
-// isHeld returns an error unless h is held, both according to h and as seen by
-// others.
+// isHeld returns an error unless h reports that it is held, and other clients
+// see that it is.
 func (h *holding) isHeld(when string) error {
 	e := h.user.env
 	if err := h.Err(); err != nil {

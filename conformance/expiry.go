@@ -11,8 +11,8 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// These checks cover leases that no client releases, and the moment at which
-// other clients can acquire the name.
+// These checks cover leases that no client releases, and the time at which
+// other clients can then acquire the name.
 var expiryChecks = []check{
 	{"expiry/not-early", "No other client is granted a name before the lease of its holder expires, no matter how often it tries.", notBeforeExpires},
 	{"expiry/waiters", "When leases end without a release, the waiters are granted the name one after the other, and not before.", expiryServesWaiters},
@@ -93,7 +93,7 @@ func expiryServesWaiters(e *env) error {
 }
 
 // lineBehindLease returns a hold that no client renews, and two requests for
-// such leases that have waited for its end.
+// further such leases that have waited for the end of the hold.
 func (e *env) lineBehindLease() (*request, []*request) {
 	a, b, c := e.driver(), e.driver(), e.driver()
 	for d := e.ttl(); d < e.hangs(); d *= 2 {
@@ -173,8 +173,8 @@ func (c *connection) outages() []func() {
 	return all
 }
 
-// silences returns the ways in which answers do not arrive: those of outages
-// and, unless a session ends at once with its connection, lost answers.
+// silences returns the ways in which answers do not arrive. These are the
+// outages and, unless a session ends at once with its connection, lost answers.
 func (c *connection) silences() []func() {
 	all := c.outages()
 	if c.link.LoseAnswers != nil && (!c.env.driverInfo().KeepsAlive || c.env.fakeTime) {
@@ -349,8 +349,8 @@ func endsInBounds(e *env) error {
 }
 
 // soonAfter returns an error if r was granted its name too late after h
-// expired. The limit is Info.LateFor plus the time that a waiter needs to find
-// out.
+// expired. The limit is Info.LateFor plus the time that a waiter needs to
+// detect that the name is free.
 func (r *request) soonAfter(h *request, what string) error {
 	e, end := r.driver.env, h.lease.Expires()
 	late := e.driverInfo().LateFor(h.TTL)

@@ -26,8 +26,8 @@ var faultChecks = []check{
 	{"faults/many", "A bounded number of goroutines cleans up the remains of many failed requests.", fewCleanUps},
 }
 
-// oneReleaseEndsOneHold releases one of several holds without an answer, twice,
-// as package dsync may.
+// oneReleaseEndsOneHold releases one of several holds twice, because the first
+// release gets no answer. Package dsync may do the same.
 func oneReleaseEndsOneHold(e *env) error {
 	d, lasts := e.driver(), e.long()
 	if e.driverInfo().KeepsAlive {
@@ -109,7 +109,7 @@ func hungAcquire(e *env) error {
 	return nil
 }
 
-// failed returns an error if a request that was not answered was granted.
+// failed returns an error if a request was granted although it got no answer.
 func (r *request) failed() error {
 	if r.result().lease != nil {
 		return fmt.Errorf("%s was granted %q without an answer of the backend", r.driver.label, r.Name)
@@ -208,8 +208,8 @@ func lostAcquire(e *env) error {
 	return nil
 }
 
-// grantDoesNotArrive loses the answer by which a waiter is granted a name. With
-// followed, another request waits behind it.
+// grantDoesNotArrive loses the answer that grants a name to a waiter. If
+// followed is set, another request waits behind the waiter.
 func (e *env) grantDoesNotArrive(followed bool) error {
 	a, b, name := e.rival(), e.driver(), e.name()
 	h := a.hold(name)
@@ -251,7 +251,7 @@ func lostRelease(e *env) error {
 	return next.keeps("the repetition of a release")
 }
 
-// The checks of requests whose answers are lost, except checks in which further
+// The checks of requests with lost answers, except for checks in which further
 // requests follow at once.
 
 func lostGrant(e *env) error {
@@ -387,9 +387,9 @@ func (e *env) cleansUpMany(when faultTime) error {
 	return nil
 }
 
-// The checks of faults that affect one request, or of which no client is
-// notified. The fault may affect a request other than the check's, such as a
-// keep-alive, so the promises cover both cases.
+// The checks of faults that affect one request, or that happen without notice
+// to any client. Instead of the check's request, a fault may affect another
+// one, such as a keep-alive, so the promises cover both cases.
 var singleChecks = []check{
 	{"single/lost-acquire", "After one lost answer to an Acquire of a free name, the name is held by the lease that Acquire returned, or it becomes free. Acquire does not mistake its own hold for another client.", oneLostAcquire},
 	{"single/lost-renewal", "After one lost answer to a renewal, the lease and the other leases of the client continue and can be renewed.", oneLostRenewal},
@@ -425,8 +425,8 @@ func oneLostAcquire(e *env) error {
 	return nil
 }
 
-// endsWithConnection reports whether the hold of r is lost, where a session may
-// end with its connection.
+// endsWithConnection reports whether the hold of r is lost, on a backend where
+// a session may end with its connection.
 func (d *rawDriver) endsWithConnection(r *request) bool {
 	return d.env.driverInfo().KeepsAlive && (len(r.lost()) > 0 || d.env.outsider().refused(r.Name) != nil)
 }
@@ -578,7 +578,7 @@ func vanishedRelease(e *env) error {
 	return nil
 }
 
-// The checks of a backend that answers and refuses work, because its disk is
+// The checks of a backend that answers but refuses work because its disk is
 // full, it has become read-only, or the client has lost its rights.
 var refusalChecks = []check{
 	{"refusal/requests", "A backend that refuses new holds does not look like a lock that another client holds: Acquire returns a different error or waits, leaves nothing behind, and a waiter is served eventually.", refusalIsNoHold},
@@ -619,8 +619,8 @@ func misread(what string, err error, answers ...error) error {
 // notRefusals are errors of Acquire that do not indicate a refusal.
 var notRefusals = []error{driver.ErrLocked, driver.ErrNotHeld, driver.ErrLimit, driver.ErrSealed, driver.ErrClosed}
 
-// grantedInTheEnd waits until a request like r, which began while the backend
-// refused requests, is granted.
+// grantedInTheEnd repeats r, which was first sent while the backend was
+// refusing requests, until it is granted.
 func (r *request) grantedInTheEnd() (*request, error) {
 	for r.result().lease == nil {
 		if err := misread("a waiting Acquire by "+r.driver.label, r.err, notRefusals...); err != nil {

@@ -29,8 +29,8 @@ func init() {
 	})
 }
 
-// fileDriver is a driver on a directory, and as simple as a driver can be. A
-// name is a file in the directory, and waiters poll it.
+// fileDriver is a driver that stores its locks in a directory, and is as simple
+// as a driver can be. A name is a file in the directory, which waiters poll.
 type fileDriver struct {
 	dir    string
 	suffix string // of the files
@@ -143,7 +143,8 @@ func (d *fileDriver) Acquire(ctx context.Context, r *driver.Request) (driver.Lea
 	}
 }
 
-// take tries once. After an error the returned interface is nil.
+// take tries once to acquire the lock. If it returns an error, the returned
+// interface is nil.
 func (d *fileDriver) take(r *driver.Request) (driver.Lease, error) {
 	l := &fileLease{d: d, r: r}
 	sent := time.Now()
@@ -201,7 +202,7 @@ func (l *fileLease) Tokens() (uint64, int) {
 
 func (l *fileLease) Expires() time.Time { return fileEpoch.Add(time.Duration(l.expires.Load())) }
 
-// own runs change on the record of the hold.
+// own applies change to the record of the hold.
 func (l *fileLease) own(change func(*record)) error {
 	return l.d.transact(l.r.Name, func(now *record) error {
 		if at := time.Now(); now.Hold != l.r.Hold || !at.Before(now.Until) || !at.Before(l.Expires()) { // two clocks

@@ -60,7 +60,8 @@ const checkLabel = "dsync.check"
 
 // goroutines returns the number of goroutines of the check while others may
 // run. In fake time it counts all goroutines in the bubble. Otherwise it counts
-// all with the check's label, which goroutines of timers lack.
+// all goroutines with the check's label. Goroutines started by timers lack this
+// label.
 func (e *env) goroutines() int {
 	if !e.fakeTime {
 		return labelled(checkLabel, e.id)
@@ -90,14 +91,14 @@ func labelled(name, value string) (n int) {
 	return n
 }
 
-// bubbleFor is how long a check in fake time may take in real time. A check
-// there never waits in real time, and needs a second or two.
+// bubbleFor is the real time that a check in fake time may take. Such a check
+// never waits in real time, and needs only a second or two.
 const bubbleFor = 3 * time.Minute
 
 // runInBubble runs a check in a bubble of testing/synctest. If the check leaves
-// goroutines behind, the result is an error, and the process continues. It
-// abandons a bubble that hangs in real time, because a goroutine waits for a
-// mutex or never stops running.
+// goroutines behind, the result is an error, and the process continues. If a
+// bubble hangs in real time, because a goroutine waits for a mutex or never
+// stops running, runInBubble abandons the bubble.
 func runInBubble(t *testing.T, run func(tb testing.TB) result) result {
 	return runInBubbleFor(t, bubbleFor, run)
 }
@@ -142,10 +143,10 @@ func inBubble(t *testing.T, f func(t *testing.T)) (err error) {
 
 const thisProcess = "this process"
 
-// stalls notices when this process, the server or the network between them
-// stands still. A lease that runs out during a standstill, or a waiter whose
-// session ends, is not a fault of the driver. A nil *stalls notices nothing. It
-// is nil in fake time, in which nothing stands still.
+// stalls detects when this process, the server or the network between them
+// stands still. If a lease runs out during a standstill, or a waiter's session
+// ends, this is not a fault of the driver. A nil *stalls detects nothing. It is
+// used in fake time, in which nothing stands still.
 type stalls struct {
 	ttl    time.Duration // the TTL of leases whose end a check waits for
 	cancel context.CancelFunc
@@ -154,7 +155,7 @@ type stalls struct {
 	way    *standstill // of answers to renewals and releases
 }
 
-// standstill is how long one party stood still.
+// standstill is the time for which one party stood still.
 type standstill struct {
 	who string
 
@@ -260,9 +261,10 @@ func (s *stalls) answered(began time.Time, err error) {
 	}
 }
 
-// explain describes how a failure may have been caused by a standstill of a
-// quarter of the TTL, or of a quarter of hung, the bound after which a step
-// counts as a hang. It returns "" if there was none.
+// explain describes a standstill that may have caused a failure. Such a
+// standstill lasts at least a quarter of the TTL, or a quarter of hung, the
+// bound after which a step counts as a hang. If there was none, explain returns
+// "".
 func (s *stalls) explain(v *events, hung time.Duration) string {
 	if s == nil {
 		return ""

@@ -71,7 +71,8 @@ func TestFailureBesideAStallOfTheServerIsInvalid(t *testing.T) {
 	}
 }
 
-// slowRenewals has leases whose renewals have no answer within half their TTL.
+// slowRenewals grants leases whose renewals get no answer within half their
+// TTL.
 type slowRenewals struct{ driver.Driver }
 
 type slowRenewal struct{ driver.Lease }
@@ -105,8 +106,8 @@ func TestFailureAfterASlowAnswerIsInvalid(t *testing.T) {
 	}
 }
 
-// TestInvalidCheckFailsTheRun runs, in another process, a check that cannot be
-// judged, and checks the process's exit, output and report.
+// TestInvalidCheckFailsTheRun runs a check that cannot be judged in another
+// process. It checks the exit status, output and report of that process.
 func TestInvalidCheckFailsTheRun(t *testing.T) {
 	if os.Getenv("CONFORMANCE_INVALID") != "" {
 		r := result{err: errors.New("the lease ran out"), stalled: "this process stood still"}

@@ -11,7 +11,7 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// The checks of the results of Inspect, beyond whether a name is held.
+// The checks of the results of Inspect other than whether a name is held.
 var inspectChecks = []check{
 	{"inspect/status", "Every field that Inspect returns is correct: owner, note, token, time of the grant, remaining TTL, and waiters.", statusIsTrue},
 	{"inspect/list", "List yields the held names with a prefix, of every client and mode. It yields no free name, even with a limit or a latch.", listIsTrue},
@@ -23,8 +23,8 @@ var oddNotes = []string{"plain", "a \"quoted\" one\nof two lines | {and} more\\"
 func note(text string) option { return func(r *driver.Request) { r.Note = text } }
 
 // statusUnit is the coarsest unit in which a backend reports the remaining TTL.
-// It is also the maximum difference that the suite assumes between the
-// backend's clock and the local clock.
+// It is also the maximum difference that the suite allows between the backend's
+// clock and the local clock.
 const statusUnit = time.Second
 
 func statusIsTrue(e *env) error {
@@ -72,7 +72,7 @@ func (r *request) describedTo(d *rawDriver) (driver.Status, error) {
 	return s, nil
 }
 
-// known lists the fields of s that are known.
+// known lists the fields of s that the backend stores.
 func known(s driver.Status) string {
 	var fields []string
 	for name, zero := range map[string]bool{
@@ -228,7 +228,8 @@ func listIsTrue(e *env) error {
 	return b.listsPolitely(base)
 }
 
-// listsPolitely lists several names. The loop calls the driver, and ends early.
+// listsPolitely lists several names in a loop that calls the driver and ends
+// early.
 func (d *rawDriver) listsPolitely(prefix string) error {
 	names := d.tap.Driver.(driver.Lister).List(d.env.ctx, prefix)
 	yielded := 0
@@ -490,8 +491,8 @@ func waitersAreCounted(e *env) error {
 	return nil
 }
 
-// lineOfClients makes the clients wait for name, and observes each of the first
-// n requests in the queue before the next one starts.
+// lineOfClients makes the clients wait for name. It observes each of the first
+// n requests in the queue before it starts the next one.
 func (e *env) lineOfClients(name string, by []*rawDriver, n int) []*request {
 	waiting := e.lineOf(name, by[:n])
 	for _, d := range by[n:] {
@@ -500,7 +501,8 @@ func (e *env) lineOfClients(name string, by []*rawDriver, n int) []*request {
 	return waiting
 }
 
-// meant are characters with a special meaning in the patterns of some backend.
+// meant are characters that have a special meaning in the patterns of some
+// backends.
 const meant = `%_*?[]\^{}.+'"aA/` + "\n"
 
 func namesAreListed(e *env) error {

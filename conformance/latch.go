@@ -53,7 +53,7 @@ func (e *env) latches() (a, b *latch) {
 // changeID returns the id of a new change.
 func (e *env) changeID() string { return fmt.Sprintf("%s:%d", e.id, e.changes.Add(1)) }
 
-// did runs a call of the driver with a bound. An error ends the check.
+// did runs a call to the driver with a time limit. An error ends the check.
 func (l *latch) did(what string, f func() error) {
 	e := l.d.env
 	var err error
@@ -323,8 +323,8 @@ func latchSurvivesFaults(e *env) error {
 	return nil
 }
 
-// notCarriedOut counts down once, during a fault. A driver that reports that
-// this was not carried out must be right.
+// notCarriedOut counts down once, during a fault. If the driver reports that
+// the count-down was not carried out, the report must be correct.
 func (l *latch) notCarriedOut(fault func(*rawDriver), other *latch) error {
 	e, before := l.d.env, other.count()
 	fault(l.d)
@@ -460,7 +460,7 @@ func (w *watch) changed() {
 	w.d.env.events.add(w.d.label, "notified that %s may have changed", w.what)
 }
 
-// told waits for a call after the first n.
+// told waits until changed has been called more than n times.
 func (w *watch) told(what string, n int64) {
 	w.d.env.until(fmt.Sprintf("%s, which watches %s, is called after this: %s", w.d.label, w.what, what), func() bool { return w.calls.Load() > n })
 }
@@ -600,9 +600,9 @@ func watchStops(e *env) error {
 	return goesOn.goesOn(stopped, "a release", func() func() { return a.hold(name).release })
 }
 
-// goesOn ends another watch of the same name or latch, and returns an error
-// unless only w is called after changes. begin prepares a change, and returns a
-// function that makes it.
+// goesOn ends another watch of the same name or latch. It returns an error
+// unless w, and only w, is still notified of changes. begin prepares a change,
+// and returns a function that makes the change.
 func (w *watch) goesOn(stopped *watch, what string, begin func() (change func())) error {
 	stopped.end()
 	before := stopped.calls.Load()

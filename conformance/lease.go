@@ -12,8 +12,7 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// The checks of one lease at a time: the results of Expires, Renew and
-// RenewAll.
+// The checks of a single lease: the results of Expires, Renew and RenewAll.
 var leaseChecks = []check{
 	{"lease/expires", "Expires is the send time plus the TTL, without a margin, or the end of the session that carries the lease, on the monotonic clock.", expiresAfterTTL},
 	{"lease/after-wait", "After a wait of any length a lease is fresh: Expires counts from the request that was granted, not from the beginning of the wait.", freshAfterWait},
@@ -24,7 +23,7 @@ var leaseChecks = []check{
 }
 
 // expiresWithin returns an error unless r expires between from+ttl and to+ttl,
-// or with its session.
+// or at the end of its session.
 func (r *request) expiresWithin(what string, from, to time.Time, ttl time.Duration) error {
 	e, got := r.driver.env, r.lease.Expires()
 	if early := from.Add(ttl).Sub(got); early > 0 && !e.driverInfo().KeepsAlive {
@@ -144,7 +143,7 @@ func lateRenewal(e *env) error {
 	return nil
 }
 
-// outcomes collects the outcomes of a RenewAll for each lease.
+// outcomes collects the outcomes that a RenewAll reports for each lease.
 type outcomes struct {
 	mu       sync.Mutex
 	errs     map[int][]error
@@ -218,8 +217,7 @@ func (r *request) wasRenewed(errs []error, over bool, called, returned time.Time
 	return r.expiresWithin("after RenewAll", called, returned, r.TTL)
 }
 
-// The checks of leases with unrelated lengths, as in programs that compute
-// them.
+// The checks of leases with unrelated TTLs, as in programs that compute TTLs.
 var lengthChecks = []check{
 	{"lengths/extended", "A lease that is extended to 200 times its original length continues, even if a session with the original length carries it.", extendedFar},
 	{"lengths/many", "A free name is granted for any length, even while leases of 20 other lengths are held.", manyLengths},
@@ -261,7 +259,7 @@ func renewedFar(e *env) error {
 	return nil
 }
 
-// lives returns an error unless the lease is held and got a deadline in the
+// lives returns an error unless the lease is held and has a deadline in the
 // future.
 func (h *holding) lives(what string) error {
 	if err := h.Err(); err != nil {
@@ -387,8 +385,8 @@ func batchOfTTLs(e *env) error {
 	return nil
 }
 
-// renewsTTLs renews leases with several TTLs in one batch, and awaits the ends
-// of the leases that are not long.
+// renewsTTLs renews leases with several TTLs in one batch, and waits for the
+// ends of the leases with short TTLs.
 func (e *env) renewsTTLs(ttls []time.Duration) error {
 	d, long := e.driver(), e.long()
 	all := make([]*request, len(ttls))

@@ -40,8 +40,8 @@ func (d *rawDriver) leaves() bool {
 	return ok && !(may && m.MayLeave() != nil)
 }
 
-// tryLeave leaves the hold for ttl. It returns the time before which the hold
-// must not end if Leave returns nil.
+// tryLeave leaves the hold for ttl. If Leave returns nil, tryLeave returns the
+// time before which the hold must not end.
 func (r *request) tryLeave(ctx context.Context, ttl time.Duration) (end time.Time, err error) {
 	d := r.driver
 	leaver, what := d.leaver(), fmt.Sprintf("Leave of %q by %s", r.Name, d.label)
@@ -68,7 +68,7 @@ func (r *request) leave(ttl time.Duration) (end time.Time) {
 // returns an error if that is before the end.
 func (r *request) endsIn(ttl time.Duration) error { return r.endsAt(r.leave(ttl), ttl) }
 
-// endsAt is endsIn for a hold that was left.
+// endsAt is like endsIn, for a hold that was already left.
 func (r *request) endsAt(end time.Time, left time.Duration) error {
 	e := r.driver.env
 	what := fmt.Sprintf("a hold (%v) with a lease of %v was left for %v, until %s", r.Mode, r.TTL, left, e.events.at(end))
@@ -122,7 +122,7 @@ func leftLeaseIsOver(e *env) error {
 
 // The checks of the time at which a left hold ends.
 
-// leftEnd is the interval in which a left hold must end at the backend.
+// leftEnd is the interval in which a left hold must end on the backend.
 type leftEnd struct {
 	name     string
 	mode     driver.Mode // of the hold
@@ -135,7 +135,7 @@ func (r *request) leftFor(d time.Duration) leftEnd {
 	return leftEnd{r.Name, r.Mode, from, time.Now().Add(d + r.driver.env.driverInfo().LateFor(max(d, r.TTL)))}
 }
 
-// rivalOf is a request option for a mode that a hold in mode m excludes.
+// rivalOf is a request option that sets a mode excluded by a hold in mode m.
 func rivalOf(m driver.Mode) option {
 	if m == driver.Read {
 		return writing
@@ -160,9 +160,9 @@ func (l leftEnd) isMet(e *env, what string) error {
 	return l.meets(e.outsider().start(l.name, rivalOf(l.mode)), what)
 }
 
-// unheard returns how long a waiter may take to find out that a hold has become
-// shorter. No field of Info reports this. If a backend does not report it, the
-// waiter polls. Drivers in fake time report it.
+// unheard returns the time that a waiter may take to detect that a hold has
+// become shorter. Info has no field for this time. If the backend does not
+// report the change, the waiter polls. Drivers in fake time report it.
 func (e *env) unheard() time.Duration {
 	if e.fakeTime {
 		return 0

@@ -12,7 +12,7 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// The checks of how a holder is notified that its hold is lost.
+// The checks of the notice that a holder receives when its hold is lost.
 var lossChecks = []check{
 	{"loss/unlock", "A lease that is released properly is never reported as lost.", releaseIsNoLoss},
 	{"loss/told", "A driver reports ErrRemoved within Info.Detect of the removal of a hold, and at the next renewal if Detect is 0.", removalIsTold},
@@ -72,7 +72,8 @@ func removalIsTold(e *env) error {
 	return e.tellsAfterOutage()
 }
 
-// tellsAfterOutage removes several holds of a client in an outage.
+// tellsAfterOutage checks that a client detects, after an outage, that several
+// of its holds were removed during it.
 func (e *env) tellsAfterOutage() error {
 	d, admin := e.driver(), e.client()
 	held := []*request{d.hold(e.name()), d.hold(e.name()), d.hold(e.name())}
@@ -99,7 +100,7 @@ func (e *env) tellsAfterOutage() error {
 }
 
 // tellsOfRemoval removes a hold, with or without another client waiting for it,
-// and checks how the holder is notified.
+// and checks that the holder is notified.
 func (e *env) tellsOfRemoval(waits bool) error {
 	a, name, detect := e.driver(), e.name(), e.driverInfo().Detect
 	h, other := a.hold(name), a.hold(e.name())
@@ -205,8 +206,8 @@ func toldOnce(e *env) error {
 	return nil
 }
 
-// lostAndRemoved makes a client lose its session, which may still exist on the
-// backend, and then removes the hold.
+// lostAndRemoved makes a client lose its session, and then removes the hold.
+// The session may still exist on the backend.
 func (e *env) lostAndRemoved() *request {
 	d := e.driver()
 	h := d.hold(e.name(), ttl(e.ttl()))
@@ -223,8 +224,8 @@ func (e *env) lostAndRemoved() *request {
 	return h
 }
 
-// askingEvents calls, in each event, the methods of the lease that package
-// dsync calls while it holds mutexes that its events lock too.
+// askingEvents calls methods of the lease in each event. Package dsync calls
+// the same methods while it holds mutexes that its own events also lock.
 type askingEvents struct {
 	driver.Events
 	lease driver.Lease
@@ -335,7 +336,7 @@ func (e *env) eventsHoldNoLock() error {
 	return nil
 }
 
-// contextual has a context that ends when a lease ends.
+// contextual is a lease with a context that ends when the lease ends.
 type contextual interface {
 	Context(parent context.Context) (context.Context, context.CancelFunc)
 }

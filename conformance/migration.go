@@ -33,7 +33,7 @@ var migrationChecks = []check{
 }
 
 // ask makes the driver change one of its own leases through an optional
-// interface. If the driver does not implement it, the check ends.
+// interface. If the driver does not implement the interface, the check ends.
 func ask[T any](r *request, what string, f func(T, driver.Lease) error) (err error) {
 	d := r.driver
 	t, ok := d.tap.Driver.(T)
@@ -114,7 +114,7 @@ var (
 	}
 )
 
-// byAnswer is a capability that a driver claims by accepting the request.
+// byAnswer is a capability that a driver claims by accepting a request for it.
 func byAnswer(name string, ask func(*client) error) capability {
 	return capability{name: name, claimed: func(c *client) bool { return !errors.Is(ask(c), errors.ErrUnsupported) }, refused: ask}
 }
@@ -169,8 +169,9 @@ func (r *request) sealed() error {
 	return nil
 }
 
-// waiters returns requests that wait for a name. They belong to several
-// clients. If the order allows it, one client has several of them.
+// waiters returns requests that wait for a name. The requests belong to several
+// clients. If the order of waiters allows it, one client has several of the
+// requests.
 func (e *env) waiters(name string, d *rawDriver) []*request {
 	all := []*request{d.start(name).waits(), e.driver().start(name, fixed).waits()}
 	if e.driverInfo().Order == driver.FIFO {
@@ -301,8 +302,8 @@ func (d *rawDriver) reportsSealed(name string) error {
 	return nil
 }
 
-// ended makes holds of a driver that have ended in several ways, and calls then
-// with each and with the next request for the name.
+// ended creates holds of a driver that end in several ways. It calls then with
+// each hold and with the next request for the name.
 func (e *env) ended(a, b *rawDriver, then func(what string, h, next *request) error) error {
 	released := a.hold(e.name())
 	released.release()
@@ -386,8 +387,8 @@ func (e *env) seesSeal(name string) bool {
 	return sealed
 }
 
-// markHeld marks a name that a request holds, with a floor that is above higher
-// than the tokens of the request.
+// markHeld marks a name that a request holds. The floor exceeds the tokens of
+// the request by above.
 func (r *request) markHeld(above uint64) (floor uint64) {
 	first, n := r.lease.Tokens()
 	if n > 0 {
@@ -538,7 +539,7 @@ func markLost(e *env) error {
 	return nil
 }
 
-// loosen makes the driver put an id next to a seal.
+// loosen makes the driver store an id with a seal.
 func (d *rawDriver) loosen(name, id string, floor uint64) error {
 	return d.changeSeal(d.env.ctx, fmt.Sprintf("Loosen of %q with the id %q and the floor %d", name, id, floor), func(ctx context.Context, u move.Unsealer) error {
 		return u.Loosen(ctx, name, id, floor)
@@ -586,7 +587,7 @@ func (e *env) sealed(d *rawDriver, opts ...option) (name string, last uint64) {
 	return h.Name, last
 }
 
-// loosenAndUnseal revokes the seal of a name.
+// loosenAndUnseal removes the seal of a name, in two steps.
 func (d *rawDriver) loosenAndUnseal(name, id string) error {
 	if err := d.loosen(name, id, 0); err != nil {
 		return fmt.Errorf("the Loosen by %s of %q, which is sealed: %w", d.label, name, err)

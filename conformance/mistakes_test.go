@@ -33,7 +33,7 @@ type mistake struct {
 }
 
 // The outcomes of a mistake that no check catches, and of a mistake that has
-// not run.
+// not been run.
 const (
 	missed  = "missed"
 	unknown = "?"

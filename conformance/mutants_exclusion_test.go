@@ -92,8 +92,8 @@ var exclusionMutants = []mutant{
 	},
 }
 
-// forged is a lease without a hold: another client holds the name, or it is
-// free.
+// forged is a lease without a hold. Another client holds the name, or the name
+// is free.
 type forged struct{ until time.Time }
 
 func newForged(r *driver.Request) *forged { return &forged{time.Now().Add(r.TTL)} }
@@ -450,7 +450,7 @@ func (c *alarmClock) wake() {
 
 // wakeByRelease returns a mutation whose waiters try again only when a name is
 // released, in no order. If inVain is not nil, it is called when a waiter was
-// woken and refused. Otherwise the waiter continues to wait.
+// woken and refused. If inVain is nil, the waiter continues to wait.
 func wakeByRelease(clocks *sync.Map, inVain func(d *memory.Driver, r *driver.Request) (driver.Lease, error)) func(*memory.Driver) driver.Driver {
 	return func(d *memory.Driver) driver.Driver {
 		c, _ := clocks.LoadOrStore(d.Server(), &alarmClock{})

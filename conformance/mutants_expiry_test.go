@@ -71,15 +71,15 @@ var expiryMutants = []mutant{
 	{check: "expiry/race", breaks: "a client that finds an expired lease takes the name without another look", mutate: overwriteExpired()},
 }
 
-// expireHold ends the hold of r at the backend, if it still exists.
+// expireHold ends the hold of r on the backend, if it still exists.
 func expireHold(d *memory.Driver, r *driver.Request) {
 	if s, err := d.Server().NewDriver().Inspect(context.Background(), r.Name); err == nil && s.Hold == r.Hold {
 		d.Server().Expire(r.Name)
 	}
 }
 
-// ends contains when the last hold of each name ends by itself. A hold that was
-// released before does not end by itself.
+// ends contains the time at which the last hold of each name ends by itself. A
+// hold that was released before that does not end by itself.
 type ends struct{ m sync.Map }
 
 // keep records l.
@@ -126,8 +126,8 @@ func deafToExpiry() func(*memory.Driver) driver.Driver {
 	}
 }
 
-// endedByClient is a mutation whose leases last very long at the backend, and
-// are released by a timer of the client.
+// endedByClient is a mutation whose leases have a very long TTL on the backend,
+// and are released by a timer in the client.
 func endedByClient() func(*memory.Driver) driver.Driver {
 	const forever = 200 * 365 * 24 * time.Hour
 	return breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
@@ -287,7 +287,8 @@ func keptFor(f func(time.Duration) time.Duration) func(*memory.Driver) driver.Dr
 	}
 }
 
-// shifted is how much later a lease seems to end than it does.
+// shifted is the time by which the reported end of a lease is later than its
+// real end.
 type shifted struct {
 	mu sync.Mutex
 	by time.Duration
@@ -305,8 +306,8 @@ func (s *shifted) end(t time.Time) time.Time {
 	return t.Add(s.by)
 }
 
-// deafToShorter is a mutation in which waiters do not notice when a lease
-// becomes shorter. They are granted the name only at the lease's original end.
+// deafToShorter is a mutation in which waiters do not detect that a lease has
+// become shorter. They are granted the name only at the lease's original end.
 func deafToShorter() func(*memory.Driver) driver.Driver {
 	var ends sync.Map // ends that were moved to earlier, by name
 	return func(d *memory.Driver) driver.Driver {

@@ -160,11 +160,11 @@ func isHung(ctx context.Context, err error) bool {
 	return errors.Is(err, driver.ErrUnknown) && ctx.Err() != nil
 }
 
-// leave leaves a hold of the name that no client knows of.
+// leave leaves behind a hold of the name that no client knows.
 func leave(d *memory.Driver, r *driver.Request) { _, _ = overwrite(d.Server().NewDriver(), r) }
 
-// leavesHung is a mutation in which a request that had no answer within its
-// context stays granted.
+// leavesHung is a mutation in which a request remains granted if it had no
+// answer before its context ended.
 func leavesHung() func(*memory.Driver) driver.Driver {
 	return breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 		l, err := d.Acquire(ctx, r)
@@ -175,8 +175,8 @@ func leavesHung() func(*memory.Driver) driver.Driver {
 	})
 }
 
-// leavesUnknown is a mutation in which a request whose answer was lost stays
-// granted.
+// leavesUnknown is a mutation in which a request remains granted if its answer
+// was lost.
 func leavesUnknown() func(*memory.Driver) driver.Driver {
 	return breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 		l, err := d.Acquire(ctx, r)
@@ -487,7 +487,7 @@ var singleMutants = []mutant{
 	},
 }
 
-// refusing are the servers that are refusing requests.
+// refusing contains the servers that are currently refusing requests.
 var refusing sync.Map
 
 // refused reports whether err comes from the refusal of a server.

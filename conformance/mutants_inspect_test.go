@@ -174,7 +174,8 @@ func breakStatus(f func(*driver.Status)) func(*memory.Driver) driver.Driver {
 	}
 }
 
-// breakLeasesAndStatus is breakStatus for functions that also take the lease.
+// breakLeasesAndStatus is like breakStatus, for functions that also take the
+// lease.
 func breakLeasesAndStatus(f func(*brokenLease, *driver.Status)) func(*memory.Driver) driver.Driver {
 	var leases sync.Map // by hold
 	return func(d *memory.Driver) driver.Driver {

@@ -24,8 +24,8 @@ func claiming(f func(*driver.Info)) func(*memory.Driver) driver.Driver {
 	}
 }
 
-// tally is a number for each name, shared by all drivers. Names are never used
-// twice.
+// tally holds a number for each name, shared by all drivers. Names are never
+// used twice.
 type tally struct{ m sync.Map }
 
 func (c *tally) add(name string) int {
@@ -69,8 +69,8 @@ func neverGrant(n int) func(*memory.Driver) driver.Driver {
 	})
 }
 
-// forget returns a mutation that forgets a request if n-1 others of its name
-// are waiting.
+// forget returns a mutation that forgets a request if n-1 other requests for
+// its name are waiting.
 func forget(n int) func(*memory.Driver) driver.Driver {
 	var mu sync.Mutex
 	waiting := map[string]int{}
@@ -140,13 +140,13 @@ func requeue() func(*memory.Driver) driver.Driver {
 	})
 }
 
-// silent keeps Waiting from being called twice.
+// silent prevents a second call to Waiting.
 type silent struct{ driver.Events }
 
 func (silent) Waiting() {}
 
-// barge is a mutation in which a release grants the name to a client that tries
-// at that moment, ahead of the waiters.
+// barge is a mutation in which a release grants the name to a client that is
+// trying at that moment, ahead of the waiters.
 func barge() func(*memory.Driver) driver.Driver {
 	var mu sync.Mutex
 	tries := map[string]chan driver.Lease{}
@@ -191,7 +191,7 @@ func barge() func(*memory.Driver) driver.Driver {
 	}
 }
 
-// crowds are the waiters for each name at the drivers of one mutation, in the
+// crowds contains the waiters for each name at all drivers of a mutation, in
 // order of arrival.
 type crowds struct {
 	mu sync.Mutex

@@ -301,8 +301,8 @@ func endsWithOthers(m driver.Mode) func(d *memory.Driver, ctx context.Context, r
 	}
 }
 
-// renewsAll is a mutation by which a renewal renews all holds that the client
-// has next to the renewed hold.
+// renewsAll is a mutation in which a renewal also renews all other holds that
+// the client has of the name.
 func renewsAll(d *memory.Driver) driver.Driver {
 	var all fellows
 	return &broken{Driver: d, lease: func(l *brokenLease) {
@@ -316,8 +316,8 @@ func renewsAll(d *memory.Driver) driver.Driver {
 	}}
 }
 
-// losesAll is a mutation by which the loss of a hold is reported to all of the
-// client's holders next to it.
+// losesAll is a mutation in which the loss of a hold is reported to the holders
+// of all of the client's holds of the name.
 func losesAll(d *memory.Driver) driver.Driver {
 	var all fellows
 	return &broken{Driver: d, lease: func(l *brokenLease) {
@@ -334,7 +334,7 @@ func losesAll(d *memory.Driver) driver.Driver {
 	}}
 }
 
-// fellows are leases of holds that are granted next to each other.
+// fellows are leases of holds that a name has at the same time.
 type fellows struct {
 	mu  sync.Mutex
 	all []*brokenLease
@@ -346,7 +346,7 @@ func (a *fellows) add(l *brokenLease) {
 	a.all = append(a.all, l)
 }
 
-// besides returns the other leases of l's name that are held next to l.
+// besides returns the leases of l's name that are held at the same time as l.
 func (a *fellows) besides(l *brokenLease) (others []*brokenLease) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -358,8 +358,8 @@ func (a *fellows) besides(l *brokenLease) (others []*brokenLease) {
 	return others
 }
 
-// shortening is a mutation by which the grant to a reader changes the holds of
-// others. Their leases do not notice.
+// shortening is a mutation in which a grant to a reader changes the holds of
+// other readers without notice to their leases.
 func shortening(granted func(all *fellows, l *brokenLease)) func(*memory.Driver) driver.Driver {
 	var servers sync.Map // of fellows
 	return breakLeases(func(d *memory.Driver, l *brokenLease) {

@@ -14,8 +14,8 @@ import (
 	"github.com/go-dsync/dsync/drivers/memory"
 )
 
-// A mutant is a broken driver, or a broken owner on top of a good driver, with
-// the check that catches it.
+// A mutant is a broken driver, or a broken owner on top of a good driver,
+// together with the check that catches it.
 type mutant struct {
 	check  string // the first check in the table to fail
 	breaks string // the broken promise
@@ -398,7 +398,7 @@ func renewalNotHeld(when func(context.Context, *memory.Driver, *brokenLease, err
 	})
 }
 
-// releaseNotHeld is renewalNotHeld for a release.
+// releaseNotHeld is like renewalNotHeld, for a release.
 func releaseNotHeld(when func(context.Context, *memory.Driver, *brokenLease, error) bool) func(*memory.Driver) driver.Driver {
 	return breakLeases(func(d *memory.Driver, l *brokenLease) {
 		l.release = func(ctx context.Context) error {
@@ -472,8 +472,8 @@ func (d *brokenInMode) RenewAll(ctx context.Context, leases []driver.Lease, done
 	d.Driver.RenewAll(ctx, leases, done)
 }
 
-// TestModesAreRefusedTogether has a driver without some modes. Each check
-// reports that, and nothing else.
+// TestModesAreRefusedTogether uses a driver without some modes. Each check
+// reports only that these modes are refused.
 func TestModesAreRefusedTogether(t *testing.T) {
 	h := onMemory(nil, func(d *memory.Driver) driver.Driver {
 		return &broken{Driver: d, info: func(i driver.Info) driver.Info {

@@ -84,7 +84,7 @@ func distinctNames(e *env) error {
 }
 
 // alike returns the name x, and names that a backend may confuse with x or with
-// the data that it stores beside x. The first names are the most likely.
+// other data that it stores for x. The most likely names come first.
 func alike(x string) []string {
 	number := fmt.Sprint(int64(1e11) + rand.N(int64(1e11)))
 	return []string{
@@ -100,8 +100,8 @@ func alike(x string) []string {
 	}
 }
 
-// waitersAlike is how many of the similar names get a waiter. On some backends
-// each waiter needs a connection.
+// waitersAlike is the number of similar names that get a waiter. On some
+// backends, each waiter needs a connection.
 const waitersAlike = 8
 
 func alikeNames(e *env) error {
@@ -253,7 +253,7 @@ func (e *env) open(ctx context.Context, url string) (d driver.Driver, err error)
 	return d, err
 }
 
-// raw returns d as a client of the check. The check does not close it.
+// raw returns d as a client of the check that the check does not close.
 func (e *env) raw(d driver.Driver) *rawDriver {
 	r := &rawDriver{connection: &connection{env: e, label: e.label(), link: &Link{}}}
 	r.tap, r.driver = e.tap(r.label, d)
@@ -293,7 +293,7 @@ func (e *env) urlAt(host string) string {
 	return u.Scheme + "://" + user + ":" + secret + "@" + host + rest[after:]
 }
 
-// fails returns an error unless Open of url fails soon after the end of ctx,
+// fails returns an error unless opening url fails soon after the end of ctx,
 // with an error that does not contain the secret.
 func (e *env) fails(ctx context.Context, what, url string) error {
 	switch d, err := e.open(ctx, url); {
@@ -374,7 +374,7 @@ func urlCommon(e *env) error {
 	return nil
 }
 
-// deaf listens on the loopback interface, and does not answer.
+// deaf listens on the loopback interface, and never answers.
 func (e *env) deaf() (addr string) {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	e.must(err)

@@ -20,8 +20,8 @@ var orderChecks = []check{
 	{"order/hand-overs", "In thousands of hand-overs between clients, no wake-up is lost.", noWakeUpIsLost},
 }
 
-// next returns the index of the request that is granted first, and releases it.
-// A request that failed before that ends the check with its error.
+// next releases the request that is granted first, and returns its index. If a
+// request fails before that, its error ends the check.
 func (e *env) next(left []*request) int {
 	granted := -1
 	e.until("one of the waiters is granted the name", func() bool {
@@ -43,9 +43,10 @@ func (e *env) inOrder(waiters []*request) error {
 	return nil
 }
 
-// line returns requests of n new clients that wait for a name, in this order. A
-// driver reports the wait when its request is under way. If the backend can be
-// queried, line observes each request in the queue before the next one starts.
+// line returns requests of n new clients that wait for a name, in the order of
+// their places in the queue. Drivers report the wait when the request is under
+// way, which may be before it is in the queue. If the backend can be queried,
+// line observes each request in the queue before the next one starts.
 func (e *env) line(name string, n int) []*request {
 	drivers := make([]*rawDriver, n)
 	for i := range drivers {
@@ -54,7 +55,7 @@ func (e *env) line(name string, n int) []*request {
 	return e.lineOf(name, drivers)
 }
 
-// lineOf is line for requests of the given clients.
+// lineOf is like line, for requests of the given clients.
 func (e *env) lineOf(name string, drivers []*rawDriver) []*request {
 	waiters := make([]*request, len(drivers))
 	for i := range waiters {
@@ -63,8 +64,8 @@ func (e *env) lineOf(name string, drivers []*rawDriver) []*request {
 	return waiters
 }
 
-// If the backend can be queried, queued returns when n requests are waiting for
-// the name.
+// queued returns when n requests are waiting for the name, if the backend can
+// be queried.
 func (r *request) queued(n int) *request {
 	e := r.driver.env
 	inspector, ok := r.driver.driver.(driver.Inspector)

@@ -61,7 +61,7 @@ var (
 	}
 )
 
-// permits is a request option: n permits of limit.
+// permits is a request option: n permits, with the given limit.
 func permits(n, limit int) option {
 	return func(r *driver.Request) { r.Mode, r.Permits, r.Limit = driver.Permit, n, limit }
 }
@@ -199,8 +199,9 @@ func allThatFitAreWoken(e *env) error {
 	return e.fewAreWoken()
 }
 
-// fewAreWoken releases one permit while one request waits for many and other
-// requests, of the same client and of another one, wait for one.
+// fewAreWoken releases one permit. At that time, one request is waiting for
+// many permits, and further requests of the same client and of another client
+// are each waiting for one.
 func (e *env) fewAreWoken() error {
 	const limit = 4
 	a, b, name := e.driver(), e.driver(), e.name()
@@ -220,7 +221,7 @@ func (e *env) fewAreWoken() error {
 }
 
 // newcomerFits makes a request wait for more permits than are free, and starts
-// another request for the free ones.
+// another request for the free permits.
 func (e *env) newcomerFits() error {
 	const limit = 4
 	a, b, name := e.driver(), e.driver(), e.name()

@@ -124,8 +124,8 @@ func (d *rawDriver) wait(name string, opts ...option) *request {
 	}
 }
 
-// longer returns twice the TTL of r, for another try, if r was slow. It returns
-// 0 if r was not slow, or already had the longest TTL that is tried.
+// If r was slow, longer returns twice its TTL, for another try. It returns 0 if
+// r was not slow, or already had the longest TTL that is tried.
 func (r *request) longer() time.Duration {
 	e := r.driver.env
 	if t := e.allowed(2 * r.TTL); r.slow() && t > r.TTL && t < e.hangs() {
@@ -134,7 +134,8 @@ func (r *request) longer() time.Duration {
 	return 0
 }
 
-// inTime is acquire, repeated with the same TTL if the request was slow.
+// inTime is like acquire, but repeats the request with the same TTL if it was
+// slow.
 func (d *rawDriver) inTime(name string, opts ...option) *request {
 	r := d.acquire(name, opts...)
 	for i := 1; i < tries && r.slow(); i++ {
@@ -143,10 +144,10 @@ func (d *rawDriver) inTime(name string, opts ...option) *request {
 	return r
 }
 
-// slow reports whether the request failed only after the time at which drivers
-// give up with such a short TTL, as happens on a busy machine. By then the
-// lease would have ended, or the driver could not be sure of it. Acquire has
-// returned.
+// slow reports whether the request, whose Acquire has returned, failed because
+// it took too long for its short TTL, as happens on a busy machine. Drivers
+// give up at a time at which the lease would have ended, or would have been
+// uncertain.
 func (r *request) slow() bool {
 	return r.at.Sub(r.called) >= r.TTL/4 && isNoAnswer(r.err)
 }
@@ -166,7 +167,8 @@ func (d *rawDriver) refused(name string, opts ...option) error {
 // result waits until Acquire has returned.
 func (r *request) result() *request { return r.resultAfter("") }
 
-// resultAfter is result, with a description of the earlier steps in the error.
+// resultAfter is like result, but adds a description of the earlier steps to
+// the error.
 func (r *request) resultAfter(what string) *request {
 	r.driver.env.await(fmt.Sprintf("Acquire of %s by %s%s", asks(&r.Request), r.driver.label, word(what != "", " after "+what)), r.goroutine)
 	return r
@@ -175,8 +177,8 @@ func (r *request) resultAfter(what string) *request {
 // granted waits until Acquire has returned a lease.
 func (r *request) granted() *request { return r.grantedAfter("") }
 
-// grantedAfter is granted, with a description of the earlier steps in the
-// error.
+// grantedAfter is like granted, but adds a description of the earlier steps to
+// the error.
 func (r *request) grantedAfter(what string) *request {
 	r.resultAfter(what)
 	if r.lease == nil {
@@ -267,7 +269,7 @@ func (e *env) awaitFree(name string) {
 }
 
 // outsider returns a driver that is independent of the other drivers of the
-// check. Its requests exclude theirs.
+// check. Its requests and the requests of the other drivers exclude each other.
 func (e *env) outsider() *rawDriver {
 	e.mu.Lock()
 	d := e.other
@@ -324,7 +326,7 @@ func newTimedFault(when faultTime, n int, begin func()) *timedFault {
 	return &timedFault{when: when, begin: sync.OnceFunc(begin), left: n, all: make(chan struct{})}
 }
 
-// of is an option for the requests affected.
+// of is an option for the requests that the fault affects.
 func (f *timedFault) of(r *driver.Request) {
 	if f.when == fromStart {
 		f.begin()

@@ -13,7 +13,7 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// The checks of names with many readers or one writer. Most of them call
+// The checks of names with many readers, or one writer. Most of them call
 // drivers, because package dsync would hide a driver's failures.
 var sharingChecks = []check{
 	{"sharing/readers", "Any number of clients read a name at once, even with many holds of one client.", manyRead},
@@ -66,7 +66,7 @@ var (
 )
 
 // modes are the modes in which a name can have several holds. alone are the
-// modes in which a hold is the only one of its name.
+// modes in which a name can have only one hold.
 var (
 	allModes   = []driver.Mode{driver.Exclusive, driver.Read, driver.Write, driver.Permit}
 	modes      = []driver.Mode{driver.Exclusive, driver.Read, driver.Write}
@@ -204,8 +204,8 @@ func readersDoNotOvertake(e *env) error {
 	return nil
 }
 
-// writerFirst lets three clients read a name so that each releases only when
-// its next Read is granted or refused.
+// writerFirst makes three clients read a name. Each client releases a Read only
+// when its next Read has been granted or refused.
 func writerFirst(e *env) error {
 	e.claims(sharing)
 	w, name := e.driver(), e.name()
@@ -416,7 +416,7 @@ func writersDoNotOvertake(e *env) error {
 	return nil
 }
 
-// readersCleanUp makes a reader's request lose its answer while another client
+// readersCleanUp loses the answer to a reader's request while another client
 // reads.
 func readersCleanUp(e *env) error {
 	e.claims(sharing)
@@ -445,8 +445,7 @@ func readersCleanUp(e *env) error {
 	return nil
 }
 
-// oneHolds returns an error while Inspect counts more or fewer than one hold,
-// until next is granted.
+// oneHolds checks, until next is granted, that Inspect counts exactly one hold.
 func (e *env) oneHolds(h, next *request) error {
 	o := e.outsider()
 	i, ok := o.driver.(driver.Inspector)
@@ -740,11 +739,10 @@ func listReaders(e *env) error {
 	return nil
 }
 
-// The checks of the way in which package dsync combines the calls of one
-// client.
+// The checks of the way in which package dsync combines the calls of a client.
 
-// youth is the maximum time after its grant for which other readers join a
-// reader's hold.
+// youth is the maximum time after the grant of a reader's hold during which
+// other readers can join it.
 const youth = 100 * time.Millisecond
 
 func readersJoin(e *env) error {

@@ -16,7 +16,7 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// The checks of everything together: many clients lock at random, and
+// The checks of all operations together. Many clients lock at random, and
 // history.Judge decides whether the outcomes were legal.
 var stormChecks = []check{
 	{"storm/calm", "Under any load, claims never overlap, tokens rise, the order is kept, and no client waits forever.", calmStorm},
@@ -104,7 +104,7 @@ func (s *storm) bounds() history.Bounds {
 
 var ruleNumber = regexp.MustCompile(`(?m)^V\d+ `)
 
-// inWords returns an error of package history without the numbers of its rules.
+// inWords returns an error of package history without the numbers of the rules.
 func inWords(err error) error { return errors.New(ruleNumber.ReplaceAllString(err.Error(), "")) }
 
 // judge ends the storm and returns the violations of all rules except the given
@@ -121,7 +121,7 @@ func (s *storm) judge(except ...history.Rule) error {
 	return nil
 }
 
-// stormUser is one worker: a client, or an owner of one.
+// stormUser is one worker, which is a client or an owner of a client.
 type stormUser struct {
 	*storm
 	*user
@@ -131,8 +131,9 @@ type stormUser struct {
 	asks *atomic.Pointer[history.Op]
 }
 
-// run makes each worker do the given number of operations; 0 means until the
-// storm ends. Then each worker locks every name one more time.
+// run makes each worker do the given number of operations. With 0, workers
+// continue until the storm ends. Then each worker locks every name one more
+// time.
 func (s *storm) run(operations int, clients []*client) []*goroutine {
 	var users []*stormUser
 	add := func(u *user, a history.Attempt) *stormUser {
@@ -224,7 +225,7 @@ func (u *stormUser) step(name string, depth int) error {
 	return u.unlock(op, l)
 }
 
-// asksFor returns the request that u makes next for name.
+// asksFor returns the next request of u for name.
 func (u *stormUser) asksFor(name string) (history.Attempt, []dsync.LockOption) {
 	a, m := u.attempt, u.modes[name]
 	a.Name, a.Mode = name, m[u.random.IntN(len(m))]
@@ -262,7 +263,8 @@ func (u *stormUser) lock(ctx context.Context, a history.Attempt, opts ...dsync.L
 	return op, l, nil
 }
 
-// begun waits for the first grant: a fault before it would prove nothing.
+// begun waits for the first grant, because a fault before it would prove
+// nothing.
 func (s *storm) begun() { s.env.until("the storm has begun", s.granted.Load) }
 
 // outlive keeps a lease until it has ended.
@@ -280,7 +282,7 @@ func (u *stormUser) unlock(op *history.Op, l lease) error {
 	return illegal(err)
 }
 
-// last locks name after the storm. Every user must get it.
+// last locks name after the storm. Every user must be granted it.
 func (u *stormUser) last(name string) error {
 	a, opts := u.asksFor(name)
 	op, l, err := u.lock(u.env.ctx, a, opts...)
@@ -290,7 +292,7 @@ func (u *stormUser) last(name string) error {
 	return u.unlock(op, l)
 }
 
-// illegal returns err unless the error may happen in a storm.
+// illegal returns err, or nil if the error may happen in a storm.
 func illegal(err error) error {
 	for _, legal := range []error{dsync.ErrLocked, dsync.ErrNotHeld, dsync.ErrUnknown, dsync.ErrUnavailable, context.DeadlineExceeded} {
 		if errors.Is(err, legal) {

@@ -56,8 +56,8 @@ type summary struct {
 	groups              []*group // in the order of their first checks
 }
 
-// group is the part of a summary for the checks with the same first word in
-// their names, or for the checks that run again in one mode.
+// group is a part of a summary. It covers the checks whose names have the same
+// first word, or the checks that run again in one mode.
 type group struct {
 	name    string
 	checks  int
@@ -179,8 +179,8 @@ func (r *resultFile) write(outcome, test string, c check) {
 	}
 }
 
-// refusedError ends a check of a capability that the driver does not claim. The
-// driver has refused it.
+// refusedError ends a check of a capability that the driver does not claim and
+// has refused.
 type refusedError struct{ capability string }
 
 func (e *refusedError) Error() string { return "the driver does not claim " + e.capability }
@@ -232,8 +232,8 @@ var (
 	}
 )
 
-// claims ends the check unless the driver claims a capability. Before that it
-// checks that the driver refuses the capability.
+// claims ends the check if the driver does not claim a capability. Before that,
+// it checks that the driver refuses the capability.
 func (e *env) claims(k capability) {
 	c := e.client()
 	if k.claimed(c) {

@@ -36,8 +36,9 @@ type tap struct {
 	abrupt    bool    // see unannounced
 }
 
-// newTap returns a tap and the driver for package dsync. Of the optional
-// interfaces of d, that driver has BatchRenewer, Inspector and ForceUnlocker.
+// newTap returns a tap, and a driver for package dsync. The optional interfaces
+// of this driver are BatchRenewer, Inspector and ForceUnlocker, as far as d has
+// them.
 func newTap(e *env, label string, d driver.Driver) (*tap, driver.Driver) {
 	t := &tap{
 		Driver: d, env: e, label: label, names: map[string]int{}, waiting: map[string]int{}, granted: map[string]int{}, open: map[*tapped]bool{},
@@ -255,7 +256,7 @@ func (t *tap) lastFailure() string {
 	return cmp.Or(t.renewal, "no renewal failed")
 }
 
-// waits returns how many requests for name are waiting.
+// waits returns the number of requests that are waiting for name.
 func (t *tap) waits(name string) int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -360,7 +361,7 @@ func (p tapPass) Pass(ctx context.Context, owner, note string) error {
 	return err
 }
 
-// tapBatch is the RenewAll of a tap.
+// tapBatch implements RenewAll for a tap.
 type tapBatch struct {
 	tap   *tap
 	inner driver.BatchRenewer
@@ -388,7 +389,7 @@ func untap(l driver.Lease) *tapLease { return l.(interface{ untap() *tapLease })
 
 func (l *tapLease) untap() *tapLease { return l }
 
-// outcome describes the error as the events do.
+// outcome describes an error in the words that events use.
 func outcome(err error) error {
 	if err == nil {
 		return errOK

@@ -37,8 +37,8 @@ func tryIsRefused(e *env) error {
 	return e.isFree(name)
 }
 
-// asksOnce returns an error unless a single attempt of d, while another client
-// holds name, sends all the requests that it must.
+// asksOnce returns an error unless a single attempt of d sends all necessary
+// requests while another client holds name.
 func (d *rawDriver) asksOnce(name string) error {
 	asked := &countingEvents{}
 	r := d.acquire(name, noWait, asked.of)
@@ -57,7 +57,7 @@ func (d *rawDriver) asksOnce(name string) error {
 	return nil
 }
 
-// countingEvents counts the calls of Tokens. There is one before each request
+// countingEvents counts the calls to Tokens. There is one before each request
 // that can grant.
 type countingEvents struct {
 	driver.Events
@@ -72,11 +72,12 @@ func (c *countingEvents) Tokens() int {
 	return c.Events.Tokens()
 }
 
-// prompt is how soon a waiter must notice a release, in addition to twenty
-// times the time that locking and releasing a free name takes at that moment.
+// prompt is the time within which a waiter must detect a release. The check
+// adds twenty times the time that it currently takes to lock and release a free
+// name.
 const prompt = 50 * time.Millisecond
 
-// wakes returns how long a waiter may take to find out that a name is free.
+// wakes returns the time that a waiter may take to detect that a name is free.
 func (e *env) wakes() time.Duration { return max(prompt, e.driverInfo().Poll) }
 
 func hearsOfRelease(e *env) error {
@@ -209,8 +210,8 @@ func deadlineEndsWait(e *env) error {
 	return e.isFreeAfter(r.err, name)
 }
 
-// endedBy returns an error unless a wait ended with the error of its context
-// while another client held the name.
+// endedBy returns an error unless a wait returned its context's error while
+// another client held the name.
 func (r *request) endedBy(ctxErr error) error {
 	switch {
 	case r.lease != nil:
@@ -467,9 +468,9 @@ func deadWaiter(e *env) error {
 	})
 }
 
-// vanishedWaiter is how long the request of a vanished client may keep its
-// place with any TTL. Queues that are kept alive by their waiters need some
-// seconds.
+// vanishedWaiter is the time for which the request of a vanished client may
+// keep its place, whatever its TTL is. Queues that their waiters keep alive
+// need some seconds.
 const vanishedWaiter = 15 * time.Second
 
 // deadWaiterLeaves lets a waiter vanish. From then on its TTL counts.
@@ -488,7 +489,7 @@ func (e *env) deadWaiterLeaves(outage func(*connection)) error {
 		b.label, t, e.events.at(last), c.label, e.events.at(behind.at), late)
 }
 
-// The checks of calls of Lock whose contexts end, at any moment, while another
+// The checks of calls to Lock whose contexts end, at any moment, while another
 // client holds the name.
 var deadlineChecks = []check{
 	{"deadlines/held", "If the context of a Lock ends after its client was refused the name, the error also matches ErrLocked, whatever request is interrupted.", deadlineTellsLocked},
@@ -540,15 +541,15 @@ func deadlineTellsLocked(e *env) error {
 	return nil
 }
 
-// overrun is how much longer a Lock may exceed its bound when the backend is
-// silent than when the backend answers. Drivers that wait for an answer before
-// they give up take half a second or more.
+// overrun is the additional time by which a Lock may exceed its bound if the
+// backend is silent. Drivers that wait for an answer before they give up take
+// half a second or more.
 const overrun = 250 * time.Millisecond
 
 // waitBound is the length of the waits that a check bounds.
 const waitBound = 200 * time.Millisecond
 
-// bounds are the ways to bound a call of Lock by waitBound.
+// bounds are the ways to bound a call to Lock by waitBound.
 var bounds = map[string]func(u *user, name string, opts ...dsync.LockOption) *call{
 	"WaitAtMost": func(u *user, name string, opts ...dsync.LockOption) *call {
 		return u.start(name, append(opts, dsync.WaitAtMost(waitBound))...)

@@ -10,8 +10,7 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// The checks of leases that are renewed by package dsync or by the driver
-// itself.
+// The checks of leases that package dsync or the driver itself renews.
 var watchdogChecks = []check{
 	{"watchdog/keeps", "A lease stays held for many TTLs while other clients try and wait.", heldForLong},
 	{"watchdog/removed", "A renewal never revives a removed hold, although the name is free again, and the holder is notified.", removedStaysRemoved},
@@ -35,7 +34,7 @@ func (h *holding) renewals(n int) error {
 	return nil
 }
 
-// lastsPast waits until the lease has been renewed to a deadline after t.
+// lastsPast waits until the lease has been renewed and its deadline is after t.
 func (h *holding) lastsPast(t time.Time) (lost error) {
 	e := h.user.env
 	e.poll(fmt.Sprintf("the lease of %s is renewed", h.user.label), func() error {
@@ -105,8 +104,8 @@ func allAreRenewed(e *env) error {
 	return nil
 }
 
-// expire ends the hold of name, if there is one. If the harness can, expire
-// does so without notice to the driver.
+// expire ends the hold of name, if there is one. If the harness supports it,
+// expire does so without notice to the driver.
 func (e *env) expire(name string) {
 	e.need(e.canRemove(), "Backend.Expire")
 	if e.backend.Expire != nil {
@@ -294,7 +293,8 @@ func brokenConnectionIsTold(e *env) error {
 	d.tap.OnKeepAlive(func(error) {})
 	h := d.hold(e.name(), ttl(e.ttl()))
 	d.cut()
-	// The driver does not report a lease that package dsync must renew.
+	// The driver does not report outcomes for a lease that package dsync must
+	// renew.
 	late := d.tap.Info().LateFor(e.ttl())
 	for end := e.expired(h).Add(e.ttl() + late); len(h.lost()) == 0 && time.Now().Before(end); {
 		e.sleep(e.ttl() / 20)
@@ -330,7 +330,7 @@ func endOfOutageIsTold(e *env) error {
 	})
 }
 
-// sessions ends the check unless sessions carry the locks of the driver.
+// sessions ends the check unless the driver's locks belong to sessions.
 func (e *env) sessions() {
 	if !e.driverInfo().KeepsAlive {
 		e.end(&refusedError{"that sessions carry its locks"})

@@ -21,7 +21,7 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// worker is another process with its own client.
+// worker is a separate process with its own client.
 type worker struct {
 	env     *env
 	label   string
@@ -32,8 +32,8 @@ type worker struct {
 	killed  atomic.Bool
 }
 
-// workerAttr makes workers end when the suite is killed, where the system
-// supports that.
+// workerAttr makes workers end when the suite is killed, if the system supports
+// that.
 var workerAttr *syscall.SysProcAttr
 
 // worker starts a process with a client whose leases have the given TTL. The
@@ -179,7 +179,7 @@ type report struct {
 }
 
 // work carries out orders from the standard input until the input ends, which
-// happens when the suite's process ends at the latest.
+// happens at the latest when the suite's process ends.
 func work(ttl, url string) error {
 	d, err := time.ParseDuration(ttl)
 	if err != nil {

@@ -4,7 +4,7 @@ package conformance
 
 import "syscall"
 
-// stop stops the process, with all its threads, until cont.
+// stop stops the process, with all its threads, until cont is called.
 func (p *worker) stop() {
 	p.env.events.add(p.label, "stopped")
 	p.env.must(p.process.Signal(syscall.SIGSTOP))

@@ -160,8 +160,8 @@ func TestStatusNamesAnIncumbent(t *testing.T) {
 	}
 }
 
-// TestStatusFor checks that a longer look finds a client that is behind only
-// occasionally, even on names that no other client uses.
+// TestStatusFor checks that status, if it runs for longer, finds a client that
+// is behind only occasionally, even on names that no other client uses.
 func TestStatusFor(t *testing.T) {
 	for _, test := range []struct {
 		what  string
@@ -338,8 +338,8 @@ func init() {
 	})
 }
 
-// TestANameThatABackendRefusesHidesNoOther checks names beside one that a
-// backend refuses.
+// TestANameThatABackendRefusesHidesNoOther checks names together with a name
+// that a backend refuses.
 func TestANameThatABackendRefusesHidesNoOther(t *testing.T) {
 	p := inMemory(t)
 	p.from = strings.Replace(p.from, "memory:", "picky:", 1)
@@ -482,7 +482,7 @@ func TestGate(t *testing.T) {
 	}
 }
 
-// TestGateShowsWhoWantsToBeInPhaseOld checks this at every look, even when
+// TestGateShowsWhoWantsToBeInPhaseOld checks this in each query, even when
 // phase old is closed.
 func TestGateShowsWhoWantsToBeInPhaseOld(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -569,8 +569,8 @@ func TestToolFindsTheWrongPair(t *testing.T) {
 	swapped.run("plan").want(cli.ExitDone)
 }
 
-// TestTheWayBackTakesBackAllNames covers names that moved as they were locked
-// and that no list contained.
+// TestTheWayBackTakesBackAllNames covers names that are in no list and moved
+// only because they were locked.
 func TestTheWayBackTakesBackAllNames(t *testing.T) {
 	t.Parallel()
 	for kind, from := range map[string]string{

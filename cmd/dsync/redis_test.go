@@ -30,8 +30,8 @@ const (
 // etcdFloor is above all tokens of Redis for years.
 const etcdFloor = 2_100_000_000_000_000
 
-// service is a Redis that Java services also use, and the etcd to which its
-// locks move.
+// service is a Redis server that Java services also use, and the etcd server to
+// which its locks move.
 type service struct {
 	*two
 	redis *testenv.RedisServer
@@ -107,8 +107,8 @@ func (s *service) work(phase migrate.Phase) (stop func()) {
 	}
 }
 
-// TestSealIsInterruptedAndRepeated runs the command beside a program that locks
-// the names, and interrupts it in the middle.
+// TestSealIsInterruptedAndRepeated runs the command together with a program
+// that locks the names, and interrupts it in the middle.
 func TestSealIsInterruptedAndRepeated(t *testing.T) {
 	for _, how := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGKILL} {
 		t.Run(how.String(), func(t *testing.T) {

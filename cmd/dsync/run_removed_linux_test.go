@@ -13,8 +13,8 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// soon is shorter than the time that any backend needs to notice the removal of
-// a young hold by a look or a renewal only.
+// soon is shorter than the time that any backend needs to detect the removal of
+// a young hold only by a query or a renewal.
 const soon = 300 * time.Millisecond
 
 // TestRunLearnsOfARemoval checks that a command ends as soon as its lock is

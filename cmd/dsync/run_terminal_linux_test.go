@@ -137,7 +137,7 @@ func TestRunInAPipeline(t *testing.T) {
 	s.exits()
 }
 
-// TestRunIsStoppedForLong stops a command and dsync by Ctrl-Z until the lock
+// TestRunIsStoppedForLong stops a command and dsync with Ctrl-Z until the lock
 // has ended.
 func TestRunIsStoppedForLong(t *testing.T) {
 	t.Parallel()

@@ -110,8 +110,8 @@ func trialBeds(t *testing.T, all bool) []*bed {
 
 // TestNoTwoCommands lets mishaps happen to a `dsync run` whose command has
 // started processes that ignore TERM, while another `dsync run` waits for the
-// lock. When the second one starts its command, no process of the first one may
-// run.
+// lock. When the second `dsync run` starts its command, no process of the first
+// command may be running.
 //
 // This is promised if the guard gets a processor once in the last tenth of the
 // TTL, its reserve. A trial is therefore void if a process of the commands got
@@ -247,7 +247,7 @@ func (tr *trial) run() (void string) {
 	return tr.verdict()
 }
 
-// judge examines the first command after the second one has begun.
+// judge examines the first command after the second command has begun.
 func (tr *trial) judge(began time.Duration) {
 	if last, _ := tr.times("first"); last >= began {
 		tr.not("a process of the first command ran %v after the start of the second one", last-began)

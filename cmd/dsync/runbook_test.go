@@ -62,7 +62,7 @@ var fleetNames = []string{"a", "b", "c", "d", "e"} // including the listed names
 
 // TestFleetOfSix follows the runbook from the plain URL of the old backend to
 // phase new and goes back to the plain URL of the old backend. Then it follows
-// the runbook again to the plain URL of the new one. After each command it
+// the runbook again, to the plain URL of the new backend. After each command it
 // compares the exit status with the state of the backends.
 func TestFleetOfSix(t *testing.T) {
 	for _, pair := range fleetPairs {

@@ -12,7 +12,8 @@ import (
 	"github.com/go-dsync/dsync/cmd/dsync/internal/cli"
 )
 
-// version is the version of a package. Its build sets it; see .goreleaser.yaml.
+// version is the version of a packaged binary. The build of the package sets
+// it; see .goreleaser.yaml.
 var version string
 
 // build describes how this program was built.

@@ -18,9 +18,9 @@ import (
 	"github.com/go-dsync/dsync/driver/cas"
 )
 
-// Disturb returns a store that passes requests on to s, as one client does, and
-// the link through which the suite disturbs them. The store is a Notifier if s
-// is one.
+// Disturb returns a store that passes the requests of one client on to s, and
+// the Link through which the suite disturbs these requests. The store is a
+// Notifier if s is a Notifier.
 func Disturb(tb testing.TB, s cas.Store) (cas.Store, *conformance.Link) {
 	n := &network{store: s, changed: make(chan struct{}), over: make(chan struct{}), deaf: map[*listener]bool{}}
 	tb.Cleanup(func() { // no request is under way now
@@ -96,7 +96,7 @@ func (n *network) take() (fault, <-chan struct{}) {
 
 var errNetwork = errors.New("the network is down")
 
-// request carries out a request: now, late or never.
+// request carries out a request at once, late or never, depending on the fault.
 func request[T any](ctx context.Context, n *network, do func(context.Context) (T, error)) (answer T, err error) {
 	if err := ctx.Err(); err != nil {
 		return answer, err
@@ -208,7 +208,7 @@ type notifying struct {
 	notifier cas.Notifier
 }
 
-// listener is one call of Notify.
+// listener is the state of one call to Notify.
 type listener struct {
 	mu      sync.Mutex
 	changed func() // nil after stop
@@ -222,7 +222,7 @@ func (l *listener) tell() {
 	}
 }
 
-// Notify implements cas.Notifier. No message arrives in an outage.
+// Notify implements cas.Notifier. No message arrives during an outage.
 func (n notifying) Notify(name string, changed func()) (func(), error) {
 	l := &listener{changed: changed}
 	stop, err := n.notifier.Notify(name, func() {

@@ -185,8 +185,8 @@ func (e Event) String() string {
 // run. A process that is started again uses a new label and a new file.
 //
 // The time comes from a clock that all processes of the machine share:
-// CLOCK_MONOTONIC on Linux, and elsewhere the wall clock. There, a run during
-// which the wall clock is set is worthless.
+// CLOCK_MONOTONIC on Linux, and elsewhere the wall clock. If the wall clock is
+// set during a run, the records of the run are useless there.
 func Create(path, process string) (*History, error) {
 	if process == "" {
 		return nil, errors.New("history: the process needs a label")
@@ -219,7 +219,7 @@ func (f *file) write(e Event) error {
 // Read reads the files of all processes of a run and returns their events in
 // the order that Judge expects. Each file must be the complete record of one
 // process. Otherwise Read returns an error. The only exception is a last line
-// that was cut off when the process died, which Read ignores.
+// that was cut off when the process died. Read ignores such a line.
 func Read(paths ...string) ([]Event, error) {
 	var all [][]Event
 	from := map[string]string{}

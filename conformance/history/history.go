@@ -11,12 +11,12 @@
 //		t.Error(err)
 //	}
 //
-// [Bounds] contains the promises of the run. [Rule] lists the rules: holds of
-// two owners must not overlap, tokens must rise, a holder must be notified of a
-// loss in time, waiters must be woken, and results must not contradict each
-// other. A [Verdict] also reports when a run proves nothing because too little
-// happened. Where the records are ambiguous, the judge decides in favor of the
-// locks.
+// [Bounds] contains the limits and guarantees that apply to the run. [Rule]
+// lists the rules: holds of two owners must not overlap, tokens must rise, a
+// holder must be notified of a loss in time, waiters must be woken, and results
+// must not contradict each other. A [Verdict] also reports when a run proves
+// nothing because too little happened. If the records are ambiguous, the judge
+// decides in favor of the locks.
 //
 // Injected faults are recorded too ([History.Fault]), because no progress is
 // expected during a fault.
@@ -36,10 +36,9 @@ import (
 // they got. [Judge] decides whether these were legal. All methods may be called
 // from many goroutines.
 //
-// Every record is a conservative bracket. The beginning of a hold is stamped
-// after the call returned, and its end before the release is called. So a hold
-// is never recorded longer than it was, and every violation that Judge finds
-// did happen.
+// Every record is conservative. The recorded hold begins after the call has
+// returned, and ends before the release is called. So a hold is never recorded
+// as longer than it was, and every violation that Judge finds did happen.
 //
 // A worker is instrumented as follows.
 //
@@ -214,8 +213,8 @@ func (o *Op) Renewed() {
 	o.record(Event{Time: now, Kind: KindRenew, Deadline: deadline(now, time.Now(), o.lease)})
 }
 
-// Lost records that the lease's Done is closed, but not because of Unlock. Call
-// Lost as soon as you notice.
+// Lost records that the lease's Done was closed for a reason other than Unlock.
+// Call Lost as soon as you detect that.
 func (o *Op) Lost() {
 	o.record(Event{Time: o.h.now(), Kind: KindLose}.because(o.lease.Err()))
 }
@@ -233,7 +232,7 @@ type opKey struct{}
 
 // Answered records that the driver's Release has returned err, if Release was
 // called by an Unlock with the context of [Op.Releasing]. Code between package
-// dsync and the driver calls Answered: see [Tap]. ctx is Release's context,
+// dsync and the driver calls Answered (see [Tap]). ctx is Release's context,
 // mode is the mode of the driver's request, and granted is the time at which
 // the driver's Acquire returned the lease.
 //
@@ -279,9 +278,9 @@ func (o *Op) sample(k Kind) (Event, error) {
 	return e, err
 }
 
-// deadline converts the deadline of l to the clock of the History, using t,
-// which was read just before local. The result is never later than the true
-// deadline.
+// deadline converts the deadline of l to the clock of the History. The time t
+// was read on that clock just before local was read. The result is never later
+// than the true deadline.
 func deadline(t time.Duration, local time.Time, l Claim) time.Duration {
 	d := l.Deadline()
 	if d.IsZero() {
@@ -291,8 +290,9 @@ func deadline(t time.Duration, local time.Time, l Claim) time.Duration {
 }
 
 // Wrote records a request to write data that the lock of this name protects.
-// The resource itself calls Wrote, while it holds whatever serializes its
-// accesses. All accesses to one name must be recorded by one process.
+// The resource itself calls Wrote, while it holds the mutex (or the like) that
+// serializes its accesses. All accesses under one name must be recorded by the
+// same process.
 func (h *History) Wrote(name string, token uint64, accepted bool) {
 	h.record(Event{Time: h.now(), Kind: KindWrite, Name: name, Token: token, OK: accepted})
 }
@@ -338,9 +338,9 @@ func (h *History) Note(text string) {
 }
 
 // Tap returns a driver for dsync.New that records the answers of d to releases
-// ([Answered]). Where Bounds.Detect is not 0, Judge needs these records to see
-// what happened shortly before the end of a hold. The returned driver has only
-// one of the optional interfaces of d, driver.BatchRenewer.
+// ([Answered]). If Bounds.Detect is not 0, Judge needs these records to
+// determine what happened shortly before the end of a hold. The returned driver
+// has only one of the optional interfaces of d, driver.BatchRenewer.
 func Tap(d driver.Driver) driver.Driver {
 	if b, ok := d.(driver.BatchRenewer); ok {
 		return batchTap{tap{d}, b}

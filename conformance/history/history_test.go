@@ -420,8 +420,8 @@ func FuzzReadEvents(f *testing.F) {
 
 const writerEnv = "DSYNC_TEST_HISTORY_WRITER" // path of the history and label of the process
 
-// TestHistoryWriterProcess is the program of the processes that the tests below
-// start. Otherwise it does nothing.
+// TestHistoryWriterProcess is the main function of the processes that the tests
+// below start. In any other process, it does nothing.
 func TestHistoryWriterProcess(t *testing.T) {
 	path, label, ok := strings.Cut(os.Getenv(writerEnv), ":")
 	if !ok {

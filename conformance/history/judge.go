@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// Bounds are the promises of a run, for [Judge]. With the zero value, Judge
-// checks only what every backend must guarantee.
+// Bounds holds the limits and guarantees that [Judge] checks for a run. With
+// the zero value, Judge checks only the guarantees of every backend.
 type Bounds struct {
 	// Fenced: tokens of a name rise from grant to grant. Tokens of Reads need
 	// not rise among themselves (RuleTokens).
@@ -22,31 +22,33 @@ type Bounds struct {
 	// token of its writes so far (RuleStale).
 	StoreFences bool
 
-	// Detect is how long a holder may continue after another client removed its
-	// hold or ended its session. 0 means that no client does so in this run.
+	// Detect is the time for which a holder may continue after another client
+	// has removed its hold or ended its session. 0 means that no client does so
+	// in this run.
 	Detect time.Duration
-	// Linger is how long the backend may still keep the hold after the end of a
-	// claim, or of an attempt whose outcome is unknown. It is at least the TTL
-	// plus driver.Info.Late. With 0, only a release proves that a name is free.
+	// Linger is the time for which the backend may still keep the hold after
+	// the end of a claim, or of an attempt with an unknown outcome. It is at
+	// least the TTL plus driver.Info.Late. If it is 0, only a release proves
+	// that a name is free.
 	Linger time.Duration
-	// Wake is how long a free lock may stay free while a caller waits for it
-	// (RuleWake). 0 means not judged.
+	// Wake is the time for which a lock may stay free while a caller waits for
+	// it (RuleWake). 0 means that this is not judged.
 	Wake time.Duration
-	// Stuck is how long an attempt may last without a fault (RuleStuck). 0
-	// means not judged.
+	// Stuck is the time that an attempt may last without a fault (RuleStuck). 0
+	// means that this is not judged.
 	Stuck time.Duration
 	// Recover is the time after the end of a fault during which Judge does not
 	// apply Wake and Stuck.
 	Recover time.Duration
 
-	// MinGrants is the least number of grants before the first fault for a run
-	// to be worth judging. 0 means 1.
+	// MinGrants is the minimum number of grants before the first fault. With
+	// fewer, a run is not worth judging. 0 means 1.
 	MinGrants int
-	// MinClients is the least number of clients with a grant for a run to be
-	// worth judging. 0 means 2.
+	// MinClients is the minimum number of clients with a grant. With fewer, a
+	// run is not worth judging. 0 means 2.
 	MinClients int
-	// MaxUnknown is the greatest share of attempts with unknown outcome for a
-	// run to be worth judging. 0 means 0.2.
+	// MaxUnknown is the maximum share of attempts with an unknown outcome. With
+	// more, a run is not worth judging. 0 means 0.2.
 	MaxUnknown float64
 }
 
@@ -55,9 +57,10 @@ type Bounds struct {
 type Rule string
 
 const (
-	// RuleOverlap: two owners claimed one name at the same time, not both of
-	// them to read, or more permits than the limit were claimed. A claim begins
-	// when the grant returned. It ends when Unlock is called, when the last
+	// RuleOverlap: two owners claimed the same name at the same time, at least
+	// one of them in a mode other than Read, or more permits than the limit
+	// were claimed. A claim begins when the grant returned. It ends when Unlock
+	// is called, when the last
 	// known deadline passes, or when the lease reports its loss, whichever
 	// comes first. The claim ends Bounds.Detect earlier, unless the backend's
 	// answer to the release shows that it had the hold (Answered). Such an
@@ -67,14 +70,14 @@ const (
 	// RuleStale: the protected resource accepted a token below the token of an
 	// earlier write, or a write with the token of a Read.
 	RuleStale Rule = "V2 stale access"
-	// RuleTokens: the token of a grant was not greater than an earlier one, not
-	// both being Reads, or permits had a token. Where another client may have
-	// removed a hold (Bounds.Detect), a hold that its client may have passed on
-	// or re-entered counts as granted when the first of its holders requested
-	// it.
+	// RuleTokens: the token of a grant was not greater than the token of an
+	// earlier grant, and not both were Reads, or permits had a token. If
+	// another client may have removed a hold (Bounds.Detect), a hold that its
+	// client may have passed on or re-entered counts as granted when its first
+	// holder requested it.
 	RuleTokens Rule = "V3 token regression"
-	// RuleLoss: an overlap after which the loser was notified of the loss, but
-	// too late.
+	// RuleLoss: an overlap in which the holder that had lost its lock was
+	// notified of the loss, but too late.
 	RuleLoss Rule = "V4 late loss"
 	// RuleWake: a lock stayed free for too long while a caller waited for it.
 	// For a Read, a lock is free while no client holds it or waits for it in
@@ -91,7 +94,7 @@ const (
 	RuleOrder Rule = "V9 overtaken in the queue"
 )
 
-// A Violation is one breach of a Rule.
+// A Violation is one violation of a Rule.
 type Violation struct {
 	Rule   Rule
 	Name   string  // of the lock
@@ -124,10 +127,10 @@ type Verdict struct {
 // [History.Events] or [Read].
 //
 // The history must include every user of the names. Judge compares intervals
-// and does not search for an order that explains the history. Its time is
-// proportional to the number of events, however many outcomes are unknown.
-// Judge never raises a false alarm: where the history does not show what
-// happened, it assumes that all was legal.
+// and does not search for an order that explains the history. Its running time
+// is proportional to the number of events, even if many outcomes are unknown.
+// Judge never raises a false alarm. Where the history does not show what
+// happened, Judge assumes that everything was legal.
 func Judge(events []Event, b Bounds) *Verdict {
 	j := newJudge(events, b)
 	j.read()
@@ -244,8 +247,8 @@ func spread(d []time.Duration) Spread {
 	return Spread{N: n, Min: d[0], P50: d[n/2], P99: d[n*99/100], Max: d[n-1]}
 }
 
-// assumptions checks that the run proves something: that enough happened before
-// the faults and after each of them.
+// assumptions checks that the run proves something, which means that enough
+// happened before the first fault and after each fault.
 func (j *judge) assumptions() {
 	type client struct{ proc, name string }
 	clients, grants := map[client]bool{}, map[window]int{}
@@ -308,7 +311,7 @@ func (j *judge) writes() {
 	}
 }
 
-// access is the use of a token on the resource that the lock of a name
+// access is an access with a token to the resource that the lock of a name
 // protects.
 type access struct {
 	name  string
@@ -379,8 +382,8 @@ func (v *Verdict) String() string {
 		v.Wake.P50, v.Wake.P99, v.Wake.Max, v.Faults, v.StaleWrites, v.StaleAccepted, len(v.Violations), len(v.Invalid))
 }
 
-// excerpt prints the events of a violation, each among some earlier and later
-// events of the lock, and the faults of that time.
+// excerpt prints the events of a violation, some earlier and later events of
+// the lock, and the faults at that time.
 func (j *judge) excerpt(v *Violation) string {
 	var story []*Event
 	var marked []bool

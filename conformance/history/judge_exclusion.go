@@ -10,8 +10,8 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// exclusion goes through the holds of a lock in the order of their beginnings,
-// and looks for overlaps (RuleOverlap, RuleLoss), tokens that do not rise
+// exclusion examines the holds of a lock in the order in which they began. It
+// looks for overlaps (RuleOverlap, RuleLoss), tokens that do not rise
 // (RuleTokens), and overtaking (RuleOrder).
 func (j *judge) exclusion(l *lock) {
 	reentries(l.holds)
@@ -27,7 +27,7 @@ func (j *judge) exclusion(l *lock) {
 }
 
 // reentries marks the holds whose owner may have had the lock already. Claims
-// do not show this, since a claim may be shorter than its hold.
+// do not show this, because a claim may be shorter than its hold.
 func reentries(holds []*attempt) {
 	until := map[owner]time.Duration{}
 	for _, a := range holds {
@@ -79,9 +79,9 @@ func (j *judge) overlaps(holds []*attempt) {
 	})
 }
 
-// eachOverlap compares each span with the earlier span that ends last, among
-// spans of other owners in conflicting modes. The spans are in the order of
-// their beginnings.
+// eachOverlap compares each span with an earlier span, which is the one that
+// ends last among spans of other owners in conflicting modes. The spans are
+// sorted by their beginnings.
 func eachOverlap(spans []span, found func(a, b span)) {
 	reads, others := newLatest(), newLatest()
 	for _, b := range spans {
@@ -98,7 +98,7 @@ func eachOverlap(spans []span, found func(a, b span)) {
 	}
 }
 
-// latest has the two spans with the latest ends, of two owners.
+// latest holds the two spans of different owners that end last.
 type latest struct{ first, second span }
 
 func newLatest() *latest {
@@ -106,7 +106,7 @@ func newLatest() *latest {
 	return &latest{none, none}
 }
 
-// besides returns the span of another owner with the latest end.
+// besides returns the span that ends last among those of other owners.
 func (l *latest) besides(o owner) span {
 	if l.first.owner == o {
 		return l.second
@@ -158,7 +158,7 @@ func (j *judge) successors(holds []*attempt) {
 }
 
 // tokens compares each token with the highest token among grants that were
-// certainly earlier. For a Read, only grants in another mode count.
+// certainly earlier. For a Read, only grants in other modes count.
 func (j *judge) tokens(holds []*attempt) {
 	highest := make([]*attempt, len(holds)+1) // [i]: among the first i holds
 	written := make([]*attempt, len(holds)+1) // the same without Reads
@@ -168,8 +168,8 @@ func (j *judge) tokens(holds []*attempt) {
 			// otherwise the lease may have ended before the token arrived
 			j.violation(RuleTokens, "a grant has no token", b.returned)
 		}
-		// above returns a hold that was certainly granted before since, if its
-		// token is too high for that.
+		// above returns a hold that was certainly granted before since and
+		// whose token is too high for that, if there is one.
 		above := func(since point) *attempt {
 			n := sort.Search(i, func(k int) bool { return !holds[k].from.before(since) })
 			a := highest[n]
@@ -223,7 +223,8 @@ func (b *attempt) inherited(holds []*attempt) time.Duration {
 	return asked
 }
 
-// higher returns b if its token is higher than a's. a may be nil.
+// higher returns b if its token is higher than the token of a, and otherwise a.
+// The hold a may be nil.
 func higher(a, b *attempt) *attempt {
 	if a == nil || a.returned.Token < b.returned.Token {
 		return b
@@ -310,8 +311,8 @@ func (j *judge) point(e *Event) point {
 	return point{e.Time, e.Seq}
 }
 
-// owner is the owner of a lock. Attempts of the same owner re-enter. number
-// identifies an attempt that is a separate owner.
+// owner is the owner of a lock. Attempts of the same owner re-enter. If an
+// attempt is a separate owner, number identifies it.
 type owner struct {
 	proc, client, name string
 	number             int
@@ -342,7 +343,8 @@ type attempt struct {
 	reentry bool // its owner may have had the lock already
 	alone   bool // a Read that no other Read of its client may have brought along; see lonely
 
-	// free is when the backend certainly has nothing left of this attempt.
+	// free is the time at which the backend certainly has nothing left of this
+	// attempt.
 	free time.Duration
 }
 
@@ -361,7 +363,7 @@ func (a *attempt) granted() bool { return a.returned != nil && a.returned.Kind =
 // claimed reports whether there is a claim. If there is, the backend granted
 // the hold after every grant that returned earlier: the hold existed without a
 // break from its grant until after the grant returned, so no other grant can
-// lie between. This is not known of a hold that had ended, or may have been
+// lie between. This is not certain for a hold that had ended, or may have been
 // removed, when its grant returned.
 func (a *attempt) claimed() bool { return a.granted() && a.from.before(a.to) }
 
@@ -371,8 +373,8 @@ func (a *attempt) confirmed() bool {
 	return a.ending == released && a.answer != nil && a.answer.Class == ""
 }
 
-// doubtful reports whether the attempt may have left a hold at the backend that
-// no client knows of.
+// doubtful reports whether the attempt may have left a hold on the backend that
+// no client knows.
 func (a *attempt) doubtful() bool {
 	return a.returned == nil || !a.granted() && a.free > a.returned.Time
 }

@@ -14,7 +14,7 @@ import (
 // from caller to caller.
 const passedOn = 100 * time.Millisecond
 
-// setLimit is one call that set the limit of the permits of a name.
+// setLimit is one call that set the limit of a name's permits.
 type setLimit struct {
 	called   *Event
 	returned *Event // nil means did not happen
@@ -22,9 +22,9 @@ type setLimit struct {
 
 func (a *attempt) takesPermits() bool { return a.called.Mode == driver.Permit }
 
-// permits goes through the holds of permits of a lock in the order of their
-// beginnings. It looks for more permits than the limit (RuleOverlap, RuleLoss),
-// tokens (RuleTokens), overtaking (RuleOrder), and refusals because of a limit
+// permits examines the holds of permits in the order in which they began. It
+// looks for more permits than the limit (RuleOverlap, RuleLoss), tokens
+// (RuleTokens), overtaking (RuleOrder), and refusals because of a limit
 // (RuleResult).
 func (j *judge) permits(l *lock) {
 	var held []*attempt // holds whose claims cover a given moment
@@ -60,8 +60,9 @@ func sum(of []*attempt) (n int) {
 	return n
 }
 
-// overLimit reports holds of more permits than the limit. If only the permits
-// of lost holds exceed it, the holders were notified of the losses too late.
+// overLimit reports holds that together have more permits than the limit. If
+// the limit is exceeded only because of lost holds, their holders were notified
+// too late.
 func (j *judge) overLimit(held []*attempt, limit int) {
 	last := held[len(held)-1]
 	rest := slices.DeleteFunc(slices.Clone(held), func(a *attempt) bool { return a != last && a.ending == lost })
@@ -78,8 +79,8 @@ func (j *judge) overLimit(held []*attempt, limit int) {
 
 // limitOf returns the largest limit under which the backend can have granted
 // the last of the holds in addition to the others. The records do not show
-// which hold was the last. A hold is at most passedOn older than its call, so
-// the last grant is at the earliest passedOn before the last call.
+// which hold was the last. A hold was granted at most passedOn before the call
+// that got it, so the last grant was at most passedOn before the last call.
 func (l *lock) limitOf(held []*attempt) int {
 	last := time.Duration(-never)
 	for _, a := range held {
@@ -140,8 +141,8 @@ func (l *lock) limits(from, to time.Duration, yield func(n int)) {
 	}
 }
 
-// onlyLimit returns the one limit of all requests and calls of SetLimit, or 0
-// if there are several.
+// onlyLimit returns the limit in all requests and calls to SetLimit, or 0 if
+// they differ.
 func (l *lock) onlyLimit() (only int) {
 	for _, s := range l.set {
 		if only = s.called.Limit; only != l.set[0].called.Limit {
@@ -162,8 +163,8 @@ func (l *lock) onlyLimit() (only int) {
 
 // permitOrder compares a hold a, seen in the queue, with holds that were
 // granted before a but requested after a was seen. Such a hold has overtaken a
-// if the limit had no room for a's permits when the call returned. Otherwise
-// the two may have been granted together.
+// if, when its call returned, the limit had no room for the permits of a.
+// Otherwise the two may have been granted together.
 func (j *judge) permitOrder(l *lock, before []*attempt, a *attempt) {
 	if _, calm := j.quietAround(a.called.Time, a.from.t); a.called.NoWait || a.waited == nil || !a.claimed() || !calm {
 		return
@@ -181,8 +182,8 @@ func (j *judge) permitOrder(l *lock, before []*attempt, a *attempt) {
 	}
 }
 
-// permitWaits is the state of a name of permits during a pass over its attempts
-// in the order of time.
+// permitWaits is the state of a name with permits during a pass over its
+// attempts in chronological order.
 type permitWaits struct {
 	lock    *lock
 	pending []*attempt // attempts that have not returned yet, in the order of their calls
@@ -190,7 +191,7 @@ type permitWaits struct {
 	turned  time.Duration // when a call of Lock last returned, or any grant
 }
 
-// taking is a number of permits that may be held until a given moment.
+// taking is a number of permits that may be held until a given time.
 type taking struct {
 	n     int
 	until time.Duration
@@ -244,8 +245,8 @@ func (j *judge) permitWaitEnds(w *permitWaits, a *attempt, i int) {
 	}
 }
 
-// free returns the time since which a's permits are certainly free at a given
-// moment, and the event that freed them.
+// free returns the time since which enough permits for a have certainly been
+// free, as of a given time, and the event that freed them.
 func (w *permitWaits) free(a *attempt, at time.Duration) (since time.Duration, freed *Event, known bool) {
 	limit := a.called.Limit
 	if limit == 0 {
@@ -261,7 +262,7 @@ func (w *permitWaits) free(a *attempt, at time.Duration) (since time.Duration, f
 	return -never, nil, limit > 0
 }
 
-// idlePermits checks the time before e, for the call of Lock that has waited
+// idlePermits checks the time before e, for the call to Lock that has waited
 // longest.
 func (j *judge) idlePermits(w *permitWaits, e *Event) {
 	i := slices.IndexFunc(w.pending, func(a *attempt) bool { return !a.called.NoWait })

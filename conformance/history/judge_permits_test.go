@@ -11,9 +11,9 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// permitSim simulates a correct service of permits, which grants them in the
-// order of arrival, and records what its clients would record. Only the records
-// of the earlier requests decide on the next one.
+// permitSim simulates a correct service that grants permits in order of
+// arrival, and records what its clients would record. The records of the
+// earlier requests determine the outcome of the next request.
 type permitSim struct {
 	r       *rand.Rand
 	events  []Event
@@ -27,13 +27,13 @@ type permitSim struct {
 	tapped  bool
 }
 
-// permitTime is an interval in which permits are held at the server.
+// permitTime is an interval in which permits are held on the server.
 type permitTime struct {
 	n    int
 	gone time.Duration
 }
 
-// permitHold is one regular grant, as far as plants need it.
+// permitHold contains the data of one regular grant that plants need.
 type permitHold struct {
 	of               Event
 	n                int
@@ -147,7 +147,7 @@ func (s *permitSim) hold(h *permitHold, granted time.Duration) {
 	s.story = append(s.story, h)
 }
 
-// used returns how many permits were surely held at t.
+// used returns the number of permits that were certainly held at t.
 func (s *permitSim) used(t time.Duration) (n int) {
 	for _, h := range s.story {
 		if h.ok <= t && t < h.sure() {
@@ -175,8 +175,8 @@ func (s *permitSim) stranger(k Kind, t time.Duration, n int) Event {
 	return e
 }
 
-// A permitPlant makes a history of permits illegal, or returns nil if there is
-// no place.
+// A permitPlant makes a history of permits illegal, or returns nil if it does
+// not fit into the history.
 type permitPlant struct {
 	name  string
 	rules []Rule // one of these is violated then

@@ -12,8 +12,8 @@ import (
 type plant struct {
 	name string
 	rule Rule
-	// in changes the events and returns them. It returns nil if there is no
-	// place for this plant in the events of s.
+	// in changes the events and returns them. It returns nil if this plant does
+	// not fit into the events of s.
 	in func(r *rand.Rand, s *sim, events []Event) []Event
 }
 
@@ -89,8 +89,8 @@ func plantReader(r *rand.Rand, s *sim, events []Event) []Event {
 	return events
 }
 
-// plantTwoHolds lets the server report of two holds that it had both, while
-// several leases used one of them in turn.
+// plantTwoHolds makes the server report that it had two holds at once, one of
+// which several leases used in turn.
 func plantTwoHolds(r *rand.Rand, s *sim, events []Event) []Event {
 	h := anyHold(r, s, func(h *simHold) bool { return h.kept && h.ok-h.since > 10*ms })
 	if h == nil {
@@ -178,9 +178,9 @@ const aLongTime = 5 * time.Second
 func everything(Event) bool { return true }
 func writes(e Event) bool   { return !reads(e) }
 
-// at returns what is going on at t: how many attempts of a kind are under way
-// for the name of s, and whether one of them has an unknown outcome, a hold has
-// not ended, or a fault is active.
+// at returns the state at t: the number of attempts of a kind that are under
+// way for the name of s, and whether one of them has an unknown outcome, a hold
+// has not ended, or a fault is active.
 func (s *sim) at(events []Event, t time.Duration, kind func(Event) bool) (attempts int, unclear bool) {
 	faults := 0
 	held := map[uint64]bool{}
@@ -231,7 +231,7 @@ func plantLostWakeup(r *rand.Rand, s *sim, events []Event) []Event {
 }
 
 // plantLoneReader makes a Read wait for long, although other clients only read
-// the name and nothing keeps the Read from it.
+// the name and nothing prevents the grant.
 func plantLoneReader(r *rand.Rand, s *sim, events []Event) []Event {
 	h := anyHold(r, s, func(h *simHold) bool {
 		n, unclear := s.at(events, h.ok+1, writes)

@@ -31,8 +31,8 @@ var simBounds = Bounds{
 }
 
 // sim simulates a correct lock service, and records what its clients would
-// record. It goes from grant to grant of one name, as the server does, and adds
-// the clients' view, with delays of the network.
+// record. Like the server, it generates the grants of a name one after the
+// other. To each grant it adds the clients' view, with network delays.
 type sim struct {
 	r      *rand.Rand
 	name   string
@@ -52,7 +52,7 @@ type sim struct {
 	beside func(next *simHold)
 }
 
-// simHold is one regular grant, as far as plants need it.
+// simHold contains the data of one regular grant that plants need.
 type simHold struct {
 	of                           Event // the common fields of its events
 	call, wait, ok, unlock, gone time.Duration
@@ -209,8 +209,8 @@ func (s *sim) use() {
 		s.story = append(s.story, h)
 		return
 	}
-	// The answer is lost, and perhaps the request was. The driver may get an
-	// answer to a second request, after Unlock has returned.
+	// The answer is lost, and perhaps the request, too. After Unlock has
+	// returned, the driver may get an answer to a second request.
 	s.add(h.of, KindNotReleased, h.gone, class(ClassUnknown))
 	switch s.r.IntN(3) {
 	case 0:
@@ -271,8 +271,8 @@ func (s *sim) reenter(outer *simHold, now time.Duration) time.Duration {
 	return now
 }
 
-// others adds attempts that do not get the lock, because holder has it at that
-// moment.
+// others adds attempts that are not granted the lock, because holder has it at
+// that time.
 func (s *sim) others(holder Event, now time.Duration) {
 	of := s.who()
 	if reads(holder) && reads(of) {
@@ -378,7 +378,7 @@ func (s *sim) handOn(h *simHold, called, now time.Duration, token uint64) *simHo
 	return &next
 }
 
-// doubt adds an attempt with unknown outcome, which may hold the lock for a
+// doubt adds an attempt with an unknown outcome, which may hold the lock for a
 // while.
 func (s *sim) doubt() {
 	of := s.who()
@@ -389,8 +389,8 @@ func (s *sim) doubt() {
 	}
 }
 
-// kill adds a process that is killed: before its attempt returns, or while it
-// holds the lock.
+// kill adds a process that is killed, either before its attempt returns or
+// while it holds the lock.
 func (s *sim) kill() {
 	of := s.who()
 	of.Proc = fmt.Sprintf("killed%d", of.Call)
@@ -434,8 +434,8 @@ func randomHistory(r *rand.Rand) ([]Event, []*sim) {
 	return events, sims
 }
 
-// finish closes the processes that were not killed, puts the events in order
-// and numbers them.
+// finish closes the processes that were not killed, sorts the events and
+// numbers them.
 func finish(events []Event) []Event {
 	procs, killed, last := map[string]uint64{}, map[string]bool{}, time.Duration(0)
 	for _, e := range events {
@@ -528,8 +528,8 @@ func counts(v *Verdict) map[Rule]int {
 	return found
 }
 
-// plantIn returns a legal history made illegal, and the plant that did so. The
-// plant is nil if the history has no room for any.
+// plantIn makes a legal history illegal, and returns it with the plant that did
+// so. The plant is nil if no plant fits into the history.
 func plantIn(r *rand.Rand, sims []*sim, events []Event) (*plant, []Event) {
 	for range 50 {
 		p := &plants[r.IntN(len(plants))]

@@ -156,7 +156,7 @@ func TestJudgeFindsEveryViolationAndNothingElse(t *testing.T) {
 	}
 }
 
-// Each story is legal, and proves nothing for one reason.
+// Each story is legal, but for one reason it proves nothing.
 var pointless = []struct {
 	reason string
 	bounds Bounds

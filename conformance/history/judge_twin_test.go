@@ -8,8 +8,8 @@ import (
 )
 
 // twin finds by brute force the violations that the judge finds by sweeps. It
-// shares only the events and the bounds with the judge, and states each rule in
-// the plainest way, at any cost.
+// shares only the events and the bounds with the judge. It states each rule in
+// the simplest way, even if that is slow.
 type twin struct {
 	Bounds
 	tales   map[string][]*tale     // by name, in the order of their calls
@@ -96,7 +96,7 @@ func newTwin(events []Event, b Bounds) *twin {
 	return w
 }
 
-// follows reports whether x surely happened before y.
+// follows reports whether x certainly happened before y.
 func (w *twin) follows(x, y Event) bool {
 	return x.Time < y.Time || x.Time == y.Time && !w.crowded[x.Time] && x.Seq < y.Seq
 }
@@ -114,8 +114,8 @@ func (t *tale) find(k Kind) Event {
 	return Event{}
 }
 
-// claim determines until when the holder believed that it held the lock, even
-// if another client removed it silently.
+// claim determines how long the holder believed that it held the lock, even if
+// another client had silently removed it.
 func (w *twin) claim(t *tale) {
 	if !t.got {
 		return
@@ -158,7 +158,7 @@ func (w *twin) had(a *tale, x Event) bool {
 	return x.Time < a.until || a.unlock.Kind != "" && w.follows(x, a.unlock)
 }
 
-// gone returns the time from which the backend surely has nothing left of a
+// gone returns the time from which the backend certainly has nothing left of a
 // call.
 func (w *twin) gone(t *tale) time.Duration {
 	answer, released, failed := t.find(KindAnswer), t.find(KindReleased), t.find(KindNotReleased)
@@ -230,10 +230,10 @@ func (w *twin) violations() map[Rule]int {
 	return found
 }
 
-// asked returns the earliest time at which the backend may have been asked for
-// the hold of b. That is before b's call if its client then had a hold that may
-// have become b's. It is not if the backend still had that hold when it was
-// released.
+// asked returns the earliest time at which the hold of b may have been
+// requested from the backend. This may be before b's call, if the client then
+// had a hold that may have become b's. It is not before the call if the backend
+// still had that hold when it was released.
 func (w *twin) asked(tales []*tale, b *tale) time.Duration {
 	var last *tale // such a hold of the client
 	for _, a := range tales {
@@ -248,7 +248,7 @@ func (w *twin) asked(tales []*tale, b *tale) time.Duration {
 }
 
 // line returns the earliest call among the calls that were granted after a
-// moment and from which b may have its hold.
+// given time and that may have passed their hold to b.
 func (w *twin) line(tales []*tale, b *tale, after Event) time.Duration {
 	first := b.call.Time
 	for _, a := range tales {
@@ -270,14 +270,14 @@ func (w *twin) quiet(t *tale) bool {
 	return slices.ContainsFunc(w.calm, func(c [2]time.Duration) bool { return c[0] <= t.call.Time && t.back.Time <= c[1] })
 }
 
-// doubtful reports whether there may be a hold that no client knows of.
+// doubtful reports whether there may be a hold that no client knows.
 func (t *tale) doubtful() bool { return t.back.Kind == "" || !t.got && t.free > t.back.Time }
 
 func (t *tale) reads() bool         { return t.call.Mode == driver.Read }
 func (t *tale) shares(b *tale) bool { return t.reads() && b.reads() }
 
-// brought reports whether another Read of the client may have brought a Read
-// along.
+// brought reports whether a Read may have been granted because it joined
+// another Read of its client.
 func (w *twin) brought(tales []*tale, a *tale) bool {
 	return a.reads() && slices.ContainsFunc(tales, func(c *tale) bool {
 		return c != a && c.reads() && c.call.Proc == a.call.Proc && c.call.Client == a.call.Client &&
@@ -285,9 +285,9 @@ func (w *twin) brought(tales []*tale, a *tale) bool {
 	})
 }
 
-// whose is the waiter for whom a lock may have been free: the one that has
-// waited longest in another mode than Read, the one that has waited longest to
-// read, or a particular Read.
+// whose selects the waiter for which a lock may have been free. It is the
+// waiter that has waited longest in a mode other than Read, the waiter that has
+// waited longest to read, or a particular Read.
 type whose int
 
 const (
@@ -296,8 +296,8 @@ const (
 	thisRead
 )
 
-// idle looks back from e, an event of x, at which a caller may have been
-// waiting for a free lock for too long.
+// idle examines the time before e, an event of x, at which a caller may have
+// been waiting too long for a free lock.
 func (w *twin) idle(tales []*tale, x *tale, e Event, who whose) bool {
 	free, oldest := -forever, forever
 	if who == thisRead {
@@ -340,7 +340,8 @@ func (w *twin) precedes(x, y Event) bool {
 	return x.Time < y.Time || x.Time == y.Time && (x.Proc < y.Proc || x.Proc == y.Proc && x.Seq < y.Seq)
 }
 
-// permits counts the violations of a name of permits that had only one limit.
+// permits counts the violations for a name with permits that had only one
+// limit.
 func (w *twin) permits(tales []*tale, count func(Rule, bool)) {
 	limit := 0
 	for _, a := range tales {
@@ -369,8 +370,8 @@ func (w *twin) permits(tales []*tale, count func(Rule, bool)) {
 	}
 }
 
-// permitsIdle looks back from e, at which a caller may have been waiting for
-// free permits for too long.
+// permitsIdle examines the time before e, at which a caller may have been
+// waiting too long for free permits.
 func (w *twin) permitsIdle(tales []*tale, e Event, limit int) bool {
 	var oldest *tale
 	since := -forever

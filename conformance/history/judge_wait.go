@@ -28,7 +28,7 @@ func (j *judge) quietAround(from, to time.Duration) (w window, ok bool) {
 	return quiet[0], true
 }
 
-// tooLong reports whether more than limit lies between two moments, not
+// tooLong reports whether the time between two moments exceeds limit, not
 // counting faults and the recovery from them.
 func (j *judge) tooLong(from, to, limit time.Duration) bool {
 	for _, w := range j.quietFrom(from) {
@@ -43,8 +43,8 @@ func (j *judge) tooLong(from, to, limit time.Duration) bool {
 	return false
 }
 
-// waiting is the state of a lock during a pass over its attempts in the order
-// of time.
+// waiting is the state of a lock during a pass over its attempts in
+// chronological order.
 type waiting struct {
 	pending       []*attempt // attempts that return later, in the order of their calls
 	reads, others side       // the holds for Read, and the holds in the other modes
@@ -52,7 +52,8 @@ type waiting struct {
 	barred time.Duration
 }
 
-// side is the known state of the holds of one kind.
+// side is the known state of all holds in Read mode, or of all holds in other
+// modes.
 type side struct {
 	lastEnd time.Duration // when an attempt last returned
 	free    time.Duration // when the last hold was certainly gone
@@ -67,8 +68,8 @@ func (w *waiting) side(a *attempt) *side {
 	return &w.others
 }
 
-// last returns when the last hold that excludes a was certainly gone, and the
-// event that ended it.
+// last returns the time at which the last hold that excludes a had certainly
+// ended, and the event that ended it.
 func (w *waiting) last(a *attempt) (free time.Duration, freed *Event) {
 	if a.reads() || w.reads.free <= w.others.free {
 		return w.others.free, w.others.freed
@@ -76,8 +77,8 @@ func (w *waiting) last(a *attempt) (free time.Duration, freed *Event) {
 	return w.reads.free, w.reads.freed
 }
 
-// shadow returns the latest end of a hold that excludes a and of which no
-// client may know.
+// shadow returns the latest end of a hold that excludes a and that possibly no
+// client knows.
 func (w *waiting) shadow(a *attempt) time.Duration {
 	if a.reads() {
 		return w.others.shadow
@@ -85,7 +86,8 @@ func (w *waiting) shadow(a *attempt) time.Duration {
 	return max(w.reads.shadow, w.others.shadow)
 }
 
-// lastEnd returns when an attempt last returned in a mode that excludes a.
+// lastEnd returns the time at which an attempt in a mode that excludes a last
+// returned.
 func (w *waiting) lastEnd(a *attempt) time.Duration {
 	if a.reads() {
 		return w.others.lastEnd
@@ -159,7 +161,7 @@ func (j *judge) waitEnds(w *waiting, a *attempt, i int) {
 	w.ended(a)
 }
 
-// ended records what the return of a shows about the lock.
+// ended updates the state of the lock when attempt a returns.
 func (w *waiting) ended(a *attempt) {
 	e, s := a.returned, w.side(a)
 	switch {
@@ -180,8 +182,8 @@ func (w *waiting) ended(a *attempt) {
 	}
 }
 
-// idle checks the time before e, in which the lock was granted only to Reads,
-// for the attempt in another mode than Read that has waited longest.
+// idle checks the time before e, in which the lock was granted only to Reads.
+// It does so for the attempt that has waited longest in a mode other than Read.
 func (j *judge) idle(w *waiting, e *Event) {
 	oldest := w.oldest(false)
 	if oldest == nil {
@@ -199,7 +201,7 @@ func (j *judge) idle(w *waiting, e *Event) {
 
 // idleToReaders checks the time before e, in which no client held the lock in
 // another mode, for a waiting Read. A waiter in another mode has priority,
-// whatever the order.
+// whatever the order of waiters.
 func (j *judge) idleToReaders(w *waiting, a *attempt, e *Event) {
 	if a == nil || w.oldest(false) != nil {
 		return
@@ -330,7 +332,7 @@ func (j *judge) begin(p *process, e *Event) {
 }
 
 // add adds an event to its attempt. It returns false if such an event cannot
-// follow the earlier ones.
+// follow the earlier events.
 func (j *judge) add(a *attempt, e *Event) bool {
 	j.checkResult(a, e)
 	switch e.Kind {
@@ -367,7 +369,7 @@ func (j *judge) add(a *attempt, e *Event) bool {
 }
 
 // hear adds the information that the holder got while it had the lock, until
-// the holder ended the hold or knew its end.
+// the holder ended the hold or was notified of its end.
 func (a *attempt) hear(e *Event) {
 	if e.Kind == KindRelease && a.releasing == nil {
 		a.releasing = e

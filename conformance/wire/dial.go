@@ -65,7 +65,7 @@ type conn struct {
 
 func (c *conn) RemoteAddr() net.Addr { return c.server }
 
-// cutsSoFar counts the calls of Cut, so that the caller can find out later
+// cutsSoFar counts the calls to Cut, so that the caller can find out later
 // whether Cut was called while a connection was being made.
 func (w *Wire) cutsSoFar() int {
 	w.mu.Lock()

@@ -111,8 +111,8 @@ const (
 	isOver // the link has ended
 )
 
-// verdict decides the fate of the bytes in p. If they must wait, changed is
-// closed when the caller should call verdict again. wire.mu is held.
+// verdict decides the fate of the bytes in p. If the bytes must wait, changed
+// is closed when the caller should call verdict again. wire.mu is held.
 func (p *pipe) verdict() (v verdict, changed <-chan struct{}) {
 	l, w := p.link, p.link.wire
 	waiting := l.trap != nil && !l.trap.hold // must be read for the reply to be lost
@@ -274,9 +274,8 @@ func (p *pipe) write(b []byte) (n int, v verdict, changed <-chan struct{}, err e
 	return n, v, nil, err
 }
 
-// flush returns when everything that was decided before in direction d has
-// taken place. It interrupts a write that is stuck because its reader does not
-// read.
+// flush returns when all earlier decisions in direction d have taken effect. It
+// interrupts a write that is stuck because its reader does not read.
 func flush(links []*link, d Direction) {
 	for _, l := range links {
 		for _, p := range []*pipe{&l.requests, &l.replies} {
@@ -303,7 +302,8 @@ func (p *pipe) count(n int) {
 	}
 }
 
-// await waits until due. It returns false if the link ended in the meantime.
+// await waits until the time due. It returns false if the link ends in the
+// meantime.
 func (p *pipe) await(due time.Time) bool {
 	if due.IsZero() {
 		return true
@@ -326,7 +326,8 @@ func (p *pipe) await(due time.Time) bool {
 	}
 }
 
-// end notifies dst that src has ended, as soon as that may pass.
+// end notifies dst that src has ended, as soon as the faults allow that to
+// pass.
 func (p *pipe) end(err error) {
 	l, w := p.link, p.link.wire
 	for {
@@ -351,8 +352,8 @@ func (p *pipe) end(err error) {
 }
 
 // broken notifies src that dst accepts no more bytes, because dst has closed
-// the connection. It first waits until the other direction, in which this news
-// travels, has delivered all earlier bytes.
+// the connection. The notice travels in the other direction, so broken first
+// waits until that direction has delivered all earlier bytes.
 func (p *pipe) broken() {
 	l, w := p.link, p.link.wire
 	back := &l.requests

@@ -19,10 +19,10 @@ type trap struct {
 // server has also ended the connection, and so has carried out all its
 // requests.
 //
-// The next bytes on the connection count as the reply. Where several requests
-// share a connection, as in HTTP/2, these bytes may be something else, and a
-// server that abandons its work when a client hangs up may abandon the request.
-// Use HoldReply there.
+// The next bytes on the connection count as the reply. If several requests
+// share a connection, as in HTTP/2, these bytes may be something else. A server
+// that abandons its work when a client hangs up may then abandon the request.
+// In such cases, use HoldReply.
 //
 // A request may be sent in pieces. Under TLS only an empty match, which matches
 // any request, is useful. The Wire waits for one request at a time, so
@@ -85,7 +85,7 @@ func (l *link) spring(b []byte) {
 	flush(stopped, Replies)
 }
 
-// passed records that all bytes of the client so far have passed.
+// passed records that all bytes that the client has sent so far have passed.
 func (l *link) passed() {
 	w := l.wire
 	w.mu.Lock()

@@ -188,7 +188,7 @@ func TestWireHoldRequest(t *testing.T) {
 	})
 }
 
-// The request arrives although its client has hung up before.
+// The request arrives although its client has already hung up.
 func TestWireHoldRequestOfAClientThatHangsUp(t *testing.T) {
 	for name, hangUp := range map[string]func(a *peer){
 		"close": func(a *peer) { a.Close() },

@@ -12,19 +12,19 @@
 // The disturbances, on all connections at once and until [Wire.Heal]:
 //
 //   - [Wire.Cut] breaks connections and refuses new ones.
-//   - [Wire.Hold] stops a direction and [Wire.Drop] loses what flows in it,
-//     with the connections open: the client does not notice.
-//   - [Wire.Strand] does the same to the connections that are open, while new
-//     ones work.
-//   - [Wire.LoseReplies] lets requests arrive and breaks the connection in
-//     place of the reply.
+//   - [Wire.Hold] stops the bytes in a direction, and [Wire.Drop] loses them.
+//     Connections stay open, so the client is not notified.
+//   - [Wire.Strand] loses all bytes on the open connections, while new
+//     connections work.
+//   - [Wire.LoseReplies] lets requests arrive, and breaks the connection
+//     instead of delivering the reply.
 //   - [Wire.Delay] delays a direction, and [Wire.Garble] changes bytes of
 //     replies.
 //
-// A trap finds a single request by its text: [Wire.LoseReply] loses the reply
-// to the request, [Wire.HoldReply] holds it. [Wire.HoldRequest] holds back the
-// request itself. [Wire.Traffic] counts the disturbed connections and bytes: a
-// test that sees zeros there has disturbed nothing.
+// A trap finds a single request by its text. [Wire.LoseReply] loses the reply
+// to the request, and [Wire.HoldReply] holds it back. [Wire.HoldRequest] holds
+// back the request itself. [Wire.Traffic] counts the disturbed connections and
+// bytes. If these counts are zero, the test has disturbed nothing.
 //
 // conformance.LinkOver lets the conformance suite disturb a Wire.
 package wire
@@ -45,9 +45,9 @@ import (
 // Wire is a healthy network.
 //
 // Client and server use real sockets, with the Wire between them. So deadlines
-// work whatever the Wire does, and a client's writes are accepted while no
-// bytes arrive, as in a real network. A disturbance is in effect when its
-// method returns: from then on no affected byte passes. It lasts until
+// work whatever the Wire does. As in a real network, a client's writes succeed
+// even while no bytes arrive. A disturbance is in effect when its method
+// returns, and from then on no affected byte passes. It lasts until
 // [Wire.Heal]. All methods may be called concurrently.
 type Wire struct {
 	wg sync.WaitGroup // all goroutines; each ends when its connection or listener is closed
@@ -121,8 +121,8 @@ func (w *Wire) Cut() {
 }
 
 // Hold stops the bytes in a direction on all connections, and prevents new
-// connections: a black hole, of which neither side can know when it will end.
-// Heal delivers the bytes late, even if their sender has closed the connection
+// connections, like a black hole. Neither side can know when it will end. Heal
+// delivers the bytes late, even if their sender has closed the connection
 // in the meantime. If they must never arrive, call Cut before Heal.
 func (w *Wire) Hold(d Direction) {
 	w.disturb(d, func(f *faults) { f.hold |= d })
@@ -135,8 +135,8 @@ func (w *Wire) Drop(d Direction) {
 	w.disturb(d, func(f *faults) { f.drop |= d })
 }
 
-// Strand makes every open connection lose all bytes in both directions, as a
-// router does that has forgotten the connection. Neither side notices. New
+// Strand makes every open connection lose all bytes in both directions, like a
+// router that has forgotten the connection. Neither side is notified. New
 // connections work. Heal breaks the stranded connections.
 func (w *Wire) Strand() {
 	w.mu.Lock()
@@ -150,8 +150,8 @@ func (w *Wire) Strand() {
 }
 
 // Redirect makes new connections to the server at target lead to another
-// server, as a moved virtual address does. Open connections stay where they
-// are.
+// server, like a virtual address that has moved. Open connections stay with the
+// old server.
 func (w *Wire) Redirect(target, to string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -191,7 +191,7 @@ func (w *Wire) Delay(d Direction, late time.Duration) {
 	}
 }
 
-// Garble changes bytes of replies: one in n on average, where n is every. The
+// Garble changes bytes of replies: on average, one of every bytes. The
 // seed decides which bytes change and to which values. Heal breaks the
 // connections on which bytes were changed.
 func (w *Wire) Garble(seed uint64, every int) {

@@ -37,9 +37,10 @@ func init() {
 	})
 }
 
-// Folder is a cas.Store. Each name has two files: one with the record, which is
-// replaced as a whole, and one to lock in the meantime. The version of a record
-// is a hash of its value, because no two values are equal.
+// Folder is a cas.Store. Each name has two files. One contains the record,
+// which is replaced as a whole. The other is locked while the record is being
+// replaced. The version of a record is a hash of its value, because no two
+// values are equal.
 type Folder string
 
 // Read implements cas.Store. It needs no lock, because a file is replaced as a
@@ -100,7 +101,7 @@ func (f Folder) List(ctx context.Context, _ string) iter.Seq2[cas.Entry, error] 
 
 func hash(b []byte) string { return fmt.Sprintf("%x", sha256.Sum256(b)) }
 
-// locked calls do with the path of a name while no other process does. If it
+// locked calls do with the path of a name, in only one process at a time. If it
 // returns an error, nothing has changed.
 func (f Folder) locked(ctx context.Context, name string, do func(path string) error) error {
 	path := f.path(name)

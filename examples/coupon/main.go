@@ -1,8 +1,8 @@
 // Command coupon shows the purpose of a distributed lock. A shop has 50
 // coupons, and 100 buyers arrive at once. Each purchase reads the number of
 // coupons left, takes a moment, and writes that number minus one. The shop
-// opens twice, without a lock and with one. Only with the lock does it issue as
-// many coupons as it had.
+// opens twice, first without a lock and then with one. Only with the lock does
+// it issue exactly as many coupons as it had.
 package main
 
 import (
@@ -41,7 +41,7 @@ type options struct {
 	Buyers, Coupons, Procs int
 }
 
-// usageError is a mistake in how the program was called.
+// usageError is a mistake in the arguments of the program.
 type usageError struct{ error }
 
 // run is the program, with its environment as parameters. It returns the exit
@@ -107,8 +107,8 @@ func (o *options) withClient(ctx context.Context, fn func(*dsync.Client) error) 
 	return errors.Join(err, client.Close(closing))
 }
 
-// openTwice opens the shop without and with the lock, and fails if the lock did
-// not do its job.
+// openTwice opens the shop without the lock and with it, and fails if the
+// result with the lock is wrong.
 func (o *options) openTwice(ctx context.Context, client *dsync.Client, stdout, stderr io.Writer) error {
 	backend := client.Info().Name
 	if o.Procs > 1 && backend == "memory" {

@@ -24,10 +24,10 @@ const childVariable = "COUPON_CHILD"
 
 var errOrphan = errors.New("the process that assigned the job is gone")
 
-// job is the work of a child process, which is the shop for some of the buyers.
-// The child reads the job from its standard input, and then the word to start.
-// The end of the input means that it must end, too. On its standard output it
-// reports when it is ready, and after each buyer the count so far.
+// job is the work of a child process, which serves some of the buyers. The
+// child reads the job from its standard input, and then the word to start. When
+// the input ends, the child must end, too. It reports on its standard output
+// when it is ready and, after each buyer, the count so far.
 type job struct {
 	options
 	Stock  string // the file

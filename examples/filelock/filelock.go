@@ -1,8 +1,8 @@
 //go:build unix
 
 // Package filelock is a worked example of a driver: locks between the processes
-// of one machine, with flock(2) on files in a folder. For each name a file
-// remains, which contains the last fencing token.
+// of one machine, with flock(2) on files in a folder. For each name, a file
+// with the last fencing token remains.
 package filelock
 
 import (

@@ -12,14 +12,14 @@ import (
 
 // team starts nodes, either as processes or as clients in this process.
 type team interface {
-	// start returns at once. say is called with the events of the node.
+	// start returns at once. It calls say with the events of the node.
 	start(say func(event)) (member, error)
 
 	String() string
 	ways() [3]string // the names of terminate, kill and freeze
 }
 
-// member is a node whose end is under the control of the demonstration.
+// member is a node that the demonstration can end.
 type member interface {
 	terminate() // asks it to end
 	kill()      // ends it without notice
@@ -29,7 +29,7 @@ type member interface {
 	err() error // after ended
 }
 
-// actor is a member in the demonstration.
+// actor is a member with the data that the demonstration keeps about it.
 type actor struct {
 	member
 	name, url string

@@ -11,7 +11,7 @@ import (
 )
 
 // embedded is a team of nodes in this process, each with its own client. A node
-// that cannot reach the others seems dead to them.
+// that cannot reach the others appears dead to them.
 type embedded struct {
 	job
 	server *memory.Server
@@ -38,7 +38,7 @@ func (t *embedded) start(say func(event)) (member, error) {
 	return m, nil
 }
 
-// client is one of these nodes.
+// client is one of the nodes of embedded.
 type client struct {
 	driver *memory.Driver
 	cancel context.CancelFunc

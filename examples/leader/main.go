@@ -1,9 +1,9 @@
 //go:build unix
 
-// Command leader shows an elected leader and the ways in which it can end. One
-// of three nodes leads and writes the plan. The others observe the leader, and
-// all of them show it live on a web page. The program ends the leader in three
-// ways, and prints the time until the next one leads.
+// Command leader shows an elected leader and the ways in which its term can
+// end. One of three nodes leads and writes the plan. The other nodes observe
+// the leader, and all nodes show it live on a web page. The program ends the
+// leader in three ways, and prints the time until the next node leads.
 package main
 
 import (
@@ -108,8 +108,8 @@ func (o *options) show(ctx context.Context, stdout io.Writer) (err error) {
 	return err
 }
 
-// team returns the team. On a given backend, the name of the election is
-// different each time.
+// team returns the team of nodes. If the user names a backend, the name of the
+// election is different in each run.
 func (o *options) team(store string) team {
 	j := job{o.url, o.ttl, "planner-" + rand.Text()[:6], store}
 	if o.url != "" {

@@ -68,7 +68,7 @@ func runNode(ctx context.Context, open func(ctx context.Context, note string) (*
 	return errors.Join(err, n.client.Close(leaving))
 }
 
-// run ends on request or with the first error.
+// run returns on request or with the first error.
 func (n *node) run(asked context.Context) error {
 	ctx, cancel := context.WithCancelCause(asked)
 	defer cancel(nil)

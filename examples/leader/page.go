@@ -20,8 +20,8 @@ type state struct {
 	Plan   plan   // the last one
 }
 
-// page is the web page of a node. It shows a state and, immediately, each
-// change of it.
+// page is the web page of a node. It shows a state, and each change of the
+// state immediately.
 type page struct {
 	mu      sync.Mutex
 	state   state

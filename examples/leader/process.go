@@ -23,9 +23,9 @@ import (
 // nodeVariable in the environment marks a process that is a node.
 const nodeVariable = "LEADER_NODE"
 
-// job is the configuration of a node. A process reads it from its standard
-// input, whose end means that the node must end, too. On its standard output it
-// writes events.
+// job is the configuration of a node. A process reads its job from standard
+// input. When the input ends, the node must end, too. It writes events to
+// standard output.
 type job struct {
 	URL      string // of the backend
 	TTL      time.Duration

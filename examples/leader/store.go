@@ -23,7 +23,7 @@ type plan struct {
 }
 
 // store stores the last plan. It is the resource that the leader writes to. It
-// refuses the plan of a late leader.
+// refuses a plan from a leader whose term has ended.
 type store struct {
 	mu     sync.Mutex // covers the check and the write, which must be atomic
 	tokens guard.Memory
@@ -62,9 +62,9 @@ type storeClient struct {
 	http http.Client
 }
 
-// newStoreClient uses each connection once. In net/http, a request that is
-// canceled just when its answer comes can fail the next request on the same
-// connection.
+// newStoreClient uses each connection once. In net/http, if a request is
+// canceled just when its answer arrives, the next request on the same
+// connection can fail.
 func newStoreClient(url string) *storeClient {
 	return &storeClient{url: url, http: http.Client{Transport: &http.Transport{DisableKeepAlives: true}}}
 }

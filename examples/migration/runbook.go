@@ -31,7 +31,7 @@ type runbook struct {
 	out      io.Writer
 }
 
-// service is the seller that uses only one backend, at first the old one.
+// service is the seller that uses only one backend, at first the old backend.
 const service = "service"
 
 // programs are the sellers that take part in the migration.

@@ -26,9 +26,9 @@ const connectLimit = 10 * time.Second
 
 var errOrphan = errors.New("the process that it sells for is gone")
 
-// A seller reads its job and then words from its standard input. On its
-// standard output it reports when it is ready, and then the result for each
-// buyer. The end of the input means that it must end, too.
+// A seller reads its job and then words from its standard input. It reports on
+// its standard output when it is ready, and then the result for each buyer.
+// When the input ends, the seller must end, too.
 const (
 	wordBuy     = "buy"     // a buyer comes in
 	wordClose   = "close"   // serve the buyers inside, then end

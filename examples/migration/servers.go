@@ -6,7 +6,8 @@ import (
 	"github.com/go-dsync/dsync/examples/servers"
 )
 
-// ownServers are a Redis and an etcd that run as long as the program.
+// ownServers are a Redis server and an etcd server that run as long as the
+// program.
 type ownServers struct{ redis, etcd *servers.Server }
 
 func startServers(ctx context.Context, dir string) (s *ownServers, err error) {

@@ -114,8 +114,8 @@ func (s *staff) listen(w *worker, stdout io.Reader, ready chan<- struct{}) {
 	}
 }
 
-// end waits until a process has ended that received a request to end, or whose
-// input ends now.
+// end waits until a process has ended. The process has received a request to
+// end, or its input ends now.
 func (w *worker) end() error {
 	w.stdin.Close()
 	select {

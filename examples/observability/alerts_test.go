@@ -29,8 +29,8 @@ const (
 	scrapes     = 240 // an hour
 )
 
-// scraped is the data that Prometheus has of a program: for each series the
-// value of each scrape, "_" for none.
+// scraped is the data that Prometheus has of a program. For each series, it
+// contains the value of each scrape, or "_" if there is none.
 type scraped map[string][]string
 
 func (s scraped) scrape(t *testing.T, from *prometheus.Registry, n int) {

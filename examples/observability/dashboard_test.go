@@ -212,9 +212,9 @@ func points(t *testing.T, registry *prometheus.Registry, names ...string) map[st
 	return all
 }
 
-// TestIncreaseSeesTheFirst checks that each counter of an alert is reported
-// with 0 before it counts. If Prometheus first sees a counter at 1, the counter
-// has not risen, and increase() is 0.
+// TestIncreaseSeesTheFirst checks that each counter used by an alert is
+// reported as 0 before it counts. If the first value that Prometheus gets is 1,
+// increase() is 0, because the counter has not risen.
 func TestIncreaseSeesTheFirst(t *testing.T) {
 	for name, backend := range map[string]memory.Options{"renewed": {}, "sessions": {KeepsAlive: true}} {
 		t.Run(name, func(t *testing.T) {

@@ -27,8 +27,9 @@ type export struct {
 	last   func(context.Context) error // before the providers shut down; may be nil
 }
 
-// newExport sends to the collector that the environment names, as all programs
-// with OpenTelemetry do. Without a collector it prints to w.
+// newExport returns an export to the collector that the environment names, as
+// in all programs with OpenTelemetry. Without a collector, the export prints to
+// w.
 func newExport(ctx context.Context, w io.Writer) (*export, error) {
 	named := os.Getenv("OTEL_EXPORTER_OTLP_ENDPOINT") != "" ||
 		os.Getenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") != "" && os.Getenv("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT") != ""

@@ -1,7 +1,7 @@
-// Command observability is a shop whose buyers arrive at once and take turns
-// under a lock. Its spans and metrics show which purchase was slow, how long it
-// waited for the lock, and which other purchase held the lock in the meantime.
-// They go to an OpenTelemetry collector, or are printed.
+// Command observability runs a shop whose buyers arrive at the same time and
+// take turns under a lock. Its spans and metrics show which purchase was slow,
+// the time that it waited for the lock, and which other purchase held the lock
+// in the meantime. They are sent to an OpenTelemetry collector, or are printed.
 package main
 
 import (

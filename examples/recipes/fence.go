@@ -34,7 +34,7 @@ func UpdateBalance(ctx context.Context, db *sql.DB, id string, token uint64, cha
 	return tx.Commit()
 }
 
-// Charge changes an account by work that does not fit into one transaction,
+// Charge changes an account with work that does not fit into one transaction,
 // such as a call to a payment provider.
 func Charge(ctx context.Context, db *sql.DB, id string, token uint64,
 	work func(ctx context.Context, balance int64) (int64, error)) error {
@@ -94,15 +94,15 @@ func Consume(tokens *guard.Memory, m Message, handle func(Message) error) error 
 	return handle(m)
 }
 
-// answer is the response of a store.
+// answer is a response from a store.
 type answer struct {
 	status int
 	header http.Header
 	body   []byte
 }
 
-// ask sends a request. Every answer but success, and the one that is expected
-// beside, is an error.
+// ask sends a request. It returns an error for every response except success
+// and the one other status that the caller expects.
 func ask(ctx context.Context, method, url string, header http.Header, body []byte, beside int) (a answer, err error) {
 	r, err := http.NewRequestWithContext(ctx, method, url, bytes.NewReader(body))
 	if err != nil {

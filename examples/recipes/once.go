@@ -15,18 +15,19 @@ import (
 type Results interface {
 	Load(ctx context.Context, key string) (result string, ok bool, err error)
 
-	// Enter waits until no Store with a smaller token is on its way, and makes
-	// Store refuse smaller tokens from now on.
+	// Enter waits until no Store with a smaller token is under way, and from
+	// then on makes Store refuse smaller tokens.
 	Enter(ctx context.Context, key string, token uint64) error
 
-	// Store refuses a token that is smaller than one that Enter or Store has
-	// seen.
+	// Store refuses a token that is smaller than the largest token that Enter
+	// or Store has seen.
 	Store(ctx context.Context, key, result string, token uint64) error
 }
 
 // Idempotent does the work for a key once, and returns its result to every
-// caller: to a client that repeats its request with the same Idempotency-Key,
-// or to processes that need the same page at the same moment (singleflight).
+// caller. A caller may be a client that repeats its request with the same
+// Idempotency-Key, or one of several processes that need the same page at the
+// same moment (singleflight).
 func Idempotent(ctx context.Context, l dsync.Locker, r Results, key string,
 	work func(context.Context) (string, error), opts ...dsync.LockOption) (result string, err error) {
 	result, ok, err := r.Load(ctx, key)

@@ -7,8 +7,8 @@ import (
 	"github.com/go-dsync/dsync"
 )
 
-// AtMost8 runs fn while at most eight callers of AtMost8 with this name do, on
-// all machines.
+// AtMost8 runs fn. At most eight callers of AtMost8 with the same name, on all
+// machines together, run fn at a time.
 func AtMost8(ctx context.Context, l dsync.Locker, name string, fn func(context.Context) error) error {
 	return dsync.Do(ctx, dsync.With(l, dsync.Permits(1, 8)), name, fn)
 }

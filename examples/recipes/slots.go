@@ -10,8 +10,9 @@ import (
 	"github.com/go-dsync/dsync"
 )
 
-// AtMost runs fn while at most n callers of AtMost with this name do, in all
-// processes, on any backend: each takes one of n locks.
+// AtMost runs fn, on any backend. At most n callers of AtMost with the same
+// name, in all processes together, run fn at a time, because each holds one of
+// n locks.
 func AtMost(ctx context.Context, l dsync.Locker, name string, n int, fn func(context.Context) error) error {
 	for {
 		for _, slot := range rand.Perm(n) {

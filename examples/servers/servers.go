@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// Redis starts a Redis that stores nothing on disk.
+// Redis starts a Redis server that stores nothing on disk.
 func Redis(ctx context.Context, dir string) (*Server, error) {
 	addrs, err := freeAddrs(1)
 	if err != nil {
@@ -23,7 +23,7 @@ func Redis(ctx context.Context, dir string) (*Server, error) {
 	return start(ctx, addrs[0], "redis-server", "--bind", "127.0.0.1", "--port", port, "--save", "", "--dir", dir)
 }
 
-// Etcd starts an etcd with its data in dir.
+// Etcd starts an etcd server with its data in dir.
 func Etcd(ctx context.Context, dir string) (*Server, error) {
 	addrs, err := freeAddrs(2)
 	if err != nil {
@@ -56,7 +56,7 @@ type Server struct {
 	ended chan struct{}
 }
 
-// start returns when the server listens.
+// start returns when the server is listening.
 func start(ctx context.Context, addr, command string, args ...string) (*Server, error) {
 	s := &Server{Addr: addr, cmd: exec.Command(command, args...), ended: make(chan struct{})}
 	var said bytes.Buffer

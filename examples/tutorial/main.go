@@ -58,7 +58,8 @@ func work(ctx context.Context) error {
 	return nil
 }
 
-// add sends a write, and like many programs it has no context to end with.
+// add sends a write. Like many programs, it does so without a context that
+// could end it.
 func add(token uint64) error {
 	r, err := http.NewRequest(http.MethodPost, "http://"+address+"/counter", nil)
 	if err != nil {

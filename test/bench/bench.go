@@ -1,9 +1,9 @@
-// Package bench compares dsync with other lock libraries on the same servers.
-// A [Backend] has a row for each library, and a row for the floor: the fewest
+// Package bench compares dsync with other lock libraries on the same servers. A
+// [Backend] has a row for each library, and a row for the floor: the fewest
 // requests that make up a lock, sent through the same client library with
 // nothing on top. Each [Workload] runs on all rows in turn, round after round,
-// so that every row sees the same machine. The result is the ratio to the floor
-// within a round.
+// so that every row runs under the same conditions. The result is the ratio to
+// the floor within a round.
 //
 // `make bench-peers` writes the report docs/bench/README.md.
 // `make bench-gates` checks the ratios that docs/performance.md states.
@@ -79,10 +79,10 @@ type Row struct {
 	// means all workloads.
 	In []int
 
-	// Shared reports that several callers may hold a name at a time.
+	// Shared is set if several callers may hold a name at a time.
 	Shared bool
 
-	// MayFail reports that errors of the row are known and do not fail a run.
+	// MayFail is set if errors of the row are known and do not fail a run.
 	MayFail bool
 }
 
@@ -111,7 +111,7 @@ type Backend struct {
 	Start func(tb testing.TB, storage testenv.Storage) *Servers
 	Rows  []*Row
 
-	// Warms reports that the server needs to warm up.
+	// Warms is set if the server needs to warm up.
 	Warms bool
 }
 

@@ -13,9 +13,9 @@ import (
 	"unsafe"
 )
 
-// guard detects whether two callers ever hold a name at once. It is memory
-// that processes share: a count of overlaps, and for each name the number of
-// its holders.
+// guard detects whether two callers ever hold a name at once. It is memory that
+// processes share. It contains a count of overlaps and, for each name, the
+// number of its holders.
 type guard struct {
 	memory []byte
 	cells  *[1 + guardNames]atomic.Int64
@@ -64,7 +64,7 @@ func (g *guard) err() error {
 	return nil
 }
 
-// bout describes a contention.
+// bout describes one period of contention.
 type bout struct {
 	Names   []string // shared out among the callers
 	Callers int      // for each client
@@ -74,7 +74,7 @@ type bout struct {
 	Shared  bool
 }
 
-// tally is the result of a contention.
+// tally is the result of a bout.
 type tally struct {
 	Counts  []int64 // grants of each caller
 	Longest time.Duration
@@ -82,7 +82,7 @@ type tally struct {
 	Error   string `json:",omitempty"`
 }
 
-// contest is a contention in progress.
+// contest is a bout in progress.
 type contest struct {
 	bout
 	guard  *guard
@@ -98,8 +98,8 @@ const (
 	unwind     = 500 * time.Millisecond // for waiters at the end
 )
 
-// contend has callers of clients acquire and release the names of a bout, and
-// returns when all of them have stopped.
+// contend makes callers of clients acquire and release the names of a bout, and
+// returns when all callers have stopped.
 func contend(ctx context.Context, clients []Locker, o bout, g *guard) (*tally, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -128,8 +128,9 @@ func contend(ctx context.Context, clients []Locker, o bout, g *guard) (*tally, e
 	return t, first(append([]error{g.err(), err}, errs...)...)
 }
 
-// caller acquires and releases a name until the contest has ended. A wait that
-// began before grants count is measured from the time at which they do.
+// caller acquires and releases a name until the contest has ended. If a wait
+// began before grants count, it is measured from the time at which they begin
+// to count.
 func (c *contest) caller(ctx context.Context, l Locker, name int) (count int64, longest time.Duration, err error) {
 	for asked := time.Since(c.origin); !c.over.Load(); asked = time.Since(c.origin) {
 		held, err := l.Lock(ctx, c.Names[name])

@@ -12,9 +12,9 @@ import (
 	_ "github.com/go-dsync/dsync/drivers/zk"
 )
 
-// ours makes a row of dsync on the backend of a URL scheme. rest is the part
-// of the URL after the hosts. The TTL is in the URL, so that the session that
-// Open makes is the session of the locks.
+// ours makes a row of dsync on the backend of a URL scheme. rest is the part of
+// the URL after the hosts. The TTL is in the URL, so that the locks use the
+// session that Open creates.
 func ours(name, scheme, rest string, in ...int) *Row {
 	path, parameters, _ := strings.Cut(rest, "?")
 	return &Row{Name: name, Kind: Ours, In: in, Open: func(ctx context.Context, addrs []string) (Locker, error) {
@@ -26,8 +26,8 @@ func ours(name, scheme, rest string, in ...int) *Row {
 	}}
 }
 
-// with makes a row of dsync that calls Lock with options. The row calls after,
-// if it is not nil, with each lease.
+// with makes a row of dsync that calls Lock with options. If after is not nil,
+// the row calls it with each lease.
 func with(r *Row, after func(*dsync.Lease), options ...dsync.LockOption) *Row {
 	open := r.Open
 	r.Open = func(ctx context.Context, addrs []string) (Locker, error) {

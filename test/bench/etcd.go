@@ -41,7 +41,7 @@ func newSession(client *clientv3.Client) (*concurrency.Session, error) {
 	return concurrency.NewSession(client, concurrency.WithTTL(int(heldTTL.Seconds())))
 }
 
-// etcdPair does not wait: it is for free locks.
+// etcdPair does not wait, because it is only used for free locks.
 type etcdPair struct {
 	client  *clientv3.Client
 	session *concurrency.Session
@@ -87,9 +87,9 @@ func (l etcdPair) deletion(key string) Held {
 
 func (l etcdPair) Close() error { return errors.Join(l.session.Close(), l.client.Close()) }
 
-// etcdQueue puts a key for each waiter. One watch, which is open before the
-// first key, reports all keys in their order and all deletions. A new watch
-// for each wait would begin at a revision in the past, and would have to wait
+// etcdQueue puts a key for each waiter. A single watch, opened before the first
+// key is put, reports all keys in order and all deletions. A new watch for each
+// wait would begin at a revision in the past, and would have to wait
 // for the server's loop that serves such watches every 100 ms.
 type etcdQueue struct {
 	etcdPair
@@ -191,8 +191,8 @@ func openMutex(_ context.Context, addrs []string) (Locker, error) {
 	return &mutexes{client: client, taken: make(map[string][]bool)}, err
 }
 
-// take returns a session that no caller uses for the name, and its index. A
-// session is created under the mutex, which happens once per concurrent caller.
+// take returns a session that no caller uses for the name, and its index. take
+// creates a session under the mutex, once for each concurrent caller.
 func (l *mutexes) take(name string) (*concurrency.Session, int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -15,8 +15,8 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// The two backends differ in what the floor stores: a row with a token for each
-// name, or only rows of held names.
+// In one of the two backends, the floor stores a row with a token for each
+// name. In the other, it stores only rows for held names.
 var (
 	mariadbBackend = &Backend{Name: "MariaDB", Start: startMariaDB, Rows: []*Row{
 		{Name: "floor: a row with a token", Kind: Floor, In: sqlWorkloads, Open: openSQLFloor(true)},
@@ -51,7 +51,8 @@ func startMariaDB(tb testing.TB, storage testenv.Storage) *Servers {
 	return &Servers{Addrs: []string{"root@" + s.Addr}, Pids: []int{s.Pid()}}
 }
 
-// sqlFloor has a row for each lock. A waiter polls as often as dsync.
+// sqlFloor has a row for each lock. A waiter polls as often as a waiter of
+// dsync.
 type sqlFloor struct {
 	*sql.DB
 	tokens bool
@@ -78,7 +79,7 @@ const (
 )
 
 // exec runs a statement that changes one row, and reports whether it did. The
-// token comes with the answer.
+// answer also contains the token.
 func (l sqlFloor) exec(ctx context.Context, query string, args ...any) (bool, error) {
 	r, err := l.ExecContext(ctx, query, args...)
 	if err != nil {

@@ -35,8 +35,8 @@ var pgBackend = &Backend{
 		{Name: "floor: advisory locks, one connection", Kind: Floor, In: []int{6}, Open: openPGOne},
 		{Name: "advisory locks over a pgxpool of 64", Kind: Peer, In: []int{1, 2, 3, 4, 5, 8}, Open: openPGPool(pgConns)},
 		{Name: "allisson/go-pglock, 64 connections", Kind: Peer, In: []int{1, 2, 3, 4, 5}, Open: openGoPGLock},
-		// It waits for the length of a lease before it tries again, so workload
-		// 4 would have no result.
+		// The library waits for the length of a lease before it tries again, so
+		// workload 4 would have no result.
 		{Name: "cirello.io/pglock", Kind: Peer, In: []int{1, 2, 3, 5, 6}, Open: openCirello},
 		ours("dsync", "pglock", pgPath+"&max_locks=200000"),
 		ours("dsync, no tokens", "pglock", pgPath+"&fenced=false", 1, 2, 4),
@@ -60,7 +60,7 @@ const (
 	pgUnlock  = "SELECT pg_advisory_unlock($1)"
 )
 
-// pgOne has all locks on one connection. It does not wait, because it is only
+// pgOne holds all locks on one connection. It does not wait, because it is only
 // used for free locks.
 type pgOne struct {
 	mu   sync.Mutex

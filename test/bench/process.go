@@ -104,7 +104,7 @@ func text(v any) string {
 }
 
 // fight makes clients of a row contend in separate processes. No client remains
-// whose session would be kept alive during the next row.
+// open, because its session would be kept alive during the next row.
 func (b *bed) fight(r *Row, clients []int, o bout) (*tally, error) {
 	var processes []*testenv.Process
 	defer func() {

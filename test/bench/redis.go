@@ -54,10 +54,10 @@ func startRedis(tb testing.TB, storage testenv.Storage, n int) *Servers {
 	return s
 }
 
-// newRueidis returns a client with the connection of a running service. On a
-// new connection the callers write and read themselves. The library permanently
-// ends this mode at the first request whose context can be canceled, or when
-// two requests are on their way at once.
+// newRueidis returns a client whose connection is in the state that it has in a
+// running service. On a new connection, the callers write and read themselves.
+// The library permanently ends this mode at the first request with a cancelable
+// context, or when two requests are on their way at once.
 func newRueidis(addr string) (rueidis.Client, error) {
 	client, err := rueidis.NewClient(rueidis.ClientOption{InitAddress: []string{addr}, ForceSingleClient: true, DisableCache: true})
 	if err != nil {
@@ -129,8 +129,8 @@ func (s *redisScripts) Close() error {
 	return nil
 }
 
-// The minimum for a lock that is a hash, like Redisson's: a script that
-// acquires it, and a script that releases it and notifies waiters.
+// These are the minimum for a lock that is a hash, like Redisson's. One script
+// acquires the lock, and the other releases it and notifies waiters.
 const (
 	hashAcquire = `if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
 redis.call('HSET', KEYS[1], ARGV[1], 1)
@@ -141,7 +141,7 @@ redis.call('PUBLISH', KEYS[2], '0')
 return 1`
 )
 
-// redisHash does not wait: it is for free locks.
+// redisHash does not wait, because it is only used for free locks.
 type redisHash struct{ *redisScripts }
 
 func openRedisHash(ctx context.Context, addrs []string) (Locker, error) {
@@ -159,9 +159,9 @@ func (l redisHash) Lock(ctx context.Context, name string) (Held, error) {
 
 func (l redisHash) RenewAll(ctx context.Context, names []string) error { return l.renewAll(ctx, names) }
 
-// The minimum for a lock whose waiters queue on the server: the release selects
-// the next holder and notifies its client. The first eight characters of an
-// identity are the channel of its client.
+// These are the minimum for a lock whose waiters queue on the server. The
+// release selects the next holder and notifies its client. The first eight
+// characters of an identity are the channel of its client.
 const (
 	queueAcquire = `if redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then return 1 end
 redis.call('RPUSH', KEYS[2], ARGV[1])
@@ -173,7 +173,8 @@ redis.call('PUBLISH', string.sub(next, 1, 8), next)
 return 1`
 )
 
-// redisQueue is not a product: a waiter that dies stalls the queue.
+// redisQueue is not fit for production, because a waiter that dies stalls the
+// queue.
 type redisQueue struct {
 	*redisScripts
 	channel string

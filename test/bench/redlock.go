@@ -19,9 +19,9 @@ var redlockBackend = &Backend{
 	},
 }
 
-// quorum is a majority of nodes that get each request at the same time. The
-// callers of one name queue in the process, because callers that split the
-// votes make no progress. When they compete with other processes, they try
+// quorum is a majority of nodes that get each request at the same time. Callers
+// that request the same name queue in the process, because callers that split
+// the votes make no progress. When they compete with other processes, they try
 // again after a millisecond.
 type quorum struct {
 	nodes []*redisScripts
@@ -89,7 +89,8 @@ type quorumHeld struct {
 	asked    []chan struct{} // closed on the node's answer: the DEL must not overtake the SET
 }
 
-// majority reports whether most nodes agree, as soon as that is known.
+// majority reports whether a majority of nodes agrees, as soon as that is
+// known.
 func (h *quorumHeld) majority(ask func(i int, node *redisScripts) bool) bool {
 	n := len(h.q.nodes)
 	votes := make(chan bool, n)

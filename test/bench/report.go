@@ -58,7 +58,7 @@ func (results Results) Report(about string, backends []*Backend) string {
 	return out.String()
 }
 
-// cells returns the figure of a row and its ratio to the floor.
+// cells returns the value of a row and its ratio to the floor.
 func (results Results) cells(b *Backend, w *Workload, r *Row, disk bool) string {
 	metric := w.Metrics[0].Name
 	c, floor := results[place{b.Name, w.Name, r.Name, disk}], results[place{b.Name, w.Name, w.rows(b)[0].Name, disk}]
@@ -90,7 +90,7 @@ func besides(w *Workload, disk, memory *cell) string {
 	return strings.Join(words, ", ")
 }
 
-// about describes the run, the machine, and its disk if that was used.
+// about describes the run, the machine, and the machine's disk if it was used.
 func about(size Size, disk bool) (string, error) {
 	text := fmt.Sprintf("%s: %d rounds of %v, %d CPUs, %s, %s/%s", time.Now().Format("January 2, 2006"), size.Rounds, size.Slice,
 		runtime.NumCPU(), runtime.Version(), runtime.GOOS, runtime.GOARCH)

@@ -27,12 +27,12 @@ type Size struct {
 }
 
 var (
-	// Full is the size of a run that measures.
+	// Full is the size of a run whose results count.
 	Full = Size{
 		Rounds: 10, Slice: 200 * time.Millisecond, Warm: 3 * time.Second, Settle: 5 * time.Millisecond,
 		HeldFor: 20 * time.Second, Held: 10_000, MaxCrowd: 1000,
 	}
-	// Short is the size of a run that shows that nothing fails.
+	// Short is the size of a run that only checks that nothing fails.
 	Short = Size{
 		Rounds: 1, Slice: 20 * time.Millisecond, Settle: 5 * time.Millisecond,
 		HeldFor: 300 * time.Millisecond, Held: 200, MaxCrowd: 10, PeersFail: true,
@@ -40,14 +40,15 @@ var (
 )
 
 const (
-	// hangGuard limits everything. It is not an expected duration.
+	// hangGuard is a time limit for every step. It is not an expected duration.
 	hangGuard = 3 * time.Minute
 	// peerGuard limits a round of a peer, because some peers occasionally wait
 	// forever, even for a free lock. Larger workloads get more time.
 	peerGuard = 10 * time.Second
 )
 
-// bed is the servers of a backend with the clients that are connected to them.
+// bed contains the servers of a backend and the clients that are connected to
+// them.
 type bed struct {
 	tb      testing.TB
 	size    Size
@@ -176,8 +177,8 @@ type Results map[place]*cell
 
 // Run measures workloads on a backend. In each round every row has its turn,
 // and each round begins with a different row. Overlaps, and errors of dsync and
-// of floors, fail the test. Errors of peers fail it if the size specifies that.
-// The other errors of a crowd of 1,000 are only reported.
+// of floors, fail the test. Errors of peers fail the test if the size specifies
+// that. Other errors of a crowd of 1,000 are only reported.
 func (results Results) Run(t *testing.T, size Size, backend *Backend, workloads []*Workload, disk bool) {
 	b := makeBed(t, size, backend, disk)
 	for _, w := range workloads {
@@ -235,7 +236,8 @@ func (c *cell) values(metric string) (all []float64) {
 	return all
 }
 
-// ratios returns the ratios of a metric to the floor's in the same round.
+// ratios returns the ratios of a metric to the same metric of the floor in the
+// same round.
 func (c *cell) ratios(floor *cell, metric string) (all []float64) {
 	if c == nil || floor == nil {
 		return nil

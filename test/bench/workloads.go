@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// Metric is a figure that a workload yields.
+// Metric is a quantity that a workload measures.
 type Metric struct {
 	Name string // with the unit
 	More bool   // a larger value is better
@@ -21,13 +21,13 @@ type Metric struct {
 // Sample has the value of each metric in one round.
 type Sample map[string]float64
 
-// Workload is measured on one row at a time. Numbers are those of
-// docs/performance.md.
+// Workload is measured on one row at a time. Workloads have the same numbers as
+// in docs/performance.md.
 type Workload struct {
 	Number int
 	Name   string
 
-	// Metrics are the figures, the most important one first.
+	// Metrics are the measured quantities, the most important one first.
 	Metrics []Metric
 
 	// Measure runs one round.
@@ -79,7 +79,8 @@ func crowds(sizes ...int) (all []*Workload) {
 	return all
 }
 
-// rows returns the rows of a backend that take part, the floor first.
+// rows returns the rows of a backend that take part in the workload, the floor
+// first.
 func (w *Workload) rows(b *Backend) []*Row {
 	return slices.DeleteFunc(slices.Clone(b.Rows), func(r *Row) bool { return r.In != nil && !slices.Contains(r.In, w.Number) })
 }
@@ -219,8 +220,8 @@ func measureProcesses(_ context.Context, b *bed, r *Row, round int) (Sample, err
 }
 
 // measureCrowd makes clients with their own connections contend for a name that
-// each of them holds for 1 ms. A large crowd gets enough time for its start and
-// for a turn of each client.
+// each of them holds for 1 ms. A large crowd gets enough time to start, and for
+// one turn of each client.
 func measureCrowd(b *bed, r *Row, clients int) (Sample, error) {
 	processes := min(clients, 4)
 	shares := make([]int, processes)

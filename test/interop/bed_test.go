@@ -216,7 +216,7 @@ func (b *bed) subscribed(tb testing.TB, channel string, want int64) {
 	}, fmt.Sprintf("%d subscribers of %s", want, channel))
 }
 
-// goWait is a call of Lock in another goroutine.
+// goWait is a call to Lock in another goroutine.
 type goWait struct {
 	cancel context.CancelFunc
 	done   chan struct{}

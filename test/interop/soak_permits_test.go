@@ -25,10 +25,10 @@ const (
 	permitFreedIn = soakTTL + 2*time.Second
 )
 
-// TestSoakPermits makes threads and goroutines of two processes each acquire
-// permits of one name, while processes are killed. At the end all of them are
-// killed. The test counts the held permits itself, and also reads them from the
-// server's keys.
+// TestSoakPermits makes threads of two Java processes and goroutines of two Go
+// processes acquire permits of the same name, while processes are killed. At
+// the end, all processes are killed. The test counts the held permits itself,
+// and also reads them from the server's keys.
 func TestSoakPermits(t *testing.T) {
 	t.Parallel()
 	for _, version := range agent.Versions(agent.New, agent.Middle, agent.Old) {

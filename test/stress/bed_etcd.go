@@ -85,7 +85,7 @@ func (e etcdAdmin) left(names []string) (left []string) {
 }
 
 // leader returns the number of the server that considers itself the leader, or
-// -1.
+// -1 if there is none.
 func (e etcdAdmin) leader() int {
 	for i, s := range e.servers {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)

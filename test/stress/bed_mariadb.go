@@ -39,7 +39,8 @@ func mariadbBed(tb testing.TB) *bed {
 	return b.ask(tb)
 }
 
-// sessions are the clients. The superuser has no database.
+// sessions selects the sessions of the clients. The superuser's sessions have
+// no database.
 const sessions = " FROM information_schema.processlist WHERE db = 'locks'"
 
 // mariadb is the superuser of a server.
@@ -138,7 +139,8 @@ func (m mariadb) left(url string, names []string) (left []string) {
 
 // refusals make a server refuse statements.
 func (m mariadb) refusals() []refusal {
-	// under returns a refusal that lasts as long as a transaction.
+	// under returns a refusal that a transaction causes for as long as it
+	// lasts.
 	under := func(name string, begin, end []string) refusal {
 		return refusal{name, func(*cell) func() {
 			over, done := make(chan struct{}), make(chan struct{})
@@ -174,8 +176,9 @@ func (m mariadb) refusals() []refusal {
 			return func() {}
 		}}
 	}
-	// The transaction shares all rows and then writes them, so each waiting
-	// statement is the victim of a deadlock: it has changed fewer rows.
+	// The transaction locks all rows in share mode and then writes them. So
+	// each waiting statement becomes the victim of a deadlock, because it has
+	// changed fewer rows.
 	deadlock := under("deadlock",
 		[]string{"BEGIN", "INSERT INTO locks.heavy SELECT seq FROM locks.seq_1_to_1000", "SELECT COUNT(*) FROM (SELECT name FROM locks.dsync_locks LOCK IN SHARE MODE) AS s"},
 		[]string{"UPDATE locks.dsync_locks SET written = written + 0", "ROLLBACK"})

@@ -36,8 +36,8 @@ func postgresBed(tb testing.TB) *bed {
 		return time.Until(time.Unix(seconds, 0))
 	}
 	b.endSessions = func() int {
-		// All sessions with odd process IDs or all sessions with even ones, so
-		// that sessions with locks are among them.
+		// Either all sessions with odd process IDs, or all sessions with even
+		// process IDs, so that sessions with locks are among them.
 		return len(ask(tb, server, `select 'ended ' || ended from (
 				select pg_terminate_backend(pid), pid as ended from pg_stat_activity where backend_type = 'client backend'
 					and pid <> pg_backend_pid() and pid % 2 = (select pid % 2 from pg_locks where locktype = 'advisory' limit 1)
@@ -94,7 +94,8 @@ func postgresRefusals(tb testing.TB, server *testenv.PostgresServer) (all []refu
 }
 
 // postgresOneAddressBed returns a bed of a server and a replica that takes
-// over. The replica has no locks. The old server freezes and is then stopped.
+// over. The replica does not have the server's locks. The old server freezes
+// and is then stopped.
 func postgresOneAddressBed(tb testing.TB) *bed {
 	server := testenv.Postgres(tb)
 	b := &bed{name: "pglock behind one address", tied: true, nodes: []node{server}, links: true}

@@ -126,8 +126,8 @@ func sentinelBed(tb testing.TB, s *testenv.Sentinel) *bed {
 			if s.Primary() != before {
 				return redisInfo(s.Primary(), "replication", "role") == "master"
 			}
-			// Refused while a fail-over is in progress, and requested again
-			// after that fail-over was abandoned.
+			// The command is refused while a fail-over is in progress, and sent
+			// again after that fail-over was abandoned.
 			_, _ = s.Sentinels[0].Try("SENTINEL", "FAILOVER", s.Master)
 			return false
 		}, "there is a new primary")
@@ -191,7 +191,7 @@ func clusterBed(tb testing.TB, k *testenv.Cluster) *bed {
 }
 
 // sentinelApartBed returns a bed of a primary with replicas and sentinels on
-// three hosts. If replicas must confirm, there is only one replica.
+// three hosts. If replicas must confirm grants, there is only one replica.
 func sentinelApartBed(tb testing.TB, confirm bool) *bed {
 	hosts := testenv.NewHosts(tb, 3)
 	if !confirm {
@@ -200,8 +200,8 @@ func sentinelApartBed(tb testing.TB, confirm bool) *bed {
 	return sentinelBed(tb, testenv.RedisSentinelOn(hosts, 1)).confirmed(tb).apart(hosts)
 }
 
-// clusterApartBed returns a bed of a cluster on three hosts. Each replica is on
-// a different host than its master.
+// clusterApartBed returns a bed of a cluster on three hosts. No replica is on
+// the same host as its master.
 func clusterApartBed(tb testing.TB, confirm bool) *bed {
 	hosts := testenv.NewHosts(tb, 3)
 	b := clusterBed(tb, testenv.RedisClusterOn(hosts, 1)).apart(hosts)
@@ -286,7 +286,7 @@ func isFullLimit(s *testenv.RedisServer, key string) bool {
 	return s.Do("TYPE", key) == "string" && s.Do("GET", key) == strconv.Itoa(permitLimit)
 }
 
-// leftOnRedis lists the clients and what is left of the locks, except the token
+// leftOnRedis lists the clients and the remains of locks, except for the token
 // counters.
 func leftOnRedis(names []string, servers ...*testenv.RedisServer) (left []string) {
 	ours := func(s string) bool {

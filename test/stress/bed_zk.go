@@ -80,8 +80,8 @@ func (z zkAdmin) command(s *testenv.ZooKeeperServer, four string) string {
 	return string(text)
 }
 
-// left lists the connections, and the sessions that have nodes. The leader's
-// nodes count.
+// left lists the connections, and the sessions that have nodes according to the
+// leader.
 func (z zkAdmin) left([]string) (left []string) {
 	leader := z.leader()
 	for _, node := range z.nodes(leader) {
@@ -137,7 +137,7 @@ func (z zkAdmin) nodes(s *testenv.ZooKeeperServer) (nodes []string) {
 }
 
 // strain reports only the number of requests, because the time that a server
-// reports for them is the time in its queue.
+// reports for a request is the time in its queue.
 func (z zkAdmin) strain() (all strain) {
 	for _, s := range z.servers {
 		all.requests += s.Requests()
@@ -146,7 +146,7 @@ func (z zkAdmin) strain() (all strain) {
 	return all
 }
 
-// leader returns the server that knows all sessions.
+// leader returns the leader, which is the server that knows all sessions.
 func (z zkAdmin) leader() *testenv.ZooKeeperServer {
 	if i := slices.IndexFunc(z.servers, (*testenv.ZooKeeperServer).Leads); i >= 0 {
 		return z.servers[i]

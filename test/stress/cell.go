@@ -1,7 +1,8 @@
 // Package stress runs processes that lock on real servers while servers,
-// networks, clocks and processes fail. From the records of all processes it
+// networks, clocks and processes fail. From the records of all processes, it
 // decides whether every promise was kept. A cell is one backend under one
-// fault. The table of all cells shows users what to expect of the backends.
+// fault. The table of all cells shows users what they can expect of the
+// backends.
 package stress
 
 import (
@@ -168,7 +169,7 @@ func (c *cell) require(there func() bool, otherwise string, args ...any) {
 }
 
 // await waits until the workers have completed the given number of operations,
-// or have had enough time for them on this machine.
+// or have had enough time to do so on this machine.
 func (c *cell) await(operations int) {
 	for end := time.Now().Add(30 * time.Second); c.resource.written() < operations && time.Now().Before(end); {
 		c.sleep(50 * time.Millisecond)
@@ -235,7 +236,7 @@ func (c *cell) ready(w *running) {
 
 // victim returns the worker that holds the long lock or, sometimes, the leader
 // or a worker that has permits. One time in four, or if there is no such
-// worker, it returns a random one.
+// worker, it returns a random worker.
 func (c *cell) victim() int {
 	who := c.resource.holder(c.names[3])
 	if c.permits != "" && c.random.IntN(3) == 0 {

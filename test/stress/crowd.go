@@ -138,8 +138,8 @@ func (c *crowd) inspect(name string) (driver.Status, error) {
 }
 
 // inLine returns the number of waiters that the backend reports. If a client
-// sends one request for all of its waiters, they all count as soon as they have
-// started.
+// sends only one request for all of its waiters, all of them count as soon as
+// they have started.
 func (c *crowd) inLine(name string) (int, error) {
 	s, err := c.inspect(name)
 	if c.client.Info().Order == driver.FIFO {

@@ -16,10 +16,10 @@ import (
 // In a long run every cell has one.
 var shortElections = map[string]string{"etcd": "worker-kill", "redisson": "worker-freeze"}
 
-// longestTerm limits how long a leader leads.
+// longestTerm is the longest time that a leader leads.
 const longestTerm = 2 * TTL
 
-// campaign is one call of Elect. It is also the Locker of that call, so that it
+// campaign is one call to Elect. It is also the Locker of that call, so that it
 // can record each attempt and each term.
 type campaign struct {
 	*user
@@ -60,8 +60,8 @@ func (c *campaign) TryLock(context.Context, string, ...dsync.LockOption) (*dsync
 	return nil, errors.ErrUnsupported
 }
 
-// lead writes as long as its lease reports that it leads, then resigns. Every
-// other time, the end of ctx makes it resign.
+// lead writes as long as its lease reports that it is held, and then resigns.
+// Every other time, it resigns because ctx ends.
 func (c *campaign) lead(ctx context.Context, term *dsync.Lease) error {
 	defer func() { c.op.Releasing(ctx) }() // Unlock follows
 	c.once.Do(func() { fmt.Println("ready") })
@@ -119,8 +119,8 @@ type believer struct{ *dsync.Lease }
 
 func (believer) Err() error { return nil }
 
-// witness observes the election with a client as long as there are faults. Then
-// it must know the leader.
+// witness observes the election with a client as long as there are faults.
+// After that, it must know the leader.
 type witness struct {
 	client *dsync.Client
 
@@ -172,8 +172,8 @@ func (u *user) testify(ctx context.Context, w *witness) error {
 	}
 }
 
-// observable is a driver made by history.Tap, with the methods of the driver
-// behind it that Observe needs.
+// observable is a driver made by history.Tap. It adds the methods that Observe
+// needs, from the driver behind the Tap.
 type observable struct {
 	driver.Driver
 	driver.Inspector

@@ -9,8 +9,8 @@ import (
 	"github.com/go-dsync/dsync/conformance/wire"
 )
 
-// Fault is a kind of failure. Inject causes it, and returns when everything
-// works again, as far as the repair can determine.
+// Fault is a kind of failure. Inject causes the failure, repairs it, and
+// returns when everything works again, as far as it can determine.
 type Fault struct {
 	Name string
 	What string // description for readers of the table
@@ -79,7 +79,8 @@ var Faults = []*Fault{
 
 // killWorker kills a process and starts another one. Every other time, the new
 // process queues with all workers before the holder is killed. Then no newcomer
-// sends a request after the death, which could help the waiters.
+// sends a request after the holder's death, because such a request could help
+// the waiters.
 func killWorker(c *cell, i int) {
 	begin := func() {
 		next := c.spawn()
@@ -134,8 +135,8 @@ func jumpWorker(c *cell, i int) {
 
 // sleepWorker makes a process with a lock believe that its machine has slept
 // for longer than the TTL. The process must report at once that its leases have
-// ended. Only the clocks of the worker show the sleep. No time passes, so the
-// servers end nothing.
+// ended. Only the clocks of the worker show the sleep. No time passes on the
+// servers, so they end nothing.
 func sleepWorker(c *cell, _ int) {
 	told := int64(0)
 	c.require(func() bool {
@@ -158,7 +159,7 @@ func (c *cell) askWorker(w *running, order string) (answer int64) {
 
 func connected(l *wire.Wire) bool { return l.Traffic().Open > 0 }
 
-// linked returns a victim whose links carry traffic. After the last fault a
+// linked returns a victim with traffic on its links. After the last fault a
 // client may take a while to reconnect.
 func (c *cell) linked() *running {
 	w := c.workers[c.victim()]
@@ -231,7 +232,7 @@ func partition(c *cell, i int) {
 	l.Heal()
 }
 
-// starve gives all processes little CPU time, as a quota does.
+// starve gives all processes little CPU time, like a quota.
 func starve(c *cell, _ int) {
 	type stopped struct{ stop, cont func() }
 	var all []stopped

@@ -42,10 +42,10 @@ func keepApart(c *cell, i int) {
 // hostOf returns the host of a node.
 func (c *cell) hostOf(node int) int { return c.bed.hosts.Of(address(c.bed.nodes[node])) }
 
-// follower returns a host other than the leader's: the host of the only node to
-// which the most recent holder of the long lock is connected. It returns any
-// other host if there is no such node, as where clients are connected to all
-// nodes.
+// follower returns a host other than the leader's. If the most recent holder of
+// the long lock is connected to only one node, follower returns the host of
+// that node. If not, for example because clients are connected to all nodes, it
+// returns any other host.
 func (c *cell) follower(leader int) int {
 	before := c.holder()
 	for end := time.Now().Add(10 * time.Second); c.bed.links && time.Now().Before(end); c.sleep(10 * time.Millisecond) {

@@ -15,17 +15,17 @@ type strain struct {
 
 const (
 	crowdSize = 1500
-	// perWaiter is how many requests a leaving waiter may cost the servers, in
-	// addition to the requests of other clients in that time.
+	// perWaiter is the number of requests that a leaving waiter may cost the
+	// servers, in addition to the requests of other clients in that time.
 	perWaiter = 50
-	// longestRequest limits how long other clients may wait while the server is
-	// busy with one request. It is far above the time of one request, and below
-	// the time that a renewal can wait.
+	// longestRequest is the longest time that other clients may wait while the
+	// server is busy with one request. It is far above the normal time of a
+	// request, and below the time that a renewal can wait.
 	longestRequest = TTL / 8
 )
 
-// watchStalls measures for how long this process, and so possibly its servers,
-// gets no processor.
+// watchStalls measures the time for which this process, and so possibly its
+// servers, gets no processor.
 func watchStalls() (longest func() time.Duration) {
 	const tick = 5 * time.Millisecond
 	stop, longestStall := make(chan struct{}), make(chan time.Duration)
@@ -49,7 +49,7 @@ func watchStalls() (longest func() time.Duration) {
 	}
 }
 
-// party is one client of a worker.
+// party is a client of a worker.
 type party struct {
 	*cell
 	w      *running

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// refusal makes servers refuse some requests until the function that begin
-// returned is called.
+// refusal makes servers refuse some requests. begin returns a function that
+// ends the refusals.
 type refusal struct {
 	name  string
 	begin func(c *cell) (end func())

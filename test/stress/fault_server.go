@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// anyNode returns a random node or, every other time, the leader.
+// anyNode returns the leader every other time, and otherwise a random node.
 func (c *cell) anyNode(i int) node {
 	if c.bed.leader != nil && i%2 == 0 {
 		return c.bed.nodes[c.leader()]
@@ -59,7 +59,7 @@ func freezeServer(c *cell, i int) {
 	n.Thaw()
 }
 
-// some returns n nodes. Every other time, the leader is the first.
+// some returns n nodes. Every other time, the first of them is the leader.
 func (c *cell) some(n, i int) []node {
 	order := c.random.Perm(len(c.bed.nodes))
 	if c.bed.leader != nil && i%2 == 0 {

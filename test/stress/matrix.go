@@ -17,7 +17,7 @@ const (
 )
 
 // Faults of processes and clocks, of the network, of one server, and of several
-// servers that agree by a majority.
+// servers that decide by a majority.
 const (
 	ofProcesses = "worker-kill worker-freeze worker-clock worker-sleep starved crowd-leaves "
 	ofNetworks  = "cut slow black-hole half-open lost-answers outage-canceled outage-long refused-commands "
@@ -42,7 +42,8 @@ var applicable = map[string]map[string]string{
 	"redisson sentinel": with(safe(ofProcesses+"session-kill"),
 		unsafe(losesWrite, "leader-change node-loss server-freeze servers-apart refused-commands")),
 	"redisson cluster": with(safe(ofProcesses+"session-kill leader-change refused-commands"), unsafe(losesWrite, "node-loss server-freeze servers-apart")),
-	// The only replica of each primary has every granted lock.
+	// Each primary has only one replica, and this replica has every granted
+	// lock.
 	"redisson sentinel, waitreplicas": safe("servers-apart"),
 	"redisson cluster, waitreplicas":  safe("servers-apart"),
 

@@ -36,9 +36,9 @@ type stay struct {
 
 func (t *tally) now() time.Duration { return time.Since(t.began) }
 
-// told records that the holder who has n permits until a given time. It returns
-// the holder's stay, which later calls pass as s. With n = 0, told records the
-// end of s.
+// told records that the holder who has n permits until a given time, as the
+// holder reported. It returns the holder's stay, which later calls pass as s.
+// With n = 0, told records the end of s.
 func (t *tally) told(s *stay, n int, until time.Duration, who string) *stay {
 	now := t.now()
 	t.mu.Lock()
@@ -71,8 +71,8 @@ func (t *tally) count() int {
 	return len(t.stays)
 }
 
-// most returns the largest number of permits held at one time, if each stay is
-// shortened by earlier.
+// most returns the largest number of permits held at one time, after shortening
+// each stay by earlier.
 func (t *tally) most(earlier time.Duration) (most int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

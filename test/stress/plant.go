@@ -20,20 +20,20 @@ const (
 	// A renewal that is concurrent with a release restores the hold, and
 	// continues as long as the process lives.
 	plantRenewal = "renewal outlives release"
-	// The end of a lease is reported too late by one TTL.
+	// The end of a lease is reported one TTL too late.
 	plantLateLoss = "loss told after the TTL"
-	// A waiter relies only on the message of a release. A dead holder does not
-	// send one.
+	// A waiter relies only on the message that announces a release. A dead
+	// holder does not send this message.
 	plantNoBackstop = "waiter without a back-stop timer"
-	// Permits are released by their number, regardless of their holder. A
-	// repeated or late release frees the permits of another holder.
+	// A release frees a number of permits, regardless of their holder. A
+	// repeated or late release then frees the permits of another holder.
 	plantByNumber = "permits released by their number"
 	// A leader remembers that it was elected, and does not stop when its term
 	// is lost. This bug is not in the driver; see campaign.
 	plantFlag = "leader that does not stop after its loss"
 )
 
-// plant puts a bug into a driver of a Redis at url.
+// plant puts a bug into a driver of the Redis server at url.
 func plant(bug string, d driver.Driver, url string) driver.Driver {
 	switch bug {
 	case "", plantFlag:
@@ -68,7 +68,8 @@ type revivingLease struct {
 	r *driver.Request
 }
 
-// Release releases. One time in thirty, a renewal was in flight.
+// Release releases the hold. One time in thirty, a renewal is in flight at that
+// moment.
 func (l *revivingLease) Release(ctx context.Context) error {
 	err := l.Lease.Release(ctx)
 	if err == nil && rand.IntN(30) == 0 {
@@ -87,7 +88,7 @@ func (l *revivingLease) renew() {
 	}
 }
 
-// unheard provides the events of a request that the backend does not know.
+// unheard implements the events of a request that the backend does not know.
 type unheard struct{}
 
 func (unheard) Waiting()    {}
@@ -164,7 +165,7 @@ type countingLease struct {
 	n    int
 }
 
-// Release releases, one time in ten twice.
+// Release releases the permits. One time in ten, it releases them twice.
 func (l *countingLease) Release(ctx context.Context) error {
 	err := l.Lease.Release(ctx)
 	if err == nil && rand.IntN(10) == 0 || errors.Is(err, driver.ErrNotHeld) {

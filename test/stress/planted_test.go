@@ -12,8 +12,8 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// TestPlanted puts known bugs into a driver, and checks that cells as
-// TestStress runs them find each bug by the right rule.
+// TestPlanted plants known bugs in a driver, and checks that the cells of
+// TestStress catch each bug by the right rule.
 func TestPlanted(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {

@@ -44,8 +44,8 @@ func (g *gate) answer(request string) error {
 	return err
 }
 
-// refusal answers requests of one kind that was seen, or some requests of every
-// kind, with random errors.
+// refusal answers requests with random errors. It does so for one kind of
+// request that was seen, or for some requests of every kind.
 func (g *gate) refusal(answers []error) refusal {
 	return refusal{"by a proxy", func(c *cell) func() {
 		kinds := []string{""}

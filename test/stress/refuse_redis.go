@@ -113,7 +113,7 @@ func keepBusy(tb testing.TB, s *testenv.RedisServer) (end func()) {
 	}
 }
 
-// redisRefused returns how many commands servers have refused.
+// redisRefused returns the number of commands that servers have refused.
 func redisRefused(servers ...*testenv.RedisServer) func() int64 {
 	return func() (n int64) {
 		for _, s := range servers {

@@ -16,9 +16,9 @@ import (
 
 // resource is the object that the locks protect. For each name it keeps the
 // largest token of a write. It refuses writes and reads with a smaller token,
-// and records each access. It does not keep the token of a read, because
-// neither of two concurrent readers is late. Workers connect to the resource
-// through a socket.
+// and records each access. It does not keep the token of a read, because of two
+// concurrent readers neither is late. Workers connect to the resource through a
+// socket.
 type resource struct {
 	path    string
 	history *history.History
@@ -134,8 +134,9 @@ func (r *resource) holder(name string) string {
 	return r.writer[name]
 }
 
-// written returns the number of writes and reads, accepted or not, and of stays
-// with permits. There is about one for each operation on a lock.
+// written returns the number of writes and reads, accepted or not, plus the
+// number of stays with permits. The sum is about the number of operations on
+// locks.
 func (r *resource) written() int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -168,7 +169,8 @@ func (c *resourceClient) holds(n int, until time.Duration, who string) {
 // left reports that the user no longer has permits.
 func (c *resourceClient) left() { c.holds(0, 0, "nobody") }
 
-// now returns a moment on the clock of the resource, not later than the return.
+// now returns a time on the clock of the resource that is not later than the
+// return of now.
 func (c *resourceClient) now() time.Duration {
 	var now int64
 	if _, err := fmt.Sscan(c.ask("now"), &now); err != nil {

@@ -33,7 +33,7 @@ const (
 )
 
 // free is the state of a lock without a holder. Every other state is the number
-// of an attempt.
+// of the attempt that holds the lock.
 const free = 0
 
 // mutex is the sequential model of a lock. Some order of the operations must
@@ -105,7 +105,7 @@ func (c *cell) crossCheck(events []history.Event) {
 }
 
 // firstOperations returns the operations on a name up to the first fault.
-// Operations that had not returned by then may have happened or not.
+// Operations that had not returned by then may or may not have taken effect.
 func firstOperations(events []history.Event, name string) []porcupine.Operation {
 	r := reader{attempts: map[attemptID]int{}, open: map[attemptID]int{},
 		called: map[attemptID]history.Event{}, granted: map[attemptID]history.Event{}}
@@ -174,7 +174,8 @@ func (r *reader) end(key attemptID, at time.Duration, o outcome) {
 	}
 }
 
-// freed adds an unreported end of the hold, at some time after an event.
+// freed adds an end of the hold that was not reported, at some time after an
+// event.
 func (r *reader) freed(key attemptID, from history.Event) {
 	r.begin(from, step{release: true, attempt: r.attempts[key]})
 	delete(r.open, key)

@@ -129,8 +129,8 @@ func orDash(n int) string {
 	return fmt.Sprint(n)
 }
 
-// permits renders how many times permits were granted, and how many were held
-// at once.
+// permits renders the number of grants of permits, and the number of permits
+// held at once.
 func (r *Result) permits() string {
 	if r.Permits == 0 {
 		return "–"
@@ -145,8 +145,8 @@ func margin(s history.Spread) string {
 	return s.Min.Round(100 * time.Microsecond).String()
 }
 
-// count renders how many times some rules were violated, in bold if the backend
-// promises to keep them.
+// count renders the number of violations of some rules, in bold if the backend
+// promises to keep these rules.
 func (r *Result) count(rules ...history.Rule) string {
 	n := 0
 	for _, v := range r.Verdict.Violations {
@@ -164,8 +164,8 @@ func (r *Result) count(rules ...history.Rule) string {
 	return text
 }
 
-// matrix renders backends by faults: what broke exclusion, or a dash if a fault
-// does not apply.
+// matrix renders a table of backends and faults. A cell shows what broke
+// exclusion, or a dash if the fault does not apply.
 func (a *Table) matrix(b *strings.Builder) {
 	var backends []string
 	at := map[string]*Result{}

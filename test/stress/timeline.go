@@ -50,7 +50,8 @@ func (c *cell) pictures() string {
 	return dir
 }
 
-// bar is a hold as its holder saw it.
+// bar is a hold for the time during which its holder believed that it held the
+// lock.
 type bar struct {
 	from, to time.Duration
 	client   string

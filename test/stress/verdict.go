@@ -83,8 +83,9 @@ func (c *cell) judge() {
 	}
 }
 
-// count checks the number of permits held at a time, by the independent count.
-// It leaves out a holder that may not know yet that its hold was removed.
+// count checks the number of permits held at a time, using the independent
+// count. It leaves out a holder that may not yet know that its hold was
+// removed.
 func (c *cell) count() {
 	if c.permits == "" {
 		return
@@ -102,10 +103,10 @@ func isExclusion(r history.Rule) bool {
 	return r == history.RuleOverlap || r == history.RuleLoss || r == history.RuleTokens
 }
 
-// bounds returns what the backend promises under the fault, except for the
-// order of waiters. A waiter that must start again because its session has
-// ended goes to the end of the queue, and the records do not distinguish that
-// from being overtaken. The storms of the suite check the order.
+// bounds returns the promises of the backend under the fault, except for the
+// order of waiters. A waiter whose session has ended starts again at the end of
+// the queue, and the records do not distinguish that from being overtaken. The
+// storms of the suite check the order.
 func (c *cell) bounds() history.Bounds {
 	i := c.bed.info
 	b := history.Bounds{
@@ -136,8 +137,8 @@ func (c *cell) bounds() history.Bounds {
 	return b
 }
 
-// regained measures how long after the end of a fault each name was granted
-// again.
+// regained measures the time from the end of a fault until each name was
+// granted again.
 func (c *cell) regained(events []history.Event) {
 	waiting := map[string]time.Duration{} // time since then, from the end of the last fault
 	for _, e := range events {
@@ -165,7 +166,7 @@ func (c *cell) regained(events []history.Event) {
 	}
 }
 
-// Err returns nil if the cell proves something and nothing forbidden happened.
+// Err returns nil if the cell proves something and no promise was broken.
 func (r *Result) Err() error {
 	var all []string
 	all = append(all, r.Failed...)

@@ -58,7 +58,7 @@ type worker struct {
 	Hold time.Duration // longest hold of the long lock, in addition to a quarter of the TTL
 
 	// Bounded means that no call may exceed its time limit by more than slack.
-	// The limit of a call without its own limit is soon.
+	// If a call has no limit of its own, its limit is soon.
 	Bounded bool
 
 	Quiet bool // only the long lock is used, so that the servers see only the requests that keep it
@@ -307,9 +307,9 @@ func (u *user) shared() {
 	time.Sleep(u.upTo(u.Pace))
 }
 
-// long pauses after each hold. Without the pause, on a busy machine and with a
-// lock that has no order, a user that locks again at once would keep out all
-// other users.
+// long pauses after each hold. Without the pause, a user that locks again at
+// once could keep out all other users, on a busy machine and with a lock that
+// has no order.
 func (u *user) long() {
 	_ = u.use(context.Background(), history.Attempt{Name: u.Long}, patience, TTL/4+u.upTo(u.Hold))
 	time.Sleep(u.upTo(20 * time.Millisecond))
@@ -360,8 +360,8 @@ func (u *user) use(ctx context.Context, a history.Attempt, wait, hold time.Durat
 	return nil
 }
 
-// hold works under a lock like a program that checks the lease before it begins
-// a write, but cannot check it at the instant of the write.
+// hold works under a lock. Like most programs, it checks the lease before it
+// begins a write, but cannot check it at the instant of the write.
 func (u *user) hold(l *dsync.Lease, op *history.Op, a history.Attempt, d time.Duration) {
 	if op.Check() != nil {
 		return
@@ -417,7 +417,7 @@ func leftGoroutines(before int) error {
 	return nil
 }
 
-// obey carries out a fault inside of this process and returns 1. For the order
+// obey carries out a fault inside this process and returns 1. For the order
 // "time", it returns the wall clock in seconds.
 func (w *worker) obey(line string) (int64, error) {
 	kind, rest, _ := strings.Cut(line, " ")

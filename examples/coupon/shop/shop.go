@@ -12,7 +12,7 @@ import (
 	"github.com/go-dsync/dsync"
 )
 
-// Shop sells coupons to buyers who arrive at once.
+// Shop sells coupons to buyers who arrive at the same time.
 type Shop struct {
 	Stock  Stock
 	Locker dsync.Locker  // nil means no lock
@@ -34,8 +34,8 @@ func (s *Shop) Buy(ctx context.Context) (sold bool, err error) {
 }
 
 // sell reads the stock, waits a moment, and writes the stock. Under the lock,
-// ctx is the context of the lease. When it ends, another seller may be active,
-// and the number that was read is out of date.
+// ctx is the context of the lease. When ctx ends, another seller may be active,
+// and the number that was read may be out of date.
 func (s *Shop) sell(ctx context.Context) (sold bool, err error) {
 	left, err := s.Stock.Read()
 	if err != nil || left == 0 {
@@ -76,7 +76,7 @@ func (s *Shop) Serve(ctx context.Context, buyers int, served func(Tally)) (Tally
 	return t, context.Cause(ctx)
 }
 
-// Tally counts the buyers that got a coupon and the buyers that came too late.
+// Tally counts the buyers who got a coupon and the buyers who came too late.
 type Tally struct{ Issued, Refused int }
 
 const tallyFormat = "issued=%d refused=%d"

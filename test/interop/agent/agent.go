@@ -55,8 +55,8 @@ func Command(ctx context.Context, version string) ([]string, error) {
 		"-cp", path, "interop.Agent"}, nil
 }
 
-// unpublished reports whether the registry has answered Maven, now or before,
-// that it does not have a version.
+// unpublished reports whether the registry has told Maven, now or earlier, that
+// it does not have a version.
 func unpublished(version string, out []byte) bool {
 	artifact := "org.redisson:redisson:jar:" + version
 	return bytes.Contains(out, []byte("Could not find artifact "+artifact)) || bytes.Contains(out, []byte(artifact+" was not found in"))

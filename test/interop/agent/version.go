@@ -11,7 +11,7 @@ import (
 
 // The versions of Redisson that the tests run with: an old version, a version
 // that detects the sharded channels of a cluster only by chance, a version that
-// lets keys of readers expire while it renews their lock (as 3.44 to 3.52 do),
+// lets readers' keys expire while it renews their lock (as 3.44 to 3.52 do),
 // and the newest version at the time of writing.
 const (
 	Old    = "3.19.1"
@@ -60,8 +60,8 @@ func numbers(version string) []int {
 	return all
 }
 
-// check rejects a string that is not a version with which the Java program can
-// be built.
+// check rejects a string that is not a version of Redisson with which the Java
+// program can be built.
 func check(version string) error {
 	if !threeNumbers.MatchString(version) {
 		return fmt.Errorf("%q is not a version of Redisson: these have three numbers, such as %s", version, New)

@@ -44,8 +44,8 @@ func startJava(ctx context.Context, command []string, addr string) (*java, error
 	return j, nil
 }
 
-// read delivers the answers. Each consists of a number, "ok" or "error", and a
-// text.
+// read delivers the answers. Each answer consists of a number, "ok" or "error",
+// and a text.
 func (j *java) read(stdout io.Reader) {
 	for in := bufio.NewScanner(stdout); in.Scan(); {
 		number, answer, _ := strings.Cut(in.Text(), "\t")

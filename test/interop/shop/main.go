@@ -1,10 +1,10 @@
 // Command shop sells coupons to buyers. Half of the buyers are threads of a
 // Java program with Redisson's RLock, and half are goroutines with dsync. All
 // of them read and write one number in Redis, first without a lock and then
-// with it. Only with the lock are as many coupons issued as there were. Then
+// with it. Only with the lock is the number of issued coupons right. Then
 // goroutines read a price list that a Java thread changes, without and with
-// Redisson's RReadWriteLock. Shop starts its own Redis unless -addr names one.
-// It only uses keys that begin with shop.
+// Redisson's RReadWriteLock. Shop starts its own Redis server unless -addr
+// names one. It uses only keys that begin with shop.
 package main
 
 import (
@@ -107,7 +107,7 @@ type shop struct {
 // to be left.
 type sale struct{ issued, refused, remaining int }
 
-// open lets all buyers in at once. Without a lock name they use no lock.
+// open lets all buyers in at once. If there is no lock name, they use no lock.
 func (s *shop) open(ctx context.Context, lock string, out io.Writer, title string) (sale, error) {
 	if err := s.redis.Do(ctx, s.redis.B().Set().Key(stock).Value(strconv.Itoa(coupons)).Build()).Error(); err != nil {
 		return sale{}, err

@@ -24,11 +24,11 @@ const (
 	lookers          = 3
 )
 
-// look is the total of all reads of the price list.
+// look contains the totals over all reads of the price list.
 type look struct{ changes, reads, torn int64 }
 
 // showPrices makes goroutines read the list while a Java thread changes it.
-// Without a lock name they use no lock.
+// If there is no lock name, they use no lock.
 func (s *shop) showPrices(ctx context.Context, lock string, out io.Writer, title string) (look, error) {
 	for _, key := range []string{netKey, grossKey} {
 		if err := s.redis.Do(ctx, s.redis.B().Set().Key(key).Value("0").Build()).Error(); err != nil {

@@ -73,7 +73,7 @@ Exit status
 var ErrDeclined = errors.New("not released")
 
 // releaseShown ends the displayed hold. Unless yes is set, it first asks the
-// user.
+// user for confirmation.
 func releaseShown(c *cobra.Command, b *cli.Backend, name, hold string, yes bool) error {
 	err := Release(c.Context(), b, name, func(r *Report) error {
 		if err := r.write(c.OutOrStdout()); err != nil {

@@ -16,7 +16,7 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// lockReport describes one lock. Its JSON is part of the command's interface.
+// Report describes one lock. Its JSON is part of the command's interface.
 type Report struct {
 	Name       string     `json:"name"`
 	Held       bool       `json:"held"`

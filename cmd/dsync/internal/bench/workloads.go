@@ -57,8 +57,8 @@ type workload struct {
 	title string
 	of    string // the operation that is timed
 
-	// run works until the end and returns the duration of each operation.
-	// Operations in progress at the end are completed.
+	// run performs operations until the end time and returns the duration of
+	// each. Operations in progress at that time are completed.
 	run func(b *bench, ctx context.Context, end time.Time) ([]time.Duration, error)
 
 	settles bool // most of the time passes without locks, so the number of locks is meaningless
@@ -157,8 +157,8 @@ func (b *bench) crowd(ctx context.Context, end time.Time, callers int, hot bool,
 	return slices.Concat(took...), context.Cause(ctx)
 }
 
-// first reports whether the first caller has not completed an operation yet. On
-// a slow server the time may run out before that.
+// first reports whether the first caller has yet to complete its first
+// operation. On a slow server, the time may run out before that.
 func first(ctx context.Context, caller int, took []time.Duration) bool {
 	return caller == 0 && len(took) == 0 && ctx.Err() == nil
 }

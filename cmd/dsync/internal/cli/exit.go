@@ -99,7 +99,7 @@ func StatusOf(err error) (int, bool) {
 	return 0, false
 }
 
-// UsageError is a mistake in how the program was called.
+// UsageError is a mistake in the arguments of the program.
 type UsageError struct{ error }
 
 func (e UsageError) Unwrap() error { return e.error }

@@ -74,7 +74,7 @@ func (f *NameFlags) Read(c *cobra.Command, args []string) ([]string, error) {
 	return names, nil
 }
 
-// Some is like read, but fails if names are required and none are given.
+// Some is like Read, but fails if names are required and none are given.
 func (f *NameFlags) Some(c *cobra.Command, args []string, needed bool) ([]string, error) {
 	names, err := f.Read(c, args)
 	if err == nil && len(names) == 0 && needed {

@@ -87,7 +87,7 @@ func WriteTable(w io.Writer, width int, rows [][]string, some int) error {
 // shortest is the minimum width of a cut cell.
 const shortest = 8
 
-// NoValue is a cell whose value the backend does not know.
+// NoValue is a cell whose value the backend does not store.
 const NoValue = "-"
 
 // ColumnsOf returns the widths of the columns. The width is 0 for empty columns

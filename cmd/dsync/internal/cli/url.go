@@ -17,14 +17,14 @@ import (
 // or a file with it. Other users of a machine can see the flags of a command.
 const URLVariable = "DSYNC_URL"
 
-// AddURL gives a command the flags that backendURL reads.
+// AddURL gives a command the flags that BackendURL reads.
 func AddURL(c *cobra.Command) {
 	c.Flags().String("url", "", "`URL` of the backend, without a password (default $"+URLVariable+")")
 	c.Flags().String("url-file", "", "`FILE` with the URL of the backend; if the URL has a password, not all users may read the file")
 }
 
 // BackendURL returns the URL of the backend from a flag, a file or the
-// environment. Its errors are usageErrors without passwords.
+// environment. Its errors are UsageErrors without passwords.
 func BackendURL(c *cobra.Command) (string, error) {
 	raw, _ := c.Flags().GetString("url")
 	file, _ := c.Flags().GetString("url-file")

@@ -46,7 +46,7 @@ const (
 	fault   level = "fault"   // locks do not work, or not as promised
 )
 
-// pairsMeasure is the time to acquire and release a free lock.
+// pairsMeasure contains the times to acquire and release a free lock.
 type pairsMeasure struct {
 	Pairs   int     `json:"pairs"`
 	P50Msec float64 `json:"p50_ms"`
@@ -210,7 +210,7 @@ const seePasswords = "docs/security.md#passwords"
 
 func (x *examination) isTable() bool { return x.url.Scheme == "mysql" || x.url.Scheme == "pgtable" }
 
-// refused adds the error of opening the driver. The earlier findings usually
+// refused adds the error from opening the driver. The earlier findings usually
 // explain it.
 func (x *examination) refused(err error) {
 	text := "the driver refuses the server: " + err.Error()

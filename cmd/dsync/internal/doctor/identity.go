@@ -49,9 +49,9 @@ func (x *examination) etcdGroups(statuses map[string]*clientv3.StatusResponse, e
 	x.sameGroup("cluster", servers, "the members of one cluster in the URL: etcdctl member list", seeEtcd)
 }
 
-// zkGroups finds out whether the hosts belong to one ensemble. An ensemble
-// shares its sessions, so a session of the first host can continue on any other
-// one.
+// zkGroups finds out whether the hosts belong to the same ensemble. The servers
+// of an ensemble share its sessions, so a session of the first host can
+// continue on any other host.
 func (x *examination) zkGroups(ctx context.Context, hosts []string, config *tls.Config) {
 	if len(hosts) < 2 {
 		return

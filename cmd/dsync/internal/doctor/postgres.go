@@ -122,8 +122,8 @@ func (x *examination) postgresLogin(config *pgconn.Config, err error) {
 	}
 }
 
-// pooler checks for a pooler between this machine and the server, and reports
-// whether to open the driver.
+// pooler checks whether there is a pooler between this machine and the server,
+// and reports whether to open the driver.
 func (x *examination) pooler(ctx context.Context, host string) bool {
 	const check = "pooler"
 	ctx, cancel := context.WithTimeout(ctx, x.connect)
@@ -208,7 +208,7 @@ func (s *postgresServer) examine(ctx context.Context) error {
 	return s.rights(ctx, f)
 }
 
-// query queries by the simple protocol, which poolers also support.
+// query runs a query by the simple protocol, which poolers also support.
 func (s *postgresServer) query(ctx context.Context, sql string) ([][][]byte, error) {
 	results, err := s.conn.Exec(ctx, sql).ReadAll()
 	if err != nil || len(results) == 0 {

@@ -51,7 +51,7 @@ func (x *examination) reach(ctx context.Context, hosts []string, config *tls.Con
 
 const checkReach = "reach"
 
-// Sections of the documentation that several checks name.
+// Sections of the documentation to which several checks refer.
 const (
 	seeTLS   = "docs/security.md#tls"
 	seeReach = "docs/choosing.md#ten-lines-for-each"
@@ -135,7 +135,7 @@ func parseVersion(version string) (major, minor int, known bool) {
 	return major, minor, err1 == nil && err2 == nil
 }
 
-// clock is the clock of a server according to one response.
+// clock is a reading of a server's clock, taken from one response.
 func (x *examination) clock(host string, server, asked, answered time.Time, see string) {
 	const allowed = time.Second
 	doubt := answered.Sub(asked) / 2

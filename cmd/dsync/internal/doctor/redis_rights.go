@@ -67,8 +67,8 @@ func isRedlock(x *examination) bool  { return !isRedisson(x) }
 
 // makes are commands that can create a key. A trial of such a command uses a
 // key to which the previous request has written a string, so the server refuses
-// it. If the string expires too early, the request after the trial sets an
-// expiry on the new key.
+// the command. If the string expires too early, the request after the trial
+// sets an expiry on the new key.
 var makes = []string{"HSET", "LPUSH", "RPUSH", "ZADD", "INCRBY"}
 
 const (

@@ -13,7 +13,7 @@ import (
 	"github.com/go-dsync/dsync/drivers/migrate"
 )
 
-// Where a name is.
+// The states of a name.
 const (
 	stateMoved = "moved" // sealed on the old backend
 	stateHeld  = "held"  // held, and has not moved
@@ -89,7 +89,7 @@ const (
 	waitLooks = 3
 )
 
-// all inspects all names. It repeats that until the time is up for names whose
+// all inspects all names. Until the time is up, it repeats this for names whose
 // reports may change.
 func (l *looker) all(ctx context.Context, names []string) ([]nameReport, error) {
 	reports := make([]nameReport, len(names))
@@ -128,7 +128,7 @@ func (l *looker) all(ctx context.Context, names []string) ([]nameReport, error) 
 	}
 }
 
-// each fills in the reports of some of the names.
+// each fills in the reports of the given names.
 func (l *looker) each(ctx context.Context, names []string, which []int, reports []nameReport) error {
 	return cli.SideBySide(ctx, lookers, len(which), func(ctx context.Context, n int) error {
 		i := which[n]
@@ -192,8 +192,8 @@ func (l *looker) sealed(ctx context.Context, name string) (floor uint64, sealed 
 	return floor, sealed, nil
 }
 
-// moved describes a sealed name. The new backend has its holder, so clients on
-// the old one wait without success.
+// moved describes a sealed name. Its holder is on the new backend, so clients
+// on the old backend wait without success.
 func (l *looker) moved(r *nameReport, floor uint64, old, now driver.Status) {
 	r.State, r.TokenFloor = stateMoved, floor
 	r.holder(now, "new")

@@ -85,8 +85,8 @@ Plan does not check whether the two URLs lead to the same server, but the progra
 	})
 }
 
-// fill fills in the report. It returns a refusal if the migration that the
-// flags describe is refused.
+// fill fills in the report. If the migration that the flags describe is
+// refused, fill returns the refusal.
 func (r *planReport) fill(ctx context.Context, f *pairFlags, p *pair, names []string) (refusal, err error) {
 	r.Gate, r.Fenced, r.Phases = f.gate, f.fenced, []string{"dual", "new"}
 	one := *f
@@ -143,9 +143,9 @@ func (r *planReport) try(ctx context.Context, p *pair, names []string) error {
 	return nil
 }
 
-// procedure returns a migration, which must not be closed. It also returns the
-// reason if its backends are not tied to each other, and the reason if it is
-// refused.
+// procedure returns a migration, which must not be closed. If its backends are
+// not tied to each other, or if the migration is refused, procedure also
+// returns the reason.
 func (p *pair) procedure(ctx context.Context, o *migrate.Options) (m *migrate.Driver, ties, err error) {
 	if m, err = migrate.New(p.from, p.to, o); err != nil {
 		return nil, err, err
@@ -197,8 +197,8 @@ func withoutPassword(raw string) string {
 	return parameter.ReplaceAllString(userPassword.ReplaceAllString(raw, "$1:PASSWORD@"), "$1=PASSWORD")
 }
 
-// tokens compares the tokens that the two backends issue for a name without a
-// history. Both are zero if one of the backends has no tokens.
+// tokens compares the tokens that the two backends issue for a name that was
+// not locked before. Both are zero if one of the backends has no tokens.
 func (f *pairFlags) tokens(ctx context.Context, p *pair) (migrate.Tokens, error) {
 	m, err := migrate.New(p.from, p.to, &migrate.Options{Unfenced: true, Gated: true, TTL: f.ttl, FromFloor: p.fromFloor, ToFloor: p.toFloor})
 	if err != nil {

@@ -61,7 +61,7 @@ Seal skips held names, or waits for them with --wait. It can be interrupted and 
 	})
 }
 
-// nobodyBehind fails if it sees a program that uses only the old backend.
+// nobodyBehind fails if it detects a program that uses only the old backend.
 func (s *sweep) nobodyBehind(ctx context.Context, f *pairFlags, names []string, lasting time.Duration, text io.Writer) error {
 	r := &statusReport{}
 	if err := r.look(ctx, f, names, lasting); err != nil {
@@ -222,7 +222,7 @@ const retryAfter = time.Second
 // stepLimit bounds the step for a name that seemed free.
 const stepLimit = 10 * time.Second
 
-// one processes a name. It retries once if a backend was out of reach.
+// one processes a single name. It retries once if a backend was out of reach.
 func (s *sweep) one(ctx context.Context, name string) error {
 	f, err := s.once(ctx, name)
 	if errors.Is(err, driver.ErrUnavailable) || errors.Is(err, driver.ErrUnknown) {

@@ -123,7 +123,7 @@ func (p *pair) nothingSealed(ctx context.Context, m *migrate.Driver, gate bool) 
 	return err
 }
 
-// countMoved returns how many of the names have moved.
+// countMoved returns the number of names that have moved.
 func countMoved(ctx context.Context, m *migrate.Driver, names []string) (int, error) {
 	var n atomic.Int64
 	err := cli.SideBySide(ctx, side, len(names), func(ctx context.Context, i int) error {

@@ -21,9 +21,9 @@ import (
 
 // guard is a second process of this program. It leads the process group of the
 // command and starts the command there. The guard kills the command and
-// everything that it has started at the latest time that this process sent, or
-// when this process is gone. A frozen or killed dsync therefore leaves no
-// command running without the lock.
+// everything that it has started at the time in the last message from this
+// process, or when this process has gone. A frozen or killed dsync therefore
+// leaves no command running without the lock.
 type guard struct {
 	pid    int // and the process group
 	times  *os.File
@@ -148,7 +148,7 @@ func (g *guard) end(note func(report)) {
 		}
 		g.reaped = true
 	}
-	// This ends at once because no other process has the other end.
+	// This returns at once, because no other process has the other end.
 	_ = g.voice.SetReadDeadline(time.Now().Add(deadlineEvery))
 	for r := range g.heard {
 		note(r)

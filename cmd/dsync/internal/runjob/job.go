@@ -241,10 +241,12 @@ func (j *job) step(now time.Time) (next time.Duration, over bool) {
 	return goneEvery, false
 }
 
-// errNotRenewed is the loss of a lock that still lasts for some time.
+// errNotRenewed reports that a lock was not renewed and will be lost. It is
+// still held for some time.
 var errNotRenewed = errors.New("lock lost: it could not be renewed, so another client may soon acquire it")
 
-// errStoodStill is the loss of a lock that was renewed too late for the guard.
+// errStoodStill reports the loss of a lock that was renewed too late for the
+// guard.
 var errStoodStill = errors.New("lock lost: dsync stood still until the lock was about to end, so the command was killed")
 
 func (j *job) lose(why error) {
@@ -253,8 +255,8 @@ func (j *job) lose(why error) {
 	}
 }
 
-// broken ends the command, because no process would end it if this one were
-// frozen.
+// broken ends the command, because no other process would end it if this
+// process were frozen.
 func (j *job) broken(err error) {
 	j.done.err = cli.Exit(cli.ExitBroken, fmt.Errorf("the guard of the command is gone, so the command was ended: %w", err))
 	j.kill()

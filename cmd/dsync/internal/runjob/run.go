@@ -238,7 +238,7 @@ func (r *runner) open(ctx context.Context, raw string) error {
 }
 
 // completeCommand leaves the words after the name to the shell. Cobra does not
-// report their side of the two dashes.
+// report on which side of the two dashes they are.
 func completeCommand(_ *cobra.Command, args []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
 	if len(args) == 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp

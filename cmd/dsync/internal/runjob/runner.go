@@ -181,7 +181,7 @@ func (r *runner) settled(ctx context.Context, lease *dsync.Lease) bool {
 }
 
 // keep renews a lease that package dsync does not renew because the lease may
-// outlive its holder. It ends when ctx or the lease ends.
+// outlive its holder. It returns when ctx or the lease ends.
 func (r *runner) keep(ctx context.Context, lease *dsync.Lease, until time.Time) {
 	timer := time.NewTimer(r.ttl / 3)
 	defer timer.Stop()
@@ -203,8 +203,8 @@ func (r *runner) keep(ctx context.Context, lease *dsync.Lease, until time.Time) 
 	}
 }
 
-// verdict returns the program's error after a command whose lease was unlocked
-// with the given outcome.
+// verdict returns the program's error after a command has ended and its lease
+// was unlocked with the given outcome.
 func (r *runner) verdict(ctx context.Context, done ending, unlocked error) error {
 	switch interrupted := interruption(ctx); {
 	case done.err != nil:

@@ -12,8 +12,8 @@ import (
 )
 
 // signals receives the signals of this process. They either end a wait for the
-// lock or are forwarded to the command. At any time one of the two receives
-// them, so none is lost in between.
+// lock or are forwarded to the command. At any time, either the wait or the
+// forwarding receives the signals, so none is lost in between.
 type signals struct {
 	got     chan os.Signal
 	cancel  context.CancelCauseFunc

@@ -41,8 +41,8 @@ func (t *terminal) foreground() int {
 	return group
 }
 
-// shared reports whether another group leads the session: a shell, which can
-// continue stopped jobs.
+// shared reports whether another group leads the session. That group is a
+// shell, which can continue stopped jobs.
 func (t *terminal) shared() bool {
 	session, err := unix.Getsid(0)
 	if err != nil {

@@ -27,9 +27,9 @@ const (
 )
 
 // board inspects a backend on behalf of all pages. A look lists the names and
-// queries the holders of the names on pages. It begins a while after the
-// previous look, and at least as long after it as that look took. While no page
-// is open, board sends no requests.
+// queries the holders of the names on pages. Between two looks it waits for a
+// while, and at least as long as the previous look took. While no page is open,
+// board sends no requests.
 type board struct {
 	backend *cli.Backend
 	prefix  string
@@ -66,7 +66,7 @@ type sheet struct {
 	history            []change
 }
 
-// change is a grant or the end of a hold, as seen by the board.
+// change is a grant, or the end of a hold, that the board has detected.
 type change struct{ At, Name, Text string }
 
 // posted is the whole content of a page. A page is sent again if its content
@@ -109,7 +109,7 @@ func (b *board) look(v view) (posted, <-chan struct{}) {
 	return posted{b.sheets[v], b.last, b.problem}, b.changed
 }
 
-// publish publishes a response of the backend, or its failure.
+// publish publishes a response from the backend, or the error.
 func (b *board) publish(v view, s *sheet, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

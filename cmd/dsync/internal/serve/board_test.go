@@ -20,7 +20,7 @@ import (
 	"github.com/go-dsync/dsync/internal/drivertest"
 )
 
-// spy is a backend that counts its requests and may have names of its own.
+// spy is a backend that counts its requests and may have additional names.
 type spy struct {
 	*memory.Driver
 	names        []string

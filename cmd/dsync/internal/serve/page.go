@@ -83,7 +83,7 @@ func hostOf(header string) string {
 }
 
 // fromElsewhere reports whether a browser sends a request on behalf of another
-// site's page. Such a page may only link to this one.
+// site's page. Such a page may only link to this page.
 func fromElsewhere(r *http.Request) bool {
 	if new(http.CrossOriginProtection).Check(r) != nil {
 		return true
@@ -171,7 +171,7 @@ type pageRow struct {
 	Name, Grant string
 }
 
-// pageRows is the table of `ls --long` with queues, without empty
+// pageRows returns the rows of `ls --long`, with queues and without empty
 // columns.
 func pageRows(reports []admin.Report) (head []string, rows []pageRow) {
 	table := admin.Rows(reports)

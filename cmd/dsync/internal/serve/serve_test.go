@@ -260,7 +260,8 @@ func TestServeReleases(t *testing.T) {
 	}
 }
 
-// TestServeWaitsForNoPage opens a page that does not read, and one that does.
+// TestServeWaitsForNoPage opens a page that does not read its stream, and a
+// page that does.
 func TestServeWaitsForNoPage(t *testing.T) {
 	t.Parallel()
 	d := memory.New(nil)
@@ -393,8 +394,8 @@ func TestServe(t *testing.T) {
 	}
 }
 
-// TestServeInABrowser opens the page, sees it change, and releases a lock
-// there.
+// TestServeInABrowser opens the page, waits for it to change, and releases a
+// lock on it.
 func TestServeInABrowser(t *testing.T) {
 	t.Parallel()
 	d := memory.New(nil)
