@@ -97,16 +97,16 @@ func conform(t *testing.T, c *gozk.Conn, user, chroot, query string, groups []st
 					}
 				}
 			},
-			Ping:    func(ctx context.Context) error { return pingEnsemble(ctx, c, servers) },
-			Freeze:  func(testing.TB) { s.Freeze() },
-			Thaw:    func(testing.TB) { s.Thaw() },
+			Ping:   func(ctx context.Context) error { return pingEnsemble(ctx, c, servers) },
+			Freeze: func(testing.TB) { s.Freeze() },
+			Thaw:   func(testing.TB) { s.Thaw() },
 			Restart: func(tb testing.TB) {
 				s.Restart()
 				testenv.Eventually(tb, func() bool { _, _, err := c.Exists("/"); return err == nil }, "the harness is connected again")
 			},
-			Refuse:  refuse,
-			Allow:   allow,
-			Left:    func(tb testing.TB) []string { return left(tb, c, "") },
+			Refuse: refuse,
+			Allow:  allow,
+			Left:   func(tb testing.TB) []string { return left(tb, c, "") },
 		}
 	}})
 }
