@@ -186,7 +186,7 @@ const factsQuery = `SELECT pg_catalog.pg_backend_pid(), pg_catalog.pg_is_in_reco
 	`CASE WHEN pg_catalog.current_setting('server_version_num')::pg_catalog.int4 >= 170000 ` +
 	`THEN pg_catalog.set_config('transaction_timeout', '0', false) END, ` +
 	`(SELECT f FROM pg_catalog.unnest(pg_catalog.string_to_array($1::pg_catalog.text, '|')) f ` +
-	`WHERE NOT pg_catalog.has_function_privilege('pg_catalog.' || f, 'EXECUTE') LIMIT 1)`
+	`WHERE NOT pg_catalog.has_function_privilege(pg_catalog.to_regprocedure('pg_catalog.' || f), 'EXECUTE') LIMIT 1)` // null if the server has no such function
 
 // facts is the number of columns of factsQuery.
 const facts = 7
@@ -207,7 +207,7 @@ func (d *Driver) functions() string {
 		all = append(all, "pg_current_xact_id()")
 	}
 	if d.options.Tokens == TokensDurable {
-		all = append(all, "pg_logical_emit_message(boolean,text,text)")
+		all = append(all, "pg_logical_emit_message(boolean,text,text)", "pg_logical_emit_message(boolean,text,text,boolean)") // since PostgreSQL 17
 	}
 	return strings.Join(all, "|")
 }
