@@ -153,6 +153,13 @@ func (e *env) end(err error) {
 
 func (e *env) endf(format string, args ...any) { e.end(fmt.Errorf(format, args...)) }
 
+// once returns a function that calls f at its first call. Unlike the function
+// of sync.OnceFunc, it does not panic if f ends the check.
+func once(f func()) func() {
+	var o sync.Once
+	return func() { o.Do(f) }
+}
+
 // must ends the check if err is not nil.
 func (e *env) must(err error) {
 	if err != nil {

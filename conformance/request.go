@@ -323,7 +323,7 @@ func (d *rawDriver) hanging(when faultTime) *timedFault {
 }
 
 func newTimedFault(when faultTime, n int, begin func()) *timedFault {
-	return &timedFault{when: when, begin: sync.OnceFunc(begin), left: n, all: make(chan struct{})}
+	return &timedFault{when: when, begin: once(begin), left: n, all: make(chan struct{})}
 }
 
 // of is an option for the requests that the fault affects.
@@ -333,7 +333,7 @@ func (f *timedFault) of(r *driver.Request) {
 		return
 	}
 	late := time.Now().Add(patience / 3)
-	r.Events = &faultEvents{r.Events, sync.OnceFunc(func() { f.arrive(late) })}
+	r.Events = &faultEvents{r.Events, once(func() { f.arrive(late) })}
 }
 
 // arrive is called once for each request. It returns when all requests have

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -312,14 +311,11 @@ func cancelAtGrant(e *env) error {
 // wait, it releases h and cancels the context of the request.
 func (d *rawDriver) canceledAtEvent(h *request) error {
 	ctx, cancel := context.WithCancel(d.env.ctx)
-	var begun sync.Once // not OnceFunc, which panics if the release ends the check
 	r := d.startWith(ctx, cancel, h.Name, func(r *driver.Request) {
-		r.Events = &waitingEvents{r.Events, func() {
-			begun.Do(func() {
-				h.release()
-				cancel()
-			})
-		}}
+		r.Events = &waitingEvents{r.Events, once(func() {
+			h.release()
+			cancel()
+		})}
 	}).result()
 	if r.lease != nil {
 		r.release()
