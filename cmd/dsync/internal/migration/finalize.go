@@ -52,7 +52,7 @@ The exit status is 3 if finalize was called too early: names are left, a program
 		if err != nil {
 			return err
 		}
-		if !f.gate || len(list) == 0 {
+		if !f.gate {
 			lasting = 0
 		}
 		if err := r.look(c.Context(), f, list, lasting); err != nil {
