@@ -115,9 +115,8 @@ const names = 1000
 
 // period locks the period that begins at the given time.
 func (j *Job) period(ctx context.Context, at time.Time) (*dsync.Lease, error) {
-	number := at.UnixNano() / int64(j.Every) % names
-	// times before 1970 are negative
-	name := j.Name + "/" + strconv.FormatInt((number+names)%names, 10)
+	number := uint64(at.UnixNano()/int64(j.Every)) % names
+	name := j.Name + "/" + strconv.FormatUint(number, 10)
 	return j.Locker.TryLock(ctx, name, dsync.HoldAtLeast(j.Every), dsync.ExpireAfter((j.Every * 3 / 2).Truncate(time.Second)))
 }
 
