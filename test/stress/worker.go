@@ -405,9 +405,10 @@ var (
 )
 
 // leftGoroutines waits until there are no more goroutines than at the
-// beginning.
+// beginning. After a canceled query, pgx takes up to 15 seconds to close a
+// connection whose server does not answer.
 func leftGoroutines(before int) error {
-	for end := time.Now().Add(10 * time.Second); runtime.NumGoroutine() > before; time.Sleep(10 * time.Millisecond) {
+	for end := time.Now().Add(20 * time.Second); runtime.NumGoroutine() > before; time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(end) {
 			stacks := make([]byte, 1<<16)
 			stacks = stacks[:runtime.Stack(stacks, true)]
