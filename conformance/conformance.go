@@ -167,8 +167,8 @@ func LinkOver(w *wire.Wire) *Link {
 // Run checks all promises, each in a subtest. It logs a summary, and prints the
 // first line of the summary to standard output. A check that fails reports the
 // broken promise, what the check saw, and what its clients did. A check that
-// proves
-// nothing because the machine stood still also fails.
+// proves nothing because the machine stood still also fails, and so does a run
+// without any check.
 //
 // The flag -conformance.report of the test binary names a file to which Run
 // appends a line when a check begins and a line when it has ended: the result,
@@ -224,6 +224,9 @@ func runChecks(t *testing.T, h Harness, checks []check) {
 		if results[i] != nil {
 			s.add(c, *results[i])
 		}
+	}
+	if len(s.groups) == 0 && h.Groups == nil {
+		t.Error("conformance: no check ran: the pattern of -run selects none (it is split at slashes outside of brackets)")
 	}
 	t.Log(s.String())
 	fmt.Printf("%s: %s\n", t.Name(), s.counts())

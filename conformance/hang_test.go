@@ -106,23 +106,31 @@ func TestFailureAfterASlowAnswerIsInvalid(t *testing.T) {
 	}
 }
 
-// TestInvalidCheckFailsTheRun runs a check that cannot be judged in another
-// process. It checks the exit status, output and report of that process.
-func TestInvalidCheckFailsTheRun(t *testing.T) {
-	if os.Getenv("CONFORMANCE_INVALID") != "" {
+// TestRunThatProvesNothingFails runs the suite in another process, once with a
+// check that cannot be judged, and once without any check. It checks the exit
+// status and output of that process.
+func TestRunThatProvesNothingFails(t *testing.T) {
+	const variable = "CONFORMANCE_PROVES_NOTHING"
+	switch os.Getenv(variable) {
+	case "invalid":
 		r := result{err: errors.New("the lease ran out"), stalled: "this process stood still"}
 		check{Name: "group/name", Promise: "A promise."}.report(t, r)
+		return
+	case "empty":
+		Run(t, onMemory(nil, good))
 		return
 	}
 	path, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command(path, "-test.run=^TestInvalidCheckFailsTheRun$")
-	cmd.Env = append(os.Environ(), "CONFORMANCE_INVALID=1")
-	out, err := cmd.CombinedOutput()
-	if err == nil || !strings.Contains(string(out), "Raise Harness.TTL") {
-		t.Errorf("the run ended with %v and said\n%s\nwant a failure that says what to do", err, out)
+	for why, says := range map[string]string{"invalid": "Raise Harness.TTL", "empty": "no check ran"} {
+		cmd := exec.Command(path, "-test.run=^TestRunThatProvesNothingFails$/^nothing$")
+		cmd.Env = append(os.Environ(), variable+"="+why)
+		out, err := cmd.CombinedOutput()
+		if err == nil || !strings.Contains(string(out), says) {
+			t.Errorf("%s: the run ended with %v and said\n%s\nwant a failure that says %q", why, err, out, says)
+		}
 	}
 }
 

@@ -17,11 +17,11 @@
 //	}
 //
 // The driver has exclusive locks, read-write locks and permits with leases,
-// fencing tokens, Inspect, ForceUnlock and SetLimit. It grants locks in the
-// order of arrival. It also has List if the store is a [Lister]. If the store
-// is a [Notifier], it also has Watch, and its waiters are notified of a release
-// at once. Names can move to other backends and back (see package
-// drivers/migrate).
+// fencing tokens, Inspect, ForceUnlock and SetLimit. Clients get
+// a lock in the order of their arrival ([driver.FIFOByClient]). The driver also
+// has List if the store is a [Lister]. If the store is a [Notifier], it also
+// has Watch, and its waiters are notified of a release at once. Names can move
+// to other backends and back (see package drivers/migrate).
 //
 // # Testing
 //
@@ -43,11 +43,16 @@
 //					return cas.New(s, options), link
 //				},
 //				Expire: func(tb testing.TB, name string) {
-//					_ = cas.New(store, options).ForceUnlock(tb.Context(), name)
+//					d := cas.New(store, options)
+//					defer d.Close(tb.Context())
+//					_ = d.ForceUnlock(tb.Context(), name)
 //				},
 //			}
 //		}})
 //	}
+//
+// Without Options.Rising, run the suite a second time with Options.NoTokens,
+// because only then are records deleted.
 //
 // # How it works
 //
@@ -58,8 +63,8 @@
 // to use the name, or if records of free names are deleted. Otherwise it also
 // requires a read. A waiter writes its place into the queue, renews the place
 // every few seconds, and reads the record every Options.Poll or when it is
-// notified. So no other waiter overtakes it, and a waiter that has vanished
-// loses its place.
+// notified. So no client that arrives later overtakes it, and a waiter that has
+// vanished loses its place.
 //
 // Callers of one driver that request the same name share these requests, so a
 // crowd in a process costs the store little more than a single waiter. If the
@@ -101,9 +106,17 @@ import (
 )
 
 // Store keeps one record for each name, with a version. All methods may be
-// called concurrently. They return soon after the end of their context. An
-// error that matches fs.ErrPermission or errors.ErrUnsupported is passed to the
-// user unchanged. Errors never contain a password.
+// called concurrently. They return soon after the end of their context.
+//
+// An error that matches fs.ErrPermission or errors.ErrUnsupported means that
+// the store refused the request, and that repeating it is useless. The driver
+// passes it to the user unchanged. Read and List may return any other error,
+// which the user sees as driver.ErrUnavailable. Errors never contain a
+// password.
+//
+// The driver does not close the store. An opener that dials a server returns a
+// driver of its own type, which embeds *Driver and whose Close also closes the
+// connections.
 type Store interface {
 	// Read returns the record of a name, or an Entry without a Version if there
 	// is none. Read sees every write of every client that was answered before
@@ -119,9 +132,15 @@ type Store interface {
 	// driver.ErrUnavailable means that the write was not carried out, and never
 	// will be. After any other error it may be carried out at any time.
 	//
-	// A version is never used twice for a name, not even after a Delete. No two
-	// records have the same value, so a store without versions may use the
-	// value itself, or a cryptographic hash of it, as the version.
+	// Neither the store nor its client library sends a request again after a
+	// lost answer, because the second attempt would find the version that the
+	// first one wrote. net/http, for one, repeats a request that has the header
+	// Idempotency-Key.
+	//
+	// A version is never used twice for a name, not even after a Delete or a
+	// restart of the server. No two records have the same value, so a store
+	// without versions may use the value itself, or a cryptographic hash of it,
+	// as the version.
 	Write(ctx context.Context, name string, value []byte, version string) (next string, err error)
 
 	// Delete removes the record if it still has the given version. It returns
@@ -163,8 +182,8 @@ type Lister interface {
 	// List yields the records of all names that begin with prefix, each at
 	// least once if it exists throughout the call. It may yield other records,
 	// because the driver checks the name in the record. A store that knows
-	// names only by their hash yields all records. An error is the last element
-	// that List yields.
+	// names only by their hash yields all records, but nothing that the driver
+	// has not written. An error is the last element that List yields.
 	List(ctx context.Context, prefix string) iter.Seq2[Entry, error]
 }
 
@@ -218,8 +237,9 @@ type Options struct {
 	Plain bool
 
 	// Poll is the interval at which a waiter reads the record if the store is
-	// not a Notifier. The default is 100 ms. Waiters that have other waiters
-	// ahead of them read less often, by a factor of up to 50.
+	// not a Notifier. Each driver makes one such read for all its waiters of a
+	// name. The default is 100 ms. Waiters that have other waiters ahead of
+	// them read less often, by a factor of up to 50.
 	Poll time.Duration
 
 	// Timeout bounds each request to the store. The default is 5 s.

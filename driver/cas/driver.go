@@ -181,7 +181,7 @@ func (d *Driver) list(ctx context.Context, prefix string, yield func(string) boo
 	}
 	defer d.life.Leave()
 	for e, err := range l.List(ctx, prefix) {
-		if errors.Is(err, errors.ErrUnsupported) {
+		if lasts(err) {
 			return err
 		}
 		if err != nil {
