@@ -31,7 +31,7 @@ var (
 	ErrLost error = &lostError{}
 
 	// ErrUnknown: the backend may or may not have carried out the request.
-	// The clean-up continues in the background.
+	// The cleanup continues in the background.
 	ErrUnknown = driver.ErrUnknown
 
 	// ErrUnavailable: the backend is out of reach, or refuses work for now.

@@ -374,7 +374,7 @@ func (e *env) cleansUpMany(when faultTime) error {
 	before, f := e.goroutines(), d.losing(when, many)
 	e.together("requests whose answers are lost", many, func(i int) error { return f.failed(d.briefly(names[i], noWait, f.of)) })
 	d.cut() // so the driver can only wait
-	e.poll("the goroutines of clean-ups", func() error {
+	e.poll("the goroutines of cleanups", func() error {
 		if more := e.goroutines() - before; more > many*9/10 {
 			return fmt.Errorf("%d more after %d requests that failed", more, many)
 		}

@@ -14,7 +14,7 @@ import (
 // The checks of drivers with latches: driver.Latcher.
 var latchChecks = []check{
 	{"latch/set", "SetLatch sets a latch with its count only if there is none. At 0 the latch is gone and can be set again.", latchIsSetOnce},
-	{"latch/count", "Each count-down lowers the count by one, even if many arrive at once from different clients. Without a latch it has no effect.", latchCounts},
+	{"latch/count", "Each countdown lowers the count by one, even if many arrive at once from different clients. Without a latch it has no effect.", latchCounts},
 	{"latch/delete", "A deleted latch is gone and can be set again. Without a latch, a deletion has no effect.", latchIsDeleted},
 	{"latch/names", "Latches of different names are independent.", latchesAreApart},
 	{"latch/close", "A latch outlives the client that set it, and long times without a change. A closed client makes no further changes.", latchOutlivesClose},
@@ -123,7 +123,7 @@ func latchIsSetOnce(e *env) error {
 			a.has(0, "after it was counted down to 0")
 			continue
 		}
-		a.has(n-3, "after three count-downs")
+		a.has(n-3, "after three countdowns")
 	}
 	return nil
 }
@@ -136,26 +136,26 @@ func latchCounts(e *env) error {
 		all[i] = e.driver().latch(name)
 	}
 	all[0].down(e.changeID())
-	all[0].has(0, "after a count-down without a latch")
+	all[0].has(0, "after a countdown without a latch")
 	all[0].set(clients*each + 1)
-	e.together("count-downs", clients, func(i int) error {
+	e.together("countdowns", clients, func(i int) error {
 		for range each {
 			all[i].down(e.changeID())
 		}
 		return nil
 	})
-	all[1].has(1, "after all count-downs but one")
+	all[1].has(1, "after all countdowns but one")
 	for i := range 3 {
 		all[i].down(e.changeID())
-		all[i].has(0, "after the last count-down, and others")
+		all[i].has(0, "after the last countdown, and others")
 	}
 	for range 5 {
 		all[0].set(clients)
-		e.together("the last count-downs", clients, func(i int) error {
+		e.together("the last countdowns", clients, func(i int) error {
 			all[i].down(e.changeID())
 			return nil
 		})
-		all[0].has(0, "after the last count-downs, all at once")
+		all[0].has(0, "after the last countdowns, all at once")
 	}
 	return nil
 }
@@ -169,7 +169,7 @@ func latchIsWide(e *env) error {
 		a.set(n)
 		b.has(n, "after it was set")
 		b.down(e.changeID())
-		a.has(n-1, "after a count-down")
+		a.has(n-1, "after a countdown")
 		a.delete(e.changeID())
 	}
 	return nil
@@ -222,8 +222,8 @@ func latchesAreApart(e *env) error {
 	a.set(2)
 	b.set(3)
 	a.down(e.changeID())
-	a.has(1, "after a count-down")
-	b.has(3, "after a count-down of another latch")
+	a.has(1, "after a countdown")
+	b.has(3, "after a countdown of another latch")
 	a.delete(e.changeID())
 	b.has(3, "after another latch was deleted")
 	return nil
@@ -240,11 +240,11 @@ func latchOutlivesClose(e *env) error {
 		b.has(2, "a hundred days after the last change")
 	}
 	b.down(e.changeID())
-	b.has(1, "after a count-down by another client")
+	b.has(1, "after a countdown by another client")
 	if err := isClosed("CountDown after Close", a.backend.CountDown(e.ctx, a.name, e.changeID())); err != nil {
 		return err
 	}
-	b.has(1, "after a count-down by a client that is closed")
+	b.has(1, "after a countdown by a client that is closed")
 	return nil
 }
 
@@ -263,7 +263,7 @@ func latchChangesOnce(e *env) error {
 	for range 3 {
 		a.down(down)
 	}
-	a.has(2, "after a count-down and its repeats")
+	a.has(2, "after a countdown and its repeats")
 	a.delete(remove)
 	b.set(5)
 	a.delete(remove)
@@ -277,7 +277,7 @@ func latchChangesOnce(e *env) error {
 	a.down(idle)
 	b.set(2)
 	a.down(idle)
-	a.has(2, "after the repeat of a count-down that found no latch")
+	a.has(2, "after the repeat of a countdown that found no latch")
 	b.delete(e.changeID())
 	if !a.trySet(once, 3) || b.trySet(twice, 4) {
 		return errors.New("the repeat of a SetLatch was answered differently when the latch was gone")
@@ -324,7 +324,7 @@ func latchSurvivesFaults(e *env) error {
 }
 
 // notCarriedOut counts down once, during a fault. If the driver reports that
-// the count-down was not carried out, the report must be correct.
+// the countdown was not carried out, the report must be correct.
 func (l *latch) notCarriedOut(fault func(*rawDriver), other *latch) error {
 	e, before := l.d.env, other.count()
 	fault(l.d)
@@ -382,7 +382,7 @@ func latchTellsEnds(e *env) error {
 	defer w.end()
 	for _, by := range []*latch{a, b} {
 		for what, end := range map[string]func(){
-			"the last count-down": func() { by.down(e.changeID()) },
+			"the last countdown": func() { by.down(e.changeID()) },
 			"DeleteLatch":         func() { by.delete(e.changeID()) },
 		} {
 			by.set(1)
@@ -415,7 +415,7 @@ func latchWatchStops(e *env) error {
 	a, b := e.latches()
 	stopped, goesOn := b.watch(), b.watch()
 	defer goesOn.end()
-	return goesOn.goesOn(stopped, "the last count-down", func() func() {
+	return goesOn.goesOn(stopped, "the last countdown", func() func() {
 		a.set(1)
 		return func() { a.down(e.changeID()) }
 	})

@@ -272,7 +272,7 @@ func (c *closable) live() (all []*brokenLease) {
 var crossingMutants = []mutant{
 	{
 		check:  "crossing/changes",
-		breaks: "a count-down that was carried out returns ErrClosed when the driver is closed before its answer arrives",
+		breaks: "a countdown that was carried out returns ErrClosed when the driver is closed before its answer arrives",
 		mutate: breakCrossed(func(d *memory.Driver, b *brokenLatches, closing func() bool) {
 			b.countDown = func(ctx context.Context, name, id string) error {
 				return lateClosed(closing, d.CountDown(ctx, name, id))
@@ -300,7 +300,7 @@ var crossingMutants = []mutant{
 	},
 	{
 		check:  "crossing/changes",
-		breaks: "a count-down that Close interrupts returns nil",
+		breaks: "a countdown that Close interrupts returns nil",
 		mutate: breakCrossed(func(d *memory.Driver, b *brokenLatches, _ func() bool) {
 			b.countDown = func(ctx context.Context, name, id string) error {
 				open := !b.closed.Load()

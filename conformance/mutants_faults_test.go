@@ -279,7 +279,7 @@ var lostMutants = []mutant{
 	},
 	{
 		check:  "faults/clean-up",
-		breaks: "a clean-up that fails is given up",
+		breaks: "a cleanup that fails is given up",
 		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 			l, err := d.Acquire(ctx, r)
 			if errors.Is(err, driver.ErrUnknown) && !isHung(ctx, err) {
@@ -295,12 +295,12 @@ var lostMutants = []mutant{
 	},
 	{
 		check:  "faults/many",
-		breaks: "each clean-up is a goroutine",
+		breaks: "each cleanup is a goroutine",
 		mutate: cleansUpInGoroutines(),
 	},
 	{
 		check:  "faults/many",
-		breaks: "each clean-up is a goroutine, of a driver that reads before it writes",
+		breaks: "each cleanup is a goroutine, of a driver that reads before it writes",
 		mutate: readsFirst(cleansUpInGoroutines()),
 	},
 }
@@ -586,7 +586,7 @@ var refusalMutants = []mutant{
 	},
 	{
 		check:  "refusal/changes",
-		breaks: "a count-down that the backend refuses returns nil",
+		breaks: "a countdown that the backend refuses returns nil",
 		mutate: breakLatches(func(d *memory.Driver, b *brokenLatches) {
 			b.countDown = func(ctx context.Context, name, id string) error {
 				err := d.CountDown(ctx, name, id)

@@ -45,7 +45,7 @@ var latchMutants = []mutant{
 	},
 	{
 		check:  "latch/count",
-		breaks: "a count-down that unexpectedly is the last does nothing",
+		breaks: "a countdown that unexpectedly is the last does nothing",
 		mutate: breakLatches(func(d *memory.Driver, b *brokenLatches) {
 			b.countDown = func(ctx context.Context, name, id string) error {
 				before, err := d.Latch(ctx, name)
@@ -117,7 +117,7 @@ var latchMutants = []mutant{
 	},
 	{
 		check:  "latch/repeat",
-		breaks: "a count-down without a latch is not remembered",
+		breaks: "a countdown without a latch is not remembered",
 		mutate: breakLatches(func(d *memory.Driver, b *brokenLatches) {
 			b.countDown = func(ctx context.Context, name, id string) error {
 				if left, err := d.Latch(ctx, name); err != nil || left == 0 {
@@ -203,7 +203,7 @@ var latchMutants = []mutant{
 	},
 	{
 		check:  "latch/lost-answers",
-		breaks: "a count-down whose answer was lost is reported as not carried out",
+		breaks: "a countdown whose answer was lost is reported as not carried out",
 		mutate: breakLatches(func(d *memory.Driver, b *brokenLatches) {
 			b.countDown = func(ctx context.Context, name, id string) error {
 				err := d.CountDown(ctx, name, id)
@@ -284,7 +284,7 @@ func (b *brokenLatches) Latch(ctx context.Context, name string) (int, error) {
 	return b.Driver.Latch(ctx, name)
 }
 
-// knowsChanges returns a mutation that carries out a repeated count-down again
+// knowsChanges returns a mutation that carries out a repeated countdown again
 // unless known returns true, given the time since the first request and the
 // number of other changes since then.
 func knowsChanges(known func(since time.Duration, others int) bool) func(*memory.Driver) driver.Driver {

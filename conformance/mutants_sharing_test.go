@@ -158,7 +158,7 @@ var sharingMutants = []mutant{
 	},
 	{
 		check:  "sharing/clean-up",
-		breaks: "the clean-up after a request without an answer ends the oldest hold of the name",
+		breaks: "the cleanup after a request without an answer ends the oldest hold of the name",
 		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 			l, err := d.Acquire(ctx, r)
 			if errors.Is(err, driver.ErrUnknown) && ctx.Err() == nil && (r.Mode == driver.Read || r.Mode == driver.Permit) {

@@ -180,7 +180,7 @@ var waitingMutants = []mutant{
 	},
 	{
 		check:  "waiting/cancel",
-		breaks: "the clean-up after a canceled wait deletes the name",
+		breaks: "the cleanup after a canceled wait deletes the name",
 		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 			l, err := d.Acquire(ctx, r)
 			if errors.Is(err, context.Canceled) {

@@ -222,7 +222,7 @@ func (e *env) latchesAlike() error {
 	change("CountDown", func(ctx context.Context, i int, id string) error { return backend.CountDown(ctx, names[i], id) })
 	for i, name := range names {
 		if !refused[i] {
-			b.latch(name).has(i+1, "after a count-down, beside latches with similar names")
+			b.latch(name).has(i+1, "after a countdown, beside latches with similar names")
 		}
 	}
 	change("DeleteLatch", func(ctx context.Context, i int, id string) error { return backend.DeleteLatch(ctx, names[i], id) })

@@ -36,7 +36,7 @@ var sharingChecks = []check{
 	{"sharing/nested", "A writer may also read, a reader that requests more gets ErrDeadlock, and a nested reader does not wait for a waiting writer.", modesNest},
 	{"sharing/closed-writer", "When a client that waits to write with several requests is closed, it no longer delays the readers behind it.", closedWriter},
 	{"sharing/equal-owners", "Holds with the same owner exclude each other like holds of different owners, in every mode.", equalOwnersExcludeInAllModes},
-	{"sharing/clean-up", "The clean-up after a Read request without an answer does not affect another hold of the name.", readersCleanUp},
+	{"sharing/clean-up", "The cleanup after a Read request without an answer does not affect another hold of the name.", readersCleanUp},
 	{"sharing/sealed", "A sealed name is refused in every mode, even to waiters.", sealedForAll},
 }
 

@@ -50,7 +50,7 @@ import (
 //     refuse the request that arrives late.) If the matter is not settled when
 //     the call returns, the error matches [ErrUnknown]. Close first ends
 //     unfinished Acquires (they return [ErrClosed] and leave the backend's
-//     queues), then ends holds in few requests, then waits for clean-ups until
+//     queues), then ends holds in few requests, then waits for cleanups until
 //     its ctx ends.
 //  3. Release returns nil if this release ended the hold, even if an earlier,
 //     unanswered request of the same release did. It returns [ErrNotHeld] if
@@ -136,7 +136,7 @@ type Driver interface {
 	// or the error of ctx. All other errors are passed to the user unchanged.
 	Acquire(ctx context.Context, r *Request) (Lease, error)
 
-	// Close ends unfinished Acquires, all holds, clean-ups and goroutines, as
+	// Close ends unfinished Acquires, all holds, cleanups and goroutines, as
 	// rule 2 requires. It returns when all this is done or ctx has ended. Then
 	// nothing of the client remains on a backend that is in reach, except the
 	// state that later tokens, limits, seals and latches need. A backend client

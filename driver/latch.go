@@ -9,7 +9,7 @@ import (
 // after the first request that may have been carried out.
 const RepeatFor = 30 * time.Minute
 
-// Latcher is an optional interface of a Driver that supports count-down
+// Latcher is an optional interface of a Driver that supports countdown
 // latches. A latch is a count under a name: it is set once, lowered by any
 // client, and removed at 0. A latch has no owner, and neither time nor Close
 // ends it. A name is used for a lock or for a latch, not for both.

@@ -95,7 +95,7 @@ func TestLateWrite(t *testing.T) {
 			if _, err := a.Acquire(t.Context(), request("a:1")); !errors.Is(err, driver.ErrUnknown) {
 				t.Fatalf("Acquire without an answer: got %v, want ErrUnknown", err)
 			}
-			synctest.Wait() // for the clean-up
+			synctest.Wait() // for the cleanup
 			acquire := func(hold string) {
 				t.Helper()
 				lease, err := b.Acquire(t.Context(), request(hold))

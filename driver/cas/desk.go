@@ -58,7 +58,7 @@ type job struct {
 	served bool // the job has been in a round, and has a place in the queue
 	round  bool // the job is in a round now
 	quits  bool // the caller waits only for the end of the round
-	left   bool // the caller is gone, and a clean-up is expected
+	left   bool // the caller is gone, and a cleanup is expected
 }
 
 // errQueued means that the request has a place in the queue.

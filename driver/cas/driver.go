@@ -200,7 +200,7 @@ func (d *Driver) list(ctx context.Context, prefix string, yield func(string) boo
 }
 
 // Close implements [driver.Driver]: it ends Acquires, then holds, then waits
-// for the clean-up.
+// for the cleanup.
 func (d *Driver) Close(ctx context.Context) error {
 	if err := d.life.Close(); err != nil {
 		return err

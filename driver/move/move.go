@@ -117,7 +117,7 @@ type Unmarker interface {
 type Identifier interface {
 	// Identity queries the backend for a number. The number is the same for
 	// every driver that excludes this one, regardless of the address, even
-	// after a restart or a fail-over. It is different for every other backend
+	// after a restart or a failover. It is different for every other backend
 	// or database, except a physical copy of this one.
 	Identity(ctx context.Context) (uint64, error)
 }

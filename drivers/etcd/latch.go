@@ -22,9 +22,9 @@ const (
 	changePrefix = "\x00change\x00"
 )
 
-// latch is the key of a latch. Each count-down puts the key again unchanged,
+// latch is the key of a latch. Each countdown puts the key again unchanged,
 // and the server counts these puts in the version of the key. So concurrent
-// count-downs do not conflict, whereas with a count in the value only one of
+// countdowns do not conflict, whereas with a count in the value only one of
 // them would succeed at a time.
 type latch struct {
 	key     string

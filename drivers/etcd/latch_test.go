@@ -132,15 +132,15 @@ func TestLatchRequests(t *testing.T) {
 			got[method] = n - before[method]
 		}
 	}
-	// A transaction counts the ranges in it: each count-down but the first,
+	// A transaction counts the ranges in it: each countdown but the first,
 	// which finds no latch at first, reads twice.
 	if got["Txn"] != 1+2*(clients*each+1) || got["LeaseGrant"] != 0 || got["Watch"] != 0 {
 		t.Errorf("requests: got %v, want %d transactions and no lease", got, 1+2*(clients*each+1))
 	}
 }
 
-// TestLatchLastTwoAtOnce has a count-down read that two are left, and lets
-// another count-down come in between.
+// TestLatchLastTwoAtOnce has a countdown read that two are left, and lets
+// another countdown come in between.
 func TestLatchLastTwoAtOnce(t *testing.T) {
 	s := testenv.Etcd(t)
 	link, addr := testenv.Wire(t, s.Addr)
@@ -198,7 +198,7 @@ func leasesOfChanges(tb testing.TB, c *clientv3.Client) map[clientv3.LeaseID]boo
 }
 
 // TestLatchWatchHearsOfTheEnd checks that a watch reports only the end, so that
-// a count-down causes no traffic for the waiters.
+// a countdown causes no traffic for the waiters.
 func TestLatchWatchHearsOfTheEnd(t *testing.T) {
 	s := testenv.Etcd(t)
 	d := openURL(t, "etcd://%s", s.Addr)

@@ -375,7 +375,7 @@ func TestUnansweredPermits(t *testing.T) {
 	unknown := 0
 	for range rounds {
 		link, addr := testenv.Wire(t, s.Addr)
-		d := openURL(t, "etcd://%s", addr) // its session was not retired by a clean-up
+		d := openURL(t, "etcd://%s", addr) // its session was not retired by a cleanup
 		release(t, acquire(t, d, permits(2, limit, request("a"))))
 		before := s.Requests()["Txn"]
 		link.Hold(wire.Replies)

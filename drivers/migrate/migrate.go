@@ -149,7 +149,7 @@ type Driver struct {
 	ended    bool           // no more work may begin
 	calls    sync.WaitGroup // Acquires
 	steps    sync.WaitGroup // steps begun by closable
-	work     sync.WaitGroup // clean-ups
+	work     sync.WaitGroup // cleanups
 }
 
 var (

@@ -215,7 +215,7 @@ func TestFrozenServer(t *testing.T) {
 }
 
 // TestStandbyBehindTheAddress lets the address of the primary lead to a standby
-// for a while, as during a fail-over.
+// for a while, as during a failover.
 func TestStandbyBehindTheAddress(t *testing.T) {
 	t.Parallel()
 	pg := testenv.Postgres(t)

@@ -43,7 +43,7 @@
 // The driver opens its own connections: one for all locks of one TTL, and one
 // for each name that it waits for. All locks on a connection are lost with it.
 //
-// A restart or a fail-over of the server loses every lock. A client that is
+// A restart or a failover of the server loses every lock. A client that is
 // still connected to the old primary does not notice the new one.
 //
 // A pooler in transaction mode is refused, because it passes locks from client

@@ -32,7 +32,7 @@ func TestCluster(t *testing.T) {
 	t.Run("slow", func(t *testing.T) { testClusterSlowNode(t, c) })
 	t.Run("replicas", func(t *testing.T) { testClusterReplicas(t, c) })
 	t.Run("move", func(t *testing.T) { testClusterMove(t, c) })
-	t.Run("fail-over", func(t *testing.T) { testClusterFailOver(t, c) })
+	t.Run("failover", func(t *testing.T) { testClusterFailOver(t, c) })
 }
 
 func testClusterNames(t *testing.T, c *testenv.Cluster) {
@@ -134,7 +134,7 @@ func testClusterRenew(t *testing.T, c *testenv.Cluster) {
 	}
 }
 
-// testClusterSlowNode freezes one node for less time than a fail-over takes.
+// testClusterSlowNode freezes one node for less time than a failover takes.
 func testClusterSlowNode(t *testing.T, c *testenv.Cluster) {
 	d := openURL(t, "%s", clusterURL(c))
 	var leases []driver.Lease
@@ -220,7 +220,7 @@ func testClusterMove(t *testing.T, c *testenv.Cluster) {
 
 func testClusterFailOver(t *testing.T, c *testenv.Cluster) {
 	a, b := openURL(t, "%s", clusterURL(c)), openURL(t, "%s", clusterURL(c))
-	name := "fail-over"
+	name := "failover"
 	l := acquire(t, a, forLong(name))
 	w := wait(t, b, request(name))
 	testenv.Eventually(t, func() bool { return b.topics.Own(prefixName(channelPrefix, name)) == 1 }, "the waiter is subscribed")

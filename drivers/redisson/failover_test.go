@@ -136,10 +136,10 @@ func TestClusterUnderLoadReplicated(t *testing.T) {
 func TestSentinelUnderLoad(t *testing.T) {
 	t.Parallel()
 	s := testenv.RedisSentinel(t, 1)
-	t.Run("fail-over to and fro", func(t *testing.T) {
+	t.Run("failover to and fro", func(t *testing.T) {
 		l := startLoad(t, sentinelURL(s), "x", "y")
 		for range 2 {
-			l.disturb(t, "fail-over", func() { failOver(t, s) })
+			l.disturb(t, "failover", func() { failOver(t, s) })
 		}
 		l.judge(t, detectLoss)
 	})
@@ -169,7 +169,7 @@ func TestSentinelUnderLoad(t *testing.T) {
 
 // failOver has the sentinels make the replica the primary. The old primary
 // lives on, as a replica that refuses writes. A sentinel gives up if the
-// replica is not ready in time, for example just after another fail-over. The
+// replica is not ready in time, for example just after another failover. The
 // request must then be repeated.
 func failOver(t *testing.T, s *testenv.Sentinel) {
 	t.Helper()
@@ -178,7 +178,7 @@ func failOver(t *testing.T, s *testenv.Sentinel) {
 		if s.Primary() != old {
 			return true
 		}
-		_, _ = s.Sentinels[0].Try("SENTINEL", "FAILOVER", s.Master) // refused while a fail-over is in progress
+		_, _ = s.Sentinels[0].Try("SENTINEL", "FAILOVER", s.Master) // refused while a failover is in progress
 		return false
 	}, "the sentinels name the other server")
 }
@@ -208,8 +208,8 @@ func stale(t *testing.T, replica, primary *testenv.RedisServer) {
 	testenv.Eventually(t, func() bool { return !slices.Contains(replica.Do("ROLE").([]any), "connected") }, "the replica is cut off")
 }
 
-// cutOff is the TTL of holds during a fail-over. It is longer than the
-// fail-over, so that the hold does not expire.
+// cutOff is the TTL of holds during a failover. It is longer than the
+// failover, so that the hold does not expire.
 const cutOff = "&ttl=20s"
 
 // TestFailOverThatLosesALock: the replica that takes over has one grant and

@@ -17,7 +17,7 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// loadTTL is the TTL of the clients of a load, shorter than a fail-over takes.
+// loadTTL is the TTL of the clients of a load, shorter than a failover takes.
 const loadTTL = 3 * time.Second
 
 // load is a set of clients that acquire locks one after another, regardless of
@@ -103,7 +103,7 @@ func (l *load) disturb(t *testing.T, fault string, f func()) {
 }
 
 // judge ends the load and judges it. detect is the time after a fault for which
-// two callers may both believe that they hold a lock, because a fail-over
+// two callers may both believe that they hold a lock, because a failover
 // forgot the hold of the first. It is 0 if nothing may be forgotten.
 func (l *load) judge(t *testing.T, detect time.Duration) {
 	t.Helper()
@@ -119,7 +119,7 @@ func (l *load) judge(t *testing.T, detect time.Duration) {
 			return (v.Rule == history.RuleOverlap || v.Rule == history.RuleLoss) && soonAfter(events, v, detect)
 		})
 	}
-	t.Logf("%v; %d of the violations are soon after a fail-over", v, all-len(v.Violations))
+	t.Logf("%v; %d of the violations are soon after a failover", v, all-len(v.Violations))
 	if err := v.Err(); err != nil {
 		t.Error(err)
 	}
@@ -143,7 +143,7 @@ func soonAfter(events []history.Event, v history.Violation, detect time.Duration
 }
 
 // detectLoss is the time for which the clients of a load may believe that they
-// hold a lock that a fail-over lost. It lasts until the next renewal, plus some
+// hold a lock that a failover lost. It lasts until the next renewal, plus some
 // time for a request that hangs.
 const detectLoss = loadTTL/3 + loadTTL/6 + time.Second
 

@@ -65,7 +65,7 @@ func valueOf(l *lease) string {
 	return fmt.Sprintf("#%d", l.first+uint64(l.tokens)-1) + holderText(l.request)
 }
 
-// forLong returns a request for a hold that outlives a fail-over, or much work
+// forLong returns a request for a hold that outlives a failover, or much work
 // of a busy machine.
 func forLong(name string) *driver.Request {
 	r := request(name)

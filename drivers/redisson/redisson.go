@@ -45,7 +45,7 @@
 //
 // # Caveats
 //
-// Redis acknowledges before it replicates, so a fail-over can forget a lock
+// Redis acknowledges before it replicates, so a failover can forget a lock
 // that was granted a moment before. The holder learns of the loss at its next
 // renewal. Options.WaitReplicas narrows this window, but does not close it. If
 // the server's clock jumps, holds end early or late. Tokens rise in both cases.

@@ -144,11 +144,11 @@ func TestSentinel(t *testing.T) {
 	}
 	again, _ := acquire(t, d, request("token")).Tokens()
 	if again <= first {
-		t.Errorf("token after the fail-over: got %d, want more than %d", again, first)
+		t.Errorf("token after the failover: got %d, want more than %d", again, first)
 	}
 }
 
-// TestSentinelDemotedPrimary is a fail-over in which the old primary lives on,
+// TestSentinelDemotedPrimary is a failover in which the old primary lives on,
 // as a replica that refuses writes.
 func TestSentinelDemotedPrimary(t *testing.T) {
 	t.Parallel()
@@ -159,7 +159,7 @@ func TestSentinelDemotedPrimary(t *testing.T) {
 	testenv.Eventually(t, func() bool {
 		_, err := s.Sentinels[0].Try("SENTINEL", "FAILOVER", s.Master)
 		return err == nil
-	}, "the sentinel begins a fail-over")
+	}, "the sentinel begins a failover")
 	testenv.Eventually(t, func() bool { return s.Primary() != old }, "the sentinels name the other server")
 	testenv.Eventually(t, func() bool {
 		role, err := old.Try("ROLE") // a server that is demoted breaks connections
@@ -174,7 +174,7 @@ func TestSentinelDemotedPrimary(t *testing.T) {
 	}, "locks are granted by the new primary")
 }
 
-// TestSubscriptionFollowsSentinels: after a planned fail-over the old primary
+// TestSubscriptionFollowsSentinels: after a planned failover the old primary
 // lives on, and does not close its connections for some 10 s.
 func TestSubscriptionFollowsSentinels(t *testing.T) {
 	t.Parallel()

@@ -17,7 +17,7 @@ import (
 
 // op is one request from a caller, to acquire a lock or to end a hold. A sender
 // executes it, so a caller can leave at once without losing the answer, which
-// determines the clean-up.
+// determines the cleanup.
 type op struct {
 	request *driver.Request
 	lease   *lease // to release; nil to acquire
@@ -257,7 +257,7 @@ func (d *Driver) finish(o *op) {
 // is open if the driver opened the client and the client's connection has
 // answered recently. Such a client honors the end of a context whenever it
 // waits for an answer, and sends everything over one connection. If the caller
-// leaves, the clean-up is sent after the request over the same connection, so
+// leaves, the cleanup is sent after the request over the same connection, so
 // its result is final, unless another connection was made in the meantime.
 type direct struct {
 	busy     atomic.Int32 // ops in progress, on the fast path or not

@@ -24,14 +24,14 @@ const (
 	changesPart = "/%changes"
 )
 
-// latch is a node with the count as set, and a child. Each count-down changes
-// the child, so the child's version is the number of count-downs. Concurrent
-// count-downs do not conflict, and a watch of the children of the latch reports
+// latch is a node with the count as set, and a child. Each countdown changes
+// the child, so the child's version is the number of countdowns. Concurrent
+// countdowns do not conflict, and a watch of the children of the latch reports
 // only the end. The child is named after the change that set the latch, so no
 // request affects a later latch of the name.
 //
 // When the count reaches 0, the latch has ended. The first client that sees
-// this removes the nodes. It is the client of the last count-down or, if that
+// this removes the nodes. It is the client of the last countdown or, if that
 // client has died, the client of the next request.
 type latch struct {
 	node  string
@@ -156,7 +156,7 @@ func (c caller) changeLatch(node, id string, change func(latch) []any) (did bool
 	}
 }
 
-// endLatch removes the nodes of a latch after the last count-down, whose answer
+// endLatch removes the nodes of a latch after the last countdown, whose answer
 // ends with the state of the child.
 func (c caller) endLatch(l latch, results []gozk.MultiResponse) {
 	if len(results) == 0 || l.child == "" {

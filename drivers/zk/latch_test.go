@@ -111,10 +111,10 @@ func TestLatchRequests(t *testing.T) {
 	before, requests := f.Logged(), f.Requests()
 	drivertest.Crowd(clients*each, 1, func(i int) { countDown(t, f.clients[i%clients], "x", fmt.Sprint("down", i)) })
 	if got := f.Logged() - before; got > clients*each*3/2 { // some of them keep the sessions alive
-		t.Errorf("transactions of %d count-downs: got %d, want one each", clients*each, got)
+		t.Errorf("transactions of %d countdowns: got %d, want one each", clients*each, got)
 	}
 	if got := f.Requests() - requests; got > 4*clients*each {
-		t.Errorf("requests of %d count-downs: got %d, want three each", clients*each, got)
+		t.Errorf("requests of %d countdowns: got %d, want three each", clients*each, got)
 	}
 	wantLeft(t, f.clients[0], "x", 1)
 	countDown(t, f.clients[0], "x", "last")

@@ -1,5 +1,5 @@
 // Package lifecycle ends drivers in order: Close waits for the running calls,
-// then for their clean-ups, and the goroutines end last.
+// then for their cleanups, and the goroutines end last.
 package lifecycle
 
 import (
@@ -13,7 +13,7 @@ import (
 )
 
 // Lifecycle counts the calls and the goroutines of a driver. The driver ends in
-// four steps: Close, AwaitCalls, End, which ends clean-ups, and Wait, which
+// four steps: Close, AwaitCalls, End, which ends cleanups, and Wait, which
 // waits for the goroutines.
 type Lifecycle struct {
 	open   context.Context
@@ -41,7 +41,7 @@ func New() *Lifecycle {
 // the context of Open ends.
 func (l *Lifecycle) Open() context.Context { return l.open }
 
-// Context returns a context that ends when End is called. The clean-ups after
+// Context returns a context that ends when End is called. The cleanups after
 // calls end when this context ends.
 func (l *Lifecycle) Context() context.Context { return l.life }
 

@@ -274,7 +274,7 @@ func (s *Sentinel) Primary() *RedisServer {
 }
 
 // AwaitPrimary waits until all sentinels name the same server and it is a
-// primary. Shortly after a fail-over, a sentinel that has not noticed it may
+// primary. Shortly after a failover, a sentinel that has not noticed it may
 // turn the new primary into a replica again, until the other sentinels correct
 // that.
 func (s *Sentinel) AwaitPrimary() {
@@ -348,7 +348,7 @@ sentinel failover-timeout %[3]s 5000
 	return s
 }
 
-// informed reports whether a sentinel knows enough to carry out a fail-over.
+// informed reports whether a sentinel knows enough to carry out a failover.
 func (s *Sentinel) informed(sentinel *RedisServer, replicas int) bool {
 	s.tb.Helper()
 	master := pairs(sentinel.Do("SENTINEL", "MASTER", s.Master))

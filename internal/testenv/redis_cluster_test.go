@@ -49,7 +49,7 @@ func TestRedisClusterFailover(t *testing.T) {
 		t.Errorf("node %d took over, want the replica of the master", i)
 	}
 	if got := replica.Do("GET", key); got != "v" {
-		t.Errorf("GET after the fail-over: got %v, want v", got)
+		t.Errorf("GET after the failover: got %v, want v", got)
 	}
 	old.Start()
 	Eventually(t, old.replicates, "the old master follows the new one")

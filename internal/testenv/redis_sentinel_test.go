@@ -17,7 +17,7 @@ func TestRedisSentinel(t *testing.T) {
 		t.Errorf("role of the new primary: got %s, want master", got)
 	}
 	if got := primary.Do("GET", "k"); got != "v" {
-		t.Errorf("GET after the fail-over: got %v, want v", got)
+		t.Errorf("GET after the failover: got %v, want v", got)
 	}
 	old.Start()
 	Eventually(t, old.replicates, "the old primary follows the new one")

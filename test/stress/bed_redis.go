@@ -126,8 +126,8 @@ func sentinelBed(tb testing.TB, s *testenv.Sentinel) *bed {
 			if s.Primary() != before {
 				return redisInfo(s.Primary(), "replication", "role") == "master"
 			}
-			// The command is refused while a fail-over is in progress, and sent
-			// again after that fail-over was abandoned.
+			// The command is refused while a failover is in progress, and sent
+			// again after that failover was abandoned.
 			_, _ = s.Sentinels[0].Try("SENTINEL", "FAILOVER", s.Master)
 			return false
 		}, "there is a new primary")

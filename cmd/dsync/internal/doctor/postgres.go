@@ -238,7 +238,7 @@ func (s *postgresServer) state(f map[string]string) {
 	}
 	if n, _ := strconv.Atoi(f["replicas"]); n > 0 {
 		s.x.bad(warning, "replicas", fmt.Sprintf("%s has %s: if one takes over while the old primary is alive, both grant locks", s.host, cli.Plural(n, "replica")),
-			"a fail-over that stops the old primary first; fencing tokens expose late holders", seePostgres)
+			"a failover that stops the old primary first; fencing tokens expose late holders", seePostgres)
 	}
 }
 

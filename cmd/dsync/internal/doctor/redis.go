@@ -264,7 +264,7 @@ func (s *redisServer) replicas(context.Context) {
 	switch wanted := s.x.url.Int("waitreplicas", 0, 0, 1000); {
 	case isRedlock(s.x) && n > 0:
 		s.x.bad(warning, "replicas", text+": if one takes over at this address, it may not have the last locks",
-			"no fail-over behind the addresses of the URL: the other nodes replace a node that is down", s.x.seeRedis())
+			"no failover behind the addresses of the URL: the other nodes replace a node that is down", s.x.seeRedis())
 	case wanted > n:
 		s.x.bad(fault, "replicas", fmt.Sprintf("%s, but a grant waits for waitreplicas=%d", text, wanted),
 			"more connected replicas, or a smaller waitreplicas=", s.x.seeRedis())
