@@ -201,6 +201,14 @@ func TestStatusFor(t *testing.T) {
 		})
 	}
 	inMemory(t).run("status", "--for", "-1s", "x").want(cli.ExitUsage, "--for -1s is negative")
+	synctest.Test(t, func(t *testing.T) {
+		p := inMemory(t)
+		drivertest.Acquire(t, drivertest.Open(t, p.from), drivertest.Request("y"))
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		p.ctx = ctx
+		p.run("status", "--for", "10m", "x", "y").want(cli.ExitInterrupted, "2 names: 0 moved, 1 held, 1 idle", "behind: y: ")
+	})
 }
 
 // TestSealFor checks that seal finds an occasional holder if it looks for long
@@ -260,7 +268,7 @@ func TestSealMovesIdleNames(t *testing.T) {
 	drivertest.Release(t, l)
 	p.run("seal", "--all", "--names", "-").want(cli.ExitDone, "sealed: 1; sealed already: 3; held by a client: 0; not tried: 0")
 	p.run("finalize", "--names", "-").want(cli.ExitDone, "have moved (4), and tokens rise for all other names",
-		"use only the old backend: "+p.from, "only the URL of the new backend: memory://", "with floor=")
+		"use only the old backend, by their own user", "only the URL of the new backend: memory://", "with floor=")
 	if _, err := drivertest.Open(t, p.from).Acquire(t.Context(), drivertest.NoWait("a")); err == nil {
 		t.Error("an old program got a name that has moved")
 	}
@@ -442,7 +450,7 @@ func TestGate(t *testing.T) {
 	if err := d.SetPhase(t.Context(), migrate.PhaseDual); err != nil {
 		t.Fatal(err)
 	}
-	run("finalize", "--dry-run").want(cli.ExitDone, "did not join", "use only the old backend: "+p.from)
+	run("finalize", "--dry-run").want(cli.ExitDone, "did not join", "use only the old backend, by their own user")
 	l := drivertest.Acquire(t, drivertest.Open(t, p.from), drivertest.Request("x"))
 	run("status", "x").want(cli.ExitUnfinished, "only knows the old backend")
 	run("finalize", "x").want(cli.ExitUnfinished, "take no part in the migration")

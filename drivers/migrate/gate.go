@@ -156,7 +156,11 @@ func (m Member) String() string {
 }
 
 func (e *BehindError) Error() string {
-	return fmt.Sprintf("blocked by processes in phase %v (%d): %v", e.Phase, len(e.Members), e.Members)
+	members := make([]string, len(e.Members))
+	for i, m := range e.Members {
+		members[i] = m.String()
+	}
+	return fmt.Sprintf("blocked by processes in phase %v (%d): %s", e.Phase, len(members), strings.Join(members, "; "))
 }
 
 func newGate(d *Driver) *gate {

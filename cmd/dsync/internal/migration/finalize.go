@@ -145,12 +145,15 @@ func (r *finalizeReport) writeSteps(w io.Writer, gate bool) {
 	if r.Floor > 0 {
 		alone += fmt.Sprintf(" with floor=%d", r.Floor)
 	}
+	seals := "\n   Until then, do not delete any of its keys: its seals keep out programs that only know the old backend."
+	if gate {
+		seals = ""
+	}
 	r.Steps = []string{
-		"Cut off all programs that use only the old backend: " + r.From + "\n   Then wait for their longest TTL. If a program in phase new is also cut off, " +
-			"it cannot lock names that have not moved.",
+		"Cut off all programs that use only the old backend, by their own user of it. Then wait for their longest TTL.\n   If a program in phase new " +
+			"is also cut off, it cannot lock names that have not moved.",
 		"Give the programs, one by one, only the URL of the new backend: " + alone,
-		"When no program has a migrate URL any longer, cut all clients off the old backend, and delete it.\n   Until then, do not delete any of its keys: " +
-			"its seals keep out programs that only know the old backend.",
+		"When no program has a migrate URL any longer, cut all clients off the old backend, and delete it." + seals,
 	}
 	fmt.Fprintf(w, "%s\n\nIn this order, when all programs are in phase new:\n", r.Found)
 	for i, step := range r.Steps {
@@ -167,7 +170,7 @@ func (f *pairFlags) closeGate(c *cobra.Command) (done string, err error) {
 		switch {
 		case errors.Is(err, errors.ErrUnsupported):
 			done = "no process is in phase old, and none can enter it while a process is in phase new. The old backend keeps no seal that closes phase old " +
-				"permanently, so step 8 must come before step 9"
+				"permanently, so step 9 must wait for step 8"
 			return nil
 		case errors.Is(err, driver.ErrLocked):
 			return cli.Unfinished("another operator is finalizing the migration: %w", err)

@@ -90,7 +90,8 @@ const (
 )
 
 // all inspects all names. Until the time is up, it repeats this for names whose
-// reports may change.
+// reports may change. If it fails after it has inspected all names once, it
+// returns the reports together with the error.
 func (l *looker) all(ctx context.Context, names []string) ([]nameReport, error) {
 	reports := make([]nameReport, len(names))
 	due := make([]int, len(names))
@@ -101,7 +102,10 @@ func (l *looker) all(ctx context.Context, names []string) ([]nameReport, error) 
 	defer timer.Stop()
 	for end, looks := time.Now().Add(l.lasting), 1; ; looks++ {
 		if err := l.each(ctx, names, due, reports); err != nil {
-			return nil, err
+			if looks == 1 {
+				return reports[:0], err
+			}
+			return reports, err
 		}
 		due = due[:0]
 		again, lasting := false, time.Now().Before(end)
@@ -123,7 +127,7 @@ func (l *looker) all(ctx context.Context, names []string) ([]nameReport, error) 
 		case <-timer.C:
 			timer.Reset(lookEvery)
 		case <-ctx.Done():
-			return nil, ctx.Err()
+			return reports, ctx.Err()
 		}
 	}
 }

@@ -113,7 +113,7 @@ func (r *planReport) fill(ctx context.Context, f *pairFlags, p *pair, names []st
 	if m != nil {
 		r.add("HoldAtLeast", m.MayLeave(), "and dsync run --at-least")
 	}
-	r.Facts = append(r.Facts, p.tokens(f, t, cmp.Or(err, refusal)), p.back(ctx, m, f.gate || needsGate, t), p.lengths(m, refusal), fact{"modes", false,
+	r.Facts = append(r.Facts, p.tokens(f, t, cmp.Or(err, refusal)), p.back(ctx, m, f.gate || needsGate, t, refusal), p.lengths(m, refusal), fact{"modes", false,
 		"only the exclusive lock. Programs that use reads, permits or latches, or that require an order of waiters, cannot migrate"})
 	if len(names) > 0 {
 		if err := r.try(ctx, p, names); err != nil {
@@ -235,6 +235,9 @@ func (p *pair) tokens(f *pairFlags, t migrate.Tokens, refusal error) fact {
 	if errors.Is(refusal, migrate.ErrOtherFloor) {
 		return fact{"fencing tokens", false, fmt.Sprintf("the programs of this migration have floor=%d in the URL of the new backend", t.Floor)}
 	}
+	if f.gate && errors.Is(refusal, migrate.ErrTokens) {
+		return fact{"fencing tokens", false, "with a gate there are none until the migration has ended: add --fenced=false"}
+	}
 	if refusal != nil {
 		return fact{"fencing tokens", false, "this migration is not possible: " + refusal.Error()}
 	}
@@ -250,13 +253,13 @@ func (p *pair) floorText(t migrate.Tokens) string {
 	return fmt.Sprintf("if floor=%d is a parameter of every URL of the new backend: here, in `to`, and after the migration", t.Floor)
 }
 
-func (p *pair) back(ctx context.Context, m *migrate.Driver, gate bool, t migrate.Tokens) fact {
+func (p *pair) back(ctx context.Context, m *migrate.Driver, gate bool, t migrate.Tokens, refusal error) fact {
 	const what = "moved names can be taken back"
-	if gate {
-		return fact{what, true, "no name moves permanently: processes can return phase by phase"}
-	}
-	if m == nil {
+	switch {
+	case m == nil || gate && refusal != nil:
 		return fact{what, false, "this migration is not possible"}
+	case gate:
+		return fact{what, true, "no name moves permanently: processes can return phase by phase"}
 	}
 	if err := m.WayBack(ctx); err != nil {
 		return fact{what, false, err.Error() + ". Programs can return to phase dual anyway"}
@@ -301,14 +304,25 @@ func (r *planReport) write(w io.Writer) error {
 	}
 	fmt.Fprintf(w, "\nThe URLs of the programs. Deploy each URL to all programs before the next one (--passwords also prints the passwords):\n")
 	for _, p := range append(slices.Clone(r.Phases), "alone") {
-		fmt.Fprintf(w, "\n%s: %s\n  %s\n", p, phaseTexts[p], r.URLs[p])
+		fmt.Fprintf(w, "\n%s: %s\n  %s\n", p, phaseText(p, r.Gate), r.URLs[p])
 	}
 	return nil
 }
 
-var phaseTexts = map[string]string{
-	"old":   "locks on the old backend",
-	"dual":  "locks on the old backend, then also on the new one: both must be up. Then run `dsync migrate status --for 10m`, and `dsync migrate seal`",
-	"new":   "locks on the new backend. Then run `dsync migrate finalize`, and cut off all programs that may use only the old backend",
-	"alone": "locks on the new backend, without a migration",
+// phaseText describes a phase, and says what to do before the next one.
+func phaseText(phase string, gate bool) string {
+	const dual = "locks on the old backend, then also on the new one: both must be up. Then run `dsync migrate status --for 10m`, and "
+	switch {
+	case phase == "old":
+		return "locks on the old backend"
+	case phase == "dual" && gate:
+		return dual + "cut off all programs that may use only the old backend"
+	case phase == "dual":
+		return dual + "`dsync migrate seal`"
+	case phase == "new" && gate:
+		return "locks on the new backend. Then run `dsync migrate finalize --gate`"
+	case phase == "new":
+		return "locks on the new backend. Then run `dsync migrate finalize`, and cut off all programs that may use only the old backend"
+	}
+	return "locks on the new backend, without a migration"
 }

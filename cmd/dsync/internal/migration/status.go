@@ -1,6 +1,7 @@
 package migration
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -55,8 +56,8 @@ PostgreSQL shows the application_name of sessions, which begins with migrate- fo
 		if err == nil {
 			err = r.look(c.Context(), f, list, lasting)
 		}
-		if err == nil {
-			err = r.write(text, f.gate)
+		if err == nil || len(r.Names) > 0 {
+			err = cmp.Or(err, r.write(text, f.gate))
 		}
 		if err == nil && r.Behind > 0 {
 			err = cli.Unfinished("names or processes are behind: %d in all", r.Behind)
@@ -65,7 +66,8 @@ PostgreSQL shows the application_name of sessions, which begins with migrate- fo
 	})
 }
 
-// look inspects names repeatedly for a while.
+// look inspects names repeatedly for a while. If it is interrupted, the report
+// holds what look has seen.
 func (r *statusReport) look(ctx context.Context, f *pairFlags, names []string, lasting time.Duration) error {
 	if lasting < 0 {
 		return cli.Usage(fmt.Errorf("--for %v is negative", lasting))
@@ -85,11 +87,7 @@ func (r *statusReport) look(ctx context.Context, f *pairFlags, names []string, l
 			}
 			r.Behind = len(r.inOld())
 		}
-		seen, err := l.all(ctx, names)
-		if err != nil {
-			return err
-		}
-		r.Names = seen
+		r.Names, err = l.all(ctx, names)
 		for _, n := range r.Names {
 			switch n.State {
 			case stateMoved:
@@ -103,7 +101,7 @@ func (r *statusReport) look(ctx context.Context, f *pairFlags, names []string, l
 				r.Behind++
 			}
 		}
-		return nil
+		return err
 	})
 }
 

@@ -17,13 +17,13 @@ func rollbackCommand(f *pairFlags) *cobra.Command {
 	s := &sweep{
 		done:  "back",
 		moved: false,
-		does:  "each moved name is unsealed on the old backend, with its tokens raised, and locked there from then on",
+		does:  "each moved name is unsealed on the old backend, with its tokens raised; a program in phase new moves it again",
 		step:  (*migrate.Driver).Rollback,
 		check: (*migrate.Driver).WayBack,
 	}
 	var all bool
 	c := &cobra.Command{
-		Use:   "rollback NAME... | rollback --names FILE | rollback --all",
+		Use:   "rollback [NAME...] [--names FILE] [--all]",
 		Short: "Take moved names back to the old backend",
 		Long: `Rollback takes names back to the old backend, where programs that only know the old backend can lock them again. It holds each name on
 the new backend for a moment, raises the tokens of the old one above all tokens of the new one, and removes the mark and the seal. First
@@ -38,17 +38,17 @@ Rollback skips held names, or waits for them with --wait. It can be interrupted 
 		Args: cobra.ArbitraryArgs,
 	}
 	s.add(c)
-	c.Flags().BoolVar(&all, "all", false, "take back all names that are sealed on the old backend")
-	c.MarkFlagsMutuallyExclusive("all", "names")
+	c.Flags().BoolVar(&all, "all", false, "also take back all names that are sealed on the old backend")
 	return f.command(c, s, func(c *cobra.Command, names []string, text io.Writer) (err error) {
 		if all {
-			if err = f.with(c.Context(), func(p *pair) (err error) {
-				names, err = p.listOld(c.Context())
+			if err = f.with(c.Context(), func(p *pair) error {
+				sealed, err := p.listOld(c.Context())
+				names = append(names, sealed...)
 				return err
 			}); err != nil {
 				return err
 			}
-			if len(names) == 0 {
+			if len(names) == 0 && s.names.File == "" {
 				_, err = fmt.Fprintln(text, "no name is held or sealed on the old backend")
 				return err
 			}
