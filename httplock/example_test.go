@@ -30,3 +30,31 @@ func Example() {
 	http.Handle("/orders/{id}", orders)
 	http.Handle("/charges", charges)
 }
+
+// A handler stores its answer in the transaction of its writes, so that it
+// charges once for each key even if the process dies.
+func ExampleTable_StoreTx() {
+	var db *sql.DB
+	answers := httplock.Postgres(db)
+	charge := func(w http.ResponseWriter, r *http.Request) {
+		tx, err := db.BeginTx(r.Context(), nil)
+		if err != nil {
+			http.Error(w, "try again", http.StatusServiceUnavailable)
+			return
+		}
+		defer tx.Rollback()
+		err = answers.StoreTx(r.Context(), tx, &httplock.Answer{Status: http.StatusCreated})
+		if err == nil {
+			_, err = tx.ExecContext(r.Context(), `update accounts set balance = balance - 10 where id = 7`)
+		}
+		if err == nil {
+			err = tx.Commit()
+		}
+		if err != nil {
+			http.Error(w, "try again", http.StatusServiceUnavailable)
+			return
+		}
+		w.WriteHeader(http.StatusCreated)
+	}
+	_ = http.HandlerFunc(charge)
+}

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"sync/atomic"
 
 	"github.com/go-dsync/dsync"
 )
@@ -60,17 +61,15 @@ type Answers interface {
 // 422, and a key above 255 bytes with 400.
 //
 // If next began and its answer could not be stored, the answer is 503, and a
-// repeated request runs next again, with a larger token. So next must itself
-// recognize a key whose writes are done: it stores the key in the transaction
-// of its writes, and looks it up after guard.Enter. It must also fence its
-// writes with the token of dsync.LeaseFrom(r.Context()), because a delayed next
-// may still be running when the repeated request runs.
+// repeated request runs next again, even while the first, delayed next is still
+// running. So next must store its answer in the transaction of its writes, with
+// [Table.StoreTx]. Otherwise these writes may be made twice.
 func Idempotent(l dsync.Locker, answers Answers, scope func(*http.Request) string, next http.Handler, opts ...dsync.LockOption) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		key := r.Header.Get(Header)
 		switch {
 		case key == "":
-			next.ServeHTTP(w, r)
+			next.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), callKey{}, (*call)(nil))))
 			return
 		case len(key) > maxKey:
 			http.Error(w, "header "+Header+" is too long", http.StatusBadRequest)
@@ -118,7 +117,12 @@ type call struct {
 	answers      Answers
 	key, request string
 	next         http.Handler
+	stored       atomic.Bool // next has called StoreTx; its transaction may have failed
 }
+
+// callKey is the key of a *call in a context. The call is nil for a request
+// without a key.
+type callKey struct{}
 
 // answer returns the answer to the request, or nil if there is none.
 func (c *call) answer(l dsync.Locker, r *http.Request, opts []dsync.LockOption) (a *Answer, err error) {
@@ -134,7 +138,13 @@ func (c *call) answer(l dsync.Locker, r *http.Request, opts []dsync.LockOption) 
 			return err
 		}
 		w := recorder{header: http.Header{}}
-		c.next.ServeHTTP(&w, r.WithContext(ctx))
+		c.next.ServeHTTP(&w, r.WithContext(context.WithValue(ctx, callKey{}, c)))
+		if c.stored.Load() {
+			// The request's own context, because a lost lock does not matter here.
+			if a, err = c.answers.Load(r.Context(), c.key); a != nil || err != nil {
+				return err
+			}
+		}
 		done := w.answer(c.request)
 		if !lasting(done.Status) {
 			a = done

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 
+	"github.com/go-dsync/dsync"
 	"github.com/go-dsync/dsync/guard"
 )
 
@@ -62,20 +63,49 @@ func (t *Table) Enter(ctx context.Context, key string, token uint64) error {
 
 // Store implements Answers.
 func (t *Table) Store(ctx context.Context, key string, a *Answer, token uint64) error {
-	text, err := json.Marshal(a)
-	if err != nil {
-		return err
-	}
 	tx, err := t.db.BeginTx(ctx, nil)
 	if err != nil {
 		return err
 	}
 	defer tx.Rollback()
-	if err := t.guard.Write(ctx, tx, key, token); err != nil {
-		return err
-	}
-	if _, err := tx.ExecContext(ctx, t.insert, key, string(text)); err != nil {
+	if err := t.store(ctx, tx, key, a, token); err != nil {
 		return err
 	}
 	return tx.Commit()
+}
+
+// StoreTx stores the answer to a request in a transaction of the handler, whose
+// writes are then made once for the key of the request: either the transaction
+// commits the writes together with the answer, or neither. Call it first in the
+// transaction, before the handler reads what its writes depend on. The client
+// of a committed transaction gets this answer, and not what the handler writes
+// to its http.ResponseWriter.
+//
+// ctx is the context of the request that [Idempotent] has passed to the
+// handler. StoreTx sets a.Request. It does nothing for a request without a key.
+// It returns guard.ErrStale if the lock of the key was lost and a repeated
+// request is under way.
+func (t *Table) StoreTx(ctx context.Context, tx guard.Tx, a *Answer) error {
+	c, ok := ctx.Value(callKey{}).(*call)
+	switch {
+	case !ok:
+		return errors.New("httplock: StoreTx requires the context of a request that Idempotent has passed to its handler")
+	case c == nil:
+		return nil
+	}
+	c.stored.Store(true)
+	a.Request = c.request
+	return t.store(ctx, tx, c.key, a, dsync.LeaseFrom(ctx).Token())
+}
+
+func (t *Table) store(ctx context.Context, tx guard.Tx, key string, a *Answer, token uint64) error {
+	text, err := json.Marshal(a)
+	if err != nil {
+		return err
+	}
+	if err := t.guard.Write(ctx, tx, key, token); err != nil {
+		return err
+	}
+	_, err = tx.ExecContext(ctx, t.insert, key, string(text))
+	return err
 }

@@ -11,74 +11,31 @@ import (
 	"github.com/go-dsync/dsync/guard"
 )
 
-// Results stores results in a table or a cache.
-type Results interface {
-	Load(ctx context.Context, key string) (result string, ok bool, err error)
-
-	// Enter waits until no Store with a smaller token is under way, and from
-	// then on makes Store refuse smaller tokens.
-	Enter(ctx context.Context, key string, token uint64) error
-
-	// Store refuses a token that is smaller than the largest token that Enter
-	// or Store has seen.
-	Store(ctx context.Context, key, result string, token uint64) error
-}
-
-// Idempotent does the work for a key once, and returns its result to every
-// caller. A caller may be a client that repeats its request with the same
-// Idempotency-Key, or one of several processes that need the same page at the
-// same moment (singleflight).
-func Idempotent(ctx context.Context, l dsync.Locker, r Results, key string,
-	work func(context.Context) (string, error), opts ...dsync.LockOption) (result string, err error) {
-	result, ok, err := r.Load(ctx, key)
-	if ok || err != nil {
-		return result, err // most calls end here, without a lock
-	}
-	err = dsync.Do(ctx, l, "once/"+key, func(ctx context.Context) (err error) {
-		token := dsync.LeaseFrom(ctx).Token()
-		if err = r.Enter(ctx, key, token); err != nil {
+// Once does the work for a key once, and returns its result to every caller.
+// The work makes its writes in tx, which also stores the result. The database
+// has the table of package guard, and a table of results.
+func Once(ctx context.Context, l dsync.Locker, db *sql.DB, key string,
+	work func(ctx context.Context, tx *sql.Tx) (string, error), opts ...dsync.LockOption) (result string, err error) {
+	err = dsync.Do(ctx, l, "once/"+key, func(ctx context.Context) error {
+		tx, err := db.BeginTx(ctx, nil)
+		if err != nil {
 			return err
 		}
-		if result, ok, err = r.Load(ctx, key); ok || err != nil {
-			return err // somebody else was faster
-		}
-		if result, err = work(ctx); err != nil {
+		defer tx.Rollback()
+		if err := guard.Postgres.Write(ctx, tx, "once/"+key, dsync.LeaseFrom(ctx).Token()); err != nil {
 			return err
 		}
-		return r.Store(ctx, key, result, token)
+		err = tx.QueryRowContext(ctx, `select result from results where key = $1`, key).Scan(&result)
+		if !errors.Is(err, sql.ErrNoRows) {
+			return err // nil if the work was done earlier
+		}
+		if result, err = work(ctx, tx); err != nil {
+			return err
+		}
+		if _, err := tx.ExecContext(ctx, `insert into results (key, result) values ($1, $2)`, key, result); err != nil {
+			return err
+		}
+		return tx.Commit()
 	}, opts...)
 	return result, err
-}
-
-// ResultTable is Results in a database with the table of package guard.
-type ResultTable struct{ DB *sql.DB }
-
-// Load implements Results.
-func (t ResultTable) Load(ctx context.Context, key string) (result string, ok bool, err error) {
-	err = t.DB.QueryRowContext(ctx, `select result from results where key = $1`, key).Scan(&result)
-	if errors.Is(err, sql.ErrNoRows) {
-		return "", false, nil
-	}
-	return result, err == nil, err
-}
-
-// Enter implements Results.
-func (t ResultTable) Enter(ctx context.Context, key string, token uint64) error {
-	return guard.Postgres.Enter(ctx, t.DB, "once/"+key, token)
-}
-
-// Store implements Results.
-func (t ResultTable) Store(ctx context.Context, key, result string, token uint64) error {
-	tx, err := t.DB.BeginTx(ctx, nil)
-	if err != nil {
-		return err
-	}
-	defer tx.Rollback()
-	if err := guard.Postgres.Write(ctx, tx, "once/"+key, token); err != nil {
-		return err
-	}
-	if _, err := tx.ExecContext(ctx, `insert into results (key, result) values ($1, $2)`, key, result); err != nil {
-		return err
-	}
-	return tx.Commit()
 }

@@ -36,64 +36,6 @@ func processes(t *testing.T, n int) (clients []*dsync.Client, drivers []*memory.
 	return clients, drivers
 }
 
-// table is Results in memory.
-type table struct {
-	mu      sync.Mutex
-	tokens  guard.Memory
-	results map[string]string
-}
-
-func (s *table) Load(_ context.Context, key string) (string, bool, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	result, ok := s.results[key]
-	return result, ok, nil
-}
-
-func (s *table) Store(_ context.Context, key, result string, token uint64) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if err := s.tokens.Write(key, token); err != nil {
-		return err
-	}
-	s.results[key] = result
-	return nil
-}
-
-func (s *table) Enter(_ context.Context, key string, token uint64) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.tokens.Write(key, token)
-}
-
-func TestIdempotentWorksOnce(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		clients, _ := processes(t, 3)
-		results := &table{results: map[string]string{}}
-		var works atomic.Int32
-		var wg sync.WaitGroup
-		for i := range 30 {
-			wg.Go(func() {
-				got, err := Idempotent(t.Context(), clients[i%3], results, "pay/7", func(context.Context) (string, error) {
-					time.Sleep(time.Second)
-					return fmt.Sprintf("receipt %d", works.Add(1)), nil
-				})
-				if got != "receipt 1" || err != nil {
-					t.Errorf("got %q, %v; want the first receipt", got, err)
-				}
-			})
-		}
-		wg.Wait()
-		failed := errors.New("card refused")
-		if _, err := Idempotent(t.Context(), clients[0], results, "pay/8", func(context.Context) (string, error) { return "", failed }); !errors.Is(err, failed) {
-			t.Errorf("got %v, want %v", err, failed)
-		}
-		if _, ok, _ := results.Load(t.Context(), "pay/8"); ok {
-			t.Error("a failure was stored as a result")
-		}
-	})
-}
-
 func TestAtMost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		clients, _ := processes(t, 3)

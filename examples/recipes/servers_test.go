@@ -4,6 +4,9 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -117,7 +120,7 @@ func TestFencing(t *testing.T) {
 		t.Errorf("the balance is %d, %v; want 30", balance, err)
 	}
 	pause(t, db, "once/pay/7", token("once/pay/7"), "insert into results values ('pay/7', 'receipt 1')", func() error {
-		result, err := Idempotent(t.Context(), client, ResultTable{db}, "pay/7", func(context.Context) (string, error) {
+		result, err := Once(t.Context(), client, db, "pay/7", func(context.Context, *sql.Tx) (string, error) {
 			t.Error("the work is done twice")
 			return "receipt 2", nil
 		})
@@ -126,8 +129,21 @@ func TestFencing(t *testing.T) {
 		}
 		return err
 	})
-	result, err := Idempotent(t.Context(), client, ResultTable{db}, "pay/8", func(context.Context) (string, error) { return "receipt 3", nil })
-	if again, ok, lookup := (ResultTable{db}).Load(t.Context(), "pay/8"); err != nil || lookup != nil || !ok || result != again {
-		t.Errorf("stored %q, %v; loaded %q, %v, %v", result, err, again, ok, lookup)
+	failed := errors.New("card refused")
+	if _, err := Once(t.Context(), client, db, "pay/8", func(context.Context, *sql.Tx) (string, error) { return "", failed }); !errors.Is(err, failed) {
+		t.Errorf("got %v, want %v", err, failed)
 	}
+	var works atomic.Int32
+	var wg sync.WaitGroup
+	for range 10 {
+		wg.Go(func() {
+			result, err := Once(t.Context(), client, db, "pay/8", func(context.Context, *sql.Tx) (string, error) {
+				return fmt.Sprint("receipt ", works.Add(1)), nil
+			})
+			if result != "receipt 1" || err != nil {
+				t.Errorf("got %q, %v; want the first receipt", result, err)
+			}
+		})
+	}
+	wg.Wait()
 }
