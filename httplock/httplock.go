@@ -6,6 +6,7 @@ package httplock
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"net/http"
 
 	"github.com/go-dsync/dsync"
@@ -22,7 +23,8 @@ const statusClientClosedRequest = 499
 // opts are the options of Locker.Lock. Without dsync.WaitAtMost a request waits
 // until its client leaves. A request that does not get the lock is answered
 // with 409 (Conflict) if another request has it, or with 503 (Service
-// Unavailable) and Retry-After if the backend does not answer.
+// Unavailable) and Retry-After if the backend does not answer. The reason for a
+// 503 is logged to slog.Default.
 func Serialize(l dsync.Locker, key func(*http.Request) string, next http.Handler, opts ...dsync.LockOption) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		err := dsync.Do(r.Context(), l, key(r), func(ctx context.Context) error {
@@ -43,11 +45,14 @@ func refuse(w http.ResponseWriter, r *http.Request, err error) {
 	case errors.Is(err, dsync.ErrLocked):
 		http.Error(w, "another request works on this", http.StatusConflict)
 	default:
-		unavailable(w)
+		unavailable(w, r, err)
 	}
 }
 
-func unavailable(w http.ResponseWriter) {
+// unavailable answers with 503, and logs why, because the client does not learn
+// it.
+func unavailable(w http.ResponseWriter, r *http.Request, err error) {
+	slog.WarnContext(r.Context(), "httplock: the answer is 503", "error", err)
 	w.Header().Set("Retry-After", "1")
 	http.Error(w, "try again", http.StatusServiceUnavailable)
 }

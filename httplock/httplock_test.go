@@ -1,9 +1,11 @@
 package httplock
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"io"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -65,9 +67,15 @@ func TestSerialize(t *testing.T) {
 			t.Error(err)
 		}
 		backend.Cut()
+		var log bytes.Buffer
+		defer slog.SetDefault(slog.Default())
+		slog.SetDefault(slog.New(slog.NewTextHandler(&log, nil)))
 		w := ask(t.Context(), h, "", "")
 		if w.Code != http.StatusServiceUnavailable || w.Header().Get("Retry-After") == "" {
 			t.Errorf("without the backend: %d %v, want 503 and Retry-After", w.Code, w.Header())
+		}
+		if !strings.Contains(log.String(), "level=WARN") || !strings.Contains(log.String(), "backend unavailable") {
+			t.Errorf("without the backend: got the log %q, want the reason for the 503", log.String())
 		}
 	})
 }

@@ -91,7 +91,7 @@ func Idempotent(l dsync.Locker, answers Answers, scope func(*http.Request) strin
 		case answer == nil && !ran:
 			refuse(w, r, err)
 		case answer == nil:
-			unavailable(w)
+			unavailable(w, r, err)
 		case answer.Request != c.request:
 			http.Error(w, "the key was used for another request", http.StatusUnprocessableEntity)
 		default:
