@@ -48,10 +48,12 @@ import (
 //     over another connection, because the request may still be on its way. (A
 //     backend without an order can remember a removed Hold for a TTL, and
 //     refuse the request that arrives late.) If the matter is not settled when
-//     the call returns, the error matches [ErrUnknown]. Close first ends
-//     unfinished Acquires (they return [ErrClosed] and leave the backend's
-//     queues), then ends holds in few requests, then waits for cleanups until
-//     its ctx ends.
+//     the call returns, the error matches [ErrUnknown]. The exception is a
+//     server that refused the request after a part of it, for example for lack
+//     of rights: its error needs a change by a person and not another attempt.
+//     Close first ends unfinished Acquires (they return [ErrClosed] and leave
+//     the backend's queues), then ends holds in few requests, then waits for
+//     cleanups until its ctx ends.
 //  3. Release returns nil if this release ended the hold, even if an earlier,
 //     unanswered request of the same release did. It returns [ErrNotHeld] if
 //     the hold had ended before. Any other error means that the outcome is
@@ -93,8 +95,8 @@ import (
 //  9. Requests of several callers may be combined into one request to the
 //     backend. A combined request never contains two operations on one name (or
 //     backend key). This includes two operations of Read or Permit, except
-//     renewals of Permit holds. Each operation keeps its own outcome. If the
-//     combined request fails, the outcome of each operation is unknown.
+//     renewals. Each operation keeps its own outcome. If the combined request
+//     fails, the outcome of each operation is unknown.
 //  10. [FIFO] means that all waiters of all clients are granted in the order of
 //     their arrival, as far as their modes exclude each other. Package dsync
 //     then passes every waiter on to the driver. With any other [Order] package

@@ -3,6 +3,7 @@ package redisson
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -161,5 +162,32 @@ func TestReadWriteInCluster(t *testing.T) {
 		if _, err := d.Acquire(t.Context(), read(name)); !errors.Is(err, errors.ErrUnsupported) {
 			t.Errorf("Read of %q: got %v, want errors.ErrUnsupported", name, err)
 		}
+	}
+}
+
+// TestRefusedRequestOfAWriterThatHasLeft: a writer whose last request is
+// refused after the writer has left no longer blocks readers.
+func TestRefusedRequestOfAWriterThatHasLeft(t *testing.T) {
+	s := testenv.Redis(t)
+	d, link := overLink(t, s, "")
+	l := acquire(t, openURL(t, "redisson://%s", s.Addr), read("x"))
+	defer release(t, l)
+	w := wait(t, d, write("x"))
+	time.Sleep(time.Duration(trusted) * 3 / 2) // the next request takes the sender's way
+	trap := link.HoldRequest(w.request.Hold)
+	s.Do("PUBLISH", prefixName(readWritePrefix, "x"), "0")
+	sprung(t, trap)
+	w.cancel()
+	if <-w.done; !errors.Is(w.err, driver.ErrUnknown) {
+		t.Fatalf("Acquire of a writer that left before its answer: got %v, want ErrUnknown", w.err)
+	}
+	s.Do("CONFIG", "SET", "maxmemory", "1")
+	link.Heal()
+	testenv.Eventually(t, func() bool { return strings.Contains(s.Do("INFO", "errorstats").(string), "errorstat_OOM") }, "the request is refused")
+	s.Do("CONFIG", "SET", "maxmemory", "0")
+	start := time.Now()
+	testenv.Eventually(t, func() bool { return s.Do("EXISTS", "dsync_intent:{x}") == int64(0) }, "the intent is gone")
+	if took := time.Since(start); took > 2*time.Second {
+		t.Errorf("the intent is gone after %v", took)
 	}
 }

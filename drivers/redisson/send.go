@@ -244,8 +244,8 @@ func (d *Driver) finish(o *op) {
 	left := o.err == nil && o.code == grantedCode || g.place || intends(r)
 	if o.err != nil {
 		_, doubt := redisdriver.Fault(d.life.Context(), r.Name, o.err)
-		// the request keeps the place that it had before
-		g.granted, left = !doubt, doubt || g.place && o.again
+		// the request keeps the place or the intent that it had before
+		g.granted, left = !doubt, doubt || (g.place || intends(r)) && o.again
 	}
 	if left {
 		d.ghosts.Add(&g)
