@@ -144,8 +144,8 @@ func (d *Driver) sendOp(ctx context.Context, o *op, keys, args []string) {
 }
 
 // sendTogether combines the ops. If the server refuses the combined request,
-// for example because one of the names is not permitted, each op is sent
-// separately.
+// for example because one of the names is not permitted, the ops are sent
+// separately, at the same time.
 func (s *sender) sendTogether(b *batch) {
 	d := s.driver
 	b.keys, b.args = b.keys[:0], b.args[:0]
@@ -156,9 +156,14 @@ func (s *sender) sendTogether(b *batch) {
 	b.fill(d)
 	results, err := d.eval(d.life.Context(), batchScript, b.keys, b.args).ToArray()
 	if _, refused := rueidis.IsRedisErr(err); refused {
+		var alone sync.WaitGroup
 		for _, o := range b.ops {
-			s.sendAlone(b, o)
+			alone.Go(func() {
+				d.sendOp(d.life.Context(), o, nil, nil)
+				d.finish(o)
+			})
 		}
+		alone.Wait()
 		return
 	}
 	if err == nil && len(results) != len(b.ops) {
