@@ -2,6 +2,7 @@ package zk_test
 
 import (
 	"fmt"
+	"net"
 	"slices"
 	"strings"
 	"testing"
@@ -55,10 +56,26 @@ func openURL(tb testing.TB, format string, args ...any) *zk.Driver {
 	return drivertest.Open(tb, fmt.Sprintf(format, args...)).(*zk.Driver)
 }
 
+// impatient is a connection on which no read takes longer than 15 s. A server
+// that is starting may never answer a client, and the library waits ten times
+// its usual timeout for the first answer.
+type impatient struct{ net.Conn }
+
+func (c impatient) SetReadDeadline(t time.Time) error {
+	if limit := time.Now().Add(15 * time.Second); t.IsZero() || t.After(limit) {
+		t = limit
+	}
+	return c.Conn.SetReadDeadline(t)
+}
+
 // userClient returns a client as a user would make it.
 func userClient(tb testing.TB, addr string) *gozk.Conn {
 	tb.Helper()
-	c, _, err := gozk.Connect([]string{addr}, 30*time.Second, gozk.WithLogInfo(false))
+	dial := func(network, address string, timeout time.Duration) (net.Conn, error) {
+		c, err := net.DialTimeout(network, address, timeout)
+		return impatient{c}, err
+	}
+	c, _, err := gozk.Connect([]string{addr}, 30*time.Second, gozk.WithLogInfo(false), gozk.WithDialer(dial))
 	if err != nil {
 		tb.Fatal(err)
 	}
