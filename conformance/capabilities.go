@@ -95,8 +95,8 @@ func ttlBounds(e *env) error {
 	return nil
 }
 
-// overflown is the duration of a lease whose TTL was one of overflows and was
-// cut to its lower bits.
+// overflown is the duration of a lease if the backend truncates its TTL, one of
+// overflows, to the low-order bits.
 const overflown = 20 * time.Millisecond
 
 // overflows returns TTLs up to longest that slightly exceed 31 or 32 bits in
@@ -113,7 +113,7 @@ func overflows(longest time.Duration) (all []time.Duration) {
 }
 
 // lasts returns an error if a fixed lease that has just been granted has
-// already ended, or will end before its time. Leases of the shortest TTLs may
+// already ended or will end before its time. Leases of the shortest TTLs may
 // end.
 func (r *request) lasts() error {
 	e := r.driver.env
@@ -171,8 +171,8 @@ func waiterIsReported(e *env) error {
 	return e.reportsWaiter(true)
 }
 
-// reportsWaiter is waiterIsReported for a hold of a name that may have other
-// holds.
+// reportsWaiter is like waiterIsReported, but for a hold of a name that may
+// have other holds.
 func (e *env) reportsWaiter(others bool) error {
 	a, b, name := e.driver(), e.rival(), e.name()
 	const tries = 10
@@ -288,7 +288,7 @@ func (r *request) passer() *request {
 	return r
 }
 
-// passIsLikeAGrant passes on a hold while another request waits, and then
+// passIsLikeAGrant passes on a hold while another request waits and then
 // removes a hold that was passed on.
 func passIsLikeAGrant(e *env) error {
 	a, b, name := e.driver(), e.driver(), e.name()
@@ -344,7 +344,7 @@ func passIsLikeAGrant(e *env) error {
 	return e.passedIsLost(a.hold(name))
 }
 
-// pass passes the hold to another caller, and returns its token.
+// pass passes the hold to another caller and returns its token.
 func (r *request) pass(owner, note string) (token uint64, err error) {
 	r.driver.env.within(fmt.Sprintf("Pass of %q by %s", r.Name, r.driver.label), func() {
 		err = r.lease.(driver.Passer).Pass(r.driver.env.ctx, owner, note)
@@ -403,7 +403,7 @@ func expiredHoldIsNotPassed(e *env) error {
 	return nil
 }
 
-// passedEndsInTime passes on a hold in the middle of its lease, and then does
+// passedEndsInTime passes on a hold in the middle of its lease and then does
 // not renew it.
 func (e *env) passedEndsInTime() error {
 	a := e.driver()

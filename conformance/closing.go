@@ -323,7 +323,7 @@ func closeLeavesNothing(e *env) error {
 	}
 	e.loseGrants(c)
 	e.useLatchAndWatch(a, b)
-	a.hold(e.name(), ttl(e.brief())) // runs out, or is ended by Close
+	a.hold(e.name(), ttl(e.brief())) // runs out or is ended by Close
 	a.hold(e.name())
 	for _, d := range []*rawDriver{a, b, c} {
 		d.shut()
@@ -371,7 +371,7 @@ func (e *env) useInMode(a, b *rawDriver, m driver.Mode) {
 	}
 }
 
-// loseGrants makes the backend grant names to a client in all modes, and loses
+// loseGrants makes the backend grant names to a client in all modes and loses
 // the answers.
 func (e *env) loseGrants(d *rawDriver) {
 	if d.link.LoseAnswers == nil {
@@ -467,9 +467,9 @@ func (c *enteredContext) Value(key any) any {
 
 // cross closes d while a call is under way, and returns the call's error. It
 // begins Close when the driver has begun the call or, if late is set, when the
-// backend has carried out the call. carriedOut reports whether it has. If no
-// client can see that, and late is set, Close begins when the answer is on its
-// way.
+// backend has carried out the call. carriedOut reports whether the backend has
+// done so. If no client can see that, and late is set, Close begins when the
+// answer is on its way.
 func (d *rawDriver) cross(c *crossed, late bool) (carriedOut bool, err error) {
 	e := d.env
 	ctx := &enteredContext{Context: e.ctx, env: e}

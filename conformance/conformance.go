@@ -67,7 +67,7 @@ type Harness struct {
 }
 
 // Backend is one backend and the ways to disturb it. All fields except New are
-// optional. Each function returns when it has done what its comment says, and
+// optional. Each function returns when it has done what its comment says and
 // fails tb if it cannot.
 type Backend struct {
 	// New returns an independent client of the backend, with its own
@@ -164,7 +164,7 @@ func LinkOver(w *wire.Wire) *Link {
 	}
 }
 
-// Run checks all promises, each in a subtest. It logs a summary, and prints the
+// Run checks all promises, each in a subtest. It logs a summary and prints the
 // first line of the summary to standard output. A check that fails reports the
 // broken promise, what the check saw, and what its clients did. A check that
 // proves nothing because the machine stood still also fails, and so does a run
@@ -232,8 +232,8 @@ func runChecks(t *testing.T, h Harness, checks []check) {
 	fmt.Printf("%s: %s\n", t.Name(), s.counts())
 }
 
-// sideBySide is the number of checks that run at once in real time. Most checks
-// wait most of the time.
+// sideBySide is the number of checks that run concurrently in real time. Most
+// checks wait most of the time.
 const sideBySide = 8
 
 // alone reports whether the check runs without other checks of the same

@@ -389,7 +389,7 @@ func (e *env) sleepUntil(t time.Time) {
 	}
 }
 
-// expired waits until the Expires of a lease has passed, and returns that time.
+// expired waits until the Expires of a lease has passed and returns that time.
 // Until then, a session may still move it.
 func (e *env) expired(r *request) time.Time {
 	for {

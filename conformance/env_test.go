@@ -132,7 +132,7 @@ func TestGoroutinesOfTheCheckAloneCount(t *testing.T) {
 			}}
 		})
 		if ofDriver {
-			h.hangs = time.Second // which the check waits for them to end
+			h.hangs = time.Second // how long the check waits for them to end
 		}
 		if r := allChecks()[i].result(t, h); (r.err != nil) != ofDriver {
 			t.Errorf("goroutines for what is held: %t: got %v", ofDriver, r.err)

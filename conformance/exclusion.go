@@ -362,7 +362,7 @@ func forceUnlockTells(e *env) error {
 	return h.lost()
 }
 
-// lost waits until h has been lost, and returns an error unless h reports the
+// lost waits until h has been lost and returns an error unless h reports the
 // loss.
 func (h *holding) lost() error {
 	e := h.user.env

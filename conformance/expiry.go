@@ -43,7 +43,7 @@ func (h *holding) overBefore(next *request) error {
 	return nil
 }
 
-// first waits until one of the requests is done, and returns the index of the
+// first waits until one of the requests is done and returns the index of the
 // request that was done first.
 func (e *env) first(of []*request) int {
 	done := -1
@@ -92,8 +92,8 @@ func expiryServesWaiters(e *env) error {
 	return nil
 }
 
-// lineBehindLease returns a hold that no client renews, and two requests for
-// further such leases that have waited for the end of the hold.
+// lineBehindLease returns a hold that no client renews and two requests for
+// similar leases that are waiting for the end of the hold.
 func (e *env) lineBehindLease() (*request, []*request) {
 	a, b, c := e.driver(), e.driver(), e.driver()
 	for d := e.ttl(); d < e.hangs(); d *= 2 {
@@ -166,7 +166,7 @@ func (c *connection) outages() []func() {
 		all = append(all, c.hang)
 	}
 	if c.link.Cut != nil && !c.env.driverInfo().KeepsAlive {
-		// a session may end at once with its connection
+		// a session may end as soon as its connection breaks
 		all = append(all, c.cut)
 	}
 	c.env.need(len(all) > 0, "Link.Hang")
@@ -174,7 +174,8 @@ func (c *connection) outages() []func() {
 }
 
 // silences returns the ways in which answers do not arrive. These are the
-// outages and, unless a session ends at once with its connection, lost answers.
+// outages and, unless a session ends as soon as its connection breaks, lost
+// answers.
 func (c *connection) silences() []func() {
 	all := c.outages()
 	if c.link.LoseAnswers != nil && (!c.env.driverInfo().KeepsAlive || c.env.fakeTime) {

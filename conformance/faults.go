@@ -32,7 +32,7 @@ func oneReleaseEndsOneHold(e *env) error {
 	d, lasts := e.driver(), e.long()
 	if e.driverInfo().KeepsAlive {
 		lasts = e.allowed(2 * e.ttl())
-		e.need(d.link.Hang != nil, "Link.Hang") // a session may end at once with its connection
+		e.need(d.link.Hang != nil, "Link.Hang") // a session may end as soon as its connection breaks
 	} else {
 		e.need(d.link.LoseAnswers != nil, "Link.LoseAnswers")
 	}
@@ -252,7 +252,7 @@ func lostRelease(e *env) error {
 }
 
 // The checks of requests with lost answers, except for checks in which further
-// requests follow at once.
+// requests follow immediately.
 
 func lostGrant(e *env) error {
 	how := [][]option{{noWait}, nil}
@@ -290,14 +290,14 @@ func lostRenewal(e *env) error {
 	link, d := e.outsider().link, e.brief()
 	var faults []func(*rawDriver)
 	if link.LoseAnswers != nil && !e.driverInfo().KeepsAlive {
-		// a session may end at once with its connection
+		// a session may end as soon as its connection breaks
 		faults = append(faults, func(a *rawDriver) { a.loseAnswers() })
 	}
 	if link.Delay != nil {
 		faults = append(faults, func(a *rawDriver) { a.delay(2 * d) })
 	}
 	e.need(len(faults) > 0, "Link.Delay")
-	carriedOut := 2 * d // by then, or never
+	carriedOut := 2 * d // by then or never
 	if i := e.driverInfo(); !i.KeepsAlive {
 		carriedOut += i.LateFor(d)
 	}
@@ -460,7 +460,7 @@ func (e *env) renewsAfterOneLost(all bool) error {
 	d.loseOne()
 	called := time.Now()
 	errs := renew(h)
-	err := errs[0] // the lost answer may belong to other
+	err := errs[0] // the lost answer may be for the lease of other
 	returned := time.Now()
 	d.heal()
 	if d.endsWithConnection(h) {

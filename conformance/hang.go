@@ -92,7 +92,7 @@ func labelled(name, value string) (n int) {
 }
 
 // bubbleFor is the real time that a check in fake time may take. Such a check
-// never waits in real time, and needs only a second or two.
+// never waits in real time and needs only a second or two.
 const bubbleFor = 3 * time.Minute
 
 // runInBubble runs a check in a bubble of testing/synctest. If the check leaves
@@ -155,7 +155,7 @@ type stalls struct {
 	way    *standstill // of answers to renewals and releases
 }
 
-// standstill is the time for which one party stood still.
+// standstill records how long one party stood still.
 type standstill struct {
 	who string
 

@@ -216,8 +216,8 @@ func waitsForAMutex(mu *sync.Mutex) {
 	defer mu.Unlock()
 }
 
-// connectsIn returns a good driver that connects on its first request, and
-// takes d for that, as on a busy machine.
+// connectsIn returns a good driver that connects on its first request and takes
+// d for that, as on a busy machine.
 func connectsIn(d time.Duration) func(*memory.Driver) driver.Driver {
 	return func(m *memory.Driver) driver.Driver {
 		connected := sync.OnceValue(func() time.Time { return time.Now().Add(d) })

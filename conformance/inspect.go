@@ -177,7 +177,7 @@ func statusNamesQueue(e *env) error {
 	return nil
 }
 
-// listIsTrue holds similar names, and compares them with the listed names.
+// listIsTrue holds similar names and compares them with the listed names.
 func listIsTrue(e *env) error {
 	a, b := e.driver(), e.driver()
 	base := e.name()

@@ -286,7 +286,7 @@ func latchChangesOnce(e *env) error {
 	return nil
 }
 
-// latchSurvivesFaults counts down through faults, and repeats each change as
+// latchSurvivesFaults counts down through faults and repeats each change as
 // package dsync does.
 func latchSurvivesFaults(e *env) error {
 	var faults []func(*rawDriver)
@@ -364,7 +364,7 @@ func (l *latch) through(fault func(*rawDriver), f func(ctx context.Context, id s
 	e.await("the end of a fault", healed)
 }
 
-// watch watches the latch, and returns when the watch has begun.
+// watch watches the latch and returns when the watch has begun.
 func (l *latch) watch() *watch {
 	w := &watch{d: l.d, what: fmt.Sprintf("the latch %q", l.name)}
 	l.has(0, "before the watch begins") // drivers may query the server first
@@ -383,7 +383,7 @@ func latchTellsEnds(e *env) error {
 	for _, by := range []*latch{a, b} {
 		for what, end := range map[string]func(){
 			"the last countdown": func() { by.down(e.changeID()) },
-			"DeleteLatch":         func() { by.delete(e.changeID()) },
+			"DeleteLatch":        func() { by.delete(e.changeID()) },
 		} {
 			by.set(1)
 			n := w.calls.Load()
@@ -437,7 +437,7 @@ type watch struct {
 	stop  func()
 }
 
-// watch watches name, and returns when the watch has begun. If the driver does
+// watch watches name and returns when the watch has begun. If the driver does
 // not report changes, the check ends.
 func (d *rawDriver) watch(name string) *watch {
 	w := &watch{d: d, what: fmt.Sprintf("%q", name)}
@@ -600,9 +600,9 @@ func watchStops(e *env) error {
 	return goesOn.goesOn(stopped, "a release", func() func() { return a.hold(name).release })
 }
 
-// goesOn ends another watch of the same name or latch. It returns an error
-// unless w, and only w, is still notified of changes. begin prepares a change,
-// and returns a function that makes the change.
+// goesOn stops another watch of the same name or latch. It returns an error
+// unless w, and only w, is still notified of changes. begin prepares a change
+// and returns a function that makes it.
 func (w *watch) goesOn(stopped *watch, what string, begin func() (change func())) error {
 	stopped.end()
 	before := stopped.calls.Load()

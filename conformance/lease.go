@@ -71,7 +71,7 @@ func freshAfterWait(e *env) error {
 			if got := r.granted().lease.Expires(); !got.After(released) {
 				return fmt.Errorf("a lease after a wait expired at %s, before the release at %s", e.events.at(got), e.events.at(released))
 			}
-			// the driver may poll, and may have polled just when the lock was
+			// the driver may poll and may have polled just when the lock was
 			// released
 			asked := released.Add(-r.TTL / 2)
 			return r.expiresWithin("a lease after a wait", asked, r.at, r.TTL)
@@ -322,7 +322,7 @@ func (e *env) batches() {
 	}
 }
 
-// renewAll renews leases of d in one batch, and returns the outcome of each. If
+// renewAll renews leases of d in one batch and returns the outcome of each. If
 // an outcome is not reported exactly once, the check ends.
 func (d *rawDriver) renewAll(ctx context.Context, all ...*request) []error {
 	e := d.env
@@ -385,7 +385,7 @@ func batchOfTTLs(e *env) error {
 	return nil
 }
 
-// renewsTTLs renews leases with several TTLs in one batch, and waits for the
+// renewsTTLs renews leases with several TTLs in one batch and waits for the
 // ends of the leases with short TTLs.
 func (e *env) renewsTTLs(ttls []time.Duration) error {
 	d, long := e.driver(), e.long()

@@ -54,8 +54,8 @@ func (r *request) tryLeave(ctx context.Context, ttl time.Duration) (end time.Tim
 	return end, err
 }
 
-// leave leaves the hold for ttl, and returns the time before which the hold
-// must not end. If the driver cannot leave holds, the check ends.
+// leave leaves the hold for ttl and returns the time before which the hold must
+// not end. If the driver cannot leave holds, the check ends.
 func (r *request) leave(ttl time.Duration) (end time.Time) {
 	end, err := r.tryLeave(r.driver.env.ctx, ttl)
 	if err != nil {
@@ -64,11 +64,11 @@ func (r *request) leave(ttl time.Duration) (end time.Time) {
 	return end
 }
 
-// endsIn leaves the hold for ttl, and waits until the name is granted. It
+// endsIn leaves the hold for ttl and waits until the name is granted. It
 // returns an error if that is before the end.
 func (r *request) endsIn(ttl time.Duration) error { return r.endsAt(r.leave(ttl), ttl) }
 
-// endsAt is like endsIn, for a hold that was already left.
+// endsAt is like endsIn, but for a hold that was already left.
 func (r *request) endsAt(end time.Time, left time.Duration) error {
 	e := r.driver.env
 	what := fmt.Sprintf("a hold (%v) with a lease of %v was left for %v, until %s", r.Mode, r.TTL, left, e.events.at(end))
@@ -129,7 +129,7 @@ type leftEnd struct {
 	from, to time.Time
 }
 
-// leftFor leaves the hold for d, and returns the interval in which it must end.
+// leftFor leaves the hold for d and returns the interval in which it must end.
 func (r *request) leftFor(d time.Duration) leftEnd {
 	from := r.leave(d)
 	return leftEnd{r.Name, r.Mode, from, time.Now().Add(d + r.driver.env.driverInfo().LateFor(max(d, r.TTL)))}
@@ -155,14 +155,14 @@ func (l leftEnd) meets(next *request, what string) error {
 		what, e.events.at(l.from), e.events.at(l.to), next.driver.label, l.name, e.events.at(next.at))
 }
 
-// isMet is like meets, for a request that begins now.
+// isMet is like meets, but for a request that begins now.
 func (l leftEnd) isMet(e *env, what string) error {
 	return l.meets(e.outsider().start(l.name, rivalOf(l.mode)), what)
 }
 
-// unheard returns the time that a waiter may take to detect that a hold has
-// become shorter. Info has no field for this time. If the backend does not
-// report the change, the waiter polls. Drivers in fake time report it.
+// unheard returns how long a waiter may take to detect that a hold has become
+// shorter. Info has no field for this time. If the backend does not report the
+// change, the waiter polls. Drivers in fake time report it.
 func (e *env) unheard() time.Duration {
 	if e.fakeTime {
 		return 0

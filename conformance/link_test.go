@@ -14,7 +14,7 @@ import (
 	"github.com/go-dsync/dsync/conformance/wire"
 )
 
-// echo starts a server that echoes its input, and reports the lines that it has
+// echo starts a server that echoes its input and reports the lines that it has
 // received.
 func echo(t *testing.T) (addr string, got <-chan string) {
 	t.Helper()

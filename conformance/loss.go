@@ -206,8 +206,8 @@ func toldOnce(e *env) error {
 	return nil
 }
 
-// lostAndRemoved makes a client lose its session, and then removes the hold.
-// The session may still exist on the backend.
+// lostAndRemoved makes a client lose its session and then removes the hold. The
+// session may still exist on the backend.
 func (e *env) lostAndRemoved() *request {
 	d := e.driver()
 	h := d.hold(e.name(), ttl(e.ttl()))
@@ -229,8 +229,8 @@ func (e *env) lostAndRemoved() *request {
 type askingEvents struct {
 	driver.Events
 	lease driver.Lease
-	// receives one value when a loss is reported: whether a call that began in
-	// the event is waiting for a lock
+	// receives one value when a loss is reported: whether a call that began
+	// during the event is waiting for a mutex
 	lost  chan bool
 	call  func() // a call of the driver, in Tokens
 	start func() *request
@@ -269,7 +269,8 @@ func (a *askingEvents) Lost(cause error) {
 }
 
 // waitsForLock reports whether a goroutine has begun to wait for a mutex. It
-// does not wait for the goroutine's end, because that may depend on the caller.
+// does not wait for the goroutine to end, because the end may depend on the
+// caller.
 func (e *env) waitsForLock(g *goroutine) bool {
 	pause := runtime.Gosched // fake time stands still for a goroutine that waits for a mutex
 	if !e.fakeTime {

@@ -23,7 +23,7 @@ var (
 
 const mistakesFile = "testdata/mistakes.txt"
 
-// mistake is a change of one file of drivers/memory, given as a block of
+// mistake is a change to one file of drivers/memory. It is a block of
 // mistakesFile.
 type mistake struct {
 	name, class, outcome string
@@ -81,7 +81,7 @@ func readMistakes(t *testing.T) (all []mistake) {
 	return all
 }
 
-// TestMistakes runs the suite on drivers/memory with one mistake at a time, and
+// TestMistakes runs the suite on drivers/memory with one mistake at a time and
 // compares the outcomes with the file. Without -mistakes it runs only the first
 // two caught mistakes. The texts of all mistakes are compared with the driver
 // anyway.

@@ -21,7 +21,7 @@ type passedOn struct {
 
 func (l *passedOn) Pass(ctx context.Context, _, _ string) error { return l.pass(ctx, l) }
 
-// passes returns a mutation whose leases have one token, and can be passed on.
+// passes returns a mutation whose leases have one token and can be passed on.
 func passes(pass func(ctx context.Context, l *passedOn) error) func(*memory.Driver) driver.Driver {
 	return breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 		l, err := d.Acquire(ctx, r)
@@ -58,7 +58,7 @@ type passing struct {
 var holders sync.Map
 
 // passer returns a driver that passes on holds. broke, if not nil, replaces
-// pass, and may call it. told changes what other clients see.
+// pass and may call pass. told changes the state that other clients see.
 func passer(broke func(ctx context.Context, l *passedBy, pass func(context.Context) error) error, told func(*passing)) func(*memory.Driver) driver.Driver {
 	return func(d *memory.Driver) driver.Driver {
 		b := &broken{Driver: d}

@@ -194,7 +194,8 @@ func (c *closable) waitElsewhere(ctx context.Context, r *driver.Request) (l driv
 	return l, err
 }
 
-// leaveBeside leaves another hold of the name, if the existing holds admit it.
+// leaveBeside leaves another hold of the name behind if the existing holds
+// admit it.
 func leaveBeside(d *memory.Driver, r *driver.Request) {
 	try := *r
 	try.NoWait = true
@@ -428,8 +429,8 @@ var crossingMutants = []mutant{
 }
 
 // breakCrossed returns a mutation of the driver's behavior when Close crosses a
-// call. closing lets time pass during which Close may begin, and reports
-// whether it has begun.
+// call. closing lets time pass during which Close may begin and reports whether
+// it has begun.
 func breakCrossed(f func(d *memory.Driver, b *brokenLatches, closing func() bool)) func(*memory.Driver) driver.Driver {
 	return func(d *memory.Driver) driver.Driver {
 		b, closed := &brokenLatches{broken: broken{Driver: d}}, make(chan struct{})

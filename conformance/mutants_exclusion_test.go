@@ -128,8 +128,7 @@ func reentrantBy(identity func(*driver.Request) string) func(*memory.Driver) dri
 	})
 }
 
-// flights lets requests for a name join a request for the name that is under
-// way.
+// flights merges concurrent requests for a name into one.
 type flights struct {
 	mu   sync.Mutex
 	asks map[string]*flight
@@ -358,7 +357,7 @@ var ownershipMutants = []mutant{
 	},
 }
 
-// breakRelease returns a mutation that changes what happens after each release,
+// breakRelease returns a mutation that changes what happens after each release
 // and counts the releases of each lease.
 func breakRelease(f func(d *memory.Driver, l *brokenLease, times int, err error) error) func(*memory.Driver) driver.Driver {
 	return breakLeases(func(d *memory.Driver, l *brokenLease) {

@@ -287,8 +287,7 @@ func keptFor(f func(time.Duration) time.Duration) func(*memory.Driver) driver.Dr
 	}
 }
 
-// shifted is the time by which the reported end of a lease is later than its
-// real end.
+// shifted is how much later than its real end a lease seems to end.
 type shifted struct {
 	mu sync.Mutex
 	by time.Duration

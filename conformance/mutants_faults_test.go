@@ -305,7 +305,7 @@ var lostMutants = []mutant{
 	},
 }
 
-// reaches reports whether d gets answers from the backend, or is closed.
+// reaches reports whether d gets answers from the backend or is closed.
 func reaches(d *memory.Driver) bool {
 	_, err := d.Inspect(context.Background(), "x")
 	return err == nil || errors.Is(err, driver.ErrClosed)
@@ -332,8 +332,8 @@ func (b *belief) or(end time.Time) time.Time {
 	return b.end
 }
 
-// takesOwnForNew is a mutation that repeats a request whose answer was lost,
-// and treats its own hold as a new grant.
+// takesOwnForNew is a mutation that repeats a request whose answer was lost and
+// treats its own hold as a new grant.
 func takesOwnForNew() func(*memory.Driver) driver.Driver {
 	return breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 		l, err := d.Acquire(ctx, r)
@@ -490,7 +490,7 @@ var singleMutants = []mutant{
 // refusing contains the servers that are currently refusing requests.
 var refusing sync.Map
 
-// refused reports whether err comes from the refusal of a server.
+// refused reports whether err means that a server refused a request.
 func refused(d *memory.Driver, err error) bool {
 	_, refuses := refusing.Load(d.Server())
 	return refuses && errors.Is(err, driver.ErrUnavailable)

@@ -305,8 +305,8 @@ func nameOf(l driver.Lease) string {
 	return name.(string)
 }
 
-// leaveWithOthers returns a mutation of Leave. When a Read hold is left, do is
-// called for the client's other Read holds of the name.
+// leaveWithOthers returns a mutation of Leave. After Leave of a Read hold, do
+// is called for the client's other Read holds of the name.
 func leaveWithOthers(do func(ctx context.Context, other *brokenLease, ttl time.Duration)) func(*memory.Driver) driver.Driver {
 	return func(d *memory.Driver) driver.Driver {
 		var mu sync.Mutex

@@ -251,7 +251,7 @@ var migrationMutants = []mutant{
 }
 
 // ownFloors is a mutation that computes a floor from the previous floor and the
-// floor of a mark. Its tokens are above this floor until the mark is removed.
+// mark's floor. Its tokens are above this floor until the mark is removed.
 func ownFloors(raise func(was, floor uint64) uint64) func(*memory.Driver) driver.Driver {
 	var mu sync.Mutex
 	floors := map[string]uint64{}

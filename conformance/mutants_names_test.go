@@ -15,8 +15,8 @@ import (
 )
 
 // toll is a URL scheme for the driver on a directory behind a server that
-// requires a password: toll://USER:PASSWORD@host:port/folder. It is opened with
-// the faults of a tollMutant.
+// requires a password: toll://USER:PASSWORD@host:port/directory. It is opened
+// with the faults of a tollMutant.
 func init() {
 	driver.Register("toll", func(ctx context.Context, c *driver.Config) (driver.Driver, error) {
 		m := tollMutants[c.URL.Param("broken", "")]

@@ -205,7 +205,7 @@ type place struct {
 	err   error             // of its own request
 }
 
-// leave removes p from the crowd of name, and reports whether it was there.
+// leave removes p from the crowd of name and reports whether it was there.
 func (c *crowds) leave(name string, p *place) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -216,9 +216,9 @@ func (c *crowds) leave(name string, p *place) bool {
 	return i >= 0
 }
 
-// pass gives a lease that was granted to p to the last of the crowd, if it has
-// many waiters, and otherwise to p. If p already has another lease, the first
-// of the crowd gets this one.
+// pass hands a lease that was granted to p to the last of the crowd if the
+// crowd has many waiters, and otherwise to p. If p already has another lease,
+// the first of the crowd gets this one.
 func (c *crowds) pass(name string, p *place, l driver.Lease, many int) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -253,7 +253,7 @@ func lastOfCrowd(many int) func(*memory.Driver) driver.Driver {
 			if err != nil {
 				p.err = err
 			} else if !c.pass(r.Name, p, l, many) {
-				p.got <- l // p did not wait, or is the last
+				p.got <- l // p did not wait or is the last
 			}
 		}()
 		select {
@@ -319,7 +319,7 @@ func renamed(f func(string) string) func(*memory.Driver) driver.Driver {
 	})
 }
 
-// spelled is a mutation that requests the names that f returns.
+// spelled is a mutation that requests f(name) instead of name.
 func spelled(f func(string) string) func(*memory.Driver) driver.Driver {
 	return breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 		q := *r

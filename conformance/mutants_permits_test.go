@@ -370,8 +370,8 @@ func breakSetLimit(f func(d *memory.Driver, ctx context.Context, name string, li
 	}
 }
 
-// oneByOne is an Acquire that holds a part of more than half of the permits
-// while it waits for the others.
+// oneByOne is an Acquire that, if it requests more than half of the permits,
+// holds some of them while it waits for the others.
 func oneByOne(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 	if r.NoWait || 2*r.Permits <= r.Limit {
 		return d.Acquire(ctx, r)
@@ -425,7 +425,7 @@ func (c *counts) names(prefix string) []string {
 	return names
 }
 
-// countedApart is a mutation that checks the permits, and grants them a moment
+// countedApart is a mutation that checks the permits and grants them a moment
 // later.
 func countedApart(d *memory.Driver) driver.Driver {
 	of, _ := countsOf.LoadOrStore(d.Server(), &counts{held: map[string]int{}})

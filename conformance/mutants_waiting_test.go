@@ -283,7 +283,7 @@ func breakWait(wait func(d *memory.Driver, ctx context.Context, r *driver.Reques
 	})
 }
 
-// claimingUnordered returns a mutation that claims no order, and cannot count
+// claimingUnordered returns a mutation that claims no order and cannot count
 // waiters.
 func claimingUnordered(mutate func(*memory.Driver) driver.Driver) func(*memory.Driver) driver.Driver {
 	return func(d *memory.Driver) driver.Driver {

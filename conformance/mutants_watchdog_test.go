@@ -490,7 +490,7 @@ var keepAliveMutants = []mutant{
 	},
 }
 
-// hearing is a mutation of the reports of keep-alives.
+// hearing is a mutation of the keep-alive reports.
 func hearing(hear func(f func(error), err error)) func(*memory.Driver) driver.Driver {
 	return func(d *memory.Driver) driver.Driver { return &hearsay{Driver: d, hear: hear} }
 }
@@ -504,7 +504,7 @@ func (d *hearsay) OnKeepAlive(f func(err error)) {
 	d.Driver.OnKeepAlive(func(err error) { d.hear(f, err) })
 }
 
-// toldOfOne reports only one end of a session of a driver.
+// toldOfOne reports the end of only one of a driver's sessions.
 type toldOfOne struct {
 	driver.Events
 	told *atomic.Bool

@@ -374,7 +374,7 @@ func urlCommon(e *env) error {
 	return nil
 }
 
-// deaf listens on the loopback interface, and never answers.
+// deaf listens on the loopback interface and never answers.
 func (e *env) deaf() (addr string) {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	e.must(err)

@@ -20,7 +20,7 @@ var orderChecks = []check{
 	{"order/hand-overs", "In thousands of hand-overs between clients, no wake-up is lost.", noWakeUpIsLost},
 }
 
-// next releases the request that is granted first, and returns its index. If a
+// next releases the request that is granted first and returns its index. If a
 // request fails before that, its error ends the check.
 func (e *env) next(left []*request) int {
 	granted := -1

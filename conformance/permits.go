@@ -649,7 +649,7 @@ func limitStays(e *env) error {
 }
 
 // bounded reports whether a request was refused because it needs more permits
-// than the driver can grant at once. The error must name the bound.
+// than the driver can grant together. The error must name the bound.
 func (r *request) bounded() bool {
 	if r.result().lease != nil || !errors.Is(r.err, errors.ErrUnsupported) {
 		return false

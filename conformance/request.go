@@ -125,7 +125,7 @@ func (d *rawDriver) wait(name string, opts ...option) *request {
 }
 
 // If r was slow, longer returns twice its TTL, for another try. It returns 0 if
-// r was not slow, or already had the longest TTL that is tried.
+// r was not slow or already had the longest TTL that hold tries.
 func (r *request) longer() time.Duration {
 	e := r.driver.env
 	if t := e.allowed(2 * r.TTL); r.slow() && t > r.TTL && t < e.hangs() {
@@ -253,7 +253,7 @@ func (r *request) lost() []error {
 	return append([]error(nil), r.losses...)
 }
 
-// isFree returns an error unless a new client can acquire name at once.
+// isFree returns an error unless a new client can acquire name immediately.
 func (e *env) isFree(name string) error {
 	r := e.outsider().acquire(name, noWait)
 	if r.lease == nil {

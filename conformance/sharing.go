@@ -228,7 +228,7 @@ func writerFirst(e *env) error {
 	}
 	ordered := e.driverInfo().ReadWrite.Order != driver.Unordered
 	r := w.start(name, writing)
-	r.waitsOrEnds() // it does not wait if no reader has the name at that moment
+	r.waitsOrEnds() // it does not wait if no reader holds the name at that moment
 	if ordered {
 		r.queued(1)
 	}
@@ -741,8 +741,8 @@ func listReaders(e *env) error {
 
 // The checks of the way in which package dsync combines the calls of a client.
 
-// youth is the maximum time after the grant of a reader's hold during which
-// other readers can join it.
+// youth is how long after the grant of a reader's hold other readers can join
+// it.
 const youth = 100 * time.Millisecond
 
 func readersJoin(e *env) error {

@@ -36,7 +36,7 @@ type storm struct {
 	modes   map[string][]driver.Mode
 	ttl     time.Duration
 	expire  bool          // holders have their holds removed without notice
-	pause   time.Duration // the maximum time for which a lock is held
+	pause   time.Duration // how long a lock is held at most
 	ended   atomic.Bool   // the workers finish their current operations
 	granted atomic.Bool
 }
@@ -177,7 +177,7 @@ func (u *stormUser) work(operations int) error {
 	return nil
 }
 
-// step locks name in one of many ways, and unlocks it.
+// step locks name in one of many ways and unlocks it.
 func (u *stormUser) step(name string, depth int) error {
 	r := u.random
 	ctx, cancel := u.env.ctx, context.CancelFunc(func() {})
@@ -302,7 +302,7 @@ func illegal(err error) error {
 	return err
 }
 
-// finish ends the storm, and waits until the workers are done.
+// finish ends the storm and waits until the workers are done.
 func (s *storm) finish(workers []*goroutine) {
 	s.ended.Store(true)
 	for _, g := range workers {

@@ -56,8 +56,8 @@ func (d *rawDriver) asksOnce(name string) error {
 	return nil
 }
 
-// countingEvents counts the calls to Tokens. There is one before each request
-// that can grant.
+// countingEvents counts the calls to Tokens. A driver calls Tokens before each
+// request that can grant.
 type countingEvents struct {
 	driver.Events
 	tokens atomic.Int32
@@ -71,12 +71,11 @@ func (c *countingEvents) Tokens() int {
 	return c.Events.Tokens()
 }
 
-// prompt is the time within which a waiter must detect a release. The check
-// adds twenty times the time that it currently takes to lock and release a free
-// name.
+// prompt is how soon a waiter must detect a release. The check adds twenty
+// times the time that it currently takes to acquire and release a free name.
 const prompt = 50 * time.Millisecond
 
-// wakes returns the time that a waiter may take to detect that a name is free.
+// wakes returns how long a waiter may take to detect that a name is free.
 func (e *env) wakes() time.Duration { return max(prompt, e.driverInfo().Poll) }
 
 func hearsOfRelease(e *env) error {
@@ -225,7 +224,8 @@ func (r *request) endedBy(ctxErr error) error {
 }
 
 // isFreeAfter returns an error if name is not free after a request for it
-// failed with err. It must be free at once, unless the outcome was unknown.
+// failed with err. The name must be free immediately, unless the outcome was
+// unknown.
 func (e *env) isFreeAfter(err error, name string) error {
 	if errors.Is(err, driver.ErrUnknown) {
 		e.awaitFree(name)
@@ -464,9 +464,9 @@ func deadWaiter(e *env) error {
 	})
 }
 
-// vanishedWaiter is the time for which the request of a vanished client may
-// keep its place, whatever its TTL is. Queues that their waiters keep alive
-// need some seconds.
+// vanishedWaiter is how long the request of a vanished client may keep its
+// place, whatever its TTL is. Queues that their waiters keep alive need some
+// seconds.
 const vanishedWaiter = 15 * time.Second
 
 // deadWaiterLeaves lets a waiter vanish. From then on its TTL counts.
@@ -495,7 +495,7 @@ var deadlineChecks = []check{
 // deadlines is the number of waits that end in a check, at random moments.
 const deadlines = 40
 
-// endsWithin calls Lock for a held name with a random deadline, and returns the
+// endsWithin calls Lock for a held name with a random deadline and returns the
 // error.
 func (u *user) endsWithin(name string) (after time.Duration, err error) {
 	after = time.Millisecond + rand.N(60*time.Millisecond)
@@ -537,9 +537,9 @@ func deadlineTellsLocked(e *env) error {
 	return nil
 }
 
-// overrun is the additional time by which a Lock may exceed its bound if the
-// backend is silent. Drivers that wait for an answer before they give up take
-// half a second or more.
+// overrun is how far a Lock may exceed its bound if the backend is silent.
+// Drivers that wait for an answer before they give up take half a second or
+// more.
 const overrun = 250 * time.Millisecond
 
 // waitBound is the length of the waits that a check bounds.

@@ -104,8 +104,8 @@ func allAreRenewed(e *env) error {
 	return nil
 }
 
-// expire ends the hold of name, if there is one. If the harness supports it,
-// expire does so without notice to the driver.
+// expire ends the hold of name, if there is one. If the harness supports this,
+// the driver is not notified.
 func (e *env) expire(name string) {
 	e.need(e.canRemove(), "Backend.Expire")
 	if e.backend.Expire != nil {
@@ -447,7 +447,7 @@ func (e *env) endOfSessionIsTold() error {
 		}
 		for end := time.Now().Add(2*e.ttl() + d.tap.Info().LateFor(e.ttl())); !told(); e.sleep(e.ttl() / 20) {
 			if time.Now().After(end) {
-				return nil // package dsync must renew the leases, and sees their ends
+				return nil // package dsync must renew the leases and sees their ends
 			}
 		}
 		for i, h := range all {

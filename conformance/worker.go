@@ -103,7 +103,7 @@ func (p *worker) kill() {
 	p.env.await("the end of a process that was killed", p.ended)
 }
 
-// tell sends an order to the worker, and returns its report.
+// tell sends an order to the worker and returns its report.
 func (p *worker) tell(o order) report {
 	p.env.events.add(p.label, "%s %q", o.Op, o.Name)
 	p.env.must(p.orders.Encode(o))

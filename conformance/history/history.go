@@ -37,7 +37,7 @@ import (
 // from many goroutines.
 //
 // Every record is conservative. The recorded hold begins after the call has
-// returned, and ends before the release is called. So a hold is never recorded
+// returned and ends before the release is called. So a hold is never recorded
 // as longer than it was, and every violation that Judge finds did happen.
 //
 // A worker is instrumented as follows.

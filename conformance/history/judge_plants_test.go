@@ -89,8 +89,8 @@ func plantReader(r *rand.Rand, s *sim, events []Event) []Event {
 	return events
 }
 
-// plantTwoHolds makes the server report that it had two holds at once, one of
-// which several leases used in turn.
+// plantTwoHolds makes the server report that it had two simultaneous holds, one
+// of which several leases used in turn.
 func plantTwoHolds(r *rand.Rand, s *sim, events []Event) []Event {
 	h := anyHold(r, s, func(h *simHold) bool { return h.kept && h.ok-h.since > 10*ms })
 	if h == nil {

@@ -30,7 +30,7 @@ var simBounds = Bounds{
 	Detect: simDetect, Linger: simTTL + 60*ms, Wake: 30 * ms, Stuck: 2 * time.Second, Recover: 50 * ms,
 }
 
-// sim simulates a correct lock service, and records what its clients would
+// sim simulates a correct lock service and records what its clients would
 // record. Like the server, it generates the grants of a name one after the
 // other. To each grant it adds the clients' view, with network delays.
 type sim struct {
@@ -39,7 +39,7 @@ type sim struct {
 	events []Event
 	calls  *uint64
 	free   time.Duration // the time since which the server can grant the name again
-	unread time.Duration // the time since which only readers have it
+	unread time.Duration // the time since which only readers have held it
 	shared bool          // readers use it, too
 	read   bool          // the last grant was for Read
 	token  uint64
@@ -124,7 +124,7 @@ func (s *sim) fault(kind, target string, from, to time.Duration) {
 	s.add(of, KindFaultOff, to, nil)
 }
 
-// ask adds the call for the next grant, and returns when the server grants it.
+// ask adds the call for the next grant and returns when the server grants it.
 func (s *sim) ask(of Event) (h *simHold, granted time.Duration) {
 	s.asks++
 	h = &simHold{of: of, n: s.asks}
@@ -209,8 +209,8 @@ func (s *sim) use() {
 		s.story = append(s.story, h)
 		return
 	}
-	// The answer is lost, and perhaps the request, too. After Unlock has
-	// returned, the driver may get an answer to a second request.
+	// The answer is lost, and perhaps the request, too. After Unlock returns,
+	// the driver may still get an answer to a second request.
 	s.add(h.of, KindNotReleased, h.gone, class(ClassUnknown))
 	switch s.r.IntN(3) {
 	case 0:
@@ -271,7 +271,7 @@ func (s *sim) reenter(outer *simHold, now time.Duration) time.Duration {
 	return now
 }
 
-// others adds attempts that are not granted the lock, because holder has it at
+// others adds attempts that are not granted the lock because holder holds it at
 // that time.
 func (s *sim) others(holder Event, now time.Duration) {
 	of := s.who()
@@ -528,7 +528,7 @@ func counts(v *Verdict) map[Rule]int {
 	return found
 }
 
-// plantIn makes a legal history illegal, and returns it with the plant that did
+// plantIn makes a legal history illegal and returns it with the plant that did
 // so. The plant is nil if no plant fits into the history.
 func plantIn(r *rand.Rand, sims []*sim, events []Event) (*plant, []Event) {
 	for range 50 {

@@ -18,8 +18,8 @@ const ms = time.Millisecond
 //
 //	0 p2/a call; 10 p2/a ok tok=3 dl=50
 //
-// which is time in milliseconds, process (p if it is left out) and attempt,
-// kind of event (acq. is left out), and fields. The client of an attempt is its
+// Each event has the time in milliseconds, the process (default p) and attempt,
+// the kind of event (without acq.), and fields. The client of an attempt is its
 // letter. Every process is closed after the last event, unless a fault kills
 // it.
 func parseStory(t testing.TB, story string) []Event {
