@@ -1,5 +1,5 @@
-// Package wire puts a network that can be disturbed between a client and its
-// servers, for tests:
+// Package wire puts a network that tests can disturb between a client and its
+// servers:
 //
 //	w := new(wire.Wire)
 //	defer w.Close()
@@ -9,7 +9,8 @@
 //	...
 //	w.Heal()
 //
-// Each disturbance affects all connections, until [Wire.Heal]:
+// Each disturbance lasts until [Wire.Heal] and affects all connections unless
+// noted:
 //
 //   - [Wire.Cut] breaks connections and refuses new ones.
 //   - [Wire.Hold] stops the bytes in a direction, and [Wire.Drop] loses them.
@@ -39,8 +40,8 @@ import (
 	"time"
 )
 
-// A Wire is the network between one client and its servers and can be
-// disturbed. A client library connects through [Wire.DialContext] or, if it
+// A Wire is a network between one client and its servers that tests can
+// disturb. A client library connects through [Wire.DialContext] or, if it
 // cannot use a dialer, through the address of a proxy ([Wire.Listen]). The zero
 // Wire is a healthy network.
 //
