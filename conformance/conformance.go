@@ -226,7 +226,7 @@ func runChecks(t *testing.T, h Harness, checks []check) {
 		}
 	}
 	if len(s.groups) == 0 && h.Groups == nil {
-		t.Error("conformance: no check ran: the pattern of -run selects none (it is split at slashes outside of brackets)")
+		t.Error("conformance: no check ran: the -run pattern selects none (go test splits the pattern at slashes outside brackets)")
 	}
 	t.Log(s.String())
 	fmt.Printf("%s: %s\n", t.Name(), s.counts())
@@ -258,7 +258,7 @@ func (c check) report(t *testing.T, r result) {
 	case r.missing != "":
 		t.Skip(c.unverified(r))
 	case r.refused != "":
-		t.Logf("the driver does not claim %s, and refuses it", r.refused)
+		t.Logf("the driver does not claim %s and refuses it", r.refused)
 	}
 }
 
@@ -267,7 +267,7 @@ func (c check) unverified(r result) string {
 }
 
 func (c check) invalid(r result) string {
-	return fmt.Sprintf("invalid, %d times, with up to %d times Harness.TTL: %s. Raise Harness.TTL, or give the tests a quieter machine. "+
+	return fmt.Sprintf("invalid %d times, with up to %d times Harness.TTL: %s. Raise Harness.TTL, or run the tests on a quieter machine.  "+
 		"Not verified: %s\nseen: %v\nevents:\n%s", tries, 1<<(tries-1), r.stalled, c.Promise, r.err, r.events)
 }
 
@@ -324,7 +324,7 @@ type check struct {
 
 // alone lists the checks that must run without other checks, with the reasons.
 var alone = map[string]string{
-	"closing/remains":  "other checks leave remains while it looks",
+	"closing/remains":  "it looks for remains, and other checks leave some",
 	"refusal/requests": "it makes the server refuse requests",
 	"refusal/holds":    "it makes the server refuse requests",
 	"refusal/changes":  "it makes the server refuse requests",

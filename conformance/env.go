@@ -230,7 +230,7 @@ func (e *env) underWay() string {
 	const shown = 5
 	var texts []string
 	for _, a := range open[:min(len(open), shown)] {
-		texts = append(texts, fmt.Sprintf("%s.%d (%s, since %s%s; granted of this name so far: %d)",
+		texts = append(texts, fmt.Sprintf("%s.%d (%s, since %s%s; grants of this name so far: %d)",
 			a.tap.label, a.n, a.asks, e.events.at(a.since), word(a.isWaiting(), ", waits"), granted[a.name]))
 	}
 	if more := len(open) - shown; more > 0 {
@@ -546,7 +546,7 @@ func (e *env) awaitAll(what string, all []*goroutine, p *progress) {
 			}
 			now := p.Load()
 			if now == last {
-				e.endf("%s: no progress for %v, after %d times", what, e.hangs(), now)
+				e.endf("%s: no progress for %v, after %d steps", what, e.hangs(), now)
 			}
 			last = now
 			hangs.Reset(e.hangs())

@@ -15,7 +15,7 @@ import (
 // other clients can then acquire the name.
 var expiryChecks = []check{
 	{"expiry/not-early", "No other client is granted a name before the lease of its holder expires, no matter how often it tries.", notBeforeExpires},
-	{"expiry/waiters", "When leases end without a release, the waiters are granted the name one after the other, and not before.", expiryServesWaiters},
+	{"expiry/waiters", "When leases end without a release, the waiters are granted the name one after the other, each only after the previous lease has ended.", expiryServesWaiters},
 	{"expiry/extend", "Extend also moves the end of a lease on the backend, later or earlier, and never revives an ended lease.", extendMovesEnd},
 	{"expiry/abandoned", "The lease of a client that is gone ends by itself, but not before Expires.", abandonedLeaseEnds},
 	{"expiry/holder-first", "A holder is notified that its lease has ended before another client is granted the name, even over a slow connection.", holderKnowsFirst},
@@ -68,7 +68,7 @@ func notBeforeExpires(e *env) error {
 		case !errors.Is(r.err, driver.ErrLocked):
 			return r.err
 		case time.Since(h.lease.Expires()) > e.hangs():
-			return fmt.Errorf("%q is not granted to any client %v after the lease expired", name, time.Since(h.lease.Expires()))
+			return fmt.Errorf("%q was granted to no client within %v after the lease expired", name, time.Since(h.lease.Expires()))
 		}
 		e.sleep(e.brief() / 100)
 	}
@@ -108,7 +108,7 @@ func (e *env) lineBehindLease() (*request, []*request) {
 			r.cancel()
 		}
 	}
-	e.endf("a lease of any length has ended before two clients wait for its end")
+	e.endf("leases of all lengths ended before two clients were waiting for the end")
 	return nil, nil
 }
 
