@@ -122,7 +122,7 @@ func runInBubbleFor(t *testing.T, limit time.Duration, run func(tb testing.TB) r
 		}
 		return r
 	case <-hangs.C:
-		return result{err: fmt.Errorf("still not done after %v in real time, for which fake time may have stood still: "+
+		return result{err: fmt.Errorf("still not done after %v in real time, during which fake time may have stood still:  "+
 			"a goroutine waits for something that synctest does not know, such as a mutex, or never ends. Goroutines in bubbles:\n%s",
 			limit, stacks(func(header string) bool {
 				return strings.Contains(header, "synctest bubble") && !strings.Contains(header, "durable")
@@ -176,7 +176,7 @@ type stall struct {
 // ping, unless it is nil, returns soon.
 func watchStalls(ttl time.Duration, ping func(context.Context) error) *stalls {
 	ctx, cancel := context.WithCancel(context.Background())
-	way := &standstill{who: "the way to the server"}
+	way := &standstill{who: "the connection to the server"}
 	s := &stalls{ttl: ttl, cancel: cancel, of: []*standstill{way}, way: way}
 	watch := func(who string, usual time.Duration, act func() error) {
 		one := &standstill{who: who}

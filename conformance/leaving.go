@@ -12,15 +12,15 @@ import (
 
 // The checks of drivers whose holds can outlive their client: driver.Leaver.
 var leavingChecks = []check{
-	{"leaving/time", "A hold that was left excludes other clients until its time, and then ends. Its tokens stay below those of later leases.", leftHoldEndsInTime},
+	{"leaving/time", "A hold that was left excludes other clients for the requested time and then ends. Its tokens stay below those of later leases.", leftHoldEndsInTime},
 	{"leaving/close", "Close does not end a hold that was left.", leftHoldOutlivesClose},
 	{"leaving/lease", "The lease of a hold that was left has ended: it renews nothing and releases nothing.", leftLeaseIsOver},
-	{"leaving/bounds", "A hold that was left ends its time after the call of Leave, and at the latest Info.LateFor after that, in every mode, even if the time is not a round number, and whether it is shorter or longer than the rest of the lease. A waiter notices the end.", leftHoldEndsInBounds},
+	{"leaving/bounds", "In every mode, a hold that was left ends when the requested time since the call to Leave has passed, or at most Info.LateFor later, even if the time is not a round number, and whether it is shorter or longer than the rest of the lease. A waiter detects the end.", leftHoldEndsInBounds},
 	{"leaving/readers", "Leave of one reader's hold does not change the end of another reader's hold, and does not exclude other readers.", leftReaderEndsAlone},
-	{"leaving/over", "Leave of a hold that has ended returns ErrNotHeld. It does not revive the hold, and does not affect a later hold.", leaveComesTooLate},
-	{"leaving/force", "ForceUnlock ends a hold that was left, and wakes a waiter.", leftHoldEndsByForce},
+	{"leaving/over", "Leave of a hold that has ended returns ErrNotHeld. It neither revives the hold nor affects a later hold.", leaveComesTooLate},
+	{"leaving/force", "ForceUnlock ends a hold that was left and wakes a waiter.", leftHoldEndsByForce},
 	{"leaving/seen", "Inspect and List report a hold that was left, and a watch reports its end.", leftHoldIsSeen},
-	{"leaving/no-answer", "After a Leave without an answer, the hold ends at its time or at the end of its lease. The driver does not end it earlier.", leaveWithoutAnswer},
+	{"leaving/no-answer", "After an unanswered Leave, the hold ends after the requested time or at the end of its lease. The driver does not end it earlier.", leaveWithoutAnswer},
 	{"leaving/outage", "A hold that was left outlasts an outage of its client and the end of the client's session.", leftHoldOutlivesOutage},
 }
 
@@ -199,7 +199,7 @@ func leftHoldEndsInBounds(e *env) error {
 		h := e.driver().hold(e.name(), fixed)
 		return h.leftFor(e.brief()).isMet(e, fmt.Sprintf("a hold that was left for %v", e.brief()))
 	})
-	e.together("holds that are left", len(ways), func(i int) error { return e.punctual(ways[i]) })
+	e.together("holds left for some time", len(ways), func(i int) error { return e.punctual(ways[i]) })
 	return nil
 }
 
@@ -232,7 +232,7 @@ func leftReaderEndsAlone(e *env) error {
 			end := left.leftFor(e.ttl())
 			next := e.driver().acquire(left.Name, reading, noWait)
 			if next.lease == nil {
-				return fmt.Errorf("%s, which requested to read beside a reader's hold that was left, got: %w", next.driver.label, next.err)
+				return fmt.Errorf("%s, which requested to read alongside a reader's hold that was left, got: %w", next.driver.label, next.err)
 			}
 			next.release()
 			other.release()
@@ -379,7 +379,7 @@ func (e *env) leftHoldIsSeen() error {
 		w.told("the end of a hold that was left", n)
 		return nil
 	}
-	return end.isMet(e, "a hold that was left, and reported")
+	return end.isMet(e, "a hold that was left and reported")
 }
 
 // leftLongerIsSeen inspects a hold that was left for longer than its lease.
@@ -396,9 +396,9 @@ func (e *env) leftLongerIsSeen() error {
 	after := e.outsider().status(h.Name)
 	switch {
 	case after.TTL != 0 && after.TTL < time.Until(end)-statusUnit:
-		return fmt.Errorf("Inspect reports that a hold which was left for %v ends in %v", e.long(), after.TTL)
+		return fmt.Errorf("Inspect reports that a hold that was left for %v ends in %v", e.long(), after.TTL)
 	case after.Hold == before.Hold && !after.Since.Equal(before.Since):
-		return fmt.Errorf("Inspect reports a grant at %s, and after Leave at %s", e.events.at(before.Since), e.events.at(after.Since))
+		return fmt.Errorf("Inspect reports a grant at %s before Leave and at %s after it", e.events.at(before.Since), e.events.at(after.Since))
 	}
 	return nil
 }
@@ -406,7 +406,7 @@ func (e *env) leftLongerIsSeen() error {
 func leaveWithoutAnswer(e *env) error {
 	e.outsider().leaver()
 	n := len(e.outsider().silences())
-	e.together("Leave without an answer", 2*n, func(i int) error {
+	e.together("an unanswered Leave", 2*n, func(i int) error {
 		closes := i >= n
 		return e.punctual(func() error {
 			d, left := e.driver(), e.allowed(2*e.ttl())
@@ -419,7 +419,7 @@ func leaveWithoutAnswer(e *env) error {
 			defer cancel()
 			_, err := h.tryLeave(ctx, left)
 			if err == nil || errors.Is(err, driver.ErrNotHeld) {
-				return fmt.Errorf("a Leave without an answer of the backend returned %q", outcome(err))
+				return fmt.Errorf("an unanswered Leave returned %q", outcome(err))
 			}
 			d.heal()
 			if closes {
@@ -427,7 +427,7 @@ func leaveWithoutAnswer(e *env) error {
 			}
 			// a request that was under way may arrive at this point
 			end.to = time.Now().Add(left + e.driverInfo().LateFor(left))
-			return end.meets(next, fmt.Sprintf("a hold after a Leave without an answer, with a Close after it: %t", closes))
+			return end.meets(next, fmt.Sprintf("a hold after an unanswered Leave (followed by Close: %t)", closes))
 		})
 	})
 	return nil

@@ -16,7 +16,7 @@ import (
 )
 
 var (
-	mistakesFlag = flag.Bool("mistakes", false, "run the suite on all mistakes of testdata/mistakes.txt, and not only on two")
+	mistakesFlag = flag.Bool("mistakes", false, "run the suite on all mistakes of testdata/mistakes.txt instead of only two")
 	recordFlag   = flag.Bool("mistakes.record", false, "write the outcomes into testdata/mistakes.txt")
 	repeatFlag   = flag.Int("mistakes.repeat", 1, "count a mistake as caught only if its check fails in each of `N` runs")
 )
@@ -100,7 +100,7 @@ func TestMistakes(t *testing.T) {
 				t.Fatal(err)
 			}
 			if n := strings.Count(string(source), m.before); n != 1 {
-				t.Fatalf("%s has %d times the text\n%s", m.file, n, m.before)
+				t.Fatalf("%s contains this text %d times\n%s", m.file, n, m.before)
 			}
 			if !*mistakesFlag && (sample == 0 || m.outcome == missed || m.outcome == unknown) {
 				return
@@ -152,7 +152,7 @@ func (m mistake) run(t *testing.T, binary string) (check string) {
 	}
 	for i := 1; i < *repeatFlag; i++ {
 		if firstFailure(t, binary, check) == "" {
-			t.Logf("%s fails by luck: not in run %d", check, i+1)
+			t.Logf("%s fails only sometimes: it passed in run %d", check, i+1)
 			return missed
 		}
 	}

@@ -20,11 +20,11 @@ import (
 // history.Judge decides whether the outcomes were legal.
 var stormChecks = []check{
 	{"storm/calm", "Under any load, claims never overlap, tokens rise, the order is kept, and no client waits forever.", calmStorm},
-	{"storm/faults", "The same holds while clients are cut off, hang, are slow and lose answers.", faultyStorm},
-	{"storm/server", "The same holds while the server stops answering for longer than the TTL. After its restart, every client can lock again.", serverStorm},
+	{"storm/faults", "The same is true while clients are cut off, hang, are slow and lose answers.", faultyStorm},
+	{"storm/server", "The same is true while the server stops answering for longer than the TTL. After the server restarts, every client can lock again.", serverStorm},
 }
 
-var seedFlag = flag.Uint64("conformance.seed", 0, "seed of the storms of package conformance; 0: a new one each time")
+var seedFlag = flag.Uint64("conformance.seed", 0, "seed of the storms; 0 means a new seed in each run")
 
 // storm is one run of many clients on few names.
 type storm struct {
@@ -436,7 +436,7 @@ func (e *env) serverStorm(name string, fault func(ttl time.Duration), except ...
 	off := s.history.Fault(name, "server")
 	e.events.add("server", "%s", name)
 	fault(s.ttl)
-	e.events.add("server", "%s is over", name)
+	e.events.add("server", "%s has ended", name)
 	off()
 	e.sleep(s.ttl / 2)
 	s.finish(workers)

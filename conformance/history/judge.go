@@ -303,7 +303,7 @@ func (j *judge) writes() {
 				j.v.StaleAccepted++
 			}
 			if e.OK && j.b.StoreFences {
-				j.violation(RuleStale, "an access was accepted although its token is stale", h, e)
+				j.violation(RuleStale, "an access was accepted although its token was stale", h, e)
 			}
 		case e.OK && e.Kind == KindWrite:
 			highest[e.Name] = e

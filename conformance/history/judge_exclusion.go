@@ -133,7 +133,7 @@ func (j *judge) twoOwners(a, b *attempt) {
 		return
 	}
 	both := min(a.to.t, b.to.t) - b.from.t
-	j.violation(RuleOverlap, fmt.Sprintf("two owners had the lock for %v", both), a.returned, b.returned, a.releasing)
+	j.violation(RuleOverlap, fmt.Sprintf("two owners held the lock for %v", both), a.returned, b.returned, a.releasing)
 }
 
 // For each lost hold, successors measures the time from the moment at which the

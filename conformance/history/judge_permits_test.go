@@ -195,7 +195,7 @@ var permitPlants = []permitPlant{
 		}
 		return nil
 	}},
-	{"a token", []Rule{RuleTokens}, func(s *permitSim, events []Event) []Event {
+	{"a token for permits", []Rule{RuleTokens}, func(s *permitSim, events []Event) []Event {
 		i := slices.IndexFunc(events, func(e Event) bool { return e.Kind == KindGrant })
 		if i >= 0 {
 			events[i].Token = 5
@@ -272,7 +272,7 @@ func TestJudgeOfRandomPermits(t *testing.T) {
 	}
 	t.Logf("planted: %v", planted)
 	if got := len(slices.Collect(maps.Keys(planted))); got != len(permitPlants) {
-		t.Errorf("%d of %d plants found a place", got, len(permitPlants))
+		t.Errorf("%d of %d plants fit into a history", got, len(permitPlants))
 	}
 }
 

@@ -19,8 +19,8 @@ type plant struct {
 
 var plants = []plant{
 	{"an overlap", RuleOverlap, plantOverlap},
-	{"a reader beside a writer", RuleOverlap, plantReader},
-	{"two holds at the server", RuleOverlap, plantTwoHolds},
+	{"a reader alongside a writer", RuleOverlap, plantReader},
+	{"two holds on the server", RuleOverlap, plantTwoHolds},
 	{"a late loss", RuleLoss, plantLateLoss},
 	{"a stale access", RuleStale, plantStaleAccess},
 	{"a write by a reader", RuleStale, plantReadersWrite},

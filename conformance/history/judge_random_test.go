@@ -14,8 +14,8 @@ import (
 )
 
 var (
-	histories    = flag.Int("histories", 5_000, "random histories that the judge is tested with; its slow twin reads 5,000 of them at most")
-	firstHistory = flag.Uint64("first", 0, "seed of the first of them")
+	histories    = flag.Int("histories", 5_000, "number of random histories to judge; the slow twin judges at most 5,000 of them")
+	firstHistory = flag.Uint64("first", 0, "seed of the first random history")
 )
 
 // The service that produces the random histories.
@@ -490,7 +490,7 @@ func TestJudgeOfRandomHistories(t *testing.T) {
 	t.Logf("planted: %v", planted)
 	for _, p := range plants {
 		if planted[p.name] < total/200 {
-			t.Errorf("%s was planted %d times, want %d at least", p.name, planted[p.name], total/200)
+			t.Errorf("%s was planted %d times, want at least %d", p.name, planted[p.name], total/200)
 		}
 	}
 }

@@ -393,11 +393,11 @@ func (j *judge) checkResult(a *attempt, e *Event) {
 	}
 	switch {
 	case e.Class == ClassOther:
-		wrong(fmt.Sprintf("an error outside of the documented ones: %s", e.Text), nil)
+		wrong(fmt.Sprintf("an undocumented error: %s", e.Text), nil)
 	case e.Kind == KindRefuse && !e.NoWait:
 		wrong("Lock returned before its context ended, only because the lock was held", nil)
 	case e.Kind == KindLose && a.over != nil && a.over.Kind == KindLose:
-		wrong("a loss was told twice", a.over)
+		wrong("a loss was reported twice", a.over)
 	case e.Kind == KindLose && e.Class == "":
 		wrong("Done is closed although the lease reports that it is held", nil)
 	case e.Kind == KindReleased && a.released != nil && a.released.Kind == KindReleased:
