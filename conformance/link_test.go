@@ -98,7 +98,7 @@ func TestLinkOverAWire(t *testing.T) {
 	send("late\n")
 	answered(receive)
 	if d := time.Since(start); d < late {
-		t.Errorf("answered after %v, want %v at least", d, late)
+		t.Errorf("answered after %v, want at least %v", d, late)
 	}
 	link.LoseAnswers()
 	send("lost\n")

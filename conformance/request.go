@@ -197,7 +197,7 @@ func (r *request) waits() *request {
 	e := r.driver.env
 	e.until(fmt.Sprintf("%s waits for %q", r.driver.label, r.Name), func() bool {
 		if r.isDone() {
-			e.endf("%s does not wait for %q, of which there is another hold: %w", r.driver.label, r.Name, outcome(r.err))
+			e.endf("%s does not wait for %q, which has another hold: %w", r.driver.label, r.Name, outcome(r.err))
 		}
 		return r.waited() > 0
 	})

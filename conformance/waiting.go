@@ -14,16 +14,16 @@ import (
 )
 
 var waitingChecks = []check{
-	{"waiting/try", "A request that must not wait is sent once, and is refused with ErrLocked, without a lease and without reporting that it waits.", tryIsRefused},
+	{"waiting/try", "A request that must not wait is sent once and refused with ErrLocked, without a lease and without reporting that it waits.", tryIsRefused},
 	{"waiting/woken", "A waiter is granted the name when it is released.", woken},
 	{"waiting/prompt", "A waiter is notified of a release, or polls at the interval of Info.Poll.", hearsOfRelease},
 	{"waiting/context", "A lease continues when the context of its Acquire ends, even after a wait.", leaseOutlivesContext},
 	{"waiting/event", "Events.Waiting is called exactly once before a request waits, and never if the name was free.", waitingEvent},
-	{"waiting/deadline", "A wait ends with the deadline of its context, not before, with an error that matches the context's and ErrLocked.", deadlineEndsWait},
-	{"waiting/cancel", "A canceled wait leaves nothing behind, and does not affect the holder.", cancelEndsWait},
+	{"waiting/deadline", "A wait ends at the deadline of its context, not before, with an error that matches the context's error and ErrLocked.", deadlineEndsWait},
+	{"waiting/cancel", "A canceled wait leaves nothing behind and does not affect the holder.", cancelEndsWait},
 	{"waiting/cancel-at-grant", "A wait that is canceled when the name is released ends with a lease, or with an error and no hold, never with both or neither.", cancelAtGrant},
 	{"waiting/done-context", "A request whose context has already ended has no effect.", doneContext},
-	{"waiting/queue", "Inspect counts waiters, and no waiters that have given up.", queueIsCounted},
+	{"waiting/queue", "Inspect counts waiters, but no waiters that have given up.", queueIsCounted},
 }
 
 func tryIsRefused(e *env) error {
@@ -50,7 +50,7 @@ func (d *rawDriver) asksOnce(name string) error {
 		return fmt.Errorf("an attempt of %s, which must not wait, reported that it waits", d.label)
 	}
 	if took := r.at.Sub(r.called); took > slack {
-		return &lateError{fmt.Errorf("an attempt of %s, which must not wait, requested tokens %d times, and was refused after %v",
+		return &lateError{fmt.Errorf("an attempt of %s, which must not wait, requested tokens %d times and was refused after %v",
 			d.label, asked.tokens.Load(), took)}
 	}
 	return nil
@@ -113,11 +113,11 @@ func leaseOutlivesContext(e *env) error {
 		waits bool
 	}{
 		{"a fixed lease", []option{fixed}, false},
-		{"a fixed lease that was waited for", []option{fixed}, true},
+		{"a fixed lease granted after a wait", []option{fixed}, true},
 		{"a lease", []option{renewed}, false},
-		{"a lease that was waited for", []option{renewed}, true},
+		{"a lease granted after a wait", []option{renewed}, true},
 	}
-	e.together("leases without the context of their Acquire", len(how), func(i int) error {
+	e.together("leases after the context of their Acquire has ended", len(how), func(i int) error {
 		d, name := e.driver(), e.name()
 		before := e.outsider().hold(name)
 		if !how[i].waits {
@@ -413,7 +413,7 @@ func missedRelease(e *env) error {
 			h.unlock()
 			b.heal()
 			next := waiting.granted()
-			if err := next.isHeld("after the release was missed"); err != nil {
+			if err := next.isHeld("after the client missed the release"); err != nil {
 				return err
 			}
 			_ = next.tryUnlock(e.ctx) // its session may be about to end
@@ -573,7 +573,7 @@ func silenceIsBounded(e *env) error {
 			}
 		}
 	}
-	e.together("waits that are bounded, in silence", len(runs), func(i int) error { return runs[i]() })
+	e.together("bounded waits while the backend is silent", len(runs), func(i int) error { return runs[i]() })
 	return nil
 }
 
@@ -615,5 +615,5 @@ func (e *env) boundedInSilence(what string, bound func(*user, string, ...dsync.L
 			return nil
 		}
 	}
-	return &lateError{fmt.Errorf("a Lock as %v that %s ended after %v took %v when the backend fell silent, and %v when not", m, what, waitBound, silent, usual)}
+	return &lateError{fmt.Errorf("a Lock (%v) that %s limited to %v took %v when the backend fell silent, and %v otherwise", m, what, waitBound, silent, usual)}
 }

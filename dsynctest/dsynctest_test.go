@@ -44,7 +44,7 @@ func TestReportStopsWhenTheLockIsLost(t *testing.T) {
 			t.Errorf("got %v with %d steps left, want ErrLost and 9", err, r.Steps)
 		}
 		if took := time.Since(began); took > 120*time.Second { // before another client can acquire the lock
-			t.Errorf("it stopped after %v", took)
+			t.Errorf("Report stopped after %v", took)
 		}
 	})
 }
@@ -98,7 +98,7 @@ func TestReportIsDoneAlthoughTheUnlockIsUnknown(t *testing.T) {
 		err := (&Reporter{client, 1}).Report(t.Context())
 		ran := new(dsync.DoError)
 		if !errors.As(err, &ran) || ran.Err != nil || !errors.Is(err, dsync.ErrUnknown) {
-			t.Errorf("got %v, want a DoError that says that the report is made", err)
+			t.Errorf("got %v, want a DoError that reports that the function succeeded", err)
 		}
 	})
 }
