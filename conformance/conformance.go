@@ -267,7 +267,7 @@ func (c check) unverified(r result) string {
 }
 
 func (c check) invalid(r result) string {
-	return fmt.Sprintf("invalid %d times, with up to %d times Harness.TTL: %s. Raise Harness.TTL, or run the tests on a quieter machine.  "+
+	return fmt.Sprintf("invalid %d times, with up to %d times Harness.TTL: %s. Raise Harness.TTL, or run the tests on a quieter machine. "+
 		"Not verified: %s\nseen: %v\nevents:\n%s", tries, 1<<(tries-1), r.stalled, c.Promise, r.err, r.events)
 }
 

@@ -122,7 +122,7 @@ func runInBubbleFor(t *testing.T, limit time.Duration, run func(tb testing.TB) r
 		}
 		return r
 	case <-hangs.C:
-		return result{err: fmt.Errorf("still not done after %v in real time, during which fake time may have stood still:  "+
+		return result{err: fmt.Errorf("still not done after %v in real time, during which fake time may have stood still: "+
 			"a goroutine waits for something that synctest does not know, such as a mutex, or never ends. Goroutines in bubbles:\n%s",
 			limit, stacks(func(header string) bool {
 				return strings.Contains(header, "synctest bubble") && !strings.Contains(header, "durable")

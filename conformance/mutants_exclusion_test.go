@@ -43,7 +43,7 @@ var exclusionMutants = []mutant{
 	},
 	{
 		check:  "exclusion/requests",
-		breaks: "all requests of a client are one owner",
+		breaks: "all requests of a client count as one owner",
 		mutate: reentrantBy(func(r *driver.Request) string {
 			client, _, _ := strings.Cut(r.Hold, ":")
 			return client
@@ -166,7 +166,7 @@ func (f *flights) join(r *driver.Request, ask func() (driver.Lease, error)) (l d
 var contentionMutants = []mutant{
 	{
 		check:  "contention/clients",
-		breaks: "a waiter that was woken without success takes the name later",
+		breaks: "a waiter that was woken and refused acquires the name later",
 		mutate: wakeByRelease(&sync.Map{}, func(d *memory.Driver, r *driver.Request) (driver.Lease, error) {
 			try := *r
 			try.NoWait = true
@@ -240,7 +240,7 @@ var ownershipMutants = []mutant{
 	},
 	{
 		check:  "ownership/late-release",
-		breaks: "the release of an expired lease returns nil unless another client has the name",
+		breaks: "the release of an expired lease returns nil unless another client holds the name",
 		mutate: breakRelease(func(d *memory.Driver, l *brokenLease, times int, err error) error {
 			s, _ := d.Inspect(context.Background(), l.r.Name)
 			if times == 1 && errors.Is(err, driver.ErrNotHeld) && !time.Now().Before(l.Lease.Expires()) && !s.Held {
@@ -513,7 +513,7 @@ var reentrancyMutants = []mutant{
 	},
 	{
 		check:  "reentrancy/other-owner",
-		breaks: "all owners of a client are one",
+		breaks: "all owners of a client count as one owner",
 		owner: func() func(*client, locker) locker {
 			var first sync.Map
 			return func(c *client, l locker) locker {

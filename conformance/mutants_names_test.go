@@ -56,7 +56,7 @@ var tollMutants = map[string]tollMutant{
 	"unknown": {check: "url/parameters", breaks: "unknown parameters are ignored", deafToParameters: true},
 	"common":  {check: "url/common", breaks: "a parameter of all drivers is refused", oneForAll: true},
 	"tells":   {check: "url/unreachable", breaks: "an error contains the URL with its password", tells: true},
-	"takes":   {check: "url/password", breaks: "a password that is refused is no error before the first request", takes: true},
+	"takes":   {check: "url/password", breaks: "a refused password causes no error before the first request", takes: true},
 }
 
 var errRefused = errors.New("wrong password")

@@ -30,7 +30,7 @@ var fileMutants = map[string]struct {
 		func(d *fileDriver) { d.now = func() time.Time { return time.Time{} } }, 0,
 	},
 	"believes": {
-		"processes/stopped", "a lease seems to end later than it does",
+		"processes/stopped", "a lease seems to end later than it ends",
 		func(d *fileDriver) { d.late = time.Hour }, 0,
 	},
 }

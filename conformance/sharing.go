@@ -360,7 +360,7 @@ func sealedForAll(e *env) error {
 func equalOwnersExcludeInAllModes(e *env) error {
 	e.claims(sharing)
 	a, b := e.driver(), e.driver()
-	same := owner("the same  " + e.id)
+	same := owner("the same " + e.id)
 	for _, held := range modes {
 		for _, asked := range modes {
 			if !held.Excludes(asked) {

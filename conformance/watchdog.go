@@ -322,7 +322,7 @@ func endOfOutageIsTold(e *env) error {
 		})
 		b.heal()
 		b.lock(e.name()) // the session may have ended, so that there is none to keep alive
-		e.poll(b.label+"  reports that it can keep its session alive again", func() error {
+		e.poll(b.label+" reports that it can keep its session alive again", func() error {
 			err, _ := b.tap.lastKeepAlive()
 			return err
 		})
