@@ -292,21 +292,21 @@ var interfaces = map[string]struct {
 	"Lease":              {},
 	"Events":             {},
 	"PhaseReporter":      {}, // only for telemetry
-	"KeepAliveReporter":  {}, // taps and their leases always have these three, and report nothing if the driver does not
+	"KeepAliveReporter":  {}, // taps and their leases always have these three and report nothing if the driver does not
 	"SessionLease":       {},
-	"TokenKeeper":        {}, // also always, for leases: all tokens of a lease without it are kept
-	"Watcher":            {}, // the groups watching and leaving ask the driver behind the tap
+	"TokenKeeper":        {}, // tapped leases always have it, too: a lease without it keeps all its tokens
+	"Watcher":            {}, // the groups watching and leaving call the driver behind the tap
 	"Leaver":             {},
 	"MayLeave":           {},
-	"Pinger":             {}, // in place of Inspector; its check asks the driver behind the tap
+	"Pinger":             {}, // in place of Inspector; its check calls the driver behind the tap
 	"Lister":             {}, // only for humans: the check uses the driver behind the tap
-	"Limiter":            {}, // the groups permits and latch ask the driver behind the tap
+	"Limiter":            {}, // the groups permits and latch call the driver behind the tap
 	"Latcher":            {},
 	"Sealer":             {},
 	"Marker":             {},
 	"Unsealer":           {},
 	"Unmarker":           {},
-	"RemovalWatcher":     {}, // the test of `dsync run` asks all backends
+	"RemovalWatcher":     {}, // the test of `dsync run` uses it on all backends
 	"BatchRenewer":       {true, reflect.TypeFor[driver.BatchRenewer]()},
 	"Inspector":          {true, reflect.TypeFor[driver.Inspector]()},
 	"ForceUnlocker":      {true, reflect.TypeFor[driver.ForceUnlocker]()},

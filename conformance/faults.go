@@ -388,8 +388,8 @@ func (e *env) cleansUpMany(when faultTime) error {
 }
 
 // The checks of faults that affect one request, or that happen without notice
-// to any client. Instead of the check's request, a fault may affect another
-// one, such as a keep-alive, so the promises cover both cases.
+// to any client. A fault may affect another request, such as a keep-alive,
+// instead of the check's request, so the promises cover both cases.
 var singleChecks = []check{
 	{"single/lost-acquire", "After one lost answer to an Acquire of a free name, the name is held by the lease that Acquire returned, or it becomes free. Acquire does not mistake its own hold for another client.", oneLostAcquire},
 	{"single/lost-renewal", "After one lost answer to a renewal, the lease and the other leases of the client continue and can be renewed.", oneLostRenewal},

@@ -11,7 +11,7 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// The checks of the results of Inspect other than whether a name is held.
+// The checks of Inspect's results, other than whether a name is held.
 var inspectChecks = []check{
 	{"inspect/status", "Every field that Inspect returns is correct: owner, note, token, time of the grant, remaining TTL, and waiters.", statusIsTrue},
 	{"inspect/list", "List yields the held names with a prefix, of every client and mode. It yields no free name, even with a limit or a latch.", listIsTrue},

@@ -120,9 +120,10 @@ func leftLeaseIsOver(e *env) error {
 	return h.endsAt(end, e.ttl())
 }
 
-// The checks of the time at which a left hold ends.
+// The checks of when a hold that was left ends.
 
-// leftEnd is the interval in which a left hold must end on the backend.
+// leftEnd is the interval in which a hold that was left must end on the
+// backend.
 type leftEnd struct {
 	name     string
 	mode     driver.Mode // of the hold

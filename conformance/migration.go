@@ -387,8 +387,8 @@ func (e *env) seesSeal(name string) bool {
 	return sealed
 }
 
-// markHeld marks a name that a request holds. The floor exceeds the tokens of
-// the request by above.
+// markHeld marks a name that a request holds. The floor is the request's first
+// token plus above.
 func (r *request) markHeld(above uint64) (floor uint64) {
 	first, n := r.lease.Tokens()
 	if n > 0 {

@@ -501,8 +501,8 @@ func wakeByRelease(clocks *sync.Map, inVain func(d *memory.Driver, r *driver.Req
 	}
 }
 
-// Reentrancy is a matter of the owners of package dsync, on any driver. So
-// these mutants are owners.
+// The owners of package dsync implement reentrancy, on any driver. So these
+// mutants are owners.
 var reentrancyMutants = []mutant{
 	{
 		check:  "reentrancy/nested",
@@ -531,7 +531,7 @@ var reentrancyMutants = []mutant{
 				return inner, err
 			}
 			fatal := &fatalLease{lease: inner, done: make(chan struct{})}
-			go func() { // ends when the lease ends, or the client at the latest
+			go func() { // ends when the lease ends, at the latest when the client is closed
 				defer close(fatal.done)
 				<-inner.Done()
 				_ = outer.Unlock(context.Background())

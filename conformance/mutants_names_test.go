@@ -89,7 +89,7 @@ func (m tollMutant) pay(ctx context.Context, u *driver.URL) error {
 	return nil
 }
 
-// onToll returns a harness of that driver with this query.
+// onToll returns a harness of that driver with the given URL query.
 func onToll(t *testing.T, query string) Harness {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

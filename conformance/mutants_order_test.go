@@ -191,7 +191,7 @@ func barge() func(*memory.Driver) driver.Driver {
 	}
 }
 
-// crowds contains the waiters for each name at all drivers of a mutation, in
+// crowds contains the waiters for each name of all drivers of a mutation, in
 // order of arrival.
 type crowds struct {
 	mu sync.Mutex

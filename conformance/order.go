@@ -327,7 +327,7 @@ func tokensRiseOverRestarts(e *env) error {
 			return h.err
 		})
 		first, n := h.lease.Tokens()
-		e.must(untap(h.lease).KeepTokens(e.ctx)) // as it is before a token is shown
+		e.must(untap(h.lease).KeepTokens(e.ctx)) // as package dsync does before it returns a token
 		if first <= last {
 			return fmt.Errorf("after restart %d of the server, %s got the token %d, want a token above %d", i, d.label, first, last)
 		}

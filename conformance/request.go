@@ -326,7 +326,7 @@ func newTimedFault(when faultTime, n int, begin func()) *timedFault {
 	return &timedFault{when: when, begin: once(begin), left: n, all: make(chan struct{})}
 }
 
-// of is an option for the requests that the fault affects.
+// of is the option for requests that the fault affects.
 func (f *timedFault) of(r *driver.Request) {
 	if f.when == fromStart {
 		f.begin()
@@ -337,7 +337,7 @@ func (f *timedFault) of(r *driver.Request) {
 }
 
 // arrive is called once for each request. It returns when all requests have
-// arrived, or at late.
+// arrived, or at the time late.
 func (f *timedFault) arrive(late time.Time) {
 	f.mu.Lock()
 	f.asked = true

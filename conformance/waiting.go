@@ -469,7 +469,7 @@ func deadWaiter(e *env) error {
 // seconds.
 const vanishedWaiter = 15 * time.Second
 
-// deadWaiterLeaves lets a waiter vanish. From then on its TTL counts.
+// deadWaiterLeaves lets a waiter vanish. The waiter's TTL counts from then on.
 func (e *env) deadWaiterLeaves(outage func(*connection)) error {
 	a, b, c, name := e.client(), e.renewing(), e.driver(), e.name()
 	h := a.lock(name)

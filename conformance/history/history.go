@@ -175,9 +175,9 @@ func (o *Op) record(e Event) {
 	o.h.record(e)
 }
 
-// Waiting records that the attempt has been seen in the queue of the backend.
+// Waiting records that the attempt has been seen in the backend's queue.
 // Without this record Judge cannot tell which attempt came first. Call Waiting
-// before Returned, from any one goroutine.
+// before Returned, from any goroutine.
 func (o *Op) Waiting() {
 	o.record(Event{Time: o.h.now(), Kind: KindWait})
 }

@@ -188,7 +188,7 @@ func (j *judge) tokens(holds []*attempt) {
 			a = above(b.from)
 		case b.reads(): // perhaps a hold of its client, removed when the other hold was granted
 		default: // the grant may have been long before its return
-			if a = above(point{b.called.Time, 0}); a != nil { // seldom; inherited looks through all holds
+			if a = above(point{b.called.Time, 0}); a != nil { // rare, and inherited searches all holds
 				a = above(point{b.inherited(holds[:i]), 0})
 			}
 		}
@@ -205,9 +205,9 @@ func (j *judge) tokens(holds []*attempt) {
 // inherited returns the earliest time at which the hold of b may have been
 // requested from the backend. A client passes on a hold to its waiters and lets
 // the owner re-enter it without another request. If another client has ended
-// that hold and this client has not noticed, its tokens are below those of
-// later grants. A hold that the backend had until its release was not passed
-// on. The holds include only those granted before b.
+// that hold and this client has not noticed, the tokens of the hold are below
+// the tokens of later grants. A hold that the backend had until its release was
+// not passed on. holds contains only holds granted before b.
 func (b *attempt) inherited(holds []*attempt) time.Duration {
 	asked := b.called.Time
 	for _, a := range slices.Backward(holds) {

@@ -38,13 +38,13 @@ type sim struct {
 	name   string
 	events []Event
 	calls  *uint64
-	free   time.Duration // the time since which the server can grant the name again
-	unread time.Duration // the time since which only readers have held it
+	free   time.Duration // when the server can grant the name again
+	unread time.Duration // the time from which only readers hold it
 	shared bool          // readers use it, too
 	read   bool          // the last grant was for Read
 	token  uint64
 	asks   int
-	asked  time.Duration // the call of the last granted attempt; in order, as this is a FIFO lock
+	asked  time.Duration // the call of the last granted attempt; calls are granted in order, because the lock is FIFO
 	story  []*simHold
 	tapped bool // the answers of the server to releases are recorded
 	// beside, unless nil, adds the further use of a removed hold after the next
@@ -60,7 +60,7 @@ type simHold struct {
 	token                        uint64
 	since                        time.Duration // when the driver was granted it
 	waited                       bool
-	kept                         bool // at its release the server reported that it still existed
+	kept                         bool // the server reported at the release that the hold still existed
 	n                            int  // the number of earlier calls
 }
 
