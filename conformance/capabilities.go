@@ -13,7 +13,7 @@ import (
 var capabilityChecks = []check{
 	{"capabilities/info", "Info is sound, constant, and the same for all clients of a backend.", infoIsConstant},
 	{"capabilities/ttl", "Leases with the shortest and the longest TTL that Info allows are granted and last that long. Other TTLs are refused with errors.ErrUnsupported.", ttlBounds},
-	{"capabilities/tokens", "If the driver claims fencing, every lease has tokens, and they never change. Otherwise leases have no tokens.", tokensAsClaimed},
+	{"capabilities/tokens", "If the driver claims fencing, leases have tokens, and the tokens of a lease never change. Otherwise leases have no tokens.", tokensAsClaimed},
 	{"capabilities/inspect", "Inspect reports the holder of a name to every client, and no holder for a free name.", inspectTells},
 	{"capabilities/ping", "Ping succeeds while the backend answers and fails during an outage.", pingTells},
 	{"capabilities/pass", "A hold that is passed to another caller of its client has a token above the earlier and below the later tokens. Inspect shows its new holder and note, and its loss is reported.", passIsLikeAGrant},

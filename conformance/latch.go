@@ -14,7 +14,7 @@ import (
 // The checks of drivers with latches: driver.Latcher.
 var latchChecks = []check{
 	{"latch/set", "SetLatch sets a latch with its count only if there is none. At 0 the latch is gone and can be set again.", latchIsSetOnce},
-	{"latch/count", "Each countdown lowers the count by one, even if many arrive simultaneously from different clients. Without a latch it has no effect.", latchCounts},
+	{"latch/count", "Each countdown lowers the count by one, even if many arrive simultaneously from different clients. Without a latch, a countdown has no effect.", latchCounts},
 	{"latch/delete", "A deleted latch is gone and can be set again. Without a latch, a deletion has no effect.", latchIsDeleted},
 	{"latch/names", "Latches of different names are independent.", latchesAreApart},
 	{"latch/close", "A latch outlives the client that set it, and persists through long periods without a change. A closed client makes no further changes.", latchOutlivesClose},

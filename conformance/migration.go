@@ -21,7 +21,7 @@ var migrationChecks = []check{
 	{"migration/seal-lost", "After a Seal whose answer was lost, Release never ends a seal, and all clients agree.", sealLost},
 	{"migration/mark", "After Mark, every lease of the name is marked, whichever client gets it, even after a wait, and no lease is marked before.", markTells},
 	{"migration/floor", "The tokens of a marked lease and of every later lease are above the floor, and no second Mark lowers them.", markRaises},
-	{"migration/mark-held", "Mark of a hold that has ended returns ErrNotHeld and changes neither the mark nor the tokens.", markNeedsHold},
+	{"migration/mark-held", "Mark of a hold that has ended returns ErrNotHeld and neither marks the name nor raises its tokens.", markNeedsHold},
 	{"migration/mark-lost", "After a Mark whose answer was lost, either the next lease is marked and its tokens are above the floor, or it is not marked.", markLost},
 	{"migration/loosen", "A seal remains a seal after Loosen, and Sealed returns the same answer. Loosen of a name that is not sealed returns ErrNotHeld.", loosenStays},
 	{"migration/unseal", "Unseal with the id of the last Loosen frees the name for all clients. With another id, or a second time, it returns ErrNotHeld and leaves every seal.", unsealFrees},

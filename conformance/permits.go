@@ -21,7 +21,7 @@ var permitChecks = []check{
 	{"permits/limit", "Many clients with requests of different sizes are never granted more than the limit, and all are served.", limitHolds},
 	{"permits/all-woken", "When permits are released, every waiter whose request now fits is granted it. If the backend has no order, this holds even while a request for more permits is waiting.", allThatFitAreWoken},
 	{"permits/release", "A release returns the acquired permits once. If it is repeated, or comes after the end of the lease, it creates no permits.", releaseMakesNoPermits},
-	{"permits/expired", "Permits of a lease can be granted again when the lease has expired, but not earlier, even while other holds continue.", permitsExpire},
+	{"permits/expired", "Permits of a lease become free by themselves when the lease has expired, but not earlier, even while other holds continue.", permitsExpire},
 	{"permits/own-renewal", "A renewal keeps no other hold alive: if only one of two holds of a client is renewed, the other ends in time.", permitsOwnRenewal},
 	{"permits/canceled", "A canceled wait for permits leaves no permit taken and no longer delays other clients.", canceledPermits},
 	{"permits/disagree", "A request that passes a limit other than the stored one, or requests more permits than the limit, fails with ErrLimit and acquires nothing. A request without a limit uses the stored one.", limitsDisagree},

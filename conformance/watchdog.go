@@ -13,7 +13,7 @@ import (
 // The checks of leases that package dsync or the driver itself renews.
 var watchdogChecks = []check{
 	{"watchdog/keeps", "A lease stays held for many TTLs while other clients try and wait.", heldForLong},
-	{"watchdog/removed", "A renewal never revives a removed hold, even if the name is free again, and the holder is notified.", removedStaysRemoved},
+	{"watchdog/removed", "A renewal never revives a removed hold, even if the name is free again. The holder is notified.", removedStaysRemoved},
 	{"watchdog/many", "All leases of a client are renewed, however many there are, and a lost lease does not stop the others.", allAreRenewed},
 	{"watchdog/transient", "A lease survives faults that are shorter than the lease.", survivesShortFaults},
 	{"watchdog/unreachable", "A holder that cannot renew loses its lease before another client is granted the name.", lostWhenUnreachable},

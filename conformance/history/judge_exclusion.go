@@ -193,7 +193,7 @@ func (j *judge) tokens(holds []*attempt) {
 			}
 		}
 		if a != nil {
-			j.violation(RuleTokens, "a token is not above that of an earlier grant", a.returned, b.called, b.returned)
+			j.violation(RuleTokens, "a token is not above the token of an earlier grant", a.returned, b.called, b.returned)
 		}
 		highest[i+1], written[i+1] = higher(highest[i], b), written[i]
 		if !b.reads() {
