@@ -67,8 +67,8 @@ type Harness struct {
 }
 
 // Backend is one backend and the ways to disturb it. All fields except New are
-// optional. Each function returns when it has done what its comment says and
-// fails tb if it cannot.
+// optional. Each function returns when it has had the effect that its comment
+// describes, and fails tb if it cannot.
 type Backend struct {
 	// New returns an independent client of the backend, with its own
 	// connections and its own identity, as another process would have. The

@@ -232,7 +232,7 @@ type askingEvents struct {
 	// receives one value when a loss is reported: whether a call that began
 	// during the event is waiting for a mutex
 	lost  chan bool
-	call  func() // a call of the driver, in Tokens
+	call  func() // a call to the driver, from Tokens
 	start func() *request
 }
 

@@ -216,7 +216,7 @@ var latchMutants = []mutant{
 	},
 }
 
-// changesAnew numbers the changes of anew.
+// changesAnew is the counter for the ids of anew.
 var changesAnew atomic.Uint64
 
 // anew returns the id of a change that is not a repetition.

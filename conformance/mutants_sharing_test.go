@@ -400,7 +400,7 @@ func ofServer(d *memory.Driver) any { return d.Server() }
 func ofClient(d *memory.Driver) any { return d }
 
 // inTurn is a mutation that grants a name to its waiters in a mode one after
-// another, either among all waiters or among those of each client.
+// another, either among all waiters or among each client's waiters.
 func inTurn(m driver.Mode, who func(*memory.Driver) any) func(*memory.Driver) driver.Driver {
 	var turns sync.Map
 	return func(d *memory.Driver) driver.Driver {

@@ -517,7 +517,7 @@ func (o *toldOfOne) Lost(cause error) {
 }
 
 // removedInstead reports the end of a session as a removal if another client
-// has the name.
+// holds the name.
 type removedInstead struct {
 	driver.Events
 	d *memory.Driver

@@ -739,7 +739,7 @@ func listReaders(e *env) error {
 	return nil
 }
 
-// The checks of the way in which package dsync combines the calls of a client.
+// The checks of how package dsync combines a client's calls.
 
 // youth is how long after the grant of a reader's hold other readers can join
 // it.

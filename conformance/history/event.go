@@ -36,7 +36,7 @@ type Event struct {
 	Token    uint64        `json:"tok,omitempty"` // of a grant or an access; 0: none
 	Deadline time.Duration `json:"dl,omitempty"`  // of the lease when the event was recorded; 0: none
 	Since    time.Duration `json:"s,omitempty"`   // KindAnswer: the driver had been granted the hold by then
-	OK       bool          `json:"ok,omitempty"`  // KindCheck, KindRelease: the lease said that it was held; KindWrite, KindRead: accepted
+	OK       bool          `json:"ok,omitempty"`  // KindCheck, KindRelease: the lease reported that it was held; KindWrite, KindRead: accepted
 	Class    string        `json:"cls,omitempty"` // of the error; of a fault: its kind
 	Text     string        `json:"txt,omitempty"` // of an error outside of all classes, of a note; of a fault: its target
 }

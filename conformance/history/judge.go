@@ -123,7 +123,7 @@ type Verdict struct {
 	Wake       Spread // from the moment when a lock was certainly free to the grant of a waiter
 }
 
-// Judge decides whether a history is legal. The events are those of
+// Judge decides whether a history is legal. The events come from
 // [History.Events] or [Read].
 //
 // The history must include every user of the names. Judge compares intervals

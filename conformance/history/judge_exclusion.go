@@ -79,9 +79,8 @@ func (j *judge) overlaps(holds []*attempt) {
 	})
 }
 
-// eachOverlap compares each span with an earlier span, which is the one that
-// ends last among spans of other owners in conflicting modes. The spans are
-// sorted by their beginnings.
+// eachOverlap compares each span with the earlier span of another owner, in a
+// conflicting mode, that ends last. The spans are sorted by their beginnings.
 func eachOverlap(spans []span, found func(a, b span)) {
 	reads, others := newLatest(), newLatest()
 	for _, b := range spans {
@@ -106,7 +105,7 @@ func newLatest() *latest {
 	return &latest{none, none}
 }
 
-// besides returns the span that ends last among those of other owners.
+// besides returns the span that ends last among the spans of other owners.
 func (l *latest) besides(o owner) span {
 	if l.first.owner == o {
 		return l.second

@@ -347,7 +347,7 @@ func (s *sim) remove() {
 }
 
 // endRemoved adds the end of h, which another client has removed. The holder is
-// notified at told.
+// notified at the time told.
 func (s *sim) endRemoved(h *simHold, now, told time.Duration) {
 	of := h.of
 	if now < told && s.once(2) {
@@ -495,8 +495,8 @@ func TestJudgeOfRandomHistories(t *testing.T) {
 	}
 }
 
-// judgeRandom judges a history, and optionally compares the verdict with that
-// of its twin.
+// judgeRandom judges a history and optionally compares the verdict with its
+// twin's verdict.
 func judgeRandom(t *testing.T, seed uint64, events []Event, compare bool) *Verdict {
 	events = finish(events)
 	v := Judge(events, simBounds)
