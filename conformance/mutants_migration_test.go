@@ -29,7 +29,7 @@ func breakMark(f func(d *memory.Driver, ctx context.Context, l driver.Lease, flo
 var migrationMutants = []mutant{
 	{
 		check:  "migration/seal",
-		breaks: "a sealed name looks like one that is held",
+		breaks: "a sealed name looks like a held name",
 		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 			l, err := d.Acquire(ctx, r)
 			if r.NoWait && errors.Is(err, driver.ErrSealed) {

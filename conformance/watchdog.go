@@ -217,7 +217,7 @@ var keepAliveChecks = []check{
 	{"keepalive/cut", "A driver whose connections break reports that it cannot keep a session alive before it reports a lease as lost for that reason.", brokenConnectionIsTold},
 	{"keepalive/session", "The session end that a lease reports counts from before the request was sent, and the reported TTL is how long the session lasts.", sessionIsAsTold},
 	{"keepalive/shared", "If a session carries several holds, the end of one hold, or of a wait, does not end the others.", sessionIsShared},
-	{"keepalive/all-told", "When a session ends, each lease that it carries is reported as lost with ErrSessionEnded, even if another client already has the name.", allOfSessionAreTold},
+	{"keepalive/all-told", "When a session ends, each lease that it carries is reported as lost with ErrSessionEnded, even if another client already holds the name.", allOfSessionAreTold},
 	{"keepalive/over", "A driver that reports its keep-alives reports the end of an outage when the backend is reachable again.", endOfOutageIsTold},
 }
 
