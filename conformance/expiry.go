@@ -17,9 +17,9 @@ var expiryChecks = []check{
 	{"expiry/not-early", "No other client is granted a name before the lease of its holder expires, no matter how often it tries.", notBeforeExpires},
 	{"expiry/waiters", "When leases end without a release, the waiters are granted the name one after the other, each only after the previous lease has ended.", expiryServesWaiters},
 	{"expiry/extend", "Extend also moves the end of a lease on the backend, later or earlier, and never revives an ended lease.", extendMovesEnd},
-	{"expiry/abandoned", "The lease of a client that is gone ends by itself, but not before Expires.", abandonedLeaseEnds},
+	{"expiry/abandoned", "The lease of a vanished client ends by itself, but not before Expires.", abandonedLeaseEnds},
 	{"expiry/holder-first", "A holder is notified that its lease has ended before another client is granted the name, even over a slow connection.", holderKnowsFirst},
-	{"expiry/bounds", "Whatever the TTL of a lease, and however it was set, other clients get the name between its Expires and Info.LateFor after it.", endsInBounds},
+	{"expiry/bounds", "Whatever the TTL of a lease, and however it was set, other clients get the name between the lease's Expires and Info.LateFor later.", endsInBounds},
 	{"expiry/race", "If many clients try when a lease expires, at most one is granted the name, and none before its deadline.", raceAtExpiry},
 }
 

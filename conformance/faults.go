@@ -391,7 +391,7 @@ func (e *env) cleansUpMany(when faultTime) error {
 // to any client. A fault may affect another request, such as a keep-alive,
 // instead of the check's request, so the promises cover both cases.
 var singleChecks = []check{
-	{"single/lost-acquire", "After one lost answer to an Acquire of a free name, the name is held by the lease that Acquire returned, or it becomes free. Acquire does not mistake its own hold for another client.", oneLostAcquire},
+	{"single/lost-acquire", "After one lost answer to an Acquire of a free name, either the lease that Acquire returned holds the name, or the name becomes free. Acquire does not mistake its own hold for another client.", oneLostAcquire},
 	{"single/lost-renewal", "After one lost answer to a renewal, the lease and the other leases of the client continue and can be renewed.", oneLostRenewal},
 	{"single/lost-release", "After one lost answer to a Release, the name becomes free, and the other leases of the client continue.", oneLostRelease},
 	{"single/overtaken-renewal", "A renewal that arrives after a newer one does not end the hold before the Expires that the newer one has set.", overtakenRenewal},

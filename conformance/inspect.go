@@ -414,7 +414,7 @@ func (e *env) fieldsInMode(m driver.Mode) error {
 	}
 	after := a.status(name)
 	if before.Hold == after.Hold && !before.Since.Equal(after.Since) {
-		return fmt.Errorf("Inspect of a name held as %v reports a grant at %s, and at %s after a renewal", m, e.events.at(before.Since), e.events.at(after.Since))
+		return fmt.Errorf("Inspect of a name held as %v reports a grant at %s before a renewal and at %s after it", m, e.events.at(before.Since), e.events.at(after.Since))
 	}
 	return nil
 }

@@ -311,7 +311,7 @@ func latchSurvivesFaults(e *env) error {
 		a.through(faults[i], func(ctx context.Context, id string) error {
 			set, err := a.backend.SetLatch(ctx, a.name, id, 9)
 			if err == nil && !set {
-				e.endf("SetLatch was repeated, and returned false where there was no latch before")
+				e.endf("a repeated SetLatch returned false where there was no latch before")
 			}
 			return err
 		})

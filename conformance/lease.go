@@ -17,7 +17,7 @@ var leaseChecks = []check{
 	{"lease/expires", "Expires is the send time plus the TTL, without a margin, or the end of the session that carries the lease, on the monotonic clock.", expiresAfterTTL},
 	{"lease/after-wait", "After a wait of any length a lease is fresh: Expires counts from the request that was granted, not from the beginning of the wait.", freshAfterWait},
 	{"lease/renew", "Renew makes a fixed lease last its TTL from now, even if that is shorter than before.", renewMovesExpires},
-	{"lease/over", "Once Expires has passed it never moves, and Renew fails.", overStaysOver},
+	{"lease/over", "Once Expires has passed, it never moves, and Renew fails.", overStaysOver},
 	{"lease/late-renewal", "The answer to a renewal does not move Expires if it arrives after Expires has passed.", lateRenewal},
 	{"lease/renew-all", "RenewAll renews each lease. Before it returns, it calls done once for each lease, with that lease's outcome.", renewAll},
 }
@@ -225,7 +225,7 @@ var lengthChecks = []check{
 
 // laterLengthChecks build on the checks of Inspect.
 var laterLengthChecks = []check{
-	{"lengths/renewed", "A fixed lease can be renewed for any TTL that Info allows, and lasts for that time.", renewedFar},
+	{"lengths/renewed", "A fixed lease can be renewed for any TTL that Info allows and then lasts that long.", renewedFar},
 }
 
 // renewedFar skips sessions, because a session ends before its leases, and

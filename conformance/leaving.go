@@ -16,7 +16,7 @@ var leavingChecks = []check{
 	{"leaving/close", "Close does not end a hold that was left.", leftHoldOutlivesClose},
 	{"leaving/lease", "The lease of a hold that was left has ended: it renews nothing and releases nothing.", leftLeaseIsOver},
 	{"leaving/bounds", "In every mode, a hold that was left ends when the requested time since the call to Leave has passed, or at most Info.LateFor later. The time may be shorter or longer than the rest of the lease, and need not be a round number. A waiter detects the end.", leftHoldEndsInBounds},
-	{"leaving/readers", "Leave of one reader's hold does not change the end of another reader's hold, and does not exclude other readers.", leftReaderEndsAlone},
+	{"leaving/readers", "Leave of one reader's hold neither changes the end of another reader's hold nor excludes other readers.", leftReaderEndsAlone},
 	{"leaving/over", "Leave of a hold that has ended returns ErrNotHeld. It neither revives the hold nor affects a later hold.", leaveComesTooLate},
 	{"leaving/force", "ForceUnlock ends a hold that was left and wakes a waiter.", leftHoldEndsByForce},
 	{"leaving/seen", "Inspect and List report a hold that was left, and a watch reports its end.", leftHoldIsSeen},

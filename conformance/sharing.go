@@ -24,7 +24,7 @@ var sharingChecks = []check{
 	{"sharing/reader-waits", "If there is an order, a later request to write or to lock does not overtake a request that waits to read.", writersDoNotOvertake},
 	{"sharing/writer-first", "A waiting writer is granted the name even during an endless stream of readers. If there is an order, it is granted the name before all readers that arrive later.", writerFirst},
 	{"sharing/canceled-writer", "A waiting writer that gives up no longer delays other clients.", canceledWriter},
-	{"sharing/dead-reader", "A reader that is gone blocks for its own TTL, no matter how long other clients read.", deadReader},
+	{"sharing/dead-reader", "A vanished reader blocks for its own TTL, no matter how long other clients read.", deadReader},
 	{"sharing/own-renewal", "A renewal keeps no other hold alive: if only one of two readers of a client is renewed, the other ends in time.", ownRenewal},
 	{"sharing/shorter-reader", "Neither the grant, nor the renewal, nor the release of a reader shortens the hold of another reader.", shorterReader},
 	{"sharing/reader-removed", "The removal of one reader's hold is reported to that reader and to no other reader.", readerRemoved},

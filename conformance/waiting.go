@@ -481,7 +481,7 @@ func (e *env) deadWaiterLeaves(outage func(*connection)) error {
 	behind.granted().release()
 	t := e.ttl()
 	late := e.driverInfo().LateFor(t)
-	return e.late(behind.at.Sub(last)-max(t+late, vanishedWaiter)-e.wakes(), "%s, whose TTL is %v, was out of reach and the name free at %s, and %s, which waited behind it, was granted it at %s; Info.LateFor is %v",
+	return e.late(behind.at.Sub(last)-max(t+late, vanishedWaiter)-e.wakes(), "%s, whose TTL is %v, was out of reach and the name was free at %s, but %s, which waited behind it, was granted the name at %s; Info.LateFor is %v",
 		b.label, t, e.events.at(last), c.label, e.events.at(behind.at), late)
 }
 
