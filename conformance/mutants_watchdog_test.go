@@ -504,7 +504,7 @@ func (d *hearsay) OnKeepAlive(f func(err error)) {
 	d.Driver.OnKeepAlive(func(err error) { d.hear(f, err) })
 }
 
-// toldOfOne reports the end of only one of a driver's sessions.
+// toldOfOne reports the end of a driver's session for only one lease.
 type toldOfOne struct {
 	driver.Events
 	told *atomic.Bool

@@ -37,8 +37,8 @@ type Bounds struct {
 	// Stuck is how long an attempt may last without a fault (RuleStuck). 0
 	// means that Judge does not check this.
 	Stuck time.Duration
-	// Recover is how long after the end of a fault Judge does not apply Wake
-	// and Stuck.
+	// Recover is how long Judge ignores Wake and Stuck after the end of a
+	// fault.
 	Recover time.Duration
 
 	// MinGrants is the minimum number of grants before the first fault. With

@@ -230,8 +230,8 @@ func plantLostWakeup(r *rand.Rand, s *sim, events []Event) []Event {
 	return nil
 }
 
-// plantLoneReader makes a Read wait for long, although other clients only read
-// the name and nothing prevents the grant.
+// plantLoneReader makes a Read wait for a long time, although other clients
+// only read the name and nothing prevents the grant.
 func plantLoneReader(r *rand.Rand, s *sim, events []Event) []Event {
 	h := anyHold(r, s, func(h *simHold) bool {
 		n, unclear := s.at(events, h.ok+1, writes)
