@@ -102,7 +102,7 @@ func overStaysOver(e *env) error {
 		return errors.New("a renewal after Expires had passed returned nil")
 	}
 	if after := r.lease.Expires(); !after.Equal(before) {
-		return fmt.Errorf("the Expires moved from %s to %s after it had passed", e.events.at(before), e.events.at(after))
+		return fmt.Errorf("Expires moved from %s to %s after it had passed", e.events.at(before), e.events.at(after))
 	}
 	e.awaitFree(r.Name)
 	d := e.driver()
@@ -117,7 +117,7 @@ func overStaysOver(e *env) error {
 	before = e.expired(r)
 	_ = r.renew(e.long())
 	if after := r.lease.Expires(); !after.Equal(before) {
-		return fmt.Errorf("the Expires of a lease whose grant was answered late moved from %s to %s after it had passed", e.events.at(before), e.events.at(after))
+		return fmt.Errorf("Expires of a lease whose grant was answered late moved from %s to %s after it had passed", e.events.at(before), e.events.at(after))
 	}
 	return nil
 }
@@ -136,7 +136,7 @@ func lateRenewal(e *env) error {
 	case err == nil:
 		return fmt.Errorf("a renewal whose answer came after the lease had expired, at %s, returned nil", e.events.at(before))
 	case !after.Equal(before):
-		return fmt.Errorf("the Expires moved from %s, when it had passed, to %s by the answer to a renewal", e.events.at(before), e.events.at(after))
+		return fmt.Errorf("the answer to a renewal moved Expires from %s to %s after it had passed", e.events.at(before), e.events.at(after))
 	}
 	_ = r.tryRelease(e.ctx)
 	e.awaitFree(r.Name)

@@ -36,7 +36,7 @@ var permitMutants = []mutant{
 	},
 	{
 		check:  "permits/at-once",
-		breaks: "a waiter for more than half of the permits takes them one by one",
+		breaks: "a waiter for more than half of the permits acquires them one by one",
 		mutate: breakAcquire(oneByOne),
 	},
 	{

@@ -427,7 +427,7 @@ var keepAliveMutants = []mutant{
 	},
 	{
 		check:  "keepalive/all-told",
-		breaks: "the end of a session is reported to the first of its leases",
+		breaks: "the end of a session is reported only to the first of its leases",
 		on:     memory.Options{KeepsAlive: true},
 		mutate: func(d *memory.Driver) driver.Driver {
 			var told atomic.Bool

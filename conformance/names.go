@@ -232,7 +232,7 @@ func (e *env) latchesAlike() error {
 // The checks of driver.Open with Backend.URL.
 var urlChecks = []check{
 	{"url/fenced", "With fenced=false, leases have no tokens, and Info.Fencing is None.", urlWithoutTokens},
-	{"url/parameters", "A parameter of a URL that is unknown, malformed or given twice is an error that names it.", urlParameters},
+	{"url/parameters", "An unknown, malformed or repeated URL parameter causes an error that names the parameter.", urlParameters},
 	{"url/common", "The parameters ttl and floor are accepted in addition to the driver's own.", urlCommon},
 	{"url/unreachable", "Open of a backend that does not exist or does not answer fails within its context and does not reveal the password.", urlOfNobody},
 	{"url/password", "Open with a password that the server refuses returns an error that does not contain the password.", urlWithWrongPassword},

@@ -408,7 +408,7 @@ func sessionIsShared(e *env) error {
 	w.granted().release()
 	e.sleep(2*h.TTL + e.driverInfo().LateFor(h.TTL))
 	if causes := h.lost(); len(causes) > 0 {
-		return fmt.Errorf("%s lost a hold when others of its session had ended: %w", a.label, causes[0])
+		return fmt.Errorf("%s lost a hold when other holds of its session had ended: %w", a.label, causes[0])
 	}
 	if err := e.outsider().refused(h.Name); err != nil {
 		return fmt.Errorf("after the end of other holds of its session: %w", err)
