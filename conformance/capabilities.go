@@ -12,13 +12,13 @@ import (
 
 var capabilityChecks = []check{
 	{"capabilities/info", "Info is sound, constant, and the same for all clients of a backend.", infoIsConstant},
-	{"capabilities/ttl", "Leases of the shortest and the longest TTL that Info allows are granted, and last; others are refused with errors.ErrUnsupported.", ttlBounds},
-	{"capabilities/tokens", "Leases have tokens if the driver claims fencing, always the same ones, and none otherwise.", tokensAsClaimed},
-	{"capabilities/inspect", "Inspect returns the holder of a name to every client, and no holder for a free name.", inspectTells},
-	{"capabilities/ping", "Ping succeeds while the backend answers, and fails in an outage.", pingTells},
-	{"capabilities/pass", "A hold that is passed to another caller of its client has a token between the earlier and the later tokens. Inspect shows its new holder and note, and its loss is reported.", passIsLikeAGrant},
-	{"capabilities/pass-over", "An expired hold is not passed on: Pass returns ErrNotHeld, and does not affect a later hold.", expiredHoldIsNotPassed},
-	{"capabilities/pass-unanswered", "A Pass without an answer does not return ErrNotHeld. The new token of the hold is lower than the token of the next grant.", passWithoutAnswer},
+	{"capabilities/ttl", "Leases with the shortest and the longest TTL that Info allows are granted and last that long. Other TTLs are refused with errors.ErrUnsupported.", ttlBounds},
+	{"capabilities/tokens", "If the driver claims fencing, leases have tokens, and the tokens of a lease never change. Otherwise leases have no tokens.", tokensAsClaimed},
+	{"capabilities/inspect", "Inspect reports the holder of a name to every client, and no holder for a free name.", inspectTells},
+	{"capabilities/ping", "Ping succeeds while the backend answers and fails during an outage.", pingTells},
+	{"capabilities/pass", "A hold that is passed to another caller of its client has a token above the earlier and below the later tokens. Inspect shows its new holder and note, and its loss is reported.", passIsLikeAGrant},
+	{"capabilities/pass-over", "An expired hold is not passed on: Pass returns ErrNotHeld and does not affect a later hold.", expiredHoldIsNotPassed},
+	{"capabilities/pass-unanswered", "An unanswered Pass does not return ErrNotHeld. The new token of the hold is lower than the token of the next grant.", passWithoutAnswer},
 	{"capabilities/contended", "Contended reports true for a release if another client waited.", waiterIsReported},
 }
 
@@ -35,9 +35,9 @@ func infoIsConstant(e *env) error {
 	case want.MinTTL < 0 || want.TTLUnit < 0 || want.Detect < 0 || want.Late < 0 || want.MaxTTL < 0 || want.Poll < 0:
 		return fmt.Errorf("the Info has a negative duration: %+v", want)
 	case !(want.LatePerTTL >= 0) || want.Expiry == driver.Observed && want.LatePerTTL < 1:
-		return fmt.Errorf("Info.LatePerTTL is %v with expiry %v: late observers wait for another TTL", want.LatePerTTL, want.Expiry)
+		return fmt.Errorf("Info.LatePerTTL is %v with expiry %v, want at least 1: an observer that starts late waits a full TTL", want.LatePerTTL, want.Expiry)
 	case want.MaxTTL > 0 && e.allowed(want.MinTTL) > want.MaxTTL:
-		return fmt.Errorf("no TTL is valid by the Info: %+v", want)
+		return fmt.Errorf("the Info allows no TTL: %+v", want)
 	}
 	h := a.hold(name)
 	if err := b.refused(name); err != nil {
@@ -95,8 +95,8 @@ func ttlBounds(e *env) error {
 	return nil
 }
 
-// overflown is the duration of a lease whose TTL was one of overflows and was
-// cut to its lower bits.
+// overflown is the duration of a lease if the backend truncates its TTL, one of
+// overflows, to the low-order bits.
 const overflown = 20 * time.Millisecond
 
 // overflows returns TTLs up to longest that slightly exceed 31 or 32 bits in
@@ -113,7 +113,7 @@ func overflows(longest time.Duration) (all []time.Duration) {
 }
 
 // lasts returns an error if a fixed lease that has just been granted has
-// already ended, or will end before its time. Leases of the shortest TTLs may
+// already ended or will end before its time. Leases of the shortest TTLs may
 // end.
 func (r *request) lasts() error {
 	e := r.driver.env
@@ -132,7 +132,7 @@ func (r *request) lasts() error {
 	case errors.Is(err, errors.ErrUnsupported):
 		return nil
 	case err == nil && s.TTL > 0 && s.TTL < r.TTL-r.TTL/100:
-		return fmt.Errorf("soon after a lease of %v was granted, Inspect reports that %v of it are left", r.TTL, s.TTL)
+		return fmt.Errorf("soon after a lease of %v was granted, Inspect reports a remaining TTL of %v", r.TTL, s.TTL)
 	}
 	return err
 }
@@ -154,7 +154,7 @@ func pingTells(e *env) error {
 		}
 		outage(d.connection)
 		if ping() == nil {
-			return fmt.Errorf("%s: Ping succeeded in an outage", d.label)
+			return fmt.Errorf("%s: Ping succeeded during an outage", d.label)
 		}
 		d.heal()
 		e.poll("Ping by "+d.label+": Ping succeeds after the outage", ping)
@@ -171,8 +171,8 @@ func waiterIsReported(e *env) error {
 	return e.reportsWaiter(true)
 }
 
-// reportsWaiter is waiterIsReported for a hold of a name that may have other
-// holds.
+// reportsWaiter is like waiterIsReported, but for a hold of a name that may
+// have other holds.
 func (e *env) reportsWaiter(others bool) error {
 	a, b, name := e.driver(), e.rival(), e.name()
 	const tries = 10
@@ -198,7 +198,7 @@ func (e *env) reportsWaiter(others bool) error {
 			return nil
 		}
 	}
-	return fmt.Errorf("%d times %s released %q while %s waited, and Contended reported no waiter; there were other holds: %t", tries, a.label, name, b.label, others)
+	return fmt.Errorf("%d times %s released %q while %s waited, but Contended reported no waiter (other holds existed: %t)", tries, a.label, name, b.label, others)
 }
 
 func tokensAsClaimed(e *env) error {
@@ -207,7 +207,7 @@ func tokensAsClaimed(e *env) error {
 	r := d.hold(e.name(), fixed)
 	first, n := r.lease.Tokens()
 	if claimed && (first == 0 || n < 1) || !claimed && (first != 0 || n != 0) {
-		return fmt.Errorf("Info.Fencing is %v, and a lease has %d tokens from %d", e.driverInfo().Fencing, n, first)
+		return fmt.Errorf("Info.Fencing is %v, but a lease has %d tokens from %d", e.driverInfo().Fencing, n, first)
 	}
 	e.must(r.renew(e.long()))
 	if again, m := r.lease.Tokens(); again != first || m != n {
@@ -216,7 +216,7 @@ func tokensAsClaimed(e *env) error {
 	r.release()
 	h := c.lock(e.name())
 	if claimed != (h.Token() != 0) {
-		return fmt.Errorf("Info.Fencing is %v, and the token of a lease is %d", e.driverInfo().Fencing, h.Token())
+		return fmt.Errorf("Info.Fencing is %v, but the token of a lease is %d", e.driverInfo().Fencing, h.Token())
 	}
 	h.unlock()
 	e.claims(fencing)
@@ -241,7 +241,7 @@ func inspectTells(e *env) error {
 				continue
 			}
 			if other := standIns[s.Hold]; other != nil && other != holder || s.Hold == "" {
-				return fmt.Errorf("%s reports %q for the hold of %s on %q, which does not distinguish it from others", asks.label, s.Hold, holder.label, name)
+				return fmt.Errorf("%s reports the identification %q for the hold of %s on %q, want one that no other hold has", asks.label, s.Hold, holder.label, name)
 			}
 			standIns[s.Hold] = holder
 		}
@@ -288,7 +288,7 @@ func (r *request) passer() *request {
 	return r
 }
 
-// passIsLikeAGrant passes on a hold while another request waits, and then
+// passIsLikeAGrant passes on a hold while another request waits and then
 // removes a hold that was passed on.
 func passIsLikeAGrant(e *env) error {
 	a, b, name := e.driver(), e.driver(), e.name()
@@ -330,7 +330,7 @@ func passIsLikeAGrant(e *env) error {
 	}
 	h.release()
 	if token, _ := w.granted().lease.Tokens(); token <= last {
-		return fmt.Errorf("%s got the token %d after a hold with %d that was passed on", b.label, token, last)
+		return fmt.Errorf("%s got the token %d after a hold with token %d that was passed on", b.label, token, last)
 	}
 	w.release()
 	if many := a.hold(name, block(5)); isPasser(many) {
@@ -344,7 +344,7 @@ func passIsLikeAGrant(e *env) error {
 	return e.passedIsLost(a.hold(name))
 }
 
-// pass passes the hold to another caller, and returns its token.
+// pass passes the hold to another caller and returns its token.
 func (r *request) pass(owner, note string) (token uint64, err error) {
 	r.driver.env.within(fmt.Sprintf("Pass of %q by %s", r.Name, r.driver.label), func() {
 		err = r.lease.(driver.Passer).Pass(r.driver.env.ctx, owner, note)
@@ -403,7 +403,7 @@ func expiredHoldIsNotPassed(e *env) error {
 	return nil
 }
 
-// passedEndsInTime passes on a hold in the middle of its lease, and then does
+// passedEndsInTime passes on a hold in the middle of its lease and then does
 // not renew it.
 func (e *env) passedEndsInTime() error {
 	a := e.driver()
@@ -447,22 +447,22 @@ func passWithoutAnswer(e *env) error {
 		var err error
 		e.within("Pass", func() { err = h.lease.(driver.Passer).Pass(ctx, "the next", "") })
 		cancel()
-		e.events.add(a.label, "pass without an answer: %s", outcome(err))
+		e.events.add(a.label, "unanswered pass: %s", outcome(err))
 		after, n := h.lease.Tokens()
 		lost := len(h.lost()) > 0 // with the connection, the session may end
 		switch {
 		case errors.Is(err, driver.ErrNotHeld) && !lost:
-			return fmt.Errorf("a Pass without an answer of the backend returned %q, and no client has removed the hold", err)
+			return fmt.Errorf("an unanswered Pass returned %q, but no client has removed the hold", err)
 		case after < before, err == nil && n > 0 && after == before:
-			return fmt.Errorf("after a Pass that returned %q a hold with the token %d has the token %d", outcome(err), before, after)
+			return fmt.Errorf("after a Pass that returned %q, a hold with the token %d has the token %d", outcome(err), before, after)
 		}
 		a.heal()
 		if err := h.tryRelease(e.ctx); errors.Is(err, driver.ErrNotHeld) && !lost && len(h.lost()) == 0 {
-			return fmt.Errorf("the release after a Pass without an answer: %w", err)
+			return fmt.Errorf("the release after an unanswered Pass: %w", err)
 		}
 		next := e.outsider().start(h.Name).granted()
 		if token, n := next.lease.Tokens(); n > 0 && token <= after {
-			return fmt.Errorf("%s got the token %d after a hold that had %d when a Pass without an answer had returned %q", next.driver.label, token, after, outcome(err))
+			return fmt.Errorf("%s got the token %d after a hold with token %d whose unanswered Pass had returned %q", next.driver.label, token, after, outcome(err))
 		}
 		next.release()
 	}

@@ -261,7 +261,7 @@ func (u *user) startWith(ctx context.Context, cancel context.CancelFunc, name st
 	return c
 }
 
-// waits returns when the call is waiting at the backend.
+// waits returns when the call is waiting on the backend.
 func (c *call) waits() *call {
 	e := c.user.env
 	e.until(fmt.Sprintf("%s waits for %q", c.user.label, c.name), func() bool {

@@ -15,13 +15,13 @@ import (
 )
 
 var closingChecks = []check{
-	{"closing/later", "After Close every Acquire returns ErrClosed.", closedForGood},
+	{"closing/later", "After Close, every Acquire returns ErrClosed.", closedForGood},
 	{"closing/waiters", "Close ends all waits with ErrClosed, and the waiters leave the queue.", closeEndsWaiters},
 	{"closing/holds", "Close frees all held names.", closeEndsHolds},
 	{"closing/own-waiters", "Close ends all waits before it frees names, so it grants no name to its own waiters.", closeEndsWaitersFirst},
-	{"closing/leases", "A lease of a closed driver has ended: Renew fails and revives nothing, Release does not affect other holds.", leasesAfterClose},
-	{"closing/busy", "Close in the middle of requests leaves nothing held.", closeWhileBusy},
-	{"closing/hung", "Close returns soon after the end of its context when the backend does not answer.", closeWhileHung},
+	{"closing/leases", "A lease of a closed driver has ended: Renew fails and revives nothing, and Release does not affect other holds.", leasesAfterClose},
+	{"closing/busy", "Close leaves nothing held, even while requests are under way.", closeWhileBusy},
+	{"closing/hung", "If the backend does not answer, Close returns soon after its context ends.", closeWhileHung},
 }
 
 // laterClosingChecks build on the checks of modes.
@@ -142,7 +142,7 @@ func closeEndsHoldsInModes(e *env) error {
 		other := b.hold(name, permits(1, 5))
 		free = append(free, func() error {
 			if err := e.left(name, 4, 5); err != nil {
-				return fmt.Errorf("after Close of %s, which had 3 of 5 permits, of which %s has one: %w", a.label, b.label, err)
+				return fmt.Errorf("after Close of %s, which held 3 of 5 permits while %s held another: %w", a.label, b.label, err)
 			}
 			other.release()
 			return nil
@@ -304,7 +304,7 @@ func closeWhileHung(e *env) error {
 
 // The check of remains that clients leave on the backend.
 var remainsChecks = []check{
-	{"closing/remains", "After Close nothing of a client, or of names that only this client has used, is left on the backend, except the state that later tokens, limits, seals and latches need.", closeLeavesNothing},
+	{"closing/remains", "After Close, the backend stores nothing of a client, or of names that only this client has used, except the state that later tokens, limits, seals and latches need.", closeLeavesNothing},
 }
 
 // remains returns everything that clients have on the backend, sorted.
@@ -323,12 +323,12 @@ func closeLeavesNothing(e *env) error {
 	}
 	e.loseGrants(c)
 	e.useLatchAndWatch(a, b)
-	a.hold(e.name(), ttl(e.brief())) // runs out, or is ended by Close
+	a.hold(e.name(), ttl(e.brief())) // runs out or is ended by Close
 	a.hold(e.name())
 	for _, d := range []*rawDriver{a, b, c} {
 		d.shut()
 	}
-	e.poll("nothing is left of the clients, which were closed", func() error {
+	e.poll("nothing is left of the closed clients", func() error {
 		left := e.remains()
 		for _, one := range before {
 			if i := slices.Index(left, one); i >= 0 {
@@ -371,7 +371,7 @@ func (e *env) useInMode(a, b *rawDriver, m driver.Mode) {
 	}
 }
 
-// loseGrants makes the backend grant names to a client in all modes, and loses
+// loseGrants makes the backend grant names to a client in all modes and loses
 // the answers.
 func (e *env) loseGrants(d *rawDriver) {
 	if d.link.LoseAnswers == nil {
@@ -411,8 +411,8 @@ func (e *env) useLatchAndWatch(a, b *rawDriver) {
 var crossingChecks = []check{
 	{"crossing/changes", "A change during which Close begins returns nil or ErrUnknown if the backend has carried it out, and does not return nil otherwise.", closeCrossesChanges},
 	{"crossing/questions", "A query during which Close begins returns a true answer or an error.", closeCrossesQuestions},
-	{"crossing/requests", "A request for a hold, a renewal or a Pass during which Close begins returns, and leaves nothing held.", closeCrossesRequests},
-	{"crossing/waits", "Close ends a wait for a latch at once, even during a query or a watch, and the wait returns nil only if the latch is gone.", closeCrossesWaits},
+	{"crossing/requests", "A request for a hold, a renewal or a Pass during which Close begins returns and leaves nothing held.", closeCrossesRequests},
+	{"crossing/waits", "Close ends a wait for a latch immediately, even during a query or a watch. The wait returns nil only if the latch is gone.", closeCrossesWaits},
 	{"crossing/leave", "Close does not end a hold whose Leave is under way, and Leave then does not return ErrNotHeld.", closeCrossesLeave},
 }
 
@@ -467,9 +467,9 @@ func (c *enteredContext) Value(key any) any {
 
 // cross closes d while a call is under way, and returns the call's error. It
 // begins Close when the driver has begun the call or, if late is set, when the
-// backend has carried out the call. carriedOut reports whether it has. If no
-// client can see that, and late is set, Close begins when the answer is on its
-// way.
+// backend has carried out the call. carriedOut reports whether the backend has
+// done so. If no client can see that, and late is set, Close begins when the
+// answer is on its way.
 func (d *rawDriver) cross(c *crossed, late bool) (carriedOut bool, err error) {
 	e := d.env
 	ctx := &enteredContext{Context: e.ctx, env: e}
@@ -487,7 +487,7 @@ func (d *rawDriver) cross(c *crossed, late bool) (carriedOut bool, err error) {
 		e.sleep(answersLate / 2)
 	}
 	d.shut()
-	e.await(c.what+", which Close crosses", call)
+	e.await(c.what+", during which Close begins", call)
 	e.events.add(d.label, "%s: %s", c.what, outcome(err))
 	return carriedOut, err
 }
@@ -513,7 +513,7 @@ func (e *env) crossAll(makers []func(d *rawDriver) *crossed, verdict func(d *raw
 			})
 		}
 	}
-	e.together("calls that Close crosses", len(runs), func(i int) error { return runs[i]() })
+	e.together("calls during which Close begins", len(runs), func(i int) error { return runs[i]() })
 	return nil
 }
 
@@ -603,7 +603,7 @@ func closeCrossesChanges(e *env) error {
 		}
 		switch {
 		case carriedOut && err != nil && !errors.Is(err, driver.ErrUnknown):
-			return fmt.Errorf("%s by %s was carried out, and returned %q when Close began during it, want nil or ErrUnknown", c.what, d.label, err)
+			return fmt.Errorf("%s by %s was carried out but returned %q when Close began during it, want nil or ErrUnknown", c.what, d.label, err)
 		case !carriedOut && !c.ends && err == nil:
 			e.poll(c.what+" returned nil when Close began during it, so it must be carried out", func() error {
 				if c.done() {
@@ -646,7 +646,7 @@ func closeCrossesQuestions(e *env) error {
 				names = append(names, n)
 			}
 			if !slices.Contains(names, name) {
-				return fmt.Errorf("the driver lists %q without an error, but not %q, which %s holds", names, name, holder.label)
+				return fmt.Errorf("the driver returns the list %q without an error, but %q, which %s holds, is missing", names, name, holder.label)
 			}
 			return nil
 		})
@@ -656,7 +656,7 @@ func closeCrossesQuestions(e *env) error {
 		add("Latch", func(d *rawDriver, ctx context.Context) error {
 			left, err := d.latch(counted).backend.Latch(ctx, counted)
 			if err == nil && left != 3 {
-				return fmt.Errorf("the answer of Latch reports that the count of %q is %d, want 3", counted, left)
+				return fmt.Errorf("Latch reports count %[2]d for %[1]q, want 3", counted, left)
 			}
 			return nil
 		})
@@ -675,11 +675,11 @@ func closeCrossesQuestions(e *env) error {
 		})
 	}
 	if len(makers) == 0 {
-		e.end(&refusedError{"to answer questions"})
+		e.end(&refusedError{"to answer queries"})
 	}
 	return e.crossAll(makers, func(d *rawDriver, _ *crossed, _ bool, err error) error {
 		if err != nil {
-			return fmt.Errorf("%s, which Close crossed: %w", d.label, err)
+			return fmt.Errorf("%s, during which Close began: %w", d.label, err)
 		}
 		return nil
 	})
@@ -748,19 +748,19 @@ func closeCrossesWaits(e *env) error {
 		}
 		var closed error
 		closing := e.run(func() { closed = c.Close(e.ctx) })
-		e.await("Wait, which Close crosses", wait)
+		e.await("Wait, during which Close begins", wait)
 		e.await("Close during Wait", closing)
 		switch {
 		case err == nil && !gone:
-			return fmt.Errorf("a Wait of %s for the latch %q, which is set, returned nil when Close crossed it", conn.label, seen.name)
+			return fmt.Errorf("a Wait by %s for the latch %q, which is set, returned nil when Close began during it", conn.label, seen.name)
 		case err != nil && !errors.Is(err, dsync.ErrClosed):
-			return fmt.Errorf("a Wait of %s returned %q when Close began during it, want ErrClosed", conn.label, err)
+			return fmt.Errorf("a Wait by %s returned %q when Close began during it, want ErrClosed", conn.label, err)
 		case closed != nil:
 			return fmt.Errorf("during a Wait: %w", closed)
 		}
 		return nil
 	}
-	e.together("waits that Close crosses", 4, func(i int) error { return cross(i&1 == 0, i&2 == 0) })
+	e.together("waits during which Close begins", 4, func(i int) error { return cross(i&1 == 0, i&2 == 0) })
 	return nil
 }
 
@@ -774,7 +774,7 @@ func closeCrossesLeave(e *env) error {
 	_, err := d.cross(&crossed{what: "Leave", call: func(ctx context.Context) error { return leaver.Leave(ctx, l, e.long()) }}, true)
 	switch {
 	case errors.Is(err, driver.ErrNotHeld):
-		return fmt.Errorf("a call of Leave by %s, which had the hold, returned %q when Close crossed it", d.label, err)
+		return fmt.Errorf("a call to Leave by %s, which held the name, returned %q when Close began during it", d.label, err)
 	case len(h.lost()) > 0:
 		return fmt.Errorf("%s was notified of the loss of a hold that it was leaving: %w", d.label, h.lost()[0])
 	}

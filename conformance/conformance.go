@@ -67,8 +67,8 @@ type Harness struct {
 }
 
 // Backend is one backend and the ways to disturb it. All fields except New are
-// optional. Each function returns when it has done what its comment says, and
-// fails tb if it cannot.
+// optional. Each function returns when it has had the effect that its comment
+// describes, and fails tb if it cannot.
 type Backend struct {
 	// New returns an independent client of the backend, with its own
 	// connections and its own identity, as another process would have. The
@@ -164,7 +164,7 @@ func LinkOver(w *wire.Wire) *Link {
 	}
 }
 
-// Run checks all promises, each in a subtest. It logs a summary, and prints the
+// Run checks all promises, each in a subtest. It logs a summary and prints the
 // first line of the summary to standard output. A check that fails reports the
 // broken promise, what the check saw, and what its clients did. A check that
 // proves nothing because the machine stood still also fails, and so does a run
@@ -226,14 +226,14 @@ func runChecks(t *testing.T, h Harness, checks []check) {
 		}
 	}
 	if len(s.groups) == 0 && h.Groups == nil {
-		t.Error("conformance: no check ran: the pattern of -run selects none (it is split at slashes outside of brackets)")
+		t.Error("conformance: no check ran: the -run pattern selects none (go test splits the pattern at slashes outside brackets)")
 	}
 	t.Log(s.String())
 	fmt.Printf("%s: %s\n", t.Name(), s.counts())
 }
 
-// sideBySide is the number of checks that run at once in real time. Most checks
-// wait most of the time.
+// sideBySide is the number of checks that run concurrently in real time. Most
+// checks wait most of the time.
 const sideBySide = 8
 
 // alone reports whether the check runs without other checks of the same
@@ -258,7 +258,7 @@ func (c check) report(t *testing.T, r result) {
 	case r.missing != "":
 		t.Skip(c.unverified(r))
 	case r.refused != "":
-		t.Logf("the driver does not claim %s, and refuses it", r.refused)
+		t.Logf("the driver does not claim %s and refuses it", r.refused)
 	}
 }
 
@@ -267,7 +267,7 @@ func (c check) unverified(r result) string {
 }
 
 func (c check) invalid(r result) string {
-	return fmt.Sprintf("invalid, %d times, with up to %d times Harness.TTL: %s. Raise Harness.TTL, or give the tests a quieter machine. "+
+	return fmt.Sprintf("invalid %d times, with up to %d times Harness.TTL: %s. Raise Harness.TTL, or run the tests on a quieter machine. "+
 		"Not verified: %s\nseen: %v\nevents:\n%s", tries, 1<<(tries-1), r.stalled, c.Promise, r.err, r.events)
 }
 
@@ -324,7 +324,7 @@ type check struct {
 
 // alone lists the checks that must run without other checks, with the reasons.
 var alone = map[string]string{
-	"closing/remains":  "other checks leave remains while it looks",
+	"closing/remains":  "it looks for remains, and other checks leave some",
 	"refusal/requests": "it makes the server refuse requests",
 	"refusal/holds":    "it makes the server refuse requests",
 	"refusal/changes":  "it makes the server refuse requests",

@@ -13,7 +13,7 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-var repeat = flag.Int("repeat", 0, "how often the suite is run on the good driver; 0: 3 times, or once with -short")
+var repeat = flag.Int("repeat", 0, "number of runs of the suite on the good driver; 0 means 3, or 1 with -short")
 
 // onMemory returns a harness of the memory driver in fake time. mutate breaks
 // each of its drivers.

@@ -153,8 +153,8 @@ func (e *env) end(err error) {
 
 func (e *env) endf(format string, args ...any) { e.end(fmt.Errorf(format, args...)) }
 
-// once returns a function that calls f at its first call. Unlike the function
-// of sync.OnceFunc, it does not panic if f ends the check.
+// once returns a function that calls f at its first call. Unlike a function
+// from sync.OnceFunc, it does not panic if f ends the check.
 func once(f func()) func() {
 	var o sync.Once
 	return func() { o.Do(f) }
@@ -230,7 +230,7 @@ func (e *env) underWay() string {
 	const shown = 5
 	var texts []string
 	for _, a := range open[:min(len(open), shown)] {
-		texts = append(texts, fmt.Sprintf("%s.%d (%s, since %s%s; granted of this name so far: %d)",
+		texts = append(texts, fmt.Sprintf("%s.%d (%s, since %s%s; grants of this name so far: %d)",
 			a.tap.label, a.n, a.asks, e.events.at(a.since), word(a.isWaiting(), ", waits"), granted[a.name]))
 	}
 	if more := len(open) - shown; more > 0 {
@@ -389,8 +389,8 @@ func (e *env) sleepUntil(t time.Time) {
 	}
 }
 
-// expired waits until the Expires of a lease has passed, and returns that time.
-// Until then, a session may still move it.
+// expired waits until a lease's Expires has passed and returns that time. Until
+// then, a session may still move it.
 func (e *env) expired(r *request) time.Time {
 	for {
 		end := r.lease.Expires()
@@ -471,8 +471,8 @@ func (e *env) ttl() time.Duration {
 // defaultTTL is the default of Harness.TTL.
 const defaultTTL = time.Second
 
-// brief returns the TTL of leases that a check lets expire at a time that does
-// not matter.
+// brief returns a TTL for leases that expire during a check, at a time that
+// does not matter.
 func (e *env) brief() time.Duration { return e.allowed(e.ttl() / 4) }
 
 // crooked returns a TTL that is not a round number in any unit, if the driver
@@ -546,7 +546,7 @@ func (e *env) awaitAll(what string, all []*goroutine, p *progress) {
 			}
 			now := p.Load()
 			if now == last {
-				e.endf("%s: no progress for %v, after %d times", what, e.hangs(), now)
+				e.endf("%s: no progress for %v, after %d steps", what, e.hangs(), now)
 			}
 			last = now
 			hangs.Reset(e.hangs())

@@ -36,13 +36,13 @@ func TestHangIsReportedWithItsStack(t *testing.T) {
 	if r.err == nil || !strings.Contains(r.err.Error(), "still not done") || !strings.Contains(r.err.Error(), "memory.(*Driver).Acquire") {
 		t.Errorf("got %v, want an error that shows where Acquire hangs", r.err)
 	}
-	for _, want := range []string{"requests under way (1): A.2 (", "since 0.000000, waits; granted of this name so far: 1)", "the last event was at 0.000000 A.2 waits"} {
+	for _, want := range []string{"requests under way (1): A.2 (", "since 0.000000, waits; grants of this name so far: 1)", "the last event was at 0.000000 A.2 waits"} {
 		if r.err != nil && !strings.Contains(r.err.Error(), want) {
 			t.Errorf("got %v, want an error with %q", r.err, want)
 		}
 	}
 	if !strings.Contains(r.events, "acquire: granted until") {
-		t.Errorf("got the events %q, want those of the drivers", r.events)
+		t.Errorf("got the events %q, want the drivers' events", r.events)
 	}
 }
 
@@ -132,10 +132,10 @@ func TestGoroutinesOfTheCheckAloneCount(t *testing.T) {
 			}}
 		})
 		if ofDriver {
-			h.hangs = time.Second // which the check waits for them to end
+			h.hangs = time.Second // how long the check waits for them to end
 		}
 		if r := allChecks()[i].result(t, h); (r.err != nil) != ofDriver {
-			t.Errorf("goroutines for what is held: %t: got %v", ofDriver, r.err)
+			t.Errorf("the driver has a goroutine for each held name: %t; got %v", ofDriver, r.err)
 		}
 		started()
 		close(end)
@@ -209,7 +209,7 @@ func TestWhatTheHarnessCannotDoIsNotVerified(t *testing.T) {
 	for _, c := range faultChecks {
 		r := c.result(t, h)
 		if r.err != nil || !strings.HasPrefix(r.missing, "Link.") {
-			t.Errorf("%s: got error %v and missing %q, want that it is missing a function of Link", c.Name, r.err, r.missing)
+			t.Errorf("%s: got error %v and missing %q, want a missing function of Link", c.Name, r.err, r.missing)
 		}
 		s.add(c, r)
 	}
@@ -243,14 +243,14 @@ func TestDriversNeedNotSealOrMark(t *testing.T) {
 	unmarked := func(context.Context, driver.Lease, uint64) error { return errors.ErrUnsupported }
 	for what, mutate := range map[string]func(*memory.Driver) driver.Driver{
 		"without the methods": func(d *memory.Driver) driver.Driver { return struct{ driver.Driver }{d} },
-		"that refuses": func(d *memory.Driver) driver.Driver {
+		"that refuses to seal and mark": func(d *memory.Driver) driver.Driver {
 			return &broken{Driver: d, seal: never, mark: unmarked,
 				marked: func(context.Context, driver.Lease) (bool, error) { return false, errors.ErrUnsupported }}
 		},
 	} {
 		for _, c := range migrationChecks {
 			if r := c.result(t, onMemory(nil, mutate)); r.err != nil || r.refused != "seals" && r.refused != "marks" {
-				t.Errorf("%s on a driver %s: got error %v and refused %q, want that seals or marks are refused", c.Name, what, r.err, r.refused)
+				t.Errorf("%s on a driver %s: got error %v and refused %q, want seals or marks to be refused", c.Name, what, r.err, r.refused)
 			}
 		}
 	}
@@ -269,7 +269,7 @@ func TestEventsKeepTheBeginningAndTheEnd(t *testing.T) {
 		got := v.String()
 		for _, i := range []int{0, keepEvents - 1, n - keepEvents, n - 1} {
 			if i >= 0 && i < n && strings.Count(got, fmt.Sprintf(" event %d.", i)) != 1 {
-				t.Errorf("of %d events, number %d is not there once", n, i)
+				t.Errorf("of %d events, number %d does not occur exactly once", n, i)
 			}
 		}
 		if lines := strings.Count(got, "\n") + 1; n > 2*keepEvents && lines != 2*keepEvents+1 {
@@ -292,21 +292,21 @@ var interfaces = map[string]struct {
 	"Lease":              {},
 	"Events":             {},
 	"PhaseReporter":      {}, // only for telemetry
-	"KeepAliveReporter":  {}, // taps and their leases always have these three, and report nothing if the driver does not
+	"KeepAliveReporter":  {}, // taps and their leases always have these three and report nothing if the driver does not
 	"SessionLease":       {},
-	"TokenKeeper":        {}, // also always, for leases: all tokens of a lease without it are kept
-	"Watcher":            {}, // the groups watching and leaving ask the driver behind the tap
+	"TokenKeeper":        {}, // tapped leases always have it, too: a lease without it keeps all its tokens
+	"Watcher":            {}, // the groups watching and leaving call the driver behind the tap
 	"Leaver":             {},
 	"MayLeave":           {},
-	"Pinger":             {}, // in place of Inspector; its check asks the driver behind the tap
+	"Pinger":             {}, // in place of Inspector; its check calls the driver behind the tap
 	"Lister":             {}, // only for humans: the check uses the driver behind the tap
-	"Limiter":            {}, // the groups permits and latch ask the driver behind the tap
+	"Limiter":            {}, // the groups permits and latch call the driver behind the tap
 	"Latcher":            {},
 	"Sealer":             {},
 	"Marker":             {},
 	"Unsealer":           {},
 	"Unmarker":           {},
-	"RemovalWatcher":     {}, // the test of `dsync run` asks all backends
+	"RemovalWatcher":     {}, // the test of `dsync run` uses it on all backends
 	"BatchRenewer":       {true, reflect.TypeFor[driver.BatchRenewer]()},
 	"Inspector":          {true, reflect.TypeFor[driver.Inspector]()},
 	"ForceUnlocker":      {true, reflect.TypeFor[driver.ForceUnlocker]()},

@@ -12,12 +12,12 @@ import (
 )
 
 var exclusionChecks = []check{
-	{"exclusion/free", "A free name is granted at once, to any client.", free},
+	{"exclusion/free", "A free name is granted immediately, to any client.", free},
 	{"exclusion/clients", "While one client holds a name, no other client is granted it, no matter how often it tries.", clientsExclude},
 	{"exclusion/requests", "Two requests of one client for one name exclude each other.", requestsExclude},
 	{"exclusion/equal-owners", "Two requests with the same Owner exclude each other: only Hold identifies a request.", equalOwnersExclude},
-	{"exclusion/race", "If many clients request a free name at once, at most one is granted it.", raceOfClients},
-	{"exclusion/concurrent-requests", "If one client sends many requests for a free name at once, at most one is granted.", raceOfRequests},
+	{"exclusion/race", "If many clients request a free name simultaneously, at most one is granted it.", raceOfClients},
+	{"exclusion/concurrent-requests", "If one client sends many simultaneous requests for a free name, at most one is granted.", raceOfRequests},
 }
 
 func free(e *env) error {
@@ -127,8 +127,8 @@ func raceOfRequests(e *env) error {
 }
 
 var contentionChecks = []check{
-	{"contention/clients", "Clients that contend for a name hold it one at a time, and each gets it.", contendingClients},
-	{"contention/owners", "Owners of one client that contend for a name hold it one at a time, and each gets it.", contendingOwners},
+	{"contention/clients", "Clients that contend for a name hold it one at a time, and every client acquires it.", contendingClients},
+	{"contention/owners", "Owners of one client that contend for a name hold it one at a time, and every owner acquires it.", contendingOwners},
 }
 
 func contendingClients(e *env) error {
@@ -176,14 +176,14 @@ func (e *env) contend(users []*user, times int) error {
 }
 
 var ownershipChecks = []check{
-	{"ownership/release-twice", "A second Release returns ErrNotHeld, and does not affect the next holder.", releaseTwice},
-	{"ownership/stale-release", "Release of an expired lease returns ErrNotHeld, and does not affect the next holder, which may be the same client.", staleRelease},
+	{"ownership/release-twice", "A second Release returns ErrNotHeld and does not affect the next holder.", releaseTwice},
+	{"ownership/stale-release", "Release of an expired lease returns ErrNotHeld and does not affect the next holder, which may be the same client.", staleRelease},
 	{"ownership/late-release", "Release of an expired lease returns ErrNotHeld, even if no client has acquired the name since.", releaseAfterEnd},
-	{"ownership/stale-renew", "Renew of an expired lease returns ErrNotHeld, and does not affect the next holder, which may be the same client.", staleRenew},
-	{"ownership/dead-after-release", "Renew of a released lease returns ErrNotHeld, and revives nothing.", deadAfterRelease},
+	{"ownership/stale-renew", "Renew of an expired lease returns ErrNotHeld and does not affect the next holder, which may be the same client.", staleRenew},
+	{"ownership/dead-after-release", "Renew of a released lease returns ErrNotHeld and revives nothing.", deadAfterRelease},
 	{"ownership/done-context", "A release whose context has ended still frees the name.", releaseWithDoneContext},
-	{"ownership/force-unlock", "ForceUnlock ends the hold of any client, and returns ErrNotHeld if there is none.", forceUnlockEndsHold},
-	{"ownership/force-unlock-tells", "The holder learns that its hold was removed.", forceUnlockTells},
+	{"ownership/force-unlock", "ForceUnlock ends the hold of any client. It returns ErrNotHeld if there is no hold.", forceUnlockEndsHold},
+	{"ownership/force-unlock-tells", "The holder is notified that its hold was removed.", forceUnlockTells},
 	{"ownership/force-unlock-wakes", "A waiter is granted the name when the hold is removed.", forceUnlockWakes},
 }
 
@@ -194,7 +194,7 @@ func (r *request) keeps(what string) error {
 		return fmt.Errorf("after %s: %w", what, err)
 	}
 	if err := r.tryRelease(e.ctx); err != nil {
-		return fmt.Errorf("after %s the next holder released its lease and got: %w", what, err)
+		return fmt.Errorf("after %s, the next holder released its lease and got: %w", what, err)
 	}
 	return e.isFree(r.Name)
 }
@@ -256,10 +256,10 @@ func (e *env) afterExpiry(f func(old, next *request, heir string) error) error {
 
 func staleRelease(e *env) error {
 	return e.afterExpiry(func(old, next *request, heir string) error {
-		if err := isNotHeld("the release of an expired lease, when "+heir+" had the name,", old.tryRelease(e.ctx)); err != nil {
+		if err := isNotHeld("the release of an expired lease, when "+heir+" held the name,", old.tryRelease(e.ctx)); err != nil {
 			return err
 		}
-		return next.keeps("the release of an expired lease, when " + heir + " had the name,")
+		return next.keeps("the release of an expired lease, when " + heir + " held the name,")
 	})
 }
 
@@ -267,11 +267,11 @@ func staleRelease(e *env) error {
 // end early if the backend applied the renewal to it.
 func staleRenew(e *env) error {
 	return e.afterExpiry(func(old, next *request, heir string) error {
-		if err := isNotHeld("the renewal of an expired lease, when "+heir+" had the name,", old.renew(e.brief())); err != nil {
+		if err := isNotHeld("the renewal of an expired lease, when "+heir+" held the name,", old.renew(e.brief())); err != nil {
 			return err
 		}
 		e.sleep(e.brief() + e.driverInfo().LateFor(e.brief()))
-		return next.keeps("the renewal of an expired lease, when " + heir + " had the name,")
+		return next.keeps("the renewal of an expired lease, when " + heir + " held the name,")
 	})
 }
 
@@ -298,7 +298,7 @@ func releaseAfterEnd(e *env) error {
 	} else {
 		e.sleepUntil(over)
 	}
-	if err := isNotHeld("the release of an expired lease, although no client had acquired the name since,", h.tryRelease(e.ctx)); err != nil {
+	if err := isNotHeld("the release of an expired lease whose name no client had acquired since", h.tryRelease(e.ctx)); err != nil {
 		return err
 	}
 	e.awaitFree(h.Name)
@@ -362,11 +362,11 @@ func forceUnlockTells(e *env) error {
 	return h.lost()
 }
 
-// lost waits until h has been lost, and returns an error unless h reports the
+// lost waits until h has been lost and returns an error unless h reports the
 // loss.
 func (h *holding) lost() error {
 	e := h.user.env
-	e.within(fmt.Sprintf("%s learns that its hold of %q is gone", h.user.label, h.name), func() {
+	e.within(fmt.Sprintf("%s is notified that its hold of %q is gone", h.user.label, h.name), func() {
 		select {
 		case <-h.Done():
 		case <-e.ctx.Done():
@@ -392,9 +392,9 @@ func forceUnlockWakes(e *env) error {
 }
 
 var reentrancyChecks = []check{
-	{"reentrancy/nested", "The locks of one Owner nest: one hold, one token, and the name is free when the last lease is unlocked.", nested},
+	{"reentrancy/nested", "The locks of one Owner nest: they share one hold and one token, and the name is free when the last lease is unlocked.", nested},
 	{"reentrancy/other-owner", "Another Owner of the same client is refused.", otherOwner},
-	{"reentrancy/shorter", "A nested lease that ends by itself does not shorten the one around it.", shorterNested},
+	{"reentrancy/shorter", "A nested lease that ends by itself does not shorten the outer lease.", shorterNested},
 	{"reentrancy/renewal", "Unlocking a nested lease does not stop the renewal of the hold.", nestedRenewal},
 	{"reentrancy/loss", "If the hold is lost, all nested leases are lost.", nestedLoss},
 }
@@ -480,7 +480,7 @@ func nestedRenewal(e *env) error {
 	if err := outer.renewals(1); err != nil {
 		return err
 	}
-	if err := outer.isHeld("after the renewal of a hold of which a nested lease was unlocked"); err != nil {
+	if err := outer.isHeld("after the renewal of a hold whose nested lease was unlocked"); err != nil {
 		return err
 	}
 	outer.unlock()
@@ -508,7 +508,7 @@ func (e *env) remove(name string) {
 		e.must(c.ForceUnlock(e.ctx, name))
 		return
 	}
-	e.events.add("", "the hold of %q is ended without its holder", name)
+	e.events.add("", "the hold of %q is ended without notice to its holder", name)
 	e.harness("Backend.Expire", func() { e.backend.Expire(e.tb, name) })
 }
 

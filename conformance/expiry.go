@@ -15,11 +15,11 @@ import (
 // other clients can then acquire the name.
 var expiryChecks = []check{
 	{"expiry/not-early", "No other client is granted a name before the lease of its holder expires, no matter how often it tries.", notBeforeExpires},
-	{"expiry/waiters", "When leases end without a release, the waiters are granted the name one after the other, and not before.", expiryServesWaiters},
+	{"expiry/waiters", "When leases end without a release, the waiters are granted the name one after the other, each only after the previous lease has ended.", expiryServesWaiters},
 	{"expiry/extend", "Extend also moves the end of a lease on the backend, later or earlier, and never revives an ended lease.", extendMovesEnd},
-	{"expiry/abandoned", "The lease of a client that is gone ends by itself, but not before Expires.", abandonedLeaseEnds},
+	{"expiry/abandoned", "The lease of a vanished client ends by itself, but not before Expires.", abandonedLeaseEnds},
 	{"expiry/holder-first", "A holder is notified that its lease has ended before another client is granted the name, even over a slow connection.", holderKnowsFirst},
-	{"expiry/bounds", "Whatever the TTL of a lease, and however it was set, other clients get the name between its Expires and Info.LateFor after it.", endsInBounds},
+	{"expiry/bounds", "Whatever the TTL of a lease, and however it was set, other clients get the name between the lease's Expires and Info.LateFor later.", endsInBounds},
 	{"expiry/race", "If many clients try when a lease expires, at most one is granted the name, and none before its deadline.", raceAtExpiry},
 }
 
@@ -43,7 +43,7 @@ func (h *holding) overBefore(next *request) error {
 	return nil
 }
 
-// first waits until one of the requests is done, and returns the index of the
+// first waits until one of the requests is done and returns the index of the
 // request that was done first.
 func (e *env) first(of []*request) int {
 	done := -1
@@ -68,7 +68,7 @@ func notBeforeExpires(e *env) error {
 		case !errors.Is(r.err, driver.ErrLocked):
 			return r.err
 		case time.Since(h.lease.Expires()) > e.hangs():
-			return fmt.Errorf("%q is not granted to any client %v after the lease expired", name, time.Since(h.lease.Expires()))
+			return fmt.Errorf("%q was granted to no client within %v after the lease expired", name, time.Since(h.lease.Expires()))
 		}
 		e.sleep(e.brief() / 100)
 	}
@@ -92,8 +92,8 @@ func expiryServesWaiters(e *env) error {
 	return nil
 }
 
-// lineBehindLease returns a hold that no client renews, and two requests for
-// further such leases that have waited for the end of the hold.
+// lineBehindLease returns a hold that no client renews and two requests for
+// similar leases that are waiting for the end of the hold.
 func (e *env) lineBehindLease() (*request, []*request) {
 	a, b, c := e.driver(), e.driver(), e.driver()
 	for d := e.ttl(); d < e.hangs(); d *= 2 {
@@ -108,7 +108,7 @@ func (e *env) lineBehindLease() (*request, []*request) {
 			r.cancel()
 		}
 	}
-	e.endf("a lease of any length has ended before two clients wait for its end")
+	e.endf("leases of all lengths ended before two clients were waiting for the end")
 	return nil, nil
 }
 
@@ -166,7 +166,7 @@ func (c *connection) outages() []func() {
 		all = append(all, c.hang)
 	}
 	if c.link.Cut != nil && !c.env.driverInfo().KeepsAlive {
-		// a session may end at once with its connection
+		// a session may end as soon as its connection breaks
 		all = append(all, c.cut)
 	}
 	c.env.need(len(all) > 0, "Link.Hang")
@@ -174,7 +174,8 @@ func (c *connection) outages() []func() {
 }
 
 // silences returns the ways in which answers do not arrive. These are the
-// outages and, unless a session ends at once with its connection, lost answers.
+// outages and, unless a session ends as soon as its connection breaks, lost
+// answers.
 func (c *connection) silences() []func() {
 	all := c.outages()
 	if c.link.LoseAnswers != nil && (!c.env.driverInfo().KeepsAlive || c.env.fakeTime) {

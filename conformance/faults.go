@@ -12,15 +12,15 @@ import (
 )
 
 var faultChecks = []check{
-	{"faults/cut", "A backend that is out of reach never looks like a held lock, and calls continue when it is back.", cutOff},
-	{"faults/hung-acquire", "Acquire returns soon after the end of its context when the backend does not answer, and leaves nothing behind.", hungAcquire},
-	{"faults/hung-wait", "A wait returns soon after the end of its context when the backend does not answer, and leaves nothing behind.", hungWait},
-	{"faults/hung-lease", "Renew, RenewAll and Release return soon after the end of their context when the backend does not answer.", hungLease},
+	{"faults/cut", "An unreachable backend never looks like a held lock, and calls continue when it is reachable again.", cutOff},
+	{"faults/hung-acquire", "If the backend does not answer, Acquire returns soon after its context ends and leaves nothing behind.", hungAcquire},
+	{"faults/hung-wait", "If the backend does not answer, a wait returns soon after its context ends and leaves nothing behind.", hungWait},
+	{"faults/hung-lease", "If the backend does not answer, Renew, RenewAll and Release return soon after their context ends.", hungLease},
 	{"faults/late-answer", "Expires counts from before the request was sent, never from the arrival of the answer.", lateAnswer},
-	{"faults/lost-acquire", "If the answer to an Acquire is lost, the hold that it may have made is removed. The error matches ErrUnknown unless no hold is left at once.", lostAcquire},
-	{"faults/lost-release", "A release whose answer was lost frees the name, and repeating it does not affect the next holder.", lostRelease},
-	{"faults/one-release", "A release that gets no answer does not end another hold of its client.", oneReleaseEndsOneHold},
-	{"faults/lost-grant", "A lease that comes after a lost answer counts from the request that was carried out: no other client gets the name before its Expires.", lostGrant},
+	{"faults/lost-acquire", "If the answer to an Acquire is lost, the hold that it may have made is removed. The error matches ErrUnknown unless no hold is left when Acquire returns.", lostAcquire},
+	{"faults/lost-release", "A release whose answer was lost frees the name, and repeating the release does not affect the next holder.", lostRelease},
+	{"faults/one-release", "An unanswered release does not end another hold of its client.", oneReleaseEndsOneHold},
+	{"faults/lost-grant", "A lease that is granted after a lost answer counts from the request that was carried out: no other client gets the name before the lease's Expires.", lostGrant},
 	{"faults/lost-renewal", "A renewal for a shorter time moves Expires before another client can benefit from it, even if its answer is late or lost.", lostRenewal},
 	{"faults/clean-up", "Remains of failed requests are cleaned up long before their TTL ends, even if the backend is out of reach for a while.", cleanUpGoesOn},
 	{"faults/many", "A bounded number of goroutines cleans up the remains of many failed requests.", fewCleanUps},
@@ -32,7 +32,7 @@ func oneReleaseEndsOneHold(e *env) error {
 	d, lasts := e.driver(), e.long()
 	if e.driverInfo().KeepsAlive {
 		lasts = e.allowed(2 * e.ttl())
-		e.need(d.link.Hang != nil, "Link.Hang") // a session may end at once with its connection
+		e.need(d.link.Hang != nil, "Link.Hang") // a session may end as soon as its connection breaks
 	} else {
 		e.need(d.link.LoseAnswers != nil, "Link.LoseAnswers")
 	}
@@ -55,13 +55,13 @@ func oneReleaseEndsOneHold(e *env) error {
 	}
 	for _, other := range others {
 		if err := e.outsider().refused(other.Name); err != nil {
-			return fmt.Errorf("after the release of another hold of %s, which got no answer: %w", d.label, err)
+			return fmt.Errorf("after an unanswered release of another hold of %s: %w", d.label, err)
 		}
 		if causes := other.lost(); len(causes) > 0 {
-			return fmt.Errorf("after the release of another hold, which got no answer, %s was notified that it lost %q: %w", d.label, other.Name, causes[0])
+			return fmt.Errorf("after an unanswered release of another hold, %s was notified that it lost %q: %w", d.label, other.Name, causes[0])
 		}
 		if err := other.tryRelease(e.ctx); err != nil {
-			return fmt.Errorf("the release of a hold of %s, after the release of another hold got no answer: %w", d.label, err)
+			return fmt.Errorf("the release of a hold of %s after an unanswered release of another hold: %w", d.label, err)
 		}
 	}
 	return nil
@@ -112,7 +112,7 @@ func hungAcquire(e *env) error {
 // failed returns an error if a request was granted although it got no answer.
 func (r *request) failed() error {
 	if r.result().lease != nil {
-		return fmt.Errorf("%s was granted %q without an answer of the backend", r.driver.label, r.Name)
+		return fmt.Errorf("%s was granted %q without an answer from the backend", r.driver.label, r.Name)
 	}
 	return nil
 }
@@ -141,17 +141,17 @@ func hungLease(e *env) error {
 	var err error
 	e.within("Renew", func() { err = renewed.lease.Renew(ctx, e.long()) })
 	if err == nil || errors.Is(err, driver.ErrNotHeld) {
-		return fmt.Errorf("a renewal without an answer of the backend returned %q", outcome(err))
+		return fmt.Errorf("an unanswered renewal returned %q", outcome(err))
 	}
 	if b, ok := d.driver.(driver.BatchRenewer); ok && !e.driverInfo().KeepsAlive {
 		o := &outcomes{errs: map[int][]error{}}
 		e.within("RenewAll", func() { b.RenewAll(ctx, []driver.Lease{released.lease}, o.done) })
 		if errs := o.of(0); len(errs) != 1 || errs[0] == nil || errors.Is(errs[0], driver.ErrNotHeld) {
-			return fmt.Errorf("RenewAll without an answer of the backend called done with %q, want one error", errs)
+			return fmt.Errorf("an unanswered RenewAll called done with %q, want one error", errs)
 		}
 	}
 	if err := released.tryRelease(ctx); err == nil || errors.Is(err, driver.ErrNotHeld) {
-		return fmt.Errorf("a release without an answer of the backend returned %q", outcome(err))
+		return fmt.Errorf("an unanswered release returned %q", outcome(err))
 	}
 	d.heal()
 	e.awaitFree(released.Name)
@@ -166,7 +166,7 @@ func lateAnswer(e *env) error {
 	d.delay(late)
 	r := d.hold(e.name(), fixed)
 	if took := r.at.Sub(r.called); took < late {
-		return fmt.Errorf("the harness did not delay the answer to an Acquire by %v: it took %v", late, took)
+		return fmt.Errorf("the harness did not delay the answer to an Acquire by %v: Acquire took %v", late, took)
 	}
 	check := func(what string, returned time.Time, ttl time.Duration) error {
 		sent := returned.Add(-late) // at the latest
@@ -252,7 +252,7 @@ func lostRelease(e *env) error {
 }
 
 // The checks of requests with lost answers, except for checks in which further
-// requests follow at once.
+// requests follow immediately.
 
 func lostGrant(e *env) error {
 	how := [][]option{{noWait}, nil}
@@ -290,14 +290,14 @@ func lostRenewal(e *env) error {
 	link, d := e.outsider().link, e.brief()
 	var faults []func(*rawDriver)
 	if link.LoseAnswers != nil && !e.driverInfo().KeepsAlive {
-		// a session may end at once with its connection
+		// a session may end as soon as its connection breaks
 		faults = append(faults, func(a *rawDriver) { a.loseAnswers() })
 	}
 	if link.Delay != nil {
 		faults = append(faults, func(a *rawDriver) { a.delay(2 * d) })
 	}
 	e.need(len(faults) > 0, "Link.Delay")
-	carriedOut := 2 * d // by then, or never
+	carriedOut := 2 * d // by then or never
 	if i := e.driverInfo(); !i.KeepsAlive {
 		carriedOut += i.LateFor(d)
 	}
@@ -376,7 +376,7 @@ func (e *env) cleansUpMany(when faultTime) error {
 	d.cut() // so the driver can only wait
 	e.poll("the goroutines of cleanups", func() error {
 		if more := e.goroutines() - before; more > many*9/10 {
-			return fmt.Errorf("%d more after %d requests that failed", more, many)
+			return fmt.Errorf("%d more goroutines after %d failed requests", more, many)
 		}
 		return nil
 	})
@@ -388,19 +388,19 @@ func (e *env) cleansUpMany(when faultTime) error {
 }
 
 // The checks of faults that affect one request, or that happen without notice
-// to any client. Instead of the check's request, a fault may affect another
-// one, such as a keep-alive, so the promises cover both cases.
+// to any client. A fault may affect another request, such as a keep-alive,
+// instead of the check's request, so the promises cover both cases.
 var singleChecks = []check{
-	{"single/lost-acquire", "After one lost answer to an Acquire of a free name, the name is held by the lease that Acquire returned, or it becomes free. Acquire does not mistake its own hold for another client.", oneLostAcquire},
+	{"single/lost-acquire", "After one lost answer to an Acquire of a free name, either the lease that Acquire returned holds the name, or the name becomes free. Acquire does not mistake its own hold for another client.", oneLostAcquire},
 	{"single/lost-renewal", "After one lost answer to a renewal, the lease and the other leases of the client continue and can be renewed.", oneLostRenewal},
 	{"single/lost-release", "After one lost answer to a Release, the name becomes free, and the other leases of the client continue.", oneLostRelease},
 	{"single/overtaken-renewal", "A renewal that arrives after a newer one does not end the hold before the Expires that the newer one has set.", overtakenRenewal},
-	{"single/vanished-release", "A release that vanishes on its way, without an error, is repeated: the name becomes free long before the end of the TTL.", vanishedRelease},
+	{"single/vanished-release", "A release that vanishes on its way, without an error, is repeated, so the name becomes free long before the TTL ends.", vanishedRelease},
 }
 
 func oneLostAcquire(e *env) error {
 	how := [][]option{{noWait}, nil, {noWait, fixed}, {fixed}}
-	e.together("requests of which one answer is lost", len(how), func(i int) error {
+	e.together("requests that each lose one answer", len(how), func(i int) error {
 		d, name := e.driver(), e.name()
 		d.hold(e.name()).release() // the connection is established
 		d.loseOne()
@@ -408,7 +408,7 @@ func oneLostAcquire(e *env) error {
 		d.heal()
 		switch {
 		case errors.Is(r.err, driver.ErrLocked):
-			return fmt.Errorf("%s got %q for %q, which no other client holds, after one lost answer", d.label, outcome(r.err), name)
+			return fmt.Errorf("after one lost answer, %s got %q for %q, which no other client holds", d.label, outcome(r.err), name)
 		case r.lease == nil || d.endsWithConnection(r):
 			e.awaitFree(name)
 			return nil
@@ -460,7 +460,7 @@ func (e *env) renewsAfterOneLost(all bool) error {
 	d.loseOne()
 	called := time.Now()
 	errs := renew(h)
-	err := errs[0] // the lost answer may belong to other
+	err := errs[0] // the lost answer may be for the lease of other
 	returned := time.Now()
 	d.heal()
 	if d.endsWithConnection(h) {
@@ -470,11 +470,11 @@ func (e *env) renewsAfterOneLost(all bool) error {
 	}
 	switch moved := h.lease.Expires().Sub(before); {
 	case errors.Is(errors.Join(errs...), driver.ErrNotHeld):
-		return fmt.Errorf("the renewal of a live lease, of which one answer was lost, returned %q", errors.Join(errs...))
+		return fmt.Errorf("the renewal of a live lease returned %q after one lost answer", errors.Join(errs...))
 	case err != nil && moved > 0 && !e.driverInfo().KeepsAlive:
-		return fmt.Errorf("a renewal of which one answer was lost returned %q, and moved Expires by %v", err, moved)
+		return fmt.Errorf("after one lost answer, a renewal returned %q but moved Expires by %v", err, moved)
 	case err == nil:
-		if err := h.expiresWithin("a lease after a renewal of which one answer was lost", called, returned, e.long()); err != nil {
+		if err := h.expiresWithin("a lease after a renewal that lost one answer", called, returned, e.long()); err != nil {
 			return err
 		}
 	}
@@ -482,12 +482,12 @@ func (e *env) renewsAfterOneLost(all bool) error {
 		e.poll("a lease is renewed after one lost answer", func() error {
 			err := errors.Join(renew(h)...)
 			if errors.Is(err, driver.ErrNotHeld) {
-				e.endf("the renewal of a live lease after one lost answer returned %q", err)
+				e.endf("after one lost answer, the next renewal of a live lease returned %q", err)
 			}
 			return err
 		})
 	}
-	return errors.Join(h.keeps("a renewal of which one answer was lost"), other.keeps("a renewal of which one answer was lost"))
+	return errors.Join(h.keeps("a renewal that lost one answer"), other.keeps("a renewal that lost one answer"))
 }
 
 func oneLostRelease(e *env) error {
@@ -502,7 +502,7 @@ func oneLostRelease(e *env) error {
 	d.heal()
 	ended := d.endsWithConnection(other)
 	if errors.Is(err, driver.ErrNotHeld) && !ended {
-		return fmt.Errorf("the release of a live lease, of which one answer was lost, returned %q", err)
+		return fmt.Errorf("the release of a live lease returned %q after one lost answer", err)
 	}
 	e.awaitFree(h.Name)
 	if ended {
@@ -532,7 +532,7 @@ func overtakenRenewal(e *env) error {
 	}
 	_ = briefly(shorter)
 	sent := time.Now()
-	for err := errors.New("not asked yet"); err != nil; {
+	for err := errors.New("no request sent yet"); err != nil; {
 		if err = briefly(e.long()); errors.Is(err, driver.ErrNotHeld) || time.Since(sent) > shorter {
 			d.heal() // nothing overtakes a request of this driver
 			e.awaitFreeAfter(h)
@@ -547,7 +547,7 @@ func overtakenRenewal(e *env) error {
 	e.sleep(shorter + e.driverInfo().LateFor(shorter) + patience)
 	if next.isDone() {
 		if err := next.granted().after(h); err != nil {
-			return fmt.Errorf("a renewal for %v, which was held back, arrived after a renewal for %v had been answered: %w", shorter, e.long(), err)
+			return fmt.Errorf("a delayed renewal for %v arrived after a renewal for %v had been answered: %w", shorter, e.long(), err)
 		}
 		next.release()
 		return nil
@@ -581,9 +581,9 @@ func vanishedRelease(e *env) error {
 // The checks of a backend that answers but refuses work because its disk is
 // full, it has become read-only, or the client has lost its rights.
 var refusalChecks = []check{
-	{"refusal/requests", "A backend that refuses new holds does not look like a lock that another client holds: Acquire returns a different error or waits, leaves nothing behind, and a waiter is served eventually.", refusalIsNoHold},
-	{"refusal/holds", "A backend that refuses requests does not look like the end of a hold: no call about the hold returns ErrNotHeld, Inspect and List do not omit it, and it can be released eventually.", refusalIsNoEnd},
-	{"refusal/changes", "A change of a latch or a limit that the backend refuses does not return nil, and a change that returns ErrUnavailable was not carried out.", refusalIsNoChange},
+	{"refusal/requests", "A backend that refuses new holds does not look like a lock that another client holds: Acquire returns a different error or waits, and leaves nothing behind. A waiter is granted the name eventually.", refusalIsNoHold},
+	{"refusal/holds", "A backend that refuses requests does not look like the end of a hold: no call about the hold returns ErrNotHeld, Inspect and List do not omit the hold, and it can be released eventually.", refusalIsNoEnd},
+	{"refusal/changes", "A change of a latch or a limit does not return nil if the backend refuses it. A change that returns ErrUnavailable was not carried out.", refusalIsNoChange},
 }
 
 // whileRefused calls f while the backend refuses new holds.
@@ -710,7 +710,7 @@ func refusalIsNoEnd(e *env) error {
 		if causes := h.lost(); len(causes) > 0 {
 			return fmt.Errorf("%s was notified that it lost %q: %w", d.label, h.Name, causes[0])
 		}
-		const when = "after a time in which the backend refused requests"
+		const when = "after the backend had refused requests for a while"
 		if err := o.refused(h.Name); err != nil {
 			return fmt.Errorf("%s: %w", when, err)
 		}

@@ -29,7 +29,7 @@ func init() {
 	})
 }
 
-// fileDriver is a driver that stores its locks in a directory, and is as simple
+// fileDriver is a driver that stores its locks in a directory and is as simple
 // as a driver can be. A name is a file in the directory, which waiters poll.
 type fileDriver struct {
 	dir    string
@@ -247,7 +247,7 @@ func onFiles(t *testing.T, query string) Harness {
 	}}
 }
 
-// The omitted groups take a long time in real time, or need faults that no
+// The omitted groups take a long time in real time or need faults that no
 // harness can inject into files.
 func TestFileDriverPasses(t *testing.T) {
 	t.Parallel()

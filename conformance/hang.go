@@ -92,7 +92,7 @@ func labelled(name, value string) (n int) {
 }
 
 // bubbleFor is the real time that a check in fake time may take. Such a check
-// never waits in real time, and needs only a second or two.
+// never waits in real time and needs only a second or two.
 const bubbleFor = 3 * time.Minute
 
 // runInBubble runs a check in a bubble of testing/synctest. If the check leaves
@@ -122,7 +122,7 @@ func runInBubbleFor(t *testing.T, limit time.Duration, run func(tb testing.TB) r
 		}
 		return r
 	case <-hangs.C:
-		return result{err: fmt.Errorf("still not done after %v in real time, for which fake time may have stood still: "+
+		return result{err: fmt.Errorf("still not done after %v in real time, during which fake time may have stood still: "+
 			"a goroutine waits for something that synctest does not know, such as a mutex, or never ends. Goroutines in bubbles:\n%s",
 			limit, stacks(func(header string) bool {
 				return strings.Contains(header, "synctest bubble") && !strings.Contains(header, "durable")
@@ -155,7 +155,7 @@ type stalls struct {
 	way    *standstill // of answers to renewals and releases
 }
 
-// standstill is the time for which one party stood still.
+// standstill records how long one party stood still.
 type standstill struct {
 	who string
 
@@ -176,7 +176,7 @@ type stall struct {
 // ping, unless it is nil, returns soon.
 func watchStalls(ttl time.Duration, ping func(context.Context) error) *stalls {
 	ctx, cancel := context.WithCancel(context.Background())
-	way := &standstill{who: "the way to the server"}
+	way := &standstill{who: "the connection to the server"}
 	s := &stalls{ttl: ttl, cancel: cancel, of: []*standstill{way}, way: way}
 	watch := func(who string, usual time.Duration, act func() error) {
 		one := &standstill{who: who}

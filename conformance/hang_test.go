@@ -34,7 +34,7 @@ func TestFailureBesideAStallOfTheServerIsInvalid(t *testing.T) {
 	}}
 	timeless := check{"group/timeless", "A promise.", func(e *env) error {
 		e.sleep(stall + stall/4)
-		return errors.New("the error is another one")
+		return errors.New("the check failed with a different error")
 	}}
 	h := inRealTime(good)
 	h.TTL = ttl
@@ -64,7 +64,7 @@ func TestFailureBesideAStallOfTheServerIsInvalid(t *testing.T) {
 		return fmt.Errorf("it was not granted: %w", driver.ErrUnknown)
 	}}
 	if r := unanswered.result(t, h); r.outcome() != "invalid" {
-		t.Errorf("a check of a request without an answer is %s with error %v, want invalid", r.outcome(), r.err)
+		t.Errorf("a check of an unanswered request is %s with error %v, want invalid", r.outcome(), r.err)
 	}
 	if r := timeless.result(t, h); r.err == nil || r.outcome() != "broken" {
 		t.Errorf("a check without short leases is %s with error %v, want broken", r.outcome(), r.err)
@@ -129,7 +129,7 @@ func TestRunThatProvesNothingFails(t *testing.T) {
 		cmd.Env = append(os.Environ(), variable+"="+why)
 		out, err := cmd.CombinedOutput()
 		if err == nil || !strings.Contains(string(out), says) {
-			t.Errorf("%s: the run ended with %v and said\n%s\nwant a failure that says %q", why, err, out, says)
+			t.Errorf("%s: the run ended with %v and printed\n%s\nwant a failure that contains %q", why, err, out, says)
 		}
 	}
 }
@@ -145,12 +145,12 @@ func TestStalls(t *testing.T) {
 		want   bool
 	}{
 		{"none", nil, 0, false},
-		{"one that a renewal bears", []stall{{at(0), ttl / 5}}, 0, false},
-		{"one that is too long", []stall{{at(0), ttl / 4}}, 0, true},
+		{"a standstill that renewals tolerate", []stall{{at(0), ttl / 5}}, 0, false},
+		{"a standstill that is too long", []stall{{at(0), ttl / 4}}, 0, true},
 		{"two within a TTL", []stall{{at(0), ttl / 5}, {at(ttl / 2), ttl / 5}}, 0, true},
-		{"two that lie apart", []stall{{at(0), ttl / 5}, {at(2 * ttl), ttl / 5}}, 0, false},
-		{"a long one beside a hang", []stall{{at(0), ttl}}, 30 * ttl, false},
-		{"as long as a part of the hang", []stall{{at(0), 4 * ttl}, {at(9 * ttl), 4 * ttl}}, 30 * ttl, true},
+		{"two that are far apart", []stall{{at(0), ttl / 5}, {at(2 * ttl), ttl / 5}}, 0, false},
+		{"a standstill that is too short for a hang", []stall{{at(0), ttl}}, 30 * ttl, false},
+		{"standstills that are long enough for a hang", []stall{{at(0), 4 * ttl}, {at(9 * ttl), 4 * ttl}}, 30 * ttl, true},
 	} {
 		s := &stalls{ttl: ttl, of: []*standstill{{who: "this process"}}}
 		for _, one := range test.stalls {
@@ -175,7 +175,7 @@ func TestFailureOfTheHarnessIsNotOneOfTheDriver(t *testing.T) {
 			return nil
 		}}.result(t, h)
 		if !r.byHarness() || !strings.HasPrefix(r.err.Error(), "Backend.Expire failed the test") {
-			t.Errorf("%s: got %v, want that Backend.Expire failed", name, r.err)
+			t.Errorf("%s: got %v, want a failure of Backend.Expire", name, r.err)
 		}
 	}
 }
@@ -216,8 +216,8 @@ func waitsForAMutex(mu *sync.Mutex) {
 	defer mu.Unlock()
 }
 
-// connectsIn returns a good driver that connects on its first request, and
-// takes d for that, as on a busy machine.
+// connectsIn returns a good driver that connects on its first request and takes
+// d for that, as on a busy machine.
 func connectsIn(d time.Duration) func(*memory.Driver) driver.Driver {
 	return func(m *memory.Driver) driver.Driver {
 		connected := sync.OnceValue(func() time.Time { return time.Now().Add(d) })

@@ -11,7 +11,7 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// The checks of the results of Inspect other than whether a name is held.
+// The checks of Inspect's results, other than whether a name is held.
 var inspectChecks = []check{
 	{"inspect/status", "Every field that Inspect returns is correct: owner, note, token, time of the grant, remaining TTL, and waiters.", statusIsTrue},
 	{"inspect/list", "List yields the held names with a prefix, of every client and mode. It yields no free name, even with a limit or a latch.", listIsTrue},
@@ -99,7 +99,7 @@ func statusOfHolds(e *env) error {
 				return err
 			}
 			if i > 0 && known(s) != fields {
-				return fmt.Errorf("Inspect by %s reports %s for one hold, and %s for the next", asks.label, fields, known(s))
+				return fmt.Errorf("Inspect by %s reports the fields %s for one hold and %s for the next", asks.label, fields, known(s))
 			}
 			fields = known(s)
 			h.release()
@@ -164,7 +164,7 @@ func statusNamesQueue(e *env) error {
 		return nil
 	}
 	if s.Waiters >= 0 && len(s.Queue) != s.Waiters {
-		return fmt.Errorf("Inspect counts %d waiters, and names %d: %q", s.Waiters, len(s.Queue), s.Queue)
+		return fmt.Errorf("Inspect counts %d waiters but names %d: %q", s.Waiters, len(s.Queue), s.Queue)
 	}
 	last := -1
 	for _, who := range s.Queue {
@@ -177,7 +177,7 @@ func statusNamesQueue(e *env) error {
 	return nil
 }
 
-// listIsTrue holds similar names, and compares them with the listed names.
+// listIsTrue holds similar names and compares them with the listed names.
 func listIsTrue(e *env) error {
 	a, b := e.driver(), e.driver()
 	base := e.name()
@@ -241,7 +241,7 @@ func (d *rawDriver) listsPolitely(prefix string) error {
 		})
 	})
 	if yielded != 1 {
-		return fmt.Errorf("%s yielded %d names in a List whose caller wanted one", d.label, yielded)
+		return fmt.Errorf("List by %s yielded %d names to a caller that wanted one", d.label, yielded)
 	}
 	return nil
 }
@@ -269,12 +269,12 @@ func (d *rawDriver) list(prefix string) (names []string) {
 // The checks of Inspect and List with many holds, odd names, and a backend that
 // does not answer.
 var observeChecks = []check{
-	{"inspect/outage", "When the backend does not answer, Inspect, List and Latch return an error, and never report a name as free.", outageIsNoAnswer},
-	{"inspect/fields", "If a name has several holds, the owner, note, grant and TTL that Inspect reports all belong to one of them, in every mode.", fieldsOfOneHold},
+	{"inspect/outage", "If the backend does not answer, Inspect, List and Latch return an error and never report a name as free.", outageIsNoAnswer},
+	{"inspect/fields", "If a name has several holds, the owner, note, grant and TTL that Inspect reports all belong to the same hold, in every mode.", fieldsOfOneHold},
 	{"inspect/waiters", "Inspect counts at least one waiter for each client that waits and at most one for each request, and no waiter that has given up.", waitersAreCounted},
-	{"inspect/names", "List takes a prefix literally, even if its characters are special on the backend, and yields names with any byte; an empty prefix yields all names.", namesAreListed},
+	{"inspect/names", "List takes a prefix literally, even if its characters are special on the backend. It yields names with any byte, and all names for an empty prefix.", namesAreListed},
 	{"inspect/many", "List yields all of 2,000 names.", manyAreListed},
-	{"inspect/dead", "A hold whose client is out of reach is listed and reported until it ends, and not after that.", deadAreNotListed},
+	{"inspect/dead", "A hold whose client is out of reach is listed and reported until it ends, but no longer.", deadAreNotListed},
 }
 
 // lists reports whether the driver can list names.
@@ -316,7 +316,7 @@ func outageIsNoAnswer(e *env) error {
 		}
 	}
 	e.need(len(faults) > 0, "Link.Hang")
-	e.together("questions in an outage", len(faults), func(i int) error {
+	e.together("queries during an outage", len(faults), func(i int) error {
 		d := e.driver()
 		if s := d.status(name); !s.Held {
 			return fmt.Errorf("Inspect by %s reports that %q is free, which %s holds", d.label, name, a.label)
@@ -329,7 +329,7 @@ func outageIsNoAnswer(e *env) error {
 			var said string
 			var err error
 			e.within(what, func() { said, err = f(ctx) })
-			e.events.add(d.label, "%s in an outage: %s", what, outcome(err))
+			e.events.add(d.label, "%s during an outage: %s", what, outcome(err))
 			if err == nil {
 				e.failed(fmt.Errorf("%s by %s, whose backend does not answer, returned %s and no error", what, d.label, said))
 			}
@@ -404,7 +404,7 @@ func (e *env) fieldsInMode(m driver.Mode) error {
 		for _, asks := range []*rawDriver{a, e.outsider()} {
 			s := asks.status(name)
 			if err := e.fits(s, held); err != nil {
-				return fmt.Errorf("Inspect by %s of a name that %d have in the mode %v: %w", asks.label, len(held), m, err)
+				return fmt.Errorf("Inspect by %s of a name with %d holds in mode %v: %w", asks.label, len(held), m, err)
 			}
 		}
 	}
@@ -414,7 +414,7 @@ func (e *env) fieldsInMode(m driver.Mode) error {
 	}
 	after := a.status(name)
 	if before.Hold == after.Hold && !before.Since.Equal(after.Since) {
-		return fmt.Errorf("Inspect of a name held as %v reports a grant at %s, and at %s after a renewal", m, e.events.at(before.Since), e.events.at(after.Since))
+		return fmt.Errorf("Inspect of a name held as %v reports a grant at %s before a renewal and at %s after it", m, e.events.at(before.Since), e.events.at(after.Since))
 	}
 	return nil
 }
@@ -449,14 +449,14 @@ func (e *env) fits(s driver.Status, held []*request) error {
 		}
 		wrong = append(wrong, fmt.Sprintf("%s of %q", strings.Join(fields, ", "), r.Owner))
 	}
-	return fmt.Errorf("owner %q, note %q, since %s, TTL %v do not belong to one hold; it differs in %s", s.Owner, s.Note, e.events.at(s.Since), s.TTL, strings.Join(wrong, ", and in "))
+	return fmt.Errorf("Inspect returned owner %q, note %q, since %s and TTL %v, which match no single hold: the status differs in %s", s.Owner, s.Note, e.events.at(s.Since), s.TTL, strings.Join(wrong, ", and in "))
 }
 
 func waitersAreCounted(e *env) error {
 	e.claims(inspection)
 	a, name := e.driver(), e.name()
 	if s := a.status(name); s.Waiters > 0 || len(s.Queue) > 0 {
-		return fmt.Errorf("Inspect of an unused name counts %d waiters, and names %q", s.Waiters, s.Queue)
+		return fmt.Errorf("Inspect of an unused name counts %d waiters and names %q", s.Waiters, s.Queue)
 	}
 	h := a.hold(name)
 	clients := []*rawDriver{e.driver(), e.driver(), e.driver()}
@@ -470,7 +470,7 @@ func waitersAreCounted(e *env) error {
 			for _, d := range []*rawDriver{a, e.outsider()} {
 				s := d.status(name)
 				if s.Waiters >= 0 && (s.Waiters < least || s.Waiters > most) || s.Waiters >= 0 && len(s.Queue) > s.Waiters || len(s.Queue) > most {
-					return fmt.Errorf("Inspect by %s counts %d waiters, and names %q", d.label, s.Waiters, s.Queue)
+					return fmt.Errorf("Inspect by %s counts %d waiters and names %q", d.label, s.Waiters, s.Queue)
 				}
 			}
 			return nil

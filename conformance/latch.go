@@ -14,16 +14,16 @@ import (
 // The checks of drivers with latches: driver.Latcher.
 var latchChecks = []check{
 	{"latch/set", "SetLatch sets a latch with its count only if there is none. At 0 the latch is gone and can be set again.", latchIsSetOnce},
-	{"latch/count", "Each countdown lowers the count by one, even if many arrive at once from different clients. Without a latch it has no effect.", latchCounts},
+	{"latch/count", "Each countdown lowers the count by one, even if many arrive simultaneously from different clients. Without a latch, a countdown has no effect.", latchCounts},
 	{"latch/delete", "A deleted latch is gone and can be set again. Without a latch, a deletion has no effect.", latchIsDeleted},
 	{"latch/names", "Latches of different names are independent.", latchesAreApart},
-	{"latch/close", "A latch outlives the client that set it, and long times without a change. A closed client makes no further changes.", latchOutlivesClose},
-	{"latch/repeat", "A change that is requested again with its id is carried out only once, and gets the same answer, whatever happened to the latch.", latchChangesOnce},
+	{"latch/close", "A latch outlives the client that set it, and persists through long periods without a change. A closed client makes no further changes.", latchOutlivesClose},
+	{"latch/repeat", "A change that is requested again with its id is carried out only once, and gets the same answer, even if the latch has changed in the meantime.", latchChangesOnce},
 	{"latch/wide", "A count of 2^40 is stored exactly.", latchIsWide},
 	{"latch/known", "The backend knows the id of a change after many other changes, and for twice driver.RepeatFor.", latchKnowsChanges},
 	{"latch/lost-answers", "A change that is repeated until there is an answer is carried out only once, whatever the network does.", latchSurvivesFaults},
 	{"latch/told", "A watch of a latch calls changed when it begins and after each end of the latch, by any client.", latchTellsEnds},
-	{"latch/outage", "The end of a latch while the watcher was out of reach of the backend is followed by a call when it is in reach again.", latchWatchSurvivesOutages},
+	{"latch/outage", "If a latch ends while the watcher cannot reach the backend, changed is called when the watcher can reach it again.", latchWatchSurvivesOutages},
 	{"latch/stop", "After stop, changed is not called again, and other watches of the latch continue.", latchWatchStops},
 }
 
@@ -147,7 +147,7 @@ func latchCounts(e *env) error {
 	all[1].has(1, "after all countdowns but one")
 	for i := range 3 {
 		all[i].down(e.changeID())
-		all[i].has(0, "after the last countdown, and others")
+		all[i].has(0, "after the last countdown and further countdowns")
 	}
 	for range 5 {
 		all[0].set(clients)
@@ -155,7 +155,7 @@ func latchCounts(e *env) error {
 			all[i].down(e.changeID())
 			return nil
 		})
-		all[0].has(0, "after the last countdowns, all at once")
+		all[0].has(0, "after the last countdowns, which were simultaneous")
 	}
 	return nil
 }
@@ -244,7 +244,7 @@ func latchOutlivesClose(e *env) error {
 	if err := isClosed("CountDown after Close", a.backend.CountDown(e.ctx, a.name, e.changeID())); err != nil {
 		return err
 	}
-	b.has(1, "after a countdown by a client that is closed")
+	b.has(1, "after a countdown by a closed client")
 	return nil
 }
 
@@ -286,7 +286,7 @@ func latchChangesOnce(e *env) error {
 	return nil
 }
 
-// latchSurvivesFaults counts down through faults, and repeats each change as
+// latchSurvivesFaults counts down through faults and repeats each change as
 // package dsync does.
 func latchSurvivesFaults(e *env) error {
 	var faults []func(*rawDriver)
@@ -311,7 +311,7 @@ func latchSurvivesFaults(e *env) error {
 		a.through(faults[i], func(ctx context.Context, id string) error {
 			set, err := a.backend.SetLatch(ctx, a.name, id, 9)
 			if err == nil && !set {
-				e.endf("SetLatch was repeated, and returned false where there was no latch before")
+				e.endf("a repeated SetLatch returned false where there was no latch before")
 			}
 			return err
 		})
@@ -364,7 +364,7 @@ func (l *latch) through(fault func(*rawDriver), f func(ctx context.Context, id s
 	e.await("the end of a fault", healed)
 }
 
-// watch watches the latch, and returns when the watch has begun.
+// watch watches the latch and returns when the watch has begun.
 func (l *latch) watch() *watch {
 	w := &watch{d: l.d, what: fmt.Sprintf("the latch %q", l.name)}
 	l.has(0, "before the watch begins") // drivers may query the server first
@@ -372,7 +372,7 @@ func (l *latch) watch() *watch {
 		w.stop, err = l.backend.WatchLatch(l.name, w.changed)
 		return err
 	})
-	w.told("the watch has begun", 0)
+	w.told("the start of the watch", 0)
 	return w
 }
 
@@ -383,7 +383,7 @@ func latchTellsEnds(e *env) error {
 	for _, by := range []*latch{a, b} {
 		for what, end := range map[string]func(){
 			"the last countdown": func() { by.down(e.changeID()) },
-			"DeleteLatch":         func() { by.delete(e.changeID()) },
+			"DeleteLatch":        func() { by.delete(e.changeID()) },
 		} {
 			by.set(1)
 			n := w.calls.Load()
@@ -424,8 +424,8 @@ func latchWatchStops(e *env) error {
 // The checks of drivers that report changes: driver.Watcher.
 var watchingChecks = []check{
 	{"watching/changes", "A watch of a name calls changed when it begins and after each end of a hold, of every client and mode, even while other holds of the name continue.", watchTellsEnds},
-	{"watching/outage", "A change while the watcher was out of reach of the backend is followed by a call when it is in reach again.", watchSurvivesOutages},
-	{"watching/many", "Each of several watches of a name is called after a release, even while other clients wait for the name, and after an outage.", allWatchesAreCalled},
+	{"watching/outage", "If a name changes while the watcher cannot reach the backend, changed is called when the watcher can reach it again.", watchSurvivesOutages},
+	{"watching/many", "If a name has several watches, changed is called for each after a release, even while other clients wait for the name, and after an outage.", allWatchesAreCalled},
 	{"watching/stop", "After stop, changed is not called again. Other watches of the name continue, even when another client that watches it is closed.", watchStops},
 }
 
@@ -437,7 +437,7 @@ type watch struct {
 	stop  func()
 }
 
-// watch watches name, and returns when the watch has begun. If the driver does
+// watch watches name and returns when the watch has begun. If the driver does
 // not report changes, the check ends.
 func (d *rawDriver) watch(name string) *watch {
 	w := &watch{d: d, what: fmt.Sprintf("%q", name)}
@@ -451,7 +451,7 @@ func (d *rawDriver) watch(name string) *watch {
 		d.env.end(&refusedError{"to report changes"})
 	}
 	d.env.must(err)
-	w.told("the watch has begun", 0)
+	w.told("the start of the watch", 0)
 	return w
 }
 
@@ -462,7 +462,7 @@ func (w *watch) changed() {
 
 // told waits until changed has been called more than n times.
 func (w *watch) told(what string, n int64) {
-	w.d.env.until(fmt.Sprintf("%s, which watches %s, is called after this: %s", w.d.label, w.what, what), func() bool { return w.calls.Load() > n })
+	w.d.env.until(fmt.Sprintf("changed is called for %s, which watches %s, after %s", w.d.label, w.what, what), func() bool { return w.calls.Load() > n })
 }
 
 // end stops the watch.
@@ -492,7 +492,7 @@ func (e *env) watchTellsEnds(offered []driver.Mode) error {
 			h := d.hold(name, in(m))
 			n := w.calls.Load()
 			h.release()
-			w.told(fmt.Sprintf("the release of a hold that was %v, by %s", m, d.label), n)
+			w.told(fmt.Sprintf("the release of a hold (%v) by %s", m, d.label), n)
 		}
 		if m.Excludes(m) {
 			continue
@@ -506,7 +506,7 @@ func (e *env) watchTellsEnds(offered []driver.Mode) error {
 			stays, h := a.hold(name, few), d.hold(name, few)
 			n := w.calls.Load()
 			h.release()
-			w.told(fmt.Sprintf("the release of one of two holds that were %v, by %s", m, d.label), n)
+			w.told(fmt.Sprintf("the release of one of two holds (%v) by %s", m, d.label), n)
 			stays.release()
 		}
 	}
@@ -565,7 +565,7 @@ func allWatchesAreCalled(e *env) error {
 	watches := append(watchesOf(b, name, many), watchesOf(c, name, 2)...)
 	h := a.hold(name)
 	next := e.line(name, 2)
-	all(watches, "a release while two wait", h.release)
+	all(watches, "a release while two requests wait", h.release)
 	e.next(next)
 	for _, w := range watches {
 		w.end()
@@ -600,9 +600,9 @@ func watchStops(e *env) error {
 	return goesOn.goesOn(stopped, "a release", func() func() { return a.hold(name).release })
 }
 
-// goesOn ends another watch of the same name or latch. It returns an error
-// unless w, and only w, is still notified of changes. begin prepares a change,
-// and returns a function that makes the change.
+// goesOn stops another watch of the same name or latch. It returns an error
+// unless w, and only w, is still notified of changes. begin prepares a change
+// and returns a function that makes it.
 func (w *watch) goesOn(stopped *watch, what string, begin func() (change func())) error {
 	stopped.end()
 	before := stopped.calls.Load()
@@ -613,7 +613,7 @@ func (w *watch) goesOn(stopped *watch, what string, begin func() (change func())
 		w.told(what, n)
 	}
 	if n := stopped.calls.Load() - before; n > 0 {
-		return fmt.Errorf("%s was called %d times after its watch of %s was stopped", w.d.label, n, w.what)
+		return fmt.Errorf("changed was called for %s %d times after its watch of %s was stopped", w.d.label, n, w.what)
 	}
 	return nil
 }

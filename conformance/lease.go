@@ -17,9 +17,9 @@ var leaseChecks = []check{
 	{"lease/expires", "Expires is the send time plus the TTL, without a margin, or the end of the session that carries the lease, on the monotonic clock.", expiresAfterTTL},
 	{"lease/after-wait", "After a wait of any length a lease is fresh: Expires counts from the request that was granted, not from the beginning of the wait.", freshAfterWait},
 	{"lease/renew", "Renew makes a fixed lease last its TTL from now, even if that is shorter than before.", renewMovesExpires},
-	{"lease/over", "Once Expires has passed it never moves, and Renew fails.", overStaysOver},
-	{"lease/late-renewal", "The answer to a renewal that arrives when Expires has passed does not move it.", lateRenewal},
-	{"lease/renew-all", "RenewAll renews each lease, and calls done once for each, with the outcome of that lease, before it returns.", renewAll},
+	{"lease/over", "Once Expires has passed, it never moves, and Renew fails.", overStaysOver},
+	{"lease/late-renewal", "The answer to a renewal does not move Expires if it arrives after Expires has passed.", lateRenewal},
+	{"lease/renew-all", "RenewAll renews each lease. Before it returns, it calls done once for each lease, with that lease's outcome.", renewAll},
 }
 
 // expiresWithin returns an error unless r expires between from+ttl and to+ttl,
@@ -71,7 +71,7 @@ func freshAfterWait(e *env) error {
 			if got := r.granted().lease.Expires(); !got.After(released) {
 				return fmt.Errorf("a lease after a wait expired at %s, before the release at %s", e.events.at(got), e.events.at(released))
 			}
-			// the driver may poll, and may have polled just when the lock was
+			// the driver may poll and may have polled just when the lock was
 			// released
 			asked := released.Add(-r.TTL / 2)
 			return r.expiresWithin("a lease after a wait", asked, r.at, r.TTL)
@@ -102,7 +102,7 @@ func overStaysOver(e *env) error {
 		return errors.New("a renewal after Expires had passed returned nil")
 	}
 	if after := r.lease.Expires(); !after.Equal(before) {
-		return fmt.Errorf("the Expires moved from %s to %s after it had passed", e.events.at(before), e.events.at(after))
+		return fmt.Errorf("Expires moved from %s to %s after it had passed", e.events.at(before), e.events.at(after))
 	}
 	e.awaitFree(r.Name)
 	d := e.driver()
@@ -117,7 +117,7 @@ func overStaysOver(e *env) error {
 	before = e.expired(r)
 	_ = r.renew(e.long())
 	if after := r.lease.Expires(); !after.Equal(before) {
-		return fmt.Errorf("the Expires of a lease whose grant was answered late moved from %s to %s after it had passed", e.events.at(before), e.events.at(after))
+		return fmt.Errorf("Expires of a lease whose grant was answered late moved from %s to %s after it had passed", e.events.at(before), e.events.at(after))
 	}
 	return nil
 }
@@ -136,7 +136,7 @@ func lateRenewal(e *env) error {
 	case err == nil:
 		return fmt.Errorf("a renewal whose answer came after the lease had expired, at %s, returned nil", e.events.at(before))
 	case !after.Equal(before):
-		return fmt.Errorf("the Expires moved from %s, when it had passed, to %s by the answer to a renewal", e.events.at(before), e.events.at(after))
+		return fmt.Errorf("the answer to a renewal moved Expires from %s to %s after it had passed", e.events.at(before), e.events.at(after))
 	}
 	_ = r.tryRelease(e.ctx)
 	e.awaitFree(r.Name)
@@ -208,11 +208,11 @@ func (r *request) wasRenewed(errs []error, over bool, called, returned time.Time
 	case len(errs) != 1:
 		return fmt.Errorf("the batch called done %d times before it returned, want once", len(errs))
 	case over && !errors.Is(errs[0], driver.ErrNotHeld):
-		return fmt.Errorf("it had ended, and RenewAll returned %q, want ErrNotHeld", outcome(errs[0]))
+		return fmt.Errorf("it had ended, but RenewAll returned %q, want ErrNotHeld", outcome(errs[0]))
 	case over:
 		return nil
 	case errs[0] != nil:
-		return fmt.Errorf("it was held, and RenewAll returned: %w", errs[0])
+		return fmt.Errorf("it was held, but RenewAll returned: %w", errs[0])
 	}
 	return r.expiresWithin("after RenewAll", called, returned, r.TTL)
 }
@@ -220,12 +220,12 @@ func (r *request) wasRenewed(errs []error, over bool, called, returned time.Time
 // The checks of leases with unrelated TTLs, as in programs that compute TTLs.
 var lengthChecks = []check{
 	{"lengths/extended", "A lease that is extended to 200 times its original length continues, even if a session with the original length carries it.", extendedFar},
-	{"lengths/many", "A free name is granted for any length, even while leases of 20 other lengths are held.", manyLengths},
+	{"lengths/many", "A free name is granted for a lease of any length, even while leases of 20 other lengths are held.", manyLengths},
 }
 
 // laterLengthChecks build on the checks of Inspect.
 var laterLengthChecks = []check{
-	{"lengths/renewed", "A fixed lease can be renewed for any TTL that Info allows, and lasts for that time.", renewedFar},
+	{"lengths/renewed", "A fixed lease can be renewed for any TTL that Info allows and then lasts that long.", renewedFar},
 }
 
 // renewedFar skips sessions, because a session ends before its leases, and
@@ -312,7 +312,7 @@ var batchChecks = []check{
 	{"batches/many", "RenewAll renews many leases. It returns ErrNotHeld for leases whose holds were removed, and nil for the others.", batchOfMany},
 	{"batches/no-answer", "If RenewAll gets no answer, it does not return nil or ErrNotHeld for any lease, and no Expires moves to a later time. The next batch renews all leases.", batchWithoutAnswer},
 	{"batches/busy", "RenewAll does not return nil for a lease whose Renew is under way unless the backend has answered.", batchDuringRenew},
-	{"batches/empty", "RenewAll without leases returns, and does not call done.", emptyBatch},
+	{"batches/empty", "RenewAll without leases returns and does not call done.", emptyBatch},
 }
 
 // batches ends the check unless the driver renews leases in batches.
@@ -322,7 +322,7 @@ func (e *env) batches() {
 	}
 }
 
-// renewAll renews leases of d in one batch, and returns the outcome of each. If
+// renewAll renews leases of d in one batch and returns the outcome of each. If
 // an outcome is not reported exactly once, the check ends.
 func (d *rawDriver) renewAll(ctx context.Context, all ...*request) []error {
 	e := d.env
@@ -385,7 +385,7 @@ func batchOfTTLs(e *env) error {
 	return nil
 }
 
-// renewsTTLs renews leases with several TTLs in one batch, and waits for the
+// renewsTTLs renews leases with several TTLs in one batch and waits for the
 // ends of the leases with short TTLs.
 func (e *env) renewsTTLs(ttls []time.Duration) error {
 	d, long := e.driver(), e.long()
@@ -420,7 +420,7 @@ func (e *env) renewsTTLs(ttls []time.Duration) error {
 			continue
 		}
 		if err := r.tryRelease(e.ctx); err != nil {
-			return fmt.Errorf("the release of lease %d of %d, with a TTL of %v, when shorter ones that were renewed in the same batch had ended: %w", j, len(all), r.TTL, err)
+			return fmt.Errorf("the release of lease %d of %d, with a TTL of %v, when shorter leases that were renewed in the same batch had ended: %w", j, len(all), r.TTL, err)
 		}
 	}
 	return nil
@@ -527,7 +527,7 @@ func batchOfMany(e *env) error {
 
 func batchWithoutAnswer(e *env) error {
 	e.batches()
-	e.together("batches without an answer", len(e.outsider().silences()), func(i int) error {
+	e.together("unanswered batches", len(e.outsider().silences()), func(i int) error {
 		d := e.driver()
 		all := make([]*request, 5)
 		for j := range all {
@@ -542,10 +542,10 @@ func batchWithoutAnswer(e *env) error {
 		defer cancel()
 		for j, err := range d.renewAll(ctx, all...) {
 			if err == nil || errors.Is(err, driver.ErrNotHeld) {
-				return fmt.Errorf("lease %d of %d: a batch without an answer of the backend returned %q", j, len(all), outcome(err))
+				return fmt.Errorf("lease %d of %d: an unanswered batch returned %q", j, len(all), outcome(err))
 			}
 			if moved := all[j].lease.Expires().Sub(before[j]); moved > 0 {
-				return fmt.Errorf("lease %d of %d: Expires moved by %v in a batch without an answer of the backend", j, len(all), moved)
+				return fmt.Errorf("lease %d of %d: Expires moved by %v in an unanswered batch", j, len(all), moved)
 			}
 		}
 		d.heal()
@@ -583,7 +583,7 @@ func batchDuringRenew(e *env) error {
 	defer cancel()
 	for i, err := range d.renewAll(ctx, busy, other) {
 		if err == nil || errors.Is(err, driver.ErrNotHeld) {
-			return fmt.Errorf("lease %d of 2, of which the first is being renewed: a batch without an answer of the backend returned %q", i, outcome(err))
+			return fmt.Errorf("lease %d of 2, the first of which is being renewed: an unanswered batch returned %q", i, outcome(err))
 		}
 	}
 	e.await("Renew", renewal)
@@ -600,7 +600,7 @@ func emptyBatch(e *env) error {
 	h := d.hold(e.name())
 	for _, leases := range [][]driver.Lease{nil, {}} {
 		called := 0
-		e.within("RenewAll of no lease", func() {
+		e.within("RenewAll without leases", func() {
 			d.driver.(driver.BatchRenewer).RenewAll(e.ctx, leases, func(int, error) { called++ })
 		})
 		if called > 0 {

@@ -12,15 +12,15 @@ import (
 
 // The checks of drivers whose holds can outlive their client: driver.Leaver.
 var leavingChecks = []check{
-	{"leaving/time", "A hold that was left excludes other clients until its time, and then ends. Its tokens stay below those of later leases.", leftHoldEndsInTime},
+	{"leaving/time", "A hold that was left excludes other clients for the requested time and then ends. Its tokens stay below the tokens of later leases.", leftHoldEndsInTime},
 	{"leaving/close", "Close does not end a hold that was left.", leftHoldOutlivesClose},
 	{"leaving/lease", "The lease of a hold that was left has ended: it renews nothing and releases nothing.", leftLeaseIsOver},
-	{"leaving/bounds", "A hold that was left ends its time after the call of Leave, and at the latest Info.LateFor after that, in every mode, even if the time is not a round number, and whether it is shorter or longer than the rest of the lease. A waiter notices the end.", leftHoldEndsInBounds},
-	{"leaving/readers", "Leave of one reader's hold does not change the end of another reader's hold, and does not exclude other readers.", leftReaderEndsAlone},
-	{"leaving/over", "Leave of a hold that has ended returns ErrNotHeld. It does not revive the hold, and does not affect a later hold.", leaveComesTooLate},
-	{"leaving/force", "ForceUnlock ends a hold that was left, and wakes a waiter.", leftHoldEndsByForce},
+	{"leaving/bounds", "In every mode, a hold that was left ends when the requested time since the call to Leave has passed, or at most Info.LateFor later. The time may be shorter or longer than the rest of the lease, and need not be a round number. A waiter detects the end.", leftHoldEndsInBounds},
+	{"leaving/readers", "Leave of one reader's hold neither changes the end of another reader's hold nor excludes other readers.", leftReaderEndsAlone},
+	{"leaving/over", "Leave of a hold that has ended returns ErrNotHeld. It neither revives the hold nor affects a later hold.", leaveComesTooLate},
+	{"leaving/force", "ForceUnlock ends a hold that was left and wakes a waiter.", leftHoldEndsByForce},
 	{"leaving/seen", "Inspect and List report a hold that was left, and a watch reports its end.", leftHoldIsSeen},
-	{"leaving/no-answer", "After a Leave without an answer, the hold ends at its time or at the end of its lease. The driver does not end it earlier.", leaveWithoutAnswer},
+	{"leaving/no-answer", "After an unanswered Leave, the hold ends after the requested time or at the end of its lease. The driver does not end it earlier.", leaveWithoutAnswer},
 	{"leaving/outage", "A hold that was left outlasts an outage of its client and the end of the client's session.", leftHoldOutlivesOutage},
 }
 
@@ -54,8 +54,8 @@ func (r *request) tryLeave(ctx context.Context, ttl time.Duration) (end time.Tim
 	return end, err
 }
 
-// leave leaves the hold for ttl, and returns the time before which the hold
-// must not end. If the driver cannot leave holds, the check ends.
+// leave leaves the hold for ttl and returns the time before which the hold must
+// not end. If the driver cannot leave holds, the check ends.
 func (r *request) leave(ttl time.Duration) (end time.Time) {
 	end, err := r.tryLeave(r.driver.env.ctx, ttl)
 	if err != nil {
@@ -64,11 +64,11 @@ func (r *request) leave(ttl time.Duration) (end time.Time) {
 	return end
 }
 
-// endsIn leaves the hold for ttl, and waits until the name is granted. It
+// endsIn leaves the hold for ttl and waits until the name is granted. It
 // returns an error if that is before the end.
 func (r *request) endsIn(ttl time.Duration) error { return r.endsAt(r.leave(ttl), ttl) }
 
-// endsAt is like endsIn, for a hold that was already left.
+// endsAt is like endsIn, but for a hold that was already left.
 func (r *request) endsAt(end time.Time, left time.Duration) error {
 	e := r.driver.env
 	what := fmt.Sprintf("a hold (%v) with a lease of %v was left for %v, until %s", r.Mode, r.TTL, left, e.events.at(end))
@@ -120,16 +120,17 @@ func leftLeaseIsOver(e *env) error {
 	return h.endsAt(end, e.ttl())
 }
 
-// The checks of the time at which a left hold ends.
+// The checks of when a hold that was left ends.
 
-// leftEnd is the interval in which a left hold must end on the backend.
+// leftEnd is the interval in which a hold that was left must end on the
+// backend.
 type leftEnd struct {
 	name     string
 	mode     driver.Mode // of the hold
 	from, to time.Time
 }
 
-// leftFor leaves the hold for d, and returns the interval in which it must end.
+// leftFor leaves the hold for d and returns the interval in which it must end.
 func (r *request) leftFor(d time.Duration) leftEnd {
 	from := r.leave(d)
 	return leftEnd{r.Name, r.Mode, from, time.Now().Add(d + r.driver.env.driverInfo().LateFor(max(d, r.TTL)))}
@@ -155,14 +156,14 @@ func (l leftEnd) meets(next *request, what string) error {
 		what, e.events.at(l.from), e.events.at(l.to), next.driver.label, l.name, e.events.at(next.at))
 }
 
-// isMet is like meets, for a request that begins now.
+// isMet is like meets, but for a request that begins now.
 func (l leftEnd) isMet(e *env, what string) error {
 	return l.meets(e.outsider().start(l.name, rivalOf(l.mode)), what)
 }
 
-// unheard returns the time that a waiter may take to detect that a hold has
-// become shorter. Info has no field for this time. If the backend does not
-// report the change, the waiter polls. Drivers in fake time report it.
+// unheard returns how long a waiter may take to detect that a hold has become
+// shorter. Info has no field for this time. If the backend does not report the
+// change, the waiter polls. Drivers in fake time report it.
 func (e *env) unheard() time.Duration {
 	if e.fakeTime {
 		return 0
@@ -199,7 +200,7 @@ func leftHoldEndsInBounds(e *env) error {
 		h := e.driver().hold(e.name(), fixed)
 		return h.leftFor(e.brief()).isMet(e, fmt.Sprintf("a hold that was left for %v", e.brief()))
 	})
-	e.together("holds that are left", len(ways), func(i int) error { return e.punctual(ways[i]) })
+	e.together("holds left for some time", len(ways), func(i int) error { return e.punctual(ways[i]) })
 	return nil
 }
 
@@ -232,7 +233,7 @@ func leftReaderEndsAlone(e *env) error {
 			end := left.leftFor(e.ttl())
 			next := e.driver().acquire(left.Name, reading, noWait)
 			if next.lease == nil {
-				return fmt.Errorf("%s, which requested to read beside a reader's hold that was left, got: %w", next.driver.label, next.err)
+				return fmt.Errorf("%s, which requested to read alongside a reader's hold that was left, got: %w", next.driver.label, next.err)
 			}
 			next.release()
 			other.release()
@@ -379,7 +380,7 @@ func (e *env) leftHoldIsSeen() error {
 		w.told("the end of a hold that was left", n)
 		return nil
 	}
-	return end.isMet(e, "a hold that was left, and reported")
+	return end.isMet(e, "a hold that was left and reported")
 }
 
 // leftLongerIsSeen inspects a hold that was left for longer than its lease.
@@ -396,9 +397,9 @@ func (e *env) leftLongerIsSeen() error {
 	after := e.outsider().status(h.Name)
 	switch {
 	case after.TTL != 0 && after.TTL < time.Until(end)-statusUnit:
-		return fmt.Errorf("Inspect reports that a hold which was left for %v ends in %v", e.long(), after.TTL)
+		return fmt.Errorf("Inspect reports that a hold that was left for %v ends in %v", e.long(), after.TTL)
 	case after.Hold == before.Hold && !after.Since.Equal(before.Since):
-		return fmt.Errorf("Inspect reports a grant at %s, and after Leave at %s", e.events.at(before.Since), e.events.at(after.Since))
+		return fmt.Errorf("Inspect reports a grant at %s before Leave and at %s after it", e.events.at(before.Since), e.events.at(after.Since))
 	}
 	return nil
 }
@@ -406,7 +407,7 @@ func (e *env) leftLongerIsSeen() error {
 func leaveWithoutAnswer(e *env) error {
 	e.outsider().leaver()
 	n := len(e.outsider().silences())
-	e.together("Leave without an answer", 2*n, func(i int) error {
+	e.together("an unanswered Leave", 2*n, func(i int) error {
 		closes := i >= n
 		return e.punctual(func() error {
 			d, left := e.driver(), e.allowed(2*e.ttl())
@@ -419,7 +420,7 @@ func leaveWithoutAnswer(e *env) error {
 			defer cancel()
 			_, err := h.tryLeave(ctx, left)
 			if err == nil || errors.Is(err, driver.ErrNotHeld) {
-				return fmt.Errorf("a Leave without an answer of the backend returned %q", outcome(err))
+				return fmt.Errorf("an unanswered Leave returned %q", outcome(err))
 			}
 			d.heal()
 			if closes {
@@ -427,7 +428,7 @@ func leaveWithoutAnswer(e *env) error {
 			}
 			// a request that was under way may arrive at this point
 			end.to = time.Now().Add(left + e.driverInfo().LateFor(left))
-			return end.meets(next, fmt.Sprintf("a hold after a Leave without an answer, with a Close after it: %t", closes))
+			return end.meets(next, fmt.Sprintf("a hold after an unanswered Leave (followed by Close: %t)", closes))
 		})
 	})
 	return nil

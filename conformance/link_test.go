@@ -14,7 +14,7 @@ import (
 	"github.com/go-dsync/dsync/conformance/wire"
 )
 
-// echo starts a server that echoes its input, and reports the lines that it has
+// echo starts a server that echoes its input and reports the lines that it has
 // received.
 func echo(t *testing.T) (addr string, got <-chan string) {
 	t.Helper()
@@ -98,7 +98,7 @@ func TestLinkOverAWire(t *testing.T) {
 	send("late\n")
 	answered(receive)
 	if d := time.Since(start); d < late {
-		t.Errorf("answered after %v, want %v at least", d, late)
+		t.Errorf("answered after %v, want at least %v", d, late)
 	}
 	link.LoseAnswers()
 	send("lost\n")

@@ -15,7 +15,7 @@ import (
 // The checks of the notice that a holder receives when its hold is lost.
 var lossChecks = []check{
 	{"loss/unlock", "A lease that is released properly is never reported as lost.", releaseIsNoLoss},
-	{"loss/told", "A driver reports ErrRemoved within Info.Detect of the removal of a hold, and at the next renewal if Detect is 0.", removalIsTold},
+	{"loss/told", "A driver reports ErrRemoved within Info.Detect of the removal of a hold, or at the next renewal if Detect is 0.", removalIsTold},
 	{"loss/once", "Lost is called at most once, and not after Release has returned.", toldOnce},
 	{"loss/unlocked", "The driver holds no mutex while it calls a method of Events: other calls continue, and Expires, Session and Tokens of a lease return.", eventsHoldNoLock},
 	{"loss/context", "Done, Err and the contexts of a lease end together and agree.", contextsEnd},
@@ -24,7 +24,7 @@ var lossChecks = []check{
 
 // laterLossChecks come after the checks of ForceUnlock in each mode.
 var laterLossChecks = []check{
-	{"loss/fixed", "The holder of a fixed lease, in any mode, is notified within Info.Detect that its hold was removed; querying the backend does not move its end.", fixedRemovalIsTold},
+	{"loss/fixed", "The holder of a fixed lease, in any mode, is notified within Info.Detect that its hold was removed. Querying the backend does not move the end of the lease.", fixedRemovalIsTold},
 	{"loss/all-told", "ForceUnlock ends all holds of a name, however many there are, and notifies each holder.", allAreTold},
 }
 
@@ -124,7 +124,7 @@ func (e *env) tellsOfRemoval(waits bool) error {
 	if waits {
 		next.granted().release()
 	}
-	return e.late(h.lostAt.Sub(removed)-detect, "%s was notified of the loss of %q at %s, and its hold was removed at %s at the latest (a client waited: %t); Info.Detect is %v",
+	return e.late(h.lostAt.Sub(removed)-detect, "%s was notified of the loss of %q at %s, but its hold was removed at %s at the latest (a client waited: %t); Info.Detect is %v",
 		a.label, name, e.events.at(h.lostAt), e.events.at(removed), waits, detect)
 }
 
@@ -206,8 +206,8 @@ func toldOnce(e *env) error {
 	return nil
 }
 
-// lostAndRemoved makes a client lose its session, and then removes the hold.
-// The session may still exist on the backend.
+// lostAndRemoved makes a client lose its session and then removes the hold. The
+// session may still exist on the backend.
 func (e *env) lostAndRemoved() *request {
 	d := e.driver()
 	h := d.hold(e.name(), ttl(e.ttl()))
@@ -229,10 +229,10 @@ func (e *env) lostAndRemoved() *request {
 type askingEvents struct {
 	driver.Events
 	lease driver.Lease
-	// receives one value when a loss is reported: whether a call that began in
-	// the event is waiting for a lock
+	// receives one value when a loss is reported: whether a call that began
+	// during the event is waiting for a mutex
 	lost  chan bool
-	call  func() // a call of the driver, in Tokens
+	call  func() // a call to the driver, from Tokens
 	start func() *request
 }
 
@@ -269,7 +269,8 @@ func (a *askingEvents) Lost(cause error) {
 }
 
 // waitsForLock reports whether a goroutine has begun to wait for a mutex. It
-// does not wait for the goroutine's end, because that may depend on the caller.
+// does not wait for the goroutine to end, because the end may depend on the
+// caller.
 func (e *env) waitsForLock(g *goroutine) bool {
 	pause := runtime.Gosched // fake time stands still for a goroutine that waits for a mutex
 	if !e.fakeTime {
@@ -303,7 +304,7 @@ func (e *env) eventsHoldNoLock() error {
 		select {
 		case <-g.done:
 		case <-time.After(e.hangs()):
-			e.failed(errors.New("an Acquire that began during Events.Tokens does not return: the driver holds a lock in the event"))
+			e.failed(errors.New("an Acquire that began during Events.Tokens does not return: the driver holds a mutex during the event"))
 		}
 	}
 	asks := func() *askingEvents {
@@ -331,7 +332,7 @@ func (e *env) eventsHoldNoLock() error {
 		}
 	})
 	if locked { // perhaps by another call, so try again
-		return &lateError{errors.New("an Acquire that began during Events.Lost waits for a mutex: the driver holds a lock in the event")}
+		return &lateError{errors.New("an Acquire that began during Events.Lost waits for a mutex: the driver holds a mutex during the event")}
 	}
 	return nil
 }
@@ -389,7 +390,7 @@ func locksAgain(e *env) error {
 		if err := h.lost(); err != nil {
 			return err
 		}
-		if err := again.isHeld("after the one before was lost and unlocked"); err != nil {
+		if err := again.isHeld("after the previous lease was lost and unlocked"); err != nil {
 			return err
 		}
 		again.unlock()

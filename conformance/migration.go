@@ -13,21 +13,21 @@ import (
 // The checks of the operations that drivers/migrate builds on. Package dsync
 // does not know about migrations, so these checks call the driver.
 var migrationChecks = []check{
-	{"migration/seal", "After Seal every Acquire of the name returns ErrSealed to every client, including waiters.", sealRefuses},
+	{"migration/seal", "After Seal, every Acquire of the name returns ErrSealed to every client, including waiters.", sealRefuses},
 	{"migration/seal-over", "The lease that became a seal has ended without a loss: Renew and Release return ErrNotHeld, and the seal stays.", sealEndsLease},
 	{"migration/seal-stays", "A seal outlasts forced unlocking, which returns ErrSealed, and the client that made it.", sealStays},
 	{"migration/sealed", "Sealed returns to every client whether a name is sealed, and the last token that was granted. Inspect and List report a sealed name as held.", sealedTells},
-	{"migration/seal-held", "Seal of a hold that has ended returns ErrNotHeld, and does not affect the next holder.", sealNeedsHold},
+	{"migration/seal-held", "Seal of a hold that has ended returns ErrNotHeld and does not affect the next holder.", sealNeedsHold},
 	{"migration/seal-lost", "After a Seal whose answer was lost, Release never ends a seal, and all clients agree.", sealLost},
-	{"migration/mark", "After Mark every lease of the name is marked, whichever client gets it, even after a wait, and no lease is marked before.", markTells},
-	{"migration/floor", "The tokens of a lease that was marked and of every later one are above the floor, and no second Mark lowers them.", markRaises},
-	{"migration/mark-held", "Mark of a hold that has ended returns ErrNotHeld, and neither marks nor raises anything.", markNeedsHold},
+	{"migration/mark", "After Mark, every lease of the name is marked, whichever client gets it, even after a wait, and no lease is marked before.", markTells},
+	{"migration/floor", "The tokens of a marked lease and of every later lease are above the floor, and no second Mark lowers them.", markRaises},
+	{"migration/mark-held", "Mark of a hold that has ended returns ErrNotHeld and neither marks the name nor raises its tokens.", markNeedsHold},
 	{"migration/mark-lost", "After a Mark whose answer was lost, either the next lease is marked and its tokens are above the floor, or it is not marked.", markLost},
-	{"migration/loosen", "A seal remains a seal after Loosen, and the answer of Sealed does not change. Loosen of a name that is not sealed returns ErrNotHeld.", loosenStays},
+	{"migration/loosen", "A seal remains a seal after Loosen, and Sealed returns the same answer. Loosen of a name that is not sealed returns ErrNotHeld.", loosenStays},
 	{"migration/unseal", "Unseal with the id of the last Loosen frees the name for all clients. With another id, or a second time, it returns ErrNotHeld and leaves every seal.", unsealFrees},
 	{"migration/unseal-floor", "Tokens after Unseal are above the tokens before the seal and the floors of Loosen. A refused Loosen has changed nothing.", loosenRaises},
-	{"migration/unseal-lost", "After a Loosen or an Unseal whose answer was lost, repeating the request settles it, and the name is not free before Unseal.", unsealLost},
-	{"migration/unmark", "After Unmark no lease of the name is marked, even after a wait, until the name is marked again, and the tokens keep rising.", unmarkTells},
+	{"migration/unseal-lost", "After a Loosen or an Unseal whose answer was lost, repeating the request settles the outcome, and the name is not free before Unseal.", unsealLost},
+	{"migration/unmark", "After Unmark, no lease of the name is marked, even after a wait, until the name is marked again, and the tokens keep rising.", unmarkTells},
 	{"migration/unmark-held", "Unmark of a hold that has ended returns ErrNotHeld, and the mark stays.", unmarkNeedsHold},
 	{"migration/unmark-lost", "After an Unmark whose answer was lost, all later leases agree, and the tokens keep rising.", unmarkLost},
 }
@@ -387,8 +387,8 @@ func (e *env) seesSeal(name string) bool {
 	return sealed
 }
 
-// markHeld marks a name that a request holds. The floor exceeds the tokens of
-// the request by above.
+// markHeld marks a name that a request holds. The floor is the request's first
+// token plus above.
 func (r *request) markHeld(above uint64) (floor uint64) {
 	first, n := r.lease.Tokens()
 	if n > 0 {
@@ -466,7 +466,7 @@ func markRaises(e *env) error {
 	}
 	h.release()
 	h = behind.granted()
-	if err := rises(h, "who waited before the mark"); err != nil {
+	if err := rises(h, "a lease that was requested before the mark"); err != nil {
 		return err
 	}
 	h.release()
@@ -623,7 +623,7 @@ func loosenStays(e *env) error {
 			}
 		}
 		if now, _ := a.sealed(name); now != last {
-			return fmt.Errorf("after Loosen the last token of %q is %d, and it was %d", name, now, last)
+			return fmt.Errorf("after Loosen, the last token of %q is %d; before, it was %d", name, now, last)
 		}
 		if f, ok := b.driver.(driver.ForceUnlocker); ok {
 			if err := f.ForceUnlock(e.ctx, name); !errors.Is(err, driver.ErrSealed) {
@@ -695,7 +695,7 @@ func loosenRaises(e *env) error {
 			}
 			e.must(b.loosen(name, "x", 0))
 		default:
-			return fmt.Errorf("the Loosen of %q, of which the last token is %d, with the floor %d: %w", name, last, floor, err)
+			return fmt.Errorf("the Loosen of %q, whose last token is %d, with the floor %d: %w", name, last, floor, err)
 		}
 		if err := b.loosen(name, "y", 1); err != nil {
 			return fmt.Errorf("the Loosen of %q with a lower floor: %w", name, err)

@@ -16,14 +16,14 @@ import (
 )
 
 var (
-	mistakesFlag = flag.Bool("mistakes", false, "run the suite on all mistakes of testdata/mistakes.txt, and not only on two")
+	mistakesFlag = flag.Bool("mistakes", false, "run the suite on all mistakes of testdata/mistakes.txt instead of only two")
 	recordFlag   = flag.Bool("mistakes.record", false, "write the outcomes into testdata/mistakes.txt")
 	repeatFlag   = flag.Int("mistakes.repeat", 1, "count a mistake as caught only if its check fails in each of `N` runs")
 )
 
 const mistakesFile = "testdata/mistakes.txt"
 
-// mistake is a change of one file of drivers/memory, given as a block of
+// mistake is a change to one file of drivers/memory. It is a block of
 // mistakesFile.
 type mistake struct {
 	name, class, outcome string
@@ -81,7 +81,7 @@ func readMistakes(t *testing.T) (all []mistake) {
 	return all
 }
 
-// TestMistakes runs the suite on drivers/memory with one mistake at a time, and
+// TestMistakes runs the suite on drivers/memory with one mistake at a time and
 // compares the outcomes with the file. Without -mistakes it runs only the first
 // two caught mistakes. The texts of all mistakes are compared with the driver
 // anyway.
@@ -100,7 +100,7 @@ func TestMistakes(t *testing.T) {
 				t.Fatal(err)
 			}
 			if n := strings.Count(string(source), m.before); n != 1 {
-				t.Fatalf("%s has %d times the text\n%s", m.file, n, m.before)
+				t.Fatalf("%s contains this text %d times\n%s", m.file, n, m.before)
 			}
 			if !*mistakesFlag && (sample == 0 || m.outcome == missed || m.outcome == unknown) {
 				return
@@ -152,7 +152,7 @@ func (m mistake) run(t *testing.T, binary string) (check string) {
 	}
 	for i := 1; i < *repeatFlag; i++ {
 		if firstFailure(t, binary, check) == "" {
-			t.Logf("%s fails by luck: not in run %d", check, i+1)
+			t.Logf("%s fails only sometimes: it passed in run %d", check, i+1)
 			return missed
 		}
 	}

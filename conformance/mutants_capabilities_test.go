@@ -21,7 +21,7 @@ type passedOn struct {
 
 func (l *passedOn) Pass(ctx context.Context, _, _ string) error { return l.pass(ctx, l) }
 
-// passes returns a mutation whose leases have one token, and can be passed on.
+// passes returns a mutation whose leases have one token and can be passed on.
 func passes(pass func(ctx context.Context, l *passedOn) error) func(*memory.Driver) driver.Driver {
 	return breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 		l, err := d.Acquire(ctx, r)
@@ -58,7 +58,7 @@ type passing struct {
 var holders sync.Map
 
 // passer returns a driver that passes on holds. broke, if not nil, replaces
-// pass, and may call it. told changes what other clients see.
+// pass and may call pass. told changes the state that other clients see.
 func passer(broke func(ctx context.Context, l *passedBy, pass func(context.Context) error) error, told func(*passing)) func(*memory.Driver) driver.Driver {
 	return func(d *memory.Driver) driver.Driver {
 		b := &broken{Driver: d}
@@ -142,7 +142,7 @@ func (d *pinging) Ping(ctx context.Context) error { return d.ping(ctx) }
 var capabilityMutants = []mutant{
 	{
 		check:  "capabilities/ping",
-		breaks: "Ping never asks the backend",
+		breaks: "Ping never queries the backend",
 		mutate: func(d *memory.Driver) driver.Driver {
 			return &pinging{d, func(context.Context) error { return nil }}
 		},
@@ -188,7 +188,7 @@ var capabilityMutants = []mutant{
 	},
 	{
 		check:  "capabilities/ttl",
-		breaks: "a TTL that Info allows is an error",
+		breaks: "a TTL that Info allows is refused",
 		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 			if r.TTL > time.Hour {
 				return nil, errors.New("TTL too long")
@@ -246,7 +246,7 @@ var capabilityMutants = []mutant{
 	},
 	{
 		check:  "capabilities/pass-over",
-		breaks: "Pass of an expired hold returns an error of its own",
+		breaks: "Pass of an expired hold returns an error other than ErrNotHeld",
 		mutate: passer(func(ctx context.Context, l *passedBy, pass func(context.Context) error) error {
 			if time.Now().Before(l.Expires()) {
 				return pass(ctx)
@@ -256,7 +256,7 @@ var capabilityMutants = []mutant{
 	},
 	{
 		check:  "capabilities/pass-unanswered",
-		breaks: "a Pass without an answer counts as done, with the next token",
+		breaks: "an unanswered Pass counts as done, with the next token",
 		mutate: passer(func(ctx context.Context, l *passedBy, pass func(context.Context) error) error {
 			err := pass(ctx)
 			if err != nil && !errors.Is(err, driver.ErrNotHeld) {
@@ -268,7 +268,7 @@ var capabilityMutants = []mutant{
 	},
 	{
 		check:  "capabilities/pass-unanswered",
-		breaks: "a Pass without an answer reports that the hold has ended",
+		breaks: "an unanswered Pass reports that the hold has ended",
 		mutate: passer(func(ctx context.Context, l *passedBy, pass func(context.Context) error) error {
 			if pass(ctx) != nil {
 				return driver.ErrNotHeld
@@ -300,7 +300,7 @@ var capabilityMutants = []mutant{
 	},
 	{
 		check:  "capabilities/tokens",
-		breaks: "each look at a lease uses another token",
+		breaks: "each call to Tokens returns another token",
 		mutate: breakLeases(func(_ *memory.Driver, l *brokenLease) {
 			first, _ := l.Lease.Tokens()
 			var looks atomic.Uint64

@@ -14,7 +14,7 @@ import (
 var closingMutants = []mutant{
 	{
 		check:  "closing/later",
-		breaks: "a closed driver has an error of its own",
+		breaks: "a closed driver returns an error other than ErrClosed",
 		mutate: breakClosed(func(d *closable, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 			if d.isClosed() {
 				return nil, errors.New("use of a closed connection")
@@ -63,7 +63,7 @@ var closingMutants = []mutant{
 	},
 	{
 		check:  "closing/modes",
-		breaks: "Close forgets the holds that read",
+		breaks: "Close forgets Read holds",
 		mutate: closeForgets(func(of []*brokenLease, l *brokenLease) bool { return l.r.Mode == driver.Read }),
 	},
 	{
@@ -91,7 +91,7 @@ var closingMutants = []mutant{
 	},
 	{
 		check:  "closing/behind",
-		breaks: "the place of a wait for many permits that Close ends stays in the queue",
+		breaks: "Close ends a wait for many permits but leaves its place in the queue",
 		mutate: func(d *memory.Driver) driver.Driver {
 			c := newClosable(d)
 			c.broken.acquire = func(ctx context.Context, r *driver.Request) (driver.Lease, error) {
@@ -194,7 +194,8 @@ func (c *closable) waitElsewhere(ctx context.Context, r *driver.Request) (l driv
 	return l, err
 }
 
-// leaveBeside leaves another hold of the name, if the existing holds admit it.
+// leaveBeside leaves another hold of the name behind if the existing holds
+// admit it.
 func leaveBeside(d *memory.Driver, r *driver.Request) {
 	try := *r
 	try.NoWait = true
@@ -373,7 +374,7 @@ var crossingMutants = []mutant{
 	},
 	{
 		check:  "crossing/waits",
-		breaks: "a query for a latch continues after its context when the driver is closed",
+		breaks: "a query for a latch continues after its context ends when the driver is closed",
 		mutate: breakCrossed(func(d *memory.Driver, b *brokenLatches, closing func() bool) {
 			b.count = func(ctx context.Context, name string) (int, error) {
 				left, err := d.Latch(ctx, name)
@@ -386,7 +387,7 @@ var crossingMutants = []mutant{
 	},
 	{
 		check:  "crossing/waits",
-		breaks: "the end of the watch of a latch must wait for a message when the driver is closed",
+		breaks: "when the driver is closed, ending the watch of a latch waits for a message",
 		mutate: breakCrossed(func(d *memory.Driver, b *brokenLatches, _ func() bool) {
 			b.watch = func(name string, changed func()) (func(), error) {
 				stop, err := d.WatchLatch(name, changed)
@@ -401,7 +402,7 @@ var crossingMutants = []mutant{
 	},
 	{
 		check:  "crossing/leave",
-		breaks: "Close ends a hold whose Leave has no answer yet",
+		breaks: "Close ends a hold whose Leave is unanswered",
 		mutate: breakCrossed(func(d *memory.Driver, b *brokenLatches, closing func() bool) {
 			b.leave = func(ctx context.Context, l driver.Lease, ttl time.Duration) error {
 				if err := ctx.Err(); err != nil {
@@ -428,8 +429,8 @@ var crossingMutants = []mutant{
 }
 
 // breakCrossed returns a mutation of the driver's behavior when Close crosses a
-// call. closing lets time pass during which Close may begin, and reports
-// whether it has begun.
+// call. closing lets time pass during which Close may begin and reports whether
+// it has begun.
 func breakCrossed(f func(d *memory.Driver, b *brokenLatches, closing func() bool)) func(*memory.Driver) driver.Driver {
 	return func(d *memory.Driver) driver.Driver {
 		b, closed := &brokenLatches{broken: broken{Driver: d}}, make(chan struct{})

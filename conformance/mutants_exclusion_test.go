@@ -43,7 +43,7 @@ var exclusionMutants = []mutant{
 	},
 	{
 		check:  "exclusion/requests",
-		breaks: "all requests of a client are one owner",
+		breaks: "all requests of a client count as one owner",
 		mutate: reentrantBy(func(r *driver.Request) string {
 			client, _, _ := strings.Cut(r.Hold, ":")
 			return client
@@ -128,8 +128,7 @@ func reentrantBy(identity func(*driver.Request) string) func(*memory.Driver) dri
 	})
 }
 
-// flights lets requests for a name join a request for the name that is under
-// way.
+// flights merges concurrent requests for a name into one.
 type flights struct {
 	mu   sync.Mutex
 	asks map[string]*flight
@@ -167,7 +166,7 @@ func (f *flights) join(r *driver.Request, ask func() (driver.Lease, error)) (l d
 var contentionMutants = []mutant{
 	{
 		check:  "contention/clients",
-		breaks: "a waiter that was woken without success takes the name later",
+		breaks: "a waiter that was woken and refused acquires the name later",
 		mutate: wakeByRelease(&sync.Map{}, func(d *memory.Driver, r *driver.Request) (driver.Lease, error) {
 			try := *r
 			try.NoWait = true
@@ -241,7 +240,7 @@ var ownershipMutants = []mutant{
 	},
 	{
 		check:  "ownership/late-release",
-		breaks: "the release of an expired lease returns nil unless another client has the name",
+		breaks: "the release of an expired lease returns nil unless another client holds the name",
 		mutate: breakRelease(func(d *memory.Driver, l *brokenLease, times int, err error) error {
 			s, _ := d.Inspect(context.Background(), l.r.Name)
 			if times == 1 && errors.Is(err, driver.ErrNotHeld) && !time.Now().Before(l.Lease.Expires()) && !s.Held {
@@ -358,7 +357,7 @@ var ownershipMutants = []mutant{
 	},
 }
 
-// breakRelease returns a mutation that changes what happens after each release,
+// breakRelease returns a mutation that changes what happens after each release
 // and counts the releases of each lease.
 func breakRelease(f func(d *memory.Driver, l *brokenLease, times int, err error) error) func(*memory.Driver) driver.Driver {
 	return breakLeases(func(d *memory.Driver, l *brokenLease) {
@@ -502,8 +501,8 @@ func wakeByRelease(clocks *sync.Map, inVain func(d *memory.Driver, r *driver.Req
 	}
 }
 
-// Reentrancy is a matter of the owners of package dsync, on any driver. So
-// these mutants are owners.
+// The owners of package dsync implement reentrancy, on any driver. So these
+// mutants are owners.
 var reentrancyMutants = []mutant{
 	{
 		check:  "reentrancy/nested",
@@ -514,7 +513,7 @@ var reentrancyMutants = []mutant{
 	},
 	{
 		check:  "reentrancy/other-owner",
-		breaks: "all owners of a client are one",
+		breaks: "all owners of a client count as one owner",
 		owner: func() func(*client, locker) locker {
 			var first sync.Map
 			return func(c *client, l locker) locker {
@@ -532,7 +531,7 @@ var reentrancyMutants = []mutant{
 				return inner, err
 			}
 			fatal := &fatalLease{lease: inner, done: make(chan struct{})}
-			go func() { // ends when the lease ends, or the client at the latest
+			go func() { // ends when the lease ends, at the latest when the client is closed
 				defer close(fatal.done)
 				<-inner.Done()
 				_ = outer.Unlock(context.Background())

@@ -13,7 +13,7 @@ import (
 var expiryMutants = []mutant{
 	{
 		check:  "expiry/not-early",
-		breaks: "a fixed lease ends at the backend a tenth before its time",
+		breaks: "a fixed lease ends on the backend after nine tenths of its TTL",
 		mutate: breakLeases(func(d *memory.Driver, l *brokenLease) {
 			if l.r.Fixed {
 				time.AfterFunc(l.r.TTL/10*9, func() { expireHold(d, l.r) })
@@ -68,7 +68,7 @@ var expiryMutants = []mutant{
 			}}, nil
 		}),
 	},
-	{check: "expiry/race", breaks: "a client that finds an expired lease takes the name without another look", mutate: overwriteExpired()},
+	{check: "expiry/race", breaks: "a client that finds an expired lease takes the name without checking it again", mutate: overwriteExpired()},
 }
 
 // expireHold ends the hold of r on the backend, if it still exists.
@@ -287,8 +287,7 @@ func keptFor(f func(time.Duration) time.Duration) func(*memory.Driver) driver.Dr
 	}
 }
 
-// shifted is the time by which the reported end of a lease is later than its
-// real end.
+// shifted is how much later than its real end a lease seems to end.
 type shifted struct {
 	mu sync.Mutex
 	by time.Duration

@@ -16,7 +16,7 @@ import (
 var faultMutants = []mutant{
 	{
 		check:  "faults/cut",
-		breaks: "a backend that is out of reach looks like a lock that is held",
+		breaks: "an unreachable backend looks like a held lock",
 		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 			l, err := d.Acquire(ctx, r)
 			if errors.Is(err, driver.ErrUnavailable) {
@@ -27,7 +27,7 @@ var faultMutants = []mutant{
 	},
 	{
 		check:  "faults/cut",
-		breaks: "a broken connection is not made again",
+		breaks: "a broken connection is not reestablished",
 		mutate: func(d *memory.Driver) driver.Driver {
 			var down atomic.Bool
 			return &broken{Driver: d, acquire: func(ctx context.Context, r *driver.Request) (driver.Lease, error) {
@@ -66,7 +66,7 @@ var faultMutants = []mutant{
 	},
 	{
 		check:  "faults/hung-acquire",
-		breaks: "the hold of a request that arrived late remains, by a driver that looks before it asks",
+		breaks: "the hold of a request that arrived late remains, with a driver that queries before it requests",
 		mutate: readsFirst(leavesHung()),
 	},
 	{
@@ -135,7 +135,7 @@ var faultMutants = []mutant{
 	},
 	{
 		check:  "faults/lost-acquire",
-		breaks: "a grant whose answer was lost is not released, by a driver that reads before it writes",
+		breaks: "a grant whose answer was lost is not released, with a driver that reads before it writes",
 		mutate: readsFirst(leavesUnknown()),
 	},
 	{
@@ -208,7 +208,7 @@ func readsFirst(mutate func(*memory.Driver) driver.Driver) func(*memory.Driver) 
 var lostMutants = []mutant{
 	{
 		check:  "faults/one-release",
-		breaks: "a release that gets no answer for the second time ends another hold of the client",
+		breaks: "a second unanswered release ends another hold of the client",
 		mutate: func(d *memory.Driver) driver.Driver {
 			var all fellowsOfClient
 			return &broken{Driver: d, lease: func(l *brokenLease) {
@@ -228,12 +228,12 @@ var lostMutants = []mutant{
 	},
 	{
 		check:  "faults/lost-grant",
-		breaks: "a driver that asks again after a lost answer takes its own hold for a new one, and counts from there",
+		breaks: "a driver that repeats a request after a lost answer takes its own hold for a new grant and counts from there",
 		mutate: takesOwnForNew(),
 	},
 	{
 		check:  "faults/lost-grant",
-		breaks: "a driver that reads before it writes, and asks again after a lost answer, takes its own hold for a new one",
+		breaks: "a driver that reads before it writes repeats a request after a lost answer and takes its own hold for a new grant",
 		mutate: readsFirst(takesOwnForNew()),
 	},
 	{
@@ -279,7 +279,7 @@ var lostMutants = []mutant{
 	},
 	{
 		check:  "faults/clean-up",
-		breaks: "a cleanup that fails is given up",
+		breaks: "a failed cleanup is not repeated",
 		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 			l, err := d.Acquire(ctx, r)
 			if errors.Is(err, driver.ErrUnknown) && !isHung(ctx, err) {
@@ -300,12 +300,12 @@ var lostMutants = []mutant{
 	},
 	{
 		check:  "faults/many",
-		breaks: "each cleanup is a goroutine, of a driver that reads before it writes",
+		breaks: "each cleanup is a goroutine, with a driver that reads before it writes",
 		mutate: readsFirst(cleansUpInGoroutines()),
 	},
 }
 
-// reaches reports whether d gets answers from the backend, or is closed.
+// reaches reports whether d gets answers from the backend or is closed.
 func reaches(d *memory.Driver) bool {
 	_, err := d.Inspect(context.Background(), "x")
 	return err == nil || errors.Is(err, driver.ErrClosed)
@@ -332,8 +332,8 @@ func (b *belief) or(end time.Time) time.Time {
 	return b.end
 }
 
-// takesOwnForNew is a mutation that repeats a request whose answer was lost,
-// and treats its own hold as a new grant.
+// takesOwnForNew is a mutation that repeats a request whose answer was lost and
+// treats its own hold as a new grant.
 func takesOwnForNew() func(*memory.Driver) driver.Driver {
 	return breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 		l, err := d.Acquire(ctx, r)
@@ -398,7 +398,7 @@ func sentAgain(ctx context.Context, d *memory.Driver, l *brokenLease, err error)
 var singleMutants = []mutant{
 	{
 		check:  "single/lost-acquire",
-		breaks: "a request without an answer is sent again, and finds its own hold",
+		breaks: "an unanswered request is repeated and finds its own hold",
 		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 			l, err := d.Acquire(ctx, r)
 			if !errors.Is(err, driver.ErrUnknown) || ctx.Err() != nil {
@@ -422,7 +422,7 @@ var singleMutants = []mutant{
 	},
 	{
 		check:  "single/lost-release",
-		breaks: "a release without an answer ends the other holds of the client",
+		breaks: "an unanswered release ends the other holds of the client",
 		mutate: func(d *memory.Driver) driver.Driver {
 			var mu sync.Mutex
 			names := map[string]bool{}
@@ -467,7 +467,7 @@ var singleMutants = []mutant{
 	},
 	{
 		check:  "single/vanished-release",
-		breaks: "a release without an answer is not repeated, because it may still arrive",
+		breaks: "an unanswered release is not repeated, because it may still arrive",
 		mutate: breakLeases(func(d *memory.Driver, l *brokenLease) {
 			l.release = func(ctx context.Context) error {
 				_, err := d.Inspect(ctx, l.r.Name) // in place of the request of the release
@@ -490,7 +490,7 @@ var singleMutants = []mutant{
 // refusing contains the servers that are currently refusing requests.
 var refusing sync.Map
 
-// refused reports whether err comes from the refusal of a server.
+// refused reports whether err means that a server refused a request.
 func refused(d *memory.Driver, err error) bool {
 	_, refuses := refusing.Load(d.Server())
 	return refuses && errors.Is(err, driver.ErrUnavailable)
@@ -514,7 +514,7 @@ var refusalMutants = []mutant{
 	},
 	{
 		check:  "refusal/requests",
-		breaks: "a request that is reported as refused has the name",
+		breaks: "a request that is reported as refused holds the name",
 		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 			l, err := d.Acquire(ctx, r)
 			if refused(d, err) && r.NoWait {
@@ -558,7 +558,7 @@ var refusalMutants = []mutant{
 	},
 	{
 		check:  "refusal/holds",
-		breaks: "Inspect reports a free name when the backend refuses it",
+		breaks: "Inspect reports a free name when the backend refuses the query",
 		mutate: func(d *memory.Driver) driver.Driver {
 			return &broken{Driver: d, inspect: func(ctx context.Context, name string) (driver.Status, error) {
 				s, err := d.Inspect(ctx, name)
@@ -571,7 +571,7 @@ var refusalMutants = []mutant{
 	},
 	{
 		check:  "refusal/holds",
-		breaks: "List yields nothing, and no error, when the backend refuses it",
+		breaks: "List yields nothing and no error when the backend refuses the query",
 		mutate: func(d *memory.Driver) driver.Driver {
 			return &broken{Driver: d, list: func(ctx context.Context, prefix string) iter.Seq2[string, error] {
 				return func(yield func(string, error) bool) {
@@ -612,7 +612,7 @@ var refusalMutants = []mutant{
 	},
 	{
 		check:  "refusal/changes",
-		breaks: "a limit that the backend refuses to change is ErrLimit",
+		breaks: "SetLimit returns ErrLimit when the backend refuses to change the limit",
 		mutate: func(d *memory.Driver) driver.Driver {
 			return &broken{Driver: d, setLimit: func(ctx context.Context, name string, limit int) error {
 				err := d.SetLimit(ctx, name, limit)

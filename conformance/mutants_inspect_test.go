@@ -21,7 +21,7 @@ var inspectMutants = []mutant{
 	},
 	{
 		check:  "inspect/status",
-		breaks: "a note ends with its first line",
+		breaks: "a note is cut after its first line",
 		mutate: breakStatus(func(s *driver.Status) { s.Note, _, _ = strings.Cut(s.Note, "\n") }),
 	},
 	{
@@ -35,12 +35,12 @@ var inspectMutants = []mutant{
 	},
 	{
 		check:  "inspect/status",
-		breaks: "an owner ends with its first space",
+		breaks: "an owner is cut at its first space",
 		mutate: breakStatus(func(s *driver.Status) { s.Owner, _, _ = strings.Cut(s.Owner, " ") }),
 	},
 	{
 		check:  "inspect/status",
-		breaks: "a hold is reported as its owner",
+		breaks: "the owner is reported instead of the hold",
 		mutate: breakStatus(func(s *driver.Status) { s.Hold = s.Owner }),
 	},
 	{
@@ -59,7 +59,7 @@ var inspectMutants = []mutant{
 	},
 	{
 		check:  "inspect/status",
-		breaks: "the whole TTL seems to be left",
+		breaks: "the whole TTL is reported as remaining",
 		mutate: breakLeasesAndStatus(func(l *brokenLease, s *driver.Status) { s.TTL = l.r.TTL }),
 	},
 	{
@@ -114,7 +114,7 @@ var inspectMutants = []mutant{
 	},
 	{
 		check:  "inspect/list",
-		breaks: "names that are read are not listed",
+		breaks: "names held by readers are not listed",
 		mutate: func(d *memory.Driver) driver.Driver {
 			return breakList(func(name, _ string) bool {
 				s, err := d.Inspect(context.Background(), name)
@@ -192,7 +192,7 @@ func breakLeasesAndStatus(f func(*brokenLease, *driver.Status)) func(*memory.Dri
 var observeMutants = []mutant{
 	{
 		check:  "inspect/outage",
-		breaks: "a name about which the backend does not answer looks free",
+		breaks: "a name looks free when the backend does not answer",
 		mutate: func(d *memory.Driver) driver.Driver {
 			return &broken{Driver: d, inspect: func(ctx context.Context, name string) (driver.Status, error) {
 				s, err := d.Inspect(ctx, name)
@@ -216,7 +216,7 @@ var observeMutants = []mutant{
 	},
 	{
 		check:  "inspect/outage",
-		breaks: "a latch about which the backend does not answer looks gone",
+		breaks: "a latch looks deleted when the backend does not answer",
 		mutate: breakLatches(func(d *memory.Driver, b *brokenLatches) {
 			b.count = func(ctx context.Context, name string) (int, error) {
 				left, err := d.Latch(ctx, name)
@@ -229,12 +229,12 @@ var observeMutants = []mutant{
 	},
 	{
 		check:  "inspect/fields",
-		breaks: "of several holds, the note is that of the last, and everything else that of the first",
+		breaks: "of several holds, the last hold's note is reported with the first hold's other fields",
 		mutate: lastLease(func(l *brokenLease, s *driver.Status) { s.Note = l.r.Note }),
 	},
 	{
 		check:  "inspect/fields",
-		breaks: "of several holds, the owner is that of the last, and everything else that of the first",
+		breaks: "of several holds, the last hold's owner is reported with the first hold's other fields",
 		mutate: lastLease(func(l *brokenLease, s *driver.Status) { s.Owner = l.r.Owner }),
 	},
 	{
@@ -269,7 +269,7 @@ var observeMutants = []mutant{
 	},
 	{
 		check:  "inspect/waiters",
-		breaks: "the last that waited is counted when the name is free",
+		breaks: "the last waiter is still counted when the name is free",
 		mutate: func() func(*memory.Driver) driver.Driver {
 			var waited sync.Map // names
 			return func(d *memory.Driver) driver.Driver {
@@ -293,7 +293,7 @@ var observeMutants = []mutant{
 	},
 	{
 		check:  "inspect/names",
-		breaks: "a prefix may be in upper or lower case",
+		breaks: "a prefix matches without regard to case",
 		mutate: listing(func(d *memory.Driver, ctx context.Context, prefix string, yield func(string, error) bool) {
 			for name, err := range d.List(ctx, "") {
 				if matches := len(name) >= len(prefix) && strings.EqualFold(name[:len(prefix)], prefix); err != nil || matches {
@@ -306,7 +306,7 @@ var observeMutants = []mutant{
 	},
 	{
 		check:  "inspect/names",
-		breaks: "an underscore in a prefix is any character",
+		breaks: "an underscore in a prefix matches any character",
 		mutate: listing(func(d *memory.Driver, ctx context.Context, prefix string, yield func(string, error) bool) {
 			for name, err := range d.List(ctx, "") {
 				matches := len(name) >= len(prefix)
@@ -333,7 +333,7 @@ var observeMutants = []mutant{
 	},
 	{
 		check:  "inspect/names",
-		breaks: "a name ends with its line",
+		breaks: "a name is cut after its first line",
 		mutate: listing(func(d *memory.Driver, ctx context.Context, prefix string, yield func(string, error) bool) {
 			for name, err := range d.List(ctx, prefix) {
 				name, _, _ = strings.Cut(name, "\n")

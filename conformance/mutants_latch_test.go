@@ -15,7 +15,7 @@ import (
 var latchMutants = []mutant{
 	{
 		check:  "latch/set",
-		breaks: "a latch is set again over another one",
+		breaks: "SetLatch replaces an existing latch",
 		mutate: breakLatches(func(d *memory.Driver, b *brokenLatches) {
 			b.set = func(ctx context.Context, name, id string, n int) (bool, error) {
 				if err := d.DeleteLatch(ctx, name, id+"!"); err != nil {
@@ -27,7 +27,7 @@ var latchMutants = []mutant{
 	},
 	{
 		check:  "latch/count",
-		breaks: "the count is read, and written as another request",
+		breaks: "the count is read and written in separate requests",
 		mutate: breakLatches(func(d *memory.Driver, b *brokenLatches) {
 			b.countDown = func(ctx context.Context, name, id string) error {
 				left, err := d.Latch(ctx, name)
@@ -45,7 +45,7 @@ var latchMutants = []mutant{
 	},
 	{
 		check:  "latch/count",
-		breaks: "a countdown that unexpectedly is the last does nothing",
+		breaks: "a countdown that is unexpectedly the last does nothing",
 		mutate: breakLatches(func(d *memory.Driver, b *brokenLatches) {
 			b.countDown = func(ctx context.Context, name, id string) error {
 				before, err := d.Latch(ctx, name)
@@ -64,7 +64,7 @@ var latchMutants = []mutant{
 	},
 	{
 		check:  "latch/names",
-		breaks: "all latches are one",
+		breaks: "all names share one latch",
 		mutate: breakLatches(func(d *memory.Driver, b *brokenLatches) {
 			b.countDown = func(ctx context.Context, name, id string) error {
 				b.names.Range(func(other, _ any) bool {
@@ -94,7 +94,7 @@ var latchMutants = []mutant{
 	},
 	{
 		check:  "latch/repeat",
-		breaks: "a repeat counts once more",
+		breaks: "a repeated countdown counts again",
 		mutate: breakLatches(func(d *memory.Driver, b *brokenLatches) {
 			b.countDown = func(ctx context.Context, name, _ string) error { return d.CountDown(ctx, name, anew()) }
 		}),
@@ -129,7 +129,7 @@ var latchMutants = []mutant{
 	},
 	{
 		check:  "latch/lost-answers",
-		breaks: "the driver repeats a request that has no answer, under another id",
+		breaks: "the driver repeats an unanswered request with a different id",
 		mutate: breakLatches(func(d *memory.Driver, b *brokenLatches) {
 			b.countDown = func(ctx context.Context, name, id string) error {
 				if err := d.CountDown(ctx, name, id); err == nil {
@@ -174,7 +174,7 @@ var latchMutants = []mutant{
 	},
 	{
 		check:  "latch/stop",
-		breaks: "a watcher is still called after the end",
+		breaks: "a watcher is still called after the watch is stopped",
 		mutate: breakLatches(func(d *memory.Driver, b *brokenLatches) {
 			b.watch = func(name string, changed func()) (func(), error) {
 				_, err := d.WatchLatch(name, changed)
@@ -193,12 +193,12 @@ var latchMutants = []mutant{
 	},
 	{
 		check:  "latch/known",
-		breaks: "the backend knows the last 64 changes",
+		breaks: "the backend remembers only the last 64 changes",
 		mutate: knowsChanges(func(since time.Duration, others int) bool { return others <= 64 }),
 	},
 	{
 		check:  "latch/known",
-		breaks: "the backend knows a change for half of the time",
+		breaks: "the backend remembers a change for only half the required time",
 		mutate: knowsChanges(func(since time.Duration, others int) bool { return since <= driver.RepeatFor }),
 	},
 	{
@@ -216,7 +216,7 @@ var latchMutants = []mutant{
 	},
 }
 
-// changesAnew numbers the changes of anew.
+// changesAnew is the counter for the ids of anew.
 var changesAnew atomic.Uint64
 
 // anew returns the id of a change that is not a repetition.
@@ -322,7 +322,7 @@ var watchingMutants = []mutant{
 	},
 	{
 		check:  "watching/changes",
-		breaks: "a watcher of a name that is read is not called when it is free",
+		breaks: "a watcher of a name held by readers is not called when the name becomes free",
 		mutate: func(d *memory.Driver) driver.Driver {
 			var reading atomic.Bool
 			b := &broken{Driver: d}
@@ -345,7 +345,7 @@ var watchingMutants = []mutant{
 	},
 	{
 		check:  "watching/changes",
-		breaks: "a watcher of a name that is read is called only when the last reader is gone",
+		breaks: "a watcher of a name held by readers is called only when the last reader is gone",
 		mutate: func(d *memory.Driver) driver.Driver {
 			var quiet atomic.Bool
 			b := &broken{Driver: d}
@@ -374,7 +374,7 @@ var watchingMutants = []mutant{
 	},
 	{
 		check:  "watching/stop",
-		breaks: "a watcher is still called after the end",
+		breaks: "a watcher is still called after the watch is stopped",
 		mutate: func(d *memory.Driver) driver.Driver {
 			b := &broken{Driver: d}
 			b.watch = func(name string, changed func()) (func(), error) {
@@ -386,7 +386,7 @@ var watchingMutants = []mutant{
 	},
 	{
 		check:  "watching/many",
-		breaks: "a client has four watches at most",
+		breaks: "a client has at most four watches",
 		mutate: func(d *memory.Driver) driver.Driver {
 			var n atomic.Int64
 			b := &broken{Driver: d}

@@ -73,7 +73,7 @@ var leaseMutants = []mutant{
 	},
 	{
 		check:  "lease/renew",
-		breaks: "Expires never falls",
+		breaks: "Expires never moves to an earlier time",
 		mutate: breakLeases(func(_ *memory.Driver, l *brokenLease) {
 			var latest atomic.Int64
 			l.expires = func() time.Time {
@@ -146,7 +146,7 @@ var leaseMutants = []mutant{
 	},
 	{
 		check:  "lease/renew-all",
-		breaks: "RenewAll tells outcomes twice",
+		breaks: "RenewAll reports outcomes twice",
 		mutate: func(d *memory.Driver) driver.Driver {
 			return breakRenewAll(d, func(ctx context.Context, leases []driver.Lease, done func(int, error)) {
 				d.RenewAll(ctx, leases, done)
@@ -249,7 +249,7 @@ var batchMutants = []mutant{
 	},
 	{
 		check:  "batches/ttls",
-		breaks: "the server renews a batch for its shortest TTL, and the driver does not know",
+		breaks: "the server renews a batch for its shortest TTL without the driver's knowledge",
 		mutate: breakEach(func(ctx context.Context, batch []*brokenLease, i int) error {
 			shortest := batch[i].r.TTL
 			for _, l := range batch {
@@ -301,7 +301,7 @@ var batchMutants = []mutant{
 	},
 	{
 		check:  "batches/many",
-		breaks: "from the 257th on, the leases of a batch are reported as renewed, but are not",
+		breaks: "from the 257th on, the leases of a batch are reported as renewed but are not renewed",
 		mutate: breakEach(func(ctx context.Context, batch []*brokenLease, i int) error {
 			if i >= 256 {
 				return batch[i].pretend()
@@ -332,7 +332,7 @@ var batchMutants = []mutant{
 	},
 	{
 		check:  "batches/no-answer",
-		breaks: "Expires moves with a batch of five, and not with its answer",
+		breaks: "a batch of five moves Expires before its answer arrives",
 		mutate: breakEach(func(ctx context.Context, batch []*brokenLease, i int) error {
 			err := batch[i].Lease.Renew(ctx, batch[i].r.TTL)
 			if errors.Is(err, driver.ErrUnknown) && len(batch) == 5 {

@@ -22,14 +22,14 @@ var leavingMutants = []mutant{
 	},
 	{
 		check:  "leaving/time",
-		breaks: "a hold that is left ends when its lease would have",
+		breaks: "a hold that is left ends when its lease would have ended",
 		mutate: breakLeave(func(ctx context.Context, d *memory.Driver, l driver.Lease, ttl time.Duration) error {
 			return d.Leave(ctx, l, time.Until(l.Expires()))
 		}),
 	},
 	{
 		check:  "leaving/close",
-		breaks: "a hold that is left is one of those that Close ends",
+		breaks: "Close ends a hold that was left",
 		mutate: breakLeave(func(ctx context.Context, _ *memory.Driver, l driver.Lease, ttl time.Duration) error {
 			return l.Renew(ctx, ttl)
 		}),
@@ -69,7 +69,7 @@ func breakLeave(f func(ctx context.Context, d *memory.Driver, l driver.Lease, tt
 var leftMutants = []mutant{
 	{
 		check:  "leaving/bounds",
-		breaks: "the time that is left counts from the grant",
+		breaks: "the time passed to Leave counts from the grant",
 		mutate: func(d *memory.Driver) driver.Driver {
 			var granted sync.Map // leases, with the times of their grants
 			b := &broken{Driver: d, lease: func(l *brokenLease) { granted.Store(l.Lease, time.Now()) }}
@@ -82,7 +82,7 @@ var leftMutants = []mutant{
 	},
 	{
 		check:  "leaving/bounds",
-		breaks: "the time that is left is cut to seconds",
+		breaks: "the time passed to Leave is truncated to seconds",
 		mutate: breakLeave(func(ctx context.Context, d *memory.Driver, l driver.Lease, ttl time.Duration) error {
 			return d.Leave(ctx, l, ttl.Truncate(time.Second))
 		}),
@@ -112,7 +112,7 @@ var leftMutants = []mutant{
 	},
 	{
 		check:  "leaving/bounds",
-		breaks: "a hold that is left never ends after the lease would have",
+		breaks: "a hold that is left never outlasts its lease",
 		mutate: breakLeave(func(ctx context.Context, d *memory.Driver, l driver.Lease, ttl time.Duration) error {
 			if rest := time.Until(l.Expires()); rest < ttl {
 				ttl = rest
@@ -173,7 +173,7 @@ var leftMutants = []mutant{
 	},
 	{
 		check:  "leaving/force",
-		breaks: "ForceUnlock reports that no client has a hold that was left",
+		breaks: "ForceUnlock returns ErrNotHeld for a hold that was left",
 		mutate: leavesUnseen(func(b *broken) {
 			b.forceUnlock = func(ctx context.Context, name string) error {
 				if _, left := leftNames.Load(name); left {
@@ -203,7 +203,7 @@ var leftMutants = []mutant{
 	},
 	{
 		check:  "leaving/seen",
-		breaks: "Inspect reports that a hold which was left is free",
+		breaks: "Inspect reports a name as free after Leave",
 		mutate: leavesUnseen(func(b *broken) {
 			b.inspect = func(ctx context.Context, name string) (driver.Status, error) {
 				if _, left := leftNames.Load(name); left {
@@ -256,7 +256,7 @@ var leftMutants = []mutant{
 	},
 	{
 		check:  "leaving/no-answer",
-		breaks: "a hold is left to Close if Leave gets no answer",
+		breaks: "Close ends the hold if Leave gets no answer",
 		mutate: breakLeave(func(ctx context.Context, d *memory.Driver, l driver.Lease, ttl time.Duration) error {
 			if err := l.Renew(ctx, ttl); err != nil {
 				return err
@@ -266,7 +266,7 @@ var leftMutants = []mutant{
 	},
 	{
 		check:  "leaving/no-answer",
-		breaks: "Leave without an answer returns ErrNotHeld",
+		breaks: "an unanswered Leave returns ErrNotHeld",
 		mutate: breakLeave(func(ctx context.Context, d *memory.Driver, l driver.Lease, ttl time.Duration) error {
 			err := d.Leave(ctx, l, ttl)
 			if errors.Is(err, driver.ErrUnknown) {
@@ -305,8 +305,8 @@ func nameOf(l driver.Lease) string {
 	return name.(string)
 }
 
-// leaveWithOthers returns a mutation of Leave. When a Read hold is left, do is
-// called for the client's other Read holds of the name.
+// leaveWithOthers returns a mutation of Leave. After Leave of a Read hold, do
+// is called for the client's other Read holds of the name.
 func leaveWithOthers(do func(ctx context.Context, other *brokenLease, ttl time.Duration)) func(*memory.Driver) driver.Driver {
 	return func(d *memory.Driver) driver.Driver {
 		var mu sync.Mutex

@@ -29,7 +29,7 @@ func breakMark(f func(d *memory.Driver, ctx context.Context, l driver.Lease, flo
 var migrationMutants = []mutant{
 	{
 		check:  "migration/seal",
-		breaks: "a sealed name looks like one that is held",
+		breaks: "a sealed name looks like a held name",
 		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 			l, err := d.Acquire(ctx, r)
 			if r.NoWait && errors.Is(err, driver.ErrSealed) {
@@ -71,7 +71,7 @@ var migrationMutants = []mutant{
 	},
 	{
 		check:  "migration/seal-over",
-		breaks: "the holder is notified of the seal as of a loss",
+		breaks: "the seal is reported to the holder as a loss",
 		mutate: breakSeal(func(_ *memory.Driver, l *brokenLease, err error) error {
 			if err == nil {
 				l.r.Events.Lost(driver.ErrRemoved)
@@ -123,7 +123,7 @@ var migrationMutants = []mutant{
 	},
 	{
 		check:  "migration/sealed",
-		breaks: "the last token of a sealed name is that of the first lease of its block",
+		breaks: "the last token of a sealed name is the first token of a block",
 		mutate: func(d *memory.Driver) driver.Driver {
 			return &broken{Driver: d, sealed: func(ctx context.Context, name string) (uint64, bool, error) {
 				last, sealed, err := d.Sealed(ctx, name)
@@ -180,7 +180,7 @@ var migrationMutants = []mutant{
 	},
 	{
 		check:  "migration/seal-lost",
-		breaks: "a seal whose answer was lost counts as none",
+		breaks: "a seal whose answer was lost counts as not made",
 		mutate: breakSeal(func(_ *memory.Driver, _ *brokenLease, err error) error {
 			if errors.Is(err, driver.ErrUnknown) {
 				return driver.ErrNotHeld
@@ -251,7 +251,7 @@ var migrationMutants = []mutant{
 }
 
 // ownFloors is a mutation that computes a floor from the previous floor and the
-// floor of a mark. Its tokens are above this floor until the mark is removed.
+// mark's floor. Its tokens are above this floor until the mark is removed.
 func ownFloors(raise func(was, floor uint64) uint64) func(*memory.Driver) driver.Driver {
 	var mu sync.Mutex
 	floors := map[string]uint64{}
@@ -354,7 +354,7 @@ var migrationBackMutants = []mutant{
 	},
 	{
 		check:  "migration/unseal-floor",
-		breaks: "a Loosen that is refused has written its id",
+		breaks: "a refused Loosen has stored its id",
 		mutate: breakLoosen(func(d *memory.Driver, ctx context.Context, name, id string, floor uint64) error {
 			err := d.Loosen(ctx, name, id, floor)
 			if errors.Is(err, errors.ErrUnsupported) {
@@ -373,7 +373,7 @@ var migrationBackMutants = []mutant{
 			return d.Loosen(ctx, name, id, floor)
 		}),
 	},
-	{check: "migration/unseal-lost", breaks: "an Unseal whose answer was lost counts as none", mutate: breakUnseal(notUnknown)},
+	{check: "migration/unseal-lost", breaks: "an Unseal whose answer was lost counts as not carried out", mutate: breakUnseal(notUnknown)},
 	{
 		check:  "migration/unseal-lost",
 		breaks: "a Loosen whose answer was lost has freed the name",
@@ -398,7 +398,7 @@ var migrationBackMutants = []mutant{
 	},
 	{
 		check:  "migration/unmark-lost",
-		breaks: "an Unmark whose answer was lost counts as none",
+		breaks: "an Unmark whose answer was lost counts as not carried out",
 		mutate: breakUnmark(func(d *memory.Driver, ctx context.Context, l driver.Lease) error { return notUnknown(d.Unmark(ctx, l)) }),
 	},
 }

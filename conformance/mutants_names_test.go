@@ -15,8 +15,8 @@ import (
 )
 
 // toll is a URL scheme for the driver on a directory behind a server that
-// requires a password: toll://USER:PASSWORD@host:port/folder. It is opened with
-// the faults of a tollMutant.
+// requires a password: toll://USER:PASSWORD@host:port/directory. It is opened
+// with the faults of a tollMutant.
 func init() {
 	driver.Register("toll", func(ctx context.Context, c *driver.Config) (driver.Driver, error) {
 		m := tollMutants[c.URL.Param("broken", "")]
@@ -56,7 +56,7 @@ var tollMutants = map[string]tollMutant{
 	"unknown": {check: "url/parameters", breaks: "unknown parameters are ignored", deafToParameters: true},
 	"common":  {check: "url/common", breaks: "a parameter of all drivers is refused", oneForAll: true},
 	"tells":   {check: "url/unreachable", breaks: "an error contains the URL with its password", tells: true},
-	"takes":   {check: "url/password", breaks: "a password that is refused is no error before the first request", takes: true},
+	"takes":   {check: "url/password", breaks: "a refused password causes no error before the first request", takes: true},
 }
 
 var errRefused = errors.New("wrong password")
@@ -89,7 +89,7 @@ func (m tollMutant) pay(ctx context.Context, u *driver.URL) error {
 	return nil
 }
 
-// onToll returns a harness of that driver with this query.
+// onToll returns a harness of that driver with the given URL query.
 func onToll(t *testing.T, query string) Harness {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -191,7 +191,7 @@ func barge() func(*memory.Driver) driver.Driver {
 	}
 }
 
-// crowds contains the waiters for each name at all drivers of a mutation, in
+// crowds contains the waiters for each name of all drivers of a mutation, in
 // order of arrival.
 type crowds struct {
 	mu sync.Mutex
@@ -205,7 +205,7 @@ type place struct {
 	err   error             // of its own request
 }
 
-// leave removes p from the crowd of name, and reports whether it was there.
+// leave removes p from the crowd of name and reports whether it was there.
 func (c *crowds) leave(name string, p *place) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -216,9 +216,9 @@ func (c *crowds) leave(name string, p *place) bool {
 	return i >= 0
 }
 
-// pass gives a lease that was granted to p to the last of the crowd, if it has
-// many waiters, and otherwise to p. If p already has another lease, the first
-// of the crowd gets this one.
+// pass hands a lease that was granted to p to the last of the crowd if the
+// crowd has many waiters, and otherwise to p. If p already has another lease,
+// the first of the crowd gets this one.
 func (c *crowds) pass(name string, p *place, l driver.Lease, many int) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -253,7 +253,7 @@ func lastOfCrowd(many int) func(*memory.Driver) driver.Driver {
 			if err != nil {
 				p.err = err
 			} else if !c.pass(r.Name, p, l, many) {
-				p.got <- l // p did not wait, or is the last
+				p.got <- l // p did not wait or is the last
 			}
 		}()
 		select {
@@ -277,10 +277,10 @@ func lastOfCrowd(many int) func(*memory.Driver) driver.Driver {
 }
 
 var orderMutants = []mutant{
-	{check: "order/served", breaks: "a waiter beside eight others is forgotten", mutate: forget(9)},
-	{check: "order/clients", breaks: "an order is claimed and not kept", on: memory.Options{Order: memory.Unordered},
+	{check: "order/served", breaks: "a waiter alongside eight others is forgotten", mutate: forget(9)},
+	{check: "order/clients", breaks: "an order is claimed but not kept", on: memory.Options{Order: memory.Unordered},
 		mutate: claiming(func(i *driver.Info) { i.Order = driver.FIFOByClient })},
-	{check: "order/arrival", breaks: "the order of clients is claimed to be that of arrival", on: memory.Options{Order: memory.FIFOByClient},
+	{check: "order/arrival", breaks: "a driver that keeps the order of clients claims the order of arrival", on: memory.Options{Order: memory.FIFOByClient},
 		mutate: claiming(func(i *driver.Info) { i.Order = driver.FIFO })},
 	{check: "order/clients", breaks: "of more than eight waiters, the newest is served first", mutate: lastOfCrowd(9)},
 	{check: "order/arrival", breaks: "of more than a hundred waiters, the newest is served first", mutate: lastOfCrowd(101)},
@@ -319,7 +319,7 @@ func renamed(f func(string) string) func(*memory.Driver) driver.Driver {
 	})
 }
 
-// spelled is a mutation that requests the names that f returns.
+// spelled is a mutation that requests f(name) instead of name.
 func spelled(f func(string) string) func(*memory.Driver) driver.Driver {
 	return breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 		q := *r
@@ -366,7 +366,7 @@ var fencingMutants = []mutant{
 	},
 	{
 		check:  "fencing/blocks",
-		breaks: "more tokens are issued than were taken",
+		breaks: "a lease reports a token more than it has",
 		mutate: breakLeases(func(_ *memory.Driver, l *brokenLease) {
 			first, n := l.Lease.Tokens()
 			l.tokens = func() (uint64, int) { return first, n + 1 }
@@ -382,7 +382,7 @@ var fencingMutants = []mutant{
 var namesMutants = []mutant{
 	{
 		check:  "names/any",
-		breaks: "a name with a brace is an error",
+		breaks: "a name with a brace is refused with an error",
 		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 			if strings.Contains(r.Name, "{") {
 				return nil, errors.New("syntax error near {")
@@ -418,7 +418,7 @@ var namesMutants = []mutant{
 	},
 	{
 		check:  "names/alike",
-		breaks: "the latch of a name in braces is that of the name",
+		breaks: "a name in braces shares the latch of the name without braces",
 		mutate: breakLatches(func(d *memory.Driver, b *brokenLatches) {
 			b.set = func(ctx context.Context, name, id string, n int) (bool, error) {
 				return d.SetLatch(ctx, strings.Trim(name, "{}"), id, n)
@@ -461,17 +461,17 @@ var scaleMutants = []mutant{
 	},
 	{
 		check:  "scale/gone",
-		breaks: "each wait that was given up leaves a goroutine",
+		breaks: "each canceled wait leaves a goroutine",
 		mutate: leavesGoroutines(func(err error) bool { return errors.Is(err, context.Canceled) }),
 	},
 	{
 		check:  "scale/gone",
-		breaks: "each wait that was granted leaves a goroutine",
+		breaks: "each granted wait leaves a goroutine",
 		mutate: leavesGoroutines(func(err error) bool { return err == nil }),
 	},
 	{
 		check:  "scale/waiters",
-		breaks: "a waiter beside 899 others is forgotten",
+		breaks: "a waiter alongside 899 others is forgotten",
 		mutate: forget(900),
 	},
 }

@@ -36,12 +36,12 @@ var permitMutants = []mutant{
 	},
 	{
 		check:  "permits/at-once",
-		breaks: "a waiter for more than half of the permits takes them one by one",
+		breaks: "a waiter for more than half of the permits acquires them one by one",
 		mutate: breakAcquire(oneByOne),
 	},
 	{
 		check:  "permits/limit",
-		breaks: "the permits are counted apart from the grant",
+		breaks: "permits are checked and granted in separate steps",
 		mutate: countedApart,
 	},
 	{
@@ -51,7 +51,7 @@ var permitMutants = []mutant{
 	},
 	{
 		check:  "permits/all-woken",
-		breaks: "only one of a client's waiters for permits is woken, and keeps the message although it needs more",
+		breaks: "only one of a client's waiters for permits is woken, and it keeps the message although it needs more permits",
 		on:     memory.Options{Order: memory.Unordered},
 		mutate: inTurn(driver.Permit, ofClient),
 	},
@@ -71,12 +71,12 @@ var permitMutants = []mutant{
 	},
 	{
 		check:  "permits/expired",
-		breaks: "expired permits return when all others have",
+		breaks: "expired permits become free only when all other permits are free",
 		mutate: breakAcquire(endsWithOthers(driver.Permit)),
 	},
 	{
 		check:  "permits/own-renewal",
-		breaks: "a renewal is one of all permits that the client has of the name",
+		breaks: "a renewal renews all of the client's permits of the name",
 		mutate: func(d *memory.Driver) driver.Driver {
 			return &brokenInMode{broken: renewsAll(d).(*broken), mode: driver.Permit}
 		},
@@ -96,7 +96,7 @@ var permitMutants = []mutant{
 	},
 	{
 		check:  "permits/disagree",
-		breaks: "the limit is that of the request",
+		breaks: "the limit in the request replaces the stored limit",
 		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 			l, err := d.Acquire(ctx, r)
 			if s, _ := d.Inspect(ctx, r.Name); errors.Is(err, driver.ErrLimit) && s.Used+r.Permits <= r.Limit {
@@ -370,8 +370,8 @@ func breakSetLimit(f func(d *memory.Driver, ctx context.Context, name string, li
 	}
 }
 
-// oneByOne is an Acquire that holds a part of more than half of the permits
-// while it waits for the others.
+// oneByOne is an Acquire that, if it requests more than half of the permits,
+// holds some of them while it waits for the others.
 func oneByOne(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 	if r.NoWait || 2*r.Permits <= r.Limit {
 		return d.Acquire(ctx, r)
@@ -425,7 +425,7 @@ func (c *counts) names(prefix string) []string {
 	return names
 }
 
-// countedApart is a mutation that checks the permits, and grants them a moment
+// countedApart is a mutation that checks the permits and grants them a moment
 // later.
 func countedApart(d *memory.Driver) driver.Driver {
 	of, _ := countsOf.LoadOrStore(d.Server(), &counts{held: map[string]int{}})

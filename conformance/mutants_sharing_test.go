@@ -17,7 +17,7 @@ import (
 var sharingMutants = []mutant{
 	{
 		check:  "sharing/readers",
-		breaks: "only readers of one client are let in",
+		breaks: "only readers of one client are admitted",
 		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 			client, _, _ := strings.Cut(r.Hold, ":")
 			if s, _ := d.Inspect(ctx, r.Name); r.Mode == driver.Read && s.Held && !strings.HasPrefix(s.Hold, client+":") {
@@ -61,7 +61,7 @@ var sharingMutants = []mutant{
 	},
 	{
 		check:  "sharing/last-reader",
-		breaks: "the last reader wakes nobody",
+		breaks: "the last reader wakes no waiter",
 		mutate: deafTo(driver.Read),
 	},
 	{
@@ -81,7 +81,7 @@ var sharingMutants = []mutant{
 	},
 	{
 		check:  "sharing/writer-first",
-		breaks: "where several read, further readers ignore waiting writers",
+		breaks: "if several clients read, further readers ignore waiting writers",
 		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 			if s, _ := d.Inspect(ctx, r.Name); r.Mode == driver.Read && s.Mode == driver.Read && s.Holders > 1 && s.Waiters > 0 {
 				return newForged(r), nil
@@ -107,12 +107,12 @@ var sharingMutants = []mutant{
 	},
 	{
 		check:  "sharing/dead-reader",
-		breaks: "the hold of a reader ends with those of the others",
+		breaks: "a reader's hold ends together with the other readers' holds",
 		mutate: breakAcquire(endsWithOthers(driver.Read)),
 	},
 	{
 		check:  "sharing/own-renewal",
-		breaks: "a renewal renews all holds with which the client reads the name",
+		breaks: "a renewal renews all of the client's Read holds of the name",
 		mutate: renewsAll,
 	},
 	{
@@ -158,7 +158,7 @@ var sharingMutants = []mutant{
 	},
 	{
 		check:  "sharing/clean-up",
-		breaks: "the cleanup after a request without an answer ends the oldest hold of the name",
+		breaks: "the cleanup after an unanswered request ends the oldest hold of the name",
 		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 			l, err := d.Acquire(ctx, r)
 			if errors.Is(err, driver.ErrUnknown) && ctx.Err() == nil && (r.Mode == driver.Read || r.Mode == driver.Permit) {
@@ -183,12 +183,12 @@ var sharingMutants = []mutant{
 	},
 	{
 		check:  "sharing/join",
-		breaks: "readers join a hold of their client however old it is",
+		breaks: "readers join a hold of their client, however old it is",
 		owner:  joiner(),
 	},
 	{
 		check:  "sharing/join",
-		breaks: "each reader asks the backend",
+		breaks: "each reader sends a request to the backend",
 		owner: func(c *client, l locker) locker {
 			return lockerFunc(func(ctx context.Context, try bool, name string, opts ...dsync.LockOption) (lease, error) {
 				if isOption(opts, dsync.Read()) {
@@ -258,12 +258,12 @@ var sharingMutants = []mutant{
 	},
 	{
 		check:  "sharing/reader-waits",
-		breaks: "a waiting reader polls, and is only counted",
+		breaks: "a waiting reader is counted but has no place in the queue",
 		mutate: countedReaders(),
 	},
 	{
 		check:  "loss/all-told",
-		breaks: "no more than 64 readers are admitted at once",
+		breaks: "no more than 64 readers are admitted at the same time",
 		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 			if s, _ := d.Inspect(ctx, r.Name); r.Mode == driver.Read && s.Mode == driver.Read && s.Holders >= 64 {
 				return nil, driver.ErrLocked
@@ -400,7 +400,7 @@ func ofServer(d *memory.Driver) any { return d.Server() }
 func ofClient(d *memory.Driver) any { return d }
 
 // inTurn is a mutation that grants a name to its waiters in a mode one after
-// another, either among all waiters or among those of each client.
+// another, either among all waiters or among each client's waiters.
 func inTurn(m driver.Mode, who func(*memory.Driver) any) func(*memory.Driver) driver.Driver {
 	var turns sync.Map
 	return func(d *memory.Driver) driver.Driver {

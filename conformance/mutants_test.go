@@ -22,7 +22,7 @@ type mutant struct {
 	mutate func(*memory.Driver) driver.Driver
 	owner  func(*client, locker) locker // in place of mutate
 	on     memory.Options               // the options of its backend
-	clock  bool                         // the mutation only shows on a real clock: the mutant runs on a real clock, with only its check
+	clock  bool                         // the mutation shows only on a real clock, so the mutant runs on a real clock, with only its check
 	mode   driver.Mode                  // the broken mode, for the checks that run again in each mode: only these are run on the mutant
 }
 
@@ -106,7 +106,7 @@ func firstToFail(t *testing.T, m mutant) (string, result) {
 		}
 		runs := 1
 		if c.Name == m.check && strings.HasPrefix(c.Name, "storm/") {
-			runs = 3 // a storm is random, and may miss rare events
+			runs = 3 // a storm is random and may miss rare events
 		}
 		for range runs {
 			if r := c.result(t, h); r.err != nil {
@@ -398,7 +398,7 @@ func renewalNotHeld(when func(context.Context, *memory.Driver, *brokenLease, err
 	})
 }
 
-// releaseNotHeld is like renewalNotHeld, for a release.
+// releaseNotHeld is like renewalNotHeld, but for a release.
 func releaseNotHeld(when func(context.Context, *memory.Driver, *brokenLease, error) bool) func(*memory.Driver) driver.Driver {
 	return breakLeases(func(d *memory.Driver, l *brokenLease) {
 		l.release = func(ctx context.Context) error {

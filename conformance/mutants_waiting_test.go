@@ -83,7 +83,7 @@ var waitingMutants = []mutant{
 	},
 	{
 		check:  "waiting/woken",
-		breaks: "a release wakes nobody",
+		breaks: "a release wakes no waiter",
 		mutate: breakWait(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 			r.Events.Waiting()
 			<-ctx.Done()
@@ -112,7 +112,7 @@ var waitingMutants = []mutant{
 	},
 	{
 		check:  "waiting/event",
-		breaks: "a wait is told twice",
+		breaks: "a wait is reported twice",
 		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 			q := *r
 			q.Events = &countedEvents{r.Events, 2}
@@ -132,7 +132,7 @@ var waitingMutants = []mutant{
 	},
 	{
 		check:  "waiting/deadline",
-		breaks: "a wait that timed out has an error of its own",
+		breaks: "a wait that timed out does not return the error of its context",
 		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 			l, err := d.Acquire(ctx, r)
 			if errors.Is(err, context.DeadlineExceeded) {
@@ -213,7 +213,7 @@ var waitingMutants = []mutant{
 	},
 	{
 		check:  "waiting/done-context",
-		breaks: "a request whose context has ended is sent, and its answer dropped",
+		breaks: "a request whose context has ended is sent and its answer is dropped",
 		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 			if ctx.Err() == nil {
 				return d.Acquire(ctx, r)
@@ -283,7 +283,7 @@ func breakWait(wait func(d *memory.Driver, ctx context.Context, r *driver.Reques
 	})
 }
 
-// claimingUnordered returns a mutation that claims no order, and cannot count
+// claimingUnordered returns a mutation that claims no order and cannot count
 // waiters.
 func claimingUnordered(mutate func(*memory.Driver) driver.Driver) func(*memory.Driver) driver.Driver {
 	return func(d *memory.Driver) driver.Driver {

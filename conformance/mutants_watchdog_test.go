@@ -16,7 +16,7 @@ import (
 var watchdogMutants = []mutant{
 	{
 		check:  "watchdog/keeps",
-		breaks: "a lease is renewed eight times, and then only seemingly",
+		breaks: "a lease is renewed eight times, then renewals only seem to succeed",
 		mutate: breakLeases(func(_ *memory.Driver, l *brokenLease) {
 			var renewals ticker
 			l.renew = func(ctx context.Context, ttl time.Duration) error {
@@ -29,7 +29,7 @@ var watchdogMutants = []mutant{
 	},
 	{
 		check:  "watchdog/many",
-		breaks: "a client renews its first fifty leases, and the others only seemingly",
+		breaks: "a client renews its first fifty leases, but renewals of the others only seem to succeed",
 		mutate: func(d *memory.Driver) driver.Driver {
 			var leases ticker
 			return &broken{Driver: d, lease: func(l *brokenLease) {
@@ -148,7 +148,7 @@ var lossMutants = []mutant{
 	},
 	{
 		check:  "loss/told",
-		breaks: "a removed hold is reported to have ended with its session",
+		breaks: "a removed hold is reported as ended with its session",
 		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 			q := *r
 			q.Events = sessionEvents{r.Events}
@@ -181,7 +181,7 @@ var lossMutants = []mutant{
 	},
 	{
 		check:  "loss/fixed",
-		breaks: "a fixed lease is renewed by a request whether it is held",
+		breaks: "a query whether a fixed lease is held renews the lease",
 		mutate: func(d *memory.Driver) driver.Driver {
 			b := breakLeases(func(_ *memory.Driver, l *brokenLease) {
 				l.renew = func(ctx context.Context, ttl time.Duration) error {
@@ -211,19 +211,19 @@ var lossMutants = []mutant{
 	},
 	{
 		check:  "loss/unlocked",
-		breaks: "a loss is reported with the lock held that Expires takes",
+		breaks: "a loss is reported while the mutex that Expires locks is held",
 		mutate: eventsLocked(func(v driver.Events, mu *sync.Mutex) driver.Events { return lockedLoss{v, mu} }),
 		clock:  true,
 	},
 	{
 		check:  "loss/unlocked",
-		breaks: "a wait is reported with the lock held that Expires takes",
+		breaks: "a wait is reported while the mutex that Expires locks is held",
 		mutate: eventsLocked(func(v driver.Events, mu *sync.Mutex) driver.Events { return lockedWait{v, mu} }),
 		clock:  true,
 	},
 	{
 		check:  "loss/unlocked",
-		breaks: "tokens are requested with the lock held that Expires takes",
+		breaks: "tokens are requested while the mutex that Expires locks is held",
 		mutate: eventsLocked(func(v driver.Events, mu *sync.Mutex) driver.Events { return lockedTokens{v, mu} }),
 		clock:  true,
 	},
@@ -427,7 +427,7 @@ var keepAliveMutants = []mutant{
 	},
 	{
 		check:  "keepalive/all-told",
-		breaks: "the end of a session is reported to the first of its leases",
+		breaks: "the end of a session is reported only to the first of its leases",
 		on:     memory.Options{KeepsAlive: true},
 		mutate: func(d *memory.Driver) driver.Driver {
 			var told atomic.Bool
@@ -440,7 +440,7 @@ var keepAliveMutants = []mutant{
 	},
 	{
 		check:  "keepalive/all-told",
-		breaks: "the end of a session is reported as a removal when another client has the name",
+		breaks: "the end of a session is reported as a removal when another client holds the name",
 		on:     memory.Options{KeepsAlive: true},
 		mutate: func(d *memory.Driver) driver.Driver {
 			return &broken{Driver: d, acquire: func(ctx context.Context, r *driver.Request) (driver.Lease, error) {
@@ -490,7 +490,7 @@ var keepAliveMutants = []mutant{
 	},
 }
 
-// hearing is a mutation of the reports of keep-alives.
+// hearing is a mutation of the keep-alive reports.
 func hearing(hear func(f func(error), err error)) func(*memory.Driver) driver.Driver {
 	return func(d *memory.Driver) driver.Driver { return &hearsay{Driver: d, hear: hear} }
 }
@@ -504,7 +504,7 @@ func (d *hearsay) OnKeepAlive(f func(err error)) {
 	d.Driver.OnKeepAlive(func(err error) { d.hear(f, err) })
 }
 
-// toldOfOne reports only one end of a session of a driver.
+// toldOfOne reports the end of a driver's session for only one lease.
 type toldOfOne struct {
 	driver.Events
 	told *atomic.Bool
@@ -517,7 +517,7 @@ func (o *toldOfOne) Lost(cause error) {
 }
 
 // removedInstead reports the end of a session as a removal if another client
-// has the name.
+// holds the name.
 type removedInstead struct {
 	driver.Events
 	d *memory.Driver

@@ -20,8 +20,8 @@ var fileMutants = map[string]struct {
 		func(d *fileDriver) { d.suffix = fmt.Sprint(os.Getpid()) }, 0,
 	},
 	"early": {
-		// This is so much that the check detects it even if the machine stands
-		// still for seconds.
+		// The difference is large enough for the check to detect it even if the
+		// machine stands still for seconds.
 		"processes/killed", "a lease ends for other clients before it ends for its holder",
 		func(d *fileDriver) { d.now = func() time.Time { return time.Now().Add(9500 * time.Millisecond) } }, 10 * time.Second,
 	},
@@ -30,7 +30,7 @@ var fileMutants = map[string]struct {
 		func(d *fileDriver) { d.now = func() time.Time { return time.Time{} } }, 0,
 	},
 	"believes": {
-		"processes/stopped", "a lease seems to end later than it does",
+		"processes/stopped", "a lease seems to end later than it ends",
 		func(d *fileDriver) { d.late = time.Hour }, 0,
 	},
 }

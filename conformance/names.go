@@ -16,7 +16,7 @@ import (
 var namesChecks = []check{
 	{"names/any", "Any valid name can be locked: spaces, slashes, braces, quotes, any script, up to 1 KiB.", anyName},
 	{"names/distinct", "Different names are different locks, however similar they are: in case, in escapes, as paths, or in Unicode forms.", distinctNames},
-	{"names/alike", "Names that a backend may confuse are different locks and latches in every mode, for holders and for waiters, or are refused in every mode.", alikeNames},
+	{"names/alike", "Names that a backend may confuse either are different locks and latches in every mode, for holders and for waiters, or are refused in every mode.", alikeNames},
 }
 
 // oddNames are names that have caused problems in some backend, encoding or
@@ -125,7 +125,7 @@ func alikeNames(e *env) error {
 	for i, round := range rounds {
 		for n := range names {
 			if (refused[0][n] == nil) != (refused[i][n] == nil) {
-				return fmt.Errorf("in the mode %v, number %d of the similar names, as in %q, got %q, and in the mode %v %q: want the same",
+				return fmt.Errorf("in mode %v, number %d of the similar names, as in %q, got %q, and in mode %v it got %q; want the same",
 					rounds[0][0], n, names[n], outcome(refused[0][n]), round[n%len(round)], outcome(refused[i][n]))
 			}
 		}
@@ -192,7 +192,7 @@ func (e *env) latchesAlike() error {
 	var mu sync.Mutex
 	refused := map[int]bool{}
 	change := func(what string, f func(ctx context.Context, i int, id string) error) {
-		e.together(what+" of names that are alike", len(names), func(i int) error {
+		e.together(what+" of similar names", len(names), func(i int) error {
 			mu.Lock()
 			skip := refused[i]
 			mu.Unlock()
@@ -222,7 +222,7 @@ func (e *env) latchesAlike() error {
 	change("CountDown", func(ctx context.Context, i int, id string) error { return backend.CountDown(ctx, names[i], id) })
 	for i, name := range names {
 		if !refused[i] {
-			b.latch(name).has(i+1, "after a countdown, beside latches with similar names")
+			b.latch(name).has(i+1, "after a countdown, alongside latches with similar names")
 		}
 	}
 	change("DeleteLatch", func(ctx context.Context, i int, id string) error { return backend.DeleteLatch(ctx, names[i], id) })
@@ -231,10 +231,10 @@ func (e *env) latchesAlike() error {
 
 // The checks of driver.Open with Backend.URL.
 var urlChecks = []check{
-	{"url/fenced", "With fenced=false leases have no tokens, and Info.Fencing is None.", urlWithoutTokens},
-	{"url/parameters", "A parameter of a URL that is unknown, malformed or given twice is an error that names it.", urlParameters},
+	{"url/fenced", "With fenced=false, leases have no tokens, and Info.Fencing is None.", urlWithoutTokens},
+	{"url/parameters", "An unknown, malformed or repeated URL parameter causes an error that names the parameter.", urlParameters},
 	{"url/common", "The parameters ttl and floor are accepted in addition to the driver's own.", urlCommon},
-	{"url/unreachable", "Open of a backend that does not exist, or does not answer, fails within its context, and does not reveal the password.", urlOfNobody},
+	{"url/unreachable", "Open of a backend that does not exist or does not answer fails within its context and does not reveal the password.", urlOfNobody},
 	{"url/password", "Open with a password that the server refuses returns an error that does not contain the password.", urlWithWrongPassword},
 }
 
@@ -298,7 +298,7 @@ func (e *env) urlAt(host string) string {
 func (e *env) fails(ctx context.Context, what, url string) error {
 	switch d, err := e.open(ctx, url); {
 	case err == nil:
-		return fmt.Errorf("%s succeeded, and returned the driver %s", what, d.Info().Name)
+		return fmt.Errorf("%s succeeded and returned the driver %s", what, d.Info().Name)
 	case strings.Contains(err.Error(), secret):
 		return fmt.Errorf("%s is an error that contains the password: %w", what, err)
 	}
@@ -313,11 +313,11 @@ func urlWithoutTokens(e *env) error {
 		return fmt.Errorf("with fenced=false: %w", err)
 	}
 	if f := d.Info().Fencing; f != driver.None {
-		return fmt.Errorf("with fenced=false Info.Fencing is %v", f)
+		return fmt.Errorf("with fenced=false, Info.Fencing is %v", f)
 	}
 	h := e.raw(d).hold(e.name())
 	if first, n := h.lease.Tokens(); first != 0 || n != 0 {
-		return fmt.Errorf("with fenced=false a lease has %d tokens from %d", n, first)
+		return fmt.Errorf("with fenced=false, a lease has %d tokens from %d", n, first)
 	}
 	h.release()
 	return nil
@@ -337,7 +337,7 @@ func urlParameters(e *env) error {
 	} {
 		switch d, err := e.open(ctx, e.url(parameters)); {
 		case err == nil:
-			return fmt.Errorf("a URL with %s succeeded, and returned the driver %s", parameters, d.Info().Name)
+			return fmt.Errorf("a URL with %s succeeded and returned the driver %s", parameters, d.Info().Name)
 		case !strings.Contains(err.Error(), name):
 			return fmt.Errorf("the error for a URL with %s does not name the parameter %s: %w", parameters, name, err)
 		}
@@ -368,13 +368,13 @@ func urlCommon(e *env) error {
 	}
 	e.onClose(func(ctx context.Context) { _ = d.Close(ctx) })
 	if c.TTL != ttl || c.Floor != floor {
-		return fmt.Errorf("with %s the Config has the TTL %v and the floor %d", params, c.TTL, c.Floor)
+		return fmt.Errorf("with %s, the Config has the TTL %v and the floor %d", params, c.TTL, c.Floor)
 	}
 	e.raw(d).hold(e.name()).release()
 	return nil
 }
 
-// deaf listens on the loopback interface, and never answers.
+// deaf listens on the loopback interface and never answers.
 func (e *env) deaf() (addr string) {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	e.must(err)
@@ -422,7 +422,7 @@ func urlWithWrongPassword(e *env) error {
 	}
 	r := e.raw(d).acquire(e.name(), noWait)
 	if r.lease == nil {
-		return fmt.Errorf("an Open with a wrong password succeeded, and the first request failed: %w", r.err)
+		return fmt.Errorf("an Open with a wrong password succeeded, but the first request failed: %w", r.err)
 	}
 	r.release()
 	e.end(&refusedError{"a password"}) // the server accepts any client

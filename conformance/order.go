@@ -20,7 +20,7 @@ var orderChecks = []check{
 	{"order/hand-overs", "In thousands of hand-overs between clients, no wake-up is lost.", noWakeUpIsLost},
 }
 
-// next releases the request that is granted first, and returns its index. If a
+// next releases the request that is granted first and returns its index. If a
 // request fails before that, its error ends the check.
 func (e *env) next(left []*request) int {
 	granted := -1
@@ -72,7 +72,7 @@ func (r *request) queued(n int) *request {
 	if !ok {
 		return r
 	}
-	e.poll(fmt.Sprintf("%d wait for %q", n, r.Name), func() error {
+	e.poll(fmt.Sprintf("%d requests wait for %q", n, r.Name), func() error {
 		s, err := inspector.Inspect(e.ctx, r.Name)
 		switch {
 		case r.isDone():
@@ -110,7 +110,7 @@ func clientsInOrder(e *env) error {
 		waiters := e.line(name, n)
 		h.release()
 		if err := e.inOrder(waiters); err != nil {
-			return fmt.Errorf("of %d that waited: %w", n, err)
+			return fmt.Errorf("of %d waiters: %w", n, err)
 		}
 	}
 	t := e.allowed(2 * e.ttl())
@@ -119,7 +119,7 @@ func clientsInOrder(e *env) error {
 	e.sleep(t * 3 / 2)
 	h.release()
 	if err := e.inOrder(waiters); err != nil {
-		return fmt.Errorf("of two that waited, the first for longer than its TTL of %v: %w", t, err)
+		return fmt.Errorf("of two waiters, the first of which waited for longer than its TTL of %v: %w", t, err)
 	}
 	return nil
 }
@@ -136,7 +136,7 @@ func arrivalsInOrder(e *env) error {
 		waiters := e.lineOf(name, line)
 		h.release()
 		if err := e.inOrder(waiters); err != nil {
-			return fmt.Errorf("of %d that waited: %w", len(waiters), err)
+			return fmt.Errorf("of %d waiters: %w", len(waiters), err)
 		}
 	}
 	return nil
@@ -210,17 +210,17 @@ func noWakeUpIsLost(e *env) error {
 	}
 	e.awaitAll("Lock and Unlock", all, &done)
 	if n != handOvers {
-		return fmt.Errorf("counted %d holds of %d: two clients held the name at once, or a call failed", n, handOvers)
+		return fmt.Errorf("counted %d holds of %d: two clients held the name simultaneously, or a call failed", n, handOvers)
 	}
 	return nil
 }
 
 var fencingChecks = []check{
 	{"fencing/rise", "The token of each grant is larger than the tokens of all earlier grants of the name, of every client.", tokensRise},
-	{"fencing/blocks", "Of the tokens that come with a grant, the last is smaller than the first of the next grant.", blocksRise},
-	{"fencing/loss", "Tokens also rise over holds that expired, were removed, or whose wait was canceled.", tokensRiseOverLoss},
-	{"fencing/kept", "The tokens of a hold can be kept repeatedly and concurrently, which changes neither the tokens nor the hold.", tokensAreKept},
-	{"fencing/restart", "Tokens that Info calls durable also rise over restarts of the server.", tokensRiseOverRestarts},
+	{"fencing/blocks", "The last token of a grant is smaller than the first token of the next grant.", blocksRise},
+	{"fencing/loss", "Tokens also rise across holds that expired or were removed, and across canceled waits.", tokensRiseOverLoss},
+	{"fencing/kept", "The tokens of a hold can be kept repeatedly and concurrently. Keeping them changes neither the tokens nor the hold.", tokensAreKept},
+	{"fencing/restart", "Tokens that Info calls durable also rise across restarts of the server.", tokensRiseOverRestarts},
 	{"fencing/idle", "Tokens also rise after hours and days without a request for the name, or for any name.", tokensRiseOverTime},
 }
 
@@ -235,7 +235,7 @@ func tokensRise(e *env) error {
 				return err
 			}
 			if h.Token() <= last {
-				return fmt.Errorf("%s got the token %d after %d had been given out", clients[i].label, h.Token(), last)
+				return fmt.Errorf("%s got the token %d after the token %d had been granted", clients[i].label, h.Token(), last)
 			}
 			last = h.Token()
 			h.unlock()
@@ -254,7 +254,7 @@ func blocksRise(e *env) error {
 		h := d.hold(name, block(1+i*7%64))
 		first, n := h.lease.Tokens()
 		if n < 1 || first <= last || first+uint64(n) <= first {
-			return fmt.Errorf("%s got %d tokens from %d after %d had been given out", d.label, n, first, last)
+			return fmt.Errorf("%s got %d tokens from %d after the token %d had been granted", d.label, n, first, last)
 		}
 		last = first + uint64(n) - 1
 		h.release()
@@ -269,7 +269,7 @@ func tokensRiseOverLoss(e *env) error {
 	rises := func(h *request, after string) error {
 		first, _ := h.lease.Tokens()
 		if first <= last {
-			return fmt.Errorf("after %s, %s got the token %d, after %d", after, h.driver.label, first, last)
+			return fmt.Errorf("after %s, %s got the token %d, want a token above %d", after, h.driver.label, first, last)
 		}
 		last = first
 		return nil
@@ -327,9 +327,9 @@ func tokensRiseOverRestarts(e *env) error {
 			return h.err
 		})
 		first, n := h.lease.Tokens()
-		e.must(untap(h.lease).KeepTokens(e.ctx)) // as it is before a token is shown
+		e.must(untap(h.lease).KeepTokens(e.ctx)) // as package dsync does before it returns a token
 		if first <= last {
-			return fmt.Errorf("after restart %d of the server, %s got the token %d, after %d", i, d.label, first, last)
+			return fmt.Errorf("after restart %d of the server, %s got the token %d, want a token above %d", i, d.label, first, last)
 		}
 		last = first + uint64(n) - 1
 		h.release()
@@ -347,7 +347,7 @@ func tokensRiseOverTime(e *env) error {
 		h := []*rawDriver{a, b}[i%2].hold(name)
 		first, n := h.lease.Tokens()
 		if first <= last {
-			return fmt.Errorf("after %v in which %q was free, %s got the token %d, after %d", idle, name, h.driver.label, first, last)
+			return fmt.Errorf("after %v in which %q was free, %s got the token %d, want a token above %d", idle, name, h.driver.label, first, last)
 		}
 		last = first + uint64(n) - 1
 		e.sleep(min(idle, e.long()/2))
@@ -380,7 +380,7 @@ func tokensAreKept(e *env) error {
 	}
 	h.release()
 	if err := untap(h.lease).KeepTokens(e.ctx); err != nil {
-		return fmt.Errorf("tokens were kept, and KeepTokens returned %q after the release, want nil", outcome(err))
+		return fmt.Errorf("tokens were kept, but KeepTokens returned %q after the release, want nil", outcome(err))
 	}
 	return nil
 }
@@ -399,7 +399,7 @@ type blockEvents struct {
 func (b *blockEvents) Tokens() int { return b.n }
 
 var scaleChecks = []check{
-	{"scale/held", "A client holds 1000 names at once, and each of them excludes other clients.", manyHeld},
+	{"scale/held", "A client can hold 1000 names at the same time, and each hold excludes other clients.", manyHeld},
 	{"scale/goroutines", "A held lock costs no goroutine.", heldWithoutGoroutines},
 	{"scale/waiters", "If 1000 calls wait for one name, each of them is granted it once.", manyWaiters},
 	{"scale/gone", "Finished waits leave no goroutines behind: neither 1000 waits that were granted the name, nor 1000 that were canceled.", waitsAreGone},
@@ -448,7 +448,7 @@ func heldWithoutGoroutines(e *env) error {
 	// not.
 	e.poll("the goroutines of holds", func() error {
 		if more := e.goroutines() - before; more > 100 {
-			return fmt.Errorf("%d more for %d more names", more, many)
+			return fmt.Errorf("%d more goroutines for %d more names", more, many)
 		}
 		return nil
 	})
@@ -480,11 +480,11 @@ func manyWaiters(e *env) error {
 	if e.driverInfo().Order == driver.FIFO {
 		waiting = many
 	}
-	e.until("the waiters at the backend do", func() bool { return a.tap.waits(name)+b.tap.waits(name) >= waiting })
+	e.until("the calls wait on the backend", func() bool { return a.tap.waits(name)+b.tap.waits(name) >= waiting })
 	h.unlock()
-	e.awaitAll(fmt.Sprint(many, " calls of Lock"), calls, &done)
+	e.awaitAll(fmt.Sprint(many, " calls to Lock"), calls, &done)
 	if granted != many {
-		return fmt.Errorf("%d of %d calls were granted the name, or two held it at once", granted, many)
+		return fmt.Errorf("%d of %d calls were granted the name, or two calls held it simultaneously", granted, many)
 	}
 	return nil
 }
@@ -503,12 +503,12 @@ func waitsAreGone(e *env) error {
 	gone := func(what string) {
 		e.poll("the goroutines of "+what, func() error {
 			if more := e.goroutines() - before; more > many*3/4 {
-				return fmt.Errorf("%d more after %d waits", more, many)
+				return fmt.Errorf("%d more goroutines after %d waits", more, many)
 			}
 			return nil
 		})
 	}
-	e.together("waits that are given up", names, func(i int) error {
+	e.together("waits to be canceled", names, func(i int) error {
 		waiters := make([]*request, many/names)
 		for n := range waiters {
 			waiters[n] = b.start(holds[i].Name).waits()
@@ -519,8 +519,8 @@ func waitsAreGone(e *env) error {
 		}
 		return nil
 	})
-	gone("waits that were given up")
-	e.together("waits that are granted", names, func(i int) error {
+	gone("canceled waits")
+	e.together("waits to be granted", names, func(i int) error {
 		for range many / names {
 			w := b.start(holds[i].Name).waits()
 			holds[i].release()
@@ -529,6 +529,6 @@ func waitsAreGone(e *env) error {
 		}
 		return nil
 	})
-	gone("waits that were granted")
+	gone("granted waits")
 	return nil
 }

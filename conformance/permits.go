@@ -17,24 +17,24 @@ import (
 // because package dsync would hide a driver's failures.
 var permitChecks = []check{
 	{"permits/fill", "Permits are granted up to the limit, and not beyond it, to holds of any sizes.", permitsFillUp},
-	{"permits/at-once", "All permits of a request are granted together: a request that waits for many holds none of them, and two requests for more than half each get them one after the other.", permitsAtOnce},
+	{"permits/at-once", "All permits of a request are granted together: a request that waits for many holds none of them, and two requests that each need more than half are granted one after the other.", permitsAtOnce},
 	{"permits/limit", "Many clients with requests of different sizes are never granted more than the limit, and all are served.", limitHolds},
-	{"permits/all-woken", "When permits are released, every waiter that can have its permits is granted them. Without an order, this is true even beside a waiter for more permits.", allThatFitAreWoken},
+	{"permits/all-woken", "When permits are released, every waiter whose request now fits is granted it. If the backend has no order, this holds even while a request for more permits is waiting.", allThatFitAreWoken},
 	{"permits/release", "A release returns the acquired permits once. If it is repeated, or comes after the end of the lease, it creates no permits.", releaseMakesNoPermits},
-	{"permits/expired", "Permits of an expired lease are granted again by themselves, but not earlier, while other holds continue.", permitsExpire},
+	{"permits/expired", "Permits of a lease become free by themselves when the lease has expired, but not earlier, even while other holds continue.", permitsExpire},
 	{"permits/own-renewal", "A renewal keeps no other hold alive: if only one of two holds of a client is renewed, the other ends in time.", permitsOwnRenewal},
-	{"permits/canceled", "A canceled wait for permits leaves no permit taken, and no longer delays other clients.", canceledPermits},
+	{"permits/canceled", "A canceled wait for permits leaves no permit taken and no longer delays other clients.", canceledPermits},
 	{"permits/disagree", "A request that passes a limit other than the stored one, or requests more permits than the limit, fails with ErrLimit and acquires nothing. A request without a limit uses the stored one.", limitsDisagree},
 	{"permits/grow", "Raising the limit wakes the waiters that can continue.", limitGrows},
 	{"permits/shrink", "A lowered limit revokes no permits, and nothing is granted until enough are released. A waiter that passed the old limit gets ErrLimit.", limitShrinks},
 	{"permits/order", "If the backend has an order, requests for few permits do not overtake a waiting request for many.", manyPermitsFirst},
-	{"permits/removed", "The removal of one hold of permits is reported only to its holder, and frees only its permits.", permitsRemoved},
-	{"permits/force-unlock", "ForceUnlock ends all holds of a name with permits, and wakes the waiters.", forceUnlockPermits},
+	{"permits/removed", "The removal of one hold of permits is reported only to its holder and frees only its permits.", permitsRemoved},
+	{"permits/force-unlock", "ForceUnlock ends all holds of a name with permits and wakes the waiters.", forceUnlockPermits},
 	{"permits/inspect", "Inspect returns the number of held permits and of holds, and the limit.", inspectPermits},
 	{"permits/shrunk", "When more permits are held than a lowered limit allows, Inspect reports all of them, and ForceUnlock ends and reports all of them.", shrunkPermits},
-	{"permits/limit-life", "A limit belongs only to its name, and persists after uses, ForceUnlock and the end of its client. It can be set again at any time.", limitStays},
-	{"permits/lost-limit", "A SetLimit whose answer was lost does not report that it was not carried out; it can be repeated.", lostLimit},
-	{"permits/wide", "Limits and requests of 100,000 permits are kept exactly; a driver with a bound refuses a larger request with an error that names the bound.", wideLimits},
+	{"permits/limit-life", "A limit belongs only to its name. It persists after uses, after ForceUnlock and after the end of the client that set it, and can be set again at any time.", limitStays},
+	{"permits/lost-limit", "A SetLimit whose answer was lost does not report that it was not carried out, and can be repeated.", lostLimit},
+	{"permits/wide", "Limits and requests of 100,000 permits are stored exactly. A driver with a bound refuses a larger request with an error that names the bound.", wideLimits},
 	{"permits/wrong-limit", "A request that waited and got ErrLimit leaves no place in the queue.", wrongLimitLeavesNoPlace},
 	{"permits/no-tokens", "Leases of permits have no tokens.", permitsHaveNoTokens},
 	{"permits/sealed", "A sealed name is refused to requests for permits.", sealedForPermits},
@@ -71,7 +71,7 @@ func (d *rawDriver) setLimit(name string, limit int) {
 	e := d.env
 	l, ok := d.tap.Driver.(driver.Limiter)
 	if !ok {
-		e.endf("the driver claims permits, but is not a driver.Limiter")
+		e.endf("the driver claims permits but is not a driver.Limiter")
 	}
 	e.events.add(d.label, "set limit of %q to %d", name, limit)
 	e.within("SetLimit", func() { e.must(l.SetLimit(e.ctx, name, limit)) })
@@ -91,7 +91,7 @@ func (e *env) left(name string, n, limit int) error {
 	d := e.outsider()
 	if n < limit {
 		if err := d.refused(name, permits(n+1, limit)); err != nil {
-			return fmt.Errorf("of %d permits %d should be free: %w", limit, n, err)
+			return fmt.Errorf("of %d permits, %d should be free: %w", limit, n, err)
 		}
 	}
 	if n == 0 {
@@ -99,7 +99,7 @@ func (e *env) left(name string, n, limit int) error {
 	}
 	r := d.acquire(name, permits(n, limit), noWait)
 	if r.lease == nil {
-		return fmt.Errorf("of %d permits of %q %d should be free, and cannot be taken: %w", limit, name, n, r.err)
+		return fmt.Errorf("of %d permits of %q, %d should be free but cannot be acquired: %w", limit, name, n, r.err)
 	}
 	r.release()
 	return nil
@@ -157,13 +157,13 @@ func limitHolds(e *env) error {
 	const clients, limit, rounds = 33, 7, 4
 	name := e.name()
 	var held atomic.Int64
-	e.together("clients that take permits", clients, func(i int) error {
+	e.together("clients that acquire permits", clients, func(i int) error {
 		d := e.driver()
 		for k := range rounds {
 			n := 1 + (i+k)%3
 			r := d.hold(name, permits(n, limit))
 			if all := held.Add(int64(n)); all > limit {
-				return fmt.Errorf("%d permits of %q are held, of %d", all, name, limit)
+				return fmt.Errorf("%d permits of %q are held, but the limit is %d", all, name, limit)
 			}
 			e.sleep(rand.N(2 * time.Millisecond))
 			held.Add(-int64(n))
@@ -428,7 +428,7 @@ func inspectPermits(e *env) error {
 		s, err := c.inspect(e.ctx, name)
 		e.must(err)
 		if s.Held != (used > 0) || s.Used != used || s.Limit != 5 || s.Holders != i || used > 0 && s.Mode != driver.Permit {
-			return fmt.Errorf("Inspect: held %t, in the mode %v, %d of %d permits, by %d holds; want %d of 5 by %d", s.Held, s.Mode, s.Used, s.Limit, s.Holders, used, i)
+			return fmt.Errorf("Inspect: held %t, in mode %v, %d of %d permits, by %d holds; want %d of 5 by %d", s.Held, s.Mode, s.Used, s.Limit, s.Holders, used, i)
 		}
 	}
 	for _, r := range held {
@@ -591,7 +591,7 @@ func shrunkPermits(e *env) error {
 		return err
 	}
 	if err := b.refused(name, permits(1, 1)); err != nil {
-		return fmt.Errorf("the one permit is held: %w", err)
+		return fmt.Errorf("the only permit is held: %w", err)
 	}
 	w.release()
 	return e.left(name, 1, 1)
@@ -649,7 +649,7 @@ func limitStays(e *env) error {
 }
 
 // bounded reports whether a request was refused because it needs more permits
-// than the driver can grant at once. The error must name the bound.
+// than the driver can grant together. The error must name the bound.
 func (r *request) bounded() bool {
 	if r.result().lease != nil || !errors.Is(r.err, errors.ErrUnsupported) {
 		return false
@@ -681,7 +681,7 @@ func wideLimits(e *env) error {
 		b.acquire(name, permits(size.second/8, limit), noWait).granted().release()
 		second := b.acquire(name, permits(size.second, limit), noWait).granted()
 		if err := a.refused(name, permits(1, limit)); err != nil {
-			return fmt.Errorf("%d and %d permits are held of %d: %w", size.first, size.second, limit, err)
+			return fmt.Errorf("%d and %d permits of %d are held: %w", size.first, size.second, limit, err)
 		}
 		first.release()
 		second.release()
@@ -736,13 +736,13 @@ func lostLimit(e *env) error {
 	defer cancel()
 	var err error
 	e.within("SetLimit", func() { err = a.tap.Driver.(driver.Limiter).SetLimit(ctx, name, 3) })
-	e.events.add(a.label, "set limit of %q to 3, without an answer: %s", name, outcome(err))
+	e.events.add(a.label, "set limit of %q to 3, unanswered: %s", name, outcome(err))
 	a.heal()
 	set := e.outsider().acquire(name, permits(1, 3), noWait)
 	if set.lease != nil {
 		set.release()
 		if err == nil || errors.Is(err, driver.ErrUnavailable) && !errors.Is(err, driver.ErrUnknown) {
-			return fmt.Errorf("SetLimit, which was carried out and got no answer, returned %q, want ErrUnknown or the error of its context", outcome(err))
+			return fmt.Errorf("an unanswered SetLimit that was carried out returned %q, want ErrUnknown or the error of its context", outcome(err))
 		}
 	}
 	a.setLimit(name, 3)

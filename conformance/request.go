@@ -125,7 +125,7 @@ func (d *rawDriver) wait(name string, opts ...option) *request {
 }
 
 // If r was slow, longer returns twice its TTL, for another try. It returns 0 if
-// r was not slow, or already had the longest TTL that is tried.
+// r was not slow or already had the longest TTL that hold tries.
 func (r *request) longer() time.Duration {
 	e := r.driver.env
 	if t := e.allowed(2 * r.TTL); r.slow() && t > r.TTL && t < e.hangs() {
@@ -197,7 +197,7 @@ func (r *request) waits() *request {
 	e := r.driver.env
 	e.until(fmt.Sprintf("%s waits for %q", r.driver.label, r.Name), func() bool {
 		if r.isDone() {
-			e.endf("%s does not wait for %q, of which there is another hold: %w", r.driver.label, r.Name, outcome(r.err))
+			e.endf("%s does not wait for %q, which has another hold: %w", r.driver.label, r.Name, outcome(r.err))
 		}
 		return r.waited() > 0
 	})
@@ -253,7 +253,7 @@ func (r *request) lost() []error {
 	return append([]error(nil), r.losses...)
 }
 
-// isFree returns an error unless a new client can acquire name at once.
+// isFree returns an error unless a new client can acquire name immediately.
 func (e *env) isFree(name string) error {
 	r := e.outsider().acquire(name, noWait)
 	if r.lease == nil {
@@ -326,7 +326,7 @@ func newTimedFault(when faultTime, n int, begin func()) *timedFault {
 	return &timedFault{when: when, begin: once(begin), left: n, all: make(chan struct{})}
 }
 
-// of is an option for the requests that the fault affects.
+// of is the option for requests that the fault affects.
 func (f *timedFault) of(r *driver.Request) {
 	if f.when == fromStart {
 		f.begin()
@@ -337,7 +337,7 @@ func (f *timedFault) of(r *driver.Request) {
 }
 
 // arrive is called once for each request. It returns when all requests have
-// arrived, or at late.
+// arrived, or at the time late.
 func (f *timedFault) arrive(late time.Time) {
 	f.mu.Lock()
 	f.asked = true

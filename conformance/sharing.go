@@ -16,27 +16,27 @@ import (
 // The checks of names with many readers, or one writer. Most of them call
 // drivers, because package dsync would hide a driver's failures.
 var sharingChecks = []check{
-	{"sharing/readers", "Any number of clients read a name at once, even with many holds of one client.", manyRead},
+	{"sharing/readers", "Any number of clients can read a name at the same time, even if one client has many holds.", manyRead},
 	{"sharing/read-write", "While a client reads a name, no other client writes or locks it. While a client writes or locks it, no other client holds it in any mode.", modesExclude},
 	{"sharing/last-reader", "A client that waits to write or lock a name is granted it when the last reader has released it, but not before.", lastReader},
 	{"sharing/all-readers", "All waiting readers are granted the name when its writer or locker releases it.", allReaders},
 	{"sharing/writer-waits", "If there is an order, a new reader does not overtake a request that waits to write or to lock.", readersDoNotOvertake},
 	{"sharing/reader-waits", "If there is an order, a later request to write or to lock does not overtake a request that waits to read.", writersDoNotOvertake},
-	{"sharing/writer-first", "With an endless stream of readers, a waiting writer is granted the name and, if there is an order, before all readers that arrive later.", writerFirst},
+	{"sharing/writer-first", "A waiting writer is granted the name even during an endless stream of readers. If there is an order, it is granted the name before all readers that arrive later.", writerFirst},
 	{"sharing/canceled-writer", "A waiting writer that gives up no longer delays other clients.", canceledWriter},
-	{"sharing/dead-reader", "A reader that is gone blocks for its own TTL, no matter how long other clients read.", deadReader},
+	{"sharing/dead-reader", "A vanished reader blocks for its own TTL, no matter how long other clients read.", deadReader},
 	{"sharing/own-renewal", "A renewal keeps no other hold alive: if only one of two readers of a client is renewed, the other ends in time.", ownRenewal},
 	{"sharing/shorter-reader", "Neither the grant, nor the renewal, nor the release of a reader shortens the hold of another reader.", shorterReader},
-	{"sharing/reader-removed", "The removal of one reader's hold is reported to that reader, and to no other.", readerRemoved},
-	{"sharing/force-unlock", "ForceUnlock ends the holds of all readers of a name, and wakes a waiting writer.", forceUnlockReaders},
-	{"sharing/inspect", "Inspect of a name that is read reports how many holds read it, and the token of the last grant or no token.", inspectReaders},
+	{"sharing/reader-removed", "The removal of one reader's hold is reported to that reader and to no other reader.", readerRemoved},
+	{"sharing/force-unlock", "ForceUnlock ends the holds of all readers of a name and wakes a waiting writer.", forceUnlockReaders},
+	{"sharing/inspect", "Inspect of a name that is read reports the number of Read holds, and the token of the last grant or no token.", inspectReaders},
 	{"sharing/list", "List yields a name as long as any of its readers holds it.", listReaders},
 	{"sharing/tokens", "The token of a reader is above the tokens of earlier writers and below the tokens of later writers.", readersTokens},
 	{"sharing/join", "Readers of one client share a hold while it is young, and later readers do not join it.", readersJoin},
 	{"sharing/nested", "A writer may also read, a reader that requests more gets ErrDeadlock, and a nested reader does not wait for a waiting writer.", modesNest},
-	{"sharing/closed-writer", "When a client that waits to write with several requests is closed, it no longer delays the readers behind it.", closedWriter},
+	{"sharing/closed-writer", "When a client that waits to write with several requests is closed, these requests no longer delay the readers behind them.", closedWriter},
 	{"sharing/equal-owners", "Holds with the same owner exclude each other like holds of different owners, in every mode.", equalOwnersExcludeInAllModes},
-	{"sharing/clean-up", "The cleanup after a Read request without an answer does not affect another hold of the name.", readersCleanUp},
+	{"sharing/clean-up", "The cleanup after an unanswered Read request does not affect another hold of the name.", readersCleanUp},
 	{"sharing/sealed", "A sealed name is refused in every mode, even to waiters.", sealedForAll},
 }
 
@@ -118,13 +118,13 @@ func modesExclude(e *env) error {
 			for range 5 {
 				for _, d := range []*rawDriver{a, b} {
 					if err := d.refused(name, in(asked)); err != nil {
-						return fmt.Errorf("the hold is %v, the request %v: %w", held, asked, err)
+						return fmt.Errorf("the hold is %v, the request is %v: %w", held, asked, err)
 					}
 				}
 			}
 			h.release()
 			if err := e.isFree(name); err != nil {
-				return fmt.Errorf("after the release of a hold that was %v, for which requests that were %v had been refused: %w", held, asked, err)
+				return fmt.Errorf("after the release of a hold (%v) during which requests (%v) were refused: %w", held, asked, err)
 			}
 		}
 	}
@@ -139,10 +139,10 @@ func lastReader(e *env) error {
 		w := c.start(name, in(m)).waits()
 		for i, r := range readers {
 			if err := e.outsider().refused(name); err != nil {
-				return fmt.Errorf("while %d read: %w", len(readers)-i, err)
+				return fmt.Errorf("while %d holds read the name: %w", len(readers)-i, err)
 			}
 			if w.isDone() {
-				return fmt.Errorf("%s, which requested %q to be %v, was granted it while %d read it: %s", c.label, name, m, len(readers)-i, outcome(w.err))
+				return fmt.Errorf("%s, which requested %q as %v, was granted it while %d holds read it: %s", c.label, name, m, len(readers)-i, outcome(w.err))
 			}
 			r.release()
 		}
@@ -228,7 +228,7 @@ func writerFirst(e *env) error {
 	}
 	ordered := e.driverInfo().ReadWrite.Order != driver.Unordered
 	r := w.start(name, writing)
-	r.waitsOrEnds() // it does not wait if no reader has the name at that moment
+	r.waitsOrEnds() // it does not wait if no reader holds the name at that moment
 	if ordered {
 		r.queued(1)
 	}
@@ -240,7 +240,7 @@ func writerFirst(e *env) error {
 		e.await("a stream of readers", g)
 	}
 	if n := overtook.Load(); n > 0 && ordered {
-		return fmt.Errorf("%d readers that arrived later had %q before a waiting writer", n, name)
+		return fmt.Errorf("%d readers that arrived later held %q before a waiting writer", n, name)
 	}
 	return nil
 }
@@ -301,7 +301,7 @@ func readersTokens(e *env) error {
 			written = max(written, last)
 		}
 		if n < 1 || first <= above {
-			return fmt.Errorf("%s, whose request was %v, got %d tokens from %d after %d, and they must be larger", r.driver.label, r.Mode, n, first, above)
+			return fmt.Errorf("%s, whose request was %v, got %d tokens from %d, want tokens above %d", r.driver.label, r.Mode, n, first, above)
 		}
 		return nil
 	}
@@ -342,14 +342,14 @@ func sealedForAll(e *env) error {
 	}
 	for _, r := range waiters {
 		if err := r.sealed(); err != nil {
-			return fmt.Errorf("a request that was %v, and waited: %w", r.Mode, err)
+			return fmt.Errorf("a waiting request (%v): %w", r.Mode, err)
 		}
 	}
 	for _, d := range []*rawDriver{a, e.driver()} {
 		for _, m := range modes {
 			for _, opts := range [][]option{{noWait}, nil} {
 				if err := d.start(name, append(opts, in(m))...).sealed(); err != nil {
-					return fmt.Errorf("a request that was %v: %w", m, err)
+					return fmt.Errorf("a request (%v): %w", m, err)
 				}
 			}
 		}
@@ -370,7 +370,7 @@ func equalOwnersExcludeInAllModes(e *env) error {
 			h := a.hold(name, in(held), same)
 			for _, d := range []*rawDriver{a, b} {
 				if err := d.refused(name, in(asked), same); err != nil {
-					return fmt.Errorf("the hold is %v, the request %v, and their owner is the same: %w", held, asked, err)
+					return fmt.Errorf("the hold is %v, the request is %v, and both have the same owner: %w", held, asked, err)
 				}
 			}
 			w := b.start(name, in(asked), same).waits()
@@ -390,9 +390,9 @@ func writersDoNotOvertake(e *env) error {
 		r := b.start(name, reading).waits().queued(1)
 		w := c.start(name, in(m)).waits().queued(2)
 		h.release()
-		e.until("one of two that wait is granted the name", func() bool { return r.isDone() || w.isDone() })
+		e.until("one of two waiters is granted the name", func() bool { return r.isDone() || w.isDone() })
 		if !r.isDone() || w.isDone() {
-			return fmt.Errorf("%s, which requested %q as %v while %s waited to read it, was granted it first, or beside %s: %s",
+			return fmt.Errorf("%s, which requested %q as %v while %s waited to read it, was granted it first, or together with %s: %s",
 				c.label, name, m, b.label, b.label, outcome(w.result().err))
 		}
 		r.granted()
@@ -433,13 +433,13 @@ func readersCleanUp(e *env) error {
 	next := e.outsider().start(h.Name, writing).waits()
 	e.poll("a request to read whose answer was lost leaves nothing behind", func() error { return e.oneHolds(h, next) })
 	if causes := h.lost(); len(causes) > 0 {
-		return fmt.Errorf("%s, which reads, lost its hold after the answer to a request of %s was lost: %w", a.label, b.label, causes[0])
+		return fmt.Errorf("%s, which reads, lost its hold after the answer to a request by %s was lost: %w", a.label, b.label, causes[0])
 	}
 	if next.isDone() {
-		return fmt.Errorf("%s was granted %q beside %s, after the answer to a request of %s was lost", next.driver.label, h.Name, a.label, b.label)
+		return fmt.Errorf("%s was granted %q together with %s after the answer to a request by %s was lost", next.driver.label, h.Name, a.label, b.label)
 	}
 	if err := h.tryRelease(e.ctx); err != nil {
-		return fmt.Errorf("the release by %s after the answer to a request of %s was lost: %w", a.label, b.label, err)
+		return fmt.Errorf("the release by %s after the answer to a request by %s was lost: %w", a.label, b.label, err)
 	}
 	next.granted().release()
 	return nil
@@ -499,9 +499,9 @@ func allAreTold(e *env) error {
 				return n
 			}
 			deadline := time.Now().Add(e.hangs() / 2)
-			e.poll(fmt.Sprintf("all of %d holders in the mode %v are notified of ForceUnlock", n, m), func() error {
+			e.poll(fmt.Sprintf("all %d holders in mode %v are notified of ForceUnlock", n, m), func() error {
 				if got := told(); got < n && time.Now().After(deadline) {
-					e.endf("of %d holders of %q in the mode %v, %d were notified of ForceUnlock within %v", n, name, m, got, e.hangs()/2)
+					e.endf("of %d holders of %q in mode %v, %d were notified of ForceUnlock within %v", n, name, m, got, e.hangs()/2)
 				} else if got < n {
 					return fmt.Errorf("%d were", got)
 				}
@@ -509,7 +509,7 @@ func allAreTold(e *env) error {
 			})
 		}
 		if err := e.areRemoved(held...); err != nil {
-			return fmt.Errorf("after ForceUnlock of a name with %d holds in the mode %v: %w", n, m, err)
+			return fmt.Errorf("after ForceUnlock of a name with %d holds in mode %v: %w", n, m, err)
 		}
 		if s := by[0]; m == driver.Read {
 			return e.isFree(name)
@@ -702,7 +702,7 @@ func inspectReaders(e *env) error {
 		for _, asks := range append(readers, e.outsider()) {
 			s := asks.status(name)
 			if !s.Held || s.Mode != driver.Read || s.Holders != i+1 || s.Waiters > 0 {
-				return fmt.Errorf("Inspect by %s: held %t, %v, %d holds and %d waiters, want %d that read and none that waits",
+				return fmt.Errorf("Inspect by %s: held %t, %v, %d holds and %d waiters, want %d Read holds and no waiters",
 					asks.label, s.Held, s.Mode, s.Holders, s.Waiters, i+1)
 			}
 			if s.Token != 0 && s.Token != last {
@@ -739,10 +739,10 @@ func listReaders(e *env) error {
 	return nil
 }
 
-// The checks of the way in which package dsync combines the calls of a client.
+// The checks of how package dsync combines a client's calls.
 
-// youth is the maximum time after the grant of a reader's hold during which
-// other readers can join it.
+// youth is how long after the grant of a reader's hold other readers can join
+// it.
 const youth = 100 * time.Millisecond
 
 func readersJoin(e *env) error {
@@ -772,7 +772,7 @@ func readersJoin(e *env) error {
 	before, _ := c.tap.requests(name)
 	held = append(held, c.owner().lock(name, dsync.Read()))
 	if n, _ := c.tap.requests(name); n == before {
-		return fmt.Errorf("a reader of %q joined a hold that other readers of its client have had for more than %v", name, youth)
+		return fmt.Errorf("a reader of %q joined a hold that other readers of its client had held for more than %v", name, youth)
 	}
 	for _, h := range held {
 		if err := e.outsider().refused(name); err != nil {

@@ -20,11 +20,11 @@ import (
 // history.Judge decides whether the outcomes were legal.
 var stormChecks = []check{
 	{"storm/calm", "Under any load, claims never overlap, tokens rise, the order is kept, and no client waits forever.", calmStorm},
-	{"storm/faults", "The same holds while clients are cut off, hang, are slow and lose answers.", faultyStorm},
-	{"storm/server", "The same holds while the server stops answering for longer than the TTL. After its restart, every client can lock again.", serverStorm},
+	{"storm/faults", "The same is true while clients are cut off, hang, are slow and lose answers.", faultyStorm},
+	{"storm/server", "The same is true while the server stops answering for longer than the TTL. After the server restarts, every client can lock again.", serverStorm},
 }
 
-var seedFlag = flag.Uint64("conformance.seed", 0, "seed of the storms of package conformance; 0: a new one each time")
+var seedFlag = flag.Uint64("conformance.seed", 0, "seed of the storms; 0 means a new seed in each run")
 
 // storm is one run of many clients on few names.
 type storm struct {
@@ -36,7 +36,7 @@ type storm struct {
 	modes   map[string][]driver.Mode
 	ttl     time.Duration
 	expire  bool          // holders have their holds removed without notice
-	pause   time.Duration // the maximum time for which a lock is held
+	pause   time.Duration // how long a lock is held at most
 	ended   atomic.Bool   // the workers finish their current operations
 	granted atomic.Bool
 }
@@ -177,7 +177,7 @@ func (u *stormUser) work(operations int) error {
 	return nil
 }
 
-// step locks name in one of many ways, and unlocks it.
+// step locks name in one of many ways and unlocks it.
 func (u *stormUser) step(name string, depth int) error {
 	r := u.random
 	ctx, cancel := u.env.ctx, context.CancelFunc(func() {})
@@ -302,7 +302,7 @@ func illegal(err error) error {
 	return err
 }
 
-// finish ends the storm, and waits until the workers are done.
+// finish ends the storm and waits until the workers are done.
 func (s *storm) finish(workers []*goroutine) {
 	s.ended.Store(true)
 	for _, g := range workers {
@@ -436,7 +436,7 @@ func (e *env) serverStorm(name string, fault func(ttl time.Duration), except ...
 	off := s.history.Fault(name, "server")
 	e.events.add("server", "%s", name)
 	fault(s.ttl)
-	e.events.add("server", "%s is over", name)
+	e.events.add("server", "%s has ended", name)
 	off()
 	e.sleep(s.ttl / 2)
 	s.finish(workers)

@@ -18,7 +18,7 @@ import (
 // result is the outcome of a check.
 type result struct {
 	err     error  // the broken promise
-	refused string // the capability that the driver does not claim, and has refused
+	refused string // the capability that the driver does not claim and has refused
 	missing string // the ability that the harness lacks
 	events  string // the actions of the clients
 	stalled string // how a standstill may have caused err, which makes the check invalid

@@ -134,7 +134,7 @@ func noLease(l driver.Lease, err error) error {
 	return nil
 }
 
-// isNil reports whether v is nil, or holds a nil pointer.
+// isNil reports whether v is nil or holds a nil pointer.
 func isNil(v any) bool {
 	if v == nil {
 		return true
@@ -167,7 +167,7 @@ type tapped struct {
 	waits, done bool
 }
 
-// ask records a request, and wraps the request's Events.
+// ask records a request and wraps the request's Events.
 func (t *tap) ask(r *driver.Request) *tapped {
 	t.mu.Lock()
 	t.asked++
@@ -471,7 +471,7 @@ func (v *events) latest() string {
 	return lines[len(lines)-1]
 }
 
-// at formats a time as in the events.
+// at formats a time as String does.
 func (v *events) at(t time.Time) string { return fmt.Sprintf("%.6f", t.Sub(v.start).Seconds()) }
 
 // String returns the events, one per line, with the time in seconds since the

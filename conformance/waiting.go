@@ -14,16 +14,16 @@ import (
 )
 
 var waitingChecks = []check{
-	{"waiting/try", "A request that must not wait is sent once, and is refused with ErrLocked, without a lease and without reporting that it waits.", tryIsRefused},
+	{"waiting/try", "A request that must not wait is sent once and refused with ErrLocked, without a lease and without reporting that it waits.", tryIsRefused},
 	{"waiting/woken", "A waiter is granted the name when it is released.", woken},
 	{"waiting/prompt", "A waiter is notified of a release, or polls at the interval of Info.Poll.", hearsOfRelease},
 	{"waiting/context", "A lease continues when the context of its Acquire ends, even after a wait.", leaseOutlivesContext},
 	{"waiting/event", "Events.Waiting is called exactly once before a request waits, and never if the name was free.", waitingEvent},
-	{"waiting/deadline", "A wait ends with the deadline of its context, not before, with an error that matches the context's and ErrLocked.", deadlineEndsWait},
-	{"waiting/cancel", "A canceled wait leaves nothing behind, and does not affect the holder.", cancelEndsWait},
+	{"waiting/deadline", "A wait ends at the deadline of its context, not before, with an error that matches the context's error and ErrLocked.", deadlineEndsWait},
+	{"waiting/cancel", "A canceled wait leaves nothing behind and does not affect the holder.", cancelEndsWait},
 	{"waiting/cancel-at-grant", "A wait that is canceled when the name is released ends with a lease, or with an error and no hold, never with both or neither.", cancelAtGrant},
 	{"waiting/done-context", "A request whose context has already ended has no effect.", doneContext},
-	{"waiting/queue", "Inspect counts waiters, and no waiters that have given up.", queueIsCounted},
+	{"waiting/queue", "Inspect counts waiters, but no waiters that have given up.", queueIsCounted},
 }
 
 func tryIsRefused(e *env) error {
@@ -50,14 +50,14 @@ func (d *rawDriver) asksOnce(name string) error {
 		return fmt.Errorf("an attempt of %s, which must not wait, reported that it waits", d.label)
 	}
 	if took := r.at.Sub(r.called); took > slack {
-		return &lateError{fmt.Errorf("an attempt of %s, which must not wait, requested tokens %d times, and was refused after %v",
+		return &lateError{fmt.Errorf("an attempt of %s, which must not wait, requested tokens %d times and was refused after %v",
 			d.label, asked.tokens.Load(), took)}
 	}
 	return nil
 }
 
-// countingEvents counts the calls to Tokens. There is one before each request
-// that can grant.
+// countingEvents counts the calls to Tokens. A driver calls Tokens before each
+// request that can grant.
 type countingEvents struct {
 	driver.Events
 	tokens atomic.Int32
@@ -71,12 +71,11 @@ func (c *countingEvents) Tokens() int {
 	return c.Events.Tokens()
 }
 
-// prompt is the time within which a waiter must detect a release. The check
-// adds twenty times the time that it currently takes to lock and release a free
-// name.
+// prompt is how soon a waiter must detect a release. The check adds twenty
+// times the time that it currently takes to acquire and release a free name.
 const prompt = 50 * time.Millisecond
 
-// wakes returns the time that a waiter may take to detect that a name is free.
+// wakes returns how long a waiter may take to detect that a name is free.
 func (e *env) wakes() time.Duration { return max(prompt, e.driverInfo().Poll) }
 
 func hearsOfRelease(e *env) error {
@@ -114,11 +113,11 @@ func leaseOutlivesContext(e *env) error {
 		waits bool
 	}{
 		{"a fixed lease", []option{fixed}, false},
-		{"a fixed lease that was waited for", []option{fixed}, true},
+		{"a fixed lease granted after a wait", []option{fixed}, true},
 		{"a lease", []option{renewed}, false},
-		{"a lease that was waited for", []option{renewed}, true},
+		{"a lease granted after a wait", []option{renewed}, true},
 	}
-	e.together("leases without the context of their Acquire", len(how), func(i int) error {
+	e.together("leases after the context of their Acquire has ended", len(how), func(i int) error {
 		d, name := e.driver(), e.name()
 		before := e.outsider().hold(name)
 		if !how[i].waits {
@@ -225,7 +224,8 @@ func (r *request) endedBy(ctxErr error) error {
 }
 
 // isFreeAfter returns an error if name is not free after a request for it
-// failed with err. It must be free at once, unless the outcome was unknown.
+// failed with err. The name must be free immediately, unless the outcome was
+// unknown.
 func (e *env) isFreeAfter(err error, name string) error {
 	if errors.Is(err, driver.ErrUnknown) {
 		e.awaitFree(name)
@@ -413,7 +413,7 @@ func missedRelease(e *env) error {
 			h.unlock()
 			b.heal()
 			next := waiting.granted()
-			if err := next.isHeld("after the release was missed"); err != nil {
+			if err := next.isHeld("after the client missed the release"); err != nil {
 				return err
 			}
 			_ = next.tryUnlock(e.ctx) // its session may be about to end
@@ -464,12 +464,12 @@ func deadWaiter(e *env) error {
 	})
 }
 
-// vanishedWaiter is the time for which the request of a vanished client may
-// keep its place, whatever its TTL is. Queues that their waiters keep alive
-// need some seconds.
+// vanishedWaiter is how long the request of a vanished client may keep its
+// place, whatever its TTL is. Queues that their waiters keep alive need some
+// seconds.
 const vanishedWaiter = 15 * time.Second
 
-// deadWaiterLeaves lets a waiter vanish. From then on its TTL counts.
+// deadWaiterLeaves lets a waiter vanish. The waiter's TTL counts from then on.
 func (e *env) deadWaiterLeaves(outage func(*connection)) error {
 	a, b, c, name := e.client(), e.renewing(), e.driver(), e.name()
 	h := a.lock(name)
@@ -481,7 +481,7 @@ func (e *env) deadWaiterLeaves(outage func(*connection)) error {
 	behind.granted().release()
 	t := e.ttl()
 	late := e.driverInfo().LateFor(t)
-	return e.late(behind.at.Sub(last)-max(t+late, vanishedWaiter)-e.wakes(), "%s, whose TTL is %v, was out of reach and the name free at %s, and %s, which waited behind it, was granted it at %s; Info.LateFor is %v",
+	return e.late(behind.at.Sub(last)-max(t+late, vanishedWaiter)-e.wakes(), "%s, whose TTL is %v, was out of reach and the name was free at %s, but %s, which waited behind it, was granted the name at %s; Info.LateFor is %v",
 		b.label, t, e.events.at(last), c.label, e.events.at(behind.at), late)
 }
 
@@ -495,7 +495,7 @@ var deadlineChecks = []check{
 // deadlines is the number of waits that end in a check, at random moments.
 const deadlines = 40
 
-// endsWithin calls Lock for a held name with a random deadline, and returns the
+// endsWithin calls Lock for a held name with a random deadline and returns the
 // error.
 func (u *user) endsWithin(name string) (after time.Duration, err error) {
 	after = time.Millisecond + rand.N(60*time.Millisecond)
@@ -537,9 +537,9 @@ func deadlineTellsLocked(e *env) error {
 	return nil
 }
 
-// overrun is the additional time by which a Lock may exceed its bound if the
-// backend is silent. Drivers that wait for an answer before they give up take
-// half a second or more.
+// overrun is how far a Lock may exceed its bound if the backend is silent.
+// Drivers that wait for an answer before they give up take half a second or
+// more.
 const overrun = 250 * time.Millisecond
 
 // waitBound is the length of the waits that a check bounds.
@@ -573,7 +573,7 @@ func silenceIsBounded(e *env) error {
 			}
 		}
 	}
-	e.together("waits that are bounded, in silence", len(runs), func(i int) error { return runs[i]() })
+	e.together("bounded waits while the backend is silent", len(runs), func(i int) error { return runs[i]() })
 	return nil
 }
 
@@ -615,5 +615,5 @@ func (e *env) boundedInSilence(what string, bound func(*user, string, ...dsync.L
 			return nil
 		}
 	}
-	return &lateError{fmt.Errorf("a Lock as %v that %s ended after %v took %v when the backend fell silent, and %v when not", m, what, waitBound, silent, usual)}
+	return &lateError{fmt.Errorf("a Lock (%v) that %s limited to %v took %v when the backend fell silent, and %v otherwise", m, what, waitBound, silent, usual)}
 }

@@ -13,9 +13,9 @@ import (
 // The checks of leases that package dsync or the driver itself renews.
 var watchdogChecks = []check{
 	{"watchdog/keeps", "A lease stays held for many TTLs while other clients try and wait.", heldForLong},
-	{"watchdog/removed", "A renewal never revives a removed hold, although the name is free again, and the holder is notified.", removedStaysRemoved},
+	{"watchdog/removed", "A renewal never revives a removed hold, even if the name is free again. The holder is notified.", removedStaysRemoved},
 	{"watchdog/many", "All leases of a client are renewed, however many there are, and a lost lease does not stop the others.", allAreRenewed},
-	{"watchdog/transient", "A lease survives faults that are shorter than it.", survivesShortFaults},
+	{"watchdog/transient", "A lease survives faults that are shorter than the lease.", survivesShortFaults},
 	{"watchdog/unreachable", "A holder that cannot renew loses its lease before another client is granted the name.", lostWhenUnreachable},
 	{"watchdog/ends", "Nothing is renewed after Unlock: the name stays free.", renewalEnds},
 }
@@ -104,12 +104,12 @@ func allAreRenewed(e *env) error {
 	return nil
 }
 
-// expire ends the hold of name, if there is one. If the harness supports it,
-// expire does so without notice to the driver.
+// expire ends the hold of name, if there is one. If the harness supports this,
+// the driver is not notified.
 func (e *env) expire(name string) {
 	e.need(e.canRemove(), "Backend.Expire")
 	if e.backend.Expire != nil {
-		e.events.add("", "the hold of %q is ended without its holder", name)
+		e.events.add("", "the hold of %q is ended without notice to its holder", name)
 		e.harness("Backend.Expire", func() { e.backend.Expire(e.tb, name) })
 		return
 	}
@@ -215,10 +215,10 @@ func removedStaysRemoved(e *env) error {
 var keepAliveChecks = []check{
 	{"keepalive/outage", "A driver that reports its keep-alives reports an outage before the outage costs a lease.", outageIsTold},
 	{"keepalive/cut", "A driver whose connections break reports that it cannot keep a session alive before it reports a lease as lost for that reason.", brokenConnectionIsTold},
-	{"keepalive/session", "The end of its session that a lease reports counts from before the request was sent, and the TTL that it reports is how long the session lasts.", sessionIsAsTold},
-	{"keepalive/shared", "If a session carries several holds, the end of one of them, or of a wait, does not end the others.", sessionIsShared},
-	{"keepalive/all-told", "When a session ends, each lease that it carries is reported as lost with ErrSessionEnded, even if another client already has the name.", allOfSessionAreTold},
-	{"keepalive/over", "It reports the end of the outage when the backend is in reach again.", endOfOutageIsTold},
+	{"keepalive/session", "The session end that a lease reports counts from before the request was sent, and the reported TTL is how long the session lasts.", sessionIsAsTold},
+	{"keepalive/shared", "If a session carries several holds, the end of one hold, or of a wait, does not end the others.", sessionIsShared},
+	{"keepalive/all-told", "When a session ends, each lease that it carries is reported as lost with ErrSessionEnded, even if another client already holds the name.", allOfSessionAreTold},
+	{"keepalive/over", "A driver that reports its keep-alives reports the end of an outage when the backend is reachable again.", endOfOutageIsTold},
 }
 
 // OnKeepAlive implements driver.KeepAliveReporter. If the driver reports
@@ -278,7 +278,7 @@ func outageIsTold(e *env) error {
 		outage(b.connection)
 		e.within("the end of a lease that cannot be kept alive", func() { <-h.Done() })
 		if err, _ := b.tap.lastKeepAlive(); err == nil {
-			return fmt.Errorf("%s lost a lease (%w), but had not reported before that it cannot keep it alive", b.label, h.Err())
+			return fmt.Errorf("%s lost a lease (%w), but had not reported before that it could not keep the lease alive", b.label, h.Err())
 		}
 		return nil
 	})
@@ -300,7 +300,7 @@ func brokenConnectionIsTold(e *env) error {
 		e.sleep(e.ttl() / 20)
 	}
 	if d.tap.unannounced() {
-		return fmt.Errorf("%s reported a lost lease (%w), but had not reported before that it could not keep it alive", d.label, h.lost()[0])
+		return fmt.Errorf("%s reported a lost lease (%w), but had not reported before that it could not keep the lease alive", d.label, h.lost()[0])
 	}
 	return nil
 }
@@ -322,7 +322,7 @@ func endOfOutageIsTold(e *env) error {
 		})
 		b.heal()
 		b.lock(e.name()) // the session may have ended, so that there is none to keep alive
-		e.poll(b.label+" reports that it can again", func() error {
+		e.poll(b.label+" reports that it can keep its session alive again", func() error {
 			err, _ := b.tap.lastKeepAlive()
 			return err
 		})
@@ -364,7 +364,7 @@ func sessionIsAsTold(e *env) error {
 			d.label, lasts, e.events.at(expires), e.events.at(sent))
 	}
 	if expires.Before(before.Add(lasts * 3 / 4)) {
-		return fmt.Errorf("%s reports a session of %v that ends at %s; it began after %s, so that it lasts for less", d.label, lasts, e.events.at(expires), e.events.at(before))
+		return fmt.Errorf("%s reports a session of %v that ends at %s; the session began after %s, so it is shorter", d.label, lasts, e.events.at(expires), e.events.at(before))
 	}
 	if end := h.lease.Expires(); end.After(expires) {
 		now, _ := s.Session() // kept alive in the meantime
@@ -379,7 +379,7 @@ func sessionIsAsTold(e *env) error {
 	for end := time.Now().Add(lasts/2 + late); time.Now().Before(end); e.sleep(late / 20) {
 		expires, _ := s.Session()
 		if sent := time.Now().Add(-late); expires.After(sent.Add(lasts)) {
-			return fmt.Errorf("%s reports a session of %v that ends at %s, and the last request that was answered was sent at %s at the latest",
+			return fmt.Errorf("%s reports a session of %v that ends at %s, but the last answered request was sent at %s at the latest",
 				d.label, lasts, e.events.at(expires), e.events.at(sent))
 		}
 	}
@@ -408,7 +408,7 @@ func sessionIsShared(e *env) error {
 	w.granted().release()
 	e.sleep(2*h.TTL + e.driverInfo().LateFor(h.TTL))
 	if causes := h.lost(); len(causes) > 0 {
-		return fmt.Errorf("%s lost a hold when others of its session had ended: %w", a.label, causes[0])
+		return fmt.Errorf("%s lost a hold when other holds of its session had ended: %w", a.label, causes[0])
 	}
 	if err := e.outsider().refused(h.Name); err != nil {
 		return fmt.Errorf("after the end of other holds of its session: %w", err)
@@ -447,7 +447,7 @@ func (e *env) endOfSessionIsTold() error {
 		}
 		for end := time.Now().Add(2*e.ttl() + d.tap.Info().LateFor(e.ttl())); !told(); e.sleep(e.ttl() / 20) {
 			if time.Now().After(end) {
-				return nil // package dsync must renew the leases, and sees their ends
+				return nil // package dsync must renew the leases and sees their ends
 			}
 		}
 		for i, h := range all {

@@ -103,7 +103,7 @@ func (p *worker) kill() {
 	p.env.await("the end of a process that was killed", p.ended)
 }
 
-// tell sends an order to the worker, and returns its report.
+// tell sends an order to the worker and returns its report.
 func (p *worker) tell(o order) report {
 	p.env.events.add(p.label, "%s %q", o.Op, o.Name)
 	p.env.must(p.orders.Encode(o))
@@ -284,8 +284,8 @@ func readNumber(path string) (int, error) {
 
 var processChecks = []check{
 	{"processes/contend", "Processes that contend for a name hold it one at a time.", contendingProcesses},
-	{"processes/killed", "Inspect reports the process of the holder; the name of a process that was killed becomes free, but not before its TTL has passed unless a session carries the lock.", killedHolder},
-	{"processes/stopped", "A process that was stopped for longer than its lease never believes afterwards that it holds the name.", stoppedHolder},
+	{"processes/killed", "Inspect reports the process of the holder. The name of a killed process becomes free, but not before the TTL has passed unless a session carries the lock.", killedHolder},
+	{"processes/stopped", "A process that was stopped for longer than its lease does not believe afterwards that it holds the name.", stoppedHolder},
 }
 
 func contendingProcesses(e *env) error {

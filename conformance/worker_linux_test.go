@@ -48,7 +48,7 @@ func TestStoppedWorkerEndsWithTheSuite(t *testing.T) {
 	for end := time.Now().Add(10 * time.Second); isRunning(pid); time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
 			_ = syscall.Kill(pid, syscall.SIGKILL)
-			t.Fatal("the worker is still there")
+			t.Fatal("the worker is still running")
 		}
 	}
 }

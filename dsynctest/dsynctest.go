@@ -9,7 +9,7 @@ import (
 	"github.com/go-dsync/dsync/drivers/memory"
 )
 
-// New returns a client with its own backend in memory, and the client's driver,
+// New returns a client with its own in-memory backend, and the client's driver,
 // with which a test injects faults. The client is closed at the end of the
 // test, or at the end of the bubble in a bubble of testing/synctest. A nil o
 // means the default options.
@@ -18,8 +18,8 @@ func New(tb testing.TB, o *dsync.Options) (*dsync.Client, *memory.Driver) {
 	return newClient(tb, memory.New(nil), o)
 }
 
-// Beside returns a client of the same backend as other, like a client in
-// another process, and the client's driver.
+// Beside returns a client that shares other's backend, as a client in another
+// process would, and the client's driver.
 func Beside(tb testing.TB, other *memory.Driver, o *dsync.Options) (*dsync.Client, *memory.Driver) {
 	tb.Helper()
 	return newClient(tb, other.Server().NewDriver(), o)

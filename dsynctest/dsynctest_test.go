@@ -12,7 +12,8 @@ import (
 	"github.com/go-dsync/dsync/dsynctest"
 )
 
-// A Reporter is the code under test: it makes a report in steps, under a lock.
+// A Reporter is the code under test. It makes a report in steps while it holds
+// a lock.
 type Reporter struct {
 	Locks dsync.Locker
 	Steps int
@@ -42,8 +43,8 @@ func TestReportStopsWhenTheLockIsLost(t *testing.T) {
 		if !errors.Is(err, dsync.ErrLost) || r.Steps != 9 {
 			t.Errorf("got %v with %d steps left, want ErrLost and 9", err, r.Steps)
 		}
-		if took := time.Since(began); took > 120*time.Second { // before anybody else can have the lock
-			t.Errorf("it stopped after %v", took)
+		if took := time.Since(began); took > 120*time.Second { // before another client can acquire the lock
+			t.Errorf("Report stopped after %v", took)
 		}
 	})
 }
@@ -64,7 +65,7 @@ func TestReportsTakeTurns(t *testing.T) {
 		other, _ := dsynctest.Beside(t, backend, nil) // another process
 		first := make(chan error, 1)
 		go func() { first <- (&Reporter{client, 6}).Report(t.Context()) }()
-		synctest.Wait() // the first has the lock
+		synctest.Wait() // the first client holds the lock
 		if err := (&Reporter{other, 1}).Report(t.Context()); !errors.Is(err, dsync.ErrLocked) {
 			t.Errorf("got %v, want ErrLocked after five minutes", err)
 		}
@@ -97,7 +98,7 @@ func TestReportIsDoneAlthoughTheUnlockIsUnknown(t *testing.T) {
 		err := (&Reporter{client, 1}).Report(t.Context())
 		ran := new(dsync.DoError)
 		if !errors.As(err, &ran) || ran.Err != nil || !errors.Is(err, dsync.ErrUnknown) {
-			t.Errorf("got %v, want a DoError that says that the report is made", err)
+			t.Errorf("got %v, want a DoError that reports that the function succeeded", err)
 		}
 	})
 }
@@ -135,7 +136,7 @@ func TestFaults(t *testing.T) {
 		name  string
 		call  func(*dsync.Client, func()) error
 		fault memory.Fault
-		want  []error // all of them; none: no error
+		want  []error // the error must match all of them; none means no error
 	}{
 		{"TryLock, cut off", try, memory.Fault{Kind: memory.CutOff}, []error{dsync.ErrUnavailable}},
 		{"Lock, cut off", wait, memory.Fault{Kind: memory.CutOff}, []error{context.DeadlineExceeded, dsync.ErrUnavailable}},

@@ -96,7 +96,8 @@ func (n *network) take() (fault, <-chan struct{}) {
 
 var errNetwork = errors.New("the network is down")
 
-// request carries out a request at once, late or never, depending on the fault.
+// request carries out a request immediately, late or never, depending on the
+// fault.
 func request[T any](ctx context.Context, n *network, do func(context.Context) (T, error)) (answer T, err error) {
 	if err := ctx.Err(); err != nil {
 		return answer, err

@@ -36,7 +36,7 @@ type Event struct {
 	Token    uint64        `json:"tok,omitempty"` // of a grant or an access; 0: none
 	Deadline time.Duration `json:"dl,omitempty"`  // of the lease when the event was recorded; 0: none
 	Since    time.Duration `json:"s,omitempty"`   // KindAnswer: the driver had been granted the hold by then
-	OK       bool          `json:"ok,omitempty"`  // KindCheck, KindRelease: the lease said that it was held; KindWrite, KindRead: accepted
+	OK       bool          `json:"ok,omitempty"`  // KindCheck, KindRelease: the lease reported that it was held; KindWrite, KindRead: accepted
 	Class    string        `json:"cls,omitempty"` // of the error; of a fault: its kind
 	Text     string        `json:"txt,omitempty"` // of an error outside of all classes, of a note; of a fault: its target
 }
@@ -141,7 +141,7 @@ func merge(events ...[]Event) []Event {
 	return all
 }
 
-// compareEvents orders by time, and events of one moment by process and
+// compareEvents orders events by time, and simultaneous events by process and
 // sequence number.
 func compareEvents(a, b Event) int {
 	if a.Time != b.Time {
@@ -179,14 +179,15 @@ func (e Event) String() string {
 	return b.String()
 }
 
-// Create returns a History that writes to a new file at path: one JSON object
-// per line, one write per line, without buffering, so that the records survive
-// the death of the process. process is the label of this process, unique in the
-// run. A process that is started again uses a new label and a new file.
+// Create returns a History that writes to a new file at path. It writes one
+// JSON object per line, each in a single unbuffered write, so that the records
+// survive the death of the process. process is the label of this process,
+// unique in the run. A process that is started again uses a new label and a new
+// file.
 //
 // The time comes from a clock that all processes of the machine share:
-// CLOCK_MONOTONIC on Linux, and elsewhere the wall clock. If the wall clock is
-// set during a run, the records of the run are useless there.
+// CLOCK_MONOTONIC on Linux, and elsewhere the wall clock. With the wall clock,
+// the records of a run are useless if the clock is set during the run.
 func Create(path, process string) (*History, error) {
 	if process == "" {
 		return nil, errors.New("history: the process needs a label")

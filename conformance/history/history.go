@@ -37,7 +37,7 @@ import (
 // from many goroutines.
 //
 // Every record is conservative. The recorded hold begins after the call has
-// returned, and ends before the release is called. So a hold is never recorded
+// returned and ends before the release is called. So a hold is never recorded
 // as longer than it was, and every violation that Judge finds did happen.
 //
 // A worker is instrumented as follows.
@@ -175,9 +175,9 @@ func (o *Op) record(e Event) {
 	o.h.record(e)
 }
 
-// Waiting records that the attempt has been seen in the queue of the backend.
+// Waiting records that the attempt has been seen in the backend's queue.
 // Without this record Judge cannot tell which attempt came first. Call Waiting
-// before Returned, from any one goroutine.
+// before Returned, from any goroutine.
 func (o *Op) Waiting() {
 	o.record(Event{Time: o.h.now(), Kind: KindWait})
 }

@@ -437,7 +437,7 @@ func TestHistoryWriterProcess(t *testing.T) {
 			fmt.Println("running")
 		}
 	}
-	t.Fatal("nobody killed this process")
+	t.Fatal("this process was not killed")
 }
 
 func TestHistoryOfKilledProcesses(t *testing.T) {
@@ -460,7 +460,7 @@ func TestHistoryOfKilledProcesses(t *testing.T) {
 			t.Fatal(err)
 		}
 		if line, err := bufio.NewReader(stdout).ReadString('\n'); line != "running\n" {
-			t.Errorf("process %s says %q, %v", label, line, err)
+			t.Errorf("process %s printed %q, %v", label, line, err)
 		}
 		off := own.Fault(FaultKill, label)
 		if err := cmd.Process.Kill(); err != nil {
@@ -497,7 +497,7 @@ func TestHistoryOfKilledProcesses(t *testing.T) {
 	}
 	for _, label := range []string{"w1", "w2"} {
 		if written[label] < 500 {
-			t.Errorf("%d events of process %s survived, want 500 at least", written[label], label)
+			t.Errorf("%d events of process %s survived, want at least 500", written[label], label)
 		}
 	}
 	for _, reason := range Judge(events, Bounds{}).Invalid {

@@ -22,23 +22,23 @@ type Bounds struct {
 	// token of its writes so far (RuleStale).
 	StoreFences bool
 
-	// Detect is the time for which a holder may continue after another client
-	// has removed its hold or ended its session. 0 means that no client does so
-	// in this run.
+	// Detect is how long a holder may continue after another client has removed
+	// its hold or ended its session. 0 means that no client does so in this
+	// run.
 	Detect time.Duration
-	// Linger is the time for which the backend may still keep the hold after
-	// the end of a claim, or of an attempt with an unknown outcome. It is at
-	// least the TTL plus driver.Info.Late. If it is 0, only a release proves
-	// that a name is free.
+	// Linger is how long the backend may still keep the hold after the end of a
+	// claim, or of an attempt with an unknown outcome. It is at least the TTL
+	// plus driver.Info.Late. If it is 0, only a release proves that a name is
+	// free.
 	Linger time.Duration
-	// Wake is the time for which a lock may stay free while a caller waits for
-	// it (RuleWake). 0 means that this is not judged.
+	// Wake is how long a lock may stay free while a caller waits for it
+	// (RuleWake). 0 means that Judge does not check this.
 	Wake time.Duration
-	// Stuck is the time that an attempt may last without a fault (RuleStuck). 0
-	// means that this is not judged.
+	// Stuck is how long an attempt may last without a fault (RuleStuck). 0
+	// means that Judge does not check this.
 	Stuck time.Duration
-	// Recover is the time after the end of a fault during which Judge does not
-	// apply Wake and Stuck.
+	// Recover is how long Judge ignores Wake and Stuck after the end of a
+	// fault.
 	Recover time.Duration
 
 	// MinGrants is the minimum number of grants before the first fault. With
@@ -71,10 +71,10 @@ const (
 	// earlier write, or a write with the token of a Read.
 	RuleStale Rule = "V2 stale access"
 	// RuleTokens: the token of a grant was not greater than the token of an
-	// earlier grant, and not both were Reads, or permits had a token. If
-	// another client may have removed a hold (Bounds.Detect), a hold that its
-	// client may have passed on or re-entered counts as granted when its first
-	// holder requested it.
+	// earlier grant (unless both were Reads), or a grant of permits had a
+	// token. If another client may have removed a hold (Bounds.Detect), a hold
+	// that its client may have passed on or re-entered counts as granted when
+	// its first holder requested it.
 	RuleTokens Rule = "V3 token regression"
 	// RuleLoss: an overlap in which the holder that had lost its lock was
 	// notified of the loss, but too late.
@@ -84,7 +84,7 @@ const (
 	// another mode. For permits, only the request that has waited longest is
 	// checked.
 	RuleWake Rule = "V5 lost wake-up"
-	// RuleStuck: an attempt lasted too long, or was refused while no client
+	// RuleStuck: an attempt lasted too long or was refused while no client
 	// could have held the lock.
 	RuleStuck Rule = "V6 stuck"
 	// RuleResult: a call returned what it must not return.
@@ -123,7 +123,7 @@ type Verdict struct {
 	Wake       Spread // from the moment when a lock was certainly free to the grant of a waiter
 }
 
-// Judge decides whether a history is legal. The events are those of
+// Judge decides whether a history is legal. The events come from
 // [History.Events] or [Read].
 //
 // The history must include every user of the names. Judge compares intervals
@@ -303,7 +303,7 @@ func (j *judge) writes() {
 				j.v.StaleAccepted++
 			}
 			if e.OK && j.b.StoreFences {
-				j.violation(RuleStale, "an access was accepted although its token is stale", h, e)
+				j.violation(RuleStale, "an access was accepted although its token was stale", h, e)
 			}
 		case e.OK && e.Kind == KindWrite:
 			highest[e.Name] = e

@@ -26,7 +26,7 @@ func (j *judge) exclusion(l *lock) {
 	}
 }
 
-// reentries marks the holds whose owner may have had the lock already. Claims
+// reentries marks the holds whose owner may already have held the lock. Claims
 // do not show this, because a claim may be shorter than its hold.
 func reentries(holds []*attempt) {
 	until := map[owner]time.Duration{}
@@ -41,7 +41,7 @@ func reentries(holds []*attempt) {
 	}
 }
 
-// span is an interval in which one owner certainly had the lock.
+// span is an interval in which one owner certainly held the lock.
 type span struct {
 	of       *attempt
 	owner    owner
@@ -79,9 +79,8 @@ func (j *judge) overlaps(holds []*attempt) {
 	})
 }
 
-// eachOverlap compares each span with an earlier span, which is the one that
-// ends last among spans of other owners in conflicting modes. The spans are
-// sorted by their beginnings.
+// eachOverlap compares each span with the earlier span of another owner, in a
+// conflicting mode, that ends last. The spans are sorted by their beginnings.
 func eachOverlap(spans []span, found func(a, b span)) {
 	reads, others := newLatest(), newLatest()
 	for _, b := range spans {
@@ -106,7 +105,7 @@ func newLatest() *latest {
 	return &latest{none, none}
 }
 
-// besides returns the span that ends last among those of other owners.
+// besides returns the span that ends last among the spans of other owners.
 func (l *latest) besides(o owner) span {
 	if l.first.owner == o {
 		return l.second
@@ -133,7 +132,7 @@ func (j *judge) twoOwners(a, b *attempt) {
 		return
 	}
 	both := min(a.to.t, b.to.t) - b.from.t
-	j.violation(RuleOverlap, fmt.Sprintf("two owners had the lock for %v", both), a.returned, b.returned, a.releasing)
+	j.violation(RuleOverlap, fmt.Sprintf("two owners held the lock for %v", both), a.returned, b.returned, a.releasing)
 }
 
 // For each lost hold, successors measures the time from the moment at which the
@@ -168,8 +167,9 @@ func (j *judge) tokens(holds []*attempt) {
 			// otherwise the lease may have ended before the token arrived
 			j.violation(RuleTokens, "a grant has no token", b.returned)
 		}
-		// above returns a hold that was certainly granted before since and
-		// whose token is too high for that, if there is one.
+		// above returns a hold whose token is too high although the hold was
+		// certainly granted before the time since. It returns nil if there is
+		// none.
 		above := func(since point) *attempt {
 			n := sort.Search(i, func(k int) bool { return !holds[k].from.before(since) })
 			a := highest[n]
@@ -187,12 +187,12 @@ func (j *judge) tokens(holds []*attempt) {
 			a = above(b.from)
 		case b.reads(): // perhaps a hold of its client, removed when the other hold was granted
 		default: // the grant may have been long before its return
-			if a = above(point{b.called.Time, 0}); a != nil { // seldom; inherited looks through all holds
+			if a = above(point{b.called.Time, 0}); a != nil { // rare, and inherited searches all holds
 				a = above(point{b.inherited(holds[:i]), 0})
 			}
 		}
 		if a != nil {
-			j.violation(RuleTokens, "a token is not above that of an earlier grant", a.returned, b.called, b.returned)
+			j.violation(RuleTokens, "a token is not above the token of an earlier grant", a.returned, b.called, b.returned)
 		}
 		highest[i+1], written[i+1] = higher(highest[i], b), written[i]
 		if !b.reads() {
@@ -202,11 +202,11 @@ func (j *judge) tokens(holds []*attempt) {
 }
 
 // inherited returns the earliest time at which the hold of b may have been
-// requested from the backend. A client passes on a hold to its waiters, and
-// lets the owner re-enter it, without another request. If another client has
-// ended that hold and this client has not noticed, its tokens are below those
-// of later grants. A hold that the backend had until its release was not passed
-// on. The holds include only those granted before b.
+// requested from the backend. A client passes on a hold to its waiters and lets
+// the owner re-enter it without another request. If another client has ended
+// that hold and this client has not noticed, the tokens of the hold are below
+// the tokens of later grants. A hold that the backend had until its release was
+// not passed on. holds contains only holds granted before b.
 func (b *attempt) inherited(holds []*attempt) time.Duration {
 	asked := b.called.Time
 	for _, a := range slices.Backward(holds) {
@@ -234,9 +234,9 @@ func higher(a, b *attempt) *attempt {
 
 func (a *attempt) excludes(b *attempt) bool { return a.called.Mode.Excludes(b.called.Mode) }
 
-// lonely marks the Reads that were requested on their own: no other Read of the
-// client was waiting for the name, or had it, at the time. The attempts are in
-// the order of their calls.
+// lonely marks the Reads that were requested on their own: at the time, no
+// other Read of the client was waiting for the name or holding it. The attempts
+// are in the order of their calls.
 func lonely(attempts []*attempt) {
 	type client struct{ proc, name string }
 	type reads struct {
@@ -340,7 +340,7 @@ type attempt struct {
 	end     time.Duration
 	ending  ending
 	used    int  // the permits that were claimed when this claim began, with its own
-	reentry bool // its owner may have had the lock already
+	reentry bool // its owner may already have held the lock
 	alone   bool // a Read that no other Read of its client may have brought along; see lonely
 
 	// free is the time at which the backend certainly has nothing left of this
@@ -460,7 +460,7 @@ func (j *judge) free(a *attempt) time.Duration {
 	end := a.returned // only a remnant can be left after this
 	if a.granted() {
 		if end = a.released; a.over != a.releasing {
-			// the holder was notified before, or never released the hold
+			// the holder was notified before or never released the hold
 			end = a.over
 		}
 	}

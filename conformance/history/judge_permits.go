@@ -188,7 +188,7 @@ type permitWaits struct {
 	lock    *lock
 	pending []*attempt // attempts that have not returned yet, in the order of their calls
 	taken   []taking
-	turned  time.Duration // when a call of Lock last returned, or any grant
+	turned  time.Duration // when a call to Lock, or any grant, last returned
 }
 
 // taking is a number of permits that may be held until a given time.

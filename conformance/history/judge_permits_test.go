@@ -20,7 +20,7 @@ type permitSim struct {
 	calls   uint64
 	limit   int
 	called  time.Duration // the last call
-	arrived time.Duration // when its request was at the server
+	arrived time.Duration // when its request reached the server
 	turn    time.Duration // when the last request was granted, or left the queue
 	served  []permitTime  // at the server
 	story   []*permitHold
@@ -117,7 +117,7 @@ func (s *permitSim) step() {
 	}
 }
 
-// hold adds a grant, and its end.
+// hold adds a grant and its end.
 func (s *permitSim) hold(h *permitHold, granted time.Duration) {
 	h.ok = granted + s.upTo(5*ms)
 	deadline := max(h.call, granted-s.upTo(3*ms)) + simTTL - simMargin
@@ -134,7 +134,7 @@ func (s *permitSim) hold(h *permitHold, granted time.Duration) {
 	s.add(h.of, KindRelease, h.unlock, held(deadline))
 	ended := h.unlock + s.upTo(2*ms)
 	back := ended + s.upTo(2*ms)
-	if s.once(8) { // the answer is lost, and perhaps the request was
+	if s.once(8) { // the answer is lost, and perhaps the request, too
 		s.served = append(s.served, permitTime{h.n, []time.Duration{ended, granted + simTTL}[s.r.IntN(2)]})
 		s.add(h.of, KindNotReleased, back, class(ClassUnknown))
 		return
@@ -175,7 +175,7 @@ func (s *permitSim) stranger(k Kind, t time.Duration, n int) Event {
 	return e
 }
 
-// A permitPlant makes a history of permits illegal, or returns nil if it does
+// A permitPlant makes a history of permits illegal or returns nil if it does
 // not fit into the history.
 type permitPlant struct {
 	name  string
@@ -195,7 +195,7 @@ var permitPlants = []permitPlant{
 		}
 		return nil
 	}},
-	{"a token", []Rule{RuleTokens}, func(s *permitSim, events []Event) []Event {
+	{"a token for permits", []Rule{RuleTokens}, func(s *permitSim, events []Event) []Event {
 		i := slices.IndexFunc(events, func(e Event) bool { return e.Kind == KindGrant })
 		if i >= 0 {
 			events[i].Token = 5
@@ -272,7 +272,7 @@ func TestJudgeOfRandomPermits(t *testing.T) {
 	}
 	t.Logf("planted: %v", planted)
 	if got := len(slices.Collect(maps.Keys(planted))); got != len(permitPlants) {
-		t.Errorf("%d of %d plants found a place", got, len(permitPlants))
+		t.Errorf("%d of %d plants fit into a history", got, len(permitPlants))
 	}
 }
 

@@ -19,8 +19,8 @@ type plant struct {
 
 var plants = []plant{
 	{"an overlap", RuleOverlap, plantOverlap},
-	{"a reader beside a writer", RuleOverlap, plantReader},
-	{"two holds at the server", RuleOverlap, plantTwoHolds},
+	{"a reader alongside a writer", RuleOverlap, plantReader},
+	{"two holds on the server", RuleOverlap, plantTwoHolds},
 	{"a late loss", RuleLoss, plantLateLoss},
 	{"a stale access", RuleStale, plantStaleAccess},
 	{"a write by a reader", RuleStale, plantReadersWrite},
@@ -89,8 +89,8 @@ func plantReader(r *rand.Rand, s *sim, events []Event) []Event {
 	return events
 }
 
-// plantTwoHolds makes the server report that it had two holds at once, one of
-// which several leases used in turn.
+// plantTwoHolds makes the server report that it had two simultaneous holds, one
+// of which several leases used in turn.
 func plantTwoHolds(r *rand.Rand, s *sim, events []Event) []Event {
 	h := anyHold(r, s, func(h *simHold) bool { return h.kept && h.ok-h.since > 10*ms })
 	if h == nil {
@@ -230,8 +230,8 @@ func plantLostWakeup(r *rand.Rand, s *sim, events []Event) []Event {
 	return nil
 }
 
-// plantLoneReader makes a Read wait for long, although other clients only read
-// the name and nothing prevents the grant.
+// plantLoneReader makes a Read wait for a long time, although other clients
+// only read the name and nothing prevents the grant.
 func plantLoneReader(r *rand.Rand, s *sim, events []Event) []Event {
 	h := anyHold(r, s, func(h *simHold) bool {
 		n, unclear := s.at(events, h.ok+1, writes)

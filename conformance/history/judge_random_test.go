@@ -14,8 +14,8 @@ import (
 )
 
 var (
-	histories    = flag.Int("histories", 5_000, "random histories that the judge is tested with; its slow twin reads 5,000 of them at most")
-	firstHistory = flag.Uint64("first", 0, "seed of the first of them")
+	histories    = flag.Int("histories", 5_000, "number of random histories to judge; the slow twin judges at most 5,000 of them")
+	firstHistory = flag.Uint64("first", 0, "seed of the first random history")
 )
 
 // The service that produces the random histories.
@@ -30,7 +30,7 @@ var simBounds = Bounds{
 	Detect: simDetect, Linger: simTTL + 60*ms, Wake: 30 * ms, Stuck: 2 * time.Second, Recover: 50 * ms,
 }
 
-// sim simulates a correct lock service, and records what its clients would
+// sim simulates a correct lock service and records what its clients would
 // record. Like the server, it generates the grants of a name one after the
 // other. To each grant it adds the clients' view, with network delays.
 type sim struct {
@@ -38,13 +38,13 @@ type sim struct {
 	name   string
 	events []Event
 	calls  *uint64
-	free   time.Duration // the time since which the server can grant the name again
-	unread time.Duration // the time since which only readers have it
+	free   time.Duration // when the server can grant the name again
+	unread time.Duration // the time from which only readers hold it
 	shared bool          // readers use it, too
 	read   bool          // the last grant was for Read
 	token  uint64
 	asks   int
-	asked  time.Duration // the call of the last granted attempt; in order, as this is a FIFO lock
+	asked  time.Duration // the call of the last granted attempt; calls are granted in order, because the lock is FIFO
 	story  []*simHold
 	tapped bool // the answers of the server to releases are recorded
 	// beside, unless nil, adds the further use of a removed hold after the next
@@ -60,7 +60,7 @@ type simHold struct {
 	token                        uint64
 	since                        time.Duration // when the driver was granted it
 	waited                       bool
-	kept                         bool // at its release the server reported that it still existed
+	kept                         bool // the server reported at the release that the hold still existed
 	n                            int  // the number of earlier calls
 }
 
@@ -124,7 +124,7 @@ func (s *sim) fault(kind, target string, from, to time.Duration) {
 	s.add(of, KindFaultOff, to, nil)
 }
 
-// ask adds the call for the next grant, and returns when the server grants it.
+// ask adds the call for the next grant and returns when the server grants it.
 func (s *sim) ask(of Event) (h *simHold, granted time.Duration) {
 	s.asks++
 	h = &simHold{of: of, n: s.asks}
@@ -209,8 +209,8 @@ func (s *sim) use() {
 		s.story = append(s.story, h)
 		return
 	}
-	// The answer is lost, and perhaps the request, too. After Unlock has
-	// returned, the driver may get an answer to a second request.
+	// The answer is lost, and perhaps the request, too. After Unlock returns,
+	// the driver may still get an answer to a second request.
 	s.add(h.of, KindNotReleased, h.gone, class(ClassUnknown))
 	switch s.r.IntN(3) {
 	case 0:
@@ -271,7 +271,7 @@ func (s *sim) reenter(outer *simHold, now time.Duration) time.Duration {
 	return now
 }
 
-// others adds attempts that are not granted the lock, because holder has it at
+// others adds attempts that are not granted the lock because holder holds it at
 // that time.
 func (s *sim) others(holder Event, now time.Duration) {
 	of := s.who()
@@ -347,7 +347,7 @@ func (s *sim) remove() {
 }
 
 // endRemoved adds the end of h, which another client has removed. The holder is
-// notified at told.
+// notified at the time told.
 func (s *sim) endRemoved(h *simHold, now, told time.Duration) {
 	of := h.of
 	if now < told && s.once(2) {
@@ -490,13 +490,13 @@ func TestJudgeOfRandomHistories(t *testing.T) {
 	t.Logf("planted: %v", planted)
 	for _, p := range plants {
 		if planted[p.name] < total/200 {
-			t.Errorf("%s was planted %d times, want %d at least", p.name, planted[p.name], total/200)
+			t.Errorf("%s was planted %d times, want at least %d", p.name, planted[p.name], total/200)
 		}
 	}
 }
 
-// judgeRandom judges a history, and optionally compares the verdict with that
-// of its twin.
+// judgeRandom judges a history and optionally compares the verdict with its
+// twin's verdict.
 func judgeRandom(t *testing.T, seed uint64, events []Event, compare bool) *Verdict {
 	events = finish(events)
 	v := Judge(events, simBounds)
@@ -528,7 +528,7 @@ func counts(v *Verdict) map[Rule]int {
 	return found
 }
 
-// plantIn makes a legal history illegal, and returns it with the plant that did
+// plantIn makes a legal history illegal and returns it with the plant that did
 // so. The plant is nil if no plant fits into the history.
 func plantIn(r *rand.Rand, sims []*sim, events []Event) (*plant, []Event) {
 	for range 50 {

@@ -18,8 +18,8 @@ const ms = time.Millisecond
 //
 //	0 p2/a call; 10 p2/a ok tok=3 dl=50
 //
-// which is time in milliseconds, process (p if it is left out) and attempt,
-// kind of event (acq. is left out), and fields. The client of an attempt is its
+// Each event has the time in milliseconds, the process (default p) and attempt,
+// the kind of event (without acq.), and fields. The client of an attempt is its
 // letter. Every process is closed after the last event, unless a fault kills
 // it.
 func parseStory(t testing.TB, story string) []Event {
@@ -196,16 +196,16 @@ func TestJudgeDiscardsRunsThatProveNothing(t *testing.T) {
 		}
 	}
 	if v := Judge(nil, Bounds{}); v.Err() == nil {
-		t.Error("nothing at all is a good run")
+		t.Error("an empty history is a good run")
 	}
 	open := slices.DeleteFunc(parseStory(t, stories[0].legal), func(e Event) bool { return e.Kind == KindEnd })
 	if got, want := Judge(open, Bounds{}).Invalid, "was not killed by a recorded fault"; len(got) != 1 || !strings.Contains(got[0], want) {
-		t.Errorf("a process without end: discarded because of %q, want %q", got, want)
+		t.Errorf("a process that was not closed: discarded because of %q, want %q", got, want)
 	}
 	together := `0 a call; 1 a ok dl=9; 8 b call; 9 b ok dl=10; 12 f fault.on freeze; 13 g fault.on freeze; 14 f fault.off; 14 h fault.on freeze;
 		15 g fault.off; 16 h fault.off; 16 k fault.on freeze; 17 k fault.off; 20 c call; 21 c ok dl=90`
 	if err := Judge(parseStory(t, together), Bounds{}).Err(); err != nil {
-		t.Errorf("a grant was expected among faults that touch: %v", err)
+		t.Errorf("a grant was expected between adjacent faults: %v", err)
 	}
 	short := `0 a call; 1 a ok dl=9; 8 b call; 9 b ok dl=10; 12 f fault.on freeze; 13 f fault.off; 17 g fault.on freeze; 19 g fault.off;
 		20 c call; 21 c ok dl=90`

@@ -34,9 +34,9 @@ type tale struct {
 	unlock     Event // the event that ends the claim at until, if it has a kind
 	kept       bool  // at the release the backend reported that it had the hold
 	since      time.Duration
-	sure, more bool // it had the lock when the call returned; its owner may have had it before
+	sure, more bool // it held the lock when the call returned; its owner may already have held it before
 	free       time.Duration
-	next       *tale // the call by whose grant all that was left of this one had surely ended; nil if there is none
+	next       *tale // the call whose grant proves that nothing was left of this call; nil if there is none
 }
 
 const forever = time.Duration(1<<63 - 1)

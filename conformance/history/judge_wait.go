@@ -47,12 +47,12 @@ func (j *judge) tooLong(from, to, limit time.Duration) bool {
 // chronological order.
 type waiting struct {
 	pending       []*attempt // attempts that return later, in the order of their calls
-	reads, others side       // the holds for Read, and the holds in the other modes
-	// when an attempt in another mode than Read last gave up, or was granted
+	reads, others side       // the holds in mode Read, and the holds in the other modes
+	// when an attempt in a mode other than Read last gave up or was granted
 	barred time.Duration
 }
 
-// side is the known state of all holds in Read mode, or of all holds in other
+// side is the known state of all holds in mode Read, or of all holds in other
 // modes.
 type side struct {
 	lastEnd time.Duration // when an attempt last returned
@@ -105,7 +105,7 @@ func (w *waiting) oldest(reads bool) *attempt {
 	return w.pending[i]
 }
 
-// waits looks for a lock that stays free while a caller waits (RuleWake), and
+// waits looks for a lock that stays free while a caller waits (RuleWake) and
 // for attempts that last too long or are refused without reason (RuleStuck).
 func (j *judge) waits(l *lock) {
 	none := side{lastEnd: -never, free: -never, shadow: -never}
@@ -368,8 +368,8 @@ func (j *judge) add(a *attempt, e *Event) bool {
 	return true
 }
 
-// hear adds the information that the holder got while it had the lock, until
-// the holder ended the hold or was notified of its end.
+// hear adds the information that the holder got while it held the lock, until
+// it ended the hold or was notified of its end.
 func (a *attempt) hear(e *Event) {
 	if e.Kind == KindRelease && a.releasing == nil {
 		a.releasing = e
@@ -393,11 +393,11 @@ func (j *judge) checkResult(a *attempt, e *Event) {
 	}
 	switch {
 	case e.Class == ClassOther:
-		wrong(fmt.Sprintf("an error outside of the documented ones: %s", e.Text), nil)
+		wrong(fmt.Sprintf("an undocumented error: %s", e.Text), nil)
 	case e.Kind == KindRefuse && !e.NoWait:
 		wrong("Lock returned before its context ended, only because the lock was held", nil)
 	case e.Kind == KindLose && a.over != nil && a.over.Kind == KindLose:
-		wrong("a loss was told twice", a.over)
+		wrong("a loss was reported twice", a.over)
 	case e.Kind == KindLose && e.Class == "":
 		wrong("Done is closed although the lease reports that it is held", nil)
 	case e.Kind == KindReleased && a.released != nil && a.released.Kind == KindReleased:

@@ -134,14 +134,14 @@ func (p *pipe) verdict() (v verdict, changed <-chan struct{}) {
 // chunk is the result of one read.
 type chunk struct {
 	b   []byte
-	due time.Time // when b may arrive; zero means at once
+	due time.Time // when b may arrive; zero means immediately
 	err error     // the error that ended the reading, after b
 }
 
 // run moves bytes until src or the link ends.
 func (p *pipe) run() {
 	defer p.finish()
-	const ahead = 256 // late chunks do not delay the reading of the next ones
+	const ahead = 256 // late chunks do not delay the reading of later chunks
 	chunks, stop := make(chan chunk, ahead), make(chan struct{})
 	var reader sync.WaitGroup
 	reader.Go(func() { p.read(chunks, stop) })

@@ -17,7 +17,7 @@ import (
 // hang bounds waits that could otherwise last forever.
 const hang = 30 * time.Second
 
-// lineServer answers each line with the same line, and records the lines.
+// lineServer answers each line with the same line and records the lines.
 type lineServer struct {
 	addr    string
 	answers sync.Mutex // held while it answers

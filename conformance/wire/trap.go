@@ -6,7 +6,7 @@ import "bytes"
 type trap struct {
 	match []byte
 	hold  bool // the replies; otherwise the reply is lost
-	back  bool // the request is held back, and neither of the above applies
+	back  bool // the request is held back, so neither field above applies
 	// closed when the request has passed (hold), was carried out (lose) or is
 	// held (back), or when its connection has ended
 	sprung chan struct{}

@@ -116,7 +116,7 @@ func TestWireLoseReplyThatIsHeldAndCut(t *testing.T) {
 		a.send("1")
 		s.await(t, "1")
 		if hasClosed(lost) {
-			t.Error("the reply was lost, which is held")
+			t.Error("the reply was lost instead of held")
 		}
 		w.Cut()
 		awaitClosed(t, lost)

@@ -1,22 +1,23 @@
-// Package wire puts a network that can be disturbed between a client and its
-// servers, for tests:
+// Package wire puts a network that tests can disturb between a client and its
+// servers:
 //
 //	w := new(wire.Wire)
 //	defer w.Close()
 //	addr, err := w.Listen(server) // or give w.DialContext to the client library
 //	...
-//	w.Hold(wire.Replies) // the server carries out what it is asked, and its answers stay on the way
+//	w.Hold(wire.Replies) // the server carries out requests, but its answers stay on the way
 //	...
 //	w.Heal()
 //
-// The disturbances, on all connections at once and until [Wire.Heal]:
+// Each disturbance lasts until [Wire.Heal] and affects all connections unless
+// noted:
 //
 //   - [Wire.Cut] breaks connections and refuses new ones.
 //   - [Wire.Hold] stops the bytes in a direction, and [Wire.Drop] loses them.
 //     Connections stay open, so the client is not notified.
 //   - [Wire.Strand] loses all bytes on the open connections, while new
 //     connections work.
-//   - [Wire.LoseReplies] lets requests arrive, and breaks the connection
+//   - [Wire.LoseReplies] lets requests arrive and breaks the connection
 //     instead of delivering the reply.
 //   - [Wire.Delay] delays a direction, and [Wire.Garble] changes bytes of
 //     replies.
@@ -39,8 +40,8 @@ import (
 	"time"
 )
 
-// A Wire is the network between one client and its servers, and can be
-// disturbed. A client library connects through [Wire.DialContext] or, if it
+// A Wire is a network between one client and its servers that tests can
+// disturb. A client library connects through [Wire.DialContext] or, if it
 // cannot use a dialer, through the address of a proxy ([Wire.Listen]). The zero
 // Wire is a healthy network.
 //
@@ -64,7 +65,7 @@ type Wire struct {
 	ctx     context.Context // ends at Close; made when needed
 	cancel  context.CancelFunc
 	closed  bool
-	cuts    int               // calls of Cut
+	cuts    int               // calls to Cut
 	moved   map[string]string // servers by the addresses that Redirect moved
 	traffic Traffic
 
@@ -120,15 +121,15 @@ func (w *Wire) Cut() {
 	w.notify()
 }
 
-// Hold stops the bytes in a direction on all connections, and prevents new
+// Hold stops the bytes in a direction on all connections and prevents new
 // connections, like a black hole. Neither side can know when it will end. Heal
-// delivers the bytes late, even if their sender has closed the connection
-// in the meantime. If they must never arrive, call Cut before Heal.
+// delivers the bytes late, even if their sender has closed the connection in
+// the meantime. If they must never arrive, call Cut before Heal.
 func (w *Wire) Hold(d Direction) {
 	w.disturb(d, func(f *faults) { f.hold |= d })
 }
 
-// Drop makes the bytes in a direction vanish on all connections, and prevents
+// Drop makes the bytes in a direction vanish on all connections and prevents
 // new connections. A connection on which bytes have vanished is useless
 // afterwards, so Heal breaks it.
 func (w *Wire) Drop(d Direction) {
@@ -191,7 +192,7 @@ func (w *Wire) Delay(d Direction, late time.Duration) {
 	}
 }
 
-// Garble changes bytes of replies: on average, one of every bytes. The
+// Garble changes, on average, a fraction 1/every of the bytes of replies. The
 // seed decides which bytes change and to which values. Heal breaks the
 // connections on which bytes were changed.
 func (w *Wire) Garble(seed uint64, every int) {

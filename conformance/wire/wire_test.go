@@ -372,7 +372,7 @@ func TestWireDelay(t *testing.T) {
 			start := time.Now()
 			a.ask("2")
 			if got := time.Since(start); got < c.want {
-				t.Errorf("delay of %d: answered after %v, want %v at least", c.d, got, c.want)
+				t.Errorf("delay of %d: answered after %v, want at least %v", c.d, got, c.want)
 			}
 		}
 		w.Delay(Both, time.Hour)
@@ -403,7 +403,7 @@ func TestWireGarble(t *testing.T) {
 				}
 			}
 			if n := w.Traffic().Garbled - before; changed == 0 || n != changed {
-				t.Errorf("%d bytes changed, and %d are counted, want the same and more than none", changed, n)
+				t.Errorf("%d bytes changed, but %d are counted; want the same number, above 0", changed, n)
 			}
 			replies[string(got)] = true
 			w.Heal()
