@@ -31,9 +31,9 @@ import (
 //     dsync remembers that Events.Waiting was called. If the grant arrives at
 //     the instant at which ctx ends, Acquire returns either a lease or an
 //     error. After the error either nothing is held, or the error matches
-//     ErrUnknown. [ErrSealed] is returned at once, even to calls that are
+//     ErrUnknown. [ErrSealed] is returned immediately, even to calls that are
 //     already waiting, and concerns every [Mode] of the name. [ErrLimit] is
-//     also returned at once, according to the limit that is stored when the
+//     also returned immediately, according to the limit that is stored when the
 //     backend answers. A waiting call also returns ErrLimit when the stored
 //     limit has changed to a different one.
 //  2. After an error of Acquire or Release the driver owns whatever may be left
@@ -85,11 +85,11 @@ import (
 //     has on the backend, and checks it before Acquire returns.
 //  8. Tokens rise. The first token of a lease is above every token of every
 //     earlier grant of the name (including the tokens of the incumbents that
-//     share the key, if they have tokens), and the last is below every token of
-//     every later grant. A hold that is passed on ([Passer]) counts as granted
-//     again. The tokens of Read holds are not compared with each other, and may
-//     be equal. The tokens of a lease that is a [TokenKeeper] do not count
-//     until they are kept.
+//     share the key, if they have tokens), and its last token is below every
+//     token of every later grant. A hold that is passed on ([Passer]) counts as
+//     granted again. The tokens of Read holds are not compared with each other,
+//     and may be equal. The tokens of a lease that is a [TokenKeeper] do not
+//     count until they are kept.
 //  9. Requests of several callers may be combined into one request to the
 //     backend. A combined request never contains two operations on one name (or
 //     backend key). This includes two operations of Read or Permit, except
@@ -111,7 +111,7 @@ import (
 //     another one waits. A hold of permits passes only to a caller that
 //     requests the same number of permits.
 //  11. The permits of a request are granted, renewed, lost and released
-//     together. A grant is one step at the backend, which checks the limit, and
+//     together. A grant is one step on the backend, which checks the limit, and
 //     a partial grant is never visible. The backend never grants permits that
 //     would make the sum of all held permits exceed the limit. Lowering the
 //     limit revokes no permit, and nothing is granted until enough permits are
@@ -170,7 +170,7 @@ type Lease interface {
 
 	// Release ends the hold, as rule 3 requires. Package dsync calls Release
 	// once per lease. After an end on the local clock, it calls Release when
-	// the lease has ended at the backend too. Release is not called after
+	// the lease has ended on the backend too. Release is not called after
 	// Events.Lost, after ErrNotHeld from Renew (a driver that concludes this
 	// from its own clock cleans up by itself), or when Driver.Close has begun.
 	// Without Info.KeepsAlive, it is also not called after so much time that
@@ -244,8 +244,8 @@ const (
 	// unchanged for the hold's TTL, on the contender's own clock. Nothing on
 	// the backend changes before that. So exclusion (rule 4) holds only among
 	// clients of this driver, with clocks of the same rate within the margin of
-	// package dsync, and a contender may wait for another TTL after the end of
-	// a hold.
+	// package dsync, and a contender may wait a full TTL after the end of a
+	// hold.
 	Observed
 )
 
@@ -325,11 +325,11 @@ type Request struct {
 	// letters, digits, hyphens and colons for Hold and Owner.
 	Owner, Note string
 
-	// Permits is the number of permits to acquire in the mode Permit, 1 or
-	// more. Limit is the limit of the name: Permits or more, or 0 for the
-	// stored limit. Both are 0 in the other modes. A driver that cannot grant
-	// that many permits at once returns an error that matches
-	// errors.ErrUnsupported and names the bound.
+	// Permits is the number of permits to acquire in mode Permit, 1 or more.
+	// Limit is the limit of the name: Permits or more, or 0 for the stored
+	// limit. Both are 0 in the other modes. A driver that cannot grant that
+	// many permits together returns an error that matches errors.ErrUnsupported
+	// and names the bound.
 	Permits, Limit int
 
 	TTL time.Duration
@@ -374,8 +374,8 @@ type BatchRenewer interface {
 	// would, and calls done exactly once for each, with its index and outcome.
 	// The calls may come from any goroutine, and all of them come before
 	// RenewAll returns. RenewAll returns soon after the end of ctx. Package
-	// dsync passes at least one lease. A Renew for another TTL does not change
-	// the TTL of the Request.
+	// dsync passes at least one lease. A Renew for a different TTL does not
+	// change the TTL of the Request.
 	RenewAll(ctx context.Context, leases []Lease, done func(i int, err error))
 }
 
@@ -423,9 +423,9 @@ type MayLeave interface {
 // PhaseReporter is an optional interface of a Driver that passes through
 // phases, as in a migration. Package dsync shows the phase in metrics and logs.
 type PhaseReporter interface {
-	// OnPhase makes the driver call f with the name of the phase, at once and
-	// after each change. f does not block. OnPhase is called once, before the
-	// first Acquire.
+	// OnPhase makes the driver call f with the name of the phase, immediately
+	// and after each change. f does not block. OnPhase is called once, before
+	// the first Acquire.
 	OnPhase(f func(phase string))
 }
 
@@ -453,12 +453,12 @@ type KeepAliveReporter interface {
 // callers that use no token.
 type TokenKeeper interface {
 	// KeepTokens returns nil when the tokens of the lease are durable. Package
-	// dsync calls KeepTokens before it hands out a token, perhaps several
-	// times, and concurrently. After an error no token of the lease is used,
-	// and the backend may give them to a later lease. The error is ErrNotHeld
-	// if the lease has ended and its tokens were not kept before. KeepTokens
-	// returns when ctx is done or the lease has expired. If the lease is lost,
-	// it returns after [Events] has been notified.
+	// dsync calls KeepTokens before it hands out a token, perhaps several times
+	// and concurrently. After an error no token of the lease is used, and the
+	// backend may give them to a later lease. The error is ErrNotHeld if the
+	// lease has ended and its tokens were not kept before. KeepTokens returns
+	// when ctx is done or the lease has expired. If the lease is lost, it
+	// returns after [Events] has been notified.
 	KeepTokens(ctx context.Context) error
 }
 
@@ -532,7 +532,7 @@ type Watcher interface {
 // Limiter is an optional interface of a Driver. A driver that offers the mode
 // Permit implements it.
 type Limiter interface {
-	// SetLimit sets the limit of name, 1 or more, in one step at the backend,
+	// SetLimit sets the limit of name, 1 or more, in one step on the backend,
 	// and wakes the requests that can be granted now. The limit remains set
 	// when no client holds a permit. After ErrUnknown the limit may still be
 	// set later. Setting it again is harmless.
@@ -577,7 +577,7 @@ type Status struct {
 	// the last fencing token of the last grant of this name; 0 if unknown, as
 	// it may be for a name that is free or held by readers
 	Token uint64
-	// the number of waiters at the backend, which may count several requests of
+	// the number of waiters on the backend, which may count several requests of
 	// one client as one; -1 if unknown
 	Waiters int
 	// for people: the waiters in order, each by its Owner, its Hold or the name
@@ -588,7 +588,7 @@ type Status struct {
 // ForceUnlocker is an optional interface of a Driver that can end the hold of
 // any client.
 type ForceUnlocker interface {
-	// ForceUnlock ends the current hold, regardless of which client has it, and
+	// ForceUnlock ends the current hold, whichever client it belongs to, and
 	// wakes the waiters. In the modes Read and Permit it ends all holds,
 	// including permits above a lowered limit. The limit of permits remains as
 	// after a release. ForceUnlock returns ErrNotHeld if no client holds the

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// RepeatFor is the time for which package dsync repeats a change of a latch
-// after the first request that may have been carried out.
+// RepeatFor is how long package dsync repeats a change of a latch after the
+// first request that may have been carried out.
 const RepeatFor = 30 * time.Minute
 
 // Latcher is an optional interface of a Driver that supports countdown

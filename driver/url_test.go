@@ -88,7 +88,7 @@ func TestParseURLErrors(t *testing.T) {
 		{"x://h:+1", `port of host "h"`},
 		{"x://h:65536", `port of host "h"`},
 		{"x://user:" + testenv.PasswordMark + "", `port of host "user"`},
-		// The passwords that are not escaped.
+		// Passwords that are not escaped.
 		{"x://user:%" + testenv.PasswordMark + "@h", "escape special characters"},
 		{"x://user:" + testenv.PasswordMark + "/@h", password},
 		{"x://user:1/" + testenv.PasswordMark + "@h", password},

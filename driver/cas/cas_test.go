@@ -82,8 +82,8 @@ func (l *late) Write(ctx context.Context, name string, value []byte, version str
 }
 
 // TestLateWrite lets a write of an Acquire arrive after other clients have held
-// the name and its record is gone. The record may stay for that, but no longer
-// than necessary.
+// the name and its record is gone. The record may stay for that purpose, but no
+// longer than necessary.
 func TestLateWrite(t *testing.T) {
 	for _, o := range []cas.Options{{NoTokens: true}, {NoTokens: true, Clock: true}, {Rising: true}, {Clock: true}} {
 		synctest.Test(t, func(t *testing.T) {
@@ -265,9 +265,9 @@ func TestWaitersKeepTheirPlaces(t *testing.T) {
 	}
 }
 
-// TestLostRenewal lets a renewal with a shorter TTL be carried out without an
-// answer. Its write is the first request, because no other client has changed
-// the record.
+// TestLostRenewal lets the store carry out a renewal with a shorter TTL without
+// an answer. Its write is the first request, because no other client has
+// changed the record.
 func TestLostRenewal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := cas.Options{Name: "memory"}
@@ -432,7 +432,7 @@ func TestRenewalsOfOneName(t *testing.T) {
 }
 
 // rows is a store of Options.Plain whose records stay. It refuses to change a
-// hold without a renewal. The first write has no answer and is not carried out,
+// hold without a renewal. The first write is neither answered nor carried out,
 // and then all requests fail until the store is up again.
 type rows struct {
 	*memory
@@ -465,8 +465,8 @@ func (r *rows) Write(ctx context.Context, name string, value []byte, version str
 	return r.memory.Write(ctx, name, value, version)
 }
 
-// TestLateFirstRow checks that a first write without an answer does not disturb
-// later ones of other clients.
+// TestLateFirstRow checks that an unanswered first write does not disturb later
+// writes by other clients.
 func TestLateFirstRow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := cas.Options{Name: "memory", Clock: true, Plain: true}
@@ -498,7 +498,7 @@ func TestLateFirstRow(t *testing.T) {
 	})
 }
 
-// TestFreeName counts the requests of a lock and its release.
+// TestFreeName counts the requests for a lock and its release.
 func TestFreeName(t *testing.T) {
 	for _, test := range []struct {
 		o           cas.Options

@@ -34,7 +34,7 @@ type desk struct {
 	calls  int       // callers that wait for the round
 
 	changed bool          // the store has reported a change
-	gather  time.Duration // the time for which the next round waits for more changes
+	gather  time.Duration // how long the next round waits for more changes
 }
 
 // job is a change of a record for one caller.

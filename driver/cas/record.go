@@ -97,7 +97,7 @@ func (v *view) prune(jobs []*job) {
 	v.Holds, v.Queue = slices.DeleteFunc(v.Holds, over), slices.DeleteFunc(v.Queue, over)
 }
 
-// remove removes the claim of hold, and reports whether there was one.
+// remove removes the claim of hold and reports whether there was one.
 func (v *view) remove(hold string) bool {
 	n := len(v.Holds) + len(v.Queue)
 	its := func(c claim) bool { return c.Hold == hold }
@@ -140,8 +140,8 @@ func (v *view) held(m driver.Mode) bool {
 }
 
 // admits returns nil if a request with this place in the queue can be granted
-// now, ErrLocked if it must wait, ErrLimit or ErrSealed. A newcomer has the
-// place len(v.Queue).
+// now. Otherwise it returns ErrLocked (the request must wait), ErrLimit or
+// ErrSealed. A newcomer has the place len(v.Queue).
 func (v *view) admits(r *driver.Request, place int) error {
 	if v.Sealed != nil {
 		return driver.ErrSealed

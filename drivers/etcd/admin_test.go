@@ -274,7 +274,7 @@ func TestTTL(t *testing.T) {
 }
 
 // TestTokensAfterARestore restores an older copy of a server's data. Tokens
-// fall, unless Floor is above the earlier ones.
+// fall unless Floor is above the earlier tokens.
 func TestTokensAfterARestore(t *testing.T) {
 	t.Parallel()
 	dir, backup := filepath.Join(t.TempDir(), "data"), filepath.Join(t.TempDir(), "backup")
@@ -360,8 +360,8 @@ func TestListOfManyNames(t *testing.T) {
 	}
 }
 
-// TestListWhileAHoldMoves lets a name change hands behind the end of a page:
-// from a key on the next page to one on the page before.
+// TestListWhileAHoldMoves lets a name change hands while List is between two
+// pages: from a key on the next page to a key on the page before.
 func TestListWhileAHoldMoves(t *testing.T) {
 	s := testenv.Etcd(t)
 	c := userClient(t, s.Addr)

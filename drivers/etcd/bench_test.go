@@ -15,7 +15,7 @@ import (
 )
 
 // The benchmarks compare the driver with package concurrency on the same
-// server, in turns. x-mutex is the speed of the driver relative to that
+// server, taking turns. x-mutex is the speed of the driver relative to that
 // package.
 
 func ours(tb testing.TB, s *testenv.EtcdServer) drivertest.Locker {
@@ -117,8 +117,8 @@ func crowdOf(b *testing.B, s *testenv.EtcdServer, order string, waiters int) {
 	drivertest.CrowdCost(b, c, order, waiters, requests, waits)
 }
 
-// BenchmarkHandOver measures the median time from the release of one client to
-// the grant to another that waits. Bare measures a delete and its event on a
+// BenchmarkHandOver measures the median time from one client's release to the
+// grant to another, waiting client. Bare measures a delete and its event on a
 // watch that is already open.
 func BenchmarkHandOver(b *testing.B) {
 	s := testenv.Etcd(b)

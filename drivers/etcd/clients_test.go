@@ -119,7 +119,7 @@ func (c *contest) run(name string, during func()) {
 	during()
 }
 
-// goOn waits until each client has had the name n more times.
+// goOn waits until each client has held the name n more times.
 func (c *contest) goOn(tb testing.TB, n int64) {
 	start := c.now().shares
 	served := func() bool {

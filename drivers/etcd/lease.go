@@ -16,7 +16,8 @@ import (
 	"github.com/go-dsync/dsync/internal/linked"
 )
 
-// hold is one attempt to acquire a lock, and then the driver.Lease: a key.
+// hold is one attempt to acquire a lock, represented by a key. If the lock is
+// granted, the hold is also the driver.Lease.
 type hold struct {
 	linked.Links[hold] // in session.holds or Driver.fixed
 

@@ -22,7 +22,7 @@ type latchChange struct {
 	at  int64 // on the clock of the server
 }
 
-// rememberFor is the time for which a server remembers the id of a change.
+// rememberFor is how long a server remembers the id of a change.
 const rememberFor = int64(2 * driver.RepeatFor)
 
 func newLatches() latches {

@@ -11,7 +11,7 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// lease is one attempt to hold a name. It is the waiting request, the hold at
+// lease is one attempt to hold a name. It is the waiting request, the hold on
 // the server, and the holder's view of the hold.
 type lease struct {
 	d       *Driver

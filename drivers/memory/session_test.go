@@ -13,7 +13,7 @@ import (
 
 var sessions = &memory.Options{KeepsAlive: true}
 
-// lockEvents is lock, and also returns the attempt.
+// lockEvents is like lock, but also returns the attempt.
 func lockEvents(t *testing.T, d *memory.Driver, name string) (driver.Lease, *attempt) {
 	t.Helper()
 	a := newAttempt(name)
