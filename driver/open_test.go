@@ -50,7 +50,7 @@ func TestOpen(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got != d || c != d.config {
-		t.Errorf("got driver %v and config %v, want what the opener had", got, c)
+		t.Errorf("got driver %v and config %v, want those of the opener", got, c)
 	}
 	if c.TTL != 3*time.Second || c.Fenced || c.Require != (driver.Require{Fair: true, FIFO: true, Fenced: true}) || c.URL.Path != "/x" {
 		t.Errorf("got %+v", c)

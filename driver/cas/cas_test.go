@@ -93,7 +93,7 @@ func TestLateWrite(t *testing.T) {
 			defer a.Close(t.Context())
 			defer b.Close(t.Context())
 			if _, err := a.Acquire(t.Context(), request("a:1")); !errors.Is(err, driver.ErrUnknown) {
-				t.Fatalf("Acquire without an answer: got %v, want ErrUnknown", err)
+				t.Fatalf("unanswered Acquire: got %v, want ErrUnknown", err)
 			}
 			synctest.Wait() // for the cleanup
 			acquire := func(hold string) {
@@ -253,7 +253,7 @@ func TestWaitersKeepTheirPlaces(t *testing.T) {
 				t.Errorf("a newcomer got %v, want ErrLocked", err)
 			}
 			if before.Waiters != 2 {
-				t.Errorf("after a minute %d wait, want 2", before.Waiters)
+				t.Errorf("after a minute %d clients wait, want 2", before.Waiters)
 			}
 			if err := held.Release(t.Context()); err != nil {
 				t.Fatal(err)
@@ -280,10 +280,10 @@ func TestLostRenewal(t *testing.T) {
 		link.LoseOne()
 		sent := time.Now()
 		if err := l.Renew(t.Context(), time.Second); !errors.Is(err, driver.ErrUnknown) {
-			t.Errorf("a renewal without an answer: got %v, want ErrUnknown", err)
+			t.Errorf("unanswered renewal: got %v, want ErrUnknown", err)
 		}
 		if end := l.Expires(); end.After(sent.Add(time.Second)) {
-			t.Errorf("it expires %v after the renewal, want 1s", end.Sub(sent))
+			t.Errorf("the lease expires %v after the renewal, want 1s", end.Sub(sent))
 		}
 		if err := l.Renew(t.Context(), time.Minute); err != nil {
 			t.Errorf("the next renewal: %v", err)
@@ -340,7 +340,7 @@ func TestCrowd(t *testing.T) {
 		}
 		time.Sleep(5 * time.Second) // of fake time
 		if n := m.counted(); n > 200 {
-			t.Errorf("%d requests until all waited for a while, want 200 or fewer", n)
+			t.Errorf("%d requests when all had waited for a while, want 200 or fewer", n)
 		}
 		if err := held.Release(t.Context()); err != nil {
 			t.Error(err)
@@ -383,7 +383,7 @@ func TestBatches(t *testing.T) {
 			m.batches = 0
 			d.RenewAll(t.Context(), leases, func(i int, err error) {
 				if left := time.Until(leases[i].Expires()); err != nil || left < time.Minute {
-					t.Errorf("renewal %d: %v, and it lasts %v", i, err, left)
+					t.Errorf("renewal %d: error %v, and the lease lasts %v", i, err, left)
 				}
 			})
 			if m.batches != 3 {

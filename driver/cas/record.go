@@ -224,7 +224,7 @@ func (d *Driver) decode(name string, e Entry, known *view) (*view, error) {
 	}
 	if v.Format == 0 {
 		if err := json.Unmarshal(e.Value, &v.record); err != nil {
-			return nil, fmt.Errorf("the record of %q is not one of package cas: %w", name, err)
+			return nil, fmt.Errorf("the record of %q was not written by package cas: %w", name, err)
 		}
 	}
 	switch {

@@ -50,14 +50,14 @@ func TestInspect(t *testing.T) {
 		t.Errorf("since: got %v, want after %v", got.Since, asked)
 	}
 	if got.TTL <= 15*time.Second || got.TTL > 30*time.Second {
-		t.Errorf("TTL: got %v, want what is left of 30s", got.TTL)
+		t.Errorf("TTL: got %v, want the remaining part of 30s", got.TTL)
 	}
 	theirs := strings.TrimPrefix(keys(t, c, "p/orders/")[4], "p/orders/")
 	if want := []string{"first", "second", theirs}; !slices.Equal(got.Queue, want) {
 		t.Errorf("queue: got %q, want %q", got.Queue, want)
 	}
 	if own, err := a.Inspect(t.Context(), "orders"); err != nil || own.Token != token(l) {
-		t.Errorf("token of an own hold: got %d, %v, want %d", own.Token, err, token(l))
+		t.Errorf("token of this driver's hold: got %d, %v, want %d", own.Token, err, token(l))
 	}
 	release(t, l)
 	release(t, w1.Granted(t))
@@ -79,8 +79,8 @@ func TestForceUnlock(t *testing.T) {
 				t.Fatal(err)
 			}
 			next := w.Granted(t)
-			wantErr(t, "the holder is told", lostBy(t, r), driver.ErrRemoved)
-			wantErr(t, "its release", l.Release(t.Context()), driver.ErrNotHeld)
+			wantErr(t, "the holder is notified", lostBy(t, r), driver.ErrRemoved)
+			wantErr(t, "release of the removed hold", l.Release(t.Context()), driver.ErrNotHeld)
 			release(t, next)
 			release(t, below)
 		})
@@ -389,7 +389,7 @@ func TestListWhileAHoldMoves(t *testing.T) {
 		names[name] = true
 	}
 	if len(names) != 1000 || !names["x"] {
-		t.Errorf("List: got %d names, x is one: %t; want 1000 and x, which was held all the time", len(names), names["x"])
+		t.Errorf("List: got %d names, x among them: %t; want 1000 names and x, which was held all the time", len(names), names["x"])
 	}
 }
 

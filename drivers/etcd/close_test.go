@@ -59,7 +59,7 @@ func TestCloseBesideLeave(t *testing.T) {
 		t.Errorf("Leave: %v; Close: %v", called, closed)
 	}
 	if len(left) != 1 {
-		t.Errorf("keys after Close: got %q, want that of the hold", left)
+		t.Errorf("keys after Close: got %q, want the key of the hold", left)
 	}
 }
 

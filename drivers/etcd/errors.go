@@ -69,7 +69,7 @@ func isInvalid(err error) bool {
 var (
 	errNoAnswer = errors.New("no answer in time")
 	errNotSent  = errors.New("the request was not sent")
-	errAnswer   = errors.New("the server's answer is not one to the request")
+	errAnswer   = errors.New("the server's answer does not match the request")
 )
 
 // final is an error that the caller gets unchanged, because an answer from the

@@ -317,7 +317,7 @@ func TestTokensOfReaders(t *testing.T) {
 				c.expect(who)
 				first, n := c.leases[who].Tokens()
 				if first <= last || n != 1 {
-					t.Errorf("%s: %d tokens from %d on, after %d", who, n, first, last)
+					t.Errorf("%s: got %d tokens from %d, after token %d", who, n, first, last)
 				}
 				last = first
 				c.release(who)
