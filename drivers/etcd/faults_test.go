@@ -338,8 +338,8 @@ func leader(tb testing.TB, c *clientv3.Client, servers []*testenv.EtcdServer) in
 }
 
 // work locks a name repeatedly in several goroutines of each driver until the
-// test ends them, and fails the test if two goroutines have the lock at the
-// same time. It returns a function that waits until each driver has had the
+// test ends them, and fails the test if two goroutines hold the lock at the
+// same time. It returns a function that waits until each driver has held the
 // lock n more times, and a function that ends the work.
 func work(t *testing.T, drivers ...*etcd.Driver) (progress func(n int), end func()) {
 	var inside atomic.Int32
@@ -607,9 +607,9 @@ func TestServerFallsSilentDuringAWait(t *testing.T) {
 	release(t, l)
 }
 
-// TestRefusedUnlock takes a right away from a user that has a lock. From then
+// TestRefusedUnlock takes a right away from a user that holds a lock. From then
 // on the server refuses the release, and the name must not stay locked for as
-// long as the client has other locks.
+// long as the client holds other locks.
 func TestRefusedUnlock(t *testing.T) {
 	t.Parallel()
 	s := testenv.Etcd(t)

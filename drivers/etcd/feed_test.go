@@ -13,7 +13,7 @@ import (
 )
 
 // slowWatcher is a server that sends no events. It refuses watches until a
-// time, and lets later ones begin after a while.
+// given time and lets later watches begin after a while.
 type slowWatcher struct {
 	clientv3.Watcher // nil: the driver calls no more than Watch
 

@@ -136,7 +136,7 @@ func TestPassWithoutAnAnswer(t *testing.T) {
 	}
 }
 
-// TestPassOfASeal does not end the seal.
+// TestPassOfASeal checks that Pass does not end a seal.
 func TestPassOfASeal(t *testing.T) {
 	s := testenv.Etcd(t)
 	d := openURL(t, "etcd://%s", s.Addr)
@@ -260,8 +260,8 @@ func TestHandOverOfARecordThatChanged(t *testing.T) {
 	}
 }
 
-// TestHandOverByTheEndOfALease has one event report the deletion of the
-// holder's key and of the waiter's own key.
+// TestHandOverByTheEndOfALease has one event report the deletion of both the
+// holder's key and the waiter's key.
 func TestHandOverByTheEndOfALease(t *testing.T) {
 	s := testenv.Etcd(t)
 	c := userClient(t, s.Addr)
@@ -347,7 +347,8 @@ func TestHandOverWithoutAnAnswer(t *testing.T) {
 	release(t, waiters[1].Granted(t))
 }
 
-// TestHandOverToOneWhoLeaves has waits end while the lock is handed to them.
+// TestHandOverToOneWhoLeaves has waits end while the lock is being handed over
+// to the waiters.
 func TestHandOverToOneWhoLeaves(t *testing.T) {
 	s := testenv.Etcd(t)
 	c := userClient(t, s.Addr)

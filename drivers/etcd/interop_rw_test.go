@@ -52,7 +52,7 @@ func (r rival) begin(tb testing.TB, c *clientv3.Client, name string) (locked <-c
 	return outcome
 }
 
-// waits fails the test if a rival has the lock. It checks for as long as
+// waits fails the test if a rival holds the lock. It checks for as long as
 // several requests take, because a rival sends one request before it waits.
 func waits(tb testing.TB, c *clientv3.Client, locked <-chan error) {
 	tb.Helper()

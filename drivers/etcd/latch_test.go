@@ -109,8 +109,8 @@ func TestKeysOfALatch(t *testing.T) {
 	}
 }
 
-// TestLatchRequests has many clients count down at once. No client needs to
-// repeat a request because of another client.
+// TestLatchRequests has many clients count down at the same time. No client
+// needs to repeat a request because of another client.
 func TestLatchRequests(t *testing.T) {
 	const clients, each = 4, 25
 	s := testenv.Etcd(t)
@@ -281,7 +281,7 @@ func TestLatchOfAnotherKind(t *testing.T) {
 	s := testenv.Etcd(t)
 	c := userClient(t, s.Addr)
 	d := openURL(t, "etcd://%s", s.Addr)
-	for range 2 { // two is as good as done, but is there
+	for range 2 { // the second put makes the version equal the count, but the key exists
 		if _, err := c.Put(t.Context(), "\x00latch\x00x", "1"); err != nil {
 			t.Fatal(err)
 		}

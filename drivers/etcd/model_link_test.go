@@ -107,7 +107,7 @@ func (l *modelLink) lease(ctx context.Context, carry func(s *modelServer) (any, 
 	return carry(w.server)
 }
 
-// answerOf is for calls that have an answer of a known type.
+// answerOf converts an answer to its known type.
 func answerOf[A any](answer any, err error) (*A, error) {
 	if err != nil {
 		return nil, err
@@ -228,7 +228,7 @@ func (k *modelKeepAlive) Recv() (*pb.LeaseKeepAliveResponse, error) {
 	}))
 }
 
-// modelWatch is a watch, both at the server and in the library, which resumes
+// modelWatch is a watch, both on the server and in the library, which resumes
 // after its last event when its connection breaks. All fields but the channels
 // are guarded by modelWorld.mu.
 type modelWatch struct {

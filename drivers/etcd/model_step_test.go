@@ -11,7 +11,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// modelStep is a possible next event, which happens all at once.
+// modelStep is a possible next event. It is instantaneous.
 type modelStep struct {
 	name   string // distinguishes steps that can happen at the same time, and does not depend on what happened before
 	client string

@@ -31,15 +31,15 @@ var (
 //
 // Between two steps everything continues until all goroutines wait. Time passes
 // only when there is no other step, or as a step. Requests about leases are not
-// steps, and are answered at once unless the client is cut off.
+// steps and are answered immediately unless the client is cut off.
 //
 // A search takes all steps from all states. If orders differ only in steps of
-// two clients that do not meet at the server, it takes only one of them. It is
-// bounded by the callers and rounds of a case and by the number of faults.
-// Small cases are searched to the end each time. The other cases are searched
-// with -model.runs, to the end or for that many runs; the log reports whether
-// ways were left. In addition, each case is walked at random, with a fixed
-// seed.
+// two clients that do not meet at the server, it takes only one of these
+// orders. It is bounded by the callers and rounds of a case and by the number
+// of faults. Small cases are searched to the end each time. The other cases are
+// searched with -model.runs, to the end or for that many runs; the log reports
+// whether ways were left. In addition, each case is walked at random, with a
+// fixed seed.
 var modelCases = []modelCase{
 	{name: "queue", small: true, callers: []string{"A", "B", "C"}, settled: 3},
 	{name: "arrivals", small: true, callers: []string{"A", "B"}},

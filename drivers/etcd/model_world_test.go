@@ -27,10 +27,10 @@ const (
 
 	modelPermits = 3 // the number of permits
 
-	// modelQuiet is the time for which nothing may happen while a caller waits
-	// for a free lock. It is longer than the time until the first read by a
-	// waiter whose watch has not begun, and shorter than the time until the
-	// read that compensates for missed events.
+	// modelQuiet is how long nothing may happen while a caller waits for a free
+	// lock. It is longer than the time until the first read by a waiter whose
+	// watch has not begun, and shorter than the time until the read that
+	// compensates for missed events.
 	modelQuiet = 3 * time.Second
 	modelIdles = 60 // number of pauses of that length
 )
@@ -78,9 +78,9 @@ type modelCase struct {
 	tries   bool     // all but the first caller try once, without waiting
 	others  int      // keys of programs other than dsync clients before all callers
 	behind  int      // such keys behind the first caller, which stay
-	batches bool     // watches also report several revisions at once
+	batches bool     // watches also report several revisions together
 	ttl     time.Duration
-	pause   time.Duration // time that passes at once
+	pause   time.Duration // time that passes in one step
 	faults  modelFaults
 }
 
@@ -266,7 +266,7 @@ func (c *modelCaller) made(kv *mvccpb.KeyValue) bool {
 	return v.Hold == c.name || chief.heir == c && v.Hold == chief.name
 }
 
-// holderIn returns the key with which a caller has the lock, or nil.
+// holderIn returns the key with which a caller holds the lock, or nil.
 func (c *modelCaller) holderIn(keys map[string]*mvccpb.KeyValue) *mvccpb.KeyValue {
 	for _, kv := range modelHolders(keys, modelDir) {
 		if c.made(kv) && c.world.leaseOf(kv) == c.link.client {
@@ -276,8 +276,8 @@ func (c *modelCaller) holderIn(keys map[string]*mvccpb.KeyValue) *mvccpb.KeyValu
 	return nil
 }
 
-// granted checks whether the caller can have the lock. The token shows the
-// revision at which a key of the caller had the lock.
+// granted checks whether the caller can hold the lock. The token shows the
+// revision at which a key of the caller held the lock.
 func (c *modelCaller) granted() {
 	w := c.world
 	s := w.server
@@ -345,8 +345,8 @@ func (w *modelWorld) rise(g modelGrant) {
 	w.grants = append(w.grants, g)
 }
 
-// holds reports whether a caller rightly believes that it has the lock: its key
-// was not removed, and its lease has not ended.
+// holds reports whether a caller rightly believes that it holds the lock: its
+// key was not removed, and its lease has not ended.
 func (c *modelCaller) holds() bool {
 	return c.at == modelHolding && c.lease.Expires().After(time.Now()) && c.key != nil && !c.world.removedKeys[c.key.CreateRevision]
 }

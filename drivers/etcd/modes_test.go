@@ -54,8 +54,8 @@ func waitersOf(t *testing.T, s *testenv.EtcdServer, clients int) func(n int, mod
 }
 
 // TestCrowdOfReads has many Reads of 25 clients wait for a writer, and a second
-// writer wait for them. All Reads have the name at a time, and none sends more
-// requests than it takes to wait and to be granted the name.
+// writer wait for them. All Reads hold the name together. None sends more
+// requests than are necessary to wait and to be granted the name.
 func TestCrowdOfReads(t *testing.T) {
 	t.Parallel()
 	const clients = 25
@@ -118,7 +118,7 @@ func TestCrowdOfReads(t *testing.T) {
 }
 
 // TestCanceledWriterHoldsNobodyUp has readers wait behind a waiting writer
-// while another reader has the lock.
+// while another reader holds the lock.
 func TestCanceledWriterHoldsNobodyUp(t *testing.T) {
 	t.Parallel()
 	s := testenv.Etcd(t)
@@ -218,8 +218,8 @@ func TestSealIsForAllModes(t *testing.T) {
 	}
 }
 
-// TestReadsOnALeaseThatEnds revokes a lease with Reads that have the name, and
-// with one that waits for it.
+// TestReadsOnALeaseThatEnds revokes a lease with a Read that holds the name and
+// a Read that waits for it.
 func TestReadsOnALeaseThatEnds(t *testing.T) {
 	t.Parallel()
 	s := testenv.Etcd(t)

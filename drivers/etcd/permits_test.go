@@ -181,8 +181,8 @@ func TestPermitsBesideOtherModes(t *testing.T) {
 }
 
 // TestCrowdForPermits has many calls of ten clients wait for permits, in the
-// order of their arrival. None sends more requests than it takes to wait and to
-// be granted its permits, regardless of how many others wait.
+// order of their arrival. None sends more requests than are necessary to wait
+// and to be granted its permits, regardless of how many others wait.
 func TestCrowdForPermits(t *testing.T) {
 	t.Parallel()
 	const clients, limit = 10, 10
@@ -365,7 +365,8 @@ func TestCanceledPermits(t *testing.T) {
 	t.Logf("%d of %d were canceled", canceled.Load(), clients*rounds)
 }
 
-// TestUnansweredPermits has many requests carried out whose answers never come.
+// TestUnansweredPermits has the server carry out many requests whose answers
+// never arrive.
 func TestUnansweredPermits(t *testing.T) {
 	t.Parallel()
 	const callers, limit = 125, 3

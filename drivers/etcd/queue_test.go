@@ -34,8 +34,8 @@ func drain(t *testing.T, l driver.Lease, waiters []*drivertest.Waiter, before fu
 // TestCrowdOfAClientIsOneKey has 2,000 callers of one client wait behind
 // another client. The server has only one key for them, and gets as few
 // requests for it as for a single caller, even when the watch is silent for so
-// long that it is replaced. Then the lock is passed from caller to caller: a
-// request each, and another one when other clients get their turn.
+// long that it is replaced. Then the lock is passed from caller to caller. Each
+// pass takes one request, and a turn of other clients takes another.
 func TestCrowdOfAClientIsOneKey(t *testing.T) {
 	t.Parallel()
 	const n, few = 2000, 20

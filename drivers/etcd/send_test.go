@@ -24,7 +24,7 @@ func TestRequestsEnd(t *testing.T) {
 		never    bool          // the caller's context cannot end
 		deadline time.Duration // of the caller's context; 0: none
 		cancels  time.Duration // when the caller's context is canceled; 0: never
-		closes   time.Duration // the same of the driver
+		closes   time.Duration // the same for the driver
 		want     time.Duration
 	}{
 		{name: "under one that never ends", make: (*bound).under, never: true, want: limit},

@@ -112,8 +112,8 @@ func TestUnsealWakesEtcdctl(t *testing.T) {
 	release(t, next)
 }
 
-// TestLoosenRefusesWhatOthersWouldNotCountTo has floors that revisions have not
-// passed, although dsync's own tokens could be raised above them.
+// TestLoosenRefusesWhatOthersWouldNotCountTo tries floors that revisions have
+// not passed, although dsync's own tokens could be raised above them.
 func TestLoosenRefusesWhatOthersWouldNotCountTo(t *testing.T) {
 	s := testenv.Etcd(t)
 	c := userClient(t, s.Addr)
