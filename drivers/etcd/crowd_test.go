@@ -142,7 +142,7 @@ func TestCrowdOnALeaseThatEnds(t *testing.T) {
 		})
 		revoke(t, c, id)
 		work.Wait()
-		wantErr(t, "Release of what was on the lease", kept.Release(t.Context()), driver.ErrNotHeld)
+		wantErr(t, "Release of a lock on the revoked lease", kept.Release(t.Context()), driver.ErrNotHeld)
 	}
 	if got := keys(t, c, ""); len(got) > 0 {
 		t.Errorf("keys: got %q, want none", got)

@@ -139,7 +139,7 @@ func TestElections(t *testing.T) {
 			testenv.Eventually(t, func() bool { return len(keys(t, c, "leader/")) == 2 }, candidate.said+" waits")
 			select {
 			case <-elected:
-				t.Fatalf("%s leads beside %s", candidate.said, candidates[i-1].said)
+				t.Fatalf("%s leads at the same time as %s", candidate.said, candidates[i-1].said)
 			default:
 			}
 			if err := resign(ctx); err != nil {
@@ -222,7 +222,7 @@ func TestPassOfANote(t *testing.T) {
 			t.Errorf("Election.Leader: got %v, %v, want second", answer, err)
 		}
 		if _, err := d.Acquire(guard(t), noWait("leader")); err != driver.ErrLocked {
-			t.Errorf("a third: got %v, want %v", err, driver.ErrLocked)
+			t.Errorf("a third client: got %v, want %v", err, driver.ErrLocked)
 		}
 	}
 	if !other.Waits() {

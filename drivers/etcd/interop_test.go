@@ -48,7 +48,7 @@ func TestMutexOfPackageConcurrency(t *testing.T) {
 
 	l := acquire(t, d, request("orders/42"))
 	if err := other.TryLock(t.Context()); err != concurrency.ErrLocked {
-		t.Errorf("their TryLock beside our lock: got %v, want %v", err, concurrency.ErrLocked)
+		t.Errorf("their TryLock while we hold the lock: got %v, want %v", err, concurrency.ErrLocked)
 	}
 	theirs := make(chan error, 1)
 	go func() { theirs <- other.Lock(guard(t)) }()
@@ -59,10 +59,10 @@ func TestMutexOfPackageConcurrency(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !ours.Waits() {
-		t.Error("we were granted the lock before those who asked first")
+		t.Error("we were granted the lock before clients that requested it first")
 	}
 	if _, err := d.Acquire(t.Context(), noWait("orders/42")); err != driver.ErrLocked {
-		t.Errorf("our TryLock beside their lock: got %v, want %v", err, driver.ErrLocked)
+		t.Errorf("our TryLock while they hold the lock: got %v, want %v", err, driver.ErrLocked)
 	}
 	if err := other.Unlock(t.Context()); err != nil {
 		t.Fatal(err)

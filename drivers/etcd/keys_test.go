@@ -25,11 +25,11 @@ func TestKeysAreUsedAgain(t *testing.T) {
 	w := wait(t, a, request("a"))
 	second := keys(t, c, "a/")[1]
 	if second == first {
-		t.Errorf("keys of two at a time: got %q twice", first)
+		t.Errorf("keys of two concurrent holds: got %q twice", first)
 	}
 	w.Cancel()
 	if _, err := w.End(t); err == nil {
-		t.Error("a wait that was canceled was granted the lock")
+		t.Error("a canceled request was granted the lock")
 	}
 	release(t, l)
 	for range 20 {

@@ -98,7 +98,7 @@ func TestKeysOfALatch(t *testing.T) {
 	for _, kv := range answer.Kvs {
 		left, err := c.TimeToLive(t.Context(), clientv3.LeaseID(kv.Lease))
 		if err != nil || left.GrantedTTL != 7200 {
-			t.Errorf("lease of %q: got %v, %v, want one of two hours", kv.Key, left, err)
+			t.Errorf("lease of %q: got %v, %v, want a lease of two hours", kv.Key, left, err)
 		}
 	}
 	if set, err := openURL(t, "etcd://%s/app/", s.Addr).SetLatch(guard(t), "orders/42", "set", 3); err != nil || !set {
@@ -208,10 +208,10 @@ func TestLatchWatchHearsOfTheEnd(t *testing.T) {
 		for i := range 20 {
 			countDown(t, d, "x", fmt.Sprint("down", round, "-", i))
 		}
-		testenv.Eventually(t, func() bool { return calls.Load() > int64(round) }, "the end is told")
+		testenv.Eventually(t, func() bool { return calls.Load() > int64(round) }, "the watch reports the end")
 	}
 	if got := calls.Load(); got != 2 {
-		t.Errorf("calls by two ends: got %d, want 2", got)
+		t.Errorf("calls for two ends: got %d, want 2", got)
 	}
 }
 
@@ -235,7 +235,7 @@ func TestLatchEndThatNoWatchTells(t *testing.T) {
 		}
 		before := calls.Load()
 		link.Heal()
-		testenv.Eventually(t, func() bool { return calls.Load() > before }, "the watcher asks again")
+		testenv.Eventually(t, func() bool { return calls.Load() > before }, "the watcher sends another request")
 	}
 }
 
@@ -263,7 +263,7 @@ func TestLatchAnswersLost(t *testing.T) {
 		link.Cut()
 		link.Heal()
 		if err := <-answered; !errors.Is(err, driver.ErrUnknown) {
-			t.Errorf("change %d without an answer: got %v, want %v", i, err, driver.ErrUnknown)
+			t.Errorf("unanswered change %d: got %v, want %v", i, err, driver.ErrUnknown)
 		}
 		if err := b.DeleteLatch(guard(t), "x", fmt.Sprint("delete", i)); err != nil {
 			t.Fatal(err)
@@ -289,7 +289,7 @@ func TestLatchOfAnotherKind(t *testing.T) {
 	_, err := d.Latch(t.Context(), "x")
 	for what, err := range map[string]error{"Latch": err, "CountDown": d.CountDown(t.Context(), "x", "id")} {
 		if err == nil || errors.Is(err, driver.ErrUnknown) || errors.Is(err, driver.ErrUnavailable) {
-			t.Errorf("%s of what is no latch: got %v, want an error that is final", what, err)
+			t.Errorf("%s of a key that is not a latch: got %v, want a final error", what, err)
 		}
 	}
 }

@@ -142,7 +142,7 @@ func removeKey(tb testing.TB, c *clientv3.Client, key string) {
 // far, plus an offset.
 func revision(tb testing.TB, c *clientv3.Client) int64 {
 	tb.Helper()
-	answer, err := c.Get(guard(tb), "nobody has this key")
+	answer, err := c.Get(guard(tb), "no hold has this key")
 	if err != nil {
 		tb.Fatal(err)
 	}

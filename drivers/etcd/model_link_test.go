@@ -198,7 +198,7 @@ func (c modelLeases) LeaseTimeToLive(ctx context.Context, r *pb.LeaseTimeToLiveR
 }
 
 func (modelLeases) LeaseLeases(context.Context, *pb.LeaseLeasesRequest, ...grpc.CallOption) (*pb.LeaseLeasesResponse, error) {
-	panic("the driver does not ask for all leases")
+	panic("the driver does not request all leases")
 }
 
 func (c modelLeases) LeaseKeepAlive(ctx context.Context, _ ...grpc.CallOption) (pb.Lease_LeaseKeepAliveClient, error) {
@@ -275,7 +275,7 @@ func (c modelWatcher) Watch(ctx context.Context, key string, options ...clientv3
 	return watch.hears
 }
 
-func (modelWatcher) RequestProgress(context.Context) error { panic("the driver asks for no progress") }
+func (modelWatcher) RequestProgress(context.Context) error { panic("the driver requests no progress") }
 func (modelWatcher) Close() error                          { return nil }
 
 func (watch *modelWatch) isOver() bool { return watch.ending || watch.ctx.Err() != nil }

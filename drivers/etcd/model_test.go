@@ -9,8 +9,8 @@ import (
 )
 
 var (
-	modelRuns  = flag.Int("model.runs", 0, "search the large cases of the model to the end, too, or for so many runs")
-	modelWalks = flag.Int("model.walks", 50, "how many ways at random to go through each case of the model")
+	modelRuns  = flag.Int("model.runs", 0, "also search the large cases of the model, to the end or for this many runs")
+	modelWalks = flag.Int("model.walks", 50, "number of random walks through each case of the model")
 )
 
 // modelCases are the searches of the model. The model is the driver itself,
@@ -154,10 +154,10 @@ func TestModelKeepsItsPromises(t *testing.T) {
 			t.Parallel()
 			if c.small || *modelRuns > 0 && !c.endless {
 				r := c.search(t, *modelRuns)
-				t.Logf("%d states, %d runs, %d of which went another way than before, %d ways left", r.states, r.runs, r.strayed, r.left)
+				t.Logf("%d states, %d runs, %d of which diverged from an earlier run, %d ways left", r.states, r.runs, r.strayed, r.left)
 				r.report(t)
 				if r.strayed > 0 && !c.strays() {
-					t.Error("the driver does not do the same again")
+					t.Error("the driver does not behave the same in a repeated run")
 				}
 			}
 			r := c.walk(t, 1, *modelWalks)

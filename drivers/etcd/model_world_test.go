@@ -37,9 +37,9 @@ const (
 
 // Kinds of failures.
 const (
-	modelNotFirst = "granted to a key that has not got the lock"
+	modelNotFirst = "granted to a key that does not hold the lock"
 	modelTwo      = "two holders"
-	modelFallen   = "a token that is not above those before"
+	modelFallen   = "a token that is not above all earlier tokens"
 	modelSealed   = "a sealed name is granted"
 	modelOver     = "granted on a lease that has ended"
 	modelAsleep   = "asleep while the lock is free"
@@ -292,19 +292,19 @@ func (c *modelCaller) granted() {
 	}
 	revision := int64(token - base)
 	if revision > s.revision() {
-		w.fail(modelNotFirst, "%s has the token of revision %d, and there are %d", c.name, revision, s.revision())
+		w.fail(modelNotFirst, "%s has the token of revision %d, and there are only %d revisions", c.name, revision, s.revision())
 		return
 	}
 	if s.isSealed(modelDir, revision) {
 		w.fail(modelSealed, "%s is granted revision %d", c.name, revision)
 	}
 	if c.key = c.holderIn(s.at(revision)); c.key == nil {
-		w.fail(modelNotFirst, "at revision %d of its token the lock is not that of %s", revision, c.name)
+		w.fail(modelNotFirst, "at revision %d of its token, the lock is not held by %s", revision, c.name)
 		return
 	}
 	w.rise(modelGrant{c.name, c.mode, c.key.CreateRevision, token})
 	if !w.removed && c.holderIn(s.keys) == nil {
-		w.fail(modelNotFirst, "the lock is not that of %s", c.name)
+		w.fail(modelNotFirst, "the lock is not held by %s", c.name)
 	}
 	if !c.lease.Expires().After(time.Now()) {
 		w.fail(modelOver, "%s", c.name)

@@ -319,6 +319,6 @@ func TestPackagedServer(t *testing.T) {
 	kept := withTTL(request("a"), time.Second)
 	l = acquire(t, d, kept)
 	before := l.Expires()
-	testenv.Eventually(t, func() bool { return l.Expires().After(before.Add(time.Second)) }, "it is kept alive")
+	testenv.Eventually(t, func() bool { return l.Expires().After(before.Add(time.Second)) }, "the lease is kept alive")
 	release(t, l)
 }

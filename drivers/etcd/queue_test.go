@@ -92,12 +92,12 @@ func TestCrowdOfAClientIsOneKey(t *testing.T) {
 	}
 	looks := int64(2 * few) // including those of this test
 	if got := requests(); got > looks {
-		t.Errorf("requests while all wait: got %d, want %d at most", got, looks)
+		t.Errorf("requests while all wait: got %d, want at most %d", got, looks)
 	}
 	release(t, l)
 	callers.Wait()
 	if got := requests(); got > 2*n+2*looks {
-		t.Errorf("requests of %d holds: got %d, want %d at most", n, got, 2*n+2*looks)
+		t.Errorf("requests of %d holds: got %d, want at most %d", n, got, 2*n+2*looks)
 	}
 	if err := free.Unlock(guard(t)); err != nil {
 		t.Error(err)
@@ -153,7 +153,7 @@ func TestLongQueueThroughFaults(t *testing.T) {
 				left[next] = true
 				waiters[next].Cancel()
 				if _, err := waiters[next].End(t); err == nil {
-					t.Fatalf("waiter %d was canceled, and granted the lock", next)
+					t.Fatalf("waiter %d was canceled but granted the lock", next)
 				}
 			}
 		}
@@ -174,7 +174,7 @@ func TestLongQueueWhoseLeaseEnds(t *testing.T) {
 	testenv.Eventually(t, func() bool { return len(keys(t, c, "a/")) == 51 }, "all have new keys")
 	for _, w := range waiters {
 		if !w.Waits() {
-			t.Fatal("granted while another holds the lock")
+			t.Fatal("granted while another client holds the lock")
 		}
 	}
 	release(t, l)
@@ -198,6 +198,6 @@ func TestCrowdThatIsCutOff(t *testing.T) {
 		}
 	})
 	link.Heal()
-	testenv.Eventually(t, func() bool { return len(keys(t, c, "a/")) == 0 }, "what was put is gone")
+	testenv.Eventually(t, func() bool { return len(keys(t, c, "a/")) == 0 }, "all keys are gone")
 	release(t, acquire(t, d, request("a")))
 }

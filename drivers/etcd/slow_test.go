@@ -137,7 +137,7 @@ func TestCrowdOnASlowServer(t *testing.T) {
 					}
 					<-time.After(5 * time.Second)
 					if got.session.IsDead() {
-						t.Error("the lease is over")
+						t.Error("the lease has ended")
 					}
 					got.leaveToLease()
 					return

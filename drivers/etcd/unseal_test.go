@@ -32,7 +32,7 @@ func TestUnsealNeedsTheIDOfTheLastLoosenAndWakesOthers(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			a, b, name := openURL(t, "etcd://%s", s.Addr), openURL(t, "etcd://%s", s.Addr), r.Name
 			wantErr(t, "Loosen of a name that is not sealed", b.Loosen(t.Context(), name, "a", 0), driver.ErrNotHeld)
-			wantErr(t, "Loosen of it with a floor", b.Loosen(t.Context(), name, "a", 1), driver.ErrNotHeld)
+			wantErr(t, "Loosen of that name with a floor", b.Loosen(t.Context(), name, "a", 1), driver.ErrNotHeld)
 			l := acquire(t, a, r)
 			mutex, theirs := waitsFor(t, c, name, 2)
 			seal(t, a, l)
@@ -54,17 +54,17 @@ func TestUnsealNeedsTheIDOfTheLastLoosenAndWakesOthers(t *testing.T) {
 			}
 			last := uint64(mutex.Header().Revision)
 			if last <= token(l) {
-				t.Errorf("token of the mutex: got %d, want one above %d", last, token(l))
+				t.Errorf("token of the mutex: got %d, want a token above %d", last, token(l))
 			}
 			wantErr(t, "second Unseal", b.Unseal(t.Context(), name, "b"), driver.ErrNotHeld)
-			wantErr(t, "TryLock beside the mutex", tryLock(t, b, name), driver.ErrLocked)
+			wantErr(t, "TryLock while the mutex is held", tryLock(t, b, name), driver.ErrLocked)
 			ours := wait(t, b, request(name))
 			if err := mutex.Unlock(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 			next := ours.Granted(t)
 			if token(next) <= last {
-				t.Errorf("our next token: got %d, want one above %d", token(next), last)
+				t.Errorf("our next token: got %d, want a token above %d", token(next), last)
 			}
 			seal(t, b, next)
 			wantErr(t, "Unseal of a new seal with the id of an old one", a.Unseal(t.Context(), name, "b"), driver.ErrNotHeld)
@@ -139,7 +139,7 @@ func TestLoosenRefusesWhatOthersWouldNotCountTo(t *testing.T) {
 		unseal(t, d, "x", "b")
 		next := acquire(t, d, request("x"))
 		if token(next) <= token(l) {
-			t.Errorf("token after Unseal: got %d, want one above %d", token(next), token(l))
+			t.Errorf("token after Unseal: got %d, want a token above %d", token(next), token(l))
 		}
 		release(t, next)
 	}
@@ -179,7 +179,7 @@ func TestUnsealWhoseAnswerIsLost(t *testing.T) {
 		got := make(chan error, 1)
 		go func() { got <- step.do() }() // ends when the connection is cut
 		<-held
-		testenv.Eventually(t, step.done, "the server has handled it")
+		testenv.Eventually(t, step.done, "the server has handled the request")
 		link.Cut()
 		wantErr(t, "the answer is lost", <-got, driver.ErrUnknown)
 		link.Heal()

@@ -105,8 +105,8 @@ func TestRoundTrips(t *testing.T) {
 		{"read", in(driver.Read, request("a"))},
 		{"try to read", in(driver.Read, noWait("a"))},
 		{"write", in(driver.Write, request("a"))},
-		{"read beside others", in(driver.Read, request("read"))},
-		{"try to read beside others", in(driver.Read, noWait("read"))},
+		{"read while others read", in(driver.Read, request("read"))},
+		{"try to read while others read", in(driver.Read, noWait("read"))},
 	} {
 		before, rpcs := revision(t, c), s.Requests()
 		l := acquire(t, d, test.r)
