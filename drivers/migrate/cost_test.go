@@ -15,8 +15,9 @@ import (
 )
 
 // TestCostIsThatOfTheBackends counts the requests that a lock and its release
-// take. In phase dual there is at most one more than both backends take, in
-// phase new no more than the new backend takes without a migration.
+// take. In phase dual there is at most one request more than both backends
+// take. In phase new there are no more requests than the new backend takes
+// without a migration.
 func TestCostIsThatOfTheBackends(t *testing.T) {
 	a, b := testenv.Redis(t), testenv.Redis(t)
 	from, to := "redisson://"+a.Addr, "redisson://"+b.Addr

@@ -16,7 +16,7 @@ import (
 	"github.com/go-dsync/dsync/drivers/migrate"
 )
 
-// gated is client with a gate.
+// gated is like client, but with a gate.
 func (p *pair) gated(phase migrate.Phase) *client {
 	c := &client{from: p.from.NewDriver(), to: p.to.NewDriver()}
 	var err error

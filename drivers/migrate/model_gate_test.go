@@ -311,7 +311,7 @@ func (v gateVariant) begin(s gateModel, p int, e emitGate) {
 	}
 }
 
-// end is the last step of a member in PhaseNew, besides locks.
+// end is the last step of a member in PhaseNew, apart from locks.
 func (v gateVariant) end(s gateModel, p int, e emitGate) {
 	if !s.closed {
 		n := s

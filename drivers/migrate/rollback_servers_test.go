@@ -11,7 +11,7 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// servers are two backends between which a name moves forth and back.
+// servers are two backends between which a name moves back and forth.
 type servers struct {
 	t        *testing.T
 	from, to string // URLs

@@ -25,7 +25,7 @@ func (p *pair) moved() uint64 {
 	return first + uint64(n) - 1
 }
 
-// wantFrom fails unless only from has the name, with tokens above last.
+// wantFrom fails unless the name is only on from, with tokens above last.
 func (p *pair) wantFrom(what string, last uint64) {
 	p.t.Helper()
 	old := p.from.NewDriver()

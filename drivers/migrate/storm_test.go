@@ -51,8 +51,8 @@ type storm struct {
 	wrapFrom, wrapTo func(*memory.Driver) driver.Driver // in tests of the storm
 }
 
-// manyTokens requests as many tokens at once as possible, so that the tokens of
-// one backend are far above the tokens of the other.
+// manyTokens requests as many tokens per grant as possible, so that the tokens
+// of one backend are far above the tokens of the other.
 type manyTokens struct{}
 
 func (manyTokens) Waiting()    {}

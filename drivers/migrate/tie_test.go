@@ -15,7 +15,7 @@ import (
 	"github.com/go-dsync/dsync/drivers/migrate"
 )
 
-// checked is client after a check of the backends.
+// checked is like client, but checks the backends.
 func (p *pair) checked(phase migrate.Phase) (*client, error) {
 	c := p.client(phase)
 	return c, c.Check(p.t.Context())

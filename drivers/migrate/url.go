@@ -59,8 +59,8 @@ func open(ctx context.Context, c *driver.Config) (driver.Driver, error) {
 	return d, nil
 }
 
-// marked sets the names of PostgreSQL sessions, which keep no hold, so that
-// they show the migration.
+// marked adds HoldPrefix to the names of PostgreSQL sessions, because
+// PostgreSQL does not store the identity of a hold.
 func marked(raw string) string {
 	const name = "application_name="
 	before, after, ok := strings.Cut(raw, name)

@@ -114,7 +114,7 @@ func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
 	ended := map[uint32]bool{}
 	for _, l := range d.holders(key) {
 		// a session of this driver would get no answer to a request that ends
-		// itself
+		// the session itself
 		l.session.end(errForced)
 		ended[l.session.pid] = true
 	}

@@ -205,8 +205,7 @@ func testCapOfWaiters(t *testing.T, pg *testenv.PostgresServer) {
 	mustRelease(t, <-granted)
 }
 
-// testServerKnowsWhoWaits asks about a wait, and about the session after the
-// wait.
+// testServerKnowsWhoWaits queries a wait, and the session after the wait.
 func testServerKnowsWhoWaits(t *testing.T, pg *testenv.PostgresServer) {
 	holder, d := newDriver(t, pg.Addr, nil), newDriver(t, pg.Addr, nil)
 	want := func(want bool, when string) {

@@ -25,7 +25,7 @@ import (
 const connectFor = 10 * time.Second
 
 // maxDials is the maximum number of times that a session is connected again
-// after the server has ended it at once.
+// after the server has ended it immediately.
 const maxDials = 10
 
 // dial connects a session and does not add it to the driver's sessions. If the
@@ -152,9 +152,9 @@ func optionalSettings(conn *pgconn.PgConn, s *session) []setting {
 
 // deadlockTimeout is the setting for the time that a session waits before it
 // checks, once, for a deadlock. During this check no lock can be acquired or
-// released. The time it takes grows with the square of the number of sessions
-// that wait for the name: 19 ms with 1,000 sessions. A waiting session has no
-// locks, so the check is useless.
+// released. The duration of the check grows with the square of the number of
+// sessions that wait for the name: 19 ms with 1,000 sessions. A waiting session
+// has no locks, so the check is useless.
 const deadlockTimeout = "deadlock_timeout"
 
 // grantsSettings reports whether the server is PostgreSQL 15 or later, in which

@@ -66,7 +66,7 @@ func TestFrozenHolderIsFreedByTheServer(t *testing.T) {
 
 // TestReleaseOfAHoldThatHadEnded ends the session of a holder without the
 // holder's knowledge. Its release, which gets no answer, must not report that
-// it ended the hold, because another client has the lock by then.
+// it ended the hold, because another client holds the lock by then.
 func TestReleaseOfAHoldThatHadEnded(t *testing.T) {
 	t.Parallel()
 	pg := testenv.Postgres(t)

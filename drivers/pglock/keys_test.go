@@ -179,8 +179,8 @@ func testInspectShowsHolderAndWaiters(t *testing.T, pg *testenv.PostgresServer) 
 	mustRelease(t, l)
 }
 
-// testForceUnlockWaits: a terminated server process ends only some time later,
-// and holds its locks until then.
+// testForceUnlockWaits checks that ForceUnlock waits: a terminated server
+// process ends only some time later and holds its locks until then.
 func testForceUnlockWaits(t *testing.T, pg *testenv.PostgresServer) {
 	d, admin := newDriver(t, pg.Addr, nil), newDriver(t, pg.Addr, &pglock.Options{ForceUnlock: true})
 	mustAcquire(t, d, request("a", longTTL))
@@ -231,7 +231,7 @@ func testForceUnlockIsAnOption(t *testing.T, pg *testenv.PostgresServer) {
 	mustRelease(t, mustAcquire(t, admin, request("a", longTTL)))
 }
 
-// TestOneSpelling: a lock of a number has one name.
+// TestOneSpelling checks that the lock of a number has only one name.
 func TestOneSpelling(t *testing.T) {
 	for name, number := range map[string]bool{
 		"0": true, "42": true, "-42": true, "9223372036854775807": true, "-9223372036854775808": true,

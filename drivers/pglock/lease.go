@@ -75,8 +75,8 @@ func (l *lease) Tokens() (first uint64, n int) {
 	return l.first, tokensPerGrant
 }
 
-// keepTries is the number of times that the statement that keeps tokens is
-// tried, since an administrator may cancel it.
+// keepTries is how often the statement that keeps tokens is tried, since an
+// administrator may cancel it.
 const keepTries = 3
 
 // keeps reports whether the tokens are as durable as Options.Tokens requires.

@@ -79,7 +79,7 @@ const (
 	minTTL = 100 * time.Millisecond
 	maxTTL = 24 * 24 * time.Hour
 
-	detect = time.Second // the server reports it at once, if reachable
+	detect = time.Second // the server reports it immediately, if reachable
 	// the server's timer is exact to a few milliseconds; the rest is a margin
 	// for a machine under load
 	late = time.Second
@@ -114,10 +114,10 @@ type Options struct {
 
 	// Key computes the advisory lock of a name, for use together with programs
 	// that have their own numbers. The default is [HashedKey]:
-	// hashtextextended(name, 0). Lock returns its error to the caller. Names
-	// with the same key are one lock, so a function should accept only one
-	// spelling of a name, as [NumberKey] does: otherwise LockAll of two such
-	// names waits for itself until its context ends.
+	// hashtextextended(name, 0). Lock returns the error of Key to the caller.
+	// Names with the same key are one lock, so a function should accept only
+	// one spelling of a name, as [NumberKey] does: otherwise LockAll of two
+	// such names waits for itself until its context ends.
 	Key func(name string) (AdvisoryKey, error)
 
 	// MaxLocks is the maximum number of locks that the driver holds or requests
@@ -144,8 +144,8 @@ type Options struct {
 	ForceUnlock bool
 
 	// TTL is the expected TTL of leases. The connection for these leases is
-	// made at once, other connections when needed. The default is 30 s, as in
-	// dsync.
+	// made immediately, other connections when needed. The default is 30 s, as
+	// in dsync.
 	TTL time.Duration
 }
 

@@ -284,8 +284,8 @@ const (
 	// noticed later by up to this time.
 	restFor = 2 * time.Millisecond
 
-	// readFor is the time for which a caller reads, regardless of its context.
-	// After that, the caller waits for the answer.
+	// readFor is how long a caller reads, regardless of its context. After
+	// that, the caller waits for the answer.
 	readFor = 5 * time.Millisecond
 )
 

@@ -130,9 +130,9 @@ func testReadsEndOneByOne(t *testing.T, pg *testenv.PostgresServer) {
 	}
 }
 
-// testReadDoesNotPassAWrite lets one write wait behind a read. Then other
-// callers read: of the client that reads, of the client that waits to write,
-// and of a third client.
+// testReadDoesNotPassAWrite lets one write wait behind a read. Then callers of
+// three clients read: the client that reads, the client that waits to write,
+// and a third client.
 func testReadDoesNotPassAWrite(t *testing.T, pg *testenv.PostgresServer) {
 	d, third, conn := newDriver(t, pg.Addr, nil), newDriver(t, pg.Addr, nil), connect(t, pg)
 	for _, writer := range []*pglock.Driver{d, newDriver(t, pg.Addr, nil)} {

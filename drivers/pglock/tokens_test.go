@@ -19,7 +19,7 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// TestTokensAfterARestore puts an older data directory back. Tokens fall then,
+// TestTokensAfterARestore puts an older data directory back. Then tokens fall,
 // and the guard of a resource elsewhere refuses all holders, until programs set
 // the last token as a floor. See "After a restore from a backup" in
 // docs/operations.md.
@@ -83,7 +83,7 @@ func keep(tb testing.TB, l driver.Lease) {
 // TestTokensRiseOverCrashesOfTheServer kills the server under the load of
 // clients that read their tokens, of clients that do not, and of one whose
 // statement takes a token and flushes the log, like drivers without KeepTokens.
-// All are for one name.
+// All of them lock one name.
 func TestTokensRiseOverCrashesOfTheServer(t *testing.T) {
 	t.Parallel()
 	pg := testenv.Postgres(t, "fsync=on", "full_page_writes=on")

@@ -17,9 +17,9 @@ import (
 // would grant a session its own lock again. There is one queue per key, and not
 // per name, because two names may have the same key.
 //
-// At most one request for the key is in progress on the sessions of many locks.
-// Waiting attempts stand in the queue, and only the first of them sends a
-// request to the server.
+// On the shared sessions, which carry many locks, at most one request for the
+// key is in progress at a time. Waiting attempts stand in the queue, and only
+// the first of them sends a request to the server.
 type localQueue struct {
 	key  AdvisoryKey
 	uses int
@@ -125,7 +125,7 @@ func (d *Driver) await(ctx context.Context, q *localQueue, t *attempt) error {
 	if q.tries.remove(t) && errors.Is(err, driver.ErrLocked) {
 		err = ctx.Err() // the lock is not known to be held
 	}
-	q.queued.remove(t) // at once, because otherwise an attempt that has left could get the turn
+	q.queued.remove(t) // immediately, because otherwise an attempt that has left could get the turn
 	q.advance()
 	return err
 }
@@ -196,9 +196,9 @@ func (q *localQueue) on(s *session) bool {
 }
 
 const (
-	// settleFor is the time for which a canceled caller waits for the release
-	// of its lock, if there is one. That is enough for two short requests,
-	// after which nothing is left in doubt. No caller waits longer.
+	// settleFor is how long a canceled caller waits for the release of its
+	// lock, if there is one. That is enough for two short requests, after which
+	// nothing is left in doubt. No caller waits longer.
 	settleFor = 50 * time.Millisecond
 
 	// backstop is the interval at which the driver checks that the server still
