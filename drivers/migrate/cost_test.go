@@ -42,7 +42,7 @@ func TestCostIsThatOfTheBackends(t *testing.T) {
 	for _, more := range []string{"&gate=true&fenced=false", ""} {
 		onFrom, onTo := cost(pair + more + "&phase=dual")
 		if got, most := onFrom+onTo, bareFrom+bareTo+20; got > most {
-			t.Errorf("phase dual%s: got %d requests for 20 locks, want %d at most", more, got, most)
+			t.Errorf("phase dual%s: got %d requests for 20 locks, want at most %d", more, got, most)
 		}
 		onFrom, onTo = cost(pair + more + "&phase=new")
 		if onFrom != 0 || onTo > bareTo*105/100 {

@@ -204,7 +204,7 @@ func (r rules) expire(s model, backend int, e emit) {
 	n.holder[backend] = 0
 	x := &n.processes[p]
 	if x.attempt != attempt || !x.has[backend] {
-		e("the hold of one that is gone expires", true, n)
+		e("the hold of a process that is gone expires", true, n)
 		return
 	}
 	if s.stage > moving && x.kind == legacy { // a legacy program cannot renew

@@ -78,7 +78,7 @@ func TestRollbackBetweenServers(t *testing.T) {
 				s.lock("an old program after the roll-back", old)
 				l := lock(t, old, "x")
 				_, err := try(s.client(migrate.PhaseNew), "x")
-				wantErr(t, "a client in phase new beside an old program", err, driver.ErrLocked)
+				wantErr(t, "a client in phase new while an old program holds the name", err, driver.ErrLocked)
 				release(t, l)
 				s.lock("in phase dual after the roll-back", c)
 			}

@@ -31,10 +31,10 @@ func (p *pair) wantFrom(what string, last uint64) {
 	old := p.from.NewDriver()
 	l := lock(p.t, old, "x")
 	if first, _ := l.Tokens(); first <= last {
-		p.t.Errorf("%s: got token %d from the old backend, want one above %d", what, first, last)
+		p.t.Errorf("%s: got token %d from the old backend, want a token above %d", what, first, last)
 	}
 	_, err := try(p.client(migrate.PhaseNew), "x")
-	wantErr(p.t, what+": a client in phase new beside an old program", err, driver.ErrLocked)
+	wantErr(p.t, what+": a client in phase new while an old program holds the name", err, driver.ErrLocked)
 	release(p.t, l)
 }
 
@@ -122,7 +122,7 @@ func TestRollbackThatStopsInTheMiddle(t *testing.T) {
 					}
 					_, err := try(p.from.NewDriver(), "x")
 					if !errors.Is(err, driver.ErrLocked) && !errors.Is(err, driver.ErrSealed) {
-						t.Errorf("%s: an old program beside the holder: got %v, want ErrLocked or ErrSealed", what, err)
+						t.Errorf("%s: an old program while the name is held: got %v, want ErrLocked or ErrSealed", what, err)
 					}
 					first, n := l.Tokens()
 					release(t, l)
@@ -242,7 +242,7 @@ func TestASealThatIsMarkedAgainForgetsEarlierRollBacks(t *testing.T) {
 		l = lock(t, p.client(migrate.PhaseNew), "x")
 		wantErr(t, "the request that arrives late", from.Unseal(t.Context(), "x", "late"), driver.ErrNotHeld)
 		_, err := try(from, "x")
-		wantErr(t, "an old program beside the holder", err, driver.ErrSealed)
+		wantErr(t, "an old program while the name is held", err, driver.ErrSealed)
 		release(t, l)
 	})
 }
@@ -284,7 +284,7 @@ func TestANameThatCouldNotBeSealedIsNotMarked(t *testing.T) {
 		wantErr(t, "Seal without an answer", c.Seal(t.Context(), "x"), driver.ErrUnavailable)
 		l := lock(t, p.from.NewDriver(), "x")
 		_, err := try(p.client(migrate.PhaseNew), "x")
-		wantErr(t, "phase new beside an old program", err, driver.ErrLocked)
+		wantErr(t, "phase new while an old program holds the name", err, driver.ErrLocked)
 		release(t, l)
 	})
 }

@@ -40,7 +40,7 @@ var (
 	// ErrOtherBackend reports that names of the old backend move to a different
 	// new backend.
 	ErrOtherBackend = fmt.Errorf("names of the old backend move to a different new backend (a wrong host or prefix in `to`? if `to` is "+
-		"right, the first program had another one: stop all programs that use it, then run `dsync migrate untie`): %w", errors.ErrUnsupported)
+		"right, the first program used a different one: stop all programs that use it, then run `dsync migrate untie`): %w", errors.ErrUnsupported)
 
 	// ErrOtherFloor reports that programs of this migration use a different
 	// floor for the new backend.

@@ -85,7 +85,7 @@ func TestURLWithAGate(t *testing.T) {
 	_, err = open(migrate.PhaseOld)
 	var behind *migrate.BehindError
 	if !errors.As(err, &behind) || len(behind.Members) != 1 || !strings.HasPrefix(behind.Members[0].Hold, a.(*migrate.Driver).ID()) {
-		t.Errorf("phase old beside phase new: got %v, want one that names the process in phase new", err)
+		t.Errorf("phase old while a process is in phase new: got %v, want an error that names that process", err)
 	}
 	for _, d := range []driver.Driver{a, b} {
 		if err := d.Close(t.Context()); err != nil {

@@ -210,7 +210,7 @@ func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[string, erro
 
 func (d *Driver) list(ctx context.Context) (names []string, err error) {
 	if d.keys.custom == nil {
-		return nil, fmt.Errorf("the server keeps hashes of names, and with key=number or key=pair in the URL the numbers that are locked are listed: %w",
+		return nil, fmt.Errorf("the server keeps only hashes of names; with key=number or key=pair in the URL, the locked numbers can be listed: %w",
 			errors.ErrUnsupported)
 	}
 	if err := d.usable(ctx); err != nil {

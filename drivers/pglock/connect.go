@@ -291,7 +291,7 @@ func (d *Driver) checkFacts(conn *pgconn.PgConn, s *session, f [][]byte) error {
 	case version < 140000:
 		return fmt.Errorf("the server is PostgreSQL %d, older than 14: %w", version/10000, errors.ErrUnsupported)
 	case f[1][0] != 0 && d.server.known: // a failover behind the address is in progress
-		return fmt.Errorf("%w: the server is a read replica by now", driver.ErrUnavailable)
+		return fmt.Errorf("%w: the server is now a read replica", driver.ErrUnavailable)
 	case f[1][0] != 0:
 		return fmt.Errorf("the server is a read replica, which has separate advisory locks: %w", errors.ErrUnsupported)
 	case timeout != s.ttl:

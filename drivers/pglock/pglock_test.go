@@ -265,7 +265,7 @@ func testFixedLeaseEndsByItself(t *testing.T, pg *testenv.PostgresServer) {
 	l := mustAcquire(t, d, r)
 	waited := mustAcquire(t, other, request("a", longTTL))
 	if got := time.Since(start); got < r.TTL {
-		t.Errorf("granted to another after %v, before the end of %v", got, r.TTL)
+		t.Errorf("granted to another client after %v, before the end of %v", got, r.TTL)
 	}
 	if err := l.Release(t.Context()); !errors.Is(err, driver.ErrNotHeld) {
 		t.Errorf("Release after the end: got %v, want ErrNotHeld", err)
@@ -309,7 +309,7 @@ func testTerminatedSessionIsNoticedAtOnce(t *testing.T, pg *testenv.PostgresServ
 			t.Errorf("Events.Lost: got %v, want ErrSessionEnded", err)
 		}
 	case <-time.After(30 * time.Second):
-		t.Fatal("the holder was not told")
+		t.Fatal("the holder was not notified")
 	}
 	if err := l.Release(t.Context()); !errors.Is(err, driver.ErrNotHeld) {
 		t.Errorf("Release: got %v, want ErrNotHeld", err)

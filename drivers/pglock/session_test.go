@@ -162,7 +162,7 @@ func TestLooksAreRare(t *testing.T) {
 		{50 * time.Microsecond, backstop},
 	} {
 		if l.took(step.took); l.pause() != step.pause {
-			t.Errorf("after a look of %v: the next one in %v, want %v", step.took, l.pause(), step.pause)
+			t.Errorf("after a look of %v: the next look in %v, want %v", step.took, l.pause(), step.pause)
 		}
 	}
 }

@@ -106,7 +106,7 @@ func TestTokensRiseOverCrashesOfTheServer(t *testing.T) {
 				return
 			}
 			if first <= before {
-				t.Errorf("caller %d has the token %d, and asked when %d had been given out", i, first, before)
+				t.Errorf("caller %d has token %d, but requested it when %d had been given out", i, first, before)
 			}
 			last = max(last, first+uint64(n)-1)
 		}
@@ -174,7 +174,7 @@ func TestGrantsDoNotWaitForTheDisk(t *testing.T) {
 		l := mustAcquire(t, d, request("a", longTTL))
 		granted := make(chan driver.Lease)
 		go func() { granted <- mustAcquire(t, other, request("a", longTTL)) }()
-		testenv.Eventually(t, func() bool { return value[int](t, watch, advisoryLocks+" AND NOT granted") == 1 }, "another one waits")
+		testenv.Eventually(t, func() bool { return value[int](t, watch, advisoryLocks+" AND NOT granted") == 1 }, "another client waits")
 		mustRelease(t, l)
 		mustRelease(t, <-granted)
 	}
@@ -265,7 +265,7 @@ func testShortWaitNeedsNoConfirmation(t *testing.T, pg *testenv.PostgresServer) 
 	granted := make(chan driver.Lease)
 	go func() { granted <- mustAcquire(t, d, request("a", longTTL)) }()
 	watch := connect(t, pg)
-	testenv.Eventually(t, func() bool { return value[int](t, watch, advisoryLocks+" AND NOT granted") == 1 }, "it waits")
+	testenv.Eventually(t, func() bool { return value[int](t, watch, advisoryLocks+" AND NOT granted") == 1 }, "the client waits")
 	confirmed := link.HoldReply("ping")
 	before := time.Now()
 	mustRelease(t, l)
