@@ -65,7 +65,7 @@ func contendAndClose(t *testing.T, ctx context.Context, c *dsync.Client, callers
 	}
 }
 
-// TestCloseSaysWhatIsLeft closes clients whose server stands still.
+// TestCloseSaysWhatIsLeft closes clients whose server is frozen.
 func TestCloseSaysWhatIsLeft(t *testing.T) {
 	t.Parallel()
 	for _, query := range []string{"", "?fair=true"} {
@@ -124,7 +124,7 @@ func TestCloseAfterARequestOfUnknownOutcome(t *testing.T) {
 }
 
 // TestCloseAfterAnOutageOfANode: callers gave up while one node of a cluster
-// stood still, and then the node was restarted.
+// was frozen, and then the node was restarted.
 func TestCloseAfterAnOutageOfANode(t *testing.T) {
 	t.Parallel()
 	cluster := testenv.RedisCluster(t, 3, 0)

@@ -15,7 +15,7 @@ import (
 )
 
 // fight has drivers acquire and release the lock x, each so many times on
-// average, and returns the number of times that each driver held it.
+// average, and returns how often each driver held it.
 func fight(tb testing.TB, drivers []*Driver, each int) []int {
 	tb.Helper()
 	return drivertest.Fight(tb, drivers, each, func() *driver.Request { return forLong("x") })

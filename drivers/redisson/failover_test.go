@@ -15,8 +15,8 @@ import (
 
 // In these tests servers fail while many callers acquire locks. The results of
 // the calls are judged together: whether two callers believed that they held a
-// lock at once, whether a caller waited forever, and whether an error was not a
-// dsync error.
+// lock at the same time, whether a caller waited forever, and whether an error
+// was not a dsync error.
 
 func sentinelURL(s *testenv.Sentinel) string {
 	return fmt.Sprintf("redisson://%s?mode=sentinel&master=%s", strings.Join(s.SentinelAddrs(), ","), s.Master)

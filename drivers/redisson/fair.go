@@ -14,8 +14,8 @@ const (
 	timesPrefix = "redisson_lock_timeout"
 )
 
-// departIn is the time for which a caller that gives up waits for the removal
-// of its place.
+// departIn is how long a caller that gives up waits for the removal of its
+// place.
 const departIn = 50 * time.Millisecond
 
 // scripts are the scripts that differ between kinds of locks.

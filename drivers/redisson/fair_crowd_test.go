@@ -50,7 +50,7 @@ func waitInCrowd(tb testing.TB, s *testenv.RedisServer, d *Driver, n int) *crowd
 	return c
 }
 
-// leave cancels all calls, and returns when they have returned.
+// leave cancels all calls and waits until they have returned.
 func (c *crowd) leave() {
 	c.cancel()
 	c.wg.Wait()
@@ -250,7 +250,7 @@ func TestFairCloseTellsOfPlaces(t *testing.T) {
 	release(t, l)
 }
 
-// BenchmarkFairCrowdLeaves measures 1,500 waiters that are canceled at once.
+// BenchmarkFairCrowdLeaves measures 1,500 waiters that are canceled together.
 // The metrics are the server time of the longest request, the server time of
 // all requests, and the time that the holder's release and the next grant took
 // in the meantime.

@@ -31,8 +31,8 @@ func lineOfX(s *testenv.RedisServer) []string {
 	return holds
 }
 
-// leftOfX returns the time for which a waiter for x is still safe from
-// eviction, by the server's clock.
+// leftOfX returns how long a waiter for x is still safe from eviction, by the
+// server's clock.
 func leftOfX(tb testing.TB, s *testenv.RedisServer, hold string) time.Duration {
 	tb.Helper()
 	score, _ := s.Do("ZSCORE", timesOfX, hold).(string)
@@ -377,7 +377,7 @@ func TestFairNextLeavesAtTheHandOver(t *testing.T) {
 }
 
 // TestFairExcludes: callers of two clients compete, some of them leave, and two
-// never hold the lock at once.
+// never hold the lock at the same time.
 func TestFairExcludes(t *testing.T) {
 	t.Parallel()
 	const callers, grants = 8, 30

@@ -19,8 +19,8 @@ const (
 	latchChannel = "redisson_countdownlatch__channel__"
 )
 
-// latchMemory is the minimum time for which the server remembers the id of a
-// change, in milliseconds.
+// latchMemory is how long, at least, the server remembers the id of a change,
+// in milliseconds.
 var latchMemory = strconv.FormatInt((2 * driver.RepeatFor).Milliseconds(), 10)
 
 // latchChannelOf returns the channel that reports the end of a latch. Redisson

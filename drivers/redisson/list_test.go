@@ -53,8 +53,8 @@ func TestListOfManyNames(t *testing.T) {
 	}
 }
 
-// TestListWhenTheServerIsStartedAgain wants an error, since an old cursor means
-// nothing to a restarted server.
+// TestListWhenTheServerIsStartedAgain wants an error, because an old cursor
+// means nothing to a restarted server.
 func TestListWhenTheServerIsStartedAgain(t *testing.T) {
 	const n = 5000
 	s := testenv.Redis(t, "--appendonly", "yes", "--appendfsync", "always")

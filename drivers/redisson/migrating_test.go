@@ -106,7 +106,7 @@ func TestReleaseInASlotThatMoves(t *testing.T) {
 	})
 }
 
-// tryAgains returns the number of times that a server reported a moving slot.
+// tryAgains returns how often a server reported a moving slot.
 func tryAgains(s *testenv.RedisServer) int {
 	n := 0
 	for _, line := range strings.Split(s.Do("INFO", "errorstats").(string), "\r\n") {

@@ -204,8 +204,8 @@ var (
 // New returns a Driver that uses the client, regardless of its topology (single
 // server, sentinel or cluster), and never closes it. The first Acquire runs the
 // checks of Open. Set a short ConnWriteTimeout and Dialer.KeepAlive (such as 3
-// s and 1 s) to limit the time for which a dead connection is used. Client-side
-// caching is not used.
+// s and 1 s) to limit how long a dead connection is used. Client-side caching
+// is not used.
 func New(client rueidis.Client, o *Options) (*Driver, error) {
 	if client == nil {
 		return nil, fmt.Errorf("redisson: no client")

@@ -32,7 +32,7 @@ func leastRights(tb testing.TB, rows ...string) []string {
 var given = []string{"+hello", "+auth"}
 
 // quiet are rights without which nothing fails: waiters try now and then, or
-// all at once, and the library accepts any answer to a ping.
+// all together, and the library accepts any answer to a ping.
 var quiet = []string{"+ping", "+subscribe", "~dsync_turn:{lk:*", "+hmget"}
 
 // TestEachRightIsNeeded removes one of the rights at a time, and then does

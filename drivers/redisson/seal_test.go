@@ -60,8 +60,8 @@ func TestSealAnswersWaitersAndStays(t *testing.T) {
 }
 
 // TestSealedNameHasNoWaiters: a program that was notified of a seal does not
-// count as a waiter for the sealed name, even if it cannot leave the channel at
-// once.
+// count as a waiter for the sealed name, even if it cannot leave the channel
+// immediately.
 func TestSealedNameHasNoWaiters(t *testing.T) {
 	t.Parallel()
 	s := testenv.Redis(t)

@@ -17,7 +17,7 @@ import (
 )
 
 // fight has drivers acquire and release the lock x, each so many times on
-// average, and returns the number of times that each driver held it.
+// average, and returns how often each driver held it.
 func fight(tb testing.TB, drivers []*Driver, each int) []int {
 	tb.Helper()
 	return drivertest.Fight(tb, drivers, each, func() *driver.Request { return request("x") })
@@ -124,9 +124,9 @@ func TestCrowdOnLateNodes(t *testing.T) {
 	nodes.awaitClear(t)
 }
 
-// TestWhoReleasesExpectsOthers: a client that was granted a lock at once learns
-// of the waiters at its release, and from then on competes for the lock as one
-// of them.
+// TestWhoReleasesExpectsOthers: a client that was granted a lock immediately
+// learns of the waiters at its release, and from then on competes for the lock
+// as one of them.
 func TestWhoReleasesExpectsOthers(t *testing.T) {
 	nodes := startNodes(t, 3)
 	d, other := openURL(t, "%s", nodes.url()+patient), openURL(t, "%s", nodes.url()+patient)

@@ -258,9 +258,9 @@ func TestNodeThatLagsIsAskedOnce(t *testing.T) {
 	release(t, before)
 }
 
-// TestRequestsOutliveTheirConnection is the same with a connection that breaks
-// in the meantime: the requests sent over it are executed when the node
-// continues.
+// TestRequestsOutliveTheirConnection is like TestNodeThatLagsIsAskedOnce, but
+// the connection breaks in the meantime. The requests sent over it are executed
+// when the node continues.
 func TestRequestsOutliveTheirConnection(t *testing.T) {
 	nodes := startNodes(t, 3)
 	d := openURL(t, "%s", nodes.url()+settled)

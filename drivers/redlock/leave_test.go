@@ -77,7 +77,7 @@ func TestCloseBesideUnlockKeepsTheName(t *testing.T) {
 	}
 }
 
-// TestCloseSaysWhatIsLeft closes clients whose nodes stand still.
+// TestCloseSaysWhatIsLeft closes clients whose nodes are frozen.
 func TestCloseSaysWhatIsLeft(t *testing.T) {
 	t.Parallel()
 	for _, n := range []int{1, 3} {

@@ -476,7 +476,7 @@ func refusal(err error) error {
 	return fmt.Errorf("%w: %w", driver.ErrUnavailable, err)
 }
 
-// known reports whether an error is one of package driver's.
+// known reports whether an error is one of the errors of package driver.
 func known(err error) bool {
 	return errors.Is(err, driver.ErrUnavailable) || errors.Is(err, driver.ErrClosed) || errors.Is(err, fs.ErrPermission)
 }

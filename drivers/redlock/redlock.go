@@ -73,8 +73,8 @@ const (
 	// drift of clocks.
 	minTTL = 20 * time.Millisecond
 
-	// defaultMaxTTL is the longest TTL by default, and the time for which a
-	// newly started node does not count.
+	// defaultMaxTTL is the longest TTL by default. A newly started node does
+	// not count for this time.
 	defaultMaxTTL = 30 * time.Second
 
 	// highestMaxTTL prevents overflow in sums of times.
@@ -98,9 +98,9 @@ type Options struct {
 	// has started.
 	Durable bool
 
-	// NodeTimeout is the time for which an undecided vote waits for the other
-	// nodes after a majority has answered; 50 ms if 0. It is longer while nodes
-	// are slow.
+	// NodeTimeout is how long an undecided vote waits for the other nodes after
+	// a majority has answered; 50 ms if 0. The wait is longer while nodes are
+	// slow.
 	NodeTimeout time.Duration
 
 	// AllowEviction accepts nodes that may evict keys, including held locks,

@@ -188,9 +188,9 @@ func (v *vote) undo() {
 	}
 }
 
-// tellWaiters sends the message about the end of a hold to the waiters' node if
-// no deletion sends one there, because the node has another value, or got no
-// request in time. It is called when the vote has ended. The caller holds
+// tellWaiters notifies the waiters' node of the end of a hold if no deletion
+// does so. This happens if the node stores another value or received no request
+// in time. tellWaiters is called when the vote has ended. The caller holds
 // lease.Mu.
 func (v *vote) tellWaiters() {
 	l, n := v.lease, v.node()

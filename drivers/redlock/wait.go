@@ -90,10 +90,10 @@ func (d *Driver) wait(ctx context.Context, r *driver.Request, first int, t *redi
 	}
 }
 
-// standBack returns the time for which a client lets other clients try first.
-// others is the number of clients that waited when it last held the lock.
-// Without this pause the same few clients would repeatedly be granted the lock,
-// because messages reach them first.
+// standBack returns how long a client lets other clients try first. others is
+// the number of clients that waited when the client last held the lock. Without
+// this pause the same few clients would repeatedly be granted the lock, because
+// messages reach them first.
 func standBack(others int) time.Duration {
 	return min(time.Duration(max(others, 0))*standBackEach, longestStandBack)
 }
@@ -103,7 +103,7 @@ const (
 	longestStandBack = 30 * time.Millisecond
 )
 
-// crowd returns, and forgets, the number of other clients that waited for the
+// crowd returns and forgets the number of other clients that waited for the
 // name at the last release.
 func (d *Driver) crowd(name string) int {
 	d.mu.Lock()
