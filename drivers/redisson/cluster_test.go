@@ -44,7 +44,7 @@ func testClusterNames(t *testing.T, c *testenv.Cluster) {
 			"ForceUnlock": func() error { return d.ForceUnlock(t.Context(), name) },
 		} {
 			if err := call(); !errors.Is(err, errors.ErrUnsupported) || !strings.Contains(err.Error(), "braces") {
-				t.Errorf("%s of %q: got %v, want errors.ErrUnsupported that says why", what, name, err)
+				t.Errorf("%s of %q: got %v, want errors.ErrUnsupported with a reason", what, name, err)
 			}
 		}
 	}
@@ -188,7 +188,7 @@ func testClusterReplicas(t *testing.T, c *testenv.Cluster) {
 			t.Errorf("Acquire: got %v, want ErrNotReplicated with 1 of 2", err)
 		}
 		if got := c.Owner(name).Do("EXISTS", name); got != int64(0) {
-			t.Error("a grant that was not replicated is left")
+			t.Error("a grant that was not replicated still exists")
 		}
 	}
 }

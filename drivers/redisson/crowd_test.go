@@ -153,7 +153,7 @@ func TestReleaseThatIsTakenByAnother(t *testing.T) {
 		s.Do("HSET", "x", "java:1", "1")
 		s.Do("PEXPIRE", "x", "60000")
 		s.Do("PUBLISH", prefixName(channelPrefix, "x"), "0")
-		testenv.Eventually(t, func() bool { return s.Do("HEXISTS", "dsync_turn:{x}", "told") == int64(1) }, "the line is told")
+		testenv.Eventually(t, func() bool { return s.Do("HEXISTS", "dsync_turn:{x}", "told") == int64(1) }, "the line is notified")
 		time.Sleep(50 * time.Millisecond) // for clients that would try
 	}, "evalsha")
 	if got["evalsha"] > n/2 {

@@ -136,7 +136,7 @@ func TestClusterUnderLoadReplicated(t *testing.T) {
 func TestSentinelUnderLoad(t *testing.T) {
 	t.Parallel()
 	s := testenv.RedisSentinel(t, 1)
-	t.Run("failover to and fro", func(t *testing.T) {
+	t.Run("failover back and forth", func(t *testing.T) {
 		l := startLoad(t, sentinelURL(s), "x", "y")
 		for range 2 {
 			l.disturb(t, "failover", func() { failOver(t, s) })
@@ -245,11 +245,11 @@ func loseALock(t *testing.T, url string, primary, replica *testenv.RedisServer, 
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 	defer cancel()
 	if lease, err := careful.Lock(ctx, "{x}careful"); !errors.Is(err, ErrNotReplicated) && !errors.Is(err, dsync.ErrUnknown) {
-		t.Errorf("Lock that no replica confirms: got %v, %v, want ErrNotReplicated, or ErrUnknown if ctx ended amid a try", lease, err)
+		t.Errorf("Lock that no replica confirms: got %v, %v, want ErrNotReplicated, or ErrUnknown if ctx ended during a try", lease, err)
 	}
 	waiter := make(chan *dsync.Lease)
 	go func() { waiter <- lock(t, b, "{x}lost") }()
-	testenv.Eventually(t, func() bool { return primary.SubscriberCount(prefixName(channelPrefix, "{x}lost")) == 1 }, "one waits")
+	testenv.Eventually(t, func() bool { return primary.SubscriberCount(prefixName(channelPrefix, "{x}lost")) == 1 }, "the client waits")
 	failOver()
 	lostByRenewal(t, lost)
 	if err := lost.Unlock(t.Context()); !errors.Is(err, dsync.ErrLost) {

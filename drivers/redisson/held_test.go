@@ -63,14 +63,14 @@ func TestDeadlinesOnABusyServer(t *testing.T) {
 			_, err := c.Lock(ctx, "x")
 			cancel()
 			if !errors.Is(err, context.DeadlineExceeded) {
-				t.Errorf("a Lock with a deadline of %v: got %v, want one that matches the deadline", after, err)
+				t.Errorf("a Lock with a deadline of %v: got %v, want an error that matches the deadline", after, err)
 			}
 			if !d.refused.Load() {
 				continue
 			}
 			n++
 			if !errors.Is(err, dsync.ErrLocked) {
-				t.Errorf("a Lock that was refused, with a deadline of %v: got %v, want one that matches ErrLocked", after, err)
+				t.Errorf("a Lock that was refused, with a deadline of %v: got %v, want an error that matches ErrLocked", after, err)
 			}
 			if errors.Is(err, dsync.ErrUnknown) {
 				unknown.Add(1)

@@ -38,7 +38,7 @@ func TestListOfManyNames(t *testing.T) {
 		t.Errorf("got %d names, want %d", len(names), n)
 	}
 	if most := int64(n / 100); counts["scan"] > most {
-		t.Errorf("got %d scans, want %d at most", counts["scan"], most)
+		t.Errorf("got %d scans, want at most %d", counts["scan"], most)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()

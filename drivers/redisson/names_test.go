@@ -42,7 +42,7 @@ func TestNamesThatAreKeys(t *testing.T) {
 			"ForceUnlock":  func() error { return d.ForceUnlock(t.Context(), name) },
 		} {
 			if err := call(); !errors.Is(err, errors.ErrUnsupported) || !strings.Contains(err.Error(), "cannot be used") {
-				t.Errorf("%s of %q: got %v, want errors.ErrUnsupported that says why", what, name, err)
+				t.Errorf("%s of %q: got %v, want errors.ErrUnsupported with a reason", what, name, err)
 			}
 		}
 	}
@@ -75,7 +75,7 @@ func TestNamesInBraces(t *testing.T) {
 			"Sealed":             func() error { _, _, err := d.Sealed(ctx, name); return err },
 		} {
 			if err := call(); !errors.Is(err, errors.ErrUnsupported) || !strings.Contains(err.Error(), "braces") {
-				t.Errorf("%s of %q: got %v, want errors.ErrUnsupported that says why", what, name, err)
+				t.Errorf("%s of %q: got %v, want errors.ErrUnsupported with a reason", what, name, err)
 			}
 		}
 	}

@@ -58,7 +58,7 @@ func TestOpenRefusesBadURLs(t *testing.T) {
 			continue
 		}
 		if !strings.Contains(err.Error(), test.want) || strings.Contains(err.Error(), testenv.PasswordMark) {
-			t.Errorf("%s: got %q, want one that says %q and keeps the password", test.url, err, test.want)
+			t.Errorf("%s: got %q, want an error that says %q and does not contain the password", test.url, err, test.want)
 		}
 	}
 }
@@ -246,7 +246,7 @@ func TestOpenWithLittlePermission(t *testing.T) {
 	l := acquire(t, a, request("lk:x"))
 	w := wait(t, b, request("lk:x"))
 	if status, err := a.Inspect(t.Context(), "lk:x"); err != nil || !status.Held || status.Waiters != -1 {
-		t.Errorf("Inspect: got %+v, %v, want it held, and no number of waiters", status, err)
+		t.Errorf("Inspect: got %+v, %v, want the lock held and no number of waiters", status, err)
 	}
 	release(t, l)
 	release(t, w.granted(t))

@@ -255,7 +255,7 @@ func (o *Options) check() error {
 		return fmt.Errorf("redisson: Options.Fence is %q", o.Fence)
 	}
 	if strings.ContainsAny(o.Tenant, "{}") || o.Tenant != "" && o.Fence != FenceOwn {
-		return fmt.Errorf("redisson: Options.Tenant (tenant=) is %q: it has no braces, and needs the tokens of FenceOwn", o.Tenant)
+		return fmt.Errorf("redisson: Options.Tenant (tenant=) is %q: a tenant has no braces, and needs the tokens of FenceOwn", o.Tenant)
 	}
 	if o.Fair && o.Write {
 		return fmt.Errorf("redisson: Options.Fair (fair=true) and Options.Write (write=true) exclude each other: %w", errors.ErrUnsupported)

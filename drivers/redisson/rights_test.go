@@ -285,7 +285,7 @@ func (u *uses) fairLocks() {
 	u.s.Do("ZREM", times, first.Hold)
 	u.s.Do("PUBLISH", channel, "0")
 	testenv.Eventually(u.t, func() bool { return firstFails() || u.s.Do("LPOS", queue, first.Hold) == int64(0) },
-		"the one that was thrown out is back, or fails")
+		"the evicted waiter is back, or fails")
 	u.s.Do("LPUSH", queue, "dead")
 	u.s.Do("ZADD", times, "1", "dead")
 	u.note("Release", l.Release(u.t.Context()))
@@ -389,7 +389,7 @@ func (u *uses) wantDenied(right string) {
 		}
 		testenv.Eventually(u.t, func() bool { return u.refused(command) }, "the server notes that it has refused "+command)
 		if all != nil {
-			u.t.Errorf("got %v, want that nothing fails", all)
+			u.t.Errorf("got %v, want no failure", all)
 		}
 		return
 	}

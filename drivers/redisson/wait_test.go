@@ -210,7 +210,7 @@ func TestWakeIsPassedOn(t *testing.T) {
 		t.Errorf("the waiter that was not canceled: %v", err)
 	}
 	if took := time.Since(start); took > backstop/2 {
-		t.Errorf("it took %v until all were done", took)
+		t.Errorf("all were done after %v", took)
 	}
 }
 
@@ -228,7 +228,7 @@ func TestResubscribesAfterTheConnectionIsKilled(t *testing.T) {
 	s.Do("PUBLISH", "redisson_lock__channel:{x}", "0")
 	release(t, w.granted(t))
 	if took := time.Since(start); took > backstop/2 {
-		t.Errorf("the waiter got the lock after %v, though a new subscription makes it ask", took)
+		t.Errorf("the waiter got the lock after %v, although a new subscription makes it send a request", took)
 	}
 }
 

@@ -142,7 +142,7 @@ func TestWhoReleasesExpectsOthers(t *testing.T) {
 	testenv.Eventually(t, func() bool { return nodes[first].SubscriberCount(channel("x")) > 0 }, "the waiter has subscribed")
 	release(t, l)
 	if topic := ear.JoinActive(channel("x"), 0, true); topic == nil {
-		t.Error("a client that has others wait does not listen")
+		t.Error("a client that keeps others waiting does not listen")
 	} else {
 		topic.Leave(false)
 	}
@@ -326,9 +326,9 @@ func TestWaitingWithFewerRights(t *testing.T) {
 		drivers := openMany(t, 3, strings.Replace(nodes.url(), "//", "//old:"+password+"@", 1)+settled)
 		alone := fight(t, drivers, 10)
 		beside := fight(t, append(drivers, openMany(t, 3, nodes.url()+settled)...), 10)
-		t.Logf("without the right to %s: %v, and beside others %v", missing, alone, beside)
+		t.Logf("without the right to %s: %v, and alongside others %v", missing, alone, beside)
 		if old, others := beside[0]+beside[1]+beside[2], beside[3]+beside[4]+beside[5]; min(old, others) < (old+others)/20 {
-			t.Errorf("without the right to %s: these had the lock %d times beside %d times", missing, old, others)
+			t.Errorf("without the right to %s: these clients held the lock %d times, the others %d times", missing, old, others)
 		}
 		nodes.awaitClear(t)
 	}
@@ -361,9 +361,9 @@ func TestCrowdBesideOneThatSendsNoMessages(t *testing.T) {
 	counts := fight(t, openMany(t, 10, nodes.url()+settled), 20)
 	cancel()
 	silent.Wait()
-	t.Logf("drivers: %v, the other one: %d", counts, had)
+	t.Logf("drivers: %v, the other client: %d", counts, had)
 	if had == 0 || drivertest.Jain(counts) < 0.8 {
-		t.Errorf("drivers: %v, the other one: %d", counts, had)
+		t.Errorf("drivers: %v, the other client: %d", counts, had)
 	}
 	nodes.awaitClear(t)
 }

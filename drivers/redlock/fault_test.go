@@ -165,7 +165,7 @@ func TestNewNodesDoNotCountEither(t *testing.T) {
 	d := openURL(t, "%s?maxttl=1h", nodes.url())
 	_, err := d.Acquire(t.Context(), noWait("x"))
 	if !errors.Is(err, driver.ErrUnavailable) || !strings.Contains(err.Error(), "started less than the longest TTL (1h0m0s) ago") {
-		t.Errorf("got %v, want ErrUnavailable that says why", err)
+		t.Errorf("got %v, want ErrUnavailable with a reason", err)
 	}
 	if got := nodes.do("DBSIZE"); got[0] != int64(0) || got[1] != int64(0) || got[2] != int64(0) {
 		t.Errorf("keys on the nodes: got %v, want none", got)
