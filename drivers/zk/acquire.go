@@ -150,7 +150,7 @@ func (d *Driver) Acquire(ctx context.Context, asked *driver.Request) (driver.Lea
 	return r.hold, nil
 }
 
-// newClaim makes the claim of the request, and forgets claims of an earlier
+// newClaim makes the claim of the request and forgets claims of an earlier
 // session.
 func (r *request) newClaim(d *Driver) {
 	r.claim = &claim{
@@ -267,7 +267,7 @@ func (r *request) made(node string) (state, error) {
 	return arming, nil
 }
 
-// findClaim looks for the claim whose request got no answer.
+// findClaim looks for the claim whose request was not answered.
 func (r *request) findClaim() (state, error) {
 	q := r.asksFor
 	node, err := q.find(r.caller)
@@ -323,7 +323,7 @@ func (r *request) enter() (state, error) {
 	return done, nil
 }
 
-// giveUp gives the claims back, and decides which error the caller gets. If a
+// giveUp gives the claims back and decides which error the caller gets. If a
 // session has ended, its claims are gone too. If Close ends a session, the
 // claims end with it. If there is no answer, giveUp leaves the claims to the
 // cleaner.

@@ -421,7 +421,7 @@ func (n *nameWatch) follow(ctx context.Context, s *session) (wanted bool) {
 	}
 }
 
-// armed is a watch at the server.
+// armed is a watch on the server.
 type armed struct {
 	events <-chan gozk.Event
 	leases bool // there are leases of permits

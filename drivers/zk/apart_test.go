@@ -98,8 +98,8 @@ func serversApart(t *testing.T, tick, ttl time.Duration) {
 	}
 }
 
-// TestLeaderThatIsOver has the others elect a new leader at once, while the old
-// one, which is cut off, still considers itself the leader.
+// TestLeaderThatIsOver has the others elect a new leader immediately, while the
+// old leader, which is cut off, still considers itself the leader.
 func TestLeaderThatIsOver(t *testing.T) {
 	t.Parallel()
 	const tick = 2 * time.Second
@@ -120,7 +120,7 @@ func TestLeaderThatIsOver(t *testing.T) {
 	a.hosts.Heal()
 }
 
-// contest is a lock that one client has while another one waits for it.
+// contest is a lock that one client holds while another client waits for it.
 type contest struct {
 	request *driver.Request
 	held    driver.Lease

@@ -14,7 +14,8 @@ import (
 )
 
 // The benchmarks compare the driver with NewLock of go-zookeeper on the same
-// server, in turns. x-newlock is the speed of the driver relative to NewLock.
+// server, taking turns. x-newlock is the speed of the driver relative to
+// NewLock.
 
 func ours(tb testing.TB, s *testenv.ZooKeeperServer) drivertest.Locker {
 	return drivertest.LockerOf(tb, openURL(tb, "zk://%s", s.Addr))
@@ -94,8 +95,8 @@ func crowd(b *testing.B, s *testenv.ZooKeeperServer, order string, waiters int) 
 	})
 }
 
-// BenchmarkHandOver measures the median time from the release of one client to
-// the grant to another that waits.
+// BenchmarkHandOver measures the median time from one client's release to the
+// grant to another, waiting client.
 func BenchmarkHandOver(b *testing.B) {
 	s := testenv.ZooKeeper(b)
 	observer := userClient(b, s.Addr)

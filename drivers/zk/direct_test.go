@@ -133,7 +133,7 @@ func TestDirectRequests(t *testing.T) {
 }
 
 // TestRequestsThatHaveToGoThroughTheLibrary has requests that the connection
-// might not accept at once, or that must not be sent.
+// might not accept immediately, or that must not be sent.
 func TestRequestsThatHaveToGoThroughTheLibrary(t *testing.T) {
 	for what, spoil := range map[string]func(s *session, l *link){
 		"too much is unanswered":         func(_ *session, l *link) { write(t, l, frame(int32(2), int32(1), make([]byte, maxUnanswered))) },
@@ -159,7 +159,7 @@ func TestRequestsThatHaveToGoThroughTheLibrary(t *testing.T) {
 	}
 	s := newSession(&Driver{life: lifecycle.New(), epoch: time.Now()}, time.Minute)
 	defer s.cut()
-	l := &link{Conn: new(recorder), session: s} // it is unknown whether it accepts writes at once
+	l := &link{Conn: new(recorder), session: s} // it is unknown whether it accepts writes immediately
 	write(t, l, frame(int32(0), int64(0)))
 	feed(l, welcome(), 64)
 	write(t, l, frame(int32(1), int32(3)))

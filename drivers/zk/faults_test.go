@@ -36,7 +36,7 @@ func (s spy) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// openSpied opens a driver. It also returns a function that ends its session at
+// openSpied opens a driver. It also returns a function that ends its session on
 // the server.
 func openSpied(tb testing.TB, addr string) (*zk.Driver, func()) {
 	tb.Helper()
@@ -198,7 +198,7 @@ func TestReleaseWhoseAnswerIsLost(t *testing.T) {
 }
 
 // openPair opens two drivers for a lock that one waits for while the other
-// holds it. The only watch at the server is the waiter's.
+// holds it. The only watch on the server is the waiter's.
 func openPair(tb testing.TB, one, other string) (a, b *zk.Driver) {
 	tb.Helper()
 	a, b = openURL(tb, "zk://%s", one), openURL(tb, "zk://%s", other)
@@ -231,7 +231,7 @@ func TestHandOverBetweenClients(t *testing.T) {
 }
 
 // TestCanceledWhileItLooks ends the wait when the contender before it is gone,
-// and the answer that shows the next one is on its way.
+// and the answer that shows the next contender is on its way.
 func TestCanceledWhileItLooks(t *testing.T) {
 	s := testenv.ZooKeeper(t)
 	c := userClient(t, s.Addr)

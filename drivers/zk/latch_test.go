@@ -99,8 +99,8 @@ func TestLatchThatIsNone(t *testing.T) {
 	}
 }
 
-// TestLatchRequests has many clients count down at once. No request is refused
-// because of another one.
+// TestLatchRequests has many clients count down at the same time. No request is
+// refused because of another request.
 func TestLatchRequests(t *testing.T) {
 	const clients, each = 4, 25
 	f := newFleet(t, clients, "?ttl=60s")

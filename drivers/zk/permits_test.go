@@ -203,7 +203,8 @@ func TestCanceledPermits(t *testing.T) {
 	f.nothingLeft(t, "a")
 }
 
-// TestUnansweredPermits has many requests carried out whose answers never come.
+// TestUnansweredPermits has the server carry out many requests whose answers
+// never arrive.
 func TestUnansweredPermits(t *testing.T) {
 	f := newPermits(t, 1, "")
 	link, addr := testenv.Wire(t, f.Addr)
@@ -213,7 +214,7 @@ func TestUnansweredPermits(t *testing.T) {
 	keeps := acquire(t, f.clients[0], permits(request("a"), 1, limit)) // the nodes that are made below
 	made := 0
 	for range rounds {
-		release(t, acquire(t, a, permits(request("a"), 2, limit))) // the next one makes leases at once
+		release(t, acquire(t, a, permits(request("a"), 2, limit))) // the next request makes leases immediately
 		link.Hold(wire.Replies)
 		ctx, cancel := context.WithCancel(t.Context())
 		var all sync.WaitGroup

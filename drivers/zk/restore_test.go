@@ -11,8 +11,8 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// TestTokensAfterARestore restores a server from a backup. Tokens fall, unless
-// a floor above the last one is added to them.
+// TestTokensAfterARestore restores a server from a backup. Tokens fall unless a
+// floor above the last token is added to them.
 func TestTokensAfterARestore(t *testing.T) {
 	dir, backup := t.TempDir(), filepath.Join(t.TempDir(), "backup")
 	data := filepath.Join(dir, "version-2")

@@ -13,7 +13,7 @@ import (
 	"github.com/go-dsync/dsync/driver/move"
 )
 
-// maxFloor leaves room for all transactions above it.
+// maxFloor is the highest floor that leaves room for all transactions above it.
 const maxFloor = 1 << 62
 
 // maxMarking limits how many times a request is repeated because of concurrent

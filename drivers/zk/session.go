@@ -79,7 +79,7 @@ type session struct {
 	mu       sync.Mutex
 	up       chan struct{} // closed while there is a connection
 	room     chan struct{} // closed while fewer than maxUnderway requests are under way
-	underway int           // requests of the library without an answer
+	underway int           // unanswered requests of the library
 	last     error         // the reason why the last connection could not be made
 	links    map[*link]struct{}
 	dead     bool // the session accepts no more holds

@@ -74,8 +74,8 @@ import (
 const (
 	defaultTTL = 30 * time.Second
 
-	// detect is the time for which a hold may be unwatched (usualCheckAfter),
-	// plus a moment for the request and the event.
+	// detect is how long a hold may be unwatched (usualCheckAfter), plus a
+	// moment for the request and the event.
 	detect = 2 * time.Second
 
 	tokensPerGrant = 256
@@ -98,9 +98,9 @@ type Options struct {
 	// "/app/locks". Its nodes are made when they are needed.
 	Chroot string
 
-	// TTL is the usual TTL of leases. The session for them is created at once;
-	// other sessions are created when they are needed. The default is 30 s, as
-	// in dsync, or the closest TTL that the server supports.
+	// TTL is the usual TTL of leases. The session for them is created
+	// immediately; other sessions are created when they are needed. The default
+	// is 30 s, as in dsync, or the closest TTL that the server supports.
 	TTL time.Duration
 
 	// User and Password authenticate the sessions (scheme digest), if User is
