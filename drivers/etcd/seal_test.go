@@ -228,7 +228,7 @@ func TestTokensAboveTheFloor(t *testing.T) {
 		t.Helper()
 		marked, err := d.Marked(t.Context(), l)
 		if token(l) <= last || !marked || err != nil {
-			t.Errorf("%s: token %d, marked %t, %v, want one above %d, and true", what, token(l), marked, err, last)
+			t.Errorf("%s: token %d, marked %t, %v, want a token above %d, and true", what, token(l), marked, err, last)
 		}
 		last = token(l)
 	}

@@ -53,7 +53,7 @@ func (a apart) cut(server int, out, in bool) {
 	}
 }
 
-var long = flag.Bool("long", false, "cut servers off from each other with the usual tick, too, and sessions of 6 s and 30 s")
+var long = flag.Bool("long", false, "also cut servers off from each other with the usual tick and sessions of 6 s and 30 s")
 
 // TestServersApart cuts the server of holders off from the others, while all
 // clients reach all servers that they know. A client that knows only that
@@ -172,9 +172,9 @@ func (c contest) overtaken(tb testing.TB) {
 	tb.Helper()
 	next := c.granted(tb)
 	margin := time.Since(c.held.Expires())
-	tb.Logf("%s: granted %v after Expires of the one before", c.request.Name, margin)
+	tb.Logf("%s: granted %v after Expires of the previous lease", c.request.Name, margin)
 	if margin < 0 {
-		tb.Errorf("%s: granted %v before Expires of the one before", c.request.Name, -margin)
+		tb.Errorf("%s: granted %v before Expires of the previous lease", c.request.Name, -margin)
 	}
 	wantErr(tb, "loss", lostBy(tb, c.request), driver.ErrSessionEnded)
 	release(tb, next)

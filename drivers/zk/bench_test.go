@@ -102,7 +102,7 @@ func BenchmarkHandOver(b *testing.B) {
 	observer := userClient(b, s.Addr)
 	waits := func(name string) func() {
 		return func() {
-			testenv.Eventually(b, func() bool { return len(children(b, observer, "/"+name)) == 2 }, "the other waits")
+			testenv.Eventually(b, func() bool { return len(children(b, observer, "/"+name)) == 2 }, "the other client waits")
 		}
 	}
 	our := drivertest.HandOvers(b, [2]drivertest.Locker{ours(b, s), ours(b, s)}, "ours", waits("ours"))

@@ -113,7 +113,7 @@ func TestSessionThatTheServerEnded(t *testing.T) {
 	}
 	wantErr(t, "Release", l.Release(t.Context()), driver.ErrNotHeld)
 	release(t, next)
-	testenv.Eventually(t, func() bool { return len(children(t, c, "/c")) == 2 }, "who waited waits again")
+	testenv.Eventually(t, func() bool { return len(children(t, c, "/c")) == 2 }, "the waiter waits again")
 	release(t, h)
 	release(t, w2.Granted(t))
 	release(t, acquire(t, a, request("a")))
@@ -136,10 +136,10 @@ func TestAnswerLost(t *testing.T) {
 			case <-link.LoseReply("/a"):
 			case <-w.Done:
 			case <-time.After(hangGuard):
-				t.Fatal("it does not look for the node")
+				t.Fatal("the driver does not look for the node")
 			}
 		}
-		testenv.Eventually(t, func() bool { return len(children(t, c, "/a")) == 2 }, "it waits with one node")
+		testenv.Eventually(t, func() bool { return len(children(t, c, "/a")) == 2 }, "the waiter has one node")
 		release(t, l)
 		release(t, w.Granted(t))
 		trap = link.LoseReply("-lock-")
@@ -171,7 +171,7 @@ func TestCanceledBeforeTheAnswer(t *testing.T) {
 		}
 		wantErr(t, "Acquire", err, driver.ErrUnknown, context.Canceled)
 		if errors.Is(err, driver.ErrLocked) {
-			t.Errorf("Acquire: got %v, which means that another client has the lock", err)
+			t.Errorf("Acquire: got %v, which means that another client holds the lock", err)
 		}
 		if cut {
 			link.Cut()
@@ -292,7 +292,7 @@ func TestHolderThatIsCutOff(t *testing.T) {
 		link.Hold(wire.Both)
 		next := w.Granted(t)
 		if now := time.Now(); now.Before(l.Expires()) {
-			t.Errorf("%s: the next was granted the lock %v before Expires", name, l.Expires().Sub(now))
+			t.Errorf("%s: the next client was granted the lock %v before Expires", name, l.Expires().Sub(now))
 		}
 		if !r.Fixed {
 			wantErr(t, "loss", lostBy(t, r), driver.ErrSessionEnded)

@@ -94,7 +94,7 @@ func TestLatchThatIsNone(t *testing.T) {
 	_, set := d.SetLatch(guard(t), "false", "one", 1)
 	for what, err := range map[string]error{"Latch": seen, "SetLatch": set, "CountDown": d.CountDown(guard(t), "false", "one")} {
 		if err == nil || !strings.Contains(err.Error(), node) {
-			t.Errorf("%s of what is no latch: got %v, want an error that names %s", what, err, node)
+			t.Errorf("%s of a node that is not a latch: got %v, want an error that names %s", what, err, node)
 		}
 	}
 }

@@ -185,7 +185,7 @@ func (d *Driver) Ping(ctx context.Context) error {
 
 // errNoSession is the error for a session that ended before its server granted
 // it. On a busy server this may happen to the shortest sessions.
-var errNoSession = errors.New("the server gives no session")
+var errNoSession = errors.New("the server grants no session")
 
 // limits determines the shortest and the longest timeout of a session on the
 // first server that answers. No request returns them, so limits creates and

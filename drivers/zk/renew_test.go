@@ -71,10 +71,10 @@ func TestConfirmationOfAnotherConnection(t *testing.T) {
 		t.Errorf("next: got %d at %d, want a write now", r, due)
 	}
 	if got := c.noteAnswer(toMajority, 41, 42); got != 40 {
-		t.Errorf("after the write: got alive at %d, want 40, when the connection was asked for", got)
+		t.Errorf("after the write: got alive at %d, want 40, when the connection was requested", got)
 	}
 	if r, due := c.next(42); r != toServer || due != 66 {
-		t.Errorf("next: got %d at %d, want one at 66", r, due)
+		t.Errorf("next: got %d at %d, want a request at 66", r, due)
 	}
 }
 
@@ -115,7 +115,7 @@ func TestConfirmationIsNeverAhead(t *testing.T) {
 		e := newFollowing(seed)
 		for e.step() {
 			if alive := min(e.confirmation.heard, e.confirmation.led); alive > e.last() {
-				t.Fatalf("seed %d, at %d: got alive at %d, and the leader has heard of the session at %d last", seed, e.now, alive, e.last())
+				t.Fatalf("seed %d, at %d: got alive at %d, and the leader last heard of the session at %d", seed, e.now, alive, e.last())
 			}
 		}
 		if e.confirmation.heard > 0 {
@@ -126,7 +126,7 @@ func TestConfirmationIsNeverAhead(t *testing.T) {
 		}
 	}
 	if known < runs*2/3 || moved < runs/6 {
-		t.Errorf("in %d runs anything is known, and in %d of the new leader; want it in most", known, moved)
+		t.Errorf("anything is known in %d runs, and about the new leader in %d; want most runs", known, moved)
 	}
 }
 

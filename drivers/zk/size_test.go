@@ -38,7 +38,7 @@ func pathsAt(tb testing.TB, s *testenv.ZooKeeperServer) map[string]int {
 	text := four(tb, s, "dump")
 	_, nodes, ok := strings.Cut(text, "phemerals")
 	if !ok {
-		tb.Fatalf("the server says %q", text)
+		tb.Fatalf("the server answered %q", text)
 	}
 	sizes, session := make(map[string]int), ""
 	for line := range strings.Lines(nodes) {
