@@ -110,7 +110,7 @@ func TestTokenOfReaders(t *testing.T) {
 }
 
 // TestLockAfterForceUnlock checks that a client that has forced its own hold
-// can acquire the name at once.
+// can acquire the name immediately.
 func TestLockAfterForceUnlock(t *testing.T) {
 	s := testenv.Etcd(t)
 	c := openClient(t, "etcd://"+s.Addr)

@@ -52,7 +52,7 @@ func BenchmarkFree(b *testing.B) {
 }
 
 // BenchmarkHot has 32 goroutines of one process lock one name. With the driver,
-// they do so in strict order at the server. A client of package dsync passes
+// they do so in strict order on the server. A client of package dsync passes
 // the lock on inside the process. Each goroutine of package concurrency needs
 // its own session, because mutexes with the same name do not exclude each other
 // on the same session.

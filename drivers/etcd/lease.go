@@ -54,7 +54,7 @@ type phase int8
 type standing int8
 
 const (
-	absent standing = iota // the key is not at the server
+	absent standing = iota // the key is not on the server
 	asked                  // a request to put the key was sent and may be carried out
 	there                  // the key was put
 )

@@ -238,7 +238,7 @@ type modelWatch struct {
 	hears    chan clientv3.WatchResponse
 	begun    chan struct{} // closed when the client knows that the watch has begun
 
-	on     bool  // it is at the server
+	on     bool  // it is on the server
 	from   int64 // revision that the server must begin with; 0 is the next
 	next   int64 // revision that it reports next, if it is on
 	told   bool  // begun is closed

@@ -13,7 +13,7 @@ import (
 )
 
 // modelMistake is a possible mistake in the code that determines which client
-// has the lock. PLANTED stands for the condition that this mistake is active.
+// holds the lock. PLANTED stands for the condition that this mistake is active.
 type modelMistake struct {
 	name     string
 	file     string

@@ -20,7 +20,7 @@ var (
 //
 //   - a request is carried out; its answer arrives; either is lost, and a
 //     request that was given up is carried out late;
-//   - a watch begins at the server, and sends its client the next revision,
+//   - a watch begins on the server, and sends its client the next revision,
 //     however late; it breaks, and is resumed; its next events are compacted
 //     before that, and it is canceled;
 //   - a caller gives up the lock, in good order or by a seal, or with a mark
@@ -34,7 +34,7 @@ var (
 // steps and are answered immediately unless the client is cut off.
 //
 // A search takes all steps from all states. If orders differ only in steps of
-// two clients that do not meet at the server, it takes only one of these
+// two clients that do not meet on the server, it takes only one of these
 // orders. It is bounded by the callers and rounds of a case and by the number
 // of faults. Small cases are searched to the end each time. The other cases are
 // searched with -model.runs, to the end or for that many runs; the log reports

@@ -70,7 +70,7 @@ type modelCase struct {
 	modes   string   // a letter for each: r or w, the number of its permits; any other or none is exclusive
 	patient bool     // readers and holders of permits continue as long as another waiter could be granted the lock together with them
 	settled int      // this number of callers are granted what they can get, one after another, before the search begins
-	rounds  int      // number of times that each caller locks
+	rounds  int      // how often each caller locks
 	seals   bool     // the first caller seals the name, in place of a release
 	marks   bool     // the first caller marks the name before it releases it; if it passes the lock, its heir does
 	passes  bool     // the first caller passes the lock to the second, of the same client, which does not request it
@@ -568,7 +568,7 @@ func (w *modelWorld) finish() {
 	}
 }
 
-// close ends everything: from now on all requests are answered at once.
+// close ends everything: from now on all requests are answered immediately.
 func (w *modelWorld) close() {
 	w.mu.Lock()
 	w.ending = true

@@ -411,7 +411,7 @@ func answers(answer *clientv3.TxnResponse, then, otherwise []clientv3.Op) bool {
 //
 // None of the contexts has a Deadline: gRPC sends a deadline with the request,
 // and the server sets a timer for each, which costs a free lock 6 % of its
-// time. A request whose context ends is canceled at the server.
+// time. A request whose context ends is canceled on the server.
 type bound struct {
 	life context.Context // of the requests
 	time time.Duration   // for one request, or up to an eighth less

@@ -104,7 +104,7 @@ func (h *hold) hears(v view) []keyRange {
 }
 
 // judge determines the effect of events on the view of a waiter that was woken,
-// and gives the hold its token if it now has the lock. A hold with its own
+// and gives the hold its token if it now holds the lock. A hold with its own
 // lease always reads the queue, because the lease must be extended at the
 // grant.
 func (h *hold) judge(w *waiter) verdict {
@@ -263,7 +263,7 @@ func (h *hold) look(ctx context.Context, nearest string) (view, error) {
 }
 
 // view contains the keys that are before a key and exclude it, according to one
-// answer from the server. If there are none, the key has the lock.
+// answer from the server. If there are none, the key holds the lock.
 //
 // No new key can be placed before another key, because its create revision is
 // above those of all others. So a view of all the keys before, with every event

@@ -61,7 +61,7 @@ func TestNamesBelowOneAnotherAreDistinct(t *testing.T) {
 	s := testenv.Etcd(t)
 	d := openURL(t, "etcd://%s", s.Addr)
 	var below []driver.Lease
-	for i := range 10 { // more than a request reads at once
+	for i := range 10 { // more than one request reads
 		below = append(below, acquire(t, d, request("orders/"+strconv.Itoa(i))))
 	}
 	l := acquire(t, d, noWait("orders"))

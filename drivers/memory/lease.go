@@ -136,7 +136,7 @@ func (l *lease) confirm(ctx context.Context) error {
 	return unknown(err)
 }
 
-// end returns the time at which the hold ends at the server.
+// end returns the time at which the hold ends on the server.
 func (l *lease) end() int64 {
 	if l.session != nil && !l.left {
 		return min(l.ends, l.session.ends)

@@ -25,7 +25,7 @@ type session struct {
 	timer  *time.Timer // for the next keep-alive, or the end of the session if that is earlier
 }
 
-// EndSession ends the sessions of d at the server, as an administrator can. The
+// EndSession ends the sessions of d on the server, as an administrator can. The
 // leases are lost with driver.ErrSessionEnded. Without Options.KeepsAlive there
 // are no sessions and EndSession does nothing.
 func (d *Driver) EndSession() {

@@ -147,7 +147,7 @@ func (s *session) renew() {
 type renewal struct {
 	l    *lease
 	mu   sync.Mutex
-	left int // the number of parts without an answer
+	left int // the number of unanswered parts
 	err  error
 }
 

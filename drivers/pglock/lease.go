@@ -32,7 +32,7 @@ type lease struct {
 	since  time.Time
 
 	// Guarded by Driver.mu.
-	over    bool // at the server too
+	over    bool // on the server too
 	counted bool // in Driver.locks, since the return of Acquire
 }
 

@@ -85,8 +85,8 @@ const (
 	// a ping after the grant of a long block; its answer determines how long
 	// the session lasts
 	confirm
-	// only the token of the group, because the session has the lock from a try
-	// in a failed group or for another Read
+	// only the token of the group, because the session holds the lock from a
+	// try in a failed group or for another Read
 	stamp
 	unlock // pg_advisory_unlock
 	// pg_try_advisory_xact_lock_shared: reports whether a Read would be

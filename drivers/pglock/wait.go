@@ -30,7 +30,7 @@ type localQueue struct {
 	// attempts with NoWait: each sends one request, as soon as none is in
 	// progress
 	tries  attempts
-	queued attempts // the other attempts; the first one sends a request, or waits at the server
+	queued attempts // the other attempts; the first one sends a request, or waits on the server
 }
 
 // attempt is a request in a localQueue.
@@ -60,7 +60,7 @@ const (
 	// on a session of many locks, and the queue is busy until the attempt is
 	// concluded
 	tryNow
-	// wait at the server, behind Reads of this driver, so that the server
+	// wait on the server, behind Reads of this driver, so that the server
 	// orders the attempt relative to other clients
 	enqueue
 	refuse // this driver holds the lock, or waits to write
@@ -239,7 +239,7 @@ func (d *Driver) waitAtServer(ctx context.Context, l *lease, waited bool) error 
 	return d.settle(op, err)
 }
 
-// enqueue begins a wait at the server.
+// enqueue begins a wait on the server.
 func (d *Driver) enqueue(ctx context.Context, l *lease) (*session, *operation, error) {
 	for range 3 {
 		w, err := d.waiter(ctx, d.sessionTTL(l.r))
@@ -342,7 +342,7 @@ const (
 	lastDig     = time.Second
 )
 
-// withdraw ends an abandoned wait at the server, in the background.
+// withdraw ends an abandoned wait on the server, in the background.
 func (d *Driver) withdraw(w *session, op *operation) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

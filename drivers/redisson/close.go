@@ -235,7 +235,7 @@ func (d *Driver) groups(ghosts []*ghost) [][]*ghost {
 	return groups
 }
 
-// answersOf reads the answer of the release script for n holds.
+// answersOf reads the release script's answer for n holds.
 func answersOf(result rueidis.RedisResult, n int) (told []int64, err error) {
 	told = make([]int64, n)
 	if n == 1 {

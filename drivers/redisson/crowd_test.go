@@ -37,7 +37,7 @@ func TestCrowdAsksInTurn(t *testing.T) {
 	const n, each = 40, 10
 	s := testenv.Redis(t)
 	drivers := openMany(t, n, "redisson://%s", s.Addr)
-	fight(t, drivers, 1) // all came at once; connections, and subscriptions
+	fight(t, drivers, 1) // all came together; connections and subscriptions
 	var counts []int
 	got := counted(s, func() { counts = fight(t, drivers, each) }, "evalsha", "subscribe")
 	requests := float64(got["evalsha"]+got["subscribe"]) / (n * each)

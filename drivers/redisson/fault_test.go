@@ -236,8 +236,8 @@ func TestRenewOfALostHoldDoesNotBringItBack(t *testing.T) {
 }
 
 // TestOverwritten has another program overwrite the key of a lock. Then no hold
-// of any mode is left. Each call reports this at once, and there is nothing to
-// clean up.
+// of any mode is left. Each call reports this immediately, and there is nothing
+// to clean up.
 func TestOverwritten(t *testing.T) {
 	t.Parallel()
 	s := testenv.Redis(t)

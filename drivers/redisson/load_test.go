@@ -25,7 +25,7 @@ const loadTTL = 3 * time.Second
 type load struct {
 	history *history.History
 	names   []string
-	hold    time.Duration            // at most; 0: a lock is released at once
+	hold    time.Duration            // at most; 0: a lock is released immediately
 	grants  map[string]*atomic.Int64 // by name
 	ended   atomic.Bool
 	wg      sync.WaitGroup

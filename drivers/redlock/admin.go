@@ -16,7 +16,7 @@ import (
 )
 
 // evalMajority runs a script on all nodes, outside of any vote, and returns the
-// answers of a majority or more.
+// answers from a majority or more.
 func (d *Driver) evalMajority(ctx context.Context, script *redisdriver.Script, name string, args ...string) (answers []rueidis.RedisResult, err error) {
 	replies, ended := d.askEach(ctx, d.options.NodeTimeout, script.Call([]string{name}, args...).CommandByText)
 	if ended == driver.ErrClosed {

@@ -83,7 +83,7 @@ func TestCrowdSharesTheLock(t *testing.T) {
 	for _, count := range []int{3, 1} {
 		nodes := startNodes(t, count)
 		drivers := openMany(t, n, nodes.url()+patient)
-		fight(t, drivers, 1) // all came at once; connections, and subscriptions
+		fight(t, drivers, 1) // all came together; connections and subscriptions
 		var counts []int
 		begun := time.Now()
 		got := nodes.counted(func() { counts = fight(t, drivers, each) }, "set", "evalsha", "subscribe", "unsubscribe")

@@ -114,7 +114,7 @@ type node struct {
 	took    atomic.Int64 // the time that the last answers took
 	hung    atomic.Bool  // the node kept an answer waiting for too long, and has not answered since
 	trouble atomic.Bool  // the last attempt to reach the node failed
-	counts  atomic.Int64 // the time from which the answers of the node count: see check.go
+	counts  atomic.Int64 // the time from which answers from the node count; see check.go
 
 	mu      sync.Mutex
 	queue   []task

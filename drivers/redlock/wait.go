@@ -178,8 +178,8 @@ func (l *lease) persists(repeats int) bool {
 	return repeats < manyRepeats && l.votes[l.driver.firstNode(l.request.Name)].counts() && l.driver.life.Now() < l.sent+int64(l.ttl/4)
 }
 
-// awaitFirst waits for the answer of the asked node. The error is ErrLocked if
-// the node refuses, and answered is false if the next node must be asked.
+// awaitFirst waits for the answer from the asked node. The error is ErrLocked
+// if the node refuses, and answered is false if the next node must be asked.
 func (l *lease) awaitFirst(ctx context.Context, v *vote) (err error, answered bool) {
 	d := l.driver
 	limit := min(longestVote, l.ttl/2)

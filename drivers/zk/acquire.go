@@ -43,7 +43,7 @@ func (d *Driver) data(r *driver.Request) ([]byte, error) {
 //	looking   has listed the other contenders  no node is before the claim         entering
 //	                                           room for a claim not made yet      asking
 //	                                           too many permits before its own    yielding
-//	                                           somebody is before the claim       arming; NoWait: givingUp
+//	                                           a node is before the claim         arming; NoWait: givingUp
 //	yielding  removes its permits              the answer                         looking
 //	arming    joins the queue, sets watches    no place in the queue yet          asking
 //	                                           a watch that a read must follow    looking

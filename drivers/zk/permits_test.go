@@ -214,7 +214,7 @@ func TestUnansweredPermits(t *testing.T) {
 	keeps := acquire(t, f.clients[0], permits(request("a"), 1, limit)) // the nodes that are made below
 	made := 0
 	for range rounds {
-		release(t, acquire(t, a, permits(request("a"), 2, limit))) // the next request makes leases first
+		release(t, acquire(t, a, permits(request("a"), 2, limit))) // the next request does not read first
 		link.Hold(wire.Replies)
 		ctx, cancel := context.WithCancel(t.Context())
 		var all sync.WaitGroup

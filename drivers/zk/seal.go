@@ -69,7 +69,7 @@ func (d *Driver) Seal(ctx context.Context, l driver.Lease) error {
 		)
 	}
 	if again && errors.Is(err, gozk.ErrNoNode) {
-		// an earlier request without an answer may have sealed the name
+		// an earlier, unanswered request may have sealed the name
 		var found listing
 		found, err = c.listSynced(h.dir)
 		if r := found.record(); err == nil && (r.seal == "" || sealName(r.last, r.seal) != seal) {
