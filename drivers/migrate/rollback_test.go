@@ -281,7 +281,7 @@ func TestANameThatCouldNotBeSealedIsNotMarked(t *testing.T) {
 		p := newPair(t, nil, nil)
 		c := p.client(migrate.PhaseDual)
 		c.from.Inject(memory.Fault{Kind: memory.CutOff, On: memory.Seals})
-		wantErr(t, "Seal without an answer", c.Seal(t.Context(), "x"), driver.ErrUnavailable)
+		wantErr(t, "unanswered Seal", c.Seal(t.Context(), "x"), driver.ErrUnavailable)
 		l := lock(t, p.from.NewDriver(), "x")
 		_, err := try(p.client(migrate.PhaseNew), "x")
 		wantErr(t, "phase new while an old program holds the name", err, driver.ErrLocked)

@@ -242,7 +242,7 @@ func testManyWaitersFewConnections(t *testing.T, pg *testenv.PostgresServer) {
 			t.Fatalf("a process printed %q", got)
 		}
 	}
-	testenv.Eventually(t, func() bool { return value[int](t, conn, advisoryLocks+" AND NOT granted") == processes }, "one caller of each process waits at the server")
+	testenv.Eventually(t, func() bool { return value[int](t, conn, advisoryLocks+" AND NOT granted") == processes }, "one caller of each process waits on the server")
 	if n := value[int](t, conn, "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'dsync#%'"); n > 40 {
 		t.Errorf("connections: got %d, want at most 40", n)
 	} else {

@@ -196,7 +196,7 @@ func testLockExcludesSQLAndTheOtherWayRound(t *testing.T, pg *testenv.PostgresSe
 	granted := make(chan driver.Lease)
 	go func() { granted <- mustAcquire(t, d, r) }()
 	waiting := "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
-	testenv.Eventually(t, func() bool { return value[int](t, conn, waiting) == 1 }, "the driver waits at the server")
+	testenv.Eventually(t, func() bool { return value[int](t, conn, waiting) == 1 }, "the driver waits on the server")
 	before := time.Now()
 	if !value[bool](t, conn, "SELECT pg_advisory_unlock(hashtextextended($1, 0))", "orders/42") {
 		t.Fatal("SQL did not hold the lock")

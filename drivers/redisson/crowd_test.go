@@ -97,7 +97,7 @@ func TestDeadHeadOfTheLine(t *testing.T) {
 			release(t, l)
 			releaseAll(t, waiters[5:])
 			if took := time.Since(start); took > longestPause {
-				t.Errorf("the others had the lock after %v", took)
+				t.Errorf("the other clients held the lock after %v", took)
 			}
 			for _, w := range waiters[:5] {
 				w.cancel()

@@ -147,7 +147,7 @@ func TestDeadReaderOfJava(t *testing.T) {
 			}
 		}
 	}()
-	testenv.Eventually(t, func() bool { return leftOf(s, "x") > ttl/2 }, "somebody reads")
+	testenv.Eventually(t, func() bool { return leftOf(s, "x") > ttl/2 }, "a client reads")
 	start := time.Now()
 	w := acquire(t, other, write("x"))
 	if took := time.Since(start); took > backstop {

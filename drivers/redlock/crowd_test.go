@@ -210,7 +210,7 @@ func TestDeadWaiters(t *testing.T) {
 			}
 			releaseAll(t, waiters[dead:])
 			if took := time.Since(start); took > longestPause {
-				t.Errorf("%s: the others had the lock after %v", how, took)
+				t.Errorf("%s: the other clients held the lock after %v", how, took)
 			}
 			link.Heal()
 			if how != "gone" {

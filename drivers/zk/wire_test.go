@@ -118,8 +118,8 @@ func TestRoundTrips(t *testing.T) {
 		{"read", take(in(driver.Read, request("r"))), 1},
 		{"release of a read", give, 1},
 		{"read with a node for the name", take(in(driver.Read, request("foreign"))), 2},
-		{"read while another client reads", func() { beside = acquire(t, a, long(in(driver.Read, request("foreign")))) }, 2},
-		{"release of a read while another client reads", give, 1},
+		{"read next to another read", func() { beside = acquire(t, a, long(in(driver.Read, request("foreign")))) }, 2},
+		{"release of a read next to another read", give, 1},
 		{"release of a read with a node for the name", func() { release(t, beside) }, 1},
 		{"a lock", take(request("w")), 1},
 		{"release with waiters", func() {
