@@ -157,7 +157,7 @@ type Lease interface {
 	// is cheap: package dsync calls it for every check.
 	Expires() time.Time
 
-	// Renew makes the lease last ttl from now, and moves Expires accordingly.
+	// Renew makes the lease last ttl from now and moves Expires accordingly.
 	// For a fixed lease Expires may also fall. Renew returns ErrNotHeld if the
 	// hold has ended, and never revives a hold. After any other error the
 	// caller must assume that nothing has changed. With Info.KeepsAlive, Renew
@@ -495,9 +495,9 @@ type Inspector interface {
 type RemovalWatcher interface {
 	// WatchRemoval reports a removal as soon as the driver learns of it, until
 	// stop is called. The driver calls Events.Lost or, without Info.KeepsAlive,
-	// renew, after which package dsync calls Renew. It may also call renew
-	// when nothing was removed. WatchRemoval does not wait for the backend.
-	// renew does not block, and calls no method of the driver.
+	// renew, after which package dsync calls Renew. It may also call renew when
+	// nothing was removed. WatchRemoval does not wait for the backend. renew
+	// does not block and calls no method of the driver.
 	WatchRemoval(renew func()) (stop func())
 }
 
@@ -521,11 +521,11 @@ type Watcher interface {
 	// Watch may also call changed when nothing has changed. It does not wait
 	// for the backend. Whenever the backend begins to report changes to the
 	// driver, initially and after each outage, Watch also calls changed,
-	// because an earlier change may have gone unnoticed. changed does not
-	// block, and calls no method of the driver. After stop has returned,
-	// changed is no longer called. Watch is called after Inspect has answered
-	// once, and returns errors.ErrUnsupported if the driver's options leave
-	// nothing to report.
+	// because an earlier change may have gone unnoticed. changed does not block
+	// and calls no method of the driver. After stop has returned, changed is no
+	// longer called. Watch is called after Inspect has answered once, and
+	// returns errors.ErrUnsupported if the driver's options leave nothing to
+	// report.
 	Watch(name string, changed func()) (stop func(), err error)
 }
 

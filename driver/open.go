@@ -59,7 +59,7 @@ func Schemes() []string {
 	return names
 }
 
-// Open opens the driver of the URL's scheme, and returns the driver and the
+// Open opens the driver of the URL's scheme and returns the driver and the
 // parsed URL. Errors never contain the password.
 func Open(ctx context.Context, rawURL string) (Driver, *Config, error) {
 	return OpenTTL(ctx, rawURL, 0)

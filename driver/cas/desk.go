@@ -307,7 +307,7 @@ func (k *desk) serve(look bool) {
 }
 
 // change is the only function that changes records. It replaces the record with
-// the result of the jobs, and tries again until no other client has changed it
+// the result of the jobs and tries again until no other client has changed it
 // in between. Expired claims are removed, unless they belong to a job. A known
 // record saves the first read. Likewise, the assumption that there is no record
 // saves a read if records of free names are deleted. A job must not fail
@@ -428,7 +428,7 @@ func (d *Driver) read(ctx context.Context, name string, known *view) (*view, err
 	return nil, fmt.Errorf("%w: %w", driver.ErrUnavailable, cmp.Or(ctx.Err(), err))
 }
 
-// write replaces v with next in the store, and sets the version of next.
+// write replaces v with next in the store and sets the version of next.
 func (d *Driver) write(ctx context.Context, v, next *view) error {
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("%w: %w", driver.ErrUnavailable, err)

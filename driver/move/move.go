@@ -25,7 +25,7 @@ type Sealer interface {
 	// every Acquire of the name returns driver.ErrSealed, including waiting
 	// calls. Seal returns
 	//
-	//   - nil if the name is sealed. Then l has ended, and is neither renewed
+	//   - nil if the name is sealed. Then l has ended and is neither renewed
 	//     nor released;
 	//   - driver.ErrNotHeld if the hold had ended before. Then nothing has
 	//     changed;

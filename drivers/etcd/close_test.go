@@ -29,7 +29,7 @@ func beginClose(tb testing.TB, d *etcd.Driver) (closed <-chan error) {
 	return c
 }
 
-// closeBeside holds a lock with its own lease, and calls Close during another
+// closeBeside holds a lock with its own lease and calls Close during another
 // call whose answer is held back. It returns the errors from both calls and the
 // keys that are left.
 func closeBeside(t *testing.T, call func(d *etcd.Driver, l driver.Lease) error) (left []string, called, closed error) {

@@ -103,7 +103,7 @@ func crowd(t *testing.T, s *testenv.EtcdServer) {
 	}
 }
 
-// lockOne locks a name briefly, and reports whether it was granted.
+// lockOne locks a name briefly and reports whether it was granted.
 func lockOne(ctx context.Context, h *history.History, c *dsync.Client, label, name string) bool {
 	op := h.Begin(history.Attempt{Client: label, Name: name})
 	l, err := c.Lock(ctx, name)

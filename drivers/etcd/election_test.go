@@ -70,7 +70,7 @@ func electedByEtcdctl(s *testenv.EtcdServer, said string) candidate {
 }
 
 // etcdctlElect starts `etcdctl elect` with some arguments. The channel receives
-// its output, and is closed at its end.
+// its output and is closed at its end.
 func etcdctlElect(s *testenv.EtcdServer, args ...string) (*exec.Cmd, <-chan string, error) {
 	cmd := exec.Command(s.Ctl, append([]string{"--endpoints", s.Addr, "elect"}, args...)...)
 	cmd.Env = append(cmd.Environ(), "ETCDCTL_API=3")

@@ -122,7 +122,7 @@ type Options struct {
 	FIFO bool
 
 	// Password returns the password of the client's user. It replaces the
-	// client's original password, and is called for each token that the client
+	// client's original password and is called for each token that the client
 	// requests. While the server refuses the password, the backend counts as
 	// unreachable. New sets client.Auth for it, so call New before the client
 	// is in use.

@@ -36,13 +36,13 @@ var rivals = map[string]func(tb testing.TB, c *clientv3.Client, name string) riv
 }
 
 // newRWMutex returns a read-write lock of package recipe. Its calls take no
-// context, and end with the client at the latest.
+// context and end with the client at the latest.
 func newRWMutex(tb testing.TB, c *clientv3.Client, name string) *recipe.RWMutex {
 	tb.Helper()
 	return recipe.NewRWMutex(newSession(tb, c), name)
 }
 
-// begin calls lock in another goroutine, and returns when its key is there.
+// begin calls lock in another goroutine and returns when its key is there.
 func (r rival) begin(tb testing.TB, c *clientv3.Client, name string) (locked <-chan error) {
 	tb.Helper()
 	before := len(keys(tb, c, name+"/"))

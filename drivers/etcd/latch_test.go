@@ -38,7 +38,7 @@ func wantLeft(tb testing.TB, d *etcd.Driver, name string, want int) {
 	}
 }
 
-// watchLatch watches a latch, and returns the number of notifications since the
+// watchLatch watches a latch and returns the number of notifications since the
 // watch began.
 func watchLatch(tb testing.TB, d *etcd.Driver, name string) *atomic.Int64 {
 	tb.Helper()
@@ -215,7 +215,7 @@ func TestLatchWatchHearsOfTheEnd(t *testing.T) {
 	}
 }
 
-// TestLatchEndThatNoWatchTells cuts the watcher off, and has the server forget
+// TestLatchEndThatNoWatchTells cuts the watcher off and has the server forget
 // the events in the meantime.
 func TestLatchEndThatNoWatchTells(t *testing.T) {
 	s := testenv.Etcd(t)
@@ -239,7 +239,7 @@ func TestLatchEndThatNoWatchTells(t *testing.T) {
 	}
 }
 
-// TestLatchAnswersLost loses the answers to changes of a latch, and repeats the
+// TestLatchAnswersLost loses the answers to changes of a latch and repeats the
 // changes after the next latch was created.
 func TestLatchAnswersLost(t *testing.T) {
 	s := testenv.Etcd(t)

@@ -210,7 +210,7 @@ func (h *hold) Release(ctx context.Context) error {
 	return err
 }
 
-// releaseOnce sends one request to delete the key, and reports whether its
+// releaseOnce sends one request to delete the key and reports whether its
 // outcome is known.
 //
 // If a repeated request finds no key, the unanswered request before it counts

@@ -21,7 +21,7 @@ var (
 //   - a request is carried out; its answer arrives; either is lost, and a
 //     request that was given up is carried out late;
 //   - a watch begins on the server, and sends its client the next revision,
-//     however late; it breaks, and is resumed; its next events are compacted
+//     however late; it breaks and is resumed; its next events are compacted
 //     before that, and it is canceled;
 //   - a caller gives up the lock, in good order or by a seal, or with a mark
 //     before that, or passes it to another caller of its client; a waiter gives

@@ -109,7 +109,7 @@ const (
 	together            // together with others
 )
 
-// wayOf returns the way to send an op, and queues the op if it is sent with
+// wayOf returns the way to send an op and queues the op if it is sent with
 // others. If there are two ops for one name, the second does not wait for the
 // first, because they could not be sent together and a release must not wait
 // for contenders.

@@ -64,8 +64,7 @@ type step = func(v *viewed)
 
 func tell(events ...*clientv3.Event) step { return func(v *viewed) { v.feed.deliver(events) } }
 
-// does carries out the steps, and checks the waiter's next action and its
-// token.
+// does carries out the steps and checks the waiter's next action and its token.
 func (v *viewed) does(t *testing.T, name string, steps []step, want verdict, token int64) {
 	t.Helper()
 	for _, s := range steps {

@@ -134,7 +134,7 @@ func (d *Driver) meet(r Requests) (Fault, <-chan struct{}) {
 	return f, d.changed
 }
 
-// pause makes a request wait, and reports whether the fault changed during the
+// pause makes a request wait and reports whether the fault changed during the
 // wait.
 func (d *Driver) pause(ctx context.Context, f Fault, changed <-chan struct{}) (again bool, err error) {
 	var late <-chan time.Time

@@ -97,7 +97,7 @@ func (d *Driver) changeLatch(ctx context.Context, id string, change func(*latche
 
 // The methods below are called with Server.mu held.
 
-// lower lowers the count of a latch by n, and reports whether the latch exists.
+// lower lowers the count of a latch by n and reports whether the latch exists.
 func (all *latches) lower(name string, n int) bool {
 	left := all.left[name]
 	switch {
@@ -125,7 +125,7 @@ func (all *latches) sweep(now int64) {
 	all.sweepAt = max(minSweep, 2*len(all.changes))
 }
 
-// clear removes all latches, and forgets all changes.
+// clear removes all latches and forgets all changes.
 func (all *latches) clear() {
 	clear(all.changes)
 	for name, left := range all.left {

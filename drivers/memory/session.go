@@ -65,8 +65,8 @@ func (ss *session) keepAlive() {
 	reportLosses(ss.kept(sent, err == nil || lost, lost))
 }
 
-// kept records the result of a keep-alive, and returns the losses if the
-// session has expired.
+// kept records the result of a keep-alive and returns the losses if the session
+// has expired.
 func (ss *session) kept(sent int64, handled, lost bool) []loss {
 	s := ss.d.server
 	s.mu.Lock()

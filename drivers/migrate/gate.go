@@ -13,7 +13,7 @@ import (
 )
 
 // gate keeps processes in PhaseOld and processes in PhaseNew apart by locks, so
-// the gate works with any two backends. PhaseDual excludes both, and needs no
+// the gate works with any two backends. PhaseDual excludes both and needs no
 // gate.
 //
 // A process in PhaseOld is a member: it holds one of a number of slots on the
@@ -316,8 +316,8 @@ func (g *gate) drain(ctx context.Context, p Phase) error {
 	}
 }
 
-// gated acquires the name in the phase of the process, and starts again when
-// the phase changes before the grant.
+// gated acquires the name in the phase of the process and starts again when the
+// phase changes before the grant.
 func (a *attempt) gated(ctx context.Context) (*lease, error) {
 	if strings.HasPrefix(a.r.Name, reserved) {
 		return nil, ErrReserved

@@ -15,7 +15,7 @@ import (
 )
 
 // member is the membership of a process in one phase. All locks of the process
-// in that phase depend on it. In PhaseDual a membership has no slot, and does
+// in that phase depend on it. In PhaseDual a membership has no slot and does
 // not expire.
 type member struct {
 	g       *gate
@@ -369,7 +369,7 @@ func (d *Driver) ID() string { return d.id }
 
 // Members returns the processes in PhaseOld and in PhaseNew of the gated
 // procedure, and the processes that want to be in PhaseOld and are refused.
-// Processes in PhaseDual are not members. Members changes nothing, and is as
+// Processes in PhaseDual are not members. Members changes nothing and is as
 // exact as Inspect on the backends. A change of phase does not rely on Members.
 func (d *Driver) Members(ctx context.Context) ([]Member, error) {
 	if d.gate == nil {

@@ -71,7 +71,7 @@ func (s *session) renewAt(t time.Time) {
 	}
 }
 
-// stop stops keeping a hold alive, and reports whether the hold was in the
+// stop stops keeping a hold alive and reports whether the hold was in the
 // session.
 func (c *carried) stop() bool {
 	if c == nil {

@@ -244,7 +244,7 @@ func (d *Driver) prepare(ctx context.Context, conn *pgconn.PgConn, s *session) e
 	return d.checkFacts(conn, s, row)
 }
 
-// readSetUp reads the answers up to the given number of syncs, and returns the
+// readSetUp reads the answers up to the given number of syncs and returns the
 // row of factsQuery. An error after the first sync means that the server does
 // not know a setting, and is ignored.
 func readSetUp(p *pgconn.Pipeline, syncs int) (row [][]byte, err error) {

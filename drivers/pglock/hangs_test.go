@@ -309,7 +309,7 @@ func (r *reported) Lost(err error) {
 }
 
 // testResetIsReported cuts the connection of a holder: the driver reports the
-// outage before the loss. An end by the server is an answer, and is not
+// outage before the loss. An end by the server is an answer and is not
 // reported.
 func testResetIsReported(t *testing.T, pg *testenv.PostgresServer) {
 	for _, cut := range []bool{true, false} {

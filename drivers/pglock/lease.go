@@ -190,7 +190,7 @@ func (l *lease) expire() {
 	s.write(request)
 }
 
-// giveBack begins an unlock, and returns a request for the session's write.
+// giveBack begins an unlock and returns a request for the session's write.
 // reads means that the caller will call readAnswer next. It is called with
 // session.mu held, before the session has ended.
 func (l *lease) giveBack(reads bool) (request *[]byte) {

@@ -104,7 +104,7 @@ const (
 	// equal to, a token of an earlier grant.
 	TokensFast Tokens = "fast"
 
-	// TokensNone provides no tokens, and uses no transaction ids.
+	// TokensNone provides no tokens and uses no transaction ids.
 	TokensNone Tokens = "none"
 )
 
@@ -187,7 +187,7 @@ var (
 	_ driver.Lister            = (*Driver)(nil)
 )
 
-// New connects to the server of config (pgx.ParseConfig makes one), and checks
+// New connects to the server of config (pgx.ParseConfig makes one) and checks
 // the server: PostgreSQL 14 or newer, no read replica, no connection pooler.
 // New fails within ctx. Parts of config that do not concern the connection,
 // such as a tracer, are not used.

@@ -205,7 +205,7 @@ func (d *Driver) adopt(s *session) bool {
 	return true
 }
 
-// retire excludes an unused session from the choice, and reports whether it was
+// retire excludes an unused session from the choice and reports whether it was
 // unused. The last hub of the usual TTL remains.
 func (d *Driver) retire(s *session) bool {
 	d.mu.Lock()

@@ -100,7 +100,7 @@ func TestRights(t *testing.T) {
 	wantDenied(t, "without the right to connect", err, `database "locks"`)
 }
 
-// TestRightsOverOthers lets a role inspect the locks of another role, and end
+// TestRightsOverOthers lets a role inspect the locks of another role and end
 // its sessions.
 func TestRightsOverOthers(t *testing.T) {
 	t.Parallel()

@@ -404,7 +404,7 @@ func (s *session) rouse() {
 	}
 }
 
-// receive handles a message, and reports whether it was the end of an answer.
+// receive handles a message and reports whether it was the end of an answer.
 // One goroutine at a time calls receive.
 func (s *session) receive() (answered bool, err error) {
 	message, err := s.frontend.Receive()

@@ -152,8 +152,8 @@ func (s *session) abandon(op *operation) bool {
 	return true
 }
 
-// tick keeps the session alive, and ends the session when its time is up or
-// when it was unused for a long time.
+// tick keeps the session alive and ends the session when its time is up or when
+// it was unused for a long time.
 func (s *session) tick() {
 	now := s.d.now()
 	s.mu.Lock()

@@ -27,7 +27,7 @@ func in(m driver.Mode, r *driver.Request) *driver.Request {
 	return r
 }
 
-// goAcquire acquires in the background, and returns when the request waits.
+// goAcquire acquires in the background and returns when the request waits.
 func goAcquire(tb testing.TB, d driver.Driver, r *driver.Request) <-chan driver.Lease {
 	tb.Helper()
 	granted := make(chan driver.Lease, 1)
@@ -97,7 +97,7 @@ func testModesExclude(t *testing.T, pg *testenv.PostgresServer) {
 	}
 }
 
-// testReadsEndOneByOne ends the Reads of a session in several ways, and checks
+// testReadsEndOneByOne ends the Reads of a session in several ways and checks
 // that each gives up only its own share.
 func testReadsEndOneByOne(t *testing.T, pg *testenv.PostgresServer) {
 	for name, o := range map[string]*pglock.Options{"42": {}, "7/42": {Key: pglock.PairKey, Tokens: pglock.TokensNone}} {

@@ -155,7 +155,7 @@ func (q *localQueue) advance() {
 	q.tries = slices.DeleteFunc(q.tries, func(t *attempt) bool { return q.judge(t, true) })
 }
 
-// judge gives an attempt its verdict, and reports whether there is one yet.
+// judge gives an attempt its verdict and reports whether there is one yet.
 // Called with Driver.mu held.
 func (q *localQueue) judge(t *attempt, noWait bool) bool {
 	switch holder := q.holders.First(); {

@@ -175,7 +175,7 @@ func TestServerWithoutACommand(t *testing.T) {
 }
 
 // The library may connect in goroutines that its Close does not wait for. Here
-// the server accepts the connection, and is slow with the TLS handshake.
+// the server accepts the connection and is slow with the TLS handshake.
 func TestCloseEndsAttemptsToConnect(t *testing.T) {
 	t.Parallel()
 	slow, err := net.Listen("tcp", "127.0.0.1:0")

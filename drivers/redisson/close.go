@@ -61,7 +61,7 @@ func (d *Driver) closeClient(ctx context.Context) {
 	d.dialer.Wait()
 }
 
-// releaseAll ends the holds of all leases in few requests, and leaves failures
+// releaseAll ends the holds of all leases in few requests and leaves failures
 // to the cleaner.
 func (d *Driver) releaseAll(ctx context.Context) {
 	for some := range slices.Chunk(d.life.TakeAll(), renewRuns) {
@@ -171,8 +171,8 @@ func soonestOver(ghosts []*ghost) int {
 	return soonest
 }
 
-// releaseGhosts requests the release of each ghost, and returns the ghosts
-// whose holds may still appear.
+// releaseGhosts requests the release of each ghost and returns the ghosts whose
+// holds may still appear.
 func (d *Driver) releaseGhosts(ctx context.Context, ghosts []*ghost) (left []*ghost) {
 	groups := d.groups(ghosts)
 	calls := make([]redisdriver.Call, len(groups))

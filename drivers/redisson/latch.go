@@ -44,7 +44,7 @@ func (d *Driver) DeleteLatch(ctx context.Context, name, id string) error {
 	return err
 }
 
-// changeLatch runs the script of a change, and reports whether there was
+// changeLatch runs the script of a change and reports whether there was
 // something to change.
 func (d *Driver) changeLatch(ctx context.Context, name, id, change string, n int) (did bool, err error) {
 	if err := d.checkLatch(ctx, name); err != nil {

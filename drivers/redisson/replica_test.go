@@ -175,7 +175,7 @@ func TestSentinelDemotedPrimary(t *testing.T) {
 }
 
 // TestSubscriptionFollowsSentinels: after a planned failover the old primary
-// lives on, and does not close its connections for some 10 s.
+// lives on and does not close its connections for some 10 s.
 func TestSubscriptionFollowsSentinels(t *testing.T) {
 	t.Parallel()
 	s := testenv.RedisSentinel(t, 1)

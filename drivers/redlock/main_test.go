@@ -68,7 +68,7 @@ func (s servers) through(tb testing.TB) (link *wire.Wire, url string) {
 
 const settled = "?durable=true"
 
-// do sends a command to every node, and returns all answers.
+// do sends a command to every node and returns all answers.
 func (s servers) do(args ...string) []any {
 	var answers []any
 	for _, server := range s {

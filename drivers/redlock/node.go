@@ -229,7 +229,7 @@ func (n *node) idle() bool {
 	return busy == 0 && n.ghosts.Left() == 0 // ghosts come from tasks
 }
 
-// end ends the goroutine, and fails all remaining tasks.
+// end ends the goroutine and fails all remaining tasks.
 func (n *node) end() {
 	n.mu.Lock()
 	n.closed = true

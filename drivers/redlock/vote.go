@@ -205,7 +205,7 @@ func (v *vote) tellWaiters() {
 	})
 }
 
-// deleted handles the answer to a request to delete the value, and reports
+// deleted handles the answer to a request to delete the value and reports
 // whether the vote has ended.
 func (v *vote) deleted(n *node, result rueidis.RedisResult, err error) bool {
 	l := v.lease

@@ -378,8 +378,7 @@ func haunt(g *ghost) {
 	s.driver.ghosts.Add(g)
 }
 
-// endGhost makes one attempt, and reports whether the ghost is gone
-// permanently.
+// endGhost makes one attempt and reports whether the ghost is gone permanently.
 func (d *Driver) endGhost(g *ghost) bool {
 	ctx, cancel := d.background(attemptFor)
 	defer cancel()
@@ -402,7 +401,7 @@ func (d *Driver) endGhost(g *ghost) bool {
 	return settled
 }
 
-// remove makes one attempt to remove the claim of a ghost, and reports whether
+// remove makes one attempt to remove the claim of a ghost and reports whether
 // it is gone permanently. If an unanswered claim does not appear for some time,
 // the session ends with its last lock.
 func (g *ghost) remove(c caller) bool {

@@ -191,8 +191,8 @@ func (h *hold) forget() {
 	}
 }
 
-// Release implements driver.Lease, and repeats a failed request until ctx or
-// the hold ends.
+// Release implements driver.Lease and repeats a failed request until ctx or the
+// hold ends.
 func (h *hold) Release(ctx context.Context) error {
 	s := h.session
 	if s.End.Passed(s.driver.now()) {

@@ -480,7 +480,7 @@ func (s *session) removeNow(node string) <-chan reply[struct{}] {
 	return c
 }
 
-// listNow requests the children of a node without the library, and reports
+// listNow requests the children of a node without the library and reports
 // whether the request was sent.
 func (s *session) listNow(path string, handle func(listing, error)) bool {
 	return s.direct(opChildren, append(appendText(nil, path), 0), func(body []byte, err error) {

@@ -144,7 +144,7 @@ func (o *Options) check() error {
 	return nil
 }
 
-// connect determines the server's limits, and creates the session for the usual
+// connect determines the server's limits and creates the session for the usual
 // TTL.
 func (d *Driver) connect(ctx context.Context) error {
 	var err error

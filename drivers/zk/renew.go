@@ -72,7 +72,7 @@ func (s *session) reportKeepAlive(err error) {
 	s.driver.reportKeepAlive(err)
 }
 
-// confirmBy sends a request, and returns nil if there was any answer. If there
+// confirmBy sends a request and returns nil if there was any answer. If there
 // was no answer in half the remaining time, it gives up the connection to the
 // server, because another server may be able to reach the leader.
 func (s *session) confirmBy(r reach, now int64) error {
@@ -169,7 +169,7 @@ func (c *confirmation) opened(sent, now, age int64, made bool) (alive int64) {
 	return min(c.heard, c.led)
 }
 
-// noteAnswer handles the answer to a request, and returns the latest time at
+// noteAnswer handles the answer to a request and returns the latest time at
 // which the session is known to have been alive.
 func (c *confirmation) noteAnswer(r reach, sent, now int64) (alive int64) {
 	c.mu.Lock()
@@ -205,7 +205,7 @@ func (c *confirmation) next(now int64) (r reach, due int64) {
 
 const (
 	// usualCheckAfter is the age at which a hold gets a watch on its own node.
-	// Most locks are released earlier, and need no watch.
+	// Most locks are released earlier and need no watch.
 	usualCheckAfter = 500 * time.Millisecond
 
 	// checkEvery is the pause between rounds of check.

@@ -33,12 +33,12 @@
 //	/app/orders/42/_c_c07e2b6f4d1849a5b3e8f6a1d2907c3b-lock-0000000001
 //
 // The node with the lowest number holds the lock. The second client watches the
-// first node, and holds the lock after its deletion. Tokens come from
+// first node and holds the lock after its deletion. Tokens come from
 // transaction ids.
 //
 // # Caveats
 //
-// Locks with the same TTL share a session, and end with it. The server bounds
+// Locks with the same TTL share a session and end with it. The server bounds
 // TTLs, usually to between 4 and 40 seconds. The paths of a session's nodes may
 // have a total length of at most 512 KiB, so more locks need more sessions.
 // Keep jute.maxbuffer at 1 MiB, the default, or more.
