@@ -78,7 +78,7 @@ import (
 //  6. Hold identifies an attempt, Owner does not. Two Acquires of one client
 //     for one name exclude each other, even with equal Owner, unless both are
 //     for Read, or the limit admits both Permit requests. Holds of different
-//     modes exclude each other although they may have different forms at the
+//     modes exclude each other although they may have different forms on the
 //     backend. But a name is used either for permits or for the other modes. If
 //     a name is used for both, each use keeps only its own promises.
 //  7. The driver keeps alive a hold or queue entry that an unfinished Acquire

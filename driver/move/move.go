@@ -49,7 +49,7 @@ type Sealer interface {
 // where the name is sealed. The mark and the floor of the tokens last as long
 // as the backend's acknowledged data, and longer than any hold.
 type Marker interface {
-	// Mark marks the name of l, a lease of this driver, in one step at the
+	// Mark marks the name of l, a lease of this driver, in one step on the
 	// backend, conditional on the hold. The same step raises the tokens. All
 	// tokens of later grants are above floor, and so are the tokens of l. The
 	// lease gets new tokens, up to the number that Events.Tokens of the request
