@@ -90,7 +90,7 @@ func TestCrowdOfAClientIsOneKey(t *testing.T) {
 	if got := len(keys(t, observer, "a/")); got != 2 {
 		t.Errorf("keys of %d waiters and a holder: got %d, want 2", n, got)
 	}
-	looks := int64(2 * few) // including those of this test
+	looks := int64(2 * few) // including the requests of this test
 	if got := requests(); got > looks {
 		t.Errorf("requests while all wait: got %d, want at most %d", got, looks)
 	}

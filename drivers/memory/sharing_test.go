@@ -304,8 +304,8 @@ func TestRemovalOfReaders(t *testing.T) {
 	})
 }
 
-// The token of a reader is above those of earlier writers and below those of
-// later writers.
+// The token of a reader is above the tokens of earlier writers and below the
+// tokens of later writers.
 func TestTokensOfReaders(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCrowd(t, nil)

@@ -162,7 +162,7 @@ func (a *attempt) handover(ctx context.Context) (*lease, error) {
 
 // both acquires the name on from, keeps it while it waits for to, and then
 // checks that from is still held. With tokensOfTo the lease has the tokens of
-// to, otherwise those of from.
+// to, otherwise the tokens of from.
 func (a *attempt) both(ctx context.Context, tokensOfTo bool) (l *lease, from, to *part, err error) {
 	l = a.newLease()
 	from, err = l.acquire(ctx, a.d.from, !tokensOfTo, a.r.NoWait)

@@ -86,7 +86,7 @@ type Tokens struct {
 	// Floor is the floor that to needs. If the migration is already tied to a
 	// different floor, it is that floor. Otherwise it is the floor of to, if
 	// tokens rise with it. If they do not, it is a floor that keeps the tokens
-	// of to above those of from for years.
+	// of to above the tokens of from for years.
 	Floor uint64
 }
 

@@ -27,7 +27,7 @@
 // # What does not move
 //
 // Reads, writes, permits and latches are refused (errors.ErrUnsupported).
-// Readers would need tokens between those of the writers on both backends.
+// Readers would need tokens between the tokens of the writers on both backends.
 // Permits would have to be counted across both backends. Names of latches do
 // not move. Programs that only know from, in any mode, and programs in the
 // migration exclude each other.

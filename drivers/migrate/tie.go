@@ -309,9 +309,9 @@ func (d *Driver) unseal(ctx context.Context, name string, floor uint64) error {
 	return err
 }
 
-// raiseTokens raises the tokens of tokensName on from above those of to, just
-// as the tokens of returned names were raised. The floor of the next migration
-// is computed from them.
+// raiseTokens raises the tokens of tokensName on from above its tokens on to,
+// just as the tokens of returned names were raised. The floor of the next
+// migration is computed from them.
 func (d *Driver) raiseTokens(ctx context.Context) error {
 	t, err := d.Tokens(ctx)
 	if err != nil || t.To == 0 || d.gate != nil || d.info.Fencing == driver.None {

@@ -54,7 +54,7 @@ func wantRefused(tb testing.TB, d driver.Driver, m driver.Mode, name, why string
 }
 
 // testServerLooksAtWaiters checks a behavior that the server does not document:
-// while a writer waits, a request for reading is refused, even one that cannot
+// while a writer waits, a request for reading is refused, even if it cannot
 // wait, unless it comes from a session with the lock.
 func testServerLooksAtWaiters(t *testing.T, pg *testenv.PostgresServer) {
 	reader, writer, other := connect(t, pg), connect(t, pg), connect(t, pg)

@@ -52,8 +52,8 @@ func (d *Driver) fairKeys(name string, keys []string) []string {
 	return append(keys, prefixName(queuePrefix, name), prefixName(timesPrefix, name))
 }
 
-// fairArgs adds the arguments of the fair acquire script, without those for
-// tokens.
+// fairArgs adds the arguments of the fair acquire script, except the arguments
+// for tokens.
 func (o *op) fairArgs(d *Driver, args []string) []string {
 	r, how := o.request, "wait"
 	switch {

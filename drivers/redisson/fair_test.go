@@ -346,8 +346,8 @@ func TestFairRights(t *testing.T) {
 }
 
 // TestFairNextLeavesAtTheHandOver: the next waiter leaves while the release
-// that notifies it is in progress. The lock goes to this waiter or to the one
-// behind it.
+// that notifies it is in progress. The lock goes to this waiter or to the
+// waiter behind it.
 func TestFairNextLeavesAtTheHandOver(t *testing.T) {
 	const rounds = 100
 	s := testenv.Redis(t)

@@ -202,7 +202,7 @@ func readWriteKeys(r *driver.Request, intents bool, keys []string) []string {
 }
 
 // readWriteArgs adds the arguments of the script that acquires a Read or Write
-// hold, without those for tokens.
+// hold, except the arguments for tokens.
 func (o *op) readWriteArgs(d *Driver, args []string) []string {
 	r := o.request
 	args = append(args, fieldOf(r.Mode, r.Hold), redisdriver.TTLText(r.TTL))

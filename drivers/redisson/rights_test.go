@@ -318,7 +318,7 @@ func (u *uses) list() {
 	u.note("Release", l.Release(u.t.Context()))
 }
 
-// admin inspects a lock and one that is read, and removes them.
+// admin inspects and removes a lock and a read-write lock that is read.
 func (u *uses) admin() {
 	d := u.open()
 	if d == nil || u.acquire(d, u.name) == nil {

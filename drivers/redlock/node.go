@@ -171,8 +171,8 @@ func (d *Driver) patience(least time.Duration) time.Duration {
 	return max(least, min(slowFactor*time.Duration(took[d.quorum-1]), longestVote/2))
 }
 
-// slowFactor is the ratio of a slow node's answer time to that of a majority of
-// the nodes.
+// slowFactor is the ratio of a slow node's answer time to the answer time of a
+// majority of the nodes.
 const slowFactor = 8
 
 // add queues a task for execution, unless the driver is closed.

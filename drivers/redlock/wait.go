@@ -15,7 +15,7 @@ import (
 )
 
 // A waiter that was granted the first node sends the refusing nodes another
-// request. If two waiters split the votes, the one with the waiters' node
+// request. If two waiters split the votes, the waiter with the waiters' node
 // continues.
 const (
 	fewRepeats  = 3

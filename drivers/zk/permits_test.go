@@ -308,8 +308,8 @@ func TestReleasesInALine(t *testing.T) {
 				}
 			})
 		}
-		// Each contender watches the one before, and those of a client share a
-		// watch of the limit. The first watches the leases.
+		// Each contender watches the contender before it, and the contenders of
+		// a client share a watch of the limit. The first watches the leases.
 		testenv.Eventually(t, func() bool { return f.Watches() == int64(n+5) }, "all wait in line")
 		got := requests(t, f.ZooKeeperServer, func() {
 			for range releases {

@@ -53,8 +53,8 @@ func pathsAt(tb testing.TB, s *testenv.ZooKeeperServer) map[string]int {
 }
 
 // TestPathsOfASessionAreBounded has nodes of all kinds. The transaction that
-// ends a session lists their paths, and servers cannot read one that is too
-// long.
+// ends a session lists their paths, and servers cannot read a transaction that
+// is too long.
 func TestPathsOfASessionAreBounded(t *testing.T) {
 	const most = 8 << 10
 	s := testenv.ZooKeeper(t)
