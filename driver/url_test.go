@@ -112,7 +112,7 @@ func TestParseURLErrors(t *testing.T) {
 			continue
 		}
 		if !strings.Contains(err.Error(), test.want) || strings.Contains(err.Error(), testenv.PasswordMark) {
-			t.Errorf("%q: got error %q, want one with %q and no secret", test.url, err, test.want)
+			t.Errorf("%q: got error %q, want an error with %q and no secret", test.url, err, test.want)
 		}
 	}
 }
@@ -239,7 +239,7 @@ func TestURLParameterErrors(t *testing.T) {
 			t.Fatal(err)
 		}
 		if err := read(u); err == nil || !strings.Contains(err.Error(), want) || !strings.HasPrefix(err.Error(), "x URL: ") {
-			t.Errorf("%s: got error %v, want one with %q", query, err, want)
+			t.Errorf("%s: got error %v, want an error with %q", query, err, want)
 		}
 	}
 }

@@ -188,7 +188,7 @@ func TestClose(t *testing.T) {
 		t.Errorf("keys after Close: got %q", got)
 	}
 	if got := revision(t, c) - before; got > 3 {
-		t.Errorf("changes by Close: got %d, want one for each lease", got)
+		t.Errorf("changes by Close: got %d, want one change for each lease", got)
 	}
 	for _, l := range leases {
 		wantErr(t, "Release after Close", l.Release(t.Context()), driver.ErrNotHeld)

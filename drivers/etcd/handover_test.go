@@ -274,7 +274,7 @@ func TestHandOverByTheEndOfALease(t *testing.T) {
 		revoke(t, c, leaseOf(t, c, old[0]))
 		l := w.Granted(t)
 		if now := keys(t, c, "a/"); len(now) != 1 || now[0] == old[1] {
-			t.Errorf("keys: got %q, want one on another lease than %q", now, old[1])
+			t.Errorf("keys: got %q, want one key, not on the lease of %q", now, old[1])
 		}
 		release(t, l)
 	}

@@ -64,7 +64,7 @@ func TestKeyOfALateReleaseIsNotUsedAgain(t *testing.T) {
 	slow.Heal()
 	next := acquire(t, d, request("a"))
 	if got := keys(t, c, "a/"); len(got) != 1 || got[0] == old {
-		t.Errorf("keys: got %q, want one, and not %q", got, old)
+		t.Errorf("keys: got %q, want one key other than %q", got, old)
 	}
 	release(t, next)
 }

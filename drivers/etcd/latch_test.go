@@ -64,7 +64,7 @@ func TestKeysOfALatch(t *testing.T) {
 	countDown(t, d, "orders/42", "down")
 	answer, err := c.Get(t.Context(), key)
 	if err != nil || len(answer.Kvs) != 1 {
-		t.Fatalf("key %q: got %v, %v, want one", key, answer, err)
+		t.Fatalf("key %q: got %v, %v, want one key", key, answer, err)
 	}
 	if kv := answer.Kvs[0]; string(kv.Value) != "3" || kv.Version != 2 || kv.Lease != 0 {
 		t.Errorf("key %q: got %v, want 3, put again once, without a lease", key, kv)
@@ -170,7 +170,7 @@ func TestLatchWithoutItsLease(t *testing.T) {
 	setLatch(t, d, "x", "set", 2)
 	lost := leasesOfChanges(t, c)
 	if len(lost) != 1 {
-		t.Fatalf("leases: got %v, want one", lost)
+		t.Fatalf("leases: got %v, want one lease", lost)
 	}
 	for lease := range lost {
 		revoke(t, c, lease)
@@ -179,7 +179,7 @@ func TestLatchWithoutItsLease(t *testing.T) {
 	countDown(t, d, "x", "down")
 	wantLeft(t, d, "x", 1)
 	if got := leasesOfChanges(t, c); len(got) != 1 || reflect.DeepEqual(got, lost) {
-		t.Errorf("leases: got %v, want one, and not %v", got, lost)
+		t.Errorf("leases: got %v, want one lease other than %v", got, lost)
 	}
 }
 

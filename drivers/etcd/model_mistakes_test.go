@@ -163,7 +163,7 @@ var modelMistakes = []modelMistake{
 		new: `clientv3.WithMaxCreateRev(map[bool]int64{false: h.revision - 1}[PLANTED]),`,
 	},
 	{
-		name: "a look does not see whether its key is there",
+		name: "a look does not check whether the waiter's key is there",
 		file: "wait.go", model: "removals and arrivals", wrong: []string{modelNotFirst},
 		old: `	case len(there) == 0:
 `,
@@ -343,7 +343,7 @@ func TestModelFindsEveryMistake(t *testing.T) {
 					return
 				}
 			}
-			t.Errorf("got %v, want one of %q in\n%s", err, m.wrong, out)
+			t.Errorf("got %v, want a failure of kind %q in\n%s", err, m.wrong, out)
 		})
 	}
 }

@@ -21,7 +21,7 @@ func TestKeysOfModes(t *testing.T) {
 	for mode, want := range map[driver.Mode]string{driver.Read: `^a/\+read-[0-9a-f]+-[0-9a-f]+$`, driver.Write: `^a/write-[0-9a-f]+-[0-9a-f]+$`} {
 		l := acquire(t, d, in(mode, request("a")))
 		if got := keys(t, c, "a/"); len(got) != 1 || !regexp.MustCompile(want).MatchString(got[0]) {
-			t.Errorf("keys of a %v: got %q, want one like %s", mode, got, want)
+			t.Errorf("keys of a %v: got %q, want a key like %s", mode, got, want)
 		}
 		release(t, l)
 	}

@@ -373,7 +373,7 @@ func TestRoundTripsOfSealsAndMarks(t *testing.T) {
 	}
 	n.count(t, "sealed?", 0, map[string]int64{"Range": 1}, func() { d.Sealed(t.Context(), "a") })
 	if got, err := c.Get(t.Context(), "a\x00seal", clientv3.WithCountOnly()); err != nil || got.Count != 1 {
-		t.Errorf("record of the seal: got %v, %v, want one", got, err)
+		t.Errorf("record of the seal: got %v, %v, want one record", got, err)
 	}
 	n.count(t, "loosen", 1, one, func() { loosen(t, d, "a", "1", 0) })
 	n.count(t, "loosen with a floor", 1, map[string]int64{"Range": 1, "Txn": 1}, func() { loosen(t, d, "a", "2", 1) })

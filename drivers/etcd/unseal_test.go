@@ -233,7 +233,7 @@ func TestUnmarkNeedsTheHoldAndKeepsTheTokens(t *testing.T) {
 			t.Errorf("%s: Unmark of a hold that was removed: got %v, want %v", what, err, driver.ErrNotHeld)
 		}
 		if got := keys(t, c, name+"/removed\x00mark"); len(got) != 1 {
-			t.Errorf("%s: marks after that: got %q, want one", what, got)
+			t.Errorf("%s: marks after that: got %q, want one mark", what, got)
 		}
 		if marked, err := b.Marked(t.Context(), waiters[2]); !marked || err != nil || token(waiters[2]) <= floor {
 			t.Errorf("%s: marked again: got %t, %v, token %d, want true and one above %d", what, marked, err, token(waiters[2]), floor)

@@ -32,7 +32,7 @@ func TestKeysOfALock(t *testing.T) {
 			l := acquire(t, d, r)
 			answer, err := c.Get(t.Context(), test.dir, clientv3.WithPrefix())
 			if err != nil || len(answer.Kvs) != 1 {
-				t.Fatalf("keys below %q: got %v, %v, want one", test.dir, answer, err)
+				t.Fatalf("keys below %q: got %v, %v, want one key", test.dir, answer, err)
 			}
 			kv := answer.Kvs[0]
 			last := strings.TrimPrefix(string(kv.Key), test.dir)

@@ -79,7 +79,7 @@ func wantErr(t *testing.T, what string, got error, want ...error) {
 	t.Helper()
 	for _, w := range want {
 		if !errors.Is(got, w) {
-			t.Errorf("%s: got error %v, want one that matches %v", what, got, w)
+			t.Errorf("%s: got error %v, want an error that matches %v", what, got, w)
 		}
 	}
 }

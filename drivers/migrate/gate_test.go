@@ -425,7 +425,7 @@ func TestProcessThatIsGoneIsNotInTheWayForLong(t *testing.T) {
 			t.Fatal("a process that was cut off is still in the way after three TTLs")
 		}
 		if left := time.Until(l.Expires()); left > 0 {
-			t.Errorf("its lock lasts %v longer", left)
+			t.Errorf("the lock of the process lasts %v longer", left)
 		}
 	})
 }

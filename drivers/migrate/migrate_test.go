@@ -306,7 +306,7 @@ func TestNewRefusesPairsThatCannotBeMigrated(t *testing.T) {
 				t.Errorf("got %v, want a driver without tokens", err)
 			}
 		} else if err == nil || !strings.Contains(err.Error(), test.want) {
-			t.Errorf("got error %v, want one with %q", err, test.want)
+			t.Errorf("got error %v, want an error with %q", err, test.want)
 		}
 	}
 }

@@ -90,7 +90,7 @@ func TestATieThatStopsInTheMiddle(t *testing.T) {
 				_, second := p.checked(migrate.PhaseNew)
 				_, again := (&pair{t, p.from, c.to.Server()}).checked(migrate.PhaseNew)
 				if (second == nil) == (again == nil) {
-					t.Errorf("request %d, fault %v: the first process got %v; then the other new backend %v, and the first one %v; want one of the two",
+					t.Errorf("request %d, fault %v: the first process got %v; then the other new backend got %v, and the first new backend %v; want success for one of the two",
 						request, kind, first, second, again)
 				}
 			})
@@ -256,7 +256,7 @@ func TestTokensRiseForNamesThatNobodyLocked(t *testing.T) {
 		c := p.client(migrate.PhaseDual)
 		tokens, err := c.Tokens(t.Context())
 		if err != nil || tokens.Rise() || tokens.From <= 1<<16 {
-			t.Errorf("without a floor: got %+v, %v, want that tokens would fall", tokens, err)
+			t.Errorf("without a floor: got %+v, %v, want falling tokens", tokens, err)
 		}
 		o := &migrate.Options{ToFloor: tokens.Floor}
 		d, err := migrate.New(p.from.NewDriver(), p.to.NewDriver(), o)
@@ -264,7 +264,7 @@ func TestTokensRiseForNamesThatNobodyLocked(t *testing.T) {
 			t.Fatal(err)
 		}
 		if tokens, err = d.Tokens(t.Context()); err != nil || !tokens.Rise() || tokens.Floor != o.ToFloor {
-			t.Errorf("with the floor %d: got %+v, %v, want that tokens rise, and the same floor", o.ToFloor, tokens, err)
+			t.Errorf("with the floor %d: got %+v, %v, want rising tokens and the same floor", o.ToFloor, tokens, err)
 		}
 		last := uint64(0)
 		rises := func(what string, l driver.Lease, floor uint64) {

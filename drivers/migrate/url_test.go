@@ -52,10 +52,10 @@ func TestURLErrors(t *testing.T) {
 	} {
 		d, _, err := driver.Open(t.Context(), "migrate:?"+test.query)
 		if err == nil {
-			t.Errorf("%s: got no error, want one with %q", test.query, test.want)
+			t.Errorf("%s: got no error, want an error with %q", test.query, test.want)
 			_ = d.Close(t.Context())
 		} else if !strings.Contains(err.Error(), test.want) || strings.Contains(err.Error(), testenv.PasswordMark) {
-			t.Errorf("%s: got error %q, want one with %q", test.query, err, test.want)
+			t.Errorf("%s: got error %q, want an error with %q", test.query, err, test.want)
 		}
 	}
 	a, err := driver.ParseURL("memory://a") // after a refusal, open backends were closed

@@ -92,7 +92,7 @@ func testRefusalsNameNoPassword(t *testing.T, pg *testenv.PostgresServer) {
 			continue
 		}
 		if got := err.Error(); !strings.Contains(got, test.want) || strings.Contains(got, canary) {
-			t.Errorf("error: got %q, want one with %q and without the password", got, test.want)
+			t.Errorf("error: got %q, want an error with %q and without the password", got, test.want)
 		} else if strings.Contains(got, "\n") || !strings.HasPrefix(got, "pglock") {
 			t.Errorf("error: got %q, want one line that begins with the name of the driver", got)
 		}

@@ -242,7 +242,7 @@ func TestClientStoppedHolderFindsItsLeaseLost(t *testing.T) {
 	}
 	p.Send("unlock")
 	if got, want := p.Line(), "true true"; got != want {
-		t.Errorf("whether its Unlock matches ErrLost and ErrNotHeld: %s, want %s", got, want)
+		t.Errorf("whether the error of its Unlock matches ErrLost and ErrNotHeld: %s, want %s", got, want)
 	}
 	if got := s.Do("HKEYS", "x"); fmt.Sprint(got) != fmt.Sprint(holder) || next.Err() != nil {
 		t.Errorf("the next holder: %v in Redis, Err %v; want %v and a live lease", got, next.Err(), holder)

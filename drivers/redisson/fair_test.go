@@ -295,12 +295,12 @@ func TestFairLongWait(t *testing.T) {
 	}
 	testenv.Eventually(t, func() bool { return leftOfX(t, s, hold) > 0 }, "the waiter sends another request")
 	if left := leftOfX(t, s, "java:1"); left < 50*time.Second {
-		t.Errorf("time of the waiter of Redisson behind it: %v", left)
+		t.Errorf("time of Redisson's waiter behind it: %v", left)
 	}
 	release(t, l)
 	release(t, w.granted(t))
 	if left := leftOfX(t, s, "java:1"); left < 30*time.Second {
-		t.Errorf("time of the waiter of Redisson when it is next: %v", left)
+		t.Errorf("time of Redisson's waiter when it is next: %v", left)
 	}
 }
 

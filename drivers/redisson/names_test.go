@@ -171,7 +171,7 @@ func TestSlots(t *testing.T) {
 		}
 		for _, d := range []*Driver{{sequences: "dsync_fence:"}, {sequences: "dsync_fence:a tenant:"}} {
 			if key := d.sequenceOf(name); int64(slotOf(key)) != want || inCluster.checkName(key) == nil {
-				t.Errorf("sequence of %q: got %q in the slot %d, want the slot %d, and that it is refused as a name", name, key, slotOf(key), want)
+				t.Errorf("sequence of %q: got %q in the slot %d, want the slot %d, and a refusal as a name", name, key, slotOf(key), want)
 			}
 		}
 	}

@@ -366,13 +366,13 @@ func TestPermitsThatCannotBe(t *testing.T) {
 
 	l := acquire(t, d, request("lock"))
 	if _, err := d.Acquire(ctx, permits(1, 1, noWait("lock"))); err == nil || errors.Is(err, driver.ErrUnknown) || !strings.Contains(err.Error(), "used for something else") {
-		t.Errorf("Acquire of a permit of the name of a lock: got %v, want an error that it is used for something else", err)
+		t.Errorf("Acquire of a permit of the name of a lock: got %v, want an error that the name is used for something else", err)
 	}
 	release(t, l)
 	p := acquire(t, d, permits(1, 1, request("permit")))
 	for _, m := range modes {
 		if _, err := d.Acquire(ctx, inMode(m, noWait("permit"))); err == nil || !strings.Contains(err.Error(), "used for something else") {
-			t.Errorf("Acquire in mode %v of a name of permits: got %v, want an error that it is used for something else", m, err)
+			t.Errorf("Acquire in mode %v of a name of permits: got %v, want an error that the name is used for something else", m, err)
 		}
 	}
 	release(t, p)
@@ -384,7 +384,7 @@ func TestPermitsThatCannotBe(t *testing.T) {
 		"ForceUnlock": func() error { return d.ForceUnlock(ctx, "text") },
 	} {
 		if err := call(); err == nil || !strings.Contains(err.Error(), "used for something else") {
-			t.Errorf("%s of a foreign key: got %v, want an error that it is used for something else", what, err)
+			t.Errorf("%s of a foreign key: got %v, want an error that the key is used for something else", what, err)
 		}
 	}
 	if got := s.Do("GET", "text"); got != "of somebody" {

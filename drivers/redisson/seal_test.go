@@ -235,7 +235,7 @@ func TestMarkRaisesTokensForGood(t *testing.T) {
 			t.Fatal(err)
 		}
 		if first, n := l.Tokens(); first != floor+1 || n != 1 {
-			t.Errorf("%s: tokens of the marked lease: got %d from %d, want one, %d", fence, n, first, floor+1)
+			t.Errorf("%s: tokens of the marked lease: got %d from %d, want one token, %d", fence, n, first, floor+1)
 		}
 		if err := d.Mark(t.Context(), l, 1); err != nil {
 			t.Fatal(err)

@@ -182,7 +182,7 @@ func TestCanceledWaitsLeaveNothing(t *testing.T) {
 		}
 	}
 	release(t, l)
-	testenv.Eventually(t, func() bool { return len(keysOf(s)) == 0 }, "no keys are left but those of tokens")
+	testenv.Eventually(t, func() bool { return len(keysOf(s)) == 0 }, "no keys are left except keys of tokens")
 	subscribers(t, s, "x", 0)
 	testenv.Eventually(t, func() bool { return d.topics.Idle() }, "the driver forgets the names")
 }
@@ -280,7 +280,7 @@ func TestManySubscriptions(t *testing.T) {
 	}
 	t.Logf("%d waiters woken in %v", n, time.Since(start))
 	if clients := s.Do("CLIENT", "LIST", "TYPE", "pubsub").(string); strings.Count(clients, "\n") > 2 {
-		t.Errorf("connections for subscriptions: got\n%s, want one, and one that is to replace it", clients)
+		t.Errorf("connections for subscriptions: got\n%s, want one connection, and one that will replace it", clients)
 	}
 }
 

@@ -231,7 +231,7 @@ func TestNamesShareASequence(t *testing.T) {
 		next += int64(o.n)
 	}
 	if keys := s.Do("KEYS", fencePrefix+"*").([]any); len(keys) != 1 {
-		t.Errorf("sequences: got %q, want one", keys)
+		t.Errorf("sequences: got %q, want one sequence", keys)
 	}
 }
 

@@ -58,7 +58,7 @@ func TestLatchBesideLock(t *testing.T) {
 	for infix, ds := range map[string][2]driver.Driver{"-latch-": {latch, lock}, "-lock-": {lock, latch}} {
 		l := acquire(t, ds[0], request("leader"))
 		if got := first(t, c, "/leader"); len(got) != 1 || !strings.Contains(got[0], infix) {
-			t.Errorf("the nodes are %q, want one with %s", got, infix)
+			t.Errorf("the nodes are %q, want a node with %s", got, infix)
 		}
 		if _, err := ds[1].Acquire(t.Context(), noWait("leader")); err != driver.ErrLocked {
 			t.Errorf("next to %s: got %v, want %v", infix, err, driver.ErrLocked)

@@ -55,7 +55,7 @@ func TestLinkKeepsTheTransactions(t *testing.T) {
 		} {
 			sent, _ := again.note(test.b, s.driver.now())
 			if got := binary.BigEndian.Uint64(sent[test.at:]); got != 0x100000008 {
-				t.Errorf("%s: got transaction %x, want the last one that was answered", test.what, got)
+				t.Errorf("%s: got transaction %x, want the last answered transaction", test.what, got)
 			}
 			if binary.BigEndian.Uint64(test.b[test.at:]) != 0 {
 				t.Errorf("%s: the library's buffer was changed", test.what)

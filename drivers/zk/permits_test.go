@@ -360,7 +360,7 @@ func TestPermitsListedAndWatched(t *testing.T) {
 		t.Errorf("List: got %q, %v, want %q", names, err, want)
 	}
 	if names, err := drivertest.Listed(t, t.Context(), a, "sem/"); err != nil || slices.Contains(names, "sem") || len(names) != 4 {
-		t.Errorf("List of a prefix: got %q, %v, want those below sem", names, err)
+		t.Errorf("List of a prefix: got %q, %v, want the names below sem", names, err)
 	}
 	for _, l := range held {
 		release(t, l)

@@ -117,7 +117,7 @@ func TestCuratorWaitsForASealAndIgnoresMarks(t *testing.T) {
 	after := curatorTries(t, command, s.Addr, "/sealed", "500")
 	for _, p := range []*testenv.Process{before, after} {
 		if got := p.Line(); got != "refused" {
-			t.Errorf("Curator on a sealed lock: got %q, want it refused at its limit", got)
+			t.Errorf("Curator on a sealed lock: got %q, want a refusal at its limit", got)
 		}
 	}
 	isSealed(t, d, "sealed", lastOf(l))

@@ -46,7 +46,7 @@ func TestNodesOfALock(t *testing.T) {
 			l := acquire(t, d, r)
 			list := children(t, c, test.dir)
 			if len(list) != 1 || !regexp.MustCompile(`^_c_[0-9a-f]{32}-lock-\d{10}$`).MatchString(list[0]) {
-				t.Fatalf("children of %q: got %q, want one as go-zookeeper makes it", test.dir, list)
+				t.Fatalf("children of %q: got %q, want one child as go-zookeeper makes it", test.dir, list)
 			}
 			text, stat, err := c.Get(test.dir + "/" + list[0])
 			if err != nil {
