@@ -205,8 +205,8 @@ type Info struct {
 
 	// Detect bounds the time until a holder is notified that another client
 	// removed its hold, while the backend is in reach. 0 means that only a
-	// renewal finds out. Package dsync sends one every third of the TTL, and
-	// for a fixed lease the renewal has a TTL of 0.
+	// renewal finds out. Package dsync sends a renewal every third of the TTL,
+	// and for a fixed lease the renewal has a TTL of 0.
 	Detect time.Duration
 
 	// Late and LatePerTTL bound the time after its TTL for which the backend

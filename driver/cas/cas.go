@@ -153,7 +153,7 @@ type Entry struct {
 	Value   []byte
 	Version string // "" if there is no record
 
-	// Both are times of the store's clock, with Options.Clock. Written is the
+	// With Options.Clock, both are times of the store's clock. Written is the
 	// time when the present version was written, or any time since the call to
 	// Write, and is zero if there is no record. Now is the time when the record
 	// was read, or any time since the call to Read, and is set even if there is

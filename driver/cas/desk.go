@@ -15,7 +15,7 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// desk makes all changes of one record for this driver, in rounds. The callers
+// desk makes all changes to one record for this driver, in rounds. The callers
 // that wait for a round share a read and a write. Between rounds, the callers
 // that have a place in the queue share the notifications and the polls.
 type desk struct {
@@ -41,9 +41,9 @@ type desk struct {
 type job struct {
 	hold string
 
-	// to changes the record, or fails. A job that fails with errQueued stays at
-	// the desk and must be called again at due. It may have changed the record,
-	// which is then dirty.
+	// to is the change: it changes the record, or fails. A job that fails with
+	// errQueued stays at the desk and must be called again at due. It may have
+	// changed the record, which is then dirty.
 	to  func(v *view) error
 	due time.Time
 

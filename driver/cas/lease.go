@@ -148,8 +148,8 @@ func (l *lease) renewed(v *view, ttl time.Duration) error {
 }
 
 // move moves the end of a lease that has not ended. Before the request is
-// answered it only makes the end earlier: contenders may use the shorter TTL
-// even if the answer never arrives.
+// answered, move only makes the end earlier, because contenders may use the
+// shorter TTL even if the answer never arrives.
 func (l *lease) move(to time.Time, answered bool) (live bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

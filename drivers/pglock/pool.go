@@ -47,7 +47,7 @@ func (d *Driver) class(ttl time.Duration) *class {
 }
 
 // hub returns a session for many locks. The session has no hold of the queue
-// apart. apart may be nil. hub counts one more lock or attempt on the session,
+// apart, which may be nil. hub counts one more lock or attempt on the session,
 // until drop or freeSession is called. It connects if necessary.
 func (d *Driver) hub(ctx context.Context, ttl time.Duration, apart *localQueue) (*session, error) {
 	for {

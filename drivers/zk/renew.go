@@ -106,8 +106,8 @@ const (
 	toMajority              // a majority of the ensemble has stored it
 )
 
-// reachOf returns the reach of a request of an operation, if the answer is not
-// an error.
+// reachOf returns the reach of a request with the given operation, if the
+// answer is not an error.
 func reachOf(op int32) reach {
 	switch op {
 	case opSync:
