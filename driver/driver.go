@@ -163,9 +163,9 @@ type Lease interface {
 	// caller must assume that nothing has changed. With Info.KeepsAlive, Renew
 	// is called only for fixed leases.
 	//
-	// A ttl of 0 queries whether the backend still has the hold, without
-	// changing anything. Package dsync does so for fixed leases and after a
-	// ForceUnlock, and only if Info.Detect is 0.
+	// With a ttl of 0, Renew checks whether the backend still has the hold,
+	// without changing anything. Package dsync does so for fixed leases and
+	// after a ForceUnlock, and only if Info.Detect is 0.
 	Renew(ctx context.Context, ttl time.Duration) error
 
 	// Release ends the hold, as rule 3 requires. Package dsync calls Release

@@ -89,11 +89,11 @@
 //
 // # Requests without an answer
 //
-// A write that got no answer may be carried out later, as long as the record
-// has the version that the write requires. The driver prevents this in the
-// background with its own write, after which no record has that version. To
-// prevent a write that requires the absence of a record, the driver writes an
-// empty record. The empty record stays for an hour of the store's clock, or
+// An unanswered write may be carried out later, as long as the record has the
+// version that the write requires. The driver prevents this in the background
+// with its own write, after which no record has that version. To prevent a
+// write that requires the absence of a record, the driver writes an empty
+// record. The empty record stays for an hour of the store's clock, or
 // permanently if there is no clock.
 package cas
 

@@ -38,9 +38,9 @@ type Sealer interface {
 	// because of the seal.
 	Seal(ctx context.Context, l driver.Lease) error
 
-	// Sealed queries whether name is sealed, and the last token granted before
-	// the seal; 0 without fencing. A seal and its last token never change
-	// again.
+	// Sealed reports whether name is sealed, and returns the last token granted
+	// before the seal; 0 without fencing. A seal and its last token never
+	// change again.
 	Sealed(ctx context.Context, name string) (last uint64, sealed bool, err error)
 }
 

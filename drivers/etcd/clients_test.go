@@ -141,7 +141,7 @@ type measured struct {
 	took, busy             time.Duration
 }
 
-// now returns what has happened so far.
+// now returns the traffic and the grants so far.
 func (c *contest) now() measured {
 	m := measured{unary: c.traffic.unary.Load(), watches: c.traffic.watches.Load(), events: c.traffic.events.Load(), busy: processorTime()}
 	for i := range c.grants {
@@ -151,7 +151,7 @@ func (c *contest) now() measured {
 	return m
 }
 
-// measure returns what happens during a function.
+// measure returns the traffic and the grants during a function.
 func (c *contest) measure(during func()) measured {
 	before, began := c.now(), time.Now()
 	during()

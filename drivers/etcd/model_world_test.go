@@ -462,7 +462,7 @@ func (w *modelWorld) state() uint64 {
 	return h.Sum64()
 }
 
-// settle lets all callers begin, and the first of them one after another.
+// settle lets all callers begin, the first of them one after another.
 func (w *modelWorld) settle() {
 	for i, c := range w.crowd {
 		if c.rounds == 0 { // an heir

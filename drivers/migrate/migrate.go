@@ -271,7 +271,7 @@ const HoldPrefix = "migrate-"
 const ofProgram = HoldPrefix + "for-"
 
 // maxLeases bounds the TTL of a lease, as a multiple of the TTL of a
-// membership. Package dsync ends a lease early by 1 % of its TTL. With a larger
+// membership. Package dsync ends a lease 1 % of its TTL early. With a larger
 // multiple, that margin could use up most of the TTL of the membership, and
 // dsync would refuse the lease because it would end immediately.
 const maxLeases = 20

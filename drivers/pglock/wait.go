@@ -289,8 +289,8 @@ func (d *Driver) watch(ctx context.Context, w *session, op *operation) error {
 	}
 }
 
-// stillWaits queries the server, over other sessions until one answers, whether
-// w is waiting for a lock.
+// stillWaits asks the server, over other sessions until one answers, whether w
+// is waiting for a lock.
 func (d *Driver) stillWaits(ctx context.Context, w *session) bool {
 	for pause := firstDig; ; pause = min(2*pause, lastDig) {
 		rows, err := d.query(ctx, waitsQuery, int4(w.pid), []byte(w.id))

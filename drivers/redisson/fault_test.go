@@ -26,7 +26,7 @@ func sprung(tb testing.TB, trap <-chan struct{}) {
 	}
 }
 
-// overLink returns a driver and its link to the server, warm.
+// overLink returns a warm driver and its link to the server.
 func overLink(tb testing.TB, s *testenv.RedisServer, parameters string) (*Driver, *wire.Wire) {
 	tb.Helper()
 	link, addr := testenv.Wire(tb, s.Addr)

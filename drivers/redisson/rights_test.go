@@ -247,8 +247,8 @@ func (u *uses) permits() {
 	}
 }
 
-// fairLocks is like locks, with other waiters in the queue: a dead one, and one
-// that is evicted and comes back.
+// fairLocks is like locks, but with other waiters in the queue: a dead waiter,
+// and a waiter that is evicted and comes back.
 func (u *uses) fairLocks() {
 	d := u.open()
 	if d == nil {

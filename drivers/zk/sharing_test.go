@@ -445,9 +445,9 @@ func TestLockOfGoZookeeperBesideReaders(t *testing.T) {
 	}
 }
 
-// TestNodesOfReadersOfOtherLibraries has nodes made by hand: nodes of a thread
-// of Curator that writes, reads with the number of its writer, and continues to
-// read; and the node of a reader of kazoo.
+// TestNodesOfReadersOfOtherLibraries has nodes made by hand. They are the nodes
+// of a Curator thread that writes, reads with the number of its writer, and
+// continues to read, and the node of a kazoo reader.
 func TestNodesOfReadersOfOtherLibraries(t *testing.T) {
 	f := newFleet(t, 3, "")
 	c := f.callers(t, "theirs")
