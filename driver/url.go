@@ -272,7 +272,7 @@ func (u *URL) Password() func() (string, error) {
 	}
 	switch {
 	case file != "" && ok:
-		u.fail("password_file", "the URL has a password, too")
+		u.fail("password_file", "the URL also has a password")
 		return nil
 	case file != "":
 		return func() (string, error) {

@@ -144,7 +144,7 @@ func (a *attempt) failed(ctx context.Context, k *desk, err error) error {
 	}
 	switch {
 	case unknown && waits:
-		return fmt.Errorf("%w; before it was %w: %w", driver.ErrUnknown, driver.ErrLocked, why)
+		return fmt.Errorf("%w; before that, %w: %w", driver.ErrUnknown, driver.ErrLocked, why)
 	case unknown && !errors.Is(why, driver.ErrUnknown):
 		return fmt.Errorf("%w: %w", driver.ErrUnknown, why)
 	case waits && why == ctx.Err():

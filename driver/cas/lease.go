@@ -206,7 +206,7 @@ func (l *lease) over() bool {
 // when a hold without a client began, and a Notifier does not report its end.
 func (d *Driver) MayLeave() error {
 	if _, notifies := d.store.(Notifier); notifies || !d.Clock {
-		return fmt.Errorf("backend %s does not end a hold without its client in time: %w", d.Name, errors.ErrUnsupported)
+		return fmt.Errorf("backend %s may not end a hold in time without its client: %w", d.Name, errors.ErrUnsupported)
 	}
 	return nil
 }

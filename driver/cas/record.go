@@ -229,7 +229,7 @@ func (d *Driver) decode(name string, e Entry, known *view) (*view, error) {
 	}
 	switch {
 	case v.Format < 1 || v.Format > format:
-		return nil, fmt.Errorf("the record of %q has format %d, and this version of package cas knows %d", name, v.Format, format)
+		return nil, fmt.Errorf("the record of %q has format %d, but this version of package cas reads only formats up to %d", name, v.Format, format)
 	case name != "" && v.Name != name:
 		return nil, fmt.Errorf("the store returned the record of %q for %q", v.Name, name)
 	}

@@ -192,7 +192,7 @@ func New(client *clientv3.Client, o *Options) (*Driver, error) {
 		o = &Options{}
 	}
 	if strings.IndexByte(o.Prefix, 0) >= 0 {
-		return nil, fmt.Errorf("etcd: Options.Prefix %q has a NUL", o.Prefix)
+		return nil, fmt.Errorf("etcd: Options.Prefix %q contains a NUL", o.Prefix)
 	}
 	d := &Driver{
 		client:  client,
@@ -261,7 +261,7 @@ func (d *Driver) now() int64 { return int64(time.Since(d.epoch)) }
 // seconds converts a TTL to etcd's unit.
 func (d *Driver) seconds(ttl time.Duration) (int64, error) {
 	if ttl <= 0 || ttl > maxTTL || ttl%ttlUnit != 0 && !d.options.RoundUp {
-		return 0, fmt.Errorf("TTL %v is not one of %v to %v in steps of %v: %w", ttl, d.minTTL, maxTTL, ttlUnit, errors.ErrUnsupported)
+		return 0, fmt.Errorf("TTL %v is not in the range from %v to %v in steps of %v: %w", ttl, d.minTTL, maxTTL, ttlUnit, errors.ErrUnsupported)
 	}
 	return int64((ttl + ttlUnit - 1) / ttlUnit), nil
 }

@@ -21,7 +21,7 @@ func open(ctx context.Context, c *driver.Config) (driver.Driver, error) {
 	p, known := parsePhase(phase)
 	switch {
 	case u.User != nil || len(u.Hosts) > 0 || u.Path != "":
-		return nil, errors.New("migrate URL: a migrate: URL has only parameters, and no user, host or path")
+		return nil, errors.New("migrate URL: want only parameters, without user, host or path")
 	case from == "" || to == "":
 		return nil, errors.New("migrate URL: parameters from and to must be the URLs of two backends, with special characters as %XX")
 	case from == to:

@@ -153,7 +153,7 @@ func (d *Driver) awaitEnd(ctx context.Context, key AdvisoryKey, pids map[uint32]
 			return nil
 		}
 		if !d.life.Sleep(ctx, wait) {
-			return fmt.Errorf("%w: the session of the holder was ordered to end", driver.ErrUnknown)
+			return fmt.Errorf("%w: the termination of the holder's session was requested", driver.ErrUnknown)
 		}
 	}
 }

@@ -224,13 +224,13 @@ func (o *Options) check() error {
 	switch o.Tokens {
 	case TokensDurable, TokensFast, TokensNone:
 	default:
-		return fmt.Errorf("pglock: Options.Tokens is %q", o.Tokens)
+		return fmt.Errorf("pglock: invalid Options.Tokens: %q", o.Tokens)
 	}
 	if o.MaxLocks < 0 || o.MaxWaiters < 0 {
-		return fmt.Errorf("pglock: Options.MaxLocks is %d and Options.MaxWaiters %d", o.MaxLocks, o.MaxWaiters)
+		return fmt.Errorf("pglock: Options.MaxLocks is %d and Options.MaxWaiters is %d, want 0 or more", o.MaxLocks, o.MaxWaiters)
 	}
 	if o.TTL != 0 && (o.TTL < minTTL || o.TTL > maxTTL) {
-		return fmt.Errorf("pglock: TTL %v is outside of %v to %v: %w", o.TTL, minTTL, maxTTL, errors.ErrUnsupported)
+		return fmt.Errorf("pglock: TTL %v is outside the range from %v to %v: %w", o.TTL, minTTL, maxTTL, errors.ErrUnsupported)
 	}
 	if o.MaxLocks == 0 {
 		o.MaxLocks = 1000

@@ -120,7 +120,7 @@ func (d *Driver) waiter(ctx context.Context, ttl time.Duration) (*session, error
 		case spare != nil:
 			spare.quit(ctx, errQuit)
 		case withdrawals == 0:
-			return nil, fmt.Errorf("%w: there are %d (Options.MaxWaiters)", ErrTooManyWaiters, n)
+			return nil, fmt.Errorf("%w: all %d are in use (Options.MaxWaiters)", ErrTooManyWaiters, n)
 		default:
 			if err := d.awaitSpare(ctx); err != nil {
 				return nil, err

@@ -45,7 +45,7 @@ func (d *Driver) acquire(ctx context.Context, r *driver.Request) (*lease, error)
 		return nil, err
 	}
 	if r.Mode == driver.Permit && r.Permits > maxPermits {
-		return nil, fmt.Errorf("%d permits in one request are more than %d: %w", r.Permits, maxPermits, errors.ErrUnsupported)
+		return nil, fmt.Errorf("%d permits in one request, want at most %d: %w", r.Permits, maxPermits, errors.ErrUnsupported)
 	}
 	exclusive := r.Mode == driver.Exclusive
 	w := &waiting{driver: d, request: r, inQueue: d.queues(r), ticketed: exclusive && !d.options.Fair && !r.NoWait}

@@ -141,7 +141,7 @@ func (d *Driver) checkHello(version, mode, role string) error {
 	case mode == "sentinel":
 		return errors.New("the server is a sentinel (mode=sentinel)")
 	case role == "replica" && !d.cluster:
-		return fmt.Errorf("%w: the server is a replica, which takes no locks", driver.ErrUnavailable)
+		return fmt.Errorf("%w: the server is a replica, which grants no locks", driver.ErrUnavailable)
 	}
 	return nil
 }

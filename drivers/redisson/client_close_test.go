@@ -83,7 +83,7 @@ func TestCloseSaysWhatIsLeft(t *testing.T) {
 		cancel()
 		s.Thaw()
 		if !errors.Is(err, dsync.ErrUnknown) || !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "1 holds") {
-			t.Errorf("%q: Close: %v, want ErrUnknown, the deadline, and how many holds are left", query, err)
+			t.Errorf("%q: Close: %v, want ErrUnknown, the deadline, and the number of holds that are left", query, err)
 		}
 	}
 }

@@ -72,7 +72,7 @@ func (d *Driver) Latch(ctx context.Context, name string) (left int, err error) {
 		return 0, redisdriver.Explain(ctx, name, err)
 	}
 	if left, err = strconv.Atoi(text); err != nil {
-		return 0, fmt.Errorf("key %q is used for something else: it is not a number", name)
+		return 0, fmt.Errorf("key %q is used for something else: its value is not a number", name)
 	}
 	return max(0, left), nil
 }

@@ -158,7 +158,7 @@ func Connect(ctx context.Context, server rueidis.ClientOption, o *Options) (*Dri
 	case n == 0:
 		return nil, errors.New("redisson: no address")
 	case t.mode == "single" && n > 1:
-		return nil, fmt.Errorf("redisson: %d addresses of one server", n)
+		return nil, fmt.Errorf("redisson: %d addresses for a single server, want one", n)
 	case t.mode == "cluster" && server.SelectDB != 0:
 		return nil, fmt.Errorf("redisson: database %d: a cluster has only database 0", server.SelectDB)
 	}

@@ -103,7 +103,7 @@ func TestOpenHintsAtTLS(t *testing.T) {
 	} {
 		_, err := tryOpen(t, "redisson://"+test.url)
 		if !errors.Is(err, driver.ErrUnavailable) || !strings.Contains(fmt.Sprint(err), test.want) {
-			t.Errorf("%s: got %v, want ErrUnavailable that asks %q", test.url, err, test.want)
+			t.Errorf("%s: got %v, want ErrUnavailable with the question %q", test.url, err, test.want)
 		}
 	}
 }

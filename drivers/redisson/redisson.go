@@ -247,12 +247,12 @@ func (o *Options) check() error {
 	switch o.PubSub {
 	case PubSubAuto, PubSubPlain, PubSubSharded, PubSubBoth:
 	default:
-		return fmt.Errorf("redisson: Options.PubSub is %q", o.PubSub)
+		return fmt.Errorf("redisson: invalid Options.PubSub: %q", o.PubSub)
 	}
 	switch o.Fence {
 	case FenceOwn, FenceRedisson, FenceNone:
 	default:
-		return fmt.Errorf("redisson: Options.Fence is %q", o.Fence)
+		return fmt.Errorf("redisson: invalid Options.Fence: %q", o.Fence)
 	}
 	if strings.ContainsAny(o.Tenant, "{}") || o.Tenant != "" && o.Fence != FenceOwn {
 		return fmt.Errorf("redisson: Options.Tenant (tenant=) is %q: a tenant has no braces, and needs the tokens of FenceOwn", o.Tenant)
@@ -264,7 +264,7 @@ func (o *Options) check() error {
 		return errors.New("redisson: Options.FIFO (order=fifo) needs Options.Fair (fair=true)")
 	}
 	if o.WaitReplicas < 0 || o.WaitLimit < 0 {
-		return fmt.Errorf("redisson: Options.WaitReplicas is %d and Options.WaitLimit %v", o.WaitReplicas, o.WaitLimit)
+		return fmt.Errorf("redisson: Options.WaitReplicas is %d and Options.WaitLimit is %v, want 0 or more", o.WaitReplicas, o.WaitLimit)
 	}
 	if o.WaitLimit == 0 {
 		o.WaitLimit = defaultWaitLimit

@@ -58,7 +58,7 @@ func (v *vote) hand() {
 	n := v.node()
 	switch {
 	case v.late && n.backlog() >= maxBacklog:
-		v.fail(errors.New("too many requests wait for it to answer"))
+		v.fail(errors.New("too many requests are waiting for its answer"))
 	case !n.add(v):
 		v.fail(driver.ErrClosed)
 	}

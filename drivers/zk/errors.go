@@ -24,7 +24,7 @@ var (
 	// errLastNumber: the server has counted 2^31 children of a node. It gives
 	// the last number to each additional child, so none of these children is
 	// the first.
-	errLastNumber  = errors.New("no sequence numbers are left below a node; delete it when no client uses it")
+	errLastNumber  = errors.New("no sequence numbers are left below a node; delete the node when no client uses it")
 	errLongRequest = fmt.Errorf("owner and note take more than %d bytes", maxData)
 )
 

@@ -125,10 +125,10 @@ func (o *Options) check() error {
 		return errors.New("zk: Options have both Password and Passwords")
 	}
 	if strings.Contains(o.User, ":") {
-		return errors.New("zk: the user has a colon")
+		return errors.New("zk: the user name contains a colon")
 	}
 	if o.TTL < 0 {
-		return fmt.Errorf("zk: Options.TTL is %v", o.TTL)
+		return fmt.Errorf("zk: Options.TTL is %v, want 0 or more", o.TTL)
 	}
 	switch {
 	case o.ACL != nil:

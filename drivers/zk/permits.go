@@ -41,7 +41,7 @@ var forPermits = rule{
 	queues: true,
 	supports: func(r *request) error {
 		if size := r.asked.Permits * (len(r.claim.dir) - len(r.rule.part) + 200); size+len(r.data) > maxNodes {
-			return fmt.Errorf("%d permits together take a request of more than %d bytes: %w", r.asked.Permits, maxNodes, errors.ErrUnsupported)
+			return fmt.Errorf("a request for %d permits takes more than %d bytes: %w", r.asked.Permits, maxNodes, errors.ErrUnsupported)
 		}
 		return checkLimit(r.asked.Limit)
 	},

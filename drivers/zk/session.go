@@ -239,7 +239,7 @@ func (s *session) authenticate(c caller) error {
 	if o.Passwords != nil {
 		var err error
 		if passwords, err = o.Passwords(c.ctx); err != nil || len(passwords) == 0 {
-			return fmt.Errorf("%w: passwords of user %q: %w", driver.ErrUnavailable, o.User, cmp.Or(err, errors.New("there are none")))
+			return fmt.Errorf("%w: passwords of user %q: %w", driver.ErrUnavailable, o.User, cmp.Or(err, errors.New("no passwords")))
 		}
 	} else if o.User == "" {
 		return nil
