@@ -507,7 +507,7 @@ type RemovalWatcher interface {
 type Pinger interface {
 	// Ping returns nil when the backend has given any answer, regardless of the
 	// name that the next request is for. Its errors match ErrUnavailable,
-	// ErrUnknown or ErrClosed, or are refusals of the server.
+	// ErrUnknown or ErrClosed, or are refusals by the server.
 	Ping(ctx context.Context) error
 }
 

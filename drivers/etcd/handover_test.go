@@ -82,7 +82,7 @@ func TestPassIsOneRequest(t *testing.T) {
 }
 
 // TestPassIsNoNewsForOthers passes a hold on while another client waits. The
-// event of the release shows the other client that it is the next.
+// event of the release shows the other client that it is next.
 func TestPassIsNoNewsForOthers(t *testing.T) {
 	const n = 3
 	s := testenv.Etcd(t)

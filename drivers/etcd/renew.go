@@ -44,7 +44,7 @@ const (
 
 // grant requests a lease. If the answer is lost, the lease is revoked in the
 // background. While servers take too long, each grant gets more time than the
-// one before and is sent after a longer pause. Canceling grants and sending
+// previous grant and is sent after a longer pause. Canceling grants and sending
 // them again would keep a server busy with unused leases.
 func (d *Driver) grant(ctx context.Context, c *carrier, seconds int64) error {
 	n := d.slow.Load()
@@ -135,7 +135,7 @@ func unwrapUnknown(err error) error {
 // keepAlive extends a lease. It returns rpctypes.ErrLeaseNotFound if the lease
 // has ended, and errTooLate if the answer came after c.end.
 //
-// KeepAlive of the library does not report when its requests were sent, and
+// The library's KeepAlive does not report when its requests were sent. It also
 // counts the lease from the receipt of the answer, which is too late.
 // KeepAliveOnce repeats its request without a pause while no server can be
 // reached.

@@ -15,8 +15,8 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// waitsFor has a mutex of package concurrency wait for a name, until there are
-// the given number of contenders. The channel receives the result.
+// waitsFor has a mutex of package concurrency wait for a name until the given
+// number of contenders exist. The channel receives the result.
 func waitsFor(tb testing.TB, c *clientv3.Client, name string, contenders int) (*concurrency.Mutex, <-chan error) {
 	tb.Helper()
 	mutex, theirs := newMutex(tb, c, name), make(chan error, 1)

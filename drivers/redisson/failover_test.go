@@ -110,9 +110,9 @@ func moveSlot(t *testing.T, c *testenv.Cluster, name string) {
 	c.MoveSlot(name, to)
 }
 
-// TestClusterUnderLoadReplicated is a load whose grants a replica must confirm.
-// If the only replica takes over, nothing may be lost, so no holder may ever
-// lose its lock.
+// TestClusterUnderLoadReplicated puts a cluster under a load whose grants a
+// replica must confirm. If the only replica takes over, nothing may be lost, so
+// no holder may ever lose its lock.
 func TestClusterUnderLoadReplicated(t *testing.T) {
 	t.Parallel()
 	c := testenv.RedisCluster(t, 3, 1)

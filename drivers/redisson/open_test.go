@@ -77,7 +77,7 @@ func TestOpenOrder(t *testing.T) {
 	}
 }
 
-// TestOpenKeepsValuesQuiet: the value of a mistaken parameter may be a secret.
+// TestOpenKeepsValuesQuiet: the value of a mistyped parameter may be a secret.
 func TestOpenKeepsValuesQuiet(t *testing.T) {
 	secret := testenv.Password()
 	for _, before := range []string{"h?ttl=", "h?mode=", "h?fair=", "h?fair=true&order=", "h?write=", "h?pubsub=", "h?fence=", "h?fenced=", "h?evict=", "h?require=", "h?waitreplicas=", "h?waitlimit=",

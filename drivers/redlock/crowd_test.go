@@ -16,8 +16,8 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// fight has drivers acquire and release the lock x, each so many times on
-// average, and returns how often each driver held it.
+// fight has drivers acquire and release the lock x, each the given number of
+// times on average, and returns how often each driver held it.
 func fight(tb testing.TB, drivers []*Driver, each int) []int {
 	tb.Helper()
 	return drivertest.Fight(tb, drivers, each, func() *driver.Request { return request("x") })

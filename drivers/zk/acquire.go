@@ -109,8 +109,8 @@ type rule struct {
 	arm func(r *request) (next state, err error)
 }
 
-// rules contains the rule of each mode. The requests of locks, of readers and
-// of writers differ only in the names of their nodes.
+// rules contains the rule of each mode. Requests for locks, for reads and for
+// writes differ only in the names of their nodes.
 var rules = [...]*rule{driver.Exclusive: &forLocks, driver.Read: &forLocks, driver.Write: &forLocks, driver.Permit: &forPermits}
 
 // Acquire implements driver.Driver.

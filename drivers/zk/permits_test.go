@@ -28,7 +28,8 @@ func permits(r *driver.Request, n, limit int) *driver.Request {
 	return in(driver.Permit, r)
 }
 
-// newPermits is newFleet with a server that removes empty containers soon.
+// newPermits is like newFleet, but with a server that removes empty containers
+// soon.
 func newPermits(t *testing.T, clients int, query string, settings ...string) *fleet {
 	t.Helper()
 	s := testenv.ZooKeeper(t, append(settings, "-Dznode.container.checkIntervalMs=50")...)

@@ -15,8 +15,8 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// waitsFor has a lock of go-zookeeper wait for a name, until there are the
-// given number of contenders. The channel receives the result.
+// waitsFor has a lock of go-zookeeper wait for a name until the given number of
+// contenders exist. The channel receives the result.
 func waitsFor(tb testing.TB, c *gozk.Conn, dir string, contenders int) (*gozk.Lock, <-chan error) {
 	tb.Helper()
 	other, theirs := gozk.NewLock(c, dir, gozk.WorldACL(gozk.PermAll)), make(chan error, 1)
