@@ -362,7 +362,7 @@ func TestStormFindsWhatIsMissing(t *testing.T) {
 					return
 				}
 			}
-			t.Errorf("20 storms without a %s violated no rule %s", test.name, test.want)
+			t.Errorf("20 storms without a %s did not violate rule %s", test.name, test.want)
 		})
 	}
 }

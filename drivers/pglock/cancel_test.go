@@ -165,7 +165,7 @@ func testCloseInEveryState(t *testing.T, pg *testenv.PostgresServer) {
 			t.Errorf("Acquire after Close: got %v, want ErrClosed", err)
 		}
 		if n := value[int](t, connect(t, pg), advisoryLocks); n != 1 {
-			t.Errorf("advisory locks after Close: got %d, want only that of the other client", n)
+			t.Errorf("advisory locks after Close: got %d, want only the lock of the other client", n)
 		}
 	}
 	mustRelease(t, taken)

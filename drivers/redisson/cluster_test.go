@@ -209,7 +209,7 @@ func testClusterMove(t *testing.T, c *testenv.Cluster) {
 	if err := l.Renew(t.Context(), time.Minute); err != nil {
 		t.Errorf("Renew after the move: %v", err)
 	}
-	testenv.Eventually(t, func() bool { return to.SubscriberCount(prefixName(channelPrefix, name)) == 1 }, "the waiter is subscribed at the new node")
+	testenv.Eventually(t, func() bool { return to.SubscriberCount(prefixName(channelPrefix, name)) == 1 }, "the waiter is subscribed on the new node")
 	start := time.Now()
 	release(t, l)
 	release(t, w.granted(t))
@@ -248,7 +248,7 @@ func testClusterFailOver(t *testing.T, c *testenv.Cluster) {
 		t.Fatal("the waiter was granted a lock that is held")
 	}
 	w = waitOut(t, b, name)
-	testenv.Eventually(t, func() bool { return b.topics.Own(prefixName(channelPrefix, name)) == 1 }, "the waiter is subscribed at the new primary")
+	testenv.Eventually(t, func() bool { return b.topics.Own(prefixName(channelPrefix, name)) == 1 }, "the waiter is subscribed on the new primary")
 	start := time.Now()
 	release(t, l)
 	release(t, w.granted(t))

@@ -280,7 +280,7 @@ func (u *uses) fairLocks() {
 			return false
 		}
 	}
-	testenv.Eventually(u.t, func() bool { return u.s.SubscriberCount(channel) == 1 || firstFails() }, "the first listens, or fails")
+	testenv.Eventually(u.t, func() bool { return u.s.SubscriberCount(channel) == 1 || firstFails() }, "the first waiter listens, or fails")
 	u.s.Do("LREM", queue, "0", first.Hold)
 	u.s.Do("ZREM", times, first.Hold)
 	u.s.Do("PUBLISH", channel, "0")

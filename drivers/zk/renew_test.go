@@ -30,7 +30,7 @@ func TestConfirmation(t *testing.T) {
 		{"too early for a ping", []answer{{toMajority, 20, 21, 0}, {toMajority, 22, 23, 0}, {toMajority, 24, 25, 0}}, toServer, 26},
 		{"the second was sent before the answer to the first", []answer{{toLeader, 27, 28, 0}, {toMajority, 28, 29, 0}, {toMajority, 54, 60, 0}, {toMajority, 55, 61, 0}, {toLeader, 62, 63, 27}}, toServer, 85},
 		{"writes of a busy session", []answer{{toMajority, 10, 11, 0}, {toMajority, 27, 28, 0}, {toMajority, 30, 31, 0}, {toMajority, 40, 41, 0}, {toMajority, 54, 55, 0}, {toMajority, 57, 58, 27}}, toServer, 80},
-		{"what a server answers alone", []answer{{toServer, 27, 28, 0}, {toServer, 55, 56, 0}, {toServer, 90, 91, 0}}, toLeader, 91},
+		{"what a server answers by itself", []answer{{toServer, 27, 28, 0}, {toServer, 55, 56, 0}, {toServer, 90, 91, 0}}, toLeader, 91},
 		{"the first of a round", []answer{{toLeader, 27, 28, 0}, {toMajority, 28, 29, 0}, {toLeader, 54, 55, 0}}, toLeader, 56},
 		{"the first of a round without a write in the last", []answer{{toLeader, 27, 28, 0}, {toLeader, 28, 29, 0}, {toLeader, 54, 55, 0}}, toMajority, 56},
 	} {
