@@ -143,7 +143,7 @@ func TestRequestsThatHaveToGoThroughTheLibrary(t *testing.T) {
 		"the time of the session is up":  func(s *session, _ *link) { s.End.Passed(s.End.At()) },
 		"the connection is closed":       func(_ *session, l *link) { l.Close() },
 		"another connection takes over":  func(s *session, l *link) { s.forget(l) },
-		"a direct request is too large": nil,
+		"a direct request is too large":  nil,
 	} {
 		s, l, r := openLink(t)
 		path := "/a"
