@@ -436,7 +436,7 @@ func TestSealIsForPermits(t *testing.T) {
 }
 
 // TestPermitsAboveALoweredLimit checks that Inspect counts all held permits,
-// even if keys do not name a limit, and for a client that holds none.
+// even if keys name no limit, and on a client that holds none.
 func TestPermitsAboveALoweredLimit(t *testing.T) {
 	s := testenv.Etcd(t)
 	d, other := openURL(t, "etcd://%s", s.Addr), openURL(t, "etcd://%s", s.Addr)

@@ -123,7 +123,7 @@ func TestGateLooksAfterTheSlotIsTaken(t *testing.T) {
 	})
 }
 
-// TestFinalizeKeepsProcessesOutOfPhaseOld also checks this when no process is
+// TestFinalizeKeepsProcessesOutOfPhaseOld checks this even when no process is
 // left in PhaseNew.
 func TestFinalizeKeepsProcessesOutOfPhaseOld(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

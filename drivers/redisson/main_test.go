@@ -65,8 +65,8 @@ func valueOf(l *lease) string {
 	return fmt.Sprintf("#%d", l.first+uint64(l.tokens)-1) + holderText(l.request)
 }
 
-// forLong returns a request for a hold that outlives a failover, or much work
-// of a busy machine.
+// forLong returns a request for a hold that outlives a failover, or a delay on
+// a busy machine.
 func forLong(name string) *driver.Request {
 	r := request(name)
 	r.TTL = time.Minute

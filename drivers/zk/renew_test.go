@@ -130,8 +130,8 @@ func TestConfirmationIsNeverAhead(t *testing.T) {
 	}
 }
 
-// following is a client, its follower, and a leader, and later other ones.
-// Times are in milliseconds, and half a tick is 1000.
+// following is a client, its follower, and a leader, and later other followers
+// and leaders. Times are in milliseconds, and half a tick is 1000.
 type following struct {
 	rand         *rand.Rand
 	confirmation confirmation
