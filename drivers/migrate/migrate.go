@@ -303,8 +303,7 @@ func (d *Driver) choose(o *Options) error {
 }
 
 // weakest returns the promises that hold in every phase, and between two
-// phases. An order does not carry over from one backend to
-// the other.
+// phases. An order does not carry over from one backend to the other.
 func weakest(a, b driver.Info) driver.Info {
 	i := driver.Info{
 		Name:    "migrate",
