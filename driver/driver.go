@@ -31,9 +31,9 @@ import (
 //     dsync remembers that Events.Waiting was called. If the grant arrives at
 //     the instant at which ctx ends, Acquire returns either a lease or an
 //     error. After the error either nothing is held, or the error matches
-//     ErrUnknown. [ErrSealed] is returned at once, even to calls that are
+//     ErrUnknown. [ErrSealed] is returned immediately, even to calls that are
 //     already waiting, and concerns every [Mode] of the name. [ErrLimit] is
-//     also returned at once, according to the limit that is stored when the
+//     also returned immediately, according to the limit that is stored when the
 //     backend answers. A waiting call also returns ErrLimit when the stored
 //     limit has changed to a different one.
 //  2. After an error of Acquire or Release the driver owns whatever may be left
@@ -80,18 +80,18 @@ import (
 //  6. Hold identifies an attempt, Owner does not. Two Acquires of one client
 //     for one name exclude each other, even with equal Owner, unless both are
 //     for Read, or the limit admits both Permit requests. Holds of different
-//     modes exclude each other although they may have different forms at the
+//     modes exclude each other although they may have different forms on the
 //     backend. But a name is used either for permits or for the other modes. If
 //     a name is used for both, each use keeps only its own promises.
 //  7. The driver keeps alive a hold or queue entry that an unfinished Acquire
 //     has on the backend, and checks it before Acquire returns.
 //  8. Tokens rise. The first token of a lease is above every token of every
 //     earlier grant of the name (including the tokens of the incumbents that
-//     share the key, if they have tokens), and the last is below every token of
-//     every later grant. A hold that is passed on ([Passer]) counts as granted
-//     again. The tokens of Read holds are not compared with each other, and may
-//     be equal. The tokens of a lease that is a [TokenKeeper] do not count
-//     until they are kept.
+//     share the key, if they have tokens), and its last token is below every
+//     token of every later grant. A hold that is passed on ([Passer]) counts as
+//     granted again. The tokens of Read holds are not compared with each other,
+//     and may be equal. The tokens of a lease that is a [TokenKeeper] do not
+//     count until they are kept.
 //  9. Requests of several callers may be combined into one request to the
 //     backend. A combined request never contains two operations on one name (or
 //     backend key). This includes two operations of Read or Permit, except
@@ -113,7 +113,7 @@ import (
 //     another one waits. A hold of permits passes only to a caller that
 //     requests the same number of permits.
 //  11. The permits of a request are granted, renewed, lost and released
-//     together. A grant is one step at the backend, which checks the limit, and
+//     together. A grant is one step on the backend, which checks the limit, and
 //     a partial grant is never visible. The backend never grants permits that
 //     would make the sum of all held permits exceed the limit. Lowering the
 //     limit revokes no permit, and nothing is granted until enough permits are
@@ -159,20 +159,20 @@ type Lease interface {
 	// is cheap: package dsync calls it for every check.
 	Expires() time.Time
 
-	// Renew makes the lease last ttl from now, and moves Expires accordingly.
+	// Renew makes the lease last ttl from now and moves Expires accordingly.
 	// For a fixed lease Expires may also fall. Renew returns ErrNotHeld if the
 	// hold has ended, and never revives a hold. After any other error the
 	// caller must assume that nothing has changed. With Info.KeepsAlive, Renew
 	// is called only for fixed leases.
 	//
-	// A ttl of 0 queries whether the backend still has the hold, without
-	// changing anything. Package dsync does so for fixed leases and after a
-	// ForceUnlock, and only if Info.Detect is 0.
+	// With a ttl of 0, Renew checks whether the backend still has the hold,
+	// without changing anything. Package dsync does so for fixed leases and
+	// after a ForceUnlock, and only if Info.Detect is 0.
 	Renew(ctx context.Context, ttl time.Duration) error
 
 	// Release ends the hold, as rule 3 requires. Package dsync calls Release
 	// once per lease. After an end on the local clock, it calls Release when
-	// the lease has ended at the backend too. Release is not called after
+	// the lease has ended on the backend too. Release is not called after
 	// Events.Lost, after ErrNotHeld from Renew (a driver that concludes this
 	// from its own clock cleans up by itself), or when Driver.Close has begun.
 	// Without Info.KeepsAlive, it is also not called after so much time that
@@ -207,8 +207,8 @@ type Info struct {
 
 	// Detect bounds the time until a holder is notified that another client
 	// removed its hold, while the backend is in reach. 0 means that only a
-	// renewal finds out. Package dsync sends one every third of the TTL, and
-	// for a fixed lease the renewal has a TTL of 0.
+	// renewal finds out. Package dsync sends a renewal every third of the TTL,
+	// and for a fixed lease the renewal has a TTL of 0.
 	Detect time.Duration
 
 	// Late and LatePerTTL bound the time after its TTL for which the backend
@@ -246,8 +246,8 @@ const (
 	// unchanged for the hold's TTL, on the contender's own clock. Nothing on
 	// the backend changes before that. So exclusion (rule 4) holds only among
 	// clients of this driver, with clocks of the same rate within the margin of
-	// package dsync, and a contender may wait for another TTL after the end of
-	// a hold.
+	// package dsync, and a contender may wait a full TTL after the end of a
+	// hold.
 	Observed
 )
 
@@ -327,11 +327,11 @@ type Request struct {
 	// letters, digits, hyphens and colons for Hold and Owner.
 	Owner, Note string
 
-	// Permits is the number of permits to acquire in the mode Permit, 1 or
-	// more. Limit is the limit of the name: Permits or more, or 0 for the
-	// stored limit. Both are 0 in the other modes. A driver that cannot grant
-	// that many permits at once returns an error that matches
-	// errors.ErrUnsupported and names the bound.
+	// Permits is the number of permits to acquire in mode Permit, 1 or more.
+	// Limit is the limit of the name: Permits or more, or 0 for the stored
+	// limit. Both are 0 in the other modes. A driver that cannot grant that
+	// many permits together returns an error that matches errors.ErrUnsupported
+	// and names the bound.
 	Permits, Limit int
 
 	TTL time.Duration
@@ -376,8 +376,8 @@ type BatchRenewer interface {
 	// would, and calls done exactly once for each, with its index and outcome.
 	// The calls may come from any goroutine, and all of them come before
 	// RenewAll returns. RenewAll returns soon after the end of ctx. Package
-	// dsync passes at least one lease. A Renew for another TTL does not change
-	// the TTL of the Request.
+	// dsync passes at least one lease. A Renew for a different TTL does not
+	// change the TTL of the Request.
 	RenewAll(ctx context.Context, leases []Lease, done func(i int, err error))
 }
 
@@ -425,9 +425,9 @@ type MayLeave interface {
 // PhaseReporter is an optional interface of a Driver that passes through
 // phases, as in a migration. Package dsync shows the phase in metrics and logs.
 type PhaseReporter interface {
-	// OnPhase makes the driver call f with the name of the phase, at once and
-	// after each change. f does not block. OnPhase is called once, before the
-	// first Acquire.
+	// OnPhase makes the driver call f with the name of the phase, immediately
+	// and after each change. f does not block. OnPhase is called once, before
+	// the first Acquire.
 	OnPhase(f func(phase string))
 }
 
@@ -455,12 +455,12 @@ type KeepAliveReporter interface {
 // callers that use no token.
 type TokenKeeper interface {
 	// KeepTokens returns nil when the tokens of the lease are durable. Package
-	// dsync calls KeepTokens before it hands out a token, perhaps several
-	// times, and concurrently. After an error no token of the lease is used,
-	// and the backend may give them to a later lease. The error is ErrNotHeld
-	// if the lease has ended and its tokens were not kept before. KeepTokens
-	// returns when ctx is done or the lease has expired. If the lease is lost,
-	// it returns after [Events] has been notified.
+	// dsync calls KeepTokens before it hands out a token, perhaps several times
+	// and concurrently. After an error no token of the lease is used, and the
+	// backend may give them to a later lease. The error is ErrNotHeld if the
+	// lease has ended and its tokens were not kept before. KeepTokens returns
+	// when ctx is done or the lease has expired. If the lease is lost, it
+	// returns after [Events] has been notified.
 	KeepTokens(ctx context.Context) error
 }
 
@@ -497,9 +497,9 @@ type Inspector interface {
 type RemovalWatcher interface {
 	// WatchRemoval reports a removal as soon as the driver learns of it, until
 	// stop is called. The driver calls Events.Lost or, without Info.KeepsAlive,
-	// renew, after which package dsync calls Renew. It may also call renew
-	// when nothing was removed. WatchRemoval does not wait for the backend.
-	// renew does not block, and calls no method of the driver.
+	// renew, after which package dsync calls Renew. It may also call renew when
+	// nothing was removed. WatchRemoval does not wait for the backend. renew
+	// does not block and calls no method of the driver.
 	WatchRemoval(renew func()) (stop func())
 }
 
@@ -509,7 +509,7 @@ type RemovalWatcher interface {
 type Pinger interface {
 	// Ping returns nil when the backend has given any answer, regardless of the
 	// name that the next request is for. Its errors match ErrUnavailable,
-	// ErrUnknown or ErrClosed, or are refusals of the server.
+	// ErrUnknown or ErrClosed, or are refusals by the server.
 	Ping(ctx context.Context) error
 }
 
@@ -523,18 +523,18 @@ type Watcher interface {
 	// Watch may also call changed when nothing has changed. It does not wait
 	// for the backend. Whenever the backend begins to report changes to the
 	// driver, initially and after each outage, Watch also calls changed,
-	// because an earlier change may have gone unnoticed. changed does not
-	// block, and calls no method of the driver. After stop has returned,
-	// changed is no longer called. Watch is called after Inspect has answered
-	// once, and returns errors.ErrUnsupported if the driver's options leave
-	// nothing to report.
+	// because an earlier change may have gone unnoticed. changed does not block
+	// and calls no method of the driver. After stop has returned, changed is no
+	// longer called. Watch is called after Inspect has answered once, and
+	// returns errors.ErrUnsupported if the driver's options leave nothing to
+	// report.
 	Watch(name string, changed func()) (stop func(), err error)
 }
 
 // Limiter is an optional interface of a Driver. A driver that offers the mode
 // Permit implements it.
 type Limiter interface {
-	// SetLimit sets the limit of name, 1 or more, in one step at the backend,
+	// SetLimit sets the limit of name, 1 or more, in one step on the backend,
 	// and wakes the requests that can be granted now. The limit remains set
 	// when no client holds a permit. After ErrUnknown the limit may still be
 	// set later. Setting it again is harmless.
@@ -579,7 +579,7 @@ type Status struct {
 	// the last fencing token of the last grant of this name; 0 if unknown, as
 	// it may be for a name that is free or held by readers
 	Token uint64
-	// the number of waiters at the backend, which may count several requests of
+	// the number of waiters on the backend, which may count several requests of
 	// one client as one; -1 if unknown
 	Waiters int
 	// for people: the waiters in order, each by its Owner, its Hold or the name
@@ -590,7 +590,7 @@ type Status struct {
 // ForceUnlocker is an optional interface of a Driver that can end the hold of
 // any client.
 type ForceUnlocker interface {
-	// ForceUnlock ends the current hold, regardless of which client has it, and
+	// ForceUnlock ends the current hold, whichever client it belongs to, and
 	// wakes the waiters. In the modes Read and Permit it ends all holds,
 	// including permits above a lowered limit. The limit of permits remains as
 	// after a release. ForceUnlock returns ErrNotHeld if no client holds the

@@ -9,7 +9,7 @@ import (
 // The errors that package dsync acts on. Drivers return them unchanged or
 // wrapped; match them with errors.Is.
 var (
-	// ErrLocked: another hold has the name.
+	// ErrLocked: another hold on the name excludes the request.
 	ErrLocked = errors.New("locked by another owner")
 
 	// ErrNotHeld: the hold has ended.

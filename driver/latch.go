@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// RepeatFor is the time for which package dsync repeats a change of a latch
-// after the first request that may have been carried out.
+// RepeatFor is how long package dsync repeats a change of a latch after the
+// first request that may have been carried out.
 const RepeatFor = 30 * time.Minute
 
 // Latcher is an optional interface of a Driver that supports countdown
@@ -14,8 +14,8 @@ const RepeatFor = 30 * time.Minute
 // client, and removed at 0. A latch has no owner, and neither time nor Close
 // ends it. A name is used for a lock or for a latch, not for both.
 //
-// SetLatch, CountDown and DeleteLatch are changes. Each change is one step at
-// the backend, and has an id that its repeats share. The backend carries out
+// SetLatch, CountDown and DeleteLatch are changes. Each change is one step on
+// the backend and has an id that its repeats share. The backend carries out
 // only the first request with an id to arrive, and gives the others the same
 // answer. The backend remembers an id for twice [RepeatFor]: half of that time
 // is for repeats, and the other half is for requests that arrive late over

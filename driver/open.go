@@ -59,13 +59,14 @@ func Schemes() []string {
 	return names
 }
 
-// Open opens the driver of the URL's scheme, and returns the driver and the
+// Open opens the driver of the URL's scheme and returns the driver and the
 // parsed URL. Errors never contain the password.
 func Open(ctx context.Context, rawURL string) (Driver, *Config, error) {
 	return OpenTTL(ctx, rawURL, 0)
 }
 
-// OpenTTL is Open for leases of the given TTL, unless the URL has its own ttl.
+// OpenTTL is like Open, but for leases of the given TTL, unless the URL has its
+// own ttl.
 func OpenTTL(ctx context.Context, rawURL string, ttl time.Duration) (Driver, *Config, error) {
 	u, err := ParseURL(rawURL)
 	if err != nil {
@@ -107,7 +108,7 @@ func OpenTTL(ctx context.Context, rawURL string, ttl time.Duration) (Driver, *Co
 	return d, c, nil
 }
 
-// maxFloor leaves room above it for all tokens.
+// maxFloor is the highest floor that leaves room for all later tokens.
 const maxFloor = 1 << 62
 
 // Tokens returns the tokens of a lease with a floor added. Drivers do not know

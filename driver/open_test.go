@@ -50,7 +50,7 @@ func TestOpen(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got != d || c != d.config {
-		t.Errorf("got driver %v and config %v, want what the opener had", got, c)
+		t.Errorf("got driver %v and config %v, want those of the opener", got, c)
 	}
 	if c.TTL != 3*time.Second || c.Fenced || c.Require != (driver.Require{Fair: true, FIFO: true, Fenced: true}) || c.URL.Path != "/x" {
 		t.Errorf("got %+v", c)
@@ -114,7 +114,7 @@ func TestOpenErrors(t *testing.T) {
 			continue
 		}
 		if !strings.Contains(err.Error(), test.want) || strings.Contains(err.Error(), testenv.PasswordMark) {
-			t.Errorf("%s: got error %q, want one with %q and no password", test.url, err, test.want)
+			t.Errorf("%s: got error %q, want an error with %q and no password", test.url, err, test.want)
 		}
 		if want := map[bool]int{true: 1}[test.opens]; d.closed != want {
 			t.Errorf("%s: the driver was closed %d times, want %d", test.url, d.closed, want)
@@ -139,7 +139,7 @@ func TestUnknownBackendNamesThoseThatThereAre(t *testing.T) {
 	}
 	_, _, err := driver.Open(t.Context(), "elsewhere://h")
 	if want := "registered: " + strings.Join(schemes, ", ") + ")"; err == nil || !strings.Contains(err.Error(), want) {
-		t.Errorf("got error %v, want one with %q", err, want)
+		t.Errorf("got error %v, want an error with %q", err, want)
 	}
 }
 
@@ -161,7 +161,7 @@ func TestRegisterPanics(t *testing.T) {
 		func() {
 			defer func() {
 				if got, _ := recover().(string); !strings.Contains(got, test.want) {
-					t.Errorf("Register(%q): got panic %q, want one with %q", test.scheme, got, test.want)
+					t.Errorf("Register(%q): got panic %q, want a panic with %q", test.scheme, got, test.want)
 				}
 			}()
 			driver.Register(test.scheme, test.open)
@@ -253,7 +253,7 @@ func TestCheckTTL(t *testing.T) {
 		case test.want == "" && err != nil:
 			t.Errorf("%v of %+v: got error %v", test.ttl, test.info, err)
 		case test.want != "" && (err == nil || !strings.Contains(err.Error(), test.want)):
-			t.Errorf("%v of %+v: got error %v, want one with %q", test.ttl, test.info, err, test.want)
+			t.Errorf("%v of %+v: got error %v, want an error with %q", test.ttl, test.info, err, test.want)
 		case errors.Is(err, errors.ErrUnsupported) != (test.is != nil):
 			t.Errorf("%v of %+v: does %v match ErrUnsupported? want %v", test.ttl, test.info, err, test.is != nil)
 		}

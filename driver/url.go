@@ -17,7 +17,7 @@ import (
 // scheme://user:password@host:port,host:port/path?parameter=value. Its errors
 // name the wrong part and never the password.
 //
-// The methods below read parameters, and record malformed values and the names
+// The methods below read parameters and record malformed values and the names
 // that were read. [URL.Err] then reports the first bad value, or a parameter
 // that was not read. So a typo in a URL is never silently ignored.
 type URL struct {
@@ -272,7 +272,7 @@ func (u *URL) Password() func() (string, error) {
 	}
 	switch {
 	case file != "" && ok:
-		u.fail("password_file", "the URL has a password, too")
+		u.fail("password_file", "the URL also has a password")
 		return nil
 	case file != "":
 		return func() (string, error) {

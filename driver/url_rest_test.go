@@ -35,6 +35,6 @@ func TestURLRestRefusesAParameterGivenTwice(t *testing.T) {
 	}
 	u.Rest()
 	if err := u.Err(); err == nil || !strings.Contains(err.Error(), "theirs") {
-		t.Errorf("Err: got %v, want one that names theirs", err)
+		t.Errorf("Err: got %v, want an error that names theirs", err)
 	}
 }

@@ -88,7 +88,7 @@ func TestParseURLErrors(t *testing.T) {
 		{"x://h:+1", `port of host "h"`},
 		{"x://h:65536", `port of host "h"`},
 		{"x://user:" + testenv.PasswordMark + "", `port of host "user"`},
-		// The passwords that are not escaped.
+		// Passwords that are not escaped.
 		{"x://user:%" + testenv.PasswordMark + "@h", "escape special characters"},
 		{"x://user:" + testenv.PasswordMark + "/@h", password},
 		{"x://user:1/" + testenv.PasswordMark + "@h", password},
@@ -112,7 +112,7 @@ func TestParseURLErrors(t *testing.T) {
 			continue
 		}
 		if !strings.Contains(err.Error(), test.want) || strings.Contains(err.Error(), testenv.PasswordMark) {
-			t.Errorf("%q: got error %q, want one with %q and no secret", test.url, err, test.want)
+			t.Errorf("%q: got error %q, want an error with %q and no secret", test.url, err, test.want)
 		}
 	}
 }
@@ -202,7 +202,7 @@ func TestURLParameters(t *testing.T) {
 		{"Duration", u.Duration("d", time.Hour), 1500 * time.Millisecond},
 		{"absent Duration", u.Duration("absent", time.Hour), time.Hour},
 		{"Has", u.Has("s"), true},
-		{"Has of an absent one", u.Has("absent"), false},
+		{"absent Has", u.Has("absent"), false},
 		{"Err", u.Err(), nil},
 	} {
 		if test.got != test.want {
@@ -239,7 +239,7 @@ func TestURLParameterErrors(t *testing.T) {
 			t.Fatal(err)
 		}
 		if err := read(u); err == nil || !strings.Contains(err.Error(), want) || !strings.HasPrefix(err.Error(), "x URL: ") {
-			t.Errorf("%s: got error %v, want one with %q", query, err, want)
+			t.Errorf("%s: got error %v, want an error with %q", query, err, want)
 		}
 	}
 }
@@ -254,16 +254,16 @@ func TestPassword(t *testing.T) {
 		return u
 	}
 	if read := parse("x://u@h").Password(); read != nil {
-		t.Error("a URL without a password has one")
+		t.Error("a URL without a password: got a password")
 	}
 	fixed := testenv.Password()
 	if got, err := parse("x://u:" + fixed + "@h").Password()(); got != fixed || err != nil {
-		t.Errorf("got another password than that of the URL, %v", err)
+		t.Errorf("got a password that is not the URL's, or error %v", err)
 	}
 	u := parse("x://u@h?password_file=" + url.QueryEscape(file))
 	read := u.Password()
 	if _, err := read(); !errors.Is(err, fs.ErrNotExist) || u.Err() != nil {
-		t.Errorf("without the file: %v, and %v of the URL", err, u.Err())
+		t.Errorf("without the file: got error %v, and error %v for the URL", err, u.Err())
 	}
 	for range 2 {
 		want := testenv.Password()
@@ -271,7 +271,7 @@ func TestPassword(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got, err := read(); got != want || err != nil {
-			t.Errorf("got another password than that of the file, %v", err)
+			t.Errorf("got a password that is not the file's, or error %v", err)
 		}
 	}
 	both := parse("x://u:" + fixed + "@h?password_file=" + url.QueryEscape(file))

@@ -11,12 +11,12 @@ import (
 )
 
 const (
-	// placeFor bounds the TTL of a place in the queue, and so the time for
-	// which a vanished waiter delays the waiters behind it.
+	// placeFor bounds the TTL of a place in the queue, and so how long a
+	// vanished waiter delays the waiters behind it.
 	placeFor = 10 * time.Second
 
-	// leaveFor bounds the time for which an Acquire may continue after its
-	// context has ended.
+	// leaveFor bounds how long an Acquire may continue after its context has
+	// ended.
 	leaveFor = 200 * time.Millisecond
 
 	// lookAfter is the interval at which a waiter reads the record even though
@@ -106,12 +106,12 @@ const (
 	// waiters are ahead of it.
 	behind = 10
 
-	// burst is the time, for each waiter ahead, for which a waiter collects
-	// changes before it reads.
+	// burst is how long a waiter collects changes before it reads, for each
+	// waiter ahead of it.
 	burst = 20 * time.Millisecond
 )
 
-// failed removes the place of a request from the queue, and returns the error
+// failed removes the place of a request from the queue and returns the error
 // for Acquire.
 func (a *attempt) failed(ctx context.Context, k *desk, err error) error {
 	waits := false
@@ -144,7 +144,7 @@ func (a *attempt) failed(ctx context.Context, k *desk, err error) error {
 	}
 	switch {
 	case unknown && waits:
-		return fmt.Errorf("%w; before it was %w: %w", driver.ErrUnknown, driver.ErrLocked, why)
+		return fmt.Errorf("%w; before that, %w: %w", driver.ErrUnknown, driver.ErrLocked, why)
 	case unknown && !errors.Is(why, driver.ErrUnknown):
 		return fmt.Errorf("%w: %w", driver.ErrUnknown, why)
 	case waits && why == ctx.Err():
@@ -172,7 +172,7 @@ func (j *job) ghost() *ghost {
 }
 
 // settle makes sure that the ghost is gone and cannot come back. The absence of
-// the ghost proves nothing, because a write without an answer may be on its
+// the ghost proves nothing, because an unanswered write may still be on its
 // way. If that write could still be carried out, settle also writes.
 func (k *desk) settle(ctx context.Context, g *ghost) error {
 	d := k.d
@@ -199,8 +199,8 @@ func (k *desk) settle(ctx context.Context, g *ghost) error {
 // errDone means that there is nothing to change.
 var errDone = errors.New("nothing to change")
 
-// linger is the time for which a write that requires the absence of a record
-// may be on its way.
+// linger is how long a write that requires the absence of a record may be on
+// its way.
 const linger = time.Hour
 
 // settleAll is the Policy of the cleaner.

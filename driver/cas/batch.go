@@ -89,7 +89,7 @@ func (l *lease) prepare(i int) *renewal {
 	return &renewal{Write: Write{Name: k.name, Value: value, Version: v.version}, l: l, i: i, until: until, next: next}
 }
 
-// giveBack ends the use of the desk by a batch.
+// giveBack ends a batch's use of the desk.
 func (k *desk) giveBack(known *view) {
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -17,11 +17,11 @@
 //	}
 //
 // The driver has exclusive locks, read-write locks and permits with leases,
-// fencing tokens, Inspect, ForceUnlock and SetLimit. Clients get
-// a lock in the order of their arrival ([driver.FIFOByClient]). The driver also
-// has List if the store is a [Lister]. If the store is a [Notifier], it also
-// has Watch, and its waiters are notified of a release at once. Names can move
-// to other backends and back (see package drivers/migrate).
+// fencing tokens, Inspect, ForceUnlock and SetLimit. Clients get a lock in the
+// order of their arrival ([driver.FIFOByClient]). The driver also has List if
+// the store is a [Lister]. If the store is a [Notifier], it also has Watch, and
+// its waiters are notified of a release immediately. Names can move to other
+// backends and back (see package drivers/migrate).
 //
 // # Testing
 //
@@ -78,7 +78,7 @@
 // contender takes over the name after it has seen the hold unchanged for the
 // hold's TTL, by its own clock ([driver.Observed]). The clocks of two machines
 // are never compared. The price is that a contender that arrives after the
-// holder has died waits for another TTL.
+// holder has died waits a full TTL.
 //
 // # Fencing tokens
 //
@@ -89,11 +89,11 @@
 //
 // # Requests without an answer
 //
-// A write that got no answer may be carried out later, as long as the record
-// has the version that the write requires. The driver prevents this in the
-// background with its own write, after which no record has that version. To
-// prevent a write that requires the absence of a record, the driver writes an
-// empty record. The empty record stays for an hour of the store's clock, or
+// An unanswered write may be carried out later, as long as the record has the
+// version that the write requires. The driver prevents this in the background
+// with its own write, after which no record has that version. To prevent a
+// write that requires the absence of a record, the driver writes an empty
+// record. The empty record stays for an hour of the store's clock, or
 // permanently if there is no clock.
 package cas
 
@@ -119,7 +119,7 @@ import (
 // connections.
 type Store interface {
 	// Read returns the record of a name, or an Entry without a Version if there
-	// is none. Read sees every write of every client that was answered before
+	// is none. Read sees every write, by any client, that was answered before
 	// Read was called. A name is any text of up to 1 KiB. The store encodes it
 	// so that different names never collide, by a cryptographic hash if
 	// necessary.
@@ -153,7 +153,7 @@ type Entry struct {
 	Value   []byte
 	Version string // "" if there is no record
 
-	// Both are times of the store's clock, with Options.Clock. Written is the
+	// With Options.Clock, both are times of the store's clock. Written is the
 	// time when the present version was written, or any time since the call to
 	// Write, and is zero if there is no record. Now is the time when the record
 	// was read, or any time since the call to Read, and is set even if there is
@@ -211,8 +211,9 @@ type Write struct {
 type Options struct {
 	Name string // of the driver in driver.Info; required
 
-	// Clock means that Read returns Written and Now. Without a clock, expiry is
-	// observed.
+	// Clock means that Read returns Written and Now. Without a clock, a
+	// contender detects expiry by observing the hold for its TTL
+	// ([driver.Observed]).
 	Clock bool
 
 	// Rising means that versions are decimal numbers up to 2^62, and that each
@@ -222,7 +223,7 @@ type Options struct {
 
 	NoTokens bool // no fencing tokens: the opposite of driver.Config.Fenced
 
-	// Plain is for stores with records of another format, which have room for
+	// Plain is for stores whose records have a different format, with room for
 	// one hold and no queue. The driver has only exclusive locks, granted in
 	// any order, without tokens. The store then converts between its records
 	// and values, which are JSON objects:

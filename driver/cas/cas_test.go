@@ -82,8 +82,8 @@ func (l *late) Write(ctx context.Context, name string, value []byte, version str
 }
 
 // TestLateWrite lets a write of an Acquire arrive after other clients have held
-// the name and its record is gone. The record may stay for that, but no longer
-// than necessary.
+// the name and its record is gone. The record may stay for that purpose, but no
+// longer than necessary.
 func TestLateWrite(t *testing.T) {
 	for _, o := range []cas.Options{{NoTokens: true}, {NoTokens: true, Clock: true}, {Rising: true}, {Clock: true}} {
 		synctest.Test(t, func(t *testing.T) {
@@ -93,7 +93,7 @@ func TestLateWrite(t *testing.T) {
 			defer a.Close(t.Context())
 			defer b.Close(t.Context())
 			if _, err := a.Acquire(t.Context(), request("a:1")); !errors.Is(err, driver.ErrUnknown) {
-				t.Fatalf("Acquire without an answer: got %v, want ErrUnknown", err)
+				t.Fatalf("unanswered Acquire: got %v, want ErrUnknown", err)
 			}
 			synctest.Wait() // for the cleanup
 			acquire := func(hold string) {
@@ -253,7 +253,7 @@ func TestWaitersKeepTheirPlaces(t *testing.T) {
 				t.Errorf("a newcomer got %v, want ErrLocked", err)
 			}
 			if before.Waiters != 2 {
-				t.Errorf("after a minute %d wait, want 2", before.Waiters)
+				t.Errorf("after a minute %d clients wait, want 2", before.Waiters)
 			}
 			if err := held.Release(t.Context()); err != nil {
 				t.Fatal(err)
@@ -265,9 +265,9 @@ func TestWaitersKeepTheirPlaces(t *testing.T) {
 	}
 }
 
-// TestLostRenewal lets a renewal with a shorter TTL be carried out without an
-// answer. Its write is the first request, because no other client has changed
-// the record.
+// TestLostRenewal lets the store carry out a renewal with a shorter TTL without
+// an answer. Its write is the first request, because no other client has
+// changed the record.
 func TestLostRenewal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := cas.Options{Name: "memory"}
@@ -280,10 +280,10 @@ func TestLostRenewal(t *testing.T) {
 		link.LoseOne()
 		sent := time.Now()
 		if err := l.Renew(t.Context(), time.Second); !errors.Is(err, driver.ErrUnknown) {
-			t.Errorf("a renewal without an answer: got %v, want ErrUnknown", err)
+			t.Errorf("unanswered renewal: got %v, want ErrUnknown", err)
 		}
 		if end := l.Expires(); end.After(sent.Add(time.Second)) {
-			t.Errorf("it expires %v after the renewal, want 1s", end.Sub(sent))
+			t.Errorf("the lease expires %v after the renewal, want 1s", end.Sub(sent))
 		}
 		if err := l.Renew(t.Context(), time.Minute); err != nil {
 			t.Errorf("the next renewal: %v", err)
@@ -340,7 +340,7 @@ func TestCrowd(t *testing.T) {
 		}
 		time.Sleep(5 * time.Second) // of fake time
 		if n := m.counted(); n > 200 {
-			t.Errorf("%d requests until all waited for a while, want 200 or fewer", n)
+			t.Errorf("%d requests when all had waited for a while, want 200 or fewer", n)
 		}
 		if err := held.Release(t.Context()); err != nil {
 			t.Error(err)
@@ -383,7 +383,7 @@ func TestBatches(t *testing.T) {
 			m.batches = 0
 			d.RenewAll(t.Context(), leases, func(i int, err error) {
 				if left := time.Until(leases[i].Expires()); err != nil || left < time.Minute {
-					t.Errorf("renewal %d: %v, and it lasts %v", i, err, left)
+					t.Errorf("renewal %d: error %v, and the lease lasts %v", i, err, left)
 				}
 			})
 			if m.batches != 3 {
@@ -432,7 +432,7 @@ func TestRenewalsOfOneName(t *testing.T) {
 }
 
 // rows is a store of Options.Plain whose records stay. It refuses to change a
-// hold without a renewal. The first write has no answer and is not carried out,
+// hold without a renewal. The first write is neither answered nor carried out,
 // and then all requests fail until the store is up again.
 type rows struct {
 	*memory
@@ -465,8 +465,8 @@ func (r *rows) Write(ctx context.Context, name string, value []byte, version str
 	return r.memory.Write(ctx, name, value, version)
 }
 
-// TestLateFirstRow checks that a first write without an answer does not disturb
-// later ones of other clients.
+// TestLateFirstRow checks that an unanswered first write does not disturb later
+// writes by other clients.
 func TestLateFirstRow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := cas.Options{Name: "memory", Clock: true, Plain: true}
@@ -498,7 +498,7 @@ func TestLateFirstRow(t *testing.T) {
 	})
 }
 
-// TestFreeName counts the requests of a lock and its release.
+// TestFreeName counts the requests for a lock and its release.
 func TestFreeName(t *testing.T) {
 	for _, test := range []struct {
 		o           cas.Options

@@ -15,7 +15,7 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// desk makes all changes of one record for this driver, in rounds. The callers
+// desk makes all changes to one record for this driver, in rounds. The callers
 // that wait for a round share a read and a write. Between rounds, the callers
 // that have a place in the queue share the notifications and the polls.
 type desk struct {
@@ -34,16 +34,16 @@ type desk struct {
 	calls  int       // callers that wait for the round
 
 	changed bool          // the store has reported a change
-	gather  time.Duration // the time for which the next round waits for more changes
+	gather  time.Duration // how long the next round waits for more changes
 }
 
 // job is a change of a record for one caller.
 type job struct {
 	hold string
 
-	// to changes the record, or fails. A job that fails with errQueued stays at
-	// the desk and must be called again at due. It may have changed the record,
-	// which is then dirty.
+	// to is the change: it changes the record, or fails. A job that fails with
+	// errQueued stays at the desk and must be called again at due. It may have
+	// changed the record, which is then dirty.
 	to  func(v *view) error
 	due time.Time
 
@@ -307,7 +307,7 @@ func (k *desk) serve(look bool) {
 }
 
 // change is the only function that changes records. It replaces the record with
-// the result of the jobs, and tries again until no other client has changed it
+// the result of the jobs and tries again until no other client has changed it
 // in between. Expired claims are removed, unless they belong to a job. A known
 // record saves the first read. Likewise, the assumption that there is no record
 // saves a read if records of free names are deleted. A job must not fail
@@ -428,7 +428,7 @@ func (d *Driver) read(ctx context.Context, name string, known *view) (*view, err
 	return nil, fmt.Errorf("%w: %w", driver.ErrUnavailable, cmp.Or(ctx.Err(), err))
 }
 
-// write replaces v with next in the store, and sets the version of next.
+// write replaces v with next in the store and sets the version of next.
 func (d *Driver) write(ctx context.Context, v, next *view) error {
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("%w: %w", driver.ErrUnavailable, err)

@@ -214,7 +214,7 @@ func (d *Driver) Close(ctx context.Context) error {
 	}
 	parallel.Each(len(leases), 16, func(i int) { _ = leases[i].Release(ctx) })
 	if n := d.clean.Finish(ctx); n > 0 {
-		return fmt.Errorf("%w: %d requests without an answer: %w", driver.ErrUnknown, n, ctx.Err())
+		return fmt.Errorf("%w: %d unanswered requests: %w", driver.ErrUnknown, n, ctx.Err())
 	}
 	return nil
 }

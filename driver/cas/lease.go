@@ -148,8 +148,8 @@ func (l *lease) renewed(v *view, ttl time.Duration) error {
 }
 
 // move moves the end of a lease that has not ended. Before the request is
-// answered it only makes the end earlier: contenders may use the shorter TTL
-// even if the answer never arrives.
+// answered, move only makes the end earlier, because contenders may use the
+// shorter TTL even if the answer never arrives.
 func (l *lease) move(to time.Time, answered bool) (live bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -206,7 +206,7 @@ func (l *lease) over() bool {
 // when a hold without a client began, and a Notifier does not report its end.
 func (d *Driver) MayLeave() error {
 	if _, notifies := d.store.(Notifier); notifies || !d.Clock {
-		return fmt.Errorf("backend %s does not end a hold without its client in time: %w", d.Name, errors.ErrUnsupported)
+		return fmt.Errorf("backend %s may not end a hold in time without its client: %w", d.Name, errors.ErrUnsupported)
 	}
 	return nil
 }

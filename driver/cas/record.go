@@ -97,7 +97,7 @@ func (v *view) prune(jobs []*job) {
 	v.Holds, v.Queue = slices.DeleteFunc(v.Holds, over), slices.DeleteFunc(v.Queue, over)
 }
 
-// remove removes the claim of hold, and reports whether there was one.
+// remove removes the claim of hold and reports whether there was one.
 func (v *view) remove(hold string) bool {
 	n := len(v.Holds) + len(v.Queue)
 	its := func(c claim) bool { return c.Hold == hold }
@@ -140,8 +140,8 @@ func (v *view) held(m driver.Mode) bool {
 }
 
 // admits returns nil if a request with this place in the queue can be granted
-// now, ErrLocked if it must wait, ErrLimit or ErrSealed. A newcomer has the
-// place len(v.Queue).
+// now. Otherwise it returns ErrLocked (the request must wait), ErrLimit or
+// ErrSealed. A newcomer has the place len(v.Queue).
 func (v *view) admits(r *driver.Request, place int) error {
 	if v.Sealed != nil {
 		return driver.ErrSealed
@@ -224,12 +224,12 @@ func (d *Driver) decode(name string, e Entry, known *view) (*view, error) {
 	}
 	if v.Format == 0 {
 		if err := json.Unmarshal(e.Value, &v.record); err != nil {
-			return nil, fmt.Errorf("the record of %q is not one of package cas: %w", name, err)
+			return nil, fmt.Errorf("the record of %q was not written by package cas: %w", name, err)
 		}
 	}
 	switch {
 	case v.Format < 1 || v.Format > format:
-		return nil, fmt.Errorf("the record of %q has format %d, and this version of package cas knows %d", name, v.Format, format)
+		return nil, fmt.Errorf("the record of %q has format %d, but this version of package cas reads only formats up to %d", name, v.Format, format)
 	case name != "" && v.Name != name:
 		return nil, fmt.Errorf("the store returned the record of %q for %q", v.Name, name)
 	}

@@ -23,7 +23,7 @@ type seal struct {
 	ID   string `json:"id,omitempty"`   // of the last Loosen
 }
 
-// maxFloor leaves room above it for all tokens.
+// maxFloor is the highest floor that leaves room for all later tokens.
 const maxFloor = 1 << 62
 
 func checkFloor(floor uint64) error {

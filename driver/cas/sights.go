@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// sights are the claims that a driver has seen, if expiry is observed.
+// sights are the claims that a driver has seen, if the store has no clock.
 type sights struct {
 	mu   sync.Mutex
 	seen map[string]sight // by claim.Beat
@@ -17,8 +17,7 @@ type sight struct {
 	ttl         time.Duration
 }
 
-// unchanged returns the time for which the driver has seen the claim without a
-// renewal.
+// unchanged returns how long the driver has seen the claim without a renewal.
 func (s *sights) unchanged(c *claim, now time.Time) time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -32,8 +31,8 @@ func (s *sights) unchanged(c *claim, now time.Time) time.Duration {
 	return now.Sub(seen.first)
 }
 
-// sweep forgets claims that were not requested for twice their TTL. A later
-// request for such a claim starts a new observation, and waits for longer.
+// sweep forgets claims that were not looked up for twice their TTL. A later
+// lookup of such a claim starts a new observation, which takes longer.
 func (s *sights) sweep(now time.Time) {
 	if len(s.seen) < s.room {
 		return

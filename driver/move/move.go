@@ -21,11 +21,11 @@ import (
 // not know seals, the lock is taken.
 type Sealer interface {
 	// Seal turns the hold of l, a lease of this driver, into the seal of its
-	// name, in one step at the backend, conditional on the hold. From then on
+	// name, in one step on the backend, conditional on the hold. From then on
 	// every Acquire of the name returns driver.ErrSealed, including waiting
 	// calls. Seal returns
 	//
-	//   - nil if the name is sealed. Then l has ended, and is neither renewed
+	//   - nil if the name is sealed. Then l has ended and is neither renewed
 	//     nor released;
 	//   - driver.ErrNotHeld if the hold had ended before. Then nothing has
 	//     changed;
@@ -38,9 +38,9 @@ type Sealer interface {
 	// because of the seal.
 	Seal(ctx context.Context, l driver.Lease) error
 
-	// Sealed queries whether name is sealed, and the last token granted before
-	// the seal; 0 without fencing. A seal and its last token never change
-	// again.
+	// Sealed reports whether name is sealed, and returns the last token granted
+	// before the seal; 0 without fencing. A seal and its last token never
+	// change again.
 	Sealed(ctx context.Context, name string) (last uint64, sealed bool, err error)
 }
 
@@ -49,10 +49,10 @@ type Sealer interface {
 // where the name is sealed. The mark and the floor of the tokens last as long
 // as the backend's acknowledged data, and longer than any hold.
 type Marker interface {
-	// Mark marks the name of l, a lease of this driver, in one step at the
+	// Mark marks the name of l, a lease of this driver, in one step on the
 	// backend, conditional on the hold. The same step raises the tokens. All
-	// tokens of later grants are above floor, and so are the tokens of l. It
-	// gets new tokens, up to the number that Events.Tokens of the request
+	// tokens of later grants are above floor, and so are the tokens of l. The
+	// lease gets new tokens, up to the number that Events.Tokens of the request
 	// returns. Neither a second Mark nor a lower floor lowers anything. Mark
 	// returns driver.ErrNotHeld if the hold has ended, and then nothing has
 	// changed. After any other error the outcome is unknown, and the caller
@@ -76,7 +76,7 @@ type Marker interface {
 // nothing.
 type Unsealer interface {
 	// Loosen writes id next to the seal of name, in place of the previous id,
-	// in one step at the backend. The name stays sealed, and a new seal has no
+	// in one step on the backend. The name stays sealed, and a new seal has no
 	// id. The same step ensures that every grant after the seal has a token
 	// above floor. This applies to the tokens of this driver and to the tokens
 	// of the incumbents that share the key, if they have any. A floor that is
@@ -92,7 +92,7 @@ type Unsealer interface {
 	//     again.
 	Loosen(ctx context.Context, name, id string, floor uint64) error
 
-	// Unseal removes the seal of name, in one step at the backend, conditional
+	// Unseal removes the seal of name, in one step on the backend, conditional
 	// on id. The name is then free, and all waiters are woken, including
 	// clients that do not know seals. Unseal returns driver.ErrNotHeld if there
 	// is no seal with this id (even if an earlier request removed the seal, and
@@ -104,7 +104,7 @@ type Unsealer interface {
 // Unmarker is an optional interface of a Marker that can remove marks.
 type Unmarker interface {
 	// Unmark removes the mark from the name of l, a lease of this driver, in
-	// one step at the backend, conditional on the hold. A name without a mark
+	// one step on the backend, conditional on the hold. A name without a mark
 	// is not an error. Tokens stay raised: the tokens of every later grant are
 	// above the tokens of l. Unmark returns driver.ErrNotHeld if the hold has
 	// ended, and then nothing has changed. After any other error the outcome is

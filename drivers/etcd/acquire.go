@@ -47,8 +47,8 @@ const (
 //
 // Each state is implemented by the method of hold with the same name. An error
 // in any state except board leads to giveUp. Only giveUp settles the key,
-// returns the lease and makes the error for the caller. It knows from
-// hold.standing whether the key may be at the server. The table rules defines
+// returns the lease and makes the error for the caller. It learns from
+// hold.standing whether the key may be on the server. The table rules defines
 // the modes.
 
 // Acquire implements driver.Driver.
@@ -279,7 +279,7 @@ func (d *Driver) dir(name string) string {
 
 var flatten = strings.NewReplacer("%", "%25", "/", "%2F")
 
-// dir is Driver.dir for the name of h.
+// dir is like Driver.dir, but for the name of h.
 func (h *hold) dir() string { return h.key[:strings.LastIndexByte(h.key, '/')+1] }
 
 // keys returns the range of the keys that matter to h.
@@ -301,7 +301,7 @@ func (h *hold) created(answer *clientv3.TxnResponse, r record) {
 	h.tokenFrom(r, h.revision)
 }
 
-// sendPut sends a transaction that may put the key. It also prolongs a lease
+// sendPut sends a transaction that may put the key. It also extends a lease
 // from the pool.
 func (h *hold) sendPut(ctx context.Context, compare []clientv3.Cmp, then, otherwise []clientv3.Op) (*clientv3.TxnResponse, error) {
 	bounded, cancel := h.driver.asks.under(ctx)

@@ -78,13 +78,13 @@ func (d *Driver) readQueue(ctx context.Context, dir string, queue clientv3.Op, m
 	return answer, r, err
 }
 
-// contenders returns the keys among kvs that contend for the lock of dir.
+// contenders returns the keys among kvs that contend for the lock on dir.
 func contenders(dir string, kvs []*mvccpb.KeyValue) []*mvccpb.KeyValue {
 	return slices.DeleteFunc(kvs, func(kv *mvccpb.KeyValue) bool { return !isContender(dir, kv) })
 }
 
-// holdersIn returns the number of contenders of a queue that have the lock: the
-// first contender, plus all Reads directly behind it if it is a Read. For
+// holdersIn returns the number of contenders in a queue that hold the lock: the
+// first contender and, if that is a Read, all Reads directly behind it. For
 // permits it returns the number of contenders for which the limit has room. A
 // key that contains another limit was granted under that limit, or is about to
 // be deleted.
@@ -101,11 +101,11 @@ func holdersIn(dir string, queue []*mvccpb.KeyValue, r record) int {
 	return len(queue)
 }
 
-// holdersOf is holdersIn, but also counts the holders of permits that SetLimit
-// has left above the limit. Their keys are older than the limit. The queue and
-// the limit at the revision before the change show which of them had permits,
-// if the server still has that revision. Permits are granted in the order of
-// keys.
+// holdersOf is like holdersIn, but also counts the holders of permits that
+// SetLimit has left above the limit. Their keys are older than the limit. The
+// queue and the limit at the revision before the change show which of these
+// keys had permits, if the server still has that revision. Permits are granted
+// in the order of keys.
 func (d *Driver) holdersOf(ctx context.Context, dir string, queue []*mvccpb.KeyValue, r record) int {
 	n := holdersIn(dir, queue, r)
 	mayHold := func() bool {
@@ -154,7 +154,7 @@ func readValue(dir string, kv *mvccpb.KeyValue) value {
 }
 
 // tokenOf returns the last token of holders of this driver. It returns 0 if
-// another client is among the holders, because only that client knows its
+// another client is among the holders, because only that client knows that
 // token.
 func (d *Driver) tokenOf(holders []*mvccpb.KeyValue) (last uint64) {
 	for _, kv := range holders {
@@ -203,7 +203,7 @@ func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
 		for i, one := range answer.Responses {
 			if one.GetResponseTxn().GetSucceeded() {
 				outcome = nil
-				if h := d.own(some[i]); h != nil { // so that a call of this client can request the name at once
+				if h := d.own(some[i]); h != nil { // so that the next call of this client can request the name
 					h.unlist()
 					h.lose(driver.ErrRemoved)
 				}
@@ -222,7 +222,7 @@ func deletions(kvs []*mvccpb.KeyValue) (ops []clientv3.Op) {
 	return ops
 }
 
-// holders returns the keys that have the lock of dir. For permits it also
+// holders returns the keys that hold the lock on dir. For permits it also
 // returns all keys that may have been granted permits under an earlier limit. A
 // waiter among them queues again when its key is removed.
 func (d *Driver) holders(ctx context.Context, dir string) ([]*mvccpb.KeyValue, error) {
@@ -257,8 +257,7 @@ var unflatten = strings.NewReplacer("%2F", "/", "%25", "%")
 // a lease and its last part looks like a lease, because all clients of this
 // protocol make such keys. All pages are read at one revision. Otherwise a name
 // at the end of a page could be missed while its contenders come and go. A List
-// fails if it takes longer than the time for which the server keeps old
-// revisions.
+// fails if it takes longer than the server keeps old revisions.
 func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[string, error] {
 	return func(yield func(string, error) bool) {
 		wanted := prefix

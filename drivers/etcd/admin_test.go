@@ -50,14 +50,14 @@ func TestInspect(t *testing.T) {
 		t.Errorf("since: got %v, want after %v", got.Since, asked)
 	}
 	if got.TTL <= 15*time.Second || got.TTL > 30*time.Second {
-		t.Errorf("TTL: got %v, want what is left of 30s", got.TTL)
+		t.Errorf("TTL: got %v, want the remaining part of 30s", got.TTL)
 	}
 	theirs := strings.TrimPrefix(keys(t, c, "p/orders/")[4], "p/orders/")
 	if want := []string{"first", "second", theirs}; !slices.Equal(got.Queue, want) {
 		t.Errorf("queue: got %q, want %q", got.Queue, want)
 	}
 	if own, err := a.Inspect(t.Context(), "orders"); err != nil || own.Token != token(l) {
-		t.Errorf("token of an own hold: got %d, %v, want %d", own.Token, err, token(l))
+		t.Errorf("token of this driver's hold: got %d, %v, want %d", own.Token, err, token(l))
 	}
 	release(t, l)
 	release(t, w1.Granted(t))
@@ -79,8 +79,8 @@ func TestForceUnlock(t *testing.T) {
 				t.Fatal(err)
 			}
 			next := w.Granted(t)
-			wantErr(t, "the holder is told", lostBy(t, r), driver.ErrRemoved)
-			wantErr(t, "its release", l.Release(t.Context()), driver.ErrNotHeld)
+			wantErr(t, "the holder is notified", lostBy(t, r), driver.ErrRemoved)
+			wantErr(t, "release of the removed hold", l.Release(t.Context()), driver.ErrNotHeld)
 			release(t, next)
 			release(t, below)
 		})
@@ -110,7 +110,7 @@ func TestTokenOfReaders(t *testing.T) {
 }
 
 // TestLockAfterForceUnlock checks that a client that has forced its own hold
-// can acquire the name at once.
+// can acquire the name immediately.
 func TestLockAfterForceUnlock(t *testing.T) {
 	s := testenv.Etcd(t)
 	c := openClient(t, "etcd://"+s.Addr)
@@ -188,7 +188,7 @@ func TestClose(t *testing.T) {
 		t.Errorf("keys after Close: got %q", got)
 	}
 	if got := revision(t, c) - before; got > 3 {
-		t.Errorf("changes by Close: got %d, want one for each lease", got)
+		t.Errorf("changes by Close: got %d, want one change for each lease", got)
 	}
 	for _, l := range leases {
 		wantErr(t, "Release after Close", l.Release(t.Context()), driver.ErrNotHeld)
@@ -274,7 +274,7 @@ func TestTTL(t *testing.T) {
 }
 
 // TestTokensAfterARestore restores an older copy of a server's data. Tokens
-// fall, unless Floor is above the earlier ones.
+// fall unless Floor is above the earlier tokens.
 func TestTokensAfterARestore(t *testing.T) {
 	t.Parallel()
 	dir, backup := filepath.Join(t.TempDir(), "data"), filepath.Join(t.TempDir(), "backup")
@@ -360,8 +360,8 @@ func TestListOfManyNames(t *testing.T) {
 	}
 }
 
-// TestListWhileAHoldMoves lets a name change hands behind the end of a page:
-// from a key on the next page to one on the page before.
+// TestListWhileAHoldMoves lets a name change hands while List is between two
+// pages: from a key on the next page to a key on the page before.
 func TestListWhileAHoldMoves(t *testing.T) {
 	s := testenv.Etcd(t)
 	c := userClient(t, s.Addr)
@@ -389,7 +389,7 @@ func TestListWhileAHoldMoves(t *testing.T) {
 		names[name] = true
 	}
 	if len(names) != 1000 || !names["x"] {
-		t.Errorf("List: got %d names, x is one: %t; want 1000 and x, which was held all the time", len(names), names["x"])
+		t.Errorf("List: got %d names, x among them: %t; want 1000 names and x, which was held all the time", len(names), names["x"])
 	}
 }
 

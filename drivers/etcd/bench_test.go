@@ -15,7 +15,7 @@ import (
 )
 
 // The benchmarks compare the driver with package concurrency on the same
-// server, in turns. x-mutex is the speed of the driver relative to that
+// server, taking turns. x-mutex is the speed of the driver relative to that
 // package.
 
 func ours(tb testing.TB, s *testenv.EtcdServer) drivertest.Locker {
@@ -52,7 +52,7 @@ func BenchmarkFree(b *testing.B) {
 }
 
 // BenchmarkHot has 32 goroutines of one process lock one name. With the driver,
-// they do so in strict order at the server. A client of package dsync passes
+// they do so in strict order on the server. A client of package dsync passes
 // the lock on inside the process. Each goroutine of package concurrency needs
 // its own session, because mutexes with the same name do not exclude each other
 // on the same session.
@@ -117,15 +117,15 @@ func crowdOf(b *testing.B, s *testenv.EtcdServer, order string, waiters int) {
 	drivertest.CrowdCost(b, c, order, waiters, requests, waits)
 }
 
-// BenchmarkHandOver measures the median time from the release of one client to
-// the grant to another that waits. Bare measures a delete and its event on a
+// BenchmarkHandOver measures the median time from one client's release to the
+// grant to another, waiting client. Bare measures a delete and its event on a
 // watch that is already open.
 func BenchmarkHandOver(b *testing.B) {
 	s := testenv.Etcd(b)
 	observer, bare := userClient(b, s.Addr), bareHandOver(b, s.Addr)
 	waits := func(name string) func() {
 		return func() {
-			testenv.Eventually(b, func() bool { return len(keys(b, observer, name+"/")) == 2 }, "the other waits")
+			testenv.Eventually(b, func() bool { return len(keys(b, observer, name+"/")) == 2 }, "the other client waits")
 		}
 	}
 	our := drivertest.HandOvers(b, [2]drivertest.Locker{ours(b, s), ours(b, s)}, "ours", waits("ours"))

@@ -119,7 +119,7 @@ func (c *contest) run(name string, during func()) {
 	during()
 }
 
-// goOn waits until each client has had the name n more times.
+// goOn waits until each client has held the name n more times.
 func (c *contest) goOn(tb testing.TB, n int64) {
 	start := c.now().shares
 	served := func() bool {
@@ -141,7 +141,7 @@ type measured struct {
 	took, busy             time.Duration
 }
 
-// now returns what has happened so far.
+// now returns the traffic and the grants so far.
 func (c *contest) now() measured {
 	m := measured{unary: c.traffic.unary.Load(), watches: c.traffic.watches.Load(), events: c.traffic.events.Load(), busy: processorTime()}
 	for i := range c.grants {
@@ -151,7 +151,7 @@ func (c *contest) now() measured {
 	return m
 }
 
-// measure returns what happens during a function.
+// measure returns the traffic and the grants during a function.
 func (c *contest) measure(during func()) measured {
 	before, began := c.now(), time.Now()
 	during()
@@ -179,13 +179,13 @@ func TestManyClientsCostNoMoreThanFew(t *testing.T) {
 			})
 			t.Logf("%d hand-overs: %d requests, %d watches begun or canceled, %d events", m.all, m.unary, m.watches, m.events)
 			if got := float64(m.unary+m.watches) / float64(m.all); got >= 6 {
-				t.Errorf("requests for each hand-over: got %.1f, want less than 6", got)
+				t.Errorf("requests per hand-over: got %.1f, want less than 6", got)
 			}
 			if got := float64(m.events) / float64(m.all); got >= clients/2 { // the first clients found few keys before theirs, and keep receiving all events for a while
-				t.Errorf("events for each hand-over: got %.1f, want less than %d", got, clients/2)
+				t.Errorf("events per hand-over: got %.1f, want less than %d", got, clients/2)
 			}
 			if got := drivertest.Jain(m.shares); got < 0.95 {
-				t.Errorf("fairness: got %.3f, want 0.95 at least", got)
+				t.Errorf("fairness: got %.3f, want at least 0.95", got)
 			}
 		})
 	}
@@ -210,11 +210,11 @@ func TestLooksOfThoseWhoStayReadNoQueue(t *testing.T) {
 	release(t, acquire(t, d, request("b"))) // which begins the session
 	requests, keys := seen.unary.Load(), seen.keys.Load()
 	waiters = append(waiters, queueUp(t, d, "a", callers)...)
-	testenv.Eventually(t, func() bool { return seen.unary.Load() >= requests+2*callers }, "those who wait look")
+	testenv.Eventually(t, func() bool { return seen.unary.Load() >= requests+2*callers }, "all waiters look")
 	keys = seen.keys.Load() - keys
 	looks := seen.unary.Load() - requests - callers
 	if keys > callers*page+looks { // each read returns the caller's own key
-		t.Errorf("%d puts and %d looks of those who wait brought %d keys, want %d for a put and one for a look at most", callers, looks, keys, page)
+		t.Errorf("%d puts and %d looks by waiters returned %d keys, want at most %d per put and one per look", callers, looks, keys, page)
 	}
 	drain(t, l, waiters, nil)
 }

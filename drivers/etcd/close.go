@@ -76,8 +76,7 @@ func refused(ctx context.Context, err error) bool {
 	return !doubt && !errors.Is(err, driver.ErrUnavailable)
 }
 
-// endGhost sends one request, and reports whether the ghost is gone
-// permanently.
+// endGhost sends one request and reports whether the ghost is gone permanently.
 func (d *Driver) endGhost(g *ghost) bool {
 	// A busy server gets more time with each attempt, because it continues to
 	// work on a request that was given up.

@@ -29,9 +29,9 @@ func beginClose(tb testing.TB, d *etcd.Driver) (closed <-chan error) {
 	return c
 }
 
-// closeBeside holds a lock with its own lease, and calls Close during another
-// call whose answer is held back. It returns the errors of both and the keys
-// that are left.
+// closeBeside holds a lock with its own lease and calls Close during another
+// call whose answer is held back. It returns the errors from both calls and the
+// keys that are left.
 func closeBeside(t *testing.T, call func(d *etcd.Driver, l driver.Lease) error) (left []string, called, closed error) {
 	t.Helper()
 	s := testenv.Etcd(t)
@@ -52,14 +52,14 @@ func closeBeside(t *testing.T, call func(d *etcd.Driver, l driver.Lease) error) 
 	return keys(t, c, "a/"), called, closed
 }
 
-// TestCloseBesideLeave calls Close during a Leave. Close must not end its hold.
+// TestCloseBesideLeave calls Close during a Leave. Close must not end the hold.
 func TestCloseBesideLeave(t *testing.T) {
 	left, called, closed := closeBeside(t, func(d *etcd.Driver, l driver.Lease) error { return d.Leave(guard(t), l, 15*time.Second) })
 	if called != nil || closed != nil {
 		t.Errorf("Leave: %v; Close: %v", called, closed)
 	}
 	if len(left) != 1 {
-		t.Errorf("keys after Close: got %q, want that of the hold", left)
+		t.Errorf("keys after Close: got %q, want the key of the hold", left)
 	}
 }
 

@@ -86,8 +86,8 @@ func alarm(tb testing.TB, c *clientv3.Client, action etcdserverpb.AlarmRequest_A
 	}
 }
 
-// left returns the keys and leases of all clients, except those for the ids of
-// changes.
+// left returns the keys and leases of all clients, except the keys and leases
+// for the ids of changes.
 func left(tb testing.TB, c *clientv3.Client) (all []string) {
 	tb.Helper()
 	isChange := func(key string) bool { return strings.Contains(key, "\x00change\x00") }

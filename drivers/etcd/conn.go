@@ -22,7 +22,7 @@ import (
 const (
 	tendEvery  = 250 * time.Millisecond
 	quietFor   = time.Second      // a connection that was quiet for this long is probed
-	hangsAfter = 2 * time.Second  // a connection without an answer for this long is closed
+	hangsAfter = 2 * time.Second  // a connection that does not answer for this long is closed
 	hangsLast  = 16 * time.Second // the same on a server that is slow to accept connections
 	renewAfter = 2 * time.Second  // the minimum time between two renewals of all connections
 )
@@ -254,9 +254,8 @@ func (t tracked) Clone() credentials.TransportCredentials {
 	return tracked{t.TransportCredentials.Clone(), t.conns}
 }
 
-// forgetAfter is the time for which the driver remembers the id of a cluster
-// that no longer answers. A cluster that was restored from a backup has another
-// id.
+// forgetAfter is how long the driver remembers the id of a cluster that no
+// longer answers. A cluster that was restored from a backup has a different id.
 const forgetAfter = 15 * time.Second
 
 // cluster checks whether all answers come from one cluster. Two clusters behind

@@ -156,7 +156,7 @@ func TestConnectionsThatHang(t *testing.T) {
 			testenv.Eventually(t, func() bool {
 				s, err := other.Inspect(guard(t), name)
 				return err == nil && s.Waiters == 1
-			}, "it waits")
+			}, "the second client waits")
 			r.forget()
 			if err := l.Unlock(guard(t)); err != nil {
 				t.Fatal(err)
@@ -211,7 +211,7 @@ func TestOneAddressOfSeveralServers(t *testing.T) {
 	testenv.Eventually(t, func() bool {
 		s, err := other.Inspect(guard(t), "waited for")
 		return err == nil && s.Waiters == 1
-	}, "it waits")
+	}, "the second client waits")
 	for i := range 2 {
 		h.Silence(0, i+1)
 		h.Silence(i+1, 0)

@@ -103,7 +103,7 @@ func crowd(t *testing.T, s *testenv.EtcdServer) {
 	}
 }
 
-// lockOne locks a name briefly, and reports whether it was granted.
+// lockOne locks a name briefly and reports whether it was granted.
 func lockOne(ctx context.Context, h *history.History, c *dsync.Client, label, name string) bool {
 	op := h.Begin(history.Attempt{Client: label, Name: name})
 	l, err := c.Lock(ctx, name)
@@ -142,7 +142,7 @@ func TestCrowdOnALeaseThatEnds(t *testing.T) {
 		})
 		revoke(t, c, id)
 		work.Wait()
-		wantErr(t, "Release of what was on the lease", kept.Release(t.Context()), driver.ErrNotHeld)
+		wantErr(t, "Release of a lock on the revoked lease", kept.Release(t.Context()), driver.ErrNotHeld)
 	}
 	if got := keys(t, c, ""); len(got) > 0 {
 		t.Errorf("keys: got %q, want none", got)

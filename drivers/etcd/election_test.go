@@ -70,7 +70,7 @@ func electedByEtcdctl(s *testenv.EtcdServer, said string) candidate {
 }
 
 // etcdctlElect starts `etcdctl elect` with some arguments. The channel receives
-// its output, and is closed at its end.
+// its output and is closed at its end.
 func etcdctlElect(s *testenv.EtcdServer, args ...string) (*exec.Cmd, <-chan string, error) {
 	cmd := exec.Command(s.Ctl, append([]string{"--endpoints", s.Addr, "elect"}, args...)...)
 	cmd.Env = append(cmd.Environ(), "ETCDCTL_API=3")
@@ -139,7 +139,7 @@ func TestElections(t *testing.T) {
 			testenv.Eventually(t, func() bool { return len(keys(t, c, "leader/")) == 2 }, candidate.said+" waits")
 			select {
 			case <-elected:
-				t.Fatalf("%s leads beside %s", candidate.said, candidates[i-1].said)
+				t.Fatalf("%s leads at the same time as %s", candidate.said, candidates[i-1].said)
 			default:
 			}
 			if err := resign(ctx); err != nil {
@@ -222,7 +222,7 @@ func TestPassOfANote(t *testing.T) {
 			t.Errorf("Election.Leader: got %v, %v, want second", answer, err)
 		}
 		if _, err := d.Acquire(guard(t), noWait("leader")); err != driver.ErrLocked {
-			t.Errorf("a third: got %v, want %v", err, driver.ErrLocked)
+			t.Errorf("a third client: got %v, want %v", err, driver.ErrLocked)
 		}
 	}
 	if !other.Waits() {

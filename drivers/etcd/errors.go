@@ -69,7 +69,7 @@ func isInvalid(err error) bool {
 var (
 	errNoAnswer = errors.New("no answer in time")
 	errNotSent  = errors.New("the request was not sent")
-	errAnswer   = errors.New("the server's answer is not one to the request")
+	errAnswer   = errors.New("the server's answer does not match the request")
 )
 
 // final is an error that the caller gets unchanged, because an answer from the
@@ -129,7 +129,8 @@ func neverSent(err error) bool {
 	return false
 }
 
-// queryFault is fault for requests that belong to no hold and change nothing.
+// queryFault is like fault, but for requests that belong to no hold and change
+// nothing.
 func (d *Driver) queryFault(ctx context.Context, err error) error {
 	if d.life.Open().Err() != nil {
 		return driver.ErrClosed
@@ -138,8 +139,8 @@ func (d *Driver) queryFault(ctx context.Context, err error) error {
 	return err
 }
 
-// changeFault is fault for requests that belong to no hold. If Close begins
-// during a request that may have been carried out, the error matches
+// changeFault is like fault, but for requests that belong to no hold. If Close
+// begins during a request that may have been carried out, the error matches
 // driver.ErrUnknown and driver.ErrClosed.
 func (d *Driver) changeFault(ctx context.Context, err error) error {
 	err, doubt := fault(ctx, err)

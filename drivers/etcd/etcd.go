@@ -35,12 +35,13 @@
 //
 // # Beside other clients
 //
-// Other clients treat every key below a name as a contender: for them a lock on
-// "orders" waits for the locks on "orders/42". If such clients are used, do not
-// lock a name and a name below it, or set Options.Flat everywhere.
+// Other clients treat every key below a name as a contender, so their lock on
+// "orders" waits for the locks on "orders/42". If such clients are used, either
+// set Options.Flat everywhere, or never lock both a name and a name below it.
 //
 // An Election on "orders" is a lock on "orders" with the proposal as its note.
-// With value=note the proposal of a dsync leader is its note.
+// With value=note, the key's value is only the note, so other etcd clients see
+// the note as the leader's proposal.
 //
 //	             RWMutex.RLock  RWMutex.Lock  Mutex, etcdctl lock
 //	Read         may share      excluded      excluded
@@ -48,7 +49,7 @@
 //	Exclusive    see below      excluded      excluded
 //
 // RLock only checks for keys of writers, so it is granted even while an
-// exclusive lock is held. Use the mode Write if other clients use RWMutex.
+// exclusive lock is held. Use mode Write if other clients use RWMutex.
 //
 // docs/backends/etcd.md lists costs, limits, the least rights and the promises
 // under each fault.
@@ -86,7 +87,7 @@ const (
 
 	// requestFor is the timeout of a request. attemptFor is the shorter timeout
 	// of an attempt that can simply be repeated. It prevents a frozen node from
-	// delaying for long a request that another node can serve.
+	// delaying a request for long when another node can serve it.
 	requestFor = 3 * time.Second
 	attemptFor = time.Second
 )
@@ -96,9 +97,9 @@ type Options struct {
 	// Prefix is prepended to each name as it is, without a slash in between.
 	Prefix string
 
-	// Flat writes slashes in names as %2F and percent signs as %25. No lock is
-	// then below another one for clients that treat every key below a name as a
-	// contender. All clients must use the same setting.
+	// Flat writes slashes in names as %2F and percent signs as %25. Then no
+	// lock is below another lock for clients that treat every key below a name
+	// as a contender. All clients must use the same setting.
 	Flat bool
 
 	// NoteAlone makes the value of a hold's key consist only of the note of its
@@ -121,7 +122,7 @@ type Options struct {
 	FIFO bool
 
 	// Password returns the password of the client's user. It replaces the
-	// client's original password, and is called for each token that the client
+	// client's original password and is called for each token that the client
 	// requests. While the server refuses the password, the backend counts as
 	// unreachable. New sets client.Auth for it, so call New before the client
 	// is in use.
@@ -191,7 +192,7 @@ func New(client *clientv3.Client, o *Options) (*Driver, error) {
 		o = &Options{}
 	}
 	if strings.IndexByte(o.Prefix, 0) >= 0 {
-		return nil, fmt.Errorf("etcd: Options.Prefix %q has a NUL", o.Prefix)
+		return nil, fmt.Errorf("etcd: Options.Prefix %q contains a NUL", o.Prefix)
 	}
 	d := &Driver{
 		client:  client,
@@ -260,7 +261,7 @@ func (d *Driver) now() int64 { return int64(time.Since(d.epoch)) }
 // seconds converts a TTL to etcd's unit.
 func (d *Driver) seconds(ttl time.Duration) (int64, error) {
 	if ttl <= 0 || ttl > maxTTL || ttl%ttlUnit != 0 && !d.options.RoundUp {
-		return 0, fmt.Errorf("TTL %v is not one of %v to %v in steps of %v: %w", ttl, d.minTTL, maxTTL, ttlUnit, errors.ErrUnsupported)
+		return 0, fmt.Errorf("TTL %v is not in the range from %v to %v in steps of %v: %w", ttl, d.minTTL, maxTTL, ttlUnit, errors.ErrUnsupported)
 	}
 	return int64((ttl + ttlUnit - 1) / ttlUnit), nil
 }

@@ -114,7 +114,7 @@ func TestCutOffHolder(t *testing.T) {
 			link.Hold(wire.Both)
 			next := w.Granted(t)
 			if now := time.Now(); now.Before(l.Expires()) {
-				t.Errorf("the next was granted the lock %v before Expires", l.Expires().Sub(now))
+				t.Errorf("the next client was granted the lock %v before Expires", l.Expires().Sub(now))
 			}
 			if !r.Fixed {
 				wantErr(t, "loss", lostBy(t, r), driver.ErrSessionEnded)
@@ -137,12 +137,12 @@ func TestKeptAlive(t *testing.T) {
 	for first := l.Expires(); l.Expires().Before(first.Add(3 * time.Second)); {
 		link.Cut()
 		link.Heal()
-		testenv.Eventually(t, func() bool { return l.Expires().After(time.Now().Add(time.Second)) }, "it is kept alive")
+		testenv.Eventually(t, func() bool { return l.Expires().After(time.Now().Add(time.Second)) }, "the lease is kept alive")
 		before := l.Expires()
-		testenv.Eventually(t, func() bool { return l.Expires().After(before) }, "it is kept alive again")
+		testenv.Eventually(t, func() bool { return l.Expires().After(before) }, "the lease is kept alive again")
 	}
 	_, err := b.Acquire(t.Context(), noWait("a"))
-	wantErr(t, "TryLock of another", err, driver.ErrLocked)
+	wantErr(t, "TryLock by another client", err, driver.ErrLocked)
 	release(t, l)
 }
 
@@ -162,7 +162,7 @@ func TestRenewFixed(t *testing.T) {
 		}
 		left, err := c.TimeToLive(t.Context(), leaseOf(t, c, keys(t, c, "a/")[0]))
 		if err != nil || left.GrantedTTL != int64(ttl/time.Second) {
-			t.Errorf("Renew(%v): the key hangs on a lease of %+v, %v", ttl, left, err)
+			t.Errorf("Renew(%v): the key is attached to a lease of %+v, %v", ttl, left, err)
 		}
 	}
 	w := wait(t, d, request("a"))
@@ -209,7 +209,7 @@ func TestLostAnswerOfRenewal(t *testing.T) {
 			t.Fatalf("the next Renew: %v", err)
 		}
 		return err == nil
-	}, "it is renewed when the server can be reached again")
+	}, "the lease is renewed when the server can be reached again")
 	if got := l.Expires(); got.Before(sent.Add(20 * time.Second)) {
 		t.Errorf("Expires: got in %v, want 20s", got.Sub(sent))
 	}
@@ -233,7 +233,7 @@ func TestLostAnswerOfAcquire(t *testing.T) {
 			held := link.HoldReply(r.Name + "/")
 			w := begin(a, r)
 			<-held
-			testenv.Eventually(t, func() bool { return len(keys(t, c, r.Name+"/")) == 1 }, "the server has handled it")
+			testenv.Eventually(t, func() bool { return len(keys(t, c, r.Name+"/")) == 1 }, "the server has handled the request")
 			link.Cut()
 			_, err := w.End(t)
 			wantErr(t, "Acquire", err, driver.ErrUnknown)
@@ -277,7 +277,7 @@ func TestLostAnswerOfRelease(t *testing.T) {
 		released := make(chan error, 1)
 		go func() { released <- l.Release(guard(t)) }()
 		<-held
-		testenv.Eventually(t, func() bool { return len(keys(t, c, "a/")) == 0 }, "the server has handled it")
+		testenv.Eventually(t, func() bool { return len(keys(t, c, "a/")) == 0 }, "the server has handled the request")
 		link.Cut()
 		link.Heal()
 		if err := <-released; err != nil {
@@ -338,8 +338,8 @@ func leader(tb testing.TB, c *clientv3.Client, servers []*testenv.EtcdServer) in
 }
 
 // work locks a name repeatedly in several goroutines of each driver until the
-// test ends them, and fails the test if two goroutines have the lock at the
-// same time. It returns a function that waits until each driver has had the
+// test ends them, and fails the test if two goroutines hold the lock at the
+// same time. It returns a function that waits until each driver has held the
 // lock n more times, and a function that ends the work.
 func work(t *testing.T, drivers ...*etcd.Driver) (progress func(n int), end func()) {
 	var inside atomic.Int32
@@ -359,7 +359,7 @@ func work(t *testing.T, drivers ...*etcd.Driver) (progress func(n int), end func
 						continue
 					}
 					if n := inside.Add(1); n > 1 && time.Now().Before(l.Expires()) {
-						t.Errorf("%d hold the lock", n)
+						t.Errorf("%d goroutines hold the lock", n)
 					}
 					<-time.After(time.Millisecond) // hold it for a moment
 					mu.Lock()
@@ -481,7 +481,7 @@ func TestTwoClusters(t *testing.T) {
 	_, _, err := driver.Open(guard(t), fmt.Sprintf("etcd://%s,%s", a.Addr, b.Addr))
 	wantText(t, "Open", err, ids[a.Addr], ids[b.Addr])
 	if errors.Is(err, driver.ErrUnavailable) {
-		t.Errorf("Open: got %v, which is worth another try", err)
+		t.Errorf("Open: got %v, want an error that is not worth a retry", err)
 	}
 
 	d, err := etcd.New(userClient(t, a.Addr, b.Addr), nil)
@@ -557,7 +557,7 @@ func TestOverwrittenKeys(t *testing.T) {
 				if err := hit(keys(t, c, name+"/")[0]); err != nil {
 					t.Fatal(err)
 				}
-				wantErr(t, "the holder is told", lostBy(t, told), driver.ErrRemoved)
+				wantErr(t, "the holder is notified", lostBy(t, told), driver.ErrRemoved)
 
 				l = acquire(t, d, newRequest(name)) // nothing is left in the way
 				if how == "replaced" {
@@ -607,9 +607,9 @@ func TestServerFallsSilentDuringAWait(t *testing.T) {
 	release(t, l)
 }
 
-// TestRefusedUnlock takes a right away from a user that has a lock. From then
+// TestRefusedUnlock takes a right away from a user that holds a lock. From then
 // on the server refuses the release, and the name must not stay locked for as
-// long as the client has other locks.
+// long as the client holds other locks.
 func TestRefusedUnlock(t *testing.T) {
 	t.Parallel()
 	s := testenv.Etcd(t)

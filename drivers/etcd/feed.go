@@ -17,15 +17,15 @@ import (
 const (
 	lingerFor = 2 * time.Second // how long a feed continues without waiters and watches
 	// the same for a feed of the end of one key, because a waiter that comes
-	// back at once usually waits for the same client
+	// back immediately usually waits for the same client
 	keyLingerFor = 200 * time.Millisecond
 	firstRetry   = 50 * time.Millisecond
 	lastRetry    = 2 * time.Second
 	maxRecent    = 32 // events that a feed remembers
 )
 
-// feeds notify the waiters of a driver of changes to the keys before theirs.
-// The watches of all names share one stream.
+// feeds notify the waiters of a driver of changes to the keys before the
+// waiters' keys. The watches of all names share one stream.
 type feeds struct {
 	driver *Driver
 	clock  atomic.Int64 // orders the requests for views and the beginnings of watches
@@ -66,7 +66,7 @@ type feed struct {
 //
 //	waiting  view                 the view has all keys before the waiter's, or the nearest one
 //	first    view and first       by the view and the events since, no key is before the waiter's
-//	in doubt                      the waiter has to look, as soon as its feeds are active, or after a while
+//	in doubt                      the waiter must look, as soon as its feeds are active, or after a while
 //
 // The waiter's view determines the feeds to which it listens (see hold.hears).
 type waiter struct {
@@ -82,7 +82,7 @@ type waiter struct {
 	first   int64  // revision of the event by which the key became the first
 }
 
-// now is the time of the request that puts the key of a waiter: see join.
+// now is the time of the request that puts a waiter's key (see join).
 func (fs *feeds) now() int64 { return fs.clock.Add(1) }
 
 // join returns a waiter for a key. The waiter is in doubt, and listens to no
@@ -206,7 +206,7 @@ func (w *waiter) note(f *feed, e *clientv3.Event) {
 	}
 }
 
-// signal wakes the reader of c, which is buffered, now or at its next read.
+// signal wakes the reader of c, a buffered channel, now or at its next read.
 func signal(c chan struct{}) {
 	select {
 	case c <- struct{}{}:

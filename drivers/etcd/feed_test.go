@@ -13,7 +13,7 @@ import (
 )
 
 // slowWatcher is a server that sends no events. It refuses watches until a
-// time, and lets later ones begin after a while.
+// given time and lets later watches begin after a while.
 type slowWatcher struct {
 	clientv3.Watcher // nil: the driver calls no more than Watch
 
@@ -70,7 +70,7 @@ func TestFeedBeginsBesideThoseWhoDoubt(t *testing.T) {
 				time.Sleep(test.outage + test.within)
 				d.feeds.mu.Lock()
 				if f := d.feeds.byRange[viewKeys]; f == nil || !f.active {
-					t.Errorf("after %v the feed is not active, and watches were asked for %d times", test.within, server.calls.Load())
+					t.Errorf("after %v the feed is not active, and watches were requested %d times", test.within, server.calls.Load())
 				}
 				d.feeds.mu.Unlock()
 				cancel()

@@ -77,12 +77,12 @@ func TestPassIsOneRequest(t *testing.T) {
 				t.Error(err)
 			}
 			return after["Txn"]-before["Txn"] == test.want && after["DeleteRange"] == before["DeleteRange"]
-		}, "a row of hand-overs takes a request each, or none without tokens")
+		}, "each hand-over takes one request, or none without tokens")
 	}
 }
 
 // TestPassIsNoNewsForOthers passes a hold on while another client waits. The
-// event of the release shows the other client that it is the next.
+// event of the release shows the other client that it is next.
 func TestPassIsNoNewsForOthers(t *testing.T) {
 	const n = 3
 	s := testenv.Etcd(t)
@@ -112,7 +112,7 @@ func TestPassIsNoNewsForOthers(t *testing.T) {
 		after := s.Requests()
 		release(t, l)
 		return after["Txn"]-before["Txn"] == n && after["DeleteRange"]-before["DeleteRange"] == 1
-	}, "who waits does not look")
+	}, "the waiter does not look")
 }
 
 // TestPassWithoutAnAnswer loses the answer to a pass, and then releases the
@@ -136,7 +136,7 @@ func TestPassWithoutAnAnswer(t *testing.T) {
 	}
 }
 
-// TestPassOfASeal does not end the seal.
+// TestPassOfASeal checks that Pass does not end a seal.
 func TestPassOfASeal(t *testing.T) {
 	s := testenv.Etcd(t)
 	d := openURL(t, "etcd://%s", s.Addr)
@@ -170,7 +170,7 @@ func TestHandOverBetweenClientsIsOneRequest(t *testing.T) {
 				t.Errorf("token: got %d after %d", token(l), last)
 			}
 			if !waiters[1].Waits() {
-				t.Error("two were granted the lock")
+				t.Error("two clients were granted the lock")
 			}
 			for method, count := range s.Requests() {
 				got[method] += count - before[method]
@@ -183,7 +183,7 @@ func TestHandOverBetweenClientsIsOneRequest(t *testing.T) {
 		}
 		release(t, l)
 		return got["DeleteRange"] == n && got["Txn"] == 0 && got["Range"] == 0
-	}, "a row of hand-overs takes one request each")
+	}, "each hand-over takes one request")
 }
 
 // TestHandOverPastThoseWhoLeft has the contenders directly before a waiter
@@ -202,17 +202,17 @@ func TestHandOverPastThoseWhoLeft(t *testing.T) {
 		for _, other := range left {
 			other.Cancel()
 			if _, err := other.End(t); err == nil {
-				t.Fatalf("%d: a wait that was canceled was granted the lock", n)
+				t.Fatalf("%d: a canceled request was granted the lock", n)
 			}
 		}
 		<-time.After(10 * time.Millisecond) // for the events
 		if !w.Waits() || !stays.Waits() {
-			t.Fatalf("%d: granted while another holds the lock", n)
+			t.Fatalf("%d: granted while another client holds the lock", n)
 		}
 		release(t, l)
 		l = stays.Granted(t)
 		if !w.Waits() {
-			t.Fatalf("%d: two were granted the lock", n)
+			t.Fatalf("%d: two clients were granted the lock", n)
 		}
 		release(t, l)
 		release(t, w.Granted(t))
@@ -254,14 +254,14 @@ func TestHandOverOfARecordThatChanged(t *testing.T) {
 		unmark(t, a, l)
 		release(t, l)
 		if l = w.Granted(t); marked(l) {
-			t.Errorf("round %d: the mark that was taken off is still known", i)
+			t.Errorf("round %d: the removed mark is still known", i)
 		}
 		release(t, l)
 	}
 }
 
-// TestHandOverByTheEndOfALease has one event report the deletion of the
-// holder's key and of the waiter's own key.
+// TestHandOverByTheEndOfALease has one event report the deletion of both the
+// holder's key and the waiter's key.
 func TestHandOverByTheEndOfALease(t *testing.T) {
 	s := testenv.Etcd(t)
 	c := userClient(t, s.Addr)
@@ -274,7 +274,7 @@ func TestHandOverByTheEndOfALease(t *testing.T) {
 		revoke(t, c, leaseOf(t, c, old[0]))
 		l := w.Granted(t)
 		if now := keys(t, c, "a/"); len(now) != 1 || now[0] == old[1] {
-			t.Errorf("keys: got %q, want one on another lease than %q", now, old[1])
+			t.Errorf("keys: got %q, want one key, not on the lease of %q", now, old[1])
 		}
 		release(t, l)
 	}
@@ -315,7 +315,7 @@ func TestHandOverTokenIsTheRevision(t *testing.T) {
 	release(t, l)
 	next := w.Granted(t)
 	if got, after := token(next), uint64(revision(t, c)); got <= uint64(before) || got > after {
-		t.Errorf("token: got %d, want one above %d and up to %d", got, before, after)
+		t.Errorf("token: got %d, want a token above %d and up to %d", got, before, after)
 	}
 	release(t, next)
 }
@@ -333,7 +333,7 @@ func TestHandOverWithoutAnAnswer(t *testing.T) {
 	released := make(chan error, 1)
 	go func() { released <- l.Release(guard(t)) }() // ends when the test ends, at the latest
 	<-held
-	testenv.Eventually(t, func() bool { return len(keys(t, c, "a/")) == 2 }, "the server has handled it")
+	testenv.Eventually(t, func() bool { return len(keys(t, c, "a/")) == 2 }, "the server has handled the request")
 	link.Cut()
 	link.Heal()
 	if err := <-released; err != nil {
@@ -341,13 +341,14 @@ func TestHandOverWithoutAnAnswer(t *testing.T) {
 	}
 	next := waiters[0].Granted(t)
 	if !waiters[1].Waits() {
-		t.Error("two were granted the lock")
+		t.Error("two clients were granted the lock")
 	}
 	release(t, next)
 	release(t, waiters[1].Granted(t))
 }
 
-// TestHandOverToOneWhoLeaves has waits end while the lock is handed to them.
+// TestHandOverToOneWhoLeaves has waits end while the lock is being handed over
+// to the waiters.
 func TestHandOverToOneWhoLeaves(t *testing.T) {
 	s := testenv.Etcd(t)
 	c := userClient(t, s.Addr)
@@ -362,7 +363,7 @@ func TestHandOverToOneWhoLeaves(t *testing.T) {
 		if l, err := waiters[0].End(t); err == nil {
 			release(t, l)
 		} else {
-			wantErr(t, "Acquire that was canceled", err, context.Canceled)
+			wantErr(t, "canceled Acquire", err, context.Canceled)
 		}
 		release(t, waiters[1].Granted(t))
 		if err := <-released; err != nil {

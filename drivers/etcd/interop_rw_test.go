@@ -36,13 +36,13 @@ var rivals = map[string]func(tb testing.TB, c *clientv3.Client, name string) riv
 }
 
 // newRWMutex returns a read-write lock of package recipe. Its calls take no
-// context, and end with the client at the latest.
+// context and end with the client at the latest.
 func newRWMutex(tb testing.TB, c *clientv3.Client, name string) *recipe.RWMutex {
 	tb.Helper()
 	return recipe.NewRWMutex(newSession(tb, c), name)
 }
 
-// begin calls lock in another goroutine, and returns when its key is there.
+// begin calls lock in another goroutine and returns when its key is there.
 func (r rival) begin(tb testing.TB, c *clientv3.Client, name string) (locked <-chan error) {
 	tb.Helper()
 	before := len(keys(tb, c, name+"/"))
@@ -52,7 +52,7 @@ func (r rival) begin(tb testing.TB, c *clientv3.Client, name string) (locked <-c
 	return outcome
 }
 
-// waits fails the test if a rival has the lock. It checks for as long as
+// waits fails the test if a rival holds the lock. It checks for as long as
 // several requests take, because a rival sends one request before it waits.
 func waits(tb testing.TB, c *clientv3.Client, locked <-chan error) {
 	tb.Helper()
@@ -120,14 +120,14 @@ func TestModesBesideRivals(t *testing.T) {
 					return
 				}
 				if _, err := d.Acquire(t.Context(), in(mode, noWait(name))); err != driver.ErrLocked {
-					t.Errorf("our try beside them: got %v, want %v", err, driver.ErrLocked)
+					t.Errorf("our TryLock while they hold the lock: got %v, want %v", err, driver.ErrLocked)
 				}
 				ours := wait(t, d, in(mode, request(name)))
 				before := revision(t, c)
 				wantErr("unlock", theirs.unlock())
 				l = ours.Granted(t)
 				if token(l) <= uint64(before) {
-					t.Errorf("token: got %d, want more than the revision %d at which they had the lock", token(l), before)
+					t.Errorf("token: got %d, want more than the revision %d at which they held the lock", token(l), before)
 				}
 				release(t, l)
 			})
@@ -171,12 +171,12 @@ func TestOrderBesideRWMutex(t *testing.T) {
 			release(t, read)
 			granted(t, written)
 			if !newcomer.Waits() {
-				t.Error("our reader has the lock beside their writer")
+				t.Error("our reader holds the lock together with their writer")
 			}
 			unlock(writer)
 			read = newcomer.Granted(t)
 			if !ourWriter.Waits() {
-				t.Error("our writer has the lock beside our reader")
+				t.Error("our writer holds the lock together with our reader")
 			}
 			waits(t, c, locked)
 			ourWriter.Cancel() // and no longer delays their reader
@@ -189,7 +189,7 @@ func TestOrderBesideRWMutex(t *testing.T) {
 			release(t, other)
 			unlock(reader)
 			if !write.Waits() {
-				t.Error("our writer has the lock beside our reader")
+				t.Error("our writer holds the lock together with our reader")
 			}
 			release(t, read)
 			release(t, write.Granted(t))
@@ -248,7 +248,7 @@ func TestRWMutexOverlooksNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := extended.Renew(t.Context(), 20*time.Second); err != nil {
-		t.Errorf("Renew when nobody waits: %v", err)
+		t.Errorf("Renew without a waiter: %v", err)
 	}
 	release(t, extended)
 	granted(t, written)

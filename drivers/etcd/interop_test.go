@@ -48,7 +48,7 @@ func TestMutexOfPackageConcurrency(t *testing.T) {
 
 	l := acquire(t, d, request("orders/42"))
 	if err := other.TryLock(t.Context()); err != concurrency.ErrLocked {
-		t.Errorf("their TryLock beside our lock: got %v, want %v", err, concurrency.ErrLocked)
+		t.Errorf("their TryLock while we hold the lock: got %v, want %v", err, concurrency.ErrLocked)
 	}
 	theirs := make(chan error, 1)
 	go func() { theirs <- other.Lock(guard(t)) }()
@@ -59,10 +59,10 @@ func TestMutexOfPackageConcurrency(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !ours.Waits() {
-		t.Error("we were granted the lock before those who asked first")
+		t.Error("we were granted the lock before clients that requested it first")
 	}
 	if _, err := d.Acquire(t.Context(), noWait("orders/42")); err != driver.ErrLocked {
-		t.Errorf("our TryLock beside their lock: got %v, want %v", err, driver.ErrLocked)
+		t.Errorf("our TryLock while they hold the lock: got %v, want %v", err, driver.ErrLocked)
 	}
 	if err := other.Unlock(t.Context()); err != nil {
 		t.Fatal(err)
@@ -75,7 +75,7 @@ func TestMutexOfPackageConcurrency(t *testing.T) {
 }
 
 // etcdctlLock runs `etcdctl lock` until end is called. The channel receives the
-// fencing token once it has the lock.
+// fencing token once the command holds the lock.
 func etcdctlLock(tb testing.TB, s *testenv.EtcdServer, name string) (token <-chan uint64, end func()) {
 	tb.Helper()
 	tokens := make(chan uint64, 1)
@@ -102,9 +102,9 @@ func etcdctlLock(tb testing.TB, s *testenv.EtcdServer, name string) (token <-cha
 	return tokens, end
 }
 
-// runEtcdctlLock returns when `etcdctl lock` has the lock. The command that it
-// runs under the lock, which has no standard input, reads from a named pipe, so
-// it ends when unlock opens the pipe.
+// runEtcdctlLock returns when `etcdctl lock` holds the lock. The command that
+// it runs under the lock, which has no standard input, reads from a named pipe,
+// so it ends when unlock opens the pipe.
 func runEtcdctlLock(ctl, addr, name string) (token uint64, unlock func() error, err error) {
 	dir, err := os.MkdirTemp("", "dsync-etcdctl-")
 	if err != nil {
@@ -234,7 +234,7 @@ func etcdctlRole() {
 	})
 }
 
-// Four processes of either kind add 500 each. The other processes acquire the
+// Four processes of each kind add 500 each. The other processes acquire the
 // lock less often and add more at a time, because waking them takes a tenth of
 // a second.
 func TestCounterBesideOthers(t *testing.T) {

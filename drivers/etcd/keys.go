@@ -38,14 +38,14 @@ func anyExcludes(dir string, kvs []*mvccpb.KeyValue, mode driver.Mode) bool {
 	return slices.ContainsFunc(kvs, func(kv *mvccpb.KeyValue) bool { return excludes(dir, kv, mode) })
 }
 
-// excludes reports whether kv contends for the lock of dir in a mode that
-// excludes the given one. This is the only rule: a key has the lock if no key
+// excludes reports whether kv contends for the lock on dir in a mode that
+// excludes the given one. This is the only rule: a key holds the lock if no key
 // before it excludes its mode.
 func excludes(dir string, kv *mvccpb.KeyValue, mode driver.Mode) bool {
 	return isContender(dir, kv) && mode.Excludes(modeOf(dir, kv))
 }
 
-// isContender reports whether kv contends for the lock of dir itself, and not
+// isContender reports whether kv contends for the lock on dir itself, and not
 // for a lock with a longer name.
 func isContender(dir string, kv *mvccpb.KeyValue) bool {
 	last := kv.Key[min(len(dir), len(kv.Key)):]
@@ -57,8 +57,8 @@ func isContender(dir string, kv *mvccpb.KeyValue) bool {
 	return true
 }
 
-// The last part of a key, behind dir, shows the mode. Keys of this driver begin
-// there with a mark or, in the mode Exclusive, with the lease. RWMutex of
+// The part of a key after dir encodes the mode. In keys of this driver, this
+// part begins with a mark or, in mode Exclusive, with the lease. The RWMutex of
 // etcd's package recipe makes keys of two parts. RWMutex.RLock waits for all
 // keys that begin with "write", and RWMutex.Lock for all keys.
 const (

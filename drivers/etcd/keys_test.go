@@ -25,11 +25,11 @@ func TestKeysAreUsedAgain(t *testing.T) {
 	w := wait(t, a, request("a"))
 	second := keys(t, c, "a/")[1]
 	if second == first {
-		t.Errorf("keys of two at a time: got %q twice", first)
+		t.Errorf("keys of two concurrent holds: got %q twice", first)
 	}
 	w.Cancel()
 	if _, err := w.End(t); err == nil {
-		t.Error("a wait that was canceled was granted the lock")
+		t.Error("a canceled request was granted the lock")
 	}
 	release(t, l)
 	for range 20 {
@@ -64,7 +64,7 @@ func TestKeyOfALateReleaseIsNotUsedAgain(t *testing.T) {
 	slow.Heal()
 	next := acquire(t, d, request("a"))
 	if got := keys(t, c, "a/"); len(got) != 1 || got[0] == old {
-		t.Errorf("keys: got %q, want one, and not %q", got, old)
+		t.Errorf("keys: got %q, want one key other than %q", got, old)
 	}
 	release(t, next)
 }

@@ -22,10 +22,10 @@ const (
 	changePrefix = "\x00change\x00"
 )
 
-// latch is the key of a latch. Each countdown puts the key again unchanged,
-// and the server counts these puts in the version of the key. So concurrent
-// countdowns do not conflict, whereas with a count in the value only one of
-// them would succeed at a time.
+// latch is the key of a latch. Each countdown puts the key again unchanged. The
+// server counts these puts in the version of the key. So concurrent countdowns
+// do not conflict, whereas with a count in the value only one of them would
+// succeed at a time.
 type latch struct {
 	key     string
 	created int64 // create revision; 0 if there is no latch

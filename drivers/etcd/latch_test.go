@@ -38,7 +38,7 @@ func wantLeft(tb testing.TB, d *etcd.Driver, name string, want int) {
 	}
 }
 
-// watchLatch watches a latch, and returns the number of notifications since the
+// watchLatch watches a latch and returns the number of notifications since the
 // watch began.
 func watchLatch(tb testing.TB, d *etcd.Driver, name string) *atomic.Int64 {
 	tb.Helper()
@@ -64,7 +64,7 @@ func TestKeysOfALatch(t *testing.T) {
 	countDown(t, d, "orders/42", "down")
 	answer, err := c.Get(t.Context(), key)
 	if err != nil || len(answer.Kvs) != 1 {
-		t.Fatalf("key %q: got %v, %v, want one", key, answer, err)
+		t.Fatalf("key %q: got %v, %v, want one key", key, answer, err)
 	}
 	if kv := answer.Kvs[0]; string(kv.Value) != "3" || kv.Version != 2 || kv.Lease != 0 {
 		t.Errorf("key %q: got %v, want 3, put again once, without a lease", key, kv)
@@ -98,7 +98,7 @@ func TestKeysOfALatch(t *testing.T) {
 	for _, kv := range answer.Kvs {
 		left, err := c.TimeToLive(t.Context(), clientv3.LeaseID(kv.Lease))
 		if err != nil || left.GrantedTTL != 7200 {
-			t.Errorf("lease of %q: got %v, %v, want one of two hours", kv.Key, left, err)
+			t.Errorf("lease of %q: got %v, %v, want a lease of two hours", kv.Key, left, err)
 		}
 	}
 	if set, err := openURL(t, "etcd://%s/app/", s.Addr).SetLatch(guard(t), "orders/42", "set", 3); err != nil || !set {
@@ -109,8 +109,8 @@ func TestKeysOfALatch(t *testing.T) {
 	}
 }
 
-// TestLatchRequests has many clients count down at once. No client needs to
-// repeat a request because of another client.
+// TestLatchRequests has many clients count down at the same time. No client
+// needs to repeat a request because of another client.
 func TestLatchRequests(t *testing.T) {
 	const clients, each = 4, 25
 	s := testenv.Etcd(t)
@@ -170,7 +170,7 @@ func TestLatchWithoutItsLease(t *testing.T) {
 	setLatch(t, d, "x", "set", 2)
 	lost := leasesOfChanges(t, c)
 	if len(lost) != 1 {
-		t.Fatalf("leases: got %v, want one", lost)
+		t.Fatalf("leases: got %v, want one lease", lost)
 	}
 	for lease := range lost {
 		revoke(t, c, lease)
@@ -179,7 +179,7 @@ func TestLatchWithoutItsLease(t *testing.T) {
 	countDown(t, d, "x", "down")
 	wantLeft(t, d, "x", 1)
 	if got := leasesOfChanges(t, c); len(got) != 1 || reflect.DeepEqual(got, lost) {
-		t.Errorf("leases: got %v, want one, and not %v", got, lost)
+		t.Errorf("leases: got %v, want one lease other than %v", got, lost)
 	}
 }
 
@@ -208,14 +208,14 @@ func TestLatchWatchHearsOfTheEnd(t *testing.T) {
 		for i := range 20 {
 			countDown(t, d, "x", fmt.Sprint("down", round, "-", i))
 		}
-		testenv.Eventually(t, func() bool { return calls.Load() > int64(round) }, "the end is told")
+		testenv.Eventually(t, func() bool { return calls.Load() > int64(round) }, "the watch reports the end")
 	}
 	if got := calls.Load(); got != 2 {
-		t.Errorf("calls by two ends: got %d, want 2", got)
+		t.Errorf("calls for two ends: got %d, want 2", got)
 	}
 }
 
-// TestLatchEndThatNoWatchTells cuts the watcher off, and has the server forget
+// TestLatchEndThatNoWatchTells cuts the watcher off and has the server forget
 // the events in the meantime.
 func TestLatchEndThatNoWatchTells(t *testing.T) {
 	s := testenv.Etcd(t)
@@ -235,11 +235,11 @@ func TestLatchEndThatNoWatchTells(t *testing.T) {
 		}
 		before := calls.Load()
 		link.Heal()
-		testenv.Eventually(t, func() bool { return calls.Load() > before }, "the watcher asks again")
+		testenv.Eventually(t, func() bool { return calls.Load() > before }, "the watcher sends another request")
 	}
 }
 
-// TestLatchAnswersLost loses the answers to changes of a latch, and repeats the
+// TestLatchAnswersLost loses the answers to changes of a latch and repeats the
 // changes after the next latch was created.
 func TestLatchAnswersLost(t *testing.T) {
 	s := testenv.Etcd(t)
@@ -263,7 +263,7 @@ func TestLatchAnswersLost(t *testing.T) {
 		link.Cut()
 		link.Heal()
 		if err := <-answered; !errors.Is(err, driver.ErrUnknown) {
-			t.Errorf("change %d without an answer: got %v, want %v", i, err, driver.ErrUnknown)
+			t.Errorf("unanswered change %d: got %v, want %v", i, err, driver.ErrUnknown)
 		}
 		if err := b.DeleteLatch(guard(t), "x", fmt.Sprint("delete", i)); err != nil {
 			t.Fatal(err)
@@ -281,7 +281,7 @@ func TestLatchOfAnotherKind(t *testing.T) {
 	s := testenv.Etcd(t)
 	c := userClient(t, s.Addr)
 	d := openURL(t, "etcd://%s", s.Addr)
-	for range 2 { // two is as good as done, but is there
+	for range 2 { // the second put makes the version equal the count, but the key exists
 		if _, err := c.Put(t.Context(), "\x00latch\x00x", "1"); err != nil {
 			t.Fatal(err)
 		}
@@ -289,7 +289,7 @@ func TestLatchOfAnotherKind(t *testing.T) {
 	_, err := d.Latch(t.Context(), "x")
 	for what, err := range map[string]error{"Latch": err, "CountDown": d.CountDown(t.Context(), "x", "id")} {
 		if err == nil || errors.Is(err, driver.ErrUnknown) || errors.Is(err, driver.ErrUnavailable) {
-			t.Errorf("%s of what is no latch: got %v, want an error that is final", what, err)
+			t.Errorf("%s of a key that is not a latch: got %v, want a final error", what, err)
 		}
 	}
 }

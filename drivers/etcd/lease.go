@@ -16,7 +16,8 @@ import (
 	"github.com/go-dsync/dsync/internal/linked"
 )
 
-// hold is one attempt to acquire a lock, and then the driver.Lease: a key.
+// hold is one attempt to acquire a lock, represented by a key. If the lock is
+// granted, the hold is also the driver.Lease.
 type hold struct {
 	linked.Links[hold] // in session.holds or Driver.fixed
 
@@ -53,7 +54,7 @@ type phase int8
 type standing int8
 
 const (
-	absent standing = iota // the key is not at the server
+	absent standing = iota // the key is not on the server
 	asked                  // a request to put the key was sent and may be carried out
 	there                  // the key was put
 )
@@ -209,7 +210,7 @@ func (h *hold) Release(ctx context.Context) error {
 	return err
 }
 
-// releaseOnce sends one request to delete the key, and reports whether its
+// releaseOnce sends one request to delete the key and reports whether its
 // outcome is known.
 //
 // If a repeated request finds no key, the unanswered request before it counts

@@ -87,7 +87,7 @@ func newClient(tb testing.TB, config clientv3.Config) *clientv3.Client {
 	return client
 }
 
-// keys returns the keys at the server that begin with prefix, the oldest first.
+// keys returns the keys on the server that begin with prefix, the oldest first.
 func keys(tb testing.TB, c *clientv3.Client, prefix string) []string {
 	tb.Helper()
 	answer, err := c.Get(guard(tb), prefix, clientv3.WithPrefix(), clientv3.WithKeysOnly(),
@@ -102,8 +102,8 @@ func keys(tb testing.TB, c *clientv3.Client, prefix string) []string {
 	return list
 }
 
-// remove deletes the key that has a lock, or all keys of its readers. Deleting
-// their leases would end other holds as well.
+// remove deletes the key that holds a lock, or the keys of all its readers.
+// Deleting their leases would end other holds as well.
 func remove(tb testing.TB, c *clientv3.Client, name string) {
 	tb.Helper()
 	for i, key := range keys(tb, c, name+"/") {
@@ -142,7 +142,7 @@ func removeKey(tb testing.TB, c *clientv3.Client, key string) {
 // far, plus an offset.
 func revision(tb testing.TB, c *clientv3.Client) int64 {
 	tb.Helper()
-	answer, err := c.Get(guard(tb), "nobody has this key")
+	answer, err := c.Get(guard(tb), "no hold has this key")
 	if err != nil {
 		tb.Fatal(err)
 	}

@@ -107,7 +107,7 @@ func (l *modelLink) lease(ctx context.Context, carry func(s *modelServer) (any, 
 	return carry(w.server)
 }
 
-// answerOf is for calls that have an answer of a known type.
+// answerOf converts an answer to its known type.
 func answerOf[A any](answer any, err error) (*A, error) {
 	if err != nil {
 		return nil, err
@@ -198,7 +198,7 @@ func (c modelLeases) LeaseTimeToLive(ctx context.Context, r *pb.LeaseTimeToLiveR
 }
 
 func (modelLeases) LeaseLeases(context.Context, *pb.LeaseLeasesRequest, ...grpc.CallOption) (*pb.LeaseLeasesResponse, error) {
-	panic("the driver does not ask for all leases")
+	panic("the driver does not request all leases")
 }
 
 func (c modelLeases) LeaseKeepAlive(ctx context.Context, _ ...grpc.CallOption) (pb.Lease_LeaseKeepAliveClient, error) {
@@ -228,7 +228,7 @@ func (k *modelKeepAlive) Recv() (*pb.LeaseKeepAliveResponse, error) {
 	}))
 }
 
-// modelWatch is a watch, both at the server and in the library, which resumes
+// modelWatch is a watch, both on the server and in the library, which resumes
 // after its last event when its connection breaks. All fields but the channels
 // are guarded by modelWorld.mu.
 type modelWatch struct {
@@ -238,7 +238,7 @@ type modelWatch struct {
 	hears    chan clientv3.WatchResponse
 	begun    chan struct{} // closed when the client knows that the watch has begun
 
-	on     bool  // it is at the server
+	on     bool  // it is on the server
 	from   int64 // revision that the server must begin with; 0 is the next
 	next   int64 // revision that it reports next, if it is on
 	told   bool  // begun is closed
@@ -275,7 +275,7 @@ func (c modelWatcher) Watch(ctx context.Context, key string, options ...clientv3
 	return watch.hears
 }
 
-func (modelWatcher) RequestProgress(context.Context) error { panic("the driver asks for no progress") }
+func (modelWatcher) RequestProgress(context.Context) error { panic("the driver requests no progress") }
 func (modelWatcher) Close() error                          { return nil }
 
 func (watch *modelWatch) isOver() bool { return watch.ending || watch.ctx.Err() != nil }

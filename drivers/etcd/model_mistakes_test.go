@@ -13,7 +13,7 @@ import (
 )
 
 // modelMistake is a possible mistake in the code that determines which client
-// has the lock. PLANTED stands for the condition that this mistake is active.
+// holds the lock. PLANTED stands for the condition that this mistake is active.
 type modelMistake struct {
 	name     string
 	file     string
@@ -37,7 +37,7 @@ var modelMistakes = []modelMistake{
 		if w.active() {`,
 	},
 	{
-		name: "a view that was asked for before the watch began counts",
+		name: "a view that was requested before the watch began counts",
 		file: "feed.go", model: "two of a client arrive", wrong: []string{modelAsleep, modelNotFirst},
 		old: `if f.since > w.asked ||`,
 		new: `if !PLANTED && f.since > w.asked ||`,
@@ -70,7 +70,7 @@ var modelMistakes = []modelMistake{
 		}`,
 	},
 	{
-		name: "the key before is put again, and that counts as its end",
+		name: "the key before is put again, which counts as its end",
 		file: "wait.go", model: "mark", wrong: []string{modelNotFirst},
 		old: `case i < 0, e.Type == mvccpb.PUT,`,
 		new: `case i < 0, !PLANTED && e.Type == mvccpb.PUT,`,
@@ -100,19 +100,19 @@ var modelMistakes = []modelMistake{
 		new: `{dir: sealKey(dir), ofRecord: true}}[:map[bool]int{true: 1, false: 2}[PLANTED]]`,
 	},
 	{
-		name: "a look takes the nearest key for there when it has gone",
+		name: "a look treats the nearest key as present after it has gone",
 		file: "wait.go", model: "crowd that waits for the nearest", wrong: []string{modelAsleep},
 		old: `clientv3.Compare(created, ">", 0)`,
 		new: `clientv3.Compare(created, ">", map[bool]int{true: -1, false: 0}[PLANTED])`,
 	},
 	{
-		name: "a look takes the nearest key for there when it has come again behind",
+		name: "a look treats the nearest key as present after it was put again further back",
 		file: "wait.go", model: "crowd that waits for the nearest", wrong: []string{modelAsleep},
 		old: `clientv3.Compare(created, "<", h.revision)`,
 		new: `clientv3.Compare(created, "<", h.revision+map[bool]int64{true: 1000, false: 0}[PLANTED])`,
 	},
 	{
-		name: "a waiter goes on hearing of a key that has gone",
+		name: "a waiter keeps listening to a key that has gone",
 		file: "feed.go", model: "crowd", wrong: []string{modelAsleep},
 		old: `if w.listen(ranges); !w.active() {`,
 		new: `if !PLANTED || len(w.feeds) == 0 {
@@ -121,19 +121,19 @@ var modelMistakes = []modelMistake{
 	if !w.active() {`,
 	},
 	{
-		name: "a page that is full counts as all",
+		name: "a full page counts as all keys",
 		file: "wait.go", model: "crowd", wrong: []string{modelNotFirst},
 		old: `record: r, all: !more}`,
 		new: `record: r, all: PLANTED || !more}`,
 	},
 	{
-		name: "the token is that of the put, not of the event",
+		name: "the token is the revision of the put, not of the event",
 		file: "wait.go", model: "queue", wrong: []string{modelNotFirst},
 		old: `, w.first)`,
 		new: `, map[bool]int64{true: h.revision, false: w.first}[PLANTED])`,
 	},
 	{
-		name: "the token has nothing of the mark that the view has seen",
+		name: "the token ignores a mark that the view shows",
 		file: "wait.go", model: "mark in a queue", wrong: []string{modelFallen},
 		old: `h.tokenFrom(w.view.record`,
 		new: `h.tokenFrom(map[bool]record{false: w.view.record}[PLANTED]`,
@@ -157,13 +157,13 @@ var modelMistakes = []modelMistake{
 		new: `v.Pass *= map[bool]int{true: 1}[PLANTED]`,
 	},
 	{
-		name: "a look sees those who stand behind, too",
+		name: "a look also counts the keys behind",
 		file: "wait.go", model: "three arrivals", wrong: []string{modelAsleep, modelLeft},
 		old: `clientv3.WithMaxCreateRev(h.revision-1),`,
 		new: `clientv3.WithMaxCreateRev(map[bool]int64{false: h.revision - 1}[PLANTED]),`,
 	},
 	{
-		name: "a look does not see whether its key is there",
+		name: "a look does not check whether the waiter's key is there",
 		file: "wait.go", model: "removals and arrivals", wrong: []string{modelNotFirst},
 		old: `	case len(there) == 0:
 `,
@@ -172,7 +172,7 @@ var modelMistakes = []modelMistake{
 `,
 	},
 	{
-		name: "the token of a look is that of the put",
+		name: "the token after a look is the revision of the put",
 		file: "wait.go", model: "readers", wrong: []string{modelNotFirst},
 		old: `h.tokenFrom(r, token)`,
 		new: `h.tokenFrom(r, map[bool]int64{true: h.revision, false: token}[PLANTED])`,
@@ -184,19 +184,19 @@ var modelMistakes = []modelMistake{
 		new: `return isContender(dir, kv) && mode.Excludes(modeOf(dir, kv)) && !(PLANTED && modeOf(dir, kv) == driver.Read)`,
 	},
 	{
-		name: "a reader leaves out writers",
+		name: "a reader ignores writers",
 		file: "keys.go", model: "readers", wrong: []string{modelNotFirst},
 		old: `return r.dir + "0"`,
 		new: `return r.dir + map[bool]string{true: "x", false: "0"}[PLANTED]`,
 	},
 	{
-		name: "all leave out who reads",
+		name: "all modes ignore readers",
 		file: "acquire.go", model: "a writer between readers", wrong: []string{modelNotFirst},
 		old: `forRead: h.rule().forRead}`,
 		new: `forRead: PLANTED || h.rule().forRead}`,
 	},
 	{
-		name: "a reader does not look when the way is free",
+		name: "a reader does not look when no key is before its own",
 		file: "keys.go", model: "a reader is evicted", wrong: []string{modelNotFirst},
 		old: `forRead: true, confirms: true`,
 		new: `forRead: true, confirms: !PLANTED`,
@@ -253,7 +253,7 @@ var modelMistakes = []modelMistake{
 	}`,
 	},
 	{
-		name: "a release does not know that it has ended the hold",
+		name: "a release does not notice that it has ended the hold",
 		file: "lease.go", model: "queue", wrong: []string{modelError},
 		old: `ended := removed ||`,
 		new: `ended := !PLANTED && removed ||`,
@@ -269,7 +269,7 @@ var modelMistakes = []modelMistake{
 	return h.own`,
 	},
 	{
-		name: "a put does not ask for the seal",
+		name: "a put does not check for the seal",
 		file: "acquire.go", model: "seal and a second call", wrong: []string{modelAsleep},
 		old: `[]clientv3.Cmp{condition}, append([]clientv3.Op{h.readBefore()`,
 		new: `map[bool][]clientv3.Cmp{false: {condition}}[PLANTED], append([]clientv3.Op{h.readBefore()`,
@@ -295,7 +295,7 @@ var modelMistakes = []modelMistake{
 		h.leaveToCleaner(false)`,
 	},
 	{
-		name: "a key that is absent is not asked for again",
+		name: "an absent key is not checked again",
 		file: "close.go", model: "losses", wrong: []string{modelAsleep, modelLeft},
 		old: `(removed || g.definite)`,
 		new: `(PLANTED || removed || g.definite)`,
@@ -336,14 +336,14 @@ func TestModelFindsEveryMistake(t *testing.T) {
 			cmd.Env = append(os.Environ(), mistakeVariable+"="+strconv.Itoa(i+1))
 			out, err := cmd.CombinedOutput()
 			if err == nil {
-				t.Fatalf("the model %q does not find it", m.model)
+				t.Fatalf("the model %q does not find the mistake", m.model)
 			}
 			for _, wrong := range m.wrong {
 				if strings.Contains(string(out), wrong+": ") {
 					return
 				}
 			}
-			t.Errorf("got %v, want one of %q in\n%s", err, m.wrong, out)
+			t.Errorf("got %v, want one of the failures %q in\n%s", err, m.wrong, out)
 		})
 	}
 }
@@ -364,7 +364,7 @@ func plantMistakes(t *testing.T) (program string) {
 			texts[m.file] = string(text)
 		}
 		if n := strings.Count(texts[m.file], m.old); n != 1 {
-			t.Fatalf("%s: the text of %q is there %d times, want once", m.file, m.name, n)
+			t.Fatalf("%s: the text for %q occurs %d times, want once", m.file, m.name, n)
 		}
 		planted := strings.ReplaceAll(m.new, "PLANTED", "(plantedMistake == "+strconv.Itoa(i+1)+")")
 		texts[m.file] = strings.Replace(texts[m.file], m.old, planted, 1)

@@ -33,7 +33,7 @@ type modelPath struct {
 // modelSearch takes all steps in all orders. From each new state it continues
 // with one step. It returns for the other steps later, by repeating everything
 // from the start. If orders differ only in steps that are apart, it takes only
-// one of them. It is a depth-first search.
+// one of these orders. It is a depth-first search.
 type modelSearch struct {
 	modelCase
 	seen   map[uint64][]modelStep

@@ -129,9 +129,10 @@ func modelQueue(keys map[string]*mvccpb.KeyValue, dir string) (queue []*mvccpb.K
 	return queue
 }
 
-// modelHolders returns the keys that have the lock of dir: the oldest and, if
-// it is a reader, all readers before the first other key. For permits it
-// returns all permit keys before the first key of another mode or without room.
+// modelHolders returns the keys that hold the lock on dir: the oldest key and,
+// if that is a reader, all readers before the first key in another mode. For
+// permits it returns all permit keys before the first key in another mode or
+// the first request without room.
 func modelHolders(keys map[string]*mvccpb.KeyValue, dir string) []*mvccpb.KeyValue {
 	queue, left := modelQueue(keys, dir), modelLimit(keys, dir)
 	for i, kv := range queue {

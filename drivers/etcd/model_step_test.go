@@ -11,7 +11,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// modelStep is a possible next event, which happens all at once.
+// modelStep is a possible next event. It is instantaneous.
 type modelStep struct {
 	name   string // distinguishes steps that can happen at the same time, and does not depend on what happened before
 	client string
@@ -120,10 +120,10 @@ func (w *modelWorld) stepsOfWatch(l *modelLink, watch *modelWatch, name string) 
 			break
 		}
 		told = revision
-		news := name + " tells of revision " + strconv.FormatInt(told, 10)
+		news := name + " reports revision " + strconv.FormatInt(told, 10)
 		switch {
 		case answer.Created:
-			news = name + " tells that it has begun"
+			news = name + " reports that it has begun"
 		case answer.Canceled:
 			news = name + " is canceled"
 		case all:
@@ -141,7 +141,7 @@ func (w *modelWorld) stepsOfWatch(l *modelLink, watch *modelWatch, name string) 
 		})})
 	}
 	if w.left.elections > 0 {
-		steps = append(steps, modelStep{name: name + " is canceled for want of a leader", client: l.client, fault: true, do: w.locked(func() {
+		steps = append(steps, modelStep{name: name + " is canceled because there is no leader", client: l.client, fault: true, do: w.locked(func() {
 			w.left.elections--
 			l.tell("no leader", 0)
 			watch.hear(&clientv3.WatchResponse{Canceled: true}, 0)

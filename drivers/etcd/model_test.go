@@ -9,8 +9,8 @@ import (
 )
 
 var (
-	modelRuns  = flag.Int("model.runs", 0, "search the large cases of the model to the end, too, or for so many runs")
-	modelWalks = flag.Int("model.walks", 50, "how many ways at random to go through each case of the model")
+	modelRuns  = flag.Int("model.runs", 0, "also search the large cases of the model, to the end or for this many runs")
+	modelWalks = flag.Int("model.walks", 50, "number of random walks through each case of the model")
 )
 
 // modelCases are the searches of the model. The model is the driver itself,
@@ -20,8 +20,8 @@ var (
 //
 //   - a request is carried out; its answer arrives; either is lost, and a
 //     request that was given up is carried out late;
-//   - a watch begins at the server, and sends its client the next revision,
-//     however late; it breaks, and is resumed; its next events are compacted
+//   - a watch begins on the server, and sends its client the next revision,
+//     however late; it breaks and is resumed; its next events are compacted
 //     before that, and it is canceled;
 //   - a caller gives up the lock, in good order or by a seal, or with a mark
 //     before that, or passes it to another caller of its client; a waiter gives
@@ -31,15 +31,15 @@ var (
 //
 // Between two steps everything continues until all goroutines wait. Time passes
 // only when there is no other step, or as a step. Requests about leases are not
-// steps, and are answered at once unless the client is cut off.
+// steps and are answered immediately unless the client is cut off.
 //
 // A search takes all steps from all states. If orders differ only in steps of
-// two clients that do not meet at the server, it takes only one of them. It is
-// bounded by the callers and rounds of a case and by the number of faults.
-// Small cases are searched to the end each time. The other cases are searched
-// with -model.runs, to the end or for that many runs; the log reports whether
-// ways were left. In addition, each case is walked at random, with a fixed
-// seed.
+// two clients that do not meet on the server, it takes only one of these
+// orders. It is bounded by the callers and rounds of a case and by the number
+// of faults. Small cases are searched to the end each time. The other cases are
+// searched with -model.runs, to the end or for that many runs; the log reports
+// whether ways were left. In addition, each case is walked at random, with a
+// fixed seed.
 var modelCases = []modelCase{
 	{name: "queue", small: true, callers: []string{"A", "B", "C"}, settled: 3},
 	{name: "arrivals", small: true, callers: []string{"A", "B"}},
@@ -154,10 +154,10 @@ func TestModelKeepsItsPromises(t *testing.T) {
 			t.Parallel()
 			if c.small || *modelRuns > 0 && !c.endless {
 				r := c.search(t, *modelRuns)
-				t.Logf("%d states, %d runs, %d of which went another way than before, %d ways left", r.states, r.runs, r.strayed, r.left)
+				t.Logf("%d states, %d runs, %d of which diverged from an earlier run, %d ways left", r.states, r.runs, r.strayed, r.left)
 				r.report(t)
 				if r.strayed > 0 && !c.strays() {
-					t.Error("the driver does not do the same again")
+					t.Error("the driver does not behave the same in a repeated run")
 				}
 			}
 			r := c.walk(t, 1, *modelWalks)

@@ -27,19 +27,19 @@ const (
 
 	modelPermits = 3 // the number of permits
 
-	// modelQuiet is the time for which nothing may happen while a caller waits
-	// for a free lock. It is longer than the time until the first read by a
-	// waiter whose watch has not begun, and shorter than the time until the
-	// read that compensates for missed events.
+	// modelQuiet is how long nothing may happen while a caller waits for a free
+	// lock. It is longer than the time until the first read by a waiter whose
+	// watch has not begun, and shorter than the time until the read that
+	// compensates for missed events.
 	modelQuiet = 3 * time.Second
 	modelIdles = 60 // number of pauses of that length
 )
 
 // Kinds of failures.
 const (
-	modelNotFirst = "granted to a key that has not got the lock"
+	modelNotFirst = "granted to a key that does not hold the lock"
 	modelTwo      = "two holders"
-	modelFallen   = "a token that is not above those before"
+	modelFallen   = "a token that is not above all earlier tokens"
 	modelSealed   = "a sealed name is granted"
 	modelOver     = "granted on a lease that has ended"
 	modelAsleep   = "asleep while the lock is free"
@@ -70,7 +70,7 @@ type modelCase struct {
 	modes   string   // a letter for each: r or w, the number of its permits; any other or none is exclusive
 	patient bool     // readers and holders of permits continue as long as another waiter could be granted the lock together with them
 	settled int      // this number of callers are granted what they can get, one after another, before the search begins
-	rounds  int      // number of times that each caller locks
+	rounds  int      // how often each caller locks
 	seals   bool     // the first caller seals the name, in place of a release
 	marks   bool     // the first caller marks the name before it releases it; if it passes the lock, its heir does
 	passes  bool     // the first caller passes the lock to the second, of the same client, which does not request it
@@ -78,9 +78,9 @@ type modelCase struct {
 	tries   bool     // all but the first caller try once, without waiting
 	others  int      // keys of programs other than dsync clients before all callers
 	behind  int      // such keys behind the first caller, which stay
-	batches bool     // watches also report several revisions at once
+	batches bool     // watches also report several revisions together
 	ttl     time.Duration
-	pause   time.Duration // time that passes at once
+	pause   time.Duration // time that passes in one step
 	faults  modelFaults
 }
 
@@ -266,7 +266,7 @@ func (c *modelCaller) made(kv *mvccpb.KeyValue) bool {
 	return v.Hold == c.name || chief.heir == c && v.Hold == chief.name
 }
 
-// holderIn returns the key with which a caller has the lock, or nil.
+// holderIn returns the key with which a caller holds the lock, or nil.
 func (c *modelCaller) holderIn(keys map[string]*mvccpb.KeyValue) *mvccpb.KeyValue {
 	for _, kv := range modelHolders(keys, modelDir) {
 		if c.made(kv) && c.world.leaseOf(kv) == c.link.client {
@@ -276,8 +276,8 @@ func (c *modelCaller) holderIn(keys map[string]*mvccpb.KeyValue) *mvccpb.KeyValu
 	return nil
 }
 
-// granted checks whether the caller can have the lock. The token shows the
-// revision at which a key of the caller had the lock.
+// granted checks whether the caller can hold the lock. The token shows the
+// revision at which a key of the caller held the lock.
 func (c *modelCaller) granted() {
 	w := c.world
 	s := w.server
@@ -292,19 +292,19 @@ func (c *modelCaller) granted() {
 	}
 	revision := int64(token - base)
 	if revision > s.revision() {
-		w.fail(modelNotFirst, "%s has the token of revision %d, and there are %d", c.name, revision, s.revision())
+		w.fail(modelNotFirst, "%s has the token of revision %d, and there are only %d revisions", c.name, revision, s.revision())
 		return
 	}
 	if s.isSealed(modelDir, revision) {
 		w.fail(modelSealed, "%s is granted revision %d", c.name, revision)
 	}
 	if c.key = c.holderIn(s.at(revision)); c.key == nil {
-		w.fail(modelNotFirst, "at revision %d of its token the lock is not that of %s", revision, c.name)
+		w.fail(modelNotFirst, "at revision %d of its token, the lock is not held by %s", revision, c.name)
 		return
 	}
 	w.rise(modelGrant{c.name, c.mode, c.key.CreateRevision, token})
 	if !w.removed && c.holderIn(s.keys) == nil {
-		w.fail(modelNotFirst, "the lock is not that of %s", c.name)
+		w.fail(modelNotFirst, "the lock is not held by %s", c.name)
 	}
 	if !c.lease.Expires().After(time.Now()) {
 		w.fail(modelOver, "%s", c.name)
@@ -345,8 +345,8 @@ func (w *modelWorld) rise(g modelGrant) {
 	w.grants = append(w.grants, g)
 }
 
-// holds reports whether a caller rightly believes that it has the lock: its key
-// was not removed, and its lease has not ended.
+// holds reports whether a caller rightly believes that it holds the lock: its
+// key was not removed, and its lease has not ended.
 func (c *modelCaller) holds() bool {
 	return c.at == modelHolding && c.lease.Expires().After(time.Now()) && c.key != nil && !c.world.removedKeys[c.key.CreateRevision]
 }
@@ -462,7 +462,7 @@ func (w *modelWorld) state() uint64 {
 	return h.Sum64()
 }
 
-// settle lets all callers begin, and the first of them one after another.
+// settle lets all callers begin, the first of them one after another.
 func (w *modelWorld) settle() {
 	for i, c := range w.crowd {
 		if c.rounds == 0 { // an heir
@@ -568,7 +568,7 @@ func (w *modelWorld) finish() {
 	}
 }
 
-// close ends everything: from now on all requests are answered at once.
+// close ends everything: from now on all requests are answered immediately.
 func (w *modelWorld) close() {
 	w.mu.Lock()
 	w.ending = true

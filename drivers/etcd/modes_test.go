@@ -21,7 +21,7 @@ func TestKeysOfModes(t *testing.T) {
 	for mode, want := range map[driver.Mode]string{driver.Read: `^a/\+read-[0-9a-f]+-[0-9a-f]+$`, driver.Write: `^a/write-[0-9a-f]+-[0-9a-f]+$`} {
 		l := acquire(t, d, in(mode, request("a")))
 		if got := keys(t, c, "a/"); len(got) != 1 || !regexp.MustCompile(want).MatchString(got[0]) {
-			t.Errorf("keys of a %v: got %q, want one like %s", mode, got, want)
+			t.Errorf("keys of a %v: got %q, want a key like %s", mode, got, want)
 		}
 		release(t, l)
 	}
@@ -54,8 +54,8 @@ func waitersOf(t *testing.T, s *testenv.EtcdServer, clients int) func(n int, mod
 }
 
 // TestCrowdOfReads has many Reads of 25 clients wait for a writer, and a second
-// writer wait for them. All Reads have the name at a time, and none sends more
-// requests than it takes to wait and to be granted the name.
+// writer wait for them. All Reads hold the name together. None sends more
+// requests than are necessary to wait and to be granted the name.
 func TestCrowdOfReads(t *testing.T) {
 	t.Parallel()
 	const clients = 25
@@ -82,7 +82,7 @@ func TestCrowdOfReads(t *testing.T) {
 	}
 	for _, w := range append(newcomers, last) {
 		if !w.Waits() {
-			t.Fatal("who came after the readers has the name, too")
+			t.Fatal("a client that came after the readers also holds the name")
 		}
 	}
 	if got := len(keys(t, c, "a/")); got != n+1+clients {
@@ -99,7 +99,7 @@ func TestCrowdOfReads(t *testing.T) {
 	}
 	for _, w := range newcomers {
 		if !w.Waits() {
-			t.Fatal("who came after the writer has the name, too")
+			t.Fatal("a client that came after the writer also holds the name")
 		}
 	}
 	release(t, write)
@@ -112,13 +112,13 @@ func TestCrowdOfReads(t *testing.T) {
 	// At most a put, a read when the watch has begun, a read at the grant, and
 	// a deletion. The writer reads the queue when the nearest Read is gone.
 	if got := after["Txn"] - before["Txn"] + after["DeleteRange"] - before["DeleteRange"]; got > most {
-		t.Errorf("requests: got %d, want %d at most", got, most)
+		t.Errorf("requests: got %d, want at most %d", got, most)
 	}
 	t.Logf("%d Reads: %d transactions, %d deletions, %v", n, after["Txn"]-before["Txn"], after["DeleteRange"]-before["DeleteRange"], time.Since(start))
 }
 
 // TestCanceledWriterHoldsNobodyUp has readers wait behind a waiting writer
-// while another reader has the lock.
+// while another reader holds the lock.
 func TestCanceledWriterHoldsNobodyUp(t *testing.T) {
 	t.Parallel()
 	s := testenv.Etcd(t)
@@ -131,12 +131,12 @@ func TestCanceledWriterHoldsNobodyUp(t *testing.T) {
 		for _, w := range []*drivertest.Waiter{second, first} { // the nearest goes first
 			for _, r := range readers {
 				if !r.Waits() {
-					t.Fatal("a Read has overtaken one that waits")
+					t.Fatal("a Read has overtaken a waiting writer")
 				}
 			}
 			w.Cancel()
 			if _, err := w.End(t); err == nil {
-				t.Fatal("granted the name beside one that reads")
+				t.Fatal("granted the name together with a reader")
 			}
 		}
 		for _, r := range readers {
@@ -167,7 +167,7 @@ func TestInspectAndForceUnlockOfReads(t *testing.T) {
 	newcomer := wait(t, a, in(driver.Read, request("a")))
 	got, err := b.Inspect(t.Context(), "a")
 	if err != nil || !got.Held || got.Mode != driver.Read || got.Holders != n || got.Waiters != 2 || got.Hold != requests[0].Hold {
-		t.Errorf("Inspect: got %+v, %v, want %d that read, the first of them %s", got, err, n, requests[0].Hold)
+		t.Errorf("Inspect: got %+v, %v, want %d readers, the first of them %s", got, err, n, requests[0].Hold)
 	}
 	if want := []string{"writer", "owner of a"}; !slices.Equal(got.Queue, want) {
 		t.Errorf("queue: got %q, want %q", got.Queue, want)
@@ -178,14 +178,14 @@ func TestInspectAndForceUnlockOfReads(t *testing.T) {
 	l := w.Granted(t)
 	for _, r := range requests {
 		if err := lostBy(t, r); !errors.Is(err, driver.ErrRemoved) {
-			t.Errorf("who read: got %v, want %v", err, driver.ErrRemoved)
+			t.Errorf("a reader: got %v, want %v", err, driver.ErrRemoved)
 		}
 	}
 	if got, err := a.Inspect(t.Context(), "a"); err != nil || got.Mode != driver.Write || got.Holders != 1 || got.Waiters != 1 || got.Owner != "writer" {
-		t.Errorf("Inspect: got %+v, %v, want one that writes", got, err)
+		t.Errorf("Inspect: got %+v, %v, want one writer", got, err)
 	}
 	if !newcomer.Waits() {
-		t.Error("a Read has the name beside a Write")
+		t.Error("a Read holds the name together with a Write")
 	}
 	release(t, l)
 	release(t, newcomer.Granted(t))
@@ -218,8 +218,8 @@ func TestSealIsForAllModes(t *testing.T) {
 	}
 }
 
-// TestReadsOnALeaseThatEnds revokes a lease with Reads that have the name, and
-// with one that waits for it.
+// TestReadsOnALeaseThatEnds revokes a lease with a Read that holds the name and
+// a Read that waits for it.
 func TestReadsOnALeaseThatEnds(t *testing.T) {
 	t.Parallel()
 	s := testenv.Etcd(t)
@@ -231,14 +231,14 @@ func TestReadsOnALeaseThatEnds(t *testing.T) {
 	waiter := wait(t, a, in(driver.Read, request("a")))
 	own := keys(t, c, "a/+read-")
 	revoke(t, c, leaseOf(t, c, own[0]))
-	wantErr(t, "who read", lostBy(t, r), driver.ErrSessionEnded)
+	wantErr(t, "the reader", lostBy(t, r), driver.ErrSessionEnded)
 	write := writer.Granted(t)
 	testenv.Eventually(t, func() bool {
 		now := keys(t, c, "a/+read-")
 		return len(now) == 1 && !slices.Contains(own, now[0])
 	}, "the waiter has a new key")
 	if !waiter.Waits() {
-		t.Error("a Read has the name beside a Write")
+		t.Error("a Read holds the name together with a Write")
 	}
 	release(t, write)
 	release(t, waiter.Granted(t))

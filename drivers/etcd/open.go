@@ -168,7 +168,7 @@ type login struct {
 
 // Authenticate tries the current password repeatedly for a while, because the
 // server and the source of the password do not change at the same moment. A
-// refusal counts as an outage, because the password may soon be correct.
+// refusal counts as an outage, because the password may be corrected soon.
 func (l *login) Authenticate(ctx context.Context, user, _ string) (*clientv3.AuthenticateResponse, error) {
 	var refused error
 	for began := time.Now(); ; {
@@ -235,8 +235,8 @@ func (d *Driver) probe(ctx context.Context) error {
 	return d.checkHosts(ctx)
 }
 
-// probeFault is fault for requests of Open. They belong to no hold, and it does
-// not matter whether they were carried out.
+// probeFault is like fault, but for requests by Open. They belong to no hold,
+// and it does not matter whether they were carried out.
 func probeFault(ctx context.Context, err error) error {
 	if err == nil {
 		return nil

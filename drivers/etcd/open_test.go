@@ -54,8 +54,8 @@ func TestMalformedURLs(t *testing.T) {
 	wantText(t, "user without password", err, "given together")
 }
 
-// TestOrder checks that all callers share one order only if the URL asks for
-// it.
+// TestOrder checks that all callers share one order only if the URL requests
+// this.
 func TestOrder(t *testing.T) {
 	s := testenv.Etcd(t)
 	for query, want := range map[string]driver.Order{"": driver.FIFOByClient, "?order=client&require=fair": driver.FIFOByClient, "?order=fifo&require=fifo": driver.FIFO} {
@@ -319,6 +319,6 @@ func TestPackagedServer(t *testing.T) {
 	kept := withTTL(request("a"), time.Second)
 	l = acquire(t, d, kept)
 	before := l.Expires()
-	testenv.Eventually(t, func() bool { return l.Expires().After(before.Add(time.Second)) }, "it is kept alive")
+	testenv.Eventually(t, func() bool { return l.Expires().After(before.Add(time.Second)) }, "the lease is kept alive")
 	release(t, l)
 }

@@ -32,9 +32,9 @@ func permitsIn(dir string, kvs []*mvccpb.KeyValue, r record) (used, limit int) {
 }
 
 // missing returns the number of permits that must be released before the key
-// can be granted its own. kvs are the keys before it. It returns 0 in other
-// modes. The error is driver.ErrLimit, or errAgain if the key must contain
-// another limit.
+// can be granted its own. kvs are the keys before it. In other modes missing
+// returns 0. The error is driver.ErrLimit, or errAgain if the key must contain
+// a different limit.
 func (h *hold) missing(dir string, kvs []*mvccpb.KeyValue, r record) (int, error) {
 	if !h.rule().adds {
 		return 0, nil

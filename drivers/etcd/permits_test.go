@@ -40,7 +40,7 @@ func wantStatus(tb testing.TB, d *etcd.Driver, name string, used, holders, limit
 	tb.Helper()
 	s, err := d.Inspect(guard(tb), name)
 	if err != nil || s.Used != used || s.Holders != holders || s.Limit != limit || s.Waiters != waiters || s.Held != (used > 0) || s.Token != 0 {
-		tb.Errorf("Inspect: got %+v and %v, want %d permits of %d, by %d holds, and %d that wait", s, err, used, limit, holders, waiters)
+		tb.Errorf("Inspect: got %+v and %v, want %d permits of %d, by %d holds, and %d waiters", s, err, used, limit, holders, waiters)
 	}
 }
 
@@ -63,7 +63,7 @@ func TestKeysOfPermits(t *testing.T) {
 	l := acquire(t, d, permits(2, 10, request("a")))
 	other := acquire(t, d, permits(1, 10, request("a")))
 	if got := s.Requests()["Txn"] - before; got != 2 {
-		t.Errorf("two that were granted permits: got %d transactions, want 2", got)
+		t.Errorf("two grants of permits: got %d transactions, want 2", got)
 	}
 	want := regexp.MustCompile(`^\[a/permits-2of10-[0-9a-f]+-0 a/permits-1of10-[0-9a-f]+-1\]$`)
 	if got := fmt.Sprint(keys(t, c, "a/")); !want.MatchString(got) {
@@ -96,7 +96,7 @@ func TestLimitIsForgottenWithTheLastHold(t *testing.T) {
 	release(t, first)
 	for _, r := range []*driver.Request{permits(1, 4, noWait("a")), permits(1, 4, request("a")), permits(4, 0, request("a"))} {
 		_, err := a.Acquire(guard(t), r)
-		wantErr(t, "another limit than the holder's", err, driver.ErrLimit)
+		wantErr(t, "a limit other than the holder's", err, driver.ErrLimit)
 	}
 	wantStatus(t, a, "a", 1, 1, 3, 0)
 	w := wait(t, a, permits(3, 0, request("a")))
@@ -112,7 +112,7 @@ func TestLimitIsForgottenWithTheLastHold(t *testing.T) {
 	setLimit(t, b, "a", 2)
 	wantStatus(t, a, "a", 0, 0, 2, 0)
 	_, err := a.Acquire(guard(t), permits(1, 4, noWait("a")))
-	wantErr(t, "another limit than SetLimit's", err, driver.ErrLimit)
+	wantErr(t, "a limit other than SetLimit's", err, driver.ErrLimit)
 	l := acquire(t, a, permits(2, 0, noWait("a")))
 	wantStatus(t, b, "a", 2, 1, 2, 0)
 	release(t, l)
@@ -131,7 +131,7 @@ func TestRefusalOnASlowServer(t *testing.T) {
 	for _, r := range []*driver.Request{permits(1, 4, noWait("a")), permits(1, 4, request("a"))} {
 		_, err := slow.Acquire(guard(t), r)
 		if !errors.Is(err, driver.ErrLimit) || errors.Is(err, driver.ErrUnknown) {
-			t.Errorf("another limit than SetLimit's: got %v, want only %v", err, driver.ErrLimit)
+			t.Errorf("a limit other than SetLimit's: got %v, want only %v", err, driver.ErrLimit)
 		}
 	}
 	release(t, acquire(t, a, permits(3, 3, noWait("a"))))
@@ -146,7 +146,7 @@ func TestPermitsBesideOtherModes(t *testing.T) {
 	for _, mode := range []driver.Mode{driver.Exclusive, driver.Read, driver.Write} {
 		l := acquire(t, a, permits(1, 3, request("a")))
 		_, err := b.Acquire(guard(t), in(mode, noWait("a")))
-		wantErr(t, fmt.Sprintf("%v beside a permit", mode), err, driver.ErrLocked)
+		wantErr(t, fmt.Sprintf("%v while a permit is held", mode), err, driver.ErrLocked)
 		w := wait(t, b, in(mode, request("a")))
 		_, err = a.Acquire(guard(t), permits(1, 3, noWait("a")))
 		wantErr(t, fmt.Sprintf("a permit behind a %v", mode), err, driver.ErrLocked)
@@ -154,7 +154,7 @@ func TestPermitsBesideOtherModes(t *testing.T) {
 		release(t, l)
 		l = w.Granted(t)
 		if !next[0].Waits() || !next[1].Waits() {
-			t.Errorf("permits are granted beside a %v", mode)
+			t.Errorf("permits are granted while a %v is held", mode)
 		}
 		release(t, l)
 		l = next[0].Granted(t)
@@ -168,7 +168,7 @@ func TestPermitsBesideOtherModes(t *testing.T) {
 	defer session.Close()
 	m := concurrency.NewMutex(session, "a")
 	l := acquire(t, a, permits(1, 2, request("a")))
-	wantErr(t, "Mutex beside a permit", m.TryLock(guard(t)), concurrency.ErrLocked)
+	wantErr(t, "Mutex while a permit is held", m.TryLock(guard(t)), concurrency.ErrLocked)
 	release(t, l)
 	if err := m.Lock(guard(t)); err != nil {
 		t.Fatal(err)
@@ -181,8 +181,8 @@ func TestPermitsBesideOtherModes(t *testing.T) {
 }
 
 // TestCrowdForPermits has many calls of ten clients wait for permits, in the
-// order of their arrival. None sends more requests than it takes to wait and to
-// be granted its permits, regardless of how many others wait.
+// order of their arrival. None sends more requests than are necessary to wait
+// and to be granted its permits, regardless of how many others wait.
 func TestCrowdForPermits(t *testing.T) {
 	t.Parallel()
 	const clients, limit = 10, 10
@@ -212,7 +212,7 @@ func TestCrowdForPermits(t *testing.T) {
 				t.Errorf("%d permits are held", now)
 			}
 			if !last.Waits() {
-				t.Error("the last is granted its permits before others")
+				t.Error("the last caller is granted its permits before others")
 			}
 			used.Add(-int64(1 + i%3))
 			release(t, l)
@@ -227,7 +227,7 @@ func TestCrowdForPermits(t *testing.T) {
 	// deletion.
 	most := int64(5*(n+1)+2*clients) + backstops
 	if got := after["Txn"] - before["Txn"] + after["DeleteRange"] - before["DeleteRange"]; got > most {
-		t.Errorf("requests: got %d, want %d at most", got, most)
+		t.Errorf("requests: got %d, want at most %d", got, most)
 	}
 	t.Logf("%d calls for %d permits: %d transactions, %d deletions, %v", n, many, after["Txn"]-before["Txn"], after["DeleteRange"]-before["DeleteRange"], time.Since(start))
 }
@@ -258,10 +258,10 @@ func TestSetLimitReachesWaiters(t *testing.T) {
 		}
 		change(3)
 		_, err := old.End(t)
-		wantErr(t, "one that named the old limit", err, driver.ErrLimit)
+		wantErr(t, "a request with the old limit", err, driver.ErrLimit)
 		change(1)
 		_, err = open.End(t)
-		wantErr(t, "one that wants more than there are", err, driver.ErrLimit)
+		wantErr(t, "a request for more permits than the limit", err, driver.ErrLimit)
 		open = wait(t, b, permits(1, 0, request("a")))
 		change(4)
 		release(t, open.Granted(t))
@@ -365,7 +365,8 @@ func TestCanceledPermits(t *testing.T) {
 	t.Logf("%d of %d were canceled", canceled.Load(), clients*rounds)
 }
 
-// TestUnansweredPermits has many requests carried out whose answers never come.
+// TestUnansweredPermits has the server carry out many requests whose answers
+// never arrive.
 func TestUnansweredPermits(t *testing.T) {
 	t.Parallel()
 	const callers, limit = 125, 3
@@ -393,7 +394,7 @@ func TestUnansweredPermits(t *testing.T) {
 			if _, err := w.End(t); errors.Is(err, driver.ErrUnknown) {
 				unknown++
 			} else if !errors.Is(err, driver.ErrUnavailable) { // not sent in time
-				t.Errorf("Acquire without an answer: got %v, want %v", err, driver.ErrUnknown)
+				t.Errorf("unanswered Acquire: got %v, want %v", err, driver.ErrUnknown)
 			}
 		}
 		link.Cut()
@@ -430,12 +431,12 @@ func TestSealIsForPermits(t *testing.T) {
 	w := wait(t, b, permits(1, 2, request("a")))
 	seal(t, a, l)
 	_, err := w.End(t)
-	wantErr(t, "one that waits for a permit", err, driver.ErrSealed)
+	wantErr(t, "a waiter for a permit", err, driver.ErrSealed)
 	wantErr(t, "SetLimit", b.SetLimit(guard(t), "a", 2), driver.ErrSealed)
 }
 
 // TestPermitsAboveALoweredLimit checks that Inspect counts all held permits,
-// even if keys do not name a limit, and for a client that holds none.
+// even if keys name no limit, and on a client that holds none.
 func TestPermitsAboveALoweredLimit(t *testing.T) {
 	s := testenv.Etcd(t)
 	d, other := openURL(t, "etcd://%s", s.Addr), openURL(t, "etcd://%s", s.Addr)

@@ -34,8 +34,8 @@ func drain(t *testing.T, l driver.Lease, waiters []*drivertest.Waiter, before fu
 // TestCrowdOfAClientIsOneKey has 2,000 callers of one client wait behind
 // another client. The server has only one key for them, and gets as few
 // requests for it as for a single caller, even when the watch is silent for so
-// long that it is replaced. Then the lock is passed from caller to caller: a
-// request each, and another one when other clients get their turn.
+// long that it is replaced. Then the lock is passed from caller to caller. Each
+// pass takes one request, and a turn of other clients takes another.
 func TestCrowdOfAClientIsOneKey(t *testing.T) {
 	t.Parallel()
 	const n, few = 2000, 20
@@ -90,14 +90,14 @@ func TestCrowdOfAClientIsOneKey(t *testing.T) {
 	if got := len(keys(t, observer, "a/")); got != 2 {
 		t.Errorf("keys of %d waiters and a holder: got %d, want 2", n, got)
 	}
-	looks := int64(2 * few) // including those of this test
+	looks := int64(2 * few) // including the requests of this test
 	if got := requests(); got > looks {
-		t.Errorf("requests while all wait: got %d, want %d at most", got, looks)
+		t.Errorf("requests while all wait: got %d, want at most %d", got, looks)
 	}
 	release(t, l)
 	callers.Wait()
 	if got := requests(); got > 2*n+2*looks {
-		t.Errorf("requests of %d holds: got %d, want %d at most", n, got, 2*n+2*looks)
+		t.Errorf("requests of %d holds: got %d, want at most %d", n, got, 2*n+2*looks)
 	}
 	if err := free.Unlock(guard(t)); err != nil {
 		t.Error(err)
@@ -153,7 +153,7 @@ func TestLongQueueThroughFaults(t *testing.T) {
 				left[next] = true
 				waiters[next].Cancel()
 				if _, err := waiters[next].End(t); err == nil {
-					t.Fatalf("waiter %d was canceled, and granted the lock", next)
+					t.Fatalf("waiter %d was canceled but granted the lock", next)
 				}
 			}
 		}
@@ -174,7 +174,7 @@ func TestLongQueueWhoseLeaseEnds(t *testing.T) {
 	testenv.Eventually(t, func() bool { return len(keys(t, c, "a/")) == 51 }, "all have new keys")
 	for _, w := range waiters {
 		if !w.Waits() {
-			t.Fatal("granted while another holds the lock")
+			t.Fatal("granted while another client holds the lock")
 		}
 	}
 	release(t, l)
@@ -198,6 +198,6 @@ func TestCrowdThatIsCutOff(t *testing.T) {
 		}
 	})
 	link.Heal()
-	testenv.Eventually(t, func() bool { return len(keys(t, c, "a/")) == 0 }, "what was put is gone")
+	testenv.Eventually(t, func() bool { return len(keys(t, c, "a/")) == 0 }, "all keys are gone")
 	release(t, acquire(t, d, request("a")))
 }

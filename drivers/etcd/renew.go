@@ -44,7 +44,7 @@ const (
 
 // grant requests a lease. If the answer is lost, the lease is revoked in the
 // background. While servers take too long, each grant gets more time than the
-// one before and is sent after a longer pause. Canceling grants and sending
+// previous grant and is sent after a longer pause. Canceling grants and sending
 // them again would keep a server busy with unused leases.
 func (d *Driver) grant(ctx context.Context, c *carrier, seconds int64) error {
 	n := d.slow.Load()
@@ -76,9 +76,9 @@ func pauseAfter(n int32) time.Duration {
 	return longest/2 + rand.N(longest/2)
 }
 
-// refreshGrant prolongs a lease whose grant was answered late. No key is
-// attached to the lease yet, so the lease may be prolonged after its expiry by
-// the local clock.
+// refreshGrant extends a lease whose grant was answered late. No key is
+// attached to the lease yet, so it may be extended even if the local clock says
+// that it has expired.
 func (d *Driver) refreshGrant(ctx context.Context, c *carrier) error {
 	sent, err := d.prolong(ctx, c)
 	if err == nil {
@@ -91,7 +91,7 @@ func (d *Driver) refreshGrant(ctx context.Context, c *carrier) error {
 	return lifecycle.WithCause(ctx, driver.ErrUnavailable, errNoAnswer)
 }
 
-// grantNow is grant without a pause.
+// grantNow is like grant, but without a pause.
 func (d *Driver) grantNow(ctx context.Context, c *carrier, seconds int64) error {
 	sent := d.now()
 	var answer *pb.LeaseGrantResponse
@@ -132,10 +132,10 @@ func unwrapUnknown(err error) error {
 	return err
 }
 
-// keepAlive prolongs a lease. It returns rpctypes.ErrLeaseNotFound if the lease
+// keepAlive extends a lease. It returns rpctypes.ErrLeaseNotFound if the lease
 // has ended, and errTooLate if the answer came after c.end.
 //
-// KeepAlive of the library does not report when its requests were sent, and
+// The library's KeepAlive does not report when its requests were sent. It also
 // counts the lease from the receipt of the answer, which is too late.
 // KeepAliveOnce repeats its request without a pause while no server can be
 // reached.
@@ -147,7 +147,7 @@ func (d *Driver) keepAlive(ctx context.Context, c *carrier) error {
 	return err
 }
 
-// prolong sends a request to prolong a lease, and returns the send time.
+// prolong sends a request to extend a lease and returns the send time.
 func (d *Driver) prolong(ctx context.Context, c *carrier) (sent int64, err error) {
 	ctx, cancel := context.WithCancel(ctx) // canceling ends the stream
 	defer cancel()
@@ -190,7 +190,7 @@ func (d *Driver) revoke(ctx context.Context, c *carrier) error {
 // ownLease carries the key of a hold with its own expiry. etcd cannot change
 // the TTL of a lease, so a renewal moves the key to another lease.
 type ownLease struct {
-	// the lease was just granted; a lease from the pool must be prolonged
+	// the lease was just granted; a lease from the pool must be extended
 	// together with the next request
 	fresh    bool
 	expires  atomic.Int64
@@ -355,10 +355,10 @@ func (o *ownLease) renewed(d *Driver, c *carrier, seconds int64) error {
 // maxSpare is the number of leases of each TTL that are kept for the next lock.
 const maxSpare = 64
 
-// pool keeps leases without keys for locks with their own expiry. Because the
-// lease comes from the pool and is prolonged together with the request for the
-// lock, such a lock is acquired in one round trip and writes only its key to
-// the server's log. A refused attempt writes nothing. An unused lease runs out.
+// pool keeps leases without keys for locks with their own expiry. The lease is
+// extended together with the request for the lock. So the lock is acquired in
+// one round trip, and only its key is written to the server's log. A refused
+// attempt writes nothing. An unused lease runs out.
 type pool struct {
 	driver *Driver
 
@@ -444,7 +444,7 @@ func (p *pool) close() {
 	clear(p.spare)
 }
 
-// refresh prolongs a lease in its own goroutine, within a time limit. The
+// refresh extends a lease in its own goroutine, within a time limit. The
 // returned channel receives the outcome.
 func (d *Driver) refresh(ctx context.Context, c *carrier, bound time.Duration) <-chan error {
 	outcome := make(chan error, 1)

@@ -105,8 +105,8 @@ func (h *hold) sealed() {
 	}
 }
 
-// stands returns the conditions that the key of the hold exists and is not a
-// seal.
+// stands returns the conditions under which the key of the hold exists and is
+// not a seal.
 func (h *hold) stands() []clientv3.Cmp {
 	return []clientv3.Cmp{clientv3.Compare(clientv3.CreateRevision(h.key), "=", h.revision), hasLease(h.key)}
 }

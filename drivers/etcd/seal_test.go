@@ -55,7 +55,7 @@ func TestSealAnswersWaitersAndStays(t *testing.T) {
 			}
 			after, err := c.Get(t.Context(), string(before.Kvs[0].Key))
 			if err != nil || len(after.Kvs) != 1 || after.Kvs[0].CreateRevision != before.Kvs[0].CreateRevision || after.Kvs[0].Lease != 0 {
-				t.Errorf("key of the holder: got %v, %v, want that of %v without a lease", after, err, before)
+				t.Errorf("key of the holder: got %v, %v, want the key of %v without a lease", after, err, before)
 			}
 			refusesMutexes(t, c, name)
 			select {
@@ -168,7 +168,7 @@ func TestSealWhoseAnswerIsLost(t *testing.T) {
 		sealed := make(chan error, 1)
 		go func() { sealed <- a.Seal(guard(t), l) }() // ends when the connection is cut
 		<-held
-		testenv.Eventually(t, func() bool { _, done, _ := b.Sealed(t.Context(), name); return done }, "the server has handled it")
+		testenv.Eventually(t, func() bool { _, done, _ := b.Sealed(t.Context(), name); return done }, "the server has handled the request")
 		link.Cut()
 		wantErr(t, what, <-sealed, driver.ErrUnknown)
 		link.Heal()
@@ -228,7 +228,7 @@ func TestTokensAboveTheFloor(t *testing.T) {
 		t.Helper()
 		marked, err := d.Marked(t.Context(), l)
 		if token(l) <= last || !marked || err != nil {
-			t.Errorf("%s: token %d, marked %t, %v, want one above %d, and true", what, token(l), marked, err, last)
+			t.Errorf("%s: token %d, marked %t, %v, want a token above %d, and true", what, token(l), marked, err, last)
 		}
 		last = token(l)
 	}
@@ -276,7 +276,7 @@ func TestMarkWhoseAnswerIsLost(t *testing.T) {
 	marked := make(chan error, 1)
 	go func() { marked <- a.Mark(guard(t), l, 1<<40) }() // ends when the connection is cut
 	<-held
-	testenv.Eventually(t, func() bool { return len(keys(t, c, "a\x00mark")) == 1 }, "the server has handled it")
+	testenv.Eventually(t, func() bool { return len(keys(t, c, "a\x00mark")) == 1 }, "the server has handled the request")
 	link.Cut()
 	wantErr(t, "Mark", <-marked, driver.ErrUnknown)
 	link.Heal()
@@ -365,7 +365,7 @@ func TestRoundTripsOfSealsAndMarks(t *testing.T) {
 	n.count(t, "unmark", 1, one, func() { unmark(t, d, l) })
 	give()
 	n.count(t, "lock of a name that was marked", 1, one, take)
-	n.count(t, "release of it", 1, deletion, give)
+	n.count(t, "release of that name", 1, deletion, give)
 	take()
 	n.count(t, "seal", 1, one, func() { seal(t, d, l) })
 	for _, r := range []*driver.Request{request("a"), noWait("a")} {
@@ -373,11 +373,11 @@ func TestRoundTripsOfSealsAndMarks(t *testing.T) {
 	}
 	n.count(t, "sealed?", 0, map[string]int64{"Range": 1}, func() { d.Sealed(t.Context(), "a") })
 	if got, err := c.Get(t.Context(), "a\x00seal", clientv3.WithCountOnly()); err != nil || got.Count != 1 {
-		t.Errorf("record of the seal: got %v, %v, want one", got, err)
+		t.Errorf("record of the seal: got %v, %v, want one record", got, err)
 	}
 	n.count(t, "loosen", 1, one, func() { loosen(t, d, "a", "1", 0) })
 	n.count(t, "loosen with a floor", 1, map[string]int64{"Range": 1, "Txn": 1}, func() { loosen(t, d, "a", "2", 1) })
 	n.count(t, "unseal", 1, map[string]int64{"Txn": 2}, func() { unseal(t, d, "a", "2") })
 	n.count(t, "lock of a name that was sealed", 1, one, take)
-	n.count(t, "release of it", 1, deletion, give)
+	n.count(t, "release of that name", 1, deletion, give)
 }

@@ -24,7 +24,7 @@ const (
 )
 
 // sender carries out the ops that put and delete the keys of contenders. While
-// few requests are on their way, each caller sends its own op at once.
+// few requests are on their way, each caller sends its own op immediately.
 // Otherwise more ops queue up, each for a different name, and are sent together
 // in one transaction of transactions, which makes a crowd much cheaper to
 // serve.
@@ -109,7 +109,7 @@ const (
 	together            // together with others
 )
 
-// wayOf returns the way to send an op, and queues the op if it is sent with
+// wayOf returns the way to send an op and queues the op if it is sent with
 // others. If there are two ops for one name, the second does not wait for the
 // first, because they could not be sent together and a release must not wait
 // for contenders.
@@ -129,7 +129,7 @@ func (s *sender) wayOf(o *op) way {
 	return together
 }
 
-// finish ends a request, or lets drain serve the queue in place of the request.
+// finish ends a request, or uses its place to let drain serve the queue.
 func (s *sender) finish() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -138,7 +138,7 @@ func (s *sender) finish() {
 	}
 }
 
-// withdraw takes an op out of the queue, and reports whether the op was in the
+// withdraw removes an op from the queue and reports whether the op was in the
 // queue.
 func (s *sender) withdraw(o *op) bool {
 	s.mu.Lock()
@@ -328,8 +328,9 @@ func isLearner(err error) bool {
 	return err != nil && strings.Contains(err.Error(), "rpc not supported for learner")
 }
 
-// transact carries out a transaction in its own request. An answer of another
-// shape is errAnswer, because the server at the address may not be etcd.
+// transact carries out a transaction in its own request. An answer of a
+// different shape causes errAnswer, because the server at the address may not
+// be etcd.
 func (d *Driver) transact(ctx context.Context, compare []clientv3.Cmp, then, otherwise []clientv3.Op) (answer *clientv3.TxnResponse, err error) {
 	err = d.request(ctx, func() (*pb.ResponseHeader, error) {
 		answer, err = d.client.Txn(ctx).If(compare...).Then(then...).Else(otherwise...).Commit()
@@ -410,7 +411,7 @@ func answers(answer *clientv3.TxnResponse, then, otherwise []clientv3.Op) bool {
 //
 // None of the contexts has a Deadline: gRPC sends a deadline with the request,
 // and the server sets a timer for each, which costs a free lock 6 % of its
-// time. A request whose context ends is canceled at the server.
+// time. A request whose context ends is canceled on the server.
 type bound struct {
 	life context.Context // of the requests
 	time time.Duration   // for one request, or up to an eighth less
@@ -449,9 +450,9 @@ func (b *bound) under(ctx context.Context) (context.Context, context.CancelFunc)
 	}
 }
 
-// ending is under for the end of a hold. If ctx is canceled, it continues until
-// the time limit. Package dsync ends holds under contexts that are not
-// canceled, but have a deadline.
+// ending is like under, but for requests that end a hold. If ctx is canceled,
+// the request continues until the time limit. Package dsync ends holds under
+// contexts that are not canceled, but have a deadline.
 func (b *bound) ending(ctx context.Context) (context.Context, context.CancelFunc) {
 	if end, ok := ctx.Deadline(); ok && time.Until(end) < b.time || ctx.Err() != nil {
 		return b.under(ctx)

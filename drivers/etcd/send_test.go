@@ -24,19 +24,19 @@ func TestRequestsEnd(t *testing.T) {
 		never    bool          // the caller's context cannot end
 		deadline time.Duration // of the caller's context; 0: none
 		cancels  time.Duration // when the caller's context is canceled; 0: never
-		closes   time.Duration // the same of the driver
+		closes   time.Duration // the same for the driver
 		want     time.Duration
 	}{
-		{name: "under one that never ends", make: (*bound).under, never: true, want: limit},
-		{name: "under one that goes on", make: (*bound).under, want: limit},
-		{name: "under one with a deadline behind the bound", make: (*bound).under, deadline: 2 * limit, want: limit},
-		{name: "under one with a deadline before the bound", make: (*bound).under, deadline: 2 * time.Second, want: 2 * time.Second},
-		{name: "under one that is canceled", make: (*bound).under, cancels: time.Second, want: time.Second},
-		{name: "under one, and the driver is closed", make: (*bound).under, closes: time.Second, want: time.Second},
-		{name: "ending under one with a deadline behind the bound", make: (*bound).ending, deadline: 2 * limit, want: limit},
-		{name: "ending under one with a deadline before the bound", make: (*bound).ending, deadline: 2 * time.Second, want: 2 * time.Second},
-		{name: "ending under one that is canceled", make: (*bound).ending, cancels: time.Second, want: limit},
-		{name: "ending under one, and the driver is closed", make: (*bound).ending, closes: time.Second, want: time.Second},
+		{name: "under a context that never ends", make: (*bound).under, never: true, want: limit},
+		{name: "under a context that goes on", make: (*bound).under, want: limit},
+		{name: "under a context with a deadline behind the bound", make: (*bound).under, deadline: 2 * limit, want: limit},
+		{name: "under a context with a deadline before the bound", make: (*bound).under, deadline: 2 * time.Second, want: 2 * time.Second},
+		{name: "under a context that is canceled", make: (*bound).under, cancels: time.Second, want: time.Second},
+		{name: "under a context, and the driver is closed", make: (*bound).under, closes: time.Second, want: time.Second},
+		{name: "ending under a context with a deadline behind the bound", make: (*bound).ending, deadline: 2 * limit, want: limit},
+		{name: "ending under a context with a deadline before the bound", make: (*bound).ending, deadline: 2 * time.Second, want: 2 * time.Second},
+		{name: "ending under a context that is canceled", make: (*bound).ending, cancels: time.Second, want: limit},
+		{name: "ending under a context, and the driver is closed", make: (*bound).ending, closes: time.Second, want: time.Second},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -131,19 +131,19 @@ func TestAnswersOfAnotherShape(t *testing.T) {
 		return answers(&clientv3.TxnResponse{Header: &pb.ResponseHeader{}, Succeeded: succeeded, Responses: responses}, then, then[:1])
 	}
 	if !answered(true, all...) || !answered(false, get) {
-		t.Error("an answer of the right shape is none")
+		t.Error("an answer of the right shape is rejected")
 	}
 	if answers(&clientv3.TxnResponse{Succeeded: true, Responses: all}, then, nil) {
-		t.Error("one without a header is an answer")
+		t.Error("an answer without a header is accepted")
 	}
 	if answered(true) || answered(false) || answered(true, get) || answered(false, all...) {
-		t.Error("too few or too many responses are an answer")
+		t.Error("too few or too many responses are accepted")
 	}
 	for i := range all {
 		for _, other := range []*pb.ResponseOp{all[(i+1)%len(all)], {}} {
 			wrong := append(append([]*pb.ResponseOp{}, all[:i]...), other)
 			if answered(true, append(wrong, all[i+1:]...)...) {
-				t.Errorf("%v in place of response %d is an answer", other, i)
+				t.Errorf("%v in place of response %d is accepted", other, i)
 			}
 		}
 	}

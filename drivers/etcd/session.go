@@ -126,7 +126,7 @@ func (s *session) Start() error {
 }
 
 // Tend implements session.Member. It keeps the lease alive if that is due. An
-// answer that is too late for Tend still prolongs the lease, so even a slow
+// answer that is too late for Tend still extends the lease, so even a slow
 // server keeps the lease alive.
 func (s *session) Tend() time.Duration {
 	d := s.driver
@@ -196,7 +196,7 @@ const (
 	// by default
 	checkBatch = 100
 	// a hold is first checked within twice checkEvery of its grant, and then
-	// every time
+	// every checkEvery
 	detect = 3 * time.Second
 )
 

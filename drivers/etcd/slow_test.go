@@ -107,8 +107,8 @@ func (k *slowKeepAlive) Recv() (*pb.LeaseKeepAliveResponse, error) {
 	return answer, nil
 }
 
-// TestCrowdOnASlowServer has more clients request a lease at once than the
-// server can serve within the TTL. All of them get one, and keep it.
+// TestCrowdOnASlowServer has more clients request a lease simultaneously than
+// the server can serve within the TTL. All of them get a lease and keep it.
 func TestCrowdOnASlowServer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const clients, ttl = 200, 2
@@ -137,7 +137,7 @@ func TestCrowdOnASlowServer(t *testing.T) {
 					}
 					<-time.After(5 * time.Second)
 					if got.session.IsDead() {
-						t.Error("the lease is over")
+						t.Error("the lease has ended")
 					}
 					got.leaveToLease()
 					return

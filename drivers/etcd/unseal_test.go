@@ -15,8 +15,8 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// waitsFor has a mutex of package concurrency wait for a name, until there are
-// the given number of contenders. The channel receives the result.
+// waitsFor has a mutex of package concurrency wait for a name until the given
+// number of contenders exist. The channel receives the result.
 func waitsFor(tb testing.TB, c *clientv3.Client, name string, contenders int) (*concurrency.Mutex, <-chan error) {
 	tb.Helper()
 	mutex, theirs := newMutex(tb, c, name), make(chan error, 1)
@@ -32,7 +32,7 @@ func TestUnsealNeedsTheIDOfTheLastLoosenAndWakesOthers(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			a, b, name := openURL(t, "etcd://%s", s.Addr), openURL(t, "etcd://%s", s.Addr), r.Name
 			wantErr(t, "Loosen of a name that is not sealed", b.Loosen(t.Context(), name, "a", 0), driver.ErrNotHeld)
-			wantErr(t, "Loosen of it with a floor", b.Loosen(t.Context(), name, "a", 1), driver.ErrNotHeld)
+			wantErr(t, "Loosen of that name with a floor", b.Loosen(t.Context(), name, "a", 1), driver.ErrNotHeld)
 			l := acquire(t, a, r)
 			mutex, theirs := waitsFor(t, c, name, 2)
 			seal(t, a, l)
@@ -54,17 +54,17 @@ func TestUnsealNeedsTheIDOfTheLastLoosenAndWakesOthers(t *testing.T) {
 			}
 			last := uint64(mutex.Header().Revision)
 			if last <= token(l) {
-				t.Errorf("token of the mutex: got %d, want one above %d", last, token(l))
+				t.Errorf("token of the mutex: got %d, want a token above %d", last, token(l))
 			}
 			wantErr(t, "second Unseal", b.Unseal(t.Context(), name, "b"), driver.ErrNotHeld)
-			wantErr(t, "TryLock beside the mutex", tryLock(t, b, name), driver.ErrLocked)
+			wantErr(t, "TryLock while the mutex is held", tryLock(t, b, name), driver.ErrLocked)
 			ours := wait(t, b, request(name))
 			if err := mutex.Unlock(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 			next := ours.Granted(t)
 			if token(next) <= last {
-				t.Errorf("our next token: got %d, want one above %d", token(next), last)
+				t.Errorf("our next token: got %d, want a token above %d", token(next), last)
 			}
 			seal(t, b, next)
 			wantErr(t, "Unseal of a new seal with the id of an old one", a.Unseal(t.Context(), name, "b"), driver.ErrNotHeld)
@@ -112,8 +112,8 @@ func TestUnsealWakesEtcdctl(t *testing.T) {
 	release(t, next)
 }
 
-// TestLoosenRefusesWhatOthersWouldNotCountTo has floors that revisions have not
-// passed, although dsync's own tokens could be raised above them.
+// TestLoosenRefusesWhatOthersWouldNotCountTo tries floors that revisions have
+// not passed, although dsync's own tokens could be raised above them.
 func TestLoosenRefusesWhatOthersWouldNotCountTo(t *testing.T) {
 	s := testenv.Etcd(t)
 	c := userClient(t, s.Addr)
@@ -139,7 +139,7 @@ func TestLoosenRefusesWhatOthersWouldNotCountTo(t *testing.T) {
 		unseal(t, d, "x", "b")
 		next := acquire(t, d, request("x"))
 		if token(next) <= token(l) {
-			t.Errorf("token after Unseal: got %d, want one above %d", token(next), token(l))
+			t.Errorf("token after Unseal: got %d, want a token above %d", token(next), token(l))
 		}
 		release(t, next)
 	}
@@ -179,7 +179,7 @@ func TestUnsealWhoseAnswerIsLost(t *testing.T) {
 		got := make(chan error, 1)
 		go func() { got <- step.do() }() // ends when the connection is cut
 		<-held
-		testenv.Eventually(t, step.done, "the server has handled it")
+		testenv.Eventually(t, step.done, "the server has handled the request")
 		link.Cut()
 		wantErr(t, "the answer is lost", <-got, driver.ErrUnknown)
 		link.Heal()
@@ -233,7 +233,7 @@ func TestUnmarkNeedsTheHoldAndKeepsTheTokens(t *testing.T) {
 			t.Errorf("%s: Unmark of a hold that was removed: got %v, want %v", what, err, driver.ErrNotHeld)
 		}
 		if got := keys(t, c, name+"/removed\x00mark"); len(got) != 1 {
-			t.Errorf("%s: marks after that: got %q, want one", what, got)
+			t.Errorf("%s: marks after that: got %q, want one mark", what, got)
 		}
 		if marked, err := b.Marked(t.Context(), waiters[2]); !marked || err != nil || token(waiters[2]) <= floor {
 			t.Errorf("%s: marked again: got %t, %v, token %d, want true and one above %d", what, marked, err, token(waiters[2]), floor)

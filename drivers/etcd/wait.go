@@ -81,8 +81,8 @@ func (h *hold) wait(ctx context.Context, w *waiter, v view) error {
 
 // hears returns the ranges whose events a waiter with a view receives. If few
 // keys are before its own, a waiter listens to all contenders, and is granted
-// the lock without another read. If many are, each waiter listens only for the
-// end of the nearest key. Otherwise each release would notify all waiting
+// the lock without another read. If many keys are, each waiter listens only for
+// the end of the nearest key. Otherwise each release would notify all waiting
 // clients. Sealing does not delete the key, so every waiter also watches the
 // seal.
 //
@@ -104,8 +104,9 @@ func (h *hold) hears(v view) []keyRange {
 }
 
 // judge determines the effect of events on the view of a waiter that was woken,
-// and gives the hold its token if it has the lock. A hold with its own lease
-// always reads the queue, because the lease must be prolonged at the grant.
+// and gives the hold its token if it now holds the lock. A hold with its own
+// lease always reads the queue, because the lease must be extended at the
+// grant.
 func (h *hold) judge(w *waiter) verdict {
 	w.all.mu.Lock()
 	defer w.all.mu.Unlock()
@@ -141,8 +142,8 @@ func (h *hold) sessionOver() <-chan struct{} {
 	return h.session.Over()
 }
 
-// pause returns the time to wait for an event. A hold with its own lease must
-// prolong the lease in the meantime.
+// pause returns the time to wait for an event. In the meantime, a hold with its
+// own lease must extend the lease.
 func (h *hold) pause(active bool) time.Duration {
 	limit := backstop - rand.N(backstop/4)
 	if !active {
@@ -154,7 +155,7 @@ func (h *hold) pause(active bool) time.Duration {
 	return limit
 }
 
-// lookFresh is look, but also prolongs the hold's own lease.
+// lookFresh is like look, but also extends the hold's own lease.
 func (h *hold) lookFresh(ctx context.Context, nearest string) (v view, err error) {
 	if h.own == nil {
 		return h.look(ctx, nearest)
@@ -193,9 +194,9 @@ func (d *Driver) turn(ctx context.Context, dir string) (end func(), err error) {
 }
 
 // look requests the contenders before the key that exclude it. If there are
-// none, the lock is granted, and the revision of the answer is the token: h had
-// the lock at that revision, after the previous holder had released it. If
-// nearest, the key that was directly before, is still there, the answer has
+// none, the lock is granted, and the revision of the answer is the token: h
+// held the lock at that revision, after the previous holder had released it. If
+// nearest, which was the key directly before, is still there, the answer has
 // only that key, and the server has not read the queue.
 func (h *hold) look(ctx context.Context, nearest string) (view, error) {
 	dir := h.dir()
@@ -262,7 +263,7 @@ func (h *hold) look(ctx context.Context, nearest string) (view, error) {
 }
 
 // view contains the keys that are before a key and exclude it, according to one
-// answer from the server. If there are none, the key has the lock.
+// answer from the server. If there are none, the key holds the lock.
 //
 // No new key can be placed before another key, because its create revision is
 // above those of all others. So a view of all the keys before, with every event
@@ -284,7 +285,7 @@ func (h *hold) look(ctx context.Context, nearest string) (view, error) {
 //     pass.
 //   - The lease of the key has not ended by the local clock. An event may
 //     arrive arbitrarily late, but until the lease has ended no other client
-//     can have the lock, unless the key was removed in the meantime. The holder
+//     can hold the lock, unless the key was removed in the meantime. The holder
 //     is notified of such a removal in the usual way.
 //
 // Otherwise the waiter reads the queue again.
@@ -323,7 +324,7 @@ func viewOf(dir string, mode driver.Mode, kvs []*mvccpb.KeyValue, more bool, r r
 // missing.
 func (v *view) first() bool { return v.all && len(v.before) == 0 && v.missing <= 0 }
 
-// isOf reports whether a later view shows nothing that an event should have
+// isOf reports whether a later view shows no change that an event should have
 // reported before.
 func (v *view) isOf(later view) bool {
 	return slices.Equal(v.before, later.before[:min(len(v.before), len(later.before))]) && v.missing <= later.missing
@@ -334,8 +335,8 @@ type verdict int8
 
 const (
 	holds verdict = iota // the view remains valid
-	frees                // since that event no key is before the waiter's own key
-	drops                // the waiter has to read the queue
+	frees                // since that event no key is before the waiter's key
+	drops                // the waiter must read the queue
 )
 
 // apply handles an event of a contender, other than the creation of its key,

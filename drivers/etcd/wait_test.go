@@ -64,8 +64,7 @@ type step = func(v *viewed)
 
 func tell(events ...*clientv3.Event) step { return func(v *viewed) { v.feed.deliver(events) } }
 
-// does carries out the steps, and checks the waiter's next action and its
-// token.
+// does carries out the steps and checks the waiter's next action and its token.
 func (v *viewed) does(t *testing.T, name string, steps []step, want verdict, token int64) {
 	t.Helper()
 	for _, s := range steps {
@@ -123,31 +122,31 @@ func TestWaiterGrantsOnlyWhatEventsProve(t *testing.T) {
 		token int64
 	}{
 		{"nothing", []step{got(both)}, holds, 0},
-		{"one of two", []step{got(both), tell(deleted("a/2", 11))}, holds, 0},
-		{"both", []step{got(both), tell(deleted("a/2", 11)), tell(deleted("a/1", 12))}, frees, 12},
-		{"both in the other order", []step{got(both), tell(deleted("a/1", 11), deleted("a/2", 12))}, frees, 12},
-		{"both at once", []step{got(both), tell(deleted("a/1", 11), deleted("a/2", 11))}, frees, 11},
-		{"others", []step{got(both), tell(deleted("a/3", 11), deleted("a/2/x", 12), put("a/2/y", 5, 12, 0), put("a/4", 13, 13, 1))}, holds, 0},
-		{"both, and one came again behind", []step{got(both), tell(deleted("a/1", 11), put("a/1", 12, 12, 1), deleted("a/2", 13))}, frees, 13},
-		{"both, and the own key with the last", []step{got(both), tell(deleted("a/2", 11)), tell(deleted("a/1", 12), deleted(viewOwn, 12))}, drops, 0},
-		{"the own key before both", []step{got(both), tell(deleted(viewOwn, 11), deleted("a/1", 12), deleted("a/2", 12))}, drops, 0},
-		{"both, and then the own key", []step{got(both), tell(deleted("a/1", 11), deleted("a/2", 11)), tell(deleted(viewOwn, 12))}, drops, 0},
+		{"one of two keys ends", []step{got(both), tell(deleted("a/2", 11))}, holds, 0},
+		{"both keys end", []step{got(both), tell(deleted("a/2", 11)), tell(deleted("a/1", 12))}, frees, 12},
+		{"both keys end in the other order", []step{got(both), tell(deleted("a/1", 11), deleted("a/2", 12))}, frees, 12},
+		{"both keys end at one revision", []step{got(both), tell(deleted("a/1", 11), deleted("a/2", 11))}, frees, 11},
+		{"events of other keys", []step{got(both), tell(deleted("a/3", 11), deleted("a/2/x", 12), put("a/2/y", 5, 12, 0), put("a/4", 13, 13, 1))}, holds, 0},
+		{"both keys end, and one was put again further back", []step{got(both), tell(deleted("a/1", 11), put("a/1", 12, 12, 1), deleted("a/2", 13))}, frees, 13},
+		{"both keys end, and the waiter's key with the last", []step{got(both), tell(deleted("a/2", 11)), tell(deleted("a/1", 12), deleted(viewOwn, 12))}, drops, 0},
+		{"the waiter's key ends before both", []step{got(both), tell(deleted(viewOwn, 11), deleted("a/1", 12), deleted("a/2", 12))}, drops, 0},
+		{"both keys end, and then the waiter's key", []step{got(both), tell(deleted("a/1", 11), deleted("a/2", 11)), tell(deleted(viewOwn, 12))}, drops, 0},
 		{"a change, as by a mark", []step{got(both), tell(put("a/1", 5, 11, 1)), tell(deleted("a/1", 12), deleted("a/2", 13))}, drops, 0},
 		{"a pass", []step{got(both), tell(passed("a/1", 5, 11, 1)), tell(deleted("a/2", 12), deleted("a/1", 13))}, frees, 13},
-		{"a pass of the own key", []step{got(both), tell(passed(viewOwn, 10, 11, 1)), tell(deleted("a/2", 12), deleted("a/1", 13))}, frees, 13},
-		{"a seal of what was passed", []step{got(both), tell(passed("a/1", 5, 11, 0)), tell(deleted("a/1", 12), deleted("a/2", 13))}, drops, 0},
+		{"a pass of the waiter's key", []step{got(both), tell(passed(viewOwn, 10, 11, 1)), tell(deleted("a/2", 12), deleted("a/1", 13))}, frees, 13},
+		{"a seal of a hold that was passed", []step{got(both), tell(passed("a/1", 5, 11, 0)), tell(deleted("a/1", 12), deleted("a/2", 13))}, drops, 0},
 		{"a seal", []step{got(both), tell(put("a/1", 5, 11, 0)), tell(deleted("a/1", 12), deleted("a/2", 13))}, drops, 0},
-		{"more than the feed remembers", []step{tell(deleted("a/1", 11)), others(12, 11+maxRecent), got(both), tell(deleted("a/2", 100))}, drops, 0},
-		{"what the feed just remembers", []step{tell(deleted("a/1", 11)), others(12, 10+maxRecent), got(both), tell(deleted("a/2", 100))}, frees, 100},
-		{"more than the feed remembers, before the view", []step{others(11-maxRecent, 10), got(both), tell(deleted("a/1", 11), deleted("a/2", 12))}, frees, 12},
+		{"more events than the feed remembers", []step{tell(deleted("a/1", 11)), others(12, 11+maxRecent), got(both), tell(deleted("a/2", 100))}, drops, 0},
+		{"as many events as the feed remembers", []step{tell(deleted("a/1", 11)), others(12, 10+maxRecent), got(both), tell(deleted("a/2", 100))}, frees, 100},
+		{"more events than the feed remembers, before the view", []step{others(11-maxRecent, 10), got(both), tell(deleted("a/1", 11), deleted("a/2", 12))}, frees, 12},
 		{"the nearest of many", []step{got(many)}, holds, 0},
 		{"the end of the nearest of many", []step{got(many), end(11)}, drops, 0},
-		{"the end of the nearest of many while the view was on its way", []step{end(11), got(many)}, drops, 0},
+		{"the end of the nearest of many while the view is on its way", []step{end(11), got(many)}, drops, 0},
 		{"the end of an earlier key of the nearest of many", []step{end(9), got(many), end(10)}, holds, 0},
-		{"the end of another", []step{got(many), tell(deleted("a/7", 11))}, holds, 0},
+		{"the end of another key", []step{got(many), tell(deleted("a/7", 11))}, holds, 0},
 		{"a seal before many", []step{got(many), sealed(11)}, drops, 0},
-		{"a seal before many while the view was on its way", []step{sealed(11), got(many)}, drops, 0},
-		{"a seal that was taken back before many", []step{sealed(9), got(many)}, holds, 0},
+		{"a seal before many while the view is on its way", []step{sealed(11), got(many)}, drops, 0},
+		{"a seal before many that was removed before the view", []step{sealed(9), got(many)}, holds, 0},
 		{"the nearest of many after a look", []step{got(many), ask, got(many), end(11)}, drops, 0},
 		{"the nearest of many has gone, and few are left", []step{
 			got(many), end(11), ask, got(view{revision: 11, before: []string{"a/1"}, all: true}), tell(deleted("a/1", 12)),
@@ -160,21 +159,21 @@ func TestWaiterGrantsOnlyWhatEventsProve(t *testing.T) {
 		}, drops, 0},
 		{"earlier keys of the same names", []step{got(both), tell(deleted("a/1", 8), deleted("a/2", 9))}, holds, 0},
 		{"earlier events before the view", []step{tell(deleted("a/1", 8), deleted("a/2", 9)), got(both)}, holds, 0},
-		{"one while the view was on its way", []step{tell(deleted("a/1", 11)), got(both)}, holds, 0},
-		{"both while the view was on its way", []step{tell(deleted("a/1", 11)), tell(deleted("a/2", 12)), got(both)}, frees, 12},
-		{"a seal while the view was on its way", []step{tell(put("a/1", 5, 11, 0)), tell(deleted("a/1", 12), deleted("a/2", 12)), got(both)}, drops, 0},
+		{"one key ends while the view is on its way", []step{tell(deleted("a/1", 11)), got(both)}, holds, 0},
+		{"both keys end while the view is on its way", []step{tell(deleted("a/1", 11)), tell(deleted("a/2", 12)), got(both)}, frees, 12},
+		{"a seal while the view is on its way", []step{tell(put("a/1", 5, 11, 0)), tell(deleted("a/1", 12), deleted("a/2", 12)), got(both)}, drops, 0},
 		{"an activation before the view", []step{active(false), active(true), got(both), tell(deleted("a/1", 11), deleted("a/2", 12))}, drops, 0},
 		{"an activation after the view", []step{got(both), active(false), active(true), tell(deleted("a/1", 11), deleted("a/2", 12))}, drops, 0},
 		{"an activation after the last event", []step{got(both), tell(deleted("a/1", 11), deleted("a/2", 12)), active(false), active(true)}, drops, 0},
 		{"no watch", []step{active(false), got(both), active(true)}, drops, 0},
 		{"a look that failed", []step{got(both), ask, tell(deleted("a/1", 11), deleted("a/2", 12))}, holds, 0},
-		{"one that went on", []step{got(both), ask, tell(deleted("a/1", 11)), ask, got(view{revision: 12, before: []string{"a/2"}, all: true}),
+		{"a look that succeeded after a failed look", []step{got(both), ask, tell(deleted("a/1", 11)), ask, got(view{revision: 12, before: []string{"a/2"}, all: true}),
 			tell(deleted("a/2", 13))}, frees, 13},
 		{"a look", []step{
 			got(both), tell(deleted("a/2", 11)), ask,
 			got(view{revision: 12, before: []string{"a/1"}, all: true}), tell(deleted("a/1", 13)),
 		}, frees, 13},
-		{"a lease that is over", []step{
+		{"a lease that has ended", []step{
 			got(both), func(v *viewed) { v.hold.session.End.Begin(2) }, tell(deleted("a/1", 11), deleted("a/2", 12)),
 		}, drops, 0},
 		{"a lease of its own", []step{

@@ -32,7 +32,7 @@ func TestKeysOfALock(t *testing.T) {
 			l := acquire(t, d, r)
 			answer, err := c.Get(t.Context(), test.dir, clientv3.WithPrefix())
 			if err != nil || len(answer.Kvs) != 1 {
-				t.Fatalf("keys below %q: got %v, %v, want one", test.dir, answer, err)
+				t.Fatalf("keys below %q: got %v, %v, want one key", test.dir, answer, err)
 			}
 			kv := answer.Kvs[0]
 			last := strings.TrimPrefix(string(kv.Key), test.dir)
@@ -61,7 +61,7 @@ func TestNamesBelowOneAnotherAreDistinct(t *testing.T) {
 	s := testenv.Etcd(t)
 	d := openURL(t, "etcd://%s", s.Addr)
 	var below []driver.Lease
-	for i := range 10 { // more than a request reads at once
+	for i := range 10 { // more than one request reads
 		below = append(below, acquire(t, d, request("orders/"+strconv.Itoa(i))))
 	}
 	l := acquire(t, d, noWait("orders"))
@@ -105,8 +105,8 @@ func TestRoundTrips(t *testing.T) {
 		{"read", in(driver.Read, request("a"))},
 		{"try to read", in(driver.Read, noWait("a"))},
 		{"write", in(driver.Write, request("a"))},
-		{"read beside others", in(driver.Read, request("read"))},
-		{"try to read beside others", in(driver.Read, noWait("read"))},
+		{"read while others read", in(driver.Read, request("read"))},
+		{"try to read while others read", in(driver.Read, noWait("read"))},
 	} {
 		before, rpcs := revision(t, c), s.Requests()
 		l := acquire(t, d, test.r)

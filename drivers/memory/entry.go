@@ -24,8 +24,8 @@ func (e *entry) admits(r *driver.Request, limit int) bool {
 }
 
 // overtakes reports whether a grant to a newcomer would overtake an earlier
-// waiter: a waiter in a mode that the newcomer's excludes, or any waiter for
-// permits.
+// waiter: a waiter in a mode that the newcomer's mode excludes, or any waiter
+// for permits.
 func (e *entry) overtakes(r *driver.Request) bool {
 	return slices.ContainsFunc(e.waiters(), func(w *waiter) bool { return r.Mode == driver.Permit || r.Mode.Excludes(w.l.r.Mode) })
 }
@@ -63,7 +63,7 @@ func (e *entry) heldAt(now int64) bool {
 	return slices.ContainsFunc(e.holds, func(h *lease) bool { return h.end() > now })
 }
 
-// drop removes w from the queue, and reports whether w was in it. The caller
+// drop removes w from the queue and reports whether w was in it. The caller
 // then calls serve.
 func (e *entry) drop(w *waiter) bool {
 	q := e.queue

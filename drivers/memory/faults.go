@@ -42,7 +42,7 @@ const (
 )
 
 // Cut makes the backend unreachable for d. Every request fails with
-// driver.ErrUnavailable, waiting Acquires fail at once, and d receives no
+// driver.ErrUnavailable, waiting Acquires fail immediately, and d receives no
 // messages from the backend. So the leases of d expire, and the other drivers
 // of the server can acquire their names. Cut is short for Inject(Fault{Kind:
 // CutOff}).
@@ -134,7 +134,7 @@ func (d *Driver) meet(r Requests) (Fault, <-chan struct{}) {
 	return f, d.changed
 }
 
-// pause makes a request wait, and reports whether the fault changed during the
+// pause makes a request wait and reports whether the fault changed during the
 // wait.
 func (d *Driver) pause(ctx context.Context, f Fault, changed <-chan struct{}) (again bool, err error) {
 	var late <-chan time.Time
@@ -172,8 +172,8 @@ func (d *Driver) isDeaf() bool {
 	return d.fault != nil && d.fault.On == 0 && d.fault.Times == 0 && (d.fault.Kind == CutOff || d.fault.Kind == Hang)
 }
 
-// leaveBehind schedules l, which is held, to be ended at the server by
-// endBehind. From now on nothing keeps l alive.
+// leaveBehind makes endBehind end l, which is held, on the server. From now on
+// nothing keeps l alive.
 func (d *Driver) leaveBehind(l *lease) {
 	if !l.behind {
 		l.behind = true

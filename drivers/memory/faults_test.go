@@ -35,7 +35,7 @@ func TestCutOffHolderLosesItsLeaseAtItsEnd(t *testing.T) {
 
 		r := <-c
 		if r.err != nil || !r.at.Equal(expires) {
-			t.Errorf("the other got %v at %v, want a lease at %v", r.err, r.at, expires)
+			t.Errorf("the other driver got %v at %v, want a lease at %v", r.err, r.at, expires)
 		}
 		d.Heal()
 		wantErr(t, "renewal after the end", l.Renew(t.Context(), time.Minute), driver.ErrNotHeld)
@@ -43,7 +43,7 @@ func TestCutOffHolderLosesItsLeaseAtItsEnd(t *testing.T) {
 			t.Errorf("Expires moved from %v to %v", expires, got)
 		}
 		if got := status(t, d, "x").Hold; got != r.a.Hold {
-			t.Errorf("held by %q, want the other's %q", got, r.a.Hold)
+			t.Errorf("held by %q, want the other driver's %q", got, r.a.Hold)
 		}
 	})
 }
@@ -56,7 +56,7 @@ func TestCutDismissesWaiters(t *testing.T) {
 		d.Cut()
 		wantErr(t, "wait", (<-c).err, driver.ErrUnavailable)
 		if got := status(t, other, "x").Waiters; got != 0 {
-			t.Errorf("%d wait, want none", got)
+			t.Errorf("%d requests wait, want none", got)
 		}
 		release(t, l)
 	})
@@ -93,7 +93,7 @@ func TestReleaseThatFailsIsDoneLater(t *testing.T) {
 				wantErr(t, "release", l.Release(ctx), driver.ErrUnknown)
 				wantErr(t, "renewal of a lease whose release failed", l.Renew(t.Context(), time.Minute), driver.ErrNotHeld)
 				_, err := try(other, "x")
-				wantErr(t, "acquire by the other before the fault ends", err, driver.ErrLocked)
+				wantErr(t, "acquire by the other driver before the fault ends", err, driver.ErrLocked)
 				d.Heal()
 				wantErr(t, "renewal of a released lease", l.Renew(t.Context(), time.Second), driver.ErrNotHeld)
 				release(t, lock(t, other, "x"))
@@ -110,7 +110,7 @@ func TestReleaseWhoseAnswerIsLost(t *testing.T) {
 	d.Inject(memory.Fault{Kind: memory.LoseAnswer})
 	wantErr(t, "release", l.Release(t.Context()), driver.ErrUnknown)
 	release(t, lock(t, other, "x"))
-	wantErr(t, "its repetition", l.Release(t.Context()), driver.ErrUnknown)
+	wantErr(t, "repeated release", l.Release(t.Context()), driver.ErrUnknown)
 	d.Heal()
 	release(t, l)
 	wantErr(t, "release after the answer", l.Release(t.Context()), driver.ErrNotHeld)
@@ -123,24 +123,24 @@ func TestAcquireWhoseAnswerIsLostIsCleanedUp(t *testing.T) {
 		_, err := try(d, "x")
 		wantErr(t, "acquire", err, driver.ErrUnknown)
 		_, err = try(other, "x")
-		wantErr(t, "acquire by the other before the fault ends", err, driver.ErrLocked)
+		wantErr(t, "acquire by the other driver before the fault ends", err, driver.ErrLocked)
 		d.Heal()
 		l := lock(t, other, "x")
 
 		d.Inject(memory.Fault{Kind: memory.LoseAnswer})
 		_, err = try(d, "x")
-		wantErr(t, "acquire of what the other holds", err, driver.ErrUnknown)
+		wantErr(t, "acquire of a name that the other driver holds", err, driver.ErrUnknown)
 		release(t, l)
 		_, err = try(d, "x")
 		wantErr(t, "acquire", err, driver.ErrUnknown)
 		start := time.Now()
 		r := <-wait(t.Context(), other, newAttempt("x"))
 		if got := r.at.Sub(start); r.err != nil || got != 10*time.Second {
-			t.Errorf("the other got %v after %v, want a lease when the TTL of the remains has passed", r.err, got)
+			t.Errorf("the other driver got %v after %v, want a lease when the TTL of the remains has passed", r.err, got)
 		}
 		d.Heal()
 		if got := status(t, d, "x").Hold; got != r.a.Hold || d.Behind() != 0 {
-			t.Errorf("held by %q, %d left behind, want the other's %q and none", got, d.Behind(), r.a.Hold)
+			t.Errorf("held by %q, %d left behind, want the other driver's %q and none", got, d.Behind(), r.a.Hold)
 		}
 	})
 }
@@ -155,7 +155,7 @@ func TestRequestThatHangs(t *testing.T) {
 		r := <-wait(ctx, d, newAttempt("x"))
 		wantErr(t, "acquire", r.err, driver.ErrUnknown, context.DeadlineExceeded)
 		if got := r.at.Sub(start); got != 3*time.Second {
-			t.Errorf("it returned after %v, want 3s", got)
+			t.Errorf("Acquire returned after %v, want 3s", got)
 		}
 		c := wait(t.Context(), d, newAttempt("x"))
 		time.Sleep(time.Hour)
@@ -165,9 +165,9 @@ func TestRequestThatHangs(t *testing.T) {
 			t.Fatalf("acquire after the fault: %v", r.err)
 		}
 		if got, want := time.Until(r.lease.Expires()), 10*time.Second-time.Hour; got != want {
-			t.Errorf("%v left, want %v: it counts from the send", got, want)
+			t.Errorf("%v left, want %v: the TTL starts when the request is sent", got, want)
 		}
-		wantErr(t, "renewal of a lease that is past", r.lease.Renew(t.Context(), time.Minute), driver.ErrNotHeld)
+		wantErr(t, "renewal of an expired lease", r.lease.Renew(t.Context(), time.Minute), driver.ErrNotHeld)
 		release(t, r.lease) // the TTL began at the server when the request was let through
 
 		c = wait(t.Context(), d, newAttempt("x"))
@@ -191,7 +191,7 @@ func TestGrantToAWaiterThatHangs(t *testing.T) {
 		d.Inject(memory.Fault{Kind: memory.Hang})
 		release(t, l)
 		if got := status(t, other, "x").Hold; got != a.Hold {
-			t.Errorf("held by %q, want %q, which cannot know it", got, a.Hold)
+			t.Errorf("held by %q, want %q, which is not notified", got, a.Hold)
 		}
 		cancel()
 		wantErr(t, "acquire", (<-c).err, driver.ErrUnknown, context.Canceled)
@@ -227,23 +227,23 @@ func TestSlowRequestCountsFromItsSend(t *testing.T) {
 			t.Errorf("acquire took %v, want 4s", got)
 		}
 		if got := l.Expires().Sub(start); got != 10*time.Second {
-			t.Errorf("expires %v after the send, want 10s", got)
+			t.Errorf("expires %v after the request was sent, want 10s", got)
 		}
 		c := wait(t.Context(), other, newAttempt("x"))
 		if err := l.Renew(t.Context(), 10*time.Second); err != nil {
 			t.Error(err)
 		}
 		if got := l.Expires().Sub(start); got != 14*time.Second {
-			t.Errorf("expires %v after the first send, want 14s", got)
+			t.Errorf("expires %v after the first request was sent, want 14s", got)
 		}
 		time.Sleep(4 * time.Second)
 		wantErr(t, "renewal that arrives too late", l.Renew(t.Context(), 10*time.Second), driver.ErrNotHeld)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		_, err := d.Acquire(ctx, &newAttempt("y").Request)
-		wantErr(t, "acquire that is slower than its context", err, context.DeadlineExceeded)
+		wantErr(t, "acquire that takes longer than its context", err, context.DeadlineExceeded)
 		if r := <-c; r.at.Sub(start) != 18*time.Second {
-			t.Errorf("the other was granted %v after the first send, want 18s", r.at.Sub(start))
+			t.Errorf("the other driver was granted the lock %v after the first request was sent, want 18s", r.at.Sub(start))
 		}
 	})
 }
@@ -285,14 +285,14 @@ func TestRenewalWhoseAnswerIsLost(t *testing.T) {
 		time.Sleep(time.Second)
 		wantErr(t, "renewal", l.Renew(t.Context(), 10*time.Second), driver.ErrUnknown)
 		if got := l.Expires().Sub(start); got != 10*time.Second {
-			t.Errorf("expires after %v, want the 10s of the grant", got)
+			t.Errorf("expires after %v, want 10s, as granted", got)
 		}
-		wantErr(t, "renewal for less", l.Renew(t.Context(), 2*time.Second), driver.ErrUnknown)
+		wantErr(t, "renewal with a shorter TTL", l.Renew(t.Context(), 2*time.Second), driver.ErrUnknown)
 		if got := l.Expires().Sub(start); got != 3*time.Second {
-			t.Errorf("expires after %v, want 3s: the server may have carried it out", got)
+			t.Errorf("expires after %v, want 3s: the server may have carried out the renewal", got)
 		}
 		if r := <-c; r.at.Sub(start) != 3*time.Second {
-			t.Errorf("the other was granted after %v, want 3s", r.at.Sub(start))
+			t.Errorf("the other driver was granted the lock after %v, want 3s", r.at.Sub(start))
 		}
 	})
 }

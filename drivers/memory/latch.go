@@ -22,7 +22,7 @@ type latchChange struct {
 	at  int64 // on the clock of the server
 }
 
-// rememberFor is the time for which a server remembers the id of a change.
+// rememberFor is how long a server remembers the id of a change.
 const rememberFor = int64(2 * driver.RepeatFor)
 
 func newLatches() latches {
@@ -97,7 +97,7 @@ func (d *Driver) changeLatch(ctx context.Context, id string, change func(*latche
 
 // The methods below are called with Server.mu held.
 
-// lower lowers the count of a latch by n, and reports whether the latch exists.
+// lower lowers the count of a latch by n and reports whether the latch exists.
 func (all *latches) lower(name string, n int) bool {
 	left := all.left[name]
 	switch {
@@ -125,7 +125,7 @@ func (all *latches) sweep(now int64) {
 	all.sweepAt = max(minSweep, 2*len(all.changes))
 }
 
-// clear removes all latches, and forgets all changes.
+// clear removes all latches and forgets all changes.
 func (all *latches) clear() {
 	clear(all.changes)
 	for name, left := range all.left {

@@ -11,7 +11,7 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// lease is one attempt to hold a name. It is the waiting request, the hold at
+// lease is one attempt to hold a name. It is the waiting request, the hold on
 // the server, and the holder's view of the hold.
 type lease struct {
 	d       *Driver
@@ -136,7 +136,7 @@ func (l *lease) confirm(ctx context.Context) error {
 	return unknown(err)
 }
 
-// end returns the time at which the hold ends at the server.
+// end returns the time at which the hold ends on the server.
 func (l *lease) end() int64 {
 	if l.session != nil && !l.left {
 		return min(l.ends, l.session.ends)

@@ -28,8 +28,8 @@
 // # Faults
 //
 // [Driver.Cut] makes the backend unreachable, and [Driver.ForceUnlock] removes
-// a holder at once. [Driver.Inject] makes requests fail, hang, arrive late or
-// lose their answers. [Server.Expire] and [Server.Flush] end holds without
+// a holder immediately. [Driver.Inject] makes requests fail, hang, arrive late
+// or lose their answers. [Server.Expire] and [Server.Flush] end holds without
 // notifying the holders.
 package memory
 
@@ -196,7 +196,7 @@ func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error
 	return d.server.status(name), nil
 }
 
-// query is request for requests that belong to no hold.
+// query is like request, but for requests that belong to no hold.
 func (d *Driver) query(ctx context.Context, r Requests) (lost bool, err error) {
 	if err := ctx.Err(); err != nil {
 		return false, err

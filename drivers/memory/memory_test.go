@@ -79,7 +79,7 @@ func wantErr(t *testing.T, what string, got error, want ...error) {
 	t.Helper()
 	for _, w := range want {
 		if !errors.Is(got, w) {
-			t.Errorf("%s: got error %v, want one that matches %v", what, got, w)
+			t.Errorf("%s: got error %v, want an error that matches %v", what, got, w)
 		}
 	}
 }
@@ -118,16 +118,16 @@ func TestHoldsExcludeEachOther(t *testing.T) {
 	other := d.Server().NewDriver()
 	l := lock(t, d, "a")
 	_, err := try(d, "a")
-	wantErr(t, "second acquire of the same driver", err, driver.ErrLocked)
+	wantErr(t, "second acquire by the same driver", err, driver.ErrLocked)
 	_, err = try(other, "a")
-	wantErr(t, "acquire of another driver", err, driver.ErrLocked)
+	wantErr(t, "acquire by another driver", err, driver.ErrLocked)
 	lock(t, other, "b")
 	release(t, l)
 	wantErr(t, "second release", l.Release(t.Context()), driver.ErrNotHeld)
 	wantErr(t, "renewal after release", l.Renew(t.Context(), time.Second), driver.ErrNotHeld)
 	l = lock(t, other, "a")
 	_, err = try(d, "a")
-	wantErr(t, "acquire while the other holds", err, driver.ErrLocked)
+	wantErr(t, "acquire while the other driver holds the name", err, driver.ErrLocked)
 	release(t, l)
 }
 
@@ -148,7 +148,7 @@ func TestLeaseEndsAtItsTTL(t *testing.T) {
 			t.Errorf("waiter was granted after %v, want %v", got, want)
 		}
 		if got, want := r.lease.Expires().Sub(r.at), 10*time.Second; got != want {
-			t.Errorf("its lease expires after %v, want %v", got, want)
+			t.Errorf("the waiter's lease expires after %v, want %v", got, want)
 		}
 		if got := a.waiting.Load(); got != 1 {
 			t.Errorf("Waiting was called %d times, want 1", got)
@@ -160,8 +160,8 @@ func TestLeaseEndsAtItsTTL(t *testing.T) {
 		wantErr(t, "release of an ended lease", r.lease.Release(t.Context()), driver.ErrNotHeld)
 		release(t, lock(t, d, "a"))
 
-		wantErr(t, "renewal of the ended lease", l.Renew(t.Context(), time.Minute), driver.ErrNotHeld)
-		wantErr(t, "its release", l.Release(t.Context()), driver.ErrNotHeld)
+		wantErr(t, "renewal of the waiter's ended lease", l.Renew(t.Context(), time.Minute), driver.ErrNotHeld)
+		wantErr(t, "release of the waiter's ended lease", l.Release(t.Context()), driver.ErrNotHeld)
 		if got, want := l.Expires(), granted.Add(10*time.Second); !got.Equal(want) {
 			t.Errorf("Expires moved to %v after it had passed at %v", got, want)
 		}
@@ -248,7 +248,7 @@ func TestOrderOfGrants(t *testing.T) {
 					synctest.Wait()
 				}
 				if got := status(t, drivers['a'], "x").Waiters; got != len(arrivals) {
-					t.Errorf("%d wait, want %d", got, len(arrivals))
+					t.Errorf("%d requests wait, want %d", got, len(arrivals))
 				}
 				var got []string
 				for range arrivals {
@@ -287,7 +287,7 @@ func TestCanceledWaiterLeavesTheQueue(t *testing.T) {
 				cancels[i]()
 				wantErr(t, "canceled wait", (<-results[i]).err, driver.ErrLocked, context.Canceled)
 				if got, want := status(t, d, "x").Waiters, 2-left; got != want {
-					t.Errorf("%v: %d wait after the cancel, want %d", order, got, want)
+					t.Errorf("%v: %d requests wait after the cancel, want %d", order, got, want)
 				}
 			}
 			release(t, l)
@@ -313,7 +313,7 @@ func TestGrantAndCancelCross(t *testing.T) {
 			cancel() // may wake the waiter, which then finds that it was granted the name
 			r := <-c
 			if first && r.lease != nil {
-				t.Fatal("a wait that was canceled before the release was granted the name")
+				t.Fatal("a request was granted the name although it was canceled before the release")
 			}
 			if (r.lease == nil) == (r.err == nil) {
 				t.Fatalf("got lease %v and error %v, want one of them", r.lease, r.err)
@@ -327,7 +327,7 @@ func TestGrantAndCancelCross(t *testing.T) {
 			}
 		}
 		if granted == 0 {
-			t.Error("no grant crossed a cancel")
+			t.Error("no grant coincided with a cancel")
 		}
 	})
 }
@@ -375,8 +375,8 @@ func TestCloseLeavesTheQueuesFirst(t *testing.T) {
 		if err := d.Close(t.Context()); err != nil {
 			t.Error(err)
 		}
-		wantErr(t, "wait of the closed driver", (<-own).err, driver.ErrClosed)
-		wantErr(t, "second wait of the closed driver", (<-own2).err, driver.ErrClosed)
+		wantErr(t, "wait by the closed driver", (<-own).err, driver.ErrClosed)
+		wantErr(t, "second wait by the closed driver", (<-own2).err, driver.ErrClosed)
 		r := <-theirs
 		if r.err != nil {
 			t.Error(r.err)

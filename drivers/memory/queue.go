@@ -52,9 +52,9 @@ func (w *waiter) ended() error {
 }
 
 // draw moves the next waiter to be granted the name to the front of a queue
-// without an order: any admitted waiter, chosen at random. After readers it
+// without an order: any admitted waiter, chosen at random. After readers, draw
 // chooses a waiter in another mode, if there is one, so that new readers cannot
-// make it wait forever.
+// make that waiter wait forever.
 func (q *queue) draw(after driver.Mode, admitted func(*waiter) bool) {
 	next := slices.IndexFunc(q.waiters, func(w *waiter) bool { return w.l.r.Mode != driver.Read })
 	if after != driver.Read || next < 0 {
@@ -125,7 +125,7 @@ func (s *Server) enqueue(ctx context.Context, e *entry, l *lease, sent, now int6
 	return w
 }
 
-// leave removes w from its queue, and serves waiters that were waiting only for
+// leave removes w from its queue and serves waiters that were waiting only for
 // w. It reports whether w was still in the queue.
 func (s *Server) leave(w *waiter) bool {
 	if !w.entry.drop(w) {
@@ -135,8 +135,8 @@ func (s *Server) leave(w *waiter) bool {
 	return true
 }
 
-// dismiss removes all waiters for whose lease meant returns true from their
-// queues. They get err.
+// dismiss removes each waiter whose lease satisfies meant from its queue. These
+// waiters get err.
 func (s *Server) dismiss(meant func(*lease) bool, err error) {
 	for _, e := range s.names {
 		left := false

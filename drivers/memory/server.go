@@ -63,8 +63,8 @@ func (s *Server) Expire(name string) {
 	reportLosses(losses)
 }
 
-// ExpireHold is Expire for one hold, identified by its [driver.Request.Hold].
-// It does not end other holds of the name.
+// ExpireHold is like Expire, but ends only one hold of name, identified by its
+// [driver.Request.Hold].
 func (s *Server) ExpireHold(hold string) {
 	s.mu.Lock()
 	var losses []loss
@@ -153,7 +153,7 @@ func (s *Server) now() int64 { return int64(time.Since(s.start)) }
 
 // The methods below are called with mu held.
 
-// remove ends the hold h on behalf of another client than its holder. It
+// remove ends the hold h on behalf of a client other than its holder. It
 // returns the losses to report, if any. If silent is set, a holder that renews
 // is not notified.
 func (s *Server) remove(h *lease, now int64, silent bool) []loss {
@@ -165,7 +165,7 @@ func (s *Server) remove(h *lease, now int64, silent bool) []loss {
 	return h.d.hear()
 }
 
-// removeAll is remove for all holds of e.
+// removeAll is like remove, but for all holds of e.
 func (s *Server) removeAll(e *entry, now int64, silent bool) (losses []loss) {
 	for _, h := range slices.Clone(e.holds) {
 		losses = append(losses, s.remove(h, now, silent)...)

@@ -25,7 +25,7 @@ type session struct {
 	timer  *time.Timer // for the next keep-alive, or the end of the session if that is earlier
 }
 
-// EndSession ends the sessions of d at the server, as an administrator can. The
+// EndSession ends the sessions of d on the server, as an administrator can. The
 // leases are lost with driver.ErrSessionEnded. Without Options.KeepsAlive there
 // are no sessions and EndSession does nothing.
 func (d *Driver) EndSession() {
@@ -65,8 +65,8 @@ func (ss *session) keepAlive() {
 	reportLosses(ss.kept(sent, err == nil || lost, lost))
 }
 
-// kept records the result of a keep-alive, and returns the losses if the
-// session has expired.
+// kept records the result of a keep-alive and returns the losses if the session
+// has expired.
 func (ss *session) kept(sent int64, handled, lost bool) []loss {
 	s := ss.d.server
 	s.mu.Lock()

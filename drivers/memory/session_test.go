@@ -13,7 +13,7 @@ import (
 
 var sessions = &memory.Options{KeepsAlive: true}
 
-// lockEvents is lock, and also returns the attempt.
+// lockEvents is like lock, but also returns the attempt.
 func lockEvents(t *testing.T, d *memory.Driver, name string) (driver.Lease, *attempt) {
 	t.Helper()
 	a := newAttempt(name)
@@ -35,14 +35,14 @@ func TestSessionIsKeptAlive(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d, other := pair(sessions)
 		if !d.Info().KeepsAlive {
-			t.Error("Info does not say that the driver keeps its leases alive")
+			t.Error("Info does not report that the driver keeps its leases alive")
 		}
 		l, a := lockEvents(t, d, "x")
 		c := wait(t.Context(), other, newAttempt("x"))
 		for range 100 {
 			time.Sleep(time.Second)
 			if left := time.Until(l.Expires()); left < 6*time.Second || left > 10*time.Second {
-				t.Fatalf("%v left, want 10s less at most a third, and a second", left)
+				t.Fatalf("%v left, want 6s to 10s", left)
 			}
 		}
 		if n := d.Sessions(); n != 1 {
@@ -72,7 +72,7 @@ func TestSessionThatIsCutOffExpires(t *testing.T) {
 		c := wait(t.Context(), other, newAttempt("x"))
 		r := <-c
 		if r.err != nil || !r.at.Equal(expires) {
-			t.Errorf("the other got %v at %v, want a lease at %v", r.err, r.at, expires)
+			t.Errorf("the other driver got %v at %v, want a lease at %v", r.err, r.at, expires)
 		}
 		synctest.Wait()
 		wantLost(t, a, driver.ErrSessionEnded)
@@ -83,7 +83,7 @@ func TestSessionThatIsCutOffExpires(t *testing.T) {
 		d.Heal()
 		wantErr(t, "release", l2.Release(t.Context()), driver.ErrNotHeld)
 		_, err := try(d, "x")
-		wantErr(t, "acquire of what the other holds", err, driver.ErrLocked)
+		wantErr(t, "acquire of a name that the other driver holds", err, driver.ErrLocked)
 		release(t, lock(t, d, "y"))
 		release(t, r.lease)
 	})
@@ -132,7 +132,7 @@ func TestFixedLeaseOnASession(t *testing.T) {
 		}
 		r := <-wait(t.Context(), other, newAttempt("x"))
 		if got := r.at.Sub(start); r.err != nil || got != 24*time.Second {
-			t.Errorf("the other got %v after %v, want a lease after 24s", r.err, got)
+			t.Errorf("the other driver got %v after %v, want a lease after 24s", r.err, got)
 		}
 		wantErr(t, "renewal", l.Renew(t.Context(), time.Second), driver.ErrNotHeld)
 		release(t, r.lease)
@@ -184,7 +184,7 @@ func TestWaiterWhoseSessionExpiredAsksAgain(t *testing.T) {
 		release(t, l)
 		r := <-c2
 		if r.err != nil || len(c) != 0 {
-			t.Fatalf("got %v, want a lease for the one that kept its place", r.err)
+			t.Fatalf("got %v, want a lease for the waiter that kept its place", r.err)
 		}
 		release(t, r.lease)
 		release(t, (<-c).lease)
@@ -208,7 +208,7 @@ func TestGrantOnASessionThatExpiredMeanwhileIsNotReturned(t *testing.T) {
 			t.Fatal(r.err)
 		}
 		if got, least := r.at.Sub(start), 13*time.Second; got < least || !r.lease.Expires().After(r.at) {
-			t.Errorf("granted after %v with %v left, want a living lease after %v", got, r.lease.Expires().Sub(r.at), least)
+			t.Errorf("granted after %v with %v left, want a live lease after %v", got, r.lease.Expires().Sub(r.at), least)
 		}
 	})
 }

@@ -304,8 +304,8 @@ func TestRemovalOfReaders(t *testing.T) {
 	})
 }
 
-// The token of a reader is above those of earlier writers and below those of
-// later writers.
+// The token of a reader is above the tokens of earlier writers and below the
+// tokens of later writers.
 func TestTokensOfReaders(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCrowd(t, nil)
@@ -317,7 +317,7 @@ func TestTokensOfReaders(t *testing.T) {
 				c.expect(who)
 				first, n := c.leases[who].Tokens()
 				if first <= last || n != 1 {
-					t.Errorf("%s: %d tokens from %d on, after %d", who, n, first, last)
+					t.Errorf("%s: got %d tokens from %d, after token %d", who, n, first, last)
 				}
 				last = first
 				c.release(who)

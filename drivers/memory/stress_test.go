@@ -64,7 +64,7 @@ type stressed struct {
 	exact    bool // Acquires are not delayed, so a lease counts from its grant, and not from before
 }
 
-// stress runs until there were so many grants.
+// stress runs until there have been enough grants.
 func stress(t *testing.T, o *memory.Options, grants int64, hangs bool) {
 	s := &stressed{t: t, ledgers: make([]ledger, 2), session: o.KeepsAlive, exact: !o.KeepsAlive && !hangs}
 	server := memory.NewServer(o)

@@ -35,7 +35,7 @@ func TestUnsealNeedsTheIDOfTheLastLoosen(t *testing.T) {
 		wantErr(t, "second Unseal", other.Unseal(ctx, "x", "b"), driver.ErrNotHeld)
 		l = lock(t, other, "x")
 		if first, _ := l.Tokens(); first <= 1000 {
-			t.Errorf("after Unseal: got token %d, want one above 1000", first)
+			t.Errorf("after Unseal: got token %d, want a token above 1000", first)
 		}
 		if err := other.Seal(ctx, l); err != nil {
 			t.Fatal(err)
@@ -81,7 +81,7 @@ func TestUnmarkNeedsTheHoldAndKeepsTheTokens(t *testing.T) {
 		}
 		release(t, l)
 		if first, _ := lock(t, d, "x").Tokens(); first <= 1000 {
-			t.Errorf("after Unmark: got token %d, want one above 1000", first)
+			t.Errorf("after Unmark: got token %d, want a token above 1000", first)
 		}
 	})
 }

@@ -35,7 +35,7 @@ func open(_ context.Context, c *driver.Config) (driver.Driver, error) {
 		return nil, err
 	}
 	if u.User != nil || u.Path != "" || len(u.Hosts) > 1 {
-		return nil, errors.New("memory URL: it is memory:// or memory://name, without user, path or a second name")
+		return nil, errors.New("memory URL: want memory:// or memory://name, without user, path or a second name")
 	}
 	if len(u.Hosts) == 0 {
 		return New(&o), nil

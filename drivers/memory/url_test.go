@@ -44,7 +44,7 @@ func TestURLWithNameIsShared(t *testing.T) {
 	first, second, other := openURL(t, url), openURL(t, url), openURL(t, "memory://other")
 	locked(t, first)
 	if !locked(t, second) {
-		t.Error("two drivers of one name were granted one lock")
+		t.Error("two drivers of one name were granted the same lock")
 	}
 	if locked(t, other) {
 		t.Error("backends of different names share a lock")
@@ -60,7 +60,7 @@ func TestURLWithNameIsShared(t *testing.T) {
 	}
 	third := openURL(t, url)
 	if !locked(t, third) {
-		t.Error("the backend did not live on with its first driver")
+		t.Error("the backend did not outlive its second driver")
 	}
 	for _, d := range []driver.Driver{first, third} {
 		if err := d.Close(t.Context()); err != nil {

@@ -18,7 +18,7 @@ func (d *Driver) Watch(name string, changed func()) (stop func(), err error) {
 	return d.watch(d.server.watchers, name, changed), nil
 }
 
-// watch adds a watcher, and returns a function that removes it.
+// watch adds a watcher and returns a function that removes it.
 func (d *Driver) watch(all watchers, name string, changed func()) (stop func()) {
 	s := d.server
 	w := &watcher{d, changed}

@@ -57,10 +57,10 @@ func (d *Driver) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, 
 }
 
 // closable returns the context for steps that send a request to one backend
-// while the attempt may hold the other, or a membership. Close ends such steps,
-// and waits for them, before it closes the backends. A step that uses one
-// backend while nothing else is held ends when that backend is closed, so it
-// needs no such context.
+// while the attempt may have a hold on the other, or a membership. Close ends
+// such steps and waits for them before it closes the backends. A step that uses
+// one backend while nothing else is held ends when that backend is closed, so
+// it needs no such context.
 func (a *attempt) closable(ctx context.Context) (context.Context, error) {
 	var err error
 	if a.bound == nil {
@@ -139,7 +139,7 @@ func (a *attempt) dual(ctx context.Context) (*lease, error) {
 	return l.grant(ctx, from, from, to)
 }
 
-// handover is dual for a name that it then seals. After the seal, the lease is
+// handover is like dual, but then seals the name. After the seal, the lease is
 // held only on to.
 func (a *attempt) handover(ctx context.Context) (*lease, error) {
 	l, from, to, err := a.both(ctx, true)
@@ -162,7 +162,7 @@ func (a *attempt) handover(ctx context.Context) (*lease, error) {
 
 // both acquires the name on from, keeps it while it waits for to, and then
 // checks that from is still held. With tokensOfTo the lease has the tokens of
-// to, otherwise those of from.
+// to, otherwise the tokens of from.
 func (a *attempt) both(ctx context.Context, tokensOfTo bool) (l *lease, from, to *part, err error) {
 	l = a.newLease()
 	from, err = l.acquire(ctx, a.d.from, !tokensOfTo, a.r.NoWait)
@@ -190,7 +190,7 @@ func (a *attempt) both(ctx context.Context, tokensOfTo bool) (l *lease, from, to
 	return l, from, to, nil
 }
 
-// alone acquires the name on to, and seals it on from if it is not sealed yet.
+// alone acquires the name on to and seals it on from if it is not sealed yet.
 // While alone holds to, it never waits for from, because every other way
 // acquires from first.
 func (a *attempt) alone(ctx context.Context) (*lease, error) {

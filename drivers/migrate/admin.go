@@ -114,7 +114,7 @@ func (d *Driver) report() {
 	}
 }
 
-// keptAlive handles the report of one backend.
+// keptAlive handles a report from one backend.
 func (d *Driver) keptAlive(b *backend, err error) {
 	if d.life.Err() != nil {
 		return

@@ -19,9 +19,9 @@ const apartNames = 16
 
 // Check checks that the two backends are different, can seal if there is no
 // gate, and belong together: see [ErrSame], [ErrNeedsGate], [ErrOtherBackend]
-// and [ErrWrongWay]. The first Check of a migration ties from to to, if
-// [Driver.Ties] returns nil. Opening by URL calls Check. A program that uses
-// New should call Check before its first lock.
+// and [ErrWrongWay]. The first Check of a migration ties the old backend to the
+// new one, if [Driver.Ties] returns nil. Opening by URL calls Check. A program
+// that uses New should call Check before its first lock.
 func (d *Driver) Check(ctx context.Context) error {
 	bound, end, err := d.closable(ctx)
 	if err != nil {
@@ -75,7 +75,7 @@ const tokensName = reserved + "tokens"
 
 // floorUnit is far more than a backend's tokens can rise during a migration:
 // nine years for tokens that are microseconds. Floors that Tokens proposes are
-// multiples of it, so that two calls agree.
+// multiples of floorUnit, so that two calls agree.
 const floorUnit = 1 << 48
 
 // Tokens are the tokens that the two backends give to a name that has not been
@@ -86,7 +86,7 @@ type Tokens struct {
 	// Floor is the floor that to needs. If the migration is already tied to a
 	// different floor, it is that floor. Otherwise it is the floor of to, if
 	// tokens rise with it. If they do not, it is a floor that keeps the tokens
-	// of to above those of from for years.
+	// of to above the tokens of from for years.
 	Floor uint64
 }
 
@@ -95,7 +95,7 @@ type Tokens struct {
 // chance are not enough.
 func (t Tokens) Rise() bool { return t.To > t.From+floorUnit/2 }
 
-// Tokens locks a reserved name for a moment on each backend, and compares the
+// Tokens locks a reserved name for a moment on each backend and compares the
 // tokens. It returns zero Tokens if a backend has none.
 func (d *Driver) Tokens(ctx context.Context) (t Tokens, err error) {
 	if d.from.info.Fencing == driver.None || d.to.info.Fencing == driver.None {

@@ -15,8 +15,9 @@ import (
 )
 
 // TestCostIsThatOfTheBackends counts the requests that a lock and its release
-// take. In phase dual there is at most one more than both backends take, in
-// phase new no more than the new backend takes without a migration.
+// take. In phase dual there is at most one request more than both backends
+// take. In phase new there are no more requests than the new backend takes
+// without a migration.
 func TestCostIsThatOfTheBackends(t *testing.T) {
 	a, b := testenv.Redis(t), testenv.Redis(t)
 	from, to := "redisson://"+a.Addr, "redisson://"+b.Addr
@@ -41,7 +42,7 @@ func TestCostIsThatOfTheBackends(t *testing.T) {
 	for _, more := range []string{"&gate=true&fenced=false", ""} {
 		onFrom, onTo := cost(pair + more + "&phase=dual")
 		if got, most := onFrom+onTo, bareFrom+bareTo+20; got > most {
-			t.Errorf("phase dual%s: got %d requests for 20 locks, want %d at most", more, got, most)
+			t.Errorf("phase dual%s: got %d requests for 20 locks, want at most %d", more, got, most)
 		}
 		onFrom, onTo = cost(pair + more + "&phase=new")
 		if onFrom != 0 || onTo > bareTo*105/100 {

@@ -13,16 +13,16 @@ import (
 )
 
 // gate keeps processes in PhaseOld and processes in PhaseNew apart by locks, so
-// the gate works with any two backends. PhaseDual excludes both, and needs no
+// the gate works with any two backends. PhaseDual excludes both and needs no
 // gate.
 //
 // A process in PhaseOld is a member: it holds one of a number of slots on the
 // old backend. Each slot is the lock of a reserved name. A process in PhaseNew
-// holds a slot on the new backend. A process takes a slot first, and then
-// checks that all slots of the other kind are free, by acquiring and releasing
-// each. Of two processes of different kinds, the later one sees the earlier
-// one. All locks of a member end with its membership. A check holds a slot for
-// a moment, so a taken slot is checked again before it counts as a member's.
+// holds a slot on the new backend. A process takes a slot first and then checks
+// that all slots of the other kind are free, by acquiring and releasing each.
+// Of two processes of different kinds, the later one sees the earlier one. All
+// locks of a member end with its membership. A check holds a slot for a moment,
+// so a taken slot is checked again before it counts as a member's.
 //
 // The code in closing.go records on the backend that a process was refused in
 // PhaseOld, and ends PhaseOld.
@@ -229,8 +229,8 @@ func (g *gate) membership(ctx context.Context) (*member, error) {
 	}
 }
 
-// enterNow is enter for callers that need a current answer instead of the last
-// refusal.
+// enterNow is like enter, but for callers that need a current answer instead of
+// the last refusal.
 func (g *gate) enterNow(ctx context.Context) (*member, error) {
 	g.mu.Lock()
 	g.refused = refusal{}
@@ -238,7 +238,7 @@ func (g *gate) enterNow(ctx context.Context) (*member, error) {
 	return g.membership(ctx)
 }
 
-// replace makes m the current membership, and returns the previous one, which
+// replace makes m the current membership and returns the previous one, which
 // the caller must retire. It is called with mu held.
 func (g *gate) replace(m *member) (old *member) {
 	old, g.current = g.current, m
@@ -320,8 +320,8 @@ func (g *gate) drain(ctx context.Context, p Phase) error {
 	}
 }
 
-// gated acquires the name in the phase of the process, and starts again when
-// the phase changes before the grant.
+// gated acquires the name in the phase of the process and starts again when the
+// phase changes before the grant.
 func (a *attempt) gated(ctx context.Context) (*lease, error) {
 	if strings.HasPrefix(a.r.Name, reserved) {
 		return nil, ErrReserved
@@ -350,7 +350,7 @@ func (a *attempt) gated(ctx context.Context) (*lease, error) {
 	}
 }
 
-// under acquires the name in the phase of m, and gives up when the membership
+// under acquires the name in the phase of m and gives up when the membership
 // ends.
 func (a *attempt) under(ctx context.Context, m *member) (*lease, error) {
 	ctx, cancel := context.WithCancel(ctx)

@@ -16,7 +16,7 @@ import (
 	"github.com/go-dsync/dsync/drivers/migrate"
 )
 
-// gated is client with a gate.
+// gated is like client, but with a gate.
 func (p *pair) gated(phase migrate.Phase) *client {
 	c := &client{from: p.from.NewDriver(), to: p.to.NewDriver()}
 	var err error
@@ -57,19 +57,19 @@ func TestGateKeepsOldAndNewApart(t *testing.T) {
 		p := newPair(t, nil, nil)
 		a, b := p.gated(migrate.PhaseOld), p.gated(migrate.PhaseDual)
 		setPhase(t, a, migrate.PhaseOld)
-		wantBehind(t, "to new beside old", b.SetPhase(t.Context(), migrate.PhaseNew), migrate.PhaseOld, a)
+		wantBehind(t, "to phase new while a process is in phase old", b.SetPhase(t.Context(), migrate.PhaseNew), migrate.PhaseOld, a)
 		if b.Phase() != migrate.PhaseDual {
 			t.Errorf("after a change that was refused: got phase %v, want dual", b.Phase())
 		}
 		_, err := try(p.gated(migrate.PhaseNew), "x")
-		wantBehind(t, "a lock in new beside old", err, migrate.PhaseOld, a)
-		wantErr(t, "a lock in new beside old", err, driver.ErrUnavailable)
+		wantBehind(t, "a lock in phase new while a process is in phase old", err, migrate.PhaseOld, a)
+		wantErr(t, "a lock in phase new while a process is in phase old", err, driver.ErrUnavailable)
 		setPhase(t, a, migrate.PhaseDual)
 		setPhase(t, b, migrate.PhaseNew)
-		wantBehind(t, "back to old beside new", a.SetPhase(t.Context(), migrate.PhaseOld), migrate.PhaseNew, b)
+		wantBehind(t, "back to phase old while a process is in phase new", a.SetPhase(t.Context(), migrate.PhaseOld), migrate.PhaseNew, b)
 		l := lock(t, b, "x")
 		_, err = try(a, "x")
-		wantErr(t, "dual beside new", err, driver.ErrLocked)
+		wantErr(t, "a lock in phase dual while a process in phase new holds it", err, driver.ErrLocked)
 		release(t, l)
 		setPhase(t, b, migrate.PhaseDual)
 		setPhase(t, a, migrate.PhaseOld)
@@ -123,7 +123,7 @@ func TestGateLooksAfterTheSlotIsTaken(t *testing.T) {
 	})
 }
 
-// TestFinalizeKeepsProcessesOutOfPhaseOld also checks this when no process is
+// TestFinalizeKeepsProcessesOutOfPhaseOld checks this even when no process is
 // left in PhaseNew.
 func TestFinalizeKeepsProcessesOutOfPhaseOld(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -140,7 +140,7 @@ func TestFinalizeKeepsProcessesOutOfPhaseOld(t *testing.T) {
 		fresh := gated(migrate.PhaseNew)
 		var behind *migrate.BehindError
 		if err := fresh.Finalize(t.Context()); !errors.As(err, &behind) {
-			t.Errorf("beside a process in phase old: got %v, want a BehindError", err)
+			t.Errorf("while a process is in phase old: got %v, want a BehindError", err)
 		}
 		release(t, l)
 		if err := old.Close(t.Context()); err != nil {
@@ -241,11 +241,11 @@ func TestOneThatIsBehindAsksNowAndThen(t *testing.T) {
 		}
 		for begun := time.Now(); time.Since(begun) < time.Minute; {
 			_, err := try(d, "x")
-			wantBehind(t, "a lock in old beside new", err, migrate.PhaseNew, other)
+			wantBehind(t, "a lock in phase old while a process is in phase new", err, migrate.PhaseNew, other)
 			time.Sleep(10 * time.Millisecond)
 		}
 		if slots < 10 || slots > 20 {
-			t.Errorf("it asked %d times in a minute, want every 5s", slots)
+			t.Errorf("the process checked slots %d times in a minute, want a check every 5s", slots)
 		}
 		if err := other.Close(t.Context()); err != nil {
 			t.Fatal(err)
@@ -327,12 +327,12 @@ func TestGateWaitsForWhatThisProcessHolds(t *testing.T) {
 		wantErr(t, "to new with a lock of phase old", err, context.DeadlineExceeded)
 		wantBehind(t, "to new with a lock of phase old", err, migrate.PhaseOld, c)
 		if err := l.Release(t.Context()); err != nil {
-			t.Errorf("Release of what was taken in phase old: %v", err)
+			t.Errorf("Release of a lock from phase old: %v", err)
 		}
-		wantBehind(t, "to new beside another in old", c.SetPhase(t.Context(), migrate.PhaseNew), migrate.PhaseOld, other)
+		wantBehind(t, "to phase new while another process is in phase old", c.SetPhase(t.Context(), migrate.PhaseNew), migrate.PhaseOld, other)
 		release(t, held)
 		if r := <-waiting; r.err != nil {
-			t.Errorf("who waited while the phase changed: %v", r.err)
+			t.Errorf("a waiter while the phase changed: %v", r.err)
 		}
 		setPhase(t, other, migrate.PhaseDual)
 		setPhase(t, c, migrate.PhaseNew)
@@ -425,7 +425,7 @@ func TestProcessThatIsGoneIsNotInTheWayForLong(t *testing.T) {
 			t.Fatal("a process that was cut off is still in the way after three TTLs")
 		}
 		if left := time.Until(l.Expires()); left > 0 {
-			t.Errorf("its lock lasts for %v more", left)
+			t.Errorf("the lock of the process lasts %v longer", left)
 		}
 	})
 }
@@ -481,7 +481,7 @@ func TestLooksAreBrief(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got := time.Duration(looks.longest.Load()); got == 0 || got > 5*time.Second {
-			t.Errorf("slots of the other kind were asked for with a TTL of %v, want 5s at most", got)
+			t.Errorf("slots of the other kind were requested with a TTL of %v, want at most 5s", got)
 		}
 	})
 }

@@ -136,8 +136,8 @@ func (l *lease) partLost(p *part, cause error) {
 	}
 }
 
-// lose makes a held lease a lost one, and reports whether it was held. Unless p
-// is nil, p is lost.
+// lose marks a held lease as lost and reports whether it was held. If p is not
+// nil, lose also records the loss of p.
 func (l *lease) lose(p *part, cause error) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -79,7 +79,7 @@ func TestADeadlineOfARequestIsNotTheCallers(t *testing.T) {
 	}{
 		{"the seal", migrate.PhaseNew, func(c *client) { c.from.Inject(memory.Fault{Kind: memory.Hang, On: memory.Seals}) }},
 		{"the mark", migrate.PhaseNew, func(c *client) { c.to.Inject(memory.Fault{Kind: memory.Hang, On: memory.Seals}) }},
-		{"the look whether the old backend has the name still", migrate.PhaseDual, func(c *client) {
+		{"the check whether the old backend still holds the name", migrate.PhaseDual, func(c *client) {
 			c.from.Inject(memory.Fault{Kind: memory.Hang, On: memory.Renewals})
 		}},
 	} {
@@ -93,7 +93,7 @@ func TestADeadlineOfARequestIsNotTheCallers(t *testing.T) {
 			err := (<-r).err
 			wantErr(t, test.what, err, driver.ErrUnknown)
 			if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
-				t.Errorf("%s: got %v, which is how a context of the caller ends", test.what, err)
+				t.Errorf("%s: got %v, want no error of the caller's context", test.what, err)
 			}
 		})
 	}

@@ -15,7 +15,7 @@ import (
 )
 
 // member is the membership of a process in one phase. All locks of the process
-// in that phase depend on it. In PhaseDual a membership has no slot, and does
+// in that phase depend on it. In PhaseDual a membership has no slot and does
 // not expire.
 type member struct {
 	g       *gate
@@ -259,7 +259,7 @@ func (m *member) takeSlot(ctx context.Context, b *backend, k slotKind) error {
 const lookers = 16
 
 const (
-	// the time for which a slot must be taken to count as a member's
+	// how long a slot must be taken to count as a member's
 	lookFor   = 300 * time.Millisecond
 	lookPause = 20 * time.Millisecond
 
@@ -327,7 +327,7 @@ func lookAtAll(ctx context.Context, b *backend, k slotKind, which []int, at look
 	return members, err
 }
 
-// tryAt is a lookAt that is certain: it reports a slot as free only after
+// tryAt is like lookAt, but certain: it reports a slot as free only after
 // acquiring it.
 func (g *gate) tryAt(ctx context.Context, b *backend, k slotKind, slot int) (*Member, error) {
 	r := g.d.ownRequest(slotName(k, slot))
@@ -349,7 +349,7 @@ func (g *gate) tryAt(ctx context.Context, b *backend, k slotKind, slot int) (*Me
 	return m, nil
 }
 
-// describe is a lookAt that changes nothing.
+// describe is like lookAt, but changes nothing.
 func describe(ctx context.Context, b *backend, k slotKind, slot int) (*Member, error) {
 	inspector, ok := b.Driver.(driver.Inspector)
 	if !ok {
@@ -369,7 +369,7 @@ func (d *Driver) ID() string { return d.id }
 
 // Members returns the processes in PhaseOld and in PhaseNew of the gated
 // procedure, and the processes that want to be in PhaseOld and are refused.
-// Processes in PhaseDual are not members. Members changes nothing, and is as
+// Processes in PhaseDual are not members. Members changes nothing and is as
 // exact as Inspect on the backends. A change of phase does not rely on Members.
 func (d *Driver) Members(ctx context.Context) ([]Member, error) {
 	if d.gate == nil {

@@ -27,7 +27,7 @@
 // # What does not move
 //
 // Reads, writes, permits and latches are refused (errors.ErrUnsupported).
-// Readers would need tokens between those of the writers on both backends.
+// Readers would need tokens between the tokens of the writers on both backends.
 // Permits would have to be counted across both backends. Names of latches do
 // not move. Programs that only know from, in any mode, and programs in the
 // migration exclude each other.
@@ -83,7 +83,7 @@ func (p Phase) MarshalText() ([]byte, error) { return []byte(p.String()), nil }
 // Refusals of a Driver. Errors that match these contain the reason.
 var (
 	// ErrPhase reports that a call is not possible in this phase, or that the
-	// phase does not exist, as PhaseOld without a gate.
+	// phase does not exist, such as PhaseOld without a gate.
 	ErrPhase = errors.New("not possible in this phase")
 
 	// ErrTokens reports that the tokens could fall when names move between the
@@ -246,7 +246,7 @@ func New(from, to driver.Driver, o *Options) (*Driver, error) {
 // process in PhaseOld would behave like a program that only knows from.
 var errOldNeedsGate = fmt.Errorf("migrate: %w: phase %v exists only with a gate", ErrPhase, PhaseOld)
 
-// processID identifies this driver, and shows humans where it runs: host,
+// processID identifies this driver and shows humans where it runs: host,
 // process and a random text, without a colon.
 func processID() string {
 	plain := notPlain.ReplaceAllString(hostname(), "-")
@@ -271,9 +271,9 @@ const HoldPrefix = "migrate-"
 const ofProgram = HoldPrefix + "for-"
 
 // maxLeases bounds the TTL of a lease, as a multiple of the TTL of a
-// membership. Package dsync ends a lease early by 1 % of its TTL. With a larger
+// membership. Package dsync ends a lease 1 % of its TTL early. With a larger
 // multiple, that margin could use up most of the TTL of the membership, and
-// dsync would refuse the lease because it ends at once.
+// dsync would refuse the lease because it would end immediately.
 const maxLeases = 20
 
 // choose prepares d for one of the two procedures.
@@ -303,8 +303,7 @@ func (d *Driver) choose(o *Options) error {
 }
 
 // weakest returns the promises that hold in every phase, and between two
-// phases. An order does not carry over from one backend to
-// the other.
+// phases. An order does not carry over from one backend to the other.
 func weakest(a, b driver.Info) driver.Info {
 	i := driver.Info{
 		Name:    "migrate",
@@ -418,7 +417,7 @@ func (d *Driver) begin(group *sync.WaitGroup) bool {
 	return !d.closed
 }
 
-// closable begins a task that Close ends, and waits for, before it closes the
+// closable begins a task that Close ends and waits for before it closes the
 // backends. It returns the context for the task, and a function to call at its
 // end.
 func (d *Driver) closable(ctx context.Context) (bound context.Context, end func(), err error) {

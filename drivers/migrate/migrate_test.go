@@ -193,10 +193,10 @@ func TestFromIsKeptAliveAndCheckedWhileToIsWaitedFor(t *testing.T) {
 			granted := time.Now()
 			got := <-r
 			if got.err != nil || a.waiting.Load() != 1 {
-				t.Fatalf("got %v after Waiting was called %d times, want a lease and once", got.err, a.waiting.Load())
+				t.Fatalf("got %v after Waiting was called %d times, want a lease after one call", got.err, a.waiting.Load())
 			}
 			if waited := time.Since(granted); lose != (waited > 0) {
-				t.Errorf("granted %v after to was free, where another had from: %t", waited, lose)
+				t.Errorf("granted %v after to was free; another client held from: %t", waited, lose)
 			}
 			if left := time.Until(got.lease.Expires()); left != ttl && !lose {
 				t.Errorf("%v left, want %v", left, ttl)
@@ -250,7 +250,7 @@ func TestSealWithoutAMarkIsGoneOnWith(t *testing.T) {
 			wantErr(t, "without a mark", err, driver.ErrUnavailable)
 			l := lock(t, p.client(phase), "x")
 			if token, _ := l.Tokens(); token <= 1<<16 {
-				t.Errorf("%v: got token %d, want one above %d", phase, token, 1<<16)
+				t.Errorf("%v: got token %d, want a token above %d", phase, token, 1<<16)
 			}
 			release(t, l)
 		})
@@ -306,7 +306,7 @@ func TestNewRefusesPairsThatCannotBeMigrated(t *testing.T) {
 				t.Errorf("got %v, want a driver without tokens", err)
 			}
 		} else if err == nil || !strings.Contains(err.Error(), test.want) {
-			t.Errorf("got error %v, want one with %q", err, test.want)
+			t.Errorf("got error %v, want an error with %q", err, test.want)
 		}
 	}
 }

@@ -166,7 +166,7 @@ func (v gateVariant) step(s gateModel, p int, e emitGate) {
 	case gateIdle:
 		if x.looks {
 			x.at = gateTied
-			e("begins to look at the tie", true, s)
+			e("begins to check the tie", true, s)
 			return
 		}
 		v.begin(s, p, e)
@@ -180,7 +180,7 @@ func (v gateVariant) step(s gateModel, p int, e emitGate) {
 			side, _ := x.kind(x.phase)
 			x.at, x.member, x.over, x.learning = gateIdle, s.slots[side][p], true, false
 		}
-		e("asks whether the gate is closed", true, s)
+		e("checks whether the gate is closed", true, s)
 	case gateOpen:
 		v.ask(s, p, e)
 	case gateSeal:
@@ -311,7 +311,7 @@ func (v gateVariant) begin(s gateModel, p int, e emitGate) {
 	}
 }
 
-// end is the last step of a member in PhaseNew, besides locks.
+// end is the last step of a member in PhaseNew, apart from locks.
 func (v gateVariant) end(s gateModel, p int, e emitGate) {
 	if !s.closed {
 		n := s
@@ -337,7 +337,7 @@ func (v gateVariant) ask(s gateModel, p int, e emitGate) {
 		s.slots[modelFrom][p] = false
 		x.member, x.phase = false, PhaseDual
 	}
-	e("asks whether the gate is open", true, s)
+	e("checks whether the gate is open", true, s)
 }
 
 // move changes the phase by one. Holds continue under the previous phase, and
@@ -410,7 +410,7 @@ func (v gateVariant) look(s gateModel, p int, e emitGate) {
 	}
 	if s.slots[others][q] && x.learning {
 		x.at, x.looked, x.learning, x.saw = gateIdle, 0, false, false
-		e("finds a member of the other kind, and asks another time", true, s)
+		e("finds a member of the other kind, and tries again later", true, s)
 		return
 	}
 	if s.slots[others][q] {
@@ -500,19 +500,19 @@ func TestModelOfTheGateFindsEveryWrongVariant(t *testing.T) {
 		gateVariant
 	}{
 		{"phases without a gate", gateVariant{noLook: true}},
-		{"a gate that only those look at who go on", gateVariant{newLooks: true}},
+		{"a gate that only processes entering phase new check", gateVariant{newLooks: true}},
 		{"a look before the slot is taken", gateVariant{lookFirst: true}},
 		{"locks that do not end with the membership", gateVariant{untied: true}},
 		{"a phase that is skipped", gateVariant{leavesSoon: true}},
 		{"a shadow that counts as both", gateVariant{withoutTo: true}},
 		{"only the new backend before the gate is closed", gateVariant{plainFirst: true}},
 		{"a closed gate that no process checks", gateVariant{neverAsks: true}},
-		{"a closed gate that is asked for before the looks", gateVariant{asksFirst: true}},
-		{"a gate closed by one that lost its slot", gateVariant{unsure: true}},
+		{"a closed gate that is checked before the looks, not after", gateVariant{asksFirst: true}},
+		{"a gate closed by a process that lost its slot", gateVariant{unsure: true}},
 		{"a closed gate that is believed without a look", gateVariant{believes: true}},
 		{"another new backend that no process compares", gateVariant{noTie: true}},
-		{"a tie that one may have begun and another completes", gateVariant{tokenless: true}},
-		{"a tie that is not looked at again", gateVariant{sure: true}},
+		{"a tie that one process may have begun and another completes", gateVariant{tokenless: true}},
+		{"a tie that is not checked again", gateVariant{sure: true}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			ends := test.plainFirst || test.neverAsks || test.asksFirst || test.unsure || test.believes

@@ -18,7 +18,7 @@ type node[S comparable] struct {
 // The possible errors.
 const (
 	twoHolders = "two holders"
-	fallen     = "a token that is not above those before"
+	fallen     = "a token that is not above all earlier tokens"
 	deadlock   = "a deadlock"
 	hotLoop    = "a loop without a wait"
 )
@@ -197,9 +197,9 @@ func TestModelKeepsItsPromises(t *testing.T) {
 		{what: "roll-backs and a pause", active: 2, attempts: 2, pauses: 1, losses: 1, kinds: withBack},
 		{what: "the end", active: 3, attempts: 1, crashes: 1, pauses: 1, losses: 1, kinds: untilTheEnd, ends: true},
 		{what: "the end, and more attempts", active: 2, attempts: 3, pauses: 1, kinds: untilTheEnd, ends: true},
-		{what: "the end, beside seal", active: 3, attempts: 1, pauses: 1, kinds: append([]kind{handover}, untilTheEnd...), ends: true},
+		{what: "the end, alongside Seal", active: 3, attempts: 1, pauses: 1, kinds: append([]kind{handover}, untilTheEnd...), ends: true},
 		{what: "the end of a name that has moved", active: 3, attempts: 1, crashes: 1, pauses: 1, kinds: untilTheEnd, moved: true, ends: true},
-		{what: "one with another to", active: 3, attempts: 1, crashes: 1, pauses: 1, kinds: append([]kind{astray}, inTheMiddle...)},
+		{what: "a process with a different to", active: 3, attempts: 1, crashes: 1, pauses: 1, kinds: append([]kind{astray}, inTheMiddle...)},
 	} {
 		r := rules{attempts: test.attempts, kinds: test.kinds, ends: test.ends}
 		floor := int8(0)
@@ -244,7 +244,7 @@ func TestModelFindsEveryWrongVariant(t *testing.T) {
 		back  bool // the name has moved, and is moved back
 		kinds []kind
 	}{
-		{"phases without a gate or a seal, and from old to new at once", variant{noSeal: true}, twoHolders, false, nil},
+		{"phases without a gate or a seal, and directly from old to new", variant{noSeal: true}, twoHolders, false, nil},
 		{"a look at from in place of the seal", variant{lookOnly: true}, twoHolders, false, nil},
 		{"a shadow that counts as both", variant{withoutTo: true}, twoHolders, false, nil},
 		{"holds that do not end with what they depend on", variant{oneLossIsNone: true}, twoHolders, false, nil},
@@ -259,14 +259,14 @@ func TestModelFindsEveryWrongVariant(t *testing.T) {
 		{"to before from", variant{toFirst: true}, deadlock, false, nil},
 		{"waiting for from with to in hand", variant{waitForFrom: true}, deadlock, false, nil},
 		{"a roll-back that unseals before it takes the mark away", variant{unsealFirst: true}, twoHolders, true, nil},
-		{"a mark beside a request to unseal that is on its way", variant{noLoosen: true}, twoHolders, true, nil},
+		{"a mark while a request to unseal is on its way", variant{noLoosen: true}, twoHolders, true, nil},
 		{"a request to unseal without an id", variant{anyUnseal: true}, twoHolders, true, nil},
 		{"a roll-back of a name that is held", variant{withoutHold: true}, twoHolders, true, nil},
 		{"a roll-back that does not raise the tokens", variant{noRaiseBack: true}, fallen, true, nil},
 		{"a process with another to that believes the seal", variant{noIdentity: true}, twoHolders, false, append([]kind{astray}, inTheMiddle...)},
-		{"only the new backend beside only the old one", variant{plainFirst: true}, twoHolders, false, untilTheEnd},
+		{"programs that use only the new backend alongside programs that use only the old one", variant{plainFirst: true}, twoHolders, false, untilTheEnd},
 		{"only the new backend as soon as the old one is cut off", variant{noWait: true}, twoHolders, false, untilTheEnd},
-		{"only the new backend beside phase dual", variant{dualStays: true}, fallen, false, untilTheEnd},
+		{"only the new backend while processes are in phase dual", variant{dualStays: true}, fallen, false, untilTheEnd},
 		{"only the new backend without a floor in its URL", variant{noURLFloor: true}, fallen, false, untilTheEnd},
 	} {
 		t.Run(test.name, func(t *testing.T) {

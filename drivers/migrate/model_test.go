@@ -59,7 +59,7 @@ type variant struct {
 	counterOfTo   bool // PhaseDual reports the tokens of to
 	sealIsEnough  bool // PhaseNew trusts the seal without the mark, and so without the floor
 	noIdentity    bool // a process with another to trusts the seal
-	tryAgain      bool // a process that finds the name sealed on to tries again at once
+	tryAgain      bool // a process that finds the name sealed on to tries again immediately
 
 	// At the end.
 	plainFirst bool // some programs only know to while others only know from
@@ -204,7 +204,7 @@ func (r rules) expire(s model, backend int, e emit) {
 	n.holder[backend] = 0
 	x := &n.processes[p]
 	if x.attempt != attempt || !x.has[backend] {
-		e("the hold of one that is gone expires", true, n)
+		e("the hold of a process that is gone expires", true, n)
 		return
 	}
 	if s.stage > moving && x.kind == legacy { // a legacy program cannot renew

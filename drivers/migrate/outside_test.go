@@ -53,7 +53,7 @@ func TestOneThatMayNotBeInPhaseOldIsSeen(t *testing.T) {
 			setPhase(t, behind, migrate.PhaseDual)
 			time.Sleep(time.Second)
 			if isBehind(t, other, behind) {
-				t.Error("it is seen in phase dual")
+				t.Error("the process is seen in phase dual")
 			}
 			setPhase(t, other, migrate.PhaseDual)
 			setPhase(t, behind, migrate.PhaseOld)
@@ -69,7 +69,7 @@ func TestOneThatWantsToBeInPhaseOldGetsThere(t *testing.T) {
 		late, other := p.gated(migrate.PhaseOld), p.gated(migrate.PhaseNew)
 		setPhase(t, other, migrate.PhaseNew)
 		_, err := try(late, "x")
-		wantBehind(t, "a lock in old beside new", err, migrate.PhaseNew, other)
+		wantBehind(t, "a lock in phase old while a process is in phase new", err, migrate.PhaseNew, other)
 		time.Sleep(time.Minute)
 		setPhase(t, other, migrate.PhaseDual)
 		time.Sleep(6 * time.Second)
@@ -154,7 +154,7 @@ func TestClosedIsBelievedOnlyWithALook(t *testing.T) {
 		}
 		c := p.gatedSealer(migrate.PhaseNew)
 		for range 2 {
-			wantBehind(t, "to new beside old", c.SetPhase(t.Context(), migrate.PhaseNew), migrate.PhaseOld, old)
+			wantBehind(t, "to phase new while a process is in phase old", c.SetPhase(t.Context(), migrate.PhaseNew), migrate.PhaseOld, old)
 			time.Sleep(2 * time.Minute)
 		}
 	})
@@ -190,7 +190,7 @@ func TestOneThatComesTooLateAsksNowAndThen(t *testing.T) {
 			wantErr(t, "a lock after the end", err, driver.ErrUnavailable)
 		}
 		if n := from.n.Load(); n > 50 {
-			t.Errorf("it asked the old backend %d times in a minute, want every 5s", n)
+			t.Errorf("the process queried the old backend %d times in a minute, want a query every 5s", n)
 		}
 	})
 }

@@ -74,9 +74,8 @@ func clientProcess() {
 	}
 }
 
-// run returns the number of times that it changed the phase. After the end of
-// ctx it locks each name one more time, to check that every client can
-// continue.
+// run returns how often it changed the phase. After the end of ctx it locks
+// each name one more time, to check that every client can continue.
 func (c *pairClient) run(ctx context.Context) (moves int, err error) {
 	h, err := history.Create(c.History, c.Label)
 	if err != nil {

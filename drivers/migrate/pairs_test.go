@@ -85,10 +85,11 @@ func (b backend) movesTo(to backend) bool {
 	return to.name != texts && (b.name != texts || to.name == "redisson" || to.name == "pglock")
 }
 
-// TestPairs moves clients through the phases between every two backends, in
-// processes of which some are killed and some stopped. The -parallel flag sets
-// how many pairs run concurrently. Phases and faults follow the clock, so with
-// more pairs per processor each pair has fewer grants in between.
+// TestPairs moves clients through the phases between every two backends. Some
+// of the clients' processes are killed, and some are stopped. The -parallel
+// flag sets how many pairs run concurrently. Phases and faults follow the
+// clock, so with more pairs per processor each pair has fewer grants in
+// between.
 func TestPairs(t *testing.T) {
 	all := backends(t)
 	for i, from := range all {

@@ -84,8 +84,8 @@ func (p *part) live() bool {
 }
 
 // keep makes a session keep the hold alive until the caller leaves the session,
-// if package dsync must keep it alive after the grant. When the hold ends, keep
-// calls gone.
+// if package dsync must keep the hold alive after the grant. When the hold
+// ends, keep calls gone.
 func (p *part) keep(gone func()) *carried {
 	if !p.renewed() {
 		return nil
@@ -119,9 +119,8 @@ func (p *part) check(ctx context.Context, waited bool) error {
 	return nil
 }
 
-// undoLimit bounds the time for which a failing Acquire waits for the release
-// of its holds. After that the drivers of the backends clean up the remaining
-// holds.
+// undoLimit bounds how long a failing Acquire waits for the release of its
+// holds. After that the drivers of the backends clean up the remaining holds.
 const undoLimit = time.Second
 
 // undo releases the hold because the attempt cannot use it, for the reason err.

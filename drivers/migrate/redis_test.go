@@ -47,11 +47,11 @@ func TestFromRedisToRedis(t *testing.T) {
 			d := open("migrate:?require=fenced&from=" + from + "&to=" + to + "&phase=" + phase.String())
 			l := lock(t, d, "x")
 			if _, err := try(old, "x"); !errors.Is(err, driver.ErrLocked) && !errors.Is(err, driver.ErrSealed) {
-				t.Errorf("an old program beside phase %v: got %v, want ErrLocked or ErrSealed", phase, err)
+				t.Errorf("an old program while the name is held in phase %v: got %v, want ErrLocked or ErrSealed", phase, err)
 			}
 			for _, other := range phases {
 				_, err := try(open("migrate:?from="+from+"&to="+to+"&phase="+other.String()), "x")
-				wantErr(t, other.String()+" beside "+phase.String(), err, driver.ErrLocked)
+				wantErr(t, other.String()+" while the name is held in phase "+phase.String(), err, driver.ErrLocked)
 			}
 			first, n := l.Tokens()
 			if first <= last {

@@ -180,8 +180,8 @@ const (
 	// names, or the gate, by hand.
 	operatorName = reserved + "operator"
 
-	// operatorTTL is the time for which a killed operator blocks the next
-	// operator. The next operator waits for longer than that.
+	// operatorTTL is how long a killed operator blocks the next operator. The
+	// next operator waits longer than that.
 	operatorTTL = 5 * time.Second
 )
 

@@ -11,7 +11,7 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// servers are two backends between which a name moves forth and back.
+// servers are two backends between which a name moves back and forth.
 type servers struct {
 	t        *testing.T
 	from, to string // URLs
@@ -78,7 +78,7 @@ func TestRollbackBetweenServers(t *testing.T) {
 				s.lock("an old program after the roll-back", old)
 				l := lock(t, old, "x")
 				_, err := try(s.client(migrate.PhaseNew), "x")
-				wantErr(t, "a client in phase new beside an old program", err, driver.ErrLocked)
+				wantErr(t, "a client in phase new while an old program holds the name", err, driver.ErrLocked)
 				release(t, l)
 				s.lock("in phase dual after the roll-back", c)
 			}

@@ -25,16 +25,16 @@ func (p *pair) moved() uint64 {
 	return first + uint64(n) - 1
 }
 
-// wantFrom fails unless only from has the name, with tokens above last.
+// wantFrom fails unless the name is only on from, with tokens above last.
 func (p *pair) wantFrom(what string, last uint64) {
 	p.t.Helper()
 	old := p.from.NewDriver()
 	l := lock(p.t, old, "x")
 	if first, _ := l.Tokens(); first <= last {
-		p.t.Errorf("%s: got token %d from the old backend, want one above %d", what, first, last)
+		p.t.Errorf("%s: got token %d from the old backend, want a token above %d", what, first, last)
 	}
 	_, err := try(p.client(migrate.PhaseNew), "x")
-	wantErr(p.t, what+": a client in phase new beside an old program", err, driver.ErrLocked)
+	wantErr(p.t, what+": a client in phase new while an old program holds the name", err, driver.ErrLocked)
 	release(p.t, l)
 }
 
@@ -122,7 +122,7 @@ func TestRollbackThatStopsInTheMiddle(t *testing.T) {
 					}
 					_, err := try(p.from.NewDriver(), "x")
 					if !errors.Is(err, driver.ErrLocked) && !errors.Is(err, driver.ErrSealed) {
-						t.Errorf("%s: an old program beside the holder: got %v, want ErrLocked or ErrSealed", what, err)
+						t.Errorf("%s: an old program while the name is held: got %v, want ErrLocked or ErrSealed", what, err)
 					}
 					first, n := l.Tokens()
 					release(t, l)
@@ -242,7 +242,7 @@ func TestASealThatIsMarkedAgainForgetsEarlierRollBacks(t *testing.T) {
 		l = lock(t, p.client(migrate.PhaseNew), "x")
 		wantErr(t, "the request that arrives late", from.Unseal(t.Context(), "x", "late"), driver.ErrNotHeld)
 		_, err := try(from, "x")
-		wantErr(t, "an old program beside the holder", err, driver.ErrSealed)
+		wantErr(t, "an old program while the name is held", err, driver.ErrSealed)
 		release(t, l)
 	})
 }
@@ -281,10 +281,10 @@ func TestANameThatCouldNotBeSealedIsNotMarked(t *testing.T) {
 		p := newPair(t, nil, nil)
 		c := p.client(migrate.PhaseDual)
 		c.from.Inject(memory.Fault{Kind: memory.CutOff, On: memory.Seals})
-		wantErr(t, "Seal without an answer", c.Seal(t.Context(), "x"), driver.ErrUnavailable)
+		wantErr(t, "unanswered Seal", c.Seal(t.Context(), "x"), driver.ErrUnavailable)
 		l := lock(t, p.from.NewDriver(), "x")
 		_, err := try(p.client(migrate.PhaseNew), "x")
-		wantErr(t, "phase new beside an old program", err, driver.ErrLocked)
+		wantErr(t, "phase new while an old program holds the name", err, driver.ErrLocked)
 		release(t, l)
 	})
 }

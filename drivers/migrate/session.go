@@ -9,11 +9,12 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// session renews the holds on a backend whose holds package dsync would have to
-// renew, if the driver of the other backend keeps its holds alive by itself.
-// Package dsync supports only one kind of keep-alive for a driver. There is one
-// session for each backend and TTL. All its holds are renewed together, every
-// third of the TTL, so the first renewal of a new hold may come sooner.
+// session renews the holds on one backend when the driver of the other backend
+// keeps its holds alive itself, and the driver of this backend relies on
+// package dsync for that. Package dsync supports only one kind of keep-alive
+// for a driver. There is one session for each backend and TTL. All its holds
+// are renewed together, every third of the TTL, so the first renewal of a new
+// hold may come sooner.
 type session struct {
 	d   *Driver
 	b   *backend
@@ -70,7 +71,7 @@ func (s *session) renewAt(t time.Time) {
 	}
 }
 
-// stop stops keeping a hold alive, and reports whether the hold was in the
+// stop stops keeping a hold alive and reports whether the hold was in the
 // session.
 func (c *carried) stop() bool {
 	if c == nil {
@@ -146,7 +147,7 @@ func (s *session) renew() {
 type renewal struct {
 	l    *lease
 	mu   sync.Mutex
-	left int // the number of parts without an answer
+	left int // the number of unanswered parts
 	err  error
 }
 

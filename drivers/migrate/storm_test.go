@@ -51,8 +51,8 @@ type storm struct {
 	wrapFrom, wrapTo func(*memory.Driver) driver.Driver // in tests of the storm
 }
 
-// manyTokens requests as many tokens at once as possible, so that the tokens of
-// one backend are far above the tokens of the other.
+// manyTokens requests as many tokens per grant as possible, so that the tokens
+// of one backend are far above the tokens of the other.
 type manyTokens struct{}
 
 func (manyTokens) Waiting()    {}
@@ -362,7 +362,7 @@ func TestStormFindsWhatIsMissing(t *testing.T) {
 					return
 				}
 			}
-			t.Errorf("20 storms without a %s violated no rule %s", test.name, test.want)
+			t.Errorf("20 storms without a %s did not violate rule %s", test.name, test.want)
 		})
 	}
 }

@@ -37,13 +37,13 @@ func tieName(prefix string, value, target uint64) string {
 }
 
 var (
-	// ErrOtherBackend reports that names of the old backend move to another new
-	// backend.
+	// ErrOtherBackend reports that names of the old backend move to a different
+	// new backend.
 	ErrOtherBackend = fmt.Errorf("names of the old backend move to a different new backend (a wrong host or prefix in `to`? if `to` is "+
-		"right, the first program had another one: stop all programs that use it, then run `dsync migrate untie`): %w", errors.ErrUnsupported)
+		"right, the first program used a different one: stop all programs that use it, then run `dsync migrate untie`): %w", errors.ErrUnsupported)
 
-	// ErrOtherFloor reports that programs of this migration have another floor
-	// for the new backend.
+	// ErrOtherFloor reports that programs of this migration use a different
+	// floor for the new backend.
 	ErrOtherFloor = fmt.Errorf("programs of this migration have a different floor in `to` (`dsync migrate plan` prints it; to change it, "+
 		"return to phase dual, then run `dsync migrate rollback --all` and `dsync migrate untie`): %w", errors.ErrUnsupported)
 
@@ -100,16 +100,16 @@ func (d *Driver) Moves(ctx context.Context) error {
 	return err
 }
 
-// Look is [Driver.Check] without the tie, and changes nothing. It detects an
-// earlier Check that has tied one of the two backends to another backend.
+// Look is like [Driver.Check], but ties nothing and changes nothing. It detects
+// an earlier Check that has tied one of the two backends to another backend.
 func (d *Driver) Look(ctx context.Context) error {
 	_, err := d.tied(ctx)
 	return d.permitted(ctx, err)
 }
 
-// Ties returns nil if Check can tie from to to. Otherwise it returns the reason
-// why Check cannot detect a process with a different to. It may lock a reserved
-// name for a moment on to.
+// Ties returns nil if Check can tie the old backend to the new one. Otherwise
+// it returns the reason why Check cannot detect a process with a different new
+// backend. It may lock a reserved name for a moment on the new backend.
 func (d *Driver) Ties(ctx context.Context) error {
 	to, keeps := d.to.Driver.(move.Sealer)
 	_, tells := d.to.Driver.(move.Identifier)
@@ -170,7 +170,8 @@ func (d *Driver) sealed(ctx context.Context, name string) (last uint64, sealed b
 	return last, sealed, d.from.explain(err)
 }
 
-// tie ties from to to, or checks that they are tied to each other.
+// tie ties the old backend to the new one, or checks that they are tied to each
+// other.
 func (d *Driver) tie(ctx context.Context) error {
 	for {
 		tied, err := d.tied(ctx)
@@ -234,7 +235,7 @@ func (d *Driver) readIdentity(ctx context.Context) (identity uint64, known bool,
 // tieTo takes the next step toward a tie. If the new backend has no identity
 // yet, tieTo gives it one. Otherwise it seals the three names on from. A
 // process that stops in the middle has changed nothing that counts, because the
-// next holder of targetName has another token.
+// next holder of targetName has a different token.
 func (d *Driver) tieTo(ctx context.Context) error {
 	identity, known, err := d.readIdentity(ctx)
 	if err != nil {
@@ -308,9 +309,9 @@ func (d *Driver) unseal(ctx context.Context, name string, floor uint64) error {
 	return err
 }
 
-// raiseTokens raises the tokens of tokensName on from above those of to, just
-// as the tokens of returned names were raised. The floor of the next migration
-// is computed from them.
+// raiseTokens raises the tokens of tokensName on from above its tokens on to,
+// just as the tokens of returned names were raised. The floor of the next
+// migration is computed from them.
 func (d *Driver) raiseTokens(ctx context.Context) error {
 	t, err := d.Tokens(ctx)
 	if err != nil || t.To == 0 || d.gate != nil || d.info.Fencing == driver.None {

@@ -15,7 +15,7 @@ import (
 	"github.com/go-dsync/dsync/drivers/migrate"
 )
 
-// checked is client after a check of the backends.
+// checked is like client, but checks the backends.
 func (p *pair) checked(phase migrate.Phase) (*client, error) {
 	c := p.client(phase)
 	return c, c.Check(p.t.Context())
@@ -67,7 +67,7 @@ func TestProcessesThatStartTogetherAgree(t *testing.T) {
 		}
 		all.Wait()
 		if len(agreed) != 1 || agreed[0]+agreed[1] != 5 {
-			t.Errorf("so many processes agreed on one of two new backends: %v, want five on one", agreed)
+			t.Errorf("processes that agreed on each of two new backends: %v, want five on one of them", agreed)
 		}
 	})
 }
@@ -90,7 +90,7 @@ func TestATieThatStopsInTheMiddle(t *testing.T) {
 				_, second := p.checked(migrate.PhaseNew)
 				_, again := (&pair{t, p.from, c.to.Server()}).checked(migrate.PhaseNew)
 				if (second == nil) == (again == nil) {
-					t.Errorf("request %d, fault %v: the first process got %v; then the other new backend %v, and the first one %v; want one of the two",
+					t.Errorf("request %d, fault %v: the first process got %v; then the other new backend got %v, and the first new backend %v; want success for one of the two",
 						request, kind, first, second, again)
 				}
 			})
@@ -118,7 +118,7 @@ func TestSwappedBackendsAreFound(t *testing.T) {
 				cancel()
 				wantErr(t, fmt.Sprintf("a lock in phase %v", phase), err, migrate.ErrWrongWay)
 				if errors.Is(err, driver.ErrSealed) || time.Since(begun) > time.Second {
-					t.Errorf("a lock in phase %v: got %v after %v, want it at once", phase, err, time.Since(begun))
+					t.Errorf("a lock in phase %v: got %v after %v, want the error immediately", phase, err, time.Since(begun))
 				}
 			}
 			release(t, lock(t, c, "x"))
@@ -192,7 +192,7 @@ func TestAnotherFloorIsFound(t *testing.T) {
 					wantErr(t, what+" with another floor", err, migrate.ErrOtherFloor)
 				}
 				if tokens, err := d.Tokens(t.Context()); err != nil || tokens.Floor != 3<<48 {
-					t.Errorf("got the floor %d, %v, want the one of the first process", tokens.Floor, err)
+					t.Errorf("got the floor %d, %v, want the floor of the first process", tokens.Floor, err)
 				}
 			}
 			wantErr(t, "the same floor", with(3<<48).Check(t.Context()), nil)
@@ -222,12 +222,12 @@ func TestAnUnidentifiedNewBackendIsAnother(t *testing.T) {
 			return d, d.Check(t.Context())
 		}
 		_, err := open()
-		wantErr(t, "before any other", err, nil)
+		wantErr(t, "the unidentified backend, before any other", err, nil)
 		_, err = p.checked(migrate.PhaseNew)
-		wantErr(t, "the first identified one", err, nil)
+		wantErr(t, "the first identified backend", err, nil)
 		d, err := open()
-		wantErr(t, "Check beside it", err, migrate.ErrOtherBackend)
-		wantErr(t, "Look beside it", d.Look(t.Context()), migrate.ErrOtherBackend)
+		wantErr(t, "Check with the unidentified backend", err, migrate.ErrOtherBackend)
+		wantErr(t, "Look with the unidentified backend", d.Look(t.Context()), migrate.ErrOtherBackend)
 	})
 }
 
@@ -256,7 +256,7 @@ func TestTokensRiseForNamesThatNobodyLocked(t *testing.T) {
 		c := p.client(migrate.PhaseDual)
 		tokens, err := c.Tokens(t.Context())
 		if err != nil || tokens.Rise() || tokens.From <= 1<<16 {
-			t.Errorf("without a floor: got %+v, %v, want that tokens would fall", tokens, err)
+			t.Errorf("without a floor: got %+v, %v, want falling tokens", tokens, err)
 		}
 		o := &migrate.Options{ToFloor: tokens.Floor}
 		d, err := migrate.New(p.from.NewDriver(), p.to.NewDriver(), o)
@@ -264,7 +264,7 @@ func TestTokensRiseForNamesThatNobodyLocked(t *testing.T) {
 			t.Fatal(err)
 		}
 		if tokens, err = d.Tokens(t.Context()); err != nil || !tokens.Rise() || tokens.Floor != o.ToFloor {
-			t.Errorf("with the floor %d: got %+v, %v, want that tokens rise, and the same floor", o.ToFloor, tokens, err)
+			t.Errorf("with the floor %d: got %+v, %v, want rising tokens and the same floor", o.ToFloor, tokens, err)
 		}
 		last := uint64(0)
 		rises := func(what string, l driver.Lease, floor uint64) {
@@ -284,7 +284,7 @@ func TestTokensRiseForNamesThatNobodyLocked(t *testing.T) {
 		moved := last
 		rises("phase new", lock(t, d, "x"), 0)
 		if last > o.ToFloor+1000 {
-			t.Errorf("got token %d with the floor %d: it was added twice", last, o.ToFloor)
+			t.Errorf("got token %d with the floor %d: the floor was added twice", last, o.ToFloor)
 		}
 		rises("the new backend alone", lock(t, p.to.NewDriver(), "x"), o.ToFloor)
 		back := last
@@ -349,7 +349,7 @@ func TestTokensRiseFromABackendWithAFloor(t *testing.T) {
 		}
 		rises("taken back", lock(t, from, "x"), floor)
 		if last > floor+floor/2 {
-			t.Errorf("got token %d with the floor %d: it was added twice", last, uint64(floor))
+			t.Errorf("got token %d with the floor %d: the floor was added twice", last, uint64(floor))
 		}
 	})
 }

@@ -21,7 +21,7 @@ func open(ctx context.Context, c *driver.Config) (driver.Driver, error) {
 	p, known := parsePhase(phase)
 	switch {
 	case u.User != nil || len(u.Hosts) > 0 || u.Path != "":
-		return nil, errors.New("migrate URL: a migrate: URL has only parameters, and no user, host or path")
+		return nil, errors.New("migrate URL: want only parameters, without user, host or path")
 	case from == "" || to == "":
 		return nil, errors.New("migrate URL: parameters from and to must be the URLs of two backends, with special characters as %XX")
 	case from == to:
@@ -59,8 +59,8 @@ func open(ctx context.Context, c *driver.Config) (driver.Driver, error) {
 	return d, nil
 }
 
-// marked sets the names of PostgreSQL sessions, which keep no hold, so that
-// they show the migration.
+// marked adds HoldPrefix to the names of PostgreSQL sessions, because
+// PostgreSQL does not store the identity of a hold.
 func marked(raw string) string {
 	const name = "application_name="
 	before, after, ok := strings.Cut(raw, name)

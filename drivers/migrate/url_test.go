@@ -52,10 +52,10 @@ func TestURLErrors(t *testing.T) {
 	} {
 		d, _, err := driver.Open(t.Context(), "migrate:?"+test.query)
 		if err == nil {
-			t.Errorf("%s: got no error, want one with %q", test.query, test.want)
+			t.Errorf("%s: got no error, want an error with %q", test.query, test.want)
 			_ = d.Close(t.Context())
 		} else if !strings.Contains(err.Error(), test.want) || strings.Contains(err.Error(), testenv.PasswordMark) {
-			t.Errorf("%s: got error %q, want one with %q", test.query, err, test.want)
+			t.Errorf("%s: got error %q, want an error with %q", test.query, err, test.want)
 		}
 	}
 	a, err := driver.ParseURL("memory://a") // after a refusal, open backends were closed
@@ -85,7 +85,7 @@ func TestURLWithAGate(t *testing.T) {
 	_, err = open(migrate.PhaseOld)
 	var behind *migrate.BehindError
 	if !errors.As(err, &behind) || len(behind.Members) != 1 || !strings.HasPrefix(behind.Members[0].Hold, a.(*migrate.Driver).ID()) {
-		t.Errorf("phase old beside phase new: got %v, want one that names the process in phase new", err)
+		t.Errorf("phase old while a process is in phase new: got %v, want an error that names that process", err)
 	}
 	for _, d := range []driver.Driver{a, b} {
 		if err := d.Close(t.Context()); err != nil {

@@ -280,7 +280,7 @@ func (d *Driver) share(ctx context.Context, l *lease, s *session) (*operation, e
 	return nil, errLetGo
 }
 
-// admits queries whether the server would grant a Read.
+// admits asks the server whether it would grant a Read.
 func (d *Driver) admits(ctx context.Context, l *lease) (bool, error) {
 	op := newOperation(admit, l.key)
 	op.shared = true

@@ -114,7 +114,7 @@ func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
 	ended := map[uint32]bool{}
 	for _, l := range d.holders(key) {
 		// a session of this driver would get no answer to a request that ends
-		// itself
+		// the session itself
 		l.session.end(errForced)
 		ended[l.session.pid] = true
 	}
@@ -153,7 +153,7 @@ func (d *Driver) awaitEnd(ctx context.Context, key AdvisoryKey, pids map[uint32]
 			return nil
 		}
 		if !d.life.Sleep(ctx, wait) {
-			return fmt.Errorf("%w: the session of the holder was ordered to end", driver.ErrUnknown)
+			return fmt.Errorf("%w: the termination of the holder's session was requested", driver.ErrUnknown)
 		}
 	}
 }
@@ -210,7 +210,7 @@ func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[string, erro
 
 func (d *Driver) list(ctx context.Context) (names []string, err error) {
 	if d.keys.custom == nil {
-		return nil, fmt.Errorf("the server keeps hashes of names, and with key=number or key=pair in the URL the numbers that are locked are listed: %w",
+		return nil, fmt.Errorf("the server keeps only hashes of names; with key=number or key=pair in the URL, the locked numbers can be listed: %w",
 			errors.ErrUnsupported)
 	}
 	if err := d.usable(ctx); err != nil {

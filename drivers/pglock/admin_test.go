@@ -48,8 +48,8 @@ func TestListOfSilentServer(t *testing.T) {
 	drivertest.ListOfSilentServer(t, d, pg.Freeze, pg.Thaw)
 }
 
-// TestIdentity: the identity is the same for all roles and after a restart, and
-// differs for another database.
+// TestIdentity checks that the identity is the same for all roles and after a
+// restart, and differs for another database.
 func TestIdentity(t *testing.T) {
 	t.Parallel()
 	pg := testenv.Postgres(t)

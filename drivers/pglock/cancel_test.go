@@ -47,7 +47,7 @@ func testCanceledWaitLeavesNothing(t *testing.T, pg *testenv.PostgresServer) {
 					}
 					result <- err
 				}()
-				testenv.Eventually(t, func() bool { return r.Events.(*events).waiting.Load() > 0 || len(result) > 0 }, "it waits")
+				testenv.Eventually(t, func() bool { return r.Events.(*events).waiting.Load() > 0 || len(result) > 0 }, "the client waits")
 				var both sync.WaitGroup
 				both.Go(func() {
 					pause(rand.N(2 * time.Millisecond))
@@ -165,7 +165,7 @@ func testCloseInEveryState(t *testing.T, pg *testenv.PostgresServer) {
 			t.Errorf("Acquire after Close: got %v, want ErrClosed", err)
 		}
 		if n := value[int](t, connect(t, pg), advisoryLocks); n != 1 {
-			t.Errorf("advisory locks after Close: got %d, want only that of the other client", n)
+			t.Errorf("advisory locks after Close: got %d, want only the lock of the other client", n)
 		}
 	}
 	mustRelease(t, taken)
@@ -192,7 +192,7 @@ func testCapOfWaiters(t *testing.T, pg *testenv.PostgresServer) {
 	go func() { granted <- mustAcquire(t, d, r) }()
 	conn := connect(t, pg)
 	waiting := advisoryLocks + " AND NOT granted"
-	testenv.Eventually(t, func() bool { return value[int](t, conn, waiting) == 1 }, "one waits")
+	testenv.Eventually(t, func() bool { return value[int](t, conn, waiting) == 1 }, "one caller waits")
 	_, err := d.Acquire(t.Context(), request("b", longTTL))
 	if !errors.Is(err, pglock.ErrTooManyWaiters) || !errors.Is(err, driver.ErrUnavailable) {
 		t.Errorf("Acquire over the limit: got %v, want ErrTooManyWaiters", err)
@@ -200,13 +200,12 @@ func testCapOfWaiters(t *testing.T, pg *testenv.PostgresServer) {
 	mustRelease(t, a)
 	mustRelease(t, <-granted)
 	go func() { granted <- mustAcquire(t, d, request("b", longTTL)) }()
-	testenv.Eventually(t, func() bool { return value[int](t, conn, waiting) == 1 }, "one waits")
+	testenv.Eventually(t, func() bool { return value[int](t, conn, waiting) == 1 }, "one caller waits")
 	mustRelease(t, b)
 	mustRelease(t, <-granted)
 }
 
-// testServerKnowsWhoWaits asks about a wait, and about the session after the
-// wait.
+// testServerKnowsWhoWaits queries a wait, and the session after the wait.
 func testServerKnowsWhoWaits(t *testing.T, pg *testenv.PostgresServer) {
 	holder, d := newDriver(t, pg.Addr, nil), newDriver(t, pg.Addr, nil)
 	want := func(want bool, when string) {
@@ -218,7 +217,7 @@ func testServerKnowsWhoWaits(t *testing.T, pg *testenv.PostgresServer) {
 	l := mustAcquire(t, holder, try("a"))
 	granted := goAcquire(t, d, request("a", longTTL))
 	conn := connect(t, pg)
-	testenv.Eventually(t, func() bool { return value[int](t, conn, advisoryLocks+" AND NOT granted") == 1 }, "it waits")
+	testenv.Eventually(t, func() bool { return value[int](t, conn, advisoryLocks+" AND NOT granted") == 1 }, "the client waits")
 	want(true, "during a wait")
 	mustRelease(t, l)
 	l = <-granted
@@ -239,11 +238,11 @@ func testManyWaitersFewConnections(t *testing.T, pg *testenv.PostgresServer) {
 		crowds = append(crowds, testenv.Spawn(t, "crowd", "LOCK_URL="+pg.URL("pglock")+"?sslmode=disable", fmt.Sprint("CALLERS=", callers)))
 	}
 	for _, p := range crowds {
-		if got := p.Line(); got != "all wait" {
-			t.Fatalf("a process said %q", got)
+		if got := p.Line(); got != "all callers wait" {
+			t.Fatalf("a process printed %q", got)
 		}
 	}
-	testenv.Eventually(t, func() bool { return value[int](t, conn, advisoryLocks+" AND NOT granted") == processes }, "one of each process waits at the server")
+	testenv.Eventually(t, func() bool { return value[int](t, conn, advisoryLocks+" AND NOT granted") == processes }, "one caller of each process waits on the server")
 	if n := value[int](t, conn, "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'dsync#%'"); n > 40 {
 		t.Errorf("connections: got %d, want at most 40", n)
 	} else {
@@ -296,7 +295,7 @@ func crowdRole() {
 		})
 	}
 	asking.Wait()
-	fmt.Println("all wait")
+	fmt.Println("all callers wait")
 	wg.Wait()
 }
 

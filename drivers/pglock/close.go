@@ -138,7 +138,7 @@ func (d *Driver) removed(s *session, doubt bool) {
 	}
 }
 
-// bury ends a session at the server. It repeats the request until the server
+// bury ends a session on the server. It repeats the request until the server
 // reports that the session is gone, or until the session's TTL has passed. If a
 // connection breaks, the server may continue to wait for a request.
 func (d *Driver) bury(s *session) {

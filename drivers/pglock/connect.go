@@ -25,7 +25,7 @@ import (
 const connectFor = 10 * time.Second
 
 // maxDials is the maximum number of times that a session is connected again
-// after the server has ended it at once.
+// after the server has ended it immediately.
 const maxDials = 10
 
 // dial connects a session and does not add it to the driver's sessions. If the
@@ -152,9 +152,9 @@ func optionalSettings(conn *pgconn.PgConn, s *session) []setting {
 
 // deadlockTimeout is the setting for the time that a session waits before it
 // checks, once, for a deadlock. During this check no lock can be acquired or
-// released. The time it takes grows with the square of the number of sessions
-// that wait for the name: 19 ms with 1,000 sessions. A waiting session has no
-// locks, so the check is useless.
+// released. The duration of the check grows with the square of the number of
+// sessions that wait for the name: 19 ms with 1,000 sessions. A waiting session
+// has no locks, so the check is useless.
 const deadlockTimeout = "deadlock_timeout"
 
 // grantsSettings reports whether the server is PostgreSQL 15 or later, in which
@@ -244,7 +244,7 @@ func (d *Driver) prepare(ctx context.Context, conn *pgconn.PgConn, s *session) e
 	return d.checkFacts(conn, s, row)
 }
 
-// readSetUp reads the answers up to the given number of syncs, and returns the
+// readSetUp reads the answers up to the given number of syncs and returns the
 // row of factsQuery. An error after the first sync means that the server does
 // not know a setting, and is ignored.
 func readSetUp(p *pgconn.Pipeline, syncs int) (row [][]byte, err error) {
@@ -291,7 +291,7 @@ func (d *Driver) checkFacts(conn *pgconn.PgConn, s *session, f [][]byte) error {
 	case version < 140000:
 		return fmt.Errorf("the server is PostgreSQL %d, older than 14: %w", version/10000, errors.ErrUnsupported)
 	case f[1][0] != 0 && d.server.known: // a failover behind the address is in progress
-		return fmt.Errorf("%w: the server is a read replica by now", driver.ErrUnavailable)
+		return fmt.Errorf("%w: the server is now a read replica", driver.ErrUnavailable)
 	case f[1][0] != 0:
 		return fmt.Errorf("the server is a read replica, which has separate advisory locks: %w", errors.ErrUnsupported)
 	case timeout != s.ttl:

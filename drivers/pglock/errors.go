@@ -70,7 +70,7 @@ func hasClass(classes []string, code string) bool {
 }
 
 // refusal translates the server's error to a statement into the errors of
-// package driver, and leaves other errors unchanged. All effects of a statement
+// package driver and leaves other errors unchanged. All effects of a statement
 // that the server refused are undone.
 func refusal(err error) error {
 	var answer *pgconn.PgError
@@ -93,7 +93,7 @@ type dialError struct {
 	err  error
 }
 
-// newDialError unwraps the library's error, and omits the server options that
+// newDialError unwraps the library's error and omits the server options that
 // the URL may contain.
 func newDialError(err error, options string) error {
 	var failed *pgconn.ConnectError

@@ -2,7 +2,7 @@ package pglock
 
 import "context"
 
-// Waits queries the server whether each session for waits is still waiting.
+// Waits asks the server whether each session for waits is still waiting.
 func (d *Driver) Waits(ctx context.Context) (waits []bool, err error) {
 	d.mu.Lock()
 	var all []*session

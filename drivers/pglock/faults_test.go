@@ -59,14 +59,14 @@ func TestFrozenHolderIsFreedByTheServer(t *testing.T) {
 	p.Cont()
 	p.Send("")
 	if got := p.Line(); got != "true true" {
-		t.Errorf("holder after it was thawed: Expires is past, Release reports it: got %s, want true true", got)
+		t.Errorf("thawed holder: whether Expires has passed, and whether Release reports the loss: got %s, want true true", got)
 	}
 	mustRelease(t, l)
 }
 
 // TestReleaseOfAHoldThatHadEnded ends the session of a holder without the
 // holder's knowledge. Its release, which gets no answer, must not report that
-// it ended the hold, because another client has the lock by then.
+// it ended the hold, because another client holds the lock by then.
 func TestReleaseOfAHoldThatHadEnded(t *testing.T) {
 	t.Parallel()
 	pg := testenv.Postgres(t)
@@ -107,7 +107,7 @@ func testCutConnectionLosesTheLease(t *testing.T, pg *testenv.PostgresServer) {
 			t.Errorf("Events.Lost: got %v, want ErrSessionEnded", err)
 		}
 	case <-time.After(30 * time.Second):
-		t.Fatal("the holder was not told")
+		t.Fatal("the holder was not notified")
 	}
 	if err := l.Release(t.Context()); !errors.Is(err, driver.ErrNotHeld) {
 		t.Errorf("Release: got %v, want ErrNotHeld", err)
@@ -139,7 +139,7 @@ func testWaitOnASilentConnectionEnds(t *testing.T, pg *testenv.PostgresServer) {
 		result <- err
 	}()
 	conn := connect(t, pg)
-	testenv.Eventually(t, func() bool { return value[int](t, conn, advisoryLocks+" AND NOT granted") == 1 }, "it waits")
+	testenv.Eventually(t, func() bool { return value[int](t, conn, advisoryLocks+" AND NOT granted") == 1 }, "the client waits")
 	link.Hold(wire.Both)
 	cancel()
 	if err := <-result; !errors.Is(err, driver.ErrLocked) || !errors.Is(err, context.Canceled) || !errors.Is(err, driver.ErrUnknown) {
@@ -152,11 +152,11 @@ func testWaitOnASilentConnectionEnds(t *testing.T, pg *testenv.PostgresServer) {
 			t.Errorf("Events.Lost: got %v, want ErrSessionEnded", err)
 		}
 	case <-time.After(30 * time.Second):
-		t.Fatal("the holder was not told")
+		t.Fatal("the holder was not notified")
 	}
 	got := mustAcquire(t, other, request("b", longTTL))
 	if now := time.Now(); now.Before(expires) {
-		t.Errorf("granted to another %v before Expires", expires.Sub(now))
+		t.Errorf("granted to another client %v before Expires", expires.Sub(now))
 	}
 	mustRelease(t, got)
 	mustRelease(t, taken)

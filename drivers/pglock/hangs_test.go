@@ -139,7 +139,7 @@ func testHangingWait(t *testing.T, pg *testenv.PostgresServer) {
 		defer close(granted)
 		granted <- acquire(t, d, "taken")
 	}()
-	testenv.Eventually(t, func() bool { return value[int](t, conn, advisoryLocks+" AND NOT granted") == 1 }, "it waits")
+	testenv.Eventually(t, func() bool { return value[int](t, conn, advisoryLocks+" AND NOT granted") == 1 }, "the client waits")
 	hang()
 	mustRelease(t, taken)
 	if l := <-granted; l != nil {
@@ -172,7 +172,7 @@ func testHangingClose(t *testing.T, pg *testenv.PostgresServer) {
 		_, err := d.Acquire(context.Background(), request("taken", dayTTL))
 		waited <- err
 	}()
-	testenv.Eventually(t, func() bool { return value[int](t, conn, advisoryLocks+" AND NOT granted") == 1 }, "it waits")
+	testenv.Eventually(t, func() bool { return value[int](t, conn, advisoryLocks+" AND NOT granted") == 1 }, "the client waits")
 	hang()
 	began := time.Now()
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
@@ -209,7 +209,7 @@ func TestFrozenServer(t *testing.T) {
 		}
 		granted <- l
 	}()
-	testenv.Eventually(t, func() bool { return value[int](t, conn, advisoryLocks+" AND NOT granted") == 1 }, "it waits")
+	testenv.Eventually(t, func() bool { return value[int](t, conn, advisoryLocks+" AND NOT granted") == 1 }, "the client waits")
 	mustRelease(t, taken)
 	drivertest.FrozenServerCostsNoLock(t, url, pg.Freeze, pg.Thaw, <-granted)
 }
@@ -277,7 +277,7 @@ func testTerminatedSessions(t *testing.T, pg *testenv.PostgresServer) {
 		defer close(granted)
 		granted <- acquire(t, other, "held")
 	}()
-	testenv.Eventually(t, func() bool { return value[int](t, conn, advisoryLocks+" AND NOT granted") == 1 }, "it waits")
+	testenv.Eventually(t, func() bool { return value[int](t, conn, advisoryLocks+" AND NOT granted") == 1 }, "the client waits")
 	value[int](t, conn, "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'")
 	for _, l := range leases {
 		if err := l.Release(t.Context()); !errors.Is(err, driver.ErrNotHeld) {
@@ -309,7 +309,7 @@ func (r *reported) Lost(err error) {
 }
 
 // testResetIsReported cuts the connection of a holder: the driver reports the
-// outage before the loss. An end by the server is an answer, and is not
+// outage before the loss. An end by the server is an answer and is not
 // reported.
 func testResetIsReported(t *testing.T, pg *testenv.PostgresServer) {
 	for _, cut := range []bool{true, false} {

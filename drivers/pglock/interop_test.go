@@ -66,7 +66,7 @@ func psqlRole() {
 	})
 }
 
-// Four processes of either kind add 500 each.
+// Four processes of each kind add 500 each.
 func TestCounterBesidePsql(t *testing.T) {
 	t.Parallel()
 	pg := testenv.Postgres(t)

@@ -184,7 +184,7 @@ func (m *keyMaker) learn(hashes []int64) {
 }
 
 // keyProbes are texts of every length modulo the length of a block. The last
-// one can only be represented in UTF8.
+// text can only be represented in UTF8.
 func keyProbes() []string {
 	const text = "the quick brown fox jumps over it"
 	var probes []string

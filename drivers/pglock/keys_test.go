@@ -61,7 +61,7 @@ func TestKeysInOtherEncodings(t *testing.T) {
 			}
 			if encoding == "LATIN1" {
 				if _, err := d.Acquire(t.Context(), try("鎖")); err == nil || errors.Is(err, driver.ErrUnavailable) || errors.Is(err, driver.ErrUnknown) {
-					t.Errorf("name that the database cannot have: got %v, want an error that is final", err)
+					t.Errorf("name that the database cannot represent: got %v, want a final error", err)
 				}
 			}
 		})
@@ -153,12 +153,12 @@ func testInspectShowsHolderAndWaiters(t *testing.T, pg *testenv.PostgresServer) 
 	l := mustAcquire(t, d, r)
 	s, err := d.Inspect(t.Context(), "a")
 	if err != nil || !s.Held || s.Hold != r.Hold || s.Owner != r.Owner || s.Note != "note" || s.TTL <= longTTL/2 || s.Since.IsZero() || s.Token != 0 {
-		t.Errorf("Inspect of an own hold: got %+v, %v", s, err)
+		t.Errorf("Inspect of this driver's hold: got %+v, %v", s, err)
 	}
 	keep(t, l)
 	first, n := l.Tokens()
 	if s, err := d.Inspect(t.Context(), "a"); err != nil || s.Token != first+uint64(n)-1 {
-		t.Errorf("Inspect of an own hold with tokens that are kept: got %+v, %v", s, err)
+		t.Errorf("Inspect of this driver's hold with tokens that are kept: got %+v, %v", s, err)
 	}
 	waits := request("a", longTTL)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -170,17 +170,17 @@ func testInspectShowsHolderAndWaiters(t *testing.T, pg *testenv.PostgresServer) 
 	testenv.Eventually(t, func() bool {
 		s, err = other.Inspect(t.Context(), "a")
 		return err != nil || s.Waiters == 1
-	}, "one waits")
+	}, "one caller waits")
 	if err != nil || !s.Held || !strings.HasPrefix(s.Owner, "dsync#") || s.Hold == "" || len(s.Queue) != 1 || !strings.HasPrefix(s.Queue[0], "dsync#") {
-		t.Errorf("Inspect of another's hold: got %+v, %v", s, err)
+		t.Errorf("Inspect of another client's hold: got %+v, %v", s, err)
 	}
 	cancel()
 	<-ended
 	mustRelease(t, l)
 }
 
-// testForceUnlockWaits: a terminated server process ends only some time later,
-// and holds its locks until then.
+// testForceUnlockWaits checks that ForceUnlock waits: a terminated server
+// process ends only some time later and holds its locks until then.
 func testForceUnlockWaits(t *testing.T, pg *testenv.PostgresServer) {
 	d, admin := newDriver(t, pg.Addr, nil), newDriver(t, pg.Addr, &pglock.Options{ForceUnlock: true})
 	mustAcquire(t, d, request("a", longTTL))
@@ -194,7 +194,7 @@ func testForceUnlockWaits(t *testing.T, pg *testenv.PostgresServer) {
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()
 	if err := admin.ForceUnlock(ctx, "a"); !errors.Is(err, driver.ErrUnknown) {
-		t.Errorf("ForceUnlock of the lock of a process that stands still: got %v, want ErrUnknown", err)
+		t.Errorf("ForceUnlock of the lock of a stopped process: got %v, want ErrUnknown", err)
 	}
 	if err := exec.Command("kill", "-CONT", status.Hold).Run(); err != nil {
 		t.Fatal(err)
@@ -222,7 +222,7 @@ func testForceUnlockIsAnOption(t *testing.T, pg *testenv.PostgresServer) {
 		select {
 		case <-r.Events.(*events).lost:
 		case <-time.After(30 * time.Second):
-			t.Fatal("the holder was not told")
+			t.Fatal("the holder was not notified")
 		}
 		if err := l.Release(t.Context()); !errors.Is(err, driver.ErrNotHeld) {
 			t.Errorf("Release: got %v, want ErrNotHeld", err)
@@ -231,7 +231,7 @@ func testForceUnlockIsAnOption(t *testing.T, pg *testenv.PostgresServer) {
 	mustRelease(t, mustAcquire(t, admin, request("a", longTTL)))
 }
 
-// TestOneSpelling: a lock of a number has one name.
+// TestOneSpelling checks that the lock of a number has only one name.
 func TestOneSpelling(t *testing.T) {
 	for name, number := range map[string]bool{
 		"0": true, "42": true, "-42": true, "9223372036854775807": true, "-9223372036854775808": true,

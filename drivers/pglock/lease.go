@@ -32,7 +32,7 @@ type lease struct {
 	since  time.Time
 
 	// Guarded by Driver.mu.
-	over    bool // at the server too
+	over    bool // on the server too
 	counted bool // in Driver.locks, since the return of Acquire
 }
 
@@ -75,8 +75,8 @@ func (l *lease) Tokens() (first uint64, n int) {
 	return l.first, tokensPerGrant
 }
 
-// keepTries is the number of times that the statement that keeps tokens is
-// tried, since an administrator may cancel it.
+// keepTries is how often the statement that keeps tokens is tried, since an
+// administrator may cancel it.
 const keepTries = 3
 
 // keeps reports whether the tokens are as durable as Options.Tokens requires.
@@ -190,7 +190,7 @@ func (l *lease) expire() {
 	s.write(request)
 }
 
-// giveBack begins an unlock, and returns a request for the session's write.
+// giveBack begins an unlock and returns a request for the session's write.
 // reads means that the caller will call readAnswer next. It is called with
 // session.mu held, before the session has ended.
 func (l *lease) giveBack(reads bool) (request *[]byte) {

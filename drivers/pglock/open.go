@@ -52,7 +52,7 @@ func open(ctx context.Context, c *driver.Config) (driver.Driver, error) {
 		return nil, err
 	}
 	if strings.Contains(strings.TrimPrefix(u.Path, "/"), "/") {
-		return nil, errors.New("pglock URL: the path is the name of a database, without a slash in it")
+		return nil, errors.New("pglock URL: the path must be the name of a database, without a slash")
 	}
 	config, err := parseConnection(u, rest)
 	if err != nil {

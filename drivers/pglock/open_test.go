@@ -92,12 +92,12 @@ func testRefusalsNameNoPassword(t *testing.T, pg *testenv.PostgresServer) {
 			continue
 		}
 		if got := err.Error(); !strings.Contains(got, test.want) || strings.Contains(got, canary) {
-			t.Errorf("error: got %q, want one with %q and without the password", got, test.want)
+			t.Errorf("error: got %q, want an error with %q and without the password", got, test.want)
 		} else if strings.Contains(got, "\n") || !strings.HasPrefix(got, "pglock") {
 			t.Errorf("error: got %q, want one line that begins with the name of the driver", got)
 		}
 		if failed := (*pgconn.ConnectError)(nil); errors.As(err, &failed) {
-			t.Errorf("error %q has the configuration of the library in it", err)
+			t.Errorf("error %q contains the library's configuration", err)
 		}
 	}
 	d, _, err := driver.Open(t.Context(), "pglock://alice:"+right+"@"+pg.Addr+"/postgres")
@@ -172,7 +172,7 @@ func testPingOfARefusedClient(t *testing.T, pg *testenv.PostgresServer) {
 	defer c.Close(context.Background())
 	change("ALTER ROLE carol", testenv.Password())
 	if err := c.Ping(t.Context()); err != nil {
-		t.Errorf("Ping by the connection from before: %v", err)
+		t.Errorf("Ping over the earlier connection: %v", err)
 	}
 	terminate := "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE usename = 'carol'"
 	if _, err := conn.Exec(t.Context(), terminate); err != nil {
@@ -195,7 +195,7 @@ func testPingOfARefusedClient(t *testing.T, pg *testenv.PostgresServer) {
 		t.Errorf("Lock of a name that is taken: got %v, want fs.ErrPermission", err)
 	}
 	if err := c.Ping(t.Context()); !errors.Is(err, fs.ErrPermission) {
-		t.Errorf("Ping beside a connection from before: got %v, want fs.ErrPermission", err)
+		t.Errorf("Ping while an earlier connection exists: got %v, want fs.ErrPermission", err)
 	}
 }
 
@@ -249,7 +249,7 @@ func TestPoolers(t *testing.T) {
 			granted := make(chan driver.Lease)
 			go func() { granted <- mustAcquire(t, direct, request("a", longTTL)) }()
 			conn := connect(t, pg)
-			testenv.Eventually(t, func() bool { return value[int](t, conn, advisoryLocks+" AND NOT granted") == 1 }, "it waits")
+			testenv.Eventually(t, func() bool { return value[int](t, conn, advisoryLocks+" AND NOT granted") == 1 }, "the client waits")
 			go func() { granted <- mustAcquire(t, d, request("a", longTTL)) }()
 			mustRelease(t, l)
 			mustRelease(t, <-granted)

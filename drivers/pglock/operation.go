@@ -85,8 +85,8 @@ const (
 	// a ping after the grant of a long block; its answer determines how long
 	// the session lasts
 	confirm
-	// only the token of the group, because the session has the lock from a try
-	// in a failed group or for another Read
+	// only the token of the group, because the session holds the lock from a
+	// try in a failed group or for another Read
 	stamp
 	unlock // pg_advisory_unlock
 	// pg_try_advisory_xact_lock_shared: reports whether a Read would be
@@ -159,7 +159,7 @@ func (op *operation) mayLeave() bool {
 	}
 }
 
-// moveOn handles the server's answer to the operation at i, and makes the move.
+// moveOn handles the server's answer to the operation at i and makes the move.
 func (g *group) moveOn(i int) move {
 	op, a := g.ops[i], g.answer(i)
 	next := moves[op.step][a]
@@ -310,7 +310,7 @@ func preparedStatements(t Tokens, pairs bool) []preparedStatement {
 	}
 	if t == TokensDurable {
 		// An id whose transaction wrote nothing may be given out again after a
-		// crash. The transaction of this statement has a later id, and writes a
+		// crash. The transaction of this statement has a later id and writes a
 		// record with the id to the log. The record is on disk when the answer
 		// arrives, and no server starts with an id below it.
 		all = append(all, preparedStatement{keepName, `SELECT CASE WHEN pg_catalog.pg_logical_emit_message(true, 'dsync', ''::pg_catalog.text) ` +

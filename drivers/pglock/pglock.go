@@ -79,7 +79,7 @@ const (
 	minTTL = 100 * time.Millisecond
 	maxTTL = 24 * 24 * time.Hour
 
-	detect = time.Second // the server reports it at once, if reachable
+	detect = time.Second // the server reports it immediately, if reachable
 	// the server's timer is exact to a few milliseconds; the rest is a margin
 	// for a machine under load
 	late = time.Second
@@ -104,7 +104,7 @@ const (
 	// equal to, a token of an earlier grant.
 	TokensFast Tokens = "fast"
 
-	// TokensNone provides no tokens, and uses no transaction ids.
+	// TokensNone provides no tokens and uses no transaction ids.
 	TokensNone Tokens = "none"
 )
 
@@ -114,10 +114,10 @@ type Options struct {
 
 	// Key computes the advisory lock of a name, for use together with programs
 	// that have their own numbers. The default is [HashedKey]:
-	// hashtextextended(name, 0). Lock returns its error to the caller. Names
-	// with the same key are one lock, so a function should accept only one
-	// spelling of a name, as [NumberKey] does: otherwise LockAll of two such
-	// names waits for itself until its context ends.
+	// hashtextextended(name, 0). Lock returns the error of Key to the caller.
+	// Names with the same key are one lock, so a function should accept only
+	// one spelling of a name, as [NumberKey] does: otherwise LockAll of two
+	// such names waits for itself until its context ends.
 	Key func(name string) (AdvisoryKey, error)
 
 	// MaxLocks is the maximum number of locks that the driver holds or requests
@@ -144,8 +144,8 @@ type Options struct {
 	ForceUnlock bool
 
 	// TTL is the expected TTL of leases. The connection for these leases is
-	// made at once, other connections when needed. The default is 30 s, as in
-	// dsync.
+	// made immediately, other connections when needed. The default is 30 s, as
+	// in dsync.
 	TTL time.Duration
 }
 
@@ -187,7 +187,7 @@ var (
 	_ driver.Lister            = (*Driver)(nil)
 )
 
-// New connects to the server of config (pgx.ParseConfig makes one), and checks
+// New connects to the server of config (pgx.ParseConfig makes one) and checks
 // the server: PostgreSQL 14 or newer, no read replica, no connection pooler.
 // New fails within ctx. Parts of config that do not concern the connection,
 // such as a tracer, are not used.
@@ -224,13 +224,13 @@ func (o *Options) check() error {
 	switch o.Tokens {
 	case TokensDurable, TokensFast, TokensNone:
 	default:
-		return fmt.Errorf("pglock: Options.Tokens is %q", o.Tokens)
+		return fmt.Errorf("pglock: invalid Options.Tokens: %q", o.Tokens)
 	}
 	if o.MaxLocks < 0 || o.MaxWaiters < 0 {
-		return fmt.Errorf("pglock: Options.MaxLocks is %d and Options.MaxWaiters %d", o.MaxLocks, o.MaxWaiters)
+		return fmt.Errorf("pglock: Options.MaxLocks is %d and Options.MaxWaiters is %d, want 0 or more", o.MaxLocks, o.MaxWaiters)
 	}
 	if o.TTL != 0 && (o.TTL < minTTL || o.TTL > maxTTL) {
-		return fmt.Errorf("pglock: TTL %v is outside of %v to %v: %w", o.TTL, minTTL, maxTTL, errors.ErrUnsupported)
+		return fmt.Errorf("pglock: TTL %v is outside the range from %v to %v: %w", o.TTL, minTTL, maxTTL, errors.ErrUnsupported)
 	}
 	if o.MaxLocks == 0 {
 		o.MaxLocks = 1000

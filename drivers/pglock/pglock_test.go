@@ -196,7 +196,7 @@ func testLockExcludesSQLAndTheOtherWayRound(t *testing.T, pg *testenv.PostgresSe
 	granted := make(chan driver.Lease)
 	go func() { granted <- mustAcquire(t, d, r) }()
 	waiting := "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
-	testenv.Eventually(t, func() bool { return value[int](t, conn, waiting) == 1 }, "the driver waits at the server")
+	testenv.Eventually(t, func() bool { return value[int](t, conn, waiting) == 1 }, "the driver waits on the server")
 	before := time.Now()
 	if !value[bool](t, conn, "SELECT pg_advisory_unlock(hashtextextended($1, 0))", "orders/42") {
 		t.Fatal("SQL did not hold the lock")
@@ -265,7 +265,7 @@ func testFixedLeaseEndsByItself(t *testing.T, pg *testenv.PostgresServer) {
 	l := mustAcquire(t, d, r)
 	waited := mustAcquire(t, other, request("a", longTTL))
 	if got := time.Since(start); got < r.TTL {
-		t.Errorf("granted to another after %v, before the end of %v", got, r.TTL)
+		t.Errorf("granted to another client after %v, before the end of %v", got, r.TTL)
 	}
 	if err := l.Release(t.Context()); !errors.Is(err, driver.ErrNotHeld) {
 		t.Errorf("Release after the end: got %v, want ErrNotHeld", err)
@@ -309,7 +309,7 @@ func testTerminatedSessionIsNoticedAtOnce(t *testing.T, pg *testenv.PostgresServ
 			t.Errorf("Events.Lost: got %v, want ErrSessionEnded", err)
 		}
 	case <-time.After(30 * time.Second):
-		t.Fatal("the holder was not told")
+		t.Fatal("the holder was not notified")
 	}
 	if err := l.Release(t.Context()); !errors.Is(err, driver.ErrNotHeld) {
 		t.Errorf("Release: got %v, want ErrNotHeld", err)

@@ -47,7 +47,7 @@ func (d *Driver) class(ttl time.Duration) *class {
 }
 
 // hub returns a session for many locks. The session has no hold of the queue
-// apart. apart may be nil. hub counts one more lock or attempt on the session,
+// apart, which may be nil. hub counts one more lock or attempt on the session,
 // until drop or freeSession is called. It connects if necessary.
 func (d *Driver) hub(ctx context.Context, ttl time.Duration, apart *localQueue) (*session, error) {
 	for {
@@ -120,7 +120,7 @@ func (d *Driver) waiter(ctx context.Context, ttl time.Duration) (*session, error
 		case spare != nil:
 			spare.quit(ctx, errQuit)
 		case withdrawals == 0:
-			return nil, fmt.Errorf("%w: there are %d (Options.MaxWaiters)", ErrTooManyWaiters, n)
+			return nil, fmt.Errorf("%w: all %d are in use (Options.MaxWaiters)", ErrTooManyWaiters, n)
 		default:
 			if err := d.awaitSpare(ctx); err != nil {
 				return nil, err
@@ -205,7 +205,7 @@ func (d *Driver) adopt(s *session) bool {
 	return true
 }
 
-// retire excludes an unused session from the choice, and reports whether it was
+// retire excludes an unused session from the choice and reports whether it was
 // unused. The last hub of the usual TTL remains.
 func (d *Driver) retire(s *session) bool {
 	d.mu.Lock()

@@ -73,7 +73,7 @@ func TestRights(t *testing.T) {
 	waits := make(chan driver.Lease)
 	r := request("x", longTTL)
 	go func() { waits <- mustAcquire(t, b, r) }() // ends when the lock is released
-	testenv.Eventually(t, func() bool { return r.Events.(*events).waiting.Load() == 1 }, "the other one waits")
+	testenv.Eventually(t, func() bool { return r.Events.(*events).waiting.Load() == 1 }, "the other client waits")
 	mustRelease(t, l)
 	mustRelease(t, <-waits)
 
@@ -100,7 +100,7 @@ func TestRights(t *testing.T) {
 	wantDenied(t, "without the right to connect", err, `database "locks"`)
 }
 
-// TestRightsOverOthers lets a role inspect the locks of another role, and end
+// TestRightsOverOthers lets a role inspect the locks of another role and end
 // its sessions.
 func TestRightsOverOthers(t *testing.T) {
 	t.Parallel()
@@ -118,7 +118,7 @@ func TestRightsOverOthers(t *testing.T) {
 	other, d := open("other"), open(locker)
 	mustAcquire(t, other, try("x"))
 	if status, err := d.Inspect(t.Context(), "x"); err != nil || !status.Held || !strings.Contains(status.Owner, "dsync#") {
-		t.Errorf("Inspect: got %+v, %v, want it held, and the label of the holder", status, err)
+		t.Errorf("Inspect: got %+v, %v, want the lock held, and the label of the holder", status, err)
 	}
 	wantDenied(t, "ForceUnlock without pg_signal_backend", d.ForceUnlock(t.Context(), "x"), "pg_signal_backend")
 	run(t, admin, "GRANT pg_signal_backend TO locker")

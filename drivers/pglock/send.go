@@ -284,8 +284,8 @@ const (
 	// noticed later by up to this time.
 	restFor = 2 * time.Millisecond
 
-	// readFor is the time for which a caller reads, regardless of its context.
-	// After that, the caller waits for the answer.
+	// readFor is how long a caller reads, regardless of its context. After
+	// that, the caller waits for the answer.
 	readFor = 5 * time.Millisecond
 )
 
@@ -404,7 +404,7 @@ func (s *session) rouse() {
 	}
 }
 
-// receive handles a message, and reports whether it was the end of an answer.
+// receive handles a message and reports whether it was the end of an answer.
 // One goroutine at a time calls receive.
 func (s *session) receive() (answered bool, err error) {
 	message, err := s.frontend.Receive()

@@ -58,7 +58,7 @@ func TestCallerLeavesWhileItReads(t *testing.T) {
 		_, err := d.Acquire(ctx, request("a", longTTL))
 		cancel()
 		if !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, driver.ErrUnknown) {
-			t.Errorf("Acquire without an answer: got %v, want %v and %v", err, context.DeadlineExceeded, driver.ErrUnknown)
+			t.Errorf("unanswered Acquire: got %v, want %v and %v", err, context.DeadlineExceeded, driver.ErrUnknown)
 		}
 		link.Heal()
 		mustRelease(t, mustAcquire(t, other, request("a", longTTL)))
@@ -83,7 +83,7 @@ func TestEndOfTheConnectionAfterARequest(t *testing.T) {
 				t.Errorf("loss: got %v, want %v", err, driver.ErrSessionEnded)
 			}
 		case <-time.After(drivertest.HangGuard):
-			t.Fatal("the holder is not told")
+			t.Fatal("the holder is not notified")
 		}
 	}
 }

@@ -37,9 +37,9 @@ const (
 
 var (
 	errSilent   = fmt.Errorf("%w: no answer in time", driver.ErrUnavailable)
-	errExpired  = errors.New("the server has not answered for the TTL")
+	errExpired  = errors.New("the server has not answered within the TTL")
 	errSwitched = errors.New("a connection pooler gave the session to another client")
-	errQuit     = errors.New("closed while nothing needed it")
+	errQuit     = errors.New("the session was closed because it was not in use")
 	errHangs    = fmt.Errorf("%w: the connection hangs, and a new one works", driver.ErrUnavailable)
 )
 
@@ -152,8 +152,8 @@ func (s *session) abandon(op *operation) bool {
 	return true
 }
 
-// tick keeps the session alive, and ends the session when its time is up or
-// when it was unused for a long time.
+// tick keeps the session alive and ends the session when its time is up or when
+// it was unused for a long time.
 func (s *session) tick() {
 	now := s.d.now()
 	s.mu.Lock()

@@ -96,8 +96,8 @@ func answerPings(conn net.Conn, pid uint32, first []time.Duration, usual time.Du
 }
 
 // TestCloseWaitsForDoubtOverLocksOnly ends the connection of a session with an
-// unanswered operation. Close waits for the TTL of a session that may have a
-// lock at the server. It does not wait if the operation concerns no lock, for
+// unanswered operation. Close waits for the TTL of a session that may hold a
+// lock on the server. It does not wait if the operation concerns no lock, for
 // example whether another session is gone.
 func TestCloseWaitsForDoubtOverLocksOnly(t *testing.T) {
 	const ttl = time.Second
@@ -162,7 +162,7 @@ func TestLooksAreRare(t *testing.T) {
 		{50 * time.Microsecond, backstop},
 	} {
 		if l.took(step.took); l.pause() != step.pause {
-			t.Errorf("after a look of %v: the next one in %v, want %v", step.took, l.pause(), step.pause)
+			t.Errorf("after a look of %v: the next look in %v, want %v", step.took, l.pause(), step.pause)
 		}
 	}
 }

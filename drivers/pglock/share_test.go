@@ -27,7 +27,7 @@ func in(m driver.Mode, r *driver.Request) *driver.Request {
 	return r
 }
 
-// goAcquire acquires in the background, and returns when the request waits.
+// goAcquire acquires in the background and returns when the request waits.
 func goAcquire(tb testing.TB, d driver.Driver, r *driver.Request) <-chan driver.Lease {
 	tb.Helper()
 	granted := make(chan driver.Lease, 1)
@@ -38,7 +38,7 @@ func goAcquire(tb testing.TB, d driver.Driver, r *driver.Request) <-chan driver.
 		}
 		granted <- l
 	}()
-	testenv.Eventually(tb, func() bool { return r.Events.(*events).waiting.Load() == 1 }, "it waits")
+	testenv.Eventually(tb, func() bool { return r.Events.(*events).waiting.Load() == 1 }, "the client waits")
 	return granted
 }
 
@@ -54,7 +54,7 @@ func wantRefused(tb testing.TB, d driver.Driver, m driver.Mode, name, why string
 }
 
 // testServerLooksAtWaiters checks a behavior that the server does not document:
-// while a writer waits, a request for reading is refused, even one that cannot
+// while a writer waits, a request for reading is refused, even if it cannot
 // wait, unless it comes from a session with the lock.
 func testServerLooksAtWaiters(t *testing.T, pg *testenv.PostgresServer) {
 	reader, writer, other := connect(t, pg), connect(t, pg), connect(t, pg)
@@ -66,10 +66,10 @@ func testServerLooksAtWaiters(t *testing.T, pg *testenv.PostgresServer) {
 	}()
 	testenv.Eventually(t, func() bool { return value[int](t, other, advisoryLocks+" AND NOT granted") == 1 }, "one waits to write")
 	if value[bool](t, other, "SELECT pg_try_advisory_lock_shared(1)") || value[bool](t, other, "SELECT pg_try_advisory_xact_lock_shared(1)") {
-		t.Error("a read passed a write that waited")
+		t.Error("a read overtook a waiting write")
 	}
 	if !value[bool](t, reader, "SELECT pg_try_advisory_lock_shared(1)") {
-		t.Error("a session was refused its own lock: then it need not ask by another session")
+		t.Error("a session was refused its own lock: then the driver need not query over another session")
 	}
 	run(t, reader, "SELECT pg_advisory_unlock_all()")
 	if err := <-written; err != nil {
@@ -86,7 +86,7 @@ func testModesExclude(t *testing.T, pg *testenv.PostgresServer) {
 			for who, d := range map[string]*pglock.Driver{"the same": d, "another": other} {
 				next, err := d.Acquire(t.Context(), in(asked, try("a")))
 				if held.Excludes(asked) != errors.Is(err, driver.ErrLocked) {
-					t.Errorf("%v of %s client beside %v: got error %v", asked, who, held, err)
+					t.Errorf("%v of %s client while %v is held: got error %v", asked, who, held, err)
 				}
 				if err == nil {
 					mustRelease(t, next)
@@ -97,7 +97,7 @@ func testModesExclude(t *testing.T, pg *testenv.PostgresServer) {
 	}
 }
 
-// testReadsEndOneByOne ends the Reads of a session in several ways, and checks
+// testReadsEndOneByOne ends the Reads of a session in several ways and checks
 // that each gives up only its own share.
 func testReadsEndOneByOne(t *testing.T, pg *testenv.PostgresServer) {
 	for name, o := range map[string]*pglock.Options{"42": {}, "7/42": {Key: pglock.PairKey, Tokens: pglock.TokensNone}} {
@@ -109,19 +109,19 @@ func testReadsEndOneByOne(t *testing.T, pg *testenv.PostgresServer) {
 		ends := mustAcquire(t, d, fixed)
 		third := mustAcquire(t, d, in(driver.Read, try(name)))
 		if n := value[int](t, conn, "SELECT count(DISTINCT pid) FROM pg_locks WHERE locktype = 'advisory' AND granted"); n != 2 && time.Now().Before(ends.Expires()) {
-			t.Errorf("%d sessions have the lock, want one for each TTL", n)
+			t.Errorf("%d sessions hold the lock, want one for each TTL", n)
 		}
 		mustRelease(t, first)
 		if err := first.Release(t.Context()); !errors.Is(err, driver.ErrNotHeld) {
 			t.Errorf("second Release: got %v, want ErrNotHeld", err)
 		}
-		testenv.Eventually(t, func() bool { return !time.Now().Before(ends.Expires()) }, "one is over")
+		testenv.Eventually(t, func() bool { return !time.Now().Before(ends.Expires()) }, "one lease has ended")
 		mustRelease(t, third)
 		if err := second.Renew(t.Context(), longTTL); err != nil {
 			t.Errorf("Renew of the last one: %v", err)
 		}
-		wantRefused(t, other, driver.Write, name, "beside a Read that is left")
-		wantRefused(t, d, driver.Exclusive, name, "beside a Read that is left")
+		wantRefused(t, other, driver.Write, name, "while a Read is left")
+		wantRefused(t, d, driver.Exclusive, name, "while a Read is left")
 		granted := goAcquire(t, other, in(driver.Write, request(name, longTTL)))
 		mustRelease(t, second)
 		mustRelease(t, <-granted)
@@ -130,9 +130,9 @@ func testReadsEndOneByOne(t *testing.T, pg *testenv.PostgresServer) {
 	}
 }
 
-// testReadDoesNotPassAWrite lets one write wait behind a read. Then other
-// callers read: of the client that reads, of the client that waits to write,
-// and of a third client.
+// testReadDoesNotPassAWrite lets one write wait behind a read. Then callers of
+// three clients read: the client that reads, the client that waits to write,
+// and a third client.
 func testReadDoesNotPassAWrite(t *testing.T, pg *testenv.PostgresServer) {
 	d, third, conn := newDriver(t, pg.Addr, nil), newDriver(t, pg.Addr, nil), connect(t, pg)
 	for _, writer := range []*pglock.Driver{d, newDriver(t, pg.Addr, nil)} {
@@ -149,7 +149,7 @@ func testReadDoesNotPassAWrite(t *testing.T, pg *testenv.PostgresServer) {
 		for _, read := range reads {
 			select {
 			case <-read:
-				t.Error("a Read was granted beside a Write")
+				t.Error("a Read was granted while a Write was held")
 			default:
 			}
 		}
@@ -210,7 +210,7 @@ func testFailedStatementsTakeNoRead(t *testing.T, pg *testenv.PostgresServer) {
 		if err := f(ctx); !errors.Is(err, want) {
 			t.Errorf("without %s: got %v, want %v", function, err, want)
 		}
-		wantRefused(t, other, driver.Write, "a", "beside a Read, without "+function)
+		wantRefused(t, other, driver.Write, "a", "while a Read is held, without "+function)
 		run(t, conn, "GRANT EXECUTE ON FUNCTION "+function+" TO PUBLIC")
 	}
 	read := func() driver.Lease { return mustAcquire(t, d, in(driver.Read, request("a", 3*time.Second))) }
@@ -276,7 +276,7 @@ func testReadersAndWritersBesideSQL(t *testing.T, pg *testenv.PostgresServer) {
 	}
 	t.Logf("%d written, %d waits canceled", written.Load(), canceled.Load())
 	if canceled.Load() == 0 {
-		t.Error("nobody gave up")
+		t.Error("no waiter gave up")
 	}
 	conn := connect(t, pg)
 	testenv.Eventually(t, func() bool { return value[int](t, conn, advisoryLocks) == 0 }, "no lock is left")
@@ -323,7 +323,7 @@ func useBySQL(t *testing.T, conn *pgx.Conn, rounds int, use func(driver.Mode)) {
 		}
 		use(mode)
 		if !value[bool](t, conn, "SELECT pg_advisory_unlock"+suffix+"(hashtextextended('orders/42', 0))") {
-			t.Error("SQL did not have its lock")
+			t.Error("SQL did not hold its lock")
 		}
 	}
 }
@@ -337,22 +337,22 @@ func testSharedLockOfSQL(t *testing.T, pg *testenv.PostgresServer) {
 	for _, m := range modes {
 		l := mustAcquire(t, d, in(m, try("a")))
 		if got, want := value[bool](t, conn, shared), m == driver.Read; got != want {
-			t.Errorf("SQL reads beside %v: got %v, want %v", m, got, want)
+			t.Errorf("SQL can read while %v is held: got %v, want %v", m, got, want)
 		}
 		run(t, conn, unlockAll)
 		if value[bool](t, conn, exclusive) {
-			t.Errorf("only SQL has the lock, beside %v", m)
+			t.Errorf("SQL got an exclusive lock while %v is held", m)
 		}
 		mustRelease(t, l)
 	}
 	run(t, conn, exclusive)
-	wantRefused(t, d, driver.Read, "a", "beside a lock of SQL")
+	wantRefused(t, d, driver.Read, "a", "while SQL holds the lock")
 	read := goAcquire(t, d, in(driver.Read, request("a", longTTL)))
 	run(t, conn, unlockAll)
 	mustRelease(t, <-read)
 	run(t, conn, shared)
 	mustRelease(t, mustAcquire(t, d, in(driver.Read, try("a"))))
-	wantRefused(t, d, driver.Write, "a", "beside SQL that reads")
+	wantRefused(t, d, driver.Write, "a", "while SQL reads")
 	write := goAcquire(t, d, in(driver.Write, request("a", longTTL)))
 	run(t, conn, unlockAll)
 	mustRelease(t, <-write)
@@ -370,7 +370,7 @@ func testReadsAreInspectedAndForced(t *testing.T, pg *testenv.PostgresServer) {
 	}
 	s, err := d.Inspect(t.Context(), "a")
 	if err != nil || !s.Held || s.Mode != driver.Read || s.Holders != 4 {
-		t.Errorf("Inspect of four that read: got %+v, %v", s, err)
+		t.Errorf("Inspect of four readers: got %+v, %v", s, err)
 	}
 	if err := d.ForceUnlock(t.Context(), "a"); err != nil {
 		t.Fatal(err)
@@ -379,15 +379,15 @@ func testReadsAreInspectedAndForced(t *testing.T, pg *testenv.PostgresServer) {
 		select {
 		case <-r.Events.(*events).lost:
 		case <-time.After(30 * time.Second):
-			t.Fatal("a reader was not told")
+			t.Fatal("a reader was not notified")
 		}
 	}
 	l := mustAcquire(t, d, in(driver.Write, try("a")))
 	if s, err := d.Inspect(t.Context(), "a"); err != nil || s.Mode != driver.Write || s.Holders != 1 {
-		t.Errorf("Inspect of an own Write: got %+v, %v", s, err)
+		t.Errorf("Inspect of this driver's Write: got %+v, %v", s, err)
 	}
 	if s, err := other.Inspect(t.Context(), "a"); err != nil || s.Mode != driver.Exclusive || s.Holders != 1 {
-		t.Errorf("Inspect of another's Write, which is a lock as any: got %+v, %v", s, err)
+		t.Errorf("Inspect of another client's Write, which is an ordinary lock: got %+v, %v", s, err)
 	}
 	mustRelease(t, l)
 }

@@ -19,7 +19,7 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// TestTokensAfterARestore puts an older data directory back. Tokens fall then,
+// TestTokensAfterARestore puts an older data directory back. Then tokens fall,
 // and the guard of a resource elsewhere refuses all holders, until programs set
 // the last token as a floor. See "After a restore from a backup" in
 // docs/operations.md.
@@ -83,7 +83,7 @@ func keep(tb testing.TB, l driver.Lease) {
 // TestTokensRiseOverCrashesOfTheServer kills the server under the load of
 // clients that read their tokens, of clients that do not, and of one whose
 // statement takes a token and flushes the log, like drivers without KeepTokens.
-// All are for one name.
+// All of them lock one name.
 func TestTokensRiseOverCrashesOfTheServer(t *testing.T) {
 	t.Parallel()
 	pg := testenv.Postgres(t, "fsync=on", "full_page_writes=on")
@@ -106,7 +106,7 @@ func TestTokensRiseOverCrashesOfTheServer(t *testing.T) {
 				return
 			}
 			if first <= before {
-				t.Errorf("caller %d has the token %d, and asked when %d had been given out", i, first, before)
+				t.Errorf("caller %d has token %d, but requested it when %d had been given out", i, first, before)
 			}
 			last = max(last, first+uint64(n)-1)
 		}
@@ -174,7 +174,7 @@ func TestGrantsDoNotWaitForTheDisk(t *testing.T) {
 		l := mustAcquire(t, d, request("a", longTTL))
 		granted := make(chan driver.Lease)
 		go func() { granted <- mustAcquire(t, other, request("a", longTTL)) }()
-		testenv.Eventually(t, func() bool { return value[int](t, watch, advisoryLocks+" AND NOT granted") == 1 }, "another one waits")
+		testenv.Eventually(t, func() bool { return value[int](t, watch, advisoryLocks+" AND NOT granted") == 1 }, "another client waits")
 		mustRelease(t, l)
 		mustRelease(t, <-granted)
 	}
@@ -265,7 +265,7 @@ func testShortWaitNeedsNoConfirmation(t *testing.T, pg *testenv.PostgresServer) 
 	granted := make(chan driver.Lease)
 	go func() { granted <- mustAcquire(t, d, request("a", longTTL)) }()
 	watch := connect(t, pg)
-	testenv.Eventually(t, func() bool { return value[int](t, watch, advisoryLocks+" AND NOT granted") == 1 }, "it waits")
+	testenv.Eventually(t, func() bool { return value[int](t, watch, advisoryLocks+" AND NOT granted") == 1 }, "the client waits")
 	confirmed := link.HoldReply("ping")
 	before := time.Now()
 	mustRelease(t, l)

@@ -17,9 +17,9 @@ import (
 // would grant a session its own lock again. There is one queue per key, and not
 // per name, because two names may have the same key.
 //
-// At most one request for the key is in progress on the sessions of many locks.
-// Waiting attempts stand in the queue, and only the first of them sends a
-// request to the server.
+// On the shared sessions, which carry many locks, at most one request for the
+// key is in progress at a time. Waiting attempts stand in the queue, and only
+// the first of them sends a request to the server.
 type localQueue struct {
 	key  AdvisoryKey
 	uses int
@@ -30,7 +30,7 @@ type localQueue struct {
 	// attempts with NoWait: each sends one request, as soon as none is in
 	// progress
 	tries  attempts
-	queued attempts // the other attempts; the first one sends a request, or waits at the server
+	queued attempts // the other attempts; the first one sends a request, or waits on the server
 }
 
 // attempt is a request in a localQueue.
@@ -60,7 +60,7 @@ const (
 	// on a session of many locks, and the queue is busy until the attempt is
 	// concluded
 	tryNow
-	// wait at the server, behind Reads of this driver, so that the server
+	// wait on the server, behind Reads of this driver, so that the server
 	// orders the attempt relative to other clients
 	enqueue
 	refuse // this driver holds the lock, or waits to write
@@ -125,7 +125,7 @@ func (d *Driver) await(ctx context.Context, q *localQueue, t *attempt) error {
 	if q.tries.remove(t) && errors.Is(err, driver.ErrLocked) {
 		err = ctx.Err() // the lock is not known to be held
 	}
-	q.queued.remove(t) // at once, because otherwise an attempt that has left could get the turn
+	q.queued.remove(t) // immediately, because otherwise an attempt that has left could get the turn
 	q.advance()
 	return err
 }
@@ -155,7 +155,7 @@ func (q *localQueue) advance() {
 	q.tries = slices.DeleteFunc(q.tries, func(t *attempt) bool { return q.judge(t, true) })
 }
 
-// judge gives an attempt its verdict, and reports whether there is one yet.
+// judge gives an attempt its verdict and reports whether there is one yet.
 // Called with Driver.mu held.
 func (q *localQueue) judge(t *attempt, noWait bool) bool {
 	switch holder := q.holders.First(); {
@@ -196,9 +196,9 @@ func (q *localQueue) on(s *session) bool {
 }
 
 const (
-	// settleFor is the time for which a canceled caller waits for the release
-	// of its lock, if there is one. That is enough for two short requests,
-	// after which nothing is left in doubt. No caller waits longer.
+	// settleFor is how long a canceled caller waits for the release of its
+	// lock, if there is one. That is enough for two short requests, after which
+	// nothing is left in doubt. No caller waits longer.
 	settleFor = 50 * time.Millisecond
 
 	// backstop is the interval at which the driver checks that the server still
@@ -239,7 +239,7 @@ func (d *Driver) waitAtServer(ctx context.Context, l *lease, waited bool) error 
 	return d.settle(op, err)
 }
 
-// enqueue begins a wait at the server.
+// enqueue begins a wait on the server.
 func (d *Driver) enqueue(ctx context.Context, l *lease) (*session, *operation, error) {
 	for range 3 {
 		w, err := d.waiter(ctx, d.sessionTTL(l.r))
@@ -289,8 +289,8 @@ func (d *Driver) watch(ctx context.Context, w *session, op *operation) error {
 	}
 }
 
-// stillWaits queries the server, over other sessions until one answers, whether
-// w is waiting for a lock.
+// stillWaits asks the server, over other sessions until one answers, whether w
+// is waiting for a lock.
 func (d *Driver) stillWaits(ctx context.Context, w *session) bool {
 	for pause := firstDig; ; pause = min(2*pause, lastDig) {
 		rows, err := d.query(ctx, waitsQuery, int4(w.pid), []byte(w.id))
@@ -342,7 +342,7 @@ const (
 	lastDig     = time.Second
 )
 
-// withdraw ends an abandoned wait at the server, in the background.
+// withdraw ends an abandoned wait on the server, in the background.
 func (d *Driver) withdraw(w *session, op *operation) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -53,7 +53,7 @@ func TestWhoLeavesTakesNoTurnAlong(t *testing.T) {
 			}
 			busy := asking != nil || slices.ContainsFunc(waiting, func(one *attempt) bool { return one.verdict == tryNow })
 			if g.busy != busy || !busy && len(waiting) > 0 && len(leaving) == 0 {
-				t.Fatalf("seed %d: got a queue that is busy: %t, want %t; %d wait", seed, g.busy, busy, len(waiting))
+				t.Fatalf("seed %d: got a busy queue: %t, want %t; %d attempts wait", seed, g.busy, busy, len(waiting))
 			}
 		}
 	}

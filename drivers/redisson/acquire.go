@@ -45,7 +45,7 @@ func (d *Driver) acquire(ctx context.Context, r *driver.Request) (*lease, error)
 		return nil, err
 	}
 	if r.Mode == driver.Permit && r.Permits > maxPermits {
-		return nil, fmt.Errorf("%d permits in one request are more than %d: %w", r.Permits, maxPermits, errors.ErrUnsupported)
+		return nil, fmt.Errorf("%d permits in one request, want at most %d: %w", r.Permits, maxPermits, errors.ErrUnsupported)
 	}
 	exclusive := r.Mode == driver.Exclusive
 	w := &waiting{driver: d, request: r, inQueue: d.queues(r), ticketed: exclusive && !d.options.Fair && !r.NoWait}
@@ -115,7 +115,7 @@ func (w *waiting) listen(elsewhere bool) {
 	}
 }
 
-// stopListening stops listening, and returns l and err. A caller that was woken
+// stopListening stops listening and returns l and err. A caller that was woken
 // and cannot send a request passes the wake-up on. After ErrSealed it does not
 // keep the subscription, so that a migration does not count the caller as a
 // waiter.
@@ -130,7 +130,7 @@ func (w *waiting) stopListening(l *lease, err error, pass bool) (*lease, error) 
 	return l, err
 }
 
-// try is Driver.try. turn is the result of redistopic.Text, or "".
+// try calls Driver.try. turn is the result of redistopic.Text, or "".
 func (w *waiting) try(ctx context.Context, again bool, turn string) (*lease, answer, error) {
 	l, refused, err := w.driver.try(ctx, w.request, again, turn)
 	if l != nil && turn != "" {

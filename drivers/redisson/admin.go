@@ -65,9 +65,9 @@ func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error
 	return status, err
 }
 
-// leaveIn is the time within which a process leaves the channel after it was
-// notified of a seal. After that, a listener is a program that waits for the
-// sealed name.
+// leaveIn is how long a process may take to leave the channel after it is
+// notified of a seal. A program that still listens after that is waiting for
+// the sealed name.
 const leaveIn = 1500 * time.Millisecond
 
 func readStatus(answer []rueidis.RedisMessage) (driver.Status, error) {
@@ -235,8 +235,8 @@ const (
 	scanPause = 2500 * time.Microsecond
 )
 
-// holdField matches the fields of a lock: a client, and a number of the
-// client's.
+// holdField matches the fields of a lock. A field consists of a client and one
+// of the client's numbers.
 var holdField = regexp.MustCompile(`^[^:]+:[0-9]+(:write|:read)?$`)
 
 // escapeGlob turns a text into a pattern that matches nothing else.

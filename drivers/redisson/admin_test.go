@@ -124,7 +124,7 @@ func TestRenewAll(t *testing.T) {
 		t.Errorf("TTL of a lease that was renewed: got %d ms, want more than 30000", ttl)
 	}
 	if ttl := s.Do("PTTL", "x4711").(int64); ttl > 30000 {
-		t.Errorf("TTL of a hold that is not ours: got %d ms, want at most 30000", ttl)
+		t.Errorf("TTL of another client's hold: got %d ms, want at most 30000", ttl)
 	}
 }
 
@@ -137,7 +137,7 @@ func TestRenewAllOfOneNameTwice(t *testing.T) {
 	outcomes := make([]error, 2)
 	d.RenewAll(t.Context(), []driver.Lease{stale, l}, func(i int, err error) { outcomes[i] = err })
 	if outcomes[0] != driver.ErrNotHeld || outcomes[1] != nil {
-		t.Errorf("got %v, want ErrNotHeld for the stale one and nil for the other", outcomes)
+		t.Errorf("got %v, want ErrNotHeld for the stale lease and nil for the other lease", outcomes)
 	}
 	release(t, l)
 }
@@ -173,7 +173,7 @@ func TestClose(t *testing.T) {
 	}
 	release(t, outsider.granted(t))
 	if keys := keysOf(s); len(keys) != 1 {
-		t.Errorf("keys: got %d, want only that of the other driver", len(keys))
+		t.Errorf("keys: got %d, want only the key of the other driver", len(keys))
 	}
 	release(t, foreign)
 	subscribers(t, s, "foreign", 0)

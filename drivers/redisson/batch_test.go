@@ -63,14 +63,14 @@ func TestCombinedRequestKeepsOpsApart(t *testing.T) {
 			t.Errorf("%s: got a TTL of %v, want %v", r.Name, ttl, r.TTL)
 		}
 		if last, _ := strconv.ParseInt(s.Do("GET", d.tokenKey(r.Name)).(string), 10, 64); last < o.value+int64(o.n)-1 { // other names share it
-			t.Errorf("%s: got %d as the last token, want no less than %d", r.Name, last, o.value+int64(o.n)-1)
+			t.Errorf("%s: got %d as the last token, want at least %d", r.Name, last, o.value+int64(o.n)-1)
 		}
 		if got, want := s.Do("HGET", r.Name, r.Hold), fmt.Sprintf("#%d\n%s\n%s\n%d", o.value+int64(o.n)-1, r.Owner, process, i/3); got != want {
 			t.Errorf("%s: got %q for the hold, want %q", r.Name, got, want)
 		}
 	}
 	if refused.err != nil || refused.code != heldCode || refused.place.Ticket == 0 {
-		t.Errorf("held by another: got %q, ticket %d, %v; want it refused with a ticket", refused.code, refused.place.Ticket, refused.err)
+		t.Errorf("held by another client: got %q, ticket %d, %v; want a refusal with a ticket", refused.code, refused.place.Ticket, refused.err)
 	}
 	if missing.err != nil || missing.value != -1 {
 		t.Errorf("release without a hold: got %d, %v, want -1", missing.value, missing.err)
@@ -89,7 +89,7 @@ func TestCombinedRequestKeepsOpsApart(t *testing.T) {
 	together(d, slices.Insert(slices.Clone(releases), 5, bare)...)
 	for i, o := range releases {
 		if o.err != nil || o.value != 1 || s.Do("EXISTS", o.request.Name) != int64(0) {
-			t.Errorf("%s: release: got %d, %v, want that one was told", o.request.Name, o.value, o.err)
+			t.Errorf("%s: release: got %d, %v, want one notified client", o.request.Name, o.value, o.err)
 		}
 		if got := spies[i].next(t); got != "0" {
 			t.Errorf("%s: message: got %q, want 0", o.request.Name, got)

@@ -137,11 +137,11 @@ func (d *Driver) checkHello(version, mode, role string) error {
 	}
 	switch {
 	case mode == "cluster" && !d.cluster:
-		return errors.New("the server is a node of a cluster, and the client is not one for clusters (mode=cluster)")
+		return errors.New("the server is a node of a cluster, but the client is not a cluster client (mode=cluster)")
 	case mode == "sentinel":
 		return errors.New("the server is a sentinel (mode=sentinel)")
 	case role == "replica" && !d.cluster:
-		return fmt.Errorf("%w: the server is a replica, which takes no locks", driver.ErrUnavailable)
+		return fmt.Errorf("%w: the server is a replica, which grants no locks", driver.ErrUnavailable)
 	}
 	return nil
 }

@@ -65,7 +65,7 @@ func contendAndClose(t *testing.T, ctx context.Context, c *dsync.Client, callers
 	}
 }
 
-// TestCloseSaysWhatIsLeft closes clients whose server stands still.
+// TestCloseSaysWhatIsLeft closes clients whose server is frozen.
 func TestCloseSaysWhatIsLeft(t *testing.T) {
 	t.Parallel()
 	for _, query := range []string{"", "?fair=true"} {
@@ -83,7 +83,7 @@ func TestCloseSaysWhatIsLeft(t *testing.T) {
 		cancel()
 		s.Thaw()
 		if !errors.Is(err, dsync.ErrUnknown) || !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "1 holds") {
-			t.Errorf("%q: Close: %v, want ErrUnknown, the deadline, and how many holds are left", query, err)
+			t.Errorf("%q: Close: %v, want ErrUnknown, the deadline, and the number of holds that are left", query, err)
 		}
 	}
 }
@@ -118,13 +118,13 @@ func TestCloseAfterARequestOfUnknownOutcome(t *testing.T) {
 		err = c.Close(ctx)
 		cancel()
 		if took := time.Since(begun); err != nil || took < onItsWay {
-			t.Errorf("%q: Close: %v after %v, want nil, and that it waits for %v", query, err, took, onItsWay)
+			t.Errorf("%q: Close: %v after %v, want nil after a wait of %v", query, err, took, onItsWay)
 		}
 	}
 }
 
 // TestCloseAfterAnOutageOfANode: callers gave up while one node of a cluster
-// stood still, and then the node was restarted.
+// was frozen, and then the node was restarted.
 func TestCloseAfterAnOutageOfANode(t *testing.T) {
 	t.Parallel()
 	cluster := testenv.RedisCluster(t, 3, 0)
@@ -142,7 +142,7 @@ func TestCloseAfterAnOutageOfANode(t *testing.T) {
 	for range 5 {
 		callers.Go(func() {
 			if l, err := c.NewOwner().Lock(ctx, "x"); err == nil {
-				t.Errorf("got a lease of %q on a node that stands still", l.Name())
+				t.Errorf("got a lease of %q on a frozen node", l.Name())
 			}
 		})
 	}
@@ -165,17 +165,17 @@ func TestServerWithoutACommand(t *testing.T) {
 		c := client(t, testenv.Redis(t, "--rename-command", test.command, ""), test.query)
 		_, err := c.TryLock(t.Context(), "x")
 		if err == nil || !strings.HasSuffix(err.Error(), "does not know the command "+test.command) {
-			t.Errorf("%v: TryLock: %v, want that the command is missing", test, err)
+			t.Errorf("%v: TryLock: %v, want an error that the command is missing", test, err)
 		}
 		begun := time.Now()
 		if err := c.Close(t.Context()); err != nil || time.Since(begun) > 4*time.Second {
-			t.Errorf("%v: Close: %v after %v, want nil at once", test, err, time.Since(begun))
+			t.Errorf("%v: Close: %v after %v, want nil immediately", test, err, time.Since(begun))
 		}
 	}
 }
 
 // The library may connect in goroutines that its Close does not wait for. Here
-// the server accepts the connection, and is slow with the TLS handshake.
+// the server accepts the connection and is slow with the TLS handshake.
 func TestCloseEndsAttemptsToConnect(t *testing.T) {
 	t.Parallel()
 	slow, err := net.Listen("tcp", "127.0.0.1:0")
@@ -204,7 +204,7 @@ func TestCloseEndsAttemptsToConnect(t *testing.T) {
 			t.Error("the attempt has succeeded")
 		}
 	case <-time.After(hangGuard):
-		t.Fatal("the attempt goes on after Close")
+		t.Fatal("the attempt continues after Close")
 	}
 	if err := c.SetReadDeadline(time.Now().Add(hangGuard)); err != nil {
 		t.Fatal(err)
@@ -213,6 +213,6 @@ func TestCloseEndsAttemptsToConnect(t *testing.T) {
 		t.Error("the connection is still open")
 	}
 	if err := dial(); !errors.Is(err, net.ErrClosed) {
-		t.Errorf("a connection that is asked for after Close: got %v, want net.ErrClosed", err)
+		t.Errorf("a connection requested after Close: got %v, want net.ErrClosed", err)
 	}
 }

@@ -196,17 +196,17 @@ func TestClientFixedLeaseEndsByItself(t *testing.T) {
 		next := lock(t, b, "x")
 		granted := time.Now()
 		if deadline := l.Deadline(); granted.Before(deadline) {
-			t.Errorf("the next was granted %v before the deadline of the lease", deadline.Sub(granted))
+			t.Errorf("the next client was granted the lock %v before the deadline of the lease", deadline.Sub(granted))
 		}
 		if err := l.Err(); !errors.Is(err, dsync.ErrLost) {
-			t.Errorf("Err of the first when the next was granted: %v, want ErrLost", err)
+			t.Errorf("Err of the first lease when the next was granted: %v, want ErrLost", err)
 		}
 		<-told
 		if err := l.Unlock(t.Context()); !errors.Is(err, dsync.ErrLost) {
-			t.Errorf("Unlock of the first: %v, want ErrLost", err)
+			t.Errorf("Unlock of the first lease: %v, want ErrLost", err)
 		}
 		if err := next.Unlock(t.Context()); err != nil {
-			t.Errorf("Unlock of the next: %v", err)
+			t.Errorf("Unlock of the next lease: %v", err)
 		}
 	}
 }
@@ -238,11 +238,11 @@ func TestClientStoppedHolderFindsItsLeaseLost(t *testing.T) {
 	holder := s.Do("HKEYS", "x")
 	p.Cont()
 	if got, want := p.Line(), "lost"; got != want {
-		t.Errorf("the holder that was stopped says %q, want %q", got, want)
+		t.Errorf("the stopped holder printed %q, want %q", got, want)
 	}
 	p.Send("unlock")
 	if got, want := p.Line(), "true true"; got != want {
-		t.Errorf("its Unlock matches ErrLost, ErrNotHeld: %s, want %s", got, want)
+		t.Errorf("whether the error of its Unlock matches ErrLost and ErrNotHeld: %s, want %s", got, want)
 	}
 	if got := s.Do("HKEYS", "x"); fmt.Sprint(got) != fmt.Sprint(holder) || next.Err() != nil {
 		t.Errorf("the next holder: %v in Redis, Err %v; want %v and a live lease", got, next.Err(), holder)
@@ -284,7 +284,7 @@ func TestClientWaiterIsWokenByTheRelease(t *testing.T) {
 		<-granted
 		after := s.Commands()
 		if got := after["evalsha"] - asked["evalsha"]; got > 5 {
-			t.Errorf("a hand-over took %d scripts, want a release, a try, a release, and at most two tries of the back-stop", got)
+			t.Errorf("a hand-over took %d scripts, want a release, a try, a release, and at most two tries of the backstop", got)
 		}
 	}
 }

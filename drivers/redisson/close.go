@@ -61,7 +61,7 @@ func (d *Driver) closeClient(ctx context.Context) {
 	d.dialer.Wait()
 }
 
-// releaseAll ends the holds of all leases in few requests, and leaves failures
+// releaseAll ends the holds of all leases in few requests and leaves failures
 // to the cleaner.
 func (d *Driver) releaseAll(ctx context.Context) {
 	for some := range slices.Chunk(d.life.TakeAll(), renewRuns) {
@@ -112,21 +112,21 @@ const (
 	maxBatch  = 64 // ghosts in one request
 	maxCleans = 4  // concurrent requests, so that one slow node of a cluster delays few others
 	cleanFor  = 2 * time.Second
-	// the time after its end for which a ghost is remembered while the server
-	// does not answer
+	// how long a ghost is remembered after its end while the server does not
+	// answer
 	outOfReach = time.Minute
-	// the time for which a request may be on its way to a server that answers
-	// other requests, after its connection was closed
+	// how long a request may still be on its way, after its connection was
+	// closed, to a server that answers other requests
 	onItsWay = 2 * time.Second
 )
 
 // ghost is an unwanted hold that may be left on the server, or may still appear
 // there. If it is absent, the request that creates it may still be on its way.
-// So the cleaner repeats its request until the hold is found or would have
-// expired, and for a place in a queue until the server has answered. After
-// Close has closed all connections, two answers that the hold is absent, to
-// requests some time apart, are final. Only the time between answers counts,
-// because a server that was frozen may execute the request later.
+// So the cleaner repeats its request until it finds the hold or the hold would
+// have expired. For a place in a queue, it repeats the request until the server
+// answers. After Close has closed all connections, two answers that the hold is
+// absent, to requests some time apart, are final. Only the time between answers
+// counts, because a server that was frozen may execute the request later.
 type ghost struct {
 	cleaner.Ghost
 	request *driver.Request
@@ -171,8 +171,8 @@ func soonestOver(ghosts []*ghost) int {
 	return soonest
 }
 
-// releaseGhosts requests the release of each ghost, and returns the ghosts
-// whose holds may still appear.
+// releaseGhosts requests the release of each ghost and returns the ghosts whose
+// holds may still appear.
 func (d *Driver) releaseGhosts(ctx context.Context, ghosts []*ghost) (left []*ghost) {
 	groups := d.groups(ghosts)
 	calls := make([]redisdriver.Call, len(groups))
@@ -235,7 +235,7 @@ func (d *Driver) groups(ghosts []*ghost) [][]*ghost {
 	return groups
 }
 
-// answersOf reads the answer of the release script for n holds.
+// answersOf reads the release script's answer for n holds.
 func answersOf(result rueidis.RedisResult, n int) (told []int64, err error) {
 	told = make([]int64, n)
 	if n == 1 {

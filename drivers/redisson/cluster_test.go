@@ -44,7 +44,7 @@ func testClusterNames(t *testing.T, c *testenv.Cluster) {
 			"ForceUnlock": func() error { return d.ForceUnlock(t.Context(), name) },
 		} {
 			if err := call(); !errors.Is(err, errors.ErrUnsupported) || !strings.Contains(err.Error(), "braces") {
-				t.Errorf("%s of %q: got %v, want errors.ErrUnsupported that says why", what, name, err)
+				t.Errorf("%s of %q: got %v, want errors.ErrUnsupported with a reason", what, name, err)
 			}
 		}
 	}
@@ -188,7 +188,7 @@ func testClusterReplicas(t *testing.T, c *testenv.Cluster) {
 			t.Errorf("Acquire: got %v, want ErrNotReplicated with 1 of 2", err)
 		}
 		if got := c.Owner(name).Do("EXISTS", name); got != int64(0) {
-			t.Error("a grant that was not replicated is left")
+			t.Error("a grant that was not replicated still exists")
 		}
 	}
 }
@@ -209,7 +209,7 @@ func testClusterMove(t *testing.T, c *testenv.Cluster) {
 	if err := l.Renew(t.Context(), time.Minute); err != nil {
 		t.Errorf("Renew after the move: %v", err)
 	}
-	testenv.Eventually(t, func() bool { return to.SubscriberCount(prefixName(channelPrefix, name)) == 1 }, "the waiter is subscribed at the new node")
+	testenv.Eventually(t, func() bool { return to.SubscriberCount(prefixName(channelPrefix, name)) == 1 }, "the waiter is subscribed on the new node")
 	start := time.Now()
 	release(t, l)
 	release(t, w.granted(t))
@@ -248,7 +248,7 @@ func testClusterFailOver(t *testing.T, c *testenv.Cluster) {
 		t.Fatal("the waiter was granted a lock that is held")
 	}
 	w = waitOut(t, b, name)
-	testenv.Eventually(t, func() bool { return b.topics.Own(prefixName(channelPrefix, name)) == 1 }, "the waiter is subscribed at the new primary")
+	testenv.Eventually(t, func() bool { return b.topics.Own(prefixName(channelPrefix, name)) == 1 }, "the waiter is subscribed on the new primary")
 	start := time.Now()
 	release(t, l)
 	release(t, w.granted(t))

@@ -14,8 +14,8 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// fight has drivers acquire and release the lock x, each so many times on
-// average, and returns the number of times that each driver held it.
+// fight has drivers acquire and release the lock x, each the given number of
+// times on average, and returns how often each driver held it.
 func fight(tb testing.TB, drivers []*Driver, each int) []int {
 	tb.Helper()
 	return drivertest.Fight(tb, drivers, each, func() *driver.Request { return forLong("x") })
@@ -37,7 +37,7 @@ func TestCrowdAsksInTurn(t *testing.T) {
 	const n, each = 40, 10
 	s := testenv.Redis(t)
 	drivers := openMany(t, n, "redisson://%s", s.Addr)
-	fight(t, drivers, 1) // all came at once; connections, and subscriptions
+	fight(t, drivers, 1) // all came together; connections and subscriptions
 	var counts []int
 	got := counted(s, func() { counts = fight(t, drivers, each) }, "evalsha", "subscribe")
 	requests := float64(got["evalsha"]+got["subscribe"]) / (n * each)
@@ -97,7 +97,7 @@ func TestDeadHeadOfTheLine(t *testing.T) {
 			release(t, l)
 			releaseAll(t, waiters[5:])
 			if took := time.Since(start); took > longestPause {
-				t.Errorf("the others had the lock after %v", took)
+				t.Errorf("the other clients held the lock after %v", took)
 			}
 			for _, w := range waiters[:5] {
 				w.cancel()
@@ -153,7 +153,7 @@ func TestReleaseThatIsTakenByAnother(t *testing.T) {
 		s.Do("HSET", "x", "java:1", "1")
 		s.Do("PEXPIRE", "x", "60000")
 		s.Do("PUBLISH", prefixName(channelPrefix, "x"), "0")
-		testenv.Eventually(t, func() bool { return s.Do("HEXISTS", "dsync_turn:{x}", "told") == int64(1) }, "the line is told")
+		testenv.Eventually(t, func() bool { return s.Do("HEXISTS", "dsync_turn:{x}", "told") == int64(1) }, "the line is notified")
 		time.Sleep(50 * time.Millisecond) // for clients that would try
 	}, "evalsha")
 	if got["evalsha"] > n/2 {

@@ -15,8 +15,8 @@ import (
 
 // In these tests servers fail while many callers acquire locks. The results of
 // the calls are judged together: whether two callers believed that they held a
-// lock at once, whether a caller waited forever, and whether an error was not a
-// dsync error.
+// lock at the same time, whether a caller waited forever, and whether an error
+// was not a dsync error.
 
 func sentinelURL(s *testenv.Sentinel) string {
 	return fmt.Sprintf("redisson://%s?mode=sentinel&master=%s", strings.Join(s.SentinelAddrs(), ","), s.Master)
@@ -110,9 +110,9 @@ func moveSlot(t *testing.T, c *testenv.Cluster, name string) {
 	c.MoveSlot(name, to)
 }
 
-// TestClusterUnderLoadReplicated is a load whose grants a replica must confirm.
-// If the only replica takes over, nothing may be lost, so no holder may ever
-// lose its lock.
+// TestClusterUnderLoadReplicated puts a cluster under a load whose grants a
+// replica must confirm. If the only replica takes over, nothing may be lost, so
+// no holder may ever lose its lock.
 func TestClusterUnderLoadReplicated(t *testing.T) {
 	t.Parallel()
 	c := testenv.RedisCluster(t, 3, 1)
@@ -136,7 +136,7 @@ func TestClusterUnderLoadReplicated(t *testing.T) {
 func TestSentinelUnderLoad(t *testing.T) {
 	t.Parallel()
 	s := testenv.RedisSentinel(t, 1)
-	t.Run("failover to and fro", func(t *testing.T) {
+	t.Run("failover back and forth", func(t *testing.T) {
 		l := startLoad(t, sentinelURL(s), "x", "y")
 		for range 2 {
 			l.disturb(t, "failover", func() { failOver(t, s) })
@@ -245,11 +245,11 @@ func loseALock(t *testing.T, url string, primary, replica *testenv.RedisServer, 
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 	defer cancel()
 	if lease, err := careful.Lock(ctx, "{x}careful"); !errors.Is(err, ErrNotReplicated) && !errors.Is(err, dsync.ErrUnknown) {
-		t.Errorf("Lock that no replica confirms: got %v, %v, want ErrNotReplicated, or ErrUnknown if ctx ended amid a try", lease, err)
+		t.Errorf("Lock that no replica confirms: got %v, %v, want ErrNotReplicated, or ErrUnknown if ctx ended during a try", lease, err)
 	}
 	waiter := make(chan *dsync.Lease)
 	go func() { waiter <- lock(t, b, "{x}lost") }()
-	testenv.Eventually(t, func() bool { return primary.SubscriberCount(prefixName(channelPrefix, "{x}lost")) == 1 }, "one waits")
+	testenv.Eventually(t, func() bool { return primary.SubscriberCount(prefixName(channelPrefix, "{x}lost")) == 1 }, "the client waits")
 	failOver()
 	lostByRenewal(t, lost)
 	if err := lost.Unlock(t.Context()); !errors.Is(err, dsync.ErrLost) {

@@ -14,8 +14,8 @@ const (
 	timesPrefix = "redisson_lock_timeout"
 )
 
-// departIn is the time for which a caller that gives up waits for the removal
-// of its place.
+// departIn is how long a caller that gives up waits for the removal of its
+// place.
 const departIn = 50 * time.Millisecond
 
 // scripts are the scripts that differ between kinds of locks.
@@ -52,8 +52,8 @@ func (d *Driver) fairKeys(name string, keys []string) []string {
 	return append(keys, prefixName(queuePrefix, name), prefixName(timesPrefix, name))
 }
 
-// fairArgs adds the arguments of the fair acquire script, without those for
-// tokens.
+// fairArgs adds the arguments of the fair acquire script, except the arguments
+// for tokens.
 func (o *op) fairArgs(d *Driver, args []string) []string {
 	r, how := o.request, "wait"
 	switch {

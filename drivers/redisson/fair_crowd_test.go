@@ -50,7 +50,7 @@ func waitInCrowd(tb testing.TB, s *testenv.RedisServer, d *Driver, n int) *crowd
 	return c
 }
 
-// leave cancels all calls, and returns when they have returned.
+// leave cancels all calls and waits until they have returned.
 func (c *crowd) leave() {
 	c.cancel()
 	c.wg.Wait()
@@ -130,7 +130,7 @@ func TestFairWaitersLeaveOneByOne(t *testing.T) {
 			after := s.Commands()
 			moves := after["zmscore"] - before["zmscore"] + after["zincrby"] - before["zincrby"]
 			if moves > n/2 {
-				t.Errorf("those behind were moved %d times when %d left", moves, n)
+				t.Errorf("the waiters behind were moved %d times when %d left", moves, n)
 			}
 			line := lineOfX(s)
 			if len(line) != behind {
@@ -140,7 +140,7 @@ func TestFairWaitersLeaveOneByOne(t *testing.T) {
 			for i, hold := range line {
 				left := leftOfX(t, s, hold)
 				if left < last+15*time.Second-2*time.Second {
-					t.Fatalf("time of waiter %d: %v, that of the one before it %v", i, left, last)
+					t.Fatalf("time of waiter %d: %v, of the waiter before it: %v", i, left, last)
 				}
 				if most := holdTTL + time.Duration(i+1)*5*time.Minute + behind*5*time.Minute/4; left > most {
 					t.Fatalf("time of waiter %d: %v, want at most %v", i, left, most)
@@ -205,7 +205,7 @@ func TestFairOutage(t *testing.T) {
 			for _, w := range waiters {
 				w.cancel()
 				if <-w.done; !errors.Is(w.err, driver.ErrUnknown) {
-					t.Errorf("Acquire that is canceled in an outage: got %v, want ErrUnknown", w.err)
+					t.Errorf("Acquire canceled during an outage: got %v, want ErrUnknown", w.err)
 				}
 			}
 			d.awaitAge(t, 4*time.Second) // longer than their TTL and the margin added to it
@@ -236,7 +236,7 @@ func TestFairCloseTellsOfPlaces(t *testing.T) {
 	r := request("x")
 	r.TTL = time.Second
 	w := wait(t, d, r)
-	testenv.Eventually(t, func() bool { return len(lineOfX(s)) == 1 && d.direct.busy.Load() == 0 }, "it is in the queue")
+	testenv.Eventually(t, func() bool { return len(lineOfX(s)) == 1 && d.direct.busy.Load() == 0 }, "the waiter is in the queue")
 	link.Cut()
 	ctx, cancel := context.WithTimeout(context.Background(), 8*time.Second)
 	defer cancel()
@@ -250,7 +250,7 @@ func TestFairCloseTellsOfPlaces(t *testing.T) {
 	release(t, l)
 }
 
-// BenchmarkFairCrowdLeaves measures 1,500 waiters that are canceled at once.
+// BenchmarkFairCrowdLeaves measures 1,500 waiters that are canceled together.
 // The metrics are the server time of the longest request, the server time of
 // all requests, and the time that the holder's release and the next grant took
 // in the meantime.

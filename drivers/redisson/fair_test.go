@@ -31,8 +31,8 @@ func lineOfX(s *testenv.RedisServer) []string {
 	return holds
 }
 
-// leftOfX returns the time for which a waiter for x is still safe from
-// eviction, by the server's clock.
+// leftOfX returns how long a waiter for x is still safe from eviction, by the
+// server's clock.
 func leftOfX(tb testing.TB, s *testenv.RedisServer, hold string) time.Duration {
 	tb.Helper()
 	score, _ := s.Do("ZSCORE", timesOfX, hold).(string)
@@ -91,7 +91,7 @@ func TestFairReleaseTellsTheFirstAlone(t *testing.T) {
 		t.Errorf("message to the first: got %q, want 0", got)
 	}
 	if len(name.messages)+len(second.messages) > 0 {
-		t.Error("others were told too")
+		t.Error("other waiters were notified too")
 	}
 	if _, err := acquireOnce(t, d, "x"); !errors.Is(err, driver.ErrLocked) {
 		t.Errorf("a try while others wait: got %v, want ErrLocked", err)
@@ -114,16 +114,16 @@ func TestFairCanceledWaiterLeavesAtOnce(t *testing.T) {
 	before := leftOfX(t, s, "java:1")
 	testenv.Eventually(t, func() bool { // otherwise it may be canceled during its request, which has an unknown outcome
 		return s.Commands()["evalsha"] >= asked+2 && d.direct.busy.Load() == 0
-	}, "the waiter has asked again, when it was subscribed")
+	}, "the waiter has sent another request after it subscribed")
 	w.cancel()
 	if <-w.done; !errors.Is(w.err, driver.ErrLocked) || !errors.Is(w.err, context.Canceled) || errors.Is(w.err, driver.ErrUnknown) {
-		t.Errorf("Acquire that was canceled: got %v, want ErrLocked and Canceled", w.err)
+		t.Errorf("canceled Acquire: got %v, want ErrLocked and Canceled", w.err)
 	}
 	if got := lineOfX(s); !slices.Equal(got, []string{"java:1"}) {
 		t.Errorf("queue when Acquire has returned: got %q", got)
 	}
 	if after := leftOfX(t, s, "java:1"); after > before-10*time.Second || after < 5*time.Minute {
-		t.Errorf("time of the one behind: got %v, was %v, want 15 s less, and 5 minutes after the end of the hold", after, before)
+		t.Errorf("time of the waiter behind: got %v, was %v, want 15 s less, and 5 minutes after the end of the hold", after, before)
 	}
 
 	s.Do("DEL", queueOfX, timesOfX)
@@ -156,10 +156,10 @@ func TestFairDeafWaiter(t *testing.T) {
 	start := time.Now()
 	release(t, wait(t, d, request("x")).granted(t))
 	if took := time.Since(start); took < 4*time.Second {
-		t.Errorf("the one behind got the lock after %v, want that it gives those in front 5 s each", took)
+		t.Errorf("the waiter behind got the lock after %v, want it to give each waiter ahead 5 s", took)
 	}
 	if asked := s.Commands()["evalsha"] - before; asked > 20*int64(time.Since(start)/time.Second+1) {
-		t.Errorf("it asked %d times in %v", asked, time.Since(start))
+		t.Errorf("the waiter sent %d requests in %v", asked, time.Since(start))
 	}
 }
 
@@ -173,17 +173,17 @@ func TestFairDeafWaiterCountsFromTheRelease(t *testing.T) {
 	addWaiter(s, "java:2", 10*time.Minute)
 	release(t, l)
 	if left := leftOfX(t, s, "dead:1"); left > 6*time.Second { // it counts from a full second
-		t.Errorf("time of one that does not listen, after the release: %v", left)
+		t.Errorf("time of a waiter that does not listen, after the release: %v", left)
 	}
 	if left := leftOfX(t, s, "java:2"); left < 9*time.Minute {
-		t.Errorf("time of the one behind it: %v", left)
+		t.Errorf("time of the waiter behind it: %v", left)
 	}
 	s.Do("ZINCRBY", timesOfX, "-6000", "dead:1") // as if this time had passed
 	if _, err := acquireOnce(t, d, "x"); !errors.Is(err, driver.ErrLocked) {
 		t.Errorf("a try while another waits: got %v, want ErrLocked", err)
 	}
 	if got := lineOfX(s); !slices.Equal(got, []string{"java:2"}) {
-		t.Errorf("queue: got %q, want the one that is not dead", got)
+		t.Errorf("queue: got %q, want only the live waiter", got)
 	}
 }
 
@@ -200,11 +200,11 @@ func TestFairListeningWaiterIsNotOvertaken(t *testing.T) {
 		sp.next(t)
 	}
 	if left := leftOfX(t, s, "java:1"); left < 5*time.Second || left > 15*time.Second {
-		t.Errorf("time of the one that listens: %v", left)
+		t.Errorf("time of the listening waiter: %v", left)
 	}
 	select {
 	case <-w.done:
-		t.Fatalf("the one behind got %v, %v", w.lease, w.err)
+		t.Fatalf("the waiter behind got %v, %v", w.lease, w.err)
 	default:
 	}
 	s.Do("ZINCRBY", timesOfX, "-15000", "java:1") // as if the reminders had continued until its time was up
@@ -222,11 +222,11 @@ func TestFairHungWaiter(t *testing.T) {
 	l := acquire(t, d, r)
 	hung := wait(t, cutOff, request("x"))
 	hold := lineOfX(s)[0]
-	testenv.Eventually(t, func() bool { return s.SubscriberCount(prefixName(channelPrefix, "x")+":"+hold) == 1 }, "it listens")
+	testenv.Eventually(t, func() bool { return s.SubscriberCount(prefixName(channelPrefix, "x")+":"+hold) == 1 }, "the waiter listens")
 	link.Hold(wire.Both)
 	next := wait(t, d, request("x"))
 	release(t, l)
-	testenv.Eventually(t, func() bool { return leftOfX(t, s, hold) <= 15*time.Second }, "its time is bounded")
+	testenv.Eventually(t, func() bool { return leftOfX(t, s, hold) <= 15*time.Second }, "the waiter's time is bounded")
 	s.Do("ZINCRBY", timesOfX, "-15000", hold) // as if this time had passed
 	release(t, next.granted(t))
 	link.Heal()
@@ -244,14 +244,14 @@ func TestFairLateListener(t *testing.T) {
 	addWaiter(s, "java:2", 5*time.Minute+time.Second)
 	w := wait(t, d, request("x"))
 	leaves := wait(t, d, request("x"))
-	testenv.Eventually(t, func() bool { return leftOfX(t, s, "java:1") < time.Minute }, "the first is taken for dead")
+	testenv.Eventually(t, func() bool { return leftOfX(t, s, "java:1") < time.Minute }, "the first waiter counts as dead")
 	hold := lineOfX(s)[2]
 	addWaiter(s, "java:3", leftOfX(t, s, lineOfX(s)[3])+time.Second)
 	leaves.cancel()
 	if <-leaves.done; leaves.err == nil {
 		t.Fatal("a waiter overtook the others")
 	}
-	testenv.Eventually(t, func() bool { return slices.Equal(lineOfX(s), []string{"java:1", "java:2", hold, "java:3"}) }, "it has left")
+	testenv.Eventually(t, func() bool { return slices.Equal(lineOfX(s), []string{"java:1", "java:2", hold, "java:3"}) }, "the waiter has left")
 	s.Do("LPOP", queueOfX)
 	s.Do("ZREM", timesOfX, "java:1")
 	s.Do("HSET", "x", "java:1", "1")
@@ -276,7 +276,7 @@ func TestFairThrownOut(t *testing.T) {
 	addWaiter(s, "java:1", 20*time.Minute)
 	s.Do("LPOP", queueOfX)
 	s.Do("ZREM", timesOfX, hold)
-	testenv.Eventually(t, func() bool { return slices.Equal(lineOfX(s), []string{hold, "java:1"}) }, "it is first again")
+	testenv.Eventually(t, func() bool { return slices.Equal(lineOfX(s), []string{hold, "java:1"}) }, "the waiter is first again")
 	release(t, l)
 	release(t, w.granted(t))
 }
@@ -293,14 +293,14 @@ func TestFairLongWait(t *testing.T) {
 	for _, waiter := range []string{hold, "java:1"} { // as if the wait had been long
 		s.Do("ZINCRBY", timesOfX, "-1000000", waiter)
 	}
-	testenv.Eventually(t, func() bool { return leftOfX(t, s, hold) > 0 }, "the waiter asks again")
+	testenv.Eventually(t, func() bool { return leftOfX(t, s, hold) > 0 }, "the waiter sends another request")
 	if left := leftOfX(t, s, "java:1"); left < 50*time.Second {
-		t.Errorf("time of the waiter of Redisson behind it: %v", left)
+		t.Errorf("time of Redisson's waiter behind it: %v", left)
 	}
 	release(t, l)
 	release(t, w.granted(t))
 	if left := leftOfX(t, s, "java:1"); left < 30*time.Second {
-		t.Errorf("time of the waiter of Redisson when it is next: %v", left)
+		t.Errorf("time of Redisson's waiter when it is next: %v", left)
 	}
 }
 
@@ -315,13 +315,13 @@ func TestFairGhosts(t *testing.T) {
 	l := acquire(t, other, request("x"))
 	link.Hold(wire.Replies)
 	w := begin(d, request("x"))
-	testenv.Eventually(t, func() bool { return len(lineOfX(s)) == 1 }, "it is in the queue")
+	testenv.Eventually(t, func() bool { return len(lineOfX(s)) == 1 }, "the waiter is in the queue")
 	w.cancel()
 	if <-w.done; !errors.Is(w.err, driver.ErrUnknown) {
-		t.Errorf("Acquire without an answer: got %v, want ErrUnknown", w.err)
+		t.Errorf("unanswered Acquire: got %v, want ErrUnknown", w.err)
 	}
 	link.Heal()
-	testenv.Eventually(t, func() bool { return len(lineOfX(s)) == 0 }, "it is out of the queue")
+	testenv.Eventually(t, func() bool { return len(lineOfX(s)) == 0 }, "the waiter is out of the queue")
 	release(t, l)
 }
 
@@ -346,8 +346,8 @@ func TestFairRights(t *testing.T) {
 }
 
 // TestFairNextLeavesAtTheHandOver: the next waiter leaves while the release
-// that notifies it is in progress. The lock goes to this waiter or to the one
-// behind it.
+// that notifies it is in progress. The lock goes to this waiter or to the
+// waiter behind it.
 func TestFairNextLeavesAtTheHandOver(t *testing.T) {
 	const rounds = 100
 	s := testenv.Redis(t)
@@ -368,7 +368,7 @@ func TestFairNextLeavesAtTheHandOver(t *testing.T) {
 			granted++
 			release(t, next.lease)
 		} else if !errors.Is(next.err, context.Canceled) {
-			t.Fatalf("Acquire that was canceled: %v", next.err)
+			t.Fatalf("canceled Acquire: %v", next.err)
 		}
 		release(t, behind.granted(t))
 	}
@@ -377,7 +377,7 @@ func TestFairNextLeavesAtTheHandOver(t *testing.T) {
 }
 
 // TestFairExcludes: callers of two clients compete, some of them leave, and two
-// never hold the lock at once.
+// never hold the lock at the same time.
 func TestFairExcludes(t *testing.T) {
 	t.Parallel()
 	const callers, grants = 8, 30
@@ -404,11 +404,11 @@ func TestFairExcludes(t *testing.T) {
 						continue
 					}
 					if holders.Add(1) != 1 {
-						t.Error("two hold the lock")
+						t.Error("two callers hold the lock")
 					}
 					first, many := l.Tokens()
 					if first <= last {
-						t.Errorf("tokens from %d on after %d", first, last)
+						t.Errorf("got tokens from %d after %d", first, last)
 					}
 					last = first + uint64(many) - 1
 					holders.Add(-1)

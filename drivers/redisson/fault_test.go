@@ -22,11 +22,11 @@ func sprung(tb testing.TB, trap <-chan struct{}) {
 	select {
 	case <-trap:
 	case <-time.After(hangGuard):
-		tb.Fatal("the request did not come by")
+		tb.Fatal("the request did not reach the link")
 	}
 }
 
-// overLink returns a driver and its link to the server, warm.
+// overLink returns a warm driver and its link to the server.
 func overLink(tb testing.TB, s *testenv.RedisServer, parameters string) (*Driver, *wire.Wire) {
 	tb.Helper()
 	link, addr := testenv.Wire(tb, s.Addr)
@@ -57,7 +57,7 @@ func TestLateAnswerOfAcquireIsCleanedUp(t *testing.T) {
 	trap := link.HoldReply(r.Hold)
 	w := begin(d, r)
 	sprung(t, trap)
-	testenv.Eventually(t, func() bool { return s.Do("EXISTS", "x") == int64(1) }, "the server has granted it")
+	testenv.Eventually(t, func() bool { return s.Do("EXISTS", "x") == int64(1) }, "the server has granted the request")
 	w.cancel()
 	<-w.done
 	if !errors.Is(w.err, driver.ErrUnknown) || !errors.Is(w.err, context.Canceled) || errors.Is(w.err, driver.ErrLocked) {
@@ -140,9 +140,9 @@ func TestReleaseThatHangsIsFinishedInTheBackground(t *testing.T) {
 		}
 		link.Heal()
 		testenv.Eventually(t, func() bool { return s.Do("EXISTS", "x") == int64(0) && ghostsOf(d) == 0 }, "the hold is gone")
-		testenv.Eventually(t, func() bool { l.Mu.Lock(); defer l.Mu.Unlock(); return l.Phase == redisdriver.Removed }, "the lease knows")
+		testenv.Eventually(t, func() bool { l.Mu.Lock(); defer l.Mu.Unlock(); return l.Phase == redisdriver.Removed }, "the lease knows that its hold was removed")
 		if err := l.Release(t.Context()); err != nil {
-			t.Errorf("repeated Release: got %v, want nil: the hold was ended by it", err)
+			t.Errorf("repeated Release: got %v, want nil: the unanswered Release ended the hold", err)
 		}
 	}
 }
@@ -236,8 +236,8 @@ func TestRenewOfALostHoldDoesNotBringItBack(t *testing.T) {
 }
 
 // TestOverwritten has another program overwrite the key of a lock. Then no hold
-// of any mode is left. Each call reports this at once, and there is nothing to
-// clean up.
+// of any mode is left. Each call reports this immediately, and there is nothing
+// to clean up.
 func TestOverwritten(t *testing.T) {
 	t.Parallel()
 	s := testenv.Redis(t)
@@ -292,7 +292,7 @@ func TestOverwritten(t *testing.T) {
 					for _, w := range waiters {
 						w.cancel()
 						if <-w.done; w.lease != nil {
-							t.Error("a waiter was granted a name that is something else")
+							t.Error("a waiter was granted a name that is used for something else")
 						}
 					}
 					for _, d := range []*Driver{d, other} {
@@ -332,7 +332,7 @@ func TestLostAnswerOfRenewChangesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := time.Until(l.Expires()); got > time.Hour || got < time.Hour-hangGuard {
-		t.Errorf("Expires after a renewal by 2 h, with one by 1 h in doubt: got %v from now, want 1 h", got)
+		t.Errorf("Expires after a renewal by 2 h, with an unanswered renewal by 1 h: got %v from now, want 1 h", got)
 	}
 	release(t, l)
 }

@@ -38,7 +38,7 @@ func (e refusedEvents) Waiting() {
 }
 
 // TestDeadlinesOnABusyServer: a call that was refused reports this, regardless
-// of which request its deadline cuts off. The server stands still most of the
+// of which request its deadline cuts off. The server is frozen most of the
 // time, and the waiters are notified repeatedly that the name may be free, so
 // many deadlines end during a request.
 func TestDeadlinesOnABusyServer(t *testing.T) {
@@ -63,14 +63,14 @@ func TestDeadlinesOnABusyServer(t *testing.T) {
 			_, err := c.Lock(ctx, "x")
 			cancel()
 			if !errors.Is(err, context.DeadlineExceeded) {
-				t.Errorf("a Lock with a deadline of %v: got %v, want one that matches the deadline", after, err)
+				t.Errorf("a Lock with a deadline of %v: got %v, want an error that matches the deadline", after, err)
 			}
 			if !d.refused.Load() {
 				continue
 			}
 			n++
 			if !errors.Is(err, dsync.ErrLocked) {
-				t.Errorf("a Lock that was refused, with a deadline of %v: got %v, want one that matches ErrLocked", after, err)
+				t.Errorf("a Lock that was refused, with a deadline of %v: got %v, want an error that matches ErrLocked", after, err)
 			}
 			if errors.Is(err, dsync.ErrUnknown) {
 				unknown.Add(1)
@@ -80,8 +80,8 @@ func TestDeadlinesOnABusyServer(t *testing.T) {
 	t.Logf("%d of %d deadlines cut off a request", unknown.Load(), callers*refused)
 }
 
-// keepBusy lets the server stand still most of the time, and notifies the
-// waiters for x that it may be free, until the returned function is called.
+// keepBusy freezes the server most of the time and notifies the waiters for x
+// that it may be free, until the returned function is called.
 func keepBusy(t *testing.T, s *testenv.RedisServer) (stop func()) {
 	quit, done := make(chan struct{}), make(chan struct{})
 	go func() {

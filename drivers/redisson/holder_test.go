@@ -94,6 +94,6 @@ func TestConnectionsHaveAName(t *testing.T) {
 	release(t, acquire(t, d, request("x")))
 	host, _ := os.Hostname()
 	if clients, want := s.Do("CLIENT", "LIST").(string), fmt.Sprintf("name=dsync-%s-%d ", host, os.Getpid()); !strings.Contains(clients, want) {
-		t.Errorf("clients:\n%s\nwant one that has %q", clients, want)
+		t.Errorf("clients:\n%s\nwant a client with %q", clients, want)
 	}
 }

@@ -24,7 +24,7 @@ func TestWhoWaitsToWriteKeepsReadersOut(t *testing.T) {
 	release(t, again)
 	l := w.granted(t)
 	if n := s.Do("EXISTS", "dsync_intent:{x}"); n != int64(0) {
-		t.Error("the intent is left when the writer has the lock")
+		t.Error("the intent is left when the writer holds the lock")
 	}
 	release(t, l)
 	release(t, r.granted(t))
@@ -125,7 +125,7 @@ func TestWriterAmongEndlessReaders(t *testing.T) {
 	stop.Store(true)
 	<-done
 	if n := overtook.Load(); n > 0 || waited == 0 {
-		t.Errorf("%d readers that came later had the name before a writer; %d writers waited", n, waited)
+		t.Errorf("%d later readers held the name before a writer; %d writers waited", n, waited)
 	}
 	wantNoKeys(t, s)
 }

@@ -55,7 +55,7 @@ const readHold = ":rwlock_timeout:"
 func (d *Driver) checkName(name string) error {
 	if strings.IndexByte(name, '{') >= 0 {
 		if inner, is := strings.CutPrefix(name, "{"); is && strings.HasSuffix(inner, "}") && strings.IndexByte(inner, '{') < 0 {
-			return fmt.Errorf("name %q cannot be used, because its braces enclose all of it: %q has the same channels and the same keys beside the lock: %w",
+			return fmt.Errorf("name %q cannot be used, because its braces enclose all of it: %q has the same channels and, except for the lock, the same keys: %w",
 				name, strings.TrimSuffix(inner, "}"), errors.ErrUnsupported)
 		}
 		for _, prefix := range keyPrefixes {
@@ -202,7 +202,7 @@ func readWriteKeys(r *driver.Request, intents bool, keys []string) []string {
 }
 
 // readWriteArgs adds the arguments of the script that acquires a Read or Write
-// hold, without those for tokens.
+// hold, except the arguments for tokens.
 func (o *op) readWriteArgs(d *Driver, args []string) []string {
 	r := o.request
 	args = append(args, fieldOf(r.Mode, r.Hold), redisdriver.TTLText(r.TTL))

@@ -19,8 +19,8 @@ const (
 	latchChannel = "redisson_countdownlatch__channel__"
 )
 
-// latchMemory is the minimum time for which the server remembers the id of a
-// change, in milliseconds.
+// latchMemory is how long, at least, the server remembers the id of a change,
+// in milliseconds.
 var latchMemory = strconv.FormatInt((2 * driver.RepeatFor).Milliseconds(), 10)
 
 // latchChannelOf returns the channel that reports the end of a latch. Redisson
@@ -44,7 +44,7 @@ func (d *Driver) DeleteLatch(ctx context.Context, name, id string) error {
 	return err
 }
 
-// changeLatch runs the script of a change, and reports whether there was
+// changeLatch runs the script of a change and reports whether there was
 // something to change.
 func (d *Driver) changeLatch(ctx context.Context, name, id, change string, n int) (did bool, err error) {
 	if err := d.checkLatch(ctx, name); err != nil {
@@ -72,7 +72,7 @@ func (d *Driver) Latch(ctx context.Context, name string) (left int, err error) {
 		return 0, redisdriver.Explain(ctx, name, err)
 	}
 	if left, err = strconv.Atoi(text); err != nil {
-		return 0, fmt.Errorf("key %q is used for something else: it is not a number", name)
+		return 0, fmt.Errorf("key %q is used for something else: its value is not a number", name)
 	}
 	return max(0, left), nil
 }

@@ -86,7 +86,7 @@ func TestLatchForgets(t *testing.T) {
 		countDown(t, d, "x", id)
 		countDown(t, d, "x", id)
 		if ttl := leftOf(s, key); s.Do("HEXISTS", key, id) != int64(1) || s.Do("HLEN", key) != want || ttl < time.Hour {
-			t.Errorf("%s: %q has %v ids, for %v, want %d with that of the change, for an hour or longer", when, key, s.Do("HLEN", key), ttl, want)
+			t.Errorf("%s: %q has %v ids, for %v, want %d, including the id of the change, for an hour or longer", when, key, s.Do("HLEN", key), ttl, want)
 		}
 	}
 	passes := func(key string, d time.Duration) {
@@ -141,7 +141,7 @@ func TestLatchOfAnotherKind(t *testing.T) {
 		_, err := d.Latch(t.Context(), name)
 		for what, err := range map[string]error{"Latch": err, "CountDown": d.CountDown(t.Context(), name, "id")} {
 			if err == nil || errors.Is(err, driver.ErrUnknown) || errors.Is(err, driver.ErrUnavailable) {
-				t.Errorf("%s of a %s: got %v, want an error that is final", what, name, err)
+				t.Errorf("%s of a %s: got %v, want a final error", what, name, err)
 			}
 		}
 	}

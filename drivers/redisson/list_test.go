@@ -38,7 +38,7 @@ func TestListOfManyNames(t *testing.T) {
 		t.Errorf("got %d names, want %d", len(names), n)
 	}
 	if most := int64(n / 100); counts["scan"] > most {
-		t.Errorf("got %d scans, want %d at most", counts["scan"], most)
+		t.Errorf("got %d scans, want at most %d", counts["scan"], most)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -53,8 +53,8 @@ func TestListOfManyNames(t *testing.T) {
 	}
 }
 
-// TestListWhenTheServerIsStartedAgain wants an error, since an old cursor means
-// nothing to a restarted server.
+// TestListWhenTheServerIsStartedAgain wants an error, because an old cursor
+// means nothing to a restarted server.
 func TestListWhenTheServerIsStartedAgain(t *testing.T) {
 	const n = 5000
 	s := testenv.Redis(t, "--appendonly", "yes", "--appendfsync", "always")

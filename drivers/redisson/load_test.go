@@ -25,7 +25,7 @@ const loadTTL = 3 * time.Second
 type load struct {
 	history *history.History
 	names   []string
-	hold    time.Duration            // at most; 0: a lock is released at once
+	hold    time.Duration            // at most; 0: a lock is released immediately
 	grants  map[string]*atomic.Int64 // by name
 	ended   atomic.Bool
 	wg      sync.WaitGroup
@@ -102,9 +102,9 @@ func (l *load) disturb(t *testing.T, fault string, f func()) {
 	l.goesOn(t)
 }
 
-// judge ends the load and judges it. detect is the time after a fault for which
-// two callers may both believe that they hold a lock, because a failover
-// forgot the hold of the first. It is 0 if nothing may be forgotten.
+// judge ends the load and judges it. detect is how long after a fault two
+// callers may both believe that they hold a lock, because a failover forgot the
+// hold of the first. It is 0 if nothing may be forgotten.
 func (l *load) judge(t *testing.T, detect time.Duration) {
 	t.Helper()
 	l.end()
@@ -142,9 +142,9 @@ func soonAfter(events []history.Event, v history.Violation, detect time.Duration
 	return false
 }
 
-// detectLoss is the time for which the clients of a load may believe that they
-// hold a lock that a failover lost. It lasts until the next renewal, plus some
-// time for a request that hangs.
+// detectLoss is how long the clients of a load may believe that they hold a
+// lock that a failover lost. It lasts until the next renewal, plus some time
+// for a request that hangs.
 const detectLoss = loadTTL/3 + loadTTL/6 + time.Second
 
 // lostByRenewal waits until a lease is lost. It wants the server to report the

@@ -65,8 +65,8 @@ func valueOf(l *lease) string {
 	return fmt.Sprintf("#%d", l.first+uint64(l.tokens)-1) + holderText(l.request)
 }
 
-// forLong returns a request for a hold that outlives a failover, or much work
-// of a busy machine.
+// forLong returns a request for a hold that outlives a failover, or a delay on
+// a busy machine.
 func forLong(name string) *driver.Request {
 	r := request(name)
 	r.TTL = time.Minute
@@ -190,8 +190,8 @@ func (w *waiter) granted(tb testing.TB) *lease {
 	return w.lease
 }
 
-// subscribers waits until so many connections listen for the end of holds of
-// name.
+// subscribers waits until the wanted number of connections listen for the end
+// of holds of name.
 func subscribers(tb testing.TB, s *testenv.RedisServer, name string, want int64) {
 	tb.Helper()
 	channel := prefixName(channelPrefix, name)
@@ -210,8 +210,7 @@ func keysOf(s *testenv.RedisServer) []string {
 	return keys
 }
 
-// counted returns the number of times that the server ran each command while f
-// ran.
+// counted returns how often the server ran each command while f ran.
 func counted(s *testenv.RedisServer, f func(), commands ...string) map[string]int64 {
 	before := s.Commands()
 	f()
@@ -223,7 +222,7 @@ func counted(s *testenv.RedisServer, f func(), commands ...string) map[string]in
 	return counts
 }
 
-// parallel runs f n times at once.
+// parallel runs f n times in parallel.
 func parallel(n int, f func(i int)) {
 	var wg sync.WaitGroup
 	for i := range n {

@@ -83,11 +83,11 @@ func TestReleaseInASlotThatMoves(t *testing.T) {
 		before := node.Commands()["evalsha"]
 		w := wait(t, d, request("{leaver}x"))
 		testenv.Eventually(t, func() bool { return node.Commands()["evalsha"] == before+2 && d.direct.busy.Load() == 0 },
-			"the waiter has asked twice, and was answered")
+			"the waiter has sent two requests and received the answers")
 		end := beginMove(c, "{leaver}x")
 		w.cancel()
 		if <-w.done; !errors.Is(w.err, driver.ErrLocked) || errors.Is(w.err, driver.ErrUnknown) {
-			t.Errorf("Acquire that is canceled: got %v, want ErrLocked", w.err)
+			t.Errorf("canceled Acquire: got %v, want ErrLocked", w.err)
 		}
 		end()
 		release(t, l)
@@ -106,7 +106,7 @@ func TestReleaseInASlotThatMoves(t *testing.T) {
 	})
 }
 
-// tryAgains returns the number of times that a server reported a moving slot.
+// tryAgains returns how often a server reported a moving slot.
 func tryAgains(s *testenv.RedisServer) int {
 	n := 0
 	for _, line := range strings.Split(s.Do("INFO", "errorstats").(string), "\r\n") {

@@ -42,7 +42,7 @@ func TestNamesThatAreKeys(t *testing.T) {
 			"ForceUnlock":  func() error { return d.ForceUnlock(t.Context(), name) },
 		} {
 			if err := call(); !errors.Is(err, errors.ErrUnsupported) || !strings.Contains(err.Error(), "cannot be used") {
-				t.Errorf("%s of %q: got %v, want errors.ErrUnsupported that says why", what, name, err)
+				t.Errorf("%s of %q: got %v, want errors.ErrUnsupported with a reason", what, name, err)
 			}
 		}
 	}
@@ -75,7 +75,7 @@ func TestNamesInBraces(t *testing.T) {
 			"Sealed":             func() error { _, _, err := d.Sealed(ctx, name); return err },
 		} {
 			if err := call(); !errors.Is(err, errors.ErrUnsupported) || !strings.Contains(err.Error(), "braces") {
-				t.Errorf("%s of %q: got %v, want errors.ErrUnsupported that says why", what, name, err)
+				t.Errorf("%s of %q: got %v, want errors.ErrUnsupported with a reason", what, name, err)
 			}
 		}
 	}
@@ -171,7 +171,7 @@ func TestSlots(t *testing.T) {
 		}
 		for _, d := range []*Driver{{sequences: "dsync_fence:"}, {sequences: "dsync_fence:a tenant:"}} {
 			if key := d.sequenceOf(name); int64(slotOf(key)) != want || inCluster.checkName(key) == nil {
-				t.Errorf("sequence of %q: got %q in the slot %d, want the slot %d, and that it is refused as a name", name, key, slotOf(key), want)
+				t.Errorf("sequence of %q: got %q in the slot %d, want the slot %d, and a refusal as a name", name, key, slotOf(key), want)
 			}
 		}
 	}

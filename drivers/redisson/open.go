@@ -158,7 +158,7 @@ func Connect(ctx context.Context, server rueidis.ClientOption, o *Options) (*Dri
 	case n == 0:
 		return nil, errors.New("redisson: no address")
 	case t.mode == "single" && n > 1:
-		return nil, fmt.Errorf("redisson: %d addresses of one server", n)
+		return nil, fmt.Errorf("redisson: %d addresses for a single server, want one", n)
 	case t.mode == "cluster" && server.SelectDB != 0:
 		return nil, fmt.Errorf("redisson: database %d: a cluster has only database 0", server.SelectDB)
 	}
@@ -234,7 +234,7 @@ func openError(ctx context.Context, t *target, err error) error {
 		case t.mode == "sentinel" && strings.Contains(text, "unknown command"):
 			return fmt.Errorf("not a sentinel (mode=sentinel): %w", err)
 		case t.mode == "sentinel" && strings.Contains(text, "no such master"):
-			return fmt.Errorf("the sentinels do not know a primary of this name (master=): %w", err)
+			return fmt.Errorf("the sentinels do not know a primary with this name (master=): %w", err)
 		case t.mode == "cluster" && strings.Contains(text, "cluster support disabled"):
 			return fmt.Errorf("the server is not in a cluster (mode=cluster): %w", err)
 		}

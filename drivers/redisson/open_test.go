@@ -58,7 +58,7 @@ func TestOpenRefusesBadURLs(t *testing.T) {
 			continue
 		}
 		if !strings.Contains(err.Error(), test.want) || strings.Contains(err.Error(), testenv.PasswordMark) {
-			t.Errorf("%s: got %q, want one that says %q and keeps the password", test.url, err, test.want)
+			t.Errorf("%s: got %q, want an error that says %q and does not contain the password", test.url, err, test.want)
 		}
 	}
 }
@@ -77,7 +77,7 @@ func TestOpenOrder(t *testing.T) {
 	}
 }
 
-// TestOpenKeepsValuesQuiet: the value of a mistaken parameter may be a secret.
+// TestOpenKeepsValuesQuiet: the value of a mistyped parameter may be a secret.
 func TestOpenKeepsValuesQuiet(t *testing.T) {
 	secret := testenv.Password()
 	for _, before := range []string{"h?ttl=", "h?mode=", "h?fair=", "h?fair=true&order=", "h?write=", "h?pubsub=", "h?fence=", "h?fenced=", "h?evict=", "h?require=", "h?waitreplicas=", "h?waitlimit=",
@@ -103,7 +103,7 @@ func TestOpenHintsAtTLS(t *testing.T) {
 	} {
 		_, err := tryOpen(t, "redisson://"+test.url)
 		if !errors.Is(err, driver.ErrUnavailable) || !strings.Contains(fmt.Sprint(err), test.want) {
-			t.Errorf("%s: got %v, want ErrUnavailable that asks %q", test.url, err, test.want)
+			t.Errorf("%s: got %v, want ErrUnavailable with the question %q", test.url, err, test.want)
 		}
 	}
 }
@@ -246,7 +246,7 @@ func TestOpenWithLittlePermission(t *testing.T) {
 	l := acquire(t, a, request("lk:x"))
 	w := wait(t, b, request("lk:x"))
 	if status, err := a.Inspect(t.Context(), "lk:x"); err != nil || !status.Held || status.Waiters != -1 {
-		t.Errorf("Inspect: got %+v, %v, want it held, and no number of waiters", status, err)
+		t.Errorf("Inspect: got %+v, %v, want the lock held and no number of waiters", status, err)
 	}
 	release(t, l)
 	release(t, w.granted(t))

@@ -63,7 +63,7 @@ func (d *Driver) inspectPermits(ctx context.Context, name string) (driver.Status
 	return status, err
 }
 
-// readPermits reads the answer of permitInspectScript. hold is the prefix of
+// readPermits reads the answer from permitInspectScript. hold is the prefix of
 // the ids of a hold's permits, as Java writes ids. A Java permit without an end
 // has no TTL.
 func readPermits(result rueidis.RedisResult) (status driver.Status, err error) {

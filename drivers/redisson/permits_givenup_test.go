@@ -27,7 +27,7 @@ func wantAllFree(t *testing.T, s *testenv.RedisServer, name string, limit int) {
 	if all := ends(s, endsKey(name)); len(all) > 0 {
 		t.Errorf("permits left: %v", all)
 	}
-	testenv.Eventually(t, func() bool { return s.SubscriberCount(prefixName(permitPrefix, name)) == 0 }, "nobody listens")
+	testenv.Eventually(t, func() bool { return s.SubscriberCount(prefixName(permitPrefix, name)) == 0 }, "no client listens")
 }
 
 // TestUnansweredAcquiresLeaveNoPermits: the server grants requests whose

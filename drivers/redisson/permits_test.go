@@ -65,7 +65,7 @@ func TestPermitWireFormatIsRedissons(t *testing.T) {
 			for _, number := range []string{"\x00\x00\x00\x01", "\x00\x00\x00\x02"} {
 				end, there := all[string(sum[:12])+number]
 				if end -= time.Hour.Milliseconds(); !there || end < before || end > after+1 {
-					t.Errorf("permit %q: got the end %d ms after the time before the request, want that of the grant and an hour", number, end-before)
+					t.Errorf("permit %q: got the end %d ms after the time before the request, want the time of the grant plus an hour", number, end-before)
 				}
 			}
 			if len(all) != 2 {
@@ -73,7 +73,7 @@ func TestPermitWireFormatIsRedissons(t *testing.T) {
 			}
 			for _, key := range []string{test.name, test.ends} {
 				if left := leftOf(s, key); left < time.Hour || left > time.Hour+20*time.Second {
-					t.Errorf("TTL of %q: got %v, want a little more than that of the hold", key, left)
+					t.Errorf("TTL of %q: got %v, want a little more than the TTL of the hold", key, left)
 				}
 			}
 			release(t, l)
@@ -101,12 +101,12 @@ func TestPermitsBesideThoseOfJava(t *testing.T) {
 		t.Errorf("Inspect: got %+v and %v, want 2 of 4 held", status, err)
 	}
 	if _, err := d.Acquire(t.Context(), permits(1, 3, noWait("x"))); err != driver.ErrLimit {
-		t.Errorf("Acquire with another limit than Java's: got %v, want ErrLimit", err)
+		t.Errorf("Acquire with a limit other than Java's: got %v, want ErrLimit", err)
 	}
 	l := acquire(t, d, permits(2, 4, request("x"))) // with the expired permit
 	wantFree(t, s, "x", 0)
 	if _, err := d.Acquire(t.Context(), permits(1, 0, noWait("x"))); err != driver.ErrLocked {
-		t.Errorf("Acquire of a permit too many: got %v, want ErrLocked", err)
+		t.Errorf("Acquire of one permit too many: got %v, want ErrLocked", err)
 	}
 	w := wait(t, d, permits(1, 0, request("x")))
 	if s.Do("ZREM", "{x}:timeout", "0123456789abcdef"); s.Do("INCR", "x") == int64(1) { // as Java releases it
@@ -329,7 +329,7 @@ func TestHoldThatLostAPermit(t *testing.T) {
 		}
 		release(t, w.granted(t))
 		if took := time.Since(start); took > backstop/2 {
-			t.Errorf("%s: one who waits for the rest was granted that after %v", what, took)
+			t.Errorf("%s: a waiter for the remaining permits was granted them after %v", what, took)
 		}
 		release(t, other)
 		wantFree(t, s, "x", 5)
@@ -366,13 +366,13 @@ func TestPermitsThatCannotBe(t *testing.T) {
 
 	l := acquire(t, d, request("lock"))
 	if _, err := d.Acquire(ctx, permits(1, 1, noWait("lock"))); err == nil || errors.Is(err, driver.ErrUnknown) || !strings.Contains(err.Error(), "used for something else") {
-		t.Errorf("Acquire of a permit of the name of a lock: got %v, want that it is used for something else", err)
+		t.Errorf("Acquire of a permit of the name of a lock: got %v, want an error that the name is used for something else", err)
 	}
 	release(t, l)
 	p := acquire(t, d, permits(1, 1, request("permit")))
 	for _, m := range modes {
 		if _, err := d.Acquire(ctx, inMode(m, noWait("permit"))); err == nil || !strings.Contains(err.Error(), "used for something else") {
-			t.Errorf("Acquire in mode %v of a name of permits: got %v, want that it is used for something else", m, err)
+			t.Errorf("Acquire in mode %v of a name of permits: got %v, want an error that the name is used for something else", m, err)
 		}
 	}
 	release(t, p)
@@ -384,7 +384,7 @@ func TestPermitsThatCannotBe(t *testing.T) {
 		"ForceUnlock": func() error { return d.ForceUnlock(ctx, "text") },
 	} {
 		if err := call(); err == nil || !strings.Contains(err.Error(), "used for something else") {
-			t.Errorf("%s of a foreign key: got %v, want that it is used for something else", what, err)
+			t.Errorf("%s of a foreign key: got %v, want an error that the key is used for something else", what, err)
 		}
 	}
 	if got := s.Do("GET", "text"); got != "of somebody" {

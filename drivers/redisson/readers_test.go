@@ -21,12 +21,12 @@ func TestDeadReader(t *testing.T) {
 		dead := during(ttl, read(name))
 		l := acquire(t, d, dead)
 		d.life.Remove(l)
-		testenv.Eventually(t, func() bool { return s.Do("EXISTS", timeoutKey(driver.Read, name, dead.Hold)) == int64(0) }, "the reader's time is over")
+		testenv.Eventually(t, func() bool { return s.Do("EXISTS", timeoutKey(driver.Read, name, dead.Hold)) == int64(0) }, "the reader's time has passed")
 		if got := s.Do("HEXISTS", name, fieldOf(driver.Read, dead.Hold)); got != int64(1) {
 			t.Fatalf("the field of an expired reader: got %v, want it left", got)
 		}
 	}
-	t.Run("the last that lives lets go", func(t *testing.T) {
+	t.Run("the last live reader releases", func(t *testing.T) {
 		live := acquire(t, d, read("x"))
 		gone("x")
 		w := wait(t, d, write("x"))
@@ -37,7 +37,7 @@ func TestDeadReader(t *testing.T) {
 			t.Errorf("the writer was granted after %v", took)
 		}
 	})
-	t.Run("nobody lives", func(t *testing.T) {
+	t.Run("no reader is alive", func(t *testing.T) {
 		live := acquire(t, d, read("y"))
 		gone("y")
 		s.Do("DEL", timeoutKey(driver.Read, "y", live.request.Hold))
@@ -49,14 +49,14 @@ func TestDeadReader(t *testing.T) {
 		wantFields(t, s, "y", map[string]string{"mode": "write", l.request.Hold + ":write": valueOf(l)})
 		release(t, l)
 	})
-	t.Run("is removed by one that writes", func(t *testing.T) {
+	t.Run("a writer removes the expired reader", func(t *testing.T) {
 		live := acquire(t, d, read("z"))
 		gone("z")
 		refusedNow(t, d, driver.Write, "z")
 		wantFields(t, s, "z", map[string]string{"mode": "read", fieldOf(driver.Read, live.request.Hold): "1"})
 		release(t, live)
 	})
-	t.Run("lets go late", func(t *testing.T) {
+	t.Run("the reader releases late", func(t *testing.T) {
 		live := acquire(t, d, read("late"))
 		late := acquire(t, d, read("late"))
 		s.Do("DEL", timeoutKey(driver.Read, "late", late.request.Hold))
@@ -147,11 +147,11 @@ func TestDeadReaderOfJava(t *testing.T) {
 			}
 		}
 	}()
-	testenv.Eventually(t, func() bool { return leftOf(s, "x") > ttl/2 }, "somebody reads")
+	testenv.Eventually(t, func() bool { return leftOf(s, "x") > ttl/2 }, "a client reads")
 	start := time.Now()
 	w := acquire(t, other, write("x"))
 	if took := time.Since(start); took > backstop {
-		t.Errorf("the writer was granted after %v beside readers with a TTL of %v", took, ttl)
+		t.Errorf("the writer was granted after %v although readers have a TTL of %v", took, ttl)
 	}
 	stop.Store(true)
 	<-done
@@ -209,7 +209,7 @@ func TestReleaseOfAReaderShortensNoOther(t *testing.T) {
 	release(t, a)
 	wantLeft(t, s, "x", 30*time.Minute)
 	if a.Contended() != true {
-		t.Error("Contended of a reader beside whom others read: got false, though one that writes may wait")
+		t.Error("Contended of a reader while others read: got false, although a writer may wait")
 	}
 	release(t, b)
 	wantNoKeys(t, s)
@@ -257,13 +257,13 @@ func TestWatchOfReaders(t *testing.T) {
 	asked := asked(waits)
 	for i, l := range readers {
 		if i == len(readers)-1 && waits.direct.answered.Load() != asked {
-			t.Error("the writer asked when a reader ended beside others")
+			t.Error("the writer sent a request when one of several readers ended")
 		}
 		release(t, l)
 		select {
 		case <-changed:
 		case <-time.After(hangGuard):
-			t.Fatal("the watcher has not heard of the end of a reader")
+			t.Fatal("the watcher was not notified of the end of a reader")
 		}
 	}
 	release(t, w.granted(t))

@@ -120,7 +120,7 @@ func TestSealedInEveryMode(t *testing.T) {
 	}
 	for i, w := range waiters {
 		if <-w.done; !errors.Is(w.err, driver.ErrSealed) {
-			t.Errorf("the one that waits in mode %v: got %v, want ErrSealed", modes[i], w.err)
+			t.Errorf("the waiter in mode %v: got %v, want ErrSealed", modes[i], w.err)
 		}
 	}
 	if took := time.Since(start); took > backstop/2 {

@@ -116,7 +116,7 @@ func TestReadersAndWritersInASlotThatMoves(t *testing.T) {
 		end()
 		release(t, w.granted(t))
 	})
-	t.Run("reader beside one that is dead", func(t *testing.T) {
+	t.Run("reader alongside a dead reader", func(t *testing.T) {
 		l, dead := acquire(t, d, inMode(driver.Read, forLong("{dead}x"))), acquire(t, d, inMode(driver.Read, forLong("{dead}x")))
 		d.life.Remove(dead)
 		end := beginMove(c, "{dead}x")

@@ -116,7 +116,7 @@ func TestReadWriteWireFormatIsRedissons(t *testing.T) {
 			release(t, l)
 			wantNoKeys(t, s)
 			if got, want := spy.next(t), "1"; got != want {
-				t.Errorf("message of the one that wrote: got %q, want %q", got, want)
+				t.Errorf("message of the writer: got %q, want %q", got, want)
 			}
 		})
 	}
@@ -153,7 +153,7 @@ func TestModesExclude(t *testing.T) {
 				for _, d := range []*Driver{a, b} {
 					beside, err := d.Acquire(t.Context(), inMode(wanted, noWait("x")))
 					if held.Excludes(wanted) && err != driver.ErrLocked || !held.Excludes(wanted) && err != nil {
-						t.Errorf("%v beside %v: got %v", wanted, held, err)
+						t.Errorf("%v while %v is held: got %v", wanted, held, err)
 					}
 					if err == nil {
 						release(t, beside)
@@ -193,7 +193,7 @@ func TestEveryLockWrites(t *testing.T) {
 		}
 	}
 	if took := time.Since(start); took > backstop/2 {
-		t.Errorf("those who waited were done after %v", took)
+		t.Errorf("the waiters were done after %v", took)
 	}
 
 	l = acquire(t, d, request("x"))
@@ -218,7 +218,7 @@ func TestEveryLockWrites(t *testing.T) {
 		}
 	}
 	if took := time.Since(start); took > backstop/2 {
-		t.Errorf("those who waited heard of the seal after %v", took)
+		t.Errorf("the waiters were notified of the seal after %v", took)
 	}
 }
 
@@ -283,7 +283,7 @@ func settled(t *testing.T, all ...*Driver) {
 			}
 			sent = now
 			return calm > 10
-		}, "nobody asks any more")
+		}, "no driver sends requests anymore")
 	}
 }
 
@@ -304,7 +304,7 @@ func TestTokensOfReadersLieBetweenThoseOfWriters(t *testing.T) {
 				l := acquire(t, d, r)
 				first, n := l.Tokens()
 				if first <= last || n < 1 {
-					t.Fatalf("%s: got %d tokens from %d for %v, want some above %d", parameters, n, first, mode, last)
+					t.Fatalf("%s: got %d tokens from %d for %v, want tokens above %d", parameters, n, first, mode, last)
 				}
 				last = first + uint64(n) - 1
 				release(t, l)

@@ -204,8 +204,8 @@ var (
 // New returns a Driver that uses the client, regardless of its topology (single
 // server, sentinel or cluster), and never closes it. The first Acquire runs the
 // checks of Open. Set a short ConnWriteTimeout and Dialer.KeepAlive (such as 3
-// s and 1 s) to limit the time for which a dead connection is used. Client-side
-// caching is not used.
+// s and 1 s) to limit how long a dead connection is used. Client-side caching
+// is not used.
 func New(client rueidis.Client, o *Options) (*Driver, error) {
 	if client == nil {
 		return nil, fmt.Errorf("redisson: no client")
@@ -247,15 +247,15 @@ func (o *Options) check() error {
 	switch o.PubSub {
 	case PubSubAuto, PubSubPlain, PubSubSharded, PubSubBoth:
 	default:
-		return fmt.Errorf("redisson: Options.PubSub is %q", o.PubSub)
+		return fmt.Errorf("redisson: invalid Options.PubSub: %q", o.PubSub)
 	}
 	switch o.Fence {
 	case FenceOwn, FenceRedisson, FenceNone:
 	default:
-		return fmt.Errorf("redisson: Options.Fence is %q", o.Fence)
+		return fmt.Errorf("redisson: invalid Options.Fence: %q", o.Fence)
 	}
 	if strings.ContainsAny(o.Tenant, "{}") || o.Tenant != "" && o.Fence != FenceOwn {
-		return fmt.Errorf("redisson: Options.Tenant (tenant=) is %q: it has no braces, and needs the tokens of FenceOwn", o.Tenant)
+		return fmt.Errorf("redisson: Options.Tenant (tenant=) is %q: a tenant has no braces, and needs the tokens of FenceOwn", o.Tenant)
 	}
 	if o.Fair && o.Write {
 		return fmt.Errorf("redisson: Options.Fair (fair=true) and Options.Write (write=true) exclude each other: %w", errors.ErrUnsupported)
@@ -264,7 +264,7 @@ func (o *Options) check() error {
 		return errors.New("redisson: Options.FIFO (order=fifo) needs Options.Fair (fair=true)")
 	}
 	if o.WaitReplicas < 0 || o.WaitLimit < 0 {
-		return fmt.Errorf("redisson: Options.WaitReplicas is %d and Options.WaitLimit %v", o.WaitReplicas, o.WaitLimit)
+		return fmt.Errorf("redisson: Options.WaitReplicas is %d and Options.WaitLimit is %v, want 0 or more", o.WaitReplicas, o.WaitLimit)
 	}
 	if o.WaitLimit == 0 {
 		o.WaitLimit = defaultWaitLimit

@@ -177,7 +177,7 @@ func (d *Driver) renewed(ctx context.Context, sent []due, result rueidis.RedisRe
 	}
 }
 
-// replicaAnswer is the answer of the renew script on a replica.
+// replicaAnswer is the answer from the renew script on a replica.
 const replicaAnswer = 'r'
 
 func (x *due) end(answer byte, acks int) error {

@@ -67,7 +67,7 @@ func TestWaitReplicas(t *testing.T) {
 		t.Errorf("Acquire without the replica: got %v, want ErrNotReplicated with 0 of 1", err)
 	}
 	if got := primary.Do("EXISTS", "y"); got != int64(0) {
-		t.Error("the grant that was not replicated is left")
+		t.Error("the grant that was not replicated still exists")
 	}
 	expires := l.Expires()
 	if err := l.Renew(t.Context(), time.Hour); !errors.Is(err, ErrNotReplicated) || !l.Expires().Equal(expires) {
@@ -131,7 +131,7 @@ func TestSentinel(t *testing.T) {
 		t.Fatal("the waiter was granted a lock that is held")
 	}
 	w = waitOut(t, d, "x")
-	testenv.Eventually(t, func() bool { return d.topics.Own(prefixName(channelPrefix, "x")) == 1 }, "the waiter is subscribed at the new primary")
+	testenv.Eventually(t, func() bool { return d.topics.Own(prefixName(channelPrefix, "x")) == 1 }, "the waiter is subscribed on the new primary")
 	start := time.Now()
 	release(t, l)
 	next := w.granted(t)
@@ -175,7 +175,7 @@ func TestSentinelDemotedPrimary(t *testing.T) {
 }
 
 // TestSubscriptionFollowsSentinels: after a planned failover the old primary
-// lives on, and does not close its connections for some 10 s.
+// lives on and does not close its connections for some 10 s.
 func TestSubscriptionFollowsSentinels(t *testing.T) {
 	t.Parallel()
 	s := testenv.RedisSentinel(t, 1)

@@ -32,7 +32,7 @@ func leastRights(tb testing.TB, rows ...string) []string {
 var given = []string{"+hello", "+auth"}
 
 // quiet are rights without which nothing fails: waiters try now and then, or
-// all at once, and the library accepts any answer to a ping.
+// all together, and the library accepts any answer to a ping.
 var quiet = []string{"+ping", "+subscribe", "~dsync_turn:{lk:*", "+hmget"}
 
 // TestEachRightIsNeeded removes one of the rights at a time, and then does
@@ -247,8 +247,8 @@ func (u *uses) permits() {
 	}
 }
 
-// fairLocks is like locks, with other waiters in the queue: a dead one, and one
-// that is evicted and comes back.
+// fairLocks is like locks, but with other waiters in the queue: a dead waiter,
+// and a waiter that is evicted and comes back.
 func (u *uses) fairLocks() {
 	d := u.open()
 	if d == nil {
@@ -280,12 +280,12 @@ func (u *uses) fairLocks() {
 			return false
 		}
 	}
-	testenv.Eventually(u.t, func() bool { return u.s.SubscriberCount(channel) == 1 || firstFails() }, "the first listens, or fails")
+	testenv.Eventually(u.t, func() bool { return u.s.SubscriberCount(channel) == 1 || firstFails() }, "the first waiter listens, or fails")
 	u.s.Do("LREM", queue, "0", first.Hold)
 	u.s.Do("ZREM", times, first.Hold)
 	u.s.Do("PUBLISH", channel, "0")
 	testenv.Eventually(u.t, func() bool { return firstFails() || u.s.Do("LPOS", queue, first.Hold) == int64(0) },
-		"the one that was thrown out is back, or fails")
+		"the evicted waiter is back, or fails")
 	u.s.Do("LPUSH", queue, "dead")
 	u.s.Do("ZADD", times, "1", "dead")
 	u.note("Release", l.Release(u.t.Context()))
@@ -318,7 +318,7 @@ func (u *uses) list() {
 	u.note("Release", l.Release(u.t.Context()))
 }
 
-// admin inspects a lock and one that is read, and removes them.
+// admin inspects and removes a lock and a read-write lock that is read.
 func (u *uses) admin() {
 	d := u.open()
 	if d == nil || u.acquire(d, u.name) == nil {
@@ -389,7 +389,7 @@ func (u *uses) wantDenied(right string) {
 		}
 		testenv.Eventually(u.t, func() bool { return u.refused(command) }, "the server notes that it has refused "+command)
 		if all != nil {
-			u.t.Errorf("got %v, want that nothing fails", all)
+			u.t.Errorf("got %v, want no failure", all)
 		}
 		return
 	}

@@ -82,8 +82,7 @@ func (d *Driver) checkRole(results ...rueidis.RedisResult) {
 }
 
 // leaveServer closes the connections to a server that has become a replica, so
-// that the client looks up the server of the address again, or queries the
-// sentinels.
+// that the client connects to the address again, or queries the sentinels.
 func (d *Driver) leaveServer() {
 	if d.dialer != nil {
 		d.dialer.Break()
@@ -101,7 +100,7 @@ func (d *Driver) query(ctx context.Context, c redisdriver.Call) rueidis.RedisRes
 	return results[0]
 }
 
-// doMulti sends several requests at once. It returns when they are answered or
+// doMulti sends several requests together. It returns when they are answered or
 // fail, or when ctx ends. The library does not always respect ctx, for example
 // while it connects.
 func (d *Driver) doMulti(ctx context.Context, client rueidis.CoreClient, cmds []rueidis.Completed) []rueidis.RedisResult {
@@ -126,9 +125,9 @@ func failAll(n int, err error) []rueidis.RedisResult {
 	return results
 }
 
-// evalAll runs scripts many times in one request, each time with its own
-// outcome. If replicas must confirm, evalAll returns the number of replicas
-// that did.
+// evalAll sends many calls of scripts in one request and returns the outcome of
+// each call. If replicas must confirm, evalAll also returns the number of
+// replicas that did.
 func (d *Driver) evalAll(ctx context.Context, client rueidis.Client, calls []redisdriver.Call, replicas int) ([]rueidis.RedisResult, int) {
 	cmds := make([]rueidis.Completed, 0, len(calls)+1)
 	for _, c := range calls {

@@ -13,7 +13,7 @@ import (
 )
 
 // BenchmarkOwnScripts measures a free lock, a Read and a permit, from one
-// goroutine, by a client, by the driver, and by the same two scripts sent bare,
+// goroutine. It uses a client, the driver, and the same two scripts sent bare,
 // in turn. The metrics are ratios of medians: the part above 1 is the cost
 // outside the server and the connection.
 func BenchmarkOwnScripts(b *testing.B) {

@@ -49,7 +49,7 @@ func (d *Driver) Mark(ctx context.Context, held driver.Lease, floor uint64) erro
 		return redisdriver.ErrEvicts
 	}
 	if floor > maxFloor {
-		return fmt.Errorf("floor %d of the tokens is above the largest number of the server: %w", floor, errors.ErrUnsupported)
+		return fmt.Errorf("floor %d of the tokens is above the largest number that the server supports: %w", floor, errors.ErrUnsupported)
 	}
 	l := held.(*lease)
 	l.markKnown = false
@@ -144,7 +144,7 @@ func (d *Driver) Marked(ctx context.Context, held driver.Lease) (bool, error) {
 // field.
 func (d *Driver) Loosen(ctx context.Context, name, id string, floor uint64) error {
 	if floor > maxFloor {
-		return fmt.Errorf("floor %d of the tokens is above the largest number of the server: %w", floor, errors.ErrUnsupported)
+		return fmt.Errorf("floor %d of the tokens is above the largest number that the server supports: %w", floor, errors.ErrUnsupported)
 	}
 	keys, args := []string{name}, []string{id, strconv.FormatUint(floor, 10), d.tokenKind()}
 	if token := d.tokenKey(name); token != "" {

@@ -39,7 +39,7 @@ func TestSealAnswersWaitersAndStays(t *testing.T) {
 		t.Errorf("Renew of the hold that became a seal: got %v, want ErrNotHeld", err)
 	}
 	if err := l.Release(t.Context()); err != driver.ErrNotHeld {
-		t.Errorf("Release of it: got %v, want ErrNotHeld", err)
+		t.Errorf("Release of that hold: got %v, want ErrNotHeld", err)
 	}
 	if err := other.ForceUnlock(t.Context(), "x"); err != driver.ErrSealed {
 		t.Errorf("ForceUnlock: got %v, want ErrSealed", err)
@@ -60,8 +60,8 @@ func TestSealAnswersWaitersAndStays(t *testing.T) {
 }
 
 // TestSealedNameHasNoWaiters: a program that was notified of a seal does not
-// count as a waiter for the sealed name, even if it cannot leave the channel at
-// once.
+// count as a waiter for the sealed name, even if it cannot leave the channel
+// immediately.
 func TestSealedNameHasNoWaiters(t *testing.T) {
 	t.Parallel()
 	s := testenv.Redis(t)
@@ -72,7 +72,7 @@ func TestSealedNameHasNoWaiters(t *testing.T) {
 	topic := other.topics.Join(prefixName(channelPrefix, "y"), 0)
 	<-topic.Wake
 	topic.LeaveForGood()
-	testenv.Eventually(t, func() bool { return other.topics.Own(prefixName(channelPrefix, "y")) == 0 }, "the channel is left, and the next is not left at once")
+	testenv.Eventually(t, func() bool { return other.topics.Own(prefixName(channelPrefix, "y")) == 0 }, "the channel is left, and the next is not left immediately")
 	if err := d.Seal(t.Context(), l); err != nil {
 		t.Fatal(err)
 	}
@@ -142,7 +142,7 @@ func TestSealBesideAReadWriteLock(t *testing.T) {
 			s.Do("HSET", mode, field, value)
 		}
 		if err := d.Seal(t.Context(), l); err != driver.ErrNotHeld {
-			t.Errorf("Seal beside a hold of mode %s: got %v, want ErrNotHeld", mode, err)
+			t.Errorf("Seal alongside a hold of mode %s: got %v, want ErrNotHeld", mode, err)
 		}
 		if got := fieldsOf(s, mode); !maps.Equal(got, java) {
 			t.Errorf("the hash after that: got %v, want %v", got, java)
@@ -188,7 +188,7 @@ func TestNobodyListensForASealedName(t *testing.T) {
 			t.Errorf("Acquire: got %v, want ErrSealed", err)
 		}
 		return s.SubscriberCount("redisson_lock__channel:{x}") == 0
-	}, "nobody listens")
+	}, "no client listens")
 }
 
 func TestSealAndMarkNeedTheHold(t *testing.T) {
@@ -235,7 +235,7 @@ func TestMarkRaisesTokensForGood(t *testing.T) {
 			t.Fatal(err)
 		}
 		if first, n := l.Tokens(); first != floor+1 || n != 1 {
-			t.Errorf("%s: tokens of the marked lease: got %d from %d, want one, %d", fence, n, first, floor+1)
+			t.Errorf("%s: tokens of the marked lease: got %d from %d, want one token, %d", fence, n, first, floor+1)
 		}
 		if err := d.Mark(t.Context(), l, 1); err != nil {
 			t.Fatal(err)

@@ -16,8 +16,8 @@ import (
 )
 
 // op is one request from a caller, to acquire a lock or to end a hold. A sender
-// executes it, so a caller can leave at once without losing the answer, which
-// determines the cleanup.
+// executes it, so a caller can leave immediately without losing the answer,
+// which determines the cleanup.
 type op struct {
 	request *driver.Request
 	lease   *lease // to release; nil to acquire
@@ -265,8 +265,7 @@ type direct struct {
 }
 
 const (
-	// trusted is the time after an answer for which a connection counts as
-	// answering.
+	// trusted is how long a connection counts as answering after an answer.
 	trusted = int64(time.Second)
 
 	// fewAtOnce is the maximum number of callers of a fair lock that may use

@@ -14,7 +14,7 @@ import (
 )
 
 const (
-	maxSenders = 4  // requests on their way at once, if ops are combined
+	maxSenders = 4  // concurrent requests, if ops are combined
 	maxOps     = 64 // in one request, which nothing can interrupt on the server
 	fewOps     = 32 // in one request, unless so many ops wait that larger requests are needed
 )

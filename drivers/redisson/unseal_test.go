@@ -106,7 +106,7 @@ func TestUnmarkNeedsTheHoldAndKeepsTheTokens(t *testing.T) {
 	release(t, l)
 	l = acquire(t, d, request("x"))
 	if next, _ := l.Tokens(); next <= floor {
-		t.Errorf("after Unmark: got token %d, want one above %d", next, floor)
+		t.Errorf("after Unmark: got token %d, want a token above %d", next, floor)
 	}
 	release(t, l)
 }

@@ -182,7 +182,7 @@ func TestCanceledWaitsLeaveNothing(t *testing.T) {
 		}
 	}
 	release(t, l)
-	testenv.Eventually(t, func() bool { return len(keysOf(s)) == 0 }, "no keys are left but those of tokens")
+	testenv.Eventually(t, func() bool { return len(keysOf(s)) == 0 }, "no keys are left except keys of tokens")
 	subscribers(t, s, "x", 0)
 	testenv.Eventually(t, func() bool { return d.topics.Idle() }, "the driver forgets the names")
 }
@@ -210,7 +210,7 @@ func TestWakeIsPassedOn(t *testing.T) {
 		t.Errorf("the waiter that was not canceled: %v", err)
 	}
 	if took := time.Since(start); took > backstop/2 {
-		t.Errorf("it took %v until all were done", took)
+		t.Errorf("all were done after %v", took)
 	}
 }
 
@@ -228,7 +228,7 @@ func TestResubscribesAfterTheConnectionIsKilled(t *testing.T) {
 	s.Do("PUBLISH", "redisson_lock__channel:{x}", "0")
 	release(t, w.granted(t))
 	if took := time.Since(start); took > backstop/2 {
-		t.Errorf("the waiter got the lock after %v, though a new subscription makes it ask", took)
+		t.Errorf("the waiter got the lock after %v, although a new subscription makes it send a request", took)
 	}
 }
 
@@ -280,7 +280,7 @@ func TestManySubscriptions(t *testing.T) {
 	}
 	t.Logf("%d waiters woken in %v", n, time.Since(start))
 	if clients := s.Do("CLIENT", "LIST", "TYPE", "pubsub").(string); strings.Count(clients, "\n") > 2 {
-		t.Errorf("connections for subscriptions: got\n%s, want one, and one that is to replace it", clients)
+		t.Errorf("connections for subscriptions: got\n%s, want one connection, and one that will replace it", clients)
 	}
 }
 

@@ -166,11 +166,11 @@ func TestTokensRiseWhenTheLastAreForgotten(t *testing.T) {
 		_, last := grant(tokens)
 		s.Do("SET", key, before, "KEEPTTL")
 		if first, _ := grant(1); first <= last {
-			t.Errorf("grant %d: got token %d, want one above the %d that was forgotten", i, first, last)
+			t.Errorf("grant %d: got token %d, want a token above the forgotten %d", i, first, last)
 		}
 	}
 	if left := s.Do("PTTL", key).(int64); left <= 0 {
-		t.Errorf("TTL of the token key: got %d, want that it ends", left)
+		t.Errorf("TTL of the token key: got %d, want a TTL", left)
 	}
 }
 
@@ -231,7 +231,7 @@ func TestNamesShareASequence(t *testing.T) {
 		next += int64(o.n)
 	}
 	if keys := s.Do("KEYS", fencePrefix+"*").([]any); len(keys) != 1 {
-		t.Errorf("sequences: got %q, want one", keys)
+		t.Errorf("sequences: got %q, want one sequence", keys)
 	}
 }
 

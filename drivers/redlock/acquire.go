@@ -12,8 +12,8 @@ import (
 	"github.com/go-dsync/dsync/internal/redistopic"
 )
 
-// longestVote bounds the time for which an attempt waits for a majority of the
-// nodes. If half the TTL is shorter, that is the bound.
+// longestVote bounds how long an attempt waits for a majority of the nodes. If
+// half the TTL is shorter, that is the bound.
 const longestVote = 2500 * time.Millisecond
 
 // Acquire implements driver.Driver.

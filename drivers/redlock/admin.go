@@ -16,7 +16,7 @@ import (
 )
 
 // evalMajority runs a script on all nodes, outside of any vote, and returns the
-// answers of a majority or more.
+// answers from a majority or more.
 func (d *Driver) evalMajority(ctx context.Context, script *redisdriver.Script, name string, args ...string) (answers []rueidis.RedisResult, err error) {
 	replies, ended := d.askEach(ctx, d.options.NodeTimeout, script.Call([]string{name}, args...).CommandByText)
 	if ended == driver.ErrClosed {
@@ -69,7 +69,7 @@ func (d *Driver) holder(ctx context.Context, name string) (value string, ttl tim
 			return value, time.Duration(max(t[d.quorum-1], 0)) * time.Millisecond, nil
 		}
 		if len(t)+missing >= d.quorum {
-			return "", 0, fmt.Errorf("%w: %d nodes did not answer, and %d have a value of %q", driver.ErrUnavailable, missing, len(t), name)
+			return "", 0, fmt.Errorf("%w: %d nodes did not answer, and %d nodes have a value for %q", driver.ErrUnavailable, missing, len(t), name)
 		}
 	}
 	return "", 0, nil

@@ -88,7 +88,7 @@ func BenchmarkFreeLock(b *testing.B) {
 	})
 }
 
-// crowd has goroutines lock and unlock, each so many times.
+// crowd has goroutines lock and unlock, each the given number of times.
 func crowd(b *testing.B, c *dsync.Client, goroutines, each int, name func(i int) string) {
 	pairs := 0
 	for b.Loop() {

@@ -15,7 +15,7 @@ import (
 	"github.com/go-dsync/dsync/internal/redisdriver"
 )
 
-// never is the time from which the answers of an unfit node would count.
+// never is the time from which answers from an unfit node would count.
 const never = int64(1<<63 - 1)
 
 // lookAgain is the interval at which an unfit server is checked again, because
@@ -89,7 +89,7 @@ func (n *node) lookFailed(err error) error {
 	return err
 }
 
-// judge determines the time from which the answers of a server count.
+// judge determines the time from which answers from a server count.
 func (n *node) judge(info map[string]string) {
 	d := n.driver
 	now := d.life.Now()
@@ -111,7 +111,7 @@ func (n *node) judge(info map[string]string) {
 	n.counts.Store(started + int64(d.options.MaxTTL))
 }
 
-// countsNow returns an error if the answers of the node do not count.
+// countsNow returns an error if answers from the node do not count.
 func (n *node) countsNow() error {
 	from := n.counts.Load()
 	switch now := n.driver.life.Now(); {

@@ -16,8 +16,8 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// fight has drivers acquire and release the lock x, each so many times on
-// average, and returns the number of times that each driver held it.
+// fight has drivers acquire and release the lock x, each the given number of
+// times on average, and returns how often each driver held it.
 func fight(tb testing.TB, drivers []*Driver, each int) []int {
 	tb.Helper()
 	return drivertest.Fight(tb, drivers, each, func() *driver.Request { return request("x") })
@@ -83,7 +83,7 @@ func TestCrowdSharesTheLock(t *testing.T) {
 	for _, count := range []int{3, 1} {
 		nodes := startNodes(t, count)
 		drivers := openMany(t, n, nodes.url()+patient)
-		fight(t, drivers, 1) // all came at once; connections, and subscriptions
+		fight(t, drivers, 1) // all came together; connections and subscriptions
 		var counts []int
 		begun := time.Now()
 		got := nodes.counted(func() { counts = fight(t, drivers, each) }, "set", "evalsha", "subscribe", "unsubscribe")
@@ -124,9 +124,9 @@ func TestCrowdOnLateNodes(t *testing.T) {
 	nodes.awaitClear(t)
 }
 
-// TestWhoReleasesExpectsOthers: a client that was granted a lock at once learns
-// of the waiters at its release, and from then on competes for the lock as one
-// of them.
+// TestWhoReleasesExpectsOthers: a client that was granted a lock immediately
+// learns of the waiters at its release, and from then on competes for the lock
+// as one of them.
 func TestWhoReleasesExpectsOthers(t *testing.T) {
 	nodes := startNodes(t, 3)
 	d, other := openURL(t, "%s", nodes.url()+patient), openURL(t, "%s", nodes.url()+patient)
@@ -142,7 +142,7 @@ func TestWhoReleasesExpectsOthers(t *testing.T) {
 	testenv.Eventually(t, func() bool { return nodes[first].SubscriberCount(channel("x")) > 0 }, "the waiter has subscribed")
 	release(t, l)
 	if topic := ear.JoinActive(channel("x"), 0, true); topic == nil {
-		t.Error("a client that has others wait does not listen")
+		t.Error("a client that keeps others waiting does not listen")
 	} else {
 		topic.Leave(false)
 	}
@@ -210,7 +210,7 @@ func TestDeadWaiters(t *testing.T) {
 			}
 			releaseAll(t, waiters[dead:])
 			if took := time.Since(start); took > longestPause {
-				t.Errorf("%s: the others had the lock after %v", how, took)
+				t.Errorf("%s: the other clients held the lock after %v", how, took)
 			}
 			link.Heal()
 			if how != "gone" {
@@ -326,9 +326,9 @@ func TestWaitingWithFewerRights(t *testing.T) {
 		drivers := openMany(t, 3, strings.Replace(nodes.url(), "//", "//old:"+password+"@", 1)+settled)
 		alone := fight(t, drivers, 10)
 		beside := fight(t, append(drivers, openMany(t, 3, nodes.url()+settled)...), 10)
-		t.Logf("without the right to %s: %v, and beside others %v", missing, alone, beside)
+		t.Logf("without the right to %s: %v, and alongside others %v", missing, alone, beside)
 		if old, others := beside[0]+beside[1]+beside[2], beside[3]+beside[4]+beside[5]; min(old, others) < (old+others)/20 {
-			t.Errorf("without the right to %s: these had the lock %d times beside %d times", missing, old, others)
+			t.Errorf("without the right to %s: these clients held the lock %d times, the others %d times", missing, old, others)
 		}
 		nodes.awaitClear(t)
 	}
@@ -361,9 +361,9 @@ func TestCrowdBesideOneThatSendsNoMessages(t *testing.T) {
 	counts := fight(t, openMany(t, 10, nodes.url()+settled), 20)
 	cancel()
 	silent.Wait()
-	t.Logf("drivers: %v, the other one: %d", counts, had)
+	t.Logf("drivers: %v, the other client: %d", counts, had)
 	if had == 0 || drivertest.Jain(counts) < 0.8 {
-		t.Errorf("drivers: %v, the other one: %d", counts, had)
+		t.Errorf("drivers: %v, the other client: %d", counts, had)
 	}
 	nodes.awaitClear(t)
 }

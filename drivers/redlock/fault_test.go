@@ -165,7 +165,7 @@ func TestNewNodesDoNotCountEither(t *testing.T) {
 	d := openURL(t, "%s?maxttl=1h", nodes.url())
 	_, err := d.Acquire(t.Context(), noWait("x"))
 	if !errors.Is(err, driver.ErrUnavailable) || !strings.Contains(err.Error(), "started less than the longest TTL (1h0m0s) ago") {
-		t.Errorf("got %v, want ErrUnavailable that says why", err)
+		t.Errorf("got %v, want ErrUnavailable with a reason", err)
 	}
 	if got := nodes.do("DBSIZE"); got[0] != int64(0) || got[1] != int64(0) || got[2] != int64(0) {
 		t.Errorf("keys on the nodes: got %v, want none", got)
@@ -258,9 +258,9 @@ func TestNodeThatLagsIsAskedOnce(t *testing.T) {
 	release(t, before)
 }
 
-// TestRequestsOutliveTheirConnection is the same with a connection that breaks
-// in the meantime: the requests sent over it are executed when the node
-// continues.
+// TestRequestsOutliveTheirConnection is like TestNodeThatLagsIsAskedOnce, but
+// the connection breaks in the meantime. The requests sent over it are executed
+// when the node continues.
 func TestRequestsOutliveTheirConnection(t *testing.T) {
 	nodes := startNodes(t, 3)
 	d := openURL(t, "%s", nodes.url()+settled)

@@ -60,6 +60,6 @@ func TestFrozenHolder(t *testing.T) {
 		t.Errorf("a holder that was frozen for longer than its TTL believes that it holds the lock: %s", got)
 	}
 	if err := l.Unlock(t.Context()); err != nil {
-		t.Errorf("the holder that was frozen took the lock from the next one: %v", err)
+		t.Errorf("the frozen holder took the lock from the next holder: %v", err)
 	}
 }

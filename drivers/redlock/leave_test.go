@@ -77,7 +77,7 @@ func TestCloseBesideUnlockKeepsTheName(t *testing.T) {
 	}
 }
 
-// TestCloseSaysWhatIsLeft closes clients whose nodes stand still.
+// TestCloseSaysWhatIsLeft closes clients whose nodes are frozen.
 func TestCloseSaysWhatIsLeft(t *testing.T) {
 	t.Parallel()
 	for _, n := range []int{1, 3} {
@@ -117,11 +117,11 @@ func TestNodesWithoutACommand(t *testing.T) {
 			err = l.Unlock(t.Context())
 		}
 		if err == nil || n == 1 && !strings.HasSuffix(err.Error(), "does not know the command EVALSHA") {
-			t.Errorf("%d nodes: %v, want that the command is missing", n, err)
+			t.Errorf("%d nodes: %v, want an error that the command is missing", n, err)
 		}
 		begun := time.Now()
 		if err := c.Close(t.Context()); err != nil || time.Since(begun) > 4*time.Second {
-			t.Errorf("%d nodes: Close: %v after %v, want nil at once", n, err, time.Since(begun))
+			t.Errorf("%d nodes: Close: %v after %v, want nil immediately", n, err, time.Since(begun))
 		}
 	}
 }
@@ -150,7 +150,7 @@ func TestKeyThatSomebodyOverwrote(t *testing.T) {
 				}
 				begun := time.Now()
 				if err := c.Close(t.Context()); err != nil || time.Since(begun) > 4*time.Second {
-					t.Errorf("%d nodes, %v: Close: %v after %v, want nil at once", n, write, err, time.Since(begun))
+					t.Errorf("%d nodes, %v: Close: %v after %v, want nil immediately", n, write, err, time.Since(begun))
 				}
 				if !w.Waits() {
 					t.Errorf("%d nodes, %v: the waiter does not wait", n, write)

@@ -68,7 +68,7 @@ func (s servers) through(tb testing.TB) (link *wire.Wire, url string) {
 
 const settled = "?durable=true"
 
-// do sends a command to every node, and returns all answers.
+// do sends a command to every node and returns all answers.
 func (s servers) do(args ...string) []any {
 	var answers []any
 	for _, server := range s {
@@ -77,7 +77,7 @@ func (s servers) do(args ...string) []any {
 	return answers
 }
 
-// commands returns the total number of times that the nodes ran each command.
+// commands returns how often the nodes together ran each command.
 func (s servers) commands() map[string]int64 {
 	sum := make(map[string]int64)
 	for _, server := range s {
@@ -88,8 +88,7 @@ func (s servers) commands() map[string]int64 {
 	return sum
 }
 
-// counted returns the total number of times that the nodes ran each command
-// while f ran.
+// counted returns how often the nodes together ran each command while f ran.
 func (s servers) counted(f func(), commands ...string) map[string]int64 {
 	before := s.commands()
 	f()
@@ -193,7 +192,7 @@ func (s servers) awaitClear(tb testing.TB) {
 	}, "all keys are gone")
 }
 
-// parallel runs f n times at once.
+// parallel runs f n times in parallel.
 func parallel(n int, f func(i int)) {
 	var wg sync.WaitGroup
 	for i := range n {

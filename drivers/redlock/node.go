@@ -114,7 +114,7 @@ type node struct {
 	took    atomic.Int64 // the time that the last answers took
 	hung    atomic.Bool  // the node kept an answer waiting for too long, and has not answered since
 	trouble atomic.Bool  // the last attempt to reach the node failed
-	counts  atomic.Int64 // the time from which the answers of the node count: see check.go
+	counts  atomic.Int64 // the time from which answers from the node count; see check.go
 
 	mu      sync.Mutex
 	queue   []task
@@ -171,8 +171,8 @@ func (d *Driver) patience(least time.Duration) time.Duration {
 	return max(least, min(slowFactor*time.Duration(took[d.quorum-1]), longestVote/2))
 }
 
-// slowFactor is the ratio of a slow node's answer time to that of a majority of
-// the nodes.
+// slowFactor is the ratio of a slow node's answer time to the answer time of a
+// majority of the nodes.
 const slowFactor = 8
 
 // add queues a task for execution, unless the driver is closed.
@@ -229,7 +229,7 @@ func (n *node) idle() bool {
 	return busy == 0 && n.ghosts.Left() == 0 // ghosts come from tasks
 }
 
-// end ends the goroutine, and fails all remaining tasks.
+// end ends the goroutine and fails all remaining tasks.
 func (n *node) end() {
 	n.mu.Lock()
 	n.closed = true
@@ -476,7 +476,7 @@ func refusal(err error) error {
 	return fmt.Errorf("%w: %w", driver.ErrUnavailable, err)
 }
 
-// known reports whether an error is one of package driver's.
+// known reports whether an error is one of the errors of package driver.
 func known(err error) bool {
 	return errors.Is(err, driver.ErrUnavailable) || errors.Is(err, driver.ErrClosed) || errors.Is(err, fs.ErrPermission)
 }

@@ -73,8 +73,8 @@ const (
 	// drift of clocks.
 	minTTL = 20 * time.Millisecond
 
-	// defaultMaxTTL is the longest TTL by default, and the time for which a
-	// newly started node does not count.
+	// defaultMaxTTL is the longest TTL by default. A newly started node does
+	// not count for this time.
 	defaultMaxTTL = 30 * time.Second
 
 	// highestMaxTTL prevents overflow in sums of times.
@@ -98,9 +98,9 @@ type Options struct {
 	// has started.
 	Durable bool
 
-	// NodeTimeout is the time for which an undecided vote waits for the other
-	// nodes after a majority has answered; 50 ms if 0. It is longer while nodes
-	// are slow.
+	// NodeTimeout is how long an undecided vote waits for the other nodes after
+	// a majority has answered; 50 ms if 0. The wait is longer while nodes are
+	// slow.
 	NodeTimeout time.Duration
 
 	// AllowEviction accepts nodes that may evict keys, including held locks,
@@ -138,7 +138,7 @@ var (
 func New(nodes []rueidis.ClientOption, o *Options) (*Driver, error) {
 	if n := len(nodes); n < fewestNodes || n > mostNodes || n%2 == 0 {
 		return nil, fmt.Errorf("redlock: %d nodes, want an odd number from %d to %d: a majority must survive the loss of a node, "+
-			"and an even number survives no more than the odd one below it", n, fewestNodes, mostNodes)
+			"and an even number survives no more than the odd number below it", n, fewestNodes, mostNodes)
 	}
 	return newDriver(nodes, o)
 }
@@ -196,7 +196,7 @@ func (o *Options) check() error {
 	case o.MaxTTL < 0, o.MaxTTL > highestMaxTTL, o.MaxTTL > 0 && o.MaxTTL < minTTL:
 		return fmt.Errorf("redlock: Options.MaxTTL is %v, want %v to %v", o.MaxTTL, minTTL, highestMaxTTL)
 	case o.NodeTimeout < 0:
-		return fmt.Errorf("redlock: Options.NodeTimeout is %v", o.NodeTimeout)
+		return fmt.Errorf("redlock: Options.NodeTimeout is %v, want 0 or more", o.NodeTimeout)
 	}
 	if o.MaxTTL == 0 {
 		o.MaxTTL = defaultMaxTTL

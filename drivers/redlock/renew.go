@@ -66,7 +66,7 @@ func (d *Driver) RenewAll(ctx context.Context, leases []driver.Lease, done func(
 	wg.Wait()
 }
 
-// renew renews leases, and calls done once for each, with its index.
+// renew renews leases and calls done once for each, with its index.
 func (d *Driver) renew(ctx context.Context, leases []*lease, ttl time.Duration, done func(i int, err error)) {
 	r := &renewal{
 		driver: d, leases: make([]*lease, 0, len(leases)), ttl: ttl, done: make(chan struct{}), pending: len(d.nodes),
@@ -104,7 +104,7 @@ func (d *Driver) renew(ctx context.Context, leases []*lease, ttl time.Duration, 
 }
 
 // command implements task. A late renewal is not sent: if nodes are slower than
-// renewals become due, it would delay useful ones.
+// renewals become due, it would delay useful renewals.
 func (r *renewal) command(n *node, _ int64) (rueidis.Completed, bool) {
 	err := n.countsNow()
 	if r.late.Load() {

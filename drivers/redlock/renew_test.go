@@ -36,7 +36,7 @@ func TestLateRenewalsAreNotSent(t *testing.T) {
 	}, "evalsha")["evalsha"]
 	// Besides the last renewal, one may have been on its way to each node.
 	if want := int64(2 * len(nodes)); got > want {
-		t.Errorf("%d renewals, of which one was waited for: got %d requests at the nodes, want at most %d", given+1, got, want)
+		t.Errorf("%d renewals, one of them awaited: got %d requests to the nodes, want at most %d", given+1, got, want)
 	}
 	release(t, l)
 }

@@ -58,7 +58,7 @@ func (v *vote) hand() {
 	n := v.node()
 	switch {
 	case v.late && n.backlog() >= maxBacklog:
-		v.fail(errors.New("too many requests wait for it to answer"))
+		v.fail(errors.New("too many requests are waiting for its answer"))
 	case !n.add(v):
 		v.fail(driver.ErrClosed)
 	}
@@ -188,9 +188,9 @@ func (v *vote) undo() {
 	}
 }
 
-// tellWaiters sends the message about the end of a hold to the waiters' node if
-// no deletion sends one there, because the node has another value, or got no
-// request in time. It is called when the vote has ended. The caller holds
+// tellWaiters notifies the waiters' node of the end of a hold if no deletion
+// does so. This happens if the node stores another value or received no request
+// in time. tellWaiters is called when the vote has ended. The caller holds
 // lease.Mu.
 func (v *vote) tellWaiters() {
 	l, n := v.lease, v.node()
@@ -205,7 +205,7 @@ func (v *vote) tellWaiters() {
 	})
 }
 
-// deleted handles the answer to a request to delete the value, and reports
+// deleted handles the answer to a request to delete the value and reports
 // whether the vote has ended.
 func (v *vote) deleted(n *node, result rueidis.RedisResult, err error) bool {
 	l := v.lease

@@ -15,7 +15,7 @@ import (
 )
 
 // A waiter that was granted the first node sends the refusing nodes another
-// request. If two waiters split the votes, the one with the waiters' node
+// request. If two waiters split the votes, the waiter with the waiters' node
 // continues.
 const (
 	fewRepeats  = 3
@@ -90,10 +90,10 @@ func (d *Driver) wait(ctx context.Context, r *driver.Request, first int, t *redi
 	}
 }
 
-// standBack returns the time for which a client lets other clients try first.
-// others is the number of clients that waited when it last held the lock.
-// Without this pause the same few clients would repeatedly be granted the lock,
-// because messages reach them first.
+// standBack returns how long a client lets other clients try first. others is
+// the number of clients that waited when the client last held the lock. Without
+// this pause the same few clients would repeatedly be granted the lock, because
+// messages reach them first.
 func standBack(others int) time.Duration {
 	return min(time.Duration(max(others, 0))*standBackEach, longestStandBack)
 }
@@ -103,7 +103,7 @@ const (
 	longestStandBack = 30 * time.Millisecond
 )
 
-// crowd returns, and forgets, the number of other clients that waited for the
+// crowd returns and forgets the number of other clients that waited for the
 // name at the last release.
 func (d *Driver) crowd(name string) int {
 	d.mu.Lock()
@@ -178,8 +178,8 @@ func (l *lease) persists(repeats int) bool {
 	return repeats < manyRepeats && l.votes[l.driver.firstNode(l.request.Name)].counts() && l.driver.life.Now() < l.sent+int64(l.ttl/4)
 }
 
-// awaitFirst waits for the answer of the asked node. The error is ErrLocked if
-// the node refuses, and answered is false if the next node must be asked.
+// awaitFirst waits for the answer from the asked node. The error is ErrLocked
+// if the node refuses, and answered is false if the next node must be asked.
 func (l *lease) awaitFirst(ctx context.Context, v *vote) (err error, answered bool) {
 	d := l.driver
 	limit := min(longestVote, l.ttl/2)

@@ -108,7 +108,7 @@ func TestHotLockBetweenClients(t *testing.T) {
 		})
 	}, "set", "evalsha")
 	if most.Load() != 1 {
-		t.Errorf("%d holders at once", most.Load())
+		t.Errorf("%d simultaneous holders", most.Load())
 	}
 	t.Logf("%d grants took %v", clients*each, got)
 }
@@ -199,7 +199,7 @@ func TestEachAttemptHasAValueOfItsOwn(t *testing.T) {
 	release(t, l)
 	next := <-w
 	if next.value == r.Hold {
-		t.Errorf("value of a later attempt: got %q, that of the first", next.value)
+		t.Errorf("value of a later attempt: got %q, the value of the first attempt", next.value)
 	}
 	release(t, next)
 	nodes.awaitClear(t)

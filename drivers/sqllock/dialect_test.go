@@ -90,7 +90,7 @@ func (events) Waiting()    {}
 func (events) Tokens() int { return 1 }
 func (events) Lost(error)  {}
 
-// over opens a driver over the stub, and closes it at the end of the test.
+// over opens a driver over the stub and closes it at the end of the test.
 func over(t *testing.T, s *stub, dialect *sqllock.Dialect) driver.Driver {
 	t.Helper()
 	s.writes = map[string]int{}
@@ -177,7 +177,7 @@ func TestErrorsOfWrites(t *testing.T) {
 	}
 }
 
-// TestErrorsOfNew checks that New fails with an error that lasts if the server
+// TestErrorsOfNew checks that New fails with a lasting error if the server
 // refuses the user or the table.
 func TestErrorsOfNew(t *testing.T) {
 	for _, test := range []struct {

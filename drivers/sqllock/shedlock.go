@@ -17,10 +17,10 @@ import (
 	"github.com/go-dsync/dsync/driver/cas"
 )
 
-// NewShedLock returns a driver of a table of ShedLock, "shedlock" by default,
-// so that Go programs and Java programs exclude each other. It has exclusive
-// locks without tokens. The dialect is MySQL or PostgreSQL. In other respects
-// it is like New.
+// NewShedLock returns a driver that uses a table of ShedLock, "shedlock" by
+// default, so that Go programs and Java programs exclude each other. It has
+// exclusive locks without tokens. The dialect is MySQL or PostgreSQL. In other
+// respects it is like New.
 func NewShedLock(ctx context.Context, db *sql.DB, dialect *Dialect, o *Options) (*cas.Driver, error) {
 	if dialect.later == "" {
 		return nil, fmt.Errorf("ShedLock's table in %s: %w", dialect.name, errors.ErrUnsupported)

@@ -122,7 +122,7 @@ func prepare(db *sql.DB, dialect *Dialect, o *Options, table string) (*store, ca
 		options.Poll, options.NoTokens = o.Poll, o.NoTokens
 	}
 	if !tableName.MatchString(s.table) {
-		return nil, options, fmt.Errorf("%q is not the name of a table", s.table)
+		return nil, options, fmt.Errorf("%q is not a valid table name", s.table)
 	}
 	return s, options, nil
 }

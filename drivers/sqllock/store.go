@@ -132,7 +132,7 @@ func (s *store) exec(ctx context.Context, query string, args []any) (n int64, er
 	return n, err
 }
 
-// query calls the function each for each row.
+// query calls each for every row.
 func (s *store) query(ctx context.Context, query string, args []any, each func(row func(...any) error) error) error {
 	var pool interface {
 		QueryContext(context.Context, string, ...any) (*sql.Rows, error)

@@ -50,13 +50,13 @@ func open(ctx context.Context, c *driver.Config) (driver.Driver, error) {
 	}
 	i := slices.IndexFunc(kind.drivers, func(name string) bool { return slices.Contains(sql.Drivers(), name) })
 	if i < 0 {
-		return nil, fmt.Errorf("%s URL: the program imports no database/sql driver of the name %s", u.Scheme, strings.Join(kind.drivers, " or "))
+		return nil, fmt.Errorf("%s URL: the program imports no database/sql driver named %s", u.Scheme, strings.Join(kind.drivers, " or "))
 	}
 	if kind.dialect == MySQL && len(u.Hosts) > 1 {
-		return nil, errors.New("mysql URL: one host, the server that accepts writes")
+		return nil, errors.New("mysql URL: want one host, the server that accepts writes")
 	}
 	if kind.dialect == SQLite && (u.User != nil || len(u.Hosts) > 0 || u.Path == "") {
-		return nil, errors.New("sqlite URL: the absolute path of a file, as in sqlite:///var/lib/app.db")
+		return nil, errors.New("sqlite URL: want the absolute path of a file, as in sqlite:///var/lib/app.db")
 	}
 	params := url.Values{}
 	for _, all := range []map[string]string{kind.params[i], rest} {

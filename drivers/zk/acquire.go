@@ -43,7 +43,7 @@ func (d *Driver) data(r *driver.Request) ([]byte, error) {
 //	looking   has listed the other contenders  no node is before the claim         entering
 //	                                           room for a claim not made yet      asking
 //	                                           too many permits before its own    yielding
-//	                                           somebody is before the claim       arming; NoWait: givingUp
+//	                                           a node is before the claim         arming; NoWait: givingUp
 //	yielding  removes its permits              the answer                         looking
 //	arming    joins the queue, sets watches    no place in the queue yet          asking
 //	                                           a watch that a read must follow    looking
@@ -109,8 +109,8 @@ type rule struct {
 	arm func(r *request) (next state, err error)
 }
 
-// rules contains the rule of each mode. The requests of locks, of readers and
-// of writers differ only in the names of their nodes.
+// rules contains the rule of each mode. Requests for locks, for reads and for
+// writes differ only in the names of their nodes.
 var rules = [...]*rule{driver.Exclusive: &forLocks, driver.Read: &forLocks, driver.Write: &forLocks, driver.Permit: &forPermits}
 
 // Acquire implements driver.Driver.
@@ -150,7 +150,7 @@ func (d *Driver) Acquire(ctx context.Context, asked *driver.Request) (driver.Lea
 	return r.hold, nil
 }
 
-// newClaim makes the claim of the request, and forgets claims of an earlier
+// newClaim makes the claim of the request and forgets claims of an earlier
 // session.
 func (r *request) newClaim(d *Driver) {
 	r.claim = &claim{
@@ -267,7 +267,7 @@ func (r *request) made(node string) (state, error) {
 	return arming, nil
 }
 
-// findClaim looks for the claim whose request got no answer.
+// findClaim looks for the claim whose request was not answered.
 func (r *request) findClaim() (state, error) {
 	q := r.asksFor
 	node, err := q.find(r.caller)
@@ -323,7 +323,7 @@ func (r *request) enter() (state, error) {
 	return done, nil
 }
 
-// giveUp gives the claims back, and decides which error the caller gets. If a
+// giveUp gives the claims back and decides which error the caller gets. If a
 // session has ended, its claims are gone too. If Close ends a session, the
 // claims end with it. If there is no answer, giveUp leaves the claims to the
 // cleaner.

@@ -421,7 +421,7 @@ func (n *nameWatch) follow(ctx context.Context, s *session) (wanted bool) {
 	}
 }
 
-// armed is a watch at the server.
+// armed is a watch on the server.
 type armed struct {
 	events <-chan gozk.Event
 	leases bool // there are leases of permits
@@ -452,8 +452,8 @@ func (n *nameWatch) armLeases(c *gozk.Conn) (armed, error) {
 	return armed{events: events}, err
 }
 
-// notify calls all callers, and reports whether there are any. If there are
-// none when the watch is no longer armed, the watch ends.
+// notify calls all callers and reports whether there are any. If there are none
+// when the watch is no longer armed, the watch ends.
 func (n *nameWatch) notify(armed bool) (wanted bool) {
 	d := n.driver
 	d.watchMu.Lock()

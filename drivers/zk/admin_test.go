@@ -41,7 +41,7 @@ func TestListOfManyNames(t *testing.T) {
 		t.Errorf("List: got %q and %v, want %q", got, err, want[1:2])
 	}
 	if requests := s.Requests() - before; requests > 50 {
-		t.Errorf("List of what is below one name: got %d requests, though there are 2000 other names", requests)
+		t.Errorf("List of the names below one name: got %d requests, although there are 2000 other names", requests)
 	}
 }
 

@@ -53,7 +53,7 @@ func (a apart) cut(server int, out, in bool) {
 	}
 }
 
-var long = flag.Bool("long", false, "cut servers off from each other with the usual tick, too, and sessions of 6 s and 30 s")
+var long = flag.Bool("long", false, "also cut servers off from each other with the usual tick and sessions of 6 s and 30 s")
 
 // TestServersApart cuts the server of holders off from the others, while all
 // clients reach all servers that they know. A client that knows only that
@@ -98,8 +98,8 @@ func serversApart(t *testing.T, tick, ttl time.Duration) {
 	}
 }
 
-// TestLeaderThatIsOver has the others elect a new leader at once, while the old
-// one, which is cut off, still considers itself the leader.
+// TestLeaderThatIsOver has the others elect a new leader immediately, while the
+// old leader, which is cut off, still considers itself the leader.
 func TestLeaderThatIsOver(t *testing.T) {
 	t.Parallel()
 	const tick = 2 * time.Second
@@ -120,7 +120,7 @@ func TestLeaderThatIsOver(t *testing.T) {
 	a.hosts.Heal()
 }
 
-// contest is a lock that one client has while another one waits for it.
+// contest is a lock that one client holds while another client waits for it.
 type contest struct {
 	request *driver.Request
 	held    driver.Lease
@@ -172,9 +172,9 @@ func (c contest) overtaken(tb testing.TB) {
 	tb.Helper()
 	next := c.granted(tb)
 	margin := time.Since(c.held.Expires())
-	tb.Logf("%s: granted %v after Expires of the one before", c.request.Name, margin)
+	tb.Logf("%s: granted %v after Expires of the previous lease", c.request.Name, margin)
 	if margin < 0 {
-		tb.Errorf("%s: granted %v before Expires of the one before", c.request.Name, -margin)
+		tb.Errorf("%s: granted %v before Expires of the previous lease", c.request.Name, -margin)
 	}
 	wantErr(tb, "loss", lostBy(tb, c.request), driver.ErrSessionEnded)
 	release(tb, next)

@@ -14,7 +14,8 @@ import (
 )
 
 // The benchmarks compare the driver with NewLock of go-zookeeper on the same
-// server, in turns. x-newlock is the speed of the driver relative to NewLock.
+// server, taking turns. x-newlock is the speed of the driver relative to
+// NewLock.
 
 func ours(tb testing.TB, s *testenv.ZooKeeperServer) drivertest.Locker {
 	return drivertest.LockerOf(tb, openURL(tb, "zk://%s", s.Addr))
@@ -94,14 +95,14 @@ func crowd(b *testing.B, s *testenv.ZooKeeperServer, order string, waiters int) 
 	})
 }
 
-// BenchmarkHandOver measures the median time from the release of one client to
-// the grant to another that waits.
+// BenchmarkHandOver measures the median time from one client's release to the
+// grant to another, waiting client.
 func BenchmarkHandOver(b *testing.B) {
 	s := testenv.ZooKeeper(b)
 	observer := userClient(b, s.Addr)
 	waits := func(name string) func() {
 		return func() {
-			testenv.Eventually(b, func() bool { return len(children(b, observer, "/"+name)) == 2 }, "the other waits")
+			testenv.Eventually(b, func() bool { return len(children(b, observer, "/"+name)) == 2 }, "the other client waits")
 		}
 	}
 	our := drivertest.HandOvers(b, [2]drivertest.Locker{ours(b, s), ours(b, s)}, "ours", waits("ours"))

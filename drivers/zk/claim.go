@@ -82,7 +82,7 @@ func (q *claim) create(c *gozk.Conn, data []byte) (string, error) {
 }
 
 // createBoth makes the node of the name, and below it the node of the claim,
-// which has the lock. The transaction also changes the node of the name, so a
+// which holds the lock. The transaction also changes the node of the name, so a
 // node of this driver has version 1 and was made and changed by one
 // transaction. No other library makes such nodes.
 func (q *claim) createBoth(c *gozk.Conn, data []byte) (string, error) {
@@ -154,7 +154,7 @@ func (q *claim) checkNodes(c *gozk.Conn) error {
 	return nil
 }
 
-// giveBack removes the claim, and returns err, or ErrUnknown if there is no
+// giveBack removes the claim and returns err, or ErrUnknown if there is no
 // immediate answer. The removal then continues in the background.
 func (q *claim) giveBack(c caller, err error) error {
 	d := q.session.driver
@@ -378,8 +378,7 @@ func haunt(g *ghost) {
 	s.driver.ghosts.Add(g)
 }
 
-// endGhost makes one attempt, and reports whether the ghost is gone
-// permanently.
+// endGhost makes one attempt and reports whether the ghost is gone permanently.
 func (d *Driver) endGhost(g *ghost) bool {
 	ctx, cancel := d.background(attemptFor)
 	defer cancel()
@@ -402,9 +401,9 @@ func (d *Driver) endGhost(g *ghost) bool {
 	return settled
 }
 
-// remove makes one attempt to remove the claim of a ghost, and reports whether
-// it is gone permanently. If a claim without an answer does not appear for some
-// time, the session ends with its last lock.
+// remove makes one attempt to remove the claim of a ghost and reports whether
+// it is gone permanently. If an unanswered claim does not appear for some time,
+// the session ends with its last lock.
 func (g *ghost) remove(c caller) bool {
 	q := g.claim
 	if g.late != nil {

@@ -52,9 +52,9 @@ func (d *Driver) Close(ctx context.Context) error {
 	return nil
 }
 
-// tidy removes the nodes of the session, and leaves some of the time for the
-// end of the session itself. It leaves nodes that a release is removing, and
-// all nodes that remain when ctx ends, because they disappear with the session.
+// tidy removes the nodes of the session and leaves some of the time for the end
+// of the session itself. It leaves nodes that a release is removing, and all
+// nodes that remain when ctx ends, because they disappear with the session.
 func (s *session) tidy(ctx context.Context) {
 	if deadline, ok := ctx.Deadline(); ok {
 		var cancel context.CancelFunc

@@ -55,7 +55,7 @@ func openLink(t testing.TB) (*session, *link, *recorder) {
 	feed(l, welcome(), 64)
 	write(t, l, frame(int32(1), int32(3)))
 	if s.link.Load() != nil {
-		t.Fatal("requests go past the library before the server has answered it")
+		t.Fatal("requests bypass the library before the server has answered it")
 	}
 	feed(l, frame(int32(1), int64(7), int32(0)), 64)
 	r.written.Reset()
@@ -107,7 +107,7 @@ func TestDirectRequests(t *testing.T) {
 		removed := s.removeNow("/a/b")
 		write(t, l, frame(int32(2), int32(3)))
 		if !s.listNow("/a", list.handle) {
-			t.Fatal("the list was not asked for")
+			t.Fatal("the list was not requested")
 		}
 		gone := s.removeNow("/c")
 		if got := r.written.Bytes(); !bytes.Equal(got, wantSent) {
@@ -124,7 +124,7 @@ func TestDirectRequests(t *testing.T) {
 			t.Errorf("in pieces of %d bytes: got %+v, want one call with %+v", piece, list, want)
 		}
 		if got := s.zxid.Load(); got != 0x100000003 {
-			t.Errorf("last transaction: got %x, want that of the last answer", got)
+			t.Errorf("last transaction: got %x, want the transaction of the last answer", got)
 		}
 		if l.unanswered != 0 || len(l.sent) != 0 {
 			t.Errorf("left: got %d bytes of %d requests, want none", l.unanswered, len(l.sent))
@@ -133,17 +133,17 @@ func TestDirectRequests(t *testing.T) {
 }
 
 // TestRequestsThatHaveToGoThroughTheLibrary has requests that the connection
-// might not accept at once, or that must not be sent.
+// might not accept immediately, or that must not be sent.
 func TestRequestsThatHaveToGoThroughTheLibrary(t *testing.T) {
 	for what, spoil := range map[string]func(s *session, l *link){
 		"too much is unanswered":         func(_ *session, l *link) { write(t, l, frame(int32(2), int32(1), make([]byte, maxUnanswered))) },
 		"a request is being written":     func(_ *session, l *link) { l.writing.Lock() },
-		"the library has come far":       func(_ *session, l *link) { write(t, l, frame(int32(maxLibrary), int32(3))) },
+		"the library's numbers are high": func(_ *session, l *link) { write(t, l, frame(int32(maxLibrary), int32(3))) },
 		"the session is being ended":     func(_ *session, l *link) { write(t, l, frame(int32(2), int32(opClose))) },
 		"the time of the session is up":  func(s *session, _ *link) { s.End.Passed(s.End.At()) },
 		"the connection is closed":       func(_ *session, l *link) { l.Close() },
 		"another connection takes over":  func(s *session, l *link) { s.forget(l) },
-		"a request of ours is too large": nil,
+		"a direct request is too large":  nil,
 	} {
 		s, l, r := openLink(t)
 		path := "/a"
@@ -159,7 +159,7 @@ func TestRequestsThatHaveToGoThroughTheLibrary(t *testing.T) {
 	}
 	s := newSession(&Driver{life: lifecycle.New(), epoch: time.Now()}, time.Minute)
 	defer s.cut()
-	l := &link{Conn: new(recorder), session: s} // it is unknown whether it accepts writes at once
+	l := &link{Conn: new(recorder), session: s} // it is unknown whether it accepts writes immediately
 	write(t, l, frame(int32(0), int64(0)))
 	feed(l, welcome(), 64)
 	write(t, l, frame(int32(1), int32(3)))
@@ -176,7 +176,7 @@ func TestDirectRequestsWithoutAnAnswer(t *testing.T) {
 	var skipped, answered, partial, open listed
 	for _, list := range []*listed{&skipped, &answered, &partial, &open} {
 		if !s.listNow("/a", list.handle) {
-			t.Fatal("the list was not asked for")
+			t.Fatal("the list was not requested")
 		}
 	}
 	answer := func(request int32) []byte {
@@ -205,7 +205,7 @@ func TestErrorsOfDirectRequests(t *testing.T) {
 		}
 	}
 	if err := errOf(-99); err == nil || isAnswer(err) || !isServerError(err) {
-		t.Errorf("an unknown error: got %v, want one that leaves open what was done", err)
+		t.Errorf("an unknown error: got %v, want an error that leaves the outcome open", err)
 	}
 }
 

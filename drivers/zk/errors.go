@@ -19,12 +19,12 @@ var (
 	errNoServer    = errors.New("no server answers")
 	errStopping    = errors.New("the driver is being closed")
 	errGone        = errors.New("another client has removed the node")
-	errSealShared  = fmt.Errorf("a hold of the mode Read or Permit does not become a seal: %w", errors.ErrUnsupported)
+	errSealShared  = fmt.Errorf("a hold in mode Read or Permit does not become a seal: %w", errors.ErrUnsupported)
 	errMarkPermits = fmt.Errorf("permits have no tokens to mark: %w", errors.ErrUnsupported)
 	// errLastNumber: the server has counted 2^31 children of a node. It gives
 	// the last number to each additional child, so none of these children is
 	// the first.
-	errLastNumber  = errors.New("no sequence numbers are left below a node; delete it when no client uses it")
+	errLastNumber  = errors.New("no sequence numbers are left below a node; delete the node when no client uses it")
 	errLongRequest = fmt.Errorf("owner and note take more than %d bytes", maxData)
 )
 

@@ -5,11 +5,10 @@ import "time"
 // CheckAfter sets the age at which a hold gets a watch on its own node.
 func (d *Driver) CheckAfter(age time.Duration) { d.checkAfter.Store(int64(age)) }
 
-// NudgeAfter sets the time for which a server may be silent before it gets a
-// nudge.
+// NudgeAfter sets how long a server may be silent before it gets a nudge.
 func (d *Driver) NudgeAfter(quiet time.Duration) { d.nudgeAfter.Store(int64(quiet)) }
 
-// HangAfter sets the time for which a nudge may stay unanswered.
+// HangAfter sets how long a nudge may stay unanswered.
 func (d *Driver) HangAfter(silent time.Duration) { d.hangAfter.Store(int64(silent)) }
 
 // Direct returns the number of requests that bypassed the library on the
@@ -30,8 +29,8 @@ func (d *Driver) Direct() int {
 // new calls.
 const MaxUnderway = maxUnderway
 
-// Underway returns the number of requests without an answer. Each of them
-// occupies a goroutine.
+// Underway returns the number of unanswered requests. Each of them occupies a
+// goroutine.
 func (d *Driver) Underway() int {
 	n := 0
 	for _, s := range d.sessions.All() {

@@ -36,7 +36,7 @@ func (s spy) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// openSpied opens a driver. It also returns a function that ends its session at
+// openSpied opens a driver. It also returns a function that ends its session on
 // the server.
 func openSpied(tb testing.TB, addr string) (*zk.Driver, func()) {
 	tb.Helper()
@@ -113,7 +113,7 @@ func TestSessionThatTheServerEnded(t *testing.T) {
 	}
 	wantErr(t, "Release", l.Release(t.Context()), driver.ErrNotHeld)
 	release(t, next)
-	testenv.Eventually(t, func() bool { return len(children(t, c, "/c")) == 2 }, "who waited waits again")
+	testenv.Eventually(t, func() bool { return len(children(t, c, "/c")) == 2 }, "the waiter waits again")
 	release(t, h)
 	release(t, w2.Granted(t))
 	release(t, acquire(t, a, request("a")))
@@ -136,10 +136,10 @@ func TestAnswerLost(t *testing.T) {
 			case <-link.LoseReply("/a"):
 			case <-w.Done:
 			case <-time.After(hangGuard):
-				t.Fatal("it does not look for the node")
+				t.Fatal("the driver does not look for the node")
 			}
 		}
-		testenv.Eventually(t, func() bool { return len(children(t, c, "/a")) == 2 }, "it waits with one node")
+		testenv.Eventually(t, func() bool { return len(children(t, c, "/a")) == 2 }, "the waiter has one node")
 		release(t, l)
 		release(t, w.Granted(t))
 		trap = link.LoseReply("-lock-")
@@ -171,7 +171,7 @@ func TestCanceledBeforeTheAnswer(t *testing.T) {
 		}
 		wantErr(t, "Acquire", err, driver.ErrUnknown, context.Canceled)
 		if errors.Is(err, driver.ErrLocked) {
-			t.Errorf("Acquire: got %v, which means that another client has the lock", err)
+			t.Errorf("Acquire: got %v, which means that another client holds the lock", err)
 		}
 		if cut {
 			link.Cut()
@@ -198,7 +198,7 @@ func TestReleaseWhoseAnswerIsLost(t *testing.T) {
 }
 
 // openPair opens two drivers for a lock that one waits for while the other
-// holds it. The only watch at the server is the waiter's.
+// holds it. The only watch on the server is the waiter's.
 func openPair(tb testing.TB, one, other string) (a, b *zk.Driver) {
 	tb.Helper()
 	a, b = openURL(tb, "zk://%s", one), openURL(tb, "zk://%s", other)
@@ -231,7 +231,7 @@ func TestHandOverBetweenClients(t *testing.T) {
 }
 
 // TestCanceledWhileItLooks ends the wait when the contender before it is gone,
-// and the answer that shows the next one is on its way.
+// and the answer that shows the next contender is on its way.
 func TestCanceledWhileItLooks(t *testing.T) {
 	s := testenv.ZooKeeper(t)
 	c := userClient(t, s.Addr)
@@ -292,7 +292,7 @@ func TestHolderThatIsCutOff(t *testing.T) {
 		link.Hold(wire.Both)
 		next := w.Granted(t)
 		if now := time.Now(); now.Before(l.Expires()) {
-			t.Errorf("%s: the next was granted the lock %v before Expires", name, l.Expires().Sub(now))
+			t.Errorf("%s: the next client was granted the lock %v before Expires", name, l.Expires().Sub(now))
 		}
 		if !r.Fixed {
 			wantErr(t, "loss", lostBy(t, r), driver.ErrSessionEnded)

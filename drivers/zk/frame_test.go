@@ -70,10 +70,10 @@ func TestAnswersThatMakeNoSense(t *testing.T) {
 			callAll(ctx, t, addr)
 			runtime.ReadMemStats(&after)
 			if got := after.TotalAlloc - before.TotalAlloc; got > 200<<20 {
-				t.Errorf("memory for what never came: got %d MB", got>>20)
+				t.Errorf("memory for missing data: got %d MB", got>>20)
 			}
 			if times.Load() == 0 {
-				t.Error("the server was not asked")
+				t.Error("the server received no request")
 			}
 		})
 	}

@@ -31,10 +31,10 @@ func TestLockOfGoZookeeper(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !ours.Waits() {
-		t.Error("we were granted the lock before those who asked first")
+		t.Error("we were granted the lock before clients that requested it first")
 	}
 	if _, err := d.Acquire(t.Context(), noWait("orders/42")); err != driver.ErrLocked {
-		t.Errorf("our TryLock beside their lock: got %v, want %v", err, driver.ErrLocked)
+		t.Errorf("our TryLock while they hold the lock: got %v, want %v", err, driver.ErrLocked)
 	}
 	if status, err := d.Inspect(t.Context(), "orders/42"); err != nil || !status.Held || !strings.HasPrefix(status.Owner, "_c_") || status.Waiters != 1 {
 		t.Errorf("Inspect of their lock: got %+v, %v, want its node as the owner, and a waiter", status, err)
@@ -58,10 +58,10 @@ func TestLatchBesideLock(t *testing.T) {
 	for infix, ds := range map[string][2]driver.Driver{"-latch-": {latch, lock}, "-lock-": {lock, latch}} {
 		l := acquire(t, ds[0], request("leader"))
 		if got := first(t, c, "/leader"); len(got) != 1 || !strings.Contains(got[0], infix) {
-			t.Errorf("the nodes are %q, want one with %s", got, infix)
+			t.Errorf("the nodes are %q, want a node with %s", got, infix)
 		}
 		if _, err := ds[1].Acquire(t.Context(), noWait("leader")); err != driver.ErrLocked {
-			t.Errorf("beside %s: got %v, want %v", infix, err, driver.ErrLocked)
+			t.Errorf("next to %s: got %v, want %v", infix, err, driver.ErrLocked)
 		}
 		w := wait(t, ds[1], request("leader"))
 		release(t, l)

@@ -167,9 +167,9 @@ func contenderOf(child string) (c contender, ok bool) {
 	return contender{}, false
 }
 
-// before reports whether a contender comes before another one. The driver has
-// no nodes with the largest number or negative ones (errLastNumber); such nodes
-// of other libraries come last. If a Curator thread with the write lock
+// before reports whether a contender comes before another one. The driver makes
+// no nodes with the largest number or a negative number (errLastNumber). Such
+// nodes of other libraries come last. If a Curator thread with the write lock
 // acquires the read lock, it makes a node with the number of its writer's node.
 // Otherwise, equal numbers occur only if nodes were made by hand.
 func (c contender) before(other contender) bool {

@@ -227,7 +227,7 @@ func (d *Driver) latchNode(name string) string {
 func partOf(text string) string { return string(appendPart(nil, text, false)) }
 
 const (
-	// knownFor is the time for which an id must be known.
+	// knownFor is how long an id must be known.
 	knownFor = 2 * driver.RepeatFor
 
 	// usualKeptFor is the age at which a set is removed. A driver puts ids into
@@ -311,7 +311,7 @@ func (ch *changes) note(c caller, id string, did bool) (n note, err error) {
 }
 
 // find looks up the id of a note after a refusal. If another client has removed
-// the set, the next change begins a new one.
+// the set, the next change begins a new set.
 func (ch *changes) find(c caller, n note) (did, known bool, err error) {
 	for _, node := range n.nodes {
 		says, err := c.get(node)

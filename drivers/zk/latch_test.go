@@ -71,7 +71,7 @@ func TestNodesOfALatch(t *testing.T) {
 	}
 	sets := children(t, f.users, "/app/%changes")
 	if len(sets) != 1 {
-		t.Fatalf("sets of ids: got %q, want one", sets)
+		t.Fatalf("sets of ids: got %q, want one set", sets)
 	}
 	ids := children(t, f.users, "/app/%changes/"+sets[0])
 	slices.Sort(ids)
@@ -94,13 +94,13 @@ func TestLatchThatIsNone(t *testing.T) {
 	_, set := d.SetLatch(guard(t), "false", "one", 1)
 	for what, err := range map[string]error{"Latch": seen, "SetLatch": set, "CountDown": d.CountDown(guard(t), "false", "one")} {
 		if err == nil || !strings.Contains(err.Error(), node) {
-			t.Errorf("%s of what is no latch: got %v, want an error that names %s", what, err, node)
+			t.Errorf("%s of a node that is not a latch: got %v, want an error that names %s", what, err, node)
 		}
 	}
 }
 
-// TestLatchRequests has many clients count down at once. No request is refused
-// because of another one.
+// TestLatchRequests has many clients count down at the same time. No request is
+// refused because of another request.
 func TestLatchRequests(t *testing.T) {
 	const clients, each = 4, 25
 	f := newFleet(t, clients, "?ttl=60s")
@@ -111,7 +111,7 @@ func TestLatchRequests(t *testing.T) {
 	before, requests := f.Logged(), f.Requests()
 	drivertest.Crowd(clients*each, 1, func(i int) { countDown(t, f.clients[i%clients], "x", fmt.Sprint("down", i)) })
 	if got := f.Logged() - before; got > clients*each*3/2 { // some of them keep the sessions alive
-		t.Errorf("transactions of %d countdowns: got %d, want one each", clients*each, got)
+		t.Errorf("transactions of %d countdowns: got %d, want one transaction each", clients*each, got)
 	}
 	if got := f.Requests() - requests; got > 4*clients*each {
 		t.Errorf("requests of %d countdowns: got %d, want three each", clients*each, got)
@@ -178,6 +178,6 @@ func TestSetsOfIDs(t *testing.T) {
 	countDown(t, d, "x", "fourth")
 	wantLeft(t, d, "x", 1)
 	if got := sets(); len(got) != 2 || slices.Contains(both, got[0]) || slices.Contains(both, got[1]) {
-		t.Errorf("sets: got %q, want one of each driver, and none of %q", got, both)
+		t.Errorf("sets: got %q, want one set of each driver, and none of %q", got, both)
 	}
 }

@@ -17,8 +17,8 @@ const (
 	never       = math.MaxInt64
 	removeAfter = 10 * time.Millisecond
 
-	// crowdedFor is the time for which other clients are expected to wait for a
-	// name again. If no client waits, the release of a free lock takes one more
+	// crowdedFor is how long other clients are expected to wait for a name
+	// again. If no client waits, the release of a free lock takes one more
 	// transaction. If a client waits for a name that was not known to be
 	// crowded, the hand-over waits for a refused transaction.
 	crowdedFor = int64(10 * time.Second)
@@ -41,7 +41,7 @@ type hold struct {
 	sealing   bool // the node may have become a seal
 	phase     phase
 	timer     *time.Timer // ends a fixed lease
-	doubtedAt int64       // when the first release without an answer was sent
+	doubtedAt int64       // when the first unanswered release was sent
 }
 
 // phase is the progress of the end of a hold.
@@ -191,8 +191,8 @@ func (h *hold) forget() {
 	}
 }
 
-// Release implements driver.Lease, and repeats a failed request until ctx or
-// the hold ends.
+// Release implements driver.Lease and repeats a failed request until ctx or the
+// hold ends.
 func (h *hold) Release(ctx context.Context) error {
 	s := h.session
 	if s.End.Passed(s.driver.now()) {

@@ -27,7 +27,7 @@ func TestExtendBeyondTheSession(t *testing.T) {
 	}
 	awaitTicks(t, int(2*length/(100*time.Millisecond)))
 	if err := l.Err(); err != nil {
-		t.Errorf("a lease that was extended: got %v after twice its first length", err)
+		t.Errorf("an extended lease: got %v after twice its first length", err)
 	}
 	if err := l.Unlock(guard(t)); err != nil {
 		t.Error(err)

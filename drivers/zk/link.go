@@ -64,7 +64,7 @@ type link struct {
 	begun      bool    // the request for the session was sent
 	opened     bool    // and the request was answered
 	ending     bool    // the request to end the session was sent, or the connection is closed
-	sent       []stamp // requests without an answer, in their order
+	sent       []stamp // unanswered requests, in their order
 	unanswered int     // size of the unanswered requests in bytes
 	began      int64   // when the request for the session was sent
 	library    int32   // number of the library's last request
@@ -400,9 +400,9 @@ const (
 	maxLibrary  = firstDirect / 2
 
 	// maxUnanswered limits the bytes of unanswered requests when a request
-	// bypasses the library. A connection accepts this many bytes at once even
-	// if the server does not read, so a caller whose context has ended is not
-	// blocked.
+	// bypasses the library. A connection accepts this many bytes immediately
+	// even if the server does not read, so a caller whose context has ended is
+	// not blocked.
 	maxUnanswered = 4 << 10
 )
 
@@ -461,8 +461,8 @@ func (l *link) noteDirect(op int32, arguments []byte, handle handler, now int64)
 	return append(b, arguments...)
 }
 
-// buffers reports whether a connection accepts a few bytes at once, even if the
-// server does not read.
+// buffers reports whether a connection accepts a few bytes immediately, even if
+// the server does not read.
 func buffers(c net.Conn) bool {
 	_, ok := c.(*net.TCPConn)
 	return ok
@@ -480,7 +480,7 @@ func (s *session) removeNow(node string) <-chan reply[struct{}] {
 	return c
 }
 
-// listNow requests the children of a node without the library, and reports
+// listNow requests the children of a node without the library and reports
 // whether the request was sent.
 func (s *session) listNow(path string, handle func(listing, error)) bool {
 	return s.direct(opChildren, append(appendText(nil, path), 0), func(body []byte, err error) {

@@ -42,7 +42,7 @@ func TestLinkKeepsTheTransactions(t *testing.T) {
 			t.Fatalf("answers in pieces of %d bytes: got %x, %v, want %x", piece, got, err, want)
 		}
 		if got := s.zxid.Load(); got != 0x100000008 {
-			t.Fatalf("last transaction: got %x, want that of the last answer", got)
+			t.Fatalf("last transaction: got %x, want the transaction of the last answer", got)
 		}
 		again := &link{Conn: new(recorder), session: s}
 		for _, test := range []struct {
@@ -55,10 +55,10 @@ func TestLinkKeepsTheTransactions(t *testing.T) {
 		} {
 			sent, _ := again.note(test.b, s.driver.now())
 			if got := binary.BigEndian.Uint64(sent[test.at:]); got != 0x100000008 {
-				t.Errorf("%s: got transaction %x, want the last one that was answered", test.what, got)
+				t.Errorf("%s: got transaction %x, want the last answered transaction", test.what, got)
 			}
 			if binary.BigEndian.Uint64(test.b[test.at:]) != 0 {
-				t.Errorf("%s: what the library wrote was changed in its place", test.what)
+				t.Errorf("%s: the library's buffer was changed", test.what)
 			}
 		}
 		s.cut()
@@ -91,7 +91,7 @@ func TestLinkBelievesNothingOfAnAnswerThatMakesNoSense(t *testing.T) {
 			t.Errorf("%s: got no error", test.what)
 		}
 		if s.heard.Load() != heard || s.zxid.Load() != zxid || s.End.At() != expires {
-			t.Errorf("%s: it was believed", test.what)
+			t.Errorf("%s: the answer was believed", test.what)
 		}
 		s.cut()
 	}

@@ -21,10 +21,10 @@ func TestTransactions(t *testing.T) {
 		most float64 // and half a transaction more for keeping the sessions alive
 		of   func(t *testing.T) float64
 	}{
-		{"a free lock: two nodes made, two nodes removed", 2, func(t *testing.T) float64 {
+		{"a free lock: two nodes created, two deleted", 2, func(t *testing.T) float64 {
 			return count(func() { release(t, acquire(t, f.clients[0], request("free"))) })
 		}},
-		{"a name taken when it was free, from the release to the grant of who waits by then", 1, func(t *testing.T) float64 {
+		{"a name acquired when free: from its release to the grant to a client that has begun to wait", 1, func(t *testing.T) float64 {
 			logged, first := int64(0), true
 			count(func() {
 				held := acquire(t, f.clients[0], request("taken"))
@@ -40,7 +40,7 @@ func TestTransactions(t *testing.T) {
 			})
 			return float64(logged) / (rounds - 1)
 		}},
-		{"a name from hand to hand: a node made, a node removed", 2, func(t *testing.T) float64 {
+		{"handing over a name: one node created, one deleted", 2, func(t *testing.T) float64 {
 			held, turn := acquire(t, f.clients[0], request("hot")), 0
 			logged := count(func() {
 				turn++

@@ -115,14 +115,14 @@ func leases(tb testing.TB, c *gozk.Conn, path string) []string {
 	return contenders(tb, c, path+"/leases")
 }
 
-// first returns the path of the child that has the lock, if there is one.
+// first returns the path of the child that holds the lock, if there is one.
 func first(tb testing.TB, c *gozk.Conn, path string) []string {
 	tb.Helper()
 	nodes := contenders(tb, c, path)
 	return nodes[:min(1, len(nodes))]
 }
 
-// removeFirst deletes the child of a path that has the lock.
+// removeFirst deletes the child of a path that holds the lock.
 func removeFirst(tb testing.TB, c *gozk.Conn, path string) {
 	tb.Helper()
 	for _, node := range first(tb, c, path) {

@@ -125,10 +125,10 @@ func (o *Options) check() error {
 		return errors.New("zk: Options have both Password and Passwords")
 	}
 	if strings.Contains(o.User, ":") {
-		return errors.New("zk: the user has a colon")
+		return errors.New("zk: the user name contains a colon")
 	}
 	if o.TTL < 0 {
-		return fmt.Errorf("zk: Options.TTL is %v", o.TTL)
+		return fmt.Errorf("zk: Options.TTL is %v, want 0 or more", o.TTL)
 	}
 	switch {
 	case o.ACL != nil:
@@ -144,7 +144,7 @@ func (o *Options) check() error {
 	return nil
 }
 
-// connect determines the server's limits, and creates the session for the usual
+// connect determines the server's limits and creates the session for the usual
 // TTL.
 func (d *Driver) connect(ctx context.Context) error {
 	var err error
@@ -185,7 +185,7 @@ func (d *Driver) Ping(ctx context.Context) error {
 
 // errNoSession is the error for a session that ended before its server granted
 // it. On a busy server this may happen to the shortest sessions.
-var errNoSession = errors.New("the server gives no session")
+var errNoSession = errors.New("the server grants no session")
 
 // limits determines the shortest and the longest timeout of a session on the
 // first server that answers. No request returns them, so limits creates and

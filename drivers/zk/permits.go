@@ -28,20 +28,20 @@ const maxNodes = sendBuffer / 2
 //
 // The leases of a name are ordered by their numbers. A hold has its permits if
 // the number of leases up to its last one does not exceed the limit. A request
-// reads the leases after it has made its own, so it counts all earlier grants,
-// and all later requests count it. This is enough to enforce the limit. The
-// queue only provides the order. The first contender in the queue makes leases
-// when there is room, and so does a newcomer that knows of no contender in the
-// queue. Leases that are not granted at the first read are removed again, so
-// that no request waits with only a part of its permits. A contender keeps its
-// place in the queue until the grant, so a newcomer finds all earlier
-// contenders and gives way.
+// makes its own leases before it reads all leases. So it counts the leases of
+// all earlier grants, and all later requests count its leases. This is enough
+// to enforce the limit. The queue only provides the order. The first contender
+// in the queue makes leases when there is room, and so does a newcomer that
+// knows of no contender in the queue. Leases that are not granted at the first
+// read are removed again, so that no request waits with only a part of its
+// permits. A contender keeps its place in the queue until the grant, so a
+// newcomer finds all earlier contenders and gives way.
 var forPermits = rule{
 	part:   "/" + leasesPart,
 	queues: true,
 	supports: func(r *request) error {
 		if size := r.asked.Permits * (len(r.claim.dir) - len(r.rule.part) + 200); size+len(r.data) > maxNodes {
-			return fmt.Errorf("%d permits at once take a request of more than %d bytes: %w", r.asked.Permits, maxNodes, errors.ErrUnsupported)
+			return fmt.Errorf("a request for %d permits takes more than %d bytes: %w", r.asked.Permits, maxNodes, errors.ErrUnsupported)
 		}
 		return checkLimit(r.asked.Limit)
 	},
@@ -200,7 +200,7 @@ func (r *request) makeLimit(name string, v permits) error {
 	return err
 }
 
-// permits is the state of a name's permits at the server.
+// permits is the state of a name's permits on the server.
 type permits struct {
 	exists  bool // the node of the name
 	version int32

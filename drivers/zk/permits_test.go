@@ -28,7 +28,8 @@ func permits(r *driver.Request, n, limit int) *driver.Request {
 	return in(driver.Permit, r)
 }
 
-// newPermits is newFleet with a server that removes empty containers soon.
+// newPermits is like newFleet, but with a server that removes empty containers
+// soon.
 func newPermits(t *testing.T, clients int, query string, settings ...string) *fleet {
 	t.Helper()
 	s := testenv.ZooKeeper(t, append(settings, "-Dznode.container.checkIntervalMs=50")...)
@@ -64,7 +65,7 @@ func TestNodesOfPermits(t *testing.T) {
 	for i, node := range nodes {
 		text, stat, err := c.Get(node)
 		if err != nil || !shape.MatchString(node) || stat.EphemeralOwner == 0 || strings.Contains(string(text), r.Owner) != (i == 0) {
-			t.Errorf("node %q: got %q, %+v, %v, want an ephemeral one as Curator makes it, and the owner in the first", node, text, stat, err)
+			t.Errorf("node %q: got %q, %+v, %v, want an ephemeral node as Curator makes it, and the owner in the first", node, text, stat, err)
 		}
 	}
 	if len(nodes) != 3 || len(children(t, c, "/sem")) != 1 {
@@ -84,7 +85,7 @@ func TestNodesOfPermits(t *testing.T) {
 		t.Fatal(err)
 	}
 	release(t, acquire(t, a, permits(request("sem"), 7, 0)))
-	testenv.Eventually(t, func() bool { return slices.Equal(children(t, c, "/sem"), []string{"%limit"}) }, "the limit alone is left")
+	testenv.Eventually(t, func() bool { return slices.Equal(children(t, c, "/sem"), []string{"%limit"}) }, "only the limit is left")
 	f.allFree(t, "sem", 7)
 }
 
@@ -203,7 +204,8 @@ func TestCanceledPermits(t *testing.T) {
 	f.nothingLeft(t, "a")
 }
 
-// TestUnansweredPermits has many requests carried out whose answers never come.
+// TestUnansweredPermits has the server carry out many requests whose answers
+// never arrive.
 func TestUnansweredPermits(t *testing.T) {
 	f := newPermits(t, 1, "")
 	link, addr := testenv.Wire(t, f.Addr)
@@ -213,7 +215,7 @@ func TestUnansweredPermits(t *testing.T) {
 	keeps := acquire(t, f.clients[0], permits(request("a"), 1, limit)) // the nodes that are made below
 	made := 0
 	for range rounds {
-		release(t, acquire(t, a, permits(request("a"), 2, limit))) // the next one makes leases at once
+		release(t, acquire(t, a, permits(request("a"), 2, limit))) // the next request does not read first
 		link.Hold(wire.Replies)
 		ctx, cancel := context.WithCancel(t.Context())
 		var all sync.WaitGroup
@@ -258,7 +260,7 @@ func TestRequestsForPermits(t *testing.T) {
 		r := long(4, 4)
 		r.NoWait = true
 		if _, err := b.Acquire(t.Context(), r); err != driver.ErrLocked {
-			t.Errorf("a try where too few are free: got %v, want %v", err, driver.ErrLocked)
+			t.Errorf("a try when too few permits are free: got %v, want %v", err, driver.ErrLocked)
 		}
 	}
 	for _, step := range []struct {
@@ -307,15 +309,15 @@ func TestReleasesInALine(t *testing.T) {
 				}
 			})
 		}
-		// Each contender watches the one before, and those of a client share a
-		// watch of the limit. The first watches the leases.
-		testenv.Eventually(t, func() bool { return f.Watches() == int64(n+5) }, "all stand in line")
+		// Each contender watches the contender before it, and the contenders of
+		// a client share a watch of the limit. The first watches the leases.
+		testenv.Eventually(t, func() bool { return f.Watches() == int64(n+5) }, "all wait in line")
 		got := requests(t, f.ZooKeeperServer, func() {
 			for range releases {
 				release(t, held[0])
 				held = append(held[1:], <-granted)
 			}
-			testenv.Eventually(t, func() bool { return f.Watches() == int64(n+5-releases) }, "the next one watches")
+			testenv.Eventually(t, func() bool { return f.Watches() == int64(n+5-releases) }, "the next waiter watches")
 		})
 		perRelease[n] = float64(got) / releases
 		cancel()
@@ -325,10 +327,10 @@ func TestReleasesInALine(t *testing.T) {
 		}
 		f.allFree(t, "a", 2)
 	}
-	t.Logf("requests for a release and the grant after it, by how many wait: %v", perRelease)
+	t.Logf("requests for a release and the grant after it, by number of waiters: %v", perRelease)
 	for n, got := range perRelease {
 		if got > 25 {
-			t.Errorf("%d wait: got %v requests for a release and the grant after it", n, got)
+			t.Errorf("%d waiters: got %v requests for a release and the grant after it", n, got)
 		}
 	}
 }
@@ -359,7 +361,7 @@ func TestPermitsListedAndWatched(t *testing.T) {
 		t.Errorf("List: got %q, %v, want %q", names, err, want)
 	}
 	if names, err := drivertest.Listed(t, t.Context(), a, "sem/"); err != nil || slices.Contains(names, "sem") || len(names) != 4 {
-		t.Errorf("List of a prefix: got %q, %v, want those below sem", names, err)
+		t.Errorf("List of a prefix: got %q, %v, want the names below sem", names, err)
 	}
 	for _, l := range held {
 		release(t, l)
@@ -377,7 +379,7 @@ func awaitChange(t *testing.T, changed <-chan struct{}, d *zk.Driver, used int) 
 		select {
 		case <-changed:
 		case <-time.After(hangGuard):
-			t.Fatalf("no word of a change to %d permits", used)
+			t.Fatalf("no report of a change to %d permits", used)
 		}
 		if s, err := d.Inspect(t.Context(), "sem"); err != nil {
 			t.Fatal(err)
@@ -435,7 +437,7 @@ func TestTokenOfReaders(t *testing.T) {
 	}
 	theirs := acquire(t, other, read())
 	if got, err := d.Inspect(guard(t), "x"); err != nil || got.Token != 0 || got.Holders != 3 {
-		t.Errorf("beside another reader: got %+v, %v, want no token", got, err)
+		t.Errorf("while another reader holds the lock: got %+v, %v, want no token", got, err)
 	}
 	release(t, theirs)
 }

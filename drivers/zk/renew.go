@@ -18,8 +18,9 @@ import (
 // unless the server was configured for shorter timeouts.
 func (s *session) pace() time.Duration { return max(s.ttl()/4, s.driver.minTTL*3/10) }
 
-// keep confirms the session until it has ended: at once on a new connection,
-// and then in rounds of two requests. Every second round includes a write.
+// keep confirms the session until it has ended: immediately on a new
+// connection, and then in rounds of two requests. Every second round includes a
+// write.
 func (s *session) keep() {
 	timer := time.NewTimer(s.pace())
 	defer timer.Stop()
@@ -71,7 +72,7 @@ func (s *session) reportKeepAlive(err error) {
 	s.driver.reportKeepAlive(err)
 }
 
-// confirmBy sends a request, and returns nil if there was any answer. If there
+// confirmBy sends a request and returns nil if there was any answer. If there
 // was no answer in half the remaining time, it gives up the connection to the
 // server, because another server may be able to reach the leader.
 func (s *session) confirmBy(r reach, now int64) error {
@@ -105,8 +106,8 @@ const (
 	toMajority              // a majority of the ensemble has stored it
 )
 
-// reachOf returns the reach of a request of an operation, if the answer is not
-// an error.
+// reachOf returns the reach of a request with the given operation, if the
+// answer is not an error.
 func reachOf(op int32) reach {
 	switch op {
 	case opSync:
@@ -132,8 +133,8 @@ func reachOf(op int32) reach {
 // leader after the ping reaches the follower after the ping. A second request,
 // sent when the first was answered, reaches the leader after the follower's
 // answer to the ping. So when the second request is answered, the leader has
-// heard of the session. The longest time for which a leader does not ping a
-// follower is age.
+// heard of the session. age is the longest time that a leader goes without a
+// ping to a follower.
 //
 // The second condition is that the leader was still leading at that moment. The
 // servers that elect another leader are a majority, and so are the servers that
@@ -168,7 +169,7 @@ func (c *confirmation) opened(sent, now, age int64, made bool) (alive int64) {
 	return min(c.heard, c.led)
 }
 
-// noteAnswer handles the answer to a request, and returns the latest time at
+// noteAnswer handles the answer to a request and returns the latest time at
 // which the session is known to have been alive.
 func (c *confirmation) noteAnswer(r reach, sent, now int64) (alive int64) {
 	c.mu.Lock()
@@ -204,7 +205,7 @@ func (c *confirmation) next(now int64) (r reach, due int64) {
 
 const (
 	// usualCheckAfter is the age at which a hold gets a watch on its own node.
-	// Most locks are released earlier, and need no watch.
+	// Most locks are released earlier and need no watch.
 	usualCheckAfter = 500 * time.Millisecond
 
 	// checkEvery is the pause between rounds of check.
@@ -330,9 +331,9 @@ func (s *session) unwatch(node string) *watch {
 	return w
 }
 
-// wakeWaiters handles an event of a node. The event does not show who has the
-// lock now. So wakeWaiters requests the contenders at once, and the waiters
-// wake when these are known.
+// wakeWaiters handles an event of a node. The event does not show which client
+// holds the lock now. So wakeWaiters requests the contenders immediately, and
+// the waiters wake when these are known.
 func (s *session) wakeWaiters(node string) {
 	w := s.unwatch(node)
 	if w == nil {
@@ -364,8 +365,8 @@ func getW(c *gozk.Conn, node string) error {
 	return err
 }
 
-// ownedW is getW for a node of the session. A node that another client has put
-// in its place does not count.
+// ownedW is like getW, but for a node of the session. A node that another
+// client has put in its place does not count.
 func ownedW(c *gozk.Conn, node string) error {
 	stat, err := statW(c, node)
 	if err == nil && stat.EphemeralOwner != c.SessionID() {

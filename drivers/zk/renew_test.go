@@ -30,7 +30,7 @@ func TestConfirmation(t *testing.T) {
 		{"too early for a ping", []answer{{toMajority, 20, 21, 0}, {toMajority, 22, 23, 0}, {toMajority, 24, 25, 0}}, toServer, 26},
 		{"the second was sent before the answer to the first", []answer{{toLeader, 27, 28, 0}, {toMajority, 28, 29, 0}, {toMajority, 54, 60, 0}, {toMajority, 55, 61, 0}, {toLeader, 62, 63, 27}}, toServer, 85},
 		{"writes of a busy session", []answer{{toMajority, 10, 11, 0}, {toMajority, 27, 28, 0}, {toMajority, 30, 31, 0}, {toMajority, 40, 41, 0}, {toMajority, 54, 55, 0}, {toMajority, 57, 58, 27}}, toServer, 80},
-		{"what a server answers alone", []answer{{toServer, 27, 28, 0}, {toServer, 55, 56, 0}, {toServer, 90, 91, 0}}, toLeader, 91},
+		{"what a server answers by itself", []answer{{toServer, 27, 28, 0}, {toServer, 55, 56, 0}, {toServer, 90, 91, 0}}, toLeader, 91},
 		{"the first of a round", []answer{{toLeader, 27, 28, 0}, {toMajority, 28, 29, 0}, {toLeader, 54, 55, 0}}, toLeader, 56},
 		{"the first of a round without a write in the last", []answer{{toLeader, 27, 28, 0}, {toLeader, 28, 29, 0}, {toLeader, 54, 55, 0}}, toMajority, 56},
 	} {
@@ -71,10 +71,10 @@ func TestConfirmationOfAnotherConnection(t *testing.T) {
 		t.Errorf("next: got %d at %d, want a write now", r, due)
 	}
 	if got := c.noteAnswer(toMajority, 41, 42); got != 40 {
-		t.Errorf("after the write: got alive at %d, want 40, when the connection was asked for", got)
+		t.Errorf("after the write: got alive at %d, want 40, when the connection was requested", got)
 	}
 	if r, due := c.next(42); r != toServer || due != 66 {
-		t.Errorf("next: got %d at %d, want one at 66", r, due)
+		t.Errorf("next: got %d at %d, want a request at 66", r, due)
 	}
 }
 
@@ -115,7 +115,7 @@ func TestConfirmationIsNeverAhead(t *testing.T) {
 		e := newFollowing(seed)
 		for e.step() {
 			if alive := min(e.confirmation.heard, e.confirmation.led); alive > e.last() {
-				t.Fatalf("seed %d, at %d: got alive at %d, and the leader has heard of the session at %d last", seed, e.now, alive, e.last())
+				t.Fatalf("seed %d, at %d: got alive at %d, and the leader last heard of the session at %d", seed, e.now, alive, e.last())
 			}
 		}
 		if e.confirmation.heard > 0 {
@@ -126,12 +126,12 @@ func TestConfirmationIsNeverAhead(t *testing.T) {
 		}
 	}
 	if known < runs*2/3 || moved < runs/6 {
-		t.Errorf("in %d runs anything is known, and in %d of the new leader; want it in most", known, moved)
+		t.Errorf("anything is known in %d runs, and about the new leader in %d; want most runs", known, moved)
 	}
 }
 
-// following is a client, its follower, and a leader, and later other ones.
-// Times are in milliseconds, and half a tick is 1000.
+// following is a client, its follower, and a leader, and later other followers
+// and leaders. Times are in milliseconds, and half a tick is 1000.
 type following struct {
 	rand         *rand.Rand
 	confirmation confirmation

@@ -11,8 +11,8 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// TestTokensAfterARestore restores a server from a backup. Tokens fall, unless
-// a floor above the last one is added to them.
+// TestTokensAfterARestore restores a server from a backup. Tokens fall unless a
+// floor above the last token is added to them.
 func TestTokensAfterARestore(t *testing.T) {
 	dir, backup := t.TempDir(), filepath.Join(t.TempDir(), "backup")
 	data := filepath.Join(dir, "version-2")
@@ -54,9 +54,9 @@ func TestTokensAfterARestore(t *testing.T) {
 	}
 	s.Start()
 	if got := lock(1, ""); got >= last {
-		t.Errorf("without a floor: got the token %d, want it below the last one before the restore, %d", got, last)
+		t.Errorf("without a floor: got token %d, want it below the last token before the restore, %d", got, last)
 	}
 	if got := lock(1, fmt.Sprintf("&floor=%d", last)); got <= last {
-		t.Errorf("with a floor: got the token %d, want it above the last one before the restore, %d", got, last)
+		t.Errorf("with a floor: got token %d, want it above the last token before the restore, %d", got, last)
 	}
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/go-dsync/dsync/driver/move"
 )
 
-// maxFloor leaves room for all transactions above it.
+// maxFloor is the highest floor that leaves room for all transactions above it.
 const maxFloor = 1 << 62
 
 // maxMarking limits how many times a request is repeated because of concurrent
@@ -69,7 +69,7 @@ func (d *Driver) Seal(ctx context.Context, l driver.Lease) error {
 		)
 	}
 	if again && errors.Is(err, gozk.ErrNoNode) {
-		// an earlier request without an answer may have sealed the name
+		// an earlier, unanswered request may have sealed the name
 		var found listing
 		found, err = c.listSynced(h.dir)
 		if r := found.record(); err == nil && (r.seal == "" || sealName(r.last, r.seal) != seal) {
@@ -210,8 +210,8 @@ func (d *Driver) changeBase(dir string, r, next record) (ops []any) {
 	return ops
 }
 
-// marked records a mark, and gives the hold new tokens. From now on, the node
-// of the name is permanent.
+// marked records a mark and gives the hold new tokens. From now on, the node of
+// the name is permanent.
 func (h *hold) marked(r record) {
 	s := h.session
 	s.mu.Lock()
@@ -242,8 +242,8 @@ var (
 
 // Loosen implements move.Unsealer. It gives the seal a name that contains the
 // id. A request to remove the seal finds it only under this name. Waiters
-// behind the seal check it, and keep waiting. Other libraries have no tokens,
-// so a floor raises dsync's tokens as a mark does.
+// behind the seal check it and keep waiting. Other libraries have no tokens, so
+// a floor raises dsync's tokens as a mark does.
 func (d *Driver) Loosen(ctx context.Context, name, id string, floor uint64) error {
 	if floor > 0 && d.options.NoTokens {
 		return fmt.Errorf("no tokens to raise: %w", errors.ErrUnsupported)

@@ -59,7 +59,7 @@ func TestSealAnswersWaitersAndStays(t *testing.T) {
 				t.Errorf("nodes: got %q, want the seal with the number of %q, and a waiter", list, holder)
 			}
 			if _, stat, err := c.Get(dir + "/" + node); err != nil || stat.EphemeralOwner != 0 {
-				t.Errorf("node of the seal: got %+v, %v, want one of no session", stat, err)
+				t.Errorf("node of the seal: got %+v, %v, want a node of no session", stat, err)
 			}
 			select {
 			case err := <-theirs:
@@ -117,7 +117,7 @@ func TestCuratorWaitsForASealAndIgnoresMarks(t *testing.T) {
 	after := curatorTries(t, command, s.Addr, "/sealed", "500")
 	for _, p := range []*testenv.Process{before, after} {
 		if got := p.Line(); got != "refused" {
-			t.Errorf("Curator on a sealed lock: got %q, want it refused at its limit", got)
+			t.Errorf("Curator on a sealed lock: got %q, want a refusal at its limit", got)
 		}
 	}
 	isSealed(t, d, "sealed", lastOf(l))
@@ -222,7 +222,7 @@ func TestTokensAboveTheFloor(t *testing.T) {
 		t.Helper()
 		marked, err := d.Marked(t.Context(), l)
 		if token(l) <= last || !marked || err != nil {
-			t.Errorf("%s: token %d, marked %t, %v, want one above %d, and true", what, token(l), marked, err, last)
+			t.Errorf("%s: token %d, marked %t, %v, want a token above %d, and true", what, token(l), marked, err, last)
 		}
 		last = lastOf(l)
 	}
@@ -297,10 +297,10 @@ func TestNamesLikeSealsAndMarks(t *testing.T) {
 		h := acquire(t, d, request("a/"+below))
 		l := acquire(t, d, noWait("a"))
 		if marked, err := d.Marked(t.Context(), l); marked || err != nil {
-			t.Errorf("beside %q: marked %t, %v, want false", below, marked, err)
+			t.Errorf("next to %q: marked %t, %v, want false", below, marked, err)
 		}
 		if _, sealed, err := d.Sealed(t.Context(), "a"); sealed || err != nil {
-			t.Errorf("beside %q: sealed %t, %v, want false", below, sealed, err)
+			t.Errorf("next to %q: sealed %t, %v, want false", below, sealed, err)
 		}
 		release(t, l)
 		release(t, h)
@@ -345,7 +345,7 @@ func TestRoundTripsOfSealsAndMarks(t *testing.T) {
 		{"marked?", func() { d.Marked(t.Context(), l) }, 0},
 		{"release of a marked name", give, 1},
 		{"lock of a marked name", take(request("a")), 2},
-		{"release of it", give, 1},
+		{"release of that name", give, 1},
 		{"lock of a marked name again", take(request("a")), 2},
 		{"unmark", func() { unmark(t, d, l) }, 1},
 		{"release after that", give, 1},
@@ -358,7 +358,7 @@ func TestRoundTripsOfSealsAndMarks(t *testing.T) {
 		{"loosen again", func() { loosen(t, d, "a", "2", 0) }, 3},
 		{"unseal", func() { unseal(t, d, "a", "2") }, 3},
 		{"lock of a name that was sealed", take(request("a")), 2},
-		{"release of it", give, 1},
+		{"release of that name", give, 1},
 	} {
 		if got := requests(t, s, step.do); got != step.want {
 			t.Errorf("requests of a %s: got %d, want %d", step.what, got, step.want)

@@ -9,13 +9,12 @@ import (
 	gozk "github.com/go-zookeeper/zk"
 )
 
-// usualNudgeAfter is the time for which a server may be silent before it gets a
-// nudge.
+// usualNudgeAfter is how long a server may be silent before it gets a nudge.
 const usualNudgeAfter = 250 * time.Millisecond
 
-// usualHangAfter is the time for which a server may leave a nudge unanswered
-// before its connection is given up. maxHang is the upper bound of this time
-// when servers are slow.
+// usualHangAfter is how long a server may leave a nudge unanswered before its
+// connection is given up. maxHang is the upper bound of this time when servers
+// are slow.
 const (
 	usualHangAfter = 2 * time.Second
 	maxHang        = 16 * time.Second
@@ -66,8 +65,8 @@ func send[T any](s *session, f func(*gozk.Conn) (T, error)) <-chan reply[T] {
 	return enqueue(s, f)
 }
 
-// sendChange is send for a request that changes something. Close waits briefly
-// for the answer.
+// sendChange is like send, but for a request that changes something. Close
+// waits briefly for the answer.
 func sendChange[T any](s *session, f func(*gozk.Conn) (T, error)) <-chan reply[T] {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -81,7 +80,7 @@ func sendChange[T any](s *session, f func(*gozk.Conn) (T, error)) <-chan reply[T
 	})
 }
 
-// enqueue is send with s.mu held.
+// enqueue is like send, but is called with s.mu held.
 func enqueue[T any](s *session, f func(*gozk.Conn) (T, error)) <-chan reply[T] {
 	c := make(chan reply[T], 1)
 	if s.closing {
@@ -135,9 +134,9 @@ func receive[T any](c caller, answer <-chan reply[T]) (T, error) {
 	}
 }
 
-// outcome is receive for a request that changes something. When Close has
-// begun, the caller still gets the answer if it arrives before the end of the
-// session.
+// outcome is like receive, but for a request that changes something. When Close
+// has begun, the caller still gets the answer if it arrives before the end of
+// the session.
 func outcome[T any](c caller, answer <-chan reply[T]) (T, error) {
 	s := c.session
 	v, err := receive(c, answer)
@@ -192,8 +191,7 @@ func (s *session) nudge(quiet time.Duration) {
 	})
 }
 
-// hangLimit returns the time for which a connection may be silent after a
-// nudge.
+// hangLimit returns how long a connection may be silent after a nudge.
 func (s *session) hangLimit() time.Duration {
 	return max(time.Duration(s.hangFor.Load()), time.Duration(s.driver.hangAfter.Load()))
 }
@@ -247,7 +245,7 @@ func query[T any](c caller, f func(*gozk.Conn) (T, error)) (T, error) {
 	}
 }
 
-// insist is query for a request that changes something, and returns an
+// insist is like query, but for a request that changes something. It returns an
 // undecided error if the change may have been made.
 func insist[T any](c caller, f func(*gozk.Conn) (T, error)) (v T, err error) {
 	for sent := false; ; {
@@ -304,7 +302,7 @@ type listing struct {
 	stat     gozk.Stat
 }
 
-// first returns the oldest child among the children with a prefix, or "".
+// first returns the oldest child with a prefix, or "".
 func (l listing) first(prefix string) (first string) {
 	var least contender
 	for _, child := range l.children {
@@ -320,7 +318,7 @@ func (c caller) list(path string) (listing, error) {
 	return query(c, func(c *gozk.Conn) (listing, error) { return list(c, path) })
 }
 
-// listSynced is list, but sees all earlier transactions.
+// listSynced is like list, but sees all earlier transactions.
 func (c caller) listSynced(path string) (listing, error) {
 	return query(c, func(c *gozk.Conn) (listing, error) { return listSynced(c, path) })
 }
@@ -350,7 +348,7 @@ func listSynced(c *gozk.Conn, path string) (listing, error) {
 
 func remove(c *gozk.Conn, node string) (struct{}, error) { return struct{}{}, c.Delete(node, -1) }
 
-// removeOwn is remove for a node that the session has created.
+// removeOwn is like remove, but for a node that the session has created.
 func removeOwn(c *gozk.Conn, node string) (struct{}, error) {
 	return struct{}{}, ofOwn(c.Delete(node, -1))
 }

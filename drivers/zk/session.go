@@ -79,7 +79,7 @@ type session struct {
 	mu       sync.Mutex
 	up       chan struct{} // closed while there is a connection
 	room     chan struct{} // closed while fewer than maxUnderway requests are under way
-	underway int           // requests of the library without an answer
+	underway int           // unanswered requests of the library
 	last     error         // the reason why the last connection could not be made
 	links    map[*link]struct{}
 	dead     bool // the session accepts no more holds
@@ -239,7 +239,7 @@ func (s *session) authenticate(c caller) error {
 	if o.Passwords != nil {
 		var err error
 		if passwords, err = o.Passwords(c.ctx); err != nil || len(passwords) == 0 {
-			return fmt.Errorf("%w: passwords of user %q: %w", driver.ErrUnavailable, o.User, cmp.Or(err, errors.New("there are none")))
+			return fmt.Errorf("%w: passwords of user %q: %w", driver.ErrUnavailable, o.User, cmp.Or(err, errors.New("no passwords")))
 		}
 	} else if o.User == "" {
 		return nil

@@ -280,7 +280,7 @@ func removalIsToldToAllReaders(c *callers) {
 	}
 	c.granted("w")
 	if status, err := c.clients[0].Inspect(c.Context(), c.name); err != nil || status.Mode != driver.Write || status.Holders != 1 || status.Waiters != 1 {
-		c.Errorf("Inspect: got %+v, %v, want one who writes and one who waits", status, err)
+		c.Errorf("Inspect: got %+v, %v, want one writer and one waiter", status, err)
 	}
 	c.release("w")
 	c.granted("r4")
@@ -307,7 +307,7 @@ func removalOfAReaderConcernsNobodyElse(c *callers) {
 func sealEndsTheWaitOfReaders(c *callers) {
 	c.acquire("r1")
 	if err := c.clients[0].Seal(c.Context(), c.leases["r1"]); !errors.Is(err, errors.ErrUnsupported) {
-		c.Errorf("Seal of a hold beside which others may read: got %v, want %v", err, errors.ErrUnsupported)
+		c.Errorf("Seal of a hold that does not exclude readers: got %v, want %v", err, errors.ErrUnsupported)
 	}
 	c.wait("w1", "r2", "w2", "r3")
 	c.release("r1")
@@ -319,7 +319,7 @@ func sealEndsTheWaitOfReaders(c *callers) {
 		}
 	}
 	if node := first(c, c.users, "/"+c.name)[0]; !strings.HasPrefix(node, "/"+c.name+"/dsync-seal-") || !strings.Contains(node, "-__WRIT__") {
-		c.Errorf("seal: got %q, want one that readers of Curator wait for", node)
+		c.Errorf("seal: got %q, want a seal that readers of Curator wait for", node)
 	}
 	for _, who := range []string{"r", "w", "x"} {
 		for _, noWait := range []bool{false, true} {
@@ -445,9 +445,9 @@ func TestLockOfGoZookeeperBesideReaders(t *testing.T) {
 	}
 }
 
-// TestNodesOfReadersOfOtherLibraries has nodes made by hand: nodes of a thread
-// of Curator that writes, reads with the number of its writer, and continues to
-// read; and the node of a reader of kazoo.
+// TestNodesOfReadersOfOtherLibraries has nodes made by hand. They are the nodes
+// of a Curator thread that writes, reads with the number of its writer, and
+// continues to read, and the node of a kazoo reader.
 func TestNodesOfReadersOfOtherLibraries(t *testing.T) {
 	f := newFleet(t, 3, "")
 	c := f.callers(t, "theirs")
@@ -471,7 +471,7 @@ func TestNodesOfReadersOfOtherLibraries(t *testing.T) {
 	reader := create("_c_b-__READ__"+writer[len(writer)-10:], gozk.FlagEphemeral)
 	status, err := f.clients[2].Inspect(t.Context(), "theirs")
 	if err != nil || status.Mode != driver.Write || status.Holders != 1 || "/theirs/"+status.Hold != writer || !slices.Equal(status.Queue, []string{"r1", "w1"}) {
-		t.Errorf("Inspect: got %+v, %v, want the writer, and two who wait", status, err)
+		t.Errorf("Inspect: got %+v, %v, want the writer and two waiters", status, err)
 	}
 	remove(writer)
 	c.granted("r1") // together with the reader

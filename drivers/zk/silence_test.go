@@ -84,7 +84,7 @@ func TestWaitsOfASilentServer(t *testing.T) {
 				_, err := d.Acquire(ctx, request)
 				ended <- err
 			}()
-			testenv.Eventually(t, func() bool { return len(contenders(t, c, "/x"))+len(children(t, c, "/p/locks")) == 2 }, "it waits")
+			testenv.Eventually(t, func() bool { return len(contenders(t, c, "/x"))+len(children(t, c, "/p/locks")) == 2 }, "the client waits")
 			link.Hold(wire.Both)
 			timer := time.AfterFunc(bound, cancel)
 			<-ctx.Done()
@@ -96,7 +96,7 @@ func TestWaitsOfASilentServer(t *testing.T) {
 			testenv.Eventually(t, func() bool { return len(contenders(t, c, "/x")) == 1 && len(children(t, c, "/p/locks")) == 0 }, "nothing is left of the wait")
 		}
 		if least > late {
-			t.Errorf("%s: the calls outlast their contexts by %v at least, want less than %v", what, least, late)
+			t.Errorf("%s: the calls outlast their contexts by at least %v, want less than %v", what, least, late)
 		}
 	}
 }

@@ -38,7 +38,7 @@ func pathsAt(tb testing.TB, s *testenv.ZooKeeperServer) map[string]int {
 	text := four(tb, s, "dump")
 	_, nodes, ok := strings.Cut(text, "phemerals")
 	if !ok {
-		tb.Fatalf("the server says %q", text)
+		tb.Fatalf("the server answered %q", text)
 	}
 	sizes, session := make(map[string]int), ""
 	for line := range strings.Lines(nodes) {
@@ -53,8 +53,8 @@ func pathsAt(tb testing.TB, s *testenv.ZooKeeperServer) map[string]int {
 }
 
 // TestPathsOfASessionAreBounded has nodes of all kinds. The transaction that
-// ends a session lists their paths, and servers cannot read one that is too
-// long.
+// ends a session lists their paths, and servers cannot read a transaction that
+// is too long.
 func TestPathsOfASessionAreBounded(t *testing.T) {
 	const most = 8 << 10
 	s := testenv.ZooKeeper(t)

@@ -15,8 +15,8 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// waitsFor has a lock of go-zookeeper wait for a name, until there are the
-// given number of contenders. The channel receives the result.
+// waitsFor has a lock of go-zookeeper wait for a name until the given number of
+// contenders exist. The channel receives the result.
 func waitsFor(tb testing.TB, c *gozk.Conn, dir string, contenders int) (*gozk.Lock, <-chan error) {
 	tb.Helper()
 	other, theirs := gozk.NewLock(c, dir, gozk.WorldACL(gozk.PermAll)), make(chan error, 1)
@@ -60,14 +60,14 @@ func TestUnsealNeedsTheIDOfTheLastLoosenAndWakesOthers(t *testing.T) {
 			}
 			wantErr(t, "second Unseal", b.Unseal(t.Context(), name, "b"), driver.ErrNotHeld)
 			_, err = b.Acquire(t.Context(), noWait(name))
-			wantErr(t, "TryLock beside go-zookeeper", err, driver.ErrLocked)
+			wantErr(t, "TryLock while go-zookeeper holds the lock", err, driver.ErrLocked)
 			ours := wait(t, b, request(name))
 			if err := other.Unlock(); err != nil {
 				t.Fatal(err)
 			}
 			next := ours.Granted(t)
 			if marked, err := b.Marked(t.Context(), next); marked || err != nil || token(next) <= floor {
-				t.Errorf("our next lease: marked %t, %v, token %d, want one that is not, and a token above %d", marked, err, token(next), floor)
+				t.Errorf("our next lease: marked %t, %v, token %d, want an unmarked lease and a token above %d", marked, err, token(next), floor)
 			}
 			seal(t, b, next)
 			wantErr(t, "Unseal of a new seal with the id of an old one", a.Unseal(t.Context(), name, "b"), driver.ErrNotHeld)
@@ -75,7 +75,7 @@ func TestUnsealNeedsTheIDOfTheLastLoosenAndWakesOthers(t *testing.T) {
 			unseal(t, a, name, "c")
 			again := acquire(t, a, noWait(name))
 			if token(again) <= lastOf(next) {
-				t.Errorf("token after the second Unseal: got %d, want one above %d", token(again), lastOf(next))
+				t.Errorf("token after the second Unseal: got %d, want a token above %d", token(again), lastOf(next))
 			}
 			release(t, again)
 			if left := children(t, c, "/"+name); len(left) != 1 || !strings.HasPrefix(left[0], "dsync-base-") {
@@ -119,7 +119,7 @@ func TestLoosenRefusesWhatItCannotCountTo(t *testing.T) {
 	unseal(t, bare, "x", "a")
 	next := acquire(t, d, request("x"))
 	if token(next) <= lastOf(l) {
-		t.Errorf("token after Unseal: got %d, want one above %d", token(next), lastOf(l))
+		t.Errorf("token after Unseal: got %d, want a token above %d", token(next), lastOf(l))
 	}
 	release(t, next)
 	if left := children(t, userClient(t, s.Addr), "/"); len(left) != 1 { // the server's own node
@@ -165,7 +165,7 @@ func TestUnsealWhoseAnswerIsLost(t *testing.T) {
 	}
 	next := acquire(t, b, noWait("x"))
 	if token(next) <= floor {
-		t.Errorf("token after that: got %d, want one above %d", token(next), floor)
+		t.Errorf("token after that: got %d, want a token above %d", token(next), floor)
 	}
 	release(t, next)
 }

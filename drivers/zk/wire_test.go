@@ -46,7 +46,7 @@ func TestNodesOfALock(t *testing.T) {
 			l := acquire(t, d, r)
 			list := children(t, c, test.dir)
 			if len(list) != 1 || !regexp.MustCompile(`^_c_[0-9a-f]{32}-lock-\d{10}$`).MatchString(list[0]) {
-				t.Fatalf("children of %q: got %q, want one as go-zookeeper makes it", test.dir, list)
+				t.Fatalf("children of %q: got %q, want one child as go-zookeeper makes it", test.dir, list)
 			}
 			text, stat, err := c.Get(test.dir + "/" + list[0])
 			if err != nil {
@@ -118,8 +118,8 @@ func TestRoundTrips(t *testing.T) {
 		{"read", take(in(driver.Read, request("r"))), 1},
 		{"release of a read", give, 1},
 		{"read with a node for the name", take(in(driver.Read, request("foreign"))), 2},
-		{"read beside another one", func() { beside = acquire(t, a, long(in(driver.Read, request("foreign")))) }, 2},
-		{"release of a read beside another one", give, 1},
+		{"read next to another read", func() { beside = acquire(t, a, long(in(driver.Read, request("foreign")))) }, 2},
+		{"release of a read next to another read", give, 1},
 		{"release of a read with a node for the name", func() { release(t, beside) }, 1},
 		{"a lock", take(request("w")), 1},
 		{"release with waiters", func() {
@@ -136,7 +136,7 @@ func TestRoundTrips(t *testing.T) {
 			t.Errorf("requests of a %s: got %d, want %d", step.what, got, step.want)
 		}
 	}
-	testenv.Eventually(t, func() bool { return len(children(t, c, "/")) == 2 }, "the nodes of names are gone, but for the foreign one")
+	testenv.Eventually(t, func() bool { return len(children(t, c, "/")) == 2 }, "the nodes of names are gone, except the foreign node")
 	if text, stat, err := c.Get("/foreign"); err != nil || string(text) != "theirs" || stat.Version != 0 {
 		t.Errorf("a foreign node: got %q, %+v, %v, want it unchanged", text, stat, err)
 	}
@@ -292,7 +292,7 @@ func TestForeignChildren(t *testing.T) {
 			t.Fatal(err)
 		}
 		if _, err := d.Acquire(t.Context(), noWait("a")); err != driver.ErrLocked {
-			t.Errorf("a try beside %q: got %v, want %v", child, err, driver.ErrLocked)
+			t.Errorf("a try next to %q: got %v, want %v", child, err, driver.ErrLocked)
 		}
 		w := wait(t, d, request("a"))
 		if err := c.Delete("/a/"+child, -1); err != nil {

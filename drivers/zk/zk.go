@@ -33,12 +33,12 @@
 //	/app/orders/42/_c_c07e2b6f4d1849a5b3e8f6a1d2907c3b-lock-0000000001
 //
 // The node with the lowest number holds the lock. The second client watches the
-// first node, and holds the lock after its deletion. Tokens come from
+// first node and holds the lock after its deletion. Tokens come from
 // transaction ids.
 //
 // # Caveats
 //
-// Locks with the same TTL share a session, and end with it. The server bounds
+// Locks with the same TTL share a session and end with it. The server bounds
 // TTLs, usually to between 4 and 40 seconds. The paths of a session's nodes may
 // have a total length of at most 512 KiB, so more locks need more sessions.
 // Keep jute.maxbuffer at 1 MiB, the default, or more.
@@ -74,8 +74,8 @@ import (
 const (
 	defaultTTL = 30 * time.Second
 
-	// detect is the time for which a hold may be unwatched (usualCheckAfter),
-	// plus a moment for the request and the event.
+	// detect is how long a hold may be unwatched (usualCheckAfter), plus a
+	// moment for the request and the event.
 	detect = 2 * time.Second
 
 	tokensPerGrant = 256
@@ -98,9 +98,9 @@ type Options struct {
 	// "/app/locks". Its nodes are made when they are needed.
 	Chroot string
 
-	// TTL is the usual TTL of leases. The session for them is created at once;
-	// other sessions are created when they are needed. The default is 30 s, as
-	// in dsync, or the closest TTL that the server supports.
+	// TTL is the usual TTL of leases. The session for them is created
+	// immediately; other sessions are created when they are needed. The default
+	// is 30 s, as in dsync, or the closest TTL that the server supports.
 	TTL time.Duration
 
 	// User and Password authenticate the sessions (scheme digest), if User is
