@@ -15,7 +15,7 @@ import (
 	"github.com/go-dsync/dsync/drivers/memory"
 )
 
-// wantBoth fails the test unless err is the end of a context while another
+// wantBoth fails the test unless err reports that a context ended while another
 // owner held the lock.
 func wantBoth(t *testing.T, what string, err error) {
 	t.Helper()

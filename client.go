@@ -89,7 +89,8 @@ type Client struct {
 // # Errors
 //
 // All errors are of type [*LockError]. While the backend is out of reach or
-// refuses work, Lock tries again until ctx ends. These errors return at once:
+// refuses work, Lock tries again until ctx ends. These errors return
+// immediately:
 //
 //	ErrDeadlock             the caller's own lease holds name
 //	ErrLimit                the name has a different limit of permits
@@ -97,8 +98,8 @@ type Client struct {
 //	errors.ErrUnsupported   the backend does not support an option
 //	fs.ErrPermission        the user lacks a right
 //
-// Lock also returns at once for other refusals of the server, and for invalid
-// names and options.
+// Lock also returns immediately for other refusals of the server, and for
+// invalid names and options.
 func (c *Client) Lock(ctx context.Context, name string, opts ...LockOption) (*Lease, error) {
 	return c.lock(ctx, nil, name, opts, false)
 }
@@ -126,7 +127,7 @@ type Owner struct {
 func (o *Owner) ID() string { return o.id }
 
 // Lock is [Client.Lock] for this owner. If the owner holds name, Lock returns
-// another lease at once.
+// another lease immediately.
 func (o *Owner) Lock(ctx context.Context, name string, opts ...LockOption) (*Lease, error) {
 	return o.client.lock(ctx, o, name, opts, false)
 }
@@ -395,7 +396,7 @@ func (c *Client) lockName(ctx context.Context, r request, name string, try bool)
 	return k.lockWait(ctx, r)
 }
 
-// overBefore returns the error of a call whose context had ended before the
+// overBefore returns the error for a call whose context had ended before the
 // call began. The error still includes the known state of the name.
 func (c *Client) overBefore(ctx context.Context, r request, name string) error {
 	k := c.known(name)[r.mode]

@@ -125,7 +125,7 @@ func Release(ctx context.Context, b *cli.Backend, name string, agree func(*Repor
 	return err
 }
 
-// Grant returns a string that distinguishes the hold of a report from other
+// Grant returns a string that distinguishes the hold in a report from other
 // holds of the name, as far as the backend can. It consists of letters and
 // digits.
 func (r *Report) Grant() string {

@@ -110,8 +110,8 @@ func TestBenchEndsWhenInterrupted(t *testing.T) {
 	}
 }
 
-// TestPacer makes many calls at once. As many continue as the rate allows until
-// the end, at even intervals.
+// TestPacer makes many calls simultaneously. As many of them continue as the
+// rate allows until the end, at even intervals.
 func TestPacer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, began := newPacer(100), time.Now()

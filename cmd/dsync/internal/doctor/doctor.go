@@ -42,7 +42,7 @@ type level string
 const (
 	ok      level = "ok"
 	note    level = "note"    // nothing is wrong
-	warning level = "warning" // locks work today, but may break their promises in some event
+	warning level = "warning" // locks work today, but may break their promises in certain events
 	fault   level = "fault"   // locks do not work, or not as promised
 )
 

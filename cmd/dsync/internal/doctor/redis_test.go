@@ -71,7 +71,7 @@ func TestDoctorOnRedisTLS(t *testing.T) {
 	doctor(t, true, "redisson://"+s.Addr).want("reach", fault, "", "tls=true")
 }
 
-// redlockNodes are three nodes with a user that has the least rights.
+// redlockNodes are three nodes with a user that has only the necessary rights.
 type redlockNodes struct {
 	t        *testing.T
 	nodes    []*testenv.RedisServer
@@ -216,7 +216,7 @@ func testDoctorKnowsEachRight(t *testing.T, scheme, parameters string, rights []
 	}
 }
 
-// TestTrialsWithoutTheirKey tries rights with a key that expires at once.
+// TestTrialsWithoutTheirKey tries rights with a key that expires immediately.
 // Commands that create keys must not leave any.
 func TestTrialsWithoutTheirKey(t *testing.T) {
 	t.Parallel()

@@ -77,7 +77,7 @@ func (x *examination) zkAnswer(host, text string, err error) {
 	}
 }
 
-// zkWord sends one of the four-letter words.
+// zkWord sends one of ZooKeeper's four-letter commands.
 func zkWord(ctx context.Context, host string, config *tls.Config, word string) (string, error) {
 	conn, err := servers.Dial(ctx, host, config)
 	if err != nil {

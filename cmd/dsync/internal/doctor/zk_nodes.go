@@ -74,7 +74,8 @@ func (n *zkTree) walk(ctx context.Context, conn *gozk.Conn, root string) {
 	}
 }
 
-// dump replaces the session data by the response to the word dump.
+// dump replaces the session data with the sessions in text, the response to the
+// dump command.
 func (n *zkTree) dump(text string) {
 	n.sessions = map[uint64]int{}
 	var session uint64
